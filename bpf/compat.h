@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * One dialect for three compilers. BCC makes the bytecode that runs (-DDIALECT_BCC), clang with
+ * libbpf reads the same files for editors, analysers and bpftool, and gcc compiles them into a
+ * library for unit tests (-DDIALECT_NATIVE), where the test supplies maps and helpers.
+ *
+ * The bytecode has no globals, no calls between functions and no tables: the loader relocates
+ * map references and nothing else. Hence everything is static __always_inline.
+ */
+#ifndef EBPFLB_COMPAT_H
+#define EBPFLB_COMPAT_H
+
+#if defined(DIALECT_BCC)
+
+/* The agent creates the maps; -DMAP_NUMBER_<name>= tells which reference to patch. */
+#define PROGRAM(section)
+#define LICENSE(text)
+#define DEFINE_MAP(name, kind, key, value, entries, flags)
+#define MAP(name) ((void *)bpf_pseudo_fd(1, MAP_NUMBER_##name))
+
+#elif defined(DIALECT_NATIVE)
+
+#include <linux/bpf.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <string.h>
+#define PROGRAM(section)
+#define LICENSE(text)
+#define DEFINE_MAP(name, kind, key, value, entries, flags) \
+	static char name[] __attribute__((unused)) = #name;
+#define MAP(name) ((void *)name)
+
+void *bpf_map_lookup_elem(void *map, const void *key);
+long bpf_map_update_elem(void *map, const void *key, const void *value, __u64 flags);
+long bpf_map_delete_elem(void *map, const void *key);
+__u64 bpf_ktime_get_ns(void);
+__u32 bpf_get_prandom_u32(void);
+__u64 get_netns_cookie(void *ctx);
+__u64 get_socket_cookie(void *ctx);
+int set_retval(int retval);
+
+#else
+
+#include <linux/bpf.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <bpf/bpf_helpers.h>
+#define PROGRAM(section) SEC(section)
+#define LICENSE(text) char _license[] SEC("license") = text;
+#define DEFINE_MAP(name, kind, key_type, value_type, entries, flags) \
+	struct { \
+		__uint(type, BPF_MAP_TYPE_##kind); \
+		__type(key, key_type); \
+		__type(value, value_type); \
+		__uint(max_entries, entries); \
+		__uint(map_flags, flags); \
+	} name SEC(".maps");
+#define MAP(name) ((void *)&name)
+#define NONE 0
+#define RDONLY_PROG BPF_F_RDONLY_PROG
+#define MMAPABLE BPF_F_MMAPABLE
+#define NO_PREALLOC BPF_F_NO_PREALLOC
+
+#endif
+
+#undef __always_inline
+#define __always_inline inline __attribute__((always_inline))
+
+#ifndef DIALECT_NATIVE
+/* Declared here because BCC's own get_socket_cookie returns 32 of the 64 bits. */
+static __u64 (*const get_netns_cookie)(void *ctx) = (void *)122;
+static __u64 (*const get_socket_cookie)(void *ctx) = (void *)46;
+#ifdef HAVE_SET_RETVAL
+static int (*const set_retval)(int retval) = (void *)187;
+#endif
+#endif
+
+/* The map's value for a key, as a pointer of its type, or NULL. */
+#define LOOKUP(type, map, key) ((type *)bpf_map_lookup_elem(MAP(map), key))
+
+#endif

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * What a socket hook's context says, in our words, and back. Ports in the context are 32 bits
+ * wide and hold network order in the low half.
+ */
+#ifndef EBPFLB_HOOKS_DECODE_H
+#define EBPFLB_HOOKS_DECODE_H
+
+#include "compat.h"
+#include "layout.h"
+#include "path/serve.h"
+
+#define STREAM 1
+#define DATAGRAM 2
+
+/* TCP (MPTCP too) or UDP; 0 for a socket that is not ours to translate. */
+static __always_inline __u8 socket_protocol(__u32 type, __u32 protocol)
+{
+	if (type == STREAM && (protocol == TCP || protocol == MPTCP))
+		return TCP;
+	return type == DATAGRAM && protocol == UDP ? UDP : 0;
+}
+
+/* Four words: kernel 5.10 takes no other access to user_ip6. */
+static __always_inline struct address read_v6(struct bpf_sock_addr *ctx)
+{
+	return (struct address){ .word = { ctx->user_ip6[0], ctx->user_ip6[1],
+					   ctx->user_ip6[2], ctx->user_ip6[3] } };
+}
+
+static __always_inline void write_v4(struct bpf_sock_addr *ctx, const struct address *address,
+				     __be16 port)
+{
+	ctx->user_ip4 = address->word[3];
+	ctx->user_port = port;
+}
+
+static __always_inline void write_v6(struct bpf_sock_addr *ctx, const struct address *address,
+				     __be16 port)
+{
+	ctx->user_ip6[0] = address->word[0];
+	ctx->user_ip6[1] = address->word[1];
+	ctx->user_ip6[2] = address->word[2];
+	ctx->user_ip6[3] = address->word[3];
+	ctx->user_port = port;
+}
+
+static __always_inline struct address read_source_v6(struct bpf_sock *ctx)
+{
+	return (struct address){ .word = { ctx->src_ip6[0], ctx->src_ip6[1],
+					   ctx->src_ip6[2], ctx->src_ip6[3] } };
+}
+
+#endif

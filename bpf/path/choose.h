@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * The decision, the same for sockets and packets: the list that the policy allows, the backend
+ * that affinity remembers, or else a random one.
+ */
+#ifndef EBPFLB_PATH_CHOOSE_H
+#define EBPFLB_PATH_CHOOSE_H
+
+#include "path/affinity.h"
+#include "path/service.h"
+#include "path/verdict.h"
+
+static __always_inline enum verdict choose_sticky(const struct client *client,
+						  const struct service *service,
+						  const struct range *range, __u16 list,
+						  struct backend *backend)
+{
+	bool sticky = affinity_find(client, service, list, backend);
+
+	if (!sticky) {
+		if (!backend_pick(service, range, backend))
+			return VERDICT_SLOT_LOST;
+		affinity_remember(client, backend->id);
+	}
+	service_count_chosen(service->id, sticky);
+	return VERDICT_TRANSLATED;
+}
+
+static __always_inline enum verdict choose_backend(const struct client *client,
+						   const struct service *service, bool confined,
+						   struct backend *backend)
+{
+	struct range range = confined ? service->local : service->cluster;
+	__u16 list = confined ? BACKEND_LOCAL : BACKEND_CLUSTER;
+
+	if (!range.size)
+		return service_count_denied(service->id, service->flags & SERVICE_ENDPOINTS
+								 ? VERDICT_NOT_HERE
+								 : VERDICT_REFUSED);
+	if (service->affinity_seconds)
+		return choose_sticky(client, service, &range, list, backend);
+	if (!backend_pick(service, &range, backend))
+		return VERDICT_SLOT_LOST;
+	service_count_chosen(service->id, false);
+	return VERDICT_TRANSLATED;
+}
+
+#endif

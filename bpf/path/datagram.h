@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * Datagram sockets: each keeps one backend for a frontend as long as that backend serves, be it
+ * connected or not (kube-proxy keeps a flow: kube-proxy.md 11.1 and 21.6).
+ *
+ * A socket's assignments form a chain from a head without frontend, so that its release takes
+ * all of them away, up to CHAIN; LRU takes what a socket with more frontends leaves.
+ */
+#ifndef EBPFLB_PATH_DATAGRAM_H
+#define EBPFLB_PATH_DATAGRAM_H
+
+#include "path/backend.h"
+#include "path/socket.h"
+
+#define CHAIN 16
+
+static __always_inline bool assignment_find(const struct sender *sender, __u32 service,
+					    struct backend *backend)
+{
+	struct assignment *found = LOOKUP(struct assignment, assignments, sender);
+
+	return found && found->service == service && backend_find(service, found->backend, backend);
+}
+
+static __always_inline void assignment_end(__u64 socket, const struct assignment *assignment)
+{
+	struct peer peer = { .socket = socket,
+			     .address = assignment->address,
+			     .port = assignment->port };
+
+	bpf_map_delete_elem(MAP(sockets), &peer);
+	backend_count_closed(assignment->backend);
+}
+
+/* Puts the sender first in its socket's chain; the former first is its older one. */
+static __always_inline void chain_push(const struct sender *sender, struct frontend *older)
+{
+	struct sender head = { .socket = sender->socket };
+	struct assignment first = { .older = sender->frontend };
+	struct assignment *former = LOOKUP(struct assignment, assignments, &head);
+
+	if (former)
+		*older = former->older;
+	bpf_map_update_elem(MAP(assignments), &head, &first, 0);
+}
+
+static __always_inline void assignment_make(const struct sender *sender,
+					    const struct backend *backend)
+{
+	struct assignment *former = LOOKUP(struct assignment, assignments, sender);
+	struct assignment assignment = { .service = backend->service,
+					 .backend = backend->id,
+					 .address = backend->address,
+					 .port = backend->port };
+
+	if (former) {
+		assignment.older = former->older;
+		assignment_end(sender->socket, former);
+	} else {
+		chain_push(sender, &assignment.older);
+	}
+	bpf_map_update_elem(MAP(assignments), sender, &assignment, 0);
+	backend_count_opened(backend->id);
+}
+
+/* Where one backend serves two frontends of a socket, its answers show the one last sent to. */
+static __always_inline void datagram_remember(const struct sender *sender,
+					      const struct backend *backend)
+{
+	struct peer peer = { .socket = sender->socket,
+			     .address = backend->address,
+			     .port = backend->port };
+	struct origin *known = LOOKUP(struct origin, sockets, &peer);
+	struct origin origin = socket_origin(&sender->frontend, backend);
+
+	if (known)
+		known->frontend = sender->frontend;
+	else
+		bpf_map_update_elem(MAP(sockets), &peer, &origin, 0);
+}
+
+/* Ends one assignment; afterwards link names the next older one. */
+static __always_inline bool chain_cut(struct sender *link)
+{
+	struct assignment *found = LOOKUP(struct assignment, assignments, link);
+
+	if (!found)
+		return false;
+	struct assignment assignment = *found;
+
+	if (link->frontend.port)
+		assignment_end(link->socket, &assignment);
+	bpf_map_delete_elem(MAP(assignments), link);
+	link->frontend = assignment.older;
+	return link->frontend.port != 0;
+}
+
+static __always_inline void datagram_forget(__u64 socket)
+{
+	struct sender link = { .socket = socket };
+
+	for (int links = 0; links <= CHAIN; links++)
+		if (!chain_cut(&link))
+			return;
+}
+
+#endif

@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * The socket's way from top to bottom: what was asked for -> service -> backend -> remembered.
+ */
+#ifndef EBPFLB_PATH_SERVE_H
+#define EBPFLB_PATH_SERVE_H
+
+#include "path/choose.h"
+#include "path/datagram.h"
+#include "path/socket.h"
+#include "net/protocol.h"
+
+/* What an application asks of its socket. */
+struct request {
+	struct frontend to;
+	__u64 socket;
+	__u64 netns;
+};
+
+static __always_inline enum verdict serve_stream(const struct request *request,
+						 const struct service *service,
+						 struct backend *backend)
+{
+	struct client client = { .netns = request->netns, .service = service->id };
+	bool confined = service_is_confined(service);
+	enum verdict verdict = choose_backend(&client, service, confined, backend);
+
+	if (verdict == VERDICT_TRANSLATED)
+		stream_remember(request->socket, &request->to, backend);
+	return verdict;
+}
+
+static __always_inline enum verdict serve_datagram(const struct request *request,
+						   const struct service *service,
+						   struct backend *backend)
+{
+	struct sender sender = { .socket = request->socket, .frontend = request->to };
+	struct client client = { .netns = request->netns, .service = service->id };
+
+	if (!assignment_find(&sender, service->id, backend)) {
+		bool confined = service_is_confined(service);
+		enum verdict verdict = choose_backend(&client, service, confined, backend);
+
+		if (verdict != VERDICT_TRANSLATED)
+			return verdict;
+		assignment_make(&sender, backend);
+	}
+	datagram_remember(&sender, backend);
+	return VERDICT_TRANSLATED;
+}
+
+static __always_inline enum verdict serve_once(const struct request *request,
+					       struct backend *backend)
+{
+	struct service service;
+
+	if (!service_find(&request->to, request->netns, &service))
+		return VERDICT_PASSED;
+	if (request->to.protocol == UDP)
+		return serve_datagram(request, &service, backend);
+	return serve_stream(request, &service, backend);
+}
+
+/* A slot that changed hands while we looked is asked for again, once. */
+static __always_inline enum verdict serve(const struct request *request, struct backend *backend)
+{
+	for (int attempt = 0; attempt < 2; attempt++) {
+		enum verdict verdict = serve_once(request, backend);
+
+		if (verdict != VERDICT_SLOT_LOST)
+			return verdict_count(verdict);
+		if (!attempt)
+			verdict_count(VERDICT_SLOT_RETRIED);
+	}
+	return verdict_count(VERDICT_SLOT_LOST);
+}
+
+/* The frontend that this peer stands for, or NULL where we translated nothing. */
+static __always_inline struct origin *serve_restore(const struct peer *peer, __u8 protocol)
+{
+	struct origin *origin = protocol == UDP ? LOOKUP(struct origin, sockets, peer)
+						: stream_origin(peer);
+
+	if (origin)
+		verdict_count(VERDICT_RESTORED);
+	return origin;
+}
+
+#endif

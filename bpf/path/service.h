@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * The first question: is this a frontend of ours, and of which service?
+ *
+ * A frontend is matched exactly. Only then, and only on an address of this node, NodePorts are
+ * asked (kube-proxy.md 4). Loopback serves NodePorts in the node's own namespace alone: a pod's
+ * loopback is not the node's.
+ */
+#ifndef EBPFLB_PATH_SERVICE_H
+#define EBPFLB_PATH_SERVICE_H
+
+#include "maps.h"
+#include "net/address.h"
+
+static __always_inline struct settings *settings_read(void)
+{
+	__u32 only = 0;
+
+	return LOOKUP(struct settings, settings, &only);
+}
+
+/* Kernels before 5.14 do not tell the agent its cookie: then it runs in the initial namespace. */
+static __always_inline bool netns_is_host(__u64 netns)
+{
+	struct settings *settings = settings_read();
+
+	if (!settings)
+		return false;
+	if (!settings->host_netns)
+		return netns == get_netns_cookie(NULL);
+	return netns == settings->host_netns;
+}
+
+static __always_inline bool node_serves(const struct address *address, __u64 netns)
+{
+	if (address_is_loopback(address))
+		return netns_is_host(netns);
+	return LOOKUP(__u32, node_addresses, address) != NULL;
+}
+
+static __always_inline struct service *nodeport_lookup(const struct frontend *to)
+{
+	struct frontend nodeport = {
+		.address = address_any(&to->address),
+		.port = to->port,
+		.protocol = to->protocol,
+	};
+
+	return LOOKUP(struct service, services, &nodeport);
+}
+
+/* Copies the service, because its map element may be recycled while we read it. */
+static __always_inline bool service_find(const struct frontend *to, __u64 netns,
+					 struct service *service)
+{
+	struct service *found = NULL;
+
+	if (!address_is_any(&to->address))
+		found = LOOKUP(struct service, services, to);
+	if (!found && node_serves(&to->address, netns))
+		found = nodeport_lookup(to);
+	if (!found)
+		return false;
+	*service = *found;
+	return true;
+}
+
+/*
+ * Sockets are always on this node, so an external frontend with policy Local is short-circuited
+ * to the cluster list (kube-proxy.md 4.3); only the internal policy confines them.
+ */
+static __always_inline bool service_is_confined(const struct service *service)
+{
+	return (service->flags & SERVICE_LOCAL) && !(service->flags & SERVICE_EXTERNAL);
+}
+
+#endif
