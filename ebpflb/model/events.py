@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a cluster tells of its objects, whichever way it is read: the API and manifests alike."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from ebpflb.model.objects import Object
+
+
+class Kind(StrEnum):
+    SERVICE = "Service"
+    ENDPOINT_SLICE = "EndpointSlice"
+    NODE = "Node"
+
+
+class Key(NamedTuple):
+    """Which object: ``namespace`` is "" for a Node."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+
+
+class Found(NamedTuple):
+    """An object and where it was read (a file, or the API server): what a log line names."""
+
+    object: Object
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """The complete list of one kind: whatever is not in ``objects`` is gone.
+
+    ``broken`` names objects that exist but could not be decoded: they are not gone, so their
+    last good state stays.
+    """
+
+    kind: Kind
+    objects: dict[Key, Found]
+    broken: frozenset[Key] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """One object was added or modified."""
+
+    kind: Kind
+    key: Key
+    found: Found
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """One object was deleted, or no longer matches the watch's selectors."""
+
+    kind: Kind
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A source can or cannot be read at present; ``reason`` is None when it is well again."""
+
+    source: str
+    reason: str | None
+
+
+Event = Replaced | Changed | Removed | Trouble

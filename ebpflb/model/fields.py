@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fields that must mean something: each check returns the meaning or names the field.
+
+kube-proxy leaves this to the API server's validation; manifests have no API server in front.
+All of them raise InvalidObject.
+"""
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from ebpflb import errors
+
+PORTS = range(1, 1 << 16)
+
+_Meaning = TypeVar("_Meaning")
+
+
+def filled(field: str, value: str) -> str:
+    if not value:
+        raise errors.InvalidObject(field, "is empty")
+    return value
+
+
+def within(field: str, value: int, allowed: range) -> int:
+    if value not in allowed:
+        raise errors.InvalidObject(field, f"{value} is not in {allowed[0]}..{allowed[-1]}")
+    return value
+
+
+def one_of(field: str, value: str, meanings: Mapping[str, _Meaning]) -> _Meaning:
+    if value not in meanings:
+        raise errors.InvalidObject(field, f'"{value}" is none of {", ".join(meanings)}')
+    return meanings[value]

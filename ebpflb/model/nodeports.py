@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""On which of this machine's addresses NodePorts are served (kube-proxy.md 8).
+
+``choice`` is what --nodeport-addresses says: ("primary",) or a list of CIDRs. Loopback is not
+decided here: the datapath serves it to the node's own processes alone.
+"""
+
+from collections.abc import Iterable
+
+from ebpflb.model import addresses
+from ebpflb.model.addresses import Address, Family, Network
+
+PRIMARY = ("primary",)  # the default of nftables mode, and ours
+
+
+def serving(
+    here: Iterable[Address], choice: tuple[str, ...], primary: dict[Family, Address]
+) -> frozenset[Address]:
+    """The interface addresses that serve NodePorts.
+
+    A family for which ``choice`` names nothing is served on all its addresses, as is one whose
+    primary address is unknown. Raises ValueError for an entry that is no CIDR.
+    """
+    allowed = networks(choice, primary)
+    return frozenset(
+        address
+        for address in here
+        if not address.is_loopback and _allows(allowed[addresses.family(address)], address)
+    )
+
+
+def networks(
+    choice: tuple[str, ...], primary: dict[Family, Address]
+) -> dict[Family, list[Network]]:
+    """The CIDRs by family; an empty list allows every address."""
+    texts = [str(ip) for ip in primary.values()] if choice == PRIMARY else list(choice)
+    parsed = [addresses.parse_network(t if "/" in t else _single(t)) for t in texts]
+    return {f: [n for n in parsed if addresses.family(n) == f] for f in Family}
+
+
+def _single(text: str) -> str:
+    return f"{text}/{addresses.parse_address(text).max_prefixlen}"
+
+
+def _allows(allowed: list[Network], address: Address) -> bool:
+    return not allowed or any(address in network for network in allowed)

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One Node -> what its own proxy needs of it: the zone and the addresses (kube-proxy.md 17)."""
+
+from collections.abc import Iterable
+
+from ebpflb.model import addresses as parsing
+from ebpflb.model import objects
+from ebpflb.model.addresses import Address, Family
+
+ZONE_LABEL = "topology.kubernetes.io/zone"
+
+_USED_TYPES = ("InternalIP", "ExternalIP")  # in order of preference
+
+
+def zone(node: objects.Node) -> str:
+    """ "" when the node is in no zone, which turns zone hints off (kube-proxy.md 3.1)."""
+    return (node.metadata.labels or {}).get(ZONE_LABEL, "")
+
+
+def addresses(node: objects.Node) -> tuple[Address, ...]:
+    """Internal before external, else in the order of the status; unreadable ones are left out."""
+    listed = (node.status and node.status.addresses) or []
+    return tuple(
+        address
+        for used in _USED_TYPES
+        for entry in listed
+        if entry.type == used and (address := _parse(entry.address))
+    )
+
+
+def primary(candidates: Iterable[Address]) -> dict[Family, Address]:
+    """The first address of each family; the first family in it is the node's primary one."""
+    first: dict[Family, Address] = {}
+    for address in candidates:
+        first.setdefault(parsing.family(address), address)
+    return first
+
+
+def _parse(text: str) -> Address | None:
+    try:
+        return parsing.parse_address(text)
+    except ValueError:
+        return None

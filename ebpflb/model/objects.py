@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the API says: Service, EndpointSlice and Node with only the fields that we read.
+
+msgspec decodes them straight from JSON (or converts them from YAML) and names the field that
+does not fit; unknown fields are skipped unread. The API writes null for an empty list, hence
+``| None``.
+"""
+
+from msgspec import Struct, field
+
+
+class Metadata(Struct, frozen=True, rename="camel"):
+    """The part of ObjectMeta that names an object and carries the labels kube-proxy looks at."""
+
+    name: str
+    namespace: str = ""
+    resource_version: str = ""
+    creation_timestamp: str | None = None
+    labels: dict[str, str] | None = None
+
+
+class ServicePortSpec(Struct, frozen=True, rename="camel"):
+    """One entry of Service spec.ports."""
+
+    port: int
+    name: str | None = None
+    protocol: str = "TCP"
+    node_port: int = 0
+
+
+class ClientIPConfig(Struct, frozen=True, rename="camel"):
+    timeout_seconds: int | None = None
+
+
+class SessionAffinityConfig(Struct, frozen=True):
+    client_ip: ClientIPConfig | None = field(name="clientIP", default=None)
+
+
+class ServiceSpec(Struct, frozen=True, rename="camel"):
+    """Service spec; fields that kube-proxy ignores (selector, targetPort, ...) are left out."""
+
+    type: str = "ClusterIP"
+    cluster_ip: str = field(name="clusterIP", default="")
+    cluster_ips: list[str] | None = field(name="clusterIPs", default=None)
+    ip_families: list[str] | None = None
+    ports: list[ServicePortSpec] | None = None
+    external_ips: list[str] | None = field(name="externalIPs", default=None)
+    load_balancer_source_ranges: list[str] | None = None
+    session_affinity: str = "None"
+    session_affinity_config: SessionAffinityConfig | None = None
+    internal_traffic_policy: str | None = None
+    external_traffic_policy: str | None = None
+    health_check_node_port: int = 0
+
+
+class LoadBalancerIngress(Struct, frozen=True, rename="camel"):
+    ip: str | None = None
+    ip_mode: str | None = None
+
+
+class LoadBalancerStatus(Struct, frozen=True):
+    ingress: list[LoadBalancerIngress] | None = None
+
+
+class ServiceStatus(Struct, frozen=True, rename="camel"):
+    load_balancer: LoadBalancerStatus | None = None
+
+
+class Service(Struct, frozen=True):
+    """v1 Service."""
+
+    metadata: Metadata
+    spec: ServiceSpec
+    status: ServiceStatus | None = None
+
+
+class EndpointConditions(Struct, frozen=True):
+    """Absent means: ready, serving, not terminating (kube-proxy.md 2)."""
+
+    ready: bool | None = None
+    serving: bool | None = None
+    terminating: bool | None = None
+
+
+class Hint(Struct, frozen=True):
+    name: str
+
+
+class EndpointHints(Struct, frozen=True, rename="camel"):
+    for_zones: list[Hint] | None = None
+    for_nodes: list[Hint] | None = None
+
+
+class TargetReference(Struct, frozen=True):
+    name: str = ""
+
+
+class SliceEndpoint(Struct, frozen=True, rename="camel"):
+    """One entry of EndpointSlice endpoints."""
+
+    addresses: list[str] | None = None
+    conditions: EndpointConditions | None = None
+    node_name: str | None = None
+    hints: EndpointHints | None = None
+    target_ref: TargetReference | None = None
+
+
+class SlicePort(Struct, frozen=True):
+    """One entry of EndpointSlice ports; the API defaults name to "" and protocol to TCP."""
+
+    name: str | None = ""
+    port: int | None = None
+    protocol: str | None = "TCP"
+
+
+class EndpointSlice(Struct, frozen=True, rename="camel"):
+    """discovery.k8s.io/v1 EndpointSlice."""
+
+    metadata: Metadata
+    address_type: str
+    endpoints: list[SliceEndpoint] | None = None
+    ports: list[SlicePort] | None = None
+
+
+class NodeAddress(Struct, frozen=True):
+    type: str
+    address: str
+
+
+class NodeStatus(Struct, frozen=True):
+    addresses: list[NodeAddress] | None = None
+
+
+class Node(Struct, frozen=True):
+    """v1 Node: its zone label and its addresses are all that we read so far."""
+
+    metadata: Metadata
+    status: NodeStatus | None = None
+
+
+Object = Service | EndpointSlice | Node

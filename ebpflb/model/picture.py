@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cluster as last heard: events in, touched services out.
+
+An object that cannot be meant is remarked upon and leaves its last good state in place. Services
+are kept as their service ports, so an edit that changes nothing we use touches nothing
+(kube-proxy.md 16.3); slices are kept whole, and may come before their Service or outlive it.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ebpflb.errors import InvalidObject
+from ebpflb.model import endpoints, nodes, services
+from ebpflb.model.events import Changed, Event, Found, Key, Kind, Removed, Replaced
+from ebpflb.model.objects import EndpointSlice, Node, Service
+from ebpflb.model.selection import Place, Selection, select
+from ebpflb.model.services import ServicePort
+
+
+class Remark(NamedTuple):
+    """One line for the operator about one object; ``refused``: its last good state stays."""
+
+    kind: Kind
+    key: Key
+    source: str
+    text: str
+    refused: bool
+
+    def __str__(self) -> str:
+        text = " ".join(self.text.split())  # it quotes the object, which may hold line breaks
+        end = " (its last good state stays)" if self.refused else ""
+        return f"{self.source}: {self.kind} {self.key}: {text}{end}"
+
+
+class Picture:
+    """What the cluster looks like from one node."""
+
+    def __init__(self, node_name: str) -> None:
+        self.node_name = node_name
+        self.zone = ""
+        self.node: Node | None = None
+        self.services: dict[Key, tuple[ServicePort, ...]] = {}
+        self.slices: dict[Key, EndpointSlice] = {}
+        self.slices_of: dict[Key, set[Key]] = defaultdict(set)
+        self.listed: set[Kind] = set()
+        self.touched: set[Key] = set()
+        self.refused: dict[tuple[Kind, Key], str] = {}
+
+    @property
+    def complete(self) -> bool:
+        """Every list has been received; before that nothing may be programmed."""
+        return self.listed == set(Kind)
+
+    def hear(self, event: Event) -> list[Remark]:
+        """Takes an event in; adds the services that it touches to ``touched``."""
+        if isinstance(event, Replaced):
+            return self._replace(event)
+        if isinstance(event, Changed):
+            return self._change(event.kind, event.key, event.found)
+        if isinstance(event, Removed):
+            self._remove(event.kind, event.key)
+        return []
+
+    def take_touched(self) -> set[Key]:
+        """The services touched since the last call."""
+        touched, self.touched = self.touched, set()
+        return touched
+
+    def ports(self, service: Key) -> Iterator[tuple[ServicePort, Selection]]:
+        """The service's ports, each with the endpoints that this node uses."""
+        place = Place(self.node_name, self.zone)
+        slices = [self.slices[key] for key in self.slices_of.get(service, ())]
+        for port in self.services.get(service, ()):
+            yield port, select(port, endpoints.merge(slices, port.name, self.node_name), place)
+
+    def _replace(self, event: Replaced) -> list[Remark]:
+        known = {Kind.SERVICE: self.services.keys(), Kind.ENDPOINT_SLICE: self.slices.keys()}
+        for key in known.get(event.kind, set()) - event.objects.keys() - event.broken:
+            self._remove(event.kind, key)
+        self.listed.add(event.kind)
+        return [
+            remark
+            for key, found in event.objects.items()
+            for remark in self._change(event.kind, key, found)
+        ]
+
+    def _change(self, kind: Kind, key: Key, found: Found) -> list[Remark]:
+        self.refused.pop((kind, key), None)
+        try:
+            texts = self._take_in(key, found)
+        except InvalidObject as invalid:
+            self.refused[kind, key] = str(invalid)
+            return [Remark(kind, key, found.source, str(invalid), refused=True)]
+        return [Remark(kind, key, found.source, text, refused=False) for text in texts]
+
+    def _take_in(self, key: Key, found: Found) -> tuple[str, ...]:
+        match found.object:
+            case Service() as service:
+                return self._take_service(key, service)
+            case EndpointSlice() as slice:
+                return self._take_slice(key, slice)
+            case Node() as node:
+                return self._take_node(node)
+
+    def _take_service(self, key: Key, service: Service) -> tuple[str, ...]:
+        ports, remarks = services.read(service)
+        if ports != self.services.get(key):
+            self.services[key] = ports
+            self.touched.add(key)
+        return remarks
+
+    def _take_slice(self, key: Key, slice: EndpointSlice) -> tuple[str, ...]:
+        remarks = endpoints.check(slice)
+        if slice == self.slices.get(key):
+            return ()
+        self._forget_slice(key)
+        service = endpoints.service_of(slice)
+        if service is not None:
+            self.slices[key] = slice
+            self.slices_of[service].add(key)
+            self.touched.add(service)
+        return remarks
+
+    def _take_node(self, node: Node) -> tuple[str, ...]:
+        self.node = node
+        zone = nodes.zone(node)
+        if zone != self.zone:
+            self.zone = zone
+            self.touched |= self.services.keys()
+        return ()
+
+    def _remove(self, kind: Kind, key: Key) -> None:
+        """A Node that is deleted is remembered as it was (kube-proxy.md 13.1)."""
+        self.refused.pop((kind, key), None)
+        if kind is Kind.SERVICE and self.services.pop(key, None) is not None:
+            self.touched.add(key)
+        elif kind is Kind.ENDPOINT_SLICE:
+            self._forget_slice(key)
+
+    def _forget_slice(self, key: Key) -> None:
+        former = self.slices.pop(key, None)
+        service = endpoints.service_of(former) if former is not None else None
+        if service is None:
+            return
+        self.touched.add(service)
+        self.slices_of[service].discard(key)
+        if not self.slices_of[service]:
+            del self.slices_of[service]

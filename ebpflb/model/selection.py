@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of the endpoints a service port uses, seen from one node (kube-proxy.md 3).
+
+Traffic under a Cluster policy goes to the *cluster* list, under a Local policy to the *local*
+list. Each list holds the ready endpoints, or else those that are going but still serve.
+Topology hints narrow the cluster list only. When nothing is left, ``has_any`` tells a service
+that nobody answers (refuse) from one that is answered elsewhere (drop, kube-proxy.md 6.1).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
+
+from ebpflb.model.endpoints import Endpoint
+from ebpflb.model.services import ServicePort
+
+_Endpoints = tuple[Endpoint, ...]
+_Hints = Callable[[Endpoint], frozenset[str]]
+
+_node_hints: _Hints = attrgetter("node_hints")
+_zone_hints: _Hints = attrgetter("zone_hints")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where this machine is; ``zone`` is "" when the node has no zone label."""
+
+    node: str
+    zone: str
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Each list keeps the order of the endpoints it was selected from.
+
+    ``cluster`` and ``local`` are empty also when no policy of the service port uses them.
+    ``serving`` holds every serving endpoint whatever the policies say: UDP flows stay on these
+    (kube-proxy.md 11.1). ``has_any``: some endpoint anywhere could answer.
+    """
+
+    cluster: _Endpoints
+    local: _Endpoints
+    serving: _Endpoints
+    has_any: bool
+
+
+def select(port: ServicePort, endpoints: _Endpoints, place: Place) -> Selection:
+    """kube-proxy.md 3; an endpoint is used if ready, even one that does not serve."""
+    external = port.externally_accessible
+    ready = tuple([endpoint for endpoint in endpoints if endpoint.ready])
+    leaving = tuple([each for each in endpoints if each.serving and each.terminating])
+    # Even under ETP Local the node and its pods use the cluster list (kube-proxy.md 4.3).
+    uses_cluster = external or not port.internal_local
+    uses_local = port.internal_local or (port.external_local and external)
+    return Selection(
+        cluster=(_nearest(ready, place) or leaving) if uses_cluster else (),
+        local=(_local(ready) or _local(leaving)) if uses_local else (),
+        serving=tuple([endpoint for endpoint in endpoints if endpoint.serving]),
+        has_any=bool(ready or leaving),
+    )
+
+
+def _nearest(ready: _Endpoints, place: Place) -> _Endpoints:
+    """The topology modes of kube-proxy.md 3.1, narrowest first; never empty unless ``ready`` is."""
+    by_node = _hinted(ready, _node_hints, place.node)
+    return by_node or _hinted(ready, _zone_hints, place.zone) or ready
+
+
+def _hinted(ready: _Endpoints, hints: _Hints, here: str) -> _Endpoints:
+    """Empty when the mode is off: this place has no name, or some endpoint has no hint."""
+    if not here or not all(map(hints, ready)):
+        return ()
+    return tuple([endpoint for endpoint in ready if here in hints(endpoint)])
+
+
+def _local(endpoints: _Endpoints) -> _Endpoints:
+    return tuple([endpoint for endpoint in endpoints if endpoint.local])

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One Service -> its service ports, one per port and family (kube-proxy.md 1).
+
+A service port is what the datapath knows: a name, the addresses and ports at which it is
+reached, and the policies for choosing an endpoint. A Service without a cluster IP in a family has
+nothing in that family, whatever else it lists.
+
+kube-proxy trusts the API server's validation. A manifest has none in front of it, so a field that
+cannot be meant raises InvalidObject with its path. An entry that kube-proxy skips with a log line
+is skipped here too, and remarked upon.
+
+Next: endpoints.py finds who answers for a service port, selection.py which of them are used.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple, TypeVar
+
+from ebpflb import errors
+from ebpflb.model import addresses, fields, objects
+from ebpflb.model.addresses import Address, Family, Network
+
+PROXY_NAME_LABEL = "service.kubernetes.io/service-proxy-name"  # its presence: another proxy's
+DEFAULT_AFFINITY_SECONDS = 10800  # 3 hours, the API's default
+MAX_AFFINITY_SECONDS = 86400  # a day
+
+_EXTERNAL_BY_TYPE = {
+    "ClusterIP": False,
+    "NodePort": True,
+    "LoadBalancer": True,
+    "ExternalName": False,
+}
+_STICKY = {"None": False, "ClientIP": True}
+_LOCAL = {"Cluster": False, "Local": True}
+
+_Parsed = TypeVar("_Parsed", Address, Network)
+
+
+class Protocol(IntEnum):
+    """By IP protocol number."""
+
+    TCP = 6
+    UDP = 17
+    SCTP = 132
+
+
+PROTOCOLS = {protocol.name: protocol for protocol in Protocol}
+
+
+class PortName(NamedTuple):
+    """The identity of a service port: by the port's name, never by its number."""
+
+    namespace: str
+    service: str
+    port: str
+    protocol: Protocol
+    family: Family
+
+    def __str__(self) -> str:
+        service = f"{self.namespace}/{self.service}"
+        return f"{service}:{self.port}" if self.port else service
+
+
+@dataclass(frozen=True, slots=True)
+class ServicePort:
+    """One port of one Service in one family; every address is of that family.
+
+    ``created`` is the creationTimestamp or "". Zero means none for ``node_port``,
+    ``health_check_node_port`` and ``affinity_seconds``. Empty ``source_ranges`` let everyone in.
+    ``external_local`` holds for the Service; it matters only if ``externally_accessible``.
+    """
+
+    name: PortName
+    created: str
+    cluster_ip: Address
+    port: int
+    node_port: int
+    external_ips: tuple[Address, ...]
+    load_balancer_ips: tuple[Address, ...]
+    source_ranges: tuple[Network, ...]
+    affinity_seconds: int
+    internal_local: bool
+    external_local: bool
+    health_check_node_port: int
+
+    @property
+    def externally_accessible(self) -> bool:
+        return bool(self.node_port or self.load_balancer_ips or self.external_ips)
+
+
+class Reading(NamedTuple):
+    """The service ports, and a line for each entry that was skipped."""
+
+    ports: tuple[ServicePort, ...]
+    remarks: tuple[str, ...]
+
+
+def is_ours(service: objects.Service) -> bool:
+    """Neither another proxy's, nor headless, nor a mere DNS alias (kube-proxy.md 1.1, 1.2)."""
+    spec = service.spec
+    return (
+        PROXY_NAME_LABEL not in (service.metadata.labels or {})
+        and spec.cluster_ip not in ("", "None")
+        and spec.type != "ExternalName"
+    )
+
+
+def read(service: objects.Service) -> Reading:
+    """The whole of kube-proxy.md 1; raises InvalidObject for what cannot be meant."""
+    if not is_ours(service):
+        return Reading((), ())
+    meta, spec = service.metadata, service.spec
+    namespace = fields.filled("metadata.namespace", meta.namespace)
+    name = fields.filled("metadata.name", meta.name)
+    remarks: list[str] = []
+    cluster_ips = _cluster_ips(spec, remarks)
+    external_ips = _parsed(addresses.parse_address, _external_ips(spec), remarks)
+    load_balancer_ips = _parsed(addresses.parse_address, _ingress_ips(service.status), remarks)
+    source_ranges = _parsed(addresses.parse_network, _source_ranges(spec), remarks)
+    ports = tuple(
+        ServicePort(
+            name=PortName(namespace, name, port.name or "", protocol, family),
+            created=meta.creation_timestamp or "",
+            cluster_ip=cluster_ip,
+            port=port.port,
+            node_port=port.node_port,
+            external_ips=_of(family, external_ips),
+            load_balancer_ips=_of(family, load_balancer_ips),
+            source_ranges=_restricting(_of(family, source_ranges)),
+            affinity_seconds=_affinity_seconds(spec),
+            internal_local=_is_local("spec.internalTrafficPolicy", spec.internal_traffic_policy),
+            external_local=_is_external_local(spec),
+            health_check_node_port=_health_check_node_port(spec),
+        )
+        for family, cluster_ip in cluster_ips.items()
+        for port, protocol in _ports(spec)
+    )
+    return Reading(ports, tuple(remarks))
+
+
+def _cluster_ips(spec: objects.ServiceSpec, remarks: list[str]) -> dict[Family, Address]:
+    """kube-proxy.md 1.3: clusterIPs pairs with ipFamilies; without these clusterIP stands alone."""
+    ips = spec.cluster_ips or []
+    if not spec.ip_families:
+        if len(ips) > 1:
+            remarks.append("spec.ipFamilies: empty, so only spec.clusterIP is used")
+        only = _cluster_ip("spec.clusterIP", spec.cluster_ip)
+        return {addresses.family(only): only}
+    found: dict[Family, Address] = {}
+    for index, text in enumerate(spec.ip_families):
+        family = fields.one_of(f"spec.ipFamilies[{index}]", text, addresses.FAMILIES)
+        if index < len(ips):
+            found.setdefault(family, _cluster_ip(f"spec.clusterIPs[{index}]", ips[index], family))
+        else:
+            remarks.append(f"spec.clusterIPs[{index}]: missing, so nothing is served by {family}")
+    return found
+
+
+def _cluster_ip(field: str, text: str, family: Family | None = None) -> Address:
+    try:
+        return addresses.parse_address(text, family)
+    except ValueError as error:
+        raise errors.InvalidObject(field, str(error)) from error
+
+
+def _ports(spec: objects.ServiceSpec) -> list[tuple[objects.ServicePortSpec, Protocol]]:
+    checked: dict[tuple[str, Protocol], objects.ServicePortSpec] = {}
+    for index, port in enumerate(spec.ports or ()):
+        field = f"spec.ports[{index}]"
+        fields.within(f"{field}.port", port.port, fields.PORTS)
+        if port.node_port:
+            fields.within(f"{field}.nodePort", port.node_port, fields.PORTS)
+        protocol = fields.one_of(f"{field}.protocol", port.protocol, PROTOCOLS)
+        name = port.name or ""
+        if (name, protocol) in checked:
+            raise errors.InvalidObject(f"{field}.name", f'a second {protocol.name} port "{name}"')
+        checked[name, protocol] = port
+    return [(port, protocol) for (_, protocol), port in checked.items()]
+
+
+def _external_ips(spec: objects.ServiceSpec) -> Iterator[tuple[str, str]]:
+    for index, text in enumerate(spec.external_ips or ()):
+        yield f"spec.externalIPs[{index}]", text
+
+
+def _ingress_ips(status: objects.ServiceStatus | None) -> Iterator[tuple[str, str]]:
+    """Whatever spec.type says, but no "Proxy": such a load balancer wants to be passed through."""
+    balancer = status.load_balancer if status else None
+    for index, ingress in enumerate((balancer.ingress if balancer else None) or ()):
+        if ingress.ip_mode in (None, "VIP"):
+            yield f"status.loadBalancer.ingress[{index}].ip", ingress.ip or ""
+
+
+def _source_ranges(spec: objects.ServiceSpec) -> Iterator[tuple[str, str]]:
+    for index, text in enumerate(spec.load_balancer_source_ranges or ()):
+        yield f"spec.loadBalancerSourceRanges[{index}]", text.strip()
+
+
+def _parsed(
+    parse: Callable[[str], _Parsed], entries: Iterable[tuple[str, str]], remarks: list[str]
+) -> list[_Parsed]:
+    """Each value once; blank entries are skipped silently, as kube-proxy does."""
+    values: dict[_Parsed, None] = {}
+    for field, text in entries:
+        try:
+            values[parse(text)] = None
+        except ValueError as error:
+            if text.strip():
+                remarks.append(f"{field}: {error}")
+    return list(values)
+
+
+def _of(family: Family, values: Iterable[_Parsed]) -> tuple[_Parsed, ...]:
+    return tuple(value for value in values if value.version == family)
+
+
+def _restricting(ranges: tuple[Network, ...]) -> tuple[Network, ...]:
+    """A range that holds everyone lifts the whole restriction."""
+    return () if any(network.prefixlen == 0 for network in ranges) else ranges
+
+
+def _affinity_seconds(spec: objects.ServiceSpec) -> int:
+    if not fields.one_of("spec.sessionAffinity", spec.session_affinity, _STICKY):
+        return 0
+    client_ip = spec.session_affinity_config and spec.session_affinity_config.client_ip
+    if not client_ip or client_ip.timeout_seconds is None:
+        return DEFAULT_AFFINITY_SECONDS
+    field = "spec.sessionAffinityConfig.clientIP.timeoutSeconds"
+    return fields.within(field, client_ip.timeout_seconds, range(1, MAX_AFFINITY_SECONDS + 1))
+
+
+def _is_external_local(spec: objects.ServiceSpec) -> bool:
+    """By spec alone: an externalIP of either family will do, and so will an unreadable one."""
+    local = _is_local("spec.externalTrafficPolicy", spec.external_traffic_policy)
+    external = fields.one_of("spec.type", spec.type, _EXTERNAL_BY_TYPE)
+    return local and (external or bool(spec.external_ips))
+
+
+def _is_local(field: str, policy: str | None) -> bool:
+    return fields.one_of(field, "Cluster" if policy is None else policy, _LOCAL)
+
+
+def _health_check_node_port(spec: objects.ServiceSpec) -> int:
+    """Only a load balancer asks, and only when it must find the nodes with endpoints."""
+    asked = spec.type == "LoadBalancer" and _is_external_local(spec)
+    if not asked or not spec.health_check_node_port:
+        return 0
+    return fields.within("spec.healthCheckNodePort", spec.health_check_node_port, fields.PORTS)

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small valid objects, spelled as in a manifest; a test states only what it is about."""
+
+from typing import Any
+
+import msgspec
+
+from ebpflb.model import addresses, endpoints, objects, services
+
+
+def service(
+    *,
+    name: str = "web",
+    namespace: str = "shop",
+    labels: dict[str, str] | None = None,
+    ingress: list[dict[str, str]] | None = None,
+    **spec: Any,
+) -> objects.Service:
+    """An IPv4 ClusterIP Service with one unnamed port 80."""
+    defaults = {
+        "clusterIP": "172.30.0.41",
+        "clusterIPs": ["172.30.0.41"],
+        "ipFamilies": ["IPv4"],
+        "ports": [{"port": 80}],
+    }
+    manifest = {
+        "metadata": {"name": name, "namespace": namespace, "labels": labels},
+        "spec": defaults | spec,
+        "status": {"loadBalancer": {"ingress": ingress}},
+    }
+    return msgspec.convert(manifest, objects.Service)
+
+
+def dual_stack(**spec: Any) -> objects.Service:
+    both = {"clusterIPs": ["172.30.0.41", "fd00:30::41"], "ipFamilies": ["IPv4", "IPv6"]}
+    return service(**(both | spec))
+
+
+def only_port(subject: objects.Service) -> services.ServicePort:
+    (port,) = services.read(subject).ports
+    return port
+
+
+def slice(
+    *entries: dict[str, Any],
+    name: str = "web-abcde",
+    namespace: str = "shop",
+    labels: dict[str, str] | None = None,
+    family: str = "IPv4",
+    ports: list[dict[str, Any]] | None = None,
+) -> objects.EndpointSlice:
+    """A slice of shop/web with one unnamed port 8080."""
+    manifest = {
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "labels": {endpoints.SERVICE_LABEL: "web"} if labels is None else labels,
+        },
+        "addressType": family,
+        "ports": [{"port": 8080}] if ports is None else ports,
+        "endpoints": list(entries),
+    }
+    return msgspec.convert(manifest, objects.EndpointSlice)
+
+
+def entry(*listed: str, **fields: Any) -> dict[str, Any]:
+    return {"addresses": list(listed)} | fields
+
+
+def port_name(
+    port: str = "",
+    protocol: services.Protocol = services.Protocol.TCP,
+    family: addresses.Family = addresses.Family.IPV4,
+) -> services.PortName:
+    return services.PortName("shop", "web", port, protocol, family)
+
+
+def endpoint(
+    target: str,
+    *,
+    ready: bool = True,
+    serving: bool | None = None,
+    terminating: bool = False,
+    local: bool = False,
+    zones: str = "",
+    nodes: str = "",
+) -> endpoints.Endpoint:
+    """Serving follows ready unless it is said; hints are words in a string."""
+    return endpoints.Endpoint(
+        address=addresses.parse_address(f"10.1.0.{ord(target)}"),
+        port=8080,
+        ready=ready,
+        serving=ready if serving is None else serving,
+        terminating=terminating,
+        local=local,
+        node="",
+        target=target,
+        zone_hints=frozenset(zones.split()),
+        node_hints=frozenset(nodes.split()),
+    )
+
+
+def leaving(target: str, *, local: bool = False, zones: str = "") -> endpoints.Endpoint:
+    """Serving and terminating."""
+    return endpoint(target, ready=False, serving=True, terminating=True, local=local, zones=zones)
+
+
+def node(*listed: tuple[str, str], labels: dict[str, str] | None = None) -> objects.Node:
+    manifest = {
+        "metadata": {"name": "here", "labels": labels},
+        "status": {"addresses": [{"type": type, "address": text} for type, text in listed]},
+    }
+    return msgspec.convert(manifest, objects.Node)

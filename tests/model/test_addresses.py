@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Addresses are read as Kubernetes reads them (kube-proxy.md 1.4, last bullet)."""
+
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from ebpflb.model import addresses
+from ebpflb.model.addresses import Family
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("172.30.0.041", "172.30.0.41"),
+        ("010.000.00.008", "10.0.0.8"),
+        ("fd00::1", "fd00::1"),
+        ("FD00:0:0::00001", "fd00::1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("::ffff:10.0.0.010", "10.0.0.10"),
+        ("64:ff9b::192.0.2.001", "64:ff9b::c000:201"),
+    ],
+)
+def test_address(text: str, plain: str) -> None:
+    """Leading zeros are decimal, and an IPv4-mapped address is the IPv4 address."""
+    assert addresses.parse_address(text) == ip_address(plain)
+
+
+NOT_AN_ADDRESS = [
+    "", " ", " 10.0.0.1", "10.0.0.1 ", "10.0.0", "10.0.0.256", "10.0.0.0.1", "10.0.0.0x1",
+    "10.0.0.1/32", "10.0.0.1:80", "١.1.1.1", "fe80::1%eth0", "::1::", "fd00::12345", "[::1]",
+    "example.org", "None",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", NOT_AN_ADDRESS)
+def test_not_an_address(text: str) -> None:
+    """Anything else is refused, in words that can be shown."""
+    with pytest.raises(ValueError) as refusal:
+        addresses.parse_address(text)
+    assert str(refusal.value) == f'"{text}" is no IP address'
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted", "refusal"),
+    [
+        ("10.0.0.1", Family.IPV6, '"10.0.0.1" is no IPv6 address'),
+        ("fd00::1", Family.IPV4, '"fd00::1" is no IPv4 address'),
+        ("::ffff:10.0.0.1", Family.IPV6, '"::ffff:10.0.0.1" is no IPv6 address'),
+    ],
+)
+def test_wrong_family(text: str, wanted: Family, refusal: str) -> None:
+    """An address of the other family is refused where a family is wanted."""
+    with pytest.raises(ValueError, match=refusal):
+        addresses.parse_address(text, wanted)
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("10.0.0.0/8", "10.0.0.0/8"),
+        ("10.1.2.3/8", "10.0.0.0/8"),
+        ("203.0.113.000/025", "203.0.113.0/25"),
+        ("0.0.0.0/0", "0.0.0.0/0"),
+        ("fd00:1::5/32", "fd00:1::/32"),
+        ("::/0", "::/0"),
+        ("::ffff:10.1.2.3/104", "10.0.0.0/8"),
+    ],
+)
+def test_network(text: str, plain: str) -> None:
+    """A CIDR is masked to its network; an IPv4-mapped one is the IPv4 network."""
+    assert addresses.parse_network(text) == ip_network(plain)
+
+
+NOT_A_NETWORK = [
+    "", "10.0.0.1", "10.0.0.0/", "/8", "10.0.0.0/33", "10.0.0.0/-1", "10.0.0.0/255.0.0.0",
+    "10.0.0.0/8/8", "10.0.0.0/ 8", "10.0.0.0/٨", "fd00::/129", "fe80::%eth0/64",
+    "::ffff:10.0.0.0/90",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", NOT_A_NETWORK)
+def test_not_a_network(text: str) -> None:
+    """Netmasks, bare addresses and impossible lengths are refused, in words that can be shown."""
+    with pytest.raises(ValueError) as refusal:
+        addresses.parse_network(text)
+    assert str(refusal.value) == f'"{text}" is no CIDR'
+
+
+@given(some.ip_addresses(v=4), some.lists(some.integers(0, 3), min_size=4, max_size=4))
+def test_zeros_in_front_change_nothing(address: IPv4Address, zeros: list[int]) -> None:
+    """However many zeros stand before an octet, the address is the same."""
+    octets = zip(str(address).split("."), zeros, strict=True)
+    padded = ".".join("0" * count + octet for octet, count in octets)
+    assert addresses.parse_address(padded) == address
+
+
+@given(some.ip_addresses(v=6))
+def test_every_ipv6_address_is_read(address: IPv6Address) -> None:
+    """Short and long spelling give the same address."""
+    expected = address.ipv4_mapped or address
+    assert addresses.parse_address(str(address)) == expected
+    assert addresses.parse_address(address.exploded) == expected
+
+
+@given(some.text("0123456789abcdef.:/% x") | some.text())
+def test_any_text_is_read_or_refused(text: str) -> None:
+    """Nothing but ValueError comes out of foreign text."""
+    for parse in (addresses.parse_address, addresses.parse_network):
+        try:
+            parse(text)
+        except ValueError as error:
+            assert text in str(error)
+
+
+def test_family() -> None:
+    """A family is the IP version and calls itself as the API does."""
+    assert addresses.family(IPv4Address("10.0.0.1")) is Family.IPV4
+    assert addresses.family(ip_network("fd00::/8")) is Family.IPV6
+    assert addresses.FAMILIES == {"IPv4": 4, "IPv6": 6}

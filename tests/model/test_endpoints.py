@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The slices of a Service become the endpoints of a service port (kube-proxy.md 2)."""
+
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from ebpflb.model import endpoints, objects
+from ebpflb.model.addresses import FAMILIES, Family
+from ebpflb.model.endpoints import Endpoint
+from ebpflb.model.services import Protocol
+from tests.model import builders
+from tests.model.builders import entry
+
+HERE = "node-here"
+
+Slices = list[objects.EndpointSlice]
+
+
+def merged(*slices: objects.EndpointSlice, port: str = "") -> tuple[Endpoint, ...]:
+    return endpoints.merge(slices, builders.port_name(port), HERE)
+
+
+def texts(found: tuple[Endpoint, ...]) -> list[str]:
+    return [f"{endpoint.address}:{endpoint.port}" for endpoint in found]
+
+
+def test_union() -> None:
+    """All slices of a service count, whoever wrote them."""
+    first = builders.slice(entry("10.1.0.1"), entry("10.1.0.2"), name="a")
+    second = builders.slice(entry("10.1.0.3"), name="b")
+    assert texts(merged(first, second)) == ["10.1.0.1:8080", "10.1.0.2:8080", "10.1.0.3:8080"]
+
+
+def test_same_name_and_protocol() -> None:
+    """A service port uses slice ports of its own name and protocol, of whatever number."""
+    ports = [
+        {"name": "http", "port": 80},
+        {"name": "http", "port": 81, "protocol": "UDP"},
+        {"name": "other", "port": 82},
+    ]
+    one = builders.slice(entry("10.1.0.1"), ports=ports, name="a")
+    two = builders.slice(entry("10.1.0.2"), ports=[{"name": "http", "port": 8000}], name="b")
+    assert texts(merged(one, two, port="http")) == ["10.1.0.1:80", "10.1.0.2:8000"]
+    udp = builders.port_name("http", Protocol.UDP)
+    assert texts(endpoints.merge([one, two], udp, HERE)) == ["10.1.0.1:81"]
+
+
+def test_same_address_with_different_ports() -> None:
+    """One address with two port numbers is two endpoints."""
+    one = builders.slice(entry("10.1.0.1"), name="a")
+    two = builders.slice(entry("10.1.0.1"), ports=[{"port": 9090}], name="b")
+    assert texts(merged(one, two)) == ["10.1.0.1:8080", "10.1.0.1:9090"]
+
+
+def test_family() -> None:
+    """Each family sees the slices of its own address type."""
+    four = builders.slice(entry("10.1.0.1"), name="a")
+    six = builders.slice(entry("fd00::1"), name="b", family="IPv6")
+    fqdn = builders.slice(entry("10.1.0.9"), name="c", family="FQDN")
+    name = builders.port_name(family=Family.IPV6)
+    assert texts(merged(four, six, fqdn)) == ["10.1.0.1:8080"]
+    assert texts(endpoints.merge([four, six, fqdn], name, HERE)) == ["fd00::1:8080"]
+
+
+@pytest.mark.parametrize(
+    ("port", "found"),
+    [
+        ({"name": None, "port": 80}, []),
+        ({"port": None}, []),
+        ({"port": 0}, []),
+        ({"port": 80}, ["10.1.0.1:80"]),
+        ({"port": 80, "protocol": None}, ["10.1.0.1:80"]),
+    ],
+    ids=["no name", "no number", "zero", "defaults", "null protocol"],
+)
+def test_slice_ports(port: dict[str, Any], found: list[str]) -> None:
+    """A port without name or number is skipped; "" and TCP are the defaults."""
+    assert texts(merged(builders.slice(entry("10.1.0.1"), ports=[port]))) == found
+
+
+def test_placeholder() -> None:
+    """The placeholder slice of a service without pods has neither endpoints nor ports."""
+    slice = builders.slice(ports=[])
+    assert endpoints.check(slice) == ()
+    assert merged(slice) == ()
+
+
+def test_only_the_first_address() -> None:
+    """Further addresses are ignored, and an endpoint without any is skipped."""
+    slice = builders.slice(entry("10.1.0.1", "10.1.0.2"), entry())
+    assert texts(merged(slice)) == ["10.1.0.1:8080"]
+
+
+@pytest.mark.parametrize(
+    ("conditions", "expected"),
+    [
+        (None, (True, True, False)),
+        ({}, (True, True, False)),
+        ({"ready": None, "serving": None, "terminating": None}, (True, True, False)),
+        ({"ready": False}, (False, True, False)),
+        ({"ready": False, "serving": False}, (False, False, False)),
+        ({"ready": False, "serving": True, "terminating": True}, (False, True, True)),
+        ({"ready": True, "serving": False, "terminating": True}, (True, False, True)),
+    ],
+)
+def test_conditions(conditions: dict[str, Any] | None, expected: tuple[bool, ...]) -> None:
+    """Unsaid means ready, serving and not terminating, each on its own."""
+    (found,) = merged(builders.slice(entry("10.1.0.1", conditions=conditions)))
+    assert (found.ready, found.serving, found.terminating) == expected
+
+
+@pytest.mark.parametrize(
+    ("node", "local"), [(HERE, True), ("elsewhere", False), ("", False), (None, False)]
+)
+def test_local(node: str | None, local: bool) -> None:
+    """Local means that nodeName is set and is this node."""
+    slice = builders.slice(entry("10.1.0.1", nodeName=node))
+    assert [found.local for found in merged(slice)] == [local]
+    (nowhere,) = endpoints.merge([slice], builders.port_name(), "")
+    assert not nowhere.local
+
+
+def test_hints_and_target() -> None:
+    """Zone hints, node hints and the pod's name are kept."""
+    hints = {"forZones": [{"name": "z1"}, {"name": "z2"}], "forNodes": [{"name": HERE}]}
+    slice = builders.slice(
+        entry("10.1.0.1", hints=hints, targetRef={"kind": "Pod", "name": "web-1"}),
+        entry("10.1.0.2", hints={"forZones": None}),
+    )
+    hinted, plain = merged(slice)
+    assert hinted.zone_hints == frozenset({"z1", "z2"})
+    assert hinted.node_hints == frozenset({HERE})
+    assert (hinted.target, plain.target) == ("web-1", "")
+    assert plain.zone_hints == plain.node_hints == frozenset()
+
+
+def test_equal_hints_are_one_object() -> None:
+    """100,000 endpoints hold a few hint sets, not 100,000."""
+    hints = {"forZones": [{"name": "z1"}]}
+    first, second = merged(
+        builders.slice(entry("10.1.0.1", hints=hints), entry("10.1.0.2", hints=hints))
+    )
+    assert first.zone_hints is second.zone_hints
+
+
+GOING = {"ready": False, "serving": True, "terminating": True}
+GONE = {"ready": False, "serving": False, "terminating": True}
+UNREADY = {"ready": False, "serving": False}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "winner"),
+    [
+        ({}, GOING, "a"),
+        (GOING, {}, "b"),
+        (GOING, GONE, "a"),
+        (UNREADY, {}, "b"),
+        ({}, UNREADY, "b"),
+    ],
+    ids=["stays", "comes back", "both go", "last copy", "last copy, unready"],
+)
+def test_duplicates(first: dict[str, bool], second: dict[str, bool], winner: str) -> None:
+    """A later copy replaces an earlier one unless it is terminating; slices count by name."""
+    a = builders.slice(entry("10.1.0.1", conditions=first, targetRef={"name": "a"}), name="a")
+    b = builders.slice(entry("10.1.0.1", conditions=second, targetRef={"name": "b"}), name="b")
+    assert [found.target for found in merged(a, b)] == [winner]
+    assert merged(b, a) == merged(a, b)
+
+
+def test_duplicates_by_meaning() -> None:
+    """Two spellings of one address are one endpoint."""
+    assert texts(merged(builders.slice(entry("10.1.0.1"), entry("10.1.0.01")))) == ["10.1.0.1:8080"]
+
+
+def test_removed_slice() -> None:
+    """An endpoint in two slices stays until both are gone."""
+    a = builders.slice(entry("10.1.0.1"), entry("10.1.0.2"), name="a")
+    b = builders.slice(entry("10.1.0.2"), entry("10.1.0.3"), name="b")
+    assert texts(merged(b)) == ["10.1.0.2:8080", "10.1.0.3:8080"]
+    assert texts(merged(a)) == ["10.1.0.1:8080", "10.1.0.2:8080"]
+
+
+@pytest.mark.parametrize(
+    ("family", "ordered"),
+    [
+        ("IPv4", ["10.1.0.10", "10.1.0.1", "10.1.0.2", "9.0.0.1"]),
+        ("IPv6", ["fd00::10", "fd00::1:9", "fd00::1"]),
+    ],
+)
+def test_order_is_that_of_the_text(family: str, ordered: list[str]) -> None:
+    """The order is that of "ip:port" as text, with brackets around IPv6."""
+    slice = builders.slice(*map(entry, reversed(ordered)), family=family)
+    name = builders.port_name(family=FAMILIES[family])
+    assert [str(found.address) for found in endpoints.merge([slice], name, HERE)] == ordered
+
+
+A_FEW_ADDRESSES = some.sampled_from([f"10.1.0.{last}" for last in (1, 2, 10, 20)] + ["x"])
+CONDITIONS = some.fixed_dictionaries(
+    {flag: some.booleans() for flag in ("ready", "serving", "terminating")}
+)
+ENTRIES = some.lists(some.builds(entry, A_FEW_ADDRESSES, conditions=CONDITIONS), max_size=5)
+SLICES = some.lists(ENTRIES, max_size=4).map(
+    lambda each: [builders.slice(*part, name=f"web-{n}") for n, part in enumerate(each)]
+)
+
+
+@given(SLICES, some.randoms(use_true_random=False))
+def test_order_of_arrival_does_not_matter(slices: Slices, random: Random) -> None:
+    """The same slices give the same endpoints, in whatever order they came."""
+    shuffled = random.sample(slices, len(slices))
+    assert merged(*shuffled) == merged(*slices)
+
+
+@given(SLICES)
+def test_each_endpoint_once(slices: Slices) -> None:
+    """No address and port appears twice, and a copy that is not terminating is preferred."""
+    found = merged(*slices)
+    assert len(set(texts(found))) == len(found)
+    staying = {
+        each["addresses"][0]
+        for slice in slices
+        for each in msgspec.to_builtins(slice.endpoints)
+        if not each["conditions"]["terminating"]
+    }
+    assert {str(each.address) for each in found if not each.terminating} == staying - {"x"}
+
+
+@given(SLICES)
+def test_what_is_skipped_is_remarked_upon(slices: Slices) -> None:
+    """Every entry of a slice is either merged or has its remark."""
+    for slice in slices:
+        listed = [each.addresses[0] for each in slice.endpoints or () if each.addresses]
+        assert len(endpoints.check(slice)) == listed.count("x")
+        assert {str(each.address) for each in merged(slice)} == set(listed) - {"x"}

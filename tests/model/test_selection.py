@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which endpoints each policy uses (kube-proxy.md 3).
+
+The tables follow upstream's TestCategorizeEndpoints. Endpoints are called a, b, c; a list that a
+service port does not use is empty.
+"""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from ebpflb.model import selection
+from ebpflb.model.endpoints import Endpoint
+from ebpflb.model.selection import Place
+from ebpflb.model.services import ServicePort
+from tests.model import builders
+from tests.model.builders import endpoint, leaving
+
+HERE = Place(node="node-1", zone="z1")
+
+CLUSTER = builders.only_port(builders.service())
+INTERNAL_LOCAL = dataclasses.replace(CLUSTER, internal_local=True)
+NODE_PORT = dataclasses.replace(CLUSTER, node_port=30080)
+EXTERNAL_LOCAL = dataclasses.replace(NODE_PORT, external_local=True)
+BOTH_LOCAL = dataclasses.replace(EXTERNAL_LOCAL, internal_local=True)
+INTERNAL_LOCAL_NODE_PORT = dataclasses.replace(NODE_PORT, internal_local=True)
+EXTERNAL_LOCAL_UNREACHED = dataclasses.replace(CLUSTER, external_local=True)
+POLICIES = [
+    CLUSTER,
+    INTERNAL_LOCAL,
+    NODE_PORT,
+    EXTERNAL_LOCAL,
+    BOTH_LOCAL,
+    INTERNAL_LOCAL_NODE_PORT,
+    EXTERNAL_LOCAL_UNREACHED,
+]
+
+
+def names(endpoints: tuple[Endpoint, ...]) -> str:
+    return "".join(each.target for each in endpoints)
+
+
+def unready(target: str, *, local: bool = False) -> Endpoint:
+    return endpoint(target, ready=False, local=local)
+
+
+A_HERE, B_AWAY = endpoint("a", local=True), endpoint("b")
+
+
+@pytest.mark.parametrize(
+    ("port", "cluster", "local"),
+    [
+        (CLUSTER, "ab", ""),
+        (INTERNAL_LOCAL, "", "a"),
+        (NODE_PORT, "ab", ""),
+        (EXTERNAL_LOCAL, "ab", "a"),
+        (BOTH_LOCAL, "ab", "a"),
+        (INTERNAL_LOCAL_NODE_PORT, "ab", "a"),
+        (EXTERNAL_LOCAL_UNREACHED, "ab", ""),
+    ],
+    ids=[
+        "Cluster",
+        "ITP Local alone computes no cluster list",
+        "ETP Cluster",
+        "ETP Local keeps the cluster list for the short-circuit",
+        "both Local",
+        "ITP Local with ETP Cluster",
+        "ETP Local ignored when not externally accessible",
+    ],
+)
+def test_lists_in_use(port: ServicePort, cluster: str, local: str) -> None:
+    """The policies say which of the two lists a service port uses."""
+    chosen = selection.select(port, (A_HERE, B_AWAY), HERE)
+    assert (names(chosen.cluster), names(chosen.local)) == (cluster, local)
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "cluster"),
+    [
+        ([], ""),
+        ([endpoint("a"), endpoint("b")], "ab"),
+        ([endpoint("a"), unready("b")], "a"),
+        ([unready("a"), unready("b")], ""),
+        ([endpoint("a"), leaving("b")], "a"),
+        ([leaving("a"), leaving("b")], "ab"),
+        ([unready("a"), leaving("b")], "b"),
+        ([endpoint("a", ready=False, serving=False, terminating=True)], ""),
+        ([endpoint("a", ready=False, serving=True)], ""),
+        ([endpoint("a", ready=True, serving=False)], "a"),
+        ([endpoint("a", ready=True, serving=False, terminating=True), leaving("b")], "a"),
+    ],
+    ids=[
+        "none",
+        "all ready",
+        "some ready",
+        "none ready",
+        "ready before terminating",
+        "all terminating",
+        "terminating before unready",
+        "terminating but no longer serving",
+        "serving but neither ready nor terminating",
+        "published though not ready",
+        "published though terminating",
+    ],
+)
+def test_cluster_list(endpoints: list[Endpoint], cluster: str) -> None:
+    """Ready endpoints, else those that are serving and terminating, else none."""
+    chosen = selection.select(CLUSTER, tuple(endpoints), HERE)
+    assert names(chosen.cluster) == cluster
+    assert chosen.has_any is bool(cluster)
+
+
+@pytest.mark.parametrize("port", [INTERNAL_LOCAL, EXTERNAL_LOCAL, BOTH_LOCAL])
+@pytest.mark.parametrize(
+    ("endpoints", "local"),
+    [
+        ([endpoint("a"), endpoint("b")], ""),
+        ([endpoint("a", local=True), endpoint("b", local=True)], "ab"),
+        ([endpoint("a"), endpoint("b", local=True)], "b"),
+        ([unready("a", local=True), endpoint("b")], ""),
+        ([leaving("a", local=True), endpoint("b", local=True)], "b"),
+        ([leaving("a", local=True), leaving("b", local=True)], "ab"),
+        ([leaving("a"), leaving("b")], ""),
+        ([endpoint("a", ready=False, serving=False, terminating=True, local=True)], ""),
+    ],
+    ids=[
+        "all remote",
+        "all local",
+        "some local",
+        "local unready",
+        "local ready before local terminating",
+        "local terminating",
+        "remote terminating",
+        "local no longer serving",
+    ],
+)
+def test_local_list(port: ServicePort, endpoints: list[Endpoint], local: str) -> None:
+    """The same order of preference, among this node's endpoints only."""
+    assert names(selection.select(port, tuple(endpoints), HERE).local) == local
+
+
+def test_fallbacks_are_independent() -> None:
+    """A terminating local endpoint is used locally while the cluster list has a ready one."""
+    chosen = selection.select(EXTERNAL_LOCAL, (leaving("a", local=True), endpoint("b")), HERE)
+    assert (names(chosen.cluster), names(chosen.local)) == ("b", "a")
+
+
+@pytest.mark.parametrize("port", POLICIES)
+@pytest.mark.parametrize(
+    ("endpoints", "has_any"),
+    [
+        ([], False),
+        ([endpoint("a")], True),
+        ([leaving("a")], True),
+        ([unready("a"), endpoint("b", ready=False, serving=True)], False),
+    ],
+    ids=["none", "ready elsewhere", "leaving elsewhere", "none usable"],
+)
+def test_has_any(port: ServicePort, endpoints: list[Endpoint], has_any: bool) -> None:
+    """Whether anyone anywhere could answer does not depend on the policies (6.1)."""
+    assert selection.select(port, tuple(endpoints), HERE).has_any is has_any
+
+
+@pytest.mark.parametrize("port", POLICIES)
+def test_serving(port: ServicePort) -> None:
+    """Every serving endpoint, whatever its readiness, place or the policies (11.1)."""
+    endpoints = (
+        endpoint("a", zones="z2"),
+        endpoint("b", ready=False, serving=True),
+        leaving("c"),
+        endpoint("d", ready=True, serving=False),
+        unready("e", local=True),
+    )
+    assert names(selection.select(port, endpoints, HERE).serving) == "abc"
+
+
+ENDPOINTS = some.lists(
+    some.builds(
+        endpoint,
+        some.sampled_from("abcdef"),
+        ready=some.booleans(),
+        serving=some.booleans(),
+        terminating=some.booleans(),
+        local=some.booleans(),
+        zones=some.sampled_from(["", "z1", "z2", "z1 z2"]),
+        nodes=some.sampled_from(["", "node-1", "node-2"]),
+    ),
+    unique_by=lambda each: each.target,
+).map(tuple)
+
+
+@given(some.sampled_from(POLICIES), ENDPOINTS)
+def test_lists_are_parts_in_order(port: ServicePort, endpoints: tuple[Endpoint, ...]) -> None:
+    """Each list keeps the order of the endpoints and holds none but usable ones."""
+    chosen = selection.select(port, endpoints, HERE)
+    for part in (chosen.cluster, chosen.local, chosen.serving):
+        assert list(part) == [each for each in endpoints if each in part]
+    for each in chosen.cluster + chosen.local:
+        assert each.ready or (each.serving and each.terminating)
+    assert all(each.local for each in chosen.local)
+
+
+@given(some.sampled_from(POLICIES), ENDPOINTS)
+def test_no_black_hole(port: ServicePort, endpoints: tuple[Endpoint, ...]) -> None:
+    """If anyone could answer, a cluster list in use is not empty, whatever the hints."""
+    chosen = selection.select(port, endpoints, HERE)
+    if port is not INTERNAL_LOCAL:
+        assert bool(chosen.cluster) is chosen.has_any

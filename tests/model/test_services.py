@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which service ports a Service has, and what each of them holds (kube-proxy.md 1)."""
+
+from ipaddress import ip_address, ip_network
+from typing import Any
+
+import pytest
+
+from ebpflb.model import services
+from ebpflb.model.addresses import Family
+from ebpflb.model.services import PortName, Protocol
+from tests.model import builders
+
+
+def ips(*listed: str) -> tuple[Any, ...]:
+    return tuple(map(ip_address, listed))
+
+
+@pytest.mark.parametrize("value", ["", "other-proxy"])
+def test_another_proxys_service(value: str) -> None:
+    """The label's presence hands a Service to another proxy; its value is irrelevant (1.1)."""
+    service = builders.service(labels={services.PROXY_NAME_LABEL: value})
+    assert not services.is_ours(service)
+    assert services.read(service) == ((), ())
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"clusterIP": "None", "clusterIPs": ["None"]},
+        {"clusterIP": "None", "clusterIPs": ["None"], "ports": []},
+        {"clusterIP": "", "clusterIPs": []},
+        {"type": "ExternalName"},
+    ],
+    ids=["headless", "headless without ports", "not yet allocated", "ExternalName with an IP"],
+)
+def test_skipped(spec: dict[str, Any]) -> None:
+    """Headless, unallocated and ExternalName services have no service port (1.2)."""
+    service = builders.service(**spec)
+    assert not services.is_ours(service)
+    assert services.read(service) == ((), ())
+
+
+def test_skipped_is_not_judged() -> None:
+    """What is not ours may hold anything."""
+    assert services.read(builders.service(clusterIP="None", ports=[{"port": 0}])) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("spec", "found"),
+    [
+        ({"ipFamilies": ["IPv4"], "clusterIPs": ["10.0.0.1"]}, {4: "10.0.0.1"}),
+        ({"ipFamilies": ["IPv6"], "clusterIPs": ["fd00::1"]}, {6: "fd00::1"}),
+        (
+            {"ipFamilies": ["IPv6", "IPv4"], "clusterIPs": ["fd00::1", "10.0.0.1"]},
+            {6: "fd00::1", 4: "10.0.0.1"},
+        ),
+        ({"ipFamilies": ["IPv4"] * 2, "clusterIPs": ["10.0.0.1", "10.0.0.2"]}, {4: "10.0.0.1"}),
+        ({"ipFamilies": None, "clusterIPs": None, "clusterIP": "10.0.0.1"}, {4: "10.0.0.1"}),
+        ({"ipFamilies": [], "clusterIPs": None, "clusterIP": "fd00::1"}, {6: "fd00::1"}),
+    ],
+    ids=["IPv4", "IPv6", "both", "the first counts", "clusterIP alone", "IPv6 clusterIP alone"],
+)
+def test_families(spec: dict[str, Any], found: dict[int, str]) -> None:
+    """clusterIPs is paired with ipFamilies; clusterIP counts only where there are none (1.3)."""
+    reading = services.read(builders.service(**spec))
+    assert {port.name.family: str(port.cluster_ip) for port in reading.ports} == found
+    assert not reading.remarks
+
+
+def test_missing_cluster_ip() -> None:
+    """A family whose clusterIP is missing has no service port, and this is said (1.3)."""
+    reading = services.read(builders.service(ipFamilies=["IPv4", "IPv6"]))
+    assert [port.name.family for port in reading.ports] == [Family.IPV4]
+    assert reading.remarks == ("spec.clusterIPs[1]: missing, so nothing is served by IPv6",)
+
+
+def test_unpaired_cluster_ips() -> None:
+    """Without ipFamilies a second clusterIP is unused, and this is said."""
+    reading = services.read(builders.dual_stack(ipFamilies=None))
+    assert [port.name.family for port in reading.ports] == [Family.IPV4]
+    assert reading.remarks == ("spec.ipFamilies: empty, so only spec.clusterIP is used",)
+
+
+def test_every_port_in_every_family() -> None:
+    """Identity is namespace, name, port name and protocol, per family; "" is a port name (1.4)."""
+    ports = [{"port": 53, "protocol": "UDP"}, {"name": "dns-tcp", "port": 53}]
+    reading = services.read(builders.dual_stack(ports=ports))
+    assert [port.name for port in reading.ports] == [
+        PortName("shop", "web", "", Protocol.UDP, Family.IPV4),
+        PortName("shop", "web", "dns-tcp", Protocol.TCP, Family.IPV4),
+        PortName("shop", "web", "", Protocol.UDP, Family.IPV6),
+        PortName("shop", "web", "dns-tcp", Protocol.TCP, Family.IPV6),
+    ]
+
+
+def test_names_as_people_write_them() -> None:
+    """A service port is called namespace/service:port, without the colon when unnamed."""
+    assert str(builders.port_name("http")) == "shop/web:http"
+    assert str(builders.port_name()) == "shop/web"
+
+
+def test_addresses_go_to_their_family() -> None:
+    """Each family uses only its own external IPs, load balancer IPs and source ranges (1.3)."""
+    service = builders.dual_stack(
+        type="LoadBalancer",
+        ports=[{"port": 80, "nodePort": 30080}],
+        externalIPs=["192.0.2.1", "2001:db8::1"],
+        loadBalancerSourceRanges=["203.0.113.0/24", "2001:db8:5::/48"],
+        ingress=[{"ip": "198.51.100.1"}, {"ip": "2001:db8::2"}],
+    )
+    four, six = services.read(service).ports
+    assert (four.external_ips, six.external_ips) == (ips("192.0.2.1"), ips("2001:db8::1"))
+    assert (four.load_balancer_ips, six.load_balancer_ips) == (
+        ips("198.51.100.1"),
+        ips("2001:db8::2"),
+    )
+    assert four.source_ranges == (ip_network("203.0.113.0/24"),)
+    assert six.source_ranges == (ip_network("2001:db8:5::/48"),)
+    assert four.node_port == six.node_port == 30080
+
+
+def test_no_cluster_ip_no_service() -> None:
+    """A family without a cluster IP gets nothing, even if other addresses are of it (1.3)."""
+    port = builders.only_port(builders.service(externalIPs=["2001:db8::1"]))
+    assert port.name.family is Family.IPV4
+    assert not port.externally_accessible
+
+
+def test_ip_mode() -> None:
+    """Only ingress with an IP and the VIP mode, said or not, whatever the type (1.4)."""
+    ingress = [
+        {"ip": "198.51.100.1"},
+        {"ip": "198.51.100.2", "ipMode": "VIP"},
+        {"ip": "198.51.100.3", "ipMode": "Proxy"},
+        {"hostname": "lb.example.org"},
+        {"ip": ""},
+    ]
+    reading = services.read(builders.service(type="ClusterIP", ingress=ingress))
+    assert reading.ports[0].load_balancer_ips == ips("198.51.100.1", "198.51.100.2")
+    assert not reading.remarks
+
+
+@pytest.mark.parametrize(
+    ("ranges", "kept"),
+    [
+        ([" 203.0.113.0/24", "10.0.0.0/8 "], ["203.0.113.0/24", "10.0.0.0/8"]),
+        (["203.0.113.000/025"], ["203.0.113.0/25"]),
+        (["203.0.113.7/24", "203.0.113.0/24"], ["203.0.113.0/24"]),
+        (["203.0.113.0/24", "0.0.0.0/0"], []),
+        (["203.0.113.0/24", "::/0"], ["203.0.113.0/24"]),
+        (["2001:db8::/32"], []),
+        (["", "  "], []),
+    ],
+    ids=["blanks", "sloppy", "twice", "everyone", "everyone else", "other family", "empty"],
+)
+def test_source_ranges(ranges: list[str], kept: list[str]) -> None:
+    """Blanks around go; /0 or none of this family means no restriction (1.4)."""
+    reading = services.read(builders.service(loadBalancerSourceRanges=ranges))
+    assert reading.ports[0].source_ranges == tuple(map(ip_network, kept))
+    assert not reading.remarks
+
+
+def test_sloppy_addresses() -> None:
+    """Every address of a Service may carry leading zeros (1.4)."""
+    port = builders.only_port(
+        builders.service(
+            clusterIPs=["172.30.0.041"],
+            externalIPs=["192.0.2.001"],
+            ingress=[{"ip": "198.051.100.01"}],
+        )
+    )
+    assert (port.cluster_ip,) == ips("172.30.0.41")
+    assert port.external_ips == ips("192.0.2.1")
+    assert port.load_balancer_ips == ips("198.51.100.1")
+
+
+def test_unreadable_entries_are_skipped_with_a_remark() -> None:
+    """What kube-proxy skips with a log line is skipped and named; blank entries go silently."""
+    reading = services.read(
+        builders.service(
+            externalIPs=["192.0.2.1", "x", " ", " 192.0.2.2", "192.0.2.01"],
+            loadBalancerSourceRanges=["10.0.0.0/33", "10.0.0.0/8"],
+            ingress=[{"ip": "198.51.100"}],
+        )
+    )
+    (port,) = reading.ports
+    assert port.external_ips == ips("192.0.2.1")
+    assert port.load_balancer_ips == ()
+    assert port.source_ranges == (ip_network("10.0.0.0/8"),)
+    assert reading.remarks == (
+        'spec.externalIPs[1]: "x" is no IP address',
+        'spec.externalIPs[3]: " 192.0.2.2" is no IP address',
+        'status.loadBalancer.ingress[0].ip: "198.51.100" is no IP address',
+        'spec.loadBalancerSourceRanges[0]: "10.0.0.0/33" is no CIDR',
+    )

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How topology hints narrow the cluster list (kube-proxy.md 3.1)."""
+
+import dataclasses
+
+import pytest
+
+from ebpflb.model import selection
+from ebpflb.model.endpoints import Endpoint
+from ebpflb.model.selection import Place
+from tests.model import builders
+from tests.model.builders import endpoint, leaving
+
+HERE = Place(node="node-1", zone="z1")
+CLUSTER = builders.only_port(builders.service())
+
+
+def cluster(*endpoints: Endpoint, place: Place = HERE) -> str:
+    chosen = selection.select(CLUSTER, endpoints, place)
+    return "".join(each.target for each in chosen.cluster)
+
+
+def unready(target: str, zones: str = "") -> Endpoint:
+    return endpoint(target, ready=False, zones=zones)
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "kept"),
+    [
+        ([endpoint("a", zones="z1"), endpoint("b", zones="z2")], "a"),
+        ([endpoint("a", zones="z2"), endpoint("b", zones="z3")], "ab"),
+        ([endpoint("a", zones="z1"), endpoint("b")], "ab"),
+        ([endpoint("a"), endpoint("b")], "ab"),
+        ([endpoint("a", zones="z1"), endpoint("b", zones="z2"), unready("c")], "a"),
+        ([endpoint("a", zones="z2"), unready("b", "z1")], "a"),
+        (
+            [endpoint("a", zones="z1 z2"), endpoint("b", zones="z2"), endpoint("c", zones="z3 z1")],
+            "ac",
+        ),
+        ([leaving("a", zones="z1"), leaving("b", zones="z2")], "ab"),
+        ([leaving("a", zones="z1"), endpoint("b", zones="z2")], "b"),
+    ],
+    ids=[
+        "all hinted",
+        "none for this zone",
+        "one without a hint",
+        "none hinted",
+        "an unready one needs no hint",
+        "an unready one for this zone does not count",
+        "several zones each",
+        "terminating ones are not narrowed",
+        "terminating one for this zone does not count",
+    ],
+)
+def test_zones(endpoints: list[Endpoint], kept: str) -> None:
+    """Zone mode: every ready endpoint is hinted, and at least one for this zone."""
+    assert cluster(*endpoints) == kept
+
+
+@pytest.mark.parametrize(("zone", "kept"), [("z1", "a"), ("z2", "b"), ("z9", "ab"), ("", "ab")])
+def test_zone_of_this_node(zone: str, kept: str) -> None:
+    """A node in no zone, or in one that nobody is hinted for, uses every ready endpoint."""
+    place = Place(node="node-1", zone=zone)
+    assert cluster(endpoint("a", zones="z1"), endpoint("b", zones="z2"), place=place) == kept
+
+
+def test_zone_hint_of_no_name() -> None:
+    """A node without a zone is not in the zone called ""."""
+    nameless = dataclasses.replace(endpoint("a"), zone_hints=frozenset({""}))
+    place = Place(node="node-1", zone="")
+    assert cluster(nameless, endpoint("b", zones="z2"), place=place) == "ab"
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "kept"),
+    [
+        (
+            [endpoint("a", nodes="node-1", zones="z1"), endpoint("b", nodes="node-2", zones="z1")],
+            "a",
+        ),
+        ([endpoint("a", nodes="node-1 node-2"), endpoint("b", nodes="node-2")], "a"),
+        ([endpoint("a", nodes="node-1", zones="z1"), endpoint("b", zones="z1")], "ab"),
+        ([endpoint("a", nodes="node-1", zones="z2"), endpoint("b", zones="z1")], "b"),
+        (
+            [endpoint("a", nodes="node-2", zones="z1"), endpoint("b", nodes="node-3", zones="z2")],
+            "a",
+        ),
+        ([endpoint("a", nodes="node-2"), endpoint("b", nodes="node-3")], "ab"),
+        ([endpoint("a", nodes="node-1", zones="z2"), unready("b")], "a"),
+    ],
+    ids=[
+        "node before zone",
+        "several nodes each",
+        "one without node hint: zone",
+        "one without node hint: zone, elsewhere",
+        "none for this node: zone",
+        "none for this node nor zone",
+        "an unready one needs no hint",
+    ],
+)
+def test_nodes(endpoints: list[Endpoint], kept: str) -> None:
+    """Node mode comes first, by the same rule; where it is off, zone mode is tried."""
+    assert cluster(*endpoints) == kept
+
+
+def test_the_hint_counts_not_the_place() -> None:
+    """A local endpoint hinted for another zone is not in the cluster list."""
+    assert cluster(endpoint("a", local=True, zones="z2"), endpoint("b", zones="z1")) == "b"
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [{"internal_local": True}, {"external_local": True, "node_port": 30080}],
+    ids=["ITP Local", "ETP Local"],
+)
+def test_local_list_ignores_hints(policy: dict[str, bool | int]) -> None:
+    """Hints never narrow the local list, even while they narrow the cluster list."""
+    port = dataclasses.replace(CLUSTER, **policy)  # type: ignore[arg-type]
+    here, there = endpoint("a", local=True, zones="z2"), endpoint("b", zones="z1")
+    chosen = selection.select(port, (here, there), HERE)
+    assert chosen.local == (here,)
+    assert chosen.cluster == (() if port.internal_local else (there,))
