@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The map entries that the agent writes, as values; named and ordered as in bpf/layout.h.
+
+Flags are sets of words: ``SERVICE_EXTERNAL`` in C is ``"external"`` here. datapath.layout packs
+these values into the structs and refuses to start if the two disagree about a field.
+"""
+
+from typing import NamedTuple
+
+from ebpflb.model.addresses import Address
+
+Flags = frozenset[str]
+
+NOWHERE = 2**32 - 1  # a former backend's slot: beyond the array's end, where nothing is found
+
+
+class Frontend(NamedTuple):
+    """Where a service is reached; a NodePort's address is its family's unspecified address."""
+
+    address: Address
+    port: int
+    protocol: int
+
+    def __str__(self) -> str:
+        host = f"[{self.address}]" if self.address.version == 6 else str(self.address)
+        return f"{host}:{self.port}"
+
+
+class Range(NamedTuple):
+    """A run of slots."""
+
+    base: int
+    size: int
+
+
+class Service(NamedTuple):
+    """What a frontend leads to: ``slots`` is the size of the block that starts at cluster.base."""
+
+    id: int
+    flags: Flags
+    affinity_seconds: int
+    slots: int
+    cluster: Range
+    local: Range
+
+    @property
+    def block(self) -> Range:
+        return Range(self.cluster.base, self.slots)
+
+
+class Backend(NamedTuple):
+    """One slot; ``service`` and ``id`` let a reader notice that the slot changed hands."""
+
+    address: Address
+    port: int
+    flags: Flags
+    id: int
+    service: int
+
+
+class BackendName(NamedTuple):
+    """What a backend id means: the endpoint's node and what it targets, where known."""
+
+    node: str
+    target: str

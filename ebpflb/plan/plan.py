@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plan is a value: it can be printed, counted and tested before anything is written."""
+
+from dataclasses import dataclass, field, fields
+
+from ebpflb.model.services import PortName
+from ebpflb.plan.entries import Backend, BackendName, Frontend, Service
+
+
+@dataclass
+class Plan:
+    """What to write, field after field in this order: first all that is new, then the flips,
+    then what nobody names any more."""
+
+    slots: list[tuple[int, Backend]] = field(default_factory=list)
+    members: list[tuple[int, int]] = field(default_factory=list)  # backend id, slot
+    service_names: list[tuple[int, PortName]] = field(default_factory=list)
+    backend_names: list[tuple[int, BackendName]] = field(default_factory=list)
+    services: list[tuple[Frontend, Service]] = field(default_factory=list)
+    gone_services: list[Frontend] = field(default_factory=list)
+    gone_service_names: list[int] = field(default_factory=list)
+    gone_backend_names: list[int] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return any(getattr(self, part.name) for part in fields(self))
+
+    def __repr__(self) -> str:
+        return (
+            f"<Plan frontends ~{len(self.services)} -{len(self.gone_services)}, "
+            f"slots ~{len(self.slots)}, backends -{len(self.gone_backend_names)}>"
+        )

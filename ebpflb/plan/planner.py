@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wanted against present -> Plan: the ordered difference, and nothing that did not change.
+
+A live range of slots is never written. A service whose backends change gets a new block; its
+frontends flip to it one by one, each atomically; the old block rests in quarantine and is then
+free. Before a service is named everything it names is there, and a removed frontend goes before
+what it named. So a look-up that succeeds before and after an update succeeds during it, and a
+crash between any two writes leaves a working state.
+
+A service that does not fit keeps its last good state, is named in ``unplaced``, and is tried
+again with every plan.
+"""
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+from ebpflb.model.services import PortName
+from ebpflb.plan.claims import Claims
+from ebpflb.plan.entries import NOWHERE, Backend, Flags, Frontend, Range, Service
+from ebpflb.plan.numbers import Full, Ids, Quarantine, Ranges
+from ebpflb.plan.plan import Plan
+from ebpflb.plan.present import Present, Programmed
+from ebpflb.plan.wanted import Wanted
+
+_NEW = Programmed(0, Range(0, 0), {}, (), ())
+
+
+class Capacity(NamedTuple):
+    """How many entries the maps have."""
+
+    services: int
+    slots: int
+    service_ids: int
+    backend_ids: int
+
+
+class Planner:
+    """Knows what the maps hold and what they should hold; time comes from outside, in seconds."""
+
+    def __init__(self, capacity: Capacity, present: Present | None = None) -> None:
+        self.capacity = capacity
+        self.claims = Claims()
+        self.present: dict[PortName, Programmed] = {}
+        self.unplaced: dict[PortName, str] = {}
+        self.service_ids = Ids(capacity.service_ids)
+        self.backend_ids = Ids(capacity.backend_ids)
+        self.ranges = Ranges(capacity.slots)
+        self.quarantine = Quarantine()
+        self.holders: dict[Frontend, PortName] = {}
+        self.dropped: set[Frontend] = set()
+        self.plan = Plan()
+        self._adopt(present or Present())
+
+    def change(self, wanted: Mapping[PortName, Wanted | None], now: float) -> Plan:
+        """The plan for what these service ports want now (None: gone); others stay as they are."""
+        self.quarantine.release(now)
+        for name in sorted(self.claims.update(wanted) | self.unplaced.keys()):
+            self._settle(name)
+        self.plan.gone_services += sorted(self.dropped, key=str)
+        plan, self.plan, self.dropped = self.plan, Plan(), set()
+        return plan
+
+    def replace(self, wanted: Mapping[PortName, Wanted], now: float) -> Plan:
+        """The plan for the complete state: what is not wanted goes."""
+        gone = dict.fromkeys(self.present.keys() | self.claims.wanted.keys())
+        return self.change({**gone, **wanted}, now)
+
+    def applied(self, now: float) -> None:
+        """The last plan has been carried out: what it freed begins to rest."""
+        self.quarantine.rest(now)
+
+    def _adopt(self, present: Present) -> None:
+        self.present = dict(present.programmed)
+        for name, programmed in self.present.items():
+            self.service_ids.adopt(programmed.id)
+            self.ranges.adopt(programmed.block)
+            self.holders.update(dict.fromkeys(programmed.services, name))
+            for backend in programmed.backends:
+                self.backend_ids.adopt(backend.id)
+        for block in present.stray_blocks:
+            self._adopt_stray(block)
+        for number in present.stray_service_ids:
+            self.service_ids.adopt(number)
+            self._free_service_id(number)
+        for number in present.stray_backend_ids:
+            self.backend_ids.adopt(number)
+            self._free_backend_id(number)
+        self.dropped = set(present.stray_services)
+        self.plan.members += present.wrong_members
+
+    def _adopt_stray(self, block: Range) -> None:
+        """A stray block may overlap what is used; only what was free is freed again."""
+        before = list(self.ranges.holes)
+        self.ranges.adopt(block)
+        for hole in before:
+            base = max(hole.base, block.base)
+            end = min(sum(hole), sum(block))
+            if base < end:
+                self.quarantine.add(partial(self.ranges.give_back, Range(base, end - base)))
+
+    def _settle(self, name: PortName) -> None:
+        self.unplaced.pop(name, None)
+        frontends = self.claims.granted(name)
+        if not frontends:
+            self._retire(name)
+            return
+        try:
+            self._program(self.claims.wanted[name], frontends)
+        except Full as full:
+            self.unplaced[name] = str(full)
+            self._unite(name)
+
+    def _unite(self, name: PortName) -> None:
+        """Frontends that a crash left at other blocks go back to the one that was adopted."""
+        old = self.present.get(name, _NEW)
+        sound = next((s for s in old.services.values() if s.block == old.block), None)
+        if sound is None:
+            return
+        own = {f: s for f, s in old.services.items() if self.holders.get(f) == name}
+        united = {f: sound._replace(flags=service.flags) for f, service in own.items()}
+        self.present[name] = old._replace(services=united)
+        self._write(name, old, self.present[name])
+
+    def _retire(self, name: PortName) -> None:
+        old = self.present.pop(name, None)
+        if old is None:
+            return
+        self._drop(name, old.services)
+        self._free_block(old, kept=frozenset())
+        self._free_service_id(old.id)
+
+    def _program(self, wanted: Wanted, frontends: dict[Frontend, Flags]) -> None:
+        name = wanted.name
+        old = self.present.get(name, _NEW)
+        same = _same_backends(old, wanted)
+        self._check_room(old, wanted, frontends)
+        block = old.block if same else self.ranges.take(len(wanted.backends))
+        number = old.id or self.service_ids.take()
+        backends = old.backends if same else self._number(old, wanted, number)
+        services = _services(number, wanted, frontends, block)
+        names = tuple(backend.name for backend in wanted.backends)
+        new = Programmed(number, block, services, backends, names)
+        self._write(name, old, new)
+        if not same:
+            self._free_block(old, kept={backend.id for backend in backends})
+        self.present[name] = new
+
+    def _check_room(self, old: Programmed, wanted: Wanted, frontends: Iterable[Frontend]) -> None:
+        """Raises Full, with the map's name, before anything is taken."""
+        known = {(backend.address, backend.port) for backend in old.backends}
+        backends = sum(backend.endpoint not in known for backend in wanted.backends)
+        entries = sum(f not in self.holders and f not in self.dropped for f in frontends)
+        if entries > self.capacity.services - len(self.holders) - len(self.dropped):
+            raise Full(f"map services is full ({self.capacity.services} entries)")
+        if not old.id and not self.service_ids.free:
+            raise Full(f"map service_stats is full ({self.capacity.service_ids} ids)")
+        if backends > self.backend_ids.free:
+            raise Full(f"map members is full ({self.capacity.backend_ids} ids)")
+
+    def _number(self, old: Programmed, wanted: Wanted, service: int) -> tuple[Backend, ...]:
+        """A backend keeps its id as long as it belongs to the service."""
+        ids = {(backend.address, backend.port): backend.id for backend in old.backends}
+        return tuple(
+            Backend(
+                *backend.endpoint,
+                backend.flags,
+                ids.get(backend.endpoint) or self.backend_ids.take(),
+                service,
+            )
+            for backend in wanted.backends
+        )
+
+    def _write(self, name: PortName, old: Programmed, new: Programmed) -> None:
+        if new.block != old.block:
+            self.plan.slots += enumerate(new.backends, new.block.base)
+            self.plan.members += ((b.id, new.block.base + i) for i, b in enumerate(new.backends))
+        if not old.id:
+            self.plan.service_names.append((new.id, name))
+        known = {b.id: label for b, label in zip(old.backends, old.names, strict=True)}
+        for backend, label in zip(new.backends, new.names, strict=True):
+            if known.get(backend.id) != label:
+                self.plan.backend_names.append((backend.id, label))
+        for frontend, service in new.services.items():
+            if old.services.get(frontend) != service or self.holders.get(frontend) != name:
+                self.plan.services.append((frontend, service))
+        self._drop(name, old.services.keys() - new.services.keys())
+        self.holders.update(dict.fromkeys(new.services, name))
+        self.dropped -= new.services.keys()
+
+    def _drop(self, name: PortName, frontends: Iterable[Frontend]) -> None:
+        """Those that another service has taken over meanwhile are its own."""
+        for frontend in frontends:
+            if self.holders.get(frontend) == name:
+                del self.holders[frontend]
+                self.dropped.add(frontend)
+
+    def _free_block(self, old: Programmed, kept: frozenset[int] | set[int]) -> None:
+        self.quarantine.add(partial(self.ranges.give_back, old.block))
+        for backend in old.backends:
+            if backend.id not in kept:
+                self._free_backend_id(backend.id)
+
+    def _free_service_id(self, number: int) -> None:
+        self.plan.gone_service_names.append(number)
+        self.quarantine.add(partial(self.service_ids.give_back, number))
+
+    def _free_backend_id(self, number: int) -> None:
+        """Its old slot stays as it was: whoever keeps the backend must not find it there."""
+        self.plan.members.append((number, NOWHERE))
+        self.plan.gone_backend_names.append(number)
+        self.quarantine.add(partial(self.backend_ids.give_back, number))
+
+
+def _same_backends(old: Programmed, wanted: Wanted) -> bool:
+    here = [((b.address, b.port), b.flags) for b in old.backends]
+    return bool(old.id) and here == [(b.endpoint, b.flags) for b in wanted.backends]
+
+
+def _services(
+    number: int, wanted: Wanted, frontends: Mapping[Frontend, Flags], block: Range
+) -> dict[Frontend, Service]:
+    cluster = sum("cluster" in backend.flags for backend in wanted.backends)
+    local = [index for index, backend in enumerate(wanted.backends) if "local" in backend.flags]
+    ranges = Range(block.base, cluster), Range(block.base + (local or [0])[0], len(local))
+    affinity, slots = wanted.affinity_seconds, block.size
+    return {
+        frontend: Service(number, flags, affinity, slots, *ranges)
+        for frontend, flags in frontends.items()
+    }

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A service port and its selection -> what the datapath should hold for it, yet without numbers.
+
+The backends come in the order of their block: those of the cluster list alone, those in both
+lists, those of the local list alone, and last those that only serve the flows they have. So each
+list is one run of slots, and a backend takes one slot however many lists it is in.
+"""
+
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address
+from typing import NamedTuple
+
+from ebpflb.model.addresses import Address, Family
+from ebpflb.model.endpoints import Endpoint
+from ebpflb.model.selection import Selection
+from ebpflb.model.services import PortName, ServicePort
+from ebpflb.plan.entries import BackendName, Flags, Frontend
+
+ANY: dict[Family, Address] = {
+    Family.IPV4: IPv4Address(0),
+    Family.IPV6: IPv6Address(0),
+}  # a NodePort's address
+
+_LISTS = {  # (in the cluster list, in the local list): in the order of a block
+    (True, False): frozenset({"cluster"}),
+    (True, True): frozenset({"cluster", "local"}),
+    (False, True): frozenset({"local"}),
+    (False, False): frozenset[str](),
+}
+_ORDER = {flags: order for order, flags in enumerate(_LISTS.values())}
+
+
+class WantedBackend(NamedTuple):
+    """An endpoint in its place of the block."""
+
+    endpoint: tuple[Address, int]  # address, port: what a backend id stays with
+    flags: Flags
+    name: BackendName
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What one service port asks of the datapath.
+
+    ``created`` decides who keeps a frontend that two services claim. ``remark`` says which
+    frontends had to be left out, and why.
+    """
+
+    name: PortName
+    created: str
+    frontends: dict[Frontend, Flags]
+    affinity_seconds: int
+    backends: tuple[WantedBackend, ...]
+    remark: str | None = None
+
+
+def want(port: ServicePort, selection: Selection) -> Wanted:
+    """The entries for one service port."""
+    return Wanted(
+        name=port.name,
+        created=port.created,
+        frontends=_frontends(port, selection.has_any),
+        affinity_seconds=port.affinity_seconds,
+        backends=_backends(selection),
+        remark=_remark(port),
+    )
+
+
+def _frontends(port: ServicePort, has_any: bool) -> dict[Frontend, Flags]:
+    """The cluster IP comes last in writing and so wins over an equal external address."""
+    some = frozenset({"endpoints"} if has_any else ())
+    external = some | {"external"} | ({"local"} if port.external_local else set())
+    protocol = int(port.name.protocol)
+    found = {Frontend(ip, port.port, protocol): external for ip in port.external_ips}
+    if not port.source_ranges:
+        balanced = external | {"load_balancer"}
+        found |= {Frontend(ip, port.port, protocol): balanced for ip in port.load_balancer_ips}
+    if port.node_port:
+        found[Frontend(ANY[port.name.family], port.node_port, protocol)] = external
+    internal = some | ({"local"} if port.internal_local else set())
+    found[Frontend(port.cluster_ip, port.port, protocol)] = frozenset(internal)
+    return found
+
+
+def _remark(port: ServicePort) -> str | None:
+    """A restricted VIP open to all would be worse than one left to its load balancer."""
+    if not (port.source_ranges and port.load_balancer_ips):
+        return None
+    return "spec.loadBalancerSourceRanges: not enforced yet, so its VIPs are left alone"
+
+
+def _backends(selection: Selection) -> tuple[WantedBackend, ...]:
+    cluster, local = set(map(id, selection.cluster)), set(map(id, selection.local))
+    found = {id(e): e for e in (*selection.serving, *selection.cluster, *selection.local)}
+    backends = [
+        WantedBackend((e.address, e.port), _LISTS[i in cluster, i in local], _name(e))
+        for i, e in found.items()
+    ]
+    return tuple(sorted(backends, key=lambda backend: _ORDER[backend.flags]))
+
+
+def _name(endpoint: Endpoint) -> BackendName:
+    return BackendName(endpoint.node, endpoint.target)

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What may happen to a node's services: arbitrary steps, for properties."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from hypothesis import strategies as some
+
+from ebpflb.model.services import PortName
+from ebpflb.plan.entries import Flags
+from ebpflb.plan.wanted import Wanted, WantedBackend
+from tests.plan import builders
+from tests.plan.node import Node
+
+
+class Edit(NamedTuple):
+    """One field of one service port takes another value; ``gone`` takes the port away."""
+
+    service: str
+    field: str
+    value: Any
+
+
+class Step(NamedTuple):
+    """After some seconds, edits that one plan takes in; ``crash``: after so many writes."""
+
+    seconds: float
+    edits: list[Edit]
+    crash: int | None
+
+
+def _block(lists: Mapping[int, Flags]) -> tuple[WantedBackend, ...]:
+    backends = [builders.backend(number, flags) for number, flags in sorted(lists.items())]
+    return tuple(sorted(backends, key=lambda b: builders.BLOCK_ORDER.index(b.flags)))
+
+
+_flags = some.sampled_from([frozenset[str](), frozenset({"endpoints"}), frozenset({"external"})])
+_frontends = some.dictionaries(
+    some.builds(builders.frontend, some.integers(1, 5)), _flags, min_size=1, max_size=4
+)
+_backends = some.dictionaries(
+    some.integers(1, 5), some.sampled_from(builders.BLOCK_ORDER), max_size=5
+).map(_block)
+_VALUES: dict[str, some.SearchStrategy[Any]] = {
+    "backends": _backends,
+    "frontends": _frontends,
+    "affinity_seconds": some.sampled_from([0, 60]),
+    "created": some.sampled_from(["2024", "2025"]),
+    "gone": some.none(),
+}
+_edits = some.sampled_from(list(_VALUES)).flatmap(
+    lambda field: some.builds(Edit, some.sampled_from("abcd"), some.just(field), _VALUES[field])
+)
+_seconds = some.sampled_from([0.0, 0.5, 1.0, 3.0])
+_edit_lists = some.lists(_edits, min_size=1, max_size=4)
+
+steps = some.lists(some.builds(Step, _seconds, _edit_lists, some.none()), min_size=1, max_size=8)
+steps_with_crashes = some.lists(
+    some.builds(Step, _seconds, _edit_lists, some.none() | some.integers(0, 25)),
+    min_size=1,
+    max_size=6,
+)
+
+
+def changes(node: Node, edits: list[Edit]) -> dict[PortName, Wanted | None]:
+    """What the edits make of what the node wants now."""
+    found: dict[PortName, Wanted | None] = {}
+    for service, field, value in edits:
+        name = builders.name(service)
+        former = found[name] if name in found else node.wanted.get(name)
+        former = former or builders.wanted(service, [ord(service) - 96], [1, 2])
+        found[name] = None if field == "gone" else replace(former, **{field: value})
+    return found
+
+
+def run(node: Node, steps: list[Step]) -> None:
+    """A crash is followed by a restart, which the next step's crash may cut short as well."""
+    crashed = False
+    for step in steps:
+        node.wait(step.seconds)
+        if crashed:
+            node.restart(step.crash)
+        if not crashed or step.crash is None:
+            node.change(changes(node, step.edits), step.crash)
+        crashed = step.crash is not None
+    if crashed:
+        node.restart()

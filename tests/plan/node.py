@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A simulated agent that carries plans out write by write, watched by everyone who may look."""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+from ebpflb.model.services import PortName
+from ebpflb.plan.entries import Frontend, Range, Service
+from ebpflb.plan.numbers import QUARANTINE_SECONDS, GiveBack
+from ebpflb.plan.plan import Plan
+from ebpflb.plan.planner import Capacity, Planner
+from ebpflb.plan.wanted import Wanted
+from tests.plan.builders import ROOM
+from tests.plan.simulation import Answer, Backends, Broken, Maps, Write, writes
+
+Answers = dict[Frontend, Answer]
+Keys = set[tuple[int, int]]
+
+
+class Node:
+    """Maps, a planner and a clock, and who looks things up.
+
+    ``sleepers`` are programs that read a service and wait; ``clients`` keep a backend.
+    """
+
+    def __init__(self, capacity: Capacity = ROOM) -> None:
+        self.capacity = capacity
+        self.maps = Maps()
+        self.planner = Planner(capacity)
+        self.wanted: dict[PortName, Wanted] = {}
+        self.now = 100.0
+        self.sleepers: dict[Service, tuple[float, Backends]] = {}
+        self.clients: Keys = set()
+
+    def change(self, changes: Mapping[PortName, Wanted | None], stop: int | None = None) -> Plan:
+        """Plans what changed and carries it out, or only the first ``stop`` writes of it."""
+        for name, port in changes.items():
+            self.wanted.pop(name, None)
+            self.wanted |= {name: port} if port else {}
+        plan = self.planner.change(changes, self.now)
+        self.carry_out(list(writes(plan)), stop)
+        return plan
+
+    def restart(self, stop: int | None = None) -> Plan:
+        """A new agent on the same maps, which wants what the old one wanted."""
+        self.sleepers.clear()
+        self.planner = Planner(self.capacity, self.maps.read_back())
+        plan = self.planner.replace(self.wanted, self.now)
+        self.carry_out(list(writes(plan)), stop)
+        return plan
+
+    def carry_out(self, rows: list[Write], stop: int | None = None) -> None:
+        """Looks at everything after each single write."""
+        whole = self.maps.copy()
+        for part, row in rows:
+            whole.write(part, row)
+        before, after = self.maps.answers(), whole.answers()
+        stays = self.maps.living().keys() & whole.living().keys()
+        kept = {key for key in stays if self.maps.find(*key)}
+        self.clients |= self.maps.living().keys()
+        self._fall_asleep()
+        for part, row in rows[:stop]:
+            self.maps.write(part, row)
+            self._fits()
+            self._look_up(before, after)
+            self._look_up_kept(kept)
+            self._wake_up()
+        self.clients |= self.maps.living().keys()
+        self.planner.applied(self.now)
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    def _fits(self) -> None:
+        """The kernel would refuse more."""
+        if len(self.maps.services) > self.capacity.services:
+            raise Broken("map services is full")
+        if max(self.maps.slots, default=0) >= self.capacity.slots:
+            raise Broken("there is no such slot")
+
+    def _look_up(self, before: Answers, after: Answers) -> None:
+        """Every frontend leads to what it led to before, or to what it will lead to."""
+        now = self.maps.answers()
+        for frontend in before.keys() | after.keys():
+            if now.get(frontend) not in (before.get(frontend), after.get(frontend)):
+                raise Broken(f"{frontend} leads to {now.get(frontend)} meanwhile")
+
+    def _look_up_kept(self, keys: Keys) -> None:
+        """Whoever keeps a backend that stays finds it all the time."""
+        for service, number in keys:
+            if not self.maps.find(service, number):
+                raise Broken(f"backend {number} of service {service} is lost meanwhile")
+
+    def _fall_asleep(self) -> None:
+        """Somebody reads each service value just before it changes."""
+        for service in self.maps.services.values():
+            self.sleepers[service] = self.now, self.maps.backends(service, service.block)
+
+    def _wake_up(self) -> None:
+        """Less than the quarantine later, the slots are as they were."""
+        for service, (since, backends) in self.sleepers.items():
+            awake = self.now - since < QUARANTINE_SECONDS
+            if awake and self.maps.backends(service, service.block) != backends:
+                raise Broken(f"{service} was overwritten under a reader")
+
+
+def check_tidy(node: Node) -> None:
+    """The maps hold what is programmed and nothing else, and every number is accounted for."""
+    maps, planner = node.maps, node.planner
+    maps.answers()
+    programmed = planner.present
+    assert set(maps.services) == set(planner.holders)
+    assert maps.service_names == {p.id: name for name, p in programmed.items()}
+    labels = {
+        b.id: n for p in programmed.values() for b, n in zip(p.backends, p.names, strict=True)
+    }
+    assert maps.backend_names == labels
+    _check_members(node)
+    _check_ranges(node)
+    _check_ids(node)
+
+
+def _check_members(node: Node) -> None:
+    """Each member points to its slot, and a client of a former backend does not find that."""
+    living: Keys = set()
+    for programmed in node.planner.present.values():
+        for slot, backend in enumerate(programmed.backends, programmed.block.base):
+            assert node.maps.members[backend.id] == slot
+            assert node.maps.find(programmed.id, backend.id) == backend
+            living.add((programmed.id, backend.id))
+    for service, number in node.clients - living:
+        assert not node.maps.find(service, number)
+
+
+def _check_ranges(node: Node) -> None:
+    planner = node.planner
+    taken = [p.block for p in planner.present.values() if p.block.size]
+    resting = [call.args[0] for call in _resting(planner) if isinstance(call.args[0], Range)]
+    everything = sorted([*planner.ranges.holes, *taken, *(r for r in resting if r.size)])
+    assert [run.base for run in everything] == [0, *(sum(run) for run in everything[:-1])]
+    assert sum(everything[-1]) == node.capacity.slots
+
+
+def _check_ids(node: Node) -> None:
+    planner = node.planner
+    for ids, living in (
+        (planner.service_ids, [p.id for p in planner.present.values()]),
+        (planner.backend_ids, [b.id for p in planner.present.values() for b in p.backends]),
+    ):
+        resting = [call.args[0] for call in _resting(planner) if call.func == ids.give_back]
+        assert sorted([*living, *resting]) == sorted(ids.used)
+        assert all(0 < number < ids.capacity for number in ids.used)
+
+
+def _resting(planner: Planner) -> Iterator[partial[None]]:
+    quarantine = planner.quarantine
+    batches: list[list[GiveBack]] = [
+        quarantine.planned,
+        *(batch for _, batch in quarantine.resting),
+    ]
+    for batch in batches:
+        for call in batch:
+            assert isinstance(call, partial)
+            yield call

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The maps as plain dicts, and an oracle that looks things up in them as the datapath does."""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import fields
+from ipaddress import IPv6Address
+from typing import Any, NamedTuple
+
+from ebpflb.model.addresses import Address
+from ebpflb.model.services import PortName
+from ebpflb.plan.entries import Backend, BackendName, Flags, Frontend, Range, Service
+from ebpflb.plan.plan import Plan
+from ebpflb.plan.present import Present, read_back
+
+ZERO = Backend(IPv6Address(0), 0, frozenset(), 0, 0)  # an element that nobody has written
+
+Write = tuple[str, Any]
+Backends = tuple[Backend, ...]
+
+
+class Broken(AssertionError):
+    """A look-up found what it must not find."""
+
+
+class Answer(NamedTuple):
+    """All that a look-up of a frontend can lead to."""
+
+    flags: Flags
+    affinity_seconds: int
+    cluster: Backends
+    local: Backends
+    block: Backends
+
+
+class Seen(NamedTuple):
+    """A backend without our numbers: what must not depend on history."""
+
+    address: Address
+    port: int
+    flags: Flags
+    name: BackendName | None
+
+
+def writes(plan: Plan) -> Iterator[Write]:
+    """The single writes of a plan in its documented order."""
+    for part in fields(plan):
+        for row in getattr(plan, part.name):
+            yield part.name, row
+
+
+class Maps:
+    """What pinned maps hold, with or without an agent."""
+
+    def __init__(self) -> None:
+        self.services: dict[Frontend, Service] = {}
+        self.slots: dict[int, Backend] = {}
+        self.members: dict[int, int] = {}
+        self.service_names: dict[int, PortName] = {}
+        self.backend_names: dict[int, BackendName] = {}
+
+    def copy(self) -> "Maps":
+        twin = Maps()
+        vars(twin).update({part: copy.copy(entries) for part, entries in vars(self).items()})
+        return twin
+
+    def write(self, part: str, row: Any) -> None:
+        entries = getattr(self, part.removeprefix("gone_"))
+        if part.startswith("gone_"):
+            entries.pop(row, None)
+        else:
+            entries.update([row])
+
+    def write_all(self, plan: Plan) -> None:
+        for part, row in writes(plan):
+            self.write(part, row)
+
+    def read_back(self) -> Present:
+        return read_back(
+            self.services.items(),
+            lambda slot: self.slots.get(slot, ZERO),
+            lambda number: self.members.get(number, 0),
+            dict(self.service_names),
+            dict(self.backend_names),
+        )
+
+    def backends(self, service: Service, run: Range) -> Backends:
+        """backend_read for each index of a range: every slot must name the service."""
+        found = tuple(self.slots.get(run.base + index, ZERO) for index in range(run.size))
+        if any(backend.service != service.id for backend in found):
+            raise Broken(f"service {service.id} reads {found}")
+        return found
+
+    def find(self, service: int, number: int) -> Backend | None:
+        """backend_find: where affinity and datagram flows find the backend they keep."""
+        found = self.slots.get(self.members.get(number, 0), ZERO)
+        return found if (found.service, found.id) == (service, number) else None
+
+    def answer(self, frontend: Frontend) -> Answer:
+        service = self.services[frontend]
+        block = self.backends(service, service.block)
+        cluster = self.backends(service, service.cluster)
+        local = self.backends(service, service.local)
+        for word, listed in (("cluster", cluster), ("local", local)):
+            if listed != tuple(backend for backend in block if word in backend.flags):
+                raise Broken(f"service {service.id}: its {word} list is {listed} of {block}")
+        return Answer(service.flags, service.affinity_seconds, cluster, local, block)
+
+    def answers(self) -> dict[Frontend, Answer]:
+        """What every frontend leads to; Broken where one leads to another service's slots."""
+        return {frontend: self.answer(frontend) for frontend in self.services}
+
+    def view(self) -> dict[Frontend, tuple[Any, ...]]:
+        """The same without numbers, for comparison with maps of another history."""
+        return {
+            frontend: (answer.flags, answer.affinity_seconds, *map(self._seen, answer[2:]))
+            for frontend, answer in self.answers().items()
+        }
+
+    def living(self) -> dict[tuple[int, int], Backend]:
+        """Every backend that some frontend leads to, by service id and its own."""
+        return {
+            (backend.service, backend.id): backend
+            for answer in self.answers().values()
+            for backend in answer.block
+        }
+
+    def _seen(self, backends: Backends) -> list[Seen]:
+        return [Seen(b.address, b.port, b.flags, self.backend_names.get(b.id)) for b in backends]

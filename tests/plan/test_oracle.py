@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The properties are alive: what breaks the rules on purpose is noticed."""
+
+from collections.abc import Callable
+
+import pytest
+
+from ebpflb.plan.entries import NOWHERE, Range
+from ebpflb.plan.planner import Planner
+from tests.plan.builders import ROOM, by_name, frontend, name, wanted
+from tests.plan.node import Node, check_tidy
+from tests.plan.simulation import Broken, Write, writes
+
+WEB = wanted("web", [1, 2], [1, 2])
+CHANGED = wanted("web", [1, 2], [2, 3, 4])
+
+
+def served() -> Node:
+    node = Node()
+    node.change(by_name(WEB))
+    node.wait(2)
+    return node
+
+
+def test_rules_kept() -> None:
+    """The histories of this file are fine as long as nobody breaks a rule."""
+    node = served()
+    node.change(by_name(CHANGED))
+    node.change(by_name(wanted("web", [1, 2], [5])))
+    check_tidy(node)
+
+
+def test_without_quarantine() -> None:
+    """A block that is used again at once is overwritten under a reader."""
+    node = served()
+    node.change(by_name(CHANGED))
+    node.planner.quarantine.release(node.now + 1)
+    with pytest.raises(Broken, match="overwritten under a reader"):
+        node.change(by_name(wanted("web", [1, 2], [5])))
+
+
+def test_without_quarantine_for_another_service() -> None:
+    """A reader finds another service's slots where its own came back too early."""
+    node = served()
+    node.change({name("web"): None})
+    node.planner.quarantine.release(node.now + 1)
+    with pytest.raises(Broken, match="service 1 reads"):
+        node.change(by_name(wanted("db", [3], [5])))
+
+
+def reverse(rows: list[Write]) -> list[Write]:
+    return rows[::-1]
+
+
+def services_first(rows: list[Write]) -> list[Write]:
+    return sorted(rows, key=lambda row: row[0] != "services")
+
+
+@pytest.mark.parametrize("order", [reverse, services_first])
+def test_services_before_their_slots(order: Callable[[list[Write]], list[Write]]) -> None:
+    """A frontend that flips before its slots are written leads nowhere."""
+    node = served()
+    plan = node.planner.change(by_name(CHANGED), node.now)
+    with pytest.raises(Broken, match="service 1 reads"):
+        node.carry_out(order(list(writes(plan))))
+
+
+def test_gone_too_early() -> None:
+    """A frontend that moves must not be taken away before it is written."""
+    node = served()
+    plan = node.planner.change(by_name(CHANGED), node.now)
+    with pytest.raises(Broken, match="meanwhile"):
+        node.carry_out([("gone_services", frontend(1)), *writes(plan)])
+
+
+def test_former_backend_still_found() -> None:
+    """A member that is not taken away leads its clients to a backend that left."""
+    node = served()
+    plan = node.planner.change(by_name(CHANGED), node.now)
+    plan.members = [row for row in plan.members if row[1] != NOWHERE]
+    node.carry_out(list(writes(plan)))
+    with pytest.raises(AssertionError):
+        check_tidy(node)
+
+
+def test_slots_in_place() -> None:
+    """A live range that is written changes what a frontend leads to in the middle."""
+    node = served()
+    slot, backend = 0, node.maps.slots[0]
+    with pytest.raises(Broken):
+        node.carry_out([("slots", (slot, backend._replace(port=1))), ("slots", (slot, backend))])
+
+
+def test_kept_backend_lost() -> None:
+    """A member that points elsewhere for a moment loses its clients."""
+    node = served()
+    with pytest.raises(Broken, match="backend 1 of service 1 is lost"):
+        node.carry_out([("members", (1, 1)), ("members", (1, 0))])
+
+
+def test_leaked_name() -> None:
+    """A name that nobody bears any more is noticed."""
+    node = served()
+    node.maps.service_names[7] = name("ghost")
+    with pytest.raises(AssertionError):
+        check_tidy(node)
+
+
+def test_leaked_range() -> None:
+    """A slot that is neither free nor used nor resting is noticed."""
+    node = served()
+    node.planner.ranges.adopt(Range(9, 1))
+    with pytest.raises(AssertionError):
+        check_tidy(node)
+
+
+def test_crash_without_mending() -> None:
+    """A planner that is not told of half a plan leaves members wrong."""
+    node = served()
+    node.change(by_name(CHANGED), stop=len(CHANGED.backends) + 1)
+    node.wanted = by_name(WEB)
+    present = node.maps.read_back()
+    present.wrong_members.clear()
+    node.planner = Planner(ROOM, present)
+    node.carry_out(list(writes(node.planner.replace(node.wanted, node.now))))
+    with pytest.raises(AssertionError):
+        check_tidy(node)

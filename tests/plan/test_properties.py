@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The theorem: a look-up that succeeds before and after an update succeeds during it, and a crash
+between any two writes leaves a working state. Node looks at everything after each single write."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from hypothesis import given, settings
+
+from ebpflb.plan.entries import Frontend
+from ebpflb.plan.plan import Plan
+from ebpflb.plan.planner import Capacity
+from tests.plan import histories
+from tests.plan.histories import Step
+from tests.plan.node import Node, check_tidy
+from tests.plan.simulation import Maps, writes
+
+TIGHT = Capacity(services=7, slots=12, service_ids=5, backend_ids=14)
+
+
+def from_nothing(node: Node) -> Maps:
+    """What a node without history would hold for the same wishes."""
+    fresh = Node()
+    fresh.change(node.wanted)
+    return fresh.maps
+
+
+@given(histories.steps)
+@settings(max_examples=150, deadline=None)
+def test_history_does_not_matter(steps: list[Step]) -> None:
+    """Whatever happened before, the maps show what is wanted now, as if written from nothing."""
+    node = Node()
+    for step in steps:
+        histories.run(node, [step])
+        assert node.maps.view() == from_nothing(node).view()
+        check_tidy(node)
+
+
+@given(histories.steps)
+@settings(max_examples=60, deadline=None)
+def test_warm_restart_writes_nothing(steps: list[Step]) -> None:
+    """A restart that finds everything as it should be has nothing to write."""
+    node = Node()
+    histories.run(node, steps)
+    assert not node.restart()
+    check_tidy(node)
+
+
+@given(histories.steps)
+@settings(max_examples=100, deadline=None)
+def test_crash_anywhere(steps: list[Step]) -> None:
+    """After a crash between any two writes, one complete plan mends everything."""
+    node = Node()
+    histories.run(node, steps[:-1])
+    before, clients = node.maps.copy(), set(node.clients)
+    node.wait(steps[-1].seconds)
+    plan = node.change(histories.changes(node, steps[-1].edits))
+    wanted = from_nothing(node).view()
+    for crashed in crashes(before, plan):
+        crashed.wanted, crashed.clients = node.wanted, set(clients)
+        crashed.restart()
+        assert crashed.maps.view() == wanted
+        check_tidy(crashed)
+        assert not crashed.restart()
+
+
+def crashes(maps: Maps, plan: Plan) -> Iterator[Node]:
+    """A node for each number of writes, with what was written until then."""
+    rows = list(writes(plan))
+    for stop in range(len(rows) + 1):
+        crashed = Node()
+        crashed.maps = maps.copy()
+        for part, row in rows[:stop]:
+            crashed.maps.write(part, row)
+        yield crashed
+
+
+@given(histories.steps_with_crashes)
+@settings(max_examples=150, deadline=None)
+def test_crash_after_crash(steps: list[Step]) -> None:
+    """Crashes while mending a crash are mended as well."""
+    node = Node()
+    histories.run(node, steps)
+    assert node.maps.view() == from_nothing(node).view()
+    check_tidy(node)
+    assert not node.restart()
+
+
+@given(histories.steps)
+@settings(max_examples=150, deadline=None)
+def test_full_maps(steps: list[Step]) -> None:
+    """Where room runs out, what has a place is as wanted and all else as it was."""
+    node = Node(TIGHT)
+    for step in steps:
+        before = node.maps.view()
+        histories.run(node, [step])
+        _check_full(node, before)
+        check_tidy(node)
+
+
+def _check_full(node: Node, before: dict[Frontend, tuple[Any, ...]]) -> None:
+    wanted, view = from_nothing(node).view(), node.maps.view()
+    for frontend, owner in node.planner.holders.items():
+        expected = before if owner in node.planner.unplaced else wanted
+        assert view[frontend] == expected[frontend]
+
+
+@given(histories.steps_with_crashes)
+@settings(max_examples=150, deadline=None)
+def test_crash_of_full_maps(steps: list[Step]) -> None:
+    """Full maps and crashes together break no look-up, and leave nothing behind."""
+    node = Node(TIGHT)
+    histories.run(node, steps)
+    check_tidy(node)

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a service port and its selection ask of the datapath (wanted.py)."""
+
+from dataclasses import replace
+from ipaddress import ip_address, ip_network
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from ebpflb.model.addresses import Family
+from ebpflb.model.endpoints import Endpoint
+from ebpflb.model.selection import Selection
+from ebpflb.model.services import PortName, Protocol, ServicePort
+from ebpflb.plan.entries import BackendName, Flags, Frontend
+from ebpflb.plan.wanted import Wanted, want
+from tests.plan.builders import BLOCK_ORDER, BOTH, CLUSTER, LOCAL, SERVING
+
+NOBODY = Selection((), (), (), has_any=False)
+SOMEBODY = replace(NOBODY, has_any=True)
+WEB = ServicePort(
+    name=PortName("shop", "web", "http", Protocol.TCP, Family.IPV4),
+    created="2025-01-01T00:00:00Z",
+    cluster_ip=ip_address("172.30.0.41"),
+    port=80,
+    node_port=0,
+    external_ips=(),
+    load_balancer_ips=(),
+    source_ranges=(),
+    affinity_seconds=0,
+    internal_local=False,
+    external_local=False,
+    health_check_node_port=0,
+)
+BALANCED = replace(
+    WEB,
+    node_port=30080,
+    external_ips=(ip_address("198.51.100.7"),),
+    load_balancer_ips=(ip_address("203.0.113.9"),),
+)
+
+
+def at(address: str, port: int = 80) -> Frontend:
+    return Frontend(ip_address(address), port, 6)
+
+
+def flags(text: str) -> Flags:
+    return frozenset(text.split())
+
+
+def endpoint(number: int) -> Endpoint:
+    return Endpoint(
+        address=ip_address(f"10.1.0.{number}"),
+        port=8080,
+        ready=True,
+        serving=True,
+        terminating=False,
+        local=False,
+        node="node-a",
+        target=f"pod-{number}",
+        zone_hints=frozenset(),
+        node_hints=frozenset(),
+    )
+
+
+def numbers(found: Wanted) -> list[int]:
+    return [int(backend.endpoint[0]) & 0xFF for backend in found.backends]
+
+
+def test_one_service_port() -> None:
+    """Name, age and affinity are taken over; the cluster IP is a frontend without flags."""
+    found = want(replace(WEB, affinity_seconds=60), NOBODY)
+    assert found == Wanted(
+        name=WEB.name,
+        created=WEB.created,
+        frontends={at("172.30.0.41"): frozenset()},
+        affinity_seconds=60,
+        backends=(),
+    )
+
+
+def test_each_kind_of_frontend() -> None:
+    """All but the cluster IP are external, and a VIP says that it is one."""
+    assert want(BALANCED, NOBODY).frontends == {
+        at("172.30.0.41"): flags(""),
+        at("0.0.0.0", 30080): flags("external"),
+        at("198.51.100.7"): flags("external"),
+        at("203.0.113.9"): flags("external load_balancer"),
+    }
+
+
+def test_nodeport_of_ipv6() -> None:
+    """A NodePort is at the unspecified address of its own family."""
+    name = WEB.name._replace(family=Family.IPV6, protocol=Protocol.UDP)
+    port = replace(WEB, name=name, cluster_ip=ip_address("fd00:30::41"), node_port=30080)
+    assert set(want(port, NOBODY).frontends) == {
+        Frontend(ip_address("fd00:30::41"), 80, 17),
+        Frontend(ip_address("::"), 30080, 17),
+    }
+
+
+@pytest.mark.parametrize(
+    ("policies", "internal", "external"),
+    [
+        ({}, "", "external"),
+        ({"internal_local": True}, "local", "external"),
+        ({"external_local": True}, "", "external local"),
+        ({"internal_local": True, "external_local": True}, "local", "external local"),
+    ],
+)
+def test_policies(policies: dict[str, Any], internal: str, external: str) -> None:
+    """Each policy is a flag of the frontends that it is about, and of no others."""
+    found = want(replace(BALANCED, **policies), NOBODY).frontends
+    assert found.pop(at("172.30.0.41")) == flags(internal)
+    assert found.pop(at("203.0.113.9")) == flags(external + " load_balancer")
+    assert set(found.values()) == {flags(external)}
+
+
+def test_endpoints_flag() -> None:
+    """Every frontend says whether anybody could answer, even when nobody here does."""
+    nobody, somebody = want(BALANCED, NOBODY), want(BALANCED, SOMEBODY)
+    assert somebody.frontends == {f: own | {"endpoints"} for f, own in nobody.frontends.items()}
+    assert somebody.backends == ()
+
+
+def test_restricted_vips_are_left_out() -> None:
+    """Source ranges are not enforced, so a restricted VIP is not served, and that is remarked."""
+    found = want(replace(BALANCED, source_ranges=(ip_network("192.0.2.0/24"),)), SOMEBODY)
+    assert found.frontends.keys() == want(BALANCED, NOBODY).frontends.keys() - {at("203.0.113.9")}
+    assert found.remark is not None and "loadBalancerSourceRanges" in found.remark
+
+
+@pytest.mark.parametrize("port", [BALANCED, replace(WEB, source_ranges=(ip_network("::/1"),))])
+def test_nothing_to_remark(port: ServicePort) -> None:
+    """Without a VIP there is nothing to restrict, without ranges nothing to leave out."""
+    assert want(port, SOMEBODY).remark is None
+
+
+def test_cluster_ip_wins_over_an_equal_external_ip() -> None:
+    """What is reached at the cluster IP follows the internal policy, whoever lists it again."""
+    port = replace(WEB, external_ips=(WEB.cluster_ip,), external_local=True)
+    assert want(port, SOMEBODY).frontends == {at("172.30.0.41"): flags("endpoints")}
+
+
+def test_block_order() -> None:
+    """Cluster alone, both, local alone, and those that merely serve; each backend once."""
+    a, b, c, d = map(endpoint, (1, 2, 3, 4))
+    found = want(WEB, Selection((b, c), (d, c), (a, b, c, d), has_any=True))
+    assert numbers(found) == [2, 3, 4, 1]
+    assert [backend.flags for backend in found.backends] == [CLUSTER, BOTH, LOCAL, SERVING]
+
+
+def test_backend() -> None:
+    """A backend is an address and a port, and its name tells node and pod."""
+    found = want(WEB, Selection((endpoint(7),), (), (), has_any=True))
+    (backend,) = found.backends
+    assert backend.endpoint == (ip_address("10.1.0.7"), 8080)
+    assert backend.name == BackendName("node-a", "pod-7")
+
+
+_lists = some.dictionaries(some.integers(1, 9), some.sets(some.sampled_from("cls")))
+
+
+@given(_lists)
+@settings(max_examples=100, deadline=None)
+def test_each_list_is_one_run(lists: dict[int, set[str]]) -> None:
+    """The cluster list starts the block, the local list is in a row, and nobody is missing."""
+    known = {number: endpoint(number) for number in lists}
+    cluster, local, serving = (
+        tuple(known[number] for number in lists if of in lists[number]) for of in "cls"
+    )
+    found = want(WEB, Selection(cluster, local, serving, has_any=True))
+    order = [BLOCK_ORDER.index(backend.flags) for backend in found.backends]
+    assert order == sorted(order)
+    assert sorted(numbers(found)) == sorted(number for number in lists if lists[number])
+    for of, word in (("c", "cluster"), ("l", "local")):
+        listed = {int(b.endpoint[0]) & 0xFF for b in found.backends if word in b.flags}
+        assert listed == {number for number in lists if of in lists[number]}
