@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bpf/layout.h and bpf/maps.h as Python sees them: nothing about the maps is written twice.
+
+cffi parses the header, and a Record packs one of plan's entries into its struct. ``__be16`` is
+kept apart from ``__u16``, so the byte order of a field is read from the header as well.
+"""
+
+import hashlib
+import re
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from ipaddress import IPv4Address, IPv6Address
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from cffi import FFI
+
+from ebpflb.model.addresses import Address
+from ebpflb.plan import entries
+
+_CHECKOUT = Path(__file__).parents[2] / "bpf"
+# Beside the package in a checkout, else where setup.cfg's data_files put it.
+SOURCES = _CHECKOUT if _CHECKOUT.is_dir() else Path(sys.prefix) / "share/ebpflb/bpf"
+
+_TYPES = """
+typedef uint8_t __u8; typedef uint16_t __u16; typedef uint32_t __u32; typedef uint64_t __u64;
+typedef struct { uint16_t wire; } __be16;
+typedef struct { uint32_t wire; } __be32;
+"""
+_MAPPED = bytes(10) + b"\xff\xff"  # RFC 4291 2.5.5.2
+
+ffi = FFI()
+
+
+def _declarations(header: str) -> str:
+    return re.sub(r"(?m)^(#.*(\\\n.*)*|SIZE\(.*)$", "", header)
+
+
+ffi.cdef(_TYPES + _declarations((SOURCES / "layout.h").read_text()))
+
+
+def names(enum: str, prefix: str) -> dict[int, str]:
+    """The values of ``enum verdict`` and its like, with their names in lower case."""
+    elements: dict[int, str] = ffi.typeof(f"enum {enum}").elements
+    return {
+        value: name.removeprefix(prefix).lower()
+        for value, name in sorted(elements.items())
+        if name.startswith(prefix)
+    }
+
+
+VERDICTS = names("verdict", "VERDICT_")
+_FLAGS = {
+    "struct service": names("service_flag", "SERVICE_"),
+    "struct backend": names("backend_flag", "BACKEND_"),
+    "struct settings": names("setting_flag", "SETTING_"),
+}
+
+
+class MapSpec(NamedTuple):
+    """One DEFINE_MAP line: sizes in bytes, the kind and the flags by their kernel names."""
+
+    name: str
+    kind: str
+    key: str
+    value: str
+    entries: int
+    flags: tuple[str, ...]
+
+    @property
+    def key_size(self) -> int:
+        return int(ffi.sizeof(self.key))
+
+    @property
+    def value_size(self) -> int:
+        return int(ffi.sizeof(self.value))
+
+
+def _map_specs(header: str) -> dict[str, MapSpec]:
+    lines = re.findall(r"(?m)^DEFINE_MAP\((.*)\)$", header)
+    parts = [[part.strip() for part in line.split(",")] for line in lines]
+    return {
+        name: MapSpec(name, kind, key, value, int(size), tuple(re.findall(r"[A-Z_]+", flags)))
+        for name, kind, key, value, size, flags in parts
+    }
+
+
+MAPS = _map_specs((SOURCES / "maps.h").read_text())
+
+
+def layout_hash() -> str:
+    """Names the layout in pin paths: a new layout never reads an old map."""
+    text = (SOURCES / "layout.h").read_bytes() + (SOURCES / "maps.h").read_bytes()
+    return hashlib.sha256(text).hexdigest()[:12]
+
+
+def address_bytes(address: Address) -> bytes:
+    """16 bytes in network order, IPv4 as v4-mapped IPv6."""
+    return address.packed if address.version == 6 else _MAPPED + address.packed
+
+
+def address_from(packed: bytes) -> Address:
+    """The inverse of address_bytes."""
+    return IPv4Address(packed[12:]) if packed.startswith(_MAPPED) else IPv6Address(packed)
+
+
+def _text_bytes(text: str) -> bytes:
+    return text.encode()
+
+
+def _text_from(packed: bytes) -> str:
+    return packed.split(b"\0", 1)[0].decode(errors="replace")
+
+
+class _Flags:
+    """Words to bits and back, from the header's enum."""
+
+    def __init__(self, bits: dict[int, str]) -> None:
+        self.bits = bits
+        self.numbers = {word: bit for bit, word in bits.items()}
+        self.words: dict[int, entries.Flags] = {}
+
+    def to_int(self, words: entries.Flags) -> int:
+        return sum(self.numbers[word] for word in words)
+
+    def from_int(self, number: int) -> entries.Flags:
+        if number not in self.words:
+            self.words[number] = frozenset(w for bit, w in self.bits.items() if bit & number)
+        return self.words[number]
+
+
+T = TypeVar("T", bound=tuple[Any, ...])
+Convert = Callable[[Any], Any]
+_CODES = {"uint8_t": "B", "uint16_t": "H", "uint32_t": "I", "uint64_t": "Q"}
+
+
+class Record(Generic[T]):
+    """Packs a NamedTuple into its C struct and unpacks it, field by field of the same name."""
+
+    def __init__(self, ctype: str, cls: type[T], parts: dict[str, "Record[Any]"] | None = None):
+        self.cls = cls
+        self.flags = _Flags(_FLAGS.get(ctype, {}))
+        self.parts = parts or {}
+        fields = [(n, f) for n, f in ffi.typeof(ctype).fields]
+        self.columns = [(name, *self._column(name, field.type)) for name, field in fields]
+        self.struct = struct.Struct("=" + "".join(code for _, code, _, _ in self.columns))
+        self.columns = [column for column in self.columns if not column[0].startswith("pad")]
+        self._check(ctype)
+
+    def _check(self, ctype: str) -> None:
+        here: tuple[str, ...] = self.cls._fields  # type: ignore[attr-defined]
+        there = tuple(name for name, *_ in self.columns)
+        if here != there or self.struct.size != ffi.sizeof(ctype):
+            raise TypeError(f"{self.cls.__name__}{here} is not {ctype}{there}")
+
+    def _column(self, name: str, ctype: Any) -> tuple[str, Convert | None, Convert | None]:
+        if name.startswith("pad"):
+            return f"{ffi.sizeof(ctype)}x", None, None
+        if name == "flags":
+            return _CODES[ctype.cname], self.flags.to_int, self.flags.from_int
+        if name in self.parts:
+            part = self.parts[name]
+            return f"{part.struct.size}s", part.pack, part.unpack
+        if ctype.cname == "struct address":
+            return "16s", address_bytes, address_from
+        if ctype.cname == "__be16":
+            return "H", socket.htons, socket.ntohs
+        if ctype.kind == "array":
+            return f"{ctype.length}s", _text_bytes, _text_from
+        return _CODES[ctype.cname], None, None
+
+    def pack(self, value: T) -> bytes:
+        """The struct's bytes."""
+        return self.struct.pack(
+            *(
+                convert(part) if convert else part
+                for (_, _, convert, _), part in zip(self.columns, value, strict=True)
+            )
+        )
+
+    def unpack(self, packed: bytes) -> T:
+        """The value in the struct's bytes."""
+        parts = zip(self.columns, self.struct.unpack(packed), strict=True)
+        return self.cls(*(convert(part) if convert else part for (_, _, _, convert), part in parts))

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How each map's keys and values read: the Records of all structs, checked at import.
+
+The entries that the agent writes are plan's; those that the datapath writes are here.
+"""
+
+import struct
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ebpflb.datapath.layout import Record, address_bytes, address_from
+from ebpflb.model.addresses import Address
+from ebpflb.model.services import PortName
+from ebpflb.plan import entries
+
+
+class Client(NamedTuple):
+    netns: int
+    address: Address
+    service: int
+
+
+class Affinity(NamedTuple):
+    last_used: int
+    backend: int
+
+
+class Peer(NamedTuple):
+    socket: int
+    address: Address
+    port: int
+
+
+class Origin(NamedTuple):
+    frontend: entries.Frontend
+    backend: int
+    address: Address
+    port: int
+
+
+class Sender(NamedTuple):
+    socket: int
+    frontend: entries.Frontend
+
+
+class Assignment(NamedTuple):
+    service: int
+    backend: int
+    address: Address
+    port: int
+    older: entries.Frontend
+
+
+class Settings(NamedTuple):
+    host_netns: int
+    writes: int
+    flags: entries.Flags
+
+
+class ServiceCounters(NamedTuple):
+    chosen: int
+    sticky: int
+    refused: int
+    not_here: int
+
+
+class BackendCounters(NamedTuple):
+    opened: int
+    closed: int
+
+
+FRONTEND = Record("struct frontend", entries.Frontend)
+_RANGE = Record("struct range", entries.Range)
+SERVICE = Record("struct service", entries.Service, {"cluster": _RANGE, "local": _RANGE})
+BACKEND = Record("struct backend", entries.Backend)
+SETTINGS = Record("struct settings", Settings)
+SERVICE_NAME = Record("struct service_name", PortName)
+BACKEND_NAME = Record("struct backend_name", entries.BackendName)
+
+RECORDS: dict[str, Record[Any]] = {
+    "struct frontend": FRONTEND,
+    "struct service": SERVICE,
+    "struct backend": BACKEND,
+    "struct client": Record("struct client", Client),
+    "struct affinity": Record("struct affinity", Affinity),
+    "struct peer": Record("struct peer", Peer),
+    "struct origin": Record("struct origin", Origin, {"frontend": FRONTEND}),
+    "struct sender": Record("struct sender", Sender, {"frontend": FRONTEND}),
+    "struct assignment": Record("struct assignment", Assignment, {"older": FRONTEND}),
+    "struct settings": SETTINGS,
+    "struct service_counters": Record("struct service_counters", ServiceCounters),
+    "struct backend_counters": Record("struct backend_counters", BackendCounters),
+    "struct service_name": SERVICE_NAME,
+    "struct backend_name": BACKEND_NAME,
+}
+
+
+class Codec(NamedTuple):
+    """How values of one C type become bytes and back."""
+
+    pack: Callable[[Any], bytes]
+    unpack: Callable[[bytes], Any]
+
+
+_NUMBER32, _NUMBER64 = struct.Struct("=I"), struct.Struct("=Q")
+_PLAIN = {
+    "__u32": Codec(_NUMBER32.pack, lambda packed: _NUMBER32.unpack(packed)[0]),
+    "__u64": Codec(_NUMBER64.pack, lambda packed: _NUMBER64.unpack(packed)[0]),
+    "struct address": Codec(address_bytes, address_from),
+}
+
+
+def codec(ctype: str) -> Codec:
+    """The codec of a map's key or value type, as maps.h names it."""
+    if ctype in _PLAIN:
+        return _PLAIN[ctype]
+    return Codec(RECORDS[ctype].pack, RECORDS[ctype].unpack)

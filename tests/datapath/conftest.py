@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Throw-away state directories, cgroups and maps; whatever a test makes goes away with it."""
+
+import itertools
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from ebpflb.datapath import compiler, layout, links, maps, programs, state
+from ebpflb.datapath.compiler import Compiled
+from ebpflb.datapath.maps import Map
+from ebpflb.datapath.programs import Program
+from ebpflb.datapath.state import BPFFS, State
+from tests.datapath.variants import SOURCE, VARIANTS
+
+_numbers = itertools.count()
+
+
+def _name() -> str:
+    return f"ebpflb-test-{os.getpid()}-{next(_numbers)}"
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """A free name in the bpffs."""
+    path = BPFFS / _name()
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+    assert not path.exists()
+
+
+@pytest.fixture
+def home(directory: Path) -> State:
+    """A prepared state directory."""
+    made = State(directory)
+    made.prepare()
+    return made
+
+
+@pytest.fixture
+def cgroups() -> Iterator[Iterator[Path]]:
+    """As many new cgroups as a test asks for."""
+    made: list[Path] = []
+
+    def make() -> Iterator[Path]:
+        while True:
+            made.append(links.cgroup_root() / _name())
+            made[-1].mkdir()
+            yield made[-1]
+
+    yield make()
+    for path in made:
+        if path.exists():
+            path.rmdir()
+
+
+@pytest.fixture
+def cgroup(cgroups: Iterator[Path]) -> Path:
+    return next(cgroups)
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session", params=list(VARIANTS))
+def compiled(request: pytest.FixtureRequest, cache: Path) -> Compiled:
+    """The hooks, for kernels with and without bpf_set_retval."""
+    return compiler.compile_source(SOURCE, VARIANTS[request.param], cache=cache)
+
+
+@pytest.fixture(scope="session")
+def one_variant(cache: Path) -> Compiled:
+    return compiler.compile_source(SOURCE, VARIANTS["set_retval"], cache=cache)
+
+
+@pytest.fixture(scope="module")
+def all_maps() -> Iterator[dict[str, Map]]:
+    """Every map of the datapath, unpinned."""
+    with ExitStack() as opened:
+        made: dict[str, Map] = {}
+        for name, spec in layout.MAPS.items():
+            made[name] = maps.open_map(spec, state.make_map(spec))
+            opened.callback(made[name].close)
+        yield made
+
+
+@pytest.fixture
+def loaded(one_variant: Compiled, all_maps: dict[str, Map]) -> Iterator[list[Program]]:
+    found = programs.load(one_variant, all_maps)
+    yield found
+    programs.close(found)

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The wall between C and Python: both sides agree about every byte of it."""
+
+import subprocess
+from collections.abc import Iterator
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from ebpflb.datapath import kernel, layout, records
+from ebpflb.datapath.layout import Record
+from ebpflb.model.addresses import Address
+from ebpflb.model.services import PortName
+from ebpflb.plan.entries import Frontend, Range
+
+WIDTHS = {"uint8_t": 8, "uint16_t": 16, "uint32_t": 32, "uint64_t": 64}
+FLAGS = {
+    "struct service": ["external", "load_balancer", "local", "endpoints"],
+    "struct backend": ["cluster", "local"],
+    "struct settings": ["guard_nodeports"],
+}
+
+addresses = some.ip_addresses().filter(lambda address: not getattr(address, "ipv4_mapped", None))
+
+
+def texts(size: int) -> some.SearchStrategy[str]:
+    some_text = some.text(some.characters(exclude_characters="\0", codec="utf-8"), max_size=size)
+    return some_text.filter(lambda text: len(text.encode()) <= size)
+
+
+def field_values(struct: str, name: str, ctype: Any) -> some.SearchStrategy[Any]:
+    if name == "flags":
+        return some.frozensets(some.sampled_from(FLAGS[struct]))
+    if ctype.cname == "struct address":
+        return addresses
+    if ctype.cname == "__be16":
+        return some.integers(0, 0xFFFF)
+    if ctype.kind == "array":
+        return texts(ctype.length)
+    if ctype.kind == "struct":
+        return values(ctype.cname)
+    return some.integers(0, 2 ** WIDTHS[ctype.cname] - 1)
+
+
+def values(struct: str) -> some.SearchStrategy[Any]:
+    """Any value that a struct can hold, as the NamedTuple that stands for it."""
+    cls = Range if struct == "struct range" else records.RECORDS[struct].cls
+    parts = [
+        field_values(struct, name, field.type)
+        for name, field in layout.ffi.typeof(struct).fields
+        if not name.startswith("pad")
+    ]
+    return some.tuples(*parts).map(cls._make)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("struct", list(records.RECORDS))
+@given(data=some.data())
+def test_round_trip(struct: str, data: some.DataObject) -> None:
+    """Whatever is packed comes out again, in as many bytes as the struct has."""
+    value = data.draw(values(struct))
+    record = records.RECORDS[struct]
+    packed = record.pack(value)
+    assert len(packed) == layout.ffi.sizeof(struct)
+    assert record.unpack(packed) == value
+
+
+def test_bytes() -> None:
+    """Addresses and ports are in network order, ours in host order, padding is zero."""
+    mapped = bytes(10) + b"\xff\xff"
+    frontend = Frontend(IPv4Address("10.1.2.3"), 80, 6)
+    packed = mapped + bytes([10, 1, 2, 3, 0, 80, 6, 0])
+    assert records.FRONTEND.pack(frontend) == packed
+    sender = records.Sender(0x0102030405060708, frontend)
+    expected = bytes([8, 7, 6, 5, 4, 3, 2, 1]) + packed + bytes(4)
+    assert records.RECORDS["struct sender"].pack(sender) == expected
+
+
+def test_padding_is_ignored() -> None:
+    """What lies in the padding does not change a value that is read."""
+    packed = bytearray(records.FRONTEND.pack(Frontend(IPv6Address("fd00::1"), 80, 6)))
+    packed[-1] = 0xFF
+    assert records.FRONTEND.unpack(bytes(packed)) == Frontend(IPv6Address("fd00::1"), 80, 6)
+
+
+def test_long_names_are_cut() -> None:
+    """A name that does not fit loses its end, be it in the middle of a letter."""
+    name = PortName("n" * 63, "s" * 63 + "éé", "p" * 99, 6, 4)  # type: ignore[arg-type]
+    found = records.SERVICE_NAME.unpack(records.SERVICE_NAME.pack(name))
+    assert (found.namespace, found.port) == ("n" * 63, "p" * 16)
+    assert found.service.startswith("s" * 63)
+
+
+@given(address=some.ip_addresses())
+def test_address(address: Address) -> None:
+    """An address has 16 bytes; an IPv4-mapped one is read as the IPv4 address."""
+    packed = layout.address_bytes(address)
+    assert len(packed) == 16
+    assert layout.address_from(packed) == (getattr(address, "ipv4_mapped", None) or address)
+
+
+def test_any_addresses_differ() -> None:
+    """0.0.0.0 and :: are different keys: a NodePort has a family."""
+    assert layout.address_bytes(ip_address("::")) == bytes(16)
+    assert layout.address_bytes(ip_address("0.0.0.0")) != bytes(16)
+
+
+class Swapped(NamedTuple):
+    size: int
+    base: int
+
+
+class Short(NamedTuple):
+    base: int
+
+
+class Long(NamedTuple):
+    base: int
+    size: int
+    more: int
+
+
+@pytest.mark.parametrize("cls", [Swapped, Short, Long])
+def test_mismatch(cls: Any) -> None:
+    """A value whose fields are not the struct's, in its order, is refused when it is declared."""
+    with pytest.raises(TypeError, match=rf"{cls.__name__}.*struct range\('base', 'size'\)"):
+        Record("struct range", cls)
+
+
+class Gap(NamedTuple):
+    number: int
+    big: int
+
+
+def test_hidden_padding() -> None:
+    """A struct in which the compiler would pad is refused: padding is a field."""
+    layout.ffi.cdef("struct gap { __u32 number; __u64 big; };", override=True)
+    with pytest.raises(TypeError):
+        Record("struct gap", Gap)
+
+
+def structs() -> Iterator[str]:
+    yield from ("struct address", "struct range", *records.RECORDS)
+
+
+def offsets() -> Iterator[tuple[str, int]]:
+    """What Python believes of the header, as C expressions."""
+    for struct in structs():
+        yield f"sizeof({struct})", layout.ffi.sizeof(struct)
+        for name, field in layout.ffi.typeof(struct).fields:
+            yield f"__builtin_offsetof({struct}, {name})", field.offset
+            yield f"sizeof((({struct} *)0)->{name})", layout.ffi.sizeof(field.type)
+
+
+def clang(claims: list[tuple[str, int]]) -> subprocess.CompletedProcess[str]:
+    """Has clang check the claims, for the machine that runs the programs."""
+    lines = [f'_Static_assert({what} == {n}, "{what} is not {n}");' for what, n in claims]
+    source = "\n".join(["#include <linux/types.h>", '#include "layout.h"', *lines])
+    includes = [f"-I{layout.SOURCES}", f"-I{layout.SOURCES}/stub/include"]
+    command = ["clang-14", "-target", "bpf", "-fsyntax-only", *includes, "-xc", "-"]
+    return subprocess.run(command, input=source, capture_output=True, text=True, check=False)
+
+
+def test_clang_agrees() -> None:
+    """Every struct has the size, and every field the place, that Python thinks."""
+    done = clang(list(offsets()))
+    assert done.returncode == 0, done.stderr
+
+
+def test_clang_would_disagree() -> None:
+    """A wrong claim is noticed: the test before this one is not empty."""
+    done = clang([("__builtin_offsetof(struct peer, port)", 25)])
+    assert "is not 25" in done.stderr
+
+
+@pytest.mark.parametrize("name", list(layout.MAPS))
+def test_map_lines(name: str) -> None:
+    """Every line of maps.h names a kind, flags and types that the agent knows."""
+    spec = layout.MAPS[name]
+    assert spec.kind in kernel.MAP_KINDS
+    assert set(spec.flags) <= set(kernel.MAP_FLAGS)
+    assert len(name) <= 15
+    for ctype in (spec.key, spec.value):
+        codec, zero = records.codec(ctype), bytes(layout.ffi.sizeof(ctype))
+        assert codec.pack(codec.unpack(zero)) == zero or "struct address" in ctype
+
+
+def test_all_maps_are_read() -> None:
+    """No DEFINE_MAP line is overlooked."""
+    text = (layout.SOURCES / "maps.h").read_text()
+    assert text.count("\nDEFINE_MAP(") == len(layout.MAPS)

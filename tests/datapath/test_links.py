@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs at a cgroup: attached once, replaced in place, made anew where they must be."""
+
+import os
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from ipaddress import ip_address
+from pathlib import Path
+
+import pytest
+
+from ebpflb.datapath import kernel, links, programs
+from ebpflb.datapath.compiler import Compiled
+from ebpflb.datapath.maps import Map
+from ebpflb.datapath.programs import SECTIONS, Program
+from ebpflb.datapath.state import State
+from ebpflb.errors import KernelError
+from ebpflb.plan.entries import Backend, Frontend, Range, Service
+from tests.datapath.variants import eventually, needs_root, open_files
+
+pytestmark = needs_root
+
+ALLOW = struct.pack("<BBhi", 0xB7, 0, 0, 1) + struct.pack("<BBhi", 0x95, 0, 0, 0)
+
+
+@pytest.fixture
+def others(one_variant: Compiled, all_maps: dict[str, Map]) -> Iterator[list[Program]]:
+    """The same programs, loaded once more: what a new agent brings."""
+    found = programs.load(one_variant, all_maps)
+    yield found
+    programs.close(found)
+
+
+def program_ids(found: list[Program]) -> dict[str, int]:
+    return {p.name: kernel.info(p.fd, "prog_info").id for p in found}
+
+
+def link_ids(home: State) -> dict[str, int]:
+    found = {}
+    for pin in home.links():
+        fd = kernel.get(str(pin))
+        assert fd is not None
+        found[pin.name] = kernel.info(fd, "link_info").id
+        os.close(fd)
+    return found
+
+
+def at(cgroup: Path) -> dict[str, list[int]]:
+    """Section -> programs attached right here, as the kernel has it."""
+    target = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        return {name: kernel.query(target, attach.point) for name, attach in SECTIONS.items()}
+    finally:
+        os.close(target)
+
+
+def test_root() -> None:
+    """The root of cgroup v2 is found, also beside cgroup v1."""
+    assert (links.cgroup_root() / "cgroup.controllers").exists()
+
+
+def test_attach(home: State, cgroup: Path, loaded: list[Program]) -> None:
+    """Each program is in force at its hook, and stays so without a descriptor of ours."""
+    links.attach(home, cgroup, loaded)
+    ids = program_ids(loaded)
+    assert links.attached(home) == ids
+    assert at(cgroup) == {f"cgroup/{name}": [number] for name, number in ids.items()}
+
+
+def test_replace(home: State, cgroup: Path, loaded: list[Program], others: list[Program]) -> None:
+    """New programs take the old one's place in the same links."""
+    links.attach(home, cgroup, loaded)
+    before = link_ids(home)
+    links.attach(home, cgroup, others)
+    assert link_ids(home) == before
+    assert links.attached(home) == program_ids(others)
+    assert all(len(found) == 1 for found in at(cgroup).values())
+
+
+def test_cgroup_is_gone(home: State, cgroups: Iterator[Path], loaded: list[Program]) -> None:
+    """Links that outlived their cgroup are made anew on the one that is there."""
+    first, second = next(cgroups), next(cgroups)
+    links.attach(home, first, loaded)
+    before = link_ids(home)
+    first.rmdir()
+    links.attach(home, second, loaded)
+    assert not set(before.values()) & set(link_ids(home).values())
+    assert at(second) == {f"cgroup/{n}": [i] for n, i in program_ids(loaded).items()}
+
+
+def test_link_without_cgroup(home: State, cgroup: Path, loaded: list[Program]) -> None:
+    """The kernel refuses to update a link whose cgroup is gone: ENOLINK, which means anew."""
+    links.attach(home, cgroup, loaded[:1])
+    cgroup.rmdir()
+    fd = kernel.get(str(home.links_directory / loaded[0].name))
+    assert fd is not None
+    assert eventually(lambda: not kernel.info(fd, "link_info").cgroup)
+    with pytest.raises(KernelError, match="Link has been severed"):
+        kernel.link_update(fd, loaded[0].fd)
+    os.close(fd)
+
+
+def test_other_cgroup(home: State, cgroups: Iterator[Path], loaded: list[Program]) -> None:
+    """Where another cgroup is asked for, nothing of ours stays at the former one."""
+    first, second = next(cgroups), next(cgroups)
+    links.attach(home, first, loaded)
+    links.attach(home, second, loaded)
+    assert eventually(lambda: not any(at(first).values()))
+    assert all(at(second).values())
+
+
+def test_remove(home: State, cgroup: Path, loaded: list[Program]) -> None:
+    """With the state directory the programs go out of force."""
+    links.attach(home, cgroup, loaded)
+    home.remove()
+    assert eventually(lambda: not any(at(cgroup).values()))
+    assert links.attached(home) == {}
+
+
+def test_first_attach_fails(home: State, cgroup: Path, loaded: list[Program]) -> None:
+    """If a hook refuses its program, no hook is left with one."""
+    wrong = loaded[-1]._replace(point=SECTIONS["cgroup/connect4"].point)
+    with pytest.raises(KernelError):
+        links.attach(home, cgroup, [*loaded[:-1], wrong])
+    assert eventually(lambda: not any(at(cgroup).values()))
+    assert not list(home.links())
+
+
+def test_no_leak(home: State, cgroups: Iterator[Path], loaded: list[Program]) -> None:
+    """Attaching, replacing and moving leave no descriptor behind."""
+    before = open_files()
+    first, second = next(cgroups), next(cgroups)
+    for target in (first, first, second):
+        links.attach(home, target, loaded)
+        links.attached(home)
+        links.foreign(target, set())
+    assert open_files() == before
+
+
+def test_foreign(home: State, cgroups: Iterator[Path], loaded: list[Program]) -> None:
+    """Another agent's program is seen, here and above, and ours are not taken for it."""
+    parent = next(cgroups)
+    child = parent / "child"
+    child.mkdir()
+    fd = kernel.prog_load(name="stranger", kind=18, attach=10, code=ALLOW, log=None)
+    target = os.open(parent, os.O_RDONLY)
+    link = kernel.link_create(fd, target, 10)
+    try:
+        links.attach(home, child, loaded)
+        ours = set(program_ids(loaded).values())
+        number = kernel.info(fd, "prog_info").id
+        expected = {"cgroup/connect4": [f"stranger #{number}"]}
+        assert links.foreign(child, ours) == links.foreign(parent, ours) == expected
+        assert set(links.foreign(child, set())) == set(SECTIONS)
+    finally:
+        for descriptor in (link, target, fd):
+            os.close(descriptor)
+        home.remove()
+        child.rmdir()
+
+
+def test_pin_is_no_link(home: State, cgroup: Path, loaded: list[Program]) -> None:
+    """A pin that another kind of object took is replaced by a link."""
+    kernel.pin(loaded[0].fd, str(home.links_directory / loaded[0].name))
+    links.attach(home, cgroup, loaded[:1])
+    assert links.attached(home) == program_ids(loaded[:1])
+
+
+CLIENT = """
+import os, socket, sys
+open(sys.argv[1] + "/cgroup.procs", "w").write(str(os.getpid()))
+stream = socket.create_connection(("172.30.0.1", 80), timeout=5)
+print(stream.getpeername(), stream.recv(9))
+"""
+
+
+def test_serves(home: State, cgroup: Path, loaded: list[Program], all_maps: dict[str, Map]) -> None:
+    """A process in the cgroup reaches the backend, and sees the service."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        publish(all_maps, server.getsockname()[1])
+        links.attach(home, cgroup, loaded)
+        command = [sys.executable, "-c", CLIENT, str(cgroup)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
+            server.settimeout(5)
+            answer, _peer = server.accept()
+            answer.sendall(b"from here")
+            shown, _ = client.communicate(timeout=5)
+            answer.close()
+    assert shown == "('172.30.0.1', 80) b'from here'\n"
+    assert all_maps["service_stats"].get(3) == (1, 0, 0, 0)
+    assert eventually(lambda: all_maps["backend_stats"].get(5) == (1, 1))
+
+
+def publish(all_maps: dict[str, Map], port: int) -> None:
+    """Service 3 at 172.30.0.1:80, with backend 5 on loopback."""
+    backend = Backend(ip_address("127.0.0.1"), port, frozenset({"cluster"}), 5, 3)
+    all_maps["slots"].write([(7, backend)])
+    all_maps["members"].write([(5, 7)])
+    service = Service(3, frozenset({"endpoints"}), 0, 1, Range(7, 1), Range(8, 0))
+    all_maps["services"].write([(Frontend(ip_address("172.30.0.1"), 80, 6), service)])

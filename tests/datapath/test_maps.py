@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The maps on a real kernel: made as maps.h says, and read as they were written."""
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from ipaddress import ip_address
+from typing import Any
+
+import pytest
+
+from ebpflb.datapath import kernel, layout, maps, state
+from ebpflb.datapath.layout import MapSpec
+from ebpflb.datapath.maps import CHUNK, Counters, Map, MappedArray
+from ebpflb.errors import KernelError
+from ebpflb.plan.entries import Backend
+from tests.datapath.variants import needs_root
+
+pytestmark = needs_root
+
+Opener = Callable[[MapSpec], Map]
+
+
+@pytest.fixture
+def opener() -> Iterator[Opener]:
+    opened: list[Map] = []
+
+    def make(spec: MapSpec) -> Map:
+        opened.append(maps.open_map(spec, state.make_map(spec)))
+        return opened[-1]
+
+    yield make
+    for map_ in opened:
+        map_.close()
+
+
+@pytest.fixture
+def table(opener: Opener) -> Map:
+    """A small hash of numbers."""
+    return opener(MapSpec("numbers", "HASH", "__u32", "__u32", 3 * CHUNK, ("NONE",)))
+
+
+@pytest.mark.parametrize("name", list(layout.MAPS))
+def test_kernel_agrees(all_maps: dict[str, Map], name: str) -> None:
+    """The kernel made the map with the sizes, entries and flags of its line."""
+    spec, info = layout.MAPS[name], kernel.info(all_maps[name].fd, "map_info")
+    assert (info.key_size, info.value_size) == (spec.key_size, spec.value_size)
+    assert (info.kind, info.entries) == (kernel.MAP_KINDS[spec.kind], spec.entries)
+    assert info.flags == sum(kernel.MAP_FLAGS[flag] for flag in spec.flags)
+    assert kernel.ffi.string(info.name).decode() == name
+
+
+@pytest.mark.parametrize("count", [0, 1, CHUNK, CHUNK + 1, 2 * CHUNK + 17])
+def test_hash(table: Map, count: int) -> None:
+    """What is written is there, however many batches it takes, and goes when it is deleted."""
+    pairs = [(n, 7 * n) for n in range(count)]
+    table.write(pairs)
+    assert sorted(table.items()) == pairs
+    table.delete([n for n, _ in pairs[1:]])
+    assert list(table.items()) == pairs[:1]
+
+
+def test_replace(table: Map) -> None:
+    """Writing a key again replaces its value; a key that is not there reads as None."""
+    table.write([(1, 10), (2, 20), (1, 11)])
+    assert (table.get(1), table.get(2), table.get(3)) == (11, 20, None)
+    table.delete([3, 1, 1])
+    assert list(table.items()) == [(2, 20)]
+
+
+def test_records(all_maps: dict[str, Map]) -> None:
+    """Keys and values come back as the values that went in."""
+    names = all_maps["node_addresses"]
+    pairs = [(ip_address("192.0.2.1"), 1), (ip_address("2001:db8::1"), 1)]
+    names.write(pairs)
+    assert dict(names.items()) == dict(pairs)
+    names.delete([address for address, _ in pairs])
+    assert not dict(names.items())
+
+
+def test_full(opener: Opener) -> None:
+    """A full map says so, with the errno by which a caller can tell."""
+    small = opener(MapSpec("small", "HASH", "__u32", "__u32", 4, ("NONE",)))
+    with pytest.raises(KernelError) as refusal:
+        small.write([(n, n) for n in range(5)])
+    assert refusal.value.errno == errno.E2BIG
+    assert len(list(small.items())) == 4
+
+
+def refuse(number: int) -> Callable[..., Any]:
+    def batch(*_arguments: Any) -> Any:
+        raise KernelError("batch", number, os.strerror(number))
+
+    return batch
+
+
+@pytest.mark.parametrize("number", [kernel.ENOTSUPP, errno.EINVAL])
+def test_without_batches(table: Map, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Where the kernel has no batches for a map, the same entries go one by one."""
+    monkeypatch.setattr(kernel, "map_write_batch", refuse(number))
+    monkeypatch.setattr(kernel, "map_lookup_batch", refuse(number))
+    pairs = [(n, 7 * n) for n in range(CHUNK + 17)]
+    table.write(pairs)
+    assert sorted(table.items()) == pairs
+
+
+def test_batch_fails_otherwise(table: Map, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any other refusal is one."""
+    monkeypatch.setattr(kernel, "map_write_batch", refuse(errno.EPERM))
+    monkeypatch.setattr(kernel, "map_lookup_batch", refuse(errno.EPERM))
+    with pytest.raises(KernelError):
+        table.write([(1, 1)])
+    with pytest.raises(KernelError):
+        list(table.items())
+
+
+def per_cpu(*numbers: int) -> bytes:
+    """One element: these counters on the first CPU, ten times as many on the next, and so on."""
+    cpus = range(maps.possible_cpus())
+    return b"".join((n * 10**cpu).to_bytes(8, "little") for cpu in cpus for n in numbers)
+
+
+def test_counters(opener: Opener) -> None:
+    """A counter is the sum over all CPUs, field by field; zeroing it zeroes them all."""
+    spec = layout.MAPS["service_stats"]._replace(entries=4)
+    counters = opener(spec)
+    assert isinstance(counters, Counters)
+    kernel.map_update(counters.fd, counters.key.pack(1), per_cpu(1, 2, 3, 4))
+    factor = sum(10**cpu for cpu in range(maps.possible_cpus()))
+    assert counters.get(1) == (factor, 2 * factor, 3 * factor, 4 * factor)
+    assert counters.get(0) == (0, 0, 0, 0)
+    counters.zero([1])
+    assert counters.get(1) == (0, 0, 0, 0)
+
+
+MAPPED = [name for name, spec in layout.MAPS.items() if "MMAPABLE" in spec.flags]
+
+
+def sample(name: str, index: int) -> Any:
+    if name == "members":
+        return index ^ 0xA5A5
+    address = ip_address("10.1.0.1") + index
+    return Backend(address, index % 65_536, frozenset({"cluster"}), index + 1, 7)
+
+
+@pytest.mark.parametrize("name", MAPPED)
+def test_written_through_memory(all_maps: dict[str, Map], name: str) -> None:
+    """What is written in place is what the kernel, and so a program, finds at that index."""
+    array = all_maps[name]
+    indexes = [0, 1, 2, 3, 511, 512, 513, array.spec.entries - 2, array.spec.entries - 1]
+    array.write([(index, sample(name, index)) for index in indexes])
+    for index in indexes:
+        packed = kernel.map_lookup(array.fd, array.key.pack(index), array.spec.value_size)
+        assert packed == array.value.pack(sample(name, index)), f"element {index}"
+    assert array.get(4) == array.value.unpack(bytes(array.spec.value_size))
+
+
+@pytest.mark.parametrize("name", MAPPED)
+def test_read_through_memory(all_maps: dict[str, Map], name: str) -> None:
+    """What the kernel holds at an index is what is read in place."""
+    array = all_maps[name]
+    for index in (5, 6, array.spec.entries - 1):
+        value = sample(name, index + 1)
+        kernel.map_update(array.fd, array.key.pack(index), array.value.pack(value))
+        assert array.get(index) == value
+
+
+def test_for_looking_only(all_maps: dict[str, Map]) -> None:
+    """A mapping made for reading cannot be written."""
+    slots = all_maps["slots"]
+    view = maps.open_map(slots.spec, os.dup(slots.fd), writable=False)
+    assert isinstance(view, MappedArray)
+    with pytest.raises(TypeError):
+        view.write([(0, sample("slots", 0))])
+    view.close()
+
+
+def test_closed(opener: Opener) -> None:
+    """A map that cannot be reached is a KernelError that says what was tried."""
+    fd = os.dup(opener(layout.MAPS["settings"]).fd)
+    os.close(fd)
+    with pytest.raises(KernelError, match="map look-up: Bad file descriptor"):
+        kernel.map_lookup(fd, bytes(4), 24)

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytecode -> programs in the kernel: relocated, verified, all or none."""
+
+import struct
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from ebpflb.datapath import compiler, kernel, layout, programs
+from ebpflb.datapath.compiler import MAP_NUMBERS, Compiled
+from ebpflb.datapath.maps import Map
+from ebpflb.datapath.programs import SECTIONS, Program
+from ebpflb.errors import KernelError, VerifierError
+from tests.datapath.variants import needs_root, open_files
+
+LOAD64, MAP, EXIT = 0x18, 1, struct.pack("<BBhi", 0x95, 0, 0, 0)
+FDS = {number: 3 + index for index, number in enumerate(MAP_NUMBERS.values())}
+
+
+class Instruction(NamedTuple):
+    """One instruction; ``rest`` is the second half of a 64-bit load."""
+
+    opcode: int
+    registers: int
+    offset: int
+    number: int
+    rest: bytes
+
+    def packed(self, number: int) -> bytes:
+        return struct.pack("<BBhi", self.opcode, self.registers, self.offset, number) + self.rest
+
+
+short = some.integers(-(2**15), 2**15 - 1)
+word = some.integers(-(2**31), 2**31 - 1)
+byte = some.integers(0, 255)
+instructions = some.one_of(
+    some.builds(
+        Instruction, byte.filter(lambda op: op != LOAD64), byte, short, word, some.just(b"")
+    ),
+    some.builds(
+        Instruction,
+        some.just(LOAD64),
+        byte.filter(lambda registers: registers >> 4 != MAP),
+        short,
+        word,
+        some.binary(min_size=8, max_size=8),
+    ),
+    some.builds(
+        Instruction,
+        some.just(LOAD64),
+        some.integers(0, 15).map(lambda target: MAP << 4 | target),
+        some.just(0),
+        some.sampled_from(list(FDS)),
+        some.binary(min_size=8, max_size=8),
+    ),
+)
+
+
+@given(code=some.lists(instructions))
+def test_relocation(code: list[Instruction]) -> None:
+    """Every map's number becomes its descriptor, and no other bit changes."""
+    before = b"".join(i.packed(i.number) for i in code)
+    maps = [i.opcode == LOAD64 and i.registers >> 4 == MAP for i in code]
+    after = b"".join(
+        i.packed(FDS[i.number] if is_map else i.number)
+        for i, is_map in zip(code, maps, strict=True)
+    )
+    assert programs.relocate(before, FDS) == after
+
+
+def test_numbers_are_no_descriptors() -> None:
+    """An unpatched reference could not be mistaken for an open file."""
+    assert len(set(MAP_NUMBERS.values())) == len(layout.MAPS)
+    assert min(MAP_NUMBERS.values()) >= 0x10000
+
+
+def test_unknown_map() -> None:
+    """A number that is no map's is a mistake of ours, not some other descriptor."""
+    with pytest.raises(KeyError):
+        programs.relocate(Instruction(LOAD64, MAP << 4, 0, 1, bytes(8)).packed(1), FDS)
+
+
+@needs_root
+def test_all_load(compiled: Compiled, all_maps: dict[str, Map]) -> None:
+    """Every program of both variants passes this kernel's verifier, under its own name."""
+    loaded = programs.load(compiled, all_maps)
+    try:
+        assert [program.name for program in loaded] == list(compiled.programs)
+        for program in loaded:
+            info = kernel.info(program.fd, "prog_info")
+            assert kernel.ffi.string(info.name).decode() == program.name[:15]
+            attach = SECTIONS[compiled.sections[program.name]]
+            assert (info.kind, program.point) == attach
+    finally:
+        programs.close(loaded)
+
+
+def map_ids(fd: int) -> set[int]:
+    """The maps that a program refers to, as the kernel has it."""
+    ids = kernel.ffi.new("uint32_t[64]")
+    out = kernel.ffi.new("struct prog_info *")
+    out.map_count, out.maps = 64, int(kernel.ffi.cast("uintptr_t", ids))
+    attr = kernel.ffi.new("struct info *")
+    attr.fd, attr.size = fd, kernel.ffi.sizeof(out[0])
+    attr.out = int(kernel.ffi.cast("uintptr_t", out))
+    assert kernel._bpf(kernel._INFO, "asking", attr) == 0
+    return set(ids[0 : out.map_count])
+
+
+@needs_root
+def test_maps_of_programs(loaded: list[Program], all_maps: dict[str, Map]) -> None:
+    """A program uses the maps that its source names; connect4 all but the names and bindings."""
+    by_id = {kernel.info(m.fd, "map_info").id: name for name, m in all_maps.items()}
+    used = {program.name: {by_id[i] for i in map_ids(program.fd)} for program in loaded}
+    assert used["connect4"] == set(layout.MAPS) - {"service_names", "backend_names"}
+    assert used["post_bind4"] == {"settings", "services", "node_addresses", "verdicts"}
+    assert used["getpeername6"] == {"sockets", "verdicts"}
+
+
+def broken(good: Compiled, code: bytes) -> Compiled:
+    """The hooks, the last of which does not pass."""
+    return Compiled(good.programs | {"sock_release": code}, good.sections, cached=False)
+
+
+@needs_root
+def test_verifier_refuses(one_variant: Compiled, all_maps: dict[str, Map]) -> None:
+    """The error names the program and ends with what the verifier said last."""
+    filler = struct.pack("<BBhi", 0xB7, 1, 0, 0) * 40
+    with pytest.raises(VerifierError) as refusal:
+        programs.load(broken(one_variant, filler + EXIT), all_maps)
+    first, *log = str(refusal.value).splitlines()
+    assert first == "the verifier refused program sock_release: loading program sock_release: " + (
+        "Permission denied"
+    )
+    assert "R0 !read_ok" in log
+    assert len(log) <= 12
+
+
+@needs_root
+def test_kernel_refuses(all_maps: dict[str, Map]) -> None:
+    """Where the verifier has nothing to say the error is the kernel's."""
+    code = struct.pack("<BBhi", 0xB7, 0, 0, 1) + EXIT
+    with pytest.raises(KernelError, match="loading program x: Invalid argument"):
+        programs.load_one("x", programs.Attach(18, 12), code)
+
+
+@needs_root
+@pytest.mark.parametrize("failure", ["verifier", "relocation", "section"])
+def test_all_or_none(one_variant: Compiled, all_maps: dict[str, Map], failure: str) -> None:
+    """If one program cannot be loaded, none stays."""
+    if failure == "section":
+        sections = one_variant.sections | {"sock_release": "cgroup/nothing"}
+        bad = Compiled(one_variant.programs, sections, cached=False)
+    else:
+        stranger = Instruction(LOAD64, MAP << 4, 0, 1, bytes(8)).packed(1)
+        bad = broken(one_variant, EXIT if failure == "verifier" else stranger)
+    before = open_files()
+    with pytest.raises((VerifierError, KeyError)):
+        programs.load(bad, all_maps)
+    assert open_files() == before
+
+
+@needs_root
+def test_closed(one_variant: Compiled, all_maps: dict[str, Map]) -> None:
+    """Loading and closing leaves no descriptor behind."""
+    before = open_files()
+    programs.close(programs.load(one_variant, all_maps))
+    assert open_files() == before
+
+
+def test_sections_of_the_source() -> None:
+    """Every section that a program claims is one that the loader knows."""
+    assert set(compiler.sections("hooks/socket.c").values()) == set(SECTIONS)

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state directory: what is adopted, what is made anew, and that nothing stays behind."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ebpflb.datapath import kernel, layout, state
+from ebpflb.datapath.layout import MapSpec
+from ebpflb.datapath.maps import Map
+from ebpflb.datapath.state import State
+from ebpflb.errors import NodeError
+from tests.datapath.variants import needs_root, open_files
+
+pytestmark = needs_root
+
+SPEC = MapSpec("small", "HASH", "__u32", "__u32", 8, ("NONE",))
+SPECS = {"small": SPEC}
+RETURN_1 = bytes.fromhex("b7000000010000009500000000000000")
+
+Open = Callable[..., dict[str, Map]]
+
+
+@pytest.fixture
+def opening(home: State) -> Iterator[Open]:
+    """Opens maps of the state directory, and closes them in the end."""
+    opened: list[Map] = []
+
+    def open_maps(specs: dict[str, MapSpec] = SPECS) -> dict[str, Map]:
+        found = home.open_maps(specs)
+        opened.extend(found.values())
+        return found
+
+    yield open_maps
+    for map_ in opened:
+        map_.close()
+
+
+def map_id(map_: Map) -> int:
+    return int(kernel.info(map_.fd, "map_info").id)
+
+
+def pin_other(path: Path, fd: int) -> None:
+    kernel.pin(fd, str(path))
+    os.close(fd)
+
+
+def test_made_and_pinned(home: State, opening: Open) -> None:
+    """Every map is made, and pinned under its name below the layout's hash."""
+    opened = opening(layout.MAPS)
+    pins = {path.name for path in (home.directory / layout.layout_hash()).iterdir()}
+    assert pins == set(opened) == set(layout.MAPS)
+
+
+def test_adopted(opening: Open) -> None:
+    """A map whose pin fits is the same map, with what it holds."""
+    first = opening()["small"]
+    first.write([(1, 2)])
+    again = opening()["small"]
+    assert map_id(again) == map_id(first)
+    assert dict(again.items()) == {1: 2}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        SPEC._replace(kind="LRU_HASH"),
+        SPEC._replace(key="__u64"),
+        SPEC._replace(value="__u64"),
+        SPEC._replace(entries=9),
+        SPEC._replace(flags=("NO_PREALLOC",)),
+        SPEC._replace(flags=("RDONLY_PROG",)),
+    ],
+)
+def test_wrong_pin(home: State, opening: Open, other: MapSpec) -> None:
+    """A pin of another kind, size, length or flags is replaced, never written to."""
+    pin_other(home.maps_directory / "small", state.make_map(other))
+    opened = opening()["small"]
+    info = kernel.info(opened.fd, "map_info")
+    assert (info.kind, info.key_size, info.value_size, info.entries, info.flags) == (1, 4, 4, 8, 0)
+    assert map_id(opening()["small"]) == map_id(opened)
+
+
+def test_pin_is_no_map(home: State, opening: Open) -> None:
+    """A program under a map's name is replaced."""
+    fd = kernel.prog_load(name="other", kind=18, attach=10, code=RETURN_1, log=None)
+    pin_other(home.maps_directory / "small", fd)
+    opened = opening()["small"]
+    opened.write([(1, 2)])
+    assert opened.get(1) == 2
+
+
+def test_looking(home: State, opening: Open) -> None:
+    """Who only looks gets the same maps, and arrays that cannot be written."""
+    opening(layout.MAPS)
+    found = home.read_maps()
+    assert set(found) == set(layout.MAPS)
+    with pytest.raises(TypeError):
+        found["slots"].write([(0, found["slots"].get(0))])
+    for map_ in found.values():
+        map_.close()
+
+
+def test_nothing_to_look_at(home: State) -> None:
+    """Without maps of this layout, looking is refused with a hint, and nothing is made."""
+    with pytest.raises(NodeError, match="has `ebpflb run` run"):
+        home.read_maps()
+    assert not list(home.maps_directory.iterdir())
+
+
+def test_remove(home: State, opening: Open) -> None:
+    """Removing takes maps, links, old layouts and the directory itself."""
+    opening()
+    pin_other(home.links_directory / "connect4", state.make_map(SPEC))
+    (home.directory / "0123456789ab").mkdir()
+    pin_other(home.directory / "0123456789ab" / "small", state.make_map(SPEC))
+    home.remove()
+    assert not home.directory.exists()
+    assert not home.exists()
+
+
+def test_remove_nothing(directory: Path) -> None:
+    """Removing what was never made is no error, and makes nothing."""
+    State(directory).remove()
+    assert not directory.exists()
+
+
+def test_forget_old_layouts(home: State, opening: Open) -> None:
+    """Maps of other layouts go; this layout's maps and all links stay."""
+    opening()
+    pin_other(home.links_directory / "connect4", state.make_map(SPEC))
+    (home.directory / "0123456789ab").mkdir()
+    pin_other(home.directory / "0123456789ab" / "services", state.make_map(SPEC))
+    assert [path.name for path in home.old_layouts()] == ["0123456789ab"]
+    home.forget_old_layouts()
+    assert set(home.directory.iterdir()) == {home.maps_directory, home.links_directory}
+    assert [path.name for path in home.links()] == ["connect4"]
+    assert [path.name for path in home.maps_directory.iterdir()] == ["small"]
+
+
+def test_prepared_twice(home: State) -> None:
+    """Preparing again changes nothing; others may not look in."""
+    home.prepare()
+    assert home.exists()
+    assert home.maps_directory.stat().st_mode & 0o777 == 0o700
+
+
+def test_no_bpffs(tmp_path: Path) -> None:
+    """A directory outside any bpffs is refused, with what to do."""
+    with pytest.raises(NodeError, match="choose a --state-dir below /sys/fs/bpf"):
+        State(tmp_path / "state").prepare()
+    assert not (tmp_path / "state").exists()
+
+
+MOUNTED_ANEW = """
+import subprocess, sys
+from pathlib import Path
+from ebpflb.datapath.state import BPFFS, State
+subprocess.run(["umount", BPFFS], check=True)
+State(Path(sys.argv[1])).prepare()
+mounts = Path("/proc/self/mounts").read_text()
+assert f" {BPFFS} bpf " in mounts and (Path(sys.argv[1]) / "links").is_dir()
+"""
+
+
+def test_bpffs_is_mounted(directory: Path) -> None:
+    """Where no bpffs is at its usual place yet, one is mounted; seen in a mount namespace."""
+    command = ["unshare", "--mount", sys.executable, "-c", MOUNTED_ANEW, str(directory)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not directory.exists()
+
+
+def test_no_leak(home: State) -> None:
+    """Opening and closing, adopting and replacing leave no descriptor behind."""
+    pin_other(home.maps_directory / "small", state.make_map(SPEC._replace(entries=9)))
+    before = open_files()
+    for _ in range(3):
+        for map_ in home.open_maps(SPECS).values():
+            map_.close()
+    assert open_files() == before

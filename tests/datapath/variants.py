@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of this room share: who may run them, and what is compiled."""
+
+import os
+import time
+from collections.abc import Callable
+
+import pytest
+
+SOURCE = "hooks/socket.c"
+VARIANTS = {"set_retval": ("-DHAVE_SET_RETVAL",), "no_retval": ()}
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="bpf(2) is root's")
+
+
+def open_files() -> int:
+    """How many descriptors this process holds."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+def eventually(holds: Callable[[], bool]) -> bool:
+    """Whether it comes true soon: the kernel lets go of cgroups and links in its own time."""
+    until = time.monotonic() + 5
+    while not holds() and time.monotonic() < until:
+        time.sleep(0.01)
+    return holds()

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bpf/hooks/socket.c -> a Python module, by gcc.
+
+The source is compiled as strictly as gcc can, with a check of every undefined operation at run
+time. The wrapper around it is cffi's; the kernel's helpers, which the source calls, end in
+Python (``extern "Python+C"``).
+"""
+
+import importlib.util
+import subprocess
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from cffi import FFI
+
+from ebpflb.datapath import layout
+
+_ADDRESS_HOOKS = ("connect", "sendmsg", "recvmsg", "getpeername")
+HOOKS = [f"{hook}{family}" for hook in _ADDRESS_HOOKS for family in (4, 6)]
+BIND_HOOKS = ["post_bind4", "post_bind6", "sock_release"]
+
+HELPERS = """
+void *bpf_map_lookup_elem(void *map, const void *key);
+long bpf_map_update_elem(void *map, const void *key, const void *value, __u64 flags);
+long bpf_map_delete_elem(void *map, const void *key);
+__u64 bpf_ktime_get_ns(void);
+__u32 bpf_get_prandom_u32(void);
+__u64 get_netns_cookie(void *ctx);
+__u64 get_socket_cookie(void *ctx);
+int set_retval(int retval);
+"""
+CONTEXTS = """
+struct bpf_sock_addr { __u32 user_ip4; __u32 user_ip6[4]; __u32 user_port; __u32 type;
+    __u32 protocol; ...; };
+struct bpf_sock { __u32 type; __u32 protocol; __u32 src_ip4; __u32 src_ip6[4]; __u32 src_port;
+    ...; };
+"""
+PROTOTYPES = "\n".join(
+    [f"int {hook}(struct bpf_sock_addr *ctx);" for hook in HOOKS]
+    + [f"int {hook}(struct bpf_sock *ctx);" for hook in BIND_HOOKS]
+)
+WORDS = "typedef unsigned int __u32; typedef unsigned long long __u64;\n"
+
+CHECKED = ("-fsanitize=undefined", "-fno-sanitize-recover=undefined")
+STRICT = ("-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter")
+SHAPE = ("-std=gnu11", "-O2", "-g", "-fPIC", "-DDIALECT_NATIVE")
+
+
+def build(folder: Path, name: str, flags: tuple[str, ...] = ()) -> Any:
+    """The hooks compiled with ``flags``, as the module ``name``; ``folder`` keeps its files."""
+    wrapper, source = folder / f"{name}.c", folder / f"{name}.o"
+    library = folder / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
+    ffi = FFI()
+    ffi.cdef(WORDS + CONTEXTS + PROTOTYPES + f'extern "Python+C" {{ {HELPERS} }}')
+    ffi.set_source(name, "#include <linux/bpf.h>\n" + HELPERS + PROTOTYPES)
+    ffi.emit_c_code(str(wrapper))
+    hooks = layout.SOURCES / "hooks" / "socket.c"
+    _gcc(*SHAPE, *STRICT, *CHECKED, *flags, f"-I{layout.SOURCES}", "-c", hooks, "-o", source)
+    python = sysconfig.get_paths()["include"]
+    _gcc("-shared", "-fPIC", f"-I{python}", wrapper, source, *CHECKED, "-o", library)
+    return _load(name, library)
+
+
+def _gcc(*arguments: str | Path) -> None:
+    done = subprocess.run(["gcc", *arguments], capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+
+
+def _load(name: str, library: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(name, library)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

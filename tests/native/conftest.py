@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The native hooks, built once a session for kernels with and without bpf_set_retval."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.native.build import build
+from tests.native.kernel import Kernel
+from tests.native.node import Node
+
+VARIANTS = {"set_retval": ("-DHAVE_SET_RETVAL",), "no_retval": ()}
+
+
+@pytest.fixture(scope="session")
+def modules(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("native")
+    return {name: build(folder, f"native_{name}", flags) for name, flags in VARIANTS.items()}
+
+
+@pytest.fixture(scope="session", params=list(VARIANTS))
+def new_node(request: pytest.FixtureRequest, modules: dict[str, Any]) -> Callable[[], Node]:
+    """Makes empty nodes, for tests that need many."""
+    names_errno = request.param == "set_retval"
+    return lambda: Node(Kernel(modules[request.param], names_errno=names_errno))
+
+
+@pytest.fixture
+def node(new_node: Callable[[], Node]) -> Node:
+    return new_node()

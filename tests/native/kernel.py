@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel that the native hooks believe in: maps and helpers, played by Python.
+
+A look-up gives a pointer into memory that stays where it is until the call ends, as in the
+kernel. What is replaced or deleted is overwritten at once: the worst that recycling can do to a
+reader that holds on to it.
+"""
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from ebpflb.datapath import layout, records
+from ebpflb.datapath.layout import MapSpec
+
+RECYCLED = 0xA5
+ENOENT = 2
+
+
+class Table:
+    """One map: packed keys, and values at a stable place."""
+
+    def __init__(self, ffi: Any, spec: MapSpec) -> None:
+        self.ffi = ffi
+        self.spec = spec
+        self.key, self.value = records.codec(spec.key), records.codec(spec.value)
+        self.places: dict[bytes, Any] = {}
+        self.retired: list[Any] = []
+
+    @property
+    def is_array(self) -> bool:
+        return self.spec.kind in ("ARRAY", "PERCPU_ARRAY")
+
+    def lookup(self, key: bytes) -> Any:
+        """The value's place, or NULL."""
+        if self.is_array and key not in self.places:
+            if int.from_bytes(key, "little") >= self.spec.entries:
+                return self.ffi.NULL
+            self._place(key, bytes(self.spec.value_size))
+        return self.places.get(key, self.ffi.NULL)
+
+    def update(self, key: bytes, value: bytes) -> None:
+        if self.is_array:
+            place = self.lookup(key)
+            assert place, f"{self.spec.name} has no element {key.hex()}"
+            self.ffi.memmove(place, value, len(value))
+            return
+        self._retire(key)
+        self._place(key, value)
+
+    def delete(self, key: bytes) -> bool:
+        assert not self.is_array, f"the kernel refuses to delete from the array {self.spec.name}"
+        return self._retire(key)
+
+    def items(self) -> Iterator[tuple[Any, Any]]:
+        for key, place in self.places.items():
+            yield self.key.unpack(key), self.value.unpack(bytes(self.ffi.buffer(place)))
+
+    def _place(self, key: bytes, value: bytes) -> None:
+        self.places[key] = self.ffi.new("char[]", len(value))
+        self.ffi.memmove(self.places[key], value, len(value))
+
+    def _retire(self, key: bytes) -> bool:
+        place = self.places.pop(key, None)
+        if place is None:
+            return False
+        self.ffi.memmove(place, bytes([RECYCLED]) * len(place), len(place))
+        self.retired.append(place)
+        return True
+
+
+class Kernel:
+    """Maps, clock, dice and who is calling; the newest one serves its module.
+
+    ``meanwhile`` holds what happens before the next look-ups in a map.
+    """
+
+    def __init__(self, module: Any, *, names_errno: bool) -> None:
+        self.ffi, self.lib = module.ffi, module.lib
+        self.names_errno = names_errno
+        self.tables = {name: Table(self.ffi, spec) for name, spec in layout.MAPS.items()}
+        self.now = 1_000_000_000_000
+        self.dice: Callable[[], int] = partial(random.Random(7).getrandbits, 32)
+        self.initial_netns = 1
+        self.netns = self.cookie = 0
+        self.retval = 0
+        self.meanwhile: defaultdict[str, list[Callable[[], None]]] = defaultdict(list)
+        self.errors: list[BaseException] = []
+        self._bind()
+
+    def get(self, name: str, key: Any) -> Any:
+        """A value, or None."""
+        table = self.tables[name]
+        place = table.lookup(table.key.pack(key))
+        return table.value.unpack(bytes(self.ffi.buffer(place))) if place else None
+
+    def put(self, name: str, key: Any, value: Any) -> None:
+        table = self.tables[name]
+        table.update(table.key.pack(key), table.value.pack(value))
+
+    def drop(self, name: str, key: Any) -> None:
+        self.tables[name].delete(self.tables[name].key.pack(key))
+
+    def items(self, name: str) -> dict[Any, Any]:
+        return dict(self.tables[name].items())
+
+    def run(self, hook: str, context: Any, *, netns: int, cookie: int) -> int:
+        """Calls a hook for a socket. Every helper that failed in Python fails here."""
+        self.netns, self.cookie, self.retval = netns, cookie, 0
+        result: int = getattr(self.lib, hook)(context)
+        for table in self.tables.values():
+            table.retired.clear()
+        if self.errors:
+            raise self.errors.pop()
+        return result
+
+    def _bind(self) -> None:
+        """The module's helpers become those of this kernel."""
+        for helper in (
+            self.bpf_map_lookup_elem,
+            self.bpf_map_update_elem,
+            self.bpf_map_delete_elem,
+            self.bpf_ktime_get_ns,
+            self.bpf_get_prandom_u32,
+            self.get_netns_cookie,
+            self.get_socket_cookie,
+            self.set_retval,
+        ):
+            self.ffi.def_extern(name=helper.__name__, onerror=self._failed)(helper)
+
+    def _failed(self, _kind: type, error: BaseException, _trace: Any) -> None:
+        self.errors.append(error)
+
+    def _table(self, map_: Any) -> Table:
+        return self.tables[self.ffi.string(self.ffi.cast("char *", map_)).decode()]
+
+    def _bytes(self, pointer: Any, size: int) -> bytes:
+        return bytes(self.ffi.buffer(pointer, size))
+
+    def bpf_map_lookup_elem(self, map_: Any, key: Any) -> Any:
+        table = self._table(map_)
+        if self.meanwhile[table.spec.name]:
+            self.meanwhile[table.spec.name].pop(0)()
+        return table.lookup(self._bytes(key, table.spec.key_size))
+
+    def bpf_map_update_elem(self, map_: Any, key: Any, value: Any, flags: int) -> int:
+        table = self._writable(map_)
+        assert flags == 0
+        packed = self._bytes(value, table.spec.value_size)
+        table.update(self._bytes(key, table.spec.key_size), packed)
+        return 0
+
+    def bpf_map_delete_elem(self, map_: Any, key: Any) -> int:
+        table = self._writable(map_)
+        return 0 if table.delete(self._bytes(key, table.spec.key_size)) else -ENOENT
+
+    def _writable(self, map_: Any) -> Table:
+        table = self._table(map_)
+        assert "RDONLY_PROG" not in table.spec.flags, f"{table.spec.name} is the agent's"
+        return table
+
+    def bpf_ktime_get_ns(self) -> int:
+        return self.now
+
+    def bpf_get_prandom_u32(self) -> int:
+        return self.dice()
+
+    def get_netns_cookie(self, context: Any) -> int:
+        return self.netns if context else self.initial_netns
+
+    def get_socket_cookie(self, _context: Any) -> int:
+        return self.cookie
+
+    def set_retval(self, retval: int) -> int:
+        self.retval = retval
+        return 0

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decision once more, from the documents and not from the C: small, slow and in Python.
+
+A ``Cluster`` knows services as people know them; ``decide`` says what a request leads to, and
+remembers what the datapath has to remember.
+"""
+
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv6Address
+from typing import NamedTuple
+
+from ebpflb.model.addresses import Address
+from tests.native.node import HOST
+
+PASSED, REFUSED, NOT_HERE = "passed", "refused", "not_here"
+
+
+class Service(NamedTuple):
+    """One service port: its lists, and per frontend whether it is external and whether Local."""
+
+    number: int
+    frontends: dict[tuple[Address, int, str], tuple[bool, bool]]
+    cluster: tuple[str, ...]
+    local: tuple[str, ...]
+    leaving: tuple[str, ...]
+    affinity: int
+
+
+class Request(NamedTuple):
+    socket: int
+    netns: int
+    protocol: str
+    address: Address
+    port: int
+
+
+def plain(address: Address) -> Address:
+    """An IPv4-mapped address is the IPv4 address."""
+    return (address.ipv4_mapped or address) if isinstance(address, IPv6Address) else address
+
+
+@dataclass
+class Cluster:
+    """What is published, and what was decided so far; time in seconds."""
+
+    node_addresses: frozenset[Address]
+    services: dict[int, Service] = field(default_factory=dict)
+    sticky: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict)
+    flows: dict[tuple[int, Address, int], tuple[int, str]] = field(default_factory=dict)
+
+    def decide(self, request: Request, now: int, number: int) -> str:
+        """The backend's place, or why there is none; ``number`` is what the dice showed."""
+        request = request._replace(address=plain(request.address))
+        found = self.find(request)
+        if found is None:
+            return PASSED
+        service, external, is_local = found
+        flow = (request.socket, request.address, request.port)
+        if request.protocol == "udp" and self.is_kept(flow, service):
+            return self.flows[flow][1]
+        listed = service.local if is_local and not external else service.cluster
+        if not listed:
+            return NOT_HERE if service.cluster or service.local else REFUSED
+        backend = self.choose(service, listed, request.netns, now, number)
+        if request.protocol == "udp":
+            self.flows[flow] = (service.number, backend)
+        return backend
+
+    def find(self, request: Request) -> tuple[Service, bool, bool] | None:
+        nowhere: Address = IPv4Address(0) if request.address.version == 4 else IPv6Address(0)
+        wanted = [] if request.address == nowhere else [request.address]
+        if self.serves_node_ports(request):
+            wanted.append(nowhere)
+        for address in wanted:
+            for service in self.services.values():
+                kind = service.frontends.get((address, request.port, request.protocol))
+                if kind:
+                    return service, *kind
+        return None
+
+    def serves_node_ports(self, request: Request) -> bool:
+        if request.address.is_loopback or request.address.is_unspecified:
+            return request.netns == HOST
+        return request.address in self.node_addresses
+
+    def is_kept(self, flow: tuple[int, Address, int], service: Service) -> bool:
+        number, backend = self.flows.get(flow, (0, ""))
+        serving = {*service.cluster, *service.local, *service.leaving}
+        return number == service.number and backend in serving
+
+    def choose(
+        self, service: Service, listed: tuple[str, ...], netns: int, now: int, number: int
+    ) -> str:
+        backend, last = self.sticky.get((netns, service.number), ("", 0))
+        if not (service.affinity and backend in listed and now - last <= service.affinity):
+            backend = listed[number * len(listed) >> 32]
+        if service.affinity:
+            self.sticky[netns, service.number] = (backend, now)
+        return backend

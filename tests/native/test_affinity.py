@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Session affinity: whom it binds together, how long, and when it ends early."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from ebpflb.datapath.records import Affinity, Client
+from ebpflb.plan.entries import Service
+from tests.native.node import HOST, OTHER_POD, POD, SECOND, Node, frontend, ip_address
+
+SERVICE = "172.30.0.1:80"
+MANY = [f"10.1.0.{n}:8080" for n in range(1, 101)]
+MONTH = 86_400 * 30
+
+
+def goes(node: Node, *, netns: int = POD, to: str = SERVICE) -> str:
+    return node.socket(netns=netns).connect(to).place
+
+
+def test_sticks(node: Node) -> None:
+    """All sockets of a namespace come to one backend, and all but the first count as sticky."""
+    node.publish(1, [SERVICE], cluster=MANY, affinity=60)
+    assert len({goes(node) for _ in range(20)}) == 1
+    assert node.kernel.get("service_stats", 1)[:2] == (20, 19)
+
+
+def test_namespaces_are_clients(node: Node) -> None:
+    """Each namespace is a client of its own, and two of them do not share a backend."""
+    node.publish(1, [SERVICE], cluster=MANY, affinity=60)
+    homes = {netns: goes(node, netns=netns) for netns in range(1, 30)}
+    assert len(set(homes.values())) > 10
+    assert homes == {netns: goes(node, netns=netns) for netns in homes}
+
+
+def test_shared_by_all_frontends(node: Node) -> None:
+    """Affinity belongs to the service port: its addresses and NodePort share it."""
+    node.owns("192.0.2.1")
+    others = {"203.0.113.1:80": "external", "0.0.0.0:30080": "external"}
+    node.publish(1, {SERVICE: "", **others}, cluster=MANY, affinity=60)
+    places = ("203.0.113.1:80", "192.0.2.1:30080", SERVICE)
+    assert {goes(node, to=to) for to in places} == {goes(node)}
+
+
+def test_services_are_separate(node: Node) -> None:
+    """What one service remembers of a client says nothing to another."""
+    for service in range(1, 20):
+        node.publish(service, [f"172.30.0.{service}:80"], cluster=MANY, affinity=60)
+    found = {goes(node, to=f"172.30.0.{service}:80") for service in range(1, 20)}
+    assert len(found) > 5
+    assert len(node.kernel.items("affinity")) == 19
+
+
+@pytest.mark.parametrize("seconds", [1, 10_800, MONTH, 86_400, 0xFFFFFFFF])
+def test_edge(node: Node, seconds: int) -> None:
+    """The time-out is over after it has passed, not when it is reached."""
+    node.publish(1, [SERVICE], cluster=MANY, affinity=seconds)
+    home = goes(node)
+    node.kernel.now += seconds * SECOND
+    assert goes(node) == home
+    node.kernel.now += seconds * SECOND + 1
+    goes(node)
+    assert node.kernel.get("service_stats", 1)[:2] == (3, 1)
+
+
+def test_slides(node: Node) -> None:
+    """Each new flow starts the time-out anew."""
+    node.publish(1, [SERVICE], cluster=MANY, affinity=60)
+    home = goes(node)
+    for _ in range(10):
+        node.kernel.now += 59 * SECOND
+        assert goes(node) == home
+
+
+def test_balanced_afresh_is_remembered(node: Node) -> None:
+    """After the time-out the new choice is what the client sticks to."""
+    node.publish(1, [SERVICE], cluster=MANY, affinity=60)
+    goes(node)
+    node.kernel.now += 61 * SECOND
+    assert len({goes(node) for _ in range(10)}) == 1
+
+
+def test_used_meanwhile_on_another_cpu(node: Node) -> None:
+    """A last use later than our look at the clock is recent, not an age ago."""
+    node.publish(1, [SERVICE], cluster=MANY, affinity=60)
+    home = goes(node)
+    number = node.backend_id(1, home)
+    client = Client(POD, ip_address("::"), 1)
+    node.kernel.put("affinity", client, Affinity(node.kernel.now + 1, number))
+    assert goes(node) == home
+    assert node.kernel.get("service_stats", 1).sticky == 1
+
+
+@pytest.mark.parametrize("leaving", [True, False])
+def test_backend_left_the_list(node: Node, leaving: bool) -> None:
+    """A backend outside the list in use takes no new flow, though it serves those it has."""
+    node.publish(1, [SERVICE], cluster=MANY, affinity=60)
+    home = goes(node)
+    rest = [backend for backend in MANY if backend != home]
+    node.publish(1, [SERVICE], cluster=rest, leaving=[home] if leaving else [], affinity=60)
+    moved = goes(node)
+    assert moved != home
+    assert goes(node) == moved
+
+
+def test_back_in_time(node: Node) -> None:
+    """Affinity survives a change of the service that keeps the backend."""
+    node.publish(1, [SERVICE], cluster=MANY, affinity=60)
+    home = goes(node)
+    node.publish(1, [SERVICE], cluster=[*MANY, "10.1.1.1:8080"], affinity=60)
+    assert goes(node) == home
+
+
+def test_list_in_use(node: Node) -> None:
+    """The remembered backend has to be in the list that this frontend's policy allows."""
+    frontends = {SERVICE: "local", "203.0.113.1:80": "external local"}
+    node.publish(1, frontends, cluster=["10.2.0.1:80"], local=["10.1.0.1:80"], affinity=60)
+    for _ in range(2):
+        assert goes(node, to="203.0.113.1:80") == "10.2.0.1:80"
+        assert goes(node) == "10.1.0.1:80"
+
+
+def test_backend_of_another_service(node: Node) -> None:
+    """An id whose slot went to another service is no backend of ours."""
+    node.publish(1, [SERVICE], cluster=MANY, affinity=60)
+    home = goes(node)
+    number = node.backend_id(1, home)
+    node.publish(2, ["172.30.0.2:80"], cluster=["10.9.0.1:80"])
+    slot = node.kernel.get("members", node.backend_id(2, "10.9.0.1:80"))
+    node.kernel.put("members", number, slot)
+    assert goes(node) in MANY
+    assert node.kernel.get("service_stats", 1).sticky == 0
+
+
+def test_member_beyond_all_slots(node: Node) -> None:
+    """A remembered id that leads nowhere is balanced afresh."""
+    node.publish(1, [SERVICE], cluster=MANY, affinity=60)
+    node.kernel.put("members", node.backend_id(1, goes(node)), 0xFFFFFFFF)
+    assert goes(node) in MANY
+    assert node.counted() == {"translated": 2}
+
+
+def test_off_and_on(node: Node) -> None:
+    """Without affinity traffic spreads at once; switched on it sticks at once."""
+    node.publish(1, [SERVICE], cluster=MANY, affinity=60)
+    goes(node)
+    node.publish(1, [SERVICE], cluster=MANY, affinity=0)
+    assert len({goes(node) for _ in range(20)}) > 5
+    node.publish(1, [SERVICE], cluster=MANY, affinity=60)
+    assert len({goes(node) for _ in range(20)}) == 1
+
+
+def test_datagrams_share_it(node: Node) -> None:
+    """Affinity binds a namespace's datagram sockets too, each when it chooses."""
+    node.publish(1, ["172.30.0.1:53/udp"], cluster=MANY, affinity=60)
+    assert len({node.socket("udp").sendmsg("172.30.0.1:53").place for _ in range(20)}) == 1
+
+
+@given(
+    steps=some.lists(some.tuples(some.sampled_from([HOST, POD, OTHER_POD]), some.integers(0, 9)))
+)
+def test_any_pace(new_node: object, steps: list[tuple[int, int]]) -> None:
+    """A client's flows leave its backend exactly where a pause exceeded the time-out."""
+    node: Node = new_node()  # type: ignore[operator]
+    node.publish(1, [SERVICE], cluster=MANY, affinity=5)
+    service: Service = node.kernel.get("services", frontend(SERVICE))
+    assert service.affinity_seconds == 5
+    last: dict[int, tuple[int, str]] = {}
+    sticky = 0
+    for netns, pause in steps:
+        node.kernel.now += pause * SECOND
+        place = goes(node, netns=netns)
+        if netns in last and node.kernel.now - last[netns][0] <= 5 * SECOND:
+            assert place == last[netns][1]
+            sticky += 1
+        last[netns] = (node.kernel.now, place)
+    assert node.kernel.get("service_stats", 1)[:2] == (len(steps), sticky)

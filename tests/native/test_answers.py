@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The way back: what getpeername and recvmsg show."""
+
+import pytest
+
+from tests.native.node import Node
+
+WEB, DNS = "172.30.0.1:80", "172.30.0.10:53"
+POD = "10.1.0.1:8080"
+FAMILIES = [
+    ("172.30.0.1:80", "10.1.0.1:8080", "172.30.0.1:80"),
+    ("[fd00:30::1]:80", "[fd00:1::1]:8080", "[fd00:30::1]:80"),
+    ("[::ffff:172.30.0.1]:80", "[::ffff:10.1.0.1]:8080", "[::ffff:172.30.0.1]:80"),
+]
+
+
+@pytest.fixture
+def web(node: Node) -> Node:
+    for protocol, service in (("tcp", 1), ("udp", 2)):
+        node.publish(service, [f"{WEB}/{protocol}"], cluster=[POD])
+    for protocol, service in (("tcp", 3), ("udp", 4)):
+        node.publish(service, [f"[fd00:30::1]:80/{protocol}"], cluster=["[fd00:1::1]:8080"])
+    return node
+
+
+@pytest.mark.parametrize(("to", "real", "shown"), FAMILIES)
+@pytest.mark.parametrize("protocol", ["tcp", "udp"])
+def test_getpeername(web: Node, protocol: str, to: str, real: str, shown: str) -> None:
+    """A connected socket's peer is the one it asked for, in the form in which it asked."""
+    socket = web.socket(protocol)
+    assert socket.connect(to).place == real
+    assert socket.getpeername(real) == shown
+    assert web.counted() == {"translated": 1, "restored": 1}
+
+
+@pytest.mark.parametrize(("to", "real", "shown"), FAMILIES)
+def test_recvmsg(web: Node, to: str, real: str, shown: str) -> None:
+    """An answer seems to come from where the question went."""
+    socket = web.socket("udp")
+    socket.sendmsg(to)
+    assert socket.recvmsg(real) == shown
+
+
+def test_frontend_of_the_node(node: Node) -> None:
+    """Through a NodePort the application sees the node's address that it named, not any-address."""
+    node.owns("192.0.2.1")
+    node.publish(1, {"0.0.0.0:30080": "external"}, cluster=[POD])
+    socket = node.socket()
+    socket.connect("192.0.2.1:30080")
+    assert socket.getpeername(POD) == "192.0.2.1:30080"
+
+
+@pytest.mark.parametrize("real", ["10.1.0.2:8080", "10.1.0.1:8081", "[::1]:8080"])
+def test_peer_is_another(web: Node, real: str) -> None:
+    """A peer that is not the backend is shown as it is."""
+    socket = web.socket()
+    socket.connect(WEB)
+    assert socket.getpeername(real) == real
+    assert web.counted() == {"translated": 1}
+
+
+def test_other_socket(web: Node) -> None:
+    """A backend is shown as itself to whoever asked for itself."""
+    for protocol in ("tcp", "udp"):
+        web.socket(protocol).connect(WEB)
+        stranger = web.socket(protocol)
+        assert stranger.connect(POD).place == POD
+        assert stranger.getpeername(POD) == POD
+        assert stranger.recvmsg(POD) == POD
+
+
+def test_service_has_gone(web: Node) -> None:
+    """What a socket asked for does not change with the service."""
+    stream, datagram = web.socket("tcp"), web.socket("udp")
+    stream.connect(WEB)
+    datagram.sendmsg(WEB)
+    web.withdraw(1, f"{WEB}/tcp")
+    web.withdraw(2, f"{WEB}/udp")
+    assert stream.getpeername(POD) == datagram.recvmsg(POD) == WEB
+
+
+def test_reconnected(web: Node) -> None:
+    """A stream's name is that of its last connection."""
+    web.publish(9, ["172.30.0.9:80"], cluster=[POD])
+    socket = web.socket()
+    socket.connect(WEB)
+    socket.connect("172.30.0.9:80")
+    assert socket.getpeername(POD) == "172.30.0.9:80"
+
+
+def test_many_backends(node: Node) -> None:
+    """One socket tells the answers of its backends apart."""
+    for n in range(1, 10):
+        node.publish(n, [f"172.30.0.{n}:53/udp"], cluster=[f"10.1.0.{n}:53"])
+    socket = node.socket("udp")
+    for n in range(1, 10):
+        socket.sendmsg(f"172.30.0.{n}:53")
+    shown = {n: socket.recvmsg(f"10.1.0.{n}:53") for n in range(9, 0, -1)}
+    assert shown == {n: f"172.30.0.{n}:53" for n in shown}
+
+
+def test_backend_of_two_frontends(node: Node) -> None:
+    """Where one backend serves two frontends of a socket, the one last sent to is shown."""
+    node.publish(1, ["172.30.0.1:53/udp", "172.30.0.2:53/udp"], cluster=["10.1.0.1:53"])
+    socket = node.socket("udp")
+    for to in ("172.30.0.1:53", "172.30.0.2:53", "172.30.0.1:53"):
+        socket.sendmsg(to)
+        assert socket.recvmsg("10.1.0.1:53") == to
+
+
+def test_after_release(web: Node) -> None:
+    """A released socket's cookie means nothing."""
+    for protocol in ("tcp", "udp"):
+        socket = web.socket(protocol)
+        socket.connect(WEB)
+        socket.release()
+        assert socket.getpeername(POD) == POD

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A NodePort is nobody's to bind, on this node."""
+
+import pytest
+
+from ebpflb.datapath.records import Settings
+from tests.native.node import HOST, POD, Node
+
+EADDRINUSE = 98
+NODE_ADDRESSES = ("192.0.2.1", "2001:db8::1")
+
+
+@pytest.fixture
+def both(node: Node) -> Node:
+    """NodePort 30080 in both families, TCP."""
+    return with_node_ports(node, "0.0.0.0:30080", "[::]:30080")
+
+
+def with_node_ports(node: Node, *frontends: str) -> Node:
+    node.owns(*NODE_ADDRESSES)
+    node.publish(1, dict.fromkeys(frontends, "external"), cluster=["10.1.0.1:8080"])
+    return node
+
+
+def is_taken(node: Node, at: str, *, netns: int = HOST, protocol: str = "tcp") -> bool:
+    """Whether the bind fails, and says so in the only way that helps."""
+    answer = node.socket(protocol, netns=netns).bind(at)
+    assert answer.errno == (0 if answer.allowed else EADDRINUSE)
+    assert node.counted() == ({} if answer.allowed else {"port_taken": 1})
+    return not answer.allowed
+
+
+TAKEN = [
+    "0.0.0.0:30080",
+    "[::]:30080",
+    "[::ffff:0.0.0.0]:30080",
+    "192.0.2.1:30080",
+    "[2001:db8::1]:30080",
+    "[::ffff:192.0.2.1]:30080",
+    "127.0.0.1:30080",
+    "127.0.0.9:30080",
+    "[::1]:30080",
+]
+
+
+@pytest.mark.parametrize("at", TAKEN)
+def test_taken(both: Node, at: str) -> None:
+    """Wherever the NodePort is served the bind fails, if the kernel lets us say why."""
+    assert is_taken(both, at) == both.kernel.names_errno
+
+
+@pytest.mark.parametrize("at", TAKEN)
+def test_pod(both: Node, at: str) -> None:
+    """In a pod's namespace every port is free."""
+    assert not is_taken(both, at, netns=POD)
+
+
+@pytest.mark.parametrize("at", TAKEN)
+def test_guard_off(both: Node, at: str) -> None:
+    """The operator can switch the guard off."""
+    both.kernel.put("settings", 0, Settings(HOST, 0, frozenset()))
+    assert not is_taken(both, at)
+
+
+@pytest.mark.parametrize(
+    ("at", "protocol"),
+    [
+        ("0.0.0.0:30081", "tcp"),
+        ("0.0.0.0:30080", "udp"),
+        ("[::]:30080", "udp"),
+        ("192.0.2.2:30080", "tcp"),
+        ("[2001:db8::2]:30080", "tcp"),
+        ("0.0.0.0:80", "tcp"),
+        ("0.0.0.0:0", "tcp"),
+        ("0.0.0.0:32885", "tcp"),  # 30080 with its bytes swapped
+    ],
+)
+def test_free(both: Node, at: str, protocol: str) -> None:
+    """Other ports, protocols and addresses are free."""
+    assert not is_taken(both, at, protocol=protocol)
+
+
+@pytest.mark.parametrize(
+    ("node_port", "at", "taken"),
+    [
+        ("0.0.0.0:30080", "0.0.0.0:30080", True),
+        ("0.0.0.0:30080", "[::]:30080", True),
+        ("0.0.0.0:30080", "[::1]:30080", False),
+        ("0.0.0.0:30080", "[2001:db8::1]:30080", False),
+        ("[::]:30080", "[::]:30080", True),
+        ("[::]:30080", "0.0.0.0:30080", False),
+        ("[::]:30080", "192.0.2.1:30080", False),
+    ],
+)
+def test_one_family(node: Node, node_port: str, at: str, taken: bool) -> None:
+    """A NodePort of one family takes addresses of that family; :: stands for both."""
+    with_node_ports(node, node_port)
+    assert is_taken(node, at) == (taken and node.kernel.names_errno)
+
+
+def test_no_node_port(node: Node) -> None:
+    """A service IP with the same port number takes no port of the node."""
+    node.owns(*NODE_ADDRESSES)
+    node.publish(1, ["172.30.0.1:30080"], cluster=["10.1.0.1:8080"])
+    assert not is_taken(node, "0.0.0.0:30080")
+
+
+def test_before_the_agent_has_spoken(both: Node) -> None:
+    """Without settings nothing is guarded."""
+    both.kernel.tables["settings"].places.clear()
+    assert not is_taken(both, "0.0.0.0:30080", netns=both.kernel.initial_netns)

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which backend of a list: every one as likely as the next, and none beyond."""
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from ebpflb.plan.entries import Backend, Range
+from tests.native.node import Node, frontend, place
+
+WEB = "172.30.0.1:80"
+HIGHEST = 0xFFFFFFFF
+
+
+def publish_sized(node: Node, base: int, size: int) -> None:
+    """A service with a list of any size, of which only the ends are written."""
+    node.publish(1, [WEB], cluster=["10.1.0.1:8080"])
+    entry = node.kernel.get("services", frontend(WEB))
+    node.kernel.put("services", frontend(WEB), entry._replace(cluster=Range(base, size)))
+    for slot, host in ((base, "10.1.0.1"), (base + size - 1, "10.1.0.2")):
+        backend = Backend(*place(f"{host}:8080"), frozenset({"cluster"}), slot + 1, 1)
+        node.kernel.put("slots", slot, backend)
+
+
+@pytest.mark.parametrize("base", [0, 1, 1000])
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 255, 256, 1000, 65_535, 65_536, 500_000])
+def test_ends(node: Node, base: int, size: int) -> None:
+    """The lowest random number meets the first slot of the list, the highest the last."""
+    publish_sized(node, base, size)
+    node.kernel.dice = lambda: 0
+    first = "10.1.0.1:8080" if size > 1 else "10.1.0.2:8080"
+    assert node.socket().connect(WEB).place == first
+    node.kernel.dice = lambda: HIGHEST
+    assert node.socket().connect(WEB).place == "10.1.0.2:8080"
+    assert node.counted() == {"translated": 2}
+
+
+def chosen(node: Node, size: int, number: int) -> int:
+    node.kernel.dice = lambda: number
+    return int(node.socket().connect(WEB).place.rpartition(":")[2]) - 1
+
+
+@given(size=some.integers(1, 300), number=some.integers(0, HIGHEST))
+def test_inside(new_node: Callable[[], Node], size: int, number: int) -> None:
+    """Any random number is scaled to the list, rounded down."""
+    node = new_node()
+    node.publish(1, [WEB], cluster=[f"10.1.0.1:{n + 1}" for n in range(size)])
+    assert chosen(node, size, number) == number * size // (HIGHEST + 1)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 10, 48])
+def test_uniform(node: Node, size: int) -> None:
+    """Evenly spread random numbers meet every backend equally often, give or take one."""
+    node.publish(1, [WEB], cluster=[f"10.1.0.1:{n + 1}" for n in range(size)])
+    draws = 20 * size
+    step = (HIGHEST + 1) // draws
+    met = Counter(chosen(node, size, turn * step) for turn in range(draws))
+    assert set(met) == set(range(size))
+    assert all(abs(count - 20) <= 1 for count in met.values())
+
+
+@given(data=some.data())
+def test_lists_of_a_block(new_node: Callable[[], Node], data: some.DataObject) -> None:
+    """Wherever a service's lists overlap in its block, a choice stays in the list it is from."""
+    everyone = [f"10.1.0.1:{n}" for n in range(1, 9)]
+    subset = some.lists(some.sampled_from(everyone), unique=True, min_size=1)
+    cluster, local = data.draw(subset), data.draw(subset)
+    node = new_node()
+    node.publish(1, {WEB: "local", "172.30.0.2:80": ""}, cluster=cluster, local=local)
+    node.kernel.dice = lambda: data.draw(some.integers(0, HIGHEST))
+    for _ in range(3):
+        assert node.socket().connect(WEB).place in local
+        assert node.socket().connect("172.30.0.2:80").place in cluster

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every outcome is counted once, by verdict, by service and by backend."""
+
+import pytest
+
+from ebpflb.datapath import layout
+from ebpflb.datapath.records import ServiceCounters
+from tests.native.node import HOST, Node
+
+WEB, DNS, EMPTY, AWAY = "172.30.0.1:80", "172.30.0.10:53", "172.30.0.2:80", "172.30.0.3:80"
+ONE, TWO = "10.1.0.1:8080", "10.1.0.2:53"
+
+
+@pytest.fixture
+def busy(node: Node) -> Node:
+    """One of everything has happened."""
+    node.owns("192.0.2.1")
+    node.publish(1, {WEB: "", "0.0.0.0:30080": "external"}, cluster=[ONE])
+    node.publish(2, [f"{DNS}/udp"], cluster=[TWO], affinity=60)
+    node.publish(3, [EMPTY])
+    node.publish(4, {AWAY: "local"}, cluster=["10.2.0.1:80"])
+    web, dns = node.socket(), node.socket("udp")
+    web.connect(WEB)
+    web.getpeername(ONE)
+    for _ in range(3):
+        dns.sendmsg(DNS)
+    node.socket("udp").sendmsg(DNS)
+    node.socket().connect(EMPTY)
+    node.socket().connect(AWAY)
+    node.socket().connect("192.0.2.9:80")
+    node.socket(netns=HOST).bind("0.0.0.0:30080")
+    return node
+
+
+def test_verdicts(busy: Node) -> None:
+    """Each hook call ends in one verdict; a bind only if it failed, a restore only if it did."""
+    expected = {"translated": 5, "restored": 1, "refused": 1, "not_here": 1, "passed": 1}
+    taken = {"port_taken": 1} if busy.kernel.names_errno else {}
+    assert busy.counted() == expected | taken
+
+
+@pytest.mark.parametrize(
+    ("service", "counters"),
+    [
+        (1, ServiceCounters(1, 0, 0, 0)),
+        (2, ServiceCounters(2, 1, 0, 0)),
+        (3, ServiceCounters(0, 0, 1, 0)),
+        (4, ServiceCounters(0, 0, 0, 1)),
+    ],
+)
+def test_services(busy: Node, service: int, counters: ServiceCounters) -> None:
+    """A service counts flows, not datagrams, and says why it had no backend for a caller."""
+    assert busy.kernel.get("service_stats", service) == counters
+
+
+def test_backends(busy: Node) -> None:
+    """A backend counts the flows it was given, and those whose socket was released."""
+    assert busy.opened_closed(1, ONE) == (1, 0)
+    assert busy.opened_closed(2, TWO) == (2, 0)
+
+
+def test_every_verdict_has_a_counter() -> None:
+    """The map of verdicts is as long as the list of verdicts."""
+    assert list(layout.VERDICTS) == list(range(layout.MAPS["verdicts"].entries))
+
+
+@pytest.mark.parametrize("protocol", ["tcp", "udp"])
+def test_ids_beyond_the_counters(node: Node, protocol: str) -> None:
+    """A service or backend that the counters have no room for is served, uncounted."""
+    service, backend = layout.MAPS["service_stats"].entries, layout.MAPS["backend_stats"].entries
+    node.publish(service, [f"{WEB}/{protocol}"], cluster=[ONE])
+    node.publish(service + 1, [f"{EMPTY}/{protocol}"])
+    node.kernel.put("slots", 0, node.kernel.get("slots", 0)._replace(id=backend))
+    socket = node.socket(protocol)
+    assert socket.connect(WEB).place == ONE
+    socket.release()
+    node.socket(protocol).connect(EMPTY)
+    assert node.counted() == {"translated": 1, "refused": 1}

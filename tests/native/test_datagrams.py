@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Datagram sockets: one backend a frontend while it serves, and nothing left after release."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from tests.native.node import Node, Socket
+
+DNS = "172.30.0.10:53/udp"
+ADDRESS = "172.30.0.10:53"
+MANY = [f"10.1.0.{n}:53" for n in range(1, 101)]
+CHAIN = 16
+
+
+@pytest.fixture
+def dns(node: Node) -> Node:
+    node.publish(1, [DNS], cluster=MANY)
+    return node
+
+
+def test_kept(dns: Node) -> None:
+    """A socket's datagrams to one frontend go to one backend: one flow, one choice."""
+    socket = dns.socket("udp")
+    home = socket.sendmsg(ADDRESS).place
+    assert {socket.sendmsg(ADDRESS).place for _ in range(20)} == {home}
+    assert dns.opened_closed(1, home) == (1, 0)
+    assert dns.kernel.get("service_stats", 1).chosen == 1
+    assert dns.counted() == {"translated": 21}
+
+
+def test_connect_and_send_agree(dns: Node) -> None:
+    """Connecting a datagram socket is the same flow as sending from it."""
+    socket = dns.socket("udp")
+    home = socket.connect(ADDRESS).place
+    assert socket.sendmsg(ADDRESS).place == socket.connect(ADDRESS).place == home
+    assert dns.opened_closed(1, home) == (1, 0)
+
+
+def test_sockets_are_separate(dns: Node) -> None:
+    """Each socket makes its own choice."""
+    assert len({dns.socket("udp").sendmsg(ADDRESS).place for _ in range(50)}) > 10
+
+
+@pytest.mark.parametrize("serving", ["cluster", "leaving"])
+def test_kept_while_it_serves(dns: Node, serving: str) -> None:
+    """A backend in no list keeps its flows while it is still in the service's block."""
+    socket = dns.socket("udp")
+    home = socket.sendmsg(ADDRESS).place
+    rest = [backend for backend in MANY if backend != home]
+    if serving == "cluster":
+        dns.publish(1, [DNS], cluster=[*reversed(rest), home])
+    else:
+        dns.publish(1, [DNS], cluster=rest, leaving=[home])
+    assert socket.sendmsg(ADDRESS).place == home
+    assert dns.opened_closed(1, home) == (1, 0)
+
+
+def test_kept_by_the_last_one(dns: Node) -> None:
+    """A flow is kept even where a new one would be refused."""
+    socket = dns.socket("udp")
+    home = socket.sendmsg(ADDRESS).place
+    dns.publish(1, [DNS], leaving=[home])
+    assert socket.sendmsg(ADDRESS).place == home
+    assert dns.socket("udp").sendmsg(ADDRESS).place != home
+
+
+def test_kept_against_policy(dns: Node) -> None:
+    """A change of policy moves no flow that its backend still serves."""
+    socket = dns.socket("udp")
+    home = socket.sendmsg(ADDRESS).place
+    other = next(backend for backend in MANY if backend != home)
+    dns.publish(1, {DNS: "local"}, cluster=MANY, local=[other])
+    assert socket.sendmsg(ADDRESS).place == home
+    assert dns.socket("udp").sendmsg(ADDRESS).place == other
+
+
+def test_moved_when_gone(dns: Node) -> None:
+    """A backend that has gone hands its flow to another, and its answers mean nothing more."""
+    socket = dns.socket("udp")
+    home = socket.sendmsg(ADDRESS).place
+    dns.publish(1, [DNS], cluster=[backend for backend in MANY if backend != home])
+    moved = socket.sendmsg(ADDRESS).place
+    assert moved != home
+    assert (dns.opened_closed(1, home), dns.opened_closed(1, moved)) == ((1, 1), (1, 0))
+    assert socket.recvmsg(home) == home
+    assert socket.recvmsg(moved) == ADDRESS
+
+
+def test_moved_with_the_frontend(dns: Node) -> None:
+    """A frontend that became another service's takes its flows along to that service."""
+    socket = dns.socket("udp")
+    home = socket.sendmsg(ADDRESS).place
+    dns.publish(2, [DNS], cluster=[home])
+    assert socket.sendmsg(ADDRESS).place == home
+    assert (dns.opened_closed(1, home), dns.opened_closed(2, home)) == ((1, 1), (1, 0))
+    assert socket.recvmsg(home) == ADDRESS
+
+
+def test_id_given_again(dns: Node) -> None:
+    """A backend's id that another service got meanwhile is another backend."""
+    socket = dns.socket("udp")
+    home = socket.sendmsg(ADDRESS).place
+    dns.ids[2, "10.9.0.1:53"] = dns.backend_id(1, home)
+    dns.publish(2, [DNS], cluster=["10.9.0.1:53", "10.9.0.2:53"])
+    dns.kernel.dice = lambda: 0xFFFFFFFF
+    assert socket.sendmsg(ADDRESS).place == "10.9.0.2:53"
+    assert socket.recvmsg(home) == home
+
+
+def test_slot_given_again(dns: Node) -> None:
+    """A backend whose slot another one of its service got has gone."""
+    socket = dns.socket("udp")
+    home = socket.sendmsg(ADDRESS).place
+    other = next(backend for backend in MANY if backend != home)
+    dns.publish(1, [DNS], cluster=[other])
+    slot = dns.kernel.get("members", dns.backend_id(1, other))
+    dns.kernel.put("members", dns.backend_id(1, home), slot)
+    assert socket.sendmsg(ADDRESS).place == other
+    assert dns.opened_closed(1, home) == (1, 1)
+
+
+def test_gone_without_another(dns: Node) -> None:
+    """When the last backend has gone, the next datagram is refused and the flow waits."""
+    socket = dns.socket("udp")
+    home = socket.sendmsg(ADDRESS).place
+    dns.publish(1, [DNS])
+    assert socket.sendmsg(ADDRESS).place not in MANY
+    dns.publish(1, [DNS], cluster=[home])
+    assert socket.sendmsg(ADDRESS).place == home
+    socket.release()
+    assert dns.opened_closed(1, home) == (1, 1)
+
+
+def frontends(count: int) -> list[str]:
+    return [f"172.30.1.{n}:53/udp" for n in range(count)]
+
+
+def send(socket: Socket, index: int) -> str:
+    return socket.sendmsg(f"172.30.1.{index}:53").place
+
+
+def left(node: Node) -> int:
+    return len(node.kernel.items("assignments")) + len(node.kernel.items("sockets"))
+
+
+@pytest.mark.parametrize("count", [1, 2, CHAIN])
+def test_release(node: Node, count: int) -> None:
+    """The release of a socket forgets all its flows, up to the chain's length."""
+    node.publish(1, frontends(count), cluster=MANY)
+    socket = node.socket("udp")
+    for index in range(count):
+        send(socket, index)
+    assert len(node.kernel.items("assignments")) == count + 1
+    socket.release()
+    assert left(node) == 0
+    closed = [counters.closed for counters in node.kernel.items("backend_stats").values()]
+    assert sum(closed) == count
+
+
+def test_release_beyond_the_chain(node: Node) -> None:
+    """Of a socket with more frontends the oldest stay, for the LRU."""
+    node.publish(1, frontends(CHAIN + 3), cluster=MANY)
+    socket = node.socket("udp")
+    for index in range(CHAIN + 3):
+        send(socket, index)
+    socket.release()
+    oldest = {str(sender.frontend) for sender in node.kernel.items("assignments")}
+    assert oldest == {f"172.30.1.{index}:53" for index in range(3)}
+
+
+def test_release_spares_others(dns: Node) -> None:
+    """A socket's release is its own affair."""
+    stays, goes = dns.socket("udp"), dns.socket("udp")
+    home = stays.sendmsg(ADDRESS).place
+    goes.sendmsg(ADDRESS)
+    goes.release()
+    assert stays.sendmsg(ADDRESS).place == home
+    assert left(dns) == 3
+
+
+def test_release_of_a_stranger(dns: Node) -> None:
+    """A socket that never met us leaves as it came."""
+    dns.socket("udp").release()
+    assert dns.counted() == {}
+
+
+def test_forgotten_link(node: Node) -> None:
+    """Where the LRU took an assignment out of the chain, the chain ends, even if it is remade."""
+    node.publish(1, frontends(3), cluster=MANY)
+    socket = node.socket("udp")
+    for index in range(3):
+        send(socket, index)
+    middle = next(s for s in node.kernel.items("assignments") if str(s.frontend) == "172.30.1.1:53")
+    node.kernel.drop("assignments", middle)
+    send(socket, 1)
+    socket.release()
+    assert [str(s.frontend) for s in node.kernel.items("assignments")] == ["172.30.1.0:53"]
+
+
+STEPS = some.lists(
+    some.tuples(some.integers(0, 1), some.integers(0, 5), some.sets(some.integers(0, 7))),
+    max_size=25,
+)
+
+
+@given(steps=STEPS)
+def test_any_life(new_node: Callable[[], Node], steps: list[tuple[int, int, set[int]]]) -> None:
+    """Whatever two sockets send while backends come and go, releases leave nothing behind."""
+    node = new_node()
+    sockets = [node.socket("udp"), node.socket("udp")]
+    for sender, index, backends in steps:
+        node.publish(1, frontends(6), cluster=[MANY[n] for n in sorted(backends)])
+        send(sockets[sender], index)
+    for socket in sockets:
+        socket.release()
+    assert left(node) == 0
+    for backend in MANY[:8]:
+        opened, closed = node.opened_closed(1, backend)
+        assert opened == closed

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a hook does while the agent rewrites the maps under it."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.native.node import Node, frontend
+
+WEB = "172.30.0.1:80"
+OLD, NEW, STRANGER = "10.1.0.1:8080", "10.1.0.2:8080", "10.9.0.1:8080"
+ECONNREFUSED = 111
+
+
+@pytest.fixture(params=["tcp", "udp"])
+def torn(node: Node, request: pytest.FixtureRequest) -> Node:
+    """A service that points to the slots of another one."""
+    node.publish(1, [f"{WEB}/{request.param}"], cluster=[OLD])
+    node.publish(2, ["172.30.0.2:80"], cluster=[STRANGER])
+    entry = node.kernel.get("services", frontend(f"{WEB}/{request.param}"))
+    foreign = node.kernel.get("services", frontend("172.30.0.2:80")).cluster
+    node.kernel.put("services", frontend(f"{WEB}/{request.param}"), entry._replace(cluster=foreign))
+    return node
+
+
+def protocol(node: Node) -> str:
+    return "udp" if frontend(f"{WEB}/udp") in node.kernel.items("services") else "tcp"
+
+
+def mend(node: Node) -> Callable[[], None]:
+    return lambda: node.publish(1, [f"{WEB}/{protocol(node)}"], cluster=[NEW])
+
+
+def test_lost_once(torn: Node) -> None:
+    """A slot of another service is looked up again, with the service as it is by then."""
+    torn.kernel.meanwhile["slots"] = [mend(torn)]
+    answer = torn.socket(protocol(torn)).connect(WEB)
+    assert answer.place == NEW
+    assert torn.counted() == {"slot_retried": 1, "translated": 1}
+    assert torn.kernel.get("service_stats", 1).chosen == 1
+    assert torn.opened_closed(1, NEW) == (1, 0)
+
+
+def test_lost_twice(torn: Node) -> None:
+    """Twice in a row: refused at once, never sent to another service's backend."""
+    answer = torn.socket(protocol(torn)).connect(WEB)
+    if torn.kernel.names_errno:
+        assert answer == (False, ECONNREFUSED, WEB)
+    else:
+        assert answer == (True, 0, f"127.0.0.1:{int(protocol(torn) == 'udp')}")
+    assert torn.counted() == {"slot_retried": 1, "slot_lost": 1}
+    assert torn.kernel.get("service_stats", 1) == (0, 0, 0, 0)
+
+
+def test_no_third_look(torn: Node) -> None:
+    """Who was unlucky twice is not kept waiting, even if all would be well by then."""
+    torn.kernel.meanwhile["slots"] = [lambda: None, lambda: None, mend(torn)]
+    assert torn.socket(protocol(torn)).connect(WEB).place != NEW
+    assert torn.counted() == {"slot_retried": 1, "slot_lost": 1}
+
+
+def test_lost_leaves_no_trace(torn: Node) -> None:
+    """What was lost is remembered nowhere."""
+    torn.socket(protocol(torn)).connect(WEB)
+    for remembering in ("sockets", "assignments", "affinity"):
+        assert not torn.kernel.items(remembering)
+
+
+def test_frontend_goes_meanwhile(torn: Node) -> None:
+    """If the second look finds no frontend, the address is like any other."""
+    name = f"{WEB}/{protocol(torn)}"
+    torn.kernel.meanwhile["slots"] = [lambda: torn.kernel.drop("services", frontend(name))]
+    socket = torn.socket(protocol(torn))
+    assert socket.connect(WEB) == (True, 0, WEB)
+    assert torn.counted() == {"slot_retried": 1, "passed": 1}
+
+
+def test_last_endpoint_goes_meanwhile(torn: Node) -> None:
+    """If the second look finds a service without endpoints, that is the answer."""
+    torn.kernel.meanwhile["slots"] = [lambda: torn.publish(1, [f"{WEB}/{protocol(torn)}"])]
+    torn.socket(protocol(torn)).connect(WEB)
+    assert torn.counted() == {"slot_retried": 1, "refused": 1}
+
+
+def test_slots_beyond_the_array(node: Node) -> None:
+    """A range that leads out of the array is a lost slot, not a crash."""
+    node.publish(1, [WEB], cluster=[OLD])
+    entry = node.kernel.get("services", frontend(WEB))
+    far = entry.cluster._replace(base=0xFFFFFFFF)
+    node.kernel.put("services", frontend(WEB), entry._replace(cluster=far))
+    node.socket().connect(WEB)
+    assert node.counted() == {"slot_retried": 1, "slot_lost": 1}
+
+
+def test_block_moves_between_service_and_slot(node: Node) -> None:
+    """The agent keeps an old block for a while, so a slow reader still finds its backend."""
+    node.publish(1, [WEB], cluster=[OLD])
+    moved = node.kernel.get("services", frontend(WEB))._replace(cluster=(1000, 1))
+    node.kernel.meanwhile["slots"] = [lambda: node.kernel.put("services", frontend(WEB), moved)]
+    assert node.socket().connect(WEB).place == OLD
+
+
+def test_assigned_backend_loses_its_slot(node: Node) -> None:
+    """An assignment whose member leads to a foreign slot moves on, and is not counted as lost."""
+    node.publish(1, [f"{WEB}/udp"], cluster=[OLD])
+    node.publish(2, ["172.30.0.2:80"], cluster=[STRANGER])
+    socket = node.socket("udp")
+    socket.sendmsg(WEB)
+    slot = node.kernel.get("members", node.backend_id(2, STRANGER))
+    node.kernel.put("members", node.backend_id(1, OLD), slot)
+    assert socket.sendmsg(WEB).place == OLD
+    assert node.counted() == {"translated": 2}
+    assert node.opened_closed(1, OLD) == (2, 1)

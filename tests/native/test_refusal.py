@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a socket learns that nobody serves it, and when it must not learn it."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from tests.native.node import HOST, UDP, Node, Socket
+
+ECONNREFUSED = 111
+BACKEND = "10.1.0.1:8080"
+
+REFUSING = [
+    ("172.30.0.1:80", "127.0.0.1"),
+    ("[fd00:30::1]:80", "[::1]"),
+    ("[::ffff:172.30.0.1]:80", "[::ffff:127.0.0.1]"),
+]
+
+
+def is_refused(node: Node, socket: Socket, hook: str, to: str, loopback: str) -> bool:
+    """By errno where the kernel has bpf_set_retval, else by a place that refuses."""
+    answer = getattr(socket, hook)(to)
+    if node.kernel.names_errno:
+        return bool(answer == (False, ECONNREFUSED, to))
+    port = 1 if socket.protocol == UDP else 0  # no datagram can be sent to port 0
+    return bool(answer == (True, 0, f"{loopback}:{port}"))
+
+
+@pytest.mark.parametrize(("to", "loopback"), REFUSING)
+@pytest.mark.parametrize(
+    ("protocol", "hook"), [("tcp", "connect"), ("udp", "connect"), ("udp", "sendmsg")]
+)
+def test_no_endpoint(node: Node, to: str, loopback: str, protocol: str, hook: str) -> None:
+    """Without an endpoint anywhere the connection is refused at once, and that is counted."""
+    node.publish(1, [f"172.30.0.1:80/{protocol}", f"[fd00:30::1]:80/{protocol}"])
+    assert is_refused(node, node.socket(protocol), hook, to, loopback)
+    assert node.counted() == {"refused": 1}
+    assert node.kernel.get("service_stats", 1).refused == 1
+
+
+def test_only_leaving_endpoints(node: Node) -> None:
+    """Backends that are in no list serve no new connection."""
+    node.publish(1, ["172.30.0.1:80"], leaving=[BACKEND])
+    assert is_refused(node, node.socket(), "connect", "172.30.0.1:80", "127.0.0.1")
+
+
+def test_refused_leaves_no_trace(node: Node) -> None:
+    """What was refused is not remembered, neither as a peer nor as an assignment."""
+    node.publish(1, ["172.30.0.1:80", "172.30.0.1:80/udp"], affinity=60)
+    node.socket("tcp").connect("172.30.0.1:80")
+    node.socket("udp").sendmsg("172.30.0.1:80")
+    for remembering in ("sockets", "assignments", "affinity"):
+        assert not node.kernel.items(remembering)
+
+
+INTERNAL, EXTERNAL = {"172.30.0.1:80": "local"}, {"203.0.113.1:80": "external local"}
+
+
+@pytest.mark.parametrize("protocol", ["tcp", "udp"])
+def test_not_here(node: Node, protocol: str) -> None:
+    """Endpoints elsewhere under the internal policy Local: no answer at all, and counted."""
+    node.publish(1, {f"172.30.0.1:80/{protocol}": "local"}, cluster=[BACKEND])
+    assert node.socket(protocol).connect("172.30.0.1:80") == (True, 0, "172.30.0.1:80")
+    assert node.counted() == {"not_here": 1}
+    assert node.kernel.get("service_stats", 1) == (0, 0, 0, 1)
+
+
+def test_local_without_any_endpoint(node: Node) -> None:
+    """The policy Local refuses too where there is no endpoint anywhere."""
+    node.publish(1, INTERNAL)
+    assert is_refused(node, node.socket(), "connect", "172.30.0.1:80", "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("frontends", "to", "goes"),
+    [
+        (INTERNAL, "172.30.0.1:80", {"10.1.0.1:8080"}),
+        (EXTERNAL, "203.0.113.1:80", {"10.1.0.1:8080", "10.2.0.1:8080"}),
+        ({"203.0.113.1:80": "external"}, "203.0.113.1:80", {"10.1.0.1:8080", "10.2.0.1:8080"}),
+        ({"203.0.113.1:80": "external load_balancer local"}, "203.0.113.1:80",
+         {"10.1.0.1:8080", "10.2.0.1:8080"}),
+        ({"0.0.0.0:30080": "external local"}, "192.0.2.1:30080",
+         {"10.1.0.1:8080", "10.2.0.1:8080"}),
+    ],
+)  # fmt: skip
+def test_policies(node: Node, frontends: Mapping[str, str], to: str, goes: set[str]) -> None:
+    """Sockets are on this node, so only the internal policy Local confines them to it."""
+    node.owns("192.0.2.1")
+    node.publish(1, frontends, cluster=["10.2.0.1:8080", BACKEND], local=[BACKEND])
+    for netns in (HOST, 7):
+        found = {node.socket(netns=netns).connect(to).place for _ in range(64)}
+        assert found == goes
+
+
+def test_external_local_elsewhere(node: Node) -> None:
+    """A pod reaches an external address with policy Local though no endpoint is on its node."""
+    node.publish(1, EXTERNAL, cluster=[BACKEND])
+    assert node.socket().connect("203.0.113.1:80").place == BACKEND
+
+
+def test_local_list_beyond_cluster_list(node: Node) -> None:
+    """The local list may hold a backend that the cluster list lacks, and the other way round."""
+    local = ["10.1.0.1:80", "10.1.0.2:80"]
+    node.publish(
+        1, {"172.30.0.1:80": "local", "172.30.0.2:80": ""},
+        cluster=["10.2.0.1:80", "10.1.0.1:80"], local=local, leaving=["10.1.0.9:80"],
+    )  # fmt: skip
+    for to, goes in (("172.30.0.1:80", set(local)), ("172.30.0.2:80", {"10.2.0.1:80", local[0]})):
+        assert {node.socket().connect(to).place for _ in range(64)} == goes

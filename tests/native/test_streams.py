@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stream sockets: one peer at a time, counted from connect to release."""
+
+from tests.native.node import Node
+
+WEB, ADDRESS = "172.30.0.1:80", "172.30.0.2:80"
+ONE, TWO = "10.1.0.1:8080", "10.1.0.2:8080"
+
+
+def two_services(node: Node) -> None:
+    node.publish(1, [WEB], cluster=[ONE])
+    node.publish(2, [ADDRESS], cluster=[TWO])
+
+
+def test_life(node: Node) -> None:
+    """A connection opens on its backend and closes with its socket."""
+    two_services(node)
+    socket = node.socket()
+    socket.connect(WEB)
+    assert node.opened_closed(1, ONE) == (1, 0)
+    socket.release()
+    assert node.opened_closed(1, ONE) == (1, 1)
+    assert not node.kernel.items("sockets")
+
+
+def test_reconnect(node: Node) -> None:
+    """Connecting again closes the former connection, to the same service or another."""
+    two_services(node)
+    socket = node.socket()
+    for to in (WEB, WEB, ADDRESS):
+        socket.connect(to)
+    assert node.opened_closed(1, ONE) == (2, 2)
+    assert node.opened_closed(2, TWO) == (1, 0)
+    assert len(node.kernel.items("sockets")) == 1
+    socket.release()
+    assert node.opened_closed(2, TWO) == (1, 1)
+
+
+def test_every_connect_is_a_choice(node: Node) -> None:
+    """A stream has no memory: each connection is balanced afresh."""
+    many = [f"10.1.0.{n}:8080" for n in range(1, 101)]
+    node.publish(1, [WEB], cluster=many)
+    socket = node.socket()
+    assert len({socket.connect(WEB).place for _ in range(50)}) > 10
+    assert not node.kernel.items("assignments")
+
+
+def test_released_twice(node: Node) -> None:
+    """What was forgotten is not closed again."""
+    two_services(node)
+    socket = node.socket()
+    socket.connect(WEB)
+    socket.release()
+    socket.release()
+    assert node.opened_closed(1, ONE) == (1, 1)
+
+
+def test_release_after_the_service(node: Node) -> None:
+    """A connection closes on its backend though the service has gone meanwhile."""
+    two_services(node)
+    socket = node.socket()
+    socket.connect(WEB)
+    node.withdraw(1, WEB)
+    socket.release()
+    assert node.opened_closed(1, ONE) == (1, 1)
+
+
+def test_never_ours(node: Node) -> None:
+    """A socket that was not translated opens and closes nothing."""
+    two_services(node)
+    socket = node.socket()
+    socket.connect("192.0.2.9:80")
+    socket.release()
+    assert node.counted() == {"passed": 1}
+    assert not node.kernel.items("sockets")
