@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one door to ``kubernetes``: configuration, authentication and transport, nothing else.
+
+Import it only when an API server is really asked: the client costs 30 MB and 0.2 s. Its typed
+models are left alone, they would take four times the time and eight times the memory of msgspec.
+Requests go through the client's own urllib3 pool (certificates, proxy), unretried, as bytes.
+"""
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from socket import IPPROTO_TCP, SO_KEEPALIVE, SOL_SOCKET, TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_NODELAY
+from typing import Any
+
+from kubernetes import config
+from kubernetes.client import Configuration
+from kubernetes.client.rest import RESTClientObject
+from urllib3 import BaseHTTPResponse, PoolManager, Timeout
+from urllib3.exceptions import HTTPError
+
+from ebpflb.cluster.decoding import refusal
+from ebpflb.cluster.pacing import Pace
+from ebpflb.errors import ClusterError
+from ebpflb.model.events import Kind
+
+log = logging.getLogger(__name__)
+
+PATHS = {
+    Kind.SERVICE: "/api/v1/services",
+    Kind.ENDPOINT_SLICE: "/apis/discovery.k8s.io/v1/endpointslices",
+    Kind.NODE: "/api/v1/nodes",
+}
+KEEPALIVE = [  # an API server that vanished is noticed after 30 + 9 * 15 s, not at the watch's end
+    (IPPROTO_TCP, TCP_NODELAY, 1),
+    (SOL_SOCKET, SO_KEEPALIVE, 1),
+    (IPPROTO_TCP, TCP_KEEPIDLE, 30),
+    (IPPROTO_TCP, TCP_KEEPINTVL, 15),
+]
+CONNECT = 10.0  # seconds
+
+
+class Server:
+    """An API server, by kubeconfig or, if that is None, the one of the pod that we run in.
+
+    Raises ClusterError if the configuration cannot be used; whether anyone answers shows later.
+    """
+
+    def __init__(self, kubeconfig: Path | None, pace: Pace) -> None:
+        self._configuration = _configuration(kubeconfig)
+        self._pool: PoolManager = RESTClientObject(self._configuration).pool_manager
+        self._pace = pace
+        self._open: set[BaseHTTPResponse] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+        self.url: str = self._configuration.host
+
+    def page(self, kind: Kind, query: dict[str, str]) -> bytes:
+        """One page of a list. Raises ClusterError, or Gone if the continue token has expired."""
+        with self._ask(kind, query, silence=self._pace.answer) as response, _translated():
+            return response.read()
+
+    @contextmanager
+    def watch(self, kind: Kind, query: dict[str, str]) -> Iterator[Iterator[bytes]]:
+        """The lines of a watch, until it ends or its connection breaks or falls silent.
+
+        Raises ClusterError, or Gone if the history does not reach back to the version asked for.
+        """
+        seconds = self._pace.watch_seconds()
+        query = query | {"watch": "true", "timeoutSeconds": str(seconds)}
+        with self._ask(kind, query, silence=seconds + self._pace.grace) as response:
+            yield self._lines(response)
+
+    def close(self) -> None:
+        """End every answer that is being read; whoever reads sees the connection break."""
+        with self._lock:
+            self._closed = True
+            for response in self._open:
+                _break(response)
+
+    def _lines(self, response: BaseHTTPResponse) -> Iterator[bytes]:
+        try:
+            yield from (line for line in response if line.endswith(b"\n"))
+        except (HTTPError, OSError) as error:
+            log.debug("%s: a watch broke off: %s", self.url, error)
+
+    @contextmanager
+    def _ask(
+        self, kind: Kind, query: dict[str, str], *, silence: float
+    ) -> Iterator[BaseHTTPResponse]:
+        with _translated():
+            response = self._pool.request(
+                "GET",
+                self.url + PATHS[kind],
+                fields=query,
+                headers=self._headers(),
+                timeout=Timeout(connect=CONNECT, read=silence),
+                preload_content=False,
+                retries=False,
+            )
+        with self._registered(response):
+            if response.status != 200:
+                with _translated():
+                    raise refusal(response.read(), response.status)
+            yield response
+
+    def _headers(self) -> dict[str, str]:
+        """Asked anew for each request: a service account's token changes every hour."""
+        settings: Any = self._configuration.auth_settings()
+        return {"Accept": "application/json"} | {
+            setting["key"]: setting["value"] for setting in settings.values() if setting["value"]
+        }
+
+    @contextmanager
+    def _registered(self, response: BaseHTTPResponse) -> Iterator[None]:
+        with self._lock:
+            self._open.add(response)
+            if self._closed:
+                _break(response)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._open.discard(response)
+                response.close()
+
+
+def _configuration(kubeconfig: Path | None) -> Configuration:
+    configuration = Configuration()
+    load: Any = config.load_incluster_config
+    if kubeconfig is not None:
+        load = partial(config.load_kube_config, str(kubeconfig))
+    try:
+        load(client_configuration=configuration)
+    except Exception as error:  # the loader lets YAML, key and system errors through as they come
+        raise ClusterError(f"{kubeconfig or 'no kubeconfig, nor in a pod'}: {error}") from error
+    configuration.socket_options = KEEPALIVE
+    return configuration
+
+
+def _break(response: BaseHTTPResponse) -> None:
+    """shutdown(2), not close(2): only that wakes a thread which is reading."""
+    with suppress(ValueError, RuntimeError, OSError):
+        response.shutdown()
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Foreign errors become ClusterError; what a kubeconfig's helper raises may be anything."""
+    try:
+        yield
+    except ClusterError:
+        raise
+    except (HTTPError, OSError, ValueError, config.ConfigException) as error:
+        raise ClusterError(str(error)) from error

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes and YAML values -> the objects of ``model``: only the fields that we read, nothing else.
+
+A list and a watch line are opened in two steps, first the envelope with its objects as raw bytes,
+then each object by itself, so that one that does not fit spoils no other.
+"""
+
+import re
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Raw, Struct, field
+
+from ebpflb.errors import ClusterError, InvalidObject
+from ebpflb.model.events import Key, Kind
+from ebpflb.model.objects import EndpointSlice, Node, Object, Service
+
+TYPES: dict[Kind, type[Object]] = {
+    Kind.SERVICE: Service,
+    Kind.ENDPOINT_SLICE: EndpointSlice,
+    Kind.NODE: Node,
+}
+GONE = {400, 410, 504}  # 400, 504: a server restored from a backup has not seen our version yet
+MISFITS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+class Gone(ClusterError):
+    """The version or the continue token is of no use any more: only a new list helps."""
+
+
+class ListMetadata(Struct, frozen=True, rename="camel"):
+    resource_version: str
+    token: str = field(name="continue", default="")
+
+
+class Page(Struct, frozen=True):
+    """One page of a list."""
+
+    metadata: ListMetadata
+    items: list[Raw] | None = None
+
+
+class Line(Struct, frozen=True):
+    """One line of a watch: ADDED, MODIFIED, DELETED, BOOKMARK or ERROR, and of what."""
+
+    type: str
+    object: Raw
+
+
+class Status(Struct, frozen=True):
+    """What the API server says instead of an answer."""
+
+    code: int = 0
+    message: str = ""
+
+
+class _Name(Struct, frozen=True, rename="camel"):
+    name: str = ""
+    namespace: str = ""
+    resource_version: str = ""
+
+
+class _Named(Struct, frozen=True):
+    metadata: _Name
+
+
+class Identity(NamedTuple):
+    """Who an object is, even if the rest of it cannot be understood; a bookmark has no key."""
+
+    key: Key | None
+    version: str
+
+
+_pages = msgspec.json.Decoder(Page)
+_lines = msgspec.json.Decoder(Line)
+_named = msgspec.json.Decoder(_Named)
+_objects = {kind: msgspec.json.Decoder(type) for kind, type in TYPES.items()}
+
+
+def page(data: bytes) -> Page:
+    """Raises ClusterError if this is no page of a list."""
+    try:
+        return _pages.decode(data)
+    except MISFITS as error:
+        raise ClusterError(f"not a list: {error}") from error
+
+
+def line(data: bytes) -> Line:
+    """Raises InvalidObject if this is no line of a watch."""
+    try:
+        return _lines.decode(data)
+    except MISFITS as error:
+        raise _invalid(error) from error
+
+
+def decode(kind: Kind, data: bytes | Raw) -> Object:
+    """JSON -> object. Raises InvalidObject naming the field that does not fit."""
+    try:
+        return _objects[kind].decode(data)
+    except MISFITS as error:
+        raise _invalid(error) from error
+
+
+def convert(kind: Kind, value: Any) -> Object:
+    """YAML value -> object. Raises InvalidObject naming the field that does not fit."""
+    try:
+        return msgspec.convert(value, TYPES[kind])
+    except MISFITS as error:
+        raise _invalid(error) from error
+
+
+def identify(data: bytes | Raw) -> Identity:
+    """Name and resource version alone, as far as they can be read."""
+    try:
+        name = _named.decode(data).metadata
+    except MISFITS:
+        return Identity(None, "")
+    return Identity(Key(name.namespace, name.name) if name.name else None, name.resource_version)
+
+
+def key_of(object: Object) -> Key:
+    namespace = "" if isinstance(object, Node) else object.metadata.namespace
+    return Key(namespace, object.metadata.name)
+
+
+def refusal(data: bytes | Raw, code: int = 0) -> ClusterError:
+    """The error that a Status stands for; ``code`` is HTTP's, if there was one."""
+    try:
+        status = msgspec.json.decode(data, type=Status)
+    except MISFITS:
+        status = Status()
+    code = code or status.code
+    error = Gone if code in GONE else ClusterError
+    return error(f"{code} {status.message}".strip())
+
+
+def _invalid(error: Exception) -> InvalidObject:
+    """msgspec says: Expected `int`, got `str` - at `$.spec.ports[0].port`."""
+    reason, _, path = str(error).partition(" - at ")
+    return InvalidObject(re.sub("[`$]", "", path).strip(". ") or "object", reason)

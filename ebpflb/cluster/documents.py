@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One manifest file -> its objects, with a log line for everything that cannot be meant.
+
+YAML is read as kubectl reads it: several documents per file, ``kind: List``, a missing namespace
+is "default". Kinds that are none of ours may lie beside them and are passed over. JSON is read five
+times as fast.
+"""
+
+import logging
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import yaml
+
+from ebpflb.cluster.decoding import MISFITS, convert
+from ebpflb.errors import ClusterError, InvalidObject
+from ebpflb.model.events import Key, Kind
+from ebpflb.model.objects import Object
+
+log = logging.getLogger(__name__)
+
+KINDS = {
+    ("v1", "Service"): Kind.SERVICE,
+    ("discovery.k8s.io/v1", "EndpointSlice"): Kind.ENDPOINT_SLICE,
+    ("v1", "Node"): Kind.NODE,
+}
+DEEPEST = 1000  # levels of nesting; real manifests have about ten
+
+
+class Name(NamedTuple):
+    """Which object of which kind."""
+
+    kind: Kind
+    key: Key
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.key}"
+
+
+@dataclass(slots=True)
+class Content:
+    """What a file says.
+
+    ``broken`` names objects that are there but cannot be converted. If not ``whole``, some document
+    did not even tell its name, so an object not found here cannot be said to be gone.
+    """
+
+    objects: dict[Name, Object] = field(default_factory=dict)
+    broken: set[Name] = field(default_factory=set)
+    whole: bool = True
+
+
+def read(path: Path) -> Content:
+    """Raises ClusterError if the file cannot be read or is no YAML at all."""
+    content = Content()
+    for where, document in _documents(path):
+        try:
+            _sort(path, document, content)
+        except InvalidObject as error:
+            log.warning("%s: %s: %s", path, where, error)
+            content.whole = False
+    return content
+
+
+def _documents(path: Path) -> Iterator[tuple[str, Any]]:
+    """Each document, those inside a List too, with the words to find it by."""
+    for number, document in enumerate(_parse(path), 1):
+        if not isinstance(document, dict) or document.get("kind") != "List":
+            yield f"document {number}", document
+            continue
+        items = document.get("items") or []
+        for position, item in enumerate(items if isinstance(items, list) else [items]):
+            yield f"document {number}, item {position}", item
+
+
+def _parse(path: Path) -> Iterator[Any]:
+    """One document at a time: all at once would take 200 MB for 10,000 services."""
+    try:
+        data = path.read_bytes()
+        if path.suffix == ".json":
+            yield msgspec.json.decode(data)
+        else:
+            _check_depth(data)
+            yield from (it for it in yaml.load_all(data, Loader=_Loader) if it is not None)
+    except OSError as error:
+        raise ClusterError(f"{path}: {error.strerror}") from error
+    except (yaml.YAMLError, ValueError, *MISFITS) as error:
+        reason = " ".join(str(error).split())
+        raise ClusterError(f"{path}: neither YAML nor JSON: {reason}") from error
+
+
+def _check_depth(data: bytes) -> None:
+    """libyaml's composer recurses in C: deep nesting would be a segmentation fault, not an error.
+
+    Most files are shallow at first sight, since a level costs a bracket or half a column of a line.
+    """
+    longest = max(map(len, data.splitlines()), default=0)
+    if data.count(b"[") + data.count(b"{") + 2 * longest < DEEPEST:
+        return
+    depth = 0
+    for event in yaml.parse(data, Loader=_Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise ValueError(f"nested more than {DEEPEST} levels deep")
+
+
+def _sort(path: Path, document: Any, content: Content) -> None:
+    """Raises InvalidObject if the document does not say which object it is."""
+    if not isinstance(document, dict):
+        raise InvalidObject("document", "not a mapping")
+    kind = KINDS.get((_text(document, "apiVersion"), _text(document, "kind")))
+    if kind is None:
+        log.debug("%s: %s is none of our kinds", path, document["kind"])
+        return
+    document, name = _named(kind, document)
+    if name in content.objects or name in content.broken:
+        log.warning("%s: %s: said twice, the first one counts", path, name)
+        return
+    try:
+        content.objects[name] = convert(kind, document)
+    except InvalidObject as error:
+        log.warning("%s: %s: %s", path, name, error)
+        content.broken.add(name)
+
+
+def _named(kind: Kind, document: dict[Any, Any]) -> tuple[dict[Any, Any], Name]:
+    """The document with its namespace filled in, and the name of its object."""
+    metadata = document.get("metadata")
+    if not isinstance(metadata, dict):
+        raise InvalidObject("metadata", "not a mapping")
+    name = _text(metadata, "name", "metadata.")
+    if kind is Kind.NODE:
+        return document, Name(kind, Key("", name))
+    namespace = metadata.get("namespace") or "default"
+    document = document | {"metadata": metadata | {"namespace": namespace}}
+    return document, Name(kind, Key(str(namespace), name))
+
+
+def _text(mapping: dict[Any, Any], field: str, where: str = "") -> str:
+    value = mapping.get(field)
+    if not value or not isinstance(value, str):
+        raise InvalidObject(where + field, f"expected a name, got {value!r}")
+    return value
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """No dates and no numbers to base 60: creationTimestamp is text, and 2001:2:3:4:5:6:7:8 too."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [pair for pair in resolvers if pair[0].rpartition(":")[2] not in ("timestamp", "int")]
+    for first, resolvers in _Loader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int",
+    re.compile(r"[-+]?(?:0x[0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)$"),
+    list("-+0123456789"),
+)

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the files of a directory say together, and which events a changed file is worth.
+
+A file is parsed again when its stat signature changed or inotify named it. What it says now is
+laid over what it said before; of the objects touched, each belongs to the first file in name order
+that says it, and only those that come out different are told. Bad input never takes anything away:
+an object, a document or a file that cannot be understood leaves the last good state in place.
+"""
+
+import logging
+import os
+import stat
+from collections.abc import Iterable, Set
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ebpflb.cluster import documents
+from ebpflb.cluster.documents import Content, Name
+from ebpflb.cluster.selectors import selectors
+from ebpflb.errors import ClusterError
+from ebpflb.model.events import Changed, Event, Found, Key, Kind, Removed, Replaced
+from ebpflb.model.objects import Object
+
+log = logging.getLogger(__name__)
+
+Signature = tuple[int, ...]
+UNREADABLE: Signature = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    signature: Signature | None = None
+    objects: dict[Name, Object] = field(default_factory=dict)
+    broken: frozenset[Name] = frozenset()
+
+
+class Folder:
+    """The manifests of one directory, seen from the node of this name."""
+
+    def __init__(self, directory: Path, node_name: str) -> None:
+        self._directory = directory
+        self._selectors = selectors(node_name)
+        self._files: dict[str, _File] = {}
+        self._owners: dict[Name, set[str]] = {}
+        self._served: dict[Name, Found] = {}
+        self._begun = False
+
+    def look(self, *, besides: Set[str] = frozenset()) -> list[Event]:
+        """What is new in all files whose signature changed, ``besides`` those left for later.
+
+        The first look gives one Replaced per kind. Raises ClusterError if there is no directory.
+        """
+        now = self._signatures()
+        before = {name: file.signature for name, file in self._files.items()}
+        names = {name for name in now | before if now.get(name) != before.get(name)}
+        events = self.read(names - besides)
+        if self._begun:
+            return events
+        self._begun = True
+        return self._everything()
+
+    def read(self, names: Iterable[str]) -> list[Event]:
+        """What is new in the files of these names, which may be gone."""
+        touched: set[Name] = set()
+        for name in sorted(names):
+            touched |= self._reload(name)
+        return [event for name in sorted(touched) if (event := self._settle(name))]
+
+    def _signatures(self) -> dict[str, Signature]:
+        try:
+            names = [name for name in os.listdir(self._directory) if is_manifest(name)]
+        except OSError as error:
+            raise ClusterError(f"{self._directory}: {error.strerror}") from error
+        found = ((name, _signature(self._directory / name)) for name in names)
+        return {name: signature for name, signature in found if signature is not None}
+
+    def _reload(self, name: str) -> set[Name]:
+        """Parse a file again; returns every object that it says or said."""
+        before = self._files.pop(name, _File())
+        after = self._parse(name, before)
+        if after.signature is not None:
+            self._files[name] = after
+        for gone in before.objects.keys() - after.objects.keys():
+            self._owners[gone].discard(name)
+        for said in after.objects:
+            self._owners.setdefault(said, set()).add(name)
+        return before.objects.keys() | after.objects.keys()
+
+    def _parse(self, name: str, before: _File) -> _File:
+        path = self._directory / name
+        signature = _signature(path)  # before the bytes: a later change then differs from it
+        if signature is None:
+            return _File()
+        try:
+            content = documents.read(path)
+        except ClusterError as error:
+            log.warning("%s", error)
+            return _File(signature, before.objects, before.broken)
+        objects = _kept(before, content) | content.objects
+        return _File(signature, objects, frozenset(content.broken))
+
+    def _settle(self, name: Name) -> Event | None:
+        """Serve the object as its first file says it; returns the event if that is news."""
+        found = self._find(name)
+        if found and not self._selectors[name.kind].accepts(found.object):
+            found = None
+        served = self._served.pop(name, None)
+        if found is None:
+            return Removed(name.kind, name.key) if served else None
+        self._served[name] = found
+        return None if found == served else Changed(name.kind, name.key, found)
+
+    def _find(self, name: Name) -> Found | None:
+        files = sorted(self._owners[name])
+        if not files:
+            del self._owners[name]
+            return None
+        if files[1:]:
+            log.warning("%s: in %s: the first one counts", name, " and ".join(files))
+        return Found(self._files[files[0]].objects[name], files[0])
+
+    def _everything(self) -> list[Event]:
+        objects: dict[Kind, dict[Key, Found]] = {kind: {} for kind in Kind}
+        for name, found in self._served.items():
+            objects[name.kind][name.key] = found
+        broken = {name for file in self._files.values() for name in file.broken}
+        broken -= self._owners.keys()
+        return [
+            Replaced(kind, objects[kind], frozenset(it.key for it in broken if it.kind is kind))
+            for kind in Kind
+        ]
+
+
+def is_manifest(name: str) -> bool:
+    return not name.startswith(".") and name.endswith((".yaml", ".yml", ".json"))
+
+
+def _kept(before: _File, content: Content) -> dict[Name, Object]:
+    """The last good state of what the file still says, or may still say, but not readably."""
+    if not content.whole:
+        return before.objects
+    return {name: before.objects[name] for name in before.objects.keys() & content.broken}
+
+
+def _signature(path: Path) -> Signature | None:
+    """What changes when the file behind the name changes; None if there is no regular file."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return UNREADABLE
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which objects concern us: said to the API as selectors, applied here to manifests.
+
+kube-proxy.md 1.1. Labels are tested for presence, whatever their value. An object that stops
+matching is told as removed, one that begins to match as changed; the API does so by itself.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ebpflb.model.events import Kind
+from ebpflb.model.objects import Object, Service
+
+FIELDS: dict[str, Callable[[Object], str]] = {
+    "metadata.name": lambda item: item.metadata.name,
+    "spec.clusterIP": lambda item: item.spec.cluster_ip if isinstance(item, Service) else "",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FieldTest:
+    """``field`` must be ``value`` or, if not ``equal``, anything else."""
+
+    field: str
+    equal: bool
+    value: str
+
+    def __str__(self) -> str:
+        return f"{self.field}{'=' if self.equal else '!='}{self.value}"
+
+    def accepts(self, item: Object) -> bool:
+        return (FIELDS[self.field](item) == self.value) == self.equal
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """Objects without the label ``absent`` that pass the field's test; None asks nothing."""
+
+    absent: str | None = None
+    test: FieldTest | None = None
+
+    def query(self) -> dict[str, str]:
+        """The parameters of a list or watch request."""
+        query = {}
+        if self.absent:
+            query["labelSelector"] = f"!{self.absent}"
+        if self.test:
+            query["fieldSelector"] = str(self.test)
+        return query
+
+    def accepts(self, item: Object) -> bool:
+        return self.absent not in (item.metadata.labels or {}) and (
+            self.test is None or self.test.accepts(item)
+        )
+
+
+def selectors(node_name: str) -> dict[Kind, Selector]:
+    """What a node of this name has to know."""
+    return {
+        Kind.SERVICE: Selector(
+            "service.kubernetes.io/service-proxy-name", FieldTest("spec.clusterIP", False, "None")
+        ),
+        Kind.ENDPOINT_SLICE: Selector("service.kubernetes.io/headless"),
+        Kind.NODE: Selector(test=FieldTest("metadata.name", True, node_name)),
+    }

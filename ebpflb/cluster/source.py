@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every source can do, and all that the agent needs to know of one.
+
+``watching.ApiSource`` and ``manifests.ManifestSource`` are the two. Each tells every kind once as
+``Replaced``, later as ``Changed`` and ``Removed``; objects with nothing new give no event.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from ebpflb.model.events import Event
+
+Emit = Callable[[Event], None]
+"""Takes an event from any thread and returns soon, such as a queue's ``put``."""
+
+
+class Source(Protocol):
+    """Started once, stopped once; in between it tells what it sees, from threads of its own."""
+
+    def start(self) -> None:
+        """Begin to emit. Raises ClusterError if what was configured cannot work at all."""
+
+    def stop(self) -> None:
+        """Emit no more; the threads end within about a second."""

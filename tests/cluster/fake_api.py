@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An API server in small: real HTTP on 127.0.0.1, list and watch as the Kubernetes API does them.
+
+Every change gets the next resource version and a place in the history. A list is a snapshot, given
+in pages. A watch walks the history from its version on; a change that makes an object start or
+stop matching the selectors is an ADDED or a DELETED there. What goes wrong, a test asks for:
+``compact``, ``expiring``, ``drop``, ``fail``, ``say``, ``muted``, ``delay``.
+"""
+
+import json
+import ssl
+import threading
+import time
+from collections import Counter, defaultdict, deque
+from dataclasses import dataclass, field
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, urlsplit
+
+PATHS = {
+    "Service": "/api/v1/services",
+    "EndpointSlice": "/apis/discovery.k8s.io/v1/endpointslices",
+    "Node": "/api/v1/nodes",
+}
+KINDS = {path: kind for kind, path in PATHS.items()}
+PATIENCE = 5.0  # seconds that a test waits for something to happen
+
+Json = dict[str, Any]
+Key = tuple[str, str]
+
+
+class Change(NamedTuple):
+    """A version of the history: an object before and after, or a line to send as it is."""
+
+    version: int
+    before: Json | None = None
+    after: Json | None = None
+    line: bytes | None = None
+
+
+class Request(NamedTuple):
+    kind: str
+    query: dict[str, str]
+
+    @property
+    def is_watch(self) -> bool:
+        return "watch" in self.query
+
+
+@dataclass
+class Collection:
+    objects: dict[Key, Json] = field(default_factory=dict)
+    history: list[Change] = field(default_factory=list)
+    oldest: int = 0  # a watch from before this version is 410 Gone
+
+
+class FakeApi:
+    """``with FakeApi() as api:`` serves until the end of the block."""
+
+    def __init__(
+        self, *, token: str = "secret", port: int = 0, certificate: Path | None = None
+    ) -> None:
+        self.requests: list[Request] = []
+        self.gone_in_stream = False  # 410 as an ERROR event instead of an HTTP status
+        self.expiring = 0  # so many continue tokens have expired when they come back
+        self.muted = False  # watches say nothing any more, and do not end either
+        self.delay = 0.0  # seconds before each answer
+        self.token = token
+        self.open: Counter[str] = Counter()
+        self.changed = threading.Condition()
+        self._certificate = certificate
+        self._collections = {kind: Collection() for kind in PATHS}
+        self._failures: defaultdict[str, deque[tuple[int, bytes]]] = defaultdict(deque)
+        self._tokens: dict[str, list[Json]] = {}
+        self._version = 1
+        self._generation = 0
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), partial(_Handler, self))
+        if certificate:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+
+    @property
+    def version(self) -> str:
+        """The newest resource version."""
+        return str(self._version)
+
+    @property
+    def url(self) -> str:
+        scheme = "https" if self._certificate else "http"
+        return f"{scheme}://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> "FakeApi":
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self.drop()
+
+    # What the cluster does
+
+    def put(self, object: Json) -> str:
+        """Create or change an object; returns its new resource version."""
+        with self.changed:
+            self._version += 1
+            version = str(self._version)
+            object = object | {"metadata": object["metadata"] | {"resourceVersion": version}}
+            objects = self._collections[object["kind"]].objects
+            self._record(object["kind"], objects.get(_key(object)), object)
+            objects[_key(object)] = object
+            return version
+
+    def delete(self, object: Json) -> None:
+        with self.changed:
+            self._version += 1
+            gone = self._collections[object["kind"]].objects.pop(_key(object))
+            metadata = gone["metadata"] | {"resourceVersion": str(self._version)}
+            self._record(object["kind"], gone, None, gone | {"metadata": metadata})
+
+    def _record(
+        self, kind: str, before: Json | None, after: Json | None, last: Json | None = None
+    ) -> None:
+        self._collections[kind].history.append(Change(self._version, last or before, after))
+        self.changed.notify_all()
+
+    # What goes wrong, and what is only said
+
+    def say(self, kind: str, line: bytes) -> None:
+        """Send this line to the open watches of a kind."""
+        with self.changed:
+            self._collections[kind].history.append(Change(self._version, line=line))
+            self.changed.notify_all()
+
+    def bookmark(self, kind: str) -> str:
+        """Tell the open watches the newest version; returns it."""
+        metadata = {"resourceVersion": str(self._version), "creationTimestamp": None}
+        bookmark = {"type": "BOOKMARK", "object": {"kind": kind, "metadata": metadata}}
+        self.say(kind, json.dumps(bookmark).encode())
+        return str(self._version)
+
+    def compact(self, oldest: str = "") -> None:
+        """Forget the history: nobody can resume from before ``oldest``, or before now."""
+        with self.changed:
+            self._version += not oldest
+            for collection in self._collections.values():
+                collection.oldest = int(oldest or self._version)
+
+    def drop(self) -> None:
+        """Break the connections of all watches, in the middle of whatever they say."""
+        with self.changed:
+            self._generation += 1
+            self.changed.notify_all()
+
+    def fail(self, kind: str, status: int, body: bytes = b"", times: int = 1) -> None:
+        """The next requests for a kind are answered with this status and body."""
+        self._failures[kind].extend([(status, body)] * times)
+
+    # What a test wants to know
+
+    def lists(self, kind: str) -> int:
+        """How many lists were begun."""
+        asked = [request.query for request in self.requests if request.kind == kind]
+        return sum("watch" not in query and "continue" not in query for query in asked)
+
+    def watches(self, kind: str) -> list[dict[str, str]]:
+        return [it.query for it in self.requests if it.kind == kind and it.is_watch]
+
+    def wait_for_watch(self, kind: str, count: int = 1) -> None:
+        """Return when someone watches this kind, for the ``count``-th time."""
+
+        def watched() -> bool:
+            return self.open[kind] > 0 and len(self.watches(kind)) >= count
+
+        with self.changed:
+            assert self.changed.wait_for(watched, PATIENCE), f"no watch: {kind}"
+
+    def kubeconfig(self, folder: Path) -> Path:
+        """Write a kubeconfig for this server."""
+        cluster: Json = {"server": self.url}
+        if self._certificate:
+            cluster["certificate-authority"] = str(self._certificate)
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "it",
+            "clusters": [{"name": "it", "cluster": cluster}],
+            "users": [{"name": "it", "user": {"token": self.token}}],
+            "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
+        }
+        path = folder / "kubeconfig"
+        path.write_text(json.dumps(config))
+        return path
+
+    # How it answers
+
+    def answer(self, request: Request, handler: "_Handler") -> None:
+        with self.changed:
+            self.requests.append(request)
+            self.changed.notify_all()
+        time.sleep(self.delay)
+        if handler.headers["Authorization"] != f"Bearer {self.token}":
+            handler.refuse(401, "Unauthorized")
+        elif self._failures[request.kind]:
+            handler.send(*self._failures[request.kind].popleft())
+        elif request.is_watch:
+            self._watch(request, handler)
+        else:
+            self._list(request, handler)
+
+    def _list(self, request: Request, handler: "_Handler") -> None:
+        with self.changed:
+            version, token = str(self._version), request.query.get("continue")
+            everything = list(self._collections[request.kind].objects.values())
+        if token and self.expiring:
+            self.expiring -= 1
+            handler.refuse(410, "The provided continue parameter is too old")
+            return
+        items = self._tokens[token] if token else [it for it in everything if fits(it, request)]
+        limit = int(request.query.get("limit", len(items)))
+        metadata = {"resourceVersion": token.partition(".")[0] if token else version}
+        if items[limit:]:
+            metadata["continue"] = f"{metadata['resourceVersion']}.{len(items)}"
+            self._tokens[metadata["continue"]] = items[limit:]
+        handler.send(200, json.dumps({"metadata": metadata, "items": items[:limit]}).encode())
+
+    def _watch(self, request: Request, handler: "_Handler") -> None:
+        collection = self._collections[request.kind]
+        version = int(request.query["resourceVersion"])
+        gone = version < collection.oldest
+        if gone and not self.gone_in_stream:
+            handler.refuse(410, "too old resource version")
+            return
+        handler.begin_stream()
+        if gone:
+            handler.send_chunk({"type": "ERROR", "object": _status(410, "too old")})
+            handler.end_stream()
+            return
+        with self.changed:
+            self.open[request.kind] += 1
+            self.changed.notify_all()
+            try:
+                self._follow(request, handler, version)
+            finally:
+                self.open[request.kind] -= 1
+
+    def _follow(self, request: Request, handler: "_Handler", version: int) -> None:
+        """Send the history from ``version`` on until time is up or the connection is dropped."""
+        history = self._collections[request.kind].history
+        position = sum(change.version <= version for change in history)
+        generation = self._generation
+        end = time.monotonic() + float(request.query["timeoutSeconds"])
+        while generation == self._generation:
+            for change in history[position:] if not self.muted else ():
+                handler.send_chunk(_event(change, request))
+                position += 1
+            left = end - time.monotonic()
+            if left <= 0 and not self.muted:
+                handler.end_stream()
+                return
+            self.changed.wait(None if self.muted else left)
+        handler.drop()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def __init__(self, api: FakeApi, *arguments: Any) -> None:
+        self._api = api
+        super().__init__(*arguments)
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        try:
+            self._api.answer(Request(KINDS[url.path], dict(parse_qsl(url.query))), self)
+        except OSError:  # the client went away
+            self.close_connection = True
+
+    def send(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def refuse(self, status: int, message: str) -> None:
+        self.send(status, json.dumps(_status(status, message)).encode())
+
+    def begin_stream(self) -> None:
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+
+    def send_chunk(self, event: Json | bytes | None) -> None:
+        if event is not None:
+            line = (event if isinstance(event, bytes) else json.dumps(event).encode()) + b"\n"
+            self.wfile.write(b"%x\r\n%b\r\n" % (len(line), line))
+
+    def end_stream(self) -> None:
+        self.wfile.write(b"0\r\n\r\n")
+
+    def drop(self) -> None:
+        """Half a chunk, then nothing."""
+        self.wfile.write(b'40\r\n{"type": "ADDED", "obj')
+        self.close_connection = True
+
+    def log_message(self, *_: object) -> None:
+        """Tests look at ``FakeApi.requests`` instead."""
+
+
+def _key(object: Json) -> Key:
+    return object["metadata"].get("namespace", ""), object["metadata"]["name"]
+
+
+def _status(code: int, message: str) -> Json:
+    return {"kind": "Status", "status": "Failure", "code": code, "message": message}
+
+
+def _event(change: Change, request: Request) -> Json | bytes | None:
+    """What a watch with these selectors says of a change."""
+    if change.line is not None:
+        return change.line
+    was, is_now = fits(change.before, request), fits(change.after, request)
+    if is_now:
+        return {"type": "MODIFIED" if was else "ADDED", "object": change.after}
+    if not was:
+        return None
+    version = {"resourceVersion": str(change.version)}
+    last: Json = change.before or {}
+    return {"type": "DELETED", "object": last | {"metadata": last["metadata"] | version}}
+
+
+def fits(object: Json | None, request: Request) -> bool:
+    """Selectors as far as they are needed: ``!label``, ``a.b=c`` and ``a.b!=c``."""
+    if object is None:
+        return False
+    label = request.query.get("labelSelector", "")
+    test = request.query.get("fieldSelector", "")
+    if label and label.removeprefix("!") in object["metadata"].get("labels", {}):
+        return False
+    path, unequal, value = test.partition("!=") if "!=" in test else test.partition("=")
+    found: Any = object
+    for part in path.split(".") if path else ():
+        found = found.get(part, "")
+    return not test or (found == value) != (unequal == "!=")

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Both sources say the same of the same objects."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ebpflb.cluster import decoding, documents
+from ebpflb.cluster.selectors import selectors
+from ebpflb.errors import InvalidObject
+from ebpflb.model.events import Event, Kind, Replaced
+from ebpflb.model.objects import Object
+from tests.cluster.fake_api import FakeApi, Json, Request, fits
+from tests.cluster.heard import Heard, Start
+from tests.cluster.objects import HEADLESS, PROXY_NAME, endpoint_slice, node, service
+
+words = st.text("abcdefghijklmnopqrstuvwxyz-:.0123456789 ~!#", max_size=12)
+numbers = st.integers(-(2**40), 2**40)
+labels = st.none() | st.dictionaries(words | st.sampled_from([PROXY_NAME, HEADLESS]), words)
+ports = st.lists(st.fixed_dictionaries({"port": numbers}, optional={"name": words}), max_size=3)
+anything = st.recursive(
+    st.none() | st.booleans() | numbers | words,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(words, inner, max_size=2),
+    max_leaves=4,
+)
+services = st.builds(
+    lambda labels, spec: service("web", **spec) | {"metadata": _metadata(labels)},
+    labels,
+    st.fixed_dictionaries(
+        {"clusterIP": words | st.just("None"), "ports": ports | st.none() | anything},
+        optional={"type": words, "externalIPs": st.lists(words), "ipFamilies": anything},
+    ),
+)
+
+
+def _metadata(labels: dict[str, str] | None) -> Json:
+    return {"name": "web", "namespace": "default", "labels": labels}
+
+
+def told(found: Iterable[Event]) -> Iterator[tuple[Kind, Any, Any]]:
+    """What the sources said, without where they read it and which version it had."""
+    for event in found:
+        assert isinstance(event, Replaced)
+        objects = {
+            key: (it.object.metadata.labels, _without_metadata(it.object))
+            for key, it in event.objects.items()
+        }
+        yield event.kind, objects, event.broken
+
+
+def _without_metadata(thing: Object) -> dict[str, Any]:
+    return {name: getattr(thing, name) for name in thing.__struct_fields__ if name != "metadata"}
+
+
+def test_the_sources_agree_over_the_wire_and_on_disk(
+    api: FakeApi, folder: Path, heard: Heard, watch: Start, follow: Start
+) -> None:
+    """The same objects, some of them filtered or broken, give the same Replaced of every kind."""
+    objects = [
+        service("web", ports=[{"port": 80, "nodePort": 30080}], type="NodePort"),
+        service("broken", ports={}),
+        service("foreign", labels={PROXY_NAME: ""}),
+        service("headless", clusterIP="None"),
+        endpoint_slice("web-1", "10.0.0.1", "10.0.0.2"),
+        endpoint_slice("headless-1", "10.0.0.3", labels={HEADLESS: ""}),
+        node("node-1", labels={"topology.kubernetes.io/zone": "a"}),
+        node("node-2"),
+    ]
+    for object in objects:
+        api.put(object)
+    (folder / "all.yaml").write_text(yaml.safe_dump_all(objects))
+    watch()
+    over_the_wire = [heard.of(kind) for kind in Kind]
+    follow()
+    assert list(told(over_the_wire)) == list(told(heard.of(kind) for kind in Kind))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(object=services)
+def test_yaml_and_json_decode_alike(tmp_path: Path, object: Json) -> None:
+    """Any Service comes out equal from both, or is refused by both for the same field."""
+    path = tmp_path / "a.yaml"
+    path.write_text(yaml.safe_dump(object))
+    content = documents.read(path)
+    try:
+        expected = decoding.decode(Kind.SERVICE, msgspec.json.encode(object))
+    except InvalidObject:
+        assert [name.key for name in content.broken] == [("default", "web")]
+    else:
+        assert list(content.objects.values()) == [expected]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(object=services)
+def test_selectors_accept_what_the_server_would_give(api: FakeApi, object: Json) -> None:
+    """The query's text and ``accepts`` are two readings of one fact."""
+    try:
+        decoded = decoding.decode(Kind.SERVICE, msgspec.json.encode(object))
+    except InvalidObject:
+        return
+    selector = selectors("node-1")[Kind.SERVICE]
+    object["metadata"]["labels"] = object["metadata"]["labels"] or {}
+    assert selector.accepts(decoded) == fits(object, Request("Service", selector.query()))

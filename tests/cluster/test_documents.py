@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bad input in a manifest: one clear line each, the rest served, the last good state kept."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ebpflb.cluster.folder import Folder
+from ebpflb.errors import ClusterError
+from ebpflb.model.events import Changed, Key, Kind, Removed, Replaced
+from tests.cluster.fake_api import Json
+from tests.cluster.objects import endpoint_slice, node, service
+
+
+class Manifests:
+    """A folder looked at by hand."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.folder = Folder(path, "node-1")
+
+    def write(self, *documents: Json | str, name: str = "a.yaml") -> None:
+        """Text as it is, anything else as YAML."""
+        texts = (it if isinstance(it, str) else yaml.safe_dump(it) for it in documents)
+        (self.path / name).write_text("\n---\n".join(texts))
+
+    def first(self) -> dict[Kind, Replaced]:
+        """Replaced by kind, at the first look."""
+        events = self.folder.look()
+        return {event.kind: event for event in events if isinstance(event, Replaced)}
+
+    def only_service(self) -> Any:
+        (found,) = self.first()[Kind.SERVICE].objects.values()
+        return found.object
+
+    def services(self) -> set[str]:
+        return {key.name for key in self.first()[Kind.SERVICE].objects}
+
+    def news(self) -> list[str]:
+        """What a changed file brings, as short words."""
+        words = {Changed: "+", Removed: "-"}
+        events = self.folder.read({"a.yaml"})
+        return [
+            f"{words[type(it)]}{it.key.name}" for it in events if isinstance(it, Changed | Removed)
+        ]
+
+
+@pytest.fixture
+def manifests(folder: Path) -> Manifests:
+    return Manifests(folder)
+
+
+def test_a_file_that_is_no_yaml_keeps_all_its_objects(
+    manifests: Manifests, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line names the file and the place; the next good state is told as the difference."""
+    manifests.write(service("a"), service("b"))
+    manifests.first()
+    manifests.write(service("a"), "spec: [")
+    assert manifests.news() == []
+    (line,) = caplog.messages
+    assert line.startswith(f"{manifests.path}/a.yaml: neither YAML nor JSON: ")
+    assert "line " in line
+    manifests.write(service("a"))
+    assert manifests.news() == ["-b"]
+
+
+@pytest.mark.parametrize("text", [b"\xff\xfe\x00", b"a: b: c", b"%", b"{", b"? [a]\n: b", b"\x00"])
+def test_a_file_of_garbage_leaves_the_other_files_alone(
+    manifests: Manifests, caplog: pytest.LogCaptureFixture, text: bytes
+) -> None:
+    """The rest is served from the start."""
+    (manifests.path / "bad.yaml").write_bytes(text)
+    (manifests.path / "bad.json").write_bytes(text)
+    manifests.write(service("good"))
+    assert manifests.services() == {"good"}
+    assert len(caplog.messages) == 2
+
+
+@pytest.mark.parametrize("text", ["[" * 10**5, "- " * 10**5, "\n".join(["{a: "] * 10**5)])
+@pytest.mark.parametrize("name", ["bad.yaml", "bad.json"])
+def test_a_file_nested_without_end_is_refused(
+    manifests: Manifests, caplog: pytest.LogCaptureFixture, name: str, text: str
+) -> None:
+    """libyaml would overflow its stack and take the process along."""
+    manifests.write(text, name=name)
+    manifests.write(service("good"))
+    assert manifests.services() == {"good"}
+    assert len(caplog.messages) == 1
+
+
+def test_a_file_with_many_brackets_is_read(manifests: Manifests) -> None:
+    """Many are not deep."""
+    manifests.write(*(service(f"web-{number}") for number in range(400)))
+    assert len(manifests.services()) == 400
+
+
+def test_a_file_that_may_not_be_read_keeps_its_objects(
+    manifests: Manifests, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one whose permissions are wrong (root may read all, so the refusal is made up)."""
+    manifests.write(service("a"))
+    manifests.first()
+    (manifests.path / "a.yaml").unlink()
+    (manifests.path / "a.yaml").symlink_to("a.yaml")  # a loop: ELOOP to stat and to open
+    assert manifests.news() == []
+    assert caplog.messages == [f"{manifests.path}/a.yaml: Too many levels of symbolic links"]
+
+
+@pytest.mark.parametrize(
+    ("document", "reason"),
+    [
+        ("just text", "document: not a mapping"),
+        ("[1, 2]", "document: not a mapping"),
+        ("spec: {}", "apiVersion: expected a name, got None"),
+        ("{apiVersion: v1}", "kind: expected a name, got None"),
+        ("{apiVersion: v1, kind: 7}", "kind: expected a name, got 7"),
+        ("{apiVersion: v1, kind: Service}", "metadata: not a mapping"),
+        ("{apiVersion: v1, kind: Service, metadata: {}}", "metadata.name: expected a name"),
+        ("{apiVersion: v1, kind: Node, metadata: {name: 5}}", "metadata.name: expected a name"),
+    ],
+)
+def test_a_document_without_identity_is_one_line(
+    manifests: Manifests, caplog: pytest.LogCaptureFixture, document: str, reason: str
+) -> None:
+    """It names the file and the document; and as it may be any of them, no object is removed."""
+    manifests.write(service("a"), service("b"))
+    manifests.first()
+    manifests.write(service("a"), document, service("c"))
+    assert manifests.news() == ["+c"]
+    (line,) = caplog.messages
+    assert line.startswith(f"{manifests.path}/a.yaml: document 2: {reason}")
+
+
+def test_an_object_that_does_not_fit_keeps_its_last_good_state(
+    manifests: Manifests, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line names file, object and field; the rest of the file is served."""
+    manifests.write(service("a"), service("b"))
+    manifests.first()
+    manifests.write(service("a", ports=[{"port": "http"}]), service("c"))
+    assert manifests.news() == ["-b", "+c"]
+    assert caplog.messages == [
+        f"{manifests.path}/a.yaml: Service default/a: spec.ports[0].port: Expected `int`, got `str`"
+    ]
+
+
+def test_an_object_broken_from_the_start_is_named_in_replaced(manifests: Manifests) -> None:
+    """It exists, so whatever is programmed for it must not be torn down."""
+    manifests.write(service("a", ports=7), endpoint_slice("s"), node("node-1"))
+    found = manifests.first()
+    assert found[Kind.SERVICE].broken == {Key("default", "a")}
+    assert found[Kind.ENDPOINT_SLICE].broken == frozenset()
+    assert len(found[Kind.ENDPOINT_SLICE].objects) == 1
+
+
+def test_a_broken_object_that_is_taken_out_is_removed(manifests: Manifests) -> None:
+    """Its last good state lasts as long as the file names it."""
+    manifests.write(service("a"))
+    manifests.first()
+    manifests.write(service("a", ports=7))
+    assert manifests.news() == []
+    manifests.write("")
+    assert manifests.news() == ["-a"]
+
+
+def test_other_kinds_are_passed_over(
+    manifests: Manifests, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A Deployment beside its Service is fine: a debug line, no warning."""
+    caplog.set_level(logging.DEBUG)
+    knative = service("knative") | {"apiVersion": "serving.knative.dev/v1"}
+    manifests.write({"apiVersion": "apps/v1", "kind": "Deployment"}, knative, service("web"))
+    assert manifests.services() == {"web"}
+    assert {record.levelname for record in caplog.records} == {"DEBUG"}
+    assert len(caplog.records) == 2
+
+
+def test_a_list_is_its_items(manifests: Manifests, caplog: pytest.LogCaptureFixture) -> None:
+    """``kubectl get -o yaml`` writes one; a bad item is found by its place."""
+    items = [service("a"), 5, service("b")]
+    manifests.write({"apiVersion": "v1", "kind": "List", "items": items}, service("c"))
+    manifests.write({"apiVersion": "v1", "kind": "List", "items": None}, name="empty.yaml")
+    assert manifests.services() == {"a", "b", "c"}
+    assert caplog.messages == [
+        f"{manifests.path}/a.yaml: document 1, item 1: document: not a mapping"
+    ]
+
+
+def test_the_namespace_is_default_unless_said(manifests: Manifests) -> None:
+    """As kubectl would apply it; the object carries it too."""
+    manifests.write("{apiVersion: v1, kind: Service, metadata: {name: a}, spec: {}}")
+    ((key, found),) = manifests.first()[Kind.SERVICE].objects.items()
+    assert key == Key("default", "a")
+    assert found.object.metadata.namespace == "default"
+
+
+def test_an_object_said_twice_in_a_file_counts_once(
+    manifests: Manifests, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first one, and a line says so."""
+    manifests.write(service("a"), service("a", clusterIP="10.96.0.2"))
+    assert manifests.only_service().spec.cluster_ip == "10.96.0.1"
+    assert caplog.messages == [
+        f"{manifests.path}/a.yaml: Service default/a: said twice, the first one counts"
+    ]
+
+
+def test_dates_and_addresses_are_text(manifests: Manifests) -> None:
+    """YAML 1.1 would make a date of creationTimestamp, and a base-60 number of some addresses."""
+    text = (
+        "{apiVersion: v1, kind: Service, metadata: {name: a, creationTimestamp: %s},"
+        " spec: {clusterIP: %s, ports: [{port: 0x50, nodePort: 30080}]}}"
+    )
+    manifests.write(text % ("2024-05-01T10:00:00Z", "2001:10:20:30:40:50:1:2"))
+    service = manifests.only_service()
+    assert service.metadata.creation_timestamp == "2024-05-01T10:00:00Z"
+    assert service.spec.cluster_ip == "2001:10:20:30:40:50:1:2"
+    assert [(port.port, port.node_port) for port in service.spec.ports] == [(80, 30080)]
+
+
+def test_a_look_without_a_directory_is_an_error(manifests: Manifests) -> None:
+    """Its name and the reason in one line; what was served stays."""
+    manifests.path.rmdir()
+    with pytest.raises(ClusterError, match=f"{manifests.path}: No such file"):
+        manifests.folder.look()

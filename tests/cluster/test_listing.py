@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first answer of the API: complete, in pages, filtered by the server, broken objects named."""
+
+import pytest
+
+from ebpflb.model.events import Changed, Event, Key, Kind, Removed, Replaced
+from ebpflb.model.objects import Service
+from tests.cluster.fake_api import FakeApi
+from tests.cluster.heard import Heard, Start
+from tests.cluster.objects import HEADLESS, PROXY_NAME, endpoint_slice, node, service
+
+
+def names(event: Event) -> set[str]:
+    assert isinstance(event, Replaced)
+    return {key.name for key in event.objects}
+
+
+def test_every_kind_is_told_once_even_if_there_is_nothing(
+    api: FakeApi, heard: Heard, watch: Start
+) -> None:
+    """Nothing is programmed before every list is complete, so an empty list must be told too."""
+    watch()
+    for kind in Kind:
+        assert heard.of(kind) == Replaced(kind, {})
+
+
+def test_an_object_arrives_with_its_fields_and_its_source(
+    api: FakeApi, heard: Heard, watch: Start
+) -> None:
+    """Found carries the decoded object and the server's URL."""
+    api.put(service("web"))
+    watch()
+    found = heard.of(Kind.SERVICE).objects[Key("default", "web")]
+    assert isinstance(found.object, Service)
+    assert found.object.spec.cluster_ip == "10.96.0.1"
+    assert [port.port for port in found.object.spec.ports or ()] == [80]
+    assert found.source == api.url
+
+
+def test_a_node_has_no_namespace(api: FakeApi, heard: Heard, watch: Start) -> None:
+    """The key of a Node has an empty namespace."""
+    api.put(node("node-1"))
+    watch()
+    assert set(heard.of(Kind.NODE).objects) == {Key("", "node-1")}
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 7])
+def test_a_list_is_read_page_by_page(api: FakeApi, heard: Heard, watch: Start, count: int) -> None:
+    """All pages make one Replaced, whether or not the last page is full."""
+    for number in range(count):
+        api.put(service(f"web-{number}"))
+    watch(limit=3)
+    assert names(heard.of(Kind.SERVICE)) == {f"web-{number}" for number in range(count)}
+    api.wait_for_watch("Service")
+    pages = [it.query for it in api.requests if it.kind == "Service" and not it.is_watch]
+    assert len(pages) == (count + 2) // 3
+    assert {page["limit"] for page in pages} == {"3"}
+    assert ["continue" in page for page in pages] == [False] + [True] * (len(pages) - 1)
+
+
+def test_pages_are_of_500_unless_told_otherwise(api: FakeApi, heard: Heard, watch: Start) -> None:
+    """A list asks for 500 objects at a time."""
+    watch()
+    heard.of(Kind.SERVICE)
+    assert next(it.query["limit"] for it in api.requests if it.kind == "Service") == "500"
+
+
+def test_an_expired_continue_token_starts_the_list_again(
+    api: FakeApi, heard: Heard, watch: Start
+) -> None:
+    """410 in the middle of a list: nothing is told of the first try, the second one is whole."""
+    for number in range(4):
+        api.put(service(f"web-{number}"))
+    api.expiring = 1
+    watch(limit=2)
+    assert names(heard.of(Kind.SERVICE)) == {f"web-{number}" for number in range(4)}
+    assert api.lists("Service") == 2
+
+
+def test_the_api_is_asked_with_kube_proxys_selectors(
+    api: FakeApi, heard: Heard, watch: Start
+) -> None:
+    """Lists and watches alike carry exactly the selectors of kube-proxy.md 1.1."""
+    watch()
+    for kind in Kind:
+        heard.of(kind)
+        api.wait_for_watch(kind)
+    asked = {
+        (it.kind, it.query.get("labelSelector"), it.query.get("fieldSelector"))
+        for it in api.requests
+    }
+    assert asked == {
+        ("Service", f"!{PROXY_NAME}", "spec.clusterIP!=None"),
+        ("EndpointSlice", f"!{HEADLESS}", None),
+        ("Node", None, "metadata.name=node-1"),
+    }
+
+
+def test_what_does_not_match_is_not_told(api: FakeApi, heard: Heard, watch: Start) -> None:
+    """Headless and foreign Services, headless slices and other nodes stay at the server."""
+    api.put(service("foreign", labels={PROXY_NAME: ""}))
+    api.put(service("headless", clusterIP="None"))
+    api.put(service("ours"))
+    api.put(endpoint_slice("headless", labels={HEADLESS: ""}))
+    api.put(endpoint_slice("foreign", labels={PROXY_NAME: "x"}))
+    api.put(node("node-1"))
+    api.put(node("node-2"))
+    watch()
+    assert names(heard.of(Kind.SERVICE)) == {"ours"}
+    assert names(heard.of(Kind.ENDPOINT_SLICE)) == {"foreign"}
+    assert names(heard.of(Kind.NODE)) == {"node-1"}
+
+
+def test_a_label_that_ends_the_match_removes_and_one_that_begins_it_adds(
+    api: FakeApi, heard: Heard, watch: Start
+) -> None:
+    """The server makes DELETED and ADDED of a label change; both are told."""
+    api.put(service("web"))
+    watch()
+    heard.of(Kind.SERVICE)
+    api.wait_for_watch("Service")
+    api.put(service("web", labels={PROXY_NAME: "other"}))
+    assert heard.of(Kind.SERVICE) == Removed(Kind.SERVICE, Key("default", "web"))
+    api.put(service("web"))
+    assert isinstance(heard.of(Kind.SERVICE), Changed)
+
+
+def test_a_broken_object_spoils_neither_its_page_nor_the_list(
+    api: FakeApi, heard: Heard, watch: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is named in Replaced.broken and in one line with server, kind, name and field."""
+    api.put(service("bad", ports=[{"port": "eighty"}]))
+    api.put(service("good"))
+    watch(limit=1)
+    event = heard.of(Kind.SERVICE)
+    assert names(event) == {"good"}
+    assert event.broken == {Key("default", "bad")}
+    (line,) = caplog.messages
+    assert line == (
+        f"{api.url}: Service default/bad: spec.ports[0].port: Expected `int`, got `str`"
+    )
+
+
+def test_an_object_without_a_name_is_one_line(
+    api: FakeApi, heard: Heard, watch: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It cannot be named as broken, but the rest is served."""
+    page = b'{"metadata": {"resourceVersion": "1"}, "items": [{"metadata": {}, "spec": {}}, 7]}'
+    api.fail("Service", 200, page)
+    watch()
+    assert heard.of(Kind.SERVICE) == Replaced(Kind.SERVICE, {})
+    assert len(caplog.messages) == 2
+    assert "Service without a name: metadata: " in caplog.messages[0]
+
+
+def test_null_items_are_an_empty_list(api: FakeApi, heard: Heard, watch: Start) -> None:
+    """Go writes null for an empty list."""
+    api.fail("Service", 200, b'{"metadata": {"resourceVersion": "1"}, "items": null}')
+    watch()
+    assert heard.of(Kind.SERVICE) == Replaced(Kind.SERVICE, {})

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The watch: what changes is told once, and goes on where it broke off, without a new list."""
+
+import json
+
+import pytest
+
+from ebpflb.cluster.source import Source
+from ebpflb.model.events import Changed, Event, Key, Kind, Removed, Replaced
+from tests.cluster.fake_api import FakeApi
+from tests.cluster.heard import Heard, Quick, Start
+from tests.cluster.objects import node, service
+
+WEB = Key("default", "web")
+
+
+@pytest.fixture
+def watched(api: FakeApi, heard: Heard, watch: Start) -> Source:
+    """A source that has listed the Service web and watches."""
+    api.put(service("web"))
+    source = watch()
+    heard.of(Kind.SERVICE)
+    api.wait_for_watch("Service")
+    return source
+
+
+def changed(event: Event, name: str) -> bool:
+    return isinstance(event, Changed) and event.key.name == name
+
+
+def test_changes_are_told_in_order(api: FakeApi, heard: Heard, watched: Source) -> None:
+    """Added, modified and deleted objects become Changed, Changed and Removed."""
+    api.put(service("new"))
+    api.put(service("web", clusterIP="10.96.0.2"))
+    api.delete(service("new"))
+    assert changed(heard.of(Kind.SERVICE), "new")
+    assert heard.of(Kind.SERVICE).found.object.spec.cluster_ip == "10.96.0.2"
+    assert heard.of(Kind.SERVICE) == Removed(Kind.SERVICE, Key("default", "new"))
+
+
+def test_a_watch_asks_for_bookmarks_and_a_random_end(
+    api: FakeApi, heard: Heard, watched: Source
+) -> None:
+    """allowWatchBookmarks is set, and timeoutSeconds lies between once and twice the pace's."""
+    (query,) = api.watches("Service")
+    assert query["allowWatchBookmarks"] == "true"
+    assert 20 <= int(query["timeoutSeconds"]) <= 40
+
+
+def test_a_dropped_connection_is_resumed_without_a_list(
+    api: FakeApi, heard: Heard, watched: Source
+) -> None:
+    """What changed while nobody watched is told, and the server counts one list only."""
+    version = api.put(service("seen"))
+    assert changed(heard.of(Kind.SERVICE), "seen")
+    with api.changed:
+        api.drop()
+        api.put(service("meanwhile"))
+    assert changed(heard.of(Kind.SERVICE), "meanwhile")
+    assert api.lists("Service") == 1
+    assert api.watches("Service")[-1]["resourceVersion"] == version
+
+
+def test_a_deletion_moves_the_resume_point(api: FakeApi, heard: Heard, watched: Source) -> None:
+    """DELETED carries a version of its own, and the next watch begins there."""
+    api.delete(service("web"))
+    heard.of(Kind.SERVICE)
+    deleted = api.version
+    with api.changed:
+        api.drop()
+        api.put(service("next"))
+    assert changed(heard.of(Kind.SERVICE), "next")
+    assert api.watches("Service")[-1]["resourceVersion"] == deleted
+
+
+def test_a_bookmark_moves_the_resume_point(api: FakeApi, heard: Heard, watched: Source) -> None:
+    """After a bookmark the history before it may be compacted; nothing is listed again."""
+    for number in range(5):
+        api.put(node(f"other-{number}"))
+    newest = api.bookmark("Service")
+    api.put(service("after"))
+    assert changed(heard.of(Kind.SERVICE), "after")
+    with api.changed:
+        api.compact(newest)
+        api.drop()
+        api.put(service("last"))
+    assert changed(heard.of(Kind.SERVICE), "last")
+    assert api.lists("Service") == 1
+
+
+def test_a_bookmark_alone_is_enough_to_resume_from(
+    api: FakeApi, heard: Heard, watch: Start
+) -> None:
+    """A quiet kind does not fall out of the history while others move on."""
+    watch()
+    heard.of(Kind.SERVICE)
+    api.wait_for_watch("Service")
+    api.put(node("other"))
+    newest = api.bookmark("Service")
+    api.say("Service", b'{"type": "DELETED", "object": {"metadata": {"name": "mark"}}}')
+    assert isinstance(heard.of(Kind.SERVICE), Removed)
+    with api.changed:
+        api.drop()
+        api.put(service("web"))
+    assert changed(heard.of(Kind.SERVICE), "web")
+    assert api.watches("Service")[-1]["resourceVersion"] == newest
+
+
+def test_a_watch_that_ends_in_time_is_followed_by_the_next(
+    api: FakeApi, heard: Heard, watch: Start, quick: Quick
+) -> None:
+    """timeoutSeconds over: the next watch follows at once, with no list and no trouble."""
+    api.put(service("web"))
+    watch(pace=quick(watch=1, chance=lambda: 0.0))
+    first = heard.of(Kind.SERVICE)
+    assert isinstance(first, Replaced)
+    api.wait_for_watch("Service", 2)
+    api.put(service("later"))
+    assert changed(heard.of(Kind.SERVICE), "later")
+    assert api.lists("Service") == 1
+    assert all(isinstance(event, Replaced) for event in heard.everything())
+
+
+@pytest.mark.parametrize("gone_in_stream", [False, True])
+def test_410_gone_is_answered_by_a_new_list(
+    api: FakeApi, heard: Heard, watched: Source, gone_in_stream: bool
+) -> None:
+    """As status or as ERROR event: a full Replaced follows, without what was deleted meanwhile."""
+    api.gone_in_stream = gone_in_stream
+    with api.changed:
+        api.drop()
+        api.delete(service("web"))
+        api.put(service("new"))
+        api.compact()
+    event = heard.of(Kind.SERVICE)
+    assert isinstance(event, Replaced)
+    assert {key.name for key in event.objects} == {"new"}
+    assert api.lists("Service") == 2
+    api.wait_for_watch("Service")
+    api.put(service("newer"))
+    assert changed(heard.of(Kind.SERVICE), "newer")
+
+
+def test_a_version_the_server_does_not_know_yet_is_answered_by_a_new_list(
+    api: FakeApi, heard: Heard, watched: Source
+) -> None:
+    """504 Too large resource version, as after a restore from a backup, must not last for ever."""
+    api.fail("Service", 504, b'{"code": 504, "message": "Too large resource version: 9"}')
+    with api.changed:
+        api.drop()
+    assert isinstance(heard.of(Kind.SERVICE), Replaced)
+
+
+def test_a_broken_object_keeps_its_last_good_state(
+    api: FakeApi, heard: Heard, watched: Source, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No event but one line, and its version still moves the resume point."""
+    api.put(service("web", ports=[{"port": None}]))
+    bad = api.put(service("web", ports="x"))
+    api.say("Service", b'{"type": "DELETED", "object": {"metadata": {"name": "mark"}}}')
+    assert heard.of(Kind.SERVICE) == Removed(Kind.SERVICE, Key("", "mark"))
+    with api.changed:
+        api.drop()
+        api.put(service("web"))
+    assert heard.of(Kind.SERVICE).key == WEB
+    assert api.watches("Service")[-1]["resourceVersion"] == bad
+    assert [line.partition("default/web: ")[2] for line in caplog.messages] == [
+        "spec.ports[0].port: Expected `int`, got `null`",
+        "spec.ports: Expected `array | null`, got `str`",
+    ]
+
+
+def test_a_broken_object_can_still_be_deleted(api: FakeApi, heard: Heard, watched: Source) -> None:
+    """DELETED needs no more than the name."""
+    api.put(service("web", ports="x"))
+    api.delete(service("web"))
+    assert heard.of(Kind.SERVICE) == Removed(Kind.SERVICE, WEB)
+
+
+@pytest.mark.parametrize("line", [b"{", b"[]", b"\xff\xfe", b'{"type": "ADDED"}', b""])
+def test_a_line_that_is_no_event_is_passed_over(
+    api: FakeApi, heard: Heard, watched: Source, caplog: pytest.LogCaptureFixture, line: bytes
+) -> None:
+    """Garbage in the stream is one log line; the watch goes on."""
+    api.say("Service", line)
+    api.put(service("next"))
+    assert changed(heard.of(Kind.SERVICE), "next")
+    assert len(caplog.messages) == 1
+    assert len(api.watches("Service")) == 1
+
+
+def test_an_unknown_type_of_event_is_passed_over(
+    api: FakeApi, heard: Heard, watched: Source
+) -> None:
+    """The API may grow new ones."""
+    event = {"type": "RENAMED", "object": {"metadata": {"name": "web"}}}
+    api.say("Service", json.dumps(event).encode())
+    api.put(service("next"))
+    assert changed(heard.of(Kind.SERVICE), "next")
