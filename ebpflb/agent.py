@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The corridor: event -> picture -> plan -> apply, one turn after another.
+
+Sources put events in the inbox from their threads; one thread takes them out, all that are there
+at once. Nothing is programmed before every list is complete. Then the difference is written, and
+only after it the programs are put in force: a start, an upgrade or a restart is never seen half
+done. What the agent cannot write it says, keeps serving, and tries again.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+
+from ebpflb.cluster.source import Source
+from ebpflb.datapath.datapath import CAPACITY, Datapath
+from ebpflb.errors import CompileError, KernelError, VerifierError
+from ebpflb.model import nodeports, nodes
+from ebpflb.model.events import Event, Key, Trouble
+from ebpflb.model.picture import Picture
+from ebpflb.model.services import PortName
+from ebpflb.node.addresses import AddressesChanged, Follower
+from ebpflb.plan.planner import Planner
+from ebpflb.plan.wanted import Wanted, want
+from ebpflb.serve import status
+from ebpflb.settings import Settings
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 1.0  # for what did not fit or could not be written
+
+
+class Stop:
+    """The last thing in the inbox."""
+
+
+Message = Event | AddressesChanged | Stop
+MakeSource = Callable[[Callable[[Event], None]], Source]
+
+
+class Agent:
+    """One node's agent; ``run`` returns after ``stop``, leaving everything in place."""
+
+    def __init__(self, settings: Settings, datapath: Datapath, make_source: MakeSource) -> None:
+        self.settings = settings
+        self.datapath = datapath
+        self.inbox: SimpleQueue[Message] = SimpleQueue()
+        self.source = make_source(self.inbox.put)
+        self.addresses = Follower(self.inbox.put)
+        self.picture = Picture(settings.node_name)
+        self.here: AddressesChanged = AddressesChanged(frozenset())
+        self.planner = Planner(CAPACITY, datapath.present())
+        self.names: dict[Key, set[PortName]] = {}
+        self.programmed = False
+        self.words = status.introduce(node=settings.node_name, source=settings.source)
+
+    def run(self) -> None:
+        """Raises CompileError or VerifierError where there are no programs at all to serve."""
+        self._load_programs()
+        self.datapath.set(frozenset({"guard_nodeports"} if self.settings.guard_nodeports else ()))
+        self.addresses.start()
+        self.source.start()
+        while self._turn():
+            pass
+        self.source.stop()
+        log.info("stopped; what is programmed serves on")
+
+    def stop(self) -> None:
+        """Safe to call from a signal handler."""
+        self.inbox.put(Stop())
+
+    def _load_programs(self) -> None:
+        try:
+            compiled = self.datapath.load(self.settings.places.cache)
+        except (CompileError, VerifierError) as error:
+            if not self.datapath.serves():
+                raise
+            self.words.programs = f"old ones: {str(error).splitlines()[0]}"
+            log.error("%s\nthe old programs keep serving", error)
+        else:
+            log.info("programs %s", "compiled" if compiled else "from the cache")
+
+    def _turn(self) -> bool:
+        messages = self._wait()
+        for message in messages:
+            self._take(message)
+        if any(isinstance(message, Stop) for message in messages):
+            return False
+        self._settle()
+        self._speak()
+        return True
+
+    def _wait(self) -> list[Message]:
+        """All that is in the inbox; waits for the first, or for the next attempt."""
+        again = RETRY_SECONDS if self.words.failed or self.planner.unplaced else None
+        try:
+            messages = [self.inbox.get(timeout=again)]
+        except Empty:
+            return []
+        while not self.inbox.empty():
+            messages.append(self.inbox.get())
+        return messages
+
+    def _take(self, message: Message) -> None:
+        match message:
+            case AddressesChanged():
+                self.here = message
+            case Trouble(source, reason):
+                self.words.troubles.pop(source, None)
+                if reason:
+                    self.words.troubles[source] = reason
+                log.warning("%s: %s", source, reason or "well again")
+            case Stop():
+                pass
+            case _:
+                for remark in self.picture.hear(message):
+                    log.warning("%s", remark)
+
+    def _settle(self) -> None:
+        if not self.picture.complete:
+            return
+        self.words.failed = None
+        try:
+            self._write_addresses()
+        except KernelError as error:
+            self._fail(error)
+        try:
+            self._write_services(self.picture.take_touched())
+        except KernelError as error:
+            self._fail(error)
+            self._start_over()
+
+    def _write_addresses(self) -> None:
+        node = self.picture.node
+        primary = nodes.primary(nodes.addresses(node) if node else ())
+        choice = self.settings.nodeport_addresses
+        serving = nodeports.serving(self.here.addresses, choice, primary)
+        self.datapath.serve_nodeports_on(serving)
+
+    def _write_services(self, touched: set[Key]) -> None:
+        changes = {name: wanted for key in touched for name, wanted in self._wanted(key)}
+        now = time.monotonic()
+        if self.programmed:
+            plan = self.planner.change(changes, now)
+        else:
+            complete = {name: wanted for name, wanted in changes.items() if wanted}
+            plan = self.planner.replace(complete, now)
+        if plan:
+            self.datapath.apply(plan)
+            log.info("%r in %.1f ms", plan, (time.monotonic() - now) * 1e3)
+        self.planner.applied(time.monotonic())
+        self._report_unplaced()
+        if not self.programmed:
+            self._put_in_force()
+
+    def _wanted(self, key: Key) -> list[tuple[PortName, Wanted | None]]:
+        """What a service's ports want now; None for ports that it no longer has."""
+        wanted = [want(port, selection) for port, selection in self.picture.ports(key)]
+        former = self.names.get(key, set())
+        self.names[key] = {each.name for each in wanted}
+        if not wanted:
+            del self.names[key]
+        for each in wanted:
+            if each.remark and each.name not in former:
+                log.warning("Service %s: %s", each.name, each.remark)
+        gone = [(name, None) for name in former - {each.name for each in wanted}]
+        return [*gone, *((each.name, each) for each in wanted)]
+
+    def _put_in_force(self) -> None:
+        if self.datapath.programs:
+            self.datapath.attach(self.settings.cgroup)
+        self.programmed = True
+        log.info("serving %d service ports", len(self.planner.present))
+
+    def _report_unplaced(self) -> None:
+        for name, reason in self.planner.unplaced.items():
+            if self.words.unplaced.get(str(name)) != reason:
+                log.error("Service %s: %s; its last good state stays", name, reason)
+        self.words.unplaced = {str(name): why for name, why in self.planner.unplaced.items()}
+
+    def _fail(self, error: KernelError) -> None:
+        self.words.failed = str(error)
+        log.error("%s; trying again in %g s", error, RETRY_SECONDS)
+
+    def _start_over(self) -> None:
+        """After a failed write only the maps know what they hold: read them, and plan anew."""
+        self.planner = Planner(CAPACITY, self.datapath.present())
+        self.names.clear()
+        self.programmed = False
+        self.picture.touched |= self.picture.services.keys()
+
+    def _speak(self) -> None:
+        words, present = self.words, self.planner.present
+        words.complete = self.picture.complete
+        words.service_ports = len(present)
+        words.backends = sum(len(programmed.backends) for programmed in present.values())
+        words.refused = {f"{kind} {key}": why for (kind, key), why in self.picture.refused.items()}
+        status.write(self.settings.places, words)

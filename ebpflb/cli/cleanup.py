@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ebpflb cleanup``: leaves nothing behind."""
+
+from pathlib import Path
+
+import click
+
+from ebpflb.cli import options
+from ebpflb.datapath.state import State
+from ebpflb.errors import NodeError
+from ebpflb.serve import status
+
+
+@click.command()
+@options.state_dir
+@options.run_dir
+def cleanup(state_dir: Path, run_dir: Path) -> None:
+    """Take the programs off and remove the maps: services are no longer answered here.
+
+    Connections that are open stay open. The cache of compiled programs stays too.
+    """
+    options.need_root()
+    places = options.places(state_dir, run_dir)
+    if status.alive(places):
+        words = status.read(places)
+        who = f" (pid {words.pid})" if words else ""
+        raise NodeError(f"an agent{who} still serves {places.state}: stop it first")
+    State(places.state).remove()
+    status.forget(places)
+    click.echo(f"nothing is left of {places.state}")

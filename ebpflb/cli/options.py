@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options that several commands share, so that each is described once."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from ebpflb.datapath.state import DEFAULT
+from ebpflb.errors import NodeError
+from ebpflb.settings import Places
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+DIRECTORY = click.Path(file_okay=False, path_type=Path)
+
+state_dir = click.option(
+    "--state-dir",
+    type=DIRECTORY,
+    default=DEFAULT,
+    show_default=True,
+    help="Where maps and attachments are pinned; in a bpffs. One for each node on a machine.",
+)
+run_dir = click.option(
+    "--run-dir",
+    type=DIRECTORY,
+    default=Path("/run/ebpflb"),
+    show_default=True,
+    help="Where the agent's lock and its last words are.",
+)
+cgroup_root = click.option(
+    "--cgroup-root",
+    type=DIRECTORY,
+    default=None,
+    help="The cgroup whose sockets are served.  [default: the root of cgroup v2]",
+)
+output = click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json", "yaml"]),
+    default="table",
+    show_default=True,
+    help="How to print it.",
+)
+
+
+def places(state: Path, run: Path, cache: Path = Path("/var/cache/ebpflb")) -> Places:
+    """The places of one node, by absolute paths."""
+    return Places(state=state.absolute(), run=run.absolute(), cache=cache.absolute())
+
+
+def need_root() -> None:
+    """Raises NodeError for anyone else."""
+    if os.geteuid() != 0:
+        raise NodeError("this needs root: run it with sudo")

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ebpflb status``: is an agent at work, do the hooks serve, is anything wrong."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from ebpflb.cli import options
+from ebpflb.cli.output import show
+from ebpflb.datapath import links
+from ebpflb.datapath.state import State
+from ebpflb.serve import status as words_of
+
+
+@click.command()
+@options.state_dir
+@options.run_dir
+@options.output
+def status(state_dir: Path, run_dir: Path, output: str) -> None:
+    """Say how it stands. Exit status 0: an agent runs, the hooks serve, nothing is wrong."""
+    options.need_root()
+    places = options.places(state_dir, run_dir)
+    words = words_of.read(places)
+    hooks = sorted(links.attached(State(places.state)))
+    alive = words_of.alive(places)
+    said = msgspec.to_builtins(words) if words else {}
+    report = {"agent": "runs" if alive else "does not run", "hooks": hooks, **said}
+    if output == "table":
+        _print(report)
+    else:
+        show(report, output)
+    sys.exit(0 if alive and hooks and words and _well(words) else 1)
+
+
+def _well(words: words_of.Words) -> bool:
+    wrong = words.troubles or words.refused or words.unplaced or words.failed
+    return words.complete and not wrong and words.programs == "current"
+
+
+def _print(report: dict[str, Any]) -> None:
+    for name, value in report.items():
+        if isinstance(value, dict):
+            for item, text in value.items():
+                click.echo(f"{name:14} {item}: {text}")
+        elif value not in (None, []):
+            text = " ".join(value) if isinstance(value, list) else value
+            click.echo(f"{name.replace('_', ' '):14} {_text(text)}")
+
+
+def _text(value: Any) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)

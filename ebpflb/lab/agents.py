@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ebpflb run` on a node of the lab, with its own pins, lock and manifests."""
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ebpflb.datapath.state import BPFFS, State
+from ebpflb.errors import NodeError
+from ebpflb.lab.hosts import Host, Lab
+from ebpflb.serve import status
+from ebpflb.settings import Places
+
+
+def wait_until(what: str, true: Callable[[], bool], seconds: float = 20.0) -> float:
+    """Looks again and again; the seconds it took. Raises NodeError if it does not come true."""
+    begun = time.monotonic()
+    while not true():
+        if time.monotonic() - begun > seconds:
+            raise NodeError(f"waited {seconds:g} s in vain: {what}")
+        time.sleep(0.002)
+    return time.monotonic() - begun
+
+
+class LabAgent:
+    """One node's agent and all that it keeps; ``close`` leaves nothing."""
+
+    def __init__(self, lab: Lab, node: Host, folder: Path, *options: str) -> None:
+        self.lab, self.node, self.options = lab, node, options
+        self.folder = folder / node.name
+        self.manifests = self.folder / "manifests"
+        self.manifests.mkdir(parents=True)
+        self.places = Places(BPFFS / f"{lab.prefix}-{node.name}", self.folder / "run")
+        self.log = self.folder / "log"
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        """Returns when it has programmed everything."""
+        self.places.status_file.unlink(missing_ok=True)
+        words = ["--node-name", self.node.name, "--cgroup-root", str(self.node.cgroup)]
+        if "--kubeconfig" not in self.options:
+            words += ["--manifests", str(self.manifests)]
+        with self.log.open("a") as log:
+            enter = ["nsenter", f"--net=/run/netns/{self.node.netns}", "--"]
+            command = [sys.executable, "-m", "ebpflb", "run", *self.where, *words, *self.options]
+            self.process = self.lab.keep(
+                subprocess.Popen([*enter, *command], stdout=log, stderr=log, text=True)
+            )
+        wait_until(f"{self.node.name}'s agent is ready; its log:\n{self.words()}", self._ready)
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
+        """SIGTERM or SIGKILL; what is programmed stays."""
+        if self.process:
+            self.process.send_signal(how)
+            self.process.wait()
+
+    def words(self) -> str:
+        """What the agent has logged so far."""
+        return self.log.read_text() if self.log.exists() else ""
+
+    @property
+    def where(self) -> list[str]:
+        """The options by which other commands find this agent's things."""
+        return ["--state-dir", str(self.places.state), "--run-dir", str(self.places.run)]
+
+    def close(self) -> None:
+        self.stop(signal.SIGKILL)
+        State(self.places.state).remove()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _ready(self) -> bool:
+        if self.process and self.process.poll() is not None:
+            raise NodeError(f"{self.node.name}'s agent ended: {self.words()}")
+        words = status.read(self.places)
+        return bool(words and words.complete and not words.failed)

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The story that `ebpflb demo` tells: real connections through real programs, no Kubernetes.
+
+One node, five pods, the real agent on manifests that are written as we go: connections to a
+ClusterIP over TCP and UDP, IPv4 and IPv6; a service scaled from three endpoints to four; the maps;
+and an agent that is killed while connections go on landing.
+"""
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ebpflb.errors import NodeError
+from ebpflb.lab import objects, traffic
+from ebpflb.lab.agents import LabAgent
+from ebpflb.lab.hosts import Host, Lab
+
+V4, V6 = "10.96.0.10", "fd00:96::10"
+PORT, TARGET, NODEPORT = 80, 8080, 30080
+ASKED = 400  # connections a line
+TRAFFIC = Path(traffic.__file__)
+
+Say = Callable[[str], None]
+
+
+class Demo:
+    """The lab of the demo, and the acts of its story."""
+
+    def __init__(self, lab: Lab, folder: Path, say: Say) -> None:
+        self.lab, self.say = lab, say
+        self.node = lab.node("node", 1)
+        self.client = lab.pod(self.node, "client", 2)
+        self.pods = [lab.pod(self.node, f"web-{i}", 10 + i) for i in range(1, 5)]
+        self.agent = LabAgent(lab, self.node, folder)
+
+    def build(self) -> None:
+        """Servers in the pods, the first three of them in the service; then the agent."""
+        for pod in self.pods:
+            self._begin(pod, "serve", pod.name, str(TARGET))
+        self.scale(3)
+        began = time.monotonic()
+        self.agent.start()
+        self.say(f"  ready {time.monotonic() - began:.1f} s after its start; it says:")
+        self.say("    " + "\n    ".join(self.agent.words().splitlines()))
+
+    def scale(self, count: int) -> None:
+        """Writes the manifest with the first ``count`` pods as endpoints."""
+        target = [{"name": p, "port": TARGET, "protocol": p.upper()} for p in ("tcp", "udp")]
+        ports = [{**port, "port": PORT} for port in target]
+        ports[0]["nodePort"] = NODEPORT
+        pods = self.pods[:count]
+        v4 = objects.endpoint_slice("web", "IPv4", [_endpoint(p, p.v4) for p in pods], target)
+        v6 = objects.endpoint_slice("web", "IPv6", [_endpoint(p, p.v6) for p in pods], target)
+        service = objects.service("web", [V4, V6], ports, type="NodePort")
+        node = objects.node("node", self.node.v4, self.node.v6)
+        objects.write(self.agent.manifests / "web.yaml", [node, service, v4, v6])
+
+    def connect(self) -> None:
+        """Every protocol and family from a pod; a NodePort from the node."""
+        for protocol in ("tcp", "udp"):
+            for address in (V4, V6):
+                self._ask(self.client, protocol, address)
+        self._ask(self.node, "tcp", self.node.v4, NODEPORT)
+
+    def grow(self) -> None:
+        """Adds the fourth endpoint while a client waits to land on it."""
+        waiting = self._begin(self.client, "await", self.pods[3].name, V4, str(PORT))
+        began = time.monotonic()
+        self.scale(4)
+        waiting.wait()
+        took = (time.monotonic() - began) * 1e3
+        self.say(f"  manifest written -> first connection on web-4: {took:.0f} ms")
+        self._ask(self.client, "tcp", V4)
+        self._ask(self.client, "udp", V6)
+
+    def kill(self) -> None:
+        """No agent, no difference."""
+        self.agent.stop(signal.SIGKILL)
+        self._ask(self.client, "tcp", V4)
+        self._ask(self.client, "udp", V4)
+
+    def close(self) -> None:
+        self.agent.close()
+
+    def _begin(self, host: Host, *words: str) -> "subprocess.Popen[str]":
+        """A program of the lab, when it has said that it is ready."""
+        process = self.lab.keep(host.python(TRAFFIC, *words, stdout=subprocess.PIPE))
+        assert process.stdout is not None
+        process.stdout.readline()
+        return process
+
+    def _ask(self, host: Host, protocol: str, address: str, port: int = PORT) -> None:
+        """Asks from a host and says each pod's share. Raises NodeError if any ask failed."""
+        words = ("ask", protocol, address, str(port), str(ASKED))
+        said, _ = host.python(TRAFFIC, *words, stdout=subprocess.PIPE).communicate()
+        answer = json.loads(said)
+        shares = "  ".join(f"{name} {n / ASKED:.0%}" for name, n in answer["names"].items())
+        where = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+        peers = " ".join(answer["peers"])
+        self.say(f"  {host.name:6} {protocol}  {where:18} {shares}  (peer: {peers})")
+        if answer["errors"]:
+            raise NodeError(f"some of {ASKED} failed: {answer['errors']}")
+
+
+def _endpoint(pod: Host, address: str) -> objects.Object:
+    return objects.endpoint(address, node="node", target=pod.name)

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Services and EndpointSlices as manifests, as `kubectl get -o yaml` would show them."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+Object = dict[str, Any]
+
+
+def service(name: str, ips: list[str], ports: list[Object], **spec: Any) -> Object:
+    """A Service; of both families where ``ips`` has two."""
+    families = ["IPv6" if ":" in ip else "IPv4" for ip in ips]
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"clusterIP": ips[0], "clusterIPs": ips, "ipFamilies": families, "ports": ports}
+        | spec,
+    }
+
+
+def endpoint_slice(
+    service: str, family: str, endpoints: list[Object], ports: list[Object]
+) -> Object:
+    """One EndpointSlice of a Service."""
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {
+            "name": f"{service}-{family.lower()}",
+            "namespace": "default",
+            "labels": {"kubernetes.io/service-name": service},
+        },
+        "addressType": family,
+        "endpoints": endpoints,
+        "ports": ports,
+    }
+
+
+def endpoint(address: str, *, node: str, target: str, **conditions: bool) -> Object:
+    """A Pod behind a Service: ready and serving, unless ``conditions`` say otherwise."""
+    return {
+        "addresses": [address],
+        "nodeName": node,
+        "targetRef": {"kind": "Pod", "name": target},
+        "conditions": {"ready": True, "serving": True, "terminating": False} | conditions,
+    }
+
+
+def node(name: str, *addresses: str) -> Object:
+    """A Node with these internal addresses."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name},
+        "status": {"addresses": [{"type": "InternalIP", "address": ip} for ip in addresses]},
+    }
+
+
+def write(path: Path, objects: Iterable[Object]) -> None:
+    """Replaces the file in one step: no reader ever sees half of it."""
+    half = path.with_name(f".{path.name}")
+    half.write_text(yaml.safe_dump_all(objects, sort_keys=False))
+    half.replace(path)

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent's words about itself: a small JSON file, readable while it runs and after its death.
+
+A lock beside it, held as long as the agent lives, tells the two apart, and keeps a second agent
+away from the same maps.
+"""
+
+import fcntl
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from ebpflb.errors import NodeError
+from ebpflb.settings import Places
+
+
+class Words(msgspec.Struct):
+    """What `ebpflb status` shows of the agent."""
+
+    pid: int
+    node: str
+    source: str
+    started: str
+    programs: str = "current"  # or which old ones serve, and why
+    complete: bool = False  # every list has been received
+    service_ports: int = 0
+    backends: int = 0
+    troubles: dict[str, str] = {}  # source -> what is wrong with it
+    refused: dict[str, str] = {}  # object -> why its last good state stays
+    unplaced: dict[str, str] = {}  # service -> which map is full
+    failed: str | None = None  # the last write, if it failed
+
+
+def now() -> str:
+    """The time of day, RFC 3339."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def write(places: Places, words: Words) -> None:
+    """Replaces the file in one step; a folder that cannot be written costs only the status."""
+    half = places.status_file.with_suffix(".half")
+    try:
+        half.write_bytes(msgspec.json.encode(words))
+        half.replace(places.status_file)
+    except OSError:
+        return
+
+
+def read(places: Places) -> Words | None:
+    """The last words, or None where no agent has ever run."""
+    try:
+        return msgspec.json.decode(places.status_file.read_bytes(), type=Words)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def lock(places: Places) -> IO[str]:
+    """Held while the agent lives. Raises NodeError if another one does."""
+    try:
+        places.run.mkdir(parents=True, exist_ok=True)
+        held = places.lock_file.open("a+")
+    except OSError as error:
+        raise NodeError(f"{places.run}: {error.strerror}") from error
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        words = read(places)
+        who = f"pid {words.pid}" if words else "an unknown pid"
+        raise NodeError(f"another agent ({who}) already serves {places.state}") from error
+    return held
+
+
+def alive(places: Places) -> bool:
+    """Whether an agent holds the lock now."""
+    try:
+        with places.lock_file.open() as probe:
+            fcntl.flock(probe, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def forget(places: Places) -> None:
+    """Removes both files."""
+    for path in (places.status_file, places.lock_file):
+        path.unlink(missing_ok=True)
+    if places.run.is_dir() and not any(places.run.iterdir()):
+        Path(places.run).rmdir()
+
+
+def introduce(*, node: str, source: str) -> Words:
+    """The first words of a new agent."""
+    return Words(pid=os.getpid(), node=node, source=source, started=now())

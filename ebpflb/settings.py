@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the operator chose on the command line."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ebpflb.model import nodeports
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where one node's agent keeps its things; several nodes on one machine differ in these."""
+
+    state: Path  # in a bpffs: what serves while no agent runs
+    run: Path = Path("/run/ebpflb")  # the agent's lock and its last words
+    cache: Path = Path("/var/cache/ebpflb")  # compiled bytecode
+
+    @property
+    def status_file(self) -> Path:
+        return self.run / f"{self._name}.json"
+
+    @property
+    def lock_file(self) -> Path:
+        return self.run / f"{self._name}.lock"
+
+    @property
+    def _name(self) -> str:
+        return str(self.state).strip("/").replace("/", "-")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One agent's settings."""
+
+    places: Places
+    node_name: str
+    cgroup: Path
+    manifests: Path | None = None  # None: the Kubernetes API
+    kubeconfig: Path | None = None  # None: the pod's own
+    nodeport_addresses: tuple[str, ...] = nodeports.PRIMARY
+    guard_nodeports: bool = True
+
+    @property
+    def source(self) -> str:
+        """Where the cluster's objects come from, in a few words."""
+        if self.manifests:
+            return f"manifests in {self.manifests}"
+        return f"the API server of {self.kubeconfig or 'this pod'}"
