@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ebpflb demo``: the lab's story with headings, and the maps in between."""
 
+import shutil
 import signal
 import sys
-import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,17 +11,19 @@ import click
 
 from ebpflb.cli import options
 from ebpflb.cli.output import table
-from ebpflb.datapath.state import State
+from ebpflb.datapath.state import BPFFS, State
 from ebpflb.diagnose.dump import dump
-from ebpflb.lab.demo import ASKED, V4, Demo
+from ebpflb.lab.demo import ASKED, PORT, TRAFFIC, V4, Demo
 from ebpflb.lab.hosts import Lab
 
 PREFIX = "ebpflb-demo"
+FOLDER = Path("/run") / PREFIX
 
 
 @click.command()
 @click.option("--keep", is_flag=True, help="Leave it up at the end, and say how to look around.")
-def demo(keep: bool) -> None:
+@click.option("--remove", is_flag=True, help="Only remove what --keep left.")
+def demo(keep: bool, remove: bool) -> None:
     """Show it at work: a small cluster of network namespaces on this machine, real traffic.
 
     Needs no Kubernetes and touches no network but its own. At the end, also when it is
@@ -29,15 +31,27 @@ def demo(keep: bool) -> None:
     """
     options.need_root()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    _sweep()
+    if remove:
+        return
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{PREFIX}-")))
-        lab = stack.enter_context(Lab(PREFIX))
-        story = Demo(lab, folder, click.echo)
-        stack.callback(story.close)
+        stack.callback(_sweep)
+        story = Demo(stack.enter_context(Lab(PREFIX)), FOLDER, click.echo)
         _tell(story)
         if keep:
-            _stay(story)
+            story.agent.start()
+            _say_how_to_look_around(story)
+            stack.pop_all()
+            return
     click.echo("\neverything that the demo made is gone")
+
+
+def _sweep() -> None:
+    """Ends and removes all of a demo, be it this one or one that was kept or killed."""
+    Lab(PREFIX).sweep()
+    for state in BPFFS.glob(f"{PREFIX}-*") if BPFFS.is_dir() else ():
+        State(state).remove()
+    shutil.rmtree(FOLDER, ignore_errors=True)
 
 
 def _tell(story: Demo) -> None:
@@ -63,17 +77,15 @@ def _dump(story: Demo) -> None:
         table(name, rows)
 
 
-def _stay(story: Demo) -> None:
-    """Brings the agent back and waits; the end of the wait removes everything."""
-    story.agent.start()
-    where = " ".join(story.agent.where)
-    enter = f"nsenter --net=/run/netns/{story.client.netns}"
+def _say_how_to_look_around(story: Demo) -> None:
+    me, where = sys.argv[0], " ".join(story.agent.where)
+    pod = f"nsenter --net=/run/netns/{story.client.netns}"
     procs = story.client.cgroup / "cgroup.procs"
-    _act("it stays up; look around from another terminal")
+    ask = f"{pod} {sys.executable} {TRAFFIC} ask tcp {V4} {PORT} 100"
+    _act("the agent is back, and everything stays up; look around")
     click.echo(f"""\
-  ebpflb status {where}
-  ebpflb maps dump {where.split(" --run-dir")[0]}
-  sh -c 'echo $$ > {procs}; {enter} curl http://{V4}'    (HTTP/0.9: add --http0.9)
+  {me} status {where}
+  {me} maps dump --state-dir {story.agent.places.state}
+  sh -c 'echo $$ > {procs}; exec {ask}'
   edit {story.agent.manifests}/web.yaml
-""")
-    click.pause("press a key, or end with Ctrl-C, and everything is removed")
+  {me} demo --remove""")

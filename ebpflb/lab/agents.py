@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ebpflb.datapath.state import BPFFS, State
 from ebpflb.errors import NodeError
-from ebpflb.lab.hosts import Host, Lab
+from ebpflb.lab.hosts import Host, Lab, start
 from ebpflb.serve import status
 from ebpflb.settings import Places
 
@@ -45,10 +45,9 @@ class LabAgent:
         if "--kubeconfig" not in self.options:
             words += ["--manifests", str(self.manifests)]
         with self.log.open("a") as log:
-            enter = ["nsenter", f"--net=/run/netns/{self.node.netns}", "--"]
             command = [sys.executable, "-m", "ebpflb", "run", *self.where, *words, *self.options]
             self.process = self.lab.keep(
-                subprocess.Popen([*enter, *command], stdout=log, stderr=log, text=True)
+                start(self.node.netns, self.lab.cgroup, command, stdout=log, stderr=log)
             )
         wait_until(f"{self.node.name}'s agent is ready; its log:\n{self.words()}", self._ready)
 

@@ -3,13 +3,16 @@
 
 A node is a network namespace with a bridge and an address of its own; a pod is a namespace with
 a veth to that bridge. All processes of a node and its pods are in one cgroup, to which the node's
-agent attaches, as a real node's are in its root cgroup. Namespaces are entered with nsenter:
-``ip netns exec`` would hide cgroup v2 and the bpffs.
+agent attaches, as a real node's are in its root cgroup; the agents are in the lab's own.
+Namespaces are entered with nsenter: ``ip netns exec`` would hide cgroup v2 and the bpffs.
 """
 
+import errno
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,6 +32,18 @@ def ip(*words: str) -> None:
         raise NodeError(f"ip {' '.join(words)}: {done.stderr.strip()}")
 
 
+def start(
+    netns: str, cgroup: Path, command: Sequence[str], **options: object
+) -> "subprocess.Popen[str]":
+    """A process in a namespace and a cgroup."""
+
+    def enter() -> None:
+        (cgroup / "cgroup.procs").write_text(str(os.getpid()))
+
+    words = ["nsenter", f"--net={NETNS / netns}", "--", *command]
+    return subprocess.Popen(words, preexec_fn=enter, text=True, **options)  # type: ignore[call-overload,no-any-return]
+
+
 @dataclass(frozen=True)
 class Host:
     """A node, a pod or an outside host: a namespace, and the cgroup that its processes are in."""
@@ -42,11 +57,7 @@ class Host:
     def start(self, command: Sequence[str], **options: object) -> "subprocess.Popen[str]":
         """A process on this host; the caller ends it, or the Lab does."""
 
-        def enter() -> None:
-            (self.cgroup / "cgroup.procs").write_text(str(os.getpid()))
-
-        words = ["nsenter", f"--net={NETNS / self.netns}", "--", *command]
-        return subprocess.Popen(words, preexec_fn=enter, text=True, **options)  # type: ignore[call-overload,no-any-return]
+        return start(self.netns, self.cgroup, command, **options)
 
     def python(self, program: Path, *words: str, **options: object) -> "subprocess.Popen[str]":
         """A program of the standard library alone, without site-packages: quick to start."""
@@ -130,13 +141,16 @@ class Lab:
         self.sweep()
 
     def sweep(self) -> None:
-        """Removes namespaces and cgroups of this prefix, whoever made them."""
+        """Removes what a lab of this prefix made, be it this one or one that was killed."""
+        for procs in self.cgroup.rglob("cgroup.procs"):
+            for pid in procs.read_text().split():
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
         for netns in NETNS.glob(f"{self.prefix}-*") if NETNS.is_dir() else ():
             with suppress(NodeError):
                 ip("netns", "delete", netns.name)
         for cgroup in (*self.cgroup.glob("*/"), self.cgroup):
-            with suppress(OSError):
-                cgroup.rmdir()
+            _remove(cgroup)
 
     def _namespace(self, host: Host) -> None:
         ip("netns", "add", host.netns)
@@ -155,3 +169,17 @@ class Lab:
 
     def _ip(self, host: Host, words: str) -> None:
         ip("-n", host.netns, *words.split())
+
+
+def _remove(cgroup: Path) -> None:
+    """A cgroup stays busy for a moment after its last process was killed."""
+    for _ in range(200):
+        with suppress(FileNotFoundError):
+            try:
+                cgroup.rmdir()
+            except OSError as error:
+                if error.errno != errno.EBUSY:
+                    raise
+                time.sleep(0.01)
+                continue
+        return
