@@ -75,6 +75,9 @@ static int (*const set_retval)(int retval) = (void *)187;
 #endif
 #endif
 
+/* Reads after it are not taken from what was read before it. */
+#define barrier() asm volatile("" ::: "memory")
+
 /* The map's value for a key, as a pointer of its type, or NULL. */
 #define LOOKUP(type, map, key) ((type *)bpf_map_lookup_elem(MAP(map), key))
 

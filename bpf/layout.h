@@ -41,11 +41,13 @@ enum service_flag {
 };
 
 /*
- * What a frontend leads to. The service's slots are one block that starts at cluster.base:
- * first the backends of the cluster list, overlapping with those of the local list,
- * then those that are in neither list but still serve the flows they have.
+ * What a frontend leads to. It names its frontend first, so that a reader notices when the map's
+ * element was given to another while it read. The service's slots are one block that starts at
+ * cluster.base: first the backends of the cluster list, overlapping with those of the local
+ * list, then those that are in neither list but still serve the flows they have.
  */
 struct service {
+	struct frontend frontend;
 	__u32 id;
 	__u32 flags;		/* enum service_flag */
 	__u32 affinity_seconds;	/* 0: no session affinity */
@@ -53,7 +55,7 @@ struct service {
 	struct range cluster;
 	struct range local;
 };
-SIZE(struct service, 32);
+SIZE(struct service, 52);
 
 enum backend_flag {
 	BACKEND_CLUSTER = 1,	/* in the service's cluster list */
@@ -179,8 +181,8 @@ enum verdict {
 	VERDICT_TRANSLATED = 1,	/* sent to a backend */
 	VERDICT_REFUSED = 2,	/* no endpoint anywhere: connection refused */
 	VERDICT_NOT_HERE = 3,	/* endpoints, but none here, and the policy is Local: time-out */
-	VERDICT_SLOT_LOST = 4,	/* the slot was another service's twice in a row: refused */
-	VERDICT_SLOT_RETRIED = 5,	/* the slot was another service's once: looked up again */
+	VERDICT_SLOT_LOST = 4,	/* what we read changed hands twice in a row: refused */
+	VERDICT_SLOT_RETRIED = 5,	/* what we read changed hands once: looked up again */
 	VERDICT_RESTORED = 6,	/* the backend's address was shown as the frontend's */
 	VERDICT_PORT_TAKEN = 7,	/* bind() to a NodePort: address in use */
 	VERDICTS = 8,		/* how many */

@@ -17,7 +17,7 @@ DEFINE_MAP(services, HASH, struct frontend, struct service, 65536, RDONLY_PROG)
 /* The backends of all services, each service's in one block. */
 DEFINE_MAP(slots, ARRAY, __u32, struct backend, 524288, MMAPABLE)
 
-/* Backend id -> its slot. An entry of a former backend is harmless: the slot names itself. */
+/* Backend id -> its slot; a former backend has one beyond the array. */
 DEFINE_MAP(members, ARRAY, __u32, __u32, 131072, MMAPABLE)
 
 /* The addresses of this node that serve NodePorts; loopback is not among them. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* Addresses of both families in one form: IPv4 becomes v4-mapped IPv6 at the door. */
+/* Addresses and frontends of both families in one form: IPv4 becomes v4-mapped IPv6 at the door. */
 #ifndef EBPFLB_NET_ADDRESS_H
 #define EBPFLB_NET_ADDRESS_H
 
@@ -32,6 +32,12 @@ static __always_inline bool address_equal(const struct address *a, const struct 
 static __always_inline struct address address_any(const struct address *family)
 {
 	return (struct address){ .word = { 0, 0, address_is_v4(family) ? BE32(0xffff) : 0, 0 } };
+}
+
+static __always_inline bool frontend_equal(const struct frontend *a, const struct frontend *b)
+{
+	return address_equal(&a->address, &b->address) && a->port == b->port &&
+	       a->protocol == b->protocol;
 }
 
 /* 127.0.0.1 or ::1, of the same family. */

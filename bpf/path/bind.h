@@ -17,15 +17,19 @@ static __always_inline bool bind_is_guarded(__u64 netns)
 	return settings && (settings->flags & SETTING_GUARD_NODEPORTS) && netns_is_host(netns);
 }
 
+static __always_inline bool bind_is_nodeport(const struct frontend *nodeport)
+{
+	return LOOKUP(struct service, services, nodeport) != NULL;
+}
+
 /* A socket bound to :: takes IPv4 too, and a NodePort has one number in both families. */
 static __always_inline bool bind_hits_nodeport(const struct frontend *local)
 {
-	struct address v4 = address_from_v4(0);
-	struct frontend other = { .address = v4, .port = local->port, .protocol = local->protocol };
+	struct frontend nodeport = nodeport_of(local);
+	bool hit = bind_is_nodeport(&nodeport);
 
-	if (nodeport_lookup(local))
-		return true;
-	return address_is_any(&local->address) && nodeport_lookup(&other);
+	nodeport.address = address_from_v4(0);
+	return hit || (address_is_any(&local->address) && bind_is_nodeport(&nodeport));
 }
 
 static __always_inline enum answer bind_answer(const struct frontend *local, __u64 netns)

@@ -22,13 +22,17 @@ static __always_inline bool assignment_find(const struct sender *sender, __u32 s
 	return found && found->service == service && backend_find(service, found->backend, backend);
 }
 
-static __always_inline void assignment_end(__u64 socket, const struct assignment *assignment)
+/* The peer stays where it stands for another frontend of the socket by now. */
+static __always_inline void assignment_end(const struct sender *sender,
+					   const struct assignment *assignment)
 {
-	struct peer peer = { .socket = socket,
+	struct peer peer = { .socket = sender->socket,
 			     .address = assignment->address,
 			     .port = assignment->port };
+	struct origin *origin = LOOKUP(struct origin, sockets, &peer);
 
-	bpf_map_delete_elem(MAP(sockets), &peer);
+	if (origin && frontend_equal(&origin->frontend, &sender->frontend))
+		bpf_map_delete_elem(MAP(sockets), &peer);
 	backend_count_closed(assignment->backend);
 }
 
@@ -55,7 +59,7 @@ static __always_inline void assignment_make(const struct sender *sender,
 
 	if (former) {
 		assignment.older = former->older;
-		assignment_end(sender->socket, former);
+		assignment_end(sender, former);
 	} else {
 		chain_push(sender, &assignment.older);
 	}
@@ -74,7 +78,7 @@ static __always_inline void datagram_remember(const struct sender *sender,
 	struct origin origin = socket_origin(&sender->frontend, backend);
 
 	if (known)
-		known->frontend = sender->frontend;
+		*known = origin;
 	else
 		bpf_map_update_elem(MAP(sockets), &peer, &origin, 0);
 }
@@ -89,7 +93,7 @@ static __always_inline bool chain_cut(struct sender *link)
 	struct assignment assignment = *found;
 
 	if (link->frontend.port)
-		assignment_end(link->socket, &assignment);
+		assignment_end(link, &assignment);
 	bpf_map_delete_elem(MAP(assignments), link);
 	link->frontend = assignment.older;
 	return link->frontend.port != 0;

@@ -53,15 +53,18 @@ static __always_inline enum verdict serve_once(const struct request *request,
 					       struct backend *backend)
 {
 	struct service service;
+	enum found found = service_find(&request->to, request->netns, &service);
 
-	if (!service_find(&request->to, request->netns, &service))
+	if (found == ABSENT)
 		return VERDICT_PASSED;
+	if (found == RECYCLED)
+		return VERDICT_SLOT_LOST;
 	if (request->to.protocol == UDP)
 		return serve_datagram(request, &service, backend);
 	return serve_stream(request, &service, backend);
 }
 
-/* A slot that changed hands while we looked is asked for again, once. */
+/* What changed hands while we looked is asked for again, once. */
 static __always_inline enum verdict serve(const struct request *request, struct backend *backend)
 {
 	for (int attempt = 0; attempt < 2; attempt++) {

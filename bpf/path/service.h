@@ -38,31 +38,46 @@ static __always_inline bool node_serves(const struct address *address, __u64 net
 	return LOOKUP(__u32, node_addresses, address) != NULL;
 }
 
-static __always_inline struct service *nodeport_lookup(const struct frontend *to)
+static __always_inline struct frontend nodeport_of(const struct frontend *to)
 {
-	struct frontend nodeport = {
+	return (struct frontend){
 		.address = address_any(&to->address),
 		.port = to->port,
 		.protocol = to->protocol,
 	};
-
-	return LOOKUP(struct service, services, &nodeport);
 }
 
-/* Copies the service, because its map element may be recycled while we read it. */
-static __always_inline bool service_find(const struct frontend *to, __u64 netns,
-					 struct service *service)
+enum found { ABSENT, FOUND, RECYCLED };
+
+/*
+ * A map's element may be freed and given to another key while we copy it; then it names another
+ * frontend. The kernel writes a value from its head on, so the head is looked at last.
+ */
+static __always_inline enum found service_read(const struct frontend *frontend,
+					       struct service *service)
 {
-	struct service *found = NULL;
+	struct service *found = LOOKUP(struct service, services, frontend);
+
+	if (!found)
+		return ABSENT;
+	*service = *found;
+	barrier();
+	return frontend_equal(&found->frontend, frontend) ? FOUND : RECYCLED;
+}
+
+static __always_inline enum found service_find(const struct frontend *to, __u64 netns,
+					       struct service *service)
+{
+	enum found found = ABSENT;
 
 	if (!address_is_any(&to->address))
-		found = LOOKUP(struct service, services, to);
-	if (!found && node_serves(&to->address, netns))
-		found = nodeport_lookup(to);
-	if (!found)
-		return false;
-	*service = *found;
-	return true;
+		found = service_read(to, service);
+	if (found == ABSENT && node_serves(&to->address, netns)) {
+		struct frontend nodeport = nodeport_of(to);
+
+		found = service_read(&nodeport, service);
+	}
+	return found;
 }
 
 /*

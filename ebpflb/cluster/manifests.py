@@ -76,7 +76,7 @@ class ManifestSource:
         """Look at everything, then follow the changes until it is time to do so again."""
         end = time.monotonic() + self._pace.rescan
         self._unfinished.clear()
-        with INotify() as inotify:
+        with self._inotify() as inotify:
             self._watch(inotify)
             self._tell(self._folder.look())
             self._runner.well()
@@ -86,6 +86,15 @@ class ManifestSource:
                 if any(notice.mask & LOST for notice in notices):
                     return
                 self._tell(self._news(notices))
+
+    def _inotify(self) -> INotify:
+        """Raises ClusterError if there are too many; each turn then still has its look."""
+        try:
+            return INotify()
+        except OSError as error:
+            self._tell(self._folder.look())
+            reason = f"inotify: {error.strerror}; see sysctl fs.inotify.max_user_instances"
+            raise ClusterError(reason) from error
 
     def _watch(self, inotify: INotify) -> None:
         try:

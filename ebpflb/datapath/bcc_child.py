@@ -16,6 +16,8 @@ from pathlib import Path
 import msgspec
 
 NOBODY = 65534
+# BCC's own helpers take pointers without const: a warning for each use would hide the errors.
+NO_CONST = "-Wno-incompatible-pointer-types-discards-qualifiers"
 
 
 class Job(msgspec.Struct):
@@ -43,7 +45,7 @@ def _compile(job: Job) -> dict[str, bytes]:
     _become_nobody()
     source = folder / job.source
     text = f'#line 1 "{source}"\n{source.read_text()}'
-    flags = [f"-I{folder}", "-DDIALECT_BCC", *job.flags]
+    flags = [f"-I{folder}", "-DDIALECT_BCC", NO_CONST, *job.flags]
     module = bcc.BPF(text=text, cflags=flags)
     return {program: module.dump_func(program) for program in job.programs}
 

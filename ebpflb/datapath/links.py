@@ -8,7 +8,7 @@ sits on another one, is made anew.
 
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 
 from ebpflb.datapath import kernel
@@ -57,7 +57,7 @@ def attached(state: State) -> dict[str, int]:
     return {name: _program_id(fd) for name, fd in found.items() if fd is not None}
 
 
-def foreign(cgroup: Path, ours: Iterable[int]) -> dict[str, list[str]]:
+def foreign(cgroup: Path, ours: Collection[int]) -> dict[str, list[str]]:
     """Section -> names of other agents' programs that run at this cgroup, parents included.
 
     ``ours`` are ids of our own programs; those of another ebpflb go by the same names as ours

@@ -71,7 +71,11 @@ class BackendCounters(NamedTuple):
 
 FRONTEND = Record("struct frontend", entries.Frontend)
 _RANGE = Record("struct range", entries.Range)
-SERVICE = Record("struct service", entries.Service, {"cluster": _RANGE, "local": _RANGE})
+SERVICE = Record(
+    "struct service",
+    entries.Service,
+    {"frontend": FRONTEND, "cluster": _RANGE, "local": _RANGE},
+)
 BACKEND = Record("struct backend", entries.Backend)
 SETTINGS = Record("struct settings", Settings)
 SERVICE_NAME = Record("struct service_name", PortName)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The addresses of this machine's interfaces, now and as they come and go (rtnetlink)."""
 
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -32,15 +33,18 @@ def current() -> frozenset[Address]:
 
 
 class Follower:
-    """Tells of every change, from a thread of its own; the first list comes at once."""
+    """Tells of every change, from a thread of its own; the first list comes at once.
+
+    The socket is a plain one: since 0.9 pyroute2's belong to the thread that made them.
+    """
 
     def __init__(self, emit: Callable[[AddressesChanged], None]) -> None:
         self.emit = emit
-        self.route = IPRoute()
+        self.changes = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
 
     def start(self) -> None:
         """Subscribes before it lists, so that no change is missed."""
-        self.route.bind(RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR)
+        self.changes.bind((0, RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR))
         self.emit(AddressesChanged(current()))
         threading.Thread(target=self._follow, name="addresses", daemon=True).start()
 
@@ -52,6 +56,6 @@ class Follower:
     def _wait(self) -> None:
         """For a change, or for word that some were lost (ENOBUFS): both ask for a fresh list."""
         try:
-            self.route.get()
+            self.changes.recv(1 << 16)
         except OSError:
             time.sleep(1)

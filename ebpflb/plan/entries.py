@@ -36,6 +36,7 @@ class Range(NamedTuple):
 class Service(NamedTuple):
     """What a frontend leads to: ``slots`` is the size of the block that starts at cluster.base."""
 
+    frontend: Frontend
     id: int
     flags: Flags
     affinity_seconds: int

@@ -118,7 +118,7 @@ class Planner:
         if sound is None:
             return
         own = {f: s for f, s in old.services.items() if self.holders.get(f) == name}
-        united = {f: sound._replace(flags=service.flags) for f, service in own.items()}
+        united = {f: sound._replace(frontend=f, flags=s.flags) for f, s in own.items()}
         self.present[name] = old._replace(services=united)
         self._write(name, old, self.present[name])
 
@@ -225,6 +225,6 @@ def _services(
     ranges = Range(block.base, cluster), Range(block.base + (local or [0])[0], len(local))
     affinity, slots = wanted.affinity_seconds, block.size
     return {
-        frontend: Service(number, flags, affinity, slots, *ranges)
+        frontend: Service(frontend, number, flags, affinity, slots, *ranges)
         for frontend, flags in frontends.items()
     }

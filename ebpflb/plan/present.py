@@ -30,7 +30,7 @@ class Programmed(NamedTuple):
 class Present:
     """The maps' content by service port, and what belongs to none.
 
-    ``blocks`` and the ids are in use by something in the maps, leftover or not.
+    ``stray_blocks`` and stray ids are named by leftovers, so they rest before they are used.
     """
 
     programmed: dict[PortName, Programmed] = field(default_factory=dict)

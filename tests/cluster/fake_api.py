@@ -14,39 +14,15 @@ import time
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, urlsplit
 
-PATHS = {
-    "Service": "/api/v1/services",
-    "EndpointSlice": "/apis/discovery.k8s.io/v1/endpointslices",
-    "Node": "/api/v1/nodes",
-}
-KINDS = {path: kind for kind, path in PATHS.items()}
+from tests.cluster.fake_history import Change, Json, Request, event, fits, key, status
+from tests.cluster.fake_http import PATHS, Handler
+
 PATIENCE = 5.0  # seconds that a test waits for something to happen
 
-Json = dict[str, Any]
 Key = tuple[str, str]
-
-
-class Change(NamedTuple):
-    """A version of the history: an object before and after, or a line to send as it is."""
-
-    version: int
-    before: Json | None = None
-    after: Json | None = None
-    line: bytes | None = None
-
-
-class Request(NamedTuple):
-    kind: str
-    query: dict[str, str]
-
-    @property
-    def is_watch(self) -> bool:
-        return "watch" in self.query
 
 
 @dataclass
@@ -76,7 +52,7 @@ class FakeApi:
         self._tokens: dict[str, list[Json]] = {}
         self._version = 1
         self._generation = 0
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), partial(_Handler, self))
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), partial(Handler, self.answer))
         if certificate:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(certificate)
@@ -110,14 +86,14 @@ class FakeApi:
             version = str(self._version)
             object = object | {"metadata": object["metadata"] | {"resourceVersion": version}}
             objects = self._collections[object["kind"]].objects
-            self._record(object["kind"], objects.get(_key(object)), object)
-            objects[_key(object)] = object
+            self._record(object["kind"], objects.get(key(object)), object)
+            objects[key(object)] = object
             return version
 
     def delete(self, object: Json) -> None:
         with self.changed:
             self._version += 1
-            gone = self._collections[object["kind"]].objects.pop(_key(object))
+            gone = self._collections[object["kind"]].objects.pop(key(object))
             metadata = gone["metadata"] | {"resourceVersion": str(self._version)}
             self._record(object["kind"], gone, None, gone | {"metadata": metadata})
 
@@ -197,7 +173,7 @@ class FakeApi:
 
     # How it answers
 
-    def answer(self, request: Request, handler: "_Handler") -> None:
+    def answer(self, request: Request, handler: Handler) -> None:
         with self.changed:
             self.requests.append(request)
             self.changed.notify_all()
@@ -211,7 +187,7 @@ class FakeApi:
         else:
             self._list(request, handler)
 
-    def _list(self, request: Request, handler: "_Handler") -> None:
+    def _list(self, request: Request, handler: Handler) -> None:
         with self.changed:
             version, token = str(self._version), request.query.get("continue")
             everything = list(self._collections[request.kind].objects.values())
@@ -227,7 +203,7 @@ class FakeApi:
             self._tokens[metadata["continue"]] = items[limit:]
         handler.send(200, json.dumps({"metadata": metadata, "items": items[:limit]}).encode())
 
-    def _watch(self, request: Request, handler: "_Handler") -> None:
+    def _watch(self, request: Request, handler: Handler) -> None:
         collection = self._collections[request.kind]
         version = int(request.query["resourceVersion"])
         gone = version < collection.oldest
@@ -236,7 +212,7 @@ class FakeApi:
             return
         handler.begin_stream()
         if gone:
-            handler.send_chunk({"type": "ERROR", "object": _status(410, "too old")})
+            handler.send_chunk({"type": "ERROR", "object": status(410, "too old")})
             handler.end_stream()
             return
         with self.changed:
@@ -247,7 +223,7 @@ class FakeApi:
             finally:
                 self.open[request.kind] -= 1
 
-    def _follow(self, request: Request, handler: "_Handler", version: int) -> None:
+    def _follow(self, request: Request, handler: Handler, version: int) -> None:
         """Send the history from ``version`` on until time is up or the connection is dropped."""
         history = self._collections[request.kind].history
         position = sum(change.version <= version for change in history)
@@ -255,7 +231,7 @@ class FakeApi:
         end = time.monotonic() + float(request.query["timeoutSeconds"])
         while generation == self._generation:
             for change in history[position:] if not self.muted else ():
-                handler.send_chunk(_event(change, request))
+                handler.send_chunk(event(change, request))
                 position += 1
             left = end - time.monotonic()
             if left <= 0 and not self.muted:
@@ -263,87 +239,3 @@ class FakeApi:
                 return
             self.changed.wait(None if self.muted else left)
         handler.drop()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-
-    def __init__(self, api: FakeApi, *arguments: Any) -> None:
-        self._api = api
-        super().__init__(*arguments)
-
-    def do_GET(self) -> None:
-        url = urlsplit(self.path)
-        try:
-            self._api.answer(Request(KINDS[url.path], dict(parse_qsl(url.query))), self)
-        except OSError:  # the client went away
-            self.close_connection = True
-
-    def send(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def refuse(self, status: int, message: str) -> None:
-        self.send(status, json.dumps(_status(status, message)).encode())
-
-    def begin_stream(self) -> None:
-        self.send_response(200)
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-
-    def send_chunk(self, event: Json | bytes | None) -> None:
-        if event is not None:
-            line = (event if isinstance(event, bytes) else json.dumps(event).encode()) + b"\n"
-            self.wfile.write(b"%x\r\n%b\r\n" % (len(line), line))
-
-    def end_stream(self) -> None:
-        self.wfile.write(b"0\r\n\r\n")
-
-    def drop(self) -> None:
-        """Half a chunk, then nothing."""
-        self.wfile.write(b'40\r\n{"type": "ADDED", "obj')
-        self.close_connection = True
-
-    def log_message(self, *_: object) -> None:
-        """Tests look at ``FakeApi.requests`` instead."""
-
-
-def _key(object: Json) -> Key:
-    return object["metadata"].get("namespace", ""), object["metadata"]["name"]
-
-
-def _status(code: int, message: str) -> Json:
-    return {"kind": "Status", "status": "Failure", "code": code, "message": message}
-
-
-def _event(change: Change, request: Request) -> Json | bytes | None:
-    """What a watch with these selectors says of a change."""
-    if change.line is not None:
-        return change.line
-    was, is_now = fits(change.before, request), fits(change.after, request)
-    if is_now:
-        return {"type": "MODIFIED" if was else "ADDED", "object": change.after}
-    if not was:
-        return None
-    version = {"resourceVersion": str(change.version)}
-    last: Json = change.before or {}
-    return {"type": "DELETED", "object": last | {"metadata": last["metadata"] | version}}
-
-
-def fits(object: Json | None, request: Request) -> bool:
-    """Selectors as far as they are needed: ``!label``, ``a.b=c`` and ``a.b!=c``."""
-    if object is None:
-        return False
-    label = request.query.get("labelSelector", "")
-    test = request.query.get("fieldSelector", "")
-    if label and label.removeprefix("!") in object["metadata"].get("labels", {}):
-        return False
-    path, unequal, value = test.partition("!=") if "!=" in test else test.partition("=")
-    found: Any = object
-    for part in path.split(".") if path else ():
-        found = found.get(part, "")
-    return not test or (found == value) != (unequal == "!=")

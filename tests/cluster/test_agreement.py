@@ -15,7 +15,8 @@ from ebpflb.cluster.selectors import selectors
 from ebpflb.errors import InvalidObject
 from ebpflb.model.events import Event, Kind, Replaced
 from ebpflb.model.objects import Object
-from tests.cluster.fake_api import FakeApi, Json, Request, fits
+from tests.cluster.fake_api import FakeApi
+from tests.cluster.fake_history import Json, Request, fits
 from tests.cluster.heard import Heard, Start
 from tests.cluster.objects import HEADLESS, PROXY_NAME, endpoint_slice, node, service
 

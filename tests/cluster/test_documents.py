@@ -11,7 +11,7 @@ import yaml
 from ebpflb.cluster.folder import Folder
 from ebpflb.errors import ClusterError
 from ebpflb.model.events import Changed, Key, Kind, Removed, Replaced
-from tests.cluster.fake_api import Json
+from tests.cluster.fake_history import Json
 from tests.cluster.objects import endpoint_slice, node, service
 
 

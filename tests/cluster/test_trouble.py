@@ -1,30 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When the API cannot be read: told once, tried for ever, and stopped promptly."""
+"""When the API cannot be read: told once per reason, and tried for ever with growing pauses."""
 
-import shutil
-import subprocess
-import sys
 import threading
-import time
-from pathlib import Path
 
 import pytest
 
 from ebpflb.cluster.running import Runner
-from ebpflb.cluster.watching import ApiSource
 from ebpflb.errors import ClusterError
 from ebpflb.model.events import Changed, Kind, Replaced, Trouble
 from tests.cluster.fake_api import FakeApi
-from tests.cluster.heard import Begin, Heard, Quick, Start
+from tests.cluster.heard import Heard, Quick, Start
 from tests.cluster.objects import service
 
 
 def services(api: FakeApi) -> str:
     return f"{api.url}/api/v1/services"
-
-
-def threads() -> list[threading.Thread]:
-    return [it for it in threading.enumerate() if it.name.startswith("watch ")]
 
 
 def test_errors_of_the_server_are_trouble_until_they_are_over(
@@ -168,94 +158,3 @@ def test_our_own_mistakes_are_trouble_and_not_the_end(
     assert "ZeroDivisionError" in heard.reason()
     assert "ZeroDivisionError" in caplog.text
     caplog.clear()
-
-
-def test_the_token_is_sent_and_a_wrong_one_is_trouble(
-    api: FakeApi, heard: Heard, watch: Start
-) -> None:
-    """Authentication is the client's own, from the kubeconfig."""
-    watch()
-    heard.of(Kind.SERVICE)
-    api.wait_for_watch("Service")
-    api.token = "another"
-    api.drop()
-    while (reason := heard.trouble().reason) != "401 Unauthorized":
-        assert reason is None or "as soon as it began" in reason
-
-
-def test_a_kubeconfig_that_cannot_be_used_is_an_error_at_start(
-    heard: Heard, tmp_path: Path
-) -> None:
-    """The operator is told at once, in one line that names the file."""
-    path = tmp_path / "none"
-    with pytest.raises(ClusterError, match=str(path)):
-        ApiSource(heard, node_name="node-1", kubeconfig=path).start()
-    path.write_text("{}")
-    with pytest.raises(ClusterError, match=str(path)):
-        ApiSource(heard, node_name="node-1", kubeconfig=path).start()
-
-
-def test_no_kubeconfig_and_no_pod_is_an_error_at_start(
-    heard: Heard, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In-cluster configuration needs a cluster."""
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    with pytest.raises(ClusterError, match="nor in a pod"):
-        ApiSource(heard, node_name="node-1").start()
-
-
-def test_stop_ends_the_threads_in_the_middle_of_a_watch(
-    api: FakeApi, heard: Heard, watch: Start
-) -> None:
-    """Within a second, and nothing is told any more, not even the broken connection."""
-    source = watch()
-    for kind in Kind:
-        heard.of(kind)
-        api.wait_for_watch(kind)
-    begun = time.monotonic()
-    source.stop()
-    assert time.monotonic() - begun < 1
-    assert threads() == []
-    api.put(service("late"))
-    assert heard.everything() == []
-
-
-def test_stop_before_start_is_nothing(heard: Heard) -> None:
-    """An agent that fails early may stop everything alike."""
-    ApiSource(heard, node_name="node-1").stop()
-
-
-@pytest.mark.skipif(not shutil.which("openssl"), reason="openssl makes the certificate")
-def test_tls_is_spoken_and_stopped_alike(
-    heard: Heard, tmp_path: Path, begin: Begin, quick: Quick
-) -> None:
-    """Over TLS a watch tells and is stopped in its middle just the same."""
-    certificate = tmp_path / "server.pem"
-    subprocess.run(
-        "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=it"
-        f" -addext subjectAltName=IP:127.0.0.1 -keyout {certificate} -out {certificate}.crt"
-        f" && cat {certificate}.crt >> {certificate}",
-        shell=True,
-        check=True,
-        capture_output=True,
-    )
-    with FakeApi(certificate=certificate) as api:
-        kubeconfig = api.kubeconfig(tmp_path)
-        source = begin(ApiSource(heard, node_name="node-1", kubeconfig=kubeconfig, pace=quick()))
-        heard.of(Kind.SERVICE)
-        api.wait_for_watch("Service")
-        api.put(service("web"))
-        assert isinstance(heard.of(Kind.SERVICE), Changed)
-        begun = time.monotonic()
-        source.stop()
-        assert time.monotonic() - begun < 1
-        assert threads() == []
-
-
-def test_kubernetes_is_not_imported_before_it_is_needed() -> None:
-    """The client costs 30 MB, which a node on manifests must not pay."""
-    program = (
-        "import sys, ebpflb.cluster.watching, ebpflb.cluster.manifests;"
-        "sys.exit('kubernetes' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", program]).returncode == 0

@@ -53,7 +53,7 @@ def values(struct: str) -> some.SearchStrategy[Any]:
         for name, field in layout.ffi.typeof(struct).fields
         if not name.startswith("pad")
     ]
-    return some.tuples(*parts).map(cls._make)  # type: ignore[attr-defined]
+    return some.tuples(*parts).map(cls._make)
 
 
 @pytest.mark.parametrize("struct", list(records.RECORDS))

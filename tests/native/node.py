@@ -83,8 +83,9 @@ class Node:
         some = {"endpoints"} if cluster or local else set()
         for text, words in flags.items():
             kinds = frozenset(words.split()) | some
-            entry = Service(service, kinds, affinity, block.size, in_cluster, in_local)
-            self.kernel.put("services", frontend(text), entry)
+            at = frontend(text)
+            entry = Service(at, service, kinds, affinity, block.size, in_cluster, in_local)
+            self.kernel.put("services", at, entry)
         self._clear(self.blocks.get(service, Range(0, 0)))
         self.blocks[service] = block
 

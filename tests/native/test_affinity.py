@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Session affinity: whom it binds together, how long, and when it ends early."""
 
+from collections.abc import Callable
+from ipaddress import ip_address
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
 from ebpflb.datapath.records import Affinity, Client
 from ebpflb.plan.entries import Service
-from tests.native.node import HOST, OTHER_POD, POD, SECOND, Node, frontend, ip_address
+from tests.native.node import HOST, OTHER_POD, POD, SECOND, Node, frontend
 
 SERVICE = "172.30.0.1:80"
 MANY = [f"10.1.0.{n}:8080" for n in range(1, 101)]
@@ -103,7 +106,7 @@ def test_backend_left_the_list(node: Node, leaving: bool) -> None:
     assert goes(node) == moved
 
 
-def test_back_in_time(node: Node) -> None:
+def test_survives_a_change(node: Node) -> None:
     """Affinity survives a change of the service that keeps the backend."""
     node.publish(1, [SERVICE], cluster=MANY, affinity=60)
     home = goes(node)
@@ -159,9 +162,9 @@ def test_datagrams_share_it(node: Node) -> None:
 @given(
     steps=some.lists(some.tuples(some.sampled_from([HOST, POD, OTHER_POD]), some.integers(0, 9)))
 )
-def test_any_pace(new_node: object, steps: list[tuple[int, int]]) -> None:
+def test_any_pace(new_node: Callable[[], Node], steps: list[tuple[int, int]]) -> None:
     """A client's flows leave its backend exactly where a pause exceeded the time-out."""
-    node: Node = new_node()  # type: ignore[operator]
+    node = new_node()
     node.publish(1, [SERVICE], cluster=MANY, affinity=5)
     service: Service = node.kernel.get("services", frontend(SERVICE))
     assert service.affinity_seconds == 5

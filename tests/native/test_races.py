@@ -54,7 +54,7 @@ def test_lost_twice(torn: Node) -> None:
 
 def test_no_third_look(torn: Node) -> None:
     """Who was unlucky twice is not kept waiting, even if all would be well by then."""
-    torn.kernel.meanwhile["slots"] = [lambda: None, lambda: None, mend(torn)]
+    torn.kernel.meanwhile["slots"] = [lambda: None, mend(torn)]
     assert torn.socket(protocol(torn)).connect(WEB).place != NEW
     assert torn.counted() == {"slot_retried": 1, "slot_lost": 1}
 
@@ -90,6 +90,24 @@ def test_slots_beyond_the_array(node: Node) -> None:
     node.kernel.put("services", frontend(WEB), entry._replace(cluster=far))
     node.socket().connect(WEB)
     assert node.counted() == {"slot_retried": 1, "slot_lost": 1}
+
+
+def test_recycled_service(node: Node) -> None:
+    """An element that was given to another frontend while it was read is never believed."""
+    node.publish(1, [WEB], cluster=[OLD])
+    node.publish(2, ["172.30.0.2:80"], cluster=[STRANGER])
+    own = node.kernel.get("services", frontend(WEB))
+    node.kernel.put(
+        "services", frontend(WEB), node.kernel.get("services", frontend("172.30.0.2:80"))
+    )
+    refused = node.socket().connect(WEB)
+    assert refused.place not in (OLD, STRANGER)
+    assert node.counted() == {"slot_retried": 1, "slot_lost": 1}
+    node.kernel.meanwhile["services"] = [
+        lambda: None,
+        lambda: node.kernel.put("services", frontend(WEB), own),
+    ]
+    assert node.socket().connect(WEB).place == OLD
 
 
 def test_block_moves_between_service_and_slot(node: Node) -> None:

@@ -3,7 +3,7 @@
 
 from ipaddress import IPv4Address
 
-from ebpflb.plan.entries import NOWHERE, Backend, BackendName, Range, Service
+from ebpflb.plan.entries import NOWHERE, Backend, BackendName, Frontend, Range, Service
 from ebpflb.plan.wanted import Wanted
 from tests.plan.builders import CLUSTER, by_name, frontend, name, wanted
 from tests.plan.node import Node, check_tidy
@@ -13,8 +13,8 @@ NO_FLAGS = frozenset[str]()
 OLD, NEW = Range(0, 2), Range(2, 3)
 
 
-def service(number: int, block: Range) -> Service:
-    return Service(number, NO_FLAGS, 0, block.size, block, Range(block.base, 0))
+def service(at: Frontend, number: int, block: Range) -> Service:
+    return Service(at, number, NO_FLAGS, 0, block.size, block, Range(block.base, 0))
 
 
 def write_block(maps: Maps, number: int, block: Range, first: int = 1) -> None:
@@ -32,7 +32,7 @@ def web() -> Maps:
     maps = Maps()
     write_block(maps, 1, OLD)
     maps.service_names[1] = name("web")
-    maps.services = {frontend(1): service(1, OLD), frontend(2): service(1, OLD)}
+    maps.services = {frontend(n): service(frontend(n), 1, OLD) for n in (1, 2)}
     return maps
 
 
@@ -66,7 +66,7 @@ def test_half_flipped() -> None:
     """The larger block is adopted; the other one and who was only there are strays."""
     maps = web()
     write_block(maps, 1, NEW, first=2)
-    maps.services[frontend(2)] = service(1, NEW)
+    maps.services[frontend(2)] = service(frontend(2), 1, NEW)
     present = maps.read_back()
     assert present.programmed[name("web")].block == NEW
     assert (present.stray_blocks, present.stray_backend_ids) == ({OLD}, {1})
@@ -77,7 +77,7 @@ def test_half_flipped() -> None:
 def test_half_flipped_from_nothing() -> None:
     """A service that had no backends has those of its new block, not its old emptiness."""
     maps = web()
-    maps.services[frontend(1)] = service(1, Range(0, 0))
+    maps.services[frontend(1)] = service(frontend(1), 1, Range(0, 0))
     present = maps.read_back()
     assert present.programmed[name("web")].block == OLD
 
@@ -144,7 +144,7 @@ def test_two_ids_with_one_name() -> None:
     maps = web()
     maps.service_names[9] = name("web")
     write_block(maps, 9, NEW, first=5)
-    maps.services[frontend(3)] = service(9, NEW)
+    maps.services[frontend(3)] = service(frontend(3), 9, NEW)
     present = maps.read_back()
     assert present.programmed[name("web")].id == 1
     assert (present.stray_service_ids, present.stray_services) == ({9}, [frontend(3)])
@@ -166,7 +166,7 @@ def test_torn_block_of_two_services() -> None:
     """A block that two services name stays with the one whose slots it holds."""
     maps = web()
     maps.service_names[2] = name("db")
-    maps.services[frontend(3)] = service(2, Range(1, 3))
+    maps.services[frontend(3)] = service(frontend(3), 2, Range(1, 3))
     present = maps.read_back()
     assert present.programmed[name("web")].block == OLD
     assert present.programmed[name("db")].block == Range(0, 0)

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the fake API server remembers, and what a watch with selectors says of it."""
+
+from typing import Any, NamedTuple
+
+Json = dict[str, Any]
+
+
+class Change(NamedTuple):
+    """A version of the history: an object before and after, or a line to send as it is."""
+
+    version: int
+    before: Json | None = None
+    after: Json | None = None
+    line: bytes | None = None
+
+
+class Request(NamedTuple):
+    kind: str
+    query: dict[str, str]
+
+    @property
+    def is_watch(self) -> bool:
+        return "watch" in self.query
+
+
+def key(object: Json) -> tuple[str, str]:
+    return object["metadata"].get("namespace", ""), object["metadata"]["name"]
+
+
+def status(code: int, message: str) -> Json:
+    return {"kind": "Status", "status": "Failure", "code": code, "message": message}
+
+
+def event(change: Change, request: Request) -> Json | bytes | None:
+    """What a watch with these selectors says of a change."""
+    if change.line is not None:
+        return change.line
+    was, is_now = fits(change.before, request), fits(change.after, request)
+    if is_now:
+        return {"type": "MODIFIED" if was else "ADDED", "object": change.after}
+    if not was:
+        return None
+    version = {"resourceVersion": str(change.version)}
+    last: Json = change.before or {}
+    return {"type": "DELETED", "object": last | {"metadata": last["metadata"] | version}}
+
+
+def fits(object: Json | None, request: Request) -> bool:
+    """Selectors as far as they are needed: ``!label``, ``a.b=c`` and ``a.b!=c``."""
+    if object is None:
+        return False
+    label = request.query.get("labelSelector", "")
+    test = request.query.get("fieldSelector", "")
+    if label and label.removeprefix("!") in object["metadata"].get("labels", {}):
+        return False
+    path, unequal, value = test.partition("!=") if "!=" in test else test.partition("=")
+    found: Any = object
+    for part in path.split(".") if path else ():
+        found = found.get(part, "")
+    return not test or (found == value) != (unequal == "!=")

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the fake API server speaks HTTP: whole answers, and streams of chunks that may break off."""
+
+import json
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from tests.cluster.fake_history import Json, Request, status
+
+PATHS = {
+    "Service": "/api/v1/services",
+    "EndpointSlice": "/apis/discovery.k8s.io/v1/endpointslices",
+    "Node": "/api/v1/nodes",
+}
+KINDS = {path: kind for kind, path in PATHS.items()}
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def __init__(self, answer: Callable[[Request, "Handler"], None], *arguments: Any) -> None:
+        self._answer = answer
+        super().__init__(*arguments)
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        try:
+            self._answer(Request(KINDS[url.path], dict(parse_qsl(url.query))), self)
+        except OSError:  # the client went away
+            self.close_connection = True
+
+    def send(self, code: int, body: bytes) -> None:
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def refuse(self, code: int, message: str) -> None:
+        self.send(code, json.dumps(status(code, message)).encode())
+
+    def begin_stream(self) -> None:
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+
+    def send_chunk(self, event: Json | bytes | None) -> None:
+        if event is not None:
+            line = (event if isinstance(event, bytes) else json.dumps(event).encode()) + b"\n"
+            self.wfile.write(b"%x\r\n%b\r\n" % (len(line), line))
+
+    def end_stream(self) -> None:
+        self.wfile.write(b"0\r\n\r\n")
+
+    def drop(self) -> None:
+        """Half a chunk, then nothing."""
+        self.wfile.write(b'40\r\n{"type": "ADDED", "obj')
+        self.close_connection = True
+
+    def log_message(self, *_: object) -> None:
+        """Tests look at ``FakeApi.requests`` instead."""

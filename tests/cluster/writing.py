@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Manifests written as an editor should, and the first events of a source."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ebpflb.model.events import Event, Kind, Replaced
+from tests.cluster.fake_history import Json
+from tests.cluster.heard import Heard
+
+
+def write(path: Path, *documents: Json) -> None:
+    """Under a hidden name, then renamed."""
+    hidden = path.with_name(f".{path.name}.new")
+    hidden.write_text(yaml.safe_dump_all(documents))
+    hidden.rename(path)
+
+
+def look_at_everything(folder: Path) -> None:
+    """An event that names no manifest."""
+    (folder / "..data").mkdir()
+
+
+def begun(heard: Heard) -> dict[Kind, Any]:
+    """The Replaced of each kind."""
+    return {kind: heard.of(kind) for kind in Kind}
+
+
+def keys(event: Event) -> set[str]:
+    assert isinstance(event, Replaced)
+    return {str(key) for key in event.objects}
