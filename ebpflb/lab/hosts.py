@@ -35,13 +35,13 @@ def ip(*words: str) -> None:
 def start(
     netns: str, cgroup: Path, command: Sequence[str], **options: object
 ) -> "subprocess.Popen[str]":
-    """A process in a namespace and a cgroup."""
+    """A process in a namespace and a cgroup.
 
-    def enter() -> None:
-        (cgroup / "cgroup.procs").write_text(str(os.getpid()))
-
-    words = ["nsenter", f"--net={NETNS / netns}", "--", *command]
-    return subprocess.Popen(words, preexec_fn=enter, text=True, **options)  # type: ignore[call-overload,no-any-return]
+    The shell enters the cgroup: a signal that came in the midst of a ``preexec_fn`` would be lost.
+    """
+    enter = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(cgroup / "cgroup.procs")]
+    words = [*enter, "nsenter", f"--net={NETNS / netns}", "--", *command]
+    return subprocess.Popen(words, text=True, **options)  # type: ignore[call-overload,no-any-return]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,6 @@ class Host:
 
     def start(self, command: Sequence[str], **options: object) -> "subprocess.Popen[str]":
         """A process on this host; the caller ends it, or the Lab does."""
-
         return start(self.netns, self.cgroup, command, **options)
 
     def python(self, program: Path, *words: str, **options: object) -> "subprocess.Popen[str]":

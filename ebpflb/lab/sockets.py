@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sockets that live on a host of the lab and are used from here, call by call.
+
+    sockets = Sockets(pod)
+    stream = sockets.open(AF_INET, SOCK_STREAM)
+    stream.connect(("10.96.0.10", 80))
+
+A process on the host makes the calls; what they return or raise comes back. The process is this
+file too, as a program of the standard library alone.
+"""
+
+import pickle
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+if TYPE_CHECKING:
+    from ebpflb.lab.hosts import Host
+
+TIMEOUT = 3.0  # seconds that a call may take
+
+
+class Sockets:
+    """Opens sockets on a host; ``close`` ends the process that holds them, and so them all."""
+
+    def __init__(self, host: "Host") -> None:
+        pipe = subprocess.PIPE
+        self.process = host.python(Path(__file__), stdin=pipe, stdout=pipe)
+        self.requests: Any = self.process.stdin
+        self.answers: Any = self.process.stdout
+
+    def open(self, family: int, kind: int, protocol: int = 0) -> "Socket":
+        return Socket(self, self.call(None, "open", (family, kind, protocol)))
+
+    def call(self, number: int | None, method: str, words: tuple[Any, ...]) -> Any:
+        """What the method of a socket returns there; raises what it raises there."""
+        pickle.dump((number, method, words), self.requests.buffer)
+        self.requests.flush()
+        answer = pickle.load(self.answers.buffer)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        self.process.kill()
+        with suppress(OSError):
+            self.process.communicate()
+
+
+class Socket:
+    """One socket over there, with the methods of ``socket.socket``."""
+
+    def __init__(self, sockets: Sockets, number: int) -> None:
+        self.sockets, self.number = sockets, number
+
+    def __getattr__(self, method: str) -> Any:
+        return lambda *words: self.sockets.call(self.number, method, words)
+
+    def __enter__(self) -> "Socket":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def accept(self) -> tuple["Socket", Any]:
+        number, peer = self.sockets.call(self.number, "accept", ())
+        return Socket(self.sockets, number), peer
+
+
+class _Holder:
+    """Over there: the sockets by number."""
+
+    def __init__(self) -> None:
+        self.held: list[socket.socket] = []
+
+    def obey(self, number: int | None, method: str, words: tuple[Any, ...]) -> Any:
+        if number is None:
+            return self._hold(socket.socket(*words))
+        if method == "accept":
+            connection, peer = self.held[number].accept()
+            return self._hold(connection), peer
+        return getattr(self.held[number], method)(*words)
+
+    def _hold(self, opened: socket.socket) -> int:
+        opened.settimeout(TIMEOUT)
+        self.held.append(opened)
+        return len(self.held) - 1
+
+
+def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
+    holder = _Holder()
+    while True:
+        try:
+            answer = holder.obey(*pickle.load(requests))
+        except EOFError:
+            return
+        except OSError as error:
+            answer = error
+        pickle.dump(answer, answers)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    _serve(sys.stdin.buffer, sys.stdout.buffer)

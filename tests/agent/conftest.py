@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An agent on its stage, for the tests that need no kernel."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.agent.fakes import Stage
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    """Not yet started; ended with the test."""
+    made = Stage(tmp_path)
+    yield made
+    if hasattr(made, "thread"):
+        made.stop()

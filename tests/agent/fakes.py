@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An agent with nothing real around it: the test says the events, the maps are dicts."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ebpflb.agent import Agent
+from ebpflb.cluster import decoding
+from ebpflb.cluster.source import Emit
+from ebpflb.errors import EbpflbError
+from ebpflb.lab import objects
+from ebpflb.lab.agents import wait_until
+from ebpflb.model.events import Changed, Event, Found, Key, Kind, Replaced, Trouble
+from ebpflb.plan.plan import Plan
+from ebpflb.plan.present import Present
+from ebpflb.serve import status
+from ebpflb.settings import Places, Settings
+from tests.plan.simulation import Maps, writes
+
+Json = dict[str, Any]
+
+
+class FakeDatapath:
+    """Records what it is told; ``failures`` are raised by the next calls of ``apply``."""
+
+    def __init__(self) -> None:
+        self.maps = Maps()
+        self.plans: list[Plan] = []
+        self.failures: list[EbpflbError] = []
+        self.compile_error: EbpflbError | None = None
+        self.hooked = False
+        self.attached: list[Path] = []
+        self.programs: list[str] = []
+        self.leftovers: Present | None = None
+        self.nodeports: frozenset[Any] = frozenset()
+        self.flags: frozenset[str] = frozenset()
+
+    def load(self, cache: Path) -> bool:
+        if self.compile_error:
+            raise self.compile_error
+        self.programs = ["connect4"]
+        return False
+
+    def serves(self) -> bool:
+        return self.hooked
+
+    def set(self, flags: frozenset[str]) -> None:
+        self.flags = flags
+
+    def present(self) -> Present:
+        leftovers, self.leftovers = self.leftovers, None
+        return leftovers or self.maps.read_back()
+
+    def serve_nodeports_on(self, addresses: frozenset[Any]) -> None:
+        self.nodeports = addresses
+
+    def apply(self, plan: Plan) -> None:
+        """A failing one has written the first half."""
+        self.plans.append(plan)
+        rows = list(writes(plan))
+        failure = self.failures.pop(0) if self.failures else None
+        for part, row in rows[: len(rows) // 2] if failure else rows:
+            self.maps.write(part, row)
+        if failure:
+            raise failure
+
+    def attach(self, cgroup: Path) -> None:
+        self.attached.append(cgroup)
+
+
+class FakeSource:
+    """Says nothing by itself."""
+
+    def __init__(self, emit: Emit) -> None:
+        self.emit = emit
+        self.state = "made"
+
+    def start(self) -> None:
+        self.state = "started"
+
+    def stop(self) -> None:
+        self.state = "stopped"
+
+
+class Stage:
+    """The agent in a thread, and all that a test says to it and sees of it."""
+
+    def __init__(self, folder: Path) -> None:
+        places = Places(folder / "state", folder, folder)
+        self.settings = Settings(places, "node-1", folder / "cgroup", manifests=folder)
+        self.datapath = FakeDatapath()
+        self.said = 0
+        self.error: BaseException | None = None
+
+    def start(self) -> None:
+        self.agent = Agent(self.settings, self.datapath, FakeSource)  # type: ignore[arg-type]
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def say(self, *events: Event) -> None:
+        """Returns when the agent has taken them in and done what it could at once."""
+        self.said += 1
+        for event in (*events, Trouble("said", str(self.said))):
+            self.agent.inbox.put(event)
+        self.until(lambda words: words.troubles.get("said") == str(self.said))
+
+    def until(self, true: Callable[[status.Words], object]) -> status.Words:
+        """The first words of the agent of which this is true."""
+        wait_until("the agent says so", lambda: bool(true(self.words)))
+        return self.words
+
+    @property
+    def words(self) -> status.Words:
+        return status.read(self.settings.places) or status.introduce(node="", source="")
+
+    def stop(self) -> None:
+        self.agent.stop()
+        self.thread.join(10)
+
+    def _run(self) -> None:
+        try:
+            self.agent.run()
+        except BaseException as error:
+            self.error = error
+
+
+def found(kind: Kind, said: Json) -> tuple[Key, Found]:
+    converted = decoding.convert(kind, said)
+    return decoding.key_of(converted), Found(converted, "test.yaml")
+
+
+def listed(kind: Kind, *said: Json) -> Replaced:
+    return Replaced(kind, dict(found(kind, each) for each in said))
+
+
+def changed(kind: Kind, said: Json) -> Changed:
+    key, is_now = found(kind, said)
+    return Changed(kind, key, is_now)
+
+
+def service(name: str, ip: str) -> Json:
+    return objects.service(name, [ip], [{"port": 80, "protocol": "TCP"}])
+
+
+def slices(name: str, *ips: str) -> Json:
+    endpoints = [objects.endpoint(ip, node="node-1", target=f"pod-{ip}") for ip in ips]
+    return objects.endpoint_slice(name, "IPv4", endpoints, [{"port": 8080, "protocol": "TCP"}])

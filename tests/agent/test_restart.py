@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The real agent on real maps: what a restart does not do, and what it mends after a crash."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ebpflb.datapath import links
+from ebpflb.datapath.datapath import Datapath
+from ebpflb.datapath.state import State
+from ebpflb.lab import objects
+from ebpflb.lab.objects import Object
+from ebpflb.plan.present import Present
+from ebpflb.serve import status
+from tests.network import asking
+from tests.network.cluster import VIP, Cluster, at, running, web
+
+SERVICES, ENDPOINTS = 250, 5
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running(tmp_path_factory.mktemp("cluster")) as made:
+        yield made
+
+
+def crowd(generation: int) -> list[Object]:
+    """Many services, all of whose endpoints are others in every generation."""
+    said = []
+    for i in range(SERVICES):
+        name, ip = f"s{i}", f"10.97.{i // 250}.{i % 250 + 1}"
+        ips = [f"10.{generation}.{i // 250}.{n + i % 250}" for n in range(ENDPOINTS)]
+        endpoints = [objects.endpoint(ip, node="node", target="it") for ip in ips]
+        said.append(objects.service(name, [ip], [{"port": 80}]))
+        said.append(objects.endpoint_slice(name, "IPv4", endpoints, [{"port": 8080}]))
+    return said
+
+
+def held(cluster: Cluster) -> Present:
+    datapath = Datapath(State(cluster.agent.places.state))
+    try:
+        return datapath.present()
+    finally:
+        datapath.close()
+
+
+def logged_since(cluster: Cluster, before: str) -> str:
+    return cluster.agent.words().removeprefix(before)
+
+
+def test_warm_restart(cluster: Cluster) -> None:
+    """Nothing changed: not one map entry is written, and nothing is compiled."""
+    cluster.publish(web(*map(at, cluster.web), nodeport=30080), crowd(1))
+    settings, log = cluster.maps["settings"], cluster.agent.words()
+    before = settings.get(0)
+    cluster.agent.stop()
+    cluster.agent.start()
+    assert settings.get(0) == before
+    said = logged_since(cluster, log)
+    assert "Plan" not in said
+    assert "programs from the cache" in said
+    assert f"serving {len(held(cluster).programmed)} service ports" in said
+
+
+def test_ids_are_kept(cluster: Cluster) -> None:
+    """A restart adopts the ids that it finds, so counters and affinity go on."""
+    cluster.publish(web(*map(at, cluster.web)))
+    before = held(cluster).programmed
+    cluster.agent.stop(signal.SIGKILL)
+    cluster.agent.start()
+    assert held(cluster).programmed == before
+
+
+def crash_while_writing(cluster: Cluster) -> bool:
+    """Kills the agent as soon as it writes; whether that was in the middle."""
+    settings = cluster.maps["settings"]
+    written = settings.get(0).writes
+    while settings.get(0).writes == written:
+        pass
+    cluster.agent.stop(signal.SIGKILL)
+    return bool(settings.get(0).writes % 2)
+
+
+def assert_right(present: Present, generation: int) -> None:
+    """The maps hold this generation whole, and nothing else of the crowd."""
+    crowd = [it for name, it in present.programmed.items() if name.service.startswith("s")]
+    assert len(crowd) == SERVICES
+    for programmed in crowd:
+        assert len(programmed.backends) == ENDPOINTS
+        assert {backend.address.packed[1] for backend in programmed.backends} == {generation}
+    assert not (present.stray_services or present.stray_blocks or present.wrong_members)
+    assert not (present.stray_service_ids or present.stray_backend_ids)
+
+
+def test_crash_in_an_update(cluster: Cluster) -> None:
+    """Killed while it writes: connections land meanwhile, and a new agent makes the maps right."""
+    pod, steady = cluster.sockets(cluster.client), web(*map(at, cluster.web))
+    cluster.publish(steady, crowd(1))
+    in_the_middle, generation = 0, 1
+    while in_the_middle < 2 and generation < 20:
+        generation += 1
+        cluster.announce(steady, crowd(generation))
+        in_the_middle += crash_while_writing(cluster)
+        assert len(asking.names(pod, VIP)) == 3
+        cluster.agent.start()
+        assert_right(held(cluster), generation)
+    assert in_the_middle == 2
+
+
+def test_no_compiler(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An upgrade that does not compile: the old programs serve on, and it is said."""
+    broken = tmp_path / "bcc"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise ImportError('LLVM is not there')")
+    (broken / "version.py").write_text("__version__ = '99'")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    before = links.attached(State(cluster.agent.places.state))
+    cluster.agent.stop()
+    cluster.agent.start()
+    cluster.publish(web(at(cluster.web[1])))
+    words = status.read(cluster.agent.places)
+    assert words
+    assert words.programs.startswith("old ones: hooks/socket.c does not compile")
+    assert "LLVM is not there" in cluster.agent.words()
+    assert links.attached(State(cluster.agent.places.state)) == before
+    assert asking.names(cluster.sockets(cluster.client), VIP).keys() == {"web-2"}

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line, called as `ebpflb` calls it."""
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from ebpflb.cli import main
+from tests.network.cluster import Cluster, running
+
+
+class Done(NamedTuple):
+    """How a command ended and what it said."""
+
+    status: int
+    out: str
+    err: str
+
+
+Ebpflb = Callable[..., Done]
+
+
+@pytest.fixture
+def ebpflb(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Ebpflb:
+    """Runs a command in this process."""
+
+    def run(*words: object) -> Done:
+        monkeypatch.setattr(sys, "argv", ["ebpflb", *map(str, words)])
+        capsys.readouterr()
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            with pytest.raises(SystemExit) as ended:
+                main()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        status = ended.value.code
+        return Done(status if isinstance(status, int) else 0, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A node with an agent at work; gone when the file is done."""
+    with running(tmp_path_factory.mktemp("cluster")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def where(cluster: Cluster) -> list[str]:
+    """--state-dir and --run-dir of the agent."""
+    return cluster.agent.where
+
+
+@pytest.fixture(scope="module")
+def state(cluster: Cluster) -> list[str]:
+    """--state-dir alone."""
+    return ["--state-dir", str(cluster.agent.places.state)]
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path) -> list[str]:
+    """Options of an agent that never was."""
+    return ["--state-dir", "/sys/fs/bpf/ebpflb-never", "--run-dir", str(tmp_path / "never")]

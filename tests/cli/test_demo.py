@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ebpflb demo`: to the end or interrupted anywhere, it leaves nothing."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from ebpflb.datapath.links import cgroup_root
+from ebpflb.datapath.state import BPFFS
+from ebpflb.lab.agents import wait_until
+from ebpflb.lab.hosts import NETNS
+
+PREFIX = f"ebpflb-test-{os.getpid()}-demo"
+FOLDER = Path("/run") / PREFIX
+COMMAND = f"""
+import pathlib, sys
+from ebpflb.cli import main
+demo = sys.modules["ebpflb.cli.demo"]
+demo.PREFIX, demo.FOLDER = {PREFIX!r}, pathlib.Path({str(FOLDER)!r})
+main()
+"""
+ACTS = ["# a node", "ready", "# 400 connections", "# the service is scaled", "# the agent"]
+
+
+def begin(*words: str) -> "subprocess.Popen[str]":
+    """In a session of its own, as in a terminal; only this demo is touched."""
+    command = [sys.executable, "-u", "-c", COMMAND, "demo", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+
+
+@pytest.fixture(autouse=True)
+def swept() -> Iterator[None]:
+    """Whatever a failed test leaves."""
+    yield
+    begin("--remove").communicate(timeout=30)
+
+
+def processes(session: int) -> list[str]:
+    """All that live of a session; the dead are init's, when it comes to them."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            found.append(stat.read_text())
+    fields = [(text, text.rpartition(")")[2].split()) for text in found]
+    return [text for text, (state, _, _, its, *_) in fields if int(its) == session and state != "Z"]
+
+
+def left(session: int) -> list[object]:
+    """Every trace."""
+    places = (NETNS, cgroup_root(), BPFFS, FOLDER.parent, Path("/tmp"))
+    return [*processes(session), *(it for place in places for it in place.glob(f"{PREFIX}*"))]
+
+
+def test_to_the_end() -> None:
+    """All acts come, connections land on every endpoint, and it ends with yes."""
+    demo = begin()
+    said, _ = demo.communicate(timeout=60)
+    assert demo.returncode == 0
+    for act in ACTS:
+        assert act in said
+    for name in ("web-1", "web-2", "web-3", "web-4"):
+        assert name in said
+    assert "everything that the demo made is gone" in said
+    wait_until("nothing is left", lambda: not left(demo.pid))
+
+
+@pytest.mark.parametrize(("number", "act"), list(enumerate(ACTS)), ids=ACTS)
+def test_interrupted(number: int, act: str) -> None:
+    """Wherever it is interrupted it ends with no, and cleans up all the same."""
+    demo = begin()
+    assert demo.stdout
+    while act not in demo.stdout.readline():
+        pass
+    demo.send_signal((signal.SIGTERM, signal.SIGINT)[number % 2])
+    demo.communicate(timeout=60)
+    assert demo.returncode == 1
+    wait_until("nothing is left", lambda: not left(demo.pid))
+
+
+def test_killed_and_swept() -> None:
+    """One that was killed outright is swept away by the next one's --remove."""
+    demo = begin()
+    assert demo.stdout
+    while ACTS[2] not in demo.stdout.readline():
+        pass
+    demo.kill()
+    demo.communicate(timeout=60)
+    begin("--remove").communicate(timeout=30)
+    wait_until("nothing is left", lambda: not left(demo.pid))

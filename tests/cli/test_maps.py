@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ebpflb maps dump`: from the pins alone, with names for numbers."""
+
+import json
+
+import pytest
+import yaml
+
+from ebpflb.datapath import layout
+from tests.cli.conftest import Ebpflb
+from tests.network import asking
+from tests.network.cluster import NODEPORT, VIP, Cluster, at, web
+
+
+@pytest.fixture(scope="module", autouse=True)
+def dead(cluster: Cluster) -> None:
+    """A service, one connection, and no agent any more."""
+    cluster.publish(web(*map(at, cluster.web), nodeport=NODEPORT))
+    asking.tcp(cluster.sockets(cluster.client), VIP)
+    cluster.agent.stop()
+
+
+def test_table(ebpflb: Ebpflb, state: list[str]) -> None:
+    """Every map has a table; numbers are joined to names."""
+    done = ebpflb("maps", "dump", *state)
+    assert (done.status, done.err) == (0, "")
+    for name in layout.MAPS:
+        assert any(line.startswith(name) for line in done.out.splitlines())
+    for words in ("default/web:tcp/TCP", "10.244.1.11:8080", "web-3", "NodePort", f"{VIP}:80"):
+        assert words in done.out
+
+
+def test_json_and_yaml(ebpflb: Ebpflb, state: list[str]) -> None:
+    """Both hold every map, and the same."""
+    said = json.loads(ebpflb("maps", "dump", *state, "-o", "json").out)
+    assert said["maps"].keys() == layout.MAPS.keys()
+    assert said["changed_while_reading"] is False
+    assert said == yaml.safe_load(ebpflb("maps", "dump", *state, "-o", "yaml").out)
+
+
+def test_one_map(ebpflb: Ebpflb, state: list[str]) -> None:
+    """Named maps come alone, with live counters beside each row."""
+    said = json.loads(ebpflb("maps", "dump", "services", *state, "-o", "json").out)["maps"]
+    assert list(said) == ["services"]
+    rows = {(row["frontend"], row["service"]): row for row in said["services"]}
+    assert rows[f"{VIP}:80", "default/web:tcp/TCP"]["chosen"] == 1
+
+
+def test_empty_map(ebpflb: Ebpflb, state: list[str]) -> None:
+    """A map without entries says that it has none."""
+    assert "no entries" in ebpflb("maps", "dump", "assignments", *state).out
+
+
+def test_unknown_map(ebpflb: Ebpflb, state: list[str]) -> None:
+    """An unknown name is refused with those that there are."""
+    done = ebpflb("maps", "dump", "sevrices", *state)
+    assert done.status == 2
+    assert "'sevrices' is not one of" in done.err
+    assert "'services'" in done.err
+
+
+def test_no_maps(ebpflb: Ebpflb, nowhere: list[str]) -> None:
+    """Where there are no maps, one line says so."""
+    done = ebpflb("maps", "dump", *nowhere[:2])
+    assert (done.status, done.out) == (1, "")
+    assert done.err.startswith("ebpflb: no maps of this version in /sys/fs/bpf/ebpflb-never")
+    assert done.err.count("\n") == 1
+
+
+def test_changed_while_reading(ebpflb: Ebpflb, cluster: Cluster, state: list[str]) -> None:
+    """It says when the agent was writing, in words and in JSON."""
+    settings = cluster.maps["settings"]
+    before = settings.get(0)
+    settings.write([(0, before._replace(writes=before.writes + 1))])
+    assert "the agent wrote while this was read" in ebpflb("maps", "dump", *state).err
+    said = ebpflb("maps", "dump", "settings", *state, "-o", "json").out
+    assert json.loads(said)["changed_while_reading"] is True
+    settings.write([(0, before)])

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ebpflb status` and `ebpflb cleanup`: how it stands, and the end of it."""
+
+import json
+import shutil
+import signal
+
+import pytest
+
+from ebpflb.datapath import links
+from ebpflb.datapath.state import State
+from ebpflb.lab.agents import wait_until
+from ebpflb.serve import status
+from tests.cli.conftest import Ebpflb
+from tests.network.cluster import Cluster, at, web
+
+
+@pytest.fixture(autouse=True)
+def well(cluster: Cluster) -> None:
+    """An agent runs and nothing is wrong."""
+    cluster.agent.manifests.mkdir(exist_ok=True)
+    if cluster.agent.process and cluster.agent.process.poll() is not None:
+        cluster.agent.start()
+    cluster.publish(web(*map(at, cluster.web)))
+
+
+def words(cluster: Cluster) -> status.Words:
+    found = status.read(cluster.agent.places)
+    assert found
+    return found
+
+
+def test_runs(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
+    """Exit status 0: an agent runs, the hooks serve, nothing is wrong."""
+    done = ebpflb("status", *where, "-o", "json")
+    said = json.loads(done.out)
+    assert done.status == 0
+    assert (said["agent"], said["complete"], said["programs"]) == ("runs", True, "current")
+    assert (said["node"], said["pid"]) == ("node", cluster.agent.process.pid)
+    assert "connect4" in said["hooks"]
+    assert said["service_ports"] == 5  # two ports, two families, and the marker
+
+
+def test_in_words(ebpflb: Ebpflb, where: list[str]) -> None:
+    """The table has the same, a line each."""
+    done = ebpflb("status", *where)
+    assert done.status == 0
+    lines = {line[:14].strip(): line[15:] for line in done.out.splitlines()}
+    assert (lines["agent"], lines["complete"], lines["service ports"]) == ("runs", "yes", "5")
+
+
+def test_dead(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
+    """Exit status 1 when the agent is dead; the hooks serve on, and its last words are shown."""
+    cluster.agent.stop(signal.SIGKILL)
+    done = ebpflb("status", *where, "-o", "json")
+    said = json.loads(done.out)
+    assert done.status == 1
+    assert said["agent"] == "does not run"
+    assert "connect4" in said["hooks"]
+    assert said["service_ports"] == 5
+
+
+def test_never_run(ebpflb: Ebpflb, nowhere: list[str]) -> None:
+    """Where no agent has ever run there is little to say, and the answer is no."""
+    done = ebpflb("status", *nowhere)
+    assert (done.status, done.out.split()) == (1, ["agent", "does", "not", "run"])
+
+
+def test_troubled(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
+    """A source that cannot be read is named with its reason, until it can."""
+    away = cluster.folder / "away"
+    shutil.move(cluster.agent.manifests, away)
+    wait_until("the trouble is known", lambda: bool(words(cluster).troubles))
+    done = ebpflb("status", *where)
+    assert done.status == 1
+    assert f"{cluster.agent.manifests}: " in done.out
+    assert "No such file or directory" in done.out
+    shutil.move(away, cluster.agent.manifests)
+    wait_until("the trouble is over", lambda: not words(cluster).troubles)
+    assert ebpflb("status", *where).status == 0
+
+
+def test_refused_object(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
+    """An object whose last good state had to stay is named with field and reason."""
+    bad, *slices = web(*map(at, cluster.web))
+    bad["spec"]["ports"][0]["port"] = 65536
+    cluster.publish(bad, *slices)
+    wait_until("it is refused", lambda: bool(words(cluster).refused))
+    done = ebpflb("status", *where)
+    assert done.status == 1
+    assert "Service default/web: spec.ports[0].port" in done.out
+
+
+def test_cleanup_beside_an_agent(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
+    """Cleaning up under a running agent is refused in one line, and nothing is touched."""
+    before = links.attached(State(cluster.agent.places.state))
+    done = ebpflb("cleanup", *where)
+    assert (done.status, done.out) == (1, "")
+    assert done.err.count("\n") == 1
+    assert f"an agent (pid {cluster.agent.process.pid}) still serves" in done.err
+    assert links.attached(State(cluster.agent.places.state)) == before
+
+
+def test_cleanup_of_nothing(ebpflb: Ebpflb, nowhere: list[str]) -> None:
+    """Where there is nothing, there is nothing to complain about."""
+    assert ebpflb("cleanup", *nowhere).status == 0

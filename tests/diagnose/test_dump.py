@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows that `ebpflb maps dump` shows, from maps filled by hand."""
+
+import time
+from ipaddress import ip_address
+from typing import Any
+
+import pytest
+
+from ebpflb.datapath.maps import Map
+from ebpflb.datapath.records import Affinity, Assignment, Client, Origin, Peer, Sender, Settings
+from ebpflb.diagnose.dump import ROWS, dump
+from ebpflb.model.addresses import Family
+from ebpflb.model.services import PortName, Protocol
+from ebpflb.plan.entries import Backend, BackendName, Frontend, Range, Service
+from tests.diagnose.conftest import count
+
+WEB, UNNAMED, LOST = 7, 8, 99  # service ids: one has a name, one has none, one is nowhere
+A, B, LEAVING = 21, 22, 23  # backend ids
+NAME = PortName("shop", "web", "http", Protocol.TCP, Family.IPV4)
+NOBODY = ip_address("::")
+
+
+def frontend(ip: str, port: int = 80, protocol: int = 6) -> Frontend:
+    return Frontend(ip_address(ip), port, protocol)
+
+
+def entry(where: Frontend, number: int, *flags: str, affinity: int = 0) -> tuple[Frontend, Service]:
+    """A frontend of WEB, with the slots 40 to 42, or of another service, with the slot 50."""
+    cluster, local = (Range(40, 2), Range(40, 1)) if number == WEB else (Range(50, 1), Range(50, 0))
+    slots = 3 if number == WEB else 1
+    return where, Service(where, number, frozenset(flags), affinity, slots, cluster, local)
+
+
+def backend(number: int, ip: str, *flags: str, service: int = WEB) -> Backend:
+    return Backend(ip_address(ip), 8080, frozenset(flags), number, service)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def filled(maps: dict[str, Map]) -> None:
+    maps["services"].write(
+        [
+            entry(frontend("10.96.0.1"), WEB, "endpoints", affinity=60),
+            entry(frontend("203.0.113.1"), WEB, "external", "endpoints", "local"),
+            entry(frontend("203.0.113.2"), WEB, "external", "load_balancer", "endpoints"),
+            entry(frontend("0.0.0.0", 30080), WEB, "external", "endpoints"),
+            entry(frontend("fd00::1", 53, 17), UNNAMED),
+        ]
+    )
+    maps["slots"].write(
+        [
+            (40, backend(A, "10.1.0.1", "cluster", "local")),
+            (41, backend(B, "10.1.0.2", "cluster")),
+            (42, backend(LEAVING, "10.1.0.3")),
+            (50, backend(A + 100, "fd00:1::1", "cluster", service=UNNAMED)),
+        ]
+    )
+    maps["members"].write([(A, 40), (B, 41), (LEAVING, 42), (A + 100, 50)])
+    maps["service_names"].write([(WEB, NAME)])
+    maps["backend_names"].write(
+        [(A, BackendName("node-1", "web-0")), (B, BackendName("node-2", ""))]
+    )
+    maps["node_addresses"].write([(ip_address("192.0.2.1"), 1), (ip_address("2001:db8::1"), 1)])
+    maps["settings"].write([(0, Settings(5, 8, frozenset({"guard_nodeports"})))])
+    count(maps["service_stats"], WEB, 10, 4, 2, 1)
+    count(maps["backend_stats"], A, 5, 3)
+    count(maps["backend_stats"], B, 1, 2)
+    count(maps["verdicts"], 1, 77)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def remembered(maps: dict[str, Map], filled: None) -> None:
+    """What the datapath writes."""
+    address, now = ip_address("10.1.0.1"), time.monotonic_ns()
+    maps["affinity"].write(
+        [
+            (Client(4711, NOBODY, WEB), Affinity(now - 3_000_000_000, A)),
+            (Client(0, ip_address("198.51.100.1"), LOST), Affinity(now, LOST)),
+        ]
+    )
+    maps["sockets"].write(
+        [
+            (Peer(1, NOBODY, 0), Origin(frontend("10.96.0.1"), A, address, 8080)),
+            (Peer(2, NOBODY, 0), Origin(frontend("10.96.0.9"), A, address, 8080)),
+        ]
+    )
+    none, asked = Frontend(NOBODY, 0, 0), frontend("10.96.0.1", 53, 17)
+    maps["assignments"].write(
+        [
+            (Sender(3, none), Assignment(0, 0, NOBODY, 0, asked)),
+            (Sender(3, asked), Assignment(LOST, A, address, 8080, none)),
+        ]
+    )
+
+
+def rows(maps: dict[str, Map], name: str) -> list[dict[str, Any]]:
+    return dump(maps, (name,)).maps[name]
+
+
+def column(maps: dict[str, Map], name: str, *keys: str) -> list[Any]:
+    found = [tuple(row[key] for key in keys) for row in rows(maps, name)]
+    return [each[0] for each in found] if len(keys) == 1 else found
+
+
+def test_every_map(maps: dict[str, Map]) -> None:
+    """Without names every map of maps.h is shown; with names these alone, in their order."""
+    assert dump(maps).maps.keys() == maps.keys() == ROWS.keys()
+    assert list(dump(maps, ("slots", "members")).maps) == ["slots", "members"]
+
+
+def test_kinds(maps: dict[str, Map]) -> None:
+    """A frontend says what kind of address it is, and whose."""
+    assert column(maps, "services", "service", "kind", "frontend") == [
+        ("#8", "ClusterIP", "[fd00::1]:53"),
+        ("shop/web:http/TCP", "ClusterIP", "10.96.0.1:80"),
+        ("shop/web:http/TCP", "ExternalIP", "203.0.113.1:80"),
+        ("shop/web:http/TCP", "LoadBalancer", "203.0.113.2:80"),
+        ("shop/web:http/TCP", "NodePort", "0.0.0.0:30080"),
+    ]
+
+
+def test_service_row(maps: dict[str, Map]) -> None:
+    """Ranges, policy, affinity and live counters stand beside the frontend."""
+    row = next(row for row in rows(maps, "services") if row["frontend"] == "10.96.0.1:80")
+    assert (row["cluster"], row["local"], row["policy"]) == ("40+2", "40+1", "Cluster")
+    assert (row["affinity_seconds"], row["endpoints"]) == (60, True)
+    assert (row["chosen"], row["sticky"], row["refused"], row["not_here"]) == (10, 4, 2, 1)
+
+
+def test_slots(maps: dict[str, Map]) -> None:
+    """Every slot that a service names is shown once, with the endpoint's name and its lists."""
+    assert column(maps, "slots", "slot", "endpoint", "node", "target", "lists") == [
+        (40, "10.1.0.1:8080", "node-1", "web-0", "cluster local"),
+        (41, "10.1.0.2:8080", "node-2", "", "cluster"),
+        (42, "10.1.0.3:8080", "", "", "leaving"),
+        (50, "[fd00:1::1]:8080", "", "", "cluster"),
+    ]
+
+
+def test_open_connections(maps: dict[str, Map]) -> None:
+    """Open is what was opened and not closed, never less than nothing."""
+    assert column(maps, "slots", "opened", "open")[:2] == [(5, 2), (1, 0)]
+    assert column(maps, "backend_stats", "id", "opened", "open")[:2] == [(A, 5, 2), (B, 1, 0)]
+
+
+def test_members(maps: dict[str, Map]) -> None:
+    """A backend's slot, by its id."""
+    assert column(maps, "members", "id", "slot")[:3] == [(A, 40), (B, 41), (LEAVING, 42)]
+
+
+def test_affinity(maps: dict[str, Map]) -> None:
+    """Clients by namespace or address, idle times, and endpoints that are no more."""
+    by_address, by_netns = rows(maps, "affinity")
+    assert (by_netns["client"], by_netns["endpoint"]) == ("netns 4711", "10.1.0.1:8080")
+    assert by_netns["idle_seconds"] >= 3
+    assert by_address["client"] == "198.51.100.1"
+    assert (by_address["service"], by_address["endpoint"]) == ("#99", "gone (#99)")
+
+
+def test_sockets(maps: dict[str, Map]) -> None:
+    """The frontend and the true peer of each socket; the service if it is still there."""
+    assert column(maps, "sockets", "socket", "frontend", "peer", "service") == [
+        (1, "10.96.0.1:80", "10.1.0.1:8080", "shop/web:http/TCP"),
+        (2, "10.96.0.9:80", "10.1.0.1:8080", ""),
+    ]
+
+
+def test_assignments(maps: dict[str, Map]) -> None:
+    """What datagram sockets keep; the heads of their chains are not shown."""
+    assert column(maps, "assignments", "socket", "frontend", "service") == [
+        (3, "10.96.0.1:53", "#99")
+    ]
+
+
+def test_small_maps(maps: dict[str, Map]) -> None:
+    """Addresses, settings, verdicts and names, each in words."""
+    assert column(maps, "node_addresses", "address") == ["192.0.2.1", "2001:db8::1"]
+    assert rows(maps, "settings") == [{"host_netns": 5, "writes": 8, "flags": "guard_nodeports"}]
+    assert {"verdict": "translated", "count": 77} in rows(maps, "verdicts")
+    assert column(maps, "service_names", "id", "service", "protocol") == [(WEB, "web", "TCP")]
+    assert column(maps, "backend_names", "id", "node") == [(A, "node-1"), (B, "node-2")]
+    assert column(maps, "service_stats", "service", "chosen") == [("shop/web:http/TCP", 10)]
+
+
+@pytest.mark.parametrize(("writes", "changed"), [(8, False), (9, True)])
+def test_changed(maps: dict[str, Map], writes: int, changed: bool) -> None:
+    """A dump says when the agent was writing."""
+    settings = maps["settings"].get(0)
+    maps["settings"].write([(0, settings._replace(writes=writes))])
+    assert dump(maps).changed_while_reading is changed
+    maps["settings"].write([(0, settings)])

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cluster for each file of tests, gone when the file is done."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from ebpflb.lab.sockets import Sockets
+from tests.network.cluster import Cluster, running
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running(tmp_path_factory.mktemp("cluster")) as made:
+        yield made
+
+
+@pytest.fixture
+def pod(cluster: Cluster) -> Sockets:
+    """The sockets of the pod called client."""
+    return cluster.sockets(cluster.client)
+
+
+@pytest.fixture
+def host(cluster: Cluster) -> Sockets:
+    """The sockets of the node itself."""
+    return cluster.sockets(cluster.node)

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Session affinity by client: a pod, or the node. Time passes by hand, in the map."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from ebpflb.lab.hosts import Host
+from ebpflb.lab.objects import Object
+from ebpflb.lab.sockets import Sockets
+from tests.network import asking
+from tests.network.asking import Ask
+from tests.network.cluster import EXTERNAL, NODEPORT, VIP, Cluster, at, web
+
+SECONDS = 30  # more than a test takes, less than the machine is up
+STICKY = {
+    "sessionAffinity": "ClientIP",
+    "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": SECONDS}},
+}
+
+
+def sticky(*endpoints: Object) -> list[Object]:
+    return web(*endpoints, nodeport=NODEPORT, externalIPs=[EXTERNAL], **STICKY)
+
+
+@pytest.fixture(autouse=True)
+def service(cluster: Cluster) -> Iterator[None]:
+    cluster.publish(sticky(*map(at, cluster.web)))
+    yield
+    cluster.publish()  # the next test's service is another, whom nobody remembers
+
+
+@pytest.fixture
+def home(cluster: Cluster, pod: Sockets) -> Host:
+    """The pod on which the client is at home."""
+    name = asking.tcp(pod, VIP).name
+    return next(host for host in cluster.web if host.name == name)
+
+
+def pass_time(cluster: Cluster, part: float) -> None:
+    """Every memory is older by this part of the time-out."""
+    affinity, step = cluster.maps["affinity"], int(part * SECONDS * 1e9)
+    aged = [(c, e._replace(last_used=e.last_used - step)) for c, e in affinity.items()]
+    affinity.write(aged)
+
+
+def counts(cluster: Cluster) -> tuple[int, int]:
+    """Of all choices, and of the sticky ones: how many since the service is there."""
+    stats, names = cluster.maps["service_stats"], cluster.maps["service_names"]
+    found = [stats.get(i)[:2] for i, name in names.items() if name.service == "web"]
+    chosen, sticky = (sum(column) for column in zip(*found, strict=True))
+    return chosen, sticky
+
+
+@pytest.mark.parametrize("ask", asking.ASKS.values(), ids=asking.ASKS)
+def test_sticks(pod: Sockets, ask: Ask) -> None:
+    """One client comes to one endpoint with every connection and every new datagram socket."""
+    assert len(asking.names(pod, VIP, ask=ask)) == 1
+
+
+def test_all_addresses(cluster: Cluster, pod: Sockets, home: Host) -> None:
+    """All addresses of a service port share it."""
+    assert asking.tcp(pod, EXTERNAL).name == home.name
+    assert asking.tcp(pod, cluster.node.v4, NODEPORT).name == home.name
+
+
+def test_clients_differ(cluster: Cluster) -> None:
+    """Pods and the node are clients of their own."""
+    hosts = [cluster.node, cluster.client, *cluster.web]
+    for host in hosts:
+        asking.tcp(cluster.sockets(host), VIP)
+    clients = [client for client, _ in cluster.maps["affinity"].items()]
+    assert len({client.netns for client in clients}) == len(hosts)
+    assert counts(cluster) == (len(hosts), 0)
+
+
+def test_slides(cluster: Cluster, pod: Sockets, home: Host) -> None:
+    """The time-out begins anew with every connection."""
+    for _ in range(3):
+        pass_time(cluster, 0.9)
+        assert asking.tcp(pod, VIP).name == home.name
+    assert counts(cluster) == (4, 3)
+
+
+def test_ends(cluster: Cluster, pod: Sockets, home: Host) -> None:
+    """After the time-out the next connection is balanced afresh."""
+    pass_time(cluster, 1.1)
+    asking.tcp(pod, VIP)
+    assert counts(cluster) == (2, 0)
+
+
+def test_moves(cluster: Cluster, pod: Sockets, home: Host) -> None:
+    """When the endpoint leaves, its clients move, and stay where they came to."""
+    rest = [host for host in cluster.web if host is not home]
+    cluster.publish(sticky(*map(at, rest)))
+    (name,) = asking.names(pod, VIP)
+    assert name in {host.name for host in rest}
+
+
+def test_does_not_wait_for_the_leaving(cluster: Cluster, pod: Sockets, home: Host) -> None:
+    """An endpoint that is leaving keeps no clients, though it still serves."""
+    rest = [at(host) for host in cluster.web if host is not home]
+    cluster.publish(sticky(at(home, ready=False, terminating=True), *rest))
+    assert home.name not in asking.names(pod, VIP)
+
+
+def test_unmoved_by_others(cluster: Cluster, pod: Sockets, home: Host) -> None:
+    """Other endpoints may come and go."""
+    cluster.publish(sticky(at(home)))
+    cluster.publish(sticky(*map(at, cluster.web)))
+    assert asking.names(pod, VIP).keys() == {home.name}
+
+
+def test_off_and_on(cluster: Cluster, pod: Sockets, home: Host) -> None:
+    """Switched off, traffic spreads at once; switched on, it sticks at once."""
+    cluster.publish(web(*map(at, cluster.web)))
+    assert len(asking.names(pod, VIP)) == 3
+    cluster.publish(sticky(*map(at, cluster.web)))
+    assert len(asking.names(pod, VIP)) == 1

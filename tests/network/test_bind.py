@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bind() to a NodePort: an address in use on the node, nobody's business in a pod."""
+
+from errno import EADDRINUSE
+from socket import SOCK_DGRAM, SOCK_STREAM
+
+import pytest
+
+from ebpflb.datapath import probe
+from ebpflb.lab.sockets import Sockets
+from tests.network import asking
+from tests.network.cluster import NODEPORT, Cluster, at, web
+
+pytestmark = pytest.mark.skipif(not probe.set_retval(), reason="this kernel cannot say EADDRINUSE")
+KINDS = [SOCK_STREAM, SOCK_DGRAM]
+TAKEN = ["0.0.0.0", "::", "127.0.0.1", "::1", "192.0.2.1", "fd02::1"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def service(cluster: Cluster) -> None:
+    cluster.publish(web(*map(at, cluster.web), nodeport=NODEPORT))
+
+
+def bind(sockets: Sockets, kind: int, address: str, port: int = NODEPORT) -> int:
+    """The errno, or 0."""
+    with sockets.open(asking.family_of(address), kind) as opened:
+        try:
+            opened.bind((address, port))
+        except OSError as error:
+            return error.errno or -1
+    return 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("address", TAKEN)
+def test_on_the_node(host: Sockets, kind: int, address: str) -> None:
+    """On the addresses that serve NodePorts, and on any address, the port is taken."""
+    assert bind(host, kind, address) == EADDRINUSE
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("address", ["10.244.1.1", "fd00:244:1::1"])
+def test_elsewhere_on_the_node(host: Sockets, kind: int, address: str) -> None:
+    """On addresses that do not serve NodePorts it is free."""
+    assert bind(host, kind, address) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_ports(host: Sockets, kind: int) -> None:
+    """Other ports are free, port 0 too."""
+    for port in (NODEPORT + 1, 80, 0):
+        assert bind(host, kind, "0.0.0.0", port) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "127.0.0.1"])
+def test_in_a_pod(pod: Sockets, kind: int, address: str) -> None:
+    """A pod's ports are its own."""
+    assert bind(pod, kind, address) == 0
+
+
+def test_of_the_other_protocol(cluster: Cluster, host: Sockets) -> None:
+    """A NodePort for TCP leaves the UDP port free."""
+    service, *slices = web(*map(at, cluster.web), nodeport=NODEPORT)
+    service["spec"]["ports"].pop()
+    cluster.publish(service, *slices)
+    assert bind(host, SOCK_STREAM, "0.0.0.0") == EADDRINUSE
+    assert bind(host, SOCK_DGRAM, "0.0.0.0") == 0
+
+
+def test_switched_off(cluster: Cluster, host: Sockets) -> None:
+    """--no-guard-nodeports leaves every bind alone, and the restart needs nothing else."""
+    cluster.agent.stop()
+    cluster.agent.options = ("--no-guard-nodeports",)
+    cluster.agent.start()
+    for address in TAKEN:
+        assert bind(host, SOCK_STREAM, address) == 0

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Endpoints rewritten as fast as can be, under connections without pause: none fails."""
+
+import random
+from typing import Any
+
+from ebpflb.datapath.layout import VERDICTS
+from ebpflb.lab import objects
+from tests.network.cluster import VIP, VIP6, Cluster, at, web
+
+CLIENTS = [("tcp", VIP), ("tcp", VIP6), ("udp", VIP), ("connected-udp", VIP6)]
+REWRITES = 150
+
+
+def some(pods: list[Any]) -> list[Any]:
+    return random.sample(pods, random.randint(1, len(pods)))
+
+
+def turmoil(cluster: Cluster) -> list[Any]:
+    """A new set of endpoints, never an empty one, again and again; what the clients counted."""
+    v4, v6 = [at(pod) for pod in cluster.web], [at(pod, v6=True) for pod in cluster.web]
+    node = objects.node("node", cluster.node.v4)
+    cluster.publish(node, web(*v4, v6=v6))
+    pressing = [cluster.press(*client) for client in CLIENTS]
+    for _ in range(REWRITES):
+        objects.write(cluster.agent.manifests / "all.yaml", [node, *web(*some(v4), v6=some(v6))])
+    cluster.publish(node, web(*v4, v6=v6))
+    return [cluster.release(process) for process in pressing]
+
+
+def test_nothing_fails(cluster: Cluster) -> None:
+    """Every ask is answered, and no slot is ever found to be another service's twice."""
+    counts = turmoil(cluster)
+    for said in counts:
+        assert not said["errors"]
+        assert len(said["names"]) == 3
+    counted = {name: cluster.maps["verdicts"].get(i)[0] for i, name in VERDICTS.items()}
+    assert counted["slot_lost"] == counted["refused"] == 0
+    assert counted["translated"] >= sum(sum(said["names"].values()) for said in counts)

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NodePorts: on this node's own addresses and its loopback, never on another node's."""
+
+from collections.abc import Iterator
+from errno import ECONNREFUSED
+from ipaddress import ip_address
+from types import SimpleNamespace
+
+import pytest
+
+from ebpflb.lab.agents import LabAgent, wait_until
+from ebpflb.lab.hosts import ip
+from ebpflb.lab.sockets import Sockets
+from tests.network import asking
+from tests.network.asking import Ask
+from tests.network.cluster import NODEPORT, Cluster, at, web
+
+NAMES = {"web-1", "web-2", "web-3"}
+LOOPBACKS = ["127.0.0.1", "::1", "127.7.7.7", "::ffff:127.0.0.1", "0.0.0.0"]
+every_way = pytest.mark.parametrize("ask", asking.ASKS.values(), ids=asking.ASKS)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def service(cluster: Cluster) -> None:
+    v4, v6 = map(at, cluster.web), [at(pod, v6=True) for pod in cluster.web]
+    cluster.publish(web(*v4, v6=v6, nodeport=NODEPORT))
+
+
+@pytest.fixture(scope="module")
+def other(cluster: Cluster, service: None) -> Iterator[SimpleNamespace]:
+    """A second node with the same services, a pod, and a process on the port from before."""
+    node = cluster.lab.node("other", 2)
+    far = cluster.lab.pod(node, "far", 2)
+    cluster.lab.join(cluster.node, node)
+    cluster.begin(node, "serve", "early bird", str(NODEPORT))
+    agent = LabAgent(cluster.lab, node, cluster.folder)
+    cluster.agents.append(agent)
+    cluster.copy_manifests(agent)
+    agent.start()
+    yield SimpleNamespace(host=node, far=cluster.sockets(far))
+
+
+@every_way
+@pytest.mark.parametrize("who", ["client", "node"])
+@pytest.mark.parametrize("family", ["v4", "v6"])
+def test_on_this_node(cluster: Cluster, ask: Ask, who: str, family: str) -> None:
+    """Pods and node reach an endpoint through the node's own address."""
+    address = getattr(cluster.node, family)
+    name, peer = ask(cluster.sockets(getattr(cluster, who)), address, NODEPORT)
+    assert name in NAMES
+    assert peer == (address, NODEPORT)
+
+
+@every_way
+@pytest.mark.parametrize("address", LOOPBACKS)
+def test_loopback_of_the_node(host: Sockets, ask: Ask, address: str) -> None:
+    """The node's own processes reach NodePorts on loopback."""
+    assert ask(host, address, NODEPORT).name in NAMES
+
+
+@pytest.mark.parametrize("address", LOOPBACKS)
+def test_loopback_of_a_pod(pod: Sockets, address: str) -> None:
+    """A pod's loopback is its own: nothing listens there."""
+    with pytest.raises(ConnectionRefusedError):
+        asking.tcp(pod, address, NODEPORT)
+
+
+@pytest.mark.parametrize("address", ["10.244.1.1", "fd00:244:1::1"])
+def test_other_addresses_of_the_node(pod: Sockets, host: Sockets, address: str) -> None:
+    """With the default --nodeport-addresses only the primary address serves."""
+    for sockets in (pod, host):
+        with pytest.raises(ConnectionRefusedError):
+            asking.tcp(sockets, address, NODEPORT)
+
+
+@pytest.mark.parametrize("who", ["client", "node"])
+@pytest.mark.parametrize("family", ["v4", "v6"])
+@pytest.mark.parametrize("ask", [asking.tcp, asking.udp])
+def test_another_node(
+    cluster: Cluster, other: SimpleNamespace, ask: Ask, who: str, family: str
+) -> None:
+    """A connection to another node's address travels to that node."""
+    sockets = cluster.sockets(getattr(cluster, who))
+    assert ask(sockets, getattr(other.host, family), NODEPORT).name == "early bird"
+
+
+@pytest.mark.parametrize("family", ["v4", "v6"])
+def test_agents_side_by_side(cluster: Cluster, other: SimpleNamespace, family: str) -> None:
+    """Each node's agent serves the pods of its own node, on the address of its own node."""
+    near, far = getattr(cluster.node, family), getattr(other.host, family)
+    assert asking.tcp(other.far, far, NODEPORT).name in NAMES
+    with asking.stream(other.far, near) as client:
+        assert client.connect_ex((near, NODEPORT)) == ECONNREFUSED
+
+
+def test_protocols_are_apart(cluster: Cluster, pod: Sockets) -> None:
+    """A NodePort for TCP says nothing about UDP."""
+    service, *slices = web(*map(at, cluster.web), nodeport=NODEPORT)
+    service["spec"]["ports"].pop()
+    cluster.publish(service, *slices)
+    assert asking.tcp(pod, cluster.node.v4, NODEPORT).name in NAMES
+    with pytest.raises(ConnectionRefusedError):
+        asking.connected_udp(pod, cluster.node.v4, NODEPORT)
+
+
+def test_gone(cluster: Cluster, pod: Sockets) -> None:
+    """A Service that gives its NodePort up is no longer answered there."""
+    cluster.publish(web(*map(at, cluster.web), type="ClusterIP"))
+    with pytest.raises(ConnectionRefusedError):
+        asking.tcp(pod, cluster.node.v4, NODEPORT)
+
+
+def test_address_that_comes_later(cluster: Cluster, pod: Sockets) -> None:
+    """An address that the node gets serves NodePorts as long as it is there."""
+    cluster.agent.stop()
+    cluster.agent.options = ("--nodeport-addresses", "192.0.2.0/24")
+    cluster.publish(web(*map(at, cluster.web), nodeport=NODEPORT))
+    cluster.agent.start()
+    addresses, late = cluster.maps["node_addresses"], ip_address("192.0.2.77")
+    ip("-n", cluster.node.netns, "address", "add", "192.0.2.77/32", "dev", "eth0")
+    wait_until("the address is served", lambda: addresses.get(late) is not None)
+    assert asking.tcp(pod, "192.0.2.77", NODEPORT).name in NAMES
+    ip("-n", cluster.node.netns, "address", "del", "192.0.2.77/32", "dev", "eth0")
+    wait_until("it is served no more", lambda: addresses.get(late) is None)

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nobody serves: refused at once where there is no endpoint, silence where the policy forbids it.
+
+Everything holds for both forms of the programs: for kernels where a hook names its errno (5.18),
+and for those before, where the socket is sent to a place that refuses.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from ebpflb.datapath import compiler, datapath, links, programs
+from ebpflb.datapath.state import State
+from ebpflb.lab.sockets import Sockets
+from tests.network import asking
+from tests.network.cluster import NODEPORT, PORT, VIP, VIP6, Cluster, at, web
+
+ADDRESSES = [VIP, VIP6, f"::ffff:{VIP}"]
+A_MOMENT = 0.1  # seconds in which nothing may happen
+
+
+@pytest.fixture(scope="module", params=["named errno", "refusing place"])
+def form(cluster: Cluster, request: pytest.FixtureRequest) -> str:
+    """Puts this form of the programs in force, on the agent's maps."""
+    flags = datapath.flags() if request.param == "named errno" else ()
+    compiled = compiler.compile_source(datapath.SOURCE, flags)
+    loaded = programs.load(compiled, cluster.maps)
+    links.attach(State(cluster.agent.places.state), cluster.node.cgroup, loaded)
+    programs.close(loaded)
+    return str(request.param)
+
+
+@pytest.fixture
+def nobody(cluster: Cluster, form: str) -> None:
+    cluster.publish(web(nodeport=NODEPORT))
+
+
+@pytest.fixture
+def elsewhere(cluster: Cluster, form: str) -> None:
+    """Endpoints on another node, under the policy Local."""
+    v4, v6 = at(cluster.web[0], node="other"), at(cluster.web[0], node="other", v6=True)
+    cluster.publish(web(v4, v6=[v6], internalTrafficPolicy="Local"))
+
+
+@pytest.fixture(params=["pod", "host"])
+def sockets(request: pytest.FixtureRequest) -> Iterator[Sockets]:
+    yield request.getfixturevalue(request.param)
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_tcp(nobody: None, sockets: Sockets, address: str) -> None:
+    """connect() fails with ECONNREFUSED."""
+    with pytest.raises(ConnectionRefusedError):
+        asking.tcp(sockets, address)
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_connected_udp(nobody: None, sockets: Sockets, address: str) -> None:
+    """A connected datagram socket learns it from connect(), or from what follows."""
+    with pytest.raises(ConnectionRefusedError):
+        asking.connected_udp(sockets, address)
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_unconnected_udp(nobody: None, sockets: Sockets, form: str, address: str) -> None:
+    """sendto() fails where the hook can say why; else the datagram is lost, and never EPERM."""
+    with asking.datagram(sockets, address) as client:
+        client.settimeout(A_MOMENT)
+        expected = ConnectionRefusedError if form == "named errno" else TimeoutError
+        with pytest.raises(expected):
+            asking.again(client, address)
+
+
+def test_nodeport(nobody: None, cluster: Cluster, sockets: Sockets) -> None:
+    """A NodePort without endpoints is refused as well."""
+    for ask in (asking.tcp, asking.connected_udp):
+        with pytest.raises(ConnectionRefusedError):
+            ask(sockets, cluster.node.v4, NODEPORT)
+
+
+def test_mptcp(nobody: None, pod: Sockets) -> None:
+    """An MPTCP socket is refused as a TCP socket is."""
+    if not asking.is_mptcp_here():
+        pytest.skip("this kernel has no MPTCP")
+    with pytest.raises(ConnectionRefusedError):
+        asking.mptcp(pod, VIP)
+
+
+def test_endpoint_comes(nobody: None, cluster: Cluster, pod: Sockets) -> None:
+    """As soon as an endpoint comes, everyone is served."""
+    cluster.publish(web(at(cluster.web[0])))
+    for ask in asking.ASKS.values():
+        assert ask(pod, VIP).name == "web-1"
+
+
+def test_last_endpoint_goes(nobody: None, cluster: Cluster, pod: Sockets) -> None:
+    """A datagram socket whose last backend goes is refused too."""
+    with asking.datagram(pod, VIP) as client:
+        cluster.publish(web(at(cluster.web[0])))
+        asking.again(client, VIP)
+        cluster.publish(web())
+        client.settimeout(A_MOMENT)
+        with pytest.raises((ConnectionRefusedError, TimeoutError)):
+            asking.again(client, VIP)
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_not_here_tcp(elsewhere: None, sockets: Sockets, address: str) -> None:
+    """With endpoints elsewhere alone the connection is neither made nor refused."""
+    with asking.stream(sockets, address) as client:
+        client.settimeout(A_MOMENT)
+        with pytest.raises(TimeoutError):
+            client.connect((address, PORT))
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_not_here_udp(elsewhere: None, sockets: Sockets, address: str) -> None:
+    """Datagrams get no answer and no error."""
+    with asking.datagram(sockets, address) as client:
+        client.settimeout(A_MOMENT)
+        with pytest.raises(TimeoutError):
+            asking.again(client, address)

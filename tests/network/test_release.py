@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When all sockets are closed nothing is remembered of them, and the counters agree."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from ebpflb.lab.agents import wait_until
+from ebpflb.lab.sockets import Sockets
+from tests.network import asking
+from tests.network.cluster import EXTERNAL, PORT, VIP, VIP6, Cluster, at, web
+
+ALL = [VIP, VIP6, EXTERNAL]
+
+
+@pytest.fixture(autouse=True)
+def service(cluster: Cluster) -> Iterator[None]:
+    """Checks at the end of each test that nothing is left."""
+    v4, v6 = map(at, cluster.web), [at(pod, v6=True) for pod in cluster.web]
+    cluster.publish(web(*v4, v6=v6, externalIPs=[EXTERNAL]))
+    yield
+    wait_until(f"all is forgotten; left: {remembered(cluster)}", lambda: not remembered(cluster))
+    assert opened(cluster) > 0
+    assert opened(cluster) == closed(cluster)
+
+
+def remembered(cluster: Cluster) -> list[object]:
+    return [entry for name in ("sockets", "assignments") for entry in cluster.maps[name].items()]
+
+
+def counter(cluster: Cluster, column: int) -> int:
+    stats, names = cluster.maps["backend_stats"], cluster.maps["backend_names"]
+    return sum(stats.get(number)[column] for number, _ in names.items())
+
+
+def opened(cluster: Cluster) -> int:
+    return counter(cluster, 0)
+
+
+def closed(cluster: Cluster) -> int:
+    return counter(cluster, 1)
+
+
+@pytest.mark.parametrize("ask", asking.ASKS.values(), ids=asking.ASKS)
+def test_closed(pod: Sockets, ask: asking.Ask) -> None:
+    """Sockets that were used and closed."""
+    for address in ALL:
+        ask(pod, address)
+
+
+def test_open_meanwhile(cluster: Cluster, pod: Sockets) -> None:
+    """An open socket is counted as open, and only it."""
+    asking.tcp(pod, VIP)
+    with asking.stream(pod, VIP) as client:
+        client.connect((VIP, PORT))
+        assert opened(cluster) - closed(cluster) == len(remembered(cluster)) == 1
+
+
+def test_killed(cluster: Cluster) -> None:
+    """Sockets of a process that was killed."""
+    sockets = Sockets(cluster.client)
+    for address in ALL:
+        asking.stream(sockets, address).connect((address, PORT))
+        asking.again(asking.datagram(sockets, address), address)
+    sockets.close()
+
+
+def test_many_frontends(pod: Sockets) -> None:
+    """One datagram socket that used several frontends, connected and not."""
+    with asking.datagram(pod, VIP) as client:
+        for address in (VIP, EXTERNAL, VIP):
+            asking.again(client, address)
+            client.connect((address, PORT))
+            client.send(b"?")
+        client.connect((EXTERNAL, PORT))
+
+
+def test_never_used(pod: Sockets) -> None:
+    """Sockets connected and closed before a word was said."""
+    for address in ALL:
+        with asking.stream(pod, address) as client:
+            client.connect((address, PORT))
+        with asking.datagram(pod, address) as client:
+            client.connect((address, PORT))
+
+
+def test_connection_failed(cluster: Cluster, pod: Sockets) -> None:
+    """A stream socket whose backend refused it, connected again."""
+    gone = at(cluster.client)  # a pod where nobody listens
+    cluster.publish(web(gone))
+    with asking.stream(pod, VIP) as client:
+        client.settimeout(None)  # after a failure in non-blocking mode comes ECONNABORTED
+        for _ in range(2):
+            with pytest.raises(ConnectionRefusedError):
+                client.connect((VIP, PORT))
+
+
+def test_backend_changed(cluster: Cluster, pod: Sockets) -> None:
+    """A datagram socket that had to move."""
+    with asking.datagram(pod, VIP) as client:
+        for _ in range(3):
+            for host in cluster.web:
+                cluster.publish(web(at(host), at(cluster.client, ready=False)))
+                assert asking.again(client, VIP).name == host.name
+        cluster.publish(web(*map(at, cluster.web)))
+        asking.tcp(pod, VIP)

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever happens to endpoints and agent: connections that are open live on, new ones land."""
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from ebpflb.datapath import links
+from ebpflb.datapath.state import State
+from ebpflb.lab.sockets import Socket, Sockets
+from tests.network import asking
+from tests.network.cluster import PORT, VIP, Cluster, at, web
+
+
+@pytest.fixture(autouse=True)
+def service(cluster: Cluster) -> None:
+    cluster.publish(web(*map(at, cluster.web)))
+
+
+@pytest.fixture
+def connection(service: None, pod: Sockets) -> Iterator[Socket]:
+    """Open before the test, and alive after it."""
+    with asking.stream(pod, VIP) as client:
+        client.connect((VIP, PORT))
+        client.recv(64)
+        yield client
+        client.send(b"still there?")
+        assert client.recv(64) == b"still there?"
+        assert client.getpeername() == (VIP, PORT)
+
+
+def lands(pod: Sockets) -> bool:
+    return all(len(asking.names(pod, VIP, ask=ask)) == 3 for ask in (asking.tcp, asking.udp))
+
+
+def programs(cluster: Cluster) -> dict[str, int]:
+    return links.attached(State(cluster.agent.places.state))
+
+
+def test_endpoints_leave(cluster: Cluster, connection: Socket, pod: Sockets) -> None:
+    """All endpoints leave the service, and then the service goes."""
+    cluster.publish(web())
+    with pytest.raises(ConnectionRefusedError):
+        asking.tcp(pod, VIP)
+    cluster.publish()
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_agent_ends(
+    cluster: Cluster, connection: Socket, pod: Sockets, how: signal.Signals
+) -> None:
+    """Without an agent the hooks serve as before; a new agent goes on from there."""
+    before = programs(cluster)
+    cluster.agent.stop(how)
+    assert programs(cluster) == before
+    assert lands(pod)
+    cluster.agent.start()
+    assert lands(pod)
+
+
+def test_programs_are_replaced(cluster: Cluster, connection: Socket, pod: Sockets) -> None:
+    """A restart puts its own programs in the place of the old ones, hook by hook."""
+    before = programs(cluster)
+    cluster.agent.stop()
+    cluster.agent.start()
+    after = programs(cluster)
+    assert after.keys() == before.keys()
+    assert not set(after.values()) & set(before.values())
+
+
+def test_restart_under_load(cluster: Cluster) -> None:
+    """While agents come and go no connection fails."""
+    pressing = cluster.press("tcp", VIP), cluster.press("udp", VIP)
+    for how in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
+        cluster.agent.stop(how)
+        cluster.agent.start()
+    for said in map(cluster.release, pressing):
+        assert not said["errors"]
+        assert len(said["names"]) == 3
+
+
+def test_changed_while_away(cluster: Cluster, pod: Sockets) -> None:
+    """What changed while no agent was there is in force when one is back."""
+    cluster.agent.stop(signal.SIGKILL)
+    cluster.publish(web(at(cluster.web[1])))
+    assert lands(pod)
+    cluster.agent.start()
+    assert asking.names(pod, VIP).keys() == {"web-2"}
