@@ -7,9 +7,10 @@ only after it the programs are put in force: a start, an upgrade or a restart is
 done. What the agent cannot write it says, keeps serving, and tries again.
 """
 
+import gc
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from queue import Empty, SimpleQueue
 
 from ebpflb.cluster.source import Source
@@ -20,6 +21,7 @@ from ebpflb.model.events import Event, Key, Trouble
 from ebpflb.model.picture import Picture
 from ebpflb.model.services import PortName
 from ebpflb.node.addresses import AddressesChanged, Follower
+from ebpflb.plan.plan import Plan
 from ebpflb.plan.planner import Planner
 from ebpflb.plan.wanted import Wanted, want
 from ebpflb.serve import status
@@ -27,6 +29,7 @@ from ebpflb.settings import Settings
 
 log = logging.getLogger(__name__)
 
+BATCH = 1000  # services a plan: a plan for all of 10,000 would hold every entry twice
 RETRY_SECONDS = 1.0  # for what did not fit or could not be written
 
 
@@ -35,6 +38,7 @@ class Stop:
 
 
 Message = Event | AddressesChanged | Stop
+MakePlan = Callable[[Mapping[PortName, Wanted | None], float], Plan]
 MakeSource = Callable[[Callable[[Event], None]], Source]
 
 
@@ -56,6 +60,7 @@ class Agent:
 
     def run(self) -> None:
         """Raises CompileError or VerifierError where there are no programs at all to serve."""
+        gc.disable()  # until everything is there: what comes at the start stays
         self._load_programs()
         self.datapath.set(frozenset({"guard_nodeports"} if self.settings.guard_nodeports else ()))
         self.addresses.start()
@@ -138,20 +143,25 @@ class Agent:
         self.datapath.serve_nodeports_on(serving)
 
     def _write_services(self, touched: set[Key]) -> None:
-        changes = {name: wanted for key in touched for name, wanted in self._wanted(key)}
-        now = time.monotonic()
-        if self.programmed:
-            plan = self.planner.change(changes, now)
-        else:
-            complete = {name: wanted for name, wanted in changes.items() if wanted}
-            plan = self.planner.replace(complete, now)
-        if plan:
-            self.datapath.apply(plan)
-            log.info("%r in %.1f ms", plan, (time.monotonic() - now) * 1e3)
-        self.planner.applied(time.monotonic())
+        keys = sorted(touched)
+        for start in range(0, len(keys), BATCH):
+            self._write_batch(keys[start : start + BATCH], self.planner.change)
+        if self.planner.unplaced or not self.programmed:
+            self._write_batch([], self.planner.change if self.programmed else self.planner.complete)
         self._report_unplaced()
         if not self.programmed:
             self._put_in_force()
+
+    def _write_batch(self, keys: list[Key], make_plan: MakePlan) -> None:
+        changes = {name: wanted for key in keys for name, wanted in self._wanted(key)}
+        began = time.monotonic()
+        plan = make_plan(changes, began)
+        planned = time.monotonic()
+        if plan:
+            self.datapath.apply(plan)
+            spent = (planned - began) * 1e3, (time.monotonic() - planned) * 1e3
+            log.info("%r planned in %.1f ms, written in %.1f ms", plan, *spent)
+        self.planner.applied(time.monotonic())
 
     def _wanted(self, key: Key) -> list[tuple[PortName, Wanted | None]]:
         """What a service's ports want now; None for ports that it no longer has."""
@@ -170,6 +180,8 @@ class Agent:
         if self.datapath.programs:
             self.datapath.attach(self.settings.cgroup)
         self.programmed = True
+        gc.freeze()
+        gc.enable()
         log.info("serving %d service ports", len(self.planner.present))
 
     def _report_unplaced(self) -> None:

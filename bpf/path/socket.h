@@ -26,11 +26,14 @@ static __always_inline void stream_remember(__u64 socket, const struct frontend 
 {
 	struct peer key = { .socket = socket };
 	struct origin origin = socket_origin(frontend, backend);
-	struct origin *former = LOOKUP(struct origin, sockets, &key);
 
-	if (former)
-		backend_count_closed(former->backend);
-	bpf_map_update_elem(MAP(sockets), &key, &origin, 0);
+	if (bpf_map_update_elem(MAP(sockets), &key, &origin, BPF_NOEXIST)) {
+		struct origin *former = LOOKUP(struct origin, sockets, &key);
+
+		if (former)
+			backend_count_closed(former->backend);
+		bpf_map_update_elem(MAP(sockets), &key, &origin, BPF_ANY);
+	}
 	backend_count_opened(backend->id);
 }
 

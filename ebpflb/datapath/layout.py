@@ -120,10 +120,13 @@ class _Flags:
     def __init__(self, bits: dict[int, str]) -> None:
         self.bits = bits
         self.numbers = {word: bit for bit, word in bits.items()}
-        self.words: dict[int, entries.Flags] = {}
+        self.words: dict[int, entries.Flags] = {}  # what was converted before, both ways
+        self.sums: dict[entries.Flags, int] = {}
 
     def to_int(self, words: entries.Flags) -> int:
-        return sum(self.numbers[word] for word in words)
+        if words not in self.sums:
+            self.sums[words] = sum(self.numbers[word] for word in words)
+        return self.sums[words]
 
     def from_int(self, number: int) -> entries.Flags:
         if number not in self.words:
@@ -147,6 +150,8 @@ class Record(Generic[T]):
         self.columns = [(name, *self._column(name, field.type)) for name, field in fields]
         self.struct = struct.Struct("=" + "".join(code for _, code, _, _ in self.columns))
         self.columns = [column for column in self.columns if not column[0].startswith("pad")]
+        self.packers = [(i, to) for i, (_, _, to, _) in enumerate(self.columns) if to]
+        self.unpackers = [(i, back) for i, (_, _, _, back) in enumerate(self.columns) if back]
         self._check(ctype)
 
     def _check(self, ctype: str) -> None:
@@ -173,14 +178,14 @@ class Record(Generic[T]):
 
     def pack(self, value: T) -> bytes:
         """The struct's bytes."""
-        return self.struct.pack(
-            *(
-                convert(part) if convert else part
-                for (_, _, convert, _), part in zip(self.columns, value, strict=True)
-            )
-        )
+        parts = list(value)
+        for index, convert in self.packers:
+            parts[index] = convert(parts[index])
+        return self.struct.pack(*parts)
 
     def unpack(self, packed: bytes) -> T:
         """The value in the struct's bytes."""
-        parts = zip(self.columns, self.struct.unpack(packed), strict=True)
-        return self.cls(*(convert(part) if convert else part for (_, _, _, convert), part in parts))
+        parts = list(self.struct.unpack(packed))
+        for index, convert in self.unpackers:
+            parts[index] = convert(parts[index])
+        return self.cls(*parts)

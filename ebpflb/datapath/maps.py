@@ -105,7 +105,7 @@ class MappedArray(Map):
 
     def __init__(self, spec: MapSpec, fd: int, *, writable: bool = True) -> None:
         super().__init__(spec, fd)
-        self.stride = _stride(spec)
+        self.stride, self.size = _stride(spec), spec.value_size
         size = -(-spec.entries * self.stride // mmap.PAGESIZE) * mmap.PAGESIZE
         access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         self.memory = mmap.mmap(fd, size, mmap.MAP_SHARED, access)
@@ -116,12 +116,12 @@ class MappedArray(Map):
 
     def get(self, key: int) -> Any:
         at = key * self.stride
-        return self.value.unpack(self.memory[at : at + self.spec.value_size])
+        return self.value.unpack(self.memory[at : at + self.size])
 
     def write(self, pairs: Sequence[tuple[int, Any]]) -> None:
         for index, value in pairs:
             at = index * self.stride
-            self.memory[at : at + self.spec.value_size] = self.value.pack(value)
+            self.memory[at : at + self.size] = self.value.pack(value)
 
 
 class Counters(Map):

@@ -3,13 +3,14 @@
 
 msgspec decodes them straight from JSON (or converts them from YAML) and names the field that
 does not fit; unknown fields are skipped unread. The API writes null for an empty list, hence
-``| None``.
+``| None``. What is decoded from text holds no cycle, so the garbage collector need not look at
+it (``gc=False``): with 100,000 endpoints that saves memory and pauses.
 """
 
 from msgspec import Struct, field
 
 
-class Metadata(Struct, frozen=True, rename="camel"):
+class Metadata(Struct, frozen=True, gc=False, rename="camel"):
     """The part of ObjectMeta that names an object and carries the labels kube-proxy looks at."""
 
     name: str
@@ -19,7 +20,7 @@ class Metadata(Struct, frozen=True, rename="camel"):
     labels: dict[str, str] | None = None
 
 
-class ServicePortSpec(Struct, frozen=True, rename="camel"):
+class ServicePortSpec(Struct, frozen=True, gc=False, rename="camel"):
     """One entry of Service spec.ports."""
 
     port: int
@@ -28,15 +29,15 @@ class ServicePortSpec(Struct, frozen=True, rename="camel"):
     node_port: int = 0
 
 
-class ClientIPConfig(Struct, frozen=True, rename="camel"):
+class ClientIPConfig(Struct, frozen=True, gc=False, rename="camel"):
     timeout_seconds: int | None = None
 
 
-class SessionAffinityConfig(Struct, frozen=True):
+class SessionAffinityConfig(Struct, frozen=True, gc=False):
     client_ip: ClientIPConfig | None = field(name="clientIP", default=None)
 
 
-class ServiceSpec(Struct, frozen=True, rename="camel"):
+class ServiceSpec(Struct, frozen=True, gc=False, rename="camel"):
     """Service spec; fields that kube-proxy ignores (selector, targetPort, ...) are left out."""
 
     type: str = "ClusterIP"
@@ -53,20 +54,20 @@ class ServiceSpec(Struct, frozen=True, rename="camel"):
     health_check_node_port: int = 0
 
 
-class LoadBalancerIngress(Struct, frozen=True, rename="camel"):
+class LoadBalancerIngress(Struct, frozen=True, gc=False, rename="camel"):
     ip: str | None = None
     ip_mode: str | None = None
 
 
-class LoadBalancerStatus(Struct, frozen=True):
+class LoadBalancerStatus(Struct, frozen=True, gc=False):
     ingress: list[LoadBalancerIngress] | None = None
 
 
-class ServiceStatus(Struct, frozen=True, rename="camel"):
+class ServiceStatus(Struct, frozen=True, gc=False, rename="camel"):
     load_balancer: LoadBalancerStatus | None = None
 
 
-class Service(Struct, frozen=True):
+class Service(Struct, frozen=True, gc=False):
     """v1 Service."""
 
     metadata: Metadata
@@ -74,7 +75,7 @@ class Service(Struct, frozen=True):
     status: ServiceStatus | None = None
 
 
-class EndpointConditions(Struct, frozen=True):
+class EndpointConditions(Struct, frozen=True, gc=False):
     """Absent means: ready, serving, not terminating (kube-proxy.md 2)."""
 
     ready: bool | None = None
@@ -82,20 +83,20 @@ class EndpointConditions(Struct, frozen=True):
     terminating: bool | None = None
 
 
-class Hint(Struct, frozen=True):
+class Hint(Struct, frozen=True, gc=False):
     name: str
 
 
-class EndpointHints(Struct, frozen=True, rename="camel"):
+class EndpointHints(Struct, frozen=True, gc=False, rename="camel"):
     for_zones: list[Hint] | None = None
     for_nodes: list[Hint] | None = None
 
 
-class TargetReference(Struct, frozen=True):
+class TargetReference(Struct, frozen=True, gc=False):
     name: str = ""
 
 
-class SliceEndpoint(Struct, frozen=True, rename="camel"):
+class SliceEndpoint(Struct, frozen=True, gc=False, rename="camel"):
     """One entry of EndpointSlice endpoints."""
 
     addresses: list[str] | None = None
@@ -105,7 +106,7 @@ class SliceEndpoint(Struct, frozen=True, rename="camel"):
     target_ref: TargetReference | None = None
 
 
-class SlicePort(Struct, frozen=True):
+class SlicePort(Struct, frozen=True, gc=False):
     """One entry of EndpointSlice ports; the API defaults name to "" and protocol to TCP."""
 
     name: str | None = ""
@@ -113,7 +114,7 @@ class SlicePort(Struct, frozen=True):
     protocol: str | None = "TCP"
 
 
-class EndpointSlice(Struct, frozen=True, rename="camel"):
+class EndpointSlice(Struct, frozen=True, gc=False, rename="camel"):
     """discovery.k8s.io/v1 EndpointSlice."""
 
     metadata: Metadata
@@ -122,16 +123,16 @@ class EndpointSlice(Struct, frozen=True, rename="camel"):
     ports: list[SlicePort] | None = None
 
 
-class NodeAddress(Struct, frozen=True):
+class NodeAddress(Struct, frozen=True, gc=False):
     type: str
     address: str
 
 
-class NodeStatus(Struct, frozen=True):
+class NodeStatus(Struct, frozen=True, gc=False):
     addresses: list[NodeAddress] | None = None
 
 
-class Node(Struct, frozen=True):
+class Node(Struct, frozen=True, gc=False):
     """v1 Node: its zone label and its addresses are all that we read so far."""
 
     metadata: Metadata

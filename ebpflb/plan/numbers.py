@@ -75,13 +75,19 @@ class Ranges:
 
     def adopt(self, taken: Range) -> None:
         """Marks as used a range that the maps refer to already; it may overlap what is used."""
+        if not taken.size:
+            return
         end = taken.base + taken.size
+        first = bisect_left(self.holes, Range(taken.base, 0))
+        if first and sum(self.holes[first - 1]) > taken.base:
+            first -= 1
+        last = bisect_left(self.holes, Range(end, 0))
         kept: list[Range] = []
-        for hole in self.holes:
+        for hole in self.holes[first:last]:
             before = Range(hole.base, min(hole.size, taken.base - hole.base))
             after = Range(max(end, hole.base), hole.base + hole.size - max(end, hole.base))
             kept += [part for part in (before, after) if part.size > 0]
-        self.holes = kept if taken.size else self.holes
+        self.holes[first:last] = kept
 
     def give_back(self, taken: Range) -> None:
         if not taken.size:

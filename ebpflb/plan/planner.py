@@ -61,9 +61,9 @@ class Planner:
         plan, self.plan, self.dropped = self.plan, Plan(), set()
         return plan
 
-    def replace(self, wanted: Mapping[PortName, Wanted], now: float) -> Plan:
-        """The plan for the complete state: what is not wanted goes."""
-        gone = dict.fromkeys(self.present.keys() | self.claims.wanted.keys())
+    def complete(self, wanted: Mapping[PortName, Wanted | None], now: float) -> Plan:
+        """The plan for the last of all that is wanted: what nobody wanted since the start goes."""
+        gone = dict.fromkeys(self.present.keys() - self.claims.wanted.keys())
         return self.change({**gone, **wanted}, now)
 
     def applied(self, now: float) -> None:
@@ -134,7 +134,8 @@ class Planner:
         name = wanted.name
         old = self.present.get(name, _NEW)
         same = _same_backends(old, wanted)
-        self._check_room(old, wanted, frontends)
+        if not same or frontends.keys() != old.services.keys():
+            self._check_room(old, wanted, frontends)
         block = old.block if same else self.ranges.take(len(wanted.backends))
         number = old.id or self.service_ids.take()
         backends = old.backends if same else self._number(old, wanted, number)

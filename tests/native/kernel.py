@@ -16,7 +16,8 @@ from ebpflb.datapath import layout, records
 from ebpflb.datapath.layout import MapSpec
 
 RECYCLED = 0xA5
-ENOENT = 2
+ENOENT, EEXIST = 2, 17
+ANY, NOEXIST = 0, 1  # flags of an update
 
 
 class Table:
@@ -147,9 +148,11 @@ class Kernel:
 
     def bpf_map_update_elem(self, map_: Any, key: Any, value: Any, flags: int) -> int:
         table = self._writable(map_)
-        assert flags == 0
-        packed = self._bytes(value, table.spec.value_size)
-        table.update(self._bytes(key, table.spec.key_size), packed)
+        assert flags in (ANY, NOEXIST)
+        name = self._bytes(key, table.spec.key_size)
+        if flags == NOEXIST and table.lookup(name):
+            return -EEXIST
+        table.update(name, self._bytes(value, table.spec.value_size))
         return 0
 
     def bpf_map_delete_elem(self, map_: Any, key: Any) -> int:

@@ -45,7 +45,7 @@ class Node:
         """A new agent on the same maps, which wants what the old one wanted."""
         self.sleepers.clear()
         self.planner = Planner(self.capacity, self.maps.read_back())
-        plan = self.planner.replace(self.wanted, self.now)
+        plan = self.planner.complete(self.wanted, self.now)
         self.carry_out(list(writes(plan)), stop)
         return plan
 

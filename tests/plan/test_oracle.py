@@ -122,6 +122,6 @@ def test_crash_without_mending() -> None:
     present = node.maps.read_back()
     present.wrong_members.clear()
     node.planner = Planner(ROOM, present)
-    node.carry_out(list(writes(node.planner.replace(node.wanted, node.now))))
+    node.carry_out(list(writes(node.planner.complete(node.wanted, node.now))))
     with pytest.raises(AssertionError):
         check_tidy(node)

@@ -208,24 +208,25 @@ def test_service_without_a_frontend_of_its_own() -> None:
     check_tidy(node)
 
 
-def test_replace() -> None:
-    """The complete state: what is not in it goes, what is in it stays untouched."""
+def test_complete() -> None:
+    """After a restart, what nobody wants any more goes; what is wanted stays untouched."""
     node = node_with(WEB, wanted("db", [3], [3]))
-    plan = node.planner.replace(by_name(WEB), node.now)
+    del node.wanted[name("db")]
+    plan = node.restart()
     assert written(plan) == {"members", "gone_services", "gone_service_names", "gone_backend_names"}
     assert plan.gone_services == [frontend(3)]
-
-
-def test_replace_forgets_what_does_not_fit() -> None:
-    """A service that never got a place is not tried again once it is not wanted."""
-    planner = Planner(ROOM._replace(slots=1))
-    planner.change(by_name(WEB), 0)
-    assert planner.unplaced.keys() == {name("web")}
-    assert not planner.replace({}, 0)
-    assert planner.unplaced == {}
 
 
 def test_plan_in_a_log() -> None:
     """A plan says briefly what it is about."""
     plan = node_with(WEB).change(by_name(wanted("web", [1], [2, 3])))
     assert repr(plan) == "<Plan frontends ~1 -1, slots ~2, backends -1>"
+
+
+def test_unwanted_is_not_tried_again() -> None:
+    """A service that never got a place is forgotten once it is not wanted."""
+    planner = Planner(ROOM._replace(slots=1))
+    planner.change(by_name(WEB), 0)
+    assert planner.unplaced.keys() == {name("web")}
+    assert not planner.change({name("web"): None}, 0)
+    assert planner.unplaced == {}

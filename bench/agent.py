@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the agent costs: memory, starts, and the way of a change.
+
+A start is timed from the process to the status file that says all is programmed, so Python's own
+start is in it; the bytecode is in the cache already. Memory is asked when the agent is idle.
+"""
+
+import random
+import re
+import time
+from statistics import median
+
+from bench import services
+from bench.report import Lines, Row, percentile, spread
+from bench.stage import Bench, Stage, Start
+
+STARTS = 3  # cold, and as many warm
+CHANGES = 200
+PAUSE = 0.05  # seconds between two changes, and up to as much again: no rhythm
+MS = 1e6
+
+
+def starts(stage: Stage, many: str) -> Lines:
+    """Both agents started, and what they then hold."""
+    stage.one.start()
+    yield "agent"
+    yield _memory(stage.one, "memory, idle, 1 service", 80)
+    cold = [stage.many.cold_start() for _ in range(STARTS)]
+    yield _memory(stage.many, f"memory, {many}, after a cold start", 200)
+    before = stage.many.writes()
+    warm = [stage.many.warm_restart() for _ in range(STARTS)]
+    yield _memory(stage.many, f"memory, {many}, after a warm restart", 200)
+    yield _start(f"cold start, {many}", cold, 10)
+    written = [_written(each.log) for each in cold]
+    yield Row("  of which map writes", median(written), "s", 1, spread(written, 2))
+    yield _start(f"warm restart, {many}", warm, 2)
+    yield Row("  map updates by all warm restarts", stage.many.writes() - before, "", 0)
+
+
+def changes(stage: Stage, many: str) -> Lines:
+    """The asked Service moves from one endpoint to another, and back, while a client asks."""
+    stage.client.move(stage.many.cgroup)
+    took = [_change(stage, turn % 2) for turn in range(1, CHANGES + 1)]
+    yield f"manifest replaced -> first answer from the new endpoint: {CHANGES} changes, {many}"
+    yield Row("p50", percentile(took, 0.5), "ms", 20, spread(took, 1))
+    yield Row("p99", percentile(took, 0.99), "ms", 100, f"all: {min(took):.1f} to {max(took):.1f}")
+
+
+def _change(stage: Stage, backend: int) -> float:
+    """Milliseconds."""
+    where = (services.ADDRESS, services.PORT)
+    stage.client.begin("wait_for", where, stage.backends[backend].name)
+    stage.client.answer()  # "asking": by now it meets the former one
+    time.sleep(PAUSE * (1 + random.random()))
+    begun = stage.many.serve_by(backend)
+    return float(stage.client.answer() - begun) / MS
+
+
+def _memory(bench: Bench, what: str, target: float) -> Row:
+    size = bench.memory()
+    note = f"RSS; PSS {size['Pss']:.0f}, anonymous {size['Anonymous']:.0f}"
+    return Row(what, size["Rss"], "MB", target, note)
+
+
+def _start(what: str, starts: list[Start], target: float) -> Row:
+    took = [each.seconds for each in starts]
+    note = f"{spread(took, 2)}; CPU {median(each.cpu for each in starts):.2f} s"
+    return Row(what, median(took), "s", target, note)
+
+
+def _written(log: str) -> float:
+    """Seconds, from the agent's lines about its first plans."""
+    return sum(map(float, re.findall(r"written in ([\d.]+) ms", log))) / 1e3

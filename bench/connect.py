@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a connection through a ClusterIP costs, and what the agent costs.
+
+    sudo .venv/bin/python -m bench.connect [--services N] [--endpoints M] [--rounds K]
+
+One run, five questions, two files:
+
+latency.py  1  connect and request over TCP, direct and through the ClusterIP, with one Service
+               programmed, with many, and with no hooks at all: in turns, connection by connection
+               and round by round, so that drift of the machine hits all alike
+            2  the hooks' run time a call, by the kernel's statistics
+agent.py    3  the agent's memory
+            4  a changed manifest -> the first answer from the new endpoint
+            5  cold start and warm restart
+
+Medians throughout; each figure stands beside its target. Everything that it makes goes at the end,
+also when it is interrupted.
+"""
+
+import argparse
+import signal
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+from bench import agent, latency, report, services
+from bench.hooks import Hooks
+from bench.stage import Stage
+from ebpflb.lab.hosts import Lab
+
+PREFIX = "ebpflb-bench"
+
+
+def main() -> None:
+    wanted = _arguments()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(1))
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{PREFIX}-")))
+        lab = stack.enter_context(Lab(PREFIX))
+        rows = _measure(Stage(lab, folder, stack), stack, wanted)
+    print(report.machine())
+    print(report.table(rows))
+
+
+def _measure(stage: Stage, stack: ExitStack, wanted: argparse.Namespace) -> list[report.Line]:
+    """The asked Service is one of the many, and brings its one endpoint and two ports."""
+    services.write_many(stage.many.agent.manifests, wanted.services - 1, wanted.endpoints - 1)
+    many = f"{wanted.services:,} services / {wanted.endpoints:,} endpoints"
+    rows = [*_told("starts", agent.starts(stage, many))]
+    hooks = {
+        "1 service": stack.enter_context(Hooks(stage.one.state, stage.one.cgroup)),
+        f"{wanted.services:,} services": stack.enter_context(
+            Hooks(stage.many.state, stage.many.cgroup, many=True)
+        ),
+    }
+    rows += _told("changes", agent.changes(stage, many))
+    first = _told("latency", latency.requests(stage, hooks, wanted.rounds))
+    first += _told("hooks", latency.run_times(stage, hooks, wanted))
+    return first + rows
+
+
+def _told(what: str, rows: "report.Lines") -> list[report.Line]:
+    """Says on standard error what is being measured, for whoever waits."""
+    print(f"measuring {what} ...", file=sys.stderr, flush=True)
+    return list(rows)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--services", type=int, default=10_000)
+    parser.add_argument("--endpoints", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=100)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

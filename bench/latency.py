@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the client feels: requests in turns, and the run time of each hook.
+
+A ratio is that of two medians of the same round; the median of all rounds' ratios is told, since
+the machine's drift between rounds is larger than what is sought.
+"""
+
+import argparse
+import random
+import statistics
+from collections import defaultdict
+from contextlib import ExitStack
+
+from bench import hooks, services
+from bench.hooks import Hooks
+from bench.report import Lines, Row, percentile, spread
+from bench.stage import Stage
+from ebpflb.lab.hosts import Host
+
+TURNS = 100  # connections to each target, a round
+CALLS = 160  # of each kind, a round, while the kernel takes the time
+SENT = 20  # datagrams a socket
+NO_HOOKS = "no hooks"
+US = 1e3
+
+Samples = dict[tuple[str, str], list[list[int]]]  # who, way -> rounds
+VIP = (services.ADDRESS, services.PORT)
+
+
+def requests(stage: Stage, agents: dict[str, Hooks], rounds: int) -> Lines:
+    """One target after the other, within a round; one set of hooks after the other, in between."""
+    took: Samples = defaultdict(list)
+    for _ in range(rounds):
+        for who in random.sample([NO_HOOKS, *agents], k=1 + len(agents)):
+            for way, samples in _round(stage, agents, who).items():
+                took[who, way].append(samples)
+    yield f"TCP connect + request: {rounds} rounds of {TURNS} each"
+    for who, way in sorted(took, key=lambda each: (each[0] != NO_HOOKS, len(each[0]))):
+        samples = [each for part in took[who, way] for each in part]
+        p50, p99 = (percentile(samples, share) / US for share in (0.5, 0.99))
+        yield Row(f"p50, {way}, {who}", p50, "us", None, f"p99 {p99:.0f} us")
+    for who in agents:
+        yield _ratio(
+            f"ClusterIP / direct, {who}", took[who, "ClusterIP"], took[who, "direct"], 1.03
+        )
+    for who in agents:
+        yield _ratio(f"direct / {NO_HOOKS}, {who}", took[who, "direct"], took[NO_HOOKS, "direct"])
+
+
+def _round(stage: Stage, agents: dict[str, Hooks], who: str) -> dict[str, list[int]]:
+    direct = _direct(stage.backends[0])
+    with ExitStack() as stack:
+        if who == NO_HOOKS:
+            for each in agents.values():
+                stack.enter_context(each.off())
+            stage.client.move(stage.bare)
+            targets = {"direct": direct, "direct again": direct}
+        else:
+            stage.client.move(agents[who].cgroup)
+            targets = {"direct": direct, "ClusterIP": VIP}
+        took = stage.client.do("take_turns", list(targets.values()), TURNS)
+    return dict(zip(targets, took, strict=True))
+
+
+def _direct(pod: Host) -> tuple[str, int]:
+    return pod.v4, services.TARGET
+
+
+def _ratio(
+    what: str, these: list[list[int]], those: list[list[int]], target: float | None = None
+) -> Row:
+    pairs = zip(these, those, strict=True)
+    ratios = [statistics.median(this) / statistics.median(that) for this, that in pairs]
+    return Row(f"p50 {what}", statistics.median(ratios), "", target, spread(ratios, 3))
+
+
+def run_times(stage: Stage, agents: dict[str, Hooks], wanted: argparse.Namespace) -> Lines:
+    """The same few kinds of work for each agent, round by round."""
+    took: dict[tuple[str, str], list[float]] = defaultdict(list)
+    with hooks.statistics():
+        for _ in range(wanted.rounds):
+            for who, each in agents.items():
+                stage.client.move(each.cgroup)
+                for (name, kind), cost in _costs(stage, each, wanted.services).items():
+                    took[f"{name}, {kind}", who].append(cost)
+    yield "hooks, run time a call"
+    for (what, who), costs in sorted(took.items()):
+        note = spread(costs)
+        if who != next(iter(agents)) and (first := took.get((what, next(iter(agents))))):
+            change = statistics.median(costs) / statistics.median(first) - 1
+            note += f"; {change:+.0%} against {next(iter(agents))}"
+        yield Row(f"{what}, {who}", statistics.median(costs), "ns", 500, note)
+
+
+def _costs(stage: Stage, each: Hooks, count: int) -> dict[tuple[str, str], float]:
+    """Nanoseconds a call, by program and what it was asked."""
+    do, direct = stage.client.do, _direct(stage.backends[0])
+    found: dict[tuple[str, str], float] = {}
+    kinds = {
+        "hit": (("connect4", "sock_release"), lambda: do("take_turns", [VIP], CALLS)),
+        "miss": (("connect4", "sock_release"), lambda: do("take_turns", [direct], CALLS)),
+        "same socket": (("sendmsg4", "recvmsg4"), lambda: do("send", VIP, CALLS // SENT, SENT)),
+        "new socket": (("sendmsg4", "sock_release"), lambda: do("send", VIP, CALLS, 1)),
+        "named": (("getpeername4",), lambda: do("name_peer", VIP, CALLS)),
+    }
+    if each.many:
+        some = random.sample(range(count - 1), k=min(CALLS, count - 1))
+        others = [(services.address(number), services.PORT) for number in some]
+        kinds["hit, any service"] = (("connect4",), lambda: do("scatter", others))
+    for kind, (names, work) in kinds.items():
+        costs = each.per_call(work)
+        found |= {(name, kind): costs[name] for name in names}
+    return found

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lab of the measurement: two agents, one with a single Service, one with many.
+
+Each has a node, a state directory and a cgroup of its own. There is one client, in one pod, that
+moves from cgroup to cgroup: the sockets that it makes there meet the one agent's programs, or the
+other's, or none, while process, route and backend stay the same. The servers sit in the cgroup
+without hooks, so that accepting costs the same for all.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bench import pods, services
+from ebpflb.datapath.state import State
+from ebpflb.errors import NodeError
+from ebpflb.lab.agents import LabAgent, wait_until
+from ebpflb.lab.hosts import Host, Lab
+from ebpflb.serve import status
+
+PROGRAM = Path(pods.__file__)
+PATIENCE = 120.0  # seconds, for an agent to start
+MB = 1e6
+
+
+class Client:
+    """The client in its pod; ``do`` runs one of the commands of pods.py."""
+
+    def __init__(self, lab: Lab, pod: Host) -> None:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self.process = lab.keep(pod.python(PROGRAM, "client", **pipes))
+
+    def move(self, cgroup: Path) -> None:
+        (cgroup / "cgroup.procs").write_text(str(self.process.pid))
+
+    def do(self, *command: object) -> Any:
+        self.begin(*command)
+        return self.answer()
+
+    def begin(self, *command: object) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(command) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> Any:
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline())
+
+
+class Start(NamedTuple):
+    """``cpu`` tells what of the ``seconds`` the agent itself used, on a busy machine."""
+
+    seconds: float
+    cpu: float
+    log: str
+
+
+class Bench:
+    """One agent, its manifests, and what it says of itself."""
+
+    def __init__(self, lab: Lab, node: Host, folder: Path, backends: list[Host]) -> None:
+        self.agent = LabAgent(lab, node, folder)
+        self.cgroup = node.cgroup
+        self.state = State(self.agent.places.state)
+        self.texts = [services.asked(node.name, node.v4, pod.name, pod.v4) for pod in backends]
+        self.serve_by(0)
+
+    def serve_by(self, backend: int) -> int:
+        """Swaps the asked Service's file; CLOCK_MONOTONIC just before. One notice, no half file."""
+        half = self.agent.folder / services.FILE
+        half.write_text(self.texts[backend])
+        begun = time.monotonic_ns()
+        half.replace(self.agent.manifests / services.FILE)
+        return begun
+
+    def start(self) -> Start:
+        """From starting the process until everything is programmed."""
+        before = len(self.agent.words())
+        begun = time.monotonic()
+        try:
+            self.agent.start()
+        except NodeError:  # the lab is impatient, with an agent that is still at work
+            if not self._runs():
+                raise
+            wait_until("the agent is ready", self._programmed, PATIENCE)
+        took = time.monotonic() - begun
+        return Start(took, self._cpu_seconds(), self.agent.words()[before:])
+
+    def cold_start(self) -> Start:
+        """As if it had never run here; its programs are compiled already."""
+        self.agent.stop(signal.SIGKILL)
+        self.state.remove()
+        return self.start()
+
+    def warm_restart(self) -> Start:
+        self.agent.stop()
+        return self.start()
+
+    def writes(self) -> int:
+        """The agent's own count of map updates, which its maps keep."""
+        maps = self.state.read_maps()
+        try:
+            return int(maps["settings"].get(0).writes)
+        finally:
+            for each in maps.values():
+                each.close()
+
+    def memory(self) -> dict[str, float]:
+        """Rss, Pss, Anonymous and others of the agent, in MB."""
+        lines = [line.split() for line in self._proc("smaps_rollup").splitlines()[1:]]
+        return {name.rstrip(":"): int(size) * 1024 / MB for name, size, _ in lines}
+
+    def _proc(self, name: str) -> str:
+        assert self.agent.process is not None
+        return Path(f"/proc/{self.agent.process.pid}/{name}").read_text()
+
+    def _cpu_seconds(self) -> float:
+        """User and system time: proc(5), stat, fields 14 and 15."""
+        words = self._proc("stat").rpartition(")")[2].split()
+        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+    def _runs(self) -> bool:
+        return self.agent.process is not None and self.agent.process.poll() is None
+
+    def _programmed(self) -> bool:
+        words = status.read(self.agent.places)
+        return bool(words and words.complete)
+
+
+class Stage:
+    """Everything in place, the agents not started yet."""
+
+    def __init__(self, lab: Lab, folder: Path, stack: ExitStack) -> None:
+        node, other = lab.node("one", 1), lab.node("many", 2)
+        self.bare = lab.cgroup / "bare"
+        self.bare.mkdir()
+        self.client = Client(lab, lab.pod(node, "client", 2))
+        self.backends = [
+            replace(lab.pod(node, f"web-{i}", 10 + i), cgroup=self.bare) for i in (1, 2)
+        ]
+        for pod in self.backends:
+            _ready(lab.keep(pod.python(PROGRAM, "serve", pod.name, str(services.TARGET), **_PIPE)))
+        self.one = self._bench(lab, node, folder, stack.callback)
+        self.many = self._bench(lab, other, folder, stack.callback)
+
+    def _bench(
+        self, lab: Lab, node: Host, folder: Path, at_end: Callable[[Callable[[], None]], object]
+    ) -> Bench:
+        made = Bench(lab, node, folder, self.backends)
+        at_end(made.agent.close)
+        return made
+
+
+_PIPE = {"stdout": subprocess.PIPE}
+
+
+def _ready(process: "subprocess.Popen[str]") -> None:
+    assert process.stdout is not None
+    process.stdout.readline()
