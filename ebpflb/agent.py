@@ -29,7 +29,7 @@ from ebpflb.settings import Settings
 
 log = logging.getLogger(__name__)
 
-BATCH = 1000  # services a plan: a plan for all of 10,000 would hold every entry twice
+BATCH = 250  # services a plan: a plan for all of 10,000 would hold every entry twice
 RETRY_SECONDS = 1.0  # for what did not fit or could not be written
 
 
@@ -180,6 +180,7 @@ class Agent:
         if self.datapath.programs:
             self.datapath.attach(self.settings.cgroup)
         self.programmed = True
+        gc.collect()
         gc.freeze()
         gc.enable()
         log.info("serving %d service ports", len(self.planner.present))

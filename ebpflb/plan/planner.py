@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from ebpflb.model.services import PortName
 from ebpflb.plan.claims import Claims
-from ebpflb.plan.entries import NOWHERE, Backend, Flags, Frontend, Range, Service
+from ebpflb.plan.entries import NOWHERE, Flags, Frontend, Range, Service
 from ebpflb.plan.numbers import Full, Ids, Quarantine, Ranges
 from ebpflb.plan.plan import Plan
 from ebpflb.plan.present import Present, Programmed
@@ -76,8 +76,8 @@ class Planner:
             self.service_ids.adopt(programmed.id)
             self.ranges.adopt(programmed.block)
             self.holders.update(dict.fromkeys(programmed.services, name))
-            for backend in programmed.backends:
-                self.backend_ids.adopt(backend.id)
+            for id in programmed.ids:
+                self.backend_ids.adopt(id)
         for block in present.stray_blocks:
             self._adopt_stray(block)
         for number in present.stray_service_ids:
@@ -138,18 +138,17 @@ class Planner:
             self._check_room(old, wanted, frontends)
         block = old.block if same else self.ranges.take(len(wanted.backends))
         number = old.id or self.service_ids.take()
-        backends = old.backends if same else self._number(old, wanted, number)
+        ids = old.ids if same else self._number(old, wanted)
         services = _services(number, wanted, frontends, block)
-        names = tuple(backend.name for backend in wanted.backends)
-        new = Programmed(number, block, services, backends, names)
+        new = Programmed(number, block, services, wanted.backends, ids)
         self._write(name, old, new)
         if not same:
-            self._free_block(old, kept={backend.id for backend in backends})
+            self._free_block(old, kept=frozenset(ids))
         self.present[name] = new
 
     def _check_room(self, old: Programmed, wanted: Wanted, frontends: Iterable[Frontend]) -> None:
         """Raises Full, with the map's name, before anything is taken."""
-        known = {(backend.address, backend.port) for backend in old.backends}
+        known = {backend.endpoint for backend in old.backends}
         backends = sum(backend.endpoint not in known for backend in wanted.backends)
         entries = sum(f not in self.holders and f not in self.dropped for f in frontends)
         if entries > self.capacity.services - len(self.holders) - len(self.dropped):
@@ -159,29 +158,23 @@ class Planner:
         if backends > self.backend_ids.free:
             raise Full(f"map members is full ({self.capacity.backend_ids} ids)")
 
-    def _number(self, old: Programmed, wanted: Wanted, service: int) -> tuple[Backend, ...]:
+    def _number(self, old: Programmed, wanted: Wanted) -> tuple[int, ...]:
         """A backend keeps its id as long as it belongs to the service."""
-        ids = {(backend.address, backend.port): backend.id for backend in old.backends}
-        return tuple(
-            Backend(
-                *backend.endpoint,
-                backend.flags,
-                ids.get(backend.endpoint) or self.backend_ids.take(),
-                service,
-            )
-            for backend in wanted.backends
-        )
+        ids = {b.endpoint: id for b, id in zip(old.backends, old.ids, strict=True)}
+        return tuple(ids.get(b.endpoint) or self.backend_ids.take() for b in wanted.backends)
 
     def _write(self, name: PortName, old: Programmed, new: Programmed) -> None:
+        if new == old and all(self.holders[frontend] == name for frontend in new.services):
+            return
         if new.block != old.block:
-            self.plan.slots += enumerate(new.backends, new.block.base)
-            self.plan.members += ((b.id, new.block.base + i) for i, b in enumerate(new.backends))
+            self.plan.slots += new.slots()
+            self.plan.members += new.members()
         if not old.id:
             self.plan.service_names.append((new.id, name))
-        known = {b.id: label for b, label in zip(old.backends, old.names, strict=True)}
-        for backend, label in zip(new.backends, new.names, strict=True):
-            if known.get(backend.id) != label:
-                self.plan.backend_names.append((backend.id, label))
+        known = {id: backend.name for id, backend in zip(old.ids, old.backends, strict=True)}
+        for id, backend in zip(new.ids, new.backends, strict=True):
+            if known.get(id) != backend.name:
+                self.plan.backend_names.append((id, backend.name))
         for frontend, service in new.services.items():
             if old.services.get(frontend) != service or self.holders.get(frontend) != name:
                 self.plan.services.append((frontend, service))
@@ -196,11 +189,11 @@ class Planner:
                 del self.holders[frontend]
                 self.dropped.add(frontend)
 
-    def _free_block(self, old: Programmed, kept: frozenset[int] | set[int]) -> None:
+    def _free_block(self, old: Programmed, kept: frozenset[int]) -> None:
         self.quarantine.add(partial(self.ranges.give_back, old.block))
-        for backend in old.backends:
-            if backend.id not in kept:
-                self._free_backend_id(backend.id)
+        for id in old.ids:
+            if id not in kept:
+                self._free_backend_id(id)
 
     def _free_service_id(self, number: int) -> None:
         self.plan.gone_service_names.append(number)
@@ -214,8 +207,10 @@ class Planner:
 
 
 def _same_backends(old: Programmed, wanted: Wanted) -> bool:
-    here = [((b.address, b.port), b.flags) for b in old.backends]
-    return bool(old.id) and here == [(b.endpoint, b.flags) for b in wanted.backends]
+    """In the same slots; a backend may have got another name."""
+    if old.backends == wanted.backends:
+        return bool(old.id)
+    return bool(old.id) and [b[:3] for b in old.backends] == [b[:3] for b in wanted.backends]
 
 
 def _services(

@@ -7,23 +7,36 @@ frontends are leftovers, which the first complete plan takes away.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
 
 from ebpflb.model.services import PortName
 from ebpflb.plan.entries import Backend, BackendName, Frontend, Range, Service
+from ebpflb.plan.wanted import WantedBackend
+
+NAMELESS = BackendName("", "")
 
 
 class Programmed(NamedTuple):
-    """What the maps hold of one service port; ``names`` go with ``backends``, slot by slot."""
+    """What the maps hold of one service port: backends slot by slot, and an id for each."""
 
     id: int
     block: Range
     services: dict[Frontend, Service]
-    backends: tuple[Backend, ...]
-    names: tuple[BackendName, ...]
+    backends: tuple[WantedBackend, ...]
+    ids: tuple[int, ...]
+
+    def slots(self) -> Iterator[tuple[int, Backend]]:
+        """The block, index by index."""
+        for slot, (wanted, id) in enumerate(zip(self.backends, self.ids, strict=True)):
+            backend = Backend(wanted.address, wanted.port, wanted.flags, id, self.id)
+            yield self.block.base + slot, backend
+
+    def members(self) -> Iterator[tuple[int, int]]:
+        """The slot of each id."""
+        return ((id, self.block.base + slot) for slot, id in enumerate(self.ids))
 
 
 @dataclass
@@ -74,19 +87,21 @@ def _programmed(
     """All that a frontend names were complete when written; the largest has backends, if any."""
     blocks = (service.block for service in services.values())
     block = max(blocks, key=attrgetter("size"), default=Range(0, 0))
-    backends = tuple(slots(block.base + index) for index in range(block.size))
-    if any(backend.service != number for backend in backends):
-        backends, block = (), Range(0, 0)
-    names = tuple(backend_names.get(b.id, BackendName("", "")) for b in backends)
-    return Programmed(number, block, services, backends, names)
+    held = [slots(block.base + index) for index in range(block.size)]
+    if any(backend.service != number for backend in held):
+        held, block = [], Range(0, 0)
+    backends = tuple(
+        WantedBackend(b.address, b.port, b.flags, backend_names.get(b.id, NAMELESS)) for b in held
+    )
+    return Programmed(number, block, services, backends, tuple(b.id for b in held))
 
 
 def _check_members(present: Present, found: Programmed, members: Callable[[int], int]) -> None:
     """What a wrong member points to must stay until the member is mended."""
-    for slot, backend in enumerate(found.backends, found.block.base):
-        written = members(backend.id)
+    for id, slot in found.members():
+        written = members(id)
         if written != slot:
-            present.wrong_members.append((backend.id, slot))
+            present.wrong_members.append((id, slot))
             present.stray_blocks.add(Range(written, 1))
 
 
@@ -101,5 +116,5 @@ def _gather_strays(
             present.stray_service_ids.add(number)
             present.stray_services += services
             present.stray_blocks |= {service.block for service in services.values()}
-    used = {b.id for programmed in present.programmed.values() for b in programmed.backends}
+    used = {id for programmed in present.programmed.values() for id in programmed.ids}
     present.stray_backend_ids |= backend_names.keys() - used

@@ -33,9 +33,15 @@ _ORDER = {flags: order for order, flags in enumerate(_LISTS.values())}
 class WantedBackend(NamedTuple):
     """An endpoint in its place of the block."""
 
-    endpoint: tuple[Address, int]  # address, port: what a backend id stays with
+    address: Address
+    port: int
     flags: Flags
     name: BackendName
+
+    @property
+    def endpoint(self) -> tuple[Address, int]:
+        """What a backend id stays with as long as the service has it."""
+        return self.address, self.port
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +99,7 @@ def _backends(selection: Selection) -> tuple[WantedBackend, ...]:
     cluster, local = set(map(id, selection.cluster)), set(map(id, selection.local))
     found = {id(e): e for e in (*selection.serving, *selection.cluster, *selection.local)}
     backends = [
-        WantedBackend((e.address, e.port), _LISTS[i in cluster, i in local], _name(e))
+        WantedBackend(e.address, e.port, _LISTS[i in cluster, i in local], _name(e))
         for i, e in found.items()
     ]
     return tuple(sorted(backends, key=lambda backend: _ORDER[backend.flags]))

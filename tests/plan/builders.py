@@ -29,7 +29,7 @@ def frontend(number: int) -> Frontend:
 
 def backend(number: int, flags: Flags = CLUSTER) -> WantedBackend:
     label = BackendName("node-a", f"pod-{number}")
-    return WantedBackend((IPv4Address(f"10.1.0.{number}"), 8080), flags, label)
+    return WantedBackend(IPv4Address(f"10.1.0.{number}"), 8080, flags, label)
 
 
 def wanted(

@@ -112,7 +112,7 @@ def check_tidy(node: Node) -> None:
     assert set(maps.services) == set(planner.holders)
     assert maps.service_names == {p.id: name for name, p in programmed.items()}
     labels = {
-        b.id: n for p in programmed.values() for b, n in zip(p.backends, p.names, strict=True)
+        id: b.name for p in programmed.values() for id, b in zip(p.ids, p.backends, strict=True)
     }
     assert maps.backend_names == labels
     _check_members(node)
@@ -124,7 +124,7 @@ def _check_members(node: Node) -> None:
     """Each member points to its slot, and a client of a former backend does not find that."""
     living: Keys = set()
     for programmed in node.planner.present.values():
-        for slot, backend in enumerate(programmed.backends, programmed.block.base):
+        for slot, backend in programmed.slots():
             assert node.maps.members[backend.id] == slot
             assert node.maps.find(programmed.id, backend.id) == backend
             living.add((programmed.id, backend.id))
@@ -145,7 +145,7 @@ def _check_ids(node: Node) -> None:
     planner = node.planner
     for ids, living in (
         (planner.service_ids, [p.id for p in planner.present.values()]),
-        (planner.backend_ids, [b.id for p in planner.present.values() for b in p.backends]),
+        (planner.backend_ids, [id for p in planner.present.values() for id in p.ids]),
     ):
         resting = [call.args[0] for call in _resting(planner) if call.func == ids.give_back]
         assert sorted([*living, *resting]) == sorted(ids.used)

@@ -35,7 +35,7 @@ def blocks(node: Node) -> set[Range]:
 def ids(node: Node, service: str) -> dict[int, int]:
     """The id of each of a service's backends, by the backend's number."""
     programmed = node.planner.present[name(service)]
-    return {int(b.address) & 0xFF: b.id for b in programmed.backends}
+    return {int(b.address) & 0xFF: b.id for _, b in programmed.slots()}
 
 
 def test_new_service() -> None:

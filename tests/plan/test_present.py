@@ -57,8 +57,11 @@ def test_as_it_should_be() -> None:
     present = maps.read_back()
     found = present.programmed.pop(name("web"))
     assert (found.id, found.block, found.services) == (1, OLD, maps.services)
-    assert [(b.id, b.address.packed[-1]) for b in found.backends] == [(1, 1), (2, 2)]
-    assert found.names == (BackendName("node-a", "pod-1"), BackendName("node-a", "pod-2"))
+    assert [b.address.packed[-1] for b in found.backends] == [1, 2] and found.ids == (1, 2)
+    assert tuple(b.name for b in found.backends) == (
+        BackendName("node-a", "pod-1"),
+        BackendName("node-a", "pod-2"),
+    )
     assert present == Maps().read_back()
 
 

@@ -65,7 +65,7 @@ def endpoint(number: int) -> Endpoint:
 
 
 def numbers(found: Wanted) -> list[int]:
-    return [int(backend.endpoint[0]) & 0xFF for backend in found.backends]
+    return [int(backend.address) & 0xFF for backend in found.backends]
 
 
 def test_one_service_port() -> None:
@@ -175,5 +175,5 @@ def test_each_list_is_one_run(lists: dict[int, set[str]]) -> None:
     assert order == sorted(order)
     assert sorted(numbers(found)) == sorted(number for number in lists if lists[number])
     for of, word in (("c", "cluster"), ("l", "local")):
-        listed = {int(b.endpoint[0]) & 0xFF for b in found.backends if word in b.flags}
+        listed = {int(b.address) & 0xFF for b in found.backends if word in b.flags}
         assert listed == {number for number in lists if of in lists[number]}
