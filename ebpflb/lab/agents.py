@@ -49,7 +49,10 @@ class LabAgent:
             self.process = self.lab.keep(
                 start(self.node.netns, self.lab.cgroup, command, stdout=log, stderr=log)
             )
-        wait_until(f"{self.node.name}'s agent is ready; its log:\n{self.words()}", self._ready)
+        try:
+            wait_until(f"{self.node.name}'s agent is ready", self._ready)
+        except NodeError as error:
+            raise NodeError(f"{error}; its log:\n{self.words()}") from error
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
         """SIGTERM or SIGKILL; what is programmed stays."""
