@@ -53,9 +53,9 @@ def logged_since(cluster: Cluster, before: str) -> str:
 def test_warm_restart(cluster: Cluster) -> None:
     """Nothing changed: not one map entry is written, and nothing is compiled."""
     cluster.publish(web(*map(at, cluster.web), nodeport=30080), crowd(1))
+    cluster.agent.stop()
     settings, log = cluster.maps["settings"], cluster.agent.words()
     before = settings.get(0)
-    cluster.agent.stop()
     cluster.agent.start()
     assert settings.get(0) == before
     said = logged_since(cluster, log)
