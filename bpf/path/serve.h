@@ -64,18 +64,19 @@ static __always_inline enum verdict serve_once(const struct request *request,
 	return serve_stream(request, &service, backend);
 }
 
-/* What changed hands while we looked is asked for again, once. */
+/*
+ * What changed hands while we looked is asked for again, once. Written out: of a loop around all
+ * this clang makes one that is entered in its middle, which 5.10 and 6.1 refuse ("back-edge").
+ */
 static __always_inline enum verdict serve(const struct request *request, struct backend *backend)
 {
-	for (int attempt = 0; attempt < 2; attempt++) {
-		enum verdict verdict = serve_once(request, backend);
+	enum verdict verdict = serve_once(request, backend);
 
-		if (verdict != VERDICT_SLOT_LOST)
-			return verdict_count(verdict);
-		if (!attempt)
-			verdict_count(VERDICT_SLOT_RETRIED);
+	if (verdict == VERDICT_SLOT_LOST) {
+		verdict_count(VERDICT_SLOT_RETRIED);
+		verdict = serve_once(request, backend);
 	}
-	return verdict_count(VERDICT_SLOT_LOST);
+	return verdict_count(verdict);
 }
 
 /* The frontend that this peer stands for, or NULL where we translated nothing. */
