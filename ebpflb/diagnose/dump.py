@@ -7,17 +7,14 @@ at it), so a dump that is a mixture of two states says so.
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ebpflb.datapath.layout import VERDICTS
 from ebpflb.datapath.maps import Map
 from ebpflb.datapath.records import Affinity, Assignment, Client, Origin, Peer, Sender
-from ebpflb.model.addresses import Address
-from ebpflb.model.services import PortName, Protocol
-from ebpflb.plan.entries import Backend, BackendName, Frontend, Range, Service
-
-Row = dict[str, Any]
+from ebpflb.diagnose.content import Content, Row, host_port, kind
+from ebpflb.model.services import Protocol
+from ebpflb.plan.entries import Backend, BackendName, Frontend, Range
 
 
 class Dump(NamedTuple):
@@ -27,45 +24,6 @@ class Dump(NamedTuple):
     changed_while_reading: bool
 
 
-@dataclass(frozen=True)
-class Content:
-    """What the agent wrote, read once; everything else refers to it by number."""
-
-    maps: Mapping[str, Map]
-    services: dict[Frontend, Service]
-    service_names: dict[int, PortName]
-    backend_names: dict[int, BackendName]
-    slots: dict[int, Backend]  # those that a service names
-
-    @classmethod
-    def read(cls, maps: Mapping[str, Map]) -> "Content":
-        services = dict(maps["services"].items())
-        blocks = {service.block for service in services.values()}
-        slots = {i: maps["slots"].get(i) for b in blocks for i in range(b.base, b.base + b.size)}
-        return cls(
-            maps,
-            services,
-            dict(maps["service_names"].items()),
-            dict(maps["backend_names"].items()),
-            slots,
-        )
-
-    def service(self, number: int) -> str:
-        name = self.service_names.get(number)
-        return f"{name}/{Protocol(name.protocol).name}" if name else f"#{number}"
-
-    def backends(self) -> dict[int, Backend]:
-        return {backend.id: backend for backend in self.slots.values()}
-
-    def service_counters(self, number: int) -> Row:
-        chosen, sticky, refused, not_here = self.maps["service_stats"].get(number)
-        return {"chosen": chosen, "sticky": sticky, "refused": refused, "not_here": not_here}
-
-    def backend_counters(self, number: int) -> Row:
-        opened, closed = self.maps["backend_stats"].get(number)
-        return {"opened": opened, "open": max(0, opened - closed)}
-
-
 def dump(maps: Mapping[str, Map], wanted: tuple[str, ...] = ()) -> Dump:
     """The rows of the wanted maps (none named: all), sorted."""
     before = maps["settings"].get(0).writes
@@ -73,19 +31,6 @@ def dump(maps: Mapping[str, Map], wanted: tuple[str, ...] = ()) -> Dump:
     rows = {name: ROWS[name](content) for name in wanted or ROWS}
     after = maps["settings"].get(0).writes
     return Dump(rows, changed_while_reading=before != after or bool(before % 2))
-
-
-def host_port(address: Address, port: int) -> str:
-    return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
-
-
-def kind(frontend: Frontend, service: Service) -> str:
-    """What kind of address a frontend is."""
-    if frontend.address.is_unspecified:
-        return "NodePort"
-    if "load_balancer" in service.flags:
-        return "LoadBalancer"
-    return "ExternalIP" if "external" in service.flags else "ClusterIP"
 
 
 def _span(span: Range) -> str:
