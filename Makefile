@@ -3,7 +3,7 @@
 #   make demo    see it at work          make test    pass the tests
 # and for those who work on it:
 #   make check   lint, types, imports, C          make format    mend what a tool can mend
-#   make bench-connect    measure
+#   make bench-connect    measure    make test-kernels   on Linux 5.10, 6.1 and 6.12 (vagrant/)
 
 PYTHON := /usr/bin/python3
 VENV := .venv
@@ -12,6 +12,8 @@ RUN_PACKAGES := python3 python3-venv python3-bpfcc iproute2 util-linux procps
 TEST_PACKAGES := $(RUN_PACKAGES) gcc libc6-dev python3-dev clang libbpf-dev bpftool
 CLANG := clang -O2 -g -target bpf -Wall -Wextra -Wno-unused-parameter -Werror \
 	-Ibpf -I/usr/include/$(shell uname -m)-linux-gnu
+
+GCC := gcc -O2 -Wall -Wextra -Wno-unused-parameter -Werror -Ibpf -DDIALECT_NATIVE
 
 .PHONY: demo test check format bench-connect lint-c lint-python clean
 
@@ -27,6 +29,7 @@ lint-python: $(VENV)/test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/mypy --package vagrant.kernels
 	$(BIN)/lint-imports --no-logo
 
 # bpf/ compiles without a warning in its other two dialects: clang with libbpf, and natively.
@@ -34,7 +37,9 @@ lint-c: $(VENV)/test
 	@mkdir -p build
 	$(CLANG) -c bpf/hooks/socket.c -o build/socket.o
 	$(CLANG) -DHAVE_SET_RETVAL -c bpf/hooks/socket.c -o build/socket-retval.o
-	gcc -O2 -Wall -Wextra -Wno-unused-parameter -Werror -Ibpf -DDIALECT_NATIVE -c bpf/hooks/socket.c -o build/native.o
+	$(CLANG) -c bpf/hooks/witness.c -o build/witness.o
+	$(GCC) -c bpf/hooks/socket.c -o build/native.o
+	$(GCC) -c bpf/hooks/witness.c -o build/witness-native.o
 
 format: $(VENV)/test
 	$(BIN)/ruff check --fix
@@ -67,6 +72,8 @@ dpkg --status $(1) >/dev/null 2>&1 || { \
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(1) >/dev/null; }; \
 [ -x $(BIN)/python ] || $(PYTHON) -m venv --system-site-packages $(VENV)
 endef
+
+include vagrant/kernels/kernels.mk
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

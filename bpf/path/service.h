@@ -19,7 +19,7 @@ static __always_inline struct settings *settings_read(void)
 	return LOOKUP(struct settings, settings, &only);
 }
 
-/* Kernels before 5.14 do not tell the agent its cookie: then it runs in the initial namespace. */
+/* Before 5.14 the agent hears its cookie from hooks/witness.c; 0 means the initial namespace. */
 static __always_inline bool netns_is_host(__u64 netns)
 {
 	struct settings *settings = settings_read();

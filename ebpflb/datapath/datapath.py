@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 
-from ebpflb.datapath import compiler, layout, links, probe, programs
+from ebpflb.datapath import compiler, layout, links, probe, programs, witness
 from ebpflb.datapath.maps import Counters
 from ebpflb.datapath.programs import Program
 from ebpflb.datapath.records import Settings
@@ -51,6 +51,7 @@ class Datapath:
         self.state = state
         self.maps = state.open_maps()
         self.programs: list[Program] = []
+        self.host_netns = 0
 
     def close(self) -> None:
         """Lets go of everything; what is pinned serves on."""
@@ -63,6 +64,7 @@ class Datapath:
 
         Raises CompileError or VerifierError; then the old programs keep serving.
         """
+        self.host_netns = witness.netns_cookie(cache) or self._settings().host_netns
         compiled = compiler.compile_source(SOURCE, flags(), cache=cache)
         self.programs = programs.load(compiled, self.maps)
         return not compiled.cached
@@ -110,7 +112,7 @@ class Datapath:
     def set(self, chosen: Flags) -> None:
         """Writes the operator's flags, and who the node is."""
         writes = self._settings().writes
-        self._set(Settings(probe.netns_cookie() or 0, writes + writes % 2, chosen))
+        self._set(Settings(self.host_netns, writes + writes % 2, chosen))
 
     def _counters(self, name: str) -> Counters:
         opened = self.maps[name]

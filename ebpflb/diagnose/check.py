@@ -56,7 +56,7 @@ def _findings(state_directory: Path, cgroup: Path | None) -> Iterator[Finding]:
         "netns cookie of the agent",
         probe.netns_cookie() is not None,
         "5.14",
-        "the agent has to run in the initial network namespace",
+        "a program tells it, attached for a moment at the start",
     )
     yield _other_programs(state_directory, cgroup)
 

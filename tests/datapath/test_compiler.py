@@ -220,7 +220,7 @@ def test_nobody_compiles(sources: Path, tmp_path: Path) -> None:
     """The compiler reads what everybody may read: a root-only header is not found."""
     (tmp_path / "secret.h").touch()
     tmp_path.chmod(0o700)
-    replace(sources / SOURCE, "#define ALLOW 1", f'#include "{tmp_path}/secret.h"')
+    replace(sources / SOURCE, "LICENSE", f'#include "{tmp_path}/secret.h"\nLICENSE')
     with pytest.raises(CompileError, match=r"secret\.h' file not found|Permission denied"):
         compile_source(SOURCE, cache=tmp_path / "cache", sources=sources)
 

@@ -23,6 +23,8 @@ A_MOMENT = 0.1  # seconds in which nothing may happen
 def form(cluster: Cluster, request: pytest.FixtureRequest) -> str:
     """Puts this form of the programs in force, on the agent's maps."""
     flags = datapath.flags() if request.param == "named errno" else ()
+    if request.param == "named errno" and not flags:
+        pytest.skip("this kernel has no bpf_set_retval")
     compiled = compiler.compile_source(datapath.SOURCE, flags)
     loaded = programs.load(compiled, cluster.maps)
     links.attach(State(cluster.agent.places.state), cluster.node.cgroup, loaded)

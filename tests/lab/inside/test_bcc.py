@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""BCC works on this kernel, and makes of the same sources the same bytecode as anywhere."""
+
+from pathlib import Path
+
+import pytest
+
+from ebpflb.datapath import compiler
+
+SOURCE = "hooks/witness.c"
+
+
+@pytest.mark.timeout(300)
+def test_compiles_here(tmp_path: Path) -> None:
+    """A flag more than was compiled outside asks for a new compilation."""
+    outside = compiler.compile_source(SOURCE, cache=tmp_path)
+    here = compiler.compile_source(SOURCE, ("-DHERE",), cache=tmp_path)
+    assert not here.cached
+    assert here.programs == outside.programs

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The witness tells a process its network namespace, as the kernel does where it can."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ebpflb.datapath import compiler, kernel, links, probe, programs, witness
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="bpf(2) is root's")
+ATTACH = programs.HOOKS[programs.GETSOCKNAME4]
+ASK = """
+import sys
+from pathlib import Path
+from ebpflb.datapath import probe, witness
+print(witness.testify(Path(sys.argv[1])), probe.netns_cookie())
+"""
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def attached() -> list[int]:
+    target = os.open(links.cgroup_root(), os.O_RDONLY)
+    try:
+        return kernel.query(target, ATTACH.point)
+    finally:
+        os.close(target)
+
+
+def elsewhere(cache: Path) -> list[str]:
+    """What a process in a new network namespace hears."""
+    command = ["unshare", "--net", sys.executable, "-c", ASK, str(cache)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_agrees(cache: Path) -> None:
+    """It says what the kernel says, where the kernel says anything."""
+    assert witness.testify(cache) == witness.netns_cookie(cache)
+
+
+def test_namespaces_differ(cache: Path) -> None:
+    """Each namespace has its own, and keeps it."""
+    told, known = elsewhere(cache)
+    assert int(told) not in (0, witness.testify(cache))
+    assert known in (told, "None")
+    assert witness.testify(cache) == witness.testify(cache)
+
+
+def test_goes(cache: Path) -> None:
+    """When it has told, nothing is attached and no descriptor is left."""
+    before = attached(), os.listdir("/proc/self/fd")
+    witness.testify(cache)
+    assert (attached(), os.listdir("/proc/self/fd")) == before
+
+
+def test_without_mark(cache: Path) -> None:
+    """While it is attached, nobody else's socket hears it."""
+    with witness._attached(cache), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        other.bind(("127.0.0.1", 0))
+        assert other.getsockname()[0] == "127.0.0.1"
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unbound:
+            assert unbound.getsockname() == ("0.0.0.0", 0)
+
+
+def test_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where neither tells, the answer is that nobody knows."""
+    monkeypatch.setattr(probe, "netns_cookie", lambda: None)
+    monkeypatch.setattr(compiler, "bcc_version", lambda: None)
+    assert witness.netns_cookie(tmp_path) is None

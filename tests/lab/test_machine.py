@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run counts only if it said how it ended; whatever happens, nothing stays behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from vagrant.kernels import lane, machine
+from vagrant.kernels.errors import LabError
+from vagrant.kernels.listing import Kernel
+
+KERNEL = Kernel("5.10", "suite", "archive")
+JUNIT = '<testsuites><testsuite tests="3" failures="{}" errors="0" skipped="1"/></testsuites>'
+Boot = Callable[..., machine.Result]
+
+
+@pytest.fixture
+def boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Boot:
+    """A machine that is a shell script; its folder is $out."""
+
+    def boot(script: str, limit: float = 10.0) -> machine.Result:
+        command = ["sh", "-c", f"out={tmp_path}; {script}"]
+        monkeypatch.setattr(machine, "_command", lambda *_: command)
+        return machine.run(tmp_path, tmp_path, "true", limit=limit, say=heard.append)
+
+    heard: list[str] = []
+    return boot
+
+
+def verdict(result: machine.Result) -> str:
+    return lane.judge(KERNEL, result).trouble
+
+
+def test_good(boot: Boot) -> None:
+    """A status of 0 and results: what passed and was skipped is said."""
+    result = boot(f"echo '{JUNIT.format(0)}' >$out/junit.xml; echo 0 >$out/status")
+    trouble, summary = lane.judge(KERNEL, result)[1:]
+    assert not trouble
+    assert summary.startswith("2 passed, 1 skipped in ")
+
+
+def test_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every line is heard once and whole, the last one too."""
+    script = f"cd {tmp_path}; printf 'one\\ntw' >output; sleep 0.3; printf 'o\\nend' >>output"
+    monkeypatch.setattr(machine, "_command", lambda *_: ["sh", "-c", script])
+    heard: list[str] = []
+    machine.run(tmp_path, tmp_path, "true", limit=10, say=heard.append)
+    assert heard == ["one", "two", "end"]
+
+
+def test_tests_fail(boot: Boot) -> None:
+    result = boot(f"echo '{JUNIT.format(1)}' >$out/junit.xml; echo 1 >$out/status")
+    assert verdict(result) == "tests failed (1 passed, 1 failed, 1 skipped)"
+
+
+def test_panic(boot: Boot) -> None:
+    """The panic is named, and the console's last lines follow."""
+    result = boot("printf 'before\\nKernel panic - not syncing: no root\\n' >$out/console")
+    assert verdict(result).splitlines() == [
+        "Kernel panic - not syncing: no root; the console ended with",
+        "    before",
+        "    Kernel panic - not syncing: no root",
+    ]
+
+
+def test_hang(boot: Boot) -> None:
+    """A machine that goes on for ever is ended, and its last words are shown."""
+    begun = time.monotonic()
+    result = boot("echo waiting >$out/console; exec sleep 100", limit=0.5)
+    assert time.monotonic() - begun < 5
+    assert verdict(result) == "no end after 0.5 s; the console ended with\n    waiting"
+
+
+def test_no_status(boot: Boot) -> None:
+    assert verdict(boot("true")).startswith("the machine went off without a result;")
+
+
+def test_qemu_complains(boot: Boot) -> None:
+    assert verdict(boot("echo bad option >&2; exit 1")).startswith("bad option;")
+
+
+@pytest.mark.parametrize("results", ["", "<testsuites><testsuite tests="])
+def test_no_results(boot: Boot, results: str) -> None:
+    """A status without results, or with half of them, is a failure."""
+    result = boot(f"echo '{results}' >$out/junit.xml; echo oh >$out/output; echo 0 >$out/status")
+    assert verdict(result) == "no results, status 0; it said\n    oh"
+
+
+def test_nothing_ran(boot: Boot) -> None:
+    """A run in which every test was skipped proves nothing."""
+    junit = '<testsuite tests="2" failures="0" errors="0" skipped="2"/>'
+    result = boot(f"echo '{junit}' >$out/junit.xml; echo 0 >$out/status")
+    assert verdict(result) == "tests failed (2 skipped)"
+
+
+def test_folder_goes(tmp_path: Path) -> None:
+    """The folder of a run goes with it, also when it fails, and so do those of killed runs."""
+    runs = tmp_path / "runs"
+    (runs / "999999999-6.1").mkdir(parents=True)
+    with pytest.raises(LabError), machine.output_folder(runs, "5.10") as folder:
+        assert folder.is_dir()
+        raise LabError("x")
+    assert not list(runs.iterdir())
+
+
+RUN = """
+import sys
+from pathlib import Path
+from vagrant.kernels import machine
+machine.end_on_signals()
+machine.acceleration = lambda: ()
+machine.tool = lambda name, package: {"setpriv": "setpriv"}.get(name, sys.argv[2])
+with machine.output_folder(Path(sys.argv[1]), "5.10") as out:
+    print("ready", flush=True)
+    machine.run(out, out, "true", limit=60, say=print)
+"""
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
+    """A run whose QEMU is a script that sleeps and leaves its pid."""
+    qemu = tmp_path / "qemu"
+    qemu.write_text(f"#!/bin/sh\necho $$ >{tmp_path}/pid\nexec sleep 60\n")
+    qemu.chmod(0o755)
+    command = [sys.executable, "-c", RUN, str(tmp_path / "runs"), str(qemu)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_interrupted(running: "subprocess.Popen[str]", tmp_path: Path, how: signal.Signals) -> None:
+    """QEMU ends with us however we end; the folder too, except after SIGKILL: the next run's."""
+    pid = _wait(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip())
+    running.send_signal(how)
+    running.wait(10)
+    assert _wait(lambda: not _alive(int(pid)))
+    left = list((tmp_path / "runs").iterdir())
+    assert bool(left) == (how == signal.SIGKILL)
+    with machine.output_folder(tmp_path / "runs", "next"):
+        assert len(list((tmp_path / "runs").iterdir())) == 1
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+
+
+def _wait(value: Callable[[], object]) -> str:
+    until = time.monotonic() + 10
+    while not (found := value()) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert found
+    return str(found)
+
+
+def test_no_qemu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line that says how to get it."""
+    monkeypatch.setattr(machine, "QEMU", "qemu-system-none")
+    with pytest.raises(LabError, match="apt install --no-install-recommends qemu-system-x86"):
+        machine._command(Path(), Path())
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="we are root")
+def test_not_root() -> None:
+    with pytest.raises(LabError, match="run it as root"):
+        machine.is_root()

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel lab's commands; run in the checkout, as root:
+
+python3 -m vagrant.kernels list
+python3 -m vagrant.kernels fetch [KERNEL ...]
+python3 -m vagrant.kernels package KERNEL
+python3 -m vagrant.kernels test [KERNEL ...] [-- PYTEST WORDS]
+python3 -m vagrant.kernels run KERNEL COMMAND
+python3 -m vagrant.kernels shell KERNEL
+python3 -m vagrant.kernels table
+"""
+
+import sys
+from collections.abc import Sequence
+
+from vagrant.kernels import archive, lane, listing, machine, verifier
+from vagrant.kernels.errors import LabError
+from vagrant.kernels.listing import Kernel
+
+
+def main(words: Sequence[str]) -> int:
+    machine.end_on_signals()
+    command, *rest = words or ["help"]
+    if command not in COMMANDS:
+        print(__doc__.strip())
+        return 0 if command in ("help", "-h", "--help") else 2
+    try:
+        return COMMANDS[command](rest)
+    except LabError as error:
+        print(f"kernel lab: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("kernel lab: interrupted; nothing is left behind", file=sys.stderr)
+    return 1
+
+
+def _list(_words: list[str]) -> int:
+    for kernel in listing.kernels().values():
+        print(*kernel)
+    return 0
+
+
+def _fetch(words: list[str]) -> int:
+    for kernel in _named(words):
+        print(f"{kernel.name:5} {lane.bootable(kernel)}")
+    return 0
+
+
+def _package(words: list[str]) -> int:
+    """Only Debian's package, for a machine that installs it (vagrant/provision/kernel)."""
+    for kernel in _named(words):
+        print(archive.fetch(kernel, lane.folder(kernel)))
+    return 0
+
+
+def _test(words: list[str]) -> int:
+    """All kernels or those named; after ``--`` whatever pytest is to run instead of the lane."""
+    cut = words.index("--") if "--" in words else len(words)
+    outcomes = lane.test_all(_named(words[:cut]), words[cut + 1 :] or lane.TESTS)
+    return _report(outcomes)
+
+
+def _report(outcomes: list[lane.Outcome]) -> int:
+    print()
+    for kernel, trouble, summary in outcomes:
+        print(f"{kernel.name:5} {'ok    ' if not trouble else 'FAILED'} {summary}")
+    for kernel, trouble, _ in outcomes:
+        if trouble:
+            print(f"kernel lab: {kernel.name}: {trouble}", file=sys.stderr)
+    return int(any(trouble for _, trouble, _ in outcomes))
+
+
+def _run(words: list[str]) -> int:
+    """One command; its own status."""
+    if len(words) != 2:
+        raise LabError("run wants a kernel and a command")
+    machine.is_root()
+    kernel = listing.named(words[0])
+    made = lane.bootable(kernel)
+    with machine.output_folder(lane.CACHE / "runs", kernel.name) as out:
+        result = machine.run(made, out, words[1], limit=lane.LIMIT, say=print)
+        if result.status is None:
+            raise LabError(f"{result.reason}; the console:\n{machine.last_lines(result.console)}")
+        return result.status
+
+
+def _shell(words: list[str]) -> int:
+    if len(words) != 1:
+        raise LabError(f"shell wants one kernel of {', '.join(listing.kernels())}")
+    machine.is_root()
+    kernel = listing.named(words[0])
+    made = lane.bootable(kernel)
+    with machine.output_folder(lane.CACHE / "runs", kernel.name) as out:
+        print(f"{kernel.name}: the host's files, copy-on-write; `exit` or Ctrl-A X ends it")
+        machine.shell(made, out, "/bin/bash")
+    return 0
+
+
+def _table(words: list[str]) -> int:
+    """Measures on every kernel and writes verifier.csv anew."""
+    kernels = _named(words)
+    outcomes = lane.test_all(kernels, [lane.BUDGET], "LAB_RENEW=1")
+    if _report(outcomes):
+        return 1
+    measured = {
+        kernel.name: verifier.counts_of(
+            verifier.read(lane.RESULTS / kernel.name / "verifier.csv"), kernel.name
+        )
+        for kernel in kernels
+    }
+    verifier.write(verifier.renewed(verifier.read(), measured), listing.kernels())
+    print(f"{verifier.TABLE.name} is renewed")
+    return 0
+
+
+def _named(words: list[str]) -> list[Kernel]:
+    return [listing.named(name) for name in words] or list(listing.kernels().values())
+
+
+COMMANDS = {
+    "list": _list,
+    "fetch": _fetch,
+    "package": _package,
+    "test": _test,
+    "run": _run,
+    "shell": _shell,
+    "table": _table,
+}
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes wrong in the lab: one line for whoever started it."""
+
+import shutil
+from pathlib import Path
+
+
+class LabError(Exception):
+    """Something is missing or failed; the message says what, and how to get it."""
+
+
+def tool(name: str, package: str) -> str:
+    """The path of a program. Raises LabError with the package that has it."""
+    found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")
+    if found is None:
+        raise LabError(f"{name} is missing: apt install --no-install-recommends {package}")
+    return found
+
+
+def need(path: Path, package: str) -> Path:
+    """A file that a package brings. Raises LabError with the package's name."""
+    if not path.exists():
+        raise LabError(f"{path} is missing: apt install --no-install-recommends {package}")
+    return path

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs on every kernel, and what came of it.
+
+    loads      every program of bpf/hooks in every variant that the kernel takes, within the
+               verifier's budget; one compilation by BCC
+    datapath   maps, programs, links and pins, against this kernel's bpf(2)
+    network    real sockets through real hooks, with the real agent: every hook and helper
+
+What tests/network has beyond that (policies, affinity's clock, long datagram flows, churn, the
+agent's life) is the same code on every kernel, takes as long again emulated, and runs outside;
+`make test-kernel KERNEL=5.10 TESTS=tests/network` runs it all. Nothing compiles inside but the
+one test that asks for it: bytecode is carried in.
+"""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from vagrant.kernels import archive, image, machine
+from vagrant.kernels.errors import LabError
+from vagrant.kernels.listing import Kernel
+
+CACHE = Path(os.environ.get("EBPFLB_KERNELS") or Path.home() / ".cache" / "ebpflb-kernels")
+RESULTS = Path("build/kernels")
+AT_ONCE = 3  # on two cores: each uses one, most of the time
+LIMIT = 600.0  # seconds for one kernel, emulated
+BUDGET = "tests/lab/inside/test_verifier.py"
+TESTS = (
+    "tests/lab/inside",
+    "tests/datapath/test_maps.py",
+    "tests/datapath/test_programs.py",
+    "tests/datapath/test_links.py",
+    "tests/datapath/test_state.py",
+    "tests/network/test_protocols.py",
+    "tests/network/test_refusal.py",
+    "tests/network/test_nodeports.py",
+    "tests/network/test_bind.py",
+    "tests/network/test_release.py",
+)
+Say = Callable[[str], None]
+
+
+class Outcome(NamedTuple):
+    """How a kernel did: ``trouble`` is empty where all is well."""
+
+    kernel: Kernel
+    trouble: str
+    summary: str
+
+
+def folder(kernel: Kernel) -> Path:
+    """Where the kernel's package and images are kept."""
+    made = CACHE / kernel.name
+    made.mkdir(parents=True, exist_ok=True)
+    return made
+
+
+def bootable(kernel: Kernel) -> Path:
+    """The folder to boot from, fetched and made where it is not there."""
+    return image.prepare(archive.fetch(kernel, folder(kernel)))
+
+
+def prime(tests: Sequence[str]) -> None:
+    """Makes outside what would take long inside: bytecode, of our programs and of Python's."""
+    python = _python()
+    for command in (
+        [python, "-m", "vagrant.kernels.bytecode", str(CACHE / "bytecode")],
+        [python, "-m", "pytest", "-qq", "--collect-only", "-p", "vagrant.kernels.carried", *tests],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            lines = (done.stderr + done.stdout).strip()
+            raise LabError(f"{shlex.join(command[:4])} failed:\n{machine.last_lines(lines)}")
+
+
+def test_all(
+    kernels: Sequence[Kernel], tests: Sequence[str], environment: str = ""
+) -> list[Outcome]:
+    """Every kernel, two at a time: what each says is marked with its name."""
+    machine.is_root()
+    prime(tests)
+    images = [bootable(kernel) for kernel in kernels]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        jobs = [
+            pool.submit(_test, kernel, made, tests, environment)
+            for kernel, made in zip(kernels, images, strict=True)
+        ]
+        try:
+            return [job.result() for job in jobs]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            machine.end_all()
+            raise
+
+
+def _test(kernel: Kernel, made: Path, tests: Sequence[str], environment: str) -> Outcome:
+    def say(line: str) -> None:
+        print(f"{kernel.name:5}| {line}", flush=True)
+
+    with machine.output_folder(CACHE / "runs", kernel.name) as out:
+        command = inside(kernel, tests, environment)
+        result = machine.run(made, out, command, limit=LIMIT, say=say)
+        _keep(kernel, out)
+        return judge(kernel, result)
+
+
+def inside(kernel: Kernel, tests: Sequence[str], environment: str = "") -> str:
+    """The shell command that runs tests in the machine."""
+    carried = shlex.quote(str(CACHE / "bytecode"))
+    pytest = [_python(), "-m", "pytest", "-q", "-rfE", "--tb=short", "--durations=5"]
+    pytest += ["-p", "no:cacheprovider", "-p", "vagrant.kernels.carried"]
+    pytest += ["--junitxml=/run/out/junit.xml", "-o", f"junit_suite_name=kernel-{kernel.name}"]
+    variables = f"PYTHONDONTWRITEBYTECODE=1 LAB_KERNEL={kernel.name} LAB_OUT=/run/out {environment}"
+    carry = f"mkdir -p /var/cache/ebpflb && cp {carried}/* /var/cache/ebpflb"
+    return f"{carry} && {variables} exec {shlex.join([*pytest, *tests])}"
+
+
+def _python() -> str:
+    """The checkout's own, which has pytest; else whichever runs us."""
+    own = Path.cwd() / ".venv/bin/python"
+    return str(own) if own.exists() else sys.executable
+
+
+def _keep(kernel: Kernel, out: Path) -> None:
+    """The results of the last run stay in build/, for CI and for whoever looks."""
+    kept = RESULTS / kernel.name
+    shutil.rmtree(kept, ignore_errors=True)
+    kept.mkdir(parents=True)
+    for name in ("output", "console", "junit.xml", "verifier.csv"):
+        if (out / name).exists():
+            shutil.copy(out / name, kept)
+
+
+def judge(kernel: Kernel, result: machine.Result) -> Outcome:
+    """A run is good only if it ended, said so, and left results of tests that all passed."""
+    took = f"{result.seconds:.0f} s"
+    if result.status is None:
+        end = machine.last_lines(result.console) or "    (it said nothing)"
+        return Outcome(kernel, f"{result.reason}; the console ended with\n{end}", took)
+    counts = junit_counts(result.folder / "junit.xml")
+    if counts is None:
+        end = machine.last_lines(result.output)
+        return Outcome(kernel, f"no results, status {result.status}; it said\n{end}", took)
+    words = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    trouble = "" if result.status == 0 and counts["passed"] else f"tests failed ({words})"
+    return Outcome(kernel, trouble, f"{words} in {took}")
+
+
+def junit_counts(path: Path) -> dict[str, int] | None:
+    """How many passed, failed and were skipped; None where the file is missing or cut off."""
+    try:
+        suites = list(ElementTree.parse(path).getroot().iter("testsuite"))
+    except (OSError, ElementTree.ParseError):
+        return None
+    tests, failures, errors, skipped = (
+        sum(int(suite.get(name, 0)) for suite in suites)
+        for name in ("tests", "failures", "errors", "skipped")
+    )
+    failed = failures + errors
+    return {"passed": tests - failed - skipped, "failed": failed, "skipped": skipped}

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which kernels there are: kernels.cfg, and nothing else."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from vagrant.kernels.errors import LabError
+
+LIST = Path(__file__).with_name("kernels.cfg")
+
+
+class Kernel(NamedTuple):
+    """One line of kernels.cfg."""
+
+    name: str
+    suite: str
+    archive: str
+
+
+def kernels(text: str | None = None) -> dict[str, Kernel]:
+    """Every kernel of the list, by name."""
+    lines = (LIST.read_text() if text is None else text).splitlines()
+    words = [line.split() for line in lines if line.strip() and not line.startswith("#")]
+    for line in words:
+        if len(line) != len(Kernel._fields):
+            raise LabError(f"{LIST.name}: name, suite and archive are wanted: {' '.join(line)}")
+    return {line[0]: Kernel(*line) for line in words}
+
+
+def named(name: str) -> Kernel:
+    """The kernel of that name. Raises LabError with the names there are."""
+    known = kernels()
+    if name not in known:
+        raise LabError(f"unknown kernel {name!r}: {LIST.name} has {', '.join(known)}")
+    return known[name]

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One command inside one kernel: boots it, waits, and brings back what came of it.
+
+The host's root, and so the checkout, is the machine's own, copy-on-write in its memory; only the
+output folder is shared for writing. QEMU dies with us however we end (setpriv), a folder that a
+killed run left is removed by the next one. QEMU says nothing of what happened inside: a run
+counts only if it left a status.
+"""
+
+import functools
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from vagrant.kernels.errors import LabError, tool
+
+QEMU, PACKAGE = "qemu-system-x86_64", "qemu-system-x86"
+MEMORY = 1536  # MB, half of which may be files
+LAST_LINES = 25
+APPEND = "quiet panic=-1 mitigations=off nokaslr tsc=reliable random.trust_cpu=on"
+# Nehalem: with a newer CPU glibc picks instructions that are slow to emulate.
+EMULATED = ("-accel", "tcg,thread=single", "-cpu", "Nehalem-v1,+rdrand")
+VIRTUAL = ("-accel", "kvm", "-cpu", "host")
+OUT_OF_QEMU = b"\xba\x01\x05\xb0\x01\xee"  # mov $0x501,%dx; mov $1,%al; out %al,%dx
+LEFT = 3  # QEMU's status then: twice what was written, and one
+TRIAL_SECONDS = 5.0
+
+
+_running: set["subprocess.Popen[str]"] = set()
+
+
+class Result(NamedTuple):
+    """What a command left: its status, or None and why there is none; and its folder."""
+
+    status: int | None
+    reason: str
+    seconds: float
+    folder: Path
+
+    @property
+    def output(self) -> str:
+        return _text(self.folder / "output")
+
+    @property
+    def console(self) -> str:
+        return _text(self.folder / "console")
+
+
+@functools.cache
+def acceleration() -> tuple[str, ...]:
+    """KVM where it is worth it, which is tried.
+
+    A device that is there may refuse, or be emulated itself and a hundred times slower than TCG.
+    """
+    if not os.access("/dev/kvm", os.W_OK):
+        return EMULATED
+    return VIRTUAL if _trial(VIRTUAL) < 2 * _trial(EMULATED) else EMULATED
+
+
+def _trial(accelerator: tuple[str, ...]) -> float:
+    """Seconds from QEMU's start to a boot sector that ends it (isa-debug-exit)."""
+    with tempfile.NamedTemporaryFile(prefix="ebpflb-trial-") as disk:
+        disk.write(OUT_OF_QEMU.ljust(510, b"\0") + b"\x55\xaa")
+        disk.flush()
+        command = [tool(QEMU, PACKAGE), *accelerator, "-M", "pc", "-nodefaults", "-display", "none"]
+        command += ["-device", "isa-debug-exit", "-drive", f"format=raw,file={disk.name}"]
+        begun = time.monotonic()
+        with suppress(subprocess.TimeoutExpired):
+            done = subprocess.run(command, capture_output=True, check=False, timeout=TRIAL_SECONDS)
+            if done.returncode == LEFT:
+                return time.monotonic() - begun
+    return float("inf")
+
+
+@contextmanager
+def output_folder(runs: Path, name: str) -> Iterator[Path]:
+    """A folder for one run, gone afterwards; so are those of runs that were killed."""
+    runs.mkdir(parents=True, exist_ok=True)
+    for left in runs.iterdir():
+        if not Path("/proc", left.name.split("-")[0]).exists():
+            shutil.rmtree(left, ignore_errors=True)
+    folder = runs / f"{os.getpid()}-{name}"
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def run(
+    image: Path, folder: Path, command: str, *, limit: float, say: Callable[[str], None]
+) -> Result:
+    """Runs a shell command as root inside; ``say`` hears its output line by line."""
+    here = shlex.quote(os.getcwd())
+    script = f"cd {here} && ( {command}\n) >/run/out/output 2>&1 </dev/null\n"
+    script += "echo $? >/run/out/half && mv /run/out/half /run/out/status\n"
+    (folder / "command").write_text(script)
+    begun = time.monotonic()
+    serial = ("-serial", f"file:{folder / 'console'}")
+    process = subprocess.Popen(
+        [*_command(image, folder), *serial],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    _running.add(process)
+    try:
+        ended = _follow(process, folder / "output", begun + limit, say)
+    finally:
+        process.kill()
+        _running.discard(process)
+        complaint = process.communicate()[1].strip()
+    reason = "" if ended else f"no end after {limit:g} s"
+    return _result(folder, reason or complaint, time.monotonic() - begun)
+
+
+def shell(image: Path, folder: Path, command: str) -> None:
+    """An interactive shell on this terminal; Ctrl-A X ends the machine at once."""
+    terminal = shlex.quote(os.environ.get("TERM", "linux"))
+    columns, rows = shutil.get_terminal_size()
+    script = f"cd {shlex.quote(os.getcwd())}\nexport TERM={terminal}\n"
+    script += f"stty rows {rows} columns {columns} </dev/ttyS0\n"
+    script += f"setsid --ctty {command} </dev/ttyS0 >/dev/ttyS0 2>&1\n"
+    (folder / "command").write_text(script)
+    console = ("-chardev", "stdio,id=console,mux=on,signal=off", "-serial", "chardev:console")
+    subprocess.run([*_command(image, folder), *console], check=False)
+
+
+def _command(image: Path, folder: Path) -> list[str]:
+    setpriv = [tool("setpriv", "util-linux"), "--pdeathsig", "KILL", "--"]
+    machine = [tool(QEMU, PACKAGE), *acceleration(), "-M", "pc", "-smp", "1", "-m", str(MEMORY)]
+    machine += ["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
+    machine += ["-kernel", str(image / "vmlinux"), "-initrd", str(image / "initramfs")]
+    machine += ["-append", f"console=ttyS0 {APPEND}"]
+    shared = (("root", "/", ",readonly=on,multidevs=remap"), ("out", str(folder), ""))
+    for tag, path, options in shared:
+        machine += ["-fsdev", f"local,id={tag},path={path},security_model=none{options}"]
+        machine += ["-device", f"virtio-9p-pci,fsdev={tag},mount_tag={tag}"]
+    return setpriv + machine
+
+
+def _follow(
+    process: "subprocess.Popen[str]", output: Path, until: float, say: Callable[[str], None]
+) -> bool:
+    """Says what the command says until the machine is off; False if that takes too long."""
+    said, ended = 0, False
+    while not ended and time.monotonic() < until:
+        ended = process.poll() is not None
+        lines = _text(output).splitlines(keepends=True)
+        whole = lines if ended or not lines or lines[-1].endswith("\n") else lines[:-1]
+        for line in whole[said:]:
+            say(line.rstrip("\n"))
+        said = max(said, len(whole))
+        if not ended:
+            time.sleep(0.1)
+    return ended
+
+
+def _result(folder: Path, reason: str, seconds: float) -> Result:
+    status = _text(folder / "status").strip()
+    if status:
+        return Result(int(status), "", seconds, folder)
+    lines = _text(folder / "console").splitlines()
+    panic = next((line for line in lines if "Kernel panic" in line), "")
+    return Result(None, panic or reason or "the machine went off without a result", seconds, folder)
+
+
+def last_lines(text: str, count: int = LAST_LINES) -> str:
+    """The end of a console, for a person."""
+    return "\n".join(f"    {line}" for line in text.splitlines()[-count:])
+
+
+def _text(path: Path) -> str:
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+def end_all() -> None:
+    """Ends the machines of all threads; each then tidies up after its own."""
+    for process in list(_running):
+        process.kill()
+
+
+def end_on_signals() -> None:
+    """SIGTERM and SIGHUP end us as Ctrl-C does: nothing stays behind."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(1))
+
+
+def is_root() -> None:
+    if os.geteuid() != 0:
+        raise LabError("the lab shares this machine's root with the kernels: run it as root")
