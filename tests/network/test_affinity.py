@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Session affinity by client: a pod, or the node. Time passes by hand, in the map."""
 
+import time
 from collections.abc import Iterator
 
 import pytest
 
+from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.objects import Object
 from ebpflb.lab.sockets import Sockets
@@ -25,6 +27,8 @@ def sticky(*endpoints: Object) -> list[Object]:
 
 @pytest.fixture(autouse=True)
 def service(cluster: Cluster) -> Iterator[None]:
+    """Not before the machine is up for so long that time can be turned back."""
+    wait_until("the machine is up for long enough", lambda: time.monotonic() > 2 * SECONDS)
     cluster.publish(sticky(*map(at, cluster.web)))
     yield
     cluster.publish()  # the next test's service is another, whom nobody remembers
@@ -40,7 +44,7 @@ def home(cluster: Cluster, pod: Sockets) -> Host:
 def pass_time(cluster: Cluster, part: float) -> None:
     """Every memory is older by this part of the time-out."""
     affinity, step = cluster.maps["affinity"], int(part * SECONDS * 1e9)
-    aged = [(c, e._replace(last_used=e.last_used - step)) for c, e in affinity.items()]
+    aged = [(c, e._replace(last_used=max(0, e.last_used - step))) for c, e in affinity.items()]
     affinity.write(aged)
 
 
