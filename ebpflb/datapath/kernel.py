@@ -175,10 +175,7 @@ def prog_load(
     log: bytearray | None,
     log_level: int = 1,
 ) -> int:
-    """A loaded program's descriptor; with ``log`` the verifier writes what it thinks.
-
-    Level 1 is every step it took, 4 the summary alone (5.2).
-    """
+    """A program's descriptor; the verifier writes each step (level 1) or a summary (4) to log."""
     attr = ffi.new("struct prog_load *")
     license_text = ffi.new("char[]", b"GPL")
     attr.kind, attr.attach, attr.name = kind, attach, name[:15].encode()
