@@ -35,6 +35,15 @@ long bpf_map_update_elem(void *map, const void *key, const void *value, __u64 fl
 long bpf_map_delete_elem(void *map, const void *key);
 __u64 bpf_ktime_get_ns(void);
 __u32 bpf_get_prandom_u32(void);
+long bpf_skb_load_bytes(const void *ctx, __u32 offset, void *to, __u32 size);
+long bpf_skb_store_bytes(struct __sk_buff *ctx, __u32 offset, const void *from, __u32 size,
+			 __u64 flags);
+long bpf_skb_change_tail(struct __sk_buff *ctx, __u32 size, __u64 flags);
+long bpf_l3_csum_replace(struct __sk_buff *ctx, __u32 at, __u64 from, __u64 to, __u64 flags);
+long bpf_l4_csum_replace(struct __sk_buff *ctx, __u32 at, __u64 from, __u64 to, __u64 flags);
+__s64 bpf_csum_diff(__be32 *from, __u32 from_size, __be32 *to, __u32 to_size, __u32 seed);
+long bpf_fib_lookup(void *ctx, struct bpf_fib_lookup *params, int size, __u32 flags);
+long bpf_redirect(__u32 ifindex, __u64 flags);
 __u64 get_netns_cookie(void *ctx);
 __u64 get_socket_cookie(void *ctx);
 int set_retval(int retval);
@@ -75,8 +84,18 @@ static int (*const set_retval)(int retval) = (void *)187;
 #endif
 #endif
 
+/* gcc's own word for it wants a number. */
+#ifdef __clang__
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 32")
+#endif
+
 /* Reads after it are not taken from what was read before it. */
 #define barrier() asm volatile("" ::: "memory")
+
+/* The compiler knows nothing of the variable from here on. */
+#define OPAQUE(variable) asm volatile("" : "+r"(variable))
 
 /* The map's value for a key, as a pointer of its type, or NULL. */
 #define LOOKUP(type, map, key) ((type *)bpf_map_lookup_elem(MAP(map), key))

@@ -32,13 +32,38 @@ DEFINE_MAP(sockets, LRU_HASH, struct peer, struct origin, 131072, NONE)
 /* The backend that a datagram socket keeps for a frontend. */
 DEFINE_MAP(assignments, LRU_HASH, struct sender, struct assignment, 65536, NONE)
 
+/* Flows through the packet path; apart, so that a flood of datagrams evicts no connection. */
+DEFINE_MAP(tcp_flows, LRU_HASH, struct tuple, struct flow, 262144, NONE)
+DEFINE_MAP(other_flows, LRU_HASH, struct tuple, struct flow, 131072, NONE)
+
+/* The ports of datagrams that come in fragments. */
+DEFINE_MAP(fragments, LRU_HASH, struct datagram, struct ports, 8192, NONE)
+
+/* loadBalancerSourceRanges, by service id; and the ranges of all cluster IPs. */
+DEFINE_MAP(source_ranges, LPM_TRIE, struct source_range, __u32, 65536, RDONLY_PROG | NO_PREALLOC)
+DEFINE_MAP(service_ranges, LPM_TRIE, struct service_range, __u32, 64, RDONLY_PROG | NO_PREALLOC)
+
+/* The cluster IPs in use, whatever their ports. */
+DEFINE_MAP(cluster_ips, HASH, struct address, __u32, 65536, RDONLY_PROG | NO_PREALLOC)
+
+/* This node's devices. */
+DEFINE_MAP(devices, HASH, __u32, struct device, 16384, RDONLY_PROG | NO_PREALLOC)
+
 /* One element. */
 DEFINE_MAP(settings, ARRAY, __u32, struct settings, 1, RDONLY_PROG)
 
 /* Counters, by service id, backend id and enum verdict. */
 DEFINE_MAP(service_stats, PERCPU_ARRAY, __u32, struct service_counters, 65536, NONE)
 DEFINE_MAP(backend_stats, PERCPU_ARRAY, __u32, struct backend_counters, 131072, NONE)
-DEFINE_MAP(verdicts, PERCPU_ARRAY, __u32, __u64, 8, NONE)
+DEFINE_MAP(verdicts, PERCPU_ARRAY, __u32, __u64, 18, NONE)
+
+/* Of tcp_flows (0) and other_flows (1): what packets and what sweeps did. */
+DEFINE_MAP(flow_stats, PERCPU_ARRAY, __u32, struct flow_counters, 2, NONE)
+DEFINE_MAP(sweeps, ARRAY, __u32, struct sweep, 2, NONE)
+
+/* One element each. */
+DEFINE_MAP(allowances, PERCPU_ARRAY, __u32, struct allowance, 1, NONE)
+DEFINE_MAP(arrivals, PERCPU_ARRAY, __u32, struct arrival, 1, NONE)
 
 /* What the ids mean; no program reads them. */
 DEFINE_MAP(service_names, HASH, __u32, struct service_name, 65536, NO_PREALLOC)

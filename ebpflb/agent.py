@@ -16,13 +16,16 @@ from queue import Empty, SimpleQueue
 from ebpflb.cluster.source import Source
 from ebpflb.datapath.datapath import CAPACITY, Datapath
 from ebpflb.errors import CompileError, KernelError, VerifierError
-from ebpflb.model import nodeports, nodes
-from ebpflb.model.events import Event, Key, Trouble
+from ebpflb.model import devices, nodeports, nodes
+from ebpflb.model.events import Event, Key, Kind, Trouble
 from ebpflb.model.picture import Picture
 from ebpflb.model.services import PortName
-from ebpflb.node.addresses import AddressesChanged, Follower
+from ebpflb.node import ports
+from ebpflb.node.devices import DevicesChanged, Follower
+from ebpflb.plan.local import Local
 from ebpflb.plan.plan import Plan
 from ebpflb.plan.planner import Planner
+from ebpflb.plan.spans import service_range
 from ebpflb.plan.wanted import Wanted, want
 from ebpflb.serve import status
 from ebpflb.settings import Settings
@@ -37,7 +40,7 @@ class Stop:
     """The last thing in the inbox."""
 
 
-Message = Event | AddressesChanged | Stop
+Message = Event | DevicesChanged | Stop
 MakePlan = Callable[[Mapping[PortName, Wanted | None], float], Plan]
 MakeSource = Callable[[Callable[[Event], None]], Source]
 
@@ -50,9 +53,10 @@ class Agent:
         self.datapath = datapath
         self.inbox: SimpleQueue[Message] = SimpleQueue()
         self.source = make_source(self.inbox.put)
-        self.addresses = Follower(self.inbox.put)
+        self.devices = Follower(self.inbox.put)
         self.picture = Picture(settings.node_name)
-        self.here: AddressesChanged = AddressesChanged(frozenset())
+        self.here = DevicesChanged(())
+        self.written: object = None  # what the maps and programs of this node follow
         self.planner = Planner(CAPACITY, datapath.present())
         self.names: dict[Key, set[PortName]] = {}
         self.programmed = False
@@ -62,8 +66,9 @@ class Agent:
         """Raises CompileError or VerifierError where there are no programs at all to serve."""
         gc.disable()  # until everything is there: what comes at the start stays
         self._load_programs()
-        self.datapath.set(frozenset({"guard_nodeports"} if self.settings.guard_nodeports else ()))
-        self.addresses.start()
+        first, last = self.settings.masquerade_ports
+        self.words.unreserved = ports.try_to_reserve(self.settings.places.ports_file, first, last)
+        self.devices.start()
         self.source.start()
         while self._turn():
             pass
@@ -97,7 +102,8 @@ class Agent:
 
     def _wait(self) -> list[Message]:
         """All that is in the inbox; waits for the first, or for the next attempt."""
-        again = RETRY_SECONDS if self.words.failed or self.planner.unplaced else None
+        wrong = self.words.failed or self.words.unattached or self.planner.unplaced
+        again = RETRY_SECONDS if wrong else None
         try:
             messages = [self.inbox.get(timeout=again)]
         except Empty:
@@ -108,7 +114,7 @@ class Agent:
 
     def _take(self, message: Message) -> None:
         match message:
-            case AddressesChanged():
+            case DevicesChanged():
                 self.here = message
             case Trouble(source, reason):
                 self.words.troubles.pop(source, None)
@@ -126,7 +132,7 @@ class Agent:
             return
         self.words.failed = None
         try:
-            self._write_addresses()
+            self._write_node()
         except KernelError as error:
             self._fail(error)
         try:
@@ -135,12 +141,33 @@ class Agent:
             self._fail(error)
             self._start_over()
 
-    def _write_addresses(self) -> None:
-        node = self.picture.node
-        primary = nodes.primary(nodes.addresses(node) if node else ())
-        choice = self.settings.nodeport_addresses
-        serving = nodeports.serving(self.here.addresses, choice, primary)
-        self.datapath.serve_nodeports_on(serving)
+    def _write_node(self) -> None:
+        """What this machine and its Node are, where that is news."""
+        ranges = self.picture.service_cidrs if Kind.SERVICE_CIDR in self.picture.listed else None
+        found = self.here, self.picture.node, ranges
+        if found == self.written and not self.words.unattached:
+            return
+        choice, local = self.settings.nodeport_addresses, self._local()
+        serving = nodeports.serving(self.here.addresses, choice, self.picture.primary)
+        self.datapath.hold("node_addresses", dict.fromkeys(serving, 1))
+        self.datapath.hold("devices", local.devices())
+        if ranges is not None:
+            self.planner.cover(ranges)
+            self.datapath.hold("service_ranges", dict.fromkeys(map(service_range, ranges), 1))
+        self._write_settings()
+        if self.programmed and self.datapath.programs:
+            self._report_unattached(self.datapath.follow(local.served))
+        self.written = found
+
+    def _local(self) -> Local:
+        node, every = self.picture.node, self.here.devices
+        served = devices.served(every, self.settings.devices)
+        pod_cidrs = nodes.pod_cidrs(node) if node else ()
+        return Local(every, served, self.picture.primary, self.settings.detector, pod_cidrs)
+
+    def _write_settings(self) -> None:
+        """The span covers all that is planned: before that is written."""
+        self.datapath.set(self._local().settings(self.settings.fields, self.planner.span))
 
     def _write_services(self, touched: set[Key]) -> None:
         keys = sorted(touched)
@@ -158,6 +185,7 @@ class Agent:
         plan = make_plan(changes, began)
         planned = time.monotonic()
         if plan:
+            self._write_settings()
             self.datapath.apply(plan)
             spent = (planned - began) * 1e3, (time.monotonic() - planned) * 1e3
             log.info("%r planned in %.1f ms, written in %.1f ms", plan, *spent)
@@ -165,7 +193,8 @@ class Agent:
 
     def _wanted(self, key: Key) -> list[tuple[PortName, Wanted | None]]:
         """What a service's ports want now; None for ports that it no longer has."""
-        wanted = [want(port, selection) for port, selection in self.picture.ports(key)]
+        primary = self.picture.primary
+        wanted = [want(port, selection, primary) for port, selection in self.picture.ports(key)]
         former = self.names.get(key, set())
         self.names[key] = {each.name for each in wanted}
         if not wanted:
@@ -178,7 +207,8 @@ class Agent:
 
     def _put_in_force(self) -> None:
         if self.datapath.programs:
-            self.datapath.attach(self.settings.cgroup)
+            failed = self.datapath.attach(self.settings.cgroup, self._local().served)
+            self._report_unattached(failed)
         self.programmed = True
         gc.collect()
         gc.freeze()
@@ -186,10 +216,13 @@ class Agent:
         log.info("serving %d service ports", len(self.planner.present))
 
     def _report_unplaced(self) -> None:
-        for name, reason in self.planner.unplaced.items():
-            if self.words.unplaced.get(str(name)) != reason:
-                log.error("Service %s: %s; its last good state stays", name, reason)
-        self.words.unplaced = {str(name): why for name, why in self.planner.unplaced.items()}
+        now = {str(name): reason for name, reason in self.planner.unplaced.items()}
+        line = "Service %s: %s; its last good state stays"
+        self.words.unplaced = status.renew(self.words.unplaced, now, line)
+
+    def _report_unattached(self, now: dict[str, str]) -> None:
+        line = "device %s: %s; its packets are not served"
+        self.words.unattached = status.renew(self.words.unattached, now, line)
 
     def _fail(self, error: KernelError) -> None:
         self.words.failed = str(error)
@@ -198,6 +231,7 @@ class Agent:
     def _start_over(self) -> None:
         """After a failed write only the maps know what they hold: read them, and plan anew."""
         self.planner = Planner(CAPACITY, self.datapath.present())
+        self.written = None
         self.names.clear()
         self.programmed = False
         self.picture.touched |= self.picture.services.keys()

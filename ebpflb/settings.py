@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the operator chose on the command line."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ebpflb.model import nodeports
+from ebpflb.model.locality import Detector
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,10 @@ class Places:
         return self.run / f"{self._name}.lock"
 
     @property
+    def ports_file(self) -> Path:
+        return self.run / f"{self._name}.ports"
+
+    @property
     def _name(self) -> str:
         return str(self.state).strip("/").replace("/", "-")
 
@@ -39,6 +45,23 @@ class Settings:
     kubeconfig: Path | None = None  # None: the pod's own
     nodeport_addresses: tuple[str, ...] = nodeports.PRIMARY
     guard_nodeports: bool = True
+    devices: tuple[str, ...] = ()  # patterns; none: all
+    detector: Detector = field(default_factory=Detector)
+    masquerade_all: bool = False
+    masquerade_local_backends: bool = False
+    masquerade_ports: tuple[int, int] = (20000, 29999)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What of the map settings is the operator's choice."""
+        flags = {
+            "guard_nodeports": self.guard_nodeports,
+            "masquerade_all": self.masquerade_all,
+            "masquerade_here": self.masquerade_local_backends,
+        }
+        first, last = self.masquerade_ports
+        chosen = frozenset(flag for flag, wanted in flags.items() if wanted)
+        return {"flags": chosen, "first_port": first, "last_port": last}
 
     @property
     def source(self) -> str:

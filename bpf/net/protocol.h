@@ -1,10 +1,19 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* The transport protocols that sockets speak; to whoever is served, MPTCP is TCP. */
+/* Protocol numbers (IANA); to whoever is served, MPTCP is TCP. */
 #ifndef EBPFLB_NET_PROTOCOL_H
 #define EBPFLB_NET_PROTOCOL_H
 
+#define ICMP 1
 #define TCP 6
 #define UDP 17
+#define ICMPV6 58
+#define SCTP 132
 #define MPTCP 262
+
+/* IPv6 extension headers (RFC 8200 4); what is authenticated (51) is not for us to change. */
+#define HOP_BY_HOP 0
+#define ROUTING 43
+#define FRAGMENT 44
+#define OPTIONS 60
 
 #endif

@@ -20,11 +20,11 @@ static __always_inline bool backend_read(__u32 slot, __u32 service, struct backe
 	return backend->service == service;
 }
 
-/* The multiplication maps 32 random bits evenly onto the range, without a division. */
+/* The multiplication maps 32 bits drawn evenly onto the range, without a division. */
 static __always_inline bool backend_pick(const struct service *service, const struct range *range,
-					 struct backend *backend)
+					 __u32 draw, struct backend *backend)
 {
-	__u32 chosen = ((__u64)bpf_get_prandom_u32() * range->size) >> 32;
+	__u32 chosen = ((__u64)draw * range->size) >> 32;
 
 	return backend_read(range->base + chosen, service->id, backend);
 }

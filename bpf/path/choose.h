@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
  * The decision, the same for sockets and packets: the list that the policy allows, the backend
- * that affinity remembers, or else a random one.
+ * that affinity remembers, or else the one that is drawn.
  */
 #ifndef EBPFLB_PATH_CHOOSE_H
 #define EBPFLB_PATH_CHOOSE_H
@@ -13,12 +13,12 @@
 static __always_inline enum verdict choose_sticky(const struct client *client,
 						  const struct service *service,
 						  const struct range *range, __u16 list,
-						  struct backend *backend)
+						  __u32 draw, struct backend *backend)
 {
 	bool sticky = affinity_find(client, service, list, backend);
 
 	if (!sticky) {
-		if (!backend_pick(service, range, backend))
+		if (!backend_pick(service, range, draw, backend))
 			return VERDICT_SLOT_LOST;
 		affinity_remember(client, backend->id);
 	}
@@ -28,7 +28,7 @@ static __always_inline enum verdict choose_sticky(const struct client *client,
 
 static __always_inline enum verdict choose_backend(const struct client *client,
 						   const struct service *service, bool confined,
-						   struct backend *backend)
+						   __u32 draw, struct backend *backend)
 {
 	struct range range = confined ? service->local : service->cluster;
 	__u16 list = confined ? BACKEND_LOCAL : BACKEND_CLUSTER;
@@ -38,8 +38,8 @@ static __always_inline enum verdict choose_backend(const struct client *client,
 								 ? VERDICT_NOT_HERE
 								 : VERDICT_REFUSED);
 	if (service->affinity_seconds)
-		return choose_sticky(client, service, &range, list, backend);
-	if (!backend_pick(service, &range, backend))
+		return choose_sticky(client, service, &range, list, draw, backend);
+	if (!backend_pick(service, &range, draw, backend))
 		return VERDICT_SLOT_LOST;
 	service_count_chosen(service->id, false);
 	return VERDICT_TRANSLATED;

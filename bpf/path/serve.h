@@ -7,6 +7,7 @@
 
 #include "path/choose.h"
 #include "path/datagram.h"
+#include "path/policy.h"
 #include "path/socket.h"
 #include "net/protocol.h"
 
@@ -22,8 +23,9 @@ static __always_inline enum verdict serve_stream(const struct request *request,
 						 struct backend *backend)
 {
 	struct client client = { .netns = request->netns, .service = service->id };
-	bool confined = service_is_confined(service);
-	enum verdict verdict = choose_backend(&client, service, confined, backend);
+	bool confined = policy_confines(service, true);
+	__u32 draw = bpf_get_prandom_u32();
+	enum verdict verdict = choose_backend(&client, service, confined, draw, backend);
 
 	if (verdict == VERDICT_TRANSLATED)
 		stream_remember(request->socket, &request->to, backend);
@@ -38,8 +40,10 @@ static __always_inline enum verdict serve_datagram(const struct request *request
 	struct client client = { .netns = request->netns, .service = service->id };
 
 	if (!assignment_find(&sender, service->id, backend)) {
-		bool confined = service_is_confined(service);
-		enum verdict verdict = choose_backend(&client, service, confined, backend);
+		bool confined = policy_confines(service, true);
+		__u32 draw = bpf_get_prandom_u32();
+		enum verdict verdict =
+			choose_backend(&client, service, confined, draw, backend);
 
 		if (verdict != VERDICT_TRANSLATED)
 			return verdict;
@@ -49,6 +53,23 @@ static __always_inline enum verdict serve_datagram(const struct request *request
 	return VERDICT_TRANSLATED;
 }
 
+/*
+ * The node's own sockets ask as the node. A pod's address is not known here: its packets are
+ * looked at when they leave the pod, and served there.
+ */
+static __always_inline enum verdict serve_restricted(const struct service *service, __u64 netns)
+{
+	struct settings *settings = settings_read();
+
+	if (!settings || !netns_is_host(netns))
+		return VERDICT_PASSED;
+	return policy_admits(service, address_is_v4(&service->frontend.address)
+					      ? &settings->node_v4
+					      : &settings->node_v6)
+		       ? VERDICT_TRANSLATED
+		       : VERDICT_FORBIDDEN;
+}
+
 static __always_inline enum verdict serve_once(const struct request *request,
 					       struct backend *backend)
 {
@@ -56,9 +77,15 @@ static __always_inline enum verdict serve_once(const struct request *request,
 	enum found found = service_find(&request->to, request->netns, &service);
 
 	if (found == ABSENT)
-		return VERDICT_PASSED;
+		return policy_unserved(&request->to.address);
 	if (found == RECYCLED)
 		return VERDICT_SLOT_LOST;
+	if (service.flags & SERVICE_RESTRICTED) {
+		enum verdict verdict = serve_restricted(&service, request->netns);
+
+		if (verdict != VERDICT_TRANSLATED)
+			return verdict;
+	}
 	if (request->to.protocol == UDP)
 		return serve_datagram(request, &service, backend);
 	return serve_stream(request, &service, backend);

@@ -19,6 +19,8 @@ static __always_inline struct settings *settings_read(void)
 	return LOOKUP(struct settings, settings, &only);
 }
 
+#define NO_NETNS 0	/* a packet's: no socket asks */
+
 /* Before 5.14 the agent hears its cookie from hooks/witness.c; 0 means the initial namespace. */
 static __always_inline bool netns_is_host(__u64 netns)
 {
@@ -34,7 +36,7 @@ static __always_inline bool netns_is_host(__u64 netns)
 static __always_inline bool node_serves(const struct address *address, __u64 netns)
 {
 	if (address_is_loopback(address))
-		return netns_is_host(netns);
+		return netns != NO_NETNS && netns_is_host(netns);
 	return LOOKUP(__u32, node_addresses, address) != NULL;
 }
 
@@ -78,15 +80,6 @@ static __always_inline enum found service_find(const struct frontend *to, __u64 
 		found = service_read(&nodeport, service);
 	}
 	return found;
-}
-
-/*
- * Sockets are always on this node, so an external frontend with policy Local is short-circuited
- * to the cluster list (kube-proxy.md 4.3); only the internal policy confines them.
- */
-static __always_inline bool service_is_confined(const struct service *service)
-{
-	return (service->flags & SERVICE_LOCAL) && !(service->flags & SERVICE_EXTERNAL);
 }
 
 #endif

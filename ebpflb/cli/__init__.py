@@ -8,6 +8,7 @@ import click
 from ebpflb.cli.check import check
 from ebpflb.cli.cleanup import cleanup
 from ebpflb.cli.demo import demo
+from ebpflb.cli.flows import flows
 from ebpflb.cli.maps import maps
 from ebpflb.cli.run import run
 from ebpflb.cli.status import status
@@ -20,7 +21,7 @@ def cli() -> None:
     """A Kubernetes service load balancer in eBPF, beside any CNI."""
 
 
-for command in (run, check, maps, status, cleanup, demo):
+for command in (run, check, maps, flows, status, cleanup, demo):
     cli.add_command(command)
 
 

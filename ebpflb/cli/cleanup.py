@@ -8,7 +8,9 @@ import click
 from ebpflb.cli import options
 from ebpflb.datapath.state import State
 from ebpflb.errors import NodeError
+from ebpflb.node import ports
 from ebpflb.serve import status
+from ebpflb.settings import Places
 
 
 @click.command()
@@ -26,5 +28,14 @@ def cleanup(state_dir: Path, run_dir: Path) -> None:
         who = f" (pid {words.pid})" if words else ""
         raise NodeError(f"an agent{who} still serves {places.state}: stop it first")
     State(places.state).remove()
+    _release_ports(places)
     status.forget(places)
     click.echo(f"nothing is left of {places.state}")
+
+
+def _release_ports(places: Places) -> None:
+    """Raises NodeError where the kernel's list cannot be written."""
+    try:
+        ports.release(places.ports_file)
+    except OSError as error:
+        raise NodeError(f"{ports.RESERVED}: {error.strerror}") from error

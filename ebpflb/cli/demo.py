@@ -63,6 +63,8 @@ def _tell(story: Demo) -> None:
     story.grow()
     _act("ebpflb maps dump services slots")
     _dump(story)
+    _act("a client outside the cluster asks a NodePort: an endpoint on this node, one on another")
+    story.enter()
     _act("the agent is killed with SIGKILL; connections go on landing")
     story.kill()
 

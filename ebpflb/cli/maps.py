@@ -7,7 +7,6 @@ import click
 
 from ebpflb.cli import options
 from ebpflb.cli.output import show, table
-from ebpflb.datapath.state import State
 from ebpflb.diagnose import dump as dumping
 
 CHANGED = "the agent wrote while this was read: rows may be from before and after"
@@ -28,7 +27,8 @@ def dump(names: tuple[str, ...], state_dir: Path, output: str) -> None:
     Reads the pins alone: no agent need run.
     """
     options.need_root()
-    found = dumping.dump(State(state_dir.absolute()).read_maps(), names)
+    with options.pinned_maps(state_dir) as pinned:
+        found = dumping.dump(pinned, names)
     if output != "table":
         show(found._asdict(), output)
         return

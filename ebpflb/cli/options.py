@@ -2,13 +2,15 @@
 """Options that several commands share, so that each is described once."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from ebpflb.datapath.state import DEFAULT
+from ebpflb.datapath.maps import Map
+from ebpflb.datapath.state import DEFAULT, State
 from ebpflb.errors import NodeError
 from ebpflb.settings import Places
 
@@ -43,6 +45,17 @@ output = click.option(
     show_default=True,
     help="How to print it.",
 )
+
+
+@contextmanager
+def pinned_maps(state: Path) -> Iterator[dict[str, Map]]:
+    """The maps as they serve. Raises NodeError where there are none."""
+    maps = State(state.absolute()).read_maps()
+    try:
+        yield maps
+    finally:
+        for opened in maps.values():
+            opened.close()
 
 
 def places(state: Path, run: Path, cache: Path = Path("/var/cache/ebpflb")) -> Places:

@@ -6,20 +6,22 @@ import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
 from ebpflb.agent import Agent
-from ebpflb.cli import options
+from ebpflb.cli import choices, options
+from ebpflb.cli.choices import reading
 from ebpflb.cluster.manifests import ManifestSource
 from ebpflb.cluster.source import Emit, Source
 from ebpflb.cluster.watching import ApiSource
 from ebpflb.datapath import links
 from ebpflb.datapath.datapath import Datapath
 from ebpflb.datapath.state import State
+from ebpflb.datapath.sweep import Sweeper
 from ebpflb.diagnose.check import missing, required
 from ebpflb.errors import EbpflbError, NodeError
-from ebpflb.model import nodeports
 from ebpflb.serve import status
 from ebpflb.settings import Settings
 
@@ -40,6 +42,7 @@ from ebpflb.settings import Settings
     "--nodeport-addresses",
     default="primary",
     show_default=True,
+    callback=reading(choices.nodeport_addresses),
     help="Where NodePorts are served: 'primary', or CIDRs with commas between.",
 )
 @click.option(
@@ -48,6 +51,16 @@ from ebpflb.settings import Settings
     show_default=True,
     help="Let bind() to a NodePort fail in the node's network namespace.",
 )
+@click.option(
+    "--devices",
+    metavar="PATTERN",
+    multiple=True,
+    callback=reading(choices.device_patterns),
+    help="Serve packets at devices of this name ('eth*'), or not at those ('!cali*'); repeatable."
+    "  [default: all but loopback]",
+)
+@choices.masquerading
+@choices.detect_local
 @click.option(
     "--cache-dir",
     type=options.DIRECTORY,
@@ -63,13 +76,12 @@ def run(
     manifests: Path | None,
     kubeconfig: Path | None,
     node_name: str | None,
-    nodeport_addresses: str,
-    guard_nodeports: bool,
     cache_dir: Path,
     verbose: bool,
     cgroup_root: Path | None,
     state_dir: Path,
     run_dir: Path,
+    **chosen: Any,
 ) -> None:
     """Serve: watch the cluster and keep the maps as it says.
 
@@ -77,6 +89,7 @@ def run(
     """
     if manifests and kubeconfig:
         raise click.UsageError("--manifests and --kubeconfig exclude each other")
+    detector = choices.detector(chosen)
     options.need_root()
     _log(verbose)
     _refuse_if_missing(state_dir, cgroup_root)
@@ -86,8 +99,8 @@ def run(
         cgroup=cgroup_root or links.cgroup_root(),
         manifests=manifests.absolute() if manifests else None,
         kubeconfig=kubeconfig,
-        nodeport_addresses=_nodeport_addresses(nodeport_addresses),
-        guard_nodeports=guard_nodeports,
+        detector=detector,
+        **chosen,
     )
     with status.lock(settings.places):
         _serve(settings)
@@ -97,15 +110,18 @@ def _serve(settings: Settings) -> None:
     state = State(settings.places.state)
     datapath = Datapath(state)
     agent = Agent(settings, datapath, _source(settings))
+    sweeper = Sweeper(datapath.maps)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: agent.stop())
     try:
+        sweeper.start()
         agent.run()
     except EbpflbError:
         if not any(state.links()):  # a first start that failed leaves nothing
             state.remove()
         raise
     finally:
+        sweeper.stop()
         datapath.close()
 
 
@@ -121,17 +137,6 @@ def _refuse_if_missing(state_dir: Path, cgroup_root: Path | None) -> None:
     lines = missing(required(state_dir, cgroup_root))
     if lines:
         raise NodeError("this node cannot run it:\n" + "\n".join(f"  {line}" for line in lines))
-
-
-def _nodeport_addresses(text: str) -> tuple[str, ...]:
-    choice = tuple(part.strip() for part in text.split(",") if part.strip())
-    if nodeports.PRIMARY[0] in choice and choice != nodeports.PRIMARY:
-        raise click.BadParameter("'primary' stands alone", param_hint="--nodeport-addresses")
-    try:
-        nodeports.networks(choice, {})
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--nodeport-addresses") from error
-    return choice
 
 
 def _log(verbose: bool) -> None:

@@ -10,7 +10,7 @@ import msgspec
 
 from ebpflb.cli import options
 from ebpflb.cli.output import show
-from ebpflb.datapath import links
+from ebpflb.datapath import devices, links
 from ebpflb.datapath.state import State
 from ebpflb.serve import status as words_of
 
@@ -24,10 +24,17 @@ def status(state_dir: Path, run_dir: Path, output: str) -> None:
     options.need_root()
     places = options.places(state_dir, run_dir)
     words = words_of.read(places)
-    hooks = sorted(links.attached(State(places.state)))
+    state = State(places.state)
+    hooks = sorted(links.attached(state))
     alive = words_of.alive(places)
     said = msgspec.to_builtins(words) if words else {}
-    report = {"agent": "runs" if alive else "does not run", "hooks": hooks, **said}
+    report = {
+        "agent": "runs" if alive else "does not run",
+        "hooks": hooks,
+        "devices": devices.attached(state),
+        "ahead": {name: ", ".join(others) for name, others in devices.ahead(state).items()},
+        **said,
+    }
     if output == "table":
         _print(report)
     else:
@@ -36,7 +43,8 @@ def status(state_dir: Path, run_dir: Path, output: str) -> None:
 
 
 def _well(words: words_of.Words) -> bool:
-    wrong = words.troubles or words.refused or words.unplaced or words.failed
+    lost = words.unplaced or words.unattached
+    wrong = words.troubles or words.refused or lost or words.failed
     return words.complete and not wrong and words.programs == "current"
 
 

@@ -32,6 +32,7 @@ PATHS = {
     Kind.SERVICE: "/api/v1/services",
     Kind.ENDPOINT_SLICE: "/apis/discovery.k8s.io/v1/endpointslices",
     Kind.NODE: "/api/v1/nodes",
+    Kind.SERVICE_CIDR: "/apis/networking.k8s.io/v1/servicecidrs",
 }
 KEEPALIVE = [  # an API server that vanished is noticed after 30 + 9 * 15 s, not at the watch's end
     (IPPROTO_TCP, TCP_NODELAY, 1),

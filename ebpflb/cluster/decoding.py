@@ -13,19 +13,25 @@ from msgspec import Raw, Struct, field
 
 from ebpflb.errors import ClusterError, InvalidObject
 from ebpflb.model.events import Key, Kind
-from ebpflb.model.objects import EndpointSlice, Node, Object, Service
+from ebpflb.model.objects import EndpointSlice, Node, Object, Service, ServiceCIDR
 
 TYPES: dict[Kind, type[Object]] = {
     Kind.SERVICE: Service,
     Kind.ENDPOINT_SLICE: EndpointSlice,
     Kind.NODE: Node,
+    Kind.SERVICE_CIDR: ServiceCIDR,
 }
 GONE = {400, 410, 504}  # 400, 504: a server restored from a backup has not seen our version yet
+NOT_FOUND = 404
 MISFITS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class Gone(ClusterError):
     """The version or the continue token is of no use any more: only a new list helps."""
+
+
+class Absent(ClusterError):
+    """The server does not have the resource at all: it is older than that."""
 
 
 class ListMetadata(Struct, frozen=True, rename="camel"):
@@ -119,8 +125,8 @@ def identify(data: bytes | Raw) -> Identity:
 
 
 def key_of(object: Object) -> Key:
-    namespace = "" if isinstance(object, Node) else object.metadata.namespace
-    return Key(namespace, object.metadata.name)
+    namespaced = isinstance(object, Service | EndpointSlice)
+    return Key(object.metadata.namespace if namespaced else "", object.metadata.name)
 
 
 def refusal(data: bytes | Raw, code: int = 0) -> ClusterError:
@@ -130,7 +136,7 @@ def refusal(data: bytes | Raw, code: int = 0) -> ClusterError:
     except MISFITS:
         status = Status()
     code = code or status.code
-    error = Gone if code in GONE else ClusterError
+    error = Gone if code in GONE else Absent if code == NOT_FOUND else ClusterError
     return error(f"{code} {status.message}".strip())
 
 

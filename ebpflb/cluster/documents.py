@@ -27,6 +27,7 @@ KINDS = {
     ("v1", "Service"): Kind.SERVICE,
     ("discovery.k8s.io/v1", "EndpointSlice"): Kind.ENDPOINT_SLICE,
     ("v1", "Node"): Kind.NODE,
+    ("networking.k8s.io/v1", "ServiceCIDR"): Kind.SERVICE_CIDR,
 }
 DEEPEST = 1000  # levels of nesting; real manifests have about ten
 
@@ -134,7 +135,7 @@ def _named(kind: Kind, document: dict[Any, Any]) -> tuple[dict[Any, Any], Name]:
     if not isinstance(metadata, dict):
         raise InvalidObject("metadata", "not a mapping")
     name = _text(metadata, "name", "metadata.")
-    if kind is Kind.NODE:
+    if not kind.namespaced:
         return document, Name(kind, Key("", name))
     namespace = metadata.get("namespace") or "default"
     document = document | {"metadata": metadata | {"namespace": namespace}}

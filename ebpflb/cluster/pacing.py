@@ -15,6 +15,7 @@ class Pace:
     answer: float = 30.0  # the longest silence while a request is answered
     watch: float = 300.0  # a watch is asked to last this to twice this, as client-go does
     grace: float = 15.0  # silence beyond the watch's end that means a dead connection
+    absent: float = 300.0  # an older server may be replaced by one that has the resource
     rescan: float = 30.0  # a directory is looked at this often even if inotify is silent
     chance: Callable[[], float] = random.random
 

@@ -24,6 +24,7 @@ class Runner:
         self.source = source
         self.stopped = stopped
         self._emit = emit
+        self._pace = pace
         self._backoff = Backoff(pace)
         self._trouble: str | None = None
 
@@ -57,6 +58,10 @@ class Runner:
     def progress(self) -> None:
         """The source gave what it should: the next failure is a first one."""
         self._backoff.reset()
+
+    def rest(self) -> None:
+        """There is nothing to read for now, and that is all right."""
+        self.stopped.wait(self._pace.absent)
 
     def _told(self, reason: str | None) -> None:
         if reason != self._trouble:

@@ -62,4 +62,5 @@ def selectors(node_name: str) -> dict[Kind, Selector]:
         ),
         Kind.ENDPOINT_SLICE: Selector("service.kubernetes.io/headless"),
         Kind.NODE: Selector(test=FieldTest("metadata.name", True, node_name)),
+        Kind.SERVICE_CIDR: Selector(),
     }

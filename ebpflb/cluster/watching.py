@@ -5,6 +5,7 @@ Each kind has a thread and a version to resume from. Without a version a turn be
 page by page, told as one ``Replaced``. Then comes a watch from that version: every line, bookmarks
 too, moves the version on. A watch that ends or breaks is resumed there and misses nothing; one
 that is told 410 Gone, at once or in its stream, forgets the version, and the next turn lists.
+A server that is too old for a kind that we can do without has nothing of it.
 """
 
 import logging
@@ -28,6 +29,7 @@ from ebpflb.model.events import Changed, Found, Key, Kind, Removed, Replaced
 log = logging.getLogger(__name__)
 
 LIMIT = 500  # objects per page, as kubectl and client-go ask for
+OPTIONAL = frozenset({Kind.SERVICE_CIDR})  # there since Kubernetes 1.33
 SHORT = 1.0  # seconds: a watch that ends sooner, with nothing said, counts as a failure
 
 
@@ -56,6 +58,7 @@ class Watcher:
         self._server = server
         self._runner = runner
         self._limit = limit
+        self._listed = False
 
     def turn(self) -> None:
         """List if there is nothing to resume from, then watch. Raises ClusterError."""
@@ -66,6 +69,20 @@ class Watcher:
         except decoding.Gone:
             self.version = ""
             raise
+        except decoding.Absent as error:
+            if self._kind not in OPTIONAL:
+                raise
+            self._do_without(error)
+
+    def _do_without(self, error: ClusterError) -> None:
+        """What was heard before stays, as it does in any other trouble."""
+        self.version = ""
+        self._runner.well()
+        if not self._listed:
+            log.info("%s: no %s here: %s", self._runner.source, self._kind, error)
+            self._runner.emit(Replaced(self._kind, {}))
+            self._listed = True
+        self._runner.rest()
 
     def _list(self) -> None:
         objects: dict[Key, Found] = {}
@@ -76,6 +93,7 @@ class Watcher:
         self._runner.well()
         self._runner.emit(Replaced(self._kind, objects, frozenset(broken)))
         self.version = metadata.resource_version
+        self._listed = True
 
     def _page(
         self, token: str, objects: dict[Key, Found], broken: set[Key]

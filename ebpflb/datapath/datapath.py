@@ -5,33 +5,39 @@ open      adopt or make the maps
 load      bytecode -> programs on these maps, not yet in force
 present   what the maps hold
 apply     carry out a plan, in its order
+hold      make a small map equal to what is wanted
 attach    put the programs in force, in place of the old ones
+follow    the same at devices that come and go
 """
 
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from ebpflb.datapath import compiler, layout, links, probe, programs, witness
+from ebpflb.datapath.devices import Attachments
 from ebpflb.datapath.maps import Counters
 from ebpflb.datapath.programs import Program
-from ebpflb.datapath.records import Settings
 from ebpflb.datapath.state import State
-from ebpflb.model.addresses import Address
-from ebpflb.plan.entries import Flags
+from ebpflb.errors import EbpflbError
+from ebpflb.model.devices import Devices
+from ebpflb.plan.entries import Settings
 from ebpflb.plan.plan import Plan
 from ebpflb.plan.planner import Capacity
 from ebpflb.plan.present import Present, read_back
 
-SOURCE = "hooks/socket.c"
+SOURCE, PACKETS = "hooks/socket.c", "hooks/packet.c"
+_BARE = ("-DNO_LINK_HEADER",)  # for devices whose packets begin with the IP header
 _GONE = "gone_"
 CAPACITY = Capacity(
     services=layout.MAPS["services"].entries,
     slots=layout.MAPS["slots"].entries,
     service_ids=layout.MAPS["service_stats"].entries,
     backend_ids=layout.MAPS["members"].entries,
+    source_ranges=layout.MAPS["source_ranges"].entries,
 )
 
 
@@ -51,11 +57,16 @@ class Datapath:
         self.state = state
         self.maps = state.open_maps()
         self.programs: list[Program] = []
+        self.packets: dict[bool, list[Program] | EbpflbError] = {}  # by: with a link header
+        self.devices = Attachments(state, self._packet_programs)
         self.host_netns = 0
+        self.cache = compiler.DEFAULT_CACHE
 
     def close(self) -> None:
         """Lets go of everything; what is pinned serves on."""
-        programs.close(self.programs)
+        loaded = [found for found in self.packets.values() if isinstance(found, list)]
+        for each in (self.programs, *loaded):
+            programs.close(each)
         for opened in self.maps.values():
             opened.close()
 
@@ -64,15 +75,27 @@ class Datapath:
 
         Raises CompileError or VerifierError; then the old programs keep serving.
         """
+        self.cache = cache
         self.host_netns = witness.netns_cookie(cache) or self._settings().host_netns
-        compiled = compiler.compile_source(SOURCE, flags(), cache=cache)
-        self.programs = programs.load(compiled, self.maps)
-        return not compiled.cached
+        sockets = compiler.compile_source(SOURCE, flags(), cache=cache)
+        packets = compiler.compile_source(PACKETS, cache=cache)
+        self.packets[True] = programs.load(packets, self.maps)
+        self.programs = programs.load(sockets, self.maps)
+        return not (sockets.cached and packets.cached)
 
-    def attach(self, cgroup: Path) -> None:
-        """Puts the loaded programs in force; maps of other layouts are no longer needed."""
+    def attach(self, cgroup: Path, served: Devices) -> dict[str, str]:
+        """Puts the loaded programs in force; device -> why it could not be done there.
+
+        Maps of other layouts are no longer needed then. Raises KernelError for the cgroup.
+        """
         links.attach(self.state, cgroup, self.programs)
+        failed = self.devices.follow(served)
         self.state.forget_old_layouts()
+        return failed
+
+    def follow(self, served: Devices) -> dict[str, str]:
+        """These devices are served now, and no others; device -> why it could not be done."""
+        return self.devices.follow(served)
 
     def serves(self) -> bool:
         """Whether programs of this layout are in force already."""
@@ -86,6 +109,8 @@ class Datapath:
             self.maps["members"].get,
             dict(self.maps["service_names"].items()),
             dict(self.maps["backend_names"].items()),
+            [key for key, _ in self.maps["source_ranges"].items()],
+            [key for key, _ in self.maps["cluster_ips"].items()],
         )
 
     def apply(self, plan: Plan) -> None:
@@ -100,19 +125,34 @@ class Datapath:
             self._counters("service_stats").zero(plan.gone_service_names)
             self._counters("backend_stats").zero(plan.gone_backend_names)
 
-    def serve_nodeports_on(self, addresses: frozenset[Address]) -> None:
-        """Makes these the node's addresses."""
-        held = {address for address, _ in self.maps["node_addresses"].items()}
-        if held == addresses:
-            return
-        with self._writing():
-            self.maps["node_addresses"].write([(a, 1) for a in sorted(addresses - held, key=str)])
-            self.maps["node_addresses"].delete(sorted(held - addresses, key=str))
+    def hold(self, name: str, wanted: Mapping[Any, Any]) -> None:
+        """Makes a map equal to this, writing only what differs."""
+        held = dict(self.maps[name].items())
+        new = [(key, value) for key, value in wanted.items() if held.get(key) != value]
+        gone = [key for key in held if key not in wanted]
+        if new or gone:
+            with self._writing():
+                self.maps[name].write(new)
+                self.maps[name].delete(gone)
 
-    def set(self, chosen: Flags) -> None:
-        """Writes the operator's flags, and who the node is."""
-        writes = self._settings().writes
-        self._set(Settings(self.host_netns, writes + writes % 2, chosen))
+    def set(self, chosen: Mapping[str, Any]) -> None:
+        """Writes these fields of the settings, if they differ, and who the node is."""
+        settings = self._settings()
+        writes = settings.writes + settings.writes % 2
+        self._set(settings._replace(host_netns=self.host_netns, writes=writes, **chosen))
+
+    def _packet_programs(self, link_header: bool) -> list[Program]:
+        """One variant; those without a link header are loaded when a device asks for them."""
+        if link_header not in self.packets:
+            try:
+                compiled = compiler.compile_source(PACKETS, _BARE, cache=self.cache)
+                self.packets[link_header] = programs.load(compiled, self.maps)
+            except EbpflbError as error:
+                self.packets[link_header] = error
+        found = self.packets[link_header]
+        if isinstance(found, EbpflbError):
+            raise found
+        return found
 
     def _counters(self, name: str) -> Counters:
         opened = self.maps[name]

@@ -2,8 +2,7 @@
 """bpf(2), the one door to the kernel's BPF: each function is one command of the call.
 
 cffi in ABI mode needs no compiler. The call is declared without the ellipsis of syscall(2): a
-third faster, and the same registers on x86_64 and arm64. Every attribute struct is as long as
-its command needs; the kernel takes the rest as zero. Every failure is a KernelError.
+third faster, and the same registers on x86_64 and arm64. Every failure is a KernelError.
 """
 
 import errno
@@ -11,36 +10,9 @@ import os
 import platform
 from typing import Any, NamedTuple
 
-from cffi import FFI
-
+from ebpflb.datapath.attributes import ffi as ffi
 from ebpflb.errors import KernelError, NodeError
 
-ffi = FFI()
-ffi.cdef("""
-long syscall(long number, int command, void *attr, unsigned int size);
-struct map_create { uint32_t kind, key_size, value_size, entries, flags, inner, numa;
-    char name[16]; };
-struct element { uint32_t map, pad; uint64_t key, value, flags; };
-struct batch { uint64_t in, out, keys, values; uint32_t count, map;
-    uint64_t element_flags, flags; };
-struct prog_load { uint32_t kind, count; uint64_t code, license; uint32_t log_level, log_size;
-    uint64_t log; uint32_t version, flags; char name[16]; uint32_t ifindex, attach; };
-struct object { uint64_t path; uint32_t fd, flags; };
-struct info { uint32_t fd, size; uint64_t out; };
-struct link_create { uint32_t program, target, attach, flags; };
-struct link_update { uint32_t link, program, flags, old; };
-struct query { uint32_t target, attach, flags, attach_flags; uint64_t ids; uint32_t count, pad; };
-struct by_id { uint32_t id, next, flags; };
-struct map_info { uint32_t kind, id, key_size, value_size, entries, flags; char name[16]; };
-struct prog_info { uint32_t kind, id; uint8_t tag[8]; uint32_t jited_size, xlated_size;
-    uint64_t jited, xlated, load_time; uint32_t uid, map_count; uint64_t maps; char name[16];
-    uint32_t ifindex, bits; uint64_t device, inode; uint32_t symbols, lengths;
-    uint64_t symbol, length; uint32_t btf, function_size; uint64_t function;
-    uint32_t functions, lines; uint64_t line, jited_line;
-    uint32_t jited_lines, line_size, jited_line_size, tags; uint64_t tag_list,
-    run_time, run_count; };
-struct link_info { uint32_t kind, id, program, pad; uint64_t cgroup; uint32_t attach, pad2; };
-""")
 _libc = ffi.dlopen(None)
 _NUMBERS = {"x86_64": 321, "aarch64": 280}
 
@@ -54,11 +26,12 @@ MAP_FLAGS = {"NONE": 0, "NO_PREALLOC": 1, "RDONLY_PROG": 0x80, "MMAPABLE": 0x400
 
 _MAP_CREATE, _LOOKUP, _UPDATE, _DELETE, _NEXT_KEY, _PROG_LOAD, _PIN, _GET = range(8)
 _PROG_BY_ID, _INFO, _QUERY = 13, 15, 16
-_LOOKUP_BATCH, _UPDATE_BATCH, _DELETE_BATCH = 24, 26, 27
+_TAKE, _LOOKUP_BATCH, _UPDATE_BATCH, _DELETE_BATCH = 21, 24, 26, 27
 _LINK_CREATE, _LINK_UPDATE, _ENABLE_STATS = 28, 29, 32
 
 
-def _bpf(command: int, what: str, attr: Any) -> int:
+def bpf(command: int, what: str, attr: Any) -> int:
+    """One call, which ``what`` names; what it returns. Raises KernelError, or NodeError."""
     number = _NUMBERS.get(platform.machine())
     if number is None:
         raise NodeError(f"this machine is {platform.machine()}: only x86_64 and aarch64 are known")
@@ -69,9 +42,9 @@ def _bpf(command: int, what: str, attr: Any) -> int:
 
 
 def _find(command: int, what: str, attr: Any) -> int | None:
-    """As _bpf, but None where what is asked for is not there."""
+    """As bpf, but None where what is asked for is not there."""
     try:
-        return _bpf(command, what, attr)
+        return bpf(command, what, attr)
     except KernelError as error:
         if error.errno == errno.ENOENT:
             return None
@@ -95,7 +68,7 @@ def map_create(
     attr.key_size, attr.value_size = key_size, value_size
     attr.flags = sum(MAP_FLAGS[flag] for flag in flags)
     attr.name = name[:15].encode()
-    return _bpf(_MAP_CREATE, f"creating map {name}", attr)
+    return bpf(_MAP_CREATE, f"creating map {name}", attr)
 
 
 def _element(map_fd: int, key: bytes, value: Any, flags: int = 0) -> tuple[Any, Any]:
@@ -106,17 +79,18 @@ def _element(map_fd: int, key: bytes, value: Any, flags: int = 0) -> tuple[Any, 
     return attr, keep
 
 
-def map_lookup(map_fd: int, key: bytes, value_size: int) -> bytes | None:
-    """The value, or None where the key is not there."""
+def map_lookup(map_fd: int, key: bytes, value_size: int, *, take: bool = False) -> bytes | None:
+    """The value, or None where the key is not there; what is taken is deleted (5.14: of hashes)."""
     value = bytearray(value_size)
     attr, _keep = _element(map_fd, key, value)
-    return None if _find(_LOOKUP, "map look-up", attr) is None else bytes(value)
+    found = _find(_TAKE if take else _LOOKUP, "map look-up", attr)
+    return None if found is None else bytes(value)
 
 
-def map_update(map_fd: int, key: bytes, value: bytes) -> None:
-    """Inserts or replaces; E2BIG when the map is full."""
-    attr, _keep = _element(map_fd, key, value)
-    _bpf(_UPDATE, "map update", attr)
+def map_update(map_fd: int, key: bytes, value: bytes, *, new: bool = False) -> None:
+    """Inserts or replaces; E2BIG when the map is full, EEXIST where ``new`` is there already."""
+    attr, _keep = _element(map_fd, key, value, int(new))
+    bpf(_UPDATE, "map update", attr)
 
 
 def map_delete(map_fd: int, key: bytes) -> None:
@@ -160,10 +134,10 @@ def map_write_batch(map_fd: int, keys: bytes, values: bytes | None, count: int) 
     attr = ffi.new("struct batch *")
     attr.map, attr.count, attr.keys = map_fd, count, _pointer(keys)
     if values is None:
-        _bpf(_DELETE_BATCH, "map batch delete", attr)
+        bpf(_DELETE_BATCH, "map batch delete", attr)
     else:
         attr.values = _pointer(values)
-        _bpf(_UPDATE_BATCH, "map batch update", attr)
+        bpf(_UPDATE_BATCH, "map batch update", attr)
 
 
 def prog_load(
@@ -183,7 +157,7 @@ def prog_load(
     attr.license = int(ffi.cast("uintptr_t", license_text))
     if log is not None:
         attr.log, attr.log_size, attr.log_level = _pointer(log), len(log), log_level
-    return _bpf(_PROG_LOAD, f"loading program {name}", attr)
+    return bpf(_PROG_LOAD, f"loading program {name}", attr)
 
 
 def pin(fd: int, path: str) -> None:
@@ -191,7 +165,7 @@ def pin(fd: int, path: str) -> None:
     attr = ffi.new("struct object *")
     text = ffi.new("char[]", path.encode())
     attr.path, attr.fd = int(ffi.cast("uintptr_t", text)), fd
-    _bpf(_PIN, f"pinning {path}", attr)
+    bpf(_PIN, f"pinning {path}", attr)
 
 
 def get(path: str) -> int | None:
@@ -203,47 +177,58 @@ def get(path: str) -> int | None:
 
 
 def info(fd: int, struct: str) -> Any:
-    """What the kernel knows of an object: "map_info", "prog_info" or "link_info"."""
+    """What the kernel knows of an object: "map_info", "prog_info", "link_info" or "tcx_info"."""
     out = ffi.new(f"struct {struct} *")
     attr = ffi.new("struct info *")
     attr.fd, attr.size = fd, ffi.sizeof(out[0])
     attr.out = int(ffi.cast("uintptr_t", out))
-    _bpf(_INFO, f"asking for {struct}", attr)
+    bpf(_INFO, f"asking for {struct}", attr)
     return out
 
 
-def link_create(prog_fd: int, target_fd: int, attach: int) -> int:
-    """Attaches a program; the link's descriptor."""
+def link_create(prog_fd: int, target: int, attach: int, flags: int = 0) -> int:
+    """Attaches a program at a cgroup's descriptor or a device's index; the link's descriptor."""
     attr = ffi.new("struct link_create *")
-    attr.program, attr.target, attr.attach = prog_fd, target_fd, attach
-    return _bpf(_LINK_CREATE, "attaching", attr)
+    attr.program, attr.target, attr.attach, attr.flags = prog_fd, target, attach, flags
+    return bpf(_LINK_CREATE, "attaching", attr)
 
 
 def link_update(link_fd: int, prog_fd: int) -> None:
     """Replaces the link's program atomically."""
     attr = ffi.new("struct link_update *")
     attr.link, attr.program = link_fd, prog_fd
-    _bpf(_LINK_UPDATE, "replacing a program", attr)
+    bpf(_LINK_UPDATE, "replacing a program", attr)
 
 
-def query(target_fd: int, attach: int, *, effective: bool = False) -> list[int]:
-    """The ids of the programs attached at a cgroup, in the order in which they run."""
-    ids = ffi.new("uint32_t[64]")
+def query(target: int, attach: int, *, effective: bool = False) -> list[int]:
+    """The ids of the programs at a cgroup or device, in the order in which they run."""
+    return _query(target, attach, "ids", int(effective))
+
+
+def query_links(ifindex: int, attach: int) -> list[int]:
+    """The ids of the tcx links at a device (6.6), in their order; 0 for a program without one."""
+    return _query(ifindex, attach, "links", 0)
+
+
+def _query(target: int, attach: int, what: str, flags: int) -> list[int]:
+    """Kernels that do not know ``links`` refuse to be asked for it."""
+    found, ids = ffi.new("uint32_t[64]"), ffi.new("uint32_t[64]")
     attr = ffi.new("struct query *")
-    attr.target, attr.attach, attr.flags = target_fd, attach, int(effective)
-    attr.ids, attr.count = int(ffi.cast("uintptr_t", ids)), 64
-    _bpf(_QUERY, "asking which programs are attached", attr)
-    return [int(ids[index]) for index in range(attr.count)]
+    attr.target, attr.attach, attr.flags, attr.count = target, attach, flags, 64
+    attr.ids = int(ffi.cast("uintptr_t", ids))
+    setattr(attr, what, int(ffi.cast("uintptr_t", found)))
+    bpf(_QUERY, "asking which programs are attached", attr)
+    return list(found[0 : attr.count])
 
 
 def prog_by_id(prog_id: int) -> int:
     """A program's descriptor."""
     attr = ffi.new("struct by_id *")
     attr.id = prog_id
-    return _bpf(_PROG_BY_ID, f"opening program {prog_id}", attr)
+    return bpf(_PROG_BY_ID, f"opening program {prog_id}", attr)
 
 
 def enable_stats() -> int:
     """Has the kernel time every program run while the descriptor stays open (5.8)."""
     attr = ffi.new("struct by_id *")
-    return _bpf(_ENABLE_STATS, "enabling run-time statistics", attr)
+    return bpf(_ENABLE_STATS, "enabling run-time statistics", attr)

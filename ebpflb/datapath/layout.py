@@ -55,6 +55,8 @@ VERDICTS = names("verdict", "VERDICT_")
 _FLAGS = {
     "struct service": names("service_flag", "SERVICE_"),
     "struct backend": names("backend_flag", "BACKEND_"),
+    "struct flow": names("flow_flag", "FLOW_"),
+    "struct device": names("device_flag", "DEVICE_"),
     "struct settings": names("setting_flag", "SETTING_"),
 }
 

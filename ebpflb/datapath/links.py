@@ -68,11 +68,12 @@ def foreign(cgroup: Path, ours: Collection[int]) -> dict[str, list[str]]:
         ids = {s: kernel.query(target, a.point, effective=True) for s, a in SECTIONS.items()}
     finally:
         os.close(target)
-    others = {s: [_program_name(i) for i in found if i not in ours] for s, found in ids.items()}
+    others = {s: [program_name(i) for i in found if i not in ours] for s, found in ids.items()}
     return {section: names for section, names in others.items() if names}
 
 
-def _program_name(prog_id: int) -> str:
+def program_name(prog_id: int) -> str:
+    """A program's name and id, for people."""
     fd = kernel.prog_by_id(prog_id)
     try:
         name: bytes = kernel.ffi.string(kernel.info(fd, "prog_info").name)

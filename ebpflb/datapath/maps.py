@@ -54,6 +54,28 @@ class Map:
         for key in keys:
             kernel.map_delete(self.fd, self.key.pack(key))
 
+    def take(self, key: Any) -> Any:
+        """Deletes a hash's key, and says what its last value was; None where it was not there."""
+        packed, size = self.key.pack(key), self.spec.value_size
+        try:
+            taken = kernel.map_lookup(self.fd, packed, size, take=True)
+        except KernelError as error:
+            if error.errno not in _NO_BATCH:
+                raise
+            taken = kernel.map_lookup(self.fd, packed, size)
+            kernel.map_delete(self.fd, packed)
+        return None if taken is None else self.value.unpack(taken)
+
+    def put_back(self, key: Any, value: Any) -> bool:
+        """Inserts what was taken, unless something newer is in its place; whether it did."""
+        try:
+            kernel.map_update(self.fd, self.key.pack(key), self.value.pack(value), new=True)
+        except KernelError as error:
+            if error.errno != errno.EEXIST:
+                raise
+            return False
+        return True
+
     def items(self) -> Iterator[tuple[Any, Any]]:
         """All entries of a hash; of one that changes meanwhile, each bucket as it was when read."""
         for key, value in self._packed_items():
@@ -68,26 +90,38 @@ class Map:
             for key, value in zip(keys, values, strict=True):
                 kernel.map_update(self.fd, key, value)
 
-    def _packed_items(self) -> Iterator[tuple[bytes, bytes]]:
+    def slices(self, size: int = CHUNK) -> Iterator[tuple[bytes, bytes]]:
+        """The packed keys of up to ``size`` entries, joined, and their values; until all are read.
+
+        Raises KernelError (ENOSPC) where a bucket of the hash holds more.
+        """
         try:
-            yield from self._batched_items()
+            yield from self._batches(size)
         except KernelError as error:
             if error.errno not in _NO_BATCH:
                 raise
-            yield from self._walked_items()
+            pairs = list(self._walked_items())  # all at once: a walk is lost where its key is gone
+            for start in range(0, len(pairs), size):
+                part = pairs[start : start + size]
+                yield b"".join(key for key, _ in part), b"".join(value for _, value in part)
 
-    def _batched_items(self) -> Iterator[tuple[bytes, bytes]]:
+    def _packed_items(self) -> Iterator[tuple[bytes, bytes]]:
         key_size, value_size = self.spec.key_size, self.spec.value_size
-        keys, values = bytearray(key_size * CHUNK), bytearray(value_size * CHUNK)
+        for keys, values in self.slices():
+            for index in range(len(keys) // key_size):
+                yield (
+                    keys[index * key_size : (index + 1) * key_size],
+                    values[index * value_size : (index + 1) * value_size],
+                )
+
+    def _batches(self, size: int) -> Iterator[tuple[bytes, bytes]]:
+        key_size, value_size = self.spec.key_size, self.spec.value_size
+        keys, values = bytearray(key_size * size), bytearray(value_size * size)
         cursor, ended = None, False
         while not ended:
-            count, cursor = kernel.map_lookup_batch(self.fd, cursor, keys, values, CHUNK)
+            count, cursor = kernel.map_lookup_batch(self.fd, cursor, keys, values, size)
             ended = cursor is None
-            for index in range(count):
-                yield (
-                    bytes(keys[index * key_size : (index + 1) * key_size]),
-                    bytes(values[index * value_size : (index + 1) * value_size]),
-                )
+            yield bytes(keys[: count * key_size]), bytes(values[: count * value_size])
 
     def _walked_items(self) -> Iterator[tuple[bytes, bytes]]:
         key = kernel.map_next_key(self.fd, None, self.spec.key_size)

@@ -1,32 +1,86 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this kernel can do, found out by trying; never guessed from its version."""
+"""What this kernel can do, found out by trying; never guessed from its version.
 
+Nothing that others use is touched: programs and maps are not pinned, filters go to the loopback
+device of a namespace made for it, and the socket that is ended is our own. Whether the kernel
+has tcx, tcx.py tries itself.
+"""
+
+import errno
 import os
 import socket
 import struct
+import threading
+from collections.abc import Callable, Iterator
+from ipaddress import ip_address
 
-from ebpflb.datapath import kernel, state
+from cffi import FFI
+from pyroute2 import IPRoute
+from pyroute2.netlink.exceptions import NetlinkError
+
+from ebpflb.datapath import clsact, kernel, layout, maps, sock_diag, state
 from ebpflb.datapath.layout import MapSpec
-from ebpflb.datapath.programs import SECTIONS
+from ebpflb.datapath.programs import HOOKS, PACKET_SECTIONS, Attach
 from ebpflb.errors import KernelError
 
+_ffi = FFI()
+_ffi.cdef("int unshare(int flags);")
+_libc = _ffi.dlopen(None)
+
 SO_NETNS_COOKIE = 71
+_LOOPBACK = "127.0.0.1"
+_NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 _SET_RETVAL = 187
-_CALL, _EXIT, _MOVE = 0x85, 0x95, 0xB7
+_STORE, _ADD, _CALL, _EXIT, _MOVE, _COPY = 0x7A, 0x07, 0x85, 0x95, 0xB7, 0xBF
+_FRAME, _BYTES = 10, 64  # the register that points behind the stack, and how much of it is used
+_CONTEXT, _STACK = "context", "stack"
+
+# The helpers that hooks/packet.c calls besides those of maps: number, then arguments.
+PACKET_HELPERS: dict[str, tuple[int | str, ...]] = {
+    "ktime_get_ns": (5,),
+    "get_prandom_u32": (7,),
+    "skb_store_bytes": (9, _CONTEXT, 0, _STACK, _BYTES, 0),
+    "l3_csum_replace": (10, _CONTEXT, 0, 0, 0, 2),
+    "l4_csum_replace": (11, _CONTEXT, 0, 0, 0, 2),
+    "redirect": (23, 1, 0),
+    "skb_load_bytes": (26, _CONTEXT, 0, _STACK, _BYTES),
+    "csum_diff": (28, _STACK, _BYTES, _STACK, _BYTES, 0),
+    "skb_change_tail": (38, _CONTEXT, _BYTES, 0),
+    "fib_lookup": (69, _CONTEXT, _STACK, _BYTES, 0),
+}
 
 
-def _instruction(opcode: int, register: int = 0, number: int = 0) -> bytes:
-    return struct.pack("<BBhi", opcode, register, 0, number)
+def _instruction(opcode: int, register: int = 0, number: int = 0, offset: int = 0) -> bytes:
+    return struct.pack("<BBhi", opcode, register, offset, number)
 
 
 def _allow(*before: bytes) -> bytes:
     return b"".join(before) + _instruction(_MOVE, 0, 1) + _instruction(_EXIT)
 
 
-def _loads(section: str, code: bytes) -> bool:
-    kind, point = SECTIONS[section]
+def _argument(register: int, value: int | str) -> bytes:
+    """The context is in its register, the first, from the start."""
+    if value == _STACK:
+        copied = _instruction(_COPY, register | _FRAME << 4)
+        return copied + _instruction(_ADD, register, -_BYTES)
+    return b"" if value == _CONTEXT else _instruction(_MOVE, register, int(value))
+
+
+def _calling(helper: int | str, *arguments: int | str) -> bytes:
+    """A program that calls a helper, on a stack of zeros."""
+    zeros = [_instruction(_STORE, _FRAME, offset=-at) for at in range(8, _BYTES + 8, 8)]
+    loads = [_argument(register, value) for register, value in enumerate(arguments, start=1)]
+    return _allow(*zeros, *loads, _instruction(_CALL, number=int(helper)))
+
+
+def _load(attach: Attach, code: bytes) -> int:
+    kind, point = attach
+    return kernel.prog_load(name="probe", kind=kind, attach=point, code=code, log=None)
+
+
+def _loads(attach: Attach, code: bytes) -> bool:
     try:
-        os.close(kernel.prog_load(name="probe", kind=kind, attach=point, code=code, log=None))
+        os.close(_load(attach, code))
     except KernelError:
         return False
     return True
@@ -34,13 +88,64 @@ def _loads(section: str, code: bytes) -> bool:
 
 def hook(section: str) -> bool:
     """Whether the kernel has this hook."""
-    return _loads(section, _allow())
+    return _loads(HOOKS[section], _allow())
 
 
 def set_retval() -> bool:
     """Whether a hook can name its errno (5.18)."""
-    call = _instruction(_MOVE, 1, -111) + _instruction(_CALL, 0, _SET_RETVAL)
-    return _loads("cgroup/connect4", _allow(call))
+    return _loads(HOOKS["cgroup/connect4"], _calling(_SET_RETVAL, -errno.ECONNREFUSED))
+
+
+def packet_helpers() -> dict[str, bool]:
+    """Whether a program at a device may call each of the helpers that ours call."""
+    (attach,) = set(PACKET_SECTIONS.values())
+    return {name: _loads(attach, _calling(*call)) for name, call in PACKET_HELPERS.items()}
+
+
+def clsact_filters() -> bool:
+    """Whether devices take programs as filters.
+
+    Raises OSError where that cannot be tried, KernelError where there are no such programs.
+    """
+    program = _load(PACKET_SECTIONS["tc/ingress"], _allow())
+    try:
+        return _in_new_namespace(lambda: _filters(program))
+    finally:
+        os.close(program)
+
+
+def _filters(program: int) -> bool:
+    """In a new namespace the first device is loopback."""
+    how = {"fd": program, "name": "probe", "classid": 1, "direct_action": True}
+    try:
+        with IPRoute() as route:
+            route.tc("add", "clsact", 1)
+            for parent in clsact.PARENTS.values():
+                route.tc("add-filter", "bpf", 1, 1, parent=parent, prio=1, protocol=3, **how)
+    except NetlinkError:
+        return False
+    return True
+
+
+def _in_new_namespace(question: Callable[[], bool]) -> bool:
+    """Asks in a thread that has left our network namespace; the new one ends with it."""
+    answers: list[bool | OSError] = []
+
+    def ask() -> None:
+        try:
+            if _libc.unshare(_NEW_NETWORK):
+                raise OSError(_ffi.errno, f"no new namespace: {os.strerror(_ffi.errno)}")
+            answers.append(question())
+        except OSError as error:
+            answers.append(error)
+
+    thread = threading.Thread(target=ask, name="probe")
+    thread.start()
+    thread.join()
+    (answer,) = answers
+    if isinstance(answer, OSError):
+        raise answer
+    return answer
 
 
 def map_works() -> None:
@@ -48,24 +153,40 @@ def map_works() -> None:
     os.close(state.make_map(MapSpec("probe", "HASH", "__u32", "__u32", 4, ("NONE",))))
 
 
-def batch() -> bool:
-    """Whether hashes are written in batches (5.6)."""
-    fd = state.make_map(MapSpec("probe", "HASH", "__u32", "__u32", 4, ("NONE",)))
+def _small_maps() -> Iterator[MapSpec]:
+    """One for each kind of map that maps.h has, and for each set of flags."""
+    kinds = {(spec.kind, spec.flags): spec for spec in layout.MAPS.values()}
+    return (spec._replace(name="probe", entries=4) for spec in kinds.values())
+
+
+def unmade_maps() -> list[str]:
+    """The kinds of maps, with their flags, that the kernel does not make for us."""
+    found = []
+    for spec in _small_maps():
+        try:
+            os.close(state.make_map(spec))
+        except KernelError:
+            found.append(f"{spec.kind} ({', '.join(spec.flags)})")
+    return found
+
+
+def batches() -> dict[str, bool]:
+    """Which kinds of maps are written in batches (hashes 5.6, tries 5.13, per-CPU arrays 5.13)."""
+    return {spec.kind: _batch(spec) for spec in _small_maps()}
+
+
+def _batch(spec: MapSpec) -> bool:
+    value = bytes((spec.value_size + 7) // 8 * 8 * maps.possible_cpus())
     try:
-        kernel.map_write_batch(fd, bytes(4), bytes(4), 1)
+        fd = state.make_map(spec)
+    except KernelError:
+        return False
+    try:
+        kernel.map_write_batch(fd, bytes(spec.key_size), value, 1)
     except KernelError:
         return False
     finally:
         os.close(fd)
-    return True
-
-
-def mappable_arrays() -> bool:
-    """Whether arrays can be written through memory (5.5)."""
-    try:
-        os.close(state.make_map(MapSpec("probe", "ARRAY", "__u32", "__u32", 4, ("MMAPABLE",))))
-    except KernelError:
-        return False
     return True
 
 
@@ -77,3 +198,15 @@ def netns_cookie() -> int | None:
         except OSError:
             return None
     return int.from_bytes(packed, "little")
+
+
+def ends_sockets() -> bool:
+    """Whether the kernel ends a datagram socket when it is asked to (INET_DIAG_DESTROY)."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as victim:
+        try:
+            victim.bind((_LOOPBACK, 0))
+            here = ip_address(_LOOPBACK), victim.getsockname()[1]
+            sock_diag.destroy(sock_diag.Ends(socket.IPPROTO_UDP, here))
+        except (KernelError, OSError):
+            return False
+        return victim.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNABORTED

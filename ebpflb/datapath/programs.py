@@ -20,13 +20,16 @@ _LOG_LINES = 12
 
 
 class Attach(NamedTuple):
-    """The kernel's numbers for a section: program type and attach type (uapi/linux/bpf.h)."""
+    """The kernel's numbers for a section: program type and attach type (uapi/linux/bpf.h).
+
+    A packet program is loaded without an attach type: it goes to tcx and to clsact alike.
+    """
 
     kind: int
     point: int
 
 
-_SOCK, _SOCK_ADDR = 9, 18  # BPF_PROG_TYPE_CGROUP_SOCK, _CGROUP_SOCK_ADDR
+SCHED_CLS, _SOCK, _SOCK_ADDR = 3, 9, 18  # BPF_PROG_TYPE_SCHED_CLS, _CGROUP_SOCK, ...
 SECTIONS = {
     "cgroup/connect4": Attach(_SOCK_ADDR, 10),
     "cgroup/connect6": Attach(_SOCK_ADDR, 11),
@@ -41,11 +44,12 @@ SECTIONS = {
     "cgroup/sock_release": Attach(_SOCK, 34),
 }
 GETSOCKNAME4 = "cgroup/getsockname4"  # asked for a moment only: witness.py
-HOOKS = {**SECTIONS, GETSOCKNAME4: Attach(_SOCK_ADDR, 31)}
+PACKET_SECTIONS = {"tc/ingress": Attach(SCHED_CLS, 0), "tc/egress": Attach(SCHED_CLS, 0)}
+HOOKS = {**SECTIONS, **PACKET_SECTIONS, GETSOCKNAME4: Attach(_SOCK_ADDR, 31)}
 
 
 class Program(NamedTuple):
-    """A loaded program and where it belongs."""
+    """A loaded program and where it belongs; ``point`` is its section's attach type."""
 
     name: str
     fd: int
@@ -74,7 +78,7 @@ def load(compiled: compiler.Compiled, maps: Mapping[str, Map]) -> list[Program]:
     loaded: list[Program] = []
     try:
         for name, code in compiled.programs.items():
-            attach = SECTIONS[compiled.sections[name]]
+            attach = HOOKS[compiled.sections[name]]
             fd = load_one(name, attach, relocate(code, fds))
             loaded.append(Program(name, fd, attach.point))
     except Exception:

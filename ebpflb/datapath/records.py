@@ -12,6 +12,7 @@ from ebpflb.datapath.layout import Record, address_bytes, address_from
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
 from ebpflb.plan import entries
+from ebpflb.plan.flows import Flow, Tuple
 
 
 class Client(NamedTuple):
@@ -51,10 +52,43 @@ class Assignment(NamedTuple):
     older: entries.Frontend
 
 
-class Settings(NamedTuple):
-    host_netns: int
-    writes: int
-    flags: entries.Flags
+class Arrival(NamedTuple):
+    flow: Flow
+    back: Tuple
+    other: Tuple
+    service: entries.Service
+    backend: entries.Backend
+
+
+class Datagram(NamedTuple):
+    source: Address
+    destination: Address
+    id: int
+    protocol: int
+    hook: int
+
+
+class Ports(NamedTuple):
+    seen: int
+    source_port: int
+    destination_port: int
+
+
+class Sweep(NamedTuple):
+    swept: int
+    held: int
+    evicted: int
+
+
+class FlowCounters(NamedTuple):
+    made: int
+    ended: int
+    refused: int
+
+
+class Allowance(NamedTuple):
+    refilled: int
+    left: int
 
 
 class ServiceCounters(NamedTuple):
@@ -77,7 +111,13 @@ SERVICE = Record(
     {"frontend": FRONTEND, "cluster": _RANGE, "local": _RANGE},
 )
 BACKEND = Record("struct backend", entries.Backend)
-SETTINGS = Record("struct settings", Settings)
+_PREFIX = Record("struct prefix", entries.Prefix)
+_TUPLE, _FLOW = Record("struct tuple", Tuple), Record("struct flow", Flow)
+SETTINGS = Record(
+    "struct settings",
+    entries.Settings,
+    dict.fromkeys(("pods_v4", "pods_v6", "span_v4", "span_v6"), _PREFIX),
+)
 SERVICE_NAME = Record("struct service_name", PortName)
 BACKEND_NAME = Record("struct backend_name", entries.BackendName)
 
@@ -91,6 +131,21 @@ RECORDS: dict[str, Record[Any]] = {
     "struct origin": Record("struct origin", Origin, {"frontend": FRONTEND}),
     "struct sender": Record("struct sender", Sender, {"frontend": FRONTEND}),
     "struct assignment": Record("struct assignment", Assignment, {"older": FRONTEND}),
+    "struct tuple": _TUPLE,
+    "struct flow": _FLOW,
+    "struct arrival": Record(
+        "struct arrival",
+        Arrival,
+        {"flow": _FLOW, "back": _TUPLE, "other": _TUPLE, "service": SERVICE, "backend": BACKEND},
+    ),
+    "struct datagram": Record("struct datagram", Datagram),
+    "struct ports": Record("struct ports", Ports),
+    "struct flow_counters": Record("struct flow_counters", FlowCounters),
+    "struct sweep": Record("struct sweep", Sweep),
+    "struct allowance": Record("struct allowance", Allowance),
+    "struct source_range": Record("struct source_range", entries.SourceRange),
+    "struct service_range": Record("struct service_range", entries.ServiceRange),
+    "struct device": Record("struct device", entries.Device),
     "struct settings": SETTINGS,
     "struct service_counters": Record("struct service_counters", ServiceCounters),
     "struct backend_counters": Record("struct backend_counters", BackendCounters),

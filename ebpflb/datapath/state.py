@@ -3,6 +3,7 @@
 
     <state-dir>/<layout hash>/<map>     maps; a new layout never reads an old map
     <state-dir>/links/<program>         attachments, replaced in place across layouts
+    <state-dir>/devices/<ifindex>-...   those at devices: tcx.py and clsact.py
 
 A pinned map is adopted only if the kernel says it has the kind, sizes, entries and flags of
 maps.h. While the agent starts, a new layout's maps fill up beside the old ones, which keep
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ebpflb.datapath import kernel, layout
+from ebpflb.datapath.clsact import Clsact
 from ebpflb.datapath.layout import MapSpec
 from ebpflb.datapath.maps import Map, open_map
 from ebpflb.errors import NodeError
@@ -53,6 +55,7 @@ class State:
         self.directory = directory
         self.maps_directory = directory / layout.layout_hash()
         self.links_directory = directory / "links"
+        self.devices_directory = directory / "devices"
 
     def __repr__(self) -> str:
         return f"<State {self.directory}>"
@@ -60,7 +63,7 @@ class State:
     def prepare(self) -> None:
         """Makes the directories."""
         mount_bpffs(self.directory)
-        for directory in (self.maps_directory, self.links_directory):
+        for directory in (self.maps_directory, self.links_directory, self.devices_directory):
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def exists(self) -> bool:
@@ -89,8 +92,8 @@ class State:
 
     def old_layouts(self) -> list[Path]:
         """The directories of every other layout's maps."""
-        keep = {self.maps_directory.name, self.links_directory.name}
-        return [entry for entry in self.directory.iterdir() if entry.name not in keep]
+        keep = (self.maps_directory, self.links_directory, self.devices_directory)
+        return [entry for entry in self.directory.iterdir() if entry not in keep]
 
     def forget_old_layouts(self) -> None:
         """Unpins them. Call when no program uses them any more."""
@@ -98,9 +101,14 @@ class State:
             _remove(directory)
 
     def remove(self) -> None:
-        """Unpins everything: attachments first, so that nothing serves from half the maps."""
+        """Unpins everything: attachments first, so that nothing serves from half the maps.
+
+        Filters are taken off the devices of the caller's network namespace. Raises KernelError.
+        """
         if not self.directory.is_dir():
             return
+        Clsact(self.devices_directory).prune(set())
+        _remove(self.devices_directory)
         _remove(self.links_directory)
         for entry in self.directory.iterdir():
             _remove(entry)

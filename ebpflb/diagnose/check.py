@@ -6,11 +6,11 @@ where something required is missing, before it has attached anything.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from ebpflb.datapath import compiler, kernel, links, probe, state
+from ebpflb.datapath import compiler, devices, kernel, links, probe, state, tcx
 from ebpflb.datapath.programs import SECTIONS
 from ebpflb.errors import EbpflbError
 
@@ -47,28 +47,23 @@ def _findings(state_directory: Path, cgroup: Path | None) -> Iterator[Finding]:
     yield _tried("cgroup v2", lambda: _cgroup(cgroup), "mount cgroup v2, or name it: --cgroup-root")
     yield _bcc()
     yield from _hooks()
-    yield _feature("mappable arrays", probe.mappable_arrays(), "5.5", "needed", required=True)
-    yield _feature("batch writes", probe.batch(), "5.6", "large updates take longer")
-    yield _feature(
-        "errno from hooks", probe.set_retval(), "5.18", "refusals go by loopback; no bind guard"
-    )
-    yield _feature(
-        "netns cookie of the agent",
-        probe.netns_cookie() is not None,
-        "5.14",
-        "a program tells it, attached for a moment at the start",
-    )
-    yield _other_programs(state_directory, cgroup)
+    yield from _packet_hooks()
+    yield _nothing_missing("maps of every kind", probe.unmade_maps())
+    yield from _batches()
+    yield from _comforts()
+    yield _other_hooks(state_directory, cgroup)
+    yield _other_filters(state_directory)
 
 
 def _root() -> Finding:
-    detail = f"uid {os.geteuid()}"
-    return Finding("root", os.geteuid() == 0, True, detail, "run as root")
+    uid = os.geteuid()
+    return Finding("root", uid == 0, True, f"uid {uid}", "run as root" if uid else "")
 
 
 def _bcc() -> Finding:
     version = compiler.bcc_version()
-    return Finding("BCC", version is not None, True, version or "missing", compiler.NO_BCC)
+    remedy = "" if version else compiler.NO_BCC
+    return Finding("BCC", version is not None, True, version or "missing", remedy)
 
 
 def _tried(feature: str, attempt: Callable[[], str], remedy: str) -> Finding:
@@ -105,18 +100,84 @@ def _hooks() -> Iterator[Finding]:
         yield _feature(f"hook {section}", probe.hook(section), "5.10", "needed", required=True)
 
 
+def _packet_hooks() -> Iterator[Finding]:
+    """Programs at devices by one way or the other; the second matters where the first is not."""
+    helpers = probe.packet_helpers()
+    yield _nothing_missing("helpers of hook tc", [name for name, ok in helpers.items() if not ok])
+    by_links = tcx.works()
+    yield _feature("tcx", by_links, "6.6", "clsact filters are used")
+    yield _clsact(required=not by_links)
+
+
+def _clsact(*, required: bool) -> Finding:
+    lost = "needed where there is no tcx: modprobe -a sch_ingress cls_bpf"
+    try:
+        return _feature("clsact filters", probe.clsact_filters(), "4.5", lost, required=required)
+    except (EbpflbError, OSError) as error:
+        return Finding("clsact filters", False, False, f"cannot be tried: {error}", lost)
+
+
+def _batches() -> Iterator[Finding]:
+    """Of what the maps are written with."""
+    since = {"LPM_TRIE": "5.13", "PERCPU_ARRAY": "5.13"}
+    for kind, works in probe.batches().items():
+        lost = "one entry at a time: large updates take longer"
+        yield _feature(f"batches: {kind}", works, since.get(kind, "5.6"), lost)
+
+
+def _comforts() -> Iterator[Finding]:
+    """What there is a way around."""
+    yield _feature(
+        "errno from hooks", probe.set_retval(), "5.18", "refusals go by loopback; no bind guard"
+    )
+    yield _feature(
+        "netns cookie of the agent",
+        probe.netns_cookie() is not None,
+        "5.14",
+        "a program tells it, attached for a moment at the start",
+    )
+    yield _feature(
+        "ending of sockets",
+        probe.ends_sockets(),
+        "4.9, INET_DIAG_DESTROY",
+        "connected UDP sockets of a backend that has gone cannot be ended",
+    )
+
+
 def _feature(feature: str, ok: bool, since: str, lost: str, *, required: bool = False) -> Finding:
     detail = "yes" if ok else f"no (since kernel {since})"
     return Finding(feature, ok, required, detail, "" if ok else lost)
 
 
-def _other_programs(state_directory: Path, cgroup: Path | None) -> Finding:
+def _nothing_missing(feature: str, missing: list[str]) -> Finding:
+    detail = f"not: {', '.join(missing)}" if missing else "yes"
+    return Finding(feature, not missing, True, detail, "needed" if missing else "")
+
+
+def _other_hooks(state_directory: Path, cgroup: Path | None) -> Finding:
     """Two translators in a row: the second sees the first one's backend."""
-    try:
+
+    def found() -> Mapping[str, list[str]]:
         ours = links.attached(state.State(state_directory)).values()
-        found = links.foreign(cgroup or links.cgroup_root(), ours)
+        return links.foreign(cgroup or links.cgroup_root(), ours)
+
+    return _others("other agents' hooks", found, "another agent translates here too: run only one")
+
+
+def _other_filters(state_directory: Path) -> Finding:
+    """Whoever comes first at a device may keep a packet from us."""
+    remedy = "they see packets before us, and may keep them: see what they are for"
+    return _others(
+        "other agents ahead at devices",
+        lambda: devices.ahead(state.State(state_directory)),
+        remedy,
+    )
+
+
+def _others(feature: str, ask: Callable[[], Mapping[str, list[str]]], remedy: str) -> Finding:
+    try:
+        found = ask()
     except (EbpflbError, OSError) as error:
-        return Finding("other agents' hooks", False, False, str(error), "")
-    names = ", ".join(f"{section} ({', '.join(who)})" for section, who in found.items())
-    remedy = "another agent translates here too: run only one" if found else ""
-    return Finding("other agents' hooks", not found, False, names or "none", remedy)
+        return Finding(feature, False, False, str(error), "")
+    names = ", ".join(f"{where} ({', '.join(who)})" for where, who in found.items())
+    return Finding(feature, not found, False, names or "none", remedy if found else "")

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the agent wrote into the maps, read once; the rows of every map refer to it by number."""
+"""What the agent wrote into the maps, read once; the rows of every map refer to it by number.
 
+And how addresses, ports and numbers are spelled, the same in every row.
+"""
+
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -37,8 +41,7 @@ class Content:
         )
 
     def service(self, number: int) -> str:
-        name = self.service_names.get(number)
-        return f"{name}/{Protocol(name.protocol).name}" if name else f"#{number}"
+        return spelled(self.service_names.get(number), number)
 
     def backends(self) -> dict[int, Backend]:
         return {backend.id: backend for backend in self.slots.values()}
@@ -50,6 +53,22 @@ class Content:
     def backend_counters(self, number: int) -> Row:
         opened, closed = self.maps["backend_stats"].get(number)
         return {"opened": opened, "open": max(0, opened - closed)}
+
+
+def spelled(name: PortName | None, number: int) -> str:
+    """A service by its name, or by its id where that has none; 0 is no service's."""
+    return f"{name}/{Protocol(name.protocol).name}" if name else f"#{number}" if number else ""
+
+
+def endpoint(backends: Mapping[int, Backend], number: int) -> str:
+    backend = backends.get(number)
+    gone = f"gone (#{number})" if number else ""
+    return host_port(backend.address, backend.port) if backend else gone
+
+
+def seconds_since(moment: int) -> float:
+    """From a time in nanoseconds of CLOCK_MONOTONIC until now."""
+    return round((time.monotonic_ns() - moment) / 1e9, 1)
 
 
 def host_port(address: Address, port: int) -> str:

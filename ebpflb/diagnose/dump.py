@@ -5,14 +5,14 @@ Reading takes a while, and the agent may write meanwhile. It counts its writes (
 at it), so a dump that is a mixture of two states says so.
 """
 
-import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from ebpflb.datapath.layout import VERDICTS
 from ebpflb.datapath.maps import Map
 from ebpflb.datapath.records import Affinity, Assignment, Client, Origin, Peer, Sender
-from ebpflb.diagnose.content import Content, Row, host_port, kind
+from ebpflb.diagnose import packets
+from ebpflb.diagnose.content import Content, Row, endpoint, host_port, kind, seconds_since
 from ebpflb.model.services import Protocol
 from ebpflb.plan.entries import Backend, BackendName, Frontend, Range
 
@@ -92,22 +92,17 @@ def _node_addresses(content: Content) -> list[Row]:
 
 
 def _affinity(content: Content) -> list[Row]:
-    backends, now = content.backends(), time.monotonic_ns()
+    backends = content.backends()
     entries: list[tuple[Client, Affinity]] = list(content.maps["affinity"].items())
     return [
         {
             "client": f"netns {client.netns}" if client.netns else str(client.address),
             "service": content.service(client.service),
-            "endpoint": _endpoint(backends, entry.backend),
-            "idle_seconds": round((now - entry.last_used) / 1e9, 1),
+            "endpoint": endpoint(backends, entry.backend),
+            "idle_seconds": seconds_since(entry.last_used),
         }
         for client, entry in sorted(entries, key=str)
     ]
-
-
-def _endpoint(backends: Mapping[int, Backend], number: int) -> str:
-    backend = backends.get(number)
-    return host_port(backend.address, backend.port) if backend else f"gone (#{number})"
 
 
 def _sockets(content: Content) -> list[Row]:
@@ -143,11 +138,6 @@ def _assignments(content: Content) -> list[Row]:
     ]
 
 
-def _settings(content: Content) -> list[Row]:
-    settings = content.maps["settings"].get(0)
-    return [{**settings._asdict(), "flags": " ".join(sorted(settings.flags))}]
-
-
 def _service_stats(content: Content) -> list[Row]:
     return [
         {"id": number, "service": content.service(number), **content.service_counters(number)}
@@ -181,6 +171,7 @@ def _backend_names(content: Content) -> list[Row]:
     return [{"id": number, **name._asdict()} for number, name in names]
 
 
+# Every map but arrivals: what is in there lasts no longer than a packet.
 ROWS: dict[str, Callable[[Content], list[Row]]] = {
     "services": _services,
     "slots": _slots,
@@ -189,7 +180,7 @@ ROWS: dict[str, Callable[[Content], list[Row]]] = {
     "affinity": _affinity,
     "sockets": _sockets,
     "assignments": _assignments,
-    "settings": _settings,
+    **packets.ROWS,
     "service_stats": _service_stats,
     "backend_stats": _backend_stats,
     "verdicts": _verdicts,

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The story that `ebpflb demo` tells: real connections through real programs, no Kubernetes.
 
-One node, five pods, the real agent on manifests that are written as we go: connections to a
-ClusterIP over TCP and UDP, IPv4 and IPv6; a service scaled from three endpoints to four; the maps;
-and an agent that is killed while connections go on landing.
+Two nodes with pods, a client outside, the real agent on manifests that are written as we go:
+connections to a ClusterIP over TCP and UDP, IPv4 and IPv6; a service scaled from three endpoints
+to four; the maps; a NodePort asked from outside, under both traffic policies; and an agent that
+is killed while connections go on landing.
 """
 
 import json
@@ -11,15 +12,20 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
+from ebpflb.datapath.state import State
 from ebpflb.errors import NodeError
-from ebpflb.lab import objects, traffic
-from ebpflb.lab.agents import LabAgent
+from ebpflb.lab import cni, objects, traffic
+from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host, Lab
+from ebpflb.plan.entries import Frontend
 
 V4, V6 = "10.96.0.10", "fd00:96::10"
-PORT, TARGET, NODEPORT = 80, 8080, 30080
+SHOP = "10.96.0.20"
+PORT, TARGET, NODEPORT, SHOP_NODEPORT = 80, 8080, 30080, 30090
 ASKED = 400  # connections a line
 TRAFFIC = Path(traffic.__file__)
 
@@ -34,11 +40,16 @@ class Demo:
         self.node = lab.node("node", 1)
         self.client = lab.pod(self.node, "client", 2)
         self.pods = [lab.pod(self.node, f"web-{i}", 10 + i) for i in range(1, 5)]
-        self.agent = LabAgent(lab, self.node, folder)
+        self.other = lab.node("other", 2)
+        self.far = lab.pod(self.other, "far-1", 11)
+        lab.join(self.node, self.other)
+        self.outside = lab.outside("outside", 7)
+        pods = ("--cluster-cidr", ",".join(cni.NETWORKS))
+        self.agent = LabAgent(lab, self.node, folder, *pods)
 
     def build(self) -> None:
         """Servers in the pods, the first three of them in the service; then the agent."""
-        for pod in self.pods:
+        for pod in (*self.pods, self.far):
             self._begin(pod, "serve", pod.name, str(TARGET))
         self.scale(3)
         began = time.monotonic()
@@ -76,6 +87,33 @@ class Demo:
         self._ask(self.client, "tcp", V4)
         self._ask(self.client, "udp", V6)
 
+    def publish(self, policy: str) -> None:
+        """A service with an endpoint here and one on the other node, open to the outside."""
+        ports = [{"port": PORT, "nodePort": SHOP_NODEPORT}]
+        here = _endpoint(self.pods[0], self.pods[0].v4)
+        there = objects.endpoint(self.far.v4, node=self.other.name, target=self.far.name)
+        spec = {"type": "NodePort", "externalTrafficPolicy": policy}
+        shop = objects.service("shop", [SHOP], ports, **spec)
+        slices = objects.endpoint_slice("shop", "IPv4", [here, there], [{"port": TARGET}])
+        objects.write(self.agent.manifests / "shop.yaml", [shop, slices])
+        wait_until(f"policy {policy} is in force", lambda: self._in_force(policy))
+
+    def enter(self) -> None:
+        """From outside the cluster, under both policies: who answers, and as whom it sees us."""
+        for policy in ("Cluster", "Local"):
+            self.publish(policy)
+            self.say(f"  externalTrafficPolicy: {policy}")
+            answer = self._ask(self.outside, "tcp", self.node.v4, SHOP_NODEPORT)
+            for name, sources in sorted(answer["sources"].items()):
+                self.say(f"    {name} saw {' '.join(sources)}")
+
+    def _in_force(self, policy: str) -> bool:
+        maps = State(self.agent.places.state).read_maps()
+        found = maps["services"].get(Frontend(ip_address("0.0.0.0"), SHOP_NODEPORT, 6))
+        for opened in maps.values():
+            opened.close()
+        return found is not None and ("local" in found.flags) == (policy == "Local")
+
     def kill(self) -> None:
         """No agent, no difference."""
         self.agent.stop(signal.SIGKILL)
@@ -92,7 +130,7 @@ class Demo:
         process.stdout.readline()
         return process
 
-    def _ask(self, host: Host, protocol: str, address: str, port: int = PORT) -> None:
+    def _ask(self, host: Host, protocol: str, address: str, port: int = PORT) -> Any:
         """Asks from a host and says each pod's share. Raises NodeError if any ask failed."""
         words = ("ask", protocol, address, str(port), str(ASKED))
         said, _ = host.python(TRAFFIC, *words, stdout=subprocess.PIPE).communicate()
@@ -100,9 +138,10 @@ class Demo:
         shares = "  ".join(f"{name} {n / ASKED:.0%}" for name, n in answer["names"].items())
         where = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
         peers = " ".join(answer["peers"])
-        self.say(f"  {host.name:6} {protocol}  {where:18} {shares}  (peer: {peers})")
+        self.say(f"  {host.name:7} {protocol}  {where:18} {shares}  (peer: {peers})")
         if answer["errors"]:
             raise NodeError(f"some of {ASKED} failed: {answer['errors']}")
+        return answer
 
 
 def _endpoint(pod: Host, address: str) -> objects.Object:

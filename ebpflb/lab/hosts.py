@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hosts made of namespaces and cgroups; whatever a Lab makes goes with it.
 
-A node is a network namespace with a bridge and an address of its own; a pod is a namespace with
-a veth to that bridge. All processes of a node and its pods are in one cgroup, to which the node's
-agent attaches, as a real node's are in its root cgroup; the agents are in the lab's own.
+A node is a network namespace with an uplink to the lab's router (see ``router``) and a pod network
+(see ``cni``); a pod is a namespace in it; an outside host is one beyond the router. All processes
+of a node and its pods are in one cgroup, to which the node's agent attaches, as a real node's are
+in its root cgroup; the agents are in the lab's own, and so are pods whose sockets nobody sees.
 Namespaces are entered with nsenter: ``ip netns exec`` would hide cgroup v2 and the bpffs.
 """
 
@@ -16,20 +17,15 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 
 from ebpflb.datapath.links import cgroup_root
 from ebpflb.errors import NodeError
-
-NETNS = Path("/run/netns")
-
-
-def ip(*words: str) -> None:
-    """Runs ip(8). Raises NodeError with its words."""
-    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise NodeError(f"ip {' '.join(words)}: {done.stderr.strip()}")
+from ebpflb.lab import cni
+from ebpflb.lab.namespaces import NETNS, Namespace, ip
+from ebpflb.lab.router import NODES, OUTSIDE, Router
 
 
 def start(
@@ -45,11 +41,10 @@ def start(
 
 
 @dataclass(frozen=True)
-class Host:
+class Host(Namespace):
     """A node, a pod or an outside host: a namespace, and the cgroup that its processes are in."""
 
     name: str
-    netns: str
     cgroup: Path
     v4: str
     v6: str
@@ -63,6 +58,14 @@ class Host:
         return self.start([sys.executable, "-IS", str(program), *words], **options)
 
 
+@dataclass(frozen=True)
+class _Node:
+    """What the lab remembers of a node."""
+
+    number: int
+    cni: cni.Cni
+
+
 class Lab:
     """Makes hosts and takes them all away again, also those of a lab that was killed."""
 
@@ -70,6 +73,7 @@ class Lab:
         self.prefix = prefix
         self.cgroup = cgroup_root() / prefix
         self.processes: list[subprocess.Popen[str]] = []
+        self._nodes: dict[Host, _Node] = {}
 
     def __enter__(self) -> "Lab":
         self.sweep()
@@ -84,47 +88,47 @@ class Lab:
     ) -> None:
         self.close()
 
-    def node(self, name: str, number: int) -> Host:
-        """A node with the pod network 10.244.<number>.0/24 and the address 192.0.2.<number>.
+    @cached_property
+    def router(self) -> Router:
+        """What every node and every outside host is plugged into."""
+        router = Router(f"{self.prefix}-router")
+        router.build()
+        return router
 
-        Its default gateway swallows everything, as a router does with what nobody answers.
-        """
+    def node(self, name: str, number: int, network: cni.Cni | None = None) -> Host:
+        """A node with the address 192.0.2.<number> and a pod network; a bridge by default."""
         cgroup = self.cgroup / name
         cgroup.mkdir()
-        host = Host(name, f"{self.prefix}-{name}", cgroup, f"192.0.2.{number}", f"fd02::{number}")
-        self._namespace(host)
-        self._ip(host, "link add cni0 type bridge")
-        self._addresses(host, "cni0", f"10.244.{number}.1/24", f"fd00:244:{number}::1/64")
-        self._ip(host, "link add eth0 type bridge")
-        self._addresses(host, "eth0", f"{host.v4}/24", f"{host.v6}/64")
-        for gateway in ("192.0.2.254", "fd02::fe"):
-            self._ip(host, f"neigh add {gateway} lladdr 02:00:00:00:00:fe dev eth0 nud permanent")
-            self._ip(host, f"route add default via {gateway} dev eth0")
+        host = self._host(name, cgroup, NODES.addresses(number))
+        self.router.plug(host, NODES, number)
+        host.sysctl("net.ipv4.ip_forward", 1)
+        host.sysctl("net.ipv6.conf.all.forwarding", 1)
+        node = self._nodes[host] = _Node(number, network or cni.Bridge())
+        node.cni.prepare(host, number)
         return host
 
     def join(self, one: Host, other: Host) -> None:
-        """A cable between two nodes, and routes to each other's pods."""
-        cable = f"to-{one.name}"
-        self._ip(one, f"link add to-{other.name} type veth peer name {cable} netns {other.netns}")
+        """Routes between the pods of two nodes."""
         for here, there in ((one, other), (other, one)):
-            self._ip(here, f"link set to-{there.name} master eth0 up")
-            number = there.v4.rsplit(".", 1)[1]
-            self._ip(here, f"route add 10.244.{number}.0/24 via {there.v4}")
-            self._ip(here, f"route add fd00:244:{number}::/64 via {there.v6}")
-            self._forward(here)
+            node = self._nodes[here]
+            node.cni.reach(here, node.number, self._nodes[there].number)
 
-    def pod(self, node: Host, name: str, number: int) -> Host:
-        """A pod with the address .<number> of its node's pod network."""
-        subnet = node.v4.rsplit(".", 1)[1]
-        v4, v6 = f"10.244.{subnet}.{number}", f"fd00:244:{subnet}::{number}"
-        host = Host(name, f"{self.prefix}-{name}", node.cgroup, v4, v6)
-        self._namespace(host)
-        veth = f"veth{number}"
-        self._ip(node, f"link add {veth} type veth peer name eth0 netns {host.netns}")
-        self._ip(node, f"link set {veth} master cni0 up")
-        self._addresses(host, "eth0", f"{v4}/24", f"{v6}/64")
-        self._ip(host, f"route add default via 10.244.{subnet}.1")
-        self._ip(host, f"-6 route add default via fd00:244:{subnet}::1")
+    def pod(self, node: Host, name: str, number: int, *, hooked: bool = True) -> Host:
+        """A pod with the address .<number> of its node's pod network.
+
+        Unless it is ``hooked`` its sockets are hidden from the node's programs, as those of a
+        virtual machine are.
+        """
+        place = self._nodes[node]
+        cgroup = node.cgroup if hooked else self.cgroup
+        host = self._host(name, cgroup, cni.addresses(place.number, number))
+        place.cni.plug(node, place.number, host, number)
+        return host
+
+    def outside(self, name: str, number: int) -> Host:
+        """A host beyond the router, with the address 198.51.100.<number>."""
+        host = self._host(name, self.cgroup, OUTSIDE.addresses(number))
+        self.router.plug(host, OUTSIDE, number)
         return host
 
     def keep(self, process: "subprocess.Popen[str]") -> "subprocess.Popen[str]":
@@ -151,23 +155,10 @@ class Lab:
         for cgroup in (*self.cgroup.glob("*/"), self.cgroup):
             _remove(cgroup)
 
-    def _namespace(self, host: Host) -> None:
-        ip("netns", "add", host.netns)
-        self._ip(host, "link set lo up")
-
-    def _addresses(self, host: Host, device: str, v4: str, v6: str) -> None:
-        self._ip(host, f"link set {device} up")
-        self._ip(host, f"address add {v4} dev {device}")
-        self._ip(host, f"address add {v6} dev {device} nodad")
-
-    def _forward(self, host: Host) -> None:
-        for switch in ("ipv4/ip_forward", "ipv6/conf/all/forwarding"):
-            enter = ["nsenter", f"--net={NETNS / host.netns}", "--", "tee"]
-            command = [*enter, f"/proc/sys/net/{switch}"]
-            subprocess.run(command, input=b"1", stdout=subprocess.DEVNULL, check=True)
-
-    def _ip(self, host: Host, words: str) -> None:
-        ip("-n", host.netns, *words.split())
+    def _host(self, name: str, cgroup: Path, addresses: tuple[str, str]) -> Host:
+        host = Host(f"{self.prefix}-{name}", name, cgroup, *addresses)
+        host.create()
+        return host
 
 
 def _remove(cgroup: Path) -> None:

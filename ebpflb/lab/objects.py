@@ -50,18 +50,39 @@ def endpoint(address: str, *, node: str, target: str, **conditions: bool) -> Obj
     }
 
 
-def node(name: str, *addresses: str) -> Object:
+def node(name: str, *addresses: str, pod_cidrs: Iterable[str] = ()) -> Object:
     """A Node with these internal addresses."""
     return {
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": {"name": name},
+        "spec": {"podCIDRs": list(pod_cidrs)},
         "status": {"addresses": [{"type": "InternalIP", "address": ip} for ip in addresses]},
     }
 
 
+def service_cidr(*networks: str) -> Object:
+    """Where cluster IPs are taken from."""
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "ServiceCIDR",
+        "metadata": {"name": "kubernetes"},
+        "spec": {"cidrs": list(networks)},
+    }
+
+
+def text(objects: Iterable[Object]) -> str:
+    """A manifest of them."""
+    return yaml.safe_dump_all(objects, sort_keys=False)
+
+
 def write(path: Path, objects: Iterable[Object]) -> None:
     """Replaces the file in one step: no reader ever sees half of it."""
+    replace(path, text(objects))
+
+
+def replace(path: Path, said: str) -> None:
+    """The same with what is a manifest already."""
     half = path.with_name(f".{path.name}")
-    half.write_text(yaml.safe_dump_all(objects, sort_keys=False))
+    half.write_text(said)
     half.replace(path)

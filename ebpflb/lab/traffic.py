@@ -1,29 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
 """Servers and clients of the lab, a program of its own; the standard library alone.
 
-    traffic.py serve NAME PORT              answers TCP and UDP, IPv4 and IPv6, with NAME;
-                                            a TCP connection then hears its own words
+    traffic.py serve NAME PORT              answers TCP and UDP, IPv4 and IPv6, with a line: its
+                                            name and the client's address; then says what it hears
     traffic.py ask PROTOCOL HOST PORT N     asks N times; prints what came as one JSON object
-    traffic.py press PROTOCOL HOST PORT     the same until its input ends
+    traffic.py press PROTOCOL HOST PORT S   the same until its input ends, with pauses of S seconds
     traffic.py await NAME HOST PORT         asks by TCP until NAME answers
+    traffic.py bulk HOST PORT BYTES         sends so much and hears it again; prints the name
 
-The answer counts, by name, who answered; by errno's name, what failed; and, by address, whom
-the client saw as its peer.
+What came: by name, who answered and as whom it saw the client; by address, whom the client saw as
+its peer; by errno's name, what failed.
 """
 
 import errno
 import json
 import os
 import select
-import selectors
 import socket
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 TIMEOUT = 3.0  # seconds
+LONGEST = 1 << 16  # bytes of a datagram
+
+
+class Heard(NamedTuple):
+    """Who answered, whom it saw as the client, and whom the client saw as its peer."""
+
+    name: str
+    source: str
+    peer: str
+
+
+def read(answer: bytes) -> tuple[str, str]:
+    """The name and the client's address, from a server's first line."""
+    name, _, source = answer.partition(b"\n")[0].decode().rpartition(" ")
+    return name, source
 
 
 def serve(name: str, port: str) -> None:
@@ -34,95 +50,109 @@ def serve(name: str, port: str) -> None:
     datagram = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
     datagram.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
     datagram.bind(("::", int(port)))
-    threading.Thread(target=_serve_datagrams, args=(datagram, name), daemon=True).start()
+    _aside(_serve_datagrams, datagram, name)
     print("ready", flush=True)
-    with selectors.DefaultSelector() as selector:
-        selector.register(stream, selectors.EVENT_READ)
-        while True:
-            for key, _ in selector.select():
-                if key.fileobj is stream:
-                    connection, _ = stream.accept()
-                    connection.sendall(name.encode())
-                    selector.register(connection, selectors.EVENT_READ)
-                else:
-                    _echo(selector, key.fileobj)
+    while True:
+        connection, peer = stream.accept()
+        _aside(_converse, connection, _line(name, peer))
 
 
-def _echo(selector: selectors.BaseSelector, connection: Any) -> None:
-    """Says what it hears; hangs up when the client does."""
-    try:
-        heard = connection.recv(2048)
-        connection.sendall(heard)
-    except OSError:
-        heard = b""
-    if not heard:
-        selector.unregister(connection)
-        connection.close()
+def _aside(work: Callable[..., None], *words: Any) -> None:
+    threading.Thread(target=work, args=words, daemon=True).start()
+
+
+def _line(name: str, peer: Any) -> bytes:
+    return f"{name} {peer[0].removeprefix('::ffff:')}\n".encode()
+
+
+def _converse(connection: socket.socket, line: bytes) -> None:
+    """Hangs up when the client does."""
+    with suppress(OSError), connection:
+        connection.sendall(line)
+        while heard := connection.recv(LONGEST):
+            connection.sendall(heard)
 
 
 def _serve_datagrams(datagram: socket.socket, name: str) -> None:
     while True:
-        _, peer = datagram.recvfrom(2048)
-        datagram.sendto(name.encode(), peer)
+        heard, peer = datagram.recvfrom(LONGEST)
+        with suppress(OSError):  # an ICMP error about an earlier answer
+            datagram.sendto(_line(name, peer) + heard, peer)
 
 
-def ask_tcp(family: int, where: tuple[str, int]) -> tuple[str, str]:
+def ask_tcp(family: int, where: tuple[str, int]) -> Heard:
     with socket.socket(family, socket.SOCK_STREAM) as client:
         client.settimeout(TIMEOUT)
         client.connect(where)
         peer = client.getpeername()[0]
-        return client.recv(64).decode(), peer
+        return Heard(*read(client.recv(64)), peer)
 
 
-def ask_udp(family: int, where: tuple[str, int]) -> tuple[str, str]:
+def ask_udp(family: int, where: tuple[str, int]) -> Heard:
     """Unconnected: a resolver checks that the answer comes from where it asked."""
     with socket.socket(family, socket.SOCK_DGRAM) as client:
         client.settimeout(TIMEOUT)
         client.sendto(b"?", where)
         answer, peer = client.recvfrom(64)
-        return answer.decode(), peer[0]
+        return Heard(*read(answer), peer[0])
 
 
-def ask_connected_udp(family: int, where: tuple[str, int]) -> tuple[str, str]:
+def ask_connected_udp(family: int, where: tuple[str, int]) -> Heard:
     with socket.socket(family, socket.SOCK_DGRAM) as client:
         client.settimeout(TIMEOUT)
         client.connect(where)
         client.send(b"?")
-        return client.recv(64).decode(), client.getpeername()[0]
+        return Heard(*read(client.recv(64)), client.getpeername()[0])
 
 
 ASK = {"tcp": ask_tcp, "udp": ask_udp, "connected-udp": ask_connected_udp}
 
 
-def ask(protocol: str, host: str, port: str, times: Iterable[object]) -> dict[str, dict[str, int]]:
-    """Counts over a connection or datagram for each of ``times``."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    names: Counter[str] = Counter()
-    errors: Counter[str] = Counter()
-    peers: Counter[str] = Counter()
+def ask(protocol: str, host: str, port: str, times: Iterable[object]) -> dict[str, Any]:
+    """Counts over a connection or datagram for each of ``times``; whom each server saw."""
+    names, peers, errors = (Counter[str]() for _ in range(3))
+    sources: dict[str, list[str]] = {}
     for _ in times:
         try:
-            name, peer = ASK[protocol](family, (host, int(port)))
+            heard = ASK[protocol](_family(host), (host, int(port)))
         except OSError as error:
             errors[_word(error)] += 1
         else:
-            names[name] += 1
-            peers[peer] += 1
-    return {"names": dict(sorted(names.items())), "errors": errors, "peers": peers}
+            names[heard.name] += 1
+            peers[heard.peer] += 1
+            if heard.source not in sources.setdefault(heard.name, []):
+                sources[heard.name].append(heard.source)
+    shares = {"names": dict(sorted(names.items())), "sources": sources}
+    return {**shares, "errors": errors, "peers": peers}
 
 
-def until_input_ends() -> Iterator[None]:
-    while not select.select([sys.stdin], [], [], 0)[0]:
+def bulk(host: str, port: str, size: str) -> str:
+    """Who answered. Raises OSError, or ValueError where what came back is not what went."""
+    sent = os.urandom(int(size))
+    with socket.create_connection((host, int(port)), TIMEOUT) as client:
+        stream = client.makefile("rb")
+        name, _ = read(stream.readline())
+        _aside(client.sendall, sent)
+        if stream.read(len(sent)) != sent:
+            raise ValueError(f"{len(sent)} bytes came back changed")
+        return name
+
+
+def until_input_ends(pause: float) -> Iterator[None]:
+    while not select.select([sys.stdin], [], [], pause)[0]:
         yield
 
 
 def await_name(name: str, host: str, port: str) -> None:
     """Says "ready" after its first answer; ends with the one that is looked for."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    answer, _ = ask_tcp(family, (host, int(port)))
+    answer = ask_tcp(_family(host), (host, int(port)))
     print("ready", flush=True)
-    while answer != name:
-        answer, _ = ask_tcp(family, (host, int(port)))
+    while answer.name != name:
+        answer = ask_tcp(_family(host), (host, int(port)))
+
+
+def _family(host: str) -> int:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _word(error: OSError) -> str:
@@ -139,7 +169,9 @@ if __name__ == "__main__":
             await_name(name, host, port)
         case ["ask", protocol, host, port, count]:
             print(json.dumps(ask(protocol, host, port, range(int(count)))))
-        case ["press", protocol, host, port]:
-            print(json.dumps(ask(protocol, host, port, until_input_ends())))
+        case ["bulk", host, port, size]:
+            print(bulk(host, port, size))
+        case ["press", protocol, host, port, pause]:
+            print(json.dumps(ask(protocol, host, port, until_input_ends(float(pause)))))
         case _:
             sys.exit(__doc__)

@@ -12,10 +12,15 @@ class Kind(StrEnum):
     SERVICE = "Service"
     ENDPOINT_SLICE = "EndpointSlice"
     NODE = "Node"
+    SERVICE_CIDR = "ServiceCIDR"
+
+    @property
+    def namespaced(self) -> bool:
+        return self in (Kind.SERVICE, Kind.ENDPOINT_SLICE)
 
 
 class Key(NamedTuple):
-    """Which object: ``namespace`` is "" for a Node."""
+    """Which object: ``namespace`` is "" where the kind has none."""
 
     namespace: str
     name: str

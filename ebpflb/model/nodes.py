@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One Node -> what its own proxy needs of it: the zone and the addresses (kube-proxy.md 17)."""
+"""One Node -> what its own proxy needs of it: zone and addresses (kube-proxy.md 5, 17)."""
 
 from collections.abc import Iterable
 
 from ebpflb.model import addresses as parsing
 from ebpflb.model import objects
-from ebpflb.model.addresses import Address, Family
+from ebpflb.model.addresses import Address, Family, Network
 
 ZONE_LABEL = "topology.kubernetes.io/zone"
 
@@ -36,8 +36,28 @@ def primary(candidates: Iterable[Address]) -> dict[Family, Address]:
     return first
 
 
+def pod_cidrs(node: objects.Node) -> tuple[Network, ...]:
+    """Where its pods' addresses are from: the first of each family, unreadable ones left out.
+
+    spec.podCIDR counts only where spec.podCIDRs is empty.
+    """
+    spec = node.spec or objects.NodeSpec()
+    first: dict[Family, Network] = {}
+    for text in spec.pod_cidrs or [spec.pod_cidr]:
+        if network := _parse_network(text):
+            first.setdefault(parsing.family(network), network)
+    return tuple(first.values())
+
+
 def _parse(text: str) -> Address | None:
     try:
         return parsing.parse_address(text)
+    except ValueError:
+        return None
+
+
+def _parse_network(text: str) -> Network | None:
+    try:
+        return parsing.parse_network(text)
     except ValueError:
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the API says: Service, EndpointSlice and Node with only the fields that we read.
+"""What the API says: each kind of object with only the fields that we read.
 
 msgspec decodes them straight from JSON (or converts them from YAML) and names the field that
 does not fit; unknown fields are skipped unread. The API writes null for an empty list, hence
@@ -132,11 +132,28 @@ class NodeStatus(Struct, frozen=True, gc=False):
     addresses: list[NodeAddress] | None = None
 
 
+class NodeSpec(Struct, frozen=True, gc=False):
+    pod_cidrs: list[str] | None = field(name="podCIDRs", default=None)
+    pod_cidr: str = field(name="podCIDR", default="")
+
+
 class Node(Struct, frozen=True, gc=False):
-    """v1 Node: its zone label and its addresses are all that we read so far."""
+    """v1 Node: its zone label, its addresses and its pods' addresses."""
 
     metadata: Metadata
+    spec: NodeSpec | None = None
     status: NodeStatus | None = None
 
 
-Object = Service | EndpointSlice | Node
+class ServiceCIDRSpec(Struct, frozen=True, gc=False):
+    cidrs: list[str] | None = None
+
+
+class ServiceCIDR(Struct, frozen=True, gc=False):
+    """networking.k8s.io/v1 ServiceCIDR: where the API server takes cluster IPs from."""
+
+    metadata: Metadata
+    spec: ServiceCIDRSpec | None = None
+
+
+Object = Service | EndpointSlice | Node | ServiceCIDR

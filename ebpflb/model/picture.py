@@ -11,11 +11,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ebpflb.errors import InvalidObject
-from ebpflb.model import endpoints, nodes, services
+from ebpflb.model import cidrs, endpoints, nodes, services
+from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.events import Changed, Event, Found, Key, Kind, Removed, Replaced
-from ebpflb.model.objects import EndpointSlice, Node, Service
+from ebpflb.model.objects import EndpointSlice, Node, Service, ServiceCIDR
 from ebpflb.model.selection import Place, Selection, select
 from ebpflb.model.services import ServicePort
+
+_NEEDED = frozenset({Kind.SERVICE, Kind.ENDPOINT_SLICE, Kind.NODE})
 
 
 class Remark(NamedTuple):
@@ -40,17 +43,24 @@ class Picture:
         self.node_name = node_name
         self.zone = ""
         self.node: Node | None = None
+        self.primary: dict[Family, Address] = {}
         self.services: dict[Key, tuple[ServicePort, ...]] = {}
         self.slices: dict[Key, EndpointSlice] = {}
         self.slices_of: dict[Key, set[Key]] = defaultdict(set)
+        self.ranges: dict[Key, tuple[Network, ...]] = {}
         self.listed: set[Kind] = set()
         self.touched: set[Key] = set()
         self.refused: dict[tuple[Kind, Key], str] = {}
 
     @property
     def complete(self) -> bool:
-        """Every list has been received; before that nothing may be programmed."""
-        return self.listed == set(Kind)
+        """Every list that a service depends on has been received; before that program nothing."""
+        return self.listed >= _NEEDED
+
+    @property
+    def service_cidrs(self) -> frozenset[Network]:
+        """Where cluster IPs are from; nothing is known before ServiceCIDR is in ``listed``."""
+        return frozenset(network for ranges in self.ranges.values() for network in ranges)
 
     def hear(self, event: Event) -> list[Remark]:
         """Takes an event in; adds the services that it touches to ``touched``."""
@@ -75,7 +85,11 @@ class Picture:
             yield port, select(port, endpoints.merge(slices, port.name, self.node_name), place)
 
     def _replace(self, event: Replaced) -> list[Remark]:
-        known = {Kind.SERVICE: self.services.keys(), Kind.ENDPOINT_SLICE: self.slices.keys()}
+        known = {
+            Kind.SERVICE: self.services.keys(),
+            Kind.ENDPOINT_SLICE: self.slices.keys(),
+            Kind.SERVICE_CIDR: self.ranges.keys(),
+        }
         for key in known.get(event.kind, set()) - event.objects.keys() - event.broken:
             self._remove(event.kind, key)
         self.listed.add(event.kind)
@@ -102,6 +116,9 @@ class Picture:
                 return self._take_slice(key, slice)
             case Node() as node:
                 return self._take_node(node)
+            case ServiceCIDR() as cidr:
+                self.ranges[key] = cidrs.read(cidr)
+                return ()
 
     def _take_service(self, key: Key, service: Service) -> tuple[str, ...]:
         ports, remarks = services.read(service)
@@ -128,6 +145,10 @@ class Picture:
         if zone != self.zone:
             self.zone = zone
             self.touched |= self.services.keys()
+        primary = nodes.primary(nodes.addresses(node))
+        if primary != self.primary:
+            self.primary = primary
+            self.touched |= {k for k, ports in self.services.items() if _are_restricted(ports)}
         return ()
 
     def _remove(self, kind: Kind, key: Key) -> None:
@@ -137,6 +158,8 @@ class Picture:
             self.touched.add(key)
         elif kind is Kind.ENDPOINT_SLICE:
             self._forget_slice(key)
+        elif kind is Kind.SERVICE_CIDR:
+            self.ranges.pop(key, None)
 
     def _forget_slice(self, key: Key) -> None:
         former = self.slices.pop(key, None)
@@ -147,3 +170,8 @@ class Picture:
         self.slices_of[service].discard(key)
         if not self.slices_of[service]:
             del self.slices_of[service]
+
+
+def _are_restricted(ports: tuple[ServicePort, ...]) -> bool:
+    """Whether it matters for them which address is this node's own (kube-proxy.md 7)."""
+    return any(port.source_ranges for port in ports)

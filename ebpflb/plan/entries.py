@@ -5,6 +5,7 @@ Flags are sets of words: ``SERVICE_EXTERNAL`` in C is ``"external"`` here. datap
 these values into the structs and refuses to start if the two disagree about a field.
 """
 
+from ipaddress import IPv4Address, IPv6Address
 from typing import NamedTuple
 
 from ebpflb.model.addresses import Address
@@ -64,3 +65,56 @@ class BackendName(NamedTuple):
 
     node: str
     target: str
+
+
+class SourceRange(NamedTuple):
+    """Clients whom a service's restricted frontends let in.
+
+    ``length`` counts bits: 32 of the service and those of the 128-bit address.
+    """
+
+    length: int
+    service: int
+    address: Address
+
+
+class ServiceRange(NamedTuple):
+    """Addresses that are given to services; ``length`` counts bits of the 128-bit address."""
+
+    length: int
+    address: Address
+
+
+class Device(NamedTuple):
+    """As whom masqueraded traffic leaves by a device; unspecified: not at all."""
+
+    v4: Address
+    v6: Address
+    flags: Flags
+
+
+class Prefix(NamedTuple):
+    """The addresses that equal ``address`` under ``mask``, which is 128 bits for both families."""
+
+    address: Address
+    mask: Address
+
+
+NO_PREFIX = Prefix(IPv6Address(1), IPv6Address(0))  # no address is ::1 under it
+NO_V4, NO_V6 = IPv4Address(0), IPv6Address(0)
+
+
+class Settings(NamedTuple):
+    """What the operator chose, and what the agent found out about this node."""
+
+    host_netns: int
+    writes: int
+    flags: Flags
+    first_port: int = 0
+    last_port: int = 0
+    pods_v4: Prefix = NO_PREFIX
+    pods_v6: Prefix = NO_PREFIX
+    span_v4: Prefix = NO_PREFIX
+    span_v6: Prefix = NO_PREFIX
+    node_v4: Address = NO_V4
+    node_v6: Address = NO_V6

@@ -73,21 +73,28 @@ class Ranges:
                 return Range(hole.base, size)
         raise Full(f"map slots has no {size} free slots in a row")
 
-    def adopt(self, taken: Range) -> None:
-        """Marks as used a range that the maps refer to already; it may overlap what is used."""
+    def adopt(self, taken: Range) -> list[Range]:
+        """Marks as used a range that the maps refer to already; it may overlap what is used.
+
+        Returns the parts of it that were free.
+        """
         if not taken.size:
-            return
+            return []
         end = taken.base + taken.size
         first = bisect_left(self.holes, Range(taken.base, 0))
         if first and sum(self.holes[first - 1]) > taken.base:
             first -= 1
         last = bisect_left(self.holes, Range(end, 0))
         kept: list[Range] = []
+        found: list[Range] = []
         for hole in self.holes[first:last]:
+            base = max(hole.base, taken.base)
+            found.append(Range(base, min(sum(hole), end) - base))
             before = Range(hole.base, min(hole.size, taken.base - hole.base))
             after = Range(max(end, hole.base), hole.base + hole.size - max(end, hole.base))
             kept += [part for part in (before, after) if part.size > 0]
         self.holes[first:last] = kept
+        return found
 
     def give_back(self, taken: Range) -> None:
         if not taken.size:

@@ -3,8 +3,9 @@
 
 from dataclasses import dataclass, field, fields
 
+from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
-from ebpflb.plan.entries import Backend, BackendName, Frontend, Service
+from ebpflb.plan.entries import Backend, BackendName, Frontend, Service, SourceRange
 
 
 @dataclass
@@ -16,8 +17,12 @@ class Plan:
     members: list[tuple[int, int]] = field(default_factory=list)  # backend id, slot
     service_names: list[tuple[int, PortName]] = field(default_factory=list)
     backend_names: list[tuple[int, BackendName]] = field(default_factory=list)
+    source_ranges: list[tuple[SourceRange, int]] = field(default_factory=list)
+    cluster_ips: list[tuple[Address, int]] = field(default_factory=list)
     services: list[tuple[Frontend, Service]] = field(default_factory=list)
     gone_services: list[Frontend] = field(default_factory=list)
+    gone_source_ranges: list[SourceRange] = field(default_factory=list)
+    gone_cluster_ips: list[Address] = field(default_factory=list)
     gone_service_names: list[int] = field(default_factory=list)
     gone_backend_names: list[int] = field(default_factory=list)
 

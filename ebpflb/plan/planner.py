@@ -5,7 +5,8 @@ A live range of slots is never written. A service whose backends change gets a n
 frontends flip to it one by one, each atomically; the old block rests in quarantine and is then
 free. Before a service is named everything it names is there, and a removed frontend goes before
 what it named. So a look-up that succeeds before and after an update succeeds during it, and a
-crash between any two writes leaves a working state.
+crash between any two writes leaves a working state. A client's right to a restricted frontend is
+looked up like that too: what lets it in is there before the flip, what no longer does goes after.
 
 A service that does not fit keeps its last good state, is named in ``unplaced``, and is tried
 again with every plan.
@@ -15,15 +16,16 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
+from ebpflb.model.addresses import Family, Network
 from ebpflb.model.services import PortName
 from ebpflb.plan.claims import Claims
-from ebpflb.plan.entries import NOWHERE, Flags, Frontend, Range, Service
+from ebpflb.plan.entries import NOWHERE, Flags, Frontend, Prefix
+from ebpflb.plan.internal import ClusterIps
 from ebpflb.plan.numbers import Full, Ids, Quarantine, Ranges
 from ebpflb.plan.plan import Plan
-from ebpflb.plan.present import Present, Programmed
+from ebpflb.plan.present import Present
+from ebpflb.plan.programmed import NOTHING, Programmed, numbered, source_ranges
 from ebpflb.plan.wanted import Wanted
-
-_NEW = Programmed(0, Range(0, 0), {}, (), ())
 
 
 class Capacity(NamedTuple):
@@ -33,6 +35,7 @@ class Capacity(NamedTuple):
     slots: int
     service_ids: int
     backend_ids: int
+    source_ranges: int
 
 
 class Planner:
@@ -49,6 +52,8 @@ class Planner:
         self.quarantine = Quarantine()
         self.holders: dict[Frontend, PortName] = {}
         self.dropped: set[Frontend] = set()
+        self.source_ranges = 0  # how many entries the map has
+        self.cluster_ips = ClusterIps()
         self.plan = Plan()
         self._adopt(present or Present())
 
@@ -57,7 +62,7 @@ class Planner:
         self.quarantine.release(now)
         for name in sorted(self.claims.update(wanted) | self.unplaced.keys()):
             self._settle(name)
-        self.plan.gone_services += sorted(self.dropped, key=str)
+        self._gather()
         plan, self.plan, self.dropped = self.plan, Plan(), set()
         return plan
 
@@ -70,34 +75,56 @@ class Planner:
         """The last plan has been carried out: what it freed begins to rest."""
         self.quarantine.rest(now)
 
+    @property
+    def span(self) -> dict[Family, Prefix]:
+        """Holds all cluster IPs and what ``cover`` was told; write it before the plan it is of.
+
+        NO_PREFIX where there is nothing of a family. It grows only.
+        """
+        return self.cluster_ips.span.prefixes()
+
+    def cover(self, networks: Iterable[Network]) -> None:
+        """These belong to the span too."""
+        for network in networks:
+            self.cluster_ips.span.add(network)
+
+    def _gather(self) -> None:
+        """What only the end of a plan can tell."""
+        self.plan.gone_services += sorted(self.dropped, key=str)
+        gained, lost = self.cluster_ips.settle()
+        self.plan.cluster_ips += [(address, 1) for address in gained]
+        self.plan.gone_cluster_ips += lost
+        self.source_ranges -= len(self.plan.gone_source_ranges)
+
     def _adopt(self, present: Present) -> None:
+        self.cluster_ips = ClusterIps(present.cluster_ips)
         self.present = dict(present.programmed)
         for name, programmed in self.present.items():
             self.service_ids.adopt(programmed.id)
             self.ranges.adopt(programmed.block)
             self.holders.update(dict.fromkeys(programmed.services, name))
+            self.source_ranges += len(programmed.source_ranges)
+            for frontend, service in programmed.services.items():
+                self.cluster_ips.lead(frontend, service)
             for id in programmed.ids:
                 self.backend_ids.adopt(id)
+        self._adopt_stray_numbers(present)
+        self.dropped = set(present.stray_services)
+        self.plan.members += present.wrong_members
+        self.plan.gone_source_ranges += present.stray_source_ranges
+        self.source_ranges += len(present.stray_source_ranges)
+
+    def _adopt_stray_numbers(self, present: Present) -> None:
+        """A stray block may overlap what is used; only what was free is freed again."""
         for block in present.stray_blocks:
-            self._adopt_stray(block)
+            for part in self.ranges.adopt(block):
+                self.quarantine.add(partial(self.ranges.give_back, part))
         for number in present.stray_service_ids:
             self.service_ids.adopt(number)
             self._free_service_id(number)
         for number in present.stray_backend_ids:
             self.backend_ids.adopt(number)
             self._free_backend_id(number)
-        self.dropped = set(present.stray_services)
-        self.plan.members += present.wrong_members
-
-    def _adopt_stray(self, block: Range) -> None:
-        """A stray block may overlap what is used; only what was free is freed again."""
-        before = list(self.ranges.holes)
-        self.ranges.adopt(block)
-        for hole in before:
-            base = max(hole.base, block.base)
-            end = min(sum(hole), sum(block))
-            if base < end:
-                self.quarantine.add(partial(self.ranges.give_back, Range(base, end - base)))
 
     def _settle(self, name: PortName) -> None:
         self.unplaced.pop(name, None)
@@ -113,7 +140,7 @@ class Planner:
 
     def _unite(self, name: PortName) -> None:
         """Frontends that a crash left at other blocks go back to the one that was adopted."""
-        old = self.present.get(name, _NEW)
+        old = self.present.get(name, NOTHING)
         sound = next((s for s in old.services.values() if s.block == old.block), None)
         if sound is None:
             return
@@ -127,41 +154,43 @@ class Planner:
         if old is None:
             return
         self._drop(name, old.services)
+        self._write_ranges(old, NOTHING)
         self._free_block(old, kept=frozenset())
         self._free_service_id(old.id)
 
     def _program(self, wanted: Wanted, frontends: dict[Frontend, Flags]) -> None:
         name = wanted.name
-        old = self.present.get(name, _NEW)
-        same = _same_backends(old, wanted)
+        old = self.present.get(name, NOTHING)
+        same = old.has_backends_of(wanted)
+        known = old.ids if same else old.ids_for(wanted)
+        self._check_ranges(old, wanted)
         if not same or frontends.keys() != old.services.keys():
-            self._check_room(old, wanted, frontends)
+            self._check_room(old, known, frontends)
         block = old.block if same else self.ranges.take(len(wanted.backends))
         number = old.id or self.service_ids.take()
-        ids = old.ids if same else self._number(old, wanted)
-        services = _services(number, wanted, frontends, block)
-        new = Programmed(number, block, services, wanted.backends, ids)
+        ids = tuple([id or self.backend_ids.take() for id in known])
+        new = numbered(number, wanted, frontends, block, ids)
         self._write(name, old, new)
         if not same:
             self._free_block(old, kept=frozenset(ids))
         self.present[name] = new
 
-    def _check_room(self, old: Programmed, wanted: Wanted, frontends: Iterable[Frontend]) -> None:
+    def _check_ranges(self, old: Programmed, wanted: Wanted) -> None:
+        new = len(source_ranges(old.id, wanted) - old.source_ranges)
+        if new > self.capacity.source_ranges - self.source_ranges:
+            raise Full(f"map source_ranges is full ({self.capacity.source_ranges} entries)")
+
+    def _check_room(
+        self, old: Programmed, known: tuple[int, ...], frontends: Iterable[Frontend]
+    ) -> None:
         """Raises Full, with the map's name, before anything is taken."""
-        known = {backend.endpoint for backend in old.backends}
-        backends = sum(backend.endpoint not in known for backend in wanted.backends)
         entries = sum(f not in self.holders and f not in self.dropped for f in frontends)
         if entries > self.capacity.services - len(self.holders) - len(self.dropped):
             raise Full(f"map services is full ({self.capacity.services} entries)")
         if not old.id and not self.service_ids.free:
             raise Full(f"map service_stats is full ({self.capacity.service_ids} ids)")
-        if backends > self.backend_ids.free:
+        if known.count(0) > self.backend_ids.free:
             raise Full(f"map members is full ({self.capacity.backend_ids} ids)")
-
-    def _number(self, old: Programmed, wanted: Wanted) -> tuple[int, ...]:
-        """A backend keeps its id as long as it belongs to the service."""
-        ids = {b.endpoint: id for b, id in zip(old.backends, old.ids, strict=True)}
-        return tuple(ids.get(b.endpoint) or self.backend_ids.take() for b in wanted.backends)
 
     def _write(self, name: PortName, old: Programmed, new: Programmed) -> None:
         if new == old and all(self.holders[frontend] == name for frontend in new.services):
@@ -178,9 +207,17 @@ class Planner:
         for frontend, service in new.services.items():
             if old.services.get(frontend) != service or self.holders.get(frontend) != name:
                 self.plan.services.append((frontend, service))
+                self.cluster_ips.lead(frontend, service)
+        self._write_ranges(old, new)
         self._drop(name, old.services.keys() - new.services.keys())
         self.holders.update(dict.fromkeys(new.services, name))
         self.dropped -= new.services.keys()
+
+    def _write_ranges(self, old: Programmed, new: Programmed) -> None:
+        added = sorted(new.source_ranges - old.source_ranges, key=str)
+        self.plan.source_ranges += [(range, 1) for range in added]
+        self.plan.gone_source_ranges += sorted(old.source_ranges - new.source_ranges, key=str)
+        self.source_ranges += len(added)
 
     def _drop(self, name: PortName, frontends: Iterable[Frontend]) -> None:
         """Those that another service has taken over meanwhile are its own."""
@@ -188,6 +225,7 @@ class Planner:
             if self.holders.get(frontend) == name:
                 del self.holders[frontend]
                 self.dropped.add(frontend)
+                self.cluster_ips.lead(frontend, None)
 
     def _free_block(self, old: Programmed, kept: frozenset[int]) -> None:
         self.quarantine.add(partial(self.ranges.give_back, old.block))
@@ -204,23 +242,3 @@ class Planner:
         self.plan.members.append((number, NOWHERE))
         self.plan.gone_backend_names.append(number)
         self.quarantine.add(partial(self.backend_ids.give_back, number))
-
-
-def _same_backends(old: Programmed, wanted: Wanted) -> bool:
-    """In the same slots; a backend may have got another name."""
-    if old.backends == wanted.backends:
-        return bool(old.id)
-    return bool(old.id) and [b[:3] for b in old.backends] == [b[:3] for b in wanted.backends]
-
-
-def _services(
-    number: int, wanted: Wanted, frontends: Mapping[Frontend, Flags], block: Range
-) -> dict[Frontend, Service]:
-    cluster = sum("cluster" in backend.flags for backend in wanted.backends)
-    local = [index for index, backend in enumerate(wanted.backends) if "local" in backend.flags]
-    ranges = Range(block.base, cluster), Range(block.base + (local or [0])[0], len(local))
-    affinity, slots = wanted.affinity_seconds, block.size
-    return {
-        frontend: Service(frontend, number, flags, affinity, slots, *ranges)
-        for frontend, flags in frontends.items()
-    }

@@ -2,41 +2,22 @@
 """What the maps hold already, read back at start, so that a restart writes nothing.
 
 Whatever a crash left behind is sorted out here: a service whose frontends were flipped only in
-part has one block adopted and the others rest; frontends without a name and names without
-frontends are leftovers, which the first complete plan takes away.
+part has one block adopted and the others rest; frontends without a name, names without frontends
+and source ranges of nobody are leftovers, which the first complete plan takes away.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import NamedTuple
 
+from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
-from ebpflb.plan.entries import Backend, BackendName, Frontend, Range, Service
+from ebpflb.plan.entries import Backend, BackendName, Frontend, Range, Service, SourceRange
+from ebpflb.plan.programmed import Programmed
 from ebpflb.plan.wanted import WantedBackend
 
 NAMELESS = BackendName("", "")
-
-
-class Programmed(NamedTuple):
-    """What the maps hold of one service port: backends slot by slot, and an id for each."""
-
-    id: int
-    block: Range
-    services: dict[Frontend, Service]
-    backends: tuple[WantedBackend, ...]
-    ids: tuple[int, ...]
-
-    def slots(self) -> Iterator[tuple[int, Backend]]:
-        """The block, index by index."""
-        for slot, (wanted, id) in enumerate(zip(self.backends, self.ids, strict=True)):
-            backend = Backend(wanted.address, wanted.port, wanted.flags, id, self.id)
-            yield self.block.base + slot, backend
-
-    def members(self) -> Iterator[tuple[int, int]]:
-        """The slot of each id."""
-        return ((id, self.block.base + slot) for slot, id in enumerate(self.ids))
 
 
 @dataclass
@@ -51,6 +32,8 @@ class Present:
     stray_service_ids: set[int] = field(default_factory=set)
     stray_backend_ids: set[int] = field(default_factory=set)
     stray_blocks: set[Range] = field(default_factory=set)
+    stray_source_ranges: list[SourceRange] = field(default_factory=list)
+    cluster_ips: set[Address] = field(default_factory=set)
     wrong_members: list[tuple[int, int]] = field(default_factory=list)  # as they should be
 
 
@@ -60,21 +43,27 @@ def read_back(
     members: Callable[[int], int],
     service_names: Mapping[int, PortName],
     backend_names: Mapping[int, BackendName],
+    source_ranges: Iterable[SourceRange] = (),
+    cluster_ips: Iterable[Address] = (),
 ) -> Present:
     """Sorts the maps' content by service port; ``slots`` and ``members`` look up one index."""
     by_id: dict[int, dict[Frontend, Service]] = defaultdict(dict)
     for frontend, service in services:
         by_id[service.id][frontend] = service
-    present = Present()
+    ranges_of: dict[int, set[SourceRange]] = defaultdict(set)
+    for range in source_ranges:
+        ranges_of[range.service].add(range)
+    present = Present(cluster_ips=set(cluster_ips))
     for number, name in service_names.items():
         if name in present.programmed:
             present.stray_service_ids.add(number)
         else:
             found = _programmed(number, by_id[number], slots, backend_names)
+            found = found._replace(source_ranges=frozenset(ranges_of[number]))
             present.programmed[name] = found
             present.stray_blocks |= {s.block for s in found.services.values()} - {found.block}
             _check_members(present, found, members)
-    _gather_strays(present, by_id, backend_names)
+    _gather_strays(present, by_id, ranges_of, backend_names)
     return present
 
 
@@ -108,6 +97,7 @@ def _check_members(present: Present, found: Programmed, members: Callable[[int],
 def _gather_strays(
     present: Present,
     by_id: Mapping[int, dict[Frontend, Service]],
+    ranges_of: Mapping[int, set[SourceRange]],
     backend_names: Mapping[int, BackendName],
 ) -> None:
     kept = {programmed.id for programmed in present.programmed.values()}
@@ -116,5 +106,8 @@ def _gather_strays(
             present.stray_service_ids.add(number)
             present.stray_services += services
             present.stray_blocks |= {service.block for service in services.values()}
+    for number in ranges_of.keys() - kept:
+        present.stray_service_ids.add(number)
+        present.stray_source_ranges += ranges_of[number]
     used = {id for programmed in present.programmed.values() for id in programmed.ids}
     present.stray_backend_ids |= backend_names.keys() - used

@@ -3,14 +3,17 @@
 
 The backends come in the order of their block: those of the cluster list alone, those in both
 lists, those of the local list alone, and last those that only serve the flows they have. So each
-list is one run of slots, and a backend takes one slot however many lists it is in.
+list is one run of slots, and a backend takes one slot however many lists it is in. Whether its
+endpoint is on this node does not matter to the order.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address
+from ipaddress import IPv4Address, IPv6Address, ip_network
+from itertools import product
 from typing import NamedTuple
 
-from ebpflb.model.addresses import Address, Family
+from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.endpoints import Endpoint
 from ebpflb.model.selection import Selection
 from ebpflb.model.services import PortName, ServicePort
@@ -27,7 +30,10 @@ _LISTS = {  # (in the cluster list, in the local list): in the order of a block
     (False, True): frozenset({"local"}),
     (False, False): frozenset[str](),
 }
-_ORDER = {flags: order for order, flags in enumerate(_LISTS.values())}
+_HERE = {True: frozenset({"here"}), False: frozenset[str]()}
+_FLAGS = {(*lists, here): _LISTS[lists] | _HERE[here] for lists, here in product(_LISTS, _HERE)}
+_ORDER = {flags: list(_LISTS).index(key[:2]) for key, flags in _FLAGS.items()}
+_UNKNOWN: Mapping[Family, Address] = {}
 
 
 class WantedBackend(NamedTuple):
@@ -48,8 +54,8 @@ class WantedBackend(NamedTuple):
 class Wanted:
     """What one service port asks of the datapath.
 
-    ``created`` decides who keeps a frontend that two services claim. ``remark`` says which
-    frontends had to be left out, and why.
+    ``created`` decides who keeps a frontend that two services claim. ``source_ranges`` are the
+    clients whom "restricted" frontends let in. ``remark`` says what had to be left out, and why.
     """
 
     name: PortName
@@ -57,18 +63,21 @@ class Wanted:
     frontends: dict[Frontend, Flags]
     affinity_seconds: int
     backends: tuple[WantedBackend, ...]
+    source_ranges: tuple[Network, ...] = ()
     remark: str | None = None
 
 
-def want(port: ServicePort, selection: Selection) -> Wanted:
-    """The entries for one service port."""
+def want(
+    port: ServicePort, selection: Selection, primary: Mapping[Family, Address] = _UNKNOWN
+) -> Wanted:
+    """The entries for one service port; ``primary`` are this node's own addresses."""
     return Wanted(
         name=port.name,
         created=port.created,
         frontends=_frontends(port, selection.has_any),
         affinity_seconds=port.affinity_seconds,
         backends=_backends(selection),
-        remark=_remark(port),
+        source_ranges=_source_ranges(port, primary.get(port.name.family)),
     )
 
 
@@ -78,9 +87,8 @@ def _frontends(port: ServicePort, has_any: bool) -> dict[Frontend, Flags]:
     external = some | {"external"} | ({"local"} if port.external_local else set())
     protocol = int(port.name.protocol)
     found = {Frontend(ip, port.port, protocol): external for ip in port.external_ips}
-    if not port.source_ranges:
-        balanced = external | {"load_balancer"}
-        found |= {Frontend(ip, port.port, protocol): balanced for ip in port.load_balancer_ips}
+    balanced = external | {"load_balancer"} | ({"restricted"} if port.source_ranges else set())
+    found |= {Frontend(ip, port.port, protocol): balanced for ip in port.load_balancer_ips}
     if port.node_port:
         found[Frontend(ANY[port.name.family], port.node_port, protocol)] = external
     internal = some | ({"local"} if port.internal_local else set())
@@ -88,18 +96,20 @@ def _frontends(port: ServicePort, has_any: bool) -> dict[Frontend, Flags]:
     return found
 
 
-def _remark(port: ServicePort) -> str | None:
-    """A restricted VIP open to all would be worse than one left to its load balancer."""
-    if not (port.source_ranges and port.load_balancer_ips):
-        return None
-    return "spec.loadBalancerSourceRanges: not enforced yet, so its VIPs are left alone"
+def _source_ranges(port: ServicePort, own: Address | None) -> tuple[Network, ...]:
+    """Where a VIP is this node's, processes here are its clients from the VIP (kube-proxy.md 7)."""
+    vips, ranges = port.load_balancer_ips, port.source_ranges
+    if not (vips and ranges):
+        return ()
+    here = own is not None and any(own in network for network in ranges)
+    return tuple(dict.fromkeys((*ranges, *(map(ip_network, vips) if here else ()))))
 
 
 def _backends(selection: Selection) -> tuple[WantedBackend, ...]:
     cluster, local = set(map(id, selection.cluster)), set(map(id, selection.local))
     found = {id(e): e for e in (*selection.serving, *selection.cluster, *selection.local)}
     backends = [
-        WantedBackend(e.address, e.port, _LISTS[i in cluster, i in local], _name(e))
+        WantedBackend(e.address, e.port, _FLAGS[i in cluster, i in local, e.local], _name(e))
         for i, e in found.items()
     ]
     return tuple(sorted(backends, key=lambda backend: _ORDER[backend.flags]))

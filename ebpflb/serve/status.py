@@ -6,6 +6,7 @@ away from the same maps.
 """
 
 import fcntl
+import logging
 import os
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +16,8 @@ import msgspec
 
 from ebpflb.errors import NodeError
 from ebpflb.settings import Places
+
+log = logging.getLogger(__name__)
 
 
 class Words(msgspec.Struct):
@@ -31,7 +34,9 @@ class Words(msgspec.Struct):
     troubles: dict[str, str] = {}  # source -> what is wrong with it
     refused: dict[str, str] = {}  # object -> why its last good state stays
     unplaced: dict[str, str] = {}  # service -> which map is full
+    unattached: dict[str, str] = {}  # device -> why its packets are not served
     failed: str | None = None  # the last write, if it failed
+    unreserved: str | None = None  # why others may take the ports that we masquerade with
 
 
 def now() -> str:
@@ -86,11 +91,19 @@ def alive(places: Places) -> bool:
 
 
 def forget(places: Places) -> None:
-    """Removes both files."""
-    for path in (places.status_file, places.lock_file):
+    """Removes all files."""
+    for path in (places.status_file, places.lock_file, places.ports_file):
         path.unlink(missing_ok=True)
     if places.run.is_dir() and not any(places.run.iterdir()):
         Path(places.run).rmdir()
+
+
+def renew(said: dict[str, str], now: dict[str, str], line: str) -> dict[str, str]:
+    """What is to be said from now on; what was not said before is logged, as ``line`` has it."""
+    for name, reason in now.items():
+        if said.get(name) != reason:
+            log.error(line, name, reason)
+    return now
 
 
 def introduce(*, node: str, source: str) -> Words:

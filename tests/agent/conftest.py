@@ -6,12 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from ebpflb.node import ports
 from tests.agent.fakes import Stage
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     """Not yet started; ended with the test."""
+    reserved = tmp_path / "reserved"
+    reserved.write_text("\n")
+    monkeypatch.setattr(ports, "RESERVED", reserved)
     made = Stage(tmp_path)
     yield made
     if hasattr(made, "thread"):

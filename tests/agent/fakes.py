@@ -12,7 +12,9 @@ from ebpflb.cluster.source import Emit
 from ebpflb.errors import EbpflbError
 from ebpflb.lab import objects
 from ebpflb.lab.agents import wait_until
+from ebpflb.model.devices import Devices
 from ebpflb.model.events import Changed, Event, Found, Key, Kind, Replaced, Trouble
+from ebpflb.node.devices import DevicesChanged
 from ebpflb.plan.plan import Plan
 from ebpflb.plan.present import Present
 from ebpflb.serve import status
@@ -34,8 +36,11 @@ class FakeDatapath:
         self.attached: list[Path] = []
         self.programs: list[str] = []
         self.leftovers: Present | None = None
-        self.nodeports: frozenset[Any] = frozenset()
-        self.flags: frozenset[str] = frozenset()
+        self.held: dict[str, dict[Any, Any]] = {}
+        self.settings: dict[str, Any] = {}
+        self.settings_at_plans: list[dict[str, Any]] = []
+        self.served: list[Devices] = []
+        self.unattached: list[dict[str, str]] = []
 
     def load(self, cache: Path) -> bool:
         if self.compile_error:
@@ -46,19 +51,20 @@ class FakeDatapath:
     def serves(self) -> bool:
         return self.hooked
 
-    def set(self, flags: frozenset[str]) -> None:
-        self.flags = flags
+    def set(self, chosen: dict[str, Any]) -> None:
+        self.settings = dict(chosen)
 
     def present(self) -> Present:
         leftovers, self.leftovers = self.leftovers, None
         return leftovers or self.maps.read_back()
 
-    def serve_nodeports_on(self, addresses: frozenset[Any]) -> None:
-        self.nodeports = addresses
+    def hold(self, name: str, wanted: dict[Any, Any]) -> None:
+        self.held[name] = dict(wanted)
 
     def apply(self, plan: Plan) -> None:
         """A failing one has written the first half."""
         self.plans.append(plan)
+        self.settings_at_plans.append(self.settings)
         rows = list(writes(plan))
         failure = self.failures.pop(0) if self.failures else None
         for part, row in rows[: len(rows) // 2] if failure else rows:
@@ -66,8 +72,14 @@ class FakeDatapath:
         if failure:
             raise failure
 
-    def attach(self, cgroup: Path) -> None:
+    def attach(self, cgroup: Path, served: Devices) -> dict[str, str]:
         self.attached.append(cgroup)
+        return self.follow(served)
+
+    def follow(self, served: Devices) -> dict[str, str]:
+        """Fails for whom the test says, once each."""
+        self.served.append(served)
+        return self.unattached.pop(0) if self.unattached else {}
 
 
 class FakeSource:
@@ -84,6 +96,13 @@ class FakeSource:
         self.state = "stopped"
 
 
+class FakeFollower:
+    """Says nothing by itself either."""
+
+    def start(self) -> None:
+        pass
+
+
 class Stage:
     """The agent in a thread, and all that a test says to it and sees of it."""
 
@@ -96,10 +115,11 @@ class Stage:
 
     def start(self) -> None:
         self.agent = Agent(self.settings, self.datapath, FakeSource)  # type: ignore[arg-type]
+        self.agent.devices = FakeFollower()  # type: ignore[assignment]
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
 
-    def say(self, *events: Event) -> None:
+    def say(self, *events: Event | DevicesChanged) -> None:
         """Returns when the agent has taken them in and done what it could at once."""
         self.said += 1
         for event in (*events, Trouble("said", str(self.said))):

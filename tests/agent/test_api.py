@@ -11,12 +11,11 @@ from ebpflb.lab import objects
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Lab
 from ebpflb.lab.sockets import Sockets
+from ebpflb.model.events import Kind
 from ebpflb.serve import status
 from tests.cluster.fake_api import FakeApi
 from tests.network import asking
 from tests.network.cluster import PREFIX, VIP, Cluster, at, web
-
-KINDS = ("Service", "EndpointSlice", "Node")
 
 
 def server_on(cluster: Cluster, port: int = 0) -> FakeApi:
@@ -70,7 +69,7 @@ def test_life_with_an_api_server(cluster: Cluster, tmp_path: Path) -> None:
         fill(api, cluster, "web-3")
         wait_until("its endpoints changed", lambda: answering(pod) == {"web-3"})
         port = int(api.url.rpartition(":")[2])
-    wait_until("the status names the server", lambda: len(troubles(cluster)) == len(KINDS))
+    wait_until("the status names the server", lambda: len(troubles(cluster)) == len(Kind))
     assert all(source.startswith(api.url) for source in troubles(cluster))
     assert answering(pod) == {"web-3"}
     with server_on(cluster, port) as api:

@@ -2,7 +2,6 @@
 """The corridor alone: events in, plans out, and what the agent says when something is wrong."""
 
 import errno
-from dataclasses import replace
 
 import pytest
 
@@ -169,12 +168,3 @@ def test_stop(serving: Stage) -> None:
     assert not serving.thread.is_alive()
     assert serving.agent.source.state == "stopped"  # type: ignore[attr-defined]
     assert len(serving.datapath.maps.services) == 2
-
-
-@pytest.mark.parametrize("guard", [True, False])
-def test_guard(stage: Stage, guard: bool) -> None:
-    """The operator's choice is written before anything serves."""
-    stage.settings = replace(stage.settings, guard_nodeports=guard)
-    stage.start()
-    stage.say(*EVERYTHING)
-    assert stage.datapath.flags == (frozenset({"guard_nodeports"}) if guard else frozenset())

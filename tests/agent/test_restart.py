@@ -2,15 +2,18 @@
 """The real agent on real maps: what a restart does not do, and what it mends after a crash."""
 
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyroute2 import netns
 
-from ebpflb.datapath import links
+from ebpflb.datapath import kernel, links, tcx
 from ebpflb.datapath.datapath import Datapath
 from ebpflb.datapath.state import State
 from ebpflb.lab import objects
+from ebpflb.lab.agents import wait_until
 from ebpflb.lab.objects import Object
 from ebpflb.plan.present import Present
 from ebpflb.serve import status
@@ -126,3 +129,35 @@ def test_no_compiler(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.Monke
     assert "LLVM is not there" in cluster.agent.words()
     assert links.attached(State(cluster.agent.places.state)) == before
     assert asking.names(cluster.sockets(cluster.client), VIP).keys() == {"web-2"}
+
+
+def at_devices(cluster: Cluster) -> dict[str, list[int]]:
+    """Device -> ids of the tcx links at its ingress."""
+    netns.pushns(cluster.node.netns)
+    try:
+        found = {name: index for index, name in socket.if_nameindex() if name != "lo"}
+        return {n: kernel.query_links(i, tcx.POINTS["ingress"]) for n, i in found.items()}
+    finally:
+        netns.popns()
+
+
+def test_devices_stay(cluster: Cluster) -> None:
+    """Killed, the agent leaves its programs at every device; the next one takes them over.
+
+    A device that came while nobody was there is served too, and so is one that comes later.
+    """
+    if not tcx.works():
+        pytest.skip("this kernel has no tcx")
+    before = at_devices(cluster)
+    assert all(len(links) == 1 for links in before.values())
+    cluster.agent.stop(signal.SIGKILL)
+    cluster.node.ip("link add between type bridge")
+    assert at_devices(cluster) == before | {"between": []}
+    cluster.agent.start()
+    after = at_devices(cluster)
+    assert len(after.pop("between")) == 1
+    assert after == before
+    cluster.node.ip("link add late type bridge")
+    wait_until("the late device is served", lambda: bool(at_devices(cluster)["late"]))
+    for name in ("between", "late"):
+        cluster.node.ip(f"link del {name}")

@@ -5,15 +5,22 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import yaml
 
-from ebpflb.datapath import links
+from ebpflb.datapath import devices, links, probe, tcx
 from ebpflb.datapath.state import BPFFS
 from tests.cli.conftest import Ebpflb
 
 STATE = BPFFS / "ebpflb-never"
+FEATURES = [
+    "root", "BCC", "bpffs", "cgroup v2", "hook cgroup/connect4", "helpers of hook tc", "tcx",
+    "clsact filters", "maps of every kind", "batches: HASH", "batches: LPM_TRIE",
+    "errno from hooks", "ending of sockets", "other agents' hooks",
+    "other agents ahead at devices",
+]  # fmt: skip
 AS_NOBODY = """
 import os
 from ebpflb.cli import main
@@ -38,7 +45,7 @@ def test_yes(ebpflb: Ebpflb) -> None:
     """On a machine that runs these tests the answer is yes."""
     done = ebpflb("check", "--state-dir", STATE)
     assert (done.status, done.err) == (0, "")
-    for feature in ("root", "BCC", "bpffs", "cgroup v2", "hook cgroup/connect4"):
+    for feature in FEATURES:
         assert feature in done.out
     assert "MISSING" not in done.out
 
@@ -84,6 +91,76 @@ def test_no_bcc(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch) -> None:
     done = ebpflb("check", "--state-dir", STATE)
     assert done.status == 1
     assert "python3-bpfcc" in done.out
+
+
+LACKS = [
+    (tcx, "works", False, "tcx", "clsact filters are used"),
+    (probe, "clsact_filters", False, "clsact filters", "needed where there is no tcx"),
+    (probe, "batches", {"LPM_TRIE": False}, "batches: LPM_TRIE", "one entry at a time"),
+    (probe, "set_retval", False, "errno from hooks", "no bind guard"),
+    (probe, "netns_cookie", None, "netns cookie of the agent", "a program tells it"),
+    (probe, "ends_sockets", False, "ending of sockets", "cannot be ended"),
+    (devices, "ahead", {"eth0": ["bpf mine"]}, "other agents ahead", "may keep them"),
+]
+
+
+@pytest.mark.skipif(not tcx.works(), reason="without tcx the rest of it is needed")
+@pytest.mark.parametrize(("module", "name", "answer", "feature", "lost"), LACKS)
+def test_way_round(
+    ebpflb: Ebpflb,
+    monkeypatch: pytest.MonkeyPatch,
+    module: ModuleType,
+    name: str,
+    answer: object,
+    feature: str,
+    lost: str,
+) -> None:
+    """What a node can do without: the answer is yes all the same, and it is said what is lost."""
+    monkeypatch.setattr(module, name, lambda *_: answer)
+    done = ebpflb("check", "--state-dir", STATE)
+    assert done.status == 0
+    (line,) = [line for line in done.out.splitlines() if f" {feature} " in f"{line} "]
+    assert lost in line
+
+
+NEEDED = [
+    ({"packet_helpers": {"csum_diff": False}}, "helpers of hook tc", "not: csum_diff"),
+    ({"unmade_maps": ["LPM_TRIE (NO_PREALLOC)"]}, "maps of every kind", "not: LPM_TRIE"),
+    ({"works": False, "clsact_filters": False}, "clsact filters", "modprobe -a sch_ingress"),
+]
+
+
+@pytest.mark.parametrize(("answers", "feature", "said"), NEEDED)
+def test_needed(
+    ebpflb: Ebpflb,
+    monkeypatch: pytest.MonkeyPatch,
+    answers: dict[str, object],
+    feature: str,
+    said: str,
+) -> None:
+    """Without what the packet path is made of, the answer is no."""
+    for name, answer in answers.items():
+        module = tcx if name == "works" else probe
+        monkeypatch.setattr(module, name, lambda answer=answer: answer)
+    done = ebpflb("check", "--state-dir", STATE)
+    assert done.status == 1
+    (line,) = [line for line in done.out.splitlines() if "MISSING" in line]
+    assert feature in line
+    assert said in line
+
+
+@pytest.mark.parametrize("by_links", [True, False])
+def test_not_tried(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch, by_links: bool) -> None:
+    """What could not be tried is not taken for missing."""
+
+    def sandboxed() -> bool:
+        raise OSError(1, "no new namespace: Operation not permitted")
+
+    monkeypatch.setattr(tcx, "works", lambda: by_links)
+    monkeypatch.setattr(probe, "clsact_filters", sandboxed)
+    done = ebpflb("check", "--state-dir", STATE)
+    assert done.status == 0
+    assert "cannot be tried" in done.out
 
 
 def test_nobody_may_check() -> None:

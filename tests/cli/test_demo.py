@@ -25,7 +25,14 @@ demo = sys.modules["ebpflb.cli.demo"]
 demo.PREFIX, demo.FOLDER = {PREFIX!r}, pathlib.Path({str(FOLDER)!r})
 main()
 """
-ACTS = ["# a node", "ready", "# 400 connections", "# the service is scaled", "# the agent"]
+ACTS = [
+    "# a node",
+    "ready",
+    "# 400 connections",
+    "# the service is scaled",
+    "# a client",
+    "# the agent",
+]
 
 
 def begin(*words: str) -> "subprocess.Popen[str]":
@@ -66,6 +73,8 @@ def test_to_the_end() -> None:
         assert act in said
     for name in ("web-1", "web-2", "web-3", "web-4"):
         assert name in said
+    assert "far-1 saw 192.0.2.1\n" in said, "policy Cluster sends us to the other node as the node"
+    assert said.count("web-1 saw 198.51.100.7\n") == 2, "an endpoint here sees us, by any policy"
     assert "everything that the demo made is gone" in said
     wait_until("nothing is left", lambda: not left(demo.pid))
 

@@ -6,7 +6,7 @@ import json
 import pytest
 import yaml
 
-from ebpflb.datapath import layout
+from ebpflb.diagnose.dump import ROWS
 from tests.cli.conftest import Ebpflb
 from tests.network import asking
 from tests.network.cluster import NODEPORT, VIP, Cluster, at, web
@@ -24,7 +24,7 @@ def test_table(ebpflb: Ebpflb, state: list[str]) -> None:
     """Every map has a table; numbers are joined to names."""
     done = ebpflb("maps", "dump", *state)
     assert (done.status, done.err) == (0, "")
-    for name in layout.MAPS:
+    for name in ROWS:
         assert any(line.startswith(name) for line in done.out.splitlines())
     for words in ("default/web:tcp/TCP", "10.244.1.11:8080", "web-3", "NodePort", f"{VIP}:80"):
         assert words in done.out
@@ -33,7 +33,7 @@ def test_table(ebpflb: Ebpflb, state: list[str]) -> None:
 def test_json_and_yaml(ebpflb: Ebpflb, state: list[str]) -> None:
     """Both hold every map, and the same."""
     said = json.loads(ebpflb("maps", "dump", *state, "-o", "json").out)
-    assert said["maps"].keys() == layout.MAPS.keys()
+    assert said["maps"].keys() == ROWS.keys()
     assert said["changed_while_reading"] is False
     assert said == yaml.safe_load(ebpflb("maps", "dump", *state, "-o", "yaml").out)
 

@@ -2,14 +2,19 @@
 """`ebpflb status` and `ebpflb cleanup`: how it stands, and the end of it."""
 
 import json
+import os
+import re
 import shutil
 import signal
+import socket
 
 import pytest
+from pyroute2 import netns
 
-from ebpflb.datapath import links
+from ebpflb.datapath import kernel, links, tcx
 from ebpflb.datapath.state import State
 from ebpflb.lab.agents import wait_until
+from ebpflb.node import ports
 from ebpflb.serve import status
 from tests.cli.conftest import Ebpflb
 from tests.network.cluster import Cluster, at, web
@@ -39,6 +44,37 @@ def test_runs(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
     assert (said["node"], said["pid"]) == ("node", cluster.agent.process.pid)
     assert "connect4" in said["hooks"]
     assert said["service_ports"] == 5  # two ports, two families, and the marker
+    (count,) = said["devices"].values()
+    assert count == len(devices_of(cluster))
+    assert (said["unattached"], said["ahead"], said["unreserved"]) == ({}, {}, None)
+
+
+def devices_of(cluster: Cluster) -> list[str]:
+    """Those of the node, but loopback."""
+    netns.pushns(cluster.node.netns)
+    try:
+        return [name for _, name in socket.if_nameindex() if name != "lo"]
+    finally:
+        netns.popns()
+
+
+def test_ahead(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
+    """Who sees packets before us is named, device by device; nothing is wrong yet."""
+    if not tcx.works():
+        pytest.skip("this kernel has no tcx")
+    code = bytes.fromhex("b7000000ffffffff9500000000000000")
+    program = kernel.prog_load(name="stranger", kind=3, attach=0, code=code, log=None)
+    netns.pushns(cluster.node.netns)
+    try:
+        index = socket.if_nametoindex("eth0")
+        link = kernel.link_create(program, index, tcx.POINTS["ingress"], tcx.BEFORE)
+        done = ebpflb("status", *where)
+    finally:
+        netns.popns()
+    os.close(link)
+    os.close(program)
+    assert done.status == 0
+    assert re.search(r"(?m)^ahead +eth0: stranger #\d+ \(ingress\)$", done.out)
 
 
 def test_in_words(ebpflb: Ebpflb, where: list[str]) -> None:
@@ -104,3 +140,21 @@ def test_cleanup_beside_an_agent(ebpflb: Ebpflb, cluster: Cluster, where: list[s
 def test_cleanup_of_nothing(ebpflb: Ebpflb, nowhere: list[str]) -> None:
     """Where there is nothing, there is nothing to complain about."""
     assert ebpflb("cleanup", *nowhere).status == 0
+
+
+def test_cleanup(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
+    """Nothing of ours is left: not at devices, not in the kernel's list of ports."""
+    cluster.forget_maps()
+    cluster.agent.stop(signal.SIGKILL)
+    netns.pushns(cluster.node.netns)
+    try:
+        index = socket.if_nametoindex("eth0")
+        assert ports.RESERVED.read_text().strip() == "20000-29999"
+        assert ebpflb("cleanup", *where).status == 0
+        assert ports.RESERVED.read_text().strip() == ""
+        if tcx.works():
+            wait_until("the programs are off", lambda: not kernel.query(index, 46))
+    finally:
+        netns.popns()
+    assert not cluster.agent.places.state.exists()
+    assert not cluster.agent.places.run.exists()

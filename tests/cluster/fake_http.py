@@ -13,6 +13,7 @@ PATHS = {
     "Service": "/api/v1/services",
     "EndpointSlice": "/apis/discovery.k8s.io/v1/endpointslices",
     "Node": "/api/v1/nodes",
+    "ServiceCIDR": "/apis/networking.k8s.io/v1/servicecidrs",
 }
 KINDS = {path: kind for kind, path in PATHS.items()}
 

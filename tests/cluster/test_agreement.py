@@ -18,7 +18,7 @@ from ebpflb.model.objects import Object
 from tests.cluster.fake_api import FakeApi
 from tests.cluster.fake_history import Json, Request, fits
 from tests.cluster.heard import Heard, Start
-from tests.cluster.objects import HEADLESS, PROXY_NAME, endpoint_slice, node, service
+from tests.cluster.objects import HEADLESS, PROXY_NAME, endpoint_slice, node, service, service_cidr
 
 words = st.text("abcdefghijklmnopqrstuvwxyz-:.0123456789 ~!#", max_size=12)
 numbers = st.integers(-(2**40), 2**40)
@@ -71,6 +71,7 @@ def test_the_sources_agree_over_the_wire_and_on_disk(
         endpoint_slice("headless-1", "10.0.0.3", labels={HEADLESS: ""}),
         node("node-1", labels={"topology.kubernetes.io/zone": "a"}),
         node("node-2"),
+        service_cidr("kubernetes", "10.96.0.0/16", "fd00:96::/112"),
     ]
     for object in objects:
         api.put(object)

@@ -7,7 +7,7 @@ from ebpflb.model.events import Changed, Event, Key, Kind, Removed, Replaced
 from ebpflb.model.objects import Service
 from tests.cluster.fake_api import FakeApi
 from tests.cluster.heard import Heard, Start
-from tests.cluster.objects import HEADLESS, PROXY_NAME, endpoint_slice, node, service
+from tests.cluster.objects import HEADLESS, PROXY_NAME, endpoint_slice, node, service, service_cidr
 
 
 def names(event: Event) -> set[str]:
@@ -38,10 +38,12 @@ def test_an_object_arrives_with_its_fields_and_its_source(
 
 
 def test_a_node_has_no_namespace(api: FakeApi, heard: Heard, watch: Start) -> None:
-    """The key of a Node has an empty namespace."""
+    """The key of a Node has an empty namespace, and so has a ServiceCIDR's."""
     api.put(node("node-1"))
+    api.put(service_cidr("kubernetes", "10.96.0.0/16"))
     watch()
     assert set(heard.of(Kind.NODE).objects) == {Key("", "node-1")}
+    assert set(heard.of(Kind.SERVICE_CIDR).objects) == {Key("", "kubernetes")}
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 7])
@@ -93,6 +95,7 @@ def test_the_api_is_asked_with_kube_proxys_selectors(
         ("Service", f"!{PROXY_NAME}", "spec.clusterIP!=None"),
         ("EndpointSlice", f"!{HEADLESS}", None),
         ("Node", None, "metadata.name=node-1"),
+        ("ServiceCIDR", None, None),
     }
 
 

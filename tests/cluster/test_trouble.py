@@ -36,6 +36,7 @@ def test_the_kinds_have_troubles_of_their_own(api: FakeApi, heard: Heard, watch:
     assert heard.trouble() == Trouble(services(api), "403 services is forbidden")
     heard.of(Kind.ENDPOINT_SLICE)
     heard.of(Kind.NODE)
+    heard.of(Kind.SERVICE_CIDR)
     assert heard.everything() == []
 
 

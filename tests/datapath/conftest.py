@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.datapath import compiler, datapath, layout, links, maps, probe, programs, state
+from ebpflb.datapath import compiler, datapath, layout, links, maps, probe, programs, state, tcx
 from ebpflb.datapath.compiler import Compiled
+from ebpflb.datapath.devices import Attachments
 from ebpflb.datapath.maps import Map
 from ebpflb.datapath.programs import Program
 from ebpflb.datapath.state import BPFFS, State
+from tests.datapath.devices import Agent, At, Namespace, close, entered, has_tcx, pair, program
 from tests.datapath.variants import SOURCE, VARIANTS
 
 _numbers = itertools.count()
@@ -98,3 +100,61 @@ def loaded(one_variant: Compiled, all_maps: dict[str, Map]) -> Iterator[list[Pro
     found = programs.load(one_variant, all_maps)
     yield found
     programs.close(found)
+
+
+@pytest.fixture
+def ns() -> Iterator[Namespace]:
+    with entered(_name()) as made:
+        yield made
+
+
+@pytest.fixture(params=["tcx", "clsact"])
+def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How this test attaches."""
+    if request.param == "tcx" and not has_tcx():
+        pytest.skip("this kernel has no tcx")
+    monkeypatch.setattr(tcx, "works", lambda: request.param == "tcx")
+    return str(request.param)
+
+
+@pytest.fixture
+def at(ns: Namespace, by: str) -> At:
+    """What the kernel says is at a device."""
+    return ns.tcx if by == "tcx" else ns.filters
+
+
+@pytest.fixture
+def packets() -> Iterator[list[Program]]:
+    yield (found := pair())
+    close(found)
+
+
+@pytest.fixture
+def newer() -> Iterator[list[Program]]:
+    """What a new agent brings."""
+    yield (found := pair())
+    close(found)
+
+
+@pytest.fixture
+def agent(home: State, packets: list[Program], ns: Namespace, by: str) -> Iterator[Agent]:
+    """A new agent at work; its programs go with the test."""
+
+    def start(programs: list[Program] = packets) -> Attachments:
+        return Attachments(home, lambda link_header: programs)
+
+    yield start
+    home.remove()
+
+
+@pytest.fixture
+def stranger() -> Iterator[Program]:
+    """Another agent's program."""
+    yield (one := program("stranger"))
+    close([one])
+
+
+@pytest.fixture
+def by_clsact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a kernel without tcx."""
+    monkeypatch.setattr(tcx, "works", lambda: False)

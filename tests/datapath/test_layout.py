@@ -14,14 +14,17 @@ from ebpflb.datapath import kernel, layout, records
 from ebpflb.datapath.layout import Record
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
-from ebpflb.plan.entries import Frontend, Range
+from ebpflb.plan.entries import Frontend, Prefix, Range
 
 WIDTHS = {"uint8_t": 8, "uint16_t": 16, "uint32_t": 32, "uint64_t": 64}
 FLAGS = {
-    "struct service": ["external", "load_balancer", "local", "endpoints"],
-    "struct backend": ["cluster", "local"],
-    "struct settings": ["guard_nodeports"],
+    "struct service": ["external", "load_balancer", "local", "endpoints", "restricted"],
+    "struct backend": ["cluster", "local", "here"],
+    "struct flow": ["request", "masquerade", "seen", "fin", "rst"],
+    "struct device": ["pods"],
+    "struct settings": ["guard_nodeports", "masquerade_all", "masquerade_here", "detect_local"],
 }
+PARTS = {"struct range": Range, "struct prefix": Prefix}  # never alone in a map
 
 addresses = some.ip_addresses().filter(lambda address: not getattr(address, "ipv4_mapped", None))
 
@@ -47,7 +50,7 @@ def field_values(struct: str, name: str, ctype: Any) -> some.SearchStrategy[Any]
 
 def values(struct: str) -> some.SearchStrategy[Any]:
     """Any value that a struct can hold, as the NamedTuple that stands for it."""
-    cls = Range if struct == "struct range" else records.RECORDS[struct].cls
+    cls = PARTS.get(struct) or records.RECORDS[struct].cls
     parts = [
         field_values(struct, name, field.type)
         for name, field in layout.ffi.typeof(struct).fields
@@ -142,7 +145,7 @@ def test_hidden_padding() -> None:
 
 
 def structs() -> Iterator[str]:
-    yield from ("struct address", "struct range", *records.RECORDS)
+    yield from ("struct address", *PARTS, *records.RECORDS)
 
 
 def offsets() -> Iterator[tuple[str, int]]:

@@ -3,6 +3,7 @@
 
 import errno
 import os
+import struct
 from collections.abc import Callable, Iterator
 from ipaddress import ip_address
 from typing import Any
@@ -66,6 +67,28 @@ def test_replace(table: Map) -> None:
     assert (table.get(1), table.get(2), table.get(3)) == (11, 20, None)
     table.delete([3, 1, 1])
     assert list(table.items()) == [(2, 20)]
+
+
+def test_take(table: Map) -> None:
+    """What is taken is gone, and comes back unless something else is in its place."""
+    table.write([(1, 10), (2, 20)])
+    assert (table.take(1), table.take(1)) == (10, None)
+    assert table.put_back(1, 10)
+    assert not table.put_back(2, 21)
+    assert sorted(table.items()) == [(1, 10), (2, 20)]
+
+
+@pytest.mark.parametrize("size", [64, 4 * CHUNK])
+def test_slices(table: Map, size: int) -> None:
+    """Slices hold each entry once, and no more than they may."""
+    pairs = [(n, 7 * n) for n in range(1000)]
+    table.write(pairs)
+    slices = list(table.slices(size))
+    assert all(len(keys) == len(values) <= 4 * size for keys, values in slices)
+    keys, values = (b"".join(parts) for parts in zip(*slices, strict=True))
+    assert len(keys) == 4 * len(pairs)
+    numbers = (struct.unpack(f"={len(pairs)}I", packed) for packed in (keys, values))
+    assert sorted(zip(*numbers, strict=True)) == pairs
 
 
 def test_records(all_maps: dict[str, Map]) -> None:

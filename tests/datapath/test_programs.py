@@ -2,6 +2,7 @@
 """Bytecode -> programs in the kernel: relocated, verified, all or none."""
 
 import struct
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as some
 from ebpflb.datapath import compiler, kernel, layout, probe, programs
 from ebpflb.datapath.compiler import MAP_NUMBERS, Compiled
 from ebpflb.datapath.maps import Map
-from ebpflb.datapath.programs import SECTIONS, Program
+from ebpflb.datapath.programs import PACKET_SECTIONS, SECTIONS, Program
 from ebpflb.errors import KernelError, VerifierError
 from tests.datapath.variants import needs_root, open_files
 
@@ -105,16 +106,50 @@ def map_ids(fd: int) -> set[int]:
     attr = kernel.ffi.new("struct info *")
     attr.fd, attr.size = fd, kernel.ffi.sizeof(out[0])
     attr.out = int(kernel.ffi.cast("uintptr_t", out))
-    assert kernel._bpf(kernel._INFO, "asking", attr) == 0
+    assert kernel.bpf(kernel._INFO, "asking", attr) == 0
     return set(ids[0 : out.map_count])
+
+
+DECIDING = {
+    "services",
+    "slots",
+    "members",
+    "node_addresses",
+    "affinity",
+    "source_ranges",
+    "cluster_ips",
+    "service_ranges",
+    "settings",
+    "service_stats",
+    "verdicts",
+}
+
+
+@needs_root
+@pytest.mark.parametrize("flags", [(), ("-DNO_LINK_HEADER",)], ids=["ethernet", "bare"])
+def test_packet_programs(cache: Path, all_maps: dict[str, Map], flags: tuple[str, ...]) -> None:
+    """Both variants pass this kernel's verifier as what a device takes, with maps of their own."""
+    by_id = {kernel.info(m.fd, "map_info").id: name for name, m in all_maps.items()}
+    compiled = compiler.compile_source("hooks/packet.c", flags, cache=cache)
+    loaded = programs.load(compiled, all_maps)
+    try:
+        assert [program.name for program in loaded] == ["ingress", "egress"]
+        used = {program.name: {by_id[i] for i in map_ids(program.fd)} for program in loaded}
+        assert used["ingress"] >= DECIDING
+        for program in loaded:
+            assert kernel.info(program.fd, "prog_info").kind == programs.SCHED_CLS
+            assert used[program.name] >= {"tcp_flows", "other_flows", "devices"}
+            assert not used[program.name] & {"sockets", "assignments", "service_names"}
+    finally:
+        programs.close(loaded)
 
 
 @needs_root
 def test_maps_of_programs(loaded: list[Program], all_maps: dict[str, Map]) -> None:
-    """A program uses the maps that its source names; connect4 all but the names and bindings."""
+    """A program uses the maps that its source names; connect4 all that decide for a socket."""
     by_id = {kernel.info(m.fd, "map_info").id: name for name, m in all_maps.items()}
     used = {program.name: {by_id[i] for i in map_ids(program.fd)} for program in loaded}
-    assert used["connect4"] == set(layout.MAPS) - {"service_names", "backend_names"}
+    assert used["connect4"] == DECIDING | {"sockets", "assignments", "backend_stats"}
     counted = {"verdicts"} if probe.set_retval() else set()
     assert used["post_bind4"] == {"settings", "services", "node_addresses"} | counted
     assert used["getpeername6"] == {"sockets", "verdicts"}
@@ -174,3 +209,4 @@ def test_closed(one_variant: Compiled, all_maps: dict[str, Map]) -> None:
 def test_sections_of_the_source() -> None:
     """Every section that a program claims is one that the loader knows."""
     assert set(compiler.sections("hooks/socket.c").values()) == set(SECTIONS)
+    assert set(compiler.sections("hooks/packet.c").values()) == set(PACKET_SECTIONS)

@@ -137,7 +137,8 @@ def test_forget_old_layouts(home: State, opening: Open) -> None:
     pin_other(home.directory / "0123456789ab" / "services", state.make_map(SPEC))
     assert [path.name for path in home.old_layouts()] == ["0123456789ab"]
     home.forget_old_layouts()
-    assert set(home.directory.iterdir()) == {home.maps_directory, home.links_directory}
+    kept = {home.maps_directory, home.links_directory, home.devices_directory}
+    assert set(home.directory.iterdir()) == kept
     assert [path.name for path in home.links()] == ["connect4"]
     assert [path.name for path in home.maps_directory.iterdir()] == ["small"]
 

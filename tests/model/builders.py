@@ -105,9 +105,17 @@ def leaving(target: str, *, local: bool = False, zones: str = "") -> endpoints.E
     return endpoint(target, ready=False, serving=True, terminating=True, local=local, zones=zones)
 
 
-def node(*listed: tuple[str, str], labels: dict[str, str] | None = None) -> objects.Node:
+def service_cidr(*cidrs: str) -> objects.ServiceCIDR:
+    manifest = {"metadata": {"name": "kubernetes"}, "spec": {"cidrs": list(cidrs)}}
+    return msgspec.convert(manifest, objects.ServiceCIDR)
+
+
+def node(
+    *listed: tuple[str, str], labels: dict[str, str] | None = None, **spec: Any
+) -> objects.Node:
     manifest = {
         "metadata": {"name": "here", "labels": labels},
+        "spec": spec,
         "status": {"addresses": [{"type": type, "address": text} for type, text in listed]},
     }
     return msgspec.convert(manifest, objects.Node)

@@ -2,6 +2,7 @@
 """What a Node says of itself (kube-proxy.md 3.1, 17)."""
 
 from ipaddress import ip_address
+from typing import Any
 
 import pytest
 
@@ -31,10 +32,32 @@ def test_internal_addresses_first() -> None:
     assert [str(each) for each in nodes.addresses(node)] == ["10.0.0.7", "fd00::7", "192.0.2.1"]
 
 
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ({"podCIDRs": ["10.1.0.0/24", "fd00:1::/64"]}, ["10.1.0.0/24", "fd00:1::/64"]),
+        (
+            {"podCIDRs": ["fd00:1::/64", "10.1.0.0/24", "10.2.0.0/24"]},
+            ["fd00:1::/64", "10.1.0.0/24"],
+        ),
+        ({"podCIDRs": ["10.1.0.0/24"], "podCIDR": "10.9.0.0/24"}, ["10.1.0.0/24"]),
+        ({"podCIDR": "10.9.0.0/24"}, ["10.9.0.0/24"]),
+        ({"podCIDRs": [], "podCIDR": "10.9.0.0/24"}, ["10.9.0.0/24"]),
+        ({"podCIDRs": ["x", "10.1.0.7/24"]}, ["10.1.0.0/24"]),
+        ({"podCIDRs": None}, []),
+        ({}, []),
+    ],
+)
+def test_pod_cidrs(spec: dict[str, Any], expected: list[str]) -> None:
+    """The first of each family, without the unreadable; podCIDR stands in for missing podCIDRs."""
+    assert [str(each) for each in nodes.pod_cidrs(builders.node(**spec))] == expected
+
+
 def test_no_status() -> None:
     """A node that has not reported yet has no address."""
     bare = objects.Node(metadata=objects.Metadata(name="here"))
     assert nodes.addresses(bare) == ()
+    assert nodes.pod_cidrs(bare) == ()
     assert nodes.primary(()) == {}
 
 

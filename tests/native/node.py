@@ -12,9 +12,8 @@ from socket import htons, ntohs
 from typing import Any, NamedTuple
 
 from ebpflb.datapath.layout import VERDICTS
-from ebpflb.datapath.records import Settings
 from ebpflb.model.addresses import Address
-from ebpflb.plan.entries import Backend, Frontend, Range, Service
+from ebpflb.plan.entries import Backend, Frontend, Range, Service, Settings
 from tests.native.kernel import Kernel
 
 STREAM, DATAGRAM = 1, 2

@@ -3,7 +3,7 @@
 
 import pytest
 
-from ebpflb.datapath.records import Settings
+from ebpflb.plan.entries import Settings
 from tests.native.node import HOST, POD, Node
 
 EADDRINUSE = 98

@@ -3,20 +3,22 @@
 
 from collections import Counter
 from collections.abc import Callable
-from socket import AF_INET, AF_INET6, SOCK_DGRAM, SOCK_STREAM, socket
+from socket import AF_INET, AF_INET6, SOCK_DGRAM, SOCK_RAW, SOCK_STREAM, socket
 from typing import NamedTuple
 
-from ebpflb.lab.sockets import Socket, Sockets
+from ebpflb.lab import traffic
+from ebpflb.lab.sockets import TIMEOUT, Socket, Sockets
 from tests.network.cluster import PORT
 
 MPTCP = 262
 
 
 class Answer(NamedTuple):
-    """Who answered, and the address and port that the client saw as its peer."""
+    """Who answered, the address and port that the client saw as its peer, and whom that saw."""
 
     name: str
     peer: tuple[str, int]
+    source: str
 
 
 Ask = Callable[..., Answer]
@@ -46,7 +48,7 @@ def tcp(sockets: Sockets, host: str, port: int = PORT, protocol: int = 0) -> Ans
     with stream(sockets, host, protocol) as client:
         client.connect((host, port))
         peer = client.getpeername()[:2]
-        return Answer(client.recv(64).decode(), peer)
+        return _answer(client.recv(64), peer)
 
 
 def mptcp(sockets: Sockets, host: str, port: int = PORT) -> Answer:
@@ -63,16 +65,26 @@ def connected_udp(sockets: Sockets, host: str, port: int = PORT) -> Answer:
     with datagram(sockets, host) as client:
         client.connect((host, port))
         client.send(b"?")
-        name, sender = client.recvfrom(64)
-        assert sender == client.getpeername(), "recvfrom and getpeername must agree"
-        return Answer(name.decode(), sender[:2])
+        answer = receive(client)
+        assert answer.peer == client.getpeername()[:2], "recvfrom and getpeername must agree"
+        return answer
 
 
 def again(client: Socket, host: str, port: int = PORT) -> Answer:
     """Once more from an unconnected socket."""
     client.sendto(b"?", (host, port))
-    name, sender = client.recvfrom(64)
-    return Answer(name.decode(), sender[:2])
+    return receive(client)
+
+
+def receive(client: Socket) -> Answer:
+    """The next datagram."""
+    said, sender = client.recvfrom(64)
+    return _answer(said, sender[:2])
+
+
+def _answer(said: bytes, peer: tuple[str, int]) -> Answer:
+    name, source = traffic.read(said)
+    return Answer(name, peer, source)
 
 
 ASKS: dict[str, Ask] = {"tcp": tcp, "udp": udp, "connected-udp": connected_udp}
@@ -83,3 +95,33 @@ def names(
 ) -> Counter[str]:
     """How often each endpoint answered; 40 asks miss one of three once in 4 million times."""
     return Counter(ask(sockets, host, port).name for _ in range(times))
+
+
+def large(sockets: Sockets, host: str, port: int = PORT, size: int = 2000) -> Answer:
+    """A datagram that travels in fragments, and comes back in fragments."""
+    with datagram(sockets, host) as client:
+        return large_again(client, host, port, size)
+
+
+def large_again(client: Socket, host: str, port: int = PORT, size: int = 2000) -> Answer:
+    sent = b"\xa5" * size
+    client.sendto(sent, (host, port))
+    said, sender = client.recvfrom(2 * size)
+    assert said.partition(b"\n")[2] == sent
+    return _answer(said, sender[:2])
+
+
+def ping(sockets: Sockets, host: str, seconds: float = TIMEOUT) -> bool:
+    """Whether an echo comes back: of ICMP after 20 bytes of IP header, of ICMPv6 without."""
+    request = bytes((128, 0, 0, 0)) if ":" in host else bytes((8, 0, 0xF7, 0xFF))
+    protocol, at, reply = (58, 0, 129) if ":" in host else (1, 20, 0)
+    with sockets.open(family_of(host), SOCK_RAW, protocol) as raw:
+        raw.settimeout(seconds)
+        raw.connect((host, 0))
+        raw.send(request + bytes(4))
+        try:
+            while raw.recv(64)[at] != reply:
+                pass
+        except TimeoutError:
+            return False
+    return True

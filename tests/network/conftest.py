@@ -6,7 +6,9 @@ from collections.abc import Iterator
 import pytest
 
 from ebpflb.lab.sockets import Sockets
+from tests.network import twonodes
 from tests.network.cluster import Cluster, running
+from tests.network.twonodes import TwoNodes
 
 
 @pytest.fixture(scope="module")
@@ -25,3 +27,10 @@ def pod(cluster: Cluster) -> Sockets:
 def host(cluster: Cluster) -> Sockets:
     """The sockets of the node itself."""
     return cluster.sockets(cluster.node)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
+    """Two nodes that tell pods from others by their addresses."""
+    with twonodes.running(tmp_path_factory.mktemp("two"), *twonodes.PODS) as made:
+        yield made

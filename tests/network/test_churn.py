@@ -21,7 +21,7 @@ def turmoil(cluster: Cluster) -> list[Any]:
     v4, v6 = [at(pod) for pod in cluster.web], [at(pod, v6=True) for pod in cluster.web]
     node = objects.node("node", cluster.node.v4)
     cluster.publish(node, web(*v4, v6=v6))
-    pressing = [cluster.press(*client) for client in CLIENTS]
+    pressing = [cluster.press(cluster.client, *client) for client in CLIENTS]
     for _ in range(REWRITES):
         objects.write(cluster.agent.manifests / "all.yaml", [node, *web(*some(v4), v6=some(v6))])
     cluster.publish(node, web(*v4, v6=v6))

@@ -115,4 +115,5 @@ def test_endpoint_asked_directly(
         client.send(b"?")
     else:
         client.sendto(b"?", direct)
-    assert client.recvfrom(64) == (others[0].name.encode(), direct)
+    answer = asking.receive(client)
+    assert (answer.name, answer.peer) == (others[0].name, direct)

@@ -71,7 +71,7 @@ def test_programs_are_replaced(cluster: Cluster, connection: Socket, pod: Socket
 
 def test_restart_under_load(cluster: Cluster) -> None:
     """While agents come and go no connection fails."""
-    pressing = cluster.press("tcp", VIP), cluster.press("udp", VIP)
+    pressing = [cluster.press(cluster.client, protocol, VIP) for protocol in ("tcp", "udp")]
     for how in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
         cluster.agent.stop(how)
         cluster.agent.start()

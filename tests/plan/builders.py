@@ -2,21 +2,30 @@
 """Small wanted service ports; a test states only what it is about."""
 
 from collections.abc import Iterable, Mapping
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, ip_network
 
-from ebpflb.model.addresses import Family
+from ebpflb.model.addresses import Family, Network
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.entries import BackendName, Flags, Frontend
 from ebpflb.plan.planner import Capacity
 from ebpflb.plan.wanted import Wanted, WantedBackend
 
-ROOM = Capacity(services=64, slots=1024, service_ids=256, backend_ids=1024)  # nothing gets full
+ROOM = Capacity(  # nothing gets full
+    services=64, slots=1024, service_ids=256, backend_ids=1024, source_ranges=64
+)
 
 CLUSTER = frozenset({"cluster"})
 BOTH = frozenset({"cluster", "local"})
 LOCAL = frozenset({"local"})
 SERVING = frozenset[str]()
 BLOCK_ORDER = (CLUSTER, BOTH, LOCAL, SERVING)
+
+EXTERNAL = frozenset({"endpoints", "external"})
+RESTRICTED = EXTERNAL | {"restricted"}
+CLIENTS = (IPv4Address("192.0.2.1"), IPv4Address("192.0.2.200"), IPv4Address("198.51.100.1"))
+FIRST, SECOND, BOTH_HALVES, THIRD = map(
+    ip_network, ("192.0.2.0/25", "192.0.2.128/25", "192.0.2.0/24", "198.51.100.0/24")
+)  # whom of the clients they hold
 
 
 def name(service: str) -> PortName:
@@ -39,6 +48,7 @@ def wanted(
     *,
     created: str = "",
     affinity_seconds: int = 0,
+    source_ranges: Iterable[Network] = (),
     flags: Flags = frozenset({"endpoints"}),
 ) -> Wanted:
     """Frontends and backends by number, or in full."""
@@ -50,6 +60,7 @@ def wanted(
         frontends=dict(frontends),
         affinity_seconds=affinity_seconds,
         backends=tuple(backend(b) if isinstance(b, int) else b for b in backends),
+        source_ranges=tuple(source_ranges),
     )
 
 

@@ -30,21 +30,33 @@ class Step(NamedTuple):
     crash: int | None
 
 
+HERE = frozenset({"here"})
+
+
 def _block(lists: Mapping[int, Flags]) -> tuple[WantedBackend, ...]:
     backends = [builders.backend(number, flags) for number, flags in sorted(lists.items())]
-    return tuple(sorted(backends, key=lambda b: builders.BLOCK_ORDER.index(b.flags)))
+    return tuple(sorted(backends, key=lambda b: builders.BLOCK_ORDER.index(b.flags - HERE)))
 
 
-_flags = some.sampled_from([frozenset[str](), frozenset({"endpoints"}), frozenset({"external"})])
-_frontends = some.dictionaries(
-    some.builds(builders.frontend, some.integers(1, 5)), _flags, min_size=1, max_size=4
+_flags = some.sampled_from(
+    [frozenset[str](), frozenset({"endpoints"}), builders.EXTERNAL, builders.RESTRICTED]
 )
+_networks = (builders.FIRST, builders.SECOND, builders.BOTH_HALVES, builders.THIRD)
+_ports = (
+    *map(builders.frontend, (1, 2, 3)),
+    *(builders.frontend(n)._replace(port=81) for n in (1, 4)),
+)
+_frontends = some.dictionaries(some.sampled_from(_ports), _flags, min_size=1, max_size=4)
+_lists = builders.BLOCK_ORDER
 _backends = some.dictionaries(
-    some.integers(1, 5), some.sampled_from(builders.BLOCK_ORDER), max_size=5
+    some.integers(1, 5),
+    some.sampled_from([*_lists, *(flags | HERE for flags in _lists)]),
+    max_size=5,
 ).map(_block)
 _VALUES: dict[str, some.SearchStrategy[Any]] = {
     "backends": _backends,
     "frontends": _frontends,
+    "source_ranges": some.lists(some.sampled_from(_networks), unique=True, max_size=3).map(tuple),
     "affinity_seconds": some.sampled_from([0, 60]),
     "created": some.sampled_from(["2024", "2025"]),
     "gone": some.none(),

@@ -10,8 +10,8 @@ from ebpflb.plan.numbers import QUARANTINE_SECONDS, GiveBack
 from ebpflb.plan.plan import Plan
 from ebpflb.plan.planner import Capacity, Planner
 from ebpflb.plan.wanted import Wanted
-from tests.plan.builders import ROOM
-from tests.plan.simulation import Answer, Backends, Broken, Maps, Write, writes
+from tests.plan.builders import CLIENTS, ROOM
+from tests.plan.simulation import Answer, Backends, Broken, Maps, Rights, Write, writes
 
 Answers = dict[Frontend, Answer]
 Keys = set[tuple[int, int]]
@@ -57,6 +57,9 @@ class Node:
         before, after = self.maps.answers(), whole.answers()
         stays = self.maps.living().keys() & whole.living().keys()
         kept = {key for key in stays if self.maps.find(*key)}
+        rights = self.maps.rights(CLIENTS) & whole.rights(CLIENTS)
+        rights = {asked for asked in rights if asked[1] or self._stays(asked[0][0], whole)}
+        ips = self.maps.cluster_ips.keys() & whole.cluster_ips.keys()
         self.clients |= self.maps.living().keys()
         self._fall_asleep()
         for part, row in rows[:stop]:
@@ -64,6 +67,9 @@ class Node:
             self._fits()
             self._look_up(before, after)
             self._look_up_kept(kept)
+            self._ask(rights)
+            if ips - self.maps.cluster_ips.keys():
+                raise Broken("a cluster IP is lost meanwhile")
             self._wake_up()
         self.clients |= self.maps.living().keys()
         self.planner.applied(self.now)
@@ -75,6 +81,10 @@ class Node:
         """The kernel would refuse more."""
         if len(self.maps.services) > self.capacity.services:
             raise Broken("map services is full")
+        if len(self.maps.source_ranges) > self.capacity.source_ranges:
+            raise Broken("map source_ranges is full")
+        if len(self.maps.cluster_ips) > self.capacity.services:
+            raise Broken("map cluster_ips is full")
         if max(self.maps.slots, default=0) >= self.capacity.slots:
             raise Broken("there is no such slot")
 
@@ -84,6 +94,18 @@ class Node:
         for frontend in before.keys() | after.keys():
             if now.get(frontend) not in (before.get(frontend), after.get(frontend)):
                 raise Broken(f"{frontend} leads to {now.get(frontend)} meanwhile")
+
+    def _stays(self, frontend: Frontend, whole: Maps) -> bool:
+        return self.maps.services[frontend].id == whole.services[frontend].id
+
+    def _ask(self, rights: Rights) -> None:
+        """Who may use a frontend before and after may do so all the time.
+
+        Who may not, never; but before a frontend changes hands, its former service may let more in.
+        """
+        for (frontend, client), right in rights:
+            if self.maps.lets_in(frontend, client) != right:
+                raise Broken(f"{client} may {'not ' * right}use {frontend} meanwhile")
 
     def _look_up_kept(self, keys: Keys) -> None:
         """Whoever keeps a backend that stays finds it all the time."""
@@ -115,6 +137,11 @@ def check_tidy(node: Node) -> None:
         id: b.name for p in programmed.values() for id, b in zip(p.ids, p.backends, strict=True)
     }
     assert maps.backend_names == labels
+    assert set(maps.source_ranges) == set().union(*(p.source_ranges for p in programmed.values()))
+    assert len(maps.source_ranges) == planner.source_ranges
+    assert set(maps.cluster_ips) == {
+        f.address for f, service in maps.services.items() if "external" not in service.flags
+    }
     _check_members(node)
     _check_ranges(node)
     _check_ids(node)

@@ -2,14 +2,15 @@
 """The maps as plain dicts, and an oracle that looks things up in them as the datapath does."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import fields
 from ipaddress import IPv6Address
+from itertools import product
 from typing import Any, NamedTuple
 
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
-from ebpflb.plan.entries import Backend, BackendName, Flags, Frontend, Range, Service
+from ebpflb.plan.entries import Backend, BackendName, Flags, Frontend, Range, Service, SourceRange
 from ebpflb.plan.plan import Plan
 from ebpflb.plan.present import Present, read_back
 
@@ -17,6 +18,7 @@ ZERO = Backend(IPv6Address(0), 0, frozenset(), 0, 0)  # an element that nobody h
 
 Write = tuple[str, Any]
 Backends = tuple[Backend, ...]
+Rights = Set[tuple[tuple[Frontend, Address], bool]]
 
 
 class Broken(AssertionError):
@@ -49,6 +51,17 @@ def writes(plan: Plan) -> Iterator[Write]:
             yield part.name, row
 
 
+def matches(range: SourceRange, service: int, client: Address) -> bool:
+    """A longest-prefix match: the first bits of service and address, IPv4 as v4-mapped IPv6."""
+    difference = _bits(range.service, range.address) ^ _bits(service, client)
+    return difference >> (32 + 128 - range.length) == 0
+
+
+def _bits(service: int, address: Address) -> int:
+    mapped = 0xFFFF << 32 if address.version == 4 else 0
+    return service << 128 | mapped | int(address)
+
+
 class Maps:
     """What pinned maps hold, with or without an agent."""
 
@@ -58,6 +71,8 @@ class Maps:
         self.members: dict[int, int] = {}
         self.service_names: dict[int, PortName] = {}
         self.backend_names: dict[int, BackendName] = {}
+        self.source_ranges: dict[SourceRange, int] = {}
+        self.cluster_ips: dict[Address, int] = {}
 
     def copy(self) -> "Maps":
         twin = Maps()
@@ -82,6 +97,8 @@ class Maps:
             lambda number: self.members.get(number, 0),
             dict(self.service_names),
             dict(self.backend_names),
+            self.source_ranges,
+            self.cluster_ips,
         )
 
     def backends(self, service: Service, run: Range) -> Backends:
@@ -110,10 +127,26 @@ class Maps:
         """What every frontend leads to; Broken where one leads to another service's slots."""
         return {frontend: self.answer(frontend) for frontend in self.services}
 
+    def lets_in(self, frontend: Frontend, client: Address) -> bool:
+        """Whether a client may use a frontend."""
+        service = self.services[frontend]
+        restricted = "restricted" in service.flags
+        return not restricted or any(matches(it, service.id, client) for it in self.source_ranges)
+
+    def rights(self, clients: Iterable[Address]) -> Rights:
+        """The same of each frontend and each of these clients."""
+        asked = product(self.services, clients)
+        return {((frontend, client), self.lets_in(frontend, client)) for frontend, client in asked}
+
     def view(self) -> dict[Frontend, tuple[Any, ...]]:
         """The same without numbers, for comparison with maps of another history."""
         return {
-            frontend: (answer.flags, answer.affinity_seconds, *map(self._seen, answer[2:]))
+            frontend: (
+                answer.flags,
+                answer.affinity_seconds,
+                self._ranges(self.services[frontend].id),
+                *map(self._seen, answer[2:]),
+            )
             for frontend, answer in self.answers().items()
         }
 
@@ -124,6 +157,9 @@ class Maps:
             for answer in self.answers().values()
             for backend in answer.block
         }
+
+    def _ranges(self, service: int) -> set[tuple[int, Address]]:
+        return {(it.length, it.address) for it in self.source_ranges if it.service == service}
 
     def _seen(self, backends: Backends) -> list[Seen]:
         return [Seen(b.address, b.port, b.flags, self.backend_names.get(b.id)) for b in backends]

@@ -7,11 +7,14 @@ import pytest
 
 from ebpflb.plan.entries import NOWHERE, Range
 from ebpflb.plan.planner import Planner
-from tests.plan.builders import ROOM, by_name, frontend, name, wanted
+from ebpflb.plan.spans import source_range
+from ebpflb.plan.wanted import Wanted
+from tests.plan.builders import FIRST, RESTRICTED, ROOM, SECOND, by_name, frontend, name, wanted
 from tests.plan.node import Node, check_tidy
 from tests.plan.simulation import Broken, Write, writes
 
 WEB = wanted("web", [1, 2], [1, 2])
+NOBODYS = frontend(200).address
 CHANGED = wanted("web", [1, 2], [2, 3, 4])
 
 
@@ -96,6 +99,56 @@ def test_kept_backend_lost() -> None:
     node = served()
     with pytest.raises(Broken, match="backend 1 of service 1 is lost"):
         node.carry_out([("members", (1, 1)), ("members", (1, 0))])
+
+
+def restricted(service: str) -> Wanted:
+    return wanted(service, [1], [1], source_ranges=[FIRST], flags=RESTRICTED)
+
+
+def ranges_last(rows: list[Write]) -> list[Write]:
+    return sorted(rows, key=lambda row: row[0] == "source_ranges")
+
+
+def gone_ranges_first(rows: list[Write]) -> list[Write]:
+    return sorted(rows, key=lambda row: row[0] != "gone_source_ranges")
+
+
+@pytest.mark.parametrize("order", [ranges_last, gone_ranges_first])
+def test_ranges_on_the_wrong_side_of_the_flip(order: Callable[[list[Write]], list[Write]]) -> None:
+    """A client that may come before and after is refused in between."""
+    node = Node()
+    node.change(by_name(restricted("db")))
+    plan = node.planner.change({name("db"): None, **by_name(restricted("web"))}, node.now)
+    with pytest.raises(Broken, match=r"192\.0\.2\.1 may not use"):
+        node.carry_out(order(list(writes(plan))))
+
+
+def test_range_that_nobody_asked_for() -> None:
+    """A client that may not come before nor after is let in by a range in between."""
+    node = Node()
+    node.change(by_name(restricted("web")))
+    key = source_range(SECOND, 1)
+    with pytest.raises(Broken, match=r"192\.0\.2\.200 may use"):
+        node.carry_out([("source_ranges", (key, 1)), ("gone_source_ranges", key)])
+
+
+def test_cluster_ip_lost() -> None:
+    """A cluster IP that is away for a moment is noticed."""
+    node = served()
+    ip = frontend(1).address
+    with pytest.raises(Broken, match="cluster IP is lost"):
+        node.carry_out([("gone_cluster_ips", ip), ("cluster_ips", (ip, 1))])
+
+
+@pytest.mark.parametrize(
+    ("part", "key"), [("source_ranges", source_range(FIRST, 9)), ("cluster_ips", NOBODYS)]
+)
+def test_leaked_entry(part: str, key: object) -> None:
+    """A range of no service and a cluster IP without frontend are noticed."""
+    node = served()
+    node.maps.write(part, (key, 1))
+    with pytest.raises(AssertionError):
+        check_tidy(node)
 
 
 def test_leaked_name() -> None:

@@ -41,7 +41,8 @@ def ids(node: Node, service: str) -> dict[int, int]:
 def test_new_service() -> None:
     """All that a service names, the names for people, and its frontends."""
     plan = Node().change(by_name(WEB))
-    assert written(plan) == {"slots", "members", "service_names", "backend_names", "services"}
+    names = {"service_names", "backend_names"}
+    assert written(plan) == {"slots", "members", *names, "cluster_ips", "services"}
     assert [slot for slot, _ in plan.slots] == [0, 1]
     assert plan.members == [(1, 0), (2, 1)]
     assert plan.service_names == [(1, name("web"))]
@@ -89,7 +90,7 @@ def test_new_frontend() -> None:
     """A further frontend leads to the block that is there."""
     node = node_with(WEB)
     plan = node.change(by_name(wanted("web", [1, 2, 3], [1, 2])))
-    assert written(plan) == {"services"}
+    assert written(plan) == {"services", "cluster_ips"}
     assert [f for f, _ in plan.services] == [frontend(3)]
 
 
@@ -157,7 +158,7 @@ def test_same_backend_of_two_services() -> None:
 def test_removed_frontend() -> None:
     """A frontend that is not wanted goes, and the service stays."""
     plan = node_with(WEB).change(by_name(wanted("web", [1], [1, 2])))
-    assert written(plan) == {"gone_services"}
+    assert written(plan) == {"gone_services", "gone_cluster_ips"}
     assert plan.gone_services == [frontend(2)]
 
 
@@ -174,8 +175,10 @@ def test_removed_service() -> None:
 def test_order_of_a_plan() -> None:
     """First what is named, then the frontends, then what nobody names any more."""
     assert [part.name for part in fields(Plan)] == [
-        "slots", "members", "service_names", "backend_names", "services",
-        "gone_services", "gone_service_names", "gone_backend_names",
+        "slots", "members", "service_names", "backend_names", "source_ranges", "cluster_ips",
+        "services",
+        "gone_services", "gone_source_ranges", "gone_cluster_ips",
+        "gone_service_names", "gone_backend_names",
     ]  # fmt: skip
 
 
@@ -213,7 +216,8 @@ def test_complete() -> None:
     node = node_with(WEB, wanted("db", [3], [3]))
     del node.wanted[name("db")]
     plan = node.restart()
-    assert written(plan) == {"members", "gone_services", "gone_service_names", "gone_backend_names"}
+    gone = {"gone_services", "gone_cluster_ips", "gone_service_names", "gone_backend_names"}
+    assert written(plan) == {"members", *gone}
     assert plan.gone_services == [frontend(3)]
 
 

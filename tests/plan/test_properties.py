@@ -15,7 +15,7 @@ from tests.plan.histories import Step
 from tests.plan.node import Node, check_tidy
 from tests.plan.simulation import Maps, writes
 
-TIGHT = Capacity(services=7, slots=12, service_ids=5, backend_ids=14)
+TIGHT = Capacity(services=7, slots=12, service_ids=5, backend_ids=14, source_ranges=4)
 
 
 def from_nothing(node: Node) -> Maps:

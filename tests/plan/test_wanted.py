@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from ebpflb.model.addresses import Family
+from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.endpoints import Endpoint
 from ebpflb.model.selection import Selection
 from ebpflb.model.services import PortName, Protocol, ServicePort
@@ -33,6 +33,7 @@ WEB = ServicePort(
     external_local=False,
     health_check_node_port=0,
 )
+RANGES = (ip_network("192.0.2.0/24"), ip_network("192.0.3.0/25"))
 BALANCED = replace(
     WEB,
     node_port=30080,
@@ -49,14 +50,14 @@ def flags(text: str) -> Flags:
     return frozenset(text.split())
 
 
-def endpoint(number: int) -> Endpoint:
+def endpoint(number: int, *, here: bool = False) -> Endpoint:
     return Endpoint(
         address=ip_address(f"10.1.0.{number}"),
         port=8080,
         ready=True,
         serving=True,
         terminating=False,
-        local=False,
+        local=here,
         node="node-a",
         target=f"pod-{number}",
         zone_hints=frozenset(),
@@ -124,17 +125,50 @@ def test_endpoints_flag() -> None:
     assert somebody.backends == ()
 
 
-def test_restricted_vips_are_left_out() -> None:
-    """Source ranges are not enforced, so a restricted VIP is not served, and that is remarked."""
-    found = want(replace(BALANCED, source_ranges=(ip_network("192.0.2.0/24"),)), SOMEBODY)
-    assert found.frontends.keys() == want(BALANCED, NOBODY).frontends.keys() - {at("203.0.113.9")}
-    assert found.remark is not None and "loadBalancerSourceRanges" in found.remark
+def test_restricted_vips() -> None:
+    """Source ranges restrict the VIPs and no other frontend (kube-proxy.md 7)."""
+    found = want(replace(BALANCED, source_ranges=RANGES), NOBODY)
+    expected = want(BALANCED, NOBODY).frontends
+    assert found.frontends.pop(at("203.0.113.9")) == flags("external load_balancer restricted")
+    assert found.frontends.items() < expected.items()
+    assert found.source_ranges == RANGES
 
 
-@pytest.mark.parametrize("port", [BALANCED, replace(WEB, source_ranges=(ip_network("::/1"),))])
-def test_nothing_to_remark(port: ServicePort) -> None:
-    """Without a VIP there is nothing to restrict, without ranges nothing to leave out."""
-    assert want(port, SOMEBODY).remark is None
+@pytest.mark.parametrize("port", [BALANCED, replace(WEB, source_ranges=RANGES)])
+def test_nothing_restricted(port: ServicePort) -> None:
+    """Without ranges everyone is let in, without a VIP there is nothing to restrict."""
+    found = want(port, SOMEBODY)
+    assert found.source_ranges == ()
+    assert not any("restricted" in flags for flags in found.frontends.values())
+
+
+@pytest.mark.parametrize(
+    ("primary", "further"),
+    [
+        ({}, ()),
+        ({Family.IPV4: ip_address("192.0.2.7")}, (ip_network("203.0.113.9/32"),)),
+        ({Family.IPV4: ip_address("198.51.100.7")}, ()),
+        ({Family.IPV6: ip_address("2001:db8::7")}, ()),
+    ],
+)
+def test_vip_of_a_node_that_is_let_in(
+    primary: dict[Family, Address], further: tuple[Network, ...]
+) -> None:
+    """Where the node itself may come, it may come from the service's own VIP (kube-proxy.md 7)."""
+    found = want(replace(BALANCED, source_ranges=RANGES), NOBODY, primary)
+    assert found.source_ranges == (*RANGES, *further)
+
+
+def test_vip_of_a_node_that_is_let_in_by_ipv6() -> None:
+    """A VIP is a range of one address in its own family."""
+    port = replace(
+        WEB,
+        name=WEB.name._replace(family=Family.IPV6),
+        load_balancer_ips=(ip_address("2001:db8:9::9"),),
+        source_ranges=(ip_network("2001:db8::/64"),),
+    )
+    found = want(port, NOBODY, {Family.IPV6: ip_address("2001:db8::7")})
+    assert found.source_ranges[1:] == (ip_network("2001:db8:9::9/128"),)
 
 
 def test_cluster_ip_wins_over_an_equal_external_ip() -> None:
@@ -159,21 +193,30 @@ def test_backend() -> None:
     assert backend.name == BackendName("node-a", "pod-7")
 
 
-_lists = some.dictionaries(some.integers(1, 9), some.sets(some.sampled_from("cls")))
+def test_here() -> None:
+    """A backend on this node says so in every list, and that moves it to no other place."""
+    a, b, c = endpoint(1), endpoint(2, here=True), endpoint(3, here=True)
+    found = want(WEB, Selection((a, b), (b, c), (c, b, a), has_any=True))
+    assert numbers(found) == [1, 2, 3]
+    assert [b.flags for b in found.backends] == [CLUSTER, BOTH | {"here"}, LOCAL | {"here"}]
+
+
+_lists = some.dictionaries(some.integers(1, 9), some.sets(some.sampled_from("clsh")))
 
 
 @given(_lists)
 @settings(max_examples=100, deadline=None)
 def test_each_list_is_one_run(lists: dict[int, set[str]]) -> None:
     """The cluster list starts the block, the local list is in a row, and nobody is missing."""
-    known = {number: endpoint(number) for number in lists}
+    known = {number: endpoint(number, here="h" in lists[number]) for number in lists}
     cluster, local, serving = (
         tuple(known[number] for number in lists if of in lists[number]) for of in "cls"
     )
     found = want(WEB, Selection(cluster, local, serving, has_any=True))
-    order = [BLOCK_ORDER.index(backend.flags) for backend in found.backends]
+    order = [BLOCK_ORDER.index(backend.flags - {"here"}) for backend in found.backends]
     assert order == sorted(order)
-    assert sorted(numbers(found)) == sorted(number for number in lists if lists[number])
-    for of, word in (("c", "cluster"), ("l", "local")):
+    used = {number for number in lists if lists[number] & set("cls")}
+    assert sorted(numbers(found)) == sorted(used)
+    for of, word in (("c", "cluster"), ("l", "local"), ("h", "here")):
         listed = {int(b.address) & 0xFF for b in found.backends if word in b.flags}
-        assert listed == {number for number in lists if of in lists[number]}
+        assert listed == {number for number in used if of in lists[number]}

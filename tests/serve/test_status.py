@@ -117,3 +117,13 @@ def test_forget(places: Places, held: IO[str]) -> None:
     status.forget(places)
     status.forget(places)
     assert not places.run.exists()
+
+
+def test_renew(caplog: pytest.LogCaptureFixture) -> None:
+    """A reason is logged when it is new, and not again as long as it stays the same."""
+    said: dict[str, str] = {}
+    for now in ({"a": "full"}, {"a": "full", "b": "gone"}, {"a": "late"}, {}, {"a": "late"}):
+        said = status.renew(said, now, "%s: %s")
+        assert said == now
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == ["a: full", "b: gone", "a: late", "a: late"]

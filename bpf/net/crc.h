@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * SCTP's checksum (CRC32c, RFC 9260 appendix A) after a change of the ports, without reading the
+ * packet: the CRC is linear, so it changes by the CRC of the difference, which is four bytes and
+ * then nothing but zeros. A run of 2^n zero bytes multiplies by a constant of the polynomial.
+ */
+#ifndef EBPFLB_NET_CRC_H
+#define EBPFLB_NET_CRC_H
+
+#include "compat.h"
+
+#define CRC32C 0x82f63b78	/* all polynomials are bit-reversed: the highest bit is x^0 */
+
+/*
+ * a * b modulo the polynomial; b is a constant, so that little is left of this. The bit is kept
+ * from the compiler: of the mask that it would make, the verifier follows both values.
+ */
+static __always_inline __u32 crc_multiply(__u32 a, __u32 b)
+{
+	__u32 product = 0;
+
+	UNROLL
+	for (int bit = 31; bit >= 0; bit--) {
+		__u32 set = a >> bit & 1;
+
+		OPAQUE(set);
+		product ^= set * b;
+		b = b >> 1 ^ (b & 1 ? CRC32C : 0);
+	}
+	return product;
+}
+
+#define CRC_ZEROS(log2, power) \
+	if (bytes >> log2 & 1) \
+		delta = crc_multiply(delta, power);
+
+/* How the checksum of a packet of so many bytes changes when its first four change by delta. */
+static __always_inline __u32 crc_change(__u32 delta, __u32 bytes)
+{
+	CRC_ZEROS(0, 0x00800000)
+	CRC_ZEROS(1, 0x00008000)
+	CRC_ZEROS(2, 0x82f63b78)
+	CRC_ZEROS(3, 0x6ea2d55c)
+	CRC_ZEROS(4, 0x18b8ea18)
+	CRC_ZEROS(5, 0x510ac59a)
+	CRC_ZEROS(6, 0xb82be955)
+	CRC_ZEROS(7, 0xb8fdb1e7)
+	CRC_ZEROS(8, 0x88e56f72)
+	CRC_ZEROS(9, 0x74c360a4)
+	CRC_ZEROS(10, 0xe4172b16)
+	CRC_ZEROS(11, 0x0d65762a)
+	CRC_ZEROS(12, 0x35d73a62)
+	CRC_ZEROS(13, 0x28461564)
+	CRC_ZEROS(14, 0xbf455269)
+	CRC_ZEROS(15, 0xe2ea32dc)
+	return delta;
+}
+
+#endif

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * ICMP and ICMPv6 errors (RFC 792, RFC 4443 2.1): they quote the head of a packet that could not
+ * go on, and what is quoted is what its sender knows of it. So when the error is translated, the
+ * quoted packet must be as well.
+ */
+#ifndef EBPFLB_NET_ERROR_H
+#define EBPFLB_NET_ERROR_H
+
+#include "net/rewrite.h"
+
+/* The quoted packet: its tuple and where its headers lie. */
+struct quote {
+	struct tuple tuple;
+	__u32 ip;
+	__u32 transport;
+};
+
+/* Unreachable, time exceeded, parameter problem; "packet too big" is a kind of unreachable. */
+static __always_inline bool error_is(const struct packet *packet, __u8 type)
+{
+	if (packet->v6)
+		return type >= 1 && type <= 4;
+	return type == 3 || type == 11 || type == 12;
+}
+
+static __always_inline bool quote_read_v4(struct __sk_buff *ctx, struct quote *quote)
+{
+	struct ipv4 ip;
+
+	if (bpf_skb_load_bytes(ctx, quote->ip, &ip, sizeof(ip)))
+		return false;
+	if (ip.version_length >> 4 != 4 || (ip.version_length & 15) < 5 ||
+	    ip.fragment & IPV4_OFFSET)
+		return false;
+	quote->tuple.source = address_from_v4(ip.source);
+	quote->tuple.destination = address_from_v4(ip.destination);
+	quote->tuple.protocol = ip.protocol;
+	quote->transport = quote->ip + (ip.version_length & 15) * 4;
+	return true;
+}
+
+static __always_inline bool quote_read_v6(struct __sk_buff *ctx, struct quote *quote)
+{
+	struct ipv6 ip;
+
+	if (bpf_skb_load_bytes(ctx, quote->ip, &ip, sizeof(ip)))
+		return false;
+	quote->tuple.source = ip.source;
+	quote->tuple.destination = ip.destination;
+	quote->tuple.protocol = ip.next;
+	quote->transport = quote->ip + sizeof(ip);
+	return (ip.version_class_label & BE32(0xf0000000)) == BE32(0x60000000);
+}
+
+/* Whether the packet is an error that quotes a packet with ports. */
+static __always_inline bool quote_read(struct __sk_buff *ctx, const struct packet *packet,
+				       struct quote *quote)
+{
+	struct icmp icmp;
+
+	if (packet->tuple.protocol != (packet->v6 ? ICMPV6 : ICMP) || packet->piece != WHOLE ||
+	    bpf_skb_load_bytes(ctx, packet->transport, &icmp, sizeof(icmp)) ||
+	    !error_is(packet, icmp.type))
+		return false;
+	quote->ip = packet->transport + sizeof(icmp);
+	if (packet->v6 ? !quote_read_v6(ctx, quote) : !quote_read_v4(ctx, quote))
+		return false;
+	__u8 protocol = quote->tuple.protocol;
+
+	if (protocol != TCP && protocol != UDP && protocol != SCTP)
+		return false;
+	return quote->transport + 8 <= packet->end &&
+	       !bpf_skb_load_bytes(ctx, quote->transport, &quote->tuple.source_port, 4);
+}
+
+/*
+ * The error's own addresses and the quoted packet change. ICMPv6 sums the pseudo header and all
+ * that is quoted. ICMP has no pseudo header, and a quoted IPv4 header sums to the same before
+ * and after. Quoted transport checksums stay as they are: nobody can verify them (RFC 5508 4).
+ */
+static __always_inline void error_rewrite(struct __sk_buff *ctx, const struct packet *packet,
+					  const struct tuple *to, const struct quote *quote,
+					  const struct tuple *quoted)
+{
+	__u32 at = packet->transport + ICMP_CHECKSUM;
+	__s64 outer = addresses_difference(&packet->tuple, to);
+	__s64 inner = addresses_difference(&quote->tuple, quoted);
+	__s64 ports = ports_difference(&quote->tuple, quoted);
+
+	write_addresses(ctx, LINK, packet->v6, to, outer, BPF_F_RECOMPUTE_CSUM);
+	write_addresses(ctx, quote->ip, packet->v6, quoted, inner, 0);
+	bpf_skb_store_bytes(ctx, quote->transport, &quoted->source_port, 4, 0);
+	if (packet->v6) {
+		bpf_l4_csum_replace(ctx, at, 0, outer, BPF_F_PSEUDO_HDR);
+		bpf_l4_csum_replace(ctx, at, 0, inner, 0);
+	}
+	if (ports)
+		bpf_l4_csum_replace(ctx, at, 0, ports, 0);
+}
+
+#endif

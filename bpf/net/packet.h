@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * A packet -> its addresses, and where its transport header lies. Headers are copied out of the skb,
+ * so that it does not matter how the skb is laid out; nothing is trusted before it was measured.
+ */
+#ifndef EBPFLB_NET_PACKET_H
+#define EBPFLB_NET_PACKET_H
+
+#include "net/address.h"
+#include "net/header.h"
+#include "net/protocol.h"
+
+#define EXTENSIONS 6	/* more IPv6 extension headers than this are not walked */
+
+enum piece { WHOLE, FIRST, LATER };
+
+/* FOREIGN: not of a kind that we translate. UNREADABLE: cut short, or it contradicts itself. */
+enum reading { FOREIGN, UNREADABLE, READ };
+
+struct packet {
+	struct tuple tuple;	/* without ports where piece is LATER, and for ICMP */
+	__u32 transport;	/* offset of the transport header */
+	__u32 end;		/* offset where the IP packet ends */
+	__be32 second;		/* of the transport header's words; UDP: length and checksum */
+	__u32 id;		/* of the datagram of which this is a piece */
+	__u8 piece;		/* enum piece */
+	__u8 v6;
+	__u8 options;		/* there is something between the IP and the transport header */
+	__u8 opens;		/* a flow may begin with it: any datagram, SYN, INIT */
+	__u32 ends;		/* FLOW_FIN, FLOW_RST: its sender has closed or reset the flow */
+};
+
+static __always_inline __u32 host16(__be16 wire)
+{
+	return BE16(wire);
+}
+
+static __always_inline enum reading packet_read_v4(struct __sk_buff *ctx, struct packet *packet)
+{
+	struct ipv4 ip;
+
+	if (bpf_skb_load_bytes(ctx, LINK, &ip, sizeof(ip)))
+		return UNREADABLE;
+	__u32 header = (ip.version_length & 15) * 4;
+	/* GSO packets of more than 64 KiB carry no length. */
+	__u32 total = !ip.total && ctx->gso_segs > 1 ? ctx->len - LINK : host16(ip.total);
+
+	if (ip.version_length >> 4 != 4 || header < sizeof(ip) || total < header ||
+	    LINK + total > ctx->len)
+		return UNREADABLE;
+	packet->tuple.source = address_from_v4(ip.source);
+	packet->tuple.destination = address_from_v4(ip.destination);
+	packet->tuple.protocol = ip.protocol;
+	packet->transport = LINK + header;
+	packet->end = LINK + total;
+	packet->options = header != sizeof(ip);
+	packet->id = ip.id;
+	packet->piece = ip.fragment & IPV4_OFFSET ? LATER : ip.fragment & IPV4_MORE ? FIRST : WHOLE;
+	return READ;
+}
+
+/* Whether the header at packet->transport was an extension and another one follows. */
+static __always_inline enum reading packet_skip_extension(struct __sk_buff *ctx,
+							  struct packet *packet)
+{
+	struct ipv6_extension extension;
+	__u8 kind = packet->tuple.protocol;
+
+	if ((kind != HOP_BY_HOP && kind != ROUTING && kind != FRAGMENT && kind != OPTIONS) ||
+	    packet->piece == LATER)
+		return FOREIGN;
+	if (bpf_skb_load_bytes(ctx, packet->transport, &extension, sizeof(extension)))
+		return UNREADABLE;
+	packet->options = true;
+	packet->tuple.protocol = extension.next;
+	if (kind == FRAGMENT) {
+		packet->id = extension.id;
+		packet->piece = extension.fragment & IPV6_OFFSET ? LATER
+				: extension.fragment & IPV6_MORE ? FIRST : WHOLE;
+		packet->transport += 8;
+	} else {
+		packet->transport += (extension.length + 1) * 8;
+	}
+	return READ;
+}
+
+static __always_inline enum reading packet_read_v6(struct __sk_buff *ctx, struct packet *packet)
+{
+	enum reading reading = READ;
+	struct ipv6 ip;
+
+	if (bpf_skb_load_bytes(ctx, LINK, &ip, sizeof(ip)))
+		return UNREADABLE;
+	__u32 payload = !ip.payload && ctx->gso_segs > 1 ? ctx->len - LINK - sizeof(ip)
+							 : host16(ip.payload);
+
+	packet->end = LINK + sizeof(ip) + payload;
+	if ((ip.version_class_label & BE32(0xf0000000)) != BE32(0x60000000) ||
+	    packet->end > ctx->len)
+		return UNREADABLE;
+	/* On the wire a v4-mapped address is nobody's. */
+	if (address_is_v4(&ip.source) || address_is_v4(&ip.destination))
+		return FOREIGN;
+	packet->tuple.source = ip.source;
+	packet->tuple.destination = ip.destination;
+	packet->tuple.protocol = ip.next;
+	packet->transport = LINK + sizeof(ip);
+	packet->v6 = true;
+	UNROLL
+	for (int i = 0; i < EXTENSIONS && reading == READ; i++)
+		reading = packet_skip_extension(ctx, packet);
+	return reading == UNREADABLE ? UNREADABLE : READ;
+}
+
+static __always_inline enum reading packet_read_ip(struct __sk_buff *ctx, struct packet *packet)
+{
+	if (ctx->vlan_present)
+		return FOREIGN;
+	if (ctx->protocol == BE16(ETHERTYPE_IPV4))
+		return packet_read_v4(ctx, packet);
+	if (ctx->protocol == BE16(ETHERTYPE_IPV6))
+		return packet_read_v6(ctx, packet);
+	return FOREIGN;
+}
+
+#endif

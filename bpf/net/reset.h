@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* A SYN becomes the reset that refuses it (RFC 9293 3.10.7.1). */
+#ifndef EBPFLB_NET_RESET_H
+#define EBPFLB_NET_RESET_H
+
+#include "net/answer.h"
+
+struct reset {
+	struct transport head;
+	__u16 checksum;
+	__be16 urgent;
+};
+SIZE(struct reset, 20);
+
+/* The number after the segment: SYN counts, and so do what it carries and FIN. */
+static __always_inline __be32 segment_next(const struct packet *packet,
+					   const struct transport *segment)
+{
+	__u32 payload = packet->end - packet->transport - (segment->offset >> 4) * 4;
+	__u32 length = payload + 1 + (segment->flags & TCP_FIN);
+
+	return BE32(__builtin_bswap32(segment->sequence) + length);
+}
+
+static __always_inline bool answer_reset(struct __sk_buff *ctx, const struct packet *packet,
+					 const struct tuple *to)
+{
+	struct reset reset = { .head = { .source_port = to->source_port,
+					 .destination_port = to->destination_port,
+					 .offset = sizeof(reset) / 4 << 4,
+					 .flags = TCP_RST | TCP_ACK } };
+	struct transport segment;
+
+	if (bpf_skb_load_bytes(ctx, packet->transport, &segment, sizeof(segment)))
+		return false;
+	reset.head.acknowledgment = segment_next(packet, &segment);
+	reset.checksum = fold(sum_of(&reset, sizeof(reset), pseudo_sum(to, TCP, sizeof(reset))));
+	if (bpf_skb_change_tail(ctx, packet->transport + sizeof(reset), 0))
+		return false;
+	write_ip(ctx, packet, to, TCP, sizeof(reset));
+	swap_link(ctx);
+	return !bpf_skb_store_bytes(ctx, packet->transport, &reset, sizeof(reset), 0);
+}
+
+#endif

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * A packet gets another tuple: addresses, ports, and every checksum that covers them, each by its
+ * difference, so that a packet that was damaged on its way stays so.
+ *
+ * Addresses are in the pseudo header, ports are not: of a packet whose checksum the device will
+ * fill in (CHECKSUM_PARTIAL) only the pseudo header is summed yet. And where a device has summed
+ * the whole packet (CHECKSUM_COMPLETE), whatever no checksum in it makes up for must be told to
+ * the kernel (RECOMPUTE): IPv6 addresses, SCTP, and UDP without a checksum.
+ */
+#ifndef EBPFLB_NET_REWRITE_H
+#define EBPFLB_NET_REWRITE_H
+
+#include "net/crc.h"
+#include "net/packet.h"
+
+static __always_inline __s64 addresses_difference(const struct tuple *from, const struct tuple *to)
+{
+	return bpf_csum_diff((__be32 *)&from->source, 32, (__be32 *)&to->source, 32, 0);
+}
+
+static __always_inline __s64 ports_difference(const struct tuple *from, const struct tuple *to)
+{
+	return bpf_csum_diff((__be32 *)&from->source_port, 4, (__be32 *)&to->source_port, 4, 0);
+}
+
+/* An IP header at this offset; the mapped prefix of IPv4 addresses is on both sides the same. */
+static __always_inline void write_addresses(struct __sk_buff *ctx, __u32 at, bool v6,
+					    const struct tuple *to, __s64 difference, __u64 flags)
+{
+	if (v6) {
+		bpf_skb_store_bytes(ctx, at + IPV6_ADDRESSES, &to->source, 32, flags);
+		return;
+	}
+	__be32 pair[2] = { to->source.word[3], to->destination.word[3] };
+
+	bpf_l3_csum_replace(ctx, at + IPV4_CHECKSUM, 0, difference, 0);
+	bpf_skb_store_bytes(ctx, at + IPV4_ADDRESSES, pair, sizeof(pair), 0);
+}
+
+static __always_inline void write_checksum(struct __sk_buff *ctx, __u32 at, __s64 addresses,
+					   __s64 ports, __u64 flags)
+{
+	bpf_l4_csum_replace(ctx, at, 0, addresses, flags | BPF_F_PSEUDO_HDR);
+	if (ports)
+		bpf_l4_csum_replace(ctx, at, 0, ports, flags);
+}
+
+/* A checksum of zero is still to be filled in by the device; then it needs no help. */
+static __always_inline void write_crc(struct __sk_buff *ctx, const struct packet *packet,
+				      const struct tuple *to)
+{
+	__u32 at = packet->transport + SCTP_CHECKSUM, crc;
+	__u32 from_ports, to_ports;
+
+	__builtin_memcpy(&from_ports, &packet->tuple.source_port, 4);
+	__builtin_memcpy(&to_ports, &to->source_port, 4);
+	if (from_ports == to_ports || bpf_skb_load_bytes(ctx, at, &crc, sizeof(crc)) || !crc)
+		return;
+	/* Ports and checksum are both read as little-endian words, as CRC32c goes. */
+	crc ^= crc_change(from_ports ^ to_ports, packet->end - packet->transport);
+	bpf_skb_store_bytes(ctx, at, &crc, sizeof(crc), BPF_F_RECOMPUTE_CSUM);
+}
+
+/* Whether the transport header has a checksum that sums up, as the kernel's does. */
+static __always_inline bool packet_is_summed(const struct packet *packet)
+{
+	return packet->tuple.protocol == TCP ||
+	       (packet->tuple.protocol == UDP && packet->second & BE32(0xffff));
+}
+
+static __always_inline void write_transport(struct __sk_buff *ctx, const struct packet *packet,
+					    const struct tuple *to, __s64 addresses)
+{
+	bool tcp = packet->tuple.protocol == TCP;
+	__u32 at = packet->transport + (tcp ? TCP_CHECKSUM : UDP_CHECKSUM);
+	__u64 ports_flags = BPF_F_RECOMPUTE_CSUM;
+
+	if (packet_is_summed(packet)) {
+		write_checksum(ctx, at, addresses, ports_difference(&packet->tuple, to),
+			       tcp ? 0 : BPF_F_MARK_MANGLED_0);
+		ports_flags = 0;
+	}
+	bpf_skb_store_bytes(ctx, packet->transport, &to->source_port, 4, ports_flags);
+	if (packet->tuple.protocol == SCTP)
+		write_crc(ctx, packet, to);
+}
+
+/* Later pieces of a datagram have no transport header: the first one's checksum covers them. */
+static __always_inline void packet_rewrite(struct __sk_buff *ctx, const struct packet *packet,
+					   const struct tuple *to)
+{
+	__s64 addresses = addresses_difference(&packet->tuple, to);
+
+	write_addresses(ctx, LINK, packet->v6, to, addresses, BPF_F_RECOMPUTE_CSUM);
+	if (packet->piece != LATER)
+		write_transport(ctx, packet, to, addresses);
+}
+
+#endif

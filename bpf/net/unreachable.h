@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* A packet becomes "port unreachable" about itself (RFC 792, RFC 4443 3.1), its head quoted. */
+#ifndef EBPFLB_NET_UNREACHABLE_H
+#define EBPFLB_NET_UNREACHABLE_H
+
+#include "net/answer.h"
+
+#define UNREACHABLE 3
+#define PORT 3
+#define UNREACHABLE_V6 1
+#define PORT_V6 4
+
+/* The IP header, and of the transport header the 8 bytes that tell whose packet it was. */
+struct unreachable_v4 {
+	struct icmp head;
+	__u8 quote[28];
+};
+
+struct unreachable_v6 {
+	struct icmp head;
+	__u8 quote[48];
+};
+
+static __always_inline bool answer_unreachable_v4(struct __sk_buff *ctx,
+						  const struct packet *packet,
+						  const struct tuple *to)
+{
+	struct unreachable_v4 icmp = { .head = { .type = UNREACHABLE, .code = PORT } };
+
+	if (bpf_skb_load_bytes(ctx, LINK, icmp.quote, sizeof(icmp.quote)) ||
+	    bpf_skb_change_tail(ctx, LINK + sizeof(struct ipv4) + sizeof(icmp), 0))
+		return false;
+	icmp.head.checksum = fold(sum_of(&icmp, sizeof(icmp), 0));
+	write_ip(ctx, packet, to, ICMP, sizeof(icmp));
+	swap_link(ctx);
+	return !bpf_skb_store_bytes(ctx, LINK + sizeof(struct ipv4), &icmp, sizeof(icmp), 0);
+}
+
+static __always_inline bool answer_unreachable_v6(struct __sk_buff *ctx,
+						  const struct packet *packet,
+						  const struct tuple *to)
+{
+	struct unreachable_v6 icmp = { .head = { .type = UNREACHABLE_V6, .code = PORT_V6 } };
+
+	if (bpf_skb_load_bytes(ctx, LINK, icmp.quote, sizeof(icmp.quote)) ||
+	    bpf_skb_change_tail(ctx, LINK + sizeof(struct ipv6) + sizeof(icmp), 0))
+		return false;
+	icmp.head.checksum =
+		fold(sum_of(&icmp, sizeof(icmp), pseudo_sum(to, ICMPV6, sizeof(icmp))));
+	write_ip(ctx, packet, to, ICMPV6, sizeof(icmp));
+	swap_link(ctx);
+	return !bpf_skb_store_bytes(ctx, LINK + sizeof(struct ipv6), &icmp, sizeof(icmp), 0);
+}
+
+#endif

@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * A packet's way in, from top to bottom: its flow; or else the service that it asks for, whether
+ * it may, a backend, and a flow opened. At ingress destinations are rewritten.
+ *
+ * What belongs to no flow and opens none is left alone: it may be of a connection that was there
+ * before us, which conntrack knows.
+ */
+#ifndef EBPFLB_PATH_ARRIVE_H
+#define EBPFLB_PATH_ARRIVE_H
+
+#include "path/asker.h"
+#include "path/beside.h"
+#include "path/choose.h"
+#include "path/close.h"
+
+static __always_inline struct arrival *arrival_here(void)
+{
+	__u32 only = 0;
+
+	return LOOKUP(struct arrival, arrivals, &only);
+}
+
+static __always_inline enum verdict arrive_at(const struct packet *packet,
+					      const struct asker *asker,
+					      struct arrival *arrival)
+{
+	const struct service *service = &arrival->service;
+	struct client client = { .address = asker->address, .service = service->id };
+	bool confined = policy_confines(service, asker->pod);
+	__u32 draw = tuple_draw(&packet->tuple);
+
+	if (!policy_admits(service, &asker->address))
+		return VERDICT_FORBIDDEN;
+	return choose_backend(&client, service, confined, draw, &arrival->backend);
+}
+
+static __always_inline enum verdict arrive_once(const struct packet *packet,
+						const struct asker *asker,
+						struct arrival *arrival)
+{
+	struct frontend to = { .address = packet->tuple.destination,
+			       .port = packet->tuple.destination_port,
+			       .protocol = packet->tuple.protocol };
+	enum found found = service_find(&to, NO_NETNS, &arrival->service);
+
+	if (found == ABSENT)
+		return policy_unserved(&to.address);
+	return found == RECYCLED ? VERDICT_SLOT_LOST : arrive_at(packet, asker, arrival);
+}
+
+/* What changed hands while we looked is asked for again, once; written out: see serve.h. */
+static __always_inline enum verdict arrive_choose(const struct packet *packet,
+						  const struct asker *asker,
+						  struct arrival *arrival)
+{
+	enum verdict verdict = arrive_once(packet, asker, arrival);
+
+	if (verdict != VERDICT_SLOT_LOST)
+		return verdict;
+	verdict_count(VERDICT_SLOT_RETRIED);
+	return arrive_once(packet, asker, arrival);
+}
+
+/* A datagram that finds no room for its flow goes on alone; its answer will not be translated. */
+static __always_inline enum verdict arrive_stateless(const struct packet *packet,
+						     const struct backend *backend,
+						     struct tuple *to)
+{
+	verdict_count(VERDICT_FLOWS_FULL);
+	*to = packet->tuple;
+	to->destination = backend->address;
+	to->destination_port = backend->port;
+	return VERDICT_TRANSLATED;
+}
+
+static __always_inline enum verdict arrive_open(struct __sk_buff *ctx,
+						const struct packet *packet,
+						const struct settings *settings,
+						struct asker *asker, struct arrival *arrival,
+						struct tuple *to)
+{
+	const struct backend *backend = &arrival->backend;
+	enum verdict verdict;
+	struct flow *flow;
+
+	asker->symmetric = backend->flags & BACKEND_HERE && asker_is_symmetric(ctx, packet);
+	bool masquerade = policy_masquerades(settings, &arrival->service, backend, asker);
+
+	verdict = flow_open(settings, &packet->tuple, ctx->ifindex, masquerade, arrival);
+	if (verdict == VERDICT_FLOWS_FULL && packet->tuple.protocol != TCP && !masquerade)
+		return arrive_stateless(packet, backend, to);
+	if (verdict == VERDICT_FLOWS_FULL || verdict == VERDICT_CROWDED)
+		return verdict;
+	flow = flow_find(&packet->tuple);
+	if (!flow)
+		return VERDICT_FLOWS_FULL;
+	follow(packet, flow, to);
+	return verdict;
+}
+
+static __always_inline enum verdict arrive_anew(struct __sk_buff *ctx,
+						const struct packet *packet, struct tuple *to)
+{
+	struct settings *settings = settings_read();
+	struct arrival *arrival = arrival_here();
+	struct asker asker = { .address = packet->tuple.source };
+	enum verdict verdict;
+
+	if (!settings || !arrival)
+		return VERDICT_PASSED;
+	asker.pod = asker_is_pod(ctx, settings, &asker.address);
+	verdict = arrive_choose(packet, &asker, arrival);
+	if (verdict == VERDICT_PASSED)
+		return arrive_beside(packet, settings, ctx->ifindex, arrival, to);
+	if (verdict != VERDICT_TRANSLATED)
+		return verdict;
+	return arrive_open(ctx, packet, settings, &asker, arrival, to);
+}
+
+/* Decides about a packet; one that is to be rewritten becomes to. */
+static __always_inline enum verdict arrive(struct __sk_buff *ctx, const struct packet *packet,
+					   struct tuple *to)
+{
+	struct flow *flow = flow_find(&packet->tuple);
+
+	if (flow && beside_elsewhere(flow, ctx->ifindex))
+		return VERDICT_PASSED;
+	if (flow && flow_goes_on(packet, flow)) {
+		follow(packet, flow, to);
+		return VERDICT_FOLLOWED;
+	}
+	if (!packet->opens)
+		return VERDICT_PASSED;
+	if (flow)
+		flow_close(&packet->tuple, flow);
+	return arrive_anew(ctx, packet, to);
+}
+
+#endif

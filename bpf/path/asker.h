@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* What can be known of who sent a packet, at the device where it came in. */
+#ifndef EBPFLB_PATH_ASKER_H
+#define EBPFLB_PATH_ASKER_H
+
+#include "net/packet.h"
+#include "path/policy.h"
+
+#define FAMILY_V4 2
+#define FAMILY_V6 10
+
+/* The detect-local modes (kube-proxy.md 5.2): by prefix or by the device. */
+static __always_inline bool asker_is_pod(struct __sk_buff *ctx, const struct settings *settings,
+					 const struct address *address)
+{
+	__u32 ifindex = ctx->ifindex;
+	struct device *device;
+
+	if (!(settings->flags & SETTING_DETECT_LOCAL))
+		return false;
+	if (prefix_has(&settings->pods_v4, address) || prefix_has(&settings->pods_v6, address))
+		return true;
+	device = LOOKUP(struct device, devices, &ifindex);
+	return device && device->flags & DEVICE_PODS;
+}
+
+/* Whether what is sent to the asker leaves by this device: then its answers pass here too. */
+static __always_inline bool asker_is_symmetric(struct __sk_buff *ctx, const struct packet *packet)
+{
+	struct bpf_fib_lookup way = { .family = packet->v6 ? FAMILY_V6 : FAMILY_V4,
+				      .ifindex = ctx->ifindex };
+	long answer;
+
+	if (packet->v6) {
+		__builtin_memcpy(way.ipv6_src, &packet->tuple.destination, 16);
+		__builtin_memcpy(way.ipv6_dst, &packet->tuple.source, 16);
+	} else {
+		way.ipv4_src = packet->tuple.destination.word[3];
+		way.ipv4_dst = packet->tuple.source.word[3];
+	}
+	answer = bpf_fib_lookup(ctx, &way, sizeof(way), 0);
+	return (answer == BPF_FIB_LKUP_RET_SUCCESS || answer == BPF_FIB_LKUP_RET_NO_NEIGH) &&
+	       way.ifindex == ctx->ifindex;
+}
+
+#endif

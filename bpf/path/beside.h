@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * A connection that asks for no frontend, but would look like one of ours: its client has another
+ * to the same endpoint, by a frontend and from the same port. It gets another port there. (Of UDP
+ * every packet would have to be looked at; there the answers go to the flow by the frontend.)
+ */
+#ifndef EBPFLB_PATH_BESIDE_H
+#define EBPFLB_PATH_BESIDE_H
+
+#include "path/follow.h"
+#include "path/open.h"
+
+/*
+ * On a bridge, what its port has translated comes by again, and looks like the connection beside.
+ * So that is of the device where its packets come in; it alone has no service.
+ */
+static __always_inline bool beside_elsewhere(const struct flow *flow, __u32 ifindex)
+{
+	return !flow->service && flow->flags & FLOW_REQUEST && flow->ifindex != ifindex;
+}
+
+static __always_inline enum verdict arrive_beside(const struct packet *packet,
+						  const struct settings *settings, __u32 ifindex,
+						  struct arrival *arrival, struct tuple *to)
+{
+	struct flow *flow;
+
+	arrival->back = tuple_reverse(&packet->tuple, HOOK_EGRESS);
+	flow = flow_find(&arrival->back);
+	if (packet->tuple.protocol == UDP || !flow || flow->ifindex != ifindex)
+		return VERDICT_PASSED;
+	arrival->backend = (struct backend){ .address = packet->tuple.destination,
+					     .port = packet->tuple.destination_port };
+	enum verdict verdict = flow_open(settings, &packet->tuple, ifindex, false, arrival);
+
+	flow = flow_find(&packet->tuple);
+	if (flow)
+		follow(packet, flow, to);
+	return verdict;
+}
+
+#endif

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * Only the first fragment of a datagram has ports. It tells them for the others, if it was
+ * translated itself; others that come before it, or too late, are left alone. Ids come round
+ * again, so the first fragment of any datagram ends what was known of the id.
+ */
+#ifndef EBPFLB_PATH_FRAGMENT_H
+#define EBPFLB_PATH_FRAGMENT_H
+
+#include "maps.h"
+#include "net/packet.h"
+
+#define REASSEMBLY 30000000000ULL	/* ns; what Linux waits for the rest (ipfrag_time) */
+
+static __always_inline struct datagram datagram_of(const struct packet *packet)
+{
+	return (struct datagram){ .source = packet->tuple.source,
+				  .destination = packet->tuple.destination,
+				  .id = packet->id,
+				  .protocol = packet->tuple.protocol,
+				  .hook = packet->tuple.hook };
+}
+
+/* Called of a first fragment, with the tuple that the hook saw. */
+static __always_inline void fragment_learn(const struct packet *packet, bool translated)
+{
+	struct datagram datagram = datagram_of(packet);
+	struct ports ports = { .seen = bpf_ktime_get_ns(),
+			       .source_port = packet->tuple.source_port,
+			       .destination_port = packet->tuple.destination_port };
+
+	if (translated)
+		bpf_map_update_elem(MAP(fragments), &datagram, &ports, BPF_ANY);
+	else
+		bpf_map_delete_elem(MAP(fragments), &datagram);
+}
+
+/* Completes the tuple of a later fragment, if its first one was translated. */
+static __always_inline bool fragment_follow(struct packet *packet)
+{
+	struct datagram datagram = datagram_of(packet);
+	struct ports *ports = LOOKUP(struct ports, fragments, &datagram);
+
+	if (!ports || bpf_ktime_get_ns() > ports->seen + REASSEMBLY)
+		return false;
+	packet->tuple.source_port = ports->source_port;
+	packet->tuple.destination_port = ports->destination_port;
+	return true;
+}
+
+#endif

@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * A packet's way out: its flow, given a source of this node where it is masqueraded; at egress
+ * sources are rewritten. What the node itself sends to a frontend has been translated at its
+ * socket; what was not, because it may not be, ends here.
+ */
+#ifndef EBPFLB_PATH_LEAVE_H
+#define EBPFLB_PATH_LEAVE_H
+
+#include "path/follow.h"
+#include "path/masquerade.h"
+
+static __always_inline enum verdict leave_for(const struct packet *packet,
+					      const struct service *service)
+{
+	const struct range *range = policy_confines(service, true) ? &service->local
+								   : &service->cluster;
+
+	if (!policy_admits(service, &packet->tuple.source))
+		return VERDICT_FORBIDDEN;
+	if (!range->size && service->flags & SERVICE_ENDPOINTS)
+		return VERDICT_NOT_HERE;
+	return VERDICT_PASSED;
+}
+
+static __always_inline enum verdict leave_from_node(const struct packet *packet)
+{
+	struct frontend to = { .address = packet->tuple.destination,
+			       .port = packet->tuple.destination_port,
+			       .protocol = packet->tuple.protocol };
+	struct service service;
+
+	if (!packet->opens)
+		return VERDICT_PASSED;
+	if (service_read(&to, &service) == FOUND)
+		return leave_for(packet, &service);
+	if (policy_unserved(&to.address) == VERDICT_UNALLOCATED)
+		return VERDICT_UNALLOCATED;
+	return VERDICT_PASSED;
+}
+
+static __always_inline enum verdict leave_masqueraded(struct __sk_buff *ctx,
+						      const struct packet *packet,
+						      struct flow *pending,
+						      struct tuple *to)
+{
+	struct settings *settings = settings_read();
+	enum verdict verdict;
+	struct flow *flow;
+
+	if (!settings)
+		return VERDICT_CROWDED;
+	verdict = masquerade(ctx, packet, settings, pending);
+	flow = flow_find(&packet->tuple);
+	if (verdict == VERDICT_CROWDED || !flow || !flow->port)
+		return VERDICT_CROWDED;
+	follow(packet, flow, to);
+	return verdict;
+}
+
+/* Decides about a packet; one that is to be rewritten becomes to. */
+static __always_inline enum verdict leave(struct __sk_buff *ctx, const struct packet *packet,
+					  struct tuple *to)
+{
+	struct flow *flow = flow_find(&packet->tuple);
+
+	if (!flow)
+		return ctx->ingress_ifindex ? VERDICT_PASSED : leave_from_node(packet);
+	if (!flow->port)
+		return leave_masqueraded(ctx, packet, flow, to);
+	follow(packet, flow, to);
+	return VERDICT_FOLLOWED;
+}
+
+#endif

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The structs of bpf(2), from uapi/linux/bpf.h: one for each command, and what it answers.
+
+Each is as long as its command needs, answers included: the kernel writes those at their offset
+whatever length it was told (the revision of a query, for one). The rest it takes as zero.
+"""
+
+from cffi import FFI
+
+ffi = FFI()
+ffi.cdef("""
+long syscall(long number, int command, void *attr, unsigned int size);
+struct map_create { uint32_t kind, key_size, value_size, entries, flags, inner, numa;
+    char name[16]; };
+struct element { uint32_t map, pad; uint64_t key, value, flags; };
+struct batch { uint64_t in, out, keys, values; uint32_t count, map;
+    uint64_t element_flags, flags; };
+struct prog_load { uint32_t kind, count; uint64_t code, license; uint32_t log_level, log_size;
+    uint64_t log; uint32_t version, flags; char name[16]; uint32_t ifindex, attach; };
+struct object { uint64_t path; uint32_t fd, flags; };
+struct info { uint32_t fd, size; uint64_t out; };
+struct link_create { uint32_t program, target, attach, flags; };
+struct link_update { uint32_t link, program, flags, old; };
+struct query { uint32_t target, attach, flags, attach_flags; uint64_t ids; uint32_t count, pad;
+    uint64_t id_flags, links, link_flags, revision; };
+struct by_id { uint32_t id, next, flags; };
+struct map_info { uint32_t kind, id, key_size, value_size, entries, flags; char name[16]; };
+struct prog_info { uint32_t kind, id; uint8_t tag[8]; uint32_t jited_size, xlated_size;
+    uint64_t jited, xlated, load_time; uint32_t uid, map_count; uint64_t maps; char name[16];
+    uint32_t ifindex, bits; uint64_t device, inode; uint32_t symbols, lengths;
+    uint64_t symbol, length; uint32_t btf, function_size; uint64_t function;
+    uint32_t functions, lines; uint64_t line, jited_line;
+    uint32_t jited_lines, line_size, jited_line_size, tags; uint64_t tag_list,
+    run_time, run_count; };
+struct link_info { uint32_t kind, id, program, pad; uint64_t cgroup; uint32_t attach, pad2; };
+struct tcx_info { uint32_t kind, id, program, pad, ifindex, attach; };
+""")

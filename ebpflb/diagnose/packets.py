@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The maps of the packet path as rows, and the settings, most of which are for it."""
+
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ebpflb.datapath.layout import address_bytes
+from ebpflb.datapath.records import Datagram, Ports
+from ebpflb.datapath.sweep import PROTOCOLS
+from ebpflb.diagnose.content import Content, Row, endpoint, host_port, seconds_since
+from ebpflb.model.addresses import Address
+from ebpflb.model.services import Protocol
+from ebpflb.plan.entries import Device, Prefix, ServiceRange, SourceRange
+from ebpflb.plan.flows import Flow, Hook, Tuple
+
+_SERVICE_BITS = 32  # of a source range's length
+_SO_NETNS_COOKIE = 71
+
+
+def _flows(name: str) -> Callable[[Content], list[Row]]:
+    """The entries of each flow stand together, the oldest flow first."""
+
+    def rows(content: Content) -> list[Row]:
+        entries: list[tuple[Tuple, Flow]] = list(content.maps[name].items())
+        entries.sort(key=lambda e: (e[1].created, "request" not in e[1].flags, e[0].hook))
+        backends = content.backends()
+        return [
+            {
+                **_ends(key, host_port(key.source, key.source_port)),
+                "destination": host_port(key.destination, key.destination_port),
+                "rewritten": _rewritten(key, flow),
+                "service": content.service(flow.service),
+                "endpoint": endpoint(backends, flow.backend),
+                "state": " ".join(sorted(flow.flags)),
+                "age_seconds": seconds_since(flow.created),
+                "idle_seconds": seconds_since(flow.last_seen),
+            }
+            for key, flow in entries
+        ]
+
+    return rows
+
+
+def _ends(key: Tuple | Datagram, source: str) -> Row:
+    hook, protocol = Hook(key.hook).name.lower(), Protocol(key.protocol).name
+    return {"hook": hook, "protocol": protocol, "source": source}
+
+
+def _rewritten(key: Tuple, flow: Flow) -> str:
+    ends = "destination", "source"
+    here, there = ends if key.hook == Hook.INGRESS else reversed(ends)
+    if not flow.port:
+        return f"{here} not chosen yet"
+    also = f", {there} port := {flow.other_port}" if flow.other_port else ""
+    return f"{here} := {host_port(flow.address, flow.port)}{also}"
+
+
+def _fragments(content: Content) -> list[Row]:
+    entries: list[tuple[Datagram, Ports]] = list(content.maps["fragments"].items())
+    return [
+        {
+            **_ends(key, str(key.source)),
+            "destination": str(key.destination),
+            "id": key.id,
+            "source_port": ports.source_port,
+            "destination_port": ports.destination_port,
+            "idle_seconds": seconds_since(ports.seen),
+        }
+        for key, ports in sorted(entries, key=str)
+    ]
+
+
+def _source_ranges(content: Content) -> list[Row]:
+    keys: list[SourceRange] = [key for key, _ in content.maps["source_ranges"].items()]
+    bits = [(key, key.length - _SERVICE_BITS) for key in keys]
+    found = sorted((content.service(key.service), _cidr(key.address, n)) for key, n in bits)
+    return [{"service": service, "range": cidr} for service, cidr in found]
+
+
+def _service_ranges(content: Content) -> list[Row]:
+    keys: list[ServiceRange] = [key for key, _ in content.maps["service_ranges"].items()]
+    return [{"range": text} for text in sorted(_cidr(key.address, key.length) for key in keys)]
+
+
+def _cidr(address: Address, bits: int) -> str:
+    return f"{address}/{bits - 96 if address.version == 4 else bits}"
+
+
+def _cluster_ips(content: Content) -> list[Row]:
+    services: dict[Address, set[str]] = {}
+    for frontend, service in content.services.items():
+        services.setdefault(frontend.address, set()).add(content.service(service.id))
+    found = sorted((address for address, _ in content.maps["cluster_ips"].items()), key=str)
+    return [
+        {"address": str(at), "services": " ".join(sorted(services.get(at, ())))} for at in found
+    ]
+
+
+def _devices(content: Content) -> list[Row]:
+    entries: list[tuple[int, Device]] = list(content.maps["devices"].items())
+    name = _device if _netns() in (None, content.maps["settings"].get(0).host_netns) else str
+    return [
+        {"device": name(index), "index": index}
+        | {name: _text(value) for name, value in device._asdict().items()}
+        for index, device in sorted(entries)
+    ]
+
+
+def _netns() -> int | None:
+    """The cookie of our network namespace; None where the kernel does not tell (before 5.14)."""
+    with socket.socket() as any_socket:
+        try:
+            cookie = any_socket.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8)
+        except OSError:
+            return None
+    return int.from_bytes(cookie, sys.byteorder)
+
+
+def _device(index: int) -> str:
+    """Its name, in the network namespace of the node."""
+    try:
+        return socket.if_indextoname(index)
+    except OSError:
+        return "gone"
+
+
+def _settings(content: Content) -> list[Row]:
+    settings = content.maps["settings"].get(0)
+    return [{name: _text(value) for name, value in settings._asdict().items()}]
+
+
+def _text(value: Any) -> str | int:
+    """Numbers as they are, flags as words; nothing where no address is meant."""
+    match value:
+        case int():
+            return value
+        case frozenset():
+            return " ".join(sorted(value))
+        case Prefix(address, mask):
+            bits = int.from_bytes(address_bytes(address), "big")
+            return "" if bits & ~int(mask) else _cidr(address, int(mask).bit_count())
+        case _:
+            return "" if value.is_unspecified else str(value)
+
+
+def _flow_stats(content: Content) -> list[Row]:
+    stats = content.maps["flow_stats"]
+    fields = ("made", "ended", "refused")
+    return [
+        {"map": name, **dict(zip(fields, stats.get(number), strict=True))}
+        for number, name in enumerate(PROTOCOLS)
+    ]
+
+
+def _sweeps(content: Content) -> list[Row]:
+    return [
+        {"map": name, **content.maps["sweeps"].get(number)._asdict()}
+        | {"room": content.maps[name].spec.entries}
+        for number, name in enumerate(PROTOCOLS)
+    ]
+
+
+def _allowances(content: Content) -> list[Row]:
+    """When each CPU's was refilled means nothing in sum."""
+    return [{"left": content.maps["allowances"].get(0)[1]}]
+
+
+ROWS: dict[str, Callable[[Content], list[Row]]] = {
+    **{name: _flows(name) for name in PROTOCOLS},
+    "fragments": _fragments,
+    "source_ranges": _source_ranges,
+    "service_ranges": _service_ranges,
+    "cluster_ips": _cluster_ips,
+    "devices": _devices,
+    "settings": _settings,
+    "flow_stats": _flow_stats,
+    "sweeps": _sweeps,
+    "allowances": _allowances,
+}

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Three pod networks, as CNI plugins build them; node N's is 10.244.N.0/24 and fd00:244:N::/64.
+
+Bridge   pods hang on a bridge, cni0; other nodes' pods are routed by way of their node
+Routed   every pod has a route of its own to a veth; nothing but the node answers its neighbours
+Overlay  the bridge; what goes to other nodes' pods travels in VXLAN packets
+"""
+
+from typing import Protocol
+
+from ebpflb.lab.namespaces import Namespace
+from ebpflb.lab.router import NODES, lasting_mac
+
+NETWORKS = ("10.244.0.0/16", "fd00:244::/32")  # of all pods
+
+
+def network(node: int) -> tuple[str, str]:
+    """A node's pod network, of both families."""
+    return f"10.244.{node}.0/24", f"fd00:244:{node}::/64"
+
+
+def addresses(node: int, pod: int) -> tuple[str, str]:
+    return f"10.244.{node}.{pod}", f"fd00:244:{node}::{pod}"
+
+
+class Cni(Protocol):
+    """How one node's pods are connected."""
+
+    def prepare(self, host: Namespace, node: int) -> None:
+        """What the node needs before its first pod."""
+
+    def plug(self, host: Namespace, node: int, pod: Namespace, number: int) -> None:
+        """A pod's eth0, with its addresses and routes."""
+
+    def reach(self, host: Namespace, node: int, other: int) -> None:
+        """The way to another node's pods."""
+
+
+class Bridge:
+    mtu = 1500
+
+    def prepare(self, host: Namespace, node: int) -> None:
+        v4, v6 = addresses(node, 1)
+        host.ip(
+            f"link add cni0 address {lasting_mac(node)} type bridge",
+            "link set cni0 up",
+            f"address add {v4}/24 dev cni0",
+            f"address add {v6}/64 dev cni0",
+        )
+
+    def plug(self, host: Namespace, node: int, pod: Namespace, number: int) -> None:
+        host.ip(
+            f"link add veth{number} type veth peer name eth0 netns {pod.netns}",
+            f"link set veth{number} master cni0 up mtu {self.mtu}",
+        )
+        pod.ip(f"link set eth0 up mtu {self.mtu}")
+        both = zip(addresses(node, number), addresses(node, 1), (24, 64), strict=True)
+        for address, gateway, length in both:
+            pod.ip(
+                f"address add {address}/{length} dev eth0",
+                f"route add default via {gateway} dev eth0",
+            )
+
+    def reach(self, host: Namespace, node: int, other: int) -> None:
+        for there, gateway in zip(network(other), NODES.addresses(other), strict=True):
+            host.ip(f"route add {there} via {gateway}")
+
+
+class Overlay(Bridge):
+    """VXLAN as Flannel has it: nodes are known to each other by the first address of their pods."""
+
+    mtu = 1450
+
+    def reach(self, host: Namespace, node: int, other: int) -> None:
+        here, there = NODES.addresses(node)[0], NODES.addresses(other)[0]
+        host.ip(f"link add vxlan0 type vxlan id 1 local {here} remote {there} dstport 8472")
+        host.ip(f"link set vxlan0 up mtu {self.mtu}")
+        for mine, its, whole in zip(_base(node), _base(other), network(other), strict=True):
+            host.ip(f"address add {mine} dev vxlan0")
+            host.ip(f"route add {whole} via {its} dev vxlan0 onlink")
+
+
+class Routed:
+    """As Calico has it: a pod sees a gateway, and the node answers for it on every veth."""
+
+    gateways = ("169.254.1.1", "fe80::1")
+
+    def prepare(self, host: Namespace, node: int) -> None:
+        """Nothing."""
+
+    def plug(self, host: Namespace, node: int, pod: Namespace, number: int) -> None:
+        veth = f"veth{number}"
+        host.ip(f"link add {veth} type veth peer name eth0 netns {pod.netns}")
+        host.sysctl(f"net.ipv4.conf.{veth}.proxy_arp", 1)
+        host.ip(f"link set {veth} up", f"address add {self.gateways[1]}/64 dev {veth}")
+        pod.ip("link set eth0 up")
+        for address, gateway in zip(addresses(node, number), self.gateways, strict=True):
+            pod.ip(f"address add {address} dev eth0")
+            pod.ip(f"route add default via {gateway} dev eth0 onlink")
+            host.ip(f"route add {address} dev {veth}")
+
+    def reach(self, host: Namespace, node: int, other: int) -> None:
+        Bridge().reach(host, node, other)
+
+
+def _base(node: int) -> tuple[str, str]:
+    return f"10.244.{node}.0", f"fd00:244:{node}::"

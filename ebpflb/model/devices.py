@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The devices of this machine: which of them are served, and as whom traffic leaves by each."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from ebpflb.model import nodes
+from ebpflb.model.addresses import Address, Family
+
+Choice = dict[Family, Address]
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One network device; addresses in the kernel's order."""
+
+    index: int
+    name: str
+    loopback: bool
+    link_header: bool  # packets begin with an Ethernet header
+    master: int  # ifindex of its bridge, bond or VRF; 0: none
+    addresses: tuple[Address, ...]
+    sources: tuple[Address, ...]  # those that traffic may leave from: global, primary, in use
+
+
+Devices = tuple[Device, ...]
+
+
+def check_pattern(pattern: str) -> None:
+    """Raises ValueError, fit to be shown, for what can be no device's name."""
+    bare = pattern.removeprefix("!")
+    if not bare or "/" in bare or any(letter.isspace() for letter in bare):
+        raise ValueError(f'"{pattern}" is no pattern for names of devices')
+
+
+def served(devices: Iterable[Device], patterns: Iterable[str]) -> Devices:
+    """All but loopback, or those that a pattern names; never those named with a leading '!'."""
+    patterns = tuple(patterns)
+    wanted = [p for p in patterns if not p.startswith("!")] or ["*"]
+    unwanted = [p[1:] for p in patterns if p.startswith("!")]
+    return tuple(
+        device
+        for device in devices
+        if not device.loopback and _any(device, wanted) and not _any(device, unwanted)
+    )
+
+
+def sources(devices: Devices, node: Mapping[Family, Address]) -> dict[int, Choice]:
+    """As whom masqueraded traffic leaves by each device, by ifindex; families may be missing.
+
+    A device without an address of its own, such as a bridge's port, borrows its master's, else
+    the node's primary one (see ``primary``).
+    """
+    fallback, known = primary(devices, node), by_index(devices)
+    return {
+        device.index: _first_of(
+            [*(nodes.primary(each.sources) for each in upwards(device, known)), fallback]
+        )
+        for device in devices
+    }
+
+
+def primary(devices: Devices, node: Mapping[Family, Address]) -> Choice:
+    """The Node's own addresses if they are assigned here, else any device's but loopback's."""
+    assigned = {address for device in devices for address in device.addresses}
+    known = {family: address for family, address in node.items() if address in assigned}
+    others = (nodes.primary(device.sources) for device in devices if not device.loopback)
+    return _first_of([known, *others])
+
+
+def by_index(devices: Devices) -> dict[int, Device]:
+    return {device.index: device for device in devices}
+
+
+def upwards(device: Device, known: Mapping[int, Device]) -> list[Device]:
+    """The device, its master, and so on."""
+    chain = [device]
+    while (master := known.get(chain[-1].master)) and master not in chain:
+        chain.append(master)
+    return chain
+
+
+def _first_of(choices: Iterable[Choice]) -> Choice:
+    merged: Choice = {}
+    for choice in choices:
+        merged = choice | merged
+    return merged
+
+
+def _any(device: Device, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(device.name, pattern) for pattern in patterns)

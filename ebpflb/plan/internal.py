@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cluster IPs that frontends stand for, and what map cluster_ips must gain and lose for them.
+
+A cluster IP is there as long as a frontend of it is, whatever the port and whoever owns it: what
+one service drops and another takes up in the same plan is not written at all. The span holds
+every one that ever was there, and so can be written before them.
+"""
+
+from collections.abc import Iterable
+
+from ebpflb.model.addresses import Address
+from ebpflb.plan.entries import Frontend, Service
+from ebpflb.plan.spans import Span
+
+
+class ClusterIps:
+    """``held`` is what the map holds already."""
+
+    def __init__(self, held: Iterable[Address] = ()) -> None:
+        self.span = Span()
+        self.frontends: set[Frontend] = set()
+        self.counts: dict[Address, int] = {}  # of frontends
+        self.held_before = dict.fromkeys(held, True)  # of each that may have come or gone
+
+    def lead(self, frontend: Frontend, service: Service | None) -> None:
+        """The frontend leads to this service from now on, or to none."""
+        internal = service is not None and "external" not in service.flags
+        if internal == (frontend in self.frontends):
+            return
+        if internal:
+            self.frontends.add(frontend)
+            self._count_up(frontend.address)
+        else:
+            self.frontends.remove(frontend)
+            self._count_down(frontend.address)
+
+    def settle(self) -> tuple[list[Address], list[Address]]:
+        """What the map must gain and what it must lose since the last time."""
+        changed, self.held_before = self.held_before, {}
+        gained = [ip for ip, held in changed.items() if not held and ip in self.counts]
+        return gained, [ip for ip, held in changed.items() if held and ip not in self.counts]
+
+    def _count_up(self, address: Address) -> None:
+        count = self.counts.get(address, 0)
+        self.counts[address] = count + 1
+        if not count:
+            self.held_before.setdefault(address, False)
+            self.span.add(address)
+
+    def _count_down(self, address: Address) -> None:
+        self.counts[address] -= 1
+        if not self.counts[address]:
+            self.held_before.setdefault(address, True)
+            del self.counts[address]

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The corridor again: what the machine and its Node say, down to maps, settings and devices."""
+
+from dataclasses import replace
+from ipaddress import ip_address, ip_network
+from typing import Any
+
+import pytest
+
+from ebpflb.errors import CompileError, KernelError
+from ebpflb.lab import objects
+from ebpflb.model.devices import Device
+from ebpflb.model.events import Kind
+from ebpflb.model.locality import Detector, Mode
+from ebpflb.node import ports
+from ebpflb.node.devices import DevicesChanged
+from ebpflb.plan import entries
+from ebpflb.plan.spans import prefix_of
+from ebpflb.settings import Settings
+from tests.agent.fakes import Stage, changed, listed, service, slices
+
+V4, POD = ip_address("192.0.2.1"), ip_address("192.0.2.2")
+LO = Device(1, "lo", True, True, 0, (ip_address("127.0.0.1"),), ())
+ETH = Device(2, "eth0", False, True, 0, (V4,), (V4,))
+BRIDGE = Device(3, "cni0", False, True, 0, (POD,), (POD,))
+PORT = Device(4, "veth1", False, True, 3, (), ())
+SERVICES = listed(Kind.SERVICE, service("a", "10.96.0.1"))
+SLICES = listed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.1"))
+NODE = objects.node("node-1", str(V4)) | {"spec": {"podCIDRs": ["10.244.1.0/24"]}}
+NODES = listed(Kind.NODE, NODE)
+
+
+def here(*devices: Device) -> DevicesChanged:
+    return DevicesChanged((LO, *devices))
+
+
+def start(stage: Stage, **chosen: Any) -> Stage:
+    """A started stage on which everything has been listed."""
+    stage.settings = replace(stage.settings, **chosen)
+    stage.start()
+    stage.say(here(ETH, BRIDGE), SERVICES, SLICES, NODES)
+    return stage
+
+
+def test_settings_first(stage: Stage) -> None:
+    """The settings, span and all, are written before the first service."""
+    start(stage)
+    (settings,) = stage.datapath.settings_at_plans
+    assert settings == stage.datapath.settings
+    assert settings["span_v4"] == prefix_of(ip_network("10.96.0.1/32"))
+    assert (settings["first_port"], settings["last_port"]) == (20000, 29999)
+    assert settings["node_v4"] == V4
+
+
+def test_span_grows_first(stage: Stage) -> None:
+    """A service outside the span is written after a span that holds it."""
+    start(stage)
+    stage.say(changed(Kind.SERVICE, service("b", "10.96.0.2")))
+    settings = stage.datapath.settings_at_plans[-1]
+    assert settings["span_v4"] == prefix_of(ip_network("10.96.0.0/30"))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "flags"),
+    [
+        ({}, {"guard_nodeports"}),
+        ({"guard_nodeports": False}, set()),
+        ({"masquerade_all": True}, {"guard_nodeports", "masquerade_all"}),
+        ({"masquerade_local_backends": True}, {"guard_nodeports", "masquerade_here"}),
+    ],
+)
+def test_flags(stage: Stage, chosen: dict[str, bool], flags: set[str]) -> None:
+    """The operator's choices are written as flags."""
+    assert start(stage, **chosen).datapath.settings["flags"] == flags
+
+
+def test_node_cidr(stage: Stage) -> None:
+    """In mode NodeCIDR the Node says who its pods are, and may change its mind."""
+    start(stage, detector=Detector(Mode.NODE_CIDR))
+    assert stage.datapath.settings["pods_v4"] == prefix_of(ip_network("10.244.1.0/24"))
+    assert "detect_local" in stage.datapath.settings["flags"]
+    stage.say(changed(Kind.NODE, NODE | {"spec": {}}))
+    assert stage.datapath.settings["pods_v4"] == entries.NO_PREFIX
+    assert "detect_local" not in stage.datapath.settings["flags"]
+
+
+def test_devices(stage: Stage) -> None:
+    """All devices but loopback are served, after the sockets, and known by their addresses."""
+    start(stage)
+    assert stage.datapath.served == [(ETH, BRIDGE)]
+    assert {index: device.v4 for index, device in stage.datapath.held["devices"].items()} == {
+        2: V4,
+        3: POD,
+    }
+
+
+def test_waits_for_every_list(stage: Stage) -> None:
+    """No device is touched before every list is complete."""
+    stage.start()
+    stage.say(here(ETH), SERVICES)
+    assert not stage.datapath.served
+    assert not stage.datapath.held
+
+
+def test_devices_follow(stage: Stage) -> None:
+    """A device that comes is served; what the cluster says makes nobody look at devices again."""
+    start(stage)
+    stage.say(changed(Kind.SERVICE, service("b", "10.96.0.2")))
+    assert len(stage.datapath.served) == 1
+    stage.say(here(ETH, BRIDGE, PORT))
+    assert stage.datapath.served[1:] == [(ETH, BRIDGE, PORT)]
+    assert stage.datapath.held["devices"][4].v4 == POD
+    assert len(stage.datapath.attached) == 1
+
+
+def test_patterns(stage: Stage) -> None:
+    """Only devices that the operator wants are served."""
+    start(stage, devices=("!cni*",))
+    assert stage.datapath.served == [(ETH,)]
+    assert stage.datapath.held["devices"].keys() == {2}
+
+
+def test_pods_devices(stage: Stage) -> None:
+    """In mode BridgeInterface a new port of the bridge is a pod's."""
+    start(stage, detector=Detector(Mode.BRIDGE, bridge="cni0"))
+    stage.say(here(ETH, BRIDGE, PORT))
+    flags = {index: device.flags for index, device in stage.datapath.held["devices"].items()}
+    assert flags == {2: frozenset(), 3: {"pods"}, 4: {"pods"}}
+    assert "detect_local" in stage.datapath.settings["flags"]
+
+
+def test_device_fails(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    """A device that cannot be served is named in log and status, and tried again."""
+    stage.datapath.unattached = [{"eth0": "no room"}] * 2
+    start(stage)
+    stage.until(lambda words: not words.unattached)
+    assert len(stage.datapath.served) == 3
+    lines = [r.getMessage() for r in caplog.records if "eth0" in r.getMessage()]
+    assert lines == ["device eth0: no room; its packets are not served"]
+
+
+def test_old_programs(stage: Stage) -> None:
+    """Where old programs keep serving, what they have at the devices is left alone."""
+    stage.datapath.compile_error, stage.datapath.hooked = CompileError("no clang"), True
+    start(stage)
+    stage.say(here(ETH, BRIDGE, PORT))
+    assert not stage.datapath.served
+    assert 4 in stage.datapath.held["devices"]
+
+
+def test_service_ranges(stage: Stage) -> None:
+    """Ranges are written when they are known, and only then; the span holds them too."""
+    start(stage)
+    assert "service_ranges" not in stage.datapath.held
+    stage.say(listed(Kind.SERVICE_CIDR, objects.service_cidr("10.96.0.0/16")))
+    written = {entries.ServiceRange(112, ip_address("10.96.0.0")): 1}
+    assert stage.datapath.held["service_ranges"] == written
+    assert stage.datapath.settings["span_v4"] == prefix_of(ip_network("10.96.0.0/16"))
+    stage.say(listed(Kind.SERVICE_CIDR))
+    assert stage.datapath.held["service_ranges"] == {}
+
+
+def test_after_a_failed_write(stage: Stage) -> None:
+    """A planner that starts over still covers the ranges."""
+    start(stage)
+    stage.say(listed(Kind.SERVICE_CIDR, objects.service_cidr("10.96.0.0/16")))
+    stage.datapath.failures = [KernelError("map update", 7, "full")]
+    stage.say(changed(Kind.SERVICE, service("b", "10.96.0.2")))
+    stage.until(lambda words: not words.failed)
+    assert stage.datapath.settings["span_v4"] == prefix_of(ip_network("10.96.0.0/16"))
+
+
+def test_nodeport_addresses(stage: Stage) -> None:
+    """NodePorts are served on the Node's address where it is assigned here."""
+    start(stage)
+    assert stage.datapath.held["node_addresses"] == {V4: 1}
+    stage.say(changed(Kind.NODE, objects.node("node-1", str(POD))))
+    assert stage.datapath.held["node_addresses"] == {POD: 1}
+
+
+def test_reserved_ports(stage: Stage) -> None:
+    """The ports that we masquerade with are kept from the host; if not, the status says so."""
+    start(stage, masquerade_ports=(30, 39))
+    assert ports.RESERVED.read_text() == "30-39\n"
+    assert stage.words.unreserved is None
+    stage.stop()
+    ports.RESERVED.unlink()
+    stage.start()
+    stage.say()
+    assert stage.words.unreserved == f"{ports.RESERVED}: No such file or directory"
+
+
+def test_default_ports() -> None:
+    """The default range leaves the usual NodePorts alone."""
+    default = Settings.__dataclass_fields__["masquerade_ports"].default
+    assert default == (20000, 29999)

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ebpflb flows`: from the pins alone, by service and by client, and away with them."""
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+import yaml
+
+from ebpflb.datapath.maps import Map
+from ebpflb.datapath.state import BPFFS, State
+from ebpflb.lab.agents import wait_until
+from ebpflb.model.addresses import Family
+from ebpflb.model.services import PortName, Protocol
+from ebpflb.plan.entries import BackendName
+from tests.cli.conftest import Ebpflb
+from tests.network.cluster import NODEPORT, Cluster, at, web
+from tests.plan.flow_builders import Made
+
+FLOWS = (Made(1), Made(2, masqueraded=True), Made(3, Protocol.UDP))
+CLIENT = "198.51.100.7"
+
+
+@pytest.fixture
+def maps() -> Iterator[dict[str, Map]]:
+    """Pinned maps with a service and its flows; no agent."""
+    made = State(BPFFS / f"ebpflb-test-{os.getpid()}-flows")
+    made.prepare()
+    opened = made.open_maps()
+    now = time.monotonic_ns()
+    for flow in FLOWS:
+        entries = flow.plain().items()
+        table = opened["tcp_flows" if flow.protocol == Protocol.TCP else "other_flows"]
+        table.write([(key, value._replace(last_seen=now, created=now)) for key, value in entries])
+    name = PortName("default", "web", "tcp", Protocol.TCP, Family.IPV4)
+    opened["service_names"].write([(7, name)])
+    opened["backend_names"].write([(21, BackendName("node-1", "web-1"))])
+    yield opened
+    for each in opened.values():
+        each.close()
+    made.remove()
+
+
+@pytest.fixture
+def pins(maps: dict[str, Map]) -> list[str]:
+    return ["--state-dir", str(BPFFS / f"ebpflb-test-{os.getpid()}-flows")]
+
+
+def test_table(ebpflb: Ebpflb, pins: list[str]) -> None:
+    """Each flow is a line with both its directions, and names for numbers."""
+    done = ebpflb("flows", "list", *pins)
+    assert (done.status, done.err) == (0, "")
+    (line,) = [line for line in done.out.splitlines() if "10.96.0.2:80" in line]
+    for words in ("default/web:tcp/TCP", f"{CLIENT}:3002", "10.244.1.11:8080", "web-1", "node-1"):
+        assert words in line
+    assert "10.244.1.11:8080 > 192.0.2.1:61002" in line
+
+
+def test_json_and_yaml(ebpflb: Ebpflb, pins: list[str]) -> None:
+    """Both hold a list of flows."""
+    said = json.loads(ebpflb("flows", "list", *pins, "-o", "json").out)
+    assert [flow["protocol"] for flow in said] == ["TCP", "TCP", "UDP"]
+    again = yaml.safe_load(ebpflb("flows", "list", *pins, "-o", "yaml").out)
+    assert [flow["client"] for flow in again] == [flow["client"] for flow in said]
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        (["--service", "default/web"], 3),
+        (["--service", "default/never"], 0),
+        (["--client", CLIENT], 3),
+        (["--client", "2001:db8::1"], 0),
+        (["--service", "default/web", "--client", "198.51.100.8"], 0),
+    ],
+)
+def test_choice(ebpflb: Ebpflb, pins: list[str], words: list[str], count: int) -> None:
+    """Options narrow it down; nothing found is no error."""
+    done = ebpflb("flows", "list", *words, *pins, "-o", "json")
+    assert (done.status, len(json.loads(done.out))) == (0, count)
+    flushed = ebpflb("flows", "flush", *words, *pins)
+    assert (flushed.status, flushed.out.split()[2]) == (0, str(count))
+
+
+def test_flush(ebpflb: Ebpflb, pins: list[str], maps: dict[str, Map]) -> None:
+    """It says how many went, and they are gone."""
+    assert ebpflb("flows", "flush", *pins).out == "flows flushed: 3 (8 entries)\n"
+    assert not [*maps["tcp_flows"].items(), *maps["other_flows"].items()]
+    assert "no entries" in ebpflb("flows", "list", *pins).out
+
+
+@pytest.mark.parametrize("command", ["list", "flush"])
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--client", "198.51.100.256"], '"198.51.100.256" is no IP address'),
+        (["--service", "web"], '"web" is not NAMESPACE/NAME'),
+        (["--service", "a/b/c"], '"a/b/c" is not NAMESPACE/NAME'),
+    ],
+)
+def test_usage(ebpflb: Ebpflb, command: str, words: list[str], reason: str) -> None:
+    """What cannot be meant is a usage error that names the option."""
+    done = ebpflb("flows", command, *words)
+    assert (done.status, done.out) == (2, "")
+    assert reason in done.err
+    assert words[0] in done.err
+
+
+@pytest.mark.parametrize("command", ["list", "flush"])
+def test_no_maps(ebpflb: Ebpflb, nowhere: list[str], command: str) -> None:
+    """Where there are no maps, one line says so."""
+    done = ebpflb("flows", command, *nowhere[:2])
+    assert (done.status, done.out, done.err.count("\n")) == (1, "", 1)
+    assert done.err.startswith("ebpflb: no maps of this version in /sys/fs/bpf/ebpflb-never")
+
+
+def test_real_flow(ebpflb: Ebpflb, cluster: Cluster, state: list[str]) -> None:
+    """A client outside is seen at its NodePort: opened, closed, and gone when it is flushed."""
+    cluster.publish(web(at(cluster.web[0]), nodeport=NODEPORT))
+    outside = cluster.lab.outside("outside", 9)
+
+    def seen() -> dict[str, str]:
+        words = ("--client", outside.v4, *state, "-o", "json")
+        (found,) = json.loads(ebpflb("flows", "list", *words).out)
+        return found
+
+    stream = cluster.sockets(outside).open(socket.AF_INET, socket.SOCK_STREAM)
+    stream.connect((cluster.node.v4, NODEPORT))
+    assert stream.recv(64)
+    flow = seen()
+    assert (flow["service"], flow["pod"], flow["state"]) == ("default/web:tcp/TCP", "web-1", "open")
+    assert flow["frontend"] == f"{cluster.node.v4}:{NODEPORT}"
+    stream.close()
+    wait_until("both sides have closed", lambda: seen()["state"] == "closed")
+    flushed = ebpflb("flows", "flush", "--client", outside.v4, *state)
+    assert flushed.out == "flows flushed: 1 (2 entries)\n"
+
+
+def test_swept(cluster: Cluster) -> None:
+    """A running agent sweeps what nobody has used for long."""
+    old = Made(1).plain()
+    ago = time.monotonic_ns() - 31_000_000_000
+    words = frozenset({"seen", "fin"})
+    entries = [(key, f._replace(last_seen=ago, flags=f.flags | words)) for key, f in old.items()]
+    cluster.maps["tcp_flows"].write(entries)
+    flows = cluster.maps["tcp_flows"]
+    wait_until("the flow is swept", lambda: not any(flows.get(key) for key in old))

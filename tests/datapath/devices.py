@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices in a network namespace of the test's own, and what the kernel says is attached there."""
+
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from pyroute2 import netns
+
+from ebpflb.datapath import kernel, tcx
+from ebpflb.datapath.devices import Attachments
+from ebpflb.datapath.programs import SCHED_CLS, Program
+from ebpflb.datapath.state import State
+from ebpflb.model.devices import Devices, served
+from ebpflb.node import devices
+
+GO_ON, DROP = -1, 2  # TC_ACT_UNSPEC, TC_ACT_SHOT
+ENDS = ("ingress", "egress")
+ALL = {"v0", "w0", "br0", "tun0"}
+NONE: dict[str, list[int]] = {"ingress": [], "egress": []}
+
+has_tcx = tcx.works  # some tests pretend that it has not
+
+Agent = Callable[..., Attachments]
+At = Callable[[str], dict[str, list[int]]]
+
+
+class Namespace:
+    """``run`` takes a command line; the calling thread is in the namespace."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def run(self, words: str) -> str:
+        enter = ["nsenter", f"--net=/run/netns/{self.name}", "--"]
+        done = subprocess.run([*enter, *words.split()], capture_output=True, text=True, check=True)
+        return done.stdout
+
+    def served(self, *patterns: str) -> Devices:
+        return served(devices.current().devices, patterns)
+
+    def index(self, name: str) -> int:
+        return next(d.index for d in devices.current().devices if d.name == name)
+
+    def tcx(self, name: str) -> dict[str, list[int]]:
+        """End -> ids of the programs there by tcx, in their order."""
+        index = self.index(name)
+        return {end: kernel.query(index, tcx.POINTS[end]) for end in ENDS}
+
+    def filters(self, name: str) -> dict[str, list[int]]:
+        """End -> ids of the programs there by clsact, in their order."""
+        shown = {end: self.run(f"tc filter show dev {name} {end}") for end in ENDS}
+        return {
+            end: [int(i) for i in re.findall(r" id (\d+)", text)] for end, text in shown.items()
+        }
+
+    def has_clsact(self, name: str) -> bool:
+        return "clsact" in self.run(f"tc qdisc show dev {name}")
+
+
+@contextmanager
+def entered(name: str) -> Iterator[Namespace]:
+    """A fresh one with the veth v0 and w0, the bridge br0, whose port is v0, and tun0."""
+    netns.create(name)
+    netns.pushns(name)
+    made = Namespace(name)
+    try:
+        for words in (
+            "link add v0 type veth peer name w0",
+            "link add br0 type bridge",
+            "link set v0 master br0",
+            "tuntap add tun0 mode tun",
+        ):
+            made.run(f"ip {words}")
+        yield made
+    finally:
+        netns.popns()
+        netns.remove(name)
+
+
+def program(name: str, verdict: int = GO_ON) -> Program:
+    """One that returns the verdict for every packet."""
+    code = bytes([0xB7, 0, 0, 0]) + verdict.to_bytes(4, "little", signed=True)
+    code += bytes([0x95, *bytes(7)])
+    return Program(
+        name, kernel.prog_load(name=name, kind=SCHED_CLS, attach=0, code=code, log=None), 0
+    )
+
+
+def pair(verdict: int = GO_ON) -> list[Program]:
+    return [program(end, verdict) for end in ENDS]
+
+
+def ids(programs: list[Program]) -> dict[str, list[int]]:
+    return {p.name: [number(p)] for p in programs}
+
+
+def number(one: Program) -> int:
+    return int(kernel.info(one.fd, "prog_info").id)
+
+
+def close(programs: list[Program]) -> None:
+    for one in programs:
+        os.close(one.fd)
+
+
+def with_clsact(
+    ns: Namespace, device: str, one: Program, *, priority: int, handle: int = 1
+) -> None:
+    """Another agent's filter at ingress, by tc."""
+    path = f"/sys/fs/bpf/{ns.name}-stranger"
+    kernel.pin(one.fd, path)
+    try:
+        if not ns.has_clsact(device):
+            ns.run(f"tc qdisc add dev {device} clsact")
+        place = f"dev {device} ingress prio {priority} handle {handle}"
+        ns.run(f"tc filter add {place} bpf object-pinned {path} direct-action")
+    finally:
+        os.unlink(path)
+
+
+def home_of(made: Attachments) -> State:
+    return State(made.way.folder.parent)  # type: ignore[attr-defined]

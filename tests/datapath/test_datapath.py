@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node's maps and programs together: small maps that are held equal, and both variants."""
+
+import os
+from collections.abc import Iterator
+from ipaddress import ip_address, ip_network
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebpflb.datapath import compiler, devices, kernel
+from ebpflb.datapath.clsact import Clsact
+from ebpflb.datapath.datapath import Datapath
+from ebpflb.datapath.state import State
+from ebpflb.errors import CompileError
+from ebpflb.plan.entries import Device, ServiceRange
+from ebpflb.plan.spans import prefix_of, service_range
+from tests.datapath.devices import ENDS, Namespace, entered
+from tests.datapath.variants import needs_root
+
+pytestmark = needs_root
+
+NAME = f"ebpflb-test-{os.getpid()}-datapath"
+WIDE, NARROW = (service_range(ip_network(text)) for text in ("10.96.0.0/16", "fd00::/112"))
+
+
+@pytest.fixture
+def datapath(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Datapath]:
+    """It attaches by clsact, whose programs tc shows on every kernel."""
+    monkeypatch.setattr(devices, "way", lambda state: Clsact(state.devices_directory))
+    made = Datapath(State(directory))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def ns() -> Iterator[Namespace]:
+    """The test's thread is in it."""
+    with entered(NAME) as made:
+        yield made
+
+
+def held(datapath: Datapath, name: str) -> dict[Any, Any]:
+    return dict(datapath.maps[name].items())
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [
+        ("service_ranges", {WIDE: 1, NARROW: 1}, {ServiceRange(104, ip_address("10.0.0.0")): 1}),
+        ("node_addresses", {ip_address("192.0.2.1"): 1}, {ip_address("fd00::1"): 1}),
+        (
+            "devices",
+            {2: Device(ip_address("192.0.2.1"), ip_address("::"), frozenset())},
+            {2: Device(ip_address("192.0.2.2"), ip_address("fd00::1"), frozenset({"pods"}))},
+        ),
+    ],
+)
+def test_hold(datapath: Datapath, name: str, first: dict[Any, Any], second: dict[Any, Any]) -> None:
+    """A map becomes what is wanted, whatever it held; the same again writes nothing."""
+    for wanted in (first, first | second, second, {}, first):
+        datapath.hold(name, wanted)
+        assert held(datapath, name) == wanted
+    writes = held(datapath, "settings")[0].writes
+    datapath.hold(name, first)
+    assert held(datapath, "settings")[0].writes == writes
+
+
+def test_set(datapath: Datapath) -> None:
+    """Fields that are named change, the others stay, and the count of writes with them."""
+    span = prefix_of(ip_network("10.96.0.0/16"))
+    datapath.set({"flags": frozenset({"masquerade_all"}), "first_port": 7})
+    datapath.set({"span_v4": span})
+    found = held(datapath, "settings")[0]
+    assert (found.flags, found.first_port, found.span_v4) == ({"masquerade_all"}, 7, span)
+    assert found.writes == 0
+
+
+def tags(ns: Namespace, device: str) -> dict[str, bytes]:
+    """What the programs at a device do, in a few bytes."""
+    found = {}
+    for end, (number,) in ns.filters(device).items():
+        fd = kernel.prog_by_id(number)
+        found[end] = bytes(kernel.info(fd, "prog_info").tag)
+        os.close(fd)
+    return found
+
+
+def test_variants(datapath: Datapath, ns: Namespace, cache: Path) -> None:
+    """Devices without a link header get programs of their own, compiled only when there is one."""
+    datapath.load(cache)
+    datapath.follow(ns.served("!tun*"))
+    assert datapath.packets.keys() == {True}
+    assert datapath.follow(ns.served()) == {}
+    assert datapath.packets.keys() == {True, False}
+    assert tags(ns, "v0") == tags(ns, "br0")
+    assert all(tags(ns, "v0")[end] != tags(ns, "tun0")[end] for end in ENDS)
+    datapath.state.remove()
+
+
+def test_one_variant_fails(
+    datapath: Datapath, ns: Namespace, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that does not compile is said for its devices, and is not compiled again and again."""
+    datapath.load(cache)
+    tried: list[str] = []
+
+    def fail(source: str, *flags: object, **where: object) -> None:
+        tried.append(source)
+        raise CompileError("no clang")
+
+    monkeypatch.setattr(compiler, "compile_source", fail)
+    for _ in range(2):
+        assert datapath.follow(ns.served()) == {"tun0": "no clang"}
+    assert len(tried) == 1
+    datapath.state.remove()
+
+
+def test_load_fails(
+    datapath: Datapath, ns: Namespace, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the packet programs do not compile, no program is there to be attached."""
+    real = compiler.compile_source
+
+    def fail(source: str, *flags: Any, **where: Any) -> Any:
+        if source == "hooks/packet.c":
+            raise CompileError("no clang")
+        return real(source, *flags, **where)
+
+    monkeypatch.setattr(compiler, "compile_source", fail)
+    with pytest.raises(CompileError):
+        datapath.load(cache)
+    assert not datapath.programs
+    assert not datapath.serves()

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packet programs at real devices, by tcx and by clsact: attached, kept, replaced, taken off."""
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from ebpflb.datapath import kernel, tcx
+from ebpflb.datapath.devices import Attachments, attached
+from ebpflb.datapath.programs import Program
+from ebpflb.datapath.state import State
+from ebpflb.errors import VerifierError
+from tests.datapath import devices
+from tests.datapath.devices import ALL, DROP, NONE, Agent, At, Namespace, home_of, ids, pair
+from tests.datapath.variants import eventually, needs_root, open_files
+
+pytestmark = needs_root
+
+
+def test_kernel_tells(ns: Namespace) -> None:
+    """Whether there is tcx is found out by trying, and leaves nothing at any device."""
+    assert tcx.works() == (ns.tcx("v0") == NONE)
+
+
+def test_attach(agent: Agent, ns: Namespace, at: At, by: str, packets: list[Program]) -> None:
+    """Every device but loopback gets both programs, each at its end."""
+    made = agent()
+    assert made.follow(ns.served()) == {}
+    assert {name for name in ALL if at(name) == ids(packets)} == ALL
+    assert at("lo") == NONE
+    assert attached(home_of(made)) == {by: len(ALL)}
+
+
+def test_stays(agent: Agent, ns: Namespace, at: At, packets: list[Program]) -> None:
+    """A second look writes nothing and leaves no descriptor behind."""
+    made = agent()
+    before = open_files()
+    for _ in range(2):
+        made.follow(ns.served())
+    assert open_files() == before
+    assert at("v0") == ids(packets)
+
+
+def test_next_agent(agent: Agent, ns: Namespace, at: At, newer: list[Program]) -> None:
+    """A new agent's programs take the place of the old ones."""
+    agent().follow(ns.served())
+    assert agent(newer).follow(ns.served()) == {}
+    assert {name for name in ALL if at(name) == ids(newer)} == ALL
+
+
+def test_same_links(agent: Agent, ns: Namespace, newer: list[Program], by: str) -> None:
+    """By tcx the very links stay, so nobody else's place in the order changes."""
+    if by != "tcx":
+        pytest.skip("clsact has no links")
+    agent().follow(ns.served())
+    links = kernel.query_links(ns.index("v0"), 46)
+    agent(newer).follow(ns.served())
+    assert kernel.query_links(ns.index("v0"), 46) == links
+
+
+def frame(mac: bytes) -> bytes:
+    """A UDP datagram from 192.0.2.2 to 192.0.2.1:9; its checksums are left out or right."""
+    ip = bytes.fromhex("4500001d00000000401100000a000000c0000201")
+    ip = ip[:12] + bytes([192, 0, 2, 2]) + ip[16:]
+    total = sum(int.from_bytes(ip[i : i + 2], "big") for i in range(0, 20, 2))
+    total = ~((total & 0xFFFF) + (total >> 16)) & 0xFFFF
+    ip = ip[:10] + total.to_bytes(2, "big") + ip[12:]
+    return mac + bytes(6) + b"\x08\x00" + ip + bytes.fromhex("000900090009000078")
+
+
+@pytest.fixture
+def flood(ns: Namespace) -> Iterator[socket.socket]:
+    """The host's socket, to which datagrams come by v0 without pause; it does not block."""
+    for words in (
+        "link set v0 nomaster",
+        "link set v0 up",
+        "link set w0 up",
+        "address add 192.0.2.1/24 dev v0",
+    ):
+        ns.run(f"ip {words}")
+    wire, v0 = (socket.socket(socket.AF_PACKET, socket.SOCK_RAW) for _ in range(2))
+    wire.bind(("w0", 0))
+    v0.bind(("v0", 0))
+    end, datagram = threading.Event(), frame(v0.getsockname()[4])
+
+    def send() -> None:
+        while not end.is_set():
+            wire.send(datagram)
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as host, wire, v0:
+        host.bind(("192.0.2.1", 9))
+        host.settimeout(5)
+        sender = threading.Thread(target=send)
+        sender.start()
+        try:
+            yield host
+        finally:
+            end.set()
+            sender.join()
+
+
+def drained(host: socket.socket) -> int:
+    """How many datagrams wait in the socket; then none do."""
+    host.setblocking(False)
+    count = 0
+    try:
+        while host.recv(16):
+            count += 1
+    except BlockingIOError:
+        return count
+
+
+def test_no_gap(agent: Agent, ns: Namespace, flood: socket.socket) -> None:
+    """While programs are replaced, again and again, not one packet finds the device without."""
+    assert flood.recv(16) == b"x"  # they do come
+    generations = [pair(DROP), pair(DROP)]
+    try:
+        agent(generations[0]).follow(ns.served("v0"))
+        drained(flood)
+        for turn in range(100):
+            agent(generations[turn % 2]).follow(ns.served("v0"))
+        assert drained(flood) == 0
+    finally:
+        for each in generations:
+            devices.close(each)
+
+
+def test_left_out(agent: Agent, ns: Namespace, at: At, packets: list[Program]) -> None:
+    """An agent that is told to leave a device out takes off what a former one put there."""
+    agent().follow(ns.served())
+    agent().follow(ns.served("!w*", "!tun0"))
+    assert {name for name in ALL if at(name) == ids(packets)} == {"v0", "br0"}
+    assert at("w0") == at("tun0") == NONE
+
+
+def test_variants(home: State, ns: Namespace, by: str) -> None:
+    """Devices without a link header get the other programs, after all that have one."""
+    asked, programs = [], pair()
+
+    def load(link_header: bool) -> list[Program]:
+        asked.append(link_header)
+        return programs
+
+    Attachments(home, load).follow(ns.served())
+    assert asked == [True, True, True, False]
+    devices.close(programs)
+    home.remove()
+
+
+def test_one_variant_fails(home: State, ns: Namespace, packets: list[Program], by: str) -> None:
+    """Where a device's programs cannot be packets it is named, and the others are served."""
+
+    def load(link_header: bool) -> list[Program]:
+        if not link_header:
+            raise VerifierError("the verifier refused program ingress")
+        return packets
+
+    failed = Attachments(home, load).follow(ns.served())
+    assert failed == {"tun0": "the verifier refused program ingress"}
+    assert attached(home)[by] == 3
+    home.remove()
+
+
+def test_remove(agent: Agent, ns: Namespace, home: State, at: At) -> None:
+    """With the state directory our programs go, and the qdisc that we made."""
+    agent().follow(ns.served())
+    home.remove()
+    assert eventually(lambda: all(at(name) == NONE for name in ALL))
+    assert not any(ns.has_clsact(name) for name in ALL)

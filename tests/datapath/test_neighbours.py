@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Other agents' programs at our devices: never touched, and named where they come first."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from ebpflb.datapath import kernel, tcx
+from ebpflb.datapath.devices import Attachments, ahead, attached
+from ebpflb.datapath.programs import Program
+from ebpflb.datapath.state import State
+from tests.datapath import devices
+from tests.datapath.devices import (
+    NONE,
+    Agent,
+    Namespace,
+    has_tcx,
+    ids,
+    number,
+    program,
+    with_clsact,
+)
+from tests.datapath.variants import eventually, needs_root
+
+pytestmark = needs_root
+
+
+def test_remove_elsewhere(agent: Agent, ns: Namespace, home: State, by: str) -> None:
+    """Removed from another namespace, devices of the same index there are left alone."""
+    agent().follow(ns.served())
+    with devices.entered(f"{ns.name}-2") as other:
+        stranger = program("stranger")
+        index = other.index("v0")
+        assert index == ns.index("v0")
+        with_clsact(other, "v0", stranger, priority=2)
+        home.remove()
+        assert other.filters("v0") == {"ingress": [number(stranger)], "egress": []}
+        devices.close([stranger])
+
+
+@pytest.mark.parametrize("priority", [1, 2, 3])
+def test_foreign_filter(
+    home: State,
+    ns: Namespace,
+    by_clsact: None,
+    stranger: Program,
+    priority: int,
+    packets: list[Program],
+) -> None:
+    """Another agent's filter stays when ours come and go, and the qdisc with it."""
+    with_clsact(ns, "v0", stranger, priority=priority)
+    Attachments(home, lambda link_header: packets).follow(ns.served())
+    assert sorted(ns.filters("v0")["ingress"]) == sorted(
+        [number(stranger), *ids(packets)["ingress"]]
+    )
+    home.remove()
+    assert ns.filters("v0") == {"ingress": [number(stranger)], "egress": []}
+
+
+def test_late_foreign_filter(
+    home: State, ns: Namespace, by_clsact: None, stranger: Program, packets: list[Program]
+) -> None:
+    """A filter that came to the qdisc that we made keeps it there."""
+    Attachments(home, lambda link_header: packets).follow(ns.served())
+    with_clsact(ns, "v0", stranger, priority=9)
+    home.remove()
+    assert ns.filters("v0") == {"ingress": [number(stranger)], "egress": []}
+    assert not ns.has_clsact("w0")
+
+
+def test_foreign_qdisc(home: State, ns: Namespace, by_clsact: None, packets: list[Program]) -> None:
+    """A qdisc that others made stays, even if it is empty."""
+    ns.run("tc qdisc add dev v0 clsact")
+    Attachments(home, lambda link_header: packets).follow(ns.served())
+    home.remove()
+    assert ns.filters("v0") == NONE
+    assert ns.has_clsact("v0")
+
+
+def test_remade_qdisc(home: State, ns: Namespace, by_clsact: None, packets: list[Program]) -> None:
+    """One that others made in place of ours is theirs; our filters come back to it."""
+    Attachments(home, lambda link_header: packets).follow(ns.served())
+    ns.run("tc qdisc del dev v0 clsact")
+    ns.run("tc qdisc add dev v0 clsact")
+    Attachments(home, lambda link_header: packets).follow(ns.served())
+    assert ns.filters("v0") == ids(packets)
+    home.remove()
+    assert ns.has_clsact("v0")
+
+
+def test_taken_place(
+    home: State, ns: Namespace, by_clsact: None, stranger: Program, packets: list[Program]
+) -> None:
+    """Where another filter has our priority and handle, it stays, and is named."""
+    with_clsact(ns, "v0", stranger, priority=2, handle=0xEB)
+    failed = Attachments(home, lambda link_header: packets).follow(ns.served())
+    assert list(failed) == ["v0"]
+    assert "stranger" in failed["v0"]
+    assert ns.filters("v0")["ingress"] == [number(stranger)]
+    home.remove()
+    assert ns.filters("v0") == {"ingress": [number(stranger)], "egress": []}
+
+
+@pytest.fixture
+def foreign_link(ns: Namespace, stranger: Program) -> Iterator[int]:
+    """Another agent's tcx link at ingress of v0."""
+    if not has_tcx():
+        pytest.skip("this kernel has no tcx")
+    link = kernel.link_create(stranger.fd, ns.index("v0"), tcx.POINTS["ingress"])
+    yield link
+    os.close(link)
+
+
+def test_first(
+    home: State, ns: Namespace, foreign_link: int, stranger: Program, packets: list[Program]
+) -> None:
+    """By tcx ours go before whoever was there, so nobody can keep packets from us."""
+    Attachments(home, lambda link_header: packets).follow(ns.served())
+    assert ns.tcx("v0")["ingress"] == [*ids(packets)["ingress"], number(stranger)]
+    assert ahead(home) == {}
+    home.remove()
+    assert eventually(lambda: ns.tcx("v0")["ingress"] == [number(stranger)])
+
+
+def test_ahead_by_tcx(
+    home: State, ns: Namespace, stranger: Program, packets: list[Program]
+) -> None:
+    """Who puts itself before us by tcx is named, with its device and end."""
+    if not has_tcx():
+        pytest.skip("this kernel has no tcx")
+    Attachments(home, lambda link_header: packets).follow(ns.served())
+    link = kernel.link_create(stranger.fd, ns.index("v0"), tcx.POINTS["egress"], tcx.BEFORE)
+    assert ahead(home) == {"v0": [f"stranger #{number(stranger)} (egress)"]}
+    os.close(link)
+    home.remove()
+
+
+def test_ahead_of_clsact(
+    home: State,
+    ns: Namespace,
+    by_clsact: None,
+    foreign_link: int,
+    stranger: Program,
+    packets: list[Program],
+) -> None:
+    """Before filters of ours come all tcx programs, and filters of a lower priority number."""
+    with_clsact(ns, "w0", stranger, priority=1)
+    with_clsact(ns, "br0", stranger, priority=3)
+    Attachments(home, lambda link_header: packets).follow(ns.served())
+    found = ahead(home)
+    assert found.pop("v0") == [f"stranger #{number(stranger)} (ingress)"]
+    assert found.pop("w0") == [f"bpf {ns.name}-stranger:[*fsobj] (ingress)"]  # as tc names it
+    assert found == {}
+    home.remove()
+
+
+def test_ahead_of_nothing(home: State, ns: Namespace, foreign_link: int) -> None:
+    """Where we are not, nobody is ahead of us."""
+    assert ahead(home) == {}
+    assert attached(home) == {}

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Probes: what they say of this kernel is what it does, and they leave nothing behind."""
+
+import errno
+import os
+import socket
+import struct
+from collections.abc import Callable
+from ipaddress import ip_address
+from pathlib import Path
+
+import pytest
+from pyroute2 import IPRoute
+
+from ebpflb.datapath import compiler, kernel, layout, probe, sock_diag, tcx
+from ebpflb.datapath.layout import MapSpec
+from ebpflb.datapath.programs import HOOKS
+from ebpflb.errors import KernelError
+from tests.datapath.variants import needs_root, open_files
+
+PACKETS = "hooks/packet.c"
+OF_MAPS = {1, 2, 3}  # bpf_map_lookup_elem, _update_elem, _delete_elem
+CALL, LOAD64 = 0x85, 0x18
+PROBES: list[Callable[[], object]] = [
+    probe.set_retval,
+    probe.packet_helpers,
+    probe.clsact_filters,
+    probe.map_works,
+    probe.unmade_maps,
+    probe.batches,
+    probe.netns_cookie,
+    probe.ends_sockets,
+    tcx.works,
+]
+
+
+def helpers(code: bytes) -> set[int]:
+    """The numbers of the helpers that a program calls."""
+    found, at = set(), 0
+    while at < len(code):
+        opcode, registers, _offset, number = struct.unpack_from("<BBhi", code, at)
+        if opcode == CALL and not registers >> 4:
+            found.add(number)
+        at += 16 if opcode == LOAD64 else 8
+    return found
+
+
+@pytest.mark.parametrize("flags", [(), ("-DNO_LINK_HEADER",)], ids=["plain", "no link header"])
+def test_packet_helpers_are_those_called(cache: Path, flags: tuple[str, ...]) -> None:
+    """The helpers that are probed are those that the packet programs call, one for one."""
+    programs = compiler.compile_source(PACKETS, flags, cache=cache).programs
+    called = set().union(*map(helpers, programs.values())) - OF_MAPS
+    assert called == {call[0] for call in probe.PACKET_HELPERS.values()}
+
+
+@needs_root
+def test_every_packet_helper() -> None:
+    """No kernel that runs these tests lacks one: a probe that is refused asks wrongly."""
+    assert all(probe.packet_helpers().values())
+
+
+@needs_root
+@pytest.mark.parametrize("call", [(), (9,), (23, 1), (2**20,)], ids=str)
+def test_refused(call: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A helper that does not exist, or is not called as the kernel knows it, is said to be away."""
+    monkeypatch.setattr(probe, "PACKET_HELPERS", {"it": call or (0,)})
+    assert probe.packet_helpers() == {"it": False}
+
+
+@needs_root
+@pytest.mark.parametrize("section", list(HOOKS))
+def test_hook(section: str) -> None:
+    assert probe.hook(section)
+
+
+@needs_root
+def test_no_such_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(HOOKS, "cgroup/connect4", HOOKS["cgroup/connect4"]._replace(point=999))
+    assert not probe.hook("cgroup/connect4")
+
+
+@needs_root
+@pytest.mark.parametrize("ask", PROBES, ids=lambda ask: ask.__name__)
+def test_leaves_nothing(ask: Callable[[], object]) -> None:
+    """No descriptor stays, no device has anything more, and we are still where we were."""
+    ask()  # what is opened once stays open
+    before = open_files(), os.readlink("/proc/thread-self/ns/net"), qdiscs()
+    ask()
+    assert (open_files(), os.readlink("/proc/thread-self/ns/net"), qdiscs()) == before
+
+
+def qdiscs() -> list[tuple[int, str]]:
+    with IPRoute() as route:
+        return [(found["index"], found.get_attr("TCA_KIND")) for found in route.get_qdiscs()]
+
+
+@needs_root
+def test_no_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no namespace can be made, the probe says so; it does not try on our own devices."""
+    monkeypatch.setattr(probe, "_NEW_NETWORK", 1)  # EINVAL
+    with pytest.raises(OSError, match="no new namespace: Invalid argument"):
+        probe.clsact_filters()
+
+
+@needs_root
+@pytest.mark.parametrize("kind", sorted({spec.kind for spec in layout.MAPS.values()}))
+def test_batches(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each kind of map has its answer, and a kernel's refusal is one."""
+    assert kind in probe.batches()
+
+    def refuse(*_arguments: object) -> None:
+        raise KernelError("batch", kernel.ENOTSUPP, "not supported")
+
+    monkeypatch.setattr(kernel, "map_write_batch", refuse)
+    assert probe.batches()[kind] is False
+
+
+@needs_root
+def test_unmade_maps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kind of map that the kernel does not make is named with its flags."""
+    assert probe.unmade_maps() == []
+    flat = MapSpec("flat", "LPM_TRIE", "__u64", "__u32", 4, ("NONE",))  # must be NO_PREALLOC
+    monkeypatch.setitem(layout.MAPS, "flat", flat)
+    assert probe.unmade_maps() == ["LPM_TRIE (NONE)"]
+
+
+PLACES = [(kind, ip_address(text)) for kind in ("tcp", "udp") for text in ("127.0.0.1", "::1")]
+KINDS = {"tcp": (socket.SOCK_STREAM, 6), "udp": (socket.SOCK_DGRAM, 17)}
+
+
+@needs_root
+@pytest.mark.skipif(not probe.ends_sockets(), reason="this kernel ends no sockets")
+@pytest.mark.parametrize(("protocol", "address"), PLACES)
+def test_socket_ends(protocol: str, address: sock_diag.Address) -> None:
+    """A connected socket of ours hears that it was ended; its neighbour, its peer, does not."""
+    kind, number = KINDS[protocol]
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    with socket.socket(family, kind) as there, socket.socket(family, kind) as here:
+        there.bind((str(address), 0))
+        if protocol == "tcp":
+            there.listen()
+        here.connect(there.getsockname())
+        ports = here.getsockname()[1], there.getsockname()[1]
+        ends = sock_diag.Ends(number, (address, ports[0]), (address, ports[1]))
+        sock_diag.destroy(ends)
+        assert error_of(here) == errno.ECONNABORTED
+        assert error_of(there) == 0
+        with pytest.raises(KernelError) as refusal:
+            sock_diag.destroy(ends)
+        assert refusal.value.errno == errno.ENOENT
+
+
+def error_of(one: socket.socket) -> int:
+    return one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+
+
+@needs_root
+def test_socket_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the kernel refuses, or says yes and does nothing, the answer is no."""
+
+    def refuse(_ends: sock_diag.Ends) -> None:
+        raise KernelError("ending a socket", errno.EOPNOTSUPP, "not supported")
+
+    monkeypatch.setattr(sock_diag, "destroy", refuse)
+    assert not probe.ends_sockets()
+    monkeypatch.setattr(sock_diag, "destroy", lambda _ends: None)
+    assert not probe.ends_sockets()

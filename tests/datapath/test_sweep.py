@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sweeps of a real kernel's maps: what goes, what stays, what is used meanwhile, the numbers."""
+
+import errno
+import os
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from ebpflb.datapath import kernel, layout, maps, state, sweep
+from ebpflb.datapath.maps import Counters, Map
+from ebpflb.datapath.records import Sweep
+from ebpflb.datapath.sweep import FlowTable, Sweeper
+from ebpflb.errors import KernelError
+from ebpflb.model.services import Protocol
+from ebpflb.plan.flows import Entries, Hook
+from tests.datapath.variants import eventually, needs_root
+from tests.plan.flow_builders import NOW, Made
+
+pytestmark = needs_root
+
+ENTRIES = 4096
+CLOSED = ("request seen fin", "request masquerade seen fin", "seen fin", "seen fin")
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Map]]:
+    """Small maps, at a fixed time."""
+    monkeypatch.setattr("ebpflb.datapath.sweep.time.monotonic_ns", lambda: NOW)
+    specs = {name: layout.MAPS[name] for name in (*sweep.PROTOCOLS, "flow_stats", "sweeps")}
+    small = {n: s._replace(entries=min(s.entries, ENTRIES)) for n, s in specs.items()}
+    made = {name: maps.open_map(spec, state.make_map(spec)) for name, spec in small.items()}
+    yield made
+    for opened in made.values():
+        opened.close()
+
+
+@pytest.fixture
+def table(world: dict[str, Map]) -> FlowTable:
+    return FlowTable(world, "tcp_flows")
+
+
+def closed(number: int, idle: int = 31, **kind: Any) -> Entries:
+    """A connection that both sides have closed: due after 30 seconds."""
+    first = f"{CLOSED[0]} masquerade" if kind.get("masqueraded") else CLOSED[0]
+    return Made(number, **kind).entries((first, *CLOSED[1:]), [idle] * 4)
+
+
+def put(table: FlowTable, *flows: Entries) -> None:
+    """As the datapath does it, which counts what was not there."""
+    pairs = [pair for flow in flows for pair in flow.items()]
+    new = sum(table.flows.get(key) is None for key, _ in pairs)
+    table.flows.write(pairs)
+    made, ended, refused = table._stats.get(table.number)
+    set_stats(table, made + new, ended, refused)
+
+
+def set_stats(table: FlowTable, *counters: int) -> None:
+    stats = table._stats
+    assert isinstance(stats, Counters)
+    cell = struct.pack("=3Q", *counters).ljust(stats.size, b"\0")
+    kernel.map_update(stats.fd, stats.key.pack(table.number), cell)
+
+
+def run(table: FlowTable) -> Sweep:
+    for _ in table.sweep():
+        pass
+    return table.numbers
+
+
+def left(table: FlowTable) -> Entries:
+    return dict(table.flows.items())
+
+
+def test_hooks() -> None:
+    """The hooks have the numbers of layout.h."""
+    assert {hook.value: hook.name.lower() for hook in Hook} == layout.names("hook", "HOOK_")
+
+
+def test_sweep(table: FlowTable) -> None:
+    """Flows that are due go as a whole, the others stay as they are."""
+    due = [closed(n, masqueraded=n % 2 > 0, changed=n % 3 > 0) for n in range(1, 400)]
+    keep = [closed(n, idle=29) for n in range(400, 600)] + [Made(1000).plain(3600)]
+    put(table, *due, *keep)
+    swept, held = sum(map(len, due)), sum(map(len, keep))
+    assert swept + held < ENTRIES / 2, "else the LRU may take some"
+    assert run(table) == (swept, held, 0)
+    assert left(table) == {key: flow for entries in keep for key, flow in entries.items()}
+
+
+def test_other_protocols(world: dict[str, Map]) -> None:
+    """UDP and SCTP share a map, each with its own time-outs."""
+    table = FlowTable(world, "other_flows")
+    put(table, *(Made(n, protocol).plain(200) for n, protocol in enumerate(Protocol) if n))
+    run(table)
+    assert {key.protocol for key in left(table)} == {Protocol.SCTP}
+    assert world["sweeps"].get(1) == (2, 2, 0)
+    assert world["sweeps"].get(0) == (0, 0, 0)
+
+
+def after(table: FlowTable, count: int, happens: Callable[[], None]) -> None:
+    """Something happens after so many entries were taken."""
+    take, taken = table.flows.take, []
+
+    def slowly(key: Any) -> Any:
+        if len(taken) == count:
+            happens()
+        taken.append(key)
+        return take(key)
+
+    table.flows.take = slowly  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_used_meanwhile(table: FlowTable, part: int) -> None:
+    """A flow stays whole if any of its entries is used before its turn to be deleted."""
+    entries = closed(1, masqueraded=True)
+    put(table, entries)
+    key = list(entries)[part]
+    used = entries[key]._replace(last_seen=NOW + 1)
+    after(table, part, lambda: table.flows.write([(key, used)]))
+    assert run(table).swept == 0
+    assert left(table) == {**entries, key: used}
+
+
+def test_begun_anew_meanwhile(table: FlowTable) -> None:
+    """A new flow of the same ends, made while the old one goes, is complete afterwards."""
+    old = closed(1)
+    new = Made(1).plain(0)
+    assert old.keys() == new.keys()
+    put(table, old)
+    after(table, 1, lambda: put(table, new))
+    numbers = run(table)
+    assert left(table) == new
+    assert numbers.evicted == 0
+    assert run(table) == (numbers.swept, 2, 0)
+
+
+def test_gone_meanwhile(table: FlowTable) -> None:
+    """What the datapath has deleted first was not swept."""
+    entries = closed(1)
+    put(table, entries)
+    after(table, 1, lambda: table.flows.delete(list(entries)))
+    set_stats(table, 2, 1, 0)
+    assert run(table).evicted == 0
+    assert run(table) == (1, 0, 0)
+
+
+def refuse(number: int) -> Callable[..., Any]:
+    def refused(*_arguments: Any, **_options: Any) -> Any:
+        raise KernelError("map", number, os.strerror(number))
+
+    return refused
+
+
+@pytest.mark.parametrize("number", [kernel.ENOTSUPP, errno.EINVAL])
+def test_older_kernels(table: FlowTable, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Where the kernel neither reads in batches nor takes, the same flows go, and no others."""
+    look_up = kernel.map_lookup
+
+    def without_take(*words: Any, take: bool = False) -> Any:
+        return refuse(number)() if take else look_up(*words)
+
+    monkeypatch.setattr(kernel, "map_lookup", without_take)
+    monkeypatch.setattr(kernel, "map_lookup_batch", refuse(number))
+    keep = Made(1000).plain(0)
+    put(table, keep, *(closed(n, masqueraded=True) for n in range(1, 301)))
+    run(table)
+    assert left(table) == keep
+    assert run(table) == (1200, 2, 0)
+
+
+def test_evicted(table: FlowTable) -> None:
+    """What the LRU took is told from what was swept, ended, or is there, and never gets less."""
+    put(table, *(Made(n).plain(0) for n in range(1, ENTRIES)))
+    held = len(left(table))
+    evicted = 2 * (ENTRIES - 1) - held
+    assert evicted >= ENTRIES - 2
+    assert run(table) == (0, held, evicted)
+    set_stats(table, 2 * (ENTRIES - 1), 10, 0)
+    assert run(table) == (0, held, evicted)
+
+
+def test_in_flux(table: FlowTable) -> None:
+    """Flows that come and go while a sweep is under way are not called evicted."""
+    put(table, *(Made(n).plain(0) for n in range(1, 500)))
+    for step, _ in enumerate(table.sweep()):
+        put(table, *(Made(n).plain(0) for n in range(1000 + 50 * step, 1050 + 50 * step)))
+        table.flows.delete(list(Made(step + 1).plain(0)))
+        made, ended, _ = table._stats.get(table.number)
+        set_stats(table, made, ended + 2, 0)
+    assert table.numbers.evicted == 0
+    assert run(table) == (0, len(left(table)), 0)
+
+
+def test_counted_by_others(table: FlowTable) -> None:
+    """What an operator flushes counts as swept, so that nobody takes it for evicted."""
+    entries = Made(1).plain(0)
+    put(table, entries, Made(2).plain(0))
+    table.count(len(table.remove(entries)))
+    assert run(table) == (2, 2, 0)
+
+
+def test_thread(world: dict[str, Map], table: FlowTable) -> None:
+    """It sweeps both maps until it is stopped; then no map is in use any more."""
+    other = FlowTable(world, "other_flows")
+    put(table, closed(1))
+    put(other, Made(2, Protocol.UDP).plain(3600))
+    sweeper = Sweeper(world)
+    sweeper.start()
+    assert eventually(lambda: table.numbers.swept == other.numbers.swept == 2)
+    sweeper.stop()
+    assert not sweeper._thread.is_alive()
+
+
+def test_failure(world: dict[str, Map], caplog: pytest.LogCaptureFixture) -> None:
+    """A sweep that fails is logged and does not end the thread."""
+    sweeper = Sweeper(world)
+    sweeper.tables[0].flows.slices = refuse(errno.EPERM)  # type: ignore[method-assign]
+    sweeper.start()
+    assert eventually(lambda: "sweeping flows failed" in caplog.text)
+    assert sweeper._thread.is_alive()
+    sweeper.stop()
+
+
+def test_never_started(world: dict[str, Map]) -> None:
+    """An agent that failed before may stop it all the same."""
+    Sweeper(world).stop()

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program is given a packet: what it returns, what it sees, what it makes of the frame."""
+
+import os
+import struct
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ebpflb.datapath import kernel, testrun
+from ebpflb.errors import KernelError
+from tests.datapath.variants import needs_root
+
+pytestmark = needs_root
+
+SCHED_CLS = 3
+FRAME = bytes(range(64))
+LOAD, STORE, ADD, MOVE, EXIT = 0x61, 0x63, 0x07, 0xB7, 0x95
+CONTEXT = {"len": 0, "mark": 8, "protocol": 16, "ingress_ifindex": 36, "ifindex": 40}
+
+Loader = Callable[..., int]
+
+
+def instruction(opcode: int, registers: int, offset: int = 0, number: int = 0) -> bytes:
+    return struct.pack("<BBhi", opcode, registers, offset, number)
+
+
+@pytest.fixture
+def load() -> Iterator[Loader]:
+    made: list[int] = []
+
+    def loader(*code: bytes) -> int:
+        whole = b"".join((*code, instruction(EXIT, 0)))
+        made.append(kernel.prog_load(name="test", kind=SCHED_CLS, attach=0, code=whole, log=None))
+        return made[-1]
+
+    yield loader
+    for fd in made:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("number", [testrun.PASS, testrun.DROP, testrun.REDIRECT, 0, 1])
+def test_returns(load: Loader, number: int) -> None:
+    """The program's return value, without a sign, and the frame as it was."""
+    signed = number - (1 << 32) if number >> 31 else number
+    ran = testrun.run(load(instruction(MOVE, 0, number=signed)), FRAME)
+    assert (ran.retval, ran.packet) == (number, FRAME)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("len", 64), ("mark", 7), ("ingress_ifindex", 77), ("ifindex", 1)]
+)
+def test_context(load: Loader, field: str, value: int) -> None:
+    """What the caller says of the packet is what the program reads of it."""
+    program = load(instruction(LOAD, 0x10, CONTEXT[field]))
+    ran = testrun.run(program, FRAME, ifindex=1, ingress_ifindex=77, mark=7)
+    assert ran.retval == value
+
+
+@pytest.mark.parametrize("kind", [0x0800, 0x86DD, 0x8100])
+def test_protocol(load: Loader, kind: int) -> None:
+    """The protocol is the frame's own type."""
+    program = load(instruction(LOAD, 0x10, CONTEXT["protocol"]))
+    frame = bytes(12) + kind.to_bytes(2, "big") + bytes(60)
+    assert testrun.run(program, frame).retval.to_bytes(2, "little") == kind.to_bytes(2, "big")
+
+
+def test_longest(load: Loader) -> None:
+    """A frame of any size that Ethernet has comes back whole."""
+    program = load(instruction(MOVE, 0, number=-1))
+    for size in (14, 60, 1514, 3000):
+        frame = os.urandom(12) + b"\x88\xb5" + os.urandom(size - 14)
+        assert testrun.run(program, frame).packet == frame
+
+
+def test_repeat(load: Loader) -> None:
+    """A program that runs often finds the packet as it left it itself."""
+    mark = CONTEXT["mark"]
+    one_more = instruction(LOAD, 0x10, mark), instruction(ADD, 0, number=1)
+    program = load(*one_more, instruction(STORE, 0x01, mark))
+    assert testrun.run(program, FRAME, mark=5, repeat=1000).retval == 1005
+
+
+def test_refused(load: Loader) -> None:
+    """Half a frame is none, and a device must be there."""
+    program = load(instruction(MOVE, 0, number=-1))
+    with pytest.raises(KernelError, match="running a program on a packet: Invalid argument"):
+        testrun.run(program, bytes(13))
+    with pytest.raises(KernelError, match="No such device"):
+        testrun.run(program, FRAME, ifindex=1 << 20)

@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much is much: tests that repeat something many times ask here.
+
+EBPFLB_TEST_LOAD is the part of it that this machine is to bear; the kernel lab's, which are
+emulated and twenty times slower, say less than 1.
+"""
+
+import os
+
+LOAD = float(os.environ.get("EBPFLB_TEST_LOAD", "1"))
+
+
+def scaled(count: int) -> int:
+    """As many times as this machine can bear, at least once."""
+    return max(1, round(count * LOAD))

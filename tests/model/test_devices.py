@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which devices are served, and as whom masqueraded traffic leaves by each."""
+
+from ipaddress import ip_address
+
+import pytest
+
+from ebpflb.model.addresses import Address, Family
+from ebpflb.model.devices import Device, check_pattern, primary, served, sources
+
+
+def device(index: int, name: str, *own: str, master: int = 0, loopback: bool = False) -> Device:
+    found = tuple(map(ip_address, own))
+    return Device(index, name, loopback, True, master, found, found)
+
+
+def both(v4: str, v6: str) -> dict[Family, Address]:
+    return {Family.IPV4: ip_address(v4), Family.IPV6: ip_address(v6)}
+
+
+LO = device(1, "lo", "203.0.113.1", loopback=True)
+ETH = device(2, "eth0", "192.0.2.1", "192.0.2.2", "2001:db8::1")
+BRIDGE = device(3, "cni0", "10.244.1.1", "fd00::1")
+PORT = device(4, "veth1", master=3)
+ALONE = device(5, "cali1")
+ALL = (LO, ETH, BRIDGE, PORT, ALONE)
+NODE = both("192.0.2.2", "2001:db8::1")
+
+
+@pytest.mark.parametrize(
+    ("patterns", "names"),
+    [
+        ((), "eth0 cni0 veth1 cali1"),
+        (("eth*",), "eth0"),
+        (("eth0", "veth?"), "eth0 veth1"),
+        (("!cali*",), "eth0 cni0 veth1"),
+        (("*[01]", "!eth0"), "cni0 veth1 cali1"),
+        (("!*",), ""),
+        (("lo",), ""),
+        (("ETH0",), ""),
+    ],
+)
+def test_served(patterns: tuple[str, ...], names: str) -> None:
+    """All, or those that a pattern names; an exclusion always wins; loopback never."""
+    assert [device.name for device in served(ALL, patterns)] == names.split()
+
+
+@pytest.mark.parametrize("pattern", ["", "!", "a b", "a/b", "\t"])
+def test_no_pattern(pattern: str) -> None:
+    """What can match no device's name is refused."""
+    with pytest.raises(ValueError, match="no pattern"):
+        check_pattern(pattern)
+
+
+def test_own_address() -> None:
+    """A device's own first address, even where the Node has another of its."""
+    assert sources(ALL, NODE)[2] == both("192.0.2.1", "2001:db8::1")
+
+
+def test_masters_address() -> None:
+    """A bridge's port borrows the bridge's, through as many masters as there are."""
+    vrf = device(6, "vrf", "198.51.100.1")
+    slave = device(7, "br1", "fd00::7", master=6)
+    port = device(8, "veth2", master=7)
+    assert sources(ALL, NODE)[4] == both("10.244.1.1", "fd00::1")
+    assert sources((vrf, slave, port), {})[8] == both("198.51.100.1", "fd00::7")
+
+
+def test_each_family_alone() -> None:
+    """A family that a device has no address of is borrowed, the other is not."""
+    half = device(6, "eth1", "198.51.100.1")
+    assert sources((*ALL, half), NODE)[6] == both("198.51.100.1", "2001:db8::1")
+
+
+def test_nodes_address() -> None:
+    """A device on its own borrows the Node's."""
+    assert sources(ALL, NODE)[5] == NODE
+
+
+def test_node_elsewhere() -> None:
+    """A Node's address that is assigned nowhere here is not used: any device's is."""
+    nat = {Family.IPV4: ip_address("100.64.0.1")}
+    assert sources(ALL, nat)[5] == both("192.0.2.1", "2001:db8::1")
+
+
+def test_no_address() -> None:
+    """Where the host has no address of a family, there is none."""
+    assert sources((LO, ALONE), {})[5] == {}
+
+
+def test_node_on_loopback() -> None:
+    """The Node's address may be assigned to loopback; another of loopback's is no choice."""
+    assert primary(ALL, {Family.IPV4: ip_address("203.0.113.1")})[Family.IPV4] == LO.addresses[0]
+    assert primary((LO,), {}) == {}
+
+
+def test_circle() -> None:
+    """Masters in a circle, as two lists of a changing machine may show, do no harm."""
+    one, other = device(6, "a", master=7), device(7, "b", "192.0.2.7", master=6)
+    assert sources((one, other), {})[6] == {Family.IPV4: ip_address("192.0.2.7")}

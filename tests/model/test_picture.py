@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the events about a cluster add up to (picture.py)."""
+
+from ipaddress import ip_address, ip_network
+
+import pytest
+
+from ebpflb.model.addresses import Family
+from ebpflb.model.events import Changed, Found, Key, Kind, Removed, Replaced
+from ebpflb.model.objects import Node, Object, ServiceCIDR
+from ebpflb.model.picture import Picture
+from tests.model import builders
+
+WEB = Key("shop", "web")
+HERE = Key("", "here")
+RANGES = Key("", "kubernetes")
+
+
+@pytest.fixture
+def picture() -> Picture:
+    return Picture("here")
+
+
+def changed(kind: Kind, key: Key, object: Object) -> Changed:
+    return Changed(kind, key, Found(object, "test.yaml"))
+
+
+def ranges(*cidrs: str, name: str = "kubernetes") -> Changed:
+    return changed(Kind.SERVICE_CIDR, Key("", name), builders.service_cidr(*cidrs))
+
+
+def node(*addresses: str) -> Changed:
+    listed = builders.node(*(("InternalIP", address) for address in addresses))
+    assert isinstance(listed, Node)
+    return changed(Kind.NODE, HERE, listed)
+
+
+def test_complete(picture: Picture) -> None:
+    """Services, slices and the node must have been listed; where cluster IPs are from need not."""
+    for kind in (Kind.SERVICE, Kind.ENDPOINT_SLICE, Kind.SERVICE_CIDR):
+        picture.hear(Replaced(kind, {}))
+        assert not picture.complete
+    picture.hear(Replaced(Kind.NODE, {}))
+    assert picture.complete
+    unlisted = Picture("here")
+    for kind in (Kind.SERVICE, Kind.ENDPOINT_SLICE, Kind.NODE):
+        unlisted.hear(Replaced(kind, {}))
+    assert unlisted.complete and Kind.SERVICE_CIDR not in unlisted.listed
+
+
+def test_service_cidrs(picture: Picture) -> None:
+    """They are those of all objects, as last heard."""
+    assert picture.service_cidrs == frozenset()
+    assert picture.hear(ranges("10.96.0.0/16", "fd00:96::/112")) == []
+    picture.hear(ranges("10.97.0.0/16", "10.96.0.0/16", name="more"))
+    assert picture.service_cidrs == {
+        ip_network("10.96.0.0/16"),
+        ip_network("10.97.0.0/16"),
+        ip_network("fd00:96::/112"),
+    }
+    picture.hear(Removed(Kind.SERVICE_CIDR, RANGES))
+    assert picture.service_cidrs == {ip_network("10.97.0.0/16"), ip_network("10.96.0.0/16")}
+    picture.hear(Replaced(Kind.SERVICE_CIDR, {}, frozenset({Key("", "more")})))
+    assert picture.service_cidrs == {ip_network("10.97.0.0/16"), ip_network("10.96.0.0/16")}
+    picture.hear(Replaced(Kind.SERVICE_CIDR, {}))
+    assert picture.service_cidrs == frozenset()
+
+
+def test_no_spec(picture: Picture) -> None:
+    """A ServiceCIDR without ranges has none."""
+    bare = ServiceCIDR(builders.service_cidr().metadata)
+    assert picture.hear(changed(Kind.SERVICE_CIDR, RANGES, bare)) == []
+    assert picture.service_cidrs == frozenset()
+
+
+def test_unreadable_range(picture: Picture) -> None:
+    """One line names object and field, and the last good state stays, all of it."""
+    picture.hear(ranges("10.96.0.0/16"))
+    (remark,) = picture.hear(ranges("10.97.0.0/16", "10.98.0.0"))
+    assert str(remark) == (
+        'test.yaml: ServiceCIDR kubernetes: spec.cidrs[1]: "10.98.0.0" is no CIDR'
+        " (its last good state stays)"
+    )
+    assert picture.refused.keys() == {(Kind.SERVICE_CIDR, RANGES)}
+    assert picture.service_cidrs == {ip_network("10.96.0.0/16")}
+    picture.hear(ranges("10.97.0.0/16"))
+    assert not picture.refused
+    assert picture.service_cidrs == {ip_network("10.97.0.0/16")}
+
+
+def test_own_address(picture: Picture) -> None:
+    """Another address of this node touches the services for which it may matter, once."""
+    service = builders.service(loadBalancerSourceRanges=["192.0.2.0/24"])
+    picture.hear(changed(Kind.SERVICE, WEB, service))
+    other = builders.service(name="other")
+    picture.hear(changed(Kind.SERVICE, Key("shop", "other"), other))
+    picture.take_touched()
+    for addresses, touched in (
+        (["192.0.2.7", "192.0.2.8"], {WEB}),
+        (["192.0.2.7"], set()),
+        (["192.0.2.8", "fd00::8"], {WEB}),
+    ):
+        picture.hear(node(*addresses))
+        assert picture.take_touched() == touched
+    assert picture.primary == {
+        Family.IPV4: ip_address("192.0.2.8"),
+        Family.IPV6: ip_address("fd00::8"),
+    }

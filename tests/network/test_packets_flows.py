@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flows of packets from their beginning to their end: hairpins, affinity, what keeps them or not.
+
+The packet path's counterparts of test_affinity, test_datagrams and test_survival.
+"""
+
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from socket import SO_REUSEADDR, SOL_SOCKET
+
+import pytest
+
+from ebpflb.lab.hosts import Host
+from ebpflb.lab.objects import Object
+from ebpflb.lab.sockets import Socket
+from tests.network import asking
+from tests.network.asking import Ask
+from tests.network.ground import TARGET
+from tests.network.twonodes import TwoNodes, Ways, address
+
+WAYS, OTHER = Ways(10), Ways(20)
+LEAVING = {"ready": False, "terminating": True}
+STICKY = {"sessionAffinity": "ClientIP"}
+
+families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
+protocols = pytest.mark.parametrize("ask", [asking.tcp, asking.udp])
+ways_in = pytest.mark.parametrize(("who", "kind"), [("hidden", "cluster"), ("outside", "nodeport")])
+endpoints = pytest.mark.parametrize("pod", ["here", "there"])
+
+
+def where(two: TwoNodes, kind: str, *, v6: bool, ways: Ways = WAYS) -> tuple[str, int]:
+    return ways.to(kind, two.near, v6=v6)
+
+
+@families
+@protocols
+@pytest.mark.parametrize("kind", ["cluster", "nodeport", "external", "balancer"])
+def test_hairpin(two: TwoNodes, kind: str, ask: Ask, v6: bool) -> None:
+    """A pod reaches itself through its service, and sees its node as the client."""
+    two.publish(two.service("web", 10, two.twin))
+    answer = ask(two.sockets(two.twin), *where(two, kind, v6=v6))
+    assert (answer.name, answer.peer) == ("twin", where(two, kind, v6=v6))
+    assert answer.source not in (two.twin.v4, two.twin.v6)
+
+
+@families
+@protocols
+@ways_in
+def test_affinity(two: TwoNodes, who: str, kind: str, ask: Ask, v6: bool) -> None:
+    """With session affinity a client comes to one endpoint, by every address; without, to all."""
+    two.publish(two.service("web", 10, two.here, two.there, **STICKY))
+    client, every = two.sockets(getattr(two, who)), ("nodeport", "external", "balancer", kind)
+    ways = [where(two, each, v6=v6) for each in every]
+    assert len({ask(client, *way).name for way in ways for _ in range(10)}) == 1
+    two.publish(two.service("web", 10, two.here, two.there))
+    assert asking.names(client, ways[-1][0], ask=ask, port=ways[-1][1]).keys() == {"here", "there"}
+
+
+@pytest.fixture(params=[False, True], ids=["v4", "v6"])
+def connections(two: TwoNodes, request: pytest.FixtureRequest) -> Iterator[list[Socket]]:
+    """From every client to every endpoint; open before the test, and alive after it."""
+    two.publish(two.service("a", 10, two.here), two.service("b", 20, two.there))
+    made = [
+        connected(two, who, where(two, kind, v6=request.param, ways=ways))
+        for who, kind in (("hidden", "cluster"), ("hidden", "nodeport"), ("outside", "nodeport"))
+        for ways in (WAYS, OTHER)
+    ]
+    yield made
+    assert all(map(lives, made))
+    for each in made:
+        each.close()
+
+
+def connected(two: TwoNodes, who: str, to: tuple[str, int]) -> Socket:
+    client = asking.stream(two.sockets(getattr(two, who)), to[0])
+    client.connect(to)
+    client.recv(64)
+    return client
+
+
+def lives(client: Socket) -> bool:
+    client.send(b"still there?")
+    return bool(client.recv(64) == b"still there?")
+
+
+def test_endpoints_leave(two: TwoNodes, connections: list[Socket]) -> None:
+    """Connections stay when the endpoints leave, and when the services go."""
+    two.publish(two.service("a", 10), two.service("b", 20))
+    assert all(map(lives, connections))
+    two.publish()
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_agents_end(two: TwoNodes, connections: list[Socket], how: signal.Signals) -> None:
+    """Without agents connections stay and new ones land; new agents go on from there."""
+    for agent in two.agents:
+        agent.stop(how)
+    assert all(map(lives, connections))
+    assert asking.tcp(two.sockets(two.outside), *where(two, "nodeport", v6=False)).name == "here"
+    for agent in two.agents:
+        agent.start()
+
+
+@pytest.fixture
+def pressed(two: TwoNodes) -> Iterator[None]:
+    """By clients of every kind; none of their connections and datagrams may fail.
+
+    With pauses: a masqueraded flow keeps its source port for a while, and there are 10,000.
+    """
+    two.publish(two.service("web", 10, two.here, two.there))
+    pressing = [
+        two.press(getattr(two, who), protocol, *where(two, kind, v6=v6), pause=0.002)
+        for who, kind in (("hidden", "cluster"), ("outside", "nodeport"))
+        for protocol in ("tcp", "udp")
+        for v6 in (False, True)
+    ]
+    yield
+    for said in map(two.release, pressing):
+        assert not said["errors"]
+        assert said["names"].keys() == {"here", "there"}
+
+
+def test_restarts_under_load(two: TwoNodes, pressed: None) -> None:
+    """While agents come and go nothing fails."""
+    for how in (signal.SIGKILL, signal.SIGTERM):
+        for agent in two.agents:
+            agent.stop(how)
+            agent.start()
+
+
+def test_churn(two: TwoNodes, pressed: None) -> None:
+    """While endpoints come and go nothing fails."""
+    sets: list[tuple[Host, ...]] = [(two.here,), (two.there,), (two.here, two.there)]
+    for _ in range(20):
+        for pods in sets:
+            two.publish(two.service("web", 10, *pods))
+
+
+@families
+@ways_in
+@endpoints
+def test_half_closed(two: TwoNodes, who: str, kind: str, pod: str, v6: bool) -> None:
+    """What a client has closed on its side still brings it all that the endpoint has to say."""
+    two.publish(two.service("web", 10, getattr(two, pod)))
+    end: Host = getattr(two, pod)
+    far_end = asking.stream(two.sockets(end), "::" if v6 else "")
+    far_end.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+    far_end.bind(("::" if v6 else "0.0.0.0", TARGET + 1))
+    far_end.listen(1)
+    two.publish(moved(two.service("web", 10, end), TARGET + 1))
+    to = where(two, kind, v6=v6)
+    with asking.stream(two.sockets(getattr(two, who)), to[0]) as client, far_end:
+        client.connect(to)
+        served, _ = far_end.accept()
+        client.shutdown(1)
+        assert served.recv(1) == b""
+        for word in (b"one", b"two"):
+            served.send(word)
+            assert client.recv(64) == word
+        served.close()
+        assert client.recv(1) == b""
+
+
+def moved(said: list[Object], port: int) -> list[Object]:
+    """The same service with its endpoints on another port."""
+    for each in said[1:]:
+        for its in each["ports"]:
+            its["port"] = port
+    return said
+
+
+@pytest.fixture(params=[False, True], ids=["v4", "v6"])
+def v6(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture(params=[("hidden", "cluster"), ("outside", "nodeport")], ids=lambda each: each[0])
+def talk(two: TwoNodes, v6: bool, request: pytest.FixtureRequest) -> Iterator[Socket]:
+    """A datagram socket connected to a service of both endpoints."""
+    who, kind = request.param
+    two.publish(two.service("web", 10, two.here, two.there))
+    to = where(two, kind, v6=v6)
+    with asking.datagram(two.sockets(getattr(two, who)), to[0]) as client:
+        client.connect(to)
+        yield client
+
+
+def answers(client: Socket, times: int = 10) -> set[str]:
+    """Who answers its datagrams."""
+    found = set()
+    for _ in range(times):
+        client.send(b"?")
+        found.add(asking.receive(client).name)
+    return found
+
+
+def test_datagrams_keep(two: TwoNodes, talk: Socket) -> None:
+    """Datagram after datagram goes to the endpoint of the first, whoever comes and goes beside."""
+    (name,) = answers(talk)
+    two.publish(two.service("web", 10, getattr(two, name)))
+    assert answers(talk) == {name}
+    two.publish(two.service("web", 10, two.twin, two.here, two.there))
+    assert answers(talk) == {name}
+
+
+def test_datagrams_move(two: TwoNodes, talk: Socket) -> None:
+    """When the endpoint is gone the flow goes to another."""
+    (name,) = answers(talk)
+    (other,) = {"here", "there"} - {name}
+    two.publish(two.service("web", 10, getattr(two, other)))
+    assert answers(talk) == {other}
+
+
+def test_datagrams_stay_while_leaving(two: TwoNodes, talk: Socket) -> None:
+    """An endpoint that terminates but serves keeps its flows; when it serves no more they move."""
+    (name,) = answers(talk)
+    (other,) = {"here", "there"} - {name}
+    two.publish(leaving(two, name, other))
+    assert answers(talk) == {name}
+    two.publish(leaving(two, name, other, serving=False))
+    assert answers(talk) == {other}
+
+
+def leaving(two: TwoNodes, name: str, other: str, **conditions: bool) -> list[Object]:
+    """The service with one endpoint that is leaving."""
+    service, *slices = two.service("web", 10, getattr(two, other))
+    for each, v6 in zip(slices, (False, True), strict=True):
+        each["endpoints"] += two.at(getattr(two, name), v6=v6, **LEAVING | conditions)
+    return [service, *slices]
+
+
+def test_datagrams_to_nobody(two: TwoNodes, talk: Socket) -> None:
+    """A flow whose last endpoint goes is refused."""
+    answers(talk)
+    two.publish(two.service("web", 10))
+    with pytest.raises(ConnectionRefusedError):
+        for _ in range(3):
+            answers(talk)
+
+
+@families
+@endpoints
+@pytest.mark.parametrize(("who", "kind"), [("hidden", "cluster"), ("outside", "nodeport")])
+def test_one_port_two_services(two: TwoNodes, who: str, kind: str, pod: str, v6: bool) -> None:
+    """A client may connect to one endpoint by two frontends, and directly, from one port."""
+    end: Host = getattr(two, pod)
+    two.publish(two.service("a", 10, end), two.service("b", 20, end))
+    targets = [where(two, kind, v6=v6), where(two, kind, v6=v6, ways=OTHER)]
+    if who == "hidden":  # outside no route leads to pods
+        targets.append((address(end, targets[0][0]), TARGET))
+    with ExitStack() as stack:
+        opened = [stack.enter_context(asking.stream(two.sockets(getattr(two, who)), targets[0][0]))]
+        opened += [
+            stack.enter_context(asking.stream(opened[0].sockets, to)) for to, _ in targets[1:]
+        ]
+        for each in opened:
+            each.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+            each.bind(("", opened[0].getsockname()[1]))
+        for each, to in zip(opened, targets, strict=True):
+            each.connect(to)
+        assert all(each.recv(64).startswith(pod.encode()) for each in opened)
+        assert all(map(lives, opened))

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""loadBalancerSourceRanges: who may come by a load balancer's address (kube-proxy.md 7)."""
+
+import pytest
+
+from ebpflb.lab.hosts import Host
+from tests.network import asking
+from tests.network.asking import Ask
+from tests.network.twonodes import TwoNodes, Ways
+
+WAYS = Ways(10)
+A_MOMENT = 0.3  # seconds in which nothing may happen
+
+families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
+protocols = pytest.mark.parametrize("ask", [asking.tcp, asking.udp])
+everyone = pytest.mark.parametrize("who", ["outside", "hidden", "hooked", "near"])
+
+
+def admit(two: TwoNodes, *hosts: Host, ranges: tuple[str, ...] = ()) -> None:
+    """Only these may come; the ranges of both families are never empty."""
+    mine = [f"{host.v4}/32" for host in hosts] + [f"{host.v6}/128" for host in hosts]
+    sources = [*mine, *ranges, "240.0.0.0/32", "fd99::/128"]
+    two.publish(two.service("web", 10, two.here, two.there, loadBalancerSourceRanges=sources))
+
+
+def comes(two: TwoNodes, who: str, kind: str, ask: Ask, *, v6: bool) -> bool:
+    """Whether an endpoint answers; never is there a refusal."""
+    where = WAYS.to(kind, two.near, v6=v6)
+    make = asking.stream if ask is asking.tcp else asking.datagram
+    with make(two.sockets(getattr(two, who)), where[0]) as client:
+        client.settimeout(A_MOMENT)
+        try:
+            client.connect(where)
+            client.send(b"?")
+            return bool(client.recv(64))
+        except TimeoutError:
+            return False
+
+
+@families
+@protocols
+@everyone
+def test_admitted(two: TwoNodes, who: str, ask: Ask, v6: bool) -> None:
+    """Whose address is in the ranges is served."""
+    admit(two, getattr(two, who))
+    assert comes(two, who, "balancer", ask, v6=v6)
+
+
+@families
+@protocols
+@everyone
+def test_denied(two: TwoNodes, who: str, ask: Ask, v6: bool) -> None:
+    """Everyone else gets nothing, pods and the node too."""
+    admit(two, *{two.outside, two.hidden, two.hooked, two.near} - {getattr(two, who)})
+    assert not comes(two, who, "balancer", ask, v6=v6)
+
+
+@families
+@protocols
+@everyone
+@pytest.mark.parametrize("kind", ["cluster", "nodeport", "external"])
+def test_other_ways(two: TwoNodes, who: str, kind: str, ask: Ask, v6: bool) -> None:
+    """Cluster IP, NodePort and external IP are open to all."""
+    admit(two)
+    assert comes(two, who, kind, ask, v6=v6)
+
+
+@families
+def test_wider_ranges(two: TwoNodes, v6: bool) -> None:
+    """A range admits all that it covers, and a change is in force at once."""
+    admit(two, ranges=("198.51.0.0/16", "fd03::/16"))
+    assert comes(two, "outside", "balancer", asking.tcp, v6=v6)
+    admit(two, ranges=("198.51.101.0/24", "fd03:1::/32"))
+    assert not comes(two, "outside", "balancer", asking.tcp, v6=v6)
+    two.publish(two.service("web", 10, two.here, two.there))
+    assert comes(two, "outside", "balancer", asking.tcp, v6=v6)
+
+
+@families
+def test_connections_stay(two: TwoNodes, v6: bool) -> None:
+    """Who came before it was denied stays connected."""
+    admit(two, two.outside)
+    where = WAYS.to("balancer", two.near, v6=v6)
+    with asking.stream(two.sockets(two.outside), where[0]) as client:
+        client.connect(where)
+        client.recv(64)
+        admit(two)
+        client.send(b"still there?")
+        assert client.recv(64) == b"still there?"

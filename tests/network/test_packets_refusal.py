@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packets that nobody is there for: refused, dropped or left alone (kube-proxy.md 6)."""
+
+from typing import Any
+
+import pytest
+
+from ebpflb.datapath.layout import VERDICTS
+from ebpflb.lab import objects
+from tests.network import asking
+from tests.network.asking import Ask
+from tests.network.ground import PORT
+from tests.network.twonodes import TwoNodes, Ways, address
+
+NOBODY, ELSEWHERE, SERVED = Ways(10), Ways(20), Ways(30)
+UNALLOCATED = ["10.96.200.200", "fd00:96::dead"]
+A_MOMENT = 0.3  # seconds in which nothing may happen
+
+families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
+clients = pytest.mark.parametrize("who", ["hidden", "outside"])
+kinds = pytest.mark.parametrize("kind", ["cluster", "nodeport", "external", "balancer"])
+connecting = pytest.mark.parametrize("ask", [asking.tcp, asking.connected_udp])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def services(two: TwoNodes) -> None:
+    two.publish(
+        objects.service_cidr("10.96.0.0/16", "fd00:96::/64"),
+        two.service("nobody", 10),
+        two.service("external", 20, two.there, externalTrafficPolicy="Local"),
+        two.service("internal", 21, two.there, internalTrafficPolicy="Local"),
+        two.service("served", 30, two.here, two.there),
+    )
+
+
+def client(two: TwoNodes, who: str, host: str, ask: Ask) -> Any:
+    """A socket that waits for a moment only."""
+    make = asking.stream if ask is asking.tcp else asking.datagram
+    made = make(two.sockets(getattr(two, who)), host)
+    made.settimeout(A_MOMENT)
+    return made
+
+
+def silence(two: TwoNodes, who: str, where: tuple[str, int], ask: Ask) -> None:
+    """Neither an answer nor an error comes."""
+    with client(two, who, where[0], ask) as asking_in_vain, pytest.raises(TimeoutError):
+        asking_in_vain.connect(where)
+        asking_in_vain.send(b"?")
+        asking_in_vain.recv(64)
+
+
+def count(two: TwoNodes, verdict: str) -> int:
+    """How often near came to this verdict."""
+    (number,) = (i for i, name in VERDICTS.items() if name == verdict)
+    return int(two.maps["verdicts"].get(number)[0])
+
+
+@families
+@connecting
+@kinds
+@clients
+def test_no_endpoint(two: TwoNodes, who: str, kind: str, ask: Ask, v6: bool) -> None:
+    """A service without endpoints refuses, by each of its addresses."""
+    with pytest.raises(ConnectionRefusedError):
+        ask(two.sockets(getattr(two, who)), *NOBODY.to(kind, two.near, v6=v6))
+
+
+@families
+@connecting
+@clients
+def test_unknown_port(two: TwoNodes, who: str, ask: Ask, v6: bool) -> None:
+    """A port of a cluster IP that is no service's is refused."""
+    with pytest.raises(ConnectionRefusedError):
+        ask(two.sockets(getattr(two, who)), SERVED.cluster[v6], PORT + 1)
+
+
+@families
+@connecting
+@clients
+@pytest.mark.parametrize("kind", ["external", "balancer"])
+def test_unknown_port_of_others(two: TwoNodes, who: str, kind: str, ask: Ask, v6: bool) -> None:
+    """A port of an external address that is no service's is left alone."""
+    host, port = SERVED.to(kind, two.near, v6=v6)
+    silence(two, who, (host, port + 1), ask)
+
+
+@families
+@connecting
+@clients
+def test_unallocated(two: TwoNodes, who: str, ask: Ask, v6: bool) -> None:
+    """An address kept for cluster IPs that is none swallows everything."""
+    before = count(two, "unallocated")
+    silence(two, who, (UNALLOCATED[v6], PORT), ask)
+    assert count(two, "unallocated") > before
+
+
+@families
+@connecting
+@pytest.mark.parametrize("kind", ["nodeport", "external", "balancer"])
+def test_external_local(two: TwoNodes, kind: str, ask: Ask, v6: bool) -> None:
+    """Under the external policy Local, outside clients of a node without endpoints get nothing."""
+    before = count(two, "not_here")
+    silence(two, "outside", ELSEWHERE.to(kind, two.near, v6=v6), ask)
+    assert count(two, "not_here") > before
+
+
+@families
+@connecting
+@clients
+def test_internal_local(two: TwoNodes, who: str, ask: Ask, v6: bool) -> None:
+    """Under the internal policy Local, so does everybody who asks by the cluster IP."""
+    before = count(two, "not_here")
+    silence(two, who, Ways(21).to("cluster", two.near, v6=v6), ask)
+    assert count(two, "not_here") > before
+
+
+@families
+@clients
+def test_ping_cluster_ip(two: TwoNodes, who: str, v6: bool) -> None:
+    """Nobody answers pings to a cluster IP."""
+    assert not asking.ping(two.sockets(getattr(two, who)), SERVED.cluster[v6], A_MOMENT)
+
+
+@families
+@clients
+def test_ping_node(two: TwoNodes, who: str, v6: bool) -> None:
+    """Pings to a node, and of a pod to a pod, are answered as ever."""
+    sockets, like = two.sockets(getattr(two, who)), "::" if v6 else ""
+    assert asking.ping(sockets, address(two.near, like))
+    assert who == "outside" or asking.ping(sockets, address(two.there, like))

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Beside any CNI, on nodes that are hardened in any way: nothing fails, nothing is dropped.
+
+The packets of hidden pods and of outside clients, to an endpoint on this node and one on another.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from ebpflb.lab import cni
+from ebpflb.lab.hosts import Host
+from tests.network import asking, hardening, twonodes
+from tests.network.twonodes import PODS, TwoNodes, Ways
+
+SETUPS: dict[str, tuple[cni.Cni, Iterable[Callable[[Host], None]]]] = {
+    "strict rp_filter": (cni.Bridge(), [hardening.strict_reverse_path]),
+    "invalid drop": (cni.Bridge(), [hardening.drop_invalid]),
+    "forward drop": (cni.Bridge(), [hardening.drop_forwarded, hardening.masquerade_pods]),
+    "bridge": (cni.Bridge(), hardening.EVERYTHING),
+    "routed": (cni.Routed(), hardening.EVERYTHING),
+    "overlay": (cni.Overlay(), hardening.EVERYTHING),
+}
+NUMBER, SELF, TIMES = 10, 20, 200
+CLIENTS = {"hidden": "cluster", "outside": "nodeport"}
+
+
+@pytest.fixture(scope="module", params=SETUPS)
+def two(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
+    network, measures = SETUPS[request.param]
+    folder = tmp_path_factory.mktemp("two")
+    with twonodes.running(folder, *PODS, network=network) as made:
+        for node in (made.near, made.far):
+            for measure in measures:
+                measure(node)
+        web = made.service("web", NUMBER, made.here, made.there)
+        made.publish(web, made.service("self", SELF, made.twin))
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def untouched(two: TwoNodes) -> Iterator[None]:
+    """Checks at the end of each test what the node's rules have seen."""
+    yield
+    assert [hardening.touched(node) for node in (two.near, two.far)] == [{}, {}]
+
+
+@pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
+@pytest.mark.parametrize("protocol", ["tcp", "udp", "connected-udp"])
+@pytest.mark.parametrize("who", CLIENTS)
+def test_nothing_fails(two: TwoNodes, who: str, protocol: str, v6: bool) -> None:
+    """Every connection and every datagram is answered, and shows the address that was asked."""
+    where = Ways(NUMBER).to(CLIENTS[who], two.near, v6=v6)
+    said = two.ask(getattr(two, who), protocol, *where, TIMES)
+    assert not said["errors"]
+    assert said["names"].keys() == {"here", "there"}
+    assert said["peers"] == {where[0]: TIMES}
+
+
+@pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
+@pytest.mark.parametrize("who", CLIENTS)
+def test_large(two: TwoNodes, who: str, v6: bool) -> None:
+    """Datagrams of 2,000 bytes, in fragments, come and go as well.
+
+    A first one may be lost, where the client has yet to learn how much the path takes.
+    """
+    where = Ways(NUMBER).to(CLIENTS[who], two.near, v6=v6)
+    for _ in range(20):
+        with asking.datagram(two.sockets(getattr(two, who)), where[0]) as client:
+            client.settimeout(0.5)
+            with suppress(TimeoutError):
+                asking.large_again(client, *where)
+            assert asking.large_again(client, *where).peer == where
+
+
+@pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
+@pytest.mark.parametrize("who", CLIENTS)
+def test_bulk(two: TwoNodes, who: str, v6: bool) -> None:
+    """A megabyte goes and comes back unchanged, with large segments on."""
+    client: Host = getattr(two, who)
+    where = Ways(NUMBER).to(CLIENTS[who], two.near, v6=v6)
+    names = {two.bulk(client, *where) for _ in range(10)}
+    assert names == {"here", "there"}
+
+
+@pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
+@pytest.mark.parametrize("protocol", ["tcp", "udp", "connected-udp"])
+def test_hairpin(two: TwoNodes, protocol: str, v6: bool) -> None:
+    """A hidden pod that asks its own service reaches itself, every time."""
+    where = Ways(SELF).to("cluster", two.near, v6=v6)
+    said = two.ask(two.twin, protocol, *where, TIMES)
+    assert not said["errors"]
+    assert said["names"] == {"twin": TIMES}

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packets of any size: fragments, large segments, and a bottleneck in the middle of the path."""
+
+import subprocess
+from collections.abc import Iterator
+from errno import EMSGSIZE
+
+import pytest
+
+from ebpflb.lab.agents import wait_until
+from ebpflb.lab.sockets import Socket
+from tests.network import asking
+from tests.network.twonodes import TwoNodes, Ways, address
+
+NARROW = 1280  # bytes, the least that IPv6 allows
+HERE, THERE = Ways(10), Ways(20)
+IP_MTU_DISCOVER, IP_PMTUDISC_DO, IPV6_MTU_DISCOVER = 10, 2, 23  # linux/in.h, linux/in6.h
+IPPROTO_IP, IPPROTO_IPV6 = 0, 41
+
+families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
+endpoints = pytest.mark.parametrize("ways", [HERE, THERE], ids=["here", "there"])
+ways_in = pytest.mark.parametrize(("who", "kind"), [("hidden", "cluster"), ("outside", "nodeport")])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def services(two: TwoNodes) -> None:
+    """One for each endpoint."""
+    two.publish(two.service("here", 10, two.here), two.service("there", 20, two.there))
+
+
+@pytest.fixture
+def narrow(two: TwoNodes) -> Iterator[int]:
+    """The least between nodes and outside."""
+    two.lab.router.narrow(NARROW)
+    yield NARROW
+    two.lab.router.narrow()
+    for host in (two.outside, two.here, two.there, two.near, two.far):
+        host.ip("route flush cache")
+        host.ip("route flush cache", v6=True)
+
+
+@families
+@endpoints
+@ways_in
+def test_fragments(two: TwoNodes, who: str, kind: str, ways: Ways, v6: bool) -> None:
+    """A datagram of 2,000 bytes is answered by as many, with the address that was asked."""
+    where = ways.to(kind, two.near, v6=v6)
+    for _ in range(10):
+        answer = asking.large(two.sockets(getattr(two, who)), *where)
+        assert (answer.name, answer.peer) == (name_of(ways), where)
+
+
+@families
+@endpoints
+def test_longest(two: TwoNodes, ways: Ways, v6: bool) -> None:
+    """A datagram of many fragments is too."""
+    where = ways.to("nodeport", two.near, v6=v6)
+    assert asking.large(two.sockets(two.outside), *where, 30_000).name == name_of(ways)
+
+
+@families
+@endpoints
+@ways_in
+def test_bulk(two: TwoNodes, who: str, kind: str, ways: Ways, v6: bool) -> None:
+    """A megabyte goes and comes back unchanged, in segments larger than the path takes."""
+    assert two.bulk(getattr(two, who), *ways.to(kind, two.near, v6=v6)) == name_of(ways)
+
+
+@families
+@endpoints
+def test_bulk_through_a_bottleneck(two: TwoNodes, narrow: int, ways: Ways, v6: bool) -> None:
+    """It does where the path in the middle takes less, and the endpoint has learnt how much."""
+    assert two.bulk(two.outside, *ways.to("nodeport", two.near, v6=v6)) == name_of(ways)
+    assert path_mtu(two, ways, v6=v6) == narrow
+
+
+@families
+@endpoints
+def test_answers_through_a_bottleneck(two: TwoNodes, narrow: int, ways: Ways, v6: bool) -> None:
+    """An endpoint whose answer was too big hears of it, and its next answers come through."""
+    where = ways.to("nodeport", two.near, v6=v6)
+    with asking.datagram(two.sockets(two.outside), where[0]) as client:
+        client.settimeout(0.2)
+        wait_until("an answer comes", lambda: answered(client, where))
+    assert path_mtu(two, ways, v6=v6) == narrow
+
+
+@families
+@endpoints
+def test_questions_through_a_bottleneck(two: TwoNodes, narrow: int, ways: Ways, v6: bool) -> None:
+    """A client that lets nobody break up its datagrams is told that they are too big."""
+    where = ways.to("nodeport", two.near, v6=v6)
+    with asking.datagram(two.sockets(two.outside), where[0]) as client:
+        forbid_fragments(client, v6)
+        client.connect(where)
+        with pytest.raises(OSError) as caught:
+            for _ in range(3):
+                client.send(bytes(narrow))
+                client.recv(narrow)
+        assert caught.value.errno == EMSGSIZE
+
+
+def name_of(ways: Ways) -> str:
+    return "here" if ways is HERE else "there"
+
+
+def answered(client: Socket, where: tuple[str, int]) -> bool:
+    """The question just fits through the bottleneck; the answer is longer by a line."""
+    headers = 40 + 8 if ":" in where[0] else 20 + 8
+    client.sendto(bytes(NARROW - headers), where)
+    try:
+        return bool(client.recv(2 * NARROW))
+    except TimeoutError:
+        return False
+
+
+def forbid_fragments(client: Socket, v6: bool) -> None:
+    level, option = (IPPROTO_IPV6, IPV6_MTU_DISCOVER) if v6 else (IPPROTO_IP, IP_MTU_DISCOVER)
+    client.setsockopt(level, option, IP_PMTUDISC_DO)
+
+
+def path_mtu(two: TwoNodes, ways: Ways, *, v6: bool) -> int:
+    """What the endpoint knows of the path to whom it sees as its client; 0: nothing."""
+    pod, client = (two.here, two.outside) if ways is HERE else (two.there, two.near)
+    words = ["ip", "-o", "route", "get", address(client, "::" if v6 else "")]
+    said = pod.start(words, stdout=subprocess.PIPE).communicate()[0].split()
+    return int(said[said.index("mtu") + 1]) if "mtu" in said else 0

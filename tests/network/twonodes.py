@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two nodes with an agent each, an endpoint on each, and clients whose packets alone are seen.
+
+    near    hooked, hidden: clients; here: an endpoint; twin: an endpoint whose sockets are hidden
+    far     there: an endpoint
+    outside a client beyond the router, which sends service addresses to near
+
+All pods but the clients serve TCP and UDP on TARGET with their names.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ebpflb.lab import cni, objects
+from ebpflb.lab.hosts import Host, Lab
+from ebpflb.lab.objects import Object
+from tests.network.ground import PORT, PREFIX, TARGET, Ground
+
+PODS = ("--cluster-cidr", ",".join(cni.NETWORKS))
+LED = ("10.96.0.0/16", "fd00:96::/64", "203.0.113.0/24", "fd03:113::/64")
+
+
+class TwoNodes(Ground):
+    """``publish`` says everything to both agents."""
+
+    def __init__(self, lab: Lab, folder: Path, network: cni.Cni | None, *options: str) -> None:
+        super().__init__(lab, folder)
+        self.near, self.far = lab.node("near", 1, network), lab.node("far", 2, network)
+        lab.join(self.near, self.far)
+        self.hooked = lab.pod(self.near, "hooked", 2)
+        self.hidden = lab.pod(self.near, "hidden", 3, hooked=False)
+        self.here = lab.pod(self.near, "here", 11)
+        self.twin = lab.pod(self.near, "twin", 12, hooked=False)
+        self.there = lab.pod(self.far, "there", 11)
+        self.outside = lab.outside("outside", 1)
+        for network_of_services in LED:
+            lab.router.lead(network_of_services, address(self.near, network_of_services))
+        for node in (self.near, self.far):
+            self.employ(node, *options)
+        for pod in (self.here, self.twin, self.there):
+            self.begin(pod, "serve", pod.name, str(TARGET))
+
+    def at(self, *pods: Host, v6: bool = False, **conditions: bool) -> list[Object]:
+        """The pods as endpoints of one family."""
+        return [
+            objects.endpoint(
+                pod.v6 if v6 else pod.v4,
+                node=self.far.name if pod is self.there else self.near.name,
+                target=pod.name,
+                **conditions,
+            )
+            for pod in pods
+        ]
+
+    def service(self, name: str, number: int, *pods: Host, **spec: Any) -> list[Object]:
+        """A Service that is reached in every way, with these endpoints; see ``Ways``."""
+        ways = Ways(number)
+        named = [{"name": p, "port": TARGET, "protocol": p.upper()} for p in ("tcp", "udp")]
+        ports = [{**port, "port": PORT, "nodePort": ways.nodeport} for port in named]
+        every: dict[str, Any] = {"type": "LoadBalancer", "externalIPs": ways.external}
+        service = objects.service(name, ways.cluster, ports, **every | spec)
+        service["status"] = {"loadBalancer": {"ingress": [{"ip": ip} for ip in ways.balancer]}}
+        return [
+            service,
+            objects.endpoint_slice(name, "IPv4", self.at(*pods), named),
+            objects.endpoint_slice(name, "IPv6", self.at(*pods, v6=True), named),
+        ]
+
+
+class Ways:
+    """How a service of this number is reached: addresses of both families, and a port."""
+
+    def __init__(self, number: int) -> None:
+        self.cluster = [f"10.96.0.{number}", f"fd00:96::{number}"]
+        self.external = [f"203.0.113.{number}", f"fd03:113::{number}"]
+        self.balancer = [f"203.0.113.{100 + number}", f"fd03:113::{100 + number}"]
+        self.nodeport = 30000 + number
+
+    def to(self, kind: str, node: Host, *, v6: bool = False) -> tuple[str, int]:
+        """Address and port of one kind of frontend: cluster, external, balancer or nodeport."""
+        if kind == "nodeport":
+            return (node.v6 if v6 else node.v4), self.nodeport
+        addresses: list[str] = getattr(self, kind)
+        return addresses[v6], PORT
+
+
+def address(host: Host, like: str) -> str:
+    """The host's address of the same family."""
+    return host.v6 if ":" in like else host.v4
+
+
+@contextmanager
+def running(folder: Path, *options: str, network: cni.Cni | None = None) -> Iterator[TwoNodes]:
+    """Both agents at work; afterwards nothing is left."""
+    with Lab(PREFIX) as lab:
+        made = TwoNodes(lab, folder, network, *options)
+        try:
+            made.start()
+            yield made
+        finally:
+            made.close()

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machine's devices and addresses, in a network namespace of the test's own."""
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from ipaddress import ip_address
+from queue import SimpleQueue
+
+import pytest
+from pyroute2 import netns
+
+from ebpflb.model.addresses import Address
+from ebpflb.model.devices import Device
+from ebpflb.node.devices import DevicesChanged, Follower, current
+
+NAME = f"ebpflb-test-{os.getpid()}-devices"
+LOOPBACK = {ip_address("127.0.0.1"), ip_address("::1")}
+PATIENCE = 10.0  # seconds that a change may take to be told
+
+Ip = Callable[[str], None]
+
+
+@pytest.fixture
+def ip() -> Iterator[Ip]:
+    """Runs ip(8) in a fresh namespace with the device d0, in which the test's thread is too."""
+
+    def run(words: str) -> None:
+        subprocess.run(["ip", "-n", NAME, *words.split()], check=True)
+
+    netns.create(NAME)
+    netns.pushns(NAME)
+    try:
+        run("link set lo up")
+        run("link add d0 type bridge")
+        run("link set d0 up")
+        run("link set d0 addrgenmode none")
+        run("address flush dev d0")
+        yield run
+    finally:
+        netns.popns()
+        netns.remove(NAME)
+
+
+@pytest.fixture
+def told(ip: Ip) -> SimpleQueue[DevicesChanged]:
+    """What a follower tells."""
+    queue: SimpleQueue[DevicesChanged] = SimpleQueue()
+    Follower(queue.put).start()
+    return queue
+
+
+def addresses(*texts: str) -> set[Address]:
+    return LOOPBACK | {ip_address(text) for text in texts}
+
+
+def told_at_last(queue: SimpleQueue[DevicesChanged], wanted: set[Address]) -> bool:
+    """Whether it is told, after whatever else; an Empty ends the wait."""
+    while queue.get(timeout=PATIENCE).addresses != wanted:
+        pass
+    return True
+
+
+def devices() -> dict[str, Device]:
+    return {device.name: device for device in current().devices}
+
+
+def test_kinds(ip: Ip) -> None:
+    """Loopback is known as such, and so is a device whose packets have no Ethernet header."""
+    ip("tuntap add tun0 mode tun")
+    found = devices()
+    assert {name for name, device in found.items() if device.loopback} == {"lo"}
+    assert {name for name, device in found.items() if not device.link_header} == {"tun0"}
+    assert len({device.index for device in found.values()}) == 3
+
+
+def test_master(ip: Ip) -> None:
+    """A port knows its bridge."""
+    ip("link add v0 type veth peer name w0")
+    ip("link set v0 master d0")
+    found = devices()
+    assert found["v0"].master == found["d0"].index
+    assert found["w0"].master == found["d0"].master == 0
+
+
+def test_sources(ip: Ip) -> None:
+    """Traffic leaves from global, primary addresses that are in use; in the kernel's order."""
+    for address in ("169.254.1.1/16 scope link", "192.0.2.1/24", "192.0.2.2/24", "198.51.100.1/24"):
+        ip(f"address add {address} dev d0")
+    ip("address add 2001:db8::1/64 dev d0 nodad preferred_lft 0")
+    ip("address add 2001:db8::2/64 dev d0 nodad")
+    ip("address add fe80::1/64 dev d0 nodad")
+    sources = ["192.0.2.1", "198.51.100.1", "2001:db8::2"]
+    assert devices()["d0"].sources == tuple(map(ip_address, sources))
+    assert not devices()["lo"].sources
+
+
+def test_current(ip: Ip) -> None:
+    """All addresses of both families, loopback too, without their prefixes."""
+    ip("address add 192.0.2.1/24 dev d0")
+    ip("address add 192.0.2.2/24 dev d0")
+    ip("address add 2001:db8::1/64 dev d0 nodad")
+    assert current().addresses == addresses("192.0.2.1", "192.0.2.2", "2001:db8::1")
+
+
+def test_peers_are_not_ours(ip: Ip) -> None:
+    """On a point-to-point link our own address counts, never the other end's."""
+    ip("address add 192.0.2.1 peer 192.0.2.9 dev d0")
+    ip("address add 2001:db8::1 peer 2001:db8::9 dev d0 nodad")
+    assert current().addresses == addresses("192.0.2.1", "2001:db8::1")
+
+
+def test_first(told: SimpleQueue[DevicesChanged]) -> None:
+    """A follower tells at once what is there."""
+    assert told.get_nowait().addresses == LOOPBACK
+
+
+@pytest.mark.parametrize("address", ["192.0.2.1", "2001:db8::1"])
+def test_follows(ip: Ip, told: SimpleQueue[DevicesChanged], address: str) -> None:
+    """An address that comes and goes is told both times."""
+    ip(f"address add {address} dev d0")
+    assert told_at_last(told, addresses(address))
+    ip(f"address del {address} dev d0")
+    assert told_at_last(told, addresses())
+
+
+def test_device_goes(ip: Ip, told: SimpleQueue[DevicesChanged]) -> None:
+    """A device that goes takes its addresses with it."""
+    ip("address add 192.0.2.1/24 dev d0")
+    assert told_at_last(told, addresses("192.0.2.1"))
+    ip("link del d0")
+    assert told_at_last(told, addresses())
+
+
+def test_late_device(ip: Ip, told: SimpleQueue[DevicesChanged]) -> None:
+    """A device that comes later is told, and so is its master."""
+
+    def told_master() -> int:
+        found = {device.name: device for device in told.get(timeout=PATIENCE).devices}
+        return found["v0"].master if "v0" in found else 0
+
+    ip("link add v0 type veth peer name w0")
+    ip("link set v0 master d0")
+    while not told_master():  # an Empty ends the wait
+        pass

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ports that are kept from the host, in a network namespace of the test's own."""
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+from pyroute2 import netns
+
+from ebpflb.node import ports
+
+NAME = f"ebpflb-test-{os.getpid()}-ports"
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Iterator[Path]:
+    """Where it is remembered; the test's thread is in a fresh namespace."""
+    netns.create(NAME)
+    netns.pushns(NAME)
+    try:
+        yield tmp_path / "added"
+    finally:
+        netns.popns()
+        netns.remove(NAME)
+
+
+def reserved() -> str:
+    return ports.RESERVED.read_text().strip()
+
+
+@given(some.sets(some.integers(1, 300)))
+def test_notation(numbers: set[int]) -> None:
+    """What is written is what is read."""
+    assert ports.parse(ports.notation(numbers)) == numbers
+
+
+def test_ranges() -> None:
+    """Neighbours are one range, as the kernel writes it."""
+    assert ports.notation({80, 20000, 20001, 20002, 443}) == "80,443,20000-20002"
+    assert ports.parse("\n") == set()
+
+
+def test_reserved(record: Path) -> None:
+    """The range is reserved beside what others reserved, and released without touching that."""
+    ports.RESERVED.write_text("8080,20005-20010\n")
+    ports.reserve(record, 20000, 20019)
+    assert reserved() == "8080,20000-20019"
+    ports.release(record)
+    assert reserved() == "8080,20005-20010"
+    assert not record.exists()
+
+
+def test_again(record: Path) -> None:
+    """A restart adds nothing, and forgets nothing that is ours."""
+    for _ in range(2):
+        ports.reserve(record, 20000, 20009)
+    ports.release(record)
+    assert reserved() == ""
+
+
+def test_other_range(record: Path) -> None:
+    """With another range the former one is given back."""
+    ports.reserve(record, 20000, 20009)
+    ports.reserve(record, 20008, 20019)
+    assert reserved() == "20008-20019"
+
+
+def test_added_meanwhile(record: Path) -> None:
+    """What others add while we are here stays."""
+    ports.reserve(record, 20000, 20009)
+    ports.RESERVED.write_text(f"{reserved()},9000\n")
+    ports.release(record)
+    assert reserved() == "9000"
+
+
+def test_other_namespace(record: Path) -> None:
+    """What was added in another network namespace is not taken away here."""
+    ports.reserve(record, 20000, 20009)
+    other = f"{NAME}-other"
+    netns.create(other)
+    netns.pushns(other)
+    try:
+        ports.RESERVED.write_text("20000-20009\n")
+        ports.release(record)
+        assert reserved() == "20000-20009"
+    finally:
+        netns.popns()
+        netns.remove(other)
+
+
+def test_nothing_added(record: Path) -> None:
+    """Releasing what was never reserved changes nothing."""
+    ports.RESERVED.write_text("8080\n")
+    ports.release(record)
+    assert reserved() == "8080"
+
+
+def test_not_writable(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the list cannot be written, the reason is told in one line."""
+    monkeypatch.setattr(ports, "RESERVED", record.parent / "missing")
+    reason = ports.try_to_reserve(record, 20000, 20009)
+    assert reason == f"{record.parent}/missing: No such file or directory"
+
+
+def test_refused(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What could not be added is not taken away later, and what was added before is."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    ports.RESERVED.write_text("30005\n")
+    ports.reserve(record, 20000, 20009)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", refuse)
+        reason = ports.try_to_reserve(record, 30000, 30009)
+    assert reason == f"{ports.RESERVED}: Read-only file system"
+    ports.RESERVED.write_text("20000-20009,30000-30009\n")
+    ports.release(record)
+    assert reserved() == "30000-30009"

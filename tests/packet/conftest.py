@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Maps and programs for each file of tests, on devices of a network namespace of our own."""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from ebpflb.datapath import compiler, layout, maps, programs, state
+from ebpflb.datapath.compiler import Compiled
+from ebpflb.datapath.layout import MapSpec
+from ebpflb.datapath.maps import Map
+from tests.packet.network import network_of_our_own
+from tests.packet.node import Node
+from tests.packet.places import V4, V6, Places
+
+SCHED_CLS = programs.Attach(3, 0)
+ENTRIES = {"PERCPU_ARRAY": 64}  # of larger maps of a kind: soon made, soon emptied
+
+Loaded = tuple[dict[str, Map], dict[str, int]]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.geteuid() != 0:
+        for item in items:
+            if Path(__file__).parent in item.path.parents:
+                item.add_marker(pytest.mark.skip(reason="bpf(2) is root's"))
+
+
+@contextmanager
+def loaded(compiled: Compiled, **specs: MapSpec) -> Iterator[Loaded]:
+    """Unpinned maps by name, of which some may be made otherwise, and the hooks' descriptors."""
+    with ExitStack() as opened:
+        tables: dict[str, Map] = {}
+        for name, usual in layout.MAPS.items():
+            small = min(usual.entries, ENTRIES.get(usual.kind, 4096))
+            spec = specs.get(name, usual._replace(entries=small))
+            tables[name] = maps.open_map(spec, state.make_map(spec))
+            opened.callback(tables[name].close)
+        fds = {compiler.MAP_NUMBERS[name]: table.fd for name, table in tables.items()}
+        hooks: dict[str, int] = {}
+        for name, code in compiled.programs.items():
+            hooks[name] = programs.load_one(name, SCHED_CLS, programs.relocate(code, fds))
+            opened.callback(os.close, hooks[name])
+        yield tables, hooks
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+    return compiler.compile_source("hooks/packet.c", cache=tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module")
+def devices() -> Iterator[dict[str, int]]:
+    with network_of_our_own() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def datapath(compiled: Compiled) -> Iterator[Loaded]:
+    with loaded(compiled) as found:
+        yield found
+
+
+@pytest.fixture
+def node(datapath: Loaded, devices: dict[str, int]) -> Node:
+    """A node without services."""
+    return Node(*datapath, devices)
+
+
+@pytest.fixture(params=[V4, V6], ids=["v4", "v6"])
+def places(request: pytest.FixtureRequest) -> Places:
+    found: Places = request.param
+    return found
+
+
+@pytest.fixture(params=["tcp", "udp", "sctp"])
+def protocol(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found

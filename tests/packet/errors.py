@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ICMP and ICMPv6 errors as routers and hosts make them."""
+
+from scapy.layers.inet import IPOption_NOP
+from scapy.layers.inet6 import ICMPv6DestUnreach, ICMPv6PacketTooBig, ICMPv6TimeExceeded
+
+from tests.packet.frames import ICMP, IP, Packet, Raw, built, carrier, network
+
+NOP = IPOption_NOP()
+QUERIES = {4: (0, 8, 13, 14), 6: (128, 129, 133, 135, 136)}
+PROTOCOL = {4: {"proto": 1}, 6: {"nh": 58}}
+KINDS = {
+    "too big": (ICMP(type=3, code=4, nexthopmtu=1280), ICMPv6PacketTooBig(mtu=1280)),
+    "too late": (ICMP(type=11, code=0), ICMPv6TimeExceeded(code=0)),
+    "no route": (ICMP(type=3, code=1), ICMPv6DestUnreach(code=0)),
+    "unreachable": (ICMP(type=3, code=3), ICMPv6DestUnreach(code=4)),
+}
+
+
+def error(
+    kind: str, sender: str, packet: Packet, *, size: int | None = None, to: str = ""
+) -> Packet:
+    """What ``sender`` says about a packet, quoting ``size`` bytes of its transport header."""
+    whole = network(packet)
+    header = whole.ihl * 4 if IP in packet else 40
+    quote = bytes(whole) if size is None else bytes(whole)[: header + size]
+    message = KINDS[kind][0 if IP in packet else 1]
+    return built(carrier(sender, to or whole.src) / message / Raw(quote))
+
+
+def about(message: Packet) -> bytes:
+    """Type, code and what else the error says before its quote (not the checksum)."""
+    head = bytes(network(message).payload)[:8]
+    return head[:2] + head[4:]

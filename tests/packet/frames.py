@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frames as they come by a device. A place is spelled "10.1.0.1:80" or "[fd00::1]:80"."""
+
+import logging
+import struct
+from ipaddress import ip_address
+from typing import Any
+
+logging.getLogger("scapy.runtime").setLevel(logging.ERROR)
+
+from scapy.layers.inet import ICMP, IP, TCP, UDP  # noqa: E402
+from scapy.layers.inet6 import IPv6  # noqa: E402
+from scapy.layers.l2 import Ether  # noqa: E402
+from scapy.layers.sctp import (  # noqa: E402
+    SCTP,
+    SCTPChunkAbort,
+    SCTPChunkData,
+    SCTPChunkHeartbeatReq,
+    SCTPChunkInit,
+    SCTPChunkInitAck,
+    SCTPChunkShutdown,
+    SCTPChunkShutdownComplete,
+)
+from scapy.packet import Packet, Raw  # noqa: E402
+
+ROUTER, DEVICE = "02:00:00:00:00:fe", "02:00:00:00:00:01"
+PROTOCOLS = {"tcp": 6, "udp": 17, "sctp": 132}
+CHUNKS = {
+    "init": SCTPChunkInit(init_tag=7, a_rwnd=65535, n_out_streams=1, n_in_streams=1, init_tsn=9),
+    "init ack": SCTPChunkInitAck(init_tag=8, a_rwnd=65535, n_out_streams=1, n_in_streams=1),
+    "data": SCTPChunkData(data=b"question"),
+    "heartbeat": SCTPChunkHeartbeatReq(),
+    "shutdown": SCTPChunkShutdown(),
+    "shutdown complete": SCTPChunkShutdownComplete(),
+    "abort": SCTPChunkAbort(),
+}
+TRANSPORTS = {"tcp": TCP, "udp": UDP, "sctp": SCTP}
+
+
+def at(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def host_of(place: str) -> str:
+    return place.rpartition(":")[0].strip("[]")
+
+
+def port_of(place: str) -> int:
+    return int(place.rpartition(":")[2])
+
+
+def built(packet: Packet) -> Packet:
+    """With every length and checksum filled in, as it is read off the wire."""
+    return Ether(bytes(packet))
+
+
+def carrier(source: str, destination: str, **fields: Any) -> Packet:
+    """Ethernet and IP of either family, between two addresses."""
+    frame = Ether(src=ROUTER, dst=DEVICE)
+    if ip_address(source).version == 4:
+        return frame / IP(src=source, dst=destination, **fields)
+    return frame / IPv6(src=source, dst=destination, **fields)
+
+
+def segment(source: str, destination: str, flags: str = "S", **fields: Any) -> Packet:
+    """A TCP segment; ``payload`` and the fields of its header may be named."""
+    payload = fields.pop("payload", b"")
+    fields = {"seq": 1000, "ack": 2000 if "A" in flags else 0, **fields}
+    header = TCP(sport=port_of(source), dport=port_of(destination), flags=flags, **fields)
+    return built(carrier(host_of(source), host_of(destination)) / header / Raw(payload))
+
+
+def datagram(source: str, destination: str, payload: bytes = b"question", **fields: Any) -> Packet:
+    header = UDP(sport=port_of(source), dport=port_of(destination), **fields)
+    return built(carrier(host_of(source), host_of(destination)) / header / Raw(payload))
+
+
+def chunk(source: str, destination: str, kind: str = "init") -> Packet:
+    """An SCTP packet with one chunk."""
+    header = SCTP(sport=port_of(source), dport=port_of(destination), tag=7)
+    return built(carrier(host_of(source), host_of(destination)) / header / CHUNKS[kind])
+
+
+def opening(protocol: str, source: str, destination: str) -> Packet:
+    """The first packet of a flow."""
+    make = {"tcp": segment, "udp": datagram, "sctp": chunk}[protocol]
+    return make(source, destination)
+
+
+def network(packet: Packet) -> Packet:
+    """The outermost IP header, with what follows."""
+    return packet[IP] if IP in packet else packet[IPv6]
+
+
+def transport(packet: Packet) -> Packet:
+    return next(packet[kind] for kind in TRANSPORTS.values() if kind in packet)
+
+
+def source(packet: Packet) -> str:
+    return at(network(packet).src, transport(packet).sport)
+
+
+def destination(packet: Packet) -> str:
+    return at(network(packet).dst, transport(packet).dport)
+
+
+def ends(packet: Packet) -> str:
+    """Who sends to whom, in one line."""
+    return f"{source(packet)} > {destination(packet)}"
+
+
+def reply(packet: Packet, flags: str = "SA") -> Packet:
+    """What the host at the destination answers (TCP: with these flags)."""
+    here, there = destination(packet), source(packet)
+    if TCP in packet:
+        return segment(here, there, flags, seq=5000, ack=packet[TCP].seq + 1)
+    if UDP in packet:
+        return datagram(here, there, b"answer")
+    return chunk(here, there, "init ack")
+
+
+def forwarded(packet: Packet) -> Packet:
+    """As the node's stack sends it on: a hop older, other hardware addresses."""
+    copy = packet.copy()
+    copy.src, copy.dst = DEVICE, ROUTER
+    if IP in copy:
+        copy[IP].ttl -= 1
+        del copy[IP].chksum
+    else:
+        copy[IPv6].hlim -= 1
+    return built(copy)
+
+
+def quoted(error: Packet) -> str:
+    """Who sent to whom in the packet that an ICMP error quotes, however little of it."""
+    quote = bytes(network(error).payload)[8:]
+    length, at_, size = ((quote[0] & 15) * 4, 12, 4) if quote[0] >> 4 == 4 else (40, 8, 16)
+    hosts = (str(ip_address(quote[n : n + size])) for n in (at_, at_ + size))
+    ports = struct.unpack_from("!HH", quote, length)
+    return " > ".join(at(host, port) for host, port in zip(hosts, ports, strict=True))
+
+
+__all__ = ["ICMP", "IP", "SCTP", "TCP", "UDP", "Ether", "IPv6", "Packet", "Raw"]

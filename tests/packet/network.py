@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A network namespace for this process: devices that lead nowhere, routes as a node has them."""
+
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cffi import FFI
+
+from tests.packet.frames import ROUTER
+from tests.packet.places import V4, V6
+
+DEVICES = ("uplink", "pods", "tunnel")
+_NEW_NETWORK = 0x40000000  # CLONE_NEWNET
+
+_ffi = FFI()
+_ffi.cdef("int unshare(int flags); int setns(int fd, int kind);")
+_libc = _ffi.dlopen(None)
+
+_SETUP = f"""\
+link set lo up
+link add uplink type veth peer name uplink-end
+link add pods type veth peer name pods-end
+link add tunnel type veth peer name tunnel-end
+link set uplink up
+link set uplink-end up
+link set pods up
+link set pods-end up
+link set tunnel up
+link set tunnel-end up
+address add {V4.node}/24 dev uplink
+address add {V6.node}/64 dev uplink nodad
+address add {V4.bridge}/24 dev pods
+address add {V6.bridge}/64 dev pods nodad
+neighbour add {V4.router} lladdr {ROUTER} dev uplink nud permanent
+neighbour add {V6.router} lladdr {ROUTER} dev uplink nud permanent
+route add default via {V4.router}
+route add default via {V6.router}
+route add {V4.stranger}/32 dev tunnel
+route add {V6.stranger}/128 dev tunnel
+"""
+
+
+@contextmanager
+def network_of_our_own() -> Iterator[dict[str, int]]:
+    """The devices' indexes. The namespace ends when we leave it, also if we are killed."""
+    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    assert _libc.unshare(_NEW_NETWORK) == 0
+    try:
+        for switch in ("ipv4/ip_forward", "ipv6/conf/all/forwarding"):
+            Path(f"/proc/sys/net/{switch}").write_text("1")
+        subprocess.run(["ip", "-batch", "-"], input=_SETUP, text=True, check=True)
+        yield {device: socket.if_nametoindex(device) for device in DEVICES}
+    finally:
+        assert _libc.setns(home, _NEW_NETWORK) == 0
+        os.close(home)

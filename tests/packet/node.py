@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node as the agent would leave it, and the two programs at its devices.
+
+Frontends and backends are spelled as people say it: "172.30.0.10:80/udp" (a NodePort
+"0.0.0.0:30080"), flags are words. Whatever a program lets go on is checked on the way: it may
+change nothing but addresses, ports and checksums, and no checksum that was right gets wrong.
+"""
+
+from collections.abc import Mapping, Sequence
+from ipaddress import IPv6Address, ip_address, ip_network
+from typing import Any, NamedTuple
+
+from ebpflb.datapath import testrun
+from ebpflb.datapath.layout import VERDICTS
+from ebpflb.datapath.maps import Counters, Map, MappedArray
+from ebpflb.datapath.records import Flow, Tuple
+from ebpflb.plan import entries
+from ebpflb.plan.entries import Backend, Frontend, Prefix, Range, Service, Settings
+from tests.packet import wire
+from tests.packet.frames import PROTOCOLS, Ether, Packet, at, forwarded, host_of, port_of
+from tests.packet.places import V4, V6
+
+ACTIONS = {testrun.PASS: "pass", testrun.DROP: "drop", testrun.REDIRECT: "redirect"}
+HOOKS = {1: "ingress", 2: "egress"}
+FIRST_PORT, LAST_PORT = 40_000, 44_999
+
+
+def frontend(text: str) -> Frontend:
+    place, _, protocol = text.partition("/")
+    return Frontend(ip_address(host_of(place)), port_of(place), PROTOCOLS[protocol or "tcp"])
+
+
+def bits(cidr: str) -> int:
+    """The length of a prefix, in bits of the 128-bit form of its addresses."""
+    network = ip_network(cidr)
+    return network.prefixlen + (96 if network.version == 4 else 0)
+
+
+def prefix(cidr: str) -> Prefix:
+    mask = (1 << 128) - (1 << (128 - bits(cidr)))
+    return Prefix(ip_network(cidr).network_address, IPv6Address(mask))
+
+
+class Outcome(NamedTuple):
+    """What a program did: the action, the frame as it left it, the verdicts that it counted."""
+
+    action: str
+    frame: bytes
+    verdicts: dict[str, int]
+
+    @property
+    def packet(self) -> Packet:
+        return Ether(self.frame)
+
+
+class Node:
+    """Maps filled as the agent fills them; devices are real ones of a namespace of our own."""
+
+    def __init__(self, maps: Mapping[str, Map], hooks: Mapping[str, int], devices: dict[str, int]):
+        self.maps, self.hooks, self.devices = maps, hooks, devices
+        self.ids: dict[tuple[int, str], int] = {}
+        self.blocks: dict[int, Range] = {}
+        self.next_slot = 0
+        self.complete = False  # whether devices sum packets up
+        for opened in maps.values():
+            _empty(opened)
+        self.counted = self._verdicts()
+        self.settings()
+        self.device("uplink", V4.node, V6.node)
+        self.device("pods", V4.bridge, V6.bridge)
+        for places in (V4, V6):
+            self.owns(places.node)
+            self.reserve(places.service_range)
+
+    def put(self, name: str, key: Any, value: Any) -> None:
+        self.maps[name].write([(key, value)])
+
+    def settings(self, *words: str, **fields: Any) -> None:
+        """Flags, and what else differs from the usual: pods are told by their addresses."""
+        usual = {
+            "flags": frozenset(words or ("detect_local",)),
+            "first_port": FIRST_PORT,
+            "last_port": LAST_PORT,
+            "pods_v4": prefix(V4.pods),
+            "pods_v6": prefix(V6.pods),
+            "span_v4": prefix(V4.service_range),
+            "span_v6": prefix(V6.service_range),
+        }
+        self.put("settings", 0, Settings(0, 0, **{**usual, **fields}))
+
+    def device(self, name: str, v4: str = "0.0.0.0", v6: str = "::", *words: str) -> None:
+        device = entries.Device(ip_address(v4), ip_address(v6), frozenset(words))
+        self.put("devices", self.devices[name], device)
+
+    def owns(self, *addresses: str) -> None:
+        """Addresses of this node that serve NodePorts."""
+        for address in addresses:
+            self.put("node_addresses", ip_address(address), 1)
+
+    def reserve(self, cidr: str) -> None:
+        """Addresses that are given to services."""
+        address = ip_network(cidr).network_address
+        self.put("service_ranges", entries.ServiceRange(bits(cidr), address), 1)
+
+    def admit(self, service: int, *cidrs: str) -> None:
+        """Clients that a service's restricted frontends let in."""
+        for cidr in cidrs:
+            address = ip_network(cidr).network_address
+            self.put("source_ranges", entries.SourceRange(32 + bits(cidr), service, address), 1)
+
+    def publish(
+        self,
+        service: int,
+        frontends: Mapping[str, str] | Sequence[str],
+        *,
+        cluster: Sequence[str] = (),
+        local: Sequence[str] = (),
+        leaving: Sequence[str] = (),
+        here: Sequence[str] = (),
+        affinity: int = 0,
+    ) -> None:
+        """A service, or what became of it; ``here`` are the backends on this node.
+
+        ``leaving`` backends are in no list and serve the flows they have.
+        """
+        kept = [b for b in cluster if b in local]
+        order = [b for b in cluster if b not in local] + kept
+        order += [b for b in local if b not in cluster] + list(leaving)
+        block, former = Range(self.next_slot, len(order)), self.blocks.get(service, Range(0, 0))
+        self.next_slot += len(order)
+        lists = {"cluster": cluster, "local": local, "here": here}
+        for slot, text in enumerate(order, block.base):
+            flags = frozenset(word for word, members in lists.items() if text in members)
+            self._put_backend(service, text, slot, flags)
+        in_cluster = Range(block.base, len(cluster))
+        in_local = Range(block.base + len(cluster) - len(kept), len(local))
+        some = {"endpoints"} if cluster or local else set()
+        words = frontends if isinstance(frontends, Mapping) else dict.fromkeys(frontends, "")
+        for text, kinds in words.items():
+            flags = frozenset(kinds.split()) | some
+            self._put_service(text, service, flags, affinity, block, in_cluster, in_local)
+        self.maps["slots"].write(
+            [(s, _NOBODY) for s in range(former.base, former.base + former.size)]
+        )
+        self.blocks[service] = block
+
+    def withdraw(self, *frontends: str) -> None:
+        self.maps["services"].delete([frontend(text) for text in frontends])
+
+    def backend_id(self, service: int, text: str) -> int:
+        """A backend keeps its id as long as the test runs."""
+        return self.ids.setdefault((service, text), len(self.ids) + 1)
+
+    def ingress(self, packet: Packet | bytes, device: str = "uplink") -> Outcome:
+        """The packet comes in from a device."""
+        return self._run("ingress", bytes(packet), device, device)
+
+    def egress(
+        self, packet: Packet | bytes, device: str = "uplink", into: str | None = "uplink"
+    ) -> Outcome:
+        """The packet leaves by a device; it came in from another, or is the node's own (None)."""
+        return self._run("egress", bytes(packet), device, into)
+
+    def through(self, packet: Packet, into: str = "uplink", out: str = "uplink") -> Packet:
+        """What becomes of a packet that comes in, is sent on by the stack, and leaves."""
+        came = self.ingress(packet, into)
+        assert came.action == "pass", came
+        left = self.egress(forwarded(came.packet), out, into)
+        assert left.action == "pass", left
+        return left.packet
+
+    def flows(self, protocol: str = "tcp") -> dict[str, Flow]:
+        """The entries of a map of flows, by hook and ends: "ingress 10.1.0.1:5 > 10.2.0.1:80"."""
+        table = self.maps["tcp_flows" if protocol == "tcp" else "other_flows"]
+        return {spelled(key): flow for key, flow in table.items()}
+
+    def flow_counters(self, protocol: str = "tcp") -> tuple[int, ...]:
+        """Entries made, ended and refused."""
+        return tuple(self.maps["flow_stats"].get(0 if protocol == "tcp" else 1))
+
+    def _put_backend(self, service: int, text: str, slot: int, flags: entries.Flags) -> None:
+        number = self.backend_id(service, text)
+        address, port = ip_address(host_of(text)), port_of(text)
+        self.put("slots", slot, Backend(address, port, flags, number, service))
+        self.put("members", number, slot)
+
+    def _put_service(self, text: str, service: int, flags: entries.Flags, *rest: Any) -> None:
+        where, (affinity, block, cluster, local) = frontend(text), rest
+        self.put(
+            "services",
+            where,
+            Service(where, service, flags, affinity, block.size, cluster, local),
+        )
+        if "external" not in flags:
+            self.put("cluster_ips", where.address, 1)
+
+    def _run(self, hook: str, frame: bytes, device: str, into: str | None) -> Outcome:
+        before = self.counted
+        came_by = self.devices[into] if into else 0
+        index = self.devices[device]
+        ran = testrun.run(
+            self.hooks[hook],
+            frame,
+            ifindex=index,
+            ingress_ifindex=came_by,
+            complete=self.complete,
+        )
+        self.counted = self._verdicts()
+        moved = {word: count - before[word] for word, count in self.counted.items()}
+        verdicts = {word: count for word, count in moved.items() if count}
+        outcome = Outcome(ACTIONS[ran.retval], ran.packet, verdicts)
+        _examine(frame, outcome)
+        return outcome
+
+    def _verdicts(self) -> dict[str, int]:
+        table = self.maps["verdicts"]
+        return {word: table.get(number)[0] for number, word in VERDICTS.items() if word != "s"}
+
+
+_NOBODY = Backend(IPv6Address(0), 0, frozenset(), 0, 0)
+
+
+def _examine(frame: bytes, outcome: Outcome) -> None:
+    """What holds of every packet; an answer's own checksums are right, whatever it quotes."""
+    if outcome.action == "pass":
+        assert len(outcome.frame) == len(frame)
+        assert wire.untouchable(outcome.frame) == wire.untouchable(frame)
+        assert wire.faults(outcome.frame) <= wire.faults(frame)
+    elif outcome.action == "redirect":
+        assert wire.faults(outcome.frame) <= {f"quoted {fault}" for fault in wire.faults(frame)}
+
+
+def spelled(key: Tuple) -> str:
+    source = at(str(key.source), key.source_port)
+    return f"{HOOKS[key.hook]} {source} > {at(str(key.destination), key.destination_port)}"
+
+
+def _empty(table: Map) -> None:
+    if isinstance(table, MappedArray):
+        table.memory[:] = bytes(len(table.memory))
+    elif isinstance(table, Counters):
+        table.zero(range(table.spec.entries))
+    elif table.spec.kind != "ARRAY":
+        table.delete([key for key, _ in table.items()])

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kinds of frontends: where a client sends to, and how the agent writes it."""
+
+from typing import Any
+
+from tests.packet.frames import at
+from tests.packet.node import Node
+from tests.packet.places import Places
+
+KINDS = {
+    "cluster": "",
+    "nodeport": "external",
+    "balancer": "external load_balancer",
+    "external": "external",
+}
+_PORTS = {"cluster": 80, "nodeport": 30080, "balancer": 443, "external": 8443}
+
+
+def address(places: Places, kind: str) -> str:
+    """Where a client sends to, to reach that kind of frontend."""
+    hosts = {"cluster": "cluster_ip", "nodeport": "node"}
+    return at(getattr(places, hosts.get(kind, kind)), _PORTS[kind])
+
+
+def written(places: Places, kind: str, protocol: str = "tcp") -> str:
+    """How the agent writes it: a NodePort has no address."""
+    where = at(places.any, _PORTS[kind]) if kind == "nodeport" else address(places, kind)
+    return f"{where}/{protocol}"
+
+
+def serve(
+    node: Node,
+    places: Places,
+    kind: str,
+    protocol: str = "tcp",
+    *words: str,
+    service: int = 1,
+    **lists: Any,
+) -> str:
+    """Publishes one frontend, with words of policy; where a client reaches it."""
+    flags = " ".join((KINDS[kind], *words))
+    node.publish(service, {written(places, kind, protocol): flags}, **lists)
+    return address(places, kind)

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A TCP connection keeps its backend whatever becomes of the service, until it ends."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.packet.frames import Packet, at, destination, ends, reply, segment, source
+from tests.packet.node import Node
+from tests.packet.places import Places
+from tests.packet.services import serve, written
+
+
+@pytest.fixture(params=["pod", "client"])
+def client(request: pytest.FixtureRequest, places: Places) -> str:
+    """A pod, who goes on as itself, and a client outside, who is masqueraded."""
+    return at(getattr(places, request.param), 50123)
+
+
+@pytest.fixture
+def kind(client: str, places: Places) -> str:
+    return "cluster" if client == at(places.pod, 50123) else "nodeport"
+
+
+@pytest.fixture
+def where(node: Node, places: Places, kind: str) -> str:
+    return serve(node, places, kind, cluster=[at(places.there, 8080)])
+
+
+def shake(node: Node, client: str, where: str) -> Packet:
+    """Three packets; the last as the backend gets it."""
+    asked = node.through(segment(client, where))
+    assert ends(node.through(reply(asked))) == f"{where} > {client}"
+    return node.through(segment(client, where, "A", seq=1001, ack=5001))
+
+
+def replace(node: Node, places: Places, kind: str) -> None:
+    """Another backend takes the new connections; the old one serves those that it has."""
+    there, elsewhere = at(places.there, 8080), at(places.elsewhere, 8080)
+    serve(node, places, kind, cluster=[elsewhere], leaving=[there])
+
+
+def test_kept(node: Node, places: Places, client: str, kind: str, where: str) -> None:
+    """Its backend may leave the lists, leave the service, or the service may go."""
+    got = ends(shake(node, client, where))
+    other = at(places.elsewhere, 8080)
+    changes = [
+        {"cluster": [other], "leaving": [at(places.there, 8080)]},
+        {"cluster": [other]},
+        {"cluster": []},
+    ]
+    for lists in changes:
+        serve(node, places, kind, **lists)
+        asked = node.through(segment(client, where, "PA", payload=b"GET /"))
+        assert ends(asked) == got
+        assert ends(node.through(reply(asked, "PA"))) == f"{where} > {client}"
+    node.withdraw(written(places, kind))
+    asked = node.through(segment(client, where, "PA", payload=b"GET /"))
+    assert ends(asked) == got
+    assert ends(node.through(reply(asked, "PA"))) == f"{where} > {client}"
+
+
+def test_repeated_syn(node: Node, places: Places, client: str, kind: str, where: str) -> None:
+    """A SYN that is sent again goes where the first one went, as the first one did."""
+    got = ends(node.through(segment(client, where)))
+    replace(node, places, kind)
+    assert ends(node.through(segment(client, where))) == got
+    assert node.maps["service_stats"].get(1)[0] == 1
+
+
+def test_syn_to_nobody(node: Node, places: Places, client: str, kind: str, where: str) -> None:
+    """Where the backend that did not answer is gone, the next SYN goes to one that is there."""
+    node.through(segment(client, where))
+    serve(node, places, kind, cluster=[at(places.elsewhere, 8080)])
+    asked = node.through(segment(client, where))
+    assert destination(asked) == at(places.elsewhere, 8080)
+    assert ends(node.through(reply(asked))) == f"{where} > {client}"
+
+
+def finish(node: Node, client: str, where: str) -> None:
+    """Both sides close."""
+    asked = node.through(segment(client, where, "FA", seq=1001, ack=5001))
+    node.through(reply(asked, "FA"))
+    node.through(segment(client, where, "A", seq=1002, ack=5002))
+
+
+def abort(node: Node, client: str, where: str) -> None:
+    node.through(segment(client, where, "R", seq=1001))
+
+
+def abort_there(node: Node, client: str, where: str) -> None:
+    node.through(reply(node.through(segment(client, where, "A", seq=1001)), "R"))
+
+
+@pytest.mark.parametrize("end", [finish, abort, abort_there])
+def test_chosen_anew(
+    node: Node, places: Places, client: str, kind: str, where: str, end: Callable[..., None]
+) -> None:
+    """After its end the same client port opens a new connection, to who serves now."""
+    shake(node, client, where)
+    end(node, client, where)
+    replace(node, places, kind)
+    asked = node.through(segment(client, where, seq=9000))
+    assert destination(asked) == at(places.elsewhere, 8080)
+    assert ends(node.through(reply(asked))) == f"{where} > {client}"
+    assert destination(shake(node, client, where)) == at(places.elsewhere, 8080)
+
+
+def test_half_closed(node: Node, places: Places, client: str, kind: str, where: str) -> None:
+    """One side's FIN is no end: the other may send as long as it likes."""
+    got = ends(shake(node, client, where))
+    asked = node.through(segment(client, where, "FA", seq=1001, ack=5001))
+    assert ends(asked) == got
+    replace(node, places, kind)
+    for _ in range(3):
+        answer = node.through(reply(asked, "PA"))
+        assert ends(answer) == f"{where} > {client}"
+        assert ends(node.through(reply(answer, "A"))) == got
+
+
+def test_last_acknowledgment(node: Node, places: Places, client: str, where: str) -> None:
+    """Packets that come after the end still follow: the last ACK, and FINs sent again."""
+    got = ends(shake(node, client, where))
+    finish(node, client, where)
+    assert ends(node.through(segment(client, where, "A", seq=1002, ack=5002))) == got
+    assert ends(node.through(segment(client, where, "FA", seq=1001, ack=5001))) == got
+
+
+@pytest.mark.parametrize("flags", ["A", "PA", "FA", "R", "RA", "SA", ""])
+def test_foreign(node: Node, places: Places, client: str, where: str, flags: str) -> None:
+    """What opens no connection and belongs to none is left alone: conntrack may know it."""
+    packet = segment(client, where, flags)
+    assert node.ingress(packet) == ("pass", bytes(packet), {"passed": 1})
+    assert not node.flows()
+
+
+def test_options_of_syn(node: Node, client: str, where: str) -> None:
+    """ECN's SYN (with ECE and CWR) opens a connection like any other, and so does data on it."""
+    for flags, payload in (("SEC", b""), ("S", b"fast open")):
+        asked = node.through(segment(client, where, flags, payload=payload))
+        assert destination(asked) != where
+
+
+def test_flags(node: Node, places: Places, client: str, kind: str, where: str) -> None:
+    """Entries say whose packets they are for, and what has come by; a SYN may be forged."""
+    asked = node.through(segment(client, where))
+    backend, near = at(places.there, 8080), source(asked)
+    request, answer = f"ingress {client} > {where}", f"egress {backend} > {client}"
+    hidden = {"masquerade"} if kind == "nodeport" else set()
+    assert node.flows()[request].flags == {"request", *hidden}
+    assert node.flows()[answer].flags == set()
+    expected = {request, answer}
+    if hidden:
+        expected |= {f"egress {client} > {backend}", f"ingress {backend} > {near}"}
+        assert node.flows()[f"egress {client} > {backend}"].flags == {"request", *hidden}
+        assert node.flows()[f"ingress {backend} > {near}"].flags == set()
+    assert node.flows().keys() == expected
+    node.through(reply(asked))
+    node.through(segment(client, where, "A"))
+    assert node.flows()[request].flags == {"request", "seen", *hidden}
+    node.through(segment(client, where, "FA"))
+    assert node.flows()[request].flags == {"request", "seen", "fin", *hidden}
+    assert node.flows()[answer].flags == {"seen"}
+    node.through(reply(asked, "RA"))
+    assert node.flows()[answer].flags == {"seen", "rst"}
+
+
+def test_counted(node: Node, places: Places, client: str, kind: str, where: str) -> None:
+    """Every entry that is made is counted, and every one that a newer flow ends."""
+    shake(node, client, where)
+    assert len(node.flows()) == (2 if kind == "cluster" else 4)
+    assert node.flow_counters() == (len(node.flows()), 0, 0)
+    abort(node, client, where)
+    replace(node, places, kind)
+    shake(node, client, where)
+    assert len(node.flows()) == (2 if kind == "cluster" else 4)
+    made, ended, refused = node.flow_counters()
+    assert made - ended == len(node.flows())
+    assert ended and not refused
+    assert not node.flows("udp")
+
+
+def test_fresh(node: Node, client: str, where: str) -> None:
+    """Each packet renews the entry that it goes by."""
+    asked = node.through(segment(client, where))
+    first = node.flows()
+    node.through(reply(asked))
+    node.through(segment(client, where, "A"))
+    for name, flow in node.flows().items():
+        assert flow.last_seen > first[name].last_seen
+        assert flow.created == first[name].created

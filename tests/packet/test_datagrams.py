@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Datagrams: a client's port keeps its backend while that serves (kube-proxy.md 11), no longer."""
+
+import pytest
+
+from tests.packet.frames import (
+    SCTP,
+    UDP,
+    at,
+    datagram,
+    destination,
+    ends,
+    host_of,
+    opening,
+    reply,
+    source,
+)
+from tests.packet.node import Node
+from tests.packet.places import Places
+from tests.packet.services import serve, written
+
+
+@pytest.fixture(params=["pod", "client"])
+def client(request: pytest.FixtureRequest, places: Places) -> str:
+    """A pod, who goes on as itself, and a client outside, who is masqueraded."""
+    return at(getattr(places, request.param), 50123)
+
+
+@pytest.fixture
+def kind(client: str, places: Places) -> str:
+    return "cluster" if client == at(places.pod, 50123) else "nodeport"
+
+
+@pytest.fixture(params=["udp", "sctp"])
+def protocol(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+def test_kept(node: Node, places: Places, client: str, kind: str, protocol: str) -> None:
+    """While its backend serves, if only what it has, the flow stays."""
+    backend, other = at(places.there, 5353), at(places.elsewhere, 5353)
+    where = serve(node, places, kind, protocol, cluster=[backend])
+    got = ends(node.through(opening(protocol, client, where)))
+    serve(node, places, kind, protocol, cluster=[other], leaving=[backend])
+    for _ in range(3):
+        asked = node.through(opening(protocol, client, where))
+        assert ends(asked) == got
+        assert ends(node.through(reply(asked))) == f"{where} > {client}"
+
+
+def test_moved(node: Node, places: Places, client: str, kind: str) -> None:
+    """When its backend is gone, the next datagram comes to another, and is answered."""
+    backend, other = at(places.there, 5353), at(places.elsewhere, 5353)
+    where = serve(node, places, kind, "udp", cluster=[backend])
+    late = reply(node.through(datagram(client, where)))
+    serve(node, places, kind, "udp", cluster=[other])
+    asked = node.through(datagram(client, where))
+    assert destination(asked) == other
+    assert ends(node.through(reply(asked))) == f"{where} > {client}"
+    again = node.through(datagram(client, where))
+    assert ends(again) == ends(asked)
+    assert node.maps["service_stats"].get(1)[0] == 2
+    assert source(node.egress(node.ingress(late).packet).packet) in (where, backend)
+
+
+def test_nobody_serves(node: Node, places: Places, client: str, kind: str) -> None:
+    """When all are gone, the client is told."""
+    where = serve(node, places, kind, "udp", cluster=[at(places.there, 5353)])
+    node.through(datagram(client, where))
+    serve(node, places, kind, "udp")
+    assert node.ingress(datagram(client, where)).verdicts == {"refused": 1}
+
+
+def test_comes_back(node: Node, places: Places, client: str, kind: str) -> None:
+    """A client that was refused is served as soon as somebody can."""
+    where = serve(node, places, kind, "udp")
+    assert node.ingress(datagram(client, where)).action == "redirect"
+    serve(node, places, kind, "udp", cluster=[at(places.there, 5353)])
+    asked = node.through(datagram(client, where))
+    assert ends(node.through(reply(asked))) == f"{where} > {client}"
+
+
+def test_service_gone(node: Node, places: Places, kind: str, client: str) -> None:
+    """A backend of another service under the same id is not mistaken for the old one."""
+    backend = at(places.there, 5353)
+    where = serve(node, places, kind, "udp", cluster=[backend])
+    node.through(datagram(client, where))
+    node.withdraw(written(places, kind, "udp"))
+    where = serve(node, places, kind, "udp", service=2, cluster=[at(places.elsewhere, 5353)])
+    node.publish(1, [], cluster=[])
+    assert destination(node.through(datagram(client, where))) == at(places.elsewhere, 5353)
+
+
+def test_seen(node: Node, places: Places, client: str, kind: str) -> None:
+    """A flow that was answered can be told from one that was only asked for."""
+    where = serve(node, places, kind, "udp", cluster=[at(places.there, 5353)])
+    asked = node.through(datagram(client, where))
+    for name, flow in node.flows("udp").items():
+        assert ("seen" in flow.flags) == ("request" in flow.flags), name
+    node.through(reply(asked))
+    assert all("seen" in flow.flags for flow in node.flows("udp").values())
+
+
+def test_maps_apart(node: Node, places: Places, client: str, kind: str, protocol: str) -> None:
+    """A flood of datagrams cannot evict connections: they lie apart."""
+    where = serve(node, places, kind, protocol, cluster=[at(places.there, 5353)])
+    node.through(opening(protocol, client, where))
+    entries = 2 if kind == "cluster" else 4
+    assert len(node.flows(protocol)) == entries
+    assert node.flow_counters(protocol) == (entries, 0, 0)
+    assert not node.flows("tcp")
+    assert node.flow_counters("tcp") == (0, 0, 0)
+
+
+def test_no_checksum(node: Node, places: Places, client: str, kind: str) -> None:
+    """A datagram that is sent without a checksum (RFC 768, RFC 6935) arrives without one."""
+    where = serve(node, places, kind, "udp", cluster=[at(places.there, 5353)])
+    asked = node.through(datagram(client, where, chksum=0))
+    answer = node.through(datagram(destination(asked), source(asked), b"answer", chksum=0))
+    assert ends(answer) == f"{where} > {client}"
+    assert (asked[UDP].chksum, answer[UDP].chksum) == (0, 0)
+
+
+def test_checksum_zero(node: Node, places: Places) -> None:
+    """A checksum that comes out as zero is sent as its other zero, ffff: zero says "none"."""
+    client, backend = at(places.client, 50123), at(places.there, 5353)
+    node.settings("guard_nodeports")
+    where = serve(node, places, "cluster", "udp", cluster=[backend])
+    rest = datagram(client, backend, bytes(2))[UDP].chksum
+    asked = node.ingress(datagram(client, where, rest.to_bytes(2, "big"))).packet
+    assert ends(asked) == f"{client} > {backend}"
+    assert asked[UDP].chksum == 0xFFFF
+
+
+def test_no_source_port(node: Node, places: Places, client: str, kind: str) -> None:
+    """A datagram that wants no answer has no source port (RFC 768); it arrives all the same."""
+    where = serve(node, places, kind, "udp", cluster=[at(places.there, 5353)])
+    for _ in range(2):
+        asked = node.through(datagram(at(host_of(client), 0), where))
+        assert destination(asked) == at(places.there, 5353)
+
+
+def test_crc_to_come(node: Node, places: Places, client: str, kind: str) -> None:
+    """SCTP's checksum is zero until the device makes it, and no difference is applied to that."""
+    where = serve(node, places, kind, "sctp", cluster=[at(places.there, 5353)])
+    request = opening("sctp", client, where)
+    request[SCTP].chksum = 0
+    came = node.ingress(request).packet
+    assert destination(came) == at(places.there, 5353)
+    assert came[SCTP].chksum == 0

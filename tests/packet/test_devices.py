@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two programs are on every device, so a packet may meet each more than once."""
+
+import pytest
+
+from tests.packet.frames import at, destination, ends, forwarded, host_of, opening, reply, source
+from tests.packet.node import Node
+from tests.packet.places import Places
+from tests.packet.services import serve
+
+
+@pytest.mark.parametrize("asker", ["pod", "here"])
+def test_port_and_bridge(node: Node, places: Places, protocol: str, asker: str) -> None:
+    """A bridge's port and the bridge: what one has translated the other leaves alone."""
+    backend, client = at(places.here, 8080), at(getattr(places, asker), 50123)
+    where = serve(node, places, "cluster", protocol, cluster=[backend], here=[backend])
+    packet = opening(protocol, client, where)
+    for _ in range(2):
+        port = node.ingress(packet, "tunnel").packet
+        bridge = node.ingress(port, "pods")
+        assert bridge == ("pass", bytes(port), {"passed": 1})
+        out = node.egress(forwarded(bridge.packet), "pods", "pods").packet
+        assert destination(out) == backend
+        assert node.egress(out, "tunnel", "pods")[:2] == ("pass", bytes(out))
+        assert host_of(source(out)) == (places.bridge if asker == "here" else places.pod)
+        back = node.ingress(reply(out), "tunnel").packet
+        assert node.ingress(back, "pods")[:2] == ("pass", bytes(back))
+        home = node.egress(forwarded(back), "pods", "pods").packet
+        assert ends(home) == f"{where} > {client}"
+        assert node.egress(home, "tunnel", "pods")[:2] == ("pass", bytes(home))
+
+
+def test_bond(node: Node, places: Places, protocol: str) -> None:
+    """A bond's member and the bond: the masqueraded stay so."""
+    client = at(places.client, 50123)
+    where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
+    packet = opening(protocol, client, where)
+    member = node.ingress(packet, "tunnel").packet
+    bond = node.ingress(member, "uplink").packet
+    out = node.egress(forwarded(bond)).packet
+    assert host_of(source(out)) == places.node
+    out = node.egress(out, "tunnel").packet
+    back = node.ingress(node.ingress(reply(out), "tunnel").packet).packet
+    home = node.egress(node.egress(forwarded(back)).packet, "tunnel").packet
+    assert ends(home) == f"{where} > {client}"
+
+
+def test_way_moves(node: Node, places: Places, protocol: str) -> None:
+    """A masqueraded flow keeps its address when its way leads by another device."""
+    where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
+    request = opening(protocol, at(places.client, 50123), where)
+    once = node.through(request, "uplink", "uplink")
+    assert ends(node.through(request, "uplink", "pods")) == ends(once)
+    assert (
+        ends(node.through(reply(once), "pods", "tunnel")) == f"{where} > {at(places.client, 50123)}"
+    )
+
+
+def test_asymmetric(node: Node, places: Places, protocol: str) -> None:
+    """A client whose answers would go another way is masqueraded, though the backend is here."""
+    backend = at(places.here, 8080)
+    where = serve(node, places, "nodeport", protocol, cluster=[backend], here=[backend])
+    request = opening(protocol, at(places.stranger, 50123), where)
+    assert host_of(source(node.through(request, "tunnel", "pods"))) == places.stranger
+    request = opening(protocol, at(places.stranger, 50124), where)
+    assert host_of(source(node.through(request, "uplink", "pods"))) == places.bridge
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "0.0.0.0", "::1", "::"])
+def test_loopback(node: Node, protocol: str, host: str) -> None:
+    """What comes by a device for loopback, or for nobody, has no NodePort of ours."""
+    for number, any_ in enumerate(("0.0.0.0", "::"), 1):
+        words = {f"{at(any_, 30080)}/{protocol}": "external"}
+        node.publish(number, words, cluster=[at("10.244.1.20" if number == 1 else "fd00::1", 80)])
+    client = at("198.51.100.7" if "." in host else "2001:db8:c::7", 50123)
+    request = opening(protocol, client, at(host, 30080))
+    assert node.ingress(request) == ("pass", bytes(request), {"passed": 1})
+    own = at("192.0.2.1" if "." in host else "2001:db8:1::1", 30080)
+    assert node.ingress(opening(protocol, client, own)).verdicts == {"translated": 1}
+
+
+def test_spread(node: Node, places: Places, protocol: str) -> None:
+    """Flows spread evenly, by client ports as by client addresses."""
+    backends = [at(places.there, port) for port in (8080, 8081, 8082)]
+    where = serve(node, places, "cluster", protocol, cluster=backends)
+    for clients in (
+        [at(places.pod, port) for port in range(50_000, 50_300)],
+        [at(f"{places.pod[:-2]}{number}", 50123) for number in range(100, 250)] * 2,
+    ):
+        asked = [node.ingress(opening(protocol, client, where), "pods") for client in clients]
+        counts = [sum(destination(one.packet) == b for one in asked) for b in backends]
+        assert min(counts) > 60, counts

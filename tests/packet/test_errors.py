@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ICMP errors about translated packets reach who sent them, about what they sent (RFC 5508 4)."""
+
+import struct
+from typing import Any
+
+import pytest
+from scapy.layers.inet6 import IPv6ExtHdrDestOpt
+
+from tests.packet import errors
+from tests.packet.errors import about, error
+from tests.packet.frames import (
+    IP,
+    UDP,
+    IPv6,
+    Packet,
+    at,
+    built,
+    carrier,
+    ends,
+    host_of,
+    network,
+    opening,
+    port_of,
+    quoted,
+    reply,
+    source,
+)
+from tests.packet.node import Node
+from tests.packet.places import IPV4, Places
+from tests.packet.services import serve
+
+
+@pytest.fixture(params=list(errors.KINDS))
+def kind(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+def parties(packet: Packet) -> str:
+    return f"{network(packet).src} > {network(packet).dst}"
+
+
+def masqueraded(node: Node, places: Places, protocol: str) -> tuple[str, str, Packet]:
+    """A client outside, the NodePort, and its request as it leaves as this node's."""
+    where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
+    client = at(places.client, 50123)
+    return client, where, node.through(opening(protocol, client, where))
+
+
+def plain(node: Node, places: Places, protocol: str) -> tuple[str, str, Packet]:
+    """A pod, the cluster IP, and its request as it leaves as its own."""
+    where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 8080)])
+    pod = at(places.pod, 50123)
+    return pod, where, node.through(opening(protocol, pod, where), "pods", "uplink")
+
+
+def test_request_masqueraded(node: Node, places: Places, protocol: str, kind: str) -> None:
+    """A router before the backend complains: the client hears of what it sent to the frontend."""
+    client, where, request = masqueraded(node, places, protocol)
+    trouble = error(kind, places.router, request)
+    came = node.ingress(trouble)
+    assert came.verdicts == {"related": 1}
+    assert quoted(came.packet) == f"{client} > {at(places.there, 8080)}"
+    heard = node.through(trouble)
+    assert parties(heard) == f"{places.router} > {host_of(client)}"
+    assert quoted(heard) == f"{client} > {where}"
+    assert about(heard) == about(trouble)
+
+
+def test_request(node: Node, places: Places, protocol: str, kind: str) -> None:
+    """The same, where the backend sees the client."""
+    pod, where, request = plain(node, places, protocol)
+    trouble = error(kind, places.router, request)
+    heard = node.through(trouble, "uplink", "pods")
+    assert parties(heard) == f"{places.router} > {host_of(pod)}"
+    assert quoted(heard) == f"{pod} > {where}"
+    assert about(heard) == about(trouble)
+
+
+@pytest.mark.parametrize("flow", [masqueraded, plain])
+def test_backend_complains(node: Node, places: Places, protocol: str, flow: Any) -> None:
+    """What the backend itself says comes from the frontend: its address stays unknown."""
+    client, where, request = flow(node, places, protocol)
+    trouble = error("unreachable", places.there, request)
+    heard = node.through(trouble, "uplink", "pods" if flow is plain else "uplink")
+    assert parties(heard) == f"{host_of(where)} > {host_of(client)}"
+    assert quoted(heard) == f"{client} > {where}"
+
+
+def test_reply_masqueraded(node: Node, places: Places, protocol: str, kind: str) -> None:
+    """A router before the client complains: the backend hears of what it sent to this node."""
+    client, _, request = masqueraded(node, places, protocol)
+    answer = node.through(reply(request))
+    heard = node.through(error(kind, places.stranger, answer))
+    assert parties(heard) == f"{places.stranger} > {places.there}"
+    assert quoted(heard) == ends(reply(request))
+    assert client != places.stranger
+
+
+def test_reply(node: Node, places: Places, protocol: str, kind: str) -> None:
+    """The same, where the backend sees the client."""
+    _, _, request = plain(node, places, protocol)
+    answer = node.through(reply(request), "uplink", "pods")
+    trouble = error(kind, places.bridge, answer)
+    heard = node.through(trouble, "pods", "uplink")
+    assert parties(heard) == f"{places.bridge} > {places.there}"
+    assert quoted(heard) == ends(reply(request))
+    assert about(heard) == about(trouble)
+
+
+def test_client_complains(node: Node, places: Places, protocol: str) -> None:
+    """What a masqueraded client says itself comes from this node."""
+    _, _, request = masqueraded(node, places, protocol)
+    answer = node.through(reply(request))
+    heard = node.through(error("unreachable", places.client, answer))
+    assert parties(heard) == f"{places.node} > {places.there}"
+    assert quoted(heard) == ends(reply(request))
+
+
+@pytest.mark.parametrize("size", [8, 9, 20, 64])
+def test_quotes(node: Node, places: Places, protocol: str, size: int) -> None:
+    """However much of the packet is quoted, as long as its ports are (RFC 792: 8 bytes)."""
+    client, where, request = masqueraded(node, places, protocol)
+    heard = node.through(error("unreachable", places.router, request, size=size))
+    assert quoted(heard) == f"{client} > {where}"
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 4, 7])
+def test_quotes_too_little(node: Node, places: Places, protocol: str, size: int) -> None:
+    """An error that does not quote enough is left alone."""
+    _, _, request = masqueraded(node, places, protocol)
+    trouble = error("unreachable", places.router, request, size=size)
+    assert node.ingress(trouble) == ("pass", bytes(trouble), {"passed": 1})
+
+
+@IPV4
+def test_quoted_options(node: Node, places: Places) -> None:
+    """The quoted header may have grown options on its way."""
+    client, where, request = masqueraded(node, places, "udp")
+    inner = request.copy()
+    inner[IP].options = [errors.NOP] * 4
+    del inner[IP].ihl, inner[IP].len, inner[IP].chksum
+    heard = node.through(error("unreachable", places.router, built(inner)))
+    assert quoted(heard) == f"{client} > {where}"
+
+
+def test_outer_options(node: Node, places: Places) -> None:
+    """The error itself may carry options."""
+    client, where, request = masqueraded(node, places, "udp")
+    trouble = error("unreachable", places.router, request)
+    if IP in trouble:
+        trouble[IP].options = [errors.NOP] * 4
+        del trouble[IP].ihl, trouble[IP].len, trouble[IP].chksum
+    else:
+        message = trouble[IPv6].payload
+        trouble = carrier(places.router, places.node) / IPv6ExtHdrDestOpt() / message
+    came = node.ingress(built(trouble))
+    assert came.verdicts == {"related": 1}
+    quote = node.egress(came.packet).frame[-len(request[UDP]) :]
+    assert struct.unpack_from("!HH", quote) == (port_of(client), port_of(where))
+
+
+def test_port_changed(node: Node, places: Places, protocol: str) -> None:
+    """Where the client's port was in use, the error comes back to the port that it has."""
+    there, client = [at(places.there, 8080)], at(places.pod, 50123)
+    for number, kind in enumerate(("cluster", "external"), 1):
+        where = serve(
+            node, places, kind, protocol, "local", service=number, cluster=there, local=there
+        )
+        request = node.through(opening(protocol, client, where), "pods", "uplink")
+    assert source(request) != client
+    heard = node.through(error("too big", places.router, request), "uplink", "pods")
+    assert quoted(heard) == f"{client} > {where}"
+    answer = node.through(reply(request), "uplink", "pods")
+    assert ends(answer) == f"{where} > {client}"
+    heard = node.through(error("too big", places.bridge, answer), "pods", "uplink")
+    assert quoted(heard) == ends(reply(request))
+
+
+def test_foreign_flow(node: Node, places: Places, protocol: str, kind: str) -> None:
+    """Errors about others' packets pass both hooks as they are."""
+    client, where, _ = masqueraded(node, places, protocol)
+    for one in (
+        opening(protocol, at(places.node, 50123), at(places.there, 8080)),
+        opening(protocol, client, at(places.there, 8080)),
+        opening(protocol, at(places.client, 50124), where),
+    ):
+        trouble = error(kind, places.router, one)
+        assert node.ingress(trouble) == ("pass", bytes(trouble), {"passed": 1})
+
+
+def test_wrong_receiver(node: Node, places: Places, protocol: str, kind: str) -> None:
+    """An error goes to who sent the quoted packet; one that goes elsewhere is forged."""
+    _, _, request = masqueraded(node, places, protocol)
+    trouble = error(kind, places.router, request, to=places.pod)
+    assert node.ingress(trouble) == ("pass", bytes(trouble), {"passed": 1})
+
+
+def test_about_an_error(node: Node, places: Places, kind: str) -> None:
+    """What quotes ICMP is about no flow of ours."""
+    _, _, request = masqueraded(node, places, "udp")
+    trouble = error(kind, places.router, error("unreachable", places.node, reply(request)))
+    assert node.ingress(trouble) == ("pass", bytes(trouble), {"passed": 1})
+
+
+@IPV4
+def test_about_a_later_fragment(node: Node, places: Places) -> None:
+    """What quotes a fragment without ports says too little: left alone."""
+    _, _, request = masqueraded(node, places, "udp")
+    request[IP].frag = 10
+    del request[IP].chksum
+    trouble = error("unreachable", places.router, built(request))
+    assert node.ingress(trouble) == ("pass", bytes(trouble), {"passed": 1})
+
+
+def test_queries(node: Node, places: Places) -> None:
+    """ICMP that is no error is left alone, whatever its data look like."""
+    _, _, request = masqueraded(node, places, "udp")
+    for number in errors.QUERIES[places.version]:
+        head = bytes([number, 0, 0, 0, 0, 0, 0, 0])
+        message = built(
+            carrier(places.router, places.node, **errors.PROTOCOL[places.version])
+            / (head + bytes(request)[14:])
+        )
+        assert node.ingress(message)[:2] == ("pass", bytes(message))

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Datagrams in fragments: only the first has ports, and the others follow it."""
+
+import pytest
+from scapy.layers.inet import defragment, fragment
+from scapy.layers.inet6 import IPv6ExtHdrFragment, defragment6, fragment6
+
+from ebpflb.datapath.records import Ports
+from ebpflb.plan.entries import NO_PREFIX
+from tests.packet import wire
+from tests.packet.frames import (
+    IP,
+    UDP,
+    IPv6,
+    Packet,
+    Raw,
+    at,
+    built,
+    carrier,
+    destination,
+    ends,
+    host_of,
+    network,
+    port_of,
+    source,
+)
+from tests.packet.node import Node
+from tests.packet.places import IPV6, Places
+from tests.packet.services import serve
+
+TEXT = bytes(range(256)) * 8
+
+
+def fragments(source: str, destination: str, number: int = 7, size: int = 800) -> list[Packet]:
+    """A datagram of 2048 bytes, in three fragments."""
+    ports = UDP(sport=port_of(source), dport=port_of(destination))
+    hosts = host_of(source), host_of(destination)
+    if ":" in hosts[0]:
+        header = IPv6ExtHdrFragment(id=number)
+        whole = built(carrier(*hosts) / header / ports / Raw(TEXT))
+        pieces = fragment6(whole[IPv6], size + 48)
+        return [built(carrier(*hosts) / piece.payload) for piece in pieces]
+    whole = built(carrier(*hosts, id=number) / ports / Raw(TEXT))
+    return [built(type(whole)(src=whole.src, dst=whole.dst) / p) for p in fragment(whole[IP], size)]
+
+
+def joined(pieces: list[Packet]) -> Packet:
+    """The datagram as its receiver puts it together; its checksum holds."""
+    if IP in pieces[0]:
+        (whole,) = defragment([piece[IP] for piece in pieces])
+    else:
+        whole = defragment6([piece[IPv6] for piece in pieces])
+    frame = type(pieces[0])(src=pieces[0].src, dst=pieces[0].dst) / whole
+    if IP in whole:
+        del frame[IP].chksum
+    frame = built(frame)
+    assert not wire.faults(bytes(frame))
+    assert bytes(frame[UDP].payload) == TEXT
+    return frame
+
+
+def untouched(node: Node, packet: Packet) -> bool:
+    return node.ingress(packet)[:2] == ("pass", bytes(packet))
+
+
+@pytest.fixture(params=["pod", "client"])
+def client(request: pytest.FixtureRequest, places: Places) -> str:
+    return at(getattr(places, request.param), 50123)
+
+
+@pytest.fixture
+def where(node: Node, places: Places, client: str) -> str:
+    kind = "cluster" if client == at(places.pod, 50123) else "nodeport"
+    return serve(node, places, kind, "udp", cluster=[at(places.there, 5353)])
+
+
+def test_both_ways(node: Node, places: Places, client: str, where: str) -> None:
+    """A question in fragments arrives whole, and so does the answer."""
+    asked = joined([node.through(piece) for piece in fragments(client, where)])
+    assert destination(asked) == at(places.there, 5353)
+    answer = fragments(destination(asked), source(asked))
+    assert ends(joined([node.through(piece) for piece in answer])) == f"{where} > {client}"
+    again = joined([node.through(piece) for piece in fragments(client, where, 8)])
+    assert ends(again) == ends(asked)
+
+
+def test_disorder(node: Node, client: str, where: str) -> None:
+    """What comes before the first fragment is left alone, what comes after it follows."""
+    first, second, third = fragments(client, where)
+    assert untouched(node, third)
+    node.through(first)
+    assert not untouched(node, second)
+    assert not untouched(node, third)
+
+
+def test_repeated(node: Node, client: str, where: str) -> None:
+    """Fragments that come twice are translated twice."""
+    pieces = fragments(client, where)
+    once = [ends(node.through(pieces[0]))] + [bytes(node.through(p)) for p in pieces[1:]]
+    again = [ends(node.through(pieces[0]))] + [bytes(node.through(p)) for p in pieces[1:]]
+    assert once == again
+
+
+def test_id_again(node: Node, places: Places, client: str, where: str) -> None:
+    """Ids come round: the rest of another datagram is not translated by what the first one said."""
+    for piece in fragments(client, where):
+        node.through(piece)
+    assert port_of(where) != 9999 and places
+    node.settings("detect_local", **dict.fromkeys(("span_v4", "span_v6"), NO_PREFIX))
+    for piece in fragments(client, at(host_of(where), 9999)):
+        assert untouched(node, piece)
+
+
+def test_id_of_another(node: Node, places: Places, client: str, where: str) -> None:
+    """Another client's fragments with the same id wait for their own first one."""
+    node.through(fragments(client, where)[0])
+    other = fragments(at(places.remote_pod, 50123), where)
+    assert untouched(node, other[1])
+    node.ingress(other[0])
+    assert not untouched(node, other[1])
+
+
+def test_late(node: Node, client: str, where: str) -> None:
+    """Nobody waits for ever: what comes later than reassembly lasts is left alone."""
+    first, second, _ = fragments(client, where)
+    node.through(first)
+    table = node.maps["fragments"]
+    known = [(key, Ports(1, *ports[1:])) for key, ports in table.items()]
+    assert known
+    table.write(known)
+    assert untouched(node, second)
+
+
+def test_foreign(node: Node, places: Places, client: str, where: str) -> None:
+    """Others' fragments are others', and leave nothing behind."""
+    for piece in fragments(client, at(places.elsewhere, port_of(where))):
+        assert untouched(node, piece)
+        assert node.egress(piece)[:2] == ("pass", bytes(piece))
+    assert not list(node.maps["fragments"].items())
+
+
+def test_first_decides(node: Node, client: str, where: str) -> None:
+    """Only first fragments open flows."""
+    for piece in fragments(client, where)[1:]:
+        assert untouched(node, piece)
+    assert not node.flows("udp")
+
+
+def test_refused(node: Node, places: Places, client: str, where: str) -> None:
+    """A datagram for nobody: its first fragment is not translated, nor are the others."""
+    kind = "cluster" if host_of(where) == places.cluster_ip else "nodeport"
+    serve(node, places, kind, "udp")
+    first, *others = fragments(client, where)
+    came = node.ingress(first)
+    assert came.action in ("redirect", "drop")
+    assert came.verdicts["refused"] == 1
+    for piece in others:
+        came = node.ingress(piece)
+        assert came.action == "drop" or came.frame == bytes(piece)
+
+
+@IPV6
+def test_atomic(node: Node, places: Places, client: str, where: str) -> None:
+    """A fragment header around a whole datagram (RFC 6946) changes nothing."""
+    header = IPv6ExtHdrFragment(id=7)
+    ports = UDP(sport=port_of(client), dport=port_of(where))
+    whole = built(carrier(host_of(client), host_of(where)) / header / ports / Raw(TEXT))
+    came = node.ingress(whole)
+    assert destination(came.packet) == at(places.there, 5353)
+    assert not wire.faults(came.frame)
+    assert network(whole).nh == 44

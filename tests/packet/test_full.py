@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When there is no room for a flow; an LRU always makes some, so these maps are plain hashes."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from ebpflb.datapath import layout
+from ebpflb.datapath.compiler import Compiled
+from tests.packet.conftest import Loaded, loaded
+from tests.packet.frames import at, ends, opening, reply
+from tests.packet.node import Node
+from tests.packet.places import Places
+from tests.packet.services import serve
+
+
+@pytest.fixture(scope="module")
+def datapath(compiled: Compiled) -> Iterator[Loaded]:
+    """Room for the two entries of one flow."""
+    names = ("tcp_flows", "other_flows")
+    tight = {name: layout.MAPS[name]._replace(kind="HASH", entries=2) for name in names}
+    with loaded(compiled, **tight) as found:
+        yield found
+
+
+def test_connection(node: Node, places: Places) -> None:
+    """A connection that could not be kept is not begun."""
+    where = serve(node, places, "cluster", cluster=[at(places.there, 8080)])
+    first, second = at(places.pod, 1), at(places.pod, 2)
+    asked = node.through(opening("tcp", first, where), "pods", "uplink")
+    refused = node.ingress(opening("tcp", second, where), "pods")
+    assert refused.action == "drop"
+    assert refused.verdicts == {"flows_full": 1}
+    assert node.flow_counters()[2] > 0
+    assert ends(node.through(reply(asked), "uplink", "pods")) == f"{where} > {first}"
+
+
+@pytest.mark.parametrize("protocol", ["udp", "sctp"])
+def test_datagram(node: Node, places: Places, protocol: str) -> None:
+    """A datagram is sent without state: better no answer than no question."""
+    where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 5353)])
+    node.ingress(opening(protocol, at(places.pod, 1), where), "pods")
+    sent = node.ingress(opening(protocol, at(places.pod, 2), where), "pods")
+    assert sent.action == "pass"
+    assert sent.verdicts == {"flows_full": 1, "translated": 1}
+    assert ends(sent.packet) == f"{at(places.pod, 2)} > {at(places.there, 5353)}"
+
+
+@pytest.mark.parametrize("protocol", ["tcp", "udp", "sctp"])
+def test_masqueraded(node: Node, places: Places, protocol: str) -> None:
+    """Who must be masqueraded and cannot be does not go on as itself."""
+    where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 5353)])
+    came = node.ingress(opening(protocol, at(places.client, 1), where))
+    left = node.egress(came.packet) if came.action == "pass" else came
+    assert left.action == "drop"

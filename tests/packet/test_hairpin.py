@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A backend that asks for itself hears from this node, else it would answer to itself unseen."""
+
+import pytest
+
+from tests.packet.frames import at, ends, host_of, opening, reply, source
+from tests.packet.node import Node
+from tests.packet.places import Places
+from tests.packet.services import KINDS, serve
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("policy", ["", "local"])
+@pytest.mark.parametrize("words", ["detect_local", "guard_nodeports", "masquerade_all"])
+def test_hairpin(node: Node, places: Places, kind: str, policy: str, words: str) -> None:
+    """Whatever the frontend, the policy and the settings."""
+    node.settings(words)
+    backend, client = at(places.here, 8080), at(places.here, 50123)
+    lists = {"cluster": [backend], "local": [backend], "here": [backend]}
+    where = serve(node, places, kind, "tcp", *policy.split(), **lists)
+    asked = node.through(opening("tcp", client, where), "pods", "pods")
+    assert host_of(source(asked)) == places.bridge
+    assert ends(asked).endswith(f" > {backend}")
+    assert ends(node.through(reply(asked), "pods", "pods")) == f"{where} > {client}"
+
+
+def test_same_port(node: Node, places: Places, protocol: str) -> None:
+    """Even where it asks from the port that it serves."""
+    backend = at(places.here, 8080)
+    where = serve(node, places, "cluster", protocol, cluster=[backend], here=[backend])
+    asked = node.through(opening(protocol, backend, where), "pods", "pods")
+    assert host_of(source(asked)) == places.bridge
+    assert ends(node.through(reply(asked), "pods", "pods")) == f"{where} > {backend}"
+
+
+def test_neighbour(node: Node, places: Places, protocol: str) -> None:
+    """A pod beside the backend is no hairpin."""
+    backend, client = at(places.here, 8080), at(places.pod, 50123)
+    where = serve(node, places, "cluster", protocol, cluster=[backend], here=[backend])
+    asked = node.through(opening(protocol, client, where), "pods", "pods")
+    assert ends(asked) == f"{client} > {backend}"
+    assert ends(node.through(reply(asked), "pods", "pods")) == f"{where} > {client}"

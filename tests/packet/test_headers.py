@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What lies around and between the headers, and what is not for us at all."""
+
+import pytest
+from scapy.layers.inet import IPOption_NOP
+from scapy.layers.inet6 import (
+    IPv6ExtHdrDestOpt,
+    IPv6ExtHdrFragment,
+    IPv6ExtHdrHopByHop,
+    IPv6ExtHdrRouting,
+    PadN,
+)
+from scapy.layers.l2 import ARP, Dot1Q
+
+from tests.packet.frames import (
+    IP,
+    UDP,
+    Ether,
+    IPv6,
+    Packet,
+    Raw,
+    at,
+    built,
+    carrier,
+    datagram,
+    ends,
+    host_of,
+    opening,
+    port_of,
+)
+from tests.packet.node import Node
+from tests.packet.places import V4, V6, Places
+from tests.packet.services import serve
+
+WALKED = 6  # extension headers; RFC 8200 4.1 recommends no order with more
+
+
+def served(node: Node, places: Places, protocol: str = "udp") -> tuple[str, str]:
+    """A pod and a cluster IP with an endpoint, which are known to work."""
+    where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 8080)])
+    control = opening(protocol, at(places.pod, 50122), where)
+    assert node.ingress(control, "pods").verdicts == {"translated": 1}
+    return at(places.pod, 50123), where
+
+
+def untouched(node: Node, packet: Packet | bytes) -> bool:
+    """At both hooks, whether it is the node's own or not."""
+    frame = bytes(packet)
+    ways = node.ingress(frame, "pods"), node.egress(frame), node.egress(frame, into=None)
+    return all(way == ("pass", frame, {"passed": 1}) for way in ways)
+
+
+@pytest.mark.parametrize("words", range(1, 11))
+def test_options(node: Node, protocol: str, words: int) -> None:
+    """IPv4 options move the ports, up to the ten words that there may be."""
+    pod, where = served(node, V4, protocol)
+    request = opening(protocol, pod, where)
+    request[IP].options = [IPOption_NOP()] * (4 * words)
+    for field in ("ihl", "len", "chksum"):
+        delattr(request[IP], field)
+    request = built(request)
+    assert request[IP].ihl == 5 + words
+    asked = node.through(request, "pods", "uplink")
+    assert ends(asked) == f"{pod} > {at(V4.there, 8080)}"
+
+
+EXTENSIONS = {
+    "hop by hop": [IPv6ExtHdrHopByHop()],
+    "options": [IPv6ExtHdrDestOpt()],
+    "long options": [IPv6ExtHdrDestOpt(options=[PadN(optdata=bytes(200))])],
+    "routing": [IPv6ExtHdrRouting(type=3)],
+    "whole": [IPv6ExtHdrFragment(id=1)],
+    "several": [IPv6ExtHdrHopByHop(), IPv6ExtHdrRouting(type=3), IPv6ExtHdrFragment(id=1)],
+    "as many as are walked": [IPv6ExtHdrDestOpt()] * WALKED,
+}
+
+
+def extended(pod: str, where: str, headers: list[Packet]) -> Packet:
+    packet = carrier(host_of(pod), host_of(where))
+    for header in headers:
+        packet = packet / header.copy()
+    return built(packet / UDP(sport=port_of(pod), dport=port_of(where)) / Raw(b"question"))
+
+
+@pytest.mark.parametrize("headers", EXTENSIONS.values(), ids=EXTENSIONS)
+def test_extensions(node: Node, headers: list[Packet]) -> None:
+    """IPv6 extension headers are walked over."""
+    pod, where = served(node, V6)
+    asked = node.through(extended(pod, where, headers), "pods", "uplink")
+    assert ends(asked) == f"{pod} > {at(V6.there, 8080)}"
+
+
+def test_too_many_extensions(node: Node) -> None:
+    """More of them than anybody sends are not walked."""
+    pod, where = served(node, V6)
+    assert untouched(node, extended(pod, where, [IPv6ExtHdrDestOpt()] * (WALKED + 1)))
+
+
+def test_authenticated(node: Node) -> None:
+    """What is authenticated (RFC 4302) may not be changed."""
+    pod, where = served(node, V6)
+    request = extended(pod, where, [IPv6ExtHdrDestOpt()])
+    request[IPv6].nh = 51
+    assert untouched(node, request)
+
+
+@pytest.mark.parametrize("tags", [1, 2])
+def test_tagged(node: Node, places: Places, protocol: str, tags: int) -> None:
+    """Frames of a VLAN are for the VLAN's own device."""
+    pod, where = served(node, places, protocol)
+    request = opening(protocol, pod, where)
+    tagged = Ether(src=request.src, dst=request.dst)
+    for number in range(tags):
+        tagged = tagged / Dot1Q(vlan=number + 5)
+    assert untouched(node, tagged / request.payload)
+
+
+def test_not_ip(node: Node) -> None:
+    served(node, V4)
+    frames = [
+        Ether(dst="ff:ff:ff:ff:ff:ff", src="02:00:00:00:00:fe") / ARP(pdst=V4.node),
+        Ether(dst="01:80:c2:00:00:00", src="02:00:00:00:00:fe", type=38) / Raw(bytes(38)),
+        Ether(dst="01:80:c2:00:00:0e", src="02:00:00:00:00:fe", type=0x88CC) / Raw(bytes(46)),
+        Ether(dst="02:00:00:00:00:01", src="02:00:00:00:00:fe", type=0) / Raw(bytes(46)),
+    ]
+    assert all(untouched(node, frame) for frame in frames)
+
+
+@pytest.mark.parametrize("number", [2, 4, 41, 46, 47, 50, 59, 103, 112, 136, 255])
+def test_other_protocols(node: Node, places: Places, number: int) -> None:
+    """Protocols without ports that we know, whatever stands where ports would."""
+    pod, where = served(node, places)
+    request = opening("udp", pod, where)
+    if places.version == 4:
+        request[IP].proto = number
+        del request[IP].chksum
+    else:
+        request[IPv6].nh = number
+    assert untouched(node, request)
+
+
+def test_mapped(node: Node) -> None:
+    """IPv6 between mapped addresses is not IPv4: no flow of ours, nobody's frontend."""
+    served(node, V4)
+    mapped = [f"::ffff:{host}" for host in (V4.pod, V4.cluster_ip)]
+    packet = carrier(*mapped) / UDP(sport=50122, dport=80) / Raw(b"question")
+    assert untouched(node, built(packet))
+    packet = carrier(*mapped) / UDP(sport=50123, dport=80) / Raw(b"question")
+    assert untouched(node, built(packet))
+
+
+def test_types_swapped(node: Node) -> None:
+    """A frame whose type names the other family is unreadable."""
+    for places, kind in ((V4, 0x86DD), (V6, 0x0800)):
+        pod, where = served(node, places)
+        request = datagram(pod, where, bytes(64))
+        request.type = kind
+        frame = bytes(request)
+        assert node.ingress(frame) == ("pass", frame, {"unreadable": 1})

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a reader may find while the maps change, and when the LRU has taken half of a flow."""
+
+from typing import Any
+
+import pytest
+
+from tests.packet.frames import at, destination, ends, opening, reply, segment
+from tests.packet.node import Node, spelled
+from tests.packet.places import Places
+from tests.packet.services import serve
+
+
+def forget(node: Node, protocol: str, entry: str) -> None:
+    """The LRU takes an entry."""
+    table = node.maps["tcp_flows" if protocol == "tcp" else "other_flows"]
+    found = [key for key, _ in table.items() if spelled(key) == entry]
+    assert found
+    table.delete(found)
+
+
+def test_slots_of_another(node: Node, places: Places, protocol: str) -> None:
+    """Slots that were given to another service are noticed, asked for again, and used by no one."""
+    where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 8080)])
+    slots = node.maps["slots"]
+    slots.write([(0, slots.get(0)._replace(service=2))])
+    came = node.ingress(opening(protocol, at(places.pod, 50123), where), "pods")
+    assert came.action == "drop"
+    assert came.verdicts == {"slot_retried": 1, "slot_lost": 1}
+    assert not node.flows(protocol)
+
+
+def test_recycled_frontend(node: Node, places: Places, protocol: str) -> None:
+    """So is an element of the map that names another frontend."""
+    where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 8080)])
+    ((key, service),) = node.maps["services"].items()
+    node.put("services", key, service._replace(frontend=key._replace(port=81)))
+    came = node.ingress(opening(protocol, at(places.pod, 50123), where), "pods")
+    assert (came.action, came.verdicts) == ("drop", {"slot_retried": 1, "slot_lost": 1})
+
+
+@pytest.mark.parametrize("protocol", ["udp", "sctp"])
+@pytest.mark.parametrize("asker", ["pod", "client"])
+def test_request_forgotten(node: Node, places: Places, protocol: str, asker: str) -> None:
+    """A datagram flow whose request is forgotten is opened again, over what is left of it."""
+    kind = "cluster" if asker == "pod" else "nodeport"
+    client = at(getattr(places, asker), 50123)
+    where = serve(node, places, kind, protocol, cluster=[at(places.there, 8080)])
+    node.through(opening(protocol, client, where))
+    forget(node, protocol, f"ingress {client} > {where}")
+    came = node.ingress(opening(protocol, client, where))
+    assert came.verdicts == {"translated": 1}
+    asked = node.through(opening(protocol, client, where))
+    assert destination(asked) == at(places.there, 8080)
+    assert ends(node.through(reply(asked))) == f"{where} > {client}"
+
+
+def test_new_connection_over_remains(node: Node, places: Places) -> None:
+    """So is a connection that begins anew from the same port."""
+    client = at(places.client, 50123)
+    where = serve(node, places, "nodeport", cluster=[at(places.there, 8080)])
+    node.through(segment(client, where))
+    forget(node, "tcp", f"ingress {client} > {where}")
+    asked = node.through(segment(client, where, seq=7))
+    assert ends(node.through(reply(asked))) == f"{where} > {client}"
+
+
+def test_no_settings(node: Node, places: Places, protocol: str) -> None:
+    """With settings of zeros, before the agent says more, nobody is masqueraded or told off."""
+    blank: Any = node.maps["settings"].value.unpack(bytes(node.maps["settings"].spec.value_size))
+    node.put("settings", 0, blank)
+    where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 8080)])
+    came = node.ingress(opening(protocol, at(places.pod, 50123), where))
+    assert destination(came.packet) == at(places.there, 8080)

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packets that are cut short or contradict themselves are left alone, and counted as such.
+
+The kernel makes no test packet of a frame that is shorter than the IP header it announces.
+"""
+
+import struct
+
+import pytest
+
+from tests.packet import wire
+from tests.packet.errors import KINDS, error
+from tests.packet.frames import Packet, at, opening, reply, segment
+from tests.packet.node import Node
+from tests.packet.places import IPV4, Places
+from tests.packet.services import serve
+
+ETHERNET = 14
+
+
+@pytest.fixture
+def request_(node: Node, places: Places, protocol: str) -> Packet:
+    """What would be translated if it were whole."""
+    where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 8080)])
+    control = opening(protocol, at(places.pod, 50122), where)
+    assert node.ingress(control, "pods").verdicts == {"translated": 1}
+    return opening(protocol, at(places.pod, 50123), where)
+
+
+def header(places: Places) -> int:
+    return ETHERNET + (20 if places.version == 4 else 40)
+
+
+def with_length(places: Places, frame: bytes, length: int) -> bytes:
+    """The frame, with another length of its IP packet in the header."""
+    changed = bytearray(frame)
+    if places.version == 4:
+        struct.pack_into("!H", changed, ETHERNET + 2, length)
+        struct.pack_into("!H", changed, ETHERNET + 10, 0)
+        sum_ = wire.checksum(bytes(changed[ETHERNET : ETHERNET + 20]))
+        struct.pack_into("!H", changed, ETHERNET + 10, sum_)
+    else:
+        struct.pack_into("!H", changed, ETHERNET + 4, length - 40)
+    return bytes(changed)
+
+
+def unreadable(node: Node, frame: bytes) -> bool:
+    """At both hooks, and nothing is left behind."""
+    ways = node.ingress(frame, "pods"), node.egress(frame), node.egress(frame, into=None)
+    return all(way == ("pass", frame, {"unreadable": 1}) for way in ways)
+
+
+def test_cut(node: Node, places: Places, request_: Packet) -> None:
+    """Cut after any byte, with a length that says more."""
+    whole = bytes(request_)
+    for size in range(header(places), len(whole)):
+        assert unreadable(node, whole[:size]), size
+
+
+def test_short(node: Node, places: Places, protocol: str, request_: Packet) -> None:
+    """As short as its length says, without room for a transport header."""
+    needed = {"tcp": 20, "udp": 8, "sctp": 12}[protocol]
+    for size in range(header(places), header(places) + needed):
+        frame = with_length(places, bytes(request_)[:size], size - ETHERNET)
+        assert unreadable(node, frame), size
+
+
+def test_length_inside(node: Node, places: Places, protocol: str, request_: Packet) -> None:
+    """The bytes are there, but by the IP header's length they are no part of the packet."""
+    needed = {"tcp": 20, "udp": 8, "sctp": 12}[protocol]
+    network = header(places) - ETHERNET
+    lengths = [*range(network, network + needed), len(request_) - ETHERNET + 1, 0xFFFF]
+    for length in [*(range(20) if places.version == 4 else ()), *lengths]:
+        frame = with_length(places, bytes(request_), length)
+        assert unreadable(node, frame), length
+
+
+@IPV4
+@pytest.mark.parametrize("words", [*range(5), 15])
+def test_header_length(node: Node, places: Places, request_: Packet, words: int) -> None:
+    """An IPv4 header shorter than itself, or longer than the packet."""
+    frame = bytearray(bytes(request_))
+    frame[ETHERNET] = 0x40 | words
+    frame = frame[: ETHERNET + 4 * max(words, 5) - 1 + (words < 5) * 20]
+    assert unreadable(node, with_length(places, bytes(frame), len(frame) - ETHERNET))
+
+
+@pytest.mark.parametrize("version", [0, 5, 7, 15])
+def test_version(node: Node, request_: Packet, version: int) -> None:
+    frame = bytearray(bytes(request_))
+    frame[ETHERNET] = version << 4 | frame[ETHERNET] & 15
+    assert unreadable(node, bytes(frame))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_errors_cut(node: Node, places: Places, protocol: str, kind: str) -> None:
+    """ICMP errors, cut after any byte, are translated rightly or not at all."""
+    where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
+    asked = node.through(opening(protocol, at(places.client, 50123), where))
+    trouble = bytes(error(kind, places.router, asked))
+    for size in range(header(places), len(trouble)):
+        assert node.ingress(trouble[:size])[:2] == ("pass", trouble[:size])
+        shorter = with_length(places, trouble[:size], size - ETHERNET)
+        came = node.ingress(shorter)
+        assert came.action == "pass"
+        assert (came.frame != shorter) == ("related" in came.verdicts)
+
+
+@pytest.mark.parametrize("words", [0, 1, 4, 6, 15])
+def test_data_offset(node: Node, places: Places, words: int) -> None:
+    """Nothing is answered to a TCP header that is longer than its packet, or than itself."""
+    where = serve(node, places, "balancer")
+    request = segment(at(places.client, 50123), where)
+    frame = bytearray(bytes(request))
+    frame[header(places) + 12] = words << 4
+    assert node.ingress(bytes(frame)).action != "redirect"
+
+
+def test_udp_length(node: Node, places: Places) -> None:
+    """UDP's own length is its receiver's business; the checksum stays as right as it was."""
+    where = serve(node, places, "cluster", "udp", cluster=[at(places.there, 8080)])
+    request = bytearray(bytes(opening("udp", at(places.pod, 50123), where)))
+    for length in (0, 7, 9, 0xFFFF):
+        struct.pack_into("!H", request, header(places) + 4, length)
+        assert node.ingress(bytes(request), "pods").action == "pass"
+
+
+def test_damaged(node: Node, places: Places, protocol: str) -> None:
+    """What was damaged on its way stays so: no checksum is made anew."""
+    where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 8080)])
+    whole = opening(protocol, at(places.pod, 50123), where)
+    for packet in (whole, reply(node.through(whole, "pods", "uplink"))):
+        frame = bytearray(bytes(packet))
+        frame[-1] ^= 0x40
+        hook = node.ingress if packet is whole else node.egress
+        out = hook(bytes(frame))
+        assert out.frame != bytes(frame)
+        assert wire.faults(out.frame) == wire.faults(bytes(frame)) != set()

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Anything may come by a device. Whatever it is: it passes as it was, or it is translated and as
+right as it was, or it ends under a name. Node asserts what must hold of each run.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
+
+from ebpflb.errors import KernelError
+from tests.packet.errors import error
+from tests.packet.frames import at, opening, reply, segment
+from tests.packet.node import Node, Outcome
+from tests.packet.places import V4, V6, Places
+from tests.packet.services import KINDS, serve
+from tests.packet.test_fragments import fragments
+
+PLENTY = settings(
+    max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+)
+DROPS = {
+    "not_here", "slot_lost", "crowded", "flows_full", "forbidden", "unallocated", "muted",
+}  # fmt: skip
+GOES_ON = {"translated", "followed", "related", "masqueraded", "port_changed"}
+
+Send = Callable[[bytes], Outcome | None]
+
+
+def frames(node: Node, places: Places) -> list[bytes]:
+    """Packets of all sorts, of which most would be translated."""
+    found = []
+    for number, protocol in enumerate(("tcp", "udp", "sctp"), 1):
+        there = [at(places.there, 8080), at(places.elsewhere, 80)]
+        for kind in KINDS:
+            service = number * 10 + list(KINDS).index(kind) + 100 * places.version
+            where = serve(node, places, kind, protocol, service=service, cluster=there)
+            asked = opening(protocol, at(places.client, 50_000 + service), where)
+            seen = node.through(asked)
+            found += [asked, seen, reply(seen), reply(asked)]
+            found += [
+                error("too big", places.router, seen),
+                error("unreachable", places.there, seen),
+            ]
+        found.append(opening(protocol, at(places.pod, 50123), at(places.cluster_ip, 7)))
+        found.append(opening(protocol, at(places.pod, 50123), at(places.unallocated, 80)))
+    found += fragments(at(places.pod, 50123), at(places.cluster_ip, 80))
+    found.append(segment(at(places.client, 50123), at(places.node, 30080), "FA"))
+    return [bytes(packet) for packet in found]
+
+
+@pytest.fixture
+def valid(node: Node) -> list[bytes]:
+    node.settings("detect_local", "masquerade_all")
+    return frames(node, V4) + frames(node, V6)
+
+
+@pytest.fixture
+def send(node: Node) -> Send:
+    """Through one hook and past its judge; None where the kernel makes no packet of it."""
+
+    def run(hook: Any, frame: bytes) -> Outcome | None:
+        try:
+            outcome: Outcome = hook(frame)
+        except KernelError:
+            return None
+        judge(frame, outcome)
+        return outcome
+
+    def both(frame: bytes) -> Outcome | None:
+        came = run(node.ingress, frame)
+        run(lambda one: node.egress(one, into=None), frame)
+        if came and came.action == "pass":
+            run(node.egress, came.frame)
+        return came
+
+    return both
+
+
+def judge(frame: bytes, outcome: Outcome) -> None:
+    """Every outcome has a name, and does what its name says."""
+    names = set(outcome.verdicts)
+    assert names and sum(outcome.verdicts.values()) <= 2
+    if outcome.action == "drop":
+        assert names & DROPS
+    elif outcome.action == "redirect":
+        assert names == {"refused"}
+    elif outcome.frame != frame:
+        assert names & GOES_ON
+    else:
+        assert names & {"passed", "unreadable"} or names & GOES_ON
+
+
+def mutation(size: int) -> some.SearchStrategy[tuple[int, int]]:
+    """A place in the frame, mostly in its headers, and what to put there."""
+    places = some.integers(12, min(size, 80) - 1) | some.integers(0, size - 1)
+    return some.tuples(places, some.integers(0, 255))
+
+
+@PLENTY
+@given(data=some.data())
+def test_mutated(valid: list[bytes], send: Send, data: some.DataObject) -> None:
+    """Valid packets with some bytes changed, cut or drawn out."""
+    frame = bytearray(data.draw(some.sampled_from(valid)))
+    for place, value in data.draw(some.lists(mutation(len(frame)), max_size=4)):
+        frame[place] = value
+    cut = data.draw(some.none() | some.integers(14, len(frame)))
+    tail = data.draw(some.binary(max_size=8))
+    send(bytes(frame[:cut]) + tail)
+
+
+@PLENTY
+@given(
+    kind=some.sampled_from([b"\x08\0", b"\x86\xdd", b"\x81\0", b"\x08\x06"]),
+    rest=some.binary(max_size=200),
+)
+def test_random(valid: list[bytes], send: Send, kind: bytes, rest: bytes) -> None:
+    """Noise."""
+    assert valid
+    send(bytes(12) + kind + rest)
+
+
+@PLENTY
+@given(data=some.data())
+def test_crossed(valid: list[bytes], send: Send, data: some.DataObject) -> None:
+    """The head of one packet on the body of another."""
+    one, other = (data.draw(some.sampled_from(valid)) for _ in range(2))
+    seam = data.draw(some.integers(14, 100))
+    send(one[:seam] + other[seam:])
+
+
+def test_beginning(valid: list[bytes], send: Send) -> None:
+    """What those tests begin with is translated for the most part."""
+    outcomes = [send(frame) for frame in valid]
+    changed = [o for o, f in zip(outcomes, valid, strict=True) if o and o.frame != f]
+    assert len(changed) * 2 > len(valid)

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the node itself sends is translated at its sockets; what was not, may not leave."""
+
+import pytest
+
+from tests.packet.frames import at, opening, segment
+from tests.packet.node import Node
+from tests.packet.places import Places
+from tests.packet.services import serve
+
+
+def test_unallocated(node: Node, places: Places, protocol: str) -> None:
+    """An address that is kept for services and has none: dropped, unless it is only sent on."""
+    request = opening(protocol, at(places.node, 50123), at(places.unallocated, 80))
+    left = node.egress(request, into=None)
+    assert (left.action, left.verdicts) == ("drop", {"unallocated": 1})
+    assert node.egress(request, into="pods") == ("pass", bytes(request), {"passed": 1})
+
+
+def test_forbidden(node: Node, places: Places, protocol: str) -> None:
+    """loadBalancerSourceRanges hold for the node as well (kube-proxy.md 7)."""
+    lists = {"cluster": [at(places.there, 8080)]}
+    where = serve(node, places, "balancer", protocol, "restricted", **lists)
+    request = opening(protocol, at(places.node, 50123), where)
+    node.admit(1, places.clients)
+    left = node.egress(request, into=None)
+    assert (left.action, left.verdicts) == ("drop", {"forbidden": 1})
+    node.admit(1, f"{places.node}/{32 if places.version == 4 else 128}")
+    assert node.egress(request, into=None).action == "pass"
+
+
+@pytest.mark.parametrize("kind", ["cluster", "balancer"])
+def test_not_here(node: Node, places: Places, protocol: str, kind: str) -> None:
+    """Endpoints elsewhere and the policy Local: the internal one; the external spares the node."""
+    lists = {"cluster": [at(places.there, 8080)]}
+    where = serve(node, places, kind, protocol, "local", **lists)
+    request = opening(protocol, at(places.node, 50123), where)
+    left = node.egress(request, into=None)
+    if kind == "cluster":
+        assert (left.action, left.verdicts) == ("drop", {"not_here": 1})
+    else:
+        assert left == ("pass", bytes(request), {"passed": 1})
+
+
+def test_connection(node: Node, places: Places) -> None:
+    """Segments of a connection that there is already are let go."""
+    for flags in ("A", "PA", "FA", "R"):
+        request = segment(at(places.node, 50123), at(places.unallocated, 80), flags)
+        assert node.egress(request, into=None) == ("pass", bytes(request), {"passed": 1})
+
+
+def test_others(node: Node, places: Places, protocol: str) -> None:
+    """What it sends to others is its own business."""
+    serve(node, places, "cluster", protocol, cluster=[at(places.there, 8080)])
+    for host in (places.there, places.client, places.other_node):
+        request = opening(protocol, at(places.node, 50123), at(host, 8080))
+        assert node.egress(request, into=None) == ("pass", bytes(request), {"passed": 1})

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who comes to which endpoints, and as whom: the truth table of kube-proxy.md 5.3.
+
+L is the endpoint on this node, R one elsewhere; a star says that it sees this node as its client.
+A client that is itself the node is served at its socket, and is not here.
+"""
+
+import pytest
+
+from ebpflb.plan.entries import NO_PREFIX
+from tests.packet.frames import at, destination, ends, host_of, opening, reply, source
+from tests.packet.node import Node
+from tests.packet.places import V4, V6, Places
+from tests.packet.services import KINDS, serve
+
+EXTERNAL = ("nodeport", "balancer", "external")
+DRAWS = 16  # both endpoints are met: the draw is a tuple's own, and these tuples' differ
+
+# asker, frontend, policy: with a detector, without, and with masquerade-all (detector active)
+TABLE = [
+    ("pod", "cluster", "Cluster", "L R", "L R", "L* R*"),
+    ("pod", "cluster", "Local", "L", "L", "L*"),
+    ("client", "cluster", "Cluster", "L* R*", "L R", "L* R*"),
+    ("client", "cluster", "Local", "L*", "L", "L*"),
+    ("remote_pod", "cluster", "Cluster", "L R", "L R", "L* R*"),
+    *(("pod", kind, "Cluster", "L* R*", "L R*", "L* R*") for kind in EXTERNAL),
+    *(("pod", kind, "Local", "L R", "L", "L R") for kind in EXTERNAL),
+    *(("client", kind, "Cluster", "L R*", "L R*", "L R*") for kind in EXTERNAL),
+    *(("client", kind, "Local", "L", "L", "L") for kind in EXTERNAL),
+]
+ROWS = pytest.mark.parametrize(("asker", "kind", "policy", "detected", "blind", "all_"), TABLE)
+
+
+def met(node: Node, places: Places, protocol: str, asker: str, where: str) -> str:
+    """The endpoints that a client's flows come to, and as whom."""
+    into = "pods" if asker == "pod" else "uplink"
+    found = set()
+    for port in range(50_000, 50_000 + DRAWS):
+        client = at(getattr(places, asker), port)
+        came = node.ingress(opening(protocol, client, where), into)
+        letter = "L" if host_of(destination(came.packet)) == places.here else "R"
+        by = "pods" if letter == "L" else "uplink"
+        left = node.egress(came.packet, by)
+        hidden = source(left.packet) != client
+        found.add(letter + "*" * hidden)
+        answer = node.ingress(reply(left.packet), by)
+        assert ends(node.egress(answer.packet, into).packet) == f"{where} > {client}"
+    return " ".join(sorted(found))
+
+
+def publish(node: Node, places: Places, protocol: str, kind: str, policy: str) -> str:
+    here, there = at(places.here, 8080), at(places.there, 8080)
+    words = ["local"] if policy == "Local" else []
+    lists = {"cluster": [here, there], "local": [here], "here": [here]}
+    return serve(node, places, kind, protocol, *words, **lists)
+
+
+@ROWS
+@pytest.mark.parametrize("setting", ["detected", "blind", "all"])
+def test_table(
+    node: Node,
+    places: Places,
+    asker: str,
+    kind: str,
+    policy: str,
+    detected: str,
+    blind: str,
+    all_: str,
+    setting: str,
+) -> None:
+    """Every cell, under three settings."""
+    words = {"detected": "detect_local", "blind": "guard_nodeports", "all": ""}[setting]
+    node.settings(*words.split() or ("detect_local", "masquerade_all"))
+    where = publish(node, places, "tcp", kind, policy)
+    expected = {"detected": detected, "blind": blind, "all": all_}[setting]
+    assert met(node, places, "tcp", asker, where) == expected
+
+
+@ROWS
+@pytest.mark.parametrize("protocol", ["udp", "sctp"])
+def test_other_protocols(
+    node: Node,
+    places: Places,
+    protocol: str,
+    asker: str,
+    kind: str,
+    policy: str,
+    detected: str,
+    blind: str,
+    all_: str,
+) -> None:
+    """Every row, for datagrams too."""
+    where = publish(node, places, protocol, kind, policy)
+    assert met(node, places, protocol, asker, where) == detected
+
+
+@pytest.mark.parametrize("kind", EXTERNAL)
+@pytest.mark.parametrize(("policy", "endpoints"), [("Cluster", "L* R*"), ("Local", "L")])
+def test_masquerade_here(
+    node: Node, places: Places, kind: str, policy: str, endpoints: str
+) -> None:
+    """As kube-proxy does it: external clients of an endpoint here are hidden too."""
+    node.settings("detect_local", "masquerade_here")
+    where = publish(node, places, "tcp", kind, policy)
+    assert met(node, places, "tcp", "client", where) == endpoints
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_device_tells_pods(node: Node, places: Places, kind: str) -> None:
+    """Where the detector goes by devices, whoever comes in by a pod's device is a pod."""
+    nothing = {"pods_v4": NO_PREFIX, "pods_v6": NO_PREFIX}
+    node.settings("detect_local", **nothing)
+    node.device("pods", V4.bridge, V6.bridge, "pods")
+    where = publish(node, places, "tcp", kind, "Local")
+    assert met(node, places, "tcp", "pod", where) == ("L" if kind == "cluster" else "L R")
+    assert met(node, places, "tcp", "remote_pod", where) == ("L*" if kind == "cluster" else "L")
+
+
+def test_detector_of_one_family(node: Node, places: Places) -> None:
+    """Where it has no prefix of a family, nobody of that family can be told, nor is masqueraded."""
+    node.settings("detect_local", **{f"pods_v{places.version}": NO_PREFIX})
+    where = publish(node, places, "tcp", "cluster", "Cluster")
+    assert met(node, places, "tcp", "client", where) == "L R"
+    other = V4 if places is V6 else V6
+    where = publish(node, other, "tcp", "cluster", "Cluster")
+    assert met(node, other, "tcp", "client", where) == "L* R*"

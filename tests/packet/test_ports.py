@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ports that this node chooses: for the masqueraded, and where two flows would look alike."""
+
+import pytest
+
+from tests.packet.frames import at, destination, ends, host_of, opening, port_of, reply, source
+from tests.packet.node import Node
+from tests.packet.places import Places
+from tests.packet.services import KINDS, serve, written
+
+
+def flow(node: Node, protocol: str, client: str, where: str) -> str:
+    """Where the backend sees a client's flow come from; its answer is tried too."""
+    asked = node.through(opening(protocol, client, where))
+    assert ends(node.through(reply(asked))) == f"{where} > {client}"
+    return source(asked)
+
+
+def test_unique(node: Node, places: Places, protocol: str) -> None:
+    """No two flows to a backend have one masquerade port, whoever they are from."""
+    node.settings("detect_local", first_port=40_000, last_port=40_255)
+    where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
+    clients = [at(host, port) for host in (places.client, places.stranger) for port in range(1, 31)]
+    seen = [flow(node, protocol, client, where) for client in clients]
+    assert len(set(seen)) == len(clients)
+    assert all(40_000 <= port_of(place) <= 40_255 for place in seen)
+    assert len({port_of(place) for place in seen}) > 30
+
+
+def test_kept(node: Node, places: Places, protocol: str) -> None:
+    """A flow keeps its port, whatever others come."""
+    where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
+    clients = [at(places.client, port) for port in range(1, 11)]
+    first = [flow(node, protocol, client, where) for client in clients]
+    assert [flow(node, protocol, client, where) for client in clients] == first
+
+
+def test_crowded(node: Node, places: Places, protocol: str) -> None:
+    """A flow for which no port is left is dropped by name; those before it go on."""
+    node.settings("detect_local", first_port=40_000, last_port=40_000)
+    where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
+    first, second = at(places.client, 1), at(places.client, 2)
+    assert flow(node, protocol, first, where) == at(places.node, 40_000)
+    came = node.ingress(opening(protocol, second, where))
+    left = node.egress(came.packet)
+    assert (left.action, left.verdicts) == ("drop", {"crowded": 1})
+    assert flow(node, protocol, first, where) == at(places.node, 40_000)
+
+
+def test_backends_apart(node: Node, places: Places, protocol: str) -> None:
+    """To another backend, or by another device, the same port is free."""
+    node.settings("detect_local", first_port=40_000, last_port=40_000)
+    where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
+    other = serve(
+        node, places, "external", protocol, service=2, cluster=[at(places.elsewhere, 8080)]
+    )
+    assert flow(node, protocol, at(places.client, 1), where) == at(places.node, 40_000)
+    assert flow(node, protocol, at(places.client, 1), other) == at(places.node, 40_000)
+
+
+def test_room_again(node: Node, places: Places) -> None:
+    """The port of a connection that is over is free for the client's next one."""
+    node.settings("detect_local", first_port=40_000, last_port=40_000)
+    where = serve(node, places, "nodeport", cluster=[at(places.there, 8080)])
+    client = at(places.client, 1)
+    asked = node.through(opening("tcp", client, where))
+    node.through(reply(node.through(reply(asked, "SA")), "R"))
+    assert flow(node, "tcp", client, where) == at(places.node, 40_000)
+
+
+@pytest.fixture
+def twins(node: Node, places: Places, protocol: str) -> list[str]:
+    """Four frontends of one service, whose only backend is here and sees its clients."""
+    backend = at(places.here, 8080)
+    frontends = {written(places, kind, protocol): KINDS[kind] for kind in KINDS}
+    node.settings("guard_nodeports", first_port=40_000, last_port=44_999)
+    node.publish(1, frontends, cluster=[backend], here=[backend])
+    ports = {"cluster": 80, "nodeport": 30080, "balancer": 443, "external": 8443}
+    hosts = {"cluster": "cluster_ip", "nodeport": "node"}
+    return [at(getattr(places, hosts.get(kind, kind)), ports[kind]) for kind in KINDS]
+
+
+def test_alike(node: Node, places: Places, protocol: str, twins: list[str]) -> None:
+    """One client port, two frontends, one backend: two flows, and every answer comes back right."""
+    client = at(places.client, 50123)
+    asked = [node.ingress(opening(protocol, client, where)) for where in twins]
+    assert [came.verdicts for came in asked] == [{"translated": 1}] + [{"port_changed": 1}] * 3
+    assert source(asked[0].packet) == client
+    assert len({source(came.packet) for came in asked}) == 4
+    assert {host_of(source(came.packet)) for came in asked} == {places.client}
+    assert {destination(came.packet) for came in asked} == {at(places.here, 8080)}
+    for where, came in [*zip(twins, asked, strict=True)] * 2:
+        answer = node.through(reply(came.packet), "pods", "uplink")
+        assert ends(answer) == f"{where} > {client}"
+        again = node.through(opening(protocol, client, where), "uplink", "pods")
+        assert ends(again) == ends(came.packet)
+
+
+def test_alike_masqueraded(node: Node, places: Places, protocol: str) -> None:
+    """The same, where the backend sees this node."""
+    client, backend = at(places.client, 50123), at(places.there, 8080)
+    kinds = ("nodeport", "balancer", "external")
+    frontends = {written(places, kind, protocol): KINDS[kind] for kind in kinds}
+    node.publish(1, frontends, cluster=[backend])
+    twins = [at(places.node, 30080), at(places.balancer, 443), at(places.external, 8443)]
+    seen = [flow(node, protocol, client, where) for where in twins * 2]
+    assert seen[:3] == seen[3:]
+    assert len(set(seen)) == 3
+
+
+def test_alike_without_port(node: Node, places: Places, protocol: str, twins: list[str]) -> None:
+    """Where the client can get no other port, the younger flow is dropped by name."""
+    node.settings("guard_nodeports", first_port=40_000, last_port=40_000)
+    client = at(places.client, 50123)
+    came = [node.ingress(opening(protocol, client, where)) for where in twins[:3]]
+    assert [one.verdicts for one in came][1:] == [{"port_changed": 1}, {"crowded": 1}]
+    assert came[2].action == "drop"
+    answer = node.through(reply(came[1].packet), "pods", "uplink")
+    assert ends(answer) == f"{twins[1]} > {client}"

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who asks for a service without endpoints is told so at once, as by a host with no listener."""
+
+import os
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+from tests.packet.frames import ICMP, TCP, Packet, at, ends, host_of, network, opening, segment
+from tests.packet.node import Node, Outcome
+from tests.packet.places import Places
+from tests.packet.services import KINDS, serve
+
+ETHERNET = 14
+
+
+def answered(node: Node, request: Packet) -> Packet:
+    """The answer to a refused packet, which goes back by the way that it came."""
+    came = node.ingress(request)
+    assert (came.action, came.verdicts) == ("redirect", {"refused": 1})
+    answer = came.packet
+    assert (answer.src, answer.dst) == (request.dst, request.src)
+    assert (network(answer).src, network(answer).dst) == (
+        network(request).dst,
+        network(request).src,
+    )
+    assert (answer.ttl if "IP" in answer else answer.hlim) == 64
+    assert len(came.frame) == ETHERNET + (answer.len if "IP" in answer else 40 + answer.plen)
+    return answer
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("asker", ["client", "pod"])
+def test_every_kind(node: Node, places: Places, protocol: str, kind: str, asker: str) -> None:
+    """Whatever the frontend, whoever asks, and under the policy Local as well."""
+    for words in ((), ("local",)):
+        where = serve(node, places, kind, protocol, *words)
+        answered(node, opening(protocol, at(getattr(places, asker), 50123), where))
+    assert node.maps["service_stats"].get(1)[2] == 2
+    assert not node.flows(protocol)
+
+
+@pytest.mark.parametrize(
+    ("flags", "payload", "taken"),
+    [("S", b"", 1), ("S", b"fast open", 10), ("SEC", b"", 1), ("SF", b"", 2), ("SPU", b"odd", 4)],
+)
+@pytest.mark.parametrize("seq", [0, 1000, 0xFFFFFFFF])
+def test_reset(
+    node: Node, places: Places, flags: str, payload: bytes, taken: int, seq: int
+) -> None:
+    """A SYN is reset: sequence number 0, and all that it took acknowledged (RFC 9293 3.10.7.1)."""
+    where, client = serve(node, places, "balancer"), at(places.client, 50123)
+    request = segment(client, where, flags, payload=payload, seq=seq, options=[("MSS", 1460)])
+    answer = answered(node, request)
+    assert ends(answer) == f"{where} > {client}"
+    reset = answer[TCP]
+    assert (str(reset.flags), reset.seq, reset.ack) == ("RA", 0, (seq + taken) % 2**32)
+    assert (reset.dataofs, reset.window, bytes(reset.payload)) == (5, 0, b"")
+
+
+@pytest.mark.parametrize("padding", [0, 6, 22])
+def test_padding(node: Node, places: Places, padding: int) -> None:
+    """What pads a frame is no data, and is not sent back."""
+    where = serve(node, places, "balancer")
+    request = segment(at(places.client, 50123), where, payload=b"x")
+    came = node.ingress(bytes(request) + bytes(padding))
+    assert came.packet[TCP].ack == 1002
+    assert len(came.frame) == len(request) - 1
+
+
+def quote_of(answer: Packet) -> bytes:
+    """What an ICMP error says of the packet that it is about."""
+    return bytes(network(answer).payload)[8:]
+
+
+@pytest.mark.parametrize("protocol", ["udp", "sctp"])
+def test_unreachable(node: Node, places: Places, protocol: str) -> None:
+    """Others hear of the unreachable port, with their packet quoted (RFC 792, RFC 4443 3.1)."""
+    where = serve(node, places, "cluster", protocol)
+    request = opening(protocol, at(places.client, 50123), where)
+    answer = answered(node, request)
+    asked = bytes(request)[ETHERNET:]
+    if places.version == 4:
+        assert (answer[ICMP].type, answer[ICMP].code) == (3, 3)
+        assert asked.startswith(quote_of(answer)) and len(quote_of(answer)) >= 28
+    else:
+        kind, code, _sum, unused = struct.unpack_from("!BBHI", bytes(network(answer).payload))
+        assert (kind, code, unused) == (1, 4, 0)
+        assert asked.startswith(quote_of(answer)) and len(quote_of(answer)) >= 48
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 1400])
+def test_sizes(node: Node, places: Places, size: int) -> None:
+    """Datagrams of any size, even without any data."""
+    where = serve(node, places, "cluster", "udp")
+    request = opening("udp", at(places.client, 50123), where)
+    request["UDP"].payload = type(request["Raw"])(bytes(size))
+    for layer, field in ((network(request), "plen" if places.version == 6 else "len"),):
+        delattr(layer, field)
+    del request["UDP"].len, request["UDP"].chksum
+    if places.version == 4:
+        del network(request).chksum
+    answer = answered(node, type(request)(bytes(request)))
+    assert len(quote_of(answer)) >= (28 if places.version == 4 else 48)
+
+
+def test_no_answer_to_reset(node: Node, places: Places) -> None:
+    """No reset answers a reset; nor any segment that could belong to a connection elsewhere."""
+    where = serve(node, places, "balancer")
+    for flags in ("R", "RA", "SR", "A", "SA", "FA"):
+        request = segment(at(places.client, 50123), where, flags)
+        assert node.ingress(request) == ("pass", bytes(request), {"passed": 1})
+
+
+def test_endpoints_elsewhere(node: Node, places: Places, protocol: str) -> None:
+    """Under the policy Local, endpoints on other nodes mean silence (kube-proxy.md 6.1)."""
+    there = [at(places.there, 8080)]
+    for number, kind in enumerate(KINDS):
+        where = serve(node, places, kind, protocol, "local", cluster=there)
+        came = node.ingress(opening(protocol, at(places.client, 50_000 + number), where))
+        assert (came.action, came.verdicts) == ("drop", {"not_here": 1})
+    assert node.maps["service_stats"].get(1)[3] == len(KINDS)
+
+
+@pytest.fixture
+def one_cpu() -> Iterator[None]:
+    """The allowance is each CPU's own."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    yield
+    os.sched_setaffinity(0, allowed)
+
+
+def until_muted(node: Node, request: Packet) -> list[Outcome]:
+    outcomes = [node.ingress(request)]
+    while outcomes[-1].action == "redirect" and len(outcomes) < 20_000:
+        outcomes.append(node.ingress(request))
+    return outcomes
+
+
+def test_muted(node: Node, places: Places, protocol: str, one_cpu: None) -> None:
+    """Too many refusals go unanswered, until time has passed."""
+    assert one_cpu is None
+    where = serve(node, places, "cluster", protocol)
+    request = opening(protocol, at(places.client, 50123), where)
+    *answers, last = until_muted(node, request)
+    assert len(answers) >= 10
+    assert last.action == "drop"
+    assert last.verdicts["muted"] == 1
+    node.maps["allowances"].zero([0])
+    assert node.ingress(request).action == "redirect"
+    assert host_of(where) == network(request).dst

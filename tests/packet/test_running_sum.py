@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a device has summed a packet up (CHECKSUM_COMPLETE), whoever rewrites the packet keeps that
+sum right: the stack holds it against checksums later on, and takes the packet for damaged.
+"""
+
+import pytest
+
+from ebpflb.errors import KernelError
+from tests.packet.errors import KINDS, error
+from tests.packet.frames import at, datagram, ends, opening, quoted, reply
+from tests.packet.node import Node
+from tests.packet.places import Places
+from tests.packet.services import serve
+from tests.packet.test_fragments import fragments
+
+
+@pytest.fixture
+def node(node: Node) -> Node:
+    """A node whose devices sum up; the kernel verifies after each run (6.17)."""
+    node.complete = True
+    try:
+        node.ingress(bytes(64))
+    except KernelError:
+        pytest.skip("this kernel cannot test it")
+    return node
+
+
+@pytest.mark.parametrize("port", [80, 8080])
+@pytest.mark.parametrize("asker", ["pod", "client"])
+def test_conversation(node: Node, places: Places, protocol: str, asker: str, port: int) -> None:
+    """Both ways, masqueraded and not, with the frontend's port and another."""
+    client = at(getattr(places, asker), 50123)
+    where = serve(node, places, "cluster", protocol, cluster=[at(places.there, port)])
+    asked = node.through(opening(protocol, client, where))
+    assert ends(node.through(reply(asked))) == f"{where} > {client}"
+
+
+@pytest.mark.parametrize("asker", ["pod", "client"])
+def test_no_checksum(node: Node, places: Places, asker: str) -> None:
+    """UDP without a checksum: nothing in the packet makes up for the addresses but the sum."""
+    client = at(getattr(places, asker), 50123)
+    where = serve(node, places, "cluster", "udp", cluster=[at(places.there, 5353)])
+    asked = node.through(datagram(client, where, chksum=0))
+    assert ends(node.through(reply(asked))) == f"{where} > {client}"
+
+
+def test_fragments(node: Node, places: Places) -> None:
+    """Later fragments change by their addresses alone."""
+    client = at(places.client, 50123)
+    where = serve(node, places, "cluster", "udp", cluster=[at(places.there, 5353)])
+    for piece in fragments(client, where):
+        assert node.through(piece)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_errors(node: Node, places: Places, protocol: str, kind: str) -> None:
+    """ICMP errors, both ways."""
+    client = at(places.client, 50123)
+    where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 8080)])
+    asked = node.through(opening(protocol, client, where))
+    assert quoted(node.through(error(kind, places.there, asked))) == f"{client} > {where}"
+    answer = node.through(reply(asked))
+    assert quoted(node.through(error(kind, places.client, answer))) == ends(reply(asked))

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""loadBalancerSourceRanges: who may come by a load balancer's address (kube-proxy.md 7)."""
+
+from ipaddress import IPv4Address
+
+import pytest
+
+from tests.packet.frames import at, destination, opening
+from tests.packet.node import Node
+from tests.packet.places import Places
+from tests.packet.services import serve, written
+
+RESTRICTED = "external load_balancer restricted"
+
+
+@pytest.fixture
+def where(node: Node, places: Places, protocol: str) -> str:
+    """A load balancer's address that lets in the network of the client."""
+    node.admit(1, places.clients)
+    there = [at(places.there, 8080)]
+    return serve(node, places, "balancer", protocol, "restricted", cluster=there)
+
+
+def test_inside(node: Node, places: Places, protocol: str, where: str) -> None:
+    came = node.ingress(opening(protocol, at(places.client, 50123), where))
+    assert destination(came.packet) == at(places.there, 8080)
+
+
+@pytest.mark.parametrize("asker", ["stranger", "pod", "remote_pod", "node"])
+def test_outside(node: Node, places: Places, protocol: str, where: str, asker: str) -> None:
+    """All others are dropped without an answer, be they pods."""
+    request = opening(protocol, at(getattr(places, asker), 50123), where)
+    came = node.ingress(request)
+    assert (came.action, came.verdicts) == ("drop", {"forbidden": 1})
+    assert not node.flows(protocol)
+
+
+def test_without_endpoints(node: Node, places: Places, protocol: str, where: str) -> None:
+    """Who may not come is not told that there is nobody; who may is."""
+    serve(node, places, "balancer", protocol, "restricted")
+    stranger, client = at(places.stranger, 50123), at(places.client, 50123)
+    assert node.ingress(opening(protocol, stranger, where)).verdicts == {"forbidden": 1}
+    assert node.ingress(opening(protocol, client, where)).verdicts == {"refused": 1}
+
+
+def test_other_frontends(node: Node, places: Places, protocol: str) -> None:
+    """The same service's NodePort, external IP and cluster IP are open to everybody."""
+    node.admit(1, places.clients)
+    words = {written(places, kind, protocol): "external" for kind in ("nodeport", "external")}
+    words[written(places, "cluster", protocol)] = ""
+    words[written(places, "balancer", protocol)] = RESTRICTED
+    node.publish(1, words, cluster=[at(places.there, 8080)])
+    others = at(places.node, 30080), at(places.external, 8443), at(places.cluster_ip, 80)
+    for port, where in enumerate(others, 50_000):
+        came = node.ingress(opening(protocol, at(places.stranger, port), where))
+        assert came.verdicts == {"translated": 1}
+
+
+def test_services_apart(node: Node, places: Places, protocol: str, where: str) -> None:
+    """What one service lets in says nothing about another."""
+    words = {f"{at(places.external, 443)}/{protocol}": RESTRICTED}
+    node.publish(2, words, cluster=[at(places.there, 8080)])
+    request = opening(protocol, at(places.client, 50123), at(places.external, 443))
+    assert node.ingress(request).verdicts == {"forbidden": 1}
+    node.admit(2, f"{places.client}/{32 if places.version == 4 else 128}")
+    assert node.ingress(request).verdicts == {"translated": 1}
+    neighbour = opening(protocol, at(f"{places.client[:-1]}8", 50123), at(places.external, 443))
+    assert node.ingress(neighbour).verdicts == {"forbidden": 1}
+
+
+@pytest.mark.parametrize("length", [1, 8, 24, 25, 31, 32])
+def test_lengths(node: Node, length: int) -> None:
+    """A range ends where its prefix does."""
+    node.admit(1, f"128.0.0.0/{length}")
+    words = {"203.0.113.10:443": RESTRICTED}
+    node.publish(1, words, cluster=["10.244.2.20:8080"])
+    first, last = 128 << 24, (128 << 24) + (1 << (32 - length)) - 1
+    verdicts = {first - 1: "forbidden", first: "translated", last: "translated"}
+    if last < (1 << 32) - 1:
+        verdicts[last + 1] = "forbidden"
+    for number, verdict in verdicts.items():
+        request = opening("tcp", f"{IPv4Address(number)}:50123", "203.0.113.10:443")
+        assert node.ingress(request).verdicts == {verdict: 1}
+
+
+def test_known_flow(node: Node, places: Places, protocol: str, where: str) -> None:
+    """Only new flows are asked: a connection outlives a change of the ranges."""
+    request = opening(protocol, at(places.client, 50123), where)
+    node.ingress(request)
+    node.maps["source_ranges"].delete([key for key, _ in node.maps["source_ranges"].items()])
+    assert node.ingress(request).verdicts == {"followed": 1}
+    other = opening(protocol, at(places.client, 50124), where)
+    assert node.ingress(other).verdicts == {"forbidden": 1}

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flows as the packet path would write them."""
+
+from collections.abc import Iterable
+from ipaddress import ip_address
+from typing import NamedTuple
+
+from ebpflb.model.services import Protocol
+from ebpflb.plan.flows import Entries, Flow, Hook, Tuple
+
+REQUEST, MASQUERADE, ANSWER, REPLY = range(4)  # the entries of a flow, in this order
+SECOND = 1_000_000_000
+NOW = 10**6 * SECOND
+
+CLIENT, NODE, BACKEND = map(ip_address, ("198.51.100.7", "192.0.2.1", "10.244.1.11"))
+
+
+class Made(NamedTuple):
+    """One flow; ports tell flows apart."""
+
+    number: int
+    protocol: Protocol = Protocol.TCP
+    masqueraded: bool = False
+    chosen: bool = True  # egress has chosen the masquerade
+    changed: bool = False  # the client's port was in use
+
+    def entries(self, flags: Iterable[str], idle: Iterable[int]) -> Entries:
+        """Its entries with these words and seconds since they were used, four of each."""
+        client = (CLIENT, 1000) if self.changed else (CLIENT, 3000 + self.number)
+        frontend = (ip_address("10.96.0.0") + self.number, 80)
+        inside = (CLIENT, 2000 + self.number) if self.changed else client
+        backend, masquerade = (BACKEND, 8080), (NODE, 61_000 + self.number)
+        other, back = (inside[1], client[1]) if self.changed else (0, 0)
+        ingress, egress = Hook.INGRESS, Hook.EGRESS
+        every = [
+            (self._key(client, frontend, ingress), backend, other),
+            (self._key(inside, backend, egress), masquerade if self.chosen else (NODE, 0), 0),
+            (self._key(backend, masquerade, ingress), inside, 0),
+            (self._key(backend, inside, egress), frontend, back),
+        ]
+        rows = zip(every, flags, idle, strict=True)
+        found = [(key, self._flow(to, port, words, ago)) for (key, to, port), words, ago in rows]
+        keep = {REQUEST, REPLY} | ({MASQUERADE} if self.masqueraded else set())
+        keep |= {ANSWER} if self.masqueraded and self.chosen else set()
+        return {key: flow for part, (key, flow) in enumerate(found) if part in keep}
+
+    def plain(self, ago: int = 0) -> Entries:
+        """Both sides have been seen, so many seconds ago."""
+        words = "request masquerade" if self.masqueraded else "request"
+        return self.entries([f"{words} seen"] * 2 + ["seen"] * 2, [ago] * 4)
+
+    def _key(self, source: tuple, destination: tuple, hook: Hook) -> Tuple:  # type: ignore[type-arg]
+        return Tuple(source[0], destination[0], source[1], destination[1], self.protocol, int(hook))
+
+    def _flow(self, to: tuple, other_port: int, words: str, ago: int) -> Flow:  # type: ignore[type-arg]
+        used = NOW - ago * SECOND
+        return Flow(used, used - SECOND, *to, other_port, 7, 21, frozenset(words.split()))

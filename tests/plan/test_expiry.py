@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sweeps over random flows: what is in use stays whole, what is not goes whole."""
+
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ebpflb.model.services import Protocol
+from ebpflb.plan.expiry import SECONDS, expired, patience
+from ebpflb.plan.flows import Entries, State
+from tests.plan.flow_builders import MASQUERADE, NOW, REPLY, REQUEST, SECOND, Made
+
+# What the four entries of a flow may say in a state: request, masquerade, answer, reply.
+SEEN = ("request seen", "request masquerade seen", "seen", "seen")
+WORDS = {
+    State.OPENING: [("request seen", "request masquerade seen", "", ""), (*SEEN[:3], "")],
+    State.OPEN: [SEEN],
+    State.CLOSING: [
+        ("request seen fin", "request masquerade seen fin", "seen", "seen"),
+        ("request seen", "request masquerade seen", "seen fin", "seen fin"),
+    ],
+    State.CLOSED: [("request seen fin", "request masquerade seen", "seen", "seen fin")],
+    State.RESET: [
+        ("request seen", "request masquerade seen", "seen rst", "seen rst"),
+        ("request seen rst", "request masquerade seen", "", ""),
+    ],
+    State.ONE_WAY: [("request seen", "request masquerade seen", "", "")],
+    State.BOTH_WAYS: [SEEN, ("request", "request masquerade", "seen", "seen")],
+}
+
+# What any side may say as well, without a change of the state.
+AND_ALSO = {(Protocol.TCP, State.RESET): " fin", (Protocol.SCTP, State.CLOSED): " rst"}
+
+
+class Known(NamedTuple):
+    """A flow, how it stands, and what of it is left."""
+
+    entries: Entries
+    limit: int  # seconds
+    complete: bool
+
+
+@st.composite
+def flows(draw: st.DrawFn, number: int) -> Known:
+    protocol = draw(st.sampled_from(Protocol))
+    state = draw(st.sampled_from(list(SECONDS[protocol])))
+    words = list(draw(st.sampled_from(WORDS[state])))
+    if draw(st.booleans()) and (protocol, state) in AND_ALSO:
+        words[draw(st.sampled_from([REQUEST, REPLY]))] += AND_ALSO[protocol, state]
+    made = Made(number, protocol, *draw(st.tuples(*[st.booleans()] * 3)))
+    if made.masqueraded:
+        words[REQUEST] += " masquerade"
+    limit = SECONDS[protocol][state]
+    near = st.sampled_from([0, limit // 2, limit - 1, limit, limit + 1, 3 * limit, 100_000])
+    entries = made.entries(words, draw(st.tuples(*[near] * 4)))
+    evicted = draw(st.sampled_from([None, None, None, REQUEST, REPLY]))
+    if evicted == REQUEST or (evicted == REPLY and not made.masqueraded):
+        del entries[list(entries)[-1 if evicted == REPLY else REQUEST]]
+        return Known(entries, limit, False)
+    return Known(entries, limit, True)
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> list[Known]:
+    return [draw(flows(number)) for number in range(1, draw(st.integers(1, 6)) + 1)]
+
+
+def sweep(store: Entries) -> None:
+    """As ebpflb.datapath.sweep does it, of a dict."""
+    limits = {key: patience(Protocol(key.protocol), flow.flags) for key, flow in store.items()}
+    idle = [key for key, flow in store.items() if NOW - flow.last_seen >= limits[key]]
+    suspects = ((key, store[key]) for key in idle if key in store)
+    for entries in expired(suspects, store.get, NOW):
+        for key in entries:
+            store.pop(key, None)
+
+
+@given(worlds())
+@settings(max_examples=400, deadline=None)
+def test_sweep(world: list[Known]) -> None:
+    """No entry goes whose flow has one that is younger than its time-out; of a flow that goes
+    none stays; and a complete flow goes as soon as all its entries are as old.
+    """
+    store: Entries = {key: flow for known in world for key, flow in known.entries.items()}
+    sweep(store)
+    for entries, limit, complete in world:
+        left = [key for key in entries if key in store]
+        due = all(NOW - flow.last_seen >= limit * SECOND for flow in entries.values())
+        assert len(left) in (0, len(entries))
+        assert due or left
+        assert not (complete and due and left)
+
+
+@pytest.mark.parametrize("part", [REQUEST, MASQUERADE])
+def test_orphans(part: int) -> None:
+    """What lost its request or its masquerade goes when the longest time-out is over."""
+    limit = SECONDS[Protocol.TCP][State.OPEN]
+    for ago, gone in ((limit - 1, False), (limit, True)):
+        store = Made(1, masqueraded=True).plain(ago)
+        del store[list(store)[part]]
+        sweep(store)
+        assert bool(store) is not gone

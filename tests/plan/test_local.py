@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the maps should hold about a node: devices and settings."""
+
+from ipaddress import ip_address, ip_network
+from typing import Any
+
+from ebpflb.model.addresses import Family
+from ebpflb.model.devices import Device
+from ebpflb.model.locality import Detector, Mode
+from ebpflb.plan import entries
+from ebpflb.plan.entries import NO_PREFIX, NO_V4, NO_V6
+from ebpflb.plan.local import Local
+from ebpflb.plan.spans import prefix_of
+
+V4 = ip_address("192.0.2.1")
+ETH = Device(2, "eth0", False, True, 0, (V4,), (V4,))
+PORT = Device(3, "veth1", False, True, 0, (), ())
+CHOSEN: dict[str, Any] = {"flags": frozenset({"guard_nodeports"}), "first_port": 1, "last_port": 2}
+SPAN = {Family.IPV4: prefix_of(ip_network("10.96.0.0/16"))}
+
+
+def local(detector: Detector, *pod_cidrs: str) -> Local:
+    networks = tuple(map(ip_network, pod_cidrs))
+    return Local((ETH, PORT), (PORT,), {Family.IPV4: V4}, detector, networks)
+
+
+def test_devices() -> None:
+    """Served devices alone, with the addresses of all; a family without one is unspecified."""
+    by_prefix = Detector(Mode.NAME_PREFIX, name_prefix="veth")
+    assert local(Detector()).devices() == {3: entries.Device(V4, NO_V6, frozenset())}
+    assert local(by_prefix).devices()[3].flags == {"pods"}
+
+
+def test_settings_without_detector() -> None:
+    """The operator's fields as they are, the node's own and the span; nobody is a pod."""
+    assert local(Detector()).settings(CHOSEN, SPAN) == CHOSEN | {
+        "pods_v4": NO_PREFIX,
+        "pods_v6": NO_PREFIX,
+        "span_v4": SPAN[Family.IPV4],
+        "span_v6": NO_PREFIX,
+        "node_v4": V4,
+        "node_v6": NO_V6,
+    }
+
+
+def test_settings_with_detector() -> None:
+    """With pods of one family to be told, the detector is on; of the other there are none."""
+    found = local(Detector(Mode.NODE_CIDR), "10.244.1.0/24").settings(CHOSEN, {})
+    assert found["flags"] == {"guard_nodeports", "detect_local"}
+    assert found["pods_v4"] == prefix_of(ip_network("10.244.1.0/24"))
+    assert found["pods_v6"] == found["span_v4"] == NO_PREFIX
+
+
+def test_detector_by_device() -> None:
+    """A mode that goes by devices is on before any of them is there."""
+    found = local(Detector(Mode.BRIDGE, bridge="cni0")).settings(CHOSEN, {})
+    assert "detect_local" in found["flags"]
+    assert found["pods_v4"] == NO_PREFIX
+
+
+def test_node_without_address() -> None:
+    """Nothing is made up."""
+    alone = Local((PORT,), (PORT,), {}, Detector(), ())
+    assert alone.devices()[3] == entries.Device(NO_V4, NO_V6, frozenset())
+    assert alone.settings(CHOSEN, {})["node_v4"] == NO_V4

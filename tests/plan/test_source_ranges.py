@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is let in by restricted frontends, and in which order that is written (planner.py)."""
+
+from collections.abc import Iterable
+
+import pytest
+
+from ebpflb.model.addresses import Network
+from ebpflb.plan.entries import SourceRange
+from ebpflb.plan.spans import source_range
+from ebpflb.plan.wanted import Wanted
+from tests.plan.builders import (
+    BOTH_HALVES,
+    CLIENTS,
+    EXTERNAL,
+    FIRST,
+    RESTRICTED,
+    ROOM,
+    SECOND,
+    THIRD,
+    by_name,
+    frontend,
+    name,
+    wanted,
+)
+from tests.plan.node import Node, check_tidy
+
+
+def restricted(*networks: Network, service: str = "web", number: int = 1) -> Wanted:
+    """One restricted frontend and one backend."""
+    return wanted(service, [number], [number], source_ranges=networks, flags=RESTRICTED)
+
+
+OPEN = wanted("web", [1], [1], flags=EXTERNAL)
+
+
+def serving(*ports: Wanted) -> Node:
+    node = Node()
+    node.change(by_name(*ports))
+    node.wait(2)
+    return node
+
+
+def ranges(number: int, networks: Iterable[Network]) -> list[SourceRange]:
+    return sorted((source_range(network, number) for network in networks), key=str)
+
+
+def let_in(node: Node) -> list[bool]:
+    return [node.maps.lets_in(frontend(1), client) for client in CLIENTS]
+
+
+def test_new_restricted_service() -> None:
+    """Its ranges are those of its id, in the map's key form."""
+    node = Node()
+    plan = node.change(by_name(restricted(FIRST)))
+    assert plan.source_ranges == [(SourceRange(32 + 96 + 25, 1, FIRST.network_address), 1)]
+    assert let_in(node) == [True, False, False]
+    check_tidy(node)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "new", "gone"),
+    [
+        (OPEN, restricted(FIRST, THIRD), [FIRST, THIRD], []),
+        (restricted(FIRST, THIRD), OPEN, [], [FIRST, THIRD]),
+        (restricted(FIRST), restricted(FIRST, SECOND), [SECOND], []),
+        (restricted(FIRST, SECOND), restricted(SECOND), [], [FIRST]),
+        (restricted(BOTH_HALVES), restricted(FIRST), [FIRST], [BOTH_HALVES]),
+        (restricted(FIRST), restricted(BOTH_HALVES), [BOTH_HALVES], [FIRST]),
+        (restricted(FIRST, SECOND), restricted(SECOND, FIRST), [], []),
+    ],
+)
+def test_change_of_ranges(
+    before: Wanted, after: Wanted, new: list[Network], gone: list[Network]
+) -> None:
+    """Only what differs is written, and Node sees nobody refused who may come before and after."""
+    node = serving(before)
+    plan = node.change(by_name(after))
+    assert plan.source_ranges == [(found, 1) for found in ranges(1, new)]
+    assert plan.gone_source_ranges == ranges(1, gone)
+    check_tidy(node)
+
+
+def test_removed_service() -> None:
+    """The ranges go with the frontends, long before another service may get the id."""
+    node = serving(restricted(FIRST))
+    plan = node.change({name("web"): None})
+    assert plan.gone_source_ranges == ranges(1, [FIRST])
+    check_tidy(node)
+
+
+def test_frontend_moves_to_a_service_with_other_ranges() -> None:
+    """The new owner's ranges are there when the frontend becomes its own."""
+    node = serving(restricted(BOTH_HALVES, service="a"))
+    node.change({name("a"): None, **by_name(restricted(FIRST, THIRD, service="b"))})
+    assert let_in(node) == [True, False, True]
+    check_tidy(node)
+
+
+def test_restart_writes_nothing() -> None:
+    """The ranges of a service are found again."""
+    assert not serving(restricted(FIRST, THIRD), wanted("db", [3], [3])).restart()
+
+
+def test_ranges_of_nobody() -> None:
+    """They go with the first plan, and their id rests before it is given to a service."""
+    node = serving(restricted(FIRST))
+    node.maps.source_ranges[source_range(SECOND, 2)] = 1
+    node.wanted |= by_name(restricted(THIRD, service="db", number=2))
+    plan = node.restart()
+    assert plan.gone_source_ranges == ranges(2, [SECOND])
+    assert node.planner.present[name("db")].id == 3
+    check_tidy(node)
+
+
+def test_full_map() -> None:
+    """Who does not fit waits; what has a place may exchange ranges as far as there is room."""
+    node = Node(ROOM._replace(source_ranges=3))
+    node.change(by_name(restricted(FIRST, SECOND)))
+    node.change(by_name(restricted(FIRST, THIRD, service="db", number=2)))
+    full = "map source_ranges is full (3 entries)"
+    assert node.planner.unplaced == {name("db"): full}
+    node.change(by_name(restricted(THIRD)))
+    assert node.planner.unplaced.keys() == {name("db")} and let_in(node) == [False, False, True]
+    node.change({})
+    assert not node.planner.unplaced
+    check_tidy(node)
+
+
+def test_last_good_ranges_stay() -> None:
+    """Ranges that do not fit change nothing of the service."""
+    node = Node(ROOM._replace(source_ranges=2))
+    node.change(by_name(restricted(FIRST)))
+    assert not node.change(by_name(restricted(SECOND, THIRD)))
+    assert node.planner.unplaced.keys() == {name("web")} and let_in(node) == [True, False, False]
