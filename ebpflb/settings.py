@@ -49,7 +49,7 @@ class Settings:
     detector: Detector = field(default_factory=Detector)
     masquerade_all: bool = False
     masquerade_local_backends: bool = False
-    masquerade_ports: tuple[int, int] = (20000, 29999)
+    masquerade_ports: tuple[int, int] = (10000, 29999)
 
     @property
     def fields(self) -> dict[str, Any]:

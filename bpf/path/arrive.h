@@ -82,7 +82,6 @@ static __always_inline enum verdict arrive_open(struct __sk_buff *ctx,
 {
 	const struct backend *backend = &arrival->backend;
 	enum verdict verdict;
-	struct flow *flow;
 
 	asker->symmetric = backend->flags & BACKEND_HERE && asker_is_symmetric(ctx, packet);
 	bool masquerade = policy_masquerades(settings, &arrival->service, backend, asker);
@@ -92,10 +91,7 @@ static __always_inline enum verdict arrive_open(struct __sk_buff *ctx,
 		return arrive_stateless(packet, backend, to);
 	if (verdict == VERDICT_FLOWS_FULL || verdict == VERDICT_CROWDED)
 		return verdict;
-	flow = flow_find(&packet->tuple);
-	if (!flow)
-		return VERDICT_FLOWS_FULL;
-	follow(packet, flow, to);
+	*to = flow_translate(&packet->tuple, &arrival->flow);
 	return verdict;
 }
 

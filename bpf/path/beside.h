@@ -11,12 +11,12 @@
 #include "path/open.h"
 
 /*
- * On a bridge, what its port has translated comes by again, and looks like the connection beside.
- * So that is of the device where its packets come in; it alone has no service.
+ * Between a bridge and its port, packets of the one connection look like those of the other. So
+ * what is beside, which alone has no service, is translated at the client's device alone.
  */
 static __always_inline bool beside_elsewhere(const struct flow *flow, __u32 ifindex)
 {
-	return !flow->service && flow->flags & FLOW_REQUEST && flow->ifindex != ifindex;
+	return !flow->service && flow->ifindex != ifindex;
 }
 
 static __always_inline enum verdict arrive_beside(const struct packet *packet,
@@ -33,9 +33,8 @@ static __always_inline enum verdict arrive_beside(const struct packet *packet,
 					     .port = packet->tuple.destination_port };
 	enum verdict verdict = flow_open(settings, &packet->tuple, ifindex, false, arrival);
 
-	flow = flow_find(&packet->tuple);
-	if (flow)
-		follow(packet, flow, to);
+	if (verdict == VERDICT_PORT_CHANGED)
+		*to = flow_translate(&packet->tuple, &arrival->flow);
 	return verdict;
 }
 

@@ -11,18 +11,42 @@
 
 #define EEXIST 17
 
+/*
+ * Here and below the two calls are kept apart from each other: of one call on either map, which
+ * the compiler would make of them, the kernel cannot make the map's own code.
+ */
 static __always_inline struct flow *flow_find(const struct tuple *tuple)
 {
-	return tuple->protocol == TCP ? LOOKUP(struct flow, tcp_flows, tuple)
-				      : LOOKUP(struct flow, other_flows, tuple);
+	struct flow *flow;
+
+	if (tuple->protocol != TCP)
+		return LOOKUP(struct flow, other_flows, tuple);
+	flow = LOOKUP(struct flow, tcp_flows, tuple);
+	OPAQUE(flow);
+	return flow;
 }
 
 static __always_inline long flow_update(const struct tuple *tuple, const struct flow *flow,
 					__u64 flags)
 {
-	return tuple->protocol == TCP
-		       ? bpf_map_update_elem(MAP(tcp_flows), tuple, flow, flags)
-		       : bpf_map_update_elem(MAP(other_flows), tuple, flow, flags);
+	long failed;
+
+	if (tuple->protocol != TCP)
+		return bpf_map_update_elem(MAP(other_flows), tuple, flow, flags);
+	failed = bpf_map_update_elem(MAP(tcp_flows), tuple, flow, flags);
+	OPAQUE(failed);
+	return failed;
+}
+
+static __always_inline long flow_delete(const struct tuple *tuple)
+{
+	long failed;
+
+	if (tuple->protocol != TCP)
+		return bpf_map_delete_elem(MAP(other_flows), tuple);
+	failed = bpf_map_delete_elem(MAP(tcp_flows), tuple);
+	OPAQUE(failed);
+	return failed;
 }
 
 static __always_inline struct flow_counters *flow_counters_of(const struct tuple *tuple)
@@ -48,10 +72,8 @@ static __always_inline long flow_claim(const struct tuple *tuple, const struct f
 static __always_inline void flow_end(const struct tuple *tuple)
 {
 	struct flow_counters *counters = flow_counters_of(tuple);
-	long failed = tuple->protocol == TCP ? bpf_map_delete_elem(MAP(tcp_flows), tuple)
-					     : bpf_map_delete_elem(MAP(other_flows), tuple);
 
-	if (counters && !failed)
+	if (!flow_delete(tuple) && counters)
 		counters->ended += 1;
 }
 

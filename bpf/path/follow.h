@@ -35,7 +35,7 @@ static __always_inline void follow(const struct packet *packet, struct flow *flo
 				   struct tuple *to)
 {
 	*to = flow_translate(&packet->tuple, flow);
-	flow_touch(flow, packet, bpf_ktime_get_ns());
+	flow_touch(flow, packet, clock_coarse());
 }
 
 #endif

@@ -25,7 +25,7 @@ static __always_inline struct datagram datagram_of(const struct packet *packet)
 static __always_inline void fragment_learn(const struct packet *packet, bool translated)
 {
 	struct datagram datagram = datagram_of(packet);
-	struct ports ports = { .seen = bpf_ktime_get_ns(),
+	struct ports ports = { .seen = clock_coarse(),
 			       .source_port = packet->tuple.source_port,
 			       .destination_port = packet->tuple.destination_port };
 
@@ -41,7 +41,7 @@ static __always_inline bool fragment_follow(struct packet *packet)
 	struct datagram datagram = datagram_of(packet);
 	struct ports *ports = LOOKUP(struct ports, fragments, &datagram);
 
-	if (!ports || bpf_ktime_get_ns() > ports->seen + REASSEMBLY)
+	if (!ports || clock_coarse() > ports->seen + REASSEMBLY)
 		return false;
 	packet->tuple.source_port = ports->source_port;
 	packet->tuple.destination_port = ports->destination_port;

@@ -7,7 +7,7 @@
 #ifndef EBPFLB_PATH_LEAVE_H
 #define EBPFLB_PATH_LEAVE_H
 
-#include "path/follow.h"
+#include "path/beside.h"
 #include "path/masquerade.h"
 
 static __always_inline enum verdict leave_for(const struct packet *packet,
@@ -45,17 +45,10 @@ static __always_inline enum verdict leave_masqueraded(struct __sk_buff *ctx,
 						      struct tuple *to)
 {
 	struct settings *settings = settings_read();
-	enum verdict verdict;
-	struct flow *flow;
 
 	if (!settings)
 		return VERDICT_CROWDED;
-	verdict = masquerade(ctx, packet, settings, pending);
-	flow = flow_find(&packet->tuple);
-	if (verdict == VERDICT_CROWDED || !flow || !flow->port)
-		return VERDICT_CROWDED;
-	follow(packet, flow, to);
-	return verdict;
+	return masquerade(ctx, packet, settings, pending, to);
 }
 
 /* Decides about a packet; one that is to be rewritten becomes to. */
@@ -66,6 +59,8 @@ static __always_inline enum verdict leave(struct __sk_buff *ctx, const struct pa
 
 	if (!flow)
 		return ctx->ingress_ifindex ? VERDICT_PASSED : leave_from_node(packet);
+	if (beside_elsewhere(flow, ctx->ifindex))
+		return VERDICT_PASSED;
 	if (!flow->port)
 		return leave_masqueraded(ctx, packet, flow, to);
 	follow(packet, flow, to);

@@ -17,6 +17,27 @@ static __always_inline struct address masquerade_address(__u32 ifindex, bool v6)
 	return v6 ? device->v6 : device->v4;
 }
 
+/*
+ * Whether both sides of the flow that has a source port are done with it. A late packet of theirs
+ * is out of the window of the next flow, and a new SYN of ours in that of the backend.
+ */
+static __always_inline bool masquerade_is_over(const struct tuple *back)
+{
+	struct flow *answers = flow_find(back);
+	struct flow *requests;
+	struct tuple there;
+
+	if (!answers)
+		return true;
+	there = tuple_reverse(back, HOOK_EGRESS);
+	there.source = answers->address;
+	there.source_port = answers->port;
+	requests = flow_find(&there);
+	if (!requests || (answers->flags | requests->flags) & FLOW_RST)
+		return true;
+	return answers->flags & requests->flags & FLOW_FIN;
+}
+
 /* Claims a source port: afterwards back is the tuple of the answers. */
 static __always_inline bool masquerade_claim(const struct settings *settings,
 					     const struct tuple *there, struct tuple *back,
@@ -34,16 +55,19 @@ static __always_inline bool masquerade_claim(const struct settings *settings,
 		back->destination_port = port_draw(settings);
 		if (!flow_claim(back, &entry))
 			return true;
+		if (masquerade_is_over(back))
+			return !flow_put(back, &entry);
 	}
 	return false;
 }
 
 /*
- * Chooses for an entry that names no port yet, and writes it. Two packets of a flow may come here
- * at once; then the later one gives its port back.
+ * Chooses for an entry that names no port yet, writes it, and says what the packet becomes. Two
+ * packets of a flow may come here at once; then the later one gives its port back.
  */
 static __always_inline enum verdict masquerade(struct __sk_buff *ctx, const struct packet *packet,
-					       const struct settings *settings, struct flow *flow)
+					       const struct settings *settings, struct flow *flow,
+					       struct tuple *to)
 {
 	struct address address = masquerade_address(ctx->ifindex, packet->v6);
 	struct tuple back = tuple_reverse(&packet->tuple, HOOK_INGRESS);
@@ -54,10 +78,12 @@ static __always_inline enum verdict masquerade(struct __sk_buff *ctx, const stru
 		return VERDICT_CROWDED;
 	if (flow->port) {
 		flow_end(&back);
+		*to = flow_translate(&packet->tuple, flow);
 		return VERDICT_FOLLOWED;
 	}
 	entry.address = address;
 	entry.port = back.destination_port;
+	*to = flow_translate(&packet->tuple, &entry);
 	return flow_update(&packet->tuple, &entry, BPF_EXIST) ? VERDICT_FLOWS_FULL
 							      : VERDICT_MASQUERADED;
 }

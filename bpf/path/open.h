@@ -88,7 +88,8 @@ static __always_inline bool open_masquerade(struct arrival *arrival)
 
 	*there = tuple_reverse(&arrival->back, HOOK_EGRESS);
 	if (!(flow->flags & FLOW_MASQUERADE)) {
-		flow_end(there);
+		if (flow_find(there))
+			flow_end(there);
 		return true;
 	}
 	flow->address = (struct address){};
@@ -114,7 +115,7 @@ static __always_inline enum verdict flow_open(const struct settings *settings,
 					      const struct tuple *asked, __u32 ifindex,
 					      bool masquerade, struct arrival *arrival)
 {
-	__u64 now = bpf_ktime_get_ns();
+	__u64 now = clock_coarse();
 	const struct backend *backend = &arrival->backend;
 	enum verdict verdict;
 
@@ -131,7 +132,8 @@ static __always_inline enum verdict flow_open(const struct settings *settings,
 	verdict = open_way_back(settings, asked, arrival);
 	if (verdict == VERDICT_FLOWS_FULL || verdict == VERDICT_CROWDED)
 		return verdict;
-	arrival->flow.flags = FLOW_REQUEST | (masquerade ? FLOW_MASQUERADE : 0);
+	arrival->flow.flags = FLOW_REQUEST | (masquerade ? FLOW_MASQUERADE : 0) |
+			      (asked->protocol == UDP ? FLOW_SEEN : 0);
 	if (!open_masquerade(arrival) || !open_way_there(asked, arrival))
 		return VERDICT_FLOWS_FULL;
 	return verdict;

@@ -18,7 +18,7 @@ static __always_inline bool answer_allowed(void)
 {
 	__u32 only = 0;
 	struct allowance *allowance = LOOKUP(struct allowance, allowances, &only);
-	__u64 now = bpf_ktime_get_ns();
+	__u64 now = clock_coarse();
 
 	if (!allowance)
 		return false;

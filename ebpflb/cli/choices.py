@@ -9,6 +9,7 @@ import click
 from ebpflb.model import devices, nodeports
 from ebpflb.model.addresses import Network, family, parse_network
 from ebpflb.model.locality import Detector, Mode
+from ebpflb.settings import Settings
 
 Option = Callable[[Any], Any]
 
@@ -108,7 +109,7 @@ masquerading = _together(
     click.option(
         "--masquerade-ports",
         metavar="LOW-HIGH",
-        default="20000-29999",
+        default="{}-{}".format(*Settings.masquerade_ports),
         show_default=True,
         callback=reading(port_range),
         help="Source ports of what goes on as this node's; kept from the host's own sockets.",

@@ -19,7 +19,8 @@ from ebpflb.settings import Places
 def cleanup(state_dir: Path, run_dir: Path) -> None:
     """Take the programs off and remove the maps: services are no longer answered here.
 
-    Connections that are open stay open. The cache of compiled programs stays too.
+    Connections that were translated at their socket stay open; flows of packets end. The cache of
+    compiled programs stays.
     """
     options.need_root()
     places = options.places(state_dir, run_dir)

@@ -42,8 +42,13 @@ CAPACITY = Capacity(
 
 
 def flags() -> tuple[str, ...]:
-    """The compiler's flags for what this kernel can do."""
+    """The compiler's flags for what this kernel can do at sockets."""
     return ("-DHAVE_SET_RETVAL",) if probe.set_retval() else ()
+
+
+def packet_flags() -> tuple[str, ...]:
+    """And at devices."""
+    return ("-DHAVE_COARSE_CLOCK",) if probe.coarse_clock() else ()
 
 
 class Datapath:
@@ -78,7 +83,7 @@ class Datapath:
         self.cache = cache
         self.host_netns = witness.netns_cookie(cache) or self._settings().host_netns
         sockets = compiler.compile_source(SOURCE, flags(), cache=cache)
-        packets = compiler.compile_source(PACKETS, cache=cache)
+        packets = compiler.compile_source(PACKETS, packet_flags(), cache=cache)
         self.packets[True] = programs.load(packets, self.maps)
         self.programs = programs.load(sockets, self.maps)
         return not (sockets.cached and packets.cached)
@@ -145,7 +150,9 @@ class Datapath:
         """One variant; those without a link header are loaded when a device asks for them."""
         if link_header not in self.packets:
             try:
-                compiled = compiler.compile_source(PACKETS, _BARE, cache=self.cache)
+                compiled = compiler.compile_source(
+                    PACKETS, (*packet_flags(), *_BARE), cache=self.cache
+                )
                 self.packets[link_header] = programs.load(compiled, self.maps)
             except EbpflbError as error:
                 self.packets[link_header] = error

@@ -27,7 +27,7 @@ MAP_FLAGS = {"NONE": 0, "NO_PREALLOC": 1, "RDONLY_PROG": 0x80, "MMAPABLE": 0x400
 _MAP_CREATE, _LOOKUP, _UPDATE, _DELETE, _NEXT_KEY, _PROG_LOAD, _PIN, _GET = range(8)
 _PROG_BY_ID, _INFO, _QUERY = 13, 15, 16
 _TAKE, _LOOKUP_BATCH, _UPDATE_BATCH, _DELETE_BATCH = 21, 24, 26, 27
-_LINK_CREATE, _LINK_UPDATE, _ENABLE_STATS = 28, 29, 32
+_LINK_CREATE, _LINK_UPDATE, _ENABLE_STATS, _LINK_DETACH = 28, 29, 32, 34
 
 
 def bpf(command: int, what: str, attr: Any) -> int:
@@ -198,6 +198,13 @@ def link_update(link_fd: int, prog_fd: int) -> None:
     attr = ffi.new("struct link_update *")
     attr.link, attr.program = link_fd, prog_fd
     bpf(_LINK_UPDATE, "replacing a program", attr)
+
+
+def link_detach(link_fd: int) -> None:
+    """Takes the link's program off at once (5.9): the last unpinning does so in its own time."""
+    attr = ffi.new("struct link_update *")
+    attr.link = link_fd
+    bpf(_LINK_DETACH, "detaching a program", attr)
 
 
 def query(target: int, attach: int, *, effective: bool = False) -> list[int]:

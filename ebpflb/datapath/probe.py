@@ -30,7 +30,7 @@ _libc = _ffi.dlopen(None)
 SO_NETNS_COOKIE = 71
 _LOOPBACK = "127.0.0.1"
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET
-_SET_RETVAL = 187
+_SET_RETVAL, _COARSE_CLOCK = 187, 160
 _STORE, _ADD, _CALL, _EXIT, _MOVE, _COPY = 0x7A, 0x07, 0x85, 0x95, 0xB7, 0xBF
 _FRAME, _BYTES = 10, 64  # the register that points behind the stack, and how much of it is used
 _CONTEXT, _STACK = "context", "stack"
@@ -94,6 +94,11 @@ def hook(section: str) -> bool:
 def set_retval() -> bool:
     """Whether a hook can name its errno (5.18)."""
     return _loads(HOOKS["cgroup/connect4"], _calling(_SET_RETVAL, -errno.ECONNREFUSED))
+
+
+def coarse_clock() -> bool:
+    """Whether a program at a device is told the time of the last tick (5.11)."""
+    return _loads(PACKET_SECTIONS["tc/ingress"], _calling(_COARSE_CLOCK))
 
 
 def packet_helpers() -> dict[str, bool]:

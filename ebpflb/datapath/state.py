@@ -13,13 +13,14 @@ serving until the links are replaced.
 import os
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from ebpflb.datapath import kernel, layout
 from ebpflb.datapath.clsact import Clsact
 from ebpflb.datapath.layout import MapSpec
 from ebpflb.datapath.maps import Map, open_map
-from ebpflb.errors import NodeError
+from ebpflb.errors import KernelError, NodeError
 
 BPFFS = Path("/sys/fs/bpf")
 DEFAULT = BPFFS / "ebpflb"
@@ -108,8 +109,10 @@ class State:
         if not self.directory.is_dir():
             return
         Clsact(self.devices_directory).prune(set())
-        _remove(self.devices_directory)
-        _remove(self.links_directory)
+        for directory in (self.devices_directory, self.links_directory):
+            for pin in directory.iterdir() if directory.is_dir() else ():
+                _detach(pin)
+            _remove(directory)
         for entry in self.directory.iterdir():
             _remove(entry)
         self.directory.rmdir()
@@ -149,6 +152,17 @@ def _fits(fd: int, spec: MapSpec) -> bool:
         spec.entries,
         flags,
     )
+
+
+def _detach(pin: Path) -> None:
+    """A record of filters is no link; nor has one any longer whose device or cgroup is gone."""
+    with suppress(KernelError):
+        link = kernel.get(str(pin))
+        if link is not None:
+            try:
+                kernel.link_detach(link)
+            finally:
+                os.close(link)
 
 
 def _remove(directory: Path) -> None:

@@ -48,7 +48,7 @@ def test_settings_first(stage: Stage) -> None:
     (settings,) = stage.datapath.settings_at_plans
     assert settings == stage.datapath.settings
     assert settings["span_v4"] == prefix_of(ip_network("10.96.0.1/32"))
-    assert (settings["first_port"], settings["last_port"]) == (20000, 29999)
+    assert (settings["first_port"], settings["last_port"]) == (10000, 29999)
     assert settings["node_v4"] == V4
 
 
@@ -193,4 +193,4 @@ def test_reserved_ports(stage: Stage) -> None:
 def test_default_ports() -> None:
     """The default range leaves the usual NodePorts alone."""
     default = Settings.__dataclass_fields__["masquerade_ports"].default
-    assert default == (20000, 29999)
+    assert default == (10000, 29999)

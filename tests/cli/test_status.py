@@ -149,7 +149,7 @@ def test_cleanup(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
     netns.pushns(cluster.node.netns)
     try:
         index = socket.if_nametoindex("eth0")
-        assert ports.RESERVED.read_text().strip() == "20000-29999"
+        assert ports.RESERVED.read_text().strip() == "10000-29999"
         assert ebpflb("cleanup", *where).status == 0
         assert ports.RESERVED.read_text().strip() == ""
         if tcx.works():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A cluster for each file of tests, gone when the file is done."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -11,7 +12,12 @@ from tests.network.cluster import Cluster, running
 from tests.network.twonodes import TwoNodes
 
 
-@pytest.fixture(scope="module")
+def breadth(fixture_name: str, config: pytest.Config) -> str:
+    """In the kernel lab a cluster takes 20 s: its lane names files that can share one."""
+    return "session" if "EBPFLB_TEST_SHARED" in os.environ else "module"
+
+
+@pytest.fixture(scope=breadth)
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with running(tmp_path_factory.mktemp("cluster")) as made:
         yield made

@@ -6,10 +6,11 @@ from typing import Any
 
 from ebpflb.datapath.layout import VERDICTS
 from ebpflb.lab import objects
+from tests.load import scaled
 from tests.network.cluster import VIP, VIP6, Cluster, at, web
 
 CLIENTS = [("tcp", VIP), ("tcp", VIP6), ("udp", VIP), ("connected-udp", VIP6)]
-REWRITES = 150
+REWRITES = scaled(150)
 
 
 def some(pods: list[Any]) -> list[Any]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flows of packets from their beginning to their end: hairpins, affinity, what keeps them or not.
 
-The packet path's counterparts of test_affinity, test_datagrams and test_survival.
+The packet path's counterparts of test_affinity and test_survival.
 """
 
 import signal
@@ -20,13 +20,17 @@ from tests.network.ground import TARGET
 from tests.network.twonodes import TwoNodes, Ways, address
 
 WAYS, OTHER = Ways(10), Ways(20)
-LEAVING = {"ready": False, "terminating": True}
 STICKY = {"sessionAffinity": "ClientIP"}
 
 families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
 protocols = pytest.mark.parametrize("ask", [asking.tcp, asking.udp])
 ways_in = pytest.mark.parametrize(("who", "kind"), [("hidden", "cluster"), ("outside", "nodeport")])
 endpoints = pytest.mark.parametrize("pod", ["here", "there"])
+
+
+@pytest.fixture(autouse=True)
+def afresh(two: TwoNodes) -> None:
+    two.forget_datagrams()
 
 
 def where(two: TwoNodes, kind: str, *, v6: bool, ways: Ways = WAYS) -> tuple[str, int]:
@@ -54,6 +58,7 @@ def test_affinity(two: TwoNodes, who: str, kind: str, ask: Ask, v6: bool) -> Non
     ways = [where(two, each, v6=v6) for each in every]
     assert len({ask(client, *way).name for way in ways for _ in range(10)}) == 1
     two.publish(two.service("web", 10, two.here, two.there))
+    two.forget_datagrams()
     assert asking.names(client, ways[-1][0], ask=ask, port=ways[-1][1]).keys() == {"here", "there"}
 
 
@@ -168,75 +173,6 @@ def moved(said: list[Object], port: int) -> list[Object]:
         for its in each["ports"]:
             its["port"] = port
     return said
-
-
-@pytest.fixture(params=[False, True], ids=["v4", "v6"])
-def v6(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
-
-
-@pytest.fixture(params=[("hidden", "cluster"), ("outside", "nodeport")], ids=lambda each: each[0])
-def talk(two: TwoNodes, v6: bool, request: pytest.FixtureRequest) -> Iterator[Socket]:
-    """A datagram socket connected to a service of both endpoints."""
-    who, kind = request.param
-    two.publish(two.service("web", 10, two.here, two.there))
-    to = where(two, kind, v6=v6)
-    with asking.datagram(two.sockets(getattr(two, who)), to[0]) as client:
-        client.connect(to)
-        yield client
-
-
-def answers(client: Socket, times: int = 10) -> set[str]:
-    """Who answers its datagrams."""
-    found = set()
-    for _ in range(times):
-        client.send(b"?")
-        found.add(asking.receive(client).name)
-    return found
-
-
-def test_datagrams_keep(two: TwoNodes, talk: Socket) -> None:
-    """Datagram after datagram goes to the endpoint of the first, whoever comes and goes beside."""
-    (name,) = answers(talk)
-    two.publish(two.service("web", 10, getattr(two, name)))
-    assert answers(talk) == {name}
-    two.publish(two.service("web", 10, two.twin, two.here, two.there))
-    assert answers(talk) == {name}
-
-
-def test_datagrams_move(two: TwoNodes, talk: Socket) -> None:
-    """When the endpoint is gone the flow goes to another."""
-    (name,) = answers(talk)
-    (other,) = {"here", "there"} - {name}
-    two.publish(two.service("web", 10, getattr(two, other)))
-    assert answers(talk) == {other}
-
-
-def test_datagrams_stay_while_leaving(two: TwoNodes, talk: Socket) -> None:
-    """An endpoint that terminates but serves keeps its flows; when it serves no more they move."""
-    (name,) = answers(talk)
-    (other,) = {"here", "there"} - {name}
-    two.publish(leaving(two, name, other))
-    assert answers(talk) == {name}
-    two.publish(leaving(two, name, other, serving=False))
-    assert answers(talk) == {other}
-
-
-def leaving(two: TwoNodes, name: str, other: str, **conditions: bool) -> list[Object]:
-    """The service with one endpoint that is leaving."""
-    service, *slices = two.service("web", 10, getattr(two, other))
-    for each, v6 in zip(slices, (False, True), strict=True):
-        each["endpoints"] += two.at(getattr(two, name), v6=v6, **LEAVING | conditions)
-    return [service, *slices]
-
-
-def test_datagrams_to_nobody(two: TwoNodes, talk: Socket) -> None:
-    """A flow whose last endpoint goes is refused."""
-    answers(talk)
-    two.publish(two.service("web", 10))
-    with pytest.raises(ConnectionRefusedError):
-        for _ in range(3):
-            answers(talk)
 
 
 @families

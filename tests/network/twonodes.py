@@ -54,6 +54,12 @@ class TwoNodes(Ground):
             for pod in pods
         ]
 
+    def forget_datagrams(self) -> None:
+        """Ends the flows of former sockets: a new one with the port of such a one would go on."""
+        for agent in self.agents:
+            flows = self.maps_of(agent)["other_flows"]
+            flows.delete([packet for packet, _ in flows.items()])
+
     def service(self, name: str, number: int, *pods: Host, **spec: Any) -> list[Object]:
         """A Service that is reached in every way, with these endpoints; see ``Ways``."""
         ways = Ways(number)

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 from ebpflb.errors import KernelError
+from tests.load import scaled
 from tests.packet.errors import error
 from tests.packet.frames import at, opening, reply, segment
 from tests.packet.node import Node, Outcome
@@ -19,7 +20,10 @@ from tests.packet.services import KINDS, serve
 from tests.packet.test_fragments import fragments
 
 PLENTY = settings(
-    max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+    max_examples=scaled(2000),
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize=True,
 )
 DROPS = {
     "not_here", "slot_lost", "crowded", "flows_full", "forbidden", "unallocated", "muted",

@@ -3,7 +3,17 @@
 
 import pytest
 
-from tests.packet.frames import at, destination, ends, host_of, opening, port_of, reply, source
+from tests.packet.frames import (
+    at,
+    destination,
+    ends,
+    host_of,
+    opening,
+    port_of,
+    reply,
+    segment,
+    source,
+)
 from tests.packet.node import Node
 from tests.packet.places import Places
 from tests.packet.services import KINDS, serve, written
@@ -66,6 +76,33 @@ def test_room_again(node: Node, places: Places) -> None:
     asked = node.through(opening("tcp", client, where))
     node.through(reply(node.through(reply(asked, "SA")), "R"))
     assert flow(node, "tcp", client, where) == at(places.node, 40_000)
+
+
+@pytest.mark.parametrize("ending", ["closed", "aborted"])
+def test_room_after(node: Node, places: Places, ending: str) -> None:
+    """The port of a connection that both sides have ended is free for anyone's."""
+    node.settings("detect_local", first_port=40_000, last_port=40_000)
+    where = serve(node, places, "nodeport", cluster=[at(places.there, 8080)])
+    client = at(places.client, 1)
+    asked = node.through(opening("tcp", client, where))
+    if ending == "closed":
+        node.through(segment(client, where, "FA"))
+        node.through(reply(asked, "FA"))
+    else:
+        node.through(segment(client, where, "R"))
+    assert flow(node, "tcp", at(places.stranger, 2), where) == at(places.node, 40_000)
+
+
+def test_no_room_yet(node: Node, places: Places) -> None:
+    """One that only its client has ended keeps its port: the backend may still be sending."""
+    node.settings("detect_local", first_port=40_000, last_port=40_000)
+    where = serve(node, places, "nodeport", cluster=[at(places.there, 8080)])
+    client = at(places.client, 1)
+    asked = node.through(opening("tcp", client, where))
+    node.through(segment(client, where, "FA"))
+    came = node.ingress(opening("tcp", at(places.stranger, 2), where))
+    assert node.egress(came.packet).verdicts == {"crowded": 1}
+    assert ends(node.through(reply(asked, "A"))) == f"{where} > {client}"
 
 
 @pytest.fixture

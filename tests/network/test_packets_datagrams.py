@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A flow of datagrams keeps its endpoint as long as that serves: test_datagrams, by packets."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from ebpflb.lab.objects import Object
+from ebpflb.lab.sockets import Socket
+from tests.network import asking
+from tests.network.twonodes import TwoNodes, Ways
+
+LEAVING = {"ready": False, "terminating": True}
+
+
+@pytest.fixture(params=[False, True], ids=["v4", "v6"])
+def v6(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture(params=[("hidden", "cluster"), ("outside", "nodeport")], ids=lambda each: each[0])
+def talk(two: TwoNodes, v6: bool, request: pytest.FixtureRequest) -> Iterator[Socket]:
+    """A datagram socket connected to a service of both endpoints."""
+    who, kind = request.param
+    two.forget_datagrams()
+    two.publish(two.service("web", 10, two.here, two.there))
+    to = Ways(10).to(kind, two.near, v6=v6)
+    with asking.datagram(two.sockets(getattr(two, who)), to[0]) as client:
+        client.connect(to)
+        yield client
+
+
+def answers(client: Socket, times: int = 10) -> set[str]:
+    """Who answers its datagrams."""
+    found = set()
+    for _ in range(times):
+        client.send(b"?")
+        found.add(asking.receive(client).name)
+    return found
+
+
+def test_datagrams_keep(two: TwoNodes, talk: Socket) -> None:
+    """Datagram after datagram goes to the endpoint of the first, whoever comes and goes beside."""
+    (name,) = answers(talk)
+    two.publish(two.service("web", 10, getattr(two, name)))
+    assert answers(talk) == {name}
+    two.publish(two.service("web", 10, two.twin, two.here, two.there))
+    assert answers(talk) == {name}
+
+
+def test_datagrams_move(two: TwoNodes, talk: Socket) -> None:
+    """When the endpoint is gone the flow goes to another."""
+    (name,) = answers(talk)
+    (other,) = {"here", "there"} - {name}
+    two.publish(two.service("web", 10, getattr(two, other)))
+    assert answers(talk) == {other}
+
+
+def test_datagrams_stay_while_leaving(two: TwoNodes, talk: Socket) -> None:
+    """An endpoint that terminates but serves keeps its flows; when it serves no more they move."""
+    (name,) = answers(talk)
+    (other,) = {"here", "there"} - {name}
+    two.publish(leaving(two, name, other))
+    assert answers(talk) == {name}
+    two.publish(leaving(two, name, other, serving=False))
+    assert answers(talk) == {other}
+
+
+def leaving(two: TwoNodes, name: str, other: str, **conditions: bool) -> list[Object]:
+    """The service with one endpoint that is leaving."""
+    service, *slices = two.service("web", 10, getattr(two, other))
+    for each, v6 in zip(slices, (False, True), strict=True):
+        each["endpoints"] += two.at(getattr(two, name), v6=v6, **LEAVING | conditions)
+    return [service, *slices]
+
+
+def test_datagrams_to_nobody(two: TwoNodes, talk: Socket) -> None:
+    """A flow whose last endpoint goes is refused."""
+    answers(talk)
+    two.publish(two.service("web", 10))
+    with pytest.raises(ConnectionRefusedError):
+        for _ in range(3):
+            answers(talk)

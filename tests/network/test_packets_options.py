@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the operator chose: how pods are told from others, and who goes on as the node."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from ebpflb.lab import cni, objects
+from ebpflb.plan.flows import Hook
+from tests.network import asking
+from tests.network.asking import Ask
+from tests.network.test_packets_table import (
+    BOTH_CLIENT,
+    BOTH_NODE,
+    KINDS,
+    answers,
+    families,
+    meaning,
+    protocols,
+    services_of,
+)
+from tests.network.twonodes import PODS, TwoNodes
+
+MODE = "--detect-local-mode"
+DETECTORS = {
+    "ClusterCIDR": PODS,
+    "NodeCIDR": (MODE, "NodeCIDR"),
+    "BridgeInterface": (MODE, "BridgeInterface", "--pod-bridge-interface", "cni0"),
+    "InterfaceNamePrefix": (MODE, "InterfaceNamePrefix", "--pod-interface-name-prefix", "veth"),
+}
+
+
+@pytest.fixture(scope="module")
+def services(two: TwoNodes) -> None:
+    numbers = {two.near: 1, two.far: 2}
+    nodes = [
+        objects.node(node.name, node.v4, node.v6, pod_cidrs=cni.network(number))
+        for node, number in numbers.items()
+    ]
+    two.publish(nodes, *services_of(two, two.here, two.there))
+
+
+@pytest.fixture(scope="module")
+def restarted(two: TwoNodes, services: None, request: pytest.FixtureRequest) -> Iterator[TwoNodes]:
+    """With the agents at work with other options."""
+    for agent in two.agents:
+        agent.stop()
+        agent.options = request.param
+        agent.start()
+    two.forget_datagrams()
+    yield two
+
+
+@families
+@protocols
+@pytest.mark.parametrize("restarted", DETECTORS.values(), ids=DETECTORS, indirect=True)
+def test_detector(restarted: TwoNodes, v6: bool, ask: Ask) -> None:
+    """By cluster IPs pods are seen as themselves, others as the node; Local confines no pod."""
+    for who, kind, policy, cell in (
+        ("hidden", "cluster", "cluster", BOTH_CLIENT),
+        ("outside", "cluster", "cluster", BOTH_NODE),
+        ("hidden", "nodeport", "external local", BOTH_CLIENT),
+        ("outside", "nodeport", "external local", "here=client"),
+    ):
+        found = answers(restarted, who, kind, policy, v6=v6, ask=ask)
+        assert found == meaning(restarted, who, cell, v6=v6)
+
+
+@families
+@protocols
+@pytest.mark.parametrize("restarted", [()], ids=["no detector"], indirect=True)
+def test_no_detector(restarted: TwoNodes, v6: bool, ask: Ask) -> None:
+    """Without a detector cluster IPs hide nobody, and Local confines pods too."""
+    found = answers(restarted, "outside", "cluster", "internal local", v6=v6, ask=ask)
+    assert found == meaning(restarted, "outside", "here=client", v6=v6)
+    for kind in KINDS["external"]:
+        found = answers(restarted, "hidden", kind, "external local", v6=v6, ask=ask)
+        assert found == meaning(restarted, "hidden", "here=client", v6=v6)
+
+
+@families
+@protocols
+@pytest.mark.parametrize(
+    "restarted", [(*PODS, "--masquerade-local-backends")], ids=["local too"], indirect=True
+)
+def test_masquerade_local_backends(restarted: TwoNodes, v6: bool, ask: Ask) -> None:
+    """With --masquerade-local-backends an endpoint here sees the node, as with kube-proxy."""
+    for kind in KINDS["external"]:
+        found = answers(restarted, "outside", kind, "cluster", v6=v6, ask=ask)
+        assert found == meaning(restarted, "outside", BOTH_NODE, v6=v6)
+
+
+@families
+@protocols
+@pytest.mark.parametrize("restarted", [("--masquerade-all",)], ids=["all"], indirect=True)
+def test_masquerade_all(restarted: TwoNodes, v6: bool, ask: Ask) -> None:
+    """With --masquerade-all whoever asks a cluster IP is seen as the node."""
+    for who in ("hidden", "outside"):
+        found = answers(restarted, who, "cluster", "cluster", v6=v6, ask=ask)
+        assert found == meaning(restarted, who, BOTH_NODE, v6=v6)
+
+
+@families
+@protocols
+@pytest.mark.parametrize(
+    "restarted", [(*PODS, "--masquerade-ports", "31000-31999")], ids=["ports"], indirect=True
+)
+def test_masquerade_ports(restarted: TwoNodes, v6: bool, ask: Ask) -> None:
+    """What goes on as the node comes from the ports that the operator chose."""
+    began = time.monotonic_ns()
+    answers(restarted, "outside", "cluster", "cluster", v6=v6, ask=ask)
+    flows = restarted.maps["tcp_flows" if ask is asking.tcp else "other_flows"].items()
+    ports = {
+        flow.port
+        for to, flow in flows
+        if flow.created > began
+        and to.hook == Hook.EGRESS
+        and {"request", "masquerade"} <= flow.flags
+    }
+    assert ports
+    assert ports <= set(range(31000, 32000))
