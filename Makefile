@@ -4,18 +4,20 @@
 # and for those who work on it:
 #   make check   lint, types, imports, C          make format    mend what a tool can mend
 #   make bench-connect    measure    make test-kernels   on Linux 5.10, 6.1 and 6.12 (vagrant/)
+#   make bench-nodeport   the same beside kube-proxy's rules
 
 PYTHON := /usr/bin/python3
 VENV := .venv
 BIN := $(VENV)/bin
 RUN_PACKAGES := python3 python3-venv python3-bpfcc iproute2 util-linux procps
-TEST_PACKAGES := $(RUN_PACKAGES) gcc libc6-dev python3-dev clang libbpf-dev bpftool openssl
+TEST_PACKAGES := $(RUN_PACKAGES) gcc libc6-dev python3-dev clang libbpf-dev bpftool openssl nftables
+BENCH_PACKAGES := $(RUN_PACKAGES) gcc libc6-dev nftables iptables
 CLANG := clang -O2 -g -target bpf -Wall -Wextra -Wno-unused-parameter -Werror \
 	-Ibpf -I/usr/include/$(shell uname -m)-linux-gnu
 
 GCC := gcc -O2 -Wall -Wextra -Wno-unused-parameter -Werror -Ibpf -DDIALECT_NATIVE
 
-.PHONY: demo test check format bench-connect lint-c lint-python clean
+.PHONY: demo test check format bench-connect bench-nodeport lint-c lint-python clean
 
 demo: $(VENV)/run
 	$(BIN)/ebpflb demo
@@ -38,8 +40,11 @@ lint-c: $(VENV)/test
 	$(CLANG) -c bpf/hooks/socket.c -o build/socket.o
 	$(CLANG) -DHAVE_SET_RETVAL -c bpf/hooks/socket.c -o build/socket-retval.o
 	$(CLANG) -c bpf/hooks/witness.c -o build/witness.o
+	$(CLANG) -c bpf/hooks/packet.c -o build/packet.o
+	$(CLANG) -DNO_LINK_HEADER -c bpf/hooks/packet.c -o build/packet-bare.o
 	$(GCC) -c bpf/hooks/socket.c -o build/native.o
 	$(GCC) -c bpf/hooks/witness.c -o build/witness-native.o
+	$(GCC) -c bpf/hooks/packet.c -o build/packet-native.o
 
 format: $(VENV)/test
 	$(BIN)/ruff check --fix
@@ -47,6 +52,9 @@ format: $(VENV)/test
 
 bench-connect: $(VENV)/run
 	$(BIN)/python -m bench.connect
+
+bench-nodeport: $(VENV)/run | $(VENV)/packages-bench
+	$(BIN)/python -m bench.nodeport
 
 # Set-up is repeated only when setup.cfg changes or a package is missing.
 $(VENV)/run: setup.cfg pyproject.toml | $(VENV)/packages-run
@@ -64,6 +72,10 @@ $(VENV)/packages-run:
 $(VENV)/packages-test:
 	@$(call install,$(TEST_PACKAGES))
 	@touch $@ $(VENV)/packages-run
+
+$(VENV)/packages-bench: | $(VENV)/packages-run
+	@$(call install,$(BENCH_PACKAGES))
+	@touch $@
 
 # The virtual environment sees Debian's python3-bpfcc, which is not to be had from PyPI.
 define install

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The programs of one agent: their run time by the kernel's own statistics; off, and on again.
 
+Hooks    those at its cgroup
+Packets  the two that it has at devices
+
 The kernel adds up, for each program, how often and how long it ran; the figure per call includes
 one reading of its clock, some 20 ns.
 """
@@ -9,12 +12,12 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
-from ebpflb.datapath import compiler, kernel, links
-from ebpflb.datapath.datapath import SOURCE
-from ebpflb.datapath.programs import SECTIONS, Program
+from ebpflb.datapath import kernel, links
+from ebpflb.datapath.programs import PACKET_SECTIONS, SECTIONS, Program
 from ebpflb.datapath.state import State
+from ebpflb.errors import NodeError
 from ebpflb.lab.agents import wait_until
 
 
@@ -25,34 +28,70 @@ class Runs(NamedTuple):
     nanoseconds: int
 
 
-class Hooks:
-    """What an agent has in force at its cgroup; with ``many``, of its services any may be asked."""
+class Counted:
+    """Programs, and what they have run."""
 
-    def __init__(self, state: State, cgroup: Path, *, many: bool = False) -> None:
-        self.state, self.cgroup, self.many = state, cgroup, many
-        sections = compiler.sections(SOURCE)
-        self.programs = [
-            Program(name, kernel.prog_by_id(number), SECTIONS[sections[name]].point)
-            for name, number in links.attached(state).items()
-        ]
+    def __init__(self, programs: list[Program]) -> None:
+        self.programs = programs
 
-    def __enter__(self) -> "Hooks":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         for program in self.programs:
             os.close(program.fd)
 
-    def per_call(self, work: Callable[[], object]) -> dict[str, float]:
-        """Nanoseconds a call, for each program that ran during the work."""
+    def during(self, work: Callable[[], object]) -> dict[str, Runs]:
+        """What each program that ran during the work has run in it."""
         before = self._runs()
         work()
         after = self._runs()
         return {
-            name: (after[name].nanoseconds - runs.nanoseconds) / (after[name].times - runs.times)
+            name: Runs(after[name].times - runs.times, after[name].nanoseconds - runs.nanoseconds)
             for name, runs in before.items()
             if after[name].times > runs.times
         }
+
+    def per_call(self, work: Callable[[], object]) -> dict[str, float]:
+        """Nanoseconds a call, for each program that ran during the work."""
+        return {name: runs.nanoseconds / runs.times for name, runs in self.during(work).items()}
+
+    def _runs(self) -> dict[str, Runs]:
+        infos = {program.name: kernel.info(program.fd, "prog_info") for program in self.programs}
+        return {name: Runs(info.run_count, info.run_time) for name, info in infos.items()}
+
+
+class Packets(Counted):
+    """Those for devices with a link header; known by their tcx links (kernel 6.6)."""
+
+    def __init__(self, state: State) -> None:
+        ends = {pin.name.partition("-")[2]: pin for pin in state.devices_directory.iterdir()}
+        super().__init__([_at_device(name, pin) for name, pin in sorted(ends.items())])
+
+
+def _at_device(name: str, pin: Path) -> Program:
+    """Raises NodeError where the pin is no tcx link."""
+    link = kernel.get(str(pin)) if pin.is_file() else None
+    if link is None:
+        raise NodeError(f"{pin} is no tcx link: the statistics need Linux 6.6")
+    try:
+        number = int(kernel.info(link, "tcx_info").program)
+    finally:
+        os.close(link)
+    return Program(name, kernel.prog_by_id(number), PACKET_SECTIONS[f"tc/{name}"].point)
+
+
+class Hooks(Counted):
+    """What an agent has in force at its cgroup; with ``many``, of its services any may be asked."""
+
+    def __init__(self, state: State, cgroup: Path, *, many: bool = False) -> None:
+        self.state, self.cgroup, self.many = state, cgroup, many
+        super().__init__(
+            [
+                Program(name, kernel.prog_by_id(number), SECTIONS[f"cgroup/{name}"].point)
+                for name, number in links.attached(state).items()
+            ]
+        )
 
     @contextmanager
     def off(self) -> Iterator[None]:
@@ -71,10 +110,6 @@ class Hooks:
             return [i for p in self.programs for i in kernel.query(target, p.point)]
         finally:
             os.close(target)
-
-    def _runs(self) -> dict[str, Runs]:
-        infos = {program.name: kernel.info(program.fd, "prog_info") for program in self.programs}
-        return {name: Runs(info.run_count, info.run_time) for name, info in infos.items()}
 
 
 @contextmanager

@@ -13,27 +13,29 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Row:
-    """One figure. ``target`` is the most that it may be, or None where there is no target."""
+    """One figure. ``target`` is the most that it may be, or the ``least``; None: no target."""
 
     what: str
     value: float
     unit: str
     target: float | None = None
     note: str = ""
+    least: bool = False
 
     def cells(self) -> tuple[str, ...]:
-        target = "" if self.target is None else f"<= {_number(self.target)} {self.unit}"
+        sign = ">=" if self.least else "<="
+        target = "" if self.target is None else f"{sign} {_number(self.target)} {self.unit}"
         value = f"{_number(self.value)} {self.unit}".strip()
         return self.what, value, target.strip(), self.judgement(), self.note
 
     def judgement(self) -> str:
         if self.target is None:
             return ""
-        if self.value <= self.target:
+        if self.value >= self.target if self.least else self.value <= self.target:
             return "met"
         if not self.target:
             return "missed"
-        return f"missed by {self.value / self.target - 1:.0%}"
+        return f"missed by {abs(self.value / self.target - 1):.0%}"
 
 
 Line = Row | str

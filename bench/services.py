@@ -4,11 +4,14 @@
 The many lie in files of 100 as JSON, which the agent reads forty times as fast as YAML: the
 speed of a YAML parser is not what is measured. The one Service that is asked and changed is a
 YAML file of its own, as an operator would write it.
+
+A ``NodePort`` is a Service that can be told to kube-proxy's rules as well (see ``kubeproxy``).
 """
 
 import json
 from ipaddress import IPv4Address
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 
@@ -18,8 +21,62 @@ NAME, ADDRESS, PORT, TARGET = "web", "10.96.0.10", 80, 8080
 FILE = f"{NAME}.yaml"
 FILE_SIZE = 100  # services
 NODES = 100  # that the endpoints are spread over
+CIDR = "10.96.0.0/12"  # of all cluster IPs
+FIRST_NODE_PORT = 30100
 
 _SERVICES, _ENDPOINTS = IPv4Address("10.100.0.1"), IPv4Address("10.128.0.1")
+
+
+class NodePort(NamedTuple):
+    """A Service of type NodePort: on PORT of its cluster IP, to TARGET of its endpoints."""
+
+    name: str
+    address: str
+    number: int  # the node port
+    protocols: tuple[str, ...]
+    endpoints: tuple[tuple[str, str], ...]  # address, node
+
+    def manifests(self) -> list[objects.Object]:
+        target = [{"name": p, "port": TARGET, "protocol": p.upper()} for p in self.protocols]
+        ports = [{**port, "port": PORT, "nodePort": self.number} for port in target]
+        there = [
+            _endpoint(address, node, f"{self.name}-{number}")
+            for number, (address, node) in enumerate(self.endpoints)
+        ]
+        return [
+            objects.service(self.name, [self.address], ports, type="NodePort"),
+            objects.endpoint_slice(self.name, "IPv4", there, target),
+        ]
+
+
+def node_ports(count: int, endpoints: int) -> list[NodePort]:
+    """So many others over TCP, with so many endpoints each; nobody listens there."""
+    return [
+        NodePort(
+            name=f"service-{number}",
+            address=address(number),
+            number=FIRST_NODE_PORT + number,
+            protocols=("tcp",),
+            endpoints=tuple(
+                (str(_ENDPOINTS + i), f"node-{i % NODES}")
+                for i in range(number * endpoints, (number + 1) * endpoints)
+            ),
+        )
+        for number in range(count)
+    ]
+
+
+def write_node_ports(folder: Path, node: str, node_address: str, them: list[NodePort]) -> None:
+    """With the Node and the range of cluster IPs."""
+    cidr = {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "ServiceCIDR",
+        "metadata": {"name": "kubernetes"},
+        "spec": {"cidrs": [CIDR]},
+    }
+    items = [cidr, objects.node(node, node_address)]
+    items += [item for each in them for item in each.manifests()]
+    _write(folder / "node-ports.json", items)
 
 
 def asked(node: str, node_address: str, pod: str, address: str) -> str:
@@ -48,8 +105,11 @@ def write_many(folder: Path, services: int, endpoints: int) -> None:
             for number in range(first, min(first + FILE_SIZE, services))
             for item in _one_of_many(number, range(bounds[number], bounds[number + 1]))
         ]
-        path = folder / f"many-{first:05}.json"
-        path.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+        _write(folder / f"many-{first:05}.json", items)
+
+
+def _write(path: Path, items: list[objects.Object]) -> None:
+    path.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
 
 
 def _one_of_many(number: int, endpoints: range) -> list[objects.Object]:

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The field of the NodePort measurement: a client outside, and one node for each way to serve.
+
+    client ── router ─┬─ plain      no service: the client asks the pods themselves
+                      ├─ ebpflb     ebpflb; no packet filter, so no conntrack either
+                      ├─ tracked    the same beside a CNI that masquerades its pods: conntrack
+                      ├─ nftables   kube-proxy's rules (see ``kubeproxy``)
+                      ├─ iptables   the same by iptables-legacy
+                      └─ far        the remote backend, for all of them
+
+Each of the others has a pod of its own, the local backend; sockets of pods are hooked where ebpflb
+is, as on any node. Every node publishes the same two services, one for each backend, in the midst
+of the same 1,000 others. Client and servers (load/) are in C, to cost little themselves, and run
+on one CPU at real-time priority: nothing waits for another CPU to wake up, and a rate is what the
+whole way costs, from connect() to the server and back.
+"""
+
+import subprocess
+from contextlib import ExitStack
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import NamedTuple
+
+from bench import kubeproxy, services
+from bench.services import NodePort
+from ebpflb.datapath.state import State
+from ebpflb.lab import cni
+from ebpflb.lab.agents import LabAgent
+from ebpflb.lab.hosts import Host, Lab
+
+DIRECT, EBPFLB, TRACKED, NFTABLES, IPTABLES = VARIANTS = (
+    "direct",
+    "ebpflb",
+    "ebpflb beside conntrack",
+    "nftables",
+    "iptables",
+)
+LOCAL, REMOTE = PLACES = ("local", "remote")
+NODES = dict(zip(VARIANTS, ("plain", "ebpflb", "tracked", "nftables", "iptables"), strict=True))
+PODS = cni.NETWORKS[0]
+ENDPOINTS = 3  # of each other service
+FAR = 9  # its number
+BURST = 16  # datagrams, as in client.c
+_POD = 11
+_PORTS = dict(zip(PLACES, (30001, 30002), strict=True))
+_MASQUERADE = f"""
+table ip cni {{
+  chain forward {{
+    type filter hook forward priority 0
+    ct state established,related accept
+  }}
+  chain postrouting {{
+    type nat hook postrouting priority 100
+    ip saddr {PODS} ip daddr != {PODS} masquerade
+  }}
+}}
+"""
+
+Where = tuple[str, int]
+Way = tuple[str, str]  # variant, place
+
+
+def build(folder: Path) -> None:
+    """The client and the server. Raises CalledProcessError where gcc says no."""
+    for name in ("client", "server"):
+        source = Path(__file__).parent / "load" / f"{name}.c"
+        subprocess.run(["gcc", "-O2", "-o", str(folder / name), str(source)], check=True)
+
+
+class Client:
+    """A client on its host."""
+
+    def __init__(self, lab: Lab, host: Host, folder: Path) -> None:
+        self.host = host
+        self.process = lab.keep(host.start([str(folder / "client")], **_PIPE))
+
+    def do(self, command: str, where: Where, count: int) -> list[int]:
+        """One of the commands of client.c; the nanoseconds that it answers."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{command} {where[0]} {where[1]} {count}\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise SystemExit(f"the client failed at: {command} {where[0]}:{where[1]}")
+        return [int(word) for word in answer.split()]
+
+
+class Site(NamedTuple):
+    """A node and the backend on it."""
+
+    node: Host
+    pod: Host
+
+    @property
+    def pod_network(self) -> str:
+        return self.pod.v4.rpartition(".")[0] + ".0/24"
+
+
+class Field:
+    """Everything in place and served; ``sites`` by variant."""
+
+    def __init__(self, lab: Lab, folder: Path, stack: ExitStack, others: int) -> None:
+        self.lab, self.folder = lab, folder
+        build(folder)
+        self.far = self._site("far", FAR)
+        self.sites = {
+            variant: self._site(name, number)
+            for number, (variant, name) in enumerate(NODES.items(), start=1)
+        }
+        for site in self.sites.values():
+            lab.join(site.node, self.far.node)
+        self.client = Client(lab, lab.outside("client", 1), folder)
+        self.stranger = Client(lab, lab.outside("stranger", 2), folder)
+        self._pave()
+        self.others = services.node_ports(others, ENDPOINTS)
+        self.agents = {v: self._employ(self.sites[v], stack) for v in (EBPFLB, TRACKED)}
+        self._filter()
+
+    def target(self, variant: str, place: str) -> Where:
+        """What the client asks for to get there."""
+        site = self.sites[variant]
+        if variant == DIRECT:
+            return (site if place == LOCAL else self.far).pod.v4, services.TARGET
+        return site.node.v4, _PORTS[place]
+
+    def restart(self, variant: str, *options: str) -> LabAgent:
+        """The agent, with other options."""
+        agent = self.agents[variant]
+        agent.stop()
+        agent.options = (*_detecting(), *options)
+        agent.start()
+        return agent
+
+    def _site(self, name: str, number: int) -> Site:
+        """A node that neither sends redirects: the router would heed them and pass it by."""
+        node = self.lab.node(name, number)
+        for device in ("all", "eth0"):
+            node.sysctl(f"net.ipv4.conf.{device}.send_redirects", 0)
+        pod = self.lab.pod(node, f"{name}-web", _POD)
+        server = pod.start([str(self.folder / "server"), str(services.TARGET)], **_PIPE)
+        self.lab.keep(server)
+        assert server.stdout is not None
+        server.stdout.readline()
+        return Site(node, pod)
+
+    def _pave(self) -> None:
+        """Pods are known outside by way of their nodes, those of far by way of plain, both ways."""
+        self.lab.router.sysctl("net.bridge.bridge-nf-call-iptables", 0)
+        plain = self.sites[DIRECT].node
+        for site in self.sites.values():
+            self.lab.router.lead(site.pod_network, site.node.v4)
+        self.lab.router.lead(self.far.pod_network, plain.v4)
+        self.far.node.ip(f"route add {self.client.host.v4} via {plain.v4}")
+
+    def _services(self, site: Site) -> list[NodePort]:
+        """The two that are asked, in the midst of the others."""
+        asked = [
+            NodePort(
+                name=f"web-{place}",
+                address=str(IPv4Address(services.ADDRESS) + number),
+                number=_PORTS[place],
+                protocols=("tcp", "udp"),
+                endpoints=((at.pod.v4, at.node.name),),
+            )
+            for number, (place, at) in enumerate(((LOCAL, site), (REMOTE, self.far)))
+        ]
+        half = len(self.others) // 2
+        return [*self.others[:half], *asked, *self.others[half:]]
+
+    def _employ(self, site: Site, stack: ExitStack) -> LabAgent:
+        agent = LabAgent(self.lab, site.node, self.folder, *_detecting())
+        stack.callback(agent.close)
+        them = self._services(site)
+        services.write_node_ports(agent.manifests, site.node.name, site.node.v4, them)
+        agent.start()
+        return agent
+
+    def _filter(self) -> None:
+        """The rules of the nodes that have some. A kernel may be without iptables-legacy."""
+        self.sites[TRACKED].node.nft(_MASQUERADE)
+        site = self.sites[NFTABLES]
+        them = self._services(site)
+        site.node.nft(kubeproxy.nft(them, site.node.name, site.node.v4, PODS))
+        site = self.sites[IPTABLES]
+        rules = kubeproxy.iptables(self._services(site), PODS)
+        restore = [*site.node.enter, "iptables-legacy-restore"]
+        if subprocess.run(restore, input=rules, text=True, check=False).returncode:
+            del self.sites[IPTABLES]
+
+    def state(self, variant: str) -> State:
+        """Where its agent has its pins."""
+        return State(self.agents[variant].places.state)
+
+    @property
+    def ways(self) -> list[Way]:
+        """All that there is to compare."""
+        return [(variant, place) for place in PLACES for variant in self.sites]
+
+
+def _detecting() -> tuple[str, ...]:
+    return "--cluster-cidr", PODS
+
+
+_PIPE = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What kube-proxy would write for a list of Services on one node: for nft and iptables-restore.
+
+Its shapes of 1.36 with --cluster-cidr, --nodeport-addresses=primary and traffic policy Cluster
+everywhere: external addresses are masqueraded always, cluster IPs for others than pods
+(kube-proxy.md 4.2, 5.1), unknown ports of cluster IPs refused and unknown cluster IPs dropped by
+nft alone (6.3), hairpins per endpoint by iptables and for those here by nft (5.1).
+From 1.36 on nft's service chains translate at once; before, they went to a chain an endpoint.
+There are more than 1,000 endpoints, so iptables rules carry no comment (16.5). The chains for
+services without endpoints and for source ranges are there and empty, as they would be.
+"""
+
+import hashlib
+from base64 import b32encode
+from collections.abc import Iterable, Iterator
+
+from bench.services import CIDR, PORT, TARGET, NodePort
+
+MARK = "0x4000"
+
+_NFT = """
+table ip kube-proxy {{
+  set cluster-ips {{ type ipv4_addr; elements = {{ {cluster_ips} }}; }}
+  set nodeport-ips {{ type ipv4_addr; elements = {{ {node} }}; }}
+  set hairpin-connections {{
+    type ipv4_addr . ipv4_addr . inet_proto . inet_service; {hairpins}
+  }}
+  map firewall-ips {{ type ipv4_addr . inet_proto . inet_service : verdict; }}
+  map no-endpoint-services {{ type ipv4_addr . inet_proto . inet_service : verdict; }}
+  map no-endpoint-nodeports {{ type inet_proto . inet_service : verdict; }}
+  map service-ips {{
+    type ipv4_addr . inet_proto . inet_service : verdict; elements = {{ {service_ips} }};
+  }}
+  map service-nodeports {{
+    type inet_proto . inet_service : verdict; elements = {{ {nodeports} }};
+  }}
+  chain filter-prerouting-pre-dnat {{
+    type filter hook prerouting priority -110
+    ct state new jump firewall-check
+  }}
+  chain filter-output-pre-dnat {{
+    type filter hook output priority -110
+    ct state new jump firewall-check
+  }}
+  chain filter-input {{
+    type filter hook input priority 0
+    ct state new jump nodeport-endpoints-check
+    ct state new jump service-endpoints-check
+  }}
+  chain filter-forward {{
+    type filter hook forward priority 0
+    ct state new jump service-endpoints-check
+    ct state new jump cluster-ips-check
+  }}
+  chain filter-output {{
+    type filter hook output priority 0
+    ct state new jump service-endpoints-check
+    ct state new jump cluster-ips-check
+  }}
+  chain nat-prerouting {{
+    type nat hook prerouting priority -100
+    jump services
+  }}
+  chain nat-output {{
+    type nat hook output priority -100
+    jump services
+  }}
+  chain nat-postrouting {{
+    type nat hook postrouting priority 100
+    jump masquerading
+  }}
+  chain cluster-ips-check {{
+    ip daddr @cluster-ips reject
+    ip daddr {{ {cidr} }} drop
+  }}
+  chain firewall-check {{ ip daddr . meta l4proto . th dport vmap @firewall-ips; }}
+  chain service-endpoints-check {{
+    ip daddr . meta l4proto . th dport vmap @no-endpoint-services
+  }}
+  chain nodeport-endpoints-check {{
+    ip daddr @nodeport-ips meta l4proto . th dport vmap @no-endpoint-nodeports
+  }}
+  chain services {{
+    ip daddr @cluster-ips ip saddr != {pods} mark set mark or {mark}
+    ip daddr . meta l4proto . th dport vmap @service-ips
+    ip daddr @nodeport-ips meta l4proto . th dport vmap @service-nodeports
+  }}
+  chain masquerading {{
+    mark and {mark} != 0 mark set mark xor {mark} masquerade fully-random
+    ct status dnat ip saddr . ip daddr . meta l4proto . th dport @hairpin-connections masquerade fully-random
+  }}
+{chains}
+}}
+"""  # noqa: E501
+
+_FILTER = f"""*filter
+:KUBE-EXTERNAL-SERVICES - [0:0]
+:KUBE-FORWARD - [0:0]
+:KUBE-NODEPORTS - [0:0]
+:KUBE-PROXY-FIREWALL - [0:0]
+:KUBE-SERVICES - [0:0]
+-A INPUT -m conntrack --ctstate NEW -j KUBE-PROXY-FIREWALL
+-A INPUT -j KUBE-NODEPORTS
+-A INPUT -m conntrack --ctstate NEW -j KUBE-EXTERNAL-SERVICES
+-A FORWARD -m conntrack --ctstate NEW -j KUBE-PROXY-FIREWALL
+-A FORWARD -j KUBE-FORWARD
+-A FORWARD -m conntrack --ctstate NEW -j KUBE-SERVICES
+-A FORWARD -m conntrack --ctstate NEW -j KUBE-EXTERNAL-SERVICES
+-A OUTPUT -m conntrack --ctstate NEW -j KUBE-PROXY-FIREWALL
+-A OUTPUT -m conntrack --ctstate NEW -j KUBE-SERVICES
+-A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP
+-A KUBE-FORWARD -m mark --mark {MARK}/{MARK} -j ACCEPT
+-A KUBE-FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+COMMIT
+"""
+
+_NAT = f"""-A PREROUTING -j KUBE-SERVICES
+-A OUTPUT -j KUBE-SERVICES
+-A POSTROUTING -j KUBE-POSTROUTING
+-A KUBE-POSTROUTING -m mark ! --mark {MARK}/{MARK} -j RETURN
+-A KUBE-POSTROUTING -j MARK --xor-mark {MARK}
+-A KUBE-POSTROUTING -j MASQUERADE --random-fully
+-A KUBE-MARK-MASQ -j MARK --or-mark {MARK}"""
+_NAT_CHAINS = ("KUBE-SERVICES", "KUBE-NODEPORTS", "KUBE-POSTROUTING", "KUBE-MARK-MASQ")
+
+
+def nft(them: list[NodePort], node: str, node_address: str, pods: str) -> str:
+    """A table for `nft -f`."""
+    ports = [(each, protocol) for each in them for protocol in each.protocols]
+    hairpins = [
+        f"{address} . {address} . {protocol} . {TARGET}"
+        for each, protocol in ports
+        for address, where in each.endpoints
+        if where == node
+    ]
+    return _NFT.format(
+        cluster_ips=_listed(each.address for each in them),
+        node=node_address,
+        hairpins=f"elements = {{ {_listed(hairpins)} }};" if hairpins else "",
+        service_ips=_listed(
+            f"{each.address} . {protocol} . {PORT} : goto service-{_chain(each, protocol)}"
+            for each, protocol in ports
+        ),
+        nodeports=_listed(
+            f"{protocol} . {each.number} : goto external-{_chain(each, protocol)}"
+            for each, protocol in ports
+        ),
+        cidr=CIDR,
+        pods=pods,
+        mark=MARK,
+        chains="\n".join(_nft_chains(each, protocol) for each, protocol in ports),
+    )
+
+
+def _listed(elements: Iterable[str]) -> str:
+    return ", ".join(elements)
+
+
+def _chain(service: NodePort, protocol: str) -> str:
+    return f"{_hash(service.name, protocol)[:8]}-default/{service.name}/{protocol}/{protocol}"
+
+
+def _nft_chains(service: NodePort, protocol: str) -> str:
+    chain = _chain(service, protocol)
+    return f"""  chain service-{chain} {{ meta l4proto {protocol} {_nft_target(service)}; }}
+  chain external-{chain} {{ mark set mark or {MARK}; goto service-{chain}; }}"""
+
+
+def _nft_target(service: NodePort) -> str:
+    if len(service.endpoints) == 1:
+        return f"dnat to {service.endpoints[0][0]}:{TARGET}"
+    there = (f"{i} : {address} . {TARGET}" for i, (address, _) in enumerate(service.endpoints))
+    count = len(service.endpoints)
+    return f"dnat ip addr . port to numgen random mod {count} map {{ {_listed(there)} }}"
+
+
+def iptables(them: list[NodePort], pods: str) -> str:
+    """Both tables for `iptables-restore`; the NodePorts are asked last, as they must be."""
+    rules = [
+        line
+        for each in them
+        for protocol in each.protocols
+        for line in _rules(each, protocol, pods)
+    ]
+    clusters = [line for line in rules if line.startswith("-A KUBE-SERVICES")]
+    others = [line for line in rules if not line.startswith("-A KUBE-SERVICES")]
+    last = "-A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS"
+    found = dict.fromkeys([*_NAT_CHAINS, *(line.split()[1] for line in others)])
+    chains = [f":{chain} - [0:0]" for chain in found]
+    nat = ["*nat", *chains, _NAT, *clusters, last, *others, "COMMIT"]
+    return _FILTER + "\n".join(nat) + "\n"
+
+
+def _rules(service: NodePort, protocol: str, pods: str) -> Iterator[str]:
+    own = _hash(service.name, protocol)
+    to = f"-d {service.address}/32 -p {protocol} -m {protocol} --dport {PORT}"
+    yield f"-A KUBE-SERVICES {to} -j KUBE-SVC-{own}"
+    outside = f"-p {protocol} -m {protocol} --dport {service.number}"
+    yield f"-A KUBE-NODEPORTS {outside} -j KUBE-EXT-{own}"
+    yield f"-A KUBE-EXT-{own} -j KUBE-MARK-MASQ"
+    yield f"-A KUBE-EXT-{own} -j KUBE-SVC-{own}"
+    yield f"-A KUBE-SVC-{own} ! -s {pods} {to} -j KUBE-MARK-MASQ"
+    for number, (address, _) in enumerate(service.endpoints):
+        left = len(service.endpoints) - number
+        chance = f"-m statistic --mode random --probability {1 / left:.10f} " if left > 1 else ""
+        endpoint = f"KUBE-SEP-{_hash(service.name, protocol, address)}"
+        yield f"-A KUBE-SVC-{own} {chance}-j {endpoint}"
+        yield f"-A {endpoint} -s {address}/32 -j KUBE-MARK-MASQ"
+        to_endpoint = f"DNAT --to-destination {address}:{TARGET}"
+        yield f"-A {endpoint} -p {protocol} -m {protocol} -j {to_endpoint}"
+
+
+def _hash(*words: str) -> str:
+    """16 letters and digits, as kube-proxy's chains have."""
+    return b32encode(hashlib.sha256("/".join(words).encode()).digest()).decode()[:16]

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NodePorts from outside: ebpflb beside kube-proxy's rules, for the same services.
+
+    sudo .venv/bin/python -m bench.nodeport [--others N] [--rounds K]
+
+One run, on one field (see ``field``), amid N other services:
+
+1  TCP connections and small UDP datagrams a second to a backend on the node and to one on another
+   node: directly, by ebpflb, by kube-proxy's nftables rules and by its iptables rules; in turns,
+   round by round in a new order each time, so that drift of the machine hits all alike
+2  what a packet costs in ebpflb's two programs (see ``packets``)
+
+By ebpflb a local backend sees the client, by kube-proxy the node: that is what either does unless
+told otherwise.
+
+A ratio is that of two rates of the same round, and the median of all rounds' ratios is told. "On
+top of direct" is what the service costs: the time of a connection or a datagram less the time of a
+direct one in the same round, on one CPU that is always busy. That direct / nftables is little says
+how much of the way is everybody's: no service can be faster than none.
+Everything goes at the end, also when it is interrupted.
+"""
+
+import argparse
+import random
+import signal
+import sys
+import tempfile
+from collections import defaultdict
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+
+from bench import packets, report
+from bench.field import (
+    BURST,
+    DIRECT,
+    EBPFLB,
+    IPTABLES,
+    NFTABLES,
+    PLACES,
+    TRACKED,
+    Field,
+    Way,
+)
+from bench.report import Lines, Row, percentile, spread
+from ebpflb.lab.hosts import Lab
+
+PREFIX = "ebpflb-nodeport"
+CONNECTIONS = 100  # a round, to each
+BURSTS = 32
+RATIOS = ((EBPFLB, NFTABLES), (EBPFLB, IPTABLES), (TRACKED, NFTABLES), (DIRECT, NFTABLES))
+TARGET = 1.2  # of the first
+US, SECOND = 1e3, 1e9
+
+Times = dict[Way, list[float]]  # nanoseconds for one, round by round
+
+
+def main() -> None:
+    wanted = _arguments()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(1))
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{PREFIX}-")))
+        lab = stack.enter_context(Lab(PREFIX))
+        _say("laying out the field")
+        rows = _measure(Field(lab, folder, stack, wanted.others), wanted)
+    print(report.machine())
+    print(report.table(rows))
+
+
+def _measure(field: Field, wanted: argparse.Namespace) -> list[report.Line]:
+    connections: Times = {way: [] for way in field.ways}
+    datagrams: Times = {way: [] for way in field.ways}
+    connects: dict[Way, list[int]] = defaultdict(list)
+    for number in range(wanted.rounds):
+        if not number % 10:
+            _say(f"measuring rates: round {number} of {wanted.rounds}")
+        for way in random.sample(field.ways, k=len(field.ways)):
+            took, *each = field.client.do("connect", field.target(*way), CONNECTIONS)
+            connections[way].append(took / CONNECTIONS)
+            connects[way] += each
+            (took,) = field.client.do("volley", field.target(*way), BURSTS)
+            datagrams[way].append(took / (2 * BURST * BURSTS))
+    _say("measuring packets")
+    return [
+        f"amid {wanted.others:,} other services",
+        *_told("TCP connections, a byte each way", connections, connects, wanted.rounds),
+        *_told("UDP datagrams of a byte, half of them answers", datagrams, {}, wanted.rounds),
+        *packets.costs(field),
+    ]
+
+
+def _told(what: str, times: Times, connects: dict[Way, list[int]], rounds: int) -> Lines:
+    yield f"{what}: {rounds} rounds"
+    for way, each in times.items():
+        rates = [SECOND / time for time in each]
+        note = spread(rates) + _latency(connects.get(way, []))
+        yield Row(", ".join(way), median(rates), "/s", None, note)
+    yield from _on_top(times)
+    for place in PLACES:
+        for one, other in RATIOS:
+            if (other, place) in times:
+                ratios = _over(times[other, place], times[one, place])
+                target = TARGET if connects and (one, other) == RATIOS[0] else None
+                what = f"{one} / {other}, {place}"
+                yield Row(what, median(ratios), "x", target, spread(ratios, 3), least=True)
+
+
+def _on_top(times: Times) -> Lines:
+    costs = {}
+    for (variant, place), each in times.items():
+        if variant != DIRECT:
+            pairs = zip(each, times[DIRECT, place], strict=True)
+            more = [(this - that) / US for this, that in pairs]
+            costs[variant, place] = median(more)
+            what = f"on top of direct, {variant}, {place}"
+            yield Row(what, median(more), "us", None, spread(more, 2))
+    for place in PLACES:
+        ratio = costs[NFTABLES, place] / costs[EBPFLB, place]
+        yield Row(f"on top of direct, {NFTABLES} / {EBPFLB}, {place}", ratio, "x")
+
+
+def _over(these: list[float], those: list[float]) -> list[float]:
+    return [this / that for this, that in zip(these, those, strict=True)]
+
+
+def _latency(connects: list[int]) -> str:
+    if not connects:
+        return ""
+    p50, p99 = (percentile(connects, share) / US for share in (0.5, 0.99))
+    return f"; connect() p50 {p50:.1f} us, p99 {p99:.1f} us"
+
+
+def _say(what: str) -> None:
+    """On standard error, for whoever waits."""
+    print(f"{what} ...", file=sys.stderr, flush=True)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--others", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=60)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

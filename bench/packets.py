@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a packet costs in the two programs at a device, in nanoseconds.
+
+By the kernel's statistics on live traffic: with the programs at the ebpflb node's uplink alone, so
+that no other device's share is mixed in, for packets of established flows, packets that open one,
+and packets that are none of ours; and at all devices for a whole connection. Once more for those
+that are none of ours by BPF_PROG_TEST_RUN: the same frame over and over, all in the caches.
+
+Both clocks cost time themselves; what they show for an empty program is taken off.
+"""
+
+import struct
+from collections import defaultdict
+from collections.abc import Callable
+from ipaddress import ip_address
+from statistics import median
+
+from bench import hooks, services
+from bench.field import EBPFLB, PLACES, Client, Field, Where
+from bench.hooks import Counted, Packets, Runs
+from bench.report import Lines, Row, spread
+from ebpflb.datapath import kernel, testrun
+from ebpflb.datapath.programs import SCHED_CLS, Program
+
+UPLINK = "eth0"
+ESTABLISHED, FOREIGN = 400, 100  # ns
+ROUNDS = 11
+TURNS = 100  # of each kind, a round
+REPEAT = 20_000  # test runs
+_EMPTY = bytes.fromhex("b7000000ffffffff9500000000000000")  # return TC_ACT_UNSPEC
+
+Kind = tuple[str, str]  # what, and which program
+
+
+def costs(field: Field) -> Lines:
+    with hooks.statistics():
+        clock = _clock()
+        with Packets(field.state(EBPFLB)) as everywhere:
+            connections = [*_connections(field, everywhere, clock)]
+        field.restart(EBPFLB, "--devices", UPLINK)
+        with Packets(field.state(EBPFLB)) as uplink:
+            live = [*_at_uplink(field, uplink, clock)]
+    yield f"programs at the uplink, a packet; less the {clock:.0f} ns that an empty program shows"
+    yield from live
+    with Packets(field.state(EBPFLB)) as uplink:
+        yield from _test_runs(uplink)
+    yield "programs at all devices of the node, a connection: a byte each way and a reset"
+    yield from connections
+
+
+def _clock() -> float:
+    """Nanoseconds that the kernel's statistics show for a program that does nothing."""
+    with Counted([_empty_program()]) as empty:
+        (program,) = empty.programs
+        ran = empty.per_call(lambda: testrun.run(program.fd, _frame(6), repeat=REPEAT))
+    return ran[program.name]
+
+
+def _at_uplink(field: Field, programs: Packets, clock: float) -> Lines:
+    """All kinds in turns, round by round."""
+    took: dict[Kind, list[float]] = defaultdict(list)
+    works = _works(field)
+    for _ in range(ROUNDS):
+        for what, work in works.items():
+            for name, cost in programs.per_call(work).items():
+                took[what, name].append(cost - clock)
+    for (what, name), each in took.items():
+        yield Row(f"{what}, {name}", median(each), "ns", _target(what), spread(each))
+
+
+def _target(what: str) -> float | None:
+    return ESTABLISHED if "established" in what else FOREIGN if "none of ours" in what else None
+
+
+def _works(field: Field) -> dict[str, Callable[[], object]]:
+    """What is done for each figure; others' traffic has another client, the same node and pod."""
+    theirs = (field.sites[EBPFLB].pod.v4, services.TARGET)
+    works = {}
+    for place in PLACES:
+        where = field.target(EBPFLB, place)
+        works[f"UDP, established, {place}"] = _work(field.client, "volley", where)
+        works[f"TCP, established, {place}"] = _work(field.client, "converse", where)
+    for place in PLACES:
+        works[f"UDP, first of a flow, {place}"] = _work(
+            field.client, "open", field.target(EBPFLB, place)
+        )
+    works["UDP, none of ours"] = _work(field.stranger, "volley", theirs)
+    works["TCP, none of ours"] = _work(field.stranger, "converse", theirs)
+    return works
+
+
+def _work(client: Client, command: str, where: Where) -> Callable[[], object]:
+    return lambda: client.do(command, where, TURNS)
+
+
+def _connections(field: Field, programs: Packets, clock: float) -> Lines:
+    for place in PLACES:
+        work = _work(field.client, "connect", field.target(EBPFLB, place))
+        ran = [programs.during(work) for _ in range(ROUNDS)]
+        sums = [sum(_net(runs, clock) for runs in each.values()) / TURNS for each in ran]
+        times = ", ".join(
+            f"{name} runs {runs.times / TURNS:.0f} times" for name, runs in ran[0].items()
+        )
+        yield Row(f"both, {place}", median(sums), "ns", None, f"{spread(sums)}; {times}")
+
+
+def _net(runs: Runs, clock: float) -> float:
+    return runs.nanoseconds - clock * runs.times
+
+
+def _test_runs(programs: Packets) -> Lines:
+    """Without statistics; less what the same run shows for an empty program."""
+    with Counted([_empty_program()]) as empty:
+        nothing = _test_run(empty.programs[0], 6)
+    for name, protocol in (("UDP", 17), ("TCP", 6)):
+        for each in programs.programs:
+            took = _test_run(each, protocol) - nothing
+            yield Row(f"{name}, none of ours, {each.name}, test run", took, "ns", FOREIGN)
+
+
+def _test_run(program: Program, protocol: int) -> float:
+    runs = [
+        testrun.run(program.fd, _frame(protocol), repeat=REPEAT, ingress_ifindex=1).nanoseconds
+        for _ in range(ROUNDS)
+    ]
+    return median(runs)
+
+
+def _empty_program() -> Program:
+    fd = kernel.prog_load(name="empty", kind=SCHED_CLS, attach=0, code=_EMPTY, log=None)
+    return Program("empty", fd, 0)
+
+
+def _frame(protocol: int) -> bytes:
+    """Ethernet, IPv4, and ports with nothing that opens a TCP connection."""
+    source, destination = (ip_address(it).packed for it in ("198.51.100.9", "203.0.113.9"))
+    ports = struct.pack("!HH", 40000, 443)
+    tcp = ports + struct.pack("!IIBBHHH", 1, 1, 5 << 4, 0x10, 512, 0, 0)
+    body = tcp if protocol == 6 else ports + struct.pack("!HH", 8, 0)
+    head = struct.pack("!BBHHHBBH", 0x45, 0, 20 + len(body), 1, 0, 64, protocol, 0)
+    return bytes(12) + b"\x08\x00" + head + source + destination + body
