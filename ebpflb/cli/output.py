@@ -6,8 +6,7 @@ from typing import Any
 import click
 import msgspec
 import yaml
-
-_GAP = "   "
+from tabulate import tabulate
 
 
 def show(value: Any, output: str) -> None:
@@ -24,15 +23,11 @@ def table(title: str, rows: list[dict[str, Any]]) -> None:
 
 
 def _drawn(rows: list[dict[str, Any]]) -> str:
-    """By hand: rich takes a millisecond and ten kilobytes a row, and flows may be 100,000."""
-    texts = [[name.replace("_", " ") for name in rows[0]]]
-    texts += [[_text(value) for value in row.values()] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
-    aligns = [">" if _is_number(value) else "<" for value in rows[0].values()]
-    line = _GAP + _GAP.join(f"{{:{a}{w}}}" for a, w in zip(aligns, widths, strict=True))
-    head, *body = (line.format(*row).rstrip() for row in texts)
-    rule = _GAP + "─" * (sum(widths) + len(_GAP) * (len(widths) - 1))
-    return "\n".join([head, rule, *body])
+    heads = [name.replace("_", " ") for name in rows[0]]
+    sides = ["right" if _is_number(value) else "left" for value in rows[0].values()]
+    cells = [[_text(value) for value in row.values()] for row in rows]
+    drawn = tabulate(cells, heads, tablefmt="simple", colalign=sides, disable_numparse=True)
+    return "\n".join(f"  {line}".rstrip() for line in drawn.splitlines())
 
 
 def _is_number(value: Any) -> bool:
