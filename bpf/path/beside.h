@@ -25,17 +25,18 @@ static __always_inline enum verdict arrive_beside(const struct packet *packet,
 {
 	struct flow *flow;
 
+	if (packet->tuple.protocol == UDP)
+		return VERDICT_PASSED;
 	arrival->back = tuple_reverse(&packet->tuple, HOOK_EGRESS);
 	flow = flow_find(&arrival->back);
-	if (packet->tuple.protocol == UDP || !flow || flow->ifindex != ifindex)
+	if (!flow || flow->ifindex != ifindex)
 		return VERDICT_PASSED;
 	arrival->backend = (struct backend){ .address = packet->tuple.destination,
 					     .port = packet->tuple.destination_port };
-	enum verdict verdict = flow_open(settings, &packet->tuple, ifindex, false, arrival);
-
-	if (verdict == VERDICT_PORT_CHANGED)
-		*to = flow_translate(&packet->tuple, &arrival->flow);
-	return verdict;
+	if (flow_open(settings, &packet->tuple, ifindex, false, arrival) != VERDICT_PORT_CHANGED)
+		return VERDICT_PASSED;
+	*to = flow_translate(&packet->tuple, &arrival->flow);
+	return VERDICT_PORT_CHANGED;
 }
 
 #endif
