@@ -41,7 +41,7 @@ lint-c: $(VENV)/test
 	$(CLANG) -DHAVE_SET_RETVAL -c bpf/hooks/socket.c -o build/socket-retval.o
 	$(CLANG) -c bpf/hooks/witness.c -o build/witness.o
 	$(CLANG) -c bpf/hooks/packet.c -o build/packet.o
-	$(CLANG) -DNO_LINK_HEADER -c bpf/hooks/packet.c -o build/packet-bare.o
+	$(CLANG) -DNO_LINK_HEADER -DHAVE_COARSE_CLOCK -c bpf/hooks/packet.c -o build/packet-bare.o
 	$(GCC) -c bpf/hooks/socket.c -o build/native.o
 	$(GCC) -c bpf/hooks/witness.c -o build/witness-native.o
 	$(GCC) -c bpf/hooks/packet.c -o build/packet-native.o

@@ -131,6 +131,9 @@ def _comforts() -> Iterator[Finding]:
         "errno from hooks", probe.set_retval(), "5.18", "refusals go by loopback; no bind guard"
     )
     yield _feature(
+        "clock of the last tick", probe.coarse_clock(), "5.11", "packets wait for the exact clock"
+    )
+    yield _feature(
         "netns cookie of the agent",
         probe.netns_cookie() is not None,
         "5.14",

@@ -98,6 +98,7 @@ LACKS = [
     (probe, "clsact_filters", False, "clsact filters", "needed where there is no tcx"),
     (probe, "batches", {"LPM_TRIE": False}, "batches: LPM_TRIE", "one entry at a time"),
     (probe, "set_retval", False, "errno from hooks", "no bind guard"),
+    (probe, "coarse_clock", False, "clock of the last tick", "the exact clock"),
     (probe, "netns_cookie", None, "netns cookie of the agent", "a program tells it"),
     (probe, "ends_sockets", False, "ending of sockets", "cannot be ended"),
     (devices, "ahead", {"eth0": ["bpf mine"]}, "other agents ahead", "may keep them"),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Devices in a network namespace of the test's own, and what the kernel says is attached there."""
 
+import errno
 import os
 import re
 import subprocess
@@ -13,6 +14,7 @@ from ebpflb.datapath import kernel, tcx
 from ebpflb.datapath.devices import Attachments
 from ebpflb.datapath.programs import SCHED_CLS, Program
 from ebpflb.datapath.state import State
+from ebpflb.errors import KernelError
 from ebpflb.model.devices import Devices, served
 from ebpflb.node import devices
 
@@ -44,10 +46,15 @@ class Namespace:
     def index(self, name: str) -> int:
         return next(d.index for d in devices.current().devices if d.name == name)
 
-    def tcx(self, name: str) -> dict[str, list[int]]:
-        """End -> ids of the programs there by tcx, in their order."""
+    def tcx(self, name: str) -> dict[str, list[int]] | None:
+        """End -> ids of the programs there by tcx, in their order; None where there is no tcx."""
         index = self.index(name)
-        return {end: kernel.query(index, tcx.POINTS[end]) for end in ENDS}
+        try:
+            return {end: kernel.query(index, tcx.POINTS[end]) for end in ENDS}
+        except KernelError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            return None
 
     def filters(self, name: str) -> dict[str, list[int]]:
         """End -> ids of the programs there by clsact, in their order."""

@@ -15,6 +15,7 @@ from ebpflb.errors import VerifierError
 from tests.datapath import devices
 from tests.datapath.devices import ALL, DROP, NONE, Agent, At, Namespace, home_of, ids, pair
 from tests.datapath.variants import eventually, needs_root, open_files
+from tests.load import scaled
 
 pytestmark = needs_root
 
@@ -119,7 +120,7 @@ def test_no_gap(agent: Agent, ns: Namespace, flood: socket.socket) -> None:
     try:
         agent(generations[0]).follow(ns.served("v0"))
         drained(flood)
-        for turn in range(100):
+        for turn in range(scaled(100)):
             agent(generations[turn % 2]).follow(ns.served("v0"))
         assert drained(flood) == 0
     finally:

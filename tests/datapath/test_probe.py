@@ -23,6 +23,7 @@ OF_MAPS = {1, 2, 3}  # bpf_map_lookup_elem, _update_elem, _delete_elem
 CALL, LOAD64 = 0x85, 0x18
 PROBES: list[Callable[[], object]] = [
     probe.set_retval,
+    probe.coarse_clock,
     probe.packet_helpers,
     probe.clsact_filters,
     probe.map_works,

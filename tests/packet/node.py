@@ -6,14 +6,17 @@ Frontends and backends are spelled as people say it: "172.30.0.10:80/udp" (a Nod
 change nothing but addresses, ports and checksums, and no checksum that was right gets wrong.
 """
 
+import functools
+import os
 from collections.abc import Mapping, Sequence
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any, NamedTuple
 
-from ebpflb.datapath import testrun
+from ebpflb.datapath import programs, testrun
 from ebpflb.datapath.layout import VERDICTS
 from ebpflb.datapath.maps import Counters, Map, MappedArray
 from ebpflb.datapath.records import Flow, Tuple
+from ebpflb.errors import KernelError
 from ebpflb.plan import entries
 from ebpflb.plan.entries import Backend, Frontend, Prefix, Range, Service, Settings
 from tests.packet import wire
@@ -196,7 +199,7 @@ class Node:
 
     def _run(self, hook: str, frame: bytes, device: str, into: str | None) -> Outcome:
         before = self.counted
-        came_by = self.devices[into] if into else 0
+        came_by = self.devices[into] if into and hook == "egress" and knows_way_in() else 0
         index = self.devices[device]
         ran = testrun.run(
             self.hooks[hook],
@@ -215,6 +218,21 @@ class Node:
     def _verdicts(self) -> dict[str, int]:
         table = self.maps["verdicts"]
         return {word: table.get(number)[0] for number, word in VERDICTS.items() if word != "s"}
+
+
+@functools.cache
+def knows_way_in() -> bool:
+    """Whether a run can be told by which device its packet came in, as 5.10 cannot."""
+    (attach,) = set(programs.PACKET_SECTIONS.values())
+    code = bytes.fromhex("b7000000000000009500000000000000")
+    probe = programs.load_one("probe", attach, code)
+    try:
+        testrun.run(probe, bytes(64), ifindex=1, ingress_ifindex=1)
+    except KernelError:
+        return False
+    finally:
+        os.close(probe)
+    return True
 
 
 _NOBODY = Backend(IPv6Address(0), 0, frozenset(), 0, 0)

@@ -15,31 +15,38 @@ import msgspec
 from ebpflb.datapath import compiler, layout, maps, probe, programs, state
 from ebpflb.errors import EbpflbError
 
-VARIANTS = {"set_retval": ("-DHAVE_SET_RETVAL",), "plain": ()}
+_RETVAL, _COARSE, _BARE = "-DHAVE_SET_RETVAL", "-DHAVE_COARSE_CLOCK", "-DNO_LINK_HEADER"
+# The compiler's flags, by source and variant; the agent loads these and no others.
+VARIANTS: dict[str, dict[str, tuple[str, ...]]] = {
+    "hooks/packet.c": {
+        "plain": (),
+        "coarse clock": (_COARSE,),
+        "no link header": (_BARE,),
+        "coarse clock, no link header": (_COARSE, _BARE),
+    },
+    "hooks/socket.c": {"plain": (), "set_retval": (_RETVAL,)},
+    "hooks/witness.c": {"plain": ()},
+}
 
 
-def hooks() -> list[str]:
-    """Every file that is compiled."""
-    found = layout.SOURCES.glob("hooks/*.c")
-    return sorted(str(path.relative_to(layout.SOURCES)) for path in found)
-
-
-def variants() -> dict[str, tuple[str, ...]]:
-    """Those that this kernel takes, which is tried."""
-    return VARIANTS if probe.set_retval() else {"plain": VARIANTS["plain"]}
+def variants(source: str) -> dict[str, tuple[str, ...]]:
+    """Those of a source that this kernel takes, which is tried."""
+    lacking = {_RETVAL: probe.set_retval, _COARSE: probe.coarse_clock}
+    missing = {flag for flag, works in lacking.items() if not works()}
+    return {name: its for name, its in VARIANTS[source].items() if missing.isdisjoint(its)}
 
 
 def compile_all(cache: Path) -> None:
     """Raises CompileError."""
-    for source in hooks():
-        for flags in VARIANTS.values():
+    for source, its in VARIANTS.items():
+        for flags in its.values():
             compiler.compile_source(source, flags, cache=cache)
-    print(f"BCC {compiler.bcc_version()}: {', '.join(hooks())} in {len(VARIANTS)} variants")
+        print(f"BCC {compiler.bcc_version()}: {source}, {', '.join(its)}")
 
 
 def load_all(cache: Path) -> None:
     """Loads every program of a cache. Raises VerifierError or KernelError."""
-    sections = {name: at for source in hooks() for name, at in compiler.sections(source).items()}
+    sections = {name: at for source in VARIANTS for name, at in compiler.sections(source).items()}
     made = {name: maps.open_map(spec, state.make_map(spec)) for name, spec in layout.MAPS.items()}
     fds = {compiler.MAP_NUMBERS[name]: opened.fd for name, opened in made.items()}
     count = 0

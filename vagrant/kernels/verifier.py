@@ -4,6 +4,8 @@
 verifier.csv is checked in, a column for each kernel. A program that takes a tenth more than
 there, or is not there, fails the lane: growth is meant or it is noticed. `make verifier-table`
 renews the table.
+
+    python -m vagrant.kernels.verifier      the numbers of this machine's own kernel
 """
 
 import csv
@@ -58,8 +60,8 @@ def measure() -> Counts:
         for name, spec in layout.MAPS.items():
             made[name] = maps.open_map(spec, state.make_map(spec))
             opened.callback(made[name].close)
-        for source in bytecode.hooks():
-            for variant, flags in bytecode.variants().items():
+        for source in bytecode.VARIANTS:
+            for variant, flags in bytecode.variants(source).items():
                 compiled = compiler.compile_source(source, flags)
                 for program in compiled.programs:
                     counts[Row(source, variant, program)] = _measure_one(compiled, program, made)
@@ -131,3 +133,8 @@ def write(table: Table, kernels: Iterable[str], path: Path = TABLE) -> None:
 def counts_of(table: Table, kernel: str) -> Counts:
     """One kernel's column."""
     return {row: int(columns[kernel]) for row, columns in table.items() if columns.get(kernel)}
+
+
+if __name__ == "__main__":
+    for row, count in measure().items():
+        print(f"{count:8} {row.source} {row.program} ({row.variant})")

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every program of every variant, at work in every way that this kernel has."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ebpflb.datapath import compiler, kernel, links, programs, tcx
+from ebpflb.datapath.clsact import Clsact
+from ebpflb.datapath.maps import Map
+from ebpflb.datapath.programs import Program
+from ebpflb.datapath.state import State
+from ebpflb.datapath.tcx import Tcx
+from tests.datapath import devices
+from tests.datapath.devices import Namespace
+from vagrant.kernels import bytecode
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="bpf(2) is root's")
+PACKETS = "hooks/packet.c"
+AT_CGROUPS = [(s, v) for s, its in bytecode.VARIANTS.items() if s != PACKETS for v in its]
+DEVICES = ("v0", "w0", "br0", "tun0")
+
+
+def loaded(source: str, variant: str, maps: dict[str, Map], cache: Path) -> list[Program]:
+    taken = bytecode.variants(source)
+    if variant not in taken:
+        pytest.skip("this kernel does not take this variant")
+    return programs.load(compiler.compile_source(source, taken[variant], cache=cache), maps)
+
+
+def ids(found: list[Program]) -> dict[str, int]:
+    return {one.name: kernel.info(one.fd, "prog_info").id for one in found}
+
+
+@pytest.mark.parametrize(("source", "variant"), AT_CGROUPS)
+def test_cgroup(
+    home: State, cgroup: Path, all_maps: dict[str, Map], cache: Path, source: str, variant: str
+) -> None:
+    """By links at a cgroup."""
+    found = loaded(source, variant, all_maps, cache)
+    links.attach(home, cgroup, found)
+    assert links.attached(home) == ids(found)
+    assert set(ids(found)) == set(compiler.sections(source))
+    programs.close(found)
+
+
+@pytest.fixture(params=["tcx", "clsact"])
+def way(request: pytest.FixtureRequest, home: State) -> Iterator[Tcx | Clsact]:
+    if request.param == "tcx" and not tcx.works():
+        pytest.skip("this kernel has no tcx")
+    yield {"tcx": Tcx, "clsact": Clsact}[request.param](home.devices_directory)
+
+
+@pytest.fixture
+def ns() -> Iterator[Namespace]:
+    with devices.entered(f"ebpflb-test-{os.getpid()}-attach") as made:
+        yield made
+
+
+@pytest.mark.parametrize("variant", bytecode.VARIANTS[PACKETS])
+def test_devices(
+    way: Tcx | Clsact, ns: Namespace, all_maps: dict[str, Map], cache: Path, variant: str
+) -> None:
+    """At devices of all sorts, by tcx and by clsact."""
+    found = loaded(PACKETS, variant, all_maps, cache)
+    for name in DEVICES:
+        way.attach(ns.index(name), found)
+        at = (ns.tcx if way.name == "tcx" else ns.filters)(name)
+        assert at == {end: [number] for end, number in ids(found).items()}
+    way.prune(set())
+    assert not any(ns.tcx(name)["ingress"] for name in DEVICES if way.name == "tcx")
+    programs.close(found)

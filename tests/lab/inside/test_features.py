@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `ebpflb check` finds on stock kernels: the probes try, this file knows."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ebpflb.datapath.state import BPFFS
+from ebpflb.diagnose.check import Finding, check, missing
+
+KERNEL = os.environ.get("LAB_KERNEL", "")
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="bpf(2) is root's")
+
+# What Debian's kernels lack; each has a way round it.
+LACKS = {
+    "5.10": {
+        "batches: LPM_TRIE",
+        "batches: PERCPU_ARRAY",
+        "clock of the last tick",
+        "errno from hooks",
+        "netns cookie of the agent",
+        "tcx",
+    },
+    "6.1": {"tcx"},
+    "6.12": set(),
+}
+
+
+@pytest.fixture(scope="module")
+def findings() -> list[Finding]:
+    return check(BPFFS / "ebpflb-never", None)
+
+
+def test_can_run(findings: list[Finding]) -> None:
+    """Nothing is missing that the node cannot do without."""
+    assert missing(findings) == []
+
+
+@pytest.mark.skipif(KERNEL not in LACKS, reason="what this kernel lacks is not known beforehand")
+def test_lacks(findings: list[Finding]) -> None:
+    """Each feature that this kernel lacks is found missing, and no other."""
+    assert {finding.feature for finding in findings if not finding.ok} == LACKS[KERNEL]
+
+
+def test_each_says_what_is_lost(findings: list[Finding]) -> None:
+    """What is missing says since when it is there and what is lost; what is there says neither."""
+    for finding in findings:
+        assert bool(finding.remedy) != finding.ok, finding
+        assert finding.detail
+
+
+def test_leaves_nothing(findings: list[Finding], tmp_path: Path) -> None:
+    assert not (BPFFS / "ebpflb-never").exists()

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Few parameters of each test: none is left out altogether, and many values are among them."""
+
+import subprocess
+import sys
+from collections.abc import Hashable, Set
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from vagrant.kernels.few import spread
+
+FAMILIES, PROTOCOLS, KINDS = ["v4", "v6"], ["tcp", "udp", "sctp"], ["cluster", "nodeport"]
+EVERY: list[Set[Hashable]] = [set(each) for each in product(FAMILIES, PROTOCOLS, KINDS)]
+
+
+@pytest.mark.parametrize("start", range(len(EVERY)))
+def test_every_value(start: int) -> None:
+    """Three sets of twelve have every family, protocol and kind; two have both families."""
+    assert set().union(*(EVERY[at] for at in spread(EVERY, 3, start))) == set().union(*EVERY)
+    assert set().union(*(EVERY[at] for at in spread(EVERY, 2, start))) >= {*FAMILIES, *KINDS}
+
+
+@pytest.mark.parametrize("sets", [[], [set()], EVERY[:2]])
+def test_no_more_than_there_are(sets: list[Set[Hashable]]) -> None:
+    assert sorted(spread(sets, 3)) == list(range(len(sets)))
+
+
+def test_start() -> None:
+    """Where nothing tells one from another it begins at its start, so that tests differ."""
+    alike: list[Set[Hashable]] = [{number} for number in range(10)]
+    assert spread(alike, 2, 4) == [4, 5]
+
+
+TESTS = """
+import pytest
+
+@pytest.fixture(scope="module", params=["bridge", "routed"])
+def network(request):
+    return request.param
+
+@pytest.mark.parametrize("family", ["v4", "v6"])
+@pytest.mark.parametrize("protocol", ["tcp", "udp", "sctp"])
+def test_shared(network, protocol, family): pass
+
+@pytest.mark.parametrize("number", range(9))
+class TestOne:
+    def test_it(self, number): pass
+
+def test_plain(): pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "many"),
+    [(["--few=2"], 2), (["--few=5", "--few=2:test_it"], 2), (["--few=1:elsewhere"], 9), ([], 9)],
+)
+def test_in_pytest(tmp_path: Path, options: list[str], many: int) -> None:
+    """No network is left out; of what one test alone varies, few are kept."""
+    (tmp_path / "test_it.py").write_text(TESTS)
+    command = [sys.executable, "-m", "pytest", "-p", "vagrant.kernels.few", *options]
+    command += [
+        "-c",
+        "/dev/null",
+        "--rootdir",
+        str(tmp_path),
+        "--collect-only",
+        "-q",
+        str(tmp_path),
+    ]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    names = [line.partition("::")[2] for line in said.splitlines() if "::" in line]
+    counts = [sum(word in name for name in names) for word in ("bridge", "routed", "TestOne")]
+    assert counts == [min(many, 6), min(many, 6), many]
+    assert "test_plain" in names

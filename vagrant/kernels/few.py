@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plugin of pytest for the inside of the lab: every test, but not with all its parameters.
+
+``--few N`` keeps N sets of parameters of each test function, those that between them have the
+most different values; ``--few N:FOLDER`` says otherwise for one folder. Where a fixture of a whole
+module or session has parameters (a variant of the programs, a kind of network), N are kept for
+each of its values.
+"""
+
+import zlib
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from collections.abc import Set as Values
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    words = {"action": "append", "default": [], "metavar": "N[:FOLDER]"}
+    parser.addoption("--few", help="N parameter sets of each test, no more", **words)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    limits = dict(map(_limit, config.getoption("--few")))
+    groups: dict[Hashable, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        groups[_group(item)].append(item)
+    kept: set[pytest.Item] = set()
+    for key, group in groups.items():
+        start = zlib.crc32(repr(key).encode()) % len(group)
+        folder = max(filter(group[0].nodeid.startswith, limits), key=len, default=None)
+        few = len(group) if folder is None else limits[folder]
+        kept |= {group[at] for at in spread([_values(item) for item in group], few, start)}
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
+
+
+def _limit(word: str) -> tuple[str, int]:
+    few, _, folder = word.partition(":")
+    return folder, int(few)
+
+
+def spread(sets: Sequence[Values[Hashable]], few: int, start: int = 0) -> list[int]:
+    """The indexes of a few sets with many different values; where all is one, from ``start`` on."""
+    left = [*range(start, len(sets)), *range(start)]
+    found: list[int] = []
+    seen: set[Hashable] = set()
+    while left and len(found) < few:
+        best = max(left, key=lambda at: len(sets[at] - seen))
+        left.remove(best)
+        found.append(best)
+        seen |= sets[best]
+    return found
+
+
+def _group(item: pytest.Item) -> tuple[str, str, tuple[Hashable, ...]]:
+    """The test function, and those of its parameters that it shares with others."""
+    function = getattr(item, "originalname", item.name)
+    scopes = item.callspec._arg2scope if hasattr(item, "callspec") else {}
+    shared = (pair for pair in _values(item) if scopes[pair[0]].value != "function")
+    return item.parent.nodeid if item.parent else "", function, tuple(sorted(shared))
+
+
+def _values(item: pytest.Item) -> set[tuple[str, str]]:
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    return {(name, repr(value)) for name, value in params.items()}
