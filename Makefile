@@ -10,7 +10,8 @@ PYTHON := /usr/bin/python3
 VENV := .venv
 BIN := $(VENV)/bin
 RUN_PACKAGES := python3 python3-venv python3-bpfcc iproute2 util-linux procps
-TEST_PACKAGES := $(RUN_PACKAGES) gcc libc6-dev python3-dev clang libbpf-dev bpftool openssl nftables
+TEST_PACKAGES := $(RUN_PACKAGES) gcc libc6-dev python3-dev clang libbpf-dev bpftool openssl nftables \
+	vagrant
 BENCH_PACKAGES := $(RUN_PACKAGES) gcc libc6-dev nftables iptables
 CLANG := clang -O2 -g -target bpf -Wall -Wextra -Wno-unused-parameter -Werror \
 	-Ibpf -I/usr/include/$(shell uname -m)-linux-gnu

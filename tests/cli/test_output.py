@@ -19,10 +19,10 @@ def test_columns(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     assert drawn(capsys, *rows) == [
         "title",
-        "   name     idle seconds   ok",
-        "   ───────────────────────────",
-        "   a                   7   yes",
-        "   longer            1.5   no",
+        "  name      idle seconds  ok",
+        "  ------  --------------  ----",
+        "  a                    7  yes",
+        "  longer             1.5  no",
         "",
     ]
 
@@ -30,7 +30,7 @@ def test_columns(capsys: pytest.CaptureFixture[str]) -> None:
 def test_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     """A row stays one line and is not cut, whatever its length."""
     text = "word " * 200
-    assert drawn(capsys, {"text": text.strip()})[3] == f"   {text}".rstrip()
+    assert drawn(capsys, {"text": text.strip()})[3] == f"  {text}".rstrip()
 
 
 def test_nothing(capsys: pytest.CaptureFixture[str]) -> None:
