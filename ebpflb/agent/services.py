@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the services are: those that were touched are selected, planned and written.
+
+The plan is what a crash can happen in, so nothing here is remembered that the maps do not show:
+after a failed write the planner begins anew with what they hold.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+from ebpflb.agent.machine import Machine
+from ebpflb.datapath.datapath import CAPACITY, Datapath
+from ebpflb.model.addresses import Family
+from ebpflb.model.events import Key
+from ebpflb.model.picture import Picture
+from ebpflb.model.services import PortName
+from ebpflb.plan.entries import Prefix
+from ebpflb.plan.plan import Plan
+from ebpflb.plan.planner import Planner
+from ebpflb.plan.wanted import Wanted, want
+from ebpflb.serve import status
+from ebpflb.serve.status import Words
+
+log = logging.getLogger(__name__)
+
+BATCH = 250  # services a plan: a plan for all of 10,000 would hold every entry twice
+_UNPLACED = "Service %s: %s; its last good state stays"
+
+MakePlan = Callable[[Mapping[PortName, Wanted | None], float], Plan]
+
+
+class Services:
+    """Writes the services of the picture; ``programmed`` once all of them have been."""
+
+    def __init__(
+        self, datapath: Datapath, picture: Picture, machine: Machine, words: Words
+    ) -> None:
+        self.datapath = datapath
+        self.picture = picture
+        self.machine = machine
+        self.words = words
+        self.start_over()
+
+    def start_over(self) -> None:
+        """Only the maps know what they hold: read them, and plan all anew."""
+        self.planner = Planner(CAPACITY, self.datapath.present())
+        self.names: dict[Key, set[PortName]] = {}
+        self.programmed = False
+        self.picture.touched |= self.picture.services.keys()
+
+    @property
+    def span(self) -> dict[Family, Prefix]:
+        """Holds all cluster IPs, and all ranges that they may be from."""
+        self.planner.cover(self.picture.service_cidrs)
+        return self.planner.span
+
+    def write(self) -> None:
+        """What was touched, and what did not fit before. Raises KernelError having written a part;
+        then start over.
+        """
+        keys = sorted(self.picture.take_touched())
+        for start in range(0, len(keys), BATCH):
+            self._write_batch(keys[start : start + BATCH], self.planner.change)
+        if self.planner.unplaced or not self.programmed:
+            self._write_batch([], self.planner.change if self.programmed else self.planner.complete)
+        self.programmed = True
+        self._report()
+
+    def _write_batch(self, keys: list[Key], make_plan: MakePlan) -> None:
+        changes = {name: wanted for key in keys for name, wanted in self._wanted(key)}
+        began = time.monotonic()
+        plan = make_plan(changes, began)
+        planned = time.monotonic()
+        if plan:
+            self.machine.write_settings(self.span)
+            self.datapath.apply(plan)
+            spent = (planned - began) * 1e3, (time.monotonic() - planned) * 1e3
+            log.info("%r planned in %.1f ms, written in %.1f ms", plan, *spent)
+        self.planner.applied(time.monotonic())
+
+    def _wanted(self, key: Key) -> list[tuple[PortName, Wanted | None]]:
+        """What a service's ports want now; None for ports that it no longer has."""
+        primary = self.picture.primary
+        wanted = [want(port, selection, primary) for port, selection in self.picture.ports(key)]
+        former = self.names.pop(key, set())
+        if wanted:
+            self.names[key] = {each.name for each in wanted}
+        gone = [(name, None) for name in former - self.names.get(key, set())]
+        return [*gone, *((each.name, each) for each in wanted)]
+
+    def _report(self) -> None:
+        unplaced = {str(name): reason for name, reason in self.planner.unplaced.items()}
+        self.words.unplaced = status.renew(self.words.unplaced, unplaced, _UNPLACED)
