@@ -44,6 +44,17 @@ static __always_inline enum verdict pass_transport(struct __sk_buff *ctx, struct
 	return verdict;
 }
 
+/* A ping is answered as what asks for a port that nobody serves (kube-proxy.md 6.3). */
+static __always_inline enum verdict pass_icmp(struct __sk_buff *ctx, struct packet *packet,
+					      const enum hook hook)
+{
+	enum verdict verdict = related(ctx, packet);
+
+	if (verdict != VERDICT_PASSED || hook != HOOK_INGRESS || !echo_is_asked(ctx, packet))
+		return verdict;
+	return policy_unserved(&packet->tuple.destination);
+}
+
 static __always_inline enum verdict pass(struct __sk_buff *ctx, struct packet *packet,
 					 const enum hook hook)
 {
@@ -52,7 +63,7 @@ static __always_inline enum verdict pass(struct __sk_buff *ctx, struct packet *p
 	if (reading != READ)
 		return reading == FOREIGN ? VERDICT_PASSED : VERDICT_UNREADABLE;
 	if (packet->tuple.protocol == ICMP || packet->tuple.protocol == ICMPV6)
-		return related(ctx, packet);
+		return pass_icmp(ctx, packet, hook);
 	return pass_transport(ctx, packet, hook);
 }
 

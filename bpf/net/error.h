@@ -9,6 +9,9 @@
 
 #include "net/rewrite.h"
 
+#define ECHO 8
+#define ECHO_V6 128
+
 /* The quoted packet: its tuple and where its headers lie. */
 struct quote {
 	struct tuple tuple;
@@ -22,6 +25,16 @@ static __always_inline bool error_is(const struct packet *packet, __u8 type)
 	if (packet->v6)
 		return type >= 1 && type <= 4;
 	return type == 3 || type == 11 || type == 12;
+}
+
+/* Whether the packet is an echo request, whole or the first piece of one. */
+static __always_inline bool echo_is_asked(struct __sk_buff *ctx, const struct packet *packet)
+{
+	struct icmp icmp;
+
+	return packet->tuple.protocol == (packet->v6 ? ICMPV6 : ICMP) && packet->piece != LATER &&
+	       !bpf_skb_load_bytes(ctx, packet->transport, &icmp, sizeof(icmp)) &&
+	       icmp.type == (packet->v6 ? ECHO_V6 : ECHO);
 }
 
 static __always_inline bool quote_read_v4(struct __sk_buff *ctx, struct quote *quote)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """bpf/layout.h and bpf/maps.h as Python sees them: nothing about the maps is written twice.
 
-cffi parses the header, and a Record packs one of plan's entries into its struct. ``__be16`` is
-kept apart from ``__u16``, so the byte order of a field is read from the header as well.
+Each names its parts. cffi parses those of layout.h, and a Record packs one of plan's entries into
+its struct. ``__be16`` is kept apart from ``__u16``, so the byte order of a field is read from
+there as well. Pin paths are named by hashes of these texts (state.py).
 """
 
 import hashlib
@@ -11,6 +12,7 @@ import socket
 import struct
 import sys
 from collections.abc import Callable
+from functools import cache
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -34,11 +36,13 @@ _MAPPED = bytes(10) + b"\xff\xff"  # RFC 4291 2.5.5.2
 ffi = FFI()
 
 
-def _declarations(header: str) -> str:
-    return re.sub(r"(?m)^(#.*(\\\n.*)*|SIZE\(.*)$", "", header)
+def _parts(header: str, folder: str, sources: Path = SOURCES) -> str:
+    """The joined texts of what a header includes from a folder."""
+    parts = re.findall(rf'(?m)^#include "({folder}/.+)"$', (sources / header).read_text())
+    return "".join((sources / part).read_text() for part in parts)
 
 
-ffi.cdef(_TYPES + _declarations((SOURCES / "layout.h").read_text()))
+ffi.cdef(_TYPES + re.sub(r"(?m)^(#|SIZE\().*$", "", _parts("layout.h", "layout")))
 
 
 def names(enum: str, prefix: str) -> dict[int, str]:
@@ -62,7 +66,10 @@ _FLAGS = {
 
 
 class MapSpec(NamedTuple):
-    """One DEFINE_MAP line: sizes in bytes, the kind and the flags by their kernel names."""
+    """One DEFINE_MAP line: sizes in bytes, the kind and the flags by their kernel names.
+
+    ``lasting``: an upgrade may go on with it.
+    """
 
     name: str
     kind: str
@@ -70,6 +77,7 @@ class MapSpec(NamedTuple):
     value: str
     entries: int
     flags: tuple[str, ...]
+    lasting: bool = False
 
     @property
     def key_size(self) -> int:
@@ -80,22 +88,35 @@ class MapSpec(NamedTuple):
         return int(ffi.sizeof(self.value))
 
 
-def _map_specs(header: str) -> dict[str, MapSpec]:
-    lines = re.findall(r"(?m)^DEFINE_MAP\((.*)\)$", header)
+def _map_specs(header: str, *, lasting: bool) -> dict[str, MapSpec]:
+    lines = re.findall(r"(?m)^DEFINE_MAP\((.*)\)$", (SOURCES / header).read_text())
     parts = [[part.strip() for part in line.split(",")] for line in lines]
     return {
-        name: MapSpec(name, kind, key, value, int(size), tuple(re.findall(r"[A-Z_]+", flags)))
+        name: MapSpec(
+            name, kind, key, value, int(size), tuple(re.findall(r"[A-Z_]+", flags)), lasting
+        )
         for name, kind, key, value, size, flags in parts
     }
 
 
-MAPS = _map_specs((SOURCES / "maps.h").read_text())
+_LASTING = "maps/lasting.h"
+MAPS = _map_specs(_LASTING, lasting=True) | _map_specs("maps/renewed.h", lasting=False)
 
 
-def layout_hash() -> str:
-    """Names the layout in pin paths: a new layout never reads an old map."""
-    text = (SOURCES / "layout.h").read_bytes() + (SOURCES / "maps.h").read_bytes()
-    return hashlib.sha256(text).hexdigest()[:12]
+@cache
+def layout_hash(sources: Path = SOURCES) -> str:
+    """Names the layout: a new one never reads an old map, but for lasting ones."""
+    return _hash(_parts("layout.h", "layout", sources) + _parts("maps.h", "maps", sources))
+
+
+@cache
+def lasting_hash(sources: Path = SOURCES) -> str:
+    """Names what lasting maps hold, and so the ids that run through them."""
+    return _hash((sources / _LASTING).read_text() + _parts(_LASTING, "layout", sources))
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def address_bytes(address: Address) -> bytes:

@@ -2,6 +2,7 @@
 """The state directory in a bpffs: what stays when no agent runs.
 
     <state-dir>/<layout hash>/<map>     maps; a new layout never reads an old map
+    <state-dir>/<lasting hash>/<map>    those that an upgrade goes on with (maps/lasting.h)
     <state-dir>/links/<program>         attachments, replaced in place across layouts
     <state-dir>/devices/<ifindex>-...   those at devices: tcx.py and clsact.py
 
@@ -26,20 +27,25 @@ BPFFS = Path("/sys/fs/bpf")
 DEFAULT = BPFFS / "ebpflb"
 
 
-def _filesystem(path: Path) -> str:
-    """The type of the file system that holds ``path``, which need not exist."""
+def _holder(path: Path) -> tuple[Path, str]:
+    """The mount, and its type, that holds ``path``, which need not exist; the last one counts."""
     mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
     holding = [(m, kind) for m, kind in mounts if path == Path(m) or Path(m) in path.parents]
-    return max(holding, key=lambda mount: len(mount[0]))[1]
+    mount, kind = max(reversed(holding), key=lambda found: len(found[0]))
+    return Path(mount), kind
 
 
 def mount_bpffs(path: Path) -> None:
     """Mounts a bpffs at its usual place if ``path`` is there and none is mounted yet.
 
-    Raises NodeError where ``path`` is in no bpffs, or mounting fails.
+    Raises NodeError where ``path`` is in no bpffs, or mounting fails. A container that was given
+    the host's directory would mount what it alone sees, and what goes with it: that is refused.
     """
-    if _filesystem(path) == "bpf":
+    mount, kind = _holder(path)
+    if kind == "bpf":
         return
+    if mount == BPFFS:
+        raise NodeError(f"{BPFFS} is the host's, and no bpffs: mount one there, on the host")
     if BPFFS not in (path, *path.parents):
         raise NodeError(f"{path} is in no bpffs: choose a --state-dir below {BPFFS}")
     done = subprocess.run(
@@ -55,6 +61,7 @@ class State:
     def __init__(self, directory: Path = DEFAULT) -> None:
         self.directory = directory
         self.maps_directory = directory / layout.layout_hash()
+        self.lasting_directory = directory / layout.lasting_hash()
         self.links_directory = directory / "links"
         self.devices_directory = directory / "devices"
 
@@ -64,7 +71,7 @@ class State:
     def prepare(self) -> None:
         """Makes the directories."""
         mount_bpffs(self.directory)
-        for directory in (self.maps_directory, self.links_directory, self.devices_directory):
+        for directory in self._own():
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def exists(self) -> bool:
@@ -76,7 +83,7 @@ class State:
 
     def read_maps(self) -> dict[str, Map]:
         """The pinned maps, for looking only. Raises NodeError where there are none."""
-        found = {name: kernel.get(str(self.maps_directory / name)) for name in layout.MAPS}
+        found = {name: kernel.get(str(self._pin(spec))) for name, spec in layout.MAPS.items()}
         missing = [name for name, fd in found.items() if fd is None]
         if missing:
             raise NodeError(f"no maps of this version in {self.directory}: has `ebpflb run` run?")
@@ -93,8 +100,7 @@ class State:
 
     def old_layouts(self) -> list[Path]:
         """The directories of every other layout's maps."""
-        keep = (self.maps_directory, self.links_directory, self.devices_directory)
-        return [entry for entry in self.directory.iterdir() if entry not in keep]
+        return [entry for entry in self.directory.iterdir() if entry not in self._own()]
 
     def forget_old_layouts(self) -> None:
         """Unpins them. Call when no program uses them any more."""
@@ -117,8 +123,15 @@ class State:
             _remove(entry)
         self.directory.rmdir()
 
+    def _own(self) -> tuple[Path, ...]:
+        maps = self.maps_directory, self.lasting_directory
+        return *maps, self.links_directory, self.devices_directory
+
+    def _pin(self, spec: MapSpec) -> Path:
+        return (self.lasting_directory if spec.lasting else self.maps_directory) / spec.name
+
     def _adopt_or_make(self, spec: MapSpec) -> int:
-        path = str(self.maps_directory / spec.name)
+        path = str(self._pin(spec))
         fd = kernel.get(path)
         if fd is not None and _fits(fd, spec):
             return fd

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The wall between C and Python: both sides agree about every byte of it."""
 
+import shutil
 import subprocess
 from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -192,5 +194,49 @@ def test_map_lines(name: str) -> None:
 
 def test_all_maps_are_read() -> None:
     """No DEFINE_MAP line is overlooked."""
-    text = (layout.SOURCES / "maps.h").read_text()
-    assert text.count("\nDEFINE_MAP(") == len(layout.MAPS)
+    texts = [path.read_text() for path in layout.SOURCES.rglob("*.h") if path.stem != "compat"]
+    assert sum(text.count("\nDEFINE_MAP(") for text in texts) == len(layout.MAPS)
+
+
+def test_all_layouts_are_read() -> None:
+    """No struct is declared elsewhere, and no file of the layout is left out."""
+    head = (layout.SOURCES / "layout.h").read_text()
+    for path in layout.SOURCES.glob("layout/*.h"):
+        assert f'#include "layout/{path.name}"' in head
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    """A copy of bpf/."""
+    return Path(shutil.copytree(layout.SOURCES, tmp_path / "bpf"))
+
+
+LAYOUTS = sorted(path.name for path in layout.SOURCES.glob("layout/*.h"))
+LASTING = {"address.h", "counters.h", "flow.h", "memory.h", "service.h"}
+
+
+@pytest.mark.parametrize("name", [*(f"layout/{name}" for name in LAYOUTS), "maps/lasting.h"])
+def test_changed_letter(sources: Path, name: str) -> None:
+    """Any letter makes another layout; those that lasting maps depend on make them others too."""
+    (sources / name).write_text((sources / name).read_text() + " ")
+    assert layout.layout_hash(sources) != layout.layout_hash()
+    lasts = layout.lasting_hash(sources) == layout.lasting_hash()
+    assert lasts == (name.startswith("layout/") and Path(name).name not in LASTING)
+
+
+def within(ctype: Any) -> Iterator[str]:
+    """A struct's name, and those of the structs in it."""
+    if ctype.kind == "struct" and not ctype.cname.startswith("__be"):
+        yield ctype.cname
+        for _, field in ctype.fields:
+            yield from within(field.type)
+
+
+def test_lasting_maps_depend_on_nothing_else() -> None:
+    """Whatever they hold is declared where a change is noticed, and so is what flags mean."""
+    texts = [(layout.SOURCES / "layout" / name).read_text() for name in LASTING]
+    types = {t for spec in layout.MAPS.values() if spec.lasting for t in (spec.key, spec.value)}
+    for struct in {name for each in types for name in within(layout.ffi.typeof(each))}:
+        (text,) = (text for text in texts if f"\n{struct} {{" in text)
+        words = FLAGS.get(struct)
+        assert not words or f"enum {struct.removeprefix('struct ')}_flag {{" in text

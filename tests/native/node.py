@@ -1,37 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node as the agent would leave it, and the sockets on it.
-
-Everything is spelled as people say it: a frontend is "172.30.0.1:80/udp" (a NodePort
-"0.0.0.0:30080"), a backend "10.1.0.1:8080", flags are words.
-"""
+"""A node as the agent would leave it, and the sockets on it."""
 
 import itertools
-from collections.abc import Mapping, Sequence
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address
 from socket import htons, ntohs
 from typing import Any, NamedTuple
 
 from ebpflb.datapath.layout import VERDICTS
 from ebpflb.model.addresses import Address
-from ebpflb.plan.entries import Backend, Frontend, Range, Service, Settings
+from ebpflb.plan.entries import Settings
 from tests.native.kernel import Kernel
+from tests.publishing import PROTOCOLS, Publisher, frontend, place
 
 STREAM, DATAGRAM = 1, 2
 TCP, UDP, SCTP, MPTCP = 6, 17, 132, 262
-PROTOCOLS = {"tcp": TCP, "udp": UDP, "sctp": SCTP}
 HOST, POD, OTHER_POD = 0xF00000001, 0xF00000002, 0xF00000003  # cookies have 64 bits
 SECOND = 1_000_000_000
-
-
-def place(text: str) -> tuple[Address, int]:
-    """The address and port of "10.1.0.1:8080" or "[fd00::1]:8080"."""
-    host, _, port = text.rpartition(":")
-    return ip_address(host.strip("[]")), int(port)
-
-
-def frontend(text: str) -> Frontend:
-    where, _, protocol = text.partition("/")
-    return Frontend(*place(where), PROTOCOLS[protocol or "tcp"])
 
 
 class Answer(NamedTuple):
@@ -45,57 +29,22 @@ class Answer(NamedTuple):
         return self.place if self.allowed else f"errno {self.errno}"
 
 
-class Node:
+class Node(Publisher):
     """Maps filled as the agent fills them."""
 
     def __init__(self, kernel: Kernel) -> None:
+        super().__init__()
         self.kernel = kernel
-        self.ids: dict[tuple[int, str], int] = {}
-        self.blocks: dict[int, Range] = {}
-        self.next_slot = 0
         self.cookies = itertools.count(1 << 40)
         kernel.put("settings", 0, Settings(HOST, 0, frozenset({"guard_nodeports"})))
 
-    def owns(self, *addresses: str) -> None:
-        """Addresses of this node that serve NodePorts."""
-        for address in addresses:
-            self.kernel.put("node_addresses", ip_address(address), 1)
-
-    def publish(
-        self,
-        service: int,
-        frontends: Mapping[str, str] | Sequence[str],
-        *,
-        cluster: Sequence[str] = (),
-        local: Sequence[str] = (),
-        leaving: Sequence[str] = (),
-        affinity: int = 0,
-    ) -> None:
-        """A service, or what became of it: a new block, then its frontends, then the old block.
-
-        ``leaving`` backends are in no list and serve the flows they have.
-        """
-        block = self._fill_block(service, cluster, local, leaving)
-        in_cluster = Range(block.base, len(cluster))
-        in_local = Range(block.base + len([b for b in cluster if b not in local]), len(local))
-        flags = frontends if isinstance(frontends, Mapping) else dict.fromkeys(frontends, "")
-        some = {"endpoints"} if cluster or local else set()
-        for text, words in flags.items():
-            kinds = frozenset(words.split()) | some
-            at = frontend(text)
-            entry = Service(at, service, kinds, affinity, block.size, in_cluster, in_local)
-            self.kernel.put("services", at, entry)
-        self._clear(self.blocks.get(service, Range(0, 0)))
-        self.blocks[service] = block
+    def put(self, name: str, key: Any, value: Any) -> None:
+        self.kernel.put(name, key, value)
 
     def withdraw(self, service: int, *frontends: str) -> None:
         for text in frontends:
             self.kernel.drop("services", frontend(text))
         self._clear(self.blocks.pop(service))
-
-    def backend_id(self, service: int, text: str) -> int:
-        """A backend keeps its id as long as the test runs."""
-        return self.ids.setdefault((service, text), len(self.ids) + 1)
 
     def socket(self, protocol: str | int = "tcp", *, netns: int = POD) -> "Socket":
         number = PROTOCOLS.get(protocol, protocol) if isinstance(protocol, str) else protocol
@@ -108,25 +57,6 @@ class Node:
 
     def opened_closed(self, service: int, text: str) -> tuple[int, int]:
         return tuple(self.kernel.get("backend_stats", self.backend_id(service, text)))
-
-    def _fill_block(
-        self, service: int, cluster: Sequence[str], local: Sequence[str], leaving: Sequence[str]
-    ) -> Range:
-        both = [b for b in cluster if b in local]
-        order = [b for b in cluster if b not in local] + both
-        order += [b for b in local if b not in cluster] + list(leaving)
-        base, self.next_slot = self.next_slot, self.next_slot + len(order)
-        for slot, text in enumerate(order, base):
-            lists = {"cluster": cluster, "local": local}
-            flags = frozenset(word for word, members in lists.items() if text in members)
-            number = self.backend_id(service, text)
-            self.kernel.put("slots", slot, Backend(*place(text), flags, number, service))
-            self.kernel.put("members", number, slot)
-        return Range(base, len(order))
-
-    def _clear(self, block: Range) -> None:
-        for slot in range(block.base, block.base + block.size):
-            self.kernel.tables["slots"].update(slot.to_bytes(4, "little"), bytes(32))
 
 
 class Socket:

@@ -10,7 +10,8 @@ from hypothesis import strategies as some
 
 from ebpflb.datapath.records import Affinity, Client
 from ebpflb.plan.entries import Service
-from tests.native.node import HOST, OTHER_POD, POD, SECOND, Node, frontend
+from tests.native.node import HOST, OTHER_POD, POD, SECOND, Node
+from tests.publishing import frontend
 
 SERVICE = "172.30.0.1:80"
 MANY = [f"10.1.0.{n}:8080" for n in range(1, 101)]

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from ebpflb.plan.entries import Backend, Range
-from tests.native.node import Node, frontend, place
+from tests.native.node import Node
+from tests.publishing import frontend, place
 
 WEB = "172.30.0.1:80"
 HIGHEST = 0xFFFFFFFF

@@ -13,7 +13,8 @@ from hypothesis import strategies as some
 from ebpflb.model.addresses import Address
 from tests.native import model
 from tests.native.model import Cluster, Request, Service, plain
-from tests.native.node import HOST, POD, SECOND, Node, Socket, frontend, place
+from tests.native.node import HOST, POD, SECOND, Node, Socket
+from tests.publishing import frontend, place
 
 OURS = ["172.30.0.1", "172.30.0.2", "203.0.113.1", "192.0.2.1", "fd00:30::1", "2001:db8::1"]
 ANY = ["0.0.0.0", "::"]

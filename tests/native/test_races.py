@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.native.node import Node, frontend
+from tests.native.node import Node
+from tests.publishing import frontend
 
 WEB = "172.30.0.1:80"
 OLD, NEW, STRANGER = "10.1.0.1:8080", "10.1.0.2:8080", "10.9.0.1:8080"

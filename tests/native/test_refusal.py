@@ -53,6 +53,31 @@ def test_refused_leaves_no_trace(node: Node) -> None:
         assert not node.kernel.items(remembering)
 
 
+@pytest.mark.parametrize(
+    ("to", "loopback", "netns", "refused"),
+    [
+        ("127.0.0.1:30080", "127.0.0.1", HOST, True),
+        ("[::1]:30080", "[::1]", HOST, True),
+        ("192.0.2.1:30080", "127.0.0.1", 7, True),
+        ("127.0.0.1:30080", "127.0.0.1", 7, False),
+        ("192.0.2.9:30080", "127.0.0.1", HOST, False),
+    ],
+    ids=["loopback", "IPv6 loopback", "the node, from a pod", "a pod's loopback", "excluded"],
+)
+def test_node_port_without_endpoint(
+    node: Node, to: str, loopback: str, netns: int, refused: bool
+) -> None:
+    """A NodePort without endpoints is refused where it is served, and nowhere else (6.2)."""
+    node.owns("192.0.2.1")
+    node.publish(1, {"0.0.0.0:30080": "external", "[::]:30080": "external"})
+    socket = node.socket(netns=netns)
+    if refused:
+        assert is_refused(node, socket, "connect", to, loopback)
+    else:
+        assert socket.connect(to) == (True, 0, to)
+    assert node.counted() == {"refused" if refused else "passed": 1}
+
+
 INTERNAL, EXTERNAL = {"172.30.0.1:80": "local"}, {"203.0.113.1:80": "external local"}
 
 

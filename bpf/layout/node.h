@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* What this node is, and what its operator chose: written by the agent; a part of layout.h. */
+#ifndef EBPFLB_LAYOUT_NODE_H
+#define EBPFLB_LAYOUT_NODE_H
+
+enum device_flag {
+	DEVICE_PODS = 1,	/* what comes in here is this node's pods' (detect-local by interface) */
+};
+
+/* A device, by its ifindex: as whom the masqueraded leave by it; unspecified: not at all. */
+struct device {
+	struct address v4;
+	struct address v6;
+	__u32 flags;		/* enum device_flag */
+};
+SIZE(struct device, 36);
+
+/* All addresses that are equal to address under mask; none where mask leaves out a set bit. */
+struct prefix {
+	struct address address;
+	struct address mask;
+};
+SIZE(struct prefix, 32);
+
+enum setting_flag {
+	SETTING_GUARD_NODEPORTS = 1,	/* bind() to a NodePort in the host namespace fails */
+	SETTING_MASQUERADE_ALL = 2,	/* cluster IPs too, whoever asks */
+	SETTING_MASQUERADE_HERE = 4,	/* external clients of a backend here too, as kube-proxy does */
+	SETTING_DETECT_LOCAL = 8,	/* pods are told from others, by pods_* or DEVICE_PODS */
+};
+
+/* What an operator chose, and what the agent found out about this node. */
+struct settings {
+	__u64 host_netns;	/* cookie of the node's own network namespace; 0: the initial one */
+	__u64 writes;		/* odd while the agent is writing the maps */
+	__u32 flags;		/* enum setting_flag */
+	__u16 first_port;	/* masqueraded flows get source ports from here ... */
+	__u16 last_port;	/* ... to here, in host order */
+	struct prefix pods_v4;	/* whose traffic counts as pods' */
+	struct prefix pods_v6;
+	struct prefix span_v4;	/* all cluster IPs and service ranges, and perhaps more */
+	struct prefix span_v6;
+	struct address node_v4;	/* the node's primary addresses, or unspecified */
+	struct address node_v6;
+};
+SIZE(struct settings, 184);
+
+#endif

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* What the cluster says: written by the agent; a part of layout.h. */
+#ifndef EBPFLB_LAYOUT_SERVICE_H
+#define EBPFLB_LAYOUT_SERVICE_H
+
+/* A run of slots. */
+struct range {
+	__u32 base;
+	__u32 size;
+};
+SIZE(struct range, 8);
+
+enum service_flag {
+	SERVICE_EXTERNAL = 1,	/* NodePort, externalIP or load balancer VIP */
+	SERVICE_LOAD_BALANCER = 2,	/* load balancer VIP */
+	SERVICE_LOCAL = 4,	/* the traffic policy of this kind of frontend is Local */
+	SERVICE_ENDPOINTS = 8,	/* an endpoint is usable somewhere in the cluster */
+	SERVICE_RESTRICTED = 16,	/* only clients in its source_ranges are let in */
+};
+
+/*
+ * What a frontend leads to. It names its frontend first, so that a reader notices when the map's
+ * element was given to another while it read. The service's slots are one block that starts at
+ * cluster.base: first the backends of the cluster list, overlapping with those of the local
+ * list, then those that are in neither list but still serve the flows they have.
+ */
+struct service {
+	struct frontend frontend;
+	__u32 id;
+	__u32 flags;		/* enum service_flag */
+	__u32 affinity_seconds;	/* 0: no session affinity */
+	__u32 slots;		/* size of the block */
+	struct range cluster;
+	struct range local;
+};
+SIZE(struct service, 52);
+
+enum backend_flag {
+	BACKEND_CLUSTER = 1,	/* in the service's cluster list */
+	BACKEND_LOCAL = 2,	/* in the service's local list */
+	BACKEND_HERE = 4,	/* the endpoint is on this node */
+};
+
+/* One slot. It names its service and itself, so that a torn or recycled read is noticed. */
+struct backend {
+	struct address address;
+	__be16 port;
+	__u16 flags;		/* enum backend_flag */
+	__u32 id;
+	__u32 service;
+	__u32 pad;
+};
+SIZE(struct backend, 32);
+
+/* For a longest-prefix match: length counts the bits of all that follows it. */
+struct source_range {
+	__u32 length;
+	__u32 service;
+	struct address address;
+};
+SIZE(struct source_range, 24);
+
+struct service_range {
+	__u32 length;
+	struct address address;
+};
+SIZE(struct service_range, 20);
+
+/* Names for people, so that the maps explain themselves while no agent runs. NUL-padded. */
+struct service_name {
+	char namespace[64];
+	char service[64];
+	char port[16];
+	__u8 protocol;
+	__u8 family;		/* 4 or 6 */
+	__u8 pad[6];
+};
+SIZE(struct service_name, 152);
+
+struct backend_name {
+	char node[64];
+	char target[64];	/* the pod; longer names are cut */
+};
+SIZE(struct backend_name, 128);
+
+#endif

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * The maps that ids run through: what the cluster says, and who was given which backend. An
+ * upgrade goes on with all of them, as long as neither this file nor what it includes has changed
+ * by a letter: then the ids and flags in each mean the same to both versions. Else with none.
+ */
+#ifndef EBPFLB_MAPS_LASTING_H
+#define EBPFLB_MAPS_LASTING_H
+
+#include "layout/address.h"
+#include "layout/service.h"
+#include "layout/memory.h"
+#include "layout/flow.h"
+#include "layout/counters.h"
+
+/* A frontend's service. */
+DEFINE_MAP(services, HASH, struct frontend, struct service, 65536, RDONLY_PROG)
+
+/* The backends of all services, each service's in one block. */
+DEFINE_MAP(slots, ARRAY, __u32, struct backend, 524288, MMAPABLE)
+
+/* Backend id -> its slot; a former backend has one beyond the array. */
+DEFINE_MAP(members, ARRAY, __u32, __u32, 131072, MMAPABLE)
+
+/* loadBalancerSourceRanges, by service id. */
+DEFINE_MAP(source_ranges, LPM_TRIE, struct source_range, __u32, 65536, RDONLY_PROG | NO_PREALLOC)
+
+/* The cluster IPs in use, whatever their ports. */
+DEFINE_MAP(cluster_ips, HASH, struct address, __u32, 65536, RDONLY_PROG | NO_PREALLOC)
+
+/* What the ids mean; no program reads them. */
+DEFINE_MAP(service_names, HASH, __u32, struct service_name, 65536, NO_PREALLOC)
+DEFINE_MAP(backend_names, HASH, __u32, struct backend_name, 131072, NO_PREALLOC)
+
+/* Which backend a client last used, for services with session affinity. */
+DEFINE_MAP(affinity, LRU_HASH, struct client, struct affinity, 65536, NONE)
+
+/* The frontend that a socket's real peer stands for: what recvmsg and getpeername show. */
+DEFINE_MAP(sockets, LRU_HASH, struct peer, struct origin, 131072, NONE)
+
+/* The backend that a datagram socket keeps for a frontend. */
+DEFINE_MAP(assignments, LRU_HASH, struct sender, struct assignment, 65536, NONE)
+
+/* Flows through the packet path; apart, so that a flood of datagrams evicts no connection. */
+DEFINE_MAP(tcp_flows, LRU_HASH, struct tuple, struct flow, 262144, NONE)
+DEFINE_MAP(other_flows, LRU_HASH, struct tuple, struct flow, 131072, NONE)
+
+/* Of tcp_flows (0) and other_flows (1): what packets and what sweeps did. */
+DEFINE_MAP(flow_stats, PERCPU_ARRAY, __u32, struct flow_counters, 2, NONE)
+DEFINE_MAP(sweeps, ARRAY, __u32, struct sweep, 2, NONE)
+
+/* Counters, by service id and backend id. */
+DEFINE_MAP(service_stats, PERCPU_ARRAY, __u32, struct service_counters, 65536, NONE)
+DEFINE_MAP(backend_stats, PERCPU_ARRAY, __u32, struct backend_counters, 131072, NONE)
+
+#endif

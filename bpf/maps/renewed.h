@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* The maps that every version begins anew: this node, and what is gone in a moment anyway. */
+#ifndef EBPFLB_MAPS_RENEWED_H
+#define EBPFLB_MAPS_RENEWED_H
+
+/* One element. */
+DEFINE_MAP(settings, ARRAY, __u32, struct settings, 1, RDONLY_PROG)
+
+/* The addresses of this node that serve NodePorts; loopback is not among them. */
+DEFINE_MAP(node_addresses, HASH, struct address, __u32, 1024, RDONLY_PROG)
+
+/* This node's devices. */
+DEFINE_MAP(devices, HASH, __u32, struct device, 16384, RDONLY_PROG | NO_PREALLOC)
+
+/* The ranges of all cluster IPs. */
+DEFINE_MAP(service_ranges, LPM_TRIE, struct service_range, __u32, 64, RDONLY_PROG | NO_PREALLOC)
+
+/* The ports of datagrams that come in fragments. */
+DEFINE_MAP(fragments, LRU_HASH, struct datagram, struct ports, 8192, NONE)
+
+/* Counters, by enum verdict. */
+DEFINE_MAP(verdicts, PERCPU_ARRAY, __u32, __u64, 18, NONE)
+
+/* One element each. */
+DEFINE_MAP(allowances, PERCPU_ARRAY, __u32, struct allowance, 1, NONE)
+DEFINE_MAP(arrivals, PERCPU_ARRAY, __u32, struct arrival, 1, NONE)
+
+#endif
