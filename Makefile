@@ -11,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN_PACKAGES := python3 python3-venv python3-bpfcc iproute2 util-linux procps
 TEST_PACKAGES := $(RUN_PACKAGES) gcc libc6-dev python3-dev clang libbpf-dev bpftool openssl nftables \
-	vagrant
+	iptables ipset ipvsadm systemd vagrant
 BENCH_PACKAGES := $(RUN_PACKAGES) gcc libc6-dev nftables iptables
 CLANG := clang -O2 -g -target bpf -Wall -Wextra -Wno-unused-parameter -Werror \
 	-Ibpf -I/usr/include/$(shell uname -m)-linux-gnu
@@ -82,7 +82,8 @@ $(VENV)/packages-bench: | $(VENV)/packages-run
 define install
 dpkg --status $(1) >/dev/null 2>&1 || { \
 	apt-get update -qq && \
-	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(1) >/dev/null; }; \
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-upgrade \
+		--no-install-recommends $(1) >/dev/null; }; \
 [ -x $(BIN)/python ] || $(PYTHON) -m venv --system-site-packages $(VENV)
 endef
 

@@ -18,6 +18,10 @@ class InvalidObject(EbpflbError):
         self.reason = reason
 
 
+class ConfigurationError(EbpflbError):
+    """A configuration that cannot be meant: a line for each field, with its path."""
+
+
 class ClusterError(EbpflbError):
     """What the cluster says cannot be read: configuration, authentication, a missing folder."""
 

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the operator chose on the command line."""
+"""What the operator chose, on the command line or in kube-proxy's configuration file."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ebpflb.model import nodeports
+from ebpflb.model.addresses import Address
 from ebpflb.model.locality import Detector
 
 
@@ -35,6 +38,22 @@ class Places:
 
 
 @dataclass(frozen=True)
+class Conntrack:
+    """What the kernel's connection tracking is to have (kube-proxy.md 11.3); 0: left alone.
+
+    Time-outs are in seconds, and count for the flows of the packet path as well.
+    """
+
+    max_per_core: int = 32 * 1024
+    least: int = 128 * 1024
+    established: int = 24 * 3600
+    close_wait: int = 3600
+    be_liberal: bool = False
+    udp: int = 0
+    udp_stream: int = 0
+
+
+@dataclass(frozen=True)
 class Settings:
     """One agent's settings."""
 
@@ -43,6 +62,7 @@ class Settings:
     cgroup: Path
     manifests: Path | None = None  # None: the Kubernetes API
     kubeconfig: Path | None = None  # None: the pod's own
+    master: str = ""  # the API server's URL, where it is not the kubeconfig's
     nodeport_addresses: tuple[str, ...] = nodeports.PRIMARY
     guard_nodeports: bool = True
     devices: tuple[str, ...] = ()  # patterns; none: all
@@ -50,6 +70,18 @@ class Settings:
     masquerade_all: bool = False
     masquerade_local_backends: bool = False
     masquerade_ports: tuple[int, int] = (10000, 29999)
+    bind_address: Address | None = None  # the Node's primary address, whatever the Node says
+    healthz_address: str = "0.0.0.0:10256"  # "": not served
+    metrics_address: str = "127.0.0.1:10249"  # "": not served
+    bind_address_hard_fail: bool = False
+    profiling: bool = False
+    sync_period: float = 30.0  # seconds
+    min_sync_period: float = 0.0  # seconds between the end of a write and the next one
+    serve_external_ips: bool = True
+    conntrack: Conntrack = Conntrack()
+    oom_score_adj: int = -999
+    mode: str = ""  # which of kube-proxy's modes the operator asked for: nothing hangs on it
+    configuration: msgspec.Struct | None = None  # kube-proxy's, whole, as /configz shows it
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -68,4 +100,6 @@ class Settings:
         """Where the cluster's objects come from, in a few words."""
         if self.manifests:
             return f"manifests in {self.manifests}"
+        if self.master:
+            return f"the API server {self.master}"
         return f"the API server of {self.kubeconfig or 'this pod'}"

@@ -9,15 +9,19 @@ done. What the agent cannot write it says, keeps serving, and tries again.
 
 import gc
 import logging
+import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
 from ebpflb.agent.machine import Machine
+from ebpflb.agent.report import Report
 from ebpflb.agent.services import Services
 from ebpflb.cluster.source import Source
 from ebpflb.datapath.datapath import Datapath
+from ebpflb.datapath.stale import Cure
 from ebpflb.errors import CompileError, KernelError, VerifierError
 from ebpflb.model.events import Event, Trouble
+from ebpflb.model.kube_proxy import Found
 from ebpflb.model.picture import Picture
 from ebpflb.node import ports
 from ebpflb.node.devices import DevicesChanged, Follower
@@ -33,27 +37,43 @@ class Stop:
     """The last thing in the inbox."""
 
 
-Message = Event | DevicesChanged | Stop
+Message = Event | DevicesChanged | Found | Stop
 MakeSource = Callable[[Callable[[Event], None]], Source]
 
 
 class Agent:
     """One node's agent; ``run`` returns after ``stop``, leaving everything in place."""
 
-    def __init__(self, settings: Settings, datapath: Datapath, make_source: MakeSource) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        datapath: Datapath,
+        make_source: MakeSource,
+        report: Report,
+        cure: Cure,
+    ) -> None:
         self.settings = settings
         self.datapath = datapath
+        self.report = report
+        self.cure = cure
         self.inbox: SimpleQueue[Message] = SimpleQueue()
         self.source = make_source(self.inbox.put)
         self.devices = Follower(self.inbox.put)
-        self.picture = Picture(settings.node_name)
+        self.picture = Picture(
+            settings.node_name,
+            bind_address=settings.bind_address,
+            serve_external_ips=settings.serve_external_ips,
+        )
         self.words = status.introduce(node=settings.node_name, source=settings.source)
         self.machine = Machine(settings, datapath, self.picture, self.words)
         self.services = Services(datapath, self.picture, self.machine, self.words)
         self.stopped = False
+        self.rests_until = 0.0  # of the monotonic clock
 
     def run(self) -> None:
-        """Raises CompileError or VerifierError where there are no programs at all to serve."""
+        """Raises CompileError or VerifierError where there are no programs at all to serve, and
+        ConfigurationError for addresses that do not fit the Node.
+        """
         gc.disable()  # until everything is there: what comes at the start stays
         self._load_programs()
         first, last = self.settings.masquerade_ports
@@ -100,8 +120,10 @@ class Agent:
     def _patience(self) -> float | None:
         """How long there is nothing to do unless a message comes."""
         words = self.words
-        wrong = words.failed or words.unattached or words.unplaced
-        return RETRY_SECONDS if wrong else None
+        if words.failed or words.unattached or words.unplaced:
+            return RETRY_SECONDS
+        rest = self.rests_until - time.monotonic()
+        return max(rest, 0.0) if self._is_behind() else None
 
     def _take(self, message: Message) -> None:
         match message:
@@ -112,16 +134,36 @@ class Agent:
                 if reason:
                     self.words.troubles[source] = reason
                 log.warning("%s: %s", source, reason or "well again")
+            case Found():
+                self.words.kube_proxy = message.line
+                if message.words:
+                    log.warning("%s", message.words)
             case Stop():
                 self.stopped = True
             case _:
+                self.report.hear(message, self.picture)
                 for remark in self.picture.hear(message):
                     log.warning("%s", remark)
+                self.report.follow(self.picture)
 
     def _settle(self) -> None:
-        if not self.picture.complete:
+        """After a sync there is none for the minimal period (kube-proxy.md 16.2)."""
+        if not self._is_behind():
             return
+        self.report.queued()
+        if time.monotonic() >= self.rests_until:
+            self._sync()
+            self.rests_until = time.monotonic() + self.settings.min_sync_period
+
+    def _is_behind(self) -> bool:
+        waiting = self.picture.touched or self.words.unplaced or not self.services.programmed
+        return self.picture.complete and bool(waiting or self.machine.is_news)
+
+    def _sync(self) -> None:
+        full, begun = not self.services.programmed, time.monotonic()
         self.words.failed = None
+        if full:
+            self.machine.check_families()
         try:
             if self.machine.is_news:
                 self.machine.write(self.services.span)
@@ -135,6 +177,19 @@ class Agent:
             self._fail(error)
             self.services.start_over()
             self.machine.forget()
+        self._tell(time.monotonic() - begun, full=full)
+
+    def _tell(self, seconds: float, *, full: bool) -> None:
+        if self.words.failed:
+            self.report.failed(seconds, full=full)
+            return
+        services = self.services
+        if full:
+            self.report.checks.listen_at(self.machine.listening)
+        self.report.synced(seconds, full=full, checks=services.checks, no_local=services.no_local)
+        self.cure.ended(services.planner.stale.take())
+        if full:
+            self.cure.survey()
 
     def _put_in_force(self) -> None:
         self.machine.attach()

@@ -6,12 +6,16 @@ It is small, so it is worked out whole wherever any of it is news; the maps see 
 
 from collections.abc import Mapping
 
+from ebpflb.configuration import families
+from ebpflb.configuration.families import Place
+from ebpflb.configuration.fields import KubeProxyConfiguration
 from ebpflb.datapath.datapath import Datapath
 from ebpflb.model import devices, nodeports, nodes
-from ebpflb.model.addresses import Family
+from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.events import Kind
 from ebpflb.model.picture import Picture
 from ebpflb.node.devices import DevicesChanged
+from ebpflb.node.families import supported
 from ebpflb.plan.entries import Prefix
 from ebpflb.plan.local import Local
 from ebpflb.plan.spans import service_range
@@ -35,6 +39,18 @@ class Machine:
         self.here = DevicesChanged(())
         self.attached = False  # what programs there are, are in force
         self._written: object = None  # what the maps and programs of this node follow
+
+    @property
+    def listening(self) -> dict[Family, frozenset[Address]]:
+        """Where health-check node ports listen, by family; missing ones: anywhere."""
+        choice = self.settings.nodeport_addresses
+        return nodeports.listening(self.here.addresses, choice, self.picture.primary)
+
+    def check_families(self) -> None:
+        """Raises ConfigurationError for addresses with which this Node could serve nothing."""
+        found, primary = self.settings.configuration, next(iter(self.picture.primary), None)
+        if primary is not None and isinstance(found, KubeProxyConfiguration):
+            families.enforce(found, Place(primary, supported(), self._pod_cidrs()))
 
     @property
     def is_news(self) -> bool:
@@ -76,10 +92,13 @@ class Machine:
         return self.here, picture.node, picture.service_cidrs, frozenset(picture.listed)
 
     def _local(self) -> Local:
-        node, every = self.picture.node, self.here.devices
+        every, primary = self.here.devices, self.picture.primary
         served = devices.served(every, self.settings.devices)
-        pod_cidrs = nodes.pod_cidrs(node) if node else ()
-        return Local(every, served, self.picture.primary, self.settings.detector, pod_cidrs)
+        return Local(every, served, primary, self.settings.detector, self._pod_cidrs())
+
+    def _pod_cidrs(self) -> tuple[Network, ...]:
+        node = self.picture.node
+        return nodes.pod_cidrs(node) if node else ()
 
     def _report(self, failed: dict[str, str]) -> None:
         self.words.unattached = status.renew(self.words.unattached, failed, _UNATTACHED)

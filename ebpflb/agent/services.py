@@ -13,6 +13,8 @@ from ebpflb.agent.machine import Machine
 from ebpflb.datapath.datapath import CAPACITY, Datapath
 from ebpflb.model.addresses import Family
 from ebpflb.model.events import Key
+from ebpflb.model.health import Checked
+from ebpflb.model.no_local import NoLocal, Policy, confined
 from ebpflb.model.picture import Picture
 from ebpflb.model.services import PortName
 from ebpflb.plan.entries import Prefix
@@ -46,6 +48,8 @@ class Services:
         """Only the maps know what they hold: read them, and plan all anew."""
         self.planner = Planner(CAPACITY, self.datapath.present())
         self.names: dict[Key, set[PortName]] = {}
+        self.checks: dict[Key, Checked] = {}  # what health-check node ports are to say
+        self.no_local = NoLocal()
         self.programmed = False
         self.picture.touched |= self.picture.services.keys()
 
@@ -81,13 +85,22 @@ class Services:
 
     def _wanted(self, key: Key) -> list[tuple[PortName, Wanted | None]]:
         """What a service's ports want now; None for ports that it no longer has."""
-        primary = self.picture.primary
-        wanted = [want(port, selection, primary) for port, selection in self.picture.ports(key)]
-        former = self.names.pop(key, set())
-        if wanted:
-            self.names[key] = {each.name for each in wanted}
-        gone = [(name, None) for name in former - self.names.get(key, set())]
-        return [*gone, *((each.name, each) for each in wanted)]
+        wanted: dict[PortName, Wanted | None] = dict.fromkeys(self.names.pop(key, ()))
+        policies = dict.fromkeys(wanted, frozenset[Policy]())
+        for port, selection in self.picture.ports(key):
+            wanted[port.name] = want(port, selection, self.picture.primary)
+            policies[port.name] = confined(port, selection)
+        for name, local in policies.items():
+            self.no_local.put(name, local)
+        if now := {name for name, each in wanted.items() if each}:
+            self.names[key] = now
+        self._check(key)
+        return list(wanted.items())
+
+    def _check(self, key: Key) -> None:
+        self.checks.pop(key, None)
+        if checked := self.picture.checked(key):
+            self.checks[key] = checked
 
     def _report(self) -> None:
         unplaced = {str(name): reason for name, reason in self.planner.unplaced.items()}

@@ -1,37 +1,139 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ebpflb cleanup``: leaves nothing behind."""
+"""``ebpflb cleanup``: leaves nothing behind, of ours or of a kube-proxy that has gone."""
 
 from pathlib import Path
 
 import click
 
 from ebpflb.cli import options
+from ebpflb.datapath import links
 from ebpflb.datapath.state import State
 from ebpflb.errors import NodeError
-from ebpflb.node import ports
+from ebpflb.node import kube_proxy as its
+from ebpflb.node import leftovers, nft, ports, tracked
+from ebpflb.node.leftovers import Leftover, Survey
 from ebpflb.serve import status
 from ebpflb.settings import Places
+
+NOTHING = "nothing of kube-proxy is here"
 
 
 @click.command()
 @options.state_dir
 @options.run_dir
-def cleanup(state_dir: Path, run_dir: Path) -> None:
+@click.option("--kube-proxy", is_flag=True, help="Remove what a kube-proxy left, nothing of ours.")
+@click.option("--dry-run", is_flag=True, help="With --kube-proxy: only say what would go.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="With --kube-proxy: also while one runs, and though open connections may end.",
+)
+def cleanup(state_dir: Path, run_dir: Path, kube_proxy: bool, dry_run: bool, force: bool) -> None:
     """Take the programs off and remove the maps: services are no longer answered here.
 
     Connections that were translated at their socket stay open; flows of packets end. The cache of
     compiled programs stays.
+
+    With --kube-proxy: remove the rules, chains, tables, ipsets, virtual servers and the device
+    that a kube-proxy left in this network namespace. Others' rules stay as they are.
     """
-    options.need_root()
+    if (dry_run or force) and not kube_proxy:
+        raise click.UsageError("--dry-run and --force go with --kube-proxy")
+    options.need_rights()
     places = options.places(state_dir, run_dir)
+    if kube_proxy:
+        remove_kube_proxy(places, dry_run=dry_run, force=force)
+    else:
+        remove_ours(places)
+
+
+def everything(places: Places) -> None:
+    """As kube-proxy's --cleanup: ours, and what a kube-proxy left. Raises NodeError."""
+    remove_ours(places)
+    remove_kube_proxy(places)
+
+
+def remove_ours(places: Places) -> None:
+    """All that ebpflb made. Raises NodeError while an agent serves it, KernelError."""
     if status.alive(places):
         words = status.read(places)
         who = f" (pid {words.pid})" if words else ""
         raise NodeError(f"an agent{who} still serves {places.state}: stop it first")
     State(places.state).remove()
+    nft.let_nat_go()
     _release_ports(places)
     status.forget(places)
     click.echo(f"nothing is left of {places.state}")
+
+
+def remove_kube_proxy(places: Places, *, dry_run: bool = False, force: bool = False) -> None:
+    """What a kube-proxy left, line by line. Raises NodeError where some of it is still there."""
+    found = its.look()
+    if found.runs and not (force or dry_run):
+        raise NodeError(f"kube-proxy still runs ({found.evidence}): stop it first, or --force")
+    survey = leftovers.survey()
+    if dry_run:
+        _foretell(survey)
+        return
+    _hold_nat(survey, force=force)
+    failed = [reason for leftover in survey.left for reason in _remove(leftover)]
+    _let_nat_go(survey)
+    _tell_rest(survey)
+    if failed or survey.unseen:
+        raise NodeError("not all that kube-proxy left could be removed: see above")
+    click.echo("nothing is left of kube-proxy" if survey.left else NOTHING)
+    if survey.left and not links.attached(State(places.state)):
+        click.echo(f"note: ebpflb does not serve at {places.state}: nobody answers services now")
+
+
+def _foretell(survey: Survey) -> None:
+    for leftover in survey.left:
+        click.echo(f"would be removed: {leftover.what}")
+    _tell_rest(survey)
+    if not survey.left:
+        click.echo(NOTHING)
+
+
+def _tell_rest(survey: Survey) -> None:
+    for kept in survey.kept:
+        click.echo(f"left alone: {kept}")
+    for unseen in survey.unseen:
+        click.echo(f"cannot be looked at: {unseen}", err=True)
+
+
+def _remove(leftover: Leftover) -> list[str]:
+    """Why not, if it did not go; the rest goes on."""
+    try:
+        leftover.remove()
+    except NodeError as error:
+        click.echo(f"still here: {leftover.what}: {error}", err=True)
+        return [str(error)]
+    click.echo(f"removed: {leftover.what}")
+    return []
+
+
+def _hold_nat(survey: Survey, *, force: bool) -> None:
+    """Before what may be the last rules that keep conntrack at work. Raises NodeError."""
+    if not survey.left or not tracked.translates():
+        return
+    try:
+        nft.hold_nat()
+    except NodeError as error:
+        if not force:
+            ends = "open connections through kube-proxy's rules would end: wait, or --force"
+            raise NodeError(f"{error}; {ends}") from error
+
+
+def _let_nat_go(survey: Survey) -> None:
+    """When nobody needs it any more."""
+    if not nft.holds_nat():
+        return
+    name = nft.Name("inet", nft.HOLDER)
+    if tracked.translates():
+        click.echo(f"{name} stays as long as connections are translated; run this again later")
+    else:
+        nft.let_nat_go()
+        click.echo(f"removed: {name}")
 
 
 def _release_ports(places: Places) -> None:

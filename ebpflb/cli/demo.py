@@ -29,7 +29,7 @@ def demo(keep: bool, remove: bool) -> None:
     Needs no Kubernetes and touches no network but its own. At the end, also when it is
     interrupted, every trace is removed.
     """
-    options.need_root()
+    options.need_rights()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     _sweep()
     if remove:

@@ -60,7 +60,7 @@ def list_(
     service: tuple[str, str] | None, client: Address | None, state_dir: Path, output: str
 ) -> None:
     """Print a row for each flow."""
-    options.need_root()
+    options.need_rights()
     with options.pinned_maps(state_dir) as maps:
         rows = finding.listed(maps, Choice(service, client))
     if output == "table":
@@ -78,7 +78,7 @@ def flush(service: tuple[str, str] | None, client: Address | None, state_dir: Pa
 
     A connection breaks with its flow; the next datagram begins a new one.
     """
-    options.need_root()
+    options.need_rights()
     with options.pinned_maps(state_dir) as maps:
         flushed = finding.flush(maps, Choice(service, client))
     click.echo(f"flows flushed: {flushed.flows} ({flushed.entries} entries)")

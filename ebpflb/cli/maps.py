@@ -26,7 +26,7 @@ def dump(names: tuple[str, ...], state_dir: Path, output: str) -> None:
 
     Reads the pins alone: no agent need run.
     """
-    options.need_root()
+    options.need_rights()
     with options.pinned_maps(state_dir) as pinned:
         found = dumping.dump(pinned, names)
     if output != "table":

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options that several commands share, so that each is described once."""
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ import click
 from ebpflb.datapath.maps import Map
 from ebpflb.datapath.state import DEFAULT, State
 from ebpflb.errors import NodeError
+from ebpflb.node import capabilities
 from ebpflb.settings import Places
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -63,7 +63,8 @@ def places(state: Path, run: Path, cache: Path = Path("/var/cache/ebpflb")) -> P
     return Places(state=state.absolute(), run=run.absolute(), cache=cache.absolute())
 
 
-def need_root() -> None:
-    """Raises NodeError for anyone else."""
-    if os.geteuid() != 0:
-        raise NodeError("this needs root: run it with sudo")
+def need_rights() -> None:
+    """Raises NodeError that names the capabilities which are missing; root is not asked for."""
+    missing = capabilities.missing()
+    if missing:
+        raise NodeError(f"this needs {' and '.join(missing)}: run it as root, or grant them")

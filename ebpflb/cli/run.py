@@ -4,133 +4,105 @@
 import logging
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ebpflb.agent import Agent
-from ebpflb.cli import choices, options
-from ebpflb.cli.choices import reading
-from ebpflb.cluster.manifests import ManifestSource
-from ebpflb.cluster.source import Emit, Source
-from ebpflb.cluster.watching import ApiSource
+from ebpflb.agent import Agent, assembled
+from ebpflb.cli import choices, configured, flags, options
+from ebpflb.cli.cleanup import everything
+from ebpflb.configuration.fields import KubeProxyConfiguration
+from ebpflb.configuration.translation import translate
+from ebpflb.configuration.watch import ConfigWatch
 from ebpflb.datapath import links
-from ebpflb.datapath.datapath import Datapath
 from ebpflb.datapath.state import State
-from ebpflb.datapath.sweep import Sweeper
 from ebpflb.diagnose.check import missing, required
-from ebpflb.errors import EbpflbError, NodeError
+from ebpflb.errors import ConfigurationError, EbpflbError, NodeError
+from ebpflb.node import conntrack, process
 from ebpflb.serve import status
 from ebpflb.settings import Settings
 
 
-@click.command()
-@click.option(
-    "--manifests",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Read Services, EndpointSlices and Nodes from the YAML files of this directory.",
-)
-@click.option(
-    "--kubeconfig",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="How to reach the API server.  [default: as the pod we run in]",
-)
-@click.option("--node-name", help="The name of this Node.  [default: the host name]")
-@click.option(
-    "--nodeport-addresses",
-    default="primary",
-    show_default=True,
-    callback=reading(choices.nodeport_addresses),
-    help="Where NodePorts are served: 'primary', or CIDRs with commas between.",
-)
-@click.option(
-    "--guard-nodeports/--no-guard-nodeports",
-    default=True,
-    show_default=True,
-    help="Let bind() to a NodePort fail in the node's network namespace.",
-)
-@click.option(
-    "--devices",
-    metavar="PATTERN",
-    multiple=True,
-    callback=reading(choices.device_patterns),
-    help="Serve packets at devices of this name ('eth*'), or not at those ('!cali*'); repeatable."
-    "  [default: all but loopback]",
-)
-@choices.masquerading
-@choices.detect_local
-@click.option(
-    "--cache-dir",
-    type=options.DIRECTORY,
-    default=Path("/var/cache/ebpflb"),
-    show_default=True,
-    help="Where compiled bytecode is kept.",
-)
-@click.option("-v", "--verbose", is_flag=True, help="Say more.")
-@options.cgroup_root
-@options.state_dir
-@options.run_dir
-def run(
-    manifests: Path | None,
-    kubeconfig: Path | None,
-    node_name: str | None,
-    cache_dir: Path,
-    verbose: bool,
-    cgroup_root: Path | None,
-    state_dir: Path,
-    run_dir: Path,
-    **chosen: Any,
-) -> None:
+@click.command(context_settings=flags.LIKE_GO)
+@choices.own
+@flags.every
+@click.version_option(package_name="ebpflb", prog_name="ebpflb")
+def run(**chosen: Any) -> None:
     """Serve: watch the cluster and keep the maps as it says.
 
-    SIGTERM ends the agent and leaves everything in place, serving; `ebpflb cleanup` removes it.
+    Takes kube-proxy's flags and its configuration file (docs/configuration.md); flags that have no
+    effect here are not in this list. SIGTERM ends the agent and leaves everything in place,
+    serving; `ebpflb cleanup` removes it.
     """
-    if manifests and kubeconfig:
+    if chosen["manifests"] and chosen["kubeconfig"]:
         raise click.UsageError("--manifests and --kubeconfig exclude each other")
-    detector = choices.detector(chosen)
-    options.need_root()
-    _log(verbose)
-    _refuse_if_missing(state_dir, cgroup_root)
-    settings = Settings(
-        places=options.places(state_dir, run_dir, cache_dir),
-        node_name=(node_name or socket.gethostname()).strip().lower(),
-        cgroup=cgroup_root or links.cgroup_root(),
-        manifests=manifests.absolute() if manifests else None,
-        kubeconfig=kubeconfig,
-        detector=detector,
-        **chosen,
-    )
+    if chosen["cleanup"]:
+        options.need_rights()
+        everything(options.places(chosen["state_dir"], chosen["run_dir"]))
+        return
+    _log()
+    watch = ConfigWatch(Path(chosen["config"])) if chosen["config"] else None
+    found = configured.configuration(chosen)
+    if found.logging.verbosity >= flags.DETAILS:
+        logging.getLogger().setLevel(logging.DEBUG)
+    if chosen["write_config_to"]:
+        configured.write(found, Path(chosen["write_config_to"]))
+        return
+    configured.remark(found, chosen)
+    options.need_rights()
+    settings = _settings(found, chosen)
+    if chosen["init_only"]:
+        conntrack.set_up(settings.conntrack)
+        return
+    _refuse_if_missing(chosen["state_dir"], chosen["cgroup_root"])
+    given = {name.replace("_", "-"): str(value) for name, value in chosen.items() if value}
     with status.lock(settings.places):
-        _serve(settings)
+        _serve(settings, watch, given)
 
 
-def _serve(settings: Settings) -> None:
+def _settings(found: KubeProxyConfiguration, chosen: dict[str, Any]) -> Settings:
+    manifests: Path | None = chosen["manifests"]
+    own = ("guard_nodeports", "devices", "masquerade_local_backends", "masquerade_ports")
+    by_kube_proxy = translate(found)
+    if manifests:
+        by_kube_proxy["kubeconfig"] = None
+    return Settings(
+        places=options.places(chosen["state_dir"], chosen["run_dir"], chosen["cache_dir"]),
+        node_name=configured.node_name(found, socket.gethostname()),
+        cgroup=chosen["cgroup_root"] or links.cgroup_root(),
+        manifests=manifests.absolute() if manifests else None,
+        master=chosen["master"] or "",
+        **by_kube_proxy,
+        **{name: chosen[name] for name in own},
+    )
+
+
+def _serve(settings: Settings, watch: ConfigWatch | None, given: Mapping[str, str]) -> None:
+    conntrack.set_up(settings.conntrack)
+    process.adjust_oom_score(settings.oom_score_adj)
     state = State(settings.places.state)
-    datapath = Datapath(state)
-    agent = Agent(settings, datapath, _source(settings))
-    sweeper = Sweeper(datapath.maps)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: agent.stop())
     try:
-        sweeper.start()
-        agent.run()
+        with assembled(settings, given) as agent:
+            _stop_on_demand(agent, watch)
+            agent.run()
     except EbpflbError:
         if not any(state.links()):  # a first start that failed leaves nothing
             state.remove()
         raise
     finally:
-        sweeper.stop()
-        datapath.close()
+        if watch:
+            watch.stop()
+    if watch and watch.changed:
+        raise ConfigurationError(f"{watch.path} has changed: ending, to be started again with it")
 
 
-def _source(settings: Settings) -> Callable[[Emit], Source]:
-    node, kubeconfig = settings.node_name, settings.kubeconfig
-    directory = settings.manifests
-    if directory is not None:
-        return lambda emit: ManifestSource(emit, directory=directory, node_name=node)
-    return lambda emit: ApiSource(emit, node_name=node, kubeconfig=kubeconfig)
+def _stop_on_demand(agent: Agent, watch: ConfigWatch | None) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: agent.stop())
+    if watch:
+        watch.start(agent.stop)
 
 
 def _refuse_if_missing(state_dir: Path, cgroup_root: Path | None) -> None:
@@ -139,9 +111,9 @@ def _refuse_if_missing(state_dir: Path, cgroup_root: Path | None) -> None:
         raise NodeError("this node cannot run it:\n" + "\n".join(f"  {line}" for line in lines))
 
 
-def _log(verbose: bool) -> None:
+def _log() -> None:
     logging.basicConfig(
-        level=logging.DEBUG if verbose else logging.INFO,
+        level=logging.INFO,
         format="%(asctime)s.%(msecs)03d %(levelname).1s %(message)s",
         datefmt="%H:%M:%S",
     )

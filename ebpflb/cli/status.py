@@ -12,6 +12,9 @@ from ebpflb.cli import options
 from ebpflb.cli.output import show
 from ebpflb.datapath import devices, links
 from ebpflb.datapath.state import State
+from ebpflb.datapath.sweep import PROTOCOLS, FlowTable
+from ebpflb.errors import NodeError
+from ebpflb.node import kube_proxy
 from ebpflb.serve import status as words_of
 
 
@@ -21,7 +24,7 @@ from ebpflb.serve import status as words_of
 @options.output
 def status(state_dir: Path, run_dir: Path, output: str) -> None:
     """Say how it stands. Exit status 0: an agent runs, the hooks serve, nothing is wrong."""
-    options.need_root()
+    options.need_rights()
     places = options.places(state_dir, run_dir)
     words = words_of.read(places)
     state = State(places.state)
@@ -33,13 +36,32 @@ def status(state_dir: Path, run_dir: Path, output: str) -> None:
         "hooks": hooks,
         "devices": devices.attached(state),
         "ahead": {name: ", ".join(others) for name, others in devices.ahead(state).items()},
+        "flows": _flows(state_dir),
         **said,
+        "kube_proxy": _kube_proxy(words if alive else None),
     }
     if output == "table":
         _print(report)
     else:
         show(report, output)
     sys.exit(0 if alive and hooks and words and _well(words) else 1)
+
+
+def _flows(state_dir: Path) -> dict[str, dict[str, int]]:
+    """What the sweeps of each map of flows have done and left; nothing where there are no maps."""
+    try:
+        with options.pinned_maps(state_dir) as maps:
+            return {name: FlowTable(maps, name).numbers._asdict() for name in PROTOCOLS}
+    except NodeError:
+        return {}
+
+
+def _kube_proxy(words: words_of.Words | None) -> str | None:
+    """Where rules are all that can be seen, the agent may know that they have come back."""
+    found = kube_proxy.look()
+    if words and words.kube_proxy and found.rules and not found.runs:
+        return words.kube_proxy
+    return found.line
 
 
 def _well(words: words_of.Words) -> bool:
@@ -52,11 +74,13 @@ def _print(report: dict[str, Any]) -> None:
     for name, value in report.items():
         if isinstance(value, dict):
             for item, text in value.items():
-                click.echo(f"{name:14} {item}: {text}")
+                click.echo(f"{name:14} {item}: {_text(text)}")
         elif value not in (None, []):
             text = " ".join(value) if isinstance(value, list) else value
             click.echo(f"{name.replace('_', ' '):14} {_text(text)}")
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{word} {number}" for word, number in value.items())
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)

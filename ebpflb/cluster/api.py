@@ -8,6 +8,7 @@ Requests go through the client's own urllib3 pool (certificates, proxy), unretri
 
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -21,8 +22,9 @@ from kubernetes.client.rest import RESTClientObject
 from urllib3 import BaseHTTPResponse, PoolManager, Timeout
 from urllib3.exceptions import HTTPError
 
-from ebpflb.cluster.decoding import refusal
+from ebpflb.cluster.decoding import refusal, refusal_of_change
 from ebpflb.cluster.pacing import Pace
+from ebpflb.cluster.source import Observe, unobserved
 from ebpflb.errors import ClusterError
 from ebpflb.model.events import Kind
 
@@ -46,11 +48,21 @@ CONNECT = 10.0  # seconds
 class Server:
     """An API server, by kubeconfig or, if that is None, the one of the pod that we run in.
 
+    ``master`` is its URL where that is not the kubeconfig's; alone it does without credentials.
+
     Raises ClusterError if the configuration cannot be used; whether anyone answers shows later.
     """
 
-    def __init__(self, kubeconfig: Path | None, pace: Pace) -> None:
-        self._configuration = _configuration(kubeconfig)
+    def __init__(
+        self,
+        kubeconfig: Path | None,
+        pace: Pace,
+        master: str = "",
+        *,
+        observe: Observe = unobserved,
+    ) -> None:
+        self._observe = observe
+        self._configuration = _configuration(kubeconfig, master)
         self._pool: PoolManager = RESTClientObject(self._configuration).pool_manager
         self._pace = pace
         self._open: set[BaseHTTPResponse] = set()
@@ -74,6 +86,19 @@ class Server:
         with self._ask(kind, query, silence=seconds + self._pace.grace) as response:
             yield self._lines(response)
 
+    def create(self, path: str, body: bytes) -> None:
+        """Create an object (JSON). Raises ClusterError, or Refused if it will never be taken."""
+        with _translated():
+            response = self._request(
+                "POST",
+                path,
+                body=body,
+                headers=self._headers() | {"Content-Type": "application/json"},
+                timeout=Timeout(connect=CONNECT, read=self._pace.answer),
+            )
+        if response.status // 100 != 2:
+            raise refusal_of_change(response.data, response.status)
+
     def close(self) -> None:
         """End every answer that is being read; whoever reads sees the connection break."""
         with self._lock:
@@ -92,20 +117,28 @@ class Server:
         self, kind: Kind, query: dict[str, str], *, silence: float
     ) -> Iterator[BaseHTTPResponse]:
         with _translated():
-            response = self._pool.request(
+            response = self._request(
                 "GET",
-                self.url + PATHS[kind],
+                PATHS[kind],
                 fields=query,
                 headers=self._headers(),
                 timeout=Timeout(connect=CONNECT, read=silence),
                 preload_content=False,
-                retries=False,
             )
         with self._registered(response):
             if response.status != 200:
                 with _translated():
                     raise refusal(response.read(), response.status)
             yield response
+
+    def _request(self, method: str, path: str, **how: Any) -> BaseHTTPResponse:
+        began, code = time.monotonic(), None
+        try:
+            response = self._pool.request(method, self.url + path, retries=False, **how)
+            code = response.status
+            return response
+        finally:
+            self._observe(method, self.url, code, time.monotonic() - began)
 
     def _headers(self) -> dict[str, str]:
         """Asked anew for each request: a service account's token changes every hour."""
@@ -128,15 +161,17 @@ class Server:
                 response.close()
 
 
-def _configuration(kubeconfig: Path | None) -> Configuration:
+def _configuration(kubeconfig: Path | None, master: str) -> Configuration:
     configuration = Configuration()
     load: Any = config.load_incluster_config
     if kubeconfig is not None:
         load = partial(config.load_kube_config, str(kubeconfig))
     try:
-        load(client_configuration=configuration)
+        if kubeconfig or not master:
+            load(client_configuration=configuration)
     except Exception as error:  # the loader lets YAML, key and system errors through as they come
         raise ClusterError(f"{kubeconfig or 'no kubeconfig, nor in a pod'}: {error}") from error
+    configuration.host = master.rstrip("/") or configuration.host
     configuration.socket_options = KEEPALIVE
     return configuration
 

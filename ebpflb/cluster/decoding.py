@@ -23,6 +23,7 @@ TYPES: dict[Kind, type[Object]] = {
 }
 GONE = {400, 410, 504}  # 400, 504: a server restored from a backup has not seen our version yet
 NOT_FOUND = 404
+FLEETING = {401, 408, 429}  # of all 4xx: a token is renewed, a crowd goes away
 MISFITS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
@@ -32,6 +33,10 @@ class Gone(ClusterError):
 
 class Absent(ClusterError):
     """The server does not have the resource at all: it is older than that."""
+
+
+class Refused(ClusterError):
+    """The server understood, and will say the same another time."""
 
 
 class ListMetadata(Struct, frozen=True, rename="camel"):
@@ -138,6 +143,12 @@ def refusal(data: bytes | Raw, code: int = 0) -> ClusterError:
     code = code or status.code
     error = Gone if code in GONE else Absent if code == NOT_FOUND else ClusterError
     return error(f"{code} {status.message}".strip())
+
+
+def refusal_of_change(data: bytes, code: int) -> ClusterError:
+    """The same for what was to be changed: Refused where no further attempt will help."""
+    error = refusal(data, code)
+    return Refused(str(error)) if code // 100 == 4 and code not in FLEETING else error
 
 
 def _invalid(error: Exception) -> InvalidObject:

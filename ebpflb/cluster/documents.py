@@ -85,8 +85,8 @@ def _parse(path: Path) -> Iterator[Any]:
         if path.suffix == ".json":
             yield msgspec.json.decode(data)
         else:
-            _check_depth(data)
-            yield from (it for it in yaml.load_all(data, Loader=_Loader) if it is not None)
+            check_depth(data)
+            yield from (it for it in yaml.load_all(data, Loader=Loader) if it is not None)
     except OSError as error:
         raise ClusterError(f"{path}: {error.strerror}") from error
     except (yaml.YAMLError, ValueError, *MISFITS) as error:
@@ -94,7 +94,7 @@ def _parse(path: Path) -> Iterator[Any]:
         raise ClusterError(f"{path}: neither YAML nor JSON: {reason}") from error
 
 
-def _check_depth(data: bytes) -> None:
+def check_depth(data: bytes) -> None:
     """libyaml's composer recurses in C: deep nesting would be a segmentation fault, not an error.
 
     Most files are shallow at first sight, since a level costs a bracket or half a column of a line.
@@ -103,7 +103,7 @@ def _check_depth(data: bytes) -> None:
     if data.count(b"[") + data.count(b"{") + 2 * longest < DEEPEST:
         return
     depth = 0
-    for event in yaml.parse(data, Loader=_Loader):
+    for event in yaml.parse(data, Loader=Loader):
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
         if depth > DEEPEST:
@@ -149,15 +149,15 @@ def _text(mapping: dict[Any, Any], field: str, where: str = "") -> str:
     return value
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """No dates and no numbers to base 60: creationTimestamp is text, and 2001:2:3:4:5:6:7:8 too."""
 
 
-_Loader.yaml_implicit_resolvers = {
+Loader.yaml_implicit_resolvers = {
     first: [pair for pair in resolvers if pair[0].rpartition(":")[2] not in ("timestamp", "int")]
-    for first, resolvers in _Loader.yaml_implicit_resolvers.items()
+    for first, resolvers in Loader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver(
+Loader.add_implicit_resolver(
     "tag:yaml.org,2002:int",
     re.compile(r"[-+]?(?:0x[0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)$"),
     list("-+0123456789"),

@@ -13,6 +13,15 @@ from ebpflb.model.events import Event
 Emit = Callable[[Event], None]
 """Takes an event from any thread and returns soon, such as a queue's ``put``."""
 
+Observe = Callable[[str, str, int | None, float], None]
+"""Takes method, URL and status of each request to an API server, and the seconds until its answer
+began; the status is None where none did. From any thread.
+"""
+
+
+def unobserved(method: str, url: str, code: int | None, seconds: float) -> None:
+    """For those whom nobody watches."""
+
 
 class Source(Protocol):
     """Started once, stopped once; in between it tells what it sees, from threads of its own."""

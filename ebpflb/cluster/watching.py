@@ -22,7 +22,7 @@ from ebpflb.cluster import decoding
 from ebpflb.cluster.pacing import Pace
 from ebpflb.cluster.running import Runner
 from ebpflb.cluster.selectors import Selector, selectors
-from ebpflb.cluster.source import Emit
+from ebpflb.cluster.source import Emit, Observe, unobserved
 from ebpflb.errors import ClusterError, InvalidObject
 from ebpflb.model.events import Changed, Found, Key, Kind, Removed, Replaced
 
@@ -170,15 +170,21 @@ class ApiSource:
         *,
         node_name: str,
         kubeconfig: Path | None = None,
+        master: str = "",
         pace: Pace | None = None,
         limit: int = LIMIT,
+        observe: Observe = unobserved,
     ) -> None:
-        """Without ``kubeconfig`` we run in a pod; ``node_name`` is the Node object to watch."""
+        """Without ``kubeconfig`` we run in a pod; ``node_name`` is the Node object to watch, and
+        ``master`` the server's URL where it is another.
+        """
         self._emit = emit
         self._node_name = node_name
         self._kubeconfig = kubeconfig
+        self._master = master
         self._pace = pace or Pace()
         self._limit = limit
+        self._observe = observe
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -186,7 +192,7 @@ class ApiSource:
         """Raises ClusterError if the configuration cannot be used."""
         from ebpflb.cluster import api  # here, because the client is dear: see there
 
-        self._server = api.Server(self._kubeconfig, self._pace)
+        self._server = api.Server(self._kubeconfig, self._pace, self._master, observe=self._observe)
         for kind, selector in selectors(self._node_name).items():
             source = self._server.url + api.PATHS[kind]
             runner = Runner(source, self._emit, self._pace, self._stopped)

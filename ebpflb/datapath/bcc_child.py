@@ -5,17 +5,22 @@
     stdout  msgpack {program: bytecode}, map references still numbered
     stderr  the compiler's own words
 
-Started as root it imports bcc, then becomes nobody before it compiles: the sources lie in a
-folder of its own, so that a private checkout need not be opened to others.
+It imports bcc, then becomes nobody before it compiles, where it may (CAP_SETUID, CAP_SETGID; a
+container need not grant them), and gives up every capability. The sources lie in a folder of
+its own, so that a private checkout need not be opened to others.
 """
 
+import ctypes
 import os
+import struct
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 NOBODY = 65534
+_CAPABILITY_VERSION_3 = 0x20080522  # uapi/linux/capability.h: two sets of 32 bits each
 # BCC's own helpers take pointers without const: a warning for each use would hide the errors.
 NO_CONST = "-Wno-incompatible-pointer-types-discards-qualifiers"
 
@@ -29,12 +34,14 @@ class Job(msgspec.Struct):
     flags: list[str]
 
 
-def _become_nobody() -> None:
-    if os.geteuid() != 0:
-        return
-    os.setgroups([])
-    os.setresgid(NOBODY, NOBODY, NOBODY)
-    os.setresuid(NOBODY, NOBODY, NOBODY)
+def _give_up_rights() -> None:
+    with suppress(PermissionError):
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+    header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
+    if ctypes.CDLL(None, use_errno=True).capset(header, bytes(24)):
+        raise OSError(ctypes.get_errno(), "capabilities cannot be given up")
 
 
 def _compile(job: Job) -> dict[str, bytes]:
@@ -42,7 +49,7 @@ def _compile(job: Job) -> dict[str, bytes]:
 
     folder = Path(job.folder)
     os.environ["BCC_KERNEL_SOURCE"] = str(folder / "stub")
-    _become_nobody()
+    _give_up_rights()
     source = folder / job.source
     text = f'#line 1 "{source}"\n{source.read_text()}'
     flags = [f"-I{folder}", "-DDIALECT_BCC", NO_CONST, *job.flags]

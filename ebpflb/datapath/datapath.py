@@ -24,7 +24,7 @@ from ebpflb.datapath.programs import Program
 from ebpflb.datapath.state import State
 from ebpflb.errors import EbpflbError
 from ebpflb.model.devices import Devices
-from ebpflb.plan.entries import Settings
+from ebpflb.plan.entries import NOWHERE, Settings
 from ebpflb.plan.plan import Plan
 from ebpflb.plan.planner import Capacity
 from ebpflb.plan.present import Present, read_back
@@ -121,6 +121,7 @@ class Datapath:
     def apply(self, plan: Plan) -> None:
         """Writes what the plan says. Raises KernelError having written a part, which is safe."""
         with self._writing():
+            self._counters("backend_stats").zero(self._given_again(plan))
             for part in fields(plan):
                 rows = getattr(plan, part.name)
                 if part.name.startswith(_GONE):
@@ -128,7 +129,13 @@ class Datapath:
                 else:
                     self.maps[part.name].write(rows)
             self._counters("service_stats").zero(plan.gone_service_names)
-            self._counters("backend_stats").zero(plan.gone_backend_names)
+
+    def _given_again(self, plan: Plan) -> list[int]:
+        """Ids of former backends that are new ones' now. Until then their counters tell whether
+        sockets still hold them.
+        """
+        slots = self.maps["members"]
+        return [id for id, _ in plan.backend_names if slots.get(id) == NOWHERE]
 
     def hold(self, name: str, wanted: Mapping[Any, Any]) -> None:
         """Makes a map equal to this, writing only what differs."""

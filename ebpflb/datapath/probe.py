@@ -12,22 +12,22 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from ipaddress import ip_address
 
 from cffi import FFI
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
-from ebpflb.datapath import clsact, kernel, layout, maps, sock_diag, state
+from ebpflb.datapath import clsact, kernel, layout, maps, state
 from ebpflb.datapath.layout import MapSpec
 from ebpflb.datapath.programs import HOOKS, PACKET_SECTIONS, Attach
+from ebpflb.datapath.sock_diag import SockDiag
 from ebpflb.errors import KernelError
 
 _ffi = FFI()
 _ffi.cdef("int unshare(int flags);")
 _libc = _ffi.dlopen(None)
 
-SO_NETNS_COOKIE = 71
+SO_COOKIE, SO_NETNS_COOKIE = 57, 71
 _LOOPBACK = "127.0.0.1"
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 _SET_RETVAL, _COARSE_CLOCK = 187, 160
@@ -210,8 +210,27 @@ def ends_sockets() -> bool:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as victim:
         try:
             victim.bind((_LOOPBACK, 0))
-            here = ip_address(_LOOPBACK), victim.getsockname()[1]
-            sock_diag.destroy(sock_diag.Ends(socket.IPPROTO_UDP, here))
+            victim.connect(victim.getsockname())
+            _end(victim)
         except (KernelError, OSError):
             return False
         return victim.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNABORTED
+
+
+def _end(victim: socket.socket) -> None:
+    cookie = int.from_bytes(victim.getsockopt(socket.SOL_SOCKET, SO_COOKIE, 8), "little")
+    with SockDiag() as diag:
+        listed = list(diag.connected(socket.IPPROTO_UDP, victim.getsockname()[1]))
+        for one in listed:
+            if one.cookie == cookie:
+                diag.destroy(one)
+
+
+def lists_sockets() -> bool:
+    """Whether the kernel lists datagram sockets (module udp_diag)."""
+    try:
+        with SockDiag() as diag:
+            list(diag.connected(socket.IPPROTO_UDP, 1))
+    except KernelError:
+        return False
+    return True

@@ -1,51 +1,120 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NETLINK_SOCK_DIAG: has the kernel end a socket of this network namespace, whoever holds it.
+"""NETLINK_SOCK_DIAG: which sockets of a network namespace are connected, and ending one of them.
 
-The socket's owner hears ECONNABORTED (SOCK_DESTROY; TCP 4.5, UDP 4.9). A kernel built without
-CONFIG_INET_DIAG_DESTROY says EOPNOTSUPP; one without the protocol's diag module says ENOENT, as
-it does where there is no such socket.
+A socket is ended by the id and the cookie by which the kernel has listed it, so never one that
+has come in its place. Its owner hears ECONNABORTED, and a datagram socket keeps its own port
+(SOCK_DESTROY; TCP 4.5, UDP 4.9). A kernel built without CONFIG_INET_DIAG_DESTROY says EOPNOTSUPP;
+one without the protocol's diag module (udp_diag) says ENOENT, as it does where there is no such
+socket.
 """
 
+import errno
 import os
 import socket
 import struct
-from ipaddress import ip_address
+from collections.abc import Iterator
 from typing import NamedTuple
 
+from ebpflb.datapath.layout import address_from
 from ebpflb.errors import KernelError
 from ebpflb.model.addresses import Address
 
-_SOCK_DIAG, _DESTROY = 4, 21  # NETLINK_SOCK_DIAG, SOCK_DESTROY (uapi/linux/sock_diag.h)
-_REQUEST_AND_ACK = 5  # NLM_F_REQUEST | NLM_F_ACK
-_ANY_STATE, _ANY_COOKIE = 0xFFFFFFFF, bytes.fromhex("ff" * 8)
-_MESSAGE = struct.Struct("=IHHII")  # struct nlmsghdr
-_SOCKET = struct.Struct("=BBxxI2s2s16s16sI8s")  # struct inet_diag_req_v2, struct inet_diag_sockid
-NOBODY = ip_address("0.0.0.0"), 0
+_SOCK_DIAG, _LIST, _DESTROY = 4, 20, 21  # NETLINK_SOCK_DIAG, SOCK_* (uapi/linux/sock_diag.h)
+_REQUEST, _ACK, _DUMP = 1, 4, 0x300  # NLM_F_*
+_ERROR, _DONE = 2, 3  # NLMSG_*
+_CONNECTED = 1 << 1  # TCP_ESTABLISHED: so a datagram socket that has a peer is called too
+_BUFFER = 1 << 16
+_HEADER = struct.Struct("=IHHII")  # struct nlmsghdr
+_SOCKET = struct.Struct("=BBxxI48s")  # struct inet_diag_req_v2
+_LISTED = struct.Struct("=Bxxx48s")  # struct inet_diag_msg: its beginning
 
 
-class Ends(NamedTuple):
-    """A socket, by its protocol number and what it is bound and connected to."""
+class Connected(NamedTuple):
+    """A socket that has a peer; ``id`` is the kernel's own for it, cookie and all."""
 
     protocol: int
-    here: tuple[Address, int]
-    there: tuple[Address, int] = NOBODY
+    family: int  # AF_INET6 also where its ends are v4-mapped
+    id: bytes
+
+    @property
+    def here(self) -> tuple[Address, int]:
+        return self._end(4, 0)
+
+    @property
+    def there(self) -> tuple[Address, int]:
+        return self._end(20, 2)
+
+    @property
+    def cookie(self) -> int:
+        return int.from_bytes(self.id[40:48], "little")
+
+    def _end(self, address: int, port: int) -> tuple[Address, int]:
+        packed = self.id[address : address + 16]
+        if self.family == socket.AF_INET:
+            packed = bytes(10) + b"\xff\xff" + packed[:4]
+        return address_from(packed), int.from_bytes(self.id[port : port + 2], "big")
 
 
-def destroy(ends: Ends) -> None:
-    """Ends one socket. Raises KernelError: ENOENT, EOPNOTSUPP, or EPERM without CAP_NET_ADMIN."""
-    request = _SOCKET.pack(
-        socket.AF_INET if ends.here[0].version == 4 else socket.AF_INET6,
-        ends.protocol,
-        _ANY_STATE,
-        *(port.to_bytes(2, "big") for _, port in (ends.here, ends.there)),
-        *(address.packed.ljust(16, b"\0") for address, _ in (ends.here, ends.there)),
-        0,
-        _ANY_COOKIE,
-    )
-    header = _MESSAGE.pack(_MESSAGE.size + len(request), _DESTROY, _REQUEST_AND_ACK, 1, 0)
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
-        kernel.send(header + request)
-        answer = kernel.recv(4096)
-    (number,) = struct.unpack_from("=i", answer, _MESSAGE.size)
+class SockDiag:
+    """Speaks about the network namespace in which it was made, wherever it is used."""
+
+    def __init__(self) -> None:
+        """Raises KernelError where the kernel has no sock_diag."""
+        try:
+            self.kernel = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG)
+        except OSError as error:
+            raise KernelError("sock_diag", error.errno or 0, error.strerror or "") from error
+
+    def __enter__(self) -> "SockDiag":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kernel.close()
+
+    def connected(self, protocol: int, port: int = 0) -> Iterator[Connected]:
+        """All sockets with a peer; ``port``: with a peer on that port.
+
+        Raises KernelError: ENOENT where the protocol has no diag module.
+        """
+        wanted = bytes(2) + port.to_bytes(2, "big")
+        for family in (socket.AF_INET, socket.AF_INET6):
+            request = _SOCKET.pack(family, protocol, _CONNECTED, wanted.ljust(48, b"\0"))
+            for body in self._ask(_LIST, _DUMP, request):
+                yield Connected(protocol, *_LISTED.unpack_from(body))
+
+    def destroy(self, one: Connected) -> bool:
+        """Ends it; False where the kernel finds no such socket, or another of the same ends.
+
+        Raises KernelError: EOPNOTSUPP, or EPERM without CAP_NET_ADMIN.
+        """
+        request = _SOCKET.pack(one.family, one.protocol, 0xFFFFFFFF, one.id)
+        try:
+            list(self._ask(_DESTROY, _ACK, request))
+        except KernelError as error:
+            if error.errno != errno.ENOENT:
+                raise
+            return False
+        return True
+
+    def _ask(self, what: int, flags: int, request: bytes) -> Iterator[bytes]:
+        """The bodies of the answers."""
+        header = _HEADER.pack(_HEADER.size + len(request), what, _REQUEST | flags, 1, 0)
+        self.kernel.send(header + request)
+        while True:
+            answer = self.kernel.recv(_BUFFER)
+            at = 0
+            while at < len(answer):
+                length, kind, *_ = _HEADER.unpack_from(answer, at)
+                body = answer[at + _HEADER.size : at + length]
+                if kind in (_ERROR, _DONE):
+                    _check(body)
+                    return
+                yield body
+                at += (length + 3) // 4 * 4
+
+
+def _check(body: bytes) -> None:
+    """The end of a list and the answer to a request begin with an error's number, or 0."""
+    (number,) = struct.unpack_from("=i", body)
     if number:
-        raise KernelError("ending a socket", -number, os.strerror(-number))
+        raise KernelError("sock_diag", -number, os.strerror(-number))

@@ -17,7 +17,7 @@ from ebpflb.datapath.layout import MAPS, ffi, names
 from ebpflb.datapath.maps import Map
 from ebpflb.datapath.records import Sweep
 from ebpflb.model.services import Protocol
-from ebpflb.plan import expiry
+from ebpflb.plan.expiry import Timeouts
 from ebpflb.plan.flows import Entries, Flow, Tuple
 
 log = logging.getLogger(__name__)
@@ -38,12 +38,15 @@ _GLANCE = struct.Struct(f"=Q{_AT - 8}xI{_VALUE - _AT - 4}x")  # last_seen, flags
 class FlowTable:
     """One of the two maps of flows, and the numbers about it."""
 
-    def __init__(self, maps: Mapping[str, Map], name: str) -> None:
+    def __init__(
+        self, maps: Mapping[str, Map], name: str, timeouts: Timeouts | None = None
+    ) -> None:
         self.name = name
+        self._timeouts = timeouts or Timeouts()
         self.flows = maps[name]
         self.number = list(PROTOCOLS).index(name)
         self._sweeps, self._stats = maps["sweeps"], maps["flow_stats"]
-        self._patience = [_patience(name, bits) for bits in range(2 * max(_FLAGS))]
+        self._patience = [self._wait(bits) for bits in range(2 * max(_FLAGS))]
 
     @property
     def numbers(self) -> Sweep:
@@ -82,7 +85,7 @@ class FlowTable:
         suspects = [index for index, (last, flags) in glances if last <= before[flags]]
         gone: set[Tuple] = set()
         reading = self._read(suspects, keys, values, gone)
-        for entries in expiry.expired(reading, self.flows.get, now):
+        for entries in self._timeouts.expired(reading, self.flows.get, now):
             gone.update(self.remove(entries))
         if not gone:
             return len(values) // _VALUE
@@ -99,6 +102,10 @@ class FlowTable:
             if key not in gone:
                 yield key, self.flows.value.unpack(values[index * _VALUE : (index + 1) * _VALUE])
 
+    def _wait(self, bits: int) -> int:
+        flags = frozenset(word for bit, word in _FLAGS.items() if bit & bits)
+        return min(self._timeouts.patience(each, flags) for each in PROTOCOLS[self.name])
+
     def _conclude(self, made: int, held: int) -> None:
         """What is missing was evicted. An entry that came or went during the sweep may be missed,
         until the next one; none is called evicted that was not.
@@ -111,16 +118,11 @@ class FlowTable:
         self._sweeps.write([(self.number, Sweep(numbers.swept, held, evicted))])
 
 
-def _patience(name: str, bits: int) -> int:
-    flags = frozenset(word for bit, word in _FLAGS.items() if bit & bits)
-    return min(expiry.patience(protocol, flags) for protocol in PROTOCOLS[name])
-
-
 class Sweeper:
     """Sweeps both maps, round and round, from ``start`` to ``stop``."""
 
-    def __init__(self, maps: Mapping[str, Map]) -> None:
-        self.tables = [FlowTable(maps, name) for name in PROTOCOLS]
+    def __init__(self, maps: Mapping[str, Map], timeouts: Timeouts | None = None) -> None:
+        self.tables = [FlowTable(maps, name, timeouts) for name in PROTOCOLS]
         self._rest = INTERVAL * SLICE / sum(table.flows.spec.entries for table in self.tables)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sweep", daemon=True)

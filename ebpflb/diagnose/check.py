@@ -13,6 +13,7 @@ from typing import NamedTuple
 from ebpflb.datapath import compiler, devices, kernel, links, probe, state, tcx
 from ebpflb.datapath.programs import SECTIONS
 from ebpflb.errors import EbpflbError
+from ebpflb.node import capabilities, kube_proxy
 
 
 class Finding(NamedTuple):
@@ -26,9 +27,9 @@ class Finding(NamedTuple):
 
 
 def check(state_directory: Path, cgroup: Path | None) -> list[Finding]:
-    """All findings; without root nothing else can be known."""
-    root = _root()
-    return [root, *_findings(state_directory, cgroup)] if root.ok else [root, _bcc()]
+    """All findings; without the capabilities nothing else can be known."""
+    rights = _rights()
+    return [rights, *_findings(state_directory, cgroup)] if rights.ok else [rights, _bcc()]
 
 
 def required(state_directory: Path, cgroup: Path | None) -> list[Finding]:
@@ -53,11 +54,14 @@ def _findings(state_directory: Path, cgroup: Path | None) -> Iterator[Finding]:
     yield from _comforts()
     yield _other_hooks(state_directory, cgroup)
     yield _other_filters(state_directory)
+    yield _kube_proxy()
 
 
-def _root() -> Finding:
-    uid = os.geteuid()
-    return Finding("root", uid == 0, True, f"uid {uid}", "run as root" if uid else "")
+def _rights() -> Finding:
+    missing = capabilities.missing()
+    detail = f"not: {', '.join(missing)}" if missing else ", ".join(capabilities.NEEDED)
+    remedy = "run as root, or grant them" if missing else ""
+    return Finding("capabilities", not missing, True, detail, remedy)
 
 
 def _bcc() -> Finding:
@@ -139,12 +143,19 @@ def _comforts() -> Iterator[Finding]:
         "5.14",
         "a program tells it, attached for a moment at the start",
     )
-    yield _feature(
-        "ending of sockets",
-        probe.ends_sockets(),
-        "4.9, INET_DIAG_DESTROY",
-        "connected UDP sockets of a backend that has gone cannot be ended",
-    )
+    yield from _stale_sockets()
+
+
+def _stale_sockets() -> Iterator[Finding]:
+    """What connected UDP sockets need whose backend has gone (kube-proxy.md 11.1)."""
+    lists, ends = probe.lists_sockets(), probe.ends_sockets()
+    known = "pods' flows are re-bound where this node routes them, its own sockets stay"
+    lost = known if lists else "they stay with a backend that has gone: modprobe udp_diag"
+    yield _feature("connected UDP sockets move", ends, "4.9, INET_DIAG_DESTROY", lost)
+    enters = "CAP_SYS_ADMIN" in capabilities.held()
+    detail = "yes" if enters else "no (needs CAP_SYS_ADMIN)"
+    remedy = "" if enters else "pods' connected UDP sockets keep a backend that has gone"
+    yield Finding("pods' connected UDP sockets are seen", enters, False, detail, remedy)
 
 
 def _feature(feature: str, ok: bool, since: str, lost: str, *, required: bool = False) -> Finding:
@@ -184,3 +195,9 @@ def _others(feature: str, ask: Callable[[], Mapping[str, list[str]]], remedy: st
         return Finding(feature, False, False, str(error), "")
     names = ", ".join(f"{where} ({', '.join(who)})" for where, who in found.items())
     return Finding(feature, not found, False, names or "none", remedy if found else "")
+
+
+def _kube_proxy() -> Finding:
+    """It may run beside us for a while, as one is taken over from."""
+    found = kube_proxy.look()
+    return Finding("kube-proxy", not found.remedy, False, found.detail, found.remedy)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The flows through the packet path, one row each however many entries, and their end on request.
 
-They are for our flows what `conntrack -L` and `-D` are for netfilter's. A flow is found by its
-client's request; one that the LRU has robbed of that is only in the dump.
+They are for our flows what `conntrack -L` and `-D` are for netfilter's. A flow that the LRU has
+robbed of the entry for its client's requests is an orphan: what is left of it is a row too.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,9 @@ from ebpflb.diagnose.content import Row, host_port, seconds_since, spelled
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.entries import BackendName
-from ebpflb.plan.flows import Entries, Flow, Tuple, asks, gather, middle, state
+from ebpflb.plan.flows import Entries, Flow, Tuple, asked, asks, back, gather, middle, state
+
+ORPHAN = "orphan"
 
 
 class Choice(NamedTuple):
@@ -60,30 +62,43 @@ def _chosen(maps: Mapping[str, Map], table: str, choice: Choice) -> Iterator[Ent
     services = {
         id_ for id_, name in names.items() if (name.namespace, name.service) == choice.service
     }
-    for key, flow in maps[table].items():
-        if not asks(key, flow) or choice.client not in (None, key.source):
+    every: Entries = dict(maps[table].items())
+    for key, flow in every.items():
+        if choice.client not in (None, middle(key, flow).source):
             continue
         if choice.service is None or flow.service in services:
-            yield gather(key, flow, maps[table].get)
+            entries = gather(key, flow, every.get)
+            if next(iter(entries)) == key:
+                yield entries
 
 
 def _row(entries: Entries, services: Mapping[int, PortName], backend: BackendName | None) -> Row:
-    key, request = next(iter(entries.items()))
-    inside = middle(key, request)
-    answer = _answer(inside, entries.get(inside))
+    key, first = next(iter(entries.items()))
+    inside, protocol = middle(key, first), Protocol(key.protocol)
+    stands = state(protocol, [flow.flags for flow in entries.values()])
     last_seen = max(flow.last_seen for flow in entries.values())
     return {
-        "protocol": Protocol(key.protocol).name,
-        "state": str(state(key.protocol, [flow.flags for flow in entries.values()])),
-        "service": spelled(services.get(request.service), request.service),
-        "client": host_port(key.source, key.source_port),
-        "frontend": host_port(key.destination, key.destination_port),
-        "backend": host_port(request.address, request.port),
+        "protocol": protocol.name,
+        "state": str(stands) if asks(key, first) else ORPHAN,
+        "service": spelled(services.get(first.service), first.service),
+        **_question(key, first, inside, entries.get(back(inside))),
+        "backend": host_port(inside.destination, inside.destination_port),
         "pod": backend.target if backend else "",
         "node": backend.node if backend else "",
-        **answer,
-        "age_seconds": seconds_since(request.created),
+        **_answer(inside, entries.get(inside)),
+        "age_seconds": seconds_since(first.created),
         "idle_seconds": seconds_since(last_seen),
+    }
+
+
+def _question(key: Tuple, first: Flow, inside: Tuple, reply: Flow | None) -> Row:
+    """Who asked whom: by the request, or by the reply; else only the client is known."""
+    asking = key if asks(key, first) else asked(back(inside), reply) if reply else None
+    if asking is None:
+        return {"client": host_port(inside.source, inside.source_port), "frontend": ""}
+    return {
+        "client": host_port(asking.source, asking.source_port),
+        "frontend": host_port(asking.destination, asking.destination_port),
     }
 
 

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ebpflb.datapath.state import BPFFS, State
@@ -27,7 +27,12 @@ def wait_until(what: str, true: Callable[[], bool], seconds: float = 60.0) -> fl
 
 
 class LabAgent:
-    """One node's agent and all that it keeps; ``close`` leaves nothing."""
+    """One node's agent and all that it keeps; ``close`` leaves nothing.
+
+    ``under`` is a command that starts the agent, such as setpriv(1) with fewer rights.
+    """
+
+    under: Sequence[str] = ()
 
     def __init__(self, lab: Lab, node: Host, folder: Path, *options: str) -> None:
         self.lab, self.node, self.options = lab, node, options
@@ -45,7 +50,8 @@ class LabAgent:
         if "--kubeconfig" not in self.options:
             words += ["--manifests", str(self.manifests)]
         with self.log.open("a") as log:
-            command = [sys.executable, "-m", "ebpflb", "run", *self.where, *words, *self.options]
+            command = [*self.under, sys.executable, "-m", "ebpflb", "run"]
+            command += [*self.where, *words, *self.options]
             self.process = self.lab.keep(
                 start(self.node.netns, self.lab.cgroup, command, stdout=log, stderr=log)
             )

@@ -29,6 +29,22 @@ def serving(
     )
 
 
+def listening(
+    here: Iterable[Address], choice: tuple[str, ...], primary: dict[Family, Address]
+) -> dict[Family, frozenset[Address]]:
+    """Where health-check node ports are to listen (kube-proxy.md 10); missing families: anywhere.
+
+    Unlike NodePorts they do so on loopback too, where ``choice`` names it. Raises as ``serving``.
+    """
+    restricted = {f: allowed for f, allowed in networks(choice, primary).items() if allowed}
+    everywhere = {f for f, allowed in restricted.items() if any(n.prefixlen == 0 for n in allowed)}
+    return {
+        family: frozenset(each for each in here if any(each in network for network in allowed))
+        for family, allowed in restricted.items()
+        if family not in everywhere
+    }
+
+
 def networks(
     choice: tuple[str, ...], primary: dict[Family, Address]
 ) -> dict[Family, list[Network]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One Node -> what its own proxy needs of it: zone and addresses (kube-proxy.md 5, 17)."""
+"""One Node -> what its own proxy needs of it (kube-proxy.md 5, 13.1, 17)."""
 
 from collections.abc import Iterable
 
@@ -8,6 +8,7 @@ from ebpflb.model import objects
 from ebpflb.model.addresses import Address, Family, Network
 
 ZONE_LABEL = "topology.kubernetes.io/zone"
+DOOMED_TAINT = "ToBeDeletedByClusterAutoscaler"
 
 _USED_TYPES = ("InternalIP", "ExternalIP")  # in order of preference
 
@@ -15,6 +16,16 @@ _USED_TYPES = ("InternalIP", "ExternalIP")  # in order of preference
 def zone(node: objects.Node) -> str:
     """ "" when the node is in no zone, which turns zone hints off (kube-proxy.md 3.1)."""
     return (node.metadata.labels or {}).get(ZONE_LABEL, "")
+
+
+def eligible(node: objects.Node) -> bool:
+    """Whether load balancers are to send it traffic: neither being deleted nor about to be.
+
+    Of taints only the autoscaler's counts, with any value and effect (kube-proxy.md 13.1).
+    """
+    taints = (node.spec and node.spec.taints) or []
+    doomed = any(taint.key == DOOMED_TAINT for taint in taints)
+    return not node.metadata.deletion_timestamp and not doomed
 
 
 def addresses(node: objects.Node) -> tuple[Address, ...]:

@@ -17,6 +17,7 @@ class Metadata(Struct, frozen=True, gc=False, rename="camel"):
     namespace: str = ""
     resource_version: str = ""
     creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
     labels: dict[str, str] | None = None
 
 
@@ -114,10 +115,22 @@ class SlicePort(Struct, frozen=True, gc=False):
     protocol: str | None = "TCP"
 
 
+class SliceAnnotations(Struct, frozen=True, gc=False):
+    """The only one that we read: when what the slice tells of happened (kube-proxy.md 16.4)."""
+
+    last_change_trigger_time: str | None = field(
+        name="endpoints.kubernetes.io/last-change-trigger-time", default=None
+    )
+
+
+class SliceMetadata(Metadata, frozen=True, gc=False, rename="camel"):
+    annotations: SliceAnnotations | None = None
+
+
 class EndpointSlice(Struct, frozen=True, gc=False, rename="camel"):
     """discovery.k8s.io/v1 EndpointSlice."""
 
-    metadata: Metadata
+    metadata: SliceMetadata
     address_type: str
     endpoints: list[SliceEndpoint] | None = None
     ports: list[SlicePort] | None = None
@@ -132,13 +145,18 @@ class NodeStatus(Struct, frozen=True, gc=False):
     addresses: list[NodeAddress] | None = None
 
 
+class Taint(Struct, frozen=True, gc=False):
+    key: str
+
+
 class NodeSpec(Struct, frozen=True, gc=False):
     pod_cidrs: list[str] | None = field(name="podCIDRs", default=None)
     pod_cidr: str = field(name="podCIDR", default="")
+    taints: list[Taint] | None = None
 
 
 class Node(Struct, frozen=True, gc=False):
-    """v1 Node: its zone label, its addresses and its pods' addresses."""
+    """v1 Node: its zone label, its addresses, its pods' addresses, and whether it is to go."""
 
     metadata: Metadata
     spec: NodeSpec | None = None

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ebpflb.errors import InvalidObject
-from ebpflb.model import cidrs, endpoints, nodes, services
+from ebpflb.model import cidrs, endpoints, health, nodes, services
 from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.events import Changed, Event, Found, Key, Kind, Removed, Replaced
 from ebpflb.model.objects import EndpointSlice, Node, Service, ServiceCIDR
@@ -37,13 +37,26 @@ class Remark(NamedTuple):
 
 
 class Picture:
-    """What the cluster looks like from one node."""
+    """What the cluster looks like from one node.
 
-    def __init__(self, node_name: str) -> None:
+    ``serve_external_ips`` is the gate AllowServiceExternalIPs: without it externalIPs lead nowhere,
+    and count for the policies as ever (kube-proxy.md 1.4). ``bind_address`` is the node's primary
+    address, and its family the primary one, whatever the Node says (kube-proxy.md 17).
+    """
+
+    def __init__(
+        self,
+        node_name: str,
+        *,
+        bind_address: Address | None = None,
+        serve_external_ips: bool = True,
+    ) -> None:
         self.node_name = node_name
+        self.serve_external_ips = serve_external_ips
         self.zone = ""
         self.node: Node | None = None
-        self.primary: dict[Family, Address] = {}
+        self._said = () if bind_address is None else (bind_address,)
+        self.primary: dict[Family, Address] = nodes.primary(self._said)
         self.services: dict[Key, tuple[ServicePort, ...]] = {}
         self.slices: dict[Key, EndpointSlice] = {}
         self.slices_of: dict[Key, set[Key]] = defaultdict(set)
@@ -80,9 +93,17 @@ class Picture:
     def ports(self, service: Key) -> Iterator[tuple[ServicePort, Selection]]:
         """The service's ports, each with the endpoints that this node uses."""
         place = Place(self.node_name, self.zone)
-        slices = [self.slices[key] for key in self.slices_of.get(service, ())]
+        slices = self._slices(service)
         for port in self.services.get(service, ()):
             yield port, select(port, endpoints.merge(slices, port.name, self.node_name), place)
+
+    def checked(self, service: Key) -> health.Checked | None:
+        """What the service's health-check node port is to say, if it has one."""
+        ports = self.services.get(service, ())
+        return health.checked(ports, self._slices(service), self.node_name)
+
+    def _slices(self, service: Key) -> list[EndpointSlice]:
+        return [self.slices[key] for key in self.slices_of.get(service, ())]
 
     def _replace(self, event: Replaced) -> list[Remark]:
         known = {
@@ -121,7 +142,7 @@ class Picture:
                 return ()
 
     def _take_service(self, key: Key, service: Service) -> tuple[str, ...]:
-        ports, remarks = services.read(service)
+        ports, remarks = services.read(service, serve_external_ips=self.serve_external_ips)
         if ports != self.services.get(key):
             self.services[key] = ports
             self.touched.add(key)
@@ -145,7 +166,7 @@ class Picture:
         if zone != self.zone:
             self.zone = zone
             self.touched |= self.services.keys()
-        primary = nodes.primary(nodes.addresses(node))
+        primary = nodes.primary([*self._said, *nodes.addresses(node)])
         if primary != self.primary:
             self.primary = primary
             self.touched |= {k for k, ports in self.services.items() if _are_restricted(ports)}

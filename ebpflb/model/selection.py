@@ -60,19 +60,6 @@ def select(port: ServicePort, endpoints: _Endpoints, place: Place) -> Selection:
     )
 
 
-def local_elsewhere(port: ServicePort, selection: Selection) -> frozenset[str]:
-    """Of "internal" and "external" the policies that are Local while only other nodes have an
-    endpoint: their traffic is dropped here (kube-proxy.md 6.1 and 14, no_local_endpoints).
-    """
-    if selection.local or not selection.has_any:
-        return frozenset()
-    local = {
-        "internal": port.internal_local,
-        "external": port.external_local and port.externally_accessible,
-    }
-    return frozenset(policy for policy, is_local in local.items() if is_local)
-
-
 def _nearest(ready: _Endpoints, place: Place) -> _Endpoints:
     """The topology modes of kube-proxy.md 3.1, narrowest first; never empty unless ``ready`` is."""
     by_node = _hinted(ready, _node_hints, place.node)

@@ -106,7 +106,7 @@ def is_ours(service: objects.Service) -> bool:
     )
 
 
-def read(service: objects.Service) -> Reading:
+def read(service: objects.Service, *, serve_external_ips: bool = True) -> Reading:
     """The whole of kube-proxy.md 1; raises InvalidObject for what cannot be meant."""
     if not is_ours(service):
         return Reading((), ())
@@ -115,7 +115,8 @@ def read(service: objects.Service) -> Reading:
     name = fields.filled("metadata.name", meta.name)
     remarks: list[str] = []
     cluster_ips = _cluster_ips(spec, remarks)
-    external_ips = _parsed(addresses.parse_address, _external_ips(spec), remarks)
+    listed = _external_ips(spec) if serve_external_ips else ()
+    external_ips = _parsed(addresses.parse_address, listed, remarks)
     load_balancer_ips = _parsed(addresses.parse_address, _ingress_ips(service.status), remarks)
     source_ranges = _parsed(addresses.parse_network, _source_ranges(spec), remarks)
     ports = tuple(

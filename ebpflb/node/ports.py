@@ -12,9 +12,11 @@ from pathlib import Path
 
 import msgspec
 
+from ebpflb.node import sysctl
+
 log = logging.getLogger(__name__)
 
-RESERVED = Path("/proc/sys/net/ipv4/ip_local_reserved_ports")
+RESERVED = sysctl.path("net/ipv4/ip_local_reserved_ports")
 _NETNS = Path("/proc/self/ns/net")
 
 

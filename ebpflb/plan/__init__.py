@@ -8,9 +8,13 @@ claims      who gets a frontend that several services name
 spans       networks as keys of the maps, and the smallest that holds them all
 programmed  one service port as the maps hold it
 internal    the cluster IPs that frontends stand for
+admission   the source ranges that restricted frontends let in
 present     what the maps hold already, read back at start
 plan        the ordered difference
 planner     wanted against present -> plan
-flows    which entries of the packet path are one flow, and how it stands
-expiry   when a flow has been idle for too long
+local       what the datapath should know of this node: settings and devices
+flows       which entries of the packet path are one flow, and how it stands
+expiry      when a flow has been idle for too long
+stale       which flows lost their backend, and where they may go
+use         how full the maps are
 """

@@ -9,7 +9,8 @@ crash between any two writes leaves a working state. A client's right to a restr
 looked up like that too: what lets it in is there before the flip, what no longer does goes after.
 
 A service that does not fit keeps its last good state, is named in ``unplaced``, and is tried
-again with every plan.
+again with every plan. But whoever is not to be let in is not: where source ranges do not fit, or
+what is restricted does not, the frontends are restricted to those that do.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,13 +19,15 @@ from typing import NamedTuple
 
 from ebpflb.model.addresses import Family, Network
 from ebpflb.model.services import PortName
+from ebpflb.plan.admission import Admission
 from ebpflb.plan.claims import Claims
 from ebpflb.plan.entries import NOWHERE, Flags, Frontend, Prefix
 from ebpflb.plan.internal import ClusterIps
 from ebpflb.plan.numbers import Full, Ids, Quarantine, Ranges
 from ebpflb.plan.plan import Plan
 from ebpflb.plan.present import Present
-from ebpflb.plan.programmed import NOTHING, Programmed, numbered, source_ranges
+from ebpflb.plan.programmed import NOTHING, Programmed, kept, numbered
+from ebpflb.plan.stale import StaleWatch
 from ebpflb.plan.wanted import Wanted
 
 
@@ -52,8 +55,9 @@ class Planner:
         self.quarantine = Quarantine()
         self.holders: dict[Frontend, PortName] = {}
         self.dropped: set[Frontend] = set()
-        self.source_ranges = 0  # how many entries the map has
+        self.admission = Admission(capacity.source_ranges, self.quarantine)
         self.cluster_ips = ClusterIps()
+        self.stale = StaleWatch()
         self.plan = Plan()
         self._adopt(present or Present())
 
@@ -94,7 +98,8 @@ class Planner:
         gained, lost = self.cluster_ips.settle()
         self.plan.cluster_ips += [(address, 1) for address in gained]
         self.plan.gone_cluster_ips += lost
-        self.source_ranges -= len(self.plan.gone_source_ranges)
+        admitted, self.plan.gone_source_ranges = self.admission.settle()
+        self.plan.source_ranges = [(range, 1) for range in admitted]
 
     def _adopt(self, present: Present) -> None:
         self.cluster_ips = ClusterIps(present.cluster_ips)
@@ -103,7 +108,8 @@ class Planner:
             self.service_ids.adopt(programmed.id)
             self.ranges.adopt(programmed.block)
             self.holders.update(dict.fromkeys(programmed.services, name))
-            self.source_ranges += len(programmed.source_ranges)
+            if programmed.restricted:
+                self.admission.adopt(programmed.id, programmed.source_ranges)
             for frontend, service in programmed.services.items():
                 self.cluster_ips.lead(frontend, service)
             for id in programmed.ids:
@@ -111,8 +117,7 @@ class Planner:
         self._adopt_stray_numbers(present)
         self.dropped = set(present.stray_services)
         self.plan.members += present.wrong_members
-        self.plan.gone_source_ranges += present.stray_source_ranges
-        self.source_ranges += len(present.stray_source_ranges)
+        self.admission.adopt_strays(present.stray_source_ranges)
 
     def _adopt_stray_numbers(self, present: Present) -> None:
         """A stray block may overlap what is used; only what was free is freed again."""
@@ -136,49 +141,48 @@ class Planner:
             self._program(self.claims.wanted[name], frontends)
         except Full as full:
             self.unplaced[name] = str(full)
-            self._unite(name)
+            self._keep(name, frontends)
 
-    def _unite(self, name: PortName) -> None:
-        """Frontends that a crash left at other blocks go back to the one that was adopted."""
+    def _keep(self, name: PortName, frontends: dict[Frontend, Flags]) -> None:
         old = self.present.get(name, NOTHING)
-        sound = next((s for s in old.services.values() if s.block == old.block), None)
-        if sound is None:
-            return
-        own = {f: s for f, s in old.services.items() if self.holders.get(f) == name}
-        united = {f: sound._replace(frontend=f, flags=s.flags) for f, s in own.items()}
-        self.present[name] = old._replace(services=united)
-        self._write(name, old, self.present[name])
+        own = [frontend for frontend in old.services if self.holders.get(frontend) == name]
+        new = kept(old, own, self.claims.wanted[name], frontends)
+        if new:
+            self._write(name, old, self._admit(name, new))
 
     def _retire(self, name: PortName) -> None:
         old = self.present.pop(name, None)
         if old is None:
             return
         self._drop(name, old.services)
-        self._write_ranges(old, NOTHING)
+        self.admission.forget(old.id)
         self._free_block(old, kept=frozenset())
         self._free_service_id(old.id)
+        self.stale.turned(name, old, NOTHING)
 
     def _program(self, wanted: Wanted, frontends: dict[Frontend, Flags]) -> None:
         name = wanted.name
         old = self.present.get(name, NOTHING)
         same = old.has_backends_of(wanted)
         known = old.ids if same else old.ids_for(wanted)
-        self._check_ranges(old, wanted)
         if not same or frontends.keys() != old.services.keys():
             self._check_room(old, known, frontends)
         block = old.block if same else self.ranges.take(len(wanted.backends))
         number = old.id or self.service_ids.take()
         ids = tuple([id or self.backend_ids.take() for id in known])
-        new = numbered(number, wanted, frontends, block, ids)
+        new = self._admit(name, numbered(number, wanted, frontends, block, ids))
         self._write(name, old, new)
         if not same:
             self._free_block(old, kept=frozenset(ids))
-        self.present[name] = new
+            self.stale.turned(name, old, new)
 
-    def _check_ranges(self, old: Programmed, wanted: Wanted) -> None:
-        new = len(source_ranges(old.id, wanted) - old.source_ranges)
-        if new > self.capacity.source_ranges - self.source_ranges:
-            raise Full(f"map source_ranges is full ({self.capacity.source_ranges} entries)")
+    def _admit(self, name: PortName, new: Programmed) -> Programmed:
+        """With the source ranges that fit."""
+        fitting = self.admission.fit(new.source_ranges)
+        if fitting != new.source_ranges:
+            full = f"map source_ranges is full ({self.capacity.source_ranges} entries)"
+            self.unplaced.setdefault(name, full)
+        return new._replace(source_ranges=fitting)
 
     def _check_room(
         self, old: Programmed, known: tuple[int, ...], frontends: Iterable[Frontend]
@@ -193,6 +197,7 @@ class Planner:
             raise Full(f"map members is full ({self.capacity.backend_ids} ids)")
 
     def _write(self, name: PortName, old: Programmed, new: Programmed) -> None:
+        self.present[name] = new
         if new == old and all(self.holders[frontend] == name for frontend in new.services):
             return
         if new.block != old.block:
@@ -208,16 +213,10 @@ class Planner:
             if old.services.get(frontend) != service or self.holders.get(frontend) != name:
                 self.plan.services.append((frontend, service))
                 self.cluster_ips.lead(frontend, service)
-        self._write_ranges(old, new)
+        self.admission.change(new.id, new.source_ranges, restricted=new.restricted)
         self._drop(name, old.services.keys() - new.services.keys())
         self.holders.update(dict.fromkeys(new.services, name))
         self.dropped -= new.services.keys()
-
-    def _write_ranges(self, old: Programmed, new: Programmed) -> None:
-        added = sorted(new.source_ranges - old.source_ranges, key=str)
-        self.plan.source_ranges += [(range, 1) for range in added]
-        self.plan.gone_source_ranges += sorted(old.source_ranges - new.source_ranges, key=str)
-        self.source_ranges += len(added)
 
     def _drop(self, name: PortName, frontends: Iterable[Frontend]) -> None:
         """Those that another service has taken over meanwhile are its own."""

@@ -59,7 +59,8 @@ def read_back(
             present.stray_service_ids.add(number)
         else:
             found = _programmed(number, by_id[number], slots, backend_names)
-            found = found._replace(source_ranges=frozenset(ranges_of[number]))
+            if found.restricted:
+                found = found._replace(source_ranges=frozenset(ranges_of.pop(number, ())))
             present.programmed[name] = found
             present.stray_blocks |= {s.block for s in found.services.values()} - {found.block}
             _check_members(present, found, members)
@@ -106,8 +107,7 @@ def _gather_strays(
             present.stray_service_ids.add(number)
             present.stray_services += services
             present.stray_blocks |= {service.block for service in services.values()}
-    for number in ranges_of.keys() - kept:
-        present.stray_service_ids.add(number)
-        present.stray_source_ranges += ranges_of[number]
+    present.stray_service_ids |= ranges_of.keys() - kept
+    present.stray_source_ranges += [range for ranges in ranges_of.values() for range in ranges]
     used = {id for programmed in present.programmed.values() for id in programmed.ids}
     present.stray_backend_ids |= backend_names.keys() - used

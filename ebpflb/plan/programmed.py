@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One service port as the maps hold it, or as they shall hold it: numbers and all."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from ebpflb.plan.entries import Backend, Flags, Frontend, Range, Service, SourceRange
@@ -18,6 +18,11 @@ class Programmed(NamedTuple):
     backends: tuple[WantedBackend, ...]
     ids: tuple[int, ...]
     source_ranges: frozenset[SourceRange] = frozenset()
+
+    @property
+    def restricted(self) -> bool:
+        """Whether anybody asks for the source ranges; if not, there are none."""
+        return any("restricted" in service.flags for service in self.services.values())
 
     def slots(self) -> Iterator[tuple[int, Backend]]:
         """The block, index by index."""
@@ -43,6 +48,7 @@ class Programmed(NamedTuple):
         return tuple([ids.get(b.endpoint, 0) for b in wanted.backends])
 
 
+_OPEN, _RESTRICTED = frozenset[str](), frozenset({"restricted"})
 NOTHING = Programmed(0, Range(0, 0), {}, (), ())
 
 
@@ -55,8 +61,26 @@ def numbered(
 ) -> Programmed:
     """What is wanted, with its numbers."""
     services = _services(number, wanted, frontends, block)
-    ranges = source_ranges(number, wanted)
-    return Programmed(number, block, services, wanted.backends, ids, ranges)
+    new = Programmed(number, block, services, wanted.backends, ids)
+    return new._replace(source_ranges=source_ranges(number, wanted)) if new.restricted else new
+
+
+def kept(
+    old: Programmed, own: Iterable[Frontend], wanted: Wanted, frontends: Mapping[Frontend, Flags]
+) -> Programmed | None:
+    """What does not fit serves on by its own frontends as it did, if it served.
+
+    But it lets in nobody whom it should not; and frontends that a crash left at other blocks go
+    back to the one that was adopted.
+    """
+    sound = next((s for s in old.services.values() if s.block == old.block), None)
+    if sound is None:
+        return None
+    flags = {f: old.services[f].flags | (frontends.get(f, _OPEN) & _RESTRICTED) for f in own}
+    new = old._replace(services={f: sound._replace(frontend=f, flags=flags[f]) for f in flags})
+    if any(_RESTRICTED & words for words in frontends.values()):
+        return new._replace(source_ranges=source_ranges(old.id, wanted))
+    return new
 
 
 def source_ranges(number: int, wanted: Wanted) -> frozenset[SourceRange]:

@@ -55,7 +55,7 @@ class Wanted:
     """What one service port asks of the datapath.
 
     ``created`` decides who keeps a frontend that two services claim. ``source_ranges`` are the
-    clients whom "restricted" frontends let in. ``remark`` says what had to be left out, and why.
+    clients whom "restricted" frontends let in.
     """
 
     name: PortName
@@ -64,7 +64,6 @@ class Wanted:
     affinity_seconds: int
     backends: tuple[WantedBackend, ...]
     source_ranges: tuple[Network, ...] = ()
-    remark: str | None = None
 
 
 def want(

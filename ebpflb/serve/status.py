@@ -36,6 +36,7 @@ class Words(msgspec.Struct):
     unplaced: dict[str, str] = {}  # service -> which map is full
     unattached: dict[str, str] = {}  # device -> why its packets are not served
     failed: str | None = None  # the last write, if it failed
+    kube_proxy: str | None = None  # what one does here, or left
     unreserved: str | None = None  # why others may take the ports that we masquerade with
 
 

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One node's parts, put together: each is made here, and knows only what it is handed."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+
+from ebpflb.agent.corridor import Agent
+from ebpflb.agent.report import Report
+from ebpflb.cluster.manifests import ManifestSource
+from ebpflb.cluster.recorder import ApiRecorder, LogRecorder, Recorder, to_server
+from ebpflb.cluster.source import Emit, Observe, Source
+from ebpflb.cluster.watching import ApiSource
+from ebpflb.configuration.fields import plain
+from ebpflb.datapath.datapath import Datapath
+from ebpflb.datapath.stale import Cure
+from ebpflb.datapath.state import State
+from ebpflb.datapath.sweep import Sweeper
+from ebpflb.node import families, kube_proxy
+from ebpflb.node.namespaces import Namespaces
+from ebpflb.plan.expiry import Timeouts
+from ebpflb.serve.metrics import Metrics
+from ebpflb.serve.pages import Pages
+from ebpflb.serve.servers import Choice, Servers
+from ebpflb.settings import Conntrack, Settings
+
+
+@contextmanager
+def assembled(settings: Settings, flags: Mapping[str, str]) -> Iterator[Agent]:
+    """An agent that is ready to run, and beside it at work what serves and heals.
+
+    ``flags`` are those in force, for /flagz. At the end everything is stopped, in reverse. Raises
+    NodeError for a port that must be had and cannot.
+    """
+    with ExitStack() as parts:
+        datapath = Datapath(State(settings.places.state))
+        parts.callback(datapath.close)
+        metrics = Metrics()
+        parts.callback(metrics.close)
+        cure = Cure(datapath.maps, Namespaces().each, metrics.cured)
+        servers = Servers(
+            _choice(settings),
+            _recorder(settings, metrics),
+            _pages(settings, flags, metrics),
+            metrics.answered,
+        )
+        report = Report(servers.health, metrics, servers.services)
+        agent = Agent(settings, datapath, _source(settings, metrics.request), report, cure)
+        metrics.read(datapath, lambda: agent.services.planner, agent.words)
+        metrics.health(lambda: servers.health.healthy)
+        sweeper = Sweeper(datapath.maps, _timeouts(settings.conntrack))
+        for part in (sweeper, cure, servers, kube_proxy.Watcher(agent.inbox.put)):
+            parts.callback(part.stop)
+            part.start()
+        metrics.socket_destroy_supported(cure.supported)
+        yield agent
+
+
+def _source(settings: Settings, observe: Observe) -> Callable[[Emit], Source]:
+    node, directory = settings.node_name, settings.manifests
+    if directory is not None:
+        return lambda emit: ManifestSource(emit, directory=directory, node_name=node)
+    return lambda emit: ApiSource(
+        emit,
+        node_name=node,
+        kubeconfig=settings.kubeconfig,
+        master=settings.master,
+        observe=observe,
+    )
+
+
+def _recorder(settings: Settings, metrics: Metrics) -> Recorder:
+    if settings.manifests:
+        return LogRecorder()
+    server = to_server(settings.kubeconfig, settings.master, metrics.request)
+    recorder = ApiRecorder(server, settings.node_name)
+    metrics.events_dropped(lambda: recorder.dropped)
+    return recorder
+
+
+def _pages(settings: Settings, flags: Mapping[str, str], metrics: Metrics) -> Pages:
+    return Pages(
+        metrics=metrics.exposition,
+        slis=metrics.slis_exposition,
+        configuration=lambda: plain(settings.configuration),
+        flags=lambda: flags,
+        on_ping=lambda: metrics.check("ping", "healthz", ok=True),
+        profiling=settings.profiling,
+    )
+
+
+def _choice(settings: Settings) -> Choice:
+    return Choice(
+        node_name=settings.node_name,
+        healthz_address=settings.healthz_address,
+        metrics_address=settings.metrics_address,
+        bind_address_hard_fail=settings.bind_address_hard_fail,
+        sync_period=settings.sync_period,
+        families=families.supported(),
+    )
+
+
+def _timeouts(chosen: Conntrack) -> Timeouts:
+    return Timeouts(chosen.established, chosen.close_wait, chosen.udp, chosen.udp_stream)

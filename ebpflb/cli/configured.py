@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``ebpflb run`` is to do by kube-proxy's file or flags: read, checked, remarked upon."""
+
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ebpflb.cli import flags
+from ebpflb.configuration import fields, reading, table, translation, validation
+from ebpflb.configuration.fields import KubeProxyConfiguration
+from ebpflb.errors import ConfigurationError
+
+log = logging.getLogger(__name__)
+
+
+def configuration(values: Mapping[str, Any]) -> KubeProxyConfiguration:
+    """Raises ConfigurationError with a line for everything that is wrong with it."""
+    if values["config"] is None:
+        found = flags.said(values)
+        _refuse(flags.line(wrong) for wrong in validation.check(found))
+        return found
+    path = Path(values["config"])
+    read = reading.read(path)
+    found = flags.beside_file(read.configuration, values)
+    wrong = {each.path: each for each in (*validation.check(found), *read.wrong)}
+    _refuse(f"{path}: {each}" for each in wrong.values())
+    return found
+
+
+def write(found: KubeProxyConfiguration, path: Path) -> None:
+    """As YAML, fit for --config. Raises ConfigurationError where it cannot be written."""
+    try:
+        path.write_text(fields.as_yaml(found))
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror}") from error
+    log.info("%s: written", path)
+
+
+def remark(found: KubeProxyConfiguration, values: Mapping[str, Any]) -> None:
+    """One line each for what has no effect here, by name."""
+    given = flags.given(values)
+    if values["config"] is None:
+        idle = table.idle_flags(given)
+    else:
+        idle = [*table.idle_fields(found), *table.idle_flags(given & table.BESIDE_FILE)]
+        _say("replaced by --config", [f"--{flag}" for flag in sorted(given - table.BESIDE_FILE)])
+    _say("accepted, and without effect here", idle)
+    _say("feature gates without effect here", translation.idle_gates(found))
+
+
+def node_name(found: KubeProxyConfiguration, host_name: str) -> str:
+    """As kube-proxy makes it: trimmed and lower-case (kube-proxy.md 17)."""
+    return (found.hostname_override or host_name).strip().lower()
+
+
+def _say(what: str, names: list[str]) -> None:
+    if names:
+        log.warning("%s: %s", what, ", ".join(names))
+
+
+def _refuse(lines: Iterable[str]) -> None:
+    text = "".join(f"\n  {line}" for line in lines)
+    if text:
+        raise ConfigurationError(f"the configuration is invalid:{text}")

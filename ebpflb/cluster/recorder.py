@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What we tell the cluster: events about the Node and its Services, as kube-proxy writes them.
+
+Whoever records one never waits. A thread sends them (events.k8s.io/v1), patiently while the API
+server is away; of too many the oldest are dropped. The same event is not told again for a while.
+Without an API server they are log lines.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+import msgspec
+
+from ebpflb.cluster.decoding import Refused
+from ebpflb.cluster.pacing import Backoff, Pace
+from ebpflb.cluster.source import Observe, unobserved
+from ebpflb.errors import ClusterError
+from ebpflb.model.events import Key
+
+log = logging.getLogger(__name__)
+
+CONTROLLER = "ebpflb"
+MOST = 100  # events that wait to be sent
+ATTEMPTS = 12  # for one event; client-go's number
+AGAIN_SECONDS = 600.0  # until the same event may be told again
+LONGEST_NOTE, LONGEST_INSTANCE = 1024, 128  # bytes; the API server refuses longer ones
+
+Severity = Literal["Normal", "Warning"]
+
+
+class Reference(NamedTuple):
+    """An object; its name stands for its uid, as in kube-proxy (and `kubectl describe node`)."""
+
+    kind: str
+    key: Key
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.key}"
+
+
+class Event(NamedTuple):
+    """What happened to whom; ``action`` is what we were doing."""
+
+    about: Reference
+    severity: Severity
+    reason: str
+    action: str
+    note: str
+
+
+class Recorder(Protocol):
+    """Where events go."""
+
+    def start(self) -> None: ...
+
+    def event(
+        self, about: Reference, severity: Severity, reason: str, action: str, note: str
+    ) -> None:
+        """Returns at once, and never fails."""
+
+    def stop(self) -> None:
+        """What is not yet told has a moment to be."""
+
+
+class Creator(Protocol):
+    """What we need of ``api.Server``."""
+
+    def create(self, path: str, body: bytes) -> None: ...
+
+
+def node(name: str) -> Reference:
+    return Reference("Node", Key("", name))
+
+
+def service(key: Key) -> Reference:
+    return Reference("Service", key)
+
+
+class LogRecorder:
+    """Events as log lines."""
+
+    def start(self) -> None:
+        """Nothing to be done."""
+
+    def event(
+        self, about: Reference, severity: Severity, reason: str, action: str, note: str
+    ) -> None:
+        level = logging.WARNING if severity == "Warning" else logging.INFO
+        log.log(level, "%s", f"event: {about}: {reason}: {note}".rstrip(": "))
+
+    def stop(self) -> None:
+        """Nothing to be done."""
+
+
+class ApiRecorder:
+    """Events for an API server, which is asked for when there is a first one to send."""
+
+    def __init__(
+        self,
+        make_server: Callable[[], Creator],
+        node_name: str,
+        *,
+        pace: Pace | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        moment: float = 2.0,
+    ) -> None:
+        """``moment``: seconds that ``stop`` waits for what is still to be sent."""
+        self.dropped = 0
+        self._make_server = make_server
+        self._server: Creator | None = None
+        self._instance = f"{CONTROLLER}-{node_name}"[:LONGEST_INSTANCE]
+        self._pace, self._clock, self._moment = pace or Pace(), clock, moment
+        self._told: dict[Event, float] = {}
+        self._waiting: deque[tuple[str, bytes]] = deque()
+        self._sending = self._stopped = False
+        self._news = threading.Condition()
+        self._said = ""
+        self._thread = threading.Thread(target=self._run, name="events", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def event(
+        self, about: Reference, severity: Severity, reason: str, action: str, note: str
+    ) -> None:
+        event = Event(about, severity, reason, action, note)
+        with self._news:
+            if self._was_told(event):
+                return
+            if len(self._waiting) == MOST:
+                self._waiting.popleft()
+                self.dropped += 1
+            self._waiting.append(manifest(event, self._instance, time.time_ns()))
+            self._news.notify_all()
+
+    def stop(self) -> None:
+        with self._news:
+            if self._thread.is_alive():
+                self._news.wait_for(self._is_idle, self._moment)
+            self._stopped = True
+            self._news.notify_all()
+
+    def _was_told(self, event: Event) -> bool:
+        now = self._clock()
+        self._told = {it: at for it, at in self._told.items() if now - at < AGAIN_SECONDS}
+        told = event in self._told
+        self._told.setdefault(event, now)
+        return told
+
+    def _is_idle(self) -> bool:
+        return not self._waiting and not self._sending
+
+    def _run(self) -> None:
+        while found := self._next():
+            if not self._sent(*found):
+                self.dropped += 1
+
+    def _next(self) -> tuple[str, bytes] | None:
+        with self._news:
+            self._sending = False
+            self._news.notify_all()
+            self._news.wait_for(lambda: self._waiting or self._stopped)
+            if self._stopped:
+                return None
+            self._sending = True
+            return self._waiting.popleft()
+
+    def _sent(self, path: str, body: bytes) -> bool:
+        backoff = Backoff(self._pace)
+        for _ in range(ATTEMPTS):
+            try:
+                self._create(path, body)
+            except ClusterError as error:
+                self._complain(str(error))
+                if isinstance(error, Refused) or self._stops_within(backoff.next()):
+                    return False
+            else:
+                self._said = ""
+                return True
+        return False
+
+    def _create(self, path: str, body: bytes) -> None:
+        if self._server is None:
+            self._server = self._make_server()
+        self._server.create(path, body)
+
+    def _stops_within(self, seconds: float) -> bool:
+        with self._news:
+            return self._news.wait_for(lambda: self._stopped, seconds)
+
+    def _complain(self, reason: str) -> None:
+        """Once for the same reason in a row."""
+        if reason != self._said:
+            log.warning("events cannot be told to the API server: %s", reason)
+        self._said = reason
+
+
+def manifest(event: Event, instance: str, now: int) -> tuple[str, bytes]:
+    """Where to POST the event, and its JSON; ``now`` is nanoseconds since the epoch."""
+    key = event.about.key
+    namespace = key.namespace or "default"
+    regarding = {"kind": event.about.kind, "apiVersion": "v1", "name": key.name, "uid": str(key)}
+    body: dict[str, Any] = {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"name": f"{key.name}.{now:x}", "namespace": namespace},
+        "eventTime": f"{datetime.fromtimestamp(now // 1000 / 1e6, UTC):%Y-%m-%dT%H:%M:%S.%fZ}",
+        "reportingController": CONTROLLER,
+        "reportingInstance": instance,
+        "regarding": regarding | ({"namespace": key.namespace} if key.namespace else {}),
+        "type": event.severity,
+        "reason": event.reason,
+        "action": event.action,
+        "note": event.note.encode()[:LONGEST_NOTE].decode(errors="ignore"),
+    }
+    return f"/apis/events.k8s.io/v1/namespaces/{namespace}/events", msgspec.json.encode(body)
+
+
+def to_server(
+    kubeconfig: Path | None, master: str = "", observe: Observe = unobserved
+) -> Callable[[], Creator]:
+    """Makes the door to the API server that ``watching.ApiSource`` watches by the same words."""
+
+    def make() -> Creator:
+        from ebpflb.cluster import api  # here, because the client is dear: see there
+
+        return api.Server(kubeconfig, Pace(), master, observe=observe)
+
+    return make

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""KubeProxyConfiguration, kubeproxy.config.k8s.io/v1alpha1, as of kube-proxy 1.36.
+
+A default here is what kube-proxy uses where nothing is said (kube-proxy.md 15), but for one:
+minSyncPeriod is 0, for we need no pause between two writes. In fields that are not ``POINTERS``,
+zero says nothing too: "", 0 and "0s" mean the default.
+"""
+
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import yaml
+
+from ebpflb.configuration.durations import Duration
+
+API_VERSION = "kubeproxy.config.k8s.io/v1alpha1"
+KIND = "KubeProxyConfiguration"
+
+HEALTHZ_PORT, METRICS_PORT = 10256, 10249
+
+# Where zero is a value of its own.
+POINTERS = frozenset(
+    {
+        "localhost_node_ports",
+        "masquerade_bit",
+        "max_per_core",
+        "min",
+        "oom_score_adj",
+        "tcp_close_wait_timeout",
+        "tcp_established_timeout",
+    }
+)
+
+Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
+Uint32 = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+
+SECOND = 10**9
+_HALF_A_MINUTE = Duration(30 * SECOND)
+
+Section_ = TypeVar("Section_", bound="Section")
+
+
+class Section(msgspec.Struct, frozen=True, rename="camel"):
+    """A part of the file."""
+
+
+class ClientConnection(Section, frozen=True):
+    kubeconfig: str = ""
+    accept_content_types: str = ""
+    content_type: str = "application/vnd.kubernetes.protobuf"
+    qps: float = 5.0
+    burst: Int32 = 10
+
+
+class OutputRouting(Section, frozen=True):
+    split_stream: bool = False
+    info_buffer_size: str | int = "0"
+
+
+class LogOptions(Section, frozen=True):
+    text: OutputRouting = OutputRouting()
+    json: OutputRouting = OutputRouting()
+
+
+class VModule(Section, frozen=True):
+    file_pattern: str = ""
+    verbosity: Uint32 = 0
+
+
+class Logging(Section, frozen=True):
+    format: str = "text"
+    flush_frequency: Duration = Duration(5 * SECOND)  # a plain number is in ns
+    verbosity: Uint32 = 0
+    vmodule: tuple[VModule, ...] = ()
+    options: LogOptions = LogOptions()
+
+
+class IPTables(Section, frozen=True):
+    masquerade_bit: Int32 = 14
+    masquerade_all: bool = False
+    localhost_node_ports: bool = True
+    sync_period: Duration = _HALF_A_MINUTE
+    min_sync_period: Duration = Duration(0)
+
+
+class IPVS(Section, frozen=True):
+    sync_period: Duration = _HALF_A_MINUTE
+    min_sync_period: Duration = Duration(0)
+    scheduler: str = ""
+    exclude_cidrs: tuple[str, ...] = msgspec.field(default=(), name="excludeCIDRs")
+    strict_arp: bool = msgspec.field(default=False, name="strictARP")
+    tcp_timeout: Duration = Duration(0)
+    tcp_fin_timeout: Duration = Duration(0)
+    udp_timeout: Duration = Duration(0)
+
+
+class NFTables(Section, frozen=True):
+    masquerade_bit: Int32 = 14
+    masquerade_all: bool = False
+    sync_period: Duration = _HALF_A_MINUTE
+    min_sync_period: Duration = Duration(0)
+
+
+class Conntrack(Section, frozen=True):
+    max_per_core: Int32 = 32 * 1024
+    min: Int32 = 128 * 1024
+    tcp_established_timeout: Duration = Duration(24 * 3600 * SECOND)
+    tcp_close_wait_timeout: Duration = Duration(3600 * SECOND)
+    tcp_be_liberal: bool = False
+    udp_timeout: Duration = Duration(0)
+    udp_stream_timeout: Duration = Duration(0)
+
+
+class Winkernel(Section, frozen=True):
+    network_name: str = ""
+    source_vip: str = ""
+    enable_dsr: bool = msgspec.field(default=False, name="enableDSR")
+    root_hns_endpoint_name: str = ""
+    forward_health_check_vip: bool = False
+
+
+class DetectLocal(Section, frozen=True):
+    bridge_interface: str = ""
+    interface_name_prefix: str = ""
+
+
+class KubeProxyConfiguration(Section, frozen=True):
+    """The whole file. Once it is read, an address to listen at is "" only by flag: nowhere."""
+
+    api_version: str = API_VERSION
+    kind: str = KIND
+    feature_gates: dict[str, bool] = {}
+    client_connection: ClientConnection = ClientConnection()
+    logging: Logging = Logging()
+    hostname_override: str = ""
+    bind_address: str = "0.0.0.0"
+    healthz_bind_address: str = ""  # 0.0.0.0:10256, or [::] where bindAddress is IPv6
+    metrics_bind_address: str = ""  # 127.0.0.1:10249, or [::1] where bindAddress is IPv6
+    bind_address_hard_fail: bool = False
+    enable_profiling: bool = False
+    show_hidden_metrics_for_version: str = ""
+    mode: str = ""
+    iptables: IPTables = IPTables()
+    ipvs: IPVS = IPVS()
+    nftables: NFTables = NFTables()
+    winkernel: Winkernel = Winkernel()
+    detect_local_mode: str = "ClusterCIDR"
+    detect_local: DetectLocal = DetectLocal()
+    cluster_cidr: str = msgspec.field(default="", name="clusterCIDR")
+    node_port_addresses: tuple[str, ...] = ()  # none: "primary", whatever the mode
+    oom_score_adj: Int32 = -999
+    conntrack: Conntrack = Conntrack()
+    config_sync_period: Duration = Duration(15 * 60 * SECOND)
+    port_range: str = ""
+    windows_run_as_service: bool = False
+
+    @property
+    def of_mode(self) -> IPTables | IPVS | NFTables:
+        """Where the periods are, by mode (kube-proxy.md 15)."""
+        if self.mode == "ipvs":
+            return self.ipvs
+        return self.nftables if self.mode == "nftables" else self.iptables
+
+    @property
+    def masquerade_all(self) -> bool:
+        """Section ipvs has none: there that of iptables counts (kube-proxy.md 15)."""
+        return (self.nftables if self.mode == "nftables" else self.iptables).masquerade_all
+
+
+def with_defaults(section: Section_) -> Section_:
+    """Zeros become defaults where zero says nothing."""
+    changes: dict[str, Any] = {}
+    for field in msgspec.structs.fields(section):
+        value = getattr(section, field.name)
+        if isinstance(value, Section):
+            changes[field.name] = with_defaults(value)
+        elif not value and field.name not in POINTERS and field.default is not msgspec.NODEFAULT:
+            changes[field.name] = field.default
+    return msgspec.structs.replace(section, **changes)
+
+
+def plain(value: Any) -> Any:
+    """The fields as they stand in a file: of JSON's own types, durations as text."""
+    return msgspec.to_builtins(value, enc_hook=str)
+
+
+def as_yaml(configuration: KubeProxyConfiguration) -> str:
+    """What ``reading.read`` reads back the same."""
+    return yaml.safe_dump(plain(configuration), sort_keys=False)

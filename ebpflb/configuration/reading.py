@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A configuration file -> KubeProxyConfiguration with its defaults.
+
+kube-proxy reads strictly and, where only names are wrong, says so and reads on (kube-proxy.md 15).
+So do we, and every name is told. What has the wrong type is an error; all such errors are found at
+once: each is taken out, and the rest is read again.
+"""
+
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, cast, get_args, get_origin
+
+import msgspec
+
+from ebpflb.configuration import addresses, document, durations, fields
+from ebpflb.configuration.durations import Duration
+from ebpflb.configuration.fields import KubeProxyConfiguration, Section
+from ebpflb.configuration.paths import join, value_at
+from ebpflb.errors import ConfigurationError
+
+log = logging.getLogger(__name__)
+
+_WHERE = re.compile(r"(?P<reason>.*) - at `(?:key in )?\$(?P<path>.*)`", re.DOTALL)
+_SOMEWHERE = "[...]"  # in a mapping of our making: featureGates is the only one
+_STEP = re.compile(r"\.([^.\[]+)|\[([0-9]+)\]")
+
+
+class Wrong(NamedTuple):
+    """A field and why it cannot be meant."""
+
+    path: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+
+class Found(NamedTuple):
+    """What was read; fields that are ``wrong`` have their defaults."""
+
+    configuration: KubeProxyConfiguration
+    wrong: tuple[Wrong, ...]
+
+
+def read(path: Path) -> Found:
+    """Raises ConfigurationError for a file that is not there, or no configuration at all."""
+    try:
+        text = document.parse(path.read_bytes())
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigurationError(f"{path}: {error}") from error
+    _check_kind(path, text.values)
+    unknown = tuple(_unknown(KubeProxyConfiguration, text.values, ""))
+    for what, names in (("unknown", unknown), ("duplicate", text.duplicates)):
+        if names:
+            log.warning("%s: read leniently: %s fields: %s", path, what, ", ".join(names))
+    return interpret(text.values)
+
+
+def interpret(values: dict[str, Any]) -> Found:
+    """Plain values -> fields."""
+    wrong: list[Wrong] = []
+    while True:
+        try:
+            converted = msgspec.convert(values, KubeProxyConfiguration, dec_hook=decode)
+            break
+        except msgspec.ValidationError as error:
+            wrong.append(_take_out(values, str(error), wrong))
+    said = {path for path in addresses.PATHS if value_at(converted, path)}
+    return Found(addresses.complete(fields.with_defaults(converted), said), tuple(wrong))
+
+
+def _check_kind(path: Path, values: dict[str, Any]) -> None:
+    expected = {"apiVersion": fields.API_VERSION, "kind": fields.KIND}
+    lines = [
+        f'{path}: {field}: must be "{wanted}", not {values.get(field)!r}'
+        for field, wanted in expected.items()
+        if values.get(field) != wanted
+    ]
+    if lines:
+        raise ConfigurationError("\n".join(lines))
+
+
+def _unknown(kind: type[Section], values: Any, path: str) -> Iterator[str]:
+    if not isinstance(values, dict):
+        return
+    known = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+    for name, value in values.items():
+        if name not in known:
+            yield join(path, name)
+            continue
+        inner = known[name]
+        if isinstance(inner, type) and issubclass(inner, Section):
+            yield from _unknown(inner, value, join(path, name))
+        elif get_origin(inner) is tuple and issubclass(get_args(inner)[0], Section):
+            for index, each in enumerate(value if isinstance(value, list) else ()):
+                yield from _unknown(get_args(inner)[0], each, join(join(path, name), index))
+
+
+def decode(_type: type, value: Any) -> Duration:
+    """For msgspec. Text, or a plain number of nanoseconds, as logging.flushFrequency may be."""
+    if isinstance(value, str):
+        return durations.parse(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return Duration(value)
+    raise ValueError(f"{value!r} is no duration such as 30s or 1h30m")
+
+
+def _take_out(values: dict[str, Any], error: str, before: list[Wrong]) -> Wrong:
+    """Removes the value that the error is about; of the same list some are gone ``before``."""
+    found = _WHERE.fullmatch(error)
+    if not found or not found["path"]:
+        raise ConfigurationError(error)
+    steps = _STEP.findall(found["path"].removesuffix(_SOMEWHERE))
+    *way, last = [name or int(index) for name, index in steps]
+    path, at = "", cast(Any, values)
+    for step in way:
+        path, at = join(path, step), at[step]
+    if found["path"].endswith(_SOMEWHERE):
+        path, at = join(path, last), at[last]
+        last = next(name for name, value in at.items() if not isinstance(value, bool))
+    del at[last]
+    if isinstance(last, int):
+        last += sum(each.path.startswith(f"{path}[") for each in before)
+    return Wrong(join(path, last), found["reason"].replace("`", ""))

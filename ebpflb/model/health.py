@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One Service -> what its health-check node port is to say (kube-proxy.md 10).
+
+A load balancer that sends traffic only to nodes with endpoints (externalTrafficPolicy Local) asks
+each node on this port whether it has any. Only ready ones count: those that are going may still
+serve, but nothing new shall come to them.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from ebpflb.model import endpoints, objects
+from ebpflb.model.addresses import Address, Family
+from ebpflb.model.services import ServicePort
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """``counts``: the local endpoints by family, of the families that the Service has."""
+
+    port: int
+    counts: Mapping[Family, int]
+
+
+def checked(
+    ports: Collection[ServicePort], slices: Collection[objects.EndpointSlice], node_name: str
+) -> Checked | None:
+    """None for a Service without such a port; all ``ports`` and ``slices`` are of one Service."""
+    asked = [port for port in ports if port.health_check_node_port]
+    if not asked:
+        return None
+    found: dict[Family, set[Address]] = {port.name.family: set() for port in asked}
+    for port in asked:
+        merged = endpoints.merge(slices, port.name, node_name)
+        found[port.name.family] |= {each.address for each in merged if each.ready and each.local}
+    return Checked(asked[0].health_check_node_port, {f: len(found[f]) for f in sorted(found)})

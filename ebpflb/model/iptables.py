@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What iptables-save says, and how kube-proxy's part of it goes, for iptables-restore.
+
+Others' rules stay as they are. A chain of kube-proxy's that one of them jumps to stays too, but
+empty; if it is KUBE-MARK-MASQ, with its mark and all that masquerades what is marked (CNIs' host
+ports may ask for it: portmap's externalSetMarkChain).
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+from ebpflb.model import kube_proxy
+from ebpflb.model.kube_proxy import ENTRANCES, IPTABLES, MARK_MASQ, POSTROUTING, SETS
+
+_WORD = re.compile(r'"(?:[^"\\]|\\.)*"|\S+')
+# What kube-proxy's rules in the kernel's own chains may say beside the jump.
+_IN_A_JUMP = re.compile(
+    r'(?:-m conntrack --ctstate NEW |-m comment --comment (?:"(?:[^"\\]|\\.)*"|\S+) )*-j \S+'
+)
+
+
+class Rule(NamedTuple):
+    """A rule: the chain that it is in, and the rest as iptables-save writes it."""
+
+    chain: str
+    text: str
+
+    @property
+    def target(self) -> str:
+        """The chain or target that it goes to; "" for none."""
+        return _after(self.text, ("-j", "-g"))
+
+    @property
+    def set(self) -> str:
+        """The ipset that it asks, the first one; "" for none."""
+        return _after(self.text, ("--match-set",))
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it asks for nothing but a new connection."""
+        return bool(_IN_A_JUMP.fullmatch(self.text))
+
+
+class Table(NamedTuple):
+    """One table: its chains, each with whether it is the kernel's own, and all rules in order."""
+
+    name: str
+    chains: dict[str, bool]
+    rules: list[Rule]
+
+
+def parse(saved: str) -> list[Table]:
+    """The tables of iptables-save, with or without counters."""
+    tables: list[Table] = []
+    for line in saved.splitlines():
+        match line[:1]:
+            case "*":
+                tables.append(Table(line[1:].strip(), {}, []))
+            case ":":
+                name, policy = line[1:].split()[:2]
+                tables[-1].chains[name] = policy != "-"
+            case "-" | "[":
+                _, chain, text = line[line.index("-A ") :].split(" ", 2)
+                tables[-1].rules.append(Rule(chain, text))
+    return tables
+
+
+class Removal:
+    """What of one table is kube-proxy's. ``bool`` tells whether anything has to be done."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        known = [name for name in table.chains if kube_proxy.is_chain(name)]
+        self.ours = set(known) if table.name in IPTABLES else set()
+        kept = self.asked_for.keys()
+        self.whole = {MARK_MASQ, POSTROUTING} & self.ours if MARK_MASQ in kept else set()
+        going = self.ours - kept - self.whole
+        self.gone = [name for name in known if name in going]
+        self.emptied = [name for name in kept if name not in self.whole and self._has_rules(name)]
+
+    @cached_property
+    def asked_for(self) -> dict[str, list[str]]:
+        """Chains that others' rules jump to, each with the chains in which these are."""
+        found: dict[str, list[str]] = {}
+        for rule in self.table.rules:
+            if rule.chain not in self.ours and rule.target in self.ours and not self._jump(rule):
+                chains = found.setdefault(rule.target, [])
+                if rule.chain not in chains:
+                    chains.append(rule.chain)
+        return found
+
+    @cached_property
+    def rules(self) -> list[Rule]:
+        """Single rules that go: the jumps to what goes, and what asks a set that will go."""
+        return [
+            rule
+            for rule in self.table.rules
+            if (self._jump(rule) and rule.target not in self.whole)
+            or (rule.chain in self.whole and (rule.set in SETS or rule.target in self.gone))
+        ]
+
+    def __bool__(self) -> bool:
+        return bool(self.gone or self.emptied or self.rules)
+
+    @property
+    def words(self) -> str:
+        """How much it is."""
+        counts = {"chain": len(self.gone) + len(self.emptied), "rule": len(self.rules)}
+        return " and ".join(f"{n} {word}{'s' * (n > 1)}" for word, n in counts.items() if n)
+
+    @property
+    def kept(self) -> str:
+        """What stays, and for whom; "" for nothing."""
+        askers = dict.fromkeys(chain for chains in self.asked_for.values() for chain in chains)
+        names = dict.fromkeys([*self.asked_for, *sorted(self.whole)])
+        return f"{', '.join(names)}: used by rules in {', '.join(askers)}" if names else ""
+
+    @property
+    def script(self) -> str:
+        """For iptables-restore --noflush, which does all of it or nothing."""
+        return "\n".join([f"*{self.table.name}", *self._lines(), "COMMIT", ""])
+
+    def _lines(self) -> Iterator[str]:
+        """A chain that is named is emptied."""
+        yield from (f":{name} - [0:0]" for name in (*self.gone, *self.emptied))
+        yield from (f"-D {rule.chain} {rule.text}" for rule in self.rules)
+        yield from (f"-X {name}" for name in self.gone)
+
+    def _jump(self, rule: Rule) -> bool:
+        """Whether it is the way from a chain of the kernel's into kube-proxy's."""
+        own = self.table.chains.get(rule.chain, False)
+        return own and rule.target in self.ours & ENTRANCES and rule.is_bare
+
+    def _has_rules(self, name: str) -> bool:
+        return any(rule.chain == name for rule in self.table.rules)
+
+
+def _after(text: str, options: Iterable[str]) -> str:
+    pairs = pairwise(_WORD.findall(text))
+    return next((after for word, after in pairs if word in options), "")

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What kube-proxy leaves on a node, by name, and how it stands with it (kube-proxy.md 17).
+
+The names are those of its iptables, ipvs and nftables modes, of 1.36 and what older ones had
+besides. KUBE-FIREWALL, KUBE-KUBELET-CANARY, KUBE-IPTABLES-HINT and KUBE-MARK-DROP are kubelet's.
+"""
+
+import re
+from typing import NamedTuple
+
+NFT_TABLE = "kube-proxy"  # of the families ip and ip6
+DEVICE = "kube-ipvs0"
+METRICS_PORT = 10249  # where /proxyMode is
+MODES = ("iptables", "ipvs", "nftables", "userspace")
+MARK_MASQ, POSTROUTING = "KUBE-MARK-MASQ", "KUBE-POSTROUTING"
+CLEANUP = "`ebpflb cleanup --kube-proxy`"
+IPTABLES = ("nat", "filter", "mangle")  # the tables that it has chains in
+
+# Chains that the kernel's own chains jump to, and those that only these jump to.
+ENTRANCES = {
+    POSTROUTING,
+    "KUBE-SERVICES",
+    "KUBE-EXTERNAL-SERVICES",
+    "KUBE-NODEPORTS",
+    "KUBE-FORWARD",
+    "KUBE-PROXY-FIREWALL",
+    "KUBE-NODE-PORT",  # from here on of the ipvs mode
+    "KUBE-IPVS-FILTER",
+    "KUBE-IPVS-OUT-FILTER",
+}
+_INNER = {MARK_MASQ, "KUBE-PROXY-CANARY", "KUBE-LOAD-BALANCER", "KUBE-SOURCE-RANGES-FIREWALL"}
+# KUBE-XLB-: until 1.23. What follows is a hash in base 32.
+_OF_A_SERVICE = re.compile(r"KUBE-(?:SVC|SVL|EXT|FW|SEP|XLB)-[A-Z2-7]{16}")
+
+_KINDS = (
+    "LOOP-BACK",
+    "CLUSTER-IP",
+    "EXTERNAL-IP",
+    "EXTERNAL-IP-LOCAL",
+    "LOAD-BALANCER",
+    "LOAD-BALANCER-LOCAL",
+    "LOAD-BALANCER-FW",
+    "LOAD-BALANCER-SOURCE-IP",
+    "LOAD-BALANCER-SOURCE-CIDR",
+    *(f"NODE-PORT-{end}" for end in ("TCP", "UDP", "SCTP", "SCTP-HASH")),
+    *(f"NODE-PORT-LOCAL-{end}" for end in ("TCP", "UDP", "SCTP", "SCTP-HASH")),
+    "HEALTH-CHECK-NODE-PORT",
+    "IPVS-IPS",
+)
+_LONGEST = 31  # of an ipset's name
+SETS = frozenset(f"{start}{kind}"[:_LONGEST] for start in ("KUBE-", "KUBE-6-") for kind in _KINDS)
+# Which ports kube-proxy serves on the node's own addresses: protocol -> sets of ports.
+NODE_PORTS = {
+    protocol: tuple(f"KUBE-{six}NODE-PORT-{protocol}" for six in ("", "6-"))
+    for protocol in ("TCP", "UDP")
+}
+
+
+def is_chain(name: str) -> bool:
+    """Whether a chain of iptables is kube-proxy's and nobody else's."""
+    return name in ENTRANCES or name in _INNER or bool(_OF_A_SERVICE.fullmatch(name))
+
+
+class Found(NamedTuple):
+    """What can be seen of kube-proxy in one network namespace at one time."""
+
+    pids: tuple[int, ...] = ()  # processes of that name
+    answers: tuple[tuple[str, str], ...] = ()  # who says to be one: where, and its mode
+    rules: tuple[str, ...] = ()  # what is there of its rules
+    renewed: bool = False  # they were not there before
+
+    @property
+    def runs(self) -> bool:
+        """Whether one is at work, seen or not (in a pod we see no other pod's processes)."""
+        return bool(self.pids or self.answers or self.renewed)
+
+    def after(self, before: "Found | None") -> "Found":
+        """The same, known that ``before`` was found earlier."""
+        missed = before is not None and (before.renewed or not before.rules)
+        return self._replace(renewed=bool(self.rules) and missed)
+
+    @property
+    def evidence(self) -> str:
+        """By what one is known to be at work."""
+        words = [f"pid {pid}" for pid in self.pids]
+        words += [f"mode {mode} at {where}" for where, mode in self.answers]
+        return ", ".join(words or ["its rules have come back"])
+
+    @property
+    def detail(self) -> str:
+        """What there is; "none" where nothing is."""
+        if self.runs:
+            return f"runs here too ({self.evidence})"
+        return f"has gone and left {', '.join(self.rules)}" if self.rules else "none"
+
+    @property
+    def remedy(self) -> str:
+        """What it does beside ebpflb, and what to do; "" where nothing is."""
+        if self.runs:
+            return f"ebpflb answers first; stop it, then {CLEANUP}"
+        if not self.rules:
+            return ""
+        stale = "what ebpflb does not answer, as a service deleted since, goes where"
+        return f"{stale} these rules say; {CLEANUP} removes them"
+
+    @property
+    def line(self) -> str | None:
+        """Both, for the operator; None where there is nothing to say."""
+        return f"{self.detail}: {self.remedy}" if self.remedy else None
+
+    @property
+    def words(self) -> str | None:
+        """The same as a sentence of the log."""
+        return f"kube-proxy {self.line}" if self.line else None

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Service ports that a policy Local leaves without an endpoint here, counted as they change.
+
+kube-proxy.md 14: the policy is Local and there are endpoints somewhere, but none on this node.
+"""
+
+from collections import Counter
+from enum import StrEnum
+
+from ebpflb.model.addresses import Family
+from ebpflb.model.selection import Selection
+from ebpflb.model.services import PortName, ServicePort
+
+
+class Policy(StrEnum):
+    """Whose traffic: that of the cluster IP, or that of all other frontends."""
+
+    INTERNAL = "internal"
+    EXTERNAL = "external"
+
+
+def confined(port: ServicePort, selection: Selection) -> frozenset[Policy]:
+    """The policies that are Local and find no endpoint, though there are some elsewhere."""
+    if selection.local or not selection.has_any:
+        return frozenset()
+    external = port.external_local and port.externally_accessible
+    local = {Policy.INTERNAL: port.internal_local, Policy.EXTERNAL: external}
+    return frozenset(policy for policy, is_local in local.items() if is_local)
+
+
+class NoLocal:
+    """How many there are of each policy and family; work is proportional to what changes."""
+
+    def __init__(self) -> None:
+        self._confined: dict[PortName, frozenset[Policy]] = {}
+        self._counts: Counter[tuple[Policy, Family]] = Counter()
+
+    def put(self, name: PortName, policies: frozenset[Policy]) -> None:
+        """The service port is confined by these policies now; by none also when it is gone."""
+        self._counts.subtract((policy, name.family) for policy in self._confined.pop(name, ()))
+        self._counts.update((policy, name.family) for policy in policies)
+        if policies:
+            self._confined[name] = policies
+
+    @property
+    def counts(self) -> dict[Policy, dict[Family, int]]:
+        """Every policy and family, zero too."""
+        return {p: {family: self._counts[p, family] for family in Family} for p in Policy}

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Virtual servers of IPVS, and which of them are kube-proxy's."""
+
+from collections.abc import Mapping, Set
+from ipaddress import IPv4Address, ip_address
+from typing import NamedTuple
+
+from ebpflb.model.addresses import Address
+
+PROTOCOLS = ("TCP", "UDP", "SCTP")
+_HEX = 16
+
+
+class VirtualServer(NamedTuple):
+    """Where IPVS listens; ``protocol`` is TCP, UDP or SCTP. ``open`` counts connections."""
+
+    protocol: str
+    address: Address
+    port: int
+    open: int = 0
+
+    def __str__(self) -> str:
+        address = f"[{self.address}]" if self.address.version == 6 else self.address
+        return f"{address}:{self.port}/{self.protocol}"
+
+
+def parse(table: str) -> list[VirtualServer]:
+    """The text of /proc/net/ip_vs. Those that go by a firewall mark (FWM) are left out.
+
+    After a server's line come those of its destinations, with the open connections of each in the
+    last column but one.
+    """
+    found: list[VirtualServer] = []
+    listed = False
+    for words in filter(None, map(str.split, table.splitlines())):
+        if words[0] in PROTOCOLS:
+            found.append(_server(*words[:2]))
+        if words[0] == "->" and listed:
+            found[-1] = found[-1]._replace(open=found[-1].open + int(words[-2]))
+        listed = words[0] in PROTOCOLS or (listed and words[0] == "->")
+    return found
+
+
+def _server(protocol: str, where: str) -> VirtualServer:
+    host, _, port = where.rpartition(":")
+    address = ip_address(host[1:-1]) if host.startswith("[") else IPv4Address(int(host, _HEX))
+    return VirtualServer(protocol, address, int(port, _HEX))
+
+
+def split(
+    servers: list[VirtualServer], device: Set[Address], node_ports: Mapping[str, Set[int]]
+) -> tuple[list[VirtualServer], list[VirtualServer]]:
+    """kube-proxy's, and the others.
+
+    Its are at the addresses of its device, or at a port that it has in its sets of NodePorts
+    (``node_ports``: protocol -> ports). It takes off all when it cleans up; we do not.
+    """
+    ours = [
+        server
+        for server in servers
+        if server.address in device or server.port in node_ports.get(server.protocol, ())
+    ]
+    return ours, [server for server in servers if server not in ours]

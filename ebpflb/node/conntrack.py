@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What kube-proxy sets of the kernel's connection tracking at its start (kube-proxy.md 11.3).
+
+ebpflb's own flows need none of it. But hostPorts, other rules of the node and connections that
+kube-proxy began are tracked by the kernel, and a node that had kube-proxy keeps what it was given.
+A value that is right is not written. Time-outs belong to a network namespace; the size of the table
+is the machine's, and may be another's to set.
+"""
+
+import errno
+import logging
+import os
+from pathlib import Path
+
+from ebpflb.errors import NodeError
+from ebpflb.node import sysctl
+from ebpflb.settings import Conntrack
+
+log = logging.getLogger(__name__)
+
+PROC = sysctl.path("net/netfilter")
+HASH_SIZE = Path("/sys/module/nf_conntrack/parameters/hashsize")
+ONLINE = Path("/sys/devices/system/cpu/online")
+MOST = 1 << 20  # entries, however many CPUs there are
+
+# Not ours to set: without the right, or outside of the machine's first network namespace.
+_NOT_OURS = {errno.EACCES, errno.EPERM, errno.ENOENT, errno.EOPNOTSUPP}
+
+
+def set_up(wanted: Conntrack, proc: Path = PROC, hash_size: Path = HASH_SIZE) -> None:
+    """Raises NodeError where a value cannot be set, as kube-proxy then ends."""
+    if not (proc / "nf_conntrack_max").exists():
+        log.info("conntrack is not there: none of its settings are set")
+        return
+    entries = table_size(wanted, cpus())
+    if entries:
+        _raise_size(proc / "nf_conntrack_max", entries)
+        _raise_size(hash_size, entries // 4)
+    for name, value in _sysctls(wanted).items():
+        if value:
+            _set(proc / name, value)
+
+
+def table_size(wanted: Conntrack, cores: int) -> int:
+    """The least nf_conntrack_max; 0: it is left alone."""
+    scaled = wanted.max_per_core * cores
+    if scaled > MOST:
+        return MOST
+    return max(scaled, wanted.least) if scaled else 0
+
+
+def cpus(online: Path = ONLINE) -> int:
+    """The machine's, whichever of them we may run on."""
+    try:
+        parts = [part.split("-") for part in online.read_text().strip().split(",")]
+        return sum(int(part[-1]) - int(part[0]) + 1 for part in parts)
+    except (OSError, ValueError):
+        return os.cpu_count() or 1
+
+
+def _sysctls(wanted: Conntrack) -> dict[str, int]:
+    return {
+        "nf_conntrack_tcp_timeout_established": wanted.established,
+        "nf_conntrack_tcp_timeout_close_wait": wanted.close_wait,
+        "nf_conntrack_tcp_be_liberal": int(wanted.be_liberal),
+        "nf_conntrack_udp_timeout": wanted.udp,
+        "nf_conntrack_udp_timeout_stream": wanted.udp_stream,
+    }
+
+
+def _raise_size(path: Path, least: int) -> None:
+    """Never lowers it. Where it is not ours to set, that is said."""
+    try:
+        if int(path.read_text()) < least:
+            path.write_text(f"{least}\n")
+            log.info("%s: %d", path.name, least)
+    except OSError as error:
+        if error.errno not in _NOT_OURS:
+            raise NodeError(f"{path}: cannot be set to {least}: {error.strerror}") from error
+        log.warning("%s: not set to %d: %s", path, least, error.strerror)
+
+
+def _set(path: Path, value: int) -> None:
+    try:
+        if int(path.read_text()) != value:
+            path.write_text(f"{value}\n")
+            log.info("%s: %d", path.name, value)
+    except OSError as error:
+        raise NodeError(f"{path}: cannot be set to {value}: {error.strerror}") from error

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Is there a kube-proxy in this network namespace, or what one left? (kube-proxy.md 13.2, 17)
+
+A process is seen only where we see the node's processes; in a pod we see what listens: whoever
+answers /proxyMode on loopback with a mode of kube-proxy's is one, also where it is part of
+another program, as in k3s. And whoever writes its rules anew is one.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+
+from ebpflb.model.kube_proxy import METRICS_PORT, MODES, Found
+from ebpflb.node import leftovers
+
+NAME = "kube-proxy"
+AGAIN_SECONDS = 60.0
+_LOOPBACKS = ("127.0.0.1", "::1")
+_TIMEOUT = 1.0  # seconds
+_LONGEST = 32  # bytes of an answer
+
+
+def look() -> Found:
+    """What can be seen now."""
+    answers = tuple(_answers())
+    return Found(tuple(sorted(_pids())), answers, tuple(leftovers.signs()))
+
+
+class Watcher:
+    """Tells what there is at once, and then each time that it is something else."""
+
+    def __init__(self, emit: Callable[[Found], None], seconds: float = AGAIN_SECONDS) -> None:
+        self.emit = emit
+        self.seconds = seconds
+        self._ended = threading.Event()
+        self._told: Found | None = None
+
+    def start(self) -> None:
+        """The first look comes before it returns."""
+        self._look()
+        threading.Thread(target=self._watch, name=NAME, daemon=True).start()
+
+    def stop(self) -> None:
+        self._ended.set()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(self.seconds):
+            self._look()
+
+    def _look(self) -> None:
+        found = look().after(self._told)
+        if found != self._told:
+            self._told = found
+            self.emit(found)
+
+
+def _pids() -> Iterator[int]:
+    """Its processes that live in our network namespace: a machine may hold several nodes."""
+    here = _netns(Path("/proc/self"))
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or may not be looked at
+            if _is_called_so(process) and _netns(process) == here:
+                yield int(process.name)
+
+
+def _is_called_so(process: Path) -> bool:
+    if (process / "comm").read_text().strip() == NAME:
+        return True
+    return (process / "exe").readlink().name == NAME
+
+
+def _netns(process: Path) -> int:
+    return (process / "ns" / "net").stat().st_ino
+
+
+def _answers() -> Iterator[tuple[str, str]]:
+    """Who says to be one: ebpflb itself says "ebpf" there."""
+    for address in _LOOPBACKS:
+        mode = _mode(address)
+        if mode in MODES:
+            where = f"[{address}]" if ":" in address else address
+            yield f"{where}:{METRICS_PORT}", mode
+
+
+def _mode(address: str) -> str:
+    asking = HTTPConnection(address, METRICS_PORT, timeout=_TIMEOUT)
+    try:
+        asking.request("GET", "/proxyMode")
+        return asking.getresponse().read(_LONGEST).decode("ascii", "replace").strip()
+    except (OSError, HTTPException):
+        return ""
+    finally:
+        asking.close()

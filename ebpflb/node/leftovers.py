@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All that a kube-proxy that has gone left in this network namespace, and how to remove it.
+
+Each leftover is removed in one step, so that no packet meets half of it. The order is that of the
+list: what asks an ipset goes before the ipset. What kube-proxy has told the kernel beside rules
+(sysctls such as route_localnet, nfacct counters) is not found again here.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+from ebpflb.errors import NodeError
+from ebpflb.model import virtual_servers
+from ebpflb.model.iptables import Removal
+from ebpflb.model.kube_proxy import DEVICE, IPTABLES, NFT_TABLE, NODE_PORTS, SETS, is_chain
+from ebpflb.node import ipvs, nft, xtables
+from ebpflb.node.iptables import FAMILIES, LEGACY, Tool, tools
+
+_NFT_TABLES = {nft.Name("ip", NFT_TABLE), nft.Name("ip6", NFT_TABLE)}
+
+
+class Leftover(NamedTuple):
+    """A thing and what takes it away, which raises NodeError."""
+
+    what: str
+    remove: Callable[[], None]
+
+
+@dataclass
+class Survey:
+    """``left`` can go; ``kept`` is used by others; ``unseen`` could not be looked at."""
+
+    left: list[Leftover] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    unseen: list[str] = field(default_factory=list)
+
+
+def survey() -> Survey:
+    """Looks everywhere and changes nothing."""
+    found = Survey()
+    for table in sorted(nft.tables() & _NFT_TABLES):
+        found.left.append(Leftover(str(table), partial(nft.delete, table)))
+    for tool in tools():
+        _iptables(tool, found)
+    _ipvs(found)
+    for name in sorted(ipvs.sets() & SETS):
+        found.left.append(Leftover(f"ipset {name}", partial(ipvs.remove_set, name)))
+    return found
+
+
+def signs() -> list[str]:
+    """What of kube-proxy's rules can be seen at little cost, whatever their number."""
+    names = [str(table) for table in nft.tables() & _NFT_TABLES]
+    names += [f"chains of {tool.name}" for tool in tools() if _has_services(tool)]
+    device = [] if ipvs.addresses(DEVICE) is None else [f"device {DEVICE}"]
+    return sorted(names) + device
+
+
+def _has_services(tool: Tool) -> bool:
+    """Its modes by iptables and ipvs have KUBE-SERVICES in nat."""
+    if tool.variant == LEGACY:
+        return xtables.has_chain(FAMILIES[tool.family], "nat", "KUBE-SERVICES")
+    return nft.has_chain(nft.Name(_nft_family(tool), "nat"), "KUBE-SERVICES")
+
+
+def _nft_family(tool: Tool) -> str:
+    return "ip" if tool.family == "iptables" else "ip6"
+
+
+def _iptables(tool: Tool, found: Survey) -> None:
+    blind = _blind(tool)
+    if blind:
+        found.unseen.append(f"{blind} of {tool.name}: it is not installed here")
+    if not tool.command:
+        return
+    try:
+        removals = [Removal(table) for table in tool.tables()]
+    except NodeError as error:
+        found.unseen.append(str(error))
+        return
+    for removal in removals:
+        name = f"{tool.name}, table {removal.table.name}"
+        if removal:
+            found.left.append(
+                Leftover(f"{name}: {removal.words}", partial(_restore, tool, removal))
+            )
+        if removal.kept:
+            found.kept.append(f"{name}: {removal.kept}")
+
+
+def _blind(tool: Tool) -> str:
+    """What there is and cannot be read without the tool."""
+    if tool.command:
+        return ""
+    if tool.variant == LEGACY:
+        there = [name for name in IPTABLES if name in xtables.tables(FAMILIES[tool.family])]
+    else:
+        names = [nft.Name(_nft_family(tool), table) for table in IPTABLES]
+        there = [name.table for name in names if any(map(is_chain, nft.chains(name)))]
+    return f"the tables {', '.join(there)}" if there else ""
+
+
+def _restore(tool: Tool, removal: Removal) -> None:
+    """Once more where somebody has changed the table since it was read."""
+    try:
+        tool.restore(removal.script)
+    except NodeError:
+        for again in map(Removal, tool.tables()):
+            if again.table.name == removal.table.name and again:
+                tool.restore(again.script)
+
+
+def _ipvs(found: Survey) -> None:
+    """kube-proxy's virtual servers, by its device's addresses and its sets of NodePorts."""
+    addresses = ipvs.addresses(DEVICE)
+    there = ipvs.servers()
+    sets = ipvs.sets()
+    ports = {
+        protocol: {port for name in names if name in sets for port in ipvs.ports(name)}
+        for protocol, names in NODE_PORTS.items()
+    }
+    ours, others = virtual_servers.split(there, addresses or set(), ports)
+    if ours:
+        connections = sum(server.open for server in ours)
+        what = f"{len(ours)} virtual servers of IPVS, with {connections} open connections"
+        found.left.append(Leftover(what, partial(ipvs.remove_servers, ours)))
+    if others and (ours or addresses is not None):
+        found.kept.append(f"virtual servers of IPVS that may be others': {_named(others)}")
+    if addresses is not None:
+        found.left.append(Leftover(f"device {DEVICE}", partial(ipvs.remove_device, DEVICE)))
+
+
+def _named(servers: list[virtual_servers.VirtualServer]) -> str:
+    return ", ".join(map(str, servers))

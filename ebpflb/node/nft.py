@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of nftables in this network namespace, by netlink; and one of ours, that keeps NAT alive.
+
+The kernel translates a connection by its conntrack entry, whatever has become of the rule that
+made it. But with the last rule that asks for conntrack, or the last chain of type nat, it takes
+its hooks off the network namespace, and every translated connection ends. So before rules go that
+may be the last, ``hold_nat`` makes a table that needs both and does nothing.
+"""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from pyroute2.netlink.exceptions import NetlinkError
+from pyroute2.netlink.nfnetlink.nftsocket import NFT_MSG_GETCHAIN, nft_chain_msg
+from pyroute2.nftables.expressions import genex
+from pyroute2.nftables.main import NFTables
+
+from ebpflb.errors import NodeError
+
+FAMILIES = {"inet": 1, "ip": 2, "ip6": 10}
+HOLDER = "ebpflb-nat"
+_ALL = 0
+_REQUEST_AND_ACK = 5  # NLM_F_REQUEST | NLM_F_ACK
+_DSTNAT = -100
+_CT_STATE, _REGISTER = 0, 1
+
+
+class Name(NamedTuple):
+    """A table."""
+
+    family: str
+    table: str
+
+    def __str__(self) -> str:
+        return f"table {self.family} {self.table}"
+
+
+def tables() -> set[Name]:
+    """Those of the families ip, ip6 and inet; none where the kernel is without nf_tables."""
+    names = {number: family for family, number in FAMILIES.items()}
+    try:
+        with NFTables(nfgen_family=_ALL) as nft:
+            found = [(m["nfgen_family"], m.get_attr("NFTA_TABLE_NAME")) for m in nft.get_tables()]
+    except (NetlinkError, OSError):
+        return set()
+    return {Name(names[number], table) for number, table in found if number in names}
+
+
+def has_chain(name: Name, chain: str) -> bool:
+    """Whether the table has it."""
+    message = nft_chain_msg()
+    message["attrs"] = [["NFTA_CHAIN_TABLE", name.table], ["NFTA_CHAIN_NAME", chain]]
+    try:
+        with NFTables(nfgen_family=FAMILIES[name.family]) as nft:
+            return bool(nft.request_get(message, NFT_MSG_GETCHAIN, _REQUEST_AND_ACK))
+    except (NetlinkError, OSError):
+        return False
+
+
+def chains(name: Name) -> set[str]:
+    """The table's, by name."""
+    try:
+        with NFTables(nfgen_family=FAMILIES[name.family]) as nft:
+            found = list(nft.get_chains())
+    except (NetlinkError, OSError):
+        return set()
+    own = (m for m in found if m.get_attr("NFTA_CHAIN_TABLE") == name.table)
+    return {message.get_attr("NFTA_CHAIN_NAME") for message in own}
+
+
+def delete(name: Name) -> None:
+    """The table and all that is in it, at once. Raises NodeError."""
+    with _nft(name) as nft:
+        nft.table("del", name=name.table)
+
+
+def hold_nat() -> None:
+    """Lets what is translated by conntrack go on, both families. Raises NodeError."""
+    if holds_nat():
+        return
+    with _nft(Name("inet", HOLDER)) as nft:
+        nft.table("add", name=HOLDER)
+        place = {"table": HOLDER, "chain": "hold"}
+        nft.chain("add", table=HOLDER, name="hold", type="nat", hook="prerouting", priority=_DSTNAT)
+        look = genex("ct", {"key": _CT_STATE, "dreg": _REGISTER})  # at a state, and no more
+        nft.rule("add", **place, expressions=([look],))
+
+
+def holds_nat() -> bool:
+    """Whether our table is there."""
+    return Name("inet", HOLDER) in tables()
+
+
+def let_nat_go() -> None:
+    """Takes it away. Raises NodeError."""
+    delete(Name("inet", HOLDER))
+
+
+@contextmanager
+def _nft(name: Name) -> Iterator[Any]:
+    try:
+        with NFTables(nfgen_family=FAMILIES[name.family]) as nft:
+            yield nft
+    except NetlinkError as error:
+        if error.code != errno.ENOENT:
+            raise NodeError(f"{name}: {error.args[1]}") from error
+    except OSError as error:
+        raise NodeError(f"{name}: {error.strerror}") from error

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How full the maps are that a planner fills, at the price of a few look-ups."""
+
+from ebpflb.plan.planner import Planner
+
+
+def used(planner: Planner) -> dict[str, int]:
+    """Map -> how many of its entries are given away, those included that rest.
+
+    The thread that plans may be at work meanwhile: each number is of one moment.
+    """
+    holes = list(planner.ranges.holes)
+    return {
+        "services": len(planner.holders),
+        "slots": planner.capacity.slots - sum(hole.size for hole in holes),
+        "members": len(planner.backend_ids.used),
+        "service_stats": len(planner.service_ids.used),
+        "source_ranges": len(planner.admission.held),
+        "cluster_ips": len(planner.cluster_ips.counts),
+    }

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All metrics of an agent (docs/metrics.md), and how they are shown.
+
+The agent tells as it goes along; maps, hooks and words are read when somebody asks. Whoever
+cannot be read at the moment is left out and counted, and the rest is shown.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from ebpflb.datapath.census import Census
+from ebpflb.datapath.datapath import Datapath
+from ebpflb.datapath.programs import Program
+from ebpflb.errors import EbpflbError
+from ebpflb.plan.planner import Planner
+from ebpflb.serve.metrics_agent import WordsCollector
+from ebpflb.serve.metrics_kube_proxy import KubeProxy
+from ebpflb.serve.metrics_library import Checks, Requests, describe_build, describe_process
+from ebpflb.serve.metrics_maps import HooksCollector, MapsCollector
+from ebpflb.serve.status import Words
+
+log = logging.getLogger(__name__)
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # kube-proxy has no such series
+
+
+class Exposition(NamedTuple):
+    """What to answer, and its Content-Type."""
+
+    body: bytes
+    content_type: str
+
+
+class Metrics(KubeProxy):
+    """Safe to call from any thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        """``clock`` gives seconds since the epoch."""
+        self.registry, self.slis = CollectorRegistry(), CollectorRegistry()
+        super().__init__(self.registry, clock)
+        describe_process(self.registry)
+        describe_build(self.registry)
+        self.request = Requests(self.registry).observe
+        self.check = Checks(self.slis).observe
+        self._declare()
+        self._reading = threading.Lock()
+        self._readers: list[Collector] = []
+        self._census: Census | None = None
+
+    def failed(self, seconds: float, *, full: bool) -> None:
+        """A sync took so long and failed: what waited for it waits on."""
+        super().failed(seconds, full=full)
+        self._failures.inc()
+
+    def socket_destroy_supported(self, supported: bool) -> None:
+        """Whether this kernel ends sockets on request (INET_DIAG_DESTROY)."""
+        self._destroys.set(supported)
+
+    def health(self, healthy: Callable[[], bool]) -> None:
+        """What to ask at each scrape: kube-proxy.md 13.1, without the node's eligibility."""
+        self._healthy.set_function(lambda: healthy())
+
+    def events_dropped(self, count: Callable[[], int]) -> None:
+        """What to ask at each scrape: how many events for the API server were given up."""
+        self._dropped.count = count
+
+    def read(self, datapath: Datapath, planner: Callable[[], Planner], words: Words) -> None:
+        """Reads these at each scrape from now on, until ``close``."""
+        self._census = Census(datapath.maps)
+        self._show("maps", MapsCollector(datapath.maps, planner, self._census))
+        self._show("hooks", HooksCollector(datapath.state, partial(_loaded, datapath)))
+        self._show("words", WordsCollector(words))
+
+    def close(self) -> None:
+        """No map, program or word is read after this; what was told goes on being shown."""
+        with self._reading:
+            while self._readers:
+                self.registry.unregister(self._readers.pop())
+        if self._census is not None:
+            self._census.stop()
+
+    def exposition(self, accept: str = "") -> Exposition:
+        """/metrics, in the format that an Accept header asks for; text unless OpenMetrics is."""
+        with self._reading:
+            return _exposition(self.registry, accept)
+
+    def slis_exposition(self, accept: str = "") -> Exposition:
+        """/metrics/slis."""
+        return _exposition(self.slis, accept)
+
+    def _show(self, what: str, collector: Collector) -> None:
+        reader = _Careful(collector, self._unread.labels(what))
+        with self._reading:
+            self._readers.append(reader)
+            self.registry.register(reader)
+
+    def _declare(self) -> None:
+        own = self.registry
+        self._failures = Counter("ebpflb_sync_failures_total", "Syncs that failed", registry=own)
+        self._dropped = _Dropped()
+        own.register(self._dropped)
+        text = "Whether the kernel ends sockets on request: INET_DIAG_DESTROY"
+        self._destroys = Gauge("ebpflb_socket_destroy_supported", text, registry=own)
+        text = "Whether every change has been applied in time, as /livez has it"
+        self._healthy = Gauge("ebpflb_healthy", text, registry=own)
+        text = "Scrapes at which something could not be read"
+        self._unread = Counter("ebpflb_scrape_errors_total", text, ["what"], registry=own)
+
+
+class _Dropped(Collector):
+    """Events, which their recorder counts."""
+
+    count: Callable[[], int] = staticmethod(lambda: 0)
+
+    def collect(self) -> Iterable[Metric]:
+        text = "Events for the API server that were given up"
+        yield CounterMetricFamily("ebpflb_events_dropped_total", text, self.count())
+
+
+class _Careful(Collector):
+    """Everything that a collector has, or nothing of it."""
+
+    def __init__(self, collector: Collector, failures: Counter) -> None:
+        self._collector, self._failures = collector, failures
+
+    def collect(self) -> Iterable[Metric]:
+        try:
+            return list(self._collector.collect())
+        except (EbpflbError, OSError) as error:
+            self._failures.inc()
+            log.warning("metrics: %s", error)
+            return []
+
+
+class _AsGoWrites:
+    """Whole bounds of buckets without a fraction, which a query may name: le="30", not "30.0"."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._registry.collect():
+            if metric.type == "histogram":
+                for sample in metric.samples:
+                    if "le" in sample.labels:
+                        sample.labels["le"] = sample.labels["le"].removesuffix(".0")
+            yield metric
+
+
+def _exposition(registry: CollectorRegistry, accept: str) -> Exposition:
+    """OpenMetrics wants the fraction in bounds of buckets."""
+    encode, content_type = choose_encoder(accept)
+    plain = content_type.startswith("text/plain")
+    return Exposition(encode(_AsGoWrites(registry) if plain else registry), content_type)
+
+
+def _loaded(datapath: Datapath) -> list[Program]:
+    packets = [found for found in list(datapath.packets.values()) if isinstance(found, list)]
+    return [program for programs in (datapath.programs, *packets) for program in programs]

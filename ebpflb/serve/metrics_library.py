@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The metrics that a kube-proxy has from its libraries, and ours from our own: build, process,
+requests to the API server, and the health checks of /metrics/slis.
+
+Names, labels and buckets are those of Kubernetes' component-base 1.36.
+"""
+
+import platform
+from importlib import metadata
+from urllib.parse import urlsplit
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+)
+
+REQUEST_SECONDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60)
+NO_ANSWER = "<error>"  # client-go's code for a request that got none
+
+_OF_GO = ("git_commit", "git_tree_state", "build_date", "go_version", "compiler")  # not ours
+_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+def version() -> str:
+    """Of the package, as in "0.1.0"."""
+    return metadata.version("ebpflb")
+
+
+def describe_process(registry: CollectorRegistry) -> None:
+    """process_*, python_gc_* and python_info."""
+    ProcessCollector(registry=registry)
+    GCCollector(registry=registry)
+    PlatformCollector(registry=registry)
+
+
+def describe_build(registry: CollectorRegistry) -> None:
+    """kubernetes_build_info; what only a Go program has is empty."""
+    release = version()
+    major, minor = release.split(".")[:2]
+    machine = platform.machine()
+    labels = {
+        "major": major,
+        "minor": minor,
+        "git_version": f"v{release}",
+        "platform": f"linux/{_MACHINES.get(machine, machine)}",
+        **dict.fromkeys(_OF_GO, ""),
+    }
+    text = "Always 1: which ebpflb this is, in the labels of Kubernetes"
+    Gauge("kubernetes_build_info", text, list(labels), registry=registry).labels(**labels).set(1)
+
+
+class Requests:
+    """rest_client_*: what was asked of the API server."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._count = Counter(
+            "rest_client_requests_total",
+            "Requests to the API server by status code, method and host",
+            ["code", "method", "host"],
+            registry=registry,
+        )
+        self._seconds = Histogram(
+            "rest_client_request_duration_seconds",
+            "Time until the API server answered, by verb and host",
+            ["verb", "host"],
+            buckets=REQUEST_SECONDS,
+            registry=registry,
+        )
+
+    def observe(self, method: str, url: str, code: int | None, seconds: float) -> None:
+        """One request; ``code`` is None where no answer came. Of a watch: until its answer began.
+
+        Any URL of the server will do.
+        """
+        host = urlsplit(url).netloc
+        self._count.labels(NO_ANSWER if code is None else code, method, host).inc()
+        self._seconds.labels(method, host).observe(seconds)
+
+
+class Checks:
+    """kubernetes_healthcheck*: what /metrics/slis shows."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._last = Gauge(
+            "kubernetes_healthcheck",
+            "How a health check came out last: 1 is success",
+            ["name", "type"],
+            registry=registry,
+        )
+        self._all = Counter(
+            "kubernetes_healthchecks_total",
+            "How often a health check came out how",
+            ["name", "type", "status"],
+            registry=registry,
+        )
+
+    def observe(self, name: str, type: str, *, ok: bool) -> None:
+        """One check of ``type`` healthz or livez."""
+        self._last.labels(name, type).set(ok)
+        self._all.labels(name, type, "success" if ok else "error").inc()

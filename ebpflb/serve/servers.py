@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All that others may ask of the running agent over HTTP, and what the agent tells it.
+
+10256 for load balancers and probes, 10249 for those who watch, and a port for each Service that
+has a health-check node port (kube-proxy.md 13 and 10).
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from ebpflb.cluster import recorder
+from ebpflb.cluster.recorder import Recorder
+from ebpflb.errors import NodeError
+from ebpflb.model.addresses import Family
+from ebpflb.serve.doors import Door, Loop, Room
+from ebpflb.serve.health import Health, OnResponse
+from ebpflb.serve.pages import Pages
+from ebpflb.serve.ports import RETRY_SECONDS, Port
+from ebpflb.serve.service_health import ServiceHealth
+
+MOST_PROBES, MOST_SCRAPES = 128, 32  # connections at a time
+STARTING = "StartKubeProxy"  # the action of all events at the start
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What the operator chose; addresses are HOST:PORT, and "" is none."""
+
+    node_name: str
+    healthz_address: str = "0.0.0.0:10256"
+    metrics_address: str = "127.0.0.1:10249"
+    bind_address_hard_fail: bool = False
+    sync_period: float = 30.0  # seconds; unhealthy is who lags by twice as much
+    families: Collection[Family] = tuple(Family)
+    retry: float = RETRY_SECONDS
+
+
+class Servers:
+    """``start``, then tell ``health`` and ``services``; ``stop`` closes everything."""
+
+    def __init__(
+        self,
+        choice: Choice,
+        events: Recorder,
+        pages: Pages,
+        on_response: OnResponse = lambda path, code: None,
+    ) -> None:
+        self._choice, self._events = choice, events
+        self._node = recorder.node(choice.node_name)
+        self._loop = Loop()
+        self.health = Health(2 * choice.sync_period, choice.families, on_response=on_response)
+        self.services = ServiceHealth(
+            self._loop, lambda: self.health.healthy, events, choice.node_name, choice.families
+        )
+        probes = Door(self.health.respond, Room(MOST_PROBES))
+        scrapes = Door(pages.respond, Room(MOST_SCRAPES), slow=True)
+        self._ports = {
+            "FailedToStartProxierHealthcheck": self._port(
+                "health server (--healthz-bind-address)", choice.healthz_address, probes
+            ),
+            "FailedToStartMetricServer": self._port(
+                "metrics server (--metrics-bind-address)", choice.metrics_address, scrapes
+            ),
+        }
+
+    def start(self) -> None:
+        """Raises NodeError, naming the address and the reason, where a port must be had and cannot.
+
+        That is told as an event too, and everything is stopped again.
+        """
+        self._events.start()
+        self._loop.start()
+        self.health.synced()
+        for reason, port in self._ports.items():
+            try:
+                self._loop.do(port.open())
+            except NodeError as error:
+                self._events.event(self._node, "Warning", reason, STARTING, str(error))
+                self.stop()
+                raise
+        self._events.event(self._node, "Normal", "Starting", STARTING, "")
+
+    def stop(self) -> None:
+        """Harmless if it was never started, or has been stopped."""
+        if self._loop.alive:
+            self.services.close()
+            for port in self._ports.values():
+                self._loop.do(port.close())
+        self._loop.stop()
+        self._events.stop()
+
+    def _port(self, name: str, address: str, door: Door) -> Port:
+        must, retry = self._choice.bind_address_hard_fail, self._choice.retry
+        return Port(name, address, door, must=must, retry=retry)
