@@ -1,0 +1,102 @@
+{{- /* SPDX-License-Identifier: Apache-2.0 */ -}}
+{{- define "ebpflb.labels" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+{{- end }}
+
+{{- define "ebpflb.selector" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+{{- end }}
+
+{{- define "ebpflb.image" -}}
+{{- with .Values.image -}}
+{{ .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}
+{{- end }}
+{{- end }}
+
+{{- /* Address and port of "0.0.0.0:10256" or "[::]:10256". */ -}}
+{{- define "ebpflb.port" -}}
+{{ splitList ":" . | last }}
+{{- end }}
+
+{{- define "ebpflb.address" -}}
+{{ splitList ":" . | initial | join ":" | trimPrefix "[" | trimSuffix "]" }}
+{{- end }}
+
+{{- /* An HTTP probe of one path at the address of healthz; at the node's own where that is any. */ -}}
+{{- define "ebpflb.probe" -}}
+{{- $bound := .root.Values.config.healthzBindAddress -}}
+{{- $address := include "ebpflb.address" $bound -}}
+httpGet:
+  path: {{ .path }}
+  port: {{ include "ebpflb.port" $bound }}
+  {{- if not (has $address (list "0.0.0.0" "::")) }}
+  host: {{ $address | quote }}
+  {{- end }}
+periodSeconds: 10
+timeoutSeconds: 5
+{{- end }}
+
+{{- /* Root, for what it writes on the host is root's; but without root's rights. Of the root's
+values, and whether raw sockets are wanted. */ -}}
+{{- define "ebpflb.securityContext" -}}
+runAsUser: 0
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+  add:
+    - BPF # maps and programs
+    - NET_ADMIN # programs at sockets and devices, sysctls of the network
+    - PERFMON # the verifier lets programs compute with pointers
+    {{- if .Values.rights.lockMemory }}
+    - SYS_RESOURCE # kernels before 5.11: room for the maps
+    {{- end }}
+    {{- if .Values.rights.enterPods }}
+    - SYS_ADMIN # setns(2) into pods' network namespaces
+    {{- end }}
+    {{- if .raw }}
+    - NET_RAW # iptables-legacy asks the kernel over a raw socket
+    {{- end }}
+# The runtimes' profiles forbid bpf(2), or to write below /sys/fs/bpf.
+seccompProfile:
+  type: Unconfined
+appArmorProfile:
+  type: Unconfined
+seLinuxOptions:
+  level: s0
+  type: spc_t
+{{- end }}
+
+{{- define "ebpflb.volumeMounts" -}}
+- name: config
+  mountPath: /etc/ebpflb
+  readOnly: true
+# Maps and attachments are pinned here: they serve while no agent runs.
+- name: bpffs
+  mountPath: /sys/fs/bpf
+  mountPropagation: HostToContainer
+# To the root of the host's cgroup v2, below it on hybrid hosts, programs are attached.
+- name: cgroup
+  mountPath: /sys/fs/cgroup
+  readOnly: true
+# A container may not write its own /proc/sys.
+- name: sysctls
+  mountPath: /host/proc/sys/net
+- name: run
+  mountPath: /run/ebpflb
+- name: cache
+  mountPath: /var/cache/ebpflb
+{{- if .Values.rights.enterPods }}
+- name: netns
+  mountPath: /run/netns
+  mountPropagation: HostToContainer
+  readOnly: true
+{{- end }}
+- name: tmp
+  mountPath: /tmp
+{{- if eq .Values.cleanup "kube-proxy" }}
+- name: xtables-lock
+  mountPath: /run/xtables.lock
+{{- end }}
+{{- end }}
