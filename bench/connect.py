@@ -18,27 +18,19 @@ also when it is interrupted.
 """
 
 import argparse
-import signal
-import sys
-import tempfile
 from contextlib import ExitStack
-from pathlib import Path
 
 from bench import agent, latency, report, services
+from bench.ground import ground, say
 from bench.hooks import Hooks
 from bench.stage import Stage
-from ebpflb.lab.hosts import Lab
 
 PREFIX = "ebpflb-bench"
 
 
 def main() -> None:
     wanted = _arguments()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit(1))
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{PREFIX}-")))
-        lab = stack.enter_context(Lab(PREFIX))
+    with ground(PREFIX) as (lab, folder, stack):
         rows = _measure(Stage(lab, folder, stack), stack, wanted)
     print(report.machine())
     print(report.table(rows))
@@ -61,9 +53,8 @@ def _measure(stage: Stage, stack: ExitStack, wanted: argparse.Namespace) -> list
     return first + rows
 
 
-def _told(what: str, rows: "report.Lines") -> list[report.Line]:
-    """Says on standard error what is being measured, for whoever waits."""
-    print(f"measuring {what} ...", file=sys.stderr, flush=True)
+def _told(what: str, rows: report.Lines) -> list[report.Line]:
+    say(f"measuring {what}")
     return list(rows)
 
 

@@ -22,12 +22,7 @@ Everything goes at the end, also when it is interrupted.
 
 import argparse
 import random
-import signal
-import sys
-import tempfile
 from collections import defaultdict
-from contextlib import ExitStack
-from pathlib import Path
 from statistics import median
 
 from bench import packets, report
@@ -42,8 +37,8 @@ from bench.field import (
     Field,
     Way,
 )
+from bench.ground import ground, say
 from bench.report import Lines, Row, percentile, spread
-from ebpflb.lab.hosts import Lab
 
 PREFIX = "ebpflb-nodeport"
 CONNECTIONS = 100  # a round, to each
@@ -57,12 +52,8 @@ Times = dict[Way, list[float]]  # nanoseconds for one, round by round
 
 def main() -> None:
     wanted = _arguments()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit(1))
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{PREFIX}-")))
-        lab = stack.enter_context(Lab(PREFIX))
-        _say("laying out the field")
+    with ground(PREFIX) as (lab, folder, stack):
+        say("laying out the field")
         rows = _measure(Field(lab, folder, stack, wanted.others), wanted)
     print(report.machine())
     print(report.table(rows))
@@ -74,14 +65,14 @@ def _measure(field: Field, wanted: argparse.Namespace) -> list[report.Line]:
     connects: dict[Way, list[int]] = defaultdict(list)
     for number in range(wanted.rounds):
         if not number % 10:
-            _say(f"measuring rates: round {number} of {wanted.rounds}")
+            say(f"measuring rates: round {number} of {wanted.rounds}")
         for way in random.sample(field.ways, k=len(field.ways)):
             took, *each = field.client.do("connect", field.target(*way), CONNECTIONS)
             connections[way].append(took / CONNECTIONS)
             connects[way] += each
             (took,) = field.client.do("volley", field.target(*way), BURSTS)
             datagrams[way].append(took / (2 * BURST * BURSTS))
-    _say("measuring packets")
+    say("measuring packets")
     return [
         f"amid {wanted.others:,} other services",
         *_told("TCP connections, a byte each way", connections, connects, wanted.rounds),
@@ -129,11 +120,6 @@ def _latency(connects: list[int]) -> str:
         return ""
     p50, p99 = (percentile(connects, share) / US for share in (0.5, 0.99))
     return f"; connect() p50 {p50:.1f} us, p99 {p99:.1f} us"
-
-
-def _say(what: str) -> None:
-    """On standard error, for whoever waits."""
-    print(f"{what} ...", file=sys.stderr, flush=True)
 
 
 def _arguments() -> argparse.Namespace:

@@ -2,22 +2,28 @@
 """An agent with nothing real around it: the test says the events, the maps are dicts."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from ebpflb.agent import Agent
+from ebpflb.agent.report import Report
 from ebpflb.cluster import decoding
 from ebpflb.cluster.source import Emit
 from ebpflb.errors import EbpflbError
 from ebpflb.lab import objects
 from ebpflb.lab.agents import wait_until
+from ebpflb.model.addresses import Address, Family
 from ebpflb.model.devices import Devices
 from ebpflb.model.events import Changed, Event, Found, Key, Kind, Replaced, Trouble
+from ebpflb.model.health import Checked
 from ebpflb.node.devices import DevicesChanged
 from ebpflb.plan.plan import Plan
 from ebpflb.plan.present import Present
+from ebpflb.plan.stale import Stale
 from ebpflb.serve import status
+from ebpflb.serve.health import Health
+from ebpflb.serve.metrics import Metrics
 from ebpflb.settings import Places, Settings
 from tests.plan.simulation import Maps, writes
 
@@ -103,6 +109,34 @@ class FakeFollower:
         pass
 
 
+class FakeChecks:
+    """Health-check node ports that nobody can ask."""
+
+    def __init__(self) -> None:
+        self.addresses: list[Mapping[Family, Collection[Address]]] = []
+        self.wanted: list[Mapping[Key, Checked]] = []
+
+    def listen_at(self, addresses: Mapping[Family, Collection[Address]]) -> None:
+        self.addresses.append(addresses)
+
+    def update(self, wanted: Mapping[Key, Checked]) -> None:
+        self.wanted.append({**wanted})
+
+
+class FakeCure:
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[Stale] = []
+        self.surveys = 0
+
+    def ended(self, stale: Stale) -> None:
+        self.told += [stale] if stale else []
+
+    def survey(self) -> None:
+        self.surveys += 1
+
+
 class Stage:
     """The agent in a thread, and all that a test says to it and sees of it."""
 
@@ -110,11 +144,16 @@ class Stage:
         places = Places(folder / "state", folder, folder)
         self.settings = Settings(places, "node-1", folder / "cgroup", manifests=folder)
         self.datapath = FakeDatapath()
+        self.health = Health(timeout=60)
+        self.metrics = Metrics()
+        self.checks = FakeChecks()
+        self.cure = FakeCure()
         self.said = 0
         self.error: BaseException | None = None
 
     def start(self) -> None:
-        self.agent = Agent(self.settings, self.datapath, FakeSource)  # type: ignore[arg-type]
+        report = Report(self.health, self.metrics, self.checks)
+        self.agent = Agent(self.settings, self.datapath, FakeSource, report, self.cure)  # type: ignore[arg-type]
         self.agent.devices = FakeFollower()  # type: ignore[assignment]
         self.thread = threading.Thread(target=self._run)
         self.thread.start()

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from ebpflb.agent import machine
+from ebpflb.configuration.fields import KubeProxyConfiguration
 from ebpflb.errors import CompileError, KernelError
 from ebpflb.lab import objects
+from ebpflb.model.addresses import Family
 from ebpflb.model.devices import Device
 from ebpflb.model.events import Kind
 from ebpflb.model.locality import Detector, Mode
@@ -194,3 +197,45 @@ def test_default_ports() -> None:
     """The default range leaves the usual NodePorts alone."""
     default = Settings.__dataclass_fields__["masquerade_ports"].default
     assert default == (10000, 29999)
+
+
+@pytest.fixture
+def one_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel without IPv6."""
+    monkeypatch.setattr(machine, "supported", lambda: frozenset({Family.IPV4}))
+
+
+def configured(stage: Stage, **fields: Any) -> Settings:
+    return replace(stage.settings, configuration=KubeProxyConfiguration(**fields))
+
+
+def end(stage: Stage, *events: Any) -> str:
+    """Why the agent has ended by itself, without having programmed anything."""
+    stage.start()
+    for event in (here(ETH), SERVICES, SLICES, *events):
+        stage.agent.inbox.put(event)
+    stage.thread.join(10)
+    assert not stage.datapath.plans
+    return str(stage.error)
+
+
+def test_families_of_the_node(stage: Stage) -> None:
+    """A configuration with which nothing could be served on the Node ends the agent, in a line."""
+    stage.settings = configured(stage, detect_local_mode=Mode.NODE_CIDR.value)
+    wrong = NODE | {"spec": {"podCIDRs": ["fd00:244::/64"]}}
+    assert "podCIDRs: the node is IPv4-primary" in end(stage, listed(Kind.NODE, wrong))
+
+
+def test_family_that_the_kernel_lacks(stage: Stage, one_family: None) -> None:
+    """So does a primary family that the kernel lacks, be it --bind-address's."""
+    settings = configured(stage, bind_address="fd00::7")
+    stage.settings = replace(settings, bind_address=ip_address("fd00::7"))
+    assert "primary family is IPv6: the kernel lacks it" in end(stage, NODES)
+
+
+def test_mismatch(stage: Stage, one_family: None, caplog: pytest.LogCaptureFixture) -> None:
+    """Other mismatches are told."""
+    stage.settings = configured(stage, node_port_addresses=("fd00::/8",))
+    stage.start()
+    stage.say(here(ETH), SERVICES, SLICES, NODES)
+    assert any("nodePortAddresses: there is no IPv4 CIDR" in line for line in caplog.messages)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from ebpflb.cli import main
+from ebpflb.node import conntrack, ports, process
 from tests.network.cluster import Cluster, running
 
 
@@ -25,7 +26,19 @@ Ebpflb = Callable[..., Done]
 
 
 @pytest.fixture
-def ebpflb(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Ebpflb:
+def machine_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command in this process is in the machine's own network namespace, whose settings are not
+    a test's to change.
+    """
+    monkeypatch.setattr(conntrack, "set_up", lambda *_: None)
+    monkeypatch.setattr(process, "adjust_oom_score", lambda *_: None)
+    monkeypatch.setattr(ports, "try_to_reserve", lambda *_: None)
+
+
+@pytest.fixture
+def ebpflb(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, machine_left_alone: None
+) -> Ebpflb:
     """Runs a command in this process."""
 
     def run(*words: object) -> Done:

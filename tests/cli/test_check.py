@@ -12,13 +12,15 @@ import yaml
 
 from ebpflb.datapath import devices, links, probe, tcx
 from ebpflb.datapath.state import BPFFS
+from ebpflb.node import capabilities
 from tests.cli.conftest import Ebpflb
 
 STATE = BPFFS / "ebpflb-never"
 FEATURES = [
-    "root", "BCC", "bpffs", "cgroup v2", "hook cgroup/connect4", "helpers of hook tc", "tcx",
+    "capabilities", "BCC", "bpffs", "cgroup v2", "hook cgroup/connect4", "helpers of hook tc",
+    "tcx",
     "clsact filters", "maps of every kind", "batches: HASH", "batches: LPM_TRIE",
-    "errno from hooks", "ending of sockets", "other agents' hooks",
+    "errno from hooks", "connected UDP sockets move", "other agents' hooks",
     "other agents ahead at devices",
 ]  # fmt: skip
 AS_NOBODY = """
@@ -100,7 +102,14 @@ LACKS = [
     (probe, "set_retval", False, "errno from hooks", "no bind guard"),
     (probe, "coarse_clock", False, "clock of the last tick", "the exact clock"),
     (probe, "netns_cookie", None, "netns cookie of the agent", "a program tells it"),
-    (probe, "ends_sockets", False, "ending of sockets", "cannot be ended"),
+    (probe, "ends_sockets", False, "connected UDP sockets move", "re-bound where this node routes"),
+    (
+        capabilities,
+        "held",
+        set(capabilities.NEEDED),
+        "pods' connected UDP sockets are seen",
+        "has gone",
+    ),
     (devices, "ahead", {"eth0": ["bpf mine"]}, "other agents ahead", "may keep them"),
 ]
 
@@ -169,7 +178,7 @@ def test_nobody_may_check() -> None:
     done = as_nobody("check")
     assert done.returncode == 1
     (line,) = [line for line in done.stdout.splitlines() if "MISSING" in line]
-    assert "root" in line
+    assert "CAP_BPF" in line
     assert "run as root" in line
 
 
@@ -178,7 +187,8 @@ COMMANDS = ["run --manifests /tmp", "maps dump", "status", "cleanup", "demo"]
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_nobody_may_do(words: str) -> None:
-    """Every other command needs root, and says so in one line."""
+    """Every other command names the capabilities that it lacks, in one line."""
     done = as_nobody(*words.split())
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "ebpflb: this needs root: run it with sudo\n"
+    needed = "CAP_BPF and CAP_NET_ADMIN and CAP_PERFMON"
+    assert done.stderr == f"ebpflb: this needs {needed}: run it as root, or grant them\n"

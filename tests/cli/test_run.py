@@ -3,7 +3,6 @@
 
 import sys
 from collections.abc import Callable
-from ipaddress import ip_network
 from pathlib import Path
 
 import pytest
@@ -63,8 +62,9 @@ def test_two_sources(run: Ebpflb, options: list[object], tmp_path: Path) -> None
 def test_nodeport_addresses(run: Ebpflb, options: list[object], text: str) -> None:
     """'primary' or CIDRs, and nothing else."""
     done = run(*options, "--nodeport-addresses", text)
-    assert done.status == 2
-    assert "--nodeport-addresses" in done.err
+    assert done.status == 1
+    (line,) = done.err.splitlines()[1:]
+    assert line.startswith("  --nodeport-addresses: ")
 
 
 @pytest.mark.parametrize(
@@ -79,9 +79,14 @@ def test_nodeport_addresses(run: Ebpflb, options: list[object], text: str) -> No
         ("--masquerade-ports", "0-100", "no range of ports"),
         ("--masquerade-ports", "30000-20000", "no range of ports"),
         ("--masquerade-ports", "1-65536", "no range of ports"),
-        ("--cluster-cidr", "10.244.0.0", "is no CIDR"),
-        ("--cluster-cidr", "10.0.0.0/8,11.0.0.0/8", "more than one CIDR of a family"),
-        ("--detect-local-mode", "Bridge", "is not one of"),
+        ("--oom-score-adj", "low", "Expected int, got str"),
+        ("--oom-score-adj", "2147483648", "Expected int <= 2147483647"),
+        ("--masquerade-all", "maybe", "Expected bool, got str"),
+        ("--iptables-sync-period", "30", "is no duration such as 30s or 1h30m"),
+        ("--feature-gates", "A=perhaps", "Expected bool, got str"),
+        ("--vmodule", "x=y", "x=y"),
+        ("--healthz-port", "none", "Expected int, got str"),
+        ("-v", "much", "Expected int, got str"),
     ],
 )
 def test_bad_text(run: Ebpflb, options: list[object], option: str, text: str, why: str) -> None:
@@ -90,6 +95,41 @@ def test_bad_text(run: Ebpflb, options: list[object], option: str, text: str, wh
     assert done.status == 2
     assert f"'{option}'" in done.err
     assert why in done.err
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "why"),
+    [
+        ("--cluster-cidr", "10.244.0.0", "is no CIDR"),
+        ("--cluster-cidr", "10.0.0.0/8,11.0.0.0/8", "more than one CIDR of a family"),
+        ("--detect-local-mode", "Bridge", "is none of"),
+        ("--proxy-mode", "userspace", "is none of"),
+        ("--iptables-sync-period", "0", "0s is not greater than 0"),
+        ("--conntrack-min", "-1", "-1 is less than 0"),
+        ("--bind-address", "eth0", "is no IP address"),
+        ("--healthz-bind-address", "eth0:1", "is no IP address"),
+        ("--hostname-override", " ", "is blank"),
+    ],
+)
+def test_bad_meaning(run: Ebpflb, options: list[object], option: str, text: str, why: str) -> None:
+    """The flag is named, and why it makes no sense."""
+    done = run(*options, option, text)
+    assert done.status == 1
+    head, line = done.err.splitlines()
+    assert head == "ebpflb: the configuration is invalid:"
+    assert line.startswith(f"  {option}: ")
+    assert why in line
+
+
+def test_all_bad_meanings_at_once(run: Ebpflb, options: list[object]) -> None:
+    """Not the first error, all of them, a line each."""
+    done = run(*options, "--proxy-mode=x", "--oom-score-adj=9999", "--bind-address=y")
+    lines = done.err.splitlines()[1:]
+    assert [line.split(":")[0] for line in lines] == [
+        "  --proxy-mode",
+        "  --oom-score-adj",
+        "  --bind-address",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -102,18 +142,20 @@ def test_bad_text(run: Ebpflb, options: list[object], option: str, text: str, wh
 def test_mode_lacks(run: Ebpflb, options: list[object], mode: str, option: str) -> None:
     """A mode that goes by a device wants to be told which."""
     done = run(*options, "--detect-local-mode", mode)
-    assert done.status == 2
-    assert f"--detect-local-mode {mode} needs {option}" in done.err
+    assert done.status == 1
+    assert f"  {option}: is empty, and mode {mode} needs it" in done.err
 
 
 @pytest.fixture
 def chosen(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Settings]:
     """What `ebpflb run` makes of its options."""
     seen: list[Settings] = []
-    monkeypatch.setattr(sys.modules["ebpflb.cli.run"], "_serve", seen.append)
+    module = sys.modules["ebpflb.cli.run"]
+    monkeypatch.setattr(module, "_serve", lambda settings, *_: seen.append(settings))
 
     def run(*words: object) -> Settings:
-        ebpflb("run", *words)
+        done = ebpflb("run", *words)
+        assert seen, done.err
         return seen.pop()
 
     return run
@@ -125,10 +167,9 @@ def test_all_that_is_chosen(chosen: Callable[..., Settings], options: list[objec
         *(*options, "--devices", "eth*", "--devices", "!eth9", "--masquerade-all"),
         *("--masquerade-local-backends", "--masquerade-ports", "40000-40099"),
         *("--detect-local-mode", "BridgeInterface", "--pod-bridge-interface", "cni0"),
-        *("--cluster-cidr", "10.244.0.0/16, fd00::/56", "--nodeport-addresses", "10.0.0.0/8"),
+        *("--nodeport-addresses", "10.0.0.0/8"),
     )
-    cidrs = (ip_network("10.244.0.0/16"), ip_network("fd00::/56"))
-    assert settings.detector == Detector(Mode.BRIDGE, cidrs, "cni0")
+    assert settings.detector == Detector(Mode.BRIDGE, bridge="cni0")
     assert settings.devices == ("eth*", "!eth9")
     assert settings.nodeport_addresses == ("10.0.0.0/8",)
     assert settings.fields == {
@@ -142,7 +183,11 @@ def test_nothing_chosen(chosen: Callable[..., Settings], options: list[object]) 
     """Without options the agent gets its own defaults."""
     settings = chosen(*options)
     assert settings == Settings(
-        settings.places, settings.node_name, settings.cgroup, settings.manifests
+        settings.places,
+        settings.node_name,
+        settings.cgroup,
+        settings.manifests,
+        configuration=settings.configuration,
     )
 
 
@@ -150,7 +195,8 @@ def test_unreadable_kubeconfig(run: Ebpflb, tmp_path: Path) -> None:
     """A kubeconfig that is none ends it in one line."""
     config = tmp_path / "config"
     config.write_text("apiVersion: v1\n")
-    done = run("--kubeconfig", config, "--state-dir", STATE, "--run-dir", tmp_path)
+    closed = ["--healthz-port=0", "--metrics-port=0"]
+    done = run("--kubeconfig", config, "--state-dir", STATE, "--run-dir", tmp_path, *closed)
     assert done.status == 1
     assert f"ebpflb: {config}: Invalid kube-config file" in done.err
 

@@ -47,6 +47,8 @@ def test_runs(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
     (count,) = said["devices"].values()
     assert count == len(devices_of(cluster))
     assert (said["unattached"], said["ahead"], said["unreserved"]) == ({}, {}, None)
+    assert said["flows"].keys() == {"tcp_flows", "other_flows"}
+    assert said["flows"]["tcp_flows"].keys() == {"swept", "held", "evicted"}
 
 
 def devices_of(cluster: Cluster) -> list[str]:

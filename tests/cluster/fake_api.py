@@ -39,6 +39,7 @@ class FakeApi:
         self, *, token: str = "secret", port: int = 0, certificate: Path | None = None
     ) -> None:
         self.requests: list[Request] = []
+        self.created: list[Json] = []
         self.gone_in_stream = False  # 410 as an ERROR event instead of an HTTP status
         self.expiring = 0  # so many continue tokens have expired when they come back
         self.muted = False  # watches say nothing any more, and do not end either
@@ -182,10 +183,18 @@ class FakeApi:
             handler.refuse(401, "Unauthorized")
         elif self._failures[request.kind]:
             handler.send(*self._failures[request.kind].popleft())
+        elif request.posted:
+            self._create(request.posted, handler)
         elif request.is_watch:
             self._watch(request, handler)
         else:
             self._list(request, handler)
+
+    def _create(self, object: Json, handler: Handler) -> None:
+        handler.send(201, json.dumps(object).encode())
+        with self.changed:
+            self.created.append(object)
+            self.changed.notify_all()
 
     def _list(self, request: Request, handler: Handler) -> None:
         with self.changed:

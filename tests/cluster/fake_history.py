@@ -18,6 +18,7 @@ class Change(NamedTuple):
 class Request(NamedTuple):
     kind: str
     query: dict[str, str]
+    posted: Json | None = None
 
     @property
     def is_watch(self) -> bool:

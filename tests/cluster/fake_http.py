@@ -2,6 +2,7 @@
 """How the fake API server speaks HTTP: whole answers, and streams of chunks that may break off."""
 
 import json
+import re
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from typing import Any
@@ -16,6 +17,7 @@ PATHS = {
     "ServiceCIDR": "/apis/networking.k8s.io/v1/servicecidrs",
 }
 KINDS = {path: kind for kind, path in PATHS.items()}
+EVENTS = re.compile(r"/apis/events\.k8s\.io/v1/namespaces/([^/]+)/events")
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -31,6 +33,16 @@ class Handler(BaseHTTPRequestHandler):
         try:
             self._answer(Request(KINDS[url.path], dict(parse_qsl(url.query))), self)
         except OSError:  # the client went away
+            self.close_connection = True
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        found = EVENTS.fullmatch(self.path)
+        assert found, self.path
+        assert body["metadata"]["namespace"] == found[1], "the API server refuses others"
+        try:
+            self._answer(Request("Event", {}, body), self)
+        except OSError:
             self.close_connection = True
 
     def send(self, code: int, body: bytes) -> None:

@@ -77,6 +77,26 @@ def test_stop_before_start_is_nothing(heard: Heard) -> None:
     ApiSource(heard, node_name="node-1").stop()
 
 
+def test_master_overrides_the_kubeconfig(
+    api: FakeApi, heard: Heard, tmp_path: Path, begin: Begin, quick: Quick
+) -> None:
+    """--master says where the server is, the kubeconfig who we are (kube-proxy.md 15)."""
+    kubeconfig = api.kubeconfig(tmp_path)
+    kubeconfig.write_text(kubeconfig.read_text().replace(api.url, "http://127.0.0.1:9"))
+    master = f"{api.url}/"
+    begin(ApiSource(heard, node_name="node-1", kubeconfig=kubeconfig, master=master, pace=quick()))
+    assert heard.of(Kind.SERVICE)
+
+
+def test_master_without_kubeconfig(
+    api: FakeApi, heard: Heard, begin: Begin, quick: Quick, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone it is asked without credentials; no pod's are looked for."""
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    begin(ApiSource(heard, node_name="node-1", master=api.url, pace=quick()))
+    assert heard.trouble().reason == "401 Unauthorized"
+
+
 @pytest.mark.skipif(not shutil.which("openssl"), reason="openssl makes the certificate")
 def test_tls_is_spoken_and_stopped_alike(
     heard: Heard, tmp_path: Path, begin: Begin, quick: Quick

@@ -16,7 +16,9 @@ from ebpflb.datapath.devices import Attachments
 from ebpflb.datapath.maps import Map
 from ebpflb.datapath.programs import Program
 from ebpflb.datapath.state import BPFFS, State
+from tests.datapath import sockets_world
 from tests.datapath.devices import Agent, At, Namespace, close, entered, has_tcx, pair, program
+from tests.datapath.sockets_world import World
 from tests.datapath.variants import SOURCE, VARIANTS
 
 _numbers = itertools.count()
@@ -106,6 +108,14 @@ def loaded(one_variant: Compiled, all_maps: dict[str, Map]) -> Iterator[list[Pro
 def ns() -> Iterator[Namespace]:
     with entered(_name()) as made:
         yield made
+
+
+@pytest.fixture
+def world(ns: Namespace, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """The cure takes its second look at once."""
+    monkeypatch.setattr("ebpflb.datapath.stale.MOMENT", 0.05)
+    with sockets_world.made(ns) as world:
+        yield world
 
 
 @pytest.fixture(params=["tcx", "clsact"])

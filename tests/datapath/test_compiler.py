@@ -65,7 +65,12 @@ def test_variants_differ(cache: Path) -> None:
             "'nil'",
         ),
         ("hooks/socket.c", "doors at the sockets", "doors */ nonsense /*", "'nonsense'"),
-        ("layout.h", "SIZE(struct range, 8);", "SIZE(struct range, 9);", "size of struct range"),
+        (
+            "layout/service.h",
+            "SIZE(struct range, 8);",
+            "SIZE(struct range, 9);",
+            "size of struct range",
+        ),
     ],
 )
 def test_mistake(
@@ -125,7 +130,8 @@ class TestNotCached:
         assert self.is_compiled(cache, layout.SOURCES, "-DMORE")
 
     @pytest.mark.parametrize(
-        "file", [SOURCE, "layout.h", "path/verdict.h", "stub/include/asm/page.h"]
+        "file",
+        [SOURCE, "layout.h", "layout/flow.h", "path/verdict.h", "stub/include/asm/page.h"],
     )
     def test_source(self, cache: Path, sources: Path, file: str) -> None:
         """Another letter in any file, the stub headers included."""

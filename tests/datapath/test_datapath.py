@@ -2,6 +2,7 @@
 """A node's maps and programs together: small maps that are held equal, and both variants."""
 
 import os
+import struct
 from collections.abc import Iterator
 from ipaddress import ip_address, ip_network
 from pathlib import Path
@@ -12,9 +13,11 @@ import pytest
 from ebpflb.datapath import compiler, devices, kernel
 from ebpflb.datapath.clsact import Clsact
 from ebpflb.datapath.datapath import Datapath
+from ebpflb.datapath.maps import Counters
 from ebpflb.datapath.state import State
 from ebpflb.errors import CompileError
-from ebpflb.plan.entries import Device, ServiceRange
+from ebpflb.plan.entries import NOWHERE, BackendName, Device, ServiceRange
+from ebpflb.plan.plan import Plan
 from ebpflb.plan.spans import prefix_of, service_range
 from tests.datapath.devices import ENDS, Namespace, entered
 from tests.datapath.variants import needs_root
@@ -75,6 +78,25 @@ def test_set(datapath: Datapath) -> None:
     found = held(datapath, "settings")[0]
     assert (found.flags, found.first_port, found.span_v4) == ({"masquerade_all"}, 7, span)
     assert found.writes == 0
+
+
+def test_counters_of_former_backends(datapath: Datapath) -> None:
+    """They tell who still holds a backend that has gone, until its id is given to another."""
+    stats = datapath.maps["backend_stats"]
+    assert isinstance(stats, Counters)
+    name = BackendName("node", "pod")
+    datapath.apply(Plan(members=[(5, 0)], backend_names=[(5, name)]))
+    count = struct.pack("=2Q", 3, 1).ljust(stats.size, b"\0")
+    kernel.map_update(stats.fd, stats.key.pack(5), count)
+    for plan in (
+        Plan(members=[(5, 1)]),
+        Plan(backend_names=[(5, name._replace(target="renamed"))]),
+        Plan(members=[(5, NOWHERE)], gone_backend_names=[5]),
+    ):
+        datapath.apply(plan)
+        assert stats.get(5) == (3, 1)
+    datapath.apply(Plan(members=[(5, 2)], backend_names=[(5, name)]))
+    assert stats.get(5) == (0, 0)
 
 
 def tags(ns: Namespace, device: str) -> dict[str, bytes]:

@@ -3,18 +3,17 @@
 
 import errno
 import os
-import socket
 import struct
 from collections.abc import Callable
-from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
 from pyroute2 import IPRoute
 
-from ebpflb.datapath import compiler, kernel, layout, probe, sock_diag, tcx
+from ebpflb.datapath import compiler, kernel, layout, probe, tcx
 from ebpflb.datapath.layout import MapSpec
 from ebpflb.datapath.programs import HOOKS
+from ebpflb.datapath.sock_diag import SockDiag
 from ebpflb.errors import KernelError
 from tests.datapath.variants import needs_root, open_files
 
@@ -31,6 +30,7 @@ PROBES: list[Callable[[], object]] = [
     probe.batches,
     probe.netns_cookie,
     probe.ends_sockets,
+    probe.lists_sockets,
     tcx.works,
 ]
 
@@ -125,44 +125,26 @@ def test_unmade_maps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert probe.unmade_maps() == ["LPM_TRIE (NONE)"]
 
 
-PLACES = [(kind, ip_address(text)) for kind in ("tcp", "udp") for text in ("127.0.0.1", "::1")]
-KINDS = {"tcp": (socket.SOCK_STREAM, 6), "udp": (socket.SOCK_DGRAM, 17)}
-
-
-@needs_root
-@pytest.mark.skipif(not probe.ends_sockets(), reason="this kernel ends no sockets")
-@pytest.mark.parametrize(("protocol", "address"), PLACES)
-def test_socket_ends(protocol: str, address: sock_diag.Address) -> None:
-    """A connected socket of ours hears that it was ended; its neighbour, its peer, does not."""
-    kind, number = KINDS[protocol]
-    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
-    with socket.socket(family, kind) as there, socket.socket(family, kind) as here:
-        there.bind((str(address), 0))
-        if protocol == "tcp":
-            there.listen()
-        here.connect(there.getsockname())
-        ports = here.getsockname()[1], there.getsockname()[1]
-        ends = sock_diag.Ends(number, (address, ports[0]), (address, ports[1]))
-        sock_diag.destroy(ends)
-        assert error_of(here) == errno.ECONNABORTED
-        assert error_of(there) == 0
-        with pytest.raises(KernelError) as refusal:
-            sock_diag.destroy(ends)
-        assert refusal.value.errno == errno.ENOENT
-
-
-def error_of(one: socket.socket) -> int:
-    return one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-
-
 @needs_root
 def test_socket_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the kernel refuses, or says yes and does nothing, the answer is no."""
-
-    def refuse(_ends: sock_diag.Ends) -> None:
-        raise KernelError("ending a socket", errno.EOPNOTSUPP, "not supported")
-
-    monkeypatch.setattr(sock_diag, "destroy", refuse)
+    monkeypatch.setattr(SockDiag, "destroy", refuse(errno.EOPNOTSUPP))
     assert not probe.ends_sockets()
-    monkeypatch.setattr(sock_diag, "destroy", lambda _ends: None)
+    monkeypatch.setattr(SockDiag, "destroy", lambda *_: True)
     assert not probe.ends_sockets()
+
+
+@needs_root
+def test_sockets_are_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without udp_diag none are listed, and so none ends."""
+    assert probe.lists_sockets()
+    monkeypatch.setattr(SockDiag, "connected", refuse(errno.ENOENT))
+    assert not probe.lists_sockets()
+    assert not probe.ends_sockets()
+
+
+def refuse(number: int) -> Callable[..., None]:
+    def refused(*_arguments: object) -> None:
+        raise KernelError("sock_diag", number, os.strerror(number))
+
+    return refused

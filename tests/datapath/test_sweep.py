@@ -15,6 +15,7 @@ from ebpflb.datapath.records import Sweep
 from ebpflb.datapath.sweep import FlowTable, Sweeper
 from ebpflb.errors import KernelError
 from ebpflb.model.services import Protocol
+from ebpflb.plan.expiry import Timeouts
 from ebpflb.plan.flows import Entries, Hook
 from tests.datapath.variants import eventually, needs_root
 from tests.plan.flow_builders import NOW, Made
@@ -98,6 +99,14 @@ def test_other_protocols(world: dict[str, Map]) -> None:
     assert {key.protocol for key in left(table)} == {Protocol.SCTP}
     assert world["sweeps"].get(1) == (2, 2, 0)
     assert world["sweeps"].get(0) == (0, 0, 0)
+
+
+def test_chosen_timeouts(world: dict[str, Map]) -> None:
+    """What the operator chose decides: an open connection that is idle for so long goes."""
+    put(FlowTable(world, "tcp_flows"), Made(1).plain(60), Made(2).plain(59))
+    table = FlowTable(world, "tcp_flows", Timeouts(established=60))
+    run(table)
+    assert left(table) == Made(2).plain(59)
 
 
 def after(table: FlowTable, count: int, happens: Callable[[], None]) -> None:

@@ -114,6 +114,36 @@ def test_choice(maps: dict[str, Map], choice: Choice, count: int) -> None:
     assert len(listed(maps, choice)) == count
 
 
+def test_orphan(maps: dict[str, Map]) -> None:
+    """What the LRU left of a flow without its request is a row, with all that it still tells."""
+    whole = row_of(maps, MASQUERADED)
+    request, masquerade, answer, reply = entries(MASQUERADED)
+    maps["tcp_flows"].delete([request])
+    row = row_of(maps, MASQUERADED)
+    assert {name for name in row if row[name] != whole[name]} <= {
+        "state",
+        "age_seconds",
+        "idle_seconds",
+    }
+    assert row["state"] == "orphan"
+    maps["tcp_flows"].delete([reply])
+    (row,) = (row for row in listed(maps, Choice()) if row["state"] == "orphan")
+    assert (row["client"], row["frontend"]) == ("198.51.100.7:3003", "")
+    assert row["masqueraded_as"] == "192.0.2.1:61003"
+    maps["tcp_flows"].delete([masquerade])
+    (row,) = (row for row in listed(maps, Choice()) if row["state"] == "orphan")
+    assert (row["client"], row["backend"]) == ("198.51.100.7:3003", "10.244.1.11:8080")
+    assert len(listed(maps, Choice())) == 5
+    assert maps["tcp_flows"].get(answer)
+
+
+def test_orphans_are_flushed(maps: dict[str, Map]) -> None:
+    """They go with their service's and their client's."""
+    maps["tcp_flows"].delete([next(iter(entries(MASQUERADED)))])
+    assert flush(maps, Choice(("shop", "web"), ip_address("198.51.100.7"))) == Flushed(5, 12)
+    assert not list(maps["tcp_flows"].items())
+
+
 def test_flush(maps: dict[str, Map]) -> None:
     """The chosen flows go with all their entries, and count as swept; the others stay."""
     other = {key: flow._replace(service=8) for key, flow in entries(MASQUERADED).items()}

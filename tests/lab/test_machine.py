@@ -171,7 +171,14 @@ def test_no_qemu(monkeypatch: pytest.MonkeyPatch) -> None:
         machine._command(Path(), Path())
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="we are root")
-def test_not_root() -> None:
+def test_not_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is not is told so in one line."""
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)
     with pytest.raises(LabError, match="run it as root"):
         machine.is_root()
+
+
+def test_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is hears nothing."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    machine.is_root()

@@ -106,3 +106,17 @@ def test_own_address(picture: Picture) -> None:
         Family.IPV4: ip_address("192.0.2.8"),
         Family.IPV6: ip_address("fd00::8"),
     }
+
+
+def test_bind_address_overrides_the_primary_address() -> None:
+    """--bind-address is the address of its family, and its family is the primary one
+    (kube-proxy.md 17): before there is a Node, and whatever that says.
+    """
+    six = ip_address("fd00::99")
+    picture = Picture("here", bind_address=six)
+    assert picture.primary == {Family.IPV6: six}
+    picture.hear(node("192.0.2.8", "fd00::8"))
+    assert list(picture.primary.items()) == [
+        (Family.IPV6, six),
+        (Family.IPV4, ip_address("192.0.2.8")),
+    ]

@@ -208,23 +208,3 @@ def test_no_black_hole(port: ServicePort, endpoints: tuple[Endpoint, ...]) -> No
     chosen = selection.select(port, endpoints, HERE)
     if port is not INTERNAL_LOCAL:
         assert bool(chosen.cluster) is chosen.has_any
-
-
-@pytest.mark.parametrize(
-    ("port", "endpoints", "policies"),
-    [
-        (CLUSTER, (B_AWAY,), ""),
-        (INTERNAL_LOCAL, (B_AWAY,), "internal"),
-        (EXTERNAL_LOCAL, (B_AWAY,), "external"),
-        (BOTH_LOCAL, (B_AWAY,), "external internal"),
-        (BOTH_LOCAL, (A_HERE, B_AWAY), ""),
-        (BOTH_LOCAL, (leaving("a", local=True), B_AWAY), ""),
-        (BOTH_LOCAL, (), ""),
-        (BOTH_LOCAL, (unready("b"),), ""),
-        (EXTERNAL_LOCAL_UNREACHED, (B_AWAY,), ""),
-    ],
-)
-def test_local_elsewhere(port: ServicePort, endpoints: tuple[Endpoint, ...], policies: str) -> None:
-    """A policy Local counts as without local endpoints only if there are some elsewhere."""
-    found = selection.local_elsewhere(port, selection.select(port, endpoints, HERE))
-    assert " ".join(sorted(found)) == policies

@@ -8,6 +8,8 @@ import pytest
 
 from ebpflb.model import services
 from ebpflb.model.addresses import Family
+from ebpflb.model.events import Changed, Found, Key, Kind
+from ebpflb.model.picture import Picture
 from ebpflb.model.services import PortName, Protocol
 from tests.model import builders
 
@@ -118,6 +120,19 @@ def test_addresses_go_to_their_family() -> None:
     assert four.source_ranges == (ip_network("203.0.113.0/24"),)
     assert six.source_ranges == (ip_network("2001:db8:5::/48"),)
     assert four.node_port == six.node_port == 30080
+
+
+def test_external_ips_switched_off() -> None:
+    """The gate AllowServiceExternalIPs takes their addresses and nothing else (1.4)."""
+    spec = {"externalIPs": ["192.0.2.1", "x"], "externalTrafficPolicy": "Local"}
+    service = builders.service(**spec, ingress=[{"ip": "198.51.100.1"}])
+    (port,), remarks = services.read(service, serve_external_ips=False)
+    assert (port.external_ips, port.load_balancer_ips) == ((), ips("198.51.100.1"))
+    assert port.external_local and not remarks
+    picture = Picture("here", serve_external_ips=False)
+    key = Key("shop", "web")
+    assert picture.hear(Changed(Kind.SERVICE, key, Found(service, "test.yaml"))) == []
+    assert picture.services[key] == (port,)
 
 
 def test_no_cluster_ip_no_service() -> None:

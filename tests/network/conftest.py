@@ -9,6 +9,7 @@ import pytest
 from ebpflb.lab.sockets import Sockets
 from tests.network import twonodes
 from tests.network.cluster import Cluster, running
+from tests.network.ending import Published
 from tests.network.twonodes import TwoNodes
 
 
@@ -33,6 +34,20 @@ def pod(cluster: Cluster) -> Sockets:
 def host(cluster: Cluster) -> Sockets:
     """The sockets of the node itself."""
     return cluster.sockets(cluster.node)
+
+
+@pytest.fixture(params=["pod", "host"])
+def sockets(request: pytest.FixtureRequest) -> Sockets:
+    """Of the pod, and of the node itself, as a pod of the host's network has them."""
+    found: Sockets = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def published(cluster: Cluster) -> Iterator[Published]:
+    made = Published(cluster)
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="module")

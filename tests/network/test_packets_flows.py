@@ -11,6 +11,7 @@ from socket import SO_REUSEADDR, SOL_SOCKET
 
 import pytest
 
+from ebpflb.datapath.state import State
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.objects import Object
 from ebpflb.lab.sockets import Socket
@@ -107,6 +108,26 @@ def test_agents_end(two: TwoNodes, connections: list[Socket], how: signal.Signal
         agent.start()
 
 
+def upgrade(two: TwoNodes, how: signal.Signals = signal.SIGTERM) -> None:
+    """The maps are those of another layout, which agrees about lasting ones; then agents come."""
+    for agent in two.agents:
+        agent.stop(how)
+        state = State(agent.places.state)
+        state.maps_directory.rename(state.directory / "0123456789ab")
+        agent.start()
+        assert state.old_layouts() == []
+    two.forget_maps()
+
+
+def test_upgrade(two: TwoNodes, connections: list[Socket]) -> None:
+    """Connections live on through another layout of settings, devices or verdicts."""
+    upgrade(two)
+    for v6 in (False, True):
+        to = where(two, "nodeport", v6=v6)
+        assert asking.tcp(two.sockets(two.outside), *to).name == "here"
+        assert asking.tcp(two.sockets(two.hidden), *where(two, "cluster", v6=v6)).name == "here"
+
+
 @pytest.fixture
 def pressed(two: TwoNodes) -> Iterator[None]:
     """By clients of every kind; none of their connections and datagrams may fail.
@@ -132,6 +153,12 @@ def test_restarts_under_load(two: TwoNodes, pressed: None) -> None:
         for agent in two.agents:
             agent.stop(how)
             agent.start()
+
+
+def test_upgrades_under_load(two: TwoNodes, pressed: None) -> None:
+    """The same with another layout each time."""
+    for how in (signal.SIGKILL, signal.SIGTERM):
+        upgrade(two, how)
 
 
 def test_churn(two: TwoNodes, pressed: None) -> None:

@@ -117,8 +117,11 @@ def test_internal_local(two: TwoNodes, who: str, ask: Ask, v6: bool) -> None:
 @families
 @clients
 def test_ping_cluster_ip(two: TwoNodes, who: str, v6: bool) -> None:
-    """Nobody answers pings to a cluster IP."""
-    assert not asking.ping(two.sockets(getattr(two, who)), SERVED.cluster[v6], A_MOMENT)
+    """Pings to a cluster IP are refused, those to an unallocated address get nothing."""
+    sockets = two.sockets(getattr(two, who))
+    with pytest.raises(ConnectionRefusedError):
+        asking.ping(sockets, SERVED.cluster[v6], A_MOMENT)
+    assert not asking.ping(sockets, UNALLOCATED[v6], A_MOMENT)
 
 
 @families

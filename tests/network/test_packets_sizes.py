@@ -17,6 +17,8 @@ HERE, THERE = Ways(10), Ways(20)
 IP_MTU_DISCOVER, IP_PMTUDISC_DO, IPV6_MTU_DISCOVER = 10, 2, 23  # linux/in.h, linux/in6.h
 IPPROTO_IP, IPPROTO_IPV6 = 0, 41
 
+Place = tuple[str, int]
+
 families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
 endpoints = pytest.mark.parametrize("ways", [HERE, THERE], ids=["here", "there"])
 ways_in = pytest.mark.parametrize(("who", "kind"), [("hidden", "cluster"), ("outside", "nodeport")])
@@ -37,6 +39,19 @@ def narrow(two: TwoNodes) -> Iterator[int]:
     for host in (two.outside, two.here, two.there, two.near, two.far):
         host.ip("route flush cache")
         host.ip("route flush cache", v6=True)
+
+
+@pytest.fixture
+def where(two: TwoNodes, ways: Ways, v6: bool) -> Place:
+    """The NodePort of the endpoint."""
+    return ways.to("nodeport", two.near, v6=v6)
+
+
+@pytest.fixture
+def client(two: TwoNodes, where: Place) -> Iterator[Socket]:
+    """A datagram socket outside."""
+    with asking.datagram(two.sockets(two.outside), where[0]) as opened:
+        yield opened
 
 
 @families
@@ -76,28 +91,28 @@ def test_bulk_through_a_bottleneck(two: TwoNodes, narrow: int, ways: Ways, v6: b
 
 @families
 @endpoints
-def test_answers_through_a_bottleneck(two: TwoNodes, narrow: int, ways: Ways, v6: bool) -> None:
+def test_answers_through_a_bottleneck(
+    two: TwoNodes, narrow: int, client: Socket, where: Place, ways: Ways, v6: bool
+) -> None:
     """An endpoint whose answer was too big hears of it, and its next answers come through."""
-    where = ways.to("nodeport", two.near, v6=v6)
-    with asking.datagram(two.sockets(two.outside), where[0]) as client:
-        client.settimeout(0.2)
-        wait_until("an answer comes", lambda: answered(client, where))
+    client.settimeout(0.2)
+    wait_until("an answer comes", lambda: answered(client, where))
     assert path_mtu(two, ways, v6=v6) == narrow
 
 
 @families
 @endpoints
-def test_questions_through_a_bottleneck(two: TwoNodes, narrow: int, ways: Ways, v6: bool) -> None:
+def test_questions_through_a_bottleneck(
+    narrow: int, client: Socket, where: Place, v6: bool
+) -> None:
     """A client that lets nobody break up its datagrams is told that they are too big."""
-    where = ways.to("nodeport", two.near, v6=v6)
-    with asking.datagram(two.sockets(two.outside), where[0]) as client:
-        forbid_fragments(client, v6)
-        client.connect(where)
-        with pytest.raises(OSError) as caught:
-            for _ in range(3):
-                client.send(bytes(narrow))
-                client.recv(narrow)
-        assert caught.value.errno == EMSGSIZE
+    forbid_fragments(client, v6)
+    client.connect(where)
+    with pytest.raises(OSError) as caught:
+        for _ in range(3):
+            client.send(bytes(narrow))
+            client.recv(narrow)
+    assert caught.value.errno == EMSGSIZE
 
 
 def name_of(ways: Ways) -> str:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Maps and programs for each file of tests, on devices of a network namespace of our own."""
+"""One set of maps and programs, emptied for each test; devices in a namespace of each file's own.
+
+The verifier takes longer over the programs than most files of tests do.
+"""
 
 import os
 from collections.abc import Iterator
@@ -12,12 +15,15 @@ from ebpflb.datapath import compiler, layout, maps, programs, state
 from ebpflb.datapath.compiler import Compiled
 from ebpflb.datapath.layout import MapSpec
 from ebpflb.datapath.maps import Map
+from tests.packet.frames import at
 from tests.packet.network import network_of_our_own
 from tests.packet.node import Node
 from tests.packet.places import V4, V6, Places
 
 SCHED_CLS = programs.Attach(3, 0)
 ENTRIES = {"PERCPU_ARRAY": 64}  # of larger maps of a kind: soon made, soon emptied
+# One cell of memory each, not one a CPU: read before and after every packet, without a call.
+VERDICTS = layout.MAPS["verdicts"]._replace(kind="ARRAY", flags=("MMAPABLE",))
 
 Loaded = tuple[dict[str, Map], dict[str, int]]
 
@@ -36,7 +42,7 @@ def loaded(compiled: Compiled, **specs: MapSpec) -> Iterator[Loaded]:
         tables: dict[str, Map] = {}
         for name, usual in layout.MAPS.items():
             small = min(usual.entries, ENTRIES.get(usual.kind, 4096))
-            spec = specs.get(name, usual._replace(entries=small))
+            spec = ({"verdicts": VERDICTS} | specs).get(name, usual._replace(entries=small))
             tables[name] = maps.open_map(spec, state.make_map(spec))
             opened.callback(tables[name].close)
         fds = {compiler.MAP_NUMBERS[name]: table.fd for name, table in tables.items()}
@@ -58,7 +64,7 @@ def devices() -> Iterator[dict[str, int]]:
         yield found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def datapath(compiled: Compiled) -> Iterator[Loaded]:
     with loaded(compiled) as found:
         yield found
@@ -80,3 +86,15 @@ def places(request: pytest.FixtureRequest) -> Places:
 def protocol(request: pytest.FixtureRequest) -> str:
     found: str = request.param
     return found
+
+
+@pytest.fixture(params=["pod", "client"])
+def client(request: pytest.FixtureRequest, places: Places) -> str:
+    """A pod, who goes on as itself, and a client outside, who is masqueraded."""
+    return at(getattr(places, request.param), 50123)
+
+
+@pytest.fixture
+def kind(client: str, places: Places) -> str:
+    """The frontend that such a client asks."""
+    return "cluster" if client == at(places.pod, 50123) else "nodeport"

@@ -4,6 +4,7 @@
 import logging
 import struct
 from ipaddress import ip_address
+from itertools import pairwise
 from typing import Any
 
 logging.getLogger("scapy.runtime").setLevel(logging.ERROR)
@@ -24,7 +25,6 @@ from scapy.layers.sctp import (  # noqa: E402
 from scapy.packet import Packet, Raw  # noqa: E402
 
 ROUTER, DEVICE = "02:00:00:00:00:fe", "02:00:00:00:00:01"
-PROTOCOLS = {"tcp": 6, "udp": 17, "sctp": 132}
 CHUNKS = {
     "init": SCTPChunkInit(init_tag=7, a_rwnd=65535, n_out_streams=1, n_in_streams=1, init_tsn=9),
     "init ack": SCTPChunkInitAck(init_tag=8, a_rwnd=65535, n_out_streams=1, n_in_streams=1),
@@ -51,15 +51,23 @@ def port_of(place: str) -> int:
 
 def built(packet: Packet) -> Packet:
     """With every length and checksum filled in, as it is read off the wire."""
+    for layer in packet.iterpayloads():
+        layer.explicit = 1  # it means one packet: scapy need not copy it to find out
     return Ether(bytes(packet))
+
+
+def stacked(*layers: Packet) -> Packet:
+    """As scapy's ``/``, which copies all that it is given, time and again."""
+    for lower, upper in pairwise(layers):
+        lower.lastlayer().add_payload(upper)
+    return built(layers[0])
 
 
 def carrier(source: str, destination: str, **fields: Any) -> Packet:
     """Ethernet and IP of either family, between two addresses."""
     frame = Ether(src=ROUTER, dst=DEVICE)
-    if ip_address(source).version == 4:
-        return frame / IP(src=source, dst=destination, **fields)
-    return frame / IPv6(src=source, dst=destination, **fields)
+    frame.add_payload((IPv6 if ":" in source else IP)(src=source, dst=destination, **fields))
+    return frame
 
 
 def segment(source: str, destination: str, flags: str = "S", **fields: Any) -> Packet:
@@ -67,18 +75,18 @@ def segment(source: str, destination: str, flags: str = "S", **fields: Any) -> P
     payload = fields.pop("payload", b"")
     fields = {"seq": 1000, "ack": 2000 if "A" in flags else 0, **fields}
     header = TCP(sport=port_of(source), dport=port_of(destination), flags=flags, **fields)
-    return built(carrier(host_of(source), host_of(destination)) / header / Raw(payload))
+    return stacked(carrier(host_of(source), host_of(destination)), header, Raw(payload))
 
 
 def datagram(source: str, destination: str, payload: bytes = b"question", **fields: Any) -> Packet:
     header = UDP(sport=port_of(source), dport=port_of(destination), **fields)
-    return built(carrier(host_of(source), host_of(destination)) / header / Raw(payload))
+    return stacked(carrier(host_of(source), host_of(destination)), header, Raw(payload))
 
 
 def chunk(source: str, destination: str, kind: str = "init") -> Packet:
     """An SCTP packet with one chunk."""
     header = SCTP(sport=port_of(source), dport=port_of(destination), tag=7)
-    return built(carrier(host_of(source), host_of(destination)) / header / CHUNKS[kind])
+    return stacked(carrier(host_of(source), host_of(destination)), header, CHUNKS[kind].copy())
 
 
 def opening(protocol: str, source: str, destination: str) -> Packet:

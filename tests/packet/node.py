@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node as the agent would leave it, and the two programs at its devices.
 
-Frontends and backends are spelled as people say it: "172.30.0.10:80/udp" (a NodePort
-"0.0.0.0:30080"), flags are words. Whatever a program lets go on is checked on the way: it may
-change nothing but addresses, ports and checksums, and no checksum that was right gets wrong.
+Whatever a program lets go on is checked on the way: it may change nothing but addresses, ports and
+checksums, and no checksum that was right gets wrong.
 """
 
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any, NamedTuple
 
@@ -18,19 +17,15 @@ from ebpflb.datapath.maps import Counters, Map, MappedArray
 from ebpflb.datapath.records import Flow, Tuple
 from ebpflb.errors import KernelError
 from ebpflb.plan import entries
-from ebpflb.plan.entries import Backend, Frontend, Prefix, Range, Service, Settings
+from ebpflb.plan.entries import Prefix, Settings
 from tests.packet import wire
-from tests.packet.frames import PROTOCOLS, Ether, Packet, at, forwarded, host_of, port_of
+from tests.packet.frames import Ether, Packet, at, forwarded
 from tests.packet.places import V4, V6
+from tests.publishing import Publisher, frontend
 
 ACTIONS = {testrun.PASS: "pass", testrun.DROP: "drop", testrun.REDIRECT: "redirect"}
 HOOKS = {1: "ingress", 2: "egress"}
 FIRST_PORT, LAST_PORT = 40_000, 44_999
-
-
-def frontend(text: str) -> Frontend:
-    place, _, protocol = text.partition("/")
-    return Frontend(ip_address(host_of(place)), port_of(place), PROTOCOLS[protocol or "tcp"])
 
 
 def bits(cidr: str) -> int:
@@ -56,14 +51,12 @@ class Outcome(NamedTuple):
         return Ether(self.frame)
 
 
-class Node:
+class Node(Publisher):
     """Maps filled as the agent fills them; devices are real ones of a namespace of our own."""
 
     def __init__(self, maps: Mapping[str, Map], hooks: Mapping[str, int], devices: dict[str, int]):
+        super().__init__()
         self.maps, self.hooks, self.devices = maps, hooks, devices
-        self.ids: dict[tuple[int, str], int] = {}
-        self.blocks: dict[int, Range] = {}
-        self.next_slot = 0
         self.complete = False  # whether devices sum packets up
         for opened in maps.values():
             _empty(opened)
@@ -95,11 +88,6 @@ class Node:
         device = entries.Device(ip_address(v4), ip_address(v6), frozenset(words))
         self.put("devices", self.devices[name], device)
 
-    def owns(self, *addresses: str) -> None:
-        """Addresses of this node that serve NodePorts."""
-        for address in addresses:
-            self.put("node_addresses", ip_address(address), 1)
-
     def reserve(self, cidr: str) -> None:
         """Addresses that are given to services."""
         address = ip_network(cidr).network_address
@@ -111,48 +99,8 @@ class Node:
             address = ip_network(cidr).network_address
             self.put("source_ranges", entries.SourceRange(32 + bits(cidr), service, address), 1)
 
-    def publish(
-        self,
-        service: int,
-        frontends: Mapping[str, str] | Sequence[str],
-        *,
-        cluster: Sequence[str] = (),
-        local: Sequence[str] = (),
-        leaving: Sequence[str] = (),
-        here: Sequence[str] = (),
-        affinity: int = 0,
-    ) -> None:
-        """A service, or what became of it; ``here`` are the backends on this node.
-
-        ``leaving`` backends are in no list and serve the flows they have.
-        """
-        kept = [b for b in cluster if b in local]
-        order = [b for b in cluster if b not in local] + kept
-        order += [b for b in local if b not in cluster] + list(leaving)
-        block, former = Range(self.next_slot, len(order)), self.blocks.get(service, Range(0, 0))
-        self.next_slot += len(order)
-        lists = {"cluster": cluster, "local": local, "here": here}
-        for slot, text in enumerate(order, block.base):
-            flags = frozenset(word for word, members in lists.items() if text in members)
-            self._put_backend(service, text, slot, flags)
-        in_cluster = Range(block.base, len(cluster))
-        in_local = Range(block.base + len(cluster) - len(kept), len(local))
-        some = {"endpoints"} if cluster or local else set()
-        words = frontends if isinstance(frontends, Mapping) else dict.fromkeys(frontends, "")
-        for text, kinds in words.items():
-            flags = frozenset(kinds.split()) | some
-            self._put_service(text, service, flags, affinity, block, in_cluster, in_local)
-        self.maps["slots"].write(
-            [(s, _NOBODY) for s in range(former.base, former.base + former.size)]
-        )
-        self.blocks[service] = block
-
     def withdraw(self, *frontends: str) -> None:
         self.maps["services"].delete([frontend(text) for text in frontends])
-
-    def backend_id(self, service: int, text: str) -> int:
-        """A backend keeps its id as long as the test runs."""
-        return self.ids.setdefault((service, text), len(self.ids) + 1)
 
     def ingress(self, packet: Packet | bytes, device: str = "uplink") -> Outcome:
         """The packet comes in from a device."""
@@ -181,22 +129,6 @@ class Node:
         """Entries made, ended and refused."""
         return tuple(self.maps["flow_stats"].get(0 if protocol == "tcp" else 1))
 
-    def _put_backend(self, service: int, text: str, slot: int, flags: entries.Flags) -> None:
-        number = self.backend_id(service, text)
-        address, port = ip_address(host_of(text)), port_of(text)
-        self.put("slots", slot, Backend(address, port, flags, number, service))
-        self.put("members", number, slot)
-
-    def _put_service(self, text: str, service: int, flags: entries.Flags, *rest: Any) -> None:
-        where, (affinity, block, cluster, local) = frontend(text), rest
-        self.put(
-            "services",
-            where,
-            Service(where, service, flags, affinity, block.size, cluster, local),
-        )
-        if "external" not in flags:
-            self.put("cluster_ips", where.address, 1)
-
     def _run(self, hook: str, frame: bytes, device: str, into: str | None) -> Outcome:
         before = self.counted
         came_by = self.devices[into] if into and hook == "egress" and knows_way_in() else 0
@@ -217,7 +149,7 @@ class Node:
 
     def _verdicts(self) -> dict[str, int]:
         table = self.maps["verdicts"]
-        return {word: table.get(number)[0] for number, word in VERDICTS.items() if word != "s"}
+        return {word: table.get(number) for number, word in VERDICTS.items() if word != "s"}
 
 
 @functools.cache
@@ -233,9 +165,6 @@ def knows_way_in() -> bool:
     finally:
         os.close(probe)
     return True
-
-
-_NOBODY = Backend(IPv6Address(0), 0, frozenset(), 0, 0)
 
 
 def _examine(frame: bytes, outcome: Outcome) -> None:

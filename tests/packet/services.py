@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kinds of frontends: where a client sends to, and how the agent writes it."""
+"""The kinds of frontends: where a client sends to, how the agent writes it, and what it sees."""
 
 from typing import Any
 
-from tests.packet.frames import at
+from tests.packet.frames import Packet, at, ends, opening, reply
 from tests.packet.node import Node
 from tests.packet.places import Places
 
@@ -41,3 +41,12 @@ def serve(
     flags = " ".join((KINDS[kind], *words))
     node.publish(service, {written(places, kind, protocol): flags}, **lists)
     return address(places, kind)
+
+
+def exchange(
+    node: Node, protocol: str, client: str, where: str, into: str = "uplink", out: str = "uplink"
+) -> Packet:
+    """A request as its backend gets it; the reply comes to the client, from where it asked."""
+    request = node.through(opening(protocol, client, where), into, out)
+    assert ends(node.through(reply(request), out, into)) == f"{where} > {client}"
+    return request

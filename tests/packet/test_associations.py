@@ -9,17 +9,6 @@ from tests.packet.places import Places
 from tests.packet.services import serve
 
 
-@pytest.fixture(params=["pod", "client"])
-def client(request: pytest.FixtureRequest, places: Places) -> str:
-    """A pod, who goes on as itself, and a client outside, who is masqueraded."""
-    return at(getattr(places, request.param), 50123)
-
-
-@pytest.fixture
-def kind(client: str, places: Places) -> str:
-    return "cluster" if client == at(places.pod, 50123) else "nodeport"
-
-
 @pytest.fixture
 def where(node: Node, places: Places, kind: str) -> str:
     return serve(node, places, kind, "sctp", cluster=[at(places.there, 8080)])

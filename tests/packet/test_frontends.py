@@ -6,7 +6,7 @@ import pytest
 from tests.packet.frames import at, destination, ends, host_of, opening, port_of, reply, source
 from tests.packet.node import FIRST_PORT, LAST_PORT, Node
 from tests.packet.places import Places
-from tests.packet.services import KINDS, serve, written
+from tests.packet.services import KINDS, exchange, serve, written
 
 
 @pytest.fixture(params=list(KINDS))
@@ -19,9 +19,8 @@ def test_cluster_ip_from_pod(node: Node, places: Places, protocol: str) -> None:
     """A pod's request reaches the backend as the pod's own; the cluster IP answers."""
     backend, pod = at(places.there, 8080), at(places.pod, 50123)
     where = serve(node, places, "cluster", protocol, cluster=[backend])
-    request = node.through(opening(protocol, pod, where), "pods", "uplink")
+    request = exchange(node, protocol, pod, where, "pods", "uplink")
     assert ends(request) == f"{pod} > {backend}"
-    assert ends(node.through(reply(request), "uplink", "pods")) == f"{where} > {pod}"
 
 
 def test_external(node: Node, places: Places, protocol: str, kind: str) -> None:
@@ -58,18 +57,16 @@ def test_same_port(node: Node, places: Places, protocol: str) -> None:
     """Where frontend and backend have one port, only addresses change."""
     backend, pod = at(places.there, 80), at(places.pod, 50123)
     where = serve(node, places, "cluster", protocol, cluster=[backend])
-    request = node.through(opening(protocol, pod, where), "pods", "uplink")
+    request = exchange(node, protocol, pod, where, "pods", "uplink")
     assert ends(request) == f"{pod} > {backend}"
-    assert ends(node.through(reply(request), "uplink", "pods")) == f"{where} > {pod}"
 
 
 def test_here(node: Node, places: Places, protocol: str) -> None:
     """A backend on this node sees a client outside as it is."""
     backend, client = at(places.here, 8080), at(places.client, 50123)
     where = serve(node, places, "nodeport", protocol, cluster=[backend], here=[backend])
-    request = node.through(opening(protocol, client, where), "uplink", "pods")
+    request = exchange(node, protocol, client, where, "uplink", "pods")
     assert ends(request) == f"{client} > {backend}"
-    assert ends(node.through(reply(request), "pods", "uplink")) == f"{where} > {client}"
 
 
 def test_masquerade_here(node: Node, places: Places, protocol: str) -> None:
@@ -77,9 +74,8 @@ def test_masquerade_here(node: Node, places: Places, protocol: str) -> None:
     node.settings("detect_local", "masquerade_here")
     backend, client = at(places.here, 8080), at(places.client, 50123)
     where = serve(node, places, "nodeport", protocol, cluster=[backend], here=[backend])
-    request = node.through(opening(protocol, client, where), "uplink", "pods")
+    request = exchange(node, protocol, client, where, "uplink", "pods")
     assert host_of(source(request)) == places.bridge
-    assert ends(node.through(reply(request), "pods", "uplink")) == f"{where} > {client}"
 
 
 def test_device_without_address(node: Node, places: Places, protocol: str) -> None:

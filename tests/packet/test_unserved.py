@@ -2,9 +2,10 @@
 """Addresses of services that nobody asks rightly: as kube-proxy's nftables mode (6.3)."""
 
 import pytest
+from scapy.layers.inet6 import ICMPv6EchoRequest
 
 from ebpflb.plan.entries import NO_PREFIX
-from tests.packet.frames import ICMP, Raw, at, built, carrier, opening, segment
+from tests.packet.frames import ICMP, Packet, Raw, at, built, carrier, network, opening, segment
 from tests.packet.node import Node
 from tests.packet.places import Places
 from tests.packet.services import serve
@@ -67,13 +68,33 @@ def test_external_addresses(node: Node, places: Places, protocol: str) -> None:
     assert node.ingress(request) == ("pass", bytes(request), {"passed": 1})
 
 
-def test_echo(node: Node, places: Places) -> None:
-    """A ping to a cluster IP is left alone."""
+def ping(places: Places, host: str, size: int) -> Packet:
     if places.version == 4:
-        request = built(carrier(places.pod, places.cluster_ip) / ICMP() / Raw(b"ping"))
-    else:
-        from scapy.layers.inet6 import ICMPv6EchoRequest
+        return built(carrier(places.pod, host) / ICMP() / Raw(bytes(size)))
+    return built(carrier(places.pod, host) / ICMPv6EchoRequest(data=bytes(size)))
 
-        request = built(carrier(places.pod, places.cluster_ip) / ICMPv6EchoRequest(data=b"ping"))
-    assert node.ingress(request, "pods") == ("pass", bytes(request), {"passed": 1})
+
+@pytest.mark.parametrize("size", [0, 3, 20, 56, 1400])
+def test_echo(node: Node, places: Places, size: int) -> None:
+    """A ping to a cluster IP is refused, one to an unallocated address swallowed (6.3)."""
+    request = ping(places, places.cluster_ip, size)
+    came = node.ingress(request, "pods")
+    assert (came.action, came.verdicts) == ("redirect", {"refused": 1})
+    assert (network(came.packet).src, network(came.packet).dst) == (
+        places.cluster_ip,
+        places.pod,
+    )
+    error = bytes(network(came.packet).payload)
+    assert tuple(error[:2]) == ((3, 3) if places.version == 4 else (1, 4))
+    assert bytes(network(request)).startswith(error[8:]) and len(error) >= 36
+    lost = node.ingress(ping(places, places.unallocated, size), "pods")
+    assert (lost.action, lost.verdicts) == ("drop", {"unallocated": 1})
+
+
+def test_echo_of_others(node: Node, places: Places) -> None:
+    """Pings to anybody else are left alone, and at egress all of them."""
+    for host in (places.client, places.node, places.balancer):
+        request = ping(places, host, 56)
+        assert node.ingress(request, "pods") == ("pass", bytes(request), {"passed": 1})
+    request = ping(places, places.cluster_ip, 56)
     assert node.egress(request) == ("pass", bytes(request), {"passed": 1})

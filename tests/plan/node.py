@@ -3,7 +3,9 @@
 
 from collections.abc import Iterator, Mapping
 from functools import partial
+from typing import NamedTuple
 
+from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
 from ebpflb.plan.entries import Frontend, Range, Service
 from ebpflb.plan.numbers import QUARANTINE_SECONDS, GiveBack
@@ -15,6 +17,14 @@ from tests.plan.simulation import Answer, Backends, Broken, Maps, Rights, Write,
 
 Answers = dict[Frontend, Answer]
 Keys = set[tuple[int, int]]
+
+
+class Sleeper(NamedTuple):
+    """Since when, and what would be found if it woke up at once."""
+
+    since: float
+    backends: Backends
+    admitted: list[Address]
 
 
 class Node:
@@ -29,7 +39,7 @@ class Node:
         self.planner = Planner(capacity)
         self.wanted: dict[PortName, Wanted] = {}
         self.now = 100.0
-        self.sleepers: dict[Service, tuple[float, Backends]] = {}
+        self.sleepers: dict[Service, Sleeper] = {}
         self.clients: Keys = set()
 
     def change(self, changes: Mapping[PortName, Wanted | None], stop: int | None = None) -> Plan:
@@ -77,6 +87,12 @@ class Node:
     def wait(self, seconds: float) -> None:
         self.now += seconds
 
+    def rest(self) -> None:
+        """Until nothing rests any more."""
+        while self.planner.quarantine:
+            self.wait(QUARANTINE_SECONDS)
+            self.change({})
+
     def _fits(self) -> None:
         """The kernel would refuse more."""
         if len(self.maps.services) > self.capacity.services:
@@ -116,14 +132,33 @@ class Node:
     def _fall_asleep(self) -> None:
         """Somebody reads each service value just before it changes."""
         for service in self.maps.services.values():
-            self.sleepers[service] = self.now, self.maps.backends(service, service.block)
+            admitted = [client for client in CLIENTS if self.maps.admits(service, client)]
+            backends = self.maps.backends(service, service.block)
+            self.sleepers[service] = Sleeper(self.now, backends, admitted)
 
     def _wake_up(self) -> None:
         """Less than the quarantine later, the slots are as they were."""
-        for service, (since, backends) in self.sleepers.items():
-            awake = self.now - since < QUARANTINE_SECONDS
-            if awake and self.maps.backends(service, service.block) != backends:
-                raise Broken(f"{service} was overwritten under a reader")
+        for service, sleeper in self.sleepers.items():
+            if self.now - sleeper.since < QUARANTINE_SECONDS:
+                if self.maps.backends(service, service.block) != sleeper.backends:
+                    raise Broken(f"{service} was overwritten under a reader")
+                self._is_let_in(service, sleeper)
+
+    def _is_let_in(self, service: Service, sleeper: Sleeper) -> None:
+        """Who was let in by what it read is, while whoever reads the service anew is all the time.
+
+        Unless the service remains restricted by other frontends, which shut out others at once.
+        """
+        now = self.maps.services.get(service.frontend)
+        others = [s for s in self.maps.services.values() if s.frontend != service.frontend]
+        elsewhere = any(s.id == service.id and "restricted" in s.flags for s in others)
+        for client in sleeper.admitted[:]:
+            admitted = self.maps.admits(service, client)
+            anew = now and now.id == service.id and self.maps.admits(now, client)
+            if not anew or (elsewhere and not admitted):
+                sleeper.admitted.remove(client)
+            elif not admitted:
+                raise Broken(f"{service} was closed under a reader, {client}")
 
 
 def check_tidy(node: Node) -> None:
@@ -137,8 +172,10 @@ def check_tidy(node: Node) -> None:
         id: b.name for p in programmed.values() for id, b in zip(p.ids, p.backends, strict=True)
     }
     assert maps.backend_names == labels
-    assert set(maps.source_ranges) == set().union(*(p.source_ranges for p in programmed.values()))
-    assert len(maps.source_ranges) == planner.source_ranges
+    asked = set().union(*(p.source_ranges for p in programmed.values()))
+    idle = set().union(*planner.admission.idle.values())
+    assert set(maps.source_ranges) == planner.admission.held == asked | idle
+    assert asked.isdisjoint(idle)
     assert set(maps.cluster_ips) == {
         f.address for f, service in maps.services.items() if "external" not in service.flags
     }

@@ -129,7 +129,10 @@ class Maps:
 
     def lets_in(self, frontend: Frontend, client: Address) -> bool:
         """Whether a client may use a frontend."""
-        service = self.services[frontend]
+        return self.admits(self.services[frontend], client)
+
+    def admits(self, service: Service, client: Address) -> bool:
+        """policy_admits, whoever read the service and when."""
         restricted = "restricted" in service.flags
         return not restricted or any(matches(it, service.id, client) for it in self.source_ranges)
 
@@ -144,7 +147,7 @@ class Maps:
             frontend: (
                 answer.flags,
                 answer.affinity_seconds,
-                self._ranges(self.services[frontend].id),
+                self._ranges(self.services[frontend]),
                 *map(self._seen, answer[2:]),
             )
             for frontend, answer in self.answers().items()
@@ -158,8 +161,10 @@ class Maps:
             for backend in answer.block
         }
 
-    def _ranges(self, service: int) -> set[tuple[int, Address]]:
-        return {(it.length, it.address) for it in self.source_ranges if it.service == service}
+    def _ranges(self, service: Service) -> set[tuple[int, Address]]:
+        """Those that anybody asks for."""
+        asked = self.source_ranges if "restricted" in service.flags else ()
+        return {(it.length, it.address) for it in asked if it.service == service.id}
 
     def _seen(self, backends: Backends) -> list[Seen]:
         return [Seen(b.address, b.port, b.flags, self.backend_names.get(b.id)) for b in backends]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebpflb.model.services import Protocol
-from ebpflb.plan.expiry import SECONDS, expired, patience
+from ebpflb.plan.expiry import Timeouts
 from ebpflb.plan.flows import Entries, State
 from tests.plan.flow_builders import MASQUERADE, NOW, REPLY, REQUEST, SECOND, Made
 
@@ -42,49 +42,65 @@ class Known(NamedTuple):
     complete: bool
 
 
+CHOSEN = st.one_of(
+    st.just(Timeouts()), st.builds(Timeouts, *[st.sampled_from([0, 1, 20, 60, 7200, 500_000])] * 4)
+)
+
+
+def _of_a_part(seconds: dict[State, int]) -> int:
+    """What is left of a flow may look open, or closed by one side, where the whole does not."""
+    looks = (State.OPEN, State.CLOSING, State.BOTH_WAYS)
+    return min(seconds[state] for state in looks if state in seconds)
+
+
 @st.composite
-def flows(draw: st.DrawFn, number: int) -> Known:
+def flows(draw: st.DrawFn, number: int, timeouts: Timeouts) -> Known:
     protocol = draw(st.sampled_from(Protocol))
-    state = draw(st.sampled_from(list(SECONDS[protocol])))
+    state = draw(st.sampled_from(list(timeouts.seconds[protocol])))
     words = list(draw(st.sampled_from(WORDS[state])))
     if draw(st.booleans()) and (protocol, state) in AND_ALSO:
         words[draw(st.sampled_from([REQUEST, REPLY]))] += AND_ALSO[protocol, state]
     made = Made(number, protocol, *draw(st.tuples(*[st.booleans()] * 3)))
     if made.masqueraded:
         words[REQUEST] += " masquerade"
-    limit = SECONDS[protocol][state]
+    limit = timeouts.seconds[protocol][state]
     near = st.sampled_from([0, limit // 2, limit - 1, limit, limit + 1, 3 * limit, 100_000])
     entries = made.entries(words, draw(st.tuples(*[near] * 4)))
     evicted = draw(st.sampled_from([None, None, None, REQUEST, REPLY]))
     if evicted == REQUEST or (evicted == REPLY and not made.masqueraded):
         del entries[list(entries)[-1 if evicted == REPLY else REQUEST]]
-        return Known(entries, limit, False)
+        return Known(entries, min(limit, _of_a_part(timeouts.seconds[protocol])), False)
     return Known(entries, limit, True)
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> list[Known]:
-    return [draw(flows(number)) for number in range(1, draw(st.integers(1, 6)) + 1)]
+def worlds(draw: st.DrawFn) -> tuple[Timeouts, list[Known]]:
+    timeouts = draw(CHOSEN)
+    numbers = range(1, draw(st.integers(1, 6)) + 1)
+    return timeouts, [draw(flows(number, timeouts)) for number in numbers]
 
 
-def sweep(store: Entries) -> None:
+def sweep(store: Entries, timeouts: Timeouts) -> None:
     """As ebpflb.datapath.sweep does it, of a dict."""
-    limits = {key: patience(Protocol(key.protocol), flow.flags) for key, flow in store.items()}
+    wait = timeouts.patience
+    limits = {key: wait(Protocol(key.protocol), flow.flags) for key, flow in store.items()}
     idle = [key for key, flow in store.items() if NOW - flow.last_seen >= limits[key]]
     suspects = ((key, store[key]) for key in idle if key in store)
-    for entries in expired(suspects, store.get, NOW):
+    for entries in timeouts.expired(suspects, store.get, NOW):
         for key in entries:
             store.pop(key, None)
 
 
 @given(worlds())
 @settings(max_examples=400, deadline=None)
-def test_sweep(world: list[Known]) -> None:
+def test_sweep(drawn: tuple[Timeouts, list[Known]]) -> None:
     """No entry goes whose flow has one that is younger than its time-out; of a flow that goes
-    none stays; and a complete flow goes as soon as all its entries are as old.
+    none stays; and a complete flow goes as soon as all its entries are as old: whatever time-outs
+    the operator chose.
     """
+    timeouts, world = drawn
     store: Entries = {key: flow for known in world for key, flow in known.entries.items()}
-    sweep(store)
+    sweep(store, timeouts)
     for entries, limit, complete in world:
         left = [key for key in entries if key in store]
         due = all(NOW - flow.last_seen >= limit * SECOND for flow in entries.values())
@@ -96,9 +112,26 @@ def test_sweep(world: list[Known]) -> None:
 @pytest.mark.parametrize("part", [REQUEST, MASQUERADE])
 def test_orphans(part: int) -> None:
     """What lost its request or its masquerade goes when the longest time-out is over."""
-    limit = SECONDS[Protocol.TCP][State.OPEN]
+    limit = Timeouts().seconds[Protocol.TCP][State.OPEN]
     for ago, gone in ((limit - 1, False), (limit, True)):
         store = Made(1, masqueraded=True).plain(ago)
         del store[list(store)[part]]
-        sweep(store)
+        sweep(store, Timeouts())
         assert bool(store) is not gone
+
+
+def test_kube_proxys_timeouts() -> None:
+    """What nobody chose is what kube-proxy and conntrack have (kube-proxy.md 11.3)."""
+    seconds = Timeouts().seconds
+    assert seconds[Protocol.TCP][State.OPEN] == 24 * 3600
+    assert seconds[Protocol.TCP][State.CLOSING] == 3600
+    assert seconds[Protocol.UDP] == {State.ONE_WAY: 30, State.BOTH_WAYS: 180}
+
+
+def test_chosen_timeouts() -> None:
+    """What the operator chose counts, but for SCTP, which kube-proxy leaves alone."""
+    seconds = Timeouts(established=1, close_wait=2, udp=3, udp_stream=4).seconds
+    assert seconds[Protocol.TCP][State.OPEN] == 1
+    assert seconds[Protocol.TCP][State.CLOSING] == 2
+    assert seconds[Protocol.UDP] == {State.ONE_WAY: 3, State.BOTH_WAYS: 4}
+    assert seconds[Protocol.SCTP] == Timeouts().seconds[Protocol.SCTP]

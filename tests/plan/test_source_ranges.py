@@ -62,7 +62,6 @@ def test_new_restricted_service() -> None:
     ("before", "after", "new", "gone"),
     [
         (OPEN, restricted(FIRST, THIRD), [FIRST, THIRD], []),
-        (restricted(FIRST, THIRD), OPEN, [], [FIRST, THIRD]),
         (restricted(FIRST), restricted(FIRST, SECOND), [SECOND], []),
         (restricted(FIRST, SECOND), restricted(SECOND), [], [FIRST]),
         (restricted(BOTH_HALVES), restricted(FIRST), [FIRST], [BOTH_HALVES]),
@@ -78,6 +77,51 @@ def test_change_of_ranges(
     plan = node.change(by_name(after))
     assert plan.source_ranges == [(found, 1) for found in ranges(1, new)]
     assert plan.gone_source_ranges == ranges(1, gone)
+    check_tidy(node)
+
+
+def test_opened_service() -> None:
+    """Its ranges rest before they go: Node's readers have seen it restricted a moment before."""
+    node = serving(restricted(FIRST, THIRD))
+    assert not node.change(by_name(OPEN)).gone_source_ranges
+    assert node.planner.present[name("web")].source_ranges == frozenset()
+    node.wait(2)
+    assert node.change({}).gone_source_ranges == ranges(1, [FIRST, THIRD])
+    check_tidy(node)
+
+
+def test_closed_again() -> None:
+    """Ranges that rest let nobody in when it is restricted again, nor go if they are its."""
+    node = serving(restricted(FIRST, THIRD))
+    node.change(by_name(OPEN))
+    plan = node.change(by_name(restricted(THIRD)))
+    assert (plan.source_ranges, plan.gone_source_ranges) == ([], ranges(1, [FIRST]))
+    node.rest()
+    assert let_in(node) == [False, False, True]
+    check_tidy(node)
+
+
+def test_opened_twice() -> None:
+    """The rest is counted from the last time."""
+    node = serving(restricted(FIRST))
+    node.change(by_name(OPEN))
+    node.wait(0.6)
+    node.change(by_name(restricted(FIRST)))
+    node.change(by_name(OPEN))
+    node.wait(0.6)
+    assert not node.change({}).gone_source_ranges
+    node.wait(0.6)
+    assert node.change({}).gone_source_ranges == ranges(1, [FIRST])
+
+
+def test_opened_before_a_restart() -> None:
+    """A new agent has no readers to wait for; ranges that its service wants stay."""
+    node = serving(restricted(FIRST, THIRD))
+    node.change(by_name(OPEN))
+    node.wanted = by_name(restricted(THIRD))
+    plan = node.restart()
+    assert (plan.source_ranges, plan.gone_source_ranges) == ([], ranges(1, [FIRST]))
+    assert let_in(node) == [False, False, True]
     check_tidy(node)
 
 
@@ -113,23 +157,60 @@ def test_ranges_of_nobody() -> None:
     check_tidy(node)
 
 
+FULL = "map source_ranges is full (3 entries)"
+
+
 def test_full_map() -> None:
-    """Who does not fit waits; what has a place may exchange ranges as far as there is room."""
+    """Who finds no room for a range serves without it, and gets it when there is room."""
     node = Node(ROOM._replace(source_ranges=3))
     node.change(by_name(restricted(FIRST, SECOND)))
     node.change(by_name(restricted(FIRST, THIRD, service="db", number=2)))
-    full = "map source_ranges is full (3 entries)"
-    assert node.planner.unplaced == {name("db"): full}
-    node.change(by_name(restricted(THIRD)))
-    assert node.planner.unplaced.keys() == {name("db")} and let_in(node) == [False, False, True]
+    assert node.planner.unplaced == {name("db"): FULL}
+    assert [node.maps.lets_in(frontend(2), client) for client in CLIENTS] == [False, False, True]
+    assert not node.change({})
+    node.change(by_name(restricted(FIRST)))
+    assert node.planner.unplaced == {name("db"): FULL}
     node.change({})
-    assert not node.planner.unplaced
+    assert node.planner.unplaced == {}
+    assert [node.maps.lets_in(frontend(2), client) for client in CLIENTS] == [True, False, True]
     check_tidy(node)
 
 
-def test_last_good_ranges_stay() -> None:
-    """Ranges that do not fit change nothing of the service."""
+def test_what_was_let_in_and_shall_be_stays() -> None:
+    """Ranges that do not fit take nothing from those that are there, nor keep what must go."""
     node = Node(ROOM._replace(source_ranges=2))
-    node.change(by_name(restricted(FIRST)))
-    assert not node.change(by_name(restricted(SECOND, THIRD)))
+    node.change(by_name(restricted(FIRST, SECOND)))
+    node.change(by_name(restricted(SECOND, THIRD)))
+    assert node.planner.unplaced.keys() == {name("web")} and let_in(node) == [False, True, False]
+    node.change({})
+    assert not node.planner.unplaced and let_in(node) == [False, True, True]
+
+
+def test_restriction_without_room_fails_closed() -> None:
+    """A service that was open lets in those that fit, and nobody else."""
+    node = Node(ROOM._replace(source_ranges=1))
+    node.change(by_name(OPEN))
+    assert let_in(node) == [True, True, True]
+    node.change(by_name(restricted(FIRST, THIRD)))
+    assert node.planner.unplaced.keys() == {name("web")} and let_in(node) == [False, False, True]
+    check_tidy(node)
+
+
+def test_restriction_of_what_does_not_fit_fails_closed() -> None:
+    """Also where its backends find no room: it keeps the old ones, for those it shall let in."""
+    node = Node(ROOM._replace(slots=1))
+    node.change(by_name(OPEN))
+    grown = wanted("web", [1], [1, 2], source_ranges=[FIRST], flags=RESTRICTED)
+    node.change(by_name(grown))
     assert node.planner.unplaced.keys() == {name("web")} and let_in(node) == [True, False, False]
+    assert len(node.maps.answer(frontend(1)).cluster) == 1
+    check_tidy(node)
+
+
+def test_opening_what_does_not_fit_waits() -> None:
+    """It keeps its last good state, which is restricted."""
+    node = Node(ROOM._replace(slots=1))
+    node.change(by_name(restricted(FIRST)))
+    assert not node.change(by_name(wanted("web", [1], [1, 2], flags=EXTERNAL)))
+    assert let_in(node) == [True, False, False]
+    check_tidy(node)

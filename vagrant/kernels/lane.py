@@ -42,11 +42,14 @@ TESTS = (
     "--few=1:tests/packet",
     "--few=1:tests/network/test_policies.py",
     "--few=1:tests/network/test_affinity.py",
+    "--few=1:tests/network/test_stale_udp.py",
+    "--few=1:tests/network/test_early_udp.py",
     # seconds of Python that ask the kernel nothing new
     "--deselect=tests/datapath/test_programs.py::test_relocation",
     "--deselect=tests/datapath/test_state.py::test_bpffs_is_mounted",
     "--deselect=tests/packet/test_devices.py::test_spread",
     "--deselect=tests/network/test_bind.py::test_switched_off",
+    "--deselect=tests/network/test_stale_udp.py::test_while_no_agent_runs",
     "tests/lab/inside",
     "tests/datapath/test_maps.py",
     "tests/datapath/test_programs.py",
@@ -55,6 +58,7 @@ TESTS = (
     "tests/datapath/test_state.py",
     "tests/datapath/test_devices.py",
     "tests/datapath/test_sweep.py",
+    "tests/datapath/test_sock_diag.py",
     "tests/packet",
     "tests/network/test_packets_table.py",
     # one cluster from here on: who wants it fresh comes first, who leaves it changed last
@@ -63,6 +67,8 @@ TESTS = (
     "tests/network/test_policies.py",
     "tests/network/test_affinity.py",
     "tests/network/test_datagrams.py",
+    "tests/network/test_stale_udp.py",
+    "tests/network/test_early_udp.py",
     "tests/network/test_bind.py",
     "tests/network/test_refusal.py",
 )

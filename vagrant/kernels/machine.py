@@ -190,8 +190,8 @@ def end_all() -> None:
 
 
 def end_on_signals() -> None:
-    """SIGTERM and SIGHUP end us as Ctrl-C does: nothing stays behind."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    """Nothing stays behind. A shell has those that it starts in the background ignore SIGINT."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))
 
 

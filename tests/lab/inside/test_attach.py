@@ -15,6 +15,7 @@ from ebpflb.datapath.state import State
 from ebpflb.datapath.tcx import Tcx
 from tests.datapath import devices
 from tests.datapath.devices import Namespace
+from tests.datapath.variants import eventually
 from vagrant.kernels import bytecode
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="bpf(2) is root's")
@@ -65,10 +66,10 @@ def test_devices(
 ) -> None:
     """At devices of all sorts, by tcx and by clsact."""
     found = loaded(PACKETS, variant, all_maps, cache)
+    at = ns.tcx if way.name == "tcx" else ns.filters
     for name in DEVICES:
         way.attach(ns.index(name), found)
-        at = (ns.tcx if way.name == "tcx" else ns.filters)(name)
-        assert at == {end: [number] for end, number in ids(found).items()}
+        assert at(name) == {end: [number] for end, number in ids(found).items()}
     way.prune(set())
-    assert not any(ns.tcx(name)["ingress"] for name in DEVICES if way.name == "tcx")
+    assert eventually(lambda: all(at(name) == devices.NONE for name in DEVICES))
     programs.close(found)

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a bench stands: a lab and a folder that go at the end, also when it is interrupted."""
+
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from ebpflb.lab.hosts import Lab
+
+
+@contextmanager
+def ground(prefix: str) -> Iterator[tuple[Lab, Path, ExitStack]]:
+    """A lab, a folder, and a stack for whatever else must go."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(1))
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{prefix}-")))
+        yield stack.enter_context(Lab(prefix)), folder, stack
+
+
+def say(what: str) -> None:
+    """What is being measured, on standard error, for whoever waits."""
+    print(f"{what} ...", file=sys.stderr, flush=True)

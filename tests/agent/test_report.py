@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What others learn of the agent's turns: health, metrics, health-check ports, stale flows."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from ebpflb.lab import objects
+from ebpflb.model.addresses import Family
+from ebpflb.model.events import Key, Kind, Removed
+from tests.agent.fakes import Json, Stage, changed, listed, service, slices
+from tests.agent.test_corridor import EVERYTHING, FULL, NODES, SERVICES, SLICES
+
+SYNCS = "kubeproxy_sync_{}proxy_rules_duration_seconds_count"
+LATENCIES = "kubeproxy_network_programming_duration_seconds_count"
+HC_PORT = 32000
+
+
+def value(stage: Stage, name: str, **labels: str) -> float | None:
+    return stage.metrics.registry.get_sample_value(name, labels)
+
+
+def latencies(stage: Stage) -> float | None:
+    return value(stage, LATENCIES, ip_family="IPv4")
+
+
+def triggered(said: Json, after: timedelta) -> Json:
+    """The slice as the controller writes it: with the time of what made it do so."""
+    when = (datetime.now(UTC) + after).isoformat().replace("+00:00", "Z")
+    said["metadata"]["annotations"] = {"endpoints.kubernetes.io/last-change-trigger-time": when}
+    return said
+
+
+def balanced(policy: str = "Local") -> Json:
+    """A load balancer's Service, which has a health-check node port under policy Local."""
+    said = service("a", "10.96.0.1")
+    said["spec"] |= {
+        "type": "LoadBalancer",
+        "externalTrafficPolicy": policy,
+        "healthCheckNodePort": HC_PORT,
+    }
+    return said
+
+
+def datagrams(*ips: str) -> tuple[Json, Json]:
+    """A Service of UDP and its endpoints."""
+    ports = [{"port": 53, "protocol": "UDP"}]
+    endpoints = [objects.endpoint(ip, node="node-1", target=ip) for ip in ips]
+    return (
+        objects.service("dns", ["10.96.0.3"], ports),
+        objects.endpoint_slice("dns", "IPv4", endpoints, ports),
+    )
+
+
+@pytest.fixture
+def serving(stage: Stage) -> Stage:
+    stage.start()
+    stage.say(*EVERYTHING)
+    return stage
+
+
+def test_syncs_are_counted(serving: Stage) -> None:
+    """The first sync is a full one, a later one partial, and what changes nothing is none."""
+    serving.say(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.0.4")))
+    serving.say(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.0.4")))
+    kinds = {kind: value(serving, SYNCS.format(kind), ip_family="IPv6") for kind in KINDS}
+    assert kinds == {"": 2, "full_": 1, "partial_": 1}
+
+
+KINDS = ("", "full_", "partial_")
+
+
+def test_changes_are_counted(serving: Stage) -> None:
+    """Services count once per family, slices once, and none is pending after the sync."""
+    names = [f"kubeproxy_sync_proxy_rules_{kind}_changes" for kind in ("service", "endpoint")]
+    assert [value(serving, f"{name}_total") for name in names] == [4, 2]
+    serving.say(Removed(Kind.SERVICE, Key("default", "a")))
+    serving.say(Removed(Kind.ENDPOINT_SLICE, Key("default", "b-ipv4")))
+    assert [value(serving, f"{name}_total") for name in names] == [6, 3]
+    assert [value(serving, f"{name}_pending") for name in names] == [0, 0]
+
+
+def test_latency_of_a_change(serving: Stage) -> None:
+    """The time from a slice's trigger is observed once its sync has succeeded, and once only."""
+    after = triggered(slices("a", "10.1.0.9"), timedelta(seconds=1))
+    serving.say(changed(Kind.ENDPOINT_SLICE, after))
+    assert latencies(serving) == 1
+    serving.say(listed(Kind.ENDPOINT_SLICE, after, slices("b", "10.1.0.3")))
+    assert latencies(serving) == 1
+
+
+def test_no_latency(serving: Stage) -> None:
+    """What was triggered before the agent began, and what goes, has none."""
+    before = triggered(slices("a", "10.1.0.9"), -timedelta(hours=1))
+    serving.say(changed(Kind.ENDPOINT_SLICE, before))
+    serving.say(Removed(Kind.ENDPOINT_SLICE, Key("default", "a-ipv4")))
+    assert latencies(serving) == 0
+
+
+def test_latency_waits_for_success(serving: Stage) -> None:
+    """A change whose write failed is observed after the one that succeeded."""
+    serving.datapath.failures = [FULL]
+    after = triggered(slices("a", "10.1.0.9"), timedelta(seconds=1))
+    serving.say(changed(Kind.ENDPOINT_SLICE, after))
+    assert value(serving, "ebpflb_sync_failures_total") == 1
+    serving.until(lambda words: not words.failed)
+    assert latencies(serving) == 1
+
+
+def test_healthy_while_it_keeps_up(stage: Stage) -> None:
+    """Before the lists are complete and after each sync nothing waits: that is healthy."""
+    stage.health._timeout = 0  # whatever waits is too late
+    stage.start()
+    stage.say(SERVICES, SLICES)
+    assert stage.health.healthy
+    stage.say(NODES)
+    assert stage.health.healthy
+
+
+def test_unhealthy_while_it_fails(serving: Stage) -> None:
+    """A change that cannot be written makes the agent unhealthy, until it is."""
+    serving.health._timeout = 0
+    serving.datapath.failures = [FULL]
+    serving.say(changed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.9")))
+    assert not serving.health.healthy
+    serving.until(lambda words: not words.failed)
+    assert serving.health.healthy
+
+
+def test_node_is_followed(serving: Stage) -> None:
+    """A Node that is about to be deleted is not eligible any more, as soon as it says so."""
+    node = objects.node("node-1", "192.0.2.1")
+    serving.say(changed(Kind.NODE, node))
+    assert serving.health.eligible
+    node["spec"]["taints"] = [{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]
+    serving.say(changed(Kind.NODE, node))
+    assert not serving.health.eligible
+
+
+def test_health_check_node_port(serving: Stage) -> None:
+    """After each sync the ports know how many local endpoints are ready; under Cluster none is."""
+    key = Key("default", "a")
+    serving.say(changed(Kind.SERVICE, balanced()))
+    assert serving.checks.wanted[-1][key].counts == {Family.IPV4: 2}
+    serving.say(changed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.1")))
+    assert serving.checks.wanted[-1][key].counts == {Family.IPV4: 1}
+    serving.say(changed(Kind.SERVICE, balanced("Cluster")))
+    assert not serving.checks.wanted[-1]
+
+
+def test_no_local_endpoints(serving: Stage) -> None:
+    """Service ports under policy Local with endpoints on other nodes alone are counted."""
+    name = "kubeproxy_sync_proxy_rules_no_local_endpoints_total"
+    labels = {"traffic_policy": "external", "ip_family": "IPv4"}
+    away = slices("a", "10.1.0.1")
+    away["endpoints"][0]["nodeName"] = "node-2"
+    said = balanced()
+    said["spec"]["ports"][0]["nodePort"] = 30080
+    serving.say(changed(Kind.SERVICE, said), changed(Kind.ENDPOINT_SLICE, away))
+    assert value(serving, name, **labels) == 1
+    serving.say(Removed(Kind.SERVICE, Key("default", "a")))
+    assert value(serving, name, **labels) == 0
+
+
+def test_stale_flows(serving: Stage) -> None:
+    """Everything is surveyed after the start; later whatever a sync made stale is told."""
+    dns, endpoints = datagrams("10.1.0.7", "10.1.0.8")
+    serving.say(changed(Kind.SERVICE, dns), changed(Kind.ENDPOINT_SLICE, endpoints))
+    assert serving.cure.surveys == 1
+    ids = {
+        name.target: id for id, name in serving.datapath.maps.backend_names.items() if name.target
+    }
+    serving.say(changed(Kind.ENDPOINT_SLICE, datagrams("10.1.0.8")[1]))
+    assert serving.cure.told[-1].ended == {ids["10.1.0.7"]}
+
+
+def test_minimal_sync_period(stage: Stage) -> None:
+    """After a sync the changes of the period gather, and are written by one plan."""
+    stage.settings = replace(stage.settings, min_sync_period=2.0)
+    stage.start()
+    stage.say(*EVERYTHING)
+    stage.say(changed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.7")))
+    stage.say(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.0.8")))
+    assert len(stage.datapath.plans) == 1
+    stage.until(lambda _: len(stage.datapath.plans) == 2)
+    assert {name.service for name, _ in _planned(stage)} == {"a", "b"}
+
+
+def _planned(stage: Stage) -> list[tuple[object, object]]:
+    names = stage.datapath.maps.service_names
+    return [(names[service.id], service) for _, service in stage.datapath.plans[-1].services]

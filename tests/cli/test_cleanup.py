@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ebpflb cleanup --kube-proxy`, and what `check` and `status` say of a kube-proxy."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from socket import AF_INET, SOCK_DGRAM, socket
+
+import pytest
+
+from ebpflb.cli.cleanup import everything as clean_everything
+from ebpflb.lab.agents import wait_until
+from ebpflb.model.kube_proxy import Found
+from ebpflb.node import ipvs, kube_proxy, nft, tracked
+from ebpflb.serve import status
+from ebpflb.settings import Places
+from tests.cli.conftest import Done, Ebpflb
+from tests.node import answering, nodes, rules
+from tests.node.nodes import TOOLS, everything, load, load_nft, make_sets, run
+
+NAME = f"ebpflb-test-{os.getpid()}-cleanup"
+TRANSLATING = "table ip kube-proxy {\n chain c {\n type nat hook output priority -100\n udp dport 53 dnat to 127.0.0.1:54\n }\n}\n"  # noqa: E501
+
+
+@pytest.fixture(autouse=True)
+def netns() -> Iterator[None]:
+    with nodes.fresh(NAME):
+        yield
+
+
+@pytest.fixture
+def loopback() -> None:
+    """Not everywhere: to ask there is counted by the rules."""
+    run("ip", "link", "set", "lo", "up")
+
+
+def left_by_iptables() -> None:
+    for tool in TOOLS:
+        load(tool, rules.KUBELET, rules.IPTABLES_MODE)
+
+
+def removed(done: Done) -> list[str]:
+    return [line[9:] for line in done.out.splitlines() if line.startswith("removed: ")]
+
+
+def test_all(ebpflb: Ebpflb, nowhere: list[str]) -> None:
+    """Each thing that goes is told, and then that nothing is left; a second run finds nothing."""
+    left_by_iptables()
+    load_nft()
+    done = ebpflb("cleanup", "--kube-proxy", *nowhere)
+    assert (done.status, done.err) == (0, "")
+    assert len(removed(done)) == 2 + 4 * 3
+    assert "removed: table ip6 kube-proxy\n" in done.out
+    assert "removed: ip6tables-nft, table nat: 11 chains and 3 rules\n" in done.out
+    assert "nothing is left of kube-proxy" in done.out
+    again = ebpflb("cleanup", "--kube-proxy", *nowhere)
+    assert again == Done(0, "nothing of kube-proxy is here\n", "")
+
+
+def test_nobody_serves(ebpflb: Ebpflb, nowhere: list[str]) -> None:
+    """Where ebpflb is not at work it is told that nobody serves now."""
+    load_nft()
+    done = ebpflb("cleanup", "--kube-proxy", *nowhere)
+    assert "ebpflb does not serve at /sys/fs/bpf/ebpflb-never" in done.out
+
+
+def test_runs(ebpflb: Ebpflb, nowhere: list[str], tmp_path: Path) -> None:
+    """While a kube-proxy runs nothing is touched, in one line with its pid; --force does it."""
+    left_by_iptables()
+    before = everything()
+    with answering.process(tmp_path) as pid:
+        done = ebpflb("cleanup", "--kube-proxy", *nowhere)
+        assert done.status == 1
+        assert done.err == (
+            f"ebpflb: kube-proxy still runs (pid {pid}): stop it first, or --force\n"
+        )
+        assert everything() == before
+        assert ebpflb("cleanup", "--kube-proxy", "--force", *nowhere).status == 0
+        assert not kube_proxy.look().rules
+
+
+def test_answers(ebpflb: Ebpflb, nowhere: list[str], loopback: None) -> None:
+    """One that is not seen but answers is refused by its port; ebpflb's own answer is none."""
+    load_nft()
+    with answering.answer("iptables"):
+        done = ebpflb("cleanup", "--kube-proxy", *nowhere)
+        assert "still runs (mode iptables at 127.0.0.1:10249)" in done.err
+    with answering.answer("ebpf"):
+        assert ebpflb("cleanup", "--kube-proxy", *nowhere).status == 0
+
+
+def test_dry_run(ebpflb: Ebpflb, nowhere: list[str], tmp_path: Path) -> None:
+    """A dry run tells the same and changes nothing, also while a kube-proxy runs."""
+    left_by_iptables()
+    before = everything()
+    with answering.process(tmp_path):
+        told = ebpflb("cleanup", "--kube-proxy", "--dry-run", *nowhere)
+    assert told.status == 0
+    assert everything() == before
+    done = ebpflb("cleanup", "--kube-proxy", *nowhere)
+    assert told.out.splitlines() == [f"would be removed: {what}" for what in removed(done)]
+    nothing = ebpflb("cleanup", "--kube-proxy", "--dry-run", *nowhere)
+    assert nothing.out == "nothing of kube-proxy is here\n"
+
+
+@pytest.mark.parametrize("option", ["--dry-run", "--force"])
+def test_options_go_together(ebpflb: Ebpflb, nowhere: list[str], option: str) -> None:
+    """What is meant for kube-proxy's leftovers is refused without them."""
+    done = ebpflb("cleanup", option, *nowhere)
+    assert done.status == 2
+    assert "go with --kube-proxy" in done.err
+
+
+def test_kept(ebpflb: Ebpflb, nowhere: list[str]) -> None:
+    """What others use is left alone and named, which is no failure, each time."""
+    load(TOOLS[0], rules.PORTMAP, rules.IPTABLES_MODE, rules.MARKING_PORTMAP)
+    for _ in range(2):
+        done = ebpflb("cleanup", "--kube-proxy", *nowhere)
+        assert done.status == 0
+        assert (
+            "left alone: iptables-legacy, table nat: KUBE-MARK-MASQ, KUBE-POSTROUTING:"
+            " used by rules in CNI-DN-77aa0c\n"
+        ) in done.out
+
+
+def test_stays(ebpflb: Ebpflb, nowhere: list[str]) -> None:
+    """What cannot go is named, the rest goes, and the exit status tells."""
+    make_sets(TOOLS[0])
+    asks = "*filter\n-A INPUT -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT\nCOMMIT\n"
+    load(TOOLS[0], rules.IPVS_MODE, asks)
+    done = ebpflb("cleanup", "--kube-proxy", *nowhere)
+    assert done.status == 1
+    still, last = done.err.splitlines()
+    assert still.startswith("still here: ipset KUBE-CLUSTER-IP: ")
+    assert last == "ebpflb: not all that kube-proxy left could be removed: see above"
+    assert ipvs.sets() == {"KUBE-CLUSTER-IP"}
+    assert "nothing is left" not in done.out
+
+
+def test_no_tools(ebpflb: Ebpflb, nowhere: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without iptables the tables go, and what could not be looked at is named: status 1."""
+    left_by_iptables()
+    load_nft()
+    with monkeypatch.context() as patched:
+        patched.setenv("PATH", "/nowhere")
+        done = ebpflb("cleanup", "--kube-proxy", *nowhere)
+    assert done.status == 1
+    assert removed(done) == ["table ip kube-proxy", "table ip6 kube-proxy"]
+    lost = "cannot be looked at: the tables nat, filter, mangle of {}: it is not installed here"
+    assert done.err.splitlines()[:4] == [lost.format(tool.name) for tool in TOOLS]
+
+
+def test_own(ebpflb: Ebpflb, nowhere: list[str]) -> None:
+    """`cleanup` alone removes what is ours and leaves what is kube-proxy's."""
+    left_by_iptables()
+    before = everything()
+    nft.hold_nat()
+    assert ebpflb("cleanup", *nowhere).status == 0
+    assert everything() == before
+
+
+def test_everything(tmp_path: Path) -> None:
+    """As kube-proxy's --cleanup: both go."""
+    left_by_iptables()
+    clean_everything(Places(Path("/sys/fs/bpf/ebpflb-never"), tmp_path / "run"))
+    assert kube_proxy.look() == Found()
+
+
+def test_nat_is_held(ebpflb: Ebpflb, nowhere: list[str], loopback: None) -> None:
+    """As long as connections are translated NAT is kept alive, and it is told; then that goes."""
+    Path("/proc/sys/net/netfilter/nf_conntrack_udp_timeout").write_text("2")
+    run("nft", "-f", "-", said=TRANSLATING)
+    with socket(AF_INET, SOCK_DGRAM) as client:
+        client.sendto(b"?", ("127.0.0.1", 53))
+    done = ebpflb("cleanup", "--kube-proxy", *nowhere)
+    assert done.status == 0
+    assert "table inet ebpflb-nat stays as long as connections are translated" in done.out
+    assert nft.holds_nat()
+    assert not kube_proxy.look().rules, "it is no leftover of kube-proxy"
+    wait_until("the connection is forgotten", lambda: not tracked.translates())
+    again = ebpflb("cleanup", "--kube-proxy", *nowhere)
+    assert again == Done(0, "removed: table inet ebpflb-nat\nnothing of kube-proxy is here\n", "")
+    assert not nft.holds_nat()
+
+
+def test_check(ebpflb: Ebpflb, tmp_path: Path) -> None:
+    """`check` tells of it, and that is no reason to say no."""
+    load_nft()
+    options = ["check", "--state-dir", "/sys/fs/bpf/ebpflb-never", "-o", "json"]
+
+    def finding() -> tuple[bool, bool, str]:
+        done = ebpflb(*options)
+        assert done.status == 0
+        (found,) = (it for it in json.loads(done.out) if it["feature"] == "kube-proxy")
+        return found["ok"], found["required"], found["detail"]
+
+    left = "has gone and left table ip kube-proxy, table ip6 kube-proxy"
+    assert finding() == (False, False, left)
+    with answering.process(tmp_path) as pid:
+        assert finding() == (False, False, f"runs here too (pid {pid})")
+    ebpflb("cleanup", "--kube-proxy")
+    assert finding() == (True, False, "none")
+
+
+def test_status(ebpflb: Ebpflb, nowhere: list[str], tmp_path: Path) -> None:
+    """`status` tells of it too."""
+    with answering.process(tmp_path) as pid:
+        done = ebpflb("status", *nowhere)
+    assert f"\nkube proxy     runs here too (pid {pid}): ebpflb answers first; stop it" in done.out
+    assert "kube proxy" not in ebpflb("status", *nowhere).out
+
+
+def test_status_asks_the_agent(
+    ebpflb: Ebpflb, nowhere: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where rules alone are seen, the agent's word counts that they have come back."""
+    places = Places(Path("/sys/fs/bpf/ebpflb-never"), tmp_path / "never")
+    words = status.introduce(node="n", source="s")
+    words.kube_proxy = "runs here too (its rules have come back)"
+    with status.lock(places):
+        status.write(places, words)
+        assert "come back" not in ebpflb("status", *nowhere).out
+        load_nft()
+        assert (
+            "kube proxy     runs here too (its rules have come back)"
+            in ebpflb("status", *nowhere).out
+        )
+    assert "kube proxy     has gone and left" in ebpflb("status", *nowhere).out

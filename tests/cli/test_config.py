@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ebpflb run --config`, up to where it would serve (kube-proxy.md 15)."""
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from ipaddress import ip_address, ip_network
+from pathlib import Path
+
+import pytest
+
+from ebpflb.configuration import fields
+from ebpflb.datapath.state import BPFFS
+from ebpflb.model.locality import Detector
+from ebpflb.settings import Settings
+from tests.cli.conftest import Ebpflb
+from tests.configuration.files import KUBEADM, write
+
+STATE = BPFFS / "ebpflb-never"
+Run = Callable[..., Settings]
+
+
+@pytest.fixture(autouse=True)
+def level() -> Iterator[None]:
+    """What a verbosity changes is put back."""
+    before = logging.getLogger().level
+    yield
+    logging.getLogger().setLevel(before)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "config.conf"
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> list[object]:
+    """Enough beside --config."""
+    return ["--manifests", tmp_path, "--state-dir", STATE, "--run-dir", tmp_path / "run"]
+
+
+@pytest.fixture
+def run(ebpflb: Ebpflb, options: list[object], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """What the agent would get, of a run that ends where it would serve."""
+    seen: list[Settings] = []
+    module = sys.modules["ebpflb.cli.run"]
+    monkeypatch.setattr(module, "_serve", lambda settings, *_: seen.append(settings))
+
+    def call(*words: object) -> Settings:
+        done = ebpflb("run", *options, *words)
+        assert seen, done.err
+        return seen.pop()
+
+    return call
+
+
+@pytest.fixture
+def refused(ebpflb: Ebpflb, options: list[object]) -> Callable[..., list[str]]:
+    """The lines of a run that exits with status 1."""
+
+    def call(*words: object) -> list[str]:
+        done = ebpflb("run", *options, *words)
+        assert done.status == 1
+        return [line for line in done.err.splitlines() if " W " not in line]
+
+    return call
+
+
+def test_kubeadm(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    """kubeadm's ConfigMap is taken as it is, without a warning."""
+    settings = run("--config", KUBEADM)
+    assert settings.detector == Detector(cluster_cidrs=(ip_network("10.244.0.0/16"),))
+    assert settings.healthz_address == "0.0.0.0:10256"
+    assert settings.min_sync_period == 0
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+
+
+def test_config_replaces_flags(run: Run, file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The file replaces what the flags say; which flags that are is told by name."""
+    write(file, bindAddress="192.0.2.7")
+    settings = run("--config", file, "--bind-address=192.0.2.8", "--masquerade-all")
+    assert settings.bind_address == ip_address("192.0.2.7")
+    assert not settings.masquerade_all
+    assert "replaced by --config: --bind-address, --masquerade-all" in caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("said", "words", "name"),
+    [
+        ("  From-File ", (), "from-file"),
+        ("from-file", ("--hostname-override", " From-FLAG "), "from-flag"),
+        ("", ("--node-name=From-Flag",), "from-flag"),
+        ("", (), os.uname().nodename.lower()),
+    ],
+)
+def test_hostname_override(
+    run: Run, file: Path, said: str, words: tuple[str, ...], name: str
+) -> None:
+    """The flag wins over the file; trimmed and lower-case; else the host's name."""
+    write(file, hostnameOverride=said)
+    assert run("--config", file, *words).node_name == name
+
+
+def test_master_beside_config(run: Run, file: Path) -> None:
+    """--master counts beside the file."""
+    write(file)
+    assert run("--config", file, "--master=https://192.0.2.1:6443").master == (
+        "https://192.0.2.1:6443"
+    )
+
+
+@pytest.mark.parametrize("words", [("-v=4",), ("--v", "5")])
+def test_verbosity_beside_config(run: Run, file: Path, words: tuple[str, ...]) -> None:
+    """So do the flags of logging."""
+    run("--config", write(file), *words)
+    assert logging.getLogger().level == logging.DEBUG
+
+
+def test_verbosity_of_the_file(run: Run, file: Path) -> None:
+    """The file's verbosity counts too."""
+    run("--config", write(file, logging={"verbosity": 4}))
+    assert logging.getLogger().level == logging.DEBUG
+
+
+def test_own_options_beside_config(run: Run, file: Path) -> None:
+    """What kube-proxy does not have is for the command line alone."""
+    write(file)
+    settings = run("--config", file, "--devices=eth*", "--masquerade-ports=40000-40099")
+    assert (settings.devices, settings.masquerade_ports) == (("eth*",), (40000, 40099))
+
+
+def test_whole_configuration_for_configz(run: Run, file: Path) -> None:
+    """The agent has the whole of it, to be shown."""
+    settings = run("--config", write(file, portRange="1-2"))
+    assert fields.plain(settings.configuration)["portRange"] == "1-2"
+
+
+def test_without_effect(run: Run, file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What is accepted and has no effect is named in one line, if it says anything at all."""
+    write(
+        file,
+        ipvs={"scheduler": "sh", "strictARP": False},
+        iptables={"localhostNodePorts": False},
+        winkernel={"enableDSR": True},
+        logging={"options": {"json": {"splitStream": True}}},
+        featureGates={"AllowServiceExternalIPs": True, "Zeta": True, "Alpha": False},
+    )
+    run("--config", file)
+    assert (
+        "accepted, and without effect here: iptables.localhostNodePorts, ipvs.scheduler,"
+        " winkernel.enableDSR, logging.options.json.splitStream"
+    ) in caplog.messages
+    assert "feature gates without effect here: Alpha, Zeta" in caplog.messages
+
+
+def test_flags_without_effect(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    """Of flags too, even where they say the default."""
+    run("--ipvs-scheduler=rr", "--kube-api-qps", "5", "--boot-id-file=/x", "--conntrack-min=1")
+    line = "accepted, and without effect here: --kube-api-qps, --ipvs-scheduler, --boot-id-file"
+    assert line in caplog.messages
+
+
+def test_every_error_at_once(refused: Callable[..., list[str]], file: Path) -> None:
+    """What cannot be read and what makes no sense, together, each with file and path."""
+    write(file, mode="x", oomScoreAdj="low", ipvs=[], nodePortAddresses=["primary", "::/0"])
+    assert refused("--config", file) == [
+        "ebpflb: the configuration is invalid:",
+        f'  {file}: mode: "x" is none of iptables, ipvs, nftables',
+        f"  {file}: nodePortAddresses[0]: 'primary' stands alone, without CIDRs",
+        f"  {file}: ipvs: Expected object, got array",
+        f"  {file}: oomScoreAdj: Expected int, got str",
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "{", "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkin"])
+def test_half_written(refused: Callable[..., list[str]], file: Path, text: str) -> None:
+    """A file that is not complete ends it with lines that name it, and no traceback."""
+    file.write_text(text)
+    lines = refused("--config", file)
+    assert lines
+    assert lines[0].startswith(f"ebpflb: {file}: ")
+    assert "Traceback" not in "".join(lines)
+
+
+def test_no_file(refused: Callable[..., list[str]], file: Path) -> None:
+    """Nor does one that is not there."""
+    assert refused("--config", file) == [f"ebpflb: {file}: No such file or directory"]
+
+
+def test_cleanup_false(run: Run) -> None:
+    """--cleanup=false is no --cleanup."""
+    assert run("--cleanup=false", "--init-only=false").places.state == STATE

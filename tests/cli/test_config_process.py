@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ebpflb run --config` as a process on a node of the lab: it serves by the file, and ends when
+that changes (kube-proxy.md 15).
+"""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ebpflb.errors import NodeError
+from ebpflb.lab.agents import LabAgent
+from tests.configuration.files import write
+from tests.network import asking
+from tests.network.cluster import VIP, Cluster, at, running, web
+
+CHANGED = "config.conf has changed: ending, to be started again with it"
+NETFILTER = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """As a ConfigMap is mounted."""
+    made = tmp_path / "etc"
+    (made / "..1").mkdir(parents=True)
+    write(made / "..1" / "config.conf", clusterCIDR="10.244.0.0/16", oomScoreAdj=321)
+    (made / "..data").symlink_to("..1")
+    (made / "config.conf").symlink_to("..data/config.conf")
+    return made / "config.conf"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, file: Path) -> Iterator[Cluster]:
+    """A node whose agent reads the file."""
+    with running(tmp_path, "--config", str(file)) as made:
+        made.publish(web(*map(at, made.web)))
+        yield made
+
+
+def ended(agent: LabAgent) -> tuple[int, str]:
+    """The agent's exit status, when it comes, and its last line."""
+    assert agent.process
+    return agent.process.wait(30), agent.words().splitlines()[-1]
+
+
+def node_reads(cluster: Cluster, path: str) -> str:
+    """A file as it is in the node's network namespace."""
+    command = ["nsenter", f"--net=/run/netns/{cluster.node.netns}", "cat", path]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def serves(cluster: Cluster) -> bool:
+    return len(asking.names(cluster.sockets(cluster.client), VIP)) == 3
+
+
+def test_serves_by_the_file(cluster: Cluster) -> None:
+    """Services are served, pods are told from others, conntrack and the process are as said."""
+    assert serves(cluster)
+    assert str(cluster.maps["settings"].get(0).pods_v4.address) == "10.244.0.0"
+    assert cluster.agent.process
+    adjusted = Path(f"/proc/{cluster.agent.process.pid}/oom_score_adj").read_text()
+    assert adjusted.strip() == "321"
+
+
+def test_tcp_close_wait_timeout(cluster: Cluster) -> None:
+    """CLOSE_WAIT lasts an hour, established a day, on the node (kube-proxy.md 11.3, 18)."""
+    assert node_reads(cluster, f"{NETFILTER}close_wait") == "3600"
+    assert node_reads(cluster, f"{NETFILTER}established") == "86400"
+
+
+def test_written(cluster: Cluster, file: Path) -> None:
+    """A write ends it with status 1 and a line; what is programmed serves on; a restart takes the
+    new file.
+    """
+    write(file, clusterCIDR="10.245.0.0/16")
+    status, line = ended(cluster.agent)
+    assert status == 1
+    assert line == f"ebpflb: {file.parent}/{CHANGED}"
+    assert serves(cluster)
+    cluster.agent.start()
+    assert str(cluster.maps["settings"].get(0).pods_v4.address) == "10.245.0.0"
+
+
+def test_config_map_swapped(cluster: Cluster, file: Path) -> None:
+    """So does a ConfigMap that is swapped."""
+    (file.parent / "..2").mkdir()
+    write(file.parent / "..2" / "config.conf")
+    (file.parent / "..data_tmp").symlink_to("..2")
+    os.rename(file.parent / "..data_tmp", file.parent / "..data")
+    assert ended(cluster.agent) == (1, f"ebpflb: {file.parent}/{CHANGED}")
+
+
+def test_half_written(cluster: Cluster, file: Path) -> None:
+    """A file that is half written ends it too; until it is whole each start says what is wrong, in
+    a line and without a traceback, and what is programmed serves on.
+    """
+    file.write_text("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: [Kube")
+    assert ended(cluster.agent) == (1, f"ebpflb: {file.parent}/{CHANGED}")
+    with pytest.raises(NodeError):
+        cluster.agent.start()
+    status, line = ended(cluster.agent)
+    assert status == 1
+    assert line.startswith(f"ebpflb: {file}: neither YAML nor JSON")
+    assert "Traceback" not in cluster.agent.words()
+    assert serves(cluster)
+    write(file)
+    cluster.agent.start()

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kube-proxy's flags, in Go's ways to write them, and what they make of a configuration."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from ebpflb.cli import flags
+from ebpflb.configuration import paths, table
+from ebpflb.configuration.fields import KubeProxyConfiguration, VModule
+from ebpflb.configuration.table import ROWS, Row
+
+Said = Callable[..., KubeProxyConfiguration]
+
+# kube-proxy.md 15, flag by flag
+DOCUMENTED = """
+config write-config-to cleanup init-only kubeconfig master kube-api-content-type kube-api-qps
+kube-api-burst hostname-override bind-address healthz-bind-address metrics-bind-address healthz-port
+metrics-port bind-address-hard-fail profiling show-hidden-metrics-for-version feature-gates
+proxy-mode detect-local-mode cluster-cidr pod-bridge-interface pod-interface-name-prefix
+nodeport-addresses masquerade-all iptables-masquerade-bit iptables-localhost-nodeports
+iptables-sync-period ipvs-sync-period iptables-min-sync-period ipvs-min-sync-period
+config-sync-period oom-score-adj conntrack-max-per-core conntrack-min
+conntrack-tcp-timeout-established conntrack-tcp-timeout-close-wait conntrack-tcp-be-liberal
+conntrack-udp-timeout conntrack-udp-timeout-stream ipvs-scheduler ipvs-exclude-cidrs
+ipvs-strict-arp ipvs-tcp-timeout ipvs-tcpfin-timeout ipvs-udp-timeout v vmodule logging-format
+log-flush-frequency version boot-id-file machine-id-file
+"""
+
+
+def call(*words: str) -> tuple[dict[str, Any], str]:
+    """The values by name, and what was printed."""
+    seen: dict[str, Any] = {}
+
+    @click.command(context_settings=flags.LIKE_GO)
+    @flags.every
+    def run(**values: Any) -> None:
+        seen.update(values)
+
+    done = CliRunner().invoke(run, words)
+    return seen, done.output
+
+
+def said(*words: str) -> KubeProxyConfiguration:
+    values, output = call(*words)
+    assert values, output
+    return flags.said(values)
+
+
+def test_every_documented_flag() -> None:
+    """Every flag of kube-proxy.md 15 is in the table, and every field of the file."""
+    assert set(DOCUMENTED.split()) <= {row.flag for row in ROWS}
+    listed = [path for row in ROWS for path in row.fields.split()]
+    expected = {path for path, _ in paths.leaves()} - {"apiVersion", "kind"}
+    assert sorted(listed) == sorted(expected)
+
+
+def texts() -> Iterator[tuple[Row, str]]:
+    """A text for each flag that has a field."""
+    by_type = {bool: "true", int: "7", float: "7", str: "x", dict[str, bool]: "A=true"}
+    for row in ROWS:
+        if row.flags and row.fields:
+            kind = table.kind_of(row)
+            kind = getattr(kind, "__origin__", kind) if "Annotated" in str(kind) else kind
+            fallback = "a=1" if row.flag == "vmodule" else "7s"
+            text = "10.0.0.0/8" if kind == tuple[str, ...] else by_type.get(kind, fallback)
+            yield row, __file__ if row.flag == "kubeconfig" else text
+
+
+@pytest.mark.parametrize(("row", "text"), list(texts()), ids=lambda it: getattr(it, "flag", ""))
+def test_reaches_its_fields(row: Row, text: str) -> None:
+    """Each flag is taken under kube-proxy's own name, and sets its fields and no others."""
+    default, found = said(), said(f"--{row.flag}={text}")
+    mine = row.fields.split()
+    for path, _ in paths.leaves():
+        same = paths.value_at(found, path) == paths.value_at(default, path)
+        assert same is (path not in mine or paths.value_at(default, path) is True), path
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        (["--masquerade-all"], True),
+        (["--masquerade-all=true"], True),
+        (["--masquerade-all=TRUE"], True),
+        (["--masquerade-all=1"], True),
+        (["--masquerade-all=false"], False),
+        (["--masquerade-all", "--profiling"], True),
+        (["--masquerade_all"], True),
+        ([], False),
+    ],
+)
+def test_booleans_like_go(words: list[str], value: bool) -> None:
+    """Alone, with a value, and with underscores."""
+    assert said(*words).masquerade_all is value
+
+
+@pytest.mark.parametrize(
+    ("words", "verbosity"),
+    [(["-v=2"], 2), (["-v", "2"], 2), (["-v2"], 2), (["--v=2"], 2), (["-v"], 4), ([], 0)],
+)
+def test_verbosity(words: list[str], verbosity: int) -> None:
+    """In all the ways that klog takes; alone it asks for details."""
+    assert said(*words).logging.verbosity == verbosity
+
+
+def test_lists_like_go() -> None:
+    """With commas, repeated, or both."""
+    found = said("--nodeport-addresses=10.0.0.0/8,11.0.0.0/8", "--nodeport-addresses", "::/0")
+    assert found.node_port_addresses == ("10.0.0.0/8", "11.0.0.0/8", "::/0")
+    assert said("--feature-gates", "A=true,B=false").feature_gates == {"A": True, "B": False}
+    assert said("--vmodule=a=1,b=2").logging.vmodule == (VModule("a", 1), VModule("b", 2))
+
+
+def test_node_name() -> None:
+    """--node-name is --hostname-override."""
+    assert said("--node-name=a").hostname_override == "a"
+    assert said("--hostname-override", "b").hostname_override == "b"
+
+
+@pytest.mark.parametrize(
+    ("words", "healthz", "metrics"),
+    [
+        ([], "0.0.0.0:10256", "127.0.0.1:10249"),
+        (["--bind-address=fd00::7"], "[::]:10256", "[::1]:10249"),
+        (["--healthz-bind-address=1.2.3.4"], "1.2.3.4:10256", "127.0.0.1:10249"),
+        (["--healthz-bind-address=1.2.3.4:5"], "1.2.3.4:5", "127.0.0.1:10249"),
+        (["--metrics-bind-address=[::]:5"], "0.0.0.0:10256", "[::]:5"),
+        (["--healthz-bind-address="], "", "127.0.0.1:10249"),
+        (["--metrics-bind-address", ""], "0.0.0.0:10256", ""),
+        (["--healthz-port=0"], "", "127.0.0.1:10249"),
+        (["--metrics-port=0", "--metrics-bind-address=1.2.3.4"], "0.0.0.0:10256", ""),
+        (["--healthz-port=7", "--healthz-bind-address=::"], "[::]:7", "127.0.0.1:10249"),
+    ],
+)
+def test_addresses(words: list[str], healthz: str, metrics: str) -> None:
+    """A port is appended where there is none; empty, or port 0, switches off."""
+    found = said(*words)
+    assert (found.healthz_bind_address, found.metrics_bind_address) == (healthz, metrics)
+
+
+def test_unknown_flag() -> None:
+    """An unknown flag is named."""
+    _, output = call("--masquerade-everything")
+    assert "--masquerade-everything" in output
+    assert "No such option" in output
+
+
+def test_beside_file() -> None:
+    """With --config only the node's name and logging count among the flags that have a field."""
+    values, _ = call("--config=f", "--node-name=a", "-v=4", "--masquerade-all", "--proxy-mode=ipvs")
+    found = flags.beside_file(KubeProxyConfiguration(hostname_override="file"), values)
+    assert (found.hostname_override, found.logging.verbosity) == ("a", 4)
+    assert (found.masquerade_all, found.mode) == (False, "")
+
+
+def test_help_leaves_out_what_does_nothing() -> None:
+    """--help shows the flags that have an effect, with their defaults."""
+    _, output = call("--help")
+    assert "--conntrack-min NUMBER" in output
+    assert "[default: 131072]" in output
+    assert "--ipvs-scheduler" not in output

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ebpflb run` with flags that end it before it serves (kube-proxy.md 15)."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebpflb.configuration import reading
+from ebpflb.datapath.state import BPFFS
+from ebpflb.node import conntrack
+from ebpflb.settings import Conntrack
+from tests.cli.conftest import Ebpflb
+from tests.configuration.files import write
+
+STATE = BPFFS / "ebpflb-never"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "config.conf"
+
+
+def test_write_config_to(ebpflb: Ebpflb, file: Path) -> None:
+    """What the flags say is written, whole, and reads back the same."""
+    words = ["--cluster-cidr=10.0.0.0/8", "--iptables-min-sync-period=2s", "--node-name=a"]
+    assert ebpflb("run", "--write-config-to", file, *words).status == 0
+    found = reading.read(file).configuration
+    assert (found.cluster_cidr, found.hostname_override) == ("10.0.0.0/8", "a")
+    assert found.of_mode.min_sync_period == 2 * 10**9
+    other = file.with_suffix(".other")
+    assert ebpflb("run", "--config", file, "--write-config-to", other).status == 0
+    assert other.read_text() == file.read_text()
+
+
+def test_write_config_nowhere(ebpflb: Ebpflb, file: Path) -> None:
+    """Where it cannot be written that is said."""
+    target = file / "x"
+    done = ebpflb("run", "--write-config-to", target)
+    assert done.status == 1
+    assert done.err == f"ebpflb: {target}: No such file or directory\n"
+
+
+def test_init_only(ebpflb: Ebpflb, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--init-only sets what conntrack is to have, and ends."""
+    seen: list[Any] = []
+    monkeypatch.setattr(conntrack, "set_up", seen.append)
+    write(file, conntrack={"maxPerCore": 0, "tcpCloseWaitTimeout": "5s"})
+    assert ebpflb("run", "--init-only", "--config", file).status == 0
+    assert seen == [Conntrack(max_per_core=0, close_wait=5)]
+
+
+def test_cleanup(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """--cleanup removes ours and what kube-proxy left, even where the file is bad, and ends."""
+    seen: list[Any] = []
+    monkeypatch.setattr(sys.modules["ebpflb.cli.run"], "everything", seen.append)
+    where = ["--state-dir", STATE, "--run-dir", tmp_path]
+    assert ebpflb("run", "--cleanup", "--config=/nowhere", *where).status == 0
+    assert [places.state for places in seen] == [STATE]
+
+
+def test_version(ebpflb: Ebpflb) -> None:
+    """--version says it."""
+    assert ebpflb("run", "--version").out.startswith("ebpflb, version ")

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests to the API server are told to whoever counts them."""
+
+from pathlib import Path
+
+import pytest
+
+from ebpflb.cluster.api import Server
+from ebpflb.errors import ClusterError
+from ebpflb.model.events import Kind
+from tests.cluster.conftest import QUICK
+from tests.cluster.fake_api import FakeApi
+from tests.cluster.heard import Heard, Start
+
+Told = tuple[str, str, int | None]
+
+
+@pytest.fixture
+def told() -> list[Told]:
+    return []
+
+
+def test_a_source_tells_of_lists_and_watches(heard: Heard, watch: Start, told: list[Told]) -> None:
+    """Each request once, with method, server and status; a watch when its answer begins."""
+    source = watch(observe=lambda *request: told.append(request[:3]))
+    for kind in Kind:
+        heard.of(kind)
+    url = source._server.url  # type: ignore[attr-defined]
+    assert set(told) == {("GET", url, 200)}
+    assert len(told) >= len(Kind)
+
+
+def test_refusals_and_silence_are_told(api: FakeApi, told: list[Told], tmp_path: Path) -> None:
+    """A refusal has its status; where nobody answers there is none, and the time is told too."""
+    seconds: list[float] = []
+
+    def observe(method: str, url: str, code: int | None, spent: float) -> None:
+        told.append((method, url, code))
+        seconds.append(spent)
+
+    server = Server(api.kubeconfig(tmp_path), QUICK, observe=observe)
+    api.token = "another"
+    with pytest.raises(ClusterError):
+        server.page(Kind.NODE, {})
+    server.url = "http://127.0.0.1:1"
+    with pytest.raises(ClusterError):
+        server.create("/apis/events.k8s.io/v1/namespaces/default/events", b"{}")
+    assert [(method, code) for method, _, code in told] == [("GET", 401), ("POST", None)]
+    assert all(spent > 0 for spent in seconds)

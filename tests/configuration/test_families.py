@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A configuration against this node's families: what is said, what is fatal (kube-proxy.md 15)."""
+
+from ipaddress import ip_network
+from typing import Any
+
+import pytest
+
+from ebpflb.configuration import families, reading
+from ebpflb.configuration.families import Place
+from ebpflb.model.addresses import Family
+from tests.configuration.files import HEAD
+
+V4, V6 = Family.IPV4, Family.IPV6
+BOTH = frozenset(Family)
+
+
+def check(place: Place, **values: Any) -> dict[str, bool]:
+    """The lines, and whether each is fatal."""
+    found = reading.interpret(HEAD | values)
+    assert not found.wrong
+    return {each.text: each.fatal for each in families.check(found.configuration, place)}
+
+
+def test_all_is_well() -> None:
+    """What fits makes no remark."""
+    values = {"clusterCIDR": "10.0.0.0/8,fd00::/8", "nodePortAddresses": ["10.0.0.0/8", "fd00::/8"]}
+    assert check(Place(V4, BOTH, (ip_network("10.1.0.0/24"),)), **values) == {}
+    assert check(Place(V4, frozenset({V4}))) == {}
+    assert check(Place(V6, BOTH)) == {}
+
+
+def test_primary_family_unsupported() -> None:
+    """Fatal: the kernel lacks the primary family."""
+    lines = check(Place(V6, frozenset({V4})))
+    assert lines["the node's primary family is IPv6: the kernel lacks it"] is True
+
+
+@pytest.mark.parametrize(
+    ("supported", "mode", "fatal"),
+    [
+        (BOTH, "ClusterCIDR", False),
+        ({V4}, "ClusterCIDR", True),
+        ({V4}, "NodeCIDR", False),
+    ],
+)
+def test_cluster_cidr_of_the_other_family(supported: set[Family], mode: str, fatal: bool) -> None:
+    """Fatal only where the node is single-stack and the mode goes by it."""
+    place = Place(V4, frozenset(supported))
+    lines = check(place, clusterCIDR="fd00::/8", detectLocalMode=mode)
+    (text,) = lines
+    assert text.startswith("clusterCIDR: the node is IPv4-")
+    assert lines[text] is fatal
+
+
+@pytest.mark.parametrize(("mode", "fatal"), [("NodeCIDR", True), ("ClusterCIDR", False)])
+def test_pod_cidrs_of_the_other_family(mode: str, fatal: bool) -> None:
+    """Fatal in the mode that goes by them."""
+    lines = check(Place(V4, BOTH, (ip_network("fd00::/64"),)), detectLocalMode=mode)
+    assert lines == {
+        "the Node's podCIDRs: the node is IPv4-primary, but there is no IPv4 one": fatal
+    }
+
+
+@pytest.mark.parametrize(
+    ("choice", "cluster", "missing"),
+    [
+        (["10.0.0.0/8"], "", set()),
+        (["fd00::/8"], "", {"IPv4"}),
+        (["10.0.0.0/8"], "10.0.0.0/8,fd00::/8", {"IPv6"}),
+        (["10.0.0.0/8", "fd00::/8"], "10.0.0.0/8,fd00::/8", set()),
+        (["primary"], "10.0.0.0/8,fd00::/8", set()),
+        ([], "10.0.0.0/8,fd00::/8", set()),
+    ],
+)
+def test_nodeport_addresses_of_one_family(
+    choice: list[str], cluster: str, missing: set[str]
+) -> None:
+    """A family in use that nodePortAddresses leaves out is told: it accepts everywhere."""
+    lines = check(Place(V4, BOTH), nodePortAddresses=choice, clusterCIDR=cluster)
+    assert {line.split("there is no ")[1].split()[0] for line in lines} == missing
+    assert not any(lines.values())
+
+
+def test_single_stack() -> None:
+    """Addresses to listen at, and ipvs.excludeCIDRs, of a family that the kernel lacks are told."""
+    lines = check(
+        Place(V4, frozenset({V4})),
+        healthzBindAddress="[fd00::7]:10256",
+        metricsBindAddress="[::]:10249",
+        ipvs={"excludeCIDRs": ["fd00::/8"]},
+    )
+    assert lines == {
+        "ipvs.excludeCIDRs: the node is IPv4-only, but there is no IPv4 CIDR": False,
+        "healthzBindAddress: the node is IPv4-only, but fd00::7 is IPv6": False,
+    }

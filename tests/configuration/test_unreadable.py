@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configuration files that cannot be read: every field told, or the file in a line (kube-proxy.md
+15).
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebpflb.configuration import reading
+from ebpflb.errors import ConfigurationError
+from tests.configuration.files import KUBEADM, write
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "config.conf"
+
+
+def test_all_wrong_types_at_once(file: Path) -> None:
+    """Each field of a wrong type is told with its path, in lists the right element."""
+    write(
+        file,
+        oomScoreAdj="low",
+        iptables={"syncPeriod": "soon", "masqueradeBit": 2**40},
+        featureGates={"good": True, "bad": "yes please"},
+        nodePortAddresses=["10.0.0.0/8", 7, "11.0.0.0/8", 8],
+        ipvs=[],
+        conntrack={"tcpEstablishedTimeout": True},
+        mode="ipvs",
+    )
+    found = reading.read(file)
+    assert {str(wrong) for wrong in found.wrong} == {
+        "oomScoreAdj: Expected int, got str",
+        'iptables.syncPeriod: "soon" is no duration such as 30s or 1h30m',
+        "iptables.masqueradeBit: Expected int <= 2147483647",
+        "featureGates.bad: Expected bool, got str",
+        "nodePortAddresses[1]: Expected str, got int",
+        "nodePortAddresses[3]: Expected str, got int",
+        "ipvs: Expected object, got array",
+        "conntrack.tcpEstablishedTimeout: True is no duration such as 30s or 1h30m",
+    }
+    assert found.configuration.mode == "ipvs"
+    assert found.configuration.feature_gates == {"good": True}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"---\n",
+        b"apiVersion",
+        b"- a\n- b\n",
+        b"{ this: is: no: yaml",
+        b'{"kind": "KubeProxyConfiguration", ',
+        b"\x00\x01\x02",
+        b"kind: \xff\xfe",
+        b"[" * 50_000,
+        b"a: " + b"{a: " * 5_000,
+        b"{" * 100_000,
+        b"? [a]\n: 1\n",
+        b"a: &x [*x]\n",
+        b"a: !!python/object:os.system x\n",
+    ],
+)
+def test_no_configuration(file: Path, text: bytes) -> None:
+    """What is not even a mapping, half of a file for one, is refused in a line that names it."""
+    file.write_bytes(text)
+    with pytest.raises(ConfigurationError) as refused:
+        reading.read(file)
+    assert all(line.startswith(f"{file}: ") for line in str(refused.value).splitlines())
+
+
+def test_every_half(file: Path) -> None:
+    """However much of a file is there, it is read or refused, and nothing else happens."""
+    whole = KUBEADM.read_bytes()
+    for length in range(0, len(whole), 7):
+        file.write_bytes(whole[:length])
+        try:
+            reading.read(file)
+        except ConfigurationError as error:
+            assert str(file) in str(error)
+
+
+def test_no_file(file: Path) -> None:
+    """A file that is not there is named."""
+    with pytest.raises(ConfigurationError, match=f"{file}: No such file"):
+        reading.read(file)
+
+
+@pytest.mark.parametrize(
+    ("values", "paths"),
+    [
+        ({"apiVersion": "kubeproxy.config.k8s.io/v1alpha2"}, ["apiVersion"]),
+        ({"kind": "KubeletConfiguration"}, ["kind"]),
+        ({"kind": None, "apiVersion": None}, ["apiVersion", "kind"]),
+        ({"kind": {}}, ["kind"]),
+    ],
+)
+def test_wrong_kind(file: Path, values: dict[str, Any], paths: list[str]) -> None:
+    """Another kind or version is refused; both are told."""
+    with pytest.raises(ConfigurationError) as refused:
+        reading.read(write(file, **values))
+    lines = str(refused.value).splitlines()
+    assert [line.split(": ")[1] for line in lines] == paths

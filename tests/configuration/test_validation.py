@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configurations that make no sense, by kube-proxy's rules: every field told, with its path
+(kube-proxy.md 15).
+"""
+
+from typing import Any
+
+import pytest
+
+from ebpflb.configuration import reading, validation
+from tests.configuration.files import HEAD
+
+
+def wrong(**values: Any) -> list[str]:
+    found = reading.interpret(HEAD | values)
+    assert not found.wrong
+    return [str(each) for each in validation.check(found.configuration)]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"mode": "iptables"},
+        {"mode": "ipvs"},
+        {"mode": "nftables"},
+        {"bindAddress": "fd00::7"},
+        {"bindAddress": "010.0.0.1"},
+        {"healthzBindAddress": "[::]:10256", "metricsBindAddress": "127.0.0.1:1"},
+        {"clusterCIDR": "10.244.0.0/16"},
+        {"clusterCIDR": "10.244.0.0/16,fd00::/56"},
+        {"clusterCIDR": "fd00::/56,10.244.0.0/16"},
+        {"nodePortAddresses": ["primary"]},
+        {"nodePortAddresses": ["10.0.0.0/8", "0.0.0.0/0", "::/0"]},
+        {"detectLocalMode": "NodeCIDR"},
+        {"detectLocalMode": "BridgeInterface", "detectLocal": {"bridgeInterface": "cni0"}},
+        {"detectLocalMode": "BridgeInterface", "detectLocal": {"bridgeInterface": "cni0"}}
+        | {"clusterCIDR": "not looked at"},
+        {"detectLocalMode": "InterfaceNamePrefix", "detectLocal": {"interfaceNamePrefix": "veth"}},
+        {"oomScoreAdj": -1000},
+        {"iptables": {"masqueradeBit": 31, "syncPeriod": "10s", "minSyncPeriod": "10s"}},
+        {"ipvs": {"tcpTimeout": "-1s", "excludeCIDRs": ["x"]}},
+        {"nftables": {"masqueradeBit": 77, "syncPeriod": "-1s"}},
+        {"conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s"}},
+        {"portRange": "300-2000"},
+        {"portRange": "8000+10"},
+        {"portRange": "80"},
+        {"featureGates": {"NobodyKnowsThis": True}},
+        {"logging": {"format": "json"}},
+    ],
+)
+def test_valid(values: dict[str, Any]) -> None:
+    """What kube-proxy takes is taken; sections of other modes are not looked at."""
+    assert wrong(**values) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"mode": "userspace"}, 'mode: "userspace" is none of iptables, ipvs, nftables'),
+        ({"bindAddress": "10.0.0.1:80"}, 'bindAddress: "10.0.0.1:80" is no IP address'),
+        ({"bindAddress": "node-1"}, 'bindAddress: "node-1" is no IP address'),
+        ({"healthzBindAddress": "host:1"}, 'healthzBindAddress: "host" is no IP address'),
+        ({"healthzBindAddress": "1.2.3.4:0"}, 'healthzBindAddress: "0" is no port'),
+        ({"healthzBindAddress": "1.2.3.4:65536"}, 'healthzBindAddress: "65536" is no port'),
+        ({"healthzBindAddress": ":10256"}, 'healthzBindAddress: "" is no IP address'),
+        ({"metricsBindAddress": "[::1]"}, 'metricsBindAddress: "[::1]" is not ADDRESS:PORT'),
+        ({"metricsBindAddress": "here"}, 'metricsBindAddress: "here" is not ADDRESS:PORT'),
+        ({"clusterCIDR": "10.244.0.0"}, 'clusterCIDR: "10.244.0.0" is no CIDR'),
+        ({"clusterCIDR": "10.244.0.0/16,"}, 'clusterCIDR: "" is no CIDR'),
+        (
+            {"clusterCIDR": "10.0.0.0/8,11.0.0.0/8"},
+            'clusterCIDR: "10.0.0.0/8,11.0.0.0/8" has more than one CIDR of a family',
+        ),
+        (
+            {"clusterCIDR": "10.0.0.0/8,fd00::/8,fe00::/8"},
+            'clusterCIDR: "10.0.0.0/8,fd00::/8,fe00::/8" has more than one CIDR of a family',
+        ),
+        (
+            {"nodePortAddresses": ["10.0.0.0/8", "primary"]},
+            "nodePortAddresses[1]: 'primary' stands alone, without CIDRs",
+        ),
+        (
+            {"nodePortAddresses": ["10.0.0.0/8", "10.0.0.1"]},
+            'nodePortAddresses[1]: "10.0.0.1" is no CIDR',
+        ),
+        (
+            {"detectLocalMode": "Bridge"},
+            'detectLocalMode: "Bridge" is none of ClusterCIDR, NodeCIDR, BridgeInterface,'
+            " InterfaceNamePrefix",
+        ),
+        (
+            {"detectLocalMode": "BridgeInterface"},
+            "detectLocal.bridgeInterface: is empty, and mode BridgeInterface needs it",
+        ),
+        (
+            {"detectLocalMode": "InterfaceNamePrefix"},
+            "detectLocal.interfaceNamePrefix: is empty, and mode InterfaceNamePrefix needs it",
+        ),
+        ({"oomScoreAdj": -1001}, "oomScoreAdj: -1001 is not in -1000..1000"),
+        ({"oomScoreAdj": 1001}, "oomScoreAdj: 1001 is not in -1000..1000"),
+        ({"iptables": {"masqueradeBit": 32}}, "iptables.masqueradeBit: 32 is not in 0..31"),
+        ({"iptables": {"masqueradeBit": -1}}, "iptables.masqueradeBit: -1 is not in 0..31"),
+        ({"iptables": {"syncPeriod": "-1s"}}, "iptables.syncPeriod: -1s is not greater than 0"),
+        ({"iptables": {"minSyncPeriod": "-1s"}}, "iptables.minSyncPeriod: -1s is less than 0"),
+        (
+            {"iptables": {"minSyncPeriod": "31s"}},
+            "iptables.syncPeriod: 30s is less than iptables.minSyncPeriod, 31s",
+        ),
+        (
+            {"mode": "nftables", "nftables": {"minSyncPeriod": "1m"}},
+            "nftables.syncPeriod: 30s is less than nftables.minSyncPeriod, 1m0s",
+        ),
+        (
+            {"mode": "nftables", "nftables": {"masqueradeBit": 32}},
+            "nftables.masqueradeBit: 32 is not in 0..31",
+        ),
+        (
+            {"mode": "ipvs", "ipvs": {"syncPeriod": "-5s", "minSyncPeriod": "-6s"}},
+            "ipvs.syncPeriod: -5s is not greater than 0",
+        ),
+        (
+            {"mode": "ipvs", "ipvs": {"tcpFinTimeout": "-1s"}},
+            "ipvs.tcpFinTimeout: -1s is less than 0",
+        ),
+        (
+            {"mode": "ipvs", "ipvs": {"excludeCIDRs": ["10.0.0.0/8", "x"]}},
+            'ipvs.excludeCIDRs[1]: "x" is no CIDR',
+        ),
+        ({"configSyncPeriod": "-1s"}, "configSyncPeriod: -1s is not greater than 0"),
+        ({"conntrack": {"maxPerCore": -1}}, "conntrack.maxPerCore: -1 is less than 0"),
+        ({"conntrack": {"min": -1}}, "conntrack.min: -1 is less than 0"),
+        (
+            {"conntrack": {"tcpEstablishedTimeout": "-1s"}},
+            "conntrack.tcpEstablishedTimeout: -1s is less than 0",
+        ),
+        (
+            {"conntrack": {"tcpCloseWaitTimeout": "-1s"}},
+            "conntrack.tcpCloseWaitTimeout: -1s is less than 0",
+        ),
+        ({"conntrack": {"udpTimeout": "-1s"}}, "conntrack.udpTimeout: -1s is less than 0"),
+        (
+            {"conntrack": {"udpStreamTimeout": "-1s"}},
+            "conntrack.udpStreamTimeout: -1s is less than 0",
+        ),
+        ({"clientConnection": {"burst": -1}}, "clientConnection.burst: -1 is less than 0"),
+        ({"logging": {"format": "xml"}}, 'logging.format: "xml" is none of text, json'),
+        ({"hostnameOverride": "  "}, "hostnameOverride: is blank"),
+        ({"portRange": "9-8"}, 'portRange: "9-8" is no range of ports such as 300-2000'),
+        ({"portRange": "65535+1"}, 'portRange: "65535+1" is no range of ports such as 300-2000'),
+    ],
+)
+def test_invalid(values: dict[str, Any], line: str) -> None:
+    """What kube-proxy refuses is refused, with path and reason."""
+    assert line in wrong(**values)
+
+
+def test_all_at_once() -> None:
+    """Not the first error, all of them."""
+    lines = wrong(
+        mode="x",
+        bindAddress="y",
+        oomScoreAdj=5000,
+        nodePortAddresses=["a", "b"],
+        iptables={"syncPeriod": "-1s", "minSyncPeriod": "-2s", "masqueradeBit": 99},
+        conntrack={"maxPerCore": -1, "udpTimeout": "-1s"},
+    )
+    assert [line.split(": ")[0] for line in lines] == [
+        "mode",
+        "iptables.syncPeriod",
+        "iptables.minSyncPeriod",
+        "iptables.masqueradeBit",
+        "oomScoreAdj",
+        "conntrack.maxPerCore",
+        "conntrack.udpTimeout",
+        "bindAddress",
+        "nodePortAddresses[0]",
+        "nodePortAddresses[1]",
+    ]

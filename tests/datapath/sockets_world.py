@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real sockets on loopback, maps written by hand as the hooks would, and a cure that watches."""
+
+import errno
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from ipaddress import ip_address
+
+from ebpflb.datapath import kernel, layout, maps, state
+from ebpflb.datapath.maps import Counters, Map
+from ebpflb.datapath.records import Origin, Peer
+from ebpflb.datapath.sock_diag import SockDiag
+from ebpflb.datapath.stale import Cure, Look, Turn
+from ebpflb.model.addresses import Family
+from ebpflb.plan.entries import NOWHERE, Backend, Frontend, Range, Service
+from ebpflb.plan.stale import Stale
+from tests.datapath.devices import Namespace
+from tests.datapath.variants import eventually
+
+NAMES = (
+    "sockets", "services", "slots", "members", "node_addresses", "cluster_ips", "backend_stats",
+    "other_flows",
+)  # fmt: skip
+UDP, SERVICE = 17, 7
+HERE = ip_address("127.0.0.1")
+VIP = Frontend(ip_address("10.96.0.10"), 53, UDP)
+ELSEWHERE = Backend(ip_address("10.244.9.9"), 5353, frozenset({"cluster"}), 20, SERVICE)
+OLD = 10  # the former backend's id
+
+
+class World:
+    """Maps, sockets, and a cure that is told what happens."""
+
+    def __init__(self, made: dict[str, Map]) -> None:
+        self.maps, self.stack = made, ExitStack()
+        self.away = False  # whether the sockets are to be thought of as a pod's
+        self.walks = 0
+        self.cured: list[tuple[Family, int]] = []
+        self.cure = Cure(made, self.each, lambda f, _, count: self.cured.append((f, count)))
+        self.backend = self.open()
+        self.backend.bind((str(HERE), 0))
+        self.port: int = self.backend.getsockname()[1]
+
+    def close(self) -> None:
+        self.cure.stop()
+        self.stack.close()
+
+    def each(self, what: Callable[[], SockDiag]) -> Iterator[tuple[bool, SockDiag]]:
+        self.walks += 1
+        yield not self.away, what()
+
+    def open(self) -> socket.socket:
+        return self.stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+
+    def direct(self) -> socket.socket:
+        """Connected to the backend itself."""
+        made = self.open()
+        made.connect(self.backend.getsockname())
+        return made
+
+    def remember(self, one: socket.socket) -> socket.socket:
+        """As the hooks do of a socket that asked for VIP and was given the backend."""
+        cookie = int.from_bytes(one.getsockopt(socket.SOL_SOCKET, 57, 8), "little")
+        self.maps["sockets"].write([(Peer(cookie, HERE, self.port), self.origin)])
+        self.count(OLD, 1, 0)
+        return one
+
+    @property
+    def origin(self) -> Origin:
+        return Origin(VIP, OLD, HERE, self.port)
+
+    @property
+    def known(self) -> set[int]:
+        return {peer.socket for peer, _ in self.maps["sockets"].items()}
+
+    def count(self, backend: int, opened: int, closed: int) -> None:
+        stats = self.maps["backend_stats"]
+        assert isinstance(stats, Counters)
+        packed = struct.pack("=2Q", opened, closed).ljust(stats.size, b"\0")
+        kernel.map_update(stats.fd, stats.key.pack(backend), packed)
+
+    def serve(self, *backends: Backend, frontend: Frontend = VIP) -> None:
+        """These and no others serve the frontend."""
+        self.maps["members"].write([(id, NOWHERE) for id in range(64)])
+        self.maps["slots"].write(list(enumerate(backends)))
+        self.maps["members"].write([(one.id, slot) for slot, one in enumerate(backends)])
+        block = Range(0, len(backends))
+        service = Service(frontend, SERVICE, frozenset(), 0, block.size, block, block)
+        self.maps["services"].write([(frontend, service)])
+
+
+@contextmanager
+def made(ns: Namespace) -> Iterator[World]:
+    """A world in a namespace of its own."""
+    ns.run("ip link set lo up")
+    specs = {name: layout.MAPS[name] for name in NAMES}
+    small = {n: s._replace(entries=min(s.entries, 1024)) for n, s in specs.items()}
+    opened = {name: maps.open_map(spec, state.make_map(spec)) for name, spec in small.items()}
+    world = World(opened)
+    world.serve(ELSEWHERE)
+    world.cure.start()
+    try:
+        yield world
+    finally:
+        world.close()
+        for each in opened.values():
+            each.close()
+
+
+ENDED = Stale(ended=frozenset({OLD}))
+
+
+def error_of(one: socket.socket) -> int:
+    return one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+
+
+def has_peer(one: socket.socket) -> bool:
+    try:
+        one.getpeername()
+    except OSError:
+        return False
+    return True
+
+
+def is_ended(one: socket.socket) -> bool:
+    """Soon; what a socket's owner is to hear is told once."""
+    return eventually(lambda: not has_peer(one)) and error_of(one) == errno.ECONNABORTED
+
+
+def looks(world: World) -> list[Look]:
+    """Those that are to come because of what the cure was told."""
+    return [look for look in world.cure._looks if look.turn is not Turn.RENEWAL]
+
+
+def settle(world: World) -> None:
+    """Both looks of all that the cure was told are done."""
+    assert eventually(lambda: not looks(world))
+    done = threading.Event()
+    world.cure.on_cured = lambda *_: done.set()
+    world.cure.ended(Stale(orphaned=frozenset({63})))
+    assert done.wait(5)
+    assert eventually(lambda: not looks(world))

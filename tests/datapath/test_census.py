@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counting the LRU maps of a real kernel: what is counted, when, and for whom."""
+
+from collections.abc import Callable, Iterator
+from ipaddress import ip_address
+from typing import Any
+
+import pytest
+
+from ebpflb.datapath import census, layout, maps, state
+from ebpflb.datapath.census import COUNTED, Census
+from ebpflb.datapath.maps import Map
+from ebpflb.datapath.records import Affinity, Client
+from ebpflb.datapath.sweep import PROTOCOLS
+from ebpflb.errors import KernelError
+from ebpflb.model.services import Protocol
+from tests.datapath.variants import needs_root
+from tests.plan.flow_builders import Made
+
+pytestmark = needs_root
+
+ENTRIES = 4096
+
+
+@pytest.fixture
+def world() -> Iterator[dict[str, Map]]:
+    """Small maps."""
+    specs = {name: layout.MAPS[name] for name in (*COUNTED, *PROTOCOLS)}
+    small = {n: s._replace(entries=min(s.entries, ENTRIES)) for n, s in specs.items()}
+    made = {name: maps.open_map(spec, state.make_map(spec)) for name, spec in small.items()}
+    yield made
+    for opened in made.values():
+        opened.close()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets the monotonic clock."""
+    now = [0.0]
+    monkeypatch.setattr("ebpflb.datapath.census.time.monotonic", lambda: now[0])
+    return lambda time: now.__setitem__(0, time)
+
+
+def counted(counter: Census) -> census.Counts:
+    counter.ask()
+    counter.wait()
+    return counter.ask()
+
+
+def test_every_lru_map_is_counted() -> None:
+    """By the census, or by the sweeper: no LRU map is forgotten."""
+    every = {name for name, spec in layout.MAPS.items() if spec.kind == "LRU_HASH"}
+    assert {*COUNTED, *PROTOCOLS} == every
+    assert {"affinity", "sockets", "assignments", "fragments"} <= set(COUNTED)
+
+
+def test_entries(world: dict[str, Map], clock: Any) -> None:
+    """Entries are counted map by map, more than one slice of them."""
+    clients = [Client(0, ip_address("10.0.0.0") + number, 1) for number in range(1500)]
+    world["affinity"].write([(client, Affinity(1, 1)) for client in clients])
+    assert counted(Census(world)).entries == dict.fromkeys(COUNTED, 0) | {"affinity": 1500}
+
+
+def test_flows(world: dict[str, Map], clock: Any) -> None:
+    """Each flow counts once, two entries or four, by its protocol."""
+    made = {
+        Protocol.TCP: [Made(n, masqueraded=n % 2 == 0) for n in range(5)],
+        Protocol.UDP: [Made(n, Protocol.UDP, masqueraded=True) for n in range(3)],
+        Protocol.SCTP: [Made(9, Protocol.SCTP)],
+    }
+    for table, protocols in PROTOCOLS.items():
+        for flow in (flow for protocol in protocols for flow in made[protocol]):
+            world[table].write(list(flow.plain().items()))
+    assert counted(Census(world)).flows == {p: len(flows) for p, flows in made.items()}
+
+
+def test_once_a_minute_and_only_if_asked(world: dict[str, Map], clock: Any) -> None:
+    """Nothing is known at first; what was found is told again until it is a minute old."""
+    counter = Census(world)
+    assert counter.ask() == census.UNCOUNTED
+    counter.wait()
+    first = counter.ask()
+    assert first.entries
+    world["affinity"].write([(Client(0, ip_address("10.0.0.1"), 1), Affinity(1, 1))])
+    clock(census.INTERVAL - 1)
+    assert counted(counter) == first
+    clock(census.INTERVAL)
+    assert counted(counter).entries["affinity"] == 1
+
+
+def test_stopped(world: dict[str, Map], clock: Any) -> None:
+    """After the stop no map is touched, whoever asks."""
+    counter = Census(world)
+    counter.stop()
+    assert counted(counter) == census.UNCOUNTED
+
+
+def test_what_cannot_be_read_is_logged(
+    world: dict[str, Map], clock: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """A count that fails is said and costs the last good one nothing."""
+    counter = Census(world)
+    before = counted(counter)
+
+    def refuse(*_: object) -> None:
+        raise KernelError("map batch look-up", 1, "not permitted")
+
+    monkeypatch.setattr(Map, "slices", refuse)
+    clock(census.INTERVAL)
+    assert counted(counter) == before
+    assert "counting the maps failed" in caplog.text

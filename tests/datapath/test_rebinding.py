@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the kernel ends no sockets: pods' flows are taken to another backend, and kept there."""
+
+import logging
+import socket
+from ipaddress import ip_address
+from typing import Any
+
+import pytest
+
+from ebpflb.datapath import rebinding, stale
+from ebpflb.model.addresses import Address
+from ebpflb.plan.flows import back, gather
+from ebpflb.plan.stale import Stale, Stranded
+from tests.datapath.devices import Namespace
+from tests.datapath.sockets_world import ELSEWHERE, ENDED, HERE, OLD, World, error_of, settle
+from tests.datapath.variants import eventually, needs_root
+
+pytestmark = needs_root
+
+
+@pytest.fixture
+def unable(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> World:
+    """As on a kernel that ends no sockets; the client is a pod's that this node routes."""
+    monkeypatch.setattr(rebinding, "are_neighbours", lambda *_: False)
+    caplog.set_level(logging.INFO)
+    world.cure.mover.ends, world.away = False, True
+    return world
+
+
+def flow_of(world: World, client: socket.socket) -> Any:
+    return world.maps["other_flows"].get(stranded(world, client).asked)
+
+
+def stranded(world: World, client: socket.socket) -> Stranded:
+    here: tuple[Address, int] = HERE, client.getsockname()[1]
+    return Stranded(here, (HERE, world.port))
+
+
+def test_rebound(unable: World) -> None:
+    """A pod's flow is taken to who serves, unmasqueraded, and stays its socket's."""
+    client, direct = unable.remember(unable.direct()), unable.direct()
+    (way_back, former), _ = stranded(unable, client).entries(ELSEWHERE, 5).items()
+    unable.maps["other_flows"].write([(back(way_back), former)])
+    unable.cure.ended(ENDED)
+    assert eventually(lambda: flow_of(unable, client) is not None)
+    settle(unable)
+    asked, flows = stranded(unable, client).asked, unable.maps["other_flows"]
+    found = gather(asked, flow_of(unable, client), flows.get)
+    assert found == dict(flows.items())
+    assert len(found) == 2
+    assert (flow_of(unable, client).address, flow_of(unable, client).backend) == (
+        ELSEWHERE.address,
+        ELSEWHERE.id,
+    )
+    assert error_of(client) == error_of(direct) == 0
+    assert unable.known
+
+
+def test_rebound_again(unable: World) -> None:
+    """When the next backend goes too, the flow is taken on, though no socket counts for it."""
+    client = unable.remember(unable.direct())
+    unable.cure.ended(ENDED)
+    assert eventually(lambda: flow_of(unable, client) is not None)
+    settle(unable)
+    unable.count(OLD, 0, 0)
+    third = ELSEWHERE._replace(address=ip_address("10.244.9.10"), id=30)
+    unable.serve(third)
+    unable.cure.ended(Stale(ended=frozenset({ELSEWHERE.id})))
+    assert eventually(lambda: flow_of(unable, client).backend == 30)
+    settle(unable)
+    assert len(dict(unable.maps["other_flows"].items())) == 2
+
+
+def test_rebound_by_turns(unable: World) -> None:
+    """Where another flow of the client's port has the way back, the next backend is taken."""
+    client = unable.remember(unable.direct())
+    second = ELSEWHERE._replace(address=ip_address("10.244.9.10"), id=30)
+    unable.serve(ELSEWHERE, second)
+    here = stranded(unable, client)
+    (way_back, other), _ = here.entries(ELSEWHERE, 5).items()
+    taken = other._replace(address=ip_address("10.96.0.99"))
+    unable.maps["other_flows"].write([(way_back, taken)])
+    unable.cure.ended(ENDED)
+    assert eventually(lambda: flow_of(unable, client) is not None)
+    assert flow_of(unable, client).backend == 30
+    assert unable.maps["other_flows"].get(way_back) == taken
+
+
+@pytest.mark.parametrize("hairpin", [False, True], ids=["the node's own", "to itself"])
+def test_not_rebound(unable: World, hairpin: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """The node's own flows, and those that would end at their client, stay; it is said."""
+    unable.away = hairpin
+    if hairpin:
+        unable.serve(ELSEWHERE._replace(address=HERE))
+    client = unable.remember(unable.direct())
+    unable.cure.ended(ENDED)
+    settle(unable)
+    assert flow_of(unable, client) is None
+    assert "1 connected UDP sockets keep a backend that has gone" in caplog.text
+
+
+def test_renewed(unable: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flow that is idle is kept while its socket is there, and left to the sweeper after."""
+    monkeypatch.setattr(rebinding, "RENEWAL", 0.0)
+    monkeypatch.setattr(stale, "RENEWAL", 0.05)
+    client = unable.remember(unable.direct())
+    unable.cure.ended(ENDED)
+    assert eventually(lambda: flow_of(unable, client) is not None)
+    flows, asked = unable.maps["other_flows"], stranded(unable, client).asked
+    begun = flow_of(unable, client)
+    assert eventually(lambda: flow_of(unable, client).last_seen > begun.last_seen)
+    reply = next(flow for key, flow in flows.items() if key != asked)
+    assert eventually(lambda: max(f.last_seen for _, f in flows.items()) > reply.last_seen)
+    client.close()
+    bound = unable.cure.mover.rebinding.bound
+    assert eventually(lambda: not (unable.cure._looks or bound))
+
+
+def test_not_among_neighbours(unable: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes from pod to pod on a bridge stays: it would be sent to the former's hardware."""
+    monkeypatch.undo()
+    client = unable.remember(unable.direct())
+    unable.cure.ended(ENDED)
+    settle(unable)
+    assert flow_of(unable, client) is None
+
+
+def test_neighbours(ns: Namespace) -> None:
+    """Neighbours are who is reached by the same device; who is not reached at all is nobody's."""
+    for words in (
+        "link set lo up",
+        "link set br0 up",
+        "link set w0 up",
+        "addr add 10.9.0.1/24 dev br0",
+        "addr add 10.8.0.1/24 dev w0",
+        "addr add fd09::1/64 dev br0",
+    ):
+        ns.run(f"ip {words}")
+    first, second, third, far = map(ip_address, ("10.9.0.2", "10.9.0.3", "10.8.0.2", "192.0.2.9"))
+    assert rebinding.are_neighbours(first, second)
+    assert rebinding.are_neighbours(ip_address("fd09::2"), ip_address("fd09::3"))
+    assert not rebinding.are_neighbours(first, third)
+    assert not rebinding.are_neighbours(first, far)
+    assert not rebinding.are_neighbours(far, far)

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the maps say of sockets: who serves what they asked for, and which are stale."""
+
+from ipaddress import ip_address
+
+import pytest
+
+from ebpflb.datapath import suspects
+from ebpflb.datapath.records import Origin, Peer
+from ebpflb.datapath.suspects import Fate, Serving
+from ebpflb.plan.entries import Frontend
+from tests.datapath.sockets_world import ELSEWHERE, HERE, OLD, SERVICE, UDP, VIP, World
+from tests.datapath.variants import needs_root
+
+pytestmark = needs_root
+
+FRONTENDS = [
+    (VIP, VIP, True),
+    (VIP, VIP._replace(port=54), False),
+    (VIP, VIP._replace(protocol=6), False),
+    (Frontend(ip_address("0.0.0.0"), 30053, UDP), "192.0.2.1", True),
+    (Frontend(ip_address("0.0.0.0"), 30053, UDP), "192.0.2.2", False),
+    (Frontend(ip_address("0.0.0.0"), 30053, UDP), "127.0.0.1", True),
+    (Frontend(ip_address("::"), 30053, UDP), "fd00::1", True),
+    (Frontend(ip_address("::"), 30053, UDP), "192.0.2.1", False),
+]
+
+
+@pytest.mark.parametrize(("served", "asked", "stale"), FRONTENDS, ids=str)
+def test_frontends(world: World, served: Frontend, asked: Frontend | str, stale: bool) -> None:
+    """Who serves what a socket asked for is found as the datapath finds it, NodePorts too."""
+    world.maps["services"].delete([VIP])
+    world.maps["node_addresses"].write([(ip_address(a), 1) for a in ("192.0.2.1", "fd00::1")])
+    world.serve(ELSEWHERE, frontend=served)
+    if isinstance(asked, str):
+        asked = Frontend(ip_address(asked), 30053, UDP)
+    fate = Serving(world.maps).fate(world.origin._replace(frontend=asked))
+    assert (fate is Fate.STALE) == stale
+
+
+def test_torn(world: World) -> None:
+    """A block that is another service's by now says nothing."""
+    world.maps["slots"].write([(0, ELSEWHERE._replace(service=SERVICE + 1))])
+    assert Serving(world.maps).fate(world.origin) is Fate.SERVED
+
+
+def test_many(world: World) -> None:
+    """All stale ones are found in a large map, and no stream sockets among them."""
+    peers = [Peer(number, HERE, world.port) for number in range(1, 300)]
+    stream = Origin(VIP._replace(protocol=6), OLD, HERE, world.port)
+    world.maps["sockets"].write([(peer, world.origin) for peer in peers[::2]])
+    world.maps["sockets"].write([(Peer(p.socket, HERE, 0), stream) for p in peers[1::2]])
+    found, orphaned = suspects.stale_sockets(world.maps)
+    assert found.keys() == set(peers[::2])
+    assert not orphaned

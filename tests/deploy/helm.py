@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Helm itself (its Go library, by helm-python-sdk) on the chart, in a process of its own.
+
+    python -m tests.deploy.helm > deploy/manifests/ebpflb.yaml      after a change of the chart
+
+is `helm template ebpflb deploy/chart/ebpflb --namespace kube-system` with a heading. In tests
+``render`` asks for many renderings at once: to load the library takes longer than to use it.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+CHART = DEPLOY / "chart/ebpflb"
+MANIFESTS = DEPLOY / "manifests/ebpflb.yaml"
+HEADING = """\
+# SPDX-License-Identifier: Apache-2.0
+# Rendered from deploy/chart/ebpflb with its default values: python -m tests.deploy.helm
+"""
+ORDER = ["ServiceAccount", "ConfigMap", "ClusterRole", "ClusterRoleBinding", "DaemonSet"]
+_SPDX = "# SPDX-License-Identifier: Apache-2.0\n"
+
+Values = dict[str, Any]
+Object = dict[str, Any]
+
+
+class Refused(Exception):
+    """Helm's words about values or a template."""
+
+
+def ask(question: str, *values: Values) -> list[Any]:
+    """What Helm answers to each; a Refused where it refuses."""
+    done = subprocess.run(
+        [sys.executable, __file__, question],
+        input=json.dumps(values),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    answers = json.loads(done.stdout)
+    return [Refused(it["refused"]) if "refused" in it else it["answer"] for it in answers]
+
+
+def texts(files: dict[str, str]) -> list[str]:
+    """The manifests of a rendering as they are written, in the order in which Helm applies them."""
+    found = [text for name, text in files.items() if name.endswith(".yaml") and text.strip()]
+    whole = [text.replace(_SPDX, "").strip() + "\n" for text in found]
+    return sorted(whole, key=_place)
+
+
+def _place(text: str) -> int:
+    kind = yaml.safe_load(text)["kind"]
+    return ORDER.index(kind) if kind in ORDER else len(ORDER)
+
+
+def render(*values: Values) -> list[list[Object]]:
+    """The objects of each rendering. Raises Refused."""
+    answers = ask("render", *values)
+    for answer in answers:
+        if isinstance(answer, Refused):
+            raise answer
+    return [[yaml.safe_load(text) for text in texts(answer)] for answer in answers]
+
+
+def the(kind: str, objects: list[Object]) -> Object:
+    """The one object of its kind."""
+    (found,) = [it for it in objects if it["kind"] == kind]
+    return found
+
+
+def container(objects: list[Object]) -> Object:
+    """The agent's container."""
+    (found,) = the("DaemonSet", objects)["spec"]["template"]["spec"]["containers"]
+    return found
+
+
+def plain() -> str:
+    """What deploy/manifests/ebpflb.yaml has to be."""
+    (files,) = ask("render", {})
+    return HEADING + "".join(f"---\n{text}" for text in texts(files))
+
+
+def _answer(question: str, values: Values) -> Any:
+    import helm_python
+
+    if question == "lint":
+        return helm_python.lint(CHART, values, strict=True)
+    with helm_python.Chart.load(CHART) as chart:
+        chart.validate_schema(values)
+        return chart.render(values, name="ebpflb", namespace="kube-system")
+
+
+def main() -> None:
+    if len(sys.argv) < 2:
+        print(plain(), end="")
+        return
+    import helm_python
+
+    answers = []
+    for values in json.load(sys.stdin):
+        try:
+            answers.append({"answer": _answer(sys.argv[1], values)})
+        except helm_python.HelmError as error:
+            answers.append({"refused": str(error)})
+    json.dump(answers, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

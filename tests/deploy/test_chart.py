@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The chart, rendered by Helm's own library."""
+
+import configparser
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.deploy import helm
+from tests.deploy.helm import CHART, DEPLOY, MANIFESTS, Object, Refused, Values
+
+DEFAULTS: Values = yaml.safe_load((CHART / "values.yaml").read_text())
+EVERYTHING: Values = {
+    "config": {"metricsBindAddress": "0.0.0.0:10249"},
+    "podMonitor": {"enabled": True},
+    "prometheusRule": {"enabled": True},
+    "apiServer": {"host": "192.0.2.1"},
+}
+OTHERS: dict[str, Any] = {
+    "image.digest": f"sha256:{'0' * 64}",
+    "image.pullPolicy": "Always",
+    "image.pullSecrets": ["one"],
+    "config.clusterCIDR": "10.244.0.0/16",
+    "config.detectLocalMode": "NodeCIDR",
+    "config.healthzBindAddress": "127.0.0.1:10300",
+    "config.metricsBindAddress": "[::]:10301",
+    "extraArgs": ["--devices=eth*"],
+    "cleanup": "kube-proxy",
+    "podMonitor.interval": "15s",
+    "nodeSelector.kubernetes.io/os": "other",
+    "resources.requests.cpu": "1",
+    "resources.requests.memory": "1Gi",
+    "tolerations": [],
+    "updateStrategy.type": "OnDelete",
+    "podLabels": {"a": "b"},
+    "podAnnotations": {"a": "b"},
+    "podMonitor.labels": {"a": "b"},
+    "prometheusRule.labels": {"a": "b"},
+}
+KEYS = {"nodeSelector.kubernetes.io/os": ["nodeSelector", "kubernetes.io/os"]}
+
+
+def leaves(values: Values, above: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value that can be set, by its path."""
+    for key, value in values.items():
+        path = f"{above}{key}"
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{path}.")
+        else:
+            yield path, value
+
+
+def merged(values: Values, over: Values) -> Values:
+    """As Helm merges them."""
+    inner = {key: merged(values[key], it) for key, it in over.items() if isinstance(it, dict)}
+    return {**values, **over, **inner}
+
+
+def another(path: str, value: Any) -> Any:
+    """One that is allowed there, and is not this one."""
+    if path in OTHERS:
+        return OTHERS[path]
+    if isinstance(value, bool):
+        return not value
+    return value + 1 if isinstance(value, int) else f"{value}x"
+
+
+def with_(values: Values, path: str, value: Any) -> Values:
+    """A copy in which this one is set."""
+    made = inner = copy.deepcopy(values)
+    *above, last = KEYS.get(path, path.split("."))
+    for key in above:
+        inner = inner.setdefault(key, {})
+    inner[last] = value
+    return made
+
+
+def probes(values: Values) -> list[Object]:
+    (objects,) = helm.render(values)
+    container = helm.container(objects)
+    return [container[f"{name}Probe"]["httpGet"] for name in ("liveness", "readiness")]
+
+
+def test_manifests_are_current() -> None:
+    """deploy/manifests has what the chart makes of its default values."""
+    assert MANIFESTS.read_text() == helm.plain(), "python -m tests.deploy.helm > " + str(MANIFESTS)
+
+
+@pytest.mark.parametrize("values", [{}, EVERYTHING, {"cleanup": "ebpflb"}, {"mountBpffs": True}])
+def test_lint(values: Values) -> None:
+    """Helm finds nothing to warn of."""
+    (report,) = helm.ask("lint", values)
+    assert not report["errors"]
+    assert [it for it in report["messages"] if it["severity"] > 1] == []
+
+
+def test_every_value_is_used() -> None:
+    """Whatever values.yaml offers makes a difference."""
+    offered = dict(leaves(merged(DEFAULTS, EVERYTHING)))
+    assert offered.keys() == dict(leaves(DEFAULTS)).keys()
+    changed = [with_(EVERYTHING, path, another(path, value)) for path, value in offered.items()]
+    before, *after = helm.render(EVERYTHING, *changed)
+    assert [path for path, it in zip(offered, after, strict=True) if it == before] == []
+
+
+def test_misspelt_values_are_refused() -> None:
+    """At every level, but in the configuration, which ebpflb reads itself."""
+    free = {"config", "resources", "nodeSelector", "updateStrategy", "podLabels", "podAnnotations"}
+    sections = [key for key, v in DEFAULTS.items() if isinstance(v, dict) and key not in free]
+    misspelt = [{"tolerationz": []}, *({section: {"misspelt": 1}} for section in sections)]
+    answers = helm.ask("render", *misspelt)
+    assert len(sections) >= 4
+    for answer in answers:
+        assert isinstance(answer, Refused)
+        assert "not allowed" in str(answer)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"image": {"tag": "latest"}},
+        {"image": {"digest": "sha256:abc"}},
+        {"apiServer": {"host": "https://192.0.2.1:6443"}},
+        {"apiServer": {"port": 0}},
+        {"config": {"kind": "KubeProxyConfiguration"}},
+        {"config": {"healthzBindAddress": "10256"}},
+        {"config": {"healthzBindAddress": ""}},
+        {"config": {"metricsBindAddress": None}},
+        {"rights": {"enterPods": "yes"}},
+        {"cleanup": "everything"},
+        {"podMonitor": {"enabled": True}},
+    ],
+)
+def test_bad_values_are_refused(values: Values) -> None:
+    """What cannot work is refused before anything is installed."""
+    (answer,) = helm.ask("render", values)
+    assert isinstance(answer, Refused)
+
+
+def test_one_version() -> None:
+    """Chart, image and package are of one version, and no tag says "latest"."""
+    setup = configparser.ConfigParser()
+    setup.read(DEPLOY.parent / "setup.cfg")
+    version = setup["metadata"]["version"]
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (version, version)
+    assert f"ARG VERSION={version}\n" in (DEPLOY / "image/Dockerfile").read_text()
+    assert f"image: localhost/ebpflb:{version}\n" in MANIFESTS.read_text()
+    for path in DEPLOY.rglob("*.y*ml"):
+        assert ":latest" not in path.read_text(), path
+
+
+def test_image() -> None:
+    """A digest wins over a tag."""
+    image = {"repository": "example.org/ebpflb", "tag": "1"}
+    digest = OTHERS["image.digest"]
+    tagged, pinned = helm.render({"image": image}, {"image": image | {"digest": digest}})
+    assert helm.container(tagged)["image"] == "example.org/ebpflb:1"
+    assert helm.container(pinned)["image"] == f"example.org/ebpflb@{digest}"
+
+
+@pytest.mark.parametrize(
+    ("bound", "host", "port"),
+    [
+        ("0.0.0.0:10256", None, 10256),
+        ("[::]:10300", None, 10300),
+        ("127.0.0.1:10256", "127.0.0.1", 10256),
+        ("[fd00::1]:10256", "fd00::1", 10256),
+    ],
+)
+def test_probes_follow_the_configuration(bound: str, host: str | None, port: int) -> None:
+    """The kubelet asks where the agent listens."""
+    live, ready = probes({"config": {"healthzBindAddress": bound}})
+    assert (live["path"], ready["path"]) == ("/livez", "/healthz")
+    for probe in (live, ready):
+        assert (probe.get("host"), probe["port"]) == (host, port)
+
+
+def test_api_server() -> None:
+    """An address that needs no Service takes the place of the one that the kubelet names."""
+    plain, named = helm.render({}, {"apiServer": {"host": "192.0.2.1"}})
+    assert "KUBERNETES_SERVICE_HOST" not in {it["name"] for it in helm.container(plain)["env"]}
+    found = {it["name"]: it.get("value") for it in helm.container(named)["env"]}
+    assert found["KUBERNETES_SERVICE_HOST"] == "192.0.2.1"
+    assert found["KUBERNETES_SERVICE_PORT"] == "6443"
+
+
+def test_bpffs_is_mounted_for_the_host() -> None:
+    """Only the init container that mounts is privileged, and what it mounts is the host's."""
+    (objects,) = helm.render({"mountBpffs": True})
+    pod = helm.the("DaemonSet", objects)["spec"]["template"]["spec"]
+    (mounting,) = pod["initContainers"]
+    assert mounting["securityContext"]["privileged"]
+    assert mounting["volumeMounts"][0]["mountPropagation"] == "Bidirectional"
+    assert "privileged" not in helm.container(objects)["securityContext"]
+
+
+@pytest.mark.parametrize(
+    ("cleanup", "words", "serves"),
+    [("kube-proxy", ["cleanup", "--kube-proxy"], True), ("ebpflb", ["cleanup"], False)],
+)
+def test_cleanup(cleanup: str, words: list[str], serves: bool) -> None:
+    """It is done before the agent starts, or in its place, with sight of all it has to remove."""
+    (objects,) = helm.render({"cleanup": cleanup})
+    (cleaning,) = helm.the("DaemonSet", objects)["spec"]["template"]["spec"]["initContainers"]
+    assert cleaning["args"] == words
+    assert cleaning["volumeMounts"] == helm.container(objects)["volumeMounts"]
+    assert ("args" in helm.container(objects)) == serves
+    raw = [cleanup == "kube-proxy", False]
+    for each, wanted in zip((cleaning, helm.container(objects)), raw, strict=True):
+        assert ("NET_RAW" in each["securityContext"]["capabilities"]["add"]) == wanted

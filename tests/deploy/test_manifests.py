@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is installed is valid for every Kubernetes that it is for, and asks for what is used."""
+
+import inspect
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from ebpflb.cli.run import run
+from ebpflb.cluster import api, recorder
+from ebpflb.configuration import reading
+from ebpflb.datapath.state import BPFFS, DEFAULT
+from ebpflb.node import sysctl
+from ebpflb.settings import Places
+from tests.deploy import helm
+from tests.deploy.api_server import serving
+from tests.deploy.helm import DEPLOY, MANIFESTS, Object, Values
+
+VERSIONS = [f"1.{minor}" for minor in range(30, 38)]
+VARIANTS: list[Values] = [
+    {},
+    {"apiServer": {"host": "192.0.2.1"}, "rights": {"lockMemory": False, "enterPods": False}},
+    {"mountBpffs": True, "cleanup": "kube-proxy", "podLabels": {"a": "b"}},
+    {"cleanup": "ebpflb", "image": {"pullSecrets": ["one"]}},
+]
+
+
+@pytest.fixture(scope="module")
+def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with serving(tmp_path_factory.mktemp("kube")) as path:
+        yield path
+
+
+def apply(manifests: Path, kubeconfig: Path) -> "subprocess.CompletedProcess[str]":
+    kubectl = Path(sys.executable).with_name("kubectl")
+    words = ["apply", "--dry-run=client", "--validate=false", "--filename", str(manifests)]
+    return subprocess.run(
+        [kubectl, *words],
+        env={"KUBECONFIG": str(kubeconfig), "HOME": str(kubeconfig.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("values", VARIANTS)
+def test_kubectl_takes_them(values: Values, kubeconfig: Path, tmp_path: Path) -> None:
+    """kubectl would make every object, and says so for each."""
+    (objects,) = helm.render(values)
+    path = tmp_path / "all.yaml"
+    path.write_text(yaml.safe_dump_all(objects))
+    done = apply(path, kubeconfig)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) == len(objects) == 5
+    assert all(line.endswith("created (dry run)") for line in done.stdout.splitlines())
+
+
+def test_kubectl_takes_the_plain_manifests(kubeconfig: Path) -> None:
+    """As they lie there."""
+    done = apply(MANIFESTS, kubeconfig)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_kubectl_can_refuse(kubeconfig: Path, tmp_path: Path) -> None:
+    """The test above can fail: a kind that no server has is refused."""
+    path = tmp_path / "all.yaml"
+    path.write_text(MANIFESTS.read_text().replace("kind: DaemonSet", "kind: DemonSet"))
+    assert "DemonSet" in apply(path, kubeconfig).stderr
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_schema(version: str) -> None:
+    """Every object is valid by the strict schema of every Kubernetes that the chart is for."""
+    for objects in helm.render(*VARIANTS):
+        for it in objects:
+            kubernetes_validate.validate(it, version, strict=True)
+
+
+def test_schema_can_refuse(defaults: list[Object]) -> None:
+    """The test above can fail: an older Kubernetes does not know the field for AppArmor."""
+    with pytest.raises(kubernetes_validate.ValidationError, match="appArmorProfile"):
+        kubernetes_validate.validate(helm.the("DaemonSet", defaults), "1.29", strict=True)
+
+
+def test_rights_in_the_cluster(defaults: list[Object]) -> None:
+    """What the agent lists, watches and writes, and nothing else, granted to its account."""
+    read = {(group_of(path), path.rsplit("/", 1)[1]) for path in api.PATHS.values()}
+    wanted = {it: {"list", "watch"} for it in read}
+    methods = re.findall(r'"(GET|POST|PUT|PATCH|DELETE)"', inspect.getsource(api))
+    assert set(methods) == {"GET", "POST"}
+    told = recorder.Event(recorder.node("node"), "Normal", "Starting", "StartKubeProxy", "")
+    path, _body = recorder.manifest(told, "node", 0)
+    wanted[group_of(path), path.rsplit("/", 1)[1]] = {"create"}
+    granted: dict[tuple[str, str], set[str]] = {}
+    for rule in helm.the("ClusterRole", defaults)["rules"]:
+        assert rule.keys() == {"apiGroups", "resources", "verbs"}
+        for group in rule["apiGroups"]:
+            for resource in rule["resources"]:
+                granted[group, resource] = set(rule["verbs"])
+    assert granted == wanted
+    binding = helm.the("ClusterRoleBinding", defaults)
+    account = helm.the("ServiceAccount", defaults)["metadata"]
+    assert binding["subjects"] == [
+        {"kind": "ServiceAccount", "name": account["name"], "namespace": account["namespace"]}
+    ]
+    assert binding["roleRef"]["name"] == helm.the("ClusterRole", defaults)["metadata"]["name"]
+
+
+def group_of(path: str) -> str:
+    parts = path.strip("/").split("/")
+    return parts[1] if parts[0] == "apis" else ""
+
+
+def test_on_every_node(defaults: list[Object]) -> None:
+    """As kube-proxy: on every Linux node, in its network, and not to be evicted."""
+    pod = helm.the("DaemonSet", defaults)["spec"]["template"]["spec"]
+    assert pod["hostNetwork"]
+    assert pod["tolerations"] == [{"operator": "Exists"}]
+    assert pod["nodeSelector"] == {"kubernetes.io/os": "linux"}
+    assert pod["priorityClassName"] == "system-node-critical"
+    assert "hostPID" not in pod
+
+
+def test_agent_knows_its_flags(defaults: list[Object]) -> None:
+    """Every flag that it is started with is one of `ebpflb run`."""
+    command, *flags = helm.container(defaults)["args"]
+    assert command == run.name
+    known = {option for parameter in run.params for option in parameter.opts}
+    assert {flag.partition("=")[0] for flag in flags} <= known
+
+
+@pytest.mark.parametrize("place", ["the manifests", "the machine"])
+def test_configuration_is_read(
+    place: str, defaults: list[Object], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """ebpflb's own reader finds nothing wrong, unknown or duplicate in what is installed."""
+    path = DEPLOY / "systemd/config.conf"
+    if place == "the manifests":
+        path = tmp_path / "config.conf"
+        path.write_text(helm.the("ConfigMap", defaults)["data"]["config.conf"])
+    found = reading.read(path)
+    assert (found.wrong, caplog.messages) == ((), [])
+
+
+def test_probes_ask_where_it_listens(defaults: list[Object], tmp_path: Path) -> None:
+    """The port that the reader makes of the configuration is the probes'."""
+    path = tmp_path / "config.conf"
+    path.write_text(helm.the("ConfigMap", defaults)["data"]["config.conf"])
+    configuration = reading.read(path).configuration
+    port = int(configuration.healthz_bind_address.rpartition(":")[2])
+    container = helm.container(defaults)
+    for probe in ("livenessProbe", "readinessProbe"):
+        assert container[probe]["httpGet"]["port"] == port
+
+
+def test_places(defaults: list[Object]) -> None:
+    """What the agent keeps on the node is the node's: pins, lock, cache, sysctls, configuration."""
+    container = helm.container(defaults)
+    volumes = helm.the("DaemonSet", defaults)["spec"]["template"]["spec"]["volumes"]
+    host = {it["name"]: it["hostPath"]["path"] for it in volumes if "hostPath" in it}
+    found = {it["mountPath"]: host.get(it["name"]) for it in container["volumeMounts"]}
+    places = Places(state=DEFAULT)
+    for path in (BPFFS, places.run, places.cache, Path("/run/netns"), Path("/sys/fs/cgroup")):
+        assert found.pop(str(path)) == str(path)
+    assert found.pop(str(sysctl.HOST / "net")) == str(sysctl.OWN / "net")
+    assert found == {"/etc/ebpflb": None, "/tmp": None}
+    propagated = {it["name"] for it in container["volumeMounts"] if "mountPropagation" in it}
+    assert propagated == {"bpffs", "netns"}

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The dashboard and the alerts ask only for what an agent shows, and are fit to be loaded."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from ebpflb.datapath.layout import VERDICTS
+from tests.deploy import promql
+from tests.serve import subjects
+
+ROOT = Path(__file__).parents[2]
+DASHBOARD: dict[str, Any] = json.loads((ROOT / "deploy/grafana/ebpflb.json").read_text())
+RULES: dict[str, Any] = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yaml").read_text())
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+ALERTS = [rule for group in RULES["groups"] for rule in group["rules"]]
+BUCKETS = "kubeproxy_network_programming_duration_seconds_bucket"
+OF_PROMETHEUS = {"up": promql.TARGET}
+
+
+class Question(NamedTuple):
+    """An expression, and the labels that a text beside it puts in."""
+
+    where: str
+    expr: str
+    shown: frozenset[str]
+
+
+def panel_questions() -> list[Question]:
+    return [
+        Question(
+            f"{panel['title']} {target['refId']}",
+            target["expr"],
+            frozenset(re.findall(r"{{(\w+)}}", target["legendFormat"])),
+        )
+        for panel in PANELS
+        for target in panel["targets"]
+    ]
+
+
+def alert_questions() -> list[Question]:
+    return [
+        Question(
+            rule["alert"],
+            rule["expr"],
+            frozenset(re.findall(r"\$labels\.(\w+)", str(rule["annotations"]))),
+        )
+        for rule in ALERTS
+    ]
+
+
+QUESTIONS = panel_questions() + alert_questions()
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
+    """Every series that an agent shows, and its labels."""
+    made = subjects.everything(monkeypatch)
+    found: dict[str, set[str]] = {}
+    for name, labels in subjects.values(made):
+        found.setdefault(name, set()).update(key for key, _ in labels)
+    return found
+
+
+def whole(known: dict[str, set[str]]) -> promql.Labels:
+    return {**known, **OF_PROMETHEUS}
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.where)
+def test_every_metric_and_label_exists(known: dict[str, set[str]], question: Question) -> None:
+    """It is well-formed, asks for series and labels that there are, and its text has no others."""
+    labels = promql.labels(promql.parse(question.expr), whole(known))
+    assert question.shown <= labels
+
+
+@pytest.mark.parametrize(
+    ("expr", "reason"),
+    [
+        ("ebpflb_verdict_total", "no such metric"),
+        ('ebpflb_verdicts_total{verdikt="x"}', "no such label: verdikt"),
+        ("sum by (map) (ebpflb_verdicts_total)", "no such label: map"),
+        (f"histogram_quantile(0.9, sum({BUCKETS}))", "no such label: le"),
+        ("ebpflb_map_entries / on (verdict) ebpflb_map_max_entries", "no such label: verdict"),
+        ("1 - absent(nothing) or up", "no such metric: nothing"),
+        ("rate(ebpflb_verdicts_total)", "expected type"),
+        ("sum(ebpflb_healthy", "unclosed"),
+        ("averages(ebpflb_healthy)", "unknown function"),
+    ],
+)
+def test_mistakes_are_found(known: dict[str, set[str]], expr: str, reason: str) -> None:
+    """The check itself fails for what is not there."""
+    with pytest.raises(ValueError, match=reason):
+        promql.labels(promql.parse(expr), whole(known))
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.where)
+def test_verdicts_exist(question: Question) -> None:
+    """A verdict that is named is one of layout.h."""
+    named = re.findall(r'verdict[!=~]+"([^"]*)"', question.expr)
+    assert {verdict for text in named for verdict in text.split("|")} <= set(VERDICTS.values())
+
+
+def test_dashboard_shows_what_is_ours(known: dict[str, set[str]]) -> None:
+    """Of what can be wrong everything has a panel or an alert."""
+    asked = {name for q in QUESTIONS for name in promql.series(promql.parse(q.expr))}
+    ours = {name for name in known if name.startswith("ebpflb_")}
+    assert ours - asked == {"ebpflb_masquerade_ports_reserved"}
+
+
+def test_dashboard_is_importable() -> None:
+    """It has a name, no fixed data source, and panels that do not cover each other."""
+    assert DASHBOARD["title"] and DASHBOARD["uid"] and "id" not in DASHBOARD
+    names = {variable["name"]: variable["type"] for variable in DASHBOARD["templating"]["list"]}
+    assert names == {"datasource": "datasource", "instance": "query"}
+    for panel in PANELS:
+        for part in (panel, *panel["targets"]):
+            assert part["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+    every = DASHBOARD["panels"]
+    assert len({panel["id"] for panel in every}) == len(every)
+    cells = [
+        (panel["gridPos"]["x"] + x, panel["gridPos"]["y"] + y)
+        for panel in every
+        for x in range(panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["h"])
+    ]
+    assert len(set(cells)) == len(cells)
+    assert max(x for x, _ in cells) == 23
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "sync duration",
+        "last queued",
+        "programming latency",
+        "verdicts",
+        "refused and dropped",
+        "use of maps",
+        "hook time",
+        "not programmed",
+        "healthz",
+        "stale udp flows",
+        "requests",
+    ],
+)
+def test_dashboard_has(words: str) -> None:
+    """What an operator looks for has a panel of that name, with something to draw."""
+    found = [panel for panel in PANELS if words in panel["title"].lower()]
+    assert found and all(panel["targets"] for panel in found)
+
+
+@pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
+def test_alert_says_what_to_do(rule: dict[str, Any]) -> None:
+    """Each has a severity, says in a line what is wrong, what that means and what to do."""
+    assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
+    assert rule["labels"]["severity"] in ("critical", "warning")
+    assert re.fullmatch(r"Ebpflb[A-Z]\w+", rule["alert"])
+    assert re.fullmatch(r"\d+m", rule.get("for", "0m"))
+    assert set(rule["annotations"]) == {"summary", "description", "action"}
+    assert all(text and text == text.strip() for text in rule["annotations"].values())
+    assert "\n" not in rule["annotations"]["summary"]
+
+
+def test_alerts_are_one_each() -> None:
+    """Names are unique, and what must be watched is."""
+    names = [rule["alert"] for rule in ALERTS]
+    assert len(set(names)) == len(names)
+    wanted = (
+        "Absent Down Unhealthy SyncFailing SyncNotProgressing MapNearlyFull FlowsEvicted"
+        " ServicesNotProgrammed FlowsRefused OldPrograms"
+    )
+    assert {f"Ebpflb{word}" for word in wanted.split()} <= set(names)

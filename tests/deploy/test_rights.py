@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The capabilities that deploy/ grants are enough to serve, and each of the needed is needed."""
+
+import configparser
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from ebpflb.datapath.state import BPFFS
+from ebpflb.lab.agents import LabAgent
+from ebpflb.lab.hosts import Lab
+from ebpflb.node import capabilities
+from tests.deploy import helm
+from tests.deploy.helm import DEPLOY
+from tests.network import asking, ending
+from tests.network.cluster import NODEPORT, VIP, VIP6, Cluster, at, web
+from tests.network.ground import PORT, PREFIX
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives rights away")
+
+NOBODY = 65534
+ASKED = 30
+# As a container of the chart: the root is read-only, what is mounted for the agent is not.
+READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,bind,ro / && exec "$@"'
+Rights = tuple[str, ...]
+
+
+def granted_by_the_chart(**rights: bool) -> Rights:
+    (objects,) = helm.render({"rights": rights})
+    added = helm.container(objects)["securityContext"]["capabilities"]
+    assert added["drop"] == ["ALL"]
+    return tuple(f"CAP_{name}" for name in added["add"])
+
+
+def granted_by_the_unit() -> Rights:
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read(DEPLOY / "systemd/ebpflb.service")
+    return tuple(unit["Service"]["CapabilityBoundingSet"].split())
+
+
+def ours() -> int:
+    """A machine may keep some from root itself: nobody can grant them there."""
+    return mask_of(Path("/proc/self/status"), "CapBnd")
+
+
+def mask_of(status: Path, line: str) -> int:
+    found = dict(each.split(":", 1) for each in status.read_text().splitlines())
+    return int(found[line], 16)
+
+
+def mask(rights: Rights) -> int:
+    return sum(1 << capabilities.NUMBERS[name] for name in rights)
+
+
+def confined(rights: Rights, folder: Path) -> list[str]:
+    """Root with these and no others, as a container or a unit has them."""
+    here = [name for name in rights if ours() >> capabilities.NUMBERS[name] & 1]
+    named = "".join(f",+{name.removeprefix('CAP_').lower()}" for name in here)
+    tmp = folder / "tmp"
+    tmp.mkdir(exist_ok=True)
+    return [
+        *("unshare", "--mount", "--propagation", "slave", "sh", "-c", READ_ONLY, str(folder)),
+        *("env", f"TMPDIR={tmp}", "PYTHONDONTWRITEBYTECODE=1"),
+        *("setpriv", "--no-new-privs", f"--bounding-set=-all{named}"),
+    ]
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """Everybody may go there; to pytest's own only root may."""
+    with TemporaryDirectory(prefix="ebpflb-test-") as folder:
+        path = Path(folder)
+        path.chmod(0o755)
+        yield path
+
+
+class Confined(Cluster):
+    """With a client outside, whose packets alone are seen."""
+
+    def __init__(self, lab: Lab, folder: Path, *options: str) -> None:
+        super().__init__(lab, folder, *options)
+        self.outside = lab.outside("outside", 7)
+
+
+@contextmanager
+def cluster(folder: Path) -> Iterator[Confined]:
+    """A node whose agent has to compile, and has not started yet."""
+    with Lab(PREFIX) as lab:
+        made = Confined(lab, folder, "--cache-dir", str(folder / "cache"))
+        try:
+            made.announce(web(*map(at, made.web), v6=[at(p, v6=True) for p in made.web]))
+            yield made
+        finally:
+            made.close()
+
+
+def serves(made: Confined) -> None:
+    """Sockets of pods and of the node, both families, and packets of those that have no hooks."""
+    everything = web(*map(at, made.web), v6=[at(p, v6=True) for p in made.web], nodeport=NODEPORT)
+    made.publish(everything)
+    for host, protocol, address, port in (
+        (made.client, "tcp", VIP, PORT),
+        (made.client, "udp", VIP6, PORT),
+        (made.node, "tcp", VIP, PORT),
+        (made.outside, "tcp", made.node.v4, NODEPORT),
+    ):
+        said = made.ask(host, protocol, address, port, ASKED)
+        assert (said["errors"], len(said["names"])) == ({}, 3), (protocol, address)
+
+
+def moves_connected_datagrams(made: Confined) -> bool:
+    """Whether a pod's connected UDP socket is ended when its endpoint has gone."""
+    first, second, _ = made.web
+    made.publish(web(at(first)))
+    client = asking.datagram(made.sockets(made.client), VIP)
+    assert ending.meet(client, VIP).name == first.name
+    made.publish(web(at(second)))
+    return ending.is_ended(client)
+
+
+def effective(agent: LabAgent) -> int:
+    assert agent.process is not None
+    return mask_of(Path(f"/proc/{agent.process.pid}/status"), "CapEff")
+
+
+@pytest.mark.parametrize(
+    "rights",
+    [
+        granted_by_the_chart(),
+        granted_by_the_chart(lockMemory=False, enterPods=False),
+        granted_by_the_unit(),
+    ],
+    ids=["the chart", "the chart at the least", "the unit"],
+)
+def test_granted_rights_are_enough(rights: Rights, tmp_path: Path) -> None:
+    """With what is granted the agent compiles, serves, and goes on after a restart.
+
+    Pods' sockets are ended with the right to enter their namespaces, and left alone without it.
+    """
+    with cluster(tmp_path) as made:
+        made.agent.under = confined(rights, tmp_path)
+        made.agent.start()
+        assert "compiled" in made.agent.words()
+        assert effective(made.agent) == mask(rights) & ours()
+        serves(made)
+        made.agent.stop()
+        made.agent.start()
+        serves(made)
+        assert moves_connected_datagrams(made) == ("CAP_SYS_ADMIN" in rights)
+        warnings = [line for line in made.agent.words().splitlines() if " W " in line]
+        assert all("CAP_SYS_ADMIN is missing" in line for line in warnings)
+
+
+def test_only_needed_rights_are_granted() -> None:
+    """Three for everything, one for old kernels, one for pods' namespaces; the least is three."""
+    assert granted_by_the_chart(lockMemory=False, enterPods=False) == (
+        "CAP_BPF",
+        "CAP_NET_ADMIN",
+        "CAP_PERFMON",
+    )
+    assert set(capabilities.NEEDED) == set(granted_by_the_chart(lockMemory=False, enterPods=False))
+    more = set(granted_by_the_chart()) - set(capabilities.NEEDED)
+    assert more == {"CAP_SYS_RESOURCE", "CAP_SYS_ADMIN"}
+    assert set(granted_by_the_unit()) == {*capabilities.NEEDED, "CAP_SYS_ADMIN"}
+
+
+@pytest.mark.parametrize("lost", capabilities.NEEDED)
+def test_each_right_is_needed(lost: str, tmp_path: Path) -> None:
+    """Without any one of the three nothing starts, and it is named."""
+    rest = tuple(name for name in capabilities.NEEDED if name != lost)
+    command = [*confined(rest, tmp_path), sys.executable, "-m", "ebpflb", "run"]
+    done = subprocess.run(
+        [*command, "--manifests", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert done.stderr == f"ebpflb: this needs {lost}: run it as root, or grant them\n"
+
+
+def test_kernel_needs_each_right(tmp_path: Path) -> None:
+    """It is the kernel that asks for them: a program of ours is not loaded without."""
+    for lost in capabilities.NEEDED:
+        rest = tuple(name for name in capabilities.NEEDED if name != lost)
+        done = subprocess.run(
+            [*confined(rest, tmp_path), sys.executable, "-c", LOADING, str(tmp_path / "cache")],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert done.returncode == 1, lost
+        assert "KernelError" in done.stderr or "VerifierError" in done.stderr, done.stderr
+
+
+LOADING = f"""
+import os, sys
+from pathlib import Path
+from ebpflb.datapath.datapath import Datapath
+from ebpflb.datapath.state import State
+state = State(Path("{BPFFS}/{PREFIX}-rights"))
+try:
+    Datapath(state).load(Path(sys.argv[1]))
+finally:
+    state.remove()
+"""
+
+
+def test_loading_works_with_all_three(tmp_path: Path) -> None:
+    """The test above can fail: with all of them the same program is loaded."""
+    command = [*confined(capabilities.NEEDED, tmp_path), sys.executable, "-c", LOADING]
+    subprocess.run([*command, str(tmp_path / "cache")], check=True, timeout=60)
+
+
+def test_compiler_keeps_no_right(tmp_path: Path) -> None:
+    """It gives up what it was started with, also where it may not become somebody else."""
+    giving_up = "from ebpflb.datapath import bcc_child; bcc_child._give_up_rights()"
+    command = f"{giving_up}; print(open('/proc/self/status').read(), end='')"
+    done = subprocess.run(
+        [*confined(capabilities.NEEDED, tmp_path), sys.executable, "-c", command],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    held = tmp_path / "held"
+    held.write_text(done.stdout)
+    assert [mask_of(held, line) for line in ("CapEff", "CapPrm", "CapAmb")] == [0, 0, 0]
+    assert mask_of(held, "CapBnd") == mask(capabilities.NEEDED)
+
+
+def test_nobody_may_serve(open_folder: Path) -> None:
+    """Who has the rights need not be root, where the folders are theirs."""
+    rights = "".join(f",+{name.removeprefix('CAP_').lower()}" for name in capabilities.NEEDED)
+    sets = [f"--{each}=-all{rights}" for each in ("inh-caps", "ambient-caps", "bounding-set")]
+    user = [f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+    with cluster(open_folder) as made:
+        for place in (made.agent.places.state, made.agent.places.run, open_folder / "cache"):
+            place.mkdir()
+            os.chown(place, NOBODY, NOBODY)
+        made.agent.under = ["setpriv", *user, *sets]
+        made.agent.start()
+        assert effective(made.agent) == mask(capabilities.NEEDED)
+        serves(made)
+
+
+def test_container_mounts_no_bpffs_of_its_own() -> None:
+    """Where the host's directory is handed in and is no bpffs, pins would go with the container."""
+    handed = f"umount {BPFFS}; mount --bind {BPFFS} {BPFFS}"
+    check = f"{sys.executable} -m ebpflb check; cat /proc/self/mounts"
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", f"{handed}; {check}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    (line,) = [line for line in done.stdout.splitlines() if "MISSING" in line]
+    assert "mount one there, on the host" in line
+    assert f"bpf {BPFFS} bpf" not in done.stdout

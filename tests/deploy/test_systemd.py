@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The unit for a machine without a DaemonSet."""
+
+import configparser
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ebpflb.cli.run import run
+from ebpflb.datapath.state import BPFFS, DEFAULT
+from ebpflb.settings import Places
+from tests.deploy.helm import DEPLOY
+
+UNIT = DEPLOY / "systemd/ebpflb.service"
+INSTALLED = "/opt/ebpflb/bin/ebpflb"
+needs_systemd = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is missing")
+
+
+@pytest.fixture
+def service() -> configparser.SectionProxy:
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read(UNIT)
+    return unit["Service"]
+
+
+def verify(text: str, folder: Path) -> str:
+    """What systemd says of it, where what it starts is here."""
+    path = folder / "ebpflb.service"
+    path.write_text(text.replace(INSTALLED, str(Path(sys.executable).with_name("ebpflb"))))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    return done.stderr
+
+
+@needs_systemd
+def test_systemd_takes_it(tmp_path: Path) -> None:
+    """Without a word."""
+    assert verify(UNIT.read_text(), tmp_path) == ""
+
+
+@needs_systemd
+def test_systemd_can_refuse(tmp_path: Path) -> None:
+    """The test above can fail."""
+    assert "RestartSecs" in verify(UNIT.read_text().replace("RestartSec", "RestartSecs"), tmp_path)
+
+
+def test_it_starts_an_agent(service: configparser.SectionProxy) -> None:
+    """With flags that there are, again whenever it ends, and with no reload that it has not."""
+    program, command, *flags = service["ExecStart"].split()
+    known = {option for parameter in run.params for option in parameter.opts}
+    assert (program, command) == (INSTALLED, run.name)
+    assert {flag.partition("=")[0] for flag in flags if flag.startswith("-")} <= known
+    assert service["Restart"] == "always"
+    assert "ExecReload" not in service
+    assert "ExecStopPost" not in service  # what is pinned serves on
+
+
+def test_places(service: configparser.SectionProxy) -> None:
+    """It may write where it keeps things, and they outlive it."""
+    places = Places(state=DEFAULT)
+    assert Path("/run", service["RuntimeDirectory"]) == places.run
+    assert Path("/var/cache", service["CacheDirectory"]) == places.cache
+    assert service["RuntimeDirectoryPreserve"] == "yes"
+    assert service["ReadWritePaths"] == str(BPFFS)
+
+
+def test_configuration(service: configparser.SectionProxy) -> None:
+    """The example is what the unit reads, and names a kubeconfig beside itself."""
+    example = yaml.safe_load((DEPLOY / "systemd/config.conf").read_text())
+    assert example["kind"] == "KubeProxyConfiguration"
+    assert "--config=/etc/ebpflb/config.conf" in service["ExecStart"]
+    assert example["clientConnection"]["kubeconfig"] == "/etc/ebpflb/kubeconfig"

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An installation from a wheel has all it needs: the image and a bare machine have no checkout."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+CHECKOUT = Path(__file__).parents[2]
+COMPILING = """
+import sys
+from pathlib import Path
+from ebpflb.datapath import compiler, layout
+for source in ("hooks/socket.c", "hooks/packet.c", "hooks/witness.c"):
+    assert not compiler.compile_source(source, cache=Path(sys.argv[1])).cached
+print(layout.SOURCES)
+"""
+
+
+def run(*command: object, **options: object) -> str:
+    done = subprocess.run(
+        [str(word) for word in command],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+        **options,  # type: ignore[call-overload]
+    )
+    assert done.returncode == 0, done.stderr
+    return str(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def installed() -> Iterator[Path]:
+    """A fresh environment with ebpflb from a wheel; what it depends on is seen from here.
+
+    What the checkout is built from is copied: building writes beside it. Everybody may read it, for
+    nobody compiles.
+    """
+    with TemporaryDirectory(prefix="ebpflb-test-") as folder:
+        path = Path(folder)
+        path.chmod(0o755)
+        source, environment = path / "source", path / "environment"
+        source.mkdir()
+        for name in ("LICENSES", "bpf", "ebpflb"):
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(CHECKOUT / name, source / name, ignore=ignored)
+        for name in ("README.md", "pyproject.toml", "setup.cfg"):
+            shutil.copy(CHECKOUT / name, source)
+        pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
+        run(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", path, source)
+        run(sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", environment)
+        (wheel,) = path.glob("*.whl")
+        run(*pip, "--python", environment / "bin/python", "install", "--no-deps", wheel)
+        shutil.rmtree(source)
+        yield environment
+
+
+def elsewhere(installed: Path) -> dict[str, object]:
+    """Nothing of the checkout is in the way; its .pth files are not read from PYTHONPATH."""
+    libraries = sysconfig.get_path("purelib")
+    return {"cwd": installed, "env": {**os.environ, "PYTHONPATH": libraries}}
+
+
+def test_sources_come_along(installed: Path) -> None:
+    """Every file of bpf/, where ebpflb looks for it."""
+    placed = installed / "share/ebpflb/bpf"
+    found = {it.relative_to(placed) for it in placed.rglob("*") if it.is_file()}
+    wanted = {it.relative_to(CHECKOUT / "bpf") for it in (CHECKOUT / "bpf").rglob("*.[ch]")}
+    assert wanted <= found
+    assert wanted
+
+
+def test_it_compiles(installed: Path, tmp_path: Path) -> None:
+    """Each source of the datapath, from there."""
+    python = installed / "bin/python"
+    said = run(python, "-c", COMPILING, tmp_path / "cache", **elsewhere(installed))
+    assert said.strip() == str(installed / "share/ebpflb/bpf")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="bpf(2) is root's")
+def test_it_checks(installed: Path) -> None:
+    """`ebpflb check` says that this node can run it."""
+    command = installed / "bin/ebpflb", "check", "-o", "json"
+    findings = json.loads(run(*command, **elsewhere(installed)))
+    assert [it for it in findings if it["required"] and not it["ok"]] == []
+    assert {"capabilities", "BCC"} <= {it["feature"] for it in findings}

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/kube-proxy-parity.md against docs/kube-proxy.md, and against the tests that it names.
+
+A rule whose test is renamed or taken away fails here, and so does a metric, flag, endpoint or
+section of kube-proxy.md that has no row.
+"""
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RULES = (ROOT / "docs/kube-proxy.md").read_text()
+PARITY = (ROOT / "docs/kube-proxy-parity.md").read_text()
+
+NUMBER = re.compile(r"#+ (\d+(?:\.\d+)?)\.? ")
+TEST = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
+NOT_APPLICABLE = re.compile(r"not applicable: \w.{7,}")
+ANSWER = re.compile(r"same\b|differs: \w")
+SKIPPED = re.compile(r"\bmark\.(skip|xfail)\b")
+
+
+class Row(NamedTuple):
+    """A line of a table, and the headings of the section and of the part of it that it is in."""
+
+    section: str
+    part: str
+    cells: tuple[str, ...]
+    line: int
+
+    @property
+    def answer(self) -> str:
+        return self.cells[-2]
+
+    @property
+    def tests(self) -> list[tuple[str, str]]:
+        return TEST.findall(self.cells[-1])
+
+
+def rows(text: str) -> Iterator[Row]:
+    """The rows of all tables, without their heads."""
+    section, part, rule = "", "", False
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.startswith("#"):
+            part = line.lstrip("# ")
+            section = part if line.startswith("## ") else section
+        if not line.startswith("|"):
+            rule = False
+        elif set(line) <= set("|- "):
+            rule = True
+        elif rule:
+            cells = re.split(r"(?<!\\)\|", line.strip().strip("|"))
+            yield Row(section, part, tuple(cell.strip() for cell in cells), number)
+
+
+OURS = list(rows(PARITY))
+every_row = pytest.mark.parametrize("row", OURS, ids=[f"line {row.line}" for row in OURS])
+
+
+def of(found: Iterable[Row], section: str) -> list[Row]:
+    """The rows below a heading of this number, whatever headings are between."""
+    number = re.compile(rf"{re.escape(section)}(\.|\s|$)")
+    return [row for row in found if number.match(row.part) or number.match(row.section)]
+
+
+def text_of(number: int) -> str:
+    """A section of kube-proxy.md, as text."""
+    (text,) = re.findall(rf"^## {number}\b.*?(?=^## |\Z)", RULES, re.M | re.S)
+    return str(text)
+
+
+@cache
+def collected(path: str) -> dict[str, list[str]]:
+    """The tests that pytest collects from a file, with the names of their decorators."""
+    tree = ast.parse((ROOT / path).read_text())
+    return {
+        each.name: [ast.unparse(decorator) for decorator in each.decorator_list]
+        for each in tree.body
+        if isinstance(each, ast.FunctionDef) and each.name.startswith("test_")
+    }
+
+
+@every_row
+def test_answered(row: Row) -> None:
+    """A row says same, differs or not applicable, and has a test or a reason to have none."""
+    assert len(row.cells) >= 3 and all(row.cells)
+    named = re.sub(rf"{TEST.pattern}(, )?", "", row.cells[-1])
+    if NOT_APPLICABLE.match(row.answer):
+        assert named in ("", "-")
+    else:
+        assert ANSWER.match(row.answer), row.answer
+        assert row.tests and not named, row.cells[-1]
+
+
+@every_row
+def test_tests_exist(row: Row) -> None:
+    """Every test that is named is collected by pytest, and none is skipped outright."""
+    for path, name in row.tests:
+        assert Path(path).name.startswith("test_") and (ROOT / path).is_file(), path
+        assert name in collected(path), f"{path} has no {name}"
+        assert not any(map(SKIPPED.search, collected(path)[name]))
+
+
+def test_files_are_those_that_make_test_runs() -> None:
+    """pytest collects from tests/, so whatever is named there is run by `make test`."""
+    assert re.search(r"^testpaths = tests$", (ROOT / "setup.cfg").read_text(), re.M)
+    assert re.search(r"^test: .*\n\t\$\(BIN\)/pytest$", (ROOT / "Makefile").read_text(), re.M)
+
+
+def headings() -> list[str]:
+    """The numbers of the sections 1 to 19, and of those below them."""
+    found = [match[1] for line in RULES.splitlines() if (match := NUMBER.match(line))]
+    return [number for number in found if float(number) < 20]
+
+
+@pytest.mark.parametrize("section", headings())
+def test_section_has_rows(section: str) -> None:
+    """Every section of kube-proxy.md up to the unit tests has rows, below a heading of its own."""
+    assert of(OURS, section)
+
+
+def test_order() -> None:
+    """The sections come in kube-proxy.md's order."""
+    ours = [match[1] for line in PARITY.splitlines() if (match := NUMBER.match(line))]
+    assert [number for number in ours if number in headings()] == [
+        number for number in headings() if number in ours
+    ]
+
+
+def test_differences_of_the_modes() -> None:
+    """All 14 rows of section 12, by number and topic."""
+    listed = [row.cells[:2] for row in of(rows(RULES), "12")]
+    assert len(listed) == 14
+    assert [row.cells[:2] for row in of(OURS, "12")] == listed
+
+
+ENDPOINT = re.compile(r"`(/[\w/*]+)`")
+
+
+@pytest.mark.parametrize(("section", "port"), [("13.1", "10256"), ("13.2", "10249")])
+def test_endpoints(section: str, port: str) -> None:
+    """Every path that is answered at either port."""
+    (text,) = re.findall(rf"^### {section} .*?(?=^### |^---)", RULES, re.M | re.S)
+    paths = set(ENDPOINT.findall(text.split("e2e requires")[0]))
+    assert port in text and "/healthz" in paths
+    mentioned = {path for row in of(OURS, section) for path in ENDPOINT.findall(row.cells[0])}
+    assert paths - mentioned == set()
+
+
+METRIC = re.compile(r"\b((?:kubeproxy|kubernetes|rest_client|go|process)_[\w*]+)")
+
+
+def test_metrics() -> None:
+    """Every metric of section 14, those of the libraries too."""
+    listed = set(METRIC.findall(text_of(14)))
+    assert len(listed) > 25
+    assert {name for row in of(OURS, "14") for name in METRIC.findall(row.cells[0])} == listed
+
+
+def test_flags() -> None:
+    """Every row of section 15: the same flags and fields, in the same order."""
+    listed = [row.cells[:2] for row in rows(text_of(15))]
+    assert len(listed) > 30
+    assert [row.cells[:2] for row in of(OURS, "15") if len(row.cells) == 4] == listed
+
+
+def bullets(number: int) -> list[str]:
+    """The items of a section, without the mark for conformance tests."""
+    found = re.findall(r"^\* (.*)$", text_of(number), re.M)
+    return [item.removeprefix("[C] ") for item in found]
+
+
+@pytest.mark.parametrize("number", [18, 19])
+def test_tests_of_upstream(number: int) -> None:
+    """Every e2e test and every unit test that is listed has a row that begins like it."""
+    names = [row.cells[0] for row in of(OURS, str(number))]
+    for item in bullets(number):
+        assert any(item.startswith(name) for name in names), item
+
+
+def test_mistakes_are_found() -> None:
+    """The checks above can fail."""
+    text = "## 1 X\n| rule | ebpflb | test |\n|---|---|---|\n"
+    row = next(
+        rows(text + "| a | same | `tests/docs/test_parity.py::test_nothing_of_the_kind` |\n")
+    )
+    with pytest.raises(AssertionError):
+        test_tests_exist(row)
+    for cells in ("| a | same | - |", "| a | not applicable: | - |", "| a | likewise | - |"):
+        with pytest.raises(AssertionError):
+            test_answered(next(rows(f"{text}{cells}\n")))

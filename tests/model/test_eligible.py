@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which nodes load balancers are to use, and what objects tell of it (kube-proxy.md 13.1, 16.4)."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from ebpflb.model import nodes, objects
+from tests.model import builders
+
+ANNOTATION = "endpoints.kubernetes.io/last-change-trigger-time"
+
+
+def node(spec: dict[str, Any] | None = None, **metadata: Any) -> objects.Node:
+    manifest = {"metadata": {"name": "here"} | metadata, "spec": spec}
+    return msgspec.convert(manifest, objects.Node)
+
+
+def test_node_that_is_being_deleted_is_not_eligible() -> None:
+    """metadata.deletionTimestamp tells."""
+    assert nodes.eligible(node())
+    assert not nodes.eligible(node(deletionTimestamp="2026-01-01T00:00:00Z"))
+
+
+@pytest.mark.parametrize("effect", ["NoSchedule", "NoExecute", "PreferNoSchedule", ""])
+@pytest.mark.parametrize("value", [{}, {"value": ""}, {"value": "1700000000"}])
+def test_autoscalers_taint_makes_it_ineligible(effect: str, value: dict[str, str]) -> None:
+    """Any effect and any value; the key alone tells."""
+    other = {"key": "other", "effect": effect}
+    doomed = {"key": "ToBeDeletedByClusterAutoscaler", "effect": effect} | value
+    assert not nodes.eligible(builders.node(taints=[other, doomed]))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        None,
+        {"taints": None},
+        {"taints": []},
+        {"unschedulable": True, "taints": [{"key": "node.kubernetes.io/unschedulable"}]},
+        {"taints": [{"key": "node.kubernetes.io/not-ready"}, {"key": "tobedeleted"}]},
+        {"taints": [{"key": "DeletionCandidateOfClusterAutoscaler"}]},
+    ],
+)
+def test_other_taints_and_unschedulable_do_not_matter(spec: dict[str, Any] | None) -> None:
+    """A cordoned node still gets traffic."""
+    assert nodes.eligible(node(spec))
+
+
+@pytest.mark.parametrize(
+    ("annotations", "expected"),
+    [
+        ({ANNOTATION: "2026-01-01T00:00:00.5Z", "other": "x"}, "2026-01-01T00:00:00.5Z"),
+        ({"other": "x"}, None),
+        ({}, None),
+    ],
+)
+def test_trigger_time_is_all_that_is_read_of_annotations(
+    annotations: dict[str, str], expected: str | None
+) -> None:
+    """The rest is skipped unread, so that it costs no memory."""
+    manifest = {"metadata": {"name": "s", "annotations": annotations}, "addressType": "IPv4"}
+    found = msgspec.convert(manifest, objects.EndpointSlice).metadata.annotations
+    assert found == objects.SliceAnnotations(expected)
+    bare = msgspec.convert(
+        {"metadata": {"name": "s"}, "addressType": "IPv4"}, objects.EndpointSlice
+    )
+    assert bare.metadata.annotations is None

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What health-check node ports are to say (kube-proxy.md 10)."""
+
+from ipaddress import ip_address
+from typing import Any
+
+import pytest
+
+from ebpflb.model import nodeports, objects
+from ebpflb.model.addresses import Family
+from ebpflb.model.events import Changed, Found, Key, Kind
+from ebpflb.model.health import Checked, checked
+from ebpflb.model.picture import Picture
+from ebpflb.model.services import read
+from tests.model import builders
+from tests.model.builders import entry
+
+HERE, PORT = "here", 32000
+V4, V6 = Family.IPV4, Family.IPV6
+LOCAL = {"nodeName": HERE}
+DUAL = {"clusterIPs": ["172.30.0.41", "fd00:30::41"], "ipFamilies": ["IPv4", "IPv6"]}
+
+
+def balanced(**spec: Any) -> objects.Service:
+    """A load balancer that must find the nodes with endpoints."""
+    asked = {
+        "type": "LoadBalancer",
+        "externalTrafficPolicy": "Local",
+        "healthCheckNodePort": PORT,
+        "ports": [{"port": 80, "nodePort": 30080}],
+    }
+    return builders.service(**(asked | spec))
+
+
+def count(*slices: objects.EndpointSlice, **spec: Any) -> int:
+    found = checked(read(balanced(**spec)).ports, slices, HERE)
+    assert found is not None
+    return found.counts[V4]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"type": "NodePort"},
+        {"type": "ClusterIP", "externalIPs": ["192.0.2.1"]},
+        {"externalTrafficPolicy": "Cluster"},
+        {"externalTrafficPolicy": None},
+        {"healthCheckNodePort": 0},
+        {"type": "ExternalName"},
+        {"clusterIP": "None"},
+    ],
+)
+def test_only_load_balancer_with_policy_local_and_a_port(spec: dict[str, Any]) -> None:
+    """Each of the three conditions is needed."""
+    assert checked(read(balanced(**spec)).ports, [], HERE) is None
+
+
+def test_runs_whether_or_not_there_are_endpoints() -> None:
+    """Without a slice the port is there, and counts nothing."""
+    assert checked(read(balanced()).ports, [], HERE) == Checked(PORT, {V4: 0})
+
+
+def test_node_port_or_ingress_is_not_needed() -> None:
+    """allocateLoadBalancerNodePorts: false, and no address yet: it is asked all the same."""
+    slice = builders.slice(entry("10.1.0.1", **LOCAL))
+    assert count(slice, ports=[{"port": 80}]) == 1
+
+
+def test_counts_local_endpoints_only() -> None:
+    """Those of other nodes, and of no node, do not count."""
+    slice = builders.slice(
+        entry("10.1.0.1", **LOCAL), entry("10.1.0.2", nodeName="there"), entry("10.1.0.3")
+    )
+    assert count(slice) == 1
+
+
+@pytest.mark.parametrize(
+    ("conditions", "counts"),
+    [
+        ({}, 1),
+        ({"ready": True}, 1),
+        ({"ready": True, "serving": False}, 1),
+        ({"ready": False}, 0),
+        ({"ready": False, "serving": True}, 0),
+        ({"ready": False, "serving": True, "terminating": True}, 0),
+        ({"ready": False, "serving": False, "terminating": True}, 0),
+    ],
+)
+def test_terminating_endpoints_never_count_even_while_used(
+    conditions: dict[str, bool], counts: int
+) -> None:
+    """Ready is what counts; the fallback to endpoints that are going is for traffic only."""
+    slice = builders.slice(entry("10.1.0.1", conditions=conditions, **LOCAL))
+    assert count(slice) == counts
+
+
+def test_ready_while_terminating_is_an_ordinary_ready_endpoint() -> None:
+    """publishNotReadyAddresses: the slice says ready, and that is believed (kube-proxy.md 3)."""
+    conditions = {"ready": True, "serving": True, "terminating": True}
+    assert count(builders.slice(entry("10.1.0.1", conditions=conditions, **LOCAL))) == 1
+
+
+def test_one_ip_with_two_ports_counts_once() -> None:
+    """Distinct IPs over all ports of the Service."""
+    ports = [{"name": "a", "port": 8080}, {"name": "b", "port": 8443}]
+    slice = builders.slice(entry("10.1.0.1", **LOCAL), ports=ports)
+    assert count(slice, ports=[{"name": "a", "port": 80}, {"name": "b", "port": 443}]) == 1
+
+
+def test_all_ports_and_slices_count() -> None:
+    """Pods of different ports are in different slices; all are added up."""
+    ports = [{"name": "a", "port": 80}, {"name": "b", "port": 443}]
+    first = builders.slice(entry("10.1.0.1", **LOCAL), ports=[{"name": "a", "port": 8080}])
+    second = builders.slice(
+        entry("10.1.0.1", **LOCAL),
+        entry("10.1.0.2", **LOCAL),
+        name="web-fghij",
+        ports=[{"name": "b", "port": 8443}],
+    )
+    assert count(first, second, ports=ports) == 2
+
+
+def test_each_family_counts_its_own() -> None:
+    """Two counts for a Service of both families, one for any other."""
+    v6 = builders.slice(
+        *(entry(f"fd00::{i}", **LOCAL) for i in (1, 2)), family="IPv6", name="web-v6"
+    )
+    v4 = builders.slice(entry("10.1.0.1", **LOCAL))
+    assert checked(read(balanced(**DUAL)).ports, [v4, v6], HERE) == Checked(PORT, {V4: 1, V6: 2})
+    assert checked(read(balanced()).ports, [v4, v6], HERE) == Checked(PORT, {V4: 1})
+
+
+def test_picture_answers_for_one_service() -> None:
+    """From what was heard, whatever came first."""
+    picture = Picture(HERE)
+    web = Key("shop", "web")
+    assert picture.checked(web) is None
+    said = {
+        Kind.ENDPOINT_SLICE: (Key("shop", "web-1"), builders.slice(entry("10.1.0.1", **LOCAL))),
+        Kind.SERVICE: (web, balanced()),
+    }
+    for kind, (key, object) in said.items():
+        picture.hear(Changed(kind, key, Found(object, "test")))  # type: ignore[arg-type]
+    assert picture.checked(web) == Checked(PORT, {V4: 1})
+    assert picture.checked(Key("shop", "other")) is None
+
+
+ADDRESSES = [ip_address(it) for it in ("127.0.0.1", "10.0.0.7", "192.0.2.7", "::1", "fd00::7")]
+PRIMARY = {V4: ADDRESSES[1], V6: ADDRESSES[4]}
+
+
+def listening(*choice: str, primary: dict[Family, Any] = PRIMARY) -> dict[Family, list[str]]:
+    found = nodeports.listening(ADDRESSES, choice, primary)
+    return {family: sorted(map(str, chosen)) for family, chosen in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ((), {}),
+        (("0.0.0.0/0",), {}),
+        (("0.0.0.0/0", "10.0.0.0/8", "::/0"), {}),
+        (("primary",), {V4: ["10.0.0.7"], V6: ["fd00::7"]}),
+        (("10.0.0.0/8",), {V4: ["10.0.0.7"]}),
+        (("fd00::/8", "::/0"), {}),
+        (("10.0.0.0/8", "192.0.2.0/24"), {V4: ["10.0.0.7", "192.0.2.7"]}),
+        (("127.0.0.0/8",), {V4: ["127.0.0.1"]}),
+        (("203.0.113.0/24",), {V4: []}),
+    ],
+)
+def test_listens_only_on_matching_addresses_unless_match_all(
+    choice: tuple[str, ...], expected: dict[Family, list[str]]
+) -> None:
+    """By family: nothing said, or a /0, is everywhere; loopback counts where it is named."""
+    assert listening(*choice) == expected
+
+
+def test_unknown_primary_address_is_everywhere() -> None:
+    """A family whose node address is unknown is not restricted (kube-proxy.md 8)."""
+    assert listening("primary", primary={V6: ADDRESSES[4]}) == {V6: ["fd00::7"]}
+    assert listening("primary", primary={}) == {}

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kube-proxy's names, and what is said of one that is found."""
+
+import pytest
+
+from ebpflb.model.kube_proxy import SETS, Found, is_chain
+
+RULES = ("table ip kube-proxy",)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "KUBE-SERVICES",
+        "KUBE-EXTERNAL-SERVICES",
+        "KUBE-NODEPORTS",
+        "KUBE-POSTROUTING",
+        "KUBE-MARK-MASQ",
+        "KUBE-FORWARD",
+        "KUBE-PROXY-FIREWALL",
+        "KUBE-PROXY-CANARY",
+        "KUBE-SVC-ZTJ5SYOBFAZQXTQF",
+        "KUBE-SVL-ZTJ5SYOBFAZQXTQF",
+        "KUBE-EXT-ZTJ5SYOBFAZQXTQF",
+        "KUBE-FW-ZTJ5SYOBFAZQXTQF",
+        "KUBE-SEP-2ACZ7VJ4SLNY7XTQ",
+        "KUBE-XLB-ZTJ5SYOBFAZQXTQF",
+        "KUBE-LOAD-BALANCER",
+        "KUBE-NODE-PORT",
+        "KUBE-SOURCE-RANGES-FIREWALL",
+        "KUBE-IPVS-FILTER",
+        "KUBE-IPVS-OUT-FILTER",
+    ],
+)
+def test_own_chains(name: str) -> None:
+    """Every chain of kube-proxy.md 17 and of the ipvs mode is kube-proxy's."""
+    assert is_chain(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "KUBE-FIREWALL",
+        "KUBE-KUBELET-CANARY",
+        "KUBE-IPTABLES-HINT",
+        "KUBE-MARK-DROP",
+        "KUBE-HOSTPORTS",
+        "KUBE-HP-ZTJ5SYOBFAZQXTQF",
+        "KUBE-SVC",
+        "KUBE-SVC-",
+        "KUBE-SVC-ztj5syobfazqxtqf",
+        "KUBE-FW-OPERATOR",
+        "KUBE-ROUTER-SERVICES",
+        "CNI-HOSTPORT-DNAT",
+        "PREROUTING",
+    ],
+)
+def test_others_chains(name: str) -> None:
+    """kubelet's chains and what only looks alike are not."""
+    assert not is_chain(name)
+
+
+def test_sets() -> None:
+    """Sets have names of both families, and those of IPv6 are cut to what the kernel takes."""
+    assert {"KUBE-CLUSTER-IP", "KUBE-6-CLUSTER-IP", "KUBE-6-LOAD-BALANCER-SOURCE-CID"} <= SETS
+    assert max(map(len, SETS)) <= 31
+
+
+def test_nothing() -> None:
+    """Where nothing is, nothing is said."""
+    found = Found()
+    assert (found.runs, found.words, found.detail) == (False, None, "none")
+
+
+def test_gone() -> None:
+    """Rules alone are leftovers: it is said which, what they do, and what removes them."""
+    found = Found(rules=RULES)
+    assert not found.runs
+    assert found.words is not None
+    assert "has gone and left table ip kube-proxy" in found.words
+    assert "`ebpflb cleanup --kube-proxy` removes them" in found.words
+
+
+@pytest.mark.parametrize(
+    ("found", "evidence"),
+    [
+        (Found(pids=(7, 9)), "pid 7, pid 9"),
+        (Found(answers=(("127.0.0.1:10249", "ipvs"),)), "mode ipvs at 127.0.0.1:10249"),
+        (Found(rules=RULES, renewed=True), "its rules have come back"),
+    ],
+)
+def test_runs(found: Found, evidence: str) -> None:
+    """A process, an answer, or rules that come back are a kube-proxy at work."""
+    assert found.runs
+    assert found.words == (
+        f"kube-proxy runs here too ({evidence}): ebpflb answers first; stop it, then"
+        " `ebpflb cleanup --kube-proxy`"
+    )
+
+
+def test_renewed() -> None:
+    """Rules that were there at the first look are nobody's work; those that come later are."""
+    none, some = Found(), Found(rules=RULES)
+    assert not some.after(None).runs
+    assert not some.after(some).runs
+    came = some.after(none)
+    assert came.runs
+    assert some.after(came).runs, "and that stays known"
+    assert not none.after(came).runs

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kubernetes' e2e tests that take more than one node, or the same port again (kube-proxy.md 18).
+
+The endpoint ``here`` is on the node near, ``there`` on far; "hooked" and "there" are the pods that
+ask, "near" and "far" the nodes.
+"""
+
+from typing import Any
+
+import pytest
+
+from ebpflb.lab import traffic
+from ebpflb.lab.hosts import Host
+from tests.network import asking
+from tests.network.twonodes import TwoNodes, Ways
+
+WAYS = Ways(10)
+LEAVING = {"ready": False, "terminating": True}
+NEVER = {"ready": False, "serving": False}
+A_MOMENT = 0.3  # seconds after which nobody is going to answer
+CLIENT_PORT, OTHER_TARGET = 12345, 9090
+
+families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
+
+
+def answer(two: TwoNodes, who: str, kind: str, node: Host, *, v6: bool = False) -> tuple[str, str]:
+    """Who answers by TCP, and whom it sees; nobody: ("", "")."""
+    where = WAYS.to(kind, node, v6=v6)
+    with asking.stream(two.sockets(getattr(two, who)), where[0]) as client:
+        client.settimeout(A_MOMENT)
+        try:
+            client.connect(where)
+            return traffic.read(client.recv(64))
+        except TimeoutError:
+            return "", ""
+
+
+def publish(
+    two: TwoNodes, *pods: Host, conditions: dict[str, bool] | None = None, **spec: Any
+) -> None:
+    """The service, with these endpoints in this condition."""
+    service, *slices = two.service("web", 10, *pods, **spec)
+    for each in slices:
+        for endpoint in each["endpoints"]:
+            endpoint["conditions"] |= conditions or {}
+    two.publish(service, *slices)
+
+
+def is_up(two: TwoNodes, kind: str, node: Host, *who: str, v6: bool = False) -> list[bool]:
+    return [answer(two, each, kind, node, v6=v6)[0] == "here" for each in who]
+
+
+@families
+def test_external_policy_changes(two: TwoNodes, v6: bool) -> None:
+    """Local, Cluster and Local again: who asks a node without endpoint from elsewhere gets nothing,
+    its own processes do; an endpoint here sees its client."""
+    of = {host: host.v6 if v6 else host.v4 for host in (two.near, two.far)}
+    for policy in ("Local", "Cluster", "Local"):
+        publish(two, two.here, externalTrafficPolicy=policy)
+        assert answer(two, "far", "nodeport", two.near, v6=v6) == ("here", of[two.far])
+        assert answer(two, "far", "nodeport", two.far, v6=v6) == ("here", of[two.far])
+        assert answer(two, "near", "nodeport", two.near, v6=v6)[0] == "here"
+        from_elsewhere = answer(two, "near", "nodeport", two.far, v6=v6)[0]
+        assert from_elsewhere == ("here" if policy == "Cluster" else "")
+
+
+@families
+@pytest.mark.parametrize("conditions", [{}, LEAVING], ids=["ready", "leaving"])
+def test_internal_policy_local(two: TwoNodes, conditions: dict[str, bool], v6: bool) -> None:
+    """Pods and processes of the endpoint's node are served, those of the other one are not."""
+    publish(two, two.here, conditions=conditions, internalTrafficPolicy="Local")
+    who = ("hooked", "near", "there", "far")
+    assert is_up(two, "cluster", two.near, *who, v6=v6) == [True, True, False, False]
+
+
+@families
+def test_terminating_endpoint_and_policy_cluster(two: TwoNodes, v6: bool) -> None:
+    """The only endpoint terminates: everybody is served on, by cluster IP and either node."""
+    publish(two, two.here, conditions=LEAVING)
+    for kind, node in (("cluster", two.near), ("nodeport", two.near), ("nodeport", two.far)):
+        assert all(is_up(two, kind, node, "hooked", "near", "there", "far", v6=v6))
+
+
+@families
+def test_terminating_endpoint_and_external_policy_local(two: TwoNodes, v6: bool) -> None:
+    """Its own node's port works from both nodes, the other node's from outside it does not."""
+    publish(two, two.here, conditions=LEAVING, externalTrafficPolicy="Local")
+    assert all(is_up(two, "nodeport", two.near, "hooked", "there", "far", v6=v6))
+    assert is_up(two, "nodeport", two.far, "hooked", "near", v6=v6) == [False, False]
+    assert all(is_up(two, "nodeport", two.far, "there", "far", v6=v6))
+
+
+@families
+def test_load_balancer_changes(two: TwoNodes, v6: bool) -> None:
+    """Scaled to nothing it is refused, scaled up it is back; as a ClusterIP it is closed."""
+    publish(two, two.here)
+    assert is_up(two, "balancer", two.near, "outside", "hooked", v6=v6) == [True, True]
+    publish(two)
+    for who in ("outside", "hooked", "near"):
+        with pytest.raises(ConnectionRefusedError):
+            answer(two, who, "balancer", two.near, v6=v6)
+    publish(two, two.here)
+    assert is_up(two, "balancer", two.near, "outside", "hooked", v6=v6) == [True, True]
+    service, *slices = two.service("web", 10, two.here)
+    del service["status"]
+    service["spec"] |= {"type": "ClusterIP", "externalIPs": []}
+    for port in service["spec"]["ports"]:
+        del port["nodePort"]
+    two.publish(service, *slices)
+    with pytest.raises(ConnectionRefusedError):
+        answer(two, "outside", "nodeport", two.near, v6=v6)
+    assert answer(two, "outside", "balancer", two.near, v6=v6) == ("", "")
+    assert is_up(two, "cluster", two.near, "hooked", v6=v6) == [True]
+
+
+def from_one_port(two: TwoNodes, who: str, kind: str, *, v6: bool) -> str:
+    """Who answers a datagram from CLIENT_PORT; nobody: ""."""
+    where = WAYS.to(kind, two.near, v6=v6)
+    with asking.datagram(two.sockets(getattr(two, who)), where[0]) as client:
+        client.settimeout(A_MOMENT)
+        client.bind(("::" if v6 else "0.0.0.0", CLIENT_PORT))
+        try:
+            said = asking.again(client, *where)
+        except (TimeoutError, ConnectionRefusedError):
+            return ""
+        assert said.peer == where
+        return said.name
+
+
+datagrams = pytest.mark.parametrize("who", ["hooked", "hidden", "near", "outside"])
+ways = pytest.mark.parametrize("kind", ["cluster", "nodeport"])
+
+
+@families
+@datagrams
+@ways
+@pytest.mark.parametrize("policy", ["Cluster", "Local"])
+def test_udp_when_the_server_pod_cycles(
+    two: TwoNodes, who: str, kind: str, policy: str, v6: bool
+) -> None:
+    """From one and the same port: the pod goes, another comes, and the client reaches it."""
+    for pod in (two.here, two.twin, two.here):
+        publish(two, pod, internalTrafficPolicy=policy)
+        assert from_one_port(two, who, kind, v6=v6) == pod.name
+        publish(two, pod, conditions=LEAVING, internalTrafficPolicy=policy)
+        assert from_one_port(two, who, kind, v6=v6) == pod.name
+
+
+@families
+@datagrams
+@ways
+def test_udp_when_an_unready_endpoint_gets_ready(
+    two: TwoNodes, who: str, kind: str, v6: bool
+) -> None:
+    """Who asks before anybody is ready, and before there is a service, is served after it."""
+    two.publish()
+    assert from_one_port(two, who, kind, v6=v6) == ""
+    publish(two, two.here, conditions=NEVER)
+    assert from_one_port(two, who, kind, v6=v6) == ""
+    publish(two, two.here)
+    assert from_one_port(two, who, kind, v6=v6) == "here"
+
+
+@families
+@datagrams
+def test_udp_when_the_target_port_changes(two: TwoNodes, who: str, v6: bool) -> None:
+    """The pod stays and its port is another: the client comes to the new one."""
+    server = two.begin(two.here, "serve", "new", str(OTHER_TARGET))
+    publish(two, two.here)
+    assert from_one_port(two, who, "nodeport", v6=v6) == "here"
+    service, *slices = two.service("web", 10, two.here)
+    for each in slices:
+        each["ports"] = [{**port, "port": OTHER_TARGET} for port in each["ports"]]
+    two.publish(service, *slices)
+    assert from_one_port(two, who, "nodeport", v6=v6) == "new"
+    server.terminate()
+    server.wait()

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kubernetes' e2e tests of ports and slices (kube-proxy.md 18), within one node."""
+
+from pathlib import Path
+
+import pytest
+
+from ebpflb.lab import objects
+from ebpflb.lab.hosts import Host
+from ebpflb.lab.objects import Object
+from ebpflb.lab.sockets import Sockets
+from tests.network import asking
+from tests.network.cluster import TARGET, VIP, VIP6, Cluster, at, web
+from tests.network.e2e import down, up
+
+SECOND_TARGET = 9090
+
+
+@pytest.fixture(params=["pod", "host"])
+def sockets(request: pytest.FixtureRequest) -> Sockets:
+    """Upstream asks from an ordinary pod and from a host-network one."""
+    found: Sockets = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def pods(cluster: Cluster) -> list[Host]:
+    return cluster.web
+
+
+@pytest.fixture(scope="module")
+def more_ports(cluster: Cluster) -> None:
+    """Every pod serves SECOND_TARGET too, as "web-1-again" and so on."""
+    for pod in cluster.web:
+        cluster.begin(pod, "serve", f"{pod.name}-again", str(SECOND_TARGET))
+
+
+def ports(*named: tuple[str, int]) -> list[Object]:
+    return [{"name": name, "port": port} for name, port in named]
+
+
+def manual(name: str, listed: list[Object], *endpoints: Object) -> Object:
+    """A further slice of the service web, written by hand."""
+    found = objects.endpoint_slice("web", "IPv4", list(endpoints), listed)
+    found["metadata"]["name"] = name
+    return found
+
+
+def test_serve_multiport_endpoints(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
+    """Two named ports backed by different pods: each port reaches its own pod only."""
+    service = objects.service("web", [VIP], ports(("a", 80), ("b", 81)))
+    first = manual("web-1", ports(("a", TARGET)), at(pods[0]))
+    second = manual("web-2", ports(("b", TARGET)), at(pods[1]))
+    cluster.publish(service, first, second)
+    up(sockets, "web-1", port=80)
+    up(sockets, "web-2", port=81)
+    cluster.publish(service, second)
+    down(sockets, port=80)
+    up(sockets, "web-2", port=81)
+
+
+def test_several_ports_in_several_slices(
+    cluster: Cluster, sockets: Sockets, pods: list[Host], more_ports: None
+) -> None:
+    """Two manual slices with different ports of the same pod: both work."""
+    service = objects.service("web", [VIP], ports(("port80", 80), ("port81", 81)))
+    cluster.publish(
+        service,
+        manual("one", ports(("port80", TARGET)), at(pods[0])),
+        manual("two", ports(("port81", SECOND_TARGET)), at(pods[0])),
+    )
+    up(sockets, "web-1", port=80)
+    up(sockets, "web-1-again", port=81)
+
+
+def test_named_target_port(
+    cluster: Cluster, sockets: Sockets, pods: list[Host], more_ports: None
+) -> None:
+    """One port name that resolves to different numbers: traffic reaches them all."""
+    cluster.publish(
+        objects.service("web", [VIP], ports(("http", 80))),
+        manual("one", ports(("http", TARGET)), at(pods[0])),
+        manual("two", ports(("http", SECOND_TARGET)), at(pods[1])),
+    )
+    up(sockets, "web-1", "web-2-again")
+
+
+def test_adding_and_deleting_ports(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
+    """A service port that is added serves, one that is taken away is refused."""
+    slices = manual("one", ports(("a", TARGET), ("b", TARGET)), at(pods[0]))
+    for listed in ([("a", 80)], [("a", 80), ("b", 81)], [("b", 81)]):
+        cluster.publish(objects.service("web", [VIP], ports(*listed)), slices)
+        for number in (80, 81):
+            ask = up if number in {port for _, port in listed} else down
+            ask(sockets, *(["web-1"] if ask is up else []), port=number)
+
+
+def test_protocols_of_one_port(cluster: Cluster, pod: Sockets, pods: list[Host]) -> None:
+    """TCP and UDP on one port: taking one away fails exactly that one, and back again."""
+    for kept in ({"tcp", "udp"}, {"tcp"}, {"udp"}, {"tcp", "udp"}):
+        service, *slices = web(at(pods[0]))
+        service["spec"]["ports"] = [it for it in service["spec"]["ports"] if it["name"] in kept]
+        cluster.publish(service, *slices)
+        for name, ask in (("tcp", asking.tcp), ("udp", asking.connected_udp)):
+            if name in kept:
+                assert ask(pod, VIP).name == "web-1"
+            else:
+                down(pod, ask=ask)
+
+
+def test_sctp_service(cluster: Cluster, pods: list[Host]) -> None:
+    """An SCTP service is programmed, and no protocol comes to the kernel for its sake."""
+    before = protocols()
+    sctp = [{"name": "s", "port": 80, "protocol": "SCTP"}]
+    cluster.publish(
+        objects.service("web", [VIP, VIP6], sctp),
+        objects.endpoint_slice("web", "IPv4", [at(pods[0])], [{**sctp[0], "port": TARGET}]),
+    )
+    found = {(str(it), it.protocol) for it, _ in cluster.maps["services"].items()}
+    assert (f"{VIP}:80", 132) in found
+    assert protocols() == before
+
+
+def protocols() -> set[str]:
+    """Those that the kernel has sockets for."""
+    return {line.split()[0] for line in Path("/proc/net/protocols").read_text().splitlines()}

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Kubernetes' e2e tests ask of a proxy (kube-proxy.md 18), within one node."""
+
+import subprocess
+
+import pytest
+
+from ebpflb.lab import objects
+from ebpflb.lab.hosts import Host
+from ebpflb.lab.sockets import Sockets
+from tests.network import asking
+from tests.network.cluster import NODEPORT, TARGET, VIP, Cluster, at, web
+from tests.network.e2e import down, reaches, up
+
+SECOND_VIP, HOST_PORT, HOST_UDP_PORT = "10.96.0.20", 10180, 10181
+PROXY_NAME, HEADLESS = (f"service.kubernetes.io/{n}" for n in ("service-proxy-name", "headless"))
+UNREADY, LEAVING = {"ready": False, "serving": False}, {"ready": False, "terminating": True}
+
+
+@pytest.fixture(params=["pod", "host"])
+def sockets(request: pytest.FixtureRequest) -> Sockets:
+    """Upstream asks from an ordinary pod and from a host-network one."""
+    found: Sockets = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def pods(cluster: Cluster) -> list[Host]:
+    return cluster.web
+
+
+def test_serve_a_basic_endpoint(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
+    """Endpoints come and go one by one; the service answers from what there is."""
+    cluster.publish(web())
+    down(sockets)
+    for here in (pods[:1], pods[:2], pods[1:2]):
+        cluster.publish(web(*map(at, here)))
+        up(sockets, *(pod.name for pod in here))
+    cluster.publish(web())
+    down(sockets)
+
+
+def test_up_and_down(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
+    """Deleting one of two services with the same pods makes only it unreachable."""
+    named = [{"name": "tcp", "port": 80, "protocol": "TCP"}]
+    other = [
+        objects.service("other", [SECOND_VIP], named),
+        objects.endpoint_slice(
+            "other", "IPv4", list(map(at, pods)), [{**named[0], "port": TARGET}]
+        ),
+    ]
+    names = [pod.name for pod in pods]
+    cluster.publish(web(*map(at, pods)), other)
+    up(sockets, *names)
+    up(sockets, *names, host=SECOND_VIP)
+    cluster.publish(other)
+    with pytest.raises(OSError):
+        asking.tcp(sockets, VIP)
+    up(sockets, *names, host=SECOND_VIP)
+
+
+@pytest.mark.parametrize("ip", [VIP, "10.96.0.99"])
+def test_recreated(cluster: Cluster, sockets: Sockets, pods: list[Host], ip: str) -> None:
+    """A service that is deleted and made again, at the same address or another, works."""
+    cluster.publish(web(at(pods[0])))
+    up(sockets, "web-1")
+    cluster.publish()
+    service, *slices = web(at(pods[1]))
+    service["spec"] |= {"clusterIP": ip, "clusterIPs": [ip], "ipFamilies": ["IPv4"]}
+    cluster.publish(service, *slices)
+    up(sockets, "web-2", host=ip)
+
+
+def test_types(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
+    """ExternalName, ClusterIP and NodePort by turns: each change is in force, both ways."""
+    alias = web(at(pods[0]), type="ExternalName", externalName="example.org")
+    node = cluster.node.v4
+    for published, cluster_ip, nodeport in (
+        (alias, False, False),
+        (web(at(pods[0])), True, False),
+        (web(at(pods[0]), nodeport=NODEPORT), True, True),
+        (alias, False, False),
+        (web(at(pods[0]), nodeport=NODEPORT), True, True),
+        (web(at(pods[0])), True, False),
+    ):
+        cluster.publish(published)
+        assert reaches(sockets, VIP, 80) is cluster_ip
+        assert reaches(sockets, node, NODEPORT) is nodeport
+
+
+def test_service_proxy_name(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
+    """A labelled Service is never up; toggling the label takes a live one down and up."""
+    for labels, is_up in (({PROXY_NAME: "other"}, False), ({}, True), ({PROXY_NAME: ""}, False)):
+        service, *slices = web(at(pods[0]))
+        service["metadata"]["labels"] = labels
+        cluster.publish(service, *slices)
+        assert reaches(sockets, VIP, 80) is is_up
+
+
+def test_headless(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
+    """A manual slice works; with the headless label on it the service goes down."""
+    service, slices, _ = web(at(pods[0]))
+    cluster.publish(service, slices)
+    up(sockets, "web-1")
+    slices["metadata"]["labels"][HEADLESS] = ""
+    cluster.publish(service, slices)
+    down(sockets)
+
+
+def test_not_ready_addresses(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
+    """As published they are ready, though unready or terminating; else they are not reached."""
+    node = cluster.node.v4
+    for conditions in ({}, UNREADY, {"serving": False, "terminating": True}, UNREADY):
+        cluster.publish(web(at(pods[0], **conditions), nodeport=NODEPORT))
+        if conditions.get("ready", True):
+            up(sockets, "web-1")
+            up(sockets, "web-1", host=node, port=NODEPORT)
+        else:
+            down(sockets)
+            down(sockets, node, NODEPORT)
+
+
+def test_route_localnet(cluster: Cluster, host: Sockets, pods: list[Host]) -> None:
+    """NodePorts are served on the node's loopback, and route_localnet is not touched for it."""
+    cluster.publish(web(at(pods[0]), nodeport=NODEPORT))
+    up(host, "web-1", host="127.0.0.1", port=NODEPORT)
+    sysctl = ["cat", "/proc/sys/net/ipv4/conf/all/route_localnet"]
+    reading = cluster.lab.keep(cluster.node.start(sysctl, stdout=subprocess.PIPE))
+    assert reading.communicate()[0] == "0\n"
+
+
+def test_host_network_endpoint(cluster: Cluster, sockets: Sockets) -> None:
+    """An endpoint that is the node itself answers pods and processes, under the policy Local."""
+    host_network(cluster)
+    cluster.begin(cluster.node, "serve", "the-node", str(HOST_PORT))
+    up(sockets, "the-node")
+    up(sockets, "the-node", host=cluster.node.v4, port=NODEPORT)
+
+
+def test_host_network_endpoint_by_udp(cluster: Cluster, sockets: Sockets, host: Sockets) -> None:
+    """The same for datagrams, to a server that answers from the address that it was asked at."""
+    host_network(cluster)
+    with asking.datagram(host, VIP) as server, asking.datagram(sockets, VIP) as client:
+        server.bind((cluster.node.v4, HOST_UDP_PORT))
+        for where in ((VIP, 80), (cluster.node.v4, NODEPORT)):
+            client.sendto(b"?", where)
+            _, asker = server.recvfrom(64)
+            server.sendto(b"the-node ", asker)
+            assert client.recvfrom(64) == (b"the-node ", where)
+
+
+def host_network(cluster: Cluster) -> None:
+    """The node itself as the only endpoint."""
+    endpoint = objects.endpoint(cluster.node.v4, node="node", target="the-node")
+    listed = [
+        {"name": "tcp", "port": HOST_PORT, "protocol": "TCP"},
+        {"name": "udp", "port": HOST_UDP_PORT, "protocol": "UDP"},
+    ]
+    service, *_ = web(nodeport=NODEPORT, internalTrafficPolicy="Local")
+    cluster.publish(service, objects.endpoint_slice("web", "IPv4", [endpoint], listed))

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""UDP is preserved when initial unready endpoints get ready (e2e conntrack.go): who asks before
+anyone serves is served afterwards.
+"""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ebpflb.datapath import probe
+from ebpflb.lab import objects
+from ebpflb.lab.hosts import Host
+from ebpflb.lab.objects import Object
+from ebpflb.lab.sockets import Sockets
+from tests.network import asking
+from tests.network.cluster import PORT, TARGET, VIP, Cluster, at, web
+from tests.network.ending import Published, ask, both, fixed, is_ended, meet, serve
+
+LATER = {"v4": "10.96.0.30", "v6": "fd00:96::30"}
+
+pytestmark = pytest.mark.skipif(not probe.ends_sockets(), reason="this kernel ends no sockets")
+
+
+def test_udp_is_preserved_when_endpoints_get_ready(
+    cluster: Cluster, published: Published, sockets: Sockets
+) -> None:
+    """Who asks before there is an endpoint is refused, and reaches it afterwards."""
+    published.change(web(at(cluster.web[0], ready=False, serving=False)))
+    with fixed(sockets, VIP) as early, pytest.raises(ConnectionRefusedError):
+        early.connect((VIP, PORT))
+        early.send(b"?")
+        early.recv(64)
+    published.change(serve(cluster.web[0]))
+    with fixed(sockets, VIP) as client:
+        assert meet(client, VIP).name == cluster.web[0].name
+
+
+@pytest.fixture(params=LATER)
+def later(request: pytest.FixtureRequest) -> str:
+    """A cluster IP that nobody has yet."""
+    return LATER[request.param]
+
+
+@pytest.fixture
+def rule(cluster: Cluster) -> Iterator[Callable[[str], None]]:
+    """Loads a rule about what the node itself sends."""
+    head, tail = "table inet others {\nchain o {\ntype nat hook output priority 0;", "}\n}\n"
+    yield lambda rule: cluster.node.nft(f"{head}\n{rule}\n{tail}")
+    cluster.node.nft("table inet others\ndelete table inet others\n")
+
+
+@pytest.mark.parametrize("tracked", [False, True])
+def test_udp_is_preserved_when_asked_too_early(
+    cluster: Cluster,
+    published: Published,
+    pod: Sockets,
+    host: Sockets,
+    later: str,
+    tracked: bool,
+    rule: Callable[[str], None],
+) -> None:
+    """A socket connected to a cluster IP that nobody had yet is served once it is there.
+
+    A pod's datagrams are translated at its device; the node's own socket is ended.
+    """
+    published.change()
+    if tracked:
+        rule("ct state new accept")
+    with fixed(pod, later) as early, fixed(host, later) as lost:
+        for client in (early, lost):
+            client.connect((later, PORT))
+            client.send(b"?")
+        published.publish(afterwards(cluster.web[0]))
+        assert ask(early).name == cluster.web[0].name
+        assert is_ended(lost)
+        assert meet(lost, later).name == cluster.web[0].name
+
+
+def test_translated_by_others(
+    cluster: Cluster, published: Published, host: Sockets, later: str, rule: Callable[[str], None]
+) -> None:
+    """The node's own socket that netfilter translates is served: it goes on."""
+    published.change()
+    pod = cluster.web[0]
+    family, to = ("ip6", f"[{pod.v6}]") if ":" in later else ("ip", pod.v4)
+    rule(f"{family} daddr {later} udp dport {PORT} dnat {family} to {to}:{TARGET}")
+    with asking.datagram(host, later) as client:
+        assert meet(client, later).name == pod.name
+        published.change(afterwards(pod))
+        assert ask(client).name == pod.name
+
+
+def afterwards(pod: Host) -> list[Object]:
+    """A service at the cluster IPs that nobody had."""
+    named, ends = [{"name": "udp", "port": TARGET, "protocol": "UDP"}], both(pod)
+    return [
+        objects.service("later", [*LATER.values()], [{**named[0], "port": PORT}]),
+        objects.endpoint_slice("later", "IPv4", ends["v4"], named),
+        objects.endpoint_slice("later", "IPv6", ends["v6"], named),
+    ]

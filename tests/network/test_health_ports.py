@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What others ask of the agents over HTTP, asked from outside, from a pod and from the node.
+
+The packets go through the agents' own programs at every device (kube-proxy.md 10 and 13).
+"""
+
+from socket import SOCK_STREAM
+from typing import NamedTuple
+
+import pytest
+
+from ebpflb.lab.agents import wait_until
+from ebpflb.lab.hosts import Host
+from ebpflb.lab.objects import Object
+from ebpflb.lab.sockets import Socket
+from tests.network.asking import family_of
+from tests.network.twonodes import TwoNodes
+
+PORT = 32100
+families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
+
+
+class Reply(NamedTuple):
+    code: int
+    weight: int | None
+    body: str
+
+
+def get(two: TwoNodes, client: Host, host: str, port: int = PORT, path: str = "/") -> Reply:
+    """Raises OSError."""
+    with two.sockets(client).open(family_of(host), SOCK_STREAM) as stream:
+        stream.connect((host, port))
+        stream.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+        head, _, body = _everything(stream).decode().partition("\r\n\r\n")
+    line, *headers = head.split("\r\n")
+    named = dict(header.split(": ") for header in headers)
+    weight = named.get("X-Load-Balancing-Endpoint-Weight")
+    return Reply(int(line.split()[1]), int(weight) if weight else None, body)
+
+
+def _everything(stream: Socket) -> bytes:
+    said = b""
+    while more := stream.recv(4096):
+        said += more
+    return said
+
+
+def refused(two: TwoNodes, client: Host, host: str) -> bool:
+    try:
+        get(two, client, host)
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+def balanced(two: TwoNodes, *pods: Host) -> list[Object]:
+    spec = {"externalTrafficPolicy": "Local", "healthCheckNodePort": PORT}
+    return two.service("checked", 7, *pods, **spec)
+
+
+def address(host: Host, v6: bool) -> str:
+    return host.v6 if v6 else host.v4
+
+
+def tells(two: TwoNodes, node: Host, v6: bool, code: int) -> None:
+    """Returns when the node says so; counts follow what is in force by a moment."""
+    host = address(node, v6)
+
+    def said() -> bool:
+        return not refused(two, node, host) and get(two, node, host).code == code
+
+    wait_until(f"{node.name} says {code}", said)
+
+
+@families
+def test_asked_from_everywhere(two: TwoNodes, v6: bool) -> None:
+    """The node with the endpoint says 200, the other one 503, whoever asks."""
+    two.publish(balanced(two, two.here))
+    tells(two, two.near, v6, 200)
+    tells(two, two.far, v6, 503)
+    for client in (two.outside, two.hooked, two.hidden, two.near, two.far):
+        near, far = (get(two, client, address(node, v6)) for node in (two.near, two.far))
+        assert near[:2] == (200, 1)
+        assert far[:2] == (503, 0)
+        assert '"name": "checked"' in near.body
+
+
+@families
+def test_reachable_without_endpoints(two: TwoNodes, v6: bool) -> None:
+    """A node that has none is asked and says so; so do all where nobody has any."""
+    for pods in ([two.there], []):
+        two.publish(balanced(two, *pods))
+        tells(two, two.near, v6, 503)
+        for client in (two.outside, two.hidden, two.near):
+            assert get(two, client, address(two.near, v6))[:2] == (503, 0)
+
+
+@families
+def test_service_gone_or_policy_cluster_is_refused(two: TwoNodes, v6: bool) -> None:
+    """Nobody listens any more."""
+    for gone in ([], two.service("checked", 7, two.here, externalTrafficPolicy="Cluster")):
+        two.publish(balanced(two, two.here))
+        tells(two, two.near, v6, 200)
+        two.publish(gone)
+        host = address(two.near, v6)
+        wait_until("it is refused", lambda host=host: refused(two, two.near, host))  # type: ignore[misc]
+        assert refused(two, two.outside, host)
+
+
+@families
+def test_only_on_the_addresses_that_serve_nodeports(two: TwoNodes, v6: bool) -> None:
+    """The default, primary, is the Node's own addresses: loopback is not among them."""
+    two.publish(balanced(two, two.here))
+    tells(two, two.near, v6, 200)
+    assert refused(two, two.near, "::1" if v6 else "127.0.0.1")
+
+
+@families
+def test_healthz_from_outside(two: TwoNodes, v6: bool) -> None:
+    """10256 is for load balancers, on all addresses; e2e asks on loopback as well."""
+    two.publish()
+    loopback = "::1" if v6 else "127.0.0.1"
+    for client, host in ((two.outside, address(two.near, v6)), (two.near, loopback)):
+        reply = get(two, client, host, 10256, "/healthz")
+        assert reply.code == 200
+        assert "lastUpdated" in reply.body
+
+
+def test_proxy_mode_on_loopback_only(two: TwoNodes) -> None:
+    """e2e asks for it from a pod in the host's network."""
+    assert get(two, two.near, "127.0.0.1", 10249, "/proxyMode")[::2] == (200, "ebpf")
+    with pytest.raises(ConnectionRefusedError):
+        get(two, two.outside, two.near.v4, 10249, "/proxyMode")

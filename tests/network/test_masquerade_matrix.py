@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is masqueraded: upstream's 30 flows under its 4 settings (kube-proxy.md 5.1, 19).
+
+Three services, of the policies Cluster, external Local and internal Local, each by ten ways. The
+pod is one whose sockets are hidden, and --masquerade-local-backends is on: so not one cell
+differs from kube-proxy's. What the node sends itself is the node's, masqueraded or not. Where an
+outside client is not masqueraded on its way to another node, the answers miss the node that was
+asked, and the connection is lost: with kube-proxy too.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from ebpflb.lab import traffic
+from ebpflb.lab.sockets import Sockets
+from tests.network import asking
+from tests.network.test_packets_table import (
+    BOTH_CLIENT,
+    BOTH_NODE,
+    POLICIES,
+    TIMES,
+    families,
+    meaning,
+    services_of,
+)
+from tests.network.twonodes import PODS, TwoNodes, Ways
+
+HERE_CLIENT, HERE_NODE = "here=client", "here=node"
+A_MOMENT = 0.3  # seconds after which a connection counts as lost
+LOST = ("lost", "")
+SETTINGS = {
+    "base": PODS,
+    "no detector": (),
+    "masquerade all": (*PODS, "--masquerade-all"),
+    "both": ("--masquerade-all",),
+}
+NODE_ALWAYS = (BOTH_NODE, BOTH_NODE, BOTH_NODE)
+OUTSIDE_ALWAYS = (BOTH_NODE, HERE_CLIENT, BOTH_NODE)
+PLAIN = (BOTH_CLIENT, BOTH_CLIENT, HERE_CLIENT)
+ASTRAY = ("here=client lost", "here=client lost", HERE_CLIENT)
+HIDDEN = (BOTH_NODE, BOTH_NODE, HERE_NODE)
+POD_OUT = (BOTH_NODE, BOTH_CLIENT, BOTH_NODE)
+POD_OUT_UNKNOWN = (BOTH_NODE, HERE_CLIENT, BOTH_NODE)
+
+# who -> kind: per setting, per service
+MATRIX = {
+    ("hidden", "cluster"): (PLAIN, PLAIN, HIDDEN, HIDDEN),
+    ("hidden", "nodeport"): (POD_OUT, POD_OUT_UNKNOWN, POD_OUT, POD_OUT_UNKNOWN),
+    ("hidden", "balancer"): (POD_OUT, POD_OUT_UNKNOWN, POD_OUT, POD_OUT_UNKNOWN),
+    ("near", "cluster"): (HIDDEN,) * 4,
+    ("near", "nodeport"): (NODE_ALWAYS,) * 4,
+    ("near", "loopback"): (NODE_ALWAYS,) * 4,
+    ("near", "balancer"): (NODE_ALWAYS,) * 4,
+    ("outside", "cluster"): (HIDDEN, ASTRAY, HIDDEN, HIDDEN),
+    ("outside", "nodeport"): (OUTSIDE_ALWAYS,) * 4,
+    ("outside", "balancer"): (OUTSIDE_ALWAYS,) * 4,
+}
+FLOWS = [(*pair, policy) for pair in MATRIX for policy in POLICIES]
+assert len(FLOWS) == 30
+
+
+@pytest.fixture(scope="module", params=SETTINGS)
+def setting(two: TwoNodes, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The agents at work with these options; the services are published."""
+    for agent in two.agents:
+        agent.stop()
+        agent.options = (*SETTINGS[request.param], "--masquerade-local-backends")
+        agent.start()
+    two.publish(*services_of(two, two.here, two.there))
+    yield request.param
+
+
+def answers(two: TwoNodes, who: str, kind: str, policy: str, *, v6: bool) -> set[tuple[str, str]]:
+    """Who answered, and whom it saw."""
+    ways, client = Ways(POLICIES[policy][0]), two.sockets(getattr(two, who))
+    where = ways.to("nodeport" if kind == "loopback" else kind, two.near, v6=v6)
+    if kind == "loopback":
+        where = ("::1" if v6 else "127.0.0.1"), ways.nodeport
+    return {answer(client, *where) for _ in range(TIMES)}
+
+
+def answer(client: Sockets, host: str, port: int) -> tuple[str, str]:
+    with asking.stream(client, host) as stream:
+        stream.settimeout(A_MOMENT)
+        try:
+            stream.connect((host, port))
+            return traffic.read(stream.recv(64))
+        except TimeoutError:
+            return LOST
+
+
+@families
+@pytest.mark.parametrize(("who", "kind", "policy"), FLOWS)
+def test_flow(two: TwoNodes, setting: str, who: str, kind: str, policy: str, v6: bool) -> None:
+    """The endpoints of the cell answer and no others, and they see whom kube-proxy says."""
+    cell = MATRIX[who, kind][list(SETTINGS).index(setting)][list(POLICIES).index(policy)]
+    lost = {LOST} if "lost" in cell else set()
+    expected = meaning(two, who, cell.removesuffix(" lost"), v6=v6) | lost
+    assert answers(two, who, kind, policy, v6=v6) == expected

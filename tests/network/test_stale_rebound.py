@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the kernel ends no sockets a pod's connected UDP client goes on without an error: the
+packet path takes its flow to another backend (kube-proxy.md 11.1).
+
+The agents are told EOPNOTSUPP by all that asks to end a socket, as by a kernel that was built
+without CONFIG_INET_DIAG_DESTROY.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ebpflb.lab import cni
+from ebpflb.lab.agents import LabAgent, wait_until
+from ebpflb.lab.hosts import Host
+from ebpflb.lab.sockets import Socket, Sockets
+from tests.network import asking, twonodes
+from tests.network.twonodes import PORT, TwoNodes, Ways
+
+UNABLE = """
+import errno
+from ebpflb.datapath.sock_diag import SockDiag
+from ebpflb.errors import KernelError
+
+
+def destroy(self, one):
+    raise KernelError("sock_diag", errno.EOPNOTSUPP, "Operation not supported")
+
+
+SockDiag.destroy = destroy
+"""
+NUMBER = 60
+FAMILIES = {"v4": False, "v6": True}
+
+
+@pytest.fixture(scope="module", params=[cni.Bridge, cni.Routed], ids=["bridge", "routed"])
+def unable(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TwoNodes]:
+    """Two nodes whose agents cannot end a socket."""
+    folder: Path = tmp_path_factory.mktemp("unable")
+    (folder / "sitecustomize.py").write_text(UNABLE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LabAgent, "under", ["env", f"PYTHONPATH={folder}:{Path.cwd()}"])
+        network = request.param()
+        with twonodes.running(folder, *twonodes.PODS, network=network) as made:
+            yield made
+
+
+@pytest.fixture(params=FAMILIES)
+def v6(request: pytest.FixtureRequest) -> bool:
+    return FAMILIES[request.param]
+
+
+@pytest.fixture
+def vip(v6: bool) -> str:
+    return Ways(NUMBER).cluster[v6]
+
+
+@pytest.fixture
+def is_bridged(request: pytest.FixtureRequest) -> bool:
+    return "bridge" in request.node.callspec.id
+
+
+@pytest.fixture
+def client(unable: TwoNodes, vip: str) -> Iterator[Socket]:
+    """A pod's, connected to the endpoint on the other node."""
+    serve(unable, unable.there)
+    with asking.datagram(unable.sockets(unable.hooked), vip) as opened:
+        opened.connect((vip, PORT))
+        assert ask(opened) == unable.there.name
+        yield opened
+    unable.forget_datagrams()
+
+
+def serve(two: TwoNodes, *pods: Host) -> None:
+    two.publish(two.service("moving", NUMBER, *pods))
+
+
+def ask(client: Socket) -> str:
+    """Who answers, as the address that was asked for."""
+    client.send(b"?")
+    answer = asking.receive(client)
+    assert answer.peer == client.getpeername()[:2]
+    return answer.name
+
+
+def move(two: TwoNodes, *pods: Host, flows: int = 1) -> None:
+    """Serves with these, and waits until the first node's agent has taken the flows there."""
+    serve(two, *pods)
+    alive = {address for pod in pods for address in (pod.v4, pod.v6)}
+
+    def moved() -> list[str]:
+        found = two.maps["other_flows"].items()
+        asked = [str(flow.address) for _, flow in found if "request" in flow.flags]
+        return [address for address in asked if address in alive]
+
+    wait_until("the flows are re-bound", lambda: len(moved()) >= flows, seconds=10)
+
+
+def test_goes_on(unable: TwoNodes, client: Socket) -> None:
+    """The connected client is answered by whoever serves now, and sees the frontend all along."""
+    move(unable, unable.here)
+    assert [ask(client) for _ in range(3)] == [unable.here.name] * 3
+
+
+def test_goes_on_again(unable: TwoNodes, client: Socket) -> None:
+    """And again when that one serves no more, with datagrams in between or without."""
+    move(unable, unable.here)
+    assert ask(client) == unable.here.name
+    move(unable, unable.twin)
+    assert ask(client) == unable.twin.name
+    move(unable, unable.here)
+    move(unable, unable.twin)
+    assert ask(client) == unable.twin.name
+
+
+def test_goes_on_after_none(unable: TwoNodes, client: Socket) -> None:
+    """While nobody serves nothing is touched; then it goes to whoever comes."""
+    serve(unable)
+    assert ask(client) == unable.there.name
+    move(unable, unable.here)
+    assert ask(client) == unable.here.name
+
+
+def test_several(unable: TwoNodes, client: Socket, vip: str) -> None:
+    """Clients keep apart; new ones are served as ever; a direct one is left alone."""
+    sockets, others = unable.sockets(unable.hooked), []
+    for _ in range(5):
+        others.append(asking.datagram(sockets, vip))
+        others[-1].connect((vip, PORT))
+    direct = asking.datagram(sockets, vip)
+    direct.connect((unable.there.v6 if ":" in vip else unable.there.v4, twonodes.TARGET))
+    move(unable, unable.here, unable.twin, flows=6)
+    names = [ask(one) for one in (client, *others)]
+    assert set(names) <= {unable.here.name, unable.twin.name}
+    assert [ask(one) for one in (client, *others)] == names
+    assert ask(direct) == unable.there.name
+    assert asking.connected_udp(sockets, vip).name in {unable.here.name, unable.twin.name}
+    for one in (*others, direct):
+        one.close()
+
+
+def test_neighbour(unable: TwoNodes, client: Socket, vip: str, is_bridged: bool) -> None:
+    """A client of a backend on this node goes on if the node routes between them.
+
+    On a bridge its datagrams go to the former backend's hardware: there they are left alone.
+    """
+    with asking.datagram(unable.sockets(unable.hooked), vip) as beside:
+        serve(unable, unable.here)
+        beside.connect((vip, PORT))
+        assert ask(beside) == unable.here.name
+        move(unable, unable.twin, flows=1 if is_bridged else 2)
+        assert ask(client) == unable.twin.name
+        assert ask(beside) == (unable.here if is_bridged else unable.twin).name
+
+
+def test_the_nodes_own(unable: TwoNodes, client: Socket, vip: str) -> None:
+    """A socket of the node itself stays where it is, which the agent says, once at its start."""
+    own: Sockets = unable.sockets(unable.near)
+    with asking.datagram(own, vip) as opened:
+        opened.connect((vip, PORT))
+        assert ask(opened) == unable.there.name
+        move(unable, unable.here)
+        assert ask(client) == unable.here.name
+        assert ask(opened) == unable.there.name
+    said = unable.agents[0].words()
+    assert said.count("this kernel ends no sockets") == 1
+    assert "keep a backend that has gone" in said

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stands for a kube-proxy: a process of its name, or one who answers at its port."""
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from ipaddress import ip_address
+from pathlib import Path
+from shutil import copy
+from socket import AF_INET, AF_INET6
+from threading import Thread
+
+from ebpflb.model.kube_proxy import METRICS_PORT
+
+
+@contextmanager
+def process(folder: Path) -> Iterator[int]:
+    """The pid of one that is called kube-proxy, in the network namespace of the caller."""
+    program = folder / "kube-proxy"
+    copy("/bin/sleep", program)
+    with subprocess.Popen([str(program), "600"]) as started:
+        try:
+            yield started.pid
+        finally:
+            started.kill()
+
+
+@contextmanager
+def answer(text: str, address: str = "127.0.0.1") -> Iterator[None]:
+    """Somebody who says so at /proxyMode, in the network namespace of the caller."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/proxyMode" else 404)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    class Server(HTTPServer):
+        address_family = AF_INET6 if ip_address(address).version == 6 else AF_INET
+
+    with Server((address, METRICS_PORT), Handler) as server:
+        serving = Thread(target=server.serve_forever, args=(0.01,))
+        serving.start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            serving.join()

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A kube-proxy beside us is seen: by its process, its answer, its rules; and ours is not one."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from socket import create_server
+
+import pytest
+
+from ebpflb.model.kube_proxy import METRICS_PORT, MODES, Found
+from ebpflb.node import nft
+from ebpflb.node.kube_proxy import Watcher, look
+from tests.node import answering, nodes, rules
+from tests.node.nodes import TOOLS, load, load_nft, run
+
+NAME = f"ebpflb-test-{os.getpid()}-kubeproxy"
+PATIENCE = 10.0  # seconds that news may take
+
+
+@pytest.fixture(autouse=True)
+def netns() -> Iterator[None]:
+    with nodes.fresh(NAME):
+        run("ip", "link", "set", "lo", "up")
+        yield
+
+
+@pytest.fixture
+def told() -> Iterator[SimpleQueue[Found]]:
+    """What a watcher tells that looks all the time."""
+    queue: SimpleQueue[Found] = SimpleQueue()
+    watcher = Watcher(queue.put, 0.01)
+    watcher.start()
+    yield queue
+    watcher.stop()
+
+
+def test_nobody() -> None:
+    """On a node without kube-proxy nothing is found."""
+    assert look() == Found()
+
+
+def test_process(tmp_path: Path) -> None:
+    """A process called kube-proxy in our network namespace is one."""
+    with answering.process(tmp_path) as pid:
+        assert look().pids == (pid,)
+        assert look().runs
+    assert not look().pids
+
+
+def test_process_of_another_node(tmp_path: Path) -> None:
+    """One in another network namespace is another node's."""
+    with nodes.fresh(f"{NAME}-other"), answering.process(tmp_path) as pid:
+        assert look().pids == (pid,)
+        with nodes.entered(NAME):
+            assert not look().pids
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_answers(mode: str) -> None:
+    """Whoever answers /proxyMode with one of its modes is one, though no process is seen."""
+    with answering.answer(mode):
+        assert look() == Found(answers=((f"127.0.0.1:{METRICS_PORT}", mode),))
+        assert look().runs
+
+
+def test_answers_on_ipv6() -> None:
+    """Loopback of IPv6 is asked too."""
+    with answering.answer("nftables\n", "::1"):
+        assert look().answers == ((f"[::1]:{METRICS_PORT}", "nftables"),)
+
+
+@pytest.mark.parametrize("said", ["ebpf", "", "kernelspace", "nftables and more", "x" * 100])
+def test_others_answer(said: str) -> None:
+    """Ebpflb itself, and whatever else is at the port, is none."""
+    with answering.answer(said):
+        assert look() == Found()
+
+
+def test_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One who takes the connection and says nothing holds nobody up for long."""
+    monkeypatch.setattr("ebpflb.node.kube_proxy._TIMEOUT", 0.05)
+    with create_server(("127.0.0.1", METRICS_PORT)):
+        assert look() == Found()
+
+
+@pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.name)
+def test_chains(tool: nodes.Tool) -> None:
+    """Its chains alone are leftovers, in each family and variant."""
+    load(tool, rules.IPTABLES_MODE)
+    assert look() == Found(rules=(f"chains of {tool.name}",))
+    assert not look().runs
+
+
+def test_tables() -> None:
+    """So are its tables of nftables."""
+    load_nft()
+    assert look().rules == ("table ip kube-proxy", "table ip6 kube-proxy")
+
+
+def test_neighbours() -> None:
+    """Rules of kubelet, CNIs and firewalls are no sign of it."""
+    for tool in TOOLS:
+        load(tool, *rules.NEIGHBOURS)
+    assert look() == Found()
+
+
+def test_watcher_first(told: SimpleQueue[Found]) -> None:
+    """A watcher tells at once, and then nothing as long as nothing changes."""
+    assert told.get_nowait() == Found()
+    assert told.empty()
+
+
+def test_watcher_comes_later(told: SimpleQueue[Found], tmp_path: Path) -> None:
+    """One that is started later is told, and that it has gone."""
+    told.get_nowait()
+    with answering.process(tmp_path) as pid:
+        assert told.get(timeout=PATIENCE).pids == (pid,)
+    assert told.get(timeout=PATIENCE) == Found()
+
+
+def test_watcher_renewed(told: SimpleQueue[Found]) -> None:
+    """Rules that come back are one at work that is not seen; it is forgotten with them."""
+    told.get_nowait()
+    load_nft()
+    while not (news := told.get(timeout=PATIENCE)).rules[1:]:  # the second family comes later
+        assert news.runs
+    assert news.runs
+    assert news.words is not None
+    assert "have come back" in news.words
+    for family in ("ip", "ip6"):
+        nft.delete(nft.Name(family, "kube-proxy"))
+    while (news := told.get(timeout=PATIENCE)).rules:
+        pass
+    assert not news.runs

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every network namespace is visited once, and nobody stays in one."""
+
+import errno
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ebpflb.node import namespaces
+from ebpflb.node.namespaces import OWN, Namespaces
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="entering a namespace is root's")
+
+PREFIX = f"ebpflb-test-{os.getpid()}"
+
+
+@pytest.fixture
+def named() -> Iterator[list[str]]:
+    """The identities of two namespaces with names, without processes."""
+    names = [f"{PREFIX}-{number}" for number in range(2)]
+    for name in names:
+        subprocess.run(["ip", "netns", "add", name], check=True)
+    yield [f"net:[{Path('/run/netns', name).stat().st_ino}]" for name in names]
+    for name in names:
+        subprocess.run(["ip", "netns", "delete", name], check=True)
+
+
+@pytest.fixture
+def nameless() -> Iterator[str]:
+    """One that only a process is in."""
+    words = ["unshare", "--net", "sh", "-c", "readlink /proc/self/ns/net; read _"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+        process.communicate("\n")
+
+
+def here() -> str:
+    return os.readlink(OWN)
+
+
+def test_each(named: list[str], nameless: str) -> None:
+    """Those with names and those with processes, each once; our own is first and known as such."""
+    found = list(Namespaces().each(here))
+    places = [place for _, place in found]
+    assert found[0] == (True, here())
+    assert [own for own, _ in found].count(True) == 1
+    assert {*named, nameless} <= set(places)
+    assert len(set(places)) == len(places)
+
+
+def test_stays_here(named: list[str]) -> None:
+    """The caller's thread stays where it is, and visitors end, also when they fail."""
+    before, threads = here(), threading.active_count()
+
+    def fail() -> None:
+        if here() != before:
+            raise RuntimeError("away from home")
+
+    with pytest.raises(RuntimeError):
+        list(Namespaces().each(fail))
+    assert here() == before
+    assert threading.active_count() == threads
+
+
+def test_vanished(named: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A name without a namespace behind it, or a process that has ended, is left out."""
+    (tmp_path / "not-mounted").touch()
+    gone = Path("/proc/0/ns/net")
+    others = [*namespaces.others(), tmp_path / "not-mounted", gone]
+    monkeypatch.setattr(namespaces, "others", lambda: iter(others))
+    assert {*named} <= {place for _, place in Namespaces().each(here)}
+
+
+def test_confined(
+    named: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without the right to enter others only our own is visited, which is said once."""
+
+    def refuse(path: Path) -> None:
+        raise OSError(errno.EPERM, "not permitted", str(path))
+
+    monkeypatch.setattr(namespaces, "_enter", refuse)
+    every = Namespaces()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert list(every.each(here)) == [(True, here())]
+    assert [record.message for record in caplog.records] == [
+        "pods' network namespaces are closed to us: CAP_SYS_ADMIN is missing"
+    ]
+
+
+def test_without_the_capability(named: list[str]) -> None:
+    """A process that really lacks it goes on, in its own."""
+    code = "from ebpflb.node.namespaces import Namespaces as N; print(len(list(N().each(int))))"
+
+    words = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", sys.executable, "-c"]
+    done = subprocess.run([*words, code], capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"
+    assert "CAP_SYS_ADMIN is missing" in done.stderr

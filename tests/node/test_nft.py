@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of nftables by netlink, and what keeps NAT alive; in a namespace of the test's own."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from ebpflb.errors import NodeError
+from ebpflb.node import nft
+from ebpflb.node.nft import Name
+from tests.node import nodes
+from tests.node.nodes import run
+
+NAME = f"ebpflb-test-{os.getpid()}-nft"
+HOLDER = Name("inet", "ebpflb-nat")
+
+
+@pytest.fixture(autouse=True)
+def netns() -> Iterator[None]:
+    with nodes.fresh(NAME):
+        yield
+
+
+def test_tables() -> None:
+    """Those of the families of IP are told, with their family; no others."""
+    for family in ("ip", "ip6", "inet", "arp", "bridge"):
+        run("nft", "add", "table", family, "mine")
+    assert nft.tables() == {Name("ip", "mine"), Name("ip6", "mine"), Name("inet", "mine")}
+
+
+def test_chains() -> None:
+    """A chain is of its table and family."""
+    run("nft", "add", "table", "ip", "mine")
+    run("nft", "add", "table", "ip", "other")
+    for chain in ("one", "two"):
+        run("nft", "add", "chain", "ip", "mine", chain)
+    assert nft.chains(Name("ip", "mine")) == {"one", "two"}
+    assert nft.has_chain(Name("ip", "mine"), "one")
+    for name, chain in (("ip", "other"), ("ip6", "mine")):
+        assert not nft.has_chain(Name(name, chain), "one")
+    assert not nft.has_chain(Name("ip", "mine"), "on")
+
+
+def test_delete() -> None:
+    """A table goes with all that is in it; one that is gone already is no error."""
+    run("nft", "-f", "-", said="table ip mine {\n chain c {\n jump d\n }\n chain d {\n }\n}\n")
+    for _ in range(2):
+        nft.delete(Name("ip", "mine"))
+        assert not nft.tables()
+
+
+def test_delete_refused() -> None:
+    """Where the kernel says no, the table and the reason are told."""
+    with pytest.raises(NodeError, match=r"^table ip x{300}: "):
+        nft.delete(Name("ip", "x" * 300))
+
+
+def test_hold_nat() -> None:
+    """What keeps NAT alive is made once, decides nothing, and goes."""
+    nft.hold_nat()
+    made = run("nft", "list", "ruleset")
+    assert "type nat hook prerouting" in made
+    assert not any(
+        word in made for word in ("dnat", "snat", "masquerade", "drop", "accept;\n\t\t\t")
+    )
+    nft.hold_nat()
+    assert run("nft", "list", "ruleset") == made
+    assert nft.holds_nat()
+    nft.let_nat_go()
+    assert not nft.holds_nat()
+    assert not run("nft", "list", "ruleset")

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections that conntrack translates, in a namespace of the test's own."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from socket import AF_INET, SOCK_DGRAM, socket
+
+import pytest
+
+from ebpflb.node import tracked
+from tests.node import nodes
+from tests.node.nodes import run
+
+NAME = f"ebpflb-test-{os.getpid()}-tracked"
+COUNT = Path("/proc/sys/net/netfilter/nf_conntrack_count")
+
+
+@pytest.fixture(autouse=True)
+def netns() -> Iterator[None]:
+    with nodes.fresh(NAME):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("rule", "translated"), [("dnat to 127.0.0.1:54", True), ("ct state new accept", False)]
+)
+def test_translates(rule: str, translated: bool) -> None:
+    """Connections to an address that is translated are seen; those only tracked do not count."""
+    assert not tracked.translates()
+    run("ip", "link", "set", "lo", "up")
+    chain = f"type nat hook output priority -100\n udp dport 53 {rule}\n"
+    run("nft", "-f", "-", said=f"table ip mine {{\n chain c {{\n {chain} }}\n}}\n")
+    with socket(AF_INET, SOCK_DGRAM) as client:
+        client.sendto(b"?", ("127.0.0.1", 53))
+    assert tracked.translates() == translated
+
+
+def test_among_many() -> None:
+    """One among many is seen, though the kernel tells of them in many messages."""
+    run("ip", "link", "set", "lo", "up")
+    chain = "type nat hook output priority -100\n udp dport 999 dnat to 127.0.0.1:54\n"
+    run("nft", "-f", "-", said=f"table ip mine {{\n chain c {{\n {chain} }}\n}}\n")
+    for port in range(1000, 3000):
+        with socket(AF_INET, SOCK_DGRAM) as client:
+            client.sendto(b"?", ("127.0.0.1", port))
+    assert int(COUNT.read_text()) >= 2000
+    assert not tracked.translates()
+    with socket(AF_INET, SOCK_DGRAM) as client:
+        client.sendto(b"?", ("127.0.0.1", 999))
+    assert tracked.translates()

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chains of iptables-legacy, asked of the kernel without its tools."""
+
+import os
+from collections.abc import Iterator
+from socket import AF_INET, AF_INET6
+
+import pytest
+
+from ebpflb.node import xtables
+from tests.node import nodes, rules
+from tests.node.nodes import TOOLS, Tool, load, run
+
+NAME = f"ebpflb-test-{os.getpid()}-xtables"
+FAMILIES = {"iptables": AF_INET, "ip6tables": AF_INET6}
+legacy = pytest.mark.parametrize(
+    "tool", [t for t in TOOLS if t.variant == "legacy"], ids=lambda tool: tool.name
+)
+
+
+@pytest.fixture(autouse=True)
+def netns() -> Iterator[None]:
+    with nodes.fresh(NAME):
+        yield
+
+
+@legacy
+def test_chain(tool: Tool) -> None:
+    """A chain is there in its own family and table only, by its whole name."""
+    family = FAMILIES[tool.family]
+    load(tool, rules.IPTABLES_MODE)
+    assert xtables.has_chain(family, "nat", "KUBE-SERVICES")
+    assert xtables.has_chain(family, "filter", "KUBE-FORWARD")
+    assert not xtables.has_chain(family, "nat", "KUBE-FORWARD")
+    assert not xtables.has_chain(family, "nat", "KUBE-SERVICE")
+    assert not xtables.has_chain(family, "nat", "UBE-SERVICES")
+    assert not any(xtables.has_chain(other, "nat", "KUBE-SERVICES") for other in others(family))
+
+
+@legacy
+def test_comment(tool: Tool) -> None:
+    """A comment that says its name is no chain."""
+    load(tool, rules.PORTMAP)
+    assert not xtables.has_chain(FAMILIES[tool.family], "nat", "KUBE-SERVICES")
+
+
+@legacy
+def test_large(tool: Tool) -> None:
+    """A table of many rules is read as a whole."""
+    chains = [f"CHAIN-{number}" for number in range(2000)]
+    lines = ["*nat", *(f":{chain} - [0:0]" for chain in chains), "COMMIT", ""]
+    run(f"{tool.command}-restore", said="\n".join(lines))
+    assert xtables.has_chain(FAMILIES[tool.family], "nat", "CHAIN-1999")
+
+
+@legacy
+def test_tables(tool: Tool) -> None:
+    """Only what there is is a table, and asking makes none."""
+    family = FAMILIES[tool.family]
+    assert not xtables.has_chain(family, "nat", "PREROUTING")
+    assert xtables.tables(family) == set()
+    load(tool, rules.IPTABLES_MODE)
+    assert xtables.tables(family) == {"nat", "filter", "mangle"}
+
+
+def others(family: int) -> set[int]:
+    return {AF_INET, AF_INET6} - {family}

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what the API says to what becomes of a packet: model, plan, maps, programs, in one piece.
+
+Services are called shop/web and so on; endpoints are here (a, b) or there (c, d) of their family.
+An outcome says in a word what became of a client's first packets: "refused", "dropped" or
+"left alone"; or else whom they came to, with a star where that sees this node as its client.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ebpflb.model import objects
+from ebpflb.model.events import Changed, Found, Key, Kind, Removed
+from ebpflb.model.picture import Picture
+from ebpflb.model.services import PortName
+from ebpflb.plan.planner import Capacity, Planner
+from ebpflb.plan.wanted import Wanted, want
+from tests.packet.frames import at, destination, ends, host_of, opening, reply, source
+from tests.packet.node import Node
+from tests.packet.places import Places
+
+TARGET = 8080
+DRAWS = 16  # meet every endpoint: a flow's draw is its tuple's own
+BECAME = {
+    "refused": "refused",
+    "passed": "left alone",
+    "forbidden": "dropped",
+    "not_here": "dropped",
+    "unallocated": "dropped",
+}
+
+
+class Pods(NamedTuple):
+    """The endpoints of one family; a and b are on this node."""
+
+    a: str
+    b: str
+    c: str
+    d: str
+
+
+def pods(places: Places) -> Pods:
+    def neighbour(host: str) -> str:
+        return host[:-1] + "1"
+
+    return Pods(places.here, neighbour(places.here), places.there, neighbour(places.there))
+
+
+class Cluster:
+    """What has been said, as one node has it in its maps."""
+
+    def __init__(self, node: Node, places: Places, protocol: str = "tcp") -> None:
+        """Ports are of this protocol, unless they say another."""
+        self.node, self.places, self.pods = node, places, pods(places)
+        self.protocol = protocol
+        entries = {name: opened.spec.entries for name, opened in node.maps.items()}
+        self.planner = Planner(
+            Capacity(
+                services=entries["services"],
+                slots=entries["slots"],
+                service_ids=entries["service_stats"],
+                backend_ids=entries["members"],
+                source_ranges=entries["source_ranges"],
+            )
+        )
+        self.picture = Picture("here")
+        self.names: dict[Key, set[PortName]] = {}
+        self.time = 0.0
+        self.port = 50_000
+
+    def service(self, name: str = "web", **spec: Any) -> None:
+        """A Service with a cluster IP and port 80; ``ingress`` is its status."""
+        ingress = spec.pop("ingress", None)
+        ports = self._ports(spec.pop("ports", [{"port": 80}]))
+        usual = {
+            "clusterIP": self.places.cluster_ip,
+            "clusterIPs": [self.places.cluster_ip],
+            "ipFamilies": [f"IPv{self.places.version}"],
+            "ports": ports,
+        }
+        manifest = {
+            "metadata": {"name": name, "namespace": "shop"},
+            "spec": usual | spec,
+            "status": {"loadBalancer": {"ingress": ingress}},
+        }
+        self._say(Key("shop", name), msgspec.convert(manifest, objects.Service))
+
+    def endpoints(
+        self, *described: str, name: str = "web", ports: list[dict[str, Any]] | None = None
+    ) -> None:
+        """All that there are, as "a", "b unready", "c leaving" (serving) or "d gone" (not)."""
+        manifest = {
+            "metadata": {
+                "name": name,
+                "namespace": "shop",
+                "labels": {"kubernetes.io/service-name": name},
+            },
+            "addressType": f"IPv{self.places.version}",
+            "ports": self._ports(ports or [{"port": TARGET}]),
+            "endpoints": [self._endpoint(*words.split()) for words in described],
+        }
+        self._say(Key("shop", name), msgspec.convert(manifest, objects.EndpointSlice))
+
+    def withdraw(self, name: str = "web") -> None:
+        """The Service is deleted, its slice outlives it."""
+        self.picture.hear(Removed(Kind.SERVICE, Key("shop", name)))
+        self._write()
+
+    def becomes(self, asker: str, where: str, protocol: str = "") -> str:
+        """The outcome; the endpoints by their letters. No client's port is used twice."""
+        ports = range(self.port, self.port + DRAWS)
+        self.port += DRAWS
+        return " ".join(
+            sorted({self._fate(asker, where, protocol or self.protocol, port) for port in ports})
+        )
+
+    def _fate(self, asker: str, where: str, protocol: str, port: int) -> str:
+        host = getattr(self.pods, asker, None) or getattr(self.places, asker)
+        into = "pods" if host in (self.places.pod, *self.pods[:2]) else "uplink"
+        client = at(host, port)
+        came = self.node.ingress(opening(protocol, client, where), into)
+        if "translated" not in came.verdicts:
+            (verdict,) = came.verdicts
+            return BECAME[verdict]
+        to = host_of(destination(came.packet))
+        by = "pods" if to in self.pods[:2] else "uplink"
+        left = self.node.egress(came.frame, by, into).packet
+        answer = self.node.ingress(reply(left), by)
+        assert ends(self.node.egress(answer.frame, into, by).packet) == f"{where} > {client}"
+        return Pods._fields[self.pods.index(to)] + "*" * (source(left) != client)
+
+    def _ports(self, listed: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{"protocol": self.protocol.upper(), **port} for port in listed]
+
+    def _endpoint(self, letter: str, state: str = "ready") -> dict[str, Any]:
+        conditions = {
+            "ready": state == "ready",
+            "serving": state in ("ready", "leaving"),
+            "terminating": state in ("leaving", "gone"),
+        }
+        return {
+            "addresses": [getattr(self.pods, letter)],
+            "nodeName": "here" if letter in "ab" else "there",
+            "conditions": conditions,
+        }
+
+    def _say(self, key: Key, object: objects.Service | objects.EndpointSlice) -> None:
+        kind = Kind(type(object).__name__)
+        assert self.picture.hear(Changed(kind, key, Found(object, "test"))) == []
+        self._write()
+
+    def _write(self) -> None:
+        """As the corridor does: what was touched is planned, and the plan is written."""
+        self.time += 60
+        plan = self.planner.change(self._wanted(), self.time)
+        for part in dataclasses.fields(plan):
+            rows = getattr(plan, part.name)
+            table = self.node.maps[part.name.removeprefix("gone_")]
+            table.delete(rows) if part.name.startswith("gone_") else table.write(rows)
+        self.planner.applied(self.time)
+
+    def _wanted(self) -> dict[PortName, Wanted | None]:
+        changes: dict[PortName, Wanted | None] = {}
+        for key in self.picture.take_touched():
+            found = {p.name: want(p, chosen) for p, chosen in self.picture.ports(key)}
+            changes |= dict.fromkeys(self.names.get(key, set()) - found.keys())
+            changes |= found
+            self.names[key] = set(found)
+        return changes

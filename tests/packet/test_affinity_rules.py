@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Session affinity from the manifest to the packet: what shares it, and what ends it (9)."""
+
+import pytest
+
+from ebpflb.datapath.records import Affinity
+from tests.packet.cluster import Cluster
+from tests.packet.frames import at
+from tests.packet.node import Node
+from tests.packet.places import Places
+
+STICKY = {"sessionAffinity": "ClientIP"}
+BOTH = ("c", "d")
+BOTH_MASQUERADED = "c* d*"
+
+
+@pytest.fixture
+def cluster(node: Node, places: Places, protocol: str) -> Cluster:
+    return Cluster(node, places, protocol)
+
+
+def ways(places: Places) -> list[str]:
+    return [at(places.node, 30080), at(places.balancer, 80), at(places.external, 80)]
+
+
+def publish(cluster: Cluster, **spec: object) -> None:
+    cluster.service(
+        externalIPs=[cluster.places.external],
+        ports=[{"port": 80, "nodePort": 30080}],
+        ingress=[{"ip": cluster.places.balancer}],
+        **spec,
+    )
+
+
+def test_all_addresses_of_a_port_share_it(cluster: Cluster, places: Places) -> None:
+    """Cluster IP, NodePort, VIP and external IP of a service port lead a client to one endpoint."""
+    publish(cluster, **STICKY)
+    cluster.endpoints(*BOTH)
+    once = cluster.becomes("client", at(places.cluster_ip, 80))
+    assert once in ("c*", "d*")
+    for where in ways(places):
+        assert cluster.becomes("client", where) == once
+
+
+def test_ports_of_a_service_do_not_share_it(cluster: Cluster, places: Places) -> None:
+    """Another port of the same Service remembers its own endpoint, and another Service too."""
+    listed = [{"name": f"p{number}", "port": number} for number in range(80, 90)]
+    cluster.service(ports=listed, **STICKY)
+    cluster.endpoints(*BOTH, ports=[{**port, "port": 8080} for port in listed])
+    found = {cluster.becomes("pod", at(places.cluster_ip, port["port"])) for port in listed}
+    assert found == {"c", "d"}  # each port one; a draw is its tuple's own
+
+
+def test_off_and_on(cluster: Cluster, places: Places) -> None:
+    """Switched off, traffic spreads at once; switched on again, it sticks at once."""
+    publish(cluster)
+    cluster.endpoints(*BOTH)
+    assert cluster.becomes("client", ways(places)[0]) == BOTH_MASQUERADED
+    publish(cluster, **STICKY)
+    assert cluster.becomes("client", ways(places)[0]) in ("c*", "d*")
+    publish(cluster, sessionAffinity="None")
+    assert cluster.becomes("client", ways(places)[0]) == BOTH_MASQUERADED
+
+
+def test_remembered_endpoint_unready(cluster: Cluster, places: Places) -> None:
+    """An endpoint that is out of the list is forgotten, though it still serves its flows."""
+    publish(cluster, **STICKY)
+    cluster.endpoints(*BOTH)
+    once = cluster.becomes("client", ways(places)[0])
+    left, other = ("c", "d") if once == "c*" else ("d", "c")
+    cluster.endpoints(f"{left} leaving", other)
+    assert cluster.becomes("client", ways(places)[0]) == f"{other}*"
+    cluster.endpoints(*BOTH)
+    assert cluster.becomes("client", ways(places)[0]) == f"{other}*"
+
+
+def test_seconds_of_the_service(node: Node, cluster: Cluster, places: Places) -> None:
+    """The time-out is the Service's own: a record as old as that counts no more (sliding)."""
+    publish(cluster, sessionAffinityConfig={"clientIP": {"timeoutSeconds": 1}}, **STICKY)
+    cluster.endpoints(*BOTH)
+    found = set()
+    for _ in range(12):
+        cluster.becomes("client", ways(places)[0])
+        ((client, remembered),) = node.maps["affinity"].items()
+        found.add(remembered.backend)
+        node.put("affinity", client, Affinity(1, remembered.backend))
+    assert len(found) == 2

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packets that conntrack would call INVALID (kube-proxy.md 11.2, 12 row 8).
+
+kube-proxy's translation needs conntrack's opinion: what is out of the window used to reach the
+client untranslated, which then reset its connection. A flow here has no window.
+"""
+
+import pytest
+
+from tests.packet.frames import at, destination, ends, opening, segment, source
+from tests.packet.node import Node
+from tests.packet.places import Places
+from tests.packet.services import KINDS, serve
+
+SEQUENCES = [0, 5000, 5001 + (1 << 20), 1 << 31, 0xFFFFFFFF]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seq", SEQUENCES)
+def test_answer_out_of_window(node: Node, places: Places, kind: str, seq: int) -> None:
+    """Whatever its sequence number, the client sees it come from the frontend, or not at all."""
+    client = at(places.client, 50123)
+    where = serve(node, places, kind, cluster=[at(places.there, 8080)])
+    asked = node.through(opening("tcp", client, where))
+    for flags in ("A", "PA", "FA", "R", "RA"):
+        injected = segment(destination(asked), source(asked), flags, seq=seq, payload=b"forged")
+        assert ends(node.through(injected)) == f"{where} > {client}"
+
+
+@pytest.mark.parametrize("seq", SEQUENCES)
+def test_question_out_of_window(node: Node, places: Places, seq: int) -> None:
+    """The same for what the client sends."""
+    client = at(places.client, 50123)
+    where = serve(node, places, "nodeport", cluster=[at(places.there, 8080)])
+    node.through(opening("tcp", client, where))
+    came = node.through(segment(client, where, "PA", seq=seq, payload=b"odd"))
+    assert destination(came) == at(places.there, 8080)

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which flows outlive a change of endpoints (kube-proxy.md 11.1): upstream's 72 entries.
+
+kube-proxy deletes the conntrack entries of stale UDP flows, here the next datagram notices. Two
+answers differ: a flow whose service has no endpoint left is refused, not left to a dead address,
+and one whose service was deleted is nobody's, so its datagrams pass untouched.
+"""
+
+import pytest
+
+from tests.packet.frames import at, chunk, datagram, destination, ends, opening, reply, segment
+from tests.packet.node import Node
+from tests.packet.places import Places
+from tests.packet.services import KINDS, address, serve, written
+
+STATES = ("serving", "leaving", "gone")
+PORTS = (8080, 9090)  # as before, or the target port has changed
+
+
+def next_packet(protocol: str, client: str, where: str) -> bytes:
+    """What a client sends in the middle of its flow."""
+    if protocol == "tcp":
+        return bytes(segment(client, where, "PA", payload=b"more"))
+    make = {"udp": datagram, "sctp": lambda *ends: chunk(*ends, "data")}[protocol]
+    return bytes(make(client, where))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("port", PORTS)
+def test_endpoint_changes(
+    node: Node, places: Places, protocol: str, kind: str, state: str, port: int
+) -> None:
+    """UDP flows stay with an endpoint that serves at its old port; TCP and SCTP stay anyway."""
+    client, old, other = (
+        at(places.client, 50123),
+        at(places.there, 8080),
+        at(places.elsewhere, 8080),
+    )
+    where = serve(node, places, kind, protocol, cluster=[old])
+    node.through(reply(node.through(opening(protocol, client, where))))
+    kept = [at(places.there, port)]
+    lists = {
+        "serving": {"cluster": [*kept, other]},
+        "leaving": {"cluster": [other], "leaving": kept},
+        "gone": {"cluster": [other]},
+    }
+    serve(node, places, kind, protocol, **lists[state])
+    came = node.ingress(next_packet(protocol, client, where))
+    stale = protocol == "udp" and (state == "gone" or port != 8080)
+    if not stale:
+        assert (came.verdicts, destination(came.packet)) == ({"followed": 1}, old)
+    else:
+        assert came.verdicts == {"translated": 1}
+        assert destination(came.packet) in {*lists[state]["cluster"]}
+    left = node.egress(came.packet)
+    answer = node.ingress(reply(left.packet, "A"))
+    assert ends(node.egress(answer.packet).packet) == f"{where} > {client}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_never_translated(node: Node, places: Places, kind: str) -> None:
+    """A flow that began before anything was programmed is served as soon as something is."""
+    client, where = at(places.client, 50123), address(places, kind)
+    request = datagram(client, where)
+    first = node.ingress(request)
+    assert first.verdicts == {"unallocated" if kind == "cluster" else "passed": 1}
+    serve(node, places, kind, "udp", cluster=[at(places.there, 5353)])
+    assert destination(node.through(request)) == at(places.there, 5353)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_unready_at_first(node: Node, places: Places, kind: str) -> None:
+    """A client that sends before any endpoint is ready reaches the first one that is."""
+    client = at(places.client, 50123)
+    where = serve(node, places, kind, "udp")
+    request = datagram(client, where)
+    assert node.ingress(request).verdicts == {"refused": 1}
+    serve(node, places, kind, "udp", cluster=[at(places.there, 5353)])
+    assert destination(node.through(request)) == at(places.there, 5353)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nobody_left(node: Node, places: Places, kind: str) -> None:
+    """A flow whose service has no endpoint left is refused: kube-proxy leaves it to the dead."""
+    where = serve(node, places, kind, "udp", cluster=[at(places.there, 5353)])
+    request = datagram(at(places.client, 50123), where)
+    node.through(request)
+    serve(node, places, kind, "udp")
+    assert node.ingress(request).verdicts == {"refused": 1}
+
+
+@pytest.mark.parametrize("kind", ["nodeport", "balancer", "external"])
+def test_deleted_service(node: Node, places: Places, kind: str) -> None:
+    """The datagrams of a service that is gone pass untouched; a connection goes on."""
+    for protocol, verdict in (("udp", "passed"), ("tcp", "followed"), ("sctp", "followed")):
+        client = at(places.client, 50123)
+        where = serve(node, places, kind, protocol, cluster=[at(places.there, 5353)])
+        node.through(reply(node.through(opening(protocol, client, where))))
+        node.withdraw(written(places, kind, protocol))
+        node.publish(1, [])
+        came = node.ingress(next_packet(protocol, client, where))
+        assert came.verdicts == {verdict: 1}
+
+
+def test_unrelated_flow_to_a_node_port(node: Node, places: Places) -> None:
+    """A flow to the same port number of another host is no flow of the NodePort's."""
+    serve(node, places, "nodeport", "udp", cluster=[at(places.there, 5353)])
+    request = datagram(at(places.pod, 50123), at(places.other_node, 30080))
+    assert node.ingress(request, "pods").verdicts == {"passed": 1}
+    serve(node, places, "nodeport", "udp", cluster=[at(places.elsewhere, 5353)])
+    assert node.ingress(request, "pods").verdicts == {"passed": 1}
+    assert not node.flows("udp")

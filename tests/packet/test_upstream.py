@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Upstream's packet-flow tests (kube-proxy.md 19), from the manifest to the packet.
+
+Each case is a service and the flows that upstream asks about; where ebpflb differs on purpose (an
+endpoint here sees outside clients, kube-proxy-parity.md 5.1) the expectation says so without a
+star.
+"""
+
+from typing import Any
+
+import pytest
+
+from tests.packet.cluster import Cluster
+from tests.packet.frames import at
+from tests.packet.node import Node
+from tests.packet.places import IPV4, Places
+
+FLOWS = [("pod", "cluster"), ("client", "cluster")] + [
+    (asker, kind) for asker in ("pod", "client") for kind in ("external", "balancer", "nodeport")
+]
+
+
+@pytest.fixture
+def cluster(node: Node, places: Places, protocol: str) -> Cluster:
+    return Cluster(node, places, protocol)
+
+
+@pytest.fixture
+def tcp(node: Node, places: Places) -> Cluster:
+    """For what differs in nothing by protocol."""
+    return Cluster(node, places)
+
+
+def where(places: Places, kind: str, port: int = 80) -> str:
+    """Where that kind of frontend of the service ``public`` is."""
+    hosts = {"cluster": places.cluster_ip, "external": places.external, "balancer": places.balancer}
+    return at(places.node, 30080) if kind == "nodeport" else at(hosts[kind], port)
+
+
+def public(cluster: Cluster, **spec: Any) -> None:
+    """A Service that is reached in every way."""
+    usual: dict[str, Any] = {
+        "type": "LoadBalancer",
+        "externalIPs": [cluster.places.external],
+        "ports": [{"port": 80, "nodePort": 30080}],
+        "ingress": [{"ip": cluster.places.balancer}],
+    }
+    cluster.service(**(usual | spec))
+
+
+@pytest.mark.parametrize(("asker", "kind"), FLOWS)
+def test_no_endpoints(cluster: Cluster, places: Places, asker: str, kind: str) -> None:
+    """Without endpoints every way to the service is refused (6.1)."""
+    public(cluster)
+    assert cluster.becomes(asker, where(places, kind)) == "refused"
+    cluster.endpoints("a unready", "c gone")
+    assert cluster.becomes(asker, where(places, kind)) == "refused"
+
+
+def test_cluster_ip(cluster: Cluster, places: Places) -> None:
+    """One endpoint, several, and the pod that is its own endpoint (5.1)."""
+    cluster.service()
+    cluster.endpoints("c")
+    assert cluster.becomes("pod", where(places, "cluster")) == "c"
+    cluster.endpoints("a", "c", "d")
+    assert cluster.becomes("pod", where(places, "cluster")) == "a c d"
+    assert cluster.becomes("a", where(places, "cluster")) == "a* c d"
+
+
+def test_target_port(tcp: Cluster, places: Places) -> None:
+    """The slice says the endpoint's port; two slices of other numbers both count (2)."""
+    tcp.service(ports=[{"name": "p", "port": 80}])
+    tcp.endpoints("a", ports=[{"name": "p", "port": 9090}])
+    assert tcp.becomes("pod", where(places, "cluster")) == "a"
+    (slot,) = {backend.port for _, backend in tcp.node.maps["slots"].items() if backend.id}
+    assert slot == 9090
+
+
+def test_protocols_of_one_port(tcp: Cluster, places: Places) -> None:
+    """TCP, UDP and SCTP of one number are three service ports, each with its own target (1.4)."""
+    names = ("TCP", "UDP", "SCTP")
+    tcp.service(ports=[{"name": p.lower(), "port": 80, "protocol": p} for p in names])
+    for letter, p in zip("acd", names, strict=True):
+        ports = [{"name": p.lower(), "port": 9000, "protocol": p}]
+        tcp.endpoints(letter, ports=ports)
+        assert tcp.becomes("pod", where(places, "cluster"), p.lower()) == letter
+        for other in set(names) - {p}:
+            assert tcp.becomes("pod", where(places, "cluster"), other.lower()) == "refused"
+
+
+def test_wrong_port_or_protocol(tcp: Cluster, places: Places) -> None:
+    """An unknown port or protocol of a cluster IP is refused, another service's port too (6.3)."""
+    tcp.service()
+    tcp.endpoints("a")
+    tcp.service("other", clusterIPs=[places.unallocated], ports=[{"port": 81}])
+    tcp.endpoints("c", name="other")
+    assert tcp.becomes("pod", where(places, "cluster"), "udp") == "refused"
+    assert tcp.becomes("pod", at(places.cluster_ip, 81)) == "refused"
+    assert tcp.becomes("pod", at(places.unallocated, 80)) == "refused"
+    assert tcp.becomes("pod", at(places.unallocated, 81)) == "c"
+
+
+def test_unallocated(cluster: Cluster, places: Places) -> None:
+    """An address of the service range is dropped until a service has it, and after (6.3)."""
+    assert cluster.becomes("pod", where(places, "cluster")) == "dropped"
+    cluster.service()
+    assert cluster.becomes("pod", where(places, "cluster")) == "refused"
+    cluster.withdraw()
+    assert cluster.becomes("pod", where(places, "cluster")) == "dropped"
+
+
+def test_external_addresses_are_not_reserved(cluster: Cluster, places: Places) -> None:
+    """An unknown port of a VIP or an external IP is nobody's business (6.3)."""
+    public(cluster)
+    for kind in ("balancer", "external"):
+        assert cluster.becomes("client", where(places, kind, 81)) == "left alone"
+    assert cluster.becomes("client", at(places.node, 30081)) == "left alone"
+
+
+def test_source_ranges(cluster: Cluster, places: Places) -> None:
+    """They bind the VIPs alone, pods too, and precede everything else (7)."""
+    second = f"{places.balancer[:-1]}1"
+    public(
+        cluster,
+        ingress=[{"ip": places.balancer}, {"ip": second}],
+        loadBalancerSourceRanges=[f" {places.clients}"],
+    )
+    cluster.endpoints("c")
+    for vip in (places.balancer, second):
+        assert cluster.becomes("client", at(vip, 80)) == "c*"
+        for denied in ("stranger", "pod", "remote_pod", "other_node"):
+            assert cluster.becomes(denied, at(vip, 80)) == "dropped"
+    for kind in ("nodeport", "external"):
+        assert cluster.becomes("stranger", where(places, kind)) == "c*"
+    cluster.endpoints()
+    assert cluster.becomes("stranger", at(second, 80)) == "dropped"
+    assert cluster.becomes("client", at(second, 80)) == "refused"
+
+
+def test_source_ranges_precede_the_short_circuit(tcp: Cluster, places: Places) -> None:
+    """Under the external policy Local a pod outside the ranges is dropped all the same (7)."""
+    public(tcp, externalTrafficPolicy="Local", loadBalancerSourceRanges=[places.clients])
+    tcp.endpoints("a", "c")
+    assert tcp.becomes("pod", where(places, "balancer")) == "dropped"
+    assert tcp.becomes("client", where(places, "balancer")) == "a"
+    assert tcp.becomes("pod", where(places, "external")) == "a c"
+
+
+def test_source_ranges_of_the_other_family(tcp: Cluster, places: Places) -> None:
+    """Ranges of the other family alone restrict nobody (1.4)."""
+    public(tcp, loadBalancerSourceRanges=["2001:db8::/32" if places.version == 4 else "10.0.0.0/8"])
+    tcp.endpoints("c")
+    assert tcp.becomes("stranger", where(places, "balancer")) == "c*"
+
+
+def test_external_policy_local(cluster: Cluster, places: Places) -> None:
+    """Seven flows: outside clients come to endpoints here as themselves, pods to all (4.2, 4.3)."""
+    public(cluster, externalTrafficPolicy="Local")
+    cluster.endpoints("a", "c")
+    assert cluster.becomes("pod", where(places, "cluster")) == "a c"
+    for kind in ("external", "balancer", "nodeport"):
+        assert cluster.becomes("pod", where(places, kind)) == "a c"
+        assert cluster.becomes("client", where(places, kind)) == "a"
+
+
+def test_external_policy_cluster(cluster: Cluster, places: Places) -> None:
+    """Seven flows: all come to all, and all are hidden, but outside clients of a (4.2)."""
+    public(cluster)
+    cluster.endpoints("a", "c")
+    assert cluster.becomes("pod", where(places, "cluster")) == "a c"
+    for kind in ("external", "balancer", "nodeport"):
+        assert cluster.becomes("pod", where(places, kind)) == "a* c*"
+        assert cluster.becomes("client", where(places, kind)) == "a c*"
+
+
+def test_node_port_of_another_node(cluster: Cluster, places: Places) -> None:
+    """It is not intercepted: the packet travels there (4)."""
+    public(cluster)
+    cluster.endpoints("a")
+    for asker in ("pod", "client"):
+        assert cluster.becomes(asker, at(places.other_node, 30080)) == "left alone"
+
+
+def test_shared_address(tcp: Cluster, places: Places) -> None:
+    """Two services may share a VIP by different ports, or by protocols of one port (4)."""
+    for letter, (name, port) in zip("acd", (("a", 80), ("b", 81), ("c", 80)), strict=True):
+        protocol = "UDP" if name == "c" else "TCP"
+        tcp.service(
+            name,
+            clusterIPs=[f"{places.unallocated}{port % 7}"],
+            ports=[{"port": port, "protocol": protocol}],
+            ingress=[{"ip": places.balancer}],
+        )
+        tcp.endpoints(letter, name=name, ports=[{"port": 8080, "protocol": protocol}])
+    assert tcp.becomes("pod", at(places.balancer, 80)) == "a*"
+    assert tcp.becomes("pod", at(places.balancer, 81)) == "c*"
+    assert tcp.becomes("pod", at(places.balancer, 80), "udp") == "d*"
+
+
+@pytest.mark.parametrize(("mode", "served"), [("Proxy", False), ("VIP", True), (None, True)])
+def test_ip_mode(tcp: Cluster, places: Places, mode: str | None, served: bool) -> None:
+    """A VIP of the mode Proxy is not ours: what is sent to it passes (1.4)."""
+    entry = {"ip": places.balancer} | ({"ipMode": mode} if mode else {})
+    public(tcp, ingress=[entry])
+    tcp.endpoints("c")
+    found = "c*" if served else "left alone"
+    assert tcp.becomes("client", where(places, "balancer")) == found
+
+
+@IPV4
+def test_sloppy_addresses(tcp: Cluster, places: Places) -> None:
+    """Leading zeros are decimal wherever a Service holds an address or a range (1.4)."""
+    public(
+        tcp,
+        clusterIPs=["172.030.000.010"],
+        externalIPs=["203.000.113.020"],
+        ingress=[{"ip": "203.0.113.010"}],
+        loadBalancerSourceRanges=["198.051.100.000/024"],
+    )
+    tcp.endpoints("c")
+    assert tcp.becomes("pod", where(places, "cluster")) == "c"
+    assert tcp.becomes("client", where(places, "external")) == "c*"
+    assert tcp.becomes("client", where(places, "balancer")) == "c*"
+    assert tcp.becomes("stranger", where(places, "balancer")) == "dropped"
+
+
+def test_repeated_changes(tcp: Cluster, places: Places) -> None:
+    """Services, ports and endpoints that come and go leave others as they are (16.3)."""
+    public(tcp)
+    tcp.endpoints("a")
+    tcp.service("other", clusterIPs=[places.unallocated])
+    assert tcp.becomes("pod", at(places.unallocated, 80)) == "refused"
+    tcp.endpoints("c", name="other")
+    assert tcp.becomes("pod", at(places.unallocated, 80)) == "c"
+    public(tcp, ports=[{"port": 80}])
+    assert tcp.becomes("client", where(places, "nodeport")) == "left alone"
+    tcp.withdraw()
+    assert tcp.becomes("client", where(places, "balancer")) == "left alone"
+    assert tcp.becomes("pod", at(places.unallocated, 80)) == "c"
+    public(tcp)
+    assert tcp.becomes("client", where(places, "nodeport")) == "a"

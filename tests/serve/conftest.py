@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A network namespace for the tests that listen, our servers in it, and a client."""
+
+import ctypes
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from ebpflb.cluster.recorder import Reference, Severity
+from ebpflb.serve.pages import Pages
+from ebpflb.serve.servers import Choice, Servers
+
+NODE = "node-1"
+SECONDS = 10  # until a test gives up waiting
+_CLONE_NEWNET = 0x40000000
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Told(NamedTuple):
+    """An event."""
+
+    about: Reference
+    severity: str
+    reason: str
+    action: str
+    note: str
+
+
+class Book:
+    """A recorder to look into."""
+
+    def __init__(self) -> None:
+        self.events: list[Told] = []
+        self.started = self.stopped = 0
+
+    def start(self) -> None:
+        self.started += 1
+
+    def event(
+        self, about: Reference, severity: Severity, reason: str, action: str, note: str
+    ) -> None:
+        self.events.append(Told(about, severity, reason, action, note))
+
+    def stop(self) -> None:
+        self.stopped += 1
+
+    @property
+    def reasons(self) -> list[str]:
+        return [told.reason for told in self.events]
+
+
+class Reply(NamedTuple):
+    code: int
+    body: str
+    headers: dict[str, str]
+
+
+def ask(
+    path: str, port: int, host: str = "127.0.0.1", *, method: str = "GET", **headers: str
+) -> Reply:
+    """One request by a connection of its own. Raises OSError."""
+    connection = HTTPConnection(host, port, timeout=SECONDS)
+    try:
+        connection.request(method, path, headers=headers)
+        response: HTTPResponse = connection.getresponse()
+        return Reply(response.status, response.read().decode(), dict(response.getheaders()))
+    finally:
+        connection.close()
+
+
+Serve = Callable[..., Servers]
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """This thread, and those that it starts, are in a network namespace of their own."""
+    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    assert _libc.unshare(_CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+    try:
+        Path("/proc/sys/net/ipv6/conf/all/accept_dad").write_text("0")
+        subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+        yield
+    finally:
+        assert _libc.setns(home, _CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+        os.close(home)
+
+
+@pytest.fixture
+def book() -> Book:
+    return Book()
+
+
+@pytest.fixture
+def serve(alone: None, book: Book) -> Iterator[Serve]:
+    """Starts the servers; ``said`` may name other pages, all else is of Choice."""
+    started: list[Servers] = []
+
+    def serve(pages: Pages | None = None, on_response: Any = None, **chosen: Any) -> Servers:
+        told = {"on_response": on_response} if on_response else {}
+        choice = Choice(node_name=NODE, **chosen)
+        started.append(Servers(choice, book, pages or plain_pages(), **told))
+        started[-1].start()
+        return started[-1]
+
+    yield serve
+    for servers in started:
+        servers.stop()
+
+
+def plain_pages(**others: Any) -> Pages:
+    """The least that there can be to show."""
+    return Pages(
+        **{
+            "metrics": lambda accept: (f"metrics for {accept}".encode(), "text/metrics"),
+            "slis": lambda accept: (f"slis for {accept}".encode(), "text/slis"),
+            "configuration": dict,
+            "flags": dict,
+        }
+        | others
+    )

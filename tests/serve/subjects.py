@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An agent to read metrics of, without a kernel; and expositions, read back."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from ebpflb.datapath import census, statistics
+from ebpflb.datapath.layout import MAPS, MapSpec
+from ebpflb.datapath.maps import open_map
+from ebpflb.datapath.records import Sweep
+from ebpflb.datapath.state import State
+from ebpflb.datapath.statistics import RunTime
+from ebpflb.plan.planner import Planner
+from ebpflb.serve.metrics import Metrics
+from ebpflb.serve.status import Words
+from tests.plan.builders import ROOM
+
+BUSY = Words(
+    pid=1,
+    node="node-1",
+    source="s",
+    started="now",
+    troubles={"https://api/v1/services": "gone"},
+    refused={"Service shop/odd": "spec.ports[0].port: 0"},
+    unplaced={"shop/web:http": "map slots is full"},
+)
+
+
+@dataclass
+class FakeMap:
+    """Every element is ``element``; of a hash the keys are so many zeros."""
+
+    spec: MapSpec
+    element: Any = (0, 0, 0)
+    keys: int = 0
+    reads: list[str] = field(default_factory=list)
+
+    def get(self, key: int) -> Any:
+        self.reads.append(self.spec.name)
+        return self.element
+
+    def slices(self, size: int = 4096) -> Iterator[tuple[bytes, bytes]]:
+        self.reads.append(self.spec.name)
+        yield bytes(self.spec.key_size * self.keys), bytes(self.spec.value_size * self.keys)
+
+
+def fake_maps() -> dict[str, Any]:
+    """Empty."""
+    made = {name: FakeMap(spec) for name, spec in MAPS.items()}
+    real = {name: open_map(MAPS[name], -1) for name in census.PROTOCOLS}
+    for name, opened in real.items():  # whose codecs a FlowTable wants
+        made[name].key, made[name].value = opened.key, opened.value  # type: ignore[attr-defined]
+    made["sweeps"].element = Sweep(0, 0, 0)
+    return made
+
+
+def fake_datapath(maps: dict[str, Any] | None = None) -> Any:
+    state = State(Path("/sys/fs/bpf/ebpflb-test-nowhere"))
+    return SimpleNamespace(maps=maps or fake_maps(), state=state, programs=[], packets={})
+
+
+def everything(monkeypatch: pytest.MonkeyPatch) -> Metrics:
+    """The metrics of an agent, each with a series at least, and with no kernel behind them."""
+    one = {"connect4": RunTime(1.0, 2)}
+    monkeypatch.setattr(statistics, "run_times", lambda *_: one)
+    made = Metrics()
+    made.read(fake_datapath(), lambda: Planner(ROOM), BUSY)
+    made.request("GET", "https://10.96.0.1:443", 200, 0.01)
+    made.check("ping", "healthz", ok=True)
+    return settled(made)
+
+
+def settled(made: Metrics) -> Metrics:
+    """After a census: nothing moves by itself any more."""
+    made.exposition()
+    assert made._census is not None
+    made._census.wait()
+    return made
+
+
+def families(text: bytes) -> dict[str, Metric]:
+    """By name: a counter's with its _total, as everyone who asks for it writes it."""
+    found = list(text_string_to_metric_families(text.decode()))
+    names = [m.name + ("_total" if m.type == "counter" else "") for m in found]
+    assert len(set(names)) == len(names)
+    return dict(zip(names, found, strict=True))
+
+
+def values(made: Metrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Every sample of /metrics."""
+    found = families(made.exposition().body)
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for metric in found.values()
+        for sample in metric.samples
+    }
+
+
+def value(made: Metrics, name: str, /, **labels: str) -> float:
+    """One sample."""
+    return values(made)[name, frozenset(labels.items())]
+
+
+def changes(made: Metrics, before: Any) -> dict[str, dict[str, float]]:
+    """Sample -> labels' values -> by how much it has changed; only what has."""
+    found: dict[str, dict[str, float]] = {}
+    for (name, labels), now in values(made).items():
+        then = before.get((name, labels), 0.0)
+        if now != then and not name.startswith(("process_", "python_")):
+            key = " ".join(text for _, text in sorted(labels))
+            found.setdefault(name, {})[key] = now - then
+    return found

@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Port 10256: /healthz and /livez, sentence by sentence of kube-proxy.md 13.1."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from ebpflb.model import nodes
+from ebpflb.model.addresses import Family
+from ebpflb.serve.health import Health, rfc3339
+from ebpflb.serve.http import Answer, Request
+from tests.model import builders
+from tests.serve.conftest import Serve, ask
+
+TIMEOUT = 60.0
+PATHS = ("/healthz", "/livez")
+BEGUN = 1_700_000_000 * 10**9
+
+
+class Time:
+    """A clock that a test sets: ``seconds`` have gone by."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def now(self) -> int:
+        return BEGUN + int(self.seconds * 10**9)
+
+    def ticks(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def health(time: Time) -> Health:
+    """Of a node that is fit, at the start."""
+    health = Health(TIMEOUT, now=time.now, ticks=time.ticks)
+    health.set_node(builders.node())
+    health.synced()
+    return health
+
+
+def get(health: Health, path: str = "/healthz") -> Answer:
+    return health.respond(Request(path, ""))
+
+
+def body(health: Health, path: str = "/healthz") -> Any:
+    return json.loads(get(health, path).body)
+
+
+def codes(health: Health) -> dict[str, int]:
+    return {path: get(health, path).code for path in PATHS}
+
+
+def test_update_queued_and_not_applied_for_the_timeout_is_unhealthy(
+    health: Health, time: Time
+) -> None:
+    """A change that waits is all right until it has waited for as long as the timeout."""
+    health.queued()
+    time.seconds = TIMEOUT - 0.001
+    assert health.healthy
+    assert codes(health) == {"/healthz": 200, "/livez": 200}
+    time.seconds = TIMEOUT
+    assert not health.healthy
+    assert codes(health) == {"/healthz": 503, "/livez": 503}
+
+
+def test_clock_starts_at_the_oldest_queued_change(health: Health, time: Time) -> None:
+    """Later changes do not put the time off."""
+    health.queued()
+    time.seconds = TIMEOUT - 1
+    health.queued()
+    time.seconds = TIMEOUT
+    assert not health.healthy
+
+
+def test_clock_is_cleared_by_the_next_successful_sync(health: Health, time: Time) -> None:
+    """After a sync it is well again, and the next change has all the time there is."""
+    health.queued()
+    time.seconds = TIMEOUT
+    health.synced()
+    assert health.healthy
+    health.queued()
+    time.seconds += TIMEOUT - 1
+    assert health.healthy
+    time.seconds += 1
+    assert not health.healthy
+
+
+def test_family_that_never_queued_is_healthy(health: Health, time: Time) -> None:
+    """Nothing to do for days is no fault."""
+    time.seconds = 1e6
+    assert health.healthy
+    assert codes(health) == {"/healthz": 200, "/livez": 200}
+
+
+def test_marked_updated_at_loop_start(serve: Serve) -> None:
+    """As soon as it answers there is a time of each family, though nothing was programmed yet."""
+    serve()
+    status = json.loads(ask("/livez", 10256).body)["status"]
+    assert list(status) == ["IPv4", "IPv6"]
+    assert all(entry["healthy"] for entry in status.values())
+
+
+def test_waiting_for_its_first_lists_it_stays_healthy(health: Health, time: Time) -> None:
+    """A Node without a zone label queues nothing."""
+    time.seconds = 10 * TIMEOUT
+    health.set_node(builders.node(labels={"other": "label"}))
+    time.seconds = 20 * TIMEOUT
+    assert health.healthy
+
+
+def test_first_sight_of_the_zone_label_queues_an_update(health: Health, time: Time) -> None:
+    """With a zone label it turns unhealthy if the lists stay incomplete for the timeout."""
+    zone = {nodes.ZONE_LABEL: "z1"}
+    health.set_node(builders.node(labels=zone))
+    time.seconds = TIMEOUT
+    assert not health.healthy
+    health.synced()
+    health.set_node(builders.node(("InternalIP", "10.0.0.1"), labels=zone))
+    time.seconds = 3 * TIMEOUT
+    assert health.healthy, "the same zone again is no change"
+
+
+def test_livez_ignores_eligibility(time: Time) -> None:
+    """/livez is 200 on a node that is about to go, and does not tell of it."""
+    health = Health(TIMEOUT, now=time.now, ticks=time.ticks)
+    assert codes(health) == {"/healthz": 503, "/livez": 200}
+    assert "nodeEligible" not in body(health, "/livez")
+
+
+def test_healthz_is_200_iff_healthy_and_eligible(health: Health, time: Time) -> None:
+    """Either alone is not enough."""
+    found = {}
+    for late in (False, True):
+        for doomed in (False, True):
+            health.synced()
+            health.queued()
+            time.seconds += TIMEOUT * late
+            taints = [{"key": nodes.DOOMED_TAINT}] if doomed else None
+            health.set_node(builders.node(taints=taints))
+            found[late, doomed] = get(health).code
+    assert found == {
+        (False, False): 200,
+        (False, True): 503,
+        (True, False): 503,
+        (True, True): 503,
+    }
+
+
+def test_deleted_node_is_kept_as_it_was(health: Health) -> None:
+    """That a Node object is gone changes nothing: fit it stays fit, doomed it stays doomed."""
+    health.set_node(None)
+    assert health.eligible
+    health.set_node(builders.node(taints=[{"key": nodes.DOOMED_TAINT}]))
+    health.set_node(None)
+    assert not health.eligible
+
+
+def test_node_that_never_existed_is_not_eligible() -> None:
+    """Without a Node object there is no eligibility."""
+    health = Health(TIMEOUT)
+    health.set_node(None)
+    assert not health.eligible
+    assert body(health)["nodeEligible"] is False
+
+
+def test_body_of_healthz(health: Health, time: Time) -> None:
+    """The keys in kube-proxy's order; with a 200 lastUpdated is now."""
+    time.seconds = 1.5
+    assert get(health).body.decode() == (
+        '{"lastUpdated":"2023-11-14T22:13:21.5Z","currentTime":"2023-11-14T22:13:21.5Z",'
+        '"nodeEligible":true,"healthy":true,"status":{'
+        '"IPv4":{"lastUpdated":"2023-11-14T22:13:20Z","healthy":true},'
+        '"IPv6":{"lastUpdated":"2023-11-14T22:13:20Z","healthy":true}}}'
+    )
+
+
+def test_body_of_livez_is_without_node_eligible(health: Health) -> None:
+    """All else is there."""
+    assert list(body(health, "/livez")) == ["lastUpdated", "currentTime", "healthy", "status"]
+    assert set(body(health)) - set(body(health, "/livez")) == {"nodeEligible"}
+
+
+def test_healthy_stays_true_when_only_the_node_is_ineligible(health: Health) -> None:
+    """``healthy`` is about the data plane."""
+    health.set_node(builders.node(taints=[{"key": nodes.DOOMED_TAINT}]))
+    said = body(health)
+    assert (said["nodeEligible"], said["healthy"]) == (False, True)
+    assert said["status"]["IPv4"]["healthy"] is True
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_last_updated_with_503_is_the_newest_real_sync(
+    health: Health, time: Time, path: str
+) -> None:
+    """Not now, but when it last did its work; each family says so too."""
+    time.seconds = 7
+    health.synced()
+    health.queued()
+    time.seconds = 7 + TIMEOUT
+    said = body(health, path)
+    assert said["lastUpdated"] == "2023-11-14T22:13:27Z"
+    assert said["currentTime"] == "2023-11-14T22:14:27Z"
+    entry = {"lastUpdated": "2023-11-14T22:13:27Z", "healthy": False}
+    assert said["status"] == {"IPv4": entry, "IPv6": entry}
+
+
+def test_status_is_omitted_if_empty() -> None:
+    """Before the loop starts there is no family to tell of, and no time."""
+    said = body(Health(TIMEOUT))
+    assert "status" not in said
+    assert said["lastUpdated"] == "0001-01-01T00:00:00Z"
+
+
+def test_status_omits_families_that_the_node_has_not() -> None:
+    """One family, one entry."""
+    health = Health(TIMEOUT, [Family.IPV6])
+    health.synced()
+    assert list(body(health)["status"]) == ["IPv6"]
+
+
+def test_times_are_rfc3339_with_nanoseconds() -> None:
+    """As Go writes them: up to nine digits, none of them a zero at the end."""
+    assert rfc3339(BEGUN + 123_456_789) == "2023-11-14T22:13:20.123456789Z"
+    assert rfc3339(BEGUN + 1) == "2023-11-14T22:13:20.000000001Z"
+    assert rfc3339(BEGUN + 120_000_000) == "2023-11-14T22:13:20.12Z"
+    assert rfc3339(BEGUN) == "2023-11-14T22:13:20Z"
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_headers(serve: Serve, path: str) -> None:
+    """application/json and nosniff, with 200 as with 503."""
+    servers = serve()
+    for node in (None, builders.node()):
+        servers.health.set_node(node)
+        headers = ask(path, 10256).headers
+        assert headers["Content-Type"] == "application/json"
+        assert headers["X-Content-Type-Options"] == "nosniff"
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "ANY"])
+def test_any_method(serve: Serve, method: str) -> None:
+    """The method does not matter; HEAD alone has no body, as everywhere in HTTP."""
+    serve()
+    reply = ask("/livez", 10256, method=method)
+    assert reply.code == 200
+    assert bool(reply.body) == (method != "HEAD")
+
+
+def test_query_does_not_matter(serve: Serve) -> None:
+    """Probes may add one."""
+    serve()
+    assert ask("/livez?verbose", 10256).code == 200
+
+
+def test_other_paths_are_404(serve: Serve) -> None:
+    """Nothing else is there."""
+    serve()
+    for path in ("/", "/healthz/", "/metrics", "/livezz"):
+        assert ask(path, 10256).code == 404
+
+
+def test_answered_on_loopback_and_self_address(serve: Serve) -> None:
+    """e2e: "lastUpdated" in /healthz of 10256, asked on loopback, in both families."""
+    serve().health.set_node(builders.node())
+    for host in ("127.0.0.1", "127.0.0.2", "::1"):
+        assert re.search("lastUpdated", ask("/healthz", 10256, host).body)
+
+
+def test_responses_are_counted_by_code(time: Time) -> None:
+    """For kubeproxy_proxy_healthz_total and livez_total: the path and the status of each."""
+    counted: list[tuple[str, int]] = []
+    health = Health(
+        TIMEOUT, now=time.now, ticks=time.ticks, on_response=lambda *it: counted.append(it)
+    )
+    for path in (*PATHS, "/other"):
+        get(health, path)
+    health.set_node(builders.node())
+    get(health)
+    assert counted == [("/healthz", 503), ("/livez", 200), ("/healthz", 200)]

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How metrics are shown: formats, what cannot be read, the end; and what the agent tells."""
+
+import threading
+from typing import Any
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
+
+from ebpflb.datapath import statistics
+from ebpflb.datapath.layout import layout_hash
+from ebpflb.errors import KernelError
+from ebpflb.plan.planner import Planner
+from ebpflb.serve.metrics import Metrics
+from tests.plan.builders import ROOM
+from tests.serve import subjects
+from tests.serve.subjects import BUSY, changes, fake_datapath, fake_maps, value, values
+
+OPEN_METRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics()
+
+
+@pytest.mark.parametrize("accept", ["", "*/*", "text/html", "text/plain;version=0.0.4"])
+def test_text(metrics: Metrics, accept: str) -> None:
+    """Whoever does not ask for OpenMetrics gets the text format, as from kube-proxy."""
+    shown = metrics.exposition(accept)
+    assert shown.content_type == "text/plain; version=0.0.4; charset=utf-8"
+    assert not shown.body.endswith(b"# EOF\n")
+
+
+def test_open_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks for OpenMetrics gets what its strict parser takes, with the same values."""
+    made = subjects.everything(monkeypatch)
+    shown = made.exposition(OPEN_METRICS)
+    assert shown.content_type.startswith("application/openmetrics-text; version=1.0.0")
+    found = [s for m in open_metrics(shown.body.decode()) for s in m.samples]
+    assert {_number(s.name, s.labels) for s in found} == {
+        _number(name, dict(labels)) for name, labels in values(made)
+    }
+
+
+def _number(name: str, labels: dict[str, str]) -> tuple[Any, ...]:
+    """A series; the two formats spell bounds of buckets differently."""
+    bound = {"le": float(labels["le"])} if "le" in labels else {}
+    return name, frozenset((labels | bound).items())  # type: ignore[operator]
+
+
+def test_nothing_of_its_making(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are no _created series, which kube-proxy has not either."""
+    made = subjects.everything(monkeypatch)
+    assert b"_created" not in made.exposition().body + made.exposition(OPEN_METRICS).body
+
+
+def test_each_agent_has_its_own(metrics: Metrics) -> None:
+    """Two in one process share nothing."""
+    other = Metrics()
+    other.answered("/livez", 200)
+    assert value(metrics, "kubeproxy_proxy_livez_total", code="200") == 0
+
+
+def test_what_cannot_be_read_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The rest is shown, and the failure is counted and logged."""
+    made = subjects.everything(monkeypatch)
+
+    def refuse(*_: object) -> None:
+        raise KernelError("opening program 7", 1, "not permitted")
+
+    monkeypatch.setattr(statistics, "run_times", refuse)
+    before = values(made)
+    after = values(made)
+    assert not any(name.startswith("ebpflb_hook") for name, _ in after)
+    assert any(name == "ebpflb_verdicts_total" for name, _ in after)
+    assert value(made, "ebpflb_scrape_errors_total", what="maps") == 0
+    assert changes(made, before)["ebpflb_scrape_errors_total"] == {"hooks": 3.0}
+    assert "opening program 7" in caplog.text
+
+
+def test_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After it no map is read, and what was told is shown still; closing twice is no error."""
+    made = Metrics()
+    maps = fake_maps()
+    made.read(fake_datapath(maps), lambda: Planner(ROOM), BUSY)
+    made.answered("/livez", 200)
+    made.close()
+    made.close()
+    reads = {name: len(opened.reads) for name, opened in maps.items()}
+    assert value(made, "kubeproxy_proxy_livez_total", code="200") == 1
+    assert {name: len(opened.reads) for name, opened in maps.items()} == reads
+
+
+def test_close_waits_for_a_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Maps may be closed when it returns: a scrape that is under way ends first."""
+    made = Metrics()
+    maps = fake_maps()
+    reading, go_on = threading.Event(), threading.Event()
+
+    def slowly(_: int) -> Any:
+        reading.set()
+        go_on.wait(10)
+        return (0,)
+
+    monkeypatch.setattr(maps["verdicts"], "get", slowly)
+    made.read(fake_datapath(maps), lambda: Planner(ROOM), BUSY)
+    scrape, close = threading.Thread(target=made.exposition), threading.Thread(target=made.close)
+    scrape.start()
+    reading.wait(10)
+    close.start()
+    close.join(0.1)
+    assert close.is_alive()
+    go_on.set()
+    close.join(10)
+    scrape.join(10)
+    assert not close.is_alive() and not scrape.is_alive()
+
+
+def test_told_from_many_threads(metrics: Metrics) -> None:
+    """Nothing is lost."""
+    threads = [
+        threading.Thread(target=lambda: [metrics.service_changes(1) for _ in range(500)])
+        for _ in range(4)
+    ]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert value(metrics, "kubeproxy_sync_proxy_rules_service_changes_total") == 4000
+
+
+def test_health(metrics: Metrics) -> None:
+    """It is asked at each scrape."""
+    answers = iter([True, False])
+    metrics.health(lambda: next(answers))
+    assert [value(metrics, "ebpflb_healthy") for _ in range(2)] == [1, 0]
+
+
+def test_requests(metrics: Metrics) -> None:
+    """By code, method and host; one that got no answer has client-go's code for it."""
+    before = values(metrics)
+    metrics.request("GET", "https://10.96.0.1:443/api/v1/nodes", 200, 0.3)
+    metrics.request("POST", "https://10.96.0.1:443", None, 1.0)
+    found = changes(metrics, before)
+    assert found["rest_client_requests_total"] == {
+        "200 10.96.0.1:443 GET": 1,
+        "<error> 10.96.0.1:443 POST": 1,
+    }
+    name = "rest_client_request_duration_seconds"
+    assert found[f"{name}_sum"] == {"10.96.0.1:443 GET": 0.3, "10.96.0.1:443 POST": 1.0}
+    assert found[f"{name}_bucket"]["10.96.0.1:443 0.5 GET"] == 1
+
+
+def test_checks(metrics: Metrics) -> None:
+    """/metrics/slis has the last outcome of each check and how often it came out how."""
+    for ok in (True, True, False):
+        metrics.check("ping", "healthz", ok=ok)
+    text = metrics.slis_exposition().body.decode()
+    assert 'kubernetes_healthcheck{name="ping",type="healthz"} 0.0' in text
+    for status, count in (("success", 2), ("error", 1)):
+        labels = f'name="ping",status="{status}",type="healthz"'
+        assert f"kubernetes_healthchecks_total{{{labels}}} {count}.0" in text
+    assert b"kubernetes_healthcheck" not in metrics.exposition().body
+
+
+def test_told(metrics: Metrics) -> None:
+    """Events that were given up, and whether sockets can be ended."""
+    before = values(metrics)
+    metrics.events_dropped(lambda: 2)
+    metrics.socket_destroy_supported(True)
+    assert changes(metrics, before) == {
+        "ebpflb_events_dropped_total": {"": 2},
+        "ebpflb_socket_destroy_supported": {"": 1},
+    }
+
+
+def test_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which version it is, and which layout its maps have."""
+    found = [labels for (name, labels) in values(subjects.everything(monkeypatch))
+             if name == "ebpflb_build_info"]  # fmt: skip
+    (labels,) = map(dict, found)
+    assert labels["layout"] == layout_hash()
+    assert labels["version"].count(".") == 2

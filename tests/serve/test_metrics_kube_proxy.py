@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The metrics of kube-proxy.md 14: the table itself says what must be there, and how."""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from prometheus_client import Metric
+
+from ebpflb.model.addresses import Family
+from ebpflb.model.no_local import Policy
+from ebpflb.serve.metrics import Metrics
+from tests.serve import subjects
+from tests.serve.subjects import changes, families, value, values
+
+ROOT = Path(__file__).parents[2]
+OF_OTHER_MODES = "iptables", "nftables"  # rules, tables and counters that we have not
+BOTH = {"IPv4": 1.0, "IPv6": 1.0}
+
+
+class Row(NamedTuple):
+    name: str
+    type: str
+    labels: frozenset[str]
+    buckets: list[float]
+
+
+def section(number: int) -> str:
+    text = (ROOT / "docs/kube-proxy.md").read_text()
+    return text.split(f"\n## {number}. ", 1)[1].split("\n## ", 1)[0]
+
+
+def bounds(text: str) -> list[float]:
+    """As in "0.001*2^n, 15 buckets" or "0.25, 1..59 by 1"."""
+    if powers := re.match(r"([\d.]+)\*2\^n, (\d+)", text):
+        return [float(powers[1]) * 2**n for n in range(int(powers[2]))]
+    found: list[float] = []
+    for part in text.split(", "):
+        steps = re.fullmatch(r"(\d+)\.\.(\d+) by (\d+)", part)
+        found += range(int(steps[1]), int(steps[2]) + 1, int(steps[3])) if steps else [float(part)]
+    return found
+
+
+def read_table() -> dict[str, Row]:
+    """A row may name several metrics, and "same" means the buckets of the row before."""
+    found: dict[str, Row] = {}
+    buckets: list[float] = []
+    for line in re.findall(r"(?m)^\| (kubeproxy_.*) \|$", section(14)):
+        names, type, labels, _ = line.split(" | ", 3)
+        kind, _, detail = re.sub("[:,()]", "", type.replace(", ", "; ")).partition(" ")
+        kind = kind.rstrip(";")
+        if kind == "histogram" and detail != "same":
+            buckets = bounds(detail.replace("; ", ", "))
+        words = re.sub(r"\(.*?\)|=[^,]*|-", "", labels)
+        for name in names.split(", "):
+            keys = frozenset(re.findall(r"\w+", words))
+            found[name] = Row(name, kind, keys, buckets if kind == "histogram" else [])
+    return found
+
+
+TABLE = read_table()
+OURS = {n: row for n, row in TABLE.items() if not any(mode in n for mode in OF_OTHER_MODES)}
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics(clock=lambda: 1000.0)
+
+
+@pytest.fixture
+def shown(metrics: Metrics) -> dict[str, Metric]:
+    return families(metrics.exposition().body)
+
+
+def test_the_table_is_read() -> None:
+    """Every row of section 14 was understood."""
+    assert len(TABLE) == section(14).count("kubeproxy_") == 23
+    assert {row.type for row in TABLE.values()} == {"histogram", "gauge", "counter"}
+    histograms = [row.buckets for row in TABLE.values() if row.type == "histogram"]
+    assert sorted(map(len, histograms)) == [15] * 4 + [80]
+
+
+def test_exactly_those_that_have_a_meaning_here(shown: dict[str, Metric]) -> None:
+    """All of section 14 but those of other modes, and no others by kube-proxy's prefix."""
+    assert {name for name in shown if name.startswith("kubeproxy_")} == OURS.keys()
+
+
+@pytest.mark.parametrize("row", OURS.values(), ids=OURS)
+def test_type_and_labels(shown: dict[str, Metric], row: Row) -> None:
+    """As in section 14, each family and each code from the start."""
+    metric = shown[row.name]
+    assert metric.type == row.type
+    assert metric.samples
+    labels = {frozenset(sample.labels) - {"le"} for sample in metric.samples}
+    assert labels == {row.labels}
+    for sample in metric.samples:
+        assert sample.labels.get("ip_family", "IPv4") in BOTH
+        assert sample.labels.get("code", "200") in ("200", "503")
+        assert sample.labels.get("traffic_policy", "internal") in ("internal", "external")
+    count = len({tuple(sorted({**s.labels, "le": ""}.items())) for s in metric.samples})
+    assert count == 2 ** len(row.labels)
+
+
+@pytest.mark.parametrize("row", [r for r in OURS.values() if r.buckets], ids=lambda row: row.name)
+def test_buckets(metrics: Metrics, row: Row) -> None:
+    """As in section 14, spelled as Go spells them: le="1", which a query may name."""
+    text = metrics.exposition().body.decode()
+    found = re.findall(rf'{row.name}_bucket{{ip_family="IPv4",le="([^"]*)"}}', text)
+    assert [float(bound) for bound in found] == pytest.approx([*row.buckets, float("inf")])
+    assert found == [f"{bound:g}" for bound in map(float, found[:-1])] + ["+Inf"]
+
+
+def test_sync_full(metrics: Metrics) -> None:
+    """A full sync is observed once for each family, as full and as any, and stamped."""
+    before = values(metrics)
+    metrics.synced(0.01, full=True)
+    found = changes(metrics, before)
+    for kind in ("sync_", "sync_full_"):
+        assert found[f"kubeproxy_{kind}proxy_rules_duration_seconds_count"] == BOTH
+        assert found[f"kubeproxy_{kind}proxy_rules_duration_seconds_sum"] == dict.fromkeys(
+            BOTH, 0.01
+        )
+    stamps = dict.fromkeys(BOTH, 1000.0)
+    assert found["kubeproxy_sync_proxy_rules_last_timestamp_seconds"] == stamps
+    assert not any("partial" in name or "queued" in name for name in found)
+
+
+def test_sync_partial(metrics: Metrics) -> None:
+    """A partial sync is observed as partial and as any, and not as full."""
+    before = values(metrics)
+    metrics.synced(0.01, full=False)
+    found = changes(metrics, before)
+    for kind in ("sync_", "sync_partial_"):
+        assert found[f"kubeproxy_{kind}proxy_rules_duration_seconds_count"] == BOTH
+    assert not any("full" in name for name in found)
+
+
+def test_sync_failed(metrics: Metrics) -> None:
+    """A sync that fails has a duration but no time of success, and what waited waits on."""
+    metrics.service_changes(2)
+    metrics.endpoint_changes(3)
+    before = values(metrics)
+    metrics.failed(0.01, full=True)
+    found = changes(metrics, before)
+    assert found["kubeproxy_sync_proxy_rules_duration_seconds_count"] == BOTH
+    assert found["ebpflb_sync_failures_total"] == {"": 1.0}
+    assert not any("timestamp" in name or "pending" in name for name in found)
+
+
+def test_last_queued(metrics: Metrics) -> None:
+    """It is the time at which a sync was last asked for, in both families."""
+    before = values(metrics)
+    metrics.queued()
+    assert changes(metrics, before) == {
+        "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds": dict.fromkeys(BOTH, 1000.0)
+    }
+
+
+def test_service_changes_count_once_per_family(metrics: Metrics) -> None:
+    """A Service's event is seen by each family; what waits are Services, until the next sync."""
+    total, pending = (
+        f"kubeproxy_sync_proxy_rules_service_changes_{word}" for word in ("total", "pending")
+    )
+    metrics.service_changes(2)
+    metrics.service_changes(1)
+    assert (value(metrics, total), value(metrics, pending)) == (6, 3)
+    metrics.service_changes(1, pending=2)
+    assert (value(metrics, total), value(metrics, pending)) == (8, 2)
+    metrics.synced(0.1, full=False)
+    assert (value(metrics, total), value(metrics, pending)) == (8, 0)
+
+
+def test_endpoint_changes_count_once(metrics: Metrics) -> None:
+    """A slice is of one family, so its event counts once; it waits until the next sync."""
+    total, pending = (
+        f"kubeproxy_sync_proxy_rules_endpoint_changes_{word}" for word in ("total", "pending")
+    )
+    metrics.endpoint_changes(3)
+    assert (value(metrics, total), value(metrics, pending)) == (3, 3)
+    metrics.synced(0.1, full=False)
+    assert (value(metrics, total), value(metrics, pending)) == (3, 0)
+
+
+def test_network_programming_latency(metrics: Metrics) -> None:
+    """Each latency is observed once, in its own family."""
+    before = values(metrics)
+    metrics.programmed(Family.IPV6, [0.2, 61.0])
+    found = changes(metrics, before)
+    assert found["kubeproxy_network_programming_duration_seconds_count"] == {"IPv6": 2}
+    assert found["kubeproxy_network_programming_duration_seconds_sum"] == {"IPv6": 61.2}
+    assert found["kubeproxy_network_programming_duration_seconds_bucket"]["IPv6 65"] == 2
+    assert found["kubeproxy_network_programming_duration_seconds_bucket"]["IPv6 60"] == 1
+
+
+def test_no_local_endpoints_is_a_gauge(metrics: Metrics) -> None:
+    """It goes down too, by policy and family."""
+    name = "kubeproxy_sync_proxy_rules_no_local_endpoints_total"
+    at = {"traffic_policy": "external", "ip_family": "IPv6"}
+    for count in (3, 1):
+        metrics.no_local_endpoints({Policy.EXTERNAL: {Family.IPV6: count}})
+        assert value(metrics, name, **at) == count
+    assert value(metrics, name, **at | {"traffic_policy": "internal"}) == 0
+
+
+def test_stale_udp_flows(metrics: Metrics) -> None:
+    """Each cure is observed in its family, with what it ended."""
+    before = values(metrics)
+    metrics.cured(Family.IPV4, 0.5, 7)
+    found = changes(metrics, before)
+    name = "kubeproxy_conntrack_reconciler"
+    assert found[f"{name}_sync_duration_seconds_count"] == {"IPv4": 1}
+    assert found[f"{name}_deleted_entries_total"] == {"IPv4": 7}
+
+
+@pytest.mark.parametrize("what", ["healthz", "livez"])
+def test_answers_are_counted_by_code(metrics: Metrics, what: str) -> None:
+    """Each answer of /healthz and /livez counts under its code, and under no other name."""
+    before = values(metrics)
+    for code in (200, 503, 503):
+        metrics.answered(f"/{what}", code)
+    assert changes(metrics, before) == {f"kubeproxy_proxy_{what}_total": {"200": 1, "503": 2}}
+
+
+def test_library_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that section 14 names after its table are there, with their labels."""
+    made = subjects.everything(monkeypatch)
+    shown = families(made.exposition().body)
+    slis = families(made.slis_exposition().body)
+    labels = {
+        "rest_client_requests_total": {"code", "method", "host"},
+        "rest_client_request_duration_seconds": {"verb", "host"},
+        "process_cpu_seconds_total": set(),
+    }
+    for name, wanted in labels.items():
+        assert set(shown[name].samples[-1].labels) == wanted
+    assert "git_version" in shown["kubernetes_build_info"].samples[0].labels
+    assert set(slis) == {"kubernetes_healthcheck", "kubernetes_healthchecks_total"}
+    assert set(slis["kubernetes_healthcheck"].samples[0].labels) == {"name", "type"}
+    assert set(slis["kubernetes_healthchecks_total"].samples[0].labels) == {
+        "name",
+        "type",
+        "status",
+    }

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the maps tell, read from real ones; and what it costs, whatever they hold."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import fields
+from ipaddress import IPv4Address, ip_address, ip_network
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebpflb.datapath import kernel, layout, links, maps, programs, state, statistics
+from ebpflb.datapath.compiler import Compiled
+from ebpflb.datapath.datapath import CAPACITY
+from ebpflb.datapath.maps import Map
+from ebpflb.datapath.records import Affinity, Client, Sweep
+from ebpflb.datapath.state import State
+from ebpflb.model.services import Protocol
+from ebpflb.plan.entries import BackendName, Frontend
+from ebpflb.plan.planner import Planner
+from ebpflb.plan.spans import service_range
+from ebpflb.plan.wanted import Wanted, WantedBackend
+from ebpflb.serve.metrics import Metrics
+from tests.datapath.conftest import cache as cache
+from tests.datapath.conftest import cgroup as cgroup
+from tests.datapath.conftest import cgroups as cgroups
+from tests.datapath.conftest import directory as directory
+from tests.datapath.conftest import home as home
+from tests.datapath.conftest import one_variant as one_variant
+from tests.datapath.variants import needs_root
+from tests.diagnose.conftest import count
+from tests.plan.builders import CLUSTER, RESTRICTED, name
+from tests.plan.flow_builders import Made
+from tests.serve.subjects import BUSY, changes, fake_datapath, settled, value, values
+
+pytestmark = needs_root
+
+
+@pytest.fixture
+def world() -> Iterator[dict[str, Map]]:
+    """Every map of the datapath, unpinned."""
+    with ExitStack() as opened:
+        made: dict[str, Map] = {}
+        for spec in layout.MAPS.values():
+            made[spec.name] = maps.open_map(spec, state.make_map(spec))
+            opened.callback(made[spec.name].close)
+        yield made
+
+
+@pytest.fixture
+def planner() -> Planner:
+    return Planner(CAPACITY)
+
+
+@pytest.fixture
+def metrics(world: dict[str, Map], planner: Planner) -> Iterator[Metrics]:
+    made = Metrics()
+    made.read(fake_datapath(world), lambda: planner, BUSY)
+    yield made
+    made.close()
+
+
+def use(made: Metrics, name: str) -> float:
+    return value(made, "ebpflb_map_entries", map=name)
+
+
+def service(number: int) -> Wanted:
+    """A service with two frontends, one of them restricted, and ten endpoints."""
+    backends = [
+        WantedBackend(IPv4Address(10 << 24 | number << 4 | n), 80, CLUSTER, BackendName("", ""))
+        for n in range(10)
+    ]
+    inside, outside = (
+        Frontend(IPv4Address(first) + number, 80, Protocol.TCP)
+        for first in ("172.16.0.0", "198.18.0.0")
+    )
+    found = {inside: frozenset({"endpoints"}), outside: RESTRICTED}
+    ranges = (ip_network("192.0.2.0/24"),)
+    return Wanted(name(f"web-{number}"), "", found, 0, tuple(backends), ranges)
+
+
+def program(world: dict[str, Map], planner: Planner, services: int) -> None:
+    """Plans and writes so many."""
+    plan = planner.change({s.name: s for s in map(service, range(services))}, 0.0)
+    for part in fields(plan):
+        if not part.name.startswith("gone_"):
+            world[part.name].write(getattr(plan, part.name))
+    planner.applied(0.0)
+
+
+def test_verdicts(world: dict[str, Map], metrics: Metrics) -> None:
+    """Each verdict of layout.h has its counter."""
+    before = values(settled(metrics))
+    for number in layout.VERDICTS:
+        count(world["verdicts"], number, number + 1)
+    found = changes(metrics, before)
+    assert found == {"ebpflb_verdicts_total": {name: n + 1 for n, name in layout.VERDICTS.items()}}
+
+
+def test_room(metrics: Metrics) -> None:
+    """Every map that can get full has its use and its size; what has one element has neither."""
+    found = values(settled(metrics))
+    sizes = {dict(labels)["map"]: v for (n, labels), v in found.items() if "max_entries" in n}
+    used = {dict(labels)["map"] for (n, labels) in found if n == "ebpflb_map_entries"}
+    fixed = {"settings", "verdicts", "flow_stats", "sweeps", "allowances", "arrivals"}
+    by_id = {"service_names", "backend_names", "backend_stats"}  # as service_stats and members
+    assert used == sizes.keys() == layout.MAPS.keys() - fixed - by_id
+    assert all(size == layout.MAPS[each].entries for each, size in sizes.items())
+
+
+def test_what_the_planner_gave_away(
+    world: dict[str, Map], planner: Planner, metrics: Metrics
+) -> None:
+    """Of the maps that the agent fills the use is exact at once."""
+    program(world, planner, 3)
+    expected = {"services": 6, "slots": 30, "members": 30, "service_stats": 3}
+    expected |= {"source_ranges": 3, "cluster_ips": 3}
+    assert {each: use(metrics, each) for each in expected} == expected
+    for each in ("services", "source_ranges", "cluster_ips"):
+        assert len(list(world[each].items())) == expected[each]
+    planner.change({service(0).name: None}, 1.0)
+    assert (use(metrics, "services"), use(metrics, "slots")) == (4, 30)  # the slots rest
+
+
+def test_the_planner_may_begin_anew(world: dict[str, Map]) -> None:
+    """After a failed write the agent has another planner, and that one is read."""
+    planners = [Planner(CAPACITY), Planner(CAPACITY)]
+    program(world, planners[1], 2)
+    made = Metrics()
+    made.read(fake_datapath(world), planners.pop, BUSY)
+    assert value(made, "ebpflb_map_entries", map="services") == 4
+    made.close()
+
+
+def test_small_maps_are_walked(world: dict[str, Map], metrics: Metrics) -> None:
+    """They are what they are at the scrape."""
+    world["node_addresses"].write([(ip_address(f"192.0.2.{n}"), 1) for n in range(3)])
+    world["service_ranges"].write([(service_range(ip_network("10.96.0.0/16")), 1)])
+    assert (use(metrics, "node_addresses"), use(metrics, "service_ranges")) == (3, 1)
+    assert use(metrics, "devices") == 0
+
+
+def test_flow_entries(world: dict[str, Map], metrics: Metrics) -> None:
+    """What packets did is exact; what is held and was evicted is as of the last sweep."""
+    before = values(settled(metrics))
+    count(world["flow_stats"], 1, 50, 5, 4)
+    world["sweeps"].write([(1, Sweep(30, 12, 3))])
+    found = changes(metrics, before)
+    fates = {"made": 50, "ended": 5, "refused": 4, "swept": 30, "evicted": 3}
+    expected = {f"ebpflb_flow_entries_{f}_total": {"other_flows": n} for f, n in fates.items()}
+    assert found == expected | {"ebpflb_map_entries": {"other_flows": 12}}
+
+
+def test_flows(world: dict[str, Map], metrics: Metrics) -> None:
+    """Flows and the entries of LRU maps are as of the last census, which says when it was."""
+    for number in range(3):
+        flow = Made(number, masqueraded=True)
+        world["tcp_flows"].write(list(flow.plain().items()))
+    world["affinity"].write([(Client(0, ip_address("10.0.0.1"), 1), Affinity(1, 1))])
+    assert value(metrics, "ebpflb_census_timestamp_seconds") == 0
+    settled(metrics)
+    assert value(metrics, "ebpflb_flows", protocol="TCP") == 3
+    assert value(metrics, "ebpflb_flows", protocol="UDP") == 0
+    assert use(metrics, "affinity") == 1
+    assert value(metrics, "ebpflb_census_timestamp_seconds") > 1.7e9
+
+
+def test_scrape_costs_the_same_whatever_is_programmed(
+    world: dict[str, Map], planner: Planner, metrics: Metrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 10,000 services and 100,000 endpoints a scrape makes as many calls as with none, and
+    shows as many series.
+    """
+    calls: list[str] = []
+    bpf = kernel.bpf
+    settled(metrics)
+
+    def counted(command: int, what: str, attr: Any) -> int:
+        calls.append(what)
+        return bpf(command, what, attr)
+
+    monkeypatch.setattr(kernel, "bpf", counted)
+    series = values(metrics).keys()
+    empty, calls[:] = list(calls), []
+    monkeypatch.setattr(kernel, "bpf", bpf)
+    program(world, planner, 10_000)
+    monkeypatch.setattr(kernel, "bpf", counted)
+    assert values(metrics).keys() == series
+    assert calls == empty
+    assert 18 <= len(calls) <= 40
+    assert use(metrics, "slots") == 100_000
+
+
+def test_hooks(
+    world: dict[str, Map], one_variant: Compiled, home: State, cgroup: Path, planner: Planner
+) -> None:
+    """Every hook of the loaded programs has its runs and its time, and its own name."""
+    loaded = programs.load(one_variant, world)
+    datapath = fake_datapath(world)
+    datapath.programs, datapath.state = loaded, home
+    links.attach(home, cgroup, loaded)
+    made = Metrics()
+    made.read(datapath, lambda: planner, BUSY)
+    found = values(made)
+    for what in ("run_seconds", "runs"):
+        name = f"ebpflb_hook_{what}_total"
+        hooks = {dict(labels)["hook"] for n, labels in found if n == name}
+        assert hooks == {program.name for program in loaded}
+    made.close()
+    programs.close(loaded)
+    home.remove()
+
+
+def test_hook_statistics_enabled(
+    metrics: Metrics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told whether the kernel counts, since counters that rest look like idle hooks."""
+    switch = tmp_path / "switch"
+    monkeypatch.setattr(statistics, "_SWITCH", switch)
+    for text in ("0", "1"):
+        switch.write_text(text)
+        assert value(metrics, "ebpflb_hook_statistics_enabled") == int(text)

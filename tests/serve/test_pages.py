@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Port 10249, page by page (kube-proxy.md 13.2)."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from ebpflb.serve.http import Answer, Request
+from tests.serve.conftest import Serve, ask, plain_pages
+
+PORT = 10249
+
+
+def get(path: str, **pages: Any) -> Answer:
+    return plain_pages(**pages).respond(Request(path, "text/plain"))
+
+
+@pytest.mark.parametrize(("path", "name"), [("/metrics", "metrics"), ("/metrics/slis", "slis")])
+def test_metrics_and_slis(serve: Serve, path: str, name: str) -> None:
+    """What the exposition says for this Accept header, in the type that it names."""
+    serve()
+    reply = ask(path, PORT, Accept="application/openmetrics-text")
+    assert reply.code == 200
+    assert reply.body == f"{name} for application/openmetrics-text"
+    assert reply.headers["Content-Type"] == f"text/{name}"
+
+
+def test_healthz_is_plain_ok(serve: Serve) -> None:
+    """Two letters, without a newline."""
+    serve()
+    reply = ask("/healthz", PORT)
+    assert (reply.code, reply.body) == (200, "ok")
+    assert reply.headers["Content-Type"] == "text/plain; charset=utf-8"
+
+
+def test_healthz_is_counted() -> None:
+    """For kubernetes_healthcheck{name="ping",type="healthz"}: each request, and no other page."""
+    pings: list[str] = []
+    for path in ("/healthz", "/metrics", "/healthz"):
+        get(path, on_ping=lambda: pings.append("ping"))
+    assert pings == ["ping", "ping"]
+
+
+def test_proxy_mode_is_ebpf_without_newline(serve: Serve) -> None:
+    """With kube-proxy's headers; e2e wants a 200."""
+    serve()
+    reply = ask("/proxyMode", PORT)
+    assert (reply.code, reply.body) == (200, "ebpf")
+    assert reply.headers["Content-Type"] == "text/plain; charset=utf-8"
+    assert reply.headers["X-Content-Type-Options"] == "nosniff"
+
+
+def test_configz_is_the_configuration_in_force() -> None:
+    """By kube-proxy's key, asked for anew each time."""
+    now = {"mode": "nftables"}
+    pages = plain_pages(configuration=lambda: now)
+    for mode in ("nftables", "ebpf"):
+        now["mode"] = mode
+        answer = pages.respond(Request("/configz", ""))
+        assert json.loads(answer.body) == {"kubeproxy.config.k8s.io": {"mode": mode}}
+    assert (answer.code, answer.kind) == (200, "application/json")
+
+
+def test_flagz_lists_the_flags_by_name() -> None:
+    """kube-proxy's page: a heading, a warning, name=value."""
+    said = get("/flagz", flags=lambda: {"v": "2", "config": "/etc/x"}).body.decode()
+    lines = said.splitlines()
+    assert lines[:2] == ["", "ebpflb flagz"]
+    assert lines[2].startswith("Warning: This endpoint is not meant to be machine parseable")
+    assert lines[3:] == ["config=/etc/x", "v=2"]
+
+
+def test_statusz_tells_since_when_and_what_runs() -> None:
+    """kube-proxy's page, with Python for Go."""
+    said = get("/statusz", started=0.0).body.decode()
+    assert said.startswith("\nebpflb statusz\nWarning: ")
+    assert "Started: Thu Jan  1 00:00:00 UTC 1970\n" in said
+    assert re.search(r"^Up: \d+ hr \d\d min \d\d sec$", said, re.M)
+    assert re.search(r"^Python version: 3\.", said, re.M)
+    assert re.search(r"^Binary version: \d", said, re.M)
+    assert "/proxyMode" in said
+
+
+def test_stacks_only_with_profiling() -> None:
+    """Where every thread is: this one is in this test."""
+    assert get("/debug/stacks").code == 404
+    answer = get("/debug/stacks", profiling=True)
+    assert answer.code == 200
+    assert b"MainThread:" in answer.body
+    assert b"test_stacks_only_with_profiling" in answer.body
+
+
+@pytest.mark.parametrize("profiling", [False, True])
+def test_unknown_path_is_404(serve: Serve, profiling: bool) -> None:
+    """So are Go's profiles, which nothing here could make."""
+    serve(plain_pages(profiling=profiling))
+    for path in ("/", "/nothing", "/debug/pprof/", "/debug/pprof/heap", "/debug/flags/v"):
+        reply = ask(path, PORT)
+        assert (reply.code, reply.body) == (404, "404 page not found\n")
+
+
+def test_page_that_fails_is_500_and_logged(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    """A mistake of ours in one page leaves the others."""
+
+    def fail(_: str) -> tuple[bytes, str]:
+        raise RuntimeError("no metrics today")
+
+    serve(plain_pages(metrics=fail))
+    assert ask("/metrics", PORT).code == 500
+    assert ask("/proxyMode", PORT).code == 200
+    assert "no metrics today" in caplog.text

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where 10256 and 10249 listen, and what happens when they cannot (kube-proxy.md 13)."""
+
+import json
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ebpflb.cluster import recorder
+from ebpflb.errors import NodeError
+from ebpflb.serve.doors import Door, Loop, Room
+from ebpflb.serve.http import NOT_FOUND
+from ebpflb.serve.ports import Port
+from ebpflb.serve.servers import Choice
+from tests.serve.conftest import NODE, SECONDS, Book, Serve, ask
+
+PORTS = {"healthz_address": "0.0.0.0:10256", "metrics_address": "127.0.0.1:10249"}
+ARE_OURS = {"healthz_address": "/livez", "metrics_address": "/proxyMode"}
+REASONS = {
+    "healthz_address": "FailedToStartProxierHealthcheck",
+    "metrics_address": "FailedToStartMetricServer",
+}
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + SECONDS
+    while not true():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.005)
+
+
+def port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+def answers(host: str, port: int) -> bool:
+    try:
+        return ask("/livez", port, host).code in (200, 404)
+    except OSError:
+        return False
+
+
+def test_defaults_are_kube_proxys(serve: Serve) -> None:
+    """10256 on all addresses, 10249 on 127.0.0.1 alone."""
+    serve()
+    subprocess.run(["ip", "addr", "add", "192.0.2.1/32", "dev", "lo"], check=True)
+    assert answers("192.0.2.1", 10256)
+    assert answers("127.0.0.1", 10249)
+    assert not answers("192.0.2.1", 10249)
+    assert not answers("::1", 10249)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
+def test_listens_on_both_families_where_the_address_allows(serve: Serve, host: str) -> None:
+    """Either wildcard is both families, as with kube-proxy."""
+    serve(healthz_address=f"{host}:10256")
+    assert answers("127.0.0.1", 10256)
+    assert answers("::1", 10256)
+
+
+@pytest.mark.parametrize(("host", "other"), [("127.0.0.1", "::1"), ("::1", "127.0.0.1")])
+def test_one_address_is_one_family(serve: Serve, host: str, other: str) -> None:
+    """An address of one family is that address and no other."""
+    serve(healthz_address=f"[{host}]:10256" if ":" in host else f"{host}:10256")
+    assert answers(host, 10256)
+    assert not answers(other, 10256)
+
+
+def test_without_ipv6_the_wildcard_is_ipv4(serve: Serve) -> None:
+    """A node with IPv6 switched off is served like any other."""
+    Path("/proc/sys/net/ipv6/conf/all/disable_ipv6").write_text("1")
+    serve()
+    assert answers("127.0.0.1", 10256)
+
+
+@pytest.mark.parametrize("which", PORTS)
+def test_empty_address_disables_it(serve: Serve, which: str) -> None:
+    """And only it."""
+    serve(**{which: ""})
+    for each, address in PORTS.items():
+        assert answers("127.0.0.1", port_of(address)) == (each != which)
+
+
+@pytest.mark.parametrize("which", PORTS)
+def test_taken_port_is_retried_until_it_is_free(
+    serve: Serve, which: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One log line per reason, no event; the other port is there meanwhile."""
+    port = port_of(PORTS[which])
+    with socket.create_server(("127.0.0.1", port)):
+        servers = serve(retry=0.01)
+        (other,) = PORTS.keys() - {which}
+        assert answers("127.0.0.1", port_of(PORTS[other]))
+        time.sleep(0.1)
+    wait_until(lambda: answers("127.0.0.1", port))
+    assert ask(ARE_OURS[which], port).code == 200
+    lines = [it.getMessage() for it in caplog.records if it.levelname == "ERROR"]
+    assert len(lines) == 1
+    assert PORTS[which] in lines[0]
+    assert "Address already in use" in lines[0]
+    servers.stop()
+    assert not answers("127.0.0.1", port)
+
+
+def test_retried_every_five_seconds() -> None:
+    """The interval is kube-proxy's."""
+    assert Choice(node_name=NODE).retry == 5
+
+
+def test_stops_while_it_retries(serve: Serve) -> None:
+    """An agent that ends is not held up by a port that it never had, and takes it no more."""
+    with socket.create_server(("127.0.0.1", 10249)):
+        servers = serve(retry=0.01)
+        servers.stop()
+    assert not answers("127.0.0.1", 10249)
+
+
+def test_closed_while_it_retries(alone: None) -> None:
+    """A port that is closed is not opened later."""
+    loop = Loop()
+    loop.start()
+    port = Port("it", "127.0.0.1:10249", Door(lambda _: NOT_FOUND, Room(1)), retry=0.01)
+    with socket.create_server(("127.0.0.1", 10249)):
+        loop.do(port.open())
+        loop.do(port.close())
+    time.sleep(0.1)
+    assert not answers("127.0.0.1", 10249)
+    loop.stop()
+
+
+@pytest.mark.parametrize("which", PORTS)
+def test_bind_address_hard_fail_is_fatal_with_an_event_on_the_node(
+    serve: Serve, book: Book, which: str
+) -> None:
+    """The error names the address and the reason; nothing of ours listens afterwards."""
+    port = port_of(PORTS[which])
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(NodeError) as raised:
+        serve(bind_address_hard_fail=True)
+    assert PORTS[which] in str(raised.value)
+    assert "Address already in use" in str(raised.value)
+    (told,) = book.events
+    assert told.about == recorder.node(NODE)
+    assert (told.severity, told.reason, told.action) == (
+        "Warning",
+        REASONS[which],
+        "StartKubeProxy",
+    )
+    assert told.note == str(raised.value)
+    assert book.stopped, "what is to be told has to be sent before the end"
+    for address in PORTS.values():
+        assert not answers("127.0.0.1", port_of(address))
+
+
+def test_hard_fail_with_free_ports_is_nothing(serve: Serve, book: Book) -> None:
+    """It is about failures only."""
+    serve(bind_address_hard_fail=True)
+    assert book.reasons == ["Starting"]
+
+
+def test_foreign_address_is_told_like_a_taken_port(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An address that is not (yet) this node's is waited for."""
+    serve(healthz_address="192.0.2.7:10256", retry=0.01)
+    subprocess.run(["ip", "addr", "add", "192.0.2.7/32", "dev", "lo"], check=True)
+    wait_until(lambda: answers("192.0.2.7", 10256))
+    assert "192.0.2.7:10256" in caplog.text
+
+
+def test_starting_is_told_on_the_node(serve: Serve, book: Book) -> None:
+    """kube-proxy.md 17: Normal, Starting, StartKubeProxy, without a note."""
+    serve()
+    assert book.events == [
+        (recorder.node(NODE), "Normal", "Starting", "StartKubeProxy", ""),
+    ]
+
+
+def test_timeout_is_twice_the_sync_period(serve: Serve) -> None:
+    """A period of nothing leaves no time at all."""
+    servers = serve(sync_period=0.0)
+    servers.health.queued()
+    reply = ask("/livez", 10256)
+    assert reply.code == 503
+    assert json.loads(reply.body)["healthy"] is False
+    patient = serve(sync_period=30.0, healthz_address="127.0.0.1:20256", metrics_address="")
+    patient.health.queued()
+    assert ask("/livez", 20256).code == 200

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Health-check node ports, sentence by sentence of kube-proxy.md 10."""
+
+import os
+import socket
+import subprocess
+import threading
+from contextlib import suppress
+from http.client import HTTPConnection
+from ipaddress import ip_address
+
+import pytest
+
+from ebpflb.cluster import recorder
+from ebpflb.model import nodes
+from ebpflb.model.addresses import Family
+from ebpflb.model.events import Key
+from ebpflb.model.health import Checked
+from ebpflb.serve.servers import Servers
+from tests.model import builders
+from tests.serve.conftest import NODE, Book, Reply, Serve, ask
+
+WEB, SHOP = Key("default", "web"), Key("default", "shop")
+PORT, OTHER = 32000, 32001
+V4, V6 = Family.IPV4, Family.IPV6
+HOSTS = {V4: "127.0.0.1", V6: "::1"}
+
+
+@pytest.fixture
+def servers(serve: Serve) -> Servers:
+    return serve(healthz_address="", metrics_address="")
+
+
+def checked(port: int = PORT, v4: int = 1, v6: int | None = None) -> Checked:
+    return Checked(port, {V4: v4} | ({} if v6 is None else {V6: v6}))
+
+
+def refused(port: int = PORT, host: str = "127.0.0.1") -> bool:
+    try:
+        ask("/", port, host)
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+def get(path: str = "/", port: int = PORT, host: str = "127.0.0.1", method: str = "GET") -> Reply:
+    return ask(path, port, host, method=method)
+
+
+def test_one_server_per_family_with_its_own_count(servers: Servers) -> None:
+    """tcp4 on 0.0.0.0 and tcp6 on [::] are two, and each tells its own endpoints."""
+    servers.services.update({WEB: checked(v4=2, v6=0)})
+    v4, v6 = get(host="127.0.0.1"), get(host="::1")
+    assert (v4.code, v4.headers["X-Load-Balancing-Endpoint-Weight"]) == (200, "2")
+    assert (v6.code, v6.headers["X-Load-Balancing-Endpoint-Weight"]) == (503, "0")
+
+
+def test_service_of_one_family_has_one_server(servers: Servers) -> None:
+    """Nothing listens in the family that the Service has not."""
+    servers.services.update({WEB: checked()})
+    assert get().code == 200
+    assert refused(host="::1")
+
+
+def test_family_that_the_node_has_not_is_left_out(serve: Serve, book: Book) -> None:
+    """A dual-stack Service on a node without IPv6 is no trouble."""
+    servers = serve(healthz_address="", metrics_address="", families=[V4])
+    servers.services.update({WEB: checked(v6=1)})
+    assert get().code == 200
+    assert refused(host="::1")
+    assert book.reasons == ["Starting"]
+
+
+def test_listens_whether_or_not_there_are_endpoints(servers: Servers) -> None:
+    """A node without any says so: it does not refuse."""
+    servers.services.update({WEB: checked(v4=0)})
+    assert get().code == 503
+
+
+@pytest.mark.parametrize("path", ["/", "/healthz", "/any/thing?at=all"])
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "DELETE", "ANY"])
+def test_any_path_any_method(servers: Servers, path: str, method: str) -> None:
+    """All are answered alike."""
+    servers.services.update({WEB: checked()})
+    assert get(path, method=method).code == 200
+
+
+def test_status_is_200_iff_there_are_endpoints_and_the_proxy_is_healthy(serve: Serve) -> None:
+    """With a period of nothing, whatever is queued makes it unhealthy."""
+    servers = serve(healthz_address="", metrics_address="", sync_period=0.0)
+    found = {}
+    for count in (0, 3):
+        servers.services.update({WEB: checked(v4=count)})
+        for healthy in (True, False):
+            (servers.health.synced if healthy else servers.health.queued)()
+            found[count, healthy] = get().code
+    assert found == {(0, True): 503, (0, False): 503, (3, True): 200, (3, False): 503}
+
+
+def test_node_eligibility_is_not_considered(servers: Servers) -> None:
+    """A node that is about to go still tells of its endpoints."""
+    servers.health.set_node(builders.node(taints=[{"key": nodes.DOOMED_TAINT}]))
+    assert not servers.health.eligible
+    servers.services.update({WEB: checked()})
+    assert get().code == 200
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_headers_weight_also_with_503(servers: Servers, count: int) -> None:
+    """The three headers of kube-proxy, whatever the status."""
+    servers.services.update({WEB: checked(v4=count)})
+    reply = get()
+    assert reply.code == (200 if count else 503)
+    assert reply.headers["Content-Type"] == "application/json"
+    assert reply.headers["X-Content-Type-Options"] == "nosniff"
+    assert reply.headers["X-Load-Balancing-Endpoint-Weight"] == str(count)
+
+
+def test_body_is_tab_indented_in_kube_proxys_order(servers: Servers) -> None:
+    """To the byte."""
+    servers.services.update({WEB: checked(v4=2)})
+    assert get().body == (
+        '{\n\t"service": {\n\t\t"namespace": "default",\n\t\t"name": "web"\n\t},\n'
+        '\t"localEndpoints": 2,\n\t"serviceProxyHealthy": true\n}'
+    )
+
+
+def test_body_of_an_unhealthy_proxy(serve: Serve) -> None:
+    """serviceProxyHealthy is a boolean, and the count stays what it is."""
+    servers = serve(healthz_address="", metrics_address="", sync_period=0.0)
+    servers.services.update({WEB: checked(v4=2)})
+    servers.health.queued()
+    assert '"localEndpoints": 2,\n\t"serviceProxyHealthy": false\n}' in get().body
+
+
+def test_restricted_nodeport_addresses_restrict_the_listeners(servers: Servers) -> None:
+    """On these addresses only; a family that none of them is of is left as it is."""
+    subprocess.run(["ip", "addr", "add", "192.0.2.1/32", "dev", "lo"], check=True)
+    subprocess.run(["ip", "addr", "add", "192.0.2.2/32", "dev", "lo"], check=True)
+    servers.services.listen_at({V4: [ip_address("192.0.2.1"), ip_address("192.0.2.2")]})
+    servers.services.update({WEB: checked(v6=1)})
+    assert get(host="192.0.2.1").code == get(host="192.0.2.2").code == 200
+    assert get(host="::1").code == 200
+    assert refused(host="127.0.0.1")
+
+
+def test_addresses_that_do_not_match_anything_leave_nothing(servers: Servers, book: Book) -> None:
+    """CIDRs that none of our addresses is in: nobody is asked here, and nothing is wrong."""
+    servers.services.listen_at({V4: []})
+    servers.services.update({WEB: checked()})
+    assert refused()
+    assert book.reasons == ["Starting"]
+
+
+def test_updated_after_each_sync(servers: Servers) -> None:
+    """The count follows, and a connection that is kept open sees it too."""
+    servers.services.update({WEB: checked(v4=0)})
+    connection = HTTPConnection("127.0.0.1", PORT, timeout=10)
+    seen = []
+    for count in (0, 2, 1, 0):
+        servers.services.update({WEB: checked(v4=count)})
+        connection.request("GET", "/")
+        reply = connection.getresponse()
+        reply.read()
+        seen.append((reply.status, reply.getheader("X-Load-Balancing-Endpoint-Weight")))
+    connection.close()
+    assert seen == [(503, "0"), (200, "2"), (200, "1"), (503, "0")]
+
+
+def test_port_change_closes_and_opens(servers: Servers) -> None:
+    """The old one is refused at once, the new one tells the count of now."""
+    servers.services.update({WEB: checked(v4=1)})
+    servers.services.update({WEB: checked(OTHER, v4=2)})
+    assert refused()
+    assert get(port=OTHER).headers["X-Load-Balancing-Endpoint-Weight"] == "2"
+
+
+def test_ports_can_be_swapped_at_once(servers: Servers, book: Book) -> None:
+    """What is no longer wanted is closed before anything is opened."""
+    servers.services.update({WEB: checked(PORT), SHOP: checked(OTHER)})
+    servers.services.update({WEB: checked(OTHER), SHOP: checked(PORT)})
+    assert '"web"' in get(port=OTHER).body
+    assert '"shop"' in get(port=PORT).body
+    assert book.reasons == ["Starting"]
+
+
+def test_service_gone_closes_the_listener(servers: Servers) -> None:
+    """Service gone, policy Cluster or another type: connection refused, kept connections ended."""
+    servers.services.update({WEB: checked(v6=1), SHOP: checked(OTHER)})
+    with socket.create_connection(("127.0.0.1", PORT), timeout=10) as kept:
+        kept.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert kept.recv(4096).startswith(b"HTTP/1.1 200 ")
+        servers.services.update({SHOP: checked(OTHER)})
+        assert refused()
+        assert refused(host="::1")
+        with suppress(ConnectionResetError):
+            assert kept.recv(4096) == b""
+    assert get(port=OTHER).code == 200
+
+
+def test_failure_to_listen_is_told_on_the_service(servers: Servers, book: Book) -> None:
+    """A Warning with kube-proxy's reason and action, naming node, service, port, and why."""
+    with socket.create_server(("127.0.0.1", PORT)):
+        servers.services.update({WEB: checked()})
+    told = book.events[-1]
+    assert told.about == recorder.service(WEB)
+    assert (told.severity, told.reason, told.action) == (
+        "Warning",
+        "FailedToStartServiceHealthcheck",
+        "Listen",
+    )
+    for part in (NODE, str(WEB), str(PORT), "Address already in use"):
+        assert part in told.note
+
+
+def test_failure_closes_all_listeners_of_that_service(servers: Servers, book: Book) -> None:
+    """With two addresses, of which one is taken, the other is not left half open."""
+    servers.services.listen_at({V4: [ip_address("127.0.0.1"), ip_address("127.0.0.2")]})
+    with socket.create_server(("127.0.0.2", PORT)):
+        servers.services.update({WEB: checked(), SHOP: checked(OTHER)})
+        assert refused(host="127.0.0.1")
+    assert get(port=OTHER).code == 200
+    assert book.reasons == ["Starting", "FailedToStartServiceHealthcheck"]
+
+
+def test_failure_is_retried_at_the_next_sync(
+    servers: Servers, book: Book, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Though nothing changed; each failure is an event, but the log says it once."""
+    with socket.create_server(("127.0.0.1", PORT)):
+        for _ in range(3):
+            servers.services.update({WEB: checked()})
+    assert book.reasons.count("FailedToStartServiceHealthcheck") == 3
+    assert len([it for it in caplog.records if it.levelname == "ERROR"]) == 1
+    servers.services.update({WEB: checked()})
+    assert get().code == 200
+
+
+def test_second_service_with_the_same_port_fails(servers: Servers, book: Book) -> None:
+    """The one that has it keeps it; when it goes the other gets it at the next sync."""
+    servers.services.update({WEB: checked()})
+    servers.services.update({WEB: checked(), SHOP: checked()})
+    assert '"web"' in get().body
+    assert book.events[-1].about == recorder.service(SHOP)
+    servers.services.update({SHOP: checked()})
+    assert '"shop"' in get().body
+
+
+def test_update_of_the_same_mapping_is_seen(servers: Servers) -> None:
+    """Whoever tells may keep one mapping and change it."""
+    wanted = {WEB: checked(v4=1)}
+    servers.services.update(wanted)
+    wanted[WEB] = checked(v4=5)
+    servers.services.update(wanted)
+    assert get().headers["X-Load-Balancing-Endpoint-Weight"] == "5"
+
+
+def test_stop_closes_everything(servers: Servers) -> None:
+    """An agent that has stopped answers nobody; load balancers turn elsewhere."""
+    servers.services.update({WEB: checked(v6=1)})
+    servers.stop()
+    assert refused()
+    assert refused(host="::1")
+
+
+def test_many_services_need_no_thread_more(servers: Servers) -> None:
+    """200 Services in two families: 400 listeners, the same threads; and all gone again."""
+    before, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    many = {Key("default", f"s-{i}"): checked(31000 + i, v6=2) for i in range(200)}
+    servers.services.update(many)
+    assert threading.active_count() == before
+    for i in range(0, 200, 20):
+        assert get(port=31000 + i, host="::1").headers["X-Load-Balancing-Endpoint-Weight"] == "2"
+    servers.services.update({})
+    assert refused(31000)
+    assert len(os.listdir("/proc/self/fd")) <= files
