@@ -78,6 +78,8 @@ def kept(
         return None
     flags = {f: old.services[f].flags | (frontends.get(f, _OPEN) & _RESTRICTED) for f in own}
     new = old._replace(services={f: sound._replace(frontend=f, flags=flags[f]) for f in flags})
+    if not new.restricted:
+        return new._replace(source_ranges=frozenset())
     if any(_RESTRICTED & words for words in frontends.values()):
         return new._replace(source_ranges=source_ranges(old.id, wanted))
     return new

@@ -19,14 +19,17 @@ from ebpflb.serve import status
 from tests.cli.conftest import Ebpflb
 from tests.network.cluster import Cluster, at, web
 
+PROGRAMMED = 5  # two ports, two families, and the marker
+
 
 @pytest.fixture(autouse=True)
 def well(cluster: Cluster) -> None:
-    """An agent runs and nothing is wrong."""
+    """An agent runs and nothing is wrong, and it has said so."""
     cluster.agent.manifests.mkdir(exist_ok=True)
     if cluster.agent.process and cluster.agent.process.poll() is not None:
         cluster.agent.start()
     cluster.publish(web(*map(at, cluster.web)))
+    wait_until("its state is told", lambda: words(cluster).service_ports == PROGRAMMED)
 
 
 def words(cluster: Cluster) -> status.Words:
@@ -43,7 +46,7 @@ def test_runs(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
     assert (said["agent"], said["complete"], said["programs"]) == ("runs", True, "current")
     assert (said["node"], said["pid"]) == ("node", cluster.agent.process.pid)
     assert "connect4" in said["hooks"]
-    assert said["service_ports"] == 5  # two ports, two families, and the marker
+    assert said["service_ports"] == PROGRAMMED
     (count,) = said["devices"].values()
     assert count == len(devices_of(cluster))
     assert (said["unattached"], said["ahead"], said["unreserved"]) == ({}, {}, None)

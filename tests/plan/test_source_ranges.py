@@ -214,3 +214,18 @@ def test_opening_what_does_not_fit_waits() -> None:
     assert not node.change(by_name(wanted("web", [1], [1, 2], flags=EXTERNAL)))
     assert let_in(node) == [True, False, False]
     check_tidy(node)
+
+
+def test_restricted_frontend_lost_where_nothing_fits() -> None:
+    """What keeps its last good state without the restricted frontend asks for no ranges."""
+    node = Node(ROOM._replace(slots=3))
+    flags = {frontend(1): EXTERNAL, frontend(2): RESTRICTED}
+    node.change(by_name(wanted("web", flags, [1], source_ranges=[FIRST], created="2024")))
+    older = wanted("app", [2], [3], created="2023")
+    grown = wanted("web", flags, [1, 2], source_ranges=[FIRST], created="2024")
+    node.change(by_name(older, grown))
+    assert node.planner.unplaced.keys() == {name("web")}
+    assert node.planner.present[name("web")].source_ranges == frozenset()
+    check_tidy(node)
+    node.rest()
+    assert not node.maps.source_ranges
