@@ -99,6 +99,7 @@ class Door:
         self._respond, self._room, self._slow = respond, room, slow
         self._guests: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
+        self._closed = False
 
     async def open(self, listening: socket) -> None:
         """The socket is ours from now on."""
@@ -111,14 +112,18 @@ class Door:
         address: tuple[str, int] = self._server.sockets[0].getsockname()[:2]
         return address
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Connections are refused when this returns, and those that are open are ended."""
+        self._closed = True
         if self._server:
-            self._server.close()
+            await _close(self._server)
         for writer in [*self._guests]:
             self._room.leave(writer)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._closed:
+            writer.transport.abort()
+            return
         self._room.enter(writer)
         self._guests.add(writer)
         writer.transport.set_write_buffer_limits(0)  # drain() waits until all is taken
@@ -160,6 +165,16 @@ class Door:
         except Exception:
             log.exception("%s: unexpected", request.path)
             return Answer(500, b"internal error\n")
+
+
+async def _close(server: asyncio.Server) -> None:
+    """Python 3.11 forgets, open, whom it has accepted but not met when its server is closed
+    (cpython issue 109564): so first it accepts nobody and meets them.
+    """
+    for listening in server.sockets:
+        asyncio.get_running_loop().remove_reader(listening.fileno())
+    await asyncio.sleep(0)
+    server.close()
 
 
 async def _head(reader: asyncio.StreamReader) -> bytes | None:

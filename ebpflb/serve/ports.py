@@ -73,7 +73,7 @@ class Port:
     async def close(self) -> None:
         if self._trying:
             self._trying.cancel()
-        self._door.close()
+        await self._door.close()
 
     async def _attempt(self) -> bool:
         try:

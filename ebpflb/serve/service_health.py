@@ -87,14 +87,14 @@ class ServiceHealth:
         self._counts = {server: count for server, (_, count) in servers.items()}
         for server, held in list(self._open.items()):
             if server not in servers or servers[server][0] != held.port:
-                self._close(server)
+                await self._close(server)
         for server in sorted(servers.keys() - self._open.keys()):
             await self._listen(server, servers[server][0])
         self._failed = {s: reason for s, reason in self._failed.items() if s in servers}
 
-    def _close(self, server: Server) -> None:
+    async def _close(self, server: Server) -> None:
         for door in self._open.pop(server).doors:
-            door.close()
+            await door.close()
 
     async def _listen(self, server: Server, port: int) -> None:
         """On every address, or on none."""
@@ -106,7 +106,7 @@ class ServiceHealth:
                 self._open[server].doors.append(door)
                 await door.open(found)
         except OSError as error:
-            self._close(server)
+            await self._close(server)
             self._complain(server, port, error.strerror or str(error))
         else:
             self._failed.pop(server, None)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whatever a client does, the server stays and others are answered."""
 
+import asyncio
+import gc
 import os
 import select
 import socket
@@ -54,7 +56,7 @@ def serve(loop: Loop) -> Iterator[Open]:
 
     async def close() -> None:
         for door in doors:
-            door.close()
+            await door.close()
 
     loop.do(close())
 
@@ -248,6 +250,27 @@ def test_slow_page_holds_up_no_other_port(serve: Open) -> None:
         finally:
             RELEASE.set()
         assert client.makefile("rb").read().endswith(b"/slow")
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_closing_door_forgets_nobody(loop: Loop, turns: int) -> None:
+    """Who comes in as it closes is ended or refused, however far the loop has got with it."""
+    door = Door(respond, Room(4))
+
+    async def come_in() -> socket.socket:
+        await door.open(listening("127.0.0.1", 0))
+        client = connect(door.name[1])
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await door.close()
+        return client
+
+    gc.disable()  # which would end those that nobody knows
+    try:
+        with loop.do(come_in()) as client:
+            assert ended(client)
+    finally:
+        gc.enable()
 
 
 def test_stop_ends_connections() -> None:
