@@ -171,6 +171,7 @@ def test_only_those_translated(cluster: Cluster, published: Published, sockets: 
 
 def test_nothing_is_left(cluster: Cluster, published: Published, client: Socket, vip: str) -> None:
     """What was remembered of an ended socket goes with it, used again or not."""
+    before = remembered(cluster)  # MPTCP sockets are never released (path/socket.h)
     one, other, _ = cluster.web
     published.change(serve(one))
     meet(client, vip)
@@ -178,8 +179,11 @@ def test_nothing_is_left(cluster: Cluster, published: Published, client: Socket,
     assert is_ended(client)
     client.close()
     published.witness.close()
-    left = [entry for name in ("sockets", "assignments") for entry in cluster.maps[name].items()]
-    assert left == []
+    assert remembered(cluster) <= before
+
+
+def remembered(cluster: Cluster) -> set[object]:
+    return {key for name in ("sockets", "assignments") for key, _ in cluster.maps[name].items()}
 
 
 def test_while_no_agent_runs(cluster: Cluster, published: Published, pod: Sockets) -> None:
