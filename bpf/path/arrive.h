@@ -35,9 +35,10 @@ static __always_inline enum verdict arrive_at(const struct packet *packet,
 	return choose_backend(&client, service, confined, draw, &arrival->backend);
 }
 
-static __always_inline enum verdict arrive_once(const struct packet *packet,
-						const struct asker *asker,
-						struct arrival *arrival)
+static __always_inline enum verdict arrive_once(struct __sk_buff *ctx,
+						const struct packet *packet,
+						const struct settings *settings,
+						struct asker *asker, struct arrival *arrival)
 {
 	struct frontend to = { .address = packet->tuple.destination,
 			       .port = packet->tuple.destination_port,
@@ -46,20 +47,24 @@ static __always_inline enum verdict arrive_once(const struct packet *packet,
 
 	if (found == ABSENT)
 		return policy_unserved(&to.address);
-	return found == RECYCLED ? VERDICT_SLOT_LOST : arrive_at(packet, asker, arrival);
+	if (found == RECYCLED)
+		return VERDICT_SLOT_LOST;
+	asker->pod = asker_is_pod(ctx, settings, &asker->address);
+	return arrive_at(packet, asker, arrival);
 }
 
 /* What changed hands while we looked is asked for again, once; written out: see serve.h. */
-static __always_inline enum verdict arrive_choose(const struct packet *packet,
-						  const struct asker *asker,
-						  struct arrival *arrival)
+static __always_inline enum verdict arrive_choose(struct __sk_buff *ctx,
+						  const struct packet *packet,
+						  const struct settings *settings,
+						  struct asker *asker, struct arrival *arrival)
 {
-	enum verdict verdict = arrive_once(packet, asker, arrival);
+	enum verdict verdict = arrive_once(ctx, packet, settings, asker, arrival);
 
 	if (verdict != VERDICT_SLOT_LOST)
 		return verdict;
 	verdict_count(VERDICT_SLOT_RETRIED);
-	return arrive_once(packet, asker, arrival);
+	return arrive_once(ctx, packet, settings, asker, arrival);
 }
 
 /* A datagram that finds no room for its flow goes on alone; its answer will not be translated. */
@@ -74,17 +79,28 @@ static __always_inline enum verdict arrive_stateless(const struct packet *packet
 	return VERDICT_TRANSLATED;
 }
 
+static __always_inline bool arrive_masquerades(struct __sk_buff *ctx,
+					       const struct packet *packet,
+					       const struct settings *settings,
+					       const struct asker *asker,
+					       const struct arrival *arrival)
+{
+	const struct backend *backend = &arrival->backend;
+
+	return policy_masquerades(settings, &arrival->service, backend, asker) ||
+	       (policy_must_come_back(&arrival->service) &&
+		!asker_is_symmetric(ctx, packet, backend));
+}
+
 static __always_inline enum verdict arrive_open(struct __sk_buff *ctx,
 						const struct packet *packet,
 						const struct settings *settings,
-						struct asker *asker, struct arrival *arrival,
-						struct tuple *to)
+						const struct asker *asker,
+						struct arrival *arrival, struct tuple *to)
 {
 	const struct backend *backend = &arrival->backend;
+	bool masquerade = arrive_masquerades(ctx, packet, settings, asker, arrival);
 	enum verdict verdict;
-
-	asker->symmetric = backend->flags & BACKEND_HERE && asker_is_symmetric(ctx, packet);
-	bool masquerade = policy_masquerades(settings, &arrival->service, backend, asker);
 
 	verdict = flow_open(settings, &packet->tuple, ctx->ifindex, masquerade, arrival);
 	if (verdict == VERDICT_FLOWS_FULL && packet->tuple.protocol != TCP && !masquerade)
@@ -105,8 +121,7 @@ static __always_inline enum verdict arrive_anew(struct __sk_buff *ctx,
 
 	if (!settings || !arrival)
 		return VERDICT_PASSED;
-	asker.pod = asker_is_pod(ctx, settings, &asker.address);
-	verdict = arrive_choose(packet, &asker, arrival);
+	verdict = arrive_choose(ctx, packet, settings, &asker, arrival);
 	if (verdict == VERDICT_PASSED)
 		return arrive_beside(packet, settings, ctx->ifindex, arrival, to);
 	if (verdict != VERDICT_TRANSLATED)

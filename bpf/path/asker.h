@@ -24,18 +24,25 @@ static __always_inline bool asker_is_pod(struct __sk_buff *ctx, const struct set
 	return device && device->flags & DEVICE_PODS;
 }
 
-/* Whether what is sent to the asker leaves by this device: then its answers pass here too. */
-static __always_inline bool asker_is_symmetric(struct __sk_buff *ctx, const struct packet *packet)
+/*
+ * Whether a backend's answers to the asker leave by this device: then they pass here too. The stack
+ * routes them as the backend's own; rules and paths may go by that.
+ */
+static __always_inline bool asker_is_symmetric(struct __sk_buff *ctx, const struct packet *packet,
+					       const struct backend *backend)
 {
 	struct bpf_fib_lookup way = { .family = packet->v6 ? FAMILY_V6 : FAMILY_V4,
+				      .l4_protocol = packet->tuple.protocol,
+				      .sport = backend->port,
+				      .dport = packet->tuple.source_port,
 				      .ifindex = ctx->ifindex };
 	long answer;
 
 	if (packet->v6) {
-		__builtin_memcpy(way.ipv6_src, &packet->tuple.destination, 16);
+		__builtin_memcpy(way.ipv6_src, &backend->address, 16);
 		__builtin_memcpy(way.ipv6_dst, &packet->tuple.source, 16);
 	} else {
-		way.ipv4_src = packet->tuple.destination.word[3];
+		way.ipv4_src = backend->address.word[3];
 		way.ipv4_dst = packet->tuple.source.word[3];
 	}
 	answer = bpf_fib_lookup(ctx, &way, sizeof(way), 0);

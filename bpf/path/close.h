@@ -5,16 +5,24 @@
 
 #include "path/flow.h"
 
+/* The source port of a flow that has ended may be another's by now (masquerade.h). */
+static __always_inline void close_answers(const struct tuple *there, const struct flow *flow)
+{
+	struct tuple masqueraded = flow_translate(there, flow);
+	struct tuple back = tuple_reverse(&masqueraded, HOOK_INGRESS);
+	struct flow *answers = flow_find(&back);
+
+	if (answers && answers->port == there->source_port &&
+	    address_equal(&answers->address, &there->source))
+		flow_end(&back);
+}
+
 static __always_inline void close_masquerade(const struct tuple *there)
 {
 	struct flow *flow = flow_find(there);
 
-	if (flow && flow->port) {
-		struct tuple masqueraded = flow_translate(there, flow);
-		struct tuple back = tuple_reverse(&masqueraded, HOOK_INGRESS);
-
-		flow_end(&back);
-	}
+	if (flow && flow->port)
+		close_answers(there, flow);
 	flow_end(there);
 }
 

@@ -135,11 +135,12 @@ static __always_inline __u32 tuple_draw(const struct tuple *tuple)
 static __always_inline void flow_touch(struct flow *flow, const struct packet *packet, __u64 now)
 {
 	bool opens = packet->opens && packet->tuple.protocol != UDP;
-	__u32 flags = flow->flags | packet->ends | (opens ? 0 : FLOW_SEEN);
+	__u32 news = packet->ends | (opens ? 0 : FLOW_SEEN);
 
-	if (flow->flags != flags)
-		flow->flags = flags;
-	flow->last_seen = now;
+	if ((flow->flags & news) != news)
+		flow->flags |= news;
+	if (flow->last_seen != now)
+		flow->last_seen = now;
 }
 
 #endif

@@ -29,7 +29,7 @@ static __always_inline __be16 port_draw(const struct settings *settings)
 static __always_inline bool way_is_free(const struct flow *taken, const struct tuple *asked)
 {
 	return taken->flags & (FLOW_FIN | FLOW_RST) ||
-	       (taken->port == asked->destination_port &&
+	       (!taken->other_port && taken->port == asked->destination_port &&
 		address_equal(&taken->address, &asked->destination));
 }
 

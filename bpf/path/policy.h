@@ -11,7 +11,6 @@
 struct asker {
 	struct address address;
 	bool pod;		/* of this cluster, as far as the detector can tell */
-	bool symmetric;		/* packets for it leave by the device by which it came in */
 };
 
 static __always_inline bool prefix_has(const struct prefix *prefix, const struct address *address)
@@ -51,7 +50,7 @@ static __always_inline bool policy_confines(const struct service *service, bool 
 
 /*
  * Whether the backend is to see this node instead of the asker (kube-proxy.md 5.1). One exception
- * is ours: a backend here whose answers pass here anyway sees an external client as it is.
+ * is ours: a backend here sees an external client as it is, if its answers pass here anyway.
  */
 static __always_inline bool policy_masquerades(const struct settings *settings,
 					       const struct service *service,
@@ -65,8 +64,14 @@ static __always_inline bool policy_masquerades(const struct settings *settings,
 		       (policy_detects(settings, &asker->address) && !asker->pod);
 	if (service->flags & SERVICE_LOCAL)
 		return false;
-	return asker->pod || !asker->symmetric || !(backend->flags & BACKEND_HERE) ||
+	return asker->pod || !(backend->flags & BACKEND_HERE) ||
 	       (settings->flags & SETTING_MASQUERADE_HERE);
+}
+
+/* Whether the exception holds only where the answers pass here. */
+static __always_inline bool policy_must_come_back(const struct service *service)
+{
+	return service->flags & SERVICE_EXTERNAL && !(service->flags & SERVICE_LOCAL);
 }
 
 /* loadBalancerSourceRanges (kube-proxy.md 7). */

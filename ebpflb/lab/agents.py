@@ -17,12 +17,16 @@ from ebpflb.settings import Places
 
 
 def wait_until(what: str, true: Callable[[], bool], seconds: float = 60.0) -> float:
-    """Looks again and again; the seconds it took. Raises NodeError if it does not come true."""
+    """Looks again and again; the seconds it took, to 5 %. Raises NodeError if it never comes true.
+
+    The longer it takes the more rarely it looks: whoever is waited for may need the processor.
+    """
     begun = time.monotonic()
     while not true():
-        if time.monotonic() - begun > seconds:
+        passed = time.monotonic() - begun
+        if passed > seconds:
             raise NodeError(f"waited {seconds:g} s in vain: {what}")
-        time.sleep(0.002)
+        time.sleep(max(0.002, passed / 20))
     return time.monotonic() - begun
 
 

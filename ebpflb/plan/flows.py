@@ -128,16 +128,19 @@ def gather(key: Tuple, flow: Flow, look: Look) -> Entries:
 def state(protocol: int, flags: Iterable[Flags]) -> State:
     """How a flow stands, by the flags of its entries; one that was evicted says nothing.
 
-    The last chunk of SCTP's shutdown counts as a reset (bpf/net/transport.h).
+    A side has been seen if one entry has: where the CNI masquerades as well, or a backend shares
+    the node's network, the other one never is. The last chunk of SCTP's shutdown counts as a reset (bpf/net/transport.h).
     """
     every = list(flags)
     requests = [words for words in every if "request" in words]
     replies = [words for words in every if "request" not in words]
+    spoken = (not side or any("seen" in words for words in side) for side in (requests, replies))
+    has_asked, has_replied = spoken
     if protocol == Protocol.UDP:
-        return State.BOTH_WAYS if all("seen" in words for words in replies) else State.ONE_WAY
+        return State.BOTH_WAYS if has_replied else State.ONE_WAY
     closed = [any("fin" in words for words in side) for side in (requests, replies)]
     if any("rst" in words for words in every):
         return State.CLOSED if protocol == Protocol.SCTP and any(closed) else State.RESET
     if any(closed):
         return State.CLOSED if all(closed) else State.CLOSING
-    return State.OPEN if all("seen" in words for words in every) else State.OPENING
+    return State.OPEN if has_asked and has_replied else State.OPENING

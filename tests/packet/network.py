@@ -57,3 +57,18 @@ def network_of_our_own() -> Iterator[dict[str, int]]:
     finally:
         assert _libc.setns(home, _NEW_NETWORK) == 0
         os.close(home)
+
+
+@contextmanager
+def routed_from(address: str, device: str) -> Iterator[None]:
+    """What has this source leaves by the device meanwhile, wherever it goes."""
+    family = "-6" if ":" in address else "-4"
+    route = ["route", "add", "default", "dev", device, "table", "7"]
+    rule = ["rule", "add", "from", address, "lookup", "7"]
+    for words in (route, rule):
+        subprocess.run(["ip", family, *words], check=True)
+    try:
+        yield
+    finally:
+        for words in (rule, route):
+            subprocess.run(["ip", family, words[0], "del", *words[2:]], check=True)

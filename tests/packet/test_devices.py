@@ -4,6 +4,7 @@
 import pytest
 
 from tests.packet.frames import at, destination, ends, forwarded, host_of, opening, reply, source
+from tests.packet.network import routed_from
 from tests.packet.node import Node
 from tests.packet.places import Places
 from tests.packet.services import serve
@@ -64,6 +65,17 @@ def test_asymmetric(node: Node, places: Places, protocol: str) -> None:
     assert host_of(source(node.through(request, "tunnel", "pods"))) == places.stranger
     request = opening(protocol, at(places.stranger, 50124), where)
     assert host_of(source(node.through(request, "uplink", "pods"))) == places.bridge
+
+
+def test_answers_routed_by_source(node: Node, places: Places, protocol: str) -> None:
+    """How a backend's answers leave is asked for its own address, as the stack will route them."""
+    backend = at(places.here, 8080)
+    where = serve(node, places, "nodeport", protocol, cluster=[backend], here=[backend])
+    with routed_from(places.here, "tunnel"):
+        request = opening(protocol, at(places.client, 50123), where)
+        assert host_of(source(node.through(request, "uplink", "pods"))) == places.bridge
+        request = opening(protocol, at(places.client, 50124), where)
+        assert host_of(source(node.through(request, "tunnel", "pods"))) == places.client
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "0.0.0.0", "::1", "::"])

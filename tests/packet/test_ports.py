@@ -93,6 +93,19 @@ def test_room_after(node: Node, places: Places, ending: str) -> None:
     assert flow(node, "tcp", at(places.stranger, 2), where) == at(places.node, 40_000)
 
 
+def test_port_passed_on(node: Node, places: Places) -> None:
+    """Whose port another has by now takes nothing away when it comes again."""
+    node.settings("detect_local", first_port=40_000, last_port=40_000)
+    where = serve(node, places, "nodeport", cluster=[at(places.there, 8080)])
+    client, other = at(places.client, 1), at(places.stranger, 2)
+    node.through(opening("tcp", client, where))
+    node.through(segment(client, where, "R"))
+    asked = node.through(opening("tcp", other, where))
+    again = node.ingress(opening("tcp", client, where))
+    assert node.egress(again.packet).verdicts == {"crowded": 1}
+    assert ends(node.through(reply(asked))) == f"{where} > {other}"
+
+
 def test_no_room_yet(node: Node, places: Places) -> None:
     """One that only its client has ended keeps its port: the backend may still be sending."""
     node.settings("detect_local", first_port=40_000, last_port=40_000)
@@ -131,6 +144,18 @@ def test_alike(node: Node, places: Places, protocol: str, twins: list[str]) -> N
         assert ends(answer) == f"{where} > {client}"
         again = node.through(opening(protocol, client, where), "uplink", "pods")
         assert ends(again) == ends(came.packet)
+
+
+def test_like_a_changed_one(node: Node, places: Places, protocol: str, twins: list[str]) -> None:
+    """Whose own port is what another's was changed to gets another one; both go on."""
+    client = at(places.client, 50123)
+    _, changed = (node.ingress(opening(protocol, client, where)) for where in twins[:2])
+    double, where = source(changed.packet), twins[1]
+    came = node.ingress(opening(protocol, double, where))
+    assert came.verdicts == {"port_changed": 1}
+    for asker, asked in ((client, changed), (double, came)):
+        answer = node.through(reply(asked.packet), "pods", "uplink")
+        assert ends(answer) == f"{where} > {asker}"
 
 
 def test_alike_masqueraded(node: Node, places: Places, protocol: str) -> None:

@@ -15,7 +15,10 @@ from tests.plan.flow_builders import MASQUERADE, NOW, REPLY, REQUEST, SECOND, Ma
 # What the four entries of a flow may say in a state: request, masquerade, answer, reply.
 SEEN = ("request seen", "request masquerade seen", "seen", "seen")
 WORDS = {
-    State.OPENING: [("request seen", "request masquerade seen", "", ""), (*SEEN[:3], "")],
+    State.OPENING: [
+        ("request seen", "request masquerade seen", "", ""),
+        ("request", "request masquerade", "seen", "seen"),
+    ],
     State.OPEN: [SEEN],
     State.CLOSING: [
         ("request seen fin", "request masquerade seen fin", "seen", "seen"),
@@ -107,6 +110,17 @@ def test_sweep(drawn: tuple[Timeouts, list[Known]]) -> None:
         assert len(left) in (0, len(entries))
         assert due or left
         assert not (complete and due and left)
+
+
+def test_masqueraded_by_the_cni() -> None:
+    """A connection whose masquerade is another's doing is as open as any, however idle."""
+    limit = Timeouts().seconds[Protocol.TCP][State.OPEN]
+    made = Made(1, masqueraded=True, chosen=False)
+    for ago, gone in ((limit - 1, False), (limit, True)):
+        words = ("request masquerade seen", "request masquerade", "", "seen")
+        store = made.entries(words, [ago] * 4)
+        sweep(store, Timeouts())
+        assert bool(store) is not gone
 
 
 @pytest.mark.parametrize("part", [REQUEST, MASQUERADE])

@@ -83,6 +83,13 @@ def test_connections(protocol: Protocol, asking: str, replying: str, expected: S
     assert state(protocol, sides) == expected
 
 
+def test_masqueraded_twice() -> None:
+    """Where the CNI masquerades what we would, our entries for it are never seen: it is open."""
+    words = ["request seen", "request masquerade", "", "seen"]
+    assert state(Protocol.TCP, [frozenset(each.split()) for each in words]) == State.OPEN
+    assert state(Protocol.UDP, [frozenset(each.split()) for each in words]) == State.BOTH_WAYS
+
+
 def test_shut_down() -> None:
     """What is a reset after a FIN in TCP is the end of an orderly shutdown in SCTP."""
     sides = [frozenset({"request", "seen", "fin", "rst"}), frozenset({"seen"})]
