@@ -93,6 +93,7 @@ int ingress(struct __sk_buff *ctx)
 		return act(verdict);
 	if (!refuse(ctx, &packet))
 		return act(verdict_count(VERDICT_MUTED));
+	swap_link(ctx);
 	return bpf_redirect(ctx->ifindex, 0);
 }
 
@@ -100,8 +101,11 @@ PROGRAM("tc/egress")
 int egress(struct __sk_buff *ctx)
 {
 	struct packet packet = { .tuple = { .hook = HOOK_EGRESS } };
+	enum verdict verdict = verdict_count(pass(ctx, &packet, HOOK_EGRESS));
 
-	return act(verdict_count(pass(ctx, &packet, HOOK_EGRESS)));
+	if (verdict == VERDICT_REFUSED && !refuse(ctx, &packet))
+		verdict = verdict_count(VERDICT_MUTED);
+	return act(verdict);
 }
 
 LICENSE("GPL")

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* A SYN becomes the reset that refuses it (RFC 9293 3.10.7.1). */
+/* A segment becomes the reset that refuses it (RFC 9293 3.10.7.1). */
 #ifndef EBPFLB_NET_RESET_H
 #define EBPFLB_NET_RESET_H
 
@@ -12,14 +12,28 @@ struct reset {
 };
 SIZE(struct reset, 20);
 
-/* The number after the segment: SYN counts, and so do what it carries and FIN. */
+/* The number after the segment: what it carries counts, and so do SYN and FIN. */
 static __always_inline __be32 segment_next(const struct packet *packet,
 					   const struct transport *segment)
 {
 	__u32 payload = packet->end - packet->transport - (segment->offset >> 4) * 4;
-	__u32 length = payload + 1 + (segment->flags & TCP_FIN);
+	__u32 length = payload + !!(segment->flags & TCP_SYN) + (segment->flags & TCP_FIN);
 
 	return BE32(__builtin_bswap32(segment->sequence) + length);
+}
+
+/* Who acknowledges is reset at the number he awaits; else all that the segment took is
+ * acknowledged. */
+static __always_inline void reset_number(const struct packet *packet,
+					 const struct transport *segment, struct transport *head)
+{
+	if (segment->flags & TCP_ACK) {
+		head->flags = TCP_RST;
+		head->sequence = segment->acknowledgment;
+	} else {
+		head->flags = TCP_RST | TCP_ACK;
+		head->acknowledgment = segment_next(packet, segment);
+	}
 }
 
 static __always_inline bool answer_reset(struct __sk_buff *ctx, const struct packet *packet,
@@ -27,18 +41,16 @@ static __always_inline bool answer_reset(struct __sk_buff *ctx, const struct pac
 {
 	struct reset reset = { .head = { .source_port = to->source_port,
 					 .destination_port = to->destination_port,
-					 .offset = sizeof(reset) / 4 << 4,
-					 .flags = TCP_RST | TCP_ACK } };
+					 .offset = sizeof(reset) / 4 << 4 } };
 	struct transport segment;
 
 	if (bpf_skb_load_bytes(ctx, packet->transport, &segment, sizeof(segment)))
 		return false;
-	reset.head.acknowledgment = segment_next(packet, &segment);
+	reset_number(packet, &segment, &reset.head);
 	reset.checksum = fold(sum_of(&reset, sizeof(reset), pseudo_sum(to, TCP, sizeof(reset))));
 	if (bpf_skb_change_tail(ctx, packet->transport + sizeof(reset), 0))
 		return false;
 	write_ip(ctx, packet, to, TCP, sizeof(reset));
-	swap_link(ctx);
 	return !bpf_skb_store_bytes(ctx, packet->transport, &reset, sizeof(reset), 0);
 }
 

@@ -32,7 +32,6 @@ static __always_inline bool answer_unreachable_v4(struct __sk_buff *ctx,
 		return false;
 	icmp.head.checksum = fold(sum_of(&icmp, sizeof(icmp), 0));
 	write_ip(ctx, packet, to, ICMP, sizeof(icmp));
-	swap_link(ctx);
 	return !bpf_skb_store_bytes(ctx, LINK + sizeof(struct ipv4), &icmp, sizeof(icmp), 0);
 }
 
@@ -48,7 +47,6 @@ static __always_inline bool answer_unreachable_v6(struct __sk_buff *ctx,
 	icmp.head.checksum =
 		fold(sum_of(&icmp, sizeof(icmp), pseudo_sum(to, ICMPV6, sizeof(icmp))));
 	write_ip(ctx, packet, to, ICMPV6, sizeof(icmp));
-	swap_link(ctx);
 	return !bpf_skb_store_bytes(ctx, LINK + sizeof(struct ipv6), &icmp, sizeof(icmp), 0);
 }
 

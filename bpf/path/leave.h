@@ -2,7 +2,7 @@
 /*
  * A packet's way out: its flow, given a source of this node where it is masqueraded; at egress
  * sources are rewritten. What the node itself sends to a frontend has been translated at its
- * socket; what was not, because it may not be, ends here.
+ * socket; what was not, because it may not be, ends here. So does what was led astray to us.
  */
 #ifndef EBPFLB_PATH_LEAVE_H
 #define EBPFLB_PATH_LEAVE_H
@@ -39,6 +39,25 @@ static __always_inline enum verdict leave_from_node(const struct packet *packet)
 	return VERDICT_PASSED;
 }
 
+/*
+ * Sent back where it came from, still for a frontend, though conntrack has had its turn: of a
+ * connection that another node knows, or nobody. Its client is told so, as an endpoint would that
+ * conntrack picks at random.
+ */
+static __always_inline enum verdict leave_astray(struct __sk_buff *ctx,
+						 const struct packet *packet)
+{
+	struct frontend to = { .address = packet->tuple.destination,
+			       .port = packet->tuple.destination_port,
+			       .protocol = packet->tuple.protocol };
+	struct service service;
+
+	if (ctx->ingress_ifindex != ctx->ifindex || to.protocol != TCP || packet->opens ||
+	    packet->piece == LATER || service_read(&to, &service) != FOUND)
+		return VERDICT_PASSED;
+	return packet->ends & FLOW_RST ? VERDICT_MUTED : VERDICT_REFUSED;
+}
+
 static __always_inline enum verdict leave_masqueraded(struct __sk_buff *ctx,
 						      const struct packet *packet,
 						      struct flow *pending,
@@ -58,7 +77,7 @@ static __always_inline enum verdict leave(struct __sk_buff *ctx, const struct pa
 	struct flow *flow = flow_find(&packet->tuple);
 
 	if (!flow)
-		return ctx->ingress_ifindex ? VERDICT_PASSED : leave_from_node(packet);
+		return ctx->ingress_ifindex ? leave_astray(ctx, packet) : leave_from_node(packet);
 	if (beside_elsewhere(flow, ctx->ifindex))
 		return VERDICT_PASSED;
 	if (!flow->port)

@@ -194,6 +194,19 @@ def test_half_closed(two: TwoNodes, who: str, kind: str, pod: str, v6: bool) -> 
         assert client.recv(1) == b""
 
 
+@families
+@endpoints
+@pytest.mark.parametrize("kind", ["external", "balancer"])
+def test_led_astray(two: TwoNodes, pod: str, kind: str, v6: bool) -> None:
+    """A connection that the node does not know any more is reset: its packets do not wander."""
+    two.publish(two.service("web", 10, getattr(two, pod)))
+    with connected(two, "outside", where(two, kind, v6=v6)) as client:
+        flows = two.maps_of(two.agents[0])["tcp_flows"]
+        flows.delete([packet for packet, _ in flows.items()])
+        with pytest.raises(ConnectionResetError):
+            lives(client)
+
+
 def moved(said: list[Object], port: int) -> list[Object]:
     """The same service with its endpoints on another port."""
     for each in said[1:]:

@@ -9,8 +9,19 @@ import pytest
 from ebpflb.datapath import kernel
 from ebpflb.datapath.maps import possible_cpus
 from ebpflb.datapath.records import Allowance
-from tests.packet.frames import ICMP, TCP, Packet, at, ends, host_of, network, opening, segment
-from tests.packet.node import Node
+from tests.packet.frames import (
+    ICMP,
+    TCP,
+    Packet,
+    at,
+    ends,
+    forwarded,
+    host_of,
+    network,
+    opening,
+    segment,
+)
+from tests.packet.node import Node, knows_way_in
 from tests.packet.places import Places
 from tests.packet.services import KINDS, serve
 
@@ -59,6 +70,45 @@ def test_reset(
     reset = answer[TCP]
     assert (str(reset.flags), reset.seq, reset.ack) == ("RA", 0, (seq + taken) % 2**32)
     assert (reset.dataofs, reset.window, bytes(reset.payload)) == (5, 0, b"")
+
+
+needs_way_in = pytest.mark.skipif(not knows_way_in(), reason="a run is told no way in")
+
+
+@needs_way_in
+@pytest.mark.parametrize("kind", ["balancer", "external", "cluster"])
+@pytest.mark.parametrize("flags", ["A", "PA", "FA", "SA"])
+def test_led_astray(node: Node, places: Places, kind: str, flags: str) -> None:
+    """What would go back where it came from, of a connection that nobody knows, is reset at the
+    number that its sender awaits (RFC 9293 3.10.7.1).
+    """
+    where = serve(node, places, kind, cluster=[at(places.there, 8080)])
+    client = at(places.client, 50123)
+    request = segment(client, where, flags, payload=b"more" * 50)
+    came = node.ingress(request)
+    assert came.verdicts == {"passed": 1}
+    sent_on = forwarded(came.packet)
+    left = node.egress(sent_on)
+    assert (left.action, left.verdicts) == ("pass", {"refused": 1})
+    assert ends(left.packet) == f"{where} > {client}"
+    reset = left.packet[TCP]
+    assert (str(reset.flags), reset.seq, reset.ack) == ("R", 2000, 0)
+    assert (left.packet.src, left.packet.dst) == (sent_on.src, sent_on.dst)
+
+
+@needs_way_in
+def test_not_astray(node: Node, places: Places) -> None:
+    """On another way, of a known flow, for no frontend, or a SYN it is not; a reset ends there."""
+    where = serve(node, places, "external", cluster=[at(places.there, 8080)])
+    client = at(places.client, 50123)
+    unknown = segment(client, where, "A")
+    assert node.egress(unknown, into="pods").verdicts == {"passed": 1}
+    assert node.egress(segment(client, where, "S")).verdicts == {"passed": 1}
+    assert node.egress(segment(client, at(places.external, 9), "A")).verdicts == {"passed": 1}
+    dropped = node.egress(segment(client, where, "R"))
+    assert (dropped.action, dropped.verdicts) == ("drop", {"muted": 1})
+    node.through(opening("tcp", client, where))
+    assert node.ingress(unknown).verdicts == {"followed": 1}
 
 
 @pytest.mark.parametrize("padding", [0, 6, 22])
