@@ -17,7 +17,7 @@ from ebpflb.settings import Places
 
 
 def wait_until(what: str, true: Callable[[], bool], seconds: float = 60.0) -> float:
-    """Looks again and again; the seconds it took, to 5 %. Raises NodeError if it never comes true.
+    """Looks again and again; the seconds it took. Raises NodeError if it never comes true.
 
     The longer it takes the more rarely it looks: whoever is waited for may need the processor.
     """
@@ -26,7 +26,7 @@ def wait_until(what: str, true: Callable[[], bool], seconds: float = 60.0) -> fl
         passed = time.monotonic() - begun
         if passed > seconds:
             raise NodeError(f"waited {seconds:g} s in vain: {what}")
-        time.sleep(max(0.002, passed / 20))
+        time.sleep(min(0.05, max(0.002, passed / 20)))
     return time.monotonic() - begun
 
 
