@@ -4,6 +4,7 @@
 ``corridor``  one turn after another, for as long as the agent runs
 ``machine``   what this machine and its Node are, in the maps and at the devices
 ``services``  what the services are, in the maps
+``parts``     of what is written, of which one may fail
 ``report``    what others may know of it
 ``assembly``  the agent and all that works beside it, put together
 """

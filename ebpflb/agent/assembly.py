@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One node's parts, put together: each is made here, and knows only what it is handed."""
 
+import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
@@ -11,6 +12,7 @@ from ebpflb.cluster.recorder import ApiRecorder, LogRecorder, Recorder, to_serve
 from ebpflb.cluster.source import Emit, Observe, Source
 from ebpflb.cluster.watching import ApiSource
 from ebpflb.configuration.fields import plain
+from ebpflb.configuration.translation import EXTERNAL_IPS
 from ebpflb.datapath.datapath import Datapath
 from ebpflb.datapath.stale import Cure
 from ebpflb.datapath.state import State
@@ -20,7 +22,7 @@ from ebpflb.node.namespaces import Namespaces
 from ebpflb.plan.expiry import Timeouts
 from ebpflb.serve.metrics import Metrics
 from ebpflb.serve.pages import Pages
-from ebpflb.serve.servers import Choice, Servers
+from ebpflb.serve.servers import Servers
 from ebpflb.settings import Conntrack, Settings
 
 
@@ -32,16 +34,20 @@ def assembled(settings: Settings, flags: Mapping[str, str]) -> Iterator[Agent]:
     NodeError for a port that must be had and cannot.
     """
     with ExitStack() as parts:
+        gc.disable()  # until the agent has everything (corridor.py)
+        parts.callback(gc.enable)
         datapath = Datapath(State(settings.places.state))
         parts.callback(datapath.close)
         metrics = Metrics()
         parts.callback(metrics.close)
+        metrics.gate(EXTERNAL_IPS, "DEPRECATED", enabled=settings.serve_external_ips)
         cure = Cure(datapath.maps, Namespaces().each, metrics.cured)
         servers = Servers(
-            _choice(settings),
+            settings,
             _recorder(settings, metrics),
             _pages(settings, flags, metrics),
             metrics.answered,
+            families=families.supported(),
         )
         report = Report(servers.health, metrics, servers.services)
         agent = Agent(settings, datapath, _source(settings, metrics.request), report, cure)
@@ -85,17 +91,6 @@ def _pages(settings: Settings, flags: Mapping[str, str], metrics: Metrics) -> Pa
         flags=lambda: flags,
         on_ping=lambda: metrics.check("ping", "healthz", ok=True),
         profiling=settings.profiling,
-    )
-
-
-def _choice(settings: Settings) -> Choice:
-    return Choice(
-        node_name=settings.node_name,
-        healthz_address=settings.healthz_address,
-        metrics_address=settings.metrics_address,
-        bind_address_hard_fail=settings.bind_address_hard_fail,
-        sync_period=settings.sync_period,
-        families=families.supported(),
     )
 
 

@@ -9,11 +9,13 @@ done. What the agent cannot write it says, keeps serving, and tries again.
 
 import gc
 import logging
+import math
 import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
 from ebpflb.agent.machine import Machine
+from ebpflb.agent.parts import do_all
 from ebpflb.agent.report import Report
 from ebpflb.agent.services import Services
 from ebpflb.cluster.source import Source
@@ -21,7 +23,7 @@ from ebpflb.datapath.datapath import Datapath
 from ebpflb.datapath.stale import Cure
 from ebpflb.errors import CompileError, KernelError, VerifierError
 from ebpflb.model.events import Event, Trouble
-from ebpflb.model.kube_proxy import Found
+from ebpflb.model.kube_proxy import Sighting
 from ebpflb.model.picture import Picture
 from ebpflb.node import ports
 from ebpflb.node.devices import DevicesChanged, Follower
@@ -37,7 +39,7 @@ class Stop:
     """The last thing in the inbox."""
 
 
-Message = Event | DevicesChanged | Found | Stop
+Message = Event | DevicesChanged | Sighting | Stop
 MakeSource = Callable[[Callable[[Event], None]], Source]
 
 
@@ -68,13 +70,15 @@ class Agent:
         self.machine = Machine(settings, datapath, self.picture, self.words)
         self.services = Services(datapath, self.picture, self.machine, self.words)
         self.stopped = False
-        self.rests_until = 0.0  # of the monotonic clock
+        self.settled = False  # the last sync wrote all that there was, and nothing failed since
+        self.ended = -math.inf  # the last sync, of the monotonic clock
+        self.restores_at = time.monotonic() + settings.sync_period
+        self.said = b""
 
     def run(self) -> None:
-        """Raises CompileError or VerifierError where there are no programs at all to serve, and
-        ConfigurationError for addresses that do not fit the Node.
+        """Raises CompileError, VerifierError or KernelError where there are no programs at all to
+        serve, and ConfigurationError for addresses that do not fit the Node.
         """
-        gc.disable()  # until everything is there: what comes at the start stays
         self._load_programs()
         first, last = self.settings.masquerade_ports
         self.words.unreserved = ports.try_to_reserve(self.settings.places.ports_file, first, last)
@@ -92,7 +96,7 @@ class Agent:
     def _load_programs(self) -> None:
         try:
             compiled = self.datapath.load(self.settings.places.cache)
-        except (CompileError, VerifierError) as error:
+        except (CompileError, VerifierError, KernelError) as error:
             if not self.datapath.serves():
                 raise
             self.words.programs = f"old ones: {str(error).splitlines()[0]}"
@@ -105,7 +109,16 @@ class Agent:
             self._take(message)
         if not self.stopped:
             self._settle()
+            self._restore()
             self._speak()
+            if self.machine.attached and not gc.isenabled():
+                self._keep()
+
+    def _keep(self) -> None:
+        """What came at the start stays: garbage is looked for in what comes later."""
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
     def _wait(self) -> list[Message]:
         """All that is in the inbox; waits for the first, or for the next attempt."""
@@ -117,13 +130,9 @@ class Agent:
             messages.append(self.inbox.get())
         return messages
 
-    def _patience(self) -> float | None:
+    def _patience(self) -> float:
         """How long there is nothing to do unless a message comes."""
-        words = self.words
-        if words.failed or words.unattached or words.unplaced:
-            return RETRY_SECONDS
-        rest = self.rests_until - time.monotonic()
-        return max(rest, 0.0) if self._is_behind() else None
+        return max(min(self._due(), self.restores_at) - time.monotonic(), 0.0)
 
     def _take(self, message: Message) -> None:
         match message:
@@ -134,78 +143,100 @@ class Agent:
                 if reason:
                     self.words.troubles[source] = reason
                 log.warning("%s: %s", source, reason or "well again")
-            case Found():
+            case Sighting():
                 self.words.kube_proxy = message.line
                 if message.words:
                     log.warning("%s", message.words)
             case Stop():
                 self.stopped = True
             case _:
-                self.report.hear(message, self.picture)
-                for remark in self.picture.hear(message):
+                for remark in self.report.hear(message, self.picture):
                     log.warning("%s", remark)
                 self.report.follow(self.picture)
 
     def _settle(self) -> None:
         """After a sync there is none for the minimal period (kube-proxy.md 16.2)."""
-        if not self._is_behind():
-            return
-        self.report.queued()
-        if time.monotonic() >= self.rests_until:
-            self._sync()
-            self.rests_until = time.monotonic() + self.settings.min_sync_period
+        behind = self._is_behind()
+        if behind:
+            self.report.queued()
+        if time.monotonic() >= self._due():
+            self._sync(heard=behind)
+            self.ended = time.monotonic()
 
     def _is_behind(self) -> bool:
-        waiting = self.picture.touched or self.words.unplaced or not self.services.programmed
-        return self.picture.complete and bool(waiting or self.machine.is_news)
+        """Whether anything waits that has been heard."""
+        waiting = self.picture.touched or self.machine.is_news or not self.settled
+        return self.picture.complete and bool(waiting)
 
-    def _sync(self) -> None:
-        full, begun = not self.services.programmed, time.monotonic()
-        self.words.failed = None
-        if full:
+    def _due(self) -> float:
+        """When there is to be a sync next, of the monotonic clock."""
+        words = self.words
+        if self._is_behind() and not words.failed:
+            return self.ended + self.settings.min_sync_period
+        lacking = words.failed or words.unattached or words.unplaced
+        return self.ended + RETRY_SECONDS if lacking else math.inf
+
+    def _sync(self, *, heard: bool) -> None:
+        """Writes what was heard, and tries again what could not be done.
+
+        A part that cannot be written keeps no other back, but the programs wait for all.
+        """
+        full, begun = not self.settled, time.monotonic()
+        if full and not self.words.failed:
             self.machine.check_families()
         try:
-            if self.machine.is_news:
-                self.machine.write(self.services.span)
-        except KernelError as error:
-            self._fail(error)
-        try:
-            self.services.write()
+            do_all([self._write_machine, self.services.write])
             if not self.machine.attached:
                 self._put_in_force()
         except KernelError as error:
             self._fail(error)
-            self.services.start_over()
-            self.machine.forget()
-        self._tell(time.monotonic() - begun, full=full)
+            self.report.failed(time.monotonic() - begun, full=full)
+        else:
+            self.settled, self.words.failed = True, None
+            self._tell(time.monotonic() - begun, full=full, heard=heard)
 
-    def _tell(self, seconds: float, *, full: bool) -> None:
-        if self.words.failed:
-            self.report.failed(seconds, full=full)
-            return
+    def _write_machine(self) -> None:
+        if self.machine.is_news or self.words.unattached or not self.settled:
+            self.machine.write(self.services.span)
+
+    def _put_in_force(self) -> None:
+        self.machine.attach()
+        log.info("serving %d service ports", len(self.services.planner.present))
+
+    def _tell(self, seconds: float, *, full: bool, heard: bool) -> None:
+        """Another try for what lacks is no sync to others (kube-proxy.md 16.7 has the order)."""
         services = self.services
-        if full:
-            self.report.checks.listen_at(self.machine.listening)
-        self.report.synced(seconds, full=full, checks=services.checks, no_local=services.no_local)
+        if heard:
+            self.report.synced(
+                seconds,
+                full=full,
+                checks=services.checks,
+                listening=self.machine.listening,
+                no_local=services.no_local,
+            )
         self.cure.ended(services.planner.stale.take())
         if full:
             self.cure.survey()
 
-    def _put_in_force(self) -> None:
-        self.machine.attach()
-        gc.collect()
-        gc.freeze()
-        gc.enable()
-        log.info("serving %d service ports", len(self.services.planner.present))
+    def _restore(self) -> None:
+        """Nobody tells us that others took programs off a device: it is looked for."""
+        if time.monotonic() < self.restores_at:
+            return
+        self.restores_at = time.monotonic() + self.settings.sync_period
+        try:
+            self.machine.restore()
+        except KernelError as error:
+            self._fail(error)
 
     def _fail(self, error: KernelError) -> None:
-        self.words.failed = str(error)
-        log.error("%s; trying again in %g s", error, RETRY_SECONDS)
+        if str(error) != self.words.failed:
+            log.error("%s; trying again every %g s", error, RETRY_SECONDS)
+        self.settled, self.words.failed = False, str(error)
 
     def _speak(self) -> None:
-        words, present = self.words, self.services.planner.present
+        words, planner = self.words, self.services.planner
         words.complete = self.picture.complete
-        words.service_ports = len(present)
-        words.backends = sum(len(programmed.backends) for programmed in present.values())
+        words.service_ports = len(planner.present)
+        words.backends = planner.backends
         words.refused = {f"{kind} {key}": why for (kind, key), why in self.picture.refused.items()}
-        status.write(self.settings.places, words)
+        self.said = status.write(self.settings.places, words, self.said)

@@ -5,7 +5,10 @@ It is small, so it is worked out whole wherever any of it is news; the maps see 
 """
 
 from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
+from ebpflb.agent.parts import do_all
 from ebpflb.configuration import families
 from ebpflb.configuration.families import Place
 from ebpflb.configuration.fields import KubeProxyConfiguration
@@ -38,13 +41,9 @@ class Machine:
         self.words = words
         self.here = DevicesChanged(())
         self.attached = False  # what programs there are, are in force
+        self.listening: dict[Family, frozenset[Address]] = {}  # health ports; missing: anywhere
+        self._local = self._work_out()
         self._written: object = None  # what the maps and programs of this node follow
-
-    @property
-    def listening(self) -> dict[Family, frozenset[Address]]:
-        """Where health-check node ports listen, by family; missing ones: anywhere."""
-        choice = self.settings.nodeport_addresses
-        return nodeports.listening(self.here.addresses, choice, self.picture.primary)
 
     def check_families(self) -> None:
         """Raises ConfigurationError for addresses with which this Node could serve nothing."""
@@ -54,44 +53,57 @@ class Machine:
 
     @property
     def is_news(self) -> bool:
-        """Whether ``write`` has something to do."""
-        return self._found() != self._written or bool(self.words.unattached)
+        """Whether anything is otherwise than it was when it was last written."""
+        return self._found() != self._written
 
     def write(self, span: Mapping[Family, Prefix]) -> None:
-        """Raises KernelError; then all of it is still news."""
-        found = self._found()
-        local = self._local()
-        choice = self.settings.nodeport_addresses
-        serving = nodeports.serving(self.here.addresses, choice, self.picture.primary)
-        self.datapath.hold("node_addresses", dict.fromkeys(serving, 1))
-        self.datapath.hold("devices", local.devices())
-        if Kind.SERVICE_CIDR in self.picture.listed:
-            ranges = map(service_range, self.picture.service_cidrs)
-            self.datapath.hold("service_ranges", dict.fromkeys(ranges, 1))
-        self.write_settings(span)
-        if self.attached and self.datapath.programs:
-            self._report(self.datapath.follow(local.served))
+        """All of it. What cannot be written, as into a map that is full, keeps nothing else back.
+
+        Raises KernelError; then all of it is still news.
+        """
+        found, self._local = self._found(), self._work_out()
+        where = self.here.addresses, self.settings.nodeport_addresses, self.picture.primary
+        self.listening = nodeports.listening(*where)
+        small: dict[str, dict[Any, Any]] = {
+            "node_addresses": dict.fromkeys(nodeports.serving(*where), 1),
+            "devices": self._local.devices(),
+            **self._ranges(),
+        }
+        holding = [partial(self.datapath.hold, name, wanted) for name, wanted in small.items()]
+        do_all([*holding, partial(self.write_settings, span), self._follow])
         self._written = found
 
     def write_settings(self, span: Mapping[Family, Prefix]) -> None:
         """``span`` covers all that is planned: before that is written."""
-        self.datapath.set(self._local().settings(self.settings.fields, span))
+        self.datapath.set(self._local.settings(self.settings.fields, span))
 
     def attach(self) -> None:
         """Puts the loaded programs in force, if there are any. Raises KernelError."""
         if self.datapath.programs:
-            self._report(self.datapath.attach(self.settings.cgroup, self._local().served))
+            self._report(self.datapath.attach(self.settings.cgroup, self._local.served))
         self.attached = True
 
-    def forget(self) -> None:
-        """What was written may not be there."""
-        self._written = None
+    def restore(self) -> None:
+        """Puts back what others took off devices. Raises KernelError."""
+        if self.attached and self.datapath.programs:
+            self._report(self.datapath.restore(self._local.served))
 
     def _found(self) -> object:
         picture = self.picture
         return self.here, picture.node, picture.service_cidrs, frozenset(picture.listed)
 
-    def _local(self) -> Local:
+    def _ranges(self) -> dict[str, dict[Any, Any]]:
+        """Nothing before they are known."""
+        if Kind.SERVICE_CIDR not in self.picture.listed:
+            return {}
+        ranges = map(service_range, self.picture.service_cidrs)
+        return {"service_ranges": dict.fromkeys(ranges, 1)}
+
+    def _follow(self) -> None:
+        if self.attached and self.datapath.programs:
+            self._report(self.datapath.follow(self._local.served))
+
+    def _work_out(self) -> Local:
         every, primary = self.here.devices, self.picture.primary
         served = devices.served(every, self.settings.devices)
         return Local(every, served, primary, self.settings.detector, self._pod_cidrs())

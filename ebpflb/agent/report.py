@@ -6,8 +6,8 @@ and health-check node ports follow from these three (kube-proxy.md 10, 13.1, 14 
 """
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Protocol
+from collections.abc import Callable, Collection, Mapping
+from typing import TypeVar
 
 from ebpflb.model import endpoints
 from ebpflb.model.addresses import Address, Family
@@ -15,49 +15,45 @@ from ebpflb.model.events import Changed, Event, Key, Kind, Removed, Replaced
 from ebpflb.model.health import Checked
 from ebpflb.model.latency import Triggers
 from ebpflb.model.no_local import NoLocal
-from ebpflb.model.objects import EndpointSlice, Object
-from ebpflb.model.picture import Picture
+from ebpflb.model.objects import EndpointSlice
+from ebpflb.model.picture import Picture, Remark
 from ebpflb.serve.health import Health
 from ebpflb.serve.metrics import Metrics
-
-
-class Checks(Protocol):
-    """What we need of ``ServiceHealth``."""
-
-    def listen_at(self, addresses: Mapping[Family, Collection[Address]]) -> None: ...
-
-    def update(self, wanted: Mapping[Key, Checked]) -> None: ...
+from ebpflb.serve.service_health import ServiceHealth
 
 
 class Report:
-    """Told by the agent's thread; ``checks`` are the health-check node ports."""
+    """Told by the agent's thread."""
 
     def __init__(
         self,
         health: Health,
         metrics: Metrics,
-        checks: Checks,
+        service_health: ServiceHealth,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """``clock`` gives seconds since the epoch."""
-        self.checks = checks
-        self._health, self._metrics = health, metrics
+        self._health, self._metrics, self._service_health = health, metrics, service_health
         self._clock = clock
         metrics.queued()  # as kube-proxy does when it begins
         self._triggers = Triggers(since=clock())
+        self._services: set[Key] = set()  # that wait for the next sync
+        self._slices: set[Key] = set()
 
-    def hear(self, event: Event, picture: Picture) -> None:
-        """An event, before the picture takes it in."""
-        match event:
-            case Replaced(Kind.SERVICE, objects):
-                self._metrics.service_changes(len(objects))
-            case Changed(Kind.SERVICE) | Removed(Kind.SERVICE):
-                self._metrics.service_changes(1)
-            case _:
-                slices = list(_slices(event, picture))
-                for former, slice in slices:
-                    self._trace(former, slice)
-                self._metrics.endpoint_changes(len(slices))
+    def hear(self, event: Event, picture: Picture) -> list[Remark]:
+        """The picture takes an event in; what is another one after it waits for the next sync."""
+        services = _held(event, Kind.SERVICE, picture.services)
+        slices = _held(event, Kind.ENDPOINT_SLICE, picture.slices)
+        remarks = picture.hear(event)
+        changed = {key for key in slices if picture.slices.get(key) is not slices[key]}
+        for key in changed:
+            self._trace(slices[key], picture.slices.get(key))
+        self._services |= {k for k in services if picture.services.get(k) is not services[k]}
+        self._slices |= changed
+        self._metrics.service_changes(len(services))
+        self._metrics.endpoint_changes(len(changed))
+        self._metrics.pending(len(self._services), len(self._slices))
+        return remarks
 
     def queued(self) -> None:
         """Something waits to be written."""
@@ -65,16 +61,25 @@ class Report:
         self._metrics.queued()
 
     def synced(
-        self, seconds: float, *, full: bool, checks: Mapping[Key, Checked], no_local: NoLocal
+        self,
+        seconds: float,
+        *,
+        full: bool,
+        checks: Mapping[Key, Checked],
+        listening: Mapping[Family, Collection[Address]],
+        no_local: NoLocal,
     ) -> None:
-        """All that waited is in the maps."""
+        """All that waited is in the maps. ``checks`` are what health-check node ports say, and
+        ``listening`` where: in a family that is not named, anywhere.
+        """
         self._metrics.synced(seconds, full=full)
+        self._services, self._slices = set(), set()
         now = self._clock()
         for family, times in self._triggers.take().items():
             self._metrics.programmed(family, [now - time for time in times])
         self._health.synced()
         self._metrics.no_local_endpoints(no_local.counts)
-        self.checks.update(checks)
+        self._service_health.update(checks, listening)
 
     def failed(self, seconds: float, *, full: bool) -> None:
         """What waited could not be written, and waits on."""
@@ -101,20 +106,14 @@ class Report:
 _FAMILIES = {str(family): family for family in Family}
 
 
-def _slices(
-    event: Event, picture: Picture
-) -> Iterator[tuple[EndpointSlice | None, EndpointSlice | None]]:
-    """The slices that an event changes, as they were and as they become."""
-    changes: dict[Key, Object | None] = {}
+_Kept = TypeVar("_Kept")
+
+
+def _held(event: Event, kind: Kind, held: Mapping[Key, _Kept]) -> dict[Key, _Kept | None]:
+    """What the picture holds of the objects of a kind that an event is about."""
     match event:
-        case Replaced(Kind.ENDPOINT_SLICE, objects, broken):
-            changes |= dict.fromkeys(picture.slices.keys() - objects.keys() - broken)
-            changes |= {key: found.object for key, found in objects.items()}
-        case Changed(Kind.ENDPOINT_SLICE, key, found):
-            changes[key] = found.object
-        case Removed(Kind.ENDPOINT_SLICE, key):
-            changes[key] = None
-    for key, slice in changes.items():
-        former = picture.slices.get(key)
-        if slice != former and (slice is None or isinstance(slice, EndpointSlice)):
-            yield former, slice
+        case Replaced(of, objects) if of is kind:
+            return {key: held.get(key) for key in held.keys() | objects.keys()}
+        case Changed(of, key) | Removed(of, key) if of is kind:
+            return {key: held.get(key)}
+    return {}

@@ -2,7 +2,7 @@
 """What the services are: those that were touched are selected, planned and written.
 
 The plan is what a crash can happen in, so nothing here is remembered that the maps do not show:
-after a failed write the planner begins anew with what they hold.
+after a failed write the next one begins with what they hold.
 """
 
 import logging
@@ -33,7 +33,7 @@ MakePlan = Callable[[Mapping[PortName, Wanted | None], float], Plan]
 
 
 class Services:
-    """Writes the services of the picture; ``programmed`` once all of them have been."""
+    """Writes the services of the picture. Raises KernelError where the maps cannot be read."""
 
     def __init__(
         self, datapath: Datapath, picture: Picture, machine: Machine, words: Words
@@ -42,15 +42,16 @@ class Services:
         self.picture = picture
         self.machine = machine
         self.words = words
-        self.start_over()
+        self._start_over()
 
-    def start_over(self) -> None:
+    def _start_over(self) -> None:
         """Only the maps know what they hold: read them, and plan all anew."""
         self.planner = Planner(CAPACITY, self.datapath.present())
         self.names: dict[Key, set[PortName]] = {}
         self.checks: dict[Key, Checked] = {}  # what health-check node ports are to say
         self.no_local = NoLocal()
-        self.programmed = False
+        self.lost = False  # what the maps hold is not what is planned
+        self.programmed = False  # all of them have been written
         self.picture.touched |= self.picture.services.keys()
 
     @property
@@ -60,15 +61,19 @@ class Services:
         return self.planner.span
 
     def write(self) -> None:
-        """What was touched, and what did not fit before. Raises KernelError having written a part;
-        then start over.
+        """What was touched, and what did not fit before.
+
+        Raises KernelError having written a part; then it is to be called again, and writes all.
         """
+        if self.lost:
+            self._start_over()
+        self.lost = True
         keys = sorted(self.picture.take_touched())
         for start in range(0, len(keys), BATCH):
             self._write_batch(keys[start : start + BATCH], self.planner.change)
         if self.planner.unplaced or not self.programmed:
             self._write_batch([], self.planner.change if self.programmed else self.planner.complete)
-        self.programmed = True
+        self.lost, self.programmed = False, True
         self._report()
 
     def _write_batch(self, keys: list[Key], make_plan: MakePlan) -> None:

@@ -9,7 +9,7 @@ import click
 
 from ebpflb.cli import options
 from ebpflb.model import devices
-from ebpflb.settings import Settings
+from ebpflb.settings import Places, Settings
 
 _PORTS = 65535
 
@@ -42,6 +42,11 @@ def port_range(text: str) -> tuple[int, int]:
     return first, last
 
 
+def port_text(ports: tuple[int, int]) -> str:
+    """What ``port_range`` reads."""
+    return "{}-{}".format(*ports)
+
+
 _OWN = (
     click.option(
         "--manifests",
@@ -71,7 +76,7 @@ _OWN = (
     click.option(
         "--masquerade-ports",
         metavar="LOW-HIGH",
-        default="{}-{}".format(*Settings.masquerade_ports),
+        default=port_text(Settings.masquerade_ports),
         show_default=True,
         callback=reading(port_range),
         help="Source ports of what goes on as this node's; kept from the host's own sockets.",
@@ -79,7 +84,7 @@ _OWN = (
     click.option(
         "--cache-dir",
         type=options.DIRECTORY,
-        default=Path("/var/cache/ebpflb"),
+        default=Places.cache,
         show_default=True,
         help="Where compiled bytecode is kept.",
     ),

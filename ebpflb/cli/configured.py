@@ -23,8 +23,9 @@ def configuration(values: Mapping[str, Any]) -> KubeProxyConfiguration:
     path = Path(values["config"])
     read = reading.read(path)
     found = flags.beside_file(read.configuration, values)
-    wrong = {each.path: each for each in (*validation.check(found), *read.wrong)}
-    _refuse(f"{path}: {each}" for each in wrong.values())
+    unread = {each.path for each in read.wrong}  # there the default stands, which is nobody's error
+    senseless = [each for each in validation.check(found) if each.path not in unread]
+    _refuse(f"{path}: {each}" for each in (*senseless, *read.wrong))
     return found
 
 

@@ -81,12 +81,12 @@ def _dump(story: Demo) -> None:
 
 def _say_how_to_look_around(story: Demo) -> None:
     me, where = sys.argv[0], " ".join(story.agent.where)
-    pod = f"nsenter --net=/run/netns/{story.client.netns}"
+    node, pod = (f"nsenter --net=/run/netns/{it.netns}" for it in (story.node, story.client))
     procs = story.client.cgroup / "cgroup.procs"
     ask = f"{pod} {sys.executable} {TRAFFIC} ask tcp {V4} {PORT} 100"
     _act("the agent is back, and everything stays up; look around")
     click.echo(f"""\
-  {me} status {where}
+  {node} {me} status {where}
   {me} maps dump --state-dir {story.agent.places.state}
   sh -c 'echo $$ > {procs}; exec {ask}'
   edit {story.agent.manifests}/web.yaml

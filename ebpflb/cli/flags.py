@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from ebpflb.configuration import addresses
-from ebpflb.configuration.durations import Duration
+from ebpflb.configuration.durations import Duration, FlushFrequency
 from ebpflb.configuration.fields import KubeProxyConfiguration, VModule
 from ebpflb.configuration.paths import replaced, value_at
 from ebpflb.configuration.reading import Wrong, decode
@@ -99,7 +99,8 @@ def _option(row: Row) -> Callable[[Any], Any]:
 def _metavar(row: Row, kind: Any) -> str:
     if row.flag in _FILES:
         return "FILE"
-    plain = {bool: "true|false", str: "TEXT", Duration: "DURATION", dict[str, bool]: "GATE=BOOL"}
+    plain = {bool: "true|false", str: "TEXT", dict[str, bool]: "GATE=BOOL"}
+    plain |= dict.fromkeys((Duration, FlushFrequency), "DURATION")
     return plain.get(kind, "LIST" if _is_many(kind) else "NUMBER")
 
 

@@ -27,7 +27,7 @@ state_dir = click.option(
 run_dir = click.option(
     "--run-dir",
     type=DIRECTORY,
-    default=Path("/run/ebpflb"),
+    default=Places.run,
     show_default=True,
     help="Where the agent's lock and its last words are.",
 )
@@ -58,7 +58,7 @@ def pinned_maps(state: Path) -> Iterator[dict[str, Map]]:
             opened.close()
 
 
-def places(state: Path, run: Path, cache: Path = Path("/var/cache/ebpflb")) -> Places:
+def places(state: Path, run: Path, cache: Path = Places.cache) -> Places:
     """The places of one node, by absolute paths."""
     return Places(state=state.absolute(), run=run.absolute(), cache=cache.absolute())
 

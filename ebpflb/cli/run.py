@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from ebpflb.agent import Agent, assembled
-from ebpflb.cli import choices, configured, flags, options
+from ebpflb.cli import choices, configured, flags, flagz, options
 from ebpflb.cli.cleanup import everything
 from ebpflb.configuration.fields import KubeProxyConfiguration
 from ebpflb.configuration.translation import translate
@@ -57,9 +57,8 @@ def run(**chosen: Any) -> None:
         conntrack.set_up(settings.conntrack)
         return
     _refuse_if_missing(chosen["state_dir"], chosen["cgroup_root"])
-    given = {name.replace("_", "-"): str(value) for name, value in chosen.items() if value}
     with status.lock(settings.places):
-        _serve(settings, watch, given)
+        _serve(settings, watch, flagz.in_force(found, chosen))
 
 
 def _settings(found: KubeProxyConfiguration, chosen: dict[str, Any]) -> Settings:
@@ -79,12 +78,13 @@ def _settings(found: KubeProxyConfiguration, chosen: dict[str, Any]) -> Settings
     )
 
 
-def _serve(settings: Settings, watch: ConfigWatch | None, given: Mapping[str, str]) -> None:
+def _serve(settings: Settings, watch: ConfigWatch | None, in_force: Mapping[str, str]) -> None:
     conntrack.set_up(settings.conntrack)
     process.adjust_oom_score(settings.oom_score_adj)
+    process.raise_file_limit()
     state = State(settings.places.state)
     try:
-        with assembled(settings, given) as agent:
+        with assembled(settings, in_force) as agent:
             _stop_on_demand(agent, watch)
             agent.run()
     except EbpflbError:

@@ -58,7 +58,10 @@ def _flows(state_dir: Path) -> dict[str, dict[str, int]]:
 
 def _kube_proxy(words: words_of.Words | None) -> str | None:
     """Where rules are all that can be seen, the agent may know that they have come back."""
-    found = kube_proxy.look()
+    try:
+        found = kube_proxy.look()
+    except NodeError as error:
+        return f"cannot be looked at: {error}"
     if words and words.kube_proxy and found.rules and not found.runs:
         return words.kube_proxy
     return found.line

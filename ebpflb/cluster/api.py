@@ -43,6 +43,7 @@ KEEPALIVE = [  # an API server that vanished is noticed after 30 + 9 * 15 s, not
     (IPPROTO_TCP, TCP_KEEPINTVL, 15),
 ]
 CONNECT = 10.0  # seconds
+UNAUTHORIZED = 401
 
 
 class Server:
@@ -62,8 +63,8 @@ class Server:
         observe: Observe = unobserved,
     ) -> None:
         self._observe = observe
-        self._configuration = _configuration(kubeconfig, master)
-        self._pool: PoolManager = RESTClientObject(self._configuration).pool_manager
+        self._where = kubeconfig, master
+        self._configure()
         self._pace = pace
         self._open: set[BaseHTTPResponse] = set()
         self._lock = threading.Lock()
@@ -93,7 +94,6 @@ class Server:
                 "POST",
                 path,
                 body=body,
-                headers=self._headers() | {"Content-Type": "application/json"},
                 timeout=Timeout(connect=CONNECT, read=self._pace.answer),
             )
         if response.status // 100 != 2:
@@ -121,7 +121,6 @@ class Server:
                 "GET",
                 PATHS[kind],
                 fields=query,
-                headers=self._headers(),
                 timeout=Timeout(connect=CONNECT, read=silence),
                 preload_content=False,
             )
@@ -132,6 +131,17 @@ class Server:
             yield response
 
     def _request(self, method: str, path: str, **how: Any) -> BaseHTTPResponse:
+        """Once more where a kubeconfig's token is refused and its file has another by now."""
+        refused = self._headers()
+        response = self._send(method, path, headers=refused, **how)
+        if response.status == UNAUTHORIZED:
+            self._configure()
+            if (headers := self._headers()) != refused:
+                response.close()
+                return self._send(method, path, headers=headers, **how)
+        return response
+
+    def _send(self, method: str, path: str, **how: Any) -> BaseHTTPResponse:
         began, code = time.monotonic(), None
         try:
             response = self._pool.request(method, self.url + path, retries=False, **how)
@@ -140,12 +150,16 @@ class Server:
         finally:
             self._observe(method, self.url, code, time.monotonic() - began)
 
+    def _configure(self) -> None:
+        """By the kubeconfig, and the files that it names, as they are now. Raises ClusterError."""
+        self._configuration = _configuration(*self._where)
+        self._pool: PoolManager = RESTClientObject(self._configuration).pool_manager
+
     def _headers(self) -> dict[str, str]:
-        """Asked anew for each request: a service account's token changes every hour."""
+        """Asked anew for each request: the client renews a pod's token, and a helper's."""
         settings: Any = self._configuration.auth_settings()
-        return {"Accept": "application/json"} | {
-            setting["key"]: setting["value"] for setting in settings.values() if setting["value"]
-        }
+        said = {"Accept": "application/json", "Content-Type": "application/json"}
+        return said | {each["key"]: each["value"] for each in settings.values() if each["value"]}
 
     @contextmanager
     def _registered(self, response: BaseHTTPResponse) -> Iterator[None]:

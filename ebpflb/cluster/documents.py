@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One manifest file -> its objects, with a log line for everything that cannot be meant.
+"""One manifest file -> its objects, and what in it cannot be read.
 
 YAML is read as kubectl reads it: several documents per file, ``kind: List``, a missing namespace
 is "default". Kinds that are none of ours may lie beside them and are passed over. JSON is read five
@@ -44,15 +44,14 @@ class Name(NamedTuple):
 
 @dataclass(slots=True)
 class Content:
-    """What a file says.
+    """What a file says: objects, or what is wrong with them.
 
-    ``broken`` names objects that are there but cannot be converted. If not ``whole``, some document
-    did not even tell its name, so an object not found here cannot be said to be gone.
+    ``nameless``: what is wrong with documents that do not even say which object they are. If there
+    are any, an object that is not found here cannot be said to be gone.
     """
 
-    objects: dict[Name, Object] = field(default_factory=dict)
-    broken: set[Name] = field(default_factory=set)
-    whole: bool = True
+    objects: dict[Name, Object | InvalidObject] = field(default_factory=dict)
+    nameless: list[str] = field(default_factory=list)
 
 
 def read(path: Path) -> Content:
@@ -62,8 +61,7 @@ def read(path: Path) -> Content:
         try:
             _sort(path, document, content)
         except InvalidObject as error:
-            log.warning("%s: %s: %s", path, where, error)
-            content.whole = False
+            content.nameless.append(f"{where}: {error}")
     return content
 
 
@@ -88,10 +86,10 @@ def _parse(path: Path) -> Iterator[Any]:
             check_depth(data)
             yield from (it for it in yaml.load_all(data, Loader=Loader) if it is not None)
     except OSError as error:
-        raise ClusterError(f"{path}: {error.strerror}") from error
+        raise ClusterError(str(error.strerror)) from error
     except (yaml.YAMLError, ValueError, *MISFITS) as error:
         reason = " ".join(str(error).split())
-        raise ClusterError(f"{path}: neither YAML nor JSON: {reason}") from error
+        raise ClusterError(f"neither YAML nor JSON: {reason}") from error
 
 
 def check_depth(data: bytes) -> None:
@@ -119,14 +117,13 @@ def _sort(path: Path, document: Any, content: Content) -> None:
         log.debug("%s: %s is none of our kinds", path, document["kind"])
         return
     document, name = _named(kind, document)
-    if name in content.objects or name in content.broken:
+    if name in content.objects:
         log.warning("%s: %s: said twice, the first one counts", path, name)
         return
     try:
         content.objects[name] = convert(kind, document)
     except InvalidObject as error:
-        log.warning("%s: %s: %s", path, name, error)
-        content.broken.add(name)
+        content.objects[name] = InvalidObject(error.field, error.reason)
 
 
 def _named(kind: Kind, document: dict[Any, Any]) -> tuple[dict[Any, Any], Name]:

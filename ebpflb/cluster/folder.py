@@ -4,7 +4,8 @@
 A file is parsed again when its stat signature changed or inotify named it. What it says now is
 laid over what it said before; of the objects touched, each belongs to the first file in name order
 that says it, and only those that come out different are told. Bad input never takes anything away:
-an object, a document or a file that cannot be understood leaves the last good state in place.
+an object that cannot be read is told as such, and a document or a file, which is told as trouble,
+leaves what it said before in place.
 """
 
 import logging
@@ -15,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ebpflb.cluster import documents
-from ebpflb.cluster.documents import Content, Name
+from ebpflb.cluster.documents import Name
 from ebpflb.cluster.selectors import selectors
-from ebpflb.errors import ClusterError
-from ebpflb.model.events import Changed, Event, Found, Key, Kind, Removed, Replaced
+from ebpflb.errors import ClusterError, InvalidObject
+from ebpflb.model.events import Changed, Event, Found, Key, Kind, Removed, Replaced, Trouble
 from ebpflb.model.objects import Object
 
 log = logging.getLogger(__name__)
@@ -30,8 +31,8 @@ UNREADABLE: Signature = ()
 @dataclass(frozen=True, slots=True)
 class _File:
     signature: Signature | None = None
-    objects: dict[Name, Object] = field(default_factory=dict)
-    broken: frozenset[Name] = frozenset()
+    objects: dict[Name, Object | InvalidObject] = field(default_factory=dict)
+    trouble: str | None = None  # why not all that it says is in ``objects``
 
 
 class Folder:
@@ -39,6 +40,7 @@ class Folder:
 
     def __init__(self, directory: Path, node_name: str) -> None:
         self._directory = directory
+        self._node_name = node_name
         self._selectors = selectors(node_name)
         self._files: dict[str, _File] = {}
         self._owners: dict[Name, set[str]] = {}
@@ -48,7 +50,8 @@ class Folder:
     def look(self, *, besides: Set[str] = frozenset()) -> list[Event]:
         """What is new in all files whose signature changed, ``besides`` those left for later.
 
-        The first look gives one Replaced per kind. Raises ClusterError if there is no directory.
+        The first look gives one Replaced per kind, and troubles. Raises ClusterError if there is
+        no directory.
         """
         now = self._signatures()
         before = {name: file.signature for name, file in self._files.items()}
@@ -57,14 +60,20 @@ class Folder:
         if self._begun:
             return events
         self._begun = True
-        return self._everything()
+        return [*self._everything(), *(it for it in events if isinstance(it, Trouble))]
 
     def read(self, names: Iterable[str]) -> list[Event]:
         """What is new in the files of these names, which may be gone."""
         touched: set[Name] = set()
+        troubles: list[Event] = []
         for name in sorted(names):
-            touched |= self._reload(name)
-        return [event for name in sorted(touched) if (event := self._settle(name))]
+            before = self._files.pop(name, _File())
+            after = self._parse(name, before)
+            touched |= self._replace(name, before, after)
+            if before.trouble != after.trouble:
+                troubles.append(Trouble(str(self._directory / name), after.trouble))
+        settled = (self._settle(name) for name in sorted(touched))
+        return [event for event in settled if event] + troubles
 
     def _signatures(self) -> dict[str, Signature]:
         try:
@@ -74,10 +83,8 @@ class Folder:
         found = ((name, _signature(self._directory / name)) for name in names)
         return {name: signature for name, signature in found if signature is not None}
 
-    def _reload(self, name: str) -> set[Name]:
-        """Parse a file again; returns every object that it says or said."""
-        before = self._files.pop(name, _File())
-        after = self._parse(name, before)
+    def _replace(self, name: str, before: _File, after: _File) -> set[Name]:
+        """Returns every object that the file says or said."""
         if after.signature is not None:
             self._files[name] = after
         for gone in before.objects.keys() - after.objects.keys():
@@ -87,6 +94,7 @@ class Folder:
         return before.objects.keys() | after.objects.keys()
 
     def _parse(self, name: str, before: _File) -> _File:
+        """What cannot be read may still say what it said before."""
         path = self._directory / name
         signature = _signature(path)  # before the bytes: a later change then differs from it
         if signature is None:
@@ -94,21 +102,28 @@ class Folder:
         try:
             content = documents.read(path)
         except ClusterError as error:
-            log.warning("%s", error)
-            return _File(signature, before.objects, before.broken)
-        objects = _kept(before, content) | content.objects
-        return _File(signature, objects, frozenset(content.broken))
+            return _File(signature, before.objects, str(error))
+        if content.nameless:
+            objects = before.objects | content.objects
+            return _File(signature, objects, "; ".join(content.nameless))
+        return _File(signature, content.objects)
 
     def _settle(self, name: Name) -> Event | None:
         """Serve the object as its first file says it; returns the event if that is news."""
         found = self._find(name)
-        if found and not self._selectors[name.kind].accepts(found.object):
+        if found and not self._concerns_us(name, found.object):
             found = None
         served = self._served.pop(name, None)
         if found is None:
             return Removed(name.kind, name.key) if served else None
         self._served[name] = found
         return None if found == served else Changed(name.kind, name.key, found)
+
+    def _concerns_us(self, name: Name, object: Object | InvalidObject) -> bool:
+        """Of what cannot be read only the name is known."""
+        if isinstance(object, InvalidObject):
+            return name.kind is not Kind.NODE or name.key.name == self._node_name
+        return self._selectors[name.kind].accepts(object)
 
     def _find(self, name: Name) -> Found | None:
         files = sorted(self._owners[name])
@@ -123,23 +138,11 @@ class Folder:
         objects: dict[Kind, dict[Key, Found]] = {kind: {} for kind in Kind}
         for name, found in self._served.items():
             objects[name.kind][name.key] = found
-        broken = {name for file in self._files.values() for name in file.broken}
-        broken -= self._owners.keys()
-        return [
-            Replaced(kind, objects[kind], frozenset(it.key for it in broken if it.kind is kind))
-            for kind in Kind
-        ]
+        return [Replaced(kind, objects[kind]) for kind in Kind]
 
 
 def is_manifest(name: str) -> bool:
     return not name.startswith(".") and name.endswith((".yaml", ".yml", ".json"))
-
-
-def _kept(before: _File, content: Content) -> dict[Name, Object]:
-    """The last good state of what the file still says, or may still say, but not readably."""
-    if not content.whole:
-        return before.objects
-    return {name: before.objects[name] for name in before.objects.keys() & content.broken}
 
 
 def _signature(path: Path) -> Signature | None:

@@ -70,7 +70,8 @@ class ManifestSource:
         if self._thread.is_alive():
             os.eventfd_write(self._wake, 1)
             self._thread.join(1)
-            os.close(self._wake)
+            if not self._thread.is_alive():  # else it may still wait for it
+                os.close(self._wake)
 
     def _turn(self) -> None:
         """Look at everything, then follow the changes until it is time to do so again."""

@@ -176,8 +176,8 @@ class ApiRecorder:
         for _ in range(ATTEMPTS):
             try:
                 self._create(path, body)
-            except ClusterError as error:
-                self._complain(str(error))
+            except Exception as error:  # of any kind: a thread that died of it would send no more
+                self._complain(str(error) if isinstance(error, ClusterError) else repr(error))
                 if isinstance(error, Refused) or self._stops_within(backoff.next()):
                     return False
             else:

@@ -8,8 +8,10 @@ matching is told as removed, one that begins to match as changed; the API does s
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ebpflb.model.endpoints import HEADLESS_LABEL
 from ebpflb.model.events import Kind
 from ebpflb.model.objects import Object, Service
+from ebpflb.model.services import PROXY_NAME_LABEL
 
 FIELDS: dict[str, Callable[[Object], str]] = {
     "metadata.name": lambda item: item.metadata.name,
@@ -57,10 +59,8 @@ class Selector:
 def selectors(node_name: str) -> dict[Kind, Selector]:
     """What a node of this name has to know."""
     return {
-        Kind.SERVICE: Selector(
-            "service.kubernetes.io/service-proxy-name", FieldTest("spec.clusterIP", False, "None")
-        ),
-        Kind.ENDPOINT_SLICE: Selector("service.kubernetes.io/headless"),
+        Kind.SERVICE: Selector(PROXY_NAME_LABEL, FieldTest("spec.clusterIP", False, "None")),
+        Kind.ENDPOINT_SLICE: Selector(HEADLESS_LABEL),
         Kind.NODE: Selector(test=FieldTest("metadata.name", True, node_name)),
         Kind.SERVICE_CIDR: Selector(),
     }

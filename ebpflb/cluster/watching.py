@@ -86,31 +86,22 @@ class Watcher:
 
     def _list(self) -> None:
         objects: dict[Key, Found] = {}
-        broken: set[Key] = set()
-        metadata = self._page("", objects, broken)
+        metadata = self._page("", objects)
         while metadata.token:
-            metadata = self._page(metadata.token, objects, broken)
+            metadata = self._page(metadata.token, objects)
         self._runner.well()
-        self._runner.emit(Replaced(self._kind, objects, frozenset(broken)))
+        self._runner.emit(Replaced(self._kind, objects))
         self.version = metadata.resource_version
         self._listed = True
 
-    def _page(
-        self, token: str, objects: dict[Key, Found], broken: set[Key]
-    ) -> decoding.ListMetadata:
-        """Sort one page into ``objects`` and ``broken``; its bytes are gone when this returns."""
+    def _page(self, token: str, objects: dict[Key, Found]) -> decoding.ListMetadata:
+        """Put one page into ``objects``; its bytes are gone when this returns."""
         query = self._query | {"limit": str(self._limit)}
         if token:
             query["continue"] = token
         page = decoding.page(self._server.page(self._kind, query))
         for item in page.items or ():
-            try:
-                found = Found(decoding.decode(self._kind, item), self._server.url)
-            except InvalidObject as error:
-                key = self._complain(item, error)
-                broken |= {key} if key else set()
-            else:
-                objects[decoding.key_of(found.object)] = found
+            objects.update(self._find(item))
         return page.metadata
 
     def _watch(self) -> None:
@@ -143,22 +134,17 @@ class Watcher:
         if line.type == "DELETED" and identity.key:
             self._runner.emit(Removed(self._kind, identity.key))
         elif line.type in ("ADDED", "MODIFIED"):
-            self._changed(line.object)
+            for key, found in self._find(line.object).items():
+                self._runner.emit(Changed(self._kind, key, found))
         self.version = identity.version or self.version
 
-    def _changed(self, data: Raw) -> None:
+    def _find(self, data: Raw) -> dict[Key, Found]:
+        """An object by its key; nothing but a line where that cannot be read."""
         try:
-            found = Found(decoding.decode(self._kind, data), self._server.url)
+            return dict([decoding.find(self._kind, data, self._server.url)])
         except InvalidObject as error:
-            self._complain(data, error)
-        else:
-            self._runner.emit(Changed(self._kind, decoding.key_of(found.object), found))
-
-    def _complain(self, data: Raw, error: InvalidObject) -> Key | None:
-        """One line for an object that cannot be read; returns its key if that can."""
-        key = decoding.identify(data).key
-        log.warning("%s: %s %s: %s", self._server.url, self._kind, key or "without a name", error)
-        return key
+            log.warning("%s: %s without a name: %s", self._server.url, self._kind, error)
+            return {}
 
 
 class ApiSource:

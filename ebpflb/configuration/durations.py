@@ -43,6 +43,10 @@ class Duration(int):
     __repr__ = __str__
 
 
+class FlushFrequency(Duration):
+    """Of logging: the one that may be a plain number in the file, of nanoseconds."""
+
+
 def parse(text: str) -> Duration:
     """Raises ValueError, fit to be shown, for what Go would not read either."""
     number = text[1:] if text[:1] in ("-", "+") else text

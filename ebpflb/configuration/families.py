@@ -7,6 +7,7 @@ is not known before the Node is. Both families are served where the kernel has b
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from ebpflb.configuration import addresses
@@ -97,7 +98,12 @@ def _single(found: KubeProxyConfiguration, place: Place) -> Iterator[Mismatch]:
 
 
 def _networks(texts: Iterable[str]) -> list[Network]:
-    return [parse_network(text) for text in texts]
+    """Where the mode does not go by them they may be anything: what is no CIDR is passed over."""
+    found = []
+    for text in texts:
+        with suppress(ValueError):
+            found.append(parse_network(text))
+    return found
 
 
 def _only_other(networks: Sequence[Network], primary: Family) -> bool:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import yaml
 
-from ebpflb.configuration.durations import Duration
+from ebpflb.configuration.durations import Duration, FlushFrequency
 
 API_VERSION = "kubeproxy.config.k8s.io/v1alpha1"
 KIND = "KubeProxyConfiguration"
@@ -69,7 +69,7 @@ class VModule(Section, frozen=True):
 
 class Logging(Section, frozen=True):
     format: str = "text"
-    flush_frequency: Duration = Duration(5 * SECOND)  # a plain number is in ns
+    flush_frequency: FlushFrequency = FlushFrequency(5 * SECOND)
     verbosity: Uint32 = 0
     vmodule: tuple[VModule, ...] = ()
     options: LogOptions = LogOptions()

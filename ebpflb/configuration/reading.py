@@ -3,7 +3,7 @@
 
 kube-proxy reads strictly and, where only names are wrong, says so and reads on (kube-proxy.md 15).
 So do we, and every name is told. What has the wrong type is an error; all such errors are found at
-once: each is taken out, and the rest is read again.
+once: each is taken out, and the rest is read again. Of a list the others keep their places.
 """
 
 import logging
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast, get_args, get_origin
 import msgspec
 
 from ebpflb.configuration import addresses, document, durations, fields
-from ebpflb.configuration.durations import Duration
+from ebpflb.configuration.durations import Duration, FlushFrequency
 from ebpflb.configuration.fields import KubeProxyConfiguration, Section
 from ebpflb.configuration.paths import join, value_at
 from ebpflb.errors import ConfigurationError
@@ -68,7 +68,7 @@ def interpret(values: dict[str, Any]) -> Found:
             converted = msgspec.convert(values, KubeProxyConfiguration, dec_hook=decode)
             break
         except msgspec.ValidationError as error:
-            wrong.append(_take_out(values, str(error), wrong))
+            wrong.append(_take_out(values, str(error)))
     said = {path for path in addresses.PATHS if value_at(converted, path)}
     return Found(addresses.complete(fields.with_defaults(converted), said), tuple(wrong))
 
@@ -100,17 +100,19 @@ def _unknown(kind: type[Section], values: Any, path: str) -> Iterator[str]:
                 yield from _unknown(get_args(inner)[0], each, join(join(path, name), index))
 
 
-def decode(_type: type, value: Any) -> Duration:
-    """For msgspec. Text, or a plain number of nanoseconds, as logging.flushFrequency may be."""
+def decode(kind: type[Duration], value: Any) -> Duration:
+    """For msgspec. Text; in its own field a plain number too. Without a unit it is an error:
+    86400 would be less than a millisecond.
+    """
     if isinstance(value, str):
-        return durations.parse(value)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return Duration(value)
+        return kind(durations.parse(value))
+    if kind is FlushFrequency and isinstance(value, int) and not isinstance(value, bool):
+        return kind(value)
     raise ValueError(f"{value!r} is no duration such as 30s or 1h30m")
 
 
-def _take_out(values: dict[str, Any], error: str, before: list[Wrong]) -> Wrong:
-    """Removes the value that the error is about; of the same list some are gone ``before``."""
+def _take_out(values: dict[str, Any], error: str) -> Wrong:
+    """Removes the value that the error is about, or empties it where it is an element."""
     found = _WHERE.fullmatch(error)
     if not found or not found["path"]:
         raise ConfigurationError(error)
@@ -122,7 +124,8 @@ def _take_out(values: dict[str, Any], error: str, before: list[Wrong]) -> Wrong:
     if found["path"].endswith(_SOMEWHERE):
         path, at = join(path, last), at[last]
         last = next(name for name, value in at.items() if not isinstance(value, bool))
-    del at[last]
     if isinstance(last, int):
-        last += sum(each.path.startswith(f"{path}[") for each in before)
+        at[last] = {} if found["reason"].startswith("Expected `object`") else ""
+    else:
+        del at[last]
     return Wrong(join(path, last), found["reason"].replace("`", ""))

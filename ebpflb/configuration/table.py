@@ -64,7 +64,7 @@ ROWS = (
     Row("healthz-port", "", "A", "0: /healthz is not served. Deprecated."),
     Row("metrics-port", "", "A", "0: /metrics is not served. Deprecated."),
     Row("bind-address-hard-fail", "bindAddressHardFail", "M", "End if a port is taken."),
-    Row("profiling", "enableProfiling", "A", "Serve /debug/pprof beside /metrics."),
+    Row("profiling", "enableProfiling", "A", "Serve /debug/stacks beside /metrics."),
     _idle(
         "show-hidden-metrics-for-version",
         "showHiddenMetricsForVersion",

@@ -52,11 +52,16 @@ class Clsact:
             for program in programs:
                 self._put(route, index, program)
 
-    def held(self) -> set[int]:
-        """The devices, by ifindex, that have our filters, as long as nobody takes them off."""
+    def present(self) -> set[int]:
+        """The devices, by ifindex, that have our filters as long as nobody took them off."""
         with _route() as route:
-            there = {q["index"] for q in route.get_qdiscs() if q.get_attr("TCA_KIND") == _QDISC}
-        return self.known() & there
+            return self._present(route)
+
+    def held(self) -> set[int]:
+        """Those at both of whose ends one is in force; a millisecond or two for each."""
+        with _route() as route:
+            there = self._present(route)
+            return {i for i in there if all(self._ours(route, i, end) for end in PARENTS)}
 
     def prune(self, wanted: set[int]) -> None:
         """Takes off what is at other devices."""
@@ -77,6 +82,10 @@ class Clsact:
         before = [f for f in found if f.priority < PRIORITY and f.handle]  # 0: of the chain
         names = [f"{f.kind} {f.name}".strip() for f in before]
         return list(dict.fromkeys(names))
+
+    def _present(self, route: IPRoute) -> set[int]:
+        there = {q["index"] for q in route.get_qdiscs() if q.get_attr("TCA_KIND") == _QDISC}
+        return self.known() & there
 
     def _prepare(self, route: IPRoute, index: int) -> None:
         """A qdisc that is there without our filters is not the one that we made, if we did."""
@@ -129,8 +138,8 @@ def _route() -> Iterator[IPRoute]:
     try:
         with IPRoute() as route:
             yield route
-    except NetlinkError as error:
-        raise KernelError("clsact", error.code, str(error.args[1])) from error
+    except (NetlinkError, OSError) as error:
+        raise KernelError("clsact", error.args[0], str(error.args[-1])) from error
 
 
 def _place(end: str) -> dict[str, int]:

@@ -20,8 +20,8 @@ import msgspec
 from ebpflb.datapath import bcc_child, layout
 from ebpflb.errors import CompileError
 
-DEFAULT_CACHE = Path("/var/cache/ebpflb")
 MAP_NUMBERS = {name: 0x10000 + index for index, name in enumerate(layout.MAPS)}
+TIMEOUT = 60.0  # seconds: a compilation takes two
 NO_BCC = "BCC is missing: apt install python3-bpfcc (the package called bcc on PyPI is another)"
 
 
@@ -57,13 +57,21 @@ def compile_source(
     source: str,
     flags: tuple[str, ...] = (),
     *,
-    cache: Path = DEFAULT_CACHE,
+    cache: Path,
     sources: Path = layout.SOURCES,
 ) -> Compiled:
     """The bytecode of one file in bpf/hooks.
 
-    Raises CompileError with the compiler's text, or where BCC is missing.
+    Raises CompileError with the compiler's text, where BCC is missing, or for what else keeps it
+    from being compiled: a full disk, no room for a process, a compiler that does not end.
     """
+    try:
+        return _compiled(source, flags, cache, sources)
+    except (OSError, msgspec.MsgspecError, subprocess.TimeoutExpired) as error:
+        raise CompileError(f"{source} does not compile: {error}") from error
+
+
+def _compiled(source: str, flags: tuple[str, ...], cache: Path, sources: Path) -> Compiled:
     version = bcc_version()
     if version is None:
         raise CompileError(NO_BCC)
@@ -116,6 +124,7 @@ def _run_child(
             input=msgspec.msgpack.encode(job),
             capture_output=True,
             check=False,
+            timeout=TIMEOUT,
         )
         words = done.stderr.decode(errors="replace").replace(str(folder), str(sources))
     if done.returncode:

@@ -8,6 +8,7 @@ apply     carry out a plan, in its order
 hold      make a small map equal to what is wanted
 attach    put the programs in force, in place of the old ones
 follow    the same at devices that come and go
+restore   the same where others took them off
 """
 
 import resource
@@ -22,7 +23,6 @@ from ebpflb.datapath.devices import Attachments
 from ebpflb.datapath.maps import Counters
 from ebpflb.datapath.programs import Program
 from ebpflb.datapath.state import State
-from ebpflb.errors import EbpflbError
 from ebpflb.model.devices import Devices
 from ebpflb.plan.entries import NOWHERE, Settings
 from ebpflb.plan.plan import Plan
@@ -30,7 +30,8 @@ from ebpflb.plan.planner import Capacity
 from ebpflb.plan.present import Present, read_back
 
 SOURCE, PACKETS = "hooks/socket.c", "hooks/packet.c"
-_BARE = ("-DNO_LINK_HEADER",)  # for devices whose packets begin with the IP header
+# By whether packets have a link header: a device's that have none begin with the IP header.
+_VARIANTS = {True: (), False: ("-DNO_LINK_HEADER",)}
 _GONE = "gone_"
 CAPACITY = Capacity(
     services=layout.MAPS["services"].entries,
@@ -62,15 +63,13 @@ class Datapath:
         self.state = state
         self.maps = state.open_maps()
         self.programs: list[Program] = []
-        self.packets: dict[bool, list[Program] | EbpflbError] = {}  # by: with a link header
-        self.devices = Attachments(state, self._packet_programs)
+        self.packets: dict[bool, list[Program]] = {}  # by: with a link header
+        self.devices = Attachments(state, self.packets.__getitem__)
         self.host_netns = 0
-        self.cache = compiler.DEFAULT_CACHE
 
     def close(self) -> None:
         """Lets go of everything; what is pinned serves on."""
-        loaded = [found for found in self.packets.values() if isinstance(found, list)]
-        for each in (self.programs, *loaded):
+        for each in (self.programs, *self.packets.values()):
             programs.close(each)
         for opened in self.maps.values():
             opened.close()
@@ -78,15 +77,24 @@ class Datapath:
     def load(self, cache: Path) -> bool:
         """Loads the programs; whether they had to be compiled.
 
-        Raises CompileError or VerifierError; then the old programs keep serving.
+        Raises CompileError, VerifierError or KernelError; then the old programs keep serving.
         """
-        self.cache = cache
         self.host_netns = witness.netns_cookie(cache) or self._settings().host_netns
         sockets = compiler.compile_source(SOURCE, flags(), cache=cache)
-        packets = compiler.compile_source(PACKETS, packet_flags(), cache=cache)
-        self.packets[True] = programs.load(packets, self.maps)
+        packets = {
+            link_header: compiler.compile_source(PACKETS, (*packet_flags(), *more), cache=cache)
+            for link_header, more in _VARIANTS.items()
+        }
+        for link_header, compiled in packets.items():
+            self.packets[link_header] = programs.load(compiled, self.maps)
         self.programs = programs.load(sockets, self.maps)
-        return not (sockets.cached and packets.cached)
+        return not all(compiled.cached for compiled in (sockets, *packets.values()))
+
+    @property
+    def loaded(self) -> list[Program]:
+        """All programs of this agent; none where old ones are to serve on."""
+        every = (self.programs, *self.packets.values()) if self.programs else ()
+        return [program for each in every for program in each]
 
     def attach(self, cgroup: Path, served: Devices) -> dict[str, str]:
         """Puts the loaded programs in force; device -> why it could not be done there.
@@ -101,6 +109,10 @@ class Datapath:
     def follow(self, served: Devices) -> dict[str, str]:
         """These devices are served now, and no others; device -> why it could not be done."""
         return self.devices.follow(served)
+
+    def restore(self, served: Devices) -> dict[str, str]:
+        """The same, and what others took off them goes back."""
+        return self.devices.restore(served)
 
     def serves(self) -> bool:
         """Whether programs of this layout are in force already."""
@@ -152,21 +164,6 @@ class Datapath:
         settings = self._settings()
         writes = settings.writes + settings.writes % 2
         self._set(settings._replace(host_netns=self.host_netns, writes=writes, **chosen))
-
-    def _packet_programs(self, link_header: bool) -> list[Program]:
-        """One variant; those without a link header are loaded when a device asks for them."""
-        if link_header not in self.packets:
-            try:
-                compiled = compiler.compile_source(
-                    PACKETS, (*packet_flags(), *_BARE), cache=self.cache
-                )
-                self.packets[link_header] = programs.load(compiled, self.maps)
-            except EbpflbError as error:
-                self.packets[link_header] = error
-        found = self.packets[link_header]
-        if isinstance(found, EbpflbError):
-            raise found
-        return found
 
     def _counters(self, name: str) -> Counters:
         opened = self.maps[name]

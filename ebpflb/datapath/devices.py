@@ -32,7 +32,11 @@ class Way(Protocol):
 
     def attach(self, index: int, programs: list[Program]) -> None: ...
 
-    def held(self) -> set[int]: ...
+    def present(self) -> set[int]:
+        """The devices, by ifindex, that seem to have our programs: at little cost."""
+
+    def held(self) -> set[int]:
+        """Those at both of whose ends they are in force."""
 
     def prune(self, wanted: set[int]) -> None: ...
 
@@ -53,7 +57,7 @@ class Attachments:
     def follow(self, wanted: Devices) -> dict[str, str]:
         """Puts the programs at all these devices and at no other; device -> why it could not."""
         self.way.prune({device.index for device in wanted})
-        self.ours &= self.way.held()
+        self.ours &= self.way.present()
         failed = {}
         for device in sorted(wanted, key=lambda device: not device.link_header):
             if device.index not in self.ours:
@@ -62,6 +66,14 @@ class Attachments:
                 except EbpflbError as error:
                     failed[device.name] = str(error)
         return failed
+
+    def restore(self, wanted: Devices) -> dict[str, str]:
+        """The same, and what others took off since goes back."""
+        lost = self.ours - self.way.held()
+        for name in [device.name for device in wanted if device.index in lost]:
+            log.warning("somebody took the programs off device %s; they go back", name)
+        self.ours -= lost
+        return self.follow(wanted)
 
     def _attach(self, device: Device) -> None:
         """A device that is gone by now is no failure: we shall be told."""
@@ -76,9 +88,12 @@ class Attachments:
 
 
 def attached(state: State) -> dict[str, int]:
-    """How many devices have our programs, by tcx and by clsact."""
+    """How many devices have our programs, by tcx and by clsact. Raises KernelError.
+
+    Only devices of the caller's network namespace count.
+    """
     ways = Tcx(state.devices_directory), Clsact(state.devices_directory)
-    counts = Counter({each.name: len(each.known()) for each in ways})
+    counts = Counter({each.name: len(each.held()) for each in ways})
     return dict(+counts)
 
 

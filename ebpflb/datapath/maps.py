@@ -15,6 +15,7 @@ from typing import Any
 from ebpflb.datapath import kernel, records
 from ebpflb.datapath.layout import MapSpec
 from ebpflb.errors import KernelError
+from ebpflb.model.lists import spans
 
 CHUNK = 4096  # entries a batch; 256 to 65,536 are equally fast
 _NO_BATCH = (kernel.ENOTSUPP, errno.EINVAL)
@@ -189,9 +190,7 @@ def _numbers(cell: bytes) -> Iterator[int]:
 
 def possible_cpus() -> int:
     """How many CPUs the kernel lays per-CPU values out for."""
-    spans = Path("/sys/devices/system/cpu/possible").read_text().strip().split(",")
-    ends = [span.split("-") for span in spans]
-    return sum(int(span[-1]) - int(span[0]) + 1 for span in ends)
+    return sum(map(len, spans(Path("/sys/devices/system/cpu/possible").read_text())))
 
 
 def open_map(spec: MapSpec, fd: int, *, writable: bool = True) -> Map:

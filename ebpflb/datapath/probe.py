@@ -10,8 +10,8 @@ import errno
 import os
 import socket
 import struct
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 from cffi import FFI
 from pyroute2 import IPRoute
@@ -134,23 +134,14 @@ def _filters(program: int) -> bool:
 
 def _in_new_namespace(question: Callable[[], bool]) -> bool:
     """Asks in a thread that has left our network namespace; the new one ends with it."""
-    answers: list[bool | OSError] = []
 
-    def ask() -> None:
-        try:
-            if _libc.unshare(_NEW_NETWORK):
-                raise OSError(_ffi.errno, f"no new namespace: {os.strerror(_ffi.errno)}")
-            answers.append(question())
-        except OSError as error:
-            answers.append(error)
+    def ask() -> bool:
+        if _libc.unshare(_NEW_NETWORK):
+            raise OSError(_ffi.errno, f"no new namespace: {os.strerror(_ffi.errno)}")
+        return question()
 
-    thread = threading.Thread(target=ask, name="probe")
-    thread.start()
-    thread.join()
-    (answer,) = answers
-    if isinstance(answer, OSError):
-        raise answer
-    return answer
+    with ThreadPoolExecutor(1, "probe") as thread:
+        return thread.submit(ask).result()
 
 
 def map_works() -> None:

@@ -13,6 +13,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
+from ipaddress import IPv4Address
 from typing import NamedTuple
 
 from ebpflb.datapath.layout import address_from
@@ -50,9 +51,9 @@ class Connected(NamedTuple):
 
     def _end(self, address: int, port: int) -> tuple[Address, int]:
         packed = self.id[address : address + 16]
-        if self.family == socket.AF_INET:
-            packed = bytes(10) + b"\xff\xff" + packed[:4]
-        return address_from(packed), int.from_bytes(self.id[port : port + 2], "big")
+        v4 = self.family == socket.AF_INET
+        found = IPv4Address(packed[:4]) if v4 else address_from(packed)
+        return found, int.from_bytes(self.id[port : port + 2], "big")
 
 
 class SockDiag:

@@ -18,7 +18,8 @@ import time
 from bisect import insort
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
-from operator import attrgetter
+from functools import reduce
+from operator import attrgetter, or_
 from typing import NamedTuple
 
 from ebpflb.datapath import probe
@@ -53,6 +54,11 @@ class Look(NamedTuple):
     turn: Turn
     stale: Stale
     everything: bool
+
+    def __or__(self, later: "Look") -> "Look":
+        """Both as one, when the later one is due."""
+        everything = self.everything or later.everything
+        return later._replace(stale=self.stale | later.stale, everything=everything)
 
 
 class Cure:
@@ -110,14 +116,20 @@ class Cure:
             self._changed.notify()
 
     def _next(self) -> Look | None:
-        """Waits until a look is due; None in the end."""
+        """Waits until a look is due, and takes all such of its turn as one; None in the end."""
         with self._changed:
             while not self._stopped:
-                wait = self._looks[0].due - time.monotonic() if self._looks else None
+                now = time.monotonic()
+                wait = self._looks[0].due - now if self._looks else None
                 if wait is not None and wait <= 0:
-                    return self._looks.pop(0)
+                    return self._take(self._looks[0].turn, now)
                 self._changed.wait(wait)
         return None
+
+    def _take(self, turn: Turn, now: float) -> Look:
+        due = [look for look in self._looks if look.turn is turn and look.due <= now]
+        self._looks = [look for look in self._looks if look.turn is not turn or look.due > now]
+        return reduce(or_, due)
 
     def _run(self) -> None:
         while look := self._next():

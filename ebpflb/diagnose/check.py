@@ -28,13 +28,16 @@ class Finding(NamedTuple):
 
 def check(state_directory: Path, cgroup: Path | None) -> list[Finding]:
     """All findings; without the capabilities nothing else can be known."""
-    rights = _rights()
-    return [rights, *_findings(state_directory, cgroup)] if rights.ok else [rights, _bcc()]
+    needed = required(state_directory, cgroup)
+    if missing(needed[:1]):
+        return needed
+    return [*needed, *_batches(), *_comforts(), *_others(state_directory, cgroup)]
 
 
 def required(state_directory: Path, cgroup: Path | None) -> list[Finding]:
-    """Only what the node cannot do without."""
-    return [finding for finding in check(state_directory, cgroup) if finding.required]
+    """Only what the node cannot do without, and what would do in its stead."""
+    rights = _rights()
+    return [rights, *_needs(state_directory, cgroup)] if rights.ok else [rights, _bcc()]
 
 
 def missing(findings: list[Finding]) -> list[str]:
@@ -42,7 +45,7 @@ def missing(findings: list[Finding]) -> list[str]:
     return [f"{f.feature}: {f.detail}; {f.remedy}" for f in findings if f.required and not f.ok]
 
 
-def _findings(state_directory: Path, cgroup: Path | None) -> Iterator[Finding]:
+def _needs(state_directory: Path, cgroup: Path | None) -> Iterator[Finding]:
     yield _tried("bpf(2)", _bpf, "run as root, outside a sandbox")
     yield _tried("bpffs", lambda: _bpffs(state_directory), "mount -t bpf bpf /sys/fs/bpf")
     yield _tried("cgroup v2", lambda: _cgroup(cgroup), "mount cgroup v2, or name it: --cgroup-root")
@@ -50,8 +53,10 @@ def _findings(state_directory: Path, cgroup: Path | None) -> Iterator[Finding]:
     yield from _hooks()
     yield from _packet_hooks()
     yield _nothing_missing("maps of every kind", probe.unmade_maps())
-    yield from _batches()
-    yield from _comforts()
+
+
+def _others(state_directory: Path, cgroup: Path | None) -> Iterator[Finding]:
+    """Who else has a hand in the traffic."""
     yield _other_hooks(state_directory, cgroup)
     yield _other_filters(state_directory)
     yield _kube_proxy()
@@ -171,24 +176,24 @@ def _nothing_missing(feature: str, missing: list[str]) -> Finding:
 def _other_hooks(state_directory: Path, cgroup: Path | None) -> Finding:
     """Two translators in a row: the second sees the first one's backend."""
 
-    def found() -> Mapping[str, list[str]]:
+    def foreign() -> Mapping[str, list[str]]:
         ours = links.attached(state.State(state_directory)).values()
         return links.foreign(cgroup or links.cgroup_root(), ours)
 
-    return _others("other agents' hooks", found, "another agent translates here too: run only one")
+    return _found("other agents' hooks", foreign, "another agent translates here too: run only one")
 
 
 def _other_filters(state_directory: Path) -> Finding:
     """Whoever comes first at a device may keep a packet from us."""
     remedy = "they see packets before us, and may keep them: see what they are for"
-    return _others(
+    return _found(
         "other agents ahead at devices",
         lambda: devices.ahead(state.State(state_directory)),
         remedy,
     )
 
 
-def _others(feature: str, ask: Callable[[], Mapping[str, list[str]]], remedy: str) -> Finding:
+def _found(feature: str, ask: Callable[[], Mapping[str, list[str]]], remedy: str) -> Finding:
     try:
         found = ask()
     except (EbpflbError, OSError) as error:
@@ -199,5 +204,8 @@ def _others(feature: str, ask: Callable[[], Mapping[str, list[str]]], remedy: st
 
 def _kube_proxy() -> Finding:
     """It may run beside us for a while, as one is taken over from."""
-    found = kube_proxy.look()
+    try:
+        found = kube_proxy.look()
+    except EbpflbError as error:
+        return Finding("kube-proxy", False, False, str(error), "")
     return Finding("kube-proxy", not found.remedy, False, found.detail, found.remedy)

@@ -47,14 +47,20 @@ def listed(maps: Mapping[str, Map], choice: Choice) -> list[Row]:
 
 
 def flush(maps: Mapping[str, Map], choice: Choice) -> Flushed:
-    """Deletes all entries of the chosen flows, their requests' first; they count as swept."""
-    gone = {
-        name: [sum(maps[name].take(key) is not None for key in entries) for entries in chosen]
-        for name, chosen in ((name, _chosen(maps, name, choice)) for name in PROTOCOLS)
-    }
-    for name, entries in gone.items():
-        FlowTable(maps, name).count(sum(entries))
-    return Flushed(sum(map(len, gone.values())), sum(map(sum, gone.values())))
+    """Deletes all entries of the chosen flows, their requests' first.
+
+    They count as swept, and do before they go: a sweep meanwhile would take them for evicted.
+    """
+    chosen = {name: list(_chosen(maps, name, choice)) for name in PROTOCOLS}
+    entries = 0
+    for name, flows in chosen.items():
+        keys = [key for flow in flows for key in flow]
+        table = FlowTable(maps, name)
+        table.count(len(keys))
+        missing = sum(maps[name].take(key) is None for key in keys)
+        table.count(-missing)
+        entries += len(keys) - missing
+    return Flushed(sum(map(len, chosen.values())), entries)
 
 
 def _chosen(maps: Mapping[str, Map], table: str, choice: Choice) -> Iterator[Entries]:

@@ -4,6 +4,7 @@
 objects    what the API says, only the fields that we read
 fields     those that must mean something
 addresses  addresses as Kubernetes reads them
+lists      the kernel's lists of numbers, of CPUs or ports
 events     how a cluster tells of its objects
 services   one Service -> its service ports, per family      (kube-proxy.md 1)
 endpoints  the EndpointSlices of a Service -> its endpoints  (kube-proxy.md 2)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from ebpflb.errors import InvalidObject
 from ebpflb.model.objects import Object
 
 
@@ -30,23 +31,21 @@ class Key(NamedTuple):
 
 
 class Found(NamedTuple):
-    """An object and where it was read (a file, or the API server): what a log line names."""
+    """An object and where it was read (a file, or the API server): what a log line names.
 
-    object: Object
+    One that is there and cannot be read is the reason: its last good state stays.
+    """
+
+    object: Object | InvalidObject
     source: str
 
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """The complete list of one kind: whatever is not in ``objects`` is gone.
-
-    ``broken`` names objects that exist but could not be decoded: they are not gone, so their
-    last good state stays.
-    """
+    """The complete list of one kind: whatever is not in ``objects`` is gone."""
 
     kind: Kind
     objects: dict[Key, Found]
-    broken: frozenset[Key] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

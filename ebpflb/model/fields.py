@@ -5,7 +5,7 @@ kube-proxy leaves this to the API server's validation; manifests have no API ser
 All of them raise InvalidObject.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from ebpflb import errors
@@ -31,3 +31,11 @@ def one_of(field: str, value: str, meanings: Mapping[str, _Meaning]) -> _Meaning
     if value not in meanings:
         raise errors.InvalidObject(field, f'"{value}" is none of {", ".join(meanings)}')
     return meanings[value]
+
+
+def parsed(field: str, parse: Callable[[str], _Meaning], text: str) -> _Meaning:
+    """``parse`` raises ValueError, fit to be shown."""
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise errors.InvalidObject(field, str(error)) from error

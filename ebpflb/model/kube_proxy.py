@@ -49,10 +49,11 @@ _KINDS = (
 )
 _LONGEST = 31  # of an ipset's name
 SETS = frozenset(f"{start}{kind}"[:_LONGEST] for start in ("KUBE-", "KUBE-6-") for kind in _KINDS)
-# Which ports kube-proxy serves on the node's own addresses: protocol -> sets of ports.
+# Which ports kube-proxy serves on the node's own addresses: protocol -> sets of ports, which hold
+# those of its LOCAL sets too.
 NODE_PORTS = {
-    protocol: tuple(f"KUBE-{six}NODE-PORT-{protocol}" for six in ("", "6-"))
-    for protocol in ("TCP", "UDP")
+    protocol: tuple(f"{start}NODE-PORT-{kind}" for start in ("KUBE-", "KUBE-6-"))
+    for protocol, kind in (("TCP", "TCP"), ("UDP", "UDP"), ("SCTP", "SCTP-HASH"))
 }
 
 
@@ -61,7 +62,7 @@ def is_chain(name: str) -> bool:
     return name in ENTRANCES or name in _INNER or bool(_OF_A_SERVICE.fullmatch(name))
 
 
-class Found(NamedTuple):
+class Sighting(NamedTuple):
     """What can be seen of kube-proxy in one network namespace at one time."""
 
     pids: tuple[int, ...] = ()  # processes of that name
@@ -74,7 +75,7 @@ class Found(NamedTuple):
         """Whether one is at work, seen or not (in a pod we see no other pod's processes)."""
         return bool(self.pids or self.answers or self.renewed)
 
-    def after(self, before: "Found | None") -> "Found":
+    def after(self, before: "Sighting | None") -> "Sighting":
         """The same, known that ``before`` was found earlier."""
         missed = before is not None and (before.renewed or not before.rules)
         return self._replace(renewed=bool(self.rules) and missed)

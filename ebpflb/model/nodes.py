@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One Node -> what its own proxy needs of it (kube-proxy.md 5, 13.1, 17)."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from ebpflb.model import addresses as parsing
 from ebpflb.model import objects
@@ -11,6 +12,8 @@ ZONE_LABEL = "topology.kubernetes.io/zone"
 DOOMED_TAINT = "ToBeDeletedByClusterAutoscaler"
 
 _USED_TYPES = ("InternalIP", "ExternalIP")  # in order of preference
+
+_Parsed = TypeVar("_Parsed")
 
 
 def zone(node: objects.Node) -> str:
@@ -35,7 +38,7 @@ def addresses(node: objects.Node) -> tuple[Address, ...]:
         address
         for used in _USED_TYPES
         for entry in listed
-        if entry.type == used and (address := _parse(entry.address))
+        if entry.type == used and (address := _readable(parsing.parse_address, entry.address))
     )
 
 
@@ -55,20 +58,13 @@ def pod_cidrs(node: objects.Node) -> tuple[Network, ...]:
     spec = node.spec or objects.NodeSpec()
     first: dict[Family, Network] = {}
     for text in spec.pod_cidrs or [spec.pod_cidr]:
-        if network := _parse_network(text):
+        if network := _readable(parsing.parse_network, text):
             first.setdefault(parsing.family(network), network)
     return tuple(first.values())
 
 
-def _parse(text: str) -> Address | None:
+def _readable(parse: Callable[[str], _Parsed], text: str) -> _Parsed | None:
     try:
-        return parsing.parse_address(text)
-    except ValueError:
-        return None
-
-
-def _parse_network(text: str) -> Network | None:
-    try:
-        return parsing.parse_network(text)
+        return parse(text)
     except ValueError:
         return None

@@ -15,7 +15,6 @@ class Metadata(Struct, frozen=True, gc=False, rename="camel"):
 
     name: str
     namespace: str = ""
-    resource_version: str = ""
     creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
     labels: dict[str, str] | None = None

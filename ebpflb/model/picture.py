@@ -111,7 +111,8 @@ class Picture:
             Kind.ENDPOINT_SLICE: self.slices.keys(),
             Kind.SERVICE_CIDR: self.ranges.keys(),
         }
-        for key in known.get(event.kind, set()) - event.objects.keys() - event.broken:
+        refused = {key for kind, key in self.refused if kind is event.kind}
+        for key in (known.get(event.kind, set()) | refused) - event.objects.keys():
             self._remove(event.kind, key)
         self.listed.add(event.kind)
         return [
@@ -131,6 +132,8 @@ class Picture:
 
     def _take_in(self, key: Key, found: Found) -> tuple[str, ...]:
         match found.object:
+            case InvalidObject(field=field, reason=reason):
+                raise InvalidObject(field, reason)  # anew: it keeps the frames that it passes
             case Service() as service:
                 return self._take_service(key, service)
             case EndpointSlice() as slice:

@@ -15,6 +15,7 @@ Next: endpoints.py finds who answers for a service port, selection.py which of t
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 from ebpflb import errors
@@ -146,23 +147,18 @@ def _cluster_ips(spec: objects.ServiceSpec, remarks: list[str]) -> dict[Family, 
     if not spec.ip_families:
         if len(ips) > 1:
             remarks.append("spec.ipFamilies: empty, so only spec.clusterIP is used")
-        only = _cluster_ip("spec.clusterIP", spec.cluster_ip)
+        only = fields.parsed("spec.clusterIP", addresses.parse_address, spec.cluster_ip)
         return {addresses.family(only): only}
     found: dict[Family, Address] = {}
     for index, text in enumerate(spec.ip_families):
         family = fields.one_of(f"spec.ipFamilies[{index}]", text, addresses.FAMILIES)
         if index < len(ips):
-            found.setdefault(family, _cluster_ip(f"spec.clusterIPs[{index}]", ips[index], family))
+            parse = partial(addresses.parse_address, wanted=family)
+            field = f"spec.clusterIPs[{index}]"
+            found.setdefault(family, fields.parsed(field, parse, ips[index]))
         else:
             remarks.append(f"spec.clusterIPs[{index}]: missing, so nothing is served by {family}")
     return found
-
-
-def _cluster_ip(field: str, text: str, family: Family | None = None) -> Address:
-    try:
-        return addresses.parse_address(text, family)
-    except ValueError as error:
-        raise errors.InvalidObject(field, str(error)) from error
 
 
 def _ports(spec: objects.ServiceSpec) -> list[tuple[objects.ServicePortSpec, Protocol]]:

@@ -6,8 +6,8 @@ from ipaddress import IPv4Address, ip_address
 from typing import NamedTuple
 
 from ebpflb.model.addresses import Address
+from ebpflb.model.services import PROTOCOLS
 
-PROTOCOLS = ("TCP", "UDP", "SCTP")
 _HEX = 16
 
 

@@ -2,6 +2,7 @@
 """What this machine is, and what else has a hand in its network.
 
 devices       devices and addresses, now and as they change
+lookout       looks that may fail
 families      which IP families there are
 namespaces    its network namespaces, and work in each of them
 ports         source ports kept from its own sockets

@@ -10,9 +10,11 @@ is the machine's, and may be another's to set.
 import errno
 import logging
 import os
+from collections.abc import Set
 from pathlib import Path
 
 from ebpflb.errors import NodeError
+from ebpflb.model.lists import spans
 from ebpflb.node import sysctl
 from ebpflb.settings import Conntrack
 
@@ -35,7 +37,7 @@ def set_up(wanted: Conntrack, proc: Path = PROC, hash_size: Path = HASH_SIZE) ->
     entries = table_size(wanted, cpus())
     if entries:
         _raise_size(proc / "nf_conntrack_max", entries)
-        _raise_size(hash_size, entries // 4)
+        _raise_size(hash_size, entries // 4, _NOT_OURS | {errno.EROFS})  # a container's /sys
     for name, value in _sysctls(wanted).items():
         if value:
             _set(proc / name, value)
@@ -52,10 +54,10 @@ def table_size(wanted: Conntrack, cores: int) -> int:
 def cpus(online: Path = ONLINE) -> int:
     """The machine's, whichever of them we may run on."""
     try:
-        parts = [part.split("-") for part in online.read_text().strip().split(",")]
-        return sum(int(part[-1]) - int(part[0]) + 1 for part in parts)
+        found = sum(map(len, spans(online.read_text())))
     except (OSError, ValueError):
-        return os.cpu_count() or 1
+        found = 0
+    return found or os.cpu_count() or 1
 
 
 def _sysctls(wanted: Conntrack) -> dict[str, int]:
@@ -68,14 +70,14 @@ def _sysctls(wanted: Conntrack) -> dict[str, int]:
     }
 
 
-def _raise_size(path: Path, least: int) -> None:
-    """Never lowers it. Where it is not ours to set, that is said."""
+def _raise_size(path: Path, least: int, not_ours: Set[int] = _NOT_OURS) -> None:
+    """Never lowers it. Where it is not ours to set, that is said: so does kube-proxy."""
     try:
         if int(path.read_text()) < least:
             path.write_text(f"{least}\n")
             log.info("%s: %d", path.name, least)
     except OSError as error:
-        if error.errno not in _NOT_OURS:
+        if error.errno not in not_ours:
             raise NodeError(f"{path}: cannot be set to {least}: {error.strerror}") from error
         log.warning("%s: not set to %d: %s", path, least, error.strerror)
 

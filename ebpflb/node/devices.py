@@ -11,21 +11,30 @@ from ipaddress import ip_address
 from typing import Any
 
 from pyroute2 import IPRoute
+from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl import RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR, RTMGRP_LINK
 
+from ebpflb.errors import NodeError
 from ebpflb.model.addresses import Address
 from ebpflb.model.devices import Device, Devices
+from ebpflb.model.events import Trouble
+from ebpflb.model.kube_proxy import DEVICE
+from ebpflb.node.lookout import Lookout
 
 _ETHER, _LOOPBACK = 1, 772  # ARPHRD_*: the kernel gives both kinds of packets an Ethernet header
 _IFF_LOOPBACK = 8
 # IFA_F_SECONDARY (IPv6: temporary), _DADFAILED, _DEPRECATED, _TENTATIVE
 _UNFIT = 0x01 | 0x08 | 0x20 | 0x40
 _RT_SCOPE_UNIVERSE = 0
+AGAIN_SECONDS = 1.0  # after a list that could not be had
 
 
 @dataclass(frozen=True, slots=True)
 class DevicesChanged:
-    """All devices that there are now."""
+    """All devices that there are now, but for the one of kube-proxy's ipvs mode.
+
+    That holds every cluster IP, and none of them is the node's.
+    """
 
     devices: Devices
 
@@ -36,13 +45,17 @@ class DevicesChanged:
 
 
 def current() -> DevicesChanged:
-    """All devices in our network namespace."""
-    with IPRoute() as route:
-        addresses = defaultdict(list)
-        for message in route.get_addr():
-            addresses[message["index"]].append(message)
-        links = list(route.get_links())
-    return DevicesChanged(tuple(_device(link, addresses[link["index"]]) for link in links))
+    """Those in our network namespace. Raises NodeError."""
+    addresses = defaultdict(list)
+    try:
+        with IPRoute() as route:
+            for message in route.get_addr():
+                addresses[message["index"]].append(message)
+            links = list(route.get_links())
+    except (NetlinkError, OSError) as error:
+        raise NodeError(f"devices cannot be listed: {error.args[-1]}") from error
+    devices = (_device(link, addresses[link["index"]]) for link in links)
+    return DevicesChanged(tuple(device for device in devices if device.name != DEVICE))
 
 
 def _device(link: Any, addresses: list[Any]) -> Device:
@@ -69,23 +82,29 @@ def _is_source(message: Any) -> bool:
 class Follower:
     """Tells of every change, from a thread of its own; the first list comes at once.
 
-    The socket is a plain one: since 0.9 pyroute2's belong to the thread that made them.
+    One that cannot be had is tried again until it can. The socket is a plain one: since 0.9
+    pyroute2's belong to the thread that made them.
     """
 
-    def __init__(self, emit: Callable[[DevicesChanged], None]) -> None:
+    def __init__(self, emit: Callable[[DevicesChanged | Trouble], None]) -> None:
         self.emit = emit
         self.changes = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+        self._look = Lookout("devices", self._tell, emit)
 
     def start(self) -> None:
-        """Subscribes before it lists, so that no change is missed."""
+        """Subscribes before it lists, so that no change is missed. Raises NodeError."""
         self.changes.bind((0, RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR))
-        self.emit(current())
+        self._tell()
         threading.Thread(target=self._follow, name="devices", daemon=True).start()
 
     def _follow(self) -> None:
         while True:
             self._wait()
-            self.emit(current())
+            while not self._look():
+                time.sleep(AGAIN_SECONDS)
+
+    def _tell(self) -> None:
+        self.emit(current())
 
     def _wait(self) -> None:
         """For changes, or for word that some were lost (ENOBUFS): both ask for a fresh list."""
@@ -96,4 +115,4 @@ class Follower:
         except BlockingIOError:
             return
         except OSError:
-            time.sleep(1)
+            time.sleep(AGAIN_SECONDS)

@@ -4,7 +4,6 @@
 Nothing here has the kernel load a module: where there is no /proc/net/ip_vs there is no server.
 """
 
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ipaddress import ip_address
@@ -16,14 +15,10 @@ from pyroute2.netlink.nfnetlink.ipset import IPSET_FLAG_LIST_SETNAME
 
 from ebpflb.errors import NodeError
 from ebpflb.model.addresses import Address
+from ebpflb.model.services import PROTOCOLS
 from ebpflb.model.virtual_servers import VirtualServer, parse
 
 SERVERS = Path("/proc/net/ip_vs")
-_PROTOCOLS = {
-    "TCP": socket.IPPROTO_TCP,
-    "UDP": socket.IPPROTO_UDP,
-    "SCTP": socket.IPPROTO_SCTP,
-}
 
 
 def servers() -> list[VirtualServer]:
@@ -36,12 +31,12 @@ def remove_servers(them: list[VirtualServer]) -> None:
     with _told("IPVS"), IPVS() as ipvs:
         for server in them:
             words = {"addr": str(server.address), "port": server.port}
-            ipvs.service("del", IPVSService(**words, protocol=_PROTOCOLS[server.protocol]))
+            ipvs.service("del", IPVSService(**words, protocol=PROTOCOLS[server.protocol]))
 
 
 def addresses(device: str) -> set[Address] | None:
-    """Those of a device; None where there is no such device."""
-    with IPRoute() as route:
+    """Those of a device; None where there is no such device. Raises NodeError."""
+    with _told(device), IPRoute() as route:
         index = route.link_lookup(ifname=device)
         if not index:
             return None
@@ -67,7 +62,7 @@ def sets() -> set[str]:
 
 
 def ports(name: str) -> set[int]:
-    """The members of a set of ports (bitmap:port)."""
+    """Those of a set of ports, or of addresses with ports (bitmap:port, hash:ip,port)."""
     with _told(name), IPSet() as ipset:
         found = list(ipset.list(name))
     members = [m.get_attr("IPSET_ATTR_ADT") for m in found]

@@ -12,8 +12,10 @@ from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
-from ebpflb.model.kube_proxy import METRICS_PORT, MODES, Found
+from ebpflb.model.events import Trouble
+from ebpflb.model.kube_proxy import METRICS_PORT, MODES, Sighting
 from ebpflb.node import leftovers
+from ebpflb.node.lookout import Lookout
 
 NAME = "kube-proxy"
 AGAIN_SECONDS = 60.0
@@ -22,20 +24,26 @@ _TIMEOUT = 1.0  # seconds
 _LONGEST = 32  # bytes of an answer
 
 
-def look() -> Found:
-    """What can be seen now."""
+def look() -> Sighting:
+    """What can be seen now. Raises NodeError where something cannot be looked at."""
     answers = tuple(_answers())
-    return Found(tuple(sorted(_pids())), answers, tuple(leftovers.signs()))
+    return Sighting(tuple(sorted(_pids())), answers, tuple(leftovers.signs()))
 
 
 class Watcher:
-    """Tells what there is at once, and then each time that it is something else."""
+    """Tells what there is at once, and then each time that it is something else.
 
-    def __init__(self, emit: Callable[[Found], None], seconds: float = AGAIN_SECONDS) -> None:
+    What cannot be looked at is as it was.
+    """
+
+    def __init__(
+        self, emit: Callable[[Sighting | Trouble], None], seconds: float = AGAIN_SECONDS
+    ) -> None:
         self.emit = emit
         self.seconds = seconds
+        self._look = Lookout(NAME, self._tell, emit)
         self._ended = threading.Event()
-        self._told: Found | None = None
+        self._told: Sighting | None = None
 
     def start(self) -> None:
         """The first look comes before it returns."""
@@ -49,7 +57,7 @@ class Watcher:
         while not self._ended.wait(self.seconds):
             self._look()
 
-    def _look(self) -> None:
+    def _tell(self) -> None:
         found = look().after(self._told)
         if found != self._told:
             self._told = found

@@ -9,10 +9,10 @@ those of other users' processes CAP_SYS_PTRACE; names need only the first.
 import errno
 import logging
 import os
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from cffi import FFI
 
@@ -43,14 +43,12 @@ class Namespaces:
         """
         yield True, what()
         for path in others():
-            visit = _Visit(path, what)
-            visit.run()
-            if isinstance(visit.error, OSError):
-                self._say(visit.error)
-            elif visit.error:
-                raise visit.error
+            try:
+                found = _visit(path, what)
+            except OSError as error:
+                self._say(error)
             else:
-                yield False, visit.found[0]
+                yield False, found
 
     def _say(self, error: OSError) -> None:
         if error.errno in (errno.EPERM, errno.EACCES) and not self._confined:
@@ -58,25 +56,15 @@ class Namespaces:
             log.warning("pods' network namespaces are closed to us: CAP_SYS_ADMIN is missing")
 
 
-class _Visit(Generic[T]):
-    """A thread that ends in another namespace, so that nobody who goes on is there."""
+def _visit(path: Path, what: Callable[[], T]) -> T:
+    """In a thread that ends in the other namespace, so that nobody who goes on is there."""
 
-    def __init__(self, path: Path, what: Callable[[], T]) -> None:
-        self._path, self._what = path, what
-        self.found: list[T] = []
-        self.error: BaseException | None = None
+    def stay() -> T:
+        _enter(path)
+        return what()
 
-    def run(self) -> None:
-        thread = threading.Thread(target=self._stay, name="visit")
-        thread.start()
-        thread.join()
-
-    def _stay(self) -> None:
-        try:
-            _enter(self._path)
-            self.found.append(self._what())
-        except BaseException as error:
-            self.error = error
+    with ThreadPoolExecutor(1, "visit") as thread:
+        return thread.submit(stay).result()
 
 
 def _enter(path: Path) -> None:

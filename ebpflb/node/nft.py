@@ -8,7 +8,7 @@ may be the last, ``hold_nat`` makes a table that needs both and does nothing.
 """
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ HOLDER = "ebpflb-nat"
 _ALL = 0
 _REQUEST_AND_ACK = 5  # NLM_F_REQUEST | NLM_F_ACK
 _DSTNAT = -100
+_NOTHING = {errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP, errno.EPROTONOSUPPORT}
 _CT_STATE, _REGISTER = 0, 1
 
 
@@ -38,36 +39,37 @@ class Name(NamedTuple):
 
 
 def tables() -> set[Name]:
-    """Those of the families ip, ip6 and inet; none where the kernel is without nf_tables."""
+    """Those of the families ip, ip6 and inet. Raises NodeError."""
     names = {number: family for family, number in FAMILIES.items()}
-    try:
-        with NFTables(nfgen_family=_ALL) as nft:
-            found = [(m["nfgen_family"], m.get_attr("NFTA_TABLE_NAME")) for m in nft.get_tables()]
-    except (NetlinkError, OSError):
-        return set()
-    return {Name(names[number], table) for number, table in found if number in names}
+    found = _ask("nf_tables", _ALL, lambda nft: nft.get_tables())
+    told = [(message["nfgen_family"], message.get_attr("NFTA_TABLE_NAME")) for message in found]
+    return {Name(names[number], table) for number, table in told if number in names}
 
 
 def has_chain(name: Name, chain: str) -> bool:
-    """Whether the table has it."""
+    """Whether the table has it. Raises NodeError."""
     message = nft_chain_msg()
     message["attrs"] = [["NFTA_CHAIN_TABLE", name.table], ["NFTA_CHAIN_NAME", chain]]
-    try:
-        with NFTables(nfgen_family=FAMILIES[name.family]) as nft:
-            return bool(nft.request_get(message, NFT_MSG_GETCHAIN, _REQUEST_AND_ACK))
-    except (NetlinkError, OSError):
-        return False
+    said = message, NFT_MSG_GETCHAIN, _REQUEST_AND_ACK
+    return bool(_ask(name, FAMILIES[name.family], lambda nft: nft.request_get(*said)))
 
 
 def chains(name: Name) -> set[str]:
-    """The table's, by name."""
-    try:
-        with NFTables(nfgen_family=FAMILIES[name.family]) as nft:
-            found = list(nft.get_chains())
-    except (NetlinkError, OSError):
-        return set()
+    """The table's, by name. Raises NodeError."""
+    found = _ask(name, FAMILIES[name.family], lambda nft: nft.get_chains())
     own = (m for m in found if m.get_attr("NFTA_CHAIN_TABLE") == name.table)
     return {message.get_attr("NFTA_CHAIN_NAME") for message in own}
+
+
+def _ask(what: object, family: int, question: Callable[[Any], Iterable[Any]]) -> list[Any]:
+    """What the kernel answers: nothing where there is no such thing, or no nf_tables at all."""
+    try:
+        with NFTables(nfgen_family=family) as nft:
+            return list(question(nft))
+    except (NetlinkError, OSError) as error:
+        if error.args[0] in _NOTHING:
+            return []
+        raise NodeError(f"{what}: {error.args[-1]}") from error
 
 
 def delete(name: Name) -> None:

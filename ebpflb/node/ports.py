@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from ebpflb.model.lists import spans
 from ebpflb.node import sysctl
 
 log = logging.getLogger(__name__)
@@ -29,8 +30,7 @@ class Added(msgspec.Struct):
 
 def parse(text: str) -> set[int]:
     """The kernel's notation: single ports and ranges, with commas between."""
-    ends = [part.split("-") for part in text.strip().split(",") if part]
-    return {port for end in ends for port in range(int(end[0]), int(end[-1]) + 1)}
+    return {port for span in spans(text) for port in span}
 
 
 def notation(ports: set[int]) -> str:

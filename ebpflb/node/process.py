@@ -2,6 +2,7 @@
 """What the kernel is to think of our own process."""
 
 import logging
+import resource
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -18,3 +19,14 @@ def adjust_oom_score(value: int, path: Path = OOM_SCORE_ADJ) -> None:
             path.write_text(f"{value}\n")
     except OSError as error:
         log.info("oom_score_adj: not set to %d: %s", value, error.strerror)
+
+
+def raise_file_limit() -> None:
+    """As many open files as we may have, as programs in Go do: each health-check NodePort is a
+    socket of each family, and systemd and containerd begin with 1024.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError) as error:
+        log.info("RLIMIT_NOFILE: left at %d: %s", soft, error)

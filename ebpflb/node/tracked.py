@@ -5,9 +5,11 @@ The table may have hundreds of thousands of entries, so of each only the status 
 more of them than it takes.
 """
 
+import os
 import socket
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 
 _NETFILTER = 12  # NETLINK_NETFILTER
 _GET = 1 << 8 | 1  # NFNL_SUBSYS_CTNETLINK, IPCTNL_MSG_CT_GET
@@ -19,11 +21,16 @@ _TYPE = 0x3FFF  # of an attribute, without its flags
 _HEADER = struct.Struct("=IHHII")  # struct nlmsghdr
 _FAMILY = struct.Struct("=BBH")  # struct nfgenmsg
 _ATTRIBUTE = struct.Struct("=HH")  # struct nlattr
+_NUMBER = struct.Struct("=i")  # of an error, or 0
 _ROOM = 1 << 16
+_COUNT = Path("/proc/sys/net/netfilter/nf_conntrack_count")  # where connections are tracked
 
 
 def translates() -> bool:
-    """Whether there are connections to an address that is translated; False without conntrack."""
+    """Whether there are connections to an address that is translated.
+
+    True also where the kernel tracks connections and does not tell: then there may be some.
+    """
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETFILTER) as kernel:
             length = _HEADER.size + _FAMILY.size
@@ -31,16 +38,19 @@ def translates() -> bool:
             kernel.send(header + _FAMILY.pack(socket.AF_UNSPEC, 0, 0))
             return any(status & _DST_NAT for status in _statuses(kernel))
     except OSError:
-        return False
+        return _COUNT.exists()
 
 
 def _statuses(kernel: socket.socket) -> Iterator[int]:
-    """Of all entries; anything but an entry is the end, or an error, which is none too."""
+    """Of all entries. Raises OSError where they are not told."""
     while True:
         told, at = kernel.recv(_ROOM), 0
         while at < len(told):
             length, kind, *_ = _HEADER.unpack_from(told, at)
-            if kind != _NEW:
+            if kind != _NEW:  # the end, or an error
+                (number,) = _NUMBER.unpack_from(told, at + _HEADER.size)
+                if number:
+                    raise OSError(-number, os.strerror(-number))
                 return
             yield _status(told, at + _HEADER.size + _FAMILY.size, at + length)
             at += _aligned(length)

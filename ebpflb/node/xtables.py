@@ -10,9 +10,12 @@ import os
 import re
 import socket
 import struct
+from contextlib import suppress
 from pathlib import Path
 
 from cffi import FFI
+
+from ebpflb.errors import NodeError
 
 _INFO, _ENTRIES = 64, 65  # IPT_SO_GET_INFO, IPT_SO_GET_ENTRIES; of IPv6 the same
 _NAME = struct.Struct("=32s")
@@ -25,32 +28,48 @@ _TABLES: dict[int, Path] = {
     socket.AF_INET6: Path("/proc/net/ip6_tables_names"),
 }
 
+_ATTEMPTS = 10  # to read a table that others change all the time
+
 _ffi = FFI()
 _ffi.cdef("int getsockopt(int socket, int level, int option, void *value, uint32_t *length);")
 _libc = _ffi.dlopen(None)
 
 
 def tables(family: int) -> set[str]:
-    """The tables that there are; only root may know. Asking for another would make it."""
+    """The tables that there are. Asking for another would make it. Raises NodeError."""
     try:
         return set(_TABLES[family].read_text().split())
-    except OSError:
+    except FileNotFoundError:
         return set()
+    except OSError as error:
+        raise NodeError(f"{_TABLES[family]}: {error.strerror}") from error
 
 
 def has_chain(family: int, table: str, chain: str) -> bool:
-    """Whether the table is there and has the chain; False also where that is not told."""
+    """Whether the table is there and has the chain. Raises NodeError where that is not told."""
     if table not in tables(family):
         return False
     try:
-        with socket.socket(family, socket.SOCK_DGRAM) as asking:
-            info = _ask(asking, _INFO, _NAME.pack(table.encode()), _INFO_LENGTH)
-            (size,) = struct.unpack_from("=I", info, _INFO_LENGTH - 4)
-            head = _SIZED.pack(table.encode(), size)
-            entries = _ask(asking, _ENTRIES, head, len(head) + size)
-    except OSError:  # EAGAIN: it has changed in between
-        return False
+        entries = _entries(family, table)
+    except OSError as error:
+        raise NodeError(f"table {table} of iptables-legacy: {error.strerror}") from error
     return re.search(_CHAIN % re.escape(chain.encode()), entries, re.DOTALL) is not None
+
+
+def _entries(family: int, table: str) -> bytes:
+    """All that the table holds; EAGAIN where it has changed since its size was told."""
+    for _ in range(_ATTEMPTS):
+        with suppress(BlockingIOError):
+            return _read(family, table)
+    return _read(family, table)
+
+
+def _read(family: int, table: str) -> bytes:
+    with socket.socket(family, socket.SOCK_DGRAM) as asking:
+        info = _ask(asking, _INFO, _NAME.pack(table.encode()), _INFO_LENGTH)
+        (size,) = struct.unpack_from("=I", info, _INFO_LENGTH - 4)
+        head = _SIZED.pack(table.encode(), size)
+        return _ask(asking, _ENTRIES, head, len(head) + size)
 
 
 def _ask(asking: socket.socket, option: int, said: bytes, length: int) -> bytes:

@@ -129,7 +129,8 @@ def state(protocol: int, flags: Iterable[Flags]) -> State:
     """How a flow stands, by the flags of its entries; one that was evicted says nothing.
 
     A side has been seen if one entry has: where the CNI masquerades as well, or a backend shares
-    the node's network, the other one never is. The last chunk of SCTP's shutdown counts as a reset (bpf/net/transport.h).
+    the node's network, the other one never is. The last chunk of SCTP's shutdown counts as a
+    reset (bpf/net/transport.h).
     """
     every = list(flags)
     requests = [words for words in every if "request" in words]

@@ -48,6 +48,7 @@ class Planner:
         self.capacity = capacity
         self.claims = Claims()
         self.present: dict[PortName, Programmed] = {}
+        self.backends = 0  # of all that is present
         self.unplaced: dict[PortName, str] = {}
         self.service_ids = Ids(capacity.service_ids)
         self.backend_ids = Ids(capacity.backend_ids)
@@ -105,6 +106,7 @@ class Planner:
         self.cluster_ips = ClusterIps(present.cluster_ips)
         self.present = dict(present.programmed)
         for name, programmed in self.present.items():
+            self.backends += len(programmed.backends)
             self.service_ids.adopt(programmed.id)
             self.ranges.adopt(programmed.block)
             self.holders.update(dict.fromkeys(programmed.services, name))
@@ -154,6 +156,7 @@ class Planner:
         old = self.present.pop(name, None)
         if old is None:
             return
+        self.backends -= len(old.backends)
         self._drop(name, old.services)
         self.admission.forget(old.id)
         self._free_block(old, kept=frozenset())
@@ -198,6 +201,7 @@ class Planner:
 
     def _write(self, name: PortName, old: Programmed, new: Programmed) -> None:
         self.present[name] = new
+        self.backends += len(new.backends) - len(old.backends)
         if new == old and all(self.holders[frontend] == name for frontend in new.services):
             return
         if new.block != old.block:

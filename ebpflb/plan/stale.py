@@ -32,6 +32,10 @@ class Stale(NamedTuple):
     def __bool__(self) -> bool:
         return any(self)
 
+    def __or__(self, other: "Stale") -> "Stale":
+        ended, orphaned = self.ended | other.ended, self.orphaned | other.orphaned
+        return Stale(ended, orphaned, self.revived or other.revived)
+
 
 class StaleWatch:
     """Gathers what the planner turns service ports into, until somebody takes it."""

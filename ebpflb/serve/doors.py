@@ -2,8 +2,8 @@
 """Where all our HTTP clients come in: one thread, however many ports and clients there are.
 
 Nothing that a client does can hold anything for long: from the first byte awaited to the last one
-taken an exchange has PATIENCE seconds, a head is small, and when a room is full the oldest
-connection makes place for the new one.
+taken an exchange has PATIENCE seconds, a head is small, and when a room is full the connection
+that has asked for nothing for longest makes place for the new one.
 """
 
 import asyncio
@@ -71,12 +71,17 @@ class Room:
 
     def __init__(self, most: int, patience: float = PATIENCE) -> None:
         self.most, self.patience = most, patience
-        self._inside: dict[asyncio.StreamWriter, None] = {}  # the oldest first
+        self._inside: dict[asyncio.StreamWriter, None] = {}  # who asked last is last
 
     def enter(self, writer: asyncio.StreamWriter) -> None:
         while len(self._inside) >= self.most:
             self.throw_out(next(iter(self._inside)))
         self._inside[writer] = None
+
+    def asks(self, writer: asyncio.StreamWriter) -> None:
+        """A request has come whole, be it of one who is thrown out by now."""
+        if writer in self._inside:
+            self._inside[writer] = self._inside.pop(writer)
 
     def leave(self, writer: asyncio.StreamWriter) -> None:
         self._inside.pop(writer, None)
@@ -142,6 +147,7 @@ class Door:
             head = await _head(reader)
             if head is None:
                 return False
+            self._room.asks(writer)
             exchange = Exchange(head)
             if exchange.request:
                 exchange.give(await self._answer(exchange.request))

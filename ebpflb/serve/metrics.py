@@ -9,7 +9,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
@@ -19,12 +18,11 @@ from prometheus_client.registry import Collector
 
 from ebpflb.datapath.census import Census
 from ebpflb.datapath.datapath import Datapath
-from ebpflb.datapath.programs import Program
 from ebpflb.errors import EbpflbError
 from ebpflb.plan.planner import Planner
 from ebpflb.serve.metrics_agent import WordsCollector
 from ebpflb.serve.metrics_kube_proxy import KubeProxy
-from ebpflb.serve.metrics_library import Checks, Requests, describe_build, describe_process
+from ebpflb.serve.metrics_library import Checks, Gates, Requests, describe_build, describe_process
 from ebpflb.serve.metrics_maps import HooksCollector, MapsCollector
 from ebpflb.serve.status import Words
 
@@ -49,6 +47,7 @@ class Metrics(KubeProxy):
         super().__init__(self.registry, clock)
         describe_process(self.registry)
         describe_build(self.registry)
+        self.gate = Gates(self.registry).tell
         self.request = Requests(self.registry).observe
         self.check = Checks(self.slis).observe
         self._declare()
@@ -77,7 +76,7 @@ class Metrics(KubeProxy):
         """Reads these at each scrape from now on, until ``close``."""
         self._census = Census(datapath.maps)
         self._show("maps", MapsCollector(datapath.maps, planner, self._census))
-        self._show("hooks", HooksCollector(datapath.state, partial(_loaded, datapath)))
+        self._show("hooks", HooksCollector(datapath.state, lambda: datapath.loaded))
         self._show("words", WordsCollector(words))
 
     def close(self) -> None:
@@ -161,8 +160,3 @@ def _exposition(registry: CollectorRegistry, accept: str) -> Exposition:
     encode, content_type = choose_encoder(accept)
     plain = content_type.startswith("text/plain")
     return Exposition(encode(_AsGoWrites(registry) if plain else registry), content_type)
-
-
-def _loaded(datapath: Datapath) -> list[Program]:
-    packets = [found for found in list(datapath.packets.values()) if isinstance(found, list)]
-    return [program for programs in (datapath.programs, *packets) for program in programs]

@@ -41,17 +41,18 @@ class KubeProxy:
             "Stale UDP flows ended: entries of the packet path and sockets",
         )
 
-    def service_changes(self, count: int, pending: int | None = None) -> None:
-        """So many events about Services; ``pending``: how many wait for a sync now, if it is not
-        so many more.
-        """
+    def service_changes(self, count: int) -> None:
+        """So many events about Services."""
         self._services_seen.inc(count * len(_FAMILIES))
-        _wait(self._services_pending, count, pending)
 
-    def endpoint_changes(self, count: int, pending: int | None = None) -> None:
+    def endpoint_changes(self, count: int) -> None:
         """The same for EndpointSlices of IPv4 and IPv6 addresses: each is of one family."""
         self._slices_seen.inc(count)
-        _wait(self._slices_pending, count, pending)
+
+    def pending(self, services: int, slices: int) -> None:
+        """So many wait for a sync now."""
+        self._services_pending.set(services)
+        self._slices_pending.set(slices)
 
     def queued(self) -> None:
         """A sync is wanted; also to be said when the agent begins."""
@@ -61,8 +62,7 @@ class KubeProxy:
         """A sync took so long and succeeded: nothing waits any more."""
         self._took(seconds, full=full)
         self._stamp(self._last_synced)
-        self._services_pending.set(0)
-        self._slices_pending.set(0)
+        self.pending(0, 0)
 
     def failed(self, seconds: float, *, full: bool) -> None:
         """A sync took so long and failed: what waited for it waits on."""
@@ -177,10 +177,3 @@ def _begun(made: _Made) -> _Made:
     for family in _FAMILIES:
         made.labels(family)
     return made
-
-
-def _wait(gauge: Gauge, more: int, now: int | None) -> None:
-    if now is None:
-        gauge.inc(more)
-    else:
-        gauge.set(now)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The metrics that a kube-proxy has from its libraries, and ours from our own: build, process,
-requests to the API server, and the health checks of /metrics/slis.
+feature gates, requests to the API server, and the health checks of /metrics/slis.
 
 Names, labels and buckets are those of Kubernetes' component-base 1.36.
 """
@@ -80,6 +80,19 @@ class Requests:
         host = urlsplit(url).netloc
         self._count.labels(NO_ANSWER if code is None else code, method, host).inc()
         self._seconds.labels(method, host).observe(seconds)
+
+
+class Gates:
+    """kubernetes_feature_enabled: of the feature gates that are honoured, and of no others."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        text = "Whether a feature gate that is honoured is on, and its stage in Kubernetes"
+        labels = ["name", "stage"]
+        self._enabled = Gauge("kubernetes_feature_enabled", text, labels, registry=registry)
+
+    def tell(self, name: str, stage: str, *, enabled: bool) -> None:
+        """One gate; its stage as Kubernetes 1.36 writes it, as in "DEPRECATED"."""
+        self._enabled.labels(name, stage).set(enabled)
 
 
 class Checks:

@@ -72,7 +72,8 @@ class Pages:
         return Answer(200, msgspec.json.encode(said), JSON)
 
     def _flagz(self) -> Answer:
-        return _page("flagz", [f"{name}={value}" for name, value in sorted(self.flags().items())])
+        said = [f"{name}={value}" for name, value in sorted(self.flags().items())]
+        return _page("flags", ["", *said])
 
     def _statusz(self) -> Answer:
         up = int(time.time() - self.started)

@@ -6,7 +6,6 @@ has a health-check node port (kube-proxy.md 13 and 10).
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from ebpflb.cluster import recorder
 from ebpflb.cluster.recorder import Recorder
@@ -17,22 +16,10 @@ from ebpflb.serve.health import Health, OnResponse
 from ebpflb.serve.pages import Pages
 from ebpflb.serve.ports import RETRY_SECONDS, Port
 from ebpflb.serve.service_health import ServiceHealth
+from ebpflb.settings import Settings
 
 MOST_PROBES, MOST_SCRAPES = 128, 32  # connections at a time
 STARTING = "StartKubeProxy"  # the action of all events at the start
-
-
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """What the operator chose; addresses are HOST:PORT, and "" is none."""
-
-    node_name: str
-    healthz_address: str = "0.0.0.0:10256"
-    metrics_address: str = "127.0.0.1:10249"
-    bind_address_hard_fail: bool = False
-    sync_period: float = 30.0  # seconds; unhealthy is who lags by twice as much
-    families: Collection[Family] = tuple(Family)
-    retry: float = RETRY_SECONDS
 
 
 class Servers:
@@ -40,26 +27,35 @@ class Servers:
 
     def __init__(
         self,
-        choice: Choice,
+        settings: Settings,
         events: Recorder,
         pages: Pages,
         on_response: OnResponse = lambda path, code: None,
+        *,
+        families: Collection[Family] = tuple(Family),
+        retry: float = RETRY_SECONDS,
     ) -> None:
-        self._choice, self._events = choice, events
-        self._node = recorder.node(choice.node_name)
+        """Unhealthy is who lags by twice the sync period; ports that fail wait for ``retry``."""
+        self._settings, self._events, self._retry = settings, events, retry
+        self._node = recorder.node(settings.node_name)
         self._loop = Loop()
-        self.health = Health(2 * choice.sync_period, choice.families, on_response=on_response)
+        self.health = Health(2 * settings.sync_period, families, on_response=on_response)
         self.services = ServiceHealth(
-            self._loop, lambda: self.health.healthy, events, choice.node_name, choice.families
+            self._loop,
+            lambda: self.health.healthy,
+            events,
+            settings.node_name,
+            families,
+            retry,
         )
         probes = Door(self.health.respond, Room(MOST_PROBES))
         scrapes = Door(pages.respond, Room(MOST_SCRAPES), slow=True)
         self._ports = {
             "FailedToStartProxierHealthcheck": self._port(
-                "health server (--healthz-bind-address)", choice.healthz_address, probes
+                "health server (--healthz-bind-address)", settings.healthz_address, probes
             ),
             "FailedToStartMetricServer": self._port(
-                "metrics server (--metrics-bind-address)", choice.metrics_address, scrapes
+                "metrics server (--metrics-bind-address)", settings.metrics_address, scrapes
             ),
         }
 
@@ -90,5 +86,5 @@ class Servers:
         self._events.stop()
 
     def _port(self, name: str, address: str, door: Door) -> Port:
-        must, retry = self._choice.bind_address_hard_fail, self._choice.retry
-        return Port(name, address, door, must=must, retry=retry)
+        must = self._settings.bind_address_hard_fail
+        return Port(name, address, door, must=must, retry=self._retry)

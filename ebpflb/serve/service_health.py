@@ -2,9 +2,11 @@
 """Health-check node ports: has this node any endpoint of a Service? (kube-proxy.md 10)
 
 One server for each Service and family, so that each tells its own count; all of them in the one
-thread of ``http.Loop``. The node's eligibility does not matter here.
+thread of ``doors.Loop``. The node's eligibility does not matter here. A port that cannot be had is
+tried again until it can: beside kube-proxy, which has them all, until that is gone.
 """
 
+import asyncio
 import json
 import logging
 from collections.abc import Callable, Collection, Mapping
@@ -17,12 +19,12 @@ from ebpflb.model.events import Key
 from ebpflb.model.health import Checked
 from ebpflb.serve.doors import Door, Loop, Room
 from ebpflb.serve.http import JSON, Answer, Request
-from ebpflb.serve.ports import listening_alone
+from ebpflb.serve.ports import RETRY_SECONDS, listening_alone
 
 log = logging.getLogger(__name__)
 
 MOST = 128  # connections at a time
-ANYWHERE = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}
+ANYWHERE = {Family.IPV4: ("0.0.0.0",), Family.IPV6: ("::",)}
 
 
 class Server(NamedTuple):
@@ -32,10 +34,17 @@ class Server(NamedTuple):
     family: Family
 
 
-class Open(NamedTuple):
-    """A port that is listened on, and by what."""
+class Place(NamedTuple):
+    """Where one listens."""
 
     port: int
+    hosts: tuple[str, ...]
+
+
+class Open(NamedTuple):
+    """Where one does, and by what."""
+
+    place: Place
     doors: list[Door]
 
 
@@ -49,81 +58,98 @@ class ServiceHealth:
         recorder: Recorder,
         node_name: str,
         families: Collection[Family] = tuple(Family),
+        retry: float = RETRY_SECONDS,
     ) -> None:
         self._loop, self._healthy = loop, healthy
         self._recorder, self._node_name = recorder, node_name
+        self._families, self._retry = families, retry
         self._room = Room(MOST)
-        self._hosts = {family: [ANYWHERE[family]] for family in families}
         self._wanted: dict[Key, Checked] = {}
-        self._counts: dict[Server, int] = {}
+        self._addresses: dict[Family, Collection[Address]] = {}
         self._open: dict[Server, Open] = {}
         self._failed: dict[Server, str] = {}
+        self._settling = asyncio.Lock()
+        self._trying: asyncio.Task[None] | None = None
 
-    def listen_at(self, addresses: Mapping[Family, Collection[Address]]) -> None:
-        """On these addresses and no others, in the families named; said once, before ``update``."""
-        chosen = {f: sorted(map(str, addresses[f])) for f in addresses.keys() & self._hosts.keys()}
-        self._hosts |= chosen
-
-    def update(self, wanted: Mapping[Key, Checked]) -> None:
+    def update(
+        self,
+        wanted: Mapping[Key, Checked],
+        addresses: Mapping[Family, Collection[Address]] = {},
+    ) -> None:
         """Every such Service that there is; in force when this returns.
 
-        A port that cannot be had is told as an event, and tried again at the next update.
+        In the families named they listen on these addresses and no others. A port that cannot be
+        had is told as an event, and tried again every ``retry`` seconds.
         """
-        if wanted != self._wanted or self._failed:
-            self._wanted = dict(wanted)
-            self._loop.do(self._update())
+        if wanted != self._wanted or addresses != self._addresses:
+            self._wanted, self._addresses = dict(wanted), dict(addresses)
+            self._loop.do(self._settle())
 
     def close(self) -> None:
-        """Stops listening anywhere."""
+        """Stops listening anywhere, and trying to."""
         self.update({})
 
-    async def _update(self) -> None:
-        servers = {
-            Server(key, family): (checked.port, count)
+    async def _settle(self) -> None:
+        async with self._settling:
+            places = self._places()
+            for server, held in list(self._open.items()):
+                if places.get(server) != held.place:
+                    await self._close(server)
+            for server in sorted(places.keys() - self._open.keys()):
+                await self._listen(server, places[server])
+            self._failed = {s: reason for s, reason in self._failed.items() if s in places}
+        if self._failed and not self._trying:
+            self._trying = asyncio.create_task(self._keep_trying())
+
+    async def _keep_trying(self) -> None:
+        while self._failed:
+            await asyncio.sleep(self._retry)
+            await self._settle()
+        self._trying = None
+
+    def _places(self) -> dict[Server, Place]:
+        chosen = {f: tuple(sorted(map(str, found))) for f, found in self._addresses.items()}
+        hosts = {family: chosen.get(family, ANYWHERE[family]) for family in self._families}
+        return {
+            Server(key, family): Place(checked.port, hosts[family])
             for key, checked in self._wanted.items()
-            for family, count in checked.counts.items()
-            if family in self._hosts
+            for family in checked.counts.keys() & hosts.keys()
         }
-        self._counts = {server: count for server, (_, count) in servers.items()}
-        for server, held in list(self._open.items()):
-            if server not in servers or servers[server][0] != held.port:
-                await self._close(server)
-        for server in sorted(servers.keys() - self._open.keys()):
-            await self._listen(server, servers[server][0])
-        self._failed = {s: reason for s, reason in self._failed.items() if s in servers}
 
     async def _close(self, server: Server) -> None:
         for door in self._open.pop(server).doors:
             await door.close()
 
-    async def _listen(self, server: Server, port: int) -> None:
+    async def _listen(self, server: Server, place: Place) -> None:
         """On every address, or on none."""
-        self._open[server] = Open(port, [])
+        self._open[server] = Open(place, [])
         try:
-            for host in self._hosts[server.family]:
-                found = listening_alone(host, port, server.family)
+            for host in place.hosts:
+                found = listening_alone(host, place.port, server.family)
                 door = Door(partial(self._respond, server), self._room)
                 self._open[server].doors.append(door)
                 await door.open(found)
         except OSError as error:
             await self._close(server)
-            self._complain(server, port, error.strerror or str(error))
+            self._complain(server, place.port, error.strerror or str(error))
         else:
             self._failed.pop(server, None)
 
     def _complain(self, server: Server, port: int, reason: str) -> None:
+        """Once for each reason, which names the address."""
         note = (
             f"node {self._node_name} failed to start healthcheck"
-            f' "{server.key}" on port {port} ({server.family}): {reason}'
+            f' "{server.key}" on port {port}: {reason}'
         )
-        about = service(server.key)
-        self._recorder.event(about, "Warning", "FailedToStartServiceHealthcheck", "Listen", note)
         if self._failed.get(server) != note:
-            log.error("%s; trying again at the next change", note)
-        self._failed[server] = note
+            self._failed[server] = note
+            about, event = service(server.key), "FailedToStartServiceHealthcheck"
+            self._recorder.event(about, "Warning", event, "Listen", note)
+            log.error("%s; trying again every %g s", note, self._retry)
 
     def _respond(self, server: Server, _: Request) -> Answer:
-        count, healthy = self._counts.get(server, 0), self._healthy()
+        checked, healthy = self._wanted.get(server.key), self._healthy()
+        count = checked.counts.get(server.family, 0) if checked else 0
         body = {
             "service": {"namespace": server.key.namespace, "name": server.key.name},
             "localEndpoints": count,

@@ -8,6 +8,8 @@ away from the same maps.
 import fcntl
 import logging
 import os
+import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
@@ -45,14 +47,20 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def write(places: Places, words: Words) -> None:
-    """Replaces the file in one step; a folder that cannot be written costs only the status."""
+def write(places: Places, words: Words, said: bytes = b"") -> bytes:
+    """Replaces the file in one step, unless it says that already; gives what has been ``said``.
+
+    A folder that cannot be written costs only the status.
+    """
+    now = msgspec.json.encode(words)
     half = places.status_file.with_suffix(".half")
     try:
-        half.write_bytes(msgspec.json.encode(words))
-        half.replace(places.status_file)
+        if now != said:
+            half.write_bytes(now)
+            half.replace(places.status_file)
     except OSError:
-        return
+        return b""
+    return now
 
 
 def read(places: Places) -> Words | None:
@@ -70,13 +78,21 @@ def lock(places: Places) -> IO[str]:
         held = places.lock_file.open("a+")
     except OSError as error:
         raise NodeError(f"{places.run}: {error.strerror}") from error
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    if not _taken(held):
         words = read(places)
         who = f"pid {words.pid}" if words else "an unknown pid"
-        raise NodeError(f"another agent ({who}) already serves {places.state}") from error
+        raise NodeError(f"another agent ({who}) already serves {places.state}")
     return held
+
+
+def _taken(held: IO[str]) -> bool:
+    """Tried for a fifth of a second: who asks whether an agent lives has the lock for a moment."""
+    for _ in range(20):
+        with suppress(OSError):
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        time.sleep(0.01)
+    return False
 
 
 def alive(places: Places) -> bool:

@@ -31,7 +31,10 @@ Json = dict[str, Any]
 
 
 class FakeDatapath:
-    """Records what it is told; ``failures`` are raised by the next calls of ``apply``."""
+    """Records what it is told; ``failures`` are raised by the next calls of ``apply``.
+
+    Those of ``full`` are raised by ``hold``, by the name of the map.
+    """
 
     def __init__(self) -> None:
         self.maps = Maps()
@@ -47,6 +50,9 @@ class FakeDatapath:
         self.settings_at_plans: list[dict[str, Any]] = []
         self.served: list[Devices] = []
         self.unattached: list[dict[str, str]] = []
+        self.restored: list[Devices] = []
+        self.full: dict[str, EbpflbError] = {}
+        self.unreadable: list[EbpflbError] = []
 
     def load(self, cache: Path) -> bool:
         if self.compile_error:
@@ -61,10 +67,14 @@ class FakeDatapath:
         self.settings = dict(chosen)
 
     def present(self) -> Present:
+        if self.unreadable:
+            raise self.unreadable.pop()
         leftovers, self.leftovers = self.leftovers, None
         return leftovers or self.maps.read_back()
 
     def hold(self, name: str, wanted: dict[Any, Any]) -> None:
+        if error := self.full.get(name):
+            raise error
         self.held[name] = dict(wanted)
 
     def apply(self, plan: Plan) -> None:
@@ -86,6 +96,12 @@ class FakeDatapath:
         """Fails for whom the test says, once each."""
         self.served.append(served)
         return self.unattached.pop(0) if self.unattached else {}
+
+    def restore(self, served: Devices) -> dict[str, str]:
+        self.restored.append(served)
+        if self.failures:
+            raise self.failures.pop(0)
+        return {}
 
 
 class FakeSource:
@@ -113,14 +129,14 @@ class FakeChecks:
     """Health-check node ports that nobody can ask."""
 
     def __init__(self) -> None:
-        self.addresses: list[Mapping[Family, Collection[Address]]] = []
         self.wanted: list[Mapping[Key, Checked]] = []
+        self.addresses: list[Mapping[Family, Collection[Address]]] = []
 
-    def listen_at(self, addresses: Mapping[Family, Collection[Address]]) -> None:
-        self.addresses.append(addresses)
-
-    def update(self, wanted: Mapping[Key, Checked]) -> None:
+    def update(
+        self, wanted: Mapping[Key, Checked], addresses: Mapping[Family, Collection[Address]]
+    ) -> None:
         self.wanted.append({**wanted})
+        self.addresses.append(addresses)
 
 
 class FakeCure:
@@ -152,7 +168,7 @@ class Stage:
         self.error: BaseException | None = None
 
     def start(self) -> None:
-        report = Report(self.health, self.metrics, self.checks)
+        report = Report(self.health, self.metrics, self.checks)  # type: ignore[arg-type]
         self.agent = Agent(self.settings, self.datapath, FakeSource, report, self.cure)  # type: ignore[arg-type]
         self.agent.devices = FakeFollower()  # type: ignore[assignment]
         self.thread = threading.Thread(target=self._run)

@@ -5,7 +5,7 @@ import errno
 
 import pytest
 
-from ebpflb.errors import CompileError, KernelError, VerifierError
+from ebpflb.errors import CompileError, EbpflbError, KernelError, VerifierError
 from ebpflb.model.events import Kind, Removed, Trouble
 from ebpflb.plan.entries import Range
 from ebpflb.plan.present import Present
@@ -16,7 +16,11 @@ SLICES = listed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.1", "10.1.0.2"), slices
 NODES = listed(Kind.NODE)
 EVERYTHING = (SERVICES, SLICES, NODES)
 FULL = KernelError("map update", errno.E2BIG, "Argument list too long")
-TWICE = [CompileError("no clang\nmore"), VerifierError("the verifier refused\nlog")]
+UNLOADED = [
+    CompileError("no clang\nmore"),
+    VerifierError("the verifier refused\nlog"),
+    KernelError("loading program connect4", errno.ENOMEM, "Cannot allocate memory"),
+]
 
 
 @pytest.fixture
@@ -141,8 +145,8 @@ def test_failed_change(serving: Stage) -> None:
     assert held == {"10.1.0.7", "10.1.0.8"}
 
 
-@pytest.mark.parametrize("error", TWICE)
-def test_no_new_programs(stage: Stage, error: CompileError | VerifierError) -> None:
+@pytest.mark.parametrize("error", UNLOADED)
+def test_no_new_programs(stage: Stage, error: EbpflbError) -> None:
     """Where old programs are in force they stay so, and the agent serves and says it."""
     stage.datapath.compile_error, stage.datapath.hooked = error, True
     stage.start()
@@ -152,9 +156,9 @@ def test_no_new_programs(stage: Stage, error: CompileError | VerifierError) -> N
     assert not stage.datapath.attached
 
 
-@pytest.mark.parametrize("error", TWICE)
-def test_no_programs_at_all(stage: Stage, error: CompileError | VerifierError) -> None:
-    """Where there are none the agent ends with the compiler's or the verifier's own words."""
+@pytest.mark.parametrize("error", UNLOADED)
+def test_no_programs_at_all(stage: Stage, error: EbpflbError) -> None:
+    """Where there are none the agent ends with the words of whoever refused them."""
     stage.datapath.compile_error = error
     stage.start()
     stage.thread.join(10)

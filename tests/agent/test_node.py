@@ -11,6 +11,7 @@ from ebpflb.agent import machine
 from ebpflb.configuration.fields import KubeProxyConfiguration
 from ebpflb.errors import CompileError, KernelError
 from ebpflb.lab import objects
+from ebpflb.lab.agents import wait_until
 from ebpflb.model.addresses import Family
 from ebpflb.model.devices import Device
 from ebpflb.model.events import Kind
@@ -132,22 +133,24 @@ def test_pods_devices(stage: Stage) -> None:
     assert "detect_local" in stage.datapath.settings["flags"]
 
 
-def test_device_fails(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
-    """A device that cannot be served is named in log and status, and tried again."""
-    stage.datapath.unattached = [{"eth0": "no room"}] * 2
-    start(stage)
-    stage.until(lambda words: not words.unattached)
-    assert len(stage.datapath.served) == 3
-    lines = [r.getMessage() for r in caplog.records if "eth0" in r.getMessage()]
-    assert lines == ["device eth0: no room; its packets are not served"]
+def test_restored(stage: Stage) -> None:
+    """Every sync period devices are looked at without any news; what fails there is tried again."""
+    start(stage, sync_period=0.01)
+    wait_until("devices are looked at twice", lambda: len(stage.datapath.restored) > 1)
+    assert set(stage.datapath.restored) == {(ETH, BRIDGE)}
+    assert len(stage.datapath.served) == 1
+    stage.datapath.failures = [KernelError("clsact", 24, "Too many open files")]
+    wait_until("devices are served anew", lambda: len(stage.datapath.served) > 1)
+    stage.until(lambda words: not words.failed)
 
 
 def test_old_programs(stage: Stage) -> None:
     """Where old programs keep serving, what they have at the devices is left alone."""
     stage.datapath.compile_error, stage.datapath.hooked = CompileError("no clang"), True
-    start(stage)
+    start(stage, sync_period=0.01)
     stage.say(here(ETH, BRIDGE, PORT))
     assert not stage.datapath.served
+    assert not stage.datapath.restored
     assert 4 in stage.datapath.held["devices"]
 
 

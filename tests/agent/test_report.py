@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What others learn of the agent's turns: health, metrics, health-check ports, stale flows."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
+from ebpflb.agent import corridor
 from ebpflb.lab import objects
 from ebpflb.model.addresses import Family
 from ebpflb.model.events import Key, Kind, Removed
@@ -71,6 +74,38 @@ def test_syncs_are_counted(serving: Stage) -> None:
 KINDS = ("", "full_", "partial_")
 
 
+def test_order_within_a_sync(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rules first, then latency and health, then health-check ports, then stale UDP flows, for what
+    is not programmed yet could make them anew; at the start after the programs are in force.
+    """
+    journal: list[str] = []
+    for owner, name in (
+        (stage.datapath, "apply"),
+        (stage.datapath, "attach"),
+        (stage.metrics, "programmed"),
+        (stage.health, "synced"),
+        (stage.checks, "update"),
+        (stage.cure, "ended"),
+        (stage.cure, "survey"),
+    ):
+        monkeypatch.setattr(owner, name, _noted(journal, name, getattr(owner, name)))
+    stage.start()
+    stage.say(*EVERYTHING)
+    assert journal == ["apply", "attach", "synced", "update", "ended", "survey"]
+    journal.clear()
+    after = triggered(slices("a", "10.1.0.9"), timedelta(seconds=1))
+    stage.say(changed(Kind.ENDPOINT_SLICE, after))
+    assert journal == ["apply", "programmed", "synced", "update", "ended"]
+
+
+def _noted(journal: list[str], name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+    def noted(*told: Any, **more: Any) -> Any:
+        journal.append(name)
+        return real(*told, **more)
+
+    return noted
+
+
 def test_changes_are_counted(serving: Stage) -> None:
     """Services count once per family, slices once, and none is pending after the sync."""
     names = [f"kubeproxy_sync_proxy_rules_{kind}_changes" for kind in ("service", "endpoint")]
@@ -79,6 +114,24 @@ def test_changes_are_counted(serving: Stage) -> None:
     serving.say(Removed(Kind.ENDPOINT_SLICE, Key("default", "b-ipv4")))
     assert [value(serving, f"{name}_total") for name in names] == [6, 3]
     assert [value(serving, f"{name}_pending") for name in names] == [0, 0]
+
+
+def test_pending_changes(serving: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits are Services and slices that are not as they were, each once, until a sync."""
+    names = [f"kubeproxy_sync_proxy_rules_{it}_changes_pending" for it in ("service", "endpoint")]
+    labelled = service("b", "10.96.0.2")
+    labelled["metadata"]["labels"] = {"a": "b"}
+    serving.say(changed(Kind.SERVICE, labelled), SERVICES, SLICES)
+    assert [value(serving, name) for name in names] == [0, 0]
+    monkeypatch.setattr(corridor, "RETRY_SECONDS", 0.01)
+    serving.datapath.failures = [FULL] * 10000
+    for ip in ("10.1.0.8", "10.1.0.9"):
+        serving.say(changed(Kind.ENDPOINT_SLICE, slices("a", ip)))
+    serving.say(changed(Kind.SERVICE, service("b", "10.96.0.7")), NODES)
+    assert [value(serving, name) for name in names] == [1, 1]
+    serving.datapath.failures.clear()
+    serving.until(lambda words: not words.failed)
+    assert [value(serving, name) for name in names] == [0, 0]
 
 
 def test_latency_of_a_change(serving: Stage) -> None:

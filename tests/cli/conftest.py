@@ -32,6 +32,7 @@ def machine_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.setattr(conntrack, "set_up", lambda *_: None)
     monkeypatch.setattr(process, "adjust_oom_score", lambda *_: None)
+    monkeypatch.setattr(process, "raise_file_limit", lambda: None)
     monkeypatch.setattr(ports, "try_to_reserve", lambda *_: None)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from ebpflb.cli.cleanup import everything as clean_everything
 from ebpflb.lab.agents import wait_until
-from ebpflb.model.kube_proxy import Found
+from ebpflb.model.kube_proxy import Sighting
 from ebpflb.node import ipvs, kube_proxy, nft, tracked
 from ebpflb.serve import status
 from ebpflb.settings import Places
@@ -164,7 +164,7 @@ def test_everything(tmp_path: Path) -> None:
     """As kube-proxy's --cleanup: both go."""
     left_by_iptables()
     clean_everything(Places(Path("/sys/fs/bpf/ebpflb-never"), tmp_path / "run"))
-    assert kube_proxy.look() == Found()
+    assert kube_proxy.look() == Sighting()
 
 
 def test_nat_is_held(ebpflb: Ebpflb, nowhere: list[str], loopback: None) -> None:

@@ -173,6 +173,24 @@ def test_every_error_at_once(refused: Callable[..., list[str]], file: Path) -> N
     ]
 
 
+def test_every_error_of_a_field(refused: Callable[..., list[str]], file: Path) -> None:
+    """Also where a field has several; but a field that cannot be read has no other."""
+    write(
+        file,
+        clusterCIDR="10.0.0.0/99,b",
+        iptables={"syncPeriod": "-1s", "minSyncPeriod": "5s"},
+        nodePortAddresses=[7, "a"],
+    )
+    assert refused("--config", file)[1:] == [
+        f"  {file}: iptables.syncPeriod: -1s is not greater than 0",
+        f"  {file}: iptables.syncPeriod: -1s is less than iptables.minSyncPeriod, 5s",
+        f'  {file}: nodePortAddresses[1]: "a" is no CIDR',
+        f'  {file}: clusterCIDR: "10.0.0.0/99" is no CIDR',
+        f'  {file}: clusterCIDR: "b" is no CIDR',
+        f"  {file}: nodePortAddresses[0]: Expected str, got int",
+    ]
+
+
 @pytest.mark.parametrize("text", ["", "{", "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkin"])
 def test_half_written(refused: Callable[..., list[str]], file: Path, text: str) -> None:
     """A file that is not complete ends it with lines that name it, and no traceback."""

@@ -7,14 +7,18 @@ import re
 import shutil
 import signal
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from pyroute2 import netns
 
 from ebpflb.datapath import kernel, links, tcx
 from ebpflb.datapath.state import State
+from ebpflb.errors import NodeError
 from ebpflb.lab.agents import wait_until
-from ebpflb.node import ports
+from ebpflb.model.kube_proxy import Sighting
+from ebpflb.node import kube_proxy, ports
 from ebpflb.serve import status
 from tests.cli.conftest import Ebpflb
 from tests.network.cluster import Cluster, at, web
@@ -39,8 +43,10 @@ def words(cluster: Cluster) -> status.Words:
 
 
 def test_runs(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
-    """Exit status 0: an agent runs, the hooks serve, nothing is wrong."""
-    done = ebpflb("status", *where, "-o", "json")
+    """Exit status 0: an agent runs, the hooks serve, nothing is wrong; asked on its node."""
+    with on_the_node(cluster):
+        done = ebpflb("status", *where, "-o", "json")
+        devices = [name for _, name in socket.if_nameindex() if name != "lo"]
     said = json.loads(done.out)
     assert done.status == 0
     assert (said["agent"], said["complete"], said["programs"]) == ("runs", True, "current")
@@ -48,17 +54,32 @@ def test_runs(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
     assert "connect4" in said["hooks"]
     assert said["service_ports"] == PROGRAMMED
     (count,) = said["devices"].values()
-    assert count == len(devices_of(cluster))
+    assert count == len(devices)
     assert (said["unattached"], said["ahead"], said["unreserved"]) == ({}, {}, None)
     assert said["flows"].keys() == {"tcp_flows", "other_flows"}
     assert said["flows"]["tcp_flows"].keys() == {"swept", "held", "evicted"}
 
 
-def devices_of(cluster: Cluster) -> list[str]:
-    """Those of the node, but loopback."""
+def test_kube_proxy_is_not_to_be_seen(
+    ebpflb: Ebpflb, where: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may not look whether kube-proxy is there is told so, and all the rest."""
+
+    def refuse() -> Sighting:
+        raise NodeError("/proc/net/ip_tables_names: Permission denied")
+
+    monkeypatch.setattr(kube_proxy, "look", refuse)
+    said = json.loads(ebpflb("status", *where, "-o", "json").out)
+    assert said["kube_proxy"].startswith("cannot be looked at: /proc/net/ip_tables_names")
+    assert said["agent"] == "runs"
+
+
+@contextmanager
+def on_the_node(cluster: Cluster) -> Iterator[None]:
+    """In its network namespace."""
     netns.pushns(cluster.node.netns)
     try:
-        return [name for _, name in socket.if_nameindex() if name != "lo"]
+        yield
     finally:
         netns.popns()
 

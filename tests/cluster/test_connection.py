@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configuration, authentication, TLS, and a stop in the middle of it all."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -10,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from ebpflb.cluster.api import Server
 from ebpflb.cluster.watching import ApiSource
 from ebpflb.errors import ClusterError
-from ebpflb.model.events import Changed, Kind
+from ebpflb.model.events import Changed, Kind, Trouble
 from tests.cluster.fake_api import FakeApi
-from tests.cluster.heard import Begin, Heard, Quick, Start
+from tests.cluster.heard import QUICK, Begin, Heard, Quick, Start
 from tests.cluster.objects import service
 
 
@@ -33,6 +35,47 @@ def test_the_token_is_sent_and_a_wrong_one_is_trouble(
     api.drop()
     while (reason := heard.trouble().reason) != "401 Unauthorized":
         assert reason is None or "as soon as it began" in reason
+
+
+def with_token_file(api: FakeApi, folder: Path) -> tuple[Path, Path]:
+    """A kubeconfig as kubeadm gives kube-proxy, and the file that it names."""
+    token, kubeconfig = folder / "token", api.kubeconfig(folder)
+    token.write_text(api.token)
+    words = json.loads(kubeconfig.read_text())
+    words["users"][0]["user"] = {"tokenFile": str(token)}
+    kubeconfig.write_text(json.dumps(words))
+    return kubeconfig, token
+
+
+def test_a_renewed_token_file_is_read_again(
+    api: FakeApi, heard: Heard, tmp_path: Path, begin: Begin
+) -> None:
+    """A token that expires is no trouble where its file has the next one, for all kinds alike."""
+    kubeconfig, token = with_token_file(api, tmp_path)
+    begin(ApiSource(heard, node_name="node-1", kubeconfig=kubeconfig, pace=QUICK))
+    for kind in Kind:
+        heard.of(kind)
+        api.wait_for_watch(kind)
+    token.write_text("the next")
+    api.token = "the next"
+    api.drop()
+    for kind in Kind:
+        api.wait_for_watch(kind, 2)
+    api.put(service("late"))
+    assert isinstance(heard.of(Kind.SERVICE), Changed)
+    reasons = [str(it.reason) for it in heard.everything() if isinstance(it, Trouble)]
+    assert not [reason for reason in reasons if "401" in reason]
+
+
+def test_events_are_told_with_a_renewed_token(api: FakeApi, tmp_path: Path) -> None:
+    """So it is where something is told to the API server."""
+    kubeconfig, token = with_token_file(api, tmp_path)
+    server = Server(kubeconfig, QUICK)
+    token.write_text("the next")
+    api.token = "the next"
+    body = b'{"metadata": {"namespace": "default"}}'
+    server.create("/apis/events.k8s.io/v1/namespaces/default/events", body)
+    assert api.created
 
 
 def test_a_kubeconfig_that_cannot_be_used_is_an_error_at_start(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bad input in a manifest: one clear line each, the rest served, the last good state kept."""
+"""Bad input in a manifest: told by name, the rest served, the last good state kept."""
 
 import logging
 from pathlib import Path
@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from ebpflb.cluster.folder import Folder
-from ebpflb.errors import ClusterError
-from ebpflb.model.events import Changed, Key, Kind, Removed, Replaced
+from ebpflb.errors import ClusterError, InvalidObject
+from ebpflb.model.events import Changed, Event, Key, Kind, Removed, Replaced, Trouble
 from tests.cluster.fake_history import Json
 from tests.cluster.objects import endpoint_slice, node, service
 
@@ -21,6 +21,7 @@ class Manifests:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.folder = Folder(path, "node-1")
+        self.told: list[Trouble] = []
 
     def write(self, *documents: Json | str, name: str = "a.yaml") -> None:
         """Text as it is, anything else as YAML."""
@@ -30,6 +31,7 @@ class Manifests:
     def first(self) -> dict[Kind, Replaced]:
         """Replaced by kind, at the first look."""
         events = self.folder.look()
+        self.told = [it for it in events if isinstance(it, Trouble)]
         return {event.kind: event for event in events if isinstance(event, Replaced)}
 
     def only_service(self) -> Any:
@@ -41,11 +43,23 @@ class Manifests:
 
     def news(self) -> list[str]:
         """What a changed file brings, as short words."""
-        words = {Changed: "+", Removed: "-"}
         events = self.folder.read({"a.yaml"})
-        return [
-            f"{words[type(it)]}{it.key.name}" for it in events if isinstance(it, Changed | Removed)
-        ]
+        self.told = [it for it in events if isinstance(it, Trouble)]
+        return [_short(event) for event in events if not isinstance(event, Trouble)]
+
+    def trouble(self, name: str = "a.yaml") -> str | None:
+        """What is wrong with the only file that was told of just now."""
+        (told,) = self.told
+        assert told.source == str(self.path / name)
+        return told.reason
+
+
+def _short(event: Event) -> str:
+    if isinstance(event, Changed):
+        broken = isinstance(event.found.object, InvalidObject)
+        return f"!{event.key.name}: {event.found.object}" if broken else f"+{event.key.name}"
+    assert isinstance(event, Removed)
+    return f"-{event.key.name}"
 
 
 @pytest.fixture
@@ -53,43 +67,49 @@ def manifests(folder: Path) -> Manifests:
     return Manifests(folder)
 
 
-def test_a_file_that_is_no_yaml_keeps_all_its_objects(
-    manifests: Manifests, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One line names the file and the place; the next good state is told as the difference."""
+def test_a_file_that_is_no_yaml_keeps_all_its_objects(manifests: Manifests) -> None:
+    """It is trouble, with the place, until it is mended; then the difference is told."""
     manifests.write(service("a"), service("b"))
     manifests.first()
     manifests.write(service("a"), "spec: [")
     assert manifests.news() == []
-    (line,) = caplog.messages
-    assert line.startswith(f"{manifests.path}/a.yaml: neither YAML nor JSON: ")
-    assert "line " in line
+    reason = manifests.trouble()
+    assert reason and reason.startswith("neither YAML nor JSON: ") and "line " in reason
     manifests.write(service("a"))
     assert manifests.news() == ["-b"]
+    assert manifests.trouble() is None
+
+
+def test_a_bad_file_that_goes_is_no_trouble_any_more(manifests: Manifests) -> None:
+    """Nor is one that cannot be read told again as long as that is so."""
+    manifests.write("spec: [")
+    manifests.first()
+    assert manifests.trouble()
+    assert manifests.news() == []
+    assert not manifests.told
+    (manifests.path / "a.yaml").unlink()
+    assert manifests.news() == []
+    assert manifests.trouble() is None
 
 
 @pytest.mark.parametrize("text", [b"\xff\xfe\x00", b"a: b: c", b"%", b"{", b"? [a]\n: b", b"\x00"])
-def test_a_file_of_garbage_leaves_the_other_files_alone(
-    manifests: Manifests, caplog: pytest.LogCaptureFixture, text: bytes
-) -> None:
+def test_a_file_of_garbage_leaves_the_other_files_alone(manifests: Manifests, text: bytes) -> None:
     """The rest is served from the start."""
     (manifests.path / "bad.yaml").write_bytes(text)
     (manifests.path / "bad.json").write_bytes(text)
     manifests.write(service("good"))
     assert manifests.services() == {"good"}
-    assert len(caplog.messages) == 2
+    assert {Path(it.source).name for it in manifests.told} == {"bad.yaml", "bad.json"}
 
 
 @pytest.mark.parametrize("text", ["[" * 10**5, "- " * 10**5, "\n".join(["{a: "] * 10**5)])
 @pytest.mark.parametrize("name", ["bad.yaml", "bad.json"])
-def test_a_file_nested_without_end_is_refused(
-    manifests: Manifests, caplog: pytest.LogCaptureFixture, name: str, text: str
-) -> None:
+def test_a_file_nested_without_end_is_refused(manifests: Manifests, name: str, text: str) -> None:
     """libyaml would overflow its stack and take the process along."""
     manifests.write(text, name=name)
     manifests.write(service("good"))
     assert manifests.services() == {"good"}
-    assert len(caplog.messages) == 1
+    assert manifests.trouble(name)
 
 
 def test_a_file_with_many_brackets_is_read(manifests: Manifests) -> None:
@@ -98,16 +118,14 @@ def test_a_file_with_many_brackets_is_read(manifests: Manifests) -> None:
     assert len(manifests.services()) == 400
 
 
-def test_a_file_that_may_not_be_read_keeps_its_objects(
-    manifests: Manifests, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_may_not_be_read_keeps_its_objects(manifests: Manifests) -> None:
     """Such as one whose permissions are wrong (root may read all, so the refusal is made up)."""
     manifests.write(service("a"))
     manifests.first()
     (manifests.path / "a.yaml").unlink()
     (manifests.path / "a.yaml").symlink_to("a.yaml")  # a loop: ELOOP to stat and to open
     assert manifests.news() == []
-    assert caplog.messages == [f"{manifests.path}/a.yaml: Too many levels of symbolic links"]
+    assert manifests.trouble() == "Too many levels of symbolic links"
 
 
 @pytest.mark.parametrize(
@@ -123,38 +141,37 @@ def test_a_file_that_may_not_be_read_keeps_its_objects(
         ("{apiVersion: v1, kind: Node, metadata: {name: 5}}", "metadata.name: expected a name"),
     ],
 )
-def test_a_document_without_identity_is_one_line(
-    manifests: Manifests, caplog: pytest.LogCaptureFixture, document: str, reason: str
+def test_a_document_without_identity_is_trouble(
+    manifests: Manifests, document: str, reason: str
 ) -> None:
-    """It names the file and the document; and as it may be any of them, no object is removed."""
+    """Of the file, with its place; and as it may be any of them, no object is removed."""
     manifests.write(service("a"), service("b"))
     manifests.first()
     manifests.write(service("a"), document, service("c"))
     assert manifests.news() == ["+c"]
-    (line,) = caplog.messages
-    assert line.startswith(f"{manifests.path}/a.yaml: document 2: {reason}")
+    assert str(manifests.trouble()).startswith(f"document 2: {reason}")
 
 
-def test_an_object_that_does_not_fit_keeps_its_last_good_state(
-    manifests: Manifests, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One line names file, object and field; the rest of the file is served."""
+def test_an_object_that_does_not_fit_is_told_as_such(manifests: Manifests) -> None:
+    """With the field; the rest of the file is served, and so is it when it is mended."""
     manifests.write(service("a"), service("b"))
     manifests.first()
     manifests.write(service("a", ports=[{"port": "http"}]), service("c"))
-    assert manifests.news() == ["-b", "+c"]
-    assert caplog.messages == [
-        f"{manifests.path}/a.yaml: Service default/a: spec.ports[0].port: Expected `int`, got `str`"
-    ]
+    reason = "spec.ports[0].port: Expected `int`, got `str`"
+    assert manifests.news() == [f"!a: {reason}", "-b", "+c"]
+    assert not manifests.told
+    manifests.write(service("a"), service("c"))
+    assert manifests.news() == ["+a"]
 
 
-def test_an_object_broken_from_the_start_is_named_in_replaced(manifests: Manifests) -> None:
-    """It exists, so whatever is programmed for it must not be torn down."""
-    manifests.write(service("a", ports=7), endpoint_slice("s"), node("node-1"))
+def test_an_object_broken_from_the_start_is_told_as_such(manifests: Manifests) -> None:
+    """But not a Node that is another's."""
+    broken = node("node-2") | {"spec": 7}
+    manifests.write(service("a", ports=7), endpoint_slice("s"), node("node-1"), broken)
     found = manifests.first()
-    assert found[Kind.SERVICE].broken == {Key("default", "a")}
-    assert found[Kind.ENDPOINT_SLICE].broken == frozenset()
+    assert isinstance(found[Kind.SERVICE].objects["default", "a"].object, InvalidObject)
     assert len(found[Kind.ENDPOINT_SLICE].objects) == 1
+    assert [key.name for key in found[Kind.NODE].objects] == ["node-1"]
 
 
 def test_a_broken_object_that_is_taken_out_is_removed(manifests: Manifests) -> None:
@@ -162,7 +179,7 @@ def test_a_broken_object_that_is_taken_out_is_removed(manifests: Manifests) -> N
     manifests.write(service("a"))
     manifests.first()
     manifests.write(service("a", ports=7))
-    assert manifests.news() == []
+    assert manifests.news() == ["!a: spec.ports: Expected `array | null`, got `int`"]
     manifests.write("")
     assert manifests.news() == ["-a"]
 
@@ -179,15 +196,13 @@ def test_other_kinds_are_passed_over(
     assert len(caplog.records) == 2
 
 
-def test_a_list_is_its_items(manifests: Manifests, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_list_is_its_items(manifests: Manifests) -> None:
     """``kubectl get -o yaml`` writes one; a bad item is found by its place."""
     items = [service("a"), 5, service("b")]
     manifests.write({"apiVersion": "v1", "kind": "List", "items": items}, service("c"))
     manifests.write({"apiVersion": "v1", "kind": "List", "items": None}, name="empty.yaml")
     assert manifests.services() == {"a", "b", "c"}
-    assert caplog.messages == [
-        f"{manifests.path}/a.yaml: document 1, item 1: document: not a mapping"
-    ]
+    assert manifests.trouble() == "document 1, item 1: document: not a mapping"
 
 
 def test_the_namespace_is_default_unless_said(manifests: Manifests) -> None:

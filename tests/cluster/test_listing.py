@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The first answer of the API: complete, in pages, filtered by the server, broken objects named."""
 
+import msgspec
 import pytest
 
+from ebpflb.cluster import decoding
 from ebpflb.model.events import Changed, Event, Key, Kind, Removed, Replaced
-from ebpflb.model.objects import Service
+from ebpflb.model.objects import Object, Service
 from tests.cluster.fake_api import FakeApi
+from tests.cluster.fake_history import Json
 from tests.cluster.heard import Heard, Start
 from tests.cluster.objects import HEADLESS, PROXY_NAME, endpoint_slice, node, service, service_cidr
 
@@ -129,25 +132,24 @@ def test_a_label_that_ends_the_match_removes_and_one_that_begins_it_adds(
 
 
 def test_a_broken_object_spoils_neither_its_page_nor_the_list(
-    api: FakeApi, heard: Heard, watch: Start, caplog: pytest.LogCaptureFixture
+    api: FakeApi, heard: Heard, watch: Start
 ) -> None:
-    """It is named in Replaced.broken and in one line with server, kind, name and field."""
+    """It is told with what is wrong: kind, name and field."""
     api.put(service("bad", ports=[{"port": "eighty"}]))
     api.put(service("good"))
     watch(limit=1)
-    event = heard.of(Kind.SERVICE)
-    assert names(event) == {"good"}
-    assert event.broken == {Key("default", "bad")}
-    (line,) = caplog.messages
-    assert line == (
-        f"{api.url}: Service default/bad: spec.ports[0].port: Expected `int`, got `str`"
-    )
+    objects = heard.of(Kind.SERVICE).objects
+    assert {key.name for key in objects} == {"good", "bad"}
+    assert isinstance(objects["default", "good"].object, Service)
+    bad = objects["default", "bad"]
+    assert str(bad.object) == "spec.ports[0].port: Expected `int`, got `str`"
+    assert bad.source == api.url
 
 
 def test_an_object_without_a_name_is_one_line(
     api: FakeApi, heard: Heard, watch: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It cannot be named as broken, but the rest is served."""
+    """It cannot be told, but the rest is served."""
     page = b'{"metadata": {"resourceVersion": "1"}, "items": [{"metadata": {}, "spec": {}}, 7]}'
     api.fail("Service", 200, page)
     watch()
@@ -161,3 +163,14 @@ def test_null_items_are_an_empty_list(api: FakeApi, heard: Heard, watch: Start) 
     api.fail("Service", 200, b'{"metadata": {"resourceVersion": "1"}, "items": null}')
     watch()
     assert heard.of(Kind.SERVICE) == Replaced(Kind.SERVICE, {})
+
+
+@pytest.mark.parametrize("object", [service("a"), endpoint_slice("a-1"), node("node-1")])
+def test_a_heartbeat_is_no_news(object: Json) -> None:
+    """An object of which only the version has changed reads the same."""
+
+    def read(version: str) -> Object:
+        said = object | {"metadata": object["metadata"] | {"resourceVersion": version}}
+        return decoding.decode(Kind(object["kind"]), msgspec.json.encode(said))
+
+    assert read("7") == read("8")

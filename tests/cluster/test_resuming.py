@@ -151,28 +151,26 @@ def test_a_version_the_server_does_not_know_yet_is_answered_by_a_new_list(
     assert isinstance(heard.of(Kind.SERVICE), Replaced)
 
 
-def test_a_broken_object_keeps_its_last_good_state(
-    api: FakeApi, heard: Heard, watched: Source, caplog: pytest.LogCaptureFixture
-) -> None:
-    """No event but one line, and its version still moves the resume point."""
-    api.put(service("web", ports=[{"port": None}]))
-    bad = api.put(service("web", ports="x"))
-    api.say("Service", b'{"type": "DELETED", "object": {"metadata": {"name": "mark"}}}')
-    assert heard.of(Kind.SERVICE) == Removed(Kind.SERVICE, Key("", "mark"))
+def test_a_broken_object_is_told_as_such(api: FakeApi, heard: Heard, watched: Source) -> None:
+    """With what is wrong in it; and its version still moves the resume point."""
+    for ports, reason in (
+        ([{"port": None}], "spec.ports[0].port: Expected `int`, got `null`"),
+        ("x", "spec.ports: Expected `array | null`, got `str`"),
+    ):
+        bad = api.put(service("web", ports=ports))
+        told = heard.of(Kind.SERVICE)
+        assert (told.key, str(told.found.object)) == (WEB, reason)
     with api.changed:
         api.drop()
         api.put(service("web"))
-    assert heard.of(Kind.SERVICE).key == WEB
+    assert changed(heard.of(Kind.SERVICE), "web")
     assert api.watches("Service")[-1]["resourceVersion"] == bad
-    assert [line.partition("default/web: ")[2] for line in caplog.messages] == [
-        "spec.ports[0].port: Expected `int`, got `null`",
-        "spec.ports: Expected `array | null`, got `str`",
-    ]
 
 
 def test_a_broken_object_can_still_be_deleted(api: FakeApi, heard: Heard, watched: Source) -> None:
     """DELETED needs no more than the name."""
     api.put(service("web", ports="x"))
+    heard.of(Kind.SERVICE)
     api.delete(service("web"))
     assert heard.of(Kind.SERVICE) == Removed(Kind.SERVICE, WEB)
 

@@ -10,6 +10,7 @@ from ebpflb.configuration import families, reading
 from ebpflb.configuration.families import Place
 from ebpflb.model.addresses import Family
 from tests.configuration.files import HEAD
+from tests.configuration.test_validation import VALID
 
 V4, V6 = Family.IPV4, Family.IPV6
 BOTH = frozenset(Family)
@@ -28,6 +29,13 @@ def test_all_is_well() -> None:
     assert check(Place(V4, BOTH, (ip_network("10.1.0.0/24"),)), **values) == {}
     assert check(Place(V4, frozenset({V4}))) == {}
     assert check(Place(V6, BOTH)) == {}
+
+
+@pytest.mark.parametrize("values", VALID)
+@pytest.mark.parametrize("supported", [BOTH, {V4}])
+def test_what_no_mode_goes_by(values: dict[str, Any], supported: set[Family]) -> None:
+    """Whatever is valid fits or does not: what the mode does not go by may be no CIDR at all."""
+    assert all(text for text in check(Place(V4, frozenset(supported)), **values))
 
 
 def test_primary_family_unsupported() -> None:

@@ -19,7 +19,9 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_all_wrong_types_at_once(file: Path) -> None:
-    """Each field of a wrong type is told with its path, in lists the right element."""
+    """Each field of a wrong type is told with its path, in lists the right element; so is a
+    duration without a unit.
+    """
     write(
         file,
         oomScoreAdj="low",
@@ -27,7 +29,8 @@ def test_all_wrong_types_at_once(file: Path) -> None:
         featureGates={"good": True, "bad": "yes please"},
         nodePortAddresses=["10.0.0.0/8", 7, "11.0.0.0/8", 8],
         ipvs=[],
-        conntrack={"tcpEstablishedTimeout": True},
+        conntrack={"tcpEstablishedTimeout": 86400, "udpTimeout": True},
+        logging={"flushFrequency": 1.5, "vmodule": [{"verbosity": "a"}, 5, {"verbosity": "b"}]},
         mode="ipvs",
     )
     found = reading.read(file)
@@ -39,7 +42,12 @@ def test_all_wrong_types_at_once(file: Path) -> None:
         "nodePortAddresses[1]: Expected str, got int",
         "nodePortAddresses[3]: Expected str, got int",
         "ipvs: Expected object, got array",
-        "conntrack.tcpEstablishedTimeout: True is no duration such as 30s or 1h30m",
+        "conntrack.tcpEstablishedTimeout: 86400 is no duration such as 30s or 1h30m",
+        "conntrack.udpTimeout: True is no duration such as 30s or 1h30m",
+        "logging.flushFrequency: 1.5 is no duration such as 30s or 1h30m",
+        "logging.vmodule[0].verbosity: Expected int, got str",
+        "logging.vmodule[1]: Expected object, got int",
+        "logging.vmodule[2].verbosity: Expected int, got str",
     }
     assert found.configuration.mode == "ipvs"
     assert found.configuration.feature_gates == {"good": True}

@@ -89,8 +89,8 @@ def test_mistake(
 
 
 def test_no_such_source(tmp_path: Path) -> None:
-    """A hook file that is not there is a mistake of ours, and not cached."""
-    with pytest.raises(FileNotFoundError):
+    """A hook file that is not there is named, and not cached."""
+    with pytest.raises(CompileError, match=r"hooks/missing\.c does not compile: .*No such file"):
         compile_source("hooks/missing.c", cache=tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -229,6 +229,38 @@ def test_nobody_compiles(sources: Path, tmp_path: Path) -> None:
     replace(sources / SOURCE, "LICENSE", f'#include "{tmp_path}/secret.h"\nLICENSE')
     with pytest.raises(CompileError, match=r"secret\.h' file not found|Permission denied"):
         compile_source(SOURCE, cache=tmp_path / "cache", sources=sources)
+
+
+@pytest.mark.parametrize(
+    ("child", "complaint"),
+    [
+        ("#!/nowhere", "No such file or directory"),
+        ("#!/bin/sh\nexec sleep 60", "timed out"),
+        ("#!/bin/sh\nprintf half", "Expected `object`"),
+    ],
+    ids=["no-process", "endless", "no-bytecode"],
+)
+def test_child_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, child: str, complaint: str
+) -> None:
+    """A child that cannot be, does not end or breaks off is a failure to compile, with its reason.
+
+    Whoever has old programs serves on with them then.
+    """
+    program = tmp_path / "child"
+    program.write_text(child)
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(compiler, "TIMEOUT", 0.5)
+    with pytest.raises(CompileError, match=complaint):
+        compile_source(SOURCE, cache=tmp_path / "cache")
+
+
+def test_no_room_for_the_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So is a disk without room for its sources."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    with pytest.raises(CompileError, match="No such file or directory"):
+        compile_source(SOURCE, cache=tmp_path / "cache")
 
 
 def test_nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,6 +115,29 @@ def test_second_look(world: World) -> None:
     assert is_ended(client)
 
 
+def test_late(world: World) -> None:
+    """Looks that are due while one is taken become one: what is stale for any of them is found."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hold(*_: object) -> None:
+        begun.set()
+        assert go_on.wait(5)
+
+    world.remember(world.open())
+    world.cure.on_cured = hold
+    world.cure.ended(ENDED)
+    assert begun.wait(5)
+    client = world.remember(world.direct())
+    walks = world.walks
+    for number in range(1, 10):
+        world.cure.ended(Stale(ended=frozenset({OLD + number})))
+        world.cure.ended(ENDED)
+    go_on.set()
+    assert is_ended(client)
+    settle(world)
+    assert world.walks <= walks + 3, "once for all first looks, once for their second ones"
+
+
 def test_sought_in_vain(world: World) -> None:
     """A stale socket without a peer is looked for twice, and not again for others' sake."""
     world.remember(world.open())

@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Devices that come, go, move away and take each other's place."""
 
+import errno
+
 import pytest
 from pyroute2 import netns
 
+from ebpflb.datapath.clsact import Clsact
+from ebpflb.datapath.devices import Attachments, attached
 from ebpflb.datapath.programs import Program
-from tests.datapath.devices import NONE, Agent, At, Namespace, home_of, ids
+from ebpflb.errors import KernelError
+from tests.datapath.devices import ALL, NONE, Agent, At, Namespace, home_of, ids
 from tests.datapath.variants import eventually, needs_root
 
 pytestmark = needs_root
@@ -50,6 +55,43 @@ def test_device_goes_at_once(agent: Agent, ns: Namespace) -> None:
     made, found = agent(), ns.served()
     ns.run("ip link del br0")
     assert made.follow(found) == {}
+
+
+def take_off(ns: Namespace, made: Attachments, by: str, whole: bool) -> None:
+    """As another agent may: with all that is at v0, or only what is ours at one of its ends."""
+    if by == "clsact":
+        ns.run("tc qdisc del dev v0 clsact" if whole else "tc filter del dev v0 ingress pref 2")
+        return
+    for end in ("ingress", "egress") if whole else ("ingress",):
+        (home_of(made).devices_directory / f"{ns.index('v0')}-{end}").unlink()
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["everything", "only ours"])
+def test_taken_off(
+    agent: Agent, ns: Namespace, at: At, by: str, packets: list[Program], whole: bool
+) -> None:
+    """What others take off a device counts no more, and goes back when it is looked for."""
+    made = agent()
+    made.follow(ns.served())
+    take_off(ns, made, by, whole)
+    assert eventually(lambda: at("v0") != ids(packets))
+    assert attached(home_of(made)) == {by: len(ALL) - 1}
+    assert made.restore(ns.served()) == {}
+    assert at("v0") == ids(packets)
+    assert attached(home_of(made)) == {by: len(ALL)}
+
+
+def test_no_descriptors(agent: Agent, ns: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices that cannot be asked about, as without descriptors, are an error like any other."""
+    made = Clsact(home_of(agent()).devices_directory)
+
+    def refused() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("ebpflb.datapath.clsact.IPRoute", refused)
+    with pytest.raises(KernelError, match="clsact: Too many open files") as raised:
+        made.held()
+    assert raised.value.errno == errno.EMFILE
 
 
 def test_device_moves(agent: Agent, ns: Namespace, at: At, by: str) -> None:

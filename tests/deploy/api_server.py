@@ -12,6 +12,10 @@ from typing import Any
 import yaml
 
 RESOURCES = {
+    "/apis/monitoring.coreos.com/v1": {
+        "podmonitors": "PodMonitor",
+        "prometheusrules": "PrometheusRule",
+    },
     "/api/v1": {"configmaps": "ConfigMap", "serviceaccounts": "ServiceAccount"},
     "/apis/apps/v1": {"daemonsets": "DaemonSet"},
     "/apis/rbac.authorization.k8s.io/v1": {

@@ -4,11 +4,14 @@
 import configparser
 import copy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from ebpflb.configuration import reading
+from tests.configuration.files import KUBEADM
 from tests.deploy import helm
 from tests.deploy.helm import CHART, DEPLOY, MANIFESTS, Object, Refused, Values
 
@@ -127,11 +130,14 @@ def test_misspelt_values_are_refused() -> None:
         {"apiServer": {"port": 0}},
         {"config": {"kind": "KubeProxyConfiguration"}},
         {"config": {"healthzBindAddress": "10256"}},
-        {"config": {"healthzBindAddress": ""}},
+        {"config": {"healthzBindAddress": "[::]"}},
+        {"config": {"healthzBindAddress": "node:10256"}},
         {"config": {"metricsBindAddress": None}},
         {"rights": {"enterPods": "yes"}},
         {"cleanup": "everything"},
         {"podMonitor": {"enabled": True}},
+        {"podMonitor": {"enabled": True}, "config": {"metricsBindAddress": ""}},
+        {"podMonitor": {"enabled": True}, "config": {"metricsBindAddress": "::1"}},
     ],
 )
 def test_bad_values_are_refused(values: Values) -> None:
@@ -169,6 +175,11 @@ def test_image() -> None:
         ("[::]:10300", None, 10300),
         ("127.0.0.1:10256", "127.0.0.1", 10256),
         ("[fd00::1]:10256", "fd00::1", 10256),
+        ("", None, 10256),
+        ("0.0.0.0", None, 10256),
+        ("::", None, 10256),
+        ("192.0.2.1", "192.0.2.1", 10256),
+        ("fd00::1", "fd00::1", 10256),
     ],
 )
 def test_probes_follow_the_configuration(bound: str, host: str | None, port: int) -> None:
@@ -177,6 +188,18 @@ def test_probes_follow_the_configuration(bound: str, host: str | None, port: int
     assert (live["path"], ready["path"]) == ("/livez", "/healthz")
     for probe in (live, ready):
         assert (probe.get("host"), probe["port"]) == (host, port)
+
+
+def test_what_kubeadm_wrote(tmp_path: Path) -> None:
+    """Its ConfigMap is taken for ``config`` as it is, and read as it was (docs/install.md)."""
+    whole = yaml.safe_load(KUBEADM.read_text())
+    outer = ("apiVersion", "kind", "clientConnection")
+    (objects,) = helm.render({"config": {k: v for k, v in whole.items() if k not in outer}})
+    installed, written = tmp_path / "config.conf", tmp_path / "kubeadm.conf"
+    installed.write_text(helm.the("ConfigMap", objects)["data"]["config.conf"])
+    written.write_text(yaml.safe_dump({**whole, "clientConnection": {}}))
+    assert reading.read(installed) == reading.read(written)
+    assert helm.container(objects)["livenessProbe"]["httpGet"]["port"] == 10256
 
 
 def test_api_server() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import kubernetes_validate
 import pytest
 import yaml
+from cloudcoil.models.prometheus_operator import v1 as operators
 
 from ebpflb.cli.run import run
 from ebpflb.cluster import api, recorder
@@ -28,13 +29,25 @@ VARIANTS: list[Values] = [
     {"apiServer": {"host": "192.0.2.1"}, "rights": {"lockMemory": False, "enterPods": False}},
     {"mountBpffs": True, "cleanup": "kube-proxy", "podLabels": {"a": "b"}},
     {"cleanup": "ebpflb", "image": {"pullSecrets": ["one"]}},
+    {
+        "config": {"metricsBindAddress": "0.0.0.0:10301"},
+        "podMonitor": {"enabled": True, "job": "kube-proxy", "labels": {"a": "b"}},
+        "prometheusRule": {"enabled": True, "labels": {"a": "b"}},
+    },
 ]
+OPERATORS = {"PodMonitor": operators.PodMonitor, "PrometheusRule": operators.PrometheusRule}
 
 
 @pytest.fixture(scope="module")
 def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with serving(tmp_path_factory.mktemp("kube")) as path:
         yield path
+
+
+@pytest.fixture(scope="module")
+def watched() -> list[Object]:
+    """The objects where the Prometheus operator is there."""
+    return helm.render(VARIANTS[-1])[0]
 
 
 def apply(manifests: Path, kubeconfig: Path) -> "subprocess.CompletedProcess[str]":
@@ -58,7 +71,7 @@ def test_kubectl_takes_them(values: Values, kubeconfig: Path, tmp_path: Path) ->
     path.write_text(yaml.safe_dump_all(objects))
     done = apply(path, kubeconfig)
     assert (done.returncode, done.stderr) == (0, "")
-    assert len(done.stdout.splitlines()) == len(objects) == 5
+    assert len(done.stdout.splitlines()) == len(objects) == (7 if "podMonitor" in values else 5)
     assert all(line.endswith("created (dry run)") for line in done.stdout.splitlines())
 
 
@@ -80,7 +93,51 @@ def test_schema(version: str) -> None:
     """Every object is valid by the strict schema of every Kubernetes that the chart is for."""
     for objects in helm.render(*VARIANTS):
         for it in objects:
-            kubernetes_validate.validate(it, version, strict=True)
+            if it["kind"] not in OPERATORS:
+                kubernetes_validate.validate(it, version, strict=True)
+
+
+def check(it: Object) -> None:
+    """By the schema of the Prometheus operator's CRD, which here is a type. Raises ValueError."""
+    read = OPERATORS[it["kind"]].model_validate(it)
+    assert read.model_dump(mode="json", by_alias=True, exclude_unset=True) == it, "unknown fields"
+
+
+@pytest.mark.parametrize("kind", OPERATORS)
+def test_schema_of_the_operator(kind: str, watched: list[Object]) -> None:
+    """Its objects are valid too, and every field is one that it knows."""
+    check(helm.the(kind, watched))
+
+
+def test_schema_of_the_operator_can_refuse(watched: list[Object]) -> None:
+    """The test above can fail: for a bad value, one that is missing, and an unknown field."""
+    monitor = helm.the("PodMonitor", watched)
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    for wrong in ({"interval": "30 s"}, {"relabelings": [{"action": "rename"}]}, {"prot": "x"}):
+        spec = {**monitor["spec"], "podMetricsEndpoints": [{**endpoint, **wrong}]}
+        with pytest.raises((ValueError, AssertionError)):
+            check({**monitor, "spec": spec})
+    with pytest.raises(ValueError, match="selector"):
+        check({**monitor, "spec": {"podMetricsEndpoints": [endpoint]}})
+
+
+def test_prometheus_finds_the_metrics(watched: list[Object]) -> None:
+    """The agents' pods are selected, and the named port is the one where /metrics is served."""
+    pod = helm.the("DaemonSet", watched)["spec"]["template"]
+    spec = helm.the("PodMonitor", watched)["spec"]
+    assert spec["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    (endpoint,) = spec["podMetricsEndpoints"]
+    assert endpoint["path"] == "/metrics"
+    ports = helm.container(watched)["ports"]
+    assert ports == [{"name": endpoint["port"], "containerPort": 10301}]
+    named = {it["targetLabel"]: it.get("replacement") for it in endpoint["relabelings"]}
+    assert named == {"node": None, "job": "kube-proxy"}
+
+
+def test_rules_are_the_alerts(watched: list[Object]) -> None:
+    """All of them, in the words in which they are checked (test_observability)."""
+    alerts = yaml.safe_load((DEPLOY / "prometheus/alerts.yaml").read_text())
+    assert helm.the("PrometheusRule", watched)["spec"] == alerts
 
 
 def test_schema_can_refuse(defaults: list[Object]) -> None:

@@ -33,7 +33,7 @@ spec:
 
 def commands(name: str) -> str:
     """The block of the page that has this name."""
-    (found,) = re.findall(rf"<!-- {name} -->\n *```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (found,) = re.findall(rf"<!-- {name} -->\n *```\w+\n(.*?)```", PAGE.read_text(), re.DOTALL)
     return str(found)
 
 
@@ -70,3 +70,15 @@ def test_patch(tmp_path: Path) -> None:
     assert affinity["nodeSelectorTerms"] == [
         {"matchExpressions": [{"key": "ebpflb", "operator": "DoesNotExist"}]}
     ]
+
+
+@pytest.mark.parametrize("kubelet", ["10.0.0.10:10250", "[fd00::10]:10250"])
+def test_scrape_job(kubelet: str) -> None:
+    """What Prometheus makes of a node is that node's metrics, in a job of kube-proxy's name."""
+    (job,) = yaml.safe_load(commands("scrape"))
+    assert job["job_name"] == "kube-proxy"
+    (rule,) = [it for it in job["relabel_configs"] if it["target_label"] == "__address__"]
+    found = re.fullmatch(rule["regex"], kubelet)
+    assert rule["source_labels"] == ["__address__"]
+    assert found and rule["replacement"] == "$1:10249"
+    assert found[1] == kubelet.removesuffix(":10250")

@@ -26,8 +26,11 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives right
 
 NOBODY = 65534
 ASKED = 30
-# As a container of the chart: the root is read-only, what is mounted for the agent is not.
-READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,bind,ro / && exec "$@"'
+# As a container of the chart: / and /sys are read-only, what is mounted for the agent is not.
+READ_ONLY = (
+    'mount --bind "$0" "$0" && for it in / /sys; do mount -o remount,bind,ro $it || exit; done;'
+    ' exec "$@"'
+)
 Rights = tuple[str, ...]
 
 

@@ -8,11 +8,13 @@ from ipaddress import ip_address
 import pytest
 
 from ebpflb.datapath.maps import Map
+from ebpflb.datapath.sweep import FlowTable
 from ebpflb.diagnose.flows import Choice, Flushed, flush, listed
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.entries import BackendName
 from ebpflb.plan.flows import Entries
+from tests.diagnose.conftest import count
 from tests.plan.flow_builders import Made
 
 WEB = 7
@@ -155,6 +157,25 @@ def test_flush(maps: dict[str, Map]) -> None:
     assert [maps["sweeps"].get(number).swept for number in (0, 1)] == [swept[0] + 7, swept[1] + 2]
     assert flush(maps, Choice()) == Flushed(1, 4)
     assert flush(maps, Choice()) == Flushed(0, 0)
+
+
+def test_flushed_entries_are_not_called_evicted(
+    maps: dict[str, Map], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even by a sweep while they go."""
+    held, table = len(dict(maps["tcp_flows"].items())), FlowTable(maps, "tcp_flows")
+    count(maps["flow_stats"], 0, table.numbers.swept + table.numbers.evicted + held, 0, 0)
+    before, take = table.numbers, Map.take
+
+    def take_and_sweep(self: Map, key: object) -> object:
+        taken = take(self, key)
+        list(table.sweep())
+        return taken
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Map, "take", take_and_sweep)
+        flush(maps, Choice())
+    assert table.numbers == before._replace(swept=before.swept + held, held=0)
 
 
 def test_unknown_names(maps: dict[str, Map]) -> None:

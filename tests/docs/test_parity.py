@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """docs/kube-proxy-parity.md against docs/kube-proxy.md, and against the tests that it names.
 
-A rule whose test is renamed or taken away fails here, and so does a metric, flag, endpoint or
-section of kube-proxy.md that has no row.
+A rule whose test is renamed or taken away fails here, and so does a metric, flag, endpoint,
+difference of the modes, test of upstream or section of kube-proxy.md that has no row.
 """
 
 import ast
@@ -23,6 +23,7 @@ TEST = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 NOT_APPLICABLE = re.compile(r"not applicable: \w.{7,}")
 ANSWER = re.compile(r"same\b|differs: \w")
 SKIPPED = re.compile(r"\bmark\.(skip|xfail)\b")
+SOMETIMES = re.compile(r"\bmark\.skipif\b|\bpytest\.(skip|importorskip)\b")
 
 
 class Row(NamedTuple):
@@ -58,7 +59,8 @@ def rows(text: str) -> Iterator[Row]:
             yield Row(section, part, tuple(cell.strip() for cell in cells), number)
 
 
-OURS = list(rows(PARITY))
+OURS = [row for row in rows(PARITY) if row.section]
+AT_THE_HEAD = [row for row in rows(PARITY) if not row.section]
 every_row = pytest.mark.parametrize("row", OURS, ids=[f"line {row.line}" for row in OURS])
 
 
@@ -75,14 +77,35 @@ def text_of(number: int) -> str:
 
 
 @cache
-def collected(path: str) -> dict[str, list[str]]:
-    """The tests that pytest collects from a file, with the names of their decorators."""
-    tree = ast.parse((ROOT / path).read_text())
-    return {
-        each.name: [ast.unparse(decorator) for decorator in each.decorator_list]
-        for each in tree.body
-        if isinstance(each, ast.FunctionDef) and each.name.startswith("test_")
+def parsed(path: str) -> ast.Module:
+    return ast.parse((ROOT / path).read_text())
+
+
+def functions(path: str) -> dict[str, ast.FunctionDef]:
+    return {each.name: each for each in parsed(path).body if isinstance(each, ast.FunctionDef)}
+
+
+def marks(path: str, name: str) -> list[str]:
+    """The decorators of a test and the marks of its file, written out where the file names them."""
+    named = {
+        target.id: ast.unparse(each.value)
+        for each in parsed(path).body
+        if isinstance(each, ast.Assign)
+        for target in each.targets
+        if isinstance(target, ast.Name)
     }
+    own = [ast.unparse(decorator) for decorator in functions(path)[name].decorator_list]
+    return [named.get(mark, mark) for mark in (*own, named.get("pytestmark", ""))]
+
+
+def is_skipped_somewhere(path: str, name: str) -> bool:
+    """By a mark, or by what it or a fixture that it asks for says while it runs."""
+    conftest = str(Path(path).parent / "conftest.py")
+    fixtures = functions(conftest) if (ROOT / conftest).is_file() else {}
+    known = fixtures | functions(path)
+    asked = [known[a.arg] for a in known[name].args.args if a.arg in known]
+    bodies = [ast.unparse(each) for each in (known[name], *asked)]
+    return any(map(SOMETIMES.search, (*marks(path, name), *bodies)))
 
 
 @every_row
@@ -102,8 +125,16 @@ def test_tests_exist(row: Row) -> None:
     """Every test that is named is collected by pytest, and none is skipped outright."""
     for path, name in row.tests:
         assert Path(path).name.startswith("test_") and (ROOT / path).is_file(), path
-        assert name in collected(path), f"{path} has no {name}"
-        assert not any(map(SKIPPED.search, collected(path)[name]))
+        assert name in functions(path), f"{path} has no {name}"
+        assert not any(map(SKIPPED.search, marks(path, name)))
+
+
+def test_tests_that_are_skipped_somewhere_are_said() -> None:
+    """The head names the tests that a kernel may lack something for, these and no others."""
+    named = {test for row in OURS for test in row.tests}
+    assert {test for row in AT_THE_HEAD for test in row.tests} == {
+        test for test in named if is_skipped_somewhere(*test)
+    }
 
 
 def test_files_are_those_that_make_test_runs() -> None:

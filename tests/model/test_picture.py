@@ -5,6 +5,7 @@ from ipaddress import ip_address, ip_network
 
 import pytest
 
+from ebpflb.errors import InvalidObject
 from ebpflb.model.addresses import Family
 from ebpflb.model.events import Changed, Found, Key, Kind, Removed, Replaced
 from ebpflb.model.objects import Node, Object, ServiceCIDR
@@ -60,7 +61,8 @@ def test_service_cidrs(picture: Picture) -> None:
     }
     picture.hear(Removed(Kind.SERVICE_CIDR, RANGES))
     assert picture.service_cidrs == {ip_network("10.97.0.0/16"), ip_network("10.96.0.0/16")}
-    picture.hear(Replaced(Kind.SERVICE_CIDR, {}, frozenset({Key("", "more")})))
+    unreadable = Found(InvalidObject("spec", "Expected `object`"), "test.yaml")
+    picture.hear(Replaced(Kind.SERVICE_CIDR, {Key("", "more"): unreadable}))
     assert picture.service_cidrs == {ip_network("10.97.0.0/16"), ip_network("10.96.0.0/16")}
     picture.hear(Replaced(Kind.SERVICE_CIDR, {}))
     assert picture.service_cidrs == frozenset()
@@ -86,6 +88,32 @@ def test_unreadable_range(picture: Picture) -> None:
     picture.hear(ranges("10.97.0.0/16"))
     assert not picture.refused
     assert picture.service_cidrs == {ip_network("10.97.0.0/16")}
+
+
+def test_unreadable(picture: Picture) -> None:
+    """What cannot even be decoded is named like what cannot be meant, and stays as it was."""
+    picture.hear(changed(Kind.SERVICE, WEB, builders.service()))
+    before = list(picture.ports(WEB))
+    unreadable = Found(InvalidObject("spec.ports", "Expected `array | null`"), "test.yaml")
+    (remark,) = picture.hear(Changed(Kind.SERVICE, WEB, unreadable))
+    assert str(remark) == (
+        "test.yaml: Service shop/web: spec.ports: Expected `array | null`"
+        " (its last good state stays)"
+    )
+    assert picture.refused == {(Kind.SERVICE, WEB): "spec.ports: Expected `array | null`"}
+    assert list(picture.ports(WEB)) == before
+    picture.hear(changed(Kind.SERVICE, WEB, builders.service()))
+    assert not picture.refused
+
+
+def test_refused_and_gone(picture: Picture) -> None:
+    """What was refused from the start is forgotten when it is gone from the list of its kind."""
+    picture.hear(changed(Kind.SERVICE, WEB, builders.service(clusterIP="?", clusterIPs=["?"])))
+    assert picture.refused.keys() == {(Kind.SERVICE, WEB)}
+    picture.hear(Replaced(Kind.ENDPOINT_SLICE, {}))
+    assert picture.refused
+    picture.hear(Replaced(Kind.SERVICE, {}))
+    assert not picture.refused
 
 
 def test_own_address(picture: Picture) -> None:

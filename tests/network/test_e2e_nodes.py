@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from ebpflb.lab import traffic
+from ebpflb.datapath.layout import VERDICTS
+from ebpflb.lab import objects, traffic
 from ebpflb.lab.hosts import Host
 from tests.network import asking
 from tests.network.twonodes import TwoNodes, Ways
@@ -19,6 +20,8 @@ LEAVING = {"ready": False, "terminating": True}
 NEVER = {"ready": False, "serving": False}
 A_MOMENT = 0.3  # seconds after which nobody is going to answer
 CLIENT_PORT, OTHER_TARGET = 12345, 9090
+TWELVE = range(12)  # so often one of two is missed once in 2000 times
+OLD_RANGE, NEW_RANGE = ("10.96.0.0/16", "fd00:96::/64"), ("10.97.0.0/24", "fd00:97::/112")
 
 families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
 
@@ -175,3 +178,46 @@ def test_udp_when_the_target_port_changes(two: TwoNodes, who: str, v6: bool) -> 
     assert from_one_port(two, who, "nodeport", v6=v6) == "new"
     server.terminate()
     server.wait()
+
+
+@families
+def test_prefer_same_node(two: TwoNodes, v6: bool) -> None:
+    """Each node's own endpoint serves it; when it goes the other does, and then it again."""
+    for pods in ((two.here, two.there), (two.there,), (two.here, two.there)):
+        service, *slices = two.service("web", 10, *pods, trafficDistribution="PreferSameNode")
+        for each in slices:
+            for endpoint in each["endpoints"]:
+                endpoint["hints"] = {"forNodes": [{"name": endpoint["nodeName"]}]}
+        two.publish(service, *slices)
+        of_near = pods[0].name
+        for who, kind in (("hooked", "cluster"), ("hidden", "cluster"), ("outside", "balancer")):
+            assert {answer(two, who, kind, two.near, v6=v6)[0] for _ in TWELVE} == {of_near}
+        assert {answer(two, "far", "cluster", two.far, v6=v6)[0] for _ in TWELVE} == {"there"}
+
+
+def unallocated(two: TwoNodes, host: str) -> bool:
+    """Whether near drops what a pod sends there, as for an address that is kept and not given."""
+    (number,) = (i for i, name in VERDICTS.items() if name == "unallocated")
+    before = two.maps["verdicts"].get(number)[0]
+    with asking.stream(two.sockets(two.hidden), host) as client, pytest.raises(OSError):
+        client.settimeout(A_MOMENT)
+        client.connect((host, 80))
+    return bool(two.maps["verdicts"].get(number)[0] > before)
+
+
+@families
+def test_different_service_cidrs(two: TwoNodes, v6: bool) -> None:
+    """A new ServiceCIDR keeps its addresses at once, and a Service in it is served to all."""
+    kept, new = objects.service_cidr(*OLD_RANGE), objects.service_cidr(*NEW_RANGE)
+    new["metadata"]["name"] = "new"
+    service, *slices = two.service("web", 10, two.here)
+    service["spec"]["clusterIPs"] = vips = ["10.97.0.10", "fd00:97::10"]
+    service["spec"]["clusterIP"] = vips[0]
+    free = "fd00:97::99" if v6 else "10.97.0.99"
+    for said, is_kept in (([kept], False), ([kept, new], True), ([kept], False)):
+        two.publish(*said)
+        assert unallocated(two, free) is is_kept
+    two.publish(kept, new, service, *slices)
+    for client in (two.hooked, two.hidden, two.near, two.there, two.far):
+        assert asking.tcp(two.sockets(client), vips[v6]).name == "here"
+    assert unallocated(two, free)

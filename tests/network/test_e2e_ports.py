@@ -11,7 +11,7 @@ from ebpflb.lab.objects import Object
 from ebpflb.lab.sockets import Sockets
 from tests.network import asking
 from tests.network.cluster import TARGET, VIP, VIP6, Cluster, at, web
-from tests.network.e2e import down, up
+from tests.network.e2e import down, reaches, up
 
 SECOND_TARGET = 9090
 
@@ -106,6 +106,18 @@ def test_protocols_of_one_port(cluster: Cluster, pod: Sockets, pods: list[Host])
                 assert ask(pod, VIP).name == "web-1"
             else:
                 down(pod, ask=ask)
+
+
+@pytest.mark.parametrize("ips", [[VIP], [VIP6], [VIP, VIP6], [VIP6, VIP]], ids=" ".join)
+def test_families(cluster: Cluster, sockets: Sockets, pods: list[Host], ips: list[str]) -> None:
+    """A service of one family or of both, in either order, is up in its families and no other."""
+    _, *slices = web(at(pods[0]), v6=[at(pods[1], v6=True)])
+    cluster.publish(objects.service("web", ips, ports(("tcp", 80))), *slices)
+    for vip, pod in ((VIP, "web-1"), (VIP6, "web-2")):
+        if vip in ips:
+            up(sockets, pod, host=vip)
+        else:
+            assert not reaches(sockets, vip, 80)
 
 
 def test_sctp_service(cluster: Cluster, pods: list[Host]) -> None:

@@ -6,12 +6,14 @@ import subprocess
 import pytest
 
 from ebpflb.lab import objects
+from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import Sockets
 from tests.network import asking
 from tests.network.cluster import NODEPORT, TARGET, VIP, Cluster, at, web
 from tests.network.e2e import down, reaches, up
 
+ENDPOINT_CHANGE, SERVICE_CHANGE = 30, 120  # seconds (kube-proxy.md 16.8)
 SECOND_VIP, HOST_PORT, HOST_UDP_PORT = "10.96.0.20", 10180, 10181
 PROXY_NAME, HEADLESS = (f"service.kubernetes.io/{n}" for n in ("service-proxy-name", "headless"))
 UNREADY, LEAVING = {"ready": False, "serving": False}, {"ready": False, "terminating": True}
@@ -38,6 +40,17 @@ def test_serve_a_basic_endpoint(cluster: Cluster, sockets: Sockets, pods: list[H
         up(sockets, *(pod.name for pod in here))
     cluster.publish(web())
     down(sockets)
+
+
+def test_in_time(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
+    """An endpoint's change is seen within 30 s, a Service's within 2 min: e2e's time budgets."""
+    cluster.publish(web(at(pods[0])))
+    cluster.announce(web(at(pods[1])))
+    seen = lambda: asking.names(sockets, VIP, times=5).keys() == {"web-2"}  # noqa: E731
+    wait_until("the new endpoint answers", seen, ENDPOINT_CHANGE)
+    cluster.announce(web(at(pods[1]), nodeport=NODEPORT))
+    seen = lambda: reaches(sockets, cluster.node.v4, NODEPORT)  # noqa: E731
+    wait_until("the NodePort answers", seen, SERVICE_CHANGE)
 
 
 def test_up_and_down(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:

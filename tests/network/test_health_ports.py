@@ -13,10 +13,13 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.objects import Object
 from ebpflb.lab.sockets import Socket
+from tests.network import asking
 from tests.network.asking import family_of
-from tests.network.twonodes import TwoNodes
+from tests.network.twonodes import TwoNodes, Ways
 
 PORT = 32100
+WAYS = Ways(7)
+LEAVING = {"ready": False, "terminating": True}
 families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
 
 
@@ -116,6 +119,23 @@ def test_only_on_the_addresses_that_serve_nodeports(two: TwoNodes, v6: bool) -> 
 
 
 @families
+def test_endpoint_terminates(two: TwoNodes, v6: bool) -> None:
+    """The health port of the only endpoint's node says 503 while its NodePort serves on."""
+    service, *slices = balanced(two, two.here)
+    two.publish(service, *slices)
+    tells(two, two.near, v6, 200)
+    for each in slices:
+        for endpoint in each["endpoints"]:
+            endpoint["conditions"] |= LEAVING
+    two.publish(service, *slices)
+    tells(two, two.near, v6, 503)
+    for client in (two.outside, two.hidden, two.hooked):
+        assert get(two, client, address(two.near, v6))[:2] == (503, 0)
+        where = WAYS.to("nodeport", two.near, v6=v6)
+        assert asking.tcp(two.sockets(client), *where).name == "here"
+
+
+@families
 def test_healthz_from_outside(two: TwoNodes, v6: bool) -> None:
     """10256 is for load balancers, on all addresses; e2e asks on loopback as well."""
     two.publish()
@@ -131,3 +151,10 @@ def test_proxy_mode_on_loopback_only(two: TwoNodes) -> None:
     assert get(two, two.near, "127.0.0.1", 10249, "/proxyMode")[::2] == (200, "ebpf")
     with pytest.raises(ConnectionRefusedError):
         get(two, two.outside, two.near.v4, 10249, "/proxyMode")
+
+
+def test_feature_gates(two: TwoNodes) -> None:
+    """/metrics of an agent that runs says that externalIPs are served, as they are by default."""
+    said = get(two, two.near, "127.0.0.1", 10249, "/metrics").body.splitlines()
+    gate = 'kubernetes_feature_enabled{name="AllowServiceExternalIPs",stage="DEPRECATED"}'
+    assert [line for line in said if line.startswith("kubernetes_feature")] == [f"{gate} 1.0"]

@@ -12,6 +12,7 @@ import pytest
 from ebpflb.datapath import compiler, datapath, links, programs
 from ebpflb.datapath.state import State
 from ebpflb.lab.sockets import Sockets
+from ebpflb.settings import Places
 from tests.network import asking
 from tests.network.cluster import NODEPORT, PORT, VIP, VIP6, Cluster, at, web
 
@@ -25,7 +26,7 @@ def form(cluster: Cluster, request: pytest.FixtureRequest) -> str:
     flags = datapath.flags() if request.param == "named errno" else ()
     if request.param == "named errno" and not flags:
         pytest.skip("this kernel has no bpf_set_retval")
-    compiled = compiler.compile_source(datapath.SOURCE, flags)
+    compiled = compiler.compile_source(datapath.SOURCE, flags, cache=Places.cache)
     loaded = programs.load(compiled, cluster.maps)
     links.attach(State(cluster.agent.places.state), cluster.node.cgroup, loaded)
     programs.close(loaded)

@@ -150,6 +150,17 @@ def test_size_of_another(
         assert line in caplog.text
 
 
+def test_read_only_hash_size(
+    sysctls: Sysctls, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An unprivileged container's /sys is read-only: that the hash table stays is only said."""
+    refuse(monkeypatch, errno.EROFS, "hashsize")
+    sysctls.set_up(Conntrack())
+    assert sysctls.changed()["nf_conntrack_max"] == 131072
+    assert "nf_conntrack_tcp_timeout_close_wait" in sysctls.changed()
+    assert "hashsize: not set to 32768: Read-only file system" in caplog.text
+
+
 def test_read_only_size_is_fatal(sysctls: Sysctls, monkeypatch: pytest.MonkeyPatch) -> None:
     """But where it is ours and cannot be raised, the start ends."""
     refuse(monkeypatch, errno.EROFS, "nf_conntrack_max")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The machine's devices and addresses, in a network namespace of the test's own."""
 
+import errno
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -8,10 +9,13 @@ from ipaddress import ip_address
 from queue import SimpleQueue
 
 import pytest
-from pyroute2 import netns
+from pyroute2 import IPRoute, netns
+from pyroute2.netlink.exceptions import NetlinkError
 
+from ebpflb.errors import NodeError
 from ebpflb.model.addresses import Address
 from ebpflb.model.devices import Device
+from ebpflb.model.events import Trouble
 from ebpflb.node.devices import DevicesChanged, Follower, current
 
 NAME = f"ebpflb-test-{os.getpid()}-devices"
@@ -143,3 +147,42 @@ def test_late_device(ip: Ip, told: SimpleQueue[DevicesChanged]) -> None:
     ip("link set v0 master d0")
     while not told_master():  # an Empty ends the wait
         pass
+
+
+def test_goes_on(ip: Ip, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list that cannot be had is told and tried again until it can, with no further change."""
+    told: SimpleQueue[DevicesChanged | Trouble] = SimpleQueue()
+    refusals = [OSError(errno.EMFILE, "Too many open files"), NetlinkError(errno.ENOBUFS)]
+
+    def refused() -> IPRoute:
+        if refusals:
+            raise refusals.pop()
+        return IPRoute()
+
+    Follower(told.put).start()
+    told.get()
+    monkeypatch.setattr("ebpflb.node.devices.AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("ebpflb.node.devices.IPRoute", refused)
+    ip("address add 192.0.2.1/24 dev d0")
+    for why in ("No buffer space available", "Too many open files"):
+        reason = f"devices cannot be listed: {why}"
+        assert told.get(timeout=PATIENCE) == Trouble("devices", reason)
+    now = told.get(timeout=PATIENCE)
+    assert isinstance(now, DevicesChanged)
+    assert now.addresses == addresses("192.0.2.1")
+    assert told.get(timeout=PATIENCE) == Trouble("devices", None)
+
+
+def test_start_refused(ip: Ip, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that cannot know its devices at the start says so, and does not guess."""
+    monkeypatch.setattr("ebpflb.node.devices.IPRoute", lambda: os.open("/nowhere", os.O_RDONLY))
+    with pytest.raises(NodeError, match="devices cannot be listed: No such file"):
+        Follower(lambda _: None).start()
+
+
+def test_ipvs_device(ip: Ip) -> None:
+    """The device of kube-proxy's ipvs mode holds cluster IPs: none of them is the node's."""
+    ip("link add kube-ipvs0 type bridge")
+    ip("address add 10.96.0.10 dev kube-ipvs0")
+    assert current().addresses == addresses()
+    assert "kube-ipvs0" not in devices()

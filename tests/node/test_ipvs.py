@@ -9,7 +9,7 @@ from ipaddress import ip_address
 import pytest
 
 from ebpflb.errors import NodeError
-from ebpflb.model.kube_proxy import DEVICE
+from ebpflb.model.kube_proxy import DEVICE, NODE_PORTS, SETS
 from ebpflb.model.virtual_servers import VirtualServer
 from ebpflb.node import ipvs, leftovers
 from tests.node import nodes, rules
@@ -55,6 +55,16 @@ def test_node_ports() -> None:
     make_sets(TOOLS[0])
     assert ipvs.ports("KUBE-NODE-PORT-TCP") == {30080}
     assert ipvs.ports("KUBE-HEALTH-CHECK-NODE-PORT") == set()
+
+
+@pytest.mark.parametrize(("family", "member"), [("inet", "192.0.2.1"), ("inet6", "2001:db8::1")])
+def test_node_ports_of_sctp(family: str, member: str) -> None:
+    """Those of SCTP are in a set of addresses and ports."""
+    name = NODE_PORTS["SCTP"][family == "inet6"]
+    assert name in SETS
+    run("ipset", "create", name, "hash:ip,port", "family", family)
+    run("ipset", "add", name, f"{member},sctp:30090")
+    assert ipvs.ports(name) == {30090}
 
 
 def test_device() -> None:

@@ -3,13 +3,15 @@
 
 import os
 from collections.abc import Iterator
+from errno import EMFILE
 from pathlib import Path
 from queue import SimpleQueue
 from socket import create_server
 
 import pytest
 
-from ebpflb.model.kube_proxy import METRICS_PORT, MODES, Found
+from ebpflb.model.events import Trouble
+from ebpflb.model.kube_proxy import METRICS_PORT, MODES, Sighting
 from ebpflb.node import nft
 from ebpflb.node.kube_proxy import Watcher, look
 from tests.node import answering, nodes, rules
@@ -27,9 +29,9 @@ def netns() -> Iterator[None]:
 
 
 @pytest.fixture
-def told() -> Iterator[SimpleQueue[Found]]:
+def told() -> Iterator[SimpleQueue[Sighting]]:
     """What a watcher tells that looks all the time."""
-    queue: SimpleQueue[Found] = SimpleQueue()
+    queue: SimpleQueue[Sighting] = SimpleQueue()
     watcher = Watcher(queue.put, 0.01)
     watcher.start()
     yield queue
@@ -38,7 +40,7 @@ def told() -> Iterator[SimpleQueue[Found]]:
 
 def test_nobody() -> None:
     """On a node without kube-proxy nothing is found."""
-    assert look() == Found()
+    assert look() == Sighting()
 
 
 def test_process(tmp_path: Path) -> None:
@@ -61,7 +63,7 @@ def test_process_of_another_node(tmp_path: Path) -> None:
 def test_answers(mode: str) -> None:
     """Whoever answers /proxyMode with one of its modes is one, though no process is seen."""
     with answering.answer(mode):
-        assert look() == Found(answers=((f"127.0.0.1:{METRICS_PORT}", mode),))
+        assert look() == Sighting(answers=((f"127.0.0.1:{METRICS_PORT}", mode),))
         assert look().runs
 
 
@@ -75,21 +77,21 @@ def test_answers_on_ipv6() -> None:
 def test_others_answer(said: str) -> None:
     """Ebpflb itself, and whatever else is at the port, is none."""
     with answering.answer(said):
-        assert look() == Found()
+        assert look() == Sighting()
 
 
 def test_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """One who takes the connection and says nothing holds nobody up for long."""
     monkeypatch.setattr("ebpflb.node.kube_proxy._TIMEOUT", 0.05)
     with create_server(("127.0.0.1", METRICS_PORT)):
-        assert look() == Found()
+        assert look() == Sighting()
 
 
 @pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.name)
 def test_chains(tool: nodes.Tool) -> None:
     """Its chains alone are leftovers, in each family and variant."""
     load(tool, rules.IPTABLES_MODE)
-    assert look() == Found(rules=(f"chains of {tool.name}",))
+    assert look() == Sighting(rules=(f"chains of {tool.name}",))
     assert not look().runs
 
 
@@ -103,24 +105,24 @@ def test_neighbours() -> None:
     """Rules of kubelet, CNIs and firewalls are no sign of it."""
     for tool in TOOLS:
         load(tool, *rules.NEIGHBOURS)
-    assert look() == Found()
+    assert look() == Sighting()
 
 
-def test_watcher_first(told: SimpleQueue[Found]) -> None:
+def test_watcher_first(told: SimpleQueue[Sighting]) -> None:
     """A watcher tells at once, and then nothing as long as nothing changes."""
-    assert told.get_nowait() == Found()
+    assert told.get_nowait() == Sighting()
     assert told.empty()
 
 
-def test_watcher_comes_later(told: SimpleQueue[Found], tmp_path: Path) -> None:
+def test_watcher_comes_later(told: SimpleQueue[Sighting], tmp_path: Path) -> None:
     """One that is started later is told, and that it has gone."""
     told.get_nowait()
     with answering.process(tmp_path) as pid:
         assert told.get(timeout=PATIENCE).pids == (pid,)
-    assert told.get(timeout=PATIENCE) == Found()
+    assert told.get(timeout=PATIENCE) == Sighting()
 
 
-def test_watcher_renewed(told: SimpleQueue[Found]) -> None:
+def test_watcher_renewed(told: SimpleQueue[Sighting]) -> None:
     """Rules that come back are one at work that is not seen; it is forgotten with them."""
     told.get_nowait()
     load_nft()
@@ -134,3 +136,28 @@ def test_watcher_renewed(told: SimpleQueue[Found]) -> None:
     while (news := told.get(timeout=PATIENCE)).rules:
         pass
     assert not news.runs
+
+
+def test_blind_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be seen for a while is as it was: it is told so, and no rule has come back."""
+    told: SimpleQueue[Sighting | Trouble] = SimpleQueue()
+    watcher = Watcher(told.put, 0.01)
+    load_nft()
+    with monkeypatch.context() as blind:
+        blind.setattr(nft, "NFTables", refused)
+        watcher.start()
+        trouble = told.get(timeout=PATIENCE)
+        assert trouble == Trouble("kube-proxy", "nf_tables: Too many open files")
+    there = told.get(timeout=PATIENCE)
+    assert isinstance(there, Sighting)
+    assert there.rules
+    assert told.get(timeout=PATIENCE) == Trouble("kube-proxy", None)
+    with monkeypatch.context() as blind:
+        blind.setattr(nft, "NFTables", refused)
+        assert told.get(timeout=PATIENCE) == trouble
+    assert told.get(timeout=PATIENCE) == Trouble("kube-proxy", None), "and not that they are new"
+    watcher.stop()
+
+
+def refused(**_: object) -> None:
+    raise OSError(EMFILE, "Too many open files")

@@ -3,6 +3,7 @@
 
 import os
 from collections.abc import Iterator
+from errno import EMFILE, EPROTONOSUPPORT
 
 import pytest
 
@@ -40,6 +41,22 @@ def test_chains() -> None:
     for name, chain in (("ip", "other"), ("ip6", "mine")):
         assert not nft.has_chain(Name(name, chain), "one")
     assert not nft.has_chain(Name("ip", "mine"), "on")
+
+
+def test_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be looked at is not said to be missing; a kernel without nf_tables has none."""
+    refusal = OSError(EMFILE, "Too many open files")
+
+    def refused(**_: object) -> None:
+        raise refusal
+
+    monkeypatch.setattr(nft, "NFTables", refused)
+    for look in (nft.tables, lambda: nft.has_chain(Name("ip", "mine"), "one")):
+        with pytest.raises(NodeError, match="Too many open files"):
+            look()
+    refusal = OSError(EPROTONOSUPPORT, "Protocol not supported")
+    assert nft.tables() == nft.chains(Name("ip", "mine")) == set()
+    assert not nft.has_chain(Name("ip", "mine"), "one")
 
 
 def test_delete() -> None:

@@ -49,3 +49,12 @@ def test_among_many() -> None:
     with socket(AF_INET, SOCK_DGRAM) as client:
         client.sendto(b"?", ("127.0.0.1", 999))
     assert tracked.translates()
+
+
+def test_untold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where the kernel does not say which connections it tracks, some may be translated."""
+    unknown = 99 << 8 | 1  # of no subsystem
+    monkeypatch.setattr(tracked, "_GET", unknown)
+    assert tracked.translates()
+    monkeypatch.setattr(tracked, "_COUNT", tmp_path / "nothing")
+    assert not tracked.translates()

@@ -3,10 +3,12 @@
 
 import os
 from collections.abc import Iterator
+from errno import EAGAIN, EMFILE
 from socket import AF_INET, AF_INET6
 
 import pytest
 
+from ebpflb.errors import NodeError
 from ebpflb.node import xtables
 from tests.node import nodes, rules
 from tests.node.nodes import TOOLS, Tool, load, run
@@ -61,6 +63,25 @@ def test_tables(tool: Tool) -> None:
     assert xtables.tables(family) == set()
     load(tool, rules.IPTABLES_MODE)
     assert xtables.tables(family) == {"nat", "filter", "mangle"}
+
+
+@legacy
+def test_changes_meanwhile(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table that others change meanwhile is read again; one that is not told is no "no"."""
+    load(tool, rules.IPTABLES_MODE)
+    refusals = [OSError(EAGAIN, "Resource temporarily unavailable")] * 3
+    read = xtables._read
+
+    def disturbed(family: int, table: str) -> bytes:
+        if refusals:
+            raise refusals.pop()
+        return read(family, table)
+
+    monkeypatch.setattr(xtables, "_read", disturbed)
+    assert xtables.has_chain(FAMILIES[tool.family], "nat", "KUBE-SERVICES")
+    refusals.append(OSError(EMFILE, "Too many open files"))
+    with pytest.raises(NodeError, match="table nat of iptables-legacy: Too many open files"):
+        xtables.has_chain(FAMILIES[tool.family], "nat", "KUBE-SERVICES")
 
 
 def others(family: int) -> set[int]:

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ports that this node chooses: for the masqueraded, and where two flows would look alike."""
 
+from itertools import pairwise
+from operator import eq
+
 import pytest
 
 from tests.packet.frames import (
@@ -14,7 +17,7 @@ from tests.packet.frames import (
     segment,
     source,
 )
-from tests.packet.node import Node
+from tests.packet.node import FIRST_PORT, LAST_PORT, Node
 from tests.packet.places import Places
 from tests.packet.services import KINDS, serve, written
 
@@ -35,6 +38,23 @@ def test_unique(node: Node, places: Places, protocol: str) -> None:
     assert len(set(seen)) == len(clients)
     assert all(40_000 <= port_of(place) <= 40_255 for place in seen)
     assert len({port_of(place) for place in seen}) > 30
+
+
+def drawn(node: Node, protocol: str, clients: list[str], where: str) -> list[int]:
+    """The masquerade ports of these clients' flows, when nothing is known of any flow."""
+    table = node.maps["tcp_flows" if protocol == "tcp" else "other_flows"]
+    table.delete([packet for packet, _ in table.items()])
+    return [port_of(flow(node, protocol, client, where)) for client in clients]
+
+
+def test_random(node: Node, places: Places, protocol: str) -> None:
+    """Masquerade ports are drawn from the whole range, in no order, and not from the client's."""
+    where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
+    clients = [at(places.client, port) for port in range(1, 41)]
+    first, second = (drawn(node, protocol, clients, where) for _ in range(2))
+    assert max(first) - min(first) > (LAST_PORT - FIRST_PORT) / 2
+    assert len({after - before for before, after in pairwise(first)}) > 30
+    assert sum(map(eq, first, second)) < 5
 
 
 def test_kept(node: Node, places: Places, protocol: str) -> None:

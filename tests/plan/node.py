@@ -167,6 +167,7 @@ def check_tidy(node: Node) -> None:
     maps.answers()
     programmed = planner.present
     assert set(maps.services) == set(planner.holders)
+    assert planner.backends == sum(len(p.backends) for p in programmed.values())
     assert maps.service_names == {p.id: name for name, p in programmed.items()}
     labels = {
         id: b.name for p in programmed.values() for id, b in zip(p.ids, p.backends, strict=True)

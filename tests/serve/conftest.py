@@ -4,6 +4,7 @@
 import ctypes
 import os
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 
 from ebpflb.cluster.recorder import Reference, Severity
 from ebpflb.serve.pages import Pages
-from ebpflb.serve.servers import Choice, Servers
+from ebpflb.serve.servers import Servers
+from ebpflb.settings import Places, Settings
 
 NODE = "node-1"
 SECONDS = 10  # until a test gives up waiting
@@ -73,6 +75,13 @@ def ask(
         connection.close()
 
 
+def wait_until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + SECONDS
+    while not true():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.005)
+
+
 Serve = Callable[..., Servers]
 
 
@@ -97,13 +106,15 @@ def book() -> Book:
 
 @pytest.fixture
 def serve(alone: None, book: Book) -> Iterator[Serve]:
-    """Starts the servers; ``said`` may name other pages, all else is of Choice."""
+    """Starts the servers; ``chosen`` is of the settings, or of the servers."""
     started: list[Servers] = []
 
     def serve(pages: Pages | None = None, on_response: Any = None, **chosen: Any) -> Servers:
-        told = {"on_response": on_response} if on_response else {}
-        choice = Choice(node_name=NODE, **chosen)
-        started.append(Servers(choice, book, pages or plain_pages(), **told))
+        told = {name: chosen.pop(name) for name in ("families", "retry") if name in chosen}
+        told |= {"on_response": on_response} if on_response else {}
+        nowhere = Path("/nonexistent")
+        settings = Settings(Places(nowhere), NODE, nowhere, **chosen)
+        started.append(Servers(settings, book, pages or plain_pages(), **told))
         started[-1].start()
         return started[-1]
 

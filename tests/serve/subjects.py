@@ -63,7 +63,7 @@ def fake_maps() -> dict[str, Any]:
 
 def fake_datapath(maps: dict[str, Any] | None = None) -> Any:
     state = State(Path("/sys/fs/bpf/ebpflb-test-nowhere"))
-    return SimpleNamespace(maps=maps or fake_maps(), state=state, programs=[], packets={})
+    return SimpleNamespace(maps=maps or fake_maps(), state=state, loaded=[])
 
 
 def everything(monkeypatch: pytest.MonkeyPatch) -> Metrics:
@@ -73,6 +73,7 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> Metrics:
     made = Metrics()
     made.read(fake_datapath(), lambda: Planner(ROOM), BUSY)
     made.request("GET", "https://10.96.0.1:443", 200, 0.01)
+    made.gate("AllowServiceExternalIPs", "DEPRECATED", enabled=True)
     made.check("ping", "healthz", ok=True)
     return settled(made)
 

@@ -73,6 +73,12 @@ def said(port: int, request: bytes) -> bytes:
         return client.makefile("rb").read()
 
 
+def asks(client: socket.socket) -> None:
+    """A request on a connection that is kept, and its answer."""
+    client.sendall(b"GET /kept HTTP/1.1\r\n\r\n")
+    assert client.recv(4096).endswith(b"/kept")
+
+
 def ended(client: socket.socket) -> bool:
     """Whether the server has ended the connection; waits for it."""
     try:
@@ -99,6 +105,17 @@ def test_half_a_request_holds_nobody_up(serve: Open) -> None:
         assert is_well(port)
         assert ended(halves[0])
         assert is_well(port)
+
+
+def test_who_goes_on_asking_stays(serve: Open) -> None:
+    """A prober that keeps its connection is not sent away for having come first."""
+    port = serve(most=2)
+    with connect(port) as prober, connect(port) as silent:
+        asks(silent)
+        for _ in range(2):
+            asks(prober)
+            assert is_well(port)
+        assert ended(silent)
 
 
 def test_half_a_request_is_ended_when_patience_is(serve: Open) -> None:

@@ -184,3 +184,11 @@ def test_build(monkeypatch: pytest.MonkeyPatch) -> None:
     (labels,) = map(dict, found)
     assert labels["layout"] == layout_hash()
     assert labels["version"].count(".") == 2
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_feature_enabled(metrics: Metrics, enabled: bool) -> None:
+    """A feature gate that is honoured is shown with its stage, and whether it is on."""
+    metrics.gate("AllowServiceExternalIPs", "DEPRECATED", enabled=enabled)
+    labels = {"name": "AllowServiceExternalIPs", "stage": "DEPRECATED"}
+    assert value(metrics, "kubernetes_feature_enabled", **labels) == enabled

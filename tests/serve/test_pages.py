@@ -64,12 +64,12 @@ def test_configz_is_the_configuration_in_force() -> None:
 
 
 def test_flagz_lists_the_flags_by_name() -> None:
-    """kube-proxy's page: a heading, a warning, name=value."""
+    """kube-proxy's page: a heading, a warning, a blank line, name=value."""
     said = get("/flagz", flags=lambda: {"v": "2", "config": "/etc/x"}).body.decode()
     lines = said.splitlines()
-    assert lines[:2] == ["", "ebpflb flagz"]
+    assert lines[:2] == ["", "ebpflb flags"]
     assert lines[2].startswith("Warning: This endpoint is not meant to be machine parseable")
-    assert lines[3:] == ["config=/etc/x", "v=2"]
+    assert lines[3:] == ["", "config=/etc/x", "v=2"]
 
 
 def test_statusz_tells_since_when_and_what_runs() -> None:

@@ -5,7 +5,6 @@ import json
 import socket
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,8 @@ from ebpflb.cluster import recorder
 from ebpflb.errors import NodeError
 from ebpflb.serve.doors import Door, Loop, Room
 from ebpflb.serve.http import NOT_FOUND
-from ebpflb.serve.ports import Port
-from ebpflb.serve.servers import Choice
-from tests.serve.conftest import NODE, SECONDS, Book, Serve, ask
+from ebpflb.serve.ports import RETRY_SECONDS, Port
+from tests.serve.conftest import NODE, Book, Serve, ask, wait_until
 
 PORTS = {"healthz_address": "0.0.0.0:10256", "metrics_address": "127.0.0.1:10249"}
 ARE_OURS = {"healthz_address": "/livez", "metrics_address": "/proxyMode"}
@@ -24,13 +22,6 @@ REASONS = {
     "healthz_address": "FailedToStartProxierHealthcheck",
     "metrics_address": "FailedToStartMetricServer",
 }
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + SECONDS
-    while not true():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.005)
 
 
 def port_of(address: str) -> int:
@@ -108,7 +99,7 @@ def test_taken_port_is_retried_until_it_is_free(
 
 def test_retried_every_five_seconds() -> None:
     """The interval is kube-proxy's."""
-    assert Choice(node_name=NODE).retry == 5
+    assert RETRY_SECONDS == 5
 
 
 def test_stops_while_it_retries(serve: Serve) -> None:

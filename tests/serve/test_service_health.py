@@ -11,14 +11,13 @@ from ipaddress import ip_address
 
 import pytest
 
-from ebpflb.cluster import recorder
 from ebpflb.model import nodes
 from ebpflb.model.addresses import Family
 from ebpflb.model.events import Key
 from ebpflb.model.health import Checked
 from ebpflb.serve.servers import Servers
 from tests.model import builders
-from tests.serve.conftest import NODE, Book, Reply, Serve, ask
+from tests.serve.conftest import Book, Reply, Serve, ask
 
 WEB, SHOP = Key("default", "web"), Key("default", "shop")
 PORT, OTHER = 32000, 32001
@@ -137,8 +136,8 @@ def test_restricted_nodeport_addresses_restrict_the_listeners(servers: Servers) 
     """On these addresses only; a family that none of them is of is left as it is."""
     subprocess.run(["ip", "addr", "add", "192.0.2.1/32", "dev", "lo"], check=True)
     subprocess.run(["ip", "addr", "add", "192.0.2.2/32", "dev", "lo"], check=True)
-    servers.services.listen_at({V4: [ip_address("192.0.2.1"), ip_address("192.0.2.2")]})
-    servers.services.update({WEB: checked(v6=1)})
+    ours = {V4: [ip_address("192.0.2.1"), ip_address("192.0.2.2")]}
+    servers.services.update({WEB: checked(v6=1)}, ours)
     assert get(host="192.0.2.1").code == get(host="192.0.2.2").code == 200
     assert get(host="::1").code == 200
     assert refused(host="127.0.0.1")
@@ -146,10 +145,17 @@ def test_restricted_nodeport_addresses_restrict_the_listeners(servers: Servers) 
 
 def test_addresses_that_do_not_match_anything_leave_nothing(servers: Servers, book: Book) -> None:
     """CIDRs that none of our addresses is in: nobody is asked here, and nothing is wrong."""
-    servers.services.listen_at({V4: []})
-    servers.services.update({WEB: checked()})
+    servers.services.update({WEB: checked()}, {V4: []})
     assert refused()
     assert book.reasons == ["Starting"]
+
+
+def test_addresses_are_followed(servers: Servers) -> None:
+    """An address that the node gets is listened on, and one that it loses no more."""
+    for ours, other in (("127.0.0.1", "127.0.0.2"), ("127.0.0.2", "127.0.0.1")):
+        servers.services.update({WEB: checked()}, {V4: [ip_address(ours)]})
+        assert get(host=ours).code == 200
+        assert refused(host=other)
 
 
 def test_updated_after_each_sync(servers: Servers) -> None:
@@ -196,54 +202,6 @@ def test_service_gone_closes_the_listener(servers: Servers) -> None:
         with suppress(ConnectionResetError):
             assert kept.recv(4096) == b""
     assert get(port=OTHER).code == 200
-
-
-def test_failure_to_listen_is_told_on_the_service(servers: Servers, book: Book) -> None:
-    """A Warning with kube-proxy's reason and action, naming node, service, port, and why."""
-    with socket.create_server(("127.0.0.1", PORT)):
-        servers.services.update({WEB: checked()})
-    told = book.events[-1]
-    assert told.about == recorder.service(WEB)
-    assert (told.severity, told.reason, told.action) == (
-        "Warning",
-        "FailedToStartServiceHealthcheck",
-        "Listen",
-    )
-    for part in (NODE, str(WEB), str(PORT), "Address already in use"):
-        assert part in told.note
-
-
-def test_failure_closes_all_listeners_of_that_service(servers: Servers, book: Book) -> None:
-    """With two addresses, of which one is taken, the other is not left half open."""
-    servers.services.listen_at({V4: [ip_address("127.0.0.1"), ip_address("127.0.0.2")]})
-    with socket.create_server(("127.0.0.2", PORT)):
-        servers.services.update({WEB: checked(), SHOP: checked(OTHER)})
-        assert refused(host="127.0.0.1")
-    assert get(port=OTHER).code == 200
-    assert book.reasons == ["Starting", "FailedToStartServiceHealthcheck"]
-
-
-def test_failure_is_retried_at_the_next_sync(
-    servers: Servers, book: Book, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Though nothing changed; each failure is an event, but the log says it once."""
-    with socket.create_server(("127.0.0.1", PORT)):
-        for _ in range(3):
-            servers.services.update({WEB: checked()})
-    assert book.reasons.count("FailedToStartServiceHealthcheck") == 3
-    assert len([it for it in caplog.records if it.levelname == "ERROR"]) == 1
-    servers.services.update({WEB: checked()})
-    assert get().code == 200
-
-
-def test_second_service_with_the_same_port_fails(servers: Servers, book: Book) -> None:
-    """The one that has it keeps it; when it goes the other gets it at the next sync."""
-    servers.services.update({WEB: checked()})
-    servers.services.update({WEB: checked(), SHOP: checked()})
-    assert '"web"' in get().body
-    assert book.events[-1].about == recorder.service(SHOP)
-    servers.services.update({SHOP: checked()})
-    assert '"shop"' in get().body
 
 
 def test_update_of_the_same_mapping_is_seen(servers: Servers) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent's words, its lock, and how others tell whether it lives."""
 
+import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,6 +51,19 @@ def test_said_is_read(places: Places, held: IO[str]) -> None:
     assert status.read(places) == said
 
 
+def test_nothing_new_is_not_written(places: Places, held: IO[str]) -> None:
+    """Words that the file has already cost nothing; what could not be written is tried again."""
+    said = status.write(places, words())
+    places.status_file.unlink()
+    assert status.write(places, words(), said) == said
+    assert status.read(places) is None
+    places.status_file.mkdir()
+    said = status.write(places, words(backends=1), said)
+    places.status_file.rmdir()
+    status.write(places, words(backends=1), said)
+    assert status.read(places) == words(backends=1)
+
+
 def test_last_words_count(places: Places, held: IO[str]) -> None:
     """Words replace words, and no half of a file is left beside them."""
     for count in (1, 2):
@@ -86,6 +100,15 @@ def test_second_is_refused(places: Places, held: IO[str]) -> None:
         NodeError, match=r"^another agent \(pid 1\) already serves /sys/fs/bpf/here"
     ):
         status.lock(places)
+
+
+def test_asked_meanwhile(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks whether an agent lives just as one starts keeps it from nothing."""
+    places.run.mkdir(parents=True, exist_ok=True)
+    with places.lock_file.open("w") as asking:
+        fcntl.flock(asking, fcntl.LOCK_SH)
+        monkeypatch.setattr("ebpflb.serve.status.time.sleep", lambda _: asking.close())
+        status.lock(places).close()
 
 
 def test_asking_does_not_lock(places: Places, held: IO[str]) -> None:

@@ -8,12 +8,13 @@ entry is named by the hash of sources, flags and BCC's version: other sources' i
 from pathlib import Path
 
 from ebpflb.datapath import compiler
+from ebpflb.settings import Places
 
 _own_cache = compiler._cached
 
 
 def _cached_or_carried(entry: Path) -> dict[str, bytes] | None:
-    return _own_cache(entry) or _own_cache(compiler.DEFAULT_CACHE / entry.name)
+    return _own_cache(entry) or _own_cache(Places.cache / entry.name)
 
 
 def pytest_configure() -> None:

@@ -52,6 +52,7 @@ def measure() -> Counts:
     Raises KernelError where one of them is refused.
     """
     from ebpflb.datapath import compiler, layout, maps, state
+    from ebpflb.settings import Places
     from vagrant.kernels import bytecode
 
     counts: Counts = {}
@@ -62,7 +63,7 @@ def measure() -> Counts:
             opened.callback(made[name].close)
         for source in bytecode.VARIANTS:
             for variant, flags in bytecode.variants(source).items():
-                compiled = compiler.compile_source(source, flags)
+                compiled = compiler.compile_source(source, flags, cache=Places.cache)
                 for program in compiled.programs:
                     counts[Row(source, variant, program)] = _measure_one(compiled, program, made)
     return counts

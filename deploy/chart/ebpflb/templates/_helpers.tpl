@@ -14,13 +14,13 @@ app.kubernetes.io/name: {{ .Chart.Name }}
 {{- end }}
 {{- end }}
 
-{{- /* Address and port of "0.0.0.0:10256" or "[::]:10256". */ -}}
+{{- /* Address and port of "0.0.0.0:10256", "[::]:10256", "0.0.0.0", "::" or "". */ -}}
 {{- define "ebpflb.port" -}}
-{{ splitList ":" . | last }}
+{{- if regexMatch "^[^:]+:[0-9]+$|]:[0-9]+$" .bound }}{{ splitList ":" .bound | last }}{{ else }}{{ .usual }}{{ end }}
 {{- end }}
 
 {{- define "ebpflb.address" -}}
-{{ splitList ":" . | initial | join ":" | trimPrefix "[" | trimSuffix "]" }}
+{{ regexReplaceAll "^([^:]+):[0-9]+$|^\\[(.+)]:[0-9]+$" . "${1}${2}" }}
 {{- end }}
 
 {{- /* An HTTP probe of one path at the address of healthz; at the node's own where that is any. */ -}}
@@ -29,8 +29,8 @@ app.kubernetes.io/name: {{ .Chart.Name }}
 {{- $address := include "ebpflb.address" $bound -}}
 httpGet:
   path: {{ .path }}
-  port: {{ include "ebpflb.port" $bound }}
-  {{- if not (has $address (list "0.0.0.0" "::")) }}
+  port: {{ include "ebpflb.port" (dict "bound" $bound "usual" 10256) }}
+  {{- if not (has $address (list "" "0.0.0.0" "::")) }}
   host: {{ $address | quote }}
   {{- end }}
 periodSeconds: 10

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looks that may fail: what is wrong is told once, and the thread that looks goes on."""
+
+from collections.abc import Callable
+
+from ebpflb.errors import NodeError
+from ebpflb.model.events import Trouble
+
+
+class Lookout:
+    """Called again and again it does ``look``, and tells when that fails and is well again."""
+
+    def __init__(
+        self, source: str, look: Callable[[], None], emit: Callable[[Trouble], None]
+    ) -> None:
+        self._source, self._look, self._emit = source, look, emit
+        self._trouble: str | None = None
+
+    def __call__(self) -> bool:
+        """Whether it went well. Raises nothing: a thread that died of it would be missed later."""
+        trouble = None
+        try:
+            self._look()
+        except Exception as error:
+            trouble = str(error) if isinstance(error, NodeError | OSError) else repr(error)
+        if trouble != self._trouble:
+            self._trouble = trouble
+            self._emit(Trouble(self._source, trouble))
+        return trouble is None

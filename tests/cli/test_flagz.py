@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""/flagz, of what `ebpflb run` itself was given (kube-proxy.md 13.2)."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ebpflb.cli.run import run as command
+from ebpflb.configuration.table import ROWS
+from ebpflb.datapath.state import BPFFS
+from ebpflb.serve.http import Request
+from tests.cli.conftest import Ebpflb
+from tests.configuration.files import write
+from tests.serve.conftest import plain_pages
+
+Flagz = Callable[..., dict[str, str]]
+
+
+@pytest.fixture
+def flagz(ebpflb: Ebpflb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Flagz:
+    """What the page of an agent says that was started with these words, line by line."""
+    seen: list[dict[str, str]] = []
+    monkeypatch.setattr(sys.modules["ebpflb.cli.run"], "_serve", lambda *it: seen.append(it[-1]))
+    where = ["--manifests", tmp_path, "--state-dir", BPFFS / "ebpflb-never", "--run-dir", tmp_path]
+
+    def lines(*words: object) -> dict[str, str]:
+        done = ebpflb("run", *where, *words)
+        assert seen, done.err
+        page = plain_pages(flags=seen.pop).respond(Request("/flagz", "")).body.decode()
+        _heading, _, said = page.partition("\n\n")
+        found = dict(line.split("=", 1) for line in said.splitlines())
+        assert list(found) == sorted(found)
+        return found
+
+    return lines
+
+
+def test_every_flag_is_there(flagz: Flagz) -> None:
+    """kube-proxy's and ebpflb's own, given or not, by the first of its names."""
+    own = {it.opts[0] for it in command.params if it.opts[0] in ("--manifests", "--devices")}
+    assert len(own) == 2
+    every = {f"--{row.flag}" for row in ROWS if row.flag} | own
+    assert every <= {f"--{name}" for name in flagz()}
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("masquerade-all", "false"),
+        ("cleanup", "false"),
+        ("version", "false"),
+        ("iptables-localhost-nodeports", "true"),
+        ("guard-nodeports", "true"),
+        ("v", "0"),
+        ("kube-api-qps", "5"),
+        ("oom-score-adj", "-999"),
+        ("conntrack-tcp-timeout-established", "24h0m0s"),
+        ("conntrack-udp-timeout", "0s"),
+        ("healthz-bind-address", "0.0.0.0:10256"),
+        ("healthz-port", "10256"),
+        ("nodeport-addresses", "[]"),
+        ("devices", "[]"),
+        ("feature-gates", ""),
+        ("vmodule", ""),
+        ("cluster-cidr", ""),
+        ("config", ""),
+        ("masquerade-ports", "10000-29999"),
+        ("cache-dir", "/var/cache/ebpflb"),
+    ],
+)
+def test_what_was_not_given(flagz: Flagz, flag: str, value: str) -> None:
+    """False, zero and nothing too are said, as Go writes them."""
+    assert flagz()[flag] == value
+
+
+def test_what_was_given(flagz: Flagz) -> None:
+    """As it is in force, however it was written."""
+    said = flagz(
+        *("--masquerade_all", "--guard-nodeports", "-v=2", "--iptables-sync-period=90s"),
+        *("--nodeport-addresses=10.0.0.0/8,::/0", "--feature-gates=B=false,A=true"),
+        *("--masquerade-ports=40000-40099", "--devices=eth*", "--devices=!eth9", "--vmodule=a=1"),
+        *("--healthz-port=0", "--healthz-bind-address="),
+    )
+    assert said["masquerade-all"] == "true"
+    assert said["v"] == "2"
+    assert said["iptables-sync-period"] == "1m30s"
+    assert said["nodeport-addresses"] == "[10.0.0.0/8,::/0]"
+    assert said["feature-gates"] == "A=true,B=false"
+    assert said["masquerade-ports"] == "40000-40099"
+    assert said["devices"] == "[eth*,!eth9]"
+    assert said["vmodule"] == "a=1"
+    assert (said["healthz-port"], said["healthz-bind-address"]) == ("0", "")
+
+
+def test_what_the_file_says(flagz: Flagz, tmp_path: Path) -> None:
+    """The file's fields count as the flags that they replace; those of its mode."""
+    file = tmp_path / "config.conf"
+    write(file, mode="nftables", clusterCIDR="10.0.0.0/8", nftables={"masqueradeAll": True})
+    said = flagz("--config", file, "--cluster-cidr=11.0.0.0/8")
+    assert (said["config"], said["proxy-mode"]) == (str(file), "nftables")
+    assert said["cluster-cidr"] == "10.0.0.0/8"
+    assert said["masquerade-all"] == "true"

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel's lists of numbers."""
+
+import pytest
+
+from ebpflb.model.lists import spans
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("0\n", [0]),
+        ("0-3\n", [0, 1, 2, 3]),
+        ("0-1,8-9,15\n", [0, 1, 8, 9, 15]),
+        ("\n", []),
+        ("", []),
+    ],
+)
+def test_spans(text: str, numbers: list[int]) -> None:
+    """Single numbers and ranges, with commas between; maybe none."""
+    assert [number for span in spans(text) for number in span] == numbers
+
+
+@pytest.mark.parametrize("text", ["a", "1-", "-1", "1-2-"])
+def test_no_list(text: str) -> None:
+    """Anything else is an error."""
+    with pytest.raises(ValueError):
+        spans(text)

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Others may take our programs off a device: a running agent finds out and puts them back."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ebpflb.datapath.state import State
+from ebpflb.lab.agents import wait_until
+from tests.network.cluster import Cluster, at, running, web
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """One whose agent looks every second."""
+    with running(tmp_path, "--iptables-sync-period=1s") as made:
+        made.publish(web(*map(at, made.web)))
+        yield made
+
+
+def in_node(cluster: Cluster, words: str) -> str:
+    command = [*cluster.node.enter, *words.split()]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_taken_off(cluster: Cluster) -> None:
+    """What is taken off a device, with no news of devices, is back before long, and it is said."""
+    there = State(cluster.agent.places.state).devices_directory
+    before = sorted(path.name for path in there.iterdir())
+    if any(name.endswith("-clsact") for name in before):
+        in_node(cluster, "tc qdisc del dev eth0 clsact")
+        wait_until("it is back", lambda: "clsact" in in_node(cluster, "tc qdisc show dev eth0"))
+    else:
+        (there / before[0]).unlink()  # with its pin a link goes
+        wait_until("it is back", lambda: (there / before[0]).exists())
+    wait_until("it is said", lambda: "took the programs off device" in cluster.agent.words())
+    assert sorted(path.name for path in there.iterdir()) == before

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Health-check node ports that somebody else has (kube-proxy.md 10)."""
+
+import socket
+import time
+from ipaddress import ip_address
+
+import pytest
+
+from ebpflb.cluster import recorder
+from ebpflb.serve.servers import Servers
+from tests.serve.conftest import NODE, Book, Serve, wait_until
+from tests.serve.test_service_health import OTHER, PORT, SHOP, V4, WEB, checked, get, refused
+
+
+@pytest.fixture
+def servers(serve: Serve) -> Servers:
+    return serve(healthz_address="", metrics_address="", retry=0.01)
+
+
+def test_failure_to_listen_is_told_on_the_service(servers: Servers, book: Book) -> None:
+    """A Warning with kube-proxy's reason and action, naming node, service, port, and why."""
+    with socket.create_server(("127.0.0.1", PORT)):
+        servers.services.update({WEB: checked()})
+    told = book.events[-1]
+    assert told.about == recorder.service(WEB)
+    assert (told.severity, told.reason, told.action) == (
+        "Warning",
+        "FailedToStartServiceHealthcheck",
+        "Listen",
+    )
+    start = f'node {NODE} failed to start healthcheck "{WEB}" on port {PORT}: '
+    assert told.note.startswith(f"{start}Address already in use")
+
+
+def test_failure_closes_all_listeners_of_that_service(servers: Servers, book: Book) -> None:
+    """With two addresses, of which one is taken, the other is not left half open."""
+    ours = {V4: [ip_address("127.0.0.1"), ip_address("127.0.0.2")]}
+    with socket.create_server(("127.0.0.2", PORT)):
+        servers.services.update({WEB: checked(), SHOP: checked(OTHER)}, ours)
+        assert refused(host="127.0.0.1")
+    assert get(port=OTHER).code == 200
+    assert book.reasons == ["Starting", "FailedToStartServiceHealthcheck"]
+
+
+def test_failure_is_retried_without_a_sync(
+    servers: Servers, book: Book, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Beside kube-proxy all ports are taken; when it leaves they are ours, though nothing changes.
+
+    However often it was tried, each family has one event and one line in the log, with the reason.
+    """
+    with socket.create_server(("::", PORT), family=socket.AF_INET6, dualstack_ipv6=True):
+        servers.services.update({WEB: checked(v6=1)})
+        time.sleep(0.1)
+    wait_until(lambda: not refused() and not refused(host="::1"))
+    assert get().code == get(host="::1").code == 200
+    failures = [told.note for told in book.events if told.severity == "Warning"]
+    assert [[host for host in ("0.0.0.0", "::") if repr(host) in it] for it in failures] == [
+        ["0.0.0.0"],
+        ["::"],
+    ]
+    lines = [it.getMessage() for it in caplog.records if it.levelname == "ERROR"]
+    assert lines == [f"{note}; trying again every 0.01 s" for note in failures]
+
+
+def test_failure_is_not_retried_once_the_service_is_gone(servers: Servers) -> None:
+    """Neither is it after the end."""
+    with socket.create_server(("127.0.0.1", PORT)):
+        servers.services.update({WEB: checked(), SHOP: checked(OTHER)})
+        servers.services.update({SHOP: checked(OTHER)})
+    time.sleep(0.1)
+    assert refused()
+    assert get(port=OTHER).code == 200
+
+
+def test_second_service_with_the_same_port_fails(servers: Servers, book: Book) -> None:
+    """The one that has it keeps it; when it goes the other gets it at once."""
+    servers.services.update({WEB: checked()})
+    servers.services.update({WEB: checked(), SHOP: checked()})
+    assert '"web"' in get().body
+    assert book.events[-1].about == recorder.service(SHOP)
+    servers.services.update({SHOP: checked()})
+    assert '"shop"' in get().body
