@@ -6,6 +6,7 @@
                compilation by BCC; what `ebpflb check` finds
     datapath   maps, programs, links, pins and devices, against this kernel's bpf(2) and netlink
     packet     the packet programs on packets, by BPF_PROG_TEST_RUN
+    node       what kube-proxy's ipvs mode leaves, and that it goes
     network    real sockets and real packets through real hooks, with the real agent
 
 Emulated, Python is twenty times slower and a cluster takes 20 s: so each test runs with few of
@@ -60,6 +61,7 @@ TESTS = (
     "tests/datapath/test_sweep.py",
     "tests/datapath/test_sock_diag.py",
     "tests/packet",
+    "tests/node/test_ipvs.py",
     "tests/network/test_packets_table.py",
     # one cluster from here on: who wants it fresh comes first, who leaves it changed last
     "tests/network/test_release.py",
