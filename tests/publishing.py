@@ -5,6 +5,7 @@ Everything is spelled as people say it: a frontend is "172.30.0.1:80/udp" (a Nod
 "0.0.0.0:30080"), a backend "10.1.0.1:8080", flags are words.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from ipaddress import IPv6Address, ip_address
 from typing import Any
@@ -27,7 +28,7 @@ def frontend(text: str) -> Frontend:
     return Frontend(*place(where), PROTOCOLS[protocol or "tcp"])
 
 
-class Publisher:
+class Publisher(ABC):
     """Fills the maps; whoever has them says how with ``put``."""
 
     def __init__(self) -> None:
@@ -35,8 +36,9 @@ class Publisher:
         self.blocks: dict[int, Range] = {}
         self.next_slot = 0
 
+    @abstractmethod
     def put(self, name: str, key: Any, value: Any) -> None:
-        raise NotImplementedError
+        """Into the map of this name."""
 
     def owns(self, *addresses: str) -> None:
         """Addresses of this node that serve NodePorts."""

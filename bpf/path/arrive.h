@@ -40,9 +40,7 @@ static __always_inline enum verdict arrive_once(struct __sk_buff *ctx,
 						const struct settings *settings,
 						struct asker *asker, struct arrival *arrival)
 {
-	struct frontend to = { .address = packet->tuple.destination,
-			       .port = packet->tuple.destination_port,
-			       .protocol = packet->tuple.protocol };
+	struct frontend to = frontend_asked(&packet->tuple);
 	enum found found = service_find(&to, NO_NETNS, &arrival->service);
 
 	if (found == ABSENT)
@@ -79,19 +77,6 @@ static __always_inline enum verdict arrive_stateless(const struct packet *packet
 	return VERDICT_TRANSLATED;
 }
 
-static __always_inline bool arrive_masquerades(struct __sk_buff *ctx,
-					       const struct packet *packet,
-					       const struct settings *settings,
-					       const struct asker *asker,
-					       const struct arrival *arrival)
-{
-	const struct backend *backend = &arrival->backend;
-
-	return policy_masquerades(settings, &arrival->service, backend, asker) ||
-	       (policy_must_come_back(&arrival->service) &&
-		!asker_is_symmetric(ctx, packet, backend));
-}
-
 static __always_inline enum verdict arrive_open(struct __sk_buff *ctx,
 						const struct packet *packet,
 						const struct settings *settings,
@@ -99,7 +84,7 @@ static __always_inline enum verdict arrive_open(struct __sk_buff *ctx,
 						struct arrival *arrival, struct tuple *to)
 {
 	const struct backend *backend = &arrival->backend;
-	bool masquerade = arrive_masquerades(ctx, packet, settings, asker, arrival);
+	bool masquerade = asker_is_hidden(ctx, packet, settings, asker, arrival);
 	enum verdict verdict;
 
 	verdict = flow_open(settings, &packet->tuple, ctx->ifindex, masquerade, arrival);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What can be known of who sent a packet, at the device where it came in. */
+/* What can be known of who sent a packet, at the device where it came in, and if he is to be seen. */
 #ifndef EBPFLB_PATH_ASKER_H
 #define EBPFLB_PATH_ASKER_H
 
@@ -48,6 +48,20 @@ static __always_inline bool asker_is_symmetric(struct __sk_buff *ctx, const stru
 	answer = bpf_fib_lookup(ctx, &way, sizeof(way), 0);
 	return (answer == BPF_FIB_LKUP_RET_SUCCESS || answer == BPF_FIB_LKUP_RET_NO_NEIGH) &&
 	       way.ifindex == ctx->ifindex;
+}
+
+/* Whether the backend is to see this node instead; the way back is asked for only where it counts. */
+static __always_inline bool asker_is_hidden(struct __sk_buff *ctx, const struct packet *packet,
+					    const struct settings *settings,
+					    const struct asker *asker,
+					    const struct arrival *arrival)
+{
+	const struct service *service = &arrival->service;
+
+	if (policy_masquerades(settings, service, &arrival->backend, asker))
+		return true;
+	return service->flags & SERVICE_EXTERNAL && !(service->flags & SERVICE_LOCAL) &&
+	       !asker_is_symmetric(ctx, packet, &arrival->backend);
 }
 
 #endif

@@ -25,9 +25,7 @@ static __always_inline enum verdict leave_for(const struct packet *packet,
 
 static __always_inline enum verdict leave_from_node(const struct packet *packet)
 {
-	struct frontend to = { .address = packet->tuple.destination,
-			       .port = packet->tuple.destination_port,
-			       .protocol = packet->tuple.protocol };
+	struct frontend to = frontend_asked(&packet->tuple);
 	struct service service;
 
 	if (!packet->opens)
@@ -47,9 +45,7 @@ static __always_inline enum verdict leave_from_node(const struct packet *packet)
 static __always_inline enum verdict leave_astray(struct __sk_buff *ctx,
 						 const struct packet *packet)
 {
-	struct frontend to = { .address = packet->tuple.destination,
-			       .port = packet->tuple.destination_port,
-			       .protocol = packet->tuple.protocol };
+	struct frontend to = frontend_asked(&packet->tuple);
 	struct service service;
 
 	if (ctx->ingress_ifindex != ctx->ifindex || to.protocol != TCP || packet->opens ||

@@ -68,12 +68,6 @@ static __always_inline bool policy_masquerades(const struct settings *settings,
 	       (settings->flags & SETTING_MASQUERADE_HERE);
 }
 
-/* Whether the exception holds only where the answers pass here. */
-static __always_inline bool policy_must_come_back(const struct service *service)
-{
-	return service->flags & SERVICE_EXTERNAL && !(service->flags & SERVICE_LOCAL);
-}
-
 /* loadBalancerSourceRanges (kube-proxy.md 7). */
 static __always_inline bool policy_admits(const struct service *service,
 					  const struct address *address)

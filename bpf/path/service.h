@@ -55,6 +55,14 @@ enum found { ABSENT, FOUND, RECYCLED };
  * A map's element may be freed and given to another key while we copy it; then it names another
  * frontend. The kernel writes a value from its head on, so the head is looked at last.
  */
+/* What a packet asks for. */
+static __always_inline struct frontend frontend_asked(const struct tuple *tuple)
+{
+	return (struct frontend){ .address = tuple->destination,
+				  .port = tuple->destination_port,
+				  .protocol = tuple->protocol };
+}
+
 static __always_inline enum found service_read(const struct frontend *frontend,
 					       struct service *service)
 {

@@ -2,7 +2,6 @@
 """Events about the Node and its Services, as kube-proxy writes them (kube-proxy.md 17)."""
 
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 
 from ebpflb.cluster import recorder
 from ebpflb.cluster.recorder import MOST, ApiRecorder, Event, LogRecorder, manifest
-from ebpflb.errors import ClusterError
 from ebpflb.model.events import Key
 from tests.cluster.fake_api import PATIENCE, FakeApi
 from tests.cluster.fake_history import Json
@@ -171,29 +169,6 @@ def test_never_blocks_and_drops_the_oldest(api: FakeApi, record: Record) -> None
     told = notes(api, MOST)
     assert told[-MOST:] == [f"the {number}th" for number in range(2 * MOST, 3 * MOST)]
     assert it.dropped == 3 * MOST - len(told)
-
-
-def test_gives_up_in_the_end() -> None:
-    """An event that fails for other reasons has twelve attempts, then the next has its own."""
-    asked: list[bytes] = []
-    done = threading.Event()
-
-    class Broken:
-        def create(self, path: str, body: bytes) -> None:
-            asked.append(body)
-            if len(asked) == 13:
-                done.set()
-            raise ClusterError("no route to host")
-
-    it = ApiRecorder(Broken, NODE, pace=QUICK, moment=0.0)
-    it.start()
-    it.event(*STARTING)  # type: ignore[arg-type]
-    it.event(*FAILED)  # type: ignore[arg-type]
-    assert done.wait(PATIENCE)
-    it.stop()
-    assert len(set(asked[:12])) == 1
-    assert asked[12] != asked[0]
-    assert it.dropped >= 1
 
 
 def test_kubeconfig_that_cannot_be_used_is_said(

@@ -2,12 +2,14 @@
 """Whatever goes wrong when an event is sent, the next ones are sent too."""
 
 import json
+import threading
 
 import pytest
 
 from ebpflb.cluster import recorder
 from ebpflb.cluster.recorder import ApiRecorder
 from ebpflb.errors import ClusterError
+from tests.cluster.fake_api import PATIENCE
 from tests.cluster.heard import NODE, QUICK
 
 STARTING = (recorder.node(NODE), "Normal", "Starting", "StartKubeProxy")
@@ -34,3 +36,26 @@ def test_unforeseen(caplog: pytest.LogCaptureFixture) -> None:
         'events cannot be told to the API server: RuntimeError("can\'t start new thread")',
         "events cannot be told to the API server: away",
     ]
+
+
+def test_gives_up_in_the_end() -> None:
+    """An event that fails for other reasons has twelve attempts, then the next has its own."""
+    asked: list[bytes] = []
+    done = threading.Event()
+
+    class Broken:
+        def create(self, path: str, body: bytes) -> None:
+            asked.append(body)
+            if len(asked) == 13:
+                done.set()
+            raise ClusterError("no route to host")
+
+    it = ApiRecorder(Broken, NODE, pace=QUICK, moment=0.0)
+    it.start()
+    for note in ("first", "second"):
+        it.event(*STARTING, note)  # type: ignore[arg-type]
+    assert done.wait(PATIENCE)
+    it.stop()
+    assert len(set(asked[:12])) == 1
+    assert asked[12] != asked[0]
+    assert it.dropped >= 1

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from ipaddress import ip_address
 
-from ebpflb.datapath import kernel, layout, maps, state
+from ebpflb.datapath import kernel
 from ebpflb.datapath.maps import Counters, Map
 from ebpflb.datapath.records import Origin, Peer
 from ebpflb.datapath.sock_diag import SockDiag
@@ -18,6 +18,7 @@ from ebpflb.model.addresses import Family
 from ebpflb.plan.entries import NOWHERE, Backend, Frontend, Range, Service
 from ebpflb.plan.stale import Stale
 from tests.datapath.devices import Namespace
+from tests.datapath.small import small_maps
 from tests.datapath.variants import eventually
 
 NAMES = (
@@ -96,18 +97,14 @@ class World:
 def made(ns: Namespace) -> Iterator[World]:
     """A world in a namespace of its own."""
     ns.run("ip link set lo up")
-    specs = {name: layout.MAPS[name] for name in NAMES}
-    small = {n: s._replace(entries=min(s.entries, 1024)) for n, s in specs.items()}
-    opened = {name: maps.open_map(spec, state.make_map(spec)) for name, spec in small.items()}
-    world = World(opened)
-    world.serve(ELSEWHERE)
-    world.cure.start()
-    try:
-        yield world
-    finally:
-        world.close()
-        for each in opened.values():
-            each.close()
+    with small_maps(NAMES) as opened:
+        world = World(opened)
+        world.serve(ELSEWHERE)
+        world.cure.start()
+        try:
+            yield world
+        finally:
+            world.close()
 
 
 ENDED = Stale(ended=frozenset({OLD}))

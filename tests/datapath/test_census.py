@@ -7,30 +7,25 @@ from typing import Any
 
 import pytest
 
-from ebpflb.datapath import census, layout, maps, state
+from ebpflb.datapath import census, layout
 from ebpflb.datapath.census import COUNTED, Census
 from ebpflb.datapath.maps import Map
 from ebpflb.datapath.records import Affinity, Client
 from ebpflb.datapath.sweep import PROTOCOLS
 from ebpflb.errors import KernelError
 from ebpflb.model.services import Protocol
+from tests.datapath.small import small_maps
 from tests.datapath.variants import needs_root
 from tests.plan.flow_builders import Made
 
 pytestmark = needs_root
 
-ENTRIES = 4096
-
 
 @pytest.fixture
 def world() -> Iterator[dict[str, Map]]:
     """Small maps."""
-    specs = {name: layout.MAPS[name] for name in (*COUNTED, *PROTOCOLS)}
-    small = {n: s._replace(entries=min(s.entries, ENTRIES)) for n, s in specs.items()}
-    made = {name: maps.open_map(spec, state.make_map(spec)) for name, spec in small.items()}
-    yield made
-    for opened in made.values():
-        opened.close()
+    with small_maps((*COUNTED, *PROTOCOLS)) as made:
+        yield made
 
 
 @pytest.fixture

@@ -174,22 +174,6 @@ def test_cache_cannot_be_written(tmp_path: Path, one_variant: Compiled) -> None:
     assert found.programs == one_variant.programs
 
 
-def test_no_bcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without BCC the error says which package brings it."""
-    monkeypatch.setitem(sys.modules, "bcc", None)
-    with pytest.raises(CompileError, match="apt install python3-bpfcc"):
-        compile_source(SOURCE, cache=tmp_path)
-
-
-def test_other_bcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The package of that name on PyPI is not BCC."""
-    (tmp_path / "bcc").mkdir()
-    (tmp_path / "bcc" / "__init__.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(CompileError, match="the package called bcc on PyPI is another"):
-        compile_source(SOURCE, cache=tmp_path)
-
-
 AGENT = """
 import sys
 from pathlib import Path
@@ -229,44 +213,3 @@ def test_nobody_compiles(sources: Path, tmp_path: Path) -> None:
     replace(sources / SOURCE, "LICENSE", f'#include "{tmp_path}/secret.h"\nLICENSE')
     with pytest.raises(CompileError, match=r"secret\.h' file not found|Permission denied"):
         compile_source(SOURCE, cache=tmp_path / "cache", sources=sources)
-
-
-@pytest.mark.parametrize(
-    ("child", "complaint"),
-    [
-        ("#!/nowhere", "No such file or directory"),
-        ("#!/bin/sh\nexec sleep 60", "timed out"),
-        ("#!/bin/sh\nprintf half", "Expected `object`"),
-    ],
-    ids=["no-process", "endless", "no-bytecode"],
-)
-def test_child_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, child: str, complaint: str
-) -> None:
-    """A child that cannot be, does not end or breaks off is a failure to compile, with its reason.
-
-    Whoever has old programs serves on with them then.
-    """
-    program = tmp_path / "child"
-    program.write_text(child)
-    program.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(program))
-    monkeypatch.setattr(compiler, "TIMEOUT", 0.5)
-    with pytest.raises(CompileError, match=complaint):
-        compile_source(SOURCE, cache=tmp_path / "cache")
-
-
-def test_no_room_for_the_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So is a disk without room for its sources."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
-    with pytest.raises(CompileError, match="No such file or directory"):
-        compile_source(SOURCE, cache=tmp_path / "cache")
-
-
-def test_nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The child's copy of the sources goes when it has compiled, or failed to."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(CompileError):
-        compile_source(SOURCE, cache=tmp_path / "cache")
-    assert not list(tmp_path.iterdir())

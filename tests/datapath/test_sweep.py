@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ebpflb.datapath import kernel, layout, maps, state, sweep
+from ebpflb.datapath import kernel, layout, sweep
 from ebpflb.datapath.maps import Counters, Map
 from ebpflb.datapath.records import Sweep
 from ebpflb.datapath.sweep import FlowTable, Sweeper
@@ -17,12 +17,12 @@ from ebpflb.errors import KernelError
 from ebpflb.model.services import Protocol
 from ebpflb.plan.expiry import Timeouts
 from ebpflb.plan.flows import Entries, Hook
+from tests.datapath.small import ENTRIES, small_maps
 from tests.datapath.variants import eventually, needs_root
 from tests.plan.flow_builders import NOW, Made
 
 pytestmark = needs_root
 
-ENTRIES = 4096
 CLOSED = ("request seen fin", "request masquerade seen fin", "seen fin", "seen fin")
 
 
@@ -30,12 +30,8 @@ CLOSED = ("request seen fin", "request masquerade seen fin", "seen fin", "seen f
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Map]]:
     """Small maps, at a fixed time."""
     monkeypatch.setattr("ebpflb.datapath.sweep.time.monotonic_ns", lambda: NOW)
-    specs = {name: layout.MAPS[name] for name in (*sweep.PROTOCOLS, "flow_stats", "sweeps")}
-    small = {n: s._replace(entries=min(s.entries, ENTRIES)) for n, s in specs.items()}
-    made = {name: maps.open_map(spec, state.make_map(spec)) for name, spec in small.items()}
-    yield made
-    for opened in made.values():
-        opened.close()
+    with small_maps((*sweep.PROTOCOLS, "flow_stats", "sweeps")) as made:
+        yield made
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 from ebpflb.datapath import kernel, testrun
 from ebpflb.errors import KernelError
 from tests.datapath.variants import needs_root
+from tests.packet.node import knows_way_in
 
 pytestmark = needs_root
 
@@ -53,8 +54,10 @@ def test_returns(load: Loader, number: int) -> None:
 def test_context(load: Loader, field: str, value: int) -> None:
     """What the caller says of the packet is what the program reads of it."""
     program = load(instruction(LOAD, 0x10, CONTEXT[field]))
-    ran = testrun.run(program, FRAME, ifindex=1, ingress_ifindex=77, mark=7)
-    assert ran.retval == value
+    if field == "ingress_ifindex" and not knows_way_in():
+        pytest.skip("a run is told no way in")
+    told = {"ifindex": 1} | ({} if field == "len" else {field: value})
+    assert testrun.run(program, FRAME, **told).retval == value
 
 
 @pytest.mark.parametrize("kind", [0x0800, 0x86DD, 0x8100])

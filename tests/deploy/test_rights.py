@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -73,15 +72,6 @@ def confined(rights: Rights, folder: Path) -> list[str]:
         *("env", f"TMPDIR={tmp}", "PYTHONDONTWRITEBYTECODE=1"),
         *("setpriv", "--no-new-privs", f"--bounding-set=-all{named}"),
     ]
-
-
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """Everybody may go there; to pytest's own only root may."""
-    with TemporaryDirectory(prefix="ebpflb-test-") as folder:
-        path = Path(folder)
-        path.chmod(0o755)
-        yield path
 
 
 class Confined(Cluster):
@@ -254,19 +244,3 @@ def test_nobody_may_serve(open_folder: Path) -> None:
         made.agent.start()
         assert effective(made.agent) == mask(capabilities.NEEDED)
         serves(made)
-
-
-def test_container_mounts_no_bpffs_of_its_own() -> None:
-    """Where the host's directory is handed in and is no bpffs, pins would go with the container."""
-    handed = f"umount {BPFFS}; mount --bind {BPFFS} {BPFFS}"
-    check = f"{sys.executable} -m ebpflb check; cat /proc/self/mounts"
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", f"{handed}; {check}"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    (line,) = [line for line in done.stdout.splitlines() if "MISSING" in line]
-    assert "mount one there, on the host" in line
-    assert f"bpf {BPFFS} bpf" not in done.stdout

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import Sockets
 from tests.network import twonodes
 from tests.network.cluster import Cluster, running
@@ -41,6 +42,12 @@ def sockets(request: pytest.FixtureRequest) -> Sockets:
     """Of the pod, and of the node itself, as a pod of the host's network has them."""
     found: Sockets = request.getfixturevalue(request.param)
     return found
+
+
+@pytest.fixture
+def pods(cluster: Cluster) -> list[Host]:
+    """Those that serve."""
+    return cluster.web
 
 
 @pytest.fixture

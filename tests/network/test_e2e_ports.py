@@ -16,18 +16,6 @@ from tests.network.e2e import down, reaches, up
 SECOND_TARGET = 9090
 
 
-@pytest.fixture(params=["pod", "host"])
-def sockets(request: pytest.FixtureRequest) -> Sockets:
-    """Upstream asks from an ordinary pod and from a host-network one."""
-    found: Sockets = request.getfixturevalue(request.param)
-    return found
-
-
-@pytest.fixture
-def pods(cluster: Cluster) -> list[Host]:
-    return cluster.web
-
-
 @pytest.fixture(scope="module")
 def more_ports(cluster: Cluster) -> None:
     """Every pod serves SECOND_TARGET too, as "web-1-again" and so on."""

@@ -19,18 +19,6 @@ PROXY_NAME, HEADLESS = (f"service.kubernetes.io/{n}" for n in ("service-proxy-na
 UNREADY, LEAVING = {"ready": False, "serving": False}, {"ready": False, "terminating": True}
 
 
-@pytest.fixture(params=["pod", "host"])
-def sockets(request: pytest.FixtureRequest) -> Sockets:
-    """Upstream asks from an ordinary pod and from a host-network one."""
-    found: Sockets = request.getfixturevalue(request.param)
-    return found
-
-
-@pytest.fixture
-def pods(cluster: Cluster) -> list[Host]:
-    return cluster.web
-
-
 def test_serve_a_basic_endpoint(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
     """Endpoints come and go one by one; the service answers from what there is."""
     cluster.publish(web())

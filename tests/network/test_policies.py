@@ -13,17 +13,6 @@ LEAVING = {"ready": False, "terminating": True}
 ZONE = "topology.kubernetes.io/zone"
 
 
-@pytest.fixture(params=["pod", "host"])
-def sockets(request: pytest.FixtureRequest) -> Sockets:
-    found: Sockets = request.getfixturevalue(request.param)
-    return found
-
-
-@pytest.fixture
-def pods(cluster: Cluster) -> list[Host]:
-    return cluster.web
-
-
 def test_internal_local(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
     """Under the internal policy Local the cluster IP leads to this node's endpoints alone."""
     endpoints = at(pods[0]), at(pods[1], node="other"), at(pods[2], node="other")

@@ -13,9 +13,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from ebpflb.cluster.recorder import Reference, Severity
+from ebpflb.serve.doors import Door, Loop, Room
 from ebpflb.serve.pages import Pages
+from ebpflb.serve.ports import listening
 from ebpflb.serve.servers import Servers
 from ebpflb.settings import Places, Settings
+from tests.serve.answers import respond
 
 NODE = "node-1"
 SECONDS = 10  # until a test gives up waiting
@@ -134,3 +137,30 @@ def plain_pages(**others: Any) -> Pages:
         }
         | others
     )
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[Loop]:
+    loop = Loop()
+    loop.start()
+    yield loop
+    loop.stop()
+
+
+@pytest.fixture(scope="module")
+def open_door(loop: Loop) -> Iterator[Callable[..., int]]:
+    """Opens a door for at most so many at a time, each with so much patience; gives its port."""
+    doors: list[Door] = []
+
+    def open_door(most: int = 16, patience: float = 30.0, *, slow: bool = False) -> int:
+        doors.append(Door(respond, Room(most, patience), slow=slow))
+        loop.do(doors[-1].open(listening("127.0.0.1", 0)))
+        return doors[-1].name[1]
+
+    yield open_door
+
+    async def close() -> None:
+        for door in doors:
+            await door.close()
+
+    loop.do(close())

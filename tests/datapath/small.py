@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Maps of the real kernel, small and nowhere pinned."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from ebpflb.datapath import layout, maps, state
+from ebpflb.datapath.maps import Map
+
+ENTRIES = 4096  # at the most
+
+
+@contextmanager
+def small_maps(names: Iterable[str]) -> Iterator[dict[str, Map]]:
+    """By name; closed in the end."""
+    specs = (layout.MAPS[name] for name in names)
+    small = [spec._replace(entries=min(spec.entries, ENTRIES)) for spec in specs]
+    made = {spec.name: maps.open_map(spec, state.make_map(spec)) for spec in small}
+    try:
+        yield made
+    finally:
+        for opened in made.values():
+            opened.close()

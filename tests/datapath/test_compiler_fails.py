@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where nothing can be compiled the reason is told, and nothing is left lying about."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from ebpflb.datapath import compiler
+from ebpflb.datapath.compiler import compile_source
+from ebpflb.errors import CompileError
+from tests.datapath.variants import SOURCE
+
+
+def test_no_bcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without BCC the error says which package brings it."""
+    monkeypatch.setitem(sys.modules, "bcc", None)
+    with pytest.raises(CompileError, match="apt install python3-bpfcc"):
+        compile_source(SOURCE, cache=tmp_path)
+
+
+def test_other_bcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package of that name on PyPI is not BCC."""
+    (tmp_path / "bcc").mkdir()
+    (tmp_path / "bcc" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(CompileError, match="the package called bcc on PyPI is another"):
+        compile_source(SOURCE, cache=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("child", "complaint"),
+    [
+        ("#!/nowhere", "No such file or directory"),
+        ("#!/bin/sh\nexec sleep 60", "timed out"),
+        ("#!/bin/sh\nprintf half", "Expected `object`"),
+    ],
+    ids=["no-process", "endless", "no-bytecode"],
+)
+def test_child_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, child: str, complaint: str
+) -> None:
+    """A child that cannot be, does not end or breaks off is a failure to compile, with its reason.
+
+    Whoever has old programs serves on with them then.
+    """
+    program = tmp_path / "child"
+    program.write_text(child)
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(compiler, "TIMEOUT", 0.5)
+    with pytest.raises(CompileError, match=complaint):
+        compile_source(SOURCE, cache=tmp_path / "cache")
+
+
+def test_no_room_for_the_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So is a disk without room for its sources."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    with pytest.raises(CompileError, match="No such file or directory"):
+        compile_source(SOURCE, cache=tmp_path / "cache")
+
+
+def test_nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child's copy of the sources goes when it has compiled, or failed to."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(CompileError):
+        compile_source(SOURCE, cache=tmp_path / "cache")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a container is handed of the host, and what it must not make for itself."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ebpflb.datapath.state import BPFFS
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
+def test_container_mounts_no_bpffs_of_its_own() -> None:
+    """Where the host's directory is handed in and is no bpffs, pins would go with the container."""
+    handed = f"umount {BPFFS}; mount --bind {BPFFS} {BPFFS}"
+    check = f"{sys.executable} -m ebpflb check; cat /proc/self/mounts"
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", f"{handed}; {check}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    (line,) = [line for line in done.stdout.splitlines() if "MISSING" in line]
+    assert "mount one there, on the host" in line
+    assert f"bpf {BPFFS} bpf" not in done.stdout
