@@ -6,6 +6,8 @@
 #include "path/backend.h"
 #include "path/flow.h"
 
+#define PATIENCE 3000000000ULL	/* ns; a SYN is sent again after 1 s and after 3 s (RFC 6298) */
+
 static __always_inline bool flow_has_ended(const struct tuple *asked, const struct flow *flow)
 {
 	struct tuple there = flow_translate(asked, flow);
@@ -15,10 +17,16 @@ static __always_inline bool flow_has_ended(const struct tuple *asked, const stru
 	return (flow->flags | (answers ? answers->flags : 0)) & (FLOW_FIN | FLOW_RST);
 }
 
+/* Its client has sent nothing but SYNs for so long: no answer has reached it, and none will. */
+static __always_inline bool flow_is_vain(const struct flow *flow)
+{
+	return !(flow->flags & FLOW_SEEN) && clock_coarse() > flow->created + PATIENCE;
+}
+
 /*
  * Whether a packet still belongs to the flow of its tuple. TCP and SCTP keep their backend until
- * one side ends the flow; then, or when the backend is gone, what opens one is a new flow. UDP
- * keeps it while it serves (kube-proxy.md 11.1).
+ * one side ends the flow; then, or when the backend is gone, or has never answered, what opens one
+ * is a new flow, by the rules of now. UDP keeps it while it serves (kube-proxy.md 11.1).
  */
 static __always_inline bool flow_goes_on(const struct packet *packet, const struct flow *flow)
 {
@@ -26,7 +34,8 @@ static __always_inline bool flow_goes_on(const struct packet *packet, const stru
 
 	if (!(flow->flags & FLOW_REQUEST) || !packet->opens)
 		return true;
-	if (packet->tuple.protocol != UDP && flow_has_ended(&packet->tuple, flow))
+	if (packet->tuple.protocol != UDP &&
+	    (flow_has_ended(&packet->tuple, flow) || flow_is_vain(flow)))
 		return false;
 	return backend_find(flow->service, flow->backend, &backend);
 }

@@ -51,10 +51,6 @@ static __always_inline struct frontend nodeport_of(const struct frontend *to)
 
 enum found { ABSENT, FOUND, RECYCLED };
 
-/*
- * A map's element may be freed and given to another key while we copy it; then it names another
- * frontend. The kernel writes a value from its head on, so the head is looked at last.
- */
 /* What a packet asks for. */
 static __always_inline struct frontend frontend_asked(const struct tuple *tuple)
 {
@@ -63,6 +59,10 @@ static __always_inline struct frontend frontend_asked(const struct tuple *tuple)
 				  .protocol = tuple->protocol };
 }
 
+/*
+ * A map's element may be freed and given to another key while we copy it; then it names another
+ * frontend. The kernel writes a value from its head on, so the head is looked at last.
+ */
 static __always_inline enum found service_read(const struct frontend *frontend,
 					       struct service *service)
 {

@@ -22,7 +22,7 @@ def v6(request: pytest.FixtureRequest) -> bool:
 def talk(two: TwoNodes, v6: bool, request: pytest.FixtureRequest) -> Iterator[Socket]:
     """A datagram socket connected to a service of both endpoints."""
     who, kind = request.param
-    two.forget_datagrams()
+    two.forget("other_flows")
     two.publish(two.service("web", 10, two.here, two.there))
     to = Ways(10).to(kind, two.near, v6=v6)
     with asking.datagram(two.sockets(getattr(two, who)), to[0]) as client:

@@ -31,7 +31,7 @@ endpoints = pytest.mark.parametrize("pod", ["here", "there"])
 
 @pytest.fixture(autouse=True)
 def afresh(two: TwoNodes) -> None:
-    two.forget_datagrams()
+    two.forget("other_flows")
 
 
 def where(two: TwoNodes, kind: str, *, v6: bool, ways: Ways = WAYS) -> tuple[str, int]:
@@ -59,7 +59,7 @@ def test_affinity(two: TwoNodes, who: str, kind: str, ask: Ask, v6: bool) -> Non
     ways = [where(two, each, v6=v6) for each in every]
     assert len({ask(client, *way).name for way in ways for _ in range(10)}) == 1
     two.publish(two.service("web", 10, two.here, two.there))
-    two.forget_datagrams()
+    two.forget("other_flows")
     assert asking.names(client, ways[-1][0], ask=ask, port=ways[-1][1]).keys() == {"here", "there"}
 
 

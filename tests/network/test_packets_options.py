@@ -50,7 +50,7 @@ def restarted(two: TwoNodes, services: None, request: pytest.FixtureRequest) -> 
         agent.stop()
         agent.options = request.param
         agent.start()
-    two.forget_datagrams()
+    two.forget("other_flows")
     yield two
 
 

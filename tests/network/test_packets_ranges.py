@@ -20,7 +20,7 @@ def admit(two: TwoNodes, *hosts: Host, ranges: tuple[str, ...] = ()) -> None:
     """Only these may come; the ranges of both families are never empty."""
     mine = [f"{host.v4}/32" for host in hosts] + [f"{host.v6}/128" for host in hosts]
     sources = [*mine, *ranges, "240.0.0.0/32", "fd99::/128"]
-    two.forget_datagrams()
+    two.forget("other_flows")
     two.publish(two.service("web", 10, two.here, two.there, loadBalancerSourceRanges=sources))
 
 

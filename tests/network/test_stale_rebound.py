@@ -71,7 +71,7 @@ def client(unable: TwoNodes, vip: str) -> Iterator[Socket]:
         opened.connect((vip, PORT))
         assert ask(opened) == unable.there.name
         yield opened
-    unable.forget_datagrams()
+    unable.forget("other_flows")
 
 
 def serve(two: TwoNodes, *pods: Host) -> None:

@@ -54,10 +54,10 @@ class TwoNodes(Ground):
             for pod in pods
         ]
 
-    def forget_datagrams(self) -> None:
+    def forget(self, table: str) -> None:
         """Ends the flows of former sockets: a new one with the port of such a one would go on."""
         for agent in self.agents:
-            flows = self.maps_of(agent)["other_flows"]
+            flows = self.maps_of(agent)[table]
             flows.delete([packet for packet, _ in flows.items()])
 
     def service(self, name: str, number: int, *pods: Host, **spec: Any) -> list[Object]:

@@ -66,6 +66,40 @@ def test_syn_to_nobody(node: Node, places: Places, client: str, kind: str, where
     assert ends(node.through(reply(asked))) == f"{where} > {client}"
 
 
+def wait(node: Node, seconds: float) -> None:
+    """All that the node remembers of TCP is so much older."""
+    table, past = node.maps["tcp_flows"], int(seconds * 1e9)
+    for key, flow in table.items():
+        older = flow._replace(last_seen=flow.last_seen - past, created=flow.created - past)
+        table.write([(key, older)])
+
+
+@pytest.mark.parametrize(("seconds", "seen"), [(2.5, "node"), (3.5, "client")])
+def test_syn_in_vain(
+    node: Node, places: Places, client: str, kind: str, where: str, seconds: float, seen: str
+) -> None:
+    """After 3 s without an answer a SYN opens a new flow, masqueraded or not as it is now due."""
+    node.settings("masquerade_all")
+    first = node.through(segment(client, where))
+    node.settings(flags=frozenset({"detect_local"}))
+    wait(node, seconds)
+    asked = node.through(segment(client, where))
+    hidden = seen == "node" or kind == "nodeport"
+    assert (source(asked) == client) is not hidden
+    assert seen == "client" or asked == first
+    assert ends(node.through(reply(asked))) == f"{where} > {client}"
+    made, ended, _ = node.flow_counters()
+    assert made - ended == len(node.flows()) == (4 if hidden else 2)
+
+
+def test_no_vain_connection(node: Node, places: Places, client: str, kind: str, where: str) -> None:
+    """Once its client has heard of its backend, no SYN moves a connection, however old it is."""
+    got = ends(shake(node, client, where))
+    replace(node, places, kind)
+    wait(node, 3600)
+    assert ends(node.through(segment(client, where))) == got
+
+
 def finish(node: Node, client: str, where: str) -> None:
     """Both sides close."""
     asked = node.through(segment(client, where, "FA", seq=1001, ack=5001))
