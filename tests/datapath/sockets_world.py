@@ -4,7 +4,6 @@
 import errno
 import socket
 import struct
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from ipaddress import ip_address
@@ -133,10 +132,10 @@ def looks(world: World) -> list[Look]:
 
 
 def settle(world: World) -> None:
-    """Both looks of all that the cure was told are done."""
-    assert eventually(lambda: not looks(world))
-    done = threading.Event()
-    world.cure.on_cured = lambda *_: done.set()
-    world.cure.ended(Stale(orphaned=frozenset({63})))
-    assert done.wait(5)
-    assert eventually(lambda: not looks(world))
+    """Both looks of all that the cure was told are done: its thread waits for the next."""
+
+    def idle() -> bool:
+        with world.cure._changed:
+            return bool(world.cure._changed._waiters) and not looks(world)  # type: ignore[attr-defined]
+
+    assert eventually(idle)
