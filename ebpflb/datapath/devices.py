@@ -57,7 +57,7 @@ class Attachments:
     def follow(self, wanted: Devices) -> dict[str, str]:
         """Puts the programs at all these devices and at no other; device -> why it could not."""
         self.way.prune({device.index for device in wanted})
-        self.ours &= self.way.present()
+        self._miss(self.way.present(), wanted)
         failed = {}
         for device in sorted(wanted, key=lambda device: not device.link_header):
             if device.index not in self.ours:
@@ -68,12 +68,16 @@ class Attachments:
         return failed
 
     def restore(self, wanted: Devices) -> dict[str, str]:
-        """The same, and what others took off since goes back."""
-        lost = self.ours - self.way.held()
+        """The same after a closer look: at either end of a device something may have gone."""
+        self._miss(self.way.held(), wanted)
+        return self.follow(wanted)
+
+    def _miss(self, there: set[int], wanted: Devices) -> None:
+        """What was ours and is not there any more."""
+        lost = self.ours - there
         for name in [device.name for device in wanted if device.index in lost]:
             log.warning("somebody took the programs off device %s; they go back", name)
         self.ours -= lost
-        return self.follow(wanted)
 
     def _attach(self, device: Device) -> None:
         """A device that is gone by now is no failure: we shall be told."""

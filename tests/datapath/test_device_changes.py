@@ -14,6 +14,13 @@ from tests.datapath.devices import ALL, NONE, Agent, At, Namespace, home_of, ids
 from tests.datapath.variants import eventually, needs_root
 
 pytestmark = needs_root
+Said = pytest.LogCaptureFixture
+
+
+@pytest.fixture
+def said(caplog: Said) -> Said:
+    caplog.set_level("WARNING")
+    return caplog
 
 
 def test_late_device(agent: Agent, ns: Namespace, at: At, packets: list[Program]) -> None:
@@ -68,7 +75,7 @@ def take_off(ns: Namespace, made: Attachments, by: str, whole: bool) -> None:
 
 @pytest.mark.parametrize("whole", [True, False], ids=["everything", "only ours"])
 def test_taken_off(
-    agent: Agent, ns: Namespace, at: At, by: str, packets: list[Program], whole: bool
+    agent: Agent, ns: Namespace, at: At, by: str, packets: list[Program], whole: bool, said: Said
 ) -> None:
     """What others take off a device counts no more, and goes back when it is looked for."""
     made = agent()
@@ -79,6 +86,20 @@ def test_taken_off(
     assert made.restore(ns.served()) == {}
     assert at("v0") == ids(packets)
     assert attached(home_of(made)) == {by: len(ALL)}
+    assert said.messages == ["somebody took the programs off device v0; they go back"]
+
+
+def test_taken_off_before_news(
+    agent: Agent, ns: Namespace, at: At, by: str, packets: list[Program], said: Said
+) -> None:
+    """Where a device brings news first, it goes back then; it is told of, the new device is not."""
+    made = agent()
+    made.follow(ns.served())
+    take_off(ns, made, by, whole=True)
+    ns.run("ip link add late type bridge")
+    made.follow(ns.served())
+    assert at("v0") == at("late") == ids(packets)
+    assert said.messages == ["somebody took the programs off device v0; they go back"]
 
 
 def test_no_descriptors(agent: Agent, ns: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
