@@ -110,6 +110,14 @@ class Clsact:
         route.tc("replace-filter", "bpf", index, HANDLE, **_place(end), **how)
 
     def _detach(self, route: IPRoute, index: int) -> None:
+        """A device that goes meanwhile takes all with it."""
+        try:
+            self._take_off(route, index)
+        except NetlinkError as error:
+            if error.code != errno.ENODEV:
+                raise
+
+    def _take_off(self, route: IPRoute, index: int) -> None:
         ours = [end for end in PARENTS if self._ours(route, index, end)]
         for end in ours:
             route.tc("del-filter", "bpf", index, HANDLE, **_place(end))

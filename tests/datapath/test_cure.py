@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ebpflb.datapath import probe, stale
+from ebpflb.datapath import probe
 from ebpflb.datapath.sock_diag import SockDiag
 from ebpflb.datapath.stale import Cure
 from ebpflb.errors import KernelError
@@ -106,12 +106,8 @@ def test_orphaned_and_revived(world: World) -> None:
 def test_second_look(world: World) -> None:
     """A socket that was on its way through a hook at the first look is found by the second."""
     client = world.direct()
-    first = threading.Event()
-    world.cure.on_cured = lambda *_: first.set()
-    stale.MOMENT = 0.5
+    world.cure.on_cured = lambda *_: world.remember(client)  # after the first look
     world.cure.ended(ENDED)
-    assert first.wait(5)
-    world.remember(client)
     assert is_ended(client)
 
 
@@ -153,6 +149,7 @@ def test_sought_in_vain(world: World) -> None:
     world.remember(client)
     world.cure.ended(ENDED)
     assert is_ended(client)
+    settle(world)
     assert not world.cure._forgone
 
 

@@ -2,6 +2,8 @@
 """Devices that come, go, move away and take each other's place."""
 
 import errno
+from contextlib import suppress
+from subprocess import CalledProcessError
 
 import pytest
 from pyroute2 import netns
@@ -9,6 +11,7 @@ from pyroute2 import netns
 from ebpflb.datapath.clsact import Clsact
 from ebpflb.datapath.devices import Attachments, attached
 from ebpflb.datapath.programs import Program
+from ebpflb.datapath.state import State
 from ebpflb.errors import KernelError
 from tests.datapath.devices import ALL, NONE, Agent, At, Namespace, home_of, ids
 from tests.datapath.variants import eventually, needs_root
@@ -55,6 +58,23 @@ def test_device_goes(agent: Agent, ns: Namespace) -> None:
     ns.run("ip link del late")
     made.follow(ns.served())
     assert not list(home_of(made).devices_directory.glob("77-*"))
+
+
+def test_device_goes_meanwhile(
+    home: State, ns: Namespace, packets: list[Program], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that goes while our filters are looked for is no failure."""
+    made = Clsact(home.devices_directory)
+    made.attach(ns.index("br0"), packets)
+
+    def seen_last(*_: object) -> bool:
+        with suppress(CalledProcessError):  # at the second end it is gone
+            ns.run("ip link del br0")
+        return True
+
+    monkeypatch.setattr(Clsact, "_ours", seen_last)
+    made.prune(set())
+    assert not made.known()
 
 
 def test_device_goes_at_once(agent: Agent, ns: Namespace) -> None:
