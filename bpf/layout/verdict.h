@@ -17,11 +17,11 @@ enum verdict {
 	VERDICT_RELATED = 9,	/* ICMP error about a known flow: rewritten */
 	VERDICT_MASQUERADED = 10,	/* flow that goes on as this node's */
 	VERDICT_PORT_CHANGED = 11,	/* flow whose client's port was in use by another to this backend */
-	VERDICT_CROWDED = 12,	/* flow for which no free source port was found: dropped */
+	VERDICT_CROWDED = 12,	/* flow for which no free source port, or no address, was found: dropped */
 	VERDICT_FLOWS_FULL = 13,	/* no room for a flow: TCP dropped, others sent without state */
 	VERDICT_FORBIDDEN = 14,	/* client outside loadBalancerSourceRanges: dropped */
 	VERDICT_UNALLOCATED = 15,	/* address in a service range that no service has: dropped */
-	VERDICT_MUTED = 16,	/* refused without an answer: there were too many lately */
+	VERDICT_MUTED = 16,	/* refused without an answer: too many lately, or a reset itself */
 	VERDICT_UNREADABLE = 17,	/* packet that is cut short or malformed: left alone */
 	VERDICTS = 18,		/* how many */
 };

@@ -130,15 +130,24 @@ static __always_inline __u32 tuple_draw(const struct tuple *tuple)
 	return mixed;
 }
 
-/* A packet of it has come by. One that opens a connection says nothing yet of its client: the
- * address may be forged. */
+/* By the flags of both sides' entries: each has closed, or one has reset. */
+static __always_inline bool flow_is_done(__u32 one, __u32 other)
+{
+	return (one | other) & FLOW_RST || one & other & FLOW_FIN;
+}
+
+/*
+ * A packet of it has come by. One that opens a connection says nothing yet of its client: the
+ * address may be forged. So may a reset that others follow: who has reset sends nothing more.
+ */
 static __always_inline void flow_touch(struct flow *flow, const struct packet *packet, __u64 now)
 {
 	bool opens = packet->opens && packet->tuple.protocol != UDP;
-	__u32 news = packet->ends | (opens ? 0 : FLOW_SEEN);
+	__u32 before = opens || packet->ends ? flow->flags : flow->flags & ~FLOW_RST;
+	__u32 flags = before | packet->ends | (opens ? 0 : FLOW_SEEN);
 
-	if ((flow->flags & news) != news)
-		flow->flags |= news;
+	if (flow->flags != flags)
+		flow->flags = flags;
 	if (flow->last_seen != now)
 		flow->last_seen = now;
 }

@@ -8,25 +8,22 @@
 
 #define PATIENCE 3000000000ULL	/* ns; a SYN is sent again after 1 s and after 3 s (RFC 6298) */
 
-static __always_inline bool flow_has_ended(const struct tuple *asked, const struct flow *flow)
+/* Ended by a side; or no answer has passed for so long, and none will. */
+static __always_inline bool flow_is_over(const struct tuple *asked, const struct flow *flow)
 {
 	struct tuple there = flow_translate(asked, flow);
 	struct tuple back = tuple_reverse(&there, HOOK_EGRESS);
 	struct flow *answers = flow_find(&back);
+	__u32 flags = flow->flags | (answers ? answers->flags : 0);
 
-	return (flow->flags | (answers ? answers->flags : 0)) & (FLOW_FIN | FLOW_RST);
-}
-
-/* Its client has sent nothing but SYNs for so long: no answer has reached it, and none will. */
-static __always_inline bool flow_is_vain(const struct flow *flow)
-{
-	return !(flow->flags & FLOW_SEEN) && clock_coarse() > flow->created + PATIENCE;
+	return flags & (FLOW_FIN | FLOW_RST) ||
+	       (!(flags & FLOW_SEEN) && clock_coarse() > flow->created + PATIENCE);
 }
 
 /*
  * Whether a packet still belongs to the flow of its tuple. TCP and SCTP keep their backend until
- * one side ends the flow; then, or when the backend is gone, or has never answered, what opens one
- * is a new flow, by the rules of now. UDP keeps it while it serves (kube-proxy.md 11.1).
+ * the flow is over; then, or when the backend is gone, what opens one is a new flow, by the rules
+ * of now. UDP keeps it while it serves (kube-proxy.md 11.1). What is beside has no service.
  */
 static __always_inline bool flow_goes_on(const struct packet *packet, const struct flow *flow)
 {
@@ -34,10 +31,9 @@ static __always_inline bool flow_goes_on(const struct packet *packet, const stru
 
 	if (!(flow->flags & FLOW_REQUEST) || !packet->opens)
 		return true;
-	if (packet->tuple.protocol != UDP &&
-	    (flow_has_ended(&packet->tuple, flow) || flow_is_vain(flow)))
+	if (packet->tuple.protocol != UDP && flow_is_over(&packet->tuple, flow))
 		return false;
-	return backend_find(flow->service, flow->backend, &backend);
+	return !flow->service || backend_find(flow->service, flow->backend, &backend);
 }
 
 static __always_inline void follow(const struct packet *packet, struct flow *flow,

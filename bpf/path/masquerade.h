@@ -33,9 +33,7 @@ static __always_inline bool masquerade_is_over(const struct tuple *back)
 	there.source = answers->address;
 	there.source_port = answers->port;
 	requests = flow_find(&there);
-	if (!requests || (answers->flags | requests->flags) & FLOW_RST)
-		return true;
-	return answers->flags & requests->flags & FLOW_FIN;
+	return !requests || flow_is_done(answers->flags, requests->flags);
 }
 
 /* Claims a source port: afterwards back is the tuple of the answers. */

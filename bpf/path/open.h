@@ -24,26 +24,30 @@ static __always_inline __be16 port_draw(const struct settings *settings)
 	return BE16((__u16)(settings->first_port + chosen));
 }
 
-/* Whether an entry that is in the way may be taken: our own, left by a flow that lost the other
- * half to the LRU, or one of a connection that has ended. */
-static __always_inline bool way_is_free(const struct flow *taken, const struct tuple *asked)
+/* The way there of the flow that has this way back. */
+static __always_inline struct tuple open_asked(const struct tuple *back, const struct flow *taken)
 {
-	return taken->flags & (FLOW_FIN | FLOW_RST) ||
-	       (!taken->other_port && taken->port == asked->destination_port &&
-		address_equal(&taken->address, &asked->destination));
+	struct tuple asked = tuple_reverse(back, HOOK_INGRESS);
+
+	if (taken->other_port)
+		asked.source_port = taken->other_port;
+	asked.destination = taken->address;
+	asked.destination_port = taken->port;
+	return asked;
 }
 
-/* The way there of the flow that loses its way back goes first. */
-static __always_inline void open_take_over(struct arrival *arrival, const struct flow *taken)
+/* Whether a way back that is in use may be taken: our own, left by a flow that lost the other half
+ * to the LRU, or that of a connection which both sides have ended. */
+static __always_inline bool way_is_free(const struct flow *taken, const struct tuple *theirs,
+					const struct tuple *asked)
 {
-	struct tuple *asked = &arrival->other;
-	__be16 port = arrival->back.destination_port;
+	struct flow *requests;
 
-	*asked = tuple_reverse(&arrival->back, HOOK_INGRESS);
-	asked->source_port = taken->other_port ? taken->other_port : port;
-	asked->destination = taken->address;
-	asked->destination_port = taken->port;
-	flow_end(asked);
+	if (!taken->other_port && taken->port == asked->destination_port &&
+	    address_equal(&taken->address, &asked->destination))
+		return true;
+	requests = flow_find(theirs);
+	return flow_is_done(taken->flags, requests ? requests->flags : FLOW_FIN);
 }
 
 static __always_inline bool asks_itself(const struct tuple *back)
@@ -66,8 +70,10 @@ static __always_inline enum verdict open_way_back(const struct settings *setting
 	if (failed != -EEXIST)
 		return VERDICT_FLOWS_FULL;
 	taken = flow_find(&arrival->back);
-	if (taken && way_is_free(taken, asked)) {
-		open_take_over(arrival, taken);
+	if (taken)
+		arrival->other = open_asked(&arrival->back, taken);
+	if (taken && way_is_free(taken, &arrival->other, asked)) {
+		flow_end(&arrival->other);
 		return flow_put(&arrival->back, &arrival->flow) ? VERDICT_FLOWS_FULL
 								: VERDICT_TRANSLATED;
 	}

@@ -7,7 +7,7 @@
 #define EBPFLB_PATH_RELATED_H
 
 #include "net/error.h"
-#include "path/flow.h"
+#include "path/beside.h"
 #include "path/verdict.h"
 
 static __always_inline enum verdict related(struct __sk_buff *ctx, const struct packet *packet)
@@ -21,7 +21,7 @@ static __always_inline enum verdict related(struct __sk_buff *ctx, const struct 
 	struct tuple answer = tuple_reverse(&quote.tuple, packet->tuple.hook);
 	struct flow *flow = flow_find(&answer);
 
-	if (!flow || !flow->port)
+	if (!flow || !flow->port || beside_elsewhere(flow, ctx->ifindex))
 		return VERDICT_PASSED;
 	struct tuple to = packet->tuple, translated = flow_translate(&answer, flow);
 	struct tuple quoted = tuple_reverse(&translated, 0);

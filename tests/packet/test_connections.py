@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A TCP connection keeps its backend whatever becomes of the service, until it ends."""
 
+import time
 from collections.abc import Callable
 
 import pytest
@@ -67,11 +68,10 @@ def test_syn_to_nobody(node: Node, places: Places, client: str, kind: str, where
 
 
 def wait(node: Node, seconds: int) -> None:
-    """All that the node remembers of TCP is so much older."""
-    table, past = node.maps["tcp_flows"], seconds * 10**9
+    """All that the node remembers of TCP is so old."""
+    table, past = node.maps["tcp_flows"], max(0, time.monotonic_ns() - seconds * 10**9)
     for key, flow in table.items():
-        older = flow._replace(last_seen=flow.last_seen - past, created=flow.created - past)
-        table.write([(key, older)])
+        table.write([(key, flow._replace(last_seen=past, created=past))])
 
 
 @pytest.mark.parametrize(("seconds", "seen"), [(1, "node"), (4, "client")])
@@ -90,6 +90,15 @@ def test_syn_in_vain(
     assert ends(node.through(reply(asked))) == f"{where} > {client}"
     made, ended, _ = node.flow_counters()
     assert made - ended == len(node.flows()) == (4 if hidden else 2)
+
+
+def test_syn_answered(node: Node, client: str, kind: str, where: str) -> None:
+    """A client that an answer may be on its way to is not taken from whom it will know."""
+    first = node.through(segment(client, where))
+    node.through(reply(first))
+    wait(node, 4)
+    assert ends(node.through(segment(client, where))) == ends(first)
+    assert ends(node.through(segment(client, where, "A", seq=1001, ack=5001))) == ends(first)
 
 
 def test_no_vain_connection(node: Node, places: Places, client: str, kind: str, where: str) -> None:
@@ -149,6 +158,16 @@ def test_last_acknowledgment(node: Node, places: Places, client: str, where: str
     assert ends(node.through(segment(client, where, "FA", seq=1001, ack=5001))) == got
 
 
+def test_forged_reset(node: Node, places: Places, client: str, kind: str, where: str) -> None:
+    """A reset that more of its side follows was none: the connection is not taken as ended."""
+    got = ends(shake(node, client, where))
+    abort(node, client, where)
+    node.through(segment(client, where, "PA", seq=1001, ack=5001, payload=b"GET /"))
+    replace(node, places, kind)
+    assert ends(node.through(segment(client, where))) == got
+    assert all("rst" not in flow.flags for flow in node.flows().values())
+
+
 @pytest.mark.parametrize("flags", ["A", "PA", "FA", "R", "RA", "SA", ""])
 def test_foreign(node: Node, places: Places, client: str, where: str, flags: str) -> None:
     """What opens no connection and belongs to none is left alone: conntrack may know it."""
@@ -206,6 +225,7 @@ def test_counted(node: Node, places: Places, client: str, kind: str, where: str)
 def test_fresh(node: Node, client: str, where: str) -> None:
     """Each packet renews the entry that it goes by."""
     asked = node.through(segment(client, where))
+    wait(node, 1)
     first = node.flows()
     node.through(reply(asked))
     node.through(segment(client, where, "A"))

@@ -166,6 +166,27 @@ def test_alike(node: Node, places: Places, protocol: str, twins: list[str]) -> N
         assert ends(again) == ends(came.packet)
 
 
+@pytest.mark.parametrize("closed", ["backend", "both"])
+def test_alike_closed(node: Node, places: Places, closed: str) -> None:
+    """One that the backend alone has closed keeps its client's port; that of a closed one goes."""
+    backend, client = at(places.here, 8080), at(places.client, 50123)
+    kinds = ("cluster", "external")
+    node.settings("guard_nodeports", first_port=40_000, last_port=44_999)
+    node.publish(
+        1, {written(places, k): KINDS[k] for k in kinds}, cluster=[backend], here=[backend]
+    )
+    where, other = at(places.cluster_ip, 80), at(places.external, 8443)
+    asked = node.ingress(segment(client, where)).packet
+    node.through(reply(asked, "FA"), "pods", "uplink")
+    if closed == "both":
+        node.through(segment(client, where, "FA"), "uplink", "pods")
+    came = node.ingress(segment(client, other))
+    assert came.verdicts == {"translated" if closed == "both" else "port_changed": 1}
+    if closed == "backend":
+        more = node.through(segment(client, where, "PA", payload=b"more"), "uplink", "pods")
+        assert ends(more) == ends(asked)
+
+
 def test_like_a_changed_one(node: Node, places: Places, protocol: str, twins: list[str]) -> None:
     """Whose own port is what another's was changed to gets another one; both go on."""
     client = at(places.client, 50123)

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A connection straight to an endpoint, beside one of the same client port by a frontend."""
+
+import pytest
+
+from tests.packet.errors import error
+from tests.packet.frames import Packet, at, ends, quoted, reply, segment, source
+from tests.packet.node import Node
+from tests.packet.places import Places
+from tests.packet.services import serve
+
+
+@pytest.fixture
+def client(places: Places) -> str:
+    return at(places.pod, 50123)
+
+
+@pytest.fixture
+def backend(places: Places) -> str:
+    return at(places.there, 8080)
+
+
+@pytest.fixture
+def where(node: Node, places: Places, client: str, backend: str) -> str:
+    """A cluster IP to which the client is connected, and so to the backend."""
+    found = serve(node, places, "cluster", cluster=[backend])
+    shaken = node.through(segment(client, found), "pods", "uplink")
+    node.through(reply(shaken), "uplink", "pods")
+    return found
+
+
+def direct(node: Node, client: str, backend: str, flags: str = "S") -> Packet:
+    return node.through(segment(client, backend, flags), "pods", "uplink")
+
+
+def test_another_port(node: Node, client: str, backend: str, where: str) -> None:
+    """It gets a port of its own, also for a SYN that is sent again, and both hear their answers."""
+    asked = direct(node, client, backend)
+    assert source(asked) != client
+    assert ends(direct(node, client, backend)) == ends(asked)
+    assert ends(node.through(reply(asked), "uplink", "pods")) == f"{backend} > {client}"
+    assert ends(direct(node, client, backend, "A")) == ends(asked)
+    known = node.through(segment(client, where, "A"), "pods", "uplink")
+    assert ends(node.through(reply(known, "A"), "uplink", "pods")) == f"{where} > {client}"
+
+
+def test_error(node: Node, places: Places, client: str, backend: str, where: str) -> None:
+    """An ICMP error about it is translated at the client's own device, not at its bridge too."""
+    asked = direct(node, client, backend)
+    about = error("too big", places.router, asked)
+    assert node.egress(about, "tunnel", "uplink") == ("pass", bytes(about), {"passed": 1})
+    left = node.egress(about, "pods", "uplink")
+    assert left.verdicts == {"related": 1}
+    assert quoted(left.packet) == f"{client} > {backend}"
