@@ -3,9 +3,8 @@
 
 Files that inotify names are read again, once they are closed: half a file would be no YAML or,
 worse, say less. Anything else that moves in the directory, such as the ``..data`` link that a
-ConfigMap mount swaps, asks for a look at every file's signature. So does the end of a turn, which
-comes every ``Pace.rescan`` seconds and starts a fresh watch: it finds what inotify cannot see, such
-as a link's target edited in place.
+ConfigMap mount swaps, asks for a look at every file's signature. Every ``Pace.rescan`` seconds
+there is one anyway: it finds what inotify cannot see, such as a link's target edited in place.
 """
 
 import os
@@ -74,19 +73,25 @@ class ManifestSource:
                 os.close(self._wake)
 
     def _turn(self) -> None:
-        """Look at everything, then follow the changes until it is time to do so again."""
-        end = time.monotonic() + self._pace.rescan
+        """Follow the directory until it is another one."""
         self._unfinished.clear()
         with self._inotify() as inotify:
-            self._watch(inotify)
-            self._tell(self._folder.look())
-            self._runner.well()
-            self._runner.progress()
-            while time.monotonic() < end and not self._stopped.is_set():
-                notices = self._wait(inotify, end - time.monotonic())
-                if any(notice.mask & LOST for notice in notices):
-                    return
-                self._tell(self._news(notices))
+            watch = self._watch(inotify)
+            while self._watch(inotify) == watch and self._follow(inotify):
+                pass
+
+    def _follow(self, inotify: INotify) -> bool:
+        """Look at everything, and follow the changes until the next look is due; whether it is."""
+        end = time.monotonic() + self._pace.rescan
+        self._tell(self._folder.look(besides=self._unfinished))
+        self._runner.well()
+        self._runner.progress()
+        while time.monotonic() < end and not self._stopped.is_set():
+            notices = self._wait(inotify, end - time.monotonic())
+            if any(notice.mask & LOST for notice in notices):
+                return False
+            self._tell(self._news(notices))
+        return not self._stopped.is_set()
 
     def _inotify(self) -> INotify:
         """Raises ClusterError if there are too many; each turn then still has its look."""
@@ -97,9 +102,10 @@ class ManifestSource:
             reason = f"inotify: {error.strerror}; see sysctl fs.inotify.max_user_instances"
             raise ClusterError(reason) from error
 
-    def _watch(self, inotify: INotify) -> None:
+    def _watch(self, inotify: INotify) -> int:
+        """The watch's number: of one directory it is always the same."""
         try:
-            inotify.add_watch(self._directory, MASK)
+            return int(inotify.add_watch(self._directory, MASK))
         except OSError as error:
             raise ClusterError(f"{self._directory}: {error.strerror}") from error
 
