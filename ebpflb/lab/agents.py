@@ -16,7 +16,7 @@ from ebpflb.serve import status
 from ebpflb.settings import Places
 
 
-def wait_until(what: str, true: Callable[[], bool], seconds: float = 60.0) -> float:
+def wait_until(what: str, true: Callable[[], bool], seconds: float = 240.0) -> float:
     """Looks again and again; the seconds it took. Raises NodeError if it never comes true.
 
     The longer it takes the more rarely it looks: whoever is waited for may need the processor.

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 if TYPE_CHECKING:
     from ebpflb.lab.hosts import Host
 
-TIMEOUT = 3.0  # seconds that a call may take
+TIMEOUT = 10.0  # seconds that a call may take
 
 
 class Sockets:

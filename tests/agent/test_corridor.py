@@ -5,6 +5,7 @@ import errno
 
 import pytest
 
+from ebpflb.agent import corridor
 from ebpflb.errors import CompileError, EbpflbError, KernelError, VerifierError
 from ebpflb.model.events import Kind, Removed, Trouble
 from ebpflb.plan.entries import Range
@@ -107,8 +108,11 @@ def test_trouble(serving: Stage) -> None:
     assert "the API" not in serving.words.troubles
 
 
-def test_unplaced(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+def test_unplaced(
+    stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A service that does not fit is named in log and status; later there is room, and it fits."""
+    monkeypatch.setattr(corridor, "RETRY_SECONDS", 60.0)
     everywhere = Range(0, 1 << 30)
     stage.datapath.leftovers = Present(stray_blocks={everywhere})  # rests for a second
     stage.start()
@@ -117,17 +121,22 @@ def test_unplaced(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     assert "default/a" in name
     assert "slots" in reason
     assert any(name in record.getMessage() for record in caplog.records)
+    monkeypatch.setattr(corridor, "RETRY_SECONDS", 0.01)
+    stage.say()
     stage.until(lambda words: not words.unplaced)
     assert len(stage.datapath.maps.services) == 2
 
 
-def test_failed_write(stage: Stage) -> None:
+def test_failed_write(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a failed write the agent reads what the maps hold, plans anew and tries again."""
+    monkeypatch.setattr(corridor, "RETRY_SECONDS", 60.0)
     stage.datapath.failures = [FULL]
     stage.start()
     stage.say(*EVERYTHING)
     assert "map update" in (stage.words.failed or "")
     assert not stage.datapath.attached
+    monkeypatch.setattr(corridor, "RETRY_SECONDS", 0.01)
+    stage.say()
     stage.until(lambda words: not words.failed)
     assert len(stage.datapath.maps.services) == 2
     assert stage.datapath.attached == [stage.settings.cgroup]

@@ -171,12 +171,15 @@ def test_healthy_while_it_keeps_up(stage: Stage) -> None:
     assert stage.health.healthy
 
 
-def test_unhealthy_while_it_fails(serving: Stage) -> None:
+def test_unhealthy_while_it_fails(serving: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """A change that cannot be written makes the agent unhealthy, until it is."""
+    monkeypatch.setattr(corridor, "RETRY_SECONDS", 60.0)
     serving.health._timeout = 0
     serving.datapath.failures = [FULL]
     serving.say(changed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.9")))
     assert not serving.health.healthy
+    monkeypatch.setattr(corridor, "RETRY_SECONDS", 0.01)
+    serving.say()
     serving.until(lambda words: not words.failed)
     assert serving.health.healthy
 
@@ -230,13 +233,15 @@ def test_stale_flows(serving: Stage) -> None:
 
 def test_minimal_sync_period(stage: Stage) -> None:
     """After a sync the changes of the period gather, and are written by one plan."""
-    stage.settings = replace(stage.settings, min_sync_period=2.0)
+    stage.settings = replace(stage.settings, min_sync_period=3600.0)
     stage.start()
     stage.say(*EVERYTHING)
     stage.say(changed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.7")))
     stage.say(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.0.8")))
     assert len(stage.datapath.plans) == 1
-    stage.until(lambda _: len(stage.datapath.plans) == 2)
+    stage.agent.settings = replace(stage.settings, min_sync_period=0.0)
+    stage.say()
+    assert len(stage.datapath.plans) == 2
     assert {name.service for name, _ in _planned(stage)} == {"a", "b"}
 
 

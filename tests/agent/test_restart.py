@@ -76,10 +76,11 @@ def test_ids_are_kept(cluster: Cluster) -> None:
     assert held(cluster).programmed == before
 
 
-def crash_while_writing(cluster: Cluster) -> bool:
-    """Kills the agent as soon as it writes; whether that was in the middle."""
+def crash_while_writing(cluster: Cluster, *said: list[Object]) -> bool:
+    """Says this, and kills the agent as soon as it writes; whether that was in the middle."""
     settings = cluster.maps["settings"]
     written = settings.get(0).writes
+    cluster.announce(*said)
     while settings.get(0).writes == written:
         pass
     cluster.agent.stop(signal.SIGKILL)
@@ -104,8 +105,7 @@ def test_crash_in_an_update(cluster: Cluster) -> None:
     in_the_middle, generation = 0, 1
     while in_the_middle < 2 and generation < 20:
         generation += 1
-        cluster.announce(steady, crowd(generation))
-        in_the_middle += crash_while_writing(cluster)
+        in_the_middle += crash_while_writing(cluster, steady, crowd(generation))
         assert len(asking.names(pod, VIP)) == 3
         cluster.agent.start()
         assert_right(held(cluster), generation)

@@ -169,15 +169,17 @@ def test_everything(tmp_path: Path) -> None:
 
 def test_nat_is_held(ebpflb: Ebpflb, nowhere: list[str], loopback: None) -> None:
     """As long as connections are translated NAT is kept alive, and it is told; then that goes."""
-    Path("/proc/sys/net/netfilter/nf_conntrack_udp_timeout").write_text("2")
     run("nft", "-f", "-", said=TRANSLATING)
-    with socket(AF_INET, SOCK_DGRAM) as client:
-        client.sendto(b"?", ("127.0.0.1", 53))
+    client = socket(AF_INET, SOCK_DGRAM)
+    client.sendto(b"?", ("127.0.0.1", 53))
     done = ebpflb("cleanup", "--kube-proxy", *nowhere)
     assert done.status == 0
     assert "table inet ebpflb-nat stays as long as connections are translated" in done.out
     assert nft.holds_nat()
     assert not kube_proxy.look().rules, "it is no leftover of kube-proxy"
+    Path("/proc/sys/net/netfilter/nf_conntrack_udp_timeout").write_text("1")
+    client.sendto(b"?", ("127.0.0.1", 53))
+    client.close()
     wait_until("the connection is forgotten", lambda: not tracked.translates())
     again = ebpflb("cleanup", "--kube-proxy", *nowhere)
     assert again == Done(0, "removed: table inet ebpflb-nat\nnothing of kube-proxy is here\n", "")

@@ -45,7 +45,7 @@ def begin(*words: str) -> "subprocess.Popen[str]":
 def swept() -> Iterator[None]:
     """Whatever a failed test leaves."""
     yield
-    begin("--remove").communicate(timeout=30)
+    begin("--remove").communicate(timeout=120)
 
 
 def processes(session: int) -> list[str]:
@@ -67,7 +67,7 @@ def left(session: int) -> list[object]:
 def test_to_the_end() -> None:
     """All acts come, connections land on every endpoint, and it ends with yes."""
     demo = begin()
-    said, _ = demo.communicate(timeout=60)
+    said, _ = demo.communicate(timeout=240)
     assert demo.returncode == 0
     for act in ACTS:
         assert act in said
@@ -87,7 +87,7 @@ def test_interrupted(number: int, act: str) -> None:
     while act not in demo.stdout.readline():
         pass
     demo.send_signal((signal.SIGTERM, signal.SIGINT)[number % 2])
-    demo.communicate(timeout=60)
+    demo.communicate(timeout=240)
     assert demo.returncode == 1
     wait_until("nothing is left", lambda: not left(demo.pid))
 
@@ -99,6 +99,6 @@ def test_killed_and_swept() -> None:
     while ACTS[2] not in demo.stdout.readline():
         pass
     demo.kill()
-    demo.communicate(timeout=60)
-    begin("--remove").communicate(timeout=30)
+    demo.communicate(timeout=240)
+    begin("--remove").communicate(timeout=120)
     wait_until("nothing is left", lambda: not left(demo.pid))

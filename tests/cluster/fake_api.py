@@ -20,7 +20,7 @@ from pathlib import Path
 from tests.cluster.fake_history import Change, Json, Request, event, fits, key, status
 from tests.cluster.fake_http import PATHS, Handler
 
-PATIENCE = 5.0  # seconds that a test waits for something to happen
+PATIENCE = 20.0  # seconds that a test waits for something to happen
 
 Key = tuple[str, str]
 

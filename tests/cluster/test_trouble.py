@@ -120,9 +120,10 @@ def test_a_slow_answer_is_waited_for(api: FakeApi, heard: Heard, watch: Start) -
 
 
 def test_a_watch_that_ends_at_once_is_paused_after(
-    api: FakeApi, heard: Heard, watch: Start
+    api: FakeApi, heard: Heard, watch: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that closes every watch must not be asked in a tight loop."""
+    monkeypatch.setattr("ebpflb.cluster.watching.SHORT", 60.0)
     watch()
     heard.of(Kind.SERVICE)
     api.wait_for_watch("Service")

@@ -116,6 +116,7 @@ def test_taken_off_before_news(
     made = agent()
     made.follow(ns.served())
     take_off(ns, made, by, whole=True)
+    assert eventually(lambda: at("v0") == NONE)
     ns.run("ip link add late type bridge")
     made.follow(ns.served())
     assert at("v0") == at("late") == ids(packets)

@@ -4,6 +4,7 @@
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -125,6 +126,7 @@ def test_no_gap(agent: Agent, ns: Namespace, flood: socket.socket) -> None:
     generations = [pair(DROP), pair(DROP)]
     try:
         agent(generations[0]).follow(ns.served("v0"))
+        time.sleep(0.1)  # what had passed the hook before
         drained(flood)
         for turn in range(scaled(100)):
             agent(generations[turn % 2]).follow(ns.served("v0"))

@@ -173,7 +173,7 @@ def test_pin_is_no_link(home: State, cgroup: Path, loaded: list[Program]) -> Non
 CLIENT = """
 import os, socket, sys
 open(sys.argv[1] + "/cgroup.procs", "w").write(str(os.getpid()))
-stream = socket.create_connection(("172.30.0.1", 80), timeout=5)
+stream = socket.create_connection(("172.30.0.1", 80), timeout=60)
 print(stream.getpeername(), stream.recv(9))
 """
 
@@ -185,10 +185,10 @@ def test_serves(home: State, cgroup: Path, loaded: list[Program], all_maps: dict
         links.attach(home, cgroup, loaded)
         command = [sys.executable, "-c", CLIENT, str(cgroup)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
-            server.settimeout(5)
+            server.settimeout(60)
             answer, _peer = server.accept()
             answer.sendall(b"from here")
-            shown, _ = client.communicate(timeout=5)
+            shown, _ = client.communicate(timeout=60)
             answer.close()
     assert shown == "('172.30.0.1', 80) b'from here'\n"
     assert all_maps["service_stats"].get(3) == (1, 0, 0, 0)

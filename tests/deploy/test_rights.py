@@ -24,7 +24,7 @@ from tests.network.ground import PORT, PREFIX
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives rights away")
 
 NOBODY = 65534
-ASKED = 30
+ASKED = 60
 # As a container of the chart: / and /sys are read-only, what is mounted for the agent is not.
 READ_ONLY = (
     'mount --bind "$0" "$0" && for it in / /sys; do mount -o remount,bind,ro $it || exit; done;'
@@ -115,7 +115,7 @@ def moves_connected_datagrams(made: Confined) -> bool:
     client = asking.datagram(made.sockets(made.client), VIP)
     assert ending.meet(client, VIP).name == first.name
     made.publish(web(at(second)))
-    return ending.is_ended(client)
+    return ending.is_ended(client, 5)
 
 
 def effective(agent: LabAgent) -> int:

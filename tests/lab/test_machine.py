@@ -71,9 +71,7 @@ def test_panic(boot: Boot) -> None:
 
 def test_hang(boot: Boot) -> None:
     """A machine that goes on for ever is ended, and its last words are shown."""
-    begun = time.monotonic()
-    result = boot("echo waiting >$out/console; exec sleep 100", limit=0.5)
-    assert time.monotonic() - begun < 5
+    result = boot("echo waiting >$out/console; exec sleep 1000", limit=0.5)
     assert verdict(result) == "no end after 0.5 s; the console ended with\n    waiting"
 
 

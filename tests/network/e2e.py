@@ -22,7 +22,7 @@ def down(sockets: Sockets, host: str = VIP, port: int = 80, ask: Ask = asking.tc
 
 def reaches(sockets: Sockets, host: str, port: int) -> bool:
     with asking.stream(sockets, host) as client:
-        client.settimeout(0.5)
+        client.settimeout(2)
         try:
             client.connect((host, port))
         except OSError:

@@ -10,7 +10,7 @@ from typing import Any
 from ebpflb.lab import objects
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.objects import Object
-from ebpflb.lab.sockets import Socket, Sockets
+from ebpflb.lab.sockets import TIMEOUT, Socket, Sockets
 from tests.network import asking
 from tests.network.asking import Answer
 from tests.network.cluster import PORT, TARGET, Cluster, at, web
@@ -65,14 +65,17 @@ def ask(client: Socket) -> Answer:
     return asking.receive(client)
 
 
-def is_ended(client: Socket) -> bool:
-    """Whether its owner hears so, soon."""
+def is_ended(client: Socket, seconds: float = 10 * TIMEOUT) -> bool:
+    """Whether its owner hears so, in so many seconds."""
+    client.settimeout(seconds)
     try:
         client.recv(64)
     except ConnectionAbortedError:
         return True
     except TimeoutError:
         return False
+    finally:
+        client.settimeout(TIMEOUT)
     return False
 
 

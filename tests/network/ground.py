@@ -111,9 +111,9 @@ class Ground:
             sockets.close()
         self._sockets.clear()
 
-    def begin(self, host: Host, *words: str) -> "subprocess.Popen[str]":
+    def begin(self, host: Host, *words: str, **options: object) -> "subprocess.Popen[str]":
         """A program of the lab that has said that it is ready."""
-        process = self.lab.keep(host.python(TRAFFIC, *words, stdout=subprocess.PIPE))
+        process = self.lab.keep(host.python(TRAFFIC, *words, stdout=subprocess.PIPE, **options))
         assert process.stdout is not None
         process.stdout.readline()
         return process
@@ -121,13 +121,13 @@ class Ground:
     def press(
         self, host: Host, protocol: str, address: str, port: int = PORT, pause: float = 0.0
     ) -> "subprocess.Popen[str]":
-        """A client that asks again and again, until it is released."""
-        words, pipe = ("press", protocol, address, str(port), str(pause)), subprocess.PIPE
-        return self.lab.keep(host.python(TRAFFIC, *words, stdin=pipe, stdout=pipe))
+        """A client that has asked once and asks again and again, until it is released."""
+        words = ("press", protocol, address, str(port), str(pause))
+        return self.begin(host, *words, stdin=subprocess.PIPE)
 
     def release(self, pressing: "subprocess.Popen[str]") -> Any:
         """What the client counted."""
-        said, _ = pressing.communicate("", timeout=20)
+        said, _ = pressing.communicate("", timeout=60)
         return json.loads(said)
 
     def ask(self, host: Host, protocol: str, address: str, port: int, times: int) -> Any:

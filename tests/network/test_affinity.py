@@ -81,7 +81,7 @@ def test_clients_differ(cluster: Cluster) -> None:
 def test_slides(cluster: Cluster, pod: Sockets, home: Host) -> None:
     """The time-out begins anew with every connection."""
     for _ in range(3):
-        pass_time(cluster, 0.9)
+        pass_time(cluster, 0.6)
         assert asking.tcp(pod, VIP).name == home.name
     assert counts(cluster) == (4, 3)
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from ebpflb.lab import traffic
-from ebpflb.lab.sockets import Sockets
+from ebpflb.lab.sockets import TIMEOUT, Sockets
 from tests.network import asking
 from tests.network.test_packets_table import (
     BOTH_CLIENT,
@@ -100,5 +100,5 @@ def test_flow(two: TwoNodes, setting: str, who: str, kind: str, policy: str, v6:
     cell = MATRIX[who, kind][list(SETTINGS).index(setting)][list(POLICIES).index(policy)]
     lost = {LOST} if "lost" in cell else set()
     expected = meaning(two, who, cell.removesuffix(" lost"), v6=v6) | lost
-    patience = A_MOMENT if lost else 10 * A_MOMENT
+    patience = A_MOMENT if lost else TIMEOUT
     assert answers(two, who, kind, policy, patience, v6=v6) == expected

@@ -98,12 +98,12 @@ def test_devices_left_alone(two: TwoNodes) -> None:
     agent.stop()
     agent.options = (*agent.options, "--devices", "!eth*")
     agent.start()
+    until_served(two, two.hidden, WAYS.to("cluster", two.near))
     assert not served(two, two.outside, WAYS.to("nodeport", two.near))
-    assert served(two, two.hidden, WAYS.to("cluster", two.near))
     agent.stop()
     agent.options = agent.options[:-2]
     agent.start()
-    assert served(two, two.outside, WAYS.to("nodeport", two.near))
+    until_served(two, two.outside, WAYS.to("nodeport", two.near))
 
 
 def test_cleanup(two: TwoNodes) -> None:
@@ -116,4 +116,4 @@ def test_cleanup(two: TwoNodes) -> None:
     assert not served(two, two.hidden, WAYS.to("cluster", two.near))
     two.forget_maps()
     agent.start()
-    assert served(two, two.outside, WAYS.to("nodeport", two.near))
+    until_served(two, two.outside, WAYS.to("nodeport", two.near))

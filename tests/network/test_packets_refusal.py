@@ -120,7 +120,7 @@ def test_ping_cluster_ip(two: TwoNodes, who: str, v6: bool) -> None:
     """Pings to a cluster IP are refused, those to an unallocated address get nothing."""
     sockets = two.sockets(getattr(two, who))
     with pytest.raises(ConnectionRefusedError):
-        asking.ping(sockets, SERVED.cluster[v6], A_MOMENT)
+        asking.ping(sockets, SERVED.cluster[v6])
     assert not asking.ping(sockets, UNALLOCATED[v6], A_MOMENT)
 
 

@@ -109,7 +109,7 @@ def test_several_clients(cluster: Cluster, published: Published, vip: str) -> No
     one, other, third = cluster.web
     published.change(serve(one, other, third))
     owners = [cluster.sockets(host) for host in (cluster.client, cluster.node, third)]
-    opened = [asking.datagram(owner, vip) for owner in owners for _ in range(8)]
+    opened = [asking.datagram(owner, vip) for owner in owners for _ in range(16)]
     first = [meet(client, vip).name for client in opened]
     assert set(first) == {one.name, other.name, third.name}
     published.change(serve(other, third))

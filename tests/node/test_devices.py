@@ -152,21 +152,24 @@ def test_late_device(ip: Ip, told: SimpleQueue[DevicesChanged]) -> None:
 def test_goes_on(ip: Ip, monkeypatch: pytest.MonkeyPatch) -> None:
     """A list that cannot be had is told and tried again until it can, with no further change."""
     told: SimpleQueue[DevicesChanged | Trouble] = SimpleQueue()
-    refusals = [OSError(errno.EMFILE, "Too many open files"), NetlinkError(errno.ENOBUFS)]
+    refusals: list[Exception] = []
 
     def refused() -> IPRoute:
         if refusals:
             raise refusals.pop()
         return IPRoute()
 
-    Follower(told.put).start()
-    told.get()
     monkeypatch.setattr("ebpflb.node.devices.AGAIN_SECONDS", 0.01)
     monkeypatch.setattr("ebpflb.node.devices.IPRoute", refused)
+    Follower(told.put).start()
     ip("address add 192.0.2.1/24 dev d0")
-    for why in ("No buffer space available", "Too many open files"):
-        reason = f"devices cannot be listed: {why}"
-        assert told.get(timeout=PATIENCE) == Trouble("devices", reason)
+    refusals += [OSError(errno.EMFILE, "Too many open files"), NetlinkError(errno.ENOBUFS)]
+    ip("link set d0 mtu 1400")
+    while isinstance(first := told.get(timeout=PATIENCE), DevicesChanged):
+        pass
+    assert first == Trouble("devices", "devices cannot be listed: No buffer space available")
+    second = Trouble("devices", "devices cannot be listed: Too many open files")
+    assert told.get(timeout=PATIENCE) == second
     now = told.get(timeout=PATIENCE)
     assert isinstance(now, DevicesChanged)
     assert now.addresses == addresses("192.0.2.1")

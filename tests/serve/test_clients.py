@@ -67,7 +67,7 @@ def test_silence_is_ended_when_patience_is(open_door: Open) -> None:
 @pytest.mark.parametrize("slow", [False, True])
 def test_client_that_never_reads_is_ended_when_patience_is(open_door: Open, slow: bool) -> None:
     """What it does not take is not kept for it; others read all of theirs meanwhile."""
-    port = open_door(patience=1.0, slow=slow)
+    port = open_door(patience=3.0, slow=slow)
     with connect(port) as client:
         client.sendall(b"GET /big HTTP/1.1\r\n\r\n")
         assert is_well(port)
