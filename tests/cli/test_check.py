@@ -36,7 +36,7 @@ main()
 def as_nobody(*words: str) -> "subprocess.CompletedProcess[str]":
     """Becomes nobody after it has read the code, which may lie where nobody may read."""
     command = [sys.executable, "-c", AS_NOBODY, *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
 def missing(output: str) -> set[str]:

@@ -27,7 +27,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 def ebpflb(*words: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "ebpflb", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
 def hooks(cluster: Cluster) -> dict[str, list[str]]:

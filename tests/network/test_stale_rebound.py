@@ -96,7 +96,7 @@ def move(two: TwoNodes, *pods: Host, flows: int = 1) -> None:
         asked = [str(flow.address) for _, flow in found if "request" in flow.flags]
         return [address for address in asked if address in alive]
 
-    wait_until("the flows are re-bound", lambda: len(moved()) >= flows, seconds=10)
+    wait_until("the flows are re-bound", lambda: len(moved()) >= flows)
 
 
 def test_goes_on(unable: TwoNodes, client: Socket) -> None:
