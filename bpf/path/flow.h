@@ -7,7 +7,7 @@
 #define EBPFLB_PATH_FLOW_H
 
 #include "maps.h"
-#include "net/packet.h"
+#include "path/tuple.h"
 
 #define EEXIST 17
 
@@ -85,71 +85,10 @@ static __always_inline long flow_put(const struct tuple *tuple, const struct flo
 	return flow_update(tuple, flow, BPF_ANY);
 }
 
-/* The packet as it is after its hook. */
-static __always_inline struct tuple flow_translate(const struct tuple *tuple,
-						   const struct flow *flow)
-{
-	struct tuple to = *tuple;
-
-	if (tuple->hook == HOOK_INGRESS) {
-		to.destination = flow->address;
-		to.destination_port = flow->port;
-		if (flow->other_port)
-			to.source_port = flow->other_port;
-	} else {
-		to.source = flow->address;
-		to.source_port = flow->port;
-		if (flow->other_port)
-			to.destination_port = flow->other_port;
-	}
-	return to;
-}
-
-/* The answer to a packet, as this hook would see it. */
-static __always_inline struct tuple tuple_reverse(const struct tuple *tuple, __u8 hook)
-{
-	return (struct tuple){ .source = tuple->destination,
-			       .destination = tuple->source,
-			       .source_port = tuple->destination_port,
-			       .destination_port = tuple->source_port,
-			       .protocol = tuple->protocol,
-			       .hook = hook };
-}
-
-/* Evenly spread, and always the same for a tuple. */
-static __always_inline __u32 tuple_draw(const struct tuple *tuple)
-{
-	const __u32 *words = (const __u32 *)tuple;
-	__u64 mixed = 0;
-
-	UNROLL
-	for (int i = 0; i < (int)sizeof(*tuple) / 4; i++) {
-		mixed = (mixed ^ words[i]) * 0x9e3779b97f4a7c15ULL;
-		mixed ^= mixed >> 32;
-	}
-	return mixed;
-}
-
 /* By the flags of both sides' entries: each has closed, or one has reset. */
 static __always_inline bool flow_is_done(__u32 one, __u32 other)
 {
 	return (one | other) & FLOW_RST || one & other & FLOW_FIN;
-}
-
-/*
- * A packet of it has come by. One that opens a connection says nothing yet of its client: the
- * address may be forged. So may a reset that others follow: who has reset sends nothing more.
- */
-static __always_inline void flow_touch(struct flow *flow, const struct packet *packet, __u64 now)
-{
-	bool opens = packet->opens && packet->tuple.protocol != UDP;
-	__u32 before = opens || packet->ends ? flow->flags : flow->flags & ~FLOW_RST;
-	__u32 flags = before | packet->ends | (opens ? 0 : FLOW_SEEN);
-
-	if (flow->flags != flags)
-		flow->flags = flags;
-	if (flow->last_seen != now)
-		flow->last_seen = now;
 }
 
 #endif

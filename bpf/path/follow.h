@@ -36,6 +36,22 @@ static __always_inline bool flow_goes_on(const struct packet *packet, const stru
 	return !flow->service || backend_find(flow->service, flow->backend, &backend);
 }
 
+/*
+ * A packet of it has come by. One that opens a connection says nothing yet of its client: the
+ * address may be forged. So may a reset that others follow: who has reset sends nothing more.
+ */
+static __always_inline void flow_touch(struct flow *flow, const struct packet *packet, __u64 now)
+{
+	bool opens = packet->opens && packet->tuple.protocol != UDP;
+	__u32 before = opens || packet->ends ? flow->flags : flow->flags & ~FLOW_RST;
+	__u32 flags = before | packet->ends | (opens ? 0 : FLOW_SEEN);
+
+	if (flow->flags != flags)
+		flow->flags = flags;
+	if (flow->last_seen != now)
+		flow->last_seen = now;
+}
+
 static __always_inline void follow(const struct packet *packet, struct flow *flow,
 				   struct tuple *to)
 {

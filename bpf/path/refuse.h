@@ -8,7 +8,7 @@
 
 #include "net/reset.h"
 #include "net/unreachable.h"
-#include "path/flow.h"
+#include "path/tuple.h"
 #include "path/verdict.h"
 
 #define ANSWERS 1000

@@ -4,7 +4,8 @@
     traffic.py serve NAME PORT              answers TCP and UDP, IPv4 and IPv6, with a line: its
                                             name and the client's address; then says what it hears
     traffic.py ask PROTOCOL HOST PORT N     asks N times; prints what came as one JSON object
-    traffic.py press PROTOCOL HOST PORT S   the same until its input ends, with pauses of S seconds
+    traffic.py press PROTOCOL HOST PORT S   the same until its input ends, with pauses of S seconds;
+                                            says "ready" after the first time
     traffic.py await NAME HOST PORT         asks by TCP until NAME answers
     traffic.py bulk HOST PORT BYTES         sends so much and hears it again; prints the name
 
@@ -139,7 +140,6 @@ def bulk(host: str, port: str, size: str) -> str:
 
 
 def until_input_ends(pause: float) -> Iterator[None]:
-    """Says "ready" after the first time."""
     yield
     print("ready", flush=True)
     while not select.select([sys.stdin], [], [], pause)[0]:

@@ -4,7 +4,8 @@
     loads      every program of bpf/hooks in every variant that the kernel takes, within the
                verifier's budget, and at cgroups and devices in every way the kernel has; one
                compilation by BCC; what `ebpflb check` finds
-    datapath   maps, programs, links, pins and devices, against this kernel's bpf(2) and netlink
+    datapath   maps, programs, links, pins, devices, sweeps and sockets that are ended, against this
+               kernel's bpf(2) and netlink
     packet     the packet programs on packets, by BPF_PROG_TEST_RUN
     node       what kube-proxy's ipvs mode leaves, and that it goes
     network    real sockets and real packets through real hooks, with the real agent
