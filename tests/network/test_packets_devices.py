@@ -10,6 +10,7 @@ import pytest
 
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
+from ebpflb.lab.sockets import TIMEOUT
 from tests.network import asking, twonodes
 from tests.network.asking import Ask
 from tests.network.ground import TARGET
@@ -55,10 +56,10 @@ def until_served(two: TwoNodes, host: Host, where: tuple[str, int]) -> None:
     wait_until(f"{host.name} is served", lambda: served(two, host, where))
 
 
-def served(two: TwoNodes, host: Host, where: tuple[str, int]) -> bool:
-    """Whether somebody answers, soon."""
+def served(two: TwoNodes, host: Host, where: tuple[str, int], seconds: float = A_MOMENT) -> bool:
+    """Whether somebody answers one datagram in so many seconds."""
     with asking.datagram(two.sockets(host), where[0]) as client:
-        client.settimeout(A_MOMENT)
+        client.settimeout(seconds)
         try:
             return bool(asking.again(client, *where).name)
         except (TimeoutError, ConnectionRefusedError):
@@ -98,12 +99,12 @@ def test_devices_left_alone(two: TwoNodes) -> None:
     agent.stop()
     agent.options = (*agent.options, "--devices", "!eth*")
     agent.start()
-    until_served(two, two.hidden, WAYS.to("cluster", two.near))
+    assert served(two, two.hidden, WAYS.to("cluster", two.near), TIMEOUT)
     assert not served(two, two.outside, WAYS.to("nodeport", two.near))
     agent.stop()
     agent.options = agent.options[:-2]
     agent.start()
-    until_served(two, two.outside, WAYS.to("nodeport", two.near))
+    assert served(two, two.outside, WAYS.to("nodeport", two.near), TIMEOUT)
 
 
 def test_cleanup(two: TwoNodes) -> None:
@@ -116,4 +117,4 @@ def test_cleanup(two: TwoNodes) -> None:
     assert not served(two, two.hidden, WAYS.to("cluster", two.near))
     two.forget_maps()
     agent.start()
-    until_served(two, two.outside, WAYS.to("nodeport", two.near))
+    assert served(two, two.outside, WAYS.to("nodeport", two.near), TIMEOUT)

@@ -83,8 +83,12 @@ def test_bulk(two: TwoNodes, who: str, v6: bool) -> None:
     """A megabyte goes and comes back unchanged, with large segments on."""
     client: Host = getattr(two, who)
     where = Ways(NUMBER).to(CLIENTS[who], two.near, v6=v6)
-    names = {two.bulk(client, *where) for _ in range(10)}
-    assert names <= {"here", "there"}
+    names: set[str] = set()
+    for turn in range(40):  # the other endpoint is missed as often once in 2**40 times
+        names.add(two.bulk(client, *where))
+        if turn >= 9 and len(names) > 1:
+            break
+    assert names == {"here", "there"}
 
 
 @pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
