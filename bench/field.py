@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from bench import kubeproxy, services
 from bench.services import NodePort
-from ebpflb.datapath.state import State
+from ebpflb.datapath.maps.pins import StateDir
 from ebpflb.lab import cni
 from ebpflb.lab.agents import LabAgent
 from ebpflb.lab.hosts import Host, Lab
@@ -188,9 +188,9 @@ class Field:
         if subprocess.run(restore, input=rules, text=True, check=False).returncode:
             del self.sites[IPTABLES]
 
-    def state(self, variant: str) -> State:
+    def state(self, variant: str) -> StateDir:
         """Where its agent has its pins."""
-        return State(self.agents[variant].places.state)
+        return StateDir(self.agents[variant].places.state)
 
     @property
     def ways(self) -> list[Way]:

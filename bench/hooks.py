@@ -14,9 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from ebpflb.datapath import kernel, links
-from ebpflb.datapath.programs import PACKET_SECTIONS, SECTIONS, Program
-from ebpflb.datapath.state import State
+from ebpflb.datapath import kernel
+from ebpflb.datapath.attach import cgroup_links
+from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.programs.loader import PACKET_SECTIONS, SECTIONS, Program
 from ebpflb.errors import NodeError
 from ebpflb.lab.agents import wait_until
 
@@ -64,7 +65,7 @@ class Counted:
 class Packets(Counted):
     """Those for devices with a link header; known by their tcx links (kernel 6.6)."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: StateDir) -> None:
         ends = {pin.name.partition("-")[2]: pin for pin in state.devices_directory.iterdir()}
         super().__init__([_at_device(name, pin) for name, pin in sorted(ends.items())])
 
@@ -84,12 +85,12 @@ def _at_device(name: str, pin: Path) -> Program:
 class Hooks(Counted):
     """What an agent has in force at its cgroup; with ``many``, of its services any may be asked."""
 
-    def __init__(self, state: State, cgroup: Path, *, many: bool = False) -> None:
+    def __init__(self, state: StateDir, cgroup: Path, *, many: bool = False) -> None:
         self.state, self.cgroup, self.many = state, cgroup, many
         super().__init__(
             [
                 Program(name, kernel.prog_by_id(number), SECTIONS[f"cgroup/{name}"].point)
-                for name, number in links.attached(state).items()
+                for name, number in cgroup_links.attached(state).items()
             ]
         )
 
@@ -102,7 +103,7 @@ class Hooks(Counted):
         try:
             yield
         finally:
-            links.attach(self.state, self.cgroup, self.programs)
+            cgroup_links.attach(self.state, self.cgroup, self.programs)
 
     def _attached(self) -> list[int]:
         target = os.open(self.cgroup, os.O_RDONLY | os.O_DIRECTORY)

@@ -19,8 +19,9 @@ from bench import hooks, services
 from bench.field import EBPFLB, PLACES, Client, Field, Where
 from bench.hooks import Counted, Packets, Runs
 from bench.report import Lines, Row, spread
-from ebpflb.datapath import kernel, testrun
-from ebpflb.datapath.programs import SCHED_CLS, Program
+from ebpflb.datapath import kernel
+from ebpflb.datapath.programs import testrun
+from ebpflb.datapath.programs.loader import SCHED_CLS, Program
 
 UPLINK = "eth0"
 ESTABLISHED, FOREIGN = 400, 100  # ns

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench import pods, services
-from ebpflb.datapath.state import State
+from ebpflb.datapath.attach.removal import unpin_all
+from ebpflb.datapath.maps.pins import StateDir
 from ebpflb.errors import NodeError
 from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host, Lab
@@ -68,7 +69,7 @@ class Bench:
     def __init__(self, lab: Lab, node: Host, folder: Path, backends: list[Host]) -> None:
         self.agent = LabAgent(lab, node, folder)
         self.cgroup = node.cgroup
-        self.state = State(self.agent.places.state)
+        self.state = StateDir(self.agent.places.state)
         self.texts = [services.asked(node.name, node.v4, pod.name, pod.v4) for pod in backends]
         self.serve_by(0)
 
@@ -96,7 +97,7 @@ class Bench:
     def cold_start(self) -> Start:
         """As if it had never run here; its programs are compiled already."""
         self.agent.stop(signal.SIGKILL)
-        self.state.remove()
+        unpin_all(self.state)
         return self.start()
 
     def warm_restart(self) -> Start:

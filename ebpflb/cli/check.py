@@ -7,16 +7,16 @@ from typing import Any
 
 import click
 
-from ebpflb.cli import options
+from ebpflb.cli import common
 from ebpflb.cli.output import show, table
 from ebpflb.diagnose.check import Finding
 from ebpflb.diagnose.check import check as findings_of
 
 
 @click.command()
-@options.cgroup_root
-@options.state_dir
-@options.output
+@common.cgroup_root
+@common.state_dir
+@common.output
 def check(cgroup_root: Path | None, state_dir: Path, output: str) -> None:
     """Can this node run it? Exit status 0 means yes.
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from ebpflb.cli import options
+from ebpflb.cli import common
 from ebpflb.model import devices
-from ebpflb.settings import Places, Settings
+from ebpflb.options import Options, Paths
 
 _PORTS = 65535
 
@@ -76,21 +76,21 @@ _OWN = (
     click.option(
         "--masquerade-ports",
         metavar="LOW-HIGH",
-        default=port_text(Settings.masquerade_ports),
+        default=port_text(Options.masquerade_ports),
         show_default=True,
         callback=reading(port_range),
         help="Source ports of what goes on as this node's; kept from the host's own sockets.",
     ),
     click.option(
         "--cache-dir",
-        type=options.DIRECTORY,
-        default=Places.cache,
+        type=common.DIRECTORY,
+        default=Paths.cache,
         show_default=True,
         help="Where compiled bytecode is kept.",
     ),
-    options.cgroup_root,
-    options.state_dir,
-    options.run_dir,
+    common.cgroup_root,
+    common.state_dir,
+    common.run_dir,
 )
 
 

@@ -5,22 +5,23 @@ from pathlib import Path
 
 import click
 
-from ebpflb.cli import options
-from ebpflb.datapath import links
-from ebpflb.datapath.state import State
+from ebpflb.cli import common
+from ebpflb.datapath.attach import cgroup_links
+from ebpflb.datapath.attach.removal import unpin_all
+from ebpflb.datapath.maps.pins import StateDir
 from ebpflb.errors import NodeError
 from ebpflb.node import kube_proxy as its
 from ebpflb.node import leftovers, nft, ports, tracked
 from ebpflb.node.leftovers import Leftover, Survey
+from ebpflb.options import Paths
 from ebpflb.serve import status
-from ebpflb.settings import Places
 
 NOTHING = "nothing of kube-proxy is here"
 
 
 @click.command()
-@options.state_dir
-@options.run_dir
+@common.state_dir
+@common.run_dir
 @click.option("--kube-proxy", is_flag=True, help="Remove what a kube-proxy left, nothing of ours.")
 @click.option("--dry-run", is_flag=True, help="With --kube-proxy: only say what would go.")
 @click.option(
@@ -39,34 +40,34 @@ def cleanup(state_dir: Path, run_dir: Path, kube_proxy: bool, dry_run: bool, for
     """
     if (dry_run or force) and not kube_proxy:
         raise click.UsageError("--dry-run and --force go with --kube-proxy")
-    options.need_rights()
-    places = options.places(state_dir, run_dir)
+    common.need_rights()
+    places = common.places(state_dir, run_dir)
     if kube_proxy:
         remove_kube_proxy(places, dry_run=dry_run, force=force)
     else:
         remove_ours(places)
 
 
-def everything(places: Places) -> None:
+def everything(places: Paths) -> None:
     """As kube-proxy's --cleanup: ours, and what a kube-proxy left. Raises NodeError."""
     remove_ours(places)
     remove_kube_proxy(places)
 
 
-def remove_ours(places: Places) -> None:
+def remove_ours(places: Paths) -> None:
     """All that ebpflb made. Raises NodeError while an agent serves it, KernelError."""
     if status.alive(places):
         words = status.read(places)
         who = f" (pid {words.pid})" if words else ""
         raise NodeError(f"an agent{who} still serves {places.state}: stop it first")
-    State(places.state).remove()
+    unpin_all(StateDir(places.state))
     nft.let_nat_go()
     _release_ports(places)
     status.forget(places)
     click.echo(f"nothing is left of {places.state}")
 
 
-def remove_kube_proxy(places: Places, *, dry_run: bool = False, force: bool = False) -> None:
+def remove_kube_proxy(places: Paths, *, dry_run: bool = False, force: bool = False) -> None:
     """What a kube-proxy left, line by line. Raises NodeError where some of it is still there."""
     found = its.look()
     if found.runs and not (force or dry_run):
@@ -82,7 +83,7 @@ def remove_kube_proxy(places: Places, *, dry_run: bool = False, force: bool = Fa
     if failed or survey.unseen:
         raise NodeError("not all that kube-proxy left could be removed: see above")
     click.echo("nothing is left of kube-proxy" if survey.left else NOTHING)
-    if survey.left and not links.attached(State(places.state)):
+    if survey.left and not cgroup_links.attached(StateDir(places.state)):
         click.echo(f"note: ebpflb does not serve at {places.state}: nobody answers services now")
 
 
@@ -136,7 +137,7 @@ def _let_nat_go(survey: Survey) -> None:
         click.echo(f"removed: {name}")
 
 
-def _release_ports(places: Places) -> None:
+def _release_ports(places: Paths) -> None:
     """Raises NodeError where the kernel's list cannot be written."""
     try:
         ports.release(places.ports_file)

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import click
 
-from ebpflb.cli import options
+from ebpflb.cli import common
 from ebpflb.cli.output import table
-from ebpflb.datapath.state import BPFFS, State
+from ebpflb.datapath.attach.removal import unpin_all
+from ebpflb.datapath.maps.pins import BPFFS, StateDir
 from ebpflb.diagnose.dump import dump
 from ebpflb.lab.demo import ASKED, PORT, TRAFFIC, V4, Demo
 from ebpflb.lab.hosts import Lab
@@ -29,7 +30,7 @@ def demo(keep: bool, remove: bool) -> None:
     Needs no Kubernetes and touches no network but its own. At the end, also when it is
     interrupted, every trace is removed.
     """
-    options.need_rights()
+    common.need_rights()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     _sweep()
     if remove:
@@ -50,7 +51,7 @@ def _sweep() -> None:
     """Ends and removes all of a demo, be it this one or one that was kept or killed."""
     Lab(PREFIX).sweep()
     for state in BPFFS.glob(f"{PREFIX}-*") if BPFFS.is_dir() else ():
-        State(state).remove()
+        unpin_all(StateDir(state))
     shutil.rmtree(FOLDER, ignore_errors=True)
 
 
@@ -74,7 +75,7 @@ def _act(heading: str) -> None:
 
 
 def _dump(story: Demo) -> None:
-    maps = State(story.agent.places.state).read_maps()
+    maps = StateDir(story.agent.places.state).read_maps()
     for name, rows in dump(maps, ("services", "slots")).maps.items():
         table(name, rows)
 

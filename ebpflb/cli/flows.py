@@ -5,10 +5,10 @@ from pathlib import Path
 
 import click
 
-from ebpflb.cli import options
+from ebpflb.cli import common
 from ebpflb.cli.output import show, table
-from ebpflb.diagnose import flows as finding
-from ebpflb.diagnose.flows import Choice
+from ebpflb.diagnose import flow_list as finding
+from ebpflb.diagnose.flow_list import Choice
 from ebpflb.model.addresses import Address, parse_address
 
 
@@ -54,14 +54,14 @@ def flows() -> None:
 @flows.command("list")
 @service
 @client
-@options.state_dir
-@options.output
+@common.state_dir
+@common.output
 def list_(
     service: tuple[str, str] | None, client: Address | None, state_dir: Path, output: str
 ) -> None:
     """Print a row for each flow."""
-    options.need_rights()
-    with options.pinned_maps(state_dir) as maps:
+    common.need_rights()
+    with common.pinned_maps(state_dir) as maps:
         rows = finding.listed(maps, Choice(service, client))
     if output == "table":
         table("flows", rows)
@@ -72,13 +72,13 @@ def list_(
 @flows.command()
 @service
 @client
-@options.state_dir
+@common.state_dir
 def flush(service: tuple[str, str] | None, client: Address | None, state_dir: Path) -> None:
     """Delete flows without asking: all of them, or those of a service or a client.
 
     A connection breaks with its flow; the next datagram begins a new one.
     """
-    options.need_rights()
-    with options.pinned_maps(state_dir) as maps:
+    common.need_rights()
+    with common.pinned_maps(state_dir) as maps:
         flushed = finding.flush(maps, Choice(service, client))
     click.echo(f"flows flushed: {flushed.flows} ({flushed.entries} entries)")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from ebpflb.cli import options
+from ebpflb.cli import common
 from ebpflb.cli.output import show, table
 from ebpflb.diagnose import dump as dumping
 
@@ -19,15 +19,15 @@ def maps() -> None:
 
 @maps.command()
 @click.argument("names", metavar="[MAP]...", nargs=-1, type=click.Choice(list(dumping.ROWS)))
-@options.state_dir
-@options.output
+@common.state_dir
+@common.output
 def dump(names: tuple[str, ...], state_dir: Path, output: str) -> None:
     """Print the maps, with names for numbers and live counters beside each row.
 
     Reads the pins alone: no agent need run.
     """
-    options.need_rights()
-    with options.pinned_maps(state_dir) as pinned:
+    common.need_rights()
+    with common.pinned_maps(state_dir) as pinned:
         found = dumping.dump(pinned, names)
     if output != "table":
         show(found._asdict(), output)

@@ -11,18 +11,19 @@ from typing import Any
 import click
 
 from ebpflb.agent import Agent, assembled
-from ebpflb.cli import choices, configured, flags, flagz, options
+from ebpflb.cli import choices, common, configured, flags, flagz
 from ebpflb.cli.cleanup import everything
 from ebpflb.configuration.fields import KubeProxyConfiguration
 from ebpflb.configuration.translation import translate
 from ebpflb.configuration.watch import ConfigWatch
-from ebpflb.datapath import links
-from ebpflb.datapath.state import State
+from ebpflb.datapath.attach import cgroup_links
+from ebpflb.datapath.attach.removal import unpin_all
+from ebpflb.datapath.maps.pins import StateDir
 from ebpflb.diagnose.check import missing, required
 from ebpflb.errors import ConfigurationError, EbpflbError, NodeError
 from ebpflb.node import conntrack, process
+from ebpflb.options import Options
 from ebpflb.serve import status
-from ebpflb.settings import Settings
 
 
 @click.command(context_settings=flags.LIKE_GO)
@@ -39,8 +40,8 @@ def run(**chosen: Any) -> None:
     if chosen["manifests"] and chosen["kubeconfig"]:
         raise click.UsageError("--manifests and --kubeconfig exclude each other")
     if chosen["cleanup"]:
-        options.need_rights()
-        everything(options.places(chosen["state_dir"], chosen["run_dir"]))
+        common.need_rights()
+        everything(common.places(chosen["state_dir"], chosen["run_dir"]))
         return
     _log()
     watch = ConfigWatch(Path(chosen["config"])) if chosen["config"] else None
@@ -51,7 +52,7 @@ def run(**chosen: Any) -> None:
         configured.write(found, Path(chosen["write_config_to"]))
         return
     configured.remark(found, chosen)
-    options.need_rights()
+    common.need_rights()
     settings = _settings(found, chosen)
     if chosen["init_only"]:
         conntrack.set_up(settings.conntrack)
@@ -61,16 +62,16 @@ def run(**chosen: Any) -> None:
         _serve(settings, watch, flagz.in_force(found, chosen))
 
 
-def _settings(found: KubeProxyConfiguration, chosen: dict[str, Any]) -> Settings:
+def _settings(found: KubeProxyConfiguration, chosen: dict[str, Any]) -> Options:
     manifests: Path | None = chosen["manifests"]
     own = ("guard_nodeports", "devices", "masquerade_local_backends", "masquerade_ports")
     by_kube_proxy = translate(found)
     if manifests:
         by_kube_proxy["kubeconfig"] = None
-    return Settings(
-        places=options.places(chosen["state_dir"], chosen["run_dir"], chosen["cache_dir"]),
+    return Options(
+        places=common.places(chosen["state_dir"], chosen["run_dir"], chosen["cache_dir"]),
         node_name=configured.node_name(found, socket.gethostname()),
-        cgroup=chosen["cgroup_root"] or links.cgroup_root(),
+        cgroup=chosen["cgroup_root"] or cgroup_links.cgroup_root(),
         manifests=manifests.absolute() if manifests else None,
         master=chosen["master"] or "",
         **by_kube_proxy,
@@ -78,18 +79,18 @@ def _settings(found: KubeProxyConfiguration, chosen: dict[str, Any]) -> Settings
     )
 
 
-def _serve(settings: Settings, watch: ConfigWatch | None, in_force: Mapping[str, str]) -> None:
+def _serve(settings: Options, watch: ConfigWatch | None, in_force: Mapping[str, str]) -> None:
     conntrack.set_up(settings.conntrack)
     process.adjust_oom_score(settings.oom_score_adj)
     process.raise_file_limit()
-    state = State(settings.places.state)
+    state = StateDir(settings.places.state)
     try:
         with assembled(settings, in_force) as agent:
             _stop_on_demand(agent, watch)
             agent.run()
     except EbpflbError:
         if not any(state.links()):  # a first start that failed leaves nothing
-            state.remove()
+            unpin_all(state)
         raise
     finally:
         if watch:

@@ -8,34 +8,34 @@ from typing import Any
 import click
 import msgspec
 
-from ebpflb.cli import options
+from ebpflb.cli import common
 from ebpflb.cli.output import show
-from ebpflb.datapath import devices, links
-from ebpflb.datapath.state import State
-from ebpflb.datapath.sweep import PROTOCOLS, FlowTable
+from ebpflb.datapath.attach import cgroup_links, device_programs
+from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.maps.sweep import PROTOCOLS, FlowTable
 from ebpflb.errors import NodeError
 from ebpflb.node import kube_proxy
 from ebpflb.serve import status as words_of
 
 
 @click.command()
-@options.state_dir
-@options.run_dir
-@options.output
+@common.state_dir
+@common.run_dir
+@common.output
 def status(state_dir: Path, run_dir: Path, output: str) -> None:
     """Say how it stands. Exit status 0: an agent runs, the hooks serve, nothing is wrong."""
-    options.need_rights()
-    places = options.places(state_dir, run_dir)
+    common.need_rights()
+    places = common.places(state_dir, run_dir)
     words = words_of.read(places)
-    state = State(places.state)
-    hooks = sorted(links.attached(state))
+    state = StateDir(places.state)
+    hooks = sorted(cgroup_links.attached(state))
     alive = words_of.alive(places)
     said = msgspec.to_builtins(words) if words else {}
     report = {
         "agent": "runs" if alive else "does not run",
         "hooks": hooks,
-        "devices": devices.attached(state),
-        "ahead": {name: ", ".join(others) for name, others in devices.ahead(state).items()},
+        "devices": device_programs.attached(state),
+        "ahead": {name: ", ".join(others) for name, others in device_programs.ahead(state).items()},
         "flows": _flows(state_dir),
         **said,
         "kube_proxy": _kube_proxy(words if alive else None),
@@ -50,13 +50,13 @@ def status(state_dir: Path, run_dir: Path, output: str) -> None:
 def _flows(state_dir: Path) -> dict[str, dict[str, int]]:
     """What the sweeps of each map of flows have done and left; nothing where there are no maps."""
     try:
-        with options.pinned_maps(state_dir) as maps:
+        with common.pinned_maps(state_dir) as maps:
             return {name: FlowTable(maps, name).numbers._asdict() for name in PROTOCOLS}
     except NodeError:
         return {}
 
 
-def _kube_proxy(words: words_of.Words | None) -> str | None:
+def _kube_proxy(words: words_of.AgentStatus | None) -> str | None:
     """Where rules are all that can be seen, the agent may know that they have come back."""
     try:
         found = kube_proxy.look()
@@ -67,7 +67,7 @@ def _kube_proxy(words: words_of.Words | None) -> str | None:
     return found.line
 
 
-def _well(words: words_of.Words) -> bool:
+def _well(words: words_of.AgentStatus) -> bool:
     lost = words.unplaced or words.unattached
     wrong = words.troubles or words.refused or lost or words.failed
     return words.complete and not wrong and words.programs == "current"

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Raw, Struct, field
 
 from ebpflb.errors import ClusterError, InvalidObject
-from ebpflb.model.events import Found, Key, Kind
+from ebpflb.model.events import Key, Kind, ReadObject
 from ebpflb.model.objects import EndpointSlice, Node, Object, Service, ServiceCIDR
 
 TYPES: dict[Kind, type[Object]] = {
@@ -120,7 +120,7 @@ def convert(kind: Kind, value: Any) -> Object:
         raise _invalid(error) from error
 
 
-def find(kind: Kind, data: bytes | Raw, source: str) -> tuple[Key, Found]:
+def find(kind: Kind, data: bytes | Raw, source: str) -> tuple[Key, ReadObject]:
     """What a source tells of an object: itself, or why it cannot be read.
 
     Raises InvalidObject where not even its name can be.
@@ -131,8 +131,10 @@ def find(kind: Kind, data: bytes | Raw, source: str) -> tuple[Key, Found]:
         key = identify(data).key
         if key is None:
             raise
-        return key, Found(InvalidObject(error.field, error.reason), source)  # without the bytes
-    return key_of(found), Found(found, source)
+        return key, ReadObject(
+            InvalidObject(error.field, error.reason), source
+        )  # without the bytes
+    return key_of(found), ReadObject(found, source)
 
 
 def identify(data: bytes | Raw) -> Identity:

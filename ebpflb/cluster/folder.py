@@ -19,7 +19,16 @@ from ebpflb.cluster import documents
 from ebpflb.cluster.documents import Name
 from ebpflb.cluster.selectors import selectors
 from ebpflb.errors import ClusterError, InvalidObject
-from ebpflb.model.events import Changed, Event, Found, Key, Kind, Removed, Replaced, Trouble
+from ebpflb.model.events import (
+    Changed,
+    Event,
+    Key,
+    Kind,
+    ReadObject,
+    Removed,
+    Replaced,
+    SourceStatus,
+)
 from ebpflb.model.objects import Object
 
 log = logging.getLogger(__name__)
@@ -44,7 +53,7 @@ class Folder:
         self._selectors = selectors(node_name)
         self._files: dict[str, _File] = {}
         self._owners: dict[Name, set[str]] = {}
-        self._served: dict[Name, Found] = {}
+        self._served: dict[Name, ReadObject] = {}
         self._begun = False
 
     def look(self, *, besides: Set[str] = frozenset()) -> list[Event]:
@@ -60,7 +69,7 @@ class Folder:
         if self._begun:
             return events
         self._begun = True
-        return [*self._everything(), *(it for it in events if isinstance(it, Trouble))]
+        return [*self._everything(), *(it for it in events if isinstance(it, SourceStatus))]
 
     def read(self, names: Iterable[str]) -> list[Event]:
         """What is new in the files of these names, which may be gone."""
@@ -71,7 +80,7 @@ class Folder:
             after = self._parse(name, before)
             touched |= self._replace(name, before, after)
             if before.trouble != after.trouble:
-                troubles.append(Trouble(str(self._directory / name), after.trouble))
+                troubles.append(SourceStatus(str(self._directory / name), after.trouble))
         settled = (self._settle(name) for name in sorted(touched))
         return [event for event in settled if event] + troubles
 
@@ -125,17 +134,17 @@ class Folder:
             return name.kind is not Kind.NODE or name.key.name == self._node_name
         return self._selectors[name.kind].accepts(object)
 
-    def _find(self, name: Name) -> Found | None:
+    def _find(self, name: Name) -> ReadObject | None:
         files = sorted(self._owners[name])
         if not files:
             del self._owners[name]
             return None
         if files[1:]:
             log.warning("%s: in %s: the first one counts", name, " and ".join(files))
-        return Found(self._files[files[0]].objects[name], files[0])
+        return ReadObject(self._files[files[0]].objects[name], files[0])
 
     def _everything(self) -> list[Event]:
-        objects: dict[Kind, dict[Key, Found]] = {kind: {} for kind in Kind}
+        objects: dict[Kind, dict[Key, ReadObject]] = {kind: {} for kind in Kind}
         for name, found in self._served.items():
             objects[name.kind][name.key] = found
         return [Replaced(kind, objects[kind]) for kind in Kind]

@@ -228,7 +228,7 @@ def to_server(
     """Makes the door to the API server that ``watching.ApiSource`` watches by the same words."""
 
     def make() -> Creator:
-        from ebpflb.cluster import api  # here, because the client is dear: see there
+        from ebpflb.cluster import api
 
         return api.Server(kubeconfig, Pace(), master, observe=observe)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from ebpflb.cluster.pacing import Backoff, Pace
 from ebpflb.cluster.source import Emit
 from ebpflb.errors import ClusterError
-from ebpflb.model.events import Event, Trouble
+from ebpflb.model.events import Event, SourceStatus
 
 log = logging.getLogger(__name__)
 
@@ -66,4 +66,4 @@ class Runner:
     def _told(self, reason: str | None) -> None:
         if reason != self._trouble:
             self._trouble = reason
-            self.emit(Trouble(self.source, reason))
+            self.emit(SourceStatus(self.source, reason))

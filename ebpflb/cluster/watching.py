@@ -24,7 +24,7 @@ from ebpflb.cluster.running import Runner
 from ebpflb.cluster.selectors import Selector, selectors
 from ebpflb.cluster.source import Emit, Observe, unobserved
 from ebpflb.errors import ClusterError, InvalidObject
-from ebpflb.model.events import Changed, Found, Key, Kind, Removed, Replaced
+from ebpflb.model.events import Changed, Key, Kind, ReadObject, Removed, Replaced
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class Watcher:
         self._runner.rest()
 
     def _list(self) -> None:
-        objects: dict[Key, Found] = {}
+        objects: dict[Key, ReadObject] = {}
         metadata = self._page("", objects)
         while metadata.token:
             metadata = self._page(metadata.token, objects)
@@ -94,7 +94,7 @@ class Watcher:
         self.version = metadata.resource_version
         self._listed = True
 
-    def _page(self, token: str, objects: dict[Key, Found]) -> decoding.ListMetadata:
+    def _page(self, token: str, objects: dict[Key, ReadObject]) -> decoding.ListMetadata:
         """Put one page into ``objects``; its bytes are gone when this returns."""
         query = self._query | {"limit": str(self._limit)}
         if token:
@@ -138,7 +138,7 @@ class Watcher:
                 self._runner.emit(Changed(self._kind, key, found))
         self.version = identity.version or self.version
 
-    def _find(self, data: Raw) -> dict[Key, Found]:
+    def _find(self, data: Raw) -> dict[Key, ReadObject]:
         """An object by its key; nothing but a line where that cannot be read."""
         try:
             return dict([decoding.find(self._kind, data, self._server.url)])
@@ -176,7 +176,7 @@ class ApiSource:
 
     def start(self) -> None:
         """Raises ClusterError if the configuration cannot be used."""
-        from ebpflb.cluster import api  # here, because the client is dear: see there
+        from ebpflb.cluster import api
 
         self._server = api.Server(self._kubeconfig, self._pace, self._master, observe=self._observe)
         for kind, selector in selectors(self._node_name).items():

@@ -37,14 +37,14 @@ class Wrong(NamedTuple):
         return f"{self.path}: {self.reason}"
 
 
-class Found(NamedTuple):
+class ReadConfiguration(NamedTuple):
     """What was read; fields that are ``wrong`` have their defaults."""
 
     configuration: KubeProxyConfiguration
     wrong: tuple[Wrong, ...]
 
 
-def read(path: Path) -> Found:
+def read(path: Path) -> ReadConfiguration:
     """Raises ConfigurationError for a file that is not there, or no configuration at all."""
     try:
         text = document.parse(path.read_bytes())
@@ -60,7 +60,7 @@ def read(path: Path) -> Found:
     return interpret(text.values)
 
 
-def interpret(values: dict[str, Any]) -> Found:
+def interpret(values: dict[str, Any]) -> ReadConfiguration:
     """Plain values -> fields."""
     wrong: list[Wrong] = []
     while True:
@@ -70,7 +70,9 @@ def interpret(values: dict[str, Any]) -> Found:
         except msgspec.ValidationError as error:
             wrong.append(_take_out(values, str(error)))
     said = {path for path in addresses.PATHS if value_at(converted, path)}
-    return Found(addresses.complete(fields.with_defaults(converted), said), tuple(wrong))
+    return ReadConfiguration(
+        addresses.complete(fields.with_defaults(converted), said), tuple(wrong)
+    )
 
 
 def _check_kind(path: Path, values: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from ebpflb.configuration.validation import cluster_cidrs
 from ebpflb.model import nodeports
 from ebpflb.model.addresses import Address, parse_address, parse_network
 from ebpflb.model.locality import Detector, Mode
-from ebpflb.settings import Conntrack
+from ebpflb.options import ConntrackOptions
 
 EXTERNAL_IPS = "AllowServiceExternalIPs"  # the one gate that matters (kube-proxy.md 1.4)
 
@@ -56,10 +56,10 @@ def detector(found: KubeProxyConfiguration) -> Detector:
     )
 
 
-def conntrack(found: KubeProxyConfiguration) -> Conntrack:
+def conntrack(found: KubeProxyConfiguration) -> ConntrackOptions:
     """Whole seconds, as the kernel has them."""
     said = found.conntrack
-    return Conntrack(
+    return ConntrackOptions(
         max_per_core=said.max_per_core,
         least=said.min,
         established=said.tcp_established_timeout.whole_seconds,

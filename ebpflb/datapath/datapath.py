@@ -18,11 +18,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from ebpflb.datapath import compiler, layout, links, probe, programs, witness
-from ebpflb.datapath.devices import Attachments
-from ebpflb.datapath.maps import Counters
-from ebpflb.datapath.programs import Program
-from ebpflb.datapath.state import State
+from ebpflb.datapath import probe
+from ebpflb.datapath.attach import cgroup_links, netns_cookie
+from ebpflb.datapath.attach.device_programs import Attachments
+from ebpflb.datapath.maps import layout
+from ebpflb.datapath.maps.bpf_map import Counters
+from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.programs import compiler, loader
+from ebpflb.datapath.programs.loader import Program
 from ebpflb.model.devices import Devices
 from ebpflb.plan.entries import NOWHERE, Settings
 from ebpflb.plan.plan import Plan
@@ -55,7 +58,7 @@ def packet_flags() -> tuple[str, ...]:
 class Datapath:
     """The maps and programs below one state directory."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: StateDir) -> None:
         """Raises NodeError or KernelError where the kernel does not let us."""
         with suppress(ValueError, OSError):  # charged before 5.11; not ours to raise in a container
             resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY,) * 2)
@@ -70,7 +73,7 @@ class Datapath:
     def close(self) -> None:
         """Lets go of everything; what is pinned serves on."""
         for each in (self.programs, *self.packets.values()):
-            programs.close(each)
+            loader.close(each)
         for opened in self.maps.values():
             opened.close()
 
@@ -79,15 +82,15 @@ class Datapath:
 
         Raises CompileError, VerifierError or KernelError; then the old programs keep serving.
         """
-        self.host_netns = witness.netns_cookie(cache) or self._settings().host_netns
+        self.host_netns = netns_cookie.netns_cookie(cache) or self._settings().host_netns
         sockets = compiler.compile_source(SOURCE, flags(), cache=cache)
         packets = {
             link_header: compiler.compile_source(PACKETS, (*packet_flags(), *more), cache=cache)
             for link_header, more in _VARIANTS.items()
         }
         for link_header, compiled in packets.items():
-            self.packets[link_header] = programs.load(compiled, self.maps)
-        self.programs = programs.load(sockets, self.maps)
+            self.packets[link_header] = loader.load(compiled, self.maps)
+        self.programs = loader.load(sockets, self.maps)
         return not all(compiled.cached for compiled in (sockets, *packets.values()))
 
     @property
@@ -101,7 +104,7 @@ class Datapath:
 
         Maps of other layouts are no longer needed then. Raises KernelError for the cgroup.
         """
-        links.attach(self.state, cgroup, self.programs)
+        cgroup_links.attach(self.state, cgroup, self.programs)
         failed = self.devices.follow(served)
         self.state.forget_old_layouts()
         return failed
@@ -116,7 +119,7 @@ class Datapath:
 
     def serves(self) -> bool:
         """Whether programs of this layout are in force already."""
-        return bool(links.attached(self.state)) and not self.state.old_layouts()
+        return bool(cgroup_links.attached(self.state)) and not self.state.old_layouts()
 
     def present(self) -> Present:
         """What the maps hold, whoever wrote it."""

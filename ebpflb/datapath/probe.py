@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What this kernel can do, found out by trying; never guessed from its version.
 
-Nothing that others use is touched: programs and maps are not pinned, filters go to the loopback
-device of a namespace made for it, and the socket that is ended is our own. Whether the kernel
-has tcx, tcx.py tries itself.
+Nothing that others use is touched: programs and maps are not pinned, and filters go to the loopback
+device of a namespace made for it. Whether the kernel has tcx, attach/tcx.py tries itself.
 """
 
 import errno
 import os
-import socket
 import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,18 +15,17 @@ from cffi import FFI
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
-from ebpflb.datapath import clsact, kernel, layout, maps, state
-from ebpflb.datapath.layout import MapSpec
-from ebpflb.datapath.programs import HOOKS, PACKET_SECTIONS, Attach
-from ebpflb.datapath.sock_diag import SockDiag
+from ebpflb.datapath import kernel
+from ebpflb.datapath.attach import clsact
+from ebpflb.datapath.maps import bpf_map, layout, pins
+from ebpflb.datapath.maps.layout import MapSpec
+from ebpflb.datapath.programs.loader import HOOKS, PACKET_SECTIONS, Attach
 from ebpflb.errors import KernelError
 
 _ffi = FFI()
 _ffi.cdef("int unshare(int flags);")
 _libc = _ffi.dlopen(None)
 
-SO_COOKIE, SO_NETNS_COOKIE = 57, 71
-_LOOPBACK = "127.0.0.1"
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 _SET_RETVAL, _COARSE_CLOCK = 187, 160
 _STORE, _ADD, _CALL, _EXIT, _MOVE, _COPY = 0x7A, 0x07, 0x85, 0x95, 0xB7, 0xBF
@@ -146,7 +143,7 @@ def _in_new_namespace(question: Callable[[], bool]) -> bool:
 
 def map_works() -> None:
     """Raises KernelError, with its reason, if bpf(2) does not let us make a map at all."""
-    os.close(state.make_map(MapSpec("probe", "HASH", "__u32", "__u32", 4, ("NONE",))))
+    os.close(pins.make_map(MapSpec("probe", "HASH", "__u32", "__u32", 4, ("NONE",))))
 
 
 def _small_maps() -> Iterator[MapSpec]:
@@ -160,7 +157,7 @@ def unmade_maps() -> list[str]:
     found = []
     for spec in _small_maps():
         try:
-            os.close(state.make_map(spec))
+            os.close(pins.make_map(spec))
         except KernelError:
             found.append(f"{spec.kind} ({', '.join(spec.flags)})")
     return found
@@ -172,9 +169,9 @@ def batches() -> dict[str, bool]:
 
 
 def _batch(spec: MapSpec) -> bool:
-    value = bytes((spec.value_size + 7) // 8 * 8 * maps.possible_cpus())
+    value = bytes((spec.value_size + 7) // 8 * 8 * bpf_map.possible_cpus())
     try:
-        fd = state.make_map(spec)
+        fd = pins.make_map(spec)
     except KernelError:
         return False
     try:
@@ -183,45 +180,4 @@ def _batch(spec: MapSpec) -> bool:
         return False
     finally:
         os.close(fd)
-    return True
-
-
-def netns_cookie() -> int | None:
-    """The cookie of our network namespace, or None where the kernel does not tell (5.14)."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            packed = probe.getsockopt(socket.SOL_SOCKET, SO_NETNS_COOKIE, 8)
-        except OSError:
-            return None
-    return int.from_bytes(packed, "little")
-
-
-def ends_sockets() -> bool:
-    """Whether the kernel ends a datagram socket when it is asked to (INET_DIAG_DESTROY)."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as victim:
-        try:
-            victim.bind((_LOOPBACK, 0))
-            victim.connect(victim.getsockname())
-            _end(victim)
-        except (KernelError, OSError):
-            return False
-        return victim.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNABORTED
-
-
-def _end(victim: socket.socket) -> None:
-    cookie = int.from_bytes(victim.getsockopt(socket.SOL_SOCKET, SO_COOKIE, 8), "little")
-    with SockDiag() as diag:
-        listed = list(diag.connected(socket.IPPROTO_UDP, victim.getsockname()[1]))
-        for one in listed:
-            if one.cookie == cookie:
-                diag.destroy(one)
-
-
-def lists_sockets() -> bool:
-    """Whether the kernel lists datagram sockets (module udp_diag)."""
-    try:
-        with SockDiag() as diag:
-            list(diag.connected(socket.IPPROTO_UDP, 1))
-    except KernelError:
-        return False
     return True

@@ -5,5 +5,5 @@ check    can this node run it, feature by feature
 dump     every map as rows, numbers joined to names
 packets  those of the packet path
 content  what the agent wrote, that rows refer to
-flows    the flows through the packet path
+flow_list    the flow_list through the packet path
 """

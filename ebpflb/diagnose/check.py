@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from ebpflb.datapath import compiler, devices, kernel, links, probe, state, tcx
-from ebpflb.datapath.programs import SECTIONS
+from ebpflb.datapath import kernel, probe
+from ebpflb.datapath.attach import cgroup_links, device_programs, netns_cookie, tcx
+from ebpflb.datapath.maps import pins
+from ebpflb.datapath.programs import compiler
+from ebpflb.datapath.programs.loader import SECTIONS
 from ebpflb.errors import EbpflbError
-from ebpflb.node import capabilities, kube_proxy
+from ebpflb.node import capabilities, kube_proxy, sock_diag
 
 
 class Finding(NamedTuple):
@@ -88,12 +91,12 @@ def _bpf() -> str:
 
 
 def _bpffs(state_directory: Path) -> str:
-    state.mount_bpffs(state_directory)
+    pins.mount_bpffs(state_directory)
     return str(state_directory)
 
 
 def _cgroup(cgroup: Path | None) -> str:
-    root = cgroup or links.cgroup_root()
+    root = cgroup or cgroup_links.cgroup_root()
     target = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     try:
         kernel.query(target, SECTIONS["cgroup/connect4"].point)
@@ -144,7 +147,7 @@ def _comforts() -> Iterator[Finding]:
     )
     yield _feature(
         "netns cookie of the agent",
-        probe.netns_cookie() is not None,
+        netns_cookie.by_socket() is not None,
         "5.14",
         "a program tells it, attached for a moment at the start",
     )
@@ -153,7 +156,7 @@ def _comforts() -> Iterator[Finding]:
 
 def _stale_sockets() -> Iterator[Finding]:
     """What connected UDP sockets need whose backend has gone (kube-proxy.md 11.1)."""
-    lists, ends = probe.lists_sockets(), probe.ends_sockets()
+    lists, ends = sock_diag.can_list(), sock_diag.can_destroy()
     known = "pods' flows are re-bound where this node routes them, its own sockets stay"
     lost = known if lists else "they stay with a backend that has gone: modprobe udp_diag"
     yield _feature("connected UDP sockets move", ends, "4.9, INET_DIAG_DESTROY", lost)
@@ -177,8 +180,8 @@ def _other_hooks(state_directory: Path, cgroup: Path | None) -> Finding:
     """Two translators in a row: the second sees the first one's backend."""
 
     def foreign() -> Mapping[str, list[str]]:
-        ours = links.attached(state.State(state_directory)).values()
-        return links.foreign(cgroup or links.cgroup_root(), ours)
+        ours = cgroup_links.attached(pins.StateDir(state_directory)).values()
+        return cgroup_links.foreign(cgroup or cgroup_links.cgroup_root(), ours)
 
     return _found("other agents' hooks", foreign, "another agent translates here too: run only one")
 
@@ -188,7 +191,7 @@ def _other_filters(state_directory: Path) -> Finding:
     remedy = "they see packets before us, and may keep them: see what they are for"
     return _found(
         "other agents ahead at devices",
-        lambda: devices.ahead(state.State(state_directory)),
+        lambda: device_programs.ahead(pins.StateDir(state_directory)),
         remedy,
     )
 

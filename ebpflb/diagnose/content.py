@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ebpflb.datapath.maps import Map
+from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.entries import Backend, BackendName, Frontend, Service

@@ -8,9 +8,9 @@ at it), so a dump that is a mixture of two states says so.
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from ebpflb.datapath.layout import VERDICTS
-from ebpflb.datapath.maps import Map
-from ebpflb.datapath.records import Affinity, Assignment, Client, Origin, Peer, Sender
+from ebpflb.datapath.maps.bpf_map import Map
+from ebpflb.datapath.maps.layout import VERDICTS
+from ebpflb.datapath.maps.records import Affinity, Assignment, Client, Origin, Peer, Sender
 from ebpflb.diagnose import packets
 from ebpflb.diagnose.content import Content, Row, endpoint, host_port, kind, seconds_since
 from ebpflb.model.services import Protocol

@@ -6,14 +6,14 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from ebpflb.datapath.layout import address_bytes
-from ebpflb.datapath.records import Datagram, Ports
-from ebpflb.datapath.sweep import PROTOCOLS
+from ebpflb.datapath.maps.layout import address_bytes
+from ebpflb.datapath.maps.records import Datagram, Ports
+from ebpflb.datapath.maps.sweep import PROTOCOLS
 from ebpflb.diagnose.content import Content, Row, endpoint, host_port, seconds_since
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import Protocol
 from ebpflb.plan.entries import Device, Prefix, ServiceRange, SourceRange
-from ebpflb.plan.flows import Flow, Hook, Tuple
+from ebpflb.plan.flow_entries import Flow, Hook, Tuple
 
 _SERVICE_BITS = 32  # of a source range's length
 _SO_NETNS_COOKIE = 71

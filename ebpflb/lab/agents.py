@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ebpflb.datapath.state import BPFFS, State
+from ebpflb.datapath.attach.removal import unpin_all
+from ebpflb.datapath.maps.pins import BPFFS, StateDir
 from ebpflb.errors import NodeError
 from ebpflb.lab.hosts import Host, Lab, start
+from ebpflb.options import Paths
 from ebpflb.serve import status
-from ebpflb.settings import Places
 
 
 def wait_until(what: str, true: Callable[[], bool], seconds: float = 240.0) -> float:
@@ -43,7 +44,7 @@ class LabAgent:
         self.folder = folder / node.name
         self.manifests = self.folder / "manifests"
         self.manifests.mkdir(parents=True)
-        self.places = Places(BPFFS / f"{lab.prefix}-{node.name}", self.folder / "run")
+        self.places = Paths(BPFFS / f"{lab.prefix}-{node.name}", self.folder / "run")
         self.log = self.folder / "log"
         self.process: subprocess.Popen[str] | None = None
 
@@ -81,7 +82,7 @@ class LabAgent:
 
     def close(self) -> None:
         self.stop(signal.SIGKILL)
-        State(self.places.state).remove()
+        unpin_all(StateDir(self.places.state))
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _ready(self) -> bool:

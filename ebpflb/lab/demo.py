@@ -16,7 +16,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from ebpflb.datapath.state import State
+from ebpflb.datapath.maps.pins import StateDir
 from ebpflb.errors import NodeError
 from ebpflb.lab import cni, objects, traffic
 from ebpflb.lab.agents import LabAgent, wait_until
@@ -108,7 +108,7 @@ class Demo:
                 self.say(f"    {name} saw {' '.join(sources)}")
 
     def _in_force(self, policy: str) -> bool:
-        maps = State(self.agent.places.state).read_maps()
+        maps = StateDir(self.agent.places.state).read_maps()
         found = maps["services"].get(Frontend(ip_address("0.0.0.0"), SHOP_NODEPORT, 6))
         for opened in maps.values():
             opened.close()

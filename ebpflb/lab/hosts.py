@@ -21,7 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 
-from ebpflb.datapath.links import cgroup_root
+from ebpflb.datapath.attach.cgroup_links import cgroup_root
 from ebpflb.errors import NodeError
 from ebpflb.lab import cni
 from ebpflb.lab.namespaces import NETNS, Namespace, ip

@@ -30,7 +30,7 @@ class Key(NamedTuple):
         return f"{self.namespace}/{self.name}" if self.namespace else self.name
 
 
-class Found(NamedTuple):
+class ReadObject(NamedTuple):
     """An object and where it was read (a file, or the API server): what a log line names.
 
     One that is there and cannot be read is the reason: its last good state stays.
@@ -45,7 +45,7 @@ class Replaced:
     """The complete list of one kind: whatever is not in ``objects`` is gone."""
 
     kind: Kind
-    objects: dict[Key, Found]
+    objects: dict[Key, ReadObject]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Changed:
 
     kind: Kind
     key: Key
-    found: Found
+    found: ReadObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +66,11 @@ class Removed:
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class SourceStatus:
     """A source can or cannot be read at present; ``reason`` is None when it is well again."""
 
     source: str
     reason: str | None
 
 
-Event = Replaced | Changed | Removed | Trouble
+Event = Replaced | Changed | Removed | SourceStatus

@@ -62,7 +62,7 @@ def is_chain(name: str) -> bool:
     return name in ENTRANCES or name in _INNER or bool(_OF_A_SERVICE.fullmatch(name))
 
 
-class Sighting(NamedTuple):
+class Detection(NamedTuple):
     """What can be seen of kube-proxy in one network namespace at one time."""
 
     pids: tuple[int, ...] = ()  # processes of that name
@@ -75,7 +75,7 @@ class Sighting(NamedTuple):
         """Whether one is at work, seen or not (in a pod we see no other pod's processes)."""
         return bool(self.pids or self.answers or self.renewed)
 
-    def after(self, before: "Sighting | None") -> "Sighting":
+    def after(self, before: "Detection | None") -> "Detection":
         """The same, known that ``before`` was found earlier."""
         missed = before is not None and (before.renewed or not before.rules)
         return self._replace(renewed=bool(self.rules) and missed)

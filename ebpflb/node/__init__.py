@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What this machine is, and what else has a hand in its network.
 
-devices       devices and addresses, now and as they change
+device_watch  devices and addresses, now and as they change
 lookout       looks that may fail
 families      which IP families there are
 namespaces    its network namespaces, and work in each of them
+sock_diag     sockets with a peer, and how one is ended
 ports         source ports kept from its own sockets
 conntrack     what kube-proxy sets of connection tracking
 capabilities  what this process may do

@@ -16,7 +16,7 @@ from pathlib import Path
 from ebpflb.errors import NodeError
 from ebpflb.model.lists import spans
 from ebpflb.node import sysctl
-from ebpflb.settings import Conntrack
+from ebpflb.options import ConntrackOptions
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ MOST = 1 << 20  # entries, however many CPUs there are
 _NOT_OURS = {errno.EACCES, errno.EPERM, errno.ENOENT, errno.EOPNOTSUPP}
 
 
-def set_up(wanted: Conntrack, proc: Path = PROC, hash_size: Path = HASH_SIZE) -> None:
+def set_up(wanted: ConntrackOptions, proc: Path = PROC, hash_size: Path = HASH_SIZE) -> None:
     """Raises NodeError where a value cannot be set, as kube-proxy then ends."""
     if not (proc / "nf_conntrack_max").exists():
         log.info("conntrack is not there: none of its settings are set")
@@ -43,7 +43,7 @@ def set_up(wanted: Conntrack, proc: Path = PROC, hash_size: Path = HASH_SIZE) ->
             _set(proc / name, value)
 
 
-def table_size(wanted: Conntrack, cores: int) -> int:
+def table_size(wanted: ConntrackOptions, cores: int) -> int:
     """The least nf_conntrack_max; 0: it is left alone."""
     scaled = wanted.max_per_core * cores
     if scaled > MOST:
@@ -60,7 +60,7 @@ def cpus(online: Path = ONLINE) -> int:
     return found or os.cpu_count() or 1
 
 
-def _sysctls(wanted: Conntrack) -> dict[str, int]:
+def _sysctls(wanted: ConntrackOptions) -> dict[str, int]:
     return {
         "nf_conntrack_tcp_timeout_established": wanted.established,
         "nf_conntrack_tcp_timeout_close_wait": wanted.close_wait,

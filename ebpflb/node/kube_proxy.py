@@ -12,8 +12,8 @@ from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
-from ebpflb.model.events import Trouble
-from ebpflb.model.kube_proxy import METRICS_PORT, MODES, Sighting
+from ebpflb.model.events import SourceStatus
+from ebpflb.model.kube_proxy import METRICS_PORT, MODES, Detection
 from ebpflb.node import leftovers
 from ebpflb.node.lookout import Lookout
 
@@ -24,10 +24,10 @@ _TIMEOUT = 1.0  # seconds
 _LONGEST = 32  # bytes of an answer
 
 
-def look() -> Sighting:
+def look() -> Detection:
     """What can be seen now. Raises NodeError where something cannot be looked at."""
     answers = tuple(_answers())
-    return Sighting(tuple(sorted(_pids())), answers, tuple(leftovers.signs()))
+    return Detection(tuple(sorted(_pids())), answers, tuple(leftovers.signs()))
 
 
 class Watcher:
@@ -37,13 +37,13 @@ class Watcher:
     """
 
     def __init__(
-        self, emit: Callable[[Sighting | Trouble], None], seconds: float = AGAIN_SECONDS
+        self, emit: Callable[[Detection | SourceStatus], None], seconds: float = AGAIN_SECONDS
     ) -> None:
         self.emit = emit
         self.seconds = seconds
         self._look = Lookout(NAME, self._tell, emit)
         self._ended = threading.Event()
-        self._told: Sighting | None = None
+        self._told: Detection | None = None
 
     def start(self) -> None:
         """The first look comes before it returns."""

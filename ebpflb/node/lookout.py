@@ -4,14 +4,14 @@
 from collections.abc import Callable
 
 from ebpflb.errors import NodeError
-from ebpflb.model.events import Trouble
+from ebpflb.model.events import SourceStatus
 
 
 class Lookout:
     """Called again and again it does ``look``, and tells when that fails and is well again."""
 
     def __init__(
-        self, source: str, look: Callable[[], None], emit: Callable[[Trouble], None]
+        self, source: str, look: Callable[[], None], emit: Callable[[SourceStatus], None]
     ) -> None:
         self._source, self._look, self._emit = source, look, emit
         self._trouble: str | None = None
@@ -25,5 +25,5 @@ class Lookout:
             trouble = str(error) if isinstance(error, NodeError | OSError) else repr(error)
         if trouble != self._trouble:
             self._trouble = trouble
-            self._emit(Trouble(self._source, trouble))
+            self._emit(SourceStatus(self._source, trouble))
         return trouble is None

@@ -13,7 +13,7 @@ present     what the maps hold already, read back at start
 plan        the ordered difference
 planner     wanted against present -> plan
 local       what the datapath should know of this node: settings and devices
-flows       which entries of the packet path are one flow, and how it stands
+flow_entries  which entries of the packet path are one flow, and how it stands
 expiry      when a flow has been idle for too long
 stale       which flows lost their backend, and where they may go
 use         how full the maps are

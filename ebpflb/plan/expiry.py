@@ -10,7 +10,7 @@ from functools import cached_property
 
 from ebpflb.model.services import Protocol
 from ebpflb.plan.entries import Flags
-from ebpflb.plan.flows import Entries, Flow, Look, State, Tuple, gather, state
+from ebpflb.plan.flow_entries import Entries, Flow, FlowState, Look, Tuple, gather, state
 
 
 @dataclass(frozen=True)
@@ -23,20 +23,23 @@ class Timeouts:
     udp_stream: int = 0
 
     @cached_property
-    def seconds(self) -> dict[Protocol, dict[State, int]]:
+    def seconds(self) -> dict[Protocol, dict[FlowState, int]]:
         """By the state that a flow is in."""
         tcp = {
-            State.OPENING: 60,  # nf_conntrack_tcp_timeout_syn_recv
-            State.OPEN: self.established or 24 * 3600,
-            State.CLOSING: self.close_wait or 3600,
-            State.CLOSED: 30,  # nf_conntrack_tcp_timeout_last_ack: the last ACK may get lost
-            State.RESET: 10,  # nf_conntrack_tcp_timeout_close
+            FlowState.OPENING: 60,  # nf_conntrack_tcp_timeout_syn_recv
+            FlowState.OPEN: self.established or 24 * 3600,
+            FlowState.CLOSING: self.close_wait or 3600,
+            FlowState.CLOSED: 30,  # nf_conntrack_tcp_timeout_last_ack: the last ACK may get lost
+            FlowState.RESET: 10,  # nf_conntrack_tcp_timeout_close
         }
         udp = {
-            State.ONE_WAY: self.udp or 30,
-            State.BOTH_WAYS: self.udp_stream or 180,  # conntrack's before 5.0
+            FlowState.ONE_WAY: self.udp or 30,
+            FlowState.BOTH_WAYS: self.udp_stream or 180,  # conntrack's before 5.0
         }
-        sctp = tcp | {State.OPEN: 300, State.CLOSING: 60}  # a heartbeat every 30 s (RFC 9260 16)
+        sctp = tcp | {
+            FlowState.OPEN: 300,
+            FlowState.CLOSING: 60,
+        }  # a heartbeat every 30 s (RFC 9260 16)
         return {Protocol.TCP: tcp, Protocol.UDP: udp, Protocol.SCTP: sctp}
 
     def patience(self, protocol: Protocol, flags: Flags) -> int:
@@ -46,7 +49,7 @@ class Timeouts:
         and who was reset or has not spoken says so itself.
         """
         found = state(protocol, [flags])
-        alike = {State.CLOSING: State.CLOSED}.get(found, found)
+        alike = {FlowState.CLOSING: FlowState.CLOSED}.get(found, found)
         return min(self._nanoseconds(protocol, each) for each in (found, alike))
 
     def expired(
@@ -60,5 +63,5 @@ class Timeouts:
             if now - used >= self._nanoseconds(Protocol(key.protocol), found):
                 yield entries
 
-    def _nanoseconds(self, protocol: Protocol, found: State) -> int:
+    def _nanoseconds(self, protocol: Protocol, found: FlowState) -> int:
         return self.seconds[protocol][found] * 1_000_000_000

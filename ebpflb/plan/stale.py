@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.entries import Backend, Flags, Service
-from ebpflb.plan.flows import Entries, Flow, Hook, Tuple
+from ebpflb.plan.flow_entries import Entries, Flow, Hook, Tuple
 from ebpflb.plan.programmed import Programmed
 
 _REQUEST, _REPLY = frozenset({"request", "seen"}), frozenset({"seen"})

@@ -16,15 +16,15 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from ebpflb.datapath.census import Census
 from ebpflb.datapath.datapath import Datapath
+from ebpflb.datapath.maps.occupancy import Occupancy
 from ebpflb.errors import EbpflbError
 from ebpflb.plan.planner import Planner
 from ebpflb.serve.metrics_agent import WordsCollector
 from ebpflb.serve.metrics_kube_proxy import KubeProxy
 from ebpflb.serve.metrics_library import Checks, Gates, Requests, describe_build, describe_process
 from ebpflb.serve.metrics_maps import HooksCollector, MapsCollector
-from ebpflb.serve.status import Words
+from ebpflb.serve.status import AgentStatus
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Metrics(KubeProxy):
         self._declare()
         self._reading = threading.Lock()
         self._readers: list[Collector] = []
-        self._census: Census | None = None
+        self._census: Occupancy | None = None
 
     def failed(self, seconds: float, *, full: bool) -> None:
         """A sync took so long and failed: what waited for it waits on."""
@@ -72,9 +72,9 @@ class Metrics(KubeProxy):
         """What to ask at each scrape: how many events for the API server were given up."""
         self._dropped.count = count
 
-    def read(self, datapath: Datapath, planner: Callable[[], Planner], words: Words) -> None:
+    def read(self, datapath: Datapath, planner: Callable[[], Planner], words: AgentStatus) -> None:
         """Reads these at each scrape from now on, until ``close``."""
-        self._census = Census(datapath.maps)
+        self._census = Occupancy(datapath.maps)
         self._show("maps", MapsCollector(datapath.maps, planner, self._census))
         self._show("hooks", HooksCollector(datapath.state, lambda: datapath.loaded))
         self._show("words", WordsCollector(words))

@@ -11,10 +11,10 @@ from itertools import islice
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from ebpflb.datapath.layout import layout_hash
+from ebpflb.datapath.maps.layout import layout_hash
 from ebpflb.model.events import Kind
 from ebpflb.serve.metrics_library import version
-from ebpflb.serve.status import Words
+from ebpflb.serve.status import AgentStatus
 
 NAMED = 50
 
@@ -24,7 +24,7 @@ _CURRENT = "current"
 class WordsCollector:
     """Reads the words as they are; the agent goes on writing them."""
 
-    def __init__(self, words: Words) -> None:
+    def __init__(self, words: AgentStatus) -> None:
         self._words = words
 
     def collect(self) -> Iterable[Metric]:

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from ebpflb.datapath import statistics
-from ebpflb.datapath.census import COUNTED, Census, Counts
-from ebpflb.datapath.layout import MAPS, VERDICTS
-from ebpflb.datapath.maps import Map
-from ebpflb.datapath.programs import Program
-from ebpflb.datapath.state import State
-from ebpflb.datapath.sweep import PROTOCOLS, FlowTable
+from ebpflb.datapath.attach import hook_stats
+from ebpflb.datapath.maps.bpf_map import Map
+from ebpflb.datapath.maps.layout import MAPS, VERDICTS
+from ebpflb.datapath.maps.occupancy import COUNTED, Counts, Occupancy
+from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.maps.sweep import PROTOCOLS, FlowTable
+from ebpflb.datapath.programs.loader import Program
 from ebpflb.plan.planner import Planner
 from ebpflb.plan.use import used
 
@@ -37,7 +37,7 @@ class MapsCollector:
     """Reads the maps; ``planner`` is asked for anew each time, for the agent may begin anew."""
 
     def __init__(
-        self, maps: Mapping[str, Map], planner: Callable[[], Planner], census: Census
+        self, maps: Mapping[str, Map], planner: Callable[[], Planner], census: Occupancy
     ) -> None:
         self._maps, self._planner, self._census = maps, planner, census
         self._tables = [FlowTable(maps, name) for name in PROTOCOLS]
@@ -95,12 +95,12 @@ class MapsCollector:
 class HooksCollector:
     """Asks the kernel how often the hooks ran; ``loaded`` are the programs of this agent."""
 
-    def __init__(self, state: State, loaded: Callable[[], Iterable[Program]]) -> None:
+    def __init__(self, state: StateDir, loaded: Callable[[], Iterable[Program]]) -> None:
         self._state, self._loaded = state, loaded
 
     def collect(self) -> Iterable[Metric]:
         text = "Whether the kernel counts the runs of hooks: kernel.bpf_stats_enabled"
-        enabled = statistics.enabled()
+        enabled = hook_stats.enabled()
         yield GaugeMetricFamily("ebpflb_hook_statistics_enabled", text, enabled)
         seconds, runs = (
             CounterMetricFamily(f"ebpflb_hook_{what}_total", text, labels=["hook"])
@@ -109,7 +109,7 @@ class HooksCollector:
                 ("runs", "How often a hook has run, while the kernel counted"),
             )
         )
-        for hook, time in statistics.run_times(self._state, self._loaded()).items():
+        for hook, time in hook_stats.run_times(self._state, self._loaded()).items():
             seconds.add_metric([hook], time.seconds)
             runs.add_metric([hook], time.runs)
         yield seconds

@@ -12,7 +12,7 @@ from ebpflb.serve.doors import Door
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS = 5.0  # kube-proxy.md 13.1
+LISTEN_RETRY_SECONDS = 5.0  # kube-proxy.md 13.1
 BACKLOG = 128
 
 _FAMILIES = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
@@ -58,7 +58,7 @@ class Port:
         door: Door,
         *,
         must: bool = False,
-        retry: float = RETRY_SECONDS,
+        retry: float = LISTEN_RETRY_SECONDS,
     ) -> None:
         self.name, self.address = name, address
         self._door, self._must, self._retry = door, must, retry

@@ -11,12 +11,12 @@ from ebpflb.cluster import recorder
 from ebpflb.cluster.recorder import Recorder
 from ebpflb.errors import NodeError
 from ebpflb.model.addresses import Family
+from ebpflb.options import Options
 from ebpflb.serve.doors import Door, Loop, Room
 from ebpflb.serve.health import Health, OnResponse
 from ebpflb.serve.pages import Pages
-from ebpflb.serve.ports import RETRY_SECONDS, Port
+from ebpflb.serve.ports import LISTEN_RETRY_SECONDS, Port
 from ebpflb.serve.service_health import ServiceHealth
-from ebpflb.settings import Settings
 
 MOST_PROBES, MOST_SCRAPES = 128, 32  # connections at a time
 STARTING = "StartKubeProxy"  # the action of all events at the start
@@ -27,13 +27,13 @@ class Servers:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: Options,
         events: Recorder,
         pages: Pages,
         on_response: OnResponse = lambda path, code: None,
         *,
         families: Collection[Family] = tuple(Family),
-        retry: float = RETRY_SECONDS,
+        retry: float = LISTEN_RETRY_SECONDS,
     ) -> None:
         """Unhealthy is who lags by twice the sync period; ports that fail wait for ``retry``."""
         self._settings, self._events, self._retry = settings, events, retry

@@ -19,7 +19,7 @@ from ebpflb.model.events import Key
 from ebpflb.model.health import Checked
 from ebpflb.serve.doors import Door, Loop, Room
 from ebpflb.serve.http import JSON, Answer, Request
-from ebpflb.serve.ports import RETRY_SECONDS, listening_alone
+from ebpflb.serve.ports import LISTEN_RETRY_SECONDS, listening_alone
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class ServiceHealth:
         recorder: Recorder,
         node_name: str,
         families: Collection[Family] = tuple(Family),
-        retry: float = RETRY_SECONDS,
+        retry: float = LISTEN_RETRY_SECONDS,
     ) -> None:
         self._loop, self._healthy = loop, healthy
         self._recorder, self._node_name = recorder, node_name

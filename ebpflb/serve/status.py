@@ -17,12 +17,12 @@ from typing import IO
 import msgspec
 
 from ebpflb.errors import NodeError
-from ebpflb.settings import Places
+from ebpflb.options import Paths
 
 log = logging.getLogger(__name__)
 
 
-class Words(msgspec.Struct):
+class AgentStatus(msgspec.Struct):
     """What `ebpflb status` shows of the agent."""
 
     pid: int
@@ -47,7 +47,7 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def write(places: Places, words: Words, said: bytes = b"") -> bytes:
+def write(places: Paths, words: AgentStatus, said: bytes = b"") -> bytes:
     """Replaces the file in one step, unless it says that already; gives what has been ``said``.
 
     A folder that cannot be written costs only the status.
@@ -63,15 +63,15 @@ def write(places: Places, words: Words, said: bytes = b"") -> bytes:
     return now
 
 
-def read(places: Places) -> Words | None:
+def read(places: Paths) -> AgentStatus | None:
     """The last words, or None where no agent has ever run."""
     try:
-        return msgspec.json.decode(places.status_file.read_bytes(), type=Words)
+        return msgspec.json.decode(places.status_file.read_bytes(), type=AgentStatus)
     except (OSError, msgspec.MsgspecError):
         return None
 
 
-def lock(places: Places) -> IO[str]:
+def lock(places: Paths) -> IO[str]:
     """Held while the agent lives. Raises NodeError if another one does."""
     try:
         places.run.mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ def _taken(held: IO[str]) -> bool:
     return False
 
 
-def alive(places: Places) -> bool:
+def alive(places: Paths) -> bool:
     """Whether an agent holds the lock now."""
     try:
         with places.lock_file.open() as probe:
@@ -107,7 +107,7 @@ def alive(places: Places) -> bool:
     return False
 
 
-def forget(places: Places) -> None:
+def forget(places: Paths) -> None:
     """Removes all files."""
     for path in (places.status_file, places.lock_file, places.ports_file):
         path.unlink(missing_ok=True)
@@ -123,6 +123,6 @@ def renew(said: dict[str, str], now: dict[str, str], line: str) -> dict[str, str
     return now
 
 
-def introduce(*, node: str, source: str) -> Words:
+def introduce(*, node: str, source: str) -> AgentStatus:
     """The first words of a new agent."""
-    return Words(pid=os.getpid(), node=node, source=source, started=now())
+    return AgentStatus(pid=os.getpid(), node=node, source=source, started=now())

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ebpflb.agent import Agent
-from ebpflb.agent.report import Report
+from ebpflb.agent.reporter import Report
 from ebpflb.cluster import decoding
 from ebpflb.cluster.source import Emit
 from ebpflb.errors import EbpflbError
@@ -15,16 +15,16 @@ from ebpflb.lab import objects
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.addresses import Address, Family
 from ebpflb.model.devices import Devices
-from ebpflb.model.events import Changed, Event, Found, Key, Kind, Replaced, Trouble
+from ebpflb.model.events import Changed, Event, Key, Kind, ReadObject, Replaced, SourceStatus
 from ebpflb.model.health import Checked
-from ebpflb.node.devices import DevicesChanged
+from ebpflb.node.device_watch import DevicesChanged
+from ebpflb.options import Options, Paths
 from ebpflb.plan.plan import Plan
 from ebpflb.plan.present import Present
 from ebpflb.plan.stale import Stale
 from ebpflb.serve import status
 from ebpflb.serve.health import Health
 from ebpflb.serve.metrics import Metrics
-from ebpflb.settings import Places, Settings
 from tests.plan.simulation import Maps, writes
 
 Json = dict[str, Any]
@@ -157,8 +157,8 @@ class Stage:
     """The agent in a thread, and all that a test says to it and sees of it."""
 
     def __init__(self, folder: Path) -> None:
-        places = Places(folder / "state", folder, folder)
-        self.settings = Settings(places, "node-1", folder / "cgroup", manifests=folder)
+        places = Paths(folder / "state", folder, folder)
+        self.settings = Options(places, "node-1", folder / "cgroup", manifests=folder)
         self.datapath = FakeDatapath()
         self.health = Health(timeout=60)
         self.metrics = Metrics()
@@ -177,17 +177,17 @@ class Stage:
     def say(self, *events: Event | DevicesChanged) -> None:
         """Returns when the agent has taken them in and done what it could at once."""
         self.said += 1
-        for event in (*events, Trouble("said", str(self.said))):
+        for event in (*events, SourceStatus("said", str(self.said))):
             self.agent.inbox.put(event)
         self.until(lambda words: words.troubles.get("said") == str(self.said))
 
-    def until(self, true: Callable[[status.Words], object]) -> status.Words:
+    def until(self, true: Callable[[status.AgentStatus], object]) -> status.AgentStatus:
         """The first words of the agent of which this is true."""
         wait_until("the agent says so", lambda: bool(true(self.words)))
         return self.words
 
     @property
-    def words(self) -> status.Words:
+    def words(self) -> status.AgentStatus:
         return status.read(self.settings.places) or status.introduce(node="", source="")
 
     def stop(self) -> None:
@@ -201,9 +201,9 @@ class Stage:
             self.error = error
 
 
-def found(kind: Kind, said: Json) -> tuple[Key, Found]:
+def found(kind: Kind, said: Json) -> tuple[Key, ReadObject]:
     converted = decoding.convert(kind, said)
-    return decoding.key_of(converted), Found(converted, "test.yaml")
+    return decoding.key_of(converted), ReadObject(converted, "test.yaml")
 
 
 def listed(kind: Kind, *said: Json) -> Replaced:

@@ -5,9 +5,9 @@ import errno
 
 import pytest
 
-from ebpflb.agent import corridor
+from ebpflb.agent import loop
 from ebpflb.errors import CompileError, EbpflbError, KernelError, VerifierError
-from ebpflb.model.events import Kind, Removed, Trouble
+from ebpflb.model.events import Kind, Removed, SourceStatus
 from ebpflb.plan.entries import Range
 from ebpflb.plan.present import Present
 from tests.agent.fakes import Stage, changed, found, listed, service, slices
@@ -101,10 +101,10 @@ def test_invalid_service(serving: Stage, caplog: pytest.LogCaptureFixture) -> No
 
 def test_trouble(serving: Stage) -> None:
     """A source that cannot be read is named with its reason until it is well again."""
-    serving.say(Trouble("the API", "connection refused"))
+    serving.say(SourceStatus("the API", "connection refused"))
     assert serving.words.troubles["the API"] == "connection refused"
     serving.say(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.0.4")))
-    serving.say(Trouble("the API", None))
+    serving.say(SourceStatus("the API", None))
     assert "the API" not in serving.words.troubles
 
 
@@ -112,7 +112,7 @@ def test_unplaced(
     stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A service that does not fit is named in log and status; later there is room, and it fits."""
-    monkeypatch.setattr(corridor, "RETRY_SECONDS", 60.0)
+    monkeypatch.setattr(loop, "WRITE_RETRY_SECONDS", 60.0)
     everywhere = Range(0, 1 << 30)
     stage.datapath.leftovers = Present(stray_blocks={everywhere})  # rests for a second
     stage.start()
@@ -121,7 +121,7 @@ def test_unplaced(
     assert "default/a" in name
     assert "slots" in reason
     assert any(name in record.getMessage() for record in caplog.records)
-    monkeypatch.setattr(corridor, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(loop, "WRITE_RETRY_SECONDS", 0.01)
     stage.say()
     stage.until(lambda words: not words.unplaced)
     assert len(stage.datapath.maps.services) == 2
@@ -129,13 +129,13 @@ def test_unplaced(
 
 def test_failed_write(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a failed write the agent reads what the maps hold, plans anew and tries again."""
-    monkeypatch.setattr(corridor, "RETRY_SECONDS", 60.0)
+    monkeypatch.setattr(loop, "WRITE_RETRY_SECONDS", 60.0)
     stage.datapath.failures = [FULL]
     stage.start()
     stage.say(*EVERYTHING)
     assert "map update" in (stage.words.failed or "")
     assert not stage.datapath.attached
-    monkeypatch.setattr(corridor, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(loop, "WRITE_RETRY_SECONDS", 0.01)
     stage.say()
     stage.until(lambda words: not words.failed)
     assert len(stage.datapath.maps.services) == 2

@@ -6,7 +6,7 @@ from ipaddress import ip_network
 
 import pytest
 
-from ebpflb.agent import corridor
+from ebpflb.agent import loop
 from ebpflb.errors import KernelError
 from ebpflb.lab import objects
 from ebpflb.model.addresses import Family
@@ -29,7 +29,7 @@ def serving(stage: Stage) -> Stage:
 
 def test_events_after_a_failed_write(serving: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many come, the maps are not read and written again before it is time to."""
-    monkeypatch.setattr(corridor, "RETRY_SECONDS", 60.0)
+    monkeypatch.setattr(loop, "WRITE_RETRY_SECONDS", 60.0)
     serving.datapath.failures = [FULL]
     serving.say(changed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.7")))
     plans = len(serving.datapath.plans)
@@ -92,7 +92,7 @@ def test_device_fails(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
 
 def test_what_lacks_is_no_sync(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that cannot be served is tried again and again: nothing is heard of, none counts."""
-    monkeypatch.setattr(corridor, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(loop, "WRITE_RETRY_SECONDS", 0.01)
     stage.datapath.unattached = [{"eth0": "no room"}] * 5
     stage.start()
     stage.say(*EVERYTHING)

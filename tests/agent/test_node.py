@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ebpflb.agent import machine
+from ebpflb.agent import node_sync
 from ebpflb.configuration.fields import KubeProxyConfiguration
 from ebpflb.errors import CompileError, KernelError
 from ebpflb.lab import objects
@@ -17,10 +17,10 @@ from ebpflb.model.devices import Device
 from ebpflb.model.events import Kind
 from ebpflb.model.locality import Detector, Mode
 from ebpflb.node import ports
-from ebpflb.node.devices import DevicesChanged
+from ebpflb.node.device_watch import DevicesChanged
+from ebpflb.options import Options
 from ebpflb.plan import entries
 from ebpflb.plan.spans import prefix_of
-from ebpflb.settings import Settings
 from tests.agent.fakes import Stage, changed, listed, service, slices
 
 V4, POD = ip_address("192.0.2.1"), ip_address("192.0.2.2")
@@ -198,17 +198,17 @@ def test_reserved_ports(stage: Stage) -> None:
 
 def test_default_ports() -> None:
     """The default range leaves the usual NodePorts alone."""
-    default = Settings.__dataclass_fields__["masquerade_ports"].default
+    default = Options.__dataclass_fields__["masquerade_ports"].default
     assert default == (10000, 29999)
 
 
 @pytest.fixture
 def one_family(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel without IPv6."""
-    monkeypatch.setattr(machine, "supported", lambda: frozenset({Family.IPV4}))
+    monkeypatch.setattr(node_sync, "supported", lambda: frozenset({Family.IPV4}))
 
 
-def configured(stage: Stage, **fields: Any) -> Settings:
+def configured(stage: Stage, **fields: Any) -> Options:
     return replace(stage.settings, configuration=KubeProxyConfiguration(**fields))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ebpflb.agent import corridor
+from ebpflb.agent import loop
 from ebpflb.lab import objects
 from ebpflb.model.addresses import Family
 from ebpflb.model.events import Key, Kind, Removed
@@ -123,7 +123,7 @@ def test_pending_changes(serving: Stage, monkeypatch: pytest.MonkeyPatch) -> Non
     labelled["metadata"]["labels"] = {"a": "b"}
     serving.say(changed(Kind.SERVICE, labelled), SERVICES, SLICES)
     assert [value(serving, name) for name in names] == [0, 0]
-    monkeypatch.setattr(corridor, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(loop, "WRITE_RETRY_SECONDS", 0.01)
     serving.datapath.failures = [FULL] * 10000
     for ip in ("10.1.0.8", "10.1.0.9"):
         serving.say(changed(Kind.ENDPOINT_SLICE, slices("a", ip)))
@@ -173,12 +173,12 @@ def test_healthy_while_it_keeps_up(stage: Stage) -> None:
 
 def test_unhealthy_while_it_fails(serving: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """A change that cannot be written makes the agent unhealthy, until it is."""
-    monkeypatch.setattr(corridor, "RETRY_SECONDS", 60.0)
+    monkeypatch.setattr(loop, "WRITE_RETRY_SECONDS", 60.0)
     serving.health._timeout = 0
     serving.datapath.failures = [FULL]
     serving.say(changed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.9")))
     assert not serving.health.healthy
-    monkeypatch.setattr(corridor, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(loop, "WRITE_RETRY_SECONDS", 0.01)
     serving.say()
     serving.until(lambda words: not words.failed)
     assert serving.health.healthy

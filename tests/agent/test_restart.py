@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from pyroute2 import netns
 
-from ebpflb.datapath import kernel, links, tcx
+from ebpflb.datapath import kernel
+from ebpflb.datapath.attach import cgroup_links, tcx
 from ebpflb.datapath.datapath import Datapath
-from ebpflb.datapath.state import State
+from ebpflb.datapath.maps.pins import StateDir
 from ebpflb.lab import objects
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.objects import Object
@@ -42,7 +43,7 @@ def crowd(generation: int) -> list[Object]:
 
 
 def held(cluster: Cluster) -> Present:
-    datapath = Datapath(State(cluster.agent.places.state))
+    datapath = Datapath(StateDir(cluster.agent.places.state))
     try:
         return datapath.present()
     finally:
@@ -119,7 +120,7 @@ def test_no_compiler(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.Monke
     (broken / "__init__.py").write_text("raise ImportError('LLVM is not there')")
     (broken / "version.py").write_text("__version__ = '99'")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    before = links.attached(State(cluster.agent.places.state))
+    before = cgroup_links.attached(StateDir(cluster.agent.places.state))
     cluster.agent.stop()
     cluster.agent.start()
     cluster.publish(web(at(cluster.web[1])))
@@ -127,7 +128,7 @@ def test_no_compiler(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.Monke
     assert words
     assert words.programs.startswith("old ones: hooks/socket.c does not compile")
     assert "LLVM is not there" in cluster.agent.words()
-    assert links.attached(State(cluster.agent.places.state)) == before
+    assert cgroup_links.attached(StateDir(cluster.agent.places.state)) == before
     assert asking.names(cluster.sockets(cluster.client), VIP).keys() == {"web-2"}
 
 
@@ -149,7 +150,7 @@ def test_devices_stay(cluster: Cluster) -> None:
     if not tcx.works():
         pytest.skip("this kernel has no tcx")
     before = at_devices(cluster)
-    assert all(len(links) == 1 for links in before.values())
+    assert all(len(cgroup_links) == 1 for cgroup_links in before.values())
     cluster.agent.stop(signal.SIGKILL)
     cluster.node.ip("link add between type bridge")
     assert at_devices(cluster) == before | {"between": []}

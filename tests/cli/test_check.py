@@ -10,8 +10,9 @@ from types import ModuleType
 import pytest
 import yaml
 
-from ebpflb.datapath import devices, links, probe, tcx
-from ebpflb.datapath.state import BPFFS
+from ebpflb.datapath import probe
+from ebpflb.datapath.attach import cgroup_links, device_programs, netns_cookie, tcx
+from ebpflb.datapath.maps.pins import BPFFS
 from ebpflb.node import capabilities
 from tests.cli.conftest import Ebpflb
 
@@ -54,9 +55,9 @@ def test_yes(ebpflb: Ebpflb) -> None:
 
 def test_leaves_nothing(ebpflb: Ebpflb) -> None:
     """It attaches nothing and makes nothing."""
-    before = links.foreign(links.cgroup_root(), ())
+    before = cgroup_links.foreign(cgroup_links.cgroup_root(), ())
     ebpflb("check", "--state-dir", STATE)
-    assert links.foreign(links.cgroup_root(), ()) == before
+    assert cgroup_links.foreign(cgroup_links.cgroup_root(), ()) == before
     assert not STATE.exists()
 
 
@@ -101,7 +102,7 @@ LACKS = [
     (probe, "batches", {"LPM_TRIE": False}, "batches: LPM_TRIE", "one entry at a time"),
     (probe, "set_retval", False, "errno from hooks", "no bind guard"),
     (probe, "coarse_clock", False, "clock of the last tick", "the exact clock"),
-    (probe, "netns_cookie", None, "netns cookie of the agent", "a program tells it"),
+    (netns_cookie, "by_socket", None, "netns cookie of the agent", "a program tells it"),
     (probe, "ends_sockets", False, "connected UDP sockets move", "re-bound where this node routes"),
     (
         capabilities,
@@ -110,7 +111,7 @@ LACKS = [
         "pods' connected UDP sockets are seen",
         "has gone",
     ),
-    (devices, "ahead", {"eth0": ["bpf mine"]}, "other agents ahead", "may keep them"),
+    (device_programs, "ahead", {"eth0": ["bpf mine"]}, "other agents ahead", "may keep them"),
 ]
 
 

@@ -11,10 +11,10 @@ import pytest
 
 from ebpflb.cli.cleanup import everything as clean_everything
 from ebpflb.lab.agents import wait_until
-from ebpflb.model.kube_proxy import Sighting
+from ebpflb.model.kube_proxy import Detection
 from ebpflb.node import ipvs, kube_proxy, nft, tracked
+from ebpflb.options import Paths
 from ebpflb.serve import status
-from ebpflb.settings import Places
 from tests.cli.conftest import Done, Ebpflb
 from tests.node import answering, nodes, rules
 from tests.node.nodes import TOOLS, everything, load, load_nft, make_sets, run
@@ -163,8 +163,8 @@ def test_own(ebpflb: Ebpflb, nowhere: list[str]) -> None:
 def test_everything(tmp_path: Path) -> None:
     """As kube-proxy's --cleanup: both go."""
     left_by_iptables()
-    clean_everything(Places(Path("/sys/fs/bpf/ebpflb-never"), tmp_path / "run"))
-    assert kube_proxy.look() == Sighting()
+    clean_everything(Paths(Path("/sys/fs/bpf/ebpflb-never"), tmp_path / "run"))
+    assert kube_proxy.look() == Detection()
 
 
 def test_nat_is_held(ebpflb: Ebpflb, nowhere: list[str], loopback: None) -> None:
@@ -217,7 +217,7 @@ def test_status_asks_the_agent(
     ebpflb: Ebpflb, nowhere: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Where rules alone are seen, the agent's word counts that they have come back."""
-    places = Places(Path("/sys/fs/bpf/ebpflb-never"), tmp_path / "never")
+    places = Paths(Path("/sys/fs/bpf/ebpflb-never"), tmp_path / "never")
     words = status.introduce(node="n", source="s")
     words.kube_proxy = "runs here too (its rules have come back)"
     with status.lock(places):

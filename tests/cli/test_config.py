@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from ebpflb.configuration import fields
-from ebpflb.datapath.state import BPFFS
+from ebpflb.datapath.maps.pins import BPFFS
 from ebpflb.model.locality import Detector
-from ebpflb.settings import Settings
+from ebpflb.options import Options
 from tests.cli.conftest import Ebpflb
 from tests.configuration.files import KUBEADM, write
 
 STATE = BPFFS / "ebpflb-never"
-Run = Callable[..., Settings]
+Run = Callable[..., Options]
 
 
 @pytest.fixture(autouse=True)
@@ -43,11 +43,11 @@ def options(tmp_path: Path) -> list[object]:
 @pytest.fixture
 def run(ebpflb: Ebpflb, options: list[object], monkeypatch: pytest.MonkeyPatch) -> Run:
     """What the agent would get, of a run that ends where it would serve."""
-    seen: list[Settings] = []
+    seen: list[Options] = []
     module = sys.modules["ebpflb.cli.run"]
     monkeypatch.setattr(module, "_serve", lambda settings, *_: seen.append(settings))
 
-    def call(*words: object) -> Settings:
+    def call(*words: object) -> Options:
         done = ebpflb("run", *options, *words)
         assert seen, done.err
         return seen.pop()

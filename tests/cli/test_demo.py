@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.datapath.links import cgroup_root
-from ebpflb.datapath.state import BPFFS
+from ebpflb.datapath.attach.cgroup_links import cgroup_root
+from ebpflb.datapath.maps.pins import BPFFS
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import NETNS
 

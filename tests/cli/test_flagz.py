@@ -9,7 +9,7 @@ import pytest
 
 from ebpflb.cli.run import run as command
 from ebpflb.configuration.table import ROWS
-from ebpflb.datapath.state import BPFFS
+from ebpflb.datapath.maps.pins import BPFFS
 from ebpflb.serve.http import Request
 from tests.cli.conftest import Ebpflb
 from tests.configuration.files import write

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
-from ebpflb.datapath.maps import Map
-from ebpflb.datapath.state import BPFFS, State
+from ebpflb.datapath.attach.removal import unpin_all
+from ebpflb.datapath.maps.bpf_map import Map
+from ebpflb.datapath.maps.pins import BPFFS, StateDir
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
@@ -27,7 +28,7 @@ CLIENT = "198.51.100.7"
 @pytest.fixture
 def maps() -> Iterator[dict[str, Map]]:
     """Pinned maps with a service and its flows; no agent."""
-    made = State(BPFFS / f"ebpflb-test-{os.getpid()}-flows")
+    made = StateDir(BPFFS / f"ebpflb-test-{os.getpid()}-flows")
     made.prepare()
     opened = made.open_maps()
     now = time.monotonic_ns()
@@ -41,7 +42,7 @@ def maps() -> Iterator[dict[str, Map]]:
     yield opened
     for each in opened.values():
         each.close()
-    made.remove()
+    unpin_all(made)
 
 
 @pytest.fixture

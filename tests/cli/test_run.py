@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.datapath import links
-from ebpflb.datapath.state import BPFFS
+from ebpflb.datapath.attach import cgroup_links
+from ebpflb.datapath.maps.pins import BPFFS
 from ebpflb.model.locality import Detector, Mode
-from ebpflb.settings import Settings
+from ebpflb.options import Options
 from tests.cli.conftest import Done, Ebpflb
 
 STATE = BPFFS / "ebpflb-never"
@@ -27,9 +27,9 @@ def run(ebpflb: Ebpflb) -> Ebpflb:
     """`ebpflb run`, which must attach nothing and make no state."""
 
     def refused(*words: object) -> Done:
-        before = links.foreign(links.cgroup_root(), ())
+        before = cgroup_links.foreign(cgroup_links.cgroup_root(), ())
         done = ebpflb("run", *words)
-        assert links.foreign(links.cgroup_root(), ()) == before
+        assert cgroup_links.foreign(cgroup_links.cgroup_root(), ()) == before
         assert not STATE.exists()
         return done
 
@@ -147,13 +147,13 @@ def test_mode_lacks(run: Ebpflb, options: list[object], mode: str, option: str) 
 
 
 @pytest.fixture
-def chosen(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Settings]:
+def chosen(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Options]:
     """What `ebpflb run` makes of its options."""
-    seen: list[Settings] = []
+    seen: list[Options] = []
     module = sys.modules["ebpflb.cli.run"]
     monkeypatch.setattr(module, "_serve", lambda settings, *_: seen.append(settings))
 
-    def run(*words: object) -> Settings:
+    def run(*words: object) -> Options:
         done = ebpflb("run", *words)
         assert seen, done.err
         return seen.pop()
@@ -161,7 +161,7 @@ def chosen(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Set
     return run
 
 
-def test_all_that_is_chosen(chosen: Callable[..., Settings], options: list[object]) -> None:
+def test_all_that_is_chosen(chosen: Callable[..., Options], options: list[object]) -> None:
     """Every option reaches the agent, as what it means."""
     settings = chosen(
         *(*options, "--devices", "eth*", "--devices", "!eth9", "--masquerade-all"),
@@ -179,10 +179,10 @@ def test_all_that_is_chosen(chosen: Callable[..., Settings], options: list[objec
     }
 
 
-def test_nothing_chosen(chosen: Callable[..., Settings], options: list[object]) -> None:
+def test_nothing_chosen(chosen: Callable[..., Options], options: list[object]) -> None:
     """Without options the agent gets its own defaults."""
     settings = chosen(*options)
-    assert settings == Settings(
+    assert settings == Options(
         settings.places,
         settings.node_name,
         settings.cgroup,

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from ebpflb.configuration import reading
-from ebpflb.datapath.state import BPFFS
+from ebpflb.datapath.maps.pins import BPFFS
 from ebpflb.node import conntrack
-from ebpflb.settings import Conntrack
+from ebpflb.options import ConntrackOptions
 from tests.cli.conftest import Ebpflb
 from tests.configuration.files import write
 
@@ -48,7 +48,7 @@ def test_init_only(ebpflb: Ebpflb, file: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(conntrack, "set_up", seen.append)
     write(file, conntrack={"maxPerCore": 0, "tcpCloseWaitTimeout": "5s"})
     assert ebpflb("run", "--init-only", "--config", file).status == 0
-    assert seen == [Conntrack(max_per_core=0, close_wait=5)]
+    assert seen == [ConntrackOptions(max_per_core=0, close_wait=5)]
 
 
 def test_cleanup(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -13,11 +13,12 @@ from contextlib import contextmanager
 import pytest
 from pyroute2 import netns
 
-from ebpflb.datapath import kernel, links, tcx
-from ebpflb.datapath.state import State
+from ebpflb.datapath import kernel
+from ebpflb.datapath.attach import cgroup_links, tcx
+from ebpflb.datapath.maps.pins import StateDir
 from ebpflb.errors import NodeError
 from ebpflb.lab.agents import wait_until
-from ebpflb.model.kube_proxy import Sighting
+from ebpflb.model.kube_proxy import Detection
 from ebpflb.node import kube_proxy, ports
 from ebpflb.serve import status
 from tests.cli.conftest import Ebpflb
@@ -36,7 +37,7 @@ def well(cluster: Cluster) -> None:
     wait_until("its state is told", lambda: words(cluster).service_ports == PROGRAMMED)
 
 
-def words(cluster: Cluster) -> status.Words:
+def words(cluster: Cluster) -> status.AgentStatus:
     found = status.read(cluster.agent.places)
     assert found
     return found
@@ -65,7 +66,7 @@ def test_kube_proxy_is_not_to_be_seen(
 ) -> None:
     """Whoever may not look whether kube-proxy is there is told so, and all the rest."""
 
-    def refuse() -> Sighting:
+    def refuse() -> Detection:
         raise NodeError("/proc/net/ip_tables_names: Permission denied")
 
     monkeypatch.setattr(kube_proxy, "look", refuse)
@@ -155,12 +156,12 @@ def test_refused_object(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> N
 
 def test_cleanup_beside_an_agent(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
     """Cleaning up under a running agent is refused in one line, and nothing is touched."""
-    before = links.attached(State(cluster.agent.places.state))
+    before = cgroup_links.attached(StateDir(cluster.agent.places.state))
     done = ebpflb("cleanup", *where)
     assert (done.status, done.out) == (1, "")
     assert done.err.count("\n") == 1
     assert f"an agent (pid {cluster.agent.process.pid}) still serves" in done.err
-    assert links.attached(State(cluster.agent.places.state)) == before
+    assert cgroup_links.attached(StateDir(cluster.agent.places.state)) == before
 
 
 def test_cleanup_of_nothing(ebpflb: Ebpflb, nowhere: list[str]) -> None:

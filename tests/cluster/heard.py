@@ -7,7 +7,7 @@ from typing import Any
 
 from ebpflb.cluster.pacing import Pace
 from ebpflb.cluster.source import Source
-from ebpflb.model.events import Event, Kind, Trouble
+from ebpflb.model.events import Event, Kind, SourceStatus
 from tests.cluster.fake_api import PATIENCE
 
 NODE = "node-1"
@@ -30,11 +30,11 @@ class Heard:
 
     def of(self, kind: Kind) -> Any:
         """The next event of this kind, waiting for it if need be."""
-        return self._next(lambda event: not isinstance(event, Trouble) and event.kind is kind)
+        return self._next(lambda event: not isinstance(event, SourceStatus) and event.kind is kind)
 
-    def trouble(self) -> Trouble:
-        event = self._next(lambda event: isinstance(event, Trouble))
-        assert isinstance(event, Trouble)
+    def trouble(self) -> SourceStatus:
+        event = self._next(lambda event: isinstance(event, SourceStatus))
+        assert isinstance(event, SourceStatus)
         return event
 
     def reason(self) -> str:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from ebpflb.model.events import Changed, Key, Kind, Replaced, Trouble
+from ebpflb.model.events import Changed, Key, Kind, Replaced, SourceStatus
 from tests.cluster.fake_api import FakeApi
 from tests.cluster.heard import Heard, Quick, Start
 from tests.cluster.objects import service, service_cidr
@@ -54,7 +54,7 @@ def test_what_was_there_stays_when_the_resource_goes(
         api.fail("ServiceCIDR", 404, NOT_FOUND, times=3)
         api.drop()
     assert set(heard.of(Kind.SERVICE_CIDR).objects) == {Key("", "kubernetes")}
-    events = [event for event in heard.everything() if not isinstance(event, Trouble)]
+    events = [event for event in heard.everything() if not isinstance(event, SourceStatus)]
     assert Kind.SERVICE_CIDR not in {event.kind for event in events}
 
 

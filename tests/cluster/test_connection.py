@@ -13,7 +13,7 @@ import pytest
 from ebpflb.cluster.api import Server
 from ebpflb.cluster.watching import ApiSource
 from ebpflb.errors import ClusterError
-from ebpflb.model.events import Changed, Kind, Trouble
+from ebpflb.model.events import Changed, Kind, SourceStatus
 from tests.cluster.fake_api import FakeApi
 from tests.cluster.heard import QUICK, Begin, Heard, Quick, Start
 from tests.cluster.objects import service
@@ -62,7 +62,7 @@ def test_a_renewed_token_file_is_read_again(
         api.wait_for_watch(kind, 2)
     api.put(service("late"))
     assert isinstance(heard.of(Kind.SERVICE), Changed)
-    reasons = [str(it.reason) for it in heard.everything() if isinstance(it, Trouble)]
+    reasons = [str(it.reason) for it in heard.everything() if isinstance(it, SourceStatus)]
     assert not [reason for reason in reasons if "401" in reason]
 
 

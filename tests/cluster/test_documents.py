@@ -10,7 +10,7 @@ import yaml
 
 from ebpflb.cluster.folder import Folder
 from ebpflb.errors import ClusterError, InvalidObject
-from ebpflb.model.events import Changed, Event, Key, Kind, Removed, Replaced, Trouble
+from ebpflb.model.events import Changed, Event, Key, Kind, Removed, Replaced, SourceStatus
 from tests.cluster.fake_history import Json
 from tests.cluster.objects import endpoint_slice, node, service
 
@@ -21,7 +21,7 @@ class Manifests:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.folder = Folder(path, "node-1")
-        self.told: list[Trouble] = []
+        self.told: list[SourceStatus] = []
 
     def write(self, *documents: Json | str, name: str = "a.yaml") -> None:
         """Text as it is, anything else as YAML."""
@@ -31,7 +31,7 @@ class Manifests:
     def first(self) -> dict[Kind, Replaced]:
         """Replaced by kind, at the first look."""
         events = self.folder.look()
-        self.told = [it for it in events if isinstance(it, Trouble)]
+        self.told = [it for it in events if isinstance(it, SourceStatus)]
         return {event.kind: event for event in events if isinstance(event, Replaced)}
 
     def only_service(self) -> Any:
@@ -44,8 +44,8 @@ class Manifests:
     def news(self) -> list[str]:
         """What a changed file brings, as short words."""
         events = self.folder.read({"a.yaml"})
-        self.told = [it for it in events if isinstance(it, Trouble)]
-        return [_short(event) for event in events if not isinstance(event, Trouble)]
+        self.told = [it for it in events if isinstance(it, SourceStatus)]
+        return [_short(event) for event in events if not isinstance(event, SourceStatus)]
 
     def trouble(self, name: str = "a.yaml") -> str | None:
         """What is wrong with the only file that was told of just now."""

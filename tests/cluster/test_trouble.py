@@ -7,7 +7,7 @@ import pytest
 
 from ebpflb.cluster.running import Runner
 from ebpflb.errors import ClusterError
-from ebpflb.model.events import Changed, Kind, Replaced, Trouble
+from ebpflb.model.events import Changed, Kind, Replaced, SourceStatus
 from tests.cluster.fake_api import FakeApi
 from tests.cluster.heard import Heard, Quick, Start
 from tests.cluster.objects import service
@@ -23,8 +23,8 @@ def test_errors_of_the_server_are_trouble_until_they_are_over(
     """Many 500s are one Trouble, and the list that works at last is preceded by its end."""
     api.fail("Service", 500, b'{"code": 500, "message": "etcd is away"}', times=5)
     watch()
-    assert heard.trouble() == Trouble(services(api), "500 etcd is away")
-    assert heard.trouble() == Trouble(services(api), None)
+    assert heard.trouble() == SourceStatus(services(api), "500 etcd is away")
+    assert heard.trouble() == SourceStatus(services(api), None)
     assert isinstance(heard.of(Kind.SERVICE), Replaced)
     assert api.lists("Service") == 6
 
@@ -33,7 +33,7 @@ def test_the_kinds_have_troubles_of_their_own(api: FakeApi, heard: Heard, watch:
     """Services in trouble do not hold up slices, and are not made well by them."""
     api.fail("Service", 403, b'{"message": "services is forbidden"}', times=1000)
     watch()
-    assert heard.trouble() == Trouble(services(api), "403 services is forbidden")
+    assert heard.trouble() == SourceStatus(services(api), "403 services is forbidden")
     heard.of(Kind.ENDPOINT_SLICE)
     heard.of(Kind.NODE)
     heard.of(Kind.SERVICE_CIDR)
@@ -68,7 +68,7 @@ def test_an_error_event_other_than_410_is_trouble(api: FakeApi, heard: Heard, wa
     heard.of(Kind.SERVICE)
     api.wait_for_watch("Service")
     api.say("Service", b'{"type": "ERROR", "object": {"code": 500, "message": "broken pipe"}}')
-    assert heard.trouble() == Trouble(services(api), "500 broken pipe")
+    assert heard.trouble() == SourceStatus(services(api), "500 broken pipe")
     assert heard.trouble().reason is None
 
 
@@ -148,7 +148,7 @@ def test_pauses_grow_with_failures_and_begin_again_after_success(
     pauses = [runner.attempt(turn) for turn in (fail, fail, fail, fail, fail, advance_then_fail)]
     assert pauses == pytest.approx([0.01, 0.02, 0.04, 0.05, 0.05, 0.01], rel=0.01)
     assert runner.attempt(lambda: None) == 0
-    assert heard.everything() == [Trouble("it", "away")]
+    assert heard.everything() == [SourceStatus("it", "away")]
 
 
 def test_our_own_mistakes_are_trouble_and_not_the_end(

@@ -10,20 +10,20 @@ import pytest
 from ebpflb.configuration import reading
 from ebpflb.configuration.translation import translate
 from ebpflb.model.locality import Detector, Mode
-from ebpflb.settings import Conntrack, Settings
+from ebpflb.options import ConntrackOptions, Options
 from tests.configuration.files import HEAD
 
 
-def made(**values: Any) -> Settings:
+def made(**values: Any) -> Options:
     found = reading.interpret(HEAD | values)
     assert not found.wrong
-    return Settings(None, "node-1", Path(), **translate(found.configuration))  # type: ignore[arg-type]
+    return Options(None, "node-1", Path(), **translate(found.configuration))  # type: ignore[arg-type]
 
 
 def test_nothing_said() -> None:
     """A configuration that says nothing is what the agent does without one."""
     settings = made()
-    assert settings == Settings(
+    assert settings == Options(
         None,  # type: ignore[arg-type]
         "node-1",
         Path(),
@@ -114,7 +114,7 @@ def test_conntrack() -> None:
             "udpStreamTimeout": "1m",
         }
     )
-    assert settings.conntrack == Conntrack(0, 7, 7200, 0, True, 1, 60)
+    assert settings.conntrack == ConntrackOptions(0, 7, 7200, 0, True, 1, 60)
 
 
 def test_listening() -> None:

@@ -10,12 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.datapath import compiler, datapath, layout, links, maps, probe, programs, state, tcx
-from ebpflb.datapath.compiler import Compiled
-from ebpflb.datapath.devices import Attachments
-from ebpflb.datapath.maps import Map
-from ebpflb.datapath.programs import Program
-from ebpflb.datapath.state import BPFFS, State
+from ebpflb.datapath import datapath, probe
+from ebpflb.datapath.attach import cgroup_links, tcx
+from ebpflb.datapath.attach.device_programs import Attachments
+from ebpflb.datapath.attach.removal import unpin_all
+from ebpflb.datapath.maps import bpf_map, layout, pins
+from ebpflb.datapath.maps.bpf_map import Map
+from ebpflb.datapath.maps.pins import BPFFS, StateDir
+from ebpflb.datapath.programs import compiler, loader
+from ebpflb.datapath.programs.compiler import Compiled
+from ebpflb.datapath.programs.loader import Program
 from tests.datapath import sockets_world
 from tests.datapath.devices import Agent, At, Namespace, close, entered, has_tcx, pair, program
 from tests.datapath.sockets_world import World
@@ -38,9 +42,9 @@ def directory() -> Iterator[Path]:
 
 
 @pytest.fixture
-def home(directory: Path) -> State:
+def home(directory: Path) -> StateDir:
     """A prepared state directory."""
-    made = State(directory)
+    made = StateDir(directory)
     made.prepare()
     return made
 
@@ -52,7 +56,7 @@ def cgroups() -> Iterator[Iterator[Path]]:
 
     def make() -> Iterator[Path]:
         while True:
-            made.append(links.cgroup_root() / _name())
+            made.append(cgroup_links.cgroup_root() / _name())
             made[-1].mkdir()
             yield made[-1]
 
@@ -92,16 +96,16 @@ def all_maps() -> Iterator[dict[str, Map]]:
     with ExitStack() as opened:
         made: dict[str, Map] = {}
         for name, spec in layout.MAPS.items():
-            made[name] = maps.open_map(spec, state.make_map(spec))
+            made[name] = bpf_map.open_map(spec, pins.make_map(spec))
             opened.callback(made[name].close)
         yield made
 
 
 @pytest.fixture
 def loaded(one_variant: Compiled, all_maps: dict[str, Map]) -> Iterator[list[Program]]:
-    found = programs.load(one_variant, all_maps)
+    found = loader.load(one_variant, all_maps)
     yield found
-    programs.close(found)
+    loader.close(found)
 
 
 @pytest.fixture
@@ -113,7 +117,7 @@ def ns() -> Iterator[Namespace]:
 @pytest.fixture
 def world(ns: Namespace, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """The cure takes its second look at once."""
-    monkeypatch.setattr("ebpflb.datapath.stale.MOMENT", 0.05)
+    monkeypatch.setattr("ebpflb.stale_udp.worker.MOMENT", 0.05)
     with sockets_world.made(ns) as world:
         yield world
 
@@ -147,14 +151,14 @@ def newer() -> Iterator[list[Program]]:
 
 
 @pytest.fixture
-def agent(home: State, packets: list[Program], ns: Namespace, by: str) -> Iterator[Agent]:
+def agent(home: StateDir, packets: list[Program], ns: Namespace, by: str) -> Iterator[Agent]:
     """A new agent at work; its programs go with the test."""
 
     def start(programs: list[Program] = packets) -> Attachments:
         return Attachments(home, lambda link_header: programs)
 
     yield start
-    home.remove()
+    unpin_all(home)
 
 
 @pytest.fixture

@@ -10,13 +10,14 @@ from contextlib import contextmanager
 
 from pyroute2 import netns
 
-from ebpflb.datapath import kernel, tcx
-from ebpflb.datapath.devices import Attachments
-from ebpflb.datapath.programs import SCHED_CLS, Program
-from ebpflb.datapath.state import State
+from ebpflb.datapath import kernel
+from ebpflb.datapath.attach import tcx
+from ebpflb.datapath.attach.device_programs import Attachments
+from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.programs.loader import SCHED_CLS, Program
 from ebpflb.errors import KernelError
 from ebpflb.model.devices import Devices, served
-from ebpflb.node import devices
+from ebpflb.node import device_watch
 
 GO_ON, DROP = -1, 2  # TC_ACT_UNSPEC, TC_ACT_SHOT
 ENDS = ("ingress", "egress")
@@ -41,10 +42,10 @@ class Namespace:
         return done.stdout
 
     def served(self, *patterns: str) -> Devices:
-        return served(devices.current().devices, patterns)
+        return served(device_watch.current().devices, patterns)
 
     def index(self, name: str) -> int:
-        return next(d.index for d in devices.current().devices if d.name == name)
+        return next(d.index for d in device_watch.current().devices if d.name == name)
 
     def tcx(self, name: str) -> dict[str, list[int]] | None:
         """End -> ids of the programs there by tcx, in their order; None where there is no tcx."""
@@ -128,5 +129,5 @@ def with_clsact(
         os.unlink(path)
 
 
-def home_of(made: Attachments) -> State:
-    return State(made.way.folder.parent)  # type: ignore[attr-defined]
+def home_of(made: Attachments) -> StateDir:
+    return StateDir(made.way.folder.parent)  # type: ignore[attr-defined]

@@ -9,13 +9,13 @@ from contextlib import ExitStack, contextmanager
 from ipaddress import ip_address
 
 from ebpflb.datapath import kernel
-from ebpflb.datapath.maps import Counters, Map
-from ebpflb.datapath.records import Origin, Peer
-from ebpflb.datapath.sock_diag import SockDiag
-from ebpflb.datapath.stale import Cure, Look, Turn
+from ebpflb.datapath.maps.bpf_map import Counters, Map
+from ebpflb.datapath.maps.records import Origin, Peer
 from ebpflb.model.addresses import Family
+from ebpflb.node.sock_diag import SockDiag
 from ebpflb.plan.entries import NOWHERE, Backend, Frontend, Range, Service
 from ebpflb.plan.stale import Stale
+from ebpflb.stale_udp.worker import Cure, Look, Turn
 from tests.datapath.devices import Namespace
 from tests.datapath.small import small_maps
 from tests.datapath.variants import eventually

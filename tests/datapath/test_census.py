@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from ebpflb.datapath import census, layout
-from ebpflb.datapath.census import COUNTED, Census
-from ebpflb.datapath.maps import Map
-from ebpflb.datapath.records import Affinity, Client
-from ebpflb.datapath.sweep import PROTOCOLS
+from ebpflb.datapath.maps import layout, occupancy
+from ebpflb.datapath.maps.bpf_map import Map
+from ebpflb.datapath.maps.occupancy import COUNTED, Occupancy
+from ebpflb.datapath.maps.records import Affinity, Client
+from ebpflb.datapath.maps.sweep import PROTOCOLS
 from ebpflb.errors import KernelError
 from ebpflb.model.services import Protocol
 from tests.datapath.small import small_maps
@@ -32,11 +32,11 @@ def world() -> Iterator[dict[str, Map]]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Sets the monotonic clock."""
     now = [0.0]
-    monkeypatch.setattr("ebpflb.datapath.census.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("ebpflb.datapath.maps.occupancy.time.monotonic", lambda: now[0])
     return lambda time: now.__setitem__(0, time)
 
 
-def counted(counter: Census) -> census.Counts:
+def counted(counter: Occupancy) -> occupancy.Counts:
     counter.ask()
     counter.wait()
     return counter.ask()
@@ -53,7 +53,7 @@ def test_entries(world: dict[str, Map], clock: Any) -> None:
     """Entries are counted map by map, more than one slice of them."""
     clients = [Client(0, ip_address("10.0.0.0") + number, 1) for number in range(1500)]
     world["affinity"].write([(client, Affinity(1, 1)) for client in clients])
-    assert counted(Census(world)).entries == dict.fromkeys(COUNTED, 0) | {"affinity": 1500}
+    assert counted(Occupancy(world)).entries == dict.fromkeys(COUNTED, 0) | {"affinity": 1500}
 
 
 def test_flows(world: dict[str, Map], clock: Any) -> None:
@@ -66,41 +66,41 @@ def test_flows(world: dict[str, Map], clock: Any) -> None:
     for table, protocols in PROTOCOLS.items():
         for flow in (flow for protocol in protocols for flow in made[protocol]):
             world[table].write(list(flow.plain().items()))
-    assert counted(Census(world)).flows == {p: len(flows) for p, flows in made.items()}
+    assert counted(Occupancy(world)).flows == {p: len(flows) for p, flows in made.items()}
 
 
 def test_once_a_minute_and_only_if_asked(world: dict[str, Map], clock: Any) -> None:
     """Nothing is known at first; what was found is told again until it is a minute old."""
-    counter = Census(world)
-    assert counter.ask() == census.UNCOUNTED
+    counter = Occupancy(world)
+    assert counter.ask() == occupancy.UNCOUNTED
     counter.wait()
     first = counter.ask()
     assert first.entries
     world["affinity"].write([(Client(0, ip_address("10.0.0.1"), 1), Affinity(1, 1))])
-    clock(census.INTERVAL - 1)
+    clock(occupancy.INTERVAL - 1)
     assert counted(counter) == first
-    clock(census.INTERVAL)
+    clock(occupancy.INTERVAL)
     assert counted(counter).entries["affinity"] == 1
 
 
 def test_stopped(world: dict[str, Map], clock: Any) -> None:
     """After the stop no map is touched, whoever asks."""
-    counter = Census(world)
+    counter = Occupancy(world)
     counter.stop()
-    assert counted(counter) == census.UNCOUNTED
+    assert counted(counter) == occupancy.UNCOUNTED
 
 
 def test_what_cannot_be_read_is_logged(
     world: dict[str, Map], clock: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     """A count that fails is said and costs the last good one nothing."""
-    counter = Census(world)
+    counter = Occupancy(world)
     before = counted(counter)
 
     def refuse(*_: object) -> None:
         raise KernelError("map batch look-up", 1, "not permitted")
 
     monkeypatch.setattr(Map, "slices", refuse)
-    clock(census.INTERVAL)
+    clock(occupancy.INTERVAL)
     assert counted(counter) == before
     assert "counting the maps failed" in caplog.text

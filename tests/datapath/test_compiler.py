@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.datapath import compiler, layout
-from ebpflb.datapath.compiler import Compiled, compile_source
-from ebpflb.datapath.programs import SECTIONS
+from ebpflb.datapath.maps import layout
+from ebpflb.datapath.programs import compiler
+from ebpflb.datapath.programs.compiler import Compiled, compile_source
+from ebpflb.datapath.programs.loader import SECTIONS
 from ebpflb.errors import CompileError
 from tests.datapath.variants import SOURCE, VARIANTS, needs_root
 
-PACKAGE = Path(compiler.__file__).parents[1]
+PACKAGE = Path(compiler.__file__).parents[2]
 
 
 @pytest.fixture
@@ -177,7 +178,8 @@ def test_cache_cannot_be_written(tmp_path: Path, one_variant: Compiled) -> None:
 AGENT = """
 import sys
 from pathlib import Path
-from ebpflb.datapath import compiler, layout
+from ebpflb.datapath.maps import layout
+from ebpflb.datapath.programs import compiler
 found = compiler.compile_source("hooks/socket.c", cache=Path(sys.argv[1]))
 assert not found.cached and len(found.programs) == 11
 assert "bcc" not in sys.modules, "bcc is in the agent"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.datapath import compiler
-from ebpflb.datapath.compiler import compile_source
+from ebpflb.datapath.programs import compiler
+from ebpflb.datapath.programs.compiler import compile_source
 from ebpflb.errors import CompileError
 from tests.datapath.variants import SOURCE
 

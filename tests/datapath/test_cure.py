@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from ebpflb.datapath import probe
-from ebpflb.datapath.sock_diag import SockDiag
-from ebpflb.datapath.stale import Cure
 from ebpflb.errors import KernelError
 from ebpflb.model.addresses import Family
+from ebpflb.node import sock_diag
+from ebpflb.node.sock_diag import SockDiag
 from ebpflb.plan.entries import Backend
 from ebpflb.plan.stale import Stale
+from ebpflb.stale_udp.worker import Cure
 from tests.datapath.sockets_world import (
     ELSEWHERE,
     ENDED,
@@ -30,7 +30,7 @@ from tests.datapath.variants import eventually, needs_root
 
 pytestmark = [
     needs_root,
-    pytest.mark.skipif(not probe.ends_sockets(), reason="this kernel ends no sockets"),
+    pytest.mark.skipif(not sock_diag.can_destroy(), reason="this kernel ends no sockets"),
 ]
 
 
@@ -195,8 +195,8 @@ def test_said_at_start(
     world: World, lists: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What a kernel lacks is said once, with what is lost."""
-    monkeypatch.setattr(probe, "ends_sockets", lambda: False)
-    monkeypatch.setattr(probe, "lists_sockets", lambda: lists)
+    monkeypatch.setattr(sock_diag, "can_destroy", lambda: False)
+    monkeypatch.setattr(sock_diag, "can_list", lambda: lists)
     cure = Cure(world.maps, world.each)
     cure.start()
     cure.stop()

@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 
-from ebpflb.datapath import compiler, devices, kernel
-from ebpflb.datapath.clsact import Clsact
+from ebpflb.datapath import kernel
+from ebpflb.datapath.attach import device_programs
+from ebpflb.datapath.attach.clsact import Clsact
+from ebpflb.datapath.attach.removal import unpin_all
 from ebpflb.datapath.datapath import Datapath
-from ebpflb.datapath.maps import Counters
-from ebpflb.datapath.state import State
+from ebpflb.datapath.maps.bpf_map import Counters
+from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.programs import compiler
 from ebpflb.errors import CompileError
 from ebpflb.plan.entries import NOWHERE, BackendName, Device, ServiceRange
 from ebpflb.plan.plan import Plan
@@ -31,8 +34,8 @@ WIDE, NARROW = (service_range(ip_network(text)) for text in ("10.96.0.0/16", "fd
 @pytest.fixture
 def datapath(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Datapath]:
     """It attaches by clsact, whose programs tc shows on every kernel."""
-    monkeypatch.setattr(devices, "way", lambda state: Clsact(state.devices_directory))
-    made = Datapath(State(directory))
+    monkeypatch.setattr(device_programs, "way", lambda state: Clsact(state.devices_directory))
+    made = Datapath(StateDir(directory))
     yield made
     made.close()
 
@@ -115,7 +118,7 @@ def test_variants(datapath: Datapath, ns: Namespace, cache: Path) -> None:
     assert datapath.follow(ns.served()) == {}
     assert tags(ns, "v0") == tags(ns, "br0")
     assert all(tags(ns, "v0")[end] != tags(ns, "tun0")[end] for end in ENDS)
-    datapath.state.remove()
+    unpin_all(datapath.state)
 
 
 def test_no_compiler_at_work(
@@ -130,7 +133,7 @@ def test_no_compiler_at_work(
     monkeypatch.setattr(compiler, "compile_source", fail)
     assert datapath.follow(ns.served("!tun*")) == {}
     assert datapath.follow(ns.served()) == {}
-    datapath.state.remove()
+    unpin_all(datapath.state)
 
 
 def test_load_fails(

@@ -8,10 +8,10 @@ from subprocess import CalledProcessError
 import pytest
 from pyroute2 import netns
 
-from ebpflb.datapath.clsact import Clsact
-from ebpflb.datapath.devices import Attachments, attached
-from ebpflb.datapath.programs import Program
-from ebpflb.datapath.state import State
+from ebpflb.datapath.attach.clsact import Clsact
+from ebpflb.datapath.attach.device_programs import Attachments, attached
+from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.programs.loader import Program
 from ebpflb.errors import KernelError
 from tests.datapath.devices import ALL, NONE, Agent, At, Namespace, home_of, ids
 from tests.datapath.variants import eventually, needs_root
@@ -61,7 +61,7 @@ def test_device_goes(agent: Agent, ns: Namespace) -> None:
 
 
 def test_device_goes_meanwhile(
-    home: State, ns: Namespace, packets: list[Program], monkeypatch: pytest.MonkeyPatch
+    home: StateDir, ns: Namespace, packets: list[Program], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A device that goes while our filters are looked for is no failure."""
     made = Clsact(home.devices_directory)
@@ -130,7 +130,7 @@ def test_no_descriptors(agent: Agent, ns: Namespace, monkeypatch: pytest.MonkeyP
     def refused() -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr("ebpflb.datapath.clsact.IPRoute", refused)
+    monkeypatch.setattr("ebpflb.datapath.attach.clsact.IPRoute", refused)
     with pytest.raises(KernelError, match="clsact: Too many open files") as raised:
         made.held()
     assert raised.value.errno == errno.EMFILE

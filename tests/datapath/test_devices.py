@@ -9,10 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpflb.datapath import kernel, tcx
-from ebpflb.datapath.devices import Attachments, attached
-from ebpflb.datapath.programs import Program
-from ebpflb.datapath.state import State
+from ebpflb.datapath import kernel
+from ebpflb.datapath.attach import tcx
+from ebpflb.datapath.attach.device_programs import Attachments, attached
+from ebpflb.datapath.attach.removal import unpin_all
+from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.programs.loader import Program
 from ebpflb.errors import VerifierError
 from tests.datapath import devices
 from tests.datapath.devices import ALL, DROP, NONE, Agent, At, Namespace, home_of, ids, pair
@@ -144,7 +146,7 @@ def test_left_out(agent: Agent, ns: Namespace, at: At, packets: list[Program]) -
     assert {name for name in ALL if at(name) == ids(packets)} == {"v0", "br0"}
 
 
-def test_variants(home: State, ns: Namespace, by: str) -> None:
+def test_variants(home: StateDir, ns: Namespace, by: str) -> None:
     """Devices without a link header get the other programs, after all that have one."""
     asked, programs = [], pair()
 
@@ -155,10 +157,10 @@ def test_variants(home: State, ns: Namespace, by: str) -> None:
     Attachments(home, load).follow(ns.served())
     assert asked == [True, True, True, False]
     devices.close(programs)
-    home.remove()
+    unpin_all(home)
 
 
-def test_one_variant_fails(home: State, ns: Namespace, packets: list[Program], by: str) -> None:
+def test_one_variant_fails(home: StateDir, ns: Namespace, packets: list[Program], by: str) -> None:
     """Where a device's programs cannot be packets it is named, and the others are served."""
 
     def load(link_header: bool) -> list[Program]:
@@ -169,12 +171,12 @@ def test_one_variant_fails(home: State, ns: Namespace, packets: list[Program], b
     failed = Attachments(home, load).follow(ns.served())
     assert failed == {"tun0": "the verifier refused program ingress"}
     assert attached(home)[by] == 3
-    home.remove()
+    unpin_all(home)
 
 
-def test_remove(agent: Agent, ns: Namespace, home: State, at: At) -> None:
+def test_remove(agent: Agent, ns: Namespace, home: StateDir, at: At) -> None:
     """With the state directory our programs go, and the qdisc that we made."""
     agent().follow(ns.served())
-    home.remove()
+    unpin_all(home)
     assert eventually(lambda: all(at(name) == NONE for name in ALL))
     assert not any(ns.has_clsact(name) for name in ALL)

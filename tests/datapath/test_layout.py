@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from ebpflb.datapath import kernel, layout, records
-from ebpflb.datapath.layout import Record
+from ebpflb.datapath import kernel
+from ebpflb.datapath.maps import layout, records
+from ebpflb.datapath.maps.layout import Record
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
 from ebpflb.plan.entries import Frontend, Prefix, Range

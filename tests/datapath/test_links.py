@@ -13,11 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.datapath import kernel, links, programs
-from ebpflb.datapath.compiler import Compiled
-from ebpflb.datapath.maps import Map
-from ebpflb.datapath.programs import SECTIONS, Program
-from ebpflb.datapath.state import State
+from ebpflb.datapath import kernel
+from ebpflb.datapath.attach import cgroup_links
+from ebpflb.datapath.attach.removal import unpin_all
+from ebpflb.datapath.maps.bpf_map import Map
+from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.programs import loader
+from ebpflb.datapath.programs.compiler import Compiled
+from ebpflb.datapath.programs.loader import SECTIONS, Program
 from ebpflb.errors import KernelError
 from ebpflb.plan.entries import Backend, Frontend, Range, Service
 from tests.datapath.variants import eventually, needs_root, open_files
@@ -30,16 +33,16 @@ ALLOW = struct.pack("<BBhi", 0xB7, 0, 0, 1) + struct.pack("<BBhi", 0x95, 0, 0, 0
 @pytest.fixture
 def others(one_variant: Compiled, all_maps: dict[str, Map]) -> Iterator[list[Program]]:
     """The same programs, loaded once more: what a new agent brings."""
-    found = programs.load(one_variant, all_maps)
+    found = loader.load(one_variant, all_maps)
     yield found
-    programs.close(found)
+    loader.close(found)
 
 
 def program_ids(found: list[Program]) -> dict[str, int]:
     return {p.name: kernel.info(p.fd, "prog_info").id for p in found}
 
 
-def link_ids(home: State) -> dict[str, int]:
+def link_ids(home: StateDir) -> dict[str, int]:
     found = {}
     for pin in home.links():
         fd = kernel.get(str(pin))
@@ -60,41 +63,43 @@ def at(cgroup: Path) -> dict[str, list[int]]:
 
 def test_root() -> None:
     """The root of cgroup v2 is found, also beside cgroup v1."""
-    assert (links.cgroup_root() / "cgroup.controllers").exists()
+    assert (cgroup_links.cgroup_root() / "cgroup.controllers").exists()
 
 
-def test_attach(home: State, cgroup: Path, loaded: list[Program]) -> None:
+def test_attach(home: StateDir, cgroup: Path, loaded: list[Program]) -> None:
     """Each program is in force at its hook, and stays so without a descriptor of ours."""
-    links.attach(home, cgroup, loaded)
+    cgroup_links.attach(home, cgroup, loaded)
     ids = program_ids(loaded)
-    assert links.attached(home) == ids
+    assert cgroup_links.attached(home) == ids
     assert at(cgroup) == {f"cgroup/{name}": [number] for name, number in ids.items()}
 
 
-def test_replace(home: State, cgroup: Path, loaded: list[Program], others: list[Program]) -> None:
+def test_replace(
+    home: StateDir, cgroup: Path, loaded: list[Program], others: list[Program]
+) -> None:
     """New programs take the old one's place in the same links."""
-    links.attach(home, cgroup, loaded)
+    cgroup_links.attach(home, cgroup, loaded)
     before = link_ids(home)
-    links.attach(home, cgroup, others)
+    cgroup_links.attach(home, cgroup, others)
     assert link_ids(home) == before
-    assert links.attached(home) == program_ids(others)
+    assert cgroup_links.attached(home) == program_ids(others)
     assert all(len(found) == 1 for found in at(cgroup).values())
 
 
-def test_cgroup_is_gone(home: State, cgroups: Iterator[Path], loaded: list[Program]) -> None:
+def test_cgroup_is_gone(home: StateDir, cgroups: Iterator[Path], loaded: list[Program]) -> None:
     """Links that outlived their cgroup are made anew on the one that is there."""
     first, second = next(cgroups), next(cgroups)
-    links.attach(home, first, loaded)
+    cgroup_links.attach(home, first, loaded)
     before = link_ids(home)
     first.rmdir()
-    links.attach(home, second, loaded)
+    cgroup_links.attach(home, second, loaded)
     assert not set(before.values()) & set(link_ids(home).values())
     assert at(second) == {f"cgroup/{n}": [i] for n, i in program_ids(loaded).items()}
 
 
-def test_link_without_cgroup(home: State, cgroup: Path, loaded: list[Program]) -> None:
+def test_link_without_cgroup(home: StateDir, cgroup: Path, loaded: list[Program]) -> None:
     """The kernel refuses to update a link whose cgroup is gone: ENOLINK, which means anew."""
-    links.attach(home, cgroup, loaded[:1])
+    cgroup_links.attach(home, cgroup, loaded[:1])
     cgroup.rmdir()
     fd = kernel.get(str(home.links_directory / loaded[0].name))
     assert fd is not None
@@ -104,44 +109,44 @@ def test_link_without_cgroup(home: State, cgroup: Path, loaded: list[Program]) -
     os.close(fd)
 
 
-def test_other_cgroup(home: State, cgroups: Iterator[Path], loaded: list[Program]) -> None:
+def test_other_cgroup(home: StateDir, cgroups: Iterator[Path], loaded: list[Program]) -> None:
     """Where another cgroup is asked for, nothing of ours stays at the former one."""
     first, second = next(cgroups), next(cgroups)
-    links.attach(home, first, loaded)
-    links.attach(home, second, loaded)
+    cgroup_links.attach(home, first, loaded)
+    cgroup_links.attach(home, second, loaded)
     assert eventually(lambda: not any(at(first).values()))
     assert all(at(second).values())
 
 
-def test_remove(home: State, cgroup: Path, loaded: list[Program]) -> None:
+def test_remove(home: StateDir, cgroup: Path, loaded: list[Program]) -> None:
     """With the state directory the programs go out of force."""
-    links.attach(home, cgroup, loaded)
-    home.remove()
+    cgroup_links.attach(home, cgroup, loaded)
+    unpin_all(home)
     assert eventually(lambda: not any(at(cgroup).values()))
-    assert links.attached(home) == {}
+    assert cgroup_links.attached(home) == {}
 
 
-def test_first_attach_fails(home: State, cgroup: Path, loaded: list[Program]) -> None:
+def test_first_attach_fails(home: StateDir, cgroup: Path, loaded: list[Program]) -> None:
     """If a hook refuses its program, no hook is left with one."""
     wrong = loaded[-1]._replace(point=SECTIONS["cgroup/connect4"].point)
     with pytest.raises(KernelError):
-        links.attach(home, cgroup, [*loaded[:-1], wrong])
+        cgroup_links.attach(home, cgroup, [*loaded[:-1], wrong])
     assert eventually(lambda: not any(at(cgroup).values()))
     assert not list(home.links())
 
 
-def test_no_leak(home: State, cgroups: Iterator[Path], loaded: list[Program]) -> None:
+def test_no_leak(home: StateDir, cgroups: Iterator[Path], loaded: list[Program]) -> None:
     """Attaching, replacing and moving leave no descriptor behind."""
     before = open_files()
     first, second = next(cgroups), next(cgroups)
     for target in (first, first, second):
-        links.attach(home, target, loaded)
-        links.attached(home)
-        links.foreign(target, set())
+        cgroup_links.attach(home, target, loaded)
+        cgroup_links.attached(home)
+        cgroup_links.foreign(target, set())
     assert open_files() == before
 
 
-def test_foreign(home: State, cgroups: Iterator[Path], loaded: list[Program]) -> None:
+def test_foreign(home: StateDir, cgroups: Iterator[Path], loaded: list[Program]) -> None:
     """Another agent's program is seen, here and above, and ours are not taken for it."""
     parent = next(cgroups)
     child = parent / "child"
@@ -150,24 +155,24 @@ def test_foreign(home: State, cgroups: Iterator[Path], loaded: list[Program]) ->
     target = os.open(parent, os.O_RDONLY)
     link = kernel.link_create(fd, target, 10)
     try:
-        links.attach(home, child, loaded)
+        cgroup_links.attach(home, child, loaded)
         ours = set(program_ids(loaded).values())
         number = kernel.info(fd, "prog_info").id
         expected = {"cgroup/connect4": [f"stranger #{number}"]}
-        assert links.foreign(child, ours) == links.foreign(parent, ours) == expected
-        assert set(links.foreign(child, set())) == set(SECTIONS)
+        assert cgroup_links.foreign(child, ours) == cgroup_links.foreign(parent, ours) == expected
+        assert set(cgroup_links.foreign(child, set())) == set(SECTIONS)
     finally:
         for descriptor in (link, target, fd):
             os.close(descriptor)
-        home.remove()
+        unpin_all(home)
         child.rmdir()
 
 
-def test_pin_is_no_link(home: State, cgroup: Path, loaded: list[Program]) -> None:
+def test_pin_is_no_link(home: StateDir, cgroup: Path, loaded: list[Program]) -> None:
     """A pin that another kind of object took is replaced by a link."""
     kernel.pin(loaded[0].fd, str(home.links_directory / loaded[0].name))
-    links.attach(home, cgroup, loaded[:1])
-    assert links.attached(home) == program_ids(loaded[:1])
+    cgroup_links.attach(home, cgroup, loaded[:1])
+    assert cgroup_links.attached(home) == program_ids(loaded[:1])
 
 
 CLIENT = """
@@ -178,11 +183,13 @@ print(stream.getpeername(), stream.recv(9))
 """
 
 
-def test_serves(home: State, cgroup: Path, loaded: list[Program], all_maps: dict[str, Map]) -> None:
+def test_serves(
+    home: StateDir, cgroup: Path, loaded: list[Program], all_maps: dict[str, Map]
+) -> None:
     """A process in the cgroup reaches the backend, and sees the service."""
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         publish(all_maps, server.getsockname()[1])
-        links.attach(home, cgroup, loaded)
+        cgroup_links.attach(home, cgroup, loaded)
         command = [sys.executable, "-c", CLIENT, str(cgroup)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
             server.settimeout(60)

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from ebpflb.datapath import kernel, layout, maps, state
-from ebpflb.datapath.layout import MapSpec
-from ebpflb.datapath.maps import CHUNK, Counters, Map, MappedArray
+from ebpflb.datapath import kernel
+from ebpflb.datapath.maps import bpf_map, layout, pins
+from ebpflb.datapath.maps.bpf_map import CHUNK, Counters, Map, MappedArray
+from ebpflb.datapath.maps.layout import MapSpec
 from ebpflb.errors import KernelError
 from ebpflb.plan.entries import Backend
 from tests.datapath.variants import needs_root
@@ -27,7 +28,7 @@ def opener() -> Iterator[Opener]:
     opened: list[Map] = []
 
     def make(spec: MapSpec) -> Map:
-        opened.append(maps.open_map(spec, state.make_map(spec)))
+        opened.append(bpf_map.open_map(spec, pins.make_map(spec)))
         return opened[-1]
 
     yield make
@@ -139,7 +140,7 @@ def test_batch_fails_otherwise(table: Map, monkeypatch: pytest.MonkeyPatch) -> N
 
 def per_cpu(*numbers: int) -> bytes:
     """One element: these counters on the first CPU, ten times as many on the next, and so on."""
-    cpus = range(maps.possible_cpus())
+    cpus = range(bpf_map.possible_cpus())
     return b"".join((n * 10**cpu).to_bytes(8, "little") for cpu in cpus for n in numbers)
 
 
@@ -149,7 +150,7 @@ def test_counters(opener: Opener) -> None:
     counters = opener(spec)
     assert isinstance(counters, Counters)
     kernel.map_update(counters.fd, counters.key.pack(1), per_cpu(1, 2, 3, 4))
-    factor = sum(10**cpu for cpu in range(maps.possible_cpus()))
+    factor = sum(10**cpu for cpu in range(bpf_map.possible_cpus()))
     assert counters.get(1) == (factor, 2 * factor, 3 * factor, 4 * factor)
     assert counters.get(0) == (0, 0, 0, 0)
     counters.zero([1])
@@ -191,7 +192,7 @@ def test_read_through_memory(all_maps: dict[str, Map], name: str) -> None:
 def test_for_looking_only(all_maps: dict[str, Map]) -> None:
     """A mapping made for reading cannot be written."""
     slots = all_maps["slots"]
-    view = maps.open_map(slots.spec, os.dup(slots.fd), writable=False)
+    view = bpf_map.open_map(slots.spec, os.dup(slots.fd), writable=False)
     assert isinstance(view, MappedArray)
     with pytest.raises(TypeError):
         view.write([(0, sample("slots", 0))])

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpflb.datapath import kernel, tcx
-from ebpflb.datapath.devices import Attachments, ahead, attached
-from ebpflb.datapath.programs import Program
-from ebpflb.datapath.state import State
+from ebpflb.datapath import kernel
+from ebpflb.datapath.attach import tcx
+from ebpflb.datapath.attach.device_programs import Attachments, ahead, attached
+from ebpflb.datapath.attach.removal import unpin_all
+from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.programs.loader import Program
 from tests.datapath import devices
 from tests.datapath.devices import (
     NONE,
@@ -26,7 +28,7 @@ from tests.datapath.variants import eventually, needs_root
 pytestmark = needs_root
 
 
-def test_remove_elsewhere(agent: Agent, ns: Namespace, home: State, by: str) -> None:
+def test_remove_elsewhere(agent: Agent, ns: Namespace, home: StateDir, by: str) -> None:
     """Removed from another namespace, devices of the same index there are left alone."""
     agent().follow(ns.served())
     with devices.entered(f"{ns.name}-2") as other:
@@ -34,14 +36,14 @@ def test_remove_elsewhere(agent: Agent, ns: Namespace, home: State, by: str) -> 
         index = other.index("v0")
         assert index == ns.index("v0")
         with_clsact(other, "v0", stranger, priority=2)
-        home.remove()
+        unpin_all(home)
         assert other.filters("v0") == {"ingress": [number(stranger)], "egress": []}
         devices.close([stranger])
 
 
 @pytest.mark.parametrize("priority", [1, 2, 3])
 def test_foreign_filter(
-    home: State,
+    home: StateDir,
     ns: Namespace,
     by_clsact: None,
     stranger: Program,
@@ -54,43 +56,47 @@ def test_foreign_filter(
     assert sorted(ns.filters("v0")["ingress"]) == sorted(
         [number(stranger), *ids(packets)["ingress"]]
     )
-    home.remove()
+    unpin_all(home)
     assert ns.filters("v0") == {"ingress": [number(stranger)], "egress": []}
 
 
 def test_late_foreign_filter(
-    home: State, ns: Namespace, by_clsact: None, stranger: Program, packets: list[Program]
+    home: StateDir, ns: Namespace, by_clsact: None, stranger: Program, packets: list[Program]
 ) -> None:
     """A filter that came to the qdisc that we made keeps it there."""
     Attachments(home, lambda link_header: packets).follow(ns.served())
     with_clsact(ns, "v0", stranger, priority=9)
-    home.remove()
+    unpin_all(home)
     assert ns.filters("v0") == {"ingress": [number(stranger)], "egress": []}
     assert not ns.has_clsact("w0")
 
 
-def test_foreign_qdisc(home: State, ns: Namespace, by_clsact: None, packets: list[Program]) -> None:
+def test_foreign_qdisc(
+    home: StateDir, ns: Namespace, by_clsact: None, packets: list[Program]
+) -> None:
     """A qdisc that others made stays, even if it is empty."""
     ns.run("tc qdisc add dev v0 clsact")
     Attachments(home, lambda link_header: packets).follow(ns.served())
-    home.remove()
+    unpin_all(home)
     assert ns.filters("v0") == NONE
     assert ns.has_clsact("v0")
 
 
-def test_remade_qdisc(home: State, ns: Namespace, by_clsact: None, packets: list[Program]) -> None:
+def test_remade_qdisc(
+    home: StateDir, ns: Namespace, by_clsact: None, packets: list[Program]
+) -> None:
     """One that others made in place of ours is theirs; our filters come back to it."""
     Attachments(home, lambda link_header: packets).follow(ns.served())
     ns.run("tc qdisc del dev v0 clsact")
     ns.run("tc qdisc add dev v0 clsact")
     Attachments(home, lambda link_header: packets).follow(ns.served())
     assert ns.filters("v0") == ids(packets)
-    home.remove()
+    unpin_all(home)
     assert ns.has_clsact("v0")
 
 
 def test_taken_place(
-    home: State, ns: Namespace, by_clsact: None, stranger: Program, packets: list[Program]
+    home: StateDir, ns: Namespace, by_clsact: None, stranger: Program, packets: list[Program]
 ) -> None:
     """Where another filter has our priority and handle, it stays, and is named."""
     with_clsact(ns, "v0", stranger, priority=2, handle=0xEB)
@@ -98,7 +104,7 @@ def test_taken_place(
     assert list(failed) == ["v0"]
     assert "stranger" in failed["v0"]
     assert ns.filters("v0")["ingress"] == [number(stranger)]
-    home.remove()
+    unpin_all(home)
     assert ns.filters("v0") == {"ingress": [number(stranger)], "egress": []}
 
 
@@ -113,18 +119,18 @@ def foreign_link(ns: Namespace, stranger: Program) -> Iterator[int]:
 
 
 def test_first(
-    home: State, ns: Namespace, foreign_link: int, stranger: Program, packets: list[Program]
+    home: StateDir, ns: Namespace, foreign_link: int, stranger: Program, packets: list[Program]
 ) -> None:
     """By tcx ours go before whoever was there, so nobody can keep packets from us."""
     Attachments(home, lambda link_header: packets).follow(ns.served())
     assert ns.tcx("v0")["ingress"] == [*ids(packets)["ingress"], number(stranger)]
     assert ahead(home) == {}
-    home.remove()
+    unpin_all(home)
     assert eventually(lambda: ns.tcx("v0")["ingress"] == [number(stranger)])
 
 
 def test_ahead_by_tcx(
-    home: State, ns: Namespace, stranger: Program, packets: list[Program]
+    home: StateDir, ns: Namespace, stranger: Program, packets: list[Program]
 ) -> None:
     """Who puts itself before us by tcx is named, with its device and end."""
     if not has_tcx():
@@ -133,11 +139,11 @@ def test_ahead_by_tcx(
     link = kernel.link_create(stranger.fd, ns.index("v0"), tcx.POINTS["egress"], tcx.BEFORE)
     assert ahead(home) == {"v0": [f"stranger #{number(stranger)} (egress)"]}
     os.close(link)
-    home.remove()
+    unpin_all(home)
 
 
 def test_ahead_of_clsact(
-    home: State,
+    home: StateDir,
     ns: Namespace,
     by_clsact: None,
     foreign_link: int,
@@ -152,10 +158,10 @@ def test_ahead_of_clsact(
     assert found.pop("v0") == [f"stranger #{number(stranger)} (ingress)"]
     assert found.pop("w0") == [f"bpf {ns.name}-stranger:[*fsobj] (ingress)"]  # as tc names it
     assert found == {}
-    home.remove()
+    unpin_all(home)
 
 
-def test_ahead_of_nothing(home: State, ns: Namespace, foreign_link: int) -> None:
+def test_ahead_of_nothing(home: StateDir, ns: Namespace, foreign_link: int) -> None:
     """Where we are not, nobody is ahead of us."""
     assert ahead(home) == {}
     assert attached(home) == {}

@@ -10,11 +10,15 @@ from pathlib import Path
 import pytest
 from pyroute2 import IPRoute
 
-from ebpflb.datapath import compiler, kernel, layout, probe, tcx
-from ebpflb.datapath.layout import MapSpec
-from ebpflb.datapath.programs import HOOKS
-from ebpflb.datapath.sock_diag import SockDiag
+from ebpflb.datapath import kernel, probe
+from ebpflb.datapath.attach import netns_cookie, tcx
+from ebpflb.datapath.maps import layout
+from ebpflb.datapath.maps.layout import MapSpec
+from ebpflb.datapath.programs import compiler
+from ebpflb.datapath.programs.loader import HOOKS
 from ebpflb.errors import KernelError
+from ebpflb.node import sock_diag
+from ebpflb.node.sock_diag import SockDiag
 from tests.datapath.variants import needs_root, open_files
 
 PACKETS = "hooks/packet.c"
@@ -28,9 +32,9 @@ PROBES: list[Callable[[], object]] = [
     probe.map_works,
     probe.unmade_maps,
     probe.batches,
-    probe.netns_cookie,
-    probe.ends_sockets,
-    probe.lists_sockets,
+    netns_cookie.by_socket,
+    sock_diag.can_destroy,
+    sock_diag.can_list,
     tcx.works,
 ]
 
@@ -129,18 +133,18 @@ def test_unmade_maps(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_socket_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the kernel refuses, or says yes and does nothing, the answer is no."""
     monkeypatch.setattr(SockDiag, "destroy", refuse(errno.EOPNOTSUPP))
-    assert not probe.ends_sockets()
+    assert not sock_diag.can_destroy()
     monkeypatch.setattr(SockDiag, "destroy", lambda *_: True)
-    assert not probe.ends_sockets()
+    assert not sock_diag.can_destroy()
 
 
 @needs_root
 def test_sockets_are_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without udp_diag none are listed, and so none ends."""
-    assert probe.lists_sockets()
+    assert sock_diag.can_list()
     monkeypatch.setattr(SockDiag, "connected", refuse(errno.ENOENT))
-    assert not probe.lists_sockets()
-    assert not probe.ends_sockets()
+    assert not sock_diag.can_list()
+    assert not sock_diag.can_destroy()
 
 
 def refuse(number: int) -> Callable[..., None]:

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from ebpflb.datapath import compiler, kernel, layout, probe, programs
-from ebpflb.datapath.compiler import MAP_NUMBERS, Compiled
-from ebpflb.datapath.maps import Map
-from ebpflb.datapath.programs import PACKET_SECTIONS, SECTIONS, Program
+from ebpflb.datapath import kernel, probe
+from ebpflb.datapath.maps import layout
+from ebpflb.datapath.maps.bpf_map import Map
+from ebpflb.datapath.programs import compiler, loader
+from ebpflb.datapath.programs.compiler import MAP_NUMBERS, Compiled
+from ebpflb.datapath.programs.loader import PACKET_SECTIONS, SECTIONS, Program
 from ebpflb.errors import KernelError, VerifierError
 from tests.datapath.variants import needs_root, open_files
 
@@ -68,7 +70,7 @@ def test_relocation(code: list[Instruction]) -> None:
         i.packed(FDS[i.number] if is_map else i.number)
         for i, is_map in zip(code, maps, strict=True)
     )
-    assert programs.relocate(before, FDS) == after
+    assert loader.relocate(before, FDS) == after
 
 
 def test_numbers_are_no_descriptors() -> None:
@@ -80,13 +82,13 @@ def test_numbers_are_no_descriptors() -> None:
 def test_unknown_map() -> None:
     """A number that is no map's is a mistake of ours, not some other descriptor."""
     with pytest.raises(KeyError):
-        programs.relocate(Instruction(LOAD64, MAP << 4, 0, 1, bytes(8)).packed(1), FDS)
+        loader.relocate(Instruction(LOAD64, MAP << 4, 0, 1, bytes(8)).packed(1), FDS)
 
 
 @needs_root
 def test_all_load(compiled: Compiled, all_maps: dict[str, Map]) -> None:
     """Every program of both variants passes this kernel's verifier, under its own name."""
-    loaded = programs.load(compiled, all_maps)
+    loaded = loader.load(compiled, all_maps)
     try:
         assert [program.name for program in loaded] == list(compiled.programs)
         for program in loaded:
@@ -95,7 +97,7 @@ def test_all_load(compiled: Compiled, all_maps: dict[str, Map]) -> None:
             attach = SECTIONS[compiled.sections[program.name]]
             assert (info.kind, program.point) == attach
     finally:
-        programs.close(loaded)
+        loader.close(loaded)
 
 
 def map_ids(fd: int) -> set[int]:
@@ -131,17 +133,17 @@ def test_packet_programs(cache: Path, all_maps: dict[str, Map], flags: tuple[str
     """Both variants pass this kernel's verifier as what a device takes, with maps of their own."""
     by_id = {kernel.info(m.fd, "map_info").id: name for name, m in all_maps.items()}
     compiled = compiler.compile_source("hooks/packet.c", flags, cache=cache)
-    loaded = programs.load(compiled, all_maps)
+    loaded = loader.load(compiled, all_maps)
     try:
         assert [program.name for program in loaded] == ["ingress", "egress"]
         used = {program.name: {by_id[i] for i in map_ids(program.fd)} for program in loaded}
         assert used["ingress"] >= DECIDING
         for program in loaded:
-            assert kernel.info(program.fd, "prog_info").kind == programs.SCHED_CLS
+            assert kernel.info(program.fd, "prog_info").kind == loader.SCHED_CLS
             assert used[program.name] >= {"tcp_flows", "other_flows", "devices"}
             assert not used[program.name] & {"sockets", "assignments", "service_names"}
     finally:
-        programs.close(loaded)
+        loader.close(loaded)
 
 
 @needs_root
@@ -165,7 +167,7 @@ def test_verifier_refuses(one_variant: Compiled, all_maps: dict[str, Map]) -> No
     """The error names the program and ends with what the verifier said last."""
     filler = struct.pack("<BBhi", 0xB7, 1, 0, 0) * 40
     with pytest.raises(VerifierError) as refusal:
-        programs.load(broken(one_variant, filler + EXIT), all_maps)
+        loader.load(broken(one_variant, filler + EXIT), all_maps)
     first, *log = str(refusal.value).splitlines()
     assert first == "the verifier refused program sock_release: loading program sock_release: " + (
         "Permission denied"
@@ -179,7 +181,7 @@ def test_kernel_refuses(all_maps: dict[str, Map]) -> None:
     """Where the verifier has nothing to say the error is the kernel's."""
     code = struct.pack("<BBhi", 0xB7, 0, 0, 1) + EXIT
     with pytest.raises(KernelError, match="loading program x: Invalid argument"):
-        programs.load_one("x", programs.Attach(18, 12), code)
+        loader.load_one("x", loader.Attach(18, 12), code)
 
 
 @needs_root
@@ -194,7 +196,7 @@ def test_all_or_none(one_variant: Compiled, all_maps: dict[str, Map], failure: s
         bad = broken(one_variant, EXIT if failure == "verifier" else stranger)
     before = open_files()
     with pytest.raises((VerifierError, KeyError)):
-        programs.load(bad, all_maps)
+        loader.load(bad, all_maps)
     assert open_files() == before
 
 
@@ -202,7 +204,7 @@ def test_all_or_none(one_variant: Compiled, all_maps: dict[str, Map], failure: s
 def test_closed(one_variant: Compiled, all_maps: dict[str, Map]) -> None:
     """Loading and closing leaves no descriptor behind."""
     before = open_files()
-    programs.close(programs.load(one_variant, all_maps))
+    loader.close(loader.load(one_variant, all_maps))
     assert open_files() == before
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ebpflb.datapath import rebinding, stale
 from ebpflb.model.addresses import Address
-from ebpflb.plan.flows import back, gather
+from ebpflb.plan.flow_entries import back, gather
 from ebpflb.plan.stale import Stale, Stranded
+from ebpflb.stale_udp import rebind, worker
 from tests.datapath.devices import Namespace
 from tests.datapath.sockets_world import ELSEWHERE, ENDED, HERE, OLD, World, error_of, settle
 from tests.datapath.variants import eventually, needs_root
@@ -24,7 +24,7 @@ def unable(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> World:
     """As on a kernel that ends no sockets; the client is a pod's that this node routes."""
-    monkeypatch.setattr(rebinding, "are_neighbours", lambda *_: False)
+    monkeypatch.setattr(rebind, "are_neighbours", lambda *_: False)
     caplog.set_level(logging.INFO)
     world.cure.mover.ends, world.away = False, True
     return world
@@ -104,8 +104,8 @@ def test_not_rebound(unable: World, hairpin: bool, caplog: pytest.LogCaptureFixt
 
 def test_renewed(unable: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A flow that is idle is kept while its socket is there, and left to the sweeper after."""
-    monkeypatch.setattr(rebinding, "RENEWAL", 0.0)
-    monkeypatch.setattr(stale, "RENEWAL", 0.05)
+    monkeypatch.setattr(rebind, "RENEWAL", 0.0)
+    monkeypatch.setattr(worker, "RENEWAL", 0.05)
     client = unable.remember(unable.direct())
     unable.cure.ended(ENDED)
     assert eventually(lambda: flow_of(unable, client) is not None)
@@ -140,8 +140,8 @@ def test_neighbours(ns: Namespace) -> None:
     ):
         ns.run(f"ip {words}")
     first, second, third, far = map(ip_address, ("10.9.0.2", "10.9.0.3", "10.8.0.2", "192.0.2.9"))
-    assert rebinding.are_neighbours(first, second)
-    assert rebinding.are_neighbours(ip_address("fd09::2"), ip_address("fd09::3"))
-    assert not rebinding.are_neighbours(first, third)
-    assert not rebinding.are_neighbours(first, far)
-    assert not rebinding.are_neighbours(far, far)
+    assert rebind.are_neighbours(first, second)
+    assert rebind.are_neighbours(ip_address("fd09::2"), ip_address("fd09::3"))
+    assert not rebind.are_neighbours(first, third)
+    assert not rebind.are_neighbours(first, far)
+    assert not rebind.are_neighbours(far, far)

@@ -9,9 +9,9 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 
 import pytest
 
-from ebpflb.datapath import probe
-from ebpflb.datapath.sock_diag import Connected, SockDiag
 from ebpflb.errors import KernelError
+from ebpflb.node import sock_diag
+from ebpflb.node.sock_diag import Connected, SockDiag
 from tests.datapath.variants import needs_root
 
 SO_COOKIE = 57
@@ -24,7 +24,7 @@ PLACES = {
 
 pytestmark = [
     needs_root,
-    pytest.mark.skipif(not probe.ends_sockets(), reason="this kernel ends no sockets"),
+    pytest.mark.skipif(not sock_diag.can_destroy(), reason="this kernel ends no sockets"),
 ]
 
 

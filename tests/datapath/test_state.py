@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.datapath import kernel, layout, state
-from ebpflb.datapath.layout import MapSpec
-from ebpflb.datapath.maps import Map
-from ebpflb.datapath.state import State
+from ebpflb.datapath import kernel
+from ebpflb.datapath.attach.removal import unpin_all
+from ebpflb.datapath.maps import layout, pins
+from ebpflb.datapath.maps.bpf_map import Map
+from ebpflb.datapath.maps.layout import MapSpec
+from ebpflb.datapath.maps.pins import StateDir
 from ebpflb.errors import NodeError
 from tests.datapath.variants import needs_root, open_files
 
@@ -26,7 +28,7 @@ Open = Callable[..., dict[str, Map]]
 
 
 @pytest.fixture
-def opening(home: State) -> Iterator[Open]:
+def opening(home: StateDir) -> Iterator[Open]:
     """Opens maps of the state directory, and closes them in the end."""
     opened: list[Map] = []
 
@@ -49,7 +51,7 @@ def pin_other(path: Path, fd: int) -> None:
     os.close(fd)
 
 
-def test_made_and_pinned(home: State, opening: Open) -> None:
+def test_made_and_pinned(home: StateDir, opening: Open) -> None:
     """Every map is made, and pinned under its name below its layout's hash."""
     opened = opening(layout.MAPS)
     for lasting, found in ((False, layout.layout_hash()), (True, layout.lasting_hash())):
@@ -58,7 +60,7 @@ def test_made_and_pinned(home: State, opening: Open) -> None:
     assert set(opened) == set(layout.MAPS)
 
 
-def test_upgrade(home: State, opening: Open) -> None:
+def test_upgrade(home: StateDir, opening: Open) -> None:
     """Another layout's lasting maps are gone on with, if it agrees about them; no others are."""
     specs = {name: SPEC._replace(name=name) for name in ("small", "other")}
     specs["lasting"] = SPEC._replace(name="lasting", lasting=True)
@@ -93,16 +95,16 @@ def test_adopted(opening: Open) -> None:
         SPEC._replace(flags=("RDONLY_PROG",)),
     ],
 )
-def test_wrong_pin(home: State, opening: Open, other: MapSpec) -> None:
+def test_wrong_pin(home: StateDir, opening: Open, other: MapSpec) -> None:
     """A pin of another kind, size, length or flags is replaced, never written to."""
-    pin_other(home.maps_directory / "small", state.make_map(other))
+    pin_other(home.maps_directory / "small", pins.make_map(other))
     opened = opening()["small"]
     info = kernel.info(opened.fd, "map_info")
     assert (info.kind, info.key_size, info.value_size, info.entries, info.flags) == (1, 4, 4, 8, 0)
     assert map_id(opening()["small"]) == map_id(opened)
 
 
-def test_pin_is_no_map(home: State, opening: Open) -> None:
+def test_pin_is_no_map(home: StateDir, opening: Open) -> None:
     """A program under a map's name is replaced."""
     fd = kernel.prog_load(name="other", kind=18, attach=10, code=RETURN_1, log=None)
     pin_other(home.maps_directory / "small", fd)
@@ -111,7 +113,7 @@ def test_pin_is_no_map(home: State, opening: Open) -> None:
     assert opened.get(1) == 2
 
 
-def test_looking(home: State, opening: Open) -> None:
+def test_looking(home: StateDir, opening: Open) -> None:
     """Who only looks gets the same maps, and arrays that cannot be written."""
     opening(layout.MAPS)
     found = home.read_maps()
@@ -122,36 +124,36 @@ def test_looking(home: State, opening: Open) -> None:
         map_.close()
 
 
-def test_nothing_to_look_at(home: State) -> None:
+def test_nothing_to_look_at(home: StateDir) -> None:
     """Without maps of this layout, looking is refused with a hint, and nothing is made."""
     with pytest.raises(NodeError, match="has `ebpflb run` run"):
         home.read_maps()
     assert not list(home.maps_directory.iterdir())
 
 
-def test_remove(home: State, opening: Open) -> None:
+def test_remove(home: StateDir, opening: Open) -> None:
     """Removing takes maps, links, old layouts and the directory itself."""
     opening()
-    pin_other(home.links_directory / "connect4", state.make_map(SPEC))
+    pin_other(home.links_directory / "connect4", pins.make_map(SPEC))
     (home.directory / "0123456789ab").mkdir()
-    pin_other(home.directory / "0123456789ab" / "small", state.make_map(SPEC))
-    home.remove()
+    pin_other(home.directory / "0123456789ab" / "small", pins.make_map(SPEC))
+    unpin_all(home)
     assert not home.directory.exists()
     assert not home.exists()
 
 
 def test_remove_nothing(directory: Path) -> None:
     """Removing what was never made is no error, and makes nothing."""
-    State(directory).remove()
+    unpin_all(StateDir(directory))
     assert not directory.exists()
 
 
-def test_forget_old_layouts(home: State, opening: Open) -> None:
+def test_forget_old_layouts(home: StateDir, opening: Open) -> None:
     """Maps of other layouts go; this layout's maps and all links stay."""
     opening()
-    pin_other(home.links_directory / "connect4", state.make_map(SPEC))
+    pin_other(home.links_directory / "connect4", pins.make_map(SPEC))
     (home.directory / "0123456789ab").mkdir()
-    pin_other(home.directory / "0123456789ab" / "services", state.make_map(SPEC))
+    pin_other(home.directory / "0123456789ab" / "services", pins.make_map(SPEC))
     assert [path.name for path in home.old_layouts()] == ["0123456789ab"]
     home.forget_old_layouts()
     kept = {home.maps_directory, home.lasting_directory}
@@ -161,7 +163,7 @@ def test_forget_old_layouts(home: State, opening: Open) -> None:
     assert [path.name for path in home.maps_directory.iterdir()] == ["small"]
 
 
-def test_prepared_twice(home: State) -> None:
+def test_prepared_twice(home: StateDir) -> None:
     """Preparing again changes nothing; others may not look in."""
     home.prepare()
     assert home.exists()
@@ -171,16 +173,16 @@ def test_prepared_twice(home: State) -> None:
 def test_no_bpffs(tmp_path: Path) -> None:
     """A directory outside any bpffs is refused, with what to do."""
     with pytest.raises(NodeError, match="choose a --state-dir below /sys/fs/bpf"):
-        State(tmp_path / "state").prepare()
+        StateDir(tmp_path / "state").prepare()
     assert not (tmp_path / "state").exists()
 
 
 MOUNTED_ANEW = """
 import subprocess, sys
 from pathlib import Path
-from ebpflb.datapath.state import BPFFS, State
+from ebpflb.datapath.maps.pins import BPFFS, StateDir
 subprocess.run(["umount", BPFFS], check=True)
-State(Path(sys.argv[1])).prepare()
+StateDir(Path(sys.argv[1])).prepare()
 mounts = Path("/proc/self/mounts").read_text()
 assert f" {BPFFS} bpf " in mounts and (Path(sys.argv[1]) / "links").is_dir()
 """
@@ -194,9 +196,9 @@ def test_bpffs_is_mounted(directory: Path) -> None:
     assert not directory.exists()
 
 
-def test_no_leak(home: State) -> None:
+def test_no_leak(home: StateDir) -> None:
     """Opening and closing, adopting and replacing leave no descriptor behind."""
-    pin_other(home.maps_directory / "small", state.make_map(SPEC._replace(entries=9)))
+    pin_other(home.maps_directory / "small", pins.make_map(SPEC._replace(entries=9)))
     before = open_files()
     for _ in range(3):
         for map_ in home.open_maps(SPECS).values():

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.datapath import kernel, links, statistics
-from ebpflb.datapath.programs import SECTIONS, Program
-from ebpflb.datapath.state import State
+from ebpflb.datapath import kernel
+from ebpflb.datapath.attach import cgroup_links, hook_stats
+from ebpflb.datapath.attach.removal import unpin_all
+from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.programs.loader import SECTIONS, Program
 from tests.datapath.devices import Agent, Namespace
 from tests.datapath.variants import needs_root
 
@@ -29,7 +31,7 @@ def counting() -> Iterator[None]:
 @pytest.fixture
 def inside(cgroup: Path) -> Iterator[Path]:
     """This process is in a cgroup of its own."""
-    root = links.cgroup_root()
+    root = cgroup_links.cgroup_root()
     former = Path("/proc/self/cgroup").read_text().split("0::", 1)[1].split()[0]
     (cgroup / "cgroup.procs").write_text(str(os.getpid()))
     yield cgroup
@@ -43,52 +45,52 @@ def connect() -> None:
 
 
 def test_of_loaded_programs(
-    home: State, inside: Path, loaded: list[Program], counting: None
+    home: StateDir, inside: Path, loaded: list[Program], counting: None
 ) -> None:
     """A hook that runs once more has run once more, and for a while; the others have not."""
-    links.attach(home, inside, loaded)
-    before = statistics.run_times(home, loaded)
+    cgroup_links.attach(home, inside, loaded)
+    before = hook_stats.run_times(home, loaded)
     assert set(before) == {section.partition("/")[2] for section in SECTIONS}
     connect()
-    after = statistics.run_times(home, loaded)
-    home.remove()
+    after = hook_stats.run_times(home, loaded)
+    unpin_all(home)
     assert after["connect4"].runs == before["connect4"].runs + 1
     assert after["connect4"].seconds > before["connect4"].seconds
     assert after["connect6"] == before["connect6"]
 
 
 def test_of_an_earlier_agents_programs(
-    home: State, inside: Path, loaded: list[Program], counting: None
+    home: StateDir, inside: Path, loaded: list[Program], counting: None
 ) -> None:
     """Where nothing was loaded the pinned links tell which programs serve."""
-    links.attach(home, inside, loaded)
+    cgroup_links.attach(home, inside, loaded)
     connect()
-    assert statistics.run_times(home, []) == statistics.run_times(home, loaded)
-    home.remove()
-    assert statistics.run_times(home, []) == {}
+    assert hook_stats.run_times(home, []) == hook_stats.run_times(home, loaded)
+    unpin_all(home)
+    assert hook_stats.run_times(home, []) == {}
 
 
 def test_programs_of_one_hook_are_added(loaded: list[Program]) -> None:
     """Two variants of a hook are one hook."""
     first = loaded[0]
-    state = State(Path("/sys/fs/bpf/ebpflb-test-nowhere"))
-    once = statistics.run_times(state, [first])[first.name]
-    twice = statistics.run_times(state, [first, first])[first.name]
+    state = StateDir(Path("/sys/fs/bpf/ebpflb-test-nowhere"))
+    once = hook_stats.run_times(state, [first])[first.name]
+    twice = hook_stats.run_times(state, [first, first])[first.name]
     assert twice == (2 * once.seconds, 2 * once.runs)
 
 
-def test_at_devices(agent: Agent, home: State, ns: Namespace, by: str) -> None:
+def test_at_devices(agent: Agent, home: StateDir, ns: Namespace, by: str) -> None:
     """The links at devices tell of an earlier agent's packet programs; filters do not."""
     agent().follow(ns.served())
     expected = {"ingress", "egress"} if by == "tcx" else set()
-    assert set(statistics.run_times(home, [])) == expected
+    assert set(hook_stats.run_times(home, [])) == expected
 
 
 def test_enabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the sysctl says; a kernel without it counts nothing."""
     switch = tmp_path / "bpf_stats_enabled"
-    monkeypatch.setattr(statistics, "_SWITCH", switch)
-    assert not statistics.enabled()
+    monkeypatch.setattr(hook_stats, "_SWITCH", switch)
+    assert not hook_stats.enabled()
     for text, expected in (("0\n", False), ("1\n", True)):
         switch.write_text(text)
-        assert statistics.enabled() == expected
+        assert hook_stats.enabled() == expected

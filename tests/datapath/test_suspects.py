@@ -5,10 +5,10 @@ from ipaddress import ip_address
 
 import pytest
 
-from ebpflb.datapath import suspects
-from ebpflb.datapath.records import Origin, Peer
-from ebpflb.datapath.suspects import Fate, Serving
+from ebpflb.datapath.maps.records import Origin, Peer
 from ebpflb.plan.entries import Frontend
+from ebpflb.stale_udp import find
+from ebpflb.stale_udp.find import Fate, Serving
 from tests.datapath.sockets_world import ELSEWHERE, HERE, OLD, SERVICE, UDP, VIP, World
 from tests.datapath.variants import needs_root
 
@@ -50,6 +50,6 @@ def test_many(world: World) -> None:
     stream = Origin(VIP._replace(protocol=6), OLD, HERE, world.port)
     world.maps["sockets"].write([(peer, world.origin) for peer in peers[::2]])
     world.maps["sockets"].write([(Peer(p.socket, HERE, 0), stream) for p in peers[1::2]])
-    found, orphaned = suspects.stale_sockets(world.maps)
+    found, orphaned = find.stale_sockets(world.maps)
     assert found.keys() == set(peers[::2])
     assert not orphaned

@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from ebpflb.datapath import kernel, layout, sweep
-from ebpflb.datapath.maps import Counters, Map
-from ebpflb.datapath.records import Sweep
-from ebpflb.datapath.sweep import FlowTable, Sweeper
+from ebpflb.datapath import kernel
+from ebpflb.datapath.maps import layout, sweep
+from ebpflb.datapath.maps.bpf_map import Counters, Map
+from ebpflb.datapath.maps.records import Sweep
+from ebpflb.datapath.maps.sweep import FlowTable, Sweeper
 from ebpflb.errors import KernelError
 from ebpflb.model.services import Protocol
 from ebpflb.plan.expiry import Timeouts
-from ebpflb.plan.flows import Entries, Hook
+from ebpflb.plan.flow_entries import Entries, Hook
 from tests.datapath.small import ENTRIES, small_maps
 from tests.datapath.variants import eventually, needs_root
 from tests.plan.flow_builders import NOW, Made
@@ -29,7 +30,7 @@ CLOSED = ("request seen fin", "request masquerade seen fin", "seen fin", "seen f
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Map]]:
     """Small maps, at a fixed time."""
-    monkeypatch.setattr("ebpflb.datapath.sweep.time.monotonic_ns", lambda: NOW)
+    monkeypatch.setattr("ebpflb.datapath.maps.sweep.time.monotonic_ns", lambda: NOW)
     with small_maps((*sweep.PROTOCOLS, "flow_stats", "sweeps")) as made:
         yield made
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ebpflb.datapath import kernel, testrun
+from ebpflb.datapath import kernel
+from ebpflb.datapath.programs import testrun
 from ebpflb.errors import KernelError
 from tests.datapath.variants import needs_root
 from tests.packet.node import knows_way_in

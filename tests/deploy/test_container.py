@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ebpflb.datapath.state import BPFFS
+from ebpflb.datapath.maps.pins import BPFFS
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")

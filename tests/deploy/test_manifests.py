@@ -16,9 +16,9 @@ from cloudcoil.models.prometheus_operator import v1 as operators
 from ebpflb.cli.run import run
 from ebpflb.cluster import api, recorder
 from ebpflb.configuration import reading
-from ebpflb.datapath.state import BPFFS, DEFAULT
+from ebpflb.datapath.maps.pins import BPFFS, DEFAULT
 from ebpflb.node import sysctl
-from ebpflb.settings import Places
+from ebpflb.options import Paths
 from tests.deploy import helm
 from tests.deploy.api_server import serving
 from tests.deploy.helm import DEPLOY, MANIFESTS, Object, Values
@@ -223,7 +223,7 @@ def test_places(defaults: list[Object]) -> None:
     volumes = helm.the("DaemonSet", defaults)["spec"]["template"]["spec"]["volumes"]
     host = {it["name"]: it["hostPath"]["path"] for it in volumes if "hostPath" in it}
     found = {it["mountPath"]: host.get(it["name"]) for it in container["volumeMounts"]}
-    places = Places(state=DEFAULT)
+    places = Paths(state=DEFAULT)
     for path in (BPFFS, places.run, places.cache, Path("/run/netns"), Path("/sys/fs/cgroup")):
         assert found.pop(str(path)) == str(path)
     assert found.pop(str(sysctl.HOST / "net")) == str(sysctl.OWN / "net")

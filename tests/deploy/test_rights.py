@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.datapath.state import BPFFS
+from ebpflb.datapath.maps.pins import BPFFS
 from ebpflb.lab.agents import LabAgent
 from ebpflb.lab.hosts import Lab
 from ebpflb.node import capabilities
@@ -199,12 +199,13 @@ LOADING = f"""
 import os, sys
 from pathlib import Path
 from ebpflb.datapath.datapath import Datapath
-from ebpflb.datapath.state import State
-state = State(Path("{BPFFS}/{PREFIX}-rights"))
+from ebpflb.datapath.attach.removal import unpin_all
+from ebpflb.datapath.maps.pins import StateDir
+state = StateDir(Path("{BPFFS}/{PREFIX}-rights"))
 try:
     Datapath(state).load(Path(sys.argv[1]))
 finally:
-    state.remove()
+    unpin_all(state)
 """
 
 
@@ -216,7 +217,7 @@ def test_loading_works_with_all_three(tmp_path: Path) -> None:
 
 def test_compiler_keeps_no_right(tmp_path: Path) -> None:
     """It gives up what it was started with, also where it may not become somebody else."""
-    giving_up = "from ebpflb.datapath import bcc_child; bcc_child._give_up_rights()"
+    giving_up = "from ebpflb.datapath.programs import bcc_child; bcc_child._give_up_rights()"
     command = f"{giving_up}; print(open('/proc/self/status').read(), end='')"
     done = subprocess.run(
         [*confined(capabilities.NEEDED, tmp_path), sys.executable, "-c", command],

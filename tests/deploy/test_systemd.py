@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from ebpflb.cli.run import run
-from ebpflb.datapath.state import BPFFS, DEFAULT
-from ebpflb.settings import Places
+from ebpflb.datapath.maps.pins import BPFFS, DEFAULT
+from ebpflb.options import Paths
 from tests.deploy.helm import DEPLOY
 
 UNIT = DEPLOY / "systemd/ebpflb.service"
@@ -67,7 +67,7 @@ def test_it_starts_an_agent(service: configparser.SectionProxy) -> None:
 
 def test_places(service: configparser.SectionProxy) -> None:
     """It may write where it keeps things, and they outlive it."""
-    places = Places(state=DEFAULT)
+    places = Paths(state=DEFAULT)
     assert Path("/run", service["RuntimeDirectory"]) == places.run
     assert Path("/var/cache", service["CacheDirectory"]) == places.cache
     assert service["RuntimeDirectoryPreserve"] == "yes"

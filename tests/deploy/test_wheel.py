@@ -17,7 +17,8 @@ CHECKOUT = Path(__file__).parents[2]
 COMPILING = """
 import sys
 from pathlib import Path
-from ebpflb.datapath import compiler, layout
+from ebpflb.datapath.maps import layout
+from ebpflb.datapath.programs import compiler
 for source in ("hooks/socket.c", "hooks/packet.c", "hooks/witness.c"):
     assert not compiler.compile_source(source, cache=Path(sys.argv[1])).cached
 print(layout.SOURCES)

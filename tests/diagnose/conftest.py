@@ -8,20 +8,21 @@ from collections.abc import Iterator
 import pytest
 
 from ebpflb.datapath import kernel
-from ebpflb.datapath.maps import Counters, Map
-from ebpflb.datapath.state import BPFFS, State
+from ebpflb.datapath.attach.removal import unpin_all
+from ebpflb.datapath.maps.bpf_map import Counters, Map
+from ebpflb.datapath.maps.pins import BPFFS, StateDir
 
 
 @pytest.fixture(scope="module")
 def maps() -> Iterator[dict[str, Map]]:
     """All maps, empty."""
-    state = State(BPFFS / f"ebpflb-test-{os.getpid()}-dump")
+    state = StateDir(BPFFS / f"ebpflb-test-{os.getpid()}-dump")
     state.prepare()
     opened = state.open_maps()
     yield opened
     for each in opened.values():
         each.close()
-    state.remove()
+    unpin_all(state)
 
 
 def count(opened: Map, number: int, *values: int) -> None:

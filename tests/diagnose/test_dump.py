@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ebpflb.datapath.maps import Map
-from ebpflb.datapath.records import Affinity, Assignment, Client, Origin, Peer, Sender
+from ebpflb.datapath.maps.bpf_map import Map
+from ebpflb.datapath.maps.records import Affinity, Assignment, Client, Origin, Peer, Sender
 from ebpflb.diagnose.dump import ROWS, dump
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol

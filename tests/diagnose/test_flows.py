@@ -7,13 +7,13 @@ from ipaddress import ip_address
 
 import pytest
 
-from ebpflb.datapath.maps import Map
-from ebpflb.datapath.sweep import FlowTable
-from ebpflb.diagnose.flows import Choice, Flushed, flush, listed
+from ebpflb.datapath.maps.bpf_map import Map
+from ebpflb.datapath.maps.sweep import FlowTable
+from ebpflb.diagnose.flow_list import Choice, Flushed, flush, listed
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.entries import BackendName
-from ebpflb.plan.flows import Entries
+from ebpflb.plan.flow_entries import Entries
 from tests.diagnose.conftest import count
 from tests.plan.flow_builders import Made
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ebpflb.datapath.maps import Map
-from ebpflb.datapath.records import Datagram, Ports, Sweep
+from ebpflb.datapath.maps.bpf_map import Map
+from ebpflb.datapath.maps.records import Datagram, Ports, Sweep
 from ebpflb.diagnose import packets
 from ebpflb.diagnose.dump import dump
 from ebpflb.model.addresses import Family
@@ -26,7 +26,7 @@ from ebpflb.plan.entries import (
     Settings,
     SourceRange,
 )
-from ebpflb.plan.flows import Flow, Tuple
+from ebpflb.plan.flow_entries import Flow, Tuple
 from tests.diagnose.conftest import count
 
 WEB, BACKEND = 7, 21

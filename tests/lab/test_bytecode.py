@@ -4,7 +4,8 @@
 import re
 from pathlib import Path
 
-from ebpflb.datapath import datapath, layout
+from ebpflb.datapath import datapath
+from ebpflb.datapath.maps import layout
 from vagrant.kernels import bytecode
 
 SWITCH = re.compile(r"(?m)^#\s*ifn?def (?!EBPFLB_|DIALECT_|__)(\w+)")

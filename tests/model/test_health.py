@@ -8,9 +8,9 @@ import pytest
 
 from ebpflb.model import nodeports, objects
 from ebpflb.model.addresses import Family
-from ebpflb.model.events import Changed, Found, Key, Kind
+from ebpflb.model.cluster_state import ClusterState
+from ebpflb.model.events import Changed, Key, Kind, ReadObject
 from ebpflb.model.health import Checked, checked
-from ebpflb.model.picture import Picture
 from ebpflb.model.services import read
 from tests.model import builders
 from tests.model.builders import entry
@@ -132,17 +132,17 @@ def test_each_family_counts_its_own() -> None:
 
 def test_picture_answers_for_one_service() -> None:
     """From what was heard, whatever came first."""
-    picture = Picture(HERE)
+    cluster = ClusterState(HERE)
     web = Key("shop", "web")
-    assert picture.checked(web) is None
+    assert cluster.checked(web) is None
     said = {
         Kind.ENDPOINT_SLICE: (Key("shop", "web-1"), builders.slice(entry("10.1.0.1", **LOCAL))),
         Kind.SERVICE: (web, balanced()),
     }
     for kind, (key, object) in said.items():
-        picture.hear(Changed(kind, key, Found(object, "test")))  # type: ignore[arg-type]
-    assert picture.checked(web) == Checked(PORT, {V4: 1})
-    assert picture.checked(Key("shop", "other")) is None
+        cluster.hear(Changed(kind, key, ReadObject(object, "test")))  # type: ignore[arg-type]
+    assert cluster.checked(web) == Checked(PORT, {V4: 1})
+    assert cluster.checked(Key("shop", "other")) is None
 
 
 ADDRESSES = [ip_address(it) for it in ("127.0.0.1", "10.0.0.7", "192.0.2.7", "::1", "fd00::7")]

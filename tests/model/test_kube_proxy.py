@@ -3,7 +3,7 @@
 
 import pytest
 
-from ebpflb.model.kube_proxy import SETS, Sighting, is_chain
+from ebpflb.model.kube_proxy import SETS, Detection, is_chain
 
 RULES = ("table ip kube-proxy",)
 
@@ -68,13 +68,13 @@ def test_sets() -> None:
 
 def test_nothing() -> None:
     """Where nothing is, nothing is said."""
-    found = Sighting()
+    found = Detection()
     assert (found.runs, found.words, found.detail) == (False, None, "none")
 
 
 def test_gone() -> None:
     """Rules alone are leftovers: it is said which, what they do, and what removes them."""
-    found = Sighting(rules=RULES)
+    found = Detection(rules=RULES)
     assert not found.runs
     assert found.words is not None
     assert "has gone and left table ip kube-proxy" in found.words
@@ -84,12 +84,12 @@ def test_gone() -> None:
 @pytest.mark.parametrize(
     ("found", "evidence"),
     [
-        (Sighting(pids=(7, 9)), "pid 7, pid 9"),
-        (Sighting(answers=(("127.0.0.1:10249", "ipvs"),)), "mode ipvs at 127.0.0.1:10249"),
-        (Sighting(rules=RULES, renewed=True), "its rules have come back"),
+        (Detection(pids=(7, 9)), "pid 7, pid 9"),
+        (Detection(answers=(("127.0.0.1:10249", "ipvs"),)), "mode ipvs at 127.0.0.1:10249"),
+        (Detection(rules=RULES, renewed=True), "its rules have come back"),
     ],
 )
-def test_runs(found: Sighting, evidence: str) -> None:
+def test_runs(found: Detection, evidence: str) -> None:
     """A process, an answer, or rules that come back are a kube-proxy at work."""
     assert found.runs
     assert found.words == (
@@ -100,7 +100,7 @@ def test_runs(found: Sighting, evidence: str) -> None:
 
 def test_renewed() -> None:
     """Rules that were there at the first look are nobody's work; those that come later are."""
-    none, some = Sighting(), Sighting(rules=RULES)
+    none, some = Detection(), Detection(rules=RULES)
     assert not some.after(None).runs
     assert not some.after(some).runs
     came = some.after(none)

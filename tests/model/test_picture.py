@@ -7,9 +7,9 @@ import pytest
 
 from ebpflb.errors import InvalidObject
 from ebpflb.model.addresses import Family
-from ebpflb.model.events import Changed, Found, Key, Kind, Removed, Replaced
+from ebpflb.model.cluster_state import ClusterState
+from ebpflb.model.events import Changed, Key, Kind, ReadObject, Removed, Replaced
 from ebpflb.model.objects import Node, Object, ServiceCIDR
-from ebpflb.model.picture import Picture
 from tests.model import builders
 
 WEB = Key("shop", "web")
@@ -18,12 +18,12 @@ RANGES = Key("", "kubernetes")
 
 
 @pytest.fixture
-def picture() -> Picture:
-    return Picture("here")
+def cluster() -> ClusterState:
+    return ClusterState("here")
 
 
 def changed(kind: Kind, key: Key, object: Object) -> Changed:
-    return Changed(kind, key, Found(object, "test.yaml"))
+    return Changed(kind, key, ReadObject(object, "test.yaml"))
 
 
 def ranges(*cidrs: str, name: str = "kubernetes") -> Changed:
@@ -36,101 +36,101 @@ def node(*addresses: str) -> Changed:
     return changed(Kind.NODE, HERE, listed)
 
 
-def test_complete(picture: Picture) -> None:
+def test_complete(cluster: ClusterState) -> None:
     """Services, slices and the node must have been listed; where cluster IPs are from need not."""
     for kind in (Kind.SERVICE, Kind.ENDPOINT_SLICE, Kind.SERVICE_CIDR):
-        picture.hear(Replaced(kind, {}))
-        assert not picture.complete
-    picture.hear(Replaced(Kind.NODE, {}))
-    assert picture.complete
-    unlisted = Picture("here")
+        cluster.hear(Replaced(kind, {}))
+        assert not cluster.complete
+    cluster.hear(Replaced(Kind.NODE, {}))
+    assert cluster.complete
+    unlisted = ClusterState("here")
     for kind in (Kind.SERVICE, Kind.ENDPOINT_SLICE, Kind.NODE):
         unlisted.hear(Replaced(kind, {}))
     assert unlisted.complete and Kind.SERVICE_CIDR not in unlisted.listed
 
 
-def test_service_cidrs(picture: Picture) -> None:
+def test_service_cidrs(cluster: ClusterState) -> None:
     """They are those of all objects, as last heard."""
-    assert picture.service_cidrs == frozenset()
-    assert picture.hear(ranges("10.96.0.0/16", "fd00:96::/112")) == []
-    picture.hear(ranges("10.97.0.0/16", "10.96.0.0/16", name="more"))
-    assert picture.service_cidrs == {
+    assert cluster.service_cidrs == frozenset()
+    assert cluster.hear(ranges("10.96.0.0/16", "fd00:96::/112")) == []
+    cluster.hear(ranges("10.97.0.0/16", "10.96.0.0/16", name="more"))
+    assert cluster.service_cidrs == {
         ip_network("10.96.0.0/16"),
         ip_network("10.97.0.0/16"),
         ip_network("fd00:96::/112"),
     }
-    picture.hear(Removed(Kind.SERVICE_CIDR, RANGES))
-    assert picture.service_cidrs == {ip_network("10.97.0.0/16"), ip_network("10.96.0.0/16")}
-    unreadable = Found(InvalidObject("spec", "Expected `object`"), "test.yaml")
-    picture.hear(Replaced(Kind.SERVICE_CIDR, {Key("", "more"): unreadable}))
-    assert picture.service_cidrs == {ip_network("10.97.0.0/16"), ip_network("10.96.0.0/16")}
-    picture.hear(Replaced(Kind.SERVICE_CIDR, {}))
-    assert picture.service_cidrs == frozenset()
+    cluster.hear(Removed(Kind.SERVICE_CIDR, RANGES))
+    assert cluster.service_cidrs == {ip_network("10.97.0.0/16"), ip_network("10.96.0.0/16")}
+    unreadable = ReadObject(InvalidObject("spec", "Expected `object`"), "test.yaml")
+    cluster.hear(Replaced(Kind.SERVICE_CIDR, {Key("", "more"): unreadable}))
+    assert cluster.service_cidrs == {ip_network("10.97.0.0/16"), ip_network("10.96.0.0/16")}
+    cluster.hear(Replaced(Kind.SERVICE_CIDR, {}))
+    assert cluster.service_cidrs == frozenset()
 
 
-def test_no_spec(picture: Picture) -> None:
+def test_no_spec(cluster: ClusterState) -> None:
     """A ServiceCIDR without ranges has none."""
     bare = ServiceCIDR(builders.service_cidr().metadata)
-    assert picture.hear(changed(Kind.SERVICE_CIDR, RANGES, bare)) == []
-    assert picture.service_cidrs == frozenset()
+    assert cluster.hear(changed(Kind.SERVICE_CIDR, RANGES, bare)) == []
+    assert cluster.service_cidrs == frozenset()
 
 
-def test_unreadable_range(picture: Picture) -> None:
+def test_unreadable_range(cluster: ClusterState) -> None:
     """One line names object and field, and the last good state stays, all of it."""
-    picture.hear(ranges("10.96.0.0/16"))
-    (remark,) = picture.hear(ranges("10.97.0.0/16", "10.98.0.0"))
+    cluster.hear(ranges("10.96.0.0/16"))
+    (remark,) = cluster.hear(ranges("10.97.0.0/16", "10.98.0.0"))
     assert str(remark) == (
         'test.yaml: ServiceCIDR kubernetes: spec.cidrs[1]: "10.98.0.0" is no CIDR'
         " (its last good state stays)"
     )
-    assert picture.refused.keys() == {(Kind.SERVICE_CIDR, RANGES)}
-    assert picture.service_cidrs == {ip_network("10.96.0.0/16")}
-    picture.hear(ranges("10.97.0.0/16"))
-    assert not picture.refused
-    assert picture.service_cidrs == {ip_network("10.97.0.0/16")}
+    assert cluster.refused.keys() == {(Kind.SERVICE_CIDR, RANGES)}
+    assert cluster.service_cidrs == {ip_network("10.96.0.0/16")}
+    cluster.hear(ranges("10.97.0.0/16"))
+    assert not cluster.refused
+    assert cluster.service_cidrs == {ip_network("10.97.0.0/16")}
 
 
-def test_unreadable(picture: Picture) -> None:
+def test_unreadable(cluster: ClusterState) -> None:
     """What cannot even be decoded is named like what cannot be meant, and stays as it was."""
-    picture.hear(changed(Kind.SERVICE, WEB, builders.service()))
-    before = list(picture.ports(WEB))
-    unreadable = Found(InvalidObject("spec.ports", "Expected `array | null`"), "test.yaml")
-    (remark,) = picture.hear(Changed(Kind.SERVICE, WEB, unreadable))
+    cluster.hear(changed(Kind.SERVICE, WEB, builders.service()))
+    before = list(cluster.ports(WEB))
+    unreadable = ReadObject(InvalidObject("spec.ports", "Expected `array | null`"), "test.yaml")
+    (remark,) = cluster.hear(Changed(Kind.SERVICE, WEB, unreadable))
     assert str(remark) == (
         "test.yaml: Service shop/web: spec.ports: Expected `array | null`"
         " (its last good state stays)"
     )
-    assert picture.refused == {(Kind.SERVICE, WEB): "spec.ports: Expected `array | null`"}
-    assert list(picture.ports(WEB)) == before
-    picture.hear(changed(Kind.SERVICE, WEB, builders.service()))
-    assert not picture.refused
+    assert cluster.refused == {(Kind.SERVICE, WEB): "spec.ports: Expected `array | null`"}
+    assert list(cluster.ports(WEB)) == before
+    cluster.hear(changed(Kind.SERVICE, WEB, builders.service()))
+    assert not cluster.refused
 
 
-def test_refused_and_gone(picture: Picture) -> None:
+def test_refused_and_gone(cluster: ClusterState) -> None:
     """What was refused from the start is forgotten when it is gone from the list of its kind."""
-    picture.hear(changed(Kind.SERVICE, WEB, builders.service(clusterIP="?", clusterIPs=["?"])))
-    assert picture.refused.keys() == {(Kind.SERVICE, WEB)}
-    picture.hear(Replaced(Kind.ENDPOINT_SLICE, {}))
-    assert picture.refused
-    picture.hear(Replaced(Kind.SERVICE, {}))
-    assert not picture.refused
+    cluster.hear(changed(Kind.SERVICE, WEB, builders.service(clusterIP="?", clusterIPs=["?"])))
+    assert cluster.refused.keys() == {(Kind.SERVICE, WEB)}
+    cluster.hear(Replaced(Kind.ENDPOINT_SLICE, {}))
+    assert cluster.refused
+    cluster.hear(Replaced(Kind.SERVICE, {}))
+    assert not cluster.refused
 
 
-def test_own_address(picture: Picture) -> None:
+def test_own_address(cluster: ClusterState) -> None:
     """Another address of this node touches the services for which it may matter, once."""
     service = builders.service(loadBalancerSourceRanges=["192.0.2.0/24"])
-    picture.hear(changed(Kind.SERVICE, WEB, service))
+    cluster.hear(changed(Kind.SERVICE, WEB, service))
     other = builders.service(name="other")
-    picture.hear(changed(Kind.SERVICE, Key("shop", "other"), other))
-    picture.take_touched()
+    cluster.hear(changed(Kind.SERVICE, Key("shop", "other"), other))
+    cluster.take_touched()
     for addresses, touched in (
         (["192.0.2.7", "192.0.2.8"], {WEB}),
         (["192.0.2.7"], set()),
         (["192.0.2.8", "fd00::8"], {WEB}),
     ):
-        picture.hear(node(*addresses))
-        assert picture.take_touched() == touched
-    assert picture.primary == {
+        cluster.hear(node(*addresses))
+        assert cluster.take_touched() == touched
+    assert cluster.primary == {
         Family.IPV4: ip_address("192.0.2.8"),
         Family.IPV6: ip_address("fd00::8"),
     }
@@ -141,10 +141,10 @@ def test_bind_address_overrides_the_primary_address() -> None:
     (kube-proxy.md 17): before there is a Node, and whatever that says.
     """
     six = ip_address("fd00::99")
-    picture = Picture("here", bind_address=six)
-    assert picture.primary == {Family.IPV6: six}
-    picture.hear(node("192.0.2.8", "fd00::8"))
-    assert list(picture.primary.items()) == [
+    cluster = ClusterState("here", bind_address=six)
+    assert cluster.primary == {Family.IPV6: six}
+    cluster.hear(node("192.0.2.8", "fd00::8"))
+    assert list(cluster.primary.items()) == [
         (Family.IPV6, six),
         (Family.IPV4, ip_address("192.0.2.8")),
     ]

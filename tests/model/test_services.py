@@ -8,8 +8,8 @@ import pytest
 
 from ebpflb.model import services
 from ebpflb.model.addresses import Family
-from ebpflb.model.events import Changed, Found, Key, Kind
-from ebpflb.model.picture import Picture
+from ebpflb.model.cluster_state import ClusterState
+from ebpflb.model.events import Changed, Key, Kind, ReadObject
 from ebpflb.model.services import PortName, Protocol
 from tests.model import builders
 
@@ -129,10 +129,10 @@ def test_external_ips_switched_off() -> None:
     (port,), remarks = services.read(service, serve_external_ips=False)
     assert (port.external_ips, port.load_balancer_ips) == ((), ips("198.51.100.1"))
     assert port.external_local and not remarks
-    picture = Picture("here", serve_external_ips=False)
+    cluster = ClusterState("here", serve_external_ips=False)
     key = Key("shop", "web")
-    assert picture.hear(Changed(Kind.SERVICE, key, Found(service, "test.yaml"))) == []
-    assert picture.services[key] == (port,)
+    assert cluster.hear(Changed(Kind.SERVICE, key, ReadObject(service, "test.yaml"))) == []
+    assert cluster.services[key] == (port,)
 
 
 def test_no_cluster_ip_no_service() -> None:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from ebpflb.datapath import layout, records
-from ebpflb.datapath.layout import MapSpec
+from ebpflb.datapath.maps import layout, records
+from ebpflb.datapath.maps.layout import MapSpec
 
 RECYCLED = 0xA5
 ENOENT, EEXIST = 2, 17

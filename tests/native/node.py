@@ -6,7 +6,7 @@ from ipaddress import IPv4Address, IPv6Address
 from socket import htons, ntohs
 from typing import Any, NamedTuple
 
-from ebpflb.datapath.layout import VERDICTS
+from ebpflb.datapath.maps.layout import VERDICTS
 from ebpflb.model.addresses import Address
 from ebpflb.plan.entries import Settings
 from tests.native.kernel import Kernel

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from ebpflb.datapath.records import Affinity, Client
+from ebpflb.datapath.maps.records import Affinity, Client
 from ebpflb.plan.entries import Service
 from tests.native.node import HOST, OTHER_POD, POD, SECOND, Node
 from tests.publishing import frontend

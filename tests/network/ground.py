@@ -12,8 +12,8 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from ebpflb.datapath.maps import Map
-from ebpflb.datapath.state import State
+from ebpflb.datapath.maps.bpf_map import Map
+from ebpflb.datapath.maps.pins import StateDir
 from ebpflb.lab import objects, traffic
 from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host, Lab
@@ -88,7 +88,7 @@ class Ground:
 
     def maps_of(self, agent: LabAgent) -> dict[str, Map]:
         if agent not in self._maps:
-            self._maps[agent] = State(agent.places.state).open_maps()
+            self._maps[agent] = StateDir(agent.places.state).open_maps()
         return self._maps[agent]
 
     def forget_maps(self) -> None:

@@ -4,7 +4,7 @@
 import random
 from typing import Any
 
-from ebpflb.datapath.layout import VERDICTS
+from ebpflb.datapath.maps.layout import VERDICTS
 from ebpflb.lab import objects
 from tests.load import scaled
 from tests.network.cluster import VIP, VIP6, Cluster, at, web

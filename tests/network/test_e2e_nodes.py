@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ebpflb.datapath.layout import VERDICTS
+from ebpflb.datapath.maps.layout import VERDICTS
 from ebpflb.lab import objects, traffic
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import TIMEOUT

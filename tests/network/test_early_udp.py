@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ebpflb.datapath import probe
 from ebpflb.lab import objects
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.objects import Object
 from ebpflb.lab.sockets import Sockets
+from ebpflb.node import sock_diag
 from tests.network import asking
 from tests.network.cluster import PORT, TARGET, VIP, Cluster, at, web
 from tests.network.ending import Published, ask, both, fixed, is_ended, meet, serve
 
 LATER = {"v4": "10.96.0.30", "v6": "fd00:96::30"}
 
-pytestmark = pytest.mark.skipif(not probe.ends_sockets(), reason="this kernel ends no sockets")
+pytestmark = pytest.mark.skipif(not sock_diag.can_destroy(), reason="this kernel ends no sockets")
 
 
 def test_udp_is_preserved_when_endpoints_get_ready(

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.datapath import links
-from ebpflb.datapath.state import State
+from ebpflb.datapath.attach import cgroup_links
+from ebpflb.datapath.maps.pins import StateDir
 from ebpflb.lab.sockets import Sockets
 from tests.network import asking
 from tests.network.cluster import PORT, VIP, Cluster, at, running, web
@@ -32,7 +32,7 @@ def ebpflb(*words: str) -> "subprocess.CompletedProcess[str]":
 
 def hooks(cluster: Cluster) -> dict[str, list[str]]:
     """Everything attached to the node's cgroup, whoever's it is."""
-    return links.foreign(cluster.node.cgroup, ())
+    return cgroup_links.foreign(cluster.node.cgroup, ())
 
 
 def test_second_agent(cluster: Cluster, pod: Sockets) -> None:
@@ -98,4 +98,4 @@ def test_cgroup_made_anew(cluster: Cluster) -> None:
         cluster.begin(pod, "serve", pod.name, "8080")
     cluster.agent.start()
     assert len(asking.names(cluster.sockets(cluster.client), VIP)) == 3
-    assert len(links.attached(State(cluster.agent.places.state))) == len(hooks(cluster))
+    assert len(cgroup_links.attached(StateDir(cluster.agent.places.state))) == len(hooks(cluster))

@@ -11,7 +11,7 @@ from socket import SO_REUSEADDR, SOL_SOCKET
 
 import pytest
 
-from ebpflb.datapath.state import State
+from ebpflb.datapath.maps.pins import StateDir
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.objects import Object
 from ebpflb.lab.sockets import Socket
@@ -112,7 +112,7 @@ def upgrade(two: TwoNodes, how: signal.Signals = signal.SIGTERM) -> None:
     """The maps are those of another layout, which agrees about lasting ones; then agents come."""
     for agent in two.agents:
         agent.stop(how)
-        state = State(agent.places.state)
+        state = StateDir(agent.places.state)
         state.maps_directory.rename(state.directory / "0123456789ab")
         agent.start()
         assert state.old_layouts() == []

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from ebpflb.lab import cni, objects
-from ebpflb.plan.flows import Hook
+from ebpflb.plan.flow_entries import Hook
 from tests.network import asking
 from tests.network.asking import Ask
 from tests.network.test_packets_table import (

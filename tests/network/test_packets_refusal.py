@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ebpflb.datapath.layout import VERDICTS
+from ebpflb.datapath.maps.layout import VERDICTS
 from ebpflb.lab import objects
 from tests.network import asking
 from tests.network.asking import Ask

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpflb.datapath import compiler, datapath, links, programs
-from ebpflb.datapath.state import State
+from ebpflb.datapath import datapath
+from ebpflb.datapath.attach import cgroup_links
+from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.programs import compiler, loader
 from ebpflb.lab.sockets import Sockets
-from ebpflb.settings import Places
+from ebpflb.options import Paths
 from tests.network import asking
 from tests.network.cluster import NODEPORT, PORT, VIP, VIP6, Cluster, at, web
 
@@ -26,10 +28,10 @@ def form(cluster: Cluster, request: pytest.FixtureRequest) -> str:
     flags = datapath.flags() if request.param == "named errno" else ()
     if request.param == "named errno" and not flags:
         pytest.skip("this kernel has no bpf_set_retval")
-    compiled = compiler.compile_source(datapath.SOURCE, flags, cache=Places.cache)
-    loaded = programs.load(compiled, cluster.maps)
-    links.attach(State(cluster.agent.places.state), cluster.node.cgroup, loaded)
-    programs.close(loaded)
+    compiled = compiler.compile_source(datapath.SOURCE, flags, cache=Paths.cache)
+    loaded = loader.load(compiled, cluster.maps)
+    cgroup_links.attach(StateDir(cluster.agent.places.state), cluster.node.cgroup, loaded)
+    loader.close(loaded)
     return str(request.param)
 
 

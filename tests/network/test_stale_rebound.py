@@ -20,7 +20,7 @@ from tests.network.twonodes import PORT, TwoNodes, Ways
 
 UNABLE = """
 import errno
-from ebpflb.datapath.sock_diag import SockDiag
+from ebpflb.node.sock_diag import SockDiag
 from ebpflb.errors import KernelError
 
 

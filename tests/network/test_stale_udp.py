@@ -8,9 +8,9 @@ from ipaddress import ip_address
 
 import pytest
 
-from ebpflb.datapath import probe
 from ebpflb.lab.objects import Object
 from ebpflb.lab.sockets import Socket, Sockets
+from ebpflb.node import sock_diag
 from tests.network import asking
 from tests.network.cluster import NODEPORT, PORT, TARGET, VIP, VIP6, Cluster, web
 from tests.network.ending import SOURCE, Published, ask, both, fixed, is_ended, meet, serve
@@ -18,7 +18,7 @@ from tests.network.ending import SOURCE, Published, ask, both, fixed, is_ended, 
 OTHER_TARGET = 9090
 PLACES = {"v4": VIP, "v6": VIP6, "mapped": f"::ffff:{VIP}"}
 
-pytestmark = pytest.mark.skipif(not probe.ends_sockets(), reason="this kernel ends no sockets")
+pytestmark = pytest.mark.skipif(not sock_diag.can_destroy(), reason="this kernel ends no sockets")
 
 
 @pytest.fixture(params=PLACES)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpflb.datapath import links
-from ebpflb.datapath.state import State
+from ebpflb.datapath.attach import cgroup_links
+from ebpflb.datapath.maps.pins import StateDir
 from ebpflb.lab.sockets import Socket, Sockets
 from tests.network import asking
 from tests.network.cluster import PORT, VIP, Cluster, at, web
@@ -35,7 +35,7 @@ def lands(pod: Sockets) -> bool:
 
 
 def programs(cluster: Cluster) -> dict[str, int]:
-    return links.attached(State(cluster.agent.places.state))
+    return cgroup_links.attached(StateDir(cluster.agent.places.state))
 
 
 def test_endpoints_leave(cluster: Cluster, connection: Socket, pod: Sockets) -> None:

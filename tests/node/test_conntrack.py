@@ -14,7 +14,7 @@ from pyroute2 import netns
 
 from ebpflb.errors import NodeError
 from ebpflb.node import conntrack
-from ebpflb.settings import Conntrack
+from ebpflb.options import ConntrackOptions
 
 NAME = f"ebpflb-test-{os.getpid()}-conntrack"
 KERNEL = {  # its own defaults
@@ -38,7 +38,7 @@ class Sysctls:
         self.hash_size.write_text("16384\n")
         self.written: list[str] = []
 
-    def set_up(self, wanted: Conntrack) -> None:
+    def set_up(self, wanted: ConntrackOptions) -> None:
         conntrack.set_up(wanted, self.proc, self.hash_size)
 
     def changed(self) -> dict[str, int]:
@@ -66,7 +66,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, number: int, *names: str) -> None:
 
 def test_defaults(sysctls: Sysctls) -> None:
     """CLOSE_WAIT an hour, established a day, room for 128 Ki entries; UDP is left alone."""
-    sysctls.set_up(Conntrack())
+    sysctls.set_up(ConntrackOptions())
     assert sysctls.changed() == {
         "nf_conntrack_max": 131072,
         "nf_conntrack_tcp_timeout_established": 86400,
@@ -77,7 +77,7 @@ def test_defaults(sysctls: Sysctls) -> None:
 
 def test_all_that_can_be_chosen(sysctls: Sysctls) -> None:
     """Each setting goes where it belongs."""
-    sysctls.set_up(Conntrack(50000, 7, 100, 200, True, 300, 400))
+    sysctls.set_up(ConntrackOptions(50000, 7, 100, 200, True, 300, 400))
     assert sysctls.changed() == {
         "nf_conntrack_max": 200000,
         "nf_conntrack_tcp_timeout_established": 100,
@@ -91,7 +91,7 @@ def test_all_that_can_be_chosen(sysctls: Sysctls) -> None:
 def test_zero_leaves_alone(sysctls: Sysctls, monkeypatch: pytest.MonkeyPatch) -> None:
     """Zeros write nothing at all; with maxPerCore 0 the least size counts for nothing."""
     refuse(monkeypatch, errno.EROFS, *KERNEL, "hashsize")
-    sysctls.set_up(Conntrack(0, 10**9, 0, 0, False, 0, 0))
+    sysctls.set_up(ConntrackOptions(0, 10**9, 0, 0, False, 0, 0))
     assert sysctls.changed() == {}
 
 
@@ -108,30 +108,30 @@ def test_zero_leaves_alone(sysctls: Sysctls, monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_table_size(per_core: int, least: int, cores: int, size: int) -> None:
     """maxPerCore times CPUs, at least min, but 1 Mi where that is exceeded, even below min."""
-    assert conntrack.table_size(Conntrack(per_core, least), cores) == size
+    assert conntrack.table_size(ConntrackOptions(per_core, least), cores) == size
 
 
 def test_size_is_never_lowered(sysctls: Sysctls) -> None:
     """A table that is larger stays so."""
     (sysctls.proc / "nf_conntrack_max").write_text("500000\n")
     sysctls.hash_size.write_text("200000\n")
-    sysctls.set_up(Conntrack())
+    sysctls.set_up(ConntrackOptions())
     assert sysctls.changed()["nf_conntrack_max"] == 500000
     assert int(sysctls.hash_size.read_text()) == 200000
 
 
 def test_right_values_are_not_written(sysctls: Sysctls, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where all is as it should be a read-only /proc/sys does no harm."""
-    sysctls.set_up(Conntrack())
+    sysctls.set_up(ConntrackOptions())
     refuse(monkeypatch, errno.EROFS, *KERNEL, "hashsize")
-    sysctls.set_up(Conntrack())
+    sysctls.set_up(ConntrackOptions())
 
 
 def test_failure_is_fatal(sysctls: Sysctls, monkeypatch: pytest.MonkeyPatch) -> None:
     """A time-out that cannot be set ends the start, and is named with its value."""
     refuse(monkeypatch, errno.EROFS, "nf_conntrack_tcp_timeout_close_wait")
     with pytest.raises(NodeError, match=r"close_wait: cannot be set to 3600: Read-only file"):
-        sysctls.set_up(Conntrack())
+        sysctls.set_up(ConntrackOptions())
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EOPNOTSUPP])
@@ -143,7 +143,7 @@ def test_size_of_another(
 ) -> None:
     """The size is the machine's: outside of its first namespace it is only said that it stays."""
     refuse(monkeypatch, number, "nf_conntrack_max", "hashsize")
-    sysctls.set_up(Conntrack())
+    sysctls.set_up(ConntrackOptions())
     assert "nf_conntrack_max" not in sysctls.changed()
     assert "nf_conntrack_tcp_timeout_close_wait" in sysctls.changed()
     for line in ("nf_conntrack_max: not set to 131072", "hashsize: not set to 32768"):
@@ -155,7 +155,7 @@ def test_read_only_hash_size(
 ) -> None:
     """An unprivileged container's /sys is read-only: that the hash table stays is only said."""
     refuse(monkeypatch, errno.EROFS, "hashsize")
-    sysctls.set_up(Conntrack())
+    sysctls.set_up(ConntrackOptions())
     assert sysctls.changed()["nf_conntrack_max"] == 131072
     assert "nf_conntrack_tcp_timeout_close_wait" in sysctls.changed()
     assert "hashsize: not set to 32768: Read-only file system" in caplog.text
@@ -165,13 +165,13 @@ def test_read_only_size_is_fatal(sysctls: Sysctls, monkeypatch: pytest.MonkeyPat
     """But where it is ours and cannot be raised, the start ends."""
     refuse(monkeypatch, errno.EROFS, "nf_conntrack_max")
     with pytest.raises(NodeError, match="nf_conntrack_max: cannot be set to 131072"):
-        sysctls.set_up(Conntrack())
+        sysctls.set_up(ConntrackOptions())
 
 
 def test_not_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A kernel without conntrack gets nothing, and that is said."""
     caplog.set_level(logging.INFO)
-    conntrack.set_up(Conntrack(), tmp_path, tmp_path / "hashsize")
+    conntrack.set_up(ConntrackOptions(), tmp_path, tmp_path / "hashsize")
     assert caplog.messages == ["conntrack is not there: none of its settings are set"]
 
 
@@ -201,7 +201,7 @@ def namespace() -> Iterator[None]:
 def test_close_wait_for_real(namespace: None) -> None:
     """The kernel takes the time-outs, in this namespace alone; the machine's size is not ours."""
     names = ("nf_conntrack_tcp_timeout_close_wait", "nf_conntrack_tcp_timeout_established")
-    conntrack.set_up(Conntrack(max_per_core=2**20, least=2**30))
+    conntrack.set_up(ConntrackOptions(max_per_core=2**20, least=2**30))
     assert [int((conntrack.PROC / name).read_text()) for name in names] == [3600, 86400]
     netns.popns()
     try:

@@ -15,8 +15,8 @@ from pyroute2.netlink.exceptions import NetlinkError
 from ebpflb.errors import NodeError
 from ebpflb.model.addresses import Address
 from ebpflb.model.devices import Device
-from ebpflb.model.events import Trouble
-from ebpflb.node.devices import DevicesChanged, Follower, current
+from ebpflb.model.events import SourceStatus
+from ebpflb.node.device_watch import DevicesChanged, Follower, current
 
 NAME = f"ebpflb-test-{os.getpid()}-devices"
 LOOPBACK = {ip_address("127.0.0.1"), ip_address("::1")}
@@ -151,7 +151,7 @@ def test_late_device(ip: Ip, told: SimpleQueue[DevicesChanged]) -> None:
 
 def test_goes_on(ip: Ip, monkeypatch: pytest.MonkeyPatch) -> None:
     """A list that cannot be had is told and tried again until it can, with no further change."""
-    told: SimpleQueue[DevicesChanged | Trouble] = SimpleQueue()
+    told: SimpleQueue[DevicesChanged | SourceStatus] = SimpleQueue()
     refusals: list[Exception] = []
 
     def refused() -> IPRoute:
@@ -159,26 +159,28 @@ def test_goes_on(ip: Ip, monkeypatch: pytest.MonkeyPatch) -> None:
             raise refusals.pop()
         return IPRoute()
 
-    monkeypatch.setattr("ebpflb.node.devices.AGAIN_SECONDS", 0.01)
-    monkeypatch.setattr("ebpflb.node.devices.IPRoute", refused)
+    monkeypatch.setattr("ebpflb.node.device_watch.AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("ebpflb.node.device_watch.IPRoute", refused)
     Follower(told.put).start()
     ip("address add 192.0.2.1/24 dev d0")
     refusals += [OSError(errno.EMFILE, "Too many open files"), NetlinkError(errno.ENOBUFS)]
     ip("link set d0 mtu 1400")
     while isinstance(first := told.get(timeout=PATIENCE), DevicesChanged):
         pass
-    assert first == Trouble("devices", "devices cannot be listed: No buffer space available")
-    second = Trouble("devices", "devices cannot be listed: Too many open files")
+    assert first == SourceStatus("devices", "devices cannot be listed: No buffer space available")
+    second = SourceStatus("devices", "devices cannot be listed: Too many open files")
     assert told.get(timeout=PATIENCE) == second
     now = told.get(timeout=PATIENCE)
     assert isinstance(now, DevicesChanged)
     assert now.addresses == addresses("192.0.2.1")
-    assert told.get(timeout=PATIENCE) == Trouble("devices", None)
+    assert told.get(timeout=PATIENCE) == SourceStatus("devices", None)
 
 
 def test_start_refused(ip: Ip, monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent that cannot know its devices at the start says so, and does not guess."""
-    monkeypatch.setattr("ebpflb.node.devices.IPRoute", lambda: os.open("/nowhere", os.O_RDONLY))
+    monkeypatch.setattr(
+        "ebpflb.node.device_watch.IPRoute", lambda: os.open("/nowhere", os.O_RDONLY)
+    )
     with pytest.raises(NodeError, match="devices cannot be listed: No such file"):
         Follower(lambda _: None).start()
 

@@ -10,8 +10,8 @@ from socket import create_server
 
 import pytest
 
-from ebpflb.model.events import Trouble
-from ebpflb.model.kube_proxy import METRICS_PORT, MODES, Sighting
+from ebpflb.model.events import SourceStatus
+from ebpflb.model.kube_proxy import METRICS_PORT, MODES, Detection
 from ebpflb.node import nft
 from ebpflb.node.kube_proxy import Watcher, look
 from tests.node import answering, nodes, rules
@@ -29,9 +29,9 @@ def netns() -> Iterator[None]:
 
 
 @pytest.fixture
-def told() -> Iterator[SimpleQueue[Sighting]]:
+def told() -> Iterator[SimpleQueue[Detection]]:
     """What a watcher tells that looks all the time."""
-    queue: SimpleQueue[Sighting] = SimpleQueue()
+    queue: SimpleQueue[Detection] = SimpleQueue()
     watcher = Watcher(queue.put, 0.01)
     watcher.start()
     yield queue
@@ -40,7 +40,7 @@ def told() -> Iterator[SimpleQueue[Sighting]]:
 
 def test_nobody() -> None:
     """On a node without kube-proxy nothing is found."""
-    assert look() == Sighting()
+    assert look() == Detection()
 
 
 def test_process(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_process_of_another_node(tmp_path: Path) -> None:
 def test_answers(mode: str) -> None:
     """Whoever answers /proxyMode with one of its modes is one, though no process is seen."""
     with answering.answer(mode):
-        assert look() == Sighting(answers=((f"127.0.0.1:{METRICS_PORT}", mode),))
+        assert look() == Detection(answers=((f"127.0.0.1:{METRICS_PORT}", mode),))
         assert look().runs
 
 
@@ -77,21 +77,21 @@ def test_answers_on_ipv6() -> None:
 def test_others_answer(said: str) -> None:
     """Ebpflb itself, and whatever else is at the port, is none."""
     with answering.answer(said):
-        assert look() == Sighting()
+        assert look() == Detection()
 
 
 def test_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """One who takes the connection and says nothing holds nobody up for long."""
     monkeypatch.setattr("ebpflb.node.kube_proxy._TIMEOUT", 0.05)
     with create_server(("127.0.0.1", METRICS_PORT)):
-        assert look() == Sighting()
+        assert look() == Detection()
 
 
 @pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.name)
 def test_chains(tool: nodes.Tool) -> None:
     """Its chains alone are leftovers, in each family and variant."""
     load(tool, rules.IPTABLES_MODE)
-    assert look() == Sighting(rules=(f"chains of {tool.name}",))
+    assert look() == Detection(rules=(f"chains of {tool.name}",))
     assert not look().runs
 
 
@@ -105,24 +105,24 @@ def test_neighbours() -> None:
     """Rules of kubelet, CNIs and firewalls are no sign of it."""
     for tool in TOOLS:
         load(tool, *rules.NEIGHBOURS)
-    assert look() == Sighting()
+    assert look() == Detection()
 
 
-def test_watcher_first(told: SimpleQueue[Sighting]) -> None:
+def test_watcher_first(told: SimpleQueue[Detection]) -> None:
     """A watcher tells at once, and then nothing as long as nothing changes."""
-    assert told.get_nowait() == Sighting()
+    assert told.get_nowait() == Detection()
     assert told.empty()
 
 
-def test_watcher_comes_later(told: SimpleQueue[Sighting], tmp_path: Path) -> None:
+def test_watcher_comes_later(told: SimpleQueue[Detection], tmp_path: Path) -> None:
     """One that is started later is told, and that it has gone."""
     told.get_nowait()
     with answering.process(tmp_path) as pid:
         assert told.get(timeout=PATIENCE).pids == (pid,)
-    assert told.get(timeout=PATIENCE) == Sighting()
+    assert told.get(timeout=PATIENCE) == Detection()
 
 
-def test_watcher_renewed(told: SimpleQueue[Sighting]) -> None:
+def test_watcher_renewed(told: SimpleQueue[Detection]) -> None:
     """Rules that come back are one at work that is not seen; it is forgotten with them."""
     told.get_nowait()
     load_nft()
@@ -140,22 +140,24 @@ def test_watcher_renewed(told: SimpleQueue[Sighting]) -> None:
 
 def test_blind_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be seen for a while is as it was: it is told so, and no rule has come back."""
-    told: SimpleQueue[Sighting | Trouble] = SimpleQueue()
+    told: SimpleQueue[Detection | SourceStatus] = SimpleQueue()
     watcher = Watcher(told.put, 0.01)
     load_nft()
     with monkeypatch.context() as blind:
         blind.setattr(nft, "NFTables", refused)
         watcher.start()
         trouble = told.get(timeout=PATIENCE)
-        assert trouble == Trouble("kube-proxy", "nf_tables: Too many open files")
+        assert trouble == SourceStatus("kube-proxy", "nf_tables: Too many open files")
     there = told.get(timeout=PATIENCE)
-    assert isinstance(there, Sighting)
+    assert isinstance(there, Detection)
     assert there.rules
-    assert told.get(timeout=PATIENCE) == Trouble("kube-proxy", None)
+    assert told.get(timeout=PATIENCE) == SourceStatus("kube-proxy", None)
     with monkeypatch.context() as blind:
         blind.setattr(nft, "NFTables", refused)
         assert told.get(timeout=PATIENCE) == trouble
-    assert told.get(timeout=PATIENCE) == Trouble("kube-proxy", None), "and not that they are new"
+    assert told.get(timeout=PATIENCE) == SourceStatus("kube-proxy", None), (
+        "and not that they are new"
+    )
     watcher.stop()
 
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ebpflb.model import objects
-from ebpflb.model.events import Changed, Found, Key, Kind, Removed
-from ebpflb.model.picture import Picture
+from ebpflb.model.cluster_state import ClusterState
+from ebpflb.model.events import Changed, Key, Kind, ReadObject, Removed
 from ebpflb.model.services import PortName
 from ebpflb.plan.planner import Capacity, Planner
 from ebpflb.plan.wanted import Wanted, want
@@ -65,7 +65,7 @@ class Cluster:
                 source_ranges=entries["source_ranges"],
             )
         )
-        self.picture = Picture("here")
+        self.cluster = ClusterState("here")
         self.names: dict[Key, set[PortName]] = {}
         self.time = 0.0
         self.port = 50_000
@@ -105,7 +105,7 @@ class Cluster:
 
     def withdraw(self, name: str = "web") -> None:
         """The Service is deleted, its slice outlives it."""
-        self.picture.hear(Removed(Kind.SERVICE, Key("shop", name)))
+        self.cluster.hear(Removed(Kind.SERVICE, Key("shop", name)))
         self._write()
 
     def becomes(self, asker: str, where: str, protocol: str = "") -> str:
@@ -153,7 +153,7 @@ class Cluster:
 
     def _say(self, key: Key, object: objects.Service | objects.EndpointSlice) -> None:
         kind = Kind(type(object).__name__)
-        assert self.picture.hear(Changed(kind, key, Found(object, "test"))) == []
+        assert self.cluster.hear(Changed(kind, key, ReadObject(object, "test"))) == []
         self._write()
 
     def _write(self) -> None:
@@ -168,8 +168,8 @@ class Cluster:
 
     def _wanted(self) -> dict[PortName, Wanted | None]:
         changes: dict[PortName, Wanted | None] = {}
-        for key in self.picture.take_touched():
-            found = {p.name: want(p, chosen) for p, chosen in self.picture.ports(key)}
+        for key in self.cluster.take_touched():
+            found = {p.name: want(p, chosen) for p, chosen in self.cluster.ports(key)}
             changes |= dict.fromkeys(self.names.get(key, set()) - found.keys())
             changes |= found
             self.names[key] = set(found)

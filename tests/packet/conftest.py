@@ -11,16 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.datapath import compiler, layout, maps, programs, state
-from ebpflb.datapath.compiler import Compiled
-from ebpflb.datapath.layout import MapSpec
-from ebpflb.datapath.maps import Map
+from ebpflb.datapath.maps import bpf_map, layout, pins
+from ebpflb.datapath.maps.bpf_map import Map
+from ebpflb.datapath.maps.layout import MapSpec
+from ebpflb.datapath.programs import compiler, loader
+from ebpflb.datapath.programs.compiler import Compiled
 from tests.packet.frames import at
 from tests.packet.network import network_of_our_own
 from tests.packet.node import Node
 from tests.packet.places import V4, V6, Places
 
-SCHED_CLS = programs.Attach(3, 0)
+SCHED_CLS = loader.Attach(3, 0)
 ENTRIES = {"PERCPU_ARRAY": 64}  # of larger maps of a kind: soon made, soon emptied
 # One cell of memory each, not one a CPU: read before and after every packet, without a call.
 VERDICTS = layout.MAPS["verdicts"]._replace(kind="ARRAY", flags=("MMAPABLE",))
@@ -43,12 +44,12 @@ def loaded(compiled: Compiled, **specs: MapSpec) -> Iterator[Loaded]:
         for name, usual in layout.MAPS.items():
             small = min(usual.entries, ENTRIES.get(usual.kind, 4096))
             spec = ({"verdicts": VERDICTS} | specs).get(name, usual._replace(entries=small))
-            tables[name] = maps.open_map(spec, state.make_map(spec))
+            tables[name] = bpf_map.open_map(spec, pins.make_map(spec))
             opened.callback(tables[name].close)
         fds = {compiler.MAP_NUMBERS[name]: table.fd for name, table in tables.items()}
         hooks: dict[str, int] = {}
         for name, code in compiled.programs.items():
-            hooks[name] = programs.load_one(name, SCHED_CLS, programs.relocate(code, fds))
+            hooks[name] = loader.load_one(name, SCHED_CLS, loader.relocate(code, fds))
             opened.callback(os.close, hooks[name])
         yield tables, hooks
 

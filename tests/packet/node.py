@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any, NamedTuple
 
-from ebpflb.datapath import programs, testrun
-from ebpflb.datapath.layout import VERDICTS
-from ebpflb.datapath.maps import Counters, Map, MappedArray
-from ebpflb.datapath.records import Flow, Tuple
+from ebpflb.datapath.maps.bpf_map import Counters, Map, MappedArray
+from ebpflb.datapath.maps.layout import VERDICTS
+from ebpflb.datapath.maps.records import Flow, Tuple
+from ebpflb.datapath.programs import loader, testrun
 from ebpflb.errors import KernelError
 from ebpflb.plan import entries
 from ebpflb.plan.entries import Prefix, Settings
@@ -155,9 +155,9 @@ class Node(Publisher):
 @functools.cache
 def knows_way_in() -> bool:
     """Whether a run can be told by which device its packet came in, as 5.10 cannot."""
-    (attach,) = set(programs.PACKET_SECTIONS.values())
+    (attach,) = set(loader.PACKET_SECTIONS.values())
     code = bytes.fromhex("b7000000000000009500000000000000")
-    probe = programs.load_one("probe", attach, code)
+    probe = loader.load_one("probe", attach, code)
     try:
         testrun.run(probe, bytes(64), ifindex=1, ingress_ifindex=1)
     except KernelError:

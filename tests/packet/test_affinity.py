@@ -3,7 +3,7 @@
 
 from ipaddress import ip_address
 
-from ebpflb.datapath.records import Affinity, Client
+from ebpflb.datapath.maps.records import Affinity, Client
 from tests.packet.frames import at, destination, opening
 from tests.packet.node import Node
 from tests.packet.places import Places

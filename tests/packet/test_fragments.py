@@ -5,7 +5,7 @@ import pytest
 from scapy.layers.inet import defragment, fragment
 from scapy.layers.inet6 import IPv6ExtHdrFragment, defragment6, fragment6
 
-from ebpflb.datapath.records import Ports
+from ebpflb.datapath.maps.records import Ports
 from ebpflb.plan.entries import NO_PREFIX
 from tests.packet import wire
 from tests.packet.frames import (

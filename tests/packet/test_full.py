@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpflb.datapath import layout
-from ebpflb.datapath.compiler import Compiled
+from ebpflb.datapath.maps import layout
+from ebpflb.datapath.programs.compiler import Compiled
 from tests.packet.conftest import Loaded, loaded
 from tests.packet.frames import at, ends, opening, reply
 from tests.packet.node import Node

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from ebpflb.model import objects
-from ebpflb.model.events import Changed, Found, Key, Kind, Removed
+from ebpflb.model.events import Changed, Key, Kind, ReadObject, Removed
 from tests.packet.cluster import TARGET, Cluster
 from tests.packet.frames import at
 from tests.packet.node import Node
@@ -37,19 +37,19 @@ class Told(Cluster):
             "ports": self._ports(list(ports)),
             "endpoints": list(endpoints),
         }
-        found = Found(msgspec.convert(manifest, objects.EndpointSlice), "test")
-        self.picture.hear(Changed(Kind.ENDPOINT_SLICE, Key("shop", name), found))
+        found = ReadObject(msgspec.convert(manifest, objects.EndpointSlice), "test")
+        self.cluster.hear(Changed(Kind.ENDPOINT_SLICE, Key("shop", name), found))
         self._write()
 
     def without(self, name: str) -> None:
         """The slice is deleted."""
-        self.picture.hear(Removed(Kind.ENDPOINT_SLICE, Key("shop", name)))
+        self.cluster.hear(Removed(Kind.ENDPOINT_SLICE, Key("shop", name)))
         self._write()
 
     def zone(self, **labels: str) -> None:
         """What the Node says of itself."""
         node = msgspec.convert({"metadata": {"name": "here", "labels": labels}}, objects.Node)
-        self.picture.hear(Changed(Kind.NODE, Key("", "here"), Found(node, "test")))
+        self.cluster.hear(Changed(Kind.NODE, Key("", "here"), ReadObject(node, "test")))
         self._write()
 
     def claim(self, name: str, created: str, address: str) -> None:

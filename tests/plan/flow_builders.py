@@ -6,7 +6,7 @@ from ipaddress import ip_address
 from typing import NamedTuple
 
 from ebpflb.model.services import Protocol
-from ebpflb.plan.flows import Entries, Flow, Hook, Tuple
+from ebpflb.plan.flow_entries import Entries, Flow, Hook, Tuple
 
 REQUEST, MASQUERADE, ANSWER, REPLY = range(4)  # the entries of a flow, in this order
 SECOND = 1_000_000_000

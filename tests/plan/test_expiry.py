@@ -9,32 +9,32 @@ from hypothesis import strategies as st
 
 from ebpflb.model.services import Protocol
 from ebpflb.plan.expiry import Timeouts
-from ebpflb.plan.flows import Entries, State
+from ebpflb.plan.flow_entries import Entries, FlowState
 from tests.plan.flow_builders import MASQUERADE, NOW, REPLY, REQUEST, SECOND, Made
 
 # What the four entries of a flow may say in a state: request, masquerade, answer, reply.
 SEEN = ("request seen", "request masquerade seen", "seen", "seen")
 WORDS = {
-    State.OPENING: [
+    FlowState.OPENING: [
         ("request seen", "request masquerade seen", "", ""),
         ("request", "request masquerade", "seen", "seen"),
     ],
-    State.OPEN: [SEEN],
-    State.CLOSING: [
+    FlowState.OPEN: [SEEN],
+    FlowState.CLOSING: [
         ("request seen fin", "request masquerade seen fin", "seen", "seen"),
         ("request seen", "request masquerade seen", "seen fin", "seen fin"),
     ],
-    State.CLOSED: [("request seen fin", "request masquerade seen", "seen", "seen fin")],
-    State.RESET: [
+    FlowState.CLOSED: [("request seen fin", "request masquerade seen", "seen", "seen fin")],
+    FlowState.RESET: [
         ("request seen", "request masquerade seen", "seen rst", "seen rst"),
         ("request seen rst", "request masquerade seen", "", ""),
     ],
-    State.ONE_WAY: [("request seen", "request masquerade seen", "", "")],
-    State.BOTH_WAYS: [SEEN, ("request", "request masquerade", "seen", "seen")],
+    FlowState.ONE_WAY: [("request seen", "request masquerade seen", "", "")],
+    FlowState.BOTH_WAYS: [SEEN, ("request", "request masquerade", "seen", "seen")],
 }
 
 # What any side may say as well, without a change of the state.
-AND_ALSO = {(Protocol.TCP, State.RESET): " fin", (Protocol.SCTP, State.CLOSED): " rst"}
+AND_ALSO = {(Protocol.TCP, FlowState.RESET): " fin", (Protocol.SCTP, FlowState.CLOSED): " rst"}
 
 
 class Known(NamedTuple):
@@ -50,9 +50,9 @@ CHOSEN = st.one_of(
 )
 
 
-def _of_a_part(seconds: dict[State, int]) -> int:
+def _of_a_part(seconds: dict[FlowState, int]) -> int:
     """What is left of a flow may look open, or closed by one side, where the whole does not."""
-    looks = (State.OPEN, State.CLOSING, State.BOTH_WAYS)
+    looks = (FlowState.OPEN, FlowState.CLOSING, FlowState.BOTH_WAYS)
     return min(seconds[state] for state in looks if state in seconds)
 
 
@@ -114,7 +114,7 @@ def test_sweep(drawn: tuple[Timeouts, list[Known]]) -> None:
 
 def test_masqueraded_by_the_cni() -> None:
     """A connection whose masquerade is another's doing is as open as any, however idle."""
-    limit = Timeouts().seconds[Protocol.TCP][State.OPEN]
+    limit = Timeouts().seconds[Protocol.TCP][FlowState.OPEN]
     made = Made(1, masqueraded=True, chosen=False)
     for ago, gone in ((limit - 1, False), (limit, True)):
         words = ("request masquerade seen", "request masquerade", "", "seen")
@@ -126,7 +126,7 @@ def test_masqueraded_by_the_cni() -> None:
 @pytest.mark.parametrize("part", [REQUEST, MASQUERADE])
 def test_orphans(part: int) -> None:
     """What lost its request or its masquerade goes when the longest time-out is over."""
-    limit = Timeouts().seconds[Protocol.TCP][State.OPEN]
+    limit = Timeouts().seconds[Protocol.TCP][FlowState.OPEN]
     for ago, gone in ((limit - 1, False), (limit, True)):
         store = Made(1, masqueraded=True).plain(ago)
         del store[list(store)[part]]
@@ -137,15 +137,15 @@ def test_orphans(part: int) -> None:
 def test_kube_proxys_timeouts() -> None:
     """What nobody chose is what kube-proxy and conntrack have (kube-proxy.md 11.3)."""
     seconds = Timeouts().seconds
-    assert seconds[Protocol.TCP][State.OPEN] == 24 * 3600
-    assert seconds[Protocol.TCP][State.CLOSING] == 3600
-    assert seconds[Protocol.UDP] == {State.ONE_WAY: 30, State.BOTH_WAYS: 180}
+    assert seconds[Protocol.TCP][FlowState.OPEN] == 24 * 3600
+    assert seconds[Protocol.TCP][FlowState.CLOSING] == 3600
+    assert seconds[Protocol.UDP] == {FlowState.ONE_WAY: 30, FlowState.BOTH_WAYS: 180}
 
 
 def test_chosen_timeouts() -> None:
     """What the operator chose counts, but for SCTP, which kube-proxy leaves alone."""
     seconds = Timeouts(established=1, close_wait=2, udp=3, udp_stream=4).seconds
-    assert seconds[Protocol.TCP][State.OPEN] == 1
-    assert seconds[Protocol.TCP][State.CLOSING] == 2
-    assert seconds[Protocol.UDP] == {State.ONE_WAY: 3, State.BOTH_WAYS: 4}
+    assert seconds[Protocol.TCP][FlowState.OPEN] == 1
+    assert seconds[Protocol.TCP][FlowState.CLOSING] == 2
+    assert seconds[Protocol.UDP] == {FlowState.ONE_WAY: 3, FlowState.BOTH_WAYS: 4}
     assert seconds[Protocol.SCTP] == Timeouts().seconds[Protocol.SCTP]

@@ -4,7 +4,7 @@
 import pytest
 
 from ebpflb.model.services import Protocol
-from ebpflb.plan.flows import State, gather, state
+from ebpflb.plan.flow_entries import FlowState, gather, state
 from tests.plan.flow_builders import ANSWER, MASQUERADE, REPLY, REQUEST, Made
 
 KINDS = [
@@ -64,20 +64,20 @@ def test_chosen_again() -> None:
 
 
 CONNECTIONS = [
-    ("request seen", "", State.OPENING),
-    ("request", "seen", State.OPENING),
-    ("request seen", "seen", State.OPEN),
-    ("request seen fin", "seen", State.CLOSING),
-    ("request seen", "seen fin", State.CLOSING),
-    ("request seen fin", "seen fin", State.CLOSED),
-    ("request seen rst", "", State.RESET),
-    ("request seen", "seen rst", State.RESET),
+    ("request seen", "", FlowState.OPENING),
+    ("request", "seen", FlowState.OPENING),
+    ("request seen", "seen", FlowState.OPEN),
+    ("request seen fin", "seen", FlowState.CLOSING),
+    ("request seen", "seen fin", FlowState.CLOSING),
+    ("request seen fin", "seen fin", FlowState.CLOSED),
+    ("request seen rst", "", FlowState.RESET),
+    ("request seen", "seen rst", FlowState.RESET),
 ]
 
 
 @pytest.mark.parametrize("protocol", [Protocol.TCP, Protocol.SCTP])
 @pytest.mark.parametrize(("asking", "replying", "expected"), CONNECTIONS)
-def test_connections(protocol: Protocol, asking: str, replying: str, expected: State) -> None:
+def test_connections(protocol: Protocol, asking: str, replying: str, expected: FlowState) -> None:
     """A connection's state follows from who has been seen, who has closed and who has reset."""
     sides = [frozenset(asking.split()), frozenset(replying.split())]
     assert state(protocol, sides) == expected
@@ -86,26 +86,26 @@ def test_connections(protocol: Protocol, asking: str, replying: str, expected: S
 def test_masqueraded_twice() -> None:
     """Where the CNI masquerades what we would, our entries for it are never seen: it is open."""
     words = ["request seen", "request masquerade", "", "seen"]
-    assert state(Protocol.TCP, [frozenset(each.split()) for each in words]) == State.OPEN
-    assert state(Protocol.UDP, [frozenset(each.split()) for each in words]) == State.BOTH_WAYS
+    assert state(Protocol.TCP, [frozenset(each.split()) for each in words]) == FlowState.OPEN
+    assert state(Protocol.UDP, [frozenset(each.split()) for each in words]) == FlowState.BOTH_WAYS
 
 
 def test_shut_down() -> None:
     """What is a reset after a FIN in TCP is the end of an orderly shutdown in SCTP."""
     sides = [frozenset({"request", "seen", "fin", "rst"}), frozenset({"seen"})]
-    assert state(Protocol.TCP, sides) == State.RESET
-    assert state(Protocol.SCTP, sides) == State.CLOSED
+    assert state(Protocol.TCP, sides) == FlowState.RESET
+    assert state(Protocol.SCTP, sides) == FlowState.CLOSED
 
 
 def test_datagrams() -> None:
     """UDP goes one way until an answer has been seen."""
     request = frozenset({"request", "seen"})
-    assert state(Protocol.UDP, [request, frozenset()]) == State.ONE_WAY
-    assert state(Protocol.UDP, [request, frozenset({"seen"})]) == State.BOTH_WAYS
+    assert state(Protocol.UDP, [request, frozenset()]) == FlowState.ONE_WAY
+    assert state(Protocol.UDP, [request, frozenset({"seen"})]) == FlowState.BOTH_WAYS
 
 
 def test_unknown() -> None:
     """What an evicted entry would have said is not guessed: the flow counts as open."""
     request = frozenset({"request", "seen"})
-    assert state(Protocol.TCP, [request]) == State.OPEN
-    assert state(Protocol.UDP, [request]) == State.BOTH_WAYS
+    assert state(Protocol.TCP, [request]) == FlowState.OPEN
+    assert state(Protocol.UDP, [request]) == FlowState.BOTH_WAYS

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.entries import Backend, Flags, Range, Service
-from ebpflb.plan.flows import State, gather, state
+from ebpflb.plan.flow_entries import FlowState, gather, state
 from ebpflb.plan.planner import Planner
 from ebpflb.plan.stale import Stale, Stranded, heirs
 from ebpflb.plan.wanted import Wanted
@@ -193,7 +193,7 @@ def test_entries(address: str) -> None:
     entries = Stranded(CLIENT, former).entries(block[0], 5)
     for key, flow in entries.items():
         assert gather(key, flow, entries.get) == entries
-    assert state(Protocol.UDP, [flow.flags for flow in entries.values()]) == State.BOTH_WAYS
+    assert state(Protocol.UDP, [flow.flags for flow in entries.values()]) == FlowState.BOTH_WAYS
     request = entries[Stranded(CLIENT, former).asked]
     assert (request.address, request.port) == (block[0].address, block[0].port)
     answer = entries[Stranded(CLIENT, former).answered(block[0].address, block[0].port)]

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from ebpflb.cluster.recorder import Reference, Severity
+from ebpflb.options import Options, Paths
 from ebpflb.serve.doors import Door, Loop, Room
 from ebpflb.serve.pages import Pages
 from ebpflb.serve.ports import listening
 from ebpflb.serve.servers import Servers
-from ebpflb.settings import Places, Settings
 from tests.serve.answers import respond
 
 NODE = "node-1"
@@ -116,7 +116,7 @@ def serve(alone: None, book: Book) -> Iterator[Serve]:
         told = {name: chosen.pop(name) for name in ("families", "retry") if name in chosen}
         told |= {"on_response": on_response} if on_response else {}
         nowhere = Path("/nonexistent")
-        settings = Settings(Places(nowhere), NODE, nowhere, **chosen)
+        settings = Options(Paths(nowhere), NODE, nowhere, **chosen)
         started.append(Servers(settings, book, pages or plain_pages(), **told))
         started[-1].start()
         return started[-1]

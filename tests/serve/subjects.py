@@ -11,18 +11,19 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from ebpflb.datapath import census, statistics
-from ebpflb.datapath.layout import MAPS, MapSpec
-from ebpflb.datapath.maps import open_map
-from ebpflb.datapath.records import Sweep
-from ebpflb.datapath.state import State
-from ebpflb.datapath.statistics import RunTime
+from ebpflb.datapath.attach import hook_stats
+from ebpflb.datapath.attach.hook_stats import RunTime
+from ebpflb.datapath.maps import occupancy
+from ebpflb.datapath.maps.bpf_map import open_map
+from ebpflb.datapath.maps.layout import MAPS, MapSpec
+from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.maps.records import Sweep
 from ebpflb.plan.planner import Planner
 from ebpflb.serve.metrics import Metrics
-from ebpflb.serve.status import Words
+from ebpflb.serve.status import AgentStatus
 from tests.plan.builders import ROOM
 
-BUSY = Words(
+BUSY = AgentStatus(
     pid=1,
     node="node-1",
     source="s",
@@ -54,7 +55,7 @@ class FakeMap:
 def fake_maps() -> dict[str, Any]:
     """Empty."""
     made = {name: FakeMap(spec) for name, spec in MAPS.items()}
-    real = {name: open_map(MAPS[name], -1) for name in census.PROTOCOLS}
+    real = {name: open_map(MAPS[name], -1) for name in occupancy.PROTOCOLS}
     for name, opened in real.items():  # whose codecs a FlowTable wants
         made[name].key, made[name].value = opened.key, opened.value  # type: ignore[attr-defined]
     made["sweeps"].element = Sweep(0, 0, 0)
@@ -62,14 +63,14 @@ def fake_maps() -> dict[str, Any]:
 
 
 def fake_datapath(maps: dict[str, Any] | None = None) -> Any:
-    state = State(Path("/sys/fs/bpf/ebpflb-test-nowhere"))
+    state = StateDir(Path("/sys/fs/bpf/ebpflb-test-nowhere"))
     return SimpleNamespace(maps=maps or fake_maps(), state=state, loaded=[])
 
 
 def everything(monkeypatch: pytest.MonkeyPatch) -> Metrics:
     """The metrics of an agent, each with a series at least, and with no kernel behind them."""
     one = {"connect4": RunTime(1.0, 2)}
-    monkeypatch.setattr(statistics, "run_times", lambda *_: one)
+    monkeypatch.setattr(hook_stats, "run_times", lambda *_: one)
     made = Metrics()
     made.read(fake_datapath(), lambda: Planner(ROOM), BUSY)
     made.request("GET", "https://10.96.0.1:443", 200, 0.01)

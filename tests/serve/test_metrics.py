@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 
-from ebpflb.datapath import statistics
-from ebpflb.datapath.layout import layout_hash
+from ebpflb.datapath.attach import hook_stats
+from ebpflb.datapath.maps.layout import layout_hash
 from ebpflb.errors import KernelError
 from ebpflb.plan.planner import Planner
 from ebpflb.serve.metrics import Metrics
@@ -71,7 +71,7 @@ def test_what_cannot_be_read_is_left_out(
     def refuse(*_: object) -> None:
         raise KernelError("opening program 7", 1, "not permitted")
 
-    monkeypatch.setattr(statistics, "run_times", refuse)
+    monkeypatch.setattr(hook_stats, "run_times", refuse)
     before = values(made)
     after = values(made)
     assert not any(name.startswith("ebpflb_hook") for name, _ in after)

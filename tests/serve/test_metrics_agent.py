@@ -9,15 +9,15 @@ import pytest
 from ebpflb.plan.planner import Planner
 from ebpflb.serve.metrics import Metrics
 from ebpflb.serve.metrics_agent import NAMED
-from ebpflb.serve.status import Words
+from ebpflb.serve.status import AgentStatus
 from tests.plan.builders import ROOM
 from tests.serve.subjects import changes, fake_datapath, settled, value, values
 
-WORDS = Words(pid=1, node="node-1", source="s", started="now")
+WORDS = AgentStatus(pid=1, node="node-1", source="s", started="now")
 SERVICE = "ebpflb_service_not_programmed"
 
 
-def shown(words: Words) -> Metrics:
+def shown(words: AgentStatus) -> Metrics:
     made = Metrics()
     made.read(fake_datapath(), lambda: Planner(ROOM), words)
     return settled(made)

@@ -10,12 +10,16 @@ from typing import Any
 
 import pytest
 
-from ebpflb.datapath import kernel, layout, links, maps, programs, state, statistics
-from ebpflb.datapath.compiler import Compiled
+from ebpflb.datapath import kernel
+from ebpflb.datapath.attach import cgroup_links, hook_stats
+from ebpflb.datapath.attach.removal import unpin_all
 from ebpflb.datapath.datapath import CAPACITY
-from ebpflb.datapath.maps import Map
-from ebpflb.datapath.records import Affinity, Client, Sweep
-from ebpflb.datapath.state import State
+from ebpflb.datapath.maps import bpf_map, layout, pins
+from ebpflb.datapath.maps.bpf_map import Map
+from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.maps.records import Affinity, Client, Sweep
+from ebpflb.datapath.programs import loader
+from ebpflb.datapath.programs.compiler import Compiled
 from ebpflb.model.services import Protocol
 from ebpflb.plan.entries import BackendName, Frontend
 from ebpflb.plan.planner import Planner
@@ -43,7 +47,7 @@ def world() -> Iterator[dict[str, Map]]:
     with ExitStack() as opened:
         made: dict[str, Map] = {}
         for spec in layout.MAPS.values():
-            made[spec.name] = maps.open_map(spec, state.make_map(spec))
+            made[spec.name] = bpf_map.open_map(spec, pins.make_map(spec))
             opened.callback(made[spec.name].close)
         yield made
 
@@ -193,13 +197,13 @@ def test_scrape_costs_the_same_whatever_is_programmed(
 
 
 def test_hooks(
-    world: dict[str, Map], one_variant: Compiled, home: State, cgroup: Path, planner: Planner
+    world: dict[str, Map], one_variant: Compiled, home: StateDir, cgroup: Path, planner: Planner
 ) -> None:
     """Every hook of the loaded programs has its runs and its time, and its own name."""
-    loaded = programs.load(one_variant, world)
+    loaded = loader.load(one_variant, world)
     datapath = fake_datapath(world)
     datapath.programs, datapath.state = loaded, home
-    links.attach(home, cgroup, loaded)
+    cgroup_links.attach(home, cgroup, loaded)
     made = Metrics()
     made.read(datapath, lambda: planner, BUSY)
     found = values(made)
@@ -208,8 +212,8 @@ def test_hooks(
         hooks = {dict(labels)["hook"] for n, labels in found if n == name}
         assert hooks == {program.name for program in loaded}
     made.close()
-    programs.close(loaded)
-    home.remove()
+    loader.close(loaded)
+    unpin_all(home)
 
 
 def test_hook_statistics_enabled(
@@ -217,7 +221,7 @@ def test_hook_statistics_enabled(
 ) -> None:
     """It is told whether the kernel counts, since counters that rest look like idle hooks."""
     switch = tmp_path / "switch"
-    monkeypatch.setattr(statistics, "_SWITCH", switch)
+    monkeypatch.setattr(hook_stats, "_SWITCH", switch)
     for text in ("0", "1"):
         switch.write_text(text)
         assert value(metrics, "ebpflb_hook_statistics_enabled") == int(text)

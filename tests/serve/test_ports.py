@@ -13,7 +13,7 @@ from ebpflb.cluster import recorder
 from ebpflb.errors import NodeError
 from ebpflb.serve.doors import Door, Loop, Room
 from ebpflb.serve.http import NOT_FOUND
-from ebpflb.serve.ports import RETRY_SECONDS, Port
+from ebpflb.serve.ports import LISTEN_RETRY_SECONDS, Port
 from tests.serve.conftest import NODE, Book, Serve, ask, wait_until
 
 PORTS = {"healthz_address": "0.0.0.0:10256", "metrics_address": "127.0.0.1:10249"}
@@ -99,7 +99,7 @@ def test_taken_port_is_retried_until_it_is_free(
 
 def test_retried_every_five_seconds() -> None:
     """The interval is kube-proxy's."""
-    assert RETRY_SECONDS == 5
+    assert LISTEN_RETRY_SECONDS == 5
 
 
 def test_stops_while_it_retries(serve: Serve) -> None:

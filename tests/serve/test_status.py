@@ -10,24 +10,24 @@ from typing import IO
 import pytest
 
 from ebpflb.errors import NodeError
+from ebpflb.options import Paths
 from ebpflb.serve import status
-from ebpflb.settings import Places
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> Places:
-    return Places(state=Path("/sys/fs/bpf/here"), run=tmp_path / "run" / "deeper")
+def places(tmp_path: Path) -> Paths:
+    return Paths(state=Path("/sys/fs/bpf/here"), run=tmp_path / "run" / "deeper")
 
 
 @pytest.fixture
-def held(places: Places) -> Iterator[IO[str]]:
+def held(places: Paths) -> Iterator[IO[str]]:
     """An agent lives."""
     with status.lock(places) as lock:
         yield lock
 
 
-def words(**more: object) -> status.Words:
-    return status.Words(pid=1, node="n", source="s", started="now", **more)  # type: ignore[arg-type]
+def words(**more: object) -> status.AgentStatus:
+    return status.AgentStatus(pid=1, node="n", source="s", started="now", **more)  # type: ignore[arg-type]
 
 
 def test_first_words() -> None:
@@ -38,20 +38,20 @@ def test_first_words() -> None:
     assert said.programs == "current"
 
 
-def test_nobody_has_run(places: Places) -> None:
+def test_nobody_has_run(places: Paths) -> None:
     """Where no agent has ever run there are no words, and nobody lives."""
     assert status.read(places) is None
     assert not status.alive(places)
 
 
-def test_said_is_read(places: Places, held: IO[str]) -> None:
+def test_said_is_read(places: Paths, held: IO[str]) -> None:
     """What is written is what is read, troubles and all."""
     said = words(troubles={"api": "gone"}, unplaced={"a/b": "full"}, failed="no", complete=True)
     status.write(places, said)
     assert status.read(places) == said
 
 
-def test_nothing_new_is_not_written(places: Places, held: IO[str]) -> None:
+def test_nothing_new_is_not_written(places: Paths, held: IO[str]) -> None:
     """Words that the file has already cost nothing; what could not be written is tried again."""
     said = status.write(places, words())
     places.status_file.unlink()
@@ -64,7 +64,7 @@ def test_nothing_new_is_not_written(places: Places, held: IO[str]) -> None:
     assert status.read(places) == words(backends=1)
 
 
-def test_last_words_count(places: Places, held: IO[str]) -> None:
+def test_last_words_count(places: Paths, held: IO[str]) -> None:
     """Words replace words, and no half of a file is left beside them."""
     for count in (1, 2):
         status.write(places, words(backends=count))
@@ -72,19 +72,19 @@ def test_last_words_count(places: Places, held: IO[str]) -> None:
     assert {path.suffix for path in places.run.iterdir()} == {".json", ".lock"}
 
 
-def test_garbage(places: Places, held: IO[str]) -> None:
+def test_garbage(places: Paths, held: IO[str]) -> None:
     """A file that is none of ours is no words."""
     places.status_file.write_text("{")
     assert status.read(places) is None
 
 
-def test_unwritable(places: Places) -> None:
+def test_unwritable(places: Paths) -> None:
     """A folder that is not there costs the status and nothing else."""
     status.write(places, words())
     assert status.read(places) is None
 
 
-def test_alive(places: Places, held: IO[str]) -> None:
+def test_alive(places: Paths, held: IO[str]) -> None:
     """An agent lives as long as it holds its lock; its words outlive it."""
     status.write(places, words())
     assert status.alive(places)
@@ -93,7 +93,7 @@ def test_alive(places: Places, held: IO[str]) -> None:
     assert status.read(places) == words()
 
 
-def test_second_is_refused(places: Places, held: IO[str]) -> None:
+def test_second_is_refused(places: Paths, held: IO[str]) -> None:
     """A second agent is told who serves what."""
     status.write(places, words())
     with pytest.raises(
@@ -102,7 +102,7 @@ def test_second_is_refused(places: Places, held: IO[str]) -> None:
         status.lock(places)
 
 
-def test_asked_meanwhile(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_asked_meanwhile(places: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who asks whether an agent lives just as one starts keeps it from nothing."""
     places.run.mkdir(parents=True, exist_ok=True)
     with places.lock_file.open("w") as asking:
@@ -111,16 +111,16 @@ def test_asked_meanwhile(places: Places, monkeypatch: pytest.MonkeyPatch) -> Non
         status.lock(places).close()
 
 
-def test_asking_does_not_lock(places: Places, held: IO[str]) -> None:
+def test_asking_does_not_lock(places: Paths, held: IO[str]) -> None:
     """Looking whether an agent lives never keeps one away."""
     held.close()
     status.alive(places)
     status.lock(places).close()
 
 
-def test_states_are_apart(places: Places, held: IO[str]) -> None:
+def test_states_are_apart(places: Paths, held: IO[str]) -> None:
     """Another state directory has another agent, other words and another lock."""
-    other = Places(state=Path("/sys/fs/bpf/there"), run=places.run)
+    other = Paths(state=Path("/sys/fs/bpf/there"), run=places.run)
     status.write(places, words())
     assert not status.alive(other)
     assert status.read(other) is None
@@ -131,10 +131,10 @@ def test_no_folder_to_be_had(tmp_path: Path) -> None:
     """A run directory that cannot be made is named in one line."""
     (tmp_path / "file").touch()
     with pytest.raises(NodeError, match="file/run"):
-        status.lock(Places(state=Path("/s"), run=tmp_path / "file" / "run"))
+        status.lock(Paths(state=Path("/s"), run=tmp_path / "file" / "run"))
 
 
-def test_forget(places: Places, held: IO[str]) -> None:
+def test_forget(places: Paths, held: IO[str]) -> None:
     """Nothing is left, not even the folder; and to forget twice is no error."""
     status.write(places, words())
     status.forget(places)

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from ebpflb.datapath import compiler, layout, maps, probe, programs, state
+from ebpflb.datapath import probe
+from ebpflb.datapath.maps import bpf_map, layout, pins
+from ebpflb.datapath.programs import compiler, loader
 from ebpflb.errors import EbpflbError
 
 _RETVAL, _COARSE, _BARE = "-DHAVE_SET_RETVAL", "-DHAVE_COARSE_CLOCK", "-DNO_LINK_HEADER"
@@ -47,14 +49,14 @@ def compile_all(cache: Path) -> None:
 def load_all(cache: Path) -> None:
     """Loads every program of a cache. Raises VerifierError or KernelError."""
     sections = {name: at for source in VARIANTS for name, at in compiler.sections(source).items()}
-    made = {name: maps.open_map(spec, state.make_map(spec)) for name, spec in layout.MAPS.items()}
+    made = {name: bpf_map.open_map(spec, pins.make_map(spec)) for name, spec in layout.MAPS.items()}
     fds = {compiler.MAP_NUMBERS[name]: opened.fd for name, opened in made.items()}
     count = 0
     for entry in sorted(cache.glob("*.msgpack")):
         found = msgspec.msgpack.decode(entry.read_bytes(), type=dict[str, bytes])
         for name, code in found.items():
-            attach = programs.HOOKS[sections[name]]
-            programs.load_one(name, attach, programs.relocate(code, fds))
+            attach = loader.HOOKS[sections[name]]
+            loader.load_one(name, attach, loader.relocate(code, fds))
             count += 1
     print(f"{count} programs loaded")
     if not count:

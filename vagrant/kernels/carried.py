@@ -7,14 +7,14 @@ entry is named by the hash of sources, flags and BCC's version: other sources' i
 
 from pathlib import Path
 
-from ebpflb.datapath import compiler
-from ebpflb.settings import Places
+from ebpflb.datapath.programs import compiler
+from ebpflb.options import Paths
 
 _own_cache = compiler._cached
 
 
 def _cached_or_carried(entry: Path) -> dict[str, bytes] | None:
-    return _own_cache(entry) or _own_cache(Places.cache / entry.name)
+    return _own_cache(entry) or _own_cache(Paths.cache / entry.name)
 
 
 def pytest_configure() -> None:

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from ebpflb.datapath.compiler import Compiled
-    from ebpflb.datapath.maps import Map
+    from ebpflb.datapath.maps.bpf_map import Map
+    from ebpflb.datapath.programs.compiler import Compiled
 
 TABLE = Path(__file__).with_name("verifier.csv")
 GROWTH = 1.10
@@ -51,36 +51,38 @@ def measure() -> Counts:
 
     Raises KernelError where one of them is refused.
     """
-    from ebpflb.datapath import compiler, layout, maps, state
-    from ebpflb.settings import Places
+    from ebpflb.datapath.maps import bpf_map, layout, pins
+    from ebpflb.datapath.programs import compiler
+    from ebpflb.options import Paths
     from vagrant.kernels import bytecode
 
     counts: Counts = {}
     with ExitStack() as opened:
         made: dict[str, Map] = {}
         for name, spec in layout.MAPS.items():
-            made[name] = maps.open_map(spec, state.make_map(spec))
+            made[name] = bpf_map.open_map(spec, pins.make_map(spec))
             opened.callback(made[name].close)
         for source in bytecode.VARIANTS:
             for variant, flags in bytecode.variants(source).items():
-                compiled = compiler.compile_source(source, flags, cache=Places.cache)
+                compiled = compiler.compile_source(source, flags, cache=Paths.cache)
                 for program in compiled.programs:
                     counts[Row(source, variant, program)] = _measure_one(compiled, program, made)
     return counts
 
 
 def _measure_one(compiled: "Compiled", program: str, made: "dict[str, Map]") -> int:
-    from ebpflb.datapath import kernel, programs
-    from ebpflb.datapath.compiler import MAP_NUMBERS
+    from ebpflb.datapath import kernel
+    from ebpflb.datapath.programs import loader
+    from ebpflb.datapath.programs.compiler import MAP_NUMBERS
 
     fds = {MAP_NUMBERS[name]: opened.fd for name, opened in made.items()}
-    attach = programs.HOOKS[compiled.sections[program]]
+    attach = loader.HOOKS[compiled.sections[program]]
     log = bytearray(_LOG_BYTES)
     fd = kernel.prog_load(
         name=program,
         kind=attach.kind,
         attach=attach.point,
-        code=programs.relocate(compiled.programs[program], fds),
+        code=loader.relocate(compiled.programs[program], fds),
         log=log,
         log_level=_STATISTICS,
     )

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.datapath import compiler, kernel, links, programs, tcx
-from ebpflb.datapath.clsact import Clsact
-from ebpflb.datapath.maps import Map
-from ebpflb.datapath.programs import Program
-from ebpflb.datapath.state import State
-from ebpflb.datapath.tcx import Tcx
+from ebpflb.datapath import kernel
+from ebpflb.datapath.attach import cgroup_links, tcx
+from ebpflb.datapath.attach.clsact import Clsact
+from ebpflb.datapath.attach.tcx import Tcx
+from ebpflb.datapath.maps.bpf_map import Map
+from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.programs import compiler, loader
+from ebpflb.datapath.programs.loader import Program
 from tests.datapath import devices
 from tests.datapath.devices import Namespace
 from tests.datapath.variants import eventually
@@ -28,7 +30,7 @@ def loaded(source: str, variant: str, maps: dict[str, Map], cache: Path) -> list
     taken = bytecode.variants(source)
     if variant not in taken:
         pytest.skip("this kernel does not take this variant")
-    return programs.load(compiler.compile_source(source, taken[variant], cache=cache), maps)
+    return loader.load(compiler.compile_source(source, taken[variant], cache=cache), maps)
 
 
 def ids(found: list[Program]) -> dict[str, int]:
@@ -37,18 +39,18 @@ def ids(found: list[Program]) -> dict[str, int]:
 
 @pytest.mark.parametrize(("source", "variant"), AT_CGROUPS)
 def test_cgroup(
-    home: State, cgroup: Path, all_maps: dict[str, Map], cache: Path, source: str, variant: str
+    home: StateDir, cgroup: Path, all_maps: dict[str, Map], cache: Path, source: str, variant: str
 ) -> None:
     """By links at a cgroup."""
     found = loaded(source, variant, all_maps, cache)
-    links.attach(home, cgroup, found)
-    assert links.attached(home) == ids(found)
+    cgroup_links.attach(home, cgroup, found)
+    assert cgroup_links.attached(home) == ids(found)
     assert set(ids(found)) == set(compiler.sections(source))
-    programs.close(found)
+    loader.close(found)
 
 
 @pytest.fixture(params=["tcx", "clsact"])
-def way(request: pytest.FixtureRequest, home: State) -> Iterator[Tcx | Clsact]:
+def way(request: pytest.FixtureRequest, home: StateDir) -> Iterator[Tcx | Clsact]:
     if request.param == "tcx" and not tcx.works():
         pytest.skip("this kernel has no tcx")
     yield {"tcx": Tcx, "clsact": Clsact}[request.param](home.devices_directory)
@@ -72,4 +74,4 @@ def test_devices(
         assert at(name) == {end: [number] for end, number in ids(found).items()}
     way.prune(set())
     assert eventually(lambda: all(at(name) == devices.NONE for name in DEVICES))
-    programs.close(found)
+    loader.close(found)

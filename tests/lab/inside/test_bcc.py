@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.datapath import compiler
+from ebpflb.datapath.programs import compiler
 
 SOURCE = "hooks/witness.c"
 

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from ebpflb.datapath.state import BPFFS
+from ebpflb.datapath.maps.pins import BPFFS
 from ebpflb.diagnose.check import Finding, check, missing
 
 KERNEL = os.environ.get("LAB_KERNEL", "")

@@ -9,15 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.datapath import compiler, kernel, links, probe, programs, witness
+from ebpflb.datapath import kernel
+from ebpflb.datapath.attach import cgroup_links, netns_cookie
+from ebpflb.datapath.programs import compiler, loader
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="bpf(2) is root's")
-ATTACH = programs.HOOKS[programs.GETSOCKNAME4]
+ATTACH = loader.HOOKS[loader.GETSOCKNAME4]
 ASK = """
 import sys
 from pathlib import Path
-from ebpflb.datapath import probe, witness
-print(witness.testify(Path(sys.argv[1])), probe.netns_cookie())
+from ebpflb.datapath.attach import netns_cookie
+print(netns_cookie.testify(Path(sys.argv[1])), netns_cookie.by_socket())
 """
 
 
@@ -27,7 +29,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def attached() -> list[int]:
-    target = os.open(links.cgroup_root(), os.O_RDONLY)
+    target = os.open(cgroup_links.cgroup_root(), os.O_RDONLY)
     try:
         return kernel.query(target, ATTACH.point)
     finally:
@@ -42,27 +44,27 @@ def elsewhere(cache: Path) -> list[str]:
 
 def test_agrees(cache: Path) -> None:
     """It says what the kernel says, where the kernel says anything."""
-    assert witness.testify(cache) == witness.netns_cookie(cache)
+    assert netns_cookie.testify(cache) == netns_cookie.netns_cookie(cache)
 
 
 def test_namespaces_differ(cache: Path) -> None:
     """Each namespace has its own, and keeps it."""
     told, known = elsewhere(cache)
-    assert int(told) not in (0, witness.testify(cache))
+    assert int(told) not in (0, netns_cookie.testify(cache))
     assert known in (told, "None")
-    assert witness.testify(cache) == witness.testify(cache)
+    assert netns_cookie.testify(cache) == netns_cookie.testify(cache)
 
 
 def test_goes(cache: Path) -> None:
     """When it has told, nothing is attached and no descriptor is left."""
     before = attached(), os.listdir("/proc/self/fd")
-    witness.testify(cache)
+    netns_cookie.testify(cache)
     assert (attached(), os.listdir("/proc/self/fd")) == before
 
 
 def test_without_mark(cache: Path) -> None:
     """While it is attached, nobody else's socket hears it."""
-    with witness._attached(cache), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+    with netns_cookie._attached(cache), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
         other.bind(("127.0.0.1", 0))
         assert other.getsockname()[0] == "127.0.0.1"
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unbound:
@@ -71,6 +73,6 @@ def test_without_mark(cache: Path) -> None:
 
 def test_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where neither tells, the answer is that nobody knows."""
-    monkeypatch.setattr(probe, "netns_cookie", lambda: None)
+    monkeypatch.setattr(netns_cookie, "by_socket", lambda: None)
     monkeypatch.setattr(compiler, "bcc_version", lambda: None)
-    assert witness.netns_cookie(tmp_path) is None
+    assert netns_cookie.netns_cookie(tmp_path) is None

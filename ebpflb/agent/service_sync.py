@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the services are: those that were touched are selected, planned and written.
+
+The plan is what a crash can happen in, so nothing here is remembered that the maps do not show:
+after a failed write the next one begins with what they hold.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+from ebpflb.agent.node_sync import Machine
+from ebpflb.datapath.datapath import CAPACITY, Datapath
+from ebpflb.model.addresses import Family
+from ebpflb.model.cluster_state import ClusterState
+from ebpflb.model.events import Key
+from ebpflb.model.health import Checked
+from ebpflb.model.no_local import NoLocal, Policy, confined
+from ebpflb.model.services import PortName
+from ebpflb.plan.entries import Prefix
+from ebpflb.plan.plan import Plan
+from ebpflb.plan.planner import Planner
+from ebpflb.plan.wanted import Wanted, want
+from ebpflb.serve import status
+from ebpflb.serve.status import AgentStatus
+
+log = logging.getLogger(__name__)
+
+BATCH = 250  # services a plan: a plan for all of 10,000 would hold every entry twice
+_UNPLACED = "Service %s: %s; its last good state stays"
+
+MakePlan = Callable[[Mapping[PortName, Wanted | None], float], Plan]
+
+
+class Services:
+    """Writes the services of the picture. Raises KernelError where the maps cannot be read."""
+
+    def __init__(
+        self, datapath: Datapath, cluster: ClusterState, machine: Machine, words: AgentStatus
+    ) -> None:
+        self.datapath = datapath
+        self.cluster = cluster
+        self.machine = machine
+        self.words = words
+        self._start_over()
+
+    def _start_over(self) -> None:
+        """Only the maps know what they hold: read them, and plan all anew."""
+        self.planner = Planner(CAPACITY, self.datapath.present())
+        self.names: dict[Key, set[PortName]] = {}
+        self.checks: dict[Key, Checked] = {}  # what health-check node ports are to say
+        self.no_local = NoLocal()
+        self.lost = False  # what the maps hold is not what is planned
+        self.programmed = False  # all of them have been written
+        self.cluster.touched |= self.cluster.services.keys()
+
+    @property
+    def span(self) -> dict[Family, Prefix]:
+        """Holds all cluster IPs, and all ranges that they may be from."""
+        self.planner.cover(self.cluster.service_cidrs)
+        return self.planner.span
+
+    def write(self) -> None:
+        """What was touched, and what did not fit before.
+
+        Raises KernelError having written a part; then it is to be called again, and writes all.
+        """
+        if self.lost:
+            self._start_over()
+        self.lost = True
+        keys = sorted(self.cluster.take_touched())
+        for start in range(0, len(keys), BATCH):
+            self._write_batch(keys[start : start + BATCH], self.planner.change)
+        if self.planner.unplaced or not self.programmed:
+            self._write_batch([], self.planner.change if self.programmed else self.planner.complete)
+        self.lost, self.programmed = False, True
+        self._report()
+
+    def _write_batch(self, keys: list[Key], make_plan: MakePlan) -> None:
+        changes = {name: wanted for key in keys for name, wanted in self._wanted(key)}
+        began = time.monotonic()
+        plan = make_plan(changes, began)
+        planned = time.monotonic()
+        if plan:
+            self.machine.write_settings(self.span)
+            self.datapath.apply(plan)
+            spent = (planned - began) * 1e3, (time.monotonic() - planned) * 1e3
+            log.info("%r planned in %.1f ms, written in %.1f ms", plan, *spent)
+        self.planner.applied(time.monotonic())
+
+    def _wanted(self, key: Key) -> list[tuple[PortName, Wanted | None]]:
+        """What a service's ports want now; None for ports that it no longer has."""
+        wanted: dict[PortName, Wanted | None] = dict.fromkeys(self.names.pop(key, ()))
+        policies = dict.fromkeys(wanted, frozenset[Policy]())
+        for port, selection in self.cluster.ports(key):
+            wanted[port.name] = want(port, selection, self.cluster.primary)
+            policies[port.name] = confined(port, selection)
+        for name, local in policies.items():
+            self.no_local.put(name, local)
+        if now := {name for name, each in wanted.items() if each}:
+            self.names[key] = now
+        self._check(key)
+        return list(wanted.items())
+
+    def _check(self, key: Key) -> None:
+        self.checks.pop(key, None)
+        if checked := self.cluster.checked(key):
+            self.checks[key] = checked
+
+    def _report(self) -> None:
+        unplaced = {str(name): reason for name, reason in self.planner.unplaced.items()}
+        self.words.unplaced = status.renew(self.words.unplaced, unplaced, _UNPLACED)

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who are we: the cookie of our network namespace, by which hooks know the node's own sockets.
+
+Where the kernel has no SO_NETNS_COOKIE (5.14), a program answers instead (bpf/hooks/witness.c):
+it is attached while one getsockname() asks, and only a socket with its mark sees its answer.
+"""
+
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ebpflb.datapath import kernel
+from ebpflb.datapath.attach import cgroup_links
+from ebpflb.datapath.programs import compiler, loader
+from ebpflb.errors import EbpflbError
+
+log = logging.getLogger(__name__)
+
+SO_NETNS_COOKIE = 71
+SOURCE = "hooks/witness.c"
+MARK = 0x65626C62  # WITNESS in witness.c
+
+
+def netns_cookie(cache: Path) -> int | None:
+    """The cookie, or None where neither the kernel nor the witness tells."""
+    told = by_socket()
+    if told is not None:
+        return told
+    try:
+        return testify(cache)
+    except (EbpflbError, OSError) as error:
+        log.debug("the witness does not tell: %s", error)
+        return None
+
+
+def by_socket() -> int | None:
+    """The cookie of our network namespace, or None where the kernel does not tell (5.14)."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        try:
+            packed = any_socket.getsockopt(socket.SOL_SOCKET, SO_NETNS_COOKIE, 8)
+        except OSError:
+            return None
+    return int.from_bytes(packed, "little")
+
+
+def testify(cache: Path) -> int:
+    """The cookie by the witness. Raises CompileError, VerifierError, KernelError or OSError."""
+    with _attached(cache), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        asking.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, MARK)
+        address, port = asking.getsockname()
+    low = int.from_bytes(socket.inet_aton(address), "little")
+    return socket.htons(port) << 32 | low
+
+
+@contextmanager
+def _attached(cache: Path) -> Iterator[None]:
+    """The link is not pinned: it ends with us, whatever happens."""
+    attach = loader.HOOKS[loader.GETSOCKNAME4]
+    code = compiler.compile_source(SOURCE, cache=cache).programs["witness"]
+    opened = [os.open(cgroup_links.cgroup_root(), os.O_RDONLY | os.O_DIRECTORY)]
+    try:
+        opened.append(loader.load_one("witness", attach, code))
+        opened.append(kernel.link_create(opened[1], opened[0], attach.point))
+        yield
+    finally:
+        for fd in reversed(opened):
+            os.close(fd)

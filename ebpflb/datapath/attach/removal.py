@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything of one state directory goes: attachments first, so that nothing serves from half the
+maps.
+"""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from ebpflb.datapath import kernel
+from ebpflb.datapath.attach.clsact import Clsact
+from ebpflb.datapath.maps.pins import StateDir, remove_tree
+from ebpflb.errors import KernelError
+
+
+def unpin_all(state: StateDir) -> None:
+    """Filters are taken off the devices of the caller's network namespace. Raises KernelError."""
+    if not state.directory.is_dir():
+        return
+    Clsact(state.devices_directory).prune(set())
+    for directory in (state.devices_directory, state.links_directory):
+        for pin in directory.iterdir() if directory.is_dir() else ():
+            _detach(pin)
+        remove_tree(directory)
+    remove_tree(state.directory)
+
+
+def _detach(pin: Path) -> None:
+    """A record of filters is no link; nor has one any longer whose device or cgroup is gone."""
+    with suppress(KernelError):
+        link = kernel.get(str(pin))
+        if link is not None:
+            try:
+                kernel.link_detach(link)
+            finally:
+                os.close(link)

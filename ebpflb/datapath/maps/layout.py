@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bpf/layout.h and bpf/maps.h as Python sees them: nothing about the maps is written twice.
+
+Each names its parts. cffi parses those of layout.h, and a Record packs one of plan's entries into
+its struct. ``__be16`` is kept apart from ``__u16``, so the byte order of a field is read from
+there as well. Pin paths are named by hashes of these texts (state.py).
+"""
+
+import hashlib
+import re
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from functools import cache
+from ipaddress import IPv4Address, IPv6Address
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from cffi import FFI
+
+from ebpflb.model.addresses import Address
+from ebpflb.plan import entries
+
+_CHECKOUT = Path(__file__).parents[3] / "bpf"
+# Beside the package in a checkout, else where setup.cfg's data_files put it.
+SOURCES = _CHECKOUT if _CHECKOUT.is_dir() else Path(sys.prefix) / "share/ebpflb/bpf"
+
+_TYPES = """
+typedef uint8_t __u8; typedef uint16_t __u16; typedef uint32_t __u32; typedef uint64_t __u64;
+typedef struct { uint16_t wire; } __be16;
+typedef struct { uint32_t wire; } __be32;
+"""
+_MAPPED = bytes(10) + b"\xff\xff"  # RFC 4291 2.5.5.2
+
+ffi = FFI()
+
+
+def _parts(header: str, folder: str, sources: Path = SOURCES) -> str:
+    """The joined texts of what a header includes from a folder."""
+    parts = re.findall(rf'(?m)^#include "({folder}/.+)"$', (sources / header).read_text())
+    return "".join((sources / part).read_text() for part in parts)
+
+
+ffi.cdef(_TYPES + re.sub(r"(?m)^(#|SIZE\().*$", "", _parts("layout.h", "layout")))
+
+
+def names(enum: str, prefix: str) -> dict[int, str]:
+    """The values of ``enum verdict`` and its like, with their names in lower case."""
+    elements: dict[int, str] = ffi.typeof(f"enum {enum}").elements
+    return {
+        value: name.removeprefix(prefix).lower()
+        for value, name in sorted(elements.items())
+        if name.startswith(prefix)
+    }
+
+
+VERDICTS = names("verdict", "VERDICT_")
+_FLAGS = {
+    "struct service": names("service_flag", "SERVICE_"),
+    "struct backend": names("backend_flag", "BACKEND_"),
+    "struct flow": names("flow_flag", "FLOW_"),
+    "struct device": names("device_flag", "DEVICE_"),
+    "struct settings": names("setting_flag", "SETTING_"),
+}
+
+
+class MapSpec(NamedTuple):
+    """One DEFINE_MAP line: sizes in bytes, the kind and the flags by their kernel names.
+
+    ``lasting``: an upgrade may go on with it.
+    """
+
+    name: str
+    kind: str
+    key: str
+    value: str
+    entries: int
+    flags: tuple[str, ...]
+    lasting: bool = False
+
+    @property
+    def key_size(self) -> int:
+        return int(ffi.sizeof(self.key))
+
+    @property
+    def value_size(self) -> int:
+        return int(ffi.sizeof(self.value))
+
+
+def _map_specs(header: str, *, lasting: bool) -> dict[str, MapSpec]:
+    lines = re.findall(r"(?m)^DEFINE_MAP\((.*)\)$", (SOURCES / header).read_text())
+    parts = [[part.strip() for part in line.split(",")] for line in lines]
+    return {
+        name: MapSpec(
+            name, kind, key, value, int(size), tuple(re.findall(r"[A-Z_]+", flags)), lasting
+        )
+        for name, kind, key, value, size, flags in parts
+    }
+
+
+_LASTING = "maps/lasting.h"
+MAPS = _map_specs(_LASTING, lasting=True) | _map_specs("maps/renewed.h", lasting=False)
+
+
+@cache
+def layout_hash(sources: Path = SOURCES) -> str:
+    """Names the layout: a new one never reads an old map, but for lasting ones."""
+    return _hash(_parts("layout.h", "layout", sources) + _parts("maps.h", "maps", sources))
+
+
+@cache
+def lasting_hash(sources: Path = SOURCES) -> str:
+    """Names what lasting maps hold, and so the ids that run through them."""
+    return _hash((sources / _LASTING).read_text() + _parts(_LASTING, "layout", sources))
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def address_bytes(address: Address) -> bytes:
+    """16 bytes in network order, IPv4 as v4-mapped IPv6."""
+    return address.packed if address.version == 6 else _MAPPED + address.packed
+
+
+def address_from(packed: bytes) -> Address:
+    """The inverse of address_bytes."""
+    return IPv4Address(packed[12:]) if packed.startswith(_MAPPED) else IPv6Address(packed)
+
+
+def _text_bytes(text: str) -> bytes:
+    return text.encode()
+
+
+def _text_from(packed: bytes) -> str:
+    return packed.split(b"\0", 1)[0].decode(errors="replace")
+
+
+class _Flags:
+    """Words to bits and back, from the header's enum."""
+
+    def __init__(self, bits: dict[int, str]) -> None:
+        self.bits = bits
+        self.numbers = {word: bit for bit, word in bits.items()}
+        self.words: dict[int, entries.Flags] = {}  # what was converted before, both ways
+        self.sums: dict[entries.Flags, int] = {}
+
+    def to_int(self, words: entries.Flags) -> int:
+        if words not in self.sums:
+            self.sums[words] = sum(self.numbers[word] for word in words)
+        return self.sums[words]
+
+    def from_int(self, number: int) -> entries.Flags:
+        if number not in self.words:
+            self.words[number] = frozenset(w for bit, w in self.bits.items() if bit & number)
+        return self.words[number]
+
+
+T = TypeVar("T", bound=tuple[Any, ...])
+Convert = Callable[[Any], Any]
+_CODES = {"uint8_t": "B", "uint16_t": "H", "uint32_t": "I", "uint64_t": "Q"}
+
+
+class Record(Generic[T]):
+    """Packs a NamedTuple into its C struct and unpacks it, field by field of the same name."""
+
+    def __init__(self, ctype: str, cls: type[T], parts: dict[str, "Record[Any]"] | None = None):
+        self.cls = cls
+        self.flags = _Flags(_FLAGS.get(ctype, {}))
+        self.parts = parts or {}
+        fields = [(n, f) for n, f in ffi.typeof(ctype).fields]
+        self.columns = [(name, *self._column(name, field.type)) for name, field in fields]
+        self.struct = struct.Struct("=" + "".join(code for _, code, _, _ in self.columns))
+        self.columns = [column for column in self.columns if not column[0].startswith("pad")]
+        self.packers = [(i, to) for i, (_, _, to, _) in enumerate(self.columns) if to]
+        self.unpackers = [(i, back) for i, (_, _, _, back) in enumerate(self.columns) if back]
+        self._check(ctype)
+
+    def _check(self, ctype: str) -> None:
+        here: tuple[str, ...] = self.cls._fields  # type: ignore[attr-defined]
+        there = tuple(name for name, *_ in self.columns)
+        if here != there or self.struct.size != ffi.sizeof(ctype):
+            raise TypeError(f"{self.cls.__name__}{here} is not {ctype}{there}")
+
+    def _column(self, name: str, ctype: Any) -> tuple[str, Convert | None, Convert | None]:
+        if name.startswith("pad"):
+            return f"{ffi.sizeof(ctype)}x", None, None
+        if name == "flags":
+            return _CODES[ctype.cname], self.flags.to_int, self.flags.from_int
+        if name in self.parts:
+            part = self.parts[name]
+            return f"{part.struct.size}s", part.pack, part.unpack
+        if ctype.cname == "struct address":
+            return "16s", address_bytes, address_from
+        if ctype.cname == "__be16":
+            return "H", socket.htons, socket.ntohs
+        if ctype.kind == "array":
+            return f"{ctype.length}s", _text_bytes, _text_from
+        return _CODES[ctype.cname], None, None
+
+    def pack(self, value: T) -> bytes:
+        """The struct's bytes."""
+        parts = list(value)
+        for index, convert in self.packers:
+            parts[index] = convert(parts[index])
+        return self.struct.pack(*parts)
+
+    def unpack(self, packed: bytes) -> T:
+        """The value in the struct's bytes."""
+        parts = list(self.struct.unpack(packed))
+        for index, convert in self.unpackers:
+            parts[index] = convert(parts[index])
+        return self.cls(*parts)

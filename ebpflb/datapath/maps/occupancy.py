@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How full the LRU maps are, counted once a minute as long as somebody asks.
+
+The kernel does not tell, and only a walk does. It goes slice by slice with rests between, in a
+thread of its own, and whoever asks gets what the last walk found.
+"""
+
+import logging
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ebpflb.datapath.maps.bpf_map import Map
+from ebpflb.datapath.maps.layout import MAPS, ffi, names
+from ebpflb.datapath.maps.sweep import IDLE, PROTOCOLS, SLICE
+from ebpflb.model.services import Protocol
+from ebpflb.plan.flow_entries import Hook
+
+log = logging.getLogger(__name__)
+
+INTERVAL = 60.0  # seconds from one census to the next, if someone asks for it
+
+# Nobody counts these; the maps of flows are counted by the sweeper, entry by entry.
+COUNTED = tuple(n for n, s in MAPS.items() if s.kind == "LRU_HASH" and n not in PROTOCOLS)
+
+_REQUEST = {word: bit for bit, word in names("flow_flag", "FLOW_").items()}["request"]
+_AT = {name: ffi.offsetof("struct tuple", name) for name in ("protocol", "hook")}
+_FLAGS_AT = ffi.offsetof("struct flow", "flags")
+_KEY = struct.Struct(f"={_AT['protocol']}xBB{MAPS['tcp_flows'].key_size - _AT['hook'] - 1}x")
+_VALUE = struct.Struct(f"={_FLAGS_AT}xI{MAPS['tcp_flows'].value_size - _FLAGS_AT - 4}x")
+
+
+@dataclass(frozen=True)
+class Counts:
+    """``at`` is in seconds since the epoch."""
+
+    at: float
+    entries: Mapping[str, int]
+    flows: Mapping[Protocol, int]
+
+
+UNCOUNTED = Counts(0.0, {}, {})
+
+
+class Occupancy:
+    """Counts when it is asked and the last count is old; one count at a time."""
+
+    def __init__(self, maps: Mapping[str, Map]) -> None:
+        self._maps = maps
+        self._counts = UNCOUNTED
+        self._began = -INTERVAL  # seconds of the monotonic clock
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def ask(self) -> Counts:
+        """What the last census found, at once; UNCOUNTED before the first one has ended."""
+        found, now = self._counts, time.monotonic()
+        if now - self._began >= INTERVAL and not self._busy and not self._stopped.is_set():
+            self._began = now
+            self._thread = threading.Thread(target=self._run, name="census", daemon=True)
+            self._thread.start()
+        return found
+
+    def stop(self) -> None:
+        """Returns when no map is in use any more; nothing is counted after it."""
+        self._stopped.set()
+        self.wait()
+
+    def wait(self) -> None:
+        """Until a census that is under way has ended."""
+        if self._thread is not None:
+            self._thread.join()
+
+    @property
+    def _busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            entries = {name: self._entries(name) for name in COUNTED}
+            flows = self._flows()
+        except Exception:
+            log.exception("counting the maps failed; trying again in %g s", INTERVAL)
+        else:
+            if not self._stopped.is_set():
+                self._counts = Counts(time.time(), entries, flows)
+
+    def _entries(self, name: str) -> int:
+        size = self._maps[name].spec.key_size
+        return sum(len(keys) // size for keys, _ in self._slices(name))
+
+    def _flows(self) -> dict[Protocol, int]:
+        """Each flow by its client's request as it comes in (plan.flows.asks)."""
+        found: Counter[int] = Counter()
+        for name in PROTOCOLS:
+            for keys, values in self._slices(name):
+                pairs = zip(_KEY.iter_unpack(keys), _VALUE.iter_unpack(values), strict=True)
+                found.update(
+                    protocol
+                    for (protocol, hook), (flags,) in pairs
+                    if hook == Hook.INGRESS and flags & _REQUEST
+                )
+        return {protocol: found[protocol] for protocol in Protocol}
+
+    def _slices(self, name: str) -> Iterator[tuple[bytes, bytes]]:
+        begun = time.monotonic()
+        for part in self._maps[name].slices(SLICE):
+            yield part
+            if self._stopped.wait(IDLE * (time.monotonic() - begun)):
+                return
+            begun = time.monotonic()

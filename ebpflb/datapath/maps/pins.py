@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state directory in a bpffs: what stays when no agent runs.
+
+    <state-dir>/<layout hash>/<map>     maps; a new layout never reads an old map
+    <state-dir>/<lasting hash>/<map>    those that an upgrade goes on with (maps/lasting.h)
+    <state-dir>/links/<program>         attachments, replaced in place across layouts
+    <state-dir>/devices/<ifindex>-...   those at devices: tcx.py and clsact.py
+
+A pinned map is adopted only if the kernel says it has the kind, sizes, entries and flags of
+maps.h. While the agent starts, a new layout's maps fill up beside the old ones, which keep
+serving until the links are replaced.
+"""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from ebpflb.datapath import kernel
+from ebpflb.datapath.maps import layout
+from ebpflb.datapath.maps.bpf_map import Map, open_map
+from ebpflb.datapath.maps.layout import MapSpec
+from ebpflb.errors import NodeError
+
+BPFFS = Path("/sys/fs/bpf")
+DEFAULT = BPFFS / "ebpflb"
+
+
+def _holder(path: Path) -> tuple[Path, str]:
+    """The mount, and its type, that holds ``path``, which need not exist; the last one counts."""
+    mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    holding = [(m, kind) for m, kind in mounts if path == Path(m) or Path(m) in path.parents]
+    mount, kind = max(reversed(holding), key=lambda found: len(found[0]))
+    return Path(mount), kind
+
+
+def mount_bpffs(path: Path) -> None:
+    """Mounts a bpffs at its usual place if ``path`` is there and none is mounted yet.
+
+    Raises NodeError where ``path`` is in no bpffs, or mounting fails. A container that was given
+    the host's directory would mount what it alone sees, and what goes with it: that is refused.
+    """
+    mount, kind = _holder(path)
+    if kind == "bpf":
+        return
+    if mount == BPFFS:
+        raise NodeError(f"{BPFFS} is the host's, and no bpffs: mount one there, on the host")
+    if BPFFS not in (path, *path.parents):
+        raise NodeError(f"{path} is in no bpffs: choose a --state-dir below {BPFFS}")
+    done = subprocess.run(
+        ["mount", "-t", "bpf", "bpf", str(BPFFS)], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise NodeError(f"no bpffs at {BPFFS}, and mounting one failed: {done.stderr.strip()}")
+
+
+class StateDir:
+    """One node's state directory."""
+
+    def __init__(self, directory: Path = DEFAULT) -> None:
+        self.directory = directory
+        self.maps_directory = directory / layout.layout_hash()
+        self.lasting_directory = directory / layout.lasting_hash()
+        self.links_directory = directory / "links"
+        self.devices_directory = directory / "devices"
+
+    def __repr__(self) -> str:
+        return f"<State {self.directory}>"
+
+    def prepare(self) -> None:
+        """Makes the directories."""
+        mount_bpffs(self.directory)
+        for directory in self._own():
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def exists(self) -> bool:
+        return self.maps_directory.is_dir()
+
+    def open_maps(self, specs: dict[str, MapSpec] = layout.MAPS) -> dict[str, Map]:
+        """Every map: adopted where a pin fits, else made and pinned."""
+        return {name: open_map(spec, self._adopt_or_make(spec)) for name, spec in specs.items()}
+
+    def read_maps(self) -> dict[str, Map]:
+        """The pinned maps, for looking only. Raises NodeError where there are none."""
+        found = {name: kernel.get(str(self._pin(spec))) for name, spec in layout.MAPS.items()}
+        missing = [name for name, fd in found.items() if fd is None]
+        if missing:
+            raise NodeError(f"no maps of this version in {self.directory}: has `ebpflb run` run?")
+        return {
+            name: open_map(layout.MAPS[name], fd, writable=False)
+            for name, fd in found.items()
+            if fd is not None
+        }
+
+    def links(self) -> Iterator[Path]:
+        """The pins of all attachments."""
+        if self.links_directory.is_dir():
+            yield from sorted(self.links_directory.iterdir())
+
+    def old_layouts(self) -> list[Path]:
+        """The directories of every other layout's maps."""
+        return [entry for entry in self.directory.iterdir() if entry not in self._own()]
+
+    def forget_old_layouts(self) -> None:
+        """Unpins them. Call when no program uses them any more."""
+        for directory in self.old_layouts():
+            remove_tree(directory)
+
+    def _own(self) -> tuple[Path, ...]:
+        maps = self.maps_directory, self.lasting_directory
+        return *maps, self.links_directory, self.devices_directory
+
+    def _pin(self, spec: MapSpec) -> Path:
+        return (self.lasting_directory if spec.lasting else self.maps_directory) / spec.name
+
+    def _adopt_or_make(self, spec: MapSpec) -> int:
+        path = str(self._pin(spec))
+        fd = kernel.get(path)
+        if fd is not None and _fits(fd, spec):
+            return fd
+        if fd is not None:
+            os.close(fd)
+            os.unlink(path)
+        fd = make_map(spec)
+        kernel.pin(fd, path)
+        return fd
+
+
+def make_map(spec: MapSpec) -> int:
+    """A new map after its line in maps.h."""
+    return kernel.map_create(
+        name=spec.name,
+        kind=spec.kind,
+        key_size=spec.key_size,
+        value_size=spec.value_size,
+        entries=spec.entries,
+        flags=spec.flags,
+    )
+
+
+def _fits(fd: int, spec: MapSpec) -> bool:
+    info = kernel.info(fd, "map_info")
+    flags = sum(kernel.MAP_FLAGS[flag] for flag in spec.flags)
+    return (info.kind, info.key_size, info.value_size, info.entries, info.flags) == (
+        kernel.MAP_KINDS[spec.kind],
+        spec.key_size,
+        spec.value_size,
+        spec.entries,
+        flags,
+    )
+
+
+def remove_tree(directory: Path) -> None:
+    """With all that is in it, if it is there; a bpffs knows no rmtree that follows no links."""
+    if not directory.is_dir():
+        return
+    for entry in directory.iterdir():
+        remove_tree(entry) if entry.is_dir() else entry.unlink()
+    directory.rmdir()

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How each map's keys and values read: the Records of all structs, checked at import.
+
+The entries that the agent writes are plan's; those that the datapath writes are here.
+"""
+
+import struct
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ebpflb.datapath.maps.layout import Record, address_bytes, address_from
+from ebpflb.model.addresses import Address
+from ebpflb.model.services import PortName
+from ebpflb.plan import entries
+from ebpflb.plan.flow_entries import Flow, Tuple
+
+
+class Client(NamedTuple):
+    netns: int
+    address: Address
+    service: int
+
+
+class Affinity(NamedTuple):
+    last_used: int
+    backend: int
+
+
+class Peer(NamedTuple):
+    socket: int
+    address: Address
+    port: int
+
+
+class Origin(NamedTuple):
+    frontend: entries.Frontend
+    backend: int
+    address: Address
+    port: int
+
+
+class Sender(NamedTuple):
+    socket: int
+    frontend: entries.Frontend
+
+
+class Assignment(NamedTuple):
+    service: int
+    backend: int
+    address: Address
+    port: int
+    older: entries.Frontend
+
+
+class Arrival(NamedTuple):
+    flow: Flow
+    back: Tuple
+    other: Tuple
+    service: entries.Service
+    backend: entries.Backend
+
+
+class Datagram(NamedTuple):
+    source: Address
+    destination: Address
+    id: int
+    protocol: int
+    hook: int
+
+
+class Ports(NamedTuple):
+    seen: int
+    source_port: int
+    destination_port: int
+
+
+class Sweep(NamedTuple):
+    swept: int
+    held: int
+    evicted: int
+
+
+class FlowCounters(NamedTuple):
+    made: int
+    ended: int
+    refused: int
+
+
+class Allowance(NamedTuple):
+    refilled: int
+    left: int
+
+
+class ServiceCounters(NamedTuple):
+    chosen: int
+    sticky: int
+    refused: int
+    not_here: int
+
+
+class BackendCounters(NamedTuple):
+    opened: int
+    closed: int
+
+
+FRONTEND = Record("struct frontend", entries.Frontend)
+_RANGE = Record("struct range", entries.Range)
+SERVICE = Record(
+    "struct service",
+    entries.Service,
+    {"frontend": FRONTEND, "cluster": _RANGE, "local": _RANGE},
+)
+BACKEND = Record("struct backend", entries.Backend)
+_PREFIX = Record("struct prefix", entries.Prefix)
+_TUPLE, _FLOW = Record("struct tuple", Tuple), Record("struct flow", Flow)
+SETTINGS = Record(
+    "struct settings",
+    entries.Settings,
+    dict.fromkeys(("pods_v4", "pods_v6", "span_v4", "span_v6"), _PREFIX),
+)
+SERVICE_NAME = Record("struct service_name", PortName)
+BACKEND_NAME = Record("struct backend_name", entries.BackendName)
+
+RECORDS: dict[str, Record[Any]] = {
+    "struct frontend": FRONTEND,
+    "struct service": SERVICE,
+    "struct backend": BACKEND,
+    "struct client": Record("struct client", Client),
+    "struct affinity": Record("struct affinity", Affinity),
+    "struct peer": Record("struct peer", Peer),
+    "struct origin": Record("struct origin", Origin, {"frontend": FRONTEND}),
+    "struct sender": Record("struct sender", Sender, {"frontend": FRONTEND}),
+    "struct assignment": Record("struct assignment", Assignment, {"older": FRONTEND}),
+    "struct tuple": _TUPLE,
+    "struct flow": _FLOW,
+    "struct arrival": Record(
+        "struct arrival",
+        Arrival,
+        {"flow": _FLOW, "back": _TUPLE, "other": _TUPLE, "service": SERVICE, "backend": BACKEND},
+    ),
+    "struct datagram": Record("struct datagram", Datagram),
+    "struct ports": Record("struct ports", Ports),
+    "struct flow_counters": Record("struct flow_counters", FlowCounters),
+    "struct sweep": Record("struct sweep", Sweep),
+    "struct allowance": Record("struct allowance", Allowance),
+    "struct source_range": Record("struct source_range", entries.SourceRange),
+    "struct service_range": Record("struct service_range", entries.ServiceRange),
+    "struct device": Record("struct device", entries.Device),
+    "struct settings": SETTINGS,
+    "struct service_counters": Record("struct service_counters", ServiceCounters),
+    "struct backend_counters": Record("struct backend_counters", BackendCounters),
+    "struct service_name": SERVICE_NAME,
+    "struct backend_name": BACKEND_NAME,
+}
+
+
+class Codec(NamedTuple):
+    """How values of one C type become bytes and back."""
+
+    pack: Callable[[Any], bytes]
+    unpack: Callable[[bytes], Any]
+
+
+_NUMBER32, _NUMBER64 = struct.Struct("=I"), struct.Struct("=Q")
+_PLAIN = {
+    "__u32": Codec(_NUMBER32.pack, lambda packed: _NUMBER32.unpack(packed)[0]),
+    "__u64": Codec(_NUMBER64.pack, lambda packed: _NUMBER64.unpack(packed)[0]),
+    "struct address": Codec(address_bytes, address_from),
+}
+
+
+def codec(ctype: str) -> Codec:
+    """The codec of a map's key or value type, as maps.h names it."""
+    if ctype in _PLAIN:
+        return _PLAIN[ctype]
+    return Codec(RECORDS[ctype].pack, RECORDS[ctype].unpack)

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytecode -> programs in the kernel: map references get real descriptors, then PROG_LOAD.
+
+The relocation is all there is: a 64-bit load (opcode 0x18) that says "map" (source register 1)
+carries a map's number from maps.h, which is replaced by the descriptor.
+"""
+
+import os
+import struct
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ebpflb.datapath import kernel
+from ebpflb.datapath.maps.bpf_map import Map
+from ebpflb.datapath.programs import compiler
+from ebpflb.errors import KernelError, VerifierError
+
+_LOAD64, _MAP_REFERENCE = 0x18, 1
+_LOG_BYTES = 1 << 20
+_LOG_LINES = 12
+
+
+class Attach(NamedTuple):
+    """The kernel's numbers for a section: program type and attach type (uapi/linux/bpf.h).
+
+    A packet program is loaded without an attach type: it goes to tcx and to clsact alike.
+    """
+
+    kind: int
+    point: int
+
+
+SCHED_CLS, _SOCK, _SOCK_ADDR = 3, 9, 18  # BPF_PROG_TYPE_SCHED_CLS, _CGROUP_SOCK, ...
+SECTIONS = {
+    "cgroup/connect4": Attach(_SOCK_ADDR, 10),
+    "cgroup/connect6": Attach(_SOCK_ADDR, 11),
+    "cgroup/post_bind4": Attach(_SOCK, 12),
+    "cgroup/post_bind6": Attach(_SOCK, 13),
+    "cgroup/sendmsg4": Attach(_SOCK_ADDR, 14),
+    "cgroup/sendmsg6": Attach(_SOCK_ADDR, 15),
+    "cgroup/recvmsg4": Attach(_SOCK_ADDR, 19),
+    "cgroup/recvmsg6": Attach(_SOCK_ADDR, 20),
+    "cgroup/getpeername4": Attach(_SOCK_ADDR, 29),
+    "cgroup/getpeername6": Attach(_SOCK_ADDR, 30),
+    "cgroup/sock_release": Attach(_SOCK, 34),
+}
+GETSOCKNAME4 = "cgroup/getsockname4"  # asked for a moment only: witness.py
+PACKET_SECTIONS = {"tc/ingress": Attach(SCHED_CLS, 0), "tc/egress": Attach(SCHED_CLS, 0)}
+HOOKS = {**SECTIONS, **PACKET_SECTIONS, GETSOCKNAME4: Attach(_SOCK_ADDR, 31)}
+
+
+class Program(NamedTuple):
+    """A loaded program and where it belongs; ``point`` is its section's attach type."""
+
+    name: str
+    fd: int
+    point: int
+
+
+def relocate(code: bytes, fds: Mapping[int, int]) -> bytes:
+    """The bytecode with map numbers replaced by descriptors."""
+    patched = bytearray(code)
+    at = 0
+    while at < len(patched):
+        opcode, registers, _offset, number = struct.unpack_from("<BBhi", patched, at)
+        if opcode == _LOAD64 and registers >> 4 == _MAP_REFERENCE:
+            struct.pack_into("<i", patched, at + 4, fds[number])
+        at += 16 if opcode == _LOAD64 else 8
+    return bytes(patched)
+
+
+def load(compiled: compiler.Compiled, maps: Mapping[str, Map]) -> list[Program]:
+    """Every program of a source file, loaded on these maps; all or none.
+
+    Raises VerifierError with the program's name and the log's last lines, or KernelError where
+    the kernel refused for another reason.
+    """
+    fds = {compiler.MAP_NUMBERS[name]: opened.fd for name, opened in maps.items()}
+    loaded: list[Program] = []
+    try:
+        for name, code in compiled.programs.items():
+            attach = HOOKS[compiled.sections[name]]
+            fd = load_one(name, attach, relocate(code, fds))
+            loaded.append(Program(name, fd, attach.point))
+    except Exception:
+        close(loaded)
+        raise
+    return loaded
+
+
+def load_one(name: str, attach: Attach, code: bytes) -> int:
+    """One program's descriptor; asks the verifier for its reasons only after a refusal."""
+    try:
+        return kernel.prog_load(
+            name=name, kind=attach.kind, attach=attach.point, code=code, log=None
+        )
+    except KernelError as error:
+        log = _verifier_log(name, attach, code)
+        if not log:
+            raise
+        raise VerifierError(f"the verifier refused program {name}: {error}\n{log}") from error
+
+
+def close(programs: list[Program]) -> None:
+    """Lets go of the descriptors; attached programs stay."""
+    for program in programs:
+        os.close(program.fd)
+
+
+def _verifier_log(name: str, attach: Attach, code: bytes) -> str:
+    log = bytearray(_LOG_BYTES)
+    try:
+        os.close(
+            kernel.prog_load(name=name, kind=attach.kind, attach=attach.point, code=code, log=log)
+        )
+    except KernelError:
+        text = log.split(b"\0", 1)[0].decode(errors="replace").strip()
+        return "\n".join(text.splitlines()[-_LOG_LINES:])
+    return ""

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The devices of this network namespace and their addresses, now and as they change (rtnetlink)."""
+
+import socket
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Any
+
+from pyroute2 import IPRoute
+from pyroute2.netlink.exceptions import NetlinkError
+from pyroute2.netlink.rtnl import RTMGRP_IPV4_IFADDR, RTMGRP_IPV6_IFADDR, RTMGRP_LINK
+
+from ebpflb.errors import NodeError
+from ebpflb.model.addresses import Address
+from ebpflb.model.devices import Device, Devices
+from ebpflb.model.events import SourceStatus
+from ebpflb.model.kube_proxy import DEVICE
+from ebpflb.node.lookout import Lookout
+
+_ETHER, _LOOPBACK = 1, 772  # ARPHRD_*: the kernel gives both kinds of packets an Ethernet header
+_IFF_LOOPBACK = 8
+# IFA_F_SECONDARY (IPv6: temporary), _DADFAILED, _DEPRECATED, _TENTATIVE
+_UNFIT = 0x01 | 0x08 | 0x20 | 0x40
+_RT_SCOPE_UNIVERSE = 0
+AGAIN_SECONDS = 1.0  # after a list that could not be had
+
+
+@dataclass(frozen=True, slots=True)
+class DevicesChanged:
+    """All devices that there are now, but for the one of kube-proxy's ipvs mode.
+
+    That holds every cluster IP, and none of them is the node's.
+    """
+
+    devices: Devices
+
+    @property
+    def addresses(self) -> frozenset[Address]:
+        """All addresses of all devices."""
+        return frozenset(address for device in self.devices for address in device.addresses)
+
+
+def current() -> DevicesChanged:
+    """Those in our network namespace. Raises NodeError."""
+    addresses = defaultdict(list)
+    try:
+        with IPRoute() as route:
+            for message in route.get_addr():
+                addresses[message["index"]].append(message)
+            links = list(route.get_links())
+    except (NetlinkError, OSError) as error:
+        raise NodeError(f"devices cannot be listed: {error.args[-1]}") from error
+    devices = (_device(link, addresses[link["index"]]) for link in links)
+    return DevicesChanged(tuple(device for device in devices if device.name != DEVICE))
+
+
+def _device(link: Any, addresses: list[Any]) -> Device:
+    return Device(
+        index=link["index"],
+        name=link.get_attr("IFLA_IFNAME"),
+        loopback=bool(link["flags"] & _IFF_LOOPBACK),
+        link_header=link["ifi_type"] in (_ETHER, _LOOPBACK),
+        master=link.get_attr("IFLA_MASTER") or 0,
+        addresses=tuple(_address(message) for message in addresses),
+        sources=tuple(_address(message) for message in addresses if _is_source(message)),
+    )
+
+
+def _address(message: Any) -> Address:
+    """On a point-to-point link IFA_ADDRESS is the peer's; IFA_LOCAL, where it is there, is ours."""
+    return ip_address(message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS"))
+
+
+def _is_source(message: Any) -> bool:
+    return message["scope"] == _RT_SCOPE_UNIVERSE and not message["flags"] & _UNFIT
+
+
+class Follower:
+    """Tells of every change, from a thread of its own; the first list comes at once.
+
+    One that cannot be had is tried again until it can. The socket is a plain one: since 0.9
+    pyroute2's belong to the thread that made them.
+    """
+
+    def __init__(self, emit: Callable[[DevicesChanged | SourceStatus], None]) -> None:
+        self.emit = emit
+        self.changes = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+        self._look = Lookout("devices", self._tell, emit)
+
+    def start(self) -> None:
+        """Subscribes before it lists, so that no change is missed. Raises NodeError."""
+        self.changes.bind((0, RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR))
+        self._tell()
+        threading.Thread(target=self._follow, name="devices", daemon=True).start()
+
+    def _follow(self) -> None:
+        while True:
+            self._wait()
+            while not self._look():
+                time.sleep(AGAIN_SECONDS)
+
+    def _tell(self) -> None:
+        self.emit(current())
+
+    def _wait(self) -> None:
+        """For changes, or for word that some were lost (ENOBUFS): both ask for a fresh list."""
+        try:
+            self.changes.recv(1 << 16)
+            while self.changes.recv(1 << 16, socket.MSG_DONTWAIT):
+                pass  # one list answers all that have come by now
+        except BlockingIOError:
+            return
+        except OSError:
+            time.sleep(AGAIN_SECONDS)

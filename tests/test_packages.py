@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A package's head says what is in it."""
+
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import ebpflb
+
+ROOT = Path(ebpflb.__file__).parent
+PACKAGES = sorted(path.parent for path in ROOT.glob("*/**/__init__.py"))
+NAMES = [".".join(package.relative_to(ROOT).parts) for package in PACKAGES]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "cli"])
+def test_modules(name: str) -> None:
+    """Each module in it has a line there, and nothing else has; cli has a file a command."""
+    folder = ROOT.joinpath(*name.split("."))
+    words = import_module(f"ebpflb.{name}").__doc__ or ""
+    listed = re.findall(r"^`{0,2}(\w+)`{0,2}  +\S", words, re.MULTILINE)
+    modules = [path.stem for path in folder.glob("*.py") if path.stem != "__init__"]
+    packages = [path.parent.name for path in folder.glob("*/__init__.py")]
+    assert sorted(listed) == sorted(modules + packages)
