@@ -190,7 +190,7 @@ class Field:
 
     def state(self, variant: str) -> StateDir:
         """Where its agent has its pins."""
-        return StateDir(self.agents[variant].places.state)
+        return StateDir(self.agents[variant].paths.state)
 
     @property
     def ways(self) -> list[Way]:

@@ -69,7 +69,7 @@ class Bench:
     def __init__(self, lab: Lab, node: Host, folder: Path, backends: list[Host]) -> None:
         self.agent = LabAgent(lab, node, folder)
         self.cgroup = node.cgroup
-        self.state = StateDir(self.agent.places.state)
+        self.state = StateDir(self.agent.paths.state)
         self.texts = [services.asked(node.name, node.v4, pod.name, pod.v4) for pod in backends]
         self.serve_by(0)
 
@@ -131,7 +131,7 @@ class Bench:
         return self.agent.process is not None and self.agent.process.poll() is None
 
     def _programmed(self) -> bool:
-        words = status.read(self.agent.places)
+        words = status.read(self.agent.paths)
         return bool(words and words.complete)
 
 

@@ -17,7 +17,7 @@ class Paths:
     """Where one node's agent keeps its things; several nodes on one machine differ in these."""
 
     state: Path  # in a bpffs: what serves while no agent runs
-    run: Path = Path("/run/ebpflb")  # the agent's lock and its last words
+    run: Path = Path("/run/ebpflb")  # the lock and the status of the agent
     cache: Path = Path("/var/cache/ebpflb")  # compiled bytecode
 
     @property
@@ -55,9 +55,9 @@ class ConntrackOptions:
 
 @dataclass(frozen=True)
 class Options:
-    """One agent's settings."""
+    """What one agent is to do, and with what."""
 
-    places: Paths
+    paths: Paths
     node_name: str
     cgroup: Path
     manifests: Path | None = None  # None: the Kubernetes API

@@ -27,7 +27,7 @@ from ebpflb.stale_udp.worker import Cure
 
 
 @contextmanager
-def assembled(settings: Options, flags: Mapping[str, str]) -> Iterator[Agent]:
+def assembled(options: Options, flags: Mapping[str, str]) -> Iterator[Agent]:
     """An agent that is ready to run, and beside it at work what serves and heals.
 
     ``flags`` are those in force, for /flagz. At the end everything is stopped, in reverse. Raises
@@ -36,24 +36,24 @@ def assembled(settings: Options, flags: Mapping[str, str]) -> Iterator[Agent]:
     with ExitStack() as parts:
         gc.disable()  # until the agent has everything (loop.py)
         parts.callback(gc.enable)
-        datapath = Datapath(StateDir(settings.places.state))
+        datapath = Datapath(StateDir(options.paths.state))
         parts.callback(datapath.close)
         metrics = Metrics()
         parts.callback(metrics.close)
-        metrics.gate(EXTERNAL_IPS, "DEPRECATED", enabled=settings.serve_external_ips)
+        metrics.gate(EXTERNAL_IPS, "DEPRECATED", enabled=options.serve_external_ips)
         cure = Cure(datapath.maps, Namespaces().each, metrics.cured)
         servers = Servers(
-            settings,
-            _recorder(settings, metrics),
-            _pages(settings, flags, metrics),
+            options,
+            _recorder(options, metrics),
+            _pages(options, flags, metrics),
             metrics.answered,
             families=families.supported(),
         )
         report = Report(servers.health, metrics, servers.services)
-        agent = Agent(settings, datapath, _source(settings, metrics.request), report, cure)
+        agent = Agent(options, datapath, _source(options, metrics.request), report, cure)
         metrics.read(datapath, lambda: agent.services.planner, agent.words)
         metrics.health(lambda: servers.health.healthy)
-        sweeper = Sweeper(datapath.maps, _timeouts(settings.conntrack))
+        sweeper = Sweeper(datapath.maps, _timeouts(options.conntrack))
         for part in (sweeper, cure, servers, kube_proxy.Watcher(agent.inbox.put)):
             parts.callback(part.stop)
             part.start()
@@ -61,36 +61,36 @@ def assembled(settings: Options, flags: Mapping[str, str]) -> Iterator[Agent]:
         yield agent
 
 
-def _source(settings: Options, observe: Observe) -> Callable[[Emit], Source]:
-    node, directory = settings.node_name, settings.manifests
+def _source(options: Options, observe: Observe) -> Callable[[Emit], Source]:
+    node, directory = options.node_name, options.manifests
     if directory is not None:
         return lambda emit: ManifestSource(emit, directory=directory, node_name=node)
     return lambda emit: ApiSource(
         emit,
         node_name=node,
-        kubeconfig=settings.kubeconfig,
-        master=settings.master,
+        kubeconfig=options.kubeconfig,
+        master=options.master,
         observe=observe,
     )
 
 
-def _recorder(settings: Options, metrics: Metrics) -> Recorder:
-    if settings.manifests:
+def _recorder(options: Options, metrics: Metrics) -> Recorder:
+    if options.manifests:
         return LogRecorder()
-    server = to_server(settings.kubeconfig, settings.master, metrics.request)
-    recorder = ApiRecorder(server, settings.node_name)
+    server = to_server(options.kubeconfig, options.master, metrics.request)
+    recorder = ApiRecorder(server, options.node_name)
     metrics.events_dropped(lambda: recorder.dropped)
     return recorder
 
 
-def _pages(settings: Options, flags: Mapping[str, str], metrics: Metrics) -> Pages:
+def _pages(options: Options, flags: Mapping[str, str], metrics: Metrics) -> Pages:
     return Pages(
         metrics=metrics.exposition,
         slis=metrics.slis_exposition,
-        configuration=lambda: plain(settings.configuration),
+        configuration=lambda: plain(options.configuration),
         flags=lambda: flags,
         on_ping=lambda: metrics.check("ping", "healthz", ok=True),
-        profiling=settings.profiling,
+        profiling=options.profiling,
     )
 
 

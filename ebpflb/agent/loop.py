@@ -48,13 +48,13 @@ class Agent:
 
     def __init__(
         self,
-        settings: Options,
+        options: Options,
         datapath: Datapath,
         make_source: MakeSource,
         report: Report,
         cure: Cure,
     ) -> None:
-        self.settings = settings
+        self.options = options
         self.datapath = datapath
         self.report = report
         self.cure = cure
@@ -62,17 +62,17 @@ class Agent:
         self.source = make_source(self.inbox.put)
         self.devices = Follower(self.inbox.put)
         self.cluster = ClusterState(
-            settings.node_name,
-            bind_address=settings.bind_address,
-            serve_external_ips=settings.serve_external_ips,
+            options.node_name,
+            bind_address=options.bind_address,
+            serve_external_ips=options.serve_external_ips,
         )
-        self.words = status.introduce(node=settings.node_name, source=settings.source)
-        self.machine = Machine(settings, datapath, self.cluster, self.words)
+        self.words = status.introduce(node=options.node_name, source=options.source)
+        self.machine = Machine(options, datapath, self.cluster, self.words)
         self.services = Services(datapath, self.cluster, self.machine, self.words)
         self.stopped = False
         self.settled = False  # the last sync wrote all that there was, and nothing failed since
         self.ended = -math.inf  # the last sync, of the monotonic clock
-        self.restores_at = time.monotonic() + settings.sync_period
+        self.restores_at = time.monotonic() + options.sync_period
         self.said = b""
 
     def run(self) -> None:
@@ -80,8 +80,8 @@ class Agent:
         serve, and ConfigurationError for addresses that do not fit the Node.
         """
         self._load_programs()
-        first, last = self.settings.masquerade_ports
-        self.words.unreserved = ports.try_to_reserve(self.settings.places.ports_file, first, last)
+        first, last = self.options.masquerade_ports
+        self.words.unreserved = ports.try_to_reserve(self.options.paths.ports_file, first, last)
         self.devices.start()
         self.source.start()
         while not self.stopped:
@@ -95,7 +95,7 @@ class Agent:
 
     def _load_programs(self) -> None:
         try:
-            compiled = self.datapath.load(self.settings.places.cache)
+            compiled = self.datapath.load(self.options.paths.cache)
         except (CompileError, VerifierError, KernelError) as error:
             if not self.datapath.serves():
                 raise
@@ -172,7 +172,7 @@ class Agent:
         """When there is to be a sync next, of the monotonic clock."""
         words = self.words
         if self._is_behind() and not words.failed:
-            return self.ended + self.settings.min_sync_period
+            return self.ended + self.options.min_sync_period
         lacking = words.failed or words.unattached or words.unplaced
         return self.ended + WRITE_RETRY_SECONDS if lacking else math.inf
 
@@ -222,7 +222,7 @@ class Agent:
         """Nobody tells us that others took programs off a device: it is looked for."""
         if time.monotonic() < self.restores_at:
             return
-        self.restores_at = time.monotonic() + self.settings.sync_period
+        self.restores_at = time.monotonic() + self.options.sync_period
         try:
             self.machine.restore()
         except KernelError as error:
@@ -239,4 +239,4 @@ class Agent:
         words.service_ports = len(planner.present)
         words.backends = planner.backends
         words.refused = {f"{kind} {key}": why for (kind, key), why in self.cluster.refused.items()}
-        self.said = status.write(self.settings.places, words, self.said)
+        self.said = status.write(self.options.paths, words, self.said)

@@ -33,9 +33,9 @@ class Machine:
     """Writes what is known of this node; ``here`` is what the kernel last told of its devices."""
 
     def __init__(
-        self, settings: Options, datapath: Datapath, cluster: ClusterState, words: AgentStatus
+        self, options: Options, datapath: Datapath, cluster: ClusterState, words: AgentStatus
     ) -> None:
-        self.settings = settings
+        self.options = options
         self.datapath = datapath
         self.cluster = cluster
         self.words = words
@@ -47,7 +47,7 @@ class Machine:
 
     def check_families(self) -> None:
         """Raises ConfigurationError for addresses with which this Node could serve nothing."""
-        found, primary = self.settings.configuration, next(iter(self.cluster.primary), None)
+        found, primary = self.options.configuration, next(iter(self.cluster.primary), None)
         if primary is not None and isinstance(found, KubeProxyConfiguration):
             families.enforce(found, Place(primary, supported(), self._pod_cidrs()))
 
@@ -62,7 +62,7 @@ class Machine:
         Raises KernelError; then all of it is still news.
         """
         found, self._local = self._found(), self._work_out()
-        where = self.here.addresses, self.settings.nodeport_addresses, self.cluster.primary
+        where = self.here.addresses, self.options.nodeport_addresses, self.cluster.primary
         self.listening = nodeports.listening(*where)
         small: dict[str, dict[Any, Any]] = {
             "node_addresses": dict.fromkeys(nodeports.serving(*where), 1),
@@ -75,12 +75,12 @@ class Machine:
 
     def write_settings(self, span: Mapping[Family, Prefix]) -> None:
         """``span`` covers all that is planned: before that is written."""
-        self.datapath.set(self._local.settings(self.settings.fields, span))
+        self.datapath.set(self._local.settings(self.options.fields, span))
 
     def attach(self) -> None:
         """Puts the loaded programs in force, if there are any. Raises KernelError."""
         if self.datapath.programs:
-            self._report(self.datapath.attach(self.settings.cgroup, self._local.served))
+            self._report(self.datapath.attach(self.options.cgroup, self._local.served))
         self.attached = True
 
     def restore(self) -> None:
@@ -105,8 +105,8 @@ class Machine:
 
     def _work_out(self) -> Local:
         every, primary = self.here.devices, self.cluster.primary
-        served = devices.served(every, self.settings.devices)
-        return Local(every, served, primary, self.settings.detector, self._pod_cidrs())
+        served = devices.served(every, self.options.devices)
+        return Local(every, served, primary, self.options.detector, self._pod_cidrs())
 
     def _pod_cidrs(self) -> tuple[Network, ...]:
         node = self.cluster.node

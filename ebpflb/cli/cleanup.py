@@ -41,33 +41,33 @@ def cleanup(state_dir: Path, run_dir: Path, kube_proxy: bool, dry_run: bool, for
     if (dry_run or force) and not kube_proxy:
         raise click.UsageError("--dry-run and --force go with --kube-proxy")
     common.need_rights()
-    places = common.places(state_dir, run_dir)
+    paths = common.paths(state_dir, run_dir)
     if kube_proxy:
-        remove_kube_proxy(places, dry_run=dry_run, force=force)
+        remove_kube_proxy(paths, dry_run=dry_run, force=force)
     else:
-        remove_ours(places)
+        remove_ours(paths)
 
 
-def everything(places: Paths) -> None:
+def everything(paths: Paths) -> None:
     """As kube-proxy's --cleanup: ours, and what a kube-proxy left. Raises NodeError."""
-    remove_ours(places)
-    remove_kube_proxy(places)
+    remove_ours(paths)
+    remove_kube_proxy(paths)
 
 
-def remove_ours(places: Paths) -> None:
+def remove_ours(paths: Paths) -> None:
     """All that ebpflb made. Raises NodeError while an agent serves it, KernelError."""
-    if status.alive(places):
-        words = status.read(places)
+    if status.alive(paths):
+        words = status.read(paths)
         who = f" (pid {words.pid})" if words else ""
-        raise NodeError(f"an agent{who} still serves {places.state}: stop it first")
-    unpin_all(StateDir(places.state))
+        raise NodeError(f"an agent{who} still serves {paths.state}: stop it first")
+    unpin_all(StateDir(paths.state))
     nft.let_nat_go()
-    _release_ports(places)
-    status.forget(places)
-    click.echo(f"nothing is left of {places.state}")
+    _release_ports(paths)
+    status.forget(paths)
+    click.echo(f"nothing is left of {paths.state}")
 
 
-def remove_kube_proxy(places: Paths, *, dry_run: bool = False, force: bool = False) -> None:
+def remove_kube_proxy(paths: Paths, *, dry_run: bool = False, force: bool = False) -> None:
     """What a kube-proxy left, line by line. Raises NodeError where some of it is still there."""
     found = its.look()
     if found.runs and not (force or dry_run):
@@ -83,8 +83,8 @@ def remove_kube_proxy(places: Paths, *, dry_run: bool = False, force: bool = Fal
     if failed or survey.unseen:
         raise NodeError("not all that kube-proxy left could be removed: see above")
     click.echo("nothing is left of kube-proxy" if survey.left else NOTHING)
-    if survey.left and not cgroup_links.attached(StateDir(places.state)):
-        click.echo(f"note: ebpflb does not serve at {places.state}: nobody answers services now")
+    if survey.left and not cgroup_links.attached(StateDir(paths.state)):
+        click.echo(f"note: ebpflb does not serve at {paths.state}: nobody answers services now")
 
 
 def _foretell(survey: Survey) -> None:
@@ -137,9 +137,9 @@ def _let_nat_go(survey: Survey) -> None:
         click.echo(f"removed: {name}")
 
 
-def _release_ports(places: Paths) -> None:
+def _release_ports(paths: Paths) -> None:
     """Raises NodeError where the kernel's list cannot be written."""
     try:
-        ports.release(places.ports_file)
+        ports.release(paths.ports_file)
     except OSError as error:
         raise NodeError(f"{ports.RESERVED}: {error.strerror}") from error

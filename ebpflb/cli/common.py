@@ -58,8 +58,8 @@ def pinned_maps(state: Path) -> Iterator[dict[str, Map]]:
             opened.close()
 
 
-def places(state: Path, run: Path, cache: Path = Paths.cache) -> Paths:
-    """The places of one node, by absolute paths."""
+def paths(state: Path, run: Path, cache: Path = Paths.cache) -> Paths:
+    """Those of one node, made absolute."""
     return Paths(state=state.absolute(), run=run.absolute(), cache=cache.absolute())
 
 

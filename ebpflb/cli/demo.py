@@ -75,7 +75,7 @@ def _act(heading: str) -> None:
 
 
 def _dump(story: Demo) -> None:
-    maps = StateDir(story.agent.places.state).read_maps()
+    maps = StateDir(story.agent.paths.state).read_maps()
     for name, rows in dump(maps, ("services", "slots")).maps.items():
         table(name, rows)
 
@@ -88,7 +88,7 @@ def _say_how_to_look_around(story: Demo) -> None:
     _act("the agent is back, and everything stays up; look around")
     click.echo(f"""\
   {node} {me} status {where}
-  {me} maps dump --state-dir {story.agent.places.state}
+  {me} maps dump --state-dir {story.agent.paths.state}
   sh -c 'echo $$ > {procs}; exec {ask}'
   edit {story.agent.manifests}/web.yaml
   {me} demo --remove""")

@@ -41,7 +41,7 @@ def run(**chosen: Any) -> None:
         raise click.UsageError("--manifests and --kubeconfig exclude each other")
     if chosen["cleanup"]:
         common.need_rights()
-        everything(common.places(chosen["state_dir"], chosen["run_dir"]))
+        everything(common.paths(chosen["state_dir"], chosen["run_dir"]))
         return
     _log()
     watch = ConfigWatch(Path(chosen["config"])) if chosen["config"] else None
@@ -53,23 +53,23 @@ def run(**chosen: Any) -> None:
         return
     configured.remark(found, chosen)
     common.need_rights()
-    settings = _settings(found, chosen)
+    options = _options(found, chosen)
     if chosen["init_only"]:
-        conntrack.set_up(settings.conntrack)
+        conntrack.set_up(options.conntrack)
         return
     _refuse_if_missing(chosen["state_dir"], chosen["cgroup_root"])
-    with status.lock(settings.places):
-        _serve(settings, watch, flagz.in_force(found, chosen))
+    with status.lock(options.paths):
+        _serve(options, watch, flagz.in_force(found, chosen))
 
 
-def _settings(found: KubeProxyConfiguration, chosen: dict[str, Any]) -> Options:
+def _options(found: KubeProxyConfiguration, chosen: dict[str, Any]) -> Options:
     manifests: Path | None = chosen["manifests"]
     own = ("guard_nodeports", "devices", "masquerade_local_backends", "masquerade_ports")
     by_kube_proxy = translate(found)
     if manifests:
         by_kube_proxy["kubeconfig"] = None
     return Options(
-        places=common.places(chosen["state_dir"], chosen["run_dir"], chosen["cache_dir"]),
+        paths=common.paths(chosen["state_dir"], chosen["run_dir"], chosen["cache_dir"]),
         node_name=configured.node_name(found, socket.gethostname()),
         cgroup=chosen["cgroup_root"] or cgroup_links.cgroup_root(),
         manifests=manifests.absolute() if manifests else None,
@@ -79,13 +79,13 @@ def _settings(found: KubeProxyConfiguration, chosen: dict[str, Any]) -> Options:
     )
 
 
-def _serve(settings: Options, watch: ConfigWatch | None, in_force: Mapping[str, str]) -> None:
-    conntrack.set_up(settings.conntrack)
-    process.adjust_oom_score(settings.oom_score_adj)
+def _serve(options: Options, watch: ConfigWatch | None, in_force: Mapping[str, str]) -> None:
+    conntrack.set_up(options.conntrack)
+    process.adjust_oom_score(options.oom_score_adj)
     process.raise_file_limit()
-    state = StateDir(settings.places.state)
+    state = StateDir(options.paths.state)
     try:
-        with assembled(settings, in_force) as agent:
+        with assembled(options, in_force) as agent:
             _stop_on_demand(agent, watch)
             agent.run()
     except EbpflbError:

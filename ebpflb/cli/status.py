@@ -25,11 +25,11 @@ from ebpflb.serve import status as words_of
 def status(state_dir: Path, run_dir: Path, output: str) -> None:
     """Say how it stands. Exit status 0: an agent runs, the hooks serve, nothing is wrong."""
     common.need_rights()
-    places = common.places(state_dir, run_dir)
-    words = words_of.read(places)
-    state = StateDir(places.state)
+    paths = common.paths(state_dir, run_dir)
+    words = words_of.read(paths)
+    state = StateDir(paths.state)
     hooks = sorted(cgroup_links.attached(state))
-    alive = words_of.alive(places)
+    alive = words_of.alive(paths)
     said = msgspec.to_builtins(words) if words else {}
     report = {
         "agent": "runs" if alive else "does not run",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KubeProxyConfiguration -> what the agent does, as fields of ``ebpflb.settings.Settings``."""
+"""KubeProxyConfiguration -> what the agent does, as fields of ``ebpflb.options.Options``."""
 
 from pathlib import Path
 from typing import Any

@@ -44,13 +44,13 @@ class LabAgent:
         self.folder = folder / node.name
         self.manifests = self.folder / "manifests"
         self.manifests.mkdir(parents=True)
-        self.places = Paths(BPFFS / f"{lab.prefix}-{node.name}", self.folder / "run")
+        self.paths = Paths(BPFFS / f"{lab.prefix}-{node.name}", self.folder / "run")
         self.log = self.folder / "log"
         self.process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
         """Returns when it has programmed everything."""
-        self.places.status_file.unlink(missing_ok=True)
+        self.paths.status_file.unlink(missing_ok=True)
         words = ["--node-name", self.node.name, "--cgroup-root", str(self.node.cgroup)]
         if "--kubeconfig" not in self.options:
             words += ["--manifests", str(self.manifests)]
@@ -78,15 +78,15 @@ class LabAgent:
     @property
     def where(self) -> list[str]:
         """The options by which other commands find this agent's things."""
-        return ["--state-dir", str(self.places.state), "--run-dir", str(self.places.run)]
+        return ["--state-dir", str(self.paths.state), "--run-dir", str(self.paths.run)]
 
     def close(self) -> None:
         self.stop(signal.SIGKILL)
-        unpin_all(StateDir(self.places.state))
+        unpin_all(StateDir(self.paths.state))
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _ready(self) -> bool:
         if self.process and self.process.poll() is not None:
             raise NodeError(f"{self.node.name}'s agent ended: {self.words()}")
-        words = status.read(self.places)
+        words = status.read(self.paths)
         return bool(words and words.complete and not words.failed)

@@ -108,7 +108,7 @@ class Demo:
                 self.say(f"    {name} saw {' '.join(sources)}")
 
     def _in_force(self, policy: str) -> bool:
-        maps = StateDir(self.agent.places.state).read_maps()
+        maps = StateDir(self.agent.paths.state).read_maps()
         found = maps["services"].get(Frontend(ip_address("0.0.0.0"), SHOP_NODEPORT, 6))
         for opened in maps.values():
             opened.close()

@@ -27,7 +27,7 @@ class Servers:
 
     def __init__(
         self,
-        settings: Options,
+        options: Options,
         events: Recorder,
         pages: Pages,
         on_response: OnResponse = lambda path, code: None,
@@ -36,15 +36,15 @@ class Servers:
         retry: float = LISTEN_RETRY_SECONDS,
     ) -> None:
         """Unhealthy is who lags by twice the sync period; ports that fail wait for ``retry``."""
-        self._settings, self._events, self._retry = settings, events, retry
-        self._node = recorder.node(settings.node_name)
+        self._options, self._events, self._retry = options, events, retry
+        self._node = recorder.node(options.node_name)
         self._loop = Loop()
-        self.health = Health(2 * settings.sync_period, families, on_response=on_response)
+        self.health = Health(2 * options.sync_period, families, on_response=on_response)
         self.services = ServiceHealth(
             self._loop,
             lambda: self.health.healthy,
             events,
-            settings.node_name,
+            options.node_name,
             families,
             retry,
         )
@@ -52,10 +52,10 @@ class Servers:
         scrapes = Door(pages.respond, Room(MOST_SCRAPES), slow=True)
         self._ports = {
             "FailedToStartProxierHealthcheck": self._port(
-                "health server (--healthz-bind-address)", settings.healthz_address, probes
+                "health server (--healthz-bind-address)", options.healthz_address, probes
             ),
             "FailedToStartMetricServer": self._port(
-                "metrics server (--metrics-bind-address)", settings.metrics_address, scrapes
+                "metrics server (--metrics-bind-address)", options.metrics_address, scrapes
             ),
         }
 
@@ -86,5 +86,5 @@ class Servers:
         self._events.stop()
 
     def _port(self, name: str, address: str, door: Door) -> Port:
-        must = self._settings.bind_address_hard_fail
+        must = self._options.bind_address_hard_fail
         return Port(name, address, door, must=must, retry=self._retry)

@@ -47,41 +47,41 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def write(places: Paths, words: AgentStatus, said: bytes = b"") -> bytes:
+def write(paths: Paths, words: AgentStatus, said: bytes = b"") -> bytes:
     """Replaces the file in one step, unless it says that already; gives what has been ``said``.
 
     A folder that cannot be written costs only the status.
     """
     now = msgspec.json.encode(words)
-    half = places.status_file.with_suffix(".half")
+    half = paths.status_file.with_suffix(".half")
     try:
         if now != said:
             half.write_bytes(now)
-            half.replace(places.status_file)
+            half.replace(paths.status_file)
     except OSError:
         return b""
     return now
 
 
-def read(places: Paths) -> AgentStatus | None:
+def read(paths: Paths) -> AgentStatus | None:
     """The last words, or None where no agent has ever run."""
     try:
-        return msgspec.json.decode(places.status_file.read_bytes(), type=AgentStatus)
+        return msgspec.json.decode(paths.status_file.read_bytes(), type=AgentStatus)
     except (OSError, msgspec.MsgspecError):
         return None
 
 
-def lock(places: Paths) -> IO[str]:
+def lock(paths: Paths) -> IO[str]:
     """Held while the agent lives. Raises NodeError if another one does."""
     try:
-        places.run.mkdir(parents=True, exist_ok=True)
-        held = places.lock_file.open("a+")
+        paths.run.mkdir(parents=True, exist_ok=True)
+        held = paths.lock_file.open("a+")
     except OSError as error:
-        raise NodeError(f"{places.run}: {error.strerror}") from error
+        raise NodeError(f"{paths.run}: {error.strerror}") from error
     if not _taken(held):
-        words = read(places)
+        words = read(paths)
         who = f"pid {words.pid}" if words else "an unknown pid"
-        raise NodeError(f"another agent ({who}) already serves {places.state}")
+        raise NodeError(f"another agent ({who}) already serves {paths.state}")
     return held
 
 
@@ -95,10 +95,10 @@ def _taken(held: IO[str]) -> bool:
     return False
 
 
-def alive(places: Paths) -> bool:
+def alive(paths: Paths) -> bool:
     """Whether an agent holds the lock now."""
     try:
-        with places.lock_file.open() as probe:
+        with paths.lock_file.open() as probe:
             fcntl.flock(probe, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -107,12 +107,12 @@ def alive(places: Paths) -> bool:
     return False
 
 
-def forget(places: Paths) -> None:
+def forget(paths: Paths) -> None:
     """Removes all files."""
-    for path in (places.status_file, places.lock_file, places.ports_file):
+    for path in (paths.status_file, paths.lock_file, paths.ports_file):
         path.unlink(missing_ok=True)
-    if places.run.is_dir() and not any(places.run.iterdir()):
-        Path(places.run).rmdir()
+    if paths.run.is_dir() and not any(paths.run.iterdir()):
+        Path(paths.run).rmdir()
 
 
 def renew(said: dict[str, str], now: dict[str, str], line: str) -> dict[str, str]:

@@ -157,8 +157,8 @@ class Stage:
     """The agent in a thread, and all that a test says to it and sees of it."""
 
     def __init__(self, folder: Path) -> None:
-        places = Paths(folder / "state", folder, folder)
-        self.settings = Options(places, "node-1", folder / "cgroup", manifests=folder)
+        paths = Paths(folder / "state", folder, folder)
+        self.options = Options(paths, "node-1", folder / "cgroup", manifests=folder)
         self.datapath = FakeDatapath()
         self.health = Health(timeout=60)
         self.metrics = Metrics()
@@ -169,7 +169,7 @@ class Stage:
 
     def start(self) -> None:
         report = Report(self.health, self.metrics, self.checks)  # type: ignore[arg-type]
-        self.agent = Agent(self.settings, self.datapath, FakeSource, report, self.cure)  # type: ignore[arg-type]
+        self.agent = Agent(self.options, self.datapath, FakeSource, report, self.cure)  # type: ignore[arg-type]
         self.agent.devices = FakeFollower()  # type: ignore[assignment]
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
@@ -188,7 +188,7 @@ class Stage:
 
     @property
     def words(self) -> status.AgentStatus:
-        return status.read(self.settings.places) or status.introduce(node="", source="")
+        return status.read(self.options.paths) or status.introduce(node="", source="")
 
     def stop(self) -> None:
         self.agent.stop()

@@ -54,7 +54,7 @@ def answering(pod: Sockets) -> set[str]:
 
 
 def troubles(cluster: Cluster) -> dict[str, str]:
-    words = status.read(cluster.agent.places)
+    words = status.read(cluster.agent.paths)
     return words.troubles if words else {}
 
 

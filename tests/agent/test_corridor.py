@@ -47,7 +47,7 @@ def test_waits_for_every_list(stage: Stage) -> None:
 def test_in_force_after_written(serving: Stage) -> None:
     """One plan for all that was listed, then the programs are put in force, once."""
     assert len(serving.datapath.plans) == 1
-    assert serving.datapath.attached == [serving.settings.cgroup]
+    assert serving.datapath.attached == [serving.options.cgroup]
     serving.say(changed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.1")))
     assert len(serving.datapath.attached) == 1
 
@@ -139,7 +139,7 @@ def test_failed_write(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     stage.say()
     stage.until(lambda words: not words.failed)
     assert len(stage.datapath.maps.services) == 2
-    assert stage.datapath.attached == [stage.settings.cgroup]
+    assert stage.datapath.attached == [stage.options.cgroup]
     assert not stage.datapath.maps.read_back().stray_service_ids
 
 

@@ -40,7 +40,7 @@ def here(*devices: Device) -> DevicesChanged:
 
 def start(stage: Stage, **chosen: Any) -> Stage:
     """A started stage on which everything has been listed."""
-    stage.settings = replace(stage.settings, **chosen)
+    stage.options = replace(stage.options, **chosen)
     stage.start()
     stage.say(here(ETH, BRIDGE), SERVICES, SLICES, NODES)
     return stage
@@ -209,7 +209,7 @@ def one_family(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def configured(stage: Stage, **fields: Any) -> Options:
-    return replace(stage.settings, configuration=KubeProxyConfiguration(**fields))
+    return replace(stage.options, configuration=KubeProxyConfiguration(**fields))
 
 
 def end(stage: Stage, *events: Any) -> str:
@@ -224,21 +224,21 @@ def end(stage: Stage, *events: Any) -> str:
 
 def test_families_of_the_node(stage: Stage) -> None:
     """A configuration with which nothing could be served on the Node ends the agent, in a line."""
-    stage.settings = configured(stage, detect_local_mode=Mode.NODE_CIDR.value)
+    stage.options = configured(stage, detect_local_mode=Mode.NODE_CIDR.value)
     wrong = NODE | {"spec": {"podCIDRs": ["fd00:244::/64"]}}
     assert "podCIDRs: the node is IPv4-primary" in end(stage, listed(Kind.NODE, wrong))
 
 
 def test_family_that_the_kernel_lacks(stage: Stage, one_family: None) -> None:
     """So does a primary family that the kernel lacks, be it --bind-address's."""
-    settings = configured(stage, bind_address="fd00::7")
-    stage.settings = replace(settings, bind_address=ip_address("fd00::7"))
+    options = configured(stage, bind_address="fd00::7")
+    stage.options = replace(options, bind_address=ip_address("fd00::7"))
     assert "primary family is IPv6: the kernel lacks it" in end(stage, NODES)
 
 
 def test_mismatch(stage: Stage, one_family: None, caplog: pytest.LogCaptureFixture) -> None:
     """Other mismatches are told."""
-    stage.settings = configured(stage, node_port_addresses=("fd00::/8",))
+    stage.options = configured(stage, node_port_addresses=("fd00::/8",))
     stage.start()
     stage.say(here(ETH), SERVICES, SLICES, NODES)
     assert any("nodePortAddresses: there is no IPv4 CIDR" in line for line in caplog.messages)

@@ -233,13 +233,13 @@ def test_stale_flows(serving: Stage) -> None:
 
 def test_minimal_sync_period(stage: Stage) -> None:
     """After a sync the changes of the period gather, and are written by one plan."""
-    stage.settings = replace(stage.settings, min_sync_period=3600.0)
+    stage.options = replace(stage.options, min_sync_period=3600.0)
     stage.start()
     stage.say(*EVERYTHING)
     stage.say(changed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.7")))
     stage.say(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.0.8")))
     assert len(stage.datapath.plans) == 1
-    stage.agent.settings = replace(stage.settings, min_sync_period=0.0)
+    stage.agent.options = replace(stage.options, min_sync_period=0.0)
     stage.say()
     assert len(stage.datapath.plans) == 2
     assert {name.service for name, _ in _planned(stage)} == {"a", "b"}

@@ -43,7 +43,7 @@ def crowd(generation: int) -> list[Object]:
 
 
 def held(cluster: Cluster) -> Present:
-    datapath = Datapath(StateDir(cluster.agent.places.state))
+    datapath = Datapath(StateDir(cluster.agent.paths.state))
     try:
         return datapath.present()
     finally:
@@ -120,15 +120,15 @@ def test_no_compiler(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.Monke
     (broken / "__init__.py").write_text("raise ImportError('LLVM is not there')")
     (broken / "version.py").write_text("__version__ = '99'")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    before = cgroup_links.attached(StateDir(cluster.agent.places.state))
+    before = cgroup_links.attached(StateDir(cluster.agent.paths.state))
     cluster.agent.stop()
     cluster.agent.start()
     cluster.publish(web(at(cluster.web[1])))
-    words = status.read(cluster.agent.places)
+    words = status.read(cluster.agent.paths)
     assert words
     assert words.programs.startswith("old ones: hooks/socket.c does not compile")
     assert "LLVM is not there" in cluster.agent.words()
-    assert cgroup_links.attached(StateDir(cluster.agent.places.state)) == before
+    assert cgroup_links.attached(StateDir(cluster.agent.paths.state)) == before
     assert asking.names(cluster.sockets(cluster.client), VIP).keys() == {"web-2"}
 
 

@@ -74,7 +74,7 @@ def where(cluster: Cluster) -> list[str]:
 @pytest.fixture(scope="module")
 def state(cluster: Cluster) -> list[str]:
     """--state-dir alone."""
-    return ["--state-dir", str(cluster.agent.places.state)]
+    return ["--state-dir", str(cluster.agent.paths.state)]
 
 
 @pytest.fixture

@@ -217,11 +217,11 @@ def test_status_asks_the_agent(
     ebpflb: Ebpflb, nowhere: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Where rules alone are seen, the agent's word counts that they have come back."""
-    places = Paths(Path("/sys/fs/bpf/ebpflb-never"), tmp_path / "never")
+    paths = Paths(Path("/sys/fs/bpf/ebpflb-never"), tmp_path / "never")
     words = status.introduce(node="n", source="s")
     words.kube_proxy = "runs here too (its rules have come back)"
-    with status.lock(places):
-        status.write(places, words)
+    with status.lock(paths):
+        status.write(paths, words)
         assert "come back" not in ebpflb("status", *nowhere).out
         load_nft()
         assert (

@@ -45,7 +45,7 @@ def run(ebpflb: Ebpflb, options: list[object], monkeypatch: pytest.MonkeyPatch) 
     """What the agent would get, of a run that ends where it would serve."""
     seen: list[Options] = []
     module = sys.modules["ebpflb.cli.run"]
-    monkeypatch.setattr(module, "_serve", lambda settings, *_: seen.append(settings))
+    monkeypatch.setattr(module, "_serve", lambda options, *_: seen.append(options))
 
     def call(*words: object) -> Options:
         done = ebpflb("run", *options, *words)
@@ -69,19 +69,19 @@ def refused(ebpflb: Ebpflb, options: list[object]) -> Callable[..., list[str]]:
 
 def test_kubeadm(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     """kubeadm's ConfigMap is taken as it is, without a warning."""
-    settings = run("--config", KUBEADM)
-    assert settings.detector == Detector(cluster_cidrs=(ip_network("10.244.0.0/16"),))
-    assert settings.healthz_address == "0.0.0.0:10256"
-    assert settings.min_sync_period == 0
+    options = run("--config", KUBEADM)
+    assert options.detector == Detector(cluster_cidrs=(ip_network("10.244.0.0/16"),))
+    assert options.healthz_address == "0.0.0.0:10256"
+    assert options.min_sync_period == 0
     assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
 
 
 def test_config_replaces_flags(run: Run, file: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The file replaces what the flags say; which flags that are is told by name."""
     write(file, bindAddress="192.0.2.7")
-    settings = run("--config", file, "--bind-address=192.0.2.8", "--masquerade-all")
-    assert settings.bind_address == ip_address("192.0.2.7")
-    assert not settings.masquerade_all
+    options = run("--config", file, "--bind-address=192.0.2.8", "--masquerade-all")
+    assert options.bind_address == ip_address("192.0.2.7")
+    assert not options.masquerade_all
     assert "replaced by --config: --bind-address, --masquerade-all" in caplog.messages
 
 
@@ -126,14 +126,14 @@ def test_verbosity_of_the_file(run: Run, file: Path) -> None:
 def test_own_options_beside_config(run: Run, file: Path) -> None:
     """What kube-proxy does not have is for the command line alone."""
     write(file)
-    settings = run("--config", file, "--devices=eth*", "--masquerade-ports=40000-40099")
-    assert (settings.devices, settings.masquerade_ports) == (("eth*",), (40000, 40099))
+    options = run("--config", file, "--devices=eth*", "--masquerade-ports=40000-40099")
+    assert (options.devices, options.masquerade_ports) == (("eth*",), (40000, 40099))
 
 
 def test_whole_configuration_for_configz(run: Run, file: Path) -> None:
     """The agent has the whole of it, to be shown."""
-    settings = run("--config", write(file, portRange="1-2"))
-    assert fields.plain(settings.configuration)["portRange"] == "1-2"
+    options = run("--config", write(file, portRange="1-2"))
+    assert fields.plain(options.configuration)["portRange"] == "1-2"
 
 
 def test_without_effect(run: Run, file: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -208,4 +208,4 @@ def test_no_file(refused: Callable[..., list[str]], file: Path) -> None:
 
 def test_cleanup_false(run: Run) -> None:
     """--cleanup=false is no --cleanup."""
-    assert run("--cleanup=false", "--init-only=false").places.state == STATE
+    assert run("--cleanup=false", "--init-only=false").paths.state == STATE

@@ -151,7 +151,7 @@ def chosen(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Opt
     """What `ebpflb run` makes of its options."""
     seen: list[Options] = []
     module = sys.modules["ebpflb.cli.run"]
-    monkeypatch.setattr(module, "_serve", lambda settings, *_: seen.append(settings))
+    monkeypatch.setattr(module, "_serve", lambda options, *_: seen.append(options))
 
     def run(*words: object) -> Options:
         done = ebpflb("run", *words)
@@ -163,16 +163,16 @@ def chosen(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Opt
 
 def test_all_that_is_chosen(chosen: Callable[..., Options], options: list[object]) -> None:
     """Every option reaches the agent, as what it means."""
-    settings = chosen(
+    made = chosen(
         *(*options, "--devices", "eth*", "--devices", "!eth9", "--masquerade-all"),
         *("--masquerade-local-backends", "--masquerade-ports", "40000-40099"),
         *("--detect-local-mode", "BridgeInterface", "--pod-bridge-interface", "cni0"),
         *("--nodeport-addresses", "10.0.0.0/8"),
     )
-    assert settings.detector == Detector(Mode.BRIDGE, bridge="cni0")
-    assert settings.devices == ("eth*", "!eth9")
-    assert settings.nodeport_addresses == ("10.0.0.0/8",)
-    assert settings.fields == {
+    assert made.detector == Detector(Mode.BRIDGE, bridge="cni0")
+    assert made.devices == ("eth*", "!eth9")
+    assert made.nodeport_addresses == ("10.0.0.0/8",)
+    assert made.fields == {
         "flags": {"guard_nodeports", "masquerade_all", "masquerade_here"},
         "first_port": 40000,
         "last_port": 40099,
@@ -181,13 +181,13 @@ def test_all_that_is_chosen(chosen: Callable[..., Options], options: list[object
 
 def test_nothing_chosen(chosen: Callable[..., Options], options: list[object]) -> None:
     """Without options the agent gets its own defaults."""
-    settings = chosen(*options)
-    assert settings == Options(
-        settings.places,
-        settings.node_name,
-        settings.cgroup,
-        settings.manifests,
-        configuration=settings.configuration,
+    made = chosen(*options)
+    assert made == Options(
+        made.paths,
+        made.node_name,
+        made.cgroup,
+        made.manifests,
+        configuration=made.configuration,
     )
 
 

@@ -57,7 +57,7 @@ def test_cleanup(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setattr(sys.modules["ebpflb.cli.run"], "everything", seen.append)
     where = ["--state-dir", STATE, "--run-dir", tmp_path]
     assert ebpflb("run", "--cleanup", "--config=/nowhere", *where).status == 0
-    assert [places.state for places in seen] == [STATE]
+    assert [paths.state for paths in seen] == [STATE]
 
 
 def test_version(ebpflb: Ebpflb) -> None:

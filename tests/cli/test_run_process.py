@@ -49,4 +49,4 @@ def test_bind_address_hard_fail(ground: Ground, node: Host, port: int) -> None:
     assert f":{port}" in line and "Address already in use" in line
     assert agent.words().splitlines()[-1] == line
     assert "Traceback" not in agent.words()
-    assert not agent.places.state.exists()
+    assert not agent.paths.state.exists()

@@ -38,7 +38,7 @@ def well(cluster: Cluster) -> None:
 
 
 def words(cluster: Cluster) -> status.AgentStatus:
-    found = status.read(cluster.agent.places)
+    found = status.read(cluster.agent.paths)
     assert found
     return found
 
@@ -156,12 +156,12 @@ def test_refused_object(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> N
 
 def test_cleanup_beside_an_agent(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
     """Cleaning up under a running agent is refused in one line, and nothing is touched."""
-    before = cgroup_links.attached(StateDir(cluster.agent.places.state))
+    before = cgroup_links.attached(StateDir(cluster.agent.paths.state))
     done = ebpflb("cleanup", *where)
     assert (done.status, done.out) == (1, "")
     assert done.err.count("\n") == 1
     assert f"an agent (pid {cluster.agent.process.pid}) still serves" in done.err
-    assert cgroup_links.attached(StateDir(cluster.agent.places.state)) == before
+    assert cgroup_links.attached(StateDir(cluster.agent.paths.state)) == before
 
 
 def test_cleanup_of_nothing(ebpflb: Ebpflb, nowhere: list[str]) -> None:
@@ -183,5 +183,5 @@ def test_cleanup(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
             wait_until("the programs are off", lambda: not kernel.query(index, 46))
     finally:
         netns.popns()
-    assert not cluster.agent.places.state.exists()
-    assert not cluster.agent.places.run.exists()
+    assert not cluster.agent.paths.state.exists()
+    assert not cluster.agent.paths.run.exists()

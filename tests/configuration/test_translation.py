@@ -22,12 +22,12 @@ def made(**values: Any) -> Options:
 
 def test_nothing_said() -> None:
     """A configuration that says nothing is what the agent does without one."""
-    settings = made()
-    assert settings == Options(
+    options = made()
+    assert options == Options(
         None,  # type: ignore[arg-type]
         "node-1",
         Path(),
-        configuration=settings.configuration,
+        configuration=options.configuration,
     )
 
 
@@ -49,14 +49,14 @@ def test_nodeport_addresses_default(mode: str) -> None:
 )
 def test_section_of_the_mode(mode: str, everything: bool, periods: tuple[int, int]) -> None:
     """masqueradeAll and the periods are those of the mode; ipvs has masqueradeAll of iptables."""
-    settings = made(
+    options = made(
         mode=mode,
         iptables={"masqueradeAll": True, "syncPeriod": "10s", "minSyncPeriod": "1s"},
         ipvs={"syncPeriod": "20s", "minSyncPeriod": "2s"},
         nftables={"syncPeriod": "40s", "minSyncPeriod": "4s"},
     )
-    assert settings.masquerade_all is everything
-    assert (settings.sync_period, settings.min_sync_period) == periods
+    assert options.masquerade_all is everything
+    assert (options.sync_period, options.min_sync_period) == periods
 
 
 def test_no_pause() -> None:
@@ -103,7 +103,7 @@ def test_detect_local_modes(values: dict[str, Any], detector: Detector) -> None:
 
 def test_conntrack() -> None:
     """Time-outs come in whole seconds."""
-    settings = made(
+    options = made(
         conntrack={
             "maxPerCore": 0,
             "min": 7,
@@ -114,21 +114,21 @@ def test_conntrack() -> None:
             "udpStreamTimeout": "1m",
         }
     )
-    assert settings.conntrack == ConntrackOptions(0, 7, 7200, 0, True, 1, 60)
+    assert options.conntrack == ConntrackOptions(0, 7, 7200, 0, True, 1, 60)
 
 
 def test_listening() -> None:
     """The ports, and what happens where one is taken."""
-    settings = made(
+    options = made(
         healthzBindAddress="192.0.2.1",
         metricsBindAddress="[::]:9999",
         bindAddressHardFail=True,
         enableProfiling=True,
     )
-    assert settings.healthz_address == "192.0.2.1:10256"
-    assert settings.metrics_address == "[::]:9999"
-    assert settings.bind_address_hard_fail
-    assert settings.profiling
+    assert options.healthz_address == "192.0.2.1:10256"
+    assert options.metrics_address == "[::]:9999"
+    assert options.bind_address_hard_fail
+    assert options.profiling
 
 
 @pytest.mark.parametrize(

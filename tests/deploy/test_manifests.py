@@ -223,8 +223,8 @@ def test_places(defaults: list[Object]) -> None:
     volumes = helm.the("DaemonSet", defaults)["spec"]["template"]["spec"]["volumes"]
     host = {it["name"]: it["hostPath"]["path"] for it in volumes if "hostPath" in it}
     found = {it["mountPath"]: host.get(it["name"]) for it in container["volumeMounts"]}
-    places = Paths(state=DEFAULT)
-    for path in (BPFFS, places.run, places.cache, Path("/run/netns"), Path("/sys/fs/cgroup")):
+    paths = Paths(state=DEFAULT)
+    for path in (BPFFS, paths.run, paths.cache, Path("/run/netns"), Path("/sys/fs/cgroup")):
         assert found.pop(str(path)) == str(path)
     assert found.pop(str(sysctl.HOST / "net")) == str(sysctl.OWN / "net")
     assert found == {"/etc/ebpflb": None, "/tmp": None}

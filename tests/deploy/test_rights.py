@@ -238,7 +238,7 @@ def test_nobody_may_serve(open_folder: Path) -> None:
     sets = [f"--{each}=-all{rights}" for each in ("inh-caps", "ambient-caps", "bounding-set")]
     user = [f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
     with cluster(open_folder) as made:
-        for place in (made.agent.places.state, made.agent.places.run, open_folder / "cache"):
+        for place in (made.agent.paths.state, made.agent.paths.run, open_folder / "cache"):
             place.mkdir()
             os.chown(place, NOBODY, NOBODY)
         made.agent.under = ["setpriv", *user, *sets]

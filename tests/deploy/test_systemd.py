@@ -67,9 +67,9 @@ def test_it_starts_an_agent(service: configparser.SectionProxy) -> None:
 
 def test_places(service: configparser.SectionProxy) -> None:
     """It may write where it keeps things, and they outlive it."""
-    places = Paths(state=DEFAULT)
-    assert Path("/run", service["RuntimeDirectory"]) == places.run
-    assert Path("/var/cache", service["CacheDirectory"]) == places.cache
+    paths = Paths(state=DEFAULT)
+    assert Path("/run", service["RuntimeDirectory"]) == paths.run
+    assert Path("/var/cache", service["CacheDirectory"]) == paths.cache
     assert service["RuntimeDirectoryPreserve"] == "yes"
     assert service["ReadWritePaths"] == str(BPFFS)
 

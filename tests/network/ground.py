@@ -88,7 +88,7 @@ class Ground:
 
     def maps_of(self, agent: LabAgent) -> dict[str, Map]:
         if agent not in self._maps:
-            self._maps[agent] = StateDir(agent.places.state).open_maps()
+            self._maps[agent] = StateDir(agent.paths.state).open_maps()
         return self._maps[agent]
 
     def forget_maps(self) -> None:

@@ -63,8 +63,8 @@ def test_cleanup(cluster: Cluster, pod: Sockets) -> None:
     cluster.agent.stop()
     assert ebpflb("cleanup", *cluster.agent.where).returncode == 0
     assert not hooks(cluster)
-    assert not cluster.agent.places.state.exists()
-    assert not cluster.agent.places.run.exists()
+    assert not cluster.agent.paths.state.exists()
+    assert not cluster.agent.paths.run.exists()
     with asking.stream(pod, VIP) as client:
         client.settimeout(A_MOMENT)
         with pytest.raises(TimeoutError):
@@ -98,4 +98,4 @@ def test_cgroup_made_anew(cluster: Cluster) -> None:
         cluster.begin(pod, "serve", pod.name, "8080")
     cluster.agent.start()
     assert len(asking.names(cluster.sockets(cluster.client), VIP)) == 3
-    assert len(cgroup_links.attached(StateDir(cluster.agent.places.state))) == len(hooks(cluster))
+    assert len(cgroup_links.attached(StateDir(cluster.agent.paths.state))) == len(hooks(cluster))

@@ -112,7 +112,7 @@ def upgrade(two: TwoNodes, how: signal.Signals = signal.SIGTERM) -> None:
     """The maps are those of another layout, which agrees about lasting ones; then agents come."""
     for agent in two.agents:
         agent.stop(how)
-        state = StateDir(agent.places.state)
+        state = StateDir(agent.paths.state)
         state.maps_directory.rename(state.directory / "0123456789ab")
         agent.start()
         assert state.old_layouts() == []

@@ -30,7 +30,7 @@ def form(cluster: Cluster, request: pytest.FixtureRequest) -> str:
         pytest.skip("this kernel has no bpf_set_retval")
     compiled = compiler.compile_source(datapath.SOURCE, flags, cache=Paths.cache)
     loaded = loader.load(compiled, cluster.maps)
-    cgroup_links.attach(StateDir(cluster.agent.places.state), cluster.node.cgroup, loaded)
+    cgroup_links.attach(StateDir(cluster.agent.paths.state), cluster.node.cgroup, loaded)
     loader.close(loaded)
     return str(request.param)
 

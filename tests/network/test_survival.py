@@ -35,7 +35,7 @@ def lands(pod: Sockets) -> bool:
 
 
 def programs(cluster: Cluster) -> dict[str, int]:
-    return cgroup_links.attached(StateDir(cluster.agent.places.state))
+    return cgroup_links.attached(StateDir(cluster.agent.paths.state))
 
 
 def test_endpoints_leave(cluster: Cluster, connection: Socket, pod: Sockets) -> None:

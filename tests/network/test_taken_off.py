@@ -27,7 +27,7 @@ def in_node(cluster: Cluster, words: str) -> str:
 
 def test_taken_off(cluster: Cluster) -> None:
     """What is taken off a device, with no news of devices, is back before long, and it is said."""
-    there = StateDir(cluster.agent.places.state).devices_directory
+    there = StateDir(cluster.agent.paths.state).devices_directory
     before = sorted(path.name for path in there.iterdir())
     if any(name.endswith("-clsact") for name in before):
         in_node(cluster, "tc qdisc del dev eth0 clsact")

@@ -109,15 +109,15 @@ def book() -> Book:
 
 @pytest.fixture
 def serve(alone: None, book: Book) -> Iterator[Serve]:
-    """Starts the servers; ``chosen`` is of the settings, or of the servers."""
+    """Starts the servers; ``chosen`` is of the options, or of the servers."""
     started: list[Servers] = []
 
     def serve(pages: Pages | None = None, on_response: Any = None, **chosen: Any) -> Servers:
         told = {name: chosen.pop(name) for name in ("families", "retry") if name in chosen}
         told |= {"on_response": on_response} if on_response else {}
         nowhere = Path("/nonexistent")
-        settings = Options(Paths(nowhere), NODE, nowhere, **chosen)
-        started.append(Servers(settings, book, pages or plain_pages(), **told))
+        options = Options(Paths(nowhere), NODE, nowhere, **chosen)
+        started.append(Servers(options, book, pages or plain_pages(), **told))
         started[-1].start()
         return started[-1]
 
