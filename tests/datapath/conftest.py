@@ -11,18 +11,13 @@ from pathlib import Path
 import pytest
 
 from ebpflb.datapath import datapath, probe
-from ebpflb.datapath.attach import cgroup_links, tcx
-from ebpflb.datapath.attach.device_programs import Attachments
-from ebpflb.datapath.attach.removal import unpin_all
+from ebpflb.datapath.attach import cgroup_links
 from ebpflb.datapath.maps import bpf_map, layout, pins
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.pins import BPFFS, StateDir
 from ebpflb.datapath.programs import compiler, loader
 from ebpflb.datapath.programs.compiler import Compiled
 from ebpflb.datapath.programs.loader import Program
-from tests.datapath import sockets_world
-from tests.datapath.devices import Agent, At, Namespace, close, entered, has_tcx, pair, program
-from tests.datapath.sockets_world import World
 from tests.datapath.variants import SOURCE, VARIANTS
 
 _numbers = itertools.count()
@@ -106,69 +101,3 @@ def loaded(one_variant: Compiled, all_maps: dict[str, Map]) -> Iterator[list[Pro
     found = loader.load(one_variant, all_maps)
     yield found
     loader.close(found)
-
-
-@pytest.fixture
-def ns() -> Iterator[Namespace]:
-    with entered(_name()) as made:
-        yield made
-
-
-@pytest.fixture
-def world(ns: Namespace, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """The cure takes its second look at once."""
-    monkeypatch.setattr("ebpflb.stale_udp.worker.MOMENT", 0.05)
-    with sockets_world.made(ns) as world:
-        yield world
-
-
-@pytest.fixture(params=["tcx", "clsact"])
-def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How this test attaches."""
-    if request.param == "tcx" and not has_tcx():
-        pytest.skip("this kernel has no tcx")
-    monkeypatch.setattr(tcx, "works", lambda: request.param == "tcx")
-    return str(request.param)
-
-
-@pytest.fixture
-def at(ns: Namespace, by: str) -> At:
-    """What the kernel says is at a device."""
-    return ns.tcx if by == "tcx" else ns.filters
-
-
-@pytest.fixture
-def packets() -> Iterator[list[Program]]:
-    yield (found := pair())
-    close(found)
-
-
-@pytest.fixture
-def newer() -> Iterator[list[Program]]:
-    """What a new agent brings."""
-    yield (found := pair())
-    close(found)
-
-
-@pytest.fixture
-def agent(home: StateDir, packets: list[Program], ns: Namespace, by: str) -> Iterator[Agent]:
-    """A new agent at work; its programs go with the test."""
-
-    def start(programs: list[Program] = packets) -> Attachments:
-        return Attachments(home, lambda link_header: programs)
-
-    yield start
-    unpin_all(home)
-
-
-@pytest.fixture
-def stranger() -> Iterator[Program]:
-    """Another agent's program."""
-    yield (one := program("stranger"))
-    close([one])
-
-
-@pytest.fixture
-def by_clsact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a kernel without tcx."""
-    monkeypatch.setattr(tcx, "works", lambda: False)

@@ -22,7 +22,7 @@ from ebpflb.errors import CompileError
 from ebpflb.plan.entries import NOWHERE, BackendName, Device, ServiceRange
 from ebpflb.plan.plan import Plan
 from ebpflb.plan.spans import prefix_of, service_range
-from tests.datapath.devices import ENDS, Namespace, entered
+from tests.datapath.attach.device_namespace import ENDS, Namespace, entered
 from tests.datapath.variants import needs_root
 
 pytestmark = needs_root

@@ -15,8 +15,8 @@ from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.pins import StateDir
 from ebpflb.datapath.programs import compiler, loader
 from ebpflb.datapath.programs.loader import Program
-from tests.datapath import devices
-from tests.datapath.devices import Namespace
+from tests.datapath.attach import device_namespace
+from tests.datapath.attach.device_namespace import Namespace
 from tests.datapath.variants import eventually
 from vagrant.kernels import bytecode
 
@@ -58,7 +58,7 @@ def way(request: pytest.FixtureRequest, home: StateDir) -> Iterator[Tcx | Clsact
 
 @pytest.fixture
 def ns() -> Iterator[Namespace]:
-    with devices.entered(f"ebpflb-test-{os.getpid()}-attach") as made:
+    with device_namespace.entered(f"ebpflb-test-{os.getpid()}-attach") as made:
         yield made
 
 
@@ -73,5 +73,5 @@ def test_devices(
         way.attach(ns.index(name), found)
         assert at(name) == {end: [number] for end, number in ids(found).items()}
     way.prune(set())
-    assert eventually(lambda: all(at(name) == devices.NONE for name in DEVICES))
+    assert eventually(lambda: all(at(name) == device_namespace.NONE for name in DEVICES))
     loader.close(found)

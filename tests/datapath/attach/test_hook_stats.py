@@ -14,7 +14,7 @@ from ebpflb.datapath.attach import cgroup_links, hook_stats
 from ebpflb.datapath.attach.removal import unpin_all
 from ebpflb.datapath.maps.pins import StateDir
 from ebpflb.datapath.programs.loader import SECTIONS, Program
-from tests.datapath.devices import Agent, Namespace
+from tests.datapath.attach.device_namespace import Agent, Namespace
 from tests.datapath.variants import needs_root
 
 pytestmark = needs_root

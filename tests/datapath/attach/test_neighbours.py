@@ -12,8 +12,8 @@ from ebpflb.datapath.attach.device_programs import Attachments, ahead, attached
 from ebpflb.datapath.attach.removal import unpin_all
 from ebpflb.datapath.maps.pins import StateDir
 from ebpflb.datapath.programs.loader import Program
-from tests.datapath import devices
-from tests.datapath.devices import (
+from tests.datapath.attach import device_namespace
+from tests.datapath.attach.device_namespace import (
     NONE,
     Agent,
     Namespace,
@@ -31,14 +31,14 @@ pytestmark = needs_root
 def test_remove_elsewhere(agent: Agent, ns: Namespace, home: StateDir, by: str) -> None:
     """Removed from another namespace, devices of the same index there are left alone."""
     agent().follow(ns.served())
-    with devices.entered(f"{ns.name}-2") as other:
+    with device_namespace.entered(f"{ns.name}-2") as other:
         stranger = program("stranger")
         index = other.index("v0")
         assert index == ns.index("v0")
         with_clsact(other, "v0", stranger, priority=2)
         unpin_all(home)
         assert other.filters("v0") == {"ingress": [number(stranger)], "egress": []}
-        devices.close([stranger])
+        device_namespace.close([stranger])
 
 
 @pytest.mark.parametrize("priority", [1, 2, 3])

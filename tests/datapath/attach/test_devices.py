@@ -16,8 +16,18 @@ from ebpflb.datapath.attach.removal import unpin_all
 from ebpflb.datapath.maps.pins import StateDir
 from ebpflb.datapath.programs.loader import Program
 from ebpflb.errors import VerifierError
-from tests.datapath import devices
-from tests.datapath.devices import ALL, DROP, NONE, Agent, At, Namespace, home_of, ids, pair
+from tests.datapath.attach import device_namespace
+from tests.datapath.attach.device_namespace import (
+    ALL,
+    DROP,
+    NONE,
+    Agent,
+    At,
+    Namespace,
+    home_of,
+    ids,
+    pair,
+)
 from tests.datapath.variants import eventually, needs_root, open_files
 from tests.load import scaled
 
@@ -135,7 +145,7 @@ def test_no_gap(agent: Agent, ns: Namespace, flood: socket.socket) -> None:
         assert drained(flood) == 0
     finally:
         for each in generations:
-            devices.close(each)
+            device_namespace.close(each)
 
 
 def test_left_out(agent: Agent, ns: Namespace, at: At, packets: list[Program]) -> None:
@@ -156,7 +166,7 @@ def test_variants(home: StateDir, ns: Namespace, by: str) -> None:
 
     Attachments(home, load).follow(ns.served())
     assert asked == [True, True, True, False]
-    devices.close(programs)
+    device_namespace.close(programs)
     unpin_all(home)
 
 

@@ -12,9 +12,9 @@ from ebpflb.model.addresses import Address
 from ebpflb.plan.flow_entries import back, gather
 from ebpflb.plan.stale import Stale, Stranded
 from ebpflb.stale_udp import rebind, worker
-from tests.datapath.devices import Namespace
-from tests.datapath.sockets_world import ELSEWHERE, ENDED, HERE, OLD, World, error_of, settle
+from tests.datapath.attach.device_namespace import Namespace
 from tests.datapath.variants import eventually, needs_root
+from tests.stale_udp.world import ELSEWHERE, ENDED, HERE, OLD, World, error_of, settle
 
 pytestmark = needs_root
 

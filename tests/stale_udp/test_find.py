@@ -9,8 +9,8 @@ from ebpflb.datapath.maps.records import Origin, Peer
 from ebpflb.plan.entries import Frontend
 from ebpflb.stale_udp import find
 from ebpflb.stale_udp.find import Fate, Serving
-from tests.datapath.sockets_world import ELSEWHERE, HERE, OLD, SERVICE, UDP, VIP, World
 from tests.datapath.variants import needs_root
+from tests.stale_udp.world import ELSEWHERE, HERE, OLD, SERVICE, UDP, VIP, World
 
 pytestmark = needs_root
 

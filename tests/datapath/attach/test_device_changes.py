@@ -13,7 +13,7 @@ from ebpflb.datapath.attach.device_programs import Attachments, attached
 from ebpflb.datapath.maps.pins import StateDir
 from ebpflb.datapath.programs.loader import Program
 from ebpflb.errors import KernelError
-from tests.datapath.devices import ALL, NONE, Agent, At, Namespace, home_of, ids
+from tests.datapath.attach.device_namespace import ALL, NONE, Agent, At, Namespace, home_of, ids
 from tests.datapath.variants import eventually, needs_root
 
 pytestmark = needs_root

@@ -15,7 +15,8 @@ from ebpflb.node.sock_diag import SockDiag
 from ebpflb.plan.entries import Backend
 from ebpflb.plan.stale import Stale
 from ebpflb.stale_udp.worker import Cure
-from tests.datapath.sockets_world import (
+from tests.datapath.variants import eventually, needs_root
+from tests.stale_udp.world import (
     ELSEWHERE,
     ENDED,
     HERE,
@@ -26,7 +27,6 @@ from tests.datapath.sockets_world import (
     is_ended,
     settle,
 )  # fmt: skip
-from tests.datapath.variants import eventually, needs_root
 
 pytestmark = [
     needs_root,

@@ -16,8 +16,8 @@ from ebpflb.node.sock_diag import SockDiag
 from ebpflb.plan.entries import NOWHERE, Backend, Frontend, Range, Service
 from ebpflb.plan.stale import Stale
 from ebpflb.stale_udp.worker import Cure, Look, Turn
-from tests.datapath.devices import Namespace
-from tests.datapath.small import small_maps
+from tests.datapath.attach.device_namespace import Namespace
+from tests.datapath.maps.small import small_maps
 from tests.datapath.variants import eventually
 
 NAMES = (

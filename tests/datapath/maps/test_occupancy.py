@@ -14,7 +14,7 @@ from ebpflb.datapath.maps.records import Affinity, Client
 from ebpflb.datapath.maps.sweep import PROTOCOLS
 from ebpflb.errors import KernelError
 from ebpflb.model.services import Protocol
-from tests.datapath.small import small_maps
+from tests.datapath.maps.small import small_maps
 from tests.datapath.variants import needs_root
 from tests.plan.flow_builders import Made
 

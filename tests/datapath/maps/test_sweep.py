@@ -18,7 +18,7 @@ from ebpflb.errors import KernelError
 from ebpflb.model.services import Protocol
 from ebpflb.plan.expiry import Timeouts
 from ebpflb.plan.flow_entries import Entries, Hook
-from tests.datapath.small import ENTRIES, small_maps
+from tests.datapath.maps.small import ENTRIES, small_maps
 from tests.datapath.variants import eventually, needs_root
 from tests.plan.flow_builders import NOW, Made
 

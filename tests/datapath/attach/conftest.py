@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices in a namespace of the test's own, programs for them, and an agent that attaches them."""
+
+import itertools
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from ebpflb.datapath.attach import tcx
+from ebpflb.datapath.attach.device_programs import Attachments
+from ebpflb.datapath.attach.removal import unpin_all
+from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.programs.loader import Program
+from tests.datapath.attach.device_namespace import (
+    Agent,
+    At,
+    Namespace,
+    close,
+    entered,
+    has_tcx,
+    pair,
+    program,
+)
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def ns() -> Iterator[Namespace]:
+    with entered(f"ebpflb-test-{os.getpid()}-devices-{next(_numbers)}") as made:
+        yield made
+
+
+@pytest.fixture(params=["tcx", "clsact"])
+def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How this test attaches."""
+    if request.param == "tcx" and not has_tcx():
+        pytest.skip("this kernel has no tcx")
+    monkeypatch.setattr(tcx, "works", lambda: request.param == "tcx")
+    return str(request.param)
+
+
+@pytest.fixture
+def at(ns: Namespace, by: str) -> At:
+    """What the kernel says is at a device."""
+    return ns.tcx if by == "tcx" else ns.filters
+
+
+@pytest.fixture
+def packets() -> Iterator[list[Program]]:
+    yield (found := pair())
+    close(found)
+
+
+@pytest.fixture
+def newer() -> Iterator[list[Program]]:
+    """What a new agent brings."""
+    yield (found := pair())
+    close(found)
+
+
+@pytest.fixture
+def agent(home: StateDir, packets: list[Program], ns: Namespace, by: str) -> Iterator[Agent]:
+    """A new agent at work; its programs go with the test."""
+
+    def start(programs: list[Program] = packets) -> Attachments:
+        return Attachments(home, lambda link_header: programs)
+
+    yield start
+    unpin_all(home)
+
+
+@pytest.fixture
+def stranger() -> Iterator[Program]:
+    """Another agent's program."""
+    yield (one := program("stranger"))
+    close([one])
+
+
+@pytest.fixture
+def by_clsact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a kernel without tcx."""
+    monkeypatch.setattr(tcx, "works", lambda: False)

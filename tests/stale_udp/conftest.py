@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A namespace with sockets, and a worker that looks for the stale ones."""
+
+import itertools
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.datapath.attach.device_namespace import Namespace, entered
+from tests.stale_udp import world as worlds
+from tests.stale_udp.world import World
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def ns() -> Iterator[Namespace]:
+    with entered(f"ebpflb-test-{os.getpid()}-stale-{next(_numbers)}") as made:
+        yield made
+
+
+@pytest.fixture
+def world(ns: Namespace, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """The cure takes its second look at once."""
+    monkeypatch.setattr("ebpflb.stale_udp.worker.MOMENT", 0.05)
+    with worlds.made(ns) as world:
+        yield world
