@@ -31,7 +31,7 @@ static __always_inline enum answer ask(struct bpf_sock_addr *ctx, struct address
 	case VERDICT_TRANSLATED:
 		return REWRITE;
 	case VERDICT_REFUSED:
-	case VERDICT_SLOT_LOST:
+	case VERDICT_RECYCLED:
 		return reject_connection(&request.to, backend);
 	default:
 		return LEAVE;

@@ -32,7 +32,7 @@ static __always_inline enum verdict pass_transport(struct __sk_buff *ctx, struct
 	enum verdict verdict;
 
 	if (reading != READ)
-		return reading == FOREIGN ? VERDICT_PASSED : VERDICT_UNREADABLE;
+		return reading == FOREIGN ? VERDICT_PASSED : VERDICT_MALFORMED;
 	if (packet->piece == LATER && !fragment_follow(packet))
 		return VERDICT_PASSED;
 	verdict = hook == HOOK_INGRESS ? arrive(ctx, packet, &to)
@@ -61,7 +61,7 @@ static __always_inline enum verdict pass(struct __sk_buff *ctx, struct packet *p
 	enum reading reading = packet_read_ip(ctx, packet);
 
 	if (reading != READ)
-		return reading == FOREIGN ? VERDICT_PASSED : VERDICT_UNREADABLE;
+		return reading == FOREIGN ? VERDICT_PASSED : VERDICT_MALFORMED;
 	if (packet->tuple.protocol == ICMP || packet->tuple.protocol == ICMPV6)
 		return pass_icmp(ctx, packet, hook);
 	return pass_transport(ctx, packet, hook);
@@ -70,13 +70,13 @@ static __always_inline enum verdict pass(struct __sk_buff *ctx, struct packet *p
 static __always_inline int act(enum verdict verdict)
 {
 	switch (verdict) {
-	case VERDICT_NOT_HERE:
-	case VERDICT_SLOT_LOST:
-	case VERDICT_CROWDED:
+	case VERDICT_NO_LOCAL_ENDPOINT:
+	case VERDICT_RECYCLED:
+	case VERDICT_PORTS_EXHAUSTED:
 	case VERDICT_FLOWS_FULL:
-	case VERDICT_FORBIDDEN:
+	case VERDICT_SOURCE_DENIED:
 	case VERDICT_UNALLOCATED:
-	case VERDICT_MUTED:
+	case VERDICT_REJECT_LIMITED:
 		return DROP;
 	default:
 		return GO_ON;
@@ -92,7 +92,7 @@ int ingress(struct __sk_buff *ctx)
 	if (verdict != VERDICT_REFUSED)
 		return act(verdict);
 	if (!refuse(ctx, &packet))
-		return act(verdict_count(VERDICT_MUTED));
+		return act(verdict_count(VERDICT_REJECT_LIMITED));
 	swap_link(ctx);
 	return bpf_redirect(ctx->ifindex, 0);
 }
@@ -104,7 +104,7 @@ int egress(struct __sk_buff *ctx)
 	enum verdict verdict = verdict_count(pass(ctx, &packet, HOOK_EGRESS));
 
 	if (verdict == VERDICT_REFUSED && !refuse(ctx, &packet))
-		verdict = verdict_count(VERDICT_MUTED);
+		verdict = verdict_count(VERDICT_REJECT_LIMITED);
 	return act(verdict);
 }
 

@@ -7,7 +7,7 @@ struct service_counters {
 	__u64 chosen;		/* connections and datagram flows given a backend */
 	__u64 sticky;		/* of these: by session affinity */
 	__u64 refused;		/* no endpoint anywhere */
-	__u64 not_here;		/* endpoints, but none that the policy Local allows */
+	__u64 no_local_endpoint;		/* endpoints, but none that the policy Local allows */
 };
 SIZE(struct service_counters, 32);
 

@@ -1,28 +1,28 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What came of it; a part of layout.h. */
+/* The outcomes of a hook; a part of layout.h. */
 #ifndef EBPFLB_LAYOUT_VERDICT_H
 #define EBPFLB_LAYOUT_VERDICT_H
 
 /* Every outcome has a name and a counter. */
 enum verdict {
-	VERDICT_PASSED = 0,	/* no frontend of ours: left alone */
-	VERDICT_TRANSLATED = 1,	/* sent to a backend */
-	VERDICT_REFUSED = 2,	/* no endpoint anywhere: connection refused */
-	VERDICT_NOT_HERE = 3,	/* endpoints, but none here, and the policy is Local: time-out */
-	VERDICT_SLOT_LOST = 4,	/* what we read changed hands twice in a row: refused */
-	VERDICT_SLOT_RETRIED = 5,	/* what we read changed hands once: looked up again */
-	VERDICT_RESTORED = 6,	/* the backend's address was shown as the frontend's */
-	VERDICT_PORT_TAKEN = 7,	/* bind() to a NodePort: address in use */
-	VERDICT_FOLLOWED = 8,	/* packet of a known flow: rewritten */
+	VERDICT_PASSED = 0,	/* not to a frontend of ours: left alone */
+	VERDICT_TRANSLATED = 1,	/* new connection or flow: sent to a backend */
+	VERDICT_REFUSED = 2,	/* the service has no endpoint: connection refused */
+	VERDICT_NO_LOCAL_ENDPOINT = 3,	/* policy Local and no endpoint on this node: dropped */
+	VERDICT_RECYCLED = 4,	/* a map element was recycled during both look-ups: refused or dropped */
+	VERDICT_RETRIED = 5,	/* a map element was recycled while it was read: looked up again */
+	VERDICT_REPLY_TRANSLATED = 6,	/* the application saw the frontend instead of the backend */
+	VERDICT_NODEPORT_BIND_DENIED = 7,	/* bind() to a NodePort: address in use */
+	VERDICT_ESTABLISHED = 8,	/* packet of a known flow: rewritten */
 	VERDICT_RELATED = 9,	/* ICMP error about a known flow: rewritten */
-	VERDICT_MASQUERADED = 10,	/* flow that goes on as this node's */
-	VERDICT_PORT_CHANGED = 11,	/* flow whose client's port was in use by another to this backend */
-	VERDICT_CROWDED = 12,	/* flow for which no free source port, or no address, was found: dropped */
+	VERDICT_MASQUERADED = 10,	/* new flow that leaves with an address of this node */
+	VERDICT_PORT_CHANGED = 11,	/* new flow whose client port was in use to this backend: changed */
+	VERDICT_PORTS_EXHAUSTED = 12,	/* no free source port, or no address to masquerade with: dropped */
 	VERDICT_FLOWS_FULL = 13,	/* no room for a flow: TCP dropped, others sent without state */
-	VERDICT_FORBIDDEN = 14,	/* client outside loadBalancerSourceRanges: dropped */
+	VERDICT_SOURCE_DENIED = 14,	/* client outside loadBalancerSourceRanges: dropped */
 	VERDICT_UNALLOCATED = 15,	/* address in a service range that no service has: dropped */
-	VERDICT_MUTED = 16,	/* refused without an answer: too many lately, or a reset itself */
-	VERDICT_UNREADABLE = 17,	/* packet that is cut short or malformed: left alone */
+	VERDICT_REJECT_LIMITED = 16,	/* refused without an answer: over the rate limit, or unanswerable */
+	VERDICT_MALFORMED = 17,	/* packet that is cut short or contradicts itself: left alone */
 	VERDICTS = 18,		/* how many */
 };
 

@@ -31,7 +31,7 @@ static __always_inline enum verdict arrive_at(const struct packet *packet,
 	__u32 draw = tuple_draw(&packet->tuple);
 
 	if (!policy_admits(service, &asker->address))
-		return VERDICT_FORBIDDEN;
+		return VERDICT_SOURCE_DENIED;
 	return choose_backend(&client, service, confined, draw, &arrival->backend);
 }
 
@@ -46,7 +46,7 @@ static __always_inline enum verdict arrive_once(struct __sk_buff *ctx,
 	if (found == ABSENT)
 		return policy_unserved(&to.address);
 	if (found == RECYCLED)
-		return VERDICT_SLOT_LOST;
+		return VERDICT_RECYCLED;
 	asker->pod = asker_is_pod(ctx, settings, &asker->address);
 	return arrive_at(packet, asker, arrival);
 }
@@ -59,9 +59,9 @@ static __always_inline enum verdict arrive_choose(struct __sk_buff *ctx,
 {
 	enum verdict verdict = arrive_once(ctx, packet, settings, asker, arrival);
 
-	if (verdict != VERDICT_SLOT_LOST)
+	if (verdict != VERDICT_RECYCLED)
 		return verdict;
-	verdict_count(VERDICT_SLOT_RETRIED);
+	verdict_count(VERDICT_RETRIED);
 	return arrive_once(ctx, packet, settings, asker, arrival);
 }
 
@@ -90,7 +90,7 @@ static __always_inline enum verdict arrive_open(struct __sk_buff *ctx,
 	verdict = flow_open(settings, &packet->tuple, ctx->ifindex, masquerade, arrival);
 	if (verdict == VERDICT_FLOWS_FULL && packet->tuple.protocol != TCP && !masquerade)
 		return arrive_stateless(packet, backend, to);
-	if (verdict == VERDICT_FLOWS_FULL || verdict == VERDICT_CROWDED)
+	if (verdict == VERDICT_FLOWS_FULL || verdict == VERDICT_PORTS_EXHAUSTED)
 		return verdict;
 	*to = flow_translate(&packet->tuple, &arrival->flow);
 	return verdict;
@@ -124,7 +124,7 @@ static __always_inline enum verdict arrive(struct __sk_buff *ctx, const struct p
 		return VERDICT_PASSED;
 	if (flow && flow_goes_on(packet, flow)) {
 		follow(packet, flow, to);
-		return VERDICT_FOLLOWED;
+		return VERDICT_ESTABLISHED;
 	}
 	if (!packet->opens)
 		return VERDICT_PASSED;

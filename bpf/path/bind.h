@@ -40,7 +40,7 @@ static __always_inline enum answer bind_answer(const struct frontend *local, __u
 		return LEAVE;
 	if (reject_bind() == LEAVE)
 		return LEAVE;
-	verdict_count(VERDICT_PORT_TAKEN);
+	verdict_count(VERDICT_NODEPORT_BIND_DENIED);
 	return DENY;
 }
 

@@ -19,7 +19,7 @@ static __always_inline enum verdict choose_sticky(const struct client *client,
 
 	if (!sticky) {
 		if (!backend_pick(service, range, draw, backend))
-			return VERDICT_SLOT_LOST;
+			return VERDICT_RECYCLED;
 		affinity_remember(client, backend->id);
 	}
 	service_count_chosen(service->id, sticky);
@@ -35,12 +35,12 @@ static __always_inline enum verdict choose_backend(const struct client *client,
 
 	if (!range.size)
 		return service_count_denied(service->id, service->flags & SERVICE_ENDPOINTS
-								 ? VERDICT_NOT_HERE
+								 ? VERDICT_NO_LOCAL_ENDPOINT
 								 : VERDICT_REFUSED);
 	if (service->affinity_seconds)
 		return choose_sticky(client, service, &range, list, draw, backend);
 	if (!backend_pick(service, &range, draw, backend))
-		return VERDICT_SLOT_LOST;
+		return VERDICT_RECYCLED;
 	service_count_chosen(service->id, false);
 	return VERDICT_TRANSLATED;
 }

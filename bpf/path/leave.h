@@ -17,9 +17,9 @@ static __always_inline enum verdict leave_for(const struct packet *packet,
 								   : &service->cluster;
 
 	if (!policy_admits(service, &packet->tuple.source))
-		return VERDICT_FORBIDDEN;
+		return VERDICT_SOURCE_DENIED;
 	if (!range->size && service->flags & SERVICE_ENDPOINTS)
-		return VERDICT_NOT_HERE;
+		return VERDICT_NO_LOCAL_ENDPOINT;
 	return VERDICT_PASSED;
 }
 
@@ -51,7 +51,7 @@ static __always_inline enum verdict leave_astray(struct __sk_buff *ctx,
 	if (ctx->ingress_ifindex != ctx->ifindex || to.protocol != TCP || packet->opens ||
 	    packet->piece == LATER || service_read(&to, &service) != FOUND)
 		return VERDICT_PASSED;
-	return packet->ends & FLOW_RST ? VERDICT_MUTED : VERDICT_REFUSED;
+	return packet->ends & FLOW_RST ? VERDICT_REJECT_LIMITED : VERDICT_REFUSED;
 }
 
 static __always_inline enum verdict leave_masqueraded(struct __sk_buff *ctx,
@@ -62,7 +62,7 @@ static __always_inline enum verdict leave_masqueraded(struct __sk_buff *ctx,
 	struct settings *settings = settings_read();
 
 	if (!settings)
-		return VERDICT_CROWDED;
+		return VERDICT_PORTS_EXHAUSTED;
 	return masquerade(ctx, packet, settings, pending, to);
 }
 
@@ -79,7 +79,7 @@ static __always_inline enum verdict leave(struct __sk_buff *ctx, const struct pa
 	if (!flow->port)
 		return leave_masqueraded(ctx, packet, flow, to);
 	follow(packet, flow, to);
-	return VERDICT_FOLLOWED;
+	return VERDICT_ESTABLISHED;
 }
 
 #endif

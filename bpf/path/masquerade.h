@@ -73,12 +73,12 @@ static __always_inline enum verdict masquerade(struct __sk_buff *ctx, const stru
 
 	back.destination = address;
 	if (address_is_any(&address) || !masquerade_claim(settings, &packet->tuple, &back, flow))
-		return VERDICT_CROWDED;
+		return VERDICT_PORTS_EXHAUSTED;
 	flow = flow_find(&packet->tuple);
 	if (flow && flow->port) {
 		flow_end(&back);
 		*to = flow_translate(&packet->tuple, flow);
-		return VERDICT_FOLLOWED;
+		return VERDICT_ESTABLISHED;
 	}
 	entry.address = address;
 	entry.port = back.destination_port;

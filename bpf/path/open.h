@@ -83,7 +83,7 @@ static __always_inline enum verdict open_way_back(const struct settings *setting
 		if (!flow_claim(&arrival->back, &arrival->flow))
 			return VERDICT_PORT_CHANGED;
 	}
-	return VERDICT_CROWDED;
+	return VERDICT_PORTS_EXHAUSTED;
 }
 
 /* An entry that names no port yet: egress will choose; or none, where there was one before. */
@@ -136,7 +136,7 @@ static __always_inline enum verdict flow_open(const struct settings *settings,
 	arrival->back.source = backend->address;
 	arrival->back.source_port = backend->port;
 	verdict = open_way_back(settings, asked, arrival);
-	if (verdict == VERDICT_FLOWS_FULL || verdict == VERDICT_CROWDED)
+	if (verdict == VERDICT_FLOWS_FULL || verdict == VERDICT_PORTS_EXHAUSTED)
 		return verdict;
 	arrival->flow.flags = FLOW_REQUEST | (masquerade ? FLOW_MASQUERADE : 0) |
 			      (asked->protocol == UDP ? FLOW_SEEN : 0);

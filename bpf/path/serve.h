@@ -67,7 +67,7 @@ static __always_inline enum verdict serve_restricted(const struct service *servi
 					      ? &settings->node_v4
 					      : &settings->node_v6)
 		       ? VERDICT_TRANSLATED
-		       : VERDICT_FORBIDDEN;
+		       : VERDICT_SOURCE_DENIED;
 }
 
 static __always_inline enum verdict serve_once(const struct request *request,
@@ -79,7 +79,7 @@ static __always_inline enum verdict serve_once(const struct request *request,
 	if (found == ABSENT)
 		return policy_unserved(&request->to.address);
 	if (found == RECYCLED)
-		return VERDICT_SLOT_LOST;
+		return VERDICT_RECYCLED;
 	if (service.flags & SERVICE_RESTRICTED) {
 		enum verdict verdict = serve_restricted(&service, request->netns);
 
@@ -99,8 +99,8 @@ static __always_inline enum verdict serve(const struct request *request, struct 
 {
 	enum verdict verdict = serve_once(request, backend);
 
-	if (verdict == VERDICT_SLOT_LOST) {
-		verdict_count(VERDICT_SLOT_RETRIED);
+	if (verdict == VERDICT_RECYCLED) {
+		verdict_count(VERDICT_RETRIED);
 		verdict = serve_once(request, backend);
 	}
 	return verdict_count(verdict);
@@ -113,7 +113,7 @@ static __always_inline struct origin *serve_restore(const struct peer *peer, __u
 						: stream_origin(peer);
 
 	if (origin)
-		verdict_count(VERDICT_RESTORED);
+		verdict_count(VERDICT_REPLY_TRANSLATED);
 	return origin;
 }
 

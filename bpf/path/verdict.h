@@ -30,8 +30,8 @@ static __always_inline enum verdict service_count_denied(__u32 service, enum ver
 {
 	struct service_counters *counters = LOOKUP(struct service_counters, service_stats, &service);
 
-	if (counters && verdict == VERDICT_NOT_HERE)
-		counters->not_here += 1;
+	if (counters && verdict == VERDICT_NO_LOCAL_ENDPOINT)
+		counters->no_local_endpoint += 1;
 	else if (counters)
 		counters->refused += 1;
 	return verdict;

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ebpflb.datapath.maps.bpf_map import Map
+from ebpflb.datapath.maps.records import ServiceCounters
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.entries import Backend, BackendName, Frontend, Service
@@ -47,8 +48,9 @@ class Content:
         return {backend.id: backend for backend in self.slots.values()}
 
     def service_counters(self, number: int) -> Row:
-        chosen, sticky, refused, not_here = self.maps["service_stats"].get(number)
-        return {"chosen": chosen, "sticky": sticky, "refused": refused, "not_here": not_here}
+        return dict(
+            zip(ServiceCounters._fields, self.maps["service_stats"].get(number), strict=True)
+        )
 
     def backend_counters(self, number: int) -> Row:
         opened, closed = self.maps["backend_stats"].get(number)

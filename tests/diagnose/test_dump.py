@@ -124,7 +124,7 @@ def test_service_row(maps: dict[str, Map]) -> None:
     row = next(row for row in rows(maps, "services") if row["frontend"] == "10.96.0.1:80")
     assert (row["cluster"], row["local"], row["policy"]) == ("40+2", "40+1", "Cluster")
     assert (row["affinity_seconds"], row["endpoints"]) == (60, True)
-    assert (row["chosen"], row["sticky"], row["refused"], row["not_here"]) == (10, 4, 2, 1)
+    assert (row["chosen"], row["sticky"], row["refused"], row["no_local_endpoint"]) == (10, 4, 2, 1)
 
 
 def test_slots(maps: dict[str, Map]) -> None:

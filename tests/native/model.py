@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ebpflb.model.addresses import Address
 from tests.native.node import HOST
 
-PASSED, REFUSED, NOT_HERE = "passed", "refused", "not_here"
+PASSED, REFUSED, NO_LOCAL_ENDPOINT = "passed", "refused", "no_local_endpoint"
 
 
 class Service(NamedTuple):
@@ -60,7 +60,7 @@ class Cluster:
             return self.flows[flow][1]
         listed = service.local if is_local and not external else service.cluster
         if not listed:
-            return NOT_HERE if service.cluster or service.local else REFUSED
+            return NO_LOCAL_ENDPOINT if service.cluster or service.local else REFUSED
         backend = self.choose(service, listed, request.netns, now, number)
         if request.protocol == "udp":
             self.flows[flow] = (service.number, backend)

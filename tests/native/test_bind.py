@@ -26,7 +26,7 @@ def is_taken(node: Node, at: str, *, netns: int = HOST, protocol: str = "tcp") -
     """Whether the bind fails, and says so in the only way that helps."""
     answer = node.socket(protocol, netns=netns).bind(at)
     assert answer.errno == (0 if answer.allowed else EADDRINUSE)
-    assert node.counted() == ({} if answer.allowed else {"port_taken": 1})
+    assert node.counted() == ({} if answer.allowed else {"nodeport_bind_denied": 1})
     return not answer.allowed
 
 

@@ -34,9 +34,15 @@ def busy(node: Node) -> Node:
 
 def test_verdicts(busy: Node) -> None:
     """Each hook call ends in one verdict; a bind only if it failed, a restore only if it did."""
-    expected = {"translated": 5, "restored": 1, "refused": 1, "not_here": 1, "passed": 1}
-    taken = {"port_taken": 1} if busy.kernel.names_errno else {}
-    assert busy.counted() == expected | taken
+    expected = {
+        "translated": 5,
+        "reply_translated": 1,
+        "refused": 1,
+        "no_local_endpoint": 1,
+        "passed": 1,
+    }
+    denied = {"nodeport_bind_denied": 1} if busy.kernel.names_errno else {}
+    assert busy.counted() == expected | denied
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_lost_once(torn: Node) -> None:
     torn.kernel.meanwhile["slots"] = [mend(torn)]
     answer = torn.socket(protocol(torn)).connect(WEB)
     assert answer.place == NEW
-    assert torn.counted() == {"slot_retried": 1, "translated": 1}
+    assert torn.counted() == {"retried": 1, "translated": 1}
     assert torn.kernel.get("service_stats", 1).chosen == 1
     assert torn.opened_closed(1, NEW) == (1, 0)
 
@@ -49,7 +49,7 @@ def test_lost_twice(torn: Node) -> None:
         assert answer == (False, ECONNREFUSED, WEB)
     else:
         assert answer == (True, 0, f"127.0.0.1:{int(protocol(torn) == 'udp')}")
-    assert torn.counted() == {"slot_retried": 1, "slot_lost": 1}
+    assert torn.counted() == {"retried": 1, "recycled": 1}
     assert torn.kernel.get("service_stats", 1) == (0, 0, 0, 0)
 
 
@@ -57,7 +57,7 @@ def test_no_third_look(torn: Node) -> None:
     """Who was unlucky twice is not kept waiting, even if all would be well by then."""
     torn.kernel.meanwhile["slots"] = [lambda: None, mend(torn)]
     assert torn.socket(protocol(torn)).connect(WEB).place != NEW
-    assert torn.counted() == {"slot_retried": 1, "slot_lost": 1}
+    assert torn.counted() == {"retried": 1, "recycled": 1}
 
 
 def test_lost_leaves_no_trace(torn: Node) -> None:
@@ -73,14 +73,14 @@ def test_frontend_goes_meanwhile(torn: Node) -> None:
     torn.kernel.meanwhile["slots"] = [lambda: torn.kernel.drop("services", frontend(name))]
     socket = torn.socket(protocol(torn))
     assert socket.connect(WEB) == (True, 0, WEB)
-    assert torn.counted() == {"slot_retried": 1, "passed": 1}
+    assert torn.counted() == {"retried": 1, "passed": 1}
 
 
 def test_last_endpoint_goes_meanwhile(torn: Node) -> None:
     """If the second look finds a service without endpoints, that is the answer."""
     torn.kernel.meanwhile["slots"] = [lambda: torn.publish(1, [f"{WEB}/{protocol(torn)}"])]
     torn.socket(protocol(torn)).connect(WEB)
-    assert torn.counted() == {"slot_retried": 1, "refused": 1}
+    assert torn.counted() == {"retried": 1, "refused": 1}
 
 
 def test_slots_beyond_the_array(node: Node) -> None:
@@ -90,7 +90,7 @@ def test_slots_beyond_the_array(node: Node) -> None:
     far = entry.cluster._replace(base=0xFFFFFFFF)
     node.kernel.put("services", frontend(WEB), entry._replace(cluster=far))
     node.socket().connect(WEB)
-    assert node.counted() == {"slot_retried": 1, "slot_lost": 1}
+    assert node.counted() == {"retried": 1, "recycled": 1}
 
 
 def test_recycled_service(node: Node) -> None:
@@ -103,7 +103,7 @@ def test_recycled_service(node: Node) -> None:
     )
     refused = node.socket().connect(WEB)
     assert refused.place not in (OLD, STRANGER)
-    assert node.counted() == {"slot_retried": 1, "slot_lost": 1}
+    assert node.counted() == {"retried": 1, "recycled": 1}
     node.kernel.meanwhile["services"] = [
         lambda: None,
         lambda: node.kernel.put("services", frontend(WEB), own),

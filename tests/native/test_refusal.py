@@ -82,11 +82,11 @@ INTERNAL, EXTERNAL = {"172.30.0.1:80": "local"}, {"203.0.113.1:80": "external lo
 
 
 @pytest.mark.parametrize("protocol", ["tcp", "udp"])
-def test_not_here(node: Node, protocol: str) -> None:
+def test_no_local_endpoint(node: Node, protocol: str) -> None:
     """Endpoints elsewhere under the internal policy Local: no answer at all, and counted."""
     node.publish(1, {f"172.30.0.1:80/{protocol}": "local"}, cluster=[BACKEND])
     assert node.socket(protocol).connect("172.30.0.1:80") == (True, 0, "172.30.0.1:80")
-    assert node.counted() == {"not_here": 1}
+    assert node.counted() == {"no_local_endpoint": 1}
     assert node.kernel.get("service_stats", 1) == (0, 0, 0, 1)
 
 

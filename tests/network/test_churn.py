@@ -39,5 +39,5 @@ def test_nothing_fails(cluster: Cluster) -> None:
         assert not said["errors"].keys() - (ENDED if how == "connected-udp" else set())
         assert len(said["names"]) == 3
     counted = {name: cluster.maps["verdicts"].get(i)[0] for i, name in VERDICTS.items()}
-    assert counted["slot_lost"] == counted["refused"] == 0
+    assert counted["recycled"] == counted["refused"] == 0
     assert counted["translated"] >= sum(sum(said["names"].values()) for said in counts)

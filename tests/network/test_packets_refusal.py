@@ -99,9 +99,9 @@ def test_unallocated(two: TwoNodes, who: str, ask: Ask, v6: bool) -> None:
 @pytest.mark.parametrize("kind", ["nodeport", "external", "balancer"])
 def test_external_local(two: TwoNodes, kind: str, ask: Ask, v6: bool) -> None:
     """Under the external policy Local, outside clients of a node without endpoints get nothing."""
-    before = count(two, "not_here")
+    before = count(two, "no_local_endpoint")
     silence(two, "outside", ELSEWHERE.to(kind, two.near, v6=v6), ask)
-    assert count(two, "not_here") > before
+    assert count(two, "no_local_endpoint") > before
 
 
 @families
@@ -109,9 +109,9 @@ def test_external_local(two: TwoNodes, kind: str, ask: Ask, v6: bool) -> None:
 @clients
 def test_internal_local(two: TwoNodes, who: str, ask: Ask, v6: bool) -> None:
     """Under the internal policy Local, so does everybody who asks by the cluster IP."""
-    before = count(two, "not_here")
+    before = count(two, "no_local_endpoint")
     silence(two, who, Ways(21).to("cluster", two.near, v6=v6), ask)
-    assert count(two, "not_here") > before
+    assert count(two, "no_local_endpoint") > before
 
 
 @families

@@ -110,7 +110,7 @@ def test_last_endpoint_goes(nobody: None, cluster: Cluster, pod: Sockets) -> Non
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
-def test_not_here_tcp(elsewhere: None, sockets: Sockets, address: str) -> None:
+def test_no_local_endpoint_tcp(elsewhere: None, sockets: Sockets, address: str) -> None:
     """With endpoints elsewhere alone the connection is neither made nor refused."""
     with asking.stream(sockets, address) as client:
         client.settimeout(A_MOMENT)
@@ -119,7 +119,7 @@ def test_not_here_tcp(elsewhere: None, sockets: Sockets, address: str) -> None:
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
-def test_not_here_udp(elsewhere: None, sockets: Sockets, address: str) -> None:
+def test_no_local_endpoint_udp(elsewhere: None, sockets: Sockets, address: str) -> None:
     """Datagrams get no answer and no error."""
     with asking.datagram(sockets, address) as client:
         client.settimeout(A_MOMENT)

@@ -26,8 +26,8 @@ DRAWS = 16  # meet every endpoint: a flow's draw is its tuple's own
 BECAME = {
     "refused": "refused",
     "passed": "left alone",
-    "forbidden": "dropped",
-    "not_here": "dropped",
+    "source_denied": "dropped",
+    "no_local_endpoint": "dropped",
     "unallocated": "dropped",
 }
 

@@ -40,7 +40,7 @@ def test_external(node: Node, places: Places, protocol: str, kind: str) -> None:
 
 
 def test_verdicts(node: Node, places: Places, protocol: str) -> None:
-    """Each step counts what it was: chosen, masqueraded, followed."""
+    """Each step counts what it was: chosen, masqueraded, established."""
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
     first = opening(protocol, at(places.client, 50123), where)
     came = node.ingress(first)
@@ -48,8 +48,12 @@ def test_verdicts(node: Node, places: Places, protocol: str) -> None:
     back = node.ingress(reply(left.packet))
     home = node.egress(back.packet)
     steps = [came, left, back, home, node.ingress(first), node.egress(came.packet)]
-    followed = [{"followed": 1}] * 4
-    assert [step.verdicts for step in steps] == [{"translated": 1}, {"masqueraded": 1}, *followed]
+    established = [{"established": 1}] * 4
+    assert [step.verdicts for step in steps] == [
+        {"translated": 1},
+        {"masqueraded": 1},
+        *established,
+    ]
     assert node.maps["service_stats"].get(1)[0] == 1
 
 
@@ -83,7 +87,7 @@ def test_device_without_address(node: Node, places: Places, protocol: str) -> No
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
     came = node.ingress(opening(protocol, at(places.client, 50123), where))
     left = node.egress(came.packet, "tunnel")
-    assert (left.action, left.verdicts) == ("drop", {"crowded": 1})
+    assert (left.action, left.verdicts) == ("drop", {"ports_exhausted": 1})
     assert destination(node.egress(came.packet, "uplink").packet) == at(places.there, 8080)
 
 

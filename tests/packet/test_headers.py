@@ -150,10 +150,10 @@ def test_mapped(node: Node) -> None:
 
 
 def test_types_swapped(node: Node) -> None:
-    """A frame whose type names the other family is unreadable."""
+    """A frame whose type names the other family is malformed."""
     for places, kind in ((V4, 0x86DD), (V6, 0x0800)):
         pod, where = served(node, places)
         request = datagram(pod, where, bytes(64))
         request.type = kind
         frame = bytes(request)
-        assert node.ingress(frame) == ("pass", frame, {"unreadable": 1})
+        assert node.ingress(frame) == ("pass", frame, {"malformed": 1})

@@ -26,7 +26,7 @@ def test_slots_of_another(node: Node, places: Places, protocol: str) -> None:
     slots.write([(0, slots.get(0)._replace(service=2))])
     came = node.ingress(opening(protocol, at(places.pod, 50123), where), "pods")
     assert came.action == "drop"
-    assert came.verdicts == {"slot_retried": 1, "slot_lost": 1}
+    assert came.verdicts == {"retried": 1, "recycled": 1}
     assert not node.flows(protocol)
 
 
@@ -36,7 +36,7 @@ def test_recycled_frontend(node: Node, places: Places, protocol: str) -> None:
     ((key, service),) = node.maps["services"].items()
     node.put("services", key, service._replace(frontend=key._replace(port=81)))
     came = node.ingress(opening(protocol, at(places.pod, 50123), where), "pods")
-    assert (came.action, came.verdicts) == ("drop", {"slot_retried": 1, "slot_lost": 1})
+    assert (came.action, came.verdicts) == ("drop", {"retried": 1, "recycled": 1})
 
 
 @pytest.mark.parametrize("protocol", ["udp", "sctp"])

@@ -44,17 +44,17 @@ def with_length(places: Places, frame: bytes, length: int) -> bytes:
     return bytes(changed)
 
 
-def unreadable(node: Node, frame: bytes) -> bool:
+def is_malformed(node: Node, frame: bytes) -> bool:
     """At both hooks, and nothing is left behind."""
     ways = node.ingress(frame, "pods"), node.egress(frame), node.egress(frame, into=None)
-    return all(way == ("pass", frame, {"unreadable": 1}) for way in ways)
+    return all(way == ("pass", frame, {"malformed": 1}) for way in ways)
 
 
 def test_cut(node: Node, places: Places, request_: Packet) -> None:
     """Cut after any byte, with a length that says more."""
     whole = bytes(request_)
     for size in range(header(places), len(whole)):
-        assert unreadable(node, whole[:size]), size
+        assert is_malformed(node, whole[:size]), size
 
 
 def test_short(node: Node, places: Places, protocol: str, request_: Packet) -> None:
@@ -62,7 +62,7 @@ def test_short(node: Node, places: Places, protocol: str, request_: Packet) -> N
     needed = {"tcp": 20, "udp": 8, "sctp": 12}[protocol]
     for size in range(header(places), header(places) + needed):
         frame = with_length(places, bytes(request_)[:size], size - ETHERNET)
-        assert unreadable(node, frame), size
+        assert is_malformed(node, frame), size
 
 
 def test_length_inside(node: Node, places: Places, protocol: str, request_: Packet) -> None:
@@ -72,7 +72,7 @@ def test_length_inside(node: Node, places: Places, protocol: str, request_: Pack
     lengths = [*range(network, network + needed), len(request_) - ETHERNET + 1, 0xFFFF]
     for length in [*(range(20) if places.version == 4 else ()), *lengths]:
         frame = with_length(places, bytes(request_), length)
-        assert unreadable(node, frame), length
+        assert is_malformed(node, frame), length
 
 
 @IPV4
@@ -82,14 +82,14 @@ def test_header_length(node: Node, places: Places, request_: Packet, words: int)
     frame = bytearray(bytes(request_))
     frame[ETHERNET] = 0x40 | words
     frame = frame[: ETHERNET + 4 * max(words, 5) - 1 + (words < 5) * 20]
-    assert unreadable(node, with_length(places, bytes(frame), len(frame) - ETHERNET))
+    assert is_malformed(node, with_length(places, bytes(frame), len(frame) - ETHERNET))
 
 
 @pytest.mark.parametrize("version", [0, 5, 7, 15])
 def test_version(node: Node, request_: Packet, version: int) -> None:
     frame = bytearray(bytes(request_))
     frame[ETHERNET] = version << 4 | frame[ETHERNET] & 15
-    assert unreadable(node, bytes(frame))
+    assert is_malformed(node, bytes(frame))
 
 
 @pytest.mark.parametrize("kind", KINDS)

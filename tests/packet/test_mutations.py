@@ -26,9 +26,10 @@ PLENTY = settings(
     derandomize=True,
 )
 DROPS = {
-    "not_here", "slot_lost", "crowded", "flows_full", "forbidden", "unallocated", "muted",
+    "no_local_endpoint", "recycled", "ports_exhausted", "flows_full", "source_denied",
+    "unallocated", "reject_limited",
 }  # fmt: skip
-GOES_ON = {"translated", "followed", "related", "masqueraded", "port_changed"}
+GOES_ON = {"translated", "established", "related", "masqueraded", "port_changed"}
 
 Send = Callable[[bytes], Outcome | None]
 
@@ -94,7 +95,7 @@ def judge(frame: bytes, outcome: Outcome) -> None:
     elif outcome.frame != frame:
         assert names & GOES_ON
     else:
-        assert names & {"passed", "unreadable"} or names & GOES_ON
+        assert names & {"passed", "malformed"} or names & GOES_ON
 
 
 def mutation(size: int) -> some.SearchStrategy[tuple[int, int]]:

@@ -25,20 +25,20 @@ def test_forbidden(node: Node, places: Places, protocol: str) -> None:
     request = opening(protocol, at(places.node, 50123), where)
     node.admit(1, places.clients)
     left = node.egress(request, into=None)
-    assert (left.action, left.verdicts) == ("drop", {"forbidden": 1})
+    assert (left.action, left.verdicts) == ("drop", {"source_denied": 1})
     node.admit(1, f"{places.node}/{32 if places.version == 4 else 128}")
     assert node.egress(request, into=None).action == "pass"
 
 
 @pytest.mark.parametrize("kind", ["cluster", "balancer"])
-def test_not_here(node: Node, places: Places, protocol: str, kind: str) -> None:
+def test_no_local_endpoint(node: Node, places: Places, protocol: str, kind: str) -> None:
     """Endpoints elsewhere and the policy Local: the internal one; the external spares the node."""
     lists = {"cluster": [at(places.there, 8080)]}
     where = serve(node, places, kind, protocol, "local", **lists)
     request = opening(protocol, at(places.node, 50123), where)
     left = node.egress(request, into=None)
     if kind == "cluster":
-        assert (left.action, left.verdicts) == ("drop", {"not_here": 1})
+        assert (left.action, left.verdicts) == ("drop", {"no_local_endpoint": 1})
     else:
         assert left == ("pass", bytes(request), {"passed": 1})
 

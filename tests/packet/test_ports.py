@@ -73,7 +73,7 @@ def test_crowded(node: Node, places: Places, protocol: str) -> None:
     assert flow(node, protocol, first, where) == at(places.node, 40_000)
     came = node.ingress(opening(protocol, second, where))
     left = node.egress(came.packet)
-    assert (left.action, left.verdicts) == ("drop", {"crowded": 1})
+    assert (left.action, left.verdicts) == ("drop", {"ports_exhausted": 1})
     assert flow(node, protocol, first, where) == at(places.node, 40_000)
 
 
@@ -122,7 +122,7 @@ def test_port_passed_on(node: Node, places: Places) -> None:
     node.through(segment(client, where, "R"))
     asked = node.through(opening("tcp", other, where))
     again = node.ingress(opening("tcp", client, where))
-    assert node.egress(again.packet).verdicts == {"crowded": 1}
+    assert node.egress(again.packet).verdicts == {"ports_exhausted": 1}
     assert ends(node.through(reply(asked))) == f"{where} > {other}"
 
 
@@ -134,7 +134,7 @@ def test_no_room_yet(node: Node, places: Places) -> None:
     asked = node.through(opening("tcp", client, where))
     node.through(segment(client, where, "FA"))
     came = node.ingress(opening("tcp", at(places.stranger, 2), where))
-    assert node.egress(came.packet).verdicts == {"crowded": 1}
+    assert node.egress(came.packet).verdicts == {"ports_exhausted": 1}
     assert ends(node.through(reply(asked, "A"))) == f"{where} > {client}"
 
 
@@ -216,7 +216,7 @@ def test_alike_without_port(node: Node, places: Places, protocol: str, twins: li
     node.settings("guard_nodeports", first_port=40_000, last_port=40_000)
     client = at(places.client, 50123)
     came = [node.ingress(opening(protocol, client, where)) for where in twins[:3]]
-    assert [one.verdicts for one in came][1:] == [{"port_changed": 1}, {"crowded": 1}]
+    assert [one.verdicts for one in came][1:] == [{"port_changed": 1}, {"ports_exhausted": 1}]
     assert came[2].action == "drop"
     answer = node.through(reply(came[1].packet), "pods", "uplink")
     assert ends(answer) == f"{twins[1]} > {client}"

@@ -106,9 +106,9 @@ def test_not_astray(node: Node, places: Places) -> None:
     assert node.egress(segment(client, where, "S")).verdicts == {"passed": 1}
     assert node.egress(segment(client, at(places.external, 9), "A")).verdicts == {"passed": 1}
     dropped = node.egress(segment(client, where, "R"))
-    assert (dropped.action, dropped.verdicts) == ("drop", {"muted": 1})
+    assert (dropped.action, dropped.verdicts) == ("drop", {"reject_limited": 1})
     node.through(opening("tcp", client, where))
-    assert node.ingress(unknown).verdicts == {"followed": 1}
+    assert node.ingress(unknown).verdicts == {"established": 1}
 
 
 @pytest.mark.parametrize("padding", [0, 6, 22])
@@ -171,7 +171,7 @@ def test_endpoints_elsewhere(node: Node, places: Places, protocol: str) -> None:
     for number, kind in enumerate(KINDS):
         where = serve(node, places, kind, protocol, "local", cluster=there)
         came = node.ingress(opening(protocol, at(places.client, 50_000 + number), where))
-        assert (came.action, came.verdicts) == ("drop", {"not_here": 1})
+        assert (came.action, came.verdicts) == ("drop", {"no_local_endpoint": 1})
     assert node.maps["service_stats"].get(1)[3] == len(KINDS)
 
 
@@ -189,8 +189,8 @@ def test_muted(node: Node, places: Places, protocol: str) -> None:
     assert {node.ingress(request).action for _ in range(10)} == {"redirect"}
     allow(node, 3)
     assert [node.ingress(request).action for _ in range(3)] == ["redirect"] * 3
-    muted = node.ingress(request)
-    assert (muted.action, muted.verdicts["muted"]) == ("drop", 1)
+    limited = node.ingress(request)
+    assert (limited.action, limited.verdicts["reject_limited"]) == ("drop", 1)
     node.maps["allowances"].zero([0])
     assert node.ingress(request).action == "redirect"
     assert host_of(where) == network(request).dst

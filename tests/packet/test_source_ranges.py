@@ -31,7 +31,7 @@ def test_outside(node: Node, places: Places, protocol: str, where: str, asker: s
     """All others are dropped without an answer, be they pods."""
     request = opening(protocol, at(getattr(places, asker), 50123), where)
     came = node.ingress(request)
-    assert (came.action, came.verdicts) == ("drop", {"forbidden": 1})
+    assert (came.action, came.verdicts) == ("drop", {"source_denied": 1})
     assert not node.flows(protocol)
 
 
@@ -39,7 +39,7 @@ def test_without_endpoints(node: Node, places: Places, protocol: str, where: str
     """Who may not come is not told that there is nobody; who may is."""
     serve(node, places, "balancer", protocol, "restricted")
     stranger, client = at(places.stranger, 50123), at(places.client, 50123)
-    assert node.ingress(opening(protocol, stranger, where)).verdicts == {"forbidden": 1}
+    assert node.ingress(opening(protocol, stranger, where)).verdicts == {"source_denied": 1}
     assert node.ingress(opening(protocol, client, where)).verdicts == {"refused": 1}
 
 
@@ -61,11 +61,11 @@ def test_services_apart(node: Node, places: Places, protocol: str, where: str) -
     words = {f"{at(places.external, 443)}/{protocol}": RESTRICTED}
     node.publish(2, words, cluster=[at(places.there, 8080)])
     request = opening(protocol, at(places.client, 50123), at(places.external, 443))
-    assert node.ingress(request).verdicts == {"forbidden": 1}
+    assert node.ingress(request).verdicts == {"source_denied": 1}
     node.admit(2, f"{places.client}/{32 if places.version == 4 else 128}")
     assert node.ingress(request).verdicts == {"translated": 1}
     neighbour = opening(protocol, at(f"{places.client[:-1]}8", 50123), at(places.external, 443))
-    assert node.ingress(neighbour).verdicts == {"forbidden": 1}
+    assert node.ingress(neighbour).verdicts == {"source_denied": 1}
 
 
 @pytest.mark.parametrize("length", [1, 8, 24, 25, 31, 32])
@@ -75,9 +75,9 @@ def test_lengths(node: Node, length: int) -> None:
     words = {"203.0.113.10:443": RESTRICTED}
     node.publish(1, words, cluster=["10.244.2.20:8080"])
     first, last = 128 << 24, (128 << 24) + (1 << (32 - length)) - 1
-    verdicts = {first - 1: "forbidden", first: "translated", last: "translated"}
+    verdicts = {first - 1: "source_denied", first: "translated", last: "translated"}
     if last < (1 << 32) - 1:
-        verdicts[last + 1] = "forbidden"
+        verdicts[last + 1] = "source_denied"
     for number, verdict in verdicts.items():
         request = opening("tcp", f"{IPv4Address(number)}:50123", "203.0.113.10:443")
         assert node.ingress(request).verdicts == {verdict: 1}
@@ -88,6 +88,6 @@ def test_known_flow(node: Node, places: Places, protocol: str, where: str) -> No
     request = opening(protocol, at(places.client, 50123), where)
     node.ingress(request)
     node.maps["source_ranges"].delete([key for key, _ in node.maps["source_ranges"].items()])
-    assert node.ingress(request).verdicts == {"followed": 1}
+    assert node.ingress(request).verdicts == {"established": 1}
     other = opening(protocol, at(places.client, 50124), where)
-    assert node.ingress(other).verdicts == {"forbidden": 1}
+    assert node.ingress(other).verdicts == {"source_denied": 1}

@@ -49,7 +49,7 @@ def test_endpoint_changes(
     came = node.ingress(next_packet(protocol, client, where))
     stale = protocol == "udp" and (state == "gone" or port != 8080)
     if not stale:
-        assert (came.verdicts, destination(came.packet)) == ({"followed": 1}, old)
+        assert (came.verdicts, destination(came.packet)) == ({"established": 1}, old)
     else:
         assert came.verdicts == {"translated": 1}
         assert destination(came.packet) in {*lists[state]["cluster"]}
@@ -93,7 +93,7 @@ def test_nobody_left(node: Node, places: Places, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["nodeport", "balancer", "external"])
 def test_deleted_service(node: Node, places: Places, kind: str) -> None:
     """The datagrams of a service that is gone pass untouched; a connection goes on."""
-    for protocol, verdict in (("udp", "passed"), ("tcp", "followed"), ("sctp", "followed")):
+    for protocol, verdict in (("udp", "passed"), ("tcp", "established"), ("sctp", "established")):
         client = at(places.client, 50123)
         where = serve(node, places, kind, protocol, cluster=[at(places.there, 5353)])
         node.through(reply(node.through(opening(protocol, client, where))))

@@ -95,7 +95,7 @@ class ServiceCounters(NamedTuple):
     chosen: int
     sticky: int
     refused: int
-    not_here: int
+    no_local_endpoint: int
 
 
 class BackendCounters(NamedTuple):
