@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 from ebpflb.agent.loop import Agent
-from ebpflb.agent.reporter import Report
+from ebpflb.agent.reporter import Reporter
 from ebpflb.cluster.manifests import ManifestSource
 from ebpflb.cluster.recorder import ApiRecorder, LogRecorder, Recorder, to_server
 from ebpflb.cluster.source import Emit, Observe, Source
@@ -49,8 +49,8 @@ def assembled(options: Options, flags: Mapping[str, str]) -> Iterator[Agent]:
             metrics.answered,
             families=families.supported(),
         )
-        report = Report(servers.health, metrics, servers.services)
-        agent = Agent(options, datapath, _source(options, metrics.request), report, cure)
+        reporter = Reporter(servers.health, metrics, servers.services)
+        agent = Agent(options, datapath, _source(options, metrics.request), reporter, cure)
         metrics.read(datapath, lambda: agent.services.planner, agent.words)
         metrics.health(lambda: servers.health.healthy)
         sweeper = Sweeper(datapath.maps, _timeouts(options.conntrack))

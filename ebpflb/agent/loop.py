@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 
 from ebpflb.agent.node_sync import Machine
 from ebpflb.agent.parts import do_all
-from ebpflb.agent.reporter import Report
+from ebpflb.agent.reporter import Reporter
 from ebpflb.agent.service_sync import Services
 from ebpflb.cluster.source import Source
 from ebpflb.datapath.datapath import Datapath
@@ -51,12 +51,12 @@ class Agent:
         options: Options,
         datapath: Datapath,
         make_source: MakeSource,
-        report: Report,
+        reporter: Reporter,
         cure: Cure,
     ) -> None:
         self.options = options
         self.datapath = datapath
-        self.report = report
+        self.reporter = reporter
         self.cure = cure
         self.inbox: SimpleQueue[Message] = SimpleQueue()
         self.source = make_source(self.inbox.put)
@@ -138,11 +138,11 @@ class Agent:
         match message:
             case DevicesChanged():
                 self.machine.here = message
-            case SourceStatus(source, reason):
+            case SourceStatus(source, error):
                 self.words.troubles.pop(source, None)
-                if reason:
-                    self.words.troubles[source] = reason
-                log.warning("%s: %s", source, reason or "well again")
+                if error:
+                    self.words.troubles[source] = error
+                log.warning("%s: %s", source, error or "recovered")
             case Detection():
                 self.words.kube_proxy = message.line
                 if message.words:
@@ -150,22 +150,23 @@ class Agent:
             case Stop():
                 self.stopped = True
             case _:
-                for remark in self.report.hear(message, self.cluster):
-                    log.warning("%s", remark)
-                self.report.follow(self.cluster)
+                applied = self.cluster.apply(message)
+                for warning in applied.warnings:
+                    log.warning("%s", warning)
+                self.reporter.applied(applied, self.cluster.node)
 
     def _settle(self) -> None:
         """After a sync there is none for the minimal period (kube-proxy.md 16.2)."""
         behind = self._is_behind()
         if behind:
-            self.report.queued()
+            self.reporter.sync_queued()
         if time.monotonic() >= self._due():
             self._sync(heard=behind)
             self.ended = time.monotonic()
 
     def _is_behind(self) -> bool:
         """Whether anything waits that has been heard."""
-        waiting = self.cluster.touched or self.machine.is_news or not self.settled
+        waiting = self.cluster.changed_services or self.machine.is_news or not self.settled
         return self.cluster.complete and bool(waiting)
 
     def _due(self) -> float:
@@ -190,7 +191,7 @@ class Agent:
                 self._put_in_force()
         except KernelError as error:
             self._fail(error)
-            self.report.failed(time.monotonic() - begun, full=full)
+            self.reporter.sync_failed(time.monotonic() - begun, full=full)
         else:
             self.settled, self.words.failed = True, None
             self._tell(time.monotonic() - begun, full=full, heard=heard)
@@ -207,7 +208,7 @@ class Agent:
         """Another try for what lacks is no sync to others (kube-proxy.md 16.7 has the order)."""
         services = self.services
         if heard:
-            self.report.synced(
+            self.reporter.synced(
                 seconds,
                 full=full,
                 checks=services.checks,
@@ -238,5 +239,5 @@ class Agent:
         words.complete = self.cluster.complete
         words.service_ports = len(planner.present)
         words.backends = planner.backends
-        words.refused = {f"{kind} {key}": why for (kind, key), why in self.cluster.refused.items()}
+        words.refused = {f"{kind} {key}": why for (kind, key), why in self.cluster.invalid.items()}
         self.said = status.write(self.options.paths, words, self.said)

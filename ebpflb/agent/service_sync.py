@@ -52,7 +52,7 @@ class Services:
         self.no_local = NoLocal()
         self.lost = False  # what the maps hold is not what is planned
         self.programmed = False  # all of them have been written
-        self.cluster.touched |= self.cluster.services.keys()
+        self.cluster.changed_services |= self.cluster.services.keys()
 
     @property
     def span(self) -> dict[Family, Prefix]:
@@ -68,7 +68,7 @@ class Services:
         if self.lost:
             self._start_over()
         self.lost = True
-        keys = sorted(self.cluster.take_touched())
+        keys = sorted(self.cluster.take_changed_services())
         for start in range(0, len(keys), BATCH):
             self._write_batch(keys[start : start + BATCH], self.planner.change)
         if self.planner.unplaced or not self.programmed:

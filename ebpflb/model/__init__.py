@@ -17,7 +17,7 @@ locality   who counts as a pod                               (kube-proxy.md 5.2)
 no_local   service ports that policy Local leaves empty      (kube-proxy.md 14)
 latency    since when changes wait to be programmed          (kube-proxy.md 16.4)
 health     what health-check node ports are to say           (kube-proxy.md 10)
-cluster_state  the cluster as last heard: events in, touched services out
+cluster_state  the state of the cluster: apply an event, read which services changed
 
 What kube-proxy leaves on a node (kube-proxy.md 17):
 

@@ -1,47 +1,65 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cluster as last heard: events in, touched services out.
+"""The state of the cluster as one node needs it: ``apply`` an event, and read what changed.
 
-An object that cannot be meant is remarked upon and leaves its last good state in place. Services
-are kept as their service ports, so an edit that changes nothing we use touches nothing
-(kube-proxy.md 16.3); slices are kept whole, and may come before their Service or outlive it.
+An invalid object is reported and its last good state stays in place. Services are stored as
+their service ports, so an edit of a field that is not used here changes nothing (kube-proxy.md
+16.3). EndpointSlices are stored whole; they may come before their Service and may outlive it.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, TypeVar
 
 from ebpflb.errors import InvalidObject
 from ebpflb.model import endpoints, health, nodes, service_cidrs, services
 from ebpflb.model.addresses import Address, Family, Network
-from ebpflb.model.events import Changed, Event, Key, Kind, ReadObject, Removed, Replaced
+from ebpflb.model.events import Changed, Key, Kind, ObjectEvent, ReadObject, Removed, Replaced
 from ebpflb.model.objects import EndpointSlice, Node, Service, ServiceCIDR
 from ebpflb.model.selection import Place, Selection, select
 from ebpflb.model.services import ServicePort
 
 _NEEDED = frozenset({Kind.SERVICE, Kind.ENDPOINT_SLICE, Kind.NODE})
 
+_Stored = TypeVar("_Stored")
 
-class Remark(NamedTuple):
-    """One line for the operator about one object; ``refused``: its last good state stays."""
+
+class ObjectWarning(NamedTuple):
+    """One line for the operator about one object; ``invalid``: its last good state stays."""
 
     kind: Kind
     key: Key
     source: str
     text: str
-    refused: bool
+    invalid: bool
 
     def __str__(self) -> str:
         text = " ".join(self.text.split())  # it quotes the object, which may hold line breaks
-        end = " (its last good state stays)" if self.refused else ""
+        end = " (its last good state stays)" if self.invalid else ""
         return f"{self.source}: {self.kind} {self.key}: {text}{end}"
+
+
+class SliceChange(NamedTuple):
+    """An EndpointSlice before and after an event; None where there is none."""
+
+    before: EndpointSlice | None
+    after: EndpointSlice | None
+
+
+class Applied(NamedTuple):
+    """What one event changed; kube-proxy.md 14 and 16.4 say what of it is counted."""
+
+    service_events: int  # how many Services the event was about, changed or not
+    services: frozenset[Key]  # those of them whose service ports are others now
+    slices: Mapping[Key, SliceChange]  # the EndpointSlices that are others now
+    warnings: tuple[ObjectWarning, ...]
 
 
 class ClusterState:
     """What the cluster looks like from one node.
 
-    ``serve_external_ips`` is the gate AllowServiceExternalIPs: without it externalIPs lead nowhere,
-    and count for the policies as ever (kube-proxy.md 1.4). ``bind_address`` is the node's primary
-    address, and its family the primary one, whatever the Node says (kube-proxy.md 17).
+    ``serve_external_ips`` is the gate AllowServiceExternalIPs: without it externalIPs are not
+    served, and still count for the policies (kube-proxy.md 1.4). ``bind_address`` is the node's
+    primary address, and its family the primary one, whatever the Node says (kube-proxy.md 17).
     """
 
     def __init__(
@@ -55,15 +73,15 @@ class ClusterState:
         self.serve_external_ips = serve_external_ips
         self.zone = ""
         self.node: Node | None = None
-        self._said = () if bind_address is None else (bind_address,)
-        self.primary: dict[Family, Address] = nodes.primary(self._said)
+        self._bind_addresses = () if bind_address is None else (bind_address,)
+        self.primary: dict[Family, Address] = nodes.primary(self._bind_addresses)
         self.services: dict[Key, tuple[ServicePort, ...]] = {}
         self.slices: dict[Key, EndpointSlice] = {}
-        self.slices_of: dict[Key, set[Key]] = defaultdict(set)
-        self.ranges: dict[Key, tuple[Network, ...]] = {}
+        self.slices_of: dict[Key, set[Key]] = defaultdict(set)  # Service -> its slices
+        self.ranges: dict[Key, tuple[Network, ...]] = {}  # ServiceCIDR -> its networks
         self.listed: set[Kind] = set()
-        self.touched: set[Key] = set()
-        self.refused: dict[tuple[Kind, Key], str] = {}
+        self.changed_services: set[Key] = set()  # to be planned anew; the reader empties it
+        self.invalid: dict[tuple[Kind, Key], str] = {}  # invalid object -> what is wrong with it
 
     @property
     def complete(self) -> bool:
@@ -72,23 +90,26 @@ class ClusterState:
 
     @property
     def service_cidrs(self) -> frozenset[Network]:
-        """Where cluster IPs are from; nothing is known before ServiceCIDR is in ``listed``."""
+        """The ranges of cluster IPs; unknown before Kind.SERVICE_CIDR is in ``listed``."""
         return frozenset(network for ranges in self.ranges.values() for network in ranges)
 
-    def hear(self, event: Event) -> list[Remark]:
-        """Takes an event in; adds the services that it touches to ``touched``."""
-        if isinstance(event, Replaced):
-            return self._replace(event)
-        if isinstance(event, Changed):
-            return self._change(event.kind, event.key, event.found)
-        if isinstance(event, Removed):
-            self._remove(event.kind, event.key)
-        return []
+    def apply(self, event: ObjectEvent) -> Applied:
+        """Changes the state; adds the services that are affected to ``changed_services``."""
+        services = _stored(event, Kind.SERVICE, self.services)
+        slices = _stored(event, Kind.ENDPOINT_SLICE, self.slices)
+        warnings = self._apply(event)
+        changes = {key: SliceChange(before, self.slices.get(key)) for key, before in slices.items()}
+        return Applied(
+            len(services),
+            frozenset(k for k, before in services.items() if self.services.get(k) is not before),
+            {key: change for key, change in changes.items() if change.after is not change.before},
+            tuple(warnings),
+        )
 
-    def take_touched(self) -> set[Key]:
-        """The services touched since the last call."""
-        touched, self.touched = self.touched, set()
-        return touched
+    def take_changed_services(self) -> set[Key]:
+        """Those that have changed since the last call."""
+        changed, self.changed_services = self.changed_services, set()
+        return changed
 
     def ports(self, service: Key) -> Iterator[tuple[ServicePort, Selection]]:
         """The service's ports, each with the endpoints that this node uses."""
@@ -98,104 +119,129 @@ class ClusterState:
             yield port, select(port, endpoints.merge(slices, port.name, self.node_name), place)
 
     def checked(self, service: Key) -> health.Checked | None:
-        """What the service's health-check node port is to say, if it has one."""
+        """What the service's health-check node port is to answer, if it has one."""
         ports = self.services.get(service, ())
         return health.checked(ports, self._slices(service), self.node_name)
 
     def _slices(self, service: Key) -> list[EndpointSlice]:
         return [self.slices[key] for key in self.slices_of.get(service, ())]
 
-    def _replace(self, event: Replaced) -> list[Remark]:
-        known = {
+    def _apply(self, event: ObjectEvent) -> list[ObjectWarning]:
+        match event:
+            case Replaced():
+                return self._replace(event)
+            case Changed(kind, key, found):
+                return self._change(kind, key, found)
+            case Removed(kind, key):
+                self._remove(kind, key)
+                return []
+
+    def _replace(self, event: Replaced) -> list[ObjectWarning]:
+        stored = {
             Kind.SERVICE: self.services.keys(),
             Kind.ENDPOINT_SLICE: self.slices.keys(),
             Kind.SERVICE_CIDR: self.ranges.keys(),
         }
-        refused = {key for kind, key in self.refused if kind is event.kind}
-        for key in (known.get(event.kind, set()) | refused) - event.objects.keys():
+        invalid = {key for kind, key in self.invalid if kind is event.kind}
+        for key in (stored.get(event.kind, set()) | invalid) - event.objects.keys():
             self._remove(event.kind, key)
         self.listed.add(event.kind)
         return [
-            remark
+            warning
             for key, found in event.objects.items()
-            for remark in self._change(event.kind, key, found)
+            for warning in self._change(event.kind, key, found)
         ]
 
-    def _change(self, kind: Kind, key: Key, found: ReadObject) -> list[Remark]:
-        self.refused.pop((kind, key), None)
+    def _change(self, kind: Kind, key: Key, found: ReadObject) -> list[ObjectWarning]:
+        self.invalid.pop((kind, key), None)
         try:
-            texts = self._take_in(key, found)
-        except InvalidObject as invalid:
-            self.refused[kind, key] = str(invalid)
-            return [Remark(kind, key, found.source, str(invalid), refused=True)]
-        return [Remark(kind, key, found.source, text, refused=False) for text in texts]
+            texts = self._store(key, found)
+        except InvalidObject as error:
+            self.invalid[kind, key] = str(error)
+            return [ObjectWarning(kind, key, found.source, str(error), invalid=True)]
+        return [ObjectWarning(kind, key, found.source, text, invalid=False) for text in texts]
 
-    def _take_in(self, key: Key, found: ReadObject) -> tuple[str, ...]:
+    def _store(self, key: Key, found: ReadObject) -> tuple[str, ...]:
+        """Returns the texts of warnings. Raises InvalidObject, having changed nothing."""
         match found.object:
             case InvalidObject(field=field, reason=reason):
-                raise InvalidObject(field, reason)  # anew: it keeps the frames that it passes
+                # A new one: each time an exception is raised, it collects frames of the stack.
+                raise InvalidObject(field, reason)
             case Service() as service:
-                return self._take_service(key, service)
+                return self._store_service(key, service)
             case EndpointSlice() as slice:
-                return self._take_slice(key, slice)
+                return self._store_slice(key, slice)
             case Node() as node:
-                return self._take_node(node)
+                return self._store_node(node)
             case ServiceCIDR() as cidr:
                 self.ranges[key] = service_cidrs.read(cidr)
                 return ()
 
-    def _take_service(self, key: Key, service: Service) -> tuple[str, ...]:
-        ports, remarks = services.read(service, serve_external_ips=self.serve_external_ips)
+    def _store_service(self, key: Key, service: Service) -> tuple[str, ...]:
+        ports, warnings = services.read(service, serve_external_ips=self.serve_external_ips)
         if ports != self.services.get(key):
             self.services[key] = ports
-            self.touched.add(key)
-        return remarks
+            self.changed_services.add(key)
+        return warnings
 
-    def _take_slice(self, key: Key, slice: EndpointSlice) -> tuple[str, ...]:
-        remarks = endpoints.check(slice)
+    def _store_slice(self, key: Key, slice: EndpointSlice) -> tuple[str, ...]:
+        warnings = endpoints.check(slice)
         if slice == self.slices.get(key):
             return ()
-        self._forget_slice(key)
+        self._remove_slice(key)
         service = endpoints.service_of(slice)
         if service is not None:
             self.slices[key] = slice
             self.slices_of[service].add(key)
-            self.touched.add(service)
-        return remarks
+            self.changed_services.add(service)
+        return warnings
 
-    def _take_node(self, node: Node) -> tuple[str, ...]:
+    def _store_node(self, node: Node) -> tuple[str, ...]:
         self.node = node
         zone = nodes.zone(node)
         if zone != self.zone:
             self.zone = zone
-            self.touched |= self.services.keys()
-        primary = nodes.primary([*self._said, *nodes.addresses(node)])
+            self.changed_services |= self.services.keys()
+        primary = nodes.primary([*self._bind_addresses, *nodes.addresses(node)])
         if primary != self.primary:
             self.primary = primary
-            self.touched |= {k for k, ports in self.services.items() if _are_restricted(ports)}
+            restricted = (key for key, ports in self.services.items() if _are_restricted(ports))
+            self.changed_services.update(restricted)
         return ()
 
     def _remove(self, kind: Kind, key: Key) -> None:
-        """A Node that is deleted is remembered as it was (kube-proxy.md 13.1)."""
-        self.refused.pop((kind, key), None)
+        """A Node that is deleted stays as it was (kube-proxy.md 13.1)."""
+        self.invalid.pop((kind, key), None)
         if kind is Kind.SERVICE and self.services.pop(key, None) is not None:
-            self.touched.add(key)
+            self.changed_services.add(key)
         elif kind is Kind.ENDPOINT_SLICE:
-            self._forget_slice(key)
+            self._remove_slice(key)
         elif kind is Kind.SERVICE_CIDR:
             self.ranges.pop(key, None)
 
-    def _forget_slice(self, key: Key) -> None:
-        former = self.slices.pop(key, None)
-        service = endpoints.service_of(former) if former is not None else None
+    def _remove_slice(self, key: Key) -> None:
+        before = self.slices.pop(key, None)
+        service = endpoints.service_of(before) if before is not None else None
         if service is None:
             return
-        self.touched.add(service)
+        self.changed_services.add(service)
         self.slices_of[service].discard(key)
         if not self.slices_of[service]:
             del self.slices_of[service]
 
 
+def _stored(
+    event: ObjectEvent, kind: Kind, stored: Mapping[Key, _Stored]
+) -> dict[Key, _Stored | None]:
+    """What is stored of the objects of a kind that an event is about; None: nothing."""
+    match event:
+        case Replaced(of, objects) if of is kind:
+            return {key: stored.get(key) for key in stored.keys() | objects.keys()}
+        case Changed(of, key) | Removed(of, key) if of is kind:
+            return {key: stored.get(key)}
+    return {}
+
+
 def _are_restricted(ports: tuple[ServicePort, ...]) -> bool:
-    """Whether it matters for them which address is this node's own (kube-proxy.md 7)."""
+    """Whether it matters to them which address is this node's own (kube-proxy.md 7)."""
     return any(port.source_ranges for port in ports)

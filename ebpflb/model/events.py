@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a cluster tells of its objects, whichever way it is read: the API and manifests alike."""
+"""What a source of objects reports, be it the API server or a directory of manifests."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -31,9 +31,9 @@ class Key(NamedTuple):
 
 
 class ReadObject(NamedTuple):
-    """An object and where it was read (a file, or the API server): what a log line names.
+    """An object, and where it was read, for log lines: a file, or the API server.
 
-    One that is there and cannot be read is the reason: its last good state stays.
+    Of an object that cannot be decoded there is the error only; its last good state stays.
     """
 
     object: Object | InvalidObject
@@ -42,7 +42,7 @@ class ReadObject(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """The complete list of one kind: whatever is not in ``objects`` is gone."""
+    """The complete list of one kind: what is not in ``objects`` does not exist any more."""
 
     kind: Kind
     objects: dict[Key, ReadObject]
@@ -67,10 +67,11 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class SourceStatus:
-    """A source can or cannot be read at present; ``reason`` is None when it is well again."""
+    """Whether a source can be read at present; ``error`` is None when it has recovered."""
 
     source: str
-    reason: str | None
+    error: str | None
 
 
-Event = Replaced | Changed | Removed | SourceStatus
+ObjectEvent = Replaced | Changed | Removed
+Event = ObjectEvent | SourceStatus

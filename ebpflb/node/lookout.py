@@ -8,7 +8,7 @@ from ebpflb.model.events import SourceStatus
 
 
 class Lookout:
-    """Called again and again it does ``look``, and tells when that fails and is well again."""
+    """Calls ``look``, and reports when that begins to fail and when it has recovered."""
 
     def __init__(
         self, source: str, look: Callable[[], None], emit: Callable[[SourceStatus], None]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ebpflb.agent import Agent
-from ebpflb.agent.reporter import Report
+from ebpflb.agent.reporter import Reporter
 from ebpflb.cluster import decoding
 from ebpflb.cluster.source import Emit
 from ebpflb.errors import EbpflbError
@@ -168,8 +168,8 @@ class Stage:
         self.error: BaseException | None = None
 
     def start(self) -> None:
-        report = Report(self.health, self.metrics, self.checks)  # type: ignore[arg-type]
-        self.agent = Agent(self.options, self.datapath, FakeSource, report, self.cure)  # type: ignore[arg-type]
+        reporter = Reporter(self.health, self.metrics, self.checks)  # type: ignore[arg-type]
+        self.agent = Agent(self.options, self.datapath, FakeSource, reporter, self.cure)  # type: ignore[arg-type]
         self.agent.devices = FakeFollower()  # type: ignore[assignment]
         self.thread = threading.Thread(target=self._run)
         self.thread.start()

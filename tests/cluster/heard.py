@@ -39,7 +39,7 @@ class Heard:
 
     def reason(self) -> str:
         """Why there is trouble; the next Trouble must not be the end of one."""
-        reason = self.trouble().reason
+        reason = self.trouble().error
         assert reason is not None
         return reason
 

@@ -32,7 +32,7 @@ def test_the_token_is_sent_and_a_wrong_one_is_trouble(
     api.wait_for_watch("Service")
     api.token = "another"
     api.drop()
-    while (reason := heard.trouble().reason) != "401 Unauthorized":
+    while (reason := heard.trouble().error) != "401 Unauthorized":
         assert reason is None or "as soon as it began" in reason
 
 
@@ -62,7 +62,7 @@ def test_a_renewed_token_file_is_read_again(
         api.wait_for_watch(kind, 2)
     api.put(service("late"))
     assert isinstance(heard.of(Kind.SERVICE), Changed)
-    reasons = [str(it.reason) for it in heard.everything() if isinstance(it, SourceStatus)]
+    reasons = [str(it.error) for it in heard.everything() if isinstance(it, SourceStatus)]
     assert not [reason for reason in reasons if "401" in reason]
 
 
@@ -134,7 +134,7 @@ def test_master_without_kubeconfig(
     """Alone it is asked without credentials; no pod's are looked for."""
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     begin(ApiSource(heard, node_name="node-1", master=api.url, pace=quick()))
-    assert heard.trouble().reason == "401 Unauthorized"
+    assert heard.trouble().error == "401 Unauthorized"
 
 
 @pytest.mark.skipif(not shutil.which("openssl"), reason="openssl makes the certificate")

@@ -156,7 +156,7 @@ def test_a_directory_that_vanishes_is_trouble_and_is_found_again(
     folder.rename(folder.parent / "away")
     trouble = heard.trouble()
     assert trouble.source == str(folder)
-    assert "No such file" in str(trouble.reason)
+    assert "No such file" in str(trouble.error)
     write(folder.parent / "away" / "b.yaml", service("new"))
     (folder.parent / "away").rename(folder)
     assert heard.trouble() == type(trouble)(str(folder), None)

@@ -51,7 +51,7 @@ class Manifests:
         """What is wrong with the only file that was told of just now."""
         (told,) = self.told
         assert told.source == str(self.path / name)
-        return told.reason
+        return told.error
 
 
 def _short(event: Event) -> str:

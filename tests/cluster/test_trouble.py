@@ -59,7 +59,7 @@ def test_garbage_instead_of_a_list_is_trouble(api: FakeApi, heard: Heard, watch:
     api.fail("Service", 200, b"<html>", times=2)
     watch()
     assert heard.reason().startswith("not a list: ")
-    assert heard.trouble().reason is None
+    assert heard.trouble().error is None
 
 
 def test_an_error_event_other_than_410_is_trouble(api: FakeApi, heard: Heard, watch: Start) -> None:
@@ -69,7 +69,7 @@ def test_an_error_event_other_than_410_is_trouble(api: FakeApi, heard: Heard, wa
     api.wait_for_watch("Service")
     api.say("Service", b'{"type": "ERROR", "object": {"code": 500, "message": "broken pipe"}}')
     assert heard.trouble() == SourceStatus(services(api), "500 broken pipe")
-    assert heard.trouble().reason is None
+    assert heard.trouble().error is None
 
 
 def test_a_server_that_is_not_there_is_found_when_it_comes(

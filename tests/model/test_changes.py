@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which events touch which services (kube-proxy.md 2, 16.3): work follows what changed."""
+"""Which services an event changes (kube-proxy.md 2, 16.3): work follows what changed."""
 
 import pytest
 
@@ -22,20 +22,20 @@ def cluster() -> ClusterState:
     say(found, WEB, builders.service())
     say(found, OTHER, builders.service(name="other", clusterIPs=["172.30.0.42"]))
     say(found, SLICE, builders.slice(builders.entry("10.1.0.1")))
-    found.take_touched()
+    found.take_changed_services()
     return found
 
 
 def say(cluster: ClusterState, key: Key, object: Object) -> set[Key]:
-    """Tells of an object; the services that this touches."""
+    """Applies a change of an object; the services that this changes."""
     kind = Kind(type(object).__name__)
-    assert cluster.hear(Changed(kind, key, ReadObject(object, "test.yaml"))) == []
-    return cluster.take_touched()
+    assert not cluster.apply(Changed(kind, key, ReadObject(object, "test.yaml"))).warnings
+    return cluster.take_changed_services()
 
 
 def forget(cluster: ClusterState, kind: Kind, key: Key) -> set[Key]:
-    cluster.hear(Removed(kind, key))
-    return cluster.take_touched()
+    cluster.apply(Removed(kind, key))
+    return cluster.take_changed_services()
 
 
 def endpoints(cluster: ClusterState, service: Key = WEB) -> list[str]:
@@ -102,7 +102,7 @@ def test_one_slice_of_two_goes(cluster: ClusterState) -> None:
 
 
 def test_slice_changes_hands(cluster: ClusterState) -> None:
-    """A slice whose label names another Service touches both."""
+    """A slice whose label names another Service changes both."""
     theirs = {"kubernetes.io/service-name": "other"}
     assert say(cluster, SLICE, builders.slice(builders.entry("10.1.0.1"), labels=theirs)) == {
         WEB,
@@ -141,7 +141,7 @@ def test_removed_port(cluster: ClusterState) -> None:
 
 
 def test_zone_of_the_node(cluster: ClusterState) -> None:
-    """Another zone label touches every service, once; any other label none (3.1)."""
+    """Another zone label changes every service, once; any other label none (3.1)."""
     assert say(cluster, HERE, builders.node(labels={ZONE: "z1"})) == {WEB, OTHER}
     assert say(cluster, HERE, builders.node(labels={ZONE: "z1", "other": "label"})) == set()
     assert say(cluster, HERE, builders.node(labels={})) == {WEB, OTHER}
@@ -151,6 +151,6 @@ def test_deleted_node(cluster: ClusterState) -> None:
     """A Node that is deleted is remembered as it was (13.1)."""
     say(cluster, HERE, builders.node(("InternalIP", "192.0.2.1"), labels={ZONE: "z1"}))
     assert forget(cluster, Kind.NODE, HERE) == set()
-    cluster.hear(Replaced(Kind.NODE, {}))
+    cluster.apply(Replaced(Kind.NODE, {}))
     assert cluster.zone == "z1" and cluster.node is not None and cluster.primary
-    assert cluster.take_touched() == set()
+    assert cluster.take_changed_services() == set()

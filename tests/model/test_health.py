@@ -130,8 +130,8 @@ def test_each_family_counts_its_own() -> None:
     assert checked(read(balanced()).ports, [v4, v6], HERE) == Checked(PORT, {V4: 1})
 
 
-def test_picture_answers_for_one_service() -> None:
-    """From what was heard, whatever came first."""
+def test_one_service_of_the_cluster_state() -> None:
+    """In whichever order its objects came."""
     cluster = ClusterState(HERE)
     web = Key("shop", "web")
     assert cluster.checked(web) is None
@@ -140,7 +140,7 @@ def test_picture_answers_for_one_service() -> None:
         Kind.SERVICE: (web, balanced()),
     }
     for kind, (key, object) in said.items():
-        cluster.hear(Changed(kind, key, ReadObject(object, "test")))  # type: ignore[arg-type]
+        cluster.apply(Changed(kind, key, ReadObject(object, "test")))  # type: ignore[arg-type]
     assert cluster.checked(web) == Checked(PORT, {V4: 1})
     assert cluster.checked(Key("shop", "other")) is None
 

@@ -131,7 +131,7 @@ def test_external_ips_switched_off() -> None:
     assert port.external_local and not remarks
     cluster = ClusterState("here", serve_external_ips=False)
     key = Key("shop", "web")
-    assert cluster.hear(Changed(Kind.SERVICE, key, ReadObject(service, "test.yaml"))) == []
+    assert not cluster.apply(Changed(Kind.SERVICE, key, ReadObject(service, "test.yaml"))).warnings
     assert cluster.services[key] == (port,)
 
 

@@ -105,7 +105,7 @@ class Cluster:
 
     def withdraw(self, name: str = "web") -> None:
         """The Service is deleted, its slice outlives it."""
-        self.cluster.hear(Removed(Kind.SERVICE, Key("shop", name)))
+        self.cluster.apply(Removed(Kind.SERVICE, Key("shop", name)))
         self._write()
 
     def becomes(self, asker: str, where: str, protocol: str = "") -> str:
@@ -153,11 +153,11 @@ class Cluster:
 
     def _say(self, key: Key, object: objects.Service | objects.EndpointSlice) -> None:
         kind = Kind(type(object).__name__)
-        assert self.cluster.hear(Changed(kind, key, ReadObject(object, "test"))) == []
+        assert not self.cluster.apply(Changed(kind, key, ReadObject(object, "test"))).warnings
         self._write()
 
     def _write(self) -> None:
-        """As the corridor does: what was touched is planned, and the plan is written."""
+        """As the agent does: what changed is planned, and the plan is written."""
         self.time += 60
         plan = self.planner.change(self._wanted(), self.time)
         for part in dataclasses.fields(plan):
@@ -168,7 +168,7 @@ class Cluster:
 
     def _wanted(self) -> dict[PortName, Wanted | None]:
         changes: dict[PortName, Wanted | None] = {}
-        for key in self.cluster.take_touched():
+        for key in self.cluster.take_changed_services():
             found = {p.name: want(p, chosen) for p, chosen in self.cluster.ports(key)}
             changes |= dict.fromkeys(self.names.get(key, set()) - found.keys())
             changes |= found

@@ -38,18 +38,18 @@ class Told(Cluster):
             "endpoints": list(endpoints),
         }
         found = ReadObject(msgspec.convert(manifest, objects.EndpointSlice), "test")
-        self.cluster.hear(Changed(Kind.ENDPOINT_SLICE, Key("shop", name), found))
+        self.cluster.apply(Changed(Kind.ENDPOINT_SLICE, Key("shop", name), found))
         self._write()
 
     def without(self, name: str) -> None:
         """The slice is deleted."""
-        self.cluster.hear(Removed(Kind.ENDPOINT_SLICE, Key("shop", name)))
+        self.cluster.apply(Removed(Kind.ENDPOINT_SLICE, Key("shop", name)))
         self._write()
 
     def zone(self, **labels: str) -> None:
         """What the Node says of itself."""
         node = msgspec.convert({"metadata": {"name": "here", "labels": labels}}, objects.Node)
-        self.cluster.hear(Changed(Kind.NODE, Key("", "here"), ReadObject(node, "test")))
+        self.cluster.apply(Changed(Kind.NODE, Key("", "here"), ReadObject(node, "test")))
         self._write()
 
     def claim(self, name: str, created: str, address: str) -> None:

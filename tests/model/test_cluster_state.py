@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the events about a cluster add up to (picture.py)."""
+"""The cluster state after events (cluster_state.py)."""
 
 from ipaddress import ip_address, ip_network
 
@@ -39,97 +39,97 @@ def node(*addresses: str) -> Changed:
 def test_complete(cluster: ClusterState) -> None:
     """Services, slices and the node must have been listed; where cluster IPs are from need not."""
     for kind in (Kind.SERVICE, Kind.ENDPOINT_SLICE, Kind.SERVICE_CIDR):
-        cluster.hear(Replaced(kind, {}))
+        cluster.apply(Replaced(kind, {}))
         assert not cluster.complete
-    cluster.hear(Replaced(Kind.NODE, {}))
+    cluster.apply(Replaced(Kind.NODE, {}))
     assert cluster.complete
     unlisted = ClusterState("here")
     for kind in (Kind.SERVICE, Kind.ENDPOINT_SLICE, Kind.NODE):
-        unlisted.hear(Replaced(kind, {}))
+        unlisted.apply(Replaced(kind, {}))
     assert unlisted.complete and Kind.SERVICE_CIDR not in unlisted.listed
 
 
 def test_service_cidrs(cluster: ClusterState) -> None:
-    """They are those of all objects, as last heard."""
+    """They are those of all objects, as last received."""
     assert cluster.service_cidrs == frozenset()
-    assert cluster.hear(ranges("10.96.0.0/16", "fd00:96::/112")) == []
-    cluster.hear(ranges("10.97.0.0/16", "10.96.0.0/16", name="more"))
+    assert not cluster.apply(ranges("10.96.0.0/16", "fd00:96::/112")).warnings
+    cluster.apply(ranges("10.97.0.0/16", "10.96.0.0/16", name="more"))
     assert cluster.service_cidrs == {
         ip_network("10.96.0.0/16"),
         ip_network("10.97.0.0/16"),
         ip_network("fd00:96::/112"),
     }
-    cluster.hear(Removed(Kind.SERVICE_CIDR, RANGES))
+    cluster.apply(Removed(Kind.SERVICE_CIDR, RANGES))
     assert cluster.service_cidrs == {ip_network("10.97.0.0/16"), ip_network("10.96.0.0/16")}
     unreadable = ReadObject(InvalidObject("spec", "Expected `object`"), "test.yaml")
-    cluster.hear(Replaced(Kind.SERVICE_CIDR, {Key("", "more"): unreadable}))
+    cluster.apply(Replaced(Kind.SERVICE_CIDR, {Key("", "more"): unreadable}))
     assert cluster.service_cidrs == {ip_network("10.97.0.0/16"), ip_network("10.96.0.0/16")}
-    cluster.hear(Replaced(Kind.SERVICE_CIDR, {}))
+    cluster.apply(Replaced(Kind.SERVICE_CIDR, {}))
     assert cluster.service_cidrs == frozenset()
 
 
 def test_no_spec(cluster: ClusterState) -> None:
     """A ServiceCIDR without ranges has none."""
     bare = ServiceCIDR(builders.service_cidr().metadata)
-    assert cluster.hear(changed(Kind.SERVICE_CIDR, RANGES, bare)) == []
+    assert not cluster.apply(changed(Kind.SERVICE_CIDR, RANGES, bare)).warnings
     assert cluster.service_cidrs == frozenset()
 
 
 def test_unreadable_range(cluster: ClusterState) -> None:
     """One line names object and field, and the last good state stays, all of it."""
-    cluster.hear(ranges("10.96.0.0/16"))
-    (remark,) = cluster.hear(ranges("10.97.0.0/16", "10.98.0.0"))
-    assert str(remark) == (
+    cluster.apply(ranges("10.96.0.0/16"))
+    (warning,) = cluster.apply(ranges("10.97.0.0/16", "10.98.0.0")).warnings
+    assert str(warning) == (
         'test.yaml: ServiceCIDR kubernetes: spec.cidrs[1]: "10.98.0.0" is no CIDR'
         " (its last good state stays)"
     )
-    assert cluster.refused.keys() == {(Kind.SERVICE_CIDR, RANGES)}
+    assert cluster.invalid.keys() == {(Kind.SERVICE_CIDR, RANGES)}
     assert cluster.service_cidrs == {ip_network("10.96.0.0/16")}
-    cluster.hear(ranges("10.97.0.0/16"))
-    assert not cluster.refused
+    cluster.apply(ranges("10.97.0.0/16"))
+    assert not cluster.invalid
     assert cluster.service_cidrs == {ip_network("10.97.0.0/16")}
 
 
 def test_unreadable(cluster: ClusterState) -> None:
-    """What cannot even be decoded is named like what cannot be meant, and stays as it was."""
-    cluster.hear(changed(Kind.SERVICE, WEB, builders.service()))
+    """An object that cannot even be decoded is named like an invalid one, and stays as it was."""
+    cluster.apply(changed(Kind.SERVICE, WEB, builders.service()))
     before = list(cluster.ports(WEB))
     unreadable = ReadObject(InvalidObject("spec.ports", "Expected `array | null`"), "test.yaml")
-    (remark,) = cluster.hear(Changed(Kind.SERVICE, WEB, unreadable))
-    assert str(remark) == (
+    (warning,) = cluster.apply(Changed(Kind.SERVICE, WEB, unreadable)).warnings
+    assert str(warning) == (
         "test.yaml: Service shop/web: spec.ports: Expected `array | null`"
         " (its last good state stays)"
     )
-    assert cluster.refused == {(Kind.SERVICE, WEB): "spec.ports: Expected `array | null`"}
+    assert cluster.invalid == {(Kind.SERVICE, WEB): "spec.ports: Expected `array | null`"}
     assert list(cluster.ports(WEB)) == before
-    cluster.hear(changed(Kind.SERVICE, WEB, builders.service()))
-    assert not cluster.refused
+    cluster.apply(changed(Kind.SERVICE, WEB, builders.service()))
+    assert not cluster.invalid
 
 
-def test_refused_and_gone(cluster: ClusterState) -> None:
-    """What was refused from the start is forgotten when it is gone from the list of its kind."""
-    cluster.hear(changed(Kind.SERVICE, WEB, builders.service(clusterIP="?", clusterIPs=["?"])))
-    assert cluster.refused.keys() == {(Kind.SERVICE, WEB)}
-    cluster.hear(Replaced(Kind.ENDPOINT_SLICE, {}))
-    assert cluster.refused
-    cluster.hear(Replaced(Kind.SERVICE, {}))
-    assert not cluster.refused
+def test_invalid_and_removed(cluster: ClusterState) -> None:
+    """An object that was always invalid is forgotten when the list of its kind lacks it."""
+    cluster.apply(changed(Kind.SERVICE, WEB, builders.service(clusterIP="?", clusterIPs=["?"])))
+    assert cluster.invalid.keys() == {(Kind.SERVICE, WEB)}
+    cluster.apply(Replaced(Kind.ENDPOINT_SLICE, {}))
+    assert cluster.invalid
+    cluster.apply(Replaced(Kind.SERVICE, {}))
+    assert not cluster.invalid
 
 
 def test_own_address(cluster: ClusterState) -> None:
-    """Another address of this node touches the services for which it may matter, once."""
+    """Another address of this node changes the services for which it may matter, once."""
     service = builders.service(loadBalancerSourceRanges=["192.0.2.0/24"])
-    cluster.hear(changed(Kind.SERVICE, WEB, service))
+    cluster.apply(changed(Kind.SERVICE, WEB, service))
     other = builders.service(name="other")
-    cluster.hear(changed(Kind.SERVICE, Key("shop", "other"), other))
-    cluster.take_touched()
-    for addresses, touched in (
+    cluster.apply(changed(Kind.SERVICE, Key("shop", "other"), other))
+    cluster.take_changed_services()
+    for addresses, changed_services in (
         (["192.0.2.7", "192.0.2.8"], {WEB}),
         (["192.0.2.7"], set()),
         (["192.0.2.8", "fd00::8"], {WEB}),
     ):
-        cluster.hear(node(*addresses))
-        assert cluster.take_touched() == touched
+        cluster.apply(node(*addresses))
+        assert cluster.take_changed_services() == changed_services
     assert cluster.primary == {
         Family.IPV4: ip_address("192.0.2.8"),
         Family.IPV6: ip_address("fd00::8"),
@@ -143,7 +143,7 @@ def test_bind_address_overrides_the_primary_address() -> None:
     six = ip_address("fd00::99")
     cluster = ClusterState("here", bind_address=six)
     assert cluster.primary == {Family.IPV6: six}
-    cluster.hear(node("192.0.2.8", "fd00::8"))
+    cluster.apply(node("192.0.2.8", "fd00::8"))
     assert list(cluster.primary.items()) == [
         (Family.IPV6, six),
         (Family.IPV4, ip_address("192.0.2.8")),
