@@ -202,7 +202,7 @@ class Agent:
 
     def _put_in_force(self) -> None:
         self.machine.attach()
-        log.info("serving %d service ports", len(self.services.planner.present))
+        log.info("serving %d service ports", len(self.services.planner.actual))
 
     def _tell(self, seconds: float, *, full: bool, heard: bool) -> None:
         """Another try for what lacks is no sync to others (kube-proxy.md 16.7 has the order)."""
@@ -237,7 +237,7 @@ class Agent:
     def _speak(self) -> None:
         words, planner = self.words, self.services.planner
         words.complete = self.cluster.complete
-        words.service_ports = len(planner.present)
+        words.service_ports = len(planner.actual)
         words.backends = planner.backends
         words.refused = {f"{kind} {key}": why for (kind, key), why in self.cluster.invalid.items()}
         self.said = status.write(self.options.paths, words, self.said)

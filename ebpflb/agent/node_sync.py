@@ -20,9 +20,9 @@ from ebpflb.model.events import Kind
 from ebpflb.node.device_watch import DevicesChanged
 from ebpflb.node.families import supported
 from ebpflb.options import Options
+from ebpflb.plan.desired_node import DesiredNode
 from ebpflb.plan.entries import Prefix
-from ebpflb.plan.local import Local
-from ebpflb.plan.spans import service_range
+from ebpflb.plan.prefixes import service_range
 from ebpflb.serve import status
 from ebpflb.serve.status import AgentStatus
 
@@ -103,10 +103,10 @@ class Machine:
         if self.attached and self.datapath.programs:
             self._report(self.datapath.follow(self._local.served))
 
-    def _work_out(self) -> Local:
+    def _work_out(self) -> DesiredNode:
         every, primary = self.here.devices, self.cluster.primary
         served = devices.served(every, self.options.devices)
-        return Local(every, served, primary, self.options.detector, self._pod_cidrs())
+        return DesiredNode(every, served, primary, self.options.detector, self._pod_cidrs())
 
     def _pod_cidrs(self) -> tuple[Network, ...]:
         node = self.cluster.node

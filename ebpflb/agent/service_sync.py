@@ -17,10 +17,10 @@ from ebpflb.model.events import Key
 from ebpflb.model.health import Checked
 from ebpflb.model.no_local import NoLocal, Policy, confined
 from ebpflb.model.services import PortName
+from ebpflb.plan.desired_service import DesiredService, desired_service
 from ebpflb.plan.entries import Prefix
 from ebpflb.plan.plan import Plan
 from ebpflb.plan.planner import Planner
-from ebpflb.plan.wanted import Wanted, want
 from ebpflb.serve import status
 from ebpflb.serve.status import AgentStatus
 
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 BATCH = 250  # services a plan: a plan for all of 10,000 would hold every entry twice
 _UNPLACED = "Service %s: %s; its last good state stays"
 
-MakePlan = Callable[[Mapping[PortName, Wanted | None], float], Plan]
+MakePlan = Callable[[Mapping[PortName, DesiredService | None], float], Plan]
 
 
 class Services:
@@ -58,7 +58,7 @@ class Services:
     def span(self) -> dict[Family, Prefix]:
         """Holds all cluster IPs, and all ranges that they may be from."""
         self.planner.cover(self.cluster.service_cidrs)
-        return self.planner.span
+        return self.planner.covering_prefixes
 
     def write(self) -> None:
         """What was touched, and what did not fit before.
@@ -77,7 +77,7 @@ class Services:
         self._report()
 
     def _write_batch(self, keys: list[Key], make_plan: MakePlan) -> None:
-        changes = {name: wanted for key in keys for name, wanted in self._wanted(key)}
+        changes = {name: desired for key in keys for name, desired in self._desired(key)}
         began = time.monotonic()
         plan = make_plan(changes, began)
         planned = time.monotonic()
@@ -88,19 +88,19 @@ class Services:
             log.info("%r planned in %.1f ms, written in %.1f ms", plan, *spent)
         self.planner.applied(time.monotonic())
 
-    def _wanted(self, key: Key) -> list[tuple[PortName, Wanted | None]]:
+    def _desired(self, key: Key) -> list[tuple[PortName, DesiredService | None]]:
         """What a service's ports want now; None for ports that it no longer has."""
-        wanted: dict[PortName, Wanted | None] = dict.fromkeys(self.names.pop(key, ()))
-        policies = dict.fromkeys(wanted, frozenset[Policy]())
+        desired: dict[PortName, DesiredService | None] = dict.fromkeys(self.names.pop(key, ()))
+        policies = dict.fromkeys(desired, frozenset[Policy]())
         for port, selection in self.cluster.ports(key):
-            wanted[port.name] = want(port, selection, self.cluster.primary)
+            desired[port.name] = desired_service(port, selection, self.cluster.primary)
             policies[port.name] = confined(port, selection)
         for name, local in policies.items():
             self.no_local.put(name, local)
-        if now := {name for name, each in wanted.items() if each}:
+        if now := {name for name, each in desired.items() if each}:
             self.names[key] = now
         self._check(key)
-        return list(wanted.items())
+        return list(desired.items())
 
     def _check(self, key: Key) -> None:
         self.checks.pop(key, None)

@@ -28,14 +28,14 @@ from ebpflb.datapath.programs import compiler, loader
 from ebpflb.datapath.programs.loader import Program
 from ebpflb.model.devices import Devices
 from ebpflb.plan.entries import NOWHERE, Settings
+from ebpflb.plan.map_contents import MapContents, read_back
 from ebpflb.plan.plan import Plan
 from ebpflb.plan.planner import Capacity
-from ebpflb.plan.present import Present, read_back
 
 SOURCE, PACKETS = "hooks/socket.c", "hooks/packet.c"
 # By whether packets have a link header: a device's that have none begin with the IP header.
 _VARIANTS = {True: (), False: ("-DNO_LINK_HEADER",)}
-_GONE = "gone_"
+_REMOVED = "removed_"
 CAPACITY = Capacity(
     services=layout.MAPS["services"].entries,
     slots=layout.MAPS["slots"].entries,
@@ -121,7 +121,7 @@ class Datapath:
         """Whether programs of this layout are in force already."""
         return bool(cgroup_links.attached(self.state)) and not self.state.old_layouts()
 
-    def present(self) -> Present:
+    def present(self) -> MapContents:
         """What the maps hold, whoever wrote it."""
         return read_back(
             self.maps["services"].items(),
@@ -139,11 +139,11 @@ class Datapath:
             self._counters("backend_stats").zero(self._given_again(plan))
             for part in fields(plan):
                 rows = getattr(plan, part.name)
-                if part.name.startswith(_GONE):
-                    self.maps[part.name.removeprefix(_GONE)].delete(rows)
+                if part.name.startswith(_REMOVED):
+                    self.maps[part.name.removeprefix(_REMOVED)].delete(rows)
                 else:
                     self.maps[part.name].write(rows)
-            self._counters("service_stats").zero(plan.gone_service_names)
+            self._counters("service_stats").zero(plan.removed_service_names)
 
     def _given_again(self, plan: Plan) -> list[int]:
         """Ids of former backends that are new ones' now. Until then their counters tell whether

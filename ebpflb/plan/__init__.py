@@ -1,20 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must change: wanted entries, ids, ranges, and the ordered difference, as pure values.
+"""What has to change in the maps: desired state against actual state, as pure values.
 
-entries     the map entries, as values
-wanted      a service port and its selection -> what the datapath should hold for it
-numbers     ids and ranges of slots: which are free, which rest in quarantine
-claims      who gets a frontend that several services name
-spans       networks as keys of the maps, and the smallest that holds them all
-programmed  one service port as the maps hold it
-internal    the cluster IPs that frontends stand for
-admission   the source ranges that restricted frontends let in
-present     what the maps hold already, read back at start
-plan        the ordered difference
-planner     wanted against present -> plan
-local       what the datapath should know of this node: settings and devices
-flow_entries  which entries of the packet path are one flow, and how it stands
-expiry      when a flow has been idle for too long
-stale       which flows lost their backend, and where they may go
-use         how full the maps are
+How the endpoints of a service port become slots:
+
+desired_service  a service port and its selection -> the frontends and backends it should have
+claims           which service port gets a frontend that several of them claim
+map_contents     the actual state at start: what is read back from the maps
+planner          desired state against actual state -> a plan: allocates slots and ids
+plan             what to write into the maps, in which order
+
+What the planner is made of:
+
+allocators       ids and ranges of slots: which are free, which are in quarantine
+service_entries  the map entries of one service port
+cluster_ips      the entries of map cluster_ips
+source_ranges    the entries of map source_ranges: which clients restricted frontends admit
+prefixes         networks as keys of the maps, and prefixes that cover many of them
+use              how many entries of the maps are in use
+
+Apart from services:
+
+entries          the map entries, as values
+desired_node     what the maps should hold about this node: settings and devices
+flow_entries     which entries of the packet path are one flow, and how it stands
+expiry           when a flow has been idle for too long
+stale            which flows lost their backend, and where they may go
 """

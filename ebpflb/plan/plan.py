@@ -20,17 +20,17 @@ class Plan:
     source_ranges: list[tuple[SourceRange, int]] = field(default_factory=list)
     cluster_ips: list[tuple[Address, int]] = field(default_factory=list)
     services: list[tuple[Frontend, Service]] = field(default_factory=list)
-    gone_services: list[Frontend] = field(default_factory=list)
-    gone_source_ranges: list[SourceRange] = field(default_factory=list)
-    gone_cluster_ips: list[Address] = field(default_factory=list)
-    gone_service_names: list[int] = field(default_factory=list)
-    gone_backend_names: list[int] = field(default_factory=list)
+    removed_services: list[Frontend] = field(default_factory=list)
+    removed_source_ranges: list[SourceRange] = field(default_factory=list)
+    removed_cluster_ips: list[Address] = field(default_factory=list)
+    removed_service_names: list[int] = field(default_factory=list)
+    removed_backend_names: list[int] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return any(getattr(self, part.name) for part in fields(self))
 
     def __repr__(self) -> str:
         return (
-            f"<Plan frontends ~{len(self.services)} -{len(self.gone_services)}, "
-            f"slots ~{len(self.slots)}, backends -{len(self.gone_backend_names)}>"
+            f"<Plan frontends ~{len(self.services)} -{len(self.removed_services)}, "
+            f"slots ~{len(self.slots)}, backends -{len(self.removed_backend_names)}>"
         )

@@ -14,7 +14,7 @@ from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.entries import Backend, Flags, Service
 from ebpflb.plan.flow_entries import Entries, Flow, Hook, Tuple
-from ebpflb.plan.programmed import Programmed
+from ebpflb.plan.service_entries import ServiceEntries
 
 _REQUEST, _REPLY = frozenset({"request", "seen"}), frozenset({"seen"})
 
@@ -43,8 +43,8 @@ class StaleWatch:
     def __init__(self) -> None:
         self.stale = Stale()
 
-    def turned(self, name: PortName, old: Programmed, new: Programmed) -> None:
-        """A service port is to be programmed otherwise; NOTHING before and after its time."""
+    def turned(self, name: PortName, old: ServiceEntries, new: ServiceEntries) -> None:
+        """A service port is to be programmed otherwise; NO_ENTRIES before and after its time."""
         if name.protocol != Protocol.UDP:
             return
         gone = frozenset(old.ids).difference(new.ids)

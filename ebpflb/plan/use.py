@@ -9,12 +9,12 @@ def used(planner: Planner) -> dict[str, int]:
 
     The thread that plans may be at work meanwhile: each number is of one moment.
     """
-    holes = list(planner.ranges.holes)
+    free_ranges = list(planner.slots.free_ranges)
     return {
-        "services": len(planner.holders),
-        "slots": planner.capacity.slots - sum(hole.size for hole in holes),
+        "services": len(planner.owners),
+        "slots": planner.capacity.slots - sum(gap.size for gap in free_ranges),
         "members": len(planner.backend_ids.used),
         "service_stats": len(planner.service_ids.used),
-        "source_ranges": len(planner.admission.held),
+        "source_ranges": len(planner.source_ranges.held),
         "cluster_ips": len(planner.cluster_ips.counts),
     }

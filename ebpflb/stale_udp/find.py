@@ -12,8 +12,8 @@ from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.records import Origin, Peer
 from ebpflb.model.addresses import family
 from ebpflb.model.services import Protocol
+from ebpflb.plan.desired_service import ANY
 from ebpflb.plan.entries import Backend, Frontend, Service
-from ebpflb.plan.wanted import ANY
 
 
 class Fate(Enum):

@@ -19,8 +19,8 @@ from ebpflb.model.events import Changed, Event, Key, Kind, ReadObject, Replaced,
 from ebpflb.model.health import Checked
 from ebpflb.node.device_watch import DevicesChanged
 from ebpflb.options import Options, Paths
+from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.plan import Plan
-from ebpflb.plan.present import Present
 from ebpflb.plan.stale import Stale
 from ebpflb.serve import status
 from ebpflb.serve.health import Health
@@ -44,7 +44,7 @@ class FakeDatapath:
         self.hooked = False
         self.attached: list[Path] = []
         self.programs: list[str] = []
-        self.leftovers: Present | None = None
+        self.leftovers: MapContents | None = None
         self.held: dict[str, dict[Any, Any]] = {}
         self.settings: dict[str, Any] = {}
         self.settings_at_plans: list[dict[str, Any]] = []
@@ -66,7 +66,7 @@ class FakeDatapath:
     def set(self, chosen: dict[str, Any]) -> None:
         self.settings = dict(chosen)
 
-    def present(self) -> Present:
+    def present(self) -> MapContents:
         if self.unreadable:
             raise self.unreadable.pop()
         leftovers, self.leftovers = self.leftovers, None

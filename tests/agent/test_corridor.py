@@ -9,7 +9,7 @@ from ebpflb.agent import loop
 from ebpflb.errors import CompileError, EbpflbError, KernelError, VerifierError
 from ebpflb.model.events import Kind, Removed, SourceStatus
 from ebpflb.plan.entries import Range
-from ebpflb.plan.present import Present
+from ebpflb.plan.map_contents import MapContents
 from tests.agent.fakes import Stage, changed, found, listed, service, slices
 
 SERVICES = listed(Kind.SERVICE, service("a", "10.96.0.1"), service("b", "10.96.0.2"))
@@ -114,7 +114,7 @@ def test_unplaced(
     """A service that does not fit is named in log and status; later there is room, and it fits."""
     monkeypatch.setattr(loop, "WRITE_RETRY_SECONDS", 60.0)
     everywhere = Range(0, 1 << 30)
-    stage.datapath.leftovers = Present(stray_blocks={everywhere})  # rests for a second
+    stage.datapath.leftovers = MapContents(leftover_blocks={everywhere})  # rests for a second
     stage.start()
     stage.say(*EVERYTHING)
     name, reason = next(iter(stage.words.unplaced.items()))
@@ -140,7 +140,7 @@ def test_failed_write(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     stage.until(lambda words: not words.failed)
     assert len(stage.datapath.maps.services) == 2
     assert stage.datapath.attached == [stage.options.cgroup]
-    assert not stage.datapath.maps.read_back().stray_service_ids
+    assert not stage.datapath.maps.read_back().leftover_service_ids
 
 
 def test_failed_change(serving: Stage) -> None:

@@ -11,7 +11,7 @@ from ebpflb.errors import KernelError
 from ebpflb.lab import objects
 from ebpflb.model.addresses import Family
 from ebpflb.model.events import Kind
-from ebpflb.plan.spans import prefix_of
+from ebpflb.plan.prefixes import prefix_of
 from tests.agent.fakes import Stage, changed, listed, slices
 from tests.agent.test_corridor import EVERYTHING, FULL
 from tests.agent.test_node import BRIDGE, ETH, NODES, PORT, SERVICES, SLICES, V4, here, start

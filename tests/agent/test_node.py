@@ -20,7 +20,7 @@ from ebpflb.node import ports
 from ebpflb.node.device_watch import DevicesChanged
 from ebpflb.options import Options
 from ebpflb.plan import entries
-from ebpflb.plan.spans import prefix_of
+from ebpflb.plan.prefixes import prefix_of
 from tests.agent.fakes import Stage, changed, listed, service, slices
 
 V4, POD = ip_address("192.0.2.1"), ip_address("192.0.2.2")

@@ -16,7 +16,7 @@ from ebpflb.datapath.maps.pins import StateDir
 from ebpflb.lab import objects
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.objects import Object
-from ebpflb.plan.present import Present
+from ebpflb.plan.map_contents import MapContents
 from ebpflb.serve import status
 from tests.network import asking
 from tests.network.cluster import VIP, Cluster, at, running, web
@@ -42,7 +42,7 @@ def crowd(generation: int) -> list[Object]:
     return said
 
 
-def held(cluster: Cluster) -> Present:
+def held(cluster: Cluster) -> MapContents:
     datapath = Datapath(StateDir(cluster.agent.paths.state))
     try:
         return datapath.present()
@@ -65,16 +65,16 @@ def test_warm_restart(cluster: Cluster) -> None:
     said = logged_since(cluster, log)
     assert "Plan" not in said
     assert "programs from the cache" in said
-    assert f"serving {len(held(cluster).programmed)} service ports" in said
+    assert f"serving {len(held(cluster).entries)} service ports" in said
 
 
 def test_ids_are_kept(cluster: Cluster) -> None:
     """A restart adopts the ids that it finds, so counters and affinity go on."""
     cluster.publish(web(*map(at, cluster.web)))
-    before = held(cluster).programmed
+    before = held(cluster).entries
     cluster.agent.stop(signal.SIGKILL)
     cluster.agent.start()
-    assert held(cluster).programmed == before
+    assert held(cluster).entries == before
 
 
 def crash_while_writing(cluster: Cluster, *said: list[Object]) -> bool:
@@ -88,15 +88,15 @@ def crash_while_writing(cluster: Cluster, *said: list[Object]) -> bool:
     return bool(settings.get(0).writes % 2)
 
 
-def assert_right(present: Present, generation: int) -> None:
+def assert_right(contents: MapContents, generation: int) -> None:
     """The maps hold this generation whole, and nothing else of the crowd."""
-    crowd = [it for name, it in present.programmed.items() if name.service.startswith("s")]
+    crowd = [it for name, it in contents.entries.items() if name.service.startswith("s")]
     assert len(crowd) == SERVICES
     for programmed in crowd:
         assert len(programmed.backends) == ENDPOINTS
         assert {backend.address.packed[1] for backend in programmed.backends} == {generation}
-    assert not (present.stray_services or present.stray_blocks or present.wrong_members)
-    assert not (present.stray_service_ids or present.stray_backend_ids)
+    assert not (contents.leftover_services or contents.leftover_blocks or contents.wrong_members)
+    assert not (contents.leftover_service_ids or contents.leftover_backend_ids)
 
 
 def test_crash_in_an_update(cluster: Cluster) -> None:

@@ -21,7 +21,7 @@ from ebpflb.datapath.programs import compiler
 from ebpflb.errors import CompileError
 from ebpflb.plan.entries import NOWHERE, BackendName, Device, ServiceRange
 from ebpflb.plan.plan import Plan
-from ebpflb.plan.spans import prefix_of, service_range
+from ebpflb.plan.prefixes import prefix_of, service_range
 from tests.datapath.attach.device_namespace import ENDS, Namespace, entered
 from tests.datapath.variants import needs_root
 
@@ -94,7 +94,7 @@ def test_counters_of_former_backends(datapath: Datapath) -> None:
     for plan in (
         Plan(members=[(5, 1)]),
         Plan(backend_names=[(5, name._replace(target="renamed"))]),
-        Plan(members=[(5, NOWHERE)], gone_backend_names=[5]),
+        Plan(members=[(5, NOWHERE)], removed_backend_names=[5]),
     ):
         datapath.apply(plan)
         assert stats.get(5) == (3, 1)

@@ -15,8 +15,8 @@ from ebpflb.model import objects
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Changed, Key, Kind, ReadObject, Removed
 from ebpflb.model.services import PortName
+from ebpflb.plan.desired_service import DesiredService, desired_service
 from ebpflb.plan.planner import Capacity, Planner
-from ebpflb.plan.wanted import Wanted, want
 from tests.packet.frames import at, destination, ends, host_of, opening, reply, source
 from tests.packet.node import Node, Outcome
 from tests.packet.places import Places
@@ -159,17 +159,17 @@ class Cluster:
     def _write(self) -> None:
         """As the agent does: what changed is planned, and the plan is written."""
         self.time += 60
-        plan = self.planner.change(self._wanted(), self.time)
+        plan = self.planner.change(self._desired(), self.time)
         for part in dataclasses.fields(plan):
             rows = getattr(plan, part.name)
-            table = self.node.maps[part.name.removeprefix("gone_")]
-            table.delete(rows) if part.name.startswith("gone_") else table.write(rows)
+            table = self.node.maps[part.name.removeprefix("removed_")]
+            table.delete(rows) if part.name.startswith("removed_") else table.write(rows)
         self.planner.applied(self.time)
 
-    def _wanted(self) -> dict[PortName, Wanted | None]:
-        changes: dict[PortName, Wanted | None] = {}
+    def _desired(self) -> dict[PortName, DesiredService | None]:
+        changes: dict[PortName, DesiredService | None] = {}
         for key in self.cluster.take_changed_services():
-            found = {p.name: want(p, chosen) for p, chosen in self.cluster.ports(key)}
+            found = {p.name: desired_service(p, chosen) for p, chosen in self.cluster.ports(key)}
             changes |= dict.fromkeys(self.names.get(key, set()) - found.keys())
             changes |= found
             self.names[key] = set(found)

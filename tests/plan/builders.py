@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small wanted service ports; a test states only what it is about."""
+"""Small desired service ports; a test states only what it is about."""
 
 from collections.abc import Iterable, Mapping
 from ipaddress import IPv4Address, ip_network
 
 from ebpflb.model.addresses import Family, Network
 from ebpflb.model.services import PortName, Protocol
+from ebpflb.plan.desired_service import DesiredBackend, DesiredService
 from ebpflb.plan.entries import BackendName, Flags, Frontend
 from ebpflb.plan.planner import Capacity
-from ebpflb.plan.wanted import Wanted, WantedBackend
 
 ROOM = Capacity(  # nothing gets full
     services=64, slots=1024, service_ids=256, backend_ids=1024, source_ranges=64
@@ -36,25 +36,25 @@ def frontend(number: int) -> Frontend:
     return Frontend(IPv4Address(f"172.30.0.{number}"), 80, Protocol.TCP)
 
 
-def backend(number: int, flags: Flags = CLUSTER) -> WantedBackend:
+def backend(number: int, flags: Flags = CLUSTER) -> DesiredBackend:
     label = BackendName("node-a", f"pod-{number}")
-    return WantedBackend(IPv4Address(f"10.1.0.{number}"), 8080, flags, label)
+    return DesiredBackend(IPv4Address(f"10.1.0.{number}"), 8080, flags, label)
 
 
-def wanted(
+def desired(
     service: str,
     frontends: Iterable[int] | Mapping[Frontend, Flags],
-    backends: Iterable[int | WantedBackend] = (),
+    backends: Iterable[int | DesiredBackend] = (),
     *,
     created: str = "",
     affinity_seconds: int = 0,
     source_ranges: Iterable[Network] = (),
     flags: Flags = frozenset({"endpoints"}),
-) -> Wanted:
+) -> DesiredService:
     """Frontends and backends by number, or in full."""
     if not isinstance(frontends, Mapping):
         frontends = {frontend(number): flags for number in frontends}
-    return Wanted(
+    return DesiredService(
         name=name(service),
         created=created,
         frontends=dict(frontends),
@@ -64,5 +64,5 @@ def wanted(
     )
 
 
-def by_name(*ports: Wanted) -> dict[PortName, Wanted]:
+def by_name(*ports: DesiredService) -> dict[PortName, DesiredService]:
     return {port.name: port for port in ports}

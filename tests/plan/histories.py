@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from hypothesis import strategies as some
 
 from ebpflb.model.services import PortName
+from ebpflb.plan.desired_service import DesiredBackend, DesiredService
 from ebpflb.plan.entries import Flags
-from ebpflb.plan.wanted import Wanted, WantedBackend
 from tests.plan import builders
 from tests.plan.node import Node
 
@@ -33,7 +33,7 @@ class Step(NamedTuple):
 HERE = frozenset({"here"})
 
 
-def _block(lists: Mapping[int, Flags]) -> tuple[WantedBackend, ...]:
+def _block(lists: Mapping[int, Flags]) -> tuple[DesiredBackend, ...]:
     backends = [builders.backend(number, flags) for number, flags in sorted(lists.items())]
     return tuple(sorted(backends, key=lambda b: builders.BLOCK_ORDER.index(b.flags - HERE)))
 
@@ -75,13 +75,13 @@ steps_with_crashes = some.lists(
 )
 
 
-def changes(node: Node, edits: list[Edit]) -> dict[PortName, Wanted | None]:
+def changes(node: Node, edits: list[Edit]) -> dict[PortName, DesiredService | None]:
     """What the edits make of what the node wants now."""
-    found: dict[PortName, Wanted | None] = {}
+    found: dict[PortName, DesiredService | None] = {}
     for service, field, value in edits:
         name = builders.name(service)
-        former = found[name] if name in found else node.wanted.get(name)
-        former = former or builders.wanted(service, [ord(service) - 96], [1, 2])
+        former = found[name] if name in found else node.desired.get(name)
+        former = former or builders.desired(service, [ord(service) - 96], [1, 2])
         found[name] = None if field == "gone" else replace(former, **{field: value})
     return found
 

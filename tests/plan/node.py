@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
+from ebpflb.plan.allocators import QUARANTINE_SECONDS, Release
+from ebpflb.plan.desired_service import DesiredService
 from ebpflb.plan.entries import Frontend, Range, Service
-from ebpflb.plan.numbers import QUARANTINE_SECONDS, GiveBack
 from ebpflb.plan.plan import Plan
 from ebpflb.plan.planner import Capacity, Planner
-from ebpflb.plan.wanted import Wanted
 from tests.plan.builders import CLIENTS, ROOM
 from tests.plan.simulation import Answer, Backends, Broken, Maps, Rights, Write, writes
 
@@ -37,25 +37,27 @@ class Node:
         self.capacity = capacity
         self.maps = Maps()
         self.planner = Planner(capacity)
-        self.wanted: dict[PortName, Wanted] = {}
+        self.desired: dict[PortName, DesiredService] = {}
         self.now = 100.0
         self.sleepers: dict[Service, Sleeper] = {}
         self.clients: Keys = set()
 
-    def change(self, changes: Mapping[PortName, Wanted | None], stop: int | None = None) -> Plan:
+    def change(
+        self, changes: Mapping[PortName, DesiredService | None], stop: int | None = None
+    ) -> Plan:
         """Plans what changed and carries it out, or only the first ``stop`` writes of it."""
         for name, port in changes.items():
-            self.wanted.pop(name, None)
-            self.wanted |= {name: port} if port else {}
+            self.desired.pop(name, None)
+            self.desired |= {name: port} if port else {}
         plan = self.planner.change(changes, self.now)
         self.carry_out(list(writes(plan)), stop)
         return plan
 
     def restart(self, stop: int | None = None) -> Plan:
-        """A new agent on the same maps, which wants what the old one wanted."""
+        """A new agent on the same maps, which wants what the old one desired."""
         self.sleepers.clear()
         self.planner = Planner(self.capacity, self.maps.read_back())
-        plan = self.planner.complete(self.wanted, self.now)
+        plan = self.planner.complete(self.desired, self.now)
         self.carry_out(list(writes(plan)), stop)
         return plan
 
@@ -165,8 +167,8 @@ def check_tidy(node: Node) -> None:
     """The maps hold what is programmed and nothing else, and every number is accounted for."""
     maps, planner = node.maps, node.planner
     maps.answers()
-    programmed = planner.present
-    assert set(maps.services) == set(planner.holders)
+    programmed = planner.actual
+    assert set(maps.services) == set(planner.owners)
     assert planner.backends == sum(len(p.backends) for p in programmed.values())
     assert maps.service_names == {p.id: name for name, p in programmed.items()}
     labels = {
@@ -174,8 +176,8 @@ def check_tidy(node: Node) -> None:
     }
     assert maps.backend_names == labels
     asked = set().union(*(p.source_ranges for p in programmed.values()))
-    idle = set().union(*planner.admission.idle.values())
-    assert set(maps.source_ranges) == planner.admission.held == asked | idle
+    idle = set().union(*planner.source_ranges.quarantined.values())
+    assert set(maps.source_ranges) == planner.source_ranges.held == asked | idle
     assert asked.isdisjoint(idle)
     assert set(maps.cluster_ips) == {
         f.address for f, service in maps.services.items() if "external" not in service.flags
@@ -188,7 +190,7 @@ def check_tidy(node: Node) -> None:
 def _check_members(node: Node) -> None:
     """Each member points to its slot, and a client of a former backend does not find that."""
     living: Keys = set()
-    for programmed in node.planner.present.values():
+    for programmed in node.planner.actual.values():
         for slot, backend in programmed.slots():
             assert node.maps.members[backend.id] == slot
             assert node.maps.find(programmed.id, backend.id) == backend
@@ -199,9 +201,9 @@ def _check_members(node: Node) -> None:
 
 def _check_ranges(node: Node) -> None:
     planner = node.planner
-    taken = [p.block for p in planner.present.values() if p.block.size]
+    taken = [p.block for p in planner.actual.values() if p.block.size]
     resting = [call.args[0] for call in _resting(planner) if isinstance(call.args[0], Range)]
-    everything = sorted([*planner.ranges.holes, *taken, *(r for r in resting if r.size)])
+    everything = sorted([*planner.slots.free_ranges, *taken, *(r for r in resting if r.size)])
     assert [run.base for run in everything] == [0, *(sum(run) for run in everything[:-1])]
     assert sum(everything[-1]) == node.capacity.slots
 
@@ -209,19 +211,19 @@ def _check_ranges(node: Node) -> None:
 def _check_ids(node: Node) -> None:
     planner = node.planner
     for ids, living in (
-        (planner.service_ids, [p.id for p in planner.present.values()]),
-        (planner.backend_ids, [id for p in planner.present.values() for id in p.ids]),
+        (planner.service_ids, [p.id for p in planner.actual.values()]),
+        (planner.backend_ids, [id for p in planner.actual.values() for id in p.ids]),
     ):
-        resting = [call.args[0] for call in _resting(planner) if call.func == ids.give_back]
+        resting = [call.args[0] for call in _resting(planner) if call.func == ids.free]
         assert sorted([*living, *resting]) == sorted(ids.used)
         assert all(0 < number < ids.capacity for number in ids.used)
 
 
 def _resting(planner: Planner) -> Iterator[partial[None]]:
     quarantine = planner.quarantine
-    batches: list[list[GiveBack]] = [
-        quarantine.planned,
-        *(batch for _, batch in quarantine.resting),
+    batches: list[list[Release]] = [
+        quarantine.pending,
+        *(batch for _, batch in quarantine.waiting),
     ]
     for batch in batches:
         for call in batch:

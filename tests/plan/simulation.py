@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
 from ebpflb.plan.entries import Backend, BackendName, Flags, Frontend, Range, Service, SourceRange
+from ebpflb.plan.map_contents import MapContents, read_back
 from ebpflb.plan.plan import Plan
-from ebpflb.plan.present import Present, read_back
 
 ZERO = Backend(IPv6Address(0), 0, frozenset(), 0, 0)  # an element that nobody has written
 
@@ -80,8 +80,8 @@ class Maps:
         return twin
 
     def write(self, part: str, row: Any) -> None:
-        entries = getattr(self, part.removeprefix("gone_"))
-        if part.startswith("gone_"):
+        entries = getattr(self, part.removeprefix("removed_"))
+        if part.startswith("removed_"):
             entries.pop(row, None)
         else:
             entries.update([row])
@@ -90,7 +90,7 @@ class Maps:
         for part, row in writes(plan):
             self.write(part, row)
 
-    def read_back(self) -> Present:
+    def read_back(self) -> MapContents:
         return read_back(
             self.services.items(),
             lambda slot: self.slots.get(slot, ZERO),

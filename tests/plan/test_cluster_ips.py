@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which cluster IPs the datapath knows, and the span that holds them (internal.py)."""
+"""Which cluster IPs the datapath knows, and the span that holds them (cluster_ips.py)."""
 
 from ipaddress import ip_address, ip_network
 
 from ebpflb.model.addresses import Family
+from ebpflb.plan.desired_service import DesiredService
 from ebpflb.plan.entries import NO_PREFIX, Flags, Frontend
 from ebpflb.plan.planner import Planner
-from ebpflb.plan.spans import prefix_of
-from ebpflb.plan.wanted import Wanted
-from tests.plan.builders import EXTERNAL, ROOM, by_name, frontend, name, wanted
+from ebpflb.plan.prefixes import prefix_of
+from tests.plan.builders import EXTERNAL, ROOM, by_name, desired, frontend, name
 from tests.plan.node import Node, check_tidy
 
 IP = frontend(1).address
 INTERNAL = frozenset({"endpoints"})
 
 
-def port(service: str, number: int, flags: Flags = INTERNAL) -> Wanted:
+def port(service: str, number: int, flags: Flags = INTERNAL) -> DesiredService:
     """A service port of 172.30.0.1."""
-    return wanted(service, {frontend(1)._replace(port=number): flags}, [number])
+    return desired(service, {frontend(1)._replace(port=number): flags}, [number])
 
 
 def test_first_and_last_port() -> None:
@@ -25,8 +25,8 @@ def test_first_and_last_port() -> None:
     node = Node()
     assert node.change(by_name(port("a", 80))).cluster_ips == [(IP, 1)]
     assert not node.change(by_name(port("b", 81))).cluster_ips
-    assert not node.change({name("a"): None}).gone_cluster_ips
-    assert node.change({name("b"): None}).gone_cluster_ips == [IP]
+    assert not node.change({name("a"): None}).removed_cluster_ips
+    assert node.change({name("b"): None}).removed_cluster_ips == [IP]
 
 
 def test_external_addresses_are_none() -> None:
@@ -34,7 +34,7 @@ def test_external_addresses_are_none() -> None:
     node = Node()
     assert not node.change(by_name(port("a", 80, EXTERNAL))).cluster_ips
     assert node.change(by_name(port("a", 80))).cluster_ips == [(IP, 1)]
-    assert node.change(by_name(port("a", 80, EXTERNAL))).gone_cluster_ips == [IP]
+    assert node.change(by_name(port("a", 80, EXTERNAL))).removed_cluster_ips == [IP]
 
 
 def test_passed_on() -> None:
@@ -43,49 +43,49 @@ def test_passed_on() -> None:
     node.change(by_name(port("b", 80)))
     for giver, taker, number in (("b", "a", 81), ("a", "b", 82), ("b", "c", 82)):
         plan = node.change({name(giver): None, **by_name(port(taker, number))})
-        assert not plan.cluster_ips and not plan.gone_cluster_ips
+        assert not plan.cluster_ips and not plan.removed_cluster_ips
         check_tidy(node)
 
 
 def test_restart() -> None:
     """What the map holds is adopted, what it lacks is written and what nobody has goes."""
     node = Node()
-    node.change(by_name(port("a", 80), wanted("b", [2], [2])))
+    node.change(by_name(port("a", 80), desired("b", [2], [2])))
     assert not node.restart()
     other = ip_address("172.30.0.9")
     node.maps.cluster_ips = {IP: 1, other: 1}
     plan = node.restart()
     assert plan.cluster_ips == [(frontend(2).address, 1)]
-    assert plan.gone_cluster_ips == [other]
+    assert plan.removed_cluster_ips == [other]
     check_tidy(node)
 
 
 def test_span() -> None:
     """It holds every cluster IP as soon as it is planned, and never shrinks."""
     planner = Planner(ROOM)
-    assert planner.span == {Family.IPV4: NO_PREFIX, Family.IPV6: NO_PREFIX}
-    planner.change(by_name(wanted("a", [1], [1])), 0)
-    assert planner.span[Family.IPV4] == prefix_of(ip_network("172.30.0.1/32"))
-    planner.change(by_name(wanted("b", [2, 3], [1])), 0)
-    assert planner.span[Family.IPV4] == prefix_of(ip_network("172.30.0.0/30"))
+    assert planner.covering_prefixes == {Family.IPV4: NO_PREFIX, Family.IPV6: NO_PREFIX}
+    planner.change(by_name(desired("a", [1], [1])), 0)
+    assert planner.covering_prefixes[Family.IPV4] == prefix_of(ip_network("172.30.0.1/32"))
+    planner.change(by_name(desired("b", [2, 3], [1])), 0)
+    assert planner.covering_prefixes[Family.IPV4] == prefix_of(ip_network("172.30.0.0/30"))
     planner.change({name("b"): None}, 0)
-    assert planner.span[Family.IPV4] == prefix_of(ip_network("172.30.0.0/30"))
-    assert planner.span[Family.IPV6] == NO_PREFIX
+    assert planner.covering_prefixes[Family.IPV4] == prefix_of(ip_network("172.30.0.0/30"))
+    assert planner.covering_prefixes[Family.IPV6] == NO_PREFIX
 
 
 def test_span_after_a_restart() -> None:
     """What is programmed belongs to it from the start; what is external does not."""
     node = Node()
     far = Frontend(ip_address("198.51.100.7"), 80, 6)
-    node.change(by_name(wanted("a", {frontend(1): INTERNAL, far: EXTERNAL}, [1])))
+    node.change(by_name(desired("a", {frontend(1): INTERNAL, far: EXTERNAL}, [1])))
     planner = Planner(ROOM, node.maps.read_back())
-    assert planner.span[Family.IPV4] == prefix_of(ip_network("172.30.0.1/32"))
+    assert planner.covering_prefixes[Family.IPV4] == prefix_of(ip_network("172.30.0.1/32"))
 
 
 def test_span_covers_what_it_is_told() -> None:
     """Service CIDRs of both families belong to it."""
     planner = Planner(ROOM)
-    planner.change(by_name(wanted("a", [1], [1])), 0)
+    planner.change(by_name(desired("a", [1], [1])), 0)
     planner.cover([ip_network("172.30.0.0/16"), ip_network("fd00:30::/112")])
-    assert planner.span[Family.IPV4] == prefix_of(ip_network("172.30.0.0/16"))
-    assert planner.span[Family.IPV6] == prefix_of(ip_network("fd00:30::/112"))
+    assert planner.covering_prefixes[Family.IPV4] == prefix_of(ip_network("172.30.0.0/16"))
+    assert planner.covering_prefixes[Family.IPV6] == prefix_of(ip_network("fd00:30::/112"))

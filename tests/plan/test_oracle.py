@@ -5,17 +5,17 @@ from collections.abc import Callable
 
 import pytest
 
+from ebpflb.plan.desired_service import DesiredService
 from ebpflb.plan.entries import NOWHERE, Range
 from ebpflb.plan.planner import Planner
-from ebpflb.plan.spans import source_range
-from ebpflb.plan.wanted import Wanted
-from tests.plan.builders import FIRST, RESTRICTED, ROOM, SECOND, by_name, frontend, name, wanted
+from ebpflb.plan.prefixes import source_range
+from tests.plan.builders import FIRST, RESTRICTED, ROOM, SECOND, by_name, desired, frontend, name
 from tests.plan.node import Node, check_tidy
 from tests.plan.simulation import Broken, Write, writes
 
-WEB = wanted("web", [1, 2], [1, 2])
+WEB = desired("web", [1, 2], [1, 2])
 NOBODYS = frontend(200).address
-CHANGED = wanted("web", [1, 2], [2, 3, 4])
+CHANGED = desired("web", [1, 2], [2, 3, 4])
 
 
 def served() -> Node:
@@ -29,7 +29,7 @@ def test_rules_kept() -> None:
     """The histories of this file are fine as long as nobody breaks a rule."""
     node = served()
     node.change(by_name(CHANGED))
-    node.change(by_name(wanted("web", [1, 2], [5])))
+    node.change(by_name(desired("web", [1, 2], [5])))
     check_tidy(node)
 
 
@@ -39,7 +39,7 @@ def test_without_quarantine() -> None:
     node.change(by_name(CHANGED))
     node.planner.quarantine.release(node.now + 1)
     with pytest.raises(Broken, match="overwritten under a reader"):
-        node.change(by_name(wanted("web", [1, 2], [5])))
+        node.change(by_name(desired("web", [1, 2], [5])))
 
 
 def test_without_quarantine_for_another_service() -> None:
@@ -48,7 +48,7 @@ def test_without_quarantine_for_another_service() -> None:
     node.change({name("web"): None})
     node.planner.quarantine.release(node.now + 1)
     with pytest.raises(Broken, match="service 1 reads"):
-        node.change(by_name(wanted("db", [3], [5])))
+        node.change(by_name(desired("db", [3], [5])))
 
 
 def reverse(rows: list[Write]) -> list[Write]:
@@ -73,7 +73,7 @@ def test_gone_too_early() -> None:
     node = served()
     plan = node.planner.change(by_name(CHANGED), node.now)
     with pytest.raises(Broken, match="meanwhile"):
-        node.carry_out([("gone_services", frontend(1)), *writes(plan)])
+        node.carry_out([("removed_services", frontend(1)), *writes(plan)])
 
 
 def test_former_backend_still_found() -> None:
@@ -101,8 +101,8 @@ def test_kept_backend_lost() -> None:
         node.carry_out([("members", (1, 1)), ("members", (1, 0))])
 
 
-def restricted(service: str) -> Wanted:
-    return wanted(service, [1], [1], source_ranges=[FIRST], flags=RESTRICTED)
+def restricted(service: str) -> DesiredService:
+    return desired(service, [1], [1], source_ranges=[FIRST], flags=RESTRICTED)
 
 
 def ranges_last(rows: list[Write]) -> list[Write]:
@@ -110,7 +110,7 @@ def ranges_last(rows: list[Write]) -> list[Write]:
 
 
 def gone_ranges_first(rows: list[Write]) -> list[Write]:
-    return sorted(rows, key=lambda row: row[0] != "gone_source_ranges")
+    return sorted(rows, key=lambda row: row[0] != "removed_source_ranges")
 
 
 @pytest.mark.parametrize("order", [ranges_last, gone_ranges_first])
@@ -129,7 +129,7 @@ def test_range_that_nobody_asked_for() -> None:
     node.change(by_name(restricted("web")))
     key = source_range(SECOND, 1)
     with pytest.raises(Broken, match=r"192\.0\.2\.200 may use"):
-        node.carry_out([("source_ranges", (key, 1)), ("gone_source_ranges", key)])
+        node.carry_out([("source_ranges", (key, 1)), ("removed_source_ranges", key)])
 
 
 def test_cluster_ip_lost() -> None:
@@ -137,7 +137,7 @@ def test_cluster_ip_lost() -> None:
     node = served()
     ip = frontend(1).address
     with pytest.raises(Broken, match="cluster IP is lost"):
-        node.carry_out([("gone_cluster_ips", ip), ("cluster_ips", (ip, 1))])
+        node.carry_out([("removed_cluster_ips", ip), ("cluster_ips", (ip, 1))])
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_leaked_name() -> None:
 def test_leaked_range() -> None:
     """A slot that is neither free nor used nor resting is noticed."""
     node = served()
-    node.planner.ranges.adopt(Range(9, 1))
+    node.planner.slots.mark_used(Range(9, 1))
     with pytest.raises(AssertionError):
         check_tidy(node)
 
@@ -171,10 +171,10 @@ def test_crash_without_mending() -> None:
     """A planner that is not told of half a plan leaves members wrong."""
     node = served()
     node.change(by_name(CHANGED), stop=len(CHANGED.backends) + 1)
-    node.wanted = by_name(WEB)
-    present = node.maps.read_back()
-    present.wrong_members.clear()
-    node.planner = Planner(ROOM, present)
-    node.carry_out(list(writes(node.planner.complete(node.wanted, node.now))))
+    node.desired = by_name(WEB)
+    contents = node.maps.read_back()
+    contents.wrong_members.clear()
+    node.planner = Planner(ROOM, contents)
+    node.carry_out(list(writes(node.planner.complete(node.desired, node.now))))
     with pytest.raises(AssertionError):
         check_tidy(node)

@@ -5,14 +5,14 @@ from dataclasses import fields
 
 import pytest
 
+from ebpflb.plan.desired_service import DesiredService
 from ebpflb.plan.entries import NOWHERE, BackendName, Range
 from ebpflb.plan.plan import Plan
 from ebpflb.plan.planner import Planner
-from ebpflb.plan.wanted import Wanted
-from tests.plan.builders import LOCAL, ROOM, SERVING, backend, by_name, frontend, name, wanted
+from tests.plan.builders import LOCAL, ROOM, SERVING, backend, by_name, desired, frontend, name
 from tests.plan.node import Node, check_tidy
 
-WEB = wanted("web", [1, 2], [1, 2])
+WEB = desired("web", [1, 2], [1, 2])
 
 
 def written(plan: Plan) -> set[str]:
@@ -20,7 +20,7 @@ def written(plan: Plan) -> set[str]:
     return {part.name for part in fields(plan) if getattr(plan, part.name)}
 
 
-def node_with(*ports: Wanted) -> Node:
+def node_with(*ports: DesiredService) -> Node:
     """A node that serves these and has rested."""
     node = Node()
     node.change(by_name(*ports))
@@ -34,7 +34,7 @@ def blocks(node: Node) -> set[Range]:
 
 def ids(node: Node, service: str) -> dict[int, int]:
     """The id of each of a service's backends, by the backend's number."""
-    programmed = node.planner.present[name(service)]
+    programmed = node.planner.actual[name(service)]
     return {int(b.address) & 0xFF: b.id for _, b in programmed.slots()}
 
 
@@ -52,7 +52,7 @@ def test_new_service() -> None:
 def test_lists_are_ranges() -> None:
     """The cluster list and the local list are runs of the block, flags go with the frontend."""
     of = [backend(1), backend(2, LOCAL), backend(3, LOCAL), backend(4, SERVING)]
-    web = wanted("web", {frontend(1): frozenset({"external"})}, of, affinity_seconds=60)
+    web = desired("web", {frontend(1): frozenset({"external"})}, of, affinity_seconds=60)
     (service,) = node_with(web).maps.services.values()
     assert (service.cluster, service.local) == (Range(0, 1), Range(1, 2))
     assert (service.slots, service.affinity_seconds) == (4, 60)
@@ -66,20 +66,20 @@ def test_unchanged_service() -> None:
 
 def test_only_what_changed() -> None:
     """Another service is not touched."""
-    node = node_with(WEB, wanted("db", [3], [3]))
-    plan = node.change(by_name(wanted("db", [3], [4])))
+    node = node_with(WEB, desired("db", [3], [3]))
+    plan = node.change(by_name(desired("db", [3], [4])))
     assert {service for service, _ in plan.services} == {frontend(3)}
-    assert {b.service for _, b in plan.slots} == {node.planner.present[name("db")].id}
+    assert {b.service for _, b in plan.slots} == {node.planner.actual[name("db")].id}
 
 
 @pytest.mark.parametrize(
     "changed",
     [
-        wanted("web", [1, 2], [1, 2], affinity_seconds=60),
-        wanted("web", [1, 2], [1, 2], flags=frozenset({"local", "endpoints"})),
+        desired("web", [1, 2], [1, 2], affinity_seconds=60),
+        desired("web", [1, 2], [1, 2], flags=frozenset({"local", "endpoints"})),
     ],
 )
-def test_policy_change(changed: Wanted) -> None:
+def test_policy_change(changed: DesiredService) -> None:
     """Another policy for the same backends writes the frontends and no slot."""
     node = node_with(WEB)
     assert written(node.change(by_name(changed))) == {"services"}
@@ -89,7 +89,7 @@ def test_policy_change(changed: Wanted) -> None:
 def test_new_frontend() -> None:
     """A further frontend leads to the block that is there."""
     node = node_with(WEB)
-    plan = node.change(by_name(wanted("web", [1, 2, 3], [1, 2])))
+    plan = node.change(by_name(desired("web", [1, 2, 3], [1, 2])))
     assert written(plan) == {"services", "cluster_ips"}
     assert [f for f, _ in plan.services] == [frontend(3)]
 
@@ -97,7 +97,7 @@ def test_new_frontend() -> None:
 def test_endpoint_change() -> None:
     """Other backends get a block of their own; the old one is not written."""
     node = node_with(WEB)
-    plan = node.change(by_name(wanted("web", [1, 2], [2, 3])))
+    plan = node.change(by_name(desired("web", [1, 2], [2, 3])))
     assert [slot for slot, _ in plan.slots] == [2, 3]
     assert blocks(node) == {Range(2, 2)}
 
@@ -105,7 +105,7 @@ def test_endpoint_change() -> None:
 def test_backend_changes_lists() -> None:
     """A backend's flags are in its slot, so that another list means another block."""
     node = node_with(WEB)
-    node.change(by_name(wanted("web", [1, 2], [1, backend(2, LOCAL)])))
+    node.change(by_name(desired("web", [1, 2], [1, backend(2, LOCAL)])))
     assert blocks(node) == {Range(2, 2)}
     assert ids(node, "web") == {1: 1, 2: 2}
 
@@ -114,7 +114,7 @@ def test_backend_gets_another_name() -> None:
     """A pod's name says nothing to the datapath: the name alone is written."""
     node = node_with(WEB)
     renamed = backend(2)._replace(name=BackendName("node-b", "pod-x"))
-    plan = node.change(by_name(wanted("web", [1, 2], [1, renamed])))
+    plan = node.change(by_name(desired("web", [1, 2], [1, renamed])))
     assert written(plan) == {"backend_names"}
     assert node.maps.backend_names[2] == BackendName("node-b", "pod-x")
 
@@ -124,50 +124,50 @@ def test_resting_range_is_not_written() -> None:
     node = node_with(WEB)
     for endpoints, base in (([3], 2), ([4], 3), ([5], 4)):
         node.wait(0.25)
-        node.change(by_name(wanted("web", [1], endpoints)))
+        node.change(by_name(desired("web", [1], endpoints)))
         assert blocks(node) == {Range(base, 1)}
     node.wait(0.5)
-    node.change(by_name(wanted("web", [1], [6])))
+    node.change(by_name(desired("web", [1], [6])))
     assert blocks(node) == {Range(0, 1)}
 
 
 def test_ids_are_kept() -> None:
     """A service keeps its id and its backends theirs; a newcomer gets a fresh one."""
     node = node_with(WEB)
-    plan = node.change(by_name(wanted("web", [1, 2], [2, 3])))
+    plan = node.change(by_name(desired("web", [1, 2], [2, 3])))
     assert ids(node, "web") == {2: 2, 3: 3}
-    assert node.planner.present[name("web")].id == 1
+    assert node.planner.actual[name("web")].id == 1
     assert plan.backend_names == [(3, BackendName("node-a", "pod-3"))]
-    assert plan.gone_backend_names == [1]
+    assert plan.removed_backend_names == [1]
 
 
 def test_former_backend_is_nowhere() -> None:
     """Affinity and datagram flows do not find a former backend in its old slot."""
     node = node_with(WEB)
-    plan = node.change(by_name(wanted("web", [1, 2], [2])))
+    plan = node.change(by_name(desired("web", [1, 2], [2])))
     assert plan.members == [(2, 2), (1, NOWHERE)]
     assert node.maps.slots[0].id == 1 and node.maps.find(1, 1) is None
 
 
 def test_same_backend_of_two_services() -> None:
     """Each service has an id of its own for an endpoint that both use."""
-    node = node_with(WEB, wanted("db", [3], [1, 2]))
+    node = node_with(WEB, desired("db", [3], [1, 2]))
     assert not set(ids(node, "web").values()) & set(ids(node, "db").values())
 
 
 def test_removed_frontend() -> None:
-    """A frontend that is not wanted goes, and the service stays."""
-    plan = node_with(WEB).change(by_name(wanted("web", [1], [1, 2])))
-    assert written(plan) == {"gone_services", "gone_cluster_ips"}
-    assert plan.gone_services == [frontend(2)]
+    """A frontend that is not desired goes, and the service stays."""
+    plan = node_with(WEB).change(by_name(desired("web", [1], [1, 2])))
+    assert written(plan) == {"removed_services", "removed_cluster_ips"}
+    assert plan.removed_services == [frontend(2)]
 
 
 def test_removed_service() -> None:
     """Frontends, names and members go; the slots stay as they are for late readers."""
     node = node_with(WEB)
     plan = node.change({name("web"): None})
-    assert plan.gone_services == [frontend(1), frontend(2)]
-    assert (plan.gone_service_names, plan.gone_backend_names) == ([1], [1, 2])
+    assert plan.removed_services == [frontend(1), frontend(2)]
+    assert (plan.removed_service_names, plan.removed_backend_names) == ([1], [1, 2])
     assert not plan.slots and len(node.maps.slots) == 2
     check_tidy(node)
 
@@ -177,58 +177,63 @@ def test_order_of_a_plan() -> None:
     assert [part.name for part in fields(Plan)] == [
         "slots", "members", "service_names", "backend_names", "source_ranges", "cluster_ips",
         "services",
-        "gone_services", "gone_source_ranges", "gone_cluster_ips",
-        "gone_service_names", "gone_backend_names",
+        "removed_services", "removed_source_ranges", "removed_cluster_ips",
+        "removed_service_names", "removed_backend_names",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("giver", "taker"), [("a", "b"), ("b", "a")])
 def test_frontend_moves(giver: str, taker: str) -> None:
     """A frontend that another service takes over is written once and never missing."""
-    node = node_with(wanted(giver, [1, 2], [1]), wanted(taker, [3], [2]))
-    plan = node.change(by_name(wanted(giver, [1], [1]), wanted(taker, [2, 3], [2])))
+    node = node_with(desired(giver, [1, 2], [1]), desired(taker, [3], [2]))
+    plan = node.change(by_name(desired(giver, [1], [1]), desired(taker, [2, 3], [2])))
     assert [f for f, _ in plan.services] == [frontend(2)]
-    assert plan.gone_services == []
-    assert node.maps.services[frontend(2)].id == node.planner.present[name(taker)].id
+    assert plan.removed_services == []
+    assert node.maps.services[frontend(2)].id == node.planner.actual[name(taker)].id
     check_tidy(node)
 
 
 @pytest.mark.parametrize(("giver", "taker"), [("a", "b"), ("b", "a")])
 def test_frontend_outlives_its_service(giver: str, taker: str) -> None:
     """A frontend whose service goes passes on to the next claimant in one write."""
-    node = node_with(wanted(giver, [1], [1]))
-    plan = node.change({name(giver): None, **by_name(wanted(taker, [1], [2]))})
-    assert plan.gone_services == []
-    assert node.maps.services[frontend(1)].id == node.planner.present[name(taker)].id
+    node = node_with(desired(giver, [1], [1]))
+    plan = node.change({name(giver): None, **by_name(desired(taker, [1], [2]))})
+    assert plan.removed_services == []
+    assert node.maps.services[frontend(1)].id == node.planner.actual[name(taker)].id
     check_tidy(node)
 
 
 def test_service_without_a_frontend_of_its_own() -> None:
     """A service that lost all its frontends to older ones takes no room."""
-    node = node_with(wanted("a", [1], [1], created="2025"))
-    node.change(by_name(wanted("b", [1], [2], created="2024")))
-    assert node.planner.present.keys() == {name("b")}
+    node = node_with(desired("a", [1], [1], created="2025"))
+    node.change(by_name(desired("b", [1], [2], created="2024")))
+    assert node.planner.actual.keys() == {name("b")}
     check_tidy(node)
 
 
 def test_complete() -> None:
-    """After a restart, what nobody wants any more goes; what is wanted stays untouched."""
-    node = node_with(WEB, wanted("db", [3], [3]))
-    del node.wanted[name("db")]
+    """After a restart, what nobody wants any more goes; what is desired stays untouched."""
+    node = node_with(WEB, desired("db", [3], [3]))
+    del node.desired[name("db")]
     plan = node.restart()
-    gone = {"gone_services", "gone_cluster_ips", "gone_service_names", "gone_backend_names"}
+    gone = {
+        "removed_services",
+        "removed_cluster_ips",
+        "removed_service_names",
+        "removed_backend_names",
+    }
     assert written(plan) == {"members", *gone}
-    assert plan.gone_services == [frontend(3)]
+    assert plan.removed_services == [frontend(3)]
 
 
 def test_plan_in_a_log() -> None:
     """A plan says briefly what it is about."""
-    plan = node_with(WEB).change(by_name(wanted("web", [1], [2, 3])))
+    plan = node_with(WEB).change(by_name(desired("web", [1], [2, 3])))
     assert repr(plan) == "<Plan frontends ~1 -1, slots ~2, backends -1>"
 
 
 def test_unwanted_is_not_tried_again() -> None:
-    """A service that never got a place is forgotten once it is not wanted."""
+    """A service that never got a place is forgotten once it is not desired."""
     planner = Planner(ROOM._replace(slots=1))
     planner.change(by_name(WEB), 0)
     assert planner.unplaced.keys() == {name("web")}

@@ -22,14 +22,14 @@ TIGHT = Capacity(services=7, slots=12, service_ids=5, backend_ids=14, source_ran
 def from_nothing(node: Node) -> Maps:
     """What a node without history would hold for the same wishes."""
     fresh = Node()
-    fresh.change(node.wanted)
+    fresh.change(node.desired)
     return fresh.maps
 
 
 @given(histories.steps)
 @settings(max_examples=150, deadline=None)
 def test_history_does_not_matter(steps: list[Step]) -> None:
-    """Whatever happened before, the maps show what is wanted now, as if written from nothing."""
+    """Whatever happened before, the maps show what is desired now, as if written from nothing."""
     node = Node()
     for step in steps:
         histories.run(node, [step])
@@ -57,11 +57,11 @@ def test_crash_anywhere(steps: list[Step]) -> None:
     before, clients = node.maps.copy(), set(node.clients)
     node.wait(steps[-1].seconds)
     plan = node.change(histories.changes(node, steps[-1].edits))
-    wanted = from_nothing(node).view()
+    desired = from_nothing(node).view()
     for crashed in crashes(before, plan):
-        crashed.wanted, crashed.clients = node.wanted, set(clients)
+        crashed.desired, crashed.clients = node.desired, set(clients)
         crashed.restart()
-        assert crashed.maps.view() == wanted
+        assert crashed.maps.view() == desired
         check_tidy(crashed)
         crashed.rest()
         assert not crashed.restart()
@@ -93,7 +93,7 @@ def test_crash_after_crash(steps: list[Step]) -> None:
 @given(histories.steps)
 @settings(max_examples=150, deadline=None)
 def test_full_maps(steps: list[Step]) -> None:
-    """Where room runs out, what has a place is as wanted and all else as it was, if not closed."""
+    """Where room runs out, what has a place is as desired and all else as it was, if not closed."""
     node = Node(TIGHT)
     for step in steps:
         before = node.maps.view()
@@ -104,14 +104,14 @@ def test_full_maps(steps: list[Step]) -> None:
 
 
 def _check_full(node: Node, before: dict[Frontend, tuple[Any, ...]]) -> None:
-    wanted, view = from_nothing(node).view(), node.maps.view()
-    for frontend, owner in node.planner.holders.items():
+    desired, view = from_nothing(node).view(), node.maps.view()
+    for frontend, owner in node.planner.owners.items():
         if owner in node.planner.unplaced:
             assert _whoever_asks(view[frontend]) in (
-                _whoever_asks(known[frontend]) for known in (before, wanted) if frontend in known
+                _whoever_asks(known[frontend]) for known in (before, desired) if frontend in known
             )
         else:
-            assert view[frontend] == wanted[frontend]
+            assert view[frontend] == desired[frontend]
 
 
 def _whoever_asks(seen: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -121,12 +121,12 @@ def _whoever_asks(seen: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _check_nobody_slips_in(node: Node) -> None:
     """What has no room for all of its clients has none for others."""
-    wanted = from_nothing(node)
-    for frontend, owner in node.planner.holders.items():
-        found = wanted.services.get(frontend)
-        if found and wanted.service_names[found.id] == owner:
+    desired = from_nothing(node)
+    for frontend, owner in node.planner.owners.items():
+        found = desired.services.get(frontend)
+        if found and desired.service_names[found.id] == owner:
             for client in CLIENTS:
-                assert node.maps.lets_in(frontend, client) <= wanted.lets_in(frontend, client)
+                assert node.maps.lets_in(frontend, client) <= desired.lets_in(frontend, client)
 
 
 @given(histories.steps_with_crashes)

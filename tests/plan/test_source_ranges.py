@@ -6,9 +6,9 @@ from collections.abc import Iterable
 import pytest
 
 from ebpflb.model.addresses import Network
+from ebpflb.plan.desired_service import DesiredService
 from ebpflb.plan.entries import SourceRange
-from ebpflb.plan.spans import source_range
-from ebpflb.plan.wanted import Wanted
+from ebpflb.plan.prefixes import source_range
 from tests.plan.builders import (
     BOTH_HALVES,
     CLIENTS,
@@ -19,22 +19,22 @@ from tests.plan.builders import (
     SECOND,
     THIRD,
     by_name,
+    desired,
     frontend,
     name,
-    wanted,
 )
 from tests.plan.node import Node, check_tidy
 
 
-def restricted(*networks: Network, service: str = "web", number: int = 1) -> Wanted:
+def restricted(*networks: Network, service: str = "web", number: int = 1) -> DesiredService:
     """One restricted frontend and one backend."""
-    return wanted(service, [number], [number], source_ranges=networks, flags=RESTRICTED)
+    return desired(service, [number], [number], source_ranges=networks, flags=RESTRICTED)
 
 
-OPEN = wanted("web", [1], [1], flags=EXTERNAL)
+OPEN = desired("web", [1], [1], flags=EXTERNAL)
 
 
-def serving(*ports: Wanted) -> Node:
+def serving(*ports: DesiredService) -> Node:
     node = Node()
     node.change(by_name(*ports))
     node.wait(2)
@@ -70,23 +70,23 @@ def test_new_restricted_service() -> None:
     ],
 )
 def test_change_of_ranges(
-    before: Wanted, after: Wanted, new: list[Network], gone: list[Network]
+    before: DesiredService, after: DesiredService, new: list[Network], gone: list[Network]
 ) -> None:
     """Only what differs is written, and Node sees nobody refused who may come before and after."""
     node = serving(before)
     plan = node.change(by_name(after))
     assert plan.source_ranges == [(found, 1) for found in ranges(1, new)]
-    assert plan.gone_source_ranges == ranges(1, gone)
+    assert plan.removed_source_ranges == ranges(1, gone)
     check_tidy(node)
 
 
 def test_opened_service() -> None:
     """Its ranges rest before they go: Node's readers have seen it restricted a moment before."""
     node = serving(restricted(FIRST, THIRD))
-    assert not node.change(by_name(OPEN)).gone_source_ranges
-    assert node.planner.present[name("web")].source_ranges == frozenset()
+    assert not node.change(by_name(OPEN)).removed_source_ranges
+    assert node.planner.actual[name("web")].source_ranges == frozenset()
     node.wait(2)
-    assert node.change({}).gone_source_ranges == ranges(1, [FIRST, THIRD])
+    assert node.change({}).removed_source_ranges == ranges(1, [FIRST, THIRD])
     check_tidy(node)
 
 
@@ -95,7 +95,7 @@ def test_closed_again() -> None:
     node = serving(restricted(FIRST, THIRD))
     node.change(by_name(OPEN))
     plan = node.change(by_name(restricted(THIRD)))
-    assert (plan.source_ranges, plan.gone_source_ranges) == ([], ranges(1, [FIRST]))
+    assert (plan.source_ranges, plan.removed_source_ranges) == ([], ranges(1, [FIRST]))
     node.rest()
     assert let_in(node) == [False, False, True]
     check_tidy(node)
@@ -109,18 +109,18 @@ def test_opened_twice() -> None:
     node.change(by_name(restricted(FIRST)))
     node.change(by_name(OPEN))
     node.wait(0.6)
-    assert not node.change({}).gone_source_ranges
+    assert not node.change({}).removed_source_ranges
     node.wait(0.6)
-    assert node.change({}).gone_source_ranges == ranges(1, [FIRST])
+    assert node.change({}).removed_source_ranges == ranges(1, [FIRST])
 
 
 def test_opened_before_a_restart() -> None:
     """A new agent has no readers to wait for; ranges that its service wants stay."""
     node = serving(restricted(FIRST, THIRD))
     node.change(by_name(OPEN))
-    node.wanted = by_name(restricted(THIRD))
+    node.desired = by_name(restricted(THIRD))
     plan = node.restart()
-    assert (plan.source_ranges, plan.gone_source_ranges) == ([], ranges(1, [FIRST]))
+    assert (plan.source_ranges, plan.removed_source_ranges) == ([], ranges(1, [FIRST]))
     assert let_in(node) == [False, False, True]
     check_tidy(node)
 
@@ -129,7 +129,7 @@ def test_removed_service() -> None:
     """The ranges go with the frontends, long before another service may get the id."""
     node = serving(restricted(FIRST))
     plan = node.change({name("web"): None})
-    assert plan.gone_source_ranges == ranges(1, [FIRST])
+    assert plan.removed_source_ranges == ranges(1, [FIRST])
     check_tidy(node)
 
 
@@ -143,17 +143,17 @@ def test_frontend_moves_to_a_service_with_other_ranges() -> None:
 
 def test_restart_writes_nothing() -> None:
     """The ranges of a service are found again."""
-    assert not serving(restricted(FIRST, THIRD), wanted("db", [3], [3])).restart()
+    assert not serving(restricted(FIRST, THIRD), desired("db", [3], [3])).restart()
 
 
 def test_ranges_of_nobody() -> None:
     """They go with the first plan, and their id rests before it is given to a service."""
     node = serving(restricted(FIRST))
     node.maps.source_ranges[source_range(SECOND, 2)] = 1
-    node.wanted |= by_name(restricted(THIRD, service="db", number=2))
+    node.desired |= by_name(restricted(THIRD, service="db", number=2))
     plan = node.restart()
-    assert plan.gone_source_ranges == ranges(2, [SECOND])
-    assert node.planner.present[name("db")].id == 3
+    assert plan.removed_source_ranges == ranges(2, [SECOND])
+    assert node.planner.actual[name("db")].id == 3
     check_tidy(node)
 
 
@@ -200,7 +200,7 @@ def test_restriction_of_what_does_not_fit_fails_closed() -> None:
     """Also where its backends find no room: it keeps the old ones, for those it shall let in."""
     node = Node(ROOM._replace(slots=1))
     node.change(by_name(OPEN))
-    grown = wanted("web", [1], [1, 2], source_ranges=[FIRST], flags=RESTRICTED)
+    grown = desired("web", [1], [1, 2], source_ranges=[FIRST], flags=RESTRICTED)
     node.change(by_name(grown))
     assert node.planner.unplaced.keys() == {name("web")} and let_in(node) == [True, False, False]
     assert len(node.maps.answer(frontend(1)).cluster) == 1
@@ -211,7 +211,7 @@ def test_opening_what_does_not_fit_waits() -> None:
     """It keeps its last good state, which is restricted."""
     node = Node(ROOM._replace(slots=1))
     node.change(by_name(restricted(FIRST)))
-    assert not node.change(by_name(wanted("web", [1], [1, 2], flags=EXTERNAL)))
+    assert not node.change(by_name(desired("web", [1], [1, 2], flags=EXTERNAL)))
     assert let_in(node) == [True, False, False]
     check_tidy(node)
 
@@ -220,12 +220,12 @@ def test_restricted_frontend_lost_where_nothing_fits() -> None:
     """What keeps its last good state without the restricted frontend asks for no ranges."""
     node = Node(ROOM._replace(slots=3))
     flags = {frontend(1): EXTERNAL, frontend(2): RESTRICTED}
-    node.change(by_name(wanted("web", flags, [1], source_ranges=[FIRST], created="2024")))
-    older = wanted("app", [2], [3], created="2023")
-    grown = wanted("web", flags, [1, 2], source_ranges=[FIRST], created="2024")
+    node.change(by_name(desired("web", flags, [1], source_ranges=[FIRST], created="2024")))
+    older = desired("app", [2], [3], created="2023")
+    grown = desired("web", flags, [1, 2], source_ranges=[FIRST], created="2024")
     node.change(by_name(older, grown))
     assert node.planner.unplaced.keys() == {name("web")}
-    assert node.planner.present[name("web")].source_ranges == frozenset()
+    assert node.planner.actual[name("web")].source_ranges == frozenset()
     check_tidy(node)
     node.rest()
     assert not node.maps.source_ranges

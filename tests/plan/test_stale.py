@@ -8,23 +8,23 @@ import pytest
 from hypothesis import given, settings
 
 from ebpflb.model.services import PortName, Protocol
+from ebpflb.plan.desired_service import DesiredService
 from ebpflb.plan.entries import Backend, Flags, Range, Service
 from ebpflb.plan.flow_entries import FlowState, gather, state
 from ebpflb.plan.planner import Planner
 from ebpflb.plan.stale import Stale, Stranded, heirs
-from ebpflb.plan.wanted import Wanted
 from tests.plan import histories
-from tests.plan.builders import BOTH, CLUSTER, LOCAL, ROOM, SERVING, backend, frontend, wanted
+from tests.plan.builders import BOTH, CLUSTER, LOCAL, ROOM, SERVING, backend, desired, frontend
 from tests.plan.histories import Step
 from tests.plan.node import Node
 
 CLIENT = (ip_address("10.1.0.200"), 40000)
 
 
-def udp(*backends: int, number: int = 1) -> Wanted:
+def udp(*backends: int, number: int = 1) -> DesiredService:
     """The service "dns" over UDP with these backends."""
     at = frontend(number)._replace(protocol=Protocol.UDP)
-    port = wanted("dns", {at: frozenset({"endpoints"})}, backends)
+    port = desired("dns", {at: frozenset({"endpoints"})}, backends)
     return replace(port, name=port.name._replace(protocol=Protocol.UDP))
 
 
@@ -39,7 +39,7 @@ def planner() -> Planner:
     return made
 
 
-def turn(planner: Planner, *ports: Wanted | None, now: float = 0.0) -> Stale:
+def turn(planner: Planner, *ports: DesiredService | None, now: float = 0.0) -> Stale:
     """What one plan made stale."""
     planner.change({port.name if port else NAME: port for port in ports}, now)
     planner.applied(now)
@@ -48,7 +48,7 @@ def turn(planner: Planner, *ports: Wanted | None, now: float = 0.0) -> Stale:
 
 def ids(planner: Planner, name: PortName = NAME) -> dict[int, int]:
     """Backend -> id."""
-    programmed = planner.present[name]
+    programmed = planner.actual[name]
     numbers = (int(b.address) & 255 for b in programmed.backends)
     return dict(zip(numbers, programmed.ids, strict=True))
 
@@ -125,8 +125,8 @@ def test_every_history(steps: list[Step]) -> None:
         assert not stale.ended & stale.orphaned
 
 
-def as_udp(changes: dict[PortName, Wanted | None]) -> dict[PortName, Wanted | None]:
-    found: dict[PortName, Wanted | None] = {}
+def as_udp(changes: dict[PortName, DesiredService | None]) -> dict[PortName, DesiredService | None]:
+    found: dict[PortName, DesiredService | None] = {}
     for name, port in changes.items():
         name = name._replace(protocol=Protocol.UDP)
         found[name] = replace(port, name=name) if port else None
@@ -134,7 +134,7 @@ def as_udp(changes: dict[PortName, Wanted | None]) -> dict[PortName, Wanted | No
 
 
 def living(node: Node) -> set[int]:
-    return {id for programmed in node.planner.present.values() for id in programmed.ids}
+    return {id for programmed in node.planner.actual.values() for id in programmed.ids}
 
 
 BLOCK = [(1, CLUSTER), (2, BOTH), (3, LOCAL), (4, SERVING)]

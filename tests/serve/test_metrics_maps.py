@@ -21,10 +21,10 @@ from ebpflb.datapath.maps.records import Affinity, Client, Sweep
 from ebpflb.datapath.programs import loader
 from ebpflb.datapath.programs.compiler import Compiled
 from ebpflb.model.services import Protocol
+from ebpflb.plan.desired_service import DesiredBackend, DesiredService
 from ebpflb.plan.entries import BackendName, Frontend
 from ebpflb.plan.planner import Planner
-from ebpflb.plan.spans import service_range
-from ebpflb.plan.wanted import Wanted, WantedBackend
+from ebpflb.plan.prefixes import service_range
 from ebpflb.serve.metrics import Metrics
 from tests.datapath.conftest import cache as cache
 from tests.datapath.conftest import cgroup as cgroup
@@ -69,10 +69,10 @@ def use(made: Metrics, name: str) -> float:
     return value(made, "ebpflb_map_entries", map=name)
 
 
-def service(number: int) -> Wanted:
+def service(number: int) -> DesiredService:
     """A service with two frontends, one of them restricted, and ten endpoints."""
     backends = [
-        WantedBackend(IPv4Address(10 << 24 | number << 4 | n), 80, CLUSTER, BackendName("", ""))
+        DesiredBackend(IPv4Address(10 << 24 | number << 4 | n), 80, CLUSTER, BackendName("", ""))
         for n in range(10)
     ]
     inside, outside = (
@@ -81,14 +81,14 @@ def service(number: int) -> Wanted:
     )
     found = {inside: frozenset({"endpoints"}), outside: RESTRICTED}
     ranges = (ip_network("192.0.2.0/24"),)
-    return Wanted(name(f"web-{number}"), "", found, 0, tuple(backends), ranges)
+    return DesiredService(name(f"web-{number}"), "", found, 0, tuple(backends), ranges)
 
 
 def program(world: dict[str, Map], planner: Planner, services: int) -> None:
     """Plans and writes so many."""
     plan = planner.change({s.name: s for s in map(service, range(services))}, 0.0)
     for part in fields(plan):
-        if not part.name.startswith("gone_"):
+        if not part.name.startswith("removed_"):
             world[part.name].write(getattr(plan, part.name))
     planner.applied(0.0)
 

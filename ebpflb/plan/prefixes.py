@@ -30,7 +30,7 @@ def source_range(network: Network, service: int) -> SourceRange:
     return SourceRange(_SERVICE_BITS + _length(network), service, network.network_address)
 
 
-def cover(values: Iterable[Address | Network]) -> Network | None:
+def smallest_network(values: Iterable[Address | Network]) -> Network | None:
     """The smallest network that holds all of these, which are of one family; None of none."""
     networks = [ip_network(value) for value in values]
     if not networks:
@@ -41,7 +41,7 @@ def cover(values: Iterable[Address | Network]) -> Network | None:
     return ip_network((low, length), strict=False)
 
 
-class Span:
+class CoveringPrefixes:
     """Of each family the smallest network that holds all that it was ever given."""
 
     def __init__(self) -> None:
@@ -52,9 +52,9 @@ class Span:
         if held is None:
             self.networks[family(value)] = ip_network(value)
         elif value not in held:
-            self.networks[family(value)] = cover((held, value)) or held
+            self.networks[family(value)] = smallest_network((held, value)) or held
 
-    def prefixes(self) -> dict[Family, Prefix]:
+    def by_family(self) -> dict[Family, Prefix]:
         """NO_PREFIX for a family that it was given nothing of."""
         found = ((f, self.networks.get(f)) for f in Family)
         return {f: prefix_of(network) if network else NO_PREFIX for f, network in found}

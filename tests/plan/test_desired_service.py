@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a service port and its selection ask of the datapath (wanted.py)."""
+"""What a service port and its selection ask of the datapath (desired_service.py)."""
 
 from dataclasses import replace
 from ipaddress import ip_address, ip_network
@@ -13,8 +13,8 @@ from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.endpoints import Endpoint
 from ebpflb.model.selection import Selection
 from ebpflb.model.services import PortName, Protocol, ServicePort
+from ebpflb.plan.desired_service import DesiredService, desired_service
 from ebpflb.plan.entries import BackendName, Flags, Frontend
-from ebpflb.plan.wanted import Wanted, want
 from tests.plan.builders import BLOCK_ORDER, BOTH, CLUSTER, LOCAL, SERVING
 
 NOBODY = Selection((), (), (), has_any=False)
@@ -65,14 +65,14 @@ def endpoint(number: int, *, here: bool = False) -> Endpoint:
     )
 
 
-def numbers(found: Wanted) -> list[int]:
+def numbers(found: DesiredService) -> list[int]:
     return [int(backend.address) & 0xFF for backend in found.backends]
 
 
 def test_one_service_port() -> None:
     """Name, age and affinity are taken over; the cluster IP is a frontend without flags."""
-    found = want(replace(WEB, affinity_seconds=60), NOBODY)
-    assert found == Wanted(
+    found = desired_service(replace(WEB, affinity_seconds=60), NOBODY)
+    assert found == DesiredService(
         name=WEB.name,
         created=WEB.created,
         frontends={at("172.30.0.41"): frozenset()},
@@ -83,7 +83,7 @@ def test_one_service_port() -> None:
 
 def test_each_kind_of_frontend() -> None:
     """All but the cluster IP are external, and a VIP says that it is one."""
-    assert want(BALANCED, NOBODY).frontends == {
+    assert desired_service(BALANCED, NOBODY).frontends == {
         at("172.30.0.41"): flags(""),
         at("0.0.0.0", 30080): flags("external"),
         at("198.51.100.7"): flags("external"),
@@ -95,7 +95,7 @@ def test_nodeport_of_ipv6() -> None:
     """A NodePort is at the unspecified address of its own family."""
     name = WEB.name._replace(family=Family.IPV6, protocol=Protocol.UDP)
     port = replace(WEB, name=name, cluster_ip=ip_address("fd00:30::41"), node_port=30080)
-    assert set(want(port, NOBODY).frontends) == {
+    assert set(desired_service(port, NOBODY).frontends) == {
         Frontend(ip_address("fd00:30::41"), 80, 17),
         Frontend(ip_address("::"), 30080, 17),
     }
@@ -112,7 +112,7 @@ def test_nodeport_of_ipv6() -> None:
 )
 def test_policies(policies: dict[str, Any], internal: str, external: str) -> None:
     """Each policy is a flag of the frontends that it is about, and of no others."""
-    found = want(replace(BALANCED, **policies), NOBODY).frontends
+    found = desired_service(replace(BALANCED, **policies), NOBODY).frontends
     assert found.pop(at("172.30.0.41")) == flags(internal)
     assert found.pop(at("203.0.113.9")) == flags(external + " load_balancer")
     assert set(found.values()) == {flags(external)}
@@ -120,15 +120,15 @@ def test_policies(policies: dict[str, Any], internal: str, external: str) -> Non
 
 def test_endpoints_flag() -> None:
     """Every frontend says whether anybody could answer, even when nobody here does."""
-    nobody, somebody = want(BALANCED, NOBODY), want(BALANCED, SOMEBODY)
+    nobody, somebody = desired_service(BALANCED, NOBODY), desired_service(BALANCED, SOMEBODY)
     assert somebody.frontends == {f: own | {"endpoints"} for f, own in nobody.frontends.items()}
     assert somebody.backends == ()
 
 
 def test_restricted_vips() -> None:
     """Source ranges restrict the VIPs and no other frontend (kube-proxy.md 7)."""
-    found = want(replace(BALANCED, source_ranges=RANGES), NOBODY)
-    expected = want(BALANCED, NOBODY).frontends
+    found = desired_service(replace(BALANCED, source_ranges=RANGES), NOBODY)
+    expected = desired_service(BALANCED, NOBODY).frontends
     assert found.frontends.pop(at("203.0.113.9")) == flags("external load_balancer restricted")
     assert found.frontends.items() < expected.items()
     assert found.source_ranges == RANGES
@@ -137,7 +137,7 @@ def test_restricted_vips() -> None:
 @pytest.mark.parametrize("port", [BALANCED, replace(WEB, source_ranges=RANGES)])
 def test_nothing_restricted(port: ServicePort) -> None:
     """Without ranges everyone is let in, without a VIP there is nothing to restrict."""
-    found = want(port, SOMEBODY)
+    found = desired_service(port, SOMEBODY)
     assert found.source_ranges == ()
     assert not any("restricted" in flags for flags in found.frontends.values())
 
@@ -155,7 +155,7 @@ def test_vip_of_a_node_that_is_let_in(
     primary: dict[Family, Address], further: tuple[Network, ...]
 ) -> None:
     """Where the node itself may come, it may come from the service's own VIP (kube-proxy.md 7)."""
-    found = want(replace(BALANCED, source_ranges=RANGES), NOBODY, primary)
+    found = desired_service(replace(BALANCED, source_ranges=RANGES), NOBODY, primary)
     assert found.source_ranges == (*RANGES, *further)
 
 
@@ -167,27 +167,27 @@ def test_vip_of_a_node_that_is_let_in_by_ipv6() -> None:
         load_balancer_ips=(ip_address("2001:db8:9::9"),),
         source_ranges=(ip_network("2001:db8::/64"),),
     )
-    found = want(port, NOBODY, {Family.IPV6: ip_address("2001:db8::7")})
+    found = desired_service(port, NOBODY, {Family.IPV6: ip_address("2001:db8::7")})
     assert found.source_ranges[1:] == (ip_network("2001:db8:9::9/128"),)
 
 
 def test_cluster_ip_wins_over_an_equal_external_ip() -> None:
     """What is reached at the cluster IP follows the internal policy, whoever lists it again."""
     port = replace(WEB, external_ips=(WEB.cluster_ip,), external_local=True)
-    assert want(port, SOMEBODY).frontends == {at("172.30.0.41"): flags("endpoints")}
+    assert desired_service(port, SOMEBODY).frontends == {at("172.30.0.41"): flags("endpoints")}
 
 
 def test_block_order() -> None:
     """Cluster alone, both, local alone, and those that merely serve; each backend once."""
     a, b, c, d = map(endpoint, (1, 2, 3, 4))
-    found = want(WEB, Selection((b, c), (d, c), (a, b, c, d), has_any=True))
+    found = desired_service(WEB, Selection((b, c), (d, c), (a, b, c, d), has_any=True))
     assert numbers(found) == [2, 3, 4, 1]
     assert [backend.flags for backend in found.backends] == [CLUSTER, BOTH, LOCAL, SERVING]
 
 
 def test_backend() -> None:
     """A backend is an address and a port, and its name tells node and pod."""
-    found = want(WEB, Selection((endpoint(7),), (), (), has_any=True))
+    found = desired_service(WEB, Selection((endpoint(7),), (), (), has_any=True))
     (backend,) = found.backends
     assert backend.endpoint == (ip_address("10.1.0.7"), 8080)
     assert backend.name == BackendName("node-a", "pod-7")
@@ -196,7 +196,7 @@ def test_backend() -> None:
 def test_here() -> None:
     """A backend on this node says so in every list, and that moves it to no other place."""
     a, b, c = endpoint(1), endpoint(2, here=True), endpoint(3, here=True)
-    found = want(WEB, Selection((a, b), (b, c), (c, b, a), has_any=True))
+    found = desired_service(WEB, Selection((a, b), (b, c), (c, b, a), has_any=True))
     assert numbers(found) == [1, 2, 3]
     assert [b.flags for b in found.backends] == [CLUSTER, BOTH | {"here"}, LOCAL | {"here"}]
 
@@ -212,7 +212,7 @@ def test_each_list_is_one_run(lists: dict[int, set[str]]) -> None:
     cluster, local, serving = (
         tuple(known[number] for number in lists if of in lists[number]) for of in "cls"
     )
-    found = want(WEB, Selection(cluster, local, serving, has_any=True))
+    found = desired_service(WEB, Selection(cluster, local, serving, has_any=True))
     order = [BLOCK_ORDER.index(backend.flags - {"here"}) for backend in found.backends]
     assert order == sorted(order)
     used = {number for number in lists if lists[number] & set("cls")}

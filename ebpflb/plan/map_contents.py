@@ -13,26 +13,26 @@ from operator import attrgetter
 
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
+from ebpflb.plan.desired_service import DesiredBackend
 from ebpflb.plan.entries import Backend, BackendName, Frontend, Range, Service, SourceRange
-from ebpflb.plan.programmed import Programmed
-from ebpflb.plan.wanted import WantedBackend
+from ebpflb.plan.service_entries import ServiceEntries
 
-NAMELESS = BackendName("", "")
+UNKNOWN_NAME = BackendName("", "")
 
 
 @dataclass
-class Present:
+class MapContents:
     """The maps' content by service port, and what belongs to none.
 
-    ``stray_blocks`` and stray ids are named by leftovers, so they rest before they are used.
+    ``leftover_blocks`` and stray ids are named by leftovers, so they rest before they are used.
     """
 
-    programmed: dict[PortName, Programmed] = field(default_factory=dict)
-    stray_services: list[Frontend] = field(default_factory=list)
-    stray_service_ids: set[int] = field(default_factory=set)
-    stray_backend_ids: set[int] = field(default_factory=set)
-    stray_blocks: set[Range] = field(default_factory=set)
-    stray_source_ranges: list[SourceRange] = field(default_factory=list)
+    entries: dict[PortName, ServiceEntries] = field(default_factory=dict)
+    leftover_services: list[Frontend] = field(default_factory=list)
+    leftover_service_ids: set[int] = field(default_factory=set)
+    leftover_backend_ids: set[int] = field(default_factory=set)
+    leftover_blocks: set[Range] = field(default_factory=set)
+    leftover_source_ranges: list[SourceRange] = field(default_factory=list)
     cluster_ips: set[Address] = field(default_factory=set)
     wrong_members: list[tuple[int, int]] = field(default_factory=list)  # as they should be
 
@@ -45,7 +45,7 @@ def read_back(
     backend_names: Mapping[int, BackendName],
     source_ranges: Iterable[SourceRange] = (),
     cluster_ips: Iterable[Address] = (),
-) -> Present:
+) -> MapContents:
     """Sorts the maps' content by service port; ``slots`` and ``members`` look up one index."""
     by_id: dict[int, dict[Frontend, Service]] = defaultdict(dict)
     for frontend, service in services:
@@ -53,61 +53,64 @@ def read_back(
     ranges_of: dict[int, set[SourceRange]] = defaultdict(set)
     for range in source_ranges:
         ranges_of[range.service].add(range)
-    present = Present(cluster_ips=set(cluster_ips))
+    contents = MapContents(cluster_ips=set(cluster_ips))
     for number, name in service_names.items():
-        if name in present.programmed:
-            present.stray_service_ids.add(number)
+        if name in contents.entries:
+            contents.leftover_service_ids.add(number)
         else:
-            found = _programmed(number, by_id[number], slots, backend_names)
+            found = _service_entries(number, by_id[number], slots, backend_names)
             if found.restricted:
                 found = found._replace(source_ranges=frozenset(ranges_of.pop(number, ())))
-            present.programmed[name] = found
-            present.stray_blocks |= {s.block for s in found.services.values()} - {found.block}
-            _check_members(present, found, members)
-    _gather_strays(present, by_id, ranges_of, backend_names)
-    return present
+            contents.entries[name] = found
+            contents.leftover_blocks |= {s.block for s in found.services.values()} - {found.block}
+            _check_members(contents, found, members)
+    _find_leftovers(contents, by_id, ranges_of, backend_names)
+    return contents
 
 
-def _programmed(
+def _service_entries(
     number: int,
     services: dict[Frontend, Service],
     slots: Callable[[int], Backend],
     backend_names: Mapping[int, BackendName],
-) -> Programmed:
+) -> ServiceEntries:
     """All that a frontend names were complete when written; the largest has backends, if any."""
     blocks = (service.block for service in services.values())
     block = max(blocks, key=attrgetter("size"), default=Range(0, 0))
-    held = [slots(block.base + index) for index in range(block.size)]
-    if any(backend.service != number for backend in held):
-        held, block = [], Range(0, 0)
+    backends_read = [slots(block.base + index) for index in range(block.size)]
+    if any(backend.service != number for backend in backends_read):
+        backends_read, block = [], Range(0, 0)
     backends = tuple(
-        WantedBackend(b.address, b.port, b.flags, backend_names.get(b.id, NAMELESS)) for b in held
+        DesiredBackend(b.address, b.port, b.flags, backend_names.get(b.id, UNKNOWN_NAME))
+        for b in backends_read
     )
-    return Programmed(number, block, services, backends, tuple(b.id for b in held))
+    return ServiceEntries(number, block, services, backends, tuple(b.id for b in backends_read))
 
 
-def _check_members(present: Present, found: Programmed, members: Callable[[int], int]) -> None:
+def _check_members(
+    contents: MapContents, found: ServiceEntries, members: Callable[[int], int]
+) -> None:
     """What a wrong member points to must stay until the member is mended."""
     for id, slot in found.members():
         written = members(id)
         if written != slot:
-            present.wrong_members.append((id, slot))
-            present.stray_blocks.add(Range(written, 1))
+            contents.wrong_members.append((id, slot))
+            contents.leftover_blocks.add(Range(written, 1))
 
 
-def _gather_strays(
-    present: Present,
+def _find_leftovers(
+    contents: MapContents,
     by_id: Mapping[int, dict[Frontend, Service]],
     ranges_of: Mapping[int, set[SourceRange]],
     backend_names: Mapping[int, BackendName],
 ) -> None:
-    kept = {programmed.id for programmed in present.programmed.values()}
+    known = {entries.id for entries in contents.entries.values()}
     for number, services in by_id.items():
-        if number not in kept:
-            present.stray_service_ids.add(number)
-            present.stray_services += services
-            present.stray_blocks |= {service.block for service in services.values()}
-    present.stray_service_ids |= ranges_of.keys() - kept
-    present.stray_source_ranges += [range for ranges in ranges_of.values() for range in ranges]
-    used = {id for programmed in present.programmed.values() for id in programmed.ids}
-    present.stray_backend_ids |= backend_names.keys() - used
+        if number not in known:
+            contents.leftover_service_ids.add(number)
+            contents.leftover_services += services
+            contents.leftover_blocks |= {service.block for service in services.values()}
+    contents.leftover_service_ids |= ranges_of.keys() - known
+    contents.leftover_source_ranges += [range for ranges in ranges_of.values() for range in ranges]
+    used = {id for entries in contents.entries.values() for id in entries.ids}
+    contents.leftover_backend_ids |= backend_names.keys() - used

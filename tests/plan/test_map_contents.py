@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is made of maps that somebody left behind (present.py)."""
+"""What is made of maps that somebody left behind (map_contents.py)."""
 
 from ipaddress import IPv4Address
 
+from ebpflb.plan.desired_service import DesiredService
 from ebpflb.plan.entries import NOWHERE, Backend, BackendName, Frontend, Range, Service
-from ebpflb.plan.wanted import Wanted
-from tests.plan.builders import CLUSTER, by_name, frontend, name, wanted
+from tests.plan.builders import CLUSTER, by_name, desired, frontend, name
 from tests.plan.node import Node, check_tidy
 from tests.plan.simulation import Maps
 
@@ -36,10 +36,10 @@ def web() -> Maps:
     return maps
 
 
-def restarted(maps: Maps, *ports: Wanted) -> Node:
+def restarted(maps: Maps, *ports: DesiredService) -> Node:
     """A new agent on these maps, after its first complete plan."""
     node = Node()
-    node.maps, node.wanted = maps, by_name(*ports)
+    node.maps, node.desired = maps, by_name(*ports)
     node.restart()
     check_tidy(node)
     return node
@@ -47,22 +47,22 @@ def restarted(maps: Maps, *ports: Wanted) -> Node:
 
 def test_empty_maps() -> None:
     """A first start finds nothing."""
-    present = Maps().read_back()
-    assert not present.programmed and not present.stray_blocks and not present.wrong_members
+    contents = Maps().read_back()
+    assert not contents.entries and not contents.leftover_blocks and not contents.wrong_members
 
 
 def test_as_it_should_be() -> None:
     """A service is found with its id, block, frontends, backends and their names."""
     maps = web()
-    present = maps.read_back()
-    found = present.programmed.pop(name("web"))
+    contents = maps.read_back()
+    found = contents.entries.pop(name("web"))
     assert (found.id, found.block, found.services) == (1, OLD, maps.services)
     assert [b.address.packed[-1] for b in found.backends] == [1, 2] and found.ids == (1, 2)
     assert tuple(b.name for b in found.backends) == (
         BackendName("node-a", "pod-1"),
         BackendName("node-a", "pod-2"),
     )
-    assert present == Maps().read_back()
+    assert contents == Maps().read_back()
 
 
 def test_half_flipped() -> None:
@@ -70,10 +70,10 @@ def test_half_flipped() -> None:
     maps = web()
     write_block(maps, 1, NEW, first=2)
     maps.services[frontend(2)] = service(frontend(2), 1, NEW)
-    present = maps.read_back()
-    assert present.programmed[name("web")].block == NEW
-    assert (present.stray_blocks, present.stray_backend_ids) == ({OLD}, {1})
-    node = restarted(maps, wanted("web", [1, 2], [2, 3, 4], flags=NO_FLAGS))
+    contents = maps.read_back()
+    assert contents.entries[name("web")].block == NEW
+    assert (contents.leftover_blocks, contents.leftover_backend_ids) == ({OLD}, {1})
+    node = restarted(maps, desired("web", [1, 2], [2, 3, 4], flags=NO_FLAGS))
     assert {s.block for s in node.maps.services.values()} == {NEW}
 
 
@@ -81,19 +81,21 @@ def test_half_flipped_from_nothing() -> None:
     """A service that had no backends has those of its new block, not its old emptiness."""
     maps = web()
     maps.services[frontend(1)] = service(frontend(1), 1, Range(0, 0))
-    present = maps.read_back()
-    assert present.programmed[name("web")].block == OLD
+    contents = maps.read_back()
+    assert contents.entries[name("web")].block == OLD
 
 
 def test_members_of_a_block_that_was_never_named() -> None:
     """Members go back to the adopted block; what they pointed to stays until they do."""
     maps = web()
     write_block(maps, 1, NEW)
-    present = maps.read_back()
-    assert present.wrong_members == [(1, 0), (2, 1)]
-    assert present.stray_blocks == {Range(2, 1), Range(3, 1)}
-    node = restarted(maps, wanted("a", [3], [7, 8]), wanted("web", [1, 2], [1, 2], flags=NO_FLAGS))
-    assert node.planner.present[name("a")].block == Range(4, 2)
+    contents = maps.read_back()
+    assert contents.wrong_members == [(1, 0), (2, 1)]
+    assert contents.leftover_blocks == {Range(2, 1), Range(3, 1)}
+    node = restarted(
+        maps, desired("a", [3], [7, 8]), desired("web", [1, 2], [1, 2], flags=NO_FLAGS)
+    )
+    assert node.planner.actual[name("a")].block == Range(4, 2)
 
 
 def test_member_that_is_nowhere() -> None:
@@ -101,7 +103,7 @@ def test_member_that_is_nowhere() -> None:
     maps = web()
     maps.members[2] = NOWHERE
     assert maps.read_back().wrong_members == [(2, 1)]
-    node = restarted(maps, wanted("web", [1, 2], [1, 2], flags=NO_FLAGS))
+    node = restarted(maps, desired("web", [1, 2], [1, 2], flags=NO_FLAGS))
     assert node.maps.find(1, 2) == maps.slots[1]
 
 
@@ -109,19 +111,19 @@ def test_frontends_without_a_name() -> None:
     """Frontends that nobody knows go with the first complete plan, and all that was theirs."""
     maps = web()
     del maps.service_names[1]
-    present = maps.read_back()
-    assert not present.programmed
-    assert present.stray_services == [frontend(1), frontend(2)]
-    assert (present.stray_service_ids, present.stray_backend_ids) == ({1}, {1, 2})
-    assert present.stray_blocks == {OLD}
+    contents = maps.read_back()
+    assert not contents.entries
+    assert contents.leftover_services == [frontend(1), frontend(2)]
+    assert (contents.leftover_service_ids, contents.leftover_backend_ids) == ({1}, {1, 2})
+    assert contents.leftover_blocks == {OLD}
     assert not restarted(maps).maps.services
 
 
 def test_wanted_frontend_without_a_name() -> None:
-    """A frontend that is wanted after all is never missing, and slots of strays are not written."""
-    node = restarted(_nameless(), wanted("new", [2], [5]))
+    """A frontend that is desired after all is never missing, and leftover slots are not written."""
+    node = restarted(_nameless(), desired("new", [2], [5]))
     assert node.maps.services.keys() == {frontend(2)}
-    assert node.planner.present[name("new")].block == Range(2, 1)
+    assert node.planner.actual[name("new")].block == Range(2, 1)
 
 
 def _nameless() -> Maps:
@@ -131,13 +133,13 @@ def _nameless() -> Maps:
 
 
 def test_name_without_frontends() -> None:
-    """A service that was about to come or go keeps its id if it is wanted, else its name goes."""
-    for ports in ((), (wanted("web", [1], [7]),)):
+    """A service that was about to come or go keeps its id if it is desired, else its name goes."""
+    for ports in ((), (desired("web", [1], [7]),)):
         maps = web()
         maps.services.clear()
-        present = maps.read_back()
-        assert present.programmed[name("web")].block == Range(0, 0)
-        assert present.stray_backend_ids == {1, 2}
+        contents = maps.read_back()
+        assert contents.entries[name("web")].block == Range(0, 0)
+        assert contents.leftover_backend_ids == {1, 2}
         node = restarted(maps, *ports)
         assert node.maps.service_names == ({1: name("web")} if ports else {})
 
@@ -148,21 +150,21 @@ def test_two_ids_with_one_name() -> None:
     maps.service_names[9] = name("web")
     write_block(maps, 9, NEW, first=5)
     maps.services[frontend(3)] = service(frontend(3), 9, NEW)
-    present = maps.read_back()
-    assert present.programmed[name("web")].id == 1
-    assert (present.stray_service_ids, present.stray_services) == ({9}, [frontend(3)])
-    assert (present.stray_blocks, present.stray_backend_ids) == ({NEW}, {5, 6, 7})
-    restarted(maps, wanted("web", [1, 2, 3], [1, 2], flags=NO_FLAGS))
+    contents = maps.read_back()
+    assert contents.entries[name("web")].id == 1
+    assert (contents.leftover_service_ids, contents.leftover_services) == ({9}, [frontend(3)])
+    assert (contents.leftover_blocks, contents.leftover_backend_ids) == ({NEW}, {5, 6, 7})
+    restarted(maps, desired("web", [1, 2, 3], [1, 2], flags=NO_FLAGS))
 
 
 def test_torn_block() -> None:
     """A block with another service's slot in it is given up and written anew elsewhere."""
     maps = web()
     maps.slots[1] = maps.slots[1]._replace(service=7)
-    present = maps.read_back()
-    found = present.programmed[name("web")]
+    contents = maps.read_back()
+    found = contents.entries[name("web")]
     assert (found.id, found.block, found.backends) == (1, Range(0, 0), ())
-    assert (present.stray_blocks, present.stray_backend_ids) == ({OLD}, {1, 2})
+    assert (contents.leftover_blocks, contents.leftover_backend_ids) == ({OLD}, {1, 2})
 
 
 def test_torn_block_of_two_services() -> None:
@@ -170,7 +172,7 @@ def test_torn_block_of_two_services() -> None:
     maps = web()
     maps.service_names[2] = name("db")
     maps.services[frontend(3)] = service(frontend(3), 2, Range(1, 3))
-    present = maps.read_back()
-    assert present.programmed[name("web")].block == OLD
-    assert present.programmed[name("db")].block == Range(0, 0)
-    assert present.stray_blocks == {Range(1, 3)}
+    contents = maps.read_back()
+    assert contents.entries[name("web")].block == OLD
+    assert contents.entries[name("db")].block == Range(0, 0)
+    assert contents.leftover_blocks == {Range(1, 3)}

@@ -8,9 +8,9 @@ from ebpflb.model.addresses import Family
 from ebpflb.model.devices import Device
 from ebpflb.model.locality import Detector, Mode
 from ebpflb.plan import entries
+from ebpflb.plan.desired_node import DesiredNode
 from ebpflb.plan.entries import NO_PREFIX, NO_V4, NO_V6
-from ebpflb.plan.local import Local
-from ebpflb.plan.spans import prefix_of
+from ebpflb.plan.prefixes import prefix_of
 
 V4 = ip_address("192.0.2.1")
 ETH = Device(2, "eth0", False, True, 0, (V4,), (V4,))
@@ -19,9 +19,9 @@ CHOSEN: dict[str, Any] = {"flags": frozenset({"guard_nodeports"}), "first_port":
 SPAN = {Family.IPV4: prefix_of(ip_network("10.96.0.0/16"))}
 
 
-def local(detector: Detector, *pod_cidrs: str) -> Local:
+def local(detector: Detector, *pod_cidrs: str) -> DesiredNode:
     networks = tuple(map(ip_network, pod_cidrs))
-    return Local((ETH, PORT), (PORT,), {Family.IPV4: V4}, detector, networks)
+    return DesiredNode((ETH, PORT), (PORT,), {Family.IPV4: V4}, detector, networks)
 
 
 def test_devices() -> None:
@@ -60,6 +60,6 @@ def test_detector_by_device() -> None:
 
 def test_node_without_address() -> None:
     """Nothing is made up."""
-    alone = Local((PORT,), (PORT,), {}, Detector(), ())
+    alone = DesiredNode((PORT,), (PORT,), {}, Detector(), ())
     assert alone.devices()[3] == entries.Device(NO_V4, NO_V6, frozenset())
     assert alone.settings(CHOSEN, {})["node_v4"] == NO_V4

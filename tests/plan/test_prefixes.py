@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Networks in the maps' form, and the smallest that holds them all (spans.py)."""
+"""Networks in the maps' form, and the smallest that holds them all (prefixes.py)."""
 
 from ipaddress import ip_address, ip_network
 
@@ -9,7 +9,13 @@ from hypothesis import strategies as some
 
 from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.plan.entries import NO_PREFIX, Prefix, ServiceRange, SourceRange
-from ebpflb.plan.spans import Span, cover, prefix_of, service_range, source_range
+from ebpflb.plan.prefixes import (
+    CoveringPrefixes,
+    prefix_of,
+    service_range,
+    smallest_network,
+    source_range,
+)
 
 addresses = some.ip_addresses()
 networks = some.builds(
@@ -71,12 +77,12 @@ def test_no_prefix() -> None:
 def test_cover(texts: list[str], expected: str) -> None:
     """Addresses and networks alike, in any order."""
     for order in (texts, texts[::-1]):
-        assert str(cover([ip_network(text) for text in order])) == expected
+        assert str(smallest_network([ip_network(text) for text in order])) == expected
 
 
 def test_cover_of_nothing() -> None:
     """No network holds nothing."""
-    assert cover([]) is None
+    assert smallest_network([]) is None
 
 
 @given(some.lists(networks, min_size=1), some.sampled_from(Family))
@@ -85,7 +91,7 @@ def test_cover_is_the_smallest(mixed: list[Network], family: Family) -> None:
     held = [network for network in mixed if network.version == family]
     if not held:
         return
-    found = cover(held)
+    found = smallest_network(held)
     assert found is not None and all(network.subnet_of(found) for network in held)  # type: ignore[arg-type]
     if found.prefixlen < found.max_prefixlen:
         for half in found.subnets():
@@ -95,10 +101,10 @@ def test_cover_is_the_smallest(mixed: list[Network], family: Family) -> None:
 @given(some.lists(addresses | networks, max_size=6))
 def test_span(values: list[Address | Network]) -> None:
     """Grown step by step, it is what covers all of each family."""
-    span = Span()
+    covering = CoveringPrefixes()
     for value in values:
-        span.add(value)
+        covering.add(value)
     for family in Family:
-        expected = cover([value for value in values if value.version == family])
-        assert span.networks.get(family) == expected
-        assert span.prefixes()[family] == (prefix_of(expected) if expected else NO_PREFIX)
+        expected = smallest_network([value for value in values if value.version == family])
+        assert covering.networks.get(family) == expected
+        assert covering.by_family()[family] == (prefix_of(expected) if expected else NO_PREFIX)

@@ -4,18 +4,18 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from ebpflb.plan.desired_service import DesiredBackend, DesiredService
 from ebpflb.plan.entries import Backend, Flags, Frontend, Range, Service, SourceRange
-from ebpflb.plan.spans import source_range
-from ebpflb.plan.wanted import Wanted, WantedBackend
+from ebpflb.plan.prefixes import source_range
 
 
-class Programmed(NamedTuple):
+class ServiceEntries(NamedTuple):
     """What the maps hold of one service port: backends slot by slot, and an id for each."""
 
     id: int
     block: Range
     services: dict[Frontend, Service]
-    backends: tuple[WantedBackend, ...]
+    backends: tuple[DesiredBackend, ...]
     ids: tuple[int, ...]
     source_ranges: frozenset[SourceRange] = frozenset()
 
@@ -26,48 +26,51 @@ class Programmed(NamedTuple):
 
     def slots(self) -> Iterator[tuple[int, Backend]]:
         """The block, index by index."""
-        for slot, (wanted, id) in enumerate(zip(self.backends, self.ids, strict=True)):
-            backend = Backend(wanted.address, wanted.port, wanted.flags, id, self.id)
+        for slot, (desired, id) in enumerate(zip(self.backends, self.ids, strict=True)):
+            backend = Backend(desired.address, desired.port, desired.flags, id, self.id)
             yield self.block.base + slot, backend
 
     def members(self) -> Iterator[tuple[int, int]]:
         """The slot of each id."""
         return ((id, self.block.base + slot) for slot, id in enumerate(self.ids))
 
-    def has_backends_of(self, wanted: Wanted) -> bool:
+    def has_backends_of(self, desired: DesiredService) -> bool:
         """In the same slots; a backend may have got another name."""
-        if self.backends == wanted.backends:
+        if self.backends == desired.backends:
             return bool(self.id)
-        return bool(self.id) and [b[:3] for b in self.backends] == [b[:3] for b in wanted.backends]
+        return bool(self.id) and [b[:3] for b in self.backends] == [b[:3] for b in desired.backends]
 
-    def ids_for(self, wanted: Wanted) -> tuple[int, ...]:
+    def ids_for(self, desired: DesiredService) -> tuple[int, ...]:
         """A backend keeps its id as long as it belongs to the service; 0 for one that is new."""
         if not self.ids:
-            return (0,) * len(wanted.backends)
+            return (0,) * len(desired.backends)
         ids = {b.endpoint: id for b, id in zip(self.backends, self.ids, strict=True)}
-        return tuple([ids.get(b.endpoint, 0) for b in wanted.backends])
+        return tuple([ids.get(b.endpoint, 0) for b in desired.backends])
 
 
 _OPEN, _RESTRICTED = frozenset[str](), frozenset({"restricted"})
-NOTHING = Programmed(0, Range(0, 0), {}, (), ())
+NO_ENTRIES = ServiceEntries(0, Range(0, 0), {}, (), ())
 
 
-def numbered(
+def service_entries(
     number: int,
-    wanted: Wanted,
+    desired: DesiredService,
     frontends: Mapping[Frontend, Flags],
     block: Range,
     ids: tuple[int, ...],
-) -> Programmed:
-    """What is wanted, with its numbers."""
-    services = _services(number, wanted, frontends, block)
-    new = Programmed(number, block, services, wanted.backends, ids)
-    return new._replace(source_ranges=source_ranges(number, wanted)) if new.restricted else new
+) -> ServiceEntries:
+    """What is desired, with its numbers."""
+    services = _services(number, desired, frontends, block)
+    new = ServiceEntries(number, block, services, desired.backends, ids)
+    return new._replace(source_ranges=source_ranges(number, desired)) if new.restricted else new
 
 
-def kept(
-    old: Programmed, own: Iterable[Frontend], wanted: Wanted, frontends: Mapping[Frontend, Flags]
-) -> Programmed | None:
+def retained_entries(
+    old: ServiceEntries,
+    own: Iterable[Frontend],
+    desired: DesiredService,
+    frontends: Mapping[Frontend, Flags],
+) -> ServiceEntries | None:
     """What does not fit serves on by its own frontends as it did, if it served.
 
     But it lets in nobody whom it should not; and frontends that a crash left at other blocks go
@@ -81,21 +84,21 @@ def kept(
     if not new.restricted:
         return new._replace(source_ranges=frozenset())
     if any(_RESTRICTED & words for words in frontends.values()):
-        return new._replace(source_ranges=source_ranges(old.id, wanted))
+        return new._replace(source_ranges=source_ranges(old.id, desired))
     return new
 
 
-def source_ranges(number: int, wanted: Wanted) -> frozenset[SourceRange]:
-    return frozenset(source_range(network, number) for network in wanted.source_ranges)
+def source_ranges(number: int, desired: DesiredService) -> frozenset[SourceRange]:
+    return frozenset(source_range(network, number) for network in desired.source_ranges)
 
 
 def _services(
-    number: int, wanted: Wanted, frontends: Mapping[Frontend, Flags], block: Range
+    number: int, desired: DesiredService, frontends: Mapping[Frontend, Flags], block: Range
 ) -> dict[Frontend, Service]:
-    cluster = sum("cluster" in backend.flags for backend in wanted.backends)
-    local = [index for index, backend in enumerate(wanted.backends) if "local" in backend.flags]
+    cluster = sum("cluster" in backend.flags for backend in desired.backends)
+    local = [index for index, backend in enumerate(desired.backends) if "local" in backend.flags]
     ranges = Range(block.base, cluster), Range(block.base + (local or [0])[0], len(local))
-    affinity, slots = wanted.affinity_seconds, block.size
+    affinity, slots = desired.affinity_seconds, block.size
     return {
         frontend: Service(frontend, number, flags, affinity, slots, *ranges)
         for frontend, flags in frontends.items()

@@ -10,19 +10,19 @@ from collections.abc import Iterable
 
 from ebpflb.model.addresses import Address
 from ebpflb.plan.entries import Frontend, Service
-from ebpflb.plan.spans import Span
+from ebpflb.plan.prefixes import CoveringPrefixes
 
 
 class ClusterIps:
-    """``held`` is what the map holds already."""
+    """``present`` is what the map holds already."""
 
-    def __init__(self, held: Iterable[Address] = ()) -> None:
-        self.span = Span()
+    def __init__(self, present: Iterable[Address] = ()) -> None:
+        self.prefixes = CoveringPrefixes()
         self.frontends: set[Frontend] = set()
         self.counts: dict[Address, int] = {}  # of frontends
-        self.held_before = dict.fromkeys(held, True)  # of each that may have come or gone
+        self.was_present = dict.fromkeys(present, True)  # of each that may have come or gone
 
-    def lead(self, frontend: Frontend, service: Service | None) -> None:
+    def point(self, frontend: Frontend, service: Service | None) -> None:
         """The frontend leads to this service from now on, or to none."""
         internal = service is not None and "external" not in service.flags
         if internal == (frontend in self.frontends):
@@ -34,21 +34,21 @@ class ClusterIps:
             self.frontends.remove(frontend)
             self._count_down(frontend.address)
 
-    def settle(self) -> tuple[list[Address], list[Address]]:
+    def take_changes(self) -> tuple[list[Address], list[Address]]:
         """What the map must gain and what it must lose since the last time."""
-        changed, self.held_before = self.held_before, {}
-        gained = [ip for ip, held in changed.items() if not held and ip in self.counts]
-        return gained, [ip for ip, held in changed.items() if held and ip not in self.counts]
+        changed, self.was_present = self.was_present, {}
+        added = [ip for ip, present in changed.items() if not present and ip in self.counts]
+        return added, [ip for ip, present in changed.items() if present and ip not in self.counts]
 
     def _count_up(self, address: Address) -> None:
         count = self.counts.get(address, 0)
         self.counts[address] = count + 1
         if not count:
-            self.held_before.setdefault(address, False)
-            self.span.add(address)
+            self.was_present.setdefault(address, False)
+            self.prefixes.add(address)
 
     def _count_down(self, address: Address) -> None:
         self.counts[address] -= 1
         if not self.counts[address]:
-            self.held_before.setdefault(address, True)
+            self.was_present.setdefault(address, True)
             del self.counts[address]

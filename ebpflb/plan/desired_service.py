@@ -36,7 +36,7 @@ _ORDER = {flags: list(_LISTS).index(key[:2]) for key, flags in _FLAGS.items()}
 _UNKNOWN: Mapping[Family, Address] = {}
 
 
-class WantedBackend(NamedTuple):
+class DesiredBackend(NamedTuple):
     """An endpoint in its place of the block."""
 
     address: Address
@@ -51,7 +51,7 @@ class WantedBackend(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class DesiredService:
     """What one service port asks of the datapath.
 
     ``created`` decides who keeps a frontend that two services claim. ``source_ranges`` are the
@@ -62,15 +62,15 @@ class Wanted:
     created: str
     frontends: dict[Frontend, Flags]
     affinity_seconds: int
-    backends: tuple[WantedBackend, ...]
+    backends: tuple[DesiredBackend, ...]
     source_ranges: tuple[Network, ...] = ()
 
 
-def want(
+def desired_service(
     port: ServicePort, selection: Selection, primary: Mapping[Family, Address] = _UNKNOWN
-) -> Wanted:
+) -> DesiredService:
     """The entries for one service port; ``primary`` are this node's own addresses."""
-    return Wanted(
+    return DesiredService(
         name=port.name,
         created=port.created,
         frontends=_frontends(port, selection.has_any),
@@ -104,11 +104,11 @@ def _source_ranges(port: ServicePort, own: Address | None) -> tuple[Network, ...
     return tuple(dict.fromkeys((*ranges, *(map(ip_network, vips) if here else ()))))
 
 
-def _backends(selection: Selection) -> tuple[WantedBackend, ...]:
+def _backends(selection: Selection) -> tuple[DesiredBackend, ...]:
     cluster, local = set(map(id, selection.cluster)), set(map(id, selection.local))
     found = {id(e): e for e in (*selection.serving, *selection.cluster, *selection.local)}
     backends = [
-        WantedBackend(e.address, e.port, _FLAGS[i in cluster, i in local, e.local], _name(e))
+        DesiredBackend(e.address, e.port, _FLAGS[i in cluster, i in local, e.local], _name(e))
         for i, e in found.items()
     ]
     return tuple(sorted(backends, key=lambda backend: _ORDER[backend.flags]))

@@ -10,14 +10,14 @@ from ebpflb.model.addresses import Address, Family, Network, family
 from ebpflb.model.devices import Choice, Devices
 from ebpflb.model.locality import Detector
 from ebpflb.plan.entries import NO_PREFIX, NO_V4, NO_V6, Device, Prefix
-from ebpflb.plan.spans import prefix_of
+from ebpflb.plan.prefixes import prefix_of
 
 _PODS, _NOT_PODS = frozenset({"pods"}), frozenset[str]()
 _DETECT = frozenset({"detect_local"})
 
 
 @dataclass(frozen=True)
-class Local:
+class DesiredNode:
     """All devices, those that are served, the Node's own addresses, and who counts as a pod."""
 
     every: Devices

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ids, ranges of slots, and the quarantine between two owners."""
+"""IdAllocator, ranges of slots, and the quarantine between two owners."""
 
 from itertools import pairwise
 
@@ -7,117 +7,129 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+from ebpflb.plan.allocators import (
+    QUARANTINE_SECONDS,
+    IdAllocator,
+    MapFull,
+    Quarantine,
+    SlotAllocator,
+)
 from ebpflb.plan.entries import Range
-from ebpflb.plan.numbers import QUARANTINE_SECONDS, Full, Ids, Quarantine, Ranges
 
 SLOTS = 24
 
 
 def test_ids_start_at_one() -> None:
     """Zero is no id, so that an element nobody has written names nothing."""
-    assert [Ids(4).take(), Ids(2).take()] == [1, 1]
+    assert [IdAllocator(4).allocate(), IdAllocator(2).allocate()] == [1, 1]
 
 
 def test_freed_id_comes_back_last() -> None:
     """A number is given again only after all others."""
-    ids = Ids(5)
-    assert [ids.take(), ids.take()] == [1, 2]
-    ids.give_back(1)
-    assert [ids.take(), ids.take(), ids.take()] == [3, 4, 1]
+    ids = IdAllocator(5)
+    assert [ids.allocate(), ids.allocate()] == [1, 2]
+    ids.free(1)
+    assert [ids.allocate(), ids.allocate(), ids.allocate()] == [3, 4, 1]
 
 
 def test_ids_capacity() -> None:
-    """Ids below the capacity are given, and then there is no more."""
-    ids = Ids(3)
-    assert (ids.free, ids.take(), ids.take(), ids.free) == (2, 1, 2, 0)
-    with pytest.raises(Full):
-        ids.take()
+    """IdAllocator below the capacity are given, and then there is no more."""
+    ids = IdAllocator(3)
+    assert (ids.available, ids.allocate(), ids.allocate(), ids.available) == (2, 1, 2, 0)
+    with pytest.raises(MapFull):
+        ids.allocate()
 
 
 def test_adopted_id() -> None:
     """An id that the maps hold is never given, and the round goes on behind it."""
-    ids = Ids(6)
-    ids.adopt(3)
-    ids.adopt(1)
-    assert [ids.take(), ids.take(), ids.take()] == [4, 5, 2]
+    ids = IdAllocator(6)
+    ids.mark_used(3)
+    ids.mark_used(1)
+    assert [ids.allocate(), ids.allocate(), ids.allocate()] == [4, 5, 2]
 
 
 @given(some.lists(some.integers(0, 5)))
 @settings(max_examples=60, deadline=None)
 def test_ids_are_unique(moves: list[int]) -> None:
     """No id is given to two owners, whatever comes back in between."""
-    ids, taken = Ids(5), list[int]()
+    ids, taken = IdAllocator(5), list[int]()
     for move in moves:
         if move < len(taken):
-            ids.give_back(taken.pop(move))
-        elif ids.free:
-            taken.append(ids.take())
-        assert len(set(taken)) == len(taken) == ids.capacity - 1 - ids.free
+            ids.free(taken.pop(move))
+        elif ids.available:
+            taken.append(ids.allocate())
+        assert len(set(taken)) == len(taken) == ids.capacity - 1 - ids.available
 
 
 def test_ranges_first_fit() -> None:
-    """The first hole that is large enough is used."""
-    ranges = Ranges(10)
-    first, _, third = ranges.take(2), ranges.take(1), ranges.take(3)
-    ranges.give_back(first)
-    ranges.give_back(third)
-    assert [ranges.take(3), ranges.take(2)] == [Range(3, 3), Range(0, 2)]
+    """The first free_range that is large enough is used."""
+    ranges = SlotAllocator(10)
+    first, _, third = ranges.allocate(2), ranges.allocate(1), ranges.allocate(3)
+    ranges.free(first)
+    ranges.free(third)
+    assert [ranges.allocate(3), ranges.allocate(2)] == [Range(3, 3), Range(0, 2)]
 
 
 def test_empty_range() -> None:
     """Nothing is taken for a service without backends, not even from a full map."""
-    ranges = Ranges(0)
-    assert ranges.take(0) == Range(0, 0)
-    ranges.give_back(Range(0, 0))
-    assert ranges.holes == [Range(0, 0)] and not ranges.free
+    ranges = SlotAllocator(0)
+    assert ranges.allocate(0) == Range(0, 0)
+    ranges.free(Range(0, 0))
+    assert ranges.free_ranges == [Range(0, 0)] and not ranges.available
 
 
 def test_no_run_of_that_size() -> None:
     """Enough slots in pieces are not enough."""
-    ranges = Ranges(3)
-    taken = [ranges.take(1) for _ in range(3)]
-    ranges.give_back(taken[0])
-    ranges.give_back(taken[2])
-    with pytest.raises(Full, match="map slots has no 2 free slots in a row"):
-        ranges.take(2)
+    ranges = SlotAllocator(3)
+    taken = [ranges.allocate(1) for _ in range(3)]
+    ranges.free(taken[0])
+    ranges.free(taken[2])
+    with pytest.raises(MapFull, match="map slots has no 2 free slots in a row"):
+        ranges.allocate(2)
 
 
 _sizes = some.integers(1, 6)
 _indexes = some.integers(0, SLOTS - 1)
 
 
-def check_holes(ranges: Ranges, used: set[int]) -> None:
+def check_holes(ranges: SlotAllocator, used: set[int]) -> None:
     """Disjoint, sorted, joined, and together with ``used`` everything."""
-    holes = ranges.holes
-    assert all(sum(one) < other.base for one, other in pairwise(holes))
-    free = [slot for hole in holes for slot in range(hole.base, sum(hole))]
-    assert sorted([*free, *used]) == list(range(SLOTS))
-    assert ranges.free == len(free)
+    free_ranges = ranges.free_ranges
+    assert all(sum(one) < other.base for one, other in pairwise(free_ranges))
+    available = [
+        slot for free_range in free_ranges for slot in range(free_range.base, sum(free_range))
+    ]
+    assert sorted([*available, *used]) == list(range(SLOTS))
+    assert ranges.available == len(available)
 
 
 @given(some.lists(some.tuples(some.booleans(), _sizes, _indexes), max_size=40))
 @settings(max_examples=150, deadline=None)
 def test_holes(moves: list[tuple[bool, int, int]]) -> None:
-    """Any taking and giving back keeps the holes disjoint, sorted, joined and complete."""
-    ranges, taken = Ranges(SLOTS), list[Range]()
+    """Any taking and giving back keeps the free_ranges disjoint, sorted, joined and complete."""
+    ranges, taken = SlotAllocator(SLOTS), list[Range]()
     for giving, size, index in moves:
         if giving and taken:
-            ranges.give_back(taken.pop(index % len(taken)))
-        elif any(hole.size >= size for hole in ranges.holes):
-            taken.append(ranges.take(size))
+            ranges.free(taken.pop(index % len(taken)))
+        elif any(free_range.size >= size for free_range in ranges.free_ranges):
+            taken.append(ranges.allocate(size))
         check_holes(ranges, {slot for run in taken for slot in range(run.base, sum(run))})
 
 
 @given(some.lists(some.builds(Range, _indexes, some.integers(0, 6)), max_size=8))
 @settings(max_examples=100, deadline=None)
 def test_adopted_ranges(adopted: list[Range]) -> None:
-    """Ranges that the maps refer to are used up, even where they overlap."""
-    ranges, used = Ranges(SLOTS), set[int]()
+    """SlotAllocator that the maps refer to are used up, even where they overlap."""
+    ranges, used = SlotAllocator(SLOTS), set[int]()
     for run in adopted:
-        ranges.adopt(run)
+        ranges.mark_used(run)
         used |= set(range(run.base, min(sum(run), SLOTS)))
-    holes = {slot for hole in ranges.holes for slot in range(hole.base, sum(hole))}
-    assert holes == set(range(SLOTS)) - used
+    free_ranges = {
+        slot
+        for free_range in ranges.free_ranges
+        for slot in range(free_range.base, sum(free_range))
+    }
+    assert free_ranges == set(range(SLOTS)) - used
 
 
 def test_nothing_rests_before_it_is_carried_out() -> None:
@@ -132,7 +144,7 @@ def test_rests_a_second() -> None:
     """What was freed comes back a second after that was carried out, and only once."""
     quarantine, back = Quarantine(), list[str]()
     quarantine.add(lambda: back.append("slot"))
-    quarantine.rest(8.0)
+    quarantine.start(8.0)
     quarantine.release(8.0 + QUARANTINE_SECONDS - 0.125)
     assert back == []
     quarantine.release(8.0 + QUARANTINE_SECONDS)
@@ -145,9 +157,9 @@ def test_each_batch_rests_by_itself() -> None:
     """A later plan neither shortens nor prolongs the rest of an earlier one."""
     quarantine, back = Quarantine(), list[str]()
     quarantine.add(lambda: back.append("first"))
-    quarantine.rest(8.0)
+    quarantine.start(8.0)
     quarantine.add(lambda: back.append("second"))
-    quarantine.rest(8.5)
+    quarantine.start(8.5)
     quarantine.add(lambda: back.append("third"))
     quarantine.release(9.25)
     assert back == ["first"]

@@ -3,13 +3,13 @@
 
 import pytest
 
+from ebpflb.plan.desired_service import DesiredService
 from ebpflb.plan.entries import Range
 from ebpflb.plan.planner import Capacity
-from ebpflb.plan.wanted import Wanted
-from tests.plan.builders import ROOM, by_name, frontend, name, wanted
+from tests.plan.builders import ROOM, by_name, desired, frontend, name
 from tests.plan.node import Node, check_tidy
 
-A, B = wanted("a", [1, 2], [1, 2]), wanted("b", [3, 4], [3, 4])
+A, B = desired("a", [1, 2], [1, 2]), desired("b", [3, 4], [3, 4])
 FULL = [
     (ROOM._replace(services=3), "map services is full (3 entries)"),
     (ROOM._replace(service_ids=2), "map service_stats is full (2 ids)"),
@@ -47,7 +47,7 @@ def test_what_is_placed_stays(capacity: Capacity, message: str) -> None:
     """While one waits, what has a place can still change what takes no more room."""
     node = Node(capacity)
     node.change(by_name(A, B))
-    node.change(by_name(wanted("a", [1, 2], [1, 2], affinity_seconds=60)))
+    node.change(by_name(desired("a", [1, 2], [1, 2], affinity_seconds=60)))
     assert {service.affinity_seconds for service in node.maps.services.values()} == {60}
     assert node.planner.unplaced == {name("b"): message}
 
@@ -55,12 +55,12 @@ def test_what_is_placed_stays(capacity: Capacity, message: str) -> None:
 @pytest.mark.parametrize(
     ("capacity", "grown"),
     [
-        (ROOM._replace(services=4), wanted("b", [3, 4, 5], [3])),
-        (ROOM._replace(slots=5), wanted("b", [4], [3, 5])),
-        (ROOM._replace(backend_ids=5), wanted("b", [3], [3, 5])),
+        (ROOM._replace(services=4), desired("b", [3, 4, 5], [3])),
+        (ROOM._replace(slots=5), desired("b", [4], [3, 5])),
+        (ROOM._replace(backend_ids=5), desired("b", [3], [3, 5])),
     ],
 )
-def test_last_good_state_stays(capacity: Capacity, grown: Wanted) -> None:
+def test_last_good_state_stays(capacity: Capacity, grown: DesiredService) -> None:
     """A service that grew out of the maps serves on as it did, in every respect."""
     node = Node(capacity)
     node.change(by_name(A, B))
@@ -75,9 +75,9 @@ def test_moved_frontend_of_a_waiting_service() -> None:
     """A frontend that the waiting service gave up can be taken over, and is then the other's."""
     node = Node(ROOM._replace(slots=5))
     node.change(by_name(A, B))
-    node.change(by_name(wanted("b", [3], [3, 5])))
-    node.change(by_name(wanted("a", [1, 2, 4], [1, 2])))
-    assert node.maps.services[frontend(4)].id == node.planner.present[name("a")].id
+    node.change(by_name(desired("b", [3], [3, 5])))
+    node.change(by_name(desired("a", [1, 2, 4], [1, 2])))
+    assert node.maps.services[frontend(4)].id == node.planner.actual[name("a")].id
     node.change({name("b"): None})
     assert node.maps.services.keys() == {frontend(1), frontend(2), frontend(4)}
     check_tidy(node)
@@ -87,10 +87,10 @@ def test_frontend_comes_back_to_a_waiting_service() -> None:
     """A waiting service whose frontend was taken over gets it back once it wants what it had."""
     node = Node(ROOM._replace(slots=5))
     node.change(by_name(A, B))
-    node.change(by_name(wanted("a", [1], [1, 5]), wanted("b", [2, 3, 4], [3, 4])))
-    assert node.maps.services[frontend(2)].id == node.planner.present[name("b")].id
+    node.change(by_name(desired("a", [1], [1, 5]), desired("b", [2, 3, 4], [3, 4])))
+    assert node.maps.services[frontend(2)].id == node.planner.actual[name("b")].id
     node.change(by_name(A, B))
-    assert node.maps.services[frontend(2)].id == node.planner.present[name("a")].id
+    assert node.maps.services[frontend(2)].id == node.planner.actual[name("a")].id
     check_tidy(node)
 
 
@@ -98,7 +98,7 @@ def test_frontends_of_one_plan_share_the_map() -> None:
     """What a plan removes makes room for the next plan only, since it goes last."""
     node = Node(ROOM._replace(services=4))
     node.change(by_name(A, B))
-    node.change({name("a"): None, **by_name(wanted("c", [5], [5]))})
+    node.change({name("a"): None, **by_name(desired("c", [5], [5]))})
     assert node.planner.unplaced.keys() == {name("c")}
     node.change({})
     assert node.planner.unplaced == {}
@@ -108,7 +108,7 @@ def test_frontend_taken_over_needs_no_room() -> None:
     """In a full map a frontend can change hands."""
     node = Node(ROOM._replace(services=4))
     node.change(by_name(A, B))
-    node.change({name("a"): None, **by_name(wanted("c", [1, 2], [5]))})
+    node.change({name("a"): None, **by_name(desired("c", [1, 2], [5]))})
     assert node.planner.unplaced == {}
 
 
@@ -116,13 +116,13 @@ def test_half_flipped_and_full() -> None:
     """A crash between two frontends, and then no room: all go to the block that was adopted."""
     node = Node(ROOM._replace(slots=8))
     node.change(by_name(A))
-    node.change(by_name(wanted("a", [1, 2], [1, 2, 3])), stop=3 + 3 + 1 + 1)
+    node.change(by_name(desired("a", [1, 2], [1, 2, 3])), stop=3 + 3 + 1 + 1)
     assert {s.block for s in node.maps.services.values()} == {Range(0, 2), Range(2, 3)}
-    node.wanted = by_name(wanted("a", [1, 2], [1, 2, 3, 4]))
+    node.desired = by_name(desired("a", [1, 2], [1, 2, 3, 4]))
     node.restart()
     assert {s.block for s in node.maps.services.values()} == {Range(2, 3)}
     node.wait(2)
     node.change(by_name(B))
-    assert node.planner.present[name("b")].block == Range(0, 2)
+    assert node.planner.actual[name("b")].block == Range(0, 2)
     assert len(node.maps.answer(frontend(2)).cluster) == 3
     check_tidy(node)
