@@ -13,8 +13,7 @@ import msgspec
 
 from ebpflb.configuration import addresses
 from ebpflb.configuration.durations import Duration, FlushFrequency
-from ebpflb.configuration.fields import KubeProxyConfiguration, VModule
-from ebpflb.configuration.paths import replaced, value_at
+from ebpflb.configuration.fields import KubeProxyConfiguration, VModule, replaced, value_at
 from ebpflb.configuration.reading import Wrong, decode
 from ebpflb.configuration.table import BESIDE_FILE, ROWS, Row, kind_of
 

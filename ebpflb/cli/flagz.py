@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ebpflb.cli import choices, flags
-from ebpflb.configuration.fields import HEALTHZ_PORT, METRICS_PORT, KubeProxyConfiguration
-from ebpflb.configuration.paths import value_at
+from ebpflb.configuration.fields import HEALTHZ_PORT, METRICS_PORT, KubeProxyConfiguration, value_at
 from ebpflb.configuration.table import ROWS, Row
 
 # What those say that are not given and have no field; others "".

@@ -2,9 +2,8 @@
 """kube-proxy's configuration, as kube-proxy takes it: a file or flags in, Settings out.
 
 ``durations``    Go's "1h0m0s"
-``fields``       KubeProxyConfiguration v1alpha1, with its defaults
+``fields``       KubeProxyConfiguration v1alpha1: defaults, and a field by its path
 ``table``        every flag and field: what it is for, and what becomes of it here
-``paths``        a field by its path, as "conntrack.min"
 ``addresses``    HOST:PORT, completed as kube-proxy does
 ``document``     the text of a file -> plain values; unknown and duplicate fields by name
 ``reading``      plain values -> fields; all that cannot be read at once

@@ -3,8 +3,13 @@
 
 from collections.abc import Mapping, Set
 
-from ebpflb.configuration.fields import HEALTHZ_PORT, METRICS_PORT, KubeProxyConfiguration
-from ebpflb.configuration.paths import replaced, value_at
+from ebpflb.configuration.fields import (
+    HEALTHZ_PORT,
+    METRICS_PORT,
+    KubeProxyConfiguration,
+    replaced,
+    value_at,
+)
 from ebpflb.model.addresses import Address, parse_address
 
 _PORTS = range(1, 1 << 16)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from ebpflb.cluster.documents import Loader, check_depth
-from ebpflb.configuration.paths import join
+from ebpflb.configuration.fields import join
 
 
 class Document(NamedTuple):

@@ -16,8 +16,7 @@ import msgspec
 
 from ebpflb.configuration import addresses, document, durations, fields
 from ebpflb.configuration.durations import Duration, FlushFrequency
-from ebpflb.configuration.fields import KubeProxyConfiguration, Section
-from ebpflb.configuration.paths import join, value_at
+from ebpflb.configuration.fields import KubeProxyConfiguration, Section, join, value_at
 from ebpflb.errors import ConfigurationError
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ applicable.
 from collections.abc import Set
 from typing import Any, NamedTuple
 
-from ebpflb.configuration import paths
+from ebpflb.configuration import fields
 from ebpflb.configuration.fields import KubeProxyConfiguration
 
 
@@ -230,7 +230,7 @@ BESIDE_FILE = (
 
 def kind_of(row: Row) -> Any:
     """The type of its fields; None for a flag without."""
-    return dict(paths.leaves())[row.fields.split()[0]] if row.fields else None
+    return dict(fields.leaves())[row.fields.split()[0]] if row.fields else None
 
 
 def idle_flags(given: Set[str]) -> list[str]:
@@ -245,5 +245,5 @@ def idle_fields(configuration: KubeProxyConfiguration) -> list[str]:
     return [
         path
         for path in every
-        if paths.value_at(configuration, path) != paths.value_at(default, path)
+        if fields.value_at(configuration, path) != fields.value_at(default, path)
     ]

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from ebpflb.cli import flags
-from ebpflb.configuration import paths, table
+from ebpflb.configuration import fields, table
 from ebpflb.configuration.fields import KubeProxyConfiguration, VModule
 from ebpflb.configuration.table import ROWS, Row
 
@@ -54,7 +54,7 @@ def test_every_documented_flag() -> None:
     """Every flag of kube-proxy.md 15 is in the table, and every field of the file."""
     assert set(DOCUMENTED.split()) <= {row.flag for row in ROWS}
     listed = [path for row in ROWS for path in row.fields.split()]
-    expected = {path for path, _ in paths.leaves()} - {"apiVersion", "kind"}
+    expected = {path for path, _ in fields.leaves()} - {"apiVersion", "kind"}
     assert sorted(listed) == sorted(expected)
 
 
@@ -75,9 +75,9 @@ def test_reaches_its_fields(row: Row, text: str) -> None:
     """Each flag is taken under kube-proxy's own name, and sets its fields and no others."""
     default, found = said(), said(f"--{row.flag}={text}")
     mine = row.fields.split()
-    for path, _ in paths.leaves():
-        same = paths.value_at(found, path) == paths.value_at(default, path)
-        assert same is (path not in mine or paths.value_at(default, path) is True), path
+    for path, _ in fields.leaves():
+        same = fields.value_at(found, path) == fields.value_at(default, path)
+        assert same is (path not in mine or fields.value_at(default, path) is True), path
 
 
 @pytest.mark.parametrize(
