@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ebpflb.cli import flags
-from ebpflb.configuration import fields, reading, table, translation, validation
+from ebpflb.configuration import config_file, fields, table, translation, validation
 from ebpflb.configuration.fields import KubeProxyConfiguration
 from ebpflb.errors import ConfigurationError
 
@@ -21,7 +21,7 @@ def configuration(values: Mapping[str, Any]) -> KubeProxyConfiguration:
         _refuse(flags.line(wrong) for wrong in validation.check(found))
         return found
     path = Path(values["config"])
-    read = reading.read(path)
+    read = config_file.read(path)
     found = flags.beside_file(read.configuration, values)
     unread = {each.path for each in read.wrong}  # there the default stands, which is nobody's error
     senseless = [each for each in validation.check(found) if each.path not in unread]

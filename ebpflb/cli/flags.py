@@ -12,9 +12,9 @@ import click
 import msgspec
 
 from ebpflb.configuration import addresses
+from ebpflb.configuration.config_file import Wrong, decode
 from ebpflb.configuration.durations import Duration, FlushFrequency
 from ebpflb.configuration.fields import KubeProxyConfiguration, VModule, replaced, value_at
-from ebpflb.configuration.reading import Wrong, decode
 from ebpflb.configuration.table import BESIDE_FILE, ROWS, Row, kind_of
 
 DETAILS = 4  # the verbosity from which on details are logged

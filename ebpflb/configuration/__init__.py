@@ -5,8 +5,7 @@
 ``fields``       KubeProxyConfiguration v1alpha1: defaults, and a field by its path
 ``table``        every flag and field: what it is for, and what becomes of it here
 ``addresses``    HOST:PORT, completed as kube-proxy does
-``document``     the text of a file -> plain values; unknown and duplicate fields by name
-``reading``      plain values -> fields; all that cannot be read at once
+``config_file``  a configuration file -> fields; unknown and duplicate fields, and all errors
 ``validation``   fields that make no sense, all at once (kube-proxy.md 15)
 ``families``     addresses that do not fit this node's families
 ``translation``  fields -> what the agent does

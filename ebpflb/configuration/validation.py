@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator
 
 from ebpflb.configuration import addresses
+from ebpflb.configuration.config_file import Wrong
 from ebpflb.configuration.fields import IPVS, Conntrack, KubeProxyConfiguration, join, value_at
-from ebpflb.configuration.reading import Wrong
 from ebpflb.model import nodeports
 from ebpflb.model.addresses import family, parse_address, parse_network
 from ebpflb.model.locality import Mode

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ebpflb.configuration import reading
+from ebpflb.configuration import config_file
 from ebpflb.datapath.maps.pins import BPFFS
 from ebpflb.node import conntrack
 from ebpflb.options import ConntrackOptions
@@ -26,7 +26,7 @@ def test_write_config_to(ebpflb: Ebpflb, file: Path) -> None:
     """What the flags say is written, whole, and reads back the same."""
     words = ["--cluster-cidr=10.0.0.0/8", "--iptables-min-sync-period=2s", "--node-name=a"]
     assert ebpflb("run", "--write-config-to", file, *words).status == 0
-    found = reading.read(file).configuration
+    found = config_file.read(file).configuration
     assert (found.cluster_cidr, found.hostname_override) == ("10.0.0.0/8", "a")
     assert found.of_mode.min_sync_period == 2 * 10**9
     other = file.with_suffix(".other")

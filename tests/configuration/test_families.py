@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ebpflb.configuration import families, reading
+from ebpflb.configuration import config_file, families
 from ebpflb.configuration.families import Place
 from ebpflb.model.addresses import Family
 from tests.configuration.files import HEAD
@@ -18,7 +18,7 @@ BOTH = frozenset(Family)
 
 def check(place: Place, **values: Any) -> dict[str, bool]:
     """The lines, and whether each is fatal."""
-    found = reading.interpret(HEAD | values)
+    found = config_file.interpret(HEAD | values)
     assert not found.wrong
     return {each.text: each.fatal for each in families.check(found.configuration, place)}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ebpflb.configuration import reading
+from ebpflb.configuration import config_file
 from ebpflb.configuration.translation import translate
 from ebpflb.model.locality import Detector, Mode
 from ebpflb.options import ConntrackOptions, Options
@@ -15,7 +15,7 @@ from tests.configuration.files import HEAD
 
 
 def made(**values: Any) -> Options:
-    found = reading.interpret(HEAD | values)
+    found = config_file.interpret(HEAD | values)
     assert not found.wrong
     return Options(None, "node-1", Path(), **translate(found.configuration))  # type: ignore[arg-type]
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from ebpflb.configuration import reading, validation
+from ebpflb.configuration import config_file, validation
 from tests.configuration.files import HEAD
 
 
 def wrong(**values: Any) -> list[str]:
-    found = reading.interpret(HEAD | values)
+    found = config_file.interpret(HEAD | values)
     assert not found.wrong
     return [str(each) for each in validation.check(found.configuration)]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ebpflb.configuration import reading
+from ebpflb.configuration import config_file
 from tests.configuration.files import KUBEADM
 from tests.deploy import helm
 from tests.deploy.helm import CHART, DEPLOY, MANIFESTS, Object, Refused, Values
@@ -198,7 +198,7 @@ def test_what_kubeadm_wrote(tmp_path: Path) -> None:
     installed, written = tmp_path / "config.conf", tmp_path / "kubeadm.conf"
     installed.write_text(helm.the("ConfigMap", objects)["data"]["config.conf"])
     written.write_text(yaml.safe_dump({**whole, "clientConnection": {}}))
-    assert reading.read(installed) == reading.read(written)
+    assert config_file.read(installed) == config_file.read(written)
     assert helm.container(objects)["livenessProbe"]["httpGet"]["port"] == 10256
 
 

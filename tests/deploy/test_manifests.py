@@ -15,7 +15,7 @@ from cloudcoil.models.prometheus_operator import v1 as operators
 
 from ebpflb.cli.run import run
 from ebpflb.cluster import api, recorder
-from ebpflb.configuration import reading
+from ebpflb.configuration import config_file
 from ebpflb.datapath.maps.pins import BPFFS, DEFAULT
 from ebpflb.node import sysctl
 from ebpflb.options import Paths
@@ -202,7 +202,7 @@ def test_configuration_is_read(
     if place == "the manifests":
         path = tmp_path / "config.conf"
         path.write_text(helm.the("ConfigMap", defaults)["data"]["config.conf"])
-    found = reading.read(path)
+    found = config_file.read(path)
     assert (found.wrong, caplog.messages) == ((), [])
 
 
@@ -210,7 +210,7 @@ def test_probes_ask_where_it_listens(defaults: list[Object], tmp_path: Path) -> 
     """The port that the reader makes of the configuration is the probes'."""
     path = tmp_path / "config.conf"
     path.write_text(helm.the("ConfigMap", defaults)["data"]["config.conf"])
-    configuration = reading.read(path).configuration
+    configuration = config_file.read(path).configuration
     port = int(configuration.healthz_bind_address.rpartition(":")[2])
     container = helm.container(defaults)
     for probe in ("livenessProbe", "readinessProbe"):

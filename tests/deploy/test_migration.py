@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ebpflb.configuration import reading
+from ebpflb.configuration import config_file
 from tests.deploy import helm
 
 HERE = Path(__file__).parent
@@ -47,7 +47,7 @@ def test_values(tmp_path: Path) -> None:
     (objects,) = helm.render(yaml.safe_load((tmp_path / "values.yaml").read_text()))
     said = tmp_path / "config.conf"
     said.write_text(helm.the("ConfigMap", objects)["data"]["config.conf"])
-    found = reading.read(said)
+    found = config_file.read(said)
     assert not found.wrong
     assert found.configuration.cluster_cidr == "10.244.0.0/16"
     assert found.configuration.client_connection.kubeconfig == ""

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import yaml
 
-from ebpflb.configuration import fields, reading
+from ebpflb.configuration import config_file, fields
 from ebpflb.configuration.durations import Duration
 from ebpflb.configuration.fields import KubeProxyConfiguration
 from tests.configuration.files import HEAD, KUBEADM, write
@@ -23,7 +23,7 @@ def file(tmp_path: Path) -> Path:
 
 def read(path: Path) -> KubeProxyConfiguration:
     """A file in which nothing is wrong."""
-    found = reading.read(path)
+    found = config_file.read(path)
     assert not found.wrong
     return found.configuration
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ebpflb.configuration import reading
+from ebpflb.configuration import config_file
 from ebpflb.errors import ConfigurationError
 from tests.configuration.files import KUBEADM, write
 
@@ -33,7 +33,7 @@ def test_all_wrong_types_at_once(file: Path) -> None:
         logging={"flushFrequency": 1.5, "vmodule": [{"verbosity": "a"}, 5, {"verbosity": "b"}]},
         mode="ipvs",
     )
-    found = reading.read(file)
+    found = config_file.read(file)
     assert {str(wrong) for wrong in found.wrong} == {
         "oomScoreAdj: Expected int, got str",
         'iptables.syncPeriod: "soon" is no duration such as 30s or 1h30m',
@@ -76,7 +76,7 @@ def test_no_configuration(file: Path, text: bytes) -> None:
     """What is not even a mapping, half of a file for one, is refused in a line that names it."""
     file.write_bytes(text)
     with pytest.raises(ConfigurationError) as refused:
-        reading.read(file)
+        config_file.read(file)
     assert all(line.startswith(f"{file}: ") for line in str(refused.value).splitlines())
 
 
@@ -86,7 +86,7 @@ def test_every_half(file: Path) -> None:
     for length in range(0, len(whole), 7):
         file.write_bytes(whole[:length])
         try:
-            reading.read(file)
+            config_file.read(file)
         except ConfigurationError as error:
             assert str(file) in str(error)
 
@@ -94,7 +94,7 @@ def test_every_half(file: Path) -> None:
 def test_no_file(file: Path) -> None:
     """A file that is not there is named."""
     with pytest.raises(ConfigurationError, match=f"{file}: No such file"):
-        reading.read(file)
+        config_file.read(file)
 
 
 @pytest.mark.parametrize(
@@ -109,6 +109,6 @@ def test_no_file(file: Path) -> None:
 def test_wrong_kind(file: Path, values: dict[str, Any], paths: list[str]) -> None:
     """Another kind or version is refused; both are told."""
     with pytest.raises(ConfigurationError) as refused:
-        reading.read(write(file, **values))
+        config_file.read(write(file, **values))
     lines = str(refused.value).splitlines()
     assert [line.split(": ")[1] for line in lines] == paths
