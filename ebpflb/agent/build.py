@@ -11,7 +11,7 @@ from ebpflb.cluster.manifests import ManifestSource
 from ebpflb.cluster.recorder import ApiRecorder, LogRecorder, Recorder, to_server
 from ebpflb.cluster.source import Emit, Observe, Source
 from ebpflb.cluster.watching import ApiSource
-from ebpflb.configuration.fields import plain
+from ebpflb.configuration.fields import to_builtins
 from ebpflb.configuration.translation import EXTERNAL_IPS
 from ebpflb.datapath.datapath import Datapath
 from ebpflb.datapath.maps.pins import StateDir
@@ -87,7 +87,7 @@ def _pages(options: Options, flags: Mapping[str, str], metrics: Metrics) -> Page
     return Pages(
         metrics=metrics.exposition,
         slis=metrics.slis_exposition,
-        configuration=lambda: plain(options.configuration),
+        configuration=lambda: to_builtins(options.configuration),
         flags=lambda: flags,
         on_ping=lambda: metrics.check("ping", "healthz", ok=True),
         profiling=options.profiling,

@@ -10,7 +10,7 @@ from typing import Any
 
 from ebpflb.agent.parts import do_all
 from ebpflb.configuration import families
-from ebpflb.configuration.families import Place
+from ebpflb.configuration.families import NodeFamilies
 from ebpflb.configuration.fields import KubeProxyConfiguration
 from ebpflb.datapath.datapath import Datapath
 from ebpflb.model import devices, nodeports, nodes
@@ -49,7 +49,7 @@ class Machine:
         """Raises ConfigurationError for addresses with which this Node could serve nothing."""
         found, primary = self.options.configuration, next(iter(self.cluster.primary), None)
         if primary is not None and isinstance(found, KubeProxyConfiguration):
-            families.enforce(found, Place(primary, supported(), self._pod_cidrs()))
+            families.enforce(found, NodeFamilies(primary, supported(), self._pod_cidrs()))
 
     @property
     def is_news(self) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ebpflb.cli import flags
-from ebpflb.configuration import config_file, fields, table, translation, validation
+from ebpflb.configuration import config_file, fields, parameters, translation, validation
 from ebpflb.configuration.fields import KubeProxyConfiguration
 from ebpflb.errors import ConfigurationError
 
@@ -23,9 +23,11 @@ def configuration(values: Mapping[str, Any]) -> KubeProxyConfiguration:
     path = Path(values["config"])
     read = config_file.read(path)
     found = flags.beside_file(read.configuration, values)
-    unread = {each.path for each in read.wrong}  # there the default stands, which is nobody's error
+    unread = {
+        each.path for each in read.errors
+    }  # there the default stands, which is nobody's error
     senseless = [each for each in validation.check(found) if each.path not in unread]
-    _refuse(f"{path}: {each}" for each in (*senseless, *read.wrong))
+    _refuse(f"{path}: {each}" for each in (*senseless, *read.errors))
     return found
 
 
@@ -42,12 +44,18 @@ def remark(found: KubeProxyConfiguration, values: Mapping[str, Any]) -> None:
     """One line each for what has no effect here, by name."""
     given = flags.given(values)
     if values["config"] is None:
-        idle = table.idle_flags(given)
+        idle = parameters.ignored_flags(given)
     else:
-        idle = [*table.idle_fields(found), *table.idle_flags(given & table.BESIDE_FILE)]
-        _say("replaced by --config", [f"--{flag}" for flag in sorted(given - table.BESIDE_FILE)])
+        idle = [
+            *parameters.ignored_fields(found),
+            *parameters.ignored_flags(given & parameters.EFFECTIVE_WITH_CONFIG),
+        ]
+        _say(
+            "replaced by --config",
+            [f"--{flag}" for flag in sorted(given - parameters.EFFECTIVE_WITH_CONFIG)],
+        )
     _say("accepted, and without effect here", idle)
-    _say("feature gates without effect here", translation.idle_gates(found))
+    _say("feature gates without effect here", translation.ignored_gates(found))
 
 
 def node_name(found: KubeProxyConfiguration, host_name: str) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kube-proxy's flags as options of click, made of ``configuration.table``; and what they say.
+"""kube-proxy's flags as options of click, made of ``configuration.parameters``; and what they say.
 
 Go's way to write them is understood: ``--flag=value``, ``--flag value``, a boolean as ``--flag`` or
 ``--flag=false``, and underscores for dashes. What was not given is None.
@@ -11,11 +11,11 @@ from typing import Any, get_origin
 import click
 import msgspec
 
-from ebpflb.configuration import addresses
-from ebpflb.configuration.config_file import Wrong, decode
+from ebpflb.configuration import listen_addresses
+from ebpflb.configuration.config_file import FieldError, decode
 from ebpflb.configuration.durations import Duration, FlushFrequency
-from ebpflb.configuration.fields import KubeProxyConfiguration, VModule, replaced, value_at
-from ebpflb.configuration.table import BESIDE_FILE, ROWS, Row, kind_of
+from ebpflb.configuration.fields import KubeProxyConfiguration, VModule, replace_at, value_at
+from ebpflb.configuration.parameters import EFFECTIVE_WITH_CONFIG, PARAMETERS, Parameter, type_of
 
 DETAILS = 4  # the verbosity from which on details are logged
 LIKE_GO = {"token_normalize_func": lambda name: name.replace("_", "-")}
@@ -28,56 +28,58 @@ _FILES = {"config", "kubeconfig", "write-config-to"}
 
 def every(command: Callable[..., Any]) -> Callable[..., Any]:
     """A decorator: all flags of kube-proxy but --version."""
-    for row in reversed(ROWS):
+    for row in reversed(PARAMETERS):
         if row.flags and row.flag != "version":
             command = _option(row)(command)
     return command
 
 
-def name(row: Row) -> str:
+def name(row: Parameter) -> str:
     """By which click hands its value over."""
     return row.flag.replace("-", "_")
 
 
 def given(values: Mapping[str, Any]) -> set[str]:
     """The flags that are on the command line."""
-    return {row.flag for row in ROWS if row.flags and values.get(name(row)) not in (None, ())}
+    return {row.flag for row in PARAMETERS if row.flags and values.get(name(row)) not in (None, ())}
 
 
 def said(values: Mapping[str, Any]) -> KubeProxyConfiguration:
     """What the flags say together."""
     found = _laid_over(KubeProxyConfiguration(), values, given(values))
-    by_flag = {path for row in ROWS for path in row.fields.split() if row.flag in given(values)}
+    by_flag = {
+        path for row in PARAMETERS for path in row.fields.split() if row.flag in given(values)
+    }
     ports = {path: values[flag] for path, flag in _PORTS.items() if values[flag] is not None}
-    found = addresses.complete(found, by_flag & set(addresses.PATHS), ports)
+    found = listen_addresses.complete(found, by_flag & set(listen_addresses.PATHS), ports)
     for path, port in ports.items():
-        found = found if port else replaced(found, path, "")
+        found = found if port else replace_at(found, path, "")
     return found
 
 
 def beside_file(found: KubeProxyConfiguration, values: Mapping[str, Any]) -> KubeProxyConfiguration:
     """The file's configuration with those flags that count even so (kube-proxy.md 15)."""
-    return _laid_over(found, values, given(values) & BESIDE_FILE)
+    return _laid_over(found, values, given(values) & EFFECTIVE_WITH_CONFIG)
 
 
-def line(wrong: Wrong) -> str:
+def line(wrong: FieldError) -> str:
     """The error, naming the flag that sets the field."""
     field = wrong.path.partition("[")[0]
-    flags = [row.flag for row in ROWS if row.flag and field in row.fields.split()]
+    flags = [row.flag for row in PARAMETERS if row.flag and field in row.fields.split()]
     return f"--{flags[0]}: {wrong.reason}" if flags else str(wrong)
 
 
 def _laid_over(
     found: KubeProxyConfiguration, values: Mapping[str, Any], flags: set[str]
 ) -> KubeProxyConfiguration:
-    for row in ROWS:
+    for row in PARAMETERS:
         for path in row.fields.split() if row.flag in flags else ():
-            found = replaced(found, path, values[name(row)])
+            found = replace_at(found, path, values[name(row)])
     return found
 
 
-def _option(row: Row) -> Callable[[Any], Any]:
-    kind = _KINDS.get(row.flag, str) if not row.fields else kind_of(row)
+def _option(row: Parameter) -> Callable[[Any], Any]:
+    kind = _KINDS.get(row.flag, str) if not row.fields else type_of(row)
     alone: dict[str, Any] = {}  # what it says where no value follows
     if kind is bool or row.flag == "v":
         alone = {"is_flag": False, "flag_value": "true" if kind is bool else str(DETAILS)}
@@ -89,13 +91,13 @@ def _option(row: Row) -> Callable[[Any], Any]:
         multiple=_is_many(kind),
         metavar=_metavar(row, kind),
         callback=_reading(kind),
-        help=row.meaning + _default(row),
-        hidden=row.idle,
+        help=row.help + _default(row),
+        hidden=row.ignored,
         **alone,
     )
 
 
-def _metavar(row: Row, kind: Any) -> str:
+def _metavar(row: Parameter, kind: Any) -> str:
     if row.flag in _FILES:
         return "FILE"
     plain = {bool: "true|false", str: "TEXT", dict[str, bool]: "GATE=BOOL"}
@@ -103,11 +105,11 @@ def _metavar(row: Row, kind: Any) -> str:
     return plain.get(kind, "LIST" if _is_many(kind) else "NUMBER")
 
 
-def _default(row: Row) -> str:
+def _default(row: Parameter) -> str:
     """As kube-proxy's help shows it, where there is one."""
     if not row.fields:
         return ""
-    default = addresses.complete(KubeProxyConfiguration(), frozenset())
+    default = listen_addresses.complete(KubeProxyConfiguration(), frozenset())
     value = value_at(default, row.fields.split()[0])
     shown = value and not isinstance(value, bool | tuple | dict)
     return f"  [default: {value}]" if shown else ""

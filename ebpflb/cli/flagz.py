@@ -6,7 +6,7 @@ from typing import Any
 
 from ebpflb.cli import choices, flags
 from ebpflb.configuration.fields import HEALTHZ_PORT, METRICS_PORT, KubeProxyConfiguration, value_at
-from ebpflb.configuration.table import ROWS, Row
+from ebpflb.configuration.parameters import PARAMETERS, Parameter
 
 # What those say that are not given and have no field; others "".
 _UNSAID = {
@@ -24,13 +24,13 @@ def in_force(found: KubeProxyConfiguration, chosen: Mapping[str, Any]) -> dict[s
     """
     own = dict(chosen) | {"masquerade_ports": choices.port_text(chosen["masquerade_ports"])}
     values = {name.replace("_", "-"): value for name, value in own.items()}
-    for row in ROWS:
+    for row in PARAMETERS:
         if row.flag:
             values[row.flag] = _value(row, found, chosen)
     return {name: spelled(value) for name, value in values.items()}
 
 
-def _value(row: Row, found: KubeProxyConfiguration, chosen: Mapping[str, Any]) -> Any:
+def _value(row: Parameter, found: KubeProxyConfiguration, chosen: Mapping[str, Any]) -> Any:
     if row.fields:
         paths = row.fields.split()
         of_mode = [path for path in paths if path.startswith(f"{found.mode}.")]

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kube-proxy's configuration, as kube-proxy takes it: a file or flags in, Settings out.
+"""kube-proxy's configuration: a file or flags in, the fields of ``ebpflb.options.Options`` out.
 
-``durations``    Go's "1h0m0s"
-``fields``       KubeProxyConfiguration v1alpha1: defaults, and a field by its path
-``table``        every flag and field: what it is for, and what becomes of it here
-``addresses``    HOST:PORT, completed as kube-proxy does
-``config_file``  a configuration file -> fields; unknown and duplicate fields, and all errors
-``validation``   fields that make no sense, all at once (kube-proxy.md 15)
-``families``     addresses that do not fit this node's families
-``translation``  fields -> what the agent does
-``watch``        the file, while we run
+In the order in which a value passes through them (the flags themselves are read in ``ebpflb.cli``):
+
+parameters        every flag and field: its help, and whether it has an effect here
+config_file       the file -> plain values -> fields; unknown, duplicate and mistyped fields
+fields            KubeProxyConfiguration v1alpha1 with its defaults, and fields by their path
+durations         values such as "1h0m0s"
+listen_addresses  default addresses and ports of healthzBindAddress and metricsBindAddress
+validation        all invalid values, by kube-proxy's rules
+translation       fields -> Options
+families          once the Node is known: addresses of a family that the node does not have
+watch             changes of the file while the agent runs
 """

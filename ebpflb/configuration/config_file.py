@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A configuration file -> KubeProxyConfiguration with its defaults.
+"""A configuration file -> plain values -> KubeProxyConfiguration with its defaults.
 
-kube-proxy reads strictly and, where only names are wrong, says so and reads on (kube-proxy.md 15).
-So do we, and every name is told. What has the wrong type is an error; all such errors are found at
-once: each is taken out, and the rest is read again. Of a list the others keep their places.
+As in kube-proxy (kube-proxy.md 15), unknown and duplicate fields are logged and do no harm: of a
+duplicate field the last value is used, of several documents the first. A value of the wrong type
+is an error. All such errors are found in one pass: each invalid value is removed, and the rest is
+converted again.
 """
 
 import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args, get_origin
 
@@ -18,20 +19,21 @@ import msgspec
 import yaml
 
 from ebpflb.cluster.documents import Loader, check_depth
-from ebpflb.configuration import addresses, durations, fields
+from ebpflb.configuration import durations, fields, listen_addresses
 from ebpflb.configuration.durations import Duration, FlushFrequency
-from ebpflb.configuration.fields import KubeProxyConfiguration, Section, join, value_at
+from ebpflb.configuration.fields import KubeProxyConfiguration, Section, join_path, value_at
 from ebpflb.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
 
-_WHERE = re.compile(r"(?P<reason>.*) - at `(?:key in )?\$(?P<path>.*)`", re.DOTALL)
-_SOMEWHERE = "[...]"  # in a mapping of our making: featureGates is the only one
+# How msgspec ends a message: with the place of the value, as "$.a.b[0]".
+_PLACE = re.compile(r"(?P<reason>.*) - at `(?:key in )?\$(?P<path>.*)`", re.DOTALL)
+_ANY_KEY = "[...]"  # msgspec does not say which key of a mapping: only featureGates is one
 _STEP = re.compile(r"\.([^.\[]+)|\[([0-9]+)\]")
 
 
-class Wrong(NamedTuple):
-    """A field and why it cannot be meant."""
+class FieldError(NamedTuple):
+    """The path of an invalid field, and what is wrong with its value."""
 
     path: str
     reason: str
@@ -40,42 +42,106 @@ class Wrong(NamedTuple):
         return f"{self.path}: {self.reason}"
 
 
-class ReadConfiguration(NamedTuple):
-    """What was read; fields that are ``wrong`` have their defaults."""
+class ParsedConfiguration(NamedTuple):
+    """A configuration, and its fields that have an error: they have their default value."""
 
     configuration: KubeProxyConfiguration
-    wrong: tuple[Wrong, ...]
+    errors: tuple[FieldError, ...]
 
 
-def read(path: Path) -> ReadConfiguration:
-    """Raises ConfigurationError for a file that is not there, or no configuration at all."""
+class Document(NamedTuple):
+    """The values of a file without those that are null, and the paths of duplicate fields."""
+
+    values: dict[str, Any]
+    duplicates: tuple[str, ...]
+
+
+def read(path: Path) -> ParsedConfiguration:
+    """Raises ConfigurationError if the file is missing or is not a KubeProxyConfiguration."""
     try:
-        text = parse(path.read_bytes())
+        document = parse(path.read_bytes())
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}") from error
     except ValueError as error:
         raise ConfigurationError(f"{path}: {error}") from error
-    _check_kind(path, text.values)
-    unknown = tuple(_unknown(KubeProxyConfiguration, text.values, ""))
-    for what, names in (("unknown", unknown), ("duplicate", text.duplicates)):
-        if names:
-            log.warning("%s: read leniently: %s fields: %s", path, what, ", ".join(names))
-    return interpret(text.values)
+    _check_kind(path, document.values)
+    unknown = list(_unknown(KubeProxyConfiguration, document.values, ""))
+    if unknown:
+        log.warning("%s: unknown fields are ignored: %s", path, ", ".join(unknown))
+    if document.duplicates:
+        duplicates = ", ".join(document.duplicates)
+        log.warning("%s: duplicate fields, the last value is used: %s", path, duplicates)
+    return to_configuration(document.values)
 
 
-def interpret(values: dict[str, Any]) -> ReadConfiguration:
-    """Plain values -> fields."""
-    wrong: list[Wrong] = []
-    while True:
+def parse(data: bytes) -> Document:
+    """The first YAML document, or JSON. Raises ValueError, with a message for the operator, if it
+    is not a mapping.
+    """
+    try:
+        return _parse(data)
+    except RecursionError as error:
+        raise ValueError("neither YAML nor JSON: nested too deeply") from error
+
+
+def _parse(data: bytes) -> Document:
+    duplicates: list[str] = []
+    try:
+        values = _parse_json(data, duplicates)
+    except (ValueError, RecursionError):
+        duplicates.clear()
+        values = _parse_yaml(data, duplicates)
+    if not isinstance(values, dict):
+        raise ValueError("not a mapping of fields: is the file complete?")
+    return Document(_without_nulls(values), tuple(dict.fromkeys(duplicates)))
+
+
+def _parse_json(data: bytes, duplicates: list[str]) -> Any:
+    """json does not say where a mapping is, so a duplicate is reported without its path."""
+
+    def mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        duplicates.extend(_repeated(name for name, _ in pairs))
+        return dict(pairs)
+
+    return json.loads(data, object_pairs_hook=mapping)
+
+
+def _parse_yaml(data: bytes, duplicates: list[str]) -> Any:
+    try:
+        check_depth(data)
+        loader = Loader(data)
         try:
-            converted = msgspec.convert(values, KubeProxyConfiguration, dec_hook=decode)
-            break
-        except msgspec.ValidationError as error:
-            wrong.append(_take_out(values, str(error)))
-    said = {path for path in addresses.PATHS if value_at(converted, path)}
-    return ReadConfiguration(
-        addresses.complete(fields.with_defaults(converted), said), tuple(wrong)
-    )
+            node = loader.get_node() if loader.check_node() else None
+            if node is None:
+                return None
+            duplicates.extend(_duplicates(node, ""))
+            return loader.construct_document(node)
+        finally:
+            loader.dispose()
+    except (yaml.YAMLError, ValueError) as error:
+        raise ValueError(f"neither YAML nor JSON: {' '.join(str(error).split())}") from error
+
+
+def _duplicates(node: yaml.Node, path: str) -> Iterator[str]:
+    if isinstance(node, yaml.MappingNode):
+        names = [str(key.value) for key, _ in node.value]
+        yield from (join_path(path, name) for name in _repeated(names))
+        for name, (_, value) in zip(names, node.value, strict=True):
+            yield from _duplicates(value, join_path(path, name))
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            yield from _duplicates(value, join_path(path, index))
+
+
+def _repeated(names: Iterable[str]) -> list[str]:
+    return [name for name, count in Counter(names).items() if count > 1]
+
+
+def _without_nulls(value: Any) -> Any:
+    """A field that is null counts as not set; an element of a list that is null stays."""
+    if isinstance(value, dict):
+        return {str(k): _without_nulls(v) for k, v in value.items() if v is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
 
 
 def _check_kind(path: Path, values: dict[str, Any]) -> None:
@@ -90,122 +156,65 @@ def _check_kind(path: Path, values: dict[str, Any]) -> None:
 
 
 def _unknown(kind: type[Section], values: Any, path: str) -> Iterator[str]:
+    """The paths of fields that a section of this type does not have."""
     if not isinstance(values, dict):
         return
     known = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
     for name, value in values.items():
         if name not in known:
-            yield join(path, name)
+            yield join_path(path, name)
             continue
         inner = known[name]
         if isinstance(inner, type) and issubclass(inner, Section):
-            yield from _unknown(inner, value, join(path, name))
+            yield from _unknown(inner, value, join_path(path, name))
         elif get_origin(inner) is tuple and issubclass(get_args(inner)[0], Section):
             for index, each in enumerate(value if isinstance(value, list) else ()):
-                yield from _unknown(get_args(inner)[0], each, join(join(path, name), index))
+                at = join_path(join_path(path, name), index)
+                yield from _unknown(get_args(inner)[0], each, at)
+
+
+def to_configuration(values: dict[str, Any]) -> ParsedConfiguration:
+    """Plain values -> fields. Removes invalid values from ``values``."""
+    errors: list[FieldError] = []
+    while True:
+        try:
+            converted = msgspec.convert(values, KubeProxyConfiguration, dec_hook=decode)
+            break
+        except msgspec.ValidationError as error:
+            errors.append(_remove_invalid(values, str(error)))
+    explicit = {path for path in listen_addresses.PATHS if value_at(converted, path)}
+    with_defaults = fields.with_defaults(converted)
+    return ParsedConfiguration(listen_addresses.complete(with_defaults, explicit), tuple(errors))
 
 
 def decode(kind: type[Duration], value: Any) -> Duration:
-    """For msgspec. Text; in its own field a plain number too. Without a unit it is an error:
-    86400 would be less than a millisecond.
+    """A hook of msgspec. A duration is text; only flushFrequency may be a number, of nanoseconds.
+    In any other field a number is an error: 86400 would be less than a millisecond.
     """
     if isinstance(value, str):
         return kind(durations.parse(value))
     if kind is FlushFrequency and isinstance(value, int) and not isinstance(value, bool):
         return kind(value)
-    raise ValueError(f"{value!r} is no duration such as 30s or 1h30m")
+    raise ValueError(f"{value!r} {durations.NOT_A_DURATION}")
 
 
-def _take_out(values: dict[str, Any], error: str) -> Wrong:
-    """Removes the value that the error is about, or empties it where it is an element."""
-    found = _WHERE.fullmatch(error)
+def _remove_invalid(values: dict[str, Any], message: str) -> FieldError:
+    """Removes the value that msgspec's message is about. An element of a list is replaced by an
+    empty one, so that the indexes of the others stay right.
+    """
+    found = _PLACE.fullmatch(message)
     if not found or not found["path"]:
-        raise ConfigurationError(error)
-    steps = _STEP.findall(found["path"].removesuffix(_SOMEWHERE))
-    *way, last = [name or int(index) for name, index in steps]
+        raise ConfigurationError(message)
+    steps = _STEP.findall(found["path"].removesuffix(_ANY_KEY))
+    *parents, last = [name or int(index) for name, index in steps]
     path, at = "", cast(Any, values)
-    for step in way:
-        path, at = join(path, step), at[step]
-    if found["path"].endswith(_SOMEWHERE):
-        path, at = join(path, last), at[last]
+    for step in parents:
+        path, at = join_path(path, step), at[step]
+    if found["path"].endswith(_ANY_KEY):
+        path, at = join_path(path, last), at[last]
         last = next(name for name, value in at.items() if not isinstance(value, bool))
     if isinstance(last, int):
         at[last] = {} if found["reason"].startswith("Expected `object`") else ""
     else:
         del at[last]
-    return Wrong(join(path, last), found["reason"].replace("`", ""))
-
-
-class Document(NamedTuple):
-    """The values, and the paths of fields that are there twice."""
-
-    values: dict[str, Any]
-    duplicates: tuple[str, ...]
-
-
-def parse(data: bytes) -> Document:
-    """Raises ValueError, fit to be shown, for what is no mapping in YAML or JSON."""
-    try:
-        return _document(data)
-    except RecursionError as error:
-        raise ValueError("neither YAML nor JSON: nested too deeply") from error
-
-
-def _document(data: bytes) -> Document:
-    duplicates: list[str] = []
-    try:
-        values = _json(data, duplicates)
-    except (ValueError, RecursionError):
-        duplicates.clear()
-        values = _yaml(data, duplicates)
-    if not isinstance(values, dict):
-        raise ValueError("there is no mapping in it: is it written to the end?")
-    return Document(_without_nulls(values), tuple(dict.fromkeys(duplicates)))
-
-
-def _json(data: bytes, duplicates: list[str]) -> Any:
-    """Where it was found is not known, so a duplicate is named by its name alone."""
-
-    def mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        duplicates.extend(_repeated(name for name, _ in pairs))
-        return dict(pairs)
-
-    return json.loads(data, object_pairs_hook=mapping)
-
-
-def _yaml(data: bytes, duplicates: list[str]) -> Any:
-    try:
-        check_depth(data)
-        loader = Loader(data)
-        try:
-            node = loader.get_node() if loader.check_node() else None
-            if node is None:
-                return None
-            duplicates.extend(_twice(node, ""))
-            return loader.construct_document(node)
-        finally:
-            loader.dispose()
-    except (yaml.YAMLError, ValueError) as error:
-        raise ValueError(f"neither YAML nor JSON: {' '.join(str(error).split())}") from error
-
-
-def _twice(node: yaml.Node, path: str) -> Iterator[str]:
-    if isinstance(node, yaml.MappingNode):
-        names = [str(key.value) for key, _ in node.value]
-        yield from (join(path, name) for name in _repeated(names))
-        for name, (_, value) in zip(names, node.value, strict=True):
-            yield from _twice(value, join(path, name))
-    elif isinstance(node, yaml.SequenceNode):
-        for index, value in enumerate(node.value):
-            yield from _twice(value, join(path, index))
-
-
-def _repeated(names: Any) -> list[str]:
-    return [name for name, count in Counter(names).items() if count > 1]
-
-
-def _without_nulls(value: Any) -> Any:
-    """In a file null is as good as nothing; in a list it is an element."""
-    if isinstance(value, dict):
-        return {str(k): _without_nulls(v) for k, v in value.items() if v is not None}
-    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
+    return FieldError(join_path(path, last), found["reason"].replace("`", ""))

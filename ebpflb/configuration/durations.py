@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Durations as Go writes and reads them: "300ms", "1h0m0s", "-1.5h" (Go's time.ParseDuration)."""
+"""Go's durations as text: "300ms", "1h0m0s", "-1.5h" (time.ParseDuration, Duration.String)."""
 
 import re
 
@@ -15,10 +15,11 @@ _NANOSECONDS = {
 }
 _PART = re.compile(r"([0-9]*)(?:\.([0-9]*))?(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
 _LONGEST = 2**63 - 1  # nanoseconds: Go's int64
+NOT_A_DURATION = "is not a duration such as 30s or 1h30m"
 
 
 class Duration(int):
-    """So many nanoseconds; as text what Go would write."""
+    """A number of nanoseconds; str() gives what Go writes."""
 
     @property
     def seconds(self) -> float:
@@ -26,7 +27,7 @@ class Duration(int):
 
     @property
     def whole_seconds(self) -> int:
-        """As the kernel's time-outs want it: what is not 0 is at least 1."""
+        """For the kernel's timeouts: rounded down, but at least 1 if it is not 0."""
         return max(1, self // 10**9) if self else 0
 
     def __str__(self) -> str:
@@ -44,16 +45,16 @@ class Duration(int):
 
 
 class FlushFrequency(Duration):
-    """Of logging: the one that may be a plain number in the file, of nanoseconds."""
+    """logging.flushFrequency: the only duration that may be a number in the file (nanoseconds)."""
 
 
 def parse(text: str) -> Duration:
-    """Raises ValueError, fit to be shown, for what Go would not read either."""
+    """Raises ValueError, with a message for the operator, for what Go does not accept."""
     number = text[1:] if text[:1] in ("-", "+") else text
-    found = 0 if number == "0" else _sum(number)
-    if found is None or found > _LONGEST:
-        raise ValueError(f'"{text}" is no duration such as 30s or 1h30m')
-    return Duration(-found if text.startswith("-") else found)
+    nanoseconds = 0 if number == "0" else _sum(number)
+    if nanoseconds is None or nanoseconds > _LONGEST:
+        raise ValueError(f'"{text}" {NOT_A_DURATION}')
+    return Duration(-nanoseconds if text.startswith("-") else nanoseconds)
 
 
 def _sum(number: str) -> int | None:
@@ -69,7 +70,7 @@ def _sum(number: str) -> int | None:
 
 
 def _short(nanoseconds: int) -> str:
-    """Less than a second."""
+    """A duration of less than a second."""
     if not nanoseconds:
         return "0s"
     for digits, unit in ((6, "ms"), (3, "µs")):
@@ -79,6 +80,6 @@ def _short(nanoseconds: int) -> str:
 
 
 def _decimal(number: int, digits: int) -> str:
-    """``number`` shifted by so many decimal places, without useless zeros."""
+    """``number`` divided by 10**``digits``, without trailing zeros."""
     whole, fraction = divmod(number, 10**digits)
     return f"{whole}.{fraction:0{digits}}".rstrip("0") if fraction else str(whole)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses that do not fit: a configuration against this node's families (kube-proxy.md 15, 17).
+"""Checks the IP families of a configuration's addresses against those of the node
+(kube-proxy.md 15, 17).
 
-The primary family is that of bindAddress, else of the Node's first address: without the former it
-is not known before the Node is. Both families are served where the kernel has both.
+The node's primary family is that of bindAddress or, if that is unspecified, of the Node's first
+address; so this check has to wait for the Node. Both families are served if the kernel has both.
 """
 
 import logging
@@ -10,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from ebpflb.configuration import addresses
-from ebpflb.configuration.fields import KubeProxyConfiguration
+from ebpflb.configuration import listen_addresses
+from ebpflb.configuration.fields import KubeProxyConfiguration, value_at
 from ebpflb.configuration.validation import cluster_cidrs
 from ebpflb.errors import ConfigurationError
 from ebpflb.model import nodeports
@@ -21,15 +22,15 @@ from ebpflb.model.locality import Mode
 log = logging.getLogger(__name__)
 
 
-class Mismatch(NamedTuple):
-    """One line for the operator; where it is ``fatal`` nothing can be served."""
+class FamilyMismatch(NamedTuple):
+    """A message for the operator; ``fatal`` if the node cannot serve with this configuration."""
 
-    text: str
+    message: str
     fatal: bool = False
 
 
-class Place(NamedTuple):
-    """This node: its primary family, what the kernel can, and spec.podCIDRs."""
+class NodeFamilies(NamedTuple):
+    """The node's primary family, the families that its kernel supports, and spec.podCIDRs."""
 
     primary: Family
     supported: frozenset[Family]
@@ -43,68 +44,70 @@ class Place(NamedTuple):
         return f"the node is {self.primary}-{'only' if self.is_single else 'primary'}"
 
 
-def enforce(found: KubeProxyConfiguration, place: Place) -> None:
-    """Logs what does not fit. Raises ConfigurationError where nothing could be served with it."""
-    mismatches = list(check(found, place))
+def enforce(config: KubeProxyConfiguration, node: NodeFamilies) -> None:
+    """Logs every mismatch. Raises ConfigurationError if any of them is fatal."""
+    mismatches = list(check(config, node))
     for each in mismatches:
         if not each.fatal:
-            log.warning("%s", each.text)
-    fatal = [each.text for each in mismatches if each.fatal]
+            log.warning("%s", each.message)
+    fatal = [each.message for each in mismatches if each.fatal]
     if fatal:
         raise ConfigurationError("the configuration does not fit the Node: " + "; ".join(fatal))
 
 
-def check(found: KubeProxyConfiguration, place: Place) -> Iterator[Mismatch]:
-    """Takes for granted that the configuration is valid."""
-    if place.primary not in place.supported:
-        yield Mismatch(f"the node's primary family is {place.primary}: the kernel lacks it", True)
-    clusters = _networks(cluster_cidrs(found) if found.cluster_cidr else ())
-    if _only_other(clusters, place.primary):
-        fatal = found.detect_local_mode == Mode.CLUSTER_CIDR and place.is_single
-        yield Mismatch(f"clusterCIDR: {place}, but there is no {place.primary} CIDR", fatal)
-    if _only_other(place.pod_cidrs, place.primary):
-        fatal = found.detect_local_mode == Mode.NODE_CIDR
-        yield Mismatch(f"the Node's podCIDRs: {place}, but there is no {place.primary} one", fatal)
-    yield from _nodeport_addresses(found, place, [*clusters, *place.pod_cidrs])
-    if place.is_single:
-        yield from _single(found, place)
+def check(config: KubeProxyConfiguration, node: NodeFamilies) -> Iterator[FamilyMismatch]:
+    """Expects a valid configuration."""
+    primary = node.primary
+    if primary not in node.supported:
+        yield FamilyMismatch(
+            f"the node's primary family is {primary}, which the kernel does not support", True
+        )
+    clusters = _networks(cluster_cidrs(config) if config.cluster_cidr else ())
+    if _lack(clusters, primary):
+        fatal = config.detect_local_mode == Mode.CLUSTER_CIDR and node.is_single
+        yield FamilyMismatch(f"clusterCIDR: {node}, but there is no {primary} CIDR", fatal)
+    if _lack(node.pod_cidrs, primary):
+        fatal = config.detect_local_mode == Mode.NODE_CIDR
+        yield FamilyMismatch(f"the Node's podCIDRs: {node}, but there is no {primary} CIDR", fatal)
+    yield from _nodeport_addresses(config, primary, [*clusters, *node.pod_cidrs])
+    if node.is_single:
+        yield from _single_stack(config, node)
 
 
 def _nodeport_addresses(
-    found: KubeProxyConfiguration, place: Place, others: Sequence[Network]
-) -> Iterator[Mismatch]:
-    """A family that is not named accepts NodePorts on all of its addresses (kube-proxy.md 8)."""
-    if found.node_port_addresses in ((), nodeports.PRIMARY):
+    config: KubeProxyConfiguration, primary: Family, pod_networks: Sequence[Network]
+) -> Iterator[FamilyMismatch]:
+    """NodePorts of a family without a CIDR are served on all its addresses (kube-proxy.md 8)."""
+    if config.node_port_addresses in ((), nodeports.PRIMARY):
         return
-    named = {family(each) for each in _networks(found.node_port_addresses)}
-    expected = {place.primary} | ({family(each) for each in others} if others else set())
-    for missing in sorted(expected - named):
-        yield Mismatch(
+    configured = {family(each) for each in _networks(config.node_port_addresses)}
+    expected = {primary} | {family(each) for each in pod_networks}
+    for missing in sorted(expected - configured):
+        yield FamilyMismatch(
             f"nodePortAddresses: there is no {missing} CIDR, so NodePorts are served on all"
             f" {missing} addresses"
         )
 
 
-def _single(found: KubeProxyConfiguration, place: Place) -> Iterator[Mismatch]:
-    if _only_other(_networks(found.ipvs.exclude_cidrs), place.primary):
-        yield Mismatch(f"ipvs.excludeCIDRs: {place}, but there is no {place.primary} CIDR")
-    for path, text in (
-        ("healthzBindAddress", found.healthz_bind_address),
-        ("metricsBindAddress", found.metrics_bind_address),
-    ):
-        host = addresses.parse(text)[0] if text else None
-        if host and not host.is_unspecified and family(host) != place.primary:
-            yield Mismatch(f"{path}: {place}, but {host} is {family(host)}")
+def _single_stack(config: KubeProxyConfiguration, node: NodeFamilies) -> Iterator[FamilyMismatch]:
+    if _lack(_networks(config.ipvs.exclude_cidrs), node.primary):
+        yield FamilyMismatch(f"ipvs.excludeCIDRs: {node}, but there is no {node.primary} CIDR")
+    for path in listen_addresses.PATHS:
+        text = value_at(config, path)
+        host = listen_addresses.parse(text)[0] if text else None
+        if host and not host.is_unspecified and family(host) != node.primary:
+            yield FamilyMismatch(f"{path}: {node}, but {host} is {family(host)}")
 
 
 def _networks(texts: Iterable[str]) -> list[Network]:
-    """Where the mode does not go by them they may be anything: what is no CIDR is passed over."""
-    found = []
+    """Skips texts that are not a CIDR: fields that the mode does not use are not validated."""
+    networks = []
     for text in texts:
         with suppress(ValueError):
-            found.append(parse_network(text))
-    return found
+            networks.append(parse_network(text))
+    return networks
 
 
-def _only_other(networks: Sequence[Network], primary: Family) -> bool:
+def _lack(networks: Sequence[Network], primary: Family) -> bool:
+    """Whether there are networks, but none of the primary family."""
     return bool(networks) and all(family(each) != primary for each in networks)

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """KubeProxyConfiguration, kubeproxy.config.k8s.io/v1alpha1, as of kube-proxy 1.36.
 
-A default here is what kube-proxy uses where nothing is said (kube-proxy.md 15), but for one:
-minSyncPeriod is 0, for we need no pause between two writes. In fields that are not ``POINTERS``,
-zero says nothing too: "", 0 and "0s" mean the default.
+A default here is what kube-proxy uses for a field that is not set (kube-proxy.md 15), with one
+exception: minSyncPeriod is 0, because no pause is needed between two writes. Except in
+``POINTERS``, a zero value ("", 0, "0s") counts as not set.
+
+A field is named by its path in the file, as kubectl writes it: "conntrack.min",
+"nodePortAddresses[0]".
 """
 
 from collections.abc import Iterator
@@ -19,7 +22,7 @@ KIND = "KubeProxyConfiguration"
 
 HEALTHZ_PORT, METRICS_PORT = 10256, 10249
 
-# Where zero is a value of its own.
+# Fields that are pointers in Go: zero is a value of its own.
 POINTERS = frozenset(
     {
         "localhost_node_ports",
@@ -126,7 +129,9 @@ class DetectLocal(Section, frozen=True):
 
 
 class KubeProxyConfiguration(Section, frozen=True):
-    """The whole file. Once it is read, an address to listen at is "" only by flag: nowhere."""
+    """The whole file. After reading, healthzBindAddress and metricsBindAddress have a port; only
+    a flag can make them "", which means that nothing listens.
+    """
 
     api_version: str = API_VERSION
     kind: str = KIND
@@ -148,7 +153,7 @@ class KubeProxyConfiguration(Section, frozen=True):
     detect_local_mode: str = "ClusterCIDR"
     detect_local: DetectLocal = DetectLocal()
     cluster_cidr: str = msgspec.field(default="", name="clusterCIDR")
-    node_port_addresses: tuple[str, ...] = ()  # none: "primary", whatever the mode
+    node_port_addresses: tuple[str, ...] = ()  # empty: as "primary", in every mode
     oom_score_adj: Int32 = -999
     conntrack: Conntrack = Conntrack()
     config_sync_period: Duration = Duration(15 * 60 * SECOND)
@@ -156,20 +161,20 @@ class KubeProxyConfiguration(Section, frozen=True):
     windows_run_as_service: bool = False
 
     @property
-    def of_mode(self) -> IPTables | IPVS | NFTables:
-        """Where the periods are, by mode (kube-proxy.md 15)."""
+    def mode_section(self) -> IPTables | IPVS | NFTables:
+        """The section of the mode, which the sync periods are read from (kube-proxy.md 15)."""
         if self.mode == "ipvs":
             return self.ipvs
         return self.nftables if self.mode == "nftables" else self.iptables
 
     @property
     def masquerade_all(self) -> bool:
-        """Section ipvs has none: there that of iptables counts (kube-proxy.md 15)."""
+        """In mode ipvs that of section iptables, for section ipvs has none (kube-proxy.md 15)."""
         return (self.nftables if self.mode == "nftables" else self.iptables).masquerade_all
 
 
 def with_defaults(section: Section_) -> Section_:
-    """Zeros become defaults where zero says nothing."""
+    """Replaces zero values by the defaults, except in ``POINTERS``."""
     changes: dict[str, Any] = {}
     for field in msgspec.structs.fields(section):
         value = getattr(section, field.name)
@@ -180,37 +185,37 @@ def with_defaults(section: Section_) -> Section_:
     return msgspec.structs.replace(section, **changes)
 
 
-def plain(value: Any) -> Any:
-    """The fields as they stand in a file: of JSON's own types, durations as text."""
+def to_builtins(value: Any) -> Any:
+    """The fields by their names in the file, in JSON's types; durations as text."""
     return msgspec.to_builtins(value, enc_hook=str)
 
 
 def as_yaml(configuration: KubeProxyConfiguration) -> str:
-    """What ``reading.read`` reads back the same."""
-    return yaml.safe_dump(plain(configuration), sort_keys=False)
+    """A file that ``config_file.read`` reads back to the same configuration."""
+    return yaml.safe_dump(to_builtins(configuration), sort_keys=False)
 
 
-def join(path: str, field: object) -> str:
-    """The path of a field, or of an element, at this path."""
+def join_path(path: str, field: object) -> str:
+    """The path of a field (a name) or of an element (an index) below this path."""
     if isinstance(field, int):
         return f"{path}[{field}]"
     return f"{path}.{field}" if path else str(field)
 
 
-def leaves(
+def leaf_fields(
     kind: type[Section] = KubeProxyConfiguration, path: str = ""
 ) -> Iterator[tuple[str, Any]]:
-    """Every field of the file that is no section: its path and its type."""
+    """Every field of the file that is not a section: its path and its type."""
     for field in msgspec.structs.fields(kind):
-        at = join(path, field.encode_name)
+        at = join_path(path, field.encode_name)
         if isinstance(field.type, type) and issubclass(field.type, Section):
-            yield from leaves(field.type, at)
+            yield from leaf_fields(field.type, at)
         else:
             yield at, field.type
 
 
 def value_at(section: Section, path: str) -> Any:
-    """The value of a field, by its path in the file."""
+    """The value of the field with this path."""
     value: Any = section
     for name in path.split("."):
         fields = {field.encode_name: field.name for field in msgspec.structs.fields(value)}
@@ -218,9 +223,9 @@ def value_at(section: Section, path: str) -> Any:
     return value
 
 
-def replaced(section: Section_, path: str, value: Any) -> Section_:
-    """The section with another value at the path."""
+def replace_at(section: Section_, path: str, value: Any) -> Section_:
+    """A copy of the section with another value at the path."""
     first, _, rest = path.partition(".")
     fields = {field.encode_name: field.name for field in msgspec.structs.fields(section)}
-    inner = replaced(getattr(section, fields[first]), rest, value) if rest else value
+    inner = replace_at(getattr(section, fields[first]), rest, value) if rest else value
     return msgspec.structs.replace(section, **{fields[first]: inner})

@@ -1,16 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What in a configuration makes no sense: all of it, each with its path (kube-proxy.md 15).
+"""Checks the values of a configuration by kube-proxy's rules; finds all errors (kube-proxy.md 15).
 
-The rules are kube-proxy's, with their oddities: mode ipvs alone is asked about section ipvs, and
-clusterCIDR is looked at in mode ClusterCIDR alone.
+As in kube-proxy, section ipvs is only checked in mode ipvs, and clusterCIDR only in
+detectLocalMode ClusterCIDR.
 """
 
 import re
 from collections.abc import Iterator
 
-from ebpflb.configuration import addresses
-from ebpflb.configuration.config_file import Wrong
-from ebpflb.configuration.fields import IPVS, Conntrack, KubeProxyConfiguration, join, value_at
+from ebpflb.configuration import listen_addresses
+from ebpflb.configuration.config_file import FieldError
+from ebpflb.configuration.fields import (
+    IPVS,
+    Conntrack,
+    KubeProxyConfiguration,
+    join_path,
+    value_at,
+)
 from ebpflb.model import nodeports
 from ebpflb.model.addresses import family, parse_address, parse_network
 from ebpflb.model.locality import Mode
@@ -21,47 +27,50 @@ LOG_FORMATS = ("text", "json")
 _PORT_RANGE = re.compile(r"(\d{1,5})(?:([-+])(\d{1,5}))?", re.ASCII)
 _LAST_PORT = 65535
 
-_NEEDED = {
+# The field that a detectLocalMode needs.
+_REQUIRED = {
     Mode.BRIDGE.value: "detectLocal.bridgeInterface",
     Mode.NAME_PREFIX.value: "detectLocal.interfaceNamePrefix",
 }
 
 
-def check(found: KubeProxyConfiguration) -> Iterator[Wrong]:
-    """Nothing, if all is well."""
-    yield from _one_of("mode", found.mode, ("", *MODES))
-    yield from _periods(found)
-    yield from _numbers(found)
-    yield from _durations("conntrack", found.conntrack)
-    if found.mode == "ipvs":
-        yield from _durations("ipvs", found.ipvs)
-        yield from _networks("ipvs.excludeCIDRs", found.ipvs.exclude_cidrs)
-    yield from _addresses(found)
-    yield from _nodeport_addresses(found.node_port_addresses)
-    yield from _detect_local(found)
-    yield from _one_of("logging.format", found.logging.format, LOG_FORMATS)
-    if found.hostname_override and not found.hostname_override.strip():
-        yield Wrong("hostnameOverride", "is blank")
-    if found.port_range and not _is_port_range(found.port_range):
-        yield Wrong("portRange", f'"{found.port_range}" is no range of ports such as 300-2000')
+def check(config: KubeProxyConfiguration) -> Iterator[FieldError]:
+    """All errors; none if the configuration is valid."""
+    yield from _one_of("mode", config.mode, ("", *MODES))
+    yield from _periods(config)
+    yield from _numbers(config)
+    yield from _durations("conntrack", config.conntrack)
+    if config.mode == "ipvs":
+        yield from _durations("ipvs", config.ipvs)
+        yield from _networks("ipvs.excludeCIDRs", config.ipvs.exclude_cidrs)
+    yield from _addresses(config)
+    yield from _nodeport_addresses(config.node_port_addresses)
+    yield from _detect_local(config)
+    yield from _one_of("logging.format", config.logging.format, LOG_FORMATS)
+    if config.hostname_override and not config.hostname_override.strip():
+        yield FieldError("hostnameOverride", "must not be blank")
+    if config.port_range and not _is_port_range(config.port_range):
+        reason = f'"{config.port_range}" is not a range of ports such as 300-2000'
+        yield FieldError("portRange", reason)
 
 
-def _periods(found: KubeProxyConfiguration) -> Iterator[Wrong]:
-    """Those of the mode."""
-    section = found.mode if found.mode in MODES else MODES[0]
-    longest, shortest = found.of_mode.sync_period, found.of_mode.min_sync_period
+def _periods(config: KubeProxyConfiguration) -> Iterator[FieldError]:
+    """The sync periods of the mode's section, and configSyncPeriod."""
+    section = config.mode if config.mode in MODES else MODES[0]
+    longest, shortest = config.mode_section.sync_period, config.mode_section.min_sync_period
     if longest <= 0:
-        yield Wrong(f"{section}.syncPeriod", f"{longest} is not greater than 0")
+        yield FieldError(f"{section}.syncPeriod", f"must be greater than 0, not {longest}")
     if shortest < 0:
-        yield Wrong(f"{section}.minSyncPeriod", f"{shortest} is less than 0")
+        yield FieldError(f"{section}.minSyncPeriod", f"must be at least 0, not {shortest}")
     if shortest > longest:
-        reason = f"{longest} is less than {section}.minSyncPeriod, {shortest}"
-        yield Wrong(f"{section}.syncPeriod", reason)
-    if found.config_sync_period <= 0:
-        yield Wrong("configSyncPeriod", f"{found.config_sync_period} is not greater than 0")
+        reason = f"must be at least {section}.minSyncPeriod ({shortest}), not {longest}"
+        yield FieldError(f"{section}.syncPeriod", reason)
+    if config.config_sync_period <= 0:
+        reason = f"must be greater than 0, not {config.config_sync_period}"
+        yield FieldError("configSyncPeriod", reason)
 
 
-def _numbers(found: KubeProxyConfiguration) -> Iterator[Wrong]:
+def _numbers(config: KubeProxyConfiguration) -> Iterator[FieldError]:
     limits = {
         "iptables.masqueradeBit": (0, 31),
         "oomScoreAdj": (-1000, 1000),
@@ -69,17 +78,17 @@ def _numbers(found: KubeProxyConfiguration) -> Iterator[Wrong]:
         "conntrack.min": (0, None),
         "clientConnection.burst": (0, None),
     }
-    if found.mode == "nftables":
+    if config.mode == "nftables":
         limits["nftables.masqueradeBit"] = (0, 31)
     for path, (least, most) in limits.items():
-        value = value_at(found, path)
+        value = value_at(config, path)
         if most is not None and not least <= value <= most:
-            yield Wrong(path, f"{value} is not in {least}..{most}")
+            yield FieldError(path, f"must be between {least} and {most}, not {value}")
         elif value < least:
-            yield Wrong(path, f"{value} is less than {least}")
+            yield FieldError(path, f"must be at least {least}, not {value}")
 
 
-def _durations(path: str, section: Conntrack | IPVS) -> Iterator[Wrong]:
+def _durations(path: str, section: Conntrack | IPVS) -> Iterator[FieldError]:
     names = {
         "conntrack": ("tcpEstablishedTimeout", "tcpCloseWaitTimeout", "udpTimeout"),
         "ipvs": ("tcpTimeout", "tcpFinTimeout", "udpTimeout"),
@@ -87,62 +96,66 @@ def _durations(path: str, section: Conntrack | IPVS) -> Iterator[Wrong]:
     for name in names:
         value = value_at(section, name)
         if value < 0:
-            yield Wrong(join(path, name), f"{value} is less than 0")
+            yield FieldError(join_path(path, name), f"must be at least 0, not {value}")
 
 
-def _addresses(found: KubeProxyConfiguration) -> Iterator[Wrong]:
+def _addresses(config: KubeProxyConfiguration) -> Iterator[FieldError]:
     try:
-        parse_address(found.bind_address)
+        parse_address(config.bind_address)
     except ValueError as error:
-        yield Wrong("bindAddress", str(error))
-    for path in ("healthzBindAddress", "metricsBindAddress"):
-        text = value_at(found, path)
+        yield FieldError("bindAddress", str(error))
+    for path in listen_addresses.PATHS:
+        text = value_at(config, path)
         try:
             if text:
-                addresses.parse(text)
+                listen_addresses.parse(text)
         except ValueError as error:
-            yield Wrong(path, str(error))
+            yield FieldError(path, str(error))
 
 
-def _nodeport_addresses(choice: tuple[str, ...]) -> Iterator[Wrong]:
+def _nodeport_addresses(entries: tuple[str, ...]) -> Iterator[FieldError]:
     keyword = nodeports.PRIMARY[0]
-    if keyword in choice and choice != nodeports.PRIMARY:
-        index = choice.index(keyword)
-        yield Wrong(f"nodePortAddresses[{index}]", f"'{keyword}' stands alone, without CIDRs")
-    yield from _networks("nodePortAddresses", choice, but=keyword)
+    if keyword in entries and entries != nodeports.PRIMARY:
+        reason = f'"{keyword}" must be the only entry'
+        yield FieldError(f"nodePortAddresses[{entries.index(keyword)}]", reason)
+    yield from _networks("nodePortAddresses", entries, keyword)
 
 
-def _networks(path: str, texts: tuple[str, ...], but: str = "") -> Iterator[Wrong]:
+def _networks(
+    path: str, texts: tuple[str, ...], keyword: str | None = None
+) -> Iterator[FieldError]:
+    """``keyword`` is valid although it is not a CIDR."""
     for index, text in enumerate(texts):
         try:
-            if not but or text != but:
+            if text != keyword:
                 parse_network(text)
         except ValueError as error:
-            yield Wrong(join(path, index), str(error))
+            yield FieldError(join_path(path, index), str(error))
 
 
-def _detect_local(found: KubeProxyConfiguration) -> Iterator[Wrong]:
-    mode = found.detect_local_mode
+def _detect_local(config: KubeProxyConfiguration) -> Iterator[FieldError]:
+    mode = config.detect_local_mode
     yield from _one_of("detectLocalMode", mode, tuple(each.value for each in Mode))
-    if mode in _NEEDED and not value_at(found, _NEEDED[mode]):
-        yield Wrong(_NEEDED[mode], f"is empty, and mode {mode} needs it")
-    if mode == Mode.CLUSTER_CIDR and found.cluster_cidr:
-        texts = cluster_cidrs(found)
-        wrong = list(_networks("clusterCIDR", texts))
-        yield from (Wrong("clusterCIDR", each.reason) for each in wrong)
-        if not wrong and len({family(parse_network(text)) for text in texts}) < len(texts):
-            reason = f'"{found.cluster_cidr}" has more than one CIDR of a family'
-            yield Wrong("clusterCIDR", reason)
+    if mode in _REQUIRED and not value_at(config, _REQUIRED[mode]):
+        yield FieldError(_REQUIRED[mode], f"must be set in detectLocalMode {mode}")
+    if mode == Mode.CLUSTER_CIDR and config.cluster_cidr:
+        texts = cluster_cidrs(config)
+        errors = list(_networks("clusterCIDR", texts))
+        yield from (FieldError("clusterCIDR", each.reason) for each in errors)
+        if not errors and len({family(parse_network(text)) for text in texts}) < len(texts):
+            reason = f'"{config.cluster_cidr}" has more than one CIDR of the same family'
+            yield FieldError("clusterCIDR", reason)
 
 
-def cluster_cidrs(found: KubeProxyConfiguration) -> tuple[str, ...]:
-    """One CIDR, or one of each family with a comma between."""
-    return tuple(text.strip() for text in found.cluster_cidr.split(","))
+def cluster_cidrs(config: KubeProxyConfiguration) -> tuple[str, ...]:
+    """clusterCIDR, split at the comma: one CIDR, or one of each family."""
+    return tuple(text.strip() for text in config.cluster_cidr.split(","))
 
 
-def _one_of(path: str, text: str, known: tuple[str, ...]) -> Iterator[Wrong]:
-    if text not in known:
-        yield Wrong(path, f'"{text}" is none of {", ".join(filter(None, known))}')
+def _one_of(path: str, text: str, valid: tuple[str, ...]) -> Iterator[FieldError]:
+    if text not in valid:
+        choices = ", ".join(filter(None, valid))
+        yield FieldError(path, f'must be one of {choices}, not "{text}"')
 
 
 def _is_port_range(text: str) -> bool:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration file, while we run: told once when it is written, replaced or renamed.
+"""Watches the configuration file while the agent runs, and reports one change.
 
-kube-proxy then ends so as to be started again with the new one (kube-proxy.md 15). A mounted
-ConfigMap is swapped by its link ``..data``, which the file's own inode does not show: so both
-directories are watched, and what counts is whether another file is found behind the name. A file
-that is gone for a moment is no change yet.
+When the file is written, replaced or renamed, kube-proxy exits to be restarted with the new one
+(kube-proxy.md 15). The kubelet updates a mounted ConfigMap by replacing the symbolic link
+``..data``, which does not change the file's inode. Therefore the directories of the link and of
+its target are watched, and the file behind the name is compared. A file that does not exist at
+the moment does not count as changed.
 """
 
 import logging
@@ -19,14 +20,14 @@ from inotify_simple import INotify, flags
 
 log = logging.getLogger(__name__)
 
-LOOK = 10.0  # seconds: how soon what inotify cannot see is seen
+POLL_SECONDS = 10.0  # between two comparisons without an event of inotify
 MASK = flags.CLOSE_WRITE | flags.MODIFY | flags.MOVED_TO | flags.MOVED_FROM | flags.CREATE
 
 Signature = tuple[int, ...]
 
 
 class ConfigWatch:
-    """Knows the file as it is when this is made: make it before the file is read."""
+    """Compares with the file as it is when this object is made: make it before reading the file."""
 
     def __init__(self, path: Path) -> None:
         self.changed = False
@@ -38,13 +39,13 @@ class ConfigWatch:
         self._thread = threading.Thread(target=self._run, name="config", daemon=True)
 
     def start(self, on_change: Callable[[], None]) -> None:
-        """``on_change`` is called once, from a thread of the watch's own."""
+        """``on_change`` is called once, from the thread of the watch."""
         self._on_change = on_change
         self._inotify = self._watch()
         self._thread.start()
 
     def stop(self) -> None:
-        """From any thread but its own. Nothing is told afterwards."""
+        """From any thread but the watch's. Afterwards ``on_change`` is not called any more."""
         self._stopped.set()
         os.eventfd_write(self._wake, 1)
         if self._thread.ident:
@@ -52,44 +53,49 @@ class ConfigWatch:
         os.close(self._wake)
 
     def _watch(self) -> INotify | None:
-        """Without it looks every now and then must do."""
+        """None if inotify is not available: then the file is only polled."""
         try:
             inotify = INotify()
             for directory in {self.path.parent, self.path.resolve().parent}:
                 inotify.add_watch(directory, MASK)
         except OSError as error:
-            log.warning("%s: looked at every %g s: %s", self.path, LOOK, error.strerror)
+            log.warning(
+                "%s: no inotify, polling every %g s instead: %s",
+                self.path,
+                POLL_SECONDS,
+                error.strerror,
+            )
             return None
         return inotify
 
     def _run(self) -> None:
         moved = False
         with self._inotify or nullcontext():
-            while not (moved or self._is_another()):
+            while not (moved or self._has_changed()):
                 moved = self._wait()
                 if self._stopped.is_set():
                     return
         self.changed = True
         self._on_change()
 
-    def _is_another(self) -> bool:
+    def _has_changed(self) -> bool:
         return _signature(self.path) not in (None, self._known)
 
     def _wait(self) -> bool:
-        """For something to look at; whether the file was moved away."""
+        """For an event or the poll interval. Returns whether the file was renamed."""
         poller = select.poll()
-        for waker in (self._inotify, self._wake):
-            if waker is not None:
-                poller.register(waker, select.POLLIN)
-        poller.poll(LOOK * 1000)
-        notices = self._inotify.read(timeout=0) if self._inotify else []
-        return any(each.name == self.path.name and each.mask & flags.MOVED_FROM for each in notices)
+        for source in (self._inotify, self._wake):
+            if source is not None:
+                poller.register(source, select.POLLIN)
+        poller.poll(POLL_SECONDS * 1000)
+        events = self._inotify.read(timeout=0) if self._inotify else []
+        return any(each.name == self.path.name and each.mask & flags.MOVED_FROM for each in events)
 
 
 def _signature(path: Path) -> Signature | None:
-    """What is different for every other file behind the name, and after every write to it."""
+    """Differs for another file behind the name, and after each write. None: there is no file."""
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns

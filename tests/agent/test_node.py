@@ -233,7 +233,7 @@ def test_family_that_the_kernel_lacks(stage: Stage, one_family: None) -> None:
     """So does a primary family that the kernel lacks, be it --bind-address's."""
     options = configured(stage, bind_address="fd00::7")
     stage.options = replace(options, bind_address=ip_address("fd00::7"))
-    assert "primary family is IPv6: the kernel lacks it" in end(stage, NODES)
+    assert "primary family is IPv6, which the kernel does not support" in end(stage, NODES)
 
 
 def test_mismatch(stage: Stage, one_family: None, caplog: pytest.LogCaptureFixture) -> None:

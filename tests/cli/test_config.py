@@ -133,7 +133,7 @@ def test_own_options_beside_config(run: Run, file: Path) -> None:
 def test_whole_configuration_for_configz(run: Run, file: Path) -> None:
     """The agent has the whole of it, to be shown."""
     options = run("--config", write(file, portRange="1-2"))
-    assert fields.plain(options.configuration)["portRange"] == "1-2"
+    assert fields.to_builtins(options.configuration)["portRange"] == "1-2"
 
 
 def test_without_effect(run: Run, file: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -166,8 +166,8 @@ def test_every_error_at_once(refused: Callable[..., list[str]], file: Path) -> N
     write(file, mode="x", oomScoreAdj="low", ipvs=[], nodePortAddresses=["primary", "::/0"])
     assert refused("--config", file) == [
         "ebpflb: the configuration is invalid:",
-        f'  {file}: mode: "x" is none of iptables, ipvs, nftables',
-        f"  {file}: nodePortAddresses[0]: 'primary' stands alone, without CIDRs",
+        f'  {file}: mode: must be one of iptables, ipvs, nftables, not "x"',
+        f'  {file}: nodePortAddresses[0]: "primary" must be the only entry',
         f"  {file}: ipvs: Expected object, got array",
         f"  {file}: oomScoreAdj: Expected int, got str",
     ]
@@ -182,8 +182,8 @@ def test_every_error_of_a_field(refused: Callable[..., list[str]], file: Path) -
         nodePortAddresses=[7, "a"],
     )
     assert refused("--config", file)[1:] == [
-        f"  {file}: iptables.syncPeriod: -1s is not greater than 0",
-        f"  {file}: iptables.syncPeriod: -1s is less than iptables.minSyncPeriod, 5s",
+        f"  {file}: iptables.syncPeriod: must be greater than 0, not -1s",
+        f"  {file}: iptables.syncPeriod: must be at least iptables.minSyncPeriod (5s), not -1s",
         f'  {file}: nodePortAddresses[1]: "a" is no CIDR',
         f'  {file}: clusterCIDR: "10.0.0.0/99" is no CIDR',
         f'  {file}: clusterCIDR: "b" is no CIDR',

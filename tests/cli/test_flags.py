@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from ebpflb.cli import flags
-from ebpflb.configuration import fields, table
+from ebpflb.configuration import fields, parameters
 from ebpflb.configuration.fields import KubeProxyConfiguration, VModule
-from ebpflb.configuration.table import ROWS, Row
+from ebpflb.configuration.parameters import PARAMETERS, Parameter
 
 Said = Callable[..., KubeProxyConfiguration]
 
@@ -52,18 +52,18 @@ def said(*words: str) -> KubeProxyConfiguration:
 
 def test_every_documented_flag() -> None:
     """Every flag of kube-proxy.md 15 is in the table, and every field of the file."""
-    assert set(DOCUMENTED.split()) <= {row.flag for row in ROWS}
-    listed = [path for row in ROWS for path in row.fields.split()]
-    expected = {path for path, _ in fields.leaves()} - {"apiVersion", "kind"}
+    assert set(DOCUMENTED.split()) <= {row.flag for row in PARAMETERS}
+    listed = [path for row in PARAMETERS for path in row.fields.split()]
+    expected = {path for path, _ in fields.leaf_fields()} - {"apiVersion", "kind"}
     assert sorted(listed) == sorted(expected)
 
 
-def texts() -> Iterator[tuple[Row, str]]:
+def texts() -> Iterator[tuple[Parameter, str]]:
     """A text for each flag that has a field."""
     by_type = {bool: "true", int: "7", float: "7", str: "x", dict[str, bool]: "A=true"}
-    for row in ROWS:
+    for row in PARAMETERS:
         if row.flags and row.fields:
-            kind = table.kind_of(row)
+            kind = parameters.type_of(row)
             kind = getattr(kind, "__origin__", kind) if "Annotated" in str(kind) else kind
             fallback = "a=1" if row.flag == "vmodule" else "7s"
             text = "10.0.0.0/8" if kind == tuple[str, ...] else by_type.get(kind, fallback)
@@ -71,11 +71,11 @@ def texts() -> Iterator[tuple[Row, str]]:
 
 
 @pytest.mark.parametrize(("row", "text"), list(texts()), ids=lambda it: getattr(it, "flag", ""))
-def test_reaches_its_fields(row: Row, text: str) -> None:
+def test_reaches_its_fields(row: Parameter, text: str) -> None:
     """Each flag is taken under kube-proxy's own name, and sets its fields and no others."""
     default, found = said(), said(f"--{row.flag}={text}")
     mine = row.fields.split()
-    for path, _ in fields.leaves():
+    for path, _ in fields.leaf_fields():
         same = fields.value_at(found, path) == fields.value_at(default, path)
         assert same is (path not in mine or fields.value_at(default, path) is True), path
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ebpflb.cli.run import run as command
-from ebpflb.configuration.table import ROWS
+from ebpflb.configuration.parameters import PARAMETERS
 from ebpflb.datapath.maps.pins import BPFFS
 from ebpflb.serve.http import Request
 from tests.cli.conftest import Ebpflb
@@ -41,7 +41,7 @@ def test_every_flag_is_there(flagz: Flagz) -> None:
     """kube-proxy's and ebpflb's own, given or not, by the first of its names."""
     own = {it.opts[0] for it in command.params if it.opts[0] in ("--manifests", "--devices")}
     assert len(own) == 2
-    every = {f"--{row.flag}" for row in ROWS if row.flag} | own
+    every = {f"--{row.flag}" for row in PARAMETERS if row.flag} | own
     assert every <= {f"--{name}" for name in flagz()}
 
 

@@ -82,7 +82,7 @@ def test_nodeport_addresses(run: Ebpflb, options: list[object], text: str) -> No
         ("--oom-score-adj", "low", "Expected int, got str"),
         ("--oom-score-adj", "2147483648", "Expected int <= 2147483647"),
         ("--masquerade-all", "maybe", "Expected bool, got str"),
-        ("--iptables-sync-period", "30", "is no duration such as 30s or 1h30m"),
+        ("--iptables-sync-period", "30", "is not a duration such as 30s or 1h30m"),
         ("--feature-gates", "A=perhaps", "Expected bool, got str"),
         ("--vmodule", "x=y", "x=y"),
         ("--healthz-port", "none", "Expected int, got str"),
@@ -101,14 +101,14 @@ def test_bad_text(run: Ebpflb, options: list[object], option: str, text: str, wh
     ("option", "text", "why"),
     [
         ("--cluster-cidr", "10.244.0.0", "is no CIDR"),
-        ("--cluster-cidr", "10.0.0.0/8,11.0.0.0/8", "more than one CIDR of a family"),
-        ("--detect-local-mode", "Bridge", "is none of"),
-        ("--proxy-mode", "userspace", "is none of"),
-        ("--iptables-sync-period", "0", "0s is not greater than 0"),
-        ("--conntrack-min", "-1", "-1 is less than 0"),
+        ("--cluster-cidr", "10.0.0.0/8,11.0.0.0/8", "more than one CIDR of the same family"),
+        ("--detect-local-mode", "Bridge", "must be one of"),
+        ("--proxy-mode", "userspace", "must be one of"),
+        ("--iptables-sync-period", "0", "must be greater than 0, not 0s"),
+        ("--conntrack-min", "-1", "must be at least 0, not -1"),
         ("--bind-address", "eth0", "is no IP address"),
         ("--healthz-bind-address", "eth0:1", "is no IP address"),
-        ("--hostname-override", " ", "is blank"),
+        ("--hostname-override", " ", "must not be blank"),
     ],
 )
 def test_bad_meaning(run: Ebpflb, options: list[object], option: str, text: str, why: str) -> None:
@@ -143,7 +143,7 @@ def test_mode_lacks(run: Ebpflb, options: list[object], mode: str, option: str) 
     """A mode that goes by a device wants to be told which."""
     done = run(*options, "--detect-local-mode", mode)
     assert done.status == 1
-    assert f"  {option}: is empty, and mode {mode} needs it" in done.err
+    assert f"  {option}: must be set in detectLocalMode {mode}" in done.err
 
 
 @pytest.fixture

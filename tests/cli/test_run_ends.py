@@ -28,7 +28,7 @@ def test_write_config_to(ebpflb: Ebpflb, file: Path) -> None:
     assert ebpflb("run", "--write-config-to", file, *words).status == 0
     found = config_file.read(file).configuration
     assert (found.cluster_cidr, found.hostname_override) == ("10.0.0.0/8", "a")
-    assert found.of_mode.min_sync_period == 2 * 10**9
+    assert found.mode_section.min_sync_period == 2 * 10**9
     other = file.with_suffix(".other")
     assert ebpflb("run", "--config", file, "--write-config-to", other).status == 0
     assert other.read_text() == file.read_text()

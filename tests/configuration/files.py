@@ -11,6 +11,6 @@ HEAD = {"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConf
 
 
 def write(path: Path, **values: Any) -> Path:
-    """A file that says these fields."""
+    """A file with these fields."""
     path.write_text(yaml.safe_dump(HEAD | values))
     return path

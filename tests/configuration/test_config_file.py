@@ -24,13 +24,13 @@ def file(tmp_path: Path) -> Path:
 def read(path: Path) -> KubeProxyConfiguration:
     """A file in which nothing is wrong."""
     found = config_file.read(path)
-    assert not found.wrong
+    assert not found.errors
     return found.configuration
 
 
 def test_defaults(file: Path) -> None:
     """A file that says nothing gives kube-proxy's defaults, but no pause between writes."""
-    said = fields.plain(read(write(file)))
+    said = fields.to_builtins(read(write(file)))
     assert said["bindAddress"] == "0.0.0.0"
     assert said["healthzBindAddress"] == "0.0.0.0:10256"
     assert said["metricsBindAddress"] == "127.0.0.1:10249"
@@ -131,8 +131,8 @@ def test_lenient(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     found = read(file)
     assert (found.mode, found.ipvs.scheduler) == ("iptables", "sh")
     assert [record.getMessage() for record in caplog.records] == [
-        f"{file}: read leniently: unknown fields: modes, ipvs.ipSet, logging.vmodule[0].why",
-        f"{file}: read leniently: duplicate fields: mode, ipvs.scheduler",
+        f"{file}: unknown fields are ignored: modes, ipvs.ipSet, logging.vmodule[0].why",
+        f"{file}: duplicate fields, the last value is used: mode, ipvs.scheduler",
     ]
 
 
@@ -140,7 +140,7 @@ def test_duplicates_in_json(file: Path, caplog: pytest.LogCaptureFixture) -> Non
     """In JSON too."""
     file.write_text(json.dumps(HEAD)[:-1] + ', "mode": "ipvs", "mode": "nftables"}')
     assert read(file).mode == "nftables"
-    assert "duplicate fields: mode" in caplog.text
+    assert "duplicate fields, the last value is used: mode" in caplog.text
 
 
 def test_strict(file: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -190,6 +190,6 @@ def test_round_trip(file: Path) -> None:
 
 def test_plain() -> None:
     """/configz shows the fields by the names of the file, in types that JSON has."""
-    shown = json.loads(json.dumps(fields.plain(KubeProxyConfiguration())))
+    shown = json.loads(json.dumps(fields.to_builtins(KubeProxyConfiguration())))
     assert shown["ipvs"]["excludeCIDRs"] == []
     assert shown["iptables"]["syncPeriod"] == "30s"

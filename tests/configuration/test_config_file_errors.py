@@ -34,17 +34,17 @@ def test_all_wrong_types_at_once(file: Path) -> None:
         mode="ipvs",
     )
     found = config_file.read(file)
-    assert {str(wrong) for wrong in found.wrong} == {
+    assert {str(each) for each in found.errors} == {
         "oomScoreAdj: Expected int, got str",
-        'iptables.syncPeriod: "soon" is no duration such as 30s or 1h30m',
+        'iptables.syncPeriod: "soon" is not a duration such as 30s or 1h30m',
         "iptables.masqueradeBit: Expected int <= 2147483647",
         "featureGates.bad: Expected bool, got str",
         "nodePortAddresses[1]: Expected str, got int",
         "nodePortAddresses[3]: Expected str, got int",
         "ipvs: Expected object, got array",
-        "conntrack.tcpEstablishedTimeout: 86400 is no duration such as 30s or 1h30m",
-        "conntrack.udpTimeout: True is no duration such as 30s or 1h30m",
-        "logging.flushFrequency: 1.5 is no duration such as 30s or 1h30m",
+        "conntrack.tcpEstablishedTimeout: 86400 is not a duration such as 30s or 1h30m",
+        "conntrack.udpTimeout: True is not a duration such as 30s or 1h30m",
+        "logging.flushFrequency: 1.5 is not a duration such as 30s or 1h30m",
         "logging.vmodule[0].verbosity: Expected int, got str",
         "logging.vmodule[1]: Expected object, got int",
         "logging.vmodule[2].verbosity: Expected int, got str",

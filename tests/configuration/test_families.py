@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ebpflb.configuration import config_file, families
-from ebpflb.configuration.families import Place
+from ebpflb.configuration.families import NodeFamilies
 from ebpflb.model.addresses import Family
 from tests.configuration.files import HEAD
 from tests.configuration.test_validation import VALID
@@ -16,32 +16,32 @@ V4, V6 = Family.IPV4, Family.IPV6
 BOTH = frozenset(Family)
 
 
-def check(place: Place, **values: Any) -> dict[str, bool]:
+def check(node: NodeFamilies, **values: Any) -> dict[str, bool]:
     """The lines, and whether each is fatal."""
-    found = config_file.interpret(HEAD | values)
-    assert not found.wrong
-    return {each.text: each.fatal for each in families.check(found.configuration, place)}
+    found = config_file.to_configuration(HEAD | values)
+    assert not found.errors
+    return {each.message: each.fatal for each in families.check(found.configuration, node)}
 
 
 def test_all_is_well() -> None:
     """What fits makes no remark."""
     values = {"clusterCIDR": "10.0.0.0/8,fd00::/8", "nodePortAddresses": ["10.0.0.0/8", "fd00::/8"]}
-    assert check(Place(V4, BOTH, (ip_network("10.1.0.0/24"),)), **values) == {}
-    assert check(Place(V4, frozenset({V4}))) == {}
-    assert check(Place(V6, BOTH)) == {}
+    assert check(NodeFamilies(V4, BOTH, (ip_network("10.1.0.0/24"),)), **values) == {}
+    assert check(NodeFamilies(V4, frozenset({V4}))) == {}
+    assert check(NodeFamilies(V6, BOTH)) == {}
 
 
 @pytest.mark.parametrize("values", VALID)
 @pytest.mark.parametrize("supported", [BOTH, {V4}])
 def test_what_no_mode_goes_by(values: dict[str, Any], supported: set[Family]) -> None:
     """Whatever is valid fits or does not: what the mode does not go by may be no CIDR at all."""
-    assert all(text for text in check(Place(V4, frozenset(supported)), **values))
+    assert all(text for text in check(NodeFamilies(V4, frozenset(supported)), **values))
 
 
 def test_primary_family_unsupported() -> None:
     """Fatal: the kernel lacks the primary family."""
-    lines = check(Place(V6, frozenset({V4})))
-    assert lines["the node's primary family is IPv6: the kernel lacks it"] is True
+    lines = check(NodeFamilies(V6, frozenset({V4})))
+    assert lines["the node's primary family is IPv6, which the kernel does not support"] is True
 
 
 @pytest.mark.parametrize(
@@ -54,8 +54,8 @@ def test_primary_family_unsupported() -> None:
 )
 def test_cluster_cidr_of_the_other_family(supported: set[Family], mode: str, fatal: bool) -> None:
     """Fatal only where the node is single-stack and the mode goes by it."""
-    place = Place(V4, frozenset(supported))
-    lines = check(place, clusterCIDR="fd00::/8", detectLocalMode=mode)
+    node = NodeFamilies(V4, frozenset(supported))
+    lines = check(node, clusterCIDR="fd00::/8", detectLocalMode=mode)
     (text,) = lines
     assert text.startswith("clusterCIDR: the node is IPv4-")
     assert lines[text] is fatal
@@ -64,9 +64,9 @@ def test_cluster_cidr_of_the_other_family(supported: set[Family], mode: str, fat
 @pytest.mark.parametrize(("mode", "fatal"), [("NodeCIDR", True), ("ClusterCIDR", False)])
 def test_pod_cidrs_of_the_other_family(mode: str, fatal: bool) -> None:
     """Fatal in the mode that goes by them."""
-    lines = check(Place(V4, BOTH, (ip_network("fd00::/64"),)), detectLocalMode=mode)
+    lines = check(NodeFamilies(V4, BOTH, (ip_network("fd00::/64"),)), detectLocalMode=mode)
     assert lines == {
-        "the Node's podCIDRs: the node is IPv4-primary, but there is no IPv4 one": fatal
+        "the Node's podCIDRs: the node is IPv4-primary, but there is no IPv4 CIDR": fatal
     }
 
 
@@ -85,7 +85,7 @@ def test_nodeport_addresses_of_one_family(
     choice: list[str], cluster: str, missing: set[str]
 ) -> None:
     """A family in use that nodePortAddresses leaves out is told: it accepts everywhere."""
-    lines = check(Place(V4, BOTH), nodePortAddresses=choice, clusterCIDR=cluster)
+    lines = check(NodeFamilies(V4, BOTH), nodePortAddresses=choice, clusterCIDR=cluster)
     assert {line.split("there is no ")[1].split()[0] for line in lines} == missing
     assert not any(lines.values())
 
@@ -93,7 +93,7 @@ def test_nodeport_addresses_of_one_family(
 def test_single_stack() -> None:
     """Addresses to listen at, and ipvs.excludeCIDRs, of a family that the kernel lacks are told."""
     lines = check(
-        Place(V4, frozenset({V4})),
+        NodeFamilies(V4, frozenset({V4})),
         healthzBindAddress="[fd00::7]:10256",
         metricsBindAddress="[::]:10249",
         ipvs={"excludeCIDRs": ["fd00::/8"]},

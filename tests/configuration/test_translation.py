@@ -15,8 +15,8 @@ from tests.configuration.files import HEAD
 
 
 def made(**values: Any) -> Options:
-    found = config_file.interpret(HEAD | values)
-    assert not found.wrong
+    found = config_file.to_configuration(HEAD | values)
+    assert not found.errors
     return Options(None, "node-1", Path(), **translate(found.configuration))  # type: ignore[arg-type]
 
 

@@ -12,8 +12,8 @@ from tests.configuration.files import HEAD
 
 
 def wrong(**values: Any) -> list[str]:
-    found = config_file.interpret(HEAD | values)
-    assert not found.wrong
+    found = config_file.to_configuration(HEAD | values)
+    assert not found.errors
     return [str(each) for each in validation.check(found.configuration)]
 
 
@@ -57,12 +57,18 @@ def test_valid(values: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("values", "line"),
     [
-        ({"mode": "userspace"}, 'mode: "userspace" is none of iptables, ipvs, nftables'),
+        ({"mode": "userspace"}, 'mode: must be one of iptables, ipvs, nftables, not "userspace"'),
         ({"bindAddress": "10.0.0.1:80"}, 'bindAddress: "10.0.0.1:80" is no IP address'),
         ({"bindAddress": "node-1"}, 'bindAddress: "node-1" is no IP address'),
         ({"healthzBindAddress": "host:1"}, 'healthzBindAddress: "host" is no IP address'),
-        ({"healthzBindAddress": "1.2.3.4:0"}, 'healthzBindAddress: "0" is no port'),
-        ({"healthzBindAddress": "1.2.3.4:65536"}, 'healthzBindAddress: "65536" is no port'),
+        (
+            {"healthzBindAddress": "1.2.3.4:0"},
+            'healthzBindAddress: "0" is not a port from 1 to 65535',
+        ),
+        (
+            {"healthzBindAddress": "1.2.3.4:65536"},
+            'healthzBindAddress: "65536" is not a port from 1 to 65535',
+        ),
         ({"healthzBindAddress": ":10256"}, 'healthzBindAddress: "" is no IP address'),
         ({"metricsBindAddress": "[::1]"}, 'metricsBindAddress: "[::1]" is not ADDRESS:PORT'),
         ({"metricsBindAddress": "here"}, 'metricsBindAddress: "here" is not ADDRESS:PORT'),
@@ -70,15 +76,15 @@ def test_valid(values: dict[str, Any]) -> None:
         ({"clusterCIDR": "10.244.0.0/16,"}, 'clusterCIDR: "" is no CIDR'),
         (
             {"clusterCIDR": "10.0.0.0/8,11.0.0.0/8"},
-            'clusterCIDR: "10.0.0.0/8,11.0.0.0/8" has more than one CIDR of a family',
+            'clusterCIDR: "10.0.0.0/8,11.0.0.0/8" has more than one CIDR of the same family',
         ),
         (
             {"clusterCIDR": "10.0.0.0/8,fd00::/8,fe00::/8"},
-            'clusterCIDR: "10.0.0.0/8,fd00::/8,fe00::/8" has more than one CIDR of a family',
+            'clusterCIDR: "10.0.0.0/8,fd00::/8,fe00::/8" has more than one CIDR of the same family',
         ),
         (
             {"nodePortAddresses": ["10.0.0.0/8", "primary"]},
-            "nodePortAddresses[1]: 'primary' stands alone, without CIDRs",
+            'nodePortAddresses[1]: "primary" must be the only entry',
         ),
         (
             {"nodePortAddresses": ["10.0.0.0/8", "10.0.0.1"]},
@@ -86,68 +92,80 @@ def test_valid(values: dict[str, Any]) -> None:
         ),
         (
             {"detectLocalMode": "Bridge"},
-            'detectLocalMode: "Bridge" is none of ClusterCIDR, NodeCIDR, BridgeInterface,'
-            " InterfaceNamePrefix",
+            "detectLocalMode: must be one of ClusterCIDR, NodeCIDR, BridgeInterface,"
+            ' InterfaceNamePrefix, not "Bridge"',
         ),
         (
             {"detectLocalMode": "BridgeInterface"},
-            "detectLocal.bridgeInterface: is empty, and mode BridgeInterface needs it",
+            "detectLocal.bridgeInterface: must be set in detectLocalMode BridgeInterface",
         ),
         (
             {"detectLocalMode": "InterfaceNamePrefix"},
-            "detectLocal.interfaceNamePrefix: is empty, and mode InterfaceNamePrefix needs it",
+            "detectLocal.interfaceNamePrefix: must be set in detectLocalMode InterfaceNamePrefix",
         ),
-        ({"oomScoreAdj": -1001}, "oomScoreAdj: -1001 is not in -1000..1000"),
-        ({"oomScoreAdj": 1001}, "oomScoreAdj: 1001 is not in -1000..1000"),
-        ({"iptables": {"masqueradeBit": 32}}, "iptables.masqueradeBit: 32 is not in 0..31"),
-        ({"iptables": {"masqueradeBit": -1}}, "iptables.masqueradeBit: -1 is not in 0..31"),
-        ({"iptables": {"syncPeriod": "-1s"}}, "iptables.syncPeriod: -1s is not greater than 0"),
-        ({"iptables": {"minSyncPeriod": "-1s"}}, "iptables.minSyncPeriod: -1s is less than 0"),
+        ({"oomScoreAdj": -1001}, "oomScoreAdj: must be between -1000 and 1000, not -1001"),
+        ({"oomScoreAdj": 1001}, "oomScoreAdj: must be between -1000 and 1000, not 1001"),
+        (
+            {"iptables": {"masqueradeBit": 32}},
+            "iptables.masqueradeBit: must be between 0 and 31, not 32",
+        ),
+        (
+            {"iptables": {"masqueradeBit": -1}},
+            "iptables.masqueradeBit: must be between 0 and 31, not -1",
+        ),
+        (
+            {"iptables": {"syncPeriod": "-1s"}},
+            "iptables.syncPeriod: must be greater than 0, not -1s",
+        ),
+        (
+            {"iptables": {"minSyncPeriod": "-1s"}},
+            "iptables.minSyncPeriod: must be at least 0, not -1s",
+        ),
         (
             {"iptables": {"minSyncPeriod": "31s"}},
-            "iptables.syncPeriod: 30s is less than iptables.minSyncPeriod, 31s",
+            "iptables.syncPeriod: must be at least iptables.minSyncPeriod (31s), not 30s",
         ),
         (
             {"mode": "nftables", "nftables": {"minSyncPeriod": "1m"}},
-            "nftables.syncPeriod: 30s is less than nftables.minSyncPeriod, 1m0s",
+            "nftables.syncPeriod: must be at least nftables.minSyncPeriod (1m0s), not 30s",
         ),
         (
             {"mode": "nftables", "nftables": {"masqueradeBit": 32}},
-            "nftables.masqueradeBit: 32 is not in 0..31",
+            "nftables.masqueradeBit: must be between 0 and 31, not 32",
         ),
         (
             {"mode": "ipvs", "ipvs": {"syncPeriod": "-5s", "minSyncPeriod": "-6s"}},
-            "ipvs.syncPeriod: -5s is not greater than 0",
+            "ipvs.syncPeriod: must be greater than 0, not -5s",
         ),
         (
             {"mode": "ipvs", "ipvs": {"tcpFinTimeout": "-1s"}},
-            "ipvs.tcpFinTimeout: -1s is less than 0",
+            "ipvs.tcpFinTimeout: must be at least 0, not -1s",
         ),
         (
             {"mode": "ipvs", "ipvs": {"excludeCIDRs": ["10.0.0.0/8", "x"]}},
             'ipvs.excludeCIDRs[1]: "x" is no CIDR',
         ),
-        ({"configSyncPeriod": "-1s"}, "configSyncPeriod: -1s is not greater than 0"),
-        ({"conntrack": {"maxPerCore": -1}}, "conntrack.maxPerCore: -1 is less than 0"),
-        ({"conntrack": {"min": -1}}, "conntrack.min: -1 is less than 0"),
+        ({"configSyncPeriod": "-1s"}, "configSyncPeriod: must be greater than 0, not -1s"),
+        ({"conntrack": {"maxPerCore": -1}}, "conntrack.maxPerCore: must be at least 0, not -1"),
+        ({"conntrack": {"min": -1}}, "conntrack.min: must be at least 0, not -1"),
         (
             {"conntrack": {"tcpEstablishedTimeout": "-1s"}},
-            "conntrack.tcpEstablishedTimeout: -1s is less than 0",
+            "conntrack.tcpEstablishedTimeout: must be at least 0, not -1s",
         ),
         (
             {"conntrack": {"tcpCloseWaitTimeout": "-1s"}},
-            "conntrack.tcpCloseWaitTimeout: -1s is less than 0",
+            "conntrack.tcpCloseWaitTimeout: must be at least 0, not -1s",
         ),
-        ({"conntrack": {"udpTimeout": "-1s"}}, "conntrack.udpTimeout: -1s is less than 0"),
+        ({"conntrack": {"udpTimeout": "-1s"}}, "conntrack.udpTimeout: must be at least 0, not -1s"),
         (
             {"conntrack": {"udpStreamTimeout": "-1s"}},
-            "conntrack.udpStreamTimeout: -1s is less than 0",
+            "conntrack.udpStreamTimeout: must be at least 0, not -1s",
         ),
-        ({"clientConnection": {"burst": -1}}, "clientConnection.burst: -1 is less than 0"),
-        ({"logging": {"format": "xml"}}, 'logging.format: "xml" is none of text, json'),
-        ({"hostnameOverride": "  "}, "hostnameOverride: is blank"),
-        ({"portRange": "9-8"}, 'portRange: "9-8" is no range of ports such as 300-2000'),
-        ({"portRange": "65535+1"}, 'portRange: "65535+1" is no range of ports such as 300-2000'),
+        ({"clientConnection": {"burst": -1}}, "clientConnection.burst: must be at least 0, not -1"),
+        ({"logging": {"format": "xml"}}, 'logging.format: must be one of text, json, not "xml"'),
+        ({"hostnameOverride": "  "}, "hostnameOverride: must not be blank"),
+        ({"portRange": "9-8"}, 'portRange: "9-8" is not a range of ports such as 300-2000'),
+        ({"portRange": "65535+1"}, 'portRange: "65535+1" is not a range of ports such as 300-2000'),
     ],
 )
 def test_invalid(values: dict[str, Any], line: str) -> None:

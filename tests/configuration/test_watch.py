@@ -147,13 +147,13 @@ def test_without_inotify(
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(watching, "INotify", refuse)
-    monkeypatch.setattr(watching, "LOOK", 0.01)
+    monkeypatch.setattr(watching, "POLL_SECONDS", 0.01)
     watch = ConfigWatch(file)
     watch.start(told)
     rewrite(file)
     assert told.event.wait(LONG)
     watch.stop()
-    assert f"{file}: looked at every 0.01 s: Too many open files" in caplog.text
+    assert f"{file}: no inotify, polling every 0.01 s instead: Too many open files" in caplog.text
 
 
 def test_stopped(told: Told, file: Path) -> None:

@@ -203,7 +203,7 @@ def test_configuration_is_read(
         path = tmp_path / "config.conf"
         path.write_text(helm.the("ConfigMap", defaults)["data"]["config.conf"])
     found = config_file.read(path)
-    assert (found.wrong, caplog.messages) == ((), [])
+    assert (found.errors, caplog.messages) == ((), [])
 
 
 def test_probes_ask_where_it_listens(defaults: list[Object], tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_values(tmp_path: Path) -> None:
     said = tmp_path / "config.conf"
     said.write_text(helm.the("ConfigMap", objects)["data"]["config.conf"])
     found = config_file.read(said)
-    assert not found.wrong
+    assert not found.errors
     assert found.configuration.cluster_cidr == "10.244.0.0/16"
     assert found.configuration.client_connection.kubeconfig == ""
     env = {it["name"]: it.get("value") for it in helm.container(objects)["env"]}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where to listen: HOST:PORT as the file and the flags have it (kube-proxy.md 13, 15)."""
+"""healthzBindAddress and metricsBindAddress: ADDRESS:PORT (kube-proxy.md 13, 15)."""
 
 from collections.abc import Mapping, Set
 
@@ -7,14 +7,14 @@ from ebpflb.configuration.fields import (
     HEALTHZ_PORT,
     METRICS_PORT,
     KubeProxyConfiguration,
-    replaced,
+    replace_at,
     value_at,
 )
 from ebpflb.model.addresses import Address, parse_address
 
 _PORTS = range(1, 1 << 16)
 
-# What is listened at if bindAddress is of the family, and on which port.
+# By path: the default address if bindAddress is IPv4, if it is IPv6, and the default port.
 _DEFAULTS = {
     "healthzBindAddress": ("0.0.0.0", "::", HEALTHZ_PORT),
     "metricsBindAddress": ("127.0.0.1", "::1", METRICS_PORT),
@@ -23,20 +23,24 @@ PATHS = tuple(_DEFAULTS)
 
 
 def complete(
-    found: KubeProxyConfiguration, said: Set[str], ports: Mapping[str, int] | None = None
+    config: KubeProxyConfiguration, explicit: Set[str], ports: Mapping[str, int] | None = None
 ) -> KubeProxyConfiguration:
-    """Those of the two addresses that are ``said``, by their paths, get a port if they lack one:
-    of ``ports``, or the usual one. The others are of the family of bindAddress.
+    """Adds what is missing to both addresses.
+
+    ``explicit``: the paths of those that the operator has set; the other one gets the default of
+    bindAddress's family. ``ports``: by path, the port for an address that has none, instead of
+    the default port.
     """
-    six = _is_v6(found.bind_address)
+    ipv6 = _is_ipv6(config.bind_address)
     for path, (v4, v6, port) in _DEFAULTS.items():
-        given = value_at(found, path) if path in said else v6 if six else v4
-        found = replaced(found, path, with_port(given, (ports or {}).get(path) or port))
-    return found
+        address = value_at(config, path) if path in explicit else v6 if ipv6 else v4
+        port = (ports or {}).get(path) or port
+        config = replace_at(config, path, with_port(address, port))
+    return config
 
 
 def with_port(text: str, port: int) -> str:
-    """An address alone gets the port; anything else is left as it is."""
+    """An address alone gets the port; any other text is returned unchanged."""
     try:
         address = parse_address(text)
     except ValueError:
@@ -45,7 +49,9 @@ def with_port(text: str, port: int) -> str:
 
 
 def parse(text: str) -> tuple[Address, int]:
-    """Raises ValueError, fit to be shown, for anything but ADDRESS:PORT or [ADDRESS]:PORT."""
+    """Raises ValueError, with a message for the operator, unless the text is ADDRESS:PORT or
+    [ADDRESS]:PORT.
+    """
     host, colon, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -54,11 +60,11 @@ def parse(text: str) -> tuple[Address, int]:
     if not colon:
         raise ValueError(f'"{text}" is not ADDRESS:PORT')
     if not (port.isascii() and port.isdigit() and int(port) in _PORTS):
-        raise ValueError(f'"{port}" is no port')
+        raise ValueError(f'"{port}" is not a port from {_PORTS[0]} to {_PORTS[-1]}')
     return parse_address(host), int(port)
 
 
-def _is_v6(text: str) -> bool:
+def _is_ipv6(text: str) -> bool:
     try:
         return parse_address(text).version == 6
     except ValueError:
