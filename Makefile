@@ -1,24 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-# Two commands for a newcomer, each does its own set-up on a fresh Debian 12 machine (as root):
-#   make demo    see it at work          make test    pass the tests
-# and for those who work on it:
-#   make check   lint, types, imports, C          make format    mend what a tool can mend
-#   make bench-connect    measure    make test-kernels   on Linux 5.10, 6.1 and 6.12 (vagrant/)
-#   make bench-nodeport   the same beside kube-proxy's rules
+# On Debian 12, as root; each target installs what it needs:
+#   make demo            shows it at work on this machine
+#   make test            check, then all tests
+#   make check           lint, types, import rules; compiles the C with clang and gcc
+#   make format          fixes what ruff can fix
+#   make test-kernels    the tests that need a kernel, on Linux 5.10, 6.1 and 6.12 (vagrant/README.md)
+#   make bench-connect   measures calls on sockets and the agent (docs/benchmarks.md)
+#   make bench-nodeport  measures NodePorts beside kube-proxy's rules
+#   make diagrams        draws the diagrams of docs/ from their sources
 
 PYTHON := /usr/bin/python3
 VENV := .venv
 BIN := $(VENV)/bin
 RUN_PACKAGES := python3 python3-venv python3-bpfcc iproute2 util-linux procps
 TEST_PACKAGES := $(RUN_PACKAGES) gcc libc6-dev python3-dev clang libbpf-dev bpftool openssl nftables \
-	iptables ipset ipvsadm systemd vagrant
+	graphviz iptables ipset ipvsadm systemd vagrant
 BENCH_PACKAGES := $(RUN_PACKAGES) gcc libc6-dev nftables iptables
 CLANG := clang -O2 -g -target bpf -Wall -Wextra -Wno-unused-parameter -Werror \
 	-Ibpf -I/usr/include/$(shell uname -m)-linux-gnu
 
 GCC := gcc -O2 -Wall -Wextra -Wno-unused-parameter -Werror -Ibpf -DDIALECT_NATIVE
 
-.PHONY: demo test check format bench-connect bench-nodeport lint-c lint-python clean
+.PHONY: demo test check format diagrams bench-connect bench-nodeport lint-c lint-python clean
 
 demo: $(VENV)/run
 	$(BIN)/ebpflb demo
@@ -51,6 +54,12 @@ format: $(VENV)/test
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+# The diagrams of docs/, from their sources; dot is Debian's graphviz.
+diagrams: $(VENV)/test docs/diagrams/two-ways.svg
+
+docs/diagrams/%.svg: docs/diagrams/%.dot
+	dot -Tsvg $< -o $@
+
 bench-connect: $(VENV)/run
 	$(BIN)/python -m bench.connect
 
@@ -78,7 +87,7 @@ $(VENV)/packages-bench: | $(VENV)/packages-run
 	@$(call install,$(BENCH_PACKAGES))
 	@touch $@
 
-# The virtual environment sees Debian's python3-bpfcc, which is not to be had from PyPI.
+# The virtual environment sees Debian's python3-bpfcc, which PyPI does not have.
 define install
 dpkg --status $(1) >/dev/null 2>&1 || { \
 	apt-get update -qq && \

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pages that people read, taken apart: links, headings, code and prose."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "docs/kube-proxy.md"  # a copy: its text is not ours
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "vagrant/README.md")),
+    *sorted(set((ROOT / "docs").glob("*.md")) - {REFERENCE}),
+]
+
+BLOCK = re.compile(r"^ *```\w*\n.*?^ *```$", re.M | re.S)
+SPAN = re.compile(r"`([^`\n]+)`")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.*)$", re.M)
+
+
+class Link(NamedTuple):
+    """A relative link: the file that it leads to, and the heading in it, or nothing."""
+
+    path: Path
+    heading: str
+
+
+def name(page: Path) -> str:
+    """From the root of the repository."""
+    return str(page.relative_to(ROOT))
+
+
+def code(page: Path) -> Iterator[str]:
+    """What stands in backticks: blocks and spans."""
+    text = page.read_text()
+    yield from BLOCK.findall(text)
+    yield from SPAN.findall(BLOCK.sub("", text))
+
+
+def prose(page: Path) -> str:
+    """The text without code and without the addresses of links."""
+    return LINK.sub("]", SPAN.sub("", BLOCK.sub("", page.read_text())))
+
+
+def links(page: Path) -> Iterator[Link]:
+    """Those that lead to files of this repository or to headings of the page itself."""
+    for target in LINK.findall(SPAN.sub("", BLOCK.sub("", page.read_text()))):
+        if ":" not in target:
+            path, _, heading = target.partition("#")
+            yield Link((page.parent / path).resolve() if path else page, heading)
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors that GitHub makes of a page's headings."""
+    found = HEADING.findall(BLOCK.sub("", page.read_text()))
+    return {re.sub(r"[^\w\- ]", "", LINK.sub("]", it)).lower().replace(" ", "-") for it in found}
+
+
+def rows(page: Path, heading: str) -> list[list[str]]:
+    """The cells of the first table below a heading, without its head."""
+    below = page.read_text().split(f"# {heading}\n", 1)[1]
+    lines = re.search(r"(?:^\|.*\n)+", below, re.M)
+    assert lines, heading
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in lines[0].splitlines()[2:]
+    ]

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables in docs that repeat what the code has are complete and right."""
+
+import re
+
+import pytest
+
+from ebpflb.datapath.maps import layout
+from tests.docs import pages
+from tests.docs.pages import ROOT
+
+TROUBLESHOOTING = ROOT / "docs/troubleshooting.md"
+ARCHITECTURE = ROOT / "docs/architecture.md"
+
+
+def test_verdicts() -> None:
+    """The verdicts of bpf/layout/verdict.h, each once, in their order."""
+    header = (ROOT / "bpf/layout/verdict.h").read_text()
+    listed = re.findall(r"^\tVERDICT_(\w+) = ", header, re.M)
+    assert listed
+    assert [row[0] for row in pages.rows(TROUBLESHOOTING, "Verdicts")] == [
+        f"`{each.lower()}`" for each in listed
+    ]
+
+
+def test_maps() -> None:
+    """Every map of bpf/maps, with how many entries it has room for."""
+    listed: dict[str, str] = {}
+    for names, _, entries, _ in pages.rows(ARCHITECTURE, "The maps"):
+        each = names.split(", ")
+        numbers = entries.split("; ")
+        listed.update(zip(each, numbers * (len(each) // len(numbers)), strict=True))
+    assert listed.keys() == layout.MAPS.keys()
+    for name, entries in listed.items():
+        assert entries in ("-", f"{layout.MAPS[name].entries:,}"), name
+
+
+def test_glossary_fits_on_a_page() -> None:
+    """Forty terms, each in a line or two."""
+    glossary = pages.rows(ARCHITECTURE, "Glossary")
+    assert len(glossary) <= 40
+    assert sum(len(" ".join(row)) for row in glossary) < 5000
+
+
+@pytest.mark.parametrize("layer", ["cli", "lab", "agent"])
+def test_import_rule(layer: str) -> None:
+    """The rule in architecture.md has the layers of import-linter's contract, in their order."""
+    contract = re.search(r"^layers =\n((?:    .*\n)+)", (ROOT / "setup.cfg").read_text(), re.M)
+    assert contract
+    layers = [line.strip().replace(" | ", ", ") for line in contract[1].splitlines()]
+    rule = " > ".join(each for each in layers if each != "__main__")
+    assert layer in rule and f"`{rule}`" in ARCHITECTURE.read_text()

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""README and docs name what exists: files, headings, modules, commands, make targets."""
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from ebpflb.cli import cli
+from tests.docs import pages
+from tests.docs.pages import ROOT
+
+every_page = pytest.mark.parametrize("page", pages.PAGES, ids=map(pages.name, pages.PAGES))
+
+README_LINES, README_COLUMNS = 150, 120
+
+FOLDERS = "bench", "bpf", "deploy", "docs", "ebpflb", "tests", "vagrant", r"\.ci"
+PATH = re.compile(rf"(?<![\w./*<-])(?:{'|'.join(FOLDERS)})/[\w./*<>-]*[\w*>/]")
+MODULE = re.compile(r"(?<![\w./-])(?:bench|ebpflb|tests|vagrant)(?:\.[a-z_]\w*)+\b(?![/-])")
+NO_MODULE = re.compile(r".*\.(?:json|service|yaml)")
+COMMAND = re.compile(r"(?:^|bin/|-- |&& )ebpflb ((?!-)[a-z]+)", re.M)
+TARGET = re.compile(r"^(?:\w+: )?make ([a-z][\w-]*)", re.M)
+PLACEHOLDER = "<"
+
+
+def exists(path: str) -> bool:
+    """A file, a folder, a pattern that files match, or a test file without its suffix."""
+    path = path.rstrip("/")
+    return any(ROOT.glob(path)) or (ROOT / f"{path}.py").is_file()
+
+
+@every_page
+def test_links(page: Path) -> None:
+    """Every relative link leads to a file, and to a heading of it."""
+    for link in pages.links(page):
+        assert link.path.exists(), link.path
+        assert not link.heading or link.heading in pages.headings(link.path), link
+
+
+@every_page
+def test_paths(page: Path) -> None:
+    """Every path in backticks that begins with a folder of the repository exists."""
+    found = {path for text in pages.code(page) for path in PATH.findall(text)}
+    assert {it for it in found if PLACEHOLDER not in it and not exists(it)} == set()
+
+
+@every_page
+def test_modules(page: Path) -> None:
+    """So does every module, or its package where what is named is a part of the module."""
+    for text in pages.code(page):
+        for module in filter(lambda it: not NO_MODULE.fullmatch(it), MODULE.findall(text)):
+            assert find_spec(module.rpartition(".")[0]) or find_spec(module), module
+
+
+@every_page
+def test_commands(page: Path) -> None:
+    """Every `ebpflb COMMAND` is a command."""
+    found = {command for text in pages.code(page) for command in COMMAND.findall(text)}
+    assert found <= cli.commands.keys()
+
+
+@every_page
+def test_targets(page: Path) -> None:
+    """Every `make TARGET` is a target."""
+    makefiles = ROOT / "Makefile", ROOT / "vagrant/kernels/kernels.mk"
+    rules = "\n".join(makefile.read_text() for makefile in makefiles)
+    targets = set(re.findall(r"^([\w-]+):", rules, re.M))
+    assert {target for text in pages.code(page) for target in TARGET.findall(text)} <= targets
+
+
+def test_readme_fits_on_three_screens() -> None:
+    """So many lines of so many columns, and no more."""
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= README_LINES
+    assert [line for line in lines if len(line) > README_COLUMNS] == []
+
+
+def test_readme_names_every_page() -> None:
+    """Who has read README knows where to read on."""
+    named = {link.path for link in pages.links(ROOT / "README.md")}
+    assert {*pages.PAGES, pages.REFERENCE} - named == {ROOT / "README.md", ROOT / "CHANGELOG.md"}
+
+
+def test_mistakes_are_found(tmp_path: Path) -> None:
+    """The checks above can fail."""
+    page = tmp_path / "page.md"
+    for check, text in {
+        test_links: "[a](nothing.md)",
+        test_paths: "`bpf/path/nothing.h`",
+        test_modules: "`ebpflb.nothing.more`",
+        test_commands: "`ebpflb nothing`",
+        test_targets: "`make nothing`",
+    }.items():
+        page.write_text(text)
+        with pytest.raises((AssertionError, ModuleNotFoundError)):
+            check(page)
