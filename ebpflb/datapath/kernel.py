@@ -26,7 +26,7 @@ MAP_FLAGS = {"NONE": 0, "NO_PREALLOC": 1, "RDONLY_PROG": 0x80, "MMAPABLE": 0x400
 
 _MAP_CREATE, _LOOKUP, _UPDATE, _DELETE, _NEXT_KEY, _PROG_LOAD, _PIN, _GET = range(8)
 _PROG_BY_ID, _INFO, _QUERY = 13, 15, 16
-_TAKE, _LOOKUP_BATCH, _UPDATE_BATCH, _DELETE_BATCH = 21, 24, 26, 27
+_LOOKUP_AND_DELETE, _LOOKUP_BATCH, _UPDATE_BATCH, _DELETE_BATCH = 21, 24, 26, 27
 _LINK_CREATE, _LINK_UPDATE, _ENABLE_STATS, _LINK_DETACH = 28, 29, 32, 34
 
 
@@ -79,11 +79,11 @@ def _element(map_fd: int, key: bytes, value: Any, flags: int = 0) -> tuple[Any, 
     return attr, keep
 
 
-def map_lookup(map_fd: int, key: bytes, value_size: int, *, take: bool = False) -> bytes | None:
-    """The value, or None where the key is not there; what is taken is deleted (5.14: of hashes)."""
+def map_lookup(map_fd: int, key: bytes, value_size: int, *, delete: bool = False) -> bytes | None:
+    """The value, or None where the key is not there; ``delete``: the key too (hashes: 5.14)."""
     value = bytearray(value_size)
     attr, _keep = _element(map_fd, key, value)
-    found = _find(_TAKE if take else _LOOKUP, "map look-up", attr)
+    found = _find(_LOOKUP_AND_DELETE if delete else _LOOKUP, "map look-up", attr)
     return None if found is None else bytes(value)
 
 

@@ -57,7 +57,7 @@ def flush(maps: Mapping[str, Map], choice: Choice) -> Flushed:
         keys = [key for flow in flows for key in flow]
         table = FlowTable(maps, name)
         table.count(len(keys))
-        missing = sum(maps[name].take(key) is None for key in keys)
+        missing = sum(maps[name].pop(key) is None for key in keys)
         table.count(-missing)
         entries += len(keys) - missing
     return Flushed(sum(map(len, chosen.values())), entries)

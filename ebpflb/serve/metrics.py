@@ -53,7 +53,7 @@ class Metrics(KubeProxy):
         self._declare()
         self._reading = threading.Lock()
         self._readers: list[Collector] = []
-        self._census: Occupancy | None = None
+        self._occupancy: Occupancy | None = None
 
     def failed(self, seconds: float, *, full: bool) -> None:
         """A sync took so long and failed: what waited for it waits on."""
@@ -74,8 +74,8 @@ class Metrics(KubeProxy):
 
     def read(self, datapath: Datapath, planner: Callable[[], Planner], words: AgentStatus) -> None:
         """Reads these at each scrape from now on, until ``close``."""
-        self._census = Occupancy(datapath.maps)
-        self._show("maps", MapsCollector(datapath.maps, planner, self._census))
+        self._occupancy = Occupancy(datapath.maps)
+        self._show("maps", MapsCollector(datapath.maps, planner, self._occupancy))
         self._show("hooks", HooksCollector(datapath.state, lambda: datapath.loaded))
         self._show("words", WordsCollector(words))
 
@@ -84,8 +84,8 @@ class Metrics(KubeProxy):
         with self._reading:
             while self._readers:
                 self.registry.unregister(self._readers.pop())
-        if self._census is not None:
-            self._census.stop()
+        if self._occupancy is not None:
+            self._occupancy.stop()
 
     def exposition(self, accept: str = "") -> Exposition:
         """/metrics, in the format that an Accept header asks for; text unless OpenMetrics is."""

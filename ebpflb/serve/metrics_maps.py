@@ -4,7 +4,7 @@ whatever the number of services, endpoints and flows.
 
 Exact: verdicts, what has become of flow entries, the room in maps that the agent fills (the
 planner knows), and the small maps, which are walked. As of the last sweep, ten seconds ago at
-most: the entries of tcp_flows and other_flows. As of the last census, a minute ago at most if
+most: the entries of tcp_flows and other_flows. As of the last count, a minute ago at most if
 someone scrapes: the flows themselves, and the entries of the other LRU maps.
 """
 
@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from ebpflb.datapath.attach import hook_stats
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.layout import MAPS, VERDICTS
-from ebpflb.datapath.maps.occupancy import COUNTED, Counts, Occupancy
+from ebpflb.datapath.maps.occupancy import COUNTED_MAPS, Counts, Occupancy
 from ebpflb.datapath.maps.pins import StateDir
 from ebpflb.datapath.maps.sweep import PROTOCOLS, FlowTable
 from ebpflb.datapath.programs.loader import Program
@@ -37,13 +37,13 @@ class MapsCollector:
     """Reads the maps; ``planner`` is asked for anew each time, for the agent may begin anew."""
 
     def __init__(
-        self, maps: Mapping[str, Map], planner: Callable[[], Planner], census: Occupancy
+        self, maps: Mapping[str, Map], planner: Callable[[], Planner], occupancy: Occupancy
     ) -> None:
-        self._maps, self._planner, self._census = maps, planner, census
+        self._maps, self._planner, self._occupancy = maps, planner, occupancy
         self._tables = [FlowTable(maps, name) for name in PROTOCOLS]
 
     def collect(self) -> Iterable[Metric]:
-        counts = self._census.ask()
+        counts = self._occupancy.latest()
         yield self._verdicts()
         yield from self._room(counts)
         yield from self._fates()
@@ -63,7 +63,7 @@ class MapsCollector:
         found = self._entries(counts)
         for name, count in found.items():
             entries.add_metric([name], count)
-        for name in sorted({*found, *COUNTED}):
+        for name in sorted({*found, *COUNTED_MAPS}):
             room.add_metric([name], MAPS[name].entries)
         yield entries
         yield room
@@ -121,10 +121,10 @@ def _walked(small: Map) -> int:
 
 
 def _counted(counts: Counts) -> Iterator[Metric]:
-    text = "Flows through the packet path, as of the last census"
+    text = "Flows through the packet path, as of the last count"
     flows = GaugeMetricFamily("ebpflb_flows", text, labels=["protocol"])
     for protocol, count in counts.flows.items():
         flows.add_metric([protocol.name], count)
     yield flows
-    text = "Time of the last census: of flows and LRU maps; 0 before the first"
-    yield GaugeMetricFamily("ebpflb_census_timestamp_seconds", text, counts.at)
+    text = "Time of the last count of flows and of the entries of LRU maps; 0 before the first"
+    yield GaugeMetricFamily("ebpflb_occupancy_timestamp_seconds", text, counts.at)

@@ -75,7 +75,7 @@ class Rebinding:
     def _take(self, stranded: Stranded, heir: Backend, now: int) -> bool:
         """False where another flow of this client's port has the way back."""
         (way_back, answer), (asked, request) = stranded.entries(heir, now).items()
-        if not self.flows.put_back(way_back, answer):
+        if not self.flows.insert(way_back, answer):
             return False
         self.flows.delete([back(way_back)])  # a former flow's masquerade
         self.flows.write([(asked, request)])

@@ -165,15 +165,15 @@ def test_flushed_entries_are_not_called_evicted(
     """Not even by a sweep while they go."""
     held, table = len(dict(maps["tcp_flows"].items())), FlowTable(maps, "tcp_flows")
     count(maps["flow_stats"], 0, table.numbers.swept + table.numbers.evicted + held, 0, 0)
-    before, take = table.numbers, Map.take
+    before, pop = table.numbers, Map.pop
 
-    def take_and_sweep(self: Map, key: object) -> object:
-        taken = take(self, key)
+    def pop_and_sweep(self: Map, key: object) -> object:
+        popped = pop(self, key)
         list(table.sweep())
-        return taken
+        return popped
 
     with monkeypatch.context() as patch:
-        patch.setattr(Map, "take", take_and_sweep)
+        patch.setattr(Map, "pop", pop_and_sweep)
         flush(maps, Choice())
     assert table.numbers == before._replace(swept=before.swept + held, held=0)
 

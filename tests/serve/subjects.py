@@ -80,10 +80,10 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> Metrics:
 
 
 def settled(made: Metrics) -> Metrics:
-    """After a census: nothing moves by itself any more."""
+    """After a count of the maps: nothing moves by itself any more."""
     made.exposition()
-    assert made._census is not None
-    made._census.wait()
+    assert made._occupancy is not None
+    made._occupancy.wait()
     return made
 
 

@@ -157,17 +157,17 @@ def test_flow_entries(world: dict[str, Map], metrics: Metrics) -> None:
 
 
 def test_flows(world: dict[str, Map], metrics: Metrics) -> None:
-    """Flows and the entries of LRU maps are as of the last census, which says when it was."""
+    """Flows and the entries of LRU maps are as of the last count, which says when it was."""
     for number in range(3):
         flow = Made(number, masqueraded=True)
         world["tcp_flows"].write(list(flow.plain().items()))
     world["affinity"].write([(Client(0, ip_address("10.0.0.1"), 1), Affinity(1, 1))])
-    assert value(metrics, "ebpflb_census_timestamp_seconds") == 0
+    assert value(metrics, "ebpflb_occupancy_timestamp_seconds") == 0
     settled(metrics)
     assert value(metrics, "ebpflb_flows", protocol="TCP") == 3
     assert value(metrics, "ebpflb_flows", protocol="UDP") == 0
     assert use(metrics, "affinity") == 1
-    assert value(metrics, "ebpflb_census_timestamp_seconds") > 1.7e9
+    assert value(metrics, "ebpflb_occupancy_timestamp_seconds") > 1.7e9
 
 
 def test_scrape_costs_the_same_whatever_is_programmed(

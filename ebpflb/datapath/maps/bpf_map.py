@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The maps as collections of values: hashes written in batches, arrays through memory.
+"""A map as a collection of values: hashes are written in batches, arrays through memory.
 
 Where the kernel has no batch command for a kind of map (5.10: per-CPU arrays, tries) it says
 ENOTSUPP, and the same entries go one by one.
@@ -18,7 +18,7 @@ from ebpflb.datapath.maps.layout import MapSpec
 from ebpflb.errors import KernelError
 from ebpflb.model.lists import spans
 
-CHUNK = 4096  # entries a batch; 256 to 65,536 are equally fast
+BATCH = 4096  # entries; 256 to 65,536 are equally fast
 _NO_BATCH = (kernel.ENOTSUPP, errno.EINVAL)
 
 
@@ -44,8 +44,8 @@ class Map:
 
     def write(self, pairs: Sequence[tuple[Any, Any]]) -> None:
         """Inserts or replaces. Raises KernelError (E2BIG: the map is full) having written some."""
-        for start in range(0, len(pairs), CHUNK):
-            chunk = pairs[start : start + CHUNK]
+        for start in range(0, len(pairs), BATCH):
+            chunk = pairs[start : start + BATCH]
             self._write(
                 [self.key.pack(key) for key, _ in chunk],
                 [self.value.pack(value) for _, value in chunk],
@@ -56,20 +56,20 @@ class Map:
         for key in keys:
             kernel.map_delete(self.fd, self.key.pack(key))
 
-    def take(self, key: Any) -> Any:
-        """Deletes a hash's key, and says what its last value was; None where it was not there."""
+    def pop(self, key: Any) -> Any:
+        """Deletes a hash's key; its last value, or None where it was not there."""
         packed, size = self.key.pack(key), self.spec.value_size
         try:
-            taken = kernel.map_lookup(self.fd, packed, size, take=True)
+            value = kernel.map_lookup(self.fd, packed, size, delete=True)
         except KernelError as error:
             if error.errno not in _NO_BATCH:
                 raise
-            taken = kernel.map_lookup(self.fd, packed, size)
+            value = kernel.map_lookup(self.fd, packed, size)
             kernel.map_delete(self.fd, packed)
-        return None if taken is None else self.value.unpack(taken)
+        return None if value is None else self.value.unpack(value)
 
-    def put_back(self, key: Any, value: Any) -> bool:
-        """Inserts what was taken, unless something newer is in its place; whether it did."""
+    def insert(self, key: Any, value: Any) -> bool:
+        """Writes a key that is not there; False, and nothing is written, where it is."""
         try:
             kernel.map_update(self.fd, self.key.pack(key), self.value.pack(value), new=True)
         except KernelError as error:
@@ -79,7 +79,7 @@ class Map:
         return True
 
     def items(self) -> Iterator[tuple[Any, Any]]:
-        """All entries of a hash; of one that changes meanwhile, each bucket as it was when read."""
+        """All entries of a hash. Where it changes meanwhile, each bucket is as it was when read."""
         for key, value in self._packed_items():
             yield self.key.unpack(key), self.value.unpack(value)
 
@@ -92,7 +92,7 @@ class Map:
             for key, value in zip(keys, values, strict=True):
                 kernel.map_update(self.fd, key, value)
 
-    def slices(self, size: int = CHUNK) -> Iterator[tuple[bytes, bytes]]:
+    def slices(self, size: int = BATCH) -> Iterator[tuple[bytes, bytes]]:
         """The packed keys of up to ``size`` entries, joined, and their values; until all are read.
 
         Raises KernelError (ENOSPC) where a bucket of the hash holds more.
@@ -102,7 +102,7 @@ class Map:
         except KernelError as error:
             if error.errno not in _NO_BATCH:
                 raise
-            pairs = list(self._walked_items())  # all at once: a walk is lost where its key is gone
+            pairs = list(self._walked_items())  # a walk starts over where its key was deleted
             for start in range(0, len(pairs), size):
                 part = pairs[start : start + size]
                 yield b"".join(key for key, _ in part), b"".join(value for _, value in part)
@@ -175,7 +175,7 @@ class Counters(Map):
         return tuple(map(sum, zip(*(_numbers(cell) for cell in cells), strict=True)))
 
     def zero(self, keys: Sequence[int]) -> None:
-        """Counting begins anew, for an id that will be given again."""
+        """Sets counters to zero: those of ids that will be given to others."""
         for key in keys:
             kernel.map_update(self.fd, self.key.pack(key), bytes(self.size))
 
@@ -195,7 +195,7 @@ def possible_cpus() -> int:
 
 
 def open_map(spec: MapSpec, fd: int, *, writable: bool = True) -> Map:
-    """The map in the form that its kind asks for."""
+    """The class that fits the map's kind and flags."""
     if spec.kind == "PERCPU_ARRAY":
         return Counters(spec, fd)
     if "MMAPABLE" in spec.flags:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How full the LRU maps are, counted once a minute as long as somebody asks.
+"""How many entries the LRU maps hold, counted once a minute as long as someone reads the metrics.
 
-The kernel does not tell, and only a walk does. It goes slice by slice with rests between, in a
-thread of its own, and whoever asks gets what the last walk found.
+The kernel keeps no count of a map's entries: they are counted by reading all of them. A thread of
+its own does that, a slice at a time with pauses between; readers get what the last count found.
 """
 
 import logging
@@ -15,16 +15,16 @@ from dataclasses import dataclass
 
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.layout import MAPS, ffi, names
-from ebpflb.datapath.maps.sweep import IDLE, PROTOCOLS, SLICE
+from ebpflb.datapath.maps.sweep import PAUSE_FACTOR, PROTOCOLS, SLICE
 from ebpflb.model.services import Protocol
 from ebpflb.plan.flow_entries import Hook
 
 log = logging.getLogger(__name__)
 
-INTERVAL = 60.0  # seconds from one census to the next, if someone asks for it
+INTERVAL = 60.0  # seconds from one count to the next, if someone asks for it
 
-# Nobody counts these; the maps of flows are counted by the sweeper, entry by entry.
-COUNTED = tuple(n for n, s in MAPS.items() if s.kind == "LRU_HASH" and n not in PROTOCOLS)
+# All LRU maps but those of flows, whose entries the sweeper counts (sweep.py).
+COUNTED_MAPS = tuple(n for n, s in MAPS.items() if s.kind == "LRU_HASH" and n not in PROTOCOLS)
 
 _REQUEST = {word: bit for bit, word in names("flow_flag", "FLOW_").items()}["request"]
 _AT = {name: ffi.offsetof("struct tuple", name) for name in ("protocol", "hook")}
@@ -35,34 +35,37 @@ _VALUE = struct.Struct(f"={_FLAGS_AT}xI{MAPS['tcp_flows'].value_size - _FLAGS_AT
 
 @dataclass(frozen=True)
 class Counts:
-    """``at`` is in seconds since the epoch."""
+    """``at`` is in seconds since the epoch; ``entries`` by map, ``flows`` by protocol."""
 
     at: float
     entries: Mapping[str, int]
     flows: Mapping[Protocol, int]
 
 
-UNCOUNTED = Counts(0.0, {}, {})
+NO_COUNTS = Counts(0.0, {}, {})
 
 
 class Occupancy:
-    """Counts when it is asked and the last count is old; one count at a time."""
+    """Counts when it is read and the last count is old; one count at a time."""
 
     def __init__(self, maps: Mapping[str, Map]) -> None:
         self._maps = maps
-        self._counts = UNCOUNTED
+        self._counts = NO_COUNTS
         self._began = -INTERVAL  # seconds of the monotonic clock
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def ask(self) -> Counts:
-        """What the last census found, at once; UNCOUNTED before the first one has ended."""
-        found, now = self._counts, time.monotonic()
-        if now - self._began >= INTERVAL and not self._busy and not self._stopped.is_set():
+    def latest(self) -> Counts:
+        """The last count's result, at once; NO_COUNTS before the first one has ended.
+
+        Starts another count where the last one is older than INTERVAL.
+        """
+        counts, now = self._counts, time.monotonic()
+        if now - self._began >= INTERVAL and not self._counting and not self._stopped.is_set():
             self._began = now
-            self._thread = threading.Thread(target=self._run, name="census", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="occupancy", daemon=True)
             self._thread.start()
-        return found
+        return counts
 
     def stop(self) -> None:
         """Returns when no map is in use any more; nothing is counted after it."""
@@ -70,17 +73,17 @@ class Occupancy:
         self.wait()
 
     def wait(self) -> None:
-        """Until a census that is under way has ended."""
+        """Returns when a count that is under way has ended."""
         if self._thread is not None:
             self._thread.join()
 
     @property
-    def _busy(self) -> bool:
+    def _counting(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
     def _run(self) -> None:
         try:
-            entries = {name: self._entries(name) for name in COUNTED}
+            entries = {name: self._entries(name) for name in COUNTED_MAPS}
             flows = self._flows()
         except Exception:
             log.exception("counting the maps failed; trying again in %g s", INTERVAL)
@@ -93,7 +96,7 @@ class Occupancy:
         return sum(len(keys) // size for keys, _ in self._slices(name))
 
     def _flows(self) -> dict[Protocol, int]:
-        """Each flow by its client's request as it comes in (plan.flows.asks)."""
+        """Each flow is counted by one of its entries: the client's request at ingress."""
         found: Counter[int] = Counter()
         for name in PROTOCOLS:
             for keys, values in self._slices(name):
@@ -109,6 +112,6 @@ class Occupancy:
         begun = time.monotonic()
         for part in self._maps[name].slices(SLICE):
             yield part
-            if self._stopped.wait(IDLE * (time.monotonic() - begun)):
+            if self._stopped.wait(PAUSE_FACTOR * (time.monotonic() - begun)):
                 return
             begun = time.monotonic()

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sweeping the flows that have been idle for too long out of their maps, in a thread of its own.
+"""The sweeper removes flows that have been idle for too long from their maps.
 
-A sweep goes through a map slice by slice with rests between, so that it never keeps the agent
-waiting: it glances at when each entry was last used and at its flags, and only where these give
-reason to does it gather the flow and decide (plan.expiry).
+It runs in a thread of its own and reads a map a slice at a time with pauses between, so that it
+never keeps the agent waiting. Of each entry it first reads only the time of its last use and its
+flags; where these say that the flow may have expired, it reads the flow's other entries and
+decides (plan.expiry).
 """
 
 import itertools
@@ -22,21 +23,21 @@ from ebpflb.plan.flow_entries import Entries, Flow, Tuple
 
 log = logging.getLogger(__name__)
 
-INTERVAL = 10.0  # seconds a round takes: a flow may go so much later than it is due
-SLICE = 512  # entries: a fifth of a millisecond, or some 30 where all of them go
-IDLE = 3.0  # rest at least so many times as long as a slice took: a quarter of a CPU at most
+INTERVAL = 10.0  # seconds from one sweep to the next: a flow is removed so much late at most
+SLICE = 512  # entries: 0.2 ms, or some 30 ms where all of them are removed
+PAUSE_FACTOR = 3.0  # a pause is so many times as long as its slice took: a quarter of a CPU
 
-# In the order of flow_stats and sweeps.
+# Map -> the protocols of its flows, in the order of the maps flow_stats and sweeps.
 PROTOCOLS = {"tcp_flows": (Protocol.TCP,), "other_flows": (Protocol.UDP, Protocol.SCTP)}
 
 _FLAGS = names("flow_flag", "FLOW_")
-_KEY, _VALUE = MAPS["tcp_flows"].key_size, MAPS["tcp_flows"].value_size
-_AT = ffi.offsetof("struct flow", "flags")
-_GLANCE = struct.Struct(f"=Q{_AT - 8}xI{_VALUE - _AT - 4}x")  # last_seen, flags
+_KEY_SIZE, _VALUE_SIZE = MAPS["tcp_flows"].key_size, MAPS["tcp_flows"].value_size
+_FLAGS_AT = ffi.offsetof("struct flow", "flags")
+_LAST_SEEN_AND_FLAGS = struct.Struct(f"=Q{_FLAGS_AT - 8}xI{_VALUE_SIZE - _FLAGS_AT - 4}x")
 
 
 class FlowTable:
-    """One of the two maps of flows, and the numbers about it."""
+    """One of the two maps of flows, and the numbers that are kept of it."""
 
     def __init__(
         self, maps: Mapping[str, Map], name: str, timeouts: Timeouts | None = None
@@ -46,84 +47,92 @@ class FlowTable:
         self.flows = maps[name]
         self.number = list(PROTOCOLS).index(name)
         self._sweeps, self._stats = maps["sweeps"], maps["flow_stats"]
-        self._patience = [self._wait(bits) for bits in range(2 * max(_FLAGS))]
+        self._by_flags = [self._timeout(bits) for bits in range(2 * max(_FLAGS))]
 
     @property
     def numbers(self) -> Sweep:
-        """What has been swept, held and evicted so far."""
-        found: Sweep = self._sweeps.get(self.number)
-        return found
+        """How many entries have been swept and evicted so far, and how many there are."""
+        numbers: Sweep = self._sweeps.get(self.number)
+        return numbers
 
     def remove(self, entries: Entries) -> list[Tuple]:
-        """Deletes a flow; the keys that are gone: none if one was used since it was read."""
-        taken: Entries = {}
-        for key, judged in entries.items():
-            found = self.flows.take(key)
-            if found is not None:
-                taken[key] = found
-                if found.last_seen > judged.last_seen:
-                    return [at for at, flow in taken.items() if not self.flows.put_back(at, flow)]
-        return list(taken)
+        """Deletes a flow's entries; returns the keys that were deleted.
+
+        If an entry was used since it was read, those deleted before it are put back.
+        """
+        deleted: Entries = {}
+        for key, former in entries.items():
+            flow = self.flows.pop(key)
+            if flow is not None:
+                deleted[key] = flow
+                if flow.last_seen > former.last_seen:
+                    return [k for k, each in deleted.items() if not self.flows.insert(k, each)]
+        return list(deleted)
 
     def count(self, removed: int) -> None:
-        """Adds to what has been swept, whoever swept it."""
+        """Adds to the number of swept entries."""
         numbers = self.numbers
         self._sweeps.write([(self.number, numbers._replace(swept=numbers.swept + removed))])
 
     def sweep(self) -> Iterator[None]:
-        """Once through the map, a slice at each step; at the end the numbers are right."""
-        made, held = self._stats.get(self.number)[0], 0
+        """Goes once through the map, a slice at each step; in the end it updates the numbers."""
+        made, left = self._stats.get(self.number)[0], 0
         for keys, values in self.flows.slices(SLICE):
-            held += self._sweep_slice(keys, values, time.monotonic_ns())
+            left += self._sweep_slice(keys, values, time.monotonic_ns())
             yield
-        self._conclude(made, held)
+        self._update(made, left)
 
     def _sweep_slice(self, keys: bytes, values: bytes, now: int) -> int:
         """How many entries of the slice are left."""
-        before = [now - patience for patience in self._patience]
-        glances = enumerate(_GLANCE.iter_unpack(values))
-        suspects = [index for index, (last, flags) in glances if last <= before[flags]]
-        gone: set[Tuple] = set()
-        reading = self._read(suspects, keys, values, gone)
-        for entries in self._timeouts.expired(reading, self.flows.get, now):
-            gone.update(self.remove(entries))
-        if not gone:
-            return len(values) // _VALUE
-        self.count(len(gone))
-        here = {keys[at : at + _KEY] for at in range(0, len(keys), _KEY)}
-        return len(here.difference(map(self.flows.key.pack, gone)))
+        before = [now - timeout for timeout in self._by_flags]
+        entries = enumerate(_LAST_SEEN_AND_FLAGS.iter_unpack(values))
+        idle = [index for index, (last, flags) in entries if last <= before[flags]]
+        removed: set[Tuple] = set()
+        for flow in self._timeouts.expired(
+            self._read(idle, keys, values, removed), self.flows.get, now
+        ):
+            removed.update(self.remove(flow))
+        if not removed:
+            return len(values) // _VALUE_SIZE
+        self.count(len(removed))
+        here = {keys[at : at + _KEY_SIZE] for at in range(0, len(keys), _KEY_SIZE)}
+        return len(here.difference(map(self.flows.key.pack, removed)))
 
     def _read(
-        self, indexes: list[int], keys: bytes, values: bytes, gone: set[Tuple]
+        self, indexes: list[int], keys: bytes, values: bytes, removed: set[Tuple]
     ) -> Iterator[tuple[Tuple, Flow]]:
-        """These entries, without those that went with another of their flow."""
+        """These entries, without those that were removed with another entry of their flow."""
         for index in indexes:
-            key = self.flows.key.unpack(keys[index * _KEY : (index + 1) * _KEY])
-            if key not in gone:
-                yield key, self.flows.value.unpack(values[index * _VALUE : (index + 1) * _VALUE])
+            key = self.flows.key.unpack(keys[index * _KEY_SIZE : (index + 1) * _KEY_SIZE])
+            if key not in removed:
+                value = values[index * _VALUE_SIZE : (index + 1) * _VALUE_SIZE]
+                yield key, self.flows.value.unpack(value)
 
-    def _wait(self, bits: int) -> int:
+    def _timeout(self, bits: int) -> int:
+        """In nanoseconds: how long an entry with these flags is idle before its flow may expire."""
         flags = frozenset(word for bit, word in _FLAGS.items() if bit & bits)
         return min(self._timeouts.patience(each, flags) for each in PROTOCOLS[self.name])
 
-    def _conclude(self, made: int, held: int) -> None:
-        """What is missing was evicted. An entry that came or went during the sweep may be missed,
-        until the next one; none is called evicted that was not.
+    def _update(self, made: int, left: int) -> None:
+        """Entries that were made and neither ended, nor swept, nor left, have been evicted.
+
+        Entries that were made or ended during the sweep can hide evicted ones until the next
+        sweep; no other entry is ever counted as evicted.
         """
         ended, numbers = self._stats.get(self.number)[1], self.numbers
-        evicted = max(numbers.evicted, made - ended - numbers.swept - held)
+        evicted = max(numbers.evicted, made - ended - numbers.swept - left)
         if evicted > numbers.evicted:
-            lost = evicted - numbers.evicted
-            log.warning("%s is full: %d entries were evicted for newer ones", self.name, lost)
-        self._sweeps.write([(self.number, Sweep(numbers.swept, held, evicted))])
+            newly = evicted - numbers.evicted
+            log.warning("%s is full: %d entries were evicted for newer ones", self.name, newly)
+        self._sweeps.write([(self.number, Sweep(numbers.swept, left, evicted))])
 
 
 class Sweeper:
-    """Sweeps both maps, round and round, from ``start`` to ``stop``."""
+    """Sweeps both maps every INTERVAL from ``start`` to ``stop``."""
 
     def __init__(self, maps: Mapping[str, Map], timeouts: Timeouts | None = None) -> None:
         self.tables = [FlowTable(maps, name, timeouts) for name in PROTOCOLS]
-        self._rest = INTERVAL * SLICE / sum(table.flows.spec.entries for table in self.tables)
+        self._pause = INTERVAL * SLICE / sum(table.flows.spec.entries for table in self.tables)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sweep", daemon=True)
 
@@ -140,15 +149,15 @@ class Sweeper:
         while not self._stopped.is_set():
             begun = time.monotonic()
             try:
-                self._round()
+                self._sweep_all()
             except Exception:
                 log.exception("sweeping flows failed; trying again in %g s", INTERVAL)
             self._stopped.wait(begun + INTERVAL - time.monotonic())
 
-    def _round(self) -> None:
-        """Sweeps every map, resting after each slice; or until it is stopped."""
+    def _sweep_all(self) -> None:
+        """Sweeps both maps with a pause after each slice; ends early when it is stopped."""
         begun = time.monotonic()
         for _ in itertools.chain.from_iterable(table.sweep() for table in self.tables):
-            if self._stopped.wait(max(self._rest, IDLE * (time.monotonic() - begun))):
+            if self._stopped.wait(max(self._pause, PAUSE_FACTOR * (time.monotonic() - begun))):
                 return
             begun = time.monotonic()

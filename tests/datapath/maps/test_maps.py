@@ -12,7 +12,7 @@ import pytest
 
 from ebpflb.datapath import kernel
 from ebpflb.datapath.maps import bpf_map, layout, pins
-from ebpflb.datapath.maps.bpf_map import CHUNK, Counters, Map, MappedArray
+from ebpflb.datapath.maps.bpf_map import BATCH, Counters, Map, MappedArray
 from ebpflb.datapath.maps.layout import MapSpec
 from ebpflb.errors import KernelError
 from ebpflb.plan.entries import Backend
@@ -39,7 +39,7 @@ def opener() -> Iterator[Opener]:
 @pytest.fixture
 def table(opener: Opener) -> Map:
     """A small hash of numbers."""
-    return opener(MapSpec("numbers", "HASH", "__u32", "__u32", 3 * CHUNK, ("NONE",)))
+    return opener(MapSpec("numbers", "HASH", "__u32", "__u32", 3 * BATCH, ("NONE",)))
 
 
 @pytest.mark.parametrize("name", list(layout.MAPS))
@@ -52,7 +52,7 @@ def test_kernel_agrees(all_maps: dict[str, Map], name: str) -> None:
     assert kernel.ffi.string(info.name).decode() == name
 
 
-@pytest.mark.parametrize("count", [0, 1, CHUNK, CHUNK + 1, 2 * CHUNK + 17])
+@pytest.mark.parametrize("count", [0, 1, BATCH, BATCH + 1, 2 * BATCH + 17])
 def test_hash(table: Map, count: int) -> None:
     """What is written is there, however many batches it takes, and goes when it is deleted."""
     pairs = [(n, 7 * n) for n in range(count)]
@@ -70,16 +70,16 @@ def test_replace(table: Map) -> None:
     assert list(table.items()) == [(2, 20)]
 
 
-def test_take(table: Map) -> None:
-    """What is taken is gone, and comes back unless something else is in its place."""
+def test_pop_and_insert(table: Map) -> None:
+    """A popped key is deleted, and is inserted again unless it is there meanwhile."""
     table.write([(1, 10), (2, 20)])
-    assert (table.take(1), table.take(1)) == (10, None)
-    assert table.put_back(1, 10)
-    assert not table.put_back(2, 21)
+    assert (table.pop(1), table.pop(1)) == (10, None)
+    assert table.insert(1, 10)
+    assert not table.insert(2, 21)
     assert sorted(table.items()) == [(1, 10), (2, 20)]
 
 
-@pytest.mark.parametrize("size", [64, 4 * CHUNK])
+@pytest.mark.parametrize("size", [64, 4 * BATCH])
 def test_slices(table: Map, size: int) -> None:
     """Slices hold each entry once, and no more than they may."""
     pairs = [(n, 7 * n) for n in range(1000)]
@@ -123,7 +123,7 @@ def test_without_batches(table: Map, monkeypatch: pytest.MonkeyPatch, number: in
     """Where the kernel has no batches for a map, the same entries go one by one."""
     monkeypatch.setattr(kernel, "map_write_batch", refuse(number))
     monkeypatch.setattr(kernel, "map_lookup_batch", refuse(number))
-    pairs = [(n, 7 * n) for n in range(CHUNK + 17)]
+    pairs = [(n, 7 * n) for n in range(BATCH + 17)]
     table.write(pairs)
     assert sorted(table.items()) == pairs
 

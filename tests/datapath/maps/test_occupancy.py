@@ -9,7 +9,7 @@ import pytest
 
 from ebpflb.datapath.maps import layout, occupancy
 from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.maps.occupancy import COUNTED, Occupancy
+from ebpflb.datapath.maps.occupancy import COUNTED_MAPS, Occupancy
 from ebpflb.datapath.maps.records import Affinity, Client
 from ebpflb.datapath.maps.sweep import PROTOCOLS
 from ebpflb.errors import KernelError
@@ -24,7 +24,7 @@ pytestmark = needs_root
 @pytest.fixture
 def world() -> Iterator[dict[str, Map]]:
     """Small maps."""
-    with small_maps((*COUNTED, *PROTOCOLS)) as made:
+    with small_maps((*COUNTED_MAPS, *PROTOCOLS)) as made:
         yield made
 
 
@@ -37,23 +37,23 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 def counted(counter: Occupancy) -> occupancy.Counts:
-    counter.ask()
+    counter.latest()
     counter.wait()
-    return counter.ask()
+    return counter.latest()
 
 
 def test_every_lru_map_is_counted() -> None:
-    """By the census, or by the sweeper: no LRU map is forgotten."""
+    """Every LRU map is counted, here or by the sweeper."""
     every = {name for name, spec in layout.MAPS.items() if spec.kind == "LRU_HASH"}
-    assert {*COUNTED, *PROTOCOLS} == every
-    assert {"affinity", "sockets", "assignments", "fragments"} <= set(COUNTED)
+    assert {*COUNTED_MAPS, *PROTOCOLS} == every
+    assert {"affinity", "sockets", "assignments", "fragments"} <= set(COUNTED_MAPS)
 
 
 def test_entries(world: dict[str, Map], clock: Any) -> None:
     """Entries are counted map by map, more than one slice of them."""
     clients = [Client(0, ip_address("10.0.0.0") + number, 1) for number in range(1500)]
     world["affinity"].write([(client, Affinity(1, 1)) for client in clients])
-    assert counted(Occupancy(world)).entries == dict.fromkeys(COUNTED, 0) | {"affinity": 1500}
+    assert counted(Occupancy(world)).entries == dict.fromkeys(COUNTED_MAPS, 0) | {"affinity": 1500}
 
 
 def test_flows(world: dict[str, Map], clock: Any) -> None:
@@ -72,9 +72,9 @@ def test_flows(world: dict[str, Map], clock: Any) -> None:
 def test_once_a_minute_and_only_if_asked(world: dict[str, Map], clock: Any) -> None:
     """Nothing is known at first; what was found is told again until it is a minute old."""
     counter = Occupancy(world)
-    assert counter.ask() == occupancy.UNCOUNTED
+    assert counter.latest() == occupancy.NO_COUNTS
     counter.wait()
-    first = counter.ask()
+    first = counter.latest()
     assert first.entries
     world["affinity"].write([(Client(0, ip_address("10.0.0.1"), 1), Affinity(1, 1))])
     clock(occupancy.INTERVAL - 1)
@@ -87,7 +87,7 @@ def test_stopped(world: dict[str, Map], clock: Any) -> None:
     """After the stop no map is touched, whoever asks."""
     counter = Occupancy(world)
     counter.stop()
-    assert counted(counter) == occupancy.UNCOUNTED
+    assert counted(counter) == occupancy.NO_COUNTS
 
 
 def test_what_cannot_be_read_is_logged(

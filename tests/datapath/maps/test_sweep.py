@@ -107,16 +107,16 @@ def test_chosen_timeouts(world: dict[str, Map]) -> None:
 
 
 def after(table: FlowTable, count: int, happens: Callable[[], None]) -> None:
-    """Something happens after so many entries were taken."""
-    take, taken = table.flows.take, []
+    """Something happens after so many entries were popped."""
+    pop, popped = table.flows.pop, []
 
     def slowly(key: Any) -> Any:
-        if len(taken) == count:
+        if len(popped) == count:
             happens()
-        taken.append(key)
-        return take(key)
+        popped.append(key)
+        return pop(key)
 
-    table.flows.take = slowly  # type: ignore[method-assign]
+    table.flows.pop = slowly  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("part", range(4))
@@ -163,13 +163,13 @@ def refuse(number: int) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("number", [kernel.ENOTSUPP, errno.EINVAL])
 def test_older_kernels(table: FlowTable, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """Where the kernel neither reads in batches nor takes, the same flows go, and no others."""
+    """Without the commands for batches and for look-up-and-delete, the same flows are removed."""
     look_up = kernel.map_lookup
 
-    def without_take(*words: Any, take: bool = False) -> Any:
-        return refuse(number)() if take else look_up(*words)
+    def without_delete(*words: Any, delete: bool = False) -> Any:
+        return refuse(number)() if delete else look_up(*words)
 
-    monkeypatch.setattr(kernel, "map_lookup", without_take)
+    monkeypatch.setattr(kernel, "map_lookup", without_delete)
     monkeypatch.setattr(kernel, "map_lookup_batch", refuse(number))
     keep = Made(1000).plain(0)
     put(table, keep, *(closed(n, masqueraded=True) for n in range(1, 301)))
