@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from ebpflb.model import nodeports
+from ebpflb.model import nodeport_addresses
 from ebpflb.model.addresses import Address
-from ebpflb.model.locality import Detector
+from ebpflb.model.local_detector import LocalDetector
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class Options:
     manifests: Path | None = None  # None: the Kubernetes API
     kubeconfig: Path | None = None  # None: the pod's own
     master: str = ""  # the API server's URL, where it is not the kubeconfig's
-    nodeport_addresses: tuple[str, ...] = nodeports.PRIMARY
+    nodeport_addresses: tuple[str, ...] = nodeport_addresses.PRIMARY
     guard_nodeports: bool = True
     devices: tuple[str, ...] = ()  # patterns; none: all
-    detector: Detector = field(default_factory=Detector)
+    detector: LocalDetector = field(default_factory=LocalDetector)
     masquerade_all: bool = False
     masquerade_local_backends: bool = False
     masquerade_ports: tuple[int, int] = (10000, 29999)

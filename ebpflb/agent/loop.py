@@ -144,9 +144,9 @@ class Agent:
                     self.words.troubles[source] = error
                 log.warning("%s: %s", source, error or "recovered")
             case Detection():
-                self.words.kube_proxy = message.line
-                if message.words:
-                    log.warning("%s", message.words)
+                self.words.kube_proxy = message.message
+                if message.log_message:
+                    log.warning("%s", message.log_message)
             case Stop():
                 self.stopped = True
             case _:

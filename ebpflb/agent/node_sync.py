@@ -13,7 +13,7 @@ from ebpflb.configuration import families
 from ebpflb.configuration.families import NodeFamilies
 from ebpflb.configuration.fields import KubeProxyConfiguration
 from ebpflb.datapath.datapath import Datapath
-from ebpflb.model import devices, nodeports, nodes
+from ebpflb.model import devices, nodeport_addresses, nodes
 from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Kind
@@ -63,9 +63,9 @@ class Machine:
         """
         found, self._local = self._found(), self._work_out()
         where = self.here.addresses, self.options.nodeport_addresses, self.cluster.primary
-        self.listening = nodeports.listening(*where)
+        self.listening = nodeport_addresses.health_check_addresses(*where)
         small: dict[str, dict[Any, Any]] = {
-            "node_addresses": dict.fromkeys(nodeports.serving(*where), 1),
+            "node_addresses": dict.fromkeys(nodeport_addresses.served_addresses(*where), 1),
             "devices": self._local.devices(),
             **self._ranges(),
         }

@@ -12,10 +12,10 @@ from ebpflb.model import endpoints
 from ebpflb.model.addresses import Address, Family
 from ebpflb.model.cluster_state import Applied, SliceChange
 from ebpflb.model.events import Key
-from ebpflb.model.health import Checked
-from ebpflb.model.latency import Triggers
-from ebpflb.model.no_local import NoLocal
+from ebpflb.model.health_check import HealthCheck
+from ebpflb.model.no_local_endpoints import NoLocalEndpoints
 from ebpflb.model.objects import Node
+from ebpflb.model.trigger_times import TriggerTimes
 from ebpflb.serve.health import Health
 from ebpflb.serve.metrics import Metrics
 from ebpflb.serve.service_health import ServiceHealth
@@ -37,7 +37,7 @@ class Reporter:
         self._health, self._metrics, self._service_health = health, metrics, service_health
         self._clock = clock
         metrics.queued()  # as kube-proxy does when it begins
-        self._triggers = Triggers(since=clock())
+        self._triggers = TriggerTimes(since=clock())
         self._pending_services: set[Key] = set()  # changed, and not synced yet
         self._pending_slices: set[Key] = set()
 
@@ -62,9 +62,9 @@ class Reporter:
         seconds: float,
         *,
         full: bool,
-        checks: Mapping[Key, Checked],
+        checks: Mapping[Key, HealthCheck],
         listening: Mapping[Family, Collection[Address]],
-        no_local: NoLocal,
+        no_local: NoLocalEndpoints,
     ) -> None:
         """All pending changes are in the maps, in the order of kube-proxy.md 16.7.
 

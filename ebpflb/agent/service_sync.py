@@ -14,8 +14,12 @@ from ebpflb.datapath.datapath import CAPACITY, Datapath
 from ebpflb.model.addresses import Family
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Key
-from ebpflb.model.health import Checked
-from ebpflb.model.no_local import NoLocal, Policy, confined
+from ebpflb.model.health_check import HealthCheck
+from ebpflb.model.no_local_endpoints import (
+    NoLocalEndpoints,
+    TrafficPolicy,
+    policies_without_endpoints,
+)
 from ebpflb.model.services import PortName
 from ebpflb.plan.desired_service import DesiredService, desired_service
 from ebpflb.plan.entries import Prefix
@@ -48,8 +52,8 @@ class Services:
         """Only the maps know what they hold: read them, and plan all anew."""
         self.planner = Planner(CAPACITY, self.datapath.present())
         self.names: dict[Key, set[PortName]] = {}
-        self.checks: dict[Key, Checked] = {}  # what health-check node ports are to say
-        self.no_local = NoLocal()
+        self.checks: dict[Key, HealthCheck] = {}  # what health-check node ports are to say
+        self.no_local = NoLocalEndpoints()
         self.lost = False  # what the maps hold is not what is planned
         self.programmed = False  # all of them have been written
         self.cluster.changed_services |= self.cluster.services.keys()
@@ -91,12 +95,12 @@ class Services:
     def _desired(self, key: Key) -> list[tuple[PortName, DesiredService | None]]:
         """What a service's ports want now; None for ports that it no longer has."""
         desired: dict[PortName, DesiredService | None] = dict.fromkeys(self.names.pop(key, ()))
-        policies = dict.fromkeys(desired, frozenset[Policy]())
+        policies = dict.fromkeys(desired, frozenset[TrafficPolicy]())
         for port, selection in self.cluster.ports(key):
             desired[port.name] = desired_service(port, selection, self.cluster.primary)
-            policies[port.name] = confined(port, selection)
+            policies[port.name] = policies_without_endpoints(port, selection)
         for name, local in policies.items():
-            self.no_local.put(name, local)
+            self.no_local.update(name, local)
         if now := {name for name, each in desired.items() if each}:
             self.names[key] = now
         self._check(key)
@@ -104,7 +108,7 @@ class Services:
 
     def _check(self, key: Key) -> None:
         self.checks.pop(key, None)
-        if checked := self.cluster.checked(key):
+        if checked := self.cluster.health_check(key):
             self.checks[key] = checked
 
     def _report(self) -> None:

@@ -70,7 +70,7 @@ def remove_ours(paths: Paths) -> None:
 def remove_kube_proxy(paths: Paths, *, dry_run: bool = False, force: bool = False) -> None:
     """What a kube-proxy left, line by line. Raises NodeError where some of it is still there."""
     found = its.look()
-    if found.runs and not (force or dry_run):
+    if found.running and not (force or dry_run):
         raise NodeError(f"kube-proxy still runs ({found.evidence}): stop it first, or --force")
     survey = leftovers.survey()
     if dry_run:

@@ -62,9 +62,9 @@ def _kube_proxy(words: words_of.AgentStatus | None) -> str | None:
         found = kube_proxy.look()
     except NodeError as error:
         return f"cannot be looked at: {error}"
-    if words and words.kube_proxy and found.rules and not found.runs:
+    if words and words.kube_proxy and found.rules and not found.running:
         return words.kube_proxy
-    return found.line
+    return found.message
 
 
 def _well(words: words_of.AgentStatus) -> bool:

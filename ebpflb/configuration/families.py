@@ -15,9 +15,9 @@ from ebpflb.configuration import listen_addresses
 from ebpflb.configuration.fields import KubeProxyConfiguration, value_at
 from ebpflb.configuration.validation import cluster_cidrs
 from ebpflb.errors import ConfigurationError
-from ebpflb.model import nodeports
+from ebpflb.model import nodeport_addresses
 from ebpflb.model.addresses import Family, Network, family, parse_network
-from ebpflb.model.locality import Mode
+from ebpflb.model.local_detector import LocalMode
 
 log = logging.getLogger(__name__)
 
@@ -64,10 +64,10 @@ def check(config: KubeProxyConfiguration, node: NodeFamilies) -> Iterator[Family
         )
     clusters = _networks(cluster_cidrs(config) if config.cluster_cidr else ())
     if _lack(clusters, primary):
-        fatal = config.detect_local_mode == Mode.CLUSTER_CIDR and node.is_single
+        fatal = config.detect_local_mode == LocalMode.CLUSTER_CIDR and node.is_single
         yield FamilyMismatch(f"clusterCIDR: {node}, but there is no {primary} CIDR", fatal)
     if _lack(node.pod_cidrs, primary):
-        fatal = config.detect_local_mode == Mode.NODE_CIDR
+        fatal = config.detect_local_mode == LocalMode.NODE_CIDR
         yield FamilyMismatch(f"the Node's podCIDRs: {node}, but there is no {primary} CIDR", fatal)
     yield from _nodeport_addresses(config, primary, [*clusters, *node.pod_cidrs])
     if node.is_single:
@@ -78,7 +78,7 @@ def _nodeport_addresses(
     config: KubeProxyConfiguration, primary: Family, pod_networks: Sequence[Network]
 ) -> Iterator[FamilyMismatch]:
     """NodePorts of a family without a CIDR are served on all its addresses (kube-proxy.md 8)."""
-    if config.node_port_addresses in ((), nodeports.PRIMARY):
+    if config.node_port_addresses in ((), nodeport_addresses.PRIMARY):
         return
     configured = {family(each) for each in _networks(config.node_port_addresses)}
     expected = {primary} | {family(each) for each in pod_networks}

@@ -6,9 +6,9 @@ from typing import Any
 
 from ebpflb.configuration.fields import KubeProxyConfiguration
 from ebpflb.configuration.validation import cluster_cidrs
-from ebpflb.model import nodeports
+from ebpflb.model import nodeport_addresses
 from ebpflb.model.addresses import Address, parse_address, parse_network
-from ebpflb.model.locality import Detector, Mode
+from ebpflb.model.local_detector import LocalDetector, LocalMode
 from ebpflb.options import ConntrackOptions
 
 EXTERNAL_IPS = "AllowServiceExternalIPs"  # the only feature gate with an effect (kube-proxy.md 1.4)
@@ -19,7 +19,7 @@ def translate(config: KubeProxyConfiguration) -> dict[str, Any]:
     kubeconfig = config.client_connection.kubeconfig
     return {
         "kubeconfig": Path(kubeconfig) if kubeconfig else None,
-        "nodeport_addresses": config.node_port_addresses or nodeports.PRIMARY,
+        "nodeport_addresses": config.node_port_addresses or nodeport_addresses.PRIMARY,
         "detector": detector(config),
         "masquerade_all": config.masquerade_all,
         "bind_address": bind_address(config),
@@ -43,12 +43,12 @@ def bind_address(config: KubeProxyConfiguration) -> Address | None:
     return None if address.is_unspecified else address
 
 
-def detector(config: KubeProxyConfiguration) -> Detector:
+def detector(config: KubeProxyConfiguration) -> LocalDetector:
     """clusterCIDR is left out in the modes that do not use it: there it may be invalid."""
-    mode = Mode(config.detect_local_mode)
-    uses_cidrs = mode is Mode.CLUSTER_CIDR and config.cluster_cidr
+    mode = LocalMode(config.detect_local_mode)
+    uses_cidrs = mode is LocalMode.CLUSTER_CIDR and config.cluster_cidr
     texts = cluster_cidrs(config) if uses_cidrs else ()
-    return Detector(
+    return LocalDetector(
         mode,
         tuple(parse_network(text) for text in texts),
         config.detect_local.bridge_interface,

@@ -17,9 +17,9 @@ from ebpflb.configuration.fields import (
     join_path,
     value_at,
 )
-from ebpflb.model import nodeports
+from ebpflb.model import nodeport_addresses
 from ebpflb.model.addresses import family, parse_address, parse_network
-from ebpflb.model.locality import Mode
+from ebpflb.model.local_detector import LocalMode
 
 MODES = ("iptables", "ipvs", "nftables")
 LOG_FORMATS = ("text", "json")
@@ -29,8 +29,8 @@ _LAST_PORT = 65535
 
 # The field that a detectLocalMode needs.
 _REQUIRED = {
-    Mode.BRIDGE.value: "detectLocal.bridgeInterface",
-    Mode.NAME_PREFIX.value: "detectLocal.interfaceNamePrefix",
+    LocalMode.BRIDGE.value: "detectLocal.bridgeInterface",
+    LocalMode.NAME_PREFIX.value: "detectLocal.interfaceNamePrefix",
 }
 
 
@@ -114,8 +114,8 @@ def _addresses(config: KubeProxyConfiguration) -> Iterator[FieldError]:
 
 
 def _nodeport_addresses(entries: tuple[str, ...]) -> Iterator[FieldError]:
-    keyword = nodeports.PRIMARY[0]
-    if keyword in entries and entries != nodeports.PRIMARY:
+    keyword = nodeport_addresses.PRIMARY[0]
+    if keyword in entries and entries != nodeport_addresses.PRIMARY:
         reason = f'"{keyword}" must be the only entry'
         yield FieldError(f"nodePortAddresses[{entries.index(keyword)}]", reason)
     yield from _networks("nodePortAddresses", entries, keyword)
@@ -135,10 +135,10 @@ def _networks(
 
 def _detect_local(config: KubeProxyConfiguration) -> Iterator[FieldError]:
     mode = config.detect_local_mode
-    yield from _one_of("detectLocalMode", mode, tuple(each.value for each in Mode))
+    yield from _one_of("detectLocalMode", mode, tuple(each.value for each in LocalMode))
     if mode in _REQUIRED and not value_at(config, _REQUIRED[mode]):
         yield FieldError(_REQUIRED[mode], f"must be set in detectLocalMode {mode}")
-    if mode == Mode.CLUSTER_CIDR and config.cluster_cidr:
+    if mode == LocalMode.CLUSTER_CIDR and config.cluster_cidr:
         texts = cluster_cidrs(config)
         errors = list(_networks("clusterCIDR", texts))
         yield from (FieldError("clusterCIDR", each.reason) for each in errors)

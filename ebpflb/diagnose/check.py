@@ -211,4 +211,4 @@ def _kube_proxy() -> Finding:
         found = kube_proxy.look()
     except EbpflbError as error:
         return Finding("kube-proxy", False, False, str(error), "")
-    return Finding("kube-proxy", not found.remedy, False, found.detail, found.remedy)
+    return Finding("kube-proxy", not found.advice, False, found.state, found.advice)

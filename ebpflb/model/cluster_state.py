@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state of the cluster as one node needs it: ``apply`` an event, and read what changed.
 
-An invalid object is reported and its last good state stays in place. Services are stored as
+An invalid object is reported and its last good state stays in topology. Services are stored as
 their service ports, so an edit of a field that is not used here changes nothing (kube-proxy.md
 16.3). EndpointSlices are stored whole; they may come before their Service and may outlive it.
 """
@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
 from ebpflb.errors import InvalidObject
-from ebpflb.model import endpoints, health, nodes, service_cidrs, services
+from ebpflb.model import endpoints, health_check, nodes, service_cidrs, services
 from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.events import Changed, Key, Kind, ObjectEvent, ReadObject, Removed, Replaced
 from ebpflb.model.objects import EndpointSlice, Node, Service, ServiceCIDR
-from ebpflb.model.selection import Place, Selection, select
+from ebpflb.model.selection import Selection, Topology, select
 from ebpflb.model.services import ServicePort
 
 _NEEDED = frozenset({Kind.SERVICE, Kind.ENDPOINT_SLICE, Kind.NODE})
@@ -74,7 +74,7 @@ class ClusterState:
         self.zone = ""
         self.node: Node | None = None
         self._bind_addresses = () if bind_address is None else (bind_address,)
-        self.primary: dict[Family, Address] = nodes.primary(self._bind_addresses)
+        self.primary: dict[Family, Address] = nodes.primary_addresses(self._bind_addresses)
         self.services: dict[Key, tuple[ServicePort, ...]] = {}
         self.slices: dict[Key, EndpointSlice] = {}
         self.slices_of: dict[Key, set[Key]] = defaultdict(set)  # Service -> its slices
@@ -113,15 +113,15 @@ class ClusterState:
 
     def ports(self, service: Key) -> Iterator[tuple[ServicePort, Selection]]:
         """The service's ports, each with the endpoints that this node uses."""
-        place = Place(self.node_name, self.zone)
+        topology = Topology(self.node_name, self.zone)
         slices = self._slices(service)
         for port in self.services.get(service, ()):
-            yield port, select(port, endpoints.merge(slices, port.name, self.node_name), place)
+            yield port, select(port, endpoints.merge(slices, port.name, self.node_name), topology)
 
-    def checked(self, service: Key) -> health.Checked | None:
+    def health_check(self, service: Key) -> health_check.HealthCheck | None:
         """What the service's health-check node port is to answer, if it has one."""
         ports = self.services.get(service, ())
-        return health.checked(ports, self._slices(service), self.node_name)
+        return health_check.health_check(ports, self._slices(service), self.node_name)
 
     def _slices(self, service: Key) -> list[EndpointSlice]:
         return [self.slices[key] for key in self.slices_of.get(service, ())]
@@ -178,7 +178,7 @@ class ClusterState:
                 return ()
 
     def _store_service(self, key: Key, service: Service) -> tuple[str, ...]:
-        ports, warnings = services.read(service, serve_external_ips=self.serve_external_ips)
+        ports, warnings = services.parse(service, serve_external_ips=self.serve_external_ips)
         if ports != self.services.get(key):
             self.services[key] = ports
             self.changed_services.add(key)
@@ -202,7 +202,7 @@ class ClusterState:
         if zone != self.zone:
             self.zone = zone
             self.changed_services |= self.services.keys()
-        primary = nodes.primary([*self._bind_addresses, *nodes.addresses(node)])
+        primary = nodes.primary_addresses([*self._bind_addresses, *nodes.addresses(node)])
         if primary != self.primary:
             self.primary = primary
             restricted = (key for key, ports in self.services.items() if _are_restricted(ports))

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from ebpflb.model import nodes
 from ebpflb.model.addresses import Address, Family
 
-Choice = dict[Family, Address]
+AddressByFamily = dict[Family, Address]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,26 +46,31 @@ def served(devices: Iterable[Device], patterns: Iterable[str]) -> Devices:
     )
 
 
-def sources(devices: Devices, node: Mapping[Family, Address]) -> dict[int, Choice]:
+def masquerade_addresses(
+    devices: Devices, node: Mapping[Family, Address]
+) -> dict[int, AddressByFamily]:
     """As whom masqueraded traffic leaves by each device, by ifindex; families may be missing.
 
     A device without an address of its own, such as a bridge's port, borrows its master's, else
-    the node's primary one (see ``primary``).
+    the node's primary one (see ``node_addresses``).
     """
-    fallback, known = primary(devices, node), by_index(devices)
+    fallback, known = node_addresses(devices, node), by_index(devices)
     return {
         device.index: _first_of(
-            [*(nodes.primary(each.sources) for each in upwards(device, known)), fallback]
+            [
+                *(nodes.primary_addresses(each.sources) for each in with_masters(device, known)),
+                fallback,
+            ]
         )
         for device in devices
     }
 
 
-def primary(devices: Devices, node: Mapping[Family, Address]) -> Choice:
+def node_addresses(devices: Devices, node: Mapping[Family, Address]) -> AddressByFamily:
     """The Node's own addresses if they are assigned here, else any device's but loopback's."""
     assigned = {address for device in devices for address in device.addresses}
     known = {family: address for family, address in node.items() if address in assigned}
-    others = (nodes.primary(device.sources) for device in devices if not device.loopback)
+    others = (nodes.primary_addresses(device.sources) for device in devices if not device.loopback)
     return _first_of([known, *others])
 
 
@@ -73,7 +78,7 @@ def by_index(devices: Devices) -> dict[int, Device]:
     return {device.index: device for device in devices}
 
 
-def upwards(device: Device, known: Mapping[int, Device]) -> list[Device]:
+def with_masters(device: Device, known: Mapping[int, Device]) -> list[Device]:
     """The device, its master, and so on."""
     chain = [device]
     while (master := known.get(chain[-1].master)) and master not in chain:
@@ -81,10 +86,10 @@ def upwards(device: Device, known: Mapping[int, Device]) -> list[Device]:
     return chain
 
 
-def _first_of(choices: Iterable[Choice]) -> Choice:
-    merged: Choice = {}
-    for choice in choices:
-        merged = choice | merged
+def _first_of(candidates: Iterable[AddressByFamily]) -> AddressByFamily:
+    merged: AddressByFamily = {}
+    for candidate in candidates:
+        merged = candidate | merged
     return merged
 
 

@@ -23,7 +23,7 @@ HEADLESS_LABEL = "service.kubernetes.io/headless"  # its presence: no cluster IP
 
 _ADDRESS_TYPES = {**addresses.FAMILIES, "FQDN": None}
 _NO_HINTS: frozenset[str] = frozenset()
-_UNSAID = objects.EndpointConditions()
+_DEFAULT_CONDITIONS = objects.EndpointConditions()
 
 _by_name = attrgetter("metadata.name")
 
@@ -55,14 +55,14 @@ def service_of(slice: objects.EndpointSlice) -> events.Key | None:
 
 
 def check(slice: objects.EndpointSlice) -> tuple[str, ...]:
-    """A remark for each entry that ``merge`` will skip.
+    """A warning for each entry that ``merge`` will skip.
 
     Raises InvalidObject for what cannot be meant: addressType, protocol, port out of range.
     """
     family = fields.one_of("addressType", slice.address_type, _ADDRESS_TYPES)
     if family is None:
         return ("addressType: FQDN endpoints are not served",)
-    return (*_port_remarks(slice.ports or ()), *_endpoint_remarks(slice.endpoints or (), family))
+    return (*_port_warnings(slice.ports or ()), *_endpoint_warnings(slice.endpoints or (), family))
 
 
 def merge(
@@ -98,7 +98,7 @@ def _add(
     address = _address(entry, family)
     if address is None:
         return
-    conditions = entry.conditions or _UNSAID
+    conditions = entry.conditions or _DEFAULT_CONDITIONS
     terminating = conditions.terminating is True
     key = f"{address}:{port}" if family == Family.IPV4 else f"[{address}]:{port}"
     if terminating and key in found:
@@ -141,7 +141,7 @@ def _shared(names: tuple[str, ...]) -> frozenset[str]:
     return frozenset(names)
 
 
-def _port_remarks(ports: Iterable[objects.SlicePort]) -> Iterator[str]:
+def _port_warnings(ports: Iterable[objects.SlicePort]) -> Iterator[str]:
     for index, port in enumerate(ports):
         fields.one_of(f"ports[{index}].protocol", _protocol(port), services.PROTOCOLS)
         if port.name is None:
@@ -152,7 +152,7 @@ def _port_remarks(ports: Iterable[objects.SlicePort]) -> Iterator[str]:
             yield f"ports[{index}].port: missing, so this port is not served"
 
 
-def _endpoint_remarks(entries: Iterable[objects.SliceEndpoint], family: Family) -> Iterator[str]:
+def _endpoint_warnings(entries: Iterable[objects.SliceEndpoint], family: Family) -> Iterator[str]:
     for index, entry in enumerate(entries):
         if not entry.addresses:
             yield f"endpoints[{index}].addresses: empty, so this endpoint is not served"

@@ -17,7 +17,7 @@ CLEANUP = "`ebpflb cleanup --kube-proxy`"
 IPTABLES = ("nat", "filter", "mangle")  # the tables that it has chains in
 
 # Chains that the kernel's own chains jump to, and those that only these jump to.
-ENTRANCES = {
+TOP_LEVEL_CHAINS = {
     POSTROUTING,
     "KUBE-SERVICES",
     "KUBE-EXTERNAL-SERVICES",
@@ -28,7 +28,12 @@ ENTRANCES = {
     "KUBE-IPVS-FILTER",
     "KUBE-IPVS-OUT-FILTER",
 }
-_INNER = {MARK_MASQ, "KUBE-PROXY-CANARY", "KUBE-LOAD-BALANCER", "KUBE-SOURCE-RANGES-FIREWALL"}
+_OTHER_CHAINS = {
+    MARK_MASQ,
+    "KUBE-PROXY-CANARY",
+    "KUBE-LOAD-BALANCER",
+    "KUBE-SOURCE-RANGES-FIREWALL",
+}
 # KUBE-XLB-: until 1.23. What follows is a hash in base 32.
 _OF_A_SERVICE = re.compile(r"KUBE-(?:SVC|SVL|EXT|FW|SEP|XLB)-[A-Z2-7]{16}")
 
@@ -59,45 +64,45 @@ NODE_PORTS = {
 
 def is_chain(name: str) -> bool:
     """Whether a chain of iptables is kube-proxy's and nobody else's."""
-    return name in ENTRANCES or name in _INNER or bool(_OF_A_SERVICE.fullmatch(name))
+    return name in TOP_LEVEL_CHAINS or name in _OTHER_CHAINS or bool(_OF_A_SERVICE.fullmatch(name))
 
 
 class Detection(NamedTuple):
     """What can be seen of kube-proxy in one network namespace at one time."""
 
     pids: tuple[int, ...] = ()  # processes of that name
-    answers: tuple[tuple[str, str], ...] = ()  # who says to be one: where, and its mode
+    proxy_modes: tuple[tuple[str, str], ...] = ()  # who says to be one: where, and its mode
     rules: tuple[str, ...] = ()  # what is there of its rules
-    renewed: bool = False  # they were not there before
+    rules_returned: bool = False  # they were not there before
 
     @property
-    def runs(self) -> bool:
+    def running(self) -> bool:
         """Whether one is at work, seen or not (in a pod we see no other pod's processes)."""
-        return bool(self.pids or self.answers or self.renewed)
+        return bool(self.pids or self.proxy_modes or self.rules_returned)
 
-    def after(self, before: "Detection | None") -> "Detection":
-        """The same, known that ``before`` was found earlier."""
-        missed = before is not None and (before.renewed or not before.rules)
-        return self._replace(renewed=bool(self.rules) and missed)
+    def compared_with(self, previous: "Detection | None") -> "Detection":
+        """The same, known that ``previous`` was found earlier."""
+        missed = previous is not None and (previous.rules_returned or not previous.rules)
+        return self._replace(rules_returned=bool(self.rules) and missed)
 
     @property
     def evidence(self) -> str:
         """By what one is known to be at work."""
         words = [f"pid {pid}" for pid in self.pids]
-        words += [f"mode {mode} at {where}" for where, mode in self.answers]
+        words += [f"mode {mode} at {where}" for where, mode in self.proxy_modes]
         return ", ".join(words or ["its rules have come back"])
 
     @property
-    def detail(self) -> str:
+    def state(self) -> str:
         """What there is; "none" where nothing is."""
-        if self.runs:
+        if self.running:
             return f"runs here too ({self.evidence})"
         return f"has gone and left {', '.join(self.rules)}" if self.rules else "none"
 
     @property
-    def remedy(self) -> str:
+    def advice(self) -> str:
         """What it does beside ebpflb, and what to do; "" where nothing is."""
-        if self.runs:
+        if self.running:
             return f"ebpflb answers first; stop it, then {CLEANUP}"
         if not self.rules:
             return ""
@@ -105,11 +110,11 @@ class Detection(NamedTuple):
         return f"{stale} these rules say; {CLEANUP} removes them"
 
     @property
-    def line(self) -> str | None:
+    def message(self) -> str | None:
         """Both, for the operator; None where there is nothing to say."""
-        return f"{self.detail}: {self.remedy}" if self.remedy else None
+        return f"{self.state}: {self.advice}" if self.advice else None
 
     @property
-    def words(self) -> str | None:
+    def log_message(self) -> str | None:
         """The same as a sentence of the log."""
-        return f"kube-proxy {self.line}" if self.line else None
+        return f"kube-proxy {self.message}" if self.message else None

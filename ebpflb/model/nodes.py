@@ -42,7 +42,7 @@ def addresses(node: objects.Node) -> tuple[Address, ...]:
     )
 
 
-def primary(candidates: Iterable[Address]) -> dict[Family, Address]:
+def primary_addresses(candidates: Iterable[Address]) -> dict[Family, Address]:
     """The first address of each family; the first family in it is the node's primary one."""
     first: dict[Family, Address] = {}
     for address in candidates:

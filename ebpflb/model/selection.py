@@ -22,7 +22,7 @@ _zone_hints: _Hints = attrgetter("zone_hints")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Topology:
     """Where this machine is; ``zone`` is "" when the node has no zone label."""
 
     node: str
@@ -44,7 +44,7 @@ class Selection:
     has_any: bool
 
 
-def select(port: ServicePort, endpoints: _Endpoints, place: Place) -> Selection:
+def select(port: ServicePort, endpoints: _Endpoints, topology: Topology) -> Selection:
     """kube-proxy.md 3; an endpoint is used if ready, even one that does not serve."""
     external = port.externally_accessible
     ready = tuple([endpoint for endpoint in endpoints if endpoint.ready])
@@ -53,21 +53,21 @@ def select(port: ServicePort, endpoints: _Endpoints, place: Place) -> Selection:
     uses_cluster = external or not port.internal_local
     uses_local = port.internal_local or (port.external_local and external)
     return Selection(
-        cluster=(_nearest(ready, place) or leaving) if uses_cluster else (),
+        cluster=(_nearest(ready, topology) or leaving) if uses_cluster else (),
         local=(_local(ready) or _local(leaving)) if uses_local else (),
         serving=tuple([endpoint for endpoint in endpoints if endpoint.serving]),
         has_any=bool(ready or leaving),
     )
 
 
-def _nearest(ready: _Endpoints, place: Place) -> _Endpoints:
+def _nearest(ready: _Endpoints, topology: Topology) -> _Endpoints:
     """The topology modes of kube-proxy.md 3.1, narrowest first; never empty unless ``ready`` is."""
-    by_node = _hinted(ready, _node_hints, place.node)
-    return by_node or _hinted(ready, _zone_hints, place.zone) or ready
+    by_node = _hinted(ready, _node_hints, topology.node)
+    return by_node or _hinted(ready, _zone_hints, topology.zone) or ready
 
 
 def _hinted(ready: _Endpoints, hints: _Hints, here: str) -> _Endpoints:
-    """Empty when the mode is off: this place has no name, or some endpoint has no hint."""
+    """Empty when the mode is off: the node has no name or zone, or some endpoint has no hint."""
     if not here or not all(map(hints, ready)):
         return ()
     return tuple([endpoint for endpoint in ready if here in hints(endpoint)])

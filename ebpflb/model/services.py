@@ -90,11 +90,11 @@ class ServicePort:
         return bool(self.node_port or self.load_balancer_ips or self.external_ips)
 
 
-class Reading(NamedTuple):
+class ParsedService(NamedTuple):
     """The service ports, and a line for each entry that was skipped."""
 
     ports: tuple[ServicePort, ...]
-    remarks: tuple[str, ...]
+    warnings: tuple[str, ...]
 
 
 def is_ours(service: objects.Service) -> bool:
@@ -107,19 +107,19 @@ def is_ours(service: objects.Service) -> bool:
     )
 
 
-def read(service: objects.Service, *, serve_external_ips: bool = True) -> Reading:
+def parse(service: objects.Service, *, serve_external_ips: bool = True) -> ParsedService:
     """The whole of kube-proxy.md 1; raises InvalidObject for what cannot be meant."""
     if not is_ours(service):
-        return Reading((), ())
+        return ParsedService((), ())
     meta, spec = service.metadata, service.spec
     namespace = fields.filled("metadata.namespace", meta.namespace)
     name = fields.filled("metadata.name", meta.name)
-    remarks: list[str] = []
-    cluster_ips = _cluster_ips(spec, remarks)
+    warnings: list[str] = []
+    cluster_ips = _cluster_ips(spec, warnings)
     listed = _external_ips(spec) if serve_external_ips else ()
-    external_ips = _parsed(addresses.parse_address, listed, remarks)
-    load_balancer_ips = _parsed(addresses.parse_address, _ingress_ips(service.status), remarks)
-    source_ranges = _parsed(addresses.parse_network, _source_ranges(spec), remarks)
+    external_ips = _parsed(addresses.parse_address, listed, warnings)
+    load_balancer_ips = _parsed(addresses.parse_address, _ingress_ips(service.status), warnings)
+    source_ranges = _parsed(addresses.parse_network, _source_ranges(spec), warnings)
     ports = tuple(
         ServicePort(
             name=PortName(namespace, name, port.name or "", protocol, family),
@@ -138,15 +138,15 @@ def read(service: objects.Service, *, serve_external_ips: bool = True) -> Readin
         for family, cluster_ip in cluster_ips.items()
         for port, protocol in _ports(spec)
     )
-    return Reading(ports, tuple(remarks))
+    return ParsedService(ports, tuple(warnings))
 
 
-def _cluster_ips(spec: objects.ServiceSpec, remarks: list[str]) -> dict[Family, Address]:
+def _cluster_ips(spec: objects.ServiceSpec, warnings: list[str]) -> dict[Family, Address]:
     """kube-proxy.md 1.3: clusterIPs pairs with ipFamilies; without these clusterIP stands alone."""
     ips = spec.cluster_ips or []
     if not spec.ip_families:
         if len(ips) > 1:
-            remarks.append("spec.ipFamilies: empty, so only spec.clusterIP is used")
+            warnings.append("spec.ipFamilies: empty, so only spec.clusterIP is used")
         only = fields.parsed("spec.clusterIP", addresses.parse_address, spec.cluster_ip)
         return {addresses.family(only): only}
     found: dict[Family, Address] = {}
@@ -157,7 +157,7 @@ def _cluster_ips(spec: objects.ServiceSpec, remarks: list[str]) -> dict[Family, 
             field = f"spec.clusterIPs[{index}]"
             found.setdefault(family, fields.parsed(field, parse, ips[index]))
         else:
-            remarks.append(f"spec.clusterIPs[{index}]: missing, so nothing is served by {family}")
+            warnings.append(f"spec.clusterIPs[{index}]: missing, so nothing is served by {family}")
     return found
 
 
@@ -195,7 +195,7 @@ def _source_ranges(spec: objects.ServiceSpec) -> Iterator[tuple[str, str]]:
 
 
 def _parsed(
-    parse: Callable[[str], _Parsed], entries: Iterable[tuple[str, str]], remarks: list[str]
+    parse: Callable[[str], _Parsed], entries: Iterable[tuple[str, str]], warnings: list[str]
 ) -> list[_Parsed]:
     """Each value once; blank entries are skipped silently, as kube-proxy does."""
     values: dict[_Parsed, None] = {}
@@ -204,7 +204,7 @@ def _parsed(
             values[parse(text)] = None
         except ValueError as error:
             if text.strip():
-                remarks.append(f"{field}: {error}")
+                warnings.append(f"{field}: {error}")
     return list(values)
 
 

@@ -12,12 +12,12 @@ _HEX = 16
 
 
 class VirtualServer(NamedTuple):
-    """Where IPVS listens; ``protocol`` is TCP, UDP or SCTP. ``open`` counts connections."""
+    """Where IPVS listens; ``protocol`` is TCP, UDP or SCTP."""
 
     protocol: str
     address: Address
     port: int
-    open: int = 0
+    open_connections: int = 0
 
     def __str__(self) -> str:
         address = f"[{self.address}]" if self.address.version == 6 else self.address
@@ -36,7 +36,9 @@ def parse(table: str) -> list[VirtualServer]:
         if words[0] in PROTOCOLS:
             found.append(_server(*words[:2]))
         if words[0] == "->" and listed:
-            found[-1] = found[-1]._replace(open=found[-1].open + int(words[-2]))
+            found[-1] = found[-1]._replace(
+                open_connections=found[-1].open_connections + int(words[-2])
+            )
         listed = words[0] in PROTOCOLS or (listed and words[0] == "->")
     return found
 

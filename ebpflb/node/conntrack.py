@@ -14,7 +14,7 @@ from collections.abc import Set
 from pathlib import Path
 
 from ebpflb.errors import NodeError
-from ebpflb.model.lists import spans
+from ebpflb.model.kernel_lists import parse_ranges
 from ebpflb.node import sysctl
 from ebpflb.options import ConntrackOptions
 
@@ -54,7 +54,7 @@ def table_size(wanted: ConntrackOptions, cores: int) -> int:
 def cpus(online: Path = ONLINE) -> int:
     """The machine's, whichever of them we may run on."""
     try:
-        found = sum(map(len, spans(online.read_text())))
+        found = sum(map(len, parse_ranges(online.read_text())))
     except (OSError, ValueError):
         found = 0
     return found or os.cpu_count() or 1

@@ -12,7 +12,7 @@ from socket import AF_INET, AF_INET6
 from typing import NamedTuple
 
 from ebpflb.errors import NodeError
-from ebpflb.model.iptables import Table, parse
+from ebpflb.model.iptables_rules import Table, parse
 
 LEGACY, _NFT = "legacy", "nft"
 _PATIENCE = "10"  # seconds for the lock that all of them take

@@ -58,7 +58,7 @@ class Watcher:
             self._look()
 
     def _tell(self) -> None:
-        found = look().after(self._told)
+        found = look().compared_with(self._told)
         if found != self._told:
             self._told = found
             self.emit(found)

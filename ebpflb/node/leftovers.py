@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ebpflb.errors import NodeError
 from ebpflb.model import virtual_servers
-from ebpflb.model.iptables import Removal
+from ebpflb.model.iptables_rules import Removal
 from ebpflb.model.kube_proxy import DEVICE, IPTABLES, NFT_TABLE, NODE_PORTS, SETS, is_chain
 from ebpflb.node import ipvs, nft, xtables
 from ebpflb.node.iptables import FAMILIES, LEGACY, Tool, tools
@@ -84,10 +84,10 @@ def _iptables(tool: Tool, found: Survey) -> None:
         name = f"{tool.name}, table {removal.table.name}"
         if removal:
             found.left.append(
-                Leftover(f"{name}: {removal.words}", partial(_restore, tool, removal))
+                Leftover(f"{name}: {removal.summary}", partial(_restore, tool, removal))
             )
-        if removal.kept:
-            found.kept.append(f"{name}: {removal.kept}")
+        if removal.retained:
+            found.kept.append(f"{name}: {removal.retained}")
 
 
 def _blind(tool: Tool) -> str:
@@ -123,7 +123,7 @@ def _ipvs(found: Survey) -> None:
     }
     ours, others = virtual_servers.split(there, addresses or set(), ports)
     if ours:
-        connections = sum(server.open for server in ours)
+        connections = sum(server.open_connections for server in ours)
         what = f"{len(ours)} virtual servers of IPVS, with {connections} open connections"
         found.left.append(Leftover(what, partial(ipvs.remove_servers, ours)))
     if others and (ours or addresses is not None):

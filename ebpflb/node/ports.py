@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from ebpflb.model.lists import spans
+from ebpflb.model.kernel_lists import parse_ranges
 from ebpflb.node import sysctl
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class Added(msgspec.Struct):
 
 def parse(text: str) -> set[int]:
     """The kernel's notation: single ports and ranges, with commas between."""
-    return {port for span in spans(text) for port in span}
+    return {port for span in parse_ranges(text) for port in span}
 
 
 def notation(ports: set[int]) -> str:

@@ -7,8 +7,8 @@ from typing import Any
 
 from ebpflb.model import devices
 from ebpflb.model.addresses import Address, Family, Network, family
-from ebpflb.model.devices import Choice, Devices
-from ebpflb.model.locality import Detector
+from ebpflb.model.devices import AddressByFamily, Devices
+from ebpflb.model.local_detector import LocalDetector
 from ebpflb.plan.entries import NO_PREFIX, NO_V4, NO_V6, Device, Prefix
 from ebpflb.plan.prefixes import prefix_of
 
@@ -22,18 +22,18 @@ class DesiredNode:
 
     every: Devices
     served: Devices
-    primary: Choice
-    detector: Detector
+    primary: AddressByFamily
+    detector: LocalDetector
     pod_cidrs: tuple[Network, ...]
 
     def devices(self) -> dict[int, Device]:
         """The map devices."""
-        sources = devices.sources(self.every, self.primary)
+        sources = devices.masquerade_addresses(self.every, self.primary)
         known = devices.by_index(self.every)
         return {
             device.index: Device(
                 *_both(sources[device.index]),
-                _PODS if self.detector.is_pods(device, known) else _NOT_PODS,
+                _PODS if self.detector.is_pod_device(device, known) else _NOT_PODS,
             )
             for device in self.served
         }
@@ -42,7 +42,7 @@ class DesiredNode:
         """The fields of the settings, of which the operator has ``chosen`` some."""
         pods = {family(n): prefix_of(n) for n in self.detector.networks(self.pod_cidrs)}
         active = self.detector.by_device or bool(pods)
-        node_v4, node_v6 = _both(devices.primary(self.every, self.primary))
+        node_v4, node_v6 = _both(devices.node_addresses(self.every, self.primary))
         found = {"node_v4": node_v4, "node_v6": node_v6, **_fields("pods", pods)}
         flags = chosen["flags"] | (_DETECT if active else frozenset())
         return {**chosen, **found, **_fields("span", span), "flags": flags}
@@ -52,5 +52,5 @@ def _fields(name: str, found: Mapping[Family, Prefix]) -> dict[str, Prefix]:
     return {f"{name}_v{f.value}": found.get(f, NO_PREFIX) for f in Family}
 
 
-def _both(choice: Choice) -> tuple[Address, Address]:
-    return choice.get(Family.IPV4, NO_V4), choice.get(Family.IPV6, NO_V6)
+def _both(chosen: AddressByFamily) -> tuple[Address, Address]:
+    return chosen.get(Family.IPV4, NO_V4), chosen.get(Family.IPV6, NO_V6)

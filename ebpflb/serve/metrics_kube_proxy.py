@@ -12,7 +12,7 @@ from typing import TypeVar
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from ebpflb.model.addresses import Family
-from ebpflb.model.no_local import Policy
+from ebpflb.model.no_local_endpoints import TrafficPolicy
 
 SYNC_SECONDS = tuple(0.001 * 2**power for power in range(15))
 PROGRAMMING_SECONDS = (0.25, 0.5, *range(1, 60), *range(60, 120, 5), *range(120, 301, 30))
@@ -74,7 +74,7 @@ class KubeProxy:
         for latency in latencies:
             histogram.observe(latency)
 
-    def no_local_endpoints(self, counts: Mapping[Policy, Mapping[Family, int]]) -> None:
+    def no_local_endpoints(self, counts: Mapping[TrafficPolicy, Mapping[Family, int]]) -> None:
         """Service ports that a policy Local leaves without an endpoint here, as they stand now."""
         for policy, families in counts.items():
             for family, count in families.items():
@@ -134,7 +134,7 @@ class KubeProxy:
             ["traffic_policy", "ip_family"],
             registry=self._registry,
         )
-        self.no_local_endpoints({policy: dict.fromkeys(Family, 0) for policy in Policy})
+        self.no_local_endpoints({policy: dict.fromkeys(Family, 0) for policy in TrafficPolicy})
 
     def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> Histogram:
         made = Histogram(

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ebpflb.cluster.recorder import Recorder, service
 from ebpflb.model.addresses import Address, Family
 from ebpflb.model.events import Key
-from ebpflb.model.health import Checked
+from ebpflb.model.health_check import HealthCheck
 from ebpflb.serve.doors import Door, Loop, Room
 from ebpflb.serve.http import JSON, Answer, Request
 from ebpflb.serve.ports import LISTEN_RETRY_SECONDS, listening_alone
@@ -64,7 +64,7 @@ class ServiceHealth:
         self._recorder, self._node_name = recorder, node_name
         self._families, self._retry = families, retry
         self._room = Room(MOST)
-        self._wanted: dict[Key, Checked] = {}
+        self._wanted: dict[Key, HealthCheck] = {}
         self._addresses: dict[Family, Collection[Address]] = {}
         self._open: dict[Server, Open] = {}
         self._failed: dict[Server, str] = {}
@@ -73,7 +73,7 @@ class ServiceHealth:
 
     def update(
         self,
-        wanted: Mapping[Key, Checked],
+        wanted: Mapping[Key, HealthCheck],
         addresses: Mapping[Family, Collection[Address]] = {},
     ) -> None:
         """Every such Service that there is; in force when this returns.
@@ -113,7 +113,7 @@ class ServiceHealth:
         return {
             Server(key, family): Place(checked.port, hosts[family])
             for key, checked in self._wanted.items()
-            for family in checked.counts.keys() & hosts.keys()
+            for family in checked.local_endpoints.keys() & hosts.keys()
         }
 
     async def _close(self, server: Server) -> None:
@@ -149,7 +149,7 @@ class ServiceHealth:
 
     def _respond(self, server: Server, _: Request) -> Answer:
         checked, healthy = self._wanted.get(server.key), self._healthy()
-        count = checked.counts.get(server.family, 0) if checked else 0
+        count = checked.local_endpoints.get(server.family, 0) if checked else 0
         body = {
             "service": {"namespace": server.key.namespace, "name": server.key.name},
             "localEndpoints": count,

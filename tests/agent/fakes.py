@@ -16,7 +16,7 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.model.addresses import Address, Family
 from ebpflb.model.devices import Devices
 from ebpflb.model.events import Changed, Event, Key, Kind, ReadObject, Replaced, SourceStatus
-from ebpflb.model.health import Checked
+from ebpflb.model.health_check import HealthCheck
 from ebpflb.node.device_watch import DevicesChanged
 from ebpflb.options import Options, Paths
 from ebpflb.plan.map_contents import MapContents
@@ -129,11 +129,11 @@ class FakeChecks:
     """Health-check node ports that nobody can ask."""
 
     def __init__(self) -> None:
-        self.wanted: list[Mapping[Key, Checked]] = []
+        self.wanted: list[Mapping[Key, HealthCheck]] = []
         self.addresses: list[Mapping[Family, Collection[Address]]] = []
 
     def update(
-        self, wanted: Mapping[Key, Checked], addresses: Mapping[Family, Collection[Address]]
+        self, wanted: Mapping[Key, HealthCheck], addresses: Mapping[Family, Collection[Address]]
     ) -> None:
         self.wanted.append({**wanted})
         self.addresses.append(addresses)

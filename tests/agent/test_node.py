@@ -15,7 +15,7 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.model.addresses import Family
 from ebpflb.model.devices import Device
 from ebpflb.model.events import Kind
-from ebpflb.model.locality import Detector, Mode
+from ebpflb.model.local_detector import LocalDetector, LocalMode
 from ebpflb.node import ports
 from ebpflb.node.device_watch import DevicesChanged
 from ebpflb.options import Options
@@ -80,7 +80,7 @@ def test_flags(stage: Stage, chosen: dict[str, bool], flags: set[str]) -> None:
 
 def test_node_cidr(stage: Stage) -> None:
     """In mode NodeCIDR the Node says who its pods are, and may change its mind."""
-    start(stage, detector=Detector(Mode.NODE_CIDR))
+    start(stage, detector=LocalDetector(LocalMode.NODE_CIDR))
     assert stage.datapath.settings["pods_v4"] == prefix_of(ip_network("10.244.1.0/24"))
     assert "detect_local" in stage.datapath.settings["flags"]
     stage.say(changed(Kind.NODE, NODE | {"spec": {}}))
@@ -126,7 +126,7 @@ def test_patterns(stage: Stage) -> None:
 
 def test_pods_devices(stage: Stage) -> None:
     """In mode BridgeInterface a new port of the bridge is a pod's."""
-    start(stage, detector=Detector(Mode.BRIDGE, bridge="cni0"))
+    start(stage, detector=LocalDetector(LocalMode.BRIDGE, bridge="cni0"))
     stage.say(here(ETH, BRIDGE, PORT))
     flags = {index: device.flags for index, device in stage.datapath.held["devices"].items()}
     assert flags == {2: frozenset(), 3: {"pods"}, 4: {"pods"}}
@@ -224,7 +224,7 @@ def end(stage: Stage, *events: Any) -> str:
 
 def test_families_of_the_node(stage: Stage) -> None:
     """A configuration with which nothing could be served on the Node ends the agent, in a line."""
-    stage.options = configured(stage, detect_local_mode=Mode.NODE_CIDR.value)
+    stage.options = configured(stage, detect_local_mode=LocalMode.NODE_CIDR.value)
     wrong = NODE | {"spec": {"podCIDRs": ["fd00:244::/64"]}}
     assert "podCIDRs: the node is IPv4-primary" in end(stage, listed(Kind.NODE, wrong))
 

@@ -198,9 +198,9 @@ def test_health_check_node_port(serving: Stage) -> None:
     """After each sync the ports know how many local endpoints are ready; under Cluster none is."""
     key = Key("default", "a")
     serving.say(changed(Kind.SERVICE, balanced()))
-    assert serving.checks.wanted[-1][key].counts == {Family.IPV4: 2}
+    assert serving.checks.wanted[-1][key].local_endpoints == {Family.IPV4: 2}
     serving.say(changed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.1")))
-    assert serving.checks.wanted[-1][key].counts == {Family.IPV4: 1}
+    assert serving.checks.wanted[-1][key].local_endpoints == {Family.IPV4: 1}
     serving.say(changed(Kind.SERVICE, balanced("Cluster")))
     assert not serving.checks.wanted[-1]
 

@@ -12,7 +12,7 @@ import pytest
 
 from ebpflb.configuration import fields
 from ebpflb.datapath.maps.pins import BPFFS
-from ebpflb.model.locality import Detector
+from ebpflb.model.local_detector import LocalDetector
 from ebpflb.options import Options
 from tests.cli.conftest import Ebpflb
 from tests.configuration.files import KUBEADM, write
@@ -70,7 +70,7 @@ def refused(ebpflb: Ebpflb, options: list[object]) -> Callable[..., list[str]]:
 def test_kubeadm(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     """kubeadm's ConfigMap is taken as it is, without a warning."""
     options = run("--config", KUBEADM)
-    assert options.detector == Detector(cluster_cidrs=(ip_network("10.244.0.0/16"),))
+    assert options.detector == LocalDetector(cluster_cidrs=(ip_network("10.244.0.0/16"),))
     assert options.healthz_address == "0.0.0.0:10256"
     assert options.min_sync_period == 0
     assert not [each for each in caplog.records if each.levelno >= logging.WARNING]

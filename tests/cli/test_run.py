@@ -9,7 +9,7 @@ import pytest
 
 from ebpflb.datapath.attach import cgroup_links
 from ebpflb.datapath.maps.pins import BPFFS
-from ebpflb.model.locality import Detector, Mode
+from ebpflb.model.local_detector import LocalDetector, LocalMode
 from ebpflb.options import Options
 from tests.cli.conftest import Done, Ebpflb
 
@@ -169,7 +169,7 @@ def test_all_that_is_chosen(chosen: Callable[..., Options], options: list[object
         *("--detect-local-mode", "BridgeInterface", "--pod-bridge-interface", "cni0"),
         *("--nodeport-addresses", "10.0.0.0/8"),
     )
-    assert made.detector == Detector(Mode.BRIDGE, bridge="cni0")
+    assert made.detector == LocalDetector(LocalMode.BRIDGE, bridge="cni0")
     assert made.devices == ("eth*", "!eth9")
     assert made.nodeport_addresses == ("10.0.0.0/8",)
     assert made.fields == {

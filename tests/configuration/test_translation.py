@@ -9,7 +9,7 @@ import pytest
 
 from ebpflb.configuration import config_file
 from ebpflb.configuration.translation import translate
-from ebpflb.model.locality import Detector, Mode
+from ebpflb.model.local_detector import LocalDetector, LocalMode
 from ebpflb.options import ConntrackOptions, Options
 from tests.configuration.files import HEAD
 
@@ -77,26 +77,26 @@ def test_bind_address(text: str, address: str | None) -> None:
 @pytest.mark.parametrize(
     ("values", "detector"),
     [
-        ({}, Detector()),
+        ({}, LocalDetector()),
         (
             {"clusterCIDR": "10.244.0.0/16, fd00::/56"},
-            Detector(cluster_cidrs=(ip_network("10.244.0.0/16"), ip_network("fd00::/56"))),
+            LocalDetector(cluster_cidrs=(ip_network("10.244.0.0/16"), ip_network("fd00::/56"))),
         ),
-        ({"detectLocalMode": "NodeCIDR", "clusterCIDR": "x"}, Detector(Mode.NODE_CIDR)),
+        ({"detectLocalMode": "NodeCIDR", "clusterCIDR": "x"}, LocalDetector(LocalMode.NODE_CIDR)),
         (
             {"detectLocalMode": "BridgeInterface", "detectLocal": {"bridgeInterface": "cni0"}},
-            Detector(Mode.BRIDGE, bridge="cni0"),
+            LocalDetector(LocalMode.BRIDGE, bridge="cni0"),
         ),
         (
             {
                 "detectLocalMode": "InterfaceNamePrefix",
                 "detectLocal": {"interfaceNamePrefix": "veth"},
             },
-            Detector(Mode.NAME_PREFIX, name_prefix="veth"),
+            LocalDetector(LocalMode.NAME_PREFIX, name_prefix="veth"),
         ),
     ],
 )
-def test_detect_local_modes(values: dict[str, Any], detector: Detector) -> None:
+def test_detect_local_modes(values: dict[str, Any], detector: LocalDetector) -> None:
     """Each mode, and what it goes by (kube-proxy.md 5.2)."""
     assert made(**values).detector == detector
 

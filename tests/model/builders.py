@@ -37,7 +37,7 @@ def dual_stack(**spec: Any) -> objects.Service:
 
 
 def only_port(subject: objects.Service) -> services.ServicePort:
-    (port,) = services.read(subject).ports
+    (port,) = services.parse(subject).ports
     return port
 
 

@@ -6,7 +6,7 @@ from ipaddress import ip_address
 import pytest
 
 from ebpflb.model.addresses import Address, Family
-from ebpflb.model.devices import Device, check_pattern, primary, served, sources
+from ebpflb.model.devices import Device, check_pattern, masquerade_addresses, node_addresses, served
 
 
 def device(index: int, name: str, *own: str, master: int = 0, loopback: bool = False) -> Device:
@@ -54,7 +54,7 @@ def test_no_pattern(pattern: str) -> None:
 
 def test_own_address() -> None:
     """A device's own first address, even where the Node has another of its."""
-    assert sources(ALL, NODE)[2] == both("192.0.2.1", "2001:db8::1")
+    assert masquerade_addresses(ALL, NODE)[2] == both("192.0.2.1", "2001:db8::1")
 
 
 def test_masters_address() -> None:
@@ -62,39 +62,42 @@ def test_masters_address() -> None:
     vrf = device(6, "vrf", "198.51.100.1")
     slave = device(7, "br1", "fd00::7", master=6)
     port = device(8, "veth2", master=7)
-    assert sources(ALL, NODE)[4] == both("10.244.1.1", "fd00::1")
-    assert sources((vrf, slave, port), {})[8] == both("198.51.100.1", "fd00::7")
+    assert masquerade_addresses(ALL, NODE)[4] == both("10.244.1.1", "fd00::1")
+    assert masquerade_addresses((vrf, slave, port), {})[8] == both("198.51.100.1", "fd00::7")
 
 
 def test_each_family_alone() -> None:
     """A family that a device has no address of is borrowed, the other is not."""
     half = device(6, "eth1", "198.51.100.1")
-    assert sources((*ALL, half), NODE)[6] == both("198.51.100.1", "2001:db8::1")
+    assert masquerade_addresses((*ALL, half), NODE)[6] == both("198.51.100.1", "2001:db8::1")
 
 
 def test_nodes_address() -> None:
     """A device on its own borrows the Node's."""
-    assert sources(ALL, NODE)[5] == NODE
+    assert masquerade_addresses(ALL, NODE)[5] == NODE
 
 
 def test_node_elsewhere() -> None:
     """A Node's address that is assigned nowhere here is not used: any device's is."""
     nat = {Family.IPV4: ip_address("100.64.0.1")}
-    assert sources(ALL, nat)[5] == both("192.0.2.1", "2001:db8::1")
+    assert masquerade_addresses(ALL, nat)[5] == both("192.0.2.1", "2001:db8::1")
 
 
 def test_no_address() -> None:
     """Where the host has no address of a family, there is none."""
-    assert sources((LO, ALONE), {})[5] == {}
+    assert masquerade_addresses((LO, ALONE), {})[5] == {}
 
 
 def test_node_on_loopback() -> None:
     """The Node's address may be assigned to loopback; another of loopback's is no choice."""
-    assert primary(ALL, {Family.IPV4: ip_address("203.0.113.1")})[Family.IPV4] == LO.addresses[0]
-    assert primary((LO,), {}) == {}
+    assert (
+        node_addresses(ALL, {Family.IPV4: ip_address("203.0.113.1")})[Family.IPV4]
+        == LO.addresses[0]
+    )
+    assert node_addresses((LO,), {}) == {}
 
 
 def test_circle() -> None:
     """Masters in a circle, as two lists of a changing machine may show, do no harm."""
     one, other = device(6, "a", master=7), device(7, "b", "192.0.2.7", master=6)
-    assert sources((one, other), {})[6] == {Family.IPV4: ip_address("192.0.2.7")}
+    assert masquerade_addresses((one, other), {})[6] == {Family.IPV4: ip_address("192.0.2.7")}

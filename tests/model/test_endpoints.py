@@ -232,7 +232,7 @@ def test_each_endpoint_once(slices: Slices) -> None:
 
 @given(SLICES)
 def test_what_is_skipped_is_remarked_upon(slices: Slices) -> None:
-    """Every entry of a slice is either merged or has its remark."""
+    """Every entry of a slice is either merged or has its warning."""
     for slice in slices:
         listed = [each.addresses[0] for each in slice.endpoints or () if each.addresses]
         assert len(endpoints.check(slice)) == listed.count("x")

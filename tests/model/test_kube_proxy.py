@@ -69,30 +69,30 @@ def test_sets() -> None:
 def test_nothing() -> None:
     """Where nothing is, nothing is said."""
     found = Detection()
-    assert (found.runs, found.words, found.detail) == (False, None, "none")
+    assert (found.running, found.log_message, found.state) == (False, None, "none")
 
 
 def test_gone() -> None:
     """Rules alone are leftovers: it is said which, what they do, and what removes them."""
     found = Detection(rules=RULES)
-    assert not found.runs
-    assert found.words is not None
-    assert "has gone and left table ip kube-proxy" in found.words
-    assert "`ebpflb cleanup --kube-proxy` removes them" in found.words
+    assert not found.running
+    assert found.log_message is not None
+    assert "has gone and left table ip kube-proxy" in found.log_message
+    assert "`ebpflb cleanup --kube-proxy` removes them" in found.log_message
 
 
 @pytest.mark.parametrize(
     ("found", "evidence"),
     [
         (Detection(pids=(7, 9)), "pid 7, pid 9"),
-        (Detection(answers=(("127.0.0.1:10249", "ipvs"),)), "mode ipvs at 127.0.0.1:10249"),
-        (Detection(rules=RULES, renewed=True), "its rules have come back"),
+        (Detection(proxy_modes=(("127.0.0.1:10249", "ipvs"),)), "mode ipvs at 127.0.0.1:10249"),
+        (Detection(rules=RULES, rules_returned=True), "its rules have come back"),
     ],
 )
 def test_runs(found: Detection, evidence: str) -> None:
     """A process, an answer, or rules that come back are a kube-proxy at work."""
-    assert found.runs
-    assert found.words == (
+    assert found.running
+    assert found.log_message == (
         f"kube-proxy runs here too ({evidence}): ebpflb answers first; stop it, then"
         " `ebpflb cleanup --kube-proxy`"
     )
@@ -101,9 +101,9 @@ def test_runs(found: Detection, evidence: str) -> None:
 def test_renewed() -> None:
     """Rules that were there at the first look are nobody's work; those that come later are."""
     none, some = Detection(), Detection(rules=RULES)
-    assert not some.after(None).runs
-    assert not some.after(some).runs
-    came = some.after(none)
-    assert came.runs
-    assert some.after(came).runs, "and that stays known"
-    assert not none.after(came).runs
+    assert not some.compared_with(None).running
+    assert not some.compared_with(some).running
+    came = some.compared_with(none)
+    assert came.running
+    assert some.compared_with(came).running, "and that stays known"
+    assert not none.compared_with(came).running

@@ -58,13 +58,13 @@ def test_no_status() -> None:
     bare = objects.Node(metadata=objects.Metadata(name="here"))
     assert nodes.addresses(bare) == ()
     assert nodes.pod_cidrs(bare) == ()
-    assert nodes.primary(()) == {}
+    assert nodes.primary_addresses(()) == {}
 
 
 def test_primary() -> None:
     """The first address of each family counts, and the first family is the node's own."""
     listed = [ip_address(text) for text in ("fd00::7", "10.0.0.7", "fd00::8", "10.0.0.8")]
-    assert list(nodes.primary(listed).items()) == [
+    assert list(nodes.primary_addresses(listed).items()) == [
         (Family.IPV6, listed[0]),
         (Family.IPV4, listed[1]),
     ]

@@ -13,12 +13,12 @@ from hypothesis import strategies as some
 
 from ebpflb.model import selection
 from ebpflb.model.endpoints import Endpoint
-from ebpflb.model.selection import Place
+from ebpflb.model.selection import Topology
 from ebpflb.model.services import ServicePort
 from tests.model import builders
 from tests.model.builders import endpoint, leaving
 
-HERE = Place(node="node-1", zone="z1")
+HERE = Topology(node="node-1", zone="z1")
 
 CLUSTER = builders.only_port(builders.service())
 INTERNAL_LOCAL = dataclasses.replace(CLUSTER, internal_local=True)

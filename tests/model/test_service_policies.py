@@ -107,7 +107,7 @@ def test_protocols() -> None:
     """One port name may stand for each of the three protocols."""
     listed = ["TCP", "UDP", "SCTP"]
     ports = [{"port": 53, "protocol": protocol} for protocol in listed]
-    found = services.read(builders.service(ports=ports)).ports
+    found = services.parse(builders.service(ports=ports)).ports
     assert [port.name.protocol.name for port in found] == listed
 
 
@@ -158,6 +158,6 @@ CANNOT_BE_MEANT: list[tuple[dict[str, Any], str, str]] = [
 def test_cannot_be_meant(spec: dict[str, Any], field: str, reason: str) -> None:
     """A field that no API server would have let through is named with its path."""
     with pytest.raises(errors.InvalidObject) as refusal:
-        services.read(builders.service(**spec))
+        services.parse(builders.service(**spec))
     assert refusal.value.field == field
     assert refusal.value.reason.startswith(reason)

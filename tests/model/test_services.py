@@ -23,7 +23,7 @@ def test_another_proxys_service(value: str) -> None:
     """The label's presence hands a Service to another proxy; its value is irrelevant (1.1)."""
     service = builders.service(labels={services.PROXY_NAME_LABEL: value})
     assert not services.is_ours(service)
-    assert services.read(service) == ((), ())
+    assert services.parse(service) == ((), ())
 
 
 @pytest.mark.parametrize(
@@ -40,12 +40,12 @@ def test_skipped(spec: dict[str, Any]) -> None:
     """Headless, unallocated and ExternalName services have no service port (1.2)."""
     service = builders.service(**spec)
     assert not services.is_ours(service)
-    assert services.read(service) == ((), ())
+    assert services.parse(service) == ((), ())
 
 
 def test_skipped_is_not_judged() -> None:
     """What is not ours may hold anything."""
-    assert services.read(builders.service(clusterIP="None", ports=[{"port": 0}])) == ((), ())
+    assert services.parse(builders.service(clusterIP="None", ports=[{"port": 0}])) == ((), ())
 
 
 @pytest.mark.parametrize(
@@ -65,30 +65,30 @@ def test_skipped_is_not_judged() -> None:
 )
 def test_families(spec: dict[str, Any], found: dict[int, str]) -> None:
     """clusterIPs is paired with ipFamilies; clusterIP counts only where there are none (1.3)."""
-    reading = services.read(builders.service(**spec))
-    assert {port.name.family: str(port.cluster_ip) for port in reading.ports} == found
-    assert not reading.remarks
+    parsed = services.parse(builders.service(**spec))
+    assert {port.name.family: str(port.cluster_ip) for port in parsed.ports} == found
+    assert not parsed.warnings
 
 
 def test_missing_cluster_ip() -> None:
     """A family whose clusterIP is missing has no service port, and this is said (1.3)."""
-    reading = services.read(builders.service(ipFamilies=["IPv4", "IPv6"]))
-    assert [port.name.family for port in reading.ports] == [Family.IPV4]
-    assert reading.remarks == ("spec.clusterIPs[1]: missing, so nothing is served by IPv6",)
+    parsed = services.parse(builders.service(ipFamilies=["IPv4", "IPv6"]))
+    assert [port.name.family for port in parsed.ports] == [Family.IPV4]
+    assert parsed.warnings == ("spec.clusterIPs[1]: missing, so nothing is served by IPv6",)
 
 
 def test_unpaired_cluster_ips() -> None:
     """Without ipFamilies a second clusterIP is unused, and this is said."""
-    reading = services.read(builders.dual_stack(ipFamilies=None))
-    assert [port.name.family for port in reading.ports] == [Family.IPV4]
-    assert reading.remarks == ("spec.ipFamilies: empty, so only spec.clusterIP is used",)
+    parsed = services.parse(builders.dual_stack(ipFamilies=None))
+    assert [port.name.family for port in parsed.ports] == [Family.IPV4]
+    assert parsed.warnings == ("spec.ipFamilies: empty, so only spec.clusterIP is used",)
 
 
 def test_every_port_in_every_family() -> None:
     """Identity is namespace, name, port name and protocol, per family; "" is a port name (1.4)."""
     ports = [{"port": 53, "protocol": "UDP"}, {"name": "dns-tcp", "port": 53}]
-    reading = services.read(builders.dual_stack(ports=ports))
-    assert [port.name for port in reading.ports] == [
+    parsed = services.parse(builders.dual_stack(ports=ports))
+    assert [port.name for port in parsed.ports] == [
         PortName("shop", "web", "", Protocol.UDP, Family.IPV4),
         PortName("shop", "web", "dns-tcp", Protocol.TCP, Family.IPV4),
         PortName("shop", "web", "", Protocol.UDP, Family.IPV6),
@@ -111,7 +111,7 @@ def test_addresses_go_to_their_family() -> None:
         loadBalancerSourceRanges=["203.0.113.0/24", "2001:db8:5::/48"],
         ingress=[{"ip": "198.51.100.1"}, {"ip": "2001:db8::2"}],
     )
-    four, six = services.read(service).ports
+    four, six = services.parse(service).ports
     assert (four.external_ips, six.external_ips) == (ips("192.0.2.1"), ips("2001:db8::1"))
     assert (four.load_balancer_ips, six.load_balancer_ips) == (
         ips("198.51.100.1"),
@@ -126,9 +126,9 @@ def test_external_ips_switched_off() -> None:
     """The gate AllowServiceExternalIPs takes their addresses and nothing else (1.4)."""
     spec = {"externalIPs": ["192.0.2.1", "x"], "externalTrafficPolicy": "Local"}
     service = builders.service(**spec, ingress=[{"ip": "198.51.100.1"}])
-    (port,), remarks = services.read(service, serve_external_ips=False)
+    (port,), warnings = services.parse(service, serve_external_ips=False)
     assert (port.external_ips, port.load_balancer_ips) == ((), ips("198.51.100.1"))
-    assert port.external_local and not remarks
+    assert port.external_local and not warnings
     cluster = ClusterState("here", serve_external_ips=False)
     key = Key("shop", "web")
     assert not cluster.apply(Changed(Kind.SERVICE, key, ReadObject(service, "test.yaml"))).warnings
@@ -151,9 +151,9 @@ def test_ip_mode() -> None:
         {"hostname": "lb.example.org"},
         {"ip": ""},
     ]
-    reading = services.read(builders.service(type="ClusterIP", ingress=ingress))
-    assert reading.ports[0].load_balancer_ips == ips("198.51.100.1", "198.51.100.2")
-    assert not reading.remarks
+    parsed = services.parse(builders.service(type="ClusterIP", ingress=ingress))
+    assert parsed.ports[0].load_balancer_ips == ips("198.51.100.1", "198.51.100.2")
+    assert not parsed.warnings
 
 
 @pytest.mark.parametrize(
@@ -171,9 +171,9 @@ def test_ip_mode() -> None:
 )
 def test_source_ranges(ranges: list[str], kept: list[str]) -> None:
     """Blanks around go; /0 or none of this family means no restriction (1.4)."""
-    reading = services.read(builders.service(loadBalancerSourceRanges=ranges))
-    assert reading.ports[0].source_ranges == tuple(map(ip_network, kept))
-    assert not reading.remarks
+    parsed = services.parse(builders.service(loadBalancerSourceRanges=ranges))
+    assert parsed.ports[0].source_ranges == tuple(map(ip_network, kept))
+    assert not parsed.warnings
 
 
 def test_sloppy_addresses() -> None:
@@ -192,18 +192,18 @@ def test_sloppy_addresses() -> None:
 
 def test_unreadable_entries_are_skipped_with_a_remark() -> None:
     """What kube-proxy skips with a log line is skipped and named; blank entries go silently."""
-    reading = services.read(
+    parsed = services.parse(
         builders.service(
             externalIPs=["192.0.2.1", "x", " ", " 192.0.2.2", "192.0.2.01"],
             loadBalancerSourceRanges=["10.0.0.0/33", "10.0.0.0/8"],
             ingress=[{"ip": "198.51.100"}],
         )
     )
-    (port,) = reading.ports
+    (port,) = parsed.ports
     assert port.external_ips == ips("192.0.2.1")
     assert port.load_balancer_ips == ()
     assert port.source_ranges == (ip_network("10.0.0.0/8"),)
-    assert reading.remarks == (
+    assert parsed.warnings == (
         'spec.externalIPs[1]: "x" is no IP address',
         'spec.externalIPs[3]: " 192.0.2.2" is no IP address',
         'status.loadBalancer.ingress[0].ip: "198.51.100" is no IP address',

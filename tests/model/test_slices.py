@@ -39,7 +39,7 @@ def test_nameless_slice() -> None:
 
 
 def test_nothing_to_remark() -> None:
-    """A slice that is used whole has no remark."""
+    """A slice that is used whole has no warning."""
     assert endpoints.check(builders.slice(entry("10.1.0.1", "10.1.0.2"))) == ()
 
 
@@ -63,7 +63,7 @@ def test_remarks() -> None:
 
 
 def test_fqdn() -> None:
-    """A slice of names is skipped whole, with one remark."""
+    """A slice of names is skipped whole, with one warning."""
     slice = builders.slice(entry("example.org"), family="FQDN")
     assert endpoints.check(slice) == ("addressType: FQDN endpoints are not served",)
 

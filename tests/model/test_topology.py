@@ -7,16 +7,16 @@ import pytest
 
 from ebpflb.model import selection
 from ebpflb.model.endpoints import Endpoint
-from ebpflb.model.selection import Place
+from ebpflb.model.selection import Topology
 from tests.model import builders
 from tests.model.builders import endpoint, leaving
 
-HERE = Place(node="node-1", zone="z1")
+HERE = Topology(node="node-1", zone="z1")
 CLUSTER = builders.only_port(builders.service())
 
 
-def cluster(*endpoints: Endpoint, place: Place = HERE) -> str:
-    chosen = selection.select(CLUSTER, endpoints, place)
+def cluster(*endpoints: Endpoint, topology: Topology = HERE) -> str:
+    chosen = selection.select(CLUSTER, endpoints, topology)
     return "".join(each.target for each in chosen.cluster)
 
 
@@ -60,15 +60,15 @@ def test_zones(endpoints: list[Endpoint], kept: str) -> None:
 @pytest.mark.parametrize(("zone", "kept"), [("z1", "a"), ("z2", "b"), ("z9", "ab"), ("", "ab")])
 def test_zone_of_this_node(zone: str, kept: str) -> None:
     """A node in no zone, or in one that nobody is hinted for, uses every ready endpoint."""
-    place = Place(node="node-1", zone=zone)
-    assert cluster(endpoint("a", zones="z1"), endpoint("b", zones="z2"), place=place) == kept
+    topology = Topology(node="node-1", zone=zone)
+    assert cluster(endpoint("a", zones="z1"), endpoint("b", zones="z2"), topology=topology) == kept
 
 
 def test_zone_hint_of_no_name() -> None:
     """A node without a zone is not in the zone called ""."""
     nameless = dataclasses.replace(endpoint("a"), zone_hints=frozenset({""}))
-    place = Place(node="node-1", zone="")
-    assert cluster(nameless, endpoint("b", zones="z2"), place=place) == "ab"
+    topology = Topology(node="node-1", zone="")
+    assert cluster(nameless, endpoint("b", zones="z2"), topology=topology) == "ab"
 
 
 @pytest.mark.parametrize(

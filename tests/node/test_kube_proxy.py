@@ -47,7 +47,7 @@ def test_process(tmp_path: Path) -> None:
     """A process called kube-proxy in our network namespace is one."""
     with answering.process(tmp_path) as pid:
         assert look().pids == (pid,)
-        assert look().runs
+        assert look().running
     assert not look().pids
 
 
@@ -63,14 +63,14 @@ def test_process_of_another_node(tmp_path: Path) -> None:
 def test_answers(mode: str) -> None:
     """Whoever answers /proxyMode with one of its modes is one, though no process is seen."""
     with answering.answer(mode):
-        assert look() == Detection(answers=((f"127.0.0.1:{METRICS_PORT}", mode),))
-        assert look().runs
+        assert look() == Detection(proxy_modes=((f"127.0.0.1:{METRICS_PORT}", mode),))
+        assert look().running
 
 
 def test_answers_on_ipv6() -> None:
     """Loopback of IPv6 is asked too."""
     with answering.answer("nftables\n", "::1"):
-        assert look().answers == ((f"[::1]:{METRICS_PORT}", "nftables"),)
+        assert look().proxy_modes == ((f"[::1]:{METRICS_PORT}", "nftables"),)
 
 
 @pytest.mark.parametrize("said", ["ebpf", "", "kernelspace", "nftables and more", "x" * 100])
@@ -92,7 +92,7 @@ def test_chains(tool: nodes.Tool) -> None:
     """Its chains alone are leftovers, in each family and variant."""
     load(tool, rules.IPTABLES_MODE)
     assert look() == Detection(rules=(f"chains of {tool.name}",))
-    assert not look().runs
+    assert not look().running
 
 
 def test_tables() -> None:
@@ -127,15 +127,15 @@ def test_watcher_renewed(told: SimpleQueue[Detection]) -> None:
     told.get_nowait()
     load_nft()
     while not (news := told.get(timeout=PATIENCE)).rules[1:]:  # the second family comes later
-        assert news.runs
-    assert news.runs
-    assert news.words is not None
-    assert "have come back" in news.words
+        assert news.running
+    assert news.running
+    assert news.log_message is not None
+    assert "have come back" in news.log_message
     for family in ("ip", "ip6"):
         nft.delete(nft.Name(family, "kube-proxy"))
     while (news := told.get(timeout=PATIENCE)).rules:
         pass
-    assert not news.runs
+    assert not news.running
 
 
 def test_blind_look(monkeypatch: pytest.MonkeyPatch) -> None:

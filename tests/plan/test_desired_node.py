@@ -6,7 +6,7 @@ from typing import Any
 
 from ebpflb.model.addresses import Family
 from ebpflb.model.devices import Device
-from ebpflb.model.locality import Detector, Mode
+from ebpflb.model.local_detector import LocalDetector, LocalMode
 from ebpflb.plan import entries
 from ebpflb.plan.desired_node import DesiredNode
 from ebpflb.plan.entries import NO_PREFIX, NO_V4, NO_V6
@@ -19,21 +19,21 @@ CHOSEN: dict[str, Any] = {"flags": frozenset({"guard_nodeports"}), "first_port":
 SPAN = {Family.IPV4: prefix_of(ip_network("10.96.0.0/16"))}
 
 
-def local(detector: Detector, *pod_cidrs: str) -> DesiredNode:
+def local(detector: LocalDetector, *pod_cidrs: str) -> DesiredNode:
     networks = tuple(map(ip_network, pod_cidrs))
     return DesiredNode((ETH, PORT), (PORT,), {Family.IPV4: V4}, detector, networks)
 
 
 def test_devices() -> None:
     """Served devices alone, with the addresses of all; a family without one is unspecified."""
-    by_prefix = Detector(Mode.NAME_PREFIX, name_prefix="veth")
-    assert local(Detector()).devices() == {3: entries.Device(V4, NO_V6, frozenset())}
+    by_prefix = LocalDetector(LocalMode.NAME_PREFIX, name_prefix="veth")
+    assert local(LocalDetector()).devices() == {3: entries.Device(V4, NO_V6, frozenset())}
     assert local(by_prefix).devices()[3].flags == {"pods"}
 
 
 def test_settings_without_detector() -> None:
     """The operator's fields as they are, the node's own and the span; nobody is a pod."""
-    assert local(Detector()).settings(CHOSEN, SPAN) == CHOSEN | {
+    assert local(LocalDetector()).settings(CHOSEN, SPAN) == CHOSEN | {
         "pods_v4": NO_PREFIX,
         "pods_v6": NO_PREFIX,
         "span_v4": SPAN[Family.IPV4],
@@ -45,7 +45,7 @@ def test_settings_without_detector() -> None:
 
 def test_settings_with_detector() -> None:
     """With pods of one family to be told, the detector is on; of the other there are none."""
-    found = local(Detector(Mode.NODE_CIDR), "10.244.1.0/24").settings(CHOSEN, {})
+    found = local(LocalDetector(LocalMode.NODE_CIDR), "10.244.1.0/24").settings(CHOSEN, {})
     assert found["flags"] == {"guard_nodeports", "detect_local"}
     assert found["pods_v4"] == prefix_of(ip_network("10.244.1.0/24"))
     assert found["pods_v6"] == found["span_v4"] == NO_PREFIX
@@ -53,13 +53,13 @@ def test_settings_with_detector() -> None:
 
 def test_detector_by_device() -> None:
     """A mode that goes by devices is on before any of them is there."""
-    found = local(Detector(Mode.BRIDGE, bridge="cni0")).settings(CHOSEN, {})
+    found = local(LocalDetector(LocalMode.BRIDGE, bridge="cni0")).settings(CHOSEN, {})
     assert "detect_local" in found["flags"]
     assert found["pods_v4"] == NO_PREFIX
 
 
 def test_node_without_address() -> None:
     """Nothing is made up."""
-    alone = DesiredNode((PORT,), (PORT,), {}, Detector(), ())
+    alone = DesiredNode((PORT,), (PORT,), {}, LocalDetector(), ())
     assert alone.devices()[3] == entries.Device(NO_V4, NO_V6, frozenset())
     assert alone.settings(CHOSEN, {})["node_v4"] == NO_V4

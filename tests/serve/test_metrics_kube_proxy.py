@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import Metric
 
 from ebpflb.model.addresses import Family
-from ebpflb.model.no_local import Policy
+from ebpflb.model.no_local_endpoints import TrafficPolicy
 from ebpflb.serve.metrics import Metrics
 from tests.serve import subjects
 from tests.serve.subjects import changes, families, value, values
@@ -197,7 +197,7 @@ def test_no_local_endpoints_is_a_gauge(metrics: Metrics) -> None:
     name = "kubeproxy_sync_proxy_rules_no_local_endpoints_total"
     at = {"traffic_policy": "external", "ip_family": "IPv6"}
     for count in (3, 1):
-        metrics.no_local_endpoints({Policy.EXTERNAL: {Family.IPV6: count}})
+        metrics.no_local_endpoints({TrafficPolicy.EXTERNAL: {Family.IPV6: count}})
         assert value(metrics, name, **at) == count
     assert value(metrics, name, **at | {"traffic_policy": "internal"}) == 0
 

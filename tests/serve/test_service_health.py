@@ -14,7 +14,7 @@ import pytest
 from ebpflb.model import nodes
 from ebpflb.model.addresses import Family
 from ebpflb.model.events import Key
-from ebpflb.model.health import Checked
+from ebpflb.model.health_check import HealthCheck
 from ebpflb.serve.servers import Servers
 from tests.model import builders
 from tests.serve.conftest import Book, Reply, Serve, ask
@@ -30,8 +30,8 @@ def servers(serve: Serve) -> Servers:
     return serve(healthz_address="", metrics_address="")
 
 
-def checked(port: int = PORT, v4: int = 1, v6: int | None = None) -> Checked:
-    return Checked(port, {V4: v4} | ({} if v6 is None else {V6: v6}))
+def checked(port: int = PORT, v4: int = 1, v6: int | None = None) -> HealthCheck:
+    return HealthCheck(port, {V4: v4} | ({} if v6 is None else {V6: v6}))
 
 
 def refused(port: int = PORT, host: str = "127.0.0.1") -> bool:

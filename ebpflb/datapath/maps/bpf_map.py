@@ -16,7 +16,7 @@ from ebpflb.datapath import kernel
 from ebpflb.datapath.maps import records
 from ebpflb.datapath.maps.layout import MapSpec
 from ebpflb.errors import KernelError
-from ebpflb.model.lists import spans
+from ebpflb.model.kernel_lists import parse_ranges
 
 BATCH = 4096  # entries; 256 to 65,536 are equally fast
 _NO_BATCH = (kernel.ENOTSUPP, errno.EINVAL)
@@ -191,7 +191,7 @@ def _numbers(cell: bytes) -> Iterator[int]:
 
 def possible_cpus() -> int:
     """How many CPUs the kernel lays per-CPU values out for."""
-    return sum(map(len, spans(Path("/sys/devices/system/cpu/possible").read_text())))
+    return sum(map(len, parse_ranges(Path("/sys/devices/system/cpu/possible").read_text())))
 
 
 def open_map(spec: MapSpec, fd: int, *, writable: bool = True) -> Map:

@@ -12,37 +12,37 @@ from ebpflb.model.selection import Selection
 from ebpflb.model.services import PortName, ServicePort
 
 
-class Policy(StrEnum):
+class TrafficPolicy(StrEnum):
     """Whose traffic: that of the cluster IP, or that of all other frontends."""
 
     INTERNAL = "internal"
     EXTERNAL = "external"
 
 
-def confined(port: ServicePort, selection: Selection) -> frozenset[Policy]:
+def policies_without_endpoints(port: ServicePort, selection: Selection) -> frozenset[TrafficPolicy]:
     """The policies that are Local and find no endpoint, though there are some elsewhere."""
     if selection.local or not selection.has_any:
         return frozenset()
     external = port.external_local and port.externally_accessible
-    local = {Policy.INTERNAL: port.internal_local, Policy.EXTERNAL: external}
+    local = {TrafficPolicy.INTERNAL: port.internal_local, TrafficPolicy.EXTERNAL: external}
     return frozenset(policy for policy, is_local in local.items() if is_local)
 
 
-class NoLocal:
+class NoLocalEndpoints:
     """How many there are of each policy and family; work is proportional to what changes."""
 
     def __init__(self) -> None:
-        self._confined: dict[PortName, frozenset[Policy]] = {}
-        self._counts: Counter[tuple[Policy, Family]] = Counter()
+        self._policies: dict[PortName, frozenset[TrafficPolicy]] = {}
+        self._counts: Counter[tuple[TrafficPolicy, Family]] = Counter()
 
-    def put(self, name: PortName, policies: frozenset[Policy]) -> None:
+    def update(self, name: PortName, policies: frozenset[TrafficPolicy]) -> None:
         """The service port is confined by these policies now; by none also when it is gone."""
-        self._counts.subtract((policy, name.family) for policy in self._confined.pop(name, ()))
+        self._counts.subtract((policy, name.family) for policy in self._policies.pop(name, ()))
         self._counts.update((policy, name.family) for policy in policies)
         if policies:
-            self._confined[name] = policies
+            self._policies[name] = policies
 
     @property
-    def counts(self) -> dict[Policy, dict[Family, int]]:
+    def counts(self) -> dict[TrafficPolicy, dict[Family, int]]:
         """Every policy and family, zero too."""
-        return {p: {family: self._counts[p, family] for family in Family} for p in Policy}
+        return {p: {family: self._counts[p, family] for family in Family} for p in TrafficPolicy}

@@ -15,16 +15,16 @@ from ebpflb.model.services import ServicePort
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
-    """``counts``: the local endpoints by family, of the families that the Service has."""
+class HealthCheck:
+    """``local_endpoints``: the local endpoints by family, of the families that the Service has."""
 
     port: int
-    counts: Mapping[Family, int]
+    local_endpoints: Mapping[Family, int]
 
 
-def checked(
+def health_check(
     ports: Collection[ServicePort], slices: Collection[objects.EndpointSlice], node_name: str
-) -> Checked | None:
+) -> HealthCheck | None:
     """None for a Service without such a port; all ``ports`` and ``slices`` are of one Service."""
     asked = [port for port in ports if port.health_check_node_port]
     if not asked:
@@ -33,4 +33,4 @@ def checked(
     for port in asked:
         merged = endpoints.merge(slices, port.name, node_name)
         found[port.name.family] |= {each.address for each in merged if each.ready and each.local}
-    return Checked(asked[0].health_check_node_port, {f: len(found[f]) for f in sorted(found)})
+    return HealthCheck(asked[0].health_check_node_port, {f: len(found[f]) for f in sorted(found)})

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ebpflb.model import kube_proxy
-from ebpflb.model.kube_proxy import ENTRANCES, IPTABLES, MARK_MASQ, POSTROUTING, SETS
+from ebpflb.model.kube_proxy import IPTABLES, MARK_MASQ, POSTROUTING, SETS, TOP_LEVEL_CHAINS
 
 _WORD = re.compile(r'"(?:[^"\\]|\\.)*"|\S+')
 # What kube-proxy's rules in the kernel's own chains may say beside the jump.
@@ -74,48 +74,62 @@ class Removal:
     def __init__(self, table: Table) -> None:
         self.table = table
         known = [name for name in table.chains if kube_proxy.is_chain(name)]
-        self.ours = set(known) if table.name in IPTABLES else set()
-        kept = self.asked_for.keys()
-        self.whole = {MARK_MASQ, POSTROUTING} & self.ours if MARK_MASQ in kept else set()
-        going = self.ours - kept - self.whole
-        self.gone = [name for name in known if name in going]
-        self.emptied = [name for name in kept if name not in self.whole and self._has_rules(name)]
+        self.own_chains = set(known) if table.name in IPTABLES else set()
+        kept = self.references.keys()
+        self.masquerade_chains = (
+            {MARK_MASQ, POSTROUTING} & self.own_chains if MARK_MASQ in kept else set()
+        )
+        going = self.own_chains - kept - self.masquerade_chains
+        self.deleted_chains = [name for name in known if name in going]
+        self.flushed_chains = [
+            name for name in kept if name not in self.masquerade_chains and self._has_rules(name)
+        ]
 
     @cached_property
-    def asked_for(self) -> dict[str, list[str]]:
+    def references(self) -> dict[str, list[str]]:
         """Chains that others' rules jump to, each with the chains in which these are."""
         found: dict[str, list[str]] = {}
         for rule in self.table.rules:
-            if rule.chain not in self.ours and rule.target in self.ours and not self._jump(rule):
+            if (
+                rule.chain not in self.own_chains
+                and rule.target in self.own_chains
+                and not self._jump(rule)
+            ):
                 chains = found.setdefault(rule.target, [])
                 if rule.chain not in chains:
                     chains.append(rule.chain)
         return found
 
     @cached_property
-    def rules(self) -> list[Rule]:
+    def deleted_rules(self) -> list[Rule]:
         """Single rules that go: the jumps to what goes, and what asks a set that will go."""
         return [
             rule
             for rule in self.table.rules
-            if (self._jump(rule) and rule.target not in self.whole)
-            or (rule.chain in self.whole and (rule.set in SETS or rule.target in self.gone))
+            if (self._jump(rule) and rule.target not in self.masquerade_chains)
+            or (
+                rule.chain in self.masquerade_chains
+                and (rule.set in SETS or rule.target in self.deleted_chains)
+            )
         ]
 
     def __bool__(self) -> bool:
-        return bool(self.gone or self.emptied or self.rules)
+        return bool(self.deleted_chains or self.flushed_chains or self.deleted_rules)
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         """How much it is."""
-        counts = {"chain": len(self.gone) + len(self.emptied), "rule": len(self.rules)}
+        counts = {
+            "chain": len(self.deleted_chains) + len(self.flushed_chains),
+            "rule": len(self.deleted_rules),
+        }
         return " and ".join(f"{n} {word}{'s' * (n > 1)}" for word, n in counts.items() if n)
 
     @property
-    def kept(self) -> str:
+    def retained(self) -> str:
         """What stays, and for whom; "" for nothing."""
-        askers = dict.fromkeys(chain for chains in self.asked_for.values() for chain in chains)
-        names = dict.fromkeys([*self.asked_for, *sorted(self.whole)])
+        askers = dict.fromkeys(chain for chains in self.references.values() for chain in chains)
+        names = dict.fromkeys([*self.references, *sorted(self.masquerade_chains)])
         return f"{', '.join(names)}: used by rules in {', '.join(askers)}" if names else ""
 
     @property
@@ -125,14 +139,14 @@ class Removal:
 
     def _lines(self) -> Iterator[str]:
         """A chain that is named is emptied."""
-        yield from (f":{name} - [0:0]" for name in (*self.gone, *self.emptied))
-        yield from (f"-D {rule.chain} {rule.text}" for rule in self.rules)
-        yield from (f"-X {name}" for name in self.gone)
+        yield from (f":{name} - [0:0]" for name in (*self.deleted_chains, *self.flushed_chains))
+        yield from (f"-D {rule.chain} {rule.text}" for rule in self.deleted_rules)
+        yield from (f"-X {name}" for name in self.deleted_chains)
 
     def _jump(self, rule: Rule) -> bool:
         """Whether it is the way from a chain of the kernel's into kube-proxy's."""
         own = self.table.chains.get(rule.chain, False)
-        return own and rule.target in self.ours & ENTRANCES and rule.is_bare
+        return own and rule.target in self.own_chains & TOP_LEVEL_CHAINS and rule.is_bare
 
     def _has_rules(self, name: str) -> bool:
         return any(rule.chain == name for rule in self.table.rules)

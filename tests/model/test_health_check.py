@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from ebpflb.model import nodeports, objects
+from ebpflb.model import nodeport_addresses, objects
 from ebpflb.model.addresses import Family
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Changed, Key, Kind, ReadObject
-from ebpflb.model.health import Checked, checked
-from ebpflb.model.services import read
+from ebpflb.model.health_check import HealthCheck, health_check
+from ebpflb.model.services import parse
 from tests.model import builders
 from tests.model.builders import entry
 
@@ -33,9 +33,9 @@ def balanced(**spec: Any) -> objects.Service:
 
 
 def count(*slices: objects.EndpointSlice, **spec: Any) -> int:
-    found = checked(read(balanced(**spec)).ports, slices, HERE)
+    found = health_check(parse(balanced(**spec)).ports, slices, HERE)
     assert found is not None
-    return found.counts[V4]
+    return found.local_endpoints[V4]
 
 
 @pytest.mark.parametrize(
@@ -52,12 +52,12 @@ def count(*slices: objects.EndpointSlice, **spec: Any) -> int:
 )
 def test_only_load_balancer_with_policy_local_and_a_port(spec: dict[str, Any]) -> None:
     """Each of the three conditions is needed."""
-    assert checked(read(balanced(**spec)).ports, [], HERE) is None
+    assert health_check(parse(balanced(**spec)).ports, [], HERE) is None
 
 
 def test_runs_whether_or_not_there_are_endpoints() -> None:
     """Without a slice the port is there, and counts nothing."""
-    assert checked(read(balanced()).ports, [], HERE) == Checked(PORT, {V4: 0})
+    assert health_check(parse(balanced()).ports, [], HERE) == HealthCheck(PORT, {V4: 0})
 
 
 def test_node_port_or_ingress_is_not_needed() -> None:
@@ -126,23 +126,25 @@ def test_each_family_counts_its_own() -> None:
         *(entry(f"fd00::{i}", **LOCAL) for i in (1, 2)), family="IPv6", name="web-v6"
     )
     v4 = builders.slice(entry("10.1.0.1", **LOCAL))
-    assert checked(read(balanced(**DUAL)).ports, [v4, v6], HERE) == Checked(PORT, {V4: 1, V6: 2})
-    assert checked(read(balanced()).ports, [v4, v6], HERE) == Checked(PORT, {V4: 1})
+    assert health_check(parse(balanced(**DUAL)).ports, [v4, v6], HERE) == HealthCheck(
+        PORT, {V4: 1, V6: 2}
+    )
+    assert health_check(parse(balanced()).ports, [v4, v6], HERE) == HealthCheck(PORT, {V4: 1})
 
 
 def test_one_service_of_the_cluster_state() -> None:
     """In whichever order its objects came."""
     cluster = ClusterState(HERE)
     web = Key("shop", "web")
-    assert cluster.checked(web) is None
+    assert cluster.health_check(web) is None
     said = {
         Kind.ENDPOINT_SLICE: (Key("shop", "web-1"), builders.slice(entry("10.1.0.1", **LOCAL))),
         Kind.SERVICE: (web, balanced()),
     }
     for kind, (key, object) in said.items():
         cluster.apply(Changed(kind, key, ReadObject(object, "test")))  # type: ignore[arg-type]
-    assert cluster.checked(web) == Checked(PORT, {V4: 1})
-    assert cluster.checked(Key("shop", "other")) is None
+    assert cluster.health_check(web) == HealthCheck(PORT, {V4: 1})
+    assert cluster.health_check(Key("shop", "other")) is None
 
 
 ADDRESSES = [ip_address(it) for it in ("127.0.0.1", "10.0.0.7", "192.0.2.7", "::1", "fd00::7")]
@@ -150,7 +152,7 @@ PRIMARY = {V4: ADDRESSES[1], V6: ADDRESSES[4]}
 
 
 def listening(*choice: str, primary: dict[Family, Any] = PRIMARY) -> dict[Family, list[str]]:
-    found = nodeports.listening(ADDRESSES, choice, primary)
+    found = nodeport_addresses.health_check_addresses(ADDRESSES, choice, primary)
     return {family: sorted(map(str, chosen)) for family, chosen in found.items()}
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from ebpflb.model.addresses import Family
 from ebpflb.model.events import Key
-from ebpflb.model.latency import Triggers, trigger_time
+from ebpflb.model.trigger_times import TriggerTimes, trigger_time
 
 SINCE = datetime(2026, 11, 21, 10, tzinfo=UTC).timestamp()
 EARLIER, FIRST, SECOND = (
@@ -18,8 +18,8 @@ V4, V6 = Family.IPV4, Family.IPV6
 
 
 @pytest.fixture
-def triggers() -> Triggers:
-    return Triggers(SINCE)
+def triggers() -> TriggerTimes:
+    return TriggerTimes(SINCE)
 
 
 def seconds(times: dict[Family, list[float]]) -> dict[Family, list[int]]:
@@ -27,7 +27,7 @@ def seconds(times: dict[Family, list[float]]) -> dict[Family, list[int]]:
     return {family: sorted(int(each - SINCE) for each in found) for family, found in times.items()}
 
 
-def test_each_change_is_remembered_until_a_sync_takes_it(triggers: Triggers) -> None:
+def test_each_change_is_remembered_until_a_sync_takes_it(triggers: TriggerTimes) -> None:
     """Every change counts once, in its family, and after a sync none is left."""
     triggers.changed(WEB, V4, FIRST)
     triggers.changed(WEB, V4, SECOND)
@@ -37,7 +37,7 @@ def test_each_change_is_remembered_until_a_sync_takes_it(triggers: Triggers) -> 
     assert triggers.take() == {}
 
 
-def test_what_no_sync_has_taken_stays(triggers: Triggers) -> None:
+def test_what_no_sync_has_taken_stays(triggers: TriggerTimes) -> None:
     """A sync that fails takes nothing: the next one that succeeds has the older changes too."""
     triggers.changed(WEB, V4, FIRST)
     triggers.changed(WEB, V4, FIRST)
@@ -45,13 +45,13 @@ def test_what_no_sync_has_taken_stays(triggers: Triggers) -> None:
 
 
 @pytest.mark.parametrize("text", [EARLIER, "2026-11-21T10:00:00Z"])
-def test_changes_before_the_start_are_not_measured(triggers: Triggers, text: str) -> None:
+def test_changes_before_the_start_are_not_measured(triggers: TriggerTimes, text: str) -> None:
     """Only what is later than this process' start is its delay."""
     triggers.changed(WEB, V4, text)
     assert triggers.take() == {}
 
 
-def test_slice_deletion_clears_the_service(triggers: Triggers) -> None:
+def test_slice_deletion_clears_the_service(triggers: TriggerTimes) -> None:
     """All times of that service and family are forgotten, and no others."""
     triggers.changed(WEB, V4, FIRST)
     triggers.changed(WEB, V4, SECOND)
@@ -78,7 +78,7 @@ def test_slice_deletion_clears_the_service(triggers: Triggers) -> None:
         "2026-11-21T10:00:01Z\n",
     ],
 )
-def test_annotations_that_are_no_time_are_ignored(triggers: Triggers, text: str | None) -> None:
+def test_annotations_that_are_no_time_are_ignored(triggers: TriggerTimes, text: str | None) -> None:
     """Missing or unparsable: nothing is measured, and nothing breaks."""
     assert trigger_time(text) is None
     triggers.changed(WEB, V4, text)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """On which of this machine's addresses NodePorts are served (kube-proxy.md 8).
 
-``choice`` is what --nodeport-addresses says: ("primary",) or a list of CIDRs. Loopback is not
+``option`` is what --nodeport-addresses says: ("primary",) or a list of CIDRs. Loopback is not
 decided here: the datapath serves it to the node's own processes alone.
 """
 
@@ -13,15 +13,15 @@ from ebpflb.model.addresses import Address, Family, Network
 PRIMARY = ("primary",)  # the default of nftables mode, and ours
 
 
-def serving(
-    here: Iterable[Address], choice: tuple[str, ...], primary: dict[Family, Address]
+def served_addresses(
+    here: Iterable[Address], option: tuple[str, ...], primary: dict[Family, Address]
 ) -> frozenset[Address]:
     """The interface addresses that serve NodePorts.
 
-    A family for which ``choice`` names nothing is served on all its addresses, as is one whose
+    A family for which ``option`` names nothing is served on all its addresses, as is one whose
     primary address is unknown. Raises ValueError for an entry that is no CIDR.
     """
-    allowed = networks(choice, primary)
+    allowed = allowed_networks(option, primary)
     return frozenset(
         address
         for address in here
@@ -29,14 +29,14 @@ def serving(
     )
 
 
-def listening(
-    here: Iterable[Address], choice: tuple[str, ...], primary: dict[Family, Address]
+def health_check_addresses(
+    here: Iterable[Address], option: tuple[str, ...], primary: dict[Family, Address]
 ) -> dict[Family, frozenset[Address]]:
     """Where health-check node ports are to listen (kube-proxy.md 10); missing families: anywhere.
 
-    Unlike NodePorts they do so on loopback too, where ``choice`` names it. Raises as ``serving``.
+    Unlike NodePorts they do so on loopback too, where ``option`` names it. Raises ValueError too.
     """
-    restricted = {f: allowed for f, allowed in networks(choice, primary).items() if allowed}
+    restricted = {f: allowed for f, allowed in allowed_networks(option, primary).items() if allowed}
     everywhere = {f for f, allowed in restricted.items() if any(n.prefixlen == 0 for n in allowed)}
     return {
         family: frozenset(each for each in here if any(each in network for network in allowed))
@@ -45,11 +45,11 @@ def listening(
     }
 
 
-def networks(
-    choice: tuple[str, ...], primary: dict[Family, Address]
+def allowed_networks(
+    option: tuple[str, ...], primary: dict[Family, Address]
 ) -> dict[Family, list[Network]]:
     """The CIDRs by family; an empty list allows every address."""
-    texts = [str(ip) for ip in primary.values()] if choice == PRIMARY else list(choice)
+    texts = [str(ip) for ip in primary.values()] if option == PRIMARY else list(option)
     parsed = [addresses.parse_network(t if "/" in t else _single(t)) for t in texts]
     return {f: [n for n in parsed if addresses.family(n) == f] for f in Family}
 

@@ -7,13 +7,17 @@ import pytest
 
 from ebpflb.model.addresses import Family
 from ebpflb.model.endpoints import Endpoint
-from ebpflb.model.no_local import NoLocal, Policy, confined
-from ebpflb.model.selection import Place, select
+from ebpflb.model.no_local_endpoints import (
+    NoLocalEndpoints,
+    TrafficPolicy,
+    policies_without_endpoints,
+)
+from ebpflb.model.selection import Topology, select
 from tests.model import builders
 from tests.model.builders import endpoint, leaving
 
-NONE: set[Policy] = set()
-INTERNAL, EXTERNAL = {Policy.INTERNAL}, {Policy.EXTERNAL}
+NONE: set[TrafficPolicy] = set()
+INTERNAL, EXTERNAL = {TrafficPolicy.INTERNAL}, {TrafficPolicy.EXTERNAL}
 LOCAL_INSIDE = {"internalTrafficPolicy": "Local"}
 LOCAL_OUTSIDE = {
     "type": "NodePort",
@@ -24,9 +28,9 @@ LOCAL_BOTH = LOCAL_INSIDE | LOCAL_OUTSIDE
 LOCAL_UNREACHED = {"type": "LoadBalancer", "externalTrafficPolicy": "Local"}
 
 
-def policies(endpoints: tuple[Endpoint, ...], **spec: Any) -> set[Policy]:
+def policies(endpoints: tuple[Endpoint, ...], **spec: Any) -> set[TrafficPolicy]:
     port = builders.only_port(builders.service(**spec))
-    return set(confined(port, select(port, endpoints, Place("here", ""))))
+    return set(policies_without_endpoints(port, select(port, endpoints, Topology("here", ""))))
 
 
 @pytest.mark.parametrize(
@@ -39,7 +43,7 @@ def policies(endpoints: tuple[Endpoint, ...], **spec: Any) -> set[Policy]:
         (LOCAL_UNREACHED, NONE),
     ],
 )
-def test_endpoints_elsewhere_only(spec: dict[str, Any], expected: set[Policy]) -> None:
+def test_endpoints_elsewhere_only(spec: dict[str, Any], expected: set[TrafficPolicy]) -> None:
     """Each policy that is Local counts, and no other; endpoints that leave are endpoints."""
     assert policies((endpoint("a"),), **spec) == expected
     assert policies((leaving("a"),), **spec) == expected
@@ -59,20 +63,20 @@ def test_both_local_and_no_endpoints_at_all_gives_0_0(endpoints: tuple[Endpoint,
 
 
 def test_counts_follow_the_service_ports() -> None:
-    """Each counts in its family and policies as it was last put, and not at all once it is gone."""
-    tally = NoLocal()
+    """Each counts in its family and policies as it was last set, and not at all once it is gone."""
+    tally = NoLocalEndpoints()
     v4, v6 = builders.port_name(), builders.port_name(family=Family.IPV6)
-    tally.put(v4, frozenset(Policy))
-    tally.put(v6, frozenset({Policy.EXTERNAL}))
-    tally.put(builders.port_name("metrics"), frozenset({Policy.EXTERNAL}))
+    tally.update(v4, frozenset(TrafficPolicy))
+    tally.update(v6, frozenset({TrafficPolicy.EXTERNAL}))
+    tally.update(builders.port_name("metrics"), frozenset({TrafficPolicy.EXTERNAL}))
     assert tally.counts == {
-        Policy.INTERNAL: {Family.IPV4: 1, Family.IPV6: 0},
-        Policy.EXTERNAL: {Family.IPV4: 2, Family.IPV6: 1},
+        TrafficPolicy.INTERNAL: {Family.IPV4: 1, Family.IPV6: 0},
+        TrafficPolicy.EXTERNAL: {Family.IPV4: 2, Family.IPV6: 1},
     }
-    tally.put(v4, frozenset({Policy.INTERNAL}))
-    tally.put(v6, frozenset())
-    tally.put(v6, frozenset())
+    tally.update(v4, frozenset({TrafficPolicy.INTERNAL}))
+    tally.update(v6, frozenset())
+    tally.update(v6, frozenset())
     assert tally.counts == {
-        Policy.INTERNAL: {Family.IPV4: 1, Family.IPV6: 0},
-        Policy.EXTERNAL: {Family.IPV4: 1, Family.IPV6: 0},
+        TrafficPolicy.INTERNAL: {Family.IPV4: 1, Family.IPV6: 0},
+        TrafficPolicy.EXTERNAL: {Family.IPV4: 1, Family.IPV6: 0},
     }

@@ -6,7 +6,7 @@ from ipaddress import ip_network
 import pytest
 
 from ebpflb.model.devices import Device
-from ebpflb.model.locality import Detector, Mode
+from ebpflb.model.local_detector import LocalDetector, LocalMode
 
 CLUSTER, NODE = (ip_network("10.244.0.0/16"),), (ip_network("10.244.1.0/24"),)
 BRIDGE = Device(3, "cni0", False, True, 0, (), ())
@@ -15,36 +15,36 @@ OTHER = Device(5, "eth0", False, True, 0, (), ())
 KNOWN = {device.index: device for device in (BRIDGE, PORT, OTHER)}
 
 
-def pods(detector: Detector) -> list[str]:
-    return [device.name for device in KNOWN.values() if detector.is_pods(device, KNOWN)]
+def pods(detector: LocalDetector) -> list[str]:
+    return [device.name for device in KNOWN.values() if detector.is_pod_device(device, KNOWN)]
 
 
 def test_default() -> None:
     """Without a cluster CIDR nobody is told from anybody."""
-    assert not Detector().networks(NODE)
-    assert not Detector().by_device
-    assert not pods(Detector())
+    assert not LocalDetector().networks(NODE)
+    assert not LocalDetector().by_device
+    assert not pods(LocalDetector())
 
 
 @pytest.mark.parametrize(
     ("mode", "networks"),
     [
-        (Mode.CLUSTER_CIDR, CLUSTER),
-        (Mode.NODE_CIDR, NODE),
-        (Mode.BRIDGE, ()),
-        (Mode.NAME_PREFIX, ()),
+        (LocalMode.CLUSTER_CIDR, CLUSTER),
+        (LocalMode.NODE_CIDR, NODE),
+        (LocalMode.BRIDGE, ()),
+        (LocalMode.NAME_PREFIX, ()),
     ],
 )
-def test_networks(mode: Mode, networks: tuple[object, ...]) -> None:
+def test_networks(mode: LocalMode, networks: tuple[object, ...]) -> None:
     """Each mode goes by its own CIDRs, or by none."""
-    detector = Detector(mode, CLUSTER, "cni0", "veth")
+    detector = LocalDetector(mode, CLUSTER, "cni0", "veth")
     assert detector.networks(NODE) == networks
     assert detector.by_device == (not networks)
 
 
 def test_bridge() -> None:
     """The bridge and what is plugged into it."""
-    assert pods(Detector(Mode.BRIDGE, bridge="cni0")) == ["cni0", "veth1"]
+    assert pods(LocalDetector(LocalMode.BRIDGE, bridge="cni0")) == ["cni0", "veth1"]
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,11 @@ def test_bridge() -> None:
 )
 def test_name_prefix(prefix: str, names: list[str]) -> None:
     """Devices of such a name, and what is plugged into one."""
-    assert pods(Detector(Mode.NAME_PREFIX, name_prefix=prefix)) == names
+    assert pods(LocalDetector(LocalMode.NAME_PREFIX, name_prefix=prefix)) == names
 
 
 def test_other_modes_go_by_source() -> None:
     """A bridge that another mode does not ask for makes nobody a pod."""
-    assert not pods(Detector(Mode.CLUSTER_CIDR, CLUSTER, bridge="cni0", name_prefix="veth"))
+    assert not pods(
+        LocalDetector(LocalMode.CLUSTER_CIDR, CLUSTER, bridge="cni0", name_prefix="veth")
+    )

@@ -26,7 +26,7 @@ def trigger_time(text: str | None) -> float | None:
         return None
 
 
-class Triggers:
+class TriggerTimes:
     """The trigger times of the changes that no sync has covered yet.
 
     ``since`` is when this process began to look, in seconds since the epoch.

@@ -3,7 +3,7 @@
 
 import pytest
 
-from ebpflb.model.lists import spans
+from ebpflb.model.kernel_lists import parse_ranges
 
 
 @pytest.mark.parametrize(
@@ -18,11 +18,11 @@ from ebpflb.model.lists import spans
 )
 def test_spans(text: str, numbers: list[int]) -> None:
     """Single numbers and ranges, with commas between; maybe none."""
-    assert [number for span in spans(text) for number in span] == numbers
+    assert [number for span in parse_ranges(text) for number in span] == numbers
 
 
 @pytest.mark.parametrize("text", ["a", "1-", "-1", "1-2-"])
 def test_no_list(text: str) -> None:
     """Anything else is an error."""
     with pytest.raises(ValueError):
-        spans(text)
+        parse_ranges(text)
