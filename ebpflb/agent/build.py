@@ -16,7 +16,7 @@ from ebpflb.configuration.translation import EXTERNAL_IPS
 from ebpflb.datapath.datapath import Datapath
 from ebpflb.datapath.maps.pins import StateDir
 from ebpflb.datapath.maps.sweep import Sweeper
-from ebpflb.node import families, kube_proxy
+from ebpflb.node import ip_families, kube_proxy_watch
 from ebpflb.node.namespaces import Namespaces
 from ebpflb.options import ConntrackOptions, Options
 from ebpflb.plan.expiry import Timeouts
@@ -47,14 +47,14 @@ def assembled(options: Options, flags: Mapping[str, str]) -> Iterator[Agent]:
             _recorder(options, metrics),
             _pages(options, flags, metrics),
             metrics.answered,
-            families=families.supported(),
+            families=ip_families.supported_families(),
         )
         reporter = Reporter(servers.health, metrics, servers.services)
         agent = Agent(options, datapath, _source(options, metrics.request), reporter, cure)
         metrics.read(datapath, lambda: agent.services.planner, agent.words)
         metrics.health(lambda: servers.health.healthy)
         sweeper = Sweeper(datapath.maps, _timeouts(options.conntrack))
-        for part in (sweeper, cure, servers, kube_proxy.Watcher(agent.inbox.put)):
+        for part in (sweeper, cure, servers, kube_proxy_watch.KubeProxyWatch(agent.inbox.put)):
             parts.callback(part.stop)
             part.start()
         metrics.socket_destroy_supported(cure.supported)

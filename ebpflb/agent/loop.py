@@ -24,8 +24,8 @@ from ebpflb.errors import CompileError, KernelError, VerifierError
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Event, SourceStatus
 from ebpflb.model.kube_proxy import Detection
-from ebpflb.node import ports
-from ebpflb.node.device_watch import DevicesChanged, Follower
+from ebpflb.node import reserved_ports
+from ebpflb.node.device_watch import DevicesChanged, DeviceWatch
 from ebpflb.options import Options
 from ebpflb.serve import status
 from ebpflb.stale_udp.worker import Cure
@@ -60,7 +60,7 @@ class Agent:
         self.cure = cure
         self.inbox: SimpleQueue[Message] = SimpleQueue()
         self.source = make_source(self.inbox.put)
-        self.devices = Follower(self.inbox.put)
+        self.devices = DeviceWatch(self.inbox.put)
         self.cluster = ClusterState(
             options.node_name,
             bind_address=options.bind_address,
@@ -81,7 +81,9 @@ class Agent:
         """
         self._load_programs()
         first, last = self.options.masquerade_ports
-        self.words.unreserved = ports.try_to_reserve(self.options.paths.ports_file, first, last)
+        self.words.unreserved = reserved_ports.try_to_reserve(
+            self.options.paths.ports_file, first, last
+        )
         self.devices.start()
         self.source.start()
         while not self.stopped:

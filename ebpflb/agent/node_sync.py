@@ -18,7 +18,7 @@ from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Kind
 from ebpflb.node.device_watch import DevicesChanged
-from ebpflb.node.families import supported
+from ebpflb.node.ip_families import supported_families
 from ebpflb.options import Options
 from ebpflb.plan.desired_node import DesiredNode
 from ebpflb.plan.entries import Prefix
@@ -49,7 +49,7 @@ class Machine:
         """Raises ConfigurationError for addresses with which this Node could serve nothing."""
         found, primary = self.options.configuration, next(iter(self.cluster.primary), None)
         if primary is not None and isinstance(found, KubeProxyConfiguration):
-            families.enforce(found, NodeFamilies(primary, supported(), self._pod_cidrs()))
+            families.enforce(found, NodeFamilies(primary, supported_families(), self._pod_cidrs()))
 
     @property
     def is_news(self) -> bool:

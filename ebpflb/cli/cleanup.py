@@ -10,9 +10,8 @@ from ebpflb.datapath.attach import cgroup_links
 from ebpflb.datapath.attach.removal import unpin_all
 from ebpflb.datapath.maps.pins import StateDir
 from ebpflb.errors import NodeError
-from ebpflb.node import kube_proxy as its
-from ebpflb.node import leftovers, nft, ports, tracked
-from ebpflb.node.leftovers import Leftover, Survey
+from ebpflb.node import kube_proxy_leftovers, kube_proxy_watch, nat, nft, reserved_ports
+from ebpflb.node.kube_proxy_leftovers import Leftover, Survey
 from ebpflb.options import Paths
 from ebpflb.serve import status
 
@@ -61,7 +60,7 @@ def remove_ours(paths: Paths) -> None:
         who = f" (pid {words.pid})" if words else ""
         raise NodeError(f"an agent{who} still serves {paths.state}: stop it first")
     unpin_all(StateDir(paths.state))
-    nft.let_nat_go()
+    nft.release_nat_hooks()
     _release_ports(paths)
     status.forget(paths)
     click.echo(f"nothing is left of {paths.state}")
@@ -69,36 +68,36 @@ def remove_ours(paths: Paths) -> None:
 
 def remove_kube_proxy(paths: Paths, *, dry_run: bool = False, force: bool = False) -> None:
     """What a kube-proxy left, line by line. Raises NodeError where some of it is still there."""
-    found = its.look()
+    found = kube_proxy_watch.detect()
     if found.running and not (force or dry_run):
         raise NodeError(f"kube-proxy still runs ({found.evidence}): stop it first, or --force")
-    survey = leftovers.survey()
+    survey = kube_proxy_leftovers.survey()
     if dry_run:
         _foretell(survey)
         return
     _hold_nat(survey, force=force)
-    failed = [reason for leftover in survey.left for reason in _remove(leftover)]
+    failed = [reason for leftover in survey.removable for reason in _remove(leftover)]
     _let_nat_go(survey)
     _tell_rest(survey)
-    if failed or survey.unseen:
+    if failed or survey.unreadable:
         raise NodeError("not all that kube-proxy left could be removed: see above")
-    click.echo("nothing is left of kube-proxy" if survey.left else NOTHING)
-    if survey.left and not cgroup_links.attached(StateDir(paths.state)):
+    click.echo("nothing is left of kube-proxy" if survey.removable else NOTHING)
+    if survey.removable and not cgroup_links.attached(StateDir(paths.state)):
         click.echo(f"note: ebpflb does not serve at {paths.state}: nobody answers services now")
 
 
 def _foretell(survey: Survey) -> None:
-    for leftover in survey.left:
+    for leftover in survey.removable:
         click.echo(f"would be removed: {leftover.what}")
     _tell_rest(survey)
-    if not survey.left:
+    if not survey.removable:
         click.echo(NOTHING)
 
 
 def _tell_rest(survey: Survey) -> None:
-    for kept in survey.kept:
+    for kept in survey.retained:
         click.echo(f"left alone: {kept}")
-    for unseen in survey.unseen:
+    for unseen in survey.unreadable:
         click.echo(f"cannot be looked at: {unseen}", err=True)
 
 
@@ -115,10 +114,10 @@ def _remove(leftover: Leftover) -> list[str]:
 
 def _hold_nat(survey: Survey, *, force: bool) -> None:
     """Before what may be the last rules that keep conntrack at work. Raises NodeError."""
-    if not survey.left or not tracked.translates():
+    if not survey.removable or not nat.has_dnat_connections():
         return
     try:
-        nft.hold_nat()
+        nft.keep_nat_hooks()
     except NodeError as error:
         if not force:
             ends = "open connections through kube-proxy's rules would end: wait, or --force"
@@ -127,19 +126,19 @@ def _hold_nat(survey: Survey, *, force: bool) -> None:
 
 def _let_nat_go(survey: Survey) -> None:
     """When nobody needs it any more."""
-    if not nft.holds_nat():
+    if not nft.keeps_nat_hooks():
         return
-    name = nft.Name("inet", nft.HOLDER)
-    if tracked.translates():
+    name = nft.Name("inet", nft.NAT_TABLE)
+    if nat.has_dnat_connections():
         click.echo(f"{name} stays as long as connections are translated; run this again later")
     else:
-        nft.let_nat_go()
+        nft.release_nat_hooks()
         click.echo(f"removed: {name}")
 
 
 def _release_ports(paths: Paths) -> None:
     """Raises NodeError where the kernel's list cannot be written."""
     try:
-        ports.release(paths.ports_file)
+        reserved_ports.release(paths.ports_file)
     except OSError as error:
-        raise NodeError(f"{ports.RESERVED}: {error.strerror}") from error
+        raise NodeError(f"{reserved_ports.RESERVED}: {error.strerror}") from error

@@ -14,7 +14,7 @@ from ebpflb.datapath.attach import cgroup_links, device_programs
 from ebpflb.datapath.maps.pins import StateDir
 from ebpflb.datapath.maps.sweep import PROTOCOLS, FlowTable
 from ebpflb.errors import NodeError
-from ebpflb.node import kube_proxy
+from ebpflb.node import kube_proxy_watch
 from ebpflb.serve import status as words_of
 
 
@@ -59,7 +59,7 @@ def _flows(state_dir: Path) -> dict[str, dict[str, int]]:
 def _kube_proxy(words: words_of.AgentStatus | None) -> str | None:
     """Where rules are all that can be seen, the agent may know that they have come back."""
     try:
-        found = kube_proxy.look()
+        found = kube_proxy_watch.detect()
     except NodeError as error:
         return f"cannot be looked at: {error}"
     if words and words.kube_proxy and found.rules and not found.running:

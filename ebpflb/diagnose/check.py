@@ -16,7 +16,7 @@ from ebpflb.datapath.maps import pins
 from ebpflb.datapath.programs import compiler
 from ebpflb.datapath.programs.loader import SECTIONS
 from ebpflb.errors import EbpflbError
-from ebpflb.node import capabilities, kube_proxy, sock_diag
+from ebpflb.node import capabilities, kube_proxy_watch, sock_diag
 
 
 class Finding(NamedTuple):
@@ -208,7 +208,7 @@ def _found(feature: str, ask: Callable[[], Mapping[str, list[str]]], remedy: str
 def _kube_proxy() -> Finding:
     """It may run beside us for a while, as one is taken over from."""
     try:
-        found = kube_proxy.look()
+        found = kube_proxy_watch.detect()
     except EbpflbError as error:
         return Finding("kube-proxy", False, False, str(error), "")
     return Finding("kube-proxy", not found.advice, False, found.state, found.advice)

@@ -1,21 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this machine is, and what else has a hand in its network.
+"""What this machine is: its devices, sockets and sysctls, and what a kube-proxy does on it.
 
-device_watch  devices and addresses, now and as they change
-lookout       looks that may fail
-families      which IP families there are
+device_watch  its devices and their addresses, now and as they change
 namespaces    its network namespaces, and work in each of them
+ip_families   which IP families it supports
 sock_diag     sockets with a peer, and how one is ended
-ports         source ports kept from its own sockets
-conntrack     what kube-proxy sets of connection tracking
-capabilities  what this process may do
-process       what the kernel is to think of it
-sysctl        where sysctls are written
-kube_proxy    is there a kube-proxy, or what one left
-leftovers     all that one left, and its removal
-nft           by nftables, and what keeps NAT alive
-tracked       whether conntrack translates connections
-iptables      by iptables
-xtables       by iptables-legacy, asked of the kernel
-ipvs          by IPVS and ipsets
+poller        a check that is repeated, and reports when it fails and when it has recovered
+
+What ebpflb sets on it:
+
+sysctl          where sysctls are written
+conntrack       the sysctls of connection tracking that kube-proxy sets too
+reserved_ports  source ports that its own sockets do not get
+process         OOM score and file limit of this process
+capabilities    what this process may do
+
+A kube-proxy on it:
+
+kube_proxy_watch      is one running, or did one leave rules
+kube_proxy_leftovers  all that one left, and its removal
+iptables              its chains and rules, by iptables' own tools
+xtables               its chains in iptables-legacy, asked of the kernel
+nft                   its tables of nftables
+ipvs                  its virtual servers, device and ipsets
+nat                   whether conntrack translates connections
 """

@@ -19,14 +19,14 @@ from ebpflb.model.addresses import Address
 from ebpflb.model.devices import Device, Devices
 from ebpflb.model.events import SourceStatus
 from ebpflb.model.kube_proxy import DEVICE
-from ebpflb.node.lookout import Lookout
+from ebpflb.node.poller import Poller
 
 _ETHER, _LOOPBACK = 1, 772  # ARPHRD_*: the kernel gives both kinds of packets an Ethernet header
 _IFF_LOOPBACK = 8
 # IFA_F_SECONDARY (IPv6: temporary), _DADFAILED, _DEPRECATED, _TENTATIVE
 _UNFIT = 0x01 | 0x08 | 0x20 | 0x40
 _RT_SCOPE_UNIVERSE = 0
-AGAIN_SECONDS = 1.0  # after a list that could not be had
+RELIST_SECONDS = 1.0  # after a list that could not be had
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class DevicesChanged:
         return frozenset(address for device in self.devices for address in device.addresses)
 
 
-def current() -> DevicesChanged:
+def list_devices() -> DevicesChanged:
     """Those in our network namespace. Raises NodeError."""
     addresses = defaultdict(list)
     try:
@@ -79,7 +79,7 @@ def _is_source(message: Any) -> bool:
     return message["scope"] == _RT_SCOPE_UNIVERSE and not message["flags"] & _UNFIT
 
 
-class Follower:
+class DeviceWatch:
     """Tells of every change, from a thread of its own; the first list comes at once.
 
     One that cannot be had is tried again until it can. The socket is a plain one: since 0.9
@@ -89,22 +89,22 @@ class Follower:
     def __init__(self, emit: Callable[[DevicesChanged | SourceStatus], None]) -> None:
         self.emit = emit
         self.changes = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
-        self._look = Lookout("devices", self._tell, emit)
+        self._poll = Poller("devices", self._report, emit)
 
     def start(self) -> None:
         """Subscribes before it lists, so that no change is missed. Raises NodeError."""
         self.changes.bind((0, RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR))
-        self._tell()
-        threading.Thread(target=self._follow, name="devices", daemon=True).start()
+        self._report()
+        threading.Thread(target=self._run, name="devices", daemon=True).start()
 
-    def _follow(self) -> None:
+    def _run(self) -> None:
         while True:
             self._wait()
-            while not self._look():
-                time.sleep(AGAIN_SECONDS)
+            while not self._poll():
+                time.sleep(RELIST_SECONDS)
 
-    def _tell(self) -> None:
-        self.emit(current())
+    def _report(self) -> None:
+        self.emit(list_devices())
 
     def _wait(self) -> None:
         """For changes, or for word that some were lost (ENOBUFS): both ask for a fresh list."""
@@ -115,4 +115,4 @@ class Follower:
         except BlockingIOError:
             return
         except OSError:
-            time.sleep(AGAIN_SECONDS)
+            time.sleep(RELIST_SECONDS)

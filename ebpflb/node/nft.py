@@ -4,7 +4,7 @@
 The kernel translates a connection by its conntrack entry, whatever has become of the rule that
 made it. But with the last rule that asks for conntrack, or the last chain of type nat, it takes
 its hooks off the network namespace, and every translated connection ends. So before rules go that
-may be the last, ``hold_nat`` makes a table that needs both and does nothing.
+may be the last, ``keep_nat_hooks`` makes a table that needs both and does nothing.
 """
 
 import errno
@@ -20,7 +20,7 @@ from pyroute2.nftables.main import NFTables
 from ebpflb.errors import NodeError
 
 FAMILIES = {"inet": 1, "ip": 2, "ip6": 10}
-HOLDER = "ebpflb-nat"
+NAT_TABLE = "ebpflb-nat"
 _ALL = 0
 _REQUEST_AND_ACK = 5  # NLM_F_REQUEST | NLM_F_ACK
 _DSTNAT = -100
@@ -78,26 +78,28 @@ def delete(name: Name) -> None:
         nft.table("del", name=name.table)
 
 
-def hold_nat() -> None:
+def keep_nat_hooks() -> None:
     """Lets what is translated by conntrack go on, both families. Raises NodeError."""
-    if holds_nat():
+    if keeps_nat_hooks():
         return
-    with _nft(Name("inet", HOLDER)) as nft:
-        nft.table("add", name=HOLDER)
-        place = {"table": HOLDER, "chain": "hold"}
-        nft.chain("add", table=HOLDER, name="hold", type="nat", hook="prerouting", priority=_DSTNAT)
+    with _nft(Name("inet", NAT_TABLE)) as nft:
+        nft.table("add", name=NAT_TABLE)
+        place = {"table": NAT_TABLE, "chain": "hold"}
+        nft.chain(
+            "add", table=NAT_TABLE, name="hold", type="nat", hook="prerouting", priority=_DSTNAT
+        )
         look = genex("ct", {"key": _CT_STATE, "dreg": _REGISTER})  # at a state, and no more
         nft.rule("add", **place, expressions=([look],))
 
 
-def holds_nat() -> bool:
+def keeps_nat_hooks() -> bool:
     """Whether our table is there."""
-    return Name("inet", HOLDER) in tables()
+    return Name("inet", NAT_TABLE) in tables()
 
 
-def let_nat_go() -> None:
+def release_nat_hooks() -> None:
     """Takes it away. Raises NodeError."""
-    delete(Name("inet", HOLDER))
+    delete(Name("inet", NAT_TABLE))
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.node import ports
+from ebpflb.node import reserved_ports
 from tests.agent.fakes import Stage
 
 
@@ -15,7 +15,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     """Not yet started; ended with the test."""
     reserved = tmp_path / "reserved"
     reserved.write_text("\n")
-    monkeypatch.setattr(ports, "RESERVED", reserved)
+    monkeypatch.setattr(reserved_ports, "RESERVED", reserved)
     made = Stage(tmp_path)
     yield made
     if hasattr(made, "thread"):

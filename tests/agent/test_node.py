@@ -16,7 +16,7 @@ from ebpflb.model.addresses import Family
 from ebpflb.model.devices import Device
 from ebpflb.model.events import Kind
 from ebpflb.model.local_detector import LocalDetector, LocalMode
-from ebpflb.node import ports
+from ebpflb.node import reserved_ports
 from ebpflb.node.device_watch import DevicesChanged
 from ebpflb.options import Options
 from ebpflb.plan import entries
@@ -187,13 +187,13 @@ def test_nodeport_addresses(stage: Stage) -> None:
 def test_reserved_ports(stage: Stage) -> None:
     """The ports that we masquerade with are kept from the host; if not, the status says so."""
     start(stage, masquerade_ports=(30, 39))
-    assert ports.RESERVED.read_text() == "30-39\n"
+    assert reserved_ports.RESERVED.read_text() == "30-39\n"
     assert stage.words.unreserved is None
     stage.stop()
-    ports.RESERVED.unlink()
+    reserved_ports.RESERVED.unlink()
     stage.start()
     stage.say()
-    assert stage.words.unreserved == f"{ports.RESERVED}: No such file or directory"
+    assert stage.words.unreserved == f"{reserved_ports.RESERVED}: No such file or directory"
 
 
 def test_default_ports() -> None:
@@ -205,7 +205,7 @@ def test_default_ports() -> None:
 @pytest.fixture
 def one_family(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel without IPv6."""
-    monkeypatch.setattr(node_sync, "supported", lambda: frozenset({Family.IPV4}))
+    monkeypatch.setattr(node_sync, "supported_families", lambda: frozenset({Family.IPV4}))
 
 
 def configured(stage: Stage, **fields: Any) -> Options:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from ebpflb.cli import main
-from ebpflb.node import conntrack, ports, process
+from ebpflb.node import conntrack, process, reserved_ports
 from tests.network.cluster import Cluster, running
 
 
@@ -33,7 +33,7 @@ def machine_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conntrack, "set_up", lambda *_: None)
     monkeypatch.setattr(process, "adjust_oom_score", lambda *_: None)
     monkeypatch.setattr(process, "raise_file_limit", lambda: None)
-    monkeypatch.setattr(ports, "try_to_reserve", lambda *_: None)
+    monkeypatch.setattr(reserved_ports, "try_to_reserve", lambda *_: None)
 
 
 @pytest.fixture

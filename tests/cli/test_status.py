@@ -19,7 +19,7 @@ from ebpflb.datapath.maps.pins import StateDir
 from ebpflb.errors import NodeError
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.kube_proxy import Detection
-from ebpflb.node import kube_proxy, ports
+from ebpflb.node import kube_proxy_watch, reserved_ports
 from ebpflb.serve import status
 from tests.cli.conftest import Ebpflb
 from tests.network.cluster import Cluster, at, web
@@ -69,7 +69,7 @@ def test_kube_proxy_is_not_to_be_seen(
     def refuse() -> Detection:
         raise NodeError("/proc/net/ip_tables_names: Permission denied")
 
-    monkeypatch.setattr(kube_proxy, "look", refuse)
+    monkeypatch.setattr(kube_proxy_watch, "detect", refuse)
     said = json.loads(ebpflb("status", *where, "-o", "json").out)
     assert said["kube_proxy"].startswith("cannot be looked at: /proc/net/ip_tables_names")
     assert said["agent"] == "runs"
@@ -176,9 +176,9 @@ def test_cleanup(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
     netns.pushns(cluster.node.netns)
     try:
         index = socket.if_nametoindex("eth0")
-        assert ports.RESERVED.read_text().strip() == "10000-29999"
+        assert reserved_ports.RESERVED.read_text().strip() == "10000-29999"
         assert ebpflb("cleanup", *where).status == 0
-        assert ports.RESERVED.read_text().strip() == ""
+        assert reserved_ports.RESERVED.read_text().strip() == ""
         if tcx.works():
             wait_until("the programs are off", lambda: not kernel.query(index, 46))
     finally:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from pyroute2 import netns
 
-from ebpflb.node import leftovers
+from ebpflb.node import kube_proxy_leftovers
 from ebpflb.node.iptables import Tool, tools
 from tests.node import rules
 from tests.node.rules import FAMILIES
@@ -106,7 +106,7 @@ def saved() -> str:
 
 def remove() -> list[str]:
     """Everything of kube-proxy that is found; what it was."""
-    found = leftovers.survey().left
+    found = kube_proxy_leftovers.survey().removable
     for leftover in found:
         leftover.remove()
     return [leftover.what for leftover in found]

@@ -11,7 +11,7 @@ import pytest
 from ebpflb.errors import NodeError
 from ebpflb.model.kube_proxy import DEVICE, NODE_PORTS, SETS
 from ebpflb.model.virtual_servers import VirtualServer
-from ebpflb.node import ipvs, leftovers
+from ebpflb.node import ipvs, kube_proxy_leftovers
 from tests.node import nodes, rules
 from tests.node.nodes import TOOLS, load, make_sets, run
 
@@ -31,7 +31,7 @@ def test_set_in_use() -> None:
     load(tool, rules.IPVS_MODE)
     load(tool, "*filter\n-A INPUT -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT\nCOMMIT\n")
     failed = []
-    for leftover in leftovers.survey().left:
+    for leftover in kube_proxy_leftovers.survey().removable:
         try:
             leftover.remove()
         except NodeError as error:
@@ -72,7 +72,7 @@ def test_device() -> None:
     for words in (f"link add {DEVICE} type bridge", f"address add 10.96.0.10 dev {DEVICE}"):
         run("ip", *words.split())
     assert ipvs.addresses(DEVICE) == {ip_address("10.96.0.10")}
-    assert leftovers.signs() == [f"device {DEVICE}"]
+    assert kube_proxy_leftovers.visible_rules() == [f"device {DEVICE}"]
     assert nodes.remove() == [f"device {DEVICE}"]
     assert ipvs.addresses(DEVICE) is None
 
@@ -99,7 +99,7 @@ def test_virtual_servers() -> None:
     for where in (*its, "127.0.0.1:443"):
         run("ipvsadm", "-A", "-t", where, "-s", "rr")
     run("ipvsadm", "-A", "-f", "1", "-s", "rr")
-    assert leftovers.survey().kept == [
+    assert kube_proxy_leftovers.survey().retained == [
         "virtual servers of IPVS that may be others': 127.0.0.1:443/TCP"
     ]
     assert "3 virtual servers of IPVS, with 0 open connections" in nodes.remove()

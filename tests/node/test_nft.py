@@ -75,15 +75,15 @@ def test_delete_refused() -> None:
 
 def test_hold_nat() -> None:
     """What keeps NAT alive is made once, decides nothing, and goes."""
-    nft.hold_nat()
+    nft.keep_nat_hooks()
     made = run("nft", "list", "ruleset")
     assert "type nat hook prerouting" in made
     assert not any(
         word in made for word in ("dnat", "snat", "masquerade", "drop", "accept;\n\t\t\t")
     )
-    nft.hold_nat()
+    nft.keep_nat_hooks()
     assert run("nft", "list", "ruleset") == made
-    assert nft.holds_nat()
-    nft.let_nat_go()
-    assert not nft.holds_nat()
+    assert nft.keeps_nat_hooks()
+    nft.release_nat_hooks()
+    assert not nft.keeps_nat_hooks()
     assert not run("nft", "list", "ruleset")

@@ -42,10 +42,10 @@ class Namespace:
         return done.stdout
 
     def served(self, *patterns: str) -> Devices:
-        return served(device_watch.current().devices, patterns)
+        return served(device_watch.list_devices().devices, patterns)
 
     def index(self, name: str) -> int:
-        return next(d.index for d in device_watch.current().devices if d.name == name)
+        return next(d.index for d in device_watch.list_devices().devices if d.name == name)
 
     def tcx(self, name: str) -> dict[str, list[int]] | None:
         """End -> ids of the programs there by tcx, in their order; None where there is no tcx."""

@@ -14,40 +14,40 @@ from pathlib import Path
 
 from ebpflb.model.events import SourceStatus
 from ebpflb.model.kube_proxy import METRICS_PORT, MODES, Detection
-from ebpflb.node import leftovers
-from ebpflb.node.lookout import Lookout
+from ebpflb.node import kube_proxy_leftovers
+from ebpflb.node.poller import Poller
 
 NAME = "kube-proxy"
-AGAIN_SECONDS = 60.0
+INTERVAL_SECONDS = 60.0
 _LOOPBACKS = ("127.0.0.1", "::1")
 _TIMEOUT = 1.0  # seconds
 _LONGEST = 32  # bytes of an answer
 
 
-def look() -> Detection:
+def detect() -> Detection:
     """What can be seen now. Raises NodeError where something cannot be looked at."""
-    answers = tuple(_answers())
-    return Detection(tuple(sorted(_pids())), answers, tuple(leftovers.signs()))
+    answers = tuple(_proxy_modes())
+    return Detection(tuple(sorted(_pids())), answers, tuple(kube_proxy_leftovers.visible_rules()))
 
 
-class Watcher:
+class KubeProxyWatch:
     """Tells what there is at once, and then each time that it is something else.
 
     What cannot be looked at is as it was.
     """
 
     def __init__(
-        self, emit: Callable[[Detection | SourceStatus], None], seconds: float = AGAIN_SECONDS
+        self, emit: Callable[[Detection | SourceStatus], None], seconds: float = INTERVAL_SECONDS
     ) -> None:
         self.emit = emit
         self.seconds = seconds
-        self._look = Lookout(NAME, self._tell, emit)
+        self._poll = Poller(NAME, self._report, emit)
         self._ended = threading.Event()
-        self._told: Detection | None = None
+        self._reported: Detection | None = None
 
     def start(self) -> None:
         """The first look comes before it returns."""
-        self._look()
+        self._poll()
         threading.Thread(target=self._watch, name=NAME, daemon=True).start()
 
     def stop(self) -> None:
@@ -55,12 +55,12 @@ class Watcher:
 
     def _watch(self) -> None:
         while not self._ended.wait(self.seconds):
-            self._look()
+            self._poll()
 
-    def _tell(self) -> None:
-        found = look().compared_with(self._told)
-        if found != self._told:
-            self._told = found
+    def _report(self) -> None:
+        found = detect().compared_with(self._reported)
+        if found != self._reported:
+            self._reported = found
             self.emit(found)
 
 
@@ -69,11 +69,11 @@ def _pids() -> Iterator[int]:
     here = _netns(Path("/proc/self"))
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended, or may not be looked at
-            if _is_called_so(process) and _netns(process) == here:
+            if _is_kube_proxy(process) and _netns(process) == here:
                 yield int(process.name)
 
 
-def _is_called_so(process: Path) -> bool:
+def _is_kube_proxy(process: Path) -> bool:
     if (process / "comm").read_text().strip() == NAME:
         return True
     return (process / "exe").readlink().name == NAME
@@ -83,16 +83,16 @@ def _netns(process: Path) -> int:
     return (process / "ns" / "net").stat().st_ino
 
 
-def _answers() -> Iterator[tuple[str, str]]:
+def _proxy_modes() -> Iterator[tuple[str, str]]:
     """Who says to be one: ebpflb itself says "ebpf" there."""
     for address in _LOOPBACKS:
-        mode = _mode(address)
+        mode = _proxy_mode(address)
         if mode in MODES:
             where = f"[{address}]" if ":" in address else address
             yield f"{where}:{METRICS_PORT}", mode
 
 
-def _mode(address: str) -> str:
+def _proxy_mode(address: str) -> str:
     asking = HTTPConnection(address, METRICS_PORT, timeout=_TIMEOUT)
     try:
         asking.request("GET", "/proxyMode")

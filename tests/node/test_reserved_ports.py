@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 from pyroute2 import netns
 
-from ebpflb.node import ports
+from ebpflb.node import reserved_ports
 
 NAME = f"ebpflb-test-{os.getpid()}-ports"
 
@@ -29,27 +29,27 @@ def record(tmp_path: Path) -> Iterator[Path]:
 
 
 def reserved() -> str:
-    return ports.RESERVED.read_text().strip()
+    return reserved_ports.RESERVED.read_text().strip()
 
 
 @given(some.sets(some.integers(1, 300)))
 def test_notation(numbers: set[int]) -> None:
     """What is written is what is read."""
-    assert ports.parse(ports.notation(numbers)) == numbers
+    assert reserved_ports.parse(reserved_ports.notation(numbers)) == numbers
 
 
 def test_ranges() -> None:
     """Neighbours are one range, as the kernel writes it."""
-    assert ports.notation({80, 20000, 20001, 20002, 443}) == "80,443,20000-20002"
-    assert ports.parse("\n") == set()
+    assert reserved_ports.notation({80, 20000, 20001, 20002, 443}) == "80,443,20000-20002"
+    assert reserved_ports.parse("\n") == set()
 
 
 def test_reserved(record: Path) -> None:
     """The range is reserved beside what others reserved, and released without touching that."""
-    ports.RESERVED.write_text("8080,20005-20010\n")
-    ports.reserve(record, 20000, 20019)
+    reserved_ports.RESERVED.write_text("8080,20005-20010\n")
+    reserved_ports.reserve(record, 20000, 20019)
     assert reserved() == "8080,20000-20019"
-    ports.release(record)
+    reserved_ports.release(record)
     assert reserved() == "8080,20005-20010"
     assert not record.exists()
 
@@ -57,35 +57,35 @@ def test_reserved(record: Path) -> None:
 def test_again(record: Path) -> None:
     """A restart adds nothing, and forgets nothing that is ours."""
     for _ in range(2):
-        ports.reserve(record, 20000, 20009)
-    ports.release(record)
+        reserved_ports.reserve(record, 20000, 20009)
+    reserved_ports.release(record)
     assert reserved() == ""
 
 
 def test_other_range(record: Path) -> None:
     """With another range the former one is given back."""
-    ports.reserve(record, 20000, 20009)
-    ports.reserve(record, 20008, 20019)
+    reserved_ports.reserve(record, 20000, 20009)
+    reserved_ports.reserve(record, 20008, 20019)
     assert reserved() == "20008-20019"
 
 
 def test_added_meanwhile(record: Path) -> None:
     """What others add while we are here stays."""
-    ports.reserve(record, 20000, 20009)
-    ports.RESERVED.write_text(f"{reserved()},9000\n")
-    ports.release(record)
+    reserved_ports.reserve(record, 20000, 20009)
+    reserved_ports.RESERVED.write_text(f"{reserved()},9000\n")
+    reserved_ports.release(record)
     assert reserved() == "9000"
 
 
 def test_other_namespace(record: Path) -> None:
     """What was added in another network namespace is not taken away here."""
-    ports.reserve(record, 20000, 20009)
+    reserved_ports.reserve(record, 20000, 20009)
     other = f"{NAME}-other"
     netns.create(other)
     netns.pushns(other)
     try:
-        ports.RESERVED.write_text("20000-20009\n")
-        ports.release(record)
+        reserved_ports.RESERVED.write_text("20000-20009\n")
+        reserved_ports.release(record)
         assert reserved() == "20000-20009"
     finally:
         netns.popns()
@@ -94,15 +94,15 @@ def test_other_namespace(record: Path) -> None:
 
 def test_nothing_added(record: Path) -> None:
     """Releasing what was never reserved changes nothing."""
-    ports.RESERVED.write_text("8080\n")
-    ports.release(record)
+    reserved_ports.RESERVED.write_text("8080\n")
+    reserved_ports.release(record)
     assert reserved() == "8080"
 
 
 def test_not_writable(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the list cannot be written, the reason is told in one line."""
-    monkeypatch.setattr(ports, "RESERVED", record.parent / "missing")
-    reason = ports.try_to_reserve(record, 20000, 20009)
+    monkeypatch.setattr(reserved_ports, "RESERVED", record.parent / "missing")
+    reason = reserved_ports.try_to_reserve(record, 20000, 20009)
     assert reason == f"{record.parent}/missing: No such file or directory"
 
 
@@ -112,12 +112,12 @@ def test_refused(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    ports.RESERVED.write_text("30005\n")
-    ports.reserve(record, 20000, 20009)
+    reserved_ports.RESERVED.write_text("30005\n")
+    reserved_ports.reserve(record, 20000, 20009)
     with monkeypatch.context() as patched:
         patched.setattr(Path, "write_text", refuse)
-        reason = ports.try_to_reserve(record, 30000, 30009)
-    assert reason == f"{ports.RESERVED}: Read-only file system"
-    ports.RESERVED.write_text("20000-20009,30000-30009\n")
-    ports.release(record)
+        reason = reserved_ports.try_to_reserve(record, 30000, 30009)
+    assert reason == f"{reserved_ports.RESERVED}: Read-only file system"
+    reserved_ports.RESERVED.write_text("20000-20009,30000-30009\n")
+    reserved_ports.release(record)
     assert reserved() == "30000-30009"

@@ -8,7 +8,7 @@ from socket import AF_INET, SOCK_DGRAM, socket
 
 import pytest
 
-from ebpflb.node import tracked
+from ebpflb.node import nat
 from tests.node import nodes
 from tests.node.nodes import run
 
@@ -27,13 +27,13 @@ def netns() -> Iterator[None]:
 )
 def test_translates(rule: str, translated: bool) -> None:
     """Connections to an address that is translated are seen; those only tracked do not count."""
-    assert not tracked.translates()
+    assert not nat.has_dnat_connections()
     run("ip", "link", "set", "lo", "up")
     chain = f"type nat hook output priority -100\n udp dport 53 {rule}\n"
     run("nft", "-f", "-", said=f"table ip mine {{\n chain c {{\n {chain} }}\n}}\n")
     with socket(AF_INET, SOCK_DGRAM) as client:
         client.sendto(b"?", ("127.0.0.1", 53))
-    assert tracked.translates() == translated
+    assert nat.has_dnat_connections() == translated
 
 
 def test_among_many() -> None:
@@ -45,16 +45,16 @@ def test_among_many() -> None:
         with socket(AF_INET, SOCK_DGRAM) as client:
             client.sendto(b"?", ("127.0.0.1", port))
     assert int(COUNT.read_text()) >= 2000
-    assert not tracked.translates()
+    assert not nat.has_dnat_connections()
     with socket(AF_INET, SOCK_DGRAM) as client:
         client.sendto(b"?", ("127.0.0.1", 999))
-    assert tracked.translates()
+    assert nat.has_dnat_connections()
 
 
 def test_untold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where the kernel does not say which connections it tracks, some may be translated."""
     unknown = 99 << 8 | 1  # of no subsystem
-    monkeypatch.setattr(tracked, "_GET", unknown)
-    assert tracked.translates()
-    monkeypatch.setattr(tracked, "_COUNT", tmp_path / "nothing")
-    assert not tracked.translates()
+    monkeypatch.setattr(nat, "_GET", unknown)
+    assert nat.has_dnat_connections()
+    monkeypatch.setattr(nat, "_COUNT", tmp_path / "nothing")
+    assert not nat.has_dnat_connections()

@@ -26,7 +26,7 @@ _ROOM = 1 << 16
 _COUNT = Path("/proc/sys/net/netfilter/nf_conntrack_count")  # where connections are tracked
 
 
-def translates() -> bool:
+def has_dnat_connections() -> bool:
     """Whether there are connections to an address that is translated.
 
     True also where the kernel tracks connections and does not tell: then there may be some.

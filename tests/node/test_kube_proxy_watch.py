@@ -13,7 +13,7 @@ import pytest
 from ebpflb.model.events import SourceStatus
 from ebpflb.model.kube_proxy import METRICS_PORT, MODES, Detection
 from ebpflb.node import nft
-from ebpflb.node.kube_proxy import Watcher, look
+from ebpflb.node.kube_proxy_watch import KubeProxyWatch, detect
 from tests.node import answering, nodes, rules
 from tests.node.nodes import TOOLS, load, load_nft, run
 
@@ -32,7 +32,7 @@ def netns() -> Iterator[None]:
 def told() -> Iterator[SimpleQueue[Detection]]:
     """What a watcher tells that looks all the time."""
     queue: SimpleQueue[Detection] = SimpleQueue()
-    watcher = Watcher(queue.put, 0.01)
+    watcher = KubeProxyWatch(queue.put, 0.01)
     watcher.start()
     yield queue
     watcher.stop()
@@ -40,72 +40,72 @@ def told() -> Iterator[SimpleQueue[Detection]]:
 
 def test_nobody() -> None:
     """On a node without kube-proxy nothing is found."""
-    assert look() == Detection()
+    assert detect() == Detection()
 
 
 def test_process(tmp_path: Path) -> None:
     """A process called kube-proxy in our network namespace is one."""
     with answering.process(tmp_path) as pid:
-        assert look().pids == (pid,)
-        assert look().running
-    assert not look().pids
+        assert detect().pids == (pid,)
+        assert detect().running
+    assert not detect().pids
 
 
 def test_process_of_another_node(tmp_path: Path) -> None:
     """One in another network namespace is another node's."""
     with nodes.fresh(f"{NAME}-other"), answering.process(tmp_path) as pid:
-        assert look().pids == (pid,)
+        assert detect().pids == (pid,)
         with nodes.entered(NAME):
-            assert not look().pids
+            assert not detect().pids
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_answers(mode: str) -> None:
     """Whoever answers /proxyMode with one of its modes is one, though no process is seen."""
     with answering.answer(mode):
-        assert look() == Detection(proxy_modes=((f"127.0.0.1:{METRICS_PORT}", mode),))
-        assert look().running
+        assert detect() == Detection(proxy_modes=((f"127.0.0.1:{METRICS_PORT}", mode),))
+        assert detect().running
 
 
 def test_answers_on_ipv6() -> None:
     """Loopback of IPv6 is asked too."""
     with answering.answer("nftables\n", "::1"):
-        assert look().proxy_modes == ((f"[::1]:{METRICS_PORT}", "nftables"),)
+        assert detect().proxy_modes == ((f"[::1]:{METRICS_PORT}", "nftables"),)
 
 
 @pytest.mark.parametrize("said", ["ebpf", "", "kernelspace", "nftables and more", "x" * 100])
 def test_others_answer(said: str) -> None:
     """Ebpflb itself, and whatever else is at the port, is none."""
     with answering.answer(said):
-        assert look() == Detection()
+        assert detect() == Detection()
 
 
 def test_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """One who takes the connection and says nothing holds nobody up for long."""
-    monkeypatch.setattr("ebpflb.node.kube_proxy._TIMEOUT", 0.05)
+    monkeypatch.setattr("ebpflb.node.kube_proxy_watch._TIMEOUT", 0.05)
     with create_server(("127.0.0.1", METRICS_PORT)):
-        assert look() == Detection()
+        assert detect() == Detection()
 
 
 @pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.name)
 def test_chains(tool: nodes.Tool) -> None:
     """Its chains alone are leftovers, in each family and variant."""
     load(tool, rules.IPTABLES_MODE)
-    assert look() == Detection(rules=(f"chains of {tool.name}",))
-    assert not look().running
+    assert detect() == Detection(rules=(f"chains of {tool.name}",))
+    assert not detect().running
 
 
 def test_tables() -> None:
     """So are its tables of nftables."""
     load_nft()
-    assert look().rules == ("table ip kube-proxy", "table ip6 kube-proxy")
+    assert detect().rules == ("table ip kube-proxy", "table ip6 kube-proxy")
 
 
 def test_neighbours() -> None:
     """Rules of kubelet, CNIs and firewalls are no sign of it."""
     for tool in TOOLS:
         load(tool, *rules.NEIGHBOURS)
-    assert look() == Detection()
+    assert detect() == Detection()
 
 
 def test_watcher_first(told: SimpleQueue[Detection]) -> None:
@@ -141,7 +141,7 @@ def test_watcher_renewed(told: SimpleQueue[Detection]) -> None:
 def test_blind_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be seen for a while is as it was: it is told so, and no rule has come back."""
     told: SimpleQueue[Detection | SourceStatus] = SimpleQueue()
-    watcher = Watcher(told.put, 0.01)
+    watcher = KubeProxyWatch(told.put, 0.01)
     load_nft()
     with monkeypatch.context() as blind:
         blind.setattr(nft, "NFTables", refused)

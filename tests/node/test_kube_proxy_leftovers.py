@@ -10,7 +10,7 @@ from socket import AF_INET, AF_INET6
 import pytest
 
 from ebpflb.errors import NodeError
-from ebpflb.node import ipvs, leftovers, xtables
+from ebpflb.node import ipvs, kube_proxy_leftovers, xtables
 from ebpflb.node.iptables import Tool
 from tests.node import nodes, rules
 from tests.node.nodes import (
@@ -81,9 +81,9 @@ def test_cleanup_interleaved(tool: Tool, mode: Callable[[Tool], None]) -> None:
     load(tool, rules.KUBELET)
     mode(tool)
     load(tool, rules.PORTMAP, rules.CALICO)
-    survey = leftovers.survey()
+    survey = kube_proxy_leftovers.survey()
     load(tool, rules.UFW, rules.OPERATOR)
-    for leftover in survey.left:
+    for leftover in survey.removable:
         leftover.remove()
     assert saved() == wanted
 
@@ -93,10 +93,10 @@ def test_cleanup_interleaved(tool: Tool, mode: Callable[[Tool], None]) -> None:
 def test_cleanup_again(tool: Tool, mode: Callable[[Tool], None]) -> None:
     """A second cleanup finds nothing, and no sign is left."""
     mode(tool)
-    assert leftovers.signs() == [f"chains of {tool.name}"]
+    assert kube_proxy_leftovers.visible_rules() == [f"chains of {tool.name}"]
     assert len(remove()) >= 2
-    assert leftovers.survey() == leftovers.Survey()
-    assert not leftovers.signs()
+    assert kube_proxy_leftovers.survey() == kube_proxy_leftovers.Survey()
+    assert not kube_proxy_leftovers.visible_rules()
 
 
 @every_tool
@@ -106,7 +106,7 @@ def test_cleanup_leaves_marks_of_others(tool: Tool, mode: Callable[[Tool], None]
     load(tool, *rules.NEIGHBOURS)
     mode(tool)
     load(tool, rules.MARKING_PORTMAP)
-    (kept,) = leftovers.survey().kept
+    (kept,) = kube_proxy_leftovers.survey().retained
     assert kept == (
         f"{tool.name}, table nat: KUBE-MARK-MASQ, KUBE-POSTROUTING: used by rules in CNI-DN-77aa0c"
     )
@@ -123,13 +123,13 @@ def test_cleanup_leaves_marks_of_others(tool: Tool, mode: Callable[[Tool], None]
         "CNI-DN-77aa0c",
     ]
     assert not ipvs.sets()
-    assert not leftovers.survey().left
+    assert not kube_proxy_leftovers.survey().removable
 
 
 def test_cleanup_leaves_tables_of_others() -> None:
     """Of nftables the tables `ip kube-proxy` and `ip6 kube-proxy` go and no others."""
     load_nft()
-    assert leftovers.signs() == ["table ip kube-proxy", "table ip6 kube-proxy"]
+    assert kube_proxy_leftovers.visible_rules() == ["table ip kube-proxy", "table ip6 kube-proxy"]
     assert remove() == ["table ip kube-proxy", "table ip6 kube-proxy"]
     left = run("nft", "list", "tables").split("\n")
     assert set(filter(None, left)) == {
@@ -158,11 +158,11 @@ def test_cleanup_whole_tables() -> None:
     """A table that cannot be changed stays as it is, whole; the others go."""
     (tool, *_) = TOOLS
     load(tool, rules.IPTABLES_MODE)
-    survey = leftovers.survey()
+    survey = kube_proxy_leftovers.survey()
     run(str(tool.command), "-t", "nat", "-N", "MINE")
     run(str(tool.command), "-t", "nat", "-A", "MINE", "-j", "KUBE-SERVICES")
     before = run(f"{tool.command}-save", "-t", "nat")
-    script = next(found for found in survey.left if "nat" in found.what)
+    script = next(found for found in survey.removable if "nat" in found.what)
     with pytest.raises(NodeError, match="iptables-legacy-restore"):
         tool.restore(script.remove.args[1].script)  # type: ignore[attr-defined]
     assert _rules(run(f"{tool.command}-save", "-t", "nat")) == _rules(before)
@@ -176,12 +176,12 @@ def _rules(text: str) -> list[str]:
 def test_cleanup_meanwhile(tool: Tool) -> None:
     """A table that has changed since it was read is read again."""
     load(tool, rules.IPTABLES_MODE)
-    survey = leftovers.survey()
+    survey = kube_proxy_leftovers.survey()
     jump = [*str(tool.command).split(), "-t", "nat", "-D", "PREROUTING", "1"]
     run(*jump)
-    for leftover in survey.left:
+    for leftover in survey.removable:
         leftover.remove()
-    assert not leftovers.survey().left
+    assert not kube_proxy_leftovers.survey().removable
 
 
 @pytest.mark.parametrize("variant", ["legacy", "nft"])
@@ -195,22 +195,22 @@ def test_no_tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variant: str) 
                 (tmp_path / f"{tool.name}-{end}").symlink_to(f"/usr/sbin/{tool.name}-{end}")
             (tmp_path / tool.name).symlink_to(f"/usr/sbin/{tool.name}")
     monkeypatch.setenv("PATH", str(tmp_path))
-    survey = leftovers.survey()
+    survey = kube_proxy_leftovers.survey()
     lost = "the tables nat, filter, mangle of {}-{}: it is not installed here"
-    assert survey.unseen == [lost.format(f, variant) for f in ("iptables", "ip6tables")]
-    assert len(survey.left) == 2 * 3
+    assert survey.unreadable == [lost.format(f, variant) for f in ("iptables", "ip6tables")]
+    assert len(survey.removable) == 2 * 3
 
 
 def test_no_tool_no_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without any tool and without rules nothing is unseen."""
     monkeypatch.setenv("PATH", "/nowhere")
-    assert leftovers.survey() == leftovers.Survey()
+    assert kube_proxy_leftovers.survey() == kube_proxy_leftovers.Survey()
 
 
 def test_looking_changes_nothing() -> None:
     """A survey makes no table where there is none."""
     before = everything()
-    leftovers.survey()
-    leftovers.signs()
+    kube_proxy_leftovers.survey()
+    kube_proxy_leftovers.visible_rules()
     assert everything() == before
     assert not any(xtables.tables(family) for family in (AF_INET, AF_INET6))

@@ -32,25 +32,25 @@ class Leftover(NamedTuple):
 class Survey:
     """``left`` can go; ``kept`` is used by others; ``unseen`` could not be looked at."""
 
-    left: list[Leftover] = field(default_factory=list)
-    kept: list[str] = field(default_factory=list)
-    unseen: list[str] = field(default_factory=list)
+    removable: list[Leftover] = field(default_factory=list)
+    retained: list[str] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
 
 
 def survey() -> Survey:
     """Looks everywhere and changes nothing."""
     found = Survey()
     for table in sorted(nft.tables() & _NFT_TABLES):
-        found.left.append(Leftover(str(table), partial(nft.delete, table)))
+        found.removable.append(Leftover(str(table), partial(nft.delete, table)))
     for tool in tools():
         _iptables(tool, found)
     _ipvs(found)
     for name in sorted(ipvs.sets() & SETS):
-        found.left.append(Leftover(f"ipset {name}", partial(ipvs.remove_set, name)))
+        found.removable.append(Leftover(f"ipset {name}", partial(ipvs.remove_set, name)))
     return found
 
 
-def signs() -> list[str]:
+def visible_rules() -> list[str]:
     """What of kube-proxy's rules can be seen at little cost, whatever their number."""
     names = [str(table) for table in nft.tables() & _NFT_TABLES]
     names += [f"chains of {tool.name}" for tool in tools() if _has_services(tool)]
@@ -70,27 +70,27 @@ def _nft_family(tool: Tool) -> str:
 
 
 def _iptables(tool: Tool, found: Survey) -> None:
-    blind = _blind(tool)
-    if blind:
-        found.unseen.append(f"{blind} of {tool.name}: it is not installed here")
+    unreadable = _unreadable(tool)
+    if unreadable:
+        found.unreadable.append(f"{unreadable} of {tool.name}: it is not installed here")
     if not tool.command:
         return
     try:
         removals = [Removal(table) for table in tool.tables()]
     except NodeError as error:
-        found.unseen.append(str(error))
+        found.unreadable.append(str(error))
         return
     for removal in removals:
         name = f"{tool.name}, table {removal.table.name}"
         if removal:
-            found.left.append(
+            found.removable.append(
                 Leftover(f"{name}: {removal.summary}", partial(_restore, tool, removal))
             )
         if removal.retained:
-            found.kept.append(f"{name}: {removal.retained}")
+            found.retained.append(f"{name}: {removal.retained}")
 
 
-def _blind(tool: Tool) -> str:
+def _unreadable(tool: Tool) -> str:
     """What there is and cannot be read without the tool."""
     if tool.command:
         return ""
@@ -125,11 +125,11 @@ def _ipvs(found: Survey) -> None:
     if ours:
         connections = sum(server.open_connections for server in ours)
         what = f"{len(ours)} virtual servers of IPVS, with {connections} open connections"
-        found.left.append(Leftover(what, partial(ipvs.remove_servers, ours)))
+        found.removable.append(Leftover(what, partial(ipvs.remove_servers, ours)))
     if others and (ours or addresses is not None):
-        found.kept.append(f"virtual servers of IPVS that may be others': {_named(others)}")
+        found.retained.append(f"virtual servers of IPVS that may be others': {_named(others)}")
     if addresses is not None:
-        found.left.append(Leftover(f"device {DEVICE}", partial(ipvs.remove_device, DEVICE)))
+        found.removable.append(Leftover(f"device {DEVICE}", partial(ipvs.remove_device, DEVICE)))
 
 
 def _named(servers: list[virtual_servers.VirtualServer]) -> str:

@@ -21,7 +21,7 @@ RESERVED = sysctl.path("net/ipv4/ip_local_reserved_ports")
 _NETNS = Path("/proc/self/ns/net")
 
 
-class Added(msgspec.Struct):
+class Reservation(msgspec.Struct):
     """What we added to the list of one network namespace."""
 
     netns: int
@@ -43,7 +43,7 @@ def notation(ports: set[int]) -> str:
 
 def reserve(record: Path, first: int, last: int) -> None:
     """Reserves these ports and no others of ours. Raises OSError where that is not allowed."""
-    reserved, before = parse(RESERVED.read_text()), _added(record)
+    reserved, before = parse(RESERVED.read_text()), _reserved_by_us(record)
     others = reserved - before
     added = set(range(first, last + 1)) - others
     if others | added == reserved:
@@ -69,16 +69,16 @@ def try_to_reserve(record: Path, first: int, last: int) -> str | None:
 
 def release(record: Path) -> None:
     """Takes away what we added here, if anything. Raises OSError where that is not allowed."""
-    added = _added(record)
+    added = _reserved_by_us(record)
     if added:
         RESERVED.write_text(notation(parse(RESERVED.read_text()) - added) + "\n")
     record.unlink(missing_ok=True)
 
 
-def _added(record: Path) -> set[int]:
+def _reserved_by_us(record: Path) -> set[int]:
     """Nothing where the file is of another network namespace: there it is not ours."""
     try:
-        added = msgspec.json.decode(record.read_bytes(), type=Added)
+        added = msgspec.json.decode(record.read_bytes(), type=Reservation)
     except (OSError, msgspec.MsgspecError):
         return set()
     return parse(added.ports) if added.netns == _here() else set()
@@ -86,7 +86,7 @@ def _added(record: Path) -> set[int]:
 
 def _remember(record: Path, ports: set[int]) -> None:
     half = record.with_suffix(".half")
-    half.write_bytes(msgspec.json.encode(Added(_here(), notation(ports))))
+    half.write_bytes(msgspec.json.encode(Reservation(_here(), notation(ports))))
     half.replace(record)
 
 

@@ -16,7 +16,7 @@ from ebpflb.errors import NodeError
 from ebpflb.model.addresses import Address
 from ebpflb.model.devices import Device
 from ebpflb.model.events import SourceStatus
-from ebpflb.node.device_watch import DevicesChanged, Follower, current
+from ebpflb.node.device_watch import DevicesChanged, DeviceWatch, list_devices
 
 NAME = f"ebpflb-test-{os.getpid()}-devices"
 LOOPBACK = {ip_address("127.0.0.1"), ip_address("::1")}
@@ -50,7 +50,7 @@ def ip() -> Iterator[Ip]:
 def told(ip: Ip) -> SimpleQueue[DevicesChanged]:
     """What a follower tells."""
     queue: SimpleQueue[DevicesChanged] = SimpleQueue()
-    Follower(queue.put).start()
+    DeviceWatch(queue.put).start()
     return queue
 
 
@@ -66,7 +66,7 @@ def told_at_last(queue: SimpleQueue[DevicesChanged], wanted: set[Address]) -> bo
 
 
 def devices() -> dict[str, Device]:
-    return {device.name: device for device in current().devices}
+    return {device.name: device for device in list_devices().devices}
 
 
 def test_kinds(ip: Ip) -> None:
@@ -104,14 +104,14 @@ def test_current(ip: Ip) -> None:
     ip("address add 192.0.2.1/24 dev d0")
     ip("address add 192.0.2.2/24 dev d0")
     ip("address add 2001:db8::1/64 dev d0 nodad")
-    assert current().addresses == addresses("192.0.2.1", "192.0.2.2", "2001:db8::1")
+    assert list_devices().addresses == addresses("192.0.2.1", "192.0.2.2", "2001:db8::1")
 
 
 def test_peers_are_not_ours(ip: Ip) -> None:
     """On a point-to-point link our own address counts, never the other end's."""
     ip("address add 192.0.2.1 peer 192.0.2.9 dev d0")
     ip("address add 2001:db8::1 peer 2001:db8::9 dev d0 nodad")
-    assert current().addresses == addresses("192.0.2.1", "2001:db8::1")
+    assert list_devices().addresses == addresses("192.0.2.1", "2001:db8::1")
 
 
 def test_first(told: SimpleQueue[DevicesChanged]) -> None:
@@ -159,9 +159,9 @@ def test_goes_on(ip: Ip, monkeypatch: pytest.MonkeyPatch) -> None:
             raise refusals.pop()
         return IPRoute()
 
-    monkeypatch.setattr("ebpflb.node.device_watch.AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("ebpflb.node.device_watch.RELIST_SECONDS", 0.01)
     monkeypatch.setattr("ebpflb.node.device_watch.IPRoute", refused)
-    Follower(told.put).start()
+    DeviceWatch(told.put).start()
     ip("address add 192.0.2.1/24 dev d0")
     refusals += [OSError(errno.EMFILE, "Too many open files"), NetlinkError(errno.ENOBUFS)]
     ip("link set d0 mtu 1400")
@@ -182,12 +182,12 @@ def test_start_refused(ip: Ip, monkeypatch: pytest.MonkeyPatch) -> None:
         "ebpflb.node.device_watch.IPRoute", lambda: os.open("/nowhere", os.O_RDONLY)
     )
     with pytest.raises(NodeError, match="devices cannot be listed: No such file"):
-        Follower(lambda _: None).start()
+        DeviceWatch(lambda _: None).start()
 
 
 def test_ipvs_device(ip: Ip) -> None:
     """The device of kube-proxy's ipvs mode holds cluster IPs: none of them is the node's."""
     ip("link add kube-ipvs0 type bridge")
     ip("address add 10.96.0.10 dev kube-ipvs0")
-    assert current().addresses == addresses()
+    assert list_devices().addresses == addresses()
     assert "kube-ipvs0" not in devices()
