@@ -23,7 +23,7 @@ app.kubernetes.io/name: {{ .Chart.Name }}
 {{ regexReplaceAll "^([^:]+):[0-9]+$|^\\[(.+)]:[0-9]+$" . "${1}${2}" }}
 {{- end }}
 
-{{- /* An HTTP probe of one path at the address of healthz; at the node's own where that is any. */ -}}
+{{- /* An HTTP probe of one path at the address of healthz; at the node's own if that is unspecified. */ -}}
 {{- define "ebpflb.probe" -}}
 {{- $bound := .root.Values.config.healthzBindAddress -}}
 {{- $address := include "ebpflb.address" $bound -}}
@@ -37,8 +37,8 @@ periodSeconds: 10
 timeoutSeconds: 5
 {{- end }}
 
-{{- /* Root, for what it writes on the host is root's; but without root's rights. Of the root's
-values, and whether raw sockets are wanted. */ -}}
+{{- /* Root, because the host's files that it writes belong to root; but with few capabilities.
+Takes the root's values, and whether raw sockets are needed. */ -}}
 {{- define "ebpflb.securityContext" -}}
 runAsUser: 0
 allowPrivilegeEscalation: false
@@ -50,15 +50,15 @@ capabilities:
     - NET_ADMIN # programs at sockets and devices, sysctls of the network
     - PERFMON # the verifier lets programs compute with pointers
     {{- if .Values.rights.lockMemory }}
-    - SYS_RESOURCE # kernels before 5.11: room for the maps
+    - SYS_RESOURCE # before Linux 5.11: raises RLIMIT_MEMLOCK for the maps
     {{- end }}
     {{- if .Values.rights.enterPods }}
     - SYS_ADMIN # setns(2) into pods' network namespaces
     {{- end }}
     {{- if .raw }}
-    - NET_RAW # iptables-legacy asks the kernel over a raw socket
+    - NET_RAW # iptables-legacy uses a raw socket
     {{- end }}
-# The runtimes' profiles forbid bpf(2), or to write below /sys/fs/bpf.
+# The runtimes' profiles forbid bpf(2), or writing below /sys/fs/bpf.
 seccompProfile:
   type: Unconfined
 appArmorProfile:
@@ -72,15 +72,15 @@ seLinuxOptions:
 - name: config
   mountPath: /etc/ebpflb
   readOnly: true
-# Maps and attachments are pinned here: they serve while no agent runs.
+# Maps and links are pinned here: they serve while no agent runs.
 - name: bpffs
   mountPath: /sys/fs/bpf
   mountPropagation: HostToContainer
-# To the root of the host's cgroup v2, below it on hybrid hosts, programs are attached.
+# Programs are attached to the root of cgroup v2, which on hybrid hosts is below this directory.
 - name: cgroup
   mountPath: /sys/fs/cgroup
   readOnly: true
-# A container may not write its own /proc/sys.
+# A container cannot write its own /proc/sys.
 - name: sysctls
   mountPath: /host/proc/sys/net
 - name: run
