@@ -43,11 +43,11 @@ lint-c: $(VENV)/test
 	@mkdir -p build
 	$(CLANG) -c bpf/hooks/socket.c -o build/socket.o
 	$(CLANG) -DHAVE_SET_RETVAL -c bpf/hooks/socket.c -o build/socket-retval.o
-	$(CLANG) -c bpf/hooks/witness.c -o build/witness.o
+	$(CLANG) -c bpf/hooks/netns_cookie.c -o build/netns-cookie.o
 	$(CLANG) -c bpf/hooks/packet.c -o build/packet.o
 	$(CLANG) -DNO_LINK_HEADER -DHAVE_COARSE_CLOCK -c bpf/hooks/packet.c -o build/packet-bare.o
 	$(GCC) -c bpf/hooks/socket.c -o build/native.o
-	$(GCC) -c bpf/hooks/witness.c -o build/witness-native.o
+	$(GCC) -c bpf/hooks/netns_cookie.c -o build/netns-cookie-native.o
 	$(GCC) -c bpf/hooks/packet.c -o build/packet-native.o
 
 format: $(VENV)/test

@@ -13,11 +13,13 @@
 
 #include "layout/address.h"
 #include "layout/service.h"
-#include "layout/memory.h"
+#include "layout/affinity.h"
+#include "layout/socket.h"
 #include "layout/flow.h"
 #include "layout/counters.h"
 #include "layout/node.h"
-#include "layout/passing.h"
+#include "layout/fragment.h"
+#include "layout/scratch.h"
 #include "layout/verdict.h"
 
 #endif

@@ -10,7 +10,7 @@
 
 #include "compat.h"
 #include "layout.h"
-#include "maps/lasting.h"
-#include "maps/renewed.h"
+#include "maps/persistent.h"
+#include "maps/per_version.h"
 
 #endif

@@ -14,11 +14,11 @@
 #include "maps.h"
 #include "net/rewrite.h"
 #include "net/transport.h"
-#include "path/arrive.h"
+#include "path/ingress.h"
 #include "path/fragment.h"
-#include "path/leave.h"
-#include "path/refuse.h"
-#include "path/related.h"
+#include "path/egress.h"
+#include "path/reject_packet.h"
+#include "path/icmp_error.h"
 
 #define GO_ON (-1)	/* TC_ACT_UNSPEC, TCX_NEXT: whoever else is attached has its turn */
 #define DROP 2

@@ -9,7 +9,7 @@
  */
 #include "compat.h"
 #include "maps.h"
-#include "hooks/ask.h"
+#include "hooks/socket_calls.h"
 
 PROGRAM("cgroup/connect4")
 int connect4(struct bpf_sock_addr *ctx)

@@ -3,7 +3,7 @@
 #ifndef EBPFLB_NET_RESET_H
 #define EBPFLB_NET_RESET_H
 
-#include "net/answer.h"
+#include "net/response.h"
 
 struct reset {
 	struct transport head;

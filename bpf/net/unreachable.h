@@ -3,7 +3,7 @@
 #ifndef EBPFLB_NET_UNREACHABLE_H
 #define EBPFLB_NET_UNREACHABLE_H
 
-#include "net/answer.h"
+#include "net/response.h"
 
 #define UNREACHABLE 3
 #define PORT 3

@@ -10,7 +10,7 @@
 
 #define SECOND 1000000000ULL
 
-static __always_inline bool affinity_find(const struct client *client,
+static __always_inline bool affinity_find(const struct affinity_key *client,
 					  const struct service *service, __u16 list,
 					  struct backend *backend)
 {
@@ -26,7 +26,7 @@ static __always_inline bool affinity_find(const struct client *client,
 	return true;
 }
 
-static __always_inline void affinity_remember(const struct client *client, __u32 backend)
+static __always_inline void affinity_remember(const struct affinity_key *client, __u32 backend)
 {
 	struct affinity entry = { .last_used = bpf_ktime_get_ns(), .backend = backend };
 

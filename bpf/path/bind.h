@@ -6,8 +6,8 @@
 #ifndef EBPFLB_PATH_BIND_H
 #define EBPFLB_PATH_BIND_H
 
-#include "path/reject.h"
-#include "path/service.h"
+#include "path/reject_socket.h"
+#include "path/frontend.h"
 #include "path/verdict.h"
 
 static __always_inline bool bind_is_guarded(__u64 netns)

@@ -12,9 +12,9 @@
 
 #define REASSEMBLY 30000000000ULL	/* ns; what Linux waits for the rest (ipfrag_time) */
 
-static __always_inline struct datagram datagram_of(const struct packet *packet)
+static __always_inline struct fragment_key datagram_of(const struct packet *packet)
 {
-	return (struct datagram){ .source = packet->tuple.source,
+	return (struct fragment_key){ .source = packet->tuple.source,
 				  .destination = packet->tuple.destination,
 				  .id = packet->id,
 				  .protocol = packet->tuple.protocol,
@@ -24,8 +24,8 @@ static __always_inline struct datagram datagram_of(const struct packet *packet)
 /* Called of a first fragment, with the tuple that the hook saw. */
 static __always_inline void fragment_learn(const struct packet *packet, bool translated)
 {
-	struct datagram datagram = datagram_of(packet);
-	struct ports ports = { .seen = clock_coarse(),
+	struct fragment_key datagram = datagram_of(packet);
+	struct fragment_ports ports = { .seen = clock_coarse(),
 			       .source_port = packet->tuple.source_port,
 			       .destination_port = packet->tuple.destination_port };
 
@@ -38,8 +38,8 @@ static __always_inline void fragment_learn(const struct packet *packet, bool tra
 /* Completes the tuple of a later fragment, if its first one was translated. */
 static __always_inline bool fragment_follow(struct packet *packet)
 {
-	struct datagram datagram = datagram_of(packet);
-	struct ports *ports = LOOKUP(struct ports, fragments, &datagram);
+	struct fragment_key datagram = datagram_of(packet);
+	struct fragment_ports *ports = LOOKUP(struct fragment_ports, fragments, &datagram);
 
 	if (!ports || clock_coarse() > ports->seen + REASSEMBLY)
 		return false;

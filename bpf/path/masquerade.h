@@ -6,7 +6,7 @@
 #ifndef EBPFLB_PATH_MASQUERADE_H
 #define EBPFLB_PATH_MASQUERADE_H
 
-#include "path/open.h"
+#include "path/flow_open.h"
 
 static __always_inline struct address masquerade_address(__u32 ifindex, bool v6)
 {

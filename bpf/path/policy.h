@@ -5,7 +5,7 @@
 #ifndef EBPFLB_PATH_POLICY_H
 #define EBPFLB_PATH_POLICY_H
 
-#include "path/service.h"
+#include "path/frontend.h"
 
 /* Who asks. Of a socket the address is not known before its packet leaves. */
 struct asker {

@@ -10,7 +10,14 @@ from typing import NamedTuple
 
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.layout import VERDICTS
-from ebpflb.datapath.maps.records import Affinity, Assignment, Client, Origin, Peer, Sender
+from ebpflb.datapath.maps.records import (
+    Affinity,
+    AffinityKey,
+    Assignment,
+    AssignmentKey,
+    Peer,
+    PeerFrontend,
+)
 from ebpflb.diagnose import packets
 from ebpflb.diagnose.content import Content, Row, endpoint, host_port, kind, seconds_since
 from ebpflb.model.services import Protocol
@@ -93,7 +100,7 @@ def _node_addresses(content: Content) -> list[Row]:
 
 def _affinity(content: Content) -> list[Row]:
     backends = content.backends()
-    entries: list[tuple[Client, Affinity]] = list(content.maps["affinity"].items())
+    entries: list[tuple[AffinityKey, Affinity]] = list(content.maps["affinity"].items())
     return [
         {
             "client": f"netns {client.netns}" if client.netns else str(client.address),
@@ -106,7 +113,7 @@ def _affinity(content: Content) -> list[Row]:
 
 
 def _sockets(content: Content) -> list[Row]:
-    entries: list[tuple[Peer, Origin]] = list(content.maps["sockets"].items())
+    entries: list[tuple[Peer, PeerFrontend]] = list(content.maps["sockets"].items())
     return [
         {
             "socket": peer.socket,
@@ -125,7 +132,7 @@ def _service_at(content: Content, frontend: Frontend) -> str:
 
 
 def _assignments(content: Content) -> list[Row]:
-    entries: list[tuple[Sender, Assignment]] = list(content.maps["assignments"].items())
+    entries: list[tuple[AssignmentKey, Assignment]] = list(content.maps["assignments"].items())
     return [
         {
             "socket": sender.socket,
@@ -171,7 +178,7 @@ def _backend_names(content: Content) -> list[Row]:
     return [{"id": number, **name._asdict()} for number, name in names]
 
 
-# Every map but arrivals: what is in there lasts no longer than a packet.
+# Every map but scratch: what is in there lasts no longer than a packet.
 ROWS: dict[str, Callable[[Content], list[Row]]] = {
     "services": _services,
     "slots": _slots,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ebpflb.datapath.maps.layout import address_bytes
-from ebpflb.datapath.maps.records import Datagram, Ports
+from ebpflb.datapath.maps.records import FragmentKey, FragmentPorts
 from ebpflb.datapath.maps.sweep import PROTOCOLS
 from ebpflb.diagnose.content import Content, Row, endpoint, host_port, seconds_since
 from ebpflb.model.addresses import Address
@@ -43,7 +43,7 @@ def _flows(name: str) -> Callable[[Content], list[Row]]:
     return rows
 
 
-def _ends(key: Tuple | Datagram, source: str) -> Row:
+def _ends(key: Tuple | FragmentKey, source: str) -> Row:
     hook, protocol = Hook(key.hook).name.lower(), Protocol(key.protocol).name
     return {"hook": hook, "protocol": protocol, "source": source}
 
@@ -58,7 +58,7 @@ def _rewritten(key: Tuple, flow: Flow) -> str:
 
 
 def _fragments(content: Content) -> list[Row]:
-    entries: list[tuple[Datagram, Ports]] = list(content.maps["fragments"].items())
+    entries: list[tuple[FragmentKey, FragmentPorts]] = list(content.maps["fragments"].items())
     return [
         {
             **_ends(key, str(key.source)),
@@ -162,9 +162,9 @@ def _sweeps(content: Content) -> list[Row]:
     ]
 
 
-def _allowances(content: Content) -> list[Row]:
+def _reject_budgets(content: Content) -> list[Row]:
     """When each CPU's was refilled means nothing in sum."""
-    return [{"left": content.maps["allowances"].get(0)[1]}]
+    return [{"left": content.maps["reject_budgets"].get(0)[1]}]
 
 
 ROWS: dict[str, Callable[[Content], list[Row]]] = {
@@ -177,5 +177,5 @@ ROWS: dict[str, Callable[[Content], list[Row]]] = {
     "settings": _settings,
     "flow_stats": _flow_stats,
     "sweeps": _sweeps,
-    "allowances": _allowances,
+    "reject_budgets": _reject_budgets,
 }

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import Enum, auto
 
 from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.maps.records import Origin, Peer
+from ebpflb.datapath.maps.records import Peer, PeerFrontend
 from ebpflb.model.addresses import family
 from ebpflb.model.services import Protocol
 from ebpflb.plan.desired_service import ANY
@@ -37,7 +37,7 @@ class Serving:
             self._known[frontend] = self._read(frontend)
         return self._known[frontend]
 
-    def fate(self, origin: Origin) -> Fate:
+    def fate(self, origin: PeerFrontend) -> Fate:
         """Of a socket that asked for and was given what ``origin`` says."""
         if origin.frontend.protocol != Protocol.UDP:
             return Fate.SERVED
@@ -51,7 +51,7 @@ class Serving:
         return Fate.SERVED if serves else Fate.STALE
 
     def _read(self, frontend: Frontend) -> tuple[Service, tuple[Backend, ...]] | None:
-        """As bpf/path/service.h: an exact match, or on an address of this node a NodePort."""
+        """As bpf/path/frontend.h: an exact match, or on an address of this node a NodePort."""
         service: Service | None = self.maps["services"].get(frontend)
         if service is None and self._is_here(frontend):
             nodeport = frontend._replace(address=ANY[family(frontend.address)])
@@ -67,7 +67,7 @@ class Serving:
         return tuple(self.maps["slots"].get(base + index) for index in range(size))
 
 
-def stale_sockets(maps: Mapping[str, Map]) -> tuple[dict[Peer, Origin], bool]:
+def stale_sockets(maps: Mapping[str, Map]) -> tuple[dict[Peer, PeerFrontend], bool]:
     """The entries of stale datagram sockets; and whether there are orphaned ones."""
     judge, sockets = _Judge(maps), maps["sockets"]
     stale = {sockets.key.unpack(key): judge.origins[value] for key, value in _pairs(sockets, judge)}
@@ -78,10 +78,10 @@ class _Judge:
     """Many sockets share what they asked for and were given: packed, it is judged once."""
 
     def __init__(self, maps: Mapping[str, Map]) -> None:
-        self._unpack: Callable[[bytes], Origin] = maps["sockets"].value.unpack
+        self._unpack: Callable[[bytes], PeerFrontend] = maps["sockets"].value.unpack
         self._serving = Serving(maps)
         self.fates: dict[bytes, Fate] = {}
-        self.origins: dict[bytes, Origin] = {}
+        self.origins: dict[bytes, PeerFrontend] = {}
 
     def __call__(self, packed: bytes) -> Fate:
         fate = self.fates.get(packed)

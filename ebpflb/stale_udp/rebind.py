@@ -16,7 +16,7 @@ from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.maps.records import Origin
+from ebpflb.datapath.maps.records import PeerFrontend
 from ebpflb.model.addresses import Address
 from ebpflb.plan.entries import Backend
 from ebpflb.plan.flow_entries import Flow, back
@@ -50,7 +50,7 @@ class Rebinding:
         self.members, self.slots = maps["members"], maps["slots"]
         self.bound: set[int] = set()
 
-    def bind(self, stranded: Stranded, origin: Origin, serving: Serving) -> bool | None:
+    def bind(self, stranded: Stranded, origin: PeerFrontend, serving: Serving) -> bool | None:
         """Whether the flow was taken to another backend; None where there is nothing to do."""
         now, flow = time.monotonic_ns(), self.flows.get(stranded.asked)
         if flow and self._serves(flow):

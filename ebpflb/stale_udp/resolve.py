@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.maps.records import Origin, Peer
+from ebpflb.datapath.maps.records import Peer, PeerFrontend
 from ebpflb.model.addresses import Family, family
 from ebpflb.model.services import Protocol
 from ebpflb.node.sock_diag import Connected, SockDiag
@@ -18,7 +18,7 @@ from ebpflb.stale_udp.untranslated import untranslated
 log = logging.getLogger(__name__)
 
 Each = Callable[[Callable[[], SockDiag]], Iterator[tuple[bool, SockDiag]]]
-Sockets = dict[Peer, Origin]
+Sockets = dict[Peer, PeerFrontend]
 Moved = Counter[Family]
 
 

@@ -23,7 +23,7 @@ from operator import attrgetter, or_
 from typing import NamedTuple
 
 from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.maps.records import Origin, Peer
+from ebpflb.datapath.maps.records import Peer, PeerFrontend
 from ebpflb.errors import KernelError
 from ebpflb.model.addresses import Family
 from ebpflb.node import sock_diag
@@ -78,7 +78,7 @@ class Cure:
         self._changed = threading.Condition()
         self._stopped = False
         self._orphaned = True  # there may be sockets whose service nobody serves
-        self._forgone: set[tuple[Peer, Origin]] = set()  # stale, but of no connected socket
+        self._forgone: set[tuple[Peer, PeerFrontend]] = set()  # stale, but of no connected socket
         self._thread = threading.Thread(target=self._run, name="stale", daemon=True)
 
     @property

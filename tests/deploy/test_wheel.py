@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from ebpflb.datapath.maps import layout
 from ebpflb.datapath.programs import compiler
-for source in ("hooks/socket.c", "hooks/packet.c", "hooks/witness.c"):
+for source in ("hooks/socket.c", "hooks/packet.c", "hooks/netns_cookie.c"):
     assert not compiler.compile_source(source, cache=Path(sys.argv[1])).cached
 print(layout.SOURCES)
 """

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.maps.records import Datagram, Ports, Sweep
+from ebpflb.datapath.maps.records import FragmentKey, FragmentPorts, Sweep
 from ebpflb.diagnose import packets
 from ebpflb.diagnose.dump import dump
 from ebpflb.model.addresses import Family
@@ -90,10 +90,12 @@ def remembered(maps: dict[str, Map]) -> None:
     maps["other_flows"].write(
         [(Tuple(CLIENT, POD, 2000, 53, 17, 2), pending), (Tuple(CLIENT, POD, 1, 53, 17, 1), beside)]
     )
-    maps["fragments"].write([(Datagram(CLIENT, FRONTEND, 4711, 17, 1), Ports(now, 5000, 53))])
+    maps["fragments"].write(
+        [(FragmentKey(CLIENT, FRONTEND, 4711, 17, 1), FragmentPorts(now, 5000, 53))]
+    )
     maps["sweeps"].write([(0, Sweep(10, 4, 2)), (1, Sweep(0, 1, 0))])
     count(maps["flow_stats"], 0, 16, 1, 3)
-    count(maps["allowances"], 0, now, 42)
+    count(maps["reject_budgets"], 0, now, 42)
 
 
 def rows(maps: dict[str, Map], name: str) -> list[dict[str, Any]]:
@@ -230,4 +232,4 @@ def test_numbers(maps: dict[str, Map]) -> None:
         {"map": "tcp_flows", "swept": 10, "held": 4, "evicted": 2, "room": 262144},
         {"map": "other_flows", "swept": 0, "held": 1, "evicted": 0, "room": 131072},
     ]
-    assert rows(maps, "allowances") == [{"left": 42}]
+    assert rows(maps, "reject_budgets") == [{"left": 42}]

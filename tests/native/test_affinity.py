@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from ebpflb.datapath.maps.records import Affinity, Client
+from ebpflb.datapath.maps.records import Affinity, AffinityKey
 from ebpflb.plan.entries import Service
 from tests.native.node import HOST, OTHER_POD, POD, SECOND, Node
 from tests.publishing import frontend
@@ -89,7 +89,7 @@ def test_used_meanwhile_on_another_cpu(node: Node) -> None:
     node.publish(1, [SERVICE], cluster=MANY, affinity=60)
     home = goes(node)
     number = node.backend_id(1, home)
-    client = Client(POD, ip_address("::"), 1)
+    client = AffinityKey(POD, ip_address("::"), 1)
     node.kernel.put("affinity", client, Affinity(node.kernel.now + 1, number))
     assert goes(node) == home
     assert node.kernel.get("service_stats", 1).sticky == 1

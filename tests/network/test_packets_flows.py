@@ -109,7 +109,7 @@ def test_agents_end(two: TwoNodes, connections: list[Socket], how: signal.Signal
 
 
 def upgrade(two: TwoNodes, how: signal.Signals = signal.SIGTERM) -> None:
-    """The maps are those of another layout, which agrees about lasting ones; then agents come."""
+    """The maps are those of another layout, which agrees about persistent ones; agents come."""
     for agent in two.agents:
         agent.stop(how)
         state = StateDir(agent.paths.state)

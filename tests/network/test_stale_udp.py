@@ -171,7 +171,7 @@ def test_only_those_translated(cluster: Cluster, published: Published, sockets: 
 
 def test_nothing_is_left(cluster: Cluster, published: Published, client: Socket, vip: str) -> None:
     """What was remembered of an ended socket goes with it, used again or not."""
-    before = remembered(cluster)  # MPTCP sockets are never released (path/socket.h)
+    before = remembered(cluster)  # MPTCP sockets are never released (path/socket_stream.h)
     one, other, _ = cluster.web
     published.change(serve(one))
     meet(client, vip)

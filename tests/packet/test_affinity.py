@@ -3,7 +3,7 @@
 
 from ipaddress import ip_address
 
-from ebpflb.datapath.maps.records import Affinity, Client
+from ebpflb.datapath.maps.records import Affinity, AffinityKey
 from tests.packet.frames import at, destination, opening
 from tests.packet.node import Node
 from tests.packet.places import Places
@@ -48,7 +48,7 @@ def test_shared_by_frontends(node: Node, places: Places, protocol: str) -> None:
     once = met(node, places.client, nodeport, protocol)
     assert met(node, places.client, balancer, protocol) == once
     remembered = {key for key, _ in node.maps["affinity"].items()}
-    assert remembered == {Client(0, ip_address(places.client), 1)}
+    assert remembered == {AffinityKey(0, ip_address(places.client), 1)}
 
 
 def test_backend_gone(node: Node, places: Places, protocol: str) -> None:
@@ -68,7 +68,7 @@ def test_backend_gone(node: Node, places: Places, protocol: str) -> None:
 def test_timeout(node: Node, places: Places) -> None:
     """A record that is older than the time-out counts no more."""
     where = serve(node, places, "nodeport", cluster=backends(places), affinity=1)
-    client = Client(0, ip_address(places.client), 1)
+    client = AffinityKey(0, ip_address(places.client), 1)
     met_by_age = set()
     for port in CLIENTS:
         number = node.backend_id(1, at(places.there, 8080))

@@ -5,7 +5,7 @@ import pytest
 from scapy.layers.inet import defragment, fragment
 from scapy.layers.inet6 import IPv6ExtHdrFragment, defragment6, fragment6
 
-from ebpflb.datapath.maps.records import Ports
+from ebpflb.datapath.maps.records import FragmentPorts
 from ebpflb.plan.entries import NO_PREFIX
 from tests.packet import wire
 from tests.packet.frames import (
@@ -125,7 +125,7 @@ def test_late(node: Node, client: str, where: str) -> None:
     first, second, _ = fragments(client, where)
     node.through(first)
     table = node.maps["fragments"]
-    known = [(key, Ports(1, *ports[1:])) for key, ports in table.items()]
+    known = [(key, FragmentPorts(1, *ports[1:])) for key, ports in table.items()]
     assert known
     table.write(known)
     assert untouched(node, second)

@@ -8,7 +8,7 @@ import pytest
 
 from ebpflb.datapath import kernel
 from ebpflb.datapath.maps.bpf_map import possible_cpus
-from ebpflb.datapath.maps.records import Allowance
+from ebpflb.datapath.maps.records import RejectBudget
 from tests.packet.frames import (
     ICMP,
     TCP,
@@ -176,10 +176,10 @@ def test_endpoints_elsewhere(node: Node, places: Places, protocol: str) -> None:
 
 
 def allow(node: Node, answers: int) -> None:
-    """So many more answers this hour; the allowance is each CPU's own."""
-    allowances = node.maps["allowances"]
-    left = allowances.value.pack(Allowance(time.monotonic_ns() + 3600 * 10**9, answers))
-    kernel.map_update(allowances.fd, allowances.key.pack(0), left * possible_cpus())
+    """So many more answers this hour; the budget is each CPU's own."""
+    budgets = node.maps["reject_budgets"]
+    left = budgets.value.pack(RejectBudget(time.monotonic_ns() + 3600 * 10**9, answers))
+    kernel.map_update(budgets.fd, budgets.key.pack(0), left * possible_cpus())
 
 
 def test_muted(node: Node, places: Places, protocol: str) -> None:
@@ -191,6 +191,6 @@ def test_muted(node: Node, places: Places, protocol: str) -> None:
     assert [node.ingress(request).action for _ in range(3)] == ["redirect"] * 3
     limited = node.ingress(request)
     assert (limited.action, limited.verdicts["reject_limited"]) == ("drop", 1)
-    node.maps["allowances"].zero([0])
+    node.maps["reject_budgets"].zero([0])
     assert node.ingress(request).action == "redirect"
     assert host_of(where) == network(request).dst

@@ -17,7 +17,7 @@ from ebpflb.datapath.datapath import CAPACITY
 from ebpflb.datapath.maps import bpf_map, layout, pins
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.pins import StateDir
-from ebpflb.datapath.maps.records import Affinity, Client, Sweep
+from ebpflb.datapath.maps.records import Affinity, AffinityKey, Sweep
 from ebpflb.datapath.programs import loader
 from ebpflb.datapath.programs.compiler import Compiled
 from ebpflb.model.services import Protocol
@@ -107,7 +107,7 @@ def test_room(metrics: Metrics) -> None:
     found = values(settled(metrics))
     sizes = {dict(labels)["map"]: v for (n, labels), v in found.items() if "max_entries" in n}
     used = {dict(labels)["map"] for (n, labels) in found if n == "ebpflb_map_entries"}
-    fixed = {"settings", "verdicts", "flow_stats", "sweeps", "allowances", "arrivals"}
+    fixed = {"settings", "verdicts", "flow_stats", "sweeps", "reject_budgets", "scratch"}
     by_id = {"service_names", "backend_names", "backend_stats"}  # as service_stats and members
     assert used == sizes.keys() == layout.MAPS.keys() - fixed - by_id
     assert all(size == layout.MAPS[each].entries for each, size in sizes.items())
@@ -161,7 +161,7 @@ def test_flows(world: dict[str, Map], metrics: Metrics) -> None:
     for number in range(3):
         flow = Made(number, masqueraded=True)
         world["tcp_flows"].write(list(flow.plain().items()))
-    world["affinity"].write([(Client(0, ip_address("10.0.0.1"), 1), Affinity(1, 1))])
+    world["affinity"].write([(AffinityKey(0, ip_address("10.0.0.1"), 1), Affinity(1, 1))])
     assert value(metrics, "ebpflb_occupancy_timestamp_seconds") == 0
     settled(metrics)
     assert value(metrics, "ebpflb_flows", protocol="TCP") == 3

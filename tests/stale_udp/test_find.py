@@ -5,7 +5,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from ebpflb.datapath.maps.records import Origin, Peer
+from ebpflb.datapath.maps.records import Peer, PeerFrontend
 from ebpflb.plan.entries import Frontend
 from ebpflb.stale_udp import find
 from ebpflb.stale_udp.find import Fate, Serving
@@ -47,7 +47,7 @@ def test_torn(world: World) -> None:
 def test_many(world: World) -> None:
     """All stale ones are found in a large map, and no stream sockets among them."""
     peers = [Peer(number, HERE, world.port) for number in range(1, 300)]
-    stream = Origin(VIP._replace(protocol=6), OLD, HERE, world.port)
+    stream = PeerFrontend(VIP._replace(protocol=6), OLD, HERE, world.port)
     world.maps["sockets"].write([(peer, world.origin) for peer in peers[::2]])
     world.maps["sockets"].write([(Peer(p.socket, HERE, 0), stream) for p in peers[1::2]])
     found, orphaned = find.stale_sockets(world.maps)

@@ -10,7 +10,7 @@ from ipaddress import ip_address
 
 from ebpflb.datapath import kernel
 from ebpflb.datapath.maps.bpf_map import Counters, Map
-from ebpflb.datapath.maps.records import Origin, Peer
+from ebpflb.datapath.maps.records import Peer, PeerFrontend
 from ebpflb.model.addresses import Family
 from ebpflb.node.sock_diag import SockDiag
 from ebpflb.plan.entries import NOWHERE, Backend, Frontend, Range, Service
@@ -69,8 +69,8 @@ class World:
         return one
 
     @property
-    def origin(self) -> Origin:
-        return Origin(VIP, OLD, HERE, self.port)
+    def origin(self) -> PeerFrontend:
+        return PeerFrontend(VIP, OLD, HERE, self.port)
 
     @property
     def known(self) -> set[int]:

@@ -27,7 +27,7 @@ VARIANTS: dict[str, dict[str, tuple[str, ...]]] = {
         "coarse clock, no link header": (_COARSE, _BARE),
     },
     "hooks/socket.c": {"plain": (), "set_retval": (_RETVAL,)},
-    "hooks/witness.c": {"plain": ()},
+    "hooks/netns_cookie.c": {"plain": ()},
 }
 
 

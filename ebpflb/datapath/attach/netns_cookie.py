@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who are we: the cookie of our network namespace, by which hooks know the node's own sockets.
 
-Where the kernel has no SO_NETNS_COOKIE (5.14), a program answers instead (bpf/hooks/witness.c):
+Where the kernel has no SO_NETNS_COOKIE (5.14), bpf/hooks/netns_cookie.c answers instead:
 it is attached while one getsockname() asks, and only a socket with its mark sees its answer.
 """
 
@@ -20,19 +20,19 @@ from ebpflb.errors import EbpflbError
 log = logging.getLogger(__name__)
 
 SO_NETNS_COOKIE = 71
-SOURCE = "hooks/witness.c"
-MARK = 0x65626C62  # WITNESS in witness.c
+SOURCE = "hooks/netns_cookie.c"
+MARK = 0x65626C62  # COOKIE_MARK in netns_cookie.c
 
 
 def netns_cookie(cache: Path) -> int | None:
-    """The cookie, or None where neither the kernel nor the witness tells."""
+    """The cookie, or None where neither the kernel nor the program tells."""
     told = by_socket()
     if told is not None:
         return told
     try:
-        return testify(cache)
+        return by_program(cache)
     except (EbpflbError, OSError) as error:
-        log.debug("the witness does not tell: %s", error)
+        log.debug("the netns cookie program failed: %s", error)
         return None
 
 
@@ -46,8 +46,8 @@ def by_socket() -> int | None:
     return int.from_bytes(packed, "little")
 
 
-def testify(cache: Path) -> int:
-    """The cookie by the witness. Raises CompileError, VerifierError, KernelError or OSError."""
+def by_program(cache: Path) -> int:
+    """The cookie, by the program. Raises CompileError, VerifierError, KernelError or OSError."""
     with _attached(cache), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         asking.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, MARK)
         address, port = asking.getsockname()
@@ -59,10 +59,10 @@ def testify(cache: Path) -> int:
 def _attached(cache: Path) -> Iterator[None]:
     """The link is not pinned: it ends with us, whatever happens."""
     attach = loader.HOOKS[loader.GETSOCKNAME4]
-    code = compiler.compile_source(SOURCE, cache=cache).programs["witness"]
+    code = compiler.compile_source(SOURCE, cache=cache).programs["netns_cookie"]
     opened = [os.open(cgroup_links.cgroup_root(), os.O_RDONLY | os.O_DIRECTORY)]
     try:
-        opened.append(loader.load_one("witness", attach, code))
+        opened.append(loader.load_one("netns_cookie", attach, code))
         opened.append(kernel.link_create(opened[1], opened[0], attach.point))
         yield
     finally:

@@ -68,7 +68,7 @@ _FLAGS = {
 class MapSpec(NamedTuple):
     """One DEFINE_MAP line: sizes in bytes, the kind and the flags by their kernel names.
 
-    ``lasting``: an upgrade may go on with it.
+    ``persistent``: an upgrade may go on with it.
     """
 
     name: str
@@ -77,7 +77,7 @@ class MapSpec(NamedTuple):
     value: str
     entries: int
     flags: tuple[str, ...]
-    lasting: bool = False
+    persistent: bool = False
 
     @property
     def key_size(self) -> int:
@@ -88,31 +88,31 @@ class MapSpec(NamedTuple):
         return int(ffi.sizeof(self.value))
 
 
-def _map_specs(header: str, *, lasting: bool) -> dict[str, MapSpec]:
+def _map_specs(header: str, *, persistent: bool) -> dict[str, MapSpec]:
     lines = re.findall(r"(?m)^DEFINE_MAP\((.*)\)$", (SOURCES / header).read_text())
     parts = [[part.strip() for part in line.split(",")] for line in lines]
     return {
         name: MapSpec(
-            name, kind, key, value, int(size), tuple(re.findall(r"[A-Z_]+", flags)), lasting
+            name, kind, key, value, int(size), tuple(re.findall(r"[A-Z_]+", flags)), persistent
         )
         for name, kind, key, value, size, flags in parts
     }
 
 
-_LASTING = "maps/lasting.h"
-MAPS = _map_specs(_LASTING, lasting=True) | _map_specs("maps/renewed.h", lasting=False)
+_PERSISTENT = "maps/persistent.h"
+MAPS = _map_specs(_PERSISTENT, persistent=True) | _map_specs("maps/per_version.h", persistent=False)
 
 
 @cache
 def layout_hash(sources: Path = SOURCES) -> str:
-    """Names the layout: a new one never reads an old map, but for lasting ones."""
+    """Names the layout: a new one never reads an old map, but for persistent ones."""
     return _hash(_parts("layout.h", "layout", sources) + _parts("maps.h", "maps", sources))
 
 
 @cache
-def lasting_hash(sources: Path = SOURCES) -> str:
-    """Names what lasting maps hold, and so the ids that run through them."""
-    return _hash((sources / _LASTING).read_text() + _parts(_LASTING, "layout", sources))
+def persistent_hash(sources: Path = SOURCES) -> str:
+    """Names what persistent maps hold, and so the ids that run through them."""
+    return _hash((sources / _PERSISTENT).read_text() + _parts(_PERSISTENT, "layout", sources))
 
 
 def _hash(text: str) -> str:

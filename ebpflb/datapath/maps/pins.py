@@ -2,7 +2,7 @@
 """The state directory in a bpffs: what stays when no agent runs.
 
     <state-dir>/<layout hash>/<map>     maps; a new layout never reads an old map
-    <state-dir>/<lasting hash>/<map>    those that an upgrade goes on with (maps/lasting.h)
+    <state-dir>/<persistent hash>/<map>    those that an upgrade goes on with (maps/persistent.h)
     <state-dir>/links/<program>         attachments, replaced in place across layouts
     <state-dir>/devices/<ifindex>-...   those at devices: tcx.py and clsact.py
 
@@ -60,7 +60,7 @@ class StateDir:
     def __init__(self, directory: Path = DEFAULT) -> None:
         self.directory = directory
         self.maps_directory = directory / layout.layout_hash()
-        self.lasting_directory = directory / layout.lasting_hash()
+        self.persistent_directory = directory / layout.persistent_hash()
         self.links_directory = directory / "links"
         self.devices_directory = directory / "devices"
 
@@ -107,11 +107,11 @@ class StateDir:
             remove_tree(directory)
 
     def _own(self) -> tuple[Path, ...]:
-        maps = self.maps_directory, self.lasting_directory
+        maps = self.maps_directory, self.persistent_directory
         return *maps, self.links_directory, self.devices_directory
 
     def _pin(self, spec: MapSpec) -> Path:
-        return (self.lasting_directory if spec.lasting else self.maps_directory) / spec.name
+        return (self.persistent_directory if spec.persistent else self.maps_directory) / spec.name
 
     def _adopt_or_make(self, spec: MapSpec) -> int:
         path = str(self._pin(spec))

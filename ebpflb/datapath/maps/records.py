@@ -15,7 +15,7 @@ from ebpflb.plan import entries
 from ebpflb.plan.flow_entries import Flow, Tuple
 
 
-class Client(NamedTuple):
+class AffinityKey(NamedTuple):
     netns: int
     address: Address
     service: int
@@ -32,14 +32,14 @@ class Peer(NamedTuple):
     port: int
 
 
-class Origin(NamedTuple):
+class PeerFrontend(NamedTuple):
     frontend: entries.Frontend
     backend: int
     address: Address
     port: int
 
 
-class Sender(NamedTuple):
+class AssignmentKey(NamedTuple):
     socket: int
     frontend: entries.Frontend
 
@@ -49,10 +49,10 @@ class Assignment(NamedTuple):
     backend: int
     address: Address
     port: int
-    older: entries.Frontend
+    next: entries.Frontend
 
 
-class Arrival(NamedTuple):
+class Scratch(NamedTuple):
     flow: Flow
     back: Tuple
     other: Tuple
@@ -60,7 +60,7 @@ class Arrival(NamedTuple):
     backend: entries.Backend
 
 
-class Datagram(NamedTuple):
+class FragmentKey(NamedTuple):
     source: Address
     destination: Address
     id: int
@@ -68,7 +68,7 @@ class Datagram(NamedTuple):
     hook: int
 
 
-class Ports(NamedTuple):
+class FragmentPorts(NamedTuple):
     seen: int
     source_port: int
     destination_port: int
@@ -86,7 +86,7 @@ class FlowCounters(NamedTuple):
     refused: int
 
 
-class Allowance(NamedTuple):
+class RejectBudget(NamedTuple):
     refilled: int
     left: int
 
@@ -125,24 +125,24 @@ RECORDS: dict[str, Record[Any]] = {
     "struct frontend": FRONTEND,
     "struct service": SERVICE,
     "struct backend": BACKEND,
-    "struct client": Record("struct client", Client),
+    "struct affinity_key": Record("struct affinity_key", AffinityKey),
     "struct affinity": Record("struct affinity", Affinity),
     "struct peer": Record("struct peer", Peer),
-    "struct origin": Record("struct origin", Origin, {"frontend": FRONTEND}),
-    "struct sender": Record("struct sender", Sender, {"frontend": FRONTEND}),
-    "struct assignment": Record("struct assignment", Assignment, {"older": FRONTEND}),
+    "struct peer_frontend": Record("struct peer_frontend", PeerFrontend, {"frontend": FRONTEND}),
+    "struct assignment_key": Record("struct assignment_key", AssignmentKey, {"frontend": FRONTEND}),
+    "struct assignment": Record("struct assignment", Assignment, {"next": FRONTEND}),
     "struct tuple": _TUPLE,
     "struct flow": _FLOW,
-    "struct arrival": Record(
-        "struct arrival",
-        Arrival,
+    "struct scratch": Record(
+        "struct scratch",
+        Scratch,
         {"flow": _FLOW, "back": _TUPLE, "other": _TUPLE, "service": SERVICE, "backend": BACKEND},
     ),
-    "struct datagram": Record("struct datagram", Datagram),
-    "struct ports": Record("struct ports", Ports),
+    "struct fragment_key": Record("struct fragment_key", FragmentKey),
+    "struct fragment_ports": Record("struct fragment_ports", FragmentPorts),
     "struct flow_counters": Record("struct flow_counters", FlowCounters),
     "struct sweep": Record("struct sweep", Sweep),
-    "struct allowance": Record("struct allowance", Allowance),
+    "struct reject_budget": Record("struct reject_budget", RejectBudget),
     "struct source_range": Record("struct source_range", entries.SourceRange),
     "struct service_range": Record("struct service_range", entries.ServiceRange),
     "struct device": Record("struct device", entries.Device),

@@ -44,7 +44,7 @@ SECTIONS = {
     "cgroup/getpeername6": Attach(_SOCK_ADDR, 30),
     "cgroup/sock_release": Attach(_SOCK, 34),
 }
-GETSOCKNAME4 = "cgroup/getsockname4"  # asked for a moment only: witness.py
+GETSOCKNAME4 = "cgroup/getsockname4"  # asked for a moment only: netns_cookie.py
 PACKET_SECTIONS = {"tc/ingress": Attach(SCHED_CLS, 0), "tc/egress": Attach(SCHED_CLS, 0)}
 HOOKS = {**SECTIONS, **PACKET_SECTIONS, GETSOCKNAME4: Attach(_SOCK_ADDR, 31)}
 

@@ -79,9 +79,9 @@ def test_bytes() -> None:
     frontend = Frontend(IPv4Address("10.1.2.3"), 80, 6)
     packed = mapped + bytes([10, 1, 2, 3, 0, 80, 6, 0])
     assert records.FRONTEND.pack(frontend) == packed
-    sender = records.Sender(0x0102030405060708, frontend)
+    sender = records.AssignmentKey(0x0102030405060708, frontend)
     expected = bytes([8, 7, 6, 5, 4, 3, 2, 1]) + packed + bytes(4)
-    assert records.RECORDS["struct sender"].pack(sender) == expected
+    assert records.RECORDS["struct assignment_key"].pack(sender) == expected
 
 
 def test_padding_is_ignored() -> None:
@@ -213,16 +213,16 @@ def sources(tmp_path: Path) -> Path:
 
 
 LAYOUTS = sorted(path.name for path in layout.SOURCES.glob("layout/*.h"))
-LASTING = {"address.h", "counters.h", "flow.h", "memory.h", "service.h"}
+PERSISTENT = {"address.h", "counters.h", "flow.h", "affinity.h", "socket.h", "service.h"}
 
 
-@pytest.mark.parametrize("name", [*(f"layout/{name}" for name in LAYOUTS), "maps/lasting.h"])
+@pytest.mark.parametrize("name", [*(f"layout/{name}" for name in LAYOUTS), "maps/persistent.h"])
 def test_changed_letter(sources: Path, name: str) -> None:
-    """Any letter makes another layout; those that lasting maps depend on make them others too."""
+    """Any letter makes another layout; what persistent maps depend on, other ones too."""
     (sources / name).write_text((sources / name).read_text() + " ")
     assert layout.layout_hash(sources) != layout.layout_hash()
-    lasts = layout.lasting_hash(sources) == layout.lasting_hash()
-    assert lasts == (name.startswith("layout/") and Path(name).name not in LASTING)
+    lasts = layout.persistent_hash(sources) == layout.persistent_hash()
+    assert lasts == (name.startswith("layout/") and Path(name).name not in PERSISTENT)
 
 
 def within(ctype: Any) -> Iterator[str]:
@@ -233,10 +233,10 @@ def within(ctype: Any) -> Iterator[str]:
             yield from within(field.type)
 
 
-def test_lasting_maps_depend_on_nothing_else() -> None:
+def test_persistent_maps_depend_on_nothing_else() -> None:
     """Whatever they hold is declared where a change is noticed, and so is what flags mean."""
-    texts = [(layout.SOURCES / "layout" / name).read_text() for name in LASTING]
-    types = {t for spec in layout.MAPS.values() if spec.lasting for t in (spec.key, spec.value)}
+    texts = [(layout.SOURCES / "layout" / name).read_text() for name in PERSISTENT]
+    types = {t for spec in layout.MAPS.values() if spec.persistent for t in (spec.key, spec.value)}
     for struct in {name for each in types for name in within(layout.ffi.typeof(each))}:
         (text,) = (text for text in texts if f"\n{struct} {{" in text)
         words = FLAGS.get(struct)

@@ -10,7 +10,7 @@ import pytest
 from ebpflb.datapath.maps import layout, occupancy
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.occupancy import COUNTED_MAPS, Occupancy
-from ebpflb.datapath.maps.records import Affinity, Client
+from ebpflb.datapath.maps.records import Affinity, AffinityKey
 from ebpflb.datapath.maps.sweep import PROTOCOLS
 from ebpflb.errors import KernelError
 from ebpflb.model.services import Protocol
@@ -51,7 +51,7 @@ def test_every_lru_map_is_counted() -> None:
 
 def test_entries(world: dict[str, Map], clock: Any) -> None:
     """Entries are counted map by map, more than one slice of them."""
-    clients = [Client(0, ip_address("10.0.0.0") + number, 1) for number in range(1500)]
+    clients = [AffinityKey(0, ip_address("10.0.0.0") + number, 1) for number in range(1500)]
     world["affinity"].write([(client, Affinity(1, 1)) for client in clients])
     assert counted(Occupancy(world)).entries == dict.fromkeys(COUNTED_MAPS, 0) | {"affinity": 1500}
 
@@ -76,7 +76,7 @@ def test_once_a_minute_and_only_if_asked(world: dict[str, Map], clock: Any) -> N
     counter.wait()
     first = counter.latest()
     assert first.entries
-    world["affinity"].write([(Client(0, ip_address("10.0.0.1"), 1), Affinity(1, 1))])
+    world["affinity"].write([(AffinityKey(0, ip_address("10.0.0.1"), 1), Affinity(1, 1))])
     clock(occupancy.INTERVAL - 1)
     assert counted(counter) == first
     clock(occupancy.INTERVAL)

@@ -54,24 +54,24 @@ def pin_other(path: Path, fd: int) -> None:
 def test_made_and_pinned(home: StateDir, opening: Open) -> None:
     """Every map is made, and pinned under its name below its layout's hash."""
     opened = opening(layout.MAPS)
-    for lasting, found in ((False, layout.layout_hash()), (True, layout.lasting_hash())):
+    for persistent, found in ((False, layout.layout_hash()), (True, layout.persistent_hash())):
         pins = {path.name for path in (home.directory / found).iterdir()}
-        assert pins == {name for name, spec in layout.MAPS.items() if spec.lasting == lasting}
+        assert pins == {name for name, spec in layout.MAPS.items() if spec.persistent == persistent}
     assert set(opened) == set(layout.MAPS)
 
 
 def test_upgrade(home: StateDir, opening: Open) -> None:
-    """Another layout's lasting maps are gone on with, if it agrees about them; no others are."""
+    """Another layout's persistent maps are gone on with, if it agrees about them; no others are."""
     specs = {name: SPEC._replace(name=name) for name in ("small", "other")}
-    specs["lasting"] = SPEC._replace(name="lasting", lasting=True)
+    specs["persistent"] = SPEC._replace(name="persistent", persistent=True)
     former = {name: map_id(opened) for name, opened in opening(specs).items()}
     home.maps_directory.rename(home.directory / "0123456789ab")
     home.prepare()
     found = {name: map_id(opened) for name, opened in opening(specs).items()}
-    assert found["lasting"] == former["lasting"]
+    assert found["persistent"] == former["persistent"]
     assert not {found["small"], found["other"]} & set(former.values())
     home.forget_old_layouts()
-    assert home.lasting_directory.is_dir()
+    assert home.persistent_directory.is_dir()
     assert not (home.directory / "0123456789ab").exists()
 
 
@@ -156,7 +156,7 @@ def test_forget_old_layouts(home: StateDir, opening: Open) -> None:
     pin_other(home.directory / "0123456789ab" / "services", pins.make_map(SPEC))
     assert [path.name for path in home.old_layouts()] == ["0123456789ab"]
     home.forget_old_layouts()
-    kept = {home.maps_directory, home.lasting_directory}
+    kept = {home.maps_directory, home.persistent_directory}
     kept |= {home.links_directory, home.devices_directory}
     assert set(home.directory.iterdir()) == kept
     assert [path.name for path in home.links()] == ["connect4"]

@@ -60,7 +60,7 @@ def test_variants_differ(cache: Path) -> None:
     ("file", "old", "new", "complaint"),
     [
         (
-            "path/service.h",
+            "path/frontend.h",
             "enum found found = ABSENT;",
             "enum found found = nil;",
             "'nil'",

@@ -7,7 +7,7 @@ import pytest
 
 from ebpflb.datapath.programs import compiler
 
-SOURCE = "hooks/witness.c"
+SOURCE = "hooks/netns_cookie.c"
 
 
 @pytest.mark.timeout(300)

@@ -4,8 +4,8 @@
  * go on, and what is quoted is what its sender knows of it. So when the error is translated, the
  * quoted packet must be as well.
  */
-#ifndef EBPFLB_NET_ERROR_H
-#define EBPFLB_NET_ERROR_H
+#ifndef EBPFLB_NET_ICMP_ERROR_H
+#define EBPFLB_NET_ICMP_ERROR_H
 
 #include "net/rewrite.h"
 

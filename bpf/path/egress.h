@@ -4,10 +4,10 @@
  * sources are rewritten. What the node itself sends to a frontend has been translated at its
  * socket; what was not, because it may not be, ends here. So does what was led astray to us.
  */
-#ifndef EBPFLB_PATH_LEAVE_H
-#define EBPFLB_PATH_LEAVE_H
+#ifndef EBPFLB_PATH_EGRESS_H
+#define EBPFLB_PATH_EGRESS_H
 
-#include "path/beside.h"
+#include "path/direct.h"
 #include "path/masquerade.h"
 
 static __always_inline enum verdict leave_for(const struct packet *packet,

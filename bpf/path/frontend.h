@@ -6,8 +6,8 @@
  * asked (kube-proxy.md 4). Loopback serves NodePorts in the node's own namespace alone: a pod's
  * loopback is not the node's.
  */
-#ifndef EBPFLB_PATH_SERVICE_H
-#define EBPFLB_PATH_SERVICE_H
+#ifndef EBPFLB_PATH_FRONTEND_H
+#define EBPFLB_PATH_FRONTEND_H
 
 #include "maps.h"
 #include "net/address.h"
@@ -21,7 +21,7 @@ static __always_inline struct settings *settings_read(void)
 
 #define NO_NETNS 0	/* a packet's: no socket asks */
 
-/* Before 5.14 the agent hears its cookie from hooks/witness.c; 0 means the initial namespace. */
+/* Before 5.14 the agent hears its cookie from hooks/netns_cookie.c; 0 means the initial namespace. */
 static __always_inline bool netns_is_host(__u64 netns)
 {
 	struct settings *settings = settings_read();

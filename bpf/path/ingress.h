@@ -6,27 +6,27 @@
  * What belongs to no flow and opens none is left alone: it may be of a connection that was there
  * before us, which conntrack knows.
  */
-#ifndef EBPFLB_PATH_ARRIVE_H
-#define EBPFLB_PATH_ARRIVE_H
+#ifndef EBPFLB_PATH_INGRESS_H
+#define EBPFLB_PATH_INGRESS_H
 
-#include "path/asker.h"
-#include "path/beside.h"
-#include "path/choose.h"
-#include "path/close.h"
+#include "path/client.h"
+#include "path/direct.h"
+#include "path/select.h"
+#include "path/flow_close.h"
 
-static __always_inline struct arrival *arrival_here(void)
+static __always_inline struct scratch *arrival_here(void)
 {
 	__u32 only = 0;
 
-	return LOOKUP(struct arrival, arrivals, &only);
+	return LOOKUP(struct scratch, scratch, &only);
 }
 
 static __always_inline enum verdict arrive_at(const struct packet *packet,
 					      const struct asker *asker,
-					      struct arrival *arrival)
+					      struct scratch *arrival)
 {
 	const struct service *service = &arrival->service;
-	struct client client = { .address = asker->address, .service = service->id };
+	struct affinity_key client = { .address = asker->address, .service = service->id };
 	bool confined = policy_confines(service, asker->pod);
 	__u32 draw = tuple_draw(&packet->tuple);
 
@@ -38,7 +38,7 @@ static __always_inline enum verdict arrive_at(const struct packet *packet,
 static __always_inline enum verdict arrive_once(struct __sk_buff *ctx,
 						const struct packet *packet,
 						const struct settings *settings,
-						struct asker *asker, struct arrival *arrival)
+						struct asker *asker, struct scratch *arrival)
 {
 	struct frontend to = frontend_asked(&packet->tuple);
 	enum found found = service_find(&to, NO_NETNS, &arrival->service);
@@ -55,7 +55,7 @@ static __always_inline enum verdict arrive_once(struct __sk_buff *ctx,
 static __always_inline enum verdict arrive_choose(struct __sk_buff *ctx,
 						  const struct packet *packet,
 						  const struct settings *settings,
-						  struct asker *asker, struct arrival *arrival)
+						  struct asker *asker, struct scratch *arrival)
 {
 	enum verdict verdict = arrive_once(ctx, packet, settings, asker, arrival);
 
@@ -81,7 +81,7 @@ static __always_inline enum verdict arrive_open(struct __sk_buff *ctx,
 						const struct packet *packet,
 						const struct settings *settings,
 						const struct asker *asker,
-						struct arrival *arrival, struct tuple *to)
+						struct scratch *arrival, struct tuple *to)
 {
 	const struct backend *backend = &arrival->backend;
 	bool masquerade = asker_is_hidden(ctx, packet, settings, asker, arrival);
@@ -100,7 +100,7 @@ static __always_inline enum verdict arrive_anew(struct __sk_buff *ctx,
 						const struct packet *packet, struct tuple *to)
 {
 	struct settings *settings = settings_read();
-	struct arrival *arrival = arrival_here();
+	struct scratch *arrival = arrival_here();
 	struct asker asker = { .address = packet->tuple.source };
 	enum verdict verdict;
 

@@ -6,8 +6,8 @@
  * (EINVAL) and go to tcpmux, which nobody serves; there an unconnected socket sees no error, as
  * with kube-proxy's REJECT.
  */
-#ifndef EBPFLB_PATH_REJECT_H
-#define EBPFLB_PATH_REJECT_H
+#ifndef EBPFLB_PATH_REJECT_SOCKET_H
+#define EBPFLB_PATH_REJECT_SOCKET_H
 
 #include "compat.h"
 #include "layout.h"

@@ -3,8 +3,8 @@
  * How a packet is told no: as a socket with no listener would, a thousand times a second and
  * CPU; beyond that it is dropped, so that nobody can make us a source of floods.
  */
-#ifndef EBPFLB_PATH_REFUSE_H
-#define EBPFLB_PATH_REFUSE_H
+#ifndef EBPFLB_PATH_REJECT_PACKET_H
+#define EBPFLB_PATH_REJECT_PACKET_H
 
 #include "net/reset.h"
 #include "net/unreachable.h"
@@ -17,7 +17,7 @@
 static __always_inline bool answer_allowed(void)
 {
 	__u32 only = 0;
-	struct allowance *allowance = LOOKUP(struct allowance, allowances, &only);
+	struct reject_budget *allowance = LOOKUP(struct reject_budget, reject_budgets, &only);
 	__u64 now = clock_coarse();
 
 	if (!allowance)

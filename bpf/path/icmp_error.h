@@ -3,11 +3,11 @@
  * An ICMP error about a translated packet. The quoted packet went the other way, so the entry of
  * the answer to it says what to do: at both hooks the error is translated as an answer would be.
  */
-#ifndef EBPFLB_PATH_RELATED_H
-#define EBPFLB_PATH_RELATED_H
+#ifndef EBPFLB_PATH_ICMP_ERROR_H
+#define EBPFLB_PATH_ICMP_ERROR_H
 
-#include "net/error.h"
-#include "path/beside.h"
+#include "net/icmp_error.h"
+#include "path/direct.h"
 #include "path/verdict.h"
 
 static __always_inline enum verdict related(struct __sk_buff *ctx, const struct packet *packet)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /* What can be known of who sent a packet, at the device where it came in, and if he is to be seen. */
-#ifndef EBPFLB_PATH_ASKER_H
-#define EBPFLB_PATH_ASKER_H
+#ifndef EBPFLB_PATH_CLIENT_H
+#define EBPFLB_PATH_CLIENT_H
 
 #include "net/packet.h"
 #include "path/policy.h"
@@ -54,7 +54,7 @@ static __always_inline bool asker_is_symmetric(struct __sk_buff *ctx, const stru
 static __always_inline bool asker_is_hidden(struct __sk_buff *ctx, const struct packet *packet,
 					    const struct settings *settings,
 					    const struct asker *asker,
-					    const struct arrival *arrival)
+					    const struct scratch *arrival)
 {
 	const struct service *service = &arrival->service;
 

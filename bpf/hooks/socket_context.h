@@ -3,12 +3,12 @@
  * What a socket hook's context says, in our words, and back. Ports in the context are 32 bits
  * wide and hold network order in the low half.
  */
-#ifndef EBPFLB_HOOKS_DECODE_H
-#define EBPFLB_HOOKS_DECODE_H
+#ifndef EBPFLB_HOOKS_SOCKET_CONTEXT_H
+#define EBPFLB_HOOKS_SOCKET_CONTEXT_H
 
 #include "compat.h"
 #include "layout.h"
-#include "path/serve.h"
+#include "path/socket.h"
 
 #define STREAM 1
 #define DATAGRAM 2

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /* The maps that every version begins anew: this node, and what is gone in a moment anyway. */
-#ifndef EBPFLB_MAPS_RENEWED_H
-#define EBPFLB_MAPS_RENEWED_H
+#ifndef EBPFLB_MAPS_PER_VERSION_H
+#define EBPFLB_MAPS_PER_VERSION_H
 
 /* One element. */
 DEFINE_MAP(settings, ARRAY, __u32, struct settings, 1, RDONLY_PROG)
@@ -16,13 +16,13 @@ DEFINE_MAP(devices, HASH, __u32, struct device, 16384, RDONLY_PROG | NO_PREALLOC
 DEFINE_MAP(service_ranges, LPM_TRIE, struct service_range, __u32, 64, RDONLY_PROG | NO_PREALLOC)
 
 /* The ports of datagrams that come in fragments. */
-DEFINE_MAP(fragments, LRU_HASH, struct datagram, struct ports, 8192, NONE)
+DEFINE_MAP(fragments, LRU_HASH, struct fragment_key, struct fragment_ports, 8192, NONE)
 
 /* Counters, by enum verdict. */
 DEFINE_MAP(verdicts, PERCPU_ARRAY, __u32, __u64, 18, NONE)
 
 /* One element each. */
-DEFINE_MAP(allowances, PERCPU_ARRAY, __u32, struct allowance, 1, NONE)
-DEFINE_MAP(arrivals, PERCPU_ARRAY, __u32, struct arrival, 1, NONE)
+DEFINE_MAP(reject_budgets, PERCPU_ARRAY, __u32, struct reject_budget, 1, NONE)
+DEFINE_MAP(scratch, PERCPU_ARRAY, __u32, struct scratch, 1, NONE)
 
 #endif

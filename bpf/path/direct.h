@@ -4,11 +4,11 @@
  * to the same endpoint, by a frontend and from the same port. It gets another port there. (Of UDP
  * every packet would have to be looked at; there the answers go to the flow by the frontend.)
  */
-#ifndef EBPFLB_PATH_BESIDE_H
-#define EBPFLB_PATH_BESIDE_H
+#ifndef EBPFLB_PATH_DIRECT_H
+#define EBPFLB_PATH_DIRECT_H
 
 #include "path/follow.h"
-#include "path/open.h"
+#include "path/flow_open.h"
 
 /*
  * Between a bridge and its port, packets of the one connection look like those of the other. So
@@ -21,7 +21,7 @@ static __always_inline bool beside_elsewhere(const struct flow *flow, __u32 ifin
 
 static __always_inline enum verdict arrive_beside(const struct packet *packet,
 						  const struct settings *settings, __u32 ifindex,
-						  struct arrival *arrival, struct tuple *to)
+						  struct scratch *arrival, struct tuple *to)
 {
 	struct flow *flow;
 

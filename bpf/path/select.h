@@ -3,14 +3,14 @@
  * The decision, the same for sockets and packets: the list that the policy allows, the backend
  * that affinity remembers, or else the one that is drawn.
  */
-#ifndef EBPFLB_PATH_CHOOSE_H
-#define EBPFLB_PATH_CHOOSE_H
+#ifndef EBPFLB_PATH_SELECT_H
+#define EBPFLB_PATH_SELECT_H
 
 #include "path/affinity.h"
-#include "path/service.h"
+#include "path/frontend.h"
 #include "path/verdict.h"
 
-static __always_inline enum verdict choose_sticky(const struct client *client,
+static __always_inline enum verdict choose_sticky(const struct affinity_key *client,
 						  const struct service *service,
 						  const struct range *range, __u16 list,
 						  __u32 draw, struct backend *backend)
@@ -26,7 +26,7 @@ static __always_inline enum verdict choose_sticky(const struct client *client,
 	return VERDICT_TRANSLATED;
 }
 
-static __always_inline enum verdict choose_backend(const struct client *client,
+static __always_inline enum verdict choose_backend(const struct affinity_key *client,
 						   const struct service *service, bool confined,
 						   __u32 draw, struct backend *backend)
 {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The witness tells a process its network namespace, as the kernel does where it can."""
+"""The netns cookie program tells a process its network namespace, as newer kernels do."""
 
 import os
 import socket
@@ -19,7 +19,7 @@ ASK = """
 import sys
 from pathlib import Path
 from ebpflb.datapath.attach import netns_cookie
-print(netns_cookie.testify(Path(sys.argv[1])), netns_cookie.by_socket())
+print(netns_cookie.by_program(Path(sys.argv[1])), netns_cookie.by_socket())
 """
 
 
@@ -44,21 +44,21 @@ def elsewhere(cache: Path) -> list[str]:
 
 def test_agrees(cache: Path) -> None:
     """It says what the kernel says, where the kernel says anything."""
-    assert netns_cookie.testify(cache) == netns_cookie.netns_cookie(cache)
+    assert netns_cookie.by_program(cache) == netns_cookie.netns_cookie(cache)
 
 
 def test_namespaces_differ(cache: Path) -> None:
     """Each namespace has its own, and keeps it."""
     told, known = elsewhere(cache)
-    assert int(told) not in (0, netns_cookie.testify(cache))
+    assert int(told) not in (0, netns_cookie.by_program(cache))
     assert known in (told, "None")
-    assert netns_cookie.testify(cache) == netns_cookie.testify(cache)
+    assert netns_cookie.by_program(cache) == netns_cookie.by_program(cache)
 
 
 def test_goes(cache: Path) -> None:
     """When it has told, nothing is attached and no descriptor is left."""
     before = attached(), os.listdir("/proc/self/fd")
-    netns_cookie.testify(cache)
+    netns_cookie.by_program(cache)
     assert (attached(), os.listdir("/proc/self/fd")) == before
 
 

@@ -3,8 +3,8 @@
  * What every answer that a packet is turned into has in common: addresses on the other sides, and
  * checksums of its own.
  */
-#ifndef EBPFLB_NET_ANSWER_H
-#define EBPFLB_NET_ANSWER_H
+#ifndef EBPFLB_NET_RESPONSE_H
+#define EBPFLB_NET_RESPONSE_H
 
 #include "net/packet.h"
 

@@ -4,12 +4,13 @@
  * upgrade goes on with all of them, as long as neither this file nor what it includes has changed
  * by a letter: then the ids and flags in each mean the same to both versions. Else with none.
  */
-#ifndef EBPFLB_MAPS_LASTING_H
-#define EBPFLB_MAPS_LASTING_H
+#ifndef EBPFLB_MAPS_PERSISTENT_H
+#define EBPFLB_MAPS_PERSISTENT_H
 
 #include "layout/address.h"
 #include "layout/service.h"
-#include "layout/memory.h"
+#include "layout/affinity.h"
+#include "layout/socket.h"
 #include "layout/flow.h"
 #include "layout/counters.h"
 
@@ -33,13 +34,13 @@ DEFINE_MAP(service_names, HASH, __u32, struct service_name, 65536, NO_PREALLOC)
 DEFINE_MAP(backend_names, HASH, __u32, struct backend_name, 131072, NO_PREALLOC)
 
 /* Which backend a client last used, for services with session affinity. */
-DEFINE_MAP(affinity, LRU_HASH, struct client, struct affinity, 65536, NONE)
+DEFINE_MAP(affinity, LRU_HASH, struct affinity_key, struct affinity, 65536, NONE)
 
 /* The frontend that a socket's real peer stands for: what recvmsg and getpeername show. */
-DEFINE_MAP(sockets, LRU_HASH, struct peer, struct origin, 131072, NONE)
+DEFINE_MAP(sockets, LRU_HASH, struct peer, struct peer_frontend, 131072, NONE)
 
 /* The backend that a datagram socket keeps for a frontend. */
-DEFINE_MAP(assignments, LRU_HASH, struct sender, struct assignment, 65536, NONE)
+DEFINE_MAP(assignments, LRU_HASH, struct assignment_key, struct assignment, 65536, NONE)
 
 /* Flows through the packet path; apart, so that a flood of datagrams evicts no connection. */
 DEFINE_MAP(tcp_flows, LRU_HASH, struct tuple, struct flow, 262144, NONE)

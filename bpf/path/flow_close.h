@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /* A flow gives way to a newer one of the same tuple: all its entries go, the answers' first. */
-#ifndef EBPFLB_PATH_CLOSE_H
-#define EBPFLB_PATH_CLOSE_H
+#ifndef EBPFLB_PATH_FLOW_CLOSE_H
+#define EBPFLB_PATH_FLOW_CLOSE_H
 
 #include "path/flow.h"
 

@@ -6,15 +6,15 @@
  * A socket's assignments form a chain from a head without frontend, so that its release takes
  * all of them away, up to CHAIN; LRU takes what a socket with more frontends leaves.
  */
-#ifndef EBPFLB_PATH_DATAGRAM_H
-#define EBPFLB_PATH_DATAGRAM_H
+#ifndef EBPFLB_PATH_SOCKET_DATAGRAM_H
+#define EBPFLB_PATH_SOCKET_DATAGRAM_H
 
 #include "path/backend.h"
-#include "path/socket.h"
+#include "path/socket_stream.h"
 
 #define CHAIN 16
 
-static __always_inline bool assignment_find(const struct sender *sender, __u32 service,
+static __always_inline bool assignment_find(const struct assignment_key *sender, __u32 service,
 					    struct backend *backend)
 {
 	struct assignment *found = LOOKUP(struct assignment, assignments, sender);
@@ -23,32 +23,32 @@ static __always_inline bool assignment_find(const struct sender *sender, __u32 s
 }
 
 /* The peer stays where it stands for another frontend of the socket by now. */
-static __always_inline void assignment_end(const struct sender *sender,
+static __always_inline void assignment_end(const struct assignment_key *sender,
 					   const struct assignment *assignment)
 {
 	struct peer peer = { .socket = sender->socket,
 			     .address = assignment->address,
 			     .port = assignment->port };
-	struct origin *origin = LOOKUP(struct origin, sockets, &peer);
+	struct peer_frontend *origin = LOOKUP(struct peer_frontend, sockets, &peer);
 
 	if (origin && frontend_equal(&origin->frontend, &sender->frontend))
 		bpf_map_delete_elem(MAP(sockets), &peer);
 	backend_count_closed(assignment->backend);
 }
 
-/* Puts the sender first in its socket's chain; the former first is its older one. */
-static __always_inline void chain_push(const struct sender *sender, struct frontend *older)
+/* Puts the sender first in its socket's chain; the former first is its next one. */
+static __always_inline void chain_push(const struct assignment_key *sender, struct frontend *next)
 {
-	struct sender head = { .socket = sender->socket };
-	struct assignment first = { .older = sender->frontend };
+	struct assignment_key head = { .socket = sender->socket };
+	struct assignment first = { .next = sender->frontend };
 	struct assignment *former = LOOKUP(struct assignment, assignments, &head);
 
 	if (former)
-		*older = former->older;
+		*next = former->next;
 	bpf_map_update_elem(MAP(assignments), &head, &first, 0);
 }
 
-static __always_inline void assignment_make(const struct sender *sender,
+static __always_inline void assignment_make(const struct assignment_key *sender,
 					    const struct backend *backend)
 {
 	struct assignment *former = LOOKUP(struct assignment, assignments, sender);
@@ -58,24 +58,24 @@ static __always_inline void assignment_make(const struct sender *sender,
 					 .port = backend->port };
 
 	if (former) {
-		assignment.older = former->older;
+		assignment.next = former->next;
 		assignment_end(sender, former);
 	} else {
-		chain_push(sender, &assignment.older);
+		chain_push(sender, &assignment.next);
 	}
 	bpf_map_update_elem(MAP(assignments), sender, &assignment, 0);
 	backend_count_opened(backend->id);
 }
 
 /* Where one backend serves two frontends of a socket, its answers show the one last sent to. */
-static __always_inline void datagram_remember(const struct sender *sender,
+static __always_inline void datagram_remember(const struct assignment_key *sender,
 					      const struct backend *backend)
 {
 	struct peer peer = { .socket = sender->socket,
 			     .address = backend->address,
 			     .port = backend->port };
-	struct origin *known = LOOKUP(struct origin, sockets, &peer);
-	struct origin origin = socket_origin(&sender->frontend, backend);
+	struct peer_frontend *known = LOOKUP(struct peer_frontend, sockets, &peer);
+	struct peer_frontend origin = socket_origin(&sender->frontend, backend);
 
 	if (known)
 		*known = origin;
@@ -83,8 +83,8 @@ static __always_inline void datagram_remember(const struct sender *sender,
 		bpf_map_update_elem(MAP(sockets), &peer, &origin, 0);
 }
 
-/* Ends one assignment; afterwards link names the next older one. */
-static __always_inline bool chain_cut(struct sender *link)
+/* Ends one assignment; afterwards link names the next next one. */
+static __always_inline bool chain_cut(struct assignment_key *link)
 {
 	struct assignment *found = LOOKUP(struct assignment, assignments, link);
 
@@ -95,13 +95,13 @@ static __always_inline bool chain_cut(struct sender *link)
 	if (link->frontend.port)
 		assignment_end(link, &assignment);
 	bpf_map_delete_elem(MAP(assignments), link);
-	link->frontend = assignment.older;
+	link->frontend = assignment.next;
 	return link->frontend.port != 0;
 }
 
 static __always_inline void datagram_forget(__u64 socket)
 {
-	struct sender link = { .socket = socket };
+	struct assignment_key link = { .socket = socket };
 
 	for (int links = 0; links <= CHAIN; links++)
 		if (!chain_cut(&link))

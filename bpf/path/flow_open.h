@@ -7,8 +7,8 @@
  * hooks; the younger one's client gets another port there. So does a backend that asks itself
  * from the port that it serves, whose requests would look like answers.
  */
-#ifndef EBPFLB_PATH_OPEN_H
-#define EBPFLB_PATH_OPEN_H
+#ifndef EBPFLB_PATH_FLOW_OPEN_H
+#define EBPFLB_PATH_FLOW_OPEN_H
 
 #include "path/flow.h"
 #include "path/policy.h"
@@ -59,7 +59,7 @@ static __always_inline bool asks_itself(const struct tuple *back)
 /* Claims the entry of the answers, with another port of the client where its own is in use. */
 static __always_inline enum verdict open_way_back(const struct settings *settings,
 						  const struct tuple *asked,
-						  struct arrival *arrival)
+						  struct scratch *arrival)
 {
 	long failed = asks_itself(&arrival->back) ? -EEXIST
 						  : flow_claim(&arrival->back, &arrival->flow);
@@ -87,7 +87,7 @@ static __always_inline enum verdict open_way_back(const struct settings *setting
 }
 
 /* An entry that names no port yet: egress will choose; or none, where there was one before. */
-static __always_inline bool open_masquerade(struct arrival *arrival)
+static __always_inline bool open_masquerade(struct scratch *arrival)
 {
 	struct tuple *there = &arrival->other;
 	struct flow *flow = &arrival->flow;
@@ -104,7 +104,7 @@ static __always_inline bool open_masquerade(struct arrival *arrival)
 	return !flow_put(there, flow);
 }
 
-static __always_inline bool open_way_there(const struct tuple *asked, struct arrival *arrival)
+static __always_inline bool open_way_there(const struct tuple *asked, struct scratch *arrival)
 {
 	struct flow *flow = &arrival->flow;
 	__be16 port = arrival->back.destination_port;
@@ -119,7 +119,7 @@ static __always_inline bool open_way_there(const struct tuple *asked, struct arr
  * VERDICT_TRANSLATED or VERDICT_PORT_CHANGED. */
 static __always_inline enum verdict flow_open(const struct settings *settings,
 					      const struct tuple *asked, __u32 ifindex,
-					      bool masquerade, struct arrival *arrival)
+					      bool masquerade, struct scratch *arrival)
 {
 	__u64 now = clock_coarse();
 	const struct backend *backend = &arrival->backend;

@@ -3,13 +3,13 @@
  * Between the doors and the path: one question a hook, put in our words, and what the answer
  * means in the kernel's.
  */
-#ifndef EBPFLB_HOOKS_ASK_H
-#define EBPFLB_HOOKS_ASK_H
+#ifndef EBPFLB_HOOKS_SOCKET_CALLS_H
+#define EBPFLB_HOOKS_SOCKET_CALLS_H
 
-#include "hooks/decode.h"
+#include "hooks/socket_context.h"
 #include "path/bind.h"
-#include "path/reject.h"
-#include "path/serve.h"
+#include "path/reject_socket.h"
+#include "path/socket.h"
 
 #define ALLOW 1
 
@@ -60,7 +60,7 @@ static __always_inline int ask_v6(struct bpf_sock_addr *ctx)
 }
 
 /* Way back. The kernel takes no "no" here. */
-static __always_inline struct origin *restore(struct bpf_sock_addr *ctx, struct address from)
+static __always_inline struct peer_frontend *restore(struct bpf_sock_addr *ctx, struct address from)
 {
 	__u8 protocol = socket_protocol(ctx->type, ctx->protocol);
 	struct peer peer = { .socket = get_socket_cookie(ctx),
@@ -72,7 +72,7 @@ static __always_inline struct origin *restore(struct bpf_sock_addr *ctx, struct 
 
 static __always_inline int restore_v4(struct bpf_sock_addr *ctx)
 {
-	struct origin *origin = restore(ctx, address_from_v4(ctx->user_ip4));
+	struct peer_frontend *origin = restore(ctx, address_from_v4(ctx->user_ip4));
 
 	if (origin)
 		write_v4(ctx, &origin->frontend.address, origin->frontend.port);
@@ -81,7 +81,7 @@ static __always_inline int restore_v4(struct bpf_sock_addr *ctx)
 
 static __always_inline int restore_v6(struct bpf_sock_addr *ctx)
 {
-	struct origin *origin = restore(ctx, read_v6(ctx));
+	struct peer_frontend *origin = restore(ctx, read_v6(ctx));
 
 	if (origin)
 		write_v6(ctx, &origin->frontend.address, origin->frontend.port);
