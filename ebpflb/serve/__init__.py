@@ -4,8 +4,8 @@
 status              its words about itself, in a file
 servers             all that it answers over HTTP
 ports               which are opened, at once or later
-doors               one thread for all clients
-http                HTTP/1.1 without sockets
+listener            listening sockets and connections, in one thread
+http                HTTP/1.1 requests and responses
 pages               /healthz, /proxyMode, /configz of 10249
 health              does it keep up, and is the node to get traffic
 service_health      health-check node ports

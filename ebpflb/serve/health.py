@@ -17,7 +17,7 @@ from msgspec import UNSET, UnsetType
 from ebpflb.model import nodes
 from ebpflb.model.addresses import Family
 from ebpflb.model.objects import Node
-from ebpflb.serve.http import JSON, NOT_FOUND, Answer, Request
+from ebpflb.serve.http import JSON, NOT_FOUND, Request, Response
 
 OnResponse = Callable[[str, int], None]
 """Told of the path and the status of each answer."""
@@ -94,16 +94,16 @@ class Health:
         node = self._node
         return node is not None and nodes.eligible(node)
 
-    def respond(self, request: Request) -> Answer:
+    def respond(self, request: Request) -> Response:
         """What 10256 says."""
         if request.path not in ("/healthz", "/livez"):
             return NOT_FOUND
         eligible = self.eligible if request.path == "/healthz" else UNSET
-        answer = self._answer(self.healthy, eligible)
-        self._on_response(request.path, answer.code)
-        return answer
+        response = self._response(self.healthy, eligible)
+        self._on_response(request.path, response.status)
+        return response
 
-    def _answer(self, healthy: bool, eligible: bool | UnsetType) -> Answer:
+    def _response(self, healthy: bool, eligible: bool | UnsetType) -> Response:
         good = healthy and eligible is not False
         now, synced = self._now(), self._synced
         last = NEVER if synced is None else rfc3339(synced)
@@ -117,7 +117,7 @@ class Health:
             healthy=healthy,
             status=proxiers,
         )
-        return Answer(200 if good else 503, msgspec.json.encode(body), JSON)
+        return Response(200 if good else 503, msgspec.json.encode(body), JSON)
 
 
 def rfc3339(nanoseconds: int) -> str:

@@ -1,85 +1,105 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP/1.1 without sockets: what is asked, what is answered, and how both look in bytes.
+"""HTTP/1.1: requests and responses as values; h11 reads and writes their bytes.
 
-http.server does the reading and the writing; ``doors`` has the connections.
+h11 costs the agent 0.3 MB and leaves sockets, timeouts and limits to ``listener``. No complete
+server that was measured (tornado, aiohttp, cheroot, http.server) keeps those limits with hundreds
+of listening sockets in one thread.
 """
 
+from asyncio import StreamReader
 from collections.abc import Callable, Mapping
-from http.server import BaseHTTPRequestHandler
-from io import BytesIO
+from email.utils import formatdate
+from http import HTTPStatus
 from typing import NamedTuple
+
+import h11
 
 TEXT, JSON = "text/plain; charset=utf-8", "application/json"
 
+MAX_HEAD_BYTES = 16384
+MAX_HEAD_FIELDS = 100
+
 
 class Request(NamedTuple):
-    """What we look at of one: ``path`` is without the query; the method never matters."""
+    """``path`` is without the query, ``accept`` the Accept header. No handler needs the method."""
 
     path: str
     accept: str
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     """A status, a body and its Content-Type, and further headers."""
 
-    code: int
+    status: int
     body: bytes
-    kind: str = TEXT
+    content_type: str = TEXT
     headers: Mapping[str, str] = {}
 
 
-Respond = Callable[[Request], Answer]
+Handler = Callable[[Request], Response]
 
-NOT_FOUND = Answer(404, b"404 page not found\n")
+NOT_FOUND = Response(404, b"404 page not found\n")
 
 
-class Exchange(BaseHTTPRequestHandler):
-    """One head, and all that is said to it."""
+class Protocol:
+    """The requests and responses of one connection, in turn."""
 
-    protocol_version = "HTTP/1.1"
-    server_version, sys_version = "ebpflb", ""
-    default_request_version = "HTTP/1.1"
-    command = ""
+    def __init__(self) -> None:
+        self._connection = h11.Connection(h11.SERVER, MAX_HEAD_BYTES)
 
-    def __init__(self, head: bytes) -> None:
-        self.rfile = BytesIO(head)
-        self.wfile = self._said = BytesIO()
-        self.raw_requestline = self.rfile.readline()
-        self.requestline, self.request_version = "", self.protocol_version
-        self.close_connection = True
-        self.request: Request | None = None  # none: what to say to that is said already
-        if not head:
-            self.send_error(431)
-        elif self.parse_request():
-            self.close_connection |= self._has_body() or self.request_version != "HTTP/1.1"
-            self.request = Request(self.path.partition("?")[0], self.headers.get("Accept", ""))
+    async def read_request(self, reader: StreamReader) -> Request | Response | None:
+        """The next request, or the response that refuses it; None if the client ends before.
 
-    @property
-    def said(self) -> bytes:
-        return self._said.getvalue()
+        Empty lines before a request are ignored (RFC 9112 2.2).
+        """
+        connection, self._without_body = self._connection, False
+        try:
+            while not isinstance(event := connection.next_event(), h11.Request):
+                unparsed, _ = connection.trailing_data
+                if not (data := await reader.read(MAX_HEAD_BYTES + 1 - len(unparsed))):
+                    return None
+                if data := data if unparsed else data.lstrip(b"\r\n"):
+                    connection.receive_data(data)
+            self._without_body = event.method == b"HEAD"
+            connection.next_event()  # the end of the request, unless it has a body
+        except h11.RemoteProtocolError as error:
+            return _refusal(error.error_status_hint)
+        if event.http_version not in (b"1.0", b"1.1"):
+            return _refusal(505)
+        if len(event.headers) > MAX_HEAD_FIELDS:
+            return _refusal(431)
+        path, _, _ = event.target.decode("latin-1").partition("?")
+        accept = next((value for name, value in event.headers if name == b"accept"), b"")
+        return Request(path, accept.decode("latin-1"))
 
-    def give(self, answer: Answer) -> None:
-        self.send_response_only(answer.code)
+    def send(self, response: Response) -> bytes:
+        """The response as bytes. It closes the connection if the request has a body."""
         headers = {
-            "Content-Type": answer.kind,
+            "Content-Type": response.content_type,
             "X-Content-Type-Options": "nosniff",
-            "Content-Length": str(len(answer.body)),
-            "Date": self.date_time_string(),
-            **answer.headers,
+            "Content-Length": str(len(response.body)),
+            "Date": formatdate(usegmt=True),
+            **response.headers,
         }
-        for name, value in headers.items():
-            self.send_header(name, value)
-        if self.close_connection:
-            self.send_header("Connection", "close")
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(answer.body)
+        if self._connection.their_state is not h11.DONE:
+            headers["Connection"] = "close"
+        head = h11.Response(
+            status_code=response.status,
+            headers=list(headers.items()),
+            reason=HTTPStatus(response.status).phrase.encode(),
+        )
+        body = h11.Data(b"" if self._without_body else response.body)
+        events = head, body, h11.EndOfMessage()
+        return b"".join(self._connection.send(event) or b"" for event in events)
 
-    def handle_expect_100(self) -> bool:
-        return True
+    def next_cycle(self) -> bool:
+        """Whether the connection stays for another request, once a response has been sent."""
+        keep_alive = self._connection.our_state is self._connection.their_state is h11.DONE
+        if keep_alive:
+            self._connection.start_next_cycle()
+        return keep_alive
 
-    def log_message(self, *_: object) -> None:
-        """There is no access log."""
 
-    def _has_body(self) -> bool:
-        return "Transfer-Encoding" in self.headers or self.headers.get("Content-Length", "0") != "0"
+def _refusal(status: int) -> Response:
+    body = f"{status} {HTTPStatus(status).phrase}\n".encode()
+    return Response(status, body, headers={"Connection": "close"})

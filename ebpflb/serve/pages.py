@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from ebpflb.serve.http import JSON, NOT_FOUND, TEXT, Answer, Request
+from ebpflb.serve.http import JSON, NOT_FOUND, TEXT, Request, Response
 
 MODE = "ebpf"  # where kube-proxy says iptables, ipvs or nftables
 
@@ -45,37 +45,37 @@ class Pages:
     profiling: bool = False
     started: float = field(default_factory=time.time)
 
-    def respond(self, request: Request) -> Answer:
+    def respond(self, request: Request) -> Response:
         """What 10249 says."""
         page = self._pages().get(request.path)
         return page(request) if page else NOT_FOUND
 
-    def _pages(self) -> dict[str, Callable[[Request], Answer]]:
+    def _pages(self) -> dict[str, Callable[[Request], Response]]:
         debugging = {"/debug/stacks": _stacks} if self.profiling else {}
         return {
             "/metrics": lambda request: _scraped(self.metrics, request),
             "/metrics/slis": lambda request: _scraped(self.slis, request),
             "/healthz": lambda _: self._healthz(),
-            "/proxyMode": lambda _: Answer(200, MODE.encode()),
+            "/proxyMode": lambda _: Response(200, MODE.encode()),
             "/configz": lambda _: self._configz(),
             "/flagz": lambda _: self._flagz(),
             "/statusz": lambda _: self._statusz(),
             **debugging,
         }
 
-    def _healthz(self) -> Answer:
+    def _healthz(self) -> Response:
         self.on_ping()
-        return Answer(200, b"ok")
+        return Response(200, b"ok")
 
-    def _configz(self) -> Answer:
+    def _configz(self) -> Response:
         said = {"kubeproxy.config.k8s.io": self.configuration()}
-        return Answer(200, msgspec.json.encode(said), JSON)
+        return Response(200, msgspec.json.encode(said), JSON)
 
-    def _flagz(self) -> Answer:
+    def _flagz(self) -> Response:
         said = [f"{name}={value}" for name, value in sorted(self.flags().items())]
         return _page("flags", ["", *said])
 
-    def _statusz(self) -> Answer:
+    def _statusz(self) -> Response:
         up = int(time.time() - self.started)
         lines = [
             "",
@@ -88,20 +88,20 @@ class Pages:
         return _page("statusz", lines)
 
 
-def _scraped(exposition: Exposition, request: Request) -> Answer:
+def _scraped(exposition: Exposition, request: Request) -> Response:
     body, kind = exposition(request.accept)
-    return Answer(200, body, kind)
+    return Response(200, body, kind)
 
 
-def _page(name: str, lines: list[str]) -> Answer:
+def _page(name: str, lines: list[str]) -> Response:
     said = ["", f"ebpflb {name}", _WARNING, *lines, ""]
-    return Answer(200, "\n".join(said).encode())
+    return Response(200, "\n".join(said).encode())
 
 
-def _stacks(_: Request) -> Answer:
+def _stacks(_: Request) -> Response:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     said = [
         f"{names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}\n"
         for ident, frame in sys._current_frames().items()
     ]
-    return Answer(200, "".join(said).encode(), TEXT)
+    return Response(200, "".join(said).encode(), TEXT)

@@ -8,7 +8,7 @@ import socket
 
 from ebpflb.errors import NodeError
 from ebpflb.model.addresses import Family
-from ebpflb.serve.doors import Door
+from ebpflb.serve.listener import Listener
 
 log = logging.getLogger(__name__)
 
@@ -55,13 +55,13 @@ class Port:
         self,
         name: str,
         address: str,
-        door: Door,
+        listener: Listener,
         *,
         must: bool = False,
         retry: float = LISTEN_RETRY_SECONDS,
     ) -> None:
         self.name, self.address = name, address
-        self._door, self._must, self._retry = door, must, retry
+        self._listener, self._must, self._retry = listener, must, retry
         self._said = ""
         self._trying: asyncio.Task[None] | None = None
 
@@ -73,7 +73,7 @@ class Port:
     async def close(self) -> None:
         if self._trying:
             self._trying.cancel()
-        await self._door.close()
+        await self._listener.close()
 
     async def _attempt(self) -> bool:
         try:
@@ -81,7 +81,7 @@ class Port:
         except (OSError, ValueError, OverflowError) as error:
             self._fail(getattr(error, "strerror", None) or str(error))
             return False
-        await self._door.open(found)
+        await self._listener.open(found)
         log.info("%s on %s", self.name, self.address)
         return True
 

@@ -12,13 +12,13 @@ from ebpflb.cluster.recorder import Recorder
 from ebpflb.errors import NodeError
 from ebpflb.model.addresses import Family
 from ebpflb.options import Options
-from ebpflb.serve.doors import Door, Loop, Room
 from ebpflb.serve.health import Health, OnResponse
+from ebpflb.serve.listener import Connections, Listener, ServerThread
 from ebpflb.serve.pages import Pages
 from ebpflb.serve.ports import LISTEN_RETRY_SECONDS, Port
 from ebpflb.serve.service_health import ServiceHealth
 
-MOST_PROBES, MOST_SCRAPES = 128, 32  # connections at a time
+MAX_PROBE_CONNECTIONS, MAX_SCRAPE_CONNECTIONS = 128, 32
 STARTING = "StartKubeProxy"  # the action of all events at the start
 
 
@@ -38,18 +38,18 @@ class Servers:
         """Unhealthy is who lags by twice the sync period; ports that fail wait for ``retry``."""
         self._options, self._events, self._retry = options, events, retry
         self._node = recorder.node(options.node_name)
-        self._loop = Loop()
+        self._thread = ServerThread()
         self.health = Health(2 * options.sync_period, families, on_response=on_response)
         self.services = ServiceHealth(
-            self._loop,
+            self._thread,
             lambda: self.health.healthy,
             events,
             options.node_name,
             families,
             retry,
         )
-        probes = Door(self.health.respond, Room(MOST_PROBES))
-        scrapes = Door(pages.respond, Room(MOST_SCRAPES), slow=True)
+        probes = Listener(self.health.respond, Connections(MAX_PROBE_CONNECTIONS))
+        scrapes = Listener(pages.respond, Connections(MAX_SCRAPE_CONNECTIONS), slow=True)
         self._ports = {
             "FailedToStartProxierHealthcheck": self._port(
                 "health server (--healthz-bind-address)", options.healthz_address, probes
@@ -65,11 +65,11 @@ class Servers:
         That is told as an event too, and everything is stopped again.
         """
         self._events.start()
-        self._loop.start()
+        self._thread.start()
         self.health.synced()
         for reason, port in self._ports.items():
             try:
-                self._loop.do(port.open())
+                self._thread.run(port.open())
             except NodeError as error:
                 self._events.event(self._node, "Warning", reason, STARTING, str(error))
                 self.stop()
@@ -78,13 +78,13 @@ class Servers:
 
     def stop(self) -> None:
         """Harmless if it was never started, or has been stopped."""
-        if self._loop.alive:
+        if self._thread.alive:
             self.services.close()
             for port in self._ports.values():
-                self._loop.do(port.close())
-        self._loop.stop()
+                self._thread.run(port.close())
+        self._thread.stop()
         self._events.stop()
 
-    def _port(self, name: str, address: str, door: Door) -> Port:
+    def _port(self, name: str, address: str, listener: Listener) -> Port:
         must = self._options.bind_address_hard_fail
-        return Port(name, address, door, must=must, retry=self._retry)
+        return Port(name, address, listener, must=must, retry=self._retry)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Health-check node ports: has this node any endpoint of a Service? (kube-proxy.md 10)
 
-One server for each Service and family, so that each tells its own count; all of them in the one
-thread of ``doors.Loop``. The node's eligibility does not matter here. A port that cannot be had is
-tried again until it can: beside kube-proxy, which has them all, until that is gone.
+One server for each Service and family, each with its own count; all of them in one ServerThread.
+The node's eligibility does not matter here. A port that is in use is tried again until it is free:
+beside a kube-proxy, which has them all, until that is gone.
 """
 
 import asyncio
@@ -17,13 +17,13 @@ from ebpflb.cluster.recorder import Recorder, service
 from ebpflb.model.addresses import Address, Family
 from ebpflb.model.events import Key
 from ebpflb.model.health_check import HealthCheck
-from ebpflb.serve.doors import Door, Loop, Room
-from ebpflb.serve.http import JSON, Answer, Request
+from ebpflb.serve.http import JSON, Request, Response
+from ebpflb.serve.listener import Connections, Listener, ServerThread
 from ebpflb.serve.ports import LISTEN_RETRY_SECONDS, listening_alone
 
 log = logging.getLogger(__name__)
 
-MOST = 128  # connections at a time
+MAX_CONNECTIONS = 128
 ANYWHERE = {Family.IPV4: ("0.0.0.0",), Family.IPV6: ("::",)}
 
 
@@ -45,7 +45,7 @@ class Open(NamedTuple):
     """Where one does, and by what."""
 
     place: Place
-    doors: list[Door]
+    listeners: list[Listener]
 
 
 class ServiceHealth:
@@ -53,17 +53,17 @@ class ServiceHealth:
 
     def __init__(
         self,
-        loop: Loop,
+        thread: ServerThread,
         healthy: Callable[[], bool],
         recorder: Recorder,
         node_name: str,
         families: Collection[Family] = tuple(Family),
         retry: float = LISTEN_RETRY_SECONDS,
     ) -> None:
-        self._loop, self._healthy = loop, healthy
+        self._thread, self._healthy = thread, healthy
         self._recorder, self._node_name = recorder, node_name
         self._families, self._retry = families, retry
-        self._room = Room(MOST)
+        self._connections = Connections(MAX_CONNECTIONS)
         self._wanted: dict[Key, HealthCheck] = {}
         self._addresses: dict[Family, Collection[Address]] = {}
         self._open: dict[Server, Open] = {}
@@ -83,7 +83,7 @@ class ServiceHealth:
         """
         if wanted != self._wanted or addresses != self._addresses:
             self._wanted, self._addresses = dict(wanted), dict(addresses)
-            self._loop.do(self._settle())
+            self._thread.run(self._settle())
 
     def close(self) -> None:
         """Stops listening anywhere, and trying to."""
@@ -117,8 +117,8 @@ class ServiceHealth:
         }
 
     async def _close(self, server: Server) -> None:
-        for door in self._open.pop(server).doors:
-            await door.close()
+        for listener in self._open.pop(server).listeners:
+            await listener.close()
 
     async def _listen(self, server: Server, place: Place) -> None:
         """On every address, or on none."""
@@ -126,9 +126,9 @@ class ServiceHealth:
         try:
             for host in place.hosts:
                 found = listening_alone(host, place.port, server.family)
-                door = Door(partial(self._respond, server), self._room)
-                self._open[server].doors.append(door)
-                await door.open(found)
+                listener = Listener(partial(self._respond, server), self._connections)
+                self._open[server].listeners.append(listener)
+                await listener.open(found)
         except OSError as error:
             await self._close(server)
             self._complain(server, place.port, error.strerror or str(error))
@@ -147,7 +147,7 @@ class ServiceHealth:
             self._recorder.event(about, "Warning", event, "Listen", note)
             log.error("%s; trying again every %g s", note, self._retry)
 
-    def _respond(self, server: Server, _: Request) -> Answer:
+    def _respond(self, server: Server, _: Request) -> Response:
         checked, healthy = self._wanted.get(server.key), self._healthy()
         count = checked.local_endpoints.get(server.family, 0) if checked else 0
         body = {
@@ -157,4 +157,4 @@ class ServiceHealth:
         }
         headers = {"X-Load-Balancing-Endpoint-Weight": str(count)}
         code = 200 if count and healthy else 503
-        return Answer(code, json.dumps(body, indent="\t").encode(), JSON, headers)
+        return Response(code, json.dumps(body, indent="\t").encode(), JSON, headers)

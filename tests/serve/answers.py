@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the doors of test_clients and test_requests answer."""
+"""The handler of the listeners of test_clients and test_requests."""
 
 import threading
 
-from ebpflb.serve.http import Answer, Request
+from ebpflb.serve.http import Request, Response
 
 RELEASE = threading.Event()  # lets /slow come to an end
 BIG = 8 << 20  # more than the kernel's buffers take
 
 
-def respond(request: Request) -> Answer:
+def respond(request: Request) -> Response:
     if request.path == "/big":
-        return Answer(200, b"x" * BIG)
+        return Response(200, b"x" * BIG)
     if request.path == "/slow":
         RELEASE.wait()
-    return Answer(200, request.path.encode())
+    return Response(200, request.path.encode())

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tests.serve.conftest import SECONDS, ask
 
-Open = Callable[..., int]
+OpenListener = Callable[..., int]
 
 
 def connect(port: int) -> socket.socket:
@@ -23,7 +23,7 @@ def said(port: int, request: bytes) -> bytes:
 
 def asks(client: socket.socket) -> None:
     """A request on a connection that is kept, and its answer."""
-    client.sendall(b"GET /kept HTTP/1.1\r\n\r\n")
+    client.sendall(b"GET /kept HTTP/1.1\r\nHost: x\r\n\r\n")
     assert client.recv(4096).endswith(b"/kept")
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from ebpflb.cluster.recorder import Reference, Severity
 from ebpflb.options import Options, Paths
-from ebpflb.serve.doors import Door, Loop, Room
+from ebpflb.serve.listener import Connections, Listener, ServerThread
 from ebpflb.serve.pages import Pages
 from ebpflb.serve.ports import listening
 from ebpflb.serve.servers import Servers
@@ -140,27 +140,27 @@ def plain_pages(**others: Any) -> Pages:
 
 
 @pytest.fixture(scope="module")
-def loop() -> Iterator[Loop]:
-    loop = Loop()
-    loop.start()
-    yield loop
-    loop.stop()
+def server_thread() -> Iterator[ServerThread]:
+    server_thread = ServerThread()
+    server_thread.start()
+    yield server_thread
+    server_thread.stop()
 
 
 @pytest.fixture(scope="module")
-def open_door(loop: Loop) -> Iterator[Callable[..., int]]:
-    """Opens a door for at most so many at a time, each with so much patience; gives its port."""
-    doors: list[Door] = []
+def open_listener(server_thread: ServerThread) -> Iterator[Callable[..., int]]:
+    """Opens a listener with this connection limit and timeout; returns its port."""
+    listeners: list[Listener] = []
 
-    def open_door(most: int = 16, patience: float = 30.0, *, slow: bool = False) -> int:
-        doors.append(Door(respond, Room(most, patience), slow=slow))
-        loop.do(doors[-1].open(listening("127.0.0.1", 0)))
-        return doors[-1].name[1]
+    def open_listener(limit: int = 16, timeout: float = 30.0, *, slow: bool = False) -> int:
+        listeners.append(Listener(respond, Connections(limit, timeout), slow=slow))
+        server_thread.run(listeners[-1].open(listening("127.0.0.1", 0)))
+        return listeners[-1].address[1]
 
-    yield open_door
+    yield open_listener
 
     async def close() -> None:
-        for door in doors:
-            await door.close()
+        for listener in listeners:
+            await listener.close()
 
-    loop.do(close())
+    server_thread.run(close())

@@ -12,16 +12,16 @@ from contextlib import ExitStack
 
 import pytest
 
-from ebpflb.serve.doors import Door, Loop, Room
+from ebpflb.serve.listener import Connections, Listener, ServerThread
 from ebpflb.serve.ports import listening
 from tests.serve.answers import BIG, RELEASE, respond
-from tests.serve.clients import Open, asks, connect, ended, is_well
+from tests.serve.clients import OpenListener, asks, connect, ended, is_well
 from tests.serve.conftest import SECONDS, ask
 
 
-def test_half_a_request_holds_nobody_up(open_door: Open) -> None:
-    """As many as there is room for, and more: the oldest makes place, and others are answered."""
-    port = open_door(most=16)
+def test_half_a_request_holds_nobody_up(open_listener: OpenListener) -> None:
+    """At the limit the oldest connection is closed for a new one, and others are answered."""
+    port = open_listener(limit=16)
     with ExitStack() as stack:
         halves = [stack.enter_context(connect(port)) for _ in range(16)]
         for half in halves:
@@ -31,9 +31,9 @@ def test_half_a_request_holds_nobody_up(open_door: Open) -> None:
         assert is_well(port)
 
 
-def test_who_goes_on_asking_stays(open_door: Open) -> None:
+def test_who_goes_on_asking_stays(open_listener: OpenListener) -> None:
     """A prober that keeps its connection is not sent away for having come first."""
-    port = open_door(most=2)
+    port = open_listener(limit=2)
     with connect(port) as prober, connect(port) as silent:
         asks(silent)
         for _ in range(2):
@@ -42,9 +42,9 @@ def test_who_goes_on_asking_stays(open_door: Open) -> None:
         assert ended(silent)
 
 
-def test_half_a_request_is_ended_when_patience_is(open_door: Open) -> None:
+def test_half_a_request_is_ended_at_the_timeout(open_listener: OpenListener) -> None:
     """However it drips: a byte now and then buys no time."""
-    port = open_door(patience=0.2)
+    port = open_listener(timeout=0.2)
     with connect(port) as client:
         try:
             for byte in b"GET / HTTP/1.1\r\n" * 100:
@@ -53,23 +53,25 @@ def test_half_a_request_is_ended_when_patience_is(open_door: Open) -> None:
         except OSError:
             pass
         else:
-            pytest.fail("it could drip for ten times its patience")
+            pytest.fail("it could drip for ten times its timeout")
     assert is_well(port)
 
 
-def test_silence_is_ended_when_patience_is(open_door: Open) -> None:
-    """A connection that says nothing is not kept."""
-    port = open_door(patience=0.1)
+def test_silence_is_ended_at_the_timeout(open_listener: OpenListener) -> None:
+    """A connection without a request is closed."""
+    port = open_listener(timeout=0.1)
     with connect(port) as client:
         assert ended(client)
 
 
 @pytest.mark.parametrize("slow", [False, True])
-def test_client_that_never_reads_is_ended_when_patience_is(open_door: Open, slow: bool) -> None:
+def test_client_that_never_reads_is_ended_at_the_timeout(
+    open_listener: OpenListener, slow: bool
+) -> None:
     """What it does not take is not kept for it; others read all of theirs meanwhile."""
-    port = open_door(patience=3.0, slow=slow)
+    port = open_listener(timeout=3.0, slow=slow)
     with connect(port) as client:
-        client.sendall(b"GET /big HTTP/1.1\r\n\r\n")
+        client.sendall(b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n")
         assert is_well(port)
         assert len(ask("/big", port).body) == BIG
         poll = select.poll()
@@ -77,23 +79,23 @@ def test_client_that_never_reads_is_ended_when_patience_is(open_door: Open, slow
         assert poll.poll(SECONDS * 1000), "it is still kept"
 
 
-def test_clients_that_never_read_do_not_fill_the_room(open_door: Open) -> None:
+def test_clients_that_never_read_do_not_use_up_the_limit(open_listener: OpenListener) -> None:
     """The same by number instead of time."""
-    port = open_door(most=4)
+    port = open_listener(limit=4)
     with ExitStack() as stack:
         for _ in range(12):
-            stack.enter_context(connect(port)).sendall(b"GET /big HTTP/1.1\r\n\r\n")
+            stack.enter_context(connect(port)).sendall(b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n")
         assert is_well(port)
 
 
-def test_thousand_quick_connections(open_door: Open) -> None:
+def test_thousand_quick_connections(open_listener: OpenListener) -> None:
     """Some are answered, some go before; nothing of them is left."""
-    port = open_door(most=16)
+    port = open_listener(limit=16)
     before, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
     for number in range(1000):
         with connect(port) as client:
             if number % 3:
-                client.sendall(b"GET / HTTP/1.1\r\n\r\n"[: number % 30])
+                client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"[: number % 30])
         assert number % 100 or is_well(port)
     assert threading.active_count() == before
     end = time.monotonic() + SECONDS
@@ -102,11 +104,11 @@ def test_thousand_quick_connections(open_door: Open) -> None:
         time.sleep(0.01)
 
 
-def test_slow_page_holds_up_no_other_port(open_door: Open) -> None:
+def test_slow_page_holds_up_no_other_port(open_listener: OpenListener) -> None:
     """Probes are answered while a page is made, which takes a while."""
-    slow, quick = open_door(slow=True), open_door()
+    slow, quick = open_listener(slow=True), open_listener()
     with connect(slow) as client:
-        client.sendall(b"GET /slow HTTP/1.1\r\nConnection: close\r\n\r\n")
+        client.sendall(b"GET /slow HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         try:
             assert is_well(quick)
         finally:
@@ -115,37 +117,37 @@ def test_slow_page_holds_up_no_other_port(open_door: Open) -> None:
 
 
 @pytest.mark.parametrize("turns", range(6))
-def test_closing_door_forgets_nobody(loop: Loop, turns: int) -> None:
-    """Who comes in as it closes is ended or refused, however far the loop has got with it."""
-    door = Door(respond, Room(4))
+def test_closing_listener_ends_every_connection(server_thread: ServerThread, turns: int) -> None:
+    """A client that connects as it closes is ended or refused, however far it was accepted."""
+    listener = Listener(respond, Connections(4))
 
-    async def come_in() -> socket.socket:
-        await door.open(listening("127.0.0.1", 0))
-        client = connect(door.name[1])
+    async def connect_while_closing() -> socket.socket:
+        await listener.open(listening("127.0.0.1", 0))
+        client = connect(listener.address[1])
         for _ in range(turns):
             await asyncio.sleep(0)
-        await door.close()
+        await listener.close()
         return client
 
-    gc.disable()  # which would end those that nobody knows
+    gc.disable()  # which would close a socket that nothing refers to
     try:
-        with loop.do(come_in()) as client:
+        with server_thread.run(connect_while_closing()) as client:
             assert ended(client)
     finally:
         gc.enable()
 
 
 def test_stop_ends_connections() -> None:
-    """A loop that stops takes everything along, and can be asked to stop twice or never."""
-    Loop().stop()
-    loop = Loop()
-    loop.start()
-    door = Door(respond, Room(4))
-    loop.do(door.open(listening("127.0.0.1", 0)))
-    with connect(door.name[1]) as client:
-        client.sendall(b"GET /x HTTP/1.1\r\n\r\n")
+    """A thread that stops ends every connection; it can be stopped twice, or never started."""
+    ServerThread().stop()
+    server_thread = ServerThread()
+    server_thread.start()
+    listener = Listener(respond, Connections(4))
+    server_thread.run(listener.open(listening("127.0.0.1", 0)))
+    with connect(listener.address[1]) as client:
+        client.sendall(b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n")
         assert client.recv(4096).endswith(b"/x")
-        loop.stop()
-        loop.stop()
+        server_thread.stop()
+        server_thread.stop()
         assert ended(client)
-    assert not loop.alive
+    assert not server_thread.alive

@@ -9,7 +9,7 @@ import pytest
 from ebpflb.model import nodes
 from ebpflb.model.addresses import Family
 from ebpflb.serve.health import Health, rfc3339
-from ebpflb.serve.http import Answer, Request
+from ebpflb.serve.http import Request, Response
 from tests.model import builders
 from tests.serve.conftest import Serve, ask
 
@@ -45,7 +45,7 @@ def health(time: Time) -> Health:
     return health
 
 
-def get(health: Health, path: str = "/healthz") -> Answer:
+def get(health: Health, path: str = "/healthz") -> Response:
     return health.respond(Request(path, ""))
 
 
@@ -54,7 +54,7 @@ def body(health: Health, path: str = "/healthz") -> Any:
 
 
 def codes(health: Health) -> dict[str, int]:
-    return {path: get(health, path).code for path in PATHS}
+    return {path: get(health, path).status for path in PATHS}
 
 
 def test_update_queued_and_not_applied_for_the_timeout_is_unhealthy(
@@ -144,7 +144,7 @@ def test_healthz_is_200_iff_healthy_and_eligible(health: Health, time: Time) -> 
             time.seconds += TIMEOUT * late
             taints = [{"key": nodes.DOOMED_TAINT}] if doomed else None
             health.set_node(builders.node(taints=taints))
-            found[late, doomed] = get(health).code
+            found[late, doomed] = get(health).status
     assert found == {
         (False, False): 200,
         (False, True): 503,

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from ebpflb.serve.http import Answer, Request
+from ebpflb.serve.http import Request, Response
 from tests.serve.conftest import Serve, ask, plain_pages
 
 PORT = 10249
 
 
-def get(path: str, **pages: Any) -> Answer:
+def get(path: str, **pages: Any) -> Response:
     return plain_pages(**pages).respond(Request(path, "text/plain"))
 
 
@@ -60,7 +60,7 @@ def test_configz_is_the_configuration_in_force() -> None:
         now["mode"] = mode
         answer = pages.respond(Request("/configz", ""))
         assert json.loads(answer.body) == {"kubeproxy.config.k8s.io": {"mode": mode}}
-    assert (answer.code, answer.kind) == (200, "application/json")
+    assert (answer.status, answer.content_type) == (200, "application/json")
 
 
 def test_flagz_lists_the_flags_by_name() -> None:
@@ -85,9 +85,9 @@ def test_statusz_tells_since_when_and_what_runs() -> None:
 
 def test_stacks_only_with_profiling() -> None:
     """Where every thread is: this one is in this test."""
-    assert get("/debug/stacks").code == 404
+    assert get("/debug/stacks").status == 404
     answer = get("/debug/stacks", profiling=True)
-    assert answer.code == 200
+    assert answer.status == 200
     assert b"MainThread:" in answer.body
     assert b"test_stacks_only_with_profiling" in answer.body
 

@@ -11,8 +11,8 @@ import pytest
 
 from ebpflb.cluster import recorder
 from ebpflb.errors import NodeError
-from ebpflb.serve.doors import Door, Loop, Room
 from ebpflb.serve.http import NOT_FOUND
+from ebpflb.serve.listener import Connections, Listener, ServerThread
 from ebpflb.serve.ports import LISTEN_RETRY_SECONDS, Port
 from tests.serve.conftest import NODE, Book, Serve, ask, wait_until
 
@@ -112,15 +112,15 @@ def test_stops_while_it_retries(serve: Serve) -> None:
 
 def test_closed_while_it_retries(alone: None) -> None:
     """A port that is closed is not opened later."""
-    loop = Loop()
-    loop.start()
-    port = Port("it", "127.0.0.1:10249", Door(lambda _: NOT_FOUND, Room(1)), retry=0.01)
+    server_thread = ServerThread()
+    server_thread.start()
+    port = Port("it", "127.0.0.1:10249", Listener(lambda _: NOT_FOUND, Connections(1)), retry=0.01)
     with socket.create_server(("127.0.0.1", 10249)):
-        loop.do(port.open())
-        loop.do(port.close())
+        server_thread.run(port.open())
+        server_thread.run(port.close())
     time.sleep(0.1)
     assert not answers("127.0.0.1", 10249)
-    loop.stop()
+    server_thread.stop()
 
 
 @pytest.mark.parametrize("which", PORTS)

@@ -5,54 +5,65 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from tests.serve.clients import Open, connect, is_well, said
+from tests.serve.clients import OpenListener, connect, is_well, said
 
 
 @pytest.mark.parametrize(
     ("request_", "status"),
     [
         (b"garbage\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\n\r\n", 400),
         (b"GET / HTTP/9.9\r\n\r\n", 505),
         (b"GET / HTTP/x\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 101 + b"\r\n", 431),
-        (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 10000 + b"\r\n", 431),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"a: b\r\n" * 101 + b"\r\n", 431),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"a: b\r\n" * 10000 + b"\r\n", 431),
         (b"GET /" + b"a" * 20000 + b" HTTP/1.1\r\n\r\n", 431),
         (b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", 400),
     ],
 )
-def test_garbage_is_refused(open_door: Open, request_: bytes, status: int) -> None:
-    """With the status that says why."""
-    assert said(open_door(), request_).split()[:2] == [b"HTTP/1.1", str(status).encode()]
+def test_garbage_is_refused(open_listener: OpenListener, request_: bytes, status: int) -> None:
+    """With the status that says why; without Host it is 400 (RFC 9112 3.2), as by kube-proxy."""
+    assert said(open_listener(), request_).split()[:2] == [b"HTTP/1.1", str(status).encode()]
 
 
 @pytest.fixture(scope="module")
-def port(open_door: Open) -> int:
-    """One door for all examples."""
-    return open_door()
+def port(open_listener: OpenListener) -> int:
+    """One listener for all examples."""
+    return open_listener()
 
 
 @given(some.binary(max_size=200))
 def test_any_bytes(port: int, anything: bytes) -> None:
     """Nothing that comes in breaks the server."""
     said(port, anything)
-    said(port, b"GET /" + anything + b" HTTP/1.1\r\n" + anything + b"\r\n\r\n")
+    said(port, b"GET /" + anything + b" HTTP/1.1\r\nHost: x\r\n" + anything + b"\r\n\r\n")
     assert is_well(port)
 
 
-def test_half_a_request_is_not_answered(open_door: Open) -> None:
+def test_half_a_request_is_not_answered(open_listener: OpenListener) -> None:
     """Whoever ends in the middle of a head has asked nothing."""
-    assert said(open_door(), b"GET / HTTP/1.1\r\nHost: x\r\n") == b""
-    assert said(open_door(), b"\r\n\r\n") == b""
+    assert said(open_listener(), b"GET / HTTP/1.1\r\nHost: x\r\n") == b""
+    assert said(open_listener(), b"\r\n\r\n") == b""
 
 
-def test_head_without_carriage_returns(open_door: Open) -> None:
+def test_refusal_after_head(open_listener: OpenListener) -> None:
+    """HEAD is answered without a body, what is refused next on the connection with one."""
+    answers = said(open_listener(), b"HEAD /x HTTP/1.1\r\nHost: x\r\n\r\ngarbage\r\n\r\n")
+    assert answers.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"\r\n\r\nHTTP/1.1 400 Bad Request\r\n" in answers
+    assert answers.endswith(b"\r\n\r\n400 Bad Request\n")
+
+
+def test_head_without_carriage_returns(open_listener: OpenListener) -> None:
     """As people type it."""
-    assert said(open_door(), b"GET /x HTTP/1.0\n\n").endswith(b"\r\n\r\n/x")
+    assert said(open_listener(), b"GET /x HTTP/1.0\n\n").endswith(b"\r\n\r\n/x")
 
 
-def test_connection_is_kept(open_door: Open) -> None:
+def test_connection_is_kept(open_listener: OpenListener) -> None:
     """HTTP/1.1: request after request, also all at once."""
-    answers = said(open_door(), b"GET /a HTTP/1.1\r\n\r\nGET /b HTTP/1.1\r\n\r\n")
+    answers = said(
+        open_listener(), b"GET /a HTTP/1.1\r\nHost: x\r\n\r\nGET /b HTTP/1.1\r\nHost: x\r\n\r\n"
+    )
     assert answers.count(b"HTTP/1.1 200 OK") == 2
     assert b"\r\n\r\n/aHTTP/1.1" in answers
     assert answers.endswith(b"\r\n\r\n/b")
@@ -62,15 +73,15 @@ def test_connection_is_kept(open_door: Open) -> None:
     "request_",
     [
         b"GET /x HTTP/1.0\r\n\r\n",
-        b"GET /x HTTP/1.1\r\nConnection: close\r\n\r\n",
-        b"POST /x HTTP/1.1\r\nContent-Length: 100\r\n\r\nsome of it",
-        b"POST /x HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
-        b"POST /x HTTP/1.1\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n",
+        b"GET /x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+        b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nsome of it",
+        b"POST /x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n",
     ],
 )
-def test_connection_is_ended_after_the_answer(open_door: Open, request_: bytes) -> None:
+def test_connection_is_ended_after_the_answer(open_listener: OpenListener, request_: bytes) -> None:
     """Where the client wants it, and after a body: nobody reads that."""
-    with connect(open_door()) as client:
+    with connect(open_listener()) as client:
         client.sendall(request_)
         answer = client.makefile("rb").read()
     assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
@@ -78,10 +89,12 @@ def test_connection_is_ended_after_the_answer(open_door: Open, request_: bytes) 
     assert answer.endswith(b"\r\n\r\n/x")
 
 
-def test_answer_survives_a_body_that_nobody_reads(open_door: Open) -> None:
+def test_answer_survives_a_body_that_nobody_reads(open_listener: OpenListener) -> None:
     """The client gets its answer although it still sends, and can send on for a while."""
-    with connect(open_door()) as client:
-        client.sendall(b"POST /x HTTP/1.1\r\nContent-Length: 200000\r\n\r\n" + b"x" * 50000)
+    with connect(open_listener()) as client:
+        client.sendall(
+            b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 200000\r\n\r\n" + b"x" * 50000
+        )
         assert client.makefile("rb").read().endswith(b"\r\n\r\n/x")
         for _ in range(3):
             client.sendall(b"x" * 50000)
