@@ -7,10 +7,10 @@ from contextlib import ExitStack, contextmanager
 
 from ebpflb.agent.loop import Agent
 from ebpflb.agent.reporter import Reporter
-from ebpflb.cluster.manifests import ManifestSource
-from ebpflb.cluster.recorder import ApiRecorder, LogRecorder, Recorder, to_server
+from ebpflb.cluster.list_watch import ApiSource
+from ebpflb.cluster.manifest_source import ManifestSource
+from ebpflb.cluster.recorder import ApiRecorder, LogRecorder, Recorder, server_factory
 from ebpflb.cluster.source import Emit, Observe, Source
-from ebpflb.cluster.watching import ApiSource
 from ebpflb.configuration.fields import to_builtins
 from ebpflb.configuration.translation import EXTERNAL_IPS
 from ebpflb.datapath.datapath import Datapath
@@ -77,7 +77,7 @@ def _source(options: Options, observe: Observe) -> Callable[[Emit], Source]:
 def _recorder(options: Options, metrics: Metrics) -> Recorder:
     if options.manifests:
         return LogRecorder()
-    server = to_server(options.kubeconfig, options.master, metrics.request)
+    server = server_factory(options.kubeconfig, options.master, metrics.request)
     recorder = ApiRecorder(server, options.node_name)
     metrics.events_dropped(lambda: recorder.dropped)
     return recorder

@@ -1,17 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the cluster says: the Kubernetes API or a directory of manifests, told as the same events.
+"""Sources of objects: the Kubernetes API or a directory of manifests, both as the same events.
 
-The way of an object, from either end:
+source              what every source can do, and all that the agent needs to know of one
+retry               the loop, backoff and timeouts of all of them
 
-api        the one door to ``kubernetes``: a page of a list, the lines of a watch, as bytes
-watching   list, then watch, then watch again: the API as a source
-manifests  a directory under inotify: files as a source
-folder     what the files say together, and which events a changed file is worth
-documents  one file -> its documents -> objects, the bad ones named
-decoding   bytes or YAML values -> the objects of ``model``, only the fields that we read
-selectors  which objects concern us: asked of the API, applied here to manifests
-recorder   what we tell the cluster: events about the Node and its Services
-running    one turn after the other for ever: trouble is told once, and paused after
-pacing     how long to wait, for what
-source     what every source can do, and all that the agent needs to know
+The Kubernetes API:
+
+list_watch          list, watch, and resume the watch
+api                 requests to the API server; the only module that imports ``kubernetes``
+recorder            Kubernetes events about the Node and its Services, sent to the API server
+
+A directory of manifests:
+
+manifest_source     follows the directory with inotify
+manifest_directory  the objects of all files together, and the events for a changed file
+manifest_file       one file -> its documents -> objects, or what is wrong with them
+
+Both:
+
+decoding            JSON or YAML values -> the objects of ``model``
+selectors           which objects are needed: queries for the API, a filter for manifests
 """

@@ -22,8 +22,8 @@ from kubernetes.client.rest import RESTClientObject
 from urllib3 import BaseHTTPResponse, PoolManager, Timeout
 from urllib3.exceptions import HTTPError
 
-from ebpflb.cluster.decoding import refusal, refusal_of_change
-from ebpflb.cluster.pacing import Pace
+from ebpflb.cluster.decoding import error_from_status, error_from_write
+from ebpflb.cluster.retry import Timing
 from ebpflb.cluster.source import Observe, unobserved
 from ebpflb.errors import ClusterError
 from ebpflb.model.events import Kind
@@ -42,7 +42,7 @@ KEEPALIVE = [  # an API server that vanished is noticed after 30 + 9 * 15 s, not
     (IPPROTO_TCP, TCP_KEEPIDLE, 30),
     (IPPROTO_TCP, TCP_KEEPINTVL, 15),
 ]
-CONNECT = 10.0  # seconds
+CONNECT_TIMEOUT = 10.0  # seconds
 UNAUTHORIZED = 401
 
 
@@ -57,54 +57,57 @@ class Server:
     def __init__(
         self,
         kubeconfig: Path | None,
-        pace: Pace,
+        timing: Timing,
         master: str = "",
         *,
         observe: Observe = unobserved,
     ) -> None:
         self._observe = observe
-        self._where = kubeconfig, master
+        self._config_source = kubeconfig, master
         self._configure()
-        self._pace = pace
+        self._timing = timing
         self._open: set[BaseHTTPResponse] = set()
         self._lock = threading.Lock()
         self._closed = False
         self.url: str = self._configuration.host
 
     def page(self, kind: Kind, query: dict[str, str]) -> bytes:
-        """One page of a list. Raises ClusterError, or Gone if the continue token has expired."""
-        with self._ask(kind, query, silence=self._pace.answer) as response, _translated():
+        """One page of a list. Raises ClusterError, or ResourceExpired for an old continue token."""
+        with (
+            self._get(kind, query, read_timeout=self._timing.answer_timeout) as response,
+            _as_cluster_errors(),
+        ):
             return response.read()
 
     @contextmanager
     def watch(self, kind: Kind, query: dict[str, str]) -> Iterator[Iterator[bytes]]:
         """The lines of a watch, until it ends or its connection breaks or falls silent.
 
-        Raises ClusterError, or Gone if the history does not reach back to the version asked for.
+        Raises ClusterError, or ResourceExpired if the history does not reach back so far.
         """
-        seconds = self._pace.watch_seconds()
+        seconds = self._timing.watch_seconds()
         query = query | {"watch": "true", "timeoutSeconds": str(seconds)}
-        with self._ask(kind, query, silence=seconds + self._pace.grace) as response:
+        with self._get(kind, query, read_timeout=seconds + self._timing.watch_grace) as response:
             yield self._lines(response)
 
     def create(self, path: str, body: bytes) -> None:
-        """Create an object (JSON). Raises ClusterError, or Refused if it will never be taken."""
-        with _translated():
+        """Creates an object (JSON). Raises ClusterError, or RequestRejected if it is invalid."""
+        with _as_cluster_errors():
             response = self._request(
                 "POST",
                 path,
                 body=body,
-                timeout=Timeout(connect=CONNECT, read=self._pace.answer),
+                timeout=Timeout(connect=CONNECT_TIMEOUT, read=self._timing.answer_timeout),
             )
         if response.status // 100 != 2:
-            raise refusal_of_change(response.data, response.status)
+            raise error_from_write(response.data, response.status)
 
     def close(self) -> None:
         """End every answer that is being read; whoever reads sees the connection break."""
         with self._lock:
             self._closed = True
             for response in self._open:
-                _break(response)
+                _shut_down(response)
 
     def _lines(self, response: BaseHTTPResponse) -> Iterator[bytes]:
         try:
@@ -113,21 +116,21 @@ class Server:
             log.debug("%s: a watch broke off: %s", self.url, error)
 
     @contextmanager
-    def _ask(
-        self, kind: Kind, query: dict[str, str], *, silence: float
+    def _get(
+        self, kind: Kind, query: dict[str, str], *, read_timeout: float
     ) -> Iterator[BaseHTTPResponse]:
-        with _translated():
+        with _as_cluster_errors():
             response = self._request(
                 "GET",
                 PATHS[kind],
                 fields=query,
-                timeout=Timeout(connect=CONNECT, read=silence),
+                timeout=Timeout(connect=CONNECT_TIMEOUT, read=read_timeout),
                 preload_content=False,
             )
         with self._registered(response):
             if response.status != 200:
-                with _translated():
-                    raise refusal(response.read(), response.status)
+                with _as_cluster_errors():
+                    raise error_from_status(response.read(), response.status)
             yield response
 
     def _request(self, method: str, path: str, **how: Any) -> BaseHTTPResponse:
@@ -152,7 +155,7 @@ class Server:
 
     def _configure(self) -> None:
         """By the kubeconfig, and the files that it names, as they are now. Raises ClusterError."""
-        self._configuration = _configuration(*self._where)
+        self._configuration = _configuration(*self._config_source)
         self._pool: PoolManager = RESTClientObject(self._configuration).pool_manager
 
     def _headers(self) -> dict[str, str]:
@@ -166,7 +169,7 @@ class Server:
         with self._lock:
             self._open.add(response)
             if self._closed:
-                _break(response)
+                _shut_down(response)
         try:
             yield
         finally:
@@ -190,14 +193,14 @@ def _configuration(kubeconfig: Path | None, master: str) -> Configuration:
     return configuration
 
 
-def _break(response: BaseHTTPResponse) -> None:
+def _shut_down(response: BaseHTTPResponse) -> None:
     """shutdown(2), not close(2): only that wakes a thread which is reading."""
     with suppress(ValueError, RuntimeError, OSError):
         response.shutdown()
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
+def _as_cluster_errors() -> Iterator[None]:
     """Foreign errors become ClusterError; what a kubeconfig's helper raises may be anything."""
     try:
         yield

@@ -21,21 +21,21 @@ TYPES: dict[Kind, type[Object]] = {
     Kind.NODE: Node,
     Kind.SERVICE_CIDR: ServiceCIDR,
 }
-GONE = {400, 410, 504}  # 400, 504: a server restored from a backup has not seen our version yet
+EXPIRED = {400, 410, 504}  # 400, 504: a server restored from a backup has not seen our version yet
 NOT_FOUND = 404
-FLEETING = {401, 408, 429}  # of all 4xx: a token is renewed, a crowd goes away
-MISFITS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+RETRIABLE = {401, 408, 429}  # of all 4xx: a token is renewed, a crowd goes away
+DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
-class Gone(ClusterError):
+class ResourceExpired(ClusterError):
     """The version or the continue token is of no use any more: only a new list helps."""
 
 
-class Absent(ClusterError):
+class ResourceNotFound(ClusterError):
     """The server does not have the resource at all: it is older than that."""
 
 
-class Refused(ClusterError):
+class RequestRejected(ClusterError):
     """The server understood, and will say the same another time."""
 
 
@@ -92,7 +92,7 @@ def page(data: bytes) -> Page:
     """Raises ClusterError if this is no page of a list."""
     try:
         return _pages.decode(data)
-    except MISFITS as error:
+    except DECODE_ERRORS as error:
         raise ClusterError(f"not a list: {error}") from error
 
 
@@ -100,7 +100,7 @@ def line(data: bytes) -> Line:
     """Raises InvalidObject if this is no line of a watch."""
     try:
         return _lines.decode(data)
-    except MISFITS as error:
+    except DECODE_ERRORS as error:
         raise _invalid(error) from error
 
 
@@ -108,7 +108,7 @@ def decode(kind: Kind, data: bytes | Raw) -> Object:
     """JSON -> object. Raises InvalidObject naming the field that does not fit."""
     try:
         return _objects[kind].decode(data)
-    except MISFITS as error:
+    except DECODE_ERRORS as error:
         raise _invalid(error) from error
 
 
@@ -116,11 +116,11 @@ def convert(kind: Kind, value: Any) -> Object:
     """YAML value -> object. Raises InvalidObject naming the field that does not fit."""
     try:
         return msgspec.convert(value, TYPES[kind])
-    except MISFITS as error:
+    except DECODE_ERRORS as error:
         raise _invalid(error) from error
 
 
-def find(kind: Kind, data: bytes | Raw, source: str) -> tuple[Key, ReadObject]:
+def read_object(kind: Kind, data: bytes | Raw, source: str) -> tuple[Key, ReadObject]:
     """What a source tells of an object: itself, or why it cannot be read.
 
     Raises InvalidObject where not even its name can be.
@@ -141,7 +141,7 @@ def identify(data: bytes | Raw) -> Identity:
     """Name and resource version alone, as far as they can be read."""
     try:
         name = _named.decode(data).metadata
-    except MISFITS:
+    except DECODE_ERRORS:
         return Identity(None, "")
     return Identity(Key(name.namespace, name.name) if name.name else None, name.resource_version)
 
@@ -151,21 +151,27 @@ def key_of(object: Object) -> Key:
     return Key(object.metadata.namespace if namespaced else "", object.metadata.name)
 
 
-def refusal(data: bytes | Raw, code: int = 0) -> ClusterError:
+def error_from_status(data: bytes | Raw, code: int = 0) -> ClusterError:
     """The error that a Status stands for; ``code`` is HTTP's, if there was one."""
     try:
         status = msgspec.json.decode(data, type=Status)
-    except MISFITS:
+    except DECODE_ERRORS:
         status = Status()
     code = code or status.code
-    error = Gone if code in GONE else Absent if code == NOT_FOUND else ClusterError
+    error = (
+        ResourceExpired
+        if code in EXPIRED
+        else ResourceNotFound
+        if code == NOT_FOUND
+        else ClusterError
+    )
     return error(f"{code} {status.message}".strip())
 
 
-def refusal_of_change(data: bytes, code: int) -> ClusterError:
-    """The same for what was to be changed: Refused where no further attempt will help."""
-    error = refusal(data, code)
-    return Refused(str(error)) if code // 100 == 4 and code not in FLEETING else error
+def error_from_write(data: bytes, code: int) -> ClusterError:
+    """The same for what was to be changed: RequestRejected where no further attempt will help."""
+    error = error_from_status(data, code)
+    return RequestRejected(str(error)) if code // 100 == 4 and code not in RETRIABLE else error
 
 
 def _invalid(error: Exception) -> InvalidObject:

@@ -17,8 +17,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
-from ebpflb.cluster.decoding import Refused
-from ebpflb.cluster.pacing import Backoff, Pace
+from ebpflb.cluster.decoding import RequestRejected
+from ebpflb.cluster.retry import Backoff, Timing
 from ebpflb.cluster.source import Observe, unobserved
 from ebpflb.errors import ClusterError
 from ebpflb.model.events import Key
@@ -26,10 +26,10 @@ from ebpflb.model.events import Key
 log = logging.getLogger(__name__)
 
 CONTROLLER = "ebpflb"
-MOST = 100  # events that wait to be sent
+QUEUE_SIZE = 100  # events that wait to be sent
 ATTEMPTS = 12  # for one event; client-go's number
-AGAIN_SECONDS = 600.0  # until the same event may be told again
-LONGEST_NOTE, LONGEST_INSTANCE = 1024, 128  # bytes; the API server refuses longer ones
+REPEAT_SECONDS = 600.0  # until the same event may be told again
+MAX_NOTE, MAX_INSTANCE = 1024, 128  # bytes; the API server refuses longer ones
 
 Severity = Literal["Normal", "Warning"]
 
@@ -65,10 +65,10 @@ class Recorder(Protocol):
         """Returns at once, and never fails."""
 
     def stop(self) -> None:
-        """What is not yet told has a moment to be."""
+        """What is not yet told has a stop_timeout to be."""
 
 
-class Creator(Protocol):
+class EventServer(Protocol):
     """What we need of ``api.Server``."""
 
     def create(self, path: str, body: bytes) -> None: ...
@@ -103,24 +103,24 @@ class ApiRecorder:
 
     def __init__(
         self,
-        make_server: Callable[[], Creator],
+        make_server: Callable[[], EventServer],
         node_name: str,
         *,
-        pace: Pace | None = None,
+        timing: Timing | None = None,
         clock: Callable[[], float] = time.monotonic,
-        moment: float = 2.0,
+        stop_timeout: float = 2.0,
     ) -> None:
-        """``moment``: seconds that ``stop`` waits for what is still to be sent."""
+        """``stop_timeout``: seconds that ``stop`` waits for what is still to be sent."""
         self.dropped = 0
         self._make_server = make_server
-        self._server: Creator | None = None
-        self._instance = f"{CONTROLLER}-{node_name}"[:LONGEST_INSTANCE]
-        self._pace, self._clock, self._moment = pace or Pace(), clock, moment
-        self._told: dict[Event, float] = {}
+        self._server: EventServer | None = None
+        self._instance = f"{CONTROLLER}-{node_name}"[:MAX_INSTANCE]
+        self._timing, self._clock, self._stop_timeout = timing or Timing(), clock, stop_timeout
+        self._recent: dict[Event, float] = {}
         self._waiting: deque[tuple[str, bytes]] = deque()
         self._sending = self._stopped = False
-        self._news = threading.Condition()
-        self._said = ""
+        self._condition = threading.Condition()
+        self._last_error = ""
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
 
     def start(self) -> None:
@@ -130,27 +130,27 @@ class ApiRecorder:
         self, about: Reference, severity: Severity, reason: str, action: str, note: str
     ) -> None:
         event = Event(about, severity, reason, action, note)
-        with self._news:
-            if self._was_told(event):
+        with self._condition:
+            if self._is_repeated(event):
                 return
-            if len(self._waiting) == MOST:
+            if len(self._waiting) == QUEUE_SIZE:
                 self._waiting.popleft()
                 self.dropped += 1
             self._waiting.append(manifest(event, self._instance, time.time_ns()))
-            self._news.notify_all()
+            self._condition.notify_all()
 
     def stop(self) -> None:
-        with self._news:
+        with self._condition:
             if self._thread.is_alive():
-                self._news.wait_for(self._is_idle, self._moment)
+                self._condition.wait_for(self._is_idle, self._stop_timeout)
             self._stopped = True
-            self._news.notify_all()
+            self._condition.notify_all()
 
-    def _was_told(self, event: Event) -> bool:
+    def _is_repeated(self, event: Event) -> bool:
         now = self._clock()
-        self._told = {it: at for it, at in self._told.items() if now - at < AGAIN_SECONDS}
-        told = event in self._told
-        self._told.setdefault(event, now)
+        self._recent = {it: at for it, at in self._recent.items() if now - at < REPEAT_SECONDS}
+        told = event in self._recent
+        self._recent.setdefault(event, now)
         return told
 
     def _is_idle(self) -> bool:
@@ -158,30 +158,30 @@ class ApiRecorder:
 
     def _run(self) -> None:
         while found := self._next():
-            if not self._sent(*found):
+            if not self._send(*found):
                 self.dropped += 1
 
     def _next(self) -> tuple[str, bytes] | None:
-        with self._news:
+        with self._condition:
             self._sending = False
-            self._news.notify_all()
-            self._news.wait_for(lambda: self._waiting or self._stopped)
+            self._condition.notify_all()
+            self._condition.wait_for(lambda: self._waiting or self._stopped)
             if self._stopped:
                 return None
             self._sending = True
             return self._waiting.popleft()
 
-    def _sent(self, path: str, body: bytes) -> bool:
-        backoff = Backoff(self._pace)
+    def _send(self, path: str, body: bytes) -> bool:
+        backoff = Backoff(self._timing)
         for _ in range(ATTEMPTS):
             try:
                 self._create(path, body)
             except Exception as error:  # of any kind: a thread that died of it would send no more
-                self._complain(str(error) if isinstance(error, ClusterError) else repr(error))
-                if isinstance(error, Refused) or self._stops_within(backoff.next()):
+                self._report_error(str(error) if isinstance(error, ClusterError) else repr(error))
+                if isinstance(error, RequestRejected) or self._stopped_within(backoff.next()):
                     return False
             else:
-                self._said = ""
+                self._last_error = ""
                 return True
         return False
 
@@ -190,15 +190,15 @@ class ApiRecorder:
             self._server = self._make_server()
         self._server.create(path, body)
 
-    def _stops_within(self, seconds: float) -> bool:
-        with self._news:
-            return self._news.wait_for(lambda: self._stopped, seconds)
+    def _stopped_within(self, seconds: float) -> bool:
+        with self._condition:
+            return self._condition.wait_for(lambda: self._stopped, seconds)
 
-    def _complain(self, reason: str) -> None:
+    def _report_error(self, reason: str) -> None:
         """Once for the same reason in a row."""
-        if reason != self._said:
+        if reason != self._last_error:
             log.warning("events cannot be told to the API server: %s", reason)
-        self._said = reason
+        self._last_error = reason
 
 
 def manifest(event: Event, instance: str, now: int) -> tuple[str, bytes]:
@@ -217,19 +217,19 @@ def manifest(event: Event, instance: str, now: int) -> tuple[str, bytes]:
         "type": event.severity,
         "reason": event.reason,
         "action": event.action,
-        "note": event.note.encode()[:LONGEST_NOTE].decode(errors="ignore"),
+        "note": event.note.encode()[:MAX_NOTE].decode(errors="ignore"),
     }
     return f"/apis/events.k8s.io/v1/namespaces/{namespace}/events", msgspec.json.encode(body)
 
 
-def to_server(
+def server_factory(
     kubeconfig: Path | None, master: str = "", observe: Observe = unobserved
-) -> Callable[[], Creator]:
+) -> Callable[[], EventServer]:
     """Makes the door to the API server that ``watching.ApiSource`` watches by the same words."""
 
-    def make() -> Creator:
+    def make() -> EventServer:
         from ebpflb.cluster import api
 
-        return api.Server(kubeconfig, Pace(), master, observe=observe)
+        return api.Server(kubeconfig, Timing(), master, observe=observe)
 
     return make

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast, get_args, get_origin
 import msgspec
 import yaml
 
-from ebpflb.cluster.documents import Loader, check_depth
+from ebpflb.cluster.manifest_file import Loader, check_depth
 from ebpflb.configuration import durations, fields, listen_addresses
 from ebpflb.configuration.durations import Duration, FlushFrequency
 from ebpflb.configuration.fields import KubeProxyConfiguration, Section, join_path, value_at

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the two sources share: the events heard, a fake API server, short waits."""
+"""What the tests of the two sources share: recorded events, a fake API server, short waits."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from ebpflb.cluster.manifests import ManifestSource
-from ebpflb.cluster.pacing import Pace
+from ebpflb.cluster.list_watch import ApiSource
+from ebpflb.cluster.manifest_source import ManifestSource
+from ebpflb.cluster.retry import Timing
 from ebpflb.cluster.source import Source
-from ebpflb.cluster.watching import ApiSource
+from tests.cluster.event_log import NODE, QUICK, Begin, EventLog, Quick, Start
 from tests.cluster.fake_api import FakeApi
-from tests.cluster.heard import NODE, QUICK, Begin, Heard, Quick, Start
 
 
 @pytest.fixture
@@ -31,8 +31,8 @@ def no_mistakes_of_ours(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 
 @pytest.fixture
-def heard() -> Heard:
-    return Heard()
+def events() -> EventLog:
+    return EventLog()
 
 
 @pytest.fixture(autouse=True)
@@ -63,13 +63,13 @@ def begin() -> Iterator[Begin]:
 
 
 @pytest.fixture
-def watch(api: FakeApi, heard: Heard, tmp_path: Path, begin: Begin) -> Start:
-    """Starts an ApiSource on the fake server; pace and limit can be given."""
+def watch(api: FakeApi, events: EventLog, tmp_path: Path, begin: Begin) -> Start:
+    """Starts an ApiSource on the fake server; timing and limit can be given."""
 
     def watch(**settings: Any) -> Source:
         kubeconfig = api.kubeconfig(tmp_path)
         return begin(
-            ApiSource(heard, node_name=NODE, kubeconfig=kubeconfig, **{"pace": QUICK} | settings)
+            ApiSource(events, node_name=NODE, kubeconfig=kubeconfig, **{"timing": QUICK} | settings)
         )
 
     return watch
@@ -83,10 +83,10 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def follow(folder: Path, heard: Heard, begin: Begin) -> Start:
-    """Starts a ManifestSource on the folder; the pace can be given."""
+def follow(folder: Path, events: EventLog, begin: Begin) -> Start:
+    """Starts a ManifestSource on the folder; the timing can be given."""
 
-    def follow(pace: Pace = QUICK) -> Source:
-        return begin(ManifestSource(heard, directory=folder, node_name=NODE, pace=pace))
+    def follow(timing: Timing = QUICK) -> Source:
+        return begin(ManifestSource(events, directory=folder, node_name=NODE, timing=timing))
 
     return follow

@@ -191,10 +191,11 @@ class FakeApi:
             self._list(request, handler)
 
     def _create(self, object: Json, handler: Handler) -> None:
-        handler.send(201, json.dumps(object).encode())
+        """What the client is told to be there is there, so it is recorded first."""
         with self.changed:
             self.created.append(object)
             self.changed.notify_all()
+        handler.send(201, json.dumps(object).encode())
 
     def _list(self, request: Request, handler: Handler) -> None:
         with self.changed:

@@ -10,14 +10,14 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ebpflb.cluster import decoding, documents
+from ebpflb.cluster import decoding, manifest_file
 from ebpflb.cluster.selectors import selectors
 from ebpflb.errors import InvalidObject
 from ebpflb.model.events import Event, Kind, Replaced
 from ebpflb.model.objects import Object
+from tests.cluster.event_log import EventLog, Start
 from tests.cluster.fake_api import FakeApi
 from tests.cluster.fake_history import Json, Request, fits
-from tests.cluster.heard import Heard, Start
 from tests.cluster.objects import HEADLESS, PROXY_NAME, endpoint_slice, node, service, service_cidr
 
 words = st.text("abcdefghijklmnopqrstuvwxyz-:.0123456789 ~!#", max_size=12)
@@ -59,7 +59,7 @@ def _said(thing: Object | InvalidObject) -> dict[str, Any] | str:
 
 
 def test_the_sources_agree_over_the_wire_and_on_disk(
-    api: FakeApi, folder: Path, heard: Heard, watch: Start, follow: Start
+    api: FakeApi, folder: Path, events: EventLog, watch: Start, follow: Start
 ) -> None:
     """The same objects, some of them filtered or broken, give the same Replaced of every kind."""
     objects = [
@@ -77,9 +77,9 @@ def test_the_sources_agree_over_the_wire_and_on_disk(
         api.put(object)
     (folder / "all.yaml").write_text(yaml.safe_dump_all(objects))
     watch()
-    over_the_wire = [heard.of(kind) for kind in Kind]
+    over_the_wire = [events.next(kind) for kind in Kind]
     follow()
-    assert list(told(over_the_wire)) == list(told(heard.of(kind) for kind in Kind))
+    assert list(told(over_the_wire)) == list(told(events.next(kind) for kind in Kind))
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -88,7 +88,7 @@ def test_yaml_and_json_decode_alike(tmp_path: Path, object: Json) -> None:
     """Any Service comes out equal from both, or is refused by both."""
     path = tmp_path / "a.yaml"
     path.write_text(yaml.safe_dump(object))
-    content = documents.read(path)
+    content = manifest_file.read(path)
     try:
         expected = decoding.decode(Kind.SERVICE, msgspec.json.encode(object))
     except InvalidObject:

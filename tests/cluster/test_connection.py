@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from ebpflb.cluster.api import Server
-from ebpflb.cluster.watching import ApiSource
+from ebpflb.cluster.list_watch import ApiSource
 from ebpflb.errors import ClusterError
 from ebpflb.model.events import Changed, Kind, SourceStatus
+from tests.cluster.event_log import QUICK, Begin, EventLog, Quick, Start
 from tests.cluster.fake_api import FakeApi
-from tests.cluster.heard import QUICK, Begin, Heard, Quick, Start
 from tests.cluster.objects import service
 
 
@@ -23,16 +23,16 @@ def threads() -> list[threading.Thread]:
     return [it for it in threading.enumerate() if it.name.startswith("watch ")]
 
 
-def test_the_token_is_sent_and_a_wrong_one_is_trouble(
-    api: FakeApi, heard: Heard, watch: Start
+def test_the_token_is_sent_and_a_wrong_one_is_an_error(
+    api: FakeApi, events: EventLog, watch: Start
 ) -> None:
     """Authentication is the client's own, from the kubeconfig."""
     watch()
-    heard.of(Kind.SERVICE)
+    events.next(Kind.SERVICE)
     api.wait_for_watch("Service")
     api.token = "another"
     api.drop()
-    while (reason := heard.trouble().error) != "401 Unauthorized":
+    while (reason := events.source_status().error) != "401 Unauthorized":
         assert reason is None or "as soon as it began" in reason
 
 
@@ -47,13 +47,13 @@ def with_token_file(api: FakeApi, folder: Path) -> tuple[Path, Path]:
 
 
 def test_a_renewed_token_file_is_read_again(
-    api: FakeApi, heard: Heard, tmp_path: Path, begin: Begin
+    api: FakeApi, events: EventLog, tmp_path: Path, begin: Begin
 ) -> None:
-    """A token that expires is no trouble where its file has the next one, for all kinds alike."""
+    """A token that expires is no error where its file has the next one, for all kinds alike."""
     kubeconfig, token = with_token_file(api, tmp_path)
-    begin(ApiSource(heard, node_name="node-1", kubeconfig=kubeconfig, pace=QUICK))
+    begin(ApiSource(events, node_name="node-1", kubeconfig=kubeconfig, timing=QUICK))
     for kind in Kind:
-        heard.of(kind)
+        events.next(kind)
         api.wait_for_watch(kind)
     token.write_text("the next")
     api.token = "the next"
@@ -61,8 +61,8 @@ def test_a_renewed_token_file_is_read_again(
     for kind in Kind:
         api.wait_for_watch(kind, 2)
     api.put(service("late"))
-    assert isinstance(heard.of(Kind.SERVICE), Changed)
-    reasons = [str(it.error) for it in heard.everything() if isinstance(it, SourceStatus)]
+    assert isinstance(events.next(Kind.SERVICE), Changed)
+    reasons = [str(it.error) for it in events.all() if isinstance(it, SourceStatus)]
     assert not [reason for reason in reasons if "401" in reason]
 
 
@@ -78,68 +78,70 @@ def test_events_are_told_with_a_renewed_token(api: FakeApi, tmp_path: Path) -> N
 
 
 def test_a_kubeconfig_that_cannot_be_used_is_an_error_at_start(
-    heard: Heard, tmp_path: Path
+    events: EventLog, tmp_path: Path
 ) -> None:
     """The operator is told at once, in one line that names the file."""
     path = tmp_path / "none"
     with pytest.raises(ClusterError, match=str(path)):
-        ApiSource(heard, node_name="node-1", kubeconfig=path).start()
+        ApiSource(events, node_name="node-1", kubeconfig=path).start()
     path.write_text("{}")
     with pytest.raises(ClusterError, match=str(path)):
-        ApiSource(heard, node_name="node-1", kubeconfig=path).start()
+        ApiSource(events, node_name="node-1", kubeconfig=path).start()
 
 
 def test_no_kubeconfig_and_no_pod_is_an_error_at_start(
-    heard: Heard, monkeypatch: pytest.MonkeyPatch
+    events: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In-cluster configuration needs a cluster."""
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(ClusterError, match="nor in a pod"):
-        ApiSource(heard, node_name="node-1").start()
+        ApiSource(events, node_name="node-1").start()
 
 
 def test_stop_ends_the_threads_in_the_middle_of_a_watch(
-    api: FakeApi, heard: Heard, watch: Start
+    api: FakeApi, events: EventLog, watch: Start
 ) -> None:
     """At once, and nothing is told any more, not even the broken connection."""
     source = watch()
     for kind in Kind:
-        heard.of(kind)
+        events.next(kind)
         api.wait_for_watch(kind)
     source.stop()
     assert threads() == []
     api.put(service("late"))
-    assert heard.everything() == []
+    assert events.all() == []
 
 
-def test_stop_before_start_is_nothing(heard: Heard) -> None:
+def test_stop_before_start_is_nothing(events: EventLog) -> None:
     """An agent that fails early may stop everything alike."""
-    ApiSource(heard, node_name="node-1").stop()
+    ApiSource(events, node_name="node-1").stop()
 
 
 def test_master_overrides_the_kubeconfig(
-    api: FakeApi, heard: Heard, tmp_path: Path, begin: Begin, quick: Quick
+    api: FakeApi, events: EventLog, tmp_path: Path, begin: Begin, quick: Quick
 ) -> None:
     """--master says where the server is, the kubeconfig who we are (kube-proxy.md 15)."""
     kubeconfig = api.kubeconfig(tmp_path)
     kubeconfig.write_text(kubeconfig.read_text().replace(api.url, "http://127.0.0.1:9"))
     master = f"{api.url}/"
-    begin(ApiSource(heard, node_name="node-1", kubeconfig=kubeconfig, master=master, pace=quick()))
-    assert heard.of(Kind.SERVICE)
+    begin(
+        ApiSource(events, node_name="node-1", kubeconfig=kubeconfig, master=master, timing=quick())
+    )
+    assert events.next(Kind.SERVICE)
 
 
 def test_master_without_kubeconfig(
-    api: FakeApi, heard: Heard, begin: Begin, quick: Quick, monkeypatch: pytest.MonkeyPatch
+    api: FakeApi, events: EventLog, begin: Begin, quick: Quick, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alone it is asked without credentials; no pod's are looked for."""
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    begin(ApiSource(heard, node_name="node-1", master=api.url, pace=quick()))
-    assert heard.trouble().error == "401 Unauthorized"
+    begin(ApiSource(events, node_name="node-1", master=api.url, timing=quick()))
+    assert events.source_status().error == "401 Unauthorized"
 
 
 @pytest.mark.skipif(not shutil.which("openssl"), reason="openssl makes the certificate")
 def test_tls_is_spoken_and_stopped_alike(
-    heard: Heard, tmp_path: Path, begin: Begin, quick: Quick
+    events: EventLog, tmp_path: Path, begin: Begin, quick: Quick
 ) -> None:
     """Over TLS a watch tells and is stopped in its middle just the same."""
     certificate = tmp_path / "server.pem"
@@ -153,11 +155,11 @@ def test_tls_is_spoken_and_stopped_alike(
     )
     with FakeApi(certificate=certificate) as api:
         kubeconfig = api.kubeconfig(tmp_path)
-        source = begin(ApiSource(heard, node_name="node-1", kubeconfig=kubeconfig, pace=quick()))
-        heard.of(Kind.SERVICE)
+        source = begin(ApiSource(events, node_name="node-1", kubeconfig=kubeconfig, timing=quick()))
+        events.next(Kind.SERVICE)
         api.wait_for_watch("Service")
         api.put(service("web"))
-        assert isinstance(heard.of(Kind.SERVICE), Changed)
+        assert isinstance(events.next(Kind.SERVICE), Changed)
         source.stop()
         assert threads() == []
 
@@ -165,7 +167,7 @@ def test_tls_is_spoken_and_stopped_alike(
 def test_kubernetes_is_not_imported_before_it_is_needed() -> None:
     """The client costs 30 MB, which a node on manifests must not pay."""
     program = (
-        "import sys, ebpflb.cluster.watching, ebpflb.cluster.manifests;"
+        "import sys, ebpflb.cluster.list_watch, ebpflb.cluster.manifest_source;"
         "sys.exit('kubernetes' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

@@ -7,9 +7,9 @@ import pytest
 from ebpflb.cluster import decoding
 from ebpflb.model.events import Changed, Event, Key, Kind, Removed, Replaced
 from ebpflb.model.objects import Object, Service
+from tests.cluster.event_log import EventLog, Start
 from tests.cluster.fake_api import FakeApi
 from tests.cluster.fake_history import Json
-from tests.cluster.heard import Heard, Start
 from tests.cluster.objects import HEADLESS, PROXY_NAME, endpoint_slice, node, service, service_cidr
 
 
@@ -19,43 +19,45 @@ def names(event: Event) -> set[str]:
 
 
 def test_every_kind_is_told_once_even_if_there_is_nothing(
-    api: FakeApi, heard: Heard, watch: Start
+    api: FakeApi, events: EventLog, watch: Start
 ) -> None:
     """Nothing is programmed before every list is complete, so an empty list must be told too."""
     watch()
     for kind in Kind:
-        assert heard.of(kind) == Replaced(kind, {})
+        assert events.next(kind) == Replaced(kind, {})
 
 
 def test_an_object_arrives_with_its_fields_and_its_source(
-    api: FakeApi, heard: Heard, watch: Start
+    api: FakeApi, events: EventLog, watch: Start
 ) -> None:
     """Found carries the decoded object and the server's URL."""
     api.put(service("web"))
     watch()
-    found = heard.of(Kind.SERVICE).objects[Key("default", "web")]
+    found = events.next(Kind.SERVICE).objects[Key("default", "web")]
     assert isinstance(found.object, Service)
     assert found.object.spec.cluster_ip == "10.96.0.1"
     assert [port.port for port in found.object.spec.ports or ()] == [80]
     assert found.source == api.url
 
 
-def test_a_node_has_no_namespace(api: FakeApi, heard: Heard, watch: Start) -> None:
+def test_a_node_has_no_namespace(api: FakeApi, events: EventLog, watch: Start) -> None:
     """The key of a Node has an empty namespace, and so has a ServiceCIDR's."""
     api.put(node("node-1"))
     api.put(service_cidr("kubernetes", "10.96.0.0/16"))
     watch()
-    assert set(heard.of(Kind.NODE).objects) == {Key("", "node-1")}
-    assert set(heard.of(Kind.SERVICE_CIDR).objects) == {Key("", "kubernetes")}
+    assert set(events.next(Kind.NODE).objects) == {Key("", "node-1")}
+    assert set(events.next(Kind.SERVICE_CIDR).objects) == {Key("", "kubernetes")}
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 7])
-def test_a_list_is_read_page_by_page(api: FakeApi, heard: Heard, watch: Start, count: int) -> None:
+def test_a_list_is_read_page_by_page(
+    api: FakeApi, events: EventLog, watch: Start, count: int
+) -> None:
     """All pages make one Replaced, whether or not the last page is full."""
     for number in range(count):
         api.put(service(f"web-{number}"))
     watch(limit=3)
-    assert names(heard.of(Kind.SERVICE)) == {f"web-{number}" for number in range(count)}
+    assert names(events.next(Kind.SERVICE)) == {f"web-{number}" for number in range(count)}
     api.wait_for_watch("Service")
     pages = [it.query for it in api.requests if it.kind == "Service" and not it.is_watch]
     assert len(pages) == (count + 2) // 3
@@ -63,32 +65,34 @@ def test_a_list_is_read_page_by_page(api: FakeApi, heard: Heard, watch: Start, c
     assert ["continue" in page for page in pages] == [False] + [True] * (len(pages) - 1)
 
 
-def test_pages_are_of_500_unless_told_otherwise(api: FakeApi, heard: Heard, watch: Start) -> None:
+def test_pages_are_of_500_unless_told_otherwise(
+    api: FakeApi, events: EventLog, watch: Start
+) -> None:
     """A list asks for 500 objects at a time."""
     watch()
-    heard.of(Kind.SERVICE)
+    events.next(Kind.SERVICE)
     assert next(it.query["limit"] for it in api.requests if it.kind == "Service") == "500"
 
 
 def test_an_expired_continue_token_starts_the_list_again(
-    api: FakeApi, heard: Heard, watch: Start
+    api: FakeApi, events: EventLog, watch: Start
 ) -> None:
     """410 in the middle of a list: nothing is told of the first try, the second one is whole."""
     for number in range(4):
         api.put(service(f"web-{number}"))
     api.expiring = 1
     watch(limit=2)
-    assert names(heard.of(Kind.SERVICE)) == {f"web-{number}" for number in range(4)}
+    assert names(events.next(Kind.SERVICE)) == {f"web-{number}" for number in range(4)}
     assert api.lists("Service") == 2
 
 
 def test_the_api_is_asked_with_kube_proxys_selectors(
-    api: FakeApi, heard: Heard, watch: Start
+    api: FakeApi, events: EventLog, watch: Start
 ) -> None:
     """Lists and watches alike carry exactly the selectors of kube-proxy.md 1.1."""
     watch()
     for kind in Kind:
-        heard.of(kind)
+        events.next(kind)
         api.wait_for_watch(kind)
     asked = {
         (it.kind, it.query.get("labelSelector"), it.query.get("fieldSelector"))
@@ -102,7 +106,7 @@ def test_the_api_is_asked_with_kube_proxys_selectors(
     }
 
 
-def test_what_does_not_match_is_not_told(api: FakeApi, heard: Heard, watch: Start) -> None:
+def test_what_does_not_match_is_not_told(api: FakeApi, events: EventLog, watch: Start) -> None:
     """Headless and foreign Services, headless slices and other nodes stay at the server."""
     api.put(service("foreign", labels={PROXY_NAME: ""}))
     api.put(service("headless", clusterIP="None"))
@@ -112,33 +116,33 @@ def test_what_does_not_match_is_not_told(api: FakeApi, heard: Heard, watch: Star
     api.put(node("node-1"))
     api.put(node("node-2"))
     watch()
-    assert names(heard.of(Kind.SERVICE)) == {"ours"}
-    assert names(heard.of(Kind.ENDPOINT_SLICE)) == {"foreign"}
-    assert names(heard.of(Kind.NODE)) == {"node-1"}
+    assert names(events.next(Kind.SERVICE)) == {"ours"}
+    assert names(events.next(Kind.ENDPOINT_SLICE)) == {"foreign"}
+    assert names(events.next(Kind.NODE)) == {"node-1"}
 
 
 def test_a_label_that_ends_the_match_removes_and_one_that_begins_it_adds(
-    api: FakeApi, heard: Heard, watch: Start
+    api: FakeApi, events: EventLog, watch: Start
 ) -> None:
     """The server makes DELETED and ADDED of a label change; both are told."""
     api.put(service("web"))
     watch()
-    heard.of(Kind.SERVICE)
+    events.next(Kind.SERVICE)
     api.wait_for_watch("Service")
     api.put(service("web", labels={PROXY_NAME: "other"}))
-    assert heard.of(Kind.SERVICE) == Removed(Kind.SERVICE, Key("default", "web"))
+    assert events.next(Kind.SERVICE) == Removed(Kind.SERVICE, Key("default", "web"))
     api.put(service("web"))
-    assert isinstance(heard.of(Kind.SERVICE), Changed)
+    assert isinstance(events.next(Kind.SERVICE), Changed)
 
 
 def test_a_broken_object_spoils_neither_its_page_nor_the_list(
-    api: FakeApi, heard: Heard, watch: Start
+    api: FakeApi, events: EventLog, watch: Start
 ) -> None:
     """It is told with what is wrong: kind, name and field."""
     api.put(service("bad", ports=[{"port": "eighty"}]))
     api.put(service("good"))
     watch(limit=1)
-    objects = heard.of(Kind.SERVICE).objects
+    objects = events.next(Kind.SERVICE).objects
     assert {key.name for key in objects} == {"good", "bad"}
     assert isinstance(objects["default", "good"].object, Service)
     bad = objects["default", "bad"]
@@ -147,22 +151,22 @@ def test_a_broken_object_spoils_neither_its_page_nor_the_list(
 
 
 def test_an_object_without_a_name_is_one_line(
-    api: FakeApi, heard: Heard, watch: Start, caplog: pytest.LogCaptureFixture
+    api: FakeApi, events: EventLog, watch: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It cannot be told, but the rest is served."""
     page = b'{"metadata": {"resourceVersion": "1"}, "items": [{"metadata": {}, "spec": {}}, 7]}'
     api.fail("Service", 200, page)
     watch()
-    assert heard.of(Kind.SERVICE) == Replaced(Kind.SERVICE, {})
+    assert events.next(Kind.SERVICE) == Replaced(Kind.SERVICE, {})
     assert len(caplog.messages) == 2
     assert "Service without a name: metadata: " in caplog.messages[0]
 
 
-def test_null_items_are_an_empty_list(api: FakeApi, heard: Heard, watch: Start) -> None:
+def test_null_items_are_an_empty_list(api: FakeApi, events: EventLog, watch: Start) -> None:
     """Go writes null for an empty list."""
     api.fail("Service", 200, b'{"metadata": {"resourceVersion": "1"}, "items": null}')
     watch()
-    assert heard.of(Kind.SERVICE) == Replaced(Kind.SERVICE, {})
+    assert events.next(Kind.SERVICE) == Replaced(Kind.SERVICE, {})
 
 
 @pytest.mark.parametrize("object", [service("a"), endpoint_slice("a-1"), node("node-1")])

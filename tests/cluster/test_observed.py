@@ -9,8 +9,8 @@ from ebpflb.cluster.api import Server
 from ebpflb.errors import ClusterError
 from ebpflb.model.events import Kind
 from tests.cluster.conftest import QUICK
+from tests.cluster.event_log import EventLog, Start
 from tests.cluster.fake_api import FakeApi
-from tests.cluster.heard import Heard, Start
 
 Told = tuple[str, str, int | None]
 
@@ -20,11 +20,13 @@ def told() -> list[Told]:
     return []
 
 
-def test_a_source_tells_of_lists_and_watches(heard: Heard, watch: Start, told: list[Told]) -> None:
+def test_a_source_tells_of_lists_and_watches(
+    events: EventLog, watch: Start, told: list[Told]
+) -> None:
     """Each request once, with method, server and status; a watch when its answer begins."""
     source = watch(observe=lambda *request: told.append(request[:3]))
     for kind in Kind:
-        heard.of(kind)
+        events.next(kind)
     url = source._server.url  # type: ignore[attr-defined]
     assert set(told) == {("GET", url, 200)}
     assert len(told) >= len(Kind)

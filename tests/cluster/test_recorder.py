@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from ebpflb.cluster import recorder
-from ebpflb.cluster.recorder import MOST, ApiRecorder, Event, LogRecorder, manifest
+from ebpflb.cluster.recorder import QUEUE_SIZE, ApiRecorder, Event, LogRecorder, manifest
 from ebpflb.model.events import Key
+from tests.cluster.event_log import NODE, QUICK
 from tests.cluster.fake_api import PATIENCE, FakeApi
 from tests.cluster.fake_history import Json
-from tests.cluster.heard import NODE, QUICK
 
 WEB = recorder.service(Key("shop", "web"))
 STARTING = (recorder.node(NODE), "Normal", "Starting", "StartKubeProxy", "")
@@ -28,9 +28,13 @@ def record(api: FakeApi, tmp_path: Path) -> Iterator[Record]:
     """Starts recorders for the fake server."""
     started: list[ApiRecorder] = []
 
-    def record(clock: Callable[[], float] = time.monotonic, moment: float = 2.0) -> ApiRecorder:
-        server = recorder.to_server(api.kubeconfig(tmp_path))
-        started.append(ApiRecorder(server, NODE, pace=QUICK, clock=clock, moment=moment))
+    def record(
+        clock: Callable[[], float] = time.monotonic, stop_timeout: float = 2.0
+    ) -> ApiRecorder:
+        server = recorder.server_factory(api.kubeconfig(tmp_path))
+        started.append(
+            ApiRecorder(server, NODE, timing=QUICK, clock=clock, stop_timeout=stop_timeout)
+        )
         started[-1].start()
         return started[-1]
 
@@ -160,22 +164,26 @@ def test_refused_event_is_dropped_and_said_once(
 def test_never_blocks_and_drops_the_oldest(api: FakeApi, record: Record) -> None:
     """While the server is silent so many wait and no more; the newest are told in the end."""
     api.delay = 0.3
-    it = record(moment=PATIENCE)
-    for number in range(3 * MOST):
+    it = record(stop_timeout=PATIENCE)
+    for number in range(3 * QUEUE_SIZE):
         it.event(*failed(number))
     with api.changed:
         api.delay = 0.0
     it.stop()
-    told = notes(api, MOST)
-    assert told[-MOST:] == [f"the {number}th" for number in range(2 * MOST, 3 * MOST)]
-    assert it.dropped == 3 * MOST - len(told)
+    told = notes(api, QUEUE_SIZE)
+    assert told[-QUEUE_SIZE:] == [
+        f"the {number}th" for number in range(2 * QUEUE_SIZE, 3 * QUEUE_SIZE)
+    ]
+    assert it.dropped == 3 * QUEUE_SIZE - len(told)
 
 
 def test_kubeconfig_that_cannot_be_used_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The agent itself will stop for it; the recorder only says so."""
-    it = ApiRecorder(recorder.to_server(tmp_path / "none"), NODE, pace=QUICK, moment=0.0)
+    it = ApiRecorder(
+        recorder.server_factory(tmp_path / "none"), NODE, timing=QUICK, stop_timeout=0.0
+    )
     it.start()
     it.event(*STARTING)  # type: ignore[arg-type]
     end = time.monotonic() + PATIENCE
@@ -197,7 +205,7 @@ def test_stop_sends_what_waits(api: FakeApi, record: Record) -> None:
 def test_stop_does_not_wait_for_a_server_that_is_away(record: Record, api: FakeApi) -> None:
     """A moment and no longer; to stop twice, or what never started, is nothing."""
     api.fail("Event", 500, times=1000)
-    it = record(moment=0.05)
+    it = record(stop_timeout=0.05)
     it.event(*FAILED)
     it.stop()
     it.stop()

@@ -7,19 +7,19 @@ import pytest
 
 from ebpflb.cluster.source import Source
 from ebpflb.model.events import Changed, Event, Key, Kind, Removed, Replaced
+from tests.cluster.event_log import EventLog, Quick, Start
 from tests.cluster.fake_api import FakeApi
-from tests.cluster.heard import Heard, Quick, Start
 from tests.cluster.objects import node, service
 
 WEB = Key("default", "web")
 
 
 @pytest.fixture
-def watched(api: FakeApi, heard: Heard, watch: Start) -> Source:
+def watched(api: FakeApi, events: EventLog, watch: Start) -> Source:
     """A source that has listed the Service web and watches."""
     api.put(service("web"))
     source = watch()
-    heard.of(Kind.SERVICE)
+    events.next(Kind.SERVICE)
     api.wait_for_watch("Service")
     return source
 
@@ -28,102 +28,102 @@ def changed(event: Event, name: str) -> bool:
     return isinstance(event, Changed) and event.key.name == name
 
 
-def test_changes_are_told_in_order(api: FakeApi, heard: Heard, watched: Source) -> None:
+def test_changes_are_told_in_order(api: FakeApi, events: EventLog, watched: Source) -> None:
     """Added, modified and deleted objects become Changed, Changed and Removed."""
     api.put(service("new"))
     api.put(service("web", clusterIP="10.96.0.2"))
     api.delete(service("new"))
-    assert changed(heard.of(Kind.SERVICE), "new")
-    assert heard.of(Kind.SERVICE).found.object.spec.cluster_ip == "10.96.0.2"
-    assert heard.of(Kind.SERVICE) == Removed(Kind.SERVICE, Key("default", "new"))
+    assert changed(events.next(Kind.SERVICE), "new")
+    assert events.next(Kind.SERVICE).found.object.spec.cluster_ip == "10.96.0.2"
+    assert events.next(Kind.SERVICE) == Removed(Kind.SERVICE, Key("default", "new"))
 
 
 def test_a_watch_asks_for_bookmarks_and_a_random_end(
-    api: FakeApi, heard: Heard, watched: Source
+    api: FakeApi, events: EventLog, watched: Source
 ) -> None:
-    """allowWatchBookmarks is set, and timeoutSeconds lies between once and twice the pace's."""
+    """allowWatchBookmarks is set, and timeoutSeconds lies between once and twice the timing's."""
     (query,) = api.watches("Service")
     assert query["allowWatchBookmarks"] == "true"
     assert 20 <= int(query["timeoutSeconds"]) <= 40
 
 
 def test_a_dropped_connection_is_resumed_without_a_list(
-    api: FakeApi, heard: Heard, watched: Source
+    api: FakeApi, events: EventLog, watched: Source
 ) -> None:
     """What changed while nobody watched is told, and the server counts one list only."""
     version = api.put(service("seen"))
-    assert changed(heard.of(Kind.SERVICE), "seen")
+    assert changed(events.next(Kind.SERVICE), "seen")
     with api.changed:
         api.drop()
         api.put(service("meanwhile"))
-    assert changed(heard.of(Kind.SERVICE), "meanwhile")
+    assert changed(events.next(Kind.SERVICE), "meanwhile")
     assert api.lists("Service") == 1
     assert api.watches("Service")[-1]["resourceVersion"] == version
 
 
-def test_a_deletion_moves_the_resume_point(api: FakeApi, heard: Heard, watched: Source) -> None:
+def test_a_deletion_moves_the_resume_point(api: FakeApi, events: EventLog, watched: Source) -> None:
     """DELETED carries a version of its own, and the next watch begins there."""
     api.delete(service("web"))
-    heard.of(Kind.SERVICE)
+    events.next(Kind.SERVICE)
     deleted = api.version
     with api.changed:
         api.drop()
         api.put(service("next"))
-    assert changed(heard.of(Kind.SERVICE), "next")
+    assert changed(events.next(Kind.SERVICE), "next")
     assert api.watches("Service")[-1]["resourceVersion"] == deleted
 
 
-def test_a_bookmark_moves_the_resume_point(api: FakeApi, heard: Heard, watched: Source) -> None:
+def test_a_bookmark_moves_the_resume_point(api: FakeApi, events: EventLog, watched: Source) -> None:
     """After a bookmark the history before it may be compacted; nothing is listed again."""
     for number in range(5):
         api.put(node(f"other-{number}"))
     newest = api.bookmark("Service")
     api.put(service("after"))
-    assert changed(heard.of(Kind.SERVICE), "after")
+    assert changed(events.next(Kind.SERVICE), "after")
     with api.changed:
         api.compact(newest)
         api.drop()
         api.put(service("last"))
-    assert changed(heard.of(Kind.SERVICE), "last")
+    assert changed(events.next(Kind.SERVICE), "last")
     assert api.lists("Service") == 1
 
 
 def test_a_bookmark_alone_is_enough_to_resume_from(
-    api: FakeApi, heard: Heard, watch: Start
+    api: FakeApi, events: EventLog, watch: Start
 ) -> None:
     """A quiet kind does not fall out of the history while others move on."""
     watch()
-    heard.of(Kind.SERVICE)
+    events.next(Kind.SERVICE)
     api.wait_for_watch("Service")
     api.put(node("other"))
     newest = api.bookmark("Service")
     api.say("Service", b'{"type": "DELETED", "object": {"metadata": {"name": "mark"}}}')
-    assert isinstance(heard.of(Kind.SERVICE), Removed)
+    assert isinstance(events.next(Kind.SERVICE), Removed)
     with api.changed:
         api.drop()
         api.put(service("web"))
-    assert changed(heard.of(Kind.SERVICE), "web")
+    assert changed(events.next(Kind.SERVICE), "web")
     assert api.watches("Service")[-1]["resourceVersion"] == newest
 
 
 def test_a_watch_that_ends_in_time_is_followed_by_the_next(
-    api: FakeApi, heard: Heard, watch: Start, quick: Quick
+    api: FakeApi, events: EventLog, watch: Start, quick: Quick
 ) -> None:
-    """timeoutSeconds over: the next watch follows at once, with no list and no trouble."""
+    """timeoutSeconds over: the next watch follows at once, with no list and no error."""
     api.put(service("web"))
-    watch(pace=quick(watch=1, chance=lambda: 0.0))
-    first = heard.of(Kind.SERVICE)
+    watch(timing=quick(watch_timeout=1, jitter=lambda: 0.0))
+    first = events.next(Kind.SERVICE)
     assert isinstance(first, Replaced)
     api.wait_for_watch("Service", 2)
     api.put(service("later"))
-    assert changed(heard.of(Kind.SERVICE), "later")
+    assert changed(events.next(Kind.SERVICE), "later")
     assert api.lists("Service") == 1
-    assert all(isinstance(event, Replaced) for event in heard.everything())
+    assert all(isinstance(event, Replaced) for event in events.all())
 
 
 @pytest.mark.parametrize("gone_in_stream", [False, True])
 def test_410_gone_is_answered_by_a_new_list(
-    api: FakeApi, heard: Heard, watched: Source, gone_in_stream: bool
+    api: FakeApi, events: EventLog, watched: Source, gone_in_stream: bool
 ) -> None:
     """As status or as ERROR event: a full Replaced follows, without what was deleted meanwhile."""
     api.gone_in_stream = gone_in_stream
@@ -132,66 +132,68 @@ def test_410_gone_is_answered_by_a_new_list(
         api.delete(service("web"))
         api.put(service("new"))
         api.compact()
-    event = heard.of(Kind.SERVICE)
+    event = events.next(Kind.SERVICE)
     assert isinstance(event, Replaced)
     assert {key.name for key in event.objects} == {"new"}
     assert api.lists("Service") == 2
     api.wait_for_watch("Service")
     api.put(service("newer"))
-    assert changed(heard.of(Kind.SERVICE), "newer")
+    assert changed(events.next(Kind.SERVICE), "newer")
 
 
 def test_a_version_the_server_does_not_know_yet_is_answered_by_a_new_list(
-    api: FakeApi, heard: Heard, watched: Source
+    api: FakeApi, events: EventLog, watched: Source
 ) -> None:
     """504 Too large resource version, as after a restore from a backup, must not last for ever."""
     api.fail("Service", 504, b'{"code": 504, "message": "Too large resource version: 9"}')
     with api.changed:
         api.drop()
-    assert isinstance(heard.of(Kind.SERVICE), Replaced)
+    assert isinstance(events.next(Kind.SERVICE), Replaced)
 
 
-def test_a_broken_object_is_told_as_such(api: FakeApi, heard: Heard, watched: Source) -> None:
+def test_a_broken_object_is_told_as_such(api: FakeApi, events: EventLog, watched: Source) -> None:
     """With what is wrong in it; and its version still moves the resume point."""
     for ports, reason in (
         ([{"port": None}], "spec.ports[0].port: Expected `int`, got `null`"),
         ("x", "spec.ports: Expected `array | null`, got `str`"),
     ):
         bad = api.put(service("web", ports=ports))
-        told = heard.of(Kind.SERVICE)
+        told = events.next(Kind.SERVICE)
         assert (told.key, str(told.found.object)) == (WEB, reason)
     with api.changed:
         api.drop()
         api.put(service("web"))
-    assert changed(heard.of(Kind.SERVICE), "web")
+    assert changed(events.next(Kind.SERVICE), "web")
     assert api.watches("Service")[-1]["resourceVersion"] == bad
 
 
-def test_a_broken_object_can_still_be_deleted(api: FakeApi, heard: Heard, watched: Source) -> None:
+def test_a_broken_object_can_still_be_deleted(
+    api: FakeApi, events: EventLog, watched: Source
+) -> None:
     """DELETED needs no more than the name."""
     api.put(service("web", ports="x"))
-    heard.of(Kind.SERVICE)
+    events.next(Kind.SERVICE)
     api.delete(service("web"))
-    assert heard.of(Kind.SERVICE) == Removed(Kind.SERVICE, WEB)
+    assert events.next(Kind.SERVICE) == Removed(Kind.SERVICE, WEB)
 
 
 @pytest.mark.parametrize("line", [b"{", b"[]", b"\xff\xfe", b'{"type": "ADDED"}', b""])
 def test_a_line_that_is_no_event_is_passed_over(
-    api: FakeApi, heard: Heard, watched: Source, caplog: pytest.LogCaptureFixture, line: bytes
+    api: FakeApi, events: EventLog, watched: Source, caplog: pytest.LogCaptureFixture, line: bytes
 ) -> None:
     """Garbage in the stream is one log line; the watch goes on."""
     api.say("Service", line)
     api.put(service("next"))
-    assert changed(heard.of(Kind.SERVICE), "next")
+    assert changed(events.next(Kind.SERVICE), "next")
     assert len(caplog.messages) == 1
     assert len(api.watches("Service")) == 1
 
 
 def test_an_unknown_type_of_event_is_passed_over(
-    api: FakeApi, heard: Heard, watched: Source
+    api: FakeApi, events: EventLog, watched: Source
 ) -> None:
     """The API may grow new ones."""
     event = {"type": "RENAMED", "object": {"metadata": {"name": "web"}}}
     api.say("Service", json.dumps(event).encode())
     api.put(service("next"))
-    assert changed(heard.of(Kind.SERVICE), "next")
+    assert changed(events.next(Kind.SERVICE), "next")

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 import yaml
 
-from ebpflb.cluster.decoding import MISFITS, convert
+from ebpflb.cluster.decoding import DECODE_ERRORS, convert
 from ebpflb.errors import ClusterError, InvalidObject
 from ebpflb.model.events import Key, Kind
 from ebpflb.model.objects import Object
@@ -29,10 +29,10 @@ KINDS = {
     ("v1", "Node"): Kind.NODE,
     ("networking.k8s.io/v1", "ServiceCIDR"): Kind.SERVICE_CIDR,
 }
-DEEPEST = 1000  # levels of nesting; real manifests have about ten
+MAX_DEPTH = 1000  # levels of nesting; real manifests have about ten
 
 
-class Name(NamedTuple):
+class ObjectName(NamedTuple):
     """Which object of which kind."""
 
     kind: Kind
@@ -46,12 +46,12 @@ class Name(NamedTuple):
 class Content:
     """What a file says: objects, or what is wrong with them.
 
-    ``nameless``: what is wrong with documents that do not even say which object they are. If there
+    ``unnamed``: what is wrong with documents that do not even say which object they are. If there
     are any, an object that is not found here cannot be said to be gone.
     """
 
-    objects: dict[Name, Object | InvalidObject] = field(default_factory=dict)
-    nameless: list[str] = field(default_factory=list)
+    objects: dict[ObjectName, Object | InvalidObject] = field(default_factory=dict)
+    unnamed: list[str] = field(default_factory=list)
 
 
 def read(path: Path) -> Content:
@@ -59,9 +59,9 @@ def read(path: Path) -> Content:
     content = Content()
     for where, document in _documents(path):
         try:
-            _sort(path, document, content)
+            _add(path, document, content)
         except InvalidObject as error:
-            content.nameless.append(f"{where}: {error}")
+            content.unnamed.append(f"{where}: {error}")
     return content
 
 
@@ -87,7 +87,7 @@ def _parse(path: Path) -> Iterator[Any]:
             yield from (it for it in yaml.load_all(data, Loader=Loader) if it is not None)
     except OSError as error:
         raise ClusterError(str(error.strerror)) from error
-    except (yaml.YAMLError, ValueError, *MISFITS) as error:
+    except (yaml.YAMLError, ValueError, *DECODE_ERRORS) as error:
         reason = " ".join(str(error).split())
         raise ClusterError(f"neither YAML nor JSON: {reason}") from error
 
@@ -98,17 +98,17 @@ def check_depth(data: bytes) -> None:
     Most files are shallow at first sight, since a level costs a bracket or half a column of a line.
     """
     longest = max(map(len, data.splitlines()), default=0)
-    if data.count(b"[") + data.count(b"{") + 2 * longest < DEEPEST:
+    if data.count(b"[") + data.count(b"{") + 2 * longest < MAX_DEPTH:
         return
     depth = 0
     for event in yaml.parse(data, Loader=Loader):
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
-        if depth > DEEPEST:
-            raise ValueError(f"nested more than {DEEPEST} levels deep")
+        if depth > MAX_DEPTH:
+            raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
 
 
-def _sort(path: Path, document: Any, content: Content) -> None:
+def _add(path: Path, document: Any, content: Content) -> None:
     """Raises InvalidObject if the document does not say which object it is."""
     if not isinstance(document, dict):
         raise InvalidObject("document", "not a mapping")
@@ -126,17 +126,17 @@ def _sort(path: Path, document: Any, content: Content) -> None:
         content.objects[name] = InvalidObject(error.field, error.reason)
 
 
-def _named(kind: Kind, document: dict[Any, Any]) -> tuple[dict[Any, Any], Name]:
+def _named(kind: Kind, document: dict[Any, Any]) -> tuple[dict[Any, Any], ObjectName]:
     """The document with its namespace filled in, and the name of its object."""
     metadata = document.get("metadata")
     if not isinstance(metadata, dict):
         raise InvalidObject("metadata", "not a mapping")
     name = _text(metadata, "name", "metadata.")
     if not kind.namespaced:
-        return document, Name(kind, Key("", name))
+        return document, ObjectName(kind, Key("", name))
     namespace = metadata.get("namespace") or "default"
     document = document | {"metadata": metadata | {"namespace": namespace}}
-    return document, Name(kind, Key(str(namespace), name))
+    return document, ObjectName(kind, Key(str(namespace), name))
 
 
 def _text(mapping: dict[Any, Any], field: str, where: str = "") -> str:

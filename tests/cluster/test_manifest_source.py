@@ -8,78 +8,78 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ebpflb.cluster import manifests
-from ebpflb.cluster.manifests import ManifestSource
+from ebpflb.cluster import manifest_source
+from ebpflb.cluster.manifest_source import ManifestSource
 from ebpflb.errors import ClusterError
 from ebpflb.model.events import Changed, Key, Kind, Removed
-from tests.cluster.heard import Heard, Quick, Start
+from tests.cluster.event_log import EventLog, Quick, Start
+from tests.cluster.manifest_files import begun, keys, look_at_everything, write
 from tests.cluster.objects import service
-from tests.cluster.writing import begun, keys, look_at_everything, write
 
 WEB = Key("default", "web")
 
 
 def test_a_file_written_in_place_is_told_when_it_is_closed(
-    folder: Path, heard: Heard, follow: Start
+    folder: Path, events: EventLog, follow: Start
 ) -> None:
     """CREATE alone is not yet a reason to read: half a file would be no YAML, or less of it."""
     follow()
-    begun(heard)
+    begun(events)
     with (folder / "a.yaml").open("w") as file:
         file.write(yaml.safe_dump(service("web")))
         file.flush()
         look_at_everything(folder)
         write(folder / "b.yaml", service("mark"))
-        assert heard.of(Kind.SERVICE).key.name == "mark"
+        assert events.next(Kind.SERVICE).key.name == "mark"
         file.write(f"---\n{yaml.safe_dump(service('second'))}")
-    assert [heard.of(Kind.SERVICE).key.name for _ in range(2)] == ["second", "web"]
+    assert [events.next(Kind.SERVICE).key.name for _ in range(2)] == ["second", "web"]
 
 
 def test_a_file_rewritten_in_place_is_not_read_by_half(
-    folder: Path, heard: Heard, follow: Start
+    folder: Path, events: EventLog, follow: Start
 ) -> None:
     """Truncated and not yet written to the end: what it said before is not removed."""
     write(folder / "a.yaml", service("first"), service("second"))
     follow()
-    begun(heard)
+    begun(events)
     with (folder / "a.yaml").open("w") as file:
         file.write(yaml.safe_dump(service("first")))
         file.flush()
         look_at_everything(folder)
         write(folder / "b.yaml", service("mark"))
-        assert heard.of(Kind.SERVICE).key.name == "mark"
+        assert events.next(Kind.SERVICE).key.name == "mark"
         file.write(f"---\n{yaml.safe_dump(service('second', clusterIP='10.96.0.9'))}")
-    event = heard.of(Kind.SERVICE)
+    event = events.next(Kind.SERVICE)
     assert (type(event), event.key.name) == (Changed, "second")
 
 
 def test_a_file_being_rewritten_is_not_read_by_a_look_that_was_due(
-    folder: Path, heard: Heard, follow: Start, quick: Quick
+    folder: Path, events: EventLog, follow: Start, quick: Quick
 ) -> None:
-    """The look of every ``Pace.rescan`` leaves it for later, too."""
+    """The look of every ``Timing.rescan_interval`` leaves it for later, too."""
     write(folder / "a.yaml", service("first"), service("second"))
     (folder / "link.yaml").symlink_to(target := folder.parent / "elsewhere")
-    follow(quick(rescan=0.1))
-    begun(heard)
+    follow(quick(rescan_interval=0.1))
+    begun(events)
     with (folder / "a.yaml").open("w") as file:
         file.write(yaml.safe_dump(service("first")))
         file.flush()
         for name in ("look-1", "look-2", "look-3"):
             target.write_text(yaml.safe_dump(service(name)))
-            assert next_but_looks(heard, name) == (Changed, name)
+            assert next_but_looks(events, name) == (Changed, name)
         file.write(f"---\n{yaml.safe_dump(service('second', clusterIP='10.96.0.9'))}")
-    assert next_but_looks(heard, "second") == (Changed, "second")
+    assert next_but_looks(events, "second") == (Changed, "second")
 
 
-def next_but_looks(heard: Heard, awaited: str) -> tuple[type, str]:
+def next_but_looks(events: EventLog, awaited: str) -> tuple[type, str]:
     """The next event but those of other looks."""
-    while (event := heard.of(Kind.SERVICE)).key.name.startswith("look-"):
+    while (event := events.next(Kind.SERVICE)).key.name.startswith("look-"):
         if event.key.name == awaited:
             break
     return type(event), event.key.name
 
 
-def test_a_config_map_swap_is_followed(folder: Path, heard: Heard, follow: Start) -> None:
+def test_a_config_map_swap_is_followed(folder: Path, events: EventLog, follow: Start) -> None:
     """The links stay, ``..data`` is swapped below them, and only what differs is told."""
 
     def publish(version: str, **ips: str) -> None:
@@ -94,34 +94,34 @@ def test_a_config_map_swap_is_followed(folder: Path, heard: Heard, follow: Start
     for name in ("web", "same"):
         (folder / f"{name}.yaml").symlink_to(f"..data/{name}.yaml")
     follow()
-    assert keys(begun(heard)[Kind.SERVICE]) == {"default/web", "default/same"}
+    assert keys(begun(events)[Kind.SERVICE]) == {"default/web", "default/same"}
     publish("2", web="10.96.0.3", same="10.96.0.2", new="10.96.0.4")
     (folder / "new.yaml").symlink_to("..data/new.yaml")
-    told = [heard.of(Kind.SERVICE).found for _ in range(2)]
+    told = [events.next(Kind.SERVICE).found for _ in range(2)]
     assert {it.object.spec.cluster_ip for it in told} == {"10.96.0.3", "10.96.0.4"}
 
 
 def test_a_link_whose_target_is_edited_is_found_by_the_next_look(
-    folder: Path, heard: Heard, follow: Start, quick: Quick
+    folder: Path, events: EventLog, follow: Start, quick: Quick
 ) -> None:
-    """inotify on the directory does not see it; a look every ``Pace.rescan`` does."""
+    """inotify on the directory does not see it; a look every ``Timing.rescan_interval`` does."""
     target = folder.parent / "elsewhere"
     target.write_text(yaml.safe_dump(service("web")))
     (folder / "a.yaml").symlink_to(target)
-    follow(quick(rescan=0.1))
-    begun(heard)
+    follow(quick(rescan_interval=0.1))
+    begun(events)
     target.write_text(yaml.safe_dump(service("other")))
-    assert {type(heard.of(Kind.SERVICE)) for _ in range(2)} == {Changed, Removed}
+    assert {type(events.next(Kind.SERVICE)) for _ in range(2)} == {Changed, Removed}
 
 
 def test_unchanged_files_are_not_parsed_again(
-    folder: Path, heard: Heard, follow: Start, monkeypatch: pytest.MonkeyPatch
+    folder: Path, events: EventLog, follow: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the changed one is."""
     for name in "abc":
         write(folder / f"{name}.yaml", service(name))
     follow()
-    begun(heard)
+    begun(events)
     parsed = []
     read = Path.read_bytes
 
@@ -131,79 +131,79 @@ def test_unchanged_files_are_not_parsed_again(
 
     monkeypatch.setattr(Path, "read_bytes", read_and_note)
     write(folder / "b.yaml", service("b", clusterIP="10.96.0.9"))
-    heard.of(Kind.SERVICE)
+    events.next(Kind.SERVICE)
     look_at_everything(folder)
     write(folder / "d.yaml", service("d"))
-    heard.of(Kind.SERVICE)
+    events.next(Kind.SERVICE)
     assert parsed == ["b.yaml", "d.yaml"]
 
 
-def test_no_directory_is_an_error_at_start(folder: Path, heard: Heard) -> None:
+def test_no_directory_is_an_error_at_start(folder: Path, events: EventLog) -> None:
     """The operator is told at once, in one line that names it; a file is no directory either."""
     (folder / "file").touch()
     for path in (folder / "none", folder / "file"):
         with pytest.raises(ClusterError, match=str(path)):
-            ManifestSource(heard, directory=path, node_name="node-1").start()
+            ManifestSource(events, directory=path, node_name="node-1").start()
 
 
-def test_a_directory_that_vanishes_is_trouble_and_is_found_again(
-    folder: Path, heard: Heard, follow: Start
+def test_a_directory_that_vanishes_is_an_error_and_is_found_again(
+    folder: Path, events: EventLog, follow: Start
 ) -> None:
     """Nothing is removed while it is away; when it is back, only what differs is told."""
     write(folder / "a.yaml", service("web"))
     follow()
-    begun(heard)
+    begun(events)
     folder.rename(folder.parent / "away")
-    trouble = heard.trouble()
-    assert trouble.source == str(folder)
-    assert "No such file" in str(trouble.error)
+    status = events.source_status()
+    assert status.source == str(folder)
+    assert "No such file" in str(status.error)
     write(folder.parent / "away" / "b.yaml", service("new"))
     (folder.parent / "away").rename(folder)
-    assert heard.trouble() == type(trouble)(str(folder), None)
-    assert heard.of(Kind.SERVICE).key.name == "new"
+    assert events.source_status() == type(status)(str(folder), None)
+    assert events.next(Kind.SERVICE).key.name == "new"
     write(folder / "c.yaml", service("watched-again"))
-    assert heard.of(Kind.SERVICE).key.name == "watched-again"
+    assert events.next(Kind.SERVICE).key.name == "watched-again"
 
 
 def test_a_directory_replaced_at_once_is_followed(
-    folder: Path, heard: Heard, follow: Start
+    folder: Path, events: EventLog, follow: Start
 ) -> None:
     """The watch was on the old one; what the new one says is told, and followed."""
     write(folder / "a.yaml", service("web"))
     follow()
-    begun(heard)
+    begun(events)
     new = folder.parent / "new"
     new.mkdir()
     write(new / "a.yaml", service("web", clusterIP="10.96.0.2"))
     folder.rename(folder.parent / "old")
     new.rename(folder)
-    assert heard.of(Kind.SERVICE).found.object.spec.cluster_ip == "10.96.0.2"
+    assert events.next(Kind.SERVICE).found.object.spec.cluster_ip == "10.96.0.2"
     write(folder / "b.yaml", service("more"))
-    assert heard.of(Kind.SERVICE).key.name == "more"
+    assert events.next(Kind.SERVICE).key.name == "more"
 
 
 def test_without_inotify_the_directory_is_looked_at_by_the_second(
-    folder: Path, heard: Heard, follow: Start, monkeypatch: pytest.MonkeyPatch
+    folder: Path, events: EventLog, follow: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nodes run out of inotify instances; that is trouble, but not the end of service."""
+    """Nodes run out of inotify instances; that is an error, but not the end of service."""
 
     def refuse() -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(manifests, "INotify", refuse)
+    monkeypatch.setattr(manifest_source, "INotify", refuse)
     write(folder / "a.yaml", service("web"))
     follow()
-    assert keys(heard.of(Kind.SERVICE)) == {"default/web"}
-    assert "fs.inotify.max_user_instances" in heard.reason()
+    assert keys(events.next(Kind.SERVICE)) == {"default/web"}
+    assert "fs.inotify.max_user_instances" in events.error()
     write(folder / "b.yaml", service("new"))
-    assert heard.of(Kind.SERVICE).key.name == "new"
+    assert events.next(Kind.SERVICE).key.name == "new"
 
 
-def test_stop_is_prompt_and_final(folder: Path, heard: Heard, follow: Start) -> None:
+def test_stop_is_prompt_and_final(folder: Path, events: EventLog, follow: Start) -> None:
     """The thread ends at once and tells nothing any more."""
     source = follow()
-    begun(heard)
+    begun(events)
     source.stop()
     assert not source._thread.is_alive()
     write(folder / "a.yaml", service("late"))
-    assert heard.everything() == []
+    assert events.all() == []

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from ebpflb.model.events import Changed, Key, Kind, Replaced, SourceStatus
+from tests.cluster.event_log import EventLog, Quick, Start
 from tests.cluster.fake_api import FakeApi
-from tests.cluster.heard import Heard, Quick, Start
 from tests.cluster.objects import service, service_cidr
 
 NOT_FOUND = b'{"code": 404, "message": "the server could not find the requested resource"}'
@@ -17,68 +17,68 @@ RANGE = service_cidr("kubernetes", "10.96.0.0/16")
 
 @pytest.mark.parametrize("body", [NOT_FOUND, b"404 page not found\n"])
 def test_a_resource_that_is_not_there_is_an_empty_list(
-    api: FakeApi, heard: Heard, watch: Start, caplog: pytest.LogCaptureFixture, body: bytes
+    api: FakeApi, events: EventLog, watch: Start, caplog: pytest.LogCaptureFixture, body: bytes
 ) -> None:
-    """It is told like one, with one line and no trouble; every other kind is served."""
+    """It is told like one, with one line and no error; every other kind is served."""
     caplog.set_level(logging.INFO, "ebpflb")
     api.fail("ServiceCIDR", 404, body, times=1000)
     watch()
-    assert heard.of(Kind.SERVICE_CIDR) == Replaced(Kind.SERVICE_CIDR, {})
+    assert events.next(Kind.SERVICE_CIDR) == Replaced(Kind.SERVICE_CIDR, {})
     for kind in set(Kind) - {Kind.SERVICE_CIDR}:
-        assert isinstance(heard.of(kind), Replaced)
-    assert heard.everything() == []
+        assert isinstance(events.next(kind), Replaced)
+    assert events.all() == []
     (line,) = caplog.messages
     assert line.startswith(f"{api.url}/apis/networking.k8s.io/v1/servicecidrs: no ServiceCIDR here")
 
 
-def test_it_is_asked_for_again(api: FakeApi, heard: Heard, watch: Start, quick: Quick) -> None:
+def test_it_is_asked_for_again(api: FakeApi, events: EventLog, watch: Start, quick: Quick) -> None:
     """A server that is upgraded is noticed, and meanwhile nothing is told twice."""
     api.put(RANGE)
     api.fail("ServiceCIDR", 404, NOT_FOUND, times=3)
-    watch(pace=quick(absent=0.01))
-    assert heard.of(Kind.SERVICE_CIDR) == Replaced(Kind.SERVICE_CIDR, {})
-    assert set(heard.of(Kind.SERVICE_CIDR).objects) == {Key("", "kubernetes")}
+    watch(timing=quick(missing_resource_delay=0.01))
+    assert events.next(Kind.SERVICE_CIDR) == Replaced(Kind.SERVICE_CIDR, {})
+    assert set(events.next(Kind.SERVICE_CIDR).objects) == {Key("", "kubernetes")}
     api.put(service_cidr("more", "10.97.0.0/16"))
-    assert isinstance(heard.of(Kind.SERVICE_CIDR), Changed)
+    assert isinstance(events.next(Kind.SERVICE_CIDR), Changed)
 
 
 def test_what_was_there_stays_when_the_resource_goes(
-    api: FakeApi, heard: Heard, watch: Start, quick: Quick
+    api: FakeApi, events: EventLog, watch: Start, quick: Quick
 ) -> None:
     """A downgraded server takes nothing away."""
     api.put(RANGE)
-    watch(pace=quick(absent=0.01))
-    heard.of(Kind.SERVICE_CIDR)
+    watch(timing=quick(missing_resource_delay=0.01))
+    events.next(Kind.SERVICE_CIDR)
     api.wait_for_watch("ServiceCIDR")
     with api.changed:
         api.fail("ServiceCIDR", 404, NOT_FOUND, times=3)
         api.drop()
-    assert set(heard.of(Kind.SERVICE_CIDR).objects) == {Key("", "kubernetes")}
-    events = [event for event in heard.everything() if not isinstance(event, SourceStatus)]
-    assert Kind.SERVICE_CIDR not in {event.kind for event in events}
+    assert set(events.next(Kind.SERVICE_CIDR).objects) == {Key("", "kubernetes")}
+    others = [event for event in events.all() if not isinstance(event, SourceStatus)]
+    assert Kind.SERVICE_CIDR not in {event.kind for event in others}
 
 
-def test_a_refusal_is_trouble(api: FakeApi, heard: Heard, watch: Start) -> None:
+def test_a_refusal_is_an_error(api: FakeApi, events: EventLog, watch: Start) -> None:
     """A missing permission is for the operator to mend; others are not held up."""
     api.fail("ServiceCIDR", 403, b'{"message": "servicecidrs is forbidden"}', times=1000)
     watch()
-    assert heard.reason() == "403 servicecidrs is forbidden"
-    heard.of(Kind.SERVICE)
+    assert events.error() == "403 servicecidrs is forbidden"
+    events.next(Kind.SERVICE)
 
 
-def test_services_must_be_there(api: FakeApi, heard: Heard, watch: Start) -> None:
-    """404 for what we cannot do without is no API server of ours: trouble, and no empty list."""
+def test_services_must_be_there(api: FakeApi, events: EventLog, watch: Start) -> None:
+    """404 for what we cannot do without is an error, and no empty list."""
     api.put(service("web"))
     api.fail("Service", 404, NOT_FOUND, times=2)
     watch()
-    assert heard.reason().startswith("404 ")
-    assert heard.of(Kind.SERVICE).objects
+    assert events.error().startswith("404 ")
+    assert events.next(Kind.SERVICE).objects
 
 
-def test_stop_while_it_rests(api: FakeApi, heard: Heard, watch: Start) -> None:
+def test_stop_while_it_rests(api: FakeApi, events: EventLog, watch: Start) -> None:
     """Nobody waits for a server to be upgraded."""
     api.fail("ServiceCIDR", 404, NOT_FOUND, times=1000)
     source = watch()
-    heard.of(Kind.SERVICE_CIDR)
+    events.next(Kind.SERVICE_CIDR)
     source.stop()
     assert not [it.name for it in threading.enumerate() if it.name.startswith("watch ")]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ebpflb.cluster.folder import Folder
+from ebpflb.cluster.manifest_directory import ManifestDirectory
 from ebpflb.errors import ClusterError, InvalidObject
 from ebpflb.model.events import Changed, Event, Key, Kind, Removed, Replaced, SourceStatus
 from tests.cluster.fake_history import Json
@@ -20,7 +20,7 @@ class Manifests:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.folder = Folder(path, "node-1")
+        self.folder = ManifestDirectory(path, "node-1")
         self.told: list[SourceStatus] = []
 
     def write(self, *documents: Json | str, name: str = "a.yaml") -> None:
@@ -30,7 +30,7 @@ class Manifests:
 
     def first(self) -> dict[Kind, Replaced]:
         """Replaced by kind, at the first look."""
-        events = self.folder.look()
+        events = self.folder.scan()
         self.told = [it for it in events if isinstance(it, SourceStatus)]
         return {event.kind: event for event in events if isinstance(event, Replaced)}
 
@@ -47,7 +47,7 @@ class Manifests:
         self.told = [it for it in events if isinstance(it, SourceStatus)]
         return [_short(event) for event in events if not isinstance(event, SourceStatus)]
 
-    def trouble(self, name: str = "a.yaml") -> str | None:
+    def error(self, name: str = "a.yaml") -> str | None:
         """What is wrong with the only file that was told of just now."""
         (told,) = self.told
         assert told.source == str(self.path / name)
@@ -68,28 +68,28 @@ def manifests(folder: Path) -> Manifests:
 
 
 def test_a_file_that_is_no_yaml_keeps_all_its_objects(manifests: Manifests) -> None:
-    """It is trouble, with the place, until it is mended; then the difference is told."""
+    """It is an error, with the place, until it is mended; then the difference is emitted."""
     manifests.write(service("a"), service("b"))
     manifests.first()
     manifests.write(service("a"), "spec: [")
     assert manifests.news() == []
-    reason = manifests.trouble()
+    reason = manifests.error()
     assert reason and reason.startswith("neither YAML nor JSON: ") and "line " in reason
     manifests.write(service("a"))
     assert manifests.news() == ["-b"]
-    assert manifests.trouble() is None
+    assert manifests.error() is None
 
 
-def test_a_bad_file_that_goes_is_no_trouble_any_more(manifests: Manifests) -> None:
+def test_a_bad_file_that_goes_is_no_error_any_more(manifests: Manifests) -> None:
     """Nor is one that cannot be read told again as long as that is so."""
     manifests.write("spec: [")
     manifests.first()
-    assert manifests.trouble()
+    assert manifests.error()
     assert manifests.news() == []
     assert not manifests.told
     (manifests.path / "a.yaml").unlink()
     assert manifests.news() == []
-    assert manifests.trouble() is None
+    assert manifests.error() is None
 
 
 @pytest.mark.parametrize("text", [b"\xff\xfe\x00", b"a: b: c", b"%", b"{", b"? [a]\n: b", b"\x00"])
@@ -109,7 +109,7 @@ def test_a_file_nested_without_end_is_refused(manifests: Manifests, name: str, t
     manifests.write(text, name=name)
     manifests.write(service("good"))
     assert manifests.services() == {"good"}
-    assert manifests.trouble(name)
+    assert manifests.error(name)
 
 
 def test_a_file_with_many_brackets_is_read(manifests: Manifests) -> None:
@@ -125,7 +125,7 @@ def test_a_file_that_may_not_be_read_keeps_its_objects(manifests: Manifests) -> 
     (manifests.path / "a.yaml").unlink()
     (manifests.path / "a.yaml").symlink_to("a.yaml")  # a loop: ELOOP to stat and to open
     assert manifests.news() == []
-    assert manifests.trouble() == "Too many levels of symbolic links"
+    assert manifests.error() == "Too many levels of symbolic links"
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_file_that_may_not_be_read_keeps_its_objects(manifests: Manifests) -> 
         ("{apiVersion: v1, kind: Node, metadata: {name: 5}}", "metadata.name: expected a name"),
     ],
 )
-def test_a_document_without_identity_is_trouble(
+def test_a_document_without_identity_is_an_error(
     manifests: Manifests, document: str, reason: str
 ) -> None:
     """Of the file, with its place; and as it may be any of them, no object is removed."""
@@ -149,7 +149,7 @@ def test_a_document_without_identity_is_trouble(
     manifests.first()
     manifests.write(service("a"), document, service("c"))
     assert manifests.news() == ["+c"]
-    assert str(manifests.trouble()).startswith(f"document 2: {reason}")
+    assert str(manifests.error()).startswith(f"document 2: {reason}")
 
 
 def test_an_object_that_does_not_fit_is_told_as_such(manifests: Manifests) -> None:
@@ -202,7 +202,7 @@ def test_a_list_is_its_items(manifests: Manifests) -> None:
     manifests.write({"apiVersion": "v1", "kind": "List", "items": items}, service("c"))
     manifests.write({"apiVersion": "v1", "kind": "List", "items": None}, name="empty.yaml")
     assert manifests.services() == {"a", "b", "c"}
-    assert manifests.trouble() == "document 1, item 1: document: not a mapping"
+    assert manifests.error() == "document 1, item 1: document: not a mapping"
 
 
 def test_the_namespace_is_default_unless_said(manifests: Manifests) -> None:
@@ -241,4 +241,4 @@ def test_a_look_without_a_directory_is_an_error(manifests: Manifests) -> None:
     """Its name and the reason in one line; what was served stays."""
     manifests.path.rmdir()
     with pytest.raises(ClusterError, match=f"{manifests.path}: No such file"):
-        manifests.folder.look()
+        manifests.folder.scan()

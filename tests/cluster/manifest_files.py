@@ -7,8 +7,8 @@ from typing import Any
 import yaml
 
 from ebpflb.model.events import Event, Kind, Replaced
+from tests.cluster.event_log import EventLog
 from tests.cluster.fake_history import Json
-from tests.cluster.heard import Heard
 
 
 def write(path: Path, *documents: Json) -> None:
@@ -23,9 +23,9 @@ def look_at_everything(folder: Path) -> None:
     (folder / "..data").mkdir()
 
 
-def begun(heard: Heard) -> dict[Kind, Any]:
+def begun(events: EventLog) -> dict[Kind, Any]:
     """The Replaced of each kind."""
-    return {kind: heard.of(kind) for kind in Kind}
+    return {kind: events.next(kind) for kind in Kind}
 
 
 def keys(event: Event) -> set[str]:

@@ -9,8 +9,8 @@ import pytest
 from ebpflb.cluster import recorder
 from ebpflb.cluster.recorder import ApiRecorder
 from ebpflb.errors import ClusterError
+from tests.cluster.event_log import NODE, QUICK
 from tests.cluster.fake_api import PATIENCE
-from tests.cluster.heard import NODE, QUICK
 
 STARTING = (recorder.node(NODE), "Normal", "Starting", "StartKubeProxy")
 
@@ -26,7 +26,7 @@ def test_unforeseen(caplog: pytest.LogCaptureFixture) -> None:
                 raise failures.pop(0)
             told.append(json.loads(body)["note"])
 
-    sending = ApiRecorder(Server, NODE, pace=QUICK)
+    sending = ApiRecorder(Server, NODE, timing=QUICK)
     sending.start()
     for number in range(2):
         sending.event(*STARTING, f"the {number}th")
@@ -50,7 +50,7 @@ def test_gives_up_in_the_end() -> None:
                 done.set()
             raise ClusterError("no route to host")
 
-    it = ApiRecorder(Broken, NODE, pace=QUICK, moment=0.0)
+    it = ApiRecorder(Broken, NODE, timing=QUICK, stop_timeout=0.0)
     it.start()
     for note in ("first", "second"):
         it.event(*STARTING, note)  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 
 Files that inotify names are read again, once they are closed: half a file would be no YAML or,
 worse, say less. Anything else that moves in the directory, such as the ``..data`` link that a
-ConfigMap mount swaps, asks for a look at every file's signature. Every ``Pace.rescan`` seconds
+ConfigMap mount swaps, causes a scan of all files' signatures. Every ``Timing.rescan_interval``
 there is one anyway: it finds what inotify cannot see, such as a link's target edited in place.
 """
 
@@ -15,17 +15,16 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from inotify_simple import Event as Notice
+from inotify_simple import Event as InotifyEvent
 from inotify_simple import INotify, flags
 
-from ebpflb.cluster.folder import Folder, is_manifest
-from ebpflb.cluster.pacing import Pace
-from ebpflb.cluster.running import Runner
+from ebpflb.cluster.manifest_directory import ManifestDirectory, is_manifest
+from ebpflb.cluster.retry import RetryLoop, Timing
 from ebpflb.cluster.source import Emit
 from ebpflb.errors import ClusterError
 from ebpflb.model.events import Event
 
-LOST = flags.DELETE_SELF | flags.MOVE_SELF | flags.IGNORED | flags.UNMOUNT
+DIRECTORY_LOST = flags.DELETE_SELF | flags.MOVE_SELF | flags.IGNORED | flags.UNMOUNT
 MASK = (
     flags.CLOSE_WRITE
     | flags.MOVED_TO
@@ -37,24 +36,26 @@ MASK = (
     | flags.MOVE_SELF
     | flags.ONLYDIR
 )
-RETURN = 1.0  # seconds: how soon a directory that comes back is noticed
+MAX_BACKOFF = 1.0  # seconds: how soon a directory that comes back is noticed
 
 
 class ManifestSource:
     """The objects of a directory's YAML files, in one thread. See ``source.Source``."""
 
     def __init__(
-        self, emit: Emit, *, directory: Path, node_name: str, pace: Pace | None = None
+        self, emit: Emit, *, directory: Path, node_name: str, timing: Timing | None = None
     ) -> None:
-        pace = pace or Pace()
-        self._pace = replace(pace, cap=min(pace.cap, RETURN))
+        timing = timing or Timing()
+        self._timing = replace(timing, backoff_max=min(timing.backoff_max, MAX_BACKOFF))
         self._directory = directory
-        self._folder = Folder(directory, node_name)
-        self._unfinished: set[str] = set()  # files open for writing, as far as inotify has told
+        self._manifests = ManifestDirectory(directory, node_name)
+        self._open_for_writing: set[str] = (
+            set()
+        )  # files open for writing, as far as inotify has told
         self._stopped = threading.Event()
-        self._runner = Runner(str(directory), emit, self._pace, self._stopped)
+        self._loop = RetryLoop(str(directory), emit, self._timing, self._stopped)
         self._thread = threading.Thread(
-            target=self._runner.run, args=(self._turn,), name="manifests", daemon=True
+            target=self._loop.run, args=(self._follow_directory,), name="manifests", daemon=True
         )
 
     def start(self) -> None:
@@ -72,9 +73,9 @@ class ManifestSource:
             if not self._thread.is_alive():  # else it may still wait for it
                 os.close(self._wake)
 
-    def _turn(self) -> None:
+    def _follow_directory(self) -> None:
         """Follow the directory until it is another one."""
-        self._unfinished.clear()
+        self._open_for_writing.clear()
         with self._inotify() as inotify:
             watch = self._watch(inotify)
             while self._watch(inotify) == watch and self._follow(inotify):
@@ -82,15 +83,15 @@ class ManifestSource:
 
     def _follow(self, inotify: INotify) -> bool:
         """Look at everything, and follow the changes until the next look is due; whether it is."""
-        end = time.monotonic() + self._pace.rescan
-        self._tell(self._folder.look(besides=self._unfinished))
-        self._runner.well()
-        self._runner.progress()
+        end = time.monotonic() + self._timing.rescan_interval
+        self._emit(self._manifests.scan(skip=self._open_for_writing))
+        self._loop.clear_error()
+        self._loop.reset_backoff()
         while time.monotonic() < end and not self._stopped.is_set():
-            notices = self._wait(inotify, end - time.monotonic())
-            if any(notice.mask & LOST for notice in notices):
+            inotify_events = self._wait(inotify, end - time.monotonic())
+            if any(inotify_event.mask & DIRECTORY_LOST for inotify_event in inotify_events):
                 return False
-            self._tell(self._news(notices))
+            self._emit(self._events_for(inotify_events))
         return not self._stopped.is_set()
 
     def _inotify(self) -> INotify:
@@ -98,7 +99,7 @@ class ManifestSource:
         try:
             return INotify()
         except OSError as error:
-            self._tell(self._folder.look())
+            self._emit(self._manifests.scan())
             reason = f"inotify: {error.strerror}; see sysctl fs.inotify.max_user_instances"
             raise ClusterError(reason) from error
 
@@ -109,35 +110,39 @@ class ManifestSource:
         except OSError as error:
             raise ClusterError(f"{self._directory}: {error.strerror}") from error
 
-    def _tell(self, events: Iterable[Event]) -> None:
+    def _emit(self, events: Iterable[Event]) -> None:
         for event in events:
-            self._runner.emit(event)
+            self._loop.emit(event)
 
-    def _wait(self, inotify: INotify, seconds: float) -> list[Notice]:
+    def _wait(self, inotify: INotify, seconds: float) -> list[InotifyEvent]:
         poller = select.poll()
         poller.register(inotify, select.POLLIN)
         poller.register(self._wake, select.POLLIN)
         poller.poll(max(0.0, seconds) * 1000)
         return list(inotify.read(timeout=0))
 
-    def _news(self, notices: list[Notice]) -> list[Event]:
-        names = {notice.name for notice in notices if self._is_finished(notice)}
-        names = {name for name in names if not is_scratch(name)}
+    def _events_for(self, inotify_events: list[InotifyEvent]) -> list[Event]:
+        names = {
+            inotify_event.name
+            for inotify_event in inotify_events
+            if self._is_finished(inotify_event)
+        }
+        names = {name for name in names if not is_hidden(name)}
         if all(map(is_manifest, names)):
-            return self._folder.read(names - self._unfinished)
-        return self._folder.look(besides=self._unfinished)
+            return self._manifests.read(names - self._open_for_writing)
+        return self._manifests.scan(skip=self._open_for_writing)
 
-    def _is_finished(self, notice: Notice) -> bool:
+    def _is_finished(self, inotify_event: InotifyEvent) -> bool:
         """Keep account of the files being written; a link is finished when it is created."""
-        path = self._directory / notice.name
-        begun = notice.mask & (flags.CREATE | flags.MODIFY)
+        path = self._directory / inotify_event.name
+        begun = inotify_event.mask & (flags.CREATE | flags.MODIFY)
         if begun and path.is_file() and not path.is_symlink():
-            self._unfinished.add(notice.name)
+            self._open_for_writing.add(inotify_event.name)
             return False
-        self._unfinished.discard(notice.name)
+        self._open_for_writing.discard(inotify_event.name)
         return True
 
 
-def is_scratch(name: str) -> bool:
+def is_hidden(name: str) -> bool:
     """An editor's hidden file, which is nobody's business; not a ConfigMap's ``..data``."""
     return name.startswith(".") and not name.startswith("..")

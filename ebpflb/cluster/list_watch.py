@@ -19,8 +19,7 @@ from typing import Protocol
 from msgspec import Raw
 
 from ebpflb.cluster import decoding
-from ebpflb.cluster.pacing import Pace
-from ebpflb.cluster.running import Runner
+from ebpflb.cluster.retry import RetryLoop, Timing
 from ebpflb.cluster.selectors import Selector, selectors
 from ebpflb.cluster.source import Emit, Observe, unobserved
 from ebpflb.errors import ClusterError, InvalidObject
@@ -28,9 +27,9 @@ from ebpflb.model.events import Changed, Key, Kind, ReadObject, Removed, Replace
 
 log = logging.getLogger(__name__)
 
-LIMIT = 500  # objects per page, as kubectl and client-go ask for
-OPTIONAL = frozenset({Kind.SERVICE_CIDR})  # there since Kubernetes 1.33
-SHORT = 1.0  # seconds: a watch that ends sooner, with nothing said, counts as a failure
+PAGE_LIMIT = 500  # objects per page, as kubectl and client-go ask for
+OPTIONAL_KINDS = frozenset({Kind.SERVICE_CIDR})  # there since Kubernetes 1.33
+SHORT_WATCH = 1.0  # seconds: a watch that ends sooner, with nothing said, counts as a failure
 
 
 class Server(Protocol):
@@ -46,51 +45,57 @@ class Server(Protocol):
     ) -> AbstractContextManager[Iterator[bytes]]: ...
 
 
-class Watcher:
+class ListWatch:
     """One kind at one server, a turn at a time."""
 
     def __init__(
-        self, kind: Kind, selector: Selector, server: Server, runner: Runner, *, limit: int = LIMIT
+        self,
+        kind: Kind,
+        selector: Selector,
+        server: Server,
+        loop: RetryLoop,
+        *,
+        limit: int = PAGE_LIMIT,
     ) -> None:
         self.version = ""
         self._kind = kind
         self._query = selector.query()
         self._server = server
-        self._runner = runner
+        self._loop = loop
         self._limit = limit
         self._listed = False
 
-    def turn(self) -> None:
+    def list_and_watch(self) -> None:
         """List if there is nothing to resume from, then watch. Raises ClusterError."""
         try:
             if not self.version:
                 self._list()
             self._watch()
-        except decoding.Gone:
+        except decoding.ResourceExpired:
             self.version = ""
             raise
-        except decoding.Absent as error:
-            if self._kind not in OPTIONAL:
+        except decoding.ResourceNotFound as error:
+            if self._kind not in OPTIONAL_KINDS:
                 raise
-            self._do_without(error)
+            self._handle_missing(error)
 
-    def _do_without(self, error: ClusterError) -> None:
-        """What was heard before stays, as it does in any other trouble."""
+    def _handle_missing(self, error: ClusterError) -> None:
+        """What was received before stays, as it does in any other trouble."""
         self.version = ""
-        self._runner.well()
+        self._loop.clear_error()
         if not self._listed:
-            log.info("%s: no %s here: %s", self._runner.source, self._kind, error)
-            self._runner.emit(Replaced(self._kind, {}))
+            log.info("%s: no %s here: %s", self._loop.source, self._kind, error)
+            self._loop.emit(Replaced(self._kind, {}))
             self._listed = True
-        self._runner.rest()
+        self._loop.wait_for_resource()
 
     def _list(self) -> None:
         objects: dict[Key, ReadObject] = {}
         metadata = self._page("", objects)
         while metadata.token:
             metadata = self._page(metadata.token, objects)
-        self._runner.well()
-        self._runner.emit(Replaced(self._kind, objects))
+        self._loop.clear_error()
+        self._loop.emit(Replaced(self._kind, objects))
         self.version = metadata.resource_version
         self._listed = True
 
@@ -101,47 +106,47 @@ class Watcher:
             query["continue"] = token
         page = decoding.page(self._server.page(self._kind, query))
         for item in page.items or ():
-            objects.update(self._find(item))
+            objects.update(self._read_object(item))
         return page.metadata
 
     def _watch(self) -> None:
         query = self._query | {"resourceVersion": self.version, "allowWatchBookmarks": "true"}
         opened = time.monotonic()
-        heard = False
+        received = False
         with self._server.watch(self._kind, query) as lines:
-            self._runner.well()
+            self._loop.clear_error()
             for line in lines:
-                self._hear(line)
-                self._runner.progress()
-                heard = True
-        if not heard and time.monotonic() - opened < SHORT:
+                self._handle_line(line)
+                self._loop.reset_backoff()
+                received = True
+        if not received and time.monotonic() - opened < SHORT_WATCH:
             raise ClusterError("the watch ended as soon as it began")
-        self._runner.progress()
+        self._loop.reset_backoff()
 
-    def _hear(self, data: bytes) -> None:
-        """Tell of one line and move the version on. Raises Gone and ClusterError for ERROR."""
+    def _handle_line(self, data: bytes) -> None:
+        """Emits what one line reports. Raises ResourceExpired or ClusterError for type ERROR."""
         try:
             line = decoding.line(data)
         except InvalidObject as error:
-            log.warning("%s: no watch event: %s", self._runner.source, error)
+            log.warning("%s: no watch event: %s", self._loop.source, error)
             return
         if line.type == "ERROR":
-            raise decoding.refusal(line.object)
-        self._tell(line)
+            raise decoding.error_from_status(line.object)
+        self._emit_line(line)
 
-    def _tell(self, line: decoding.Line) -> None:
+    def _emit_line(self, line: decoding.Line) -> None:
         identity = decoding.identify(line.object)
         if line.type == "DELETED" and identity.key:
-            self._runner.emit(Removed(self._kind, identity.key))
+            self._loop.emit(Removed(self._kind, identity.key))
         elif line.type in ("ADDED", "MODIFIED"):
-            for key, found in self._find(line.object).items():
-                self._runner.emit(Changed(self._kind, key, found))
+            for key, found in self._read_object(line.object).items():
+                self._loop.emit(Changed(self._kind, key, found))
         self.version = identity.version or self.version
 
-    def _find(self, data: Raw) -> dict[Key, ReadObject]:
+    def _read_object(self, data: Raw) -> dict[Key, ReadObject]:
         """An object by its key; nothing but a line where that cannot be read."""
         try:
-            return dict([decoding.find(self._kind, data, self._server.url)])
+            return dict([decoding.read_object(self._kind, data, self._server.url)])
         except InvalidObject as error:
             log.warning("%s: %s without a name: %s", self._server.url, self._kind, error)
             return {}
@@ -157,8 +162,8 @@ class ApiSource:
         node_name: str,
         kubeconfig: Path | None = None,
         master: str = "",
-        pace: Pace | None = None,
-        limit: int = LIMIT,
+        timing: Timing | None = None,
+        limit: int = PAGE_LIMIT,
         observe: Observe = unobserved,
     ) -> None:
         """Without ``kubeconfig`` we run in a pod; ``node_name`` is the Node object to watch, and
@@ -168,7 +173,7 @@ class ApiSource:
         self._node_name = node_name
         self._kubeconfig = kubeconfig
         self._master = master
-        self._pace = pace or Pace()
+        self._timing = timing or Timing()
         self._limit = limit
         self._observe = observe
         self._stopped = threading.Event()
@@ -178,13 +183,18 @@ class ApiSource:
         """Raises ClusterError if the configuration cannot be used."""
         from ebpflb.cluster import api
 
-        self._server = api.Server(self._kubeconfig, self._pace, self._master, observe=self._observe)
+        self._server = api.Server(
+            self._kubeconfig, self._timing, self._master, observe=self._observe
+        )
         for kind, selector in selectors(self._node_name).items():
             source = self._server.url + api.PATHS[kind]
-            runner = Runner(source, self._emit, self._pace, self._stopped)
-            watcher = Watcher(kind, selector, self._server, runner, limit=self._limit)
+            loop = RetryLoop(source, self._emit, self._timing, self._stopped)
+            list_watch = ListWatch(kind, selector, self._server, loop, limit=self._limit)
             thread = threading.Thread(
-                target=runner.run, args=(watcher.turn,), name=f"watch {kind}", daemon=True
+                target=loop.run,
+                args=(list_watch.list_and_watch,),
+                name=f"watch {kind}",
+                daemon=True,
             )
             self._threads.append(thread)
             thread.start()

@@ -8,26 +8,26 @@ from pathlib import Path
 import pytest
 
 from ebpflb.model.events import Changed, Key, Kind, Removed, Replaced
-from tests.cluster.heard import Heard, Start
+from tests.cluster.event_log import EventLog, Start
+from tests.cluster.manifest_files import begun, keys, write
 from tests.cluster.objects import HEADLESS, PROXY_NAME, endpoint_slice, node, service
-from tests.cluster.writing import begun, keys, write
 
 WEB = Key("default", "web")
 
 
-def test_every_kind_is_told_once_even_if_there_is_nothing(heard: Heard, follow: Start) -> None:
+def test_every_kind_is_told_once_even_if_there_is_nothing(events: EventLog, follow: Start) -> None:
     """Nothing is programmed before every list is complete, so an empty list must be told too."""
     follow()
-    assert begun(heard) == {kind: Replaced(kind, {}) for kind in Kind}
+    assert begun(events) == {kind: Replaced(kind, {}) for kind in Kind}
 
 
-def test_objects_arrive_with_their_file(folder: Path, heard: Heard, follow: Start) -> None:
+def test_objects_arrive_with_their_file(folder: Path, events: EventLog, follow: Start) -> None:
     """Several documents per file, several files, each object with the file's name."""
     write(folder / "a.yaml", service("web"), endpoint_slice("web-1", "10.0.0.1"), node("node-1"))
     write(folder / "b.yml", service("api", namespace="shop"))
     (folder / "c.json").write_text(json.dumps(service("json")))
     follow()
-    found = begun(heard)
+    found = begun(events)
     assert keys(found[Kind.SERVICE]) == {"default/web", "shop/api", "default/json"}
     assert keys(found[Kind.ENDPOINT_SLICE]) == {"default/web-1"}
     assert keys(found[Kind.NODE]) == {"node-1"}
@@ -36,7 +36,7 @@ def test_objects_arrive_with_their_file(folder: Path, heard: Heard, follow: Star
 
 
 def test_other_files_are_not_read(
-    folder: Path, heard: Heard, follow: Start, caplog: pytest.LogCaptureFixture
+    folder: Path, events: EventLog, follow: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Hidden files, other suffixes, folders, pipes and dangling links are no manifests."""
     write(folder / ".hidden.yaml", service("hidden"))
@@ -45,67 +45,69 @@ def test_other_files_are_not_read(
     (folder / "dangling.yaml").symlink_to("nowhere")
     os.mkfifo(folder / "pipe.yaml")
     follow()
-    assert heard.of(Kind.SERVICE) == Replaced(Kind.SERVICE, {})
+    assert events.next(Kind.SERVICE) == Replaced(Kind.SERVICE, {})
     assert caplog.messages == []
 
 
-def test_a_new_file_is_told(folder: Path, heard: Heard, follow: Start) -> None:
+def test_a_new_file_is_told(folder: Path, events: EventLog, follow: Start) -> None:
     """Its objects become Changed."""
     follow()
-    begun(heard)
+    begun(events)
     write(folder / "a.yaml", service("web"))
-    assert heard.of(Kind.SERVICE).key == WEB
+    assert events.next(Kind.SERVICE).key == WEB
 
 
-def test_only_what_changed_is_told(folder: Path, heard: Heard, follow: Start) -> None:
+def test_only_what_changed_is_told(folder: Path, events: EventLog, follow: Start) -> None:
     """Of three objects in a changed file one differs, one is gone, and one gives no event."""
     write(folder / "a.yaml", service("same"), service("gone"), service("other"))
     follow()
-    begun(heard)
+    begun(events)
     write(folder / "a.yaml", service("same"), service("other", clusterIP="10.96.0.9"))
-    assert heard.of(Kind.SERVICE) == Removed(Kind.SERVICE, Key("default", "gone"))
-    event = heard.of(Kind.SERVICE)
+    assert events.next(Kind.SERVICE) == Removed(Kind.SERVICE, Key("default", "gone"))
+    event = events.next(Kind.SERVICE)
     assert (event.key.name, event.found.object.spec.cluster_ip) == ("other", "10.96.0.9")
     write(folder / "b.yaml", service("mark"))
-    assert heard.of(Kind.SERVICE).key.name == "mark"
+    assert events.next(Kind.SERVICE).key.name == "mark"
 
 
-def test_fields_that_nobody_reads_give_no_event(folder: Path, heard: Heard, follow: Start) -> None:
+def test_fields_that_nobody_reads_give_no_event(
+    folder: Path, events: EventLog, follow: Start
+) -> None:
     """A new targetPort or annotation leaves the object equal."""
     write(folder / "a.yaml", service("web"))
     follow()
-    begun(heard)
+    begun(events)
     write(folder / "a.yaml", service("web", ports=[{"port": 80, "targetPort": "http"}]))
     write(folder / "b.yaml", service("mark"))
-    assert heard.of(Kind.SERVICE).key.name == "mark"
+    assert events.next(Kind.SERVICE).key.name == "mark"
 
 
-def test_a_removed_file_removes_its_objects(folder: Path, heard: Heard, follow: Start) -> None:
+def test_a_removed_file_removes_its_objects(folder: Path, events: EventLog, follow: Start) -> None:
     """Unlinked, or moved out of the directory."""
     write(folder / "a.yaml", service("a"))
     write(folder / "b.yaml", service("b"))
     follow()
-    begun(heard)
+    begun(events)
     (folder / "a.yaml").unlink()
-    assert heard.of(Kind.SERVICE) == Removed(Kind.SERVICE, Key("default", "a"))
+    assert events.next(Kind.SERVICE) == Removed(Kind.SERVICE, Key("default", "a"))
     (folder / "b.yaml").rename(folder.parent / "b.yaml")
-    assert heard.of(Kind.SERVICE) == Removed(Kind.SERVICE, Key("default", "b"))
+    assert events.next(Kind.SERVICE) == Removed(Kind.SERVICE, Key("default", "b"))
 
 
-def test_a_renamed_file_moves_its_objects(folder: Path, heard: Heard, follow: Start) -> None:
+def test_a_renamed_file_moves_its_objects(folder: Path, events: EventLog, follow: Start) -> None:
     """The object is not removed in between, only found elsewhere."""
     write(folder / "a.yaml", service("web"))
     follow()
-    begun(heard)
+    begun(events)
     (folder / "a.yaml").rename(folder / "z.yaml")
-    event = heard.of(Kind.SERVICE)
+    event = events.next(Kind.SERVICE)
     if isinstance(event, Removed):  # the two halves of a rename may be seen one by one
-        event = heard.of(Kind.SERVICE)
+        event = events.next(Kind.SERVICE)
     assert event.found.source == "z.yaml"
 
 
 def test_objects_that_do_not_concern_us_are_not_told(
-    folder: Path, heard: Heard, follow: Start
+    folder: Path, events: EventLog, follow: Start
 ) -> None:
     """The API's selectors are applied here: labels by presence, clusterIP None, other nodes."""
     write(
@@ -119,33 +121,33 @@ def test_objects_that_do_not_concern_us_are_not_told(
         node("node-2"),
     )
     follow()
-    found = begun(heard)
+    found = begun(events)
     assert keys(found[Kind.SERVICE]) == {"default/ours"}
     assert keys(found[Kind.ENDPOINT_SLICE]) == {"default/foreign"}
     assert keys(found[Kind.NODE]) == {"node-1"}
 
 
 def test_an_object_that_stops_matching_is_removed(
-    folder: Path, heard: Heard, follow: Start
+    folder: Path, events: EventLog, follow: Start
 ) -> None:
     """And told again when it begins to match."""
     write(folder / "a.yaml", service("web"))
     follow()
-    begun(heard)
+    begun(events)
     write(folder / "a.yaml", service("web", labels={PROXY_NAME: "other"}))
-    assert heard.of(Kind.SERVICE) == Removed(Kind.SERVICE, WEB)
+    assert events.next(Kind.SERVICE) == Removed(Kind.SERVICE, WEB)
     write(folder / "a.yaml", service("web"))
-    assert isinstance(heard.of(Kind.SERVICE), Changed)
+    assert isinstance(events.next(Kind.SERVICE), Changed)
 
 
 def test_of_two_files_the_first_by_name_counts(
-    folder: Path, heard: Heard, follow: Start, caplog: pytest.LogCaptureFixture
+    folder: Path, events: EventLog, follow: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A line says so, and when the first one goes the second one takes over."""
     write(folder / "b.yaml", service("web", clusterIP="10.96.0.2"))
     write(folder / "a.yaml", service("web", clusterIP="10.96.0.1"))
     follow()
-    assert begun(heard)[Kind.SERVICE].objects[WEB].source == "a.yaml"
+    assert begun(events)[Kind.SERVICE].objects[WEB].source == "a.yaml"
     assert caplog.messages == ["Service default/web: in a.yaml and b.yaml: the first one counts"]
     (folder / "a.yaml").unlink()
-    assert heard.of(Kind.SERVICE).found.object.spec.cluster_ip == "10.96.0.2"
+    assert events.next(Kind.SERVICE).found.object.spec.cluster_ip == "10.96.0.2"

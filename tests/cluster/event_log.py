@@ -5,55 +5,62 @@ import queue
 from collections.abc import Callable
 from typing import Any
 
-from ebpflb.cluster.pacing import Pace
+from ebpflb.cluster.retry import Timing
 from ebpflb.cluster.source import Source
 from ebpflb.model.events import Event, Kind, SourceStatus
 from tests.cluster.fake_api import PATIENCE
 
 NODE = "node-1"
-QUICK = Pace(first=0.01, cap=0.05, answer=5, watch=20, grace=5, rescan=20)
+QUICK = Timing(
+    backoff_first=0.01,
+    backoff_max=0.05,
+    answer_timeout=5,
+    watch_timeout=20,
+    watch_grace=5,
+    rescan_interval=20,
+)
 
 Start = Callable[..., Source]
 Begin = Callable[[Source], Source]
-Quick = Callable[..., Pace]
+Quick = Callable[..., Timing]
 
 
-class Heard:
-    """The events that a source emitted, asked for one by one: of a kind, or troubles."""
+class EventLog:
+    """The events that a source emitted, asked for one by one: those of a kind, or SourceStatus."""
 
     def __init__(self) -> None:
         self._queue: queue.Queue[Event] = queue.Queue()
-        self._kept: list[Event] = []
+        self._skipped: list[Event] = []
 
     def __call__(self, event: Event) -> None:
         self._queue.put(event)
 
-    def of(self, kind: Kind) -> Any:
+    def next(self, kind: Kind) -> Any:
         """The next event of this kind, waiting for it if need be."""
         return self._next(lambda event: not isinstance(event, SourceStatus) and event.kind is kind)
 
-    def trouble(self) -> SourceStatus:
+    def source_status(self) -> SourceStatus:
         event = self._next(lambda event: isinstance(event, SourceStatus))
         assert isinstance(event, SourceStatus)
         return event
 
-    def reason(self) -> str:
-        """Why there is trouble; the next Trouble must not be the end of one."""
-        reason = self.trouble().error
+    def error(self) -> str:
+        """Why the source cannot be read; the next SourceStatus must not be a recovery."""
+        reason = self.source_status().error
         assert reason is not None
         return reason
 
-    def everything(self) -> list[Event]:
-        """All events heard so far and not yet asked for; does not wait."""
+    def all(self) -> list[Event]:
+        """All events so far and not yet asked for; does not wait."""
         while not self._queue.empty():
-            self._kept.append(self._queue.get())
-        kept, self._kept = self._kept, []
+            self._skipped.append(self._queue.get())
+        kept, self._skipped = self._skipped, []
         return kept
 
     def _next(self, wanted: Callable[[Event], bool]) -> Event:
-        for position, event in enumerate(self._kept):
+        for position, event in enumerate(self._skipped):
             if wanted(event):
-                return self._kept.pop(position)
+                return self._skipped.pop(position)
         while not wanted(event := self._queue.get(timeout=PATIENCE)):
-            self._kept.append(event)
+            self._skipped.append(event)
         return event

@@ -2,9 +2,9 @@
 """What the files of a directory say together, and which events a changed file is worth.
 
 A file is parsed again when its stat signature changed or inotify named it. What it says now is
-laid over what it said before; of the objects touched, each belongs to the first file in name order
+laid over what it said before; of the objects changed, each belongs to the first file in name order
 that says it, and only those that come out different are told. Bad input never takes anything away:
-an object that cannot be read is told as such, and a document or a file, which is told as trouble,
+an object that cannot be read is told as such, and a document or a file, which is told as error,
 leaves what it said before in place.
 """
 
@@ -15,8 +15,8 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ebpflb.cluster import documents
-from ebpflb.cluster.documents import Name
+from ebpflb.cluster import manifest_file
+from ebpflb.cluster.manifest_file import ObjectName
 from ebpflb.cluster.selectors import selectors
 from ebpflb.errors import ClusterError, InvalidObject
 from ebpflb.model.events import (
@@ -40,11 +40,11 @@ UNREADABLE: Signature = ()
 @dataclass(frozen=True, slots=True)
 class _File:
     signature: Signature | None = None
-    objects: dict[Name, Object | InvalidObject] = field(default_factory=dict)
-    trouble: str | None = None  # why not all that it says is in ``objects``
+    objects: dict[ObjectName, Object | InvalidObject] = field(default_factory=dict)
+    error: str | None = None  # why not all that it says is in ``objects``
 
 
-class Folder:
+class ManifestDirectory:
     """The manifests of one directory, seen from the node of this name."""
 
     def __init__(self, directory: Path, node_name: str) -> None:
@@ -52,37 +52,37 @@ class Folder:
         self._node_name = node_name
         self._selectors = selectors(node_name)
         self._files: dict[str, _File] = {}
-        self._owners: dict[Name, set[str]] = {}
-        self._served: dict[Name, ReadObject] = {}
-        self._begun = False
+        self._owners: dict[ObjectName, set[str]] = {}
+        self._served: dict[ObjectName, ReadObject] = {}
+        self._listed = False
 
-    def look(self, *, besides: Set[str] = frozenset()) -> list[Event]:
-        """What is new in all files whose signature changed, ``besides`` those left for later.
+    def scan(self, *, skip: Set[str] = frozenset()) -> list[Event]:
+        """What is new in all files whose signature changed, ``skip`` those left for later.
 
-        The first look gives one Replaced per kind, and troubles. Raises ClusterError if there is
+        The first look gives one Replaced per kind, and errors. Raises ClusterError if there is
         no directory.
         """
         now = self._signatures()
         before = {name: file.signature for name, file in self._files.items()}
         names = {name for name in now | before if now.get(name) != before.get(name)}
-        events = self.read(names - besides)
-        if self._begun:
+        events = self.read(names - skip)
+        if self._listed:
             return events
-        self._begun = True
-        return [*self._everything(), *(it for it in events if isinstance(it, SourceStatus))]
+        self._listed = True
+        return [*self._replace_all(), *(it for it in events if isinstance(it, SourceStatus))]
 
     def read(self, names: Iterable[str]) -> list[Event]:
         """What is new in the files of these names, which may be gone."""
-        touched: set[Name] = set()
-        troubles: list[Event] = []
+        changed: set[ObjectName] = set()
+        errors: list[Event] = []
         for name in sorted(names):
             before = self._files.pop(name, _File())
             after = self._parse(name, before)
-            touched |= self._replace(name, before, after)
-            if before.trouble != after.trouble:
-                troubles.append(SourceStatus(str(self._directory / name), after.trouble))
-        settled = (self._settle(name) for name in sorted(touched))
-        return [event for event in settled if event] + troubles
+            changed |= self._replace(name, before, after)
+            if before.error != after.error:
+                errors.append(SourceStatus(str(self._directory / name), after.error))
+        settled = (self._update(name) for name in sorted(changed))
+        return [event for event in settled if event] + errors
 
     def _signatures(self) -> dict[str, Signature]:
         try:
@@ -92,7 +92,7 @@ class Folder:
         found = ((name, _signature(self._directory / name)) for name in names)
         return {name: signature for name, signature in found if signature is not None}
 
-    def _replace(self, name: str, before: _File, after: _File) -> set[Name]:
+    def _replace(self, name: str, before: _File, after: _File) -> set[ObjectName]:
         """Returns every object that the file says or said."""
         if after.signature is not None:
             self._files[name] = after
@@ -109,18 +109,18 @@ class Folder:
         if signature is None:
             return _File()
         try:
-            content = documents.read(path)
+            content = manifest_file.read(path)
         except ClusterError as error:
             return _File(signature, before.objects, str(error))
-        if content.nameless:
+        if content.unnamed:
             objects = before.objects | content.objects
-            return _File(signature, objects, "; ".join(content.nameless))
+            return _File(signature, objects, "; ".join(content.unnamed))
         return _File(signature, content.objects)
 
-    def _settle(self, name: Name) -> Event | None:
+    def _update(self, name: ObjectName) -> Event | None:
         """Serve the object as its first file says it; returns the event if that is news."""
-        found = self._find(name)
-        if found and not self._concerns_us(name, found.object):
+        found = self._first_definition(name)
+        if found and not self._is_selected(name, found.object):
             found = None
         served = self._served.pop(name, None)
         if found is None:
@@ -128,13 +128,13 @@ class Folder:
         self._served[name] = found
         return None if found == served else Changed(name.kind, name.key, found)
 
-    def _concerns_us(self, name: Name, object: Object | InvalidObject) -> bool:
+    def _is_selected(self, name: ObjectName, object: Object | InvalidObject) -> bool:
         """Of what cannot be read only the name is known."""
         if isinstance(object, InvalidObject):
             return name.kind is not Kind.NODE or name.key.name == self._node_name
         return self._selectors[name.kind].accepts(object)
 
-    def _find(self, name: Name) -> ReadObject | None:
+    def _first_definition(self, name: ObjectName) -> ReadObject | None:
         files = sorted(self._owners[name])
         if not files:
             del self._owners[name]
@@ -143,7 +143,7 @@ class Folder:
             log.warning("%s: in %s: the first one counts", name, " and ".join(files))
         return ReadObject(self._files[files[0]].objects[name], files[0])
 
-    def _everything(self) -> list[Event]:
+    def _replace_all(self) -> list[Event]:
         objects: dict[Kind, dict[Key, ReadObject]] = {kind: {} for kind in Kind}
         for name, found in self._served.items():
             objects[name.kind][name.key] = found

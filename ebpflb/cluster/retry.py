@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Try again for ever: the loop that each source runs, its growing pauses, and all other waits.
+
+An attempt is a function that returns when there is reason for another one, and raises when it
+failed. A failure is reported as ``SourceStatus`` once per error and followed by a growing pause.
+All times stand in ``Timing``, so that a test can make them short.
+"""
+
+import logging
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ebpflb.cluster.source import Emit
+from ebpflb.errors import ClusterError
+from ebpflb.model.events import Event, SourceStatus
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """All times in seconds; ``jitter`` gives random numbers, uniform in [0, 1)."""
+
+    backoff_first: float = 0.25  # pauses after failures: up to 0.25, 0.5, 1, 2, ... 30
+    backoff_max: float = 30.0
+    answer_timeout: float = 30.0  # the longest silence while a request is answered
+    watch_timeout: float = 300.0  # a watch is asked to last this to twice this, as in client-go
+    watch_grace: float = 15.0  # silence beyond the watch's end that means a dead connection
+    missing_resource_delay: float = 300.0  # an older server may be replaced by one that has it
+    rescan_interval: float = 30.0  # a directory is scanned this often even if inotify is silent
+    jitter: Callable[[], float] = random.random
+
+    def watch_seconds(self) -> int:
+        """How long the next watch shall last: random, so that nodes do not reconnect together."""
+        return max(1, int(self.watch_timeout * (1 + self.jitter())))
+
+
+class Backoff:
+    """Pauses that double up to the maximum, each between half and all of its length."""
+
+    def __init__(self, timing: Timing) -> None:
+        self._timing = timing
+        self._length = timing.backoff_first
+
+    def next(self) -> float:
+        """The pause after one more failure, in seconds."""
+        pause = self._length * (1 + self._timing.jitter()) / 2
+        self._length = min(self._length * 2, self._timing.backoff_max)
+        return pause
+
+    def reset(self) -> None:
+        """After a success: the next pause is the first one again."""
+        self._length = self._timing.backoff_first
+
+
+class RetryLoop:
+    """Repeats attempts until stopped; ``source`` is the name in the SourceStatus."""
+
+    def __init__(self, source: str, emit: Emit, timing: Timing, stopped: threading.Event) -> None:
+        self.source = source
+        self.stopped = stopped
+        self._emit = emit
+        self._timing = timing
+        self._backoff = Backoff(timing)
+        self._error: str | None = None
+
+    def run(self, attempt: Callable[[], None]) -> None:
+        while not self.stopped.wait(self.run_once(attempt)):
+            pass
+
+    def run_once(self, attempt: Callable[[], None]) -> float:
+        """One attempt; returns the pause before the next one, in seconds."""
+        try:
+            attempt()
+        except ClusterError as error:
+            self._report(str(error))
+        except Exception as error:
+            # An error in this program; without this the thread would end and nobody would notice.
+            log.exception("%s: unexpected", self.source)
+            self._report(repr(error))
+        else:
+            return 0.0
+        return self._backoff.next()
+
+    def emit(self, event: Event) -> None:
+        """Passes the event to the agent, unless the source has been stopped."""
+        if not self.stopped.is_set():
+            self._emit(event)
+
+    def clear_error(self) -> None:
+        """The source can be read: an error that was reported is over."""
+        self._report(None)
+
+    def reset_backoff(self) -> None:
+        """The source gave what it should: the next failure is a first one."""
+        self._backoff.reset()
+
+    def wait_for_resource(self) -> None:
+        """Pauses: the server lacks the resource, which is no error."""
+        self.stopped.wait(self._timing.missing_resource_delay)
+
+    def _report(self, error: str | None) -> None:
+        if error != self._error:
+            self._error = error
+            self.emit(SourceStatus(self.source, error))

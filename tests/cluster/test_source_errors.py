@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When the API cannot be read: told once per reason, and tried for ever with growing pauses."""
+
+import threading
+
+import pytest
+
+from ebpflb.cluster.retry import RetryLoop
+from ebpflb.errors import ClusterError
+from ebpflb.model.events import Changed, Kind, Replaced, SourceStatus
+from tests.cluster.event_log import EventLog, Quick, Start
+from tests.cluster.fake_api import FakeApi
+from tests.cluster.objects import service
+
+
+def services(api: FakeApi) -> str:
+    return f"{api.url}/api/v1/services"
+
+
+def test_errors_of_the_server_are_reported_until_they_are_over(
+    api: FakeApi, events: EventLog, watch: Start
+) -> None:
+    """Many 500s are one Trouble, and the list that works at last is preceded by its end."""
+    api.fail("Service", 500, b'{"code": 500, "message": "etcd is away"}', times=5)
+    watch()
+    assert events.source_status() == SourceStatus(services(api), "500 etcd is away")
+    assert events.source_status() == SourceStatus(services(api), None)
+    assert isinstance(events.next(Kind.SERVICE), Replaced)
+    assert api.lists("Service") == 6
+
+
+def test_each_kind_has_errors_of_its_own(api: FakeApi, events: EventLog, watch: Start) -> None:
+    """Services that cannot be read do not hold up slices, and do not recover with them."""
+    api.fail("Service", 403, b'{"message": "services is forbidden"}', times=1000)
+    watch()
+    assert events.source_status() == SourceStatus(services(api), "403 services is forbidden")
+    events.next(Kind.ENDPOINT_SLICE)
+    events.next(Kind.NODE)
+    events.next(Kind.SERVICE_CIDR)
+    assert events.all() == []
+
+
+def test_a_failing_watch_keeps_its_resume_point(
+    api: FakeApi, events: EventLog, watch: Start
+) -> None:
+    """A 500 to a watch is retried as a watch: listing would only add to the server's load."""
+    api.put(service("web"))
+    watch()
+    events.next(Kind.SERVICE)
+    api.wait_for_watch("Service")
+    with api.changed:
+        api.fail("Service", 500, times=3)
+        api.drop()
+        api.put(service("new"))
+    assert isinstance(events.next(Kind.SERVICE), Changed)
+    assert api.lists("Service") == 1
+
+
+def test_garbage_instead_of_a_list_is_an_error(
+    api: FakeApi, events: EventLog, watch: Start
+) -> None:
+    """A proxy's login page is not a list."""
+    api.fail("Service", 200, b"<html>", times=2)
+    watch()
+    assert events.error().startswith("not a list: ")
+    assert events.source_status().error is None
+
+
+def test_an_error_event_other_than_410_is_an_error(
+    api: FakeApi, events: EventLog, watch: Start
+) -> None:
+    """The watch is opened again from where it was."""
+    watch()
+    events.next(Kind.SERVICE)
+    api.wait_for_watch("Service")
+    api.say("Service", b'{"type": "ERROR", "object": {"code": 500, "message": "broken pipe"}}')
+    assert events.source_status() == SourceStatus(services(api), "500 broken pipe")
+    assert events.source_status().error is None
+
+
+def test_a_server_that_is_not_there_is_found_when_it_comes(
+    api: FakeApi, events: EventLog, watch: Start
+) -> None:
+    """Refused connections are retried for ever."""
+    port = int(api.url.rpartition(":")[2])
+    api.__exit__()
+    watch()
+    assert "refused" in events.error()
+    with FakeApi(port=port):
+        assert events.next(Kind.SERVICE) == Replaced(Kind.SERVICE, {})
+
+
+def test_a_silent_connection_is_noticed(
+    api: FakeApi, events: EventLog, watch: Start, quick: Quick
+) -> None:
+    """A watch that says nothing beyond its time and some grace is opened anew."""
+    api.muted = True
+    watch(timing=quick(watch_timeout=1, watch_grace=0.2, jitter=lambda: 0.0))
+    events.next(Kind.SERVICE)
+    api.wait_for_watch("Service")
+    api.put(service("unheard"))
+    api.wait_for_watch("Service", 2)
+    api.muted = False
+    api.drop()
+    assert isinstance(events.next(Kind.SERVICE), Changed)
+    assert api.lists("Service") == 1
+
+
+def test_an_answer_that_does_not_come_is_an_error(
+    api: FakeApi, events: EventLog, watch: Start, quick: Quick
+) -> None:
+    """A request waits for ``Timing.answer_timeout`` and no longer."""
+    api.delay = 0.5
+    watch(timing=quick(answer_timeout=0.1))
+    assert "timed out" in events.error()
+    api.delay = 0.0
+    assert isinstance(events.next(Kind.SERVICE), Replaced)
+
+
+def test_a_slow_answer_is_waited_for(api: FakeApi, events: EventLog, watch: Start) -> None:
+    """Slow is not silent."""
+    api.delay = 0.2
+    watch()
+    events.next(Kind.SERVICE)
+    assert api.lists("Service") == 1
+
+
+def test_a_watch_that_ends_at_once_is_paused_after(
+    api: FakeApi, events: EventLog, watch: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that closes every watch must not be asked in a tight loop."""
+    monkeypatch.setattr("ebpflb.cluster.list_watch.SHORT_WATCH", 60.0)
+    watch()
+    events.next(Kind.SERVICE)
+    api.wait_for_watch("Service")
+    api.drop()
+    assert "as soon as it began" in events.error()
+
+
+def test_pauses_grow_with_failures_and_begin_again_after_success(
+    events: EventLog, quick: Quick
+) -> None:
+    """0.01, 0.02, 0.04 and no more than the cap; progress starts over; success needs no pause."""
+    timing = quick(backoff_first=0.01, backoff_max=0.05, jitter=lambda: 0.999999)
+    loop = RetryLoop("it", events, timing, threading.Event())
+
+    def fail() -> None:
+        raise ClusterError("away")
+
+    def advance_then_fail() -> None:
+        loop.reset_backoff()
+        raise ClusterError("away")
+
+    pauses = [loop.run_once(turn) for turn in (fail, fail, fail, fail, fail, advance_then_fail)]
+    assert pauses == pytest.approx([0.01, 0.02, 0.04, 0.05, 0.05, 0.01], rel=0.01)
+    assert loop.run_once(lambda: None) == 0
+    assert events.all() == [SourceStatus("it", "away")]
+
+
+def test_our_own_mistakes_are_errors_and_not_the_end(
+    events: EventLog, quick: Quick, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An unexpected exception is logged with its traceback, and tried again."""
+    loop = RetryLoop("it", events, quick(), threading.Event())
+    assert loop.run_once(lambda: print(1 // 0)) > 0
+    assert "ZeroDivisionError" in events.error()
+    assert "ZeroDivisionError" in caplog.text
+    caplog.clear()
