@@ -131,8 +131,8 @@ class Bench:
         return self.agent.process is not None and self.agent.process.poll() is None
 
     def _programmed(self) -> bool:
-        words = status.read(self.agent.paths)
-        return bool(words and words.complete)
+        last = status.read(self.agent.paths)
+        return bool(last and last.lists_complete)
 
 
 class Stage:

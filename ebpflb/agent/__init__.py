@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's loop: event -> cluster state -> plan -> apply.
+"""The agent: it keeps the maps of one node as the cluster's objects want them.
 
-loop          one turn after another, for as long as the agent runs
-node_sync     what this machine and its Node are, in the maps and at the devices
-service_sync  what the services are, in the maps
-parts         of what is written, of which one may fail
-reporter      what others may know of it
-build         the agent and all that works beside it, put together
+loop          takes events, applies them, plans, writes, publishes; runs as long as the agent
+node_sync     writes what the datapath knows of this node: devices, addresses, settings
+service_sync  selects, plans and writes the services that changed
+reporter      health and metrics, from what the loop does
+memory        when the garbage collector runs
+build         builds all of these, and what works beside them
 """
 
-from ebpflb.agent.build import assembled
+from ebpflb.agent.build import build_agent
 from ebpflb.agent.loop import Agent
 
-__all__ = ["Agent", "assembled"]
+__all__ = ["Agent", "build_agent"]

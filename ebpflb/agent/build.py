@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One node's parts, put together: each is made here, and knows only what it is handed."""
+"""Builds every object of one node's agent."""
 
-import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
-from ebpflb.agent.loop import Agent
+from ebpflb.agent import memory
+from ebpflb.agent.loop import Agent, Inbox
+from ebpflb.agent.node_sync import NodeSync
 from ebpflb.agent.reporter import Reporter
+from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.cluster.list_watch import ApiSource
 from ebpflb.cluster.manifest_source import ManifestSource
 from ebpflb.cluster.recorder import ApiRecorder, LogRecorder, Recorder, server_factory
@@ -16,7 +18,9 @@ from ebpflb.configuration.translation import EXTERNAL_IPS
 from ebpflb.datapath.datapath import Datapath
 from ebpflb.datapath.maps.pins import StateDir
 from ebpflb.datapath.maps.sweep import Sweeper
+from ebpflb.model.cluster_state import ClusterState
 from ebpflb.node import ip_families, kube_proxy_watch
+from ebpflb.node.device_watch import DeviceWatch
 from ebpflb.node.namespaces import Namespaces
 from ebpflb.options import ConntrackOptions, Options
 from ebpflb.plan.expiry import Timeouts
@@ -27,50 +31,73 @@ from ebpflb.stale_udp.worker import Cure
 
 
 @contextmanager
-def assembled(options: Options, flags: Mapping[str, str]) -> Iterator[Agent]:
-    """An agent that is ready to run, and beside it at work what serves and heals.
+def build_agent(options: Options, flags: Mapping[str, str]) -> Iterator[Agent]:
+    """An agent that is ready to run. What works beside its loop, in other threads, is started.
 
-    ``flags`` are those in force, for /flagz. At the end everything is stopped, in reverse. Raises
-    NodeError for a port that must be had and cannot.
+    ``flags`` are those in force, for /flagz. At the end everything is stopped, in reverse order.
+    Raises NodeError for a port that must be had and cannot, and KernelError for unreadable maps.
     """
-    with ExitStack() as parts:
-        gc.disable()  # until the agent has everything (loop.py)
-        parts.callback(gc.enable)
+    with memory.startup(), ExitStack() as stack:
         datapath = Datapath(StateDir(options.paths.state))
-        parts.callback(datapath.close)
+        stack.callback(datapath.close)
         metrics = Metrics()
-        parts.callback(metrics.close)
-        metrics.gate(EXTERNAL_IPS, "DEPRECATED", enabled=options.serve_external_ips)
-        cure = Cure(datapath.maps, Namespaces().each, metrics.cured)
-        servers = Servers(
-            options,
-            _recorder(options, metrics),
-            _pages(options, flags, metrics),
-            metrics.answered,
-            families=ip_families.supported_families(),
+        stack.callback(metrics.close)
+        inbox = Inbox()
+        cluster = ClusterState(
+            options.node_name,
+            bind_address=options.bind_address,
+            serve_external_ips=options.serve_external_ips,
         )
-        reporter = Reporter(servers.health, metrics, servers.services)
-        agent = Agent(options, datapath, _source(options, metrics.request), reporter, cure)
-        metrics.read(datapath, lambda: agent.services.planner, agent.words)
+        servers = _servers(options, flags, metrics)
+        node = NodeSync(options, datapath, cluster)
+        services = ServiceSync(datapath, cluster, node)
+        stale_udp = Cure(datapath.maps, Namespaces().each, metrics.cured)
+        agent = Agent(
+            options=options,
+            inbox=inbox,
+            source=_source(options, inbox.put, metrics.request),
+            device_watch=DeviceWatch(inbox.put),
+            cluster=cluster,
+            node=node,
+            services=services,
+            stale_udp=stale_udp,
+            reporter=Reporter(servers.health, metrics, servers.services),
+        )
+        metrics.read(datapath, lambda: services.planner, lambda: agent.status)
         metrics.health(lambda: servers.health.healthy)
+        metrics.gate(EXTERNAL_IPS, "DEPRECATED", enabled=options.serve_external_ips)
         sweeper = Sweeper(datapath.maps, _timeouts(options.conntrack))
-        for part in (sweeper, cure, servers, kube_proxy_watch.KubeProxyWatch(agent.inbox.put)):
-            parts.callback(part.stop)
-            part.start()
-        metrics.socket_destroy_supported(cure.supported)
+        for thread in (sweeper, stale_udp, servers, kube_proxy_watch.KubeProxyWatch(inbox.put)):
+            stack.callback(thread.stop)
+            thread.start()
+        metrics.socket_destroy_supported(stale_udp.supported)
         yield agent
 
 
-def _source(options: Options, observe: Observe) -> Callable[[Emit], Source]:
-    node, directory = options.node_name, options.manifests
-    if directory is not None:
-        return lambda emit: ManifestSource(emit, directory=directory, node_name=node)
-    return lambda emit: ApiSource(
+def _source(options: Options, emit: Emit, observe: Observe) -> Source:
+    if options.manifests is not None:
+        return ManifestSource(emit, directory=options.manifests, node_name=options.node_name)
+    return ApiSource(
         emit,
-        node_name=node,
+        node_name=options.node_name,
         kubeconfig=options.kubeconfig,
         master=options.master,
         observe=observe,
+    )
+
+
+def _servers(options: Options, flags: Mapping[str, str], metrics: Metrics) -> Servers:
+    pages = Pages(
+        metrics=metrics.exposition,
+        slis=metrics.slis_exposition,
+        configuration=lambda: to_builtins(options.configuration),
+        flags=lambda: flags,
+        on_ping=lambda: metrics.check("ping", "healthz", ok=True),
+        profiling=options.profiling,
+    )
+    recorder = _recorder(options, metrics)
+    return Servers(
+        options, recorder, pages, metrics.answered, families=ip_families.supported_families()
     )
 
 
@@ -81,17 +108,6 @@ def _recorder(options: Options, metrics: Metrics) -> Recorder:
     recorder = ApiRecorder(server, options.node_name)
     metrics.events_dropped(lambda: recorder.dropped)
     return recorder
-
-
-def _pages(options: Options, flags: Mapping[str, str], metrics: Metrics) -> Pages:
-    return Pages(
-        metrics=metrics.exposition,
-        slis=metrics.slis_exposition,
-        configuration=lambda: to_builtins(options.configuration),
-        flags=lambda: flags,
-        on_ping=lambda: metrics.check("ping", "healthz", ok=True),
-        profiling=options.profiling,
-    )
 
 
 def _timeouts(chosen: ConntrackOptions) -> Timeouts:

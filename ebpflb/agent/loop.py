@@ -1,28 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop: event -> cluster state -> plan -> apply, one turn after another.
+"""The agent's loop: take an event, apply it to the cluster state, plan, apply the plan, publish.
 
-Sources put events in the inbox from their threads; one thread takes them out, all that are there
-at once. Nothing is programmed before every list is complete. Then the difference is written, and
-only after it the programs are put in force: a start, an upgrade or a restart is never seen half
-done. What the agent cannot write it says, keeps serving, and tries again.
+Sources put messages into the inbox, each from a thread of its own. One thread runs the loop. In
+each turn it waits for messages and takes all that are there; then it syncs if a sync is due, which
+writes to the maps what differs from them; then it publishes the agent's status.
+
+Nothing is written before every list of objects has been received. The programs are put in force
+after the first sync that wrote everything, so nothing is ever served from maps that are half
+filled: not at a start, an upgrade or a restart. What cannot be written is named in the status and
+tried again every second, and meanwhile what is in the maps goes on serving.
 """
 
-import gc
 import logging
 import math
 import time
-from collections.abc import Callable
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
-from ebpflb.agent.node_sync import Machine
-from ebpflb.agent.parts import do_all
+from ebpflb.agent import memory
+from ebpflb.agent.node_sync import NodeSync, do_all
 from ebpflb.agent.reporter import Reporter
-from ebpflb.agent.service_sync import Services
+from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.cluster.source import Source
-from ebpflb.datapath.datapath import Datapath
-from ebpflb.errors import CompileError, KernelError, VerifierError
+from ebpflb.errors import KernelError
 from ebpflb.model.cluster_state import ClusterState
-from ebpflb.model.events import Event, SourceStatus
+from ebpflb.model.events import Changed, Event, Removed, Replaced, SourceStatus
 from ebpflb.model.kube_proxy import Detection
 from ebpflb.node import reserved_ports
 from ebpflb.node.device_watch import DevicesChanged, DeviceWatch
@@ -32,59 +34,55 @@ from ebpflb.stale_udp.worker import Cure
 
 log = logging.getLogger(__name__)
 
-WRITE_RETRY_SECONDS = 1.0  # for what did not fit or could not be written
+WRITE_RETRY_SECONDS = 1.0  # until what could not be written is tried again
 
 
 class Stop:
-    """The last thing in the inbox."""
+    """Ends the loop."""
 
 
 Message = Event | DevicesChanged | Detection | Stop
-MakeSource = Callable[[Callable[[Event], None]], Source]
+Inbox = SimpleQueue[Message]
 
 
+@dataclass(eq=False)
 class Agent:
-    """One node's agent; ``run`` returns after ``stop``, leaving everything in place."""
+    """One node's agent; ``run`` returns after ``stop`` and leaves everything in force.
 
-    def __init__(
-        self,
-        options: Options,
-        datapath: Datapath,
-        make_source: MakeSource,
-        reporter: Reporter,
-        cure: Cure,
-    ) -> None:
-        self.options = options
-        self.datapath = datapath
-        self.reporter = reporter
-        self.cure = cure
-        self.inbox: SimpleQueue[Message] = SimpleQueue()
-        self.source = make_source(self.inbox.put)
-        self.devices = DeviceWatch(self.inbox.put)
-        self.cluster = ClusterState(
-            options.node_name,
-            bind_address=options.bind_address,
-            serve_external_ips=options.serve_external_ips,
-        )
-        self.words = status.introduce(node=options.node_name, source=options.source)
-        self.machine = Machine(options, datapath, self.cluster, self.words)
-        self.services = Services(datapath, self.cluster, self.machine, self.words)
+    ``status`` is the one that was published last; other threads may read it.
+    """
+
+    options: Options
+    inbox: Inbox
+    source: Source  # of the cluster's objects
+    device_watch: DeviceWatch
+    cluster: ClusterState
+    node: NodeSync
+    services: ServiceSync
+    stale_udp: Cure
+    reporter: Reporter
+
+    def __post_init__(self) -> None:
         self.stopped = False
-        self.settled = False  # the last sync wrote all that there was, and nothing failed since
-        self.ended = -math.inf  # the last sync, of the monotonic clock
-        self.restores_at = time.monotonic() + options.sync_period
-        self.said = b""
+        self.in_sync = False  # the last sync wrote everything, and nothing has failed since
+        self.sync_error: str | None = None
+        self.last_sync = -math.inf  # when it ended; all times are of the monotonic clock
+        self.next_check = time.monotonic() + self.options.sync_period
+        self.source_errors: dict[str, str] = {}
+        self.kube_proxy: str | None = None  # what one does on this node, or has left there
+        self.status = status.initial(node=self.options.node_name, source=self.options.source)
+        self.status_file = status.StatusFile(self.options.paths)
 
     def run(self) -> None:
         """Raises CompileError, VerifierError or KernelError where there are no programs at all to
         serve, and ConfigurationError for addresses that do not fit the Node.
         """
-        self._load_programs()
-        first, last = self.options.masquerade_ports
-        self.words.unreserved = reserved_ports.try_to_reserve(
-            self.options.paths.ports_file, first, last
+        programs = self.node.load_programs()
+        unreserved = reserved_ports.try_to_reserve(
+            self.options.paths.ports_file, *self.options.masquerade_ports
         )
-        self.devices.start()
+        self.status = self.status.changed(programs=programs, ports_not_reserved=unreserved)
+        self.device_watch.start()
         self.source.start()
         while not self.stopped:
             self._turn()
@@ -95,151 +93,139 @@ class Agent:
         """Safe to call from a signal handler."""
         self.inbox.put(Stop())
 
-    def _load_programs(self) -> None:
-        try:
-            compiled = self.datapath.load(self.options.paths.cache)
-        except (CompileError, VerifierError, KernelError) as error:
-            if not self.datapath.serves():
-                raise
-            self.words.programs = f"old ones: {str(error).splitlines()[0]}"
-            log.error("%s\nthe old programs keep serving", error)
-        else:
-            log.info("programs %s", "compiled" if compiled else "from the cache")
-
     def _turn(self) -> None:
         for message in self._wait():
             self._take(message)
-        if not self.stopped:
-            self._settle()
-            self._restore()
-            self._speak()
-            if self.machine.attached and not gc.isenabled():
-                self._keep()
-
-    def _keep(self) -> None:
-        """What came at the start stays: garbage is looked for in what comes later."""
-        gc.collect()
-        gc.freeze()
-        gc.enable()
+        if self.stopped:
+            return
+        self._sync_if_due()
+        self._check_devices()
+        self._publish()
+        if self.node.attached:
+            memory.end_startup()
 
     def _wait(self) -> list[Message]:
-        """All that is in the inbox; waits for the first, or for the next attempt."""
+        """All messages in the inbox. Waits for the first one until something else is due."""
+        due = min(self._next_sync(), self.next_check)
         try:
-            messages = [self.inbox.get(timeout=self._patience())]
+            messages = [self.inbox.get(timeout=max(due - time.monotonic(), 0.0))]
         except Empty:
             return []
         while not self.inbox.empty():
             messages.append(self.inbox.get())
         return messages
 
-    def _patience(self) -> float:
-        """How long there is nothing to do unless a message comes."""
-        return max(min(self._due(), self.restores_at) - time.monotonic(), 0.0)
-
     def _take(self, message: Message) -> None:
         match message:
-            case DevicesChanged():
-                self.machine.here = message
-            case SourceStatus(source, error):
-                self.words.troubles.pop(source, None)
-                if error:
-                    self.words.troubles[source] = error
-                log.warning("%s: %s", source, error or "recovered")
-            case Detection():
-                self.words.kube_proxy = message.message
-                if message.log_message:
-                    log.warning("%s", message.log_message)
-            case Stop():
-                self.stopped = True
-            case _:
+            case Replaced() | Changed() | Removed():
                 applied = self.cluster.apply(message)
                 for warning in applied.warnings:
                     log.warning("%s", warning)
                 self.reporter.applied(applied, self.cluster.node)
+            case DevicesChanged():
+                self.node.device_list = message
+            case SourceStatus(source, error):
+                self.source_errors.pop(source, None)
+                if error:
+                    self.source_errors[source] = error
+                log.warning("%s: %s", source, error or "recovered")
+            case Detection():
+                self.kube_proxy = message.message
+                if message.log_message:
+                    log.warning("%s", message.log_message)
+            case Stop():
+                self.stopped = True
 
-    def _settle(self) -> None:
-        """After a sync there is none for the minimal period (kube-proxy.md 16.2)."""
-        behind = self._is_behind()
-        if behind:
-            self.reporter.sync_queued()
-        if time.monotonic() >= self._due():
-            self._sync(heard=behind)
-            self.ended = time.monotonic()
+    def _has_changes(self) -> bool:
+        """Whether there is anything new to write; before every list is complete there is not."""
+        changed = self.cluster.changed_services or self.node.changed or not self.in_sync
+        return self.cluster.complete and bool(changed)
 
-    def _is_behind(self) -> bool:
-        """Whether anything waits that has been heard."""
-        waiting = self.cluster.changed_services or self.machine.is_news or not self.settled
-        return self.cluster.complete and bool(waiting)
+    def _next_sync(self) -> float:
+        """When the next sync is due; infinity where only a message can make one necessary.
 
-    def _due(self) -> float:
-        """When there is to be a sync next, of the monotonic clock."""
-        words = self.words
-        if self._is_behind() and not words.failed:
-            return self.ended + self.options.min_sync_period
-        lacking = words.failed or words.unattached or words.unplaced
-        return self.ended + WRITE_RETRY_SECONDS if lacking else math.inf
-
-    def _sync(self, *, heard: bool) -> None:
-        """Writes what was heard, and tries again what could not be done.
-
-        A part that cannot be written keeps no other back, but the programs wait for all.
+        Changes wait for the minimal sync period after a sync (kube-proxy.md 16.2); after a failed
+        one, and for what could not be done, it is WRITE_RETRY_SECONDS.
         """
-        full, begun = not self.settled, time.monotonic()
-        if full and not self.words.failed:
-            self.machine.check_families()
+        if self._has_changes() and not self.sync_error:
+            return self.last_sync + self.options.min_sync_period
+        if self.sync_error or self.node.not_served or self.services.not_programmed:
+            return self.last_sync + WRITE_RETRY_SECONDS
+        return math.inf
+
+    def _sync_if_due(self) -> None:
+        has_changes = self._has_changes()
+        if has_changes:
+            self.reporter.sync_queued()
+        if time.monotonic() >= self._next_sync():
+            self._sync(has_changes=has_changes)
+            self.last_sync = time.monotonic()
+
+    def _sync(self, *, has_changes: bool) -> None:
+        """Writes what changed, and tries again what could not be done.
+
+        A failed step keeps no other from being done, but the programs wait for all steps. Where
+        nothing changed the sync is not reported. kube-proxy.md 16.7 has the order of the end.
+        """
+        full, begun = not self.in_sync, time.monotonic()
+        if full and not self.sync_error:
+            self.node.check_families()
         try:
-            do_all([self._write_machine, self.services.write])
-            if not self.machine.attached:
-                self._put_in_force()
+            do_all([self._write_node, self.services.write])
+            if not self.node.attached:
+                self.node.attach()
+                log.info("serving %d service ports", self.services.service_ports)
         except KernelError as error:
-            self._fail(error)
+            self._set_error(error)
             self.reporter.sync_failed(time.monotonic() - begun, full=full)
-        else:
-            self.settled, self.words.failed = True, None
-            self._tell(time.monotonic() - begun, full=full, heard=heard)
-
-    def _write_machine(self) -> None:
-        if self.machine.is_news or self.words.unattached or not self.settled:
-            self.machine.write(self.services.span)
-
-    def _put_in_force(self) -> None:
-        self.machine.attach()
-        log.info("serving %d service ports", len(self.services.planner.actual))
-
-    def _tell(self, seconds: float, *, full: bool, heard: bool) -> None:
-        """Another try for what lacks is no sync to others (kube-proxy.md 16.7 has the order)."""
-        services = self.services
-        if heard:
-            self.reporter.synced(
-                seconds,
-                full=full,
-                checks=services.checks,
-                listening=self.machine.listening,
-                no_local=services.no_local,
-            )
-        self.cure.ended(services.planner.stale.take())
-        if full:
-            self.cure.survey()
-
-    def _restore(self) -> None:
-        """Nobody tells us that others took programs off a device: it is looked for."""
-        if time.monotonic() < self.restores_at:
             return
-        self.restores_at = time.monotonic() + self.options.sync_period
+        self.in_sync, self.sync_error = True, None
+        if has_changes:
+            self._report_sync(time.monotonic() - begun, full=full)
+        self.stale_udp.ended(self.services.planner.stale.take())
+        if full:
+            self.stale_udp.survey()
+
+    def _write_node(self) -> None:
+        if self.node.changed or self.node.not_served or not self.in_sync:
+            self.node.write(self.services.span)
+
+    def _report_sync(self, seconds: float, *, full: bool) -> None:
+        self.reporter.synced(
+            seconds,
+            full=full,
+            checks=self.services.health_checks,
+            listening=self.node.health_check_addresses,
+            no_local=self.services.no_local,
+        )
+
+    def _check_devices(self) -> None:
+        """Each sync period: the kernel does not report that others took our programs off."""
+        if time.monotonic() < self.next_check:
+            return
+        self.next_check = time.monotonic() + self.options.sync_period
         try:
-            self.machine.restore()
+            self.node.restore()
         except KernelError as error:
-            self._fail(error)
+            self._set_error(error)
 
-    def _fail(self, error: KernelError) -> None:
-        if str(error) != self.words.failed:
+    def _set_error(self, error: KernelError) -> None:
+        """The next sync is a full one."""
+        if str(error) != self.sync_error:
             log.error("%s; trying again every %g s", error, WRITE_RETRY_SECONDS)
-        self.settled, self.words.failed = False, str(error)
+        self.in_sync, self.sync_error = False, str(error)
 
-    def _speak(self) -> None:
-        words, planner = self.words, self.services.planner
-        words.complete = self.cluster.complete
-        words.service_ports = len(planner.actual)
-        words.backends = planner.backends
-        words.refused = {f"{kind} {key}": why for (kind, key), why in self.cluster.invalid.items()}
-        self.said = status.write(self.options.paths, words, self.said)
+    def _publish(self) -> None:
+        invalid = self.cluster.invalid.items()
+        self.status = self.status.changed(
+            lists_complete=self.cluster.complete,
+            service_ports=self.services.service_ports,
+            backends=self.services.backends,
+            source_errors=dict(self.source_errors),
+            invalid_objects={f"{kind} {key}": reason for (kind, key), reason in invalid},
+            not_programmed=self.services.not_programmed,
+            devices_not_served=self.node.not_served,
+            sync_error=self.sync_error,
+            kube_proxy=self.kube_proxy,
+        )
+        self.status_file.write(self.status)

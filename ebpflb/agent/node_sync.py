@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this machine and its Node are: its addresses, devices, ranges and settings.
+"""Writes what the datapath knows of this node: addresses, devices, service ranges and settings.
 
-It is small, so it is worked out whole wherever any of it is news; the maps see only what differs.
+It is little, so all of it is made anew where any of it may have changed; the maps are written only
+where they differ.
 """
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from ebpflb.agent.parts import do_all
 from ebpflb.configuration import families
 from ebpflb.configuration.families import NodeFamilies
 from ebpflb.configuration.fields import KubeProxyConfiguration
 from ebpflb.datapath.datapath import Datapath
+from ebpflb.errors import CompileError, KernelError, VerifierError
 from ebpflb.model import devices, nodeport_addresses, nodes
 from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.cluster_state import ClusterState
@@ -23,27 +25,54 @@ from ebpflb.options import Options
 from ebpflb.plan.desired_node import DesiredNode
 from ebpflb.plan.entries import Prefix
 from ebpflb.plan.prefixes import service_range
-from ebpflb.serve import status
-from ebpflb.serve.status import AgentStatus
+from ebpflb.serve.status import CURRENT_PROGRAMS, log_new
 
-_UNATTACHED = "device %s: %s; its packets are not served"
+log = logging.getLogger(__name__)
+
+_NOT_SERVED = "device %s: %s; its packets are not served"
 
 
-class Machine:
-    """Writes what is known of this node; ``here`` is what the kernel last told of its devices."""
+def do_all(steps: Iterable[Callable[[], None]]) -> None:
+    """Takes every step, in this order. Raises the first KernelError, after the last step."""
+    errors = []
+    for step in steps:
+        try:
+            step()
+        except KernelError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
-    def __init__(
-        self, options: Options, datapath: Datapath, cluster: ClusterState, words: AgentStatus
-    ) -> None:
+
+class NodeSync:
+    """``device_list`` is the last one of the device watch; it is written by ``write``."""
+
+    def __init__(self, options: Options, datapath: Datapath, cluster: ClusterState) -> None:
         self.options = options
         self.datapath = datapath
         self.cluster = cluster
-        self.words = words
-        self.here = DevicesChanged(())
-        self.attached = False  # what programs there are, are in force
-        self.listening: dict[Family, frozenset[Address]] = {}  # health ports; missing: anywhere
-        self._local = self._work_out()
-        self._written: object = None  # what the maps and programs of this node follow
+        self.device_list = DevicesChanged(())
+        self.attached = False  # the programs that there are, are in force
+        self.not_served: Mapping[str, str] = {}  # device -> why its packets are not served
+        # Where health-check node ports listen; of a family that is missing, on all addresses.
+        self.health_check_addresses: dict[Family, frozenset[Address]] = {}
+        self._desired = self._desired_node()
+        self._written: object = None  # the inputs of the last ``write``
+
+    def load_programs(self) -> str:
+        """CURRENT_PROGRAMS, or that old ones keep serving, and why.
+
+        Raises CompileError, VerifierError or KernelError where there are no old ones.
+        """
+        try:
+            compiled = self.datapath.load(self.options.paths.cache)
+        except (CompileError, VerifierError, KernelError) as error:
+            if not self.datapath.serves():
+                raise
+            log.error("%s\nthe old programs keep serving", error)
+            return f"old ones: {str(error).splitlines()[0]}"
+        log.info("programs %s", "compiled" if compiled else "from the cache")
+        return CURRENT_PROGRAMS
 
     def check_families(self) -> None:
         """Raises ConfigurationError for addresses with which this Node could serve nothing."""
@@ -52,59 +81,61 @@ class Machine:
             families.enforce(found, NodeFamilies(primary, supported_families(), self._pod_cidrs()))
 
     @property
-    def is_news(self) -> bool:
-        """Whether anything is otherwise than it was when it was last written."""
-        return self._found() != self._written
+    def changed(self) -> bool:
+        """Whether anything differs from what was written last."""
+        return self._inputs() != self._written
 
     def write(self, span: Mapping[Family, Prefix]) -> None:
-        """All of it. What cannot be written, as into a map that is full, keeps nothing else back.
+        """Writes all of it. A map that cannot be written keeps nothing else from being written.
 
-        Raises KernelError; then all of it is still news.
+        Raises KernelError; then ``changed`` stays true.
         """
-        found, self._local = self._found(), self._work_out()
-        where = self.here.addresses, self.options.nodeport_addresses, self.cluster.primary
-        self.listening = nodeport_addresses.health_check_addresses(*where)
-        small: dict[str, dict[Any, Any]] = {
+        inputs, self._desired = self._inputs(), self._desired_node()
+        addresses, primary = self.device_list.addresses, self.cluster.primary
+        where = addresses, self.options.nodeport_addresses, primary
+        self.health_check_addresses = nodeport_addresses.health_check_addresses(*where)
+        contents: dict[str, dict[Any, Any]] = {
             "node_addresses": dict.fromkeys(nodeport_addresses.served_addresses(*where), 1),
-            "devices": self._local.devices(),
-            **self._ranges(),
+            "devices": self._desired.devices(),
+            **self._service_ranges(),
         }
-        holding = [partial(self.datapath.hold, name, wanted) for name, wanted in small.items()]
-        do_all([*holding, partial(self.write_settings, span), self._follow])
-        self._written = found
+        maps = [partial(self.datapath.hold, name, wanted) for name, wanted in contents.items()]
+        do_all([*maps, partial(self.write_settings, span), self._serve_devices])
+        self._written = inputs
 
     def write_settings(self, span: Mapping[Family, Prefix]) -> None:
-        """``span`` covers all that is planned: before that is written."""
-        self.datapath.set(self._local.settings(self.options.fields, span))
+        """``span`` holds every planned cluster IP; it is written before the plan is."""
+        self.datapath.set(self._desired.settings(self.options.fields, span))
 
     def attach(self) -> None:
         """Puts the loaded programs in force, if there are any. Raises KernelError."""
         if self.datapath.programs:
-            self._report(self.datapath.attach(self.options.cgroup, self._local.served))
+            self._set_not_served(self.datapath.attach(self.options.cgroup, self._desired.served))
         self.attached = True
 
     def restore(self) -> None:
         """Puts back what others took off devices. Raises KernelError."""
         if self.attached and self.datapath.programs:
-            self._report(self.datapath.restore(self._local.served))
+            self._set_not_served(self.datapath.restore(self._desired.served))
 
-    def _found(self) -> object:
+    def _serve_devices(self) -> None:
+        if self.attached and self.datapath.programs:
+            self._set_not_served(self.datapath.follow(self._desired.served))
+
+    def _inputs(self) -> object:
+        """Everything that ``write`` depends on."""
         cluster = self.cluster
-        return self.here, cluster.node, cluster.service_cidrs, frozenset(cluster.listed)
+        return self.device_list, cluster.node, cluster.service_cidrs, frozenset(cluster.listed)
 
-    def _ranges(self) -> dict[str, dict[Any, Any]]:
-        """Nothing before they are known."""
+    def _service_ranges(self) -> dict[str, dict[Any, Any]]:
+        """The map is left alone until the ranges are known."""
         if Kind.SERVICE_CIDR not in self.cluster.listed:
             return {}
         ranges = map(service_range, self.cluster.service_cidrs)
         return {"service_ranges": dict.fromkeys(ranges, 1)}
 
-    def _follow(self) -> None:
-        if self.attached and self.datapath.programs:
-            self._report(self.datapath.follow(self._local.served))
-
-    def _work_out(self) -> DesiredNode:
-        every, primary = self.here.devices, self.cluster.primary
+    def _desired_node(self) -> DesiredNode:
+        every, primary = self.device_list.devices, self.cluster.primary
         served = devices.served(every, self.options.devices)
         return DesiredNode(every, served, primary, self.options.detector, self._pod_cidrs())
 
@@ -112,5 +143,6 @@ class Machine:
         node = self.cluster.node
         return nodes.pod_cidrs(node) if node else ()
 
-    def _report(self, failed: dict[str, str]) -> None:
-        self.words.unattached = status.renew(self.words.unattached, failed, _UNATTACHED)
+    def _set_not_served(self, reasons: Mapping[str, str]) -> None:
+        log_new(self.not_served, reasons, _NOT_SERVED)
+        self.not_served = reasons

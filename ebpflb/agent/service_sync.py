@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the services are: those that were touched are selected, planned and written.
+"""Selects, plans and writes the services that changed.
 
-The plan is what a crash can happen in, so nothing here is remembered that the maps do not show:
-after a failed write the next one begins with what they hold.
+The maps are the only memory that survives a failed write or a crash. So after a failed write they
+are read again, and everything is planned anew from what they hold.
 """
 
 import logging
 import time
 from collections.abc import Callable, Mapping
 
-from ebpflb.agent.node_sync import Machine
+from ebpflb.agent.node_sync import NodeSync
 from ebpflb.datapath.datapath import CAPACITY, Datapath
 from ebpflb.model.addresses import Family
 from ebpflb.model.cluster_state import ClusterState
@@ -25,38 +25,45 @@ from ebpflb.plan.desired_service import DesiredService, desired_service
 from ebpflb.plan.entries import Prefix
 from ebpflb.plan.plan import Plan
 from ebpflb.plan.planner import Planner
-from ebpflb.serve import status
-from ebpflb.serve.status import AgentStatus
+from ebpflb.serve.status import log_new
 
 log = logging.getLogger(__name__)
 
-BATCH = 250  # services a plan: a plan for all of 10,000 would hold every entry twice
-_UNPLACED = "Service %s: %s; its last good state stays"
+BATCH = 250  # services in one plan: a plan for all of 10,000 would hold every entry twice
+_NOT_PROGRAMMED = "Service %s: %s; its last good state stays"
 
 MakePlan = Callable[[Mapping[PortName, DesiredService | None], float], Plan]
 
 
-class Services:
-    """Writes the services of the picture. Raises KernelError where the maps cannot be read."""
+class ServiceSync:
+    """Raises KernelError, also when it is made, where the maps cannot be read."""
 
-    def __init__(
-        self, datapath: Datapath, cluster: ClusterState, machine: Machine, words: AgentStatus
-    ) -> None:
+    def __init__(self, datapath: Datapath, cluster: ClusterState, node: NodeSync) -> None:
         self.datapath = datapath
         self.cluster = cluster
-        self.machine = machine
-        self.words = words
+        self.node = node
+        self.not_programmed: Mapping[str, str] = {}  # service port -> why it does not fit
         self._start_over()
 
     def _start_over(self) -> None:
-        """Only the maps know what they hold: read them, and plan all anew."""
+        """Reads what the maps hold, and has every service planned anew."""
         self.planner = Planner(CAPACITY, self.datapath.present())
-        self.names: dict[Key, set[PortName]] = {}
-        self.checks: dict[Key, HealthCheck] = {}  # what health-check node ports are to say
+        self.port_names: dict[Key, set[PortName]] = {}  # Service -> its ports in the plan
+        self.health_checks: dict[Key, HealthCheck] = {}  # the answers of health-check node ports
         self.no_local = NoLocalEndpoints()
-        self.lost = False  # what the maps hold is not what is planned
-        self.programmed = False  # all of them have been written
+        self.must_start_over = False  # a write has failed: the planner may be wrong about the maps
+        self.all_written = False  # every service has been written once
         self.cluster.changed_services |= self.cluster.services.keys()
+
+    @property
+    def service_ports(self) -> int:
+        """How many are programmed."""
+        return len(self.planner.actual)
+
+    @property
+    def backends(self) -> int:
+        """Of all service ports that are programmed."""
+        return self.planner.backends
 
     @property
     def span(self) -> dict[Family, Prefix]:
@@ -65,20 +72,22 @@ class Services:
         return self.planner.covering_prefixes
 
     def write(self) -> None:
-        """What was touched, and what did not fit before.
+        """Writes the services that changed, and those that did not fit before.
 
-        Raises KernelError having written a part; then it is to be called again, and writes all.
+        Raises KernelError having written a part; the next call writes everything.
         """
-        if self.lost:
+        if self.must_start_over:
             self._start_over()
-        self.lost = True
+        self.must_start_over = True
         keys = sorted(self.cluster.take_changed_services())
         for start in range(0, len(keys), BATCH):
             self._write_batch(keys[start : start + BATCH], self.planner.change)
-        if self.planner.unplaced or not self.programmed:
-            self._write_batch([], self.planner.change if self.programmed else self.planner.complete)
-        self.lost, self.programmed = False, True
-        self._report()
+        if not self.all_written:
+            self._write_batch([], self.planner.complete)
+        elif self.planner.unplaced:
+            self._write_batch([], self.planner.change)
+        self.must_start_over, self.all_written = False, True
+        self._set_not_programmed()
 
     def _write_batch(self, keys: list[Key], make_plan: MakePlan) -> None:
         changes = {name: desired for key in keys for name, desired in self._desired(key)}
@@ -86,7 +95,7 @@ class Services:
         plan = make_plan(changes, began)
         planned = time.monotonic()
         if plan:
-            self.machine.write_settings(self.span)
+            self.node.write_settings(self.span)
             self.datapath.apply(plan)
             spent = (planned - began) * 1e3, (time.monotonic() - planned) * 1e3
             log.info("%r planned in %.1f ms, written in %.1f ms", plan, *spent)
@@ -94,23 +103,24 @@ class Services:
 
     def _desired(self, key: Key) -> list[tuple[PortName, DesiredService | None]]:
         """What a service's ports want now; None for ports that it no longer has."""
-        desired: dict[PortName, DesiredService | None] = dict.fromkeys(self.names.pop(key, ()))
+        desired: dict[PortName, DesiredService | None] = dict.fromkeys(self.port_names.pop(key, ()))
         policies = dict.fromkeys(desired, frozenset[TrafficPolicy]())
         for port, selection in self.cluster.ports(key):
             desired[port.name] = desired_service(port, selection, self.cluster.primary)
             policies[port.name] = policies_without_endpoints(port, selection)
         for name, local in policies.items():
             self.no_local.update(name, local)
-        if now := {name for name, each in desired.items() if each}:
-            self.names[key] = now
-        self._check(key)
+        if names := {name for name, each in desired.items() if each}:
+            self.port_names[key] = names
+        self._set_health_check(key)
         return list(desired.items())
 
-    def _check(self, key: Key) -> None:
-        self.checks.pop(key, None)
-        if checked := self.cluster.health_check(key):
-            self.checks[key] = checked
+    def _set_health_check(self, key: Key) -> None:
+        self.health_checks.pop(key, None)
+        if check := self.cluster.health_check(key):
+            self.health_checks[key] = check
 
-    def _report(self) -> None:
-        unplaced = {str(name): reason for name, reason in self.planner.unplaced.items()}
-        self.words.unplaced = status.renew(self.words.unplaced, unplaced, _UNPLACED)
+    def _set_not_programmed(self) -> None:
+        reasons = {str(name): reason for name, reason in self.planner.unplaced.items()}
+        log_new(self.not_programmed, reasons, _NOT_PROGRAMMED)
+        self.not_programmed = reasons

@@ -55,14 +55,14 @@ def everything(paths: Paths) -> None:
 
 def remove_ours(paths: Paths) -> None:
     """All that ebpflb made. Raises NodeError while an agent serves it, KernelError."""
-    if status.alive(paths):
-        words = status.read(paths)
-        who = f" (pid {words.pid})" if words else ""
+    if status.is_running(paths):
+        last = status.read(paths)
+        who = f" (pid {last.pid})" if last else ""
         raise NodeError(f"an agent{who} still serves {paths.state}: stop it first")
     unpin_all(StateDir(paths.state))
     nft.release_nat_hooks()
     _release_ports(paths)
-    status.forget(paths)
+    status.remove(paths)
     click.echo(f"nothing is left of {paths.state}")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from ebpflb.agent import Agent, assembled
+from ebpflb.agent import Agent, build_agent
 from ebpflb.cli import choices, common, configured, flags, flagz
 from ebpflb.cli.cleanup import everything
 from ebpflb.configuration.fields import KubeProxyConfiguration
@@ -85,7 +85,7 @@ def _serve(options: Options, watch: ConfigWatch | None, in_force: Mapping[str, s
     process.raise_file_limit()
     state = StateDir(options.paths.state)
     try:
-        with assembled(options, in_force) as agent:
+        with build_agent(options, in_force) as agent:
             _stop_on_demand(agent, watch)
             agent.run()
     except EbpflbError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ebpflb status``: is an agent at work, do the hooks serve, is anything wrong."""
+"""``ebpflb status``: whether an agent runs, whether the hooks serve, and what is wrong."""
 
 import sys
 from pathlib import Path
@@ -15,7 +15,10 @@ from ebpflb.datapath.maps.pins import StateDir
 from ebpflb.datapath.maps.sweep import PROTOCOLS, FlowTable
 from ebpflb.errors import NodeError
 from ebpflb.node import kube_proxy_watch
-from ebpflb.serve import status as words_of
+from ebpflb.serve import status as agent_status
+from ebpflb.serve.status import AgentStatus
+
+_LABEL = 18  # columns of the longest label
 
 
 @click.command()
@@ -23,32 +26,32 @@ from ebpflb.serve import status as words_of
 @common.run_dir
 @common.output
 def status(state_dir: Path, run_dir: Path, output: str) -> None:
-    """Say how it stands. Exit status 0: an agent runs, the hooks serve, nothing is wrong."""
+    """Show the state of ebpflb. Exit status 0: an agent runs, the hooks serve, nothing is wrong."""
     common.need_rights()
     paths = common.paths(state_dir, run_dir)
-    words = words_of.read(paths)
+    published = agent_status.read(paths)
+    runs = agent_status.is_running(paths)
     state = StateDir(paths.state)
     hooks = sorted(cgroup_links.attached(state))
-    alive = words_of.alive(paths)
-    said = msgspec.to_builtins(words) if words else {}
+    ahead = device_programs.ahead(state)
     report = {
-        "agent": "runs" if alive else "does not run",
+        "agent": "runs" if runs else "does not run",
         "hooks": hooks,
         "devices": device_programs.attached(state),
-        "ahead": {name: ", ".join(others) for name, others in device_programs.ahead(state).items()},
+        "programs_ahead": {device: ", ".join(others) for device, others in ahead.items()},
         "flows": _flows(state_dir),
-        **said,
-        "kube_proxy": _kube_proxy(words if alive else None),
+        **(msgspec.to_builtins(published) if published else {}),
+        "kube_proxy": _kube_proxy(published if runs else None),
     }
     if output == "table":
         _print(report)
     else:
         show(report, output)
-    sys.exit(0 if alive and hooks and words and _well(words) else 1)
+    sys.exit(0 if runs and hooks and published and _is_healthy(published) else 1)
 
 
 def _flows(state_dir: Path) -> dict[str, dict[str, int]]:
-    """What the sweeps of each map of flows have done and left; nothing where there are no maps."""
+    """Map of flows -> what its sweeps have removed and left; empty where there are no maps."""
     try:
         with common.pinned_maps(state_dir) as maps:
             return {name: FlowTable(maps, name).numbers._asdict() for name in PROTOCOLS}
@@ -56,31 +59,37 @@ def _flows(state_dir: Path) -> dict[str, dict[str, int]]:
         return {}
 
 
-def _kube_proxy(words: words_of.AgentStatus | None) -> str | None:
-    """Where rules are all that can be seen, the agent may know that they have come back."""
+def _kube_proxy(published: AgentStatus | None) -> str | None:
+    """Where only rules can be seen, the running agent may know that they have come back."""
     try:
         found = kube_proxy_watch.detect()
     except NodeError as error:
         return f"cannot be looked at: {error}"
-    if words and words.kube_proxy and found.rules and not found.running:
-        return words.kube_proxy
+    if published and published.kube_proxy and found.rules and not found.running:
+        return published.kube_proxy
     return found.message
 
 
-def _well(words: words_of.AgentStatus) -> bool:
-    lost = words.unplaced or words.unattached
-    wrong = words.troubles or words.refused or lost or words.failed
-    return words.complete and not wrong and words.programs == "current"
+def _is_healthy(published: AgentStatus) -> bool:
+    wrong = (
+        published.source_errors
+        or published.invalid_objects
+        or published.not_programmed
+        or published.devices_not_served
+        or published.sync_error
+    )
+    current = published.programs == agent_status.CURRENT_PROGRAMS
+    return published.lists_complete and current and not wrong
 
 
 def _print(report: dict[str, Any]) -> None:
     for name, value in report.items():
+        label = name.replace("_", " ").ljust(_LABEL)
         if isinstance(value, dict):
             for item, text in value.items():
-                click.echo(f"{name:14} {item}: {_text(text)}")
+                click.echo(f"{label} {item}: {_text(text)}")
         elif value not in (None, []):
-            text = " ".join(value) if isinstance(value, list) else value
-            click.echo(f"{name.replace('_', ' '):14} {_text(text)}")
+            click.echo(f"{label} {' '.join(value) if isinstance(value, list) else _text(value)}")
 
 
 def _text(value: Any) -> str:

@@ -88,5 +88,5 @@ class LabAgent:
     def _ready(self) -> bool:
         if self.process and self.process.poll() is not None:
             raise NodeError(f"{self.node.name}'s agent ended: {self.words()}")
-        words = status.read(self.paths)
-        return bool(words and words.complete and not words.failed)
+        last = status.read(self.paths)
+        return bool(last and last.lists_complete and not last.sync_error)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """All metrics of an agent (docs/metrics.md), and how they are shown.
 
-The agent tells as it goes along; maps, hooks and words are read when somebody asks. Whoever
-cannot be read at the moment is left out and counted, and the rest is shown.
+The agent counts as it works; maps, hooks and its status are read at each scrape. What cannot be
+read then is left out and counted, and the rest is shown.
 """
 
 import logging
@@ -20,7 +20,7 @@ from ebpflb.datapath.datapath import Datapath
 from ebpflb.datapath.maps.occupancy import Occupancy
 from ebpflb.errors import EbpflbError
 from ebpflb.plan.planner import Planner
-from ebpflb.serve.metrics_agent import WordsCollector
+from ebpflb.serve.metrics_agent import StatusCollector
 from ebpflb.serve.metrics_kube_proxy import KubeProxy
 from ebpflb.serve.metrics_library import Checks, Gates, Requests, describe_build, describe_process
 from ebpflb.serve.metrics_maps import HooksCollector, MapsCollector
@@ -72,15 +72,20 @@ class Metrics(KubeProxy):
         """What to ask at each scrape: how many events for the API server were given up."""
         self._dropped.count = count
 
-    def read(self, datapath: Datapath, planner: Callable[[], Planner], words: AgentStatus) -> None:
+    def read(
+        self,
+        datapath: Datapath,
+        planner: Callable[[], Planner],
+        status: Callable[[], AgentStatus],
+    ) -> None:
         """Reads these at each scrape from now on, until ``close``."""
         self._occupancy = Occupancy(datapath.maps)
         self._show("maps", MapsCollector(datapath.maps, planner, self._occupancy))
         self._show("hooks", HooksCollector(datapath.state, lambda: datapath.loaded))
-        self._show("words", WordsCollector(words))
+        self._show("status", StatusCollector(status))
 
     def close(self) -> None:
-        """No map, program or word is read after this; what was told goes on being shown."""
+        """No map, program or status is read after this; what was counted is still shown."""
         with self._reading:
             while self._readers:
                 self.registry.unregister(self._readers.pop())

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's words about itself: a small JSON file, readable while it runs and after its death.
+"""The agent's status: a small JSON file, which can be read while the agent runs and afterwards.
 
-A lock beside it, held as long as the agent lives, tells the two apart, and keeps a second agent
-away from the same maps.
+The lock file beside it is held as long as the agent runs: it tells whether one runs, and keeps a
+second agent away from the same maps.
 """
 
 import fcntl
 import logging
 import os
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 
@@ -21,50 +22,68 @@ from ebpflb.options import Paths
 
 log = logging.getLogger(__name__)
 
+CURRENT_PROGRAMS = "current"  # the loaded programs are those of this agent's version
 
-class AgentStatus(msgspec.Struct):
-    """What `ebpflb status` shows of the agent."""
+
+class AgentStatus(msgspec.Struct, frozen=True):
+    """What `ebpflb status` shows of the agent; the agent makes a new one in each turn of its loop.
+
+    All but the first four fields have defaults, so that the file of another version can be read.
+    """
 
     pid: int
     node: str
     source: str
     started: str
-    programs: str = "current"  # or which old ones serve, and why
-    complete: bool = False  # every list has been received
+    programs: str = CURRENT_PROGRAMS  # or that old ones serve, and why
+    lists_complete: bool = False  # every list has been received
     service_ports: int = 0
     backends: int = 0
-    troubles: dict[str, str] = {}  # source -> what is wrong with it
-    refused: dict[str, str] = {}  # object -> why its last good state stays
-    unplaced: dict[str, str] = {}  # service -> which map is full
-    unattached: dict[str, str] = {}  # device -> why its packets are not served
-    failed: str | None = None  # the last write, if it failed
-    kube_proxy: str | None = None  # what one does here, or left
-    unreserved: str | None = None  # why others may take the ports that we masquerade with
+    source_errors: Mapping[str, str] = {}  # source -> what is wrong with it
+    invalid_objects: Mapping[str, str] = {}  # object -> why its last good state stays
+    not_programmed: Mapping[str, str] = {}  # service port -> which map is full
+    devices_not_served: Mapping[str, str] = {}  # device -> why its packets are not served
+    sync_error: str | None = None  # of the last sync, if it failed
+    kube_proxy: str | None = None  # what one does on this node, or has left there
+    ports_not_reserved: str | None = None  # why others may take the ports used for masquerading
+
+    def changed(self, **fields: Any) -> "AgentStatus":
+        """The same with other values in these fields."""
+        return msgspec.structs.replace(self, **fields)
 
 
-def now() -> str:
-    """The time of day, RFC 3339."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
+def initial(*, node: str, source: str) -> AgentStatus:
+    """The status of a new agent in this process."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")  # RFC 3339
+    return AgentStatus(pid=os.getpid(), node=node, source=source, started=now)
 
 
-def write(paths: Paths, words: AgentStatus, said: bytes = b"") -> bytes:
-    """Replaces the file in one step, unless it says that already; gives what has been ``said``.
+class StatusFile:
+    """Where an agent publishes its status."""
 
-    A folder that cannot be written costs only the status.
-    """
-    now = msgspec.json.encode(words)
-    half = paths.status_file.with_suffix(".half")
-    try:
-        if now != said:
-            half.write_bytes(now)
-            half.replace(paths.status_file)
-    except OSError:
-        return b""
-    return now
+    def __init__(self, paths: Paths) -> None:
+        self._path = paths.status_file
+        self._content = b""
+
+    def write(self, status: AgentStatus) -> None:
+        """Replaces the file in one step, unless this is its content already.
+
+        Where the directory cannot be written there is no status, and the agent goes on without.
+        """
+        content = msgspec.json.encode(status)
+        temporary = self._path.with_suffix(".tmp")
+        try:
+            if content != self._content:
+                temporary.write_bytes(content)
+                temporary.replace(self._path)
+        except OSError:
+            self._content = b""
+        else:
+            self._content = content
 
 
 def read(paths: Paths) -> AgentStatus | None:
-    """The last words, or None where no agent has ever run."""
+    """The last published status, or None where no agent has ever run."""
     try:
         return msgspec.json.decode(paths.status_file.read_bytes(), type=AgentStatus)
     except (OSError, msgspec.MsgspecError):
@@ -72,34 +91,34 @@ def read(paths: Paths) -> AgentStatus | None:
 
 
 def lock(paths: Paths) -> IO[str]:
-    """Held while the agent lives. Raises NodeError if another one does."""
+    """The open lock file, to be held while the agent runs. Raises NodeError if another one runs."""
     try:
         paths.run.mkdir(parents=True, exist_ok=True)
-        held = paths.lock_file.open("a+")
+        file = paths.lock_file.open("a+")
     except OSError as error:
         raise NodeError(f"{paths.run}: {error.strerror}") from error
-    if not _taken(held):
-        words = read(paths)
-        who = f"pid {words.pid}" if words else "an unknown pid"
+    if not _lock(file):
+        status = read(paths)
+        who = f"pid {status.pid}" if status else "an unknown pid"
         raise NodeError(f"another agent ({who}) already serves {paths.state}")
-    return held
+    return file
 
 
-def _taken(held: IO[str]) -> bool:
-    """Tried for a fifth of a second: who asks whether an agent lives has the lock for a moment."""
+def _lock(file: IO[str]) -> bool:
+    """Tries for a fifth of a second, for ``is_running`` takes the lock for a moment."""
     for _ in range(20):
         with suppress(OSError):
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         time.sleep(0.01)
     return False
 
 
-def alive(paths: Paths) -> bool:
+def is_running(paths: Paths) -> bool:
     """Whether an agent holds the lock now."""
     try:
-        with paths.lock_file.open() as probe:
-            fcntl.flock(probe, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with paths.lock_file.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
@@ -107,22 +126,16 @@ def alive(paths: Paths) -> bool:
     return False
 
 
-def forget(paths: Paths) -> None:
-    """Removes all files."""
+def remove(paths: Paths) -> None:
+    """Removes all files of an agent that runs no more."""
     for path in (paths.status_file, paths.lock_file, paths.ports_file):
         path.unlink(missing_ok=True)
     if paths.run.is_dir() and not any(paths.run.iterdir()):
         Path(paths.run).rmdir()
 
 
-def renew(said: dict[str, str], now: dict[str, str], line: str) -> dict[str, str]:
-    """What is to be said from now on; what was not said before is logged, as ``line`` has it."""
+def log_new(before: Mapping[str, str], now: Mapping[str, str], line: str) -> None:
+    """Logs each reason that was not there before; ``line`` takes a name and its reason."""
     for name, reason in now.items():
-        if said.get(name) != reason:
+        if before.get(name) != reason:
             log.error(line, name, reason)
-    return now
-
-
-def introduce(*, node: str, source: str) -> AgentStatus:
-    """The first words of a new agent."""
-    return AgentStatus(pid=os.getpid(), node=node, source=source, started=now())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent on its stage, for the tests that need no kernel."""
+"""An agent that needs no kernel."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from ebpflb.node import reserved_ports
-from tests.agent.fakes import Stage
+from tests.agent.fakes import Harness
 
 
 @pytest.fixture
-def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Harness]:
     """Not yet started; ended with the test."""
     reserved = tmp_path / "reserved"
     reserved.write_text("\n")
     monkeypatch.setattr(reserved_ports, "RESERVED", reserved)
-    made = Stage(tmp_path)
+    made = Harness(tmp_path)
     yield made
     if hasattr(made, "thread"):
         made.stop()

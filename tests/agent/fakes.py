@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent with nothing real around it: the test says the events, the maps are dicts."""
+"""An agent with nothing real around it: the test sends the events, and the maps are dicts."""
 
 import threading
 from collections.abc import Callable, Collection, Mapping
@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from ebpflb.agent import Agent
+from ebpflb.agent.loop import Inbox
+from ebpflb.agent.node_sync import NodeSync
 from ebpflb.agent.reporter import Reporter
+from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.cluster import decoding
-from ebpflb.cluster.source import Emit
 from ebpflb.errors import EbpflbError
 from ebpflb.lab import objects
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.addresses import Address, Family
+from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.devices import Devices
 from ebpflb.model.events import Changed, Event, Key, Kind, ReadObject, Replaced, SourceStatus
 from ebpflb.model.health_check import HealthCheck
@@ -25,13 +28,14 @@ from ebpflb.plan.stale import Stale
 from ebpflb.serve import status
 from ebpflb.serve.health import Health
 from ebpflb.serve.metrics import Metrics
+from ebpflb.serve.status import AgentStatus
 from tests.plan.simulation import Maps, writes
 
 Json = dict[str, Any]
 
 
 class FakeDatapath:
-    """Records what it is told; ``failures`` are raised by the next calls of ``apply``.
+    """Records its calls; ``failures`` are raised by the next calls of ``apply``.
 
     Those of ``full`` are raised by ``hold``, by the name of the map.
     """
@@ -93,7 +97,7 @@ class FakeDatapath:
         return self.follow(served)
 
     def follow(self, served: Devices) -> dict[str, str]:
-        """Fails for whom the test says, once each."""
+        """Fails for the devices of the next entry of ``unattached``."""
         self.served.append(served)
         return self.unattached.pop(0) if self.unattached else {}
 
@@ -105,10 +109,9 @@ class FakeDatapath:
 
 
 class FakeSource:
-    """Says nothing by itself."""
+    """Emits nothing by itself."""
 
-    def __init__(self, emit: Emit) -> None:
-        self.emit = emit
+    def __init__(self) -> None:
         self.state = "made"
 
     def start(self) -> None:
@@ -118,15 +121,15 @@ class FakeSource:
         self.state = "stopped"
 
 
-class FakeFollower:
-    """Says nothing by itself either."""
+class FakeDeviceWatch:
+    """Emits nothing by itself either."""
 
     def start(self) -> None:
         pass
 
 
-class FakeChecks:
-    """Health-check node ports that nobody can ask."""
+class FakeServiceHealth:
+    """Health-check node ports that no client can reach."""
 
     def __init__(self) -> None:
         self.wanted: list[Mapping[Key, HealthCheck]] = []
@@ -139,22 +142,22 @@ class FakeChecks:
         self.addresses.append(addresses)
 
 
-class FakeCure:
-    """Remembers what it was told."""
+class FakeStaleUdp:
+    """Records its calls."""
 
     def __init__(self) -> None:
-        self.told: list[Stale] = []
+        self.stale: list[Stale] = []
         self.surveys = 0
 
     def ended(self, stale: Stale) -> None:
-        self.told += [stale] if stale else []
+        self.stale += [stale] if stale else []
 
     def survey(self) -> None:
         self.surveys += 1
 
 
-class Stage:
-    """The agent in a thread, and all that a test says to it and sees of it."""
+class Harness:
+    """The agent in a thread: the test sends it events, and sees what it does."""
 
     def __init__(self, folder: Path) -> None:
         paths = Paths(folder / "state", folder, folder)
@@ -162,33 +165,49 @@ class Stage:
         self.datapath = FakeDatapath()
         self.health = Health(timeout=60)
         self.metrics = Metrics()
-        self.checks = FakeChecks()
-        self.cure = FakeCure()
-        self.said = 0
+        self.service_health = FakeServiceHealth()
+        self.stale_udp = FakeStaleUdp()
+        self.source = FakeSource()
+        self.sent = 0
         self.error: BaseException | None = None
 
     def start(self) -> None:
-        reporter = Reporter(self.health, self.metrics, self.checks)  # type: ignore[arg-type]
-        self.agent = Agent(self.options, self.datapath, FakeSource, reporter, self.cure)  # type: ignore[arg-type]
-        self.agent.devices = FakeFollower()  # type: ignore[assignment]
+        datapath: Any = self.datapath
+        service_health: Any = self.service_health
+        others: Any = {
+            "source": self.source,
+            "device_watch": FakeDeviceWatch(),
+            "stale_udp": self.stale_udp,
+        }
+        cluster = ClusterState(self.options.node_name, bind_address=self.options.bind_address)
+        node = NodeSync(self.options, datapath, cluster)
+        self.agent = Agent(
+            options=self.options,
+            inbox=Inbox(),
+            cluster=cluster,
+            node=node,
+            services=ServiceSync(datapath, cluster, node),
+            reporter=Reporter(self.health, self.metrics, service_health),
+            **others,
+        )
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
 
-    def say(self, *events: Event | DevicesChanged) -> None:
-        """Returns when the agent has taken them in and done what it could at once."""
-        self.said += 1
-        for event in (*events, SourceStatus("said", str(self.said))):
+    def send(self, *events: Event | DevicesChanged) -> None:
+        """Returns when the agent has taken them and has done what it could at once."""
+        self.sent += 1
+        for event in (*events, SourceStatus("sent", str(self.sent))):
             self.agent.inbox.put(event)
-        self.until(lambda words: words.troubles.get("said") == str(self.said))
+        self.wait_for(lambda status: status.source_errors.get("sent") == str(self.sent))
 
-    def until(self, true: Callable[[status.AgentStatus], object]) -> status.AgentStatus:
-        """The first words of the agent of which this is true."""
-        wait_until("the agent says so", lambda: bool(true(self.words)))
-        return self.words
+    def wait_for(self, condition: Callable[[AgentStatus], object]) -> AgentStatus:
+        """The first status of the agent of which this is true."""
+        wait_until("the agent publishes it", lambda: bool(condition(self.status)))
+        return self.status
 
     @property
-    def words(self) -> status.AgentStatus:
-        return status.read(self.options.paths) or status.introduce(node="", source="")
+    def status(self) -> AgentStatus:
+        return status.read(self.options.paths) or status.initial(node="", source="")
 
     def stop(self) -> None:
         self.agent.stop()
@@ -201,18 +220,17 @@ class Stage:
             self.error = error
 
 
-def found(kind: Kind, said: Json) -> tuple[Key, ReadObject]:
-    converted = decoding.convert(kind, said)
+def found(kind: Kind, manifest: Json) -> tuple[Key, ReadObject]:
+    converted = decoding.convert(kind, manifest)
     return decoding.key_of(converted), ReadObject(converted, "test.yaml")
 
 
-def listed(kind: Kind, *said: Json) -> Replaced:
-    return Replaced(kind, dict(found(kind, each) for each in said))
+def listed(kind: Kind, *manifests: Json) -> Replaced:
+    return Replaced(kind, dict(found(kind, each) for each in manifests))
 
 
-def changed(kind: Kind, said: Json) -> Changed:
-    key, is_now = found(kind, said)
-    return Changed(kind, key, is_now)
+def changed(kind: Kind, manifest: Json) -> Changed:
+    return Changed(kind, *found(kind, manifest))
 
 
 def service(name: str, ip: str) -> Json:

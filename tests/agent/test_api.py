@@ -40,10 +40,10 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
 
 
 def fill(api: FakeApi, cluster: Cluster, *names: str) -> None:
-    """The cluster says that these pods serve."""
+    """Makes these pods the endpoints, on the API server."""
     pods = [pod for pod in cluster.web if pod.name in names]
-    for said in (*web(*map(at, pods)), objects.node("node", cluster.node.v4)):
-        api.put(said)
+    for manifest in (*web(*map(at, pods)), objects.node("node", cluster.node.v4)):
+        api.put(manifest)
 
 
 def answering(pod: Sockets) -> set[str]:
@@ -53,13 +53,13 @@ def answering(pod: Sockets) -> set[str]:
         return set()
 
 
-def troubles(cluster: Cluster) -> dict[str, str]:
-    words = status.read(cluster.agent.paths)
-    return words.troubles if words else {}
+def source_errors(cluster: Cluster) -> dict[str, str]:
+    last = status.read(cluster.agent.paths)
+    return dict(last.source_errors) if last else {}
 
 
 def test_life_with_an_api_server(cluster: Cluster, tmp_path: Path) -> None:
-    """A service comes and changes; the server goes, which is said and costs nothing."""
+    """A service comes and changes; the server goes, which the status names, and services go on."""
     pod = cluster.sockets(cluster.client)
     with server_on(cluster) as api:
         cluster.agent.options = ("--kubeconfig", str(api.kubeconfig(tmp_path)))
@@ -69,14 +69,14 @@ def test_life_with_an_api_server(cluster: Cluster, tmp_path: Path) -> None:
         fill(api, cluster, "web-3")
         wait_until("its endpoints changed", lambda: answering(pod) == {"web-3"})
         port = int(api.url.rpartition(":")[2])
-    wait_until("the status names the server", lambda: len(troubles(cluster)) == len(Kind))
-    assert all(source.startswith(api.url) for source in troubles(cluster))
+    wait_until("the status names the server", lambda: len(source_errors(cluster)) == len(Kind))
+    assert all(source.startswith(api.url) for source in source_errors(cluster))
     assert answering(pod) == {"web-3"}
     with server_on(cluster, port) as api:
         for _ in range(5):  # beyond the versions that the agent knows
             fill(api, cluster, "web-1")
         api.compact()
-        wait_until("all is well again", lambda: not troubles(cluster))
+        wait_until("all have recovered", lambda: not source_errors(cluster))
         wait_until("what is new is served", lambda: answering(pod) == {"web-1"})
         cluster.agent.stop()
         assert answering(pod) == {"web-1"}

@@ -114,7 +114,7 @@ def test_crash_in_an_update(cluster: Cluster) -> None:
 
 
 def test_no_compiler(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An upgrade that does not compile: the old programs serve on, and it is said."""
+    """An upgrade that does not compile: the old programs serve on, and the status says so."""
     broken = tmp_path / "bcc"
     broken.mkdir()
     (broken / "__init__.py").write_text("raise ImportError('LLVM is not there')")
@@ -124,9 +124,9 @@ def test_no_compiler(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.Monke
     cluster.agent.stop()
     cluster.agent.start()
     cluster.publish(web(at(cluster.web[1])))
-    words = status.read(cluster.agent.paths)
-    assert words
-    assert words.programs.startswith("old ones: hooks/socket.c does not compile")
+    last = status.read(cluster.agent.paths)
+    assert last
+    assert last.programs.startswith("old ones: hooks/socket.c does not compile")
     assert "LLVM is not there" in cluster.agent.words()
     assert cgroup_links.attached(StateDir(cluster.agent.paths.state)) == before
     assert asking.names(cluster.sockets(cluster.client), VIP).keys() == {"web-2"}

@@ -209,7 +209,9 @@ def test_status(ebpflb: Ebpflb, nowhere: list[str], tmp_path: Path) -> None:
     """`status` tells of it too."""
     with answering.process(tmp_path) as pid:
         done = ebpflb("status", *nowhere)
-    assert f"\nkube proxy     runs here too (pid {pid}): ebpflb answers first; stop it" in done.out
+    assert (
+        f"\nkube proxy         runs here too (pid {pid}): ebpflb answers first; stop it" in done.out
+    )
     assert "kube proxy" not in ebpflb("status", *nowhere).out
 
 
@@ -218,14 +220,11 @@ def test_status_asks_the_agent(
 ) -> None:
     """Where rules alone are seen, the agent's word counts that they have come back."""
     paths = Paths(Path("/sys/fs/bpf/ebpflb-never"), tmp_path / "never")
-    words = status.introduce(node="n", source="s")
-    words.kube_proxy = "runs here too (its rules have come back)"
+    seen = "runs here too (its rules have come back)"
+    running = status.initial(node="n", source="s").changed(kube_proxy=seen)
     with status.lock(paths):
-        status.write(paths, words)
+        status.StatusFile(paths).write(running)
         assert "come back" not in ebpflb("status", *nowhere).out
         load_nft()
-        assert (
-            "kube proxy     runs here too (its rules have come back)"
-            in ebpflb("status", *nowhere).out
-        )
-    assert "kube proxy     has gone and left" in ebpflb("status", *nowhere).out
+        assert f"kube proxy         {seen}" in ebpflb("status", *nowhere).out
+    assert "kube proxy         has gone and left" in ebpflb("status", *nowhere).out

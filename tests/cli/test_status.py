@@ -34,10 +34,10 @@ def well(cluster: Cluster) -> None:
     if cluster.agent.process and cluster.agent.process.poll() is not None:
         cluster.agent.start()
     cluster.publish(web(*map(at, cluster.web)))
-    wait_until("its state is told", lambda: words(cluster).service_ports == PROGRAMMED)
+    wait_until("its status is published", lambda: published(cluster).service_ports == PROGRAMMED)
 
 
-def words(cluster: Cluster) -> status.AgentStatus:
+def published(cluster: Cluster) -> status.AgentStatus:
     found = status.read(cluster.agent.paths)
     assert found
     return found
@@ -50,13 +50,14 @@ def test_runs(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
         devices = [name for _, name in socket.if_nameindex() if name != "lo"]
     said = json.loads(done.out)
     assert done.status == 0
-    assert (said["agent"], said["complete"], said["programs"]) == ("runs", True, "current")
+    assert (said["agent"], said["lists_complete"], said["programs"]) == ("runs", True, "current")
     assert (said["node"], said["pid"]) == ("node", cluster.agent.process.pid)
     assert "connect4" in said["hooks"]
     assert said["service_ports"] == PROGRAMMED
     (count,) = said["devices"].values()
     assert count == len(devices)
-    assert (said["unattached"], said["ahead"], said["unreserved"]) == ({}, {}, None)
+    assert (said["devices_not_served"], said["programs_ahead"]) == ({}, {})
+    assert said["ports_not_reserved"] is None
     assert said["flows"].keys() == {"tcp_flows", "other_flows"}
     assert said["flows"]["tcp_flows"].keys() == {"swept", "held", "evicted"}
 
@@ -101,19 +102,19 @@ def test_ahead(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
     os.close(link)
     os.close(program)
     assert done.status == 0
-    assert re.search(r"(?m)^ahead +eth0: stranger #\d+ \(ingress\)$", done.out)
+    assert re.search(r"(?m)^programs ahead +eth0: stranger #\d+ \(ingress\)$", done.out)
 
 
-def test_in_words(ebpflb: Ebpflb, where: list[str]) -> None:
+def test_table(ebpflb: Ebpflb, where: list[str]) -> None:
     """The table has the same, a line each."""
     done = ebpflb("status", *where)
     assert done.status == 0
-    lines = {line[:14].strip(): line[15:] for line in done.out.splitlines()}
-    assert (lines["agent"], lines["complete"], lines["service ports"]) == ("runs", "yes", "5")
+    lines = {line[:18].strip(): line[19:] for line in done.out.splitlines()}
+    assert (lines["agent"], lines["lists complete"], lines["service ports"]) == ("runs", "yes", "5")
 
 
 def test_dead(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
-    """Exit status 1 when the agent is dead; the hooks serve on, and its last words are shown."""
+    """Exit status 1 when the agent is dead; the hooks serve on, and its last status is shown."""
     cluster.agent.stop(signal.SIGKILL)
     done = ebpflb("status", *where, "-o", "json")
     said = json.loads(done.out)
@@ -129,26 +130,26 @@ def test_never_run(ebpflb: Ebpflb, nowhere: list[str]) -> None:
     assert (done.status, done.out.split()) == (1, ["agent", "does", "not", "run"])
 
 
-def test_troubled(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
+def test_source_error(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
     """A source that cannot be read is named with its reason, until it can."""
     away = cluster.folder / "away"
     shutil.move(cluster.agent.manifests, away)
-    wait_until("the trouble is known", lambda: bool(words(cluster).troubles))
+    wait_until("the error is known", lambda: bool(published(cluster).source_errors))
     done = ebpflb("status", *where)
     assert done.status == 1
     assert f"{cluster.agent.manifests}: " in done.out
     assert "No such file or directory" in done.out
     shutil.move(away, cluster.agent.manifests)
-    wait_until("the trouble is over", lambda: not words(cluster).troubles)
+    wait_until("it has recovered", lambda: not published(cluster).source_errors)
     assert ebpflb("status", *where).status == 0
 
 
-def test_refused_object(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
+def test_invalid_object(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
     """An object whose last good state had to stay is named with field and reason."""
     bad, *slices = web(*map(at, cluster.web))
     bad["spec"]["ports"][0]["port"] = 65536
     cluster.publish(bad, *slices)
-    wait_until("it is refused", lambda: bool(words(cluster).refused))
+    wait_until("it is reported", lambda: bool(published(cluster).invalid_objects))
     done = ebpflb("status", *where)
     assert done.status == 1
     assert "Service default/web: spec.ports[0].port" in done.out

@@ -28,9 +28,9 @@ BUSY = AgentStatus(
     node="node-1",
     source="s",
     started="now",
-    troubles={"https://api/v1/services": "gone"},
-    refused={"Service shop/odd": "spec.ports[0].port: 0"},
-    unplaced={"shop/web:http": "map slots is full"},
+    source_errors={"https://api/v1/services": "gone"},
+    invalid_objects={"Service shop/odd": "spec.ports[0].port: 0"},
+    not_programmed={"shop/web:http": "map slots is full"},
 )
 
 
@@ -72,7 +72,7 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> Metrics:
     one = {"connect4": RunTime(1.0, 2)}
     monkeypatch.setattr(hook_stats, "run_times", lambda *_: one)
     made = Metrics()
-    made.read(fake_datapath(), lambda: Planner(ROOM), BUSY)
+    made.read(fake_datapath(), lambda: Planner(ROOM), lambda: BUSY)
     made.request("GET", "https://10.96.0.1:443", 200, 0.01)
     made.gate("AllowServiceExternalIPs", "DEPRECATED", enabled=True)
     made.check("ping", "healthz", ok=True)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent's words as metrics."""
+"""The agent's status as metrics."""
 
 from typing import Any
 
-import msgspec
 import pytest
 
 from ebpflb.plan.planner import Planner
@@ -13,19 +12,20 @@ from ebpflb.serve.status import AgentStatus
 from tests.plan.builders import ROOM
 from tests.serve.subjects import changes, fake_datapath, settled, value, values
 
-WORDS = AgentStatus(pid=1, node="node-1", source="s", started="now")
+STATUS = AgentStatus(pid=1, node="node-1", source="s", started="now")
 SERVICE = "ebpflb_service_not_programmed"
 
 
-def shown(words: AgentStatus) -> Metrics:
+def reading(published: list[AgentStatus]) -> Metrics:
+    """The metrics of an agent that appends each status that it publishes."""
     made = Metrics()
-    made.read(fake_datapath(), lambda: Planner(ROOM), words)
+    made.read(fake_datapath(), lambda: Planner(ROOM), lambda: published[-1])
     return settled(made)
 
 
 def test_well() -> None:
-    """Nothing is wrong with an agent that has said so."""
-    made = shown(WORDS)
+    """Nothing is wrong in the status of a new agent."""
+    made = reading([STATUS])
     wrong = ("services_not_programmed", "devices_unattached", "sync_failing", "lists_complete")
     assert [value(made, f"ebpflb_{name}") for name in wrong] == [0, 0, 0, 0]
     for name in ("programs_current", "masquerade_ports_reserved"):
@@ -35,37 +35,36 @@ def test_well() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "name", "now"),
+    ("fields", "name", "now"),
     [
-        ({"complete": True}, "lists_complete", {"": 1}),
+        ({"lists_complete": True}, "lists_complete", {"": 1}),
         ({"service_ports": 7}, "service_ports", {"": 7}),
         ({"backends": 8}, "backends", {"": 8}),
-        ({"unattached": {"eth0": "no", "eth1": "no"}}, "devices_unattached", {"": 2}),
+        ({"devices_not_served": {"eth0": "no", "eth1": "no"}}, "devices_unattached", {"": 2}),
         ({"programs": "old ones: the verifier refused"}, "programs_current", {"": -1}),
-        ({"failed": "map is full"}, "sync_failing", {"": 1}),
-        ({"unreserved": "read-only"}, "masquerade_ports_reserved", {"": -1}),
-        ({"troubles": {"api": "gone", "m": "no"}}, "source_trouble", {"api": 1, "m": 1}),
+        ({"sync_error": "map is full"}, "sync_failing", {"": 1}),
+        ({"ports_not_reserved": "read-only"}, "masquerade_ports_reserved", {"": -1}),
+        ({"source_errors": {"api": "gone", "m": "no"}}, "source_trouble", {"api": 1, "m": 1}),
         (
-            {"refused": {"Service a/b": "no", "Service a/c": "no", "Node n": "no"}},
+            {"invalid_objects": {"Service a/b": "no", "Service a/c": "no", "Node n": "no"}},
             "objects_refused",
             {"Service": 2, "Node": 1},
         ),
     ],
 )
-def test_said(said: dict[str, Any], name: str, now: dict[str, float]) -> None:
-    """Each word moves its metric and no other, while the agent goes on writing."""
-    words = msgspec.structs.replace(WORDS)
-    made = shown(words)
+def test_fields(fields: dict[str, Any], name: str, now: dict[str, float]) -> None:
+    """Each field moves its metric and no other, as soon as the agent has published it."""
+    published = [STATUS]
+    made = reading(published)
     before = values(made)
-    for field, content in said.items():
-        setattr(words, field, content)
+    published.append(STATUS.changed(**fields))
     assert changes(made, before) == {f"ebpflb_{name}": now}
 
 
 def test_services_not_programmed() -> None:
     """Services are counted, not their ports, and each is named with how many of its ports."""
-    unplaced = dict.fromkeys(("shop/web:http", "shop/web:https", "shop/db", "a/web"), "full")
-    made = shown(msgspec.structs.replace(WORDS, unplaced=unplaced))
+    reasons = dict.fromkeys(("shop/web:http", "shop/web:https", "shop/db", "a/web"), "full")
+    made = reading([STATUS.changed(not_programmed=reasons)])
     assert value(made, "ebpflb_services_not_programmed") == 3
     assert value(made, SERVICE, namespace="shop", name="web") == 2
     assert value(made, SERVICE, namespace="shop", name="db") == 1
@@ -74,7 +73,7 @@ def test_services_not_programmed() -> None:
 
 def test_only_so_many_are_named() -> None:
     """However many there are, the number of series stays bounded; the count does not."""
-    unplaced = {f"shop/web-{number}:http": "full" for number in range(3 * NAMED)}
-    made = shown(msgspec.structs.replace(WORDS, unplaced=unplaced))
+    reasons = {f"shop/web-{number}:http": "full" for number in range(3 * NAMED)}
+    made = reading([STATUS.changed(not_programmed=reasons)])
     assert value(made, "ebpflb_services_not_programmed") == 3 * NAMED
     assert sum(name == SERVICE for name, _ in values(made)) == NAMED

@@ -60,7 +60,7 @@ def planner() -> Planner:
 @pytest.fixture
 def metrics(world: dict[str, Map], planner: Planner) -> Iterator[Metrics]:
     made = Metrics()
-    made.read(fake_datapath(world), lambda: planner, BUSY)
+    made.read(fake_datapath(world), lambda: planner, lambda: BUSY)
     yield made
     made.close()
 
@@ -132,7 +132,7 @@ def test_the_planner_may_begin_anew(world: dict[str, Map]) -> None:
     planners = [Planner(CAPACITY), Planner(CAPACITY)]
     program(world, planners[1], 2)
     made = Metrics()
-    made.read(fake_datapath(world), planners.pop, BUSY)
+    made.read(fake_datapath(world), planners.pop, lambda: BUSY)
     assert value(made, "ebpflb_map_entries", map="services") == 4
     made.close()
 
@@ -205,7 +205,7 @@ def test_hooks(
     datapath.programs, datapath.state = loaded, home
     cgroup_links.attach(home, cgroup, loaded)
     made = Metrics()
-    made.read(datapath, lambda: planner, BUSY)
+    made.read(datapath, lambda: planner, lambda: BUSY)
     found = values(made)
     for what in ("run_seconds", "runs"):
         name = f"ebpflb_hook_{what}_total"

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent's loop: events in, plans out, and the status when something is wrong."""
+
+import errno
+
+import pytest
+
+from ebpflb.agent import loop
+from ebpflb.errors import CompileError, EbpflbError, KernelError, VerifierError
+from ebpflb.model.events import Kind, Removed, SourceStatus
+from ebpflb.plan.entries import Range
+from ebpflb.plan.map_contents import MapContents
+from tests.agent.fakes import Harness, changed, found, listed, service, slices
+
+SERVICES = listed(Kind.SERVICE, service("a", "10.96.0.1"), service("b", "10.96.0.2"))
+SLICES = listed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.1", "10.1.0.2"), slices("b", "10.1.0.3"))
+NODES = listed(Kind.NODE)
+EVERYTHING = (SERVICES, SLICES, NODES)
+FULL = KernelError("map update", errno.E2BIG, "Argument list too long")
+UNLOADED = [
+    CompileError("no clang\nmore"),
+    VerifierError("the verifier refused\nlog"),
+    KernelError("loading program connect4", errno.ENOMEM, "Cannot allocate memory"),
+]
+
+
+@pytest.fixture
+def serving(harness: Harness) -> Harness:
+    harness.start()
+    harness.send(*EVERYTHING)
+    return harness
+
+
+def test_waits_for_every_list(harness: Harness) -> None:
+    """Nothing is programmed or attached before every list is complete."""
+    harness.start()
+    for event in (SERVICES, NODES, changed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.9"))):
+        harness.send(event)
+        assert not harness.datapath.plans
+        assert not harness.datapath.attached
+        assert not harness.status.lists_complete
+    harness.send(SLICES)
+    assert harness.status.lists_complete
+    assert len(harness.datapath.maps.services) == 2
+
+
+def test_in_force_after_written(serving: Harness) -> None:
+    """One plan for all that was listed, then the programs are put in force, once."""
+    assert len(serving.datapath.plans) == 1
+    assert serving.datapath.attached == [serving.options.cgroup]
+    serving.send(changed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.1")))
+    assert len(serving.datapath.attached) == 1
+
+
+def test_only_what_changed(serving: Harness) -> None:
+    """A change of one service writes nothing of another; a change of nothing writes nothing."""
+    serving.send(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.0.3", "10.1.0.4")))
+    (frontend, _), *others = serving.datapath.plans[-1].services
+    assert (str(frontend), others) == ("10.96.0.2:80", [])
+    plans = len(serving.datapath.plans)
+    serving.send(changed(Kind.SERVICE, service("a", "10.96.0.1")))
+    assert len(serving.datapath.plans) == plans
+
+
+def test_service_goes(serving: Harness) -> None:
+    """A removed Service is taken away, and the count in the status follows."""
+    key, _ = found(Kind.SERVICE, service("a", "10.96.0.1"))
+    serving.send(Removed(Kind.SERVICE, key))
+    assert [str(frontend) for frontend in serving.datapath.maps.services] == ["10.96.0.2:80"]
+    assert (serving.status.service_ports, serving.status.backends) == (1, 1)
+
+
+def test_restart(serving: Harness) -> None:
+    """A new agent that receives the same writes nothing."""
+    serving.stop()
+    serving.datapath.plans.clear()
+    serving.start()
+    serving.send(*EVERYTHING)
+    assert not serving.datapath.plans
+
+
+def test_leftovers_go(serving: Harness) -> None:
+    """What a former agent programmed and nobody wants now is taken away at the start."""
+    serving.stop()
+    serving.start()
+    serving.send(listed(Kind.SERVICE, service("b", "10.96.0.2")), SLICES, NODES)
+    assert [str(frontend) for frontend in serving.datapath.maps.services] == ["10.96.0.2:80"]
+
+
+def test_invalid_service(serving: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    """An invalid object is named, with file and field, and stays as it was."""
+    before = dict(serving.datapath.maps.services)
+    serving.send(changed(Kind.SERVICE, service("a", "10.96.0.256")))
+    assert serving.datapath.maps.services == before
+    assert "Service default/a" in serving.status.invalid_objects
+    (line,) = [r.getMessage() for r in caplog.records if "default/a" in r.getMessage()]
+    assert line.startswith("test.yaml: Service default/a: spec.clusterIP")
+    serving.send(changed(Kind.SERVICE, service("a", "10.96.0.3")))
+    assert not serving.status.invalid_objects
+
+
+def test_source_error(serving: Harness) -> None:
+    """A source that cannot be read is named with its reason until it has recovered."""
+    serving.send(SourceStatus("the API", "connection refused"))
+    assert serving.status.source_errors["the API"] == "connection refused"
+    serving.send(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.0.4")))
+    serving.send(SourceStatus("the API", None))
+    assert "the API" not in serving.status.source_errors
+
+
+def test_not_programmed(
+    harness: Harness, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service that does not fit is named in log and status; later there is room, and it fits."""
+    monkeypatch.setattr(loop, "WRITE_RETRY_SECONDS", 60.0)
+    everywhere = Range(0, 1 << 30)
+    harness.datapath.leftovers = MapContents(leftover_blocks={everywhere})  # rests for a second
+    harness.start()
+    harness.send(*EVERYTHING)
+    name, reason = next(iter(harness.status.not_programmed.items()))
+    assert "default/a" in name
+    assert "slots" in reason
+    assert any(name in record.getMessage() for record in caplog.records)
+    monkeypatch.setattr(loop, "WRITE_RETRY_SECONDS", 0.01)
+    harness.send()
+    harness.wait_for(lambda status: not status.not_programmed)
+    assert len(harness.datapath.maps.services) == 2
+
+
+def test_failed_write(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a failed write the agent reads what the maps hold, plans anew and tries again."""
+    monkeypatch.setattr(loop, "WRITE_RETRY_SECONDS", 60.0)
+    harness.datapath.failures = [FULL]
+    harness.start()
+    harness.send(*EVERYTHING)
+    assert "map update" in (harness.status.sync_error or "")
+    assert not harness.datapath.attached
+    monkeypatch.setattr(loop, "WRITE_RETRY_SECONDS", 0.01)
+    harness.send()
+    harness.wait_for(lambda status: not status.sync_error)
+    assert len(harness.datapath.maps.services) == 2
+    assert harness.datapath.attached == [harness.options.cgroup]
+    assert not harness.datapath.maps.read_back().leftover_service_ids
+
+
+def test_failed_change(serving: Harness) -> None:
+    """A change whose write failed is not forgotten, and neither is one that comes meanwhile."""
+    serving.datapath.failures = [FULL, FULL]
+    serving.send(changed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.7")))
+    serving.send(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.0.8")))
+    serving.wait_for(lambda status: not status.sync_error)
+    answers = serving.datapath.maps.answers().values()
+    held = {str(backend.address) for answer in answers for backend in answer.cluster}
+    assert held == {"10.1.0.7", "10.1.0.8"}
+
+
+@pytest.mark.parametrize("error", UNLOADED)
+def test_no_new_programs(harness: Harness, error: EbpflbError) -> None:
+    """Where old programs are in force they stay so, and the agent serves and says it."""
+    harness.datapath.compile_error, harness.datapath.hooked = error, True
+    harness.start()
+    harness.send(*EVERYTHING)
+    assert harness.status.programs == f"old ones: {str(error).splitlines()[0]}"
+    assert len(harness.datapath.maps.services) == 2
+    assert not harness.datapath.attached
+
+
+@pytest.mark.parametrize("error", UNLOADED)
+def test_no_programs_at_all(harness: Harness, error: EbpflbError) -> None:
+    """Where there are none the agent ends with the error of the compiler or the kernel."""
+    harness.datapath.compile_error = error
+    harness.start()
+    harness.thread.join(10)
+    assert harness.error is error
+    assert not harness.datapath.attached
+
+
+def test_stop(serving: Harness) -> None:
+    """The agent ends, its source with it, and what is programmed stays."""
+    serving.stop()
+    assert not serving.thread.is_alive()
+    assert serving.source.state == "stopped"
+    assert len(serving.datapath.maps.services) == 2

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this node and its Node object are, down to maps, settings and devices."""
+
+from dataclasses import replace
+from ipaddress import ip_address, ip_network
+from typing import Any
+
+import pytest
+
+from ebpflb.agent import node_sync
+from ebpflb.configuration.fields import KubeProxyConfiguration
+from ebpflb.errors import CompileError, KernelError
+from ebpflb.lab import objects
+from ebpflb.lab.agents import wait_until
+from ebpflb.model.addresses import Family
+from ebpflb.model.devices import Device
+from ebpflb.model.events import Kind
+from ebpflb.model.local_detector import LocalDetector, LocalMode
+from ebpflb.node import reserved_ports
+from ebpflb.node.device_watch import DevicesChanged
+from ebpflb.options import Options
+from ebpflb.plan import entries
+from ebpflb.plan.prefixes import prefix_of
+from tests.agent.fakes import Harness, changed, listed, service, slices
+
+V4, POD = ip_address("192.0.2.1"), ip_address("192.0.2.2")
+LO = Device(1, "lo", True, True, 0, (ip_address("127.0.0.1"),), ())
+ETH = Device(2, "eth0", False, True, 0, (V4,), (V4,))
+BRIDGE = Device(3, "cni0", False, True, 0, (POD,), (POD,))
+PORT = Device(4, "veth1", False, True, 3, (), ())
+SERVICES = listed(Kind.SERVICE, service("a", "10.96.0.1"))
+SLICES = listed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.1"))
+NODE = objects.node("node-1", str(V4)) | {"spec": {"podCIDRs": ["10.244.1.0/24"]}}
+NODES = listed(Kind.NODE, NODE)
+
+
+def here(*devices: Device) -> DevicesChanged:
+    return DevicesChanged((LO, *devices))
+
+
+def start(harness: Harness, **chosen: Any) -> Harness:
+    """A started harness on which everything has been listed."""
+    harness.options = replace(harness.options, **chosen)
+    harness.start()
+    harness.send(here(ETH, BRIDGE), SERVICES, SLICES, NODES)
+    return harness
+
+
+def test_settings_first(harness: Harness) -> None:
+    """The settings, span and all, are written before the first service."""
+    start(harness)
+    (settings,) = harness.datapath.settings_at_plans
+    assert settings == harness.datapath.settings
+    assert settings["span_v4"] == prefix_of(ip_network("10.96.0.1/32"))
+    assert (settings["first_port"], settings["last_port"]) == (10000, 29999)
+    assert settings["node_v4"] == V4
+
+
+def test_span_grows_first(harness: Harness) -> None:
+    """A service outside the span is written after a span that holds it."""
+    start(harness)
+    harness.send(changed(Kind.SERVICE, service("b", "10.96.0.2")))
+    settings = harness.datapath.settings_at_plans[-1]
+    assert settings["span_v4"] == prefix_of(ip_network("10.96.0.0/30"))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "flags"),
+    [
+        ({}, {"guard_nodeports"}),
+        ({"guard_nodeports": False}, set()),
+        ({"masquerade_all": True}, {"guard_nodeports", "masquerade_all"}),
+        ({"masquerade_local_backends": True}, {"guard_nodeports", "masquerade_here"}),
+    ],
+)
+def test_flags(harness: Harness, chosen: dict[str, bool], flags: set[str]) -> None:
+    """The operator's choices are written as flags."""
+    assert start(harness, **chosen).datapath.settings["flags"] == flags
+
+
+def test_node_cidr(harness: Harness) -> None:
+    """In mode NodeCIDR the Node says who its pods are, and may change its mind."""
+    start(harness, detector=LocalDetector(LocalMode.NODE_CIDR))
+    assert harness.datapath.settings["pods_v4"] == prefix_of(ip_network("10.244.1.0/24"))
+    assert "detect_local" in harness.datapath.settings["flags"]
+    harness.send(changed(Kind.NODE, NODE | {"spec": {}}))
+    assert harness.datapath.settings["pods_v4"] == entries.NO_PREFIX
+    assert "detect_local" not in harness.datapath.settings["flags"]
+
+
+def test_devices(harness: Harness) -> None:
+    """All devices but loopback are served, after the sockets, and known by their addresses."""
+    start(harness)
+    assert harness.datapath.served == [(ETH, BRIDGE)]
+    assert {index: device.v4 for index, device in harness.datapath.held["devices"].items()} == {
+        2: V4,
+        3: POD,
+    }
+
+
+def test_waits_for_every_list(harness: Harness) -> None:
+    """No device is touched before every list is complete."""
+    harness.start()
+    harness.send(here(ETH), SERVICES)
+    assert not harness.datapath.served
+    assert not harness.datapath.held
+
+
+def test_devices_follow(harness: Harness) -> None:
+    """A device that comes is served; what the cluster says makes nobody look at devices again."""
+    start(harness)
+    harness.send(changed(Kind.SERVICE, service("b", "10.96.0.2")))
+    assert len(harness.datapath.served) == 1
+    harness.send(here(ETH, BRIDGE, PORT))
+    assert harness.datapath.served[1:] == [(ETH, BRIDGE, PORT)]
+    assert harness.datapath.held["devices"][4].v4 == POD
+    assert len(harness.datapath.attached) == 1
+
+
+def test_patterns(harness: Harness) -> None:
+    """Only devices that the operator wants are served."""
+    start(harness, devices=("!cni*",))
+    assert harness.datapath.served == [(ETH,)]
+    assert harness.datapath.held["devices"].keys() == {2}
+
+
+def test_pods_devices(harness: Harness) -> None:
+    """In mode BridgeInterface a new port of the bridge is a pod's."""
+    start(harness, detector=LocalDetector(LocalMode.BRIDGE, bridge="cni0"))
+    harness.send(here(ETH, BRIDGE, PORT))
+    flags = {index: device.flags for index, device in harness.datapath.held["devices"].items()}
+    assert flags == {2: frozenset(), 3: {"pods"}, 4: {"pods"}}
+    assert "detect_local" in harness.datapath.settings["flags"]
+
+
+def test_restored(harness: Harness) -> None:
+    """Every sync period devices are looked at without any news; what fails there is tried again."""
+    start(harness, sync_period=0.01)
+    wait_until("devices are looked at twice", lambda: len(harness.datapath.restored) > 1)
+    assert set(harness.datapath.restored) == {(ETH, BRIDGE)}
+    assert len(harness.datapath.served) == 1
+    harness.datapath.failures = [KernelError("clsact", 24, "Too many open files")]
+    wait_until("devices are served anew", lambda: len(harness.datapath.served) > 1)
+    harness.wait_for(lambda status: not status.sync_error)
+
+
+def test_old_programs(harness: Harness) -> None:
+    """Where old programs keep serving, what they have at the devices is left alone."""
+    harness.datapath.compile_error, harness.datapath.hooked = CompileError("no clang"), True
+    start(harness, sync_period=0.01)
+    harness.send(here(ETH, BRIDGE, PORT))
+    assert not harness.datapath.served
+    assert not harness.datapath.restored
+    assert 4 in harness.datapath.held["devices"]
+
+
+def test_service_ranges(harness: Harness) -> None:
+    """Ranges are written when they are known, and only then; the span holds them too."""
+    start(harness)
+    assert "service_ranges" not in harness.datapath.held
+    harness.send(listed(Kind.SERVICE_CIDR, objects.service_cidr("10.96.0.0/16")))
+    written = {entries.ServiceRange(112, ip_address("10.96.0.0")): 1}
+    assert harness.datapath.held["service_ranges"] == written
+    assert harness.datapath.settings["span_v4"] == prefix_of(ip_network("10.96.0.0/16"))
+    harness.send(listed(Kind.SERVICE_CIDR))
+    assert harness.datapath.held["service_ranges"] == {}
+
+
+def test_after_a_failed_write(harness: Harness) -> None:
+    """A planner that starts over still covers the ranges."""
+    start(harness)
+    harness.send(listed(Kind.SERVICE_CIDR, objects.service_cidr("10.96.0.0/16")))
+    harness.datapath.failures = [KernelError("map update", 7, "full")]
+    harness.send(changed(Kind.SERVICE, service("b", "10.96.0.2")))
+    harness.wait_for(lambda status: not status.sync_error)
+    assert harness.datapath.settings["span_v4"] == prefix_of(ip_network("10.96.0.0/16"))
+
+
+def test_nodeport_addresses(harness: Harness) -> None:
+    """NodePorts are served on the Node's address where it is assigned here."""
+    start(harness)
+    assert harness.datapath.held["node_addresses"] == {V4: 1}
+    harness.send(changed(Kind.NODE, objects.node("node-1", str(POD))))
+    assert harness.datapath.held["node_addresses"] == {POD: 1}
+
+
+def test_reserved_ports(harness: Harness) -> None:
+    """The ports that we masquerade with are kept from the host; if not, the status says so."""
+    start(harness, masquerade_ports=(30, 39))
+    assert reserved_ports.RESERVED.read_text() == "30-39\n"
+    assert harness.status.ports_not_reserved is None
+    harness.stop()
+    reserved_ports.RESERVED.unlink()
+    harness.start()
+    harness.send()
+    assert (
+        harness.status.ports_not_reserved == f"{reserved_ports.RESERVED}: No such file or directory"
+    )
+
+
+def test_default_ports() -> None:
+    """The default range leaves the usual NodePorts alone."""
+    default = Options.__dataclass_fields__["masquerade_ports"].default
+    assert default == (10000, 29999)
+
+
+@pytest.fixture
+def one_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel without IPv6."""
+    monkeypatch.setattr(node_sync, "supported_families", lambda: frozenset({Family.IPV4}))
+
+
+def configured(harness: Harness, **fields: Any) -> Options:
+    return replace(harness.options, configuration=KubeProxyConfiguration(**fields))
+
+
+def end(harness: Harness, *events: Any) -> str:
+    """Why the agent has ended by itself, without having programmed anything."""
+    harness.start()
+    for event in (here(ETH), SERVICES, SLICES, *events):
+        harness.agent.inbox.put(event)
+    harness.thread.join(10)
+    assert not harness.datapath.plans
+    return str(harness.error)
+
+
+def test_families_of_the_node(harness: Harness) -> None:
+    """A configuration with which nothing could be served on the Node ends the agent, in a line."""
+    harness.options = configured(harness, detect_local_mode=LocalMode.NODE_CIDR.value)
+    wrong = NODE | {"spec": {"podCIDRs": ["fd00:244::/64"]}}
+    assert "podCIDRs: the node is IPv4-primary" in end(harness, listed(Kind.NODE, wrong))
+
+
+def test_family_that_the_kernel_lacks(harness: Harness, one_family: None) -> None:
+    """So does a primary family that the kernel lacks, be it --bind-address's."""
+    options = configured(harness, bind_address="fd00::7")
+    harness.options = replace(options, bind_address=ip_address("fd00::7"))
+    assert "primary family is IPv6, which the kernel does not support" in end(harness, NODES)
+
+
+def test_mismatch(harness: Harness, one_family: None, caplog: pytest.LogCaptureFixture) -> None:
+    """Other mismatches are logged."""
+    harness.options = configured(harness, node_port_addresses=("fd00::/8",))
+    harness.start()
+    harness.send(here(ETH), SERVICES, SLICES, NODES)
+    assert any("nodePortAddresses: there is no IPv4 CIDR" in line for line in caplog.messages)

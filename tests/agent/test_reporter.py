@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What follows from the agent's syncs: health, metrics, health-check ports, stale flows."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from ebpflb.agent import loop
+from ebpflb.lab import objects
+from ebpflb.model.addresses import Family
+from ebpflb.model.events import Key, Kind, Removed
+from tests.agent.fakes import Harness, Json, changed, listed, service, slices
+from tests.agent.test_loop import EVERYTHING, FULL, NODES, SERVICES, SLICES
+
+SYNCS = "kubeproxy_sync_{}proxy_rules_duration_seconds_count"
+LATENCIES = "kubeproxy_network_programming_duration_seconds_count"
+HC_PORT = 32000
+
+
+def value(harness: Harness, name: str, **labels: str) -> float | None:
+    return harness.metrics.registry.get_sample_value(name, labels)
+
+
+def latencies(harness: Harness) -> float | None:
+    return value(harness, LATENCIES, ip_family="IPv4")
+
+
+def triggered(slice: Json, after: timedelta) -> Json:
+    """The slice as the controller writes it: with the time of what made it do so."""
+    when = (datetime.now(UTC) + after).isoformat().replace("+00:00", "Z")
+    slice["metadata"]["annotations"] = {"endpoints.kubernetes.io/last-change-trigger-time": when}
+    return slice
+
+
+def balanced(policy: str = "Local") -> Json:
+    """A load balancer's Service, which has a health-check node port under policy Local."""
+    manifest = service("a", "10.96.0.1")
+    manifest["spec"] |= {
+        "type": "LoadBalancer",
+        "externalTrafficPolicy": policy,
+        "healthCheckNodePort": HC_PORT,
+    }
+    return manifest
+
+
+def datagrams(*ips: str) -> tuple[Json, Json]:
+    """A Service of UDP and its endpoints."""
+    ports = [{"port": 53, "protocol": "UDP"}]
+    endpoints = [objects.endpoint(ip, node="node-1", target=ip) for ip in ips]
+    return (
+        objects.service("dns", ["10.96.0.3"], ports),
+        objects.endpoint_slice("dns", "IPv4", endpoints, ports),
+    )
+
+
+@pytest.fixture
+def serving(harness: Harness) -> Harness:
+    harness.start()
+    harness.send(*EVERYTHING)
+    return harness
+
+
+def test_syncs_are_counted(serving: Harness) -> None:
+    """The first sync is a full one, a later one partial, and what changes nothing is none."""
+    serving.send(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.0.4")))
+    serving.send(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.0.4")))
+    kinds = {kind: value(serving, SYNCS.format(kind), ip_family="IPv6") for kind in KINDS}
+    assert kinds == {"": 2, "full_": 1, "partial_": 1}
+
+
+KINDS = ("", "full_", "partial_")
+
+
+def test_order_within_a_sync(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rules first, then latency and health, then health-check ports, then stale UDP flows, for what
+    is not programmed yet could make them anew; at the start after the programs are in force.
+    """
+    calls: list[str] = []
+    for owner, name in (
+        (harness.datapath, "apply"),
+        (harness.datapath, "attach"),
+        (harness.metrics, "programmed"),
+        (harness.health, "synced"),
+        (harness.service_health, "update"),
+        (harness.stale_udp, "ended"),
+        (harness.stale_udp, "survey"),
+    ):
+        monkeypatch.setattr(owner, name, _noted(calls, name, getattr(owner, name)))
+    harness.start()
+    harness.send(*EVERYTHING)
+    assert calls == ["apply", "attach", "synced", "update", "ended", "survey"]
+    calls.clear()
+    after = triggered(slices("a", "10.1.0.9"), timedelta(seconds=1))
+    harness.send(changed(Kind.ENDPOINT_SLICE, after))
+    assert calls == ["apply", "programmed", "synced", "update", "ended"]
+
+
+def _noted(calls: list[str], name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+    def noted(*args: Any, **more: Any) -> Any:
+        calls.append(name)
+        return real(*args, **more)
+
+    return noted
+
+
+def test_changes_are_counted(serving: Harness) -> None:
+    """Services count once per family, slices once, and none is pending after the sync."""
+    names = [f"kubeproxy_sync_proxy_rules_{kind}_changes" for kind in ("service", "endpoint")]
+    assert [value(serving, f"{name}_total") for name in names] == [4, 2]
+    serving.send(Removed(Kind.SERVICE, Key("default", "a")))
+    serving.send(Removed(Kind.ENDPOINT_SLICE, Key("default", "b-ipv4")))
+    assert [value(serving, f"{name}_total") for name in names] == [6, 3]
+    assert [value(serving, f"{name}_pending") for name in names] == [0, 0]
+
+
+def test_pending_changes(serving: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits are Services and slices that are not as they were, each once, until a sync."""
+    names = [f"kubeproxy_sync_proxy_rules_{it}_changes_pending" for it in ("service", "endpoint")]
+    labelled = service("b", "10.96.0.2")
+    labelled["metadata"]["labels"] = {"a": "b"}
+    serving.send(changed(Kind.SERVICE, labelled), SERVICES, SLICES)
+    assert [value(serving, name) for name in names] == [0, 0]
+    monkeypatch.setattr(loop, "WRITE_RETRY_SECONDS", 0.01)
+    serving.datapath.failures = [FULL] * 10000
+    for ip in ("10.1.0.8", "10.1.0.9"):
+        serving.send(changed(Kind.ENDPOINT_SLICE, slices("a", ip)))
+    serving.send(changed(Kind.SERVICE, service("b", "10.96.0.7")), NODES)
+    assert [value(serving, name) for name in names] == [1, 1]
+    serving.datapath.failures.clear()
+    serving.wait_for(lambda status: not status.sync_error)
+    assert [value(serving, name) for name in names] == [0, 0]
+
+
+def test_latency_of_a_change(serving: Harness) -> None:
+    """The time from a slice's trigger is observed once its sync has succeeded, and once only."""
+    after = triggered(slices("a", "10.1.0.9"), timedelta(seconds=1))
+    serving.send(changed(Kind.ENDPOINT_SLICE, after))
+    assert latencies(serving) == 1
+    serving.send(listed(Kind.ENDPOINT_SLICE, after, slices("b", "10.1.0.3")))
+    assert latencies(serving) == 1
+
+
+def test_no_latency(serving: Harness) -> None:
+    """What was triggered before the agent began, and what goes, has none."""
+    before = triggered(slices("a", "10.1.0.9"), -timedelta(hours=1))
+    serving.send(changed(Kind.ENDPOINT_SLICE, before))
+    serving.send(Removed(Kind.ENDPOINT_SLICE, Key("default", "a-ipv4")))
+    assert latencies(serving) == 0
+
+
+def test_latency_waits_for_success(serving: Harness) -> None:
+    """A change whose write failed is observed after the one that succeeded."""
+    serving.datapath.failures = [FULL]
+    after = triggered(slices("a", "10.1.0.9"), timedelta(seconds=1))
+    serving.send(changed(Kind.ENDPOINT_SLICE, after))
+    assert value(serving, "ebpflb_sync_failures_total") == 1
+    serving.wait_for(lambda status: not status.sync_error)
+    assert latencies(serving) == 1
+
+
+def test_healthy_while_it_keeps_up(harness: Harness) -> None:
+    """Before the lists are complete and after each sync nothing waits: that is healthy."""
+    harness.health._timeout = 0  # whatever waits is too late
+    harness.start()
+    harness.send(SERVICES, SLICES)
+    assert harness.health.healthy
+    harness.send(NODES)
+    assert harness.health.healthy
+
+
+def test_unhealthy_while_it_fails(serving: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change that cannot be written makes the agent unhealthy, until it is."""
+    monkeypatch.setattr(loop, "WRITE_RETRY_SECONDS", 60.0)
+    serving.health._timeout = 0
+    serving.datapath.failures = [FULL]
+    serving.send(changed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.9")))
+    assert not serving.health.healthy
+    monkeypatch.setattr(loop, "WRITE_RETRY_SECONDS", 0.01)
+    serving.send()
+    serving.wait_for(lambda status: not status.sync_error)
+    assert serving.health.healthy
+
+
+def test_node_is_followed(serving: Harness) -> None:
+    """A Node that is about to be deleted is not eligible any more, as soon as it says so."""
+    node = objects.node("node-1", "192.0.2.1")
+    serving.send(changed(Kind.NODE, node))
+    assert serving.health.eligible
+    node["spec"]["taints"] = [{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]
+    serving.send(changed(Kind.NODE, node))
+    assert not serving.health.eligible
+
+
+def test_health_check_node_port(serving: Harness) -> None:
+    """After each sync the ports know how many local endpoints are ready; under Cluster none is."""
+    key = Key("default", "a")
+    serving.send(changed(Kind.SERVICE, balanced()))
+    assert serving.service_health.wanted[-1][key].local_endpoints == {Family.IPV4: 2}
+    serving.send(changed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.1")))
+    assert serving.service_health.wanted[-1][key].local_endpoints == {Family.IPV4: 1}
+    serving.send(changed(Kind.SERVICE, balanced("Cluster")))
+    assert not serving.service_health.wanted[-1]
+
+
+def test_no_local_endpoints(serving: Harness) -> None:
+    """Service ports under policy Local with endpoints on other nodes alone are counted."""
+    name = "kubeproxy_sync_proxy_rules_no_local_endpoints_total"
+    labels = {"traffic_policy": "external", "ip_family": "IPv4"}
+    away = slices("a", "10.1.0.1")
+    away["endpoints"][0]["nodeName"] = "node-2"
+    manifest = balanced()
+    manifest["spec"]["ports"][0]["nodePort"] = 30080
+    serving.send(changed(Kind.SERVICE, manifest), changed(Kind.ENDPOINT_SLICE, away))
+    assert value(serving, name, **labels) == 1
+    serving.send(Removed(Kind.SERVICE, Key("default", "a")))
+    assert value(serving, name, **labels) == 0
+
+
+def test_stale_flows(serving: Harness) -> None:
+    """Everything is surveyed after the start; later what each sync made stale is reported."""
+    dns, endpoints = datagrams("10.1.0.7", "10.1.0.8")
+    serving.send(changed(Kind.SERVICE, dns), changed(Kind.ENDPOINT_SLICE, endpoints))
+    assert serving.stale_udp.surveys == 1
+    ids = {
+        name.target: id for id, name in serving.datapath.maps.backend_names.items() if name.target
+    }
+    serving.send(changed(Kind.ENDPOINT_SLICE, datagrams("10.1.0.8")[1]))
+    assert serving.stale_udp.stale[-1].ended == {ids["10.1.0.7"]}
+
+
+def test_minimal_sync_period(harness: Harness) -> None:
+    """After a sync the changes of the period gather, and are written by one plan."""
+    harness.options = replace(harness.options, min_sync_period=3600.0)
+    harness.start()
+    harness.send(*EVERYTHING)
+    harness.send(changed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.7")))
+    harness.send(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.0.8")))
+    assert len(harness.datapath.plans) == 1
+    harness.agent.options = replace(harness.options, min_sync_period=0.0)
+    harness.send()
+    assert len(harness.datapath.plans) == 2
+    assert {name.service for name, _ in _planned(harness)} == {"a", "b"}
+
+
+def _planned(harness: Harness) -> list[tuple[object, object]]:
+    names = harness.datapath.maps.service_names
+    return [(names[service.id], service) for _, service in harness.datapath.plans[-1].services]
