@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ebpflb check``: can this node run it, feature by feature."""
+"""``ebpflb check``: whether this node can run ebpflb, feature by feature."""
 
 import sys
 from pathlib import Path
@@ -8,33 +8,33 @@ from typing import Any
 import click
 
 from ebpflb.cli import common
-from ebpflb.cli.output import show, table
-from ebpflb.diagnose.check import Finding
-from ebpflb.diagnose.check import check as findings_of
+from ebpflb.cli.output import output_option, print_as, print_table
+from ebpflb.diagnose.check import Result, check_node
 
 
 @click.command()
 @common.cgroup_root
 @common.state_dir
-@common.output
+@output_option
 def check(cgroup_root: Path | None, state_dir: Path, output: str) -> None:
-    """Can this node run it? Exit status 0 means yes.
+    """Check whether this node can run ebpflb.
 
-    Every feature is tried, and where one is missing it is said what to do or what is lost.
+    Tries every feature that ebpflb uses. For each one that is missing, prints what to do about it
+    or what does not work without it. Exit status 0 if nothing required is missing.
     """
-    findings = findings_of(state_dir.absolute(), cgroup_root)
+    results = check_node(state_dir.absolute(), cgroup_root)
     if output == "table":
-        table("this node", [_row(finding) for finding in findings])
+        print_table("this node", [_row(result) for result in results])
     else:
-        show([finding._asdict() for finding in findings], output)
-    sys.exit(0 if all(finding.ok for finding in findings if finding.required) else 1)
+        print_as(output, [result._asdict() for result in results])
+    sys.exit(0 if all(result.ok for result in results if result.required) else 1)
 
 
-def _row(finding: Finding) -> dict[str, Any]:
-    answer = "ok" if finding.ok else ("MISSING" if finding.required else "no")
+def _row(result: Result) -> dict[str, Any]:
+    status = "ok" if result.ok else ("MISSING" if result.required else "warning")
     return {
-        "feature": finding.feature,
-        "": answer,
-        "found": finding.detail,
-        "what to do, or what is lost": finding.remedy,
+        "feature": result.feature,
+        "status": status,
+        "detail": result.detail,
+        "remedy or consequence": result.remedy,
     }

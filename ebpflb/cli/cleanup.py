@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ebpflb cleanup``: leaves nothing behind, of ours or of a kube-proxy that has gone."""
+"""``ebpflb cleanup``: removes everything that ebpflb, or a stopped kube-proxy, has set up."""
 
 from pathlib import Path
 
@@ -21,40 +21,40 @@ NOTHING = "nothing of kube-proxy is here"
 @click.command()
 @common.state_dir
 @common.run_dir
-@click.option("--kube-proxy", is_flag=True, help="Remove what a kube-proxy left, nothing of ours.")
-@click.option("--dry-run", is_flag=True, help="With --kube-proxy: only say what would go.")
+@click.option("--kube-proxy", is_flag=True, help="Remove what kube-proxy left behind, not ebpflb.")
+@click.option("--dry-run", is_flag=True, help="With --kube-proxy: only print what to remove.")
 @click.option(
     "--force",
     is_flag=True,
-    help="With --kube-proxy: also while one runs, and though open connections may end.",
+    help="With --kube-proxy: also if kube-proxy is running or open connections may break.",
 )
 def cleanup(state_dir: Path, run_dir: Path, kube_proxy: bool, dry_run: bool, force: bool) -> None:
-    """Take the programs off and remove the maps: services are no longer answered here.
+    """Detach ebpflb's programs and remove its maps. Services do not work on this node afterwards.
 
-    Connections that were translated at their socket stay open; flows of packets end. The cache of
-    compiled programs stays.
+    Connections that were translated at their socket stay open; flows of packets break. The cache
+    of compiled programs is kept.
 
     With --kube-proxy: remove the rules, chains, tables, ipsets, virtual servers and the device
-    that a kube-proxy left in this network namespace. Others' rules stay as they are.
+    that kube-proxy left in this network namespace. Rules of others are kept.
     """
     if (dry_run or force) and not kube_proxy:
-        raise click.UsageError("--dry-run and --force go with --kube-proxy")
-    common.need_rights()
+        raise click.UsageError("--dry-run and --force need --kube-proxy")
+    common.require_capabilities()
     paths = common.paths(state_dir, run_dir)
     if kube_proxy:
         remove_kube_proxy(paths, dry_run=dry_run, force=force)
     else:
-        remove_ours(paths)
+        remove_ebpflb(paths)
 
 
-def everything(paths: Paths) -> None:
-    """As kube-proxy's --cleanup: ours, and what a kube-proxy left. Raises NodeError."""
-    remove_ours(paths)
+def remove_all(paths: Paths) -> None:
+    """What kube-proxy's flag --cleanup does, and what ebpflb has set up. Raises NodeError."""
+    remove_ebpflb(paths)
     remove_kube_proxy(paths)
 
 
-def remove_ours(paths: Paths) -> None:
-    """All that ebpflb made. Raises NodeError while an agent serves it, KernelError."""
+def remove_ebpflb(paths: Paths) -> None:
+    """Everything that ebpflb has set up. Raises NodeError while an agent runs, KernelError."""
     if status.is_running(paths):
         last = status.read(paths)
         who = f" (pid {last.pid})" if last else ""
@@ -67,65 +67,68 @@ def remove_ours(paths: Paths) -> None:
 
 
 def remove_kube_proxy(paths: Paths, *, dry_run: bool = False, force: bool = False) -> None:
-    """What a kube-proxy left, line by line. Raises NodeError where some of it is still there."""
+    """What kube-proxy left behind; prints a line for each. Raises NodeError if some of it stays."""
     found = kube_proxy_watch.detect()
     if found.running and not (force or dry_run):
-        raise NodeError(f"kube-proxy still runs ({found.evidence}): stop it first, or --force")
+        raise NodeError(f"kube-proxy is running ({found.evidence}): stop it first, or use --force")
     survey = kube_proxy_leftovers.survey()
     if dry_run:
-        _foretell(survey)
+        _print_dry_run(survey)
         return
-    _hold_nat(survey, force=force)
+    _keep_nat(survey, force=force)
     failed = [reason for leftover in survey.removable for reason in _remove(leftover)]
-    _let_nat_go(survey)
-    _tell_rest(survey)
+    _release_nat(survey)
+    _print_not_removed(survey)
     if failed or survey.unreadable:
-        raise NodeError("not all that kube-proxy left could be removed: see above")
+        raise NodeError("some of what kube-proxy left behind could not be removed: see above")
     click.echo("nothing is left of kube-proxy" if survey.removable else NOTHING)
     if survey.removable and not cgroup_links.attached(StateDir(paths.state)):
-        click.echo(f"note: ebpflb does not serve at {paths.state}: nobody answers services now")
+        missing = f"ebpflb is not installed in {paths.state}"
+        click.echo(f"warning: {missing}: services do not work on this node now")
 
 
-def _foretell(survey: Survey) -> None:
+def _print_dry_run(survey: Survey) -> None:
     for leftover in survey.removable:
         click.echo(f"would be removed: {leftover.what}")
-    _tell_rest(survey)
+    _print_not_removed(survey)
     if not survey.removable:
         click.echo(NOTHING)
 
 
-def _tell_rest(survey: Survey) -> None:
-    for kept in survey.retained:
-        click.echo(f"left alone: {kept}")
-    for unseen in survey.unreadable:
-        click.echo(f"cannot be looked at: {unseen}", err=True)
+def _print_not_removed(survey: Survey) -> None:
+    for rules in survey.retained:
+        click.echo(f"kept: {rules}")
+    for source in survey.unreadable:
+        click.echo(f"cannot be checked: {source}", err=True)
 
 
 def _remove(leftover: Leftover) -> list[str]:
-    """Why not, if it did not go; the rest goes on."""
+    """Returns the error if it cannot be removed."""
     try:
         leftover.remove()
     except NodeError as error:
-        click.echo(f"still here: {leftover.what}: {error}", err=True)
+        click.echo(f"not removed: {leftover.what}: {error}", err=True)
         return [str(error)]
     click.echo(f"removed: {leftover.what}")
     return []
 
 
-def _hold_nat(survey: Survey, *, force: bool) -> None:
-    """Before what may be the last rules that keep conntrack at work. Raises NodeError."""
+def _keep_nat(survey: Survey, *, force: bool) -> None:
+    """Keeps NAT by conntrack alive for open connections when the last NAT rules are removed. Raises
+    NodeError.
+    """
     if not survey.removable or not nat.has_dnat_connections():
         return
     try:
         nft.keep_nat_hooks()
     except NodeError as error:
         if not force:
-            ends = "open connections through kube-proxy's rules would end: wait, or --force"
-            raise NodeError(f"{error}; {ends}") from error
+            hint = "connections through kube-proxy would break: wait until they end, or use --force"
+            raise NodeError(f"{error}; {hint}") from error
 
 
-def _let_nat_go(survey: Survey) -> None:
-    """When nobody needs it any more."""
+def _release_nat(survey: Survey) -> None:
+    """Ends what ``_keep_nat`` has set up, unless a connection still needs it."""
     if not nft.keeps_nat_hooks():
         return
     name = nft.Name("inet", nft.NAT_TABLE)
@@ -137,7 +140,7 @@ def _let_nat_go(survey: Survey) -> None:
 
 
 def _release_ports(paths: Paths) -> None:
-    """Raises NodeError where the kernel's list cannot be written."""
+    """Raises NodeError if the kernel's list cannot be written."""
     try:
         reserved_ports.release(paths.ports_file)
     except OSError as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options that several commands share, so that each is described once."""
+"""Options and helpers that several commands share."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,34 +22,26 @@ state_dir = click.option(
     type=DIRECTORY,
     default=DEFAULT,
     show_default=True,
-    help="Where maps and attachments are pinned; in a bpffs. One for each node on a machine.",
+    help="Directory in a bpffs for pinned maps and links. Each node on a machine needs its own.",
 )
 run_dir = click.option(
     "--run-dir",
     type=DIRECTORY,
     default=Paths.run,
     show_default=True,
-    help="Where the agent's lock and its last words are.",
+    help="Directory of the agent's lock and status files.",
 )
 cgroup_root = click.option(
     "--cgroup-root",
     type=DIRECTORY,
     default=None,
-    help="The cgroup whose sockets are served.  [default: the root of cgroup v2]",
-)
-output = click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "json", "yaml"]),
-    default="table",
-    show_default=True,
-    help="How to print it.",
+    help="Cgroup whose sockets are served.  [default: the root of cgroup v2]",
 )
 
 
 @contextmanager
 def pinned_maps(state: Path) -> Iterator[dict[str, Map]]:
-    """The maps as they serve. Raises NodeError where there are none."""
+    """The pinned maps, by name. Raises NodeError if there are none."""
     maps = StateDir(state.absolute()).read_maps()
     try:
         yield maps
@@ -59,12 +51,12 @@ def pinned_maps(state: Path) -> Iterator[dict[str, Map]]:
 
 
 def paths(state: Path, run: Path, cache: Path = Paths.cache) -> Paths:
-    """Those of one node, made absolute."""
+    """The directories of one node's agent, as absolute paths."""
     return Paths(state=state.absolute(), run=run.absolute(), cache=cache.absolute())
 
 
-def need_rights() -> None:
-    """Raises NodeError that names the capabilities which are missing; root is not asked for."""
+def require_capabilities() -> None:
+    """Raises NodeError that names the missing capabilities; the user need not be root."""
     missing = capabilities.missing()
     if missing:
-        raise NodeError(f"this needs {' and '.join(missing)}: run it as root, or grant them")
+        raise NodeError(f"missing capabilities: {', '.join(missing)}: run as root, or grant them")

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ebpflb flows``: what goes through the packet path now, and how to end it."""
+"""``ebpflb flows``: lists and deletes the flows of the packet path."""
 
 from pathlib import Path
 
 import click
 
 from ebpflb.cli import common
-from ebpflb.cli.output import show, table
+from ebpflb.cli.output import output_option, print_as, print_table
 from ebpflb.diagnose import flow_list as finding
 from ebpflb.diagnose.flow_list import Choice
 from ebpflb.model.addresses import Address, parse_address
@@ -44,10 +44,10 @@ client = click.option(
 
 @click.group()
 def flows() -> None:
-    """Look at the flows whose packets are translated, and end them.
+    """List and delete the flows whose packets are translated.
 
-    Reads the pins alone: no agent need run. Connections that are translated at their socket are
-    not among them: those are made to the backend, and need no translation afterwards.
+    Reads the pinned maps; no agent has to run. Connections that were translated at their socket
+    are not among the flows: their packets carry the backend's address from the start.
     """
 
 
@@ -55,18 +55,18 @@ def flows() -> None:
 @service
 @client
 @common.state_dir
-@common.output
+@output_option
 def list_(
     service: tuple[str, str] | None, client: Address | None, state_dir: Path, output: str
 ) -> None:
     """Print a row for each flow."""
-    common.need_rights()
+    common.require_capabilities()
     with common.pinned_maps(state_dir) as maps:
         rows = finding.listed(maps, Choice(service, client))
     if output == "table":
-        table("flows", rows)
+        print_table("flows", rows)
     else:
-        show(rows, output)
+        print_as(output, rows)
 
 
 @flows.command()
@@ -74,11 +74,11 @@ def list_(
 @client
 @common.state_dir
 def flush(service: tuple[str, str] | None, client: Address | None, state_dir: Path) -> None:
-    """Delete flows without asking: all of them, or those of a service or a client.
+    """Delete all flows, or those of a service or a client, without a confirmation.
 
-    A connection breaks with its flow; the next datagram begins a new one.
+    A TCP connection breaks when its flow is deleted; the next UDP datagram opens a new flow.
     """
-    common.need_rights()
+    common.require_capabilities()
     with common.pinned_maps(state_dir) as maps:
         flushed = finding.flush(maps, Choice(service, client))
     click.echo(f"flows flushed: {flushed.flows} ({flushed.entries} entries)")

@@ -1,38 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ebpflb maps dump``: every map, names joined to numbers."""
+"""``ebpflb maps dump``: the content of every map."""
 
 from pathlib import Path
 
 import click
 
 from ebpflb.cli import common
-from ebpflb.cli.output import show, table
-from ebpflb.diagnose import dump as dumping
+from ebpflb.cli.output import output_option, print_as, print_table
+from ebpflb.diagnose.dump import ROWS, dump_maps
 
-CHANGED = "the agent wrote while this was read: rows may be from before and after"
+CHANGED = "warning: the agent changed the maps during the dump; rows may not fit together"
 
 
 @click.group()
 def maps() -> None:
-    """Look into the maps in the kernel."""
+    """Inspect the maps in the kernel."""
 
 
 @maps.command()
-@click.argument("names", metavar="[MAP]...", nargs=-1, type=click.Choice(list(dumping.ROWS)))
+@click.argument("names", metavar="[MAP]...", nargs=-1, type=click.Choice(list(ROWS)))
 @common.state_dir
-@common.output
+@output_option
 def dump(names: tuple[str, ...], state_dir: Path, output: str) -> None:
-    """Print the maps, with names for numbers and live counters beside each row.
+    """Print all maps, or those named, with names instead of ids and with counters.
 
-    Reads the pins alone: no agent need run.
+    Reads the pinned maps; no agent has to run.
     """
-    common.need_rights()
+    common.require_capabilities()
     with common.pinned_maps(state_dir) as pinned:
-        found = dumping.dump(pinned, names)
+        dumped = dump_maps(pinned, names)
     if output != "table":
-        show(found._asdict(), output)
+        print_as(output, dumped._asdict())
         return
-    for name, rows in found.maps.items():
-        table(name, rows)
-    if found.changed_while_reading:
+    for name, rows in dumped.maps.items():
+        print_table(name, rows)
+    if dumped.changed_while_reading:
         click.echo(CHANGED, err=True)

@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from ebpflb.agent import Agent, build_agent
-from ebpflb.cli import choices, common, configured, flags, flagz
-from ebpflb.cli.cleanup import everything
+from ebpflb.cli import common, run_configuration, run_options
+from ebpflb.cli.cleanup import remove_all
 from ebpflb.configuration.fields import KubeProxyConfiguration
 from ebpflb.configuration.translation import translate
 from ebpflb.configuration.watch import ConfigWatch
@@ -26,66 +26,66 @@ from ebpflb.options import Options
 from ebpflb.serve import status
 
 
-@click.command(context_settings=flags.LIKE_GO)
-@choices.own
-@flags.every
+@click.command(context_settings=run_options.GO_STYLE)
+@run_options.ebpflb_options
+@run_options.kube_proxy_flags
 @click.version_option(package_name="ebpflb", prog_name="ebpflb")
-def run(**chosen: Any) -> None:
-    """Serve: watch the cluster and keep the maps as it says.
+def run(**values: Any) -> None:
+    """Run the agent: watch Services and EndpointSlices, and serve them on this node.
 
-    Takes kube-proxy's flags and its configuration file (docs/configuration.md); flags that have no
-    effect here are not in this list. SIGTERM ends the agent and leaves everything in place,
-    serving; `ebpflb cleanup` removes it.
+    Accepts kube-proxy's flags and its configuration file (docs/configuration.md). Flags that are
+    accepted but ignored are not listed here. SIGTERM stops the agent; the programs and maps stay in
+    the kernel and keep serving until `ebpflb cleanup` removes them.
     """
-    if chosen["manifests"] and chosen["kubeconfig"]:
+    if values["manifests"] and values["kubeconfig"]:
         raise click.UsageError("--manifests and --kubeconfig exclude each other")
-    if chosen["cleanup"]:
-        common.need_rights()
-        everything(common.paths(chosen["state_dir"], chosen["run_dir"]))
+    if values["cleanup"]:
+        common.require_capabilities()
+        remove_all(common.paths(values["state_dir"], values["run_dir"]))
         return
     _log()
-    watch = ConfigWatch(Path(chosen["config"])) if chosen["config"] else None
-    found = configured.configuration(chosen)
-    if found.logging.verbosity >= flags.DETAILS:
+    watch = ConfigWatch(Path(values["config"])) if values["config"] else None
+    found = run_configuration.load(values)
+    if found.logging.verbosity >= run_options.DEBUG_VERBOSITY:
         logging.getLogger().setLevel(logging.DEBUG)
-    if chosen["write_config_to"]:
-        configured.write(found, Path(chosen["write_config_to"]))
+    if values["write_config_to"]:
+        run_configuration.write(found, Path(values["write_config_to"]))
         return
-    configured.remark(found, chosen)
-    common.need_rights()
-    options = _options(found, chosen)
-    if chosen["init_only"]:
+    run_configuration.warn_about_ignored(found, values)
+    common.require_capabilities()
+    options = _options(found, values)
+    if values["init_only"]:
         conntrack.set_up(options.conntrack)
         return
-    _refuse_if_missing(chosen["state_dir"], chosen["cgroup_root"])
+    _refuse_if_missing(values["state_dir"], values["cgroup_root"])
     with status.lock(options.paths):
-        _serve(options, watch, flagz.in_force(found, chosen))
+        _serve(options, watch, run_configuration.effective_flags(found, values))
 
 
-def _options(found: KubeProxyConfiguration, chosen: dict[str, Any]) -> Options:
-    manifests: Path | None = chosen["manifests"]
+def _options(found: KubeProxyConfiguration, values: dict[str, Any]) -> Options:
+    manifests: Path | None = values["manifests"]
     own = ("guard_nodeports", "devices", "masquerade_local_backends", "masquerade_ports")
     by_kube_proxy = translate(found)
     if manifests:
         by_kube_proxy["kubeconfig"] = None
     return Options(
-        paths=common.paths(chosen["state_dir"], chosen["run_dir"], chosen["cache_dir"]),
-        node_name=configured.node_name(found, socket.gethostname()),
-        cgroup=chosen["cgroup_root"] or cgroup_links.cgroup_root(),
+        paths=common.paths(values["state_dir"], values["run_dir"], values["cache_dir"]),
+        node_name=run_configuration.node_name(found, socket.gethostname()),
+        cgroup=values["cgroup_root"] or cgroup_links.cgroup_root(),
         manifests=manifests.absolute() if manifests else None,
-        master=chosen["master"] or "",
+        master=values["master"] or "",
         **by_kube_proxy,
-        **{name: chosen[name] for name in own},
+        **{name: values[name] for name in own},
     )
 
 
-def _serve(options: Options, watch: ConfigWatch | None, in_force: Mapping[str, str]) -> None:
+def _serve(options: Options, watch: ConfigWatch | None, flags: Mapping[str, str]) -> None:
     conntrack.set_up(options.conntrack)
     process.adjust_oom_score(options.oom_score_adj)
     process.raise_file_limit()
     state = StateDir(options.paths.state)
     try:
-        with build_agent(options, in_force) as agent:
+        with build_agent(options, flags) as agent:
             _stop_on_demand(agent, watch)
             agent.run()
     except EbpflbError:
@@ -96,7 +96,7 @@ def _serve(options: Options, watch: ConfigWatch | None, in_force: Mapping[str, s
         if watch:
             watch.stop()
     if watch and watch.changed:
-        raise ConfigurationError(f"{watch.path} has changed: ending, to be started again with it")
+        raise ConfigurationError(f"{watch.path} has changed: exiting to be restarted with it")
 
 
 def _stop_on_demand(agent: Agent, watch: ConfigWatch | None) -> None:
@@ -109,7 +109,7 @@ def _stop_on_demand(agent: Agent, watch: ConfigWatch | None) -> None:
 def _refuse_if_missing(state_dir: Path, cgroup_root: Path | None) -> None:
     lines = missing(required(state_dir, cgroup_root))
     if lines:
-        raise NodeError("this node cannot run it:\n" + "\n".join(f"  {line}" for line in lines))
+        raise NodeError("this node cannot run ebpflb:\n" + "\n".join(f"  {line}" for line in lines))
 
 
 def _log() -> None:

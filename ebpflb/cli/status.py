@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from ebpflb.cli import common
-from ebpflb.cli.output import show
+from ebpflb.cli.output import output_option, print_as
 from ebpflb.datapath.attach import cgroup_links, device_programs
 from ebpflb.datapath.maps.pins import StateDir
 from ebpflb.datapath.maps.sweep import PROTOCOLS, FlowTable
@@ -24,10 +24,13 @@ _LABEL = 18  # columns of the longest label
 @click.command()
 @common.state_dir
 @common.run_dir
-@common.output
+@output_option
 def status(state_dir: Path, run_dir: Path, output: str) -> None:
-    """Show the state of ebpflb. Exit status 0: an agent runs, the hooks serve, nothing is wrong."""
-    common.need_rights()
+    """Show the state of the agent and of the hooks.
+
+    Exit status 0 if an agent is running, the hooks are attached and there is no error.
+    """
+    common.require_capabilities()
     paths = common.paths(state_dir, run_dir)
     published = agent_status.read(paths)
     runs = agent_status.is_running(paths)
@@ -46,7 +49,7 @@ def status(state_dir: Path, run_dir: Path, output: str) -> None:
     if output == "table":
         _print(report)
     else:
-        show(report, output)
+        print_as(output, report)
     sys.exit(0 if runs and hooks and published and _is_healthy(published) else 1)
 
 
@@ -64,7 +67,7 @@ def _kube_proxy(published: AgentStatus | None) -> str | None:
     try:
         found = kube_proxy_watch.detect()
     except NodeError as error:
-        return f"cannot be looked at: {error}"
+        return f"cannot be checked: {error}"
     if published and published.kube_proxy and found.rules and not found.running:
         return published.kube_proxy
     return found.message

@@ -19,7 +19,7 @@ from ebpflb.errors import EbpflbError
 from ebpflb.node import capabilities, kube_proxy_watch, sock_diag
 
 
-class Finding(NamedTuple):
+class Result(NamedTuple):
     """One feature of this node; ``remedy`` says what to do, or what is lost, where it is not ok."""
 
     feature: str
@@ -29,7 +29,7 @@ class Finding(NamedTuple):
     remedy: str
 
 
-def check(state_directory: Path, cgroup: Path | None) -> list[Finding]:
+def check_node(state_directory: Path, cgroup: Path | None) -> list[Result]:
     """All findings; without the capabilities nothing else can be known."""
     needed = required(state_directory, cgroup)
     if missing(needed[:1]):
@@ -37,18 +37,18 @@ def check(state_directory: Path, cgroup: Path | None) -> list[Finding]:
     return [*needed, *_batches(), *_comforts(), *_others(state_directory, cgroup)]
 
 
-def required(state_directory: Path, cgroup: Path | None) -> list[Finding]:
+def required(state_directory: Path, cgroup: Path | None) -> list[Result]:
     """Only what the node cannot do without, and what would do in its stead."""
     rights = _rights()
     return [rights, *_needs(state_directory, cgroup)] if rights.ok else [rights, _bcc()]
 
 
-def missing(findings: list[Finding]) -> list[str]:
+def missing(findings: list[Result]) -> list[str]:
     """A line for each required feature that is not there."""
     return [f"{f.feature}: {f.detail}; {f.remedy}" for f in findings if f.required and not f.ok]
 
 
-def _needs(state_directory: Path, cgroup: Path | None) -> Iterator[Finding]:
+def _needs(state_directory: Path, cgroup: Path | None) -> Iterator[Result]:
     yield _tried("bpf(2)", _bpf, "run as root, outside a sandbox")
     yield _tried("bpffs", lambda: _bpffs(state_directory), "mount -t bpf bpf /sys/fs/bpf")
     yield _tried("cgroup v2", lambda: _cgroup(cgroup), "mount cgroup v2, or name it: --cgroup-root")
@@ -58,31 +58,31 @@ def _needs(state_directory: Path, cgroup: Path | None) -> Iterator[Finding]:
     yield _nothing_missing("maps of every kind", probe.unmade_maps())
 
 
-def _others(state_directory: Path, cgroup: Path | None) -> Iterator[Finding]:
+def _others(state_directory: Path, cgroup: Path | None) -> Iterator[Result]:
     """Who else has a hand in the traffic."""
     yield _other_hooks(state_directory, cgroup)
     yield _other_filters(state_directory)
     yield _kube_proxy()
 
 
-def _rights() -> Finding:
+def _rights() -> Result:
     missing = capabilities.missing()
     detail = f"not: {', '.join(missing)}" if missing else ", ".join(capabilities.NEEDED)
     remedy = "run as root, or grant them" if missing else ""
-    return Finding("capabilities", not missing, True, detail, remedy)
+    return Result("capabilities", not missing, True, detail, remedy)
 
 
-def _bcc() -> Finding:
+def _bcc() -> Result:
     version = compiler.bcc_version()
     remedy = "" if version else compiler.NO_BCC
-    return Finding("BCC", version is not None, True, version or "missing", remedy)
+    return Result("BCC", version is not None, True, version or "missing", remedy)
 
 
-def _tried(feature: str, attempt: Callable[[], str], remedy: str) -> Finding:
+def _tried(feature: str, attempt: Callable[[], str], remedy: str) -> Result:
     try:
-        return Finding(feature, True, True, attempt(), "")
+        return Result(feature, True, True, attempt(), "")
     except (EbpflbError, OSError) as error:
-        return Finding(feature, False, True, str(error), remedy)
+        return Result(feature, False, True, str(error), remedy)
 
 
 def _bpf() -> str:
@@ -107,12 +107,12 @@ def _cgroup(cgroup: Path | None) -> str:
     return str(root)
 
 
-def _hooks() -> Iterator[Finding]:
+def _hooks() -> Iterator[Result]:
     for section in SECTIONS:
         yield _feature(f"hook {section}", probe.hook(section), "5.10", "needed", required=True)
 
 
-def _packet_hooks() -> Iterator[Finding]:
+def _packet_hooks() -> Iterator[Result]:
     """Programs at devices by one way or the other; the second matters where the first is not."""
     helpers = probe.packet_helpers()
     yield _nothing_missing("helpers of hook tc", [name for name, ok in helpers.items() if not ok])
@@ -121,15 +121,15 @@ def _packet_hooks() -> Iterator[Finding]:
     yield _clsact(required=not by_links)
 
 
-def _clsact(*, required: bool) -> Finding:
+def _clsact(*, required: bool) -> Result:
     lost = "needed where there is no tcx: modprobe -a sch_ingress cls_bpf"
     try:
         return _feature("clsact filters", probe.clsact_filters(), "4.5", lost, required=required)
     except (EbpflbError, OSError) as error:
-        return Finding("clsact filters", False, False, f"cannot be tried: {error}", lost)
+        return Result("clsact filters", False, False, f"cannot be tried: {error}", lost)
 
 
-def _batches() -> Iterator[Finding]:
+def _batches() -> Iterator[Result]:
     """Of what the maps are written with."""
     since = {"LPM_TRIE": "5.13", "PERCPU_ARRAY": "5.13"}
     for kind, works in probe.batches().items():
@@ -137,7 +137,7 @@ def _batches() -> Iterator[Finding]:
         yield _feature(f"batches: {kind}", works, since.get(kind, "5.6"), lost)
 
 
-def _comforts() -> Iterator[Finding]:
+def _comforts() -> Iterator[Result]:
     """What there is a way around."""
     yield _feature(
         "errno from hooks", probe.set_retval(), "5.18", "refusals go by loopback; no bind guard"
@@ -154,7 +154,7 @@ def _comforts() -> Iterator[Finding]:
     yield from _stale_sockets()
 
 
-def _stale_sockets() -> Iterator[Finding]:
+def _stale_sockets() -> Iterator[Result]:
     """What connected UDP sockets need whose backend has gone (kube-proxy.md 11.1)."""
     lists, ends = sock_diag.can_list(), sock_diag.can_destroy()
     known = "pods' flows are re-bound where this node routes them, its own sockets stay"
@@ -163,20 +163,20 @@ def _stale_sockets() -> Iterator[Finding]:
     enters = "CAP_SYS_ADMIN" in capabilities.held()
     detail = "yes" if enters else "no (needs CAP_SYS_ADMIN)"
     remedy = "" if enters else "pods' connected UDP sockets keep a backend that has gone"
-    yield Finding("pods' connected UDP sockets are seen", enters, False, detail, remedy)
+    yield Result("pods' connected UDP sockets are seen", enters, False, detail, remedy)
 
 
-def _feature(feature: str, ok: bool, since: str, lost: str, *, required: bool = False) -> Finding:
+def _feature(feature: str, ok: bool, since: str, lost: str, *, required: bool = False) -> Result:
     detail = "yes" if ok else f"no (since kernel {since})"
-    return Finding(feature, ok, required, detail, "" if ok else lost)
+    return Result(feature, ok, required, detail, "" if ok else lost)
 
 
-def _nothing_missing(feature: str, missing: list[str]) -> Finding:
+def _nothing_missing(feature: str, missing: list[str]) -> Result:
     detail = f"not: {', '.join(missing)}" if missing else "yes"
-    return Finding(feature, not missing, True, detail, "needed" if missing else "")
+    return Result(feature, not missing, True, detail, "needed" if missing else "")
 
 
-def _other_hooks(state_directory: Path, cgroup: Path | None) -> Finding:
+def _other_hooks(state_directory: Path, cgroup: Path | None) -> Result:
     """Two translators in a row: the second sees the first one's backend."""
 
     def foreign() -> Mapping[str, list[str]]:
@@ -186,7 +186,7 @@ def _other_hooks(state_directory: Path, cgroup: Path | None) -> Finding:
     return _found("other agents' hooks", foreign, "another agent translates here too: run only one")
 
 
-def _other_filters(state_directory: Path) -> Finding:
+def _other_filters(state_directory: Path) -> Result:
     """Whoever comes first at a device may keep a packet from us."""
     remedy = "they see packets before us, and may keep them: see what they are for"
     return _found(
@@ -196,19 +196,19 @@ def _other_filters(state_directory: Path) -> Finding:
     )
 
 
-def _found(feature: str, ask: Callable[[], Mapping[str, list[str]]], remedy: str) -> Finding:
+def _found(feature: str, ask: Callable[[], Mapping[str, list[str]]], remedy: str) -> Result:
     try:
         found = ask()
     except (EbpflbError, OSError) as error:
-        return Finding(feature, False, False, str(error), "")
+        return Result(feature, False, False, str(error), "")
     names = ", ".join(f"{where} ({', '.join(who)})" for where, who in found.items())
-    return Finding(feature, not found, False, names or "none", remedy if found else "")
+    return Result(feature, not found, False, names or "none", remedy if found else "")
 
 
-def _kube_proxy() -> Finding:
+def _kube_proxy() -> Result:
     """It may run beside us for a while, as one is taken over from."""
     try:
         found = kube_proxy_watch.detect()
     except EbpflbError as error:
-        return Finding("kube-proxy", False, False, str(error), "")
-    return Finding("kube-proxy", not found.advice, False, found.state, found.advice)
+        return Result("kube-proxy", False, False, str(error), "")
+    return Result("kube-proxy", not found.advice, False, found.state, found.advice)

@@ -31,7 +31,7 @@ class Dump(NamedTuple):
     changed_while_reading: bool
 
 
-def dump(maps: Mapping[str, Map], wanted: tuple[str, ...] = ()) -> Dump:
+def dump_maps(maps: Mapping[str, Map], wanted: tuple[str, ...] = ()) -> Dump:
     """The rows of the wanted maps (none named: all), sorted."""
     before = maps["settings"].get(0).writes
     content = Content.read(maps)

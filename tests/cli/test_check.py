@@ -191,5 +191,5 @@ def test_nobody_may_do(words: str) -> None:
     """Every other command names the capabilities that it lacks, in one line."""
     done = as_nobody(*words.split())
     assert (done.returncode, done.stdout) == (1, "")
-    needed = "CAP_BPF and CAP_NET_ADMIN and CAP_PERFMON"
-    assert done.stderr == f"ebpflb: this needs {needed}: run it as root, or grant them\n"
+    needed = "CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON"
+    assert done.stderr == f"ebpflb: missing capabilities: {needed}: run as root, or grant them\n"

@@ -9,7 +9,7 @@ from socket import AF_INET, SOCK_DGRAM, socket
 
 import pytest
 
-from ebpflb.cli.cleanup import everything as clean_everything
+from ebpflb.cli.cleanup import remove_all
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.kube_proxy import Detection
 from ebpflb.node import ipvs, kube_proxy_watch, nat, nft
@@ -62,7 +62,7 @@ def test_nobody_serves(ebpflb: Ebpflb, nowhere: list[str]) -> None:
     """Where ebpflb is not at work it is told that nobody serves now."""
     load_nft()
     done = ebpflb("cleanup", "--kube-proxy", *nowhere)
-    assert "ebpflb does not serve at /sys/fs/bpf/ebpflb-never" in done.out
+    assert "ebpflb is not installed in /sys/fs/bpf/ebpflb-never" in done.out
 
 
 def test_runs(ebpflb: Ebpflb, nowhere: list[str], tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_runs(ebpflb: Ebpflb, nowhere: list[str], tmp_path: Path) -> None:
         done = ebpflb("cleanup", "--kube-proxy", *nowhere)
         assert done.status == 1
         assert done.err == (
-            f"ebpflb: kube-proxy still runs (pid {pid}): stop it first, or --force\n"
+            f"ebpflb: kube-proxy is running (pid {pid}): stop it first, or use --force\n"
         )
         assert everything() == before
         assert ebpflb("cleanup", "--kube-proxy", "--force", *nowhere).status == 0
@@ -85,7 +85,7 @@ def test_answers(ebpflb: Ebpflb, nowhere: list[str], loopback: None) -> None:
     load_nft()
     with answering.answer("iptables"):
         done = ebpflb("cleanup", "--kube-proxy", *nowhere)
-        assert "still runs (mode iptables at 127.0.0.1:10249)" in done.err
+        assert "is running (mode iptables at 127.0.0.1:10249)" in done.err
     with answering.answer("ebpf"):
         assert ebpflb("cleanup", "--kube-proxy", *nowhere).status == 0
 
@@ -109,7 +109,7 @@ def test_options_go_together(ebpflb: Ebpflb, nowhere: list[str], option: str) ->
     """What is meant for kube-proxy's leftovers is refused without them."""
     done = ebpflb("cleanup", option, *nowhere)
     assert done.status == 2
-    assert "go with --kube-proxy" in done.err
+    assert "need --kube-proxy" in done.err
 
 
 def test_kept(ebpflb: Ebpflb, nowhere: list[str]) -> None:
@@ -119,7 +119,7 @@ def test_kept(ebpflb: Ebpflb, nowhere: list[str]) -> None:
         done = ebpflb("cleanup", "--kube-proxy", *nowhere)
         assert done.status == 0
         assert (
-            "left alone: iptables-legacy, table nat: KUBE-MARK-MASQ, KUBE-POSTROUTING:"
+            "kept: iptables-legacy, table nat: KUBE-MARK-MASQ, KUBE-POSTROUTING:"
             " used by rules in CNI-DN-77aa0c\n"
         ) in done.out
 
@@ -132,8 +132,8 @@ def test_stays(ebpflb: Ebpflb, nowhere: list[str]) -> None:
     done = ebpflb("cleanup", "--kube-proxy", *nowhere)
     assert done.status == 1
     still, last = done.err.splitlines()
-    assert still.startswith("still here: ipset KUBE-CLUSTER-IP: ")
-    assert last == "ebpflb: not all that kube-proxy left could be removed: see above"
+    assert still.startswith("not removed: ipset KUBE-CLUSTER-IP: ")
+    assert last == "ebpflb: some of what kube-proxy left behind could not be removed: see above"
     assert ipvs.sets() == {"KUBE-CLUSTER-IP"}
     assert "nothing is left" not in done.out
 
@@ -147,7 +147,7 @@ def test_no_tools(ebpflb: Ebpflb, nowhere: list[str], monkeypatch: pytest.Monkey
         done = ebpflb("cleanup", "--kube-proxy", *nowhere)
     assert done.status == 1
     assert removed(done) == ["table ip kube-proxy", "table ip6 kube-proxy"]
-    lost = "cannot be looked at: the tables nat, filter, mangle of {}: it is not installed here"
+    lost = "cannot be checked: the tables nat, filter, mangle of {}: it is not installed here"
     assert done.err.splitlines()[:4] == [lost.format(tool.name) for tool in TOOLS]
 
 
@@ -163,7 +163,7 @@ def test_own(ebpflb: Ebpflb, nowhere: list[str]) -> None:
 def test_everything(tmp_path: Path) -> None:
     """As kube-proxy's --cleanup: both go."""
     left_by_iptables()
-    clean_everything(Paths(Path("/sys/fs/bpf/ebpflb-never"), tmp_path / "run"))
+    remove_all(Paths(Path("/sys/fs/bpf/ebpflb-never"), tmp_path / "run"))
     assert kube_proxy_watch.detect() == Detection()
 
 

@@ -82,7 +82,7 @@ def test_config_replaces_flags(run: Run, file: Path, caplog: pytest.LogCaptureFi
     options = run("--config", file, "--bind-address=192.0.2.8", "--masquerade-all")
     assert options.bind_address == ip_address("192.0.2.7")
     assert not options.masquerade_all
-    assert "replaced by --config: --bind-address, --masquerade-all" in caplog.messages
+    assert "overridden by --config: --bind-address, --masquerade-all" in caplog.messages
 
 
 @pytest.mark.parametrize(
@@ -148,16 +148,16 @@ def test_without_effect(run: Run, file: Path, caplog: pytest.LogCaptureFixture) 
     )
     run("--config", file)
     assert (
-        "accepted, and without effect here: iptables.localhostNodePorts, ipvs.scheduler,"
+        "accepted, but ignored: iptables.localhostNodePorts, ipvs.scheduler,"
         " winkernel.enableDSR, logging.options.json.splitStream"
     ) in caplog.messages
-    assert "feature gates without effect here: Alpha, Zeta" in caplog.messages
+    assert "feature gates without effect: Alpha, Zeta" in caplog.messages
 
 
 def test_flags_without_effect(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     """Of flags too, even where they say the default."""
     run("--ipvs-scheduler=rr", "--kube-api-qps", "5", "--boot-id-file=/x", "--conntrack-min=1")
-    line = "accepted, and without effect here: --kube-api-qps, --ipvs-scheduler, --boot-id-file"
+    line = "accepted, but ignored: --kube-api-qps, --ipvs-scheduler, --boot-id-file"
     assert line in caplog.messages
 
 

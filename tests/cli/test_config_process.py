@@ -16,7 +16,7 @@ from tests.configuration.files import write
 from tests.network import asking
 from tests.network.cluster import VIP, Cluster, at, running, web
 
-CHANGED = "config.conf has changed: ending, to be started again with it"
+CHANGED = "config.conf has changed: exiting to be restarted with it"
 NETFILTER = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_"
 
 

@@ -75,7 +75,7 @@ def test_to_the_end() -> None:
         assert name in said
     assert "far-1 saw 192.0.2.1\n" in said, "policy Cluster sends us to the other node as the node"
     assert said.count("web-1 saw 198.51.100.7\n") == 2, "an endpoint here sees us, by any policy"
-    assert "everything that the demo made is gone" in said
+    assert "everything that the demo made is removed" in said
     wait_until("nothing is left", lambda: not left(demo.pid))
 
 

@@ -8,7 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from ebpflb.cli import flags
+from ebpflb.cli import run_configuration, run_options
 from ebpflb.configuration import fields, parameters
 from ebpflb.configuration.fields import KubeProxyConfiguration, VModule
 from ebpflb.configuration.parameters import PARAMETERS, Parameter
@@ -35,8 +35,8 @@ def call(*words: str) -> tuple[dict[str, Any], str]:
     """The values by name, and what was printed."""
     seen: dict[str, Any] = {}
 
-    @click.command(context_settings=flags.LIKE_GO)
-    @flags.every
+    @click.command(context_settings=run_options.GO_STYLE)
+    @run_options.kube_proxy_flags
     def run(**values: Any) -> None:
         seen.update(values)
 
@@ -47,7 +47,7 @@ def call(*words: str) -> tuple[dict[str, Any], str]:
 def said(*words: str) -> KubeProxyConfiguration:
     values, output = call(*words)
     assert values, output
-    return flags.said(values)
+    return run_configuration.from_flags(values)
 
 
 def test_every_documented_flag() -> None:
@@ -152,7 +152,7 @@ def test_unknown_flag() -> None:
 def test_beside_file() -> None:
     """With --config only the node's name and logging count among the flags that have a field."""
     values, _ = call("--config=f", "--node-name=a", "-v=4", "--masquerade-all", "--proxy-mode=ipvs")
-    found = flags.beside_file(KubeProxyConfiguration(hostname_override="file"), values)
+    found = run_configuration.override(KubeProxyConfiguration(hostname_override="file"), values)
     assert (found.hostname_override, found.logging.verbosity) == ("a", 4)
     assert (found.masquerade_all, found.mode) == (False, "")
 

@@ -72,7 +72,7 @@ def test_changed_while_reading(ebpflb: Ebpflb, cluster: Cluster, state: list[str
     settings = cluster.maps["settings"]
     before = settings.get(0)
     settings.write([(0, before._replace(writes=before.writes + 1))])
-    assert "the agent wrote while this was read" in ebpflb("maps", "dump", *state).err
+    assert "the agent changed the maps during the dump" in ebpflb("maps", "dump", *state).err
     said = ebpflb("maps", "dump", "settings", *state, "-o", "json").out
     assert json.loads(said)["changed_while_reading"] is True
     settings.write([(0, before)])

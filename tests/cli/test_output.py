@@ -3,11 +3,11 @@
 
 import pytest
 
-from ebpflb.cli.output import table
+from ebpflb.cli.output import print_table
 
 
 def drawn(capsys: pytest.CaptureFixture[str], *rows: dict[str, object]) -> list[str]:
-    table("title", list(rows))
+    print_table("title", list(rows))
     return capsys.readouterr().out.splitlines()
 
 

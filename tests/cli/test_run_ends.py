@@ -54,7 +54,7 @@ def test_init_only(ebpflb: Ebpflb, file: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_cleanup(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """--cleanup removes ours and what kube-proxy left, even where the file is bad, and ends."""
     seen: list[Any] = []
-    monkeypatch.setattr(sys.modules["ebpflb.cli.run"], "everything", seen.append)
+    monkeypatch.setattr(sys.modules["ebpflb.cli.run"], "remove_all", seen.append)
     where = ["--state-dir", STATE, "--run-dir", tmp_path]
     assert ebpflb("run", "--cleanup", "--config=/nowhere", *where).status == 0
     assert [paths.state for paths in seen] == [STATE]

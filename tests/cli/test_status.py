@@ -72,7 +72,7 @@ def test_kube_proxy_is_not_to_be_seen(
 
     monkeypatch.setattr(kube_proxy_watch, "detect", refuse)
     said = json.loads(ebpflb("status", *where, "-o", "json").out)
-    assert said["kube_proxy"].startswith("cannot be looked at: /proc/net/ip_tables_names")
+    assert said["kube_proxy"].startswith("cannot be checked: /proc/net/ip_tables_names")
     assert said["agent"] == "runs"
 
 

@@ -16,7 +16,7 @@ from ebpflb.datapath.maps.records import (
     Peer,
     PeerFrontend,
 )
-from ebpflb.diagnose.dump import ROWS, dump
+from ebpflb.diagnose.dump import ROWS, dump_maps
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.entries import Backend, BackendName, Frontend, Range, Service, Settings
@@ -101,7 +101,7 @@ def remembered(maps: dict[str, Map], filled: None) -> None:
 
 
 def rows(maps: dict[str, Map], name: str) -> list[dict[str, Any]]:
-    return dump(maps, (name,)).maps[name]
+    return dump_maps(maps, (name,)).maps[name]
 
 
 def column(maps: dict[str, Map], name: str, *keys: str) -> list[Any]:
@@ -111,8 +111,8 @@ def column(maps: dict[str, Map], name: str, *keys: str) -> list[Any]:
 
 def test_every_map(maps: dict[str, Map]) -> None:
     """Without names every map that lasts is shown; with names these alone, in their order."""
-    assert dump(maps).maps.keys() == ROWS.keys() == maps.keys() - {"scratch"}
-    assert list(dump(maps, ("slots", "members")).maps) == ["slots", "members"]
+    assert dump_maps(maps).maps.keys() == ROWS.keys() == maps.keys() - {"scratch"}
+    assert list(dump_maps(maps, ("slots", "members")).maps) == ["slots", "members"]
 
 
 def test_kinds(maps: dict[str, Map]) -> None:
@@ -193,5 +193,5 @@ def test_changed(maps: dict[str, Map], writes: int, changed: bool) -> None:
     """A dump says when the agent was writing."""
     settings = maps["settings"].get(0)
     maps["settings"].write([(0, settings._replace(writes=writes))])
-    assert dump(maps).changed_while_reading is changed
+    assert dump_maps(maps).changed_while_reading is changed
     maps["settings"].write([(0, settings)])

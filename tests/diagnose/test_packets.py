@@ -10,7 +10,7 @@ import pytest
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.records import FragmentKey, FragmentPorts, Sweep
 from ebpflb.diagnose import packets
-from ebpflb.diagnose.dump import dump
+from ebpflb.diagnose.dump import dump_maps
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.entries import (
@@ -99,7 +99,7 @@ def remembered(maps: dict[str, Map]) -> None:
 
 
 def rows(maps: dict[str, Map], name: str) -> list[dict[str, Any]]:
-    return dump(maps, (name,)).maps[name]
+    return dump_maps(maps, (name,)).maps[name]
 
 
 def column(maps: dict[str, Map], name: str, *keys: str) -> list[Any]:
