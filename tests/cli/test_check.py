@@ -13,7 +13,7 @@ import yaml
 from ebpflb.datapath import probe
 from ebpflb.datapath.attach import cgroup_links, device_programs, netns_cookie, tcx
 from ebpflb.datapath.maps.pins import BPFFS
-from ebpflb.node import capabilities
+from ebpflb.node import capabilities, sock_diag
 from tests.cli.conftest import Ebpflb
 
 STATE = BPFFS / "ebpflb-never"
@@ -103,7 +103,13 @@ LACKS = [
     (probe, "set_retval", False, "errno from hooks", "no bind guard"),
     (probe, "coarse_clock", False, "clock of the last tick", "the exact clock"),
     (netns_cookie, "by_socket", None, "netns cookie of the agent", "a program tells it"),
-    (probe, "ends_sockets", False, "connected UDP sockets move", "re-bound where this node routes"),
+    (
+        sock_diag,
+        "can_destroy",
+        False,
+        "connected UDP sockets move",
+        "re-bound where this node routes",
+    ),
     (
         capabilities,
         "held",
