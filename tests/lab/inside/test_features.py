@@ -6,7 +6,7 @@ import os
 import pytest
 
 from ebpflb.datapath.maps.pins import BPFFS
-from ebpflb.diagnose.check import Finding, check, missing
+from ebpflb.diagnose.check import Result, check_node, missing
 
 KERNEL = os.environ.get("LAB_KERNEL", "")
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="bpf(2) is root's")
@@ -29,29 +29,29 @@ LACKS = {
 
 
 @pytest.fixture(scope="module")
-def findings() -> list[Finding]:
-    return check(NEVER, None)
+def results() -> list[Result]:
+    return check_node(NEVER, None)
 
 
-def test_can_run(findings: list[Finding]) -> None:
+def test_can_run(results: list[Result]) -> None:
     """Nothing is missing that the node cannot do without."""
-    assert missing(findings) == []
+    assert missing(results) == []
 
 
 @pytest.mark.skipif(KERNEL not in LACKS, reason="what this kernel lacks is not known beforehand")
-def test_lacks(findings: list[Finding]) -> None:
+def test_lacks(results: list[Result]) -> None:
     """Each feature that this kernel lacks is found missing, and no other."""
-    assert {finding.feature for finding in findings if not finding.ok} == LACKS[KERNEL]
+    assert {result.feature for result in results if not result.ok} == LACKS[KERNEL]
 
 
-def test_each_says_what_is_lost(findings: list[Finding]) -> None:
+def test_each_says_what_is_lost(results: list[Result]) -> None:
     """What is missing says since when it is there and what is lost; what is there says neither."""
-    for finding in findings:
-        assert bool(finding.remedy) != finding.ok, finding
-        assert finding.detail
+    for result in results:
+        assert bool(result.remedy) != result.ok, result
+        assert result.detail
 
 
-@pytest.mark.usefixtures("findings")
+@pytest.mark.usefixtures("results")
 def test_leaves_nothing() -> None:
     """Nor does looking make the state directory that it is told of."""
     assert not NEVER.exists()
