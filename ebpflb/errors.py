@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole family of errors; each message is one line for the operator.
+"""All errors that ebpflb raises itself; each message is one line for the operator.
 
-Foreign errors become one of these at the door where they arise (``raise ... from``).
+Where another library's error or an OSError is caught, one of these is raised from it.
 """
 
 
@@ -10,7 +10,7 @@ class EbpflbError(Exception):
 
 
 class InvalidObject(EbpflbError):
-    """An API object that cannot be meant: which field, and what is wrong with it."""
+    """An invalid API object: which field, and what is wrong with it."""
 
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(f"{field}: {reason}")
@@ -19,23 +19,23 @@ class InvalidObject(EbpflbError):
 
 
 class ConfigurationError(EbpflbError):
-    """A configuration that cannot be meant: a line for each field, with its path."""
+    """An invalid configuration: a line for each field, with its path."""
 
 
 class ClusterError(EbpflbError):
-    """What the cluster says cannot be read: configuration, authentication, a missing folder."""
+    """The cluster's objects cannot be read: configuration, authentication, a missing directory."""
 
 
 class CompileError(EbpflbError):
-    """The compiler refused bpf/, or is not there; carries the compiler's own text."""
+    """The compiler rejected bpf/, or is missing; has the compiler's own text."""
 
 
 class VerifierError(EbpflbError):
-    """The kernel refused a program; carries its name and the last lines of the log."""
+    """The kernel rejected a program; has its name and the last lines of the verifier's log."""
 
 
 class KernelError(EbpflbError):
-    """The kernel refused a bpf(2) call: which call, on what, and the errno's meaning."""
+    """A bpf(2) call failed: which call, on what, and the errno's meaning."""
 
     def __init__(self, what: str, errno: int, reason: str) -> None:
         super().__init__(f"{what}: {reason}")
@@ -43,4 +43,4 @@ class KernelError(EbpflbError):
 
 
 class NodeError(EbpflbError):
-    """This machine lacks something that the datapath needs, and what to do about it."""
+    """This machine lacks something that is needed; says what, and what to do about it."""

@@ -14,10 +14,10 @@ from ebpflb.model.local_detector import LocalDetector
 
 @dataclass(frozen=True)
 class Paths:
-    """Where one node's agent keeps its things; several nodes on one machine differ in these."""
+    """One agent's directories and files; agents on the same machine have different ones."""
 
-    state: Path  # in a bpffs: what serves while no agent runs
-    run: Path = Path("/run/ebpflb")  # the lock and the status of the agent
+    state: Path  # in a bpffs: the pinned maps and links, which serve while no agent runs
+    run: Path = Path("/run/ebpflb")  # the lock file and the status file
     cache: Path = Path("/var/cache/ebpflb")  # compiled bytecode
 
     @property
@@ -39,13 +39,13 @@ class Paths:
 
 @dataclass(frozen=True)
 class ConntrackOptions:
-    """What the kernel's connection tracking is to have (kube-proxy.md 11.3); 0: left alone.
+    """Limits and timeouts of the kernel's connection tracking (kube-proxy.md 11.3).
 
-    Time-outs are in seconds, and count for the flows of the packet path as well.
+    Timeouts are in seconds; the flows of the packet path have the same. 0 leaves the kernel's own.
     """
 
-    max_per_core: int = 32 * 1024
-    least: int = 128 * 1024
+    max_per_core: int = 32 * 1024  # entries
+    min_total: int = 128 * 1024  # entries, on machines with few cores
     established: int = 24 * 3600
     close_wait: int = 3600
     be_liberal: bool = False
@@ -55,7 +55,7 @@ class ConntrackOptions:
 
 @dataclass(frozen=True)
 class Options:
-    """What one agent is to do, and with what."""
+    """Everything that is chosen for one agent."""
 
     paths: Paths
     node_name: str
@@ -64,8 +64,8 @@ class Options:
     kubeconfig: Path | None = None  # None: the pod's own
     master: str = ""  # the API server's URL, where it is not the kubeconfig's
     nodeport_addresses: tuple[str, ...] = nodeport_addresses.PRIMARY
-    guard_nodeports: bool = True
-    devices: tuple[str, ...] = ()  # patterns; none: all
+    guard_nodeports: bool = True  # processes may not bind a NodePort
+    devices: tuple[str, ...] = ()  # patterns of names; none: all devices
     detector: LocalDetector = field(default_factory=LocalDetector)
     masquerade_all: bool = False
     masquerade_local_backends: bool = False
@@ -75,29 +75,29 @@ class Options:
     metrics_address: str = "127.0.0.1:10249"  # "": not served
     bind_address_hard_fail: bool = False
     profiling: bool = False
-    sync_period: float = 30.0  # seconds
-    min_sync_period: float = 0.0  # seconds between the end of a write and the next one
+    sync_period: float = 30.0  # seconds between two checks of the programs at devices
+    min_sync_period: float = 0.0  # seconds from the end of a sync to the next one
     serve_external_ips: bool = True
     conntrack: ConntrackOptions = ConntrackOptions()
     oom_score_adj: int = -999
-    mode: str = ""  # which of kube-proxy's modes the operator asked for: nothing hangs on it
-    configuration: msgspec.Struct | None = None  # kube-proxy's, whole, as /configz shows it
+    mode: str = ""  # kube-proxy's mode that was asked for; it has no effect here
+    configuration: msgspec.Struct | None = None  # all of kube-proxy's, for /configz
 
     @property
-    def fields(self) -> dict[str, Any]:
-        """What of the map settings is the operator's choice."""
+    def map_settings(self) -> dict[str, Any]:
+        """The fields of the map ``settings`` that the operator chooses."""
         flags = {
             "guard_nodeports": self.guard_nodeports,
             "masquerade_all": self.masquerade_all,
             "masquerade_here": self.masquerade_local_backends,
         }
         first, last = self.masquerade_ports
-        chosen = frozenset(flag for flag, wanted in flags.items() if wanted)
+        chosen = frozenset(flag for flag, is_chosen in flags.items() if is_chosen)
         return {"flags": chosen, "first_port": first, "last_port": last}
 
     @property
     def source(self) -> str:
-        """Where the cluster's objects come from, in a few words."""
+        """Where the cluster's objects come from, for the operator."""
         if self.manifests:
             return f"manifests in {self.manifests}"
         if self.master:

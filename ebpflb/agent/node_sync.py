@@ -105,7 +105,7 @@ class NodeSync:
 
     def write_settings(self, span: Mapping[Family, Prefix]) -> None:
         """``span`` holds every planned cluster IP; it is written before the plan is."""
-        self.datapath.set(self._desired.settings(self.options.fields, span))
+        self.datapath.set(self._desired.settings(self.options.map_settings, span))
 
     def attach(self) -> None:
         """Puts the loaded programs in force, if there are any. Raises KernelError."""

@@ -61,7 +61,7 @@ def conntrack(config: KubeProxyConfiguration) -> ConntrackOptions:
     section = config.conntrack
     return ConntrackOptions(
         max_per_core=section.max_per_core,
-        least=section.min,
+        min_total=section.min,
         established=section.tcp_established_timeout.whole_seconds,
         close_wait=section.tcp_close_wait_timeout.whole_seconds,
         be_liberal=section.tcp_be_liberal,

@@ -48,7 +48,7 @@ def table_size(wanted: ConntrackOptions, cores: int) -> int:
     scaled = wanted.max_per_core * cores
     if scaled > MOST:
         return MOST
-    return max(scaled, wanted.least) if scaled else 0
+    return max(scaled, wanted.min_total) if scaled else 0
 
 
 def cpus(online: Path = ONLINE) -> int:

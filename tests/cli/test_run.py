@@ -172,7 +172,7 @@ def test_all_that_is_chosen(chosen: Callable[..., Options], options: list[object
     assert made.detector == LocalDetector(LocalMode.BRIDGE, bridge="cni0")
     assert made.devices == ("eth*", "!eth9")
     assert made.nodeport_addresses == ("10.0.0.0/8",)
-    assert made.fields == {
+    assert made.map_settings == {
         "flags": {"guard_nodeports", "masquerade_all", "masquerade_here"},
         "first_port": 40000,
         "last_port": 40099,

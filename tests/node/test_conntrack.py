@@ -201,7 +201,7 @@ def namespace() -> Iterator[None]:
 def test_close_wait_for_real(namespace: None) -> None:
     """The kernel takes the time-outs, in this namespace alone; the machine's size is not ours."""
     names = ("nf_conntrack_tcp_timeout_close_wait", "nf_conntrack_tcp_timeout_established")
-    conntrack.set_up(ConntrackOptions(max_per_core=2**20, least=2**30))
+    conntrack.set_up(ConntrackOptions(max_per_core=2**20, min_total=2**30))
     assert [int((conntrack.PROC / name).read_text()) for name in names] == [3600, 86400]
     netns.popns()
     try:
