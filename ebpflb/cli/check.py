@@ -9,7 +9,7 @@ import click
 
 from ebpflb.cli import common
 from ebpflb.cli.output import output_option, print_as, print_table
-from ebpflb.diagnose.check import Result, check_node
+from ebpflb.diagnose.check import CheckResult, check_node
 
 
 @click.command()
@@ -30,7 +30,7 @@ def check(cgroup_root: Path | None, state_dir: Path, output: str) -> None:
     sys.exit(0 if all(result.ok for result in results if result.required) else 1)
 
 
-def _row(result: Result) -> dict[str, Any]:
+def _row(result: CheckResult) -> dict[str, Any]:
     status = "ok" if result.ok else ("MISSING" if result.required else "warning")
     return {
         "feature": result.feature,

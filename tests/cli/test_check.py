@@ -18,11 +18,11 @@ from tests.cli.conftest import Ebpflb
 
 STATE = BPFFS / "ebpflb-never"
 FEATURES = [
-    "capabilities", "BCC", "bpffs", "cgroup v2", "hook cgroup/connect4", "helpers of hook tc",
+    "capabilities", "BCC", "bpffs", "cgroup v2", "hook cgroup/connect4", "tc helpers",
     "tcx",
-    "clsact filters", "maps of every kind", "batches: HASH", "batches: LPM_TRIE",
-    "errno from hooks", "connected UDP sockets move", "other agents' hooks",
-    "other agents ahead at devices",
+    "clsact filters", "map types", "batch operations: HASH", "batch operations: LPM_TRIE",
+    "errno from hooks", "destroying UDP sockets", "other agents' hooks",
+    "programs before ebpflb's at devices",
 ]  # fmt: skip
 AS_NOBODY = """
 import os
@@ -97,27 +97,27 @@ def test_no_bcc(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 LACKS = [
-    (tcx, "works", False, "tcx", "clsact filters are used"),
-    (probe, "clsact_filters", False, "clsact filters", "needed where there is no tcx"),
-    (probe, "batches", {"LPM_TRIE": False}, "batches: LPM_TRIE", "one entry at a time"),
-    (probe, "set_retval", False, "errno from hooks", "no bind guard"),
-    (probe, "coarse_clock", False, "clock of the last tick", "the exact clock"),
-    (netns_cookie, "by_socket", None, "netns cookie of the agent", "a program tells it"),
-    (
-        sock_diag,
-        "can_destroy",
-        False,
-        "connected UDP sockets move",
-        "re-bound where this node routes",
-    ),
+    (tcx, "works", False, "tcx", "clsact filters are used instead"),
+    (probe, "clsact_filters", False, "clsact filters", "required without tcx"),
+    (probe, "batches", {"LPM_TRIE": False}, "batch operations: LPM_TRIE", "one by one"),
+    (probe, "set_retval", False, "errno from hooks", "bind() to a NodePort succeeds"),
+    (probe, "coarse_clock", False, "coarse clock", "the exact clock"),
+    (netns_cookie, "by_socket", None, "SO_NETNS_COOKIE", "a program that is attached briefly"),
+    (sock_diag, "can_destroy", False, "destroying UDP sockets", "rebound to another backend"),
     (
         capabilities,
         "held",
         set(capabilities.NEEDED),
-        "pods' connected UDP sockets are seen",
-        "has gone",
+        "listing pods' UDP sockets",
+        "removed backend",
     ),
-    (device_programs, "ahead", {"eth0": ["bpf mine"]}, "other agents ahead", "may keep them"),
+    (
+        device_programs,
+        "ahead",
+        {"eth0": ["bpf mine"]},
+        "before ebpflb's at devices",
+        "may drop or redirect",
+    ),
 ]
 
 
@@ -141,8 +141,8 @@ def test_way_round(
 
 
 NEEDED = [
-    ({"packet_helpers": {"csum_diff": False}}, "helpers of hook tc", "not: csum_diff"),
-    ({"unmade_maps": ["LPM_TRIE (NO_PREALLOC)"]}, "maps of every kind", "not: LPM_TRIE"),
+    ({"packet_helpers": {"csum_diff": False}}, "tc helpers", "missing: csum_diff"),
+    ({"unmade_maps": ["LPM_TRIE (NO_PREALLOC)"]}, "map types", "missing: LPM_TRIE"),
     ({"works": False, "clsact_filters": False}, "clsact filters", "modprobe -a sch_ingress"),
 ]
 
@@ -177,7 +177,7 @@ def test_not_tried(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch, by_links: bo
     monkeypatch.setattr(probe, "clsact_filters", sandboxed)
     done = ebpflb("check", "--state-dir", STATE)
     assert done.status == 0
-    assert "cannot be tried" in done.out
+    assert "cannot be checked" in done.out
 
 
 def test_nobody_may_check() -> None:

@@ -214,7 +214,7 @@ def test_no_cgroup(run: Ebpflb, options: list[object]) -> None:
     done = run(*options, "--cgroup-root", "/tmp")
     assert done.status == 1
     (line,) = [line for line in done.err.splitlines() if line.startswith("  ")]
-    assert "cgroup v2: /tmp is no cgroup v2" in line
+    assert "cgroup v2: /tmp is not a cgroup v2" in line
     assert "--cgroup-root" in line
 
 

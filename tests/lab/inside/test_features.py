@@ -6,7 +6,7 @@ import os
 import pytest
 
 from ebpflb.datapath.maps.pins import BPFFS
-from ebpflb.diagnose.check import Result, check_node, missing
+from ebpflb.diagnose.check import CheckResult, check_node, missing
 
 KERNEL = os.environ.get("LAB_KERNEL", "")
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="bpf(2) is root's")
@@ -16,11 +16,11 @@ NEVER = BPFFS / f"ebpflb-never-{os.getpid()}"
 # What Debian's kernels lack; each has a way round it.
 LACKS = {
     "5.10": {
-        "batches: LPM_TRIE",
-        "batches: PERCPU_ARRAY",
-        "clock of the last tick",
+        "batch operations: LPM_TRIE",
+        "batch operations: PERCPU_ARRAY",
+        "coarse clock",
         "errno from hooks",
-        "netns cookie of the agent",
+        "SO_NETNS_COOKIE",
         "tcx",
     },
     "6.1": {"tcx"},
@@ -29,22 +29,22 @@ LACKS = {
 
 
 @pytest.fixture(scope="module")
-def results() -> list[Result]:
+def results() -> list[CheckResult]:
     return check_node(NEVER, None)
 
 
-def test_can_run(results: list[Result]) -> None:
+def test_can_run(results: list[CheckResult]) -> None:
     """Nothing is missing that the node cannot do without."""
     assert missing(results) == []
 
 
 @pytest.mark.skipif(KERNEL not in LACKS, reason="what this kernel lacks is not known beforehand")
-def test_lacks(results: list[Result]) -> None:
+def test_lacks(results: list[CheckResult]) -> None:
     """Each feature that this kernel lacks is found missing, and no other."""
     assert {result.feature for result in results if not result.ok} == LACKS[KERNEL]
 
 
-def test_each_says_what_is_lost(results: list[Result]) -> None:
+def test_each_says_what_is_lost(results: list[CheckResult]) -> None:
     """What is missing says since when it is there and what is lost; what is there says neither."""
     for result in results:
         assert bool(result.remedy) != result.ok, result
