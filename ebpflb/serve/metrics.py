@@ -114,7 +114,7 @@ class Metrics(KubeProxy):
         own.register(self._dropped)
         text = "Whether the kernel ends sockets on request: INET_DIAG_DESTROY"
         self._destroys = Gauge("ebpflb_socket_destroy_supported", text, registry=own)
-        text = "Whether every change has been applied in time, as /livez has it"
+        text = "Whether every change has been applied in time, as /livez answers"
         self._healthy = Gauge("ebpflb_healthy", text, registry=own)
         text = "Scrapes at which something could not be read"
         self._unread = Counter("ebpflb_scrape_errors_total", text, ["what"], registry=own)
@@ -126,7 +126,7 @@ class _Dropped(Collector):
     count: Callable[[], int] = staticmethod(lambda: 0)
 
     def collect(self) -> Iterable[Metric]:
-        text = "Events for the API server that were given up"
+        text = "Events that were not delivered to the API server"
         yield CounterMetricFamily("ebpflb_events_dropped_total", text, self.count())
 
 

@@ -31,8 +31,8 @@ class StatusCollector:
         yield from _state(status)
         yield from _not_programmed(status)
         yield _invalid_objects(status)
-        text = "1 for each source of objects that cannot be read at present"
-        errors = GaugeMetricFamily("ebpflb_source_trouble", text, labels=["source"])
+        text = "1 for each source of objects that cannot be read now"
+        errors = GaugeMetricFamily("ebpflb_source_error", text, labels=["source"])
         for source in status.source_errors:
             errors.add_metric([source], 1)
         yield errors
@@ -51,7 +51,7 @@ def _state(status: AgentStatus) -> Iterator[Metric]:
         ("lists_complete", "Whether every list has been received", status.lists_complete),
         ("service_ports", "Service ports that are programmed", status.service_ports),
         ("backends", "Backends of all service ports", status.backends),
-        ("devices_unattached", "Devices whose packets are not served", not_served),
+        ("devices_not_served", "Devices whose packets are not served", not_served),
         (
             "programs_current",
             "Whether this agent's programs serve; 0: those of an earlier one",
@@ -60,7 +60,7 @@ def _state(status: AgentStatus) -> Iterator[Metric]:
         ("sync_failing", "Whether the last sync failed", status.sync_error is not None),
         (
             "masquerade_ports_reserved",
-            "Whether the ports that we masquerade with are kept from others",
+            "Whether the ports of --masquerade-ports are reserved on this node",
             status.ports_not_reserved is None,
         ),
     ):
@@ -69,7 +69,7 @@ def _state(status: AgentStatus) -> Iterator[Metric]:
 
 def _not_programmed(status: AgentStatus) -> Iterator[Metric]:
     ports = Counter(map(_service, status.not_programmed))
-    text = "Services of which a port does not fit: its last good state stays"
+    text = "Services with a port that does not fit: its last good state stays"
     yield GaugeMetricFamily("ebpflb_services_not_programmed", text, len(ports))
     text = f"How many ports of a Service do not fit; of {NAMED} Services at most"
     each = GaugeMetricFamily("ebpflb_service_not_programmed", text, labels=["namespace", "name"])
@@ -81,7 +81,7 @@ def _not_programmed(status: AgentStatus) -> Iterator[Metric]:
 def _invalid_objects(status: AgentStatus) -> Metric:
     kinds = Counter(name.partition(" ")[0] for name in status.invalid_objects)
     text = "Invalid objects: their last good state stays"
-    metric = GaugeMetricFamily("ebpflb_objects_refused", text, labels=["kind"])
+    metric = GaugeMetricFamily("ebpflb_objects_invalid", text, labels=["kind"])
     for kind in Kind:
         metric.add_metric([kind], kinds[kind])
     return metric

@@ -104,7 +104,7 @@ class KubeProxy:
             "sync_proxy_rules_last_timestamp_seconds", "Time of the last sync that succeeded"
         )
         self._last_queued = self._gauge(
-            "sync_proxy_rules_last_queued_timestamp_seconds", "Time a sync was last asked for"
+            "sync_proxy_rules_last_queued_timestamp_seconds", "Time a sync was last requested"
         )
         self._programming = self._histogram(
             "network_programming_duration_seconds",

@@ -24,12 +24,12 @@ from ebpflb.plan.use import used
 
 WALKED = ("node_addresses", "devices", "service_ranges")  # as many as a node has
 
-_FATES = {
+_FLOW_ENTRIES = {
     "made": "made by packets",
     "ended": "ended by packets, for a newer flow",
-    "refused": "that found no room",
+    "refused": "that did not fit into the map",
     "swept": "swept by the agent: closed or idle",
-    "evicted": "that the LRU took for newer ones, as of the last sweep",
+    "evicted": "that the LRU evicted for newer ones, as of the last sweep",
 }
 
 
@@ -45,8 +45,8 @@ class MapsCollector:
     def collect(self) -> Iterable[Metric]:
         counts = self._occupancy.latest()
         yield self._verdicts()
-        yield from self._room(counts)
-        yield from self._fates()
+        yield from self._capacity(counts)
+        yield from self._flow_entries()
         yield from _counted(counts)
 
     def _verdicts(self) -> Metric:
@@ -56,17 +56,17 @@ class MapsCollector:
             metric.add_metric([name], self._maps["verdicts"].get(number)[0])
         return metric
 
-    def _room(self, counts: Counts) -> Iterator[Metric]:
+    def _capacity(self, counts: Counts) -> Iterator[Metric]:
         entries = GaugeMetricFamily("ebpflb_map_entries", "Entries of a map", labels=["map"])
-        text = "Entries that a map has room for"
-        room = GaugeMetricFamily("ebpflb_map_max_entries", text, labels=["map"])
+        text = "Maximum number of entries of a map"
+        maximum = GaugeMetricFamily("ebpflb_map_max_entries", text, labels=["map"])
         found = self._entries(counts)
         for name, count in found.items():
             entries.add_metric([name], count)
         for name in sorted({*found, *COUNTED_MAPS}):
-            room.add_metric([name], MAPS[name].entries)
+            maximum.add_metric([name], MAPS[name].entries)
         yield entries
-        yield room
+        yield maximum
 
     def _entries(self, counts: Counts) -> dict[str, int]:
         return {
@@ -76,10 +76,10 @@ class MapsCollector:
             **counts.entries,
         }
 
-    def _fates(self) -> Iterator[Metric]:
+    def _flow_entries(self) -> Iterator[Metric]:
         """Of entries: a flow has two, or four where it is masqueraded."""
         found = [(table.name, self._fate(table)) for table in self._tables]
-        for fate, said in _FATES.items():
+        for fate, said in _FLOW_ENTRIES.items():
             name, text = f"ebpflb_flow_entries_{fate}_total", f"Entries of flows {said}"
             metric = CounterMetricFamily(name, text, labels=["map"])
             for table, fates in found:
@@ -89,7 +89,7 @@ class MapsCollector:
     def _fate(self, table: FlowTable) -> dict[str, int]:
         made, ended, refused = self._maps["flow_stats"].get(table.number)
         swept, _, evicted = table.numbers
-        return dict(zip(_FATES, (made, ended, refused, swept, evicted), strict=True))
+        return dict(zip(_FLOW_ENTRIES, (made, ended, refused, swept, evicted), strict=True))
 
 
 class HooksCollector:

@@ -26,12 +26,12 @@ def reading(published: list[AgentStatus]) -> Metrics:
 def test_well() -> None:
     """Nothing is wrong in the status of a new agent."""
     made = reading([STATUS])
-    wrong = ("services_not_programmed", "devices_unattached", "sync_failing", "lists_complete")
+    wrong = ("services_not_programmed", "devices_not_served", "sync_failing", "lists_complete")
     assert [value(made, f"ebpflb_{name}") for name in wrong] == [0, 0, 0, 0]
     for name in ("programs_current", "masquerade_ports_reserved"):
         assert value(made, f"ebpflb_{name}") == 1
     names = {name for name, _ in values(made)}
-    assert not names & {SERVICE, "ebpflb_source_trouble"}
+    assert not names & {SERVICE, "ebpflb_source_error"}
 
 
 @pytest.mark.parametrize(
@@ -40,14 +40,14 @@ def test_well() -> None:
         ({"lists_complete": True}, "lists_complete", {"": 1}),
         ({"service_ports": 7}, "service_ports", {"": 7}),
         ({"backends": 8}, "backends", {"": 8}),
-        ({"devices_not_served": {"eth0": "no", "eth1": "no"}}, "devices_unattached", {"": 2}),
+        ({"devices_not_served": {"eth0": "no", "eth1": "no"}}, "devices_not_served", {"": 2}),
         ({"programs": "old ones: the verifier refused"}, "programs_current", {"": -1}),
         ({"sync_error": "map is full"}, "sync_failing", {"": 1}),
         ({"ports_not_reserved": "read-only"}, "masquerade_ports_reserved", {"": -1}),
-        ({"source_errors": {"api": "gone", "m": "no"}}, "source_trouble", {"api": 1, "m": 1}),
+        ({"source_errors": {"api": "gone", "m": "no"}}, "source_error", {"api": 1, "m": 1}),
         (
             {"invalid_objects": {"Service a/b": "no", "Service a/c": "no", "Node n": "no"}},
-            "objects_refused",
+            "objects_invalid",
             {"Service": 2, "Node": 1},
         ),
     ],
