@@ -7,8 +7,7 @@ import click
 
 from ebpflb.cli import common
 from ebpflb.cli.output import output_option, print_as, print_table
-from ebpflb.diagnose import flow_list as finding
-from ebpflb.diagnose.flow_list import Choice
+from ebpflb.diagnose.flow_list import FlowFilter, flush_flows, list_flows
 from ebpflb.model.addresses import Address, parse_address
 
 
@@ -62,7 +61,7 @@ def list_(
     """Print a row for each flow."""
     common.require_capabilities()
     with common.pinned_maps(state_dir) as maps:
-        rows = finding.listed(maps, Choice(service, client))
+        rows = list_flows(maps, FlowFilter(service, client))
     if output == "table":
         print_table("flows", rows)
     else:
@@ -80,5 +79,5 @@ def flush(service: tuple[str, str] | None, client: Address | None, state_dir: Pa
     """
     common.require_capabilities()
     with common.pinned_maps(state_dir) as maps:
-        flushed = finding.flush(maps, Choice(service, client))
+        flushed = flush_flows(maps, FlowFilter(service, client))
     click.echo(f"flows flushed: {flushed.flows} ({flushed.entries} entries)")

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operator asks, answered from the pins and the kernel alone: no agent need run.
+"""What the commands `check`, `maps` and `flows` show, from the pins and the kernel: no agent has to
+run.
 
-check    can this node run it, feature by feature
-dump     every map as rows, numbers joined to names
-packets  those of the packet path
-content  what the agent wrote, that rows refer to
-flow_list    the flow_list through the packet path
+check      whether this node can run ebpflb, feature by feature
+dump       every map as rows, with names instead of ids
+packets    the rows of the maps of the packet path
+snapshot   the maps that the agent writes, which those rows refer to
+flow_list  the flows of the packet path, to list and to delete
 """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every map as rows for people: numbers joined to names, live counters beside each row.
+"""Every map as rows for the operator: with names instead of ids, and with counters.
 
-Reading takes a while, and the agent may write meanwhile. It counts its writes (odd while it is
-at it), so a dump that is a mixture of two states says so.
+The agent may write while the maps are read. It counts its writes (the count is odd during a
+write), so the dump can tell whether its rows may be of two states.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,54 +19,54 @@ from ebpflb.datapath.maps.records import (
     PeerFrontend,
 )
 from ebpflb.diagnose import packets
-from ebpflb.diagnose.content import Content, Row, endpoint, host_port, kind, seconds_since
+from ebpflb.diagnose.snapshot import Row, Snapshot, endpoint, host_port, kind, seconds_since
 from ebpflb.model.services import Protocol
 from ebpflb.plan.entries import Backend, BackendName, Frontend, Range
 
 
 class Dump(NamedTuple):
-    """Rows by map, and whether the agent wrote while we read."""
+    """Rows by map, and whether the agent wrote during the dump."""
 
     maps: dict[str, list[Row]]
     changed_while_reading: bool
 
 
-def dump_maps(maps: Mapping[str, Map], wanted: tuple[str, ...] = ()) -> Dump:
-    """The rows of the wanted maps (none named: all), sorted."""
+def dump_maps(maps: Mapping[str, Map], names: tuple[str, ...] = ()) -> Dump:
+    """The rows of the maps with these names, or of all maps; sorted."""
     before = maps["settings"].get(0).writes
-    content = Content.read(maps)
-    rows = {name: ROWS[name](content) for name in wanted or ROWS}
+    snapshot = Snapshot.read(maps)
+    rows = {name: ROWS[name](snapshot) for name in names or ROWS}
     after = maps["settings"].get(0).writes
     return Dump(rows, changed_while_reading=before != after or bool(before % 2))
 
 
-def _span(span: Range) -> str:
-    return f"{span.base}+{span.size}"
+def _slot_range(slots: Range) -> str:
+    return f"{slots.base}-{slots.base + slots.size - 1}" if slots.size else "none"
 
 
-def _services(content: Content) -> list[Row]:
+def _services(snapshot: Snapshot) -> list[Row]:
     rows = [
         {
-            "service": content.service(service.id),
+            "service": snapshot.service(service.id),
             "kind": kind(frontend, service),
             "frontend": str(frontend),
             "id": service.id,
-            "cluster": _span(service.cluster),
-            "local": _span(service.local),
+            "cluster_slots": _slot_range(service.cluster),
+            "local_slots": _slot_range(service.local),
             "policy": "Local" if "local" in service.flags else "Cluster",
-            "endpoints": "endpoints" in service.flags,
+            "has_endpoints": "endpoints" in service.flags,
             "affinity_seconds": service.affinity_seconds,
-            **content.service_counters(service.id),
+            **snapshot.service_counters(service.id),
         }
-        for frontend, service in content.services.items()
+        for frontend, service in snapshot.services.items()
     ]
     return sorted(rows, key=lambda row: (row["service"], row["kind"], row["frontend"]))
 
 
-def _backend(content: Content, backend: Backend) -> Row:
-    name = content.backend_names.get(backend.id, BackendName("", ""))
+def _backend(snapshot: Snapshot, backend: Backend) -> Row:
+    name = snapshot.backend_names.get(backend.id, BackendName("", ""))
     return {
-        "service": content.service(backend.service),
+        "service": snapshot.service(backend.service),
         "endpoint": host_port(backend.address, backend.port),
         "node": name.node,
         "target": name.target,
@@ -74,37 +74,37 @@ def _backend(content: Content, backend: Backend) -> Row:
     }
 
 
-def _slots(content: Content) -> list[Row]:
+def _slots(snapshot: Snapshot) -> list[Row]:
     return [
         {
             "slot": slot,
-            **_backend(content, backend),
-            "lists": " ".join(sorted(backend.flags)) or "leaving",
-            **content.backend_counters(backend.id),
+            **_backend(snapshot, backend),
+            "selected_for": " ".join(sorted(backend.flags)) or "none, draining",
+            **snapshot.backend_counters(backend.id),
         }
-        for slot, backend in sorted(content.slots.items())
+        for slot, backend in sorted(snapshot.slots.items())
     ]
 
 
-def _members(content: Content) -> list[Row]:
+def _members(snapshot: Snapshot) -> list[Row]:
     return [
-        {"slot": content.maps["members"].get(number), **_backend(content, backend)}
-        for number, backend in sorted(content.backends().items())
+        {"slot": snapshot.maps["members"].get(number), **_backend(snapshot, backend)}
+        for number, backend in sorted(snapshot.backends().items())
     ]
 
 
-def _node_addresses(content: Content) -> list[Row]:
-    found = [address for address, _ in content.maps["node_addresses"].items()]
+def _node_addresses(snapshot: Snapshot) -> list[Row]:
+    found = [address for address, _ in snapshot.maps["node_addresses"].items()]
     return [{"address": str(address)} for address in sorted(found, key=str)]
 
 
-def _affinity(content: Content) -> list[Row]:
-    backends = content.backends()
-    entries: list[tuple[AffinityKey, Affinity]] = list(content.maps["affinity"].items())
+def _affinity(snapshot: Snapshot) -> list[Row]:
+    backends = snapshot.backends()
+    entries: list[tuple[AffinityKey, Affinity]] = list(snapshot.maps["affinity"].items())
     return [
         {
             "client": f"netns {client.netns}" if client.netns else str(client.address),
-            "service": content.service(client.service),
+            "service": snapshot.service(client.service),
             "endpoint": endpoint(backends, entry.backend),
             "idle_seconds": seconds_since(entry.last_used),
         }
@@ -112,32 +112,32 @@ def _affinity(content: Content) -> list[Row]:
     ]
 
 
-def _sockets(content: Content) -> list[Row]:
-    entries: list[tuple[Peer, PeerFrontend]] = list(content.maps["sockets"].items())
+def _sockets(snapshot: Snapshot) -> list[Row]:
+    entries: list[tuple[Peer, PeerFrontend]] = list(snapshot.maps["sockets"].items())
     return [
         {
             "socket": peer.socket,
             "frontend": str(origin.frontend),
             "protocol": Protocol(origin.frontend.protocol).name,
             "peer": host_port(origin.address, origin.port),
-            "service": _service_at(content, origin.frontend),
+            "service": _service_at(snapshot, origin.frontend),
         }
         for peer, origin in sorted(entries, key=str)
     ]
 
 
-def _service_at(content: Content, frontend: Frontend) -> str:
-    service = content.services.get(frontend)
-    return content.service(service.id) if service else ""
+def _service_at(snapshot: Snapshot, frontend: Frontend) -> str:
+    service = snapshot.services.get(frontend)
+    return snapshot.service(service.id) if service else ""
 
 
-def _assignments(content: Content) -> list[Row]:
-    entries: list[tuple[AssignmentKey, Assignment]] = list(content.maps["assignments"].items())
+def _assignments(snapshot: Snapshot) -> list[Row]:
+    entries: list[tuple[AssignmentKey, Assignment]] = list(snapshot.maps["assignments"].items())
     return [
         {
             "socket": sender.socket,
             "frontend": str(sender.frontend),
-            "service": content.service(assignment.service),
+            "service": snapshot.service(assignment.service),
             "endpoint": host_port(assignment.address, assignment.port),
         }
         for sender, assignment in sorted(entries, key=str)
@@ -145,41 +145,41 @@ def _assignments(content: Content) -> list[Row]:
     ]
 
 
-def _service_stats(content: Content) -> list[Row]:
+def _service_stats(snapshot: Snapshot) -> list[Row]:
     return [
-        {"id": number, "service": content.service(number), **content.service_counters(number)}
-        for number in sorted(content.service_names)
+        {"id": number, "service": snapshot.service(number), **snapshot.service_counters(number)}
+        for number in sorted(snapshot.service_names)
     ]
 
 
-def _backend_stats(content: Content) -> list[Row]:
+def _backend_stats(snapshot: Snapshot) -> list[Row]:
     return [
-        {**_backend(content, backend), **content.backend_counters(number)}
-        for number, backend in sorted(content.backends().items())
+        {**_backend(snapshot, backend), **snapshot.backend_counters(number)}
+        for number, backend in sorted(snapshot.backends().items())
     ]
 
 
-def _verdicts(content: Content) -> list[Row]:
+def _verdicts(snapshot: Snapshot) -> list[Row]:
     return [
-        {"verdict": name, "count": content.maps["verdicts"].get(number)[0]}
+        {"verdict": name, "count": snapshot.maps["verdicts"].get(number)[0]}
         for number, name in VERDICTS.items()
     ]
 
 
-def _service_names(content: Content) -> list[Row]:
+def _service_names(snapshot: Snapshot) -> list[Row]:
     return [
         {"id": number, **name._asdict(), "protocol": Protocol(name.protocol).name}
-        for number, name in sorted(content.service_names.items())
+        for number, name in sorted(snapshot.service_names.items())
     ]
 
 
-def _backend_names(content: Content) -> list[Row]:
-    names = sorted(content.backend_names.items())
+def _backend_names(snapshot: Snapshot) -> list[Row]:
+    names = sorted(snapshot.backend_names.items())
     return [{"id": number, **name._asdict()} for number, name in names]
 
 
 # Every map but scratch: what is in there lasts no longer than a packet.
-ROWS: dict[str, Callable[[Content], list[Row]]] = {
+ROWS: dict[str, Callable[[Snapshot], list[Row]]] = {
     "services": _services,
     "slots": _slots,
     "members": _members,

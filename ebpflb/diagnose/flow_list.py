@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flows through the packet path, one row each however many entries, and their end on request.
+"""Lists and deletes the flows of the packet path, as `conntrack -L` and `-D` do for conntrack.
 
-They are for our flows what `conntrack -L` and `-D` are for netfilter's. A flow that the LRU has
-robbed of the entry for its client's requests is an orphan: what is left of it is a row too.
+A flow has two to four entries in the map and one row in the list. A flow whose entry for the
+client's requests was evicted by the LRU is an orphan; its other entries are a row too.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.sweep import PROTOCOLS, FlowTable
-from ebpflb.diagnose.content import Row, host_port, seconds_since, spelled
+from ebpflb.diagnose.snapshot import Row, host_port, seconds_since, service_name
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.entries import BackendName
@@ -20,60 +20,61 @@ from ebpflb.plan.flow_entries import Entries, Flow, Tuple, asked, asks, back, ga
 ORPHAN = "orphan"
 
 
-class Choice(NamedTuple):
-    """Which flows: those of a service (namespace, name), of a client; None: any."""
+class FlowFilter(NamedTuple):
+    """The flows of a service (namespace, name) and of a client; None: of any."""
 
     service: tuple[str, str] | None = None
     client: Address | None = None
 
 
-class Flushed(NamedTuple):
-    """How many have been deleted."""
+class FlushResult(NamedTuple):
+    """The numbers of deleted flows and of their entries."""
 
     flows: int
     entries: int
 
 
-def listed(maps: Mapping[str, Map], choice: Choice) -> list[Row]:
-    """A row for each chosen flow, sorted by service and client."""
+def list_flows(maps: Mapping[str, Map], only: FlowFilter) -> list[Row]:
+    """A row for each flow that matches, sorted by service, client and frontend."""
     services = dict(maps["service_names"].items())
     name_of = cache(maps["backend_names"].get)
     rows = [
         _row(entries, services, name_of(next(iter(entries.values())).backend))
         for table in PROTOCOLS
-        for entries in _chosen(maps, table, choice)
+        for entries in _matching(maps, table, only)
     ]
     return sorted(rows, key=lambda row: (row["service"], row["client"], row["frontend"]))
 
 
-def flush(maps: Mapping[str, Map], choice: Choice) -> Flushed:
-    """Deletes all entries of the chosen flows, their requests' first.
+def flush_flows(maps: Mapping[str, Map], only: FlowFilter) -> FlushResult:
+    """Deletes all entries of the flows that match; of each flow, the entry of requests first.
 
-    They count as swept, and do before they go: a sweep meanwhile would take them for evicted.
+    The entries are counted as swept before they are deleted: otherwise a sweep at the same time
+    would count them as evicted.
     """
-    chosen = {name: list(_chosen(maps, name, choice)) for name in PROTOCOLS}
+    matching = {name: list(_matching(maps, name, only)) for name in PROTOCOLS}
     entries = 0
-    for name, flows in chosen.items():
+    for name, flows in matching.items():
         keys = [key for flow in flows for key in flow]
         table = FlowTable(maps, name)
         table.count(len(keys))
         missing = sum(maps[name].pop(key) is None for key in keys)
         table.count(-missing)
         entries += len(keys) - missing
-    return Flushed(sum(map(len, chosen.values())), entries)
+    return FlushResult(sum(map(len, matching.values())), entries)
 
 
-def _chosen(maps: Mapping[str, Map], table: str, choice: Choice) -> Iterator[Entries]:
+def _matching(maps: Mapping[str, Map], table: str, only: FlowFilter) -> Iterator[Entries]:
     names: dict[int, PortName] = dict(maps["service_names"].items())
     services = {
-        id_ for id_, name in names.items() if (name.namespace, name.service) == choice.service
+        id_ for id_, name in names.items() if (name.namespace, name.service) == only.service
     }
-    every: Entries = dict(maps[table].items())
-    for key, flow in every.items():
-        if choice.client not in (None, middle(key, flow).source):
+    store: Entries = dict(maps[table].items())
+    for key, flow in store.items():
+        if only.client not in (None, middle(key, flow).source):
             continue
-        if choice.service is None or flow.service in services:
-            entries = gather(key, flow, every.get)
+        if only.service is None or flow.service in services:
+            entries = gather(key, flow, store.get)
             if next(iter(entries)) == key:
                 yield entries
 
@@ -86,19 +87,19 @@ def _row(entries: Entries, services: Mapping[int, PortName], backend: BackendNam
     return {
         "protocol": protocol.name,
         "state": str(stands) if asks(key, first) else ORPHAN,
-        "service": spelled(services.get(first.service), first.service),
-        **_question(key, first, inside, entries.get(back(inside))),
+        "service": service_name(services.get(first.service), first.service),
+        **_request_columns(key, first, inside, entries.get(back(inside))),
         "backend": host_port(inside.destination, inside.destination_port),
         "pod": backend.target if backend else "",
         "node": backend.node if backend else "",
-        **_answer(inside, entries.get(inside)),
+        **_reply_columns(inside, entries.get(inside)),
         "age_seconds": seconds_since(first.created),
         "idle_seconds": seconds_since(last_seen),
     }
 
 
-def _question(key: Tuple, first: Flow, inside: Tuple, reply: Flow | None) -> Row:
-    """Who asked whom: by the request, or by the reply; else only the client is known."""
+def _request_columns(key: Tuple, first: Flow, inside: Tuple, reply: Flow | None) -> Row:
+    """Client and frontend, by the entry of requests or that of replies; else only the client."""
     asking = key if asks(key, first) else asked(back(inside), reply) if reply else None
     if asking is None:
         return {"client": host_port(inside.source, inside.source_port), "frontend": ""}
@@ -108,8 +109,8 @@ def _question(key: Tuple, first: Flow, inside: Tuple, reply: Flow | None) -> Row
     }
 
 
-def _answer(inside: Tuple, masquerade: Flow | None) -> Row:
-    """As whom the backend sees the client, and its packets as they come back here."""
+def _reply_columns(inside: Tuple, masquerade: Flow | None) -> Row:
+    """The address that the backend sees as the client's, and the backend's packets to it."""
     client = host_port(inside.source, inside.source_port)
     backend = host_port(inside.destination, inside.destination_port)
     if masquerade is None:

@@ -9,7 +9,7 @@ from typing import Any
 from ebpflb.datapath.maps.layout import address_bytes
 from ebpflb.datapath.maps.records import FragmentKey, FragmentPorts
 from ebpflb.datapath.maps.sweep import PROTOCOLS
-from ebpflb.diagnose.content import Content, Row, endpoint, host_port, seconds_since
+from ebpflb.diagnose.snapshot import Row, Snapshot, endpoint, host_port, seconds_since
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import Protocol
 from ebpflb.plan.entries import Device, Prefix, ServiceRange, SourceRange
@@ -19,19 +19,19 @@ _SERVICE_BITS = 32  # of a source range's length
 _SO_NETNS_COOKIE = 71
 
 
-def _flows(name: str) -> Callable[[Content], list[Row]]:
+def _flows(name: str) -> Callable[[Snapshot], list[Row]]:
     """The entries of each flow stand together, the oldest flow first."""
 
-    def rows(content: Content) -> list[Row]:
-        entries: list[tuple[Tuple, Flow]] = list(content.maps[name].items())
+    def rows(snapshot: Snapshot) -> list[Row]:
+        entries: list[tuple[Tuple, Flow]] = list(snapshot.maps[name].items())
         entries.sort(key=lambda e: (e[1].created, "request" not in e[1].flags, e[0].hook))
-        backends = content.backends()
+        backends = snapshot.backends()
         return [
             {
                 **_ends(key, host_port(key.source, key.source_port)),
                 "destination": host_port(key.destination, key.destination_port),
                 "rewritten": _rewritten(key, flow),
-                "service": content.service(flow.service),
+                "service": snapshot.service(flow.service),
                 "endpoint": endpoint(backends, flow.backend),
                 "state": " ".join(sorted(flow.flags)),
                 "age_seconds": seconds_since(flow.created),
@@ -57,8 +57,8 @@ def _rewritten(key: Tuple, flow: Flow) -> str:
     return f"{here} := {host_port(flow.address, flow.port)}{also}"
 
 
-def _fragments(content: Content) -> list[Row]:
-    entries: list[tuple[FragmentKey, FragmentPorts]] = list(content.maps["fragments"].items())
+def _fragments(snapshot: Snapshot) -> list[Row]:
+    entries: list[tuple[FragmentKey, FragmentPorts]] = list(snapshot.maps["fragments"].items())
     return [
         {
             **_ends(key, str(key.source)),
@@ -72,15 +72,15 @@ def _fragments(content: Content) -> list[Row]:
     ]
 
 
-def _source_ranges(content: Content) -> list[Row]:
-    keys: list[SourceRange] = [key for key, _ in content.maps["source_ranges"].items()]
+def _source_ranges(snapshot: Snapshot) -> list[Row]:
+    keys: list[SourceRange] = [key for key, _ in snapshot.maps["source_ranges"].items()]
     bits = [(key, key.length - _SERVICE_BITS) for key in keys]
-    found = sorted((content.service(key.service), _cidr(key.address, n)) for key, n in bits)
+    found = sorted((snapshot.service(key.service), _cidr(key.address, n)) for key, n in bits)
     return [{"service": service, "range": cidr} for service, cidr in found]
 
 
-def _service_ranges(content: Content) -> list[Row]:
-    keys: list[ServiceRange] = [key for key, _ in content.maps["service_ranges"].items()]
+def _service_ranges(snapshot: Snapshot) -> list[Row]:
+    keys: list[ServiceRange] = [key for key, _ in snapshot.maps["service_ranges"].items()]
     return [{"range": text} for text in sorted(_cidr(key.address, key.length) for key in keys)]
 
 
@@ -88,19 +88,19 @@ def _cidr(address: Address, bits: int) -> str:
     return f"{address}/{bits - 96 if address.version == 4 else bits}"
 
 
-def _cluster_ips(content: Content) -> list[Row]:
+def _cluster_ips(snapshot: Snapshot) -> list[Row]:
     services: dict[Address, set[str]] = {}
-    for frontend, service in content.services.items():
-        services.setdefault(frontend.address, set()).add(content.service(service.id))
-    found = sorted((address for address, _ in content.maps["cluster_ips"].items()), key=str)
+    for frontend, service in snapshot.services.items():
+        services.setdefault(frontend.address, set()).add(snapshot.service(service.id))
+    found = sorted((address for address, _ in snapshot.maps["cluster_ips"].items()), key=str)
     return [
         {"address": str(at), "services": " ".join(sorted(services.get(at, ())))} for at in found
     ]
 
 
-def _devices(content: Content) -> list[Row]:
-    entries: list[tuple[int, Device]] = list(content.maps["devices"].items())
-    name = _device if _netns() in (None, content.maps["settings"].get(0).host_netns) else str
+def _devices(snapshot: Snapshot) -> list[Row]:
+    entries: list[tuple[int, Device]] = list(snapshot.maps["devices"].items())
+    name = _device if _netns() in (None, snapshot.maps["settings"].get(0).host_netns) else str
     return [
         {"device": name(index), "index": index}
         | {name: _text(value) for name, value in device._asdict().items()}
@@ -126,8 +126,8 @@ def _device(index: int) -> str:
         return "gone"
 
 
-def _settings(content: Content) -> list[Row]:
-    settings = content.maps["settings"].get(0)
+def _settings(snapshot: Snapshot) -> list[Row]:
+    settings = snapshot.maps["settings"].get(0)
     return [{name: _text(value) for name, value in settings._asdict().items()}]
 
 
@@ -145,8 +145,8 @@ def _text(value: Any) -> str | int:
             return "" if value.is_unspecified else str(value)
 
 
-def _flow_stats(content: Content) -> list[Row]:
-    stats = content.maps["flow_stats"]
+def _flow_stats(snapshot: Snapshot) -> list[Row]:
+    stats = snapshot.maps["flow_stats"]
     fields = ("made", "ended", "refused")
     return [
         {"map": name, **dict(zip(fields, stats.get(number), strict=True))}
@@ -154,20 +154,20 @@ def _flow_stats(content: Content) -> list[Row]:
     ]
 
 
-def _sweeps(content: Content) -> list[Row]:
+def _sweeps(snapshot: Snapshot) -> list[Row]:
     return [
-        {"map": name, **content.maps["sweeps"].get(number)._asdict()}
-        | {"room": content.maps[name].spec.entries}
+        {"map": name, **snapshot.maps["sweeps"].get(number)._asdict()}
+        | {"room": snapshot.maps[name].spec.entries}
         for number, name in enumerate(PROTOCOLS)
     ]
 
 
-def _reject_budgets(content: Content) -> list[Row]:
+def _reject_budgets(snapshot: Snapshot) -> list[Row]:
     """When each CPU's was refilled means nothing in sum."""
-    return [{"left": content.maps["reject_budgets"].get(0)[1]}]
+    return [{"left": snapshot.maps["reject_budgets"].get(0)[1]}]
 
 
-ROWS: dict[str, Callable[[Content], list[Row]]] = {
+ROWS: dict[str, Callable[[Snapshot], list[Row]]] = {
     **{name: _flows(name) for name in PROTOCOLS},
     "fragments": _fragments,
     "source_ranges": _source_ranges,

@@ -129,17 +129,21 @@ def test_kinds(maps: dict[str, Map]) -> None:
 def test_service_row(maps: dict[str, Map]) -> None:
     """Ranges, policy, affinity and live counters stand beside the frontend."""
     row = next(row for row in rows(maps, "services") if row["frontend"] == "10.96.0.1:80")
-    assert (row["cluster"], row["local"], row["policy"]) == ("40+2", "40+1", "Cluster")
-    assert (row["affinity_seconds"], row["endpoints"]) == (60, True)
+    assert (row["cluster_slots"], row["local_slots"], row["policy"]) == (
+        "40-41",
+        "40-40",
+        "Cluster",
+    )
+    assert (row["affinity_seconds"], row["has_endpoints"]) == (60, True)
     assert (row["chosen"], row["sticky"], row["refused"], row["no_local_endpoint"]) == (10, 4, 2, 1)
 
 
 def test_slots(maps: dict[str, Map]) -> None:
     """Every slot that a service names is shown once, with the endpoint's name and its lists."""
-    assert column(maps, "slots", "slot", "endpoint", "node", "target", "lists") == [
+    assert column(maps, "slots", "slot", "endpoint", "node", "target", "selected_for") == [
         (40, "10.1.0.1:8080", "node-1", "web-0", "cluster local"),
         (41, "10.1.0.2:8080", "node-2", "", "cluster"),
-        (42, "10.1.0.3:8080", "", "", "leaving"),
+        (42, "10.1.0.3:8080", "", "", "none, draining"),
         (50, "[fd00:1::1]:8080", "", "", "cluster"),
     ]
 
@@ -161,7 +165,7 @@ def test_affinity(maps: dict[str, Map]) -> None:
     assert (by_netns["client"], by_netns["endpoint"]) == ("netns 4711", "10.1.0.1:8080")
     assert by_netns["idle_seconds"] >= 3
     assert by_address["client"] == "198.51.100.1"
-    assert (by_address["service"], by_address["endpoint"]) == ("#99", "gone (#99)")
+    assert (by_address["service"], by_address["endpoint"]) == ("#99", "removed (#99)")
 
 
 def test_sockets(maps: dict[str, Map]) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.sweep import FlowTable
-from ebpflb.diagnose.flow_list import Choice, Flushed, flush, listed
+from ebpflb.diagnose.flow_list import FlowFilter, FlushResult, flush_flows, list_flows
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.entries import BackendName
@@ -52,7 +52,9 @@ def filled(maps: dict[str, Map]) -> Iterator[None]:
 
 def row_of(maps: dict[str, Map], made: Made) -> dict[str, object]:
     (row,) = [
-        row for row in listed(maps, Choice()) if row["frontend"] == f"10.96.0.{made.number}:80"
+        row
+        for row in list_flows(maps, FlowFilter())
+        if row["frontend"] == f"10.96.0.{made.number}:80"
     ]
     return row
 
@@ -101,19 +103,19 @@ def test_latest_use(maps: dict[str, Map]) -> None:
 @pytest.mark.parametrize(
     ("choice", "count"),
     [
-        (Choice(), 5),
-        (Choice(service=("shop", "web")), 5),
-        (Choice(service=("shop", "other")), 0),
-        (Choice(service=("shop", "never")), 0),
-        (Choice(client=ip_address("198.51.100.7")), 5),
-        (Choice(client=ip_address("198.51.100.8")), 0),
-        (Choice(("shop", "web"), ip_address("198.51.100.7")), 5),
+        (FlowFilter(), 5),
+        (FlowFilter(service=("shop", "web")), 5),
+        (FlowFilter(service=("shop", "other")), 0),
+        (FlowFilter(service=("shop", "never")), 0),
+        (FlowFilter(client=ip_address("198.51.100.7")), 5),
+        (FlowFilter(client=ip_address("198.51.100.8")), 0),
+        (FlowFilter(("shop", "web"), ip_address("198.51.100.7")), 5),
     ],
     ids=str,
 )
-def test_choice(maps: dict[str, Map], choice: Choice, count: int) -> None:
+def test_choice(maps: dict[str, Map], choice: FlowFilter, count: int) -> None:
     """Only what was asked for is shown, and nothing of a service that there is not."""
-    assert len(listed(maps, choice)) == count
+    assert len(list_flows(maps, choice)) == count
 
 
 def test_orphan(maps: dict[str, Map]) -> None:
@@ -129,20 +131,22 @@ def test_orphan(maps: dict[str, Map]) -> None:
     }
     assert row["state"] == "orphan"
     maps["tcp_flows"].delete([reply])
-    (row,) = (row for row in listed(maps, Choice()) if row["state"] == "orphan")
+    (row,) = (row for row in list_flows(maps, FlowFilter()) if row["state"] == "orphan")
     assert (row["client"], row["frontend"]) == ("198.51.100.7:3003", "")
     assert row["masqueraded_as"] == "192.0.2.1:61003"
     maps["tcp_flows"].delete([masquerade])
-    (row,) = (row for row in listed(maps, Choice()) if row["state"] == "orphan")
+    (row,) = (row for row in list_flows(maps, FlowFilter()) if row["state"] == "orphan")
     assert (row["client"], row["backend"]) == ("198.51.100.7:3003", "10.244.1.11:8080")
-    assert len(listed(maps, Choice())) == 5
+    assert len(list_flows(maps, FlowFilter())) == 5
     assert maps["tcp_flows"].get(answer)
 
 
 def test_orphans_are_flushed(maps: dict[str, Map]) -> None:
     """They go with their service's and their client's."""
     maps["tcp_flows"].delete([next(iter(entries(MASQUERADED)))])
-    assert flush(maps, Choice(("shop", "web"), ip_address("198.51.100.7"))) == Flushed(5, 12)
+    assert flush_flows(
+        maps, FlowFilter(("shop", "web"), ip_address("198.51.100.7"))
+    ) == FlushResult(5, 12)
     assert not list(maps["tcp_flows"].items())
 
 
@@ -151,12 +155,12 @@ def test_flush(maps: dict[str, Map]) -> None:
     other = {key: flow._replace(service=8) for key, flow in entries(MASQUERADED).items()}
     maps["tcp_flows"].write(list(other.items()))
     swept = [maps["sweeps"].get(number).swept for number in (0, 1)]
-    assert flush(maps, Choice(service=("shop", "web"))) == Flushed(4, 9)
+    assert flush_flows(maps, FlowFilter(service=("shop", "web"))) == FlushResult(4, 9)
     assert dict(maps["tcp_flows"].items()) == other
     assert not list(maps["other_flows"].items())
     assert [maps["sweeps"].get(number).swept for number in (0, 1)] == [swept[0] + 7, swept[1] + 2]
-    assert flush(maps, Choice()) == Flushed(1, 4)
-    assert flush(maps, Choice()) == Flushed(0, 0)
+    assert flush_flows(maps, FlowFilter()) == FlushResult(1, 4)
+    assert flush_flows(maps, FlowFilter()) == FlushResult(0, 0)
 
 
 def test_flushed_entries_are_not_called_evicted(
@@ -174,7 +178,7 @@ def test_flushed_entries_are_not_called_evicted(
 
     with monkeypatch.context() as patch:
         patch.setattr(Map, "pop", pop_and_sweep)
-        flush(maps, Choice())
+        flush_flows(maps, FlowFilter())
     assert table.numbers == before._replace(swept=before.swept + held, held=0)
 
 

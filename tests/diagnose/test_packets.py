@@ -129,7 +129,7 @@ def test_flow_names(maps: dict[str, Map]) -> None:
     assert (row["state"], row["age_seconds"] >= 60 > row["idle_seconds"]) == ("seen", True)
     pending, beside = rows(maps, "other_flows")
     assert (pending["protocol"], pending["rewritten"]) == ("UDP", "source not chosen yet")
-    assert (pending["service"], pending["endpoint"]) == ("#99", "gone (#99)")
+    assert (pending["service"], pending["endpoint"]) == ("#99", "removed (#99)")
     assert (beside["service"], beside["endpoint"]) == ("", "")
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the agent wrote into the maps, read once; the rows of every map refer to it by number.
+"""The maps that the agent writes, read once: the other maps refer to their entries by number.
 
-And how addresses, ports and numbers are spelled, the same in every row.
+Also how names, addresses and times are formatted, the same way in every row.
 """
 
 import time
@@ -19,17 +19,17 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Content:
-    """What the agent wrote, read once; everything else refers to it by number."""
+class Snapshot:
+    """The open maps, and the entries of those that the agent writes."""
 
     maps: Mapping[str, Map]
     services: dict[Frontend, Service]
     service_names: dict[int, PortName]
     backend_names: dict[int, BackendName]
-    slots: dict[int, Backend]  # those that a service names
+    slots: dict[int, Backend]  # only those that belong to a service
 
     @classmethod
-    def read(cls, maps: Mapping[str, Map]) -> "Content":
+    def read(cls, maps: Mapping[str, Map]) -> "Snapshot":
         services = dict(maps["services"].items())
         blocks = {service.block for service in services.values()}
         slots = {i: maps["slots"].get(i) for b in blocks for i in range(b.base, b.base + b.size)}
@@ -42,7 +42,7 @@ class Content:
         )
 
     def service(self, number: int) -> str:
-        return spelled(self.service_names.get(number), number)
+        return service_name(self.service_names.get(number), number)
 
     def backends(self) -> dict[int, Backend]:
         return {backend.id: backend for backend in self.slots.values()}
@@ -57,20 +57,20 @@ class Content:
         return {"opened": opened, "open": max(0, opened - closed)}
 
 
-def spelled(name: PortName | None, number: int) -> str:
-    """A service by its name, or by its id where that has none; 0 is no service's."""
+def service_name(name: PortName | None, number: int) -> str:
+    """NAMESPACE/NAME:PORT/PROTOCOL, or #ID if the id has no name; "" for the id 0, no service."""
     return f"{name}/{Protocol(name.protocol).name}" if name else f"#{number}" if number else ""
 
 
 def endpoint(backends: Mapping[int, Backend], number: int) -> str:
     backend = backends.get(number)
-    gone = f"gone (#{number})" if number else ""
-    return host_port(backend.address, backend.port) if backend else gone
+    removed = f"removed (#{number})" if number else ""
+    return host_port(backend.address, backend.port) if backend else removed
 
 
-def seconds_since(moment: int) -> float:
-    """From a time in nanoseconds of CLOCK_MONOTONIC until now."""
-    return round((time.monotonic_ns() - moment) / 1e9, 1)
+def seconds_since(timestamp: int) -> float:
+    """``timestamp`` is in nanoseconds of CLOCK_MONOTONIC."""
+    return round((time.monotonic_ns() - timestamp) / 1e9, 1)
 
 
 def host_port(address: Address, port: int) -> str:
@@ -78,7 +78,7 @@ def host_port(address: Address, port: int) -> str:
 
 
 def kind(frontend: Frontend, service: Service) -> str:
-    """What kind of address a frontend is."""
+    """The kind of the frontend's address, in Kubernetes' words."""
     if frontend.address.is_unspecified:
         return "NodePort"
     if "load_balancer" in service.flags:
