@@ -43,7 +43,7 @@ def run(**values: Any) -> None:
         common.require_capabilities()
         remove_all(common.paths(values["state_dir"], values["run_dir"]))
         return
-    _log()
+    _set_up_logging()
     watch = ConfigWatch(Path(values["config"])) if values["config"] else None
     found = run_configuration.load(values)
     if found.logging.verbosity >= run_options.DEBUG_VERBOSITY:
@@ -57,7 +57,7 @@ def run(**values: Any) -> None:
     if values["init_only"]:
         conntrack.set_up(options.conntrack)
         return
-    _refuse_if_missing(values["state_dir"], values["cgroup_root"])
+    _require_features(values["state_dir"], values["cgroup_root"])
     with status.lock(options.paths):
         _serve(options, watch, run_configuration.effective_flags(found, values))
 
@@ -86,7 +86,7 @@ def _serve(options: Options, watch: ConfigWatch | None, flags: Mapping[str, str]
     state = StateDir(options.paths.state)
     try:
         with build_agent(options, flags) as agent:
-            _stop_on_demand(agent, watch)
+            _stop_on_signals_and_changes(agent, watch)
             agent.run()
     except EbpflbError:
         if not any(state.links()):  # a first start that failed leaves nothing
@@ -99,24 +99,25 @@ def _serve(options: Options, watch: ConfigWatch | None, flags: Mapping[str, str]
         raise ConfigurationError(f"{watch.path} has changed: exiting to be restarted with it")
 
 
-def _stop_on_demand(agent: Agent, watch: ConfigWatch | None) -> None:
+def _stop_on_signals_and_changes(agent: Agent, watch: ConfigWatch | None) -> None:
+    """On SIGTERM and SIGINT, and when the configuration file has changed."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: agent.stop())
     if watch:
         watch.start(agent.stop)
 
 
-def _refuse_if_missing(state_dir: Path, cgroup_root: Path | None) -> None:
+def _require_features(state_dir: Path, cgroup_root: Path | None) -> None:
     lines = missing(required(state_dir, cgroup_root))
     if lines:
         raise NodeError("this node cannot run ebpflb:\n" + "\n".join(f"  {line}" for line in lines))
 
 
-def _log() -> None:
+def _set_up_logging() -> None:
     logging.basicConfig(
         level=logging.INFO,
         format="%(asctime)s.%(msecs)03d %(levelname).1s %(message)s",
         datefmt="%H:%M:%S",
     )
-    for chatty in ("urllib3", "kubernetes", "pyroute2"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    for verbose in ("urllib3", "kubernetes", "pyroute2"):
+        logging.getLogger(verbose).setLevel(logging.WARNING)

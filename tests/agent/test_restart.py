@@ -30,19 +30,19 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield made
 
 
-def crowd(generation: int) -> list[Object]:
-    """Many services, all of whose endpoints are others in every generation."""
-    said = []
+def many_services(generation: int) -> list[Object]:
+    """All endpoints of all services differ between two generations."""
+    made = []
     for i in range(SERVICES):
         name, ip = f"s{i}", f"10.97.{i // 250}.{i % 250 + 1}"
         ips = [f"10.{generation}.{i // 250}.{n + i % 250}" for n in range(ENDPOINTS)]
         endpoints = [objects.endpoint(ip, node="node", target="it") for ip in ips]
-        said.append(objects.service(name, [ip], [{"port": 80}]))
-        said.append(objects.endpoint_slice(name, "IPv4", endpoints, [{"port": 8080}]))
-    return said
+        made.append(objects.service(name, [ip], [{"port": 80}]))
+        made.append(objects.endpoint_slice(name, "IPv4", endpoints, [{"port": 8080}]))
+    return made
 
 
-def held(cluster: Cluster) -> MapContents:
+def map_contents(cluster: Cluster) -> MapContents:
     datapath = Datapath(StateDir(cluster.agent.paths.state))
     try:
         return datapath.present()
@@ -56,32 +56,32 @@ def logged_since(cluster: Cluster, before: str) -> str:
 
 def test_warm_restart(cluster: Cluster) -> None:
     """Nothing changed: not one map entry is written, and nothing is compiled."""
-    cluster.publish(web(*map(at, cluster.web), nodeport=30080), crowd(1))
+    cluster.publish(web(*map(at, cluster.web), nodeport=30080), many_services(1))
     cluster.agent.stop()
     settings, log = cluster.maps["settings"], cluster.agent.words()
     before = settings.get(0)
     cluster.agent.start()
     assert settings.get(0) == before
-    said = logged_since(cluster, log)
-    assert "Plan" not in said
-    assert "programs from the cache" in said
-    assert f"serving {len(held(cluster).entries)} service ports" in said
+    logged = logged_since(cluster, log)
+    assert "Plan" not in logged
+    assert "programs from the cache" in logged
+    assert f"serving {len(map_contents(cluster).entries)} service ports" in logged
 
 
 def test_ids_are_kept(cluster: Cluster) -> None:
     """A restart adopts the ids that it finds, so counters and affinity go on."""
     cluster.publish(web(*map(at, cluster.web)))
-    before = held(cluster).entries
+    before = map_contents(cluster).entries
     cluster.agent.stop(signal.SIGKILL)
     cluster.agent.start()
-    assert held(cluster).entries == before
+    assert map_contents(cluster).entries == before
 
 
-def crash_while_writing(cluster: Cluster, *said: list[Object]) -> bool:
-    """Says this, and kills the agent as soon as it writes; whether that was in the middle."""
+def crash_while_writing(cluster: Cluster, *manifests: list[Object]) -> bool:
+    """Publishes these, and kills the agent as soon as it writes; whether that was in the middle."""
     settings = cluster.maps["settings"]
     written = settings.get(0).writes
-    cluster.announce(*said)
+    cluster.announce(*manifests)
     while settings.get(0).writes == written:
         pass
     cluster.agent.stop(signal.SIGKILL)
@@ -89,10 +89,10 @@ def crash_while_writing(cluster: Cluster, *said: list[Object]) -> bool:
 
 
 def assert_right(contents: MapContents, generation: int) -> None:
-    """The maps hold this generation whole, and nothing else of the crowd."""
-    crowd = [it for name, it in contents.entries.items() if name.service.startswith("s")]
-    assert len(crowd) == SERVICES
-    for programmed in crowd:
+    """The maps hold this generation whole, and nothing else of these services."""
+    found = [it for name, it in contents.entries.items() if name.service.startswith("s")]
+    assert len(found) == SERVICES
+    for programmed in found:
         assert len(programmed.backends) == ENDPOINTS
         assert {backend.address.packed[1] for backend in programmed.backends} == {generation}
     assert not (contents.leftover_services or contents.leftover_blocks or contents.wrong_members)
@@ -102,14 +102,14 @@ def assert_right(contents: MapContents, generation: int) -> None:
 def test_crash_in_an_update(cluster: Cluster) -> None:
     """Killed while it writes: connections land meanwhile, and a new agent makes the maps right."""
     pod, steady = cluster.sockets(cluster.client), web(*map(at, cluster.web))
-    cluster.publish(steady, crowd(1))
+    cluster.publish(steady, many_services(1))
     in_the_middle, generation = 0, 1
     while in_the_middle < 2 and generation < 20:
         generation += 1
-        in_the_middle += crash_while_writing(cluster, steady, crowd(generation))
+        in_the_middle += crash_while_writing(cluster, steady, many_services(generation))
         assert len(asking.names(pod, VIP)) == 3
         cluster.agent.start()
-        assert_right(held(cluster), generation)
+        assert_right(map_contents(cluster), generation)
     assert in_the_middle == 2
 
 
