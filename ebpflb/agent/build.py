@@ -51,7 +51,7 @@ def build_agent(options: Options, flags: Mapping[str, str]) -> Iterator[Agent]:
         servers = _servers(options, flags, metrics)
         node = NodeSync(options, datapath, cluster)
         services = ServiceSync(datapath, cluster, node)
-        stale_udp = Cure(datapath.maps, Namespaces().each, metrics.cured)
+        stale_udp = Cure(datapath.maps, Namespaces().each, metrics.stale_flows_ended)
         agent = Agent(
             options=options,
             inbox=inbox,

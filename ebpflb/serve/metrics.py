@@ -22,7 +22,13 @@ from ebpflb.errors import EbpflbError
 from ebpflb.plan.planner import Planner
 from ebpflb.serve.metrics_agent import StatusCollector
 from ebpflb.serve.metrics_kube_proxy import KubeProxy
-from ebpflb.serve.metrics_library import Checks, Gates, Requests, describe_build, describe_process
+from ebpflb.serve.metrics_library import (
+    FeatureGates,
+    HealthChecks,
+    Requests,
+    describe_build,
+    describe_process,
+)
 from ebpflb.serve.metrics_maps import HooksCollector, MapsCollector
 from ebpflb.serve.status import AgentStatus
 
@@ -32,7 +38,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # kube-proxy has no 
 
 
 class Exposition(NamedTuple):
-    """What to answer, and its Content-Type."""
+    """A body and its Content-Type."""
 
     body: bytes
     content_type: str
@@ -47,29 +53,29 @@ class Metrics(KubeProxy):
         super().__init__(self.registry, clock)
         describe_process(self.registry)
         describe_build(self.registry)
-        self.gate = Gates(self.registry).tell
+        self.gate = FeatureGates(self.registry).set
         self.request = Requests(self.registry).observe
-        self.check = Checks(self.slis).observe
+        self.check = HealthChecks(self.slis).observe
         self._declare()
-        self._reading = threading.Lock()
-        self._readers: list[Collector] = []
+        self._lock = threading.Lock()  # of the collectors
+        self._collectors: list[Collector] = []
         self._occupancy: Occupancy | None = None
 
     def failed(self, seconds: float, *, full: bool) -> None:
-        """A sync took so long and failed: what waited for it waits on."""
+        """A sync failed after ``seconds``. Its changes are still pending."""
         super().failed(seconds, full=full)
         self._failures.inc()
 
     def socket_destroy_supported(self, supported: bool) -> None:
-        """Whether this kernel ends sockets on request (INET_DIAG_DESTROY)."""
-        self._destroys.set(supported)
+        """Whether this kernel can destroy sockets (INET_DIAG_DESTROY)."""
+        self._destroy_supported.set(supported)
 
     def health(self, healthy: Callable[[], bool]) -> None:
-        """What to ask at each scrape: kube-proxy.md 13.1, without the node's eligibility."""
+        """Calls ``healthy`` at each scrape: kube-proxy.md 13.1, without the node's eligibility."""
         self._healthy.set_function(lambda: healthy())
 
     def events_dropped(self, count: Callable[[], int]) -> None:
-        """What to ask at each scrape: how many events for the API server were given up."""
+        """Calls ``count`` at each scrape: the events that the recorder dropped."""
         self._dropped.count = count
 
     def read(
@@ -80,58 +86,58 @@ class Metrics(KubeProxy):
     ) -> None:
         """Reads these at each scrape from now on, until ``close``."""
         self._occupancy = Occupancy(datapath.maps)
-        self._show("maps", MapsCollector(datapath.maps, planner, self._occupancy))
-        self._show("hooks", HooksCollector(datapath.state, lambda: datapath.loaded))
-        self._show("status", StatusCollector(status))
+        self._register("maps", MapsCollector(datapath.maps, planner, self._occupancy))
+        self._register("hooks", HooksCollector(datapath.state, lambda: datapath.loaded))
+        self._register("status", StatusCollector(status))
 
     def close(self) -> None:
         """No map, program or status is read after this; what was counted is still shown."""
-        with self._reading:
-            while self._readers:
-                self.registry.unregister(self._readers.pop())
+        with self._lock:
+            while self._collectors:
+                self.registry.unregister(self._collectors.pop())
         if self._occupancy is not None:
             self._occupancy.stop()
 
     def exposition(self, accept: str = "") -> Exposition:
         """/metrics, in the format that an Accept header asks for; text unless OpenMetrics is."""
-        with self._reading:
+        with self._lock:
             return _exposition(self.registry, accept)
 
     def slis_exposition(self, accept: str = "") -> Exposition:
         """/metrics/slis."""
         return _exposition(self.slis, accept)
 
-    def _show(self, what: str, collector: Collector) -> None:
-        reader = _Careful(collector, self._unread.labels(what))
-        with self._reading:
-            self._readers.append(reader)
-            self.registry.register(reader)
+    def _register(self, what: str, collector: Collector) -> None:
+        whole = _AllOrNothing(collector, self._scrape_errors.labels(what))
+        with self._lock:
+            self._collectors.append(whole)
+            self.registry.register(whole)
 
     def _declare(self) -> None:
         own = self.registry
         self._failures = Counter("ebpflb_sync_failures_total", "Syncs that failed", registry=own)
-        self._dropped = _Dropped()
+        self._dropped = _DroppedEvents()
         own.register(self._dropped)
-        text = "Whether the kernel ends sockets on request: INET_DIAG_DESTROY"
-        self._destroys = Gauge("ebpflb_socket_destroy_supported", text, registry=own)
-        text = "Whether every change has been applied in time, as /livez answers"
+        text = "Whether the kernel can destroy sockets (INET_DIAG_DESTROY)"
+        self._destroy_supported = Gauge("ebpflb_socket_destroy_supported", text, registry=own)
+        text = "Whether every change has been applied in time, as /livez reports it"
         self._healthy = Gauge("ebpflb_healthy", text, registry=own)
-        text = "Scrapes at which something could not be read"
-        self._unread = Counter("ebpflb_scrape_errors_total", text, ["what"], registry=own)
+        text = "Scrapes at which a part of the metrics could not be read"
+        self._scrape_errors = Counter("ebpflb_scrape_errors_total", text, ["what"], registry=own)
 
 
-class _Dropped(Collector):
-    """Events, which their recorder counts."""
+class _DroppedEvents(Collector):
+    """Events that the recorder dropped, by its own count."""
 
     count: Callable[[], int] = staticmethod(lambda: 0)
 
     def collect(self) -> Iterable[Metric]:
-        text = "Events that were not delivered to the API server"
+        text = "Events that could not be written to the API server"
         yield CounterMetricFamily("ebpflb_events_dropped_total", text, self.count())
 
 
-class _Careful(Collector):
-    """Everything that a collector has, or nothing of it."""
+class _AllOrNothing(Collector):
+    """All metrics of a collector, or none if one of them cannot be read."""
 
     def __init__(self, collector: Collector, failures: Counter) -> None:
         self._collector, self._failures = collector, failures
@@ -145,8 +151,8 @@ class _Careful(Collector):
             return []
 
 
-class _AsGoWrites:
-    """Whole bounds of buckets without a fraction, which a query may name: le="30", not "30.0"."""
+class _GoBounds:
+    """Writes whole bounds of buckets as Go does, for queries that name one: le="30", not "30.0"."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -161,7 +167,7 @@ class _AsGoWrites:
 
 
 def _exposition(registry: CollectorRegistry, accept: str) -> Exposition:
-    """OpenMetrics wants the fraction in bounds of buckets."""
+    """In OpenMetrics the bounds of buckets keep their fraction."""
     encode, content_type = choose_encoder(accept)
     plain = content_type.startswith("text/plain")
-    return Exposition(encode(_AsGoWrites(registry) if plain else registry), content_type)
+    return Exposition(encode(_GoBounds(registry) if plain else registry), content_type)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metrics that a kube-proxy has from its libraries, and ours from our own: build, process,
-feature gates, requests to the API server, and the health checks of /metrics/slis.
+"""The metrics that kube-proxy has from its libraries: build, process, feature gates, requests to
+the API server, and the health checks of /metrics/slis.
 
 Names, labels and buckets are those of Kubernetes' component-base 1.36.
 """
@@ -20,9 +20,9 @@ from prometheus_client import (
 )
 
 REQUEST_SECONDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60)
-NO_ANSWER = "<error>"  # client-go's code for a request that got none
+NO_RESPONSE = "<error>"  # client-go's code for a request without a response
 
-_OF_GO = ("git_commit", "git_tree_state", "build_date", "go_version", "compiler")  # not ours
+_EMPTY_LABELS = ("git_commit", "git_tree_state", "build_date", "go_version", "compiler")
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
@@ -39,7 +39,7 @@ def describe_process(registry: CollectorRegistry) -> None:
 
 
 def describe_build(registry: CollectorRegistry) -> None:
-    """kubernetes_build_info; what only a Go program has is empty."""
+    """kubernetes_build_info. The labels that only a Go program has are empty."""
     release = version()
     major, minor = release.split(".")[:2]
     machine = platform.machine()
@@ -48,14 +48,14 @@ def describe_build(registry: CollectorRegistry) -> None:
         "minor": minor,
         "git_version": f"v{release}",
         "platform": f"linux/{_MACHINES.get(machine, machine)}",
-        **dict.fromkeys(_OF_GO, ""),
+        **dict.fromkeys(_EMPTY_LABELS, ""),
     }
-    text = "Always 1: which ebpflb this is, in the labels of Kubernetes"
+    text = "Always 1: the version of ebpflb, in the labels of Kubernetes"
     Gauge("kubernetes_build_info", text, list(labels), registry=registry).labels(**labels).set(1)
 
 
 class Requests:
-    """rest_client_*: what was asked of the API server."""
+    """rest_client_*: requests to the API server."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._count = Counter(
@@ -66,48 +66,48 @@ class Requests:
         )
         self._seconds = Histogram(
             "rest_client_request_duration_seconds",
-            "Time until the API server answered, by verb and host",
+            "Time until the API server responded, by verb and host",
             ["verb", "host"],
             buckets=REQUEST_SECONDS,
             registry=registry,
         )
 
     def observe(self, method: str, url: str, code: int | None, seconds: float) -> None:
-        """One request; ``code`` is None where no answer came. Of a watch: until its answer began.
+        """One request. ``code`` is None without a response; a watch ends when its response begins.
 
-        Any URL of the server will do.
+        ``url`` is any URL of the server.
         """
         host = urlsplit(url).netloc
-        self._count.labels(NO_ANSWER if code is None else code, method, host).inc()
+        self._count.labels(NO_RESPONSE if code is None else code, method, host).inc()
         self._seconds.labels(method, host).observe(seconds)
 
 
-class Gates:
-    """kubernetes_feature_enabled: of the feature gates that are honoured, and of no others."""
+class FeatureGates:
+    """kubernetes_feature_enabled, for the supported feature gates and no others."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        text = "Whether a feature gate that is honoured is on, and its stage in Kubernetes"
+        text = "Whether a supported feature gate is enabled, with its stage in Kubernetes"
         labels = ["name", "stage"]
         self._enabled = Gauge("kubernetes_feature_enabled", text, labels, registry=registry)
 
-    def tell(self, name: str, stage: str, *, enabled: bool) -> None:
-        """One gate; its stage as Kubernetes 1.36 writes it, as in "DEPRECATED"."""
+    def set(self, name: str, stage: str, *, enabled: bool) -> None:
+        """One gate and its stage as Kubernetes 1.36 writes it, as in "DEPRECATED"."""
         self._enabled.labels(name, stage).set(enabled)
 
 
-class Checks:
-    """kubernetes_healthcheck*: what /metrics/slis shows."""
+class HealthChecks:
+    """kubernetes_healthcheck*, the metrics of /metrics/slis."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._last = Gauge(
             "kubernetes_healthcheck",
-            "How a health check came out last: 1 is success",
+            "Result of the last health check: 1 is success",
             ["name", "type"],
             registry=registry,
         )
         self._all = Counter(
             "kubernetes_healthchecks_total",
-            "How often a health check came out how",
+            "Health checks by result",
             ["name", "type", "status"],
             registry=registry,
         )

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the maps and the hooks tell when they are asked, at each scrape and for the same price
+"""Metrics that are read from the maps and the hooks at each scrape. A scrape costs the same
 whatever the number of services, endpoints and flows.
 
-Exact: verdicts, what has become of flow entries, the room in maps that the agent fills (the
-planner knows), and the small maps, which are walked. As of the last sweep, ten seconds ago at
-most: the entries of tcp_flows and other_flows. As of the last count, a minute ago at most if
-someone scrapes: the flows themselves, and the entries of the other LRU maps.
+Exact: verdicts, events of flow entries, the entries of maps that the agent writes (counted by the
+planner) and of the small maps, which are read whole. As of the last sweep, at most ten seconds ago:
+the entries of tcp_flows and other_flows. As of the last count, at most a minute ago while someone
+scrapes: the flows, and the entries of the other LRU maps.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,19 +22,19 @@ from ebpflb.datapath.programs.loader import Program
 from ebpflb.plan.planner import Planner
 from ebpflb.plan.use import used
 
-WALKED = ("node_addresses", "devices", "service_ranges")  # as many as a node has
+COUNTED_WHOLE = ("node_addresses", "devices", "service_ranges")  # small: read at each scrape
 
-_FLOW_ENTRIES = {
-    "made": "made by packets",
-    "ended": "ended by packets, for a newer flow",
-    "refused": "that did not fit into the map",
-    "swept": "swept by the agent: closed or idle",
-    "evicted": "that the LRU evicted for newer ones, as of the last sweep",
+_FLOW_ENTRY_EVENTS = {
+    "made": "created by packets",
+    "ended": "deleted by packets of a newer flow",
+    "refused": "that were not created because the map was full",
+    "swept": "deleted by the agent because the flow was closed or idle",
+    "evicted": "evicted by the LRU for newer ones, as of the last sweep",
 }
 
 
 class MapsCollector:
-    """Reads the maps; ``planner`` is asked for anew each time, for the agent may begin anew."""
+    """Reads the maps. ``planner`` returns the present one: the agent may replace it."""
 
     def __init__(
         self, maps: Mapping[str, Map], planner: Callable[[], Planner], occupancy: Occupancy
@@ -45,68 +45,68 @@ class MapsCollector:
     def collect(self) -> Iterable[Metric]:
         counts = self._occupancy.latest()
         yield self._verdicts()
-        yield from self._capacity(counts)
+        yield from self._map_entries(counts)
         yield from self._flow_entries()
         yield from _counted(counts)
 
     def _verdicts(self) -> Metric:
-        text = "Outcomes of calls and packets, since the maps were made"
+        text = "Outcomes of socket calls and packets, since the maps were created"
         metric = CounterMetricFamily("ebpflb_verdicts_total", text, labels=["verdict"])
         for number, name in VERDICTS.items():
             metric.add_metric([name], self._maps["verdicts"].get(number)[0])
         return metric
 
-    def _capacity(self, counts: Counts) -> Iterator[Metric]:
+    def _map_entries(self, counts: Counts) -> Iterator[Metric]:
         entries = GaugeMetricFamily("ebpflb_map_entries", "Entries of a map", labels=["map"])
         text = "Maximum number of entries of a map"
-        maximum = GaugeMetricFamily("ebpflb_map_max_entries", text, labels=["map"])
+        limits = GaugeMetricFamily("ebpflb_map_max_entries", text, labels=["map"])
         found = self._entries(counts)
         for name, count in found.items():
             entries.add_metric([name], count)
         for name in sorted({*found, *COUNTED_MAPS}):
-            maximum.add_metric([name], MAPS[name].entries)
+            limits.add_metric([name], MAPS[name].entries)
         yield entries
-        yield maximum
+        yield limits
 
     def _entries(self, counts: Counts) -> dict[str, int]:
         return {
             **used(self._planner()),
-            **{name: _walked(self._maps[name]) for name in WALKED},
+            **{name: _count(self._maps[name]) for name in COUNTED_WHOLE},
             **{table.name: table.numbers.held for table in self._tables},
             **counts.entries,
         }
 
     def _flow_entries(self) -> Iterator[Metric]:
-        """Of entries: a flow has two, or four where it is masqueraded."""
-        found = [(table.name, self._fate(table)) for table in self._tables]
-        for fate, said in _FLOW_ENTRIES.items():
-            name, text = f"ebpflb_flow_entries_{fate}_total", f"Entries of flows {said}"
-            metric = CounterMetricFamily(name, text, labels=["map"])
-            for table, fates in found:
-                metric.add_metric([table], fates[fate])
+        """Entries, not flows: a flow has two, or four if it is masqueraded."""
+        counts = {table.name: self._flow_entry_events(table) for table in self._tables}
+        for event, text in _FLOW_ENTRY_EVENTS.items():
+            name = f"ebpflb_flow_entries_{event}_total"
+            metric = CounterMetricFamily(name, f"Flow entries {text}", labels=["map"])
+            for table_name, events in counts.items():
+                metric.add_metric([table_name], events[event])
             yield metric
 
-    def _fate(self, table: FlowTable) -> dict[str, int]:
+    def _flow_entry_events(self, table: FlowTable) -> dict[str, int]:
         made, ended, refused = self._maps["flow_stats"].get(table.number)
         swept, _, evicted = table.numbers
-        return dict(zip(_FLOW_ENTRIES, (made, ended, refused, swept, evicted), strict=True))
+        return dict(zip(_FLOW_ENTRY_EVENTS, (made, ended, refused, swept, evicted), strict=True))
 
 
 class HooksCollector:
-    """Asks the kernel how often the hooks ran; ``loaded`` are the programs of this agent."""
+    """Asks the kernel how often the hooks ran. ``loaded`` returns the programs of this agent."""
 
     def __init__(self, state: StateDir, loaded: Callable[[], Iterable[Program]]) -> None:
         self._state, self._loaded = state, loaded
 
     def collect(self) -> Iterable[Metric]:
-        text = "Whether the kernel counts the runs of hooks: kernel.bpf_stats_enabled"
+        text = "Whether the kernel measures the runs of hooks (kernel.bpf_stats_enabled)"
         enabled = hook_stats.enabled()
         yield GaugeMetricFamily("ebpflb_hook_statistics_enabled", text, enabled)
         seconds, runs = (
             CounterMetricFamily(f"ebpflb_hook_{what}_total", text, labels=["hook"])
             for what, text in (
-                ("run_seconds", "Time that a hook has run, while the kernel counted"),
-                ("runs", "How often a hook has run, while the kernel counted"),
+                ("run_seconds", "Run time of a hook, while the kernel measured it"),
+                ("runs", "Runs of a hook, while the kernel counted them"),
             )
         )
         for hook, time in hook_stats.run_times(self._state, self._loaded()).items():
@@ -116,12 +116,12 @@ class HooksCollector:
         yield runs
 
 
-def _walked(small: Map) -> int:
+def _count(small: Map) -> int:
     return sum(len(keys) // small.spec.key_size for keys, _ in small.slices())
 
 
 def _counted(counts: Counts) -> Iterator[Metric]:
-    text = "Flows through the packet path, as of the last count"
+    text = "Flows of the packet path, as of the last count"
     flows = GaugeMetricFamily("ebpflb_flows", text, labels=["protocol"])
     for protocol, count in counts.flows.items():
         flows.add_metric([protocol.name], count)

@@ -205,7 +205,7 @@ def test_no_local_endpoints_is_a_gauge(metrics: Metrics) -> None:
 def test_stale_udp_flows(metrics: Metrics) -> None:
     """Each cure is observed in its family, with what it ended."""
     before = values(metrics)
-    metrics.cured(Family.IPV4, 0.5, 7)
+    metrics.stale_flows_ended(Family.IPV4, 0.5, 7)
     found = changes(metrics, before)
     name = "kubeproxy_conntrack_reconciler"
     assert found[f"{name}_sync_duration_seconds_count"] == {"IPv4": 1}
