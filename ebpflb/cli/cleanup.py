@@ -29,7 +29,9 @@ NOTHING = "nothing of kube-proxy is here"
     help="With --kube-proxy: also if kube-proxy is running or open connections may break.",
 )
 def cleanup(state_dir: Path, run_dir: Path, kube_proxy: bool, dry_run: bool, force: bool) -> None:
-    """Detach ebpflb's programs and remove its maps. Services do not work on this node afterwards.
+    """Detach ebpflb's programs and remove its maps.
+
+    Services do not work on this node afterwards, unless kube-proxy serves them.
 
     Connections that were translated at their socket stay open; flows of packets break. The cache
     of compiled programs is kept.

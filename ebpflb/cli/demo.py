@@ -25,10 +25,10 @@ FOLDER = Path("/run") / PREFIX
 @click.option("--keep", is_flag=True, help="Keep everything, and print how to inspect it.")
 @click.option("--remove", is_flag=True, help="Only remove what --keep left.")
 def demo(keep: bool, remove: bool) -> None:
-    """Demonstrate ebpflb with a small cluster of network namespaces and real traffic.
+    """Demonstrate ebpflb with real traffic.
 
-    Needs no Kubernetes, and only uses network namespaces of its own. Removes everything at the
-    end, also if it is interrupted.
+    Sets up a small cluster of network namespaces on this machine. Needs no Kubernetes and changes
+    nothing else. Removes everything at the end, also if it is interrupted.
     """
     common.require_capabilities()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))

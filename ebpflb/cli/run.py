@@ -31,51 +31,54 @@ from ebpflb.serve import status
 @run_options.kube_proxy_flags
 @click.version_option(package_name="ebpflb", prog_name="ebpflb")
 def run(**values: Any) -> None:
-    """Run the agent: watch Services and EndpointSlices, and serve them on this node.
+    """Run the agent, which serves Services on this node.
+
+    It watches Services and EndpointSlices and writes them into the maps of the eBPF programs.
 
     Accepts kube-proxy's flags and its configuration file (docs/configuration.md). Flags that are
     accepted but ignored are not listed here. SIGTERM stops the agent; the programs and maps stay in
     the kernel and keep serving until `ebpflb cleanup` removes them.
     """
     if values["manifests"] and values["kubeconfig"]:
-        raise click.UsageError("--manifests and --kubeconfig exclude each other")
+        raise click.UsageError("--manifests and --kubeconfig cannot be combined")
     if values["cleanup"]:
         common.require_capabilities()
         remove_all(common.paths(values["state_dir"], values["run_dir"]))
         return
     _set_up_logging()
     watch = ConfigWatch(Path(values["config"])) if values["config"] else None
-    found = run_configuration.load(values)
-    if found.logging.verbosity >= run_options.DEBUG_VERBOSITY:
+    config = run_configuration.load(values)
+    if config.logging.verbosity >= run_options.DEBUG_VERBOSITY:
         logging.getLogger().setLevel(logging.DEBUG)
     if values["write_config_to"]:
-        run_configuration.write(found, Path(values["write_config_to"]))
+        run_configuration.write(config, Path(values["write_config_to"]))
         return
-    run_configuration.warn_about_ignored(found, values)
+    run_configuration.warn_about_ignored(config, values)
     common.require_capabilities()
-    options = _options(found, values)
+    options = _options(config, values)
     if values["init_only"]:
         conntrack.set_up(options.conntrack)
         return
     _require_features(values["state_dir"], values["cgroup_root"])
     with status.lock(options.paths):
-        _serve(options, watch, run_configuration.effective_flags(found, values))
+        _serve(options, watch, run_configuration.effective_flags(config, values))
 
 
-def _options(found: KubeProxyConfiguration, values: dict[str, Any]) -> Options:
+def _options(config: KubeProxyConfiguration, values: dict[str, Any]) -> Options:
+    """The configuration and ebpflb's own options, which are not part of it."""
     manifests: Path | None = values["manifests"]
-    own = ("guard_nodeports", "devices", "masquerade_local_backends", "masquerade_ports")
-    by_kube_proxy = translate(found)
+    by_configuration = translate(config)
     if manifests:
-        by_kube_proxy["kubeconfig"] = None
+        by_configuration["kubeconfig"] = None
+    by_option = ("guard_nodeports", "devices", "masquerade_local_backends", "masquerade_ports")
     return Options(
         paths=common.paths(values["state_dir"], values["run_dir"], values["cache_dir"]),
-        node_name=run_configuration.node_name(found, socket.gethostname()),
+        node_name=run_configuration.node_name(config, socket.gethostname()),
         cgroup=values["cgroup_root"] or cgroup_links.cgroup_root(),
         manifests=manifests.absolute() if manifests else None,
         master=values["master"] or "",
-        **by_kube_proxy,
-        **{name: values[name] for name in own},
+        **by_configuration,
+        **{name: values[name] for name in by_option},
     )
 
 
@@ -89,7 +92,7 @@ def _serve(options: Options, watch: ConfigWatch | None, flags: Mapping[str, str]
             _stop_on_signals_and_changes(agent, watch)
             agent.run()
     except EbpflbError:
-        if not any(state.links()):  # a first start that failed leaves nothing
+        if not any(state.links()):  # nothing is attached: the first start failed
             unpin_all(state)
         raise
     finally:
@@ -100,7 +103,7 @@ def _serve(options: Options, watch: ConfigWatch | None, flags: Mapping[str, str]
 
 
 def _stop_on_signals_and_changes(agent: Agent, watch: ConfigWatch | None) -> None:
-    """On SIGTERM and SIGINT, and when the configuration file has changed."""
+    """Stops the agent on SIGTERM and SIGINT, and when the configuration file has changed."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: agent.stop())
     if watch:
@@ -108,6 +111,7 @@ def _stop_on_signals_and_changes(agent: Agent, watch: ConfigWatch | None) -> Non
 
 
 def _require_features(state_dir: Path, cgroup_root: Path | None) -> None:
+    """Raises NodeError with a line for each required feature that this node does not have."""
     lines = missing(required(state_dir, cgroup_root))
     if lines:
         raise NodeError("this node cannot run ebpflb:\n" + "\n".join(f"  {line}" for line in lines))

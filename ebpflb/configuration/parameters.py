@@ -101,7 +101,7 @@ PARAMETERS = (
     Parameter("iptables-sync-period", "iptables.syncPeriod nftables.syncPeriod", "M",
         "/healthz fails when a change could not be applied for twice this time."),
     Parameter("iptables-min-sync-period", "iptables.minSyncPeriod nftables.minSyncPeriod", "M",
-        "Minimum pause between two updates. The default of kube-proxy is 1s."),
+        "Minimum pause between two updates. The default is none (in kube-proxy 1s)."),
     Parameter("ipvs-sync-period", "ipvs.syncPeriod", "M",
         "As --iptables-sync-period, in mode ipvs."),
     Parameter("ipvs-min-sync-period", "ipvs.minSyncPeriod", "M",

@@ -55,7 +55,7 @@ def test_two_sources(run: Ebpflb, options: list[object], tmp_path: Path) -> None
     (tmp_path / "config").touch()
     done = run(*options, "--kubeconfig", tmp_path / "config")
     assert done.status == 2
-    assert "--manifests and --kubeconfig exclude each other" in done.err
+    assert "--manifests and --kubeconfig cannot be combined" in done.err
 
 
 @pytest.mark.parametrize("text", ["10.0.0.0/33", "eth0", "primary,10.0.0.0/8", "::/129"])
