@@ -27,10 +27,10 @@ from ebpflb.datapath.maps.pins import StateDir
 from ebpflb.datapath.programs import compiler, loader
 from ebpflb.datapath.programs.loader import Program
 from ebpflb.model.devices import Devices
+from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.entries import NOWHERE, Settings
 from ebpflb.plan.map_contents import MapContents, read_back
 from ebpflb.plan.plan import Plan
-from ebpflb.plan.planner import Capacity
 
 SOURCE, PACKETS = "hooks/socket.c", "hooks/packet.c"
 # By whether packets have a link header: a device's that have none begin with the IP header.

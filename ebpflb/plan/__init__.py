@@ -16,7 +16,6 @@ service_entries  the map entries of one service port
 cluster_ips      the entries of map cluster_ips
 source_ranges    the entries of map source_ranges: which clients restricted frontends admit
 prefixes         networks as keys of the maps, and prefixes that cover many of them
-use              how many entries of the maps are in use
 
 Apart from services:
 

@@ -1,26 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ids and ranges of slots: which are free, and which are in quarantine before they are used again.
 
-A reader in the kernel may have looked up a service a moment before it changed. What an update
-frees is therefore kept as it was for QUARANTINE_SECONDS, counted from when the update was
-carried out; time comes from outside.
+A program in the kernel may have looked up a service just before it changed. What an update frees
+stays as it was for QUARANTINE_SECONDS after the update was written to the maps.
 """
 
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 from ebpflb.plan.entries import Range
 
 QUARANTINE_SECONDS = 1.0
 
 
+class Capacity(NamedTuple):
+    """How many entries the maps have."""
+
+    services: int
+    slots: int
+    service_ids: int
+    backend_ids: int
+    source_ranges: int
+
+
 class MapFull(Exception):
-    """A map has no free entries, or none whose quarantine has ended."""
+    """A map has too few free entries; some may still be in quarantine."""
 
 
 class IdAllocator:
-    """Numbers from 1 up to a capacity, given round and round: a freed one comes back last."""
+    """Ids from 1 to below a capacity, in turns: an id that was freed is allocated again last."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -29,7 +39,7 @@ class IdAllocator:
 
     @property
     def available(self) -> int:
-        """How many can be taken."""
+        """How many can be allocated."""
         return self.capacity - 1 - len(self.used)
 
     def allocate(self) -> int:
@@ -42,7 +52,7 @@ class IdAllocator:
         return self.last
 
     def mark_used(self, number: int) -> None:
-        """Marks as used a number that the maps hold already."""
+        """The maps hold this id already."""
         self.used.add(number)
         self.last = max(self.last, number)
 
@@ -54,14 +64,15 @@ class IdAllocator:
 
 
 class SlotAllocator:
-    """A free list over an array: first fit, neighbours joined when they come back."""
+    """Allocates ranges of an array: first fit; neighbouring free ranges are joined."""
 
     def __init__(self, capacity: int) -> None:
         self.free_ranges = [Range(0, capacity)]
 
     @property
     def available(self) -> int:
-        return sum(gap.size for gap in self.free_ranges)
+        """How many slots are free, in whatever ranges; a thread that only reads may ask too."""
+        return sum(gap.size for gap in list(self.free_ranges))
 
     def allocate(self, size: int) -> Range:
         if not size:
@@ -74,7 +85,7 @@ class SlotAllocator:
         raise MapFull(f"map slots has no {size} free slots in a row")
 
     def mark_used(self, taken: Range) -> list[Range]:
-        """Marks as used a range that the maps refer to already; it may overlap what is used.
+        """The maps refer to this range already; it may overlap ranges that are marked as used.
 
         Returns the parts of it that were free.
         """
@@ -85,19 +96,19 @@ class SlotAllocator:
         if first and sum(self.free_ranges[first - 1]) > taken.base:
             first -= 1
         last = bisect_left(self.free_ranges, Range(end, 0))
-        kept: list[Range] = []
-        found: list[Range] = []
+        still_free: list[Range] = []
+        taken_parts: list[Range] = []
         for gap in self.free_ranges[first:last]:
             base = max(gap.base, taken.base)
-            found.append(Range(base, min(sum(gap), end) - base))
+            taken_parts.append(Range(base, min(sum(gap), end) - base))
             before = Range(gap.base, min(gap.size, taken.base - gap.base))
             after = Range(
                 max(end, gap.base),
                 gap.base + gap.size - max(end, gap.base),
             )
-            kept += [part for part in (before, after) if part.size > 0]
-        self.free_ranges[first:last] = kept
-        return found
+            still_free += [part for part in (before, after) if part.size > 0]
+        self.free_ranges[first:last] = still_free
+        return taken_parts
 
     def free(self, taken: Range) -> None:
         if not taken.size:
@@ -128,13 +139,13 @@ class Quarantine:
         self.pending.append(free)
 
     def start(self, now: float) -> None:
-        """The plan has been carried out at ``now``, in seconds of a clock that never steps."""
+        """The plan was written at ``now``, in seconds of a monotonic clock."""
         if self.pending:
             self.waiting.append((now, self.pending))
             self.pending = []
 
     def release(self, now: float) -> None:
-        """Gives back what has rested long enough."""
+        """Frees what has been in quarantine long enough."""
         while self.waiting and now - self.waiting[0][0] >= QUARANTINE_SECONDS:
             for free in self.waiting.popleft()[1]:
                 free()

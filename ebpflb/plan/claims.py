@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who gets a frontend: the service that was there first.
+"""Which service port gets a frontend that several of them claim: that of the oldest Service.
 
-Two services may name the same external address, protocol and port. kube-proxy leaves the winner
-undefined (kube-proxy.md 4); here the older service keeps it, then the one first by name, so that
-a newcomer cannot take traffic away and the result does not depend on the order of events.
+Two Services may list the same external address, protocol and port. kube-proxy leaves the winner
+undefined (kube-proxy.md 4). Here the older Service gets it, of equally old ones the first by name:
+so a new Service cannot take traffic away, and the order of events does not matter.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,14 +14,14 @@ from ebpflb.plan.entries import Flags, Frontend
 
 
 class Claims:
-    """All that is desired, and which of it each service port gets."""
+    """The desired state of all service ports; each desired frontend is a claim to it."""
 
     def __init__(self) -> None:
         self.desired: dict[PortName, DesiredService] = {}
         self.claimants: dict[Frontend, list[PortName]] = {}
 
     def update(self, changes: Mapping[PortName, DesiredService | None]) -> set[PortName]:
-        """Takes in the changes (None: gone); the names whose entries may have to change."""
+        """Applies changes (None: deleted); returns the names whose frontends may be others now."""
         affected = set(changes)
         for name, desired in changes.items():
             affected |= self._withdraw(name)
@@ -30,7 +30,7 @@ class Claims:
         return affected
 
     def frontends_of(self, name: PortName) -> dict[Frontend, Flags]:
-        """The frontends that a service port may have."""
+        """The frontends that a service port claims and gets."""
         desired = self.desired.get(name)
         frontends = desired.frontends.items() if desired else ()
         return {f: flags for f, flags in frontends if self.claimants[f][0] == name}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cluster IPs that frontends stand for, and what map cluster_ips must gain and lose for them.
+"""The entries of map cluster_ips: one for each address that internal frontends have.
 
-A cluster IP is there as long as a frontend of it is, whatever the port and whoever owns it: what
-one service drops and another takes up in the same plan is not written at all. The span holds
-every one that ever was there, and so can be written before them.
+An entry stays as long as any frontend has the address, on whatever port and of whatever service;
+an address that passes from one service to another in one plan is not written at all. The covering
+prefixes hold every cluster IP that ever was there, and so can be written before the entries.
 """
 
 from collections.abc import Iterable
@@ -14,16 +14,16 @@ from ebpflb.plan.prefixes import CoveringPrefixes
 
 
 class ClusterIps:
-    """``present`` is what the map holds already."""
+    """``present``: the entries that the map has already."""
 
     def __init__(self, present: Iterable[Address] = ()) -> None:
         self.prefixes = CoveringPrefixes()
         self.frontends: set[Frontend] = set()
         self.counts: dict[Address, int] = {}  # of frontends
-        self.was_present = dict.fromkeys(present, True)  # of each that may have come or gone
+        self.was_present = dict.fromkeys(present, True)  # before the changes since take_changes
 
     def point(self, frontend: Frontend, service: Service | None) -> None:
-        """The frontend leads to this service from now on, or to none."""
+        """The frontend refers to this service from now on; None: it is removed."""
         internal = service is not None and "external" not in service.flags
         if internal == (frontend in self.frontends):
             return
@@ -35,7 +35,7 @@ class ClusterIps:
             self._count_down(frontend.address)
 
     def take_changes(self) -> tuple[list[Address], list[Address]]:
-        """What the map must gain and what it must lose since the last time."""
+        """The entries to add and to remove since the last call."""
         changed, self.was_present = self.was_present, {}
         added = [ip for ip, present in changed.items() if not present and ip in self.counts]
         return added, [ip for ip, present in changed.items() if present and ip not in self.counts]

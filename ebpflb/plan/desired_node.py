@@ -18,7 +18,7 @@ _DETECT = frozenset({"detect_local"})
 
 @dataclass(frozen=True)
 class DesiredNode:
-    """All devices, those that are served, the Node's own addresses, and who counts as a pod."""
+    """``every`` device, those that are served, the Node's addresses, and what tells its pods."""
 
     every: Devices
     served: Devices
@@ -27,7 +27,7 @@ class DesiredNode:
     pod_cidrs: tuple[Network, ...]
 
     def devices(self) -> dict[int, Device]:
-        """The map devices."""
+        """The entries of map devices, by ifindex."""
         sources = devices.masquerade_addresses(self.every, self.primary)
         known = devices.by_index(self.every)
         return {
@@ -38,19 +38,22 @@ class DesiredNode:
             for device in self.served
         }
 
-    def settings(self, chosen: dict[str, Any], span: Mapping[Family, Prefix]) -> dict[str, Any]:
-        """The fields of the settings, of which the operator has ``chosen`` some."""
+    def settings(self, options: dict[str, Any], span: Mapping[Family, Prefix]) -> dict[str, Any]:
+        """The fields of map settings; the operator has chosen those in ``options``.
+
+        ``span``: the covering prefixes of all services (see ``Planner.covering_prefixes``).
+        """
         pods = {family(n): prefix_of(n) for n in self.detector.networks(self.pod_cidrs)}
         active = self.detector.by_device or bool(pods)
         node_v4, node_v6 = _both(devices.node_addresses(self.every, self.primary))
         found = {"node_v4": node_v4, "node_v6": node_v6, **_fields("pods", pods)}
-        flags = chosen["flags"] | (_DETECT if active else frozenset())
-        return {**chosen, **found, **_fields("span", span), "flags": flags}
+        flags = options["flags"] | (_DETECT if active else frozenset())
+        return {**options, **found, **_fields("span", span), "flags": flags}
 
 
 def _fields(name: str, found: Mapping[Family, Prefix]) -> dict[str, Prefix]:
     return {f"{name}_v{f.value}": found.get(f, NO_PREFIX) for f in Family}
 
 
-def _both(chosen: AddressByFamily) -> tuple[Address, Address]:
-    return chosen.get(Family.IPV4, NO_V4), chosen.get(Family.IPV6, NO_V6)
+def _both(addresses: AddressByFamily) -> tuple[Address, Address]:
+    return addresses.get(Family.IPV4, NO_V4), addresses.get(Family.IPV6, NO_V6)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A service port and its selection -> what the datapath should hold for it, yet without numbers.
+"""A service port and its selection -> the desired frontends and backends, still without ids.
 
-The backends come in the order of their block: those of the cluster list alone, those in both
-lists, those of the local list alone, and last those that only serve the flows they have. So each
-list is one run of slots, and a backend takes one slot however many lists it is in. Whether its
-endpoint is on this node does not matter to the order.
+The backends are in the order of their slots: those of the cluster list only, those of both lists,
+those of the local list only, and last those that serve only the flows that they have. So each list
+is one range of slots, and a backend has one slot even if it is in both lists. Whether its endpoint
+is on this node does not matter to the order.
 """
 
 from collections.abc import Mapping
@@ -33,11 +33,11 @@ _LISTS = {  # (in the cluster list, in the local list): in the order of a block
 _HERE = {True: frozenset({"here"}), False: frozenset[str]()}
 _FLAGS = {(*lists, here): _LISTS[lists] | _HERE[here] for lists, here in product(_LISTS, _HERE)}
 _ORDER = {flags: list(_LISTS).index(key[:2]) for key, flags in _FLAGS.items()}
-_UNKNOWN: Mapping[Family, Address] = {}
+_NO_ADDRESSES: Mapping[Family, Address] = {}
 
 
 class DesiredBackend(NamedTuple):
-    """An endpoint in its place of the block."""
+    """An endpoint as it will stand in its slot."""
 
     address: Address
     port: int
@@ -46,16 +46,16 @@ class DesiredBackend(NamedTuple):
 
     @property
     def endpoint(self) -> tuple[Address, int]:
-        """What a backend id stays with as long as the service has it."""
+        """What identifies the backend: it keeps its id as long as the service has this endpoint."""
         return self.address, self.port
 
 
 @dataclass(frozen=True, slots=True)
 class DesiredService:
-    """What one service port asks of the datapath.
+    """What the maps should hold for one service port.
 
-    ``created`` decides who keeps a frontend that two services claim. ``source_ranges`` are the
-    clients whom "restricted" frontends let in.
+    ``created`` decides which service port gets a frontend that several claim (see ``Claims``).
+    ``source_ranges`` are the clients that "restricted" frontends admit.
     """
 
     name: PortName
@@ -67,9 +67,9 @@ class DesiredService:
 
 
 def desired_service(
-    port: ServicePort, selection: Selection, primary: Mapping[Family, Address] = _UNKNOWN
+    port: ServicePort, selection: Selection, primary: Mapping[Family, Address] = _NO_ADDRESSES
 ) -> DesiredService:
-    """The entries for one service port; ``primary`` are this node's own addresses."""
+    """What the maps should hold for ``port``; ``primary`` are this node's own addresses."""
     return DesiredService(
         name=port.name,
         created=port.created,
@@ -81,27 +81,29 @@ def desired_service(
 
 
 def _frontends(port: ServicePort, has_any: bool) -> dict[Frontend, Flags]:
-    """The cluster IP comes last in writing and so wins over an equal external address."""
-    some = frozenset({"endpoints"} if has_any else ())
-    external = some | {"external"} | ({"local"} if port.external_local else set())
+    """The cluster IP is added last, and so replaces an equal external address."""
+    endpoints = frozenset({"endpoints"} if has_any else ())
+    external = endpoints | {"external"} | ({"local"} if port.external_local else set())
     protocol = int(port.name.protocol)
     found = {Frontend(ip, port.port, protocol): external for ip in port.external_ips}
     balanced = external | {"load_balancer"} | ({"restricted"} if port.source_ranges else set())
     found |= {Frontend(ip, port.port, protocol): balanced for ip in port.load_balancer_ips}
     if port.node_port:
         found[Frontend(ANY[port.name.family], port.node_port, protocol)] = external
-    internal = some | ({"local"} if port.internal_local else set())
+    internal = endpoints | ({"local"} if port.internal_local else set())
     found[Frontend(port.cluster_ip, port.port, protocol)] = frozenset(internal)
     return found
 
 
 def _source_ranges(port: ServicePort, own: Address | None) -> tuple[Network, ...]:
-    """Where a VIP is this node's, processes here are its clients from the VIP (kube-proxy.md 7)."""
+    """If the node's own address is admitted so are the VIPs: processes on this node connect to a
+    VIP from that VIP, where it is assigned to the node (kube-proxy.md 7).
+    """
     vips, ranges = port.load_balancer_ips, port.source_ranges
     if not (vips and ranges):
         return ()
-    here = own is not None and any(own in network for network in ranges)
-    return tuple(dict.fromkeys((*ranges, *(map(ip_network, vips) if here else ()))))
+    admitted = own is not None and any(own in network for network in ranges)
+    return tuple(dict.fromkeys((*ranges, *(map(ip_network, vips) if admitted else ()))))
 
 
 def _backends(selection: Selection) -> tuple[DesiredBackend, ...]:

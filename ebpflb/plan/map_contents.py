@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the maps hold already, read back at start, so that a restart writes nothing.
+"""The actual state at start, read back from the maps, so that a restart writes nothing.
 
-Whatever a crash left behind is sorted out here: a service whose frontends were flipped only in
-part has one block adopted and the others rest; frontends without a name, names without frontends
-and source ranges of nobody are leftovers, which the first complete plan takes away.
+A crash may have left a plan written in part. Of a service whose frontends refer to several blocks
+one block is used and the others are leftovers; so are frontends whose service has no name, names
+without frontends, and source ranges of no service. The first complete plan removes leftovers.
 """
 
 from collections import defaultdict
@@ -22,9 +22,9 @@ UNKNOWN_NAME = BackendName("", "")
 
 @dataclass
 class MapContents:
-    """The maps' content by service port, and what belongs to none.
+    """The entries of each service port, and the leftovers that belong to none.
 
-    ``leftover_blocks`` and stray ids are named by leftovers, so they rest before they are used.
+    Leftover entries refer to the leftover blocks and ids, so these go through the quarantine.
     """
 
     entries: dict[PortName, ServiceEntries] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class MapContents:
     leftover_blocks: set[Range] = field(default_factory=set)
     leftover_source_ranges: list[SourceRange] = field(default_factory=list)
     cluster_ips: set[Address] = field(default_factory=set)
-    wrong_members: list[tuple[int, int]] = field(default_factory=list)  # as they should be
+    wrong_members: list[tuple[int, int]] = field(default_factory=list)  # as they have to be written
 
 
 def read_back(
@@ -46,7 +46,7 @@ def read_back(
     source_ranges: Iterable[SourceRange] = (),
     cluster_ips: Iterable[Address] = (),
 ) -> MapContents:
-    """Sorts the maps' content by service port; ``slots`` and ``members`` look up one index."""
+    """Sorts the maps' entries by service port; ``slots`` and ``members`` look up one index."""
     by_id: dict[int, dict[Frontend, Service]] = defaultdict(dict)
     for frontend, service in services:
         by_id[service.id][frontend] = service
@@ -74,23 +74,23 @@ def _service_entries(
     slots: Callable[[int], Backend],
     backend_names: Mapping[int, BackendName],
 ) -> ServiceEntries:
-    """All that a frontend names were complete when written; the largest has backends, if any."""
+    """Every block was complete when a frontend was switched to it; the largest one is used."""
     blocks = (service.block for service in services.values())
     block = max(blocks, key=attrgetter("size"), default=Range(0, 0))
-    backends_read = [slots(block.base + index) for index in range(block.size)]
-    if any(backend.service != number for backend in backends_read):
-        backends_read, block = [], Range(0, 0)
+    found = [slots(block.base + index) for index in range(block.size)]
+    if any(backend.service != number for backend in found):
+        found, block = [], Range(0, 0)
     backends = tuple(
         DesiredBackend(b.address, b.port, b.flags, backend_names.get(b.id, UNKNOWN_NAME))
-        for b in backends_read
+        for b in found
     )
-    return ServiceEntries(number, block, services, backends, tuple(b.id for b in backends_read))
+    return ServiceEntries(number, block, services, backends, tuple(b.id for b in found))
 
 
 def _check_members(
     contents: MapContents, found: ServiceEntries, members: Callable[[int], int]
 ) -> None:
-    """What a wrong member points to must stay until the member is mended."""
+    """The slot that a wrong member refers to must stay until the member is corrected."""
     for id, slot in found.members():
         written = members(id)
         if written != slot:

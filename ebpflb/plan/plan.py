@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan is a value: it can be printed, counted and tested before anything is written."""
+"""A plan says what to write into the maps, in which order; nothing is written by making one."""
 
 from dataclasses import dataclass, field, fields
 
@@ -10,8 +10,9 @@ from ebpflb.plan.entries import Backend, BackendName, Frontend, Service, SourceR
 
 @dataclass
 class Plan:
-    """What to write, field after field in this order: first all that is new, then the flips,
-    then what nobody names any more."""
+    """The writes, to be made field after field in this order: first new entries, then frontends,
+    then the removal of entries that nothing refers to any more.
+    """
 
     slots: list[tuple[int, Backend]] = field(default_factory=list)
     members: list[tuple[int, int]] = field(default_factory=list)  # backend id, slot

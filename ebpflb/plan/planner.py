@@ -1,25 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Desired state against actual state -> Plan: the ordered difference, and nothing else.
 
-A live range of slots is never written. A service whose backends change gets a new block; its
-frontends flip to it one by one, each atomically; the old block rests in quarantine and is then
-free. Before a service is named everything it names is there, and a removed frontend goes before
-what it named. So a look-up that succeeds before and after an update succeeds during it, and a
-crash between any two writes leaves a working state. A client's right to a restricted frontend is
-looked up like that too: what lets it in is there before the flip, what no longer does goes after.
+Make before break. Slots that a frontend refers to are never overwritten: a service whose backends
+change gets a new block of slots, its frontends are switched to it one by one, each atomically, and
+the old block is free again after its quarantine. An entry is written before another one refers to
+it, and removed after. So a look-up that succeeds before and after an update succeeds during it,
+and a crash between any two writes leaves a working state. The same holds for source ranges: those
+that admit a client are written before the switch, those that no longer do are removed after it.
 
-A service that does not fit keeps its last good state, is named in ``unplaced``, and is tried
-again with every plan. But whoever is not to be let in is not: where source ranges do not fit, or
-what is restricted does not, the frontends are restricted to those that do.
+A service port that does not fit into the maps keeps its last good entries, is listed in
+``unplaced``, and is tried again with every plan. Restrictions hold even then: where source ranges
+or a restricted service port do not fit, the frontends admit only the source ranges that do.
 """
 
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import NamedTuple
 
 from ebpflb.model.addresses import Family, Network
 from ebpflb.model.services import PortName
-from ebpflb.plan.allocators import IdAllocator, MapFull, Quarantine, SlotAllocator
+from ebpflb.plan.allocators import Capacity, IdAllocator, MapFull, Quarantine, SlotAllocator
 from ebpflb.plan.claims import Claims
 from ebpflb.plan.cluster_ips import ClusterIps
 from ebpflb.plan.desired_service import DesiredService
@@ -36,18 +35,12 @@ from ebpflb.plan.source_ranges import SourceRanges
 from ebpflb.plan.stale import StaleWatch
 
 
-class Capacity(NamedTuple):
-    """How many entries the maps have."""
-
-    services: int
-    slots: int
-    service_ids: int
-    backend_ids: int
-    source_ranges: int
-
-
 class Planner:
-    """Knows what the maps hold and what they should hold; time comes from outside, in seconds."""
+    """Keeps the desired and the actual state of all service ports, and plans the difference.
+
+    Times are seconds of a monotonic clock, given by the caller. ``unplaced`` says which map is too
+    full for a service port.
+    """
 
     def __init__(self, capacity: Capacity, contents: MapContents | None = None) -> None:
         self.capacity = capacity
@@ -59,8 +52,8 @@ class Planner:
         self.backend_ids = IdAllocator(capacity.backend_ids)
         self.slots = SlotAllocator(capacity.slots)
         self.quarantine = Quarantine()
-        self.owners: dict[Frontend, PortName] = {}
-        self.removed: set[Frontend] = set()
+        self.owners: dict[Frontend, PortName] = {}  # of the frontends in map services
+        self.removed: set[Frontend] = set()  # from map services by the plan that is being made
         self.source_ranges = SourceRanges(capacity.source_ranges, self.quarantine)
         self.cluster_ips = ClusterIps()
         self.stale = StaleWatch()
@@ -68,7 +61,7 @@ class Planner:
         self._load(contents or MapContents())
 
     def change(self, desired: Mapping[PortName, DesiredService | None], now: float) -> Plan:
-        """The plan for what these service ports want now (None: gone); others stay as they are."""
+        """The plan after these changes of the desired state; None: the service port is deleted."""
         self.quarantine.release(now)
         for name in sorted(self.claims.update(desired) | self.unplaced.keys()):
             self._plan_service(name)
@@ -77,35 +70,50 @@ class Planner:
         return plan
 
     def complete(self, desired: Mapping[PortName, DesiredService | None], now: float) -> Plan:
-        """The plan for the last of all services: what nobody desired since the start is removed."""
-        gone = dict.fromkeys(self.actual.keys() - self.claims.desired.keys())
-        return self.change({**gone, **desired}, now)
+        """As ``change``, with the last of all services: it also removes what is left of others."""
+        deleted = dict.fromkeys(self.actual.keys() - self.claims.desired.keys())
+        return self.change({**deleted, **desired}, now)
 
     def applied(self, now: float) -> None:
-        """The last plan has been carried out: what it freed begins to rest."""
+        """The last plan has been written to the maps: the quarantine of what it freed begins."""
         self.quarantine.start(now)
 
     @property
     def covering_prefixes(self) -> dict[Family, Prefix]:
-        """Holds all cluster IPs and what ``cover`` was told; write it before the plan it is of.
+        """Prefixes that hold all cluster IPs and all networks given to ``cover``.
 
-        NO_PREFIX where there is nothing of a family. It grows only.
+        NO_PREFIX for a family that has none. They only grow, and are to be written before the plan
+        that they belong to.
         """
         return self.cluster_ips.prefixes.by_family()
 
     def cover(self, networks: Iterable[Network]) -> None:
-        """These belong to the span too."""
+        """Includes these networks in ``covering_prefixes``."""
         for network in networks:
             self.cluster_ips.prefixes.add(network)
 
+    def used_entries(self) -> dict[str, int]:
+        """Map -> how many of its entries are in use, those in quarantine included.
+
+        Another thread may be planning at the same time: each number is right at some moment.
+        """
+        return {
+            "services": len(self.owners),
+            "slots": self.capacity.slots - self.slots.available,
+            "members": len(self.backend_ids.used),
+            "service_stats": len(self.service_ids.used),
+            "source_ranges": len(self.source_ranges.present),
+            "cluster_ips": len(self.cluster_ips.counts),
+        }
+
     def _finish(self) -> None:
-        """What only the end of a plan can tell."""
+        """Adds what is known only when all changes of a plan are known."""
         self.plan.removed_services += sorted(self.removed, key=str)
         added, removed = self.cluster_ips.take_changes()
         self.plan.cluster_ips += [(address, 1) for address in added]
         self.plan.removed_cluster_ips += removed
-        admitted, self.plan.removed_source_ranges = self.source_ranges.take_changes()
-        self.plan.source_ranges = [(range, 1) for range in admitted]
+        ranges, self.plan.removed_source_ranges = self.source_ranges.take_changes()
+        self.plan.source_ranges = [(range, 1) for range in ranges]
 
     def _load(self, contents: MapContents) -> None:
         self.cluster_ips = ClusterIps(contents.cluster_ips)
@@ -127,7 +135,7 @@ class Planner:
         self.source_ranges.load_leftovers(contents.leftover_source_ranges)
 
     def _load_leftovers(self, contents: MapContents) -> None:
-        """A stray block may overlap what is used; only what was free is freed again."""
+        """A leftover block may overlap one that is used; only the rest of it is freed."""
         for block in contents.leftover_blocks:
             for part in self.slots.mark_used(block):
                 self.quarantine.add(partial(self.slots.free, part))
@@ -148,9 +156,9 @@ class Planner:
             self._program(self.claims.desired[name], frontends)
         except MapFull as full:
             self.unplaced[name] = str(full)
-            self._retain(name, frontends)
+            self._keep_last_entries(name, frontends)
 
-    def _retain(self, name: PortName, frontends: dict[Frontend, Flags]) -> None:
+    def _keep_last_entries(self, name: PortName, frontends: dict[Frontend, Flags]) -> None:
         old = self.actual.get(name, NO_ENTRIES)
         own = [frontend for frontend in old.services if self.owners.get(frontend) == name]
         new = retained_entries(old, own, self.claims.desired[name], frontends)
@@ -164,28 +172,28 @@ class Planner:
         self.backends -= len(old.backends)
         self._remove_frontends(name, old.services)
         self.source_ranges.remove(old.id)
-        self._free_block(old, kept=frozenset())
+        self._free_block(old, used_ids=frozenset())
         self._free_service_id(old.id)
         self.stale.turned(name, old, NO_ENTRIES)
 
     def _program(self, desired: DesiredService, frontends: dict[Frontend, Flags]) -> None:
         name = desired.name
         old = self.actual.get(name, NO_ENTRIES)
-        same = old.has_backends_of(desired)
-        known = old.ids if same else old.ids_for(desired)
-        if not same or frontends.keys() != old.services.keys():
+        same_block = old.has_backends_of(desired)
+        known = old.ids if same_block else old.ids_for(desired)
+        if not same_block or frontends.keys() != old.services.keys():
             self._check_capacity(old, known, frontends)
-        block = old.block if same else self.slots.allocate(len(desired.backends))
+        block = old.block if same_block else self.slots.allocate(len(desired.backends))
         number = old.id or self.service_ids.allocate()
         ids = tuple([id or self.backend_ids.allocate() for id in known])
         new = self._fit_source_ranges(name, service_entries(number, desired, frontends, block, ids))
         self._write(name, old, new)
-        if not same:
-            self._free_block(old, kept=frozenset(ids))
+        if not same_block:
+            self._free_block(old, used_ids=frozenset(ids))
             self.stale.turned(name, old, new)
 
     def _fit_source_ranges(self, name: PortName, new: ServiceEntries) -> ServiceEntries:
-        """With the source ranges that fit."""
+        """The same entries with only the source ranges that fit into the map."""
         fitting = self.source_ranges.fitting(new.source_ranges)
         if fitting != new.source_ranges:
             full = f"map source_ranges is full ({self.capacity.source_ranges} entries)"
@@ -195,7 +203,7 @@ class Planner:
     def _check_capacity(
         self, old: ServiceEntries, known: tuple[int, ...], frontends: Iterable[Frontend]
     ) -> None:
-        """Raises MapFull, with the map's name, before anything is taken."""
+        """Raises MapFull with the map's name; nothing has been allocated by then."""
         entries = sum(f not in self.owners and f not in self.removed for f in frontends)
         if entries > self.capacity.services - len(self.owners) - len(self.removed):
             raise MapFull(f"map services is full ({self.capacity.services} entries)")
@@ -228,17 +236,17 @@ class Planner:
         self.removed -= new.services.keys()
 
     def _remove_frontends(self, name: PortName, frontends: Iterable[Frontend]) -> None:
-        """Those that another service has taken over meanwhile are its own."""
+        """Except those that another service port has taken over meanwhile."""
         for frontend in frontends:
             if self.owners.get(frontend) == name:
                 del self.owners[frontend]
                 self.removed.add(frontend)
                 self.cluster_ips.point(frontend, None)
 
-    def _free_block(self, old: ServiceEntries, kept: frozenset[int]) -> None:
+    def _free_block(self, old: ServiceEntries, used_ids: frozenset[int]) -> None:
         self.quarantine.add(partial(self.slots.free, old.block))
         for id in old.ids:
-            if id not in kept:
+            if id not in used_ids:
                 self._free_backend_id(id)
 
     def _free_service_id(self, number: int) -> None:
@@ -246,7 +254,7 @@ class Planner:
         self.quarantine.add(partial(self.service_ids.free, number))
 
     def _free_backend_id(self, number: int) -> None:
-        """Its old slot stays as it was: whoever keeps the backend must not find it there."""
+        """A client that has affinity to the backend must not find it in its old slot any more."""
         self.plan.members.append((number, NOWHERE))
         self.plan.removed_backend_names.append(number)
         self.quarantine.add(partial(self.backend_ids.free, number))

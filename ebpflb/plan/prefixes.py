@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Networks as the datapath keeps them, and the smallest one that holds them all.
+"""Networks as keys and values of the maps, and the smallest prefixes that hold many of them.
 
-The maps know addresses of 128 bits only, so an IPv4 network of length n is one of 96 + n bits.
+All addresses in the maps have 128 bits: an IPv4 network of length n is one of length 96 + n.
 """
 
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ def source_range(network: Network, service: int) -> SourceRange:
 
 
 def smallest_network(values: Iterable[Address | Network]) -> Network | None:
-    """The smallest network that holds all of these, which are of one family; None of none."""
+    """The smallest network that holds all values, which are of one family; None without values."""
     networks = [ip_network(value) for value in values]
     if not networks:
         return None
@@ -42,20 +42,20 @@ def smallest_network(values: Iterable[Address | Network]) -> Network | None:
 
 
 class CoveringPrefixes:
-    """Of each family the smallest network that holds all that it was ever given."""
+    """For each family the smallest network that holds all addresses and networks ever added."""
 
     def __init__(self) -> None:
         self.networks: dict[Family, Network] = {}
 
     def add(self, value: Address | Network) -> None:
-        held = self.networks.get(family(value))
-        if held is None:
+        before = self.networks.get(family(value))
+        if before is None:
             self.networks[family(value)] = ip_network(value)
-        elif value not in held:
-            self.networks[family(value)] = smallest_network((held, value)) or held
+        elif value not in before:
+            self.networks[family(value)] = smallest_network((before, value)) or before
 
     def by_family(self) -> dict[Family, Prefix]:
-        """NO_PREFIX for a family that it was given nothing of."""
+        """NO_PREFIX for a family of which nothing was added."""
         found = ((f, self.networks.get(f)) for f in Family)
         return {f: prefix_of(network) if network else NO_PREFIX for f, network in found}
 

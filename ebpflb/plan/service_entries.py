@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One service port as the maps hold it, or as they shall hold it: numbers and all."""
+"""The map entries of one service port, with the ids and slots that were allocated for it."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
@@ -10,7 +10,10 @@ from ebpflb.plan.prefixes import source_range
 
 
 class ServiceEntries(NamedTuple):
-    """What the maps hold of one service port: backends slot by slot, and an id for each."""
+    """``backends`` and their ``ids`` are in the order of the slots in ``block``.
+
+    ``services`` are the values in map services, by frontend.
+    """
 
     id: int
     block: Range
@@ -21,34 +24,34 @@ class ServiceEntries(NamedTuple):
 
     @property
     def restricted(self) -> bool:
-        """Whether anybody asks for the source ranges; if not, there are none."""
+        """Whether a frontend is restricted; if none is, there are no source ranges."""
         return any("restricted" in service.flags for service in self.services.values())
 
     def slots(self) -> Iterator[tuple[int, Backend]]:
-        """The block, index by index."""
+        """The entries of map slots."""
         for slot, (desired, id) in enumerate(zip(self.backends, self.ids, strict=True)):
             backend = Backend(desired.address, desired.port, desired.flags, id, self.id)
             yield self.block.base + slot, backend
 
     def members(self) -> Iterator[tuple[int, int]]:
-        """The slot of each id."""
+        """The entries of map members: backend id -> slot."""
         return ((id, self.block.base + slot) for slot, id in enumerate(self.ids))
 
     def has_backends_of(self, desired: DesiredService) -> bool:
-        """In the same slots; a backend may have got another name."""
+        """Whether the slots can stay as they are; the names of backends may differ."""
         if self.backends == desired.backends:
             return bool(self.id)
         return bool(self.id) and [b[:3] for b in self.backends] == [b[:3] for b in desired.backends]
 
     def ids_for(self, desired: DesiredService) -> tuple[int, ...]:
-        """A backend keeps its id as long as it belongs to the service; 0 for one that is new."""
+        """The id of each desired backend: that of the same endpoint before, or 0 for a new one."""
         if not self.ids:
             return (0,) * len(desired.backends)
         ids = {b.endpoint: id for b, id in zip(self.backends, self.ids, strict=True)}
         return tuple([ids.get(b.endpoint, 0) for b in desired.backends])
 
 
-_OPEN, _RESTRICTED = frozenset[str](), frozenset({"restricted"})
+_NO_FLAGS, _RESTRICTED = frozenset[str](), frozenset({"restricted"})
 NO_ENTRIES = ServiceEntries(0, Range(0, 0), {}, (), ())
 
 
@@ -59,7 +62,7 @@ def service_entries(
     block: Range,
     ids: tuple[int, ...],
 ) -> ServiceEntries:
-    """What is desired, with its numbers."""
+    """The entries for the desired state, with these ids and this block."""
     services = _services(number, desired, frontends, block)
     new = ServiceEntries(number, block, services, desired.backends, ids)
     return new._replace(source_ranges=source_ranges(number, desired)) if new.restricted else new
@@ -71,19 +74,21 @@ def retained_entries(
     desired: DesiredService,
     frontends: Mapping[Frontend, Flags],
 ) -> ServiceEntries | None:
-    """What does not fit serves on by its own frontends as it did, if it served.
+    """The last good entries of a service port whose desired state does not fit; None: it has none.
 
-    But it lets in nobody whom it should not; and frontends that a crash left at other blocks go
-    back to the one that was adopted.
+    ``own`` are the frontends that it still has. Those that are to be restricted become so even
+    now; those that refer to another block since a crash refer to ``old.block`` again.
     """
-    sound = next((s for s in old.services.values() if s.block == old.block), None)
-    if sound is None:
+    valid = next((s for s in old.services.values() if s.block == old.block), None)
+    if valid is None:
         return None
-    flags = {f: old.services[f].flags | (frontends.get(f, _OPEN) & _RESTRICTED) for f in own}
-    new = old._replace(services={f: sound._replace(frontend=f, flags=flags[f]) for f in flags})
+    flags_of = {f: old.services[f].flags | (frontends.get(f, _NO_FLAGS) & _RESTRICTED) for f in own}
+    new = old._replace(
+        services={f: valid._replace(frontend=f, flags=flags_of[f]) for f in flags_of}
+    )
     if not new.restricted:
         return new._replace(source_ranges=frozenset())
-    if any(_RESTRICTED & words for words in frontends.values()):
+    if any(_RESTRICTED & flags for flags in frontends.values()):
         return new._replace(source_ranges=source_ranges(old.id, desired))
     return new
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whom restricted frontends let in: what map source_ranges holds, must gain and must lose.
+"""The entries of map source_ranges: which clients restricted frontends admit.
 
-A service that is restricted loses at once what it no longer lets in. One that has been opened
-keeps its ranges until they have rested: a reader may have seen it restricted a moment before, and
-nobody else asks for them.
+While a service is restricted, ranges that it no longer admits are removed at once. When it is no
+longer restricted its ranges stay for the quarantine: a program may have read the service while it
+was restricted, and no other service reads them.
 """
 
 from collections.abc import Iterable
@@ -16,36 +16,36 @@ _Ranges = frozenset[SourceRange]
 
 
 class SourceRanges:
-    """``held`` is what the map has, as of the end of the plan."""
+    """``present``: the entries of the map after the plan that is being made."""
 
     def __init__(self, capacity: int, quarantine: Quarantine) -> None:
         self.capacity, self.quarantine = capacity, quarantine
-        self.held: set[SourceRange] = set()
-        self.restricted: dict[int, _Ranges] = {}  # by service id: those of restricted services
-        self.quarantined: dict[int, _Ranges] = {}  # and those that rest
+        self.present: set[SourceRange] = set()
+        self.restricted: dict[int, _Ranges] = {}  # by id of the service
+        self.quarantined: dict[int, _Ranges] = {}  # likewise, of those that were restricted
         self.added: list[SourceRange] = []
         self.removed: set[SourceRange] = set()
 
     def load(self, number: int, ranges: _Ranges) -> None:
-        """The map holds these for a restricted service."""
-        self.held |= ranges
+        """The map has these ranges already, of a restricted service."""
+        self.present |= ranges
         self.restricted[number] = ranges
 
     def load_leftovers(self, ranges: Iterable[SourceRange]) -> None:
-        """And these for nobody; they go with the first plan, unless it asks for them."""
-        self.held.update(ranges)
+        """The map has these too, of no service; the first plan removes those it does not need."""
+        self.present.update(ranges)
         self.removed.update(ranges)
 
     def fitting(self, ranges: _Ranges) -> _Ranges:
-        """Those that have a place already, and as many others as there is room for."""
-        more = sorted(ranges - self.held, key=str)
-        return (ranges & self.held) | frozenset(more[: self.capacity - len(self.held)])
+        """Those that the map has already, and as many others as it has free entries for."""
+        more = sorted(ranges - self.present, key=str)
+        return (ranges & self.present) | frozenset(more[: self.capacity - len(self.present)])
 
     def change(self, number: int, ranges: _Ranges, *, restricted: bool) -> None:
-        """What a service asks for from now on; nothing unless it is restricted."""
+        """The ranges of a service from now on; there are none unless it is restricted."""
         former = self.restricted.pop(number, _Ranges()) | self.quarantined.pop(number, _Ranges())
-        self.added += sorted(ranges - self.held, key=str)
-        self.held |= ranges
+        self.added += sorted(ranges - self.present, key=str)
+        self.present |= ranges
         self.removed -= ranges
         if restricted:
             self.restricted[number] = ranges
@@ -55,19 +55,18 @@ class SourceRanges:
             self.quarantine.add(partial(self._release, number, former))
 
     def remove(self, number: int) -> None:
-        """The service goes, and all frontends of it before this."""
-        self.removed |= self.restricted.pop(number, _Ranges()) | self.quarantined.pop(
-            number, _Ranges()
-        )
+        """The service is deleted; all frontends of it are removed before its ranges."""
+        self.removed |= self.restricted.pop(number, _Ranges())
+        self.removed |= self.quarantined.pop(number, _Ranges())
 
     def take_changes(self) -> tuple[list[SourceRange], list[SourceRange]]:
-        """What the map must gain and what it must lose since the last time."""
+        """The entries to add and to remove since the last call."""
         added, removed = self.added, sorted(self.removed, key=str)
-        self.held -= self.removed
+        self.present -= self.removed
         self.added, self.removed = [], set()
         return added, removed
 
     def _release(self, number: int, ranges: _Ranges) -> None:
-        """Unless they were restricted for again meanwhile."""
+        """Unless the service has been restricted again meanwhile."""
         if self.quarantined.get(number) is ranges:
             self.removed |= self.quarantined.pop(number)

@@ -20,7 +20,6 @@ from ebpflb.datapath.maps.pins import StateDir
 from ebpflb.datapath.maps.sweep import PROTOCOLS, FlowTable
 from ebpflb.datapath.programs.loader import Program
 from ebpflb.plan.planner import Planner
-from ebpflb.plan.use import used
 
 COUNTED_WHOLE = ("node_addresses", "devices", "service_ranges")  # small: read at each scrape
 
@@ -70,7 +69,7 @@ class MapsCollector:
 
     def _entries(self, counts: Counts) -> dict[str, int]:
         return {
-            **used(self._planner()),
+            **self._planner().used_entries(),
             **{name: _count(self._maps[name]) for name in COUNTED_WHOLE},
             **{table.name: table.numbers.held for table in self._tables},
             **counts.entries,

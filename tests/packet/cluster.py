@@ -15,8 +15,9 @@ from ebpflb.model import objects
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Changed, Key, Kind, ReadObject, Removed
 from ebpflb.model.services import PortName
+from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.desired_service import DesiredService, desired_service
-from ebpflb.plan.planner import Capacity, Planner
+from ebpflb.plan.planner import Planner
 from tests.packet.frames import at, destination, ends, host_of, opening, reply, source
 from tests.packet.node import Node, Outcome
 from tests.packet.places import Places

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small desired service ports; a test states only what it is about."""
+"""Small desired service ports: a test gives only what matters to it."""
 
 from collections.abc import Iterable, Mapping
 from ipaddress import IPv4Address, ip_network
 
 from ebpflb.model.addresses import Family, Network
 from ebpflb.model.services import PortName, Protocol
+from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.desired_service import DesiredBackend, DesiredService
 from ebpflb.plan.entries import BackendName, Flags, Frontend
-from ebpflb.plan.planner import Capacity
 
-ROOM = Capacity(  # nothing gets full
+CAPACITY = Capacity(  # nothing gets full
     services=64, slots=1024, service_ids=256, backend_ids=1024, source_ranges=64
 )
 

@@ -23,7 +23,7 @@ class Edit(NamedTuple):
 
 
 class Step(NamedTuple):
-    """After some seconds, edits that one plan takes in; ``crash``: after so many writes."""
+    """After some seconds, edits for one plan; ``crash``: after so many writes."""
 
     seconds: float
     edits: list[Edit]
@@ -76,7 +76,7 @@ steps_with_crashes = some.lists(
 
 
 def changes(node: Node, edits: list[Edit]) -> dict[PortName, DesiredService | None]:
-    """What the edits make of what the node wants now."""
+    """The node's desired state after the edits."""
     found: dict[PortName, DesiredService | None] = {}
     for service, field, value in edits:
         name = builders.name(service)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A simulated agent that carries plans out write by write, watched by everyone who may look."""
+"""A simulated agent that writes plans to the maps one by one, with look-ups after each write."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -7,20 +7,20 @@ from typing import NamedTuple
 
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
-from ebpflb.plan.allocators import QUARANTINE_SECONDS, Release
+from ebpflb.plan.allocators import QUARANTINE_SECONDS, Capacity, Release
 from ebpflb.plan.desired_service import DesiredService
 from ebpflb.plan.entries import Frontend, Range, Service
 from ebpflb.plan.plan import Plan
-from ebpflb.plan.planner import Capacity, Planner
-from tests.plan.builders import CLIENTS, ROOM
-from tests.plan.simulation import Answer, Backends, Broken, Maps, Rights, Write, writes
+from ebpflb.plan.planner import Planner
+from tests.plan.builders import CAPACITY, CLIENTS
+from tests.plan.simulation import Backends, Found, Maps, Rights, Write, WrongLookup, writes
 
-Answers = dict[Frontend, Answer]
+Lookups = dict[Frontend, Found]
 Keys = set[tuple[int, int]]
 
 
-class Sleeper(NamedTuple):
-    """Since when, and what would be found if it woke up at once."""
+class Reader(NamedTuple):
+    """When it read a service, and what it would have found at once."""
 
     since: float
     backends: Backends
@@ -28,157 +28,157 @@ class Sleeper(NamedTuple):
 
 
 class Node:
-    """Maps, a planner and a clock, and who looks things up.
+    """Maps, a planner and a clock, and those who look entries up.
 
-    ``sleepers`` are programs that read a service and wait; ``clients`` keep a backend.
+    ``readers`` are programs that have read a service and go on later; ``clients`` are service and
+    backend ids that clients have affinity to.
     """
 
-    def __init__(self, capacity: Capacity = ROOM) -> None:
+    def __init__(self, capacity: Capacity = CAPACITY) -> None:
         self.capacity = capacity
         self.maps = Maps()
         self.planner = Planner(capacity)
         self.desired: dict[PortName, DesiredService] = {}
         self.now = 100.0
-        self.sleepers: dict[Service, Sleeper] = {}
+        self.readers: dict[Service, Reader] = {}
         self.clients: Keys = set()
 
     def change(
         self, changes: Mapping[PortName, DesiredService | None], stop: int | None = None
     ) -> Plan:
-        """Plans what changed and carries it out, or only the first ``stop`` writes of it."""
+        """Plans what changed and writes the plan, or only the first ``stop`` rows of it."""
         for name, port in changes.items():
             self.desired.pop(name, None)
             self.desired |= {name: port} if port else {}
         plan = self.planner.change(changes, self.now)
-        self.carry_out(list(writes(plan)), stop)
+        self.write_rows(list(writes(plan)), stop)
         return plan
 
     def restart(self, stop: int | None = None) -> Plan:
-        """A new agent on the same maps, which wants what the old one desired."""
-        self.sleepers.clear()
+        """A new agent on the same maps, with the same desired state."""
+        self.readers.clear()
         self.planner = Planner(self.capacity, self.maps.read_back())
         plan = self.planner.complete(self.desired, self.now)
-        self.carry_out(list(writes(plan)), stop)
+        self.write_rows(list(writes(plan)), stop)
         return plan
 
-    def carry_out(self, rows: list[Write], stop: int | None = None) -> None:
-        """Looks at everything after each single write."""
+    def write_rows(self, rows: list[Write], stop: int | None = None) -> None:
+        """Writes rows one by one, and checks all look-ups after each of them."""
         whole = self.maps.copy()
         for part, row in rows:
             whole.write(part, row)
-        before, after = self.maps.answers(), whole.answers()
-        stays = self.maps.living().keys() & whole.living().keys()
-        kept = {key for key in stays if self.maps.find(*key)}
+        before, after = self.maps.lookups(), whole.lookups()
+        stays = self.maps.live_backends().keys() & whole.live_backends().keys()
+        stay_found = {key for key in stays if self.maps.find(*key)}
         rights = self.maps.rights(CLIENTS) & whole.rights(CLIENTS)
-        rights = {asked for asked in rights if asked[1] or self._stays(asked[0][0], whole)}
+        rights = {right for right in rights if right[1] or self._stays(right[0][0], whole)}
         ips = self.maps.cluster_ips.keys() & whole.cluster_ips.keys()
-        self.clients |= self.maps.living().keys()
-        self._fall_asleep()
+        self.clients |= self.maps.live_backends().keys()
+        self._read_services()
         for part, row in rows[:stop]:
             self.maps.write(part, row)
-            self._fits()
-            self._look_up(before, after)
-            self._look_up_kept(kept)
-            self._ask(rights)
+            self._check_capacity()
+            self._check_frontends(before, after)
+            self._check_members_stay(stay_found)
+            self._check_rights(rights)
             if ips - self.maps.cluster_ips.keys():
-                raise Broken("a cluster IP is lost meanwhile")
-            self._wake_up()
-        self.clients |= self.maps.living().keys()
+                raise WrongLookup("a cluster IP is lost meanwhile")
+            self._check_readers()
+        self.clients |= self.maps.live_backends().keys()
         self.planner.applied(self.now)
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
 
-    def rest(self) -> None:
-        """Until nothing rests any more."""
+    def wait_for_quarantine(self) -> None:
+        """Until nothing is in quarantine any more."""
         while self.planner.quarantine:
             self.wait(QUARANTINE_SECONDS)
             self.change({})
 
-    def _fits(self) -> None:
+    def _check_capacity(self) -> None:
         """The kernel would refuse more."""
         if len(self.maps.services) > self.capacity.services:
-            raise Broken("map services is full")
+            raise WrongLookup("map services is full")
         if len(self.maps.source_ranges) > self.capacity.source_ranges:
-            raise Broken("map source_ranges is full")
+            raise WrongLookup("map source_ranges is full")
         if len(self.maps.cluster_ips) > self.capacity.services:
-            raise Broken("map cluster_ips is full")
+            raise WrongLookup("map cluster_ips is full")
         if max(self.maps.slots, default=0) >= self.capacity.slots:
-            raise Broken("there is no such slot")
+            raise WrongLookup("there is no such slot")
 
-    def _look_up(self, before: Answers, after: Answers) -> None:
-        """Every frontend leads to what it led to before, or to what it will lead to."""
-        now = self.maps.answers()
+    def _check_frontends(self, before: Lookups, after: Lookups) -> None:
+        """Each frontend refers to what it did before the plan, or to what it will after it."""
+        now = self.maps.lookups()
         for frontend in before.keys() | after.keys():
             if now.get(frontend) not in (before.get(frontend), after.get(frontend)):
-                raise Broken(f"{frontend} leads to {now.get(frontend)} meanwhile")
+                raise WrongLookup(f"{frontend} leads to {now.get(frontend)} meanwhile")
 
     def _stays(self, frontend: Frontend, whole: Maps) -> bool:
         return self.maps.services[frontend].id == whole.services[frontend].id
 
-    def _ask(self, rights: Rights) -> None:
-        """Who may use a frontend before and after may do so all the time.
+    def _check_rights(self, rights: Rights) -> None:
+        """A client that is admitted before and after the plan is admitted all the time.
 
-        Who may not, never; but before a frontend changes hands, its former service may let more in.
+        One that is not never is; but before a frontend passes to another service, its former
+        service may admit more clients.
         """
         for (frontend, client), right in rights:
-            if self.maps.lets_in(frontend, client) != right:
-                raise Broken(f"{client} may {'not ' * right}use {frontend} meanwhile")
+            if self.maps.admitted(frontend, client) != right:
+                raise WrongLookup(f"{client} may {'not ' * right}use {frontend} meanwhile")
 
-    def _look_up_kept(self, keys: Keys) -> None:
-        """Whoever keeps a backend that stays finds it all the time."""
+    def _check_members_stay(self, keys: Keys) -> None:
+        """A client with affinity to a backend that stays finds it all the time."""
         for service, number in keys:
             if not self.maps.find(service, number):
-                raise Broken(f"backend {number} of service {service} is lost meanwhile")
+                raise WrongLookup(f"backend {number} of service {service} is lost meanwhile")
 
-    def _fall_asleep(self) -> None:
-        """Somebody reads each service value just before it changes."""
+    def _read_services(self) -> None:
+        """A program has read each service just before it changes."""
         for service in self.maps.services.values():
             admitted = [client for client in CLIENTS if self.maps.admits(service, client)]
             backends = self.maps.backends(service, service.block)
-            self.sleepers[service] = Sleeper(self.now, backends, admitted)
+            self.readers[service] = Reader(self.now, backends, admitted)
 
-    def _wake_up(self) -> None:
+    def _check_readers(self) -> None:
         """Less than the quarantine later, the slots are as they were."""
-        for service, sleeper in self.sleepers.items():
-            if self.now - sleeper.since < QUARANTINE_SECONDS:
-                if self.maps.backends(service, service.block) != sleeper.backends:
-                    raise Broken(f"{service} was overwritten under a reader")
-                self._is_let_in(service, sleeper)
+        for service, reader in self.readers.items():
+            if self.now - reader.since < QUARANTINE_SECONDS:
+                if self.maps.backends(service, service.block) != reader.backends:
+                    raise WrongLookup(f"{service} was overwritten under a reader")
+                self._check_admitted(service, reader)
 
-    def _is_let_in(self, service: Service, sleeper: Sleeper) -> None:
-        """Who was let in by what it read is, while whoever reads the service anew is all the time.
+    def _check_admitted(self, service: Service, reader: Reader) -> None:
+        """A client that was admitted by the service as read stays so, if the new service admits it.
 
-        Unless the service remains restricted by other frontends, which shut out others at once.
+        Unless other frontends keep the service restricted: then ranges are removed at once.
         """
         now = self.maps.services.get(service.frontend)
         others = [s for s in self.maps.services.values() if s.frontend != service.frontend]
         elsewhere = any(s.id == service.id and "restricted" in s.flags for s in others)
-        for client in sleeper.admitted[:]:
+        for client in reader.admitted[:]:
             admitted = self.maps.admits(service, client)
             anew = now and now.id == service.id and self.maps.admits(now, client)
             if not anew or (elsewhere and not admitted):
-                sleeper.admitted.remove(client)
+                reader.admitted.remove(client)
             elif not admitted:
-                raise Broken(f"{service} was closed under a reader, {client}")
+                raise WrongLookup(f"{service} was closed under a reader, {client}")
 
 
 def check_tidy(node: Node) -> None:
-    """The maps hold what is programmed and nothing else, and every number is accounted for."""
+    """The maps hold the actual state and nothing else; each id and slot is used, free or waiting."""
     maps, planner = node.maps, node.planner
-    maps.answers()
-    programmed = planner.actual
+    maps.lookups()
+    entries = planner.actual
     assert set(maps.services) == set(planner.owners)
-    assert planner.backends == sum(len(p.backends) for p in programmed.values())
-    assert maps.service_names == {p.id: name for name, p in programmed.items()}
-    labels = {
-        id: b.name for p in programmed.values() for id, b in zip(p.ids, p.backends, strict=True)
-    }
+    assert planner.backends == sum(len(p.backends) for p in entries.values())
+    assert maps.service_names == {p.id: name for name, p in entries.items()}
+    labels = {id: b.name for p in entries.values() for id, b in zip(p.ids, p.backends, strict=True)}
     assert maps.backend_names == labels
-    asked = set().union(*(p.source_ranges for p in programmed.values()))
-    idle = set().union(*planner.source_ranges.quarantined.values())
-    assert set(maps.source_ranges) == planner.source_ranges.held == asked | idle
-    assert asked.isdisjoint(idle)
+    needed = set().union(*(p.source_ranges for p in entries.values()))
+    in_quarantine = set().union(*planner.source_ranges.quarantined.values())
+    assert set(maps.source_ranges) == planner.source_ranges.present == needed | in_quarantine
+    assert needed.isdisjoint(in_quarantine)
     assert set(maps.cluster_ips) == {
         f.address for f, service in maps.services.items() if "external" not in service.flags
     }
@@ -188,13 +188,13 @@ def check_tidy(node: Node) -> None:
 
 
 def _check_members(node: Node) -> None:
-    """Each member points to its slot, and a client of a former backend does not find that."""
+    """Each member refers to its slot, and a client of a removed backend does not find it."""
     living: Keys = set()
-    for programmed in node.planner.actual.values():
-        for slot, backend in programmed.slots():
+    for entries in node.planner.actual.values():
+        for slot, backend in entries.slots():
             assert node.maps.members[backend.id] == slot
-            assert node.maps.find(programmed.id, backend.id) == backend
-            living.add((programmed.id, backend.id))
+            assert node.maps.find(entries.id, backend.id) == backend
+            living.add((entries.id, backend.id))
     for service, number in node.clients - living:
         assert not node.maps.find(service, number)
 
@@ -202,8 +202,10 @@ def _check_members(node: Node) -> None:
 def _check_ranges(node: Node) -> None:
     planner = node.planner
     taken = [p.block for p in planner.actual.values() if p.block.size]
-    resting = [call.args[0] for call in _resting(planner) if isinstance(call.args[0], Range)]
-    everything = sorted([*planner.slots.free_ranges, *taken, *(r for r in resting if r.size)])
+    quarantined = [
+        call.args[0] for call in _quarantined(planner) if isinstance(call.args[0], Range)
+    ]
+    everything = sorted([*planner.slots.free_ranges, *taken, *(r for r in quarantined if r.size)])
     assert [run.base for run in everything] == [0, *(sum(run) for run in everything[:-1])]
     assert sum(everything[-1]) == node.capacity.slots
 
@@ -214,12 +216,12 @@ def _check_ids(node: Node) -> None:
         (planner.service_ids, [p.id for p in planner.actual.values()]),
         (planner.backend_ids, [id for p in planner.actual.values() for id in p.ids]),
     ):
-        resting = [call.args[0] for call in _resting(planner) if call.func == ids.free]
-        assert sorted([*living, *resting]) == sorted(ids.used)
+        quarantined = [call.args[0] for call in _quarantined(planner) if call.func == ids.free]
+        assert sorted([*living, *quarantined]) == sorted(ids.used)
         assert all(0 < number < ids.capacity for number in ids.used)
 
 
-def _resting(planner: Planner) -> Iterator[partial[None]]:
+def _quarantined(planner: Planner) -> Iterator[partial[None]]:
     quarantine = planner.quarantine
     batches: list[list[Release]] = [
         quarantine.pending,

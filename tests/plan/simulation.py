@@ -21,12 +21,12 @@ Backends = tuple[Backend, ...]
 Rights = Set[tuple[tuple[Frontend, Address], bool]]
 
 
-class Broken(AssertionError):
+class WrongLookup(AssertionError):
     """A look-up found what it must not find."""
 
 
-class Answer(NamedTuple):
-    """All that a look-up of a frontend can lead to."""
+class Found(NamedTuple):
+    """All that a look-up of a frontend can find."""
 
     flags: Flags
     affinity_seconds: int
@@ -35,8 +35,8 @@ class Answer(NamedTuple):
     block: Backends
 
 
-class Seen(NamedTuple):
-    """A backend without our numbers: what must not depend on history."""
+class NamedBackend(NamedTuple):
+    """A backend without its ids, which depend on what happened before."""
 
     address: Address
     port: int
@@ -105,7 +105,7 @@ class Maps:
         """backend_read for each index of a range: every slot must name the service."""
         found = tuple(self.slots.get(run.base + index, ZERO) for index in range(run.size))
         if any(backend.service != service.id for backend in found):
-            raise Broken(f"service {service.id} reads {found}")
+            raise WrongLookup(f"service {service.id} reads {found}")
         return found
 
     def find(self, service: int, number: int) -> Backend | None:
@@ -113,58 +113,60 @@ class Maps:
         found = self.slots.get(self.members.get(number, 0), ZERO)
         return found if (found.service, found.id) == (service, number) else None
 
-    def answer(self, frontend: Frontend) -> Answer:
+    def lookup(self, frontend: Frontend) -> Found:
         service = self.services[frontend]
         block = self.backends(service, service.block)
         cluster = self.backends(service, service.cluster)
         local = self.backends(service, service.local)
         for word, listed in (("cluster", cluster), ("local", local)):
             if listed != tuple(backend for backend in block if word in backend.flags):
-                raise Broken(f"service {service.id}: its {word} list is {listed} of {block}")
-        return Answer(service.flags, service.affinity_seconds, cluster, local, block)
+                raise WrongLookup(f"service {service.id}: its {word} list is {listed} of {block}")
+        return Found(service.flags, service.affinity_seconds, cluster, local, block)
 
-    def answers(self) -> dict[Frontend, Answer]:
-        """What every frontend leads to; Broken where one leads to another service's slots."""
-        return {frontend: self.answer(frontend) for frontend in self.services}
+    def lookups(self) -> dict[Frontend, Found]:
+        """What each frontend refers to. Raises WrongLookup for slots of another service."""
+        return {frontend: self.lookup(frontend) for frontend in self.services}
 
-    def lets_in(self, frontend: Frontend, client: Address) -> bool:
+    def admitted(self, frontend: Frontend, client: Address) -> bool:
         """Whether a client may use a frontend."""
         return self.admits(self.services[frontend], client)
 
     def admits(self, service: Service, client: Address) -> bool:
-        """policy_admits, whoever read the service and when."""
+        """As policy_admits in C, for a service that was read at any time."""
         restricted = "restricted" in service.flags
         return not restricted or any(matches(it, service.id, client) for it in self.source_ranges)
 
     def rights(self, clients: Iterable[Address]) -> Rights:
         """The same of each frontend and each of these clients."""
-        asked = product(self.services, clients)
-        return {((frontend, client), self.lets_in(frontend, client)) for frontend, client in asked}
+        pairs = product(self.services, clients)
+        return {((frontend, client), self.admitted(frontend, client)) for frontend, client in pairs}
 
     def view(self) -> dict[Frontend, tuple[Any, ...]]:
-        """The same without numbers, for comparison with maps of another history."""
+        """The look-ups without ids, to compare with maps that were written in other steps."""
         return {
             frontend: (
-                answer.flags,
-                answer.affinity_seconds,
+                found.flags,
+                found.affinity_seconds,
                 self._ranges(self.services[frontend]),
-                *map(self._seen, answer[2:]),
+                *map(self._named, found[2:]),
             )
-            for frontend, answer in self.answers().items()
+            for frontend, found in self.lookups().items()
         }
 
-    def living(self) -> dict[tuple[int, int], Backend]:
-        """Every backend that some frontend leads to, by service id and its own."""
+    def live_backends(self) -> dict[tuple[int, int], Backend]:
+        """All backends in blocks that frontends refer to, by service id and backend id."""
         return {
             (backend.service, backend.id): backend
-            for answer in self.answers().values()
-            for backend in answer.block
+            for found in self.lookups().values()
+            for backend in found.block
         }
 
     def _ranges(self, service: Service) -> set[tuple[int, Address]]:
-        """Those that anybody asks for."""
-        asked = self.source_ranges if "restricted" in service.flags else ()
-        return {(it.length, it.address) for it in asked if it.service == service.id}
+        """Those that are looked up."""
+        ranges = self.source_ranges if "restricted" in service.flags else ()
+        return {(it.length, it.address) for it in ranges if it.service == service.id}
 
-    def _seen(self, backends: Backends) -> list[Seen]:
-        return [Seen(b.address, b.port, b.flags, self.backend_names.get(b.id)) for b in backends]
+    def _named(self, backends: Backends) -> list[NamedBackend]:
+        return [
+            NamedBackend(b.address, b.port, b.flags, self.backend_names.get(b.id)) for b in backends
+        ]

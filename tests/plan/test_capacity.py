@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Full maps: who does not fit waits with its last good state, and all others work."""
+"""Full maps: a service that does not fit keeps its last good state, and all others work."""
 
 import pytest
 
+from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.desired_service import DesiredService
 from ebpflb.plan.entries import Range
-from ebpflb.plan.planner import Capacity
-from tests.plan.builders import ROOM, by_name, desired, frontend, name
+from tests.plan.builders import CAPACITY, by_name, desired, frontend, name
 from tests.plan.node import Node, check_tidy
 
 A, B = desired("a", [1, 2], [1, 2]), desired("b", [3, 4], [3, 4])
 FULL = [
-    (ROOM._replace(services=3), "map services is full (3 entries)"),
-    (ROOM._replace(service_ids=2), "map service_stats is full (2 ids)"),
-    (ROOM._replace(backend_ids=4), "map members is full (4 ids)"),
-    (ROOM._replace(slots=3), "map slots has no 2 free slots in a row"),
+    (CAPACITY._replace(services=3), "map services is full (3 entries)"),
+    (CAPACITY._replace(service_ids=2), "map service_stats is full (2 ids)"),
+    (CAPACITY._replace(backend_ids=4), "map members is full (4 ids)"),
+    (CAPACITY._replace(slots=3), "map slots has no 2 free slots in a row"),
 ]
 each_map = pytest.mark.parametrize(("capacity", "message"), FULL)
 
@@ -55,9 +55,9 @@ def test_what_is_placed_stays(capacity: Capacity, message: str) -> None:
 @pytest.mark.parametrize(
     ("capacity", "grown"),
     [
-        (ROOM._replace(services=4), desired("b", [3, 4, 5], [3])),
-        (ROOM._replace(slots=5), desired("b", [4], [3, 5])),
-        (ROOM._replace(backend_ids=5), desired("b", [3], [3, 5])),
+        (CAPACITY._replace(services=4), desired("b", [3, 4, 5], [3])),
+        (CAPACITY._replace(slots=5), desired("b", [4], [3, 5])),
+        (CAPACITY._replace(backend_ids=5), desired("b", [3], [3, 5])),
     ],
 )
 def test_last_good_state_stays(capacity: Capacity, grown: DesiredService) -> None:
@@ -73,7 +73,7 @@ def test_last_good_state_stays(capacity: Capacity, grown: DesiredService) -> Non
 
 def test_moved_frontend_of_a_waiting_service() -> None:
     """A frontend that the waiting service gave up can be taken over, and is then the other's."""
-    node = Node(ROOM._replace(slots=5))
+    node = Node(CAPACITY._replace(slots=5))
     node.change(by_name(A, B))
     node.change(by_name(desired("b", [3], [3, 5])))
     node.change(by_name(desired("a", [1, 2, 4], [1, 2])))
@@ -85,7 +85,7 @@ def test_moved_frontend_of_a_waiting_service() -> None:
 
 def test_frontend_comes_back_to_a_waiting_service() -> None:
     """A waiting service whose frontend was taken over gets it back once it wants what it had."""
-    node = Node(ROOM._replace(slots=5))
+    node = Node(CAPACITY._replace(slots=5))
     node.change(by_name(A, B))
     node.change(by_name(desired("a", [1], [1, 5]), desired("b", [2, 3, 4], [3, 4])))
     assert node.maps.services[frontend(2)].id == node.planner.actual[name("b")].id
@@ -96,7 +96,7 @@ def test_frontend_comes_back_to_a_waiting_service() -> None:
 
 def test_frontends_of_one_plan_share_the_map() -> None:
     """What a plan removes makes room for the next plan only, since it goes last."""
-    node = Node(ROOM._replace(services=4))
+    node = Node(CAPACITY._replace(services=4))
     node.change(by_name(A, B))
     node.change({name("a"): None, **by_name(desired("c", [5], [5]))})
     assert node.planner.unplaced.keys() == {name("c")}
@@ -106,7 +106,7 @@ def test_frontends_of_one_plan_share_the_map() -> None:
 
 def test_frontend_taken_over_needs_no_room() -> None:
     """In a full map a frontend can change hands."""
-    node = Node(ROOM._replace(services=4))
+    node = Node(CAPACITY._replace(services=4))
     node.change(by_name(A, B))
     node.change({name("a"): None, **by_name(desired("c", [1, 2], [5]))})
     assert node.planner.unplaced == {}
@@ -114,7 +114,7 @@ def test_frontend_taken_over_needs_no_room() -> None:
 
 def test_half_flipped_and_full() -> None:
     """A crash between two frontends, and then no room: all go to the block that was adopted."""
-    node = Node(ROOM._replace(slots=8))
+    node = Node(CAPACITY._replace(slots=8))
     node.change(by_name(A))
     node.change(by_name(desired("a", [1, 2], [1, 2, 3])), stop=3 + 3 + 1 + 1)
     assert {s.block for s in node.maps.services.values()} == {Range(0, 2), Range(2, 3)}
@@ -124,5 +124,5 @@ def test_half_flipped_and_full() -> None:
     node.wait(2)
     node.change(by_name(B))
     assert node.planner.actual[name("b")].block == Range(0, 2)
-    assert len(node.maps.answer(frontend(2)).cluster) == 3
+    assert len(node.maps.lookup(frontend(2)).cluster) == 3
     check_tidy(node)

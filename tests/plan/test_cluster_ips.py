@@ -8,7 +8,7 @@ from ebpflb.plan.desired_service import DesiredService
 from ebpflb.plan.entries import NO_PREFIX, Flags, Frontend
 from ebpflb.plan.planner import Planner
 from ebpflb.plan.prefixes import prefix_of
-from tests.plan.builders import EXTERNAL, ROOM, by_name, desired, frontend, name
+from tests.plan.builders import CAPACITY, EXTERNAL, by_name, desired, frontend, name
 from tests.plan.node import Node, check_tidy
 
 IP = frontend(1).address
@@ -62,7 +62,7 @@ def test_restart() -> None:
 
 def test_span() -> None:
     """It holds every cluster IP as soon as it is planned, and never shrinks."""
-    planner = Planner(ROOM)
+    planner = Planner(CAPACITY)
     assert planner.covering_prefixes == {Family.IPV4: NO_PREFIX, Family.IPV6: NO_PREFIX}
     planner.change(by_name(desired("a", [1], [1])), 0)
     assert planner.covering_prefixes[Family.IPV4] == prefix_of(ip_network("172.30.0.1/32"))
@@ -78,13 +78,13 @@ def test_span_after_a_restart() -> None:
     node = Node()
     far = Frontend(ip_address("198.51.100.7"), 80, 6)
     node.change(by_name(desired("a", {frontend(1): INTERNAL, far: EXTERNAL}, [1])))
-    planner = Planner(ROOM, node.maps.read_back())
+    planner = Planner(CAPACITY, node.maps.read_back())
     assert planner.covering_prefixes[Family.IPV4] == prefix_of(ip_network("172.30.0.1/32"))
 
 
 def test_span_covers_what_it_is_told() -> None:
     """Service CIDRs of both families belong to it."""
-    planner = Planner(ROOM)
+    planner = Planner(CAPACITY)
     planner.change(by_name(desired("a", [1], [1])), 0)
     planner.cover([ip_network("172.30.0.0/16"), ip_network("fd00:30::/112")])
     assert planner.covering_prefixes[Family.IPV4] == prefix_of(ip_network("172.30.0.0/16"))

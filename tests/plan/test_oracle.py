@@ -9,9 +9,18 @@ from ebpflb.plan.desired_service import DesiredService
 from ebpflb.plan.entries import NOWHERE, Range
 from ebpflb.plan.planner import Planner
 from ebpflb.plan.prefixes import source_range
-from tests.plan.builders import FIRST, RESTRICTED, ROOM, SECOND, by_name, desired, frontend, name
+from tests.plan.builders import (
+    CAPACITY,
+    FIRST,
+    RESTRICTED,
+    SECOND,
+    by_name,
+    desired,
+    frontend,
+    name,
+)
 from tests.plan.node import Node, check_tidy
-from tests.plan.simulation import Broken, Write, writes
+from tests.plan.simulation import Write, WrongLookup, writes
 
 WEB = desired("web", [1, 2], [1, 2])
 NOBODYS = frontend(200).address
@@ -38,7 +47,7 @@ def test_without_quarantine() -> None:
     node = served()
     node.change(by_name(CHANGED))
     node.planner.quarantine.release(node.now + 1)
-    with pytest.raises(Broken, match="overwritten under a reader"):
+    with pytest.raises(WrongLookup, match="overwritten under a reader"):
         node.change(by_name(desired("web", [1, 2], [5])))
 
 
@@ -47,7 +56,7 @@ def test_without_quarantine_for_another_service() -> None:
     node = served()
     node.change({name("web"): None})
     node.planner.quarantine.release(node.now + 1)
-    with pytest.raises(Broken, match="service 1 reads"):
+    with pytest.raises(WrongLookup, match="service 1 reads"):
         node.change(by_name(desired("db", [3], [5])))
 
 
@@ -64,16 +73,16 @@ def test_services_before_their_slots(order: Callable[[list[Write]], list[Write]]
     """A frontend that flips before its slots are written leads nowhere."""
     node = served()
     plan = node.planner.change(by_name(CHANGED), node.now)
-    with pytest.raises(Broken, match="service 1 reads"):
-        node.carry_out(order(list(writes(plan))))
+    with pytest.raises(WrongLookup, match="service 1 reads"):
+        node.write_rows(order(list(writes(plan))))
 
 
 def test_gone_too_early() -> None:
     """A frontend that moves must not be taken away before it is written."""
     node = served()
     plan = node.planner.change(by_name(CHANGED), node.now)
-    with pytest.raises(Broken, match="meanwhile"):
-        node.carry_out([("removed_services", frontend(1)), *writes(plan)])
+    with pytest.raises(WrongLookup, match="meanwhile"):
+        node.write_rows([("removed_services", frontend(1)), *writes(plan)])
 
 
 def test_former_backend_still_found() -> None:
@@ -81,7 +90,7 @@ def test_former_backend_still_found() -> None:
     node = served()
     plan = node.planner.change(by_name(CHANGED), node.now)
     plan.members = [row for row in plan.members if row[1] != NOWHERE]
-    node.carry_out(list(writes(plan)))
+    node.write_rows(list(writes(plan)))
     with pytest.raises(AssertionError):
         check_tidy(node)
 
@@ -90,15 +99,15 @@ def test_slots_in_place() -> None:
     """A live range that is written changes what a frontend leads to in the middle."""
     node = served()
     slot, backend = 0, node.maps.slots[0]
-    with pytest.raises(Broken):
-        node.carry_out([("slots", (slot, backend._replace(port=1))), ("slots", (slot, backend))])
+    with pytest.raises(WrongLookup):
+        node.write_rows([("slots", (slot, backend._replace(port=1))), ("slots", (slot, backend))])
 
 
 def test_kept_backend_lost() -> None:
     """A member that points elsewhere for a moment loses its clients."""
     node = served()
-    with pytest.raises(Broken, match="backend 1 of service 1 is lost"):
-        node.carry_out([("members", (1, 1)), ("members", (1, 0))])
+    with pytest.raises(WrongLookup, match="backend 1 of service 1 is lost"):
+        node.write_rows([("members", (1, 1)), ("members", (1, 0))])
 
 
 def restricted(service: str) -> DesiredService:
@@ -119,8 +128,8 @@ def test_ranges_on_the_wrong_side_of_the_flip(order: Callable[[list[Write]], lis
     node = Node()
     node.change(by_name(restricted("db")))
     plan = node.planner.change({name("db"): None, **by_name(restricted("web"))}, node.now)
-    with pytest.raises(Broken, match=r"192\.0\.2\.1 may not use"):
-        node.carry_out(order(list(writes(plan))))
+    with pytest.raises(WrongLookup, match=r"192\.0\.2\.1 may not use"):
+        node.write_rows(order(list(writes(plan))))
 
 
 def test_range_that_nobody_asked_for() -> None:
@@ -128,16 +137,16 @@ def test_range_that_nobody_asked_for() -> None:
     node = Node()
     node.change(by_name(restricted("web")))
     key = source_range(SECOND, 1)
-    with pytest.raises(Broken, match=r"192\.0\.2\.200 may use"):
-        node.carry_out([("source_ranges", (key, 1)), ("removed_source_ranges", key)])
+    with pytest.raises(WrongLookup, match=r"192\.0\.2\.200 may use"):
+        node.write_rows([("source_ranges", (key, 1)), ("removed_source_ranges", key)])
 
 
 def test_cluster_ip_lost() -> None:
     """A cluster IP that is away for a moment is noticed."""
     node = served()
     ip = frontend(1).address
-    with pytest.raises(Broken, match="cluster IP is lost"):
-        node.carry_out([("removed_cluster_ips", ip), ("cluster_ips", (ip, 1))])
+    with pytest.raises(WrongLookup, match="cluster IP is lost"):
+        node.write_rows([("removed_cluster_ips", ip), ("cluster_ips", (ip, 1))])
 
 
 @pytest.mark.parametrize(
@@ -174,7 +183,7 @@ def test_crash_without_mending() -> None:
     node.desired = by_name(WEB)
     contents = node.maps.read_back()
     contents.wrong_members.clear()
-    node.planner = Planner(ROOM, contents)
-    node.carry_out(list(writes(node.planner.complete(node.desired, node.now))))
+    node.planner = Planner(CAPACITY, contents)
+    node.write_rows(list(writes(node.planner.complete(node.desired, node.now))))
     with pytest.raises(AssertionError):
         check_tidy(node)

@@ -9,7 +9,7 @@ from ebpflb.plan.desired_service import DesiredService
 from ebpflb.plan.entries import NOWHERE, BackendName, Range
 from ebpflb.plan.plan import Plan
 from ebpflb.plan.planner import Planner
-from tests.plan.builders import LOCAL, ROOM, SERVING, backend, by_name, desired, frontend, name
+from tests.plan.builders import CAPACITY, LOCAL, SERVING, backend, by_name, desired, frontend, name
 from tests.plan.node import Node, check_tidy
 
 WEB = desired("web", [1, 2], [1, 2])
@@ -234,7 +234,7 @@ def test_plan_in_a_log() -> None:
 
 def test_unwanted_is_not_tried_again() -> None:
     """A service that never got a place is forgotten once it is not desired."""
-    planner = Planner(ROOM._replace(slots=1))
+    planner = Planner(CAPACITY._replace(slots=1))
     planner.change(by_name(WEB), 0)
     assert planner.unplaced.keys() == {name("web")}
     assert not planner.change({name("web"): None}, 0)

@@ -7,9 +7,9 @@ from typing import Any
 
 from hypothesis import given, settings
 
+from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.entries import Frontend
 from ebpflb.plan.plan import Plan
-from ebpflb.plan.planner import Capacity
 from tests.plan import histories
 from tests.plan.builders import CLIENTS
 from tests.plan.histories import Step
@@ -43,7 +43,7 @@ def test_warm_restart_writes_nothing(steps: list[Step]) -> None:
     """A restart that finds everything as it should be has nothing to write."""
     node = Node()
     histories.run(node, steps)
-    node.rest()
+    node.wait_for_quarantine()
     assert not node.restart()
     check_tidy(node)
 
@@ -63,7 +63,7 @@ def test_crash_anywhere(steps: list[Step]) -> None:
         crashed.restart()
         assert crashed.maps.view() == desired
         check_tidy(crashed)
-        crashed.rest()
+        crashed.wait_for_quarantine()
         assert not crashed.restart()
 
 
@@ -86,7 +86,7 @@ def test_crash_after_crash(steps: list[Step]) -> None:
     histories.run(node, steps)
     assert node.maps.view() == from_nothing(node).view()
     check_tidy(node)
-    node.rest()
+    node.wait_for_quarantine()
     assert not node.restart()
 
 
@@ -126,7 +126,7 @@ def _check_nobody_slips_in(node: Node) -> None:
         found = desired.services.get(frontend)
         if found and desired.service_names[found.id] == owner:
             for client in CLIENTS:
-                assert node.maps.lets_in(frontend, client) <= desired.lets_in(frontend, client)
+                assert node.maps.admitted(frontend, client) <= desired.admitted(frontend, client)
 
 
 @given(histories.steps_with_crashes)

@@ -11,11 +11,11 @@ from ebpflb.plan.entries import SourceRange
 from ebpflb.plan.prefixes import source_range
 from tests.plan.builders import (
     BOTH_HALVES,
+    CAPACITY,
     CLIENTS,
     EXTERNAL,
     FIRST,
     RESTRICTED,
-    ROOM,
     SECOND,
     THIRD,
     by_name,
@@ -46,7 +46,7 @@ def ranges(number: int, networks: Iterable[Network]) -> list[SourceRange]:
 
 
 def let_in(node: Node) -> list[bool]:
-    return [node.maps.lets_in(frontend(1), client) for client in CLIENTS]
+    return [node.maps.admitted(frontend(1), client) for client in CLIENTS]
 
 
 def test_new_restricted_service() -> None:
@@ -96,7 +96,7 @@ def test_closed_again() -> None:
     node.change(by_name(OPEN))
     plan = node.change(by_name(restricted(THIRD)))
     assert (plan.source_ranges, plan.removed_source_ranges) == ([], ranges(1, [FIRST]))
-    node.rest()
+    node.wait_for_quarantine()
     assert let_in(node) == [False, False, True]
     check_tidy(node)
 
@@ -162,23 +162,23 @@ FULL = "map source_ranges is full (3 entries)"
 
 def test_full_map() -> None:
     """Who finds no room for a range serves without it, and gets it when there is room."""
-    node = Node(ROOM._replace(source_ranges=3))
+    node = Node(CAPACITY._replace(source_ranges=3))
     node.change(by_name(restricted(FIRST, SECOND)))
     node.change(by_name(restricted(FIRST, THIRD, service="db", number=2)))
     assert node.planner.unplaced == {name("db"): FULL}
-    assert [node.maps.lets_in(frontend(2), client) for client in CLIENTS] == [False, False, True]
+    assert [node.maps.admitted(frontend(2), client) for client in CLIENTS] == [False, False, True]
     assert not node.change({})
     node.change(by_name(restricted(FIRST)))
     assert node.planner.unplaced == {name("db"): FULL}
     node.change({})
     assert node.planner.unplaced == {}
-    assert [node.maps.lets_in(frontend(2), client) for client in CLIENTS] == [True, False, True]
+    assert [node.maps.admitted(frontend(2), client) for client in CLIENTS] == [True, False, True]
     check_tidy(node)
 
 
 def test_what_was_let_in_and_shall_be_stays() -> None:
     """Ranges that do not fit take nothing from those that are there, nor keep what must go."""
-    node = Node(ROOM._replace(source_ranges=2))
+    node = Node(CAPACITY._replace(source_ranges=2))
     node.change(by_name(restricted(FIRST, SECOND)))
     node.change(by_name(restricted(SECOND, THIRD)))
     assert node.planner.unplaced.keys() == {name("web")} and let_in(node) == [False, True, False]
@@ -188,7 +188,7 @@ def test_what_was_let_in_and_shall_be_stays() -> None:
 
 def test_restriction_without_room_fails_closed() -> None:
     """A service that was open lets in those that fit, and nobody else."""
-    node = Node(ROOM._replace(source_ranges=1))
+    node = Node(CAPACITY._replace(source_ranges=1))
     node.change(by_name(OPEN))
     assert let_in(node) == [True, True, True]
     node.change(by_name(restricted(FIRST, THIRD)))
@@ -198,18 +198,18 @@ def test_restriction_without_room_fails_closed() -> None:
 
 def test_restriction_of_what_does_not_fit_fails_closed() -> None:
     """Also where its backends find no room: it keeps the old ones, for those it shall let in."""
-    node = Node(ROOM._replace(slots=1))
+    node = Node(CAPACITY._replace(slots=1))
     node.change(by_name(OPEN))
     grown = desired("web", [1], [1, 2], source_ranges=[FIRST], flags=RESTRICTED)
     node.change(by_name(grown))
     assert node.planner.unplaced.keys() == {name("web")} and let_in(node) == [True, False, False]
-    assert len(node.maps.answer(frontend(1)).cluster) == 1
+    assert len(node.maps.lookup(frontend(1)).cluster) == 1
     check_tidy(node)
 
 
 def test_opening_what_does_not_fit_waits() -> None:
     """It keeps its last good state, which is restricted."""
-    node = Node(ROOM._replace(slots=1))
+    node = Node(CAPACITY._replace(slots=1))
     node.change(by_name(restricted(FIRST)))
     assert not node.change(by_name(desired("web", [1], [1, 2], flags=EXTERNAL)))
     assert let_in(node) == [True, False, False]
@@ -218,7 +218,7 @@ def test_opening_what_does_not_fit_waits() -> None:
 
 def test_restricted_frontend_lost_where_nothing_fits() -> None:
     """What keeps its last good state without the restricted frontend asks for no ranges."""
-    node = Node(ROOM._replace(slots=3))
+    node = Node(CAPACITY._replace(slots=3))
     flags = {frontend(1): EXTERNAL, frontend(2): RESTRICTED}
     node.change(by_name(desired("web", flags, [1], source_ranges=[FIRST], created="2024")))
     older = desired("app", [2], [3], created="2023")
@@ -227,5 +227,5 @@ def test_restricted_frontend_lost_where_nothing_fits() -> None:
     assert node.planner.unplaced.keys() == {name("web")}
     assert node.planner.actual[name("web")].source_ranges == frozenset()
     check_tidy(node)
-    node.rest()
+    node.wait_for_quarantine()
     assert not node.maps.source_ranges

@@ -14,7 +14,7 @@ from ebpflb.plan.flow_entries import FlowState, gather, state
 from ebpflb.plan.planner import Planner
 from ebpflb.plan.stale import Stale, Stranded, heirs
 from tests.plan import histories
-from tests.plan.builders import BOTH, CLUSTER, LOCAL, ROOM, SERVING, backend, desired, frontend
+from tests.plan.builders import BOTH, CAPACITY, CLUSTER, LOCAL, SERVING, backend, desired, frontend
 from tests.plan.histories import Step
 from tests.plan.node import Node
 
@@ -34,7 +34,7 @@ NAME = udp().name
 @pytest.fixture
 def planner() -> Planner:
     """It has programmed "dns" with the backends 1 and 2."""
-    made = Planner(ROOM)
+    made = Planner(CAPACITY)
     turn(made, udp(1, 2))
     return made
 
@@ -84,7 +84,7 @@ def test_target_port_changes(planner: Planner) -> None:
 @pytest.mark.parametrize("protocol", [Protocol.TCP, Protocol.SCTP])
 def test_other_protocols(protocol: Protocol) -> None:
     """TCP and SCTP flows are never stale."""
-    planner = Planner(ROOM)
+    planner = Planner(CAPACITY)
     every = (udp(1, 2), udp(2), udp(), udp(3))
     ports = [replace(port, name=NAME._replace(protocol=protocol)) for port in every]
     for port in ports:

@@ -21,7 +21,7 @@ from ebpflb.datapath.maps.records import Sweep
 from ebpflb.plan.planner import Planner
 from ebpflb.serve.metrics import Metrics
 from ebpflb.serve.status import AgentStatus
-from tests.plan.builders import ROOM
+from tests.plan.builders import CAPACITY
 
 BUSY = AgentStatus(
     pid=1,
@@ -72,7 +72,7 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> Metrics:
     one = {"connect4": RunTime(1.0, 2)}
     monkeypatch.setattr(hook_stats, "run_times", lambda *_: one)
     made = Metrics()
-    made.read(fake_datapath(), lambda: Planner(ROOM), lambda: BUSY)
+    made.read(fake_datapath(), lambda: Planner(CAPACITY), lambda: BUSY)
     made.request("GET", "https://10.96.0.1:443", 200, 0.01)
     made.gate("AllowServiceExternalIPs", "DEPRECATED", enabled=True)
     made.check("ping", "healthz", ok=True)

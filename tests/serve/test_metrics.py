@@ -12,7 +12,7 @@ from ebpflb.datapath.maps.layout import layout_hash
 from ebpflb.errors import KernelError
 from ebpflb.plan.planner import Planner
 from ebpflb.serve.metrics import Metrics
-from tests.plan.builders import ROOM
+from tests.plan.builders import CAPACITY
 from tests.serve import subjects
 from tests.serve.subjects import BUSY, changes, fake_datapath, fake_maps, value, values
 
@@ -85,7 +85,7 @@ def test_close(monkeypatch: pytest.MonkeyPatch) -> None:
     """After it no map is read, and what was told is shown still; closing twice is no error."""
     made = Metrics()
     maps = fake_maps()
-    made.read(fake_datapath(maps), lambda: Planner(ROOM), lambda: BUSY)
+    made.read(fake_datapath(maps), lambda: Planner(CAPACITY), lambda: BUSY)
     made.answered("/livez", 200)
     made.close()
     made.close()
@@ -106,7 +106,7 @@ def test_close_waits_for_a_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
         return (0,)
 
     monkeypatch.setattr(maps["verdicts"], "get", slowly)
-    made.read(fake_datapath(maps), lambda: Planner(ROOM), lambda: BUSY)
+    made.read(fake_datapath(maps), lambda: Planner(CAPACITY), lambda: BUSY)
     scrape, close = threading.Thread(target=made.exposition), threading.Thread(target=made.close)
     scrape.start()
     reading.wait(10)

@@ -9,7 +9,7 @@ from ebpflb.plan.planner import Planner
 from ebpflb.serve.metrics import Metrics
 from ebpflb.serve.metrics_agent import NAMED
 from ebpflb.serve.status import AgentStatus
-from tests.plan.builders import ROOM
+from tests.plan.builders import CAPACITY
 from tests.serve.subjects import changes, fake_datapath, settled, value, values
 
 STATUS = AgentStatus(pid=1, node="node-1", source="s", started="now")
@@ -19,7 +19,7 @@ SERVICE = "ebpflb_service_not_programmed"
 def reading(published: list[AgentStatus]) -> Metrics:
     """The metrics of an agent that appends each status that it publishes."""
     made = Metrics()
-    made.read(fake_datapath(), lambda: Planner(ROOM), lambda: published[-1])
+    made.read(fake_datapath(), lambda: Planner(CAPACITY), lambda: published[-1])
     return settled(made)
 
 
