@@ -53,7 +53,7 @@ class Server:
 
     ``master`` is its URL where that is not the kubeconfig's; alone it does without credentials.
 
-    Raises ClusterError if the configuration cannot be used; whether anyone answers shows later.
+    Raises ClusterError if the configuration cannot be used; nothing is sent yet.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Server:
             raise error_from_write(response.data, response.status)
 
     def close(self) -> None:
-        """End every answer that is being read; whoever reads sees the connection break."""
+        """Ends every answer that is being read: the reading thread sees a broken connection."""
         with self._lock:
             self._closed = True
             for response in self._open:
@@ -136,7 +136,7 @@ class Server:
             yield response
 
     def _request(self, method: str, path: str, **how: Any) -> BaseHTTPResponse:
-        """Once more where a kubeconfig's token is refused and its file has another by now."""
+        """Tries again if the token is refused and the kubeconfig's file has another by now."""
         refused = self._headers()
         response = self._send(method, path, headers=refused, **how)
         if response.status == UNAUTHORIZED:
@@ -156,15 +156,15 @@ class Server:
             self._observe(method, self.url, code, time.monotonic() - began)
 
     def _configure(self) -> None:
-        """By the kubeconfig, and the files that it names, as they are now. Raises ClusterError."""
+        """Reads the kubeconfig and the files that it names. Raises ClusterError."""
         self._configuration = _configuration(*self._config_source)
         self._pool: PoolManager = RESTClientObject(self._configuration).pool_manager
 
     def _headers(self) -> dict[str, str]:
-        """Asked anew for each request: the client renews a pod's token, and a helper's."""
+        """For each request anew: the client renews a token of a pod or a credential plugin."""
         settings: Any = self._configuration.auth_settings()
-        said = {"Accept": "application/json", "Content-Type": "application/json"}
-        return said | {each["key"]: each["value"] for each in settings.values() if each["value"]}
+        headers = {"Accept": "application/json", "Content-Type": "application/json"}
+        return headers | {each["key"]: each["value"] for each in settings.values() if each["value"]}
 
     @contextmanager
     def _registered(self, response: BaseHTTPResponse) -> Iterator[None]:
@@ -188,7 +188,7 @@ def _configuration(kubeconfig: Path | None, master: str) -> Configuration:
     try:
         if kubeconfig or not master:
             load(client_configuration=configuration)
-    except Exception as error:  # the loader lets YAML, key and system errors through as they come
+    except Exception as error:  # the loader does not translate the errors that it meets
         raise ClusterError(f"{kubeconfig or 'no kubeconfig, nor in a pod'}: {error}") from error
     configuration.host = master.rstrip("/") or configuration.host
     configuration.socket_options = KEEPALIVE
@@ -196,14 +196,14 @@ def _configuration(kubeconfig: Path | None, master: str) -> Configuration:
 
 
 def _shut_down(response: BaseHTTPResponse) -> None:
-    """shutdown(2), not close(2): only that wakes a thread which is reading."""
+    """shutdown(2), not close(2): it wakes a thread that is reading."""
     with suppress(ValueError, RuntimeError, OSError):
         response.shutdown()
 
 
 @contextmanager
 def _as_cluster_errors() -> Iterator[None]:
-    """Foreign errors become ClusterError; what a kubeconfig's helper raises may be anything."""
+    """Errors of the libraries become ClusterError; a credential plugin may raise any of them."""
     try:
         yield
     except ClusterError:

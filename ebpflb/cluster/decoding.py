@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes and YAML values -> the objects of ``model``: only the fields that we read, nothing else.
+"""JSON and YAML values -> the objects of ``model``, with only the fields that are used.
 
-A list and a watch line are opened in two steps, first the envelope with its objects as raw bytes,
-then each object by itself, so that one that does not fit spoils no other.
+A list or a line of a watch is decoded in two steps: first the envelope with its objects as raw
+bytes, then each object by itself, so that an invalid object does not affect others.
 """
 
 import re
@@ -21,22 +21,22 @@ TYPES: dict[Kind, type[Object]] = {
     Kind.NODE: Node,
     Kind.SERVICE_CIDR: ServiceCIDR,
 }
-EXPIRED = {400, 410, 504}  # 400, 504: a server restored from a backup has not seen our version yet
+EXPIRED = {400, 410, 504}  # 400, 504: our version is newer than a server restored from a backup
 NOT_FOUND = 404
-RETRIABLE = {401, 408, 429}  # of all 4xx: a token is renewed, a crowd goes away
+RETRIABLE = {401, 408, 429}  # of all 4xx: a token may be renewed, the load may fall
 DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class ResourceExpired(ClusterError):
-    """The version or the continue token is of no use any more: only a new list helps."""
+    """The resource version or continue token is too old: a new list is needed."""
 
 
 class ResourceNotFound(ClusterError):
-    """The server does not have the resource at all: it is older than that."""
+    """The server does not have the resource: it is older than that."""
 
 
 class RequestRejected(ClusterError):
-    """The server understood, and will say the same another time."""
+    """The server rejects the request, and would reject it again."""
 
 
 class ListMetadata(Struct, frozen=True, rename="camel"):
@@ -59,7 +59,7 @@ class Line(Struct, frozen=True):
 
 
 class Status(Struct, frozen=True):
-    """What the API server says instead of an answer."""
+    """The API server's error."""
 
     code: int = 0
     message: str = ""
@@ -76,7 +76,7 @@ class _Named(Struct, frozen=True):
 
 
 class Identity(NamedTuple):
-    """Who an object is, even if the rest of it cannot be understood; a bookmark has no key."""
+    """Which object it is, even if the rest cannot be decoded; a bookmark has no key."""
 
     key: Key | None
     version: str
@@ -89,7 +89,7 @@ _objects = {kind: msgspec.json.Decoder(type) for kind, type in TYPES.items()}
 
 
 def page(data: bytes) -> Page:
-    """Raises ClusterError if this is no page of a list."""
+    """Raises ClusterError if this is not a page of a list."""
     try:
         return _pages.decode(data)
     except DECODE_ERRORS as error:
@@ -97,7 +97,7 @@ def page(data: bytes) -> Page:
 
 
 def line(data: bytes) -> Line:
-    """Raises InvalidObject if this is no line of a watch."""
+    """Raises InvalidObject if this is not a line of a watch."""
     try:
         return _lines.decode(data)
     except DECODE_ERRORS as error:
@@ -121,9 +121,9 @@ def convert(kind: Kind, value: Any) -> Object:
 
 
 def read_object(kind: Kind, data: bytes | Raw, source: str) -> tuple[Key, ReadObject]:
-    """What a source tells of an object: itself, or why it cannot be read.
+    """An object by its key: the object itself, or why it cannot be decoded.
 
-    Raises InvalidObject where not even its name can be.
+    Raises InvalidObject if not even its name can be decoded.
     """
     try:
         found = decode(kind, data)
@@ -131,14 +131,13 @@ def read_object(kind: Kind, data: bytes | Raw, source: str) -> tuple[Key, ReadOb
         key = identify(data).key
         if key is None:
             raise
-        return key, ReadObject(
-            InvalidObject(error.field, error.reason), source
-        )  # without the bytes
+        invalid = InvalidObject(error.field, error.reason)  # a new one, that refers to no bytes
+        return key, ReadObject(invalid, source)
     return key_of(found), ReadObject(found, source)
 
 
 def identify(data: bytes | Raw) -> Identity:
-    """Name and resource version alone, as far as they can be read."""
+    """Only name and resource version, as far as they can be decoded."""
     try:
         name = _named.decode(data).metadata
     except DECODE_ERRORS:
@@ -152,7 +151,7 @@ def key_of(object: Object) -> Key:
 
 
 def error_from_status(data: bytes | Raw, code: int = 0) -> ClusterError:
-    """The error that a Status stands for; ``code`` is HTTP's, if there was one."""
+    """The error that a Status reports; ``code`` is the HTTP status, if there was one."""
     try:
         status = msgspec.json.decode(data, type=Status)
     except DECODE_ERRORS:
@@ -169,7 +168,7 @@ def error_from_status(data: bytes | Raw, code: int = 0) -> ClusterError:
 
 
 def error_from_write(data: bytes, code: int) -> ClusterError:
-    """The same for what was to be changed: RequestRejected where no further attempt will help."""
+    """The same for a request that writes: RequestRejected if trying again cannot help."""
     error = error_from_status(data, code)
     return RequestRejected(str(error)) if code // 100 == 4 and code not in RETRIABLE else error
 

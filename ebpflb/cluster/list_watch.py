@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Kubernetes API as a source: list, then watch, then watch again.
 
-Each kind has a thread and a version to resume from. Without a version a turn begins with a list,
-page by page, told as one ``Replaced``. Then comes a watch from that version: every line, bookmarks
-too, moves the version on. A watch that ends or breaks is resumed there and misses nothing; one
-that is told 410 Gone, at once or in its stream, forgets the version, and the next turn lists.
-A server that is too old for a kind that we can do without has nothing of it.
+Each kind has a thread and a resource version to resume from. Without a version the objects are
+listed, page by page, and emitted as one ``Replaced``. Then they are watched from that version on:
+every line, bookmarks too, gives a newer version. A watch that ends or breaks is resumed from it and
+misses nothing. After 410 Gone, as an answer or within a watch, the objects are listed again.
+A server that is too old for an optional kind counts as one that has no object of it.
 """
 
 import logging
@@ -28,12 +28,12 @@ from ebpflb.model.events import Changed, Key, Kind, ReadObject, Removed, Replace
 log = logging.getLogger(__name__)
 
 PAGE_LIMIT = 500  # objects per page, as kubectl and client-go ask for
-OPTIONAL_KINDS = frozenset({Kind.SERVICE_CIDR})  # there since Kubernetes 1.33
-SHORT_WATCH = 1.0  # seconds: a watch that ends sooner, with nothing said, counts as a failure
+OPTIONAL_KINDS = frozenset({Kind.SERVICE_CIDR})  # since Kubernetes 1.33
+SHORT_WATCH = 1.0  # seconds: a watch that ends sooner and was silent counts as a failure
 
 
 class Server(Protocol):
-    """What we need of ``api.Server``."""
+    """The part of ``api.Server`` that is used here."""
 
     @property
     def url(self) -> str: ...
@@ -46,7 +46,7 @@ class Server(Protocol):
 
 
 class ListWatch:
-    """One kind at one server, a turn at a time."""
+    """Lists and watches the objects of one kind; ``version`` is where the next watch resumes."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class ListWatch:
             self._handle_missing(error)
 
     def _handle_missing(self, error: ClusterError) -> None:
-        """What was received before stays, as it does in any other trouble."""
+        """What was received before stays, as it does after any other error."""
         self.version = ""
         self._loop.clear_error()
         if not self._listed:
@@ -100,7 +100,7 @@ class ListWatch:
         self._listed = True
 
     def _page(self, token: str, objects: dict[Key, ReadObject]) -> decoding.ListMetadata:
-        """Put one page into ``objects``; its bytes are gone when this returns."""
+        """Adds one page to ``objects``, and frees its bytes before the next one is read."""
         query = self._query | {"limit": str(self._limit)}
         if token:
             query["continue"] = token
@@ -144,7 +144,7 @@ class ListWatch:
         self.version = identity.version or self.version
 
     def _read_object(self, data: Raw) -> dict[Key, ReadObject]:
-        """An object by its key; nothing but a line where that cannot be read."""
+        """An object by its key; only a log line if the key cannot be read."""
         try:
             return dict([decoding.read_object(self._kind, data, self._server.url)])
         except InvalidObject as error:
@@ -166,8 +166,8 @@ class ApiSource:
         limit: int = PAGE_LIMIT,
         observe: Observe = unobserved,
     ) -> None:
-        """Without ``kubeconfig`` we run in a pod; ``node_name`` is the Node object to watch, and
-        ``master`` the server's URL where it is another.
+        """Without ``kubeconfig`` the configuration is that of a pod. ``node_name`` is the Node to
+        watch; ``master`` replaces the URL of the server.
         """
         self._emit = emit
         self._node_name = node_name
@@ -200,7 +200,7 @@ class ApiSource:
             thread.start()
 
     def stop(self) -> None:
-        """A request whose answer has not begun cannot be broken off: its thread ends later."""
+        """A request whose answer has not begun cannot be cancelled: its thread ends later."""
         self._stopped.set()
         if self._threads:
             self._server.close()

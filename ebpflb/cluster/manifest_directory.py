@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the files of a directory say together, and which events a changed file is worth.
+"""The objects that the files of a directory define together, and the events for a changed file.
 
-A file is parsed again when its stat signature changed or inotify named it. What it says now is
-laid over what it said before; of the objects changed, each belongs to the first file in name order
-that says it, and only those that come out different are told. Bad input never takes anything away:
-an object that cannot be read is told as such, and a document or a file, which is told as error,
-leaves what it said before in place.
+A file is parsed again when its signature changed (see ``_signature``) or inotify named it. If
+several files define an object the first by name counts; an object that stays equal gives no event.
+Bad input never removes anything: an object that cannot be decoded is emitted as InvalidObject, and
+a document or file that cannot be read is reported as an error, with its former objects in place.
 """
 
 import logging
@@ -41,11 +40,11 @@ UNREADABLE: Signature = ()
 class _File:
     signature: Signature | None = None
     objects: dict[ObjectName, Object | InvalidObject] = field(default_factory=dict)
-    error: str | None = None  # why not all that it says is in ``objects``
+    error: str | None = None  # what could not be read
 
 
 class ManifestDirectory:
-    """The manifests of one directory, seen from the node of this name."""
+    """The manifests of one directory, selected for the node of this name."""
 
     def __init__(self, directory: Path, node_name: str) -> None:
         self._directory = directory
@@ -57,10 +56,10 @@ class ManifestDirectory:
         self._listed = False
 
     def scan(self, *, skip: Set[str] = frozenset()) -> list[Event]:
-        """What is new in all files whose signature changed, ``skip`` those left for later.
+        """The events for all files whose signature changed, except those in ``skip``.
 
-        The first look gives one Replaced per kind, and errors. Raises ClusterError if there is
-        no directory.
+        The first scan gives one Replaced for each kind, and errors. Raises ClusterError if there
+        is no directory.
         """
         now = self._signatures()
         before = {name: file.signature for name, file in self._files.items()}
@@ -72,7 +71,7 @@ class ManifestDirectory:
         return [*self._replace_all(), *(it for it in events if isinstance(it, SourceStatus))]
 
     def read(self, names: Iterable[str]) -> list[Event]:
-        """What is new in the files of these names, which may be gone."""
+        """The events for the files of these names, which need not exist any more."""
         changed: set[ObjectName] = set()
         errors: list[Event] = []
         for name in sorted(names):
@@ -81,8 +80,8 @@ class ManifestDirectory:
             changed |= self._replace(name, before, after)
             if before.error != after.error:
                 errors.append(SourceStatus(str(self._directory / name), after.error))
-        settled = (self._update(name) for name in sorted(changed))
-        return [event for event in settled if event] + errors
+        updates = (self._update(name) for name in sorted(changed))
+        return [event for event in updates if event] + errors
 
     def _signatures(self) -> dict[str, Signature]:
         try:
@@ -93,17 +92,17 @@ class ManifestDirectory:
         return {name: signature for name, signature in found if signature is not None}
 
     def _replace(self, name: str, before: _File, after: _File) -> set[ObjectName]:
-        """Returns every object that the file says or said."""
+        """Returns the names of all objects that the file defines or defined."""
         if after.signature is not None:
             self._files[name] = after
-        for gone in before.objects.keys() - after.objects.keys():
-            self._owners[gone].discard(name)
-        for said in after.objects:
-            self._owners.setdefault(said, set()).add(name)
+        for removed in before.objects.keys() - after.objects.keys():
+            self._owners[removed].discard(name)
+        for defined in after.objects:
+            self._owners.setdefault(defined, set()).add(name)
         return before.objects.keys() | after.objects.keys()
 
     def _parse(self, name: str, before: _File) -> _File:
-        """What cannot be read may still say what it said before."""
+        """If the file cannot be read, or some of it, its former objects stay."""
         path = self._directory / name
         signature = _signature(path)  # before the bytes: a later change then differs from it
         if signature is None:
@@ -118,7 +117,7 @@ class ManifestDirectory:
         return _File(signature, content.objects)
 
     def _update(self, name: ObjectName) -> Event | None:
-        """Serve the object as its first file says it; returns the event if that is news."""
+        """The event for an object whose files have changed; None if it stays equal."""
         found = self._first_definition(name)
         if found and not self._is_selected(name, found.object):
             found = None
@@ -129,7 +128,7 @@ class ManifestDirectory:
         return None if found == served else Changed(name.kind, name.key, found)
 
     def _is_selected(self, name: ObjectName, object: Object | InvalidObject) -> bool:
-        """Of what cannot be read only the name is known."""
+        """Of an object that cannot be decoded only the name is known."""
         if isinstance(object, InvalidObject):
             return name.kind is not Kind.NODE or name.key.name == self._node_name
         return self._selectors[name.kind].accepts(object)
@@ -140,7 +139,7 @@ class ManifestDirectory:
             del self._owners[name]
             return None
         if files[1:]:
-            log.warning("%s: in %s: the first one counts", name, " and ".join(files))
+            log.warning("%s: in %s: the first file counts", name, " and ".join(files))
         return ReadObject(self._files[files[0]].objects[name], files[0])
 
     def _replace_all(self) -> list[Event]:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One manifest file -> its objects, and what in it cannot be read.
+"""One manifest file -> its objects, and what is wrong with it.
 
-YAML is read as kubectl reads it: several documents per file, ``kind: List``, a missing namespace
-is "default". Kinds that are none of ours may lie beside them and are passed over. JSON is read five
-times as fast.
+YAML is read as kubectl reads it: several documents in a file, ``kind: List``, and the namespace
+"default" if there is none. Objects of other kinds are skipped. JSON is read five times as fast.
 """
 
 import logging
@@ -44,10 +43,10 @@ class ObjectName(NamedTuple):
 
 @dataclass(slots=True)
 class Content:
-    """What a file says: objects, or what is wrong with them.
+    """The objects of a file, or what is wrong with them.
 
-    ``unnamed``: what is wrong with documents that do not even say which object they are. If there
-    are any, an object that is not found here cannot be said to be gone.
+    ``unnamed``: errors in documents that do not even name their object. If there are any, an object
+    that is missing here may still be meant to exist.
     """
 
     objects: dict[ObjectName, Object | InvalidObject] = field(default_factory=dict)
@@ -55,7 +54,7 @@ class Content:
 
 
 def read(path: Path) -> Content:
-    """Raises ClusterError if the file cannot be read or is no YAML at all."""
+    """Raises ClusterError if the file cannot be read or is not YAML."""
     content = Content()
     for where, document in _documents(path):
         try:
@@ -66,7 +65,7 @@ def read(path: Path) -> Content:
 
 
 def _documents(path: Path) -> Iterator[tuple[str, Any]]:
-    """Each document, those inside a List too, with the words to find it by."""
+    """Each document, those inside a List too, with its position in words."""
     for number, document in enumerate(_parse(path), 1):
         if not isinstance(document, dict) or document.get("kind") != "List":
             yield f"document {number}", document
@@ -93,9 +92,9 @@ def _parse(path: Path) -> Iterator[Any]:
 
 
 def check_depth(data: bytes) -> None:
-    """libyaml's composer recurses in C: deep nesting would be a segmentation fault, not an error.
+    """Raises ValueError for deep nesting, which would be a segmentation fault in libyaml.
 
-    Most files are shallow at first sight, since a level costs a bracket or half a column of a line.
+    Most files need not be parsed for it: a level takes a bracket, or half a column of a line.
     """
     longest = max(map(len, data.splitlines()), default=0)
     if data.count(b"[") + data.count(b"{") + 2 * longest < MAX_DEPTH:
@@ -109,16 +108,16 @@ def check_depth(data: bytes) -> None:
 
 
 def _add(path: Path, document: Any, content: Content) -> None:
-    """Raises InvalidObject if the document does not say which object it is."""
+    """Raises InvalidObject if the document does not name its object."""
     if not isinstance(document, dict):
         raise InvalidObject("document", "not a mapping")
     kind = KINDS.get((_text(document, "apiVersion"), _text(document, "kind")))
     if kind is None:
-        log.debug("%s: %s is none of our kinds", path, document["kind"])
+        log.debug("%s: kind %s is skipped", path, document["kind"])
         return
     document, name = _named(kind, document)
     if name in content.objects:
-        log.warning("%s: %s: said twice, the first one counts", path, name)
+        log.warning("%s: %s: defined twice, the first definition counts", path, name)
         return
     try:
         content.objects[name] = convert(kind, document)
@@ -147,7 +146,7 @@ def _text(mapping: dict[Any, Any], field: str, where: str = "") -> str:
 
 
 class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """No dates and no numbers to base 60: creationTimestamp is text, and 2001:2:3:4:5:6:7:8 too."""
+    """Without dates and base 60: creationTimestamp stays text, and so does 2001:2:3:4:5:6:7:8."""
 
 
 Loader.yaml_implicit_resolvers = {

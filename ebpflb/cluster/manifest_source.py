@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A directory of manifests as a source: looked at, then followed by inotify.
+"""A directory of manifests as a source: scanned, then followed with inotify.
 
-Files that inotify names are read again, once they are closed: half a file would be no YAML or,
-worse, say less. Anything else that moves in the directory, such as the ``..data`` link that a
-ConfigMap mount swaps, causes a scan of all files' signatures. Every ``Timing.rescan_interval``
-there is one anyway: it finds what inotify cannot see, such as a link's target edited in place.
+A file that inotify names is read again when it has been closed: half a file would not be YAML or,
+worse, would define fewer objects. Any other change in the directory, such as the ``..data`` link
+that a ConfigMap mount replaces, causes a scan. So does ``Timing.rescan_interval``: a scan finds
+what inotify cannot see, such as changes to the target of a link.
 """
 
 import os
@@ -49,9 +49,7 @@ class ManifestSource:
         self._timing = replace(timing, backoff_max=min(timing.backoff_max, MAX_BACKOFF))
         self._directory = directory
         self._manifests = ManifestDirectory(directory, node_name)
-        self._open_for_writing: set[str] = (
-            set()
-        )  # files open for writing, as far as inotify has told
+        self._open_for_writing: set[str] = set()  # as far as inotify has reported
         self._stopped = threading.Event()
         self._loop = RetryLoop(str(directory), emit, self._timing, self._stopped)
         self._thread = threading.Thread(
@@ -70,11 +68,11 @@ class ManifestSource:
         if self._thread.is_alive():
             os.eventfd_write(self._wake, 1)
             self._thread.join(1)
-            if not self._thread.is_alive():  # else it may still wait for it
+            if not self._thread.is_alive():  # else the thread may still poll it
                 os.close(self._wake)
 
     def _follow_directory(self) -> None:
-        """Follow the directory until it is another one."""
+        """Returns when the path has become another directory."""
         self._open_for_writing.clear()
         with self._inotify() as inotify:
             watch = self._watch(inotify)
@@ -82,20 +80,20 @@ class ManifestSource:
                 pass
 
     def _follow(self, inotify: INotify) -> bool:
-        """Look at everything, and follow the changes until the next look is due; whether it is."""
+        """Scans once and follows the changes; returns whether it is time for the next scan."""
         end = time.monotonic() + self._timing.rescan_interval
         self._emit(self._manifests.scan(skip=self._open_for_writing))
         self._loop.clear_error()
         self._loop.reset_backoff()
         while time.monotonic() < end and not self._stopped.is_set():
             inotify_events = self._wait(inotify, end - time.monotonic())
-            if any(inotify_event.mask & DIRECTORY_LOST for inotify_event in inotify_events):
+            if any(event.mask & DIRECTORY_LOST for event in inotify_events):
                 return False
             self._emit(self._events_for(inotify_events))
         return not self._stopped.is_set()
 
     def _inotify(self) -> INotify:
-        """Raises ClusterError if there are too many; each turn then still has its look."""
+        """Raises ClusterError if there are too many instances, after a scan."""
         try:
             return INotify()
         except OSError as error:
@@ -104,7 +102,7 @@ class ManifestSource:
             raise ClusterError(reason) from error
 
     def _watch(self, inotify: INotify) -> int:
-        """The watch's number: of one directory it is always the same."""
+        """The watch descriptor: it is the same as long as it is the same directory."""
         try:
             return int(inotify.add_watch(self._directory, MASK))
         except OSError as error:
@@ -133,7 +131,7 @@ class ManifestSource:
         return self._manifests.scan(skip=self._open_for_writing)
 
     def _is_finished(self, inotify_event: InotifyEvent) -> bool:
-        """Keep account of the files being written; a link is finished when it is created."""
+        """Keeps track of files that are being written; a link is finished once it is created."""
         path = self._directory / inotify_event.name
         begun = inotify_event.mask & (flags.CREATE | flags.MODIFY)
         if begun and path.is_file() and not path.is_symlink():
@@ -144,5 +142,5 @@ class ManifestSource:
 
 
 def is_hidden(name: str) -> bool:
-    """An editor's hidden file, which is nobody's business; not a ConfigMap's ``..data``."""
+    """Whether it is an editor's hidden file, to be ignored; a ConfigMap's ``..data`` is not."""
     return name.startswith(".") and not name.startswith("..")

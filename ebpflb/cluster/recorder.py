@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What we tell the cluster: events about the Node and its Services, as kube-proxy writes them.
+"""Kubernetes events (events.k8s.io/v1) about the Node and its Services, as kube-proxy's.
 
-Whoever records one never waits. A thread sends them (events.k8s.io/v1), patiently while the API
-server is away; of too many the oldest are dropped. The same event is not told again for a while.
-Without an API server they are log lines.
+To record an event takes no time. A thread sends events to the API server, and tries again while
+that cannot be reached; of too many the oldest are dropped. The same event is not sent again for a
+while. Without an API server events are log lines.
 """
 
 import logging
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 CONTROLLER = "ebpflb"
 QUEUE_SIZE = 100  # events that wait to be sent
 ATTEMPTS = 12  # for one event; client-go's number
-REPEAT_SECONDS = 600.0  # until the same event may be told again
+REPEAT_SECONDS = 600.0  # until the same event is sent again
 MAX_NOTE, MAX_INSTANCE = 1024, 128  # bytes; the API server refuses longer ones
 
 Severity = Literal["Normal", "Warning"]
@@ -45,7 +45,7 @@ class Reference(NamedTuple):
 
 
 class Event(NamedTuple):
-    """What happened to whom; ``action`` is what we were doing."""
+    """What happened to which object; ``action``: what ebpflb was doing."""
 
     about: Reference
     severity: Severity
@@ -65,11 +65,11 @@ class Recorder(Protocol):
         """Returns at once, and never fails."""
 
     def stop(self) -> None:
-        """What is not yet told has a stop_timeout to be."""
+        """Waits a short time for events that are still to be sent."""
 
 
 class EventServer(Protocol):
-    """What we need of ``api.Server``."""
+    """The part of ``api.Server`` that is used here."""
 
     def create(self, path: str, body: bytes) -> None: ...
 
@@ -99,7 +99,7 @@ class LogRecorder:
 
 
 class ApiRecorder:
-    """Events for an API server, which is asked for when there is a first one to send."""
+    """Events for an API server; ``make_server`` is called when there is a first one to send."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class ApiRecorder:
         for _ in range(ATTEMPTS):
             try:
                 self._create(path, body)
-            except Exception as error:  # of any kind: a thread that died of it would send no more
+            except Exception as error:  # of any kind: the thread must not end
                 self._report_error(str(error) if isinstance(error, ClusterError) else repr(error))
                 if isinstance(error, RequestRejected) or self._stopped_within(backoff.next()):
                     return False
@@ -195,9 +195,9 @@ class ApiRecorder:
             return self._condition.wait_for(lambda: self._stopped, seconds)
 
     def _report_error(self, reason: str) -> None:
-        """Once for the same reason in a row."""
+        """Once for errors that repeat."""
         if reason != self._last_error:
-            log.warning("events cannot be told to the API server: %s", reason)
+            log.warning("events cannot be sent to the API server: %s", reason)
         self._last_error = reason
 
 
@@ -225,7 +225,7 @@ def manifest(event: Event, instance: str, now: int) -> tuple[str, bytes]:
 def server_factory(
     kubeconfig: Path | None, master: str = "", observe: Observe = unobserved
 ) -> Callable[[], EventServer]:
-    """Makes the door to the API server that ``watching.ApiSource`` watches by the same words."""
+    """What connects to the API server; the arguments are those of ``list_watch.ApiSource``."""
 
     def make() -> EventServer:
         from ebpflb.cluster import api

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which objects concern us: said to the API as selectors, applied here to manifests.
+"""Which objects are needed: sent to the API as selectors, applied here to manifests.
 
-kube-proxy.md 1.1. Labels are tested for presence, whatever their value. An object that stops
-matching is told as removed, one that begins to match as changed; the API does so by itself.
+kube-proxy.md 1.1. A label is tested for presence, its value does not matter. An object that no
+longer matches is emitted as removed, one that now matches as changed; the API does so by itself.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ class FieldTest:
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """Objects without the label ``absent`` that pass the field's test; None asks nothing."""
+    """Objects without the label ``absent`` that pass ``test``; None: no condition."""
 
     absent: str | None = None
     test: FieldTest | None = None
@@ -57,7 +57,7 @@ class Selector:
 
 
 def selectors(node_name: str) -> dict[Kind, Selector]:
-    """What a node of this name has to know."""
+    """The objects that the node of this name needs."""
     return {
         Kind.SERVICE: Selector(PROXY_NAME_LABEL, FieldTest("spec.clusterIP", False, "None")),
         Kind.ENDPOINT_SLICE: Selector(HEADLESS_LABEL),

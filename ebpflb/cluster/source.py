@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every source can do, and all that the agent needs to know of one.
 
-``watching.ApiSource`` and ``manifests.ManifestSource`` are the two. Each tells every kind once as
-``Replaced``, later as ``Changed`` and ``Removed``; objects with nothing new give no event.
+The two are ``list_watch.ApiSource`` and ``manifest_source.ManifestSource``. Each emits every kind
+once as ``Replaced``, later ``Changed`` and ``Removed``; an object that stays equal gives no event.
 """
 
 from collections.abc import Callable
@@ -14,17 +14,17 @@ Emit = Callable[[Event], None]
 """Takes an event from any thread and returns soon, such as a queue's ``put``."""
 
 Observe = Callable[[str, str, int | None, float], None]
-"""Takes method, URL and status of each request to an API server, and the seconds until its answer
-began; the status is None where none did. From any thread.
+"""Receives method, URL and status of each request to an API server, and the seconds until its
+answer began; the status is None if none came. It is called from any thread.
 """
 
 
 def unobserved(method: str, url: str, code: int | None, seconds: float) -> None:
-    """For those whom nobody watches."""
+    """An ``Observe`` that does nothing."""
 
 
 class Source(Protocol):
-    """Started once, stopped once; in between it tells what it sees, from threads of its own."""
+    """Started once, stopped once; in between it emits events from threads of its own."""
 
     def start(self) -> None:
         """Begin to emit. Raises ClusterError if what was configured cannot work at all."""

@@ -153,7 +153,7 @@ def test_a_broken_object_spoils_neither_its_page_nor_the_list(
 def test_an_object_without_a_name_is_one_line(
     api: FakeApi, events: EventLog, watch: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It cannot be told, but the rest is served."""
+    """It cannot be emitted, but the rest is served."""
     page = b'{"metadata": {"resourceVersion": "1"}, "items": [{"metadata": {}, "spec": {}}, 7]}'
     api.fail("Service", 200, page)
     watch()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a directory: new, changed, removed, renamed, said twice, none of our business."""
+"""The files of a directory: new, changed, removed, renamed, defined twice, of other kinds."""
 
 import json
 import os
@@ -148,6 +148,6 @@ def test_of_two_files_the_first_by_name_counts(
     write(folder / "a.yaml", service("web", clusterIP="10.96.0.1"))
     follow()
     assert begun(events)[Kind.SERVICE].objects[WEB].source == "a.yaml"
-    assert caplog.messages == ["Service default/web: in a.yaml and b.yaml: the first one counts"]
+    assert caplog.messages == ["Service default/web: in a.yaml and b.yaml: the first file counts"]
     (folder / "a.yaml").unlink()
     assert events.next(Kind.SERVICE).found.object.spec.cluster_ip == "10.96.0.2"

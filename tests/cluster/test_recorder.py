@@ -133,7 +133,7 @@ def test_server_that_is_away_is_tried_again(
     it.event(*FAILED)
     assert notes(api, 2) == ["", "port 32000: taken"]
     assert [line for line in caplog.messages if "500 etcd is away" in line] == [
-        "events cannot be told to the API server: 500 etcd is away"
+        "events cannot be sent to the API server: 500 etcd is away"
     ]
     assert it.dropped == 0
 
@@ -187,7 +187,7 @@ def test_kubeconfig_that_cannot_be_used_is_said(
     it.start()
     it.event(*STARTING)  # type: ignore[arg-type]
     end = time.monotonic() + PATIENCE
-    while "events cannot be told" not in caplog.text:
+    while "events cannot be sent" not in caplog.text:
         assert time.monotonic() < end
         time.sleep(0.005)
     it.stop()

@@ -33,8 +33,8 @@ def test_unforeseen(caplog: pytest.LogCaptureFixture) -> None:
     sending.stop()
     assert told == ["the 0th", "the 1th"]
     assert caplog.messages == [
-        'events cannot be told to the API server: RuntimeError("can\'t start new thread")',
-        "events cannot be told to the API server: away",
+        'events cannot be sent to the API server: RuntimeError("can\'t start new thread")',
+        "events cannot be sent to the API server: away",
     ]
 
 

@@ -166,7 +166,7 @@ class Node:
 
 
 def check_tidy(node: Node) -> None:
-    """The maps hold the actual state and nothing else; each id and slot is used, free or waiting."""
+    """The maps hold the actual state and nothing else; ids and slots are used, free or waiting."""
     maps, planner = node.maps, node.planner
     maps.lookups()
     entries = planner.actual
