@@ -25,8 +25,8 @@ from ebpflb.node.namespaces import Namespaces
 from ebpflb.options import ConntrackOptions, Options
 from ebpflb.plan.expiry import Timeouts
 from ebpflb.serve.metrics import Metrics
-from ebpflb.serve.pages import Pages
-from ebpflb.serve.servers import Servers
+from ebpflb.serve.metrics_pages import MetricsPages
+from ebpflb.serve.servers import HttpServers
 from ebpflb.stale_udp.worker import Cure
 
 
@@ -86,8 +86,8 @@ def _source(options: Options, emit: Emit, observe: Observe) -> Source:
     )
 
 
-def _servers(options: Options, flags: Mapping[str, str], metrics: Metrics) -> Servers:
-    pages = Pages(
+def _servers(options: Options, flags: Mapping[str, str], metrics: Metrics) -> HttpServers:
+    pages = MetricsPages(
         metrics=metrics.exposition,
         slis=metrics.slis_exposition,
         configuration=lambda: to_builtins(options.configuration),
@@ -96,7 +96,7 @@ def _servers(options: Options, flags: Mapping[str, str], metrics: Metrics) -> Se
         profiling=options.profiling,
     )
     recorder = _recorder(options, metrics)
-    return Servers(
+    return HttpServers(
         options, recorder, pages, metrics.answered, families=ip_families.supported_families()
     )
 

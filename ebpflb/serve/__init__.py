@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What others may ask of a running agent.
+"""What the running agent shows: its status in a file, health and metrics over HTTP.
 
-status              its words about itself, in a file
-servers             all that it answers over HTTP
-ports               which are opened, at once or later
+The agent's thread writes status, health, metrics and the endpoint counts of health-check node
+ports; the one server thread reads them to respond to requests.
+
+status              the agent's status, in a file
+servers             the HTTP servers: ports 10256 and 10249, and health-check node ports
+ports               addresses that the operator chose, listened on at once or later
 listener            listening sockets and connections, in one thread
 http                HTTP/1.1 requests and responses
-pages               /healthz, /proxyMode, /configz of 10249
-health              does it keep up, and is the node to get traffic
+health              10256: does the agent keep up, and is the node to get traffic
 service_health      health-check node ports
-metrics             all metrics, and how they are shown
-metrics_agent       from its words
-metrics_maps        from maps and hooks
-metrics_kube_proxy  those that kube-proxy has
-metrics_library     and those of its libraries
+metrics_pages       10249: /metrics, /healthz, /proxyMode, /configz, /flagz, /statusz
+metrics             all metrics, and their exposition
+metrics_agent       metrics of the agent's status
+metrics_maps        metrics of maps and hooks
+metrics_kube_proxy  metrics that kube-proxy has
+metrics_library     metrics of kube-proxy's libraries
 """

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the agent keeps up, and whether the node is to get traffic (kube-proxy.md 13.1).
+"""Port 10256: whether the agent keeps up, and whether the node is to get traffic (kube-proxy.md
+13.1).
 
-Unhealthy is an agent that has left a change unapplied for longer than the timeout; nothing to do
-is healthy. /livez tells this alone, to whoever restarts the agent; /healthz also tells load
-balancers of a node that is about to go. One agent serves both families, so both tell the same.
+An agent is unhealthy if a change has not been applied for longer than the timeout. /livez reports
+this alone, for the kubelet that restarts the agent; /healthz is also unhealthy while the node is
+about to be deleted, for load balancers. One agent serves both families: their status is the same.
 """
 
 import threading
@@ -20,9 +21,9 @@ from ebpflb.model.objects import Node
 from ebpflb.serve.http import JSON, NOT_FOUND, Request, Response
 
 OnResponse = Callable[[str, int], None]
-"""Told of the path and the status of each answer."""
+"""Called with the path and the status of each response."""
 
-NEVER = "0001-01-01T00:00:00Z"  # kube-proxy's way to say it
+NEVER = "0001-01-01T00:00:00Z"  # Go's zero time
 
 
 class _Proxier(msgspec.Struct, rename="camel"):
@@ -39,10 +40,10 @@ class _Body(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True):
 
 
 class Health:
-    """Told by the agent's thread, asked by others.
+    """Written by the agent's thread, read by the servers'.
 
-    ``timeout`` is in seconds, twice the sync period; ``now`` is nanoseconds since the epoch, and
-    ``ticks`` are the seconds of a clock that nobody sets.
+    ``timeout`` is in seconds. ``now`` returns nanoseconds since the epoch, ``monotonic`` seconds of
+    a clock that is never set.
     """
 
     def __init__(
@@ -51,51 +52,51 @@ class Health:
         families: Iterable[Family] = tuple(Family),
         *,
         now: Callable[[], int] = time.time_ns,
-        ticks: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = time.monotonic,
         on_response: OnResponse = lambda path, code: None,
     ) -> None:
         self._timeout = timeout
         self._families = sorted(families)
-        self._now, self._ticks, self._on_response = now, ticks, on_response
+        self._now, self._monotonic, self._on_response = now, monotonic, on_response
         self._lock = threading.Lock()
         self._synced: int | None = None
         self._waiting_since: float | None = None
         self._node: Node | None = None
 
     def queued(self) -> None:
-        """There is a change to be applied; the clock runs from the oldest such one."""
+        """A change waits to be applied. The time counts from the oldest one."""
         with self._lock:
             if self._waiting_since is None:
-                self._waiting_since = self._ticks()
+                self._waiting_since = self._monotonic()
 
     def synced(self) -> None:
-        """Everything is applied; to be called also when the agent begins to serve."""
+        """Everything is applied. The agent calls it also when it begins to serve."""
         with self._lock:
             self._waiting_since = None
             self._synced = self._now()
 
     def set_node(self, node: Node | None) -> None:
-        """None, for one that is gone, leaves the last one known. A new zone is a change."""
+        """None, for a deleted Node, keeps the last one. A new zone is a change to be applied."""
         if node is None or node is self._node:
             return
-        known, self._node = self._node, node
-        if nodes.zone(node) != (nodes.zone(known) if known else ""):
+        last, self._node = self._node, node
+        if nodes.zone(node) != (nodes.zone(last) if last else ""):
             self.queued()
 
     @property
     def healthy(self) -> bool:
         with self._lock:
             since = self._waiting_since
-        return since is None or self._ticks() - since < self._timeout
+        return since is None or self._monotonic() - since < self._timeout
 
     @property
     def eligible(self) -> bool:
-        """Not before the Node is known."""
+        """Whether the node is to get traffic; not before its Node is known."""
         node = self._node
         return node is not None and nodes.eligible(node)
 
     def respond(self, request: Request) -> Response:
-        """What 10256 says."""
+        """The response of port 10256."""
         if request.path not in ("/healthz", "/livez"):
             return NOT_FOUND
         eligible = self.eligible if request.path == "/healthz" else UNSET
@@ -121,7 +122,7 @@ class Health:
 
 
 def rfc3339(nanoseconds: int) -> str:
-    """As Go writes time.RFC3339Nano: no zeros at the end."""
+    """A time as Go writes it by time.RFC3339Nano: without zeros at the end."""
     seconds, rest = divmod(nanoseconds, 10**9)
     whole = f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}"
     return f"{whole}.{rest:09}".rstrip("0").rstrip(".") + "Z"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ports of an address that an operator chose: opened at once, or as soon as it is free."""
+"""The addresses that the operator chose: listened on at once, or as soon as they are free."""
 
 import asyncio
 import errno
@@ -18,36 +18,39 @@ BACKLOG = 128
 _FAMILIES = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
 
 
-def split(address: str) -> tuple[str, int]:
-    """HOST:PORT, where an IPv6 host is in brackets. Raises ValueError."""
+def parse_address(address: str) -> tuple[str, int]:
+    """Host and port of HOST:PORT; an IPv6 host is in brackets. Raises ValueError."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
-def listening(host: str, port: int) -> socket.socket:
-    """Raises OSError. 0.0.0.0 and [::] are both families, as for kube-proxy, if both exist."""
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. 0.0.0.0 and :: mean both families if the node has both, as in kube-proxy.
+
+    Raises OSError.
+    """
     if host in ("", "0.0.0.0", "::"):
         try:
-            return _listening("::", port, socket.AF_INET6, dualstack_ipv6=True)
+            return _listen("::", port, socket.AF_INET6, dualstack_ipv6=True)
         except OSError as error:
             if host == "::" or error.errno != errno.EAFNOSUPPORT:
                 raise
-    return listening_alone(host, port, Family.IPV6 if ":" in host else Family.IPV4)
+    return listen_in_family(host, port, Family.IPV6 if ":" in host else Family.IPV4)
 
 
-def listening_alone(host: str, port: int, family: Family) -> socket.socket:
-    """In this family and no other. Raises OSError."""
-    return _listening(host, port, _FAMILIES[family])
+def listen_in_family(host: str, port: int, family: Family) -> socket.socket:
+    """A listening socket of this family alone. Raises OSError."""
+    return _listen(host, port, _FAMILIES[family])
 
 
-def _listening(host: str, port: int, family: int, **options: bool) -> socket.socket:
+def _listen(host: str, port: int, family: int, **options: bool) -> socket.socket:
     return socket.create_server((host, port), family=family, backlog=BACKLOG, **options)
 
 
 class Port:
-    """``address`` is HOST:PORT; with "" there is no such port.
+    """The port of ``address`` (HOST:PORT; there is none if it is empty).
 
-    Where it ``must`` be had, failing to get it is an error; otherwise it is tried again every
+    If it is ``required``, a failure to listen is an error; otherwise it is tried again every
     ``retry`` seconds.
     """
 
@@ -57,44 +60,44 @@ class Port:
         address: str,
         listener: Listener,
         *,
-        must: bool = False,
+        required: bool = False,
         retry: float = LISTEN_RETRY_SECONDS,
     ) -> None:
         self.name, self.address = name, address
-        self._listener, self._must, self._retry = listener, must, retry
-        self._said = ""
-        self._trying: asyncio.Task[None] | None = None
+        self._listener, self._required, self._retry = listener, required, retry
+        self._last_error = ""
+        self._retrying: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Raises NodeError, naming the address and the reason, where the port must be had."""
-        if self.address and not await self._attempt():
-            self._trying = asyncio.create_task(self._keep_trying())
+        """Raises NodeError with the address and the reason if the port is required."""
+        if self.address and not await self._try_open():
+            self._retrying = asyncio.create_task(self._retry_until_open())
 
     async def close(self) -> None:
-        if self._trying:
-            self._trying.cancel()
+        if self._retrying:
+            self._retrying.cancel()
         await self._listener.close()
 
-    async def _attempt(self) -> bool:
+    async def _try_open(self) -> bool:
         try:
-            found = listening(*split(self.address))
+            listening = listen(*parse_address(self.address))
         except (OSError, ValueError, OverflowError) as error:
             self._fail(getattr(error, "strerror", None) or str(error))
             return False
-        await self._listener.open(found)
+        await self._listener.open(listening)
         log.info("%s on %s", self.name, self.address)
         return True
 
-    async def _keep_trying(self) -> None:
+    async def _retry_until_open(self) -> None:
         while True:
             await asyncio.sleep(self._retry)
-            if await self._attempt():
+            if await self._try_open():
                 return
 
     def _fail(self, reason: str) -> None:
-        if self._must:
+        if self._required:
             raise NodeError(f"{self.name} cannot listen on {self.address}: {reason}")
-        if reason != self._said:
+        if reason != self._last_error:
             log.error(
                 "%s on %s: %s; trying again every %g s",
                 self.name,
@@ -102,4 +105,4 @@ class Port:
                 reason,
                 self._retry,
             )
-        self._said = reason
+        self._last_error = reason

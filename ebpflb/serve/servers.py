@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All that others may ask of the running agent over HTTP, and what the agent tells it.
+"""The HTTP servers of the running agent (kube-proxy.md 13 and 10).
 
-10256 for load balancers and probes, 10249 for those who watch, and a port for each Service that
-has a health-check node port (kube-proxy.md 13 and 10).
+10256 for load balancers and probes, 10249 for metrics and debugging, and a port for each Service
+that has a health-check node port.
 """
 
 from collections.abc import Collection
@@ -14,28 +14,28 @@ from ebpflb.model.addresses import Family
 from ebpflb.options import Options
 from ebpflb.serve.health import Health, OnResponse
 from ebpflb.serve.listener import Connections, Listener, ServerThread
-from ebpflb.serve.pages import Pages
+from ebpflb.serve.metrics_pages import MetricsPages
 from ebpflb.serve.ports import LISTEN_RETRY_SECONDS, Port
 from ebpflb.serve.service_health import ServiceHealth
 
 MAX_PROBE_CONNECTIONS, MAX_SCRAPE_CONNECTIONS = 128, 32
-STARTING = "StartKubeProxy"  # the action of all events at the start
+START_ACTION = "StartKubeProxy"  # of all events at the start
 
 
-class Servers:
-    """``start``, then tell ``health`` and ``services``; ``stop`` closes everything."""
+class HttpServers:
+    """The agent updates ``health`` and ``services`` between ``start`` and ``stop``."""
 
     def __init__(
         self,
         options: Options,
         events: Recorder,
-        pages: Pages,
+        pages: MetricsPages,
         on_response: OnResponse = lambda path, code: None,
         *,
         families: Collection[Family] = tuple(Family),
         retry: float = LISTEN_RETRY_SECONDS,
     ) -> None:
-        """Unhealthy is who lags by twice the sync period; ports that fail wait for ``retry``."""
+        """``retry`` is in seconds. The agent is unhealthy if it lags by twice the sync period."""
         self._options, self._events, self._retry = options, events, retry
         self._node = recorder.node(options.node_name)
         self._thread = ServerThread()
@@ -60,9 +60,9 @@ class Servers:
         }
 
     def start(self) -> None:
-        """Raises NodeError, naming the address and the reason, where a port must be had and cannot.
+        """Raises NodeError with the address and the reason if a required port cannot be opened.
 
-        That is told as an event too, and everything is stopped again.
+        Then it has written an event too, and stopped everything again.
         """
         self._events.start()
         self._thread.start()
@@ -71,13 +71,13 @@ class Servers:
             try:
                 self._thread.run(port.open())
             except NodeError as error:
-                self._events.event(self._node, "Warning", reason, STARTING, str(error))
+                self._events.event(self._node, "Warning", reason, START_ACTION, str(error))
                 self.stop()
                 raise
-        self._events.event(self._node, "Normal", "Starting", STARTING, "")
+        self._events.event(self._node, "Normal", "Starting", START_ACTION, "")
 
     def stop(self) -> None:
-        """Harmless if it was never started, or has been stopped."""
+        """Closes everything. Harmless if it was never started, or is stopped already."""
         if self._thread.alive:
             self.services.close()
             for port in self._ports.values():
@@ -86,5 +86,5 @@ class Servers:
         self._events.stop()
 
     def _port(self, name: str, address: str, listener: Listener) -> Port:
-        must = self._options.bind_address_hard_fail
-        return Port(name, address, listener, must=must, retry=self._retry)
+        required = self._options.bind_address_hard_fail
+        return Port(name, address, listener, required=required, retry=self._retry)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Health-check node ports: has this node any endpoint of a Service? (kube-proxy.md 10)
+"""Health-check node ports: has this node an endpoint of the Service (kube-proxy.md 10)?
 
 One server for each Service and family, each with its own count; all of them in one ServerThread.
 The node's eligibility does not matter here. A port that is in use is tried again until it is free:
@@ -19,7 +19,7 @@ from ebpflb.model.events import Key
 from ebpflb.model.health_check import HealthCheck
 from ebpflb.serve.http import JSON, Request, Response
 from ebpflb.serve.listener import Connections, Listener, ServerThread
-from ebpflb.serve.ports import LISTEN_RETRY_SECONDS, listening_alone
+from ebpflb.serve.ports import LISTEN_RETRY_SECONDS, listen_in_family
 
 log = logging.getLogger(__name__)
 
@@ -27,29 +27,29 @@ MAX_CONNECTIONS = 128
 ANYWHERE = {Family.IPV4: ("0.0.0.0",), Family.IPV6: ("::",)}
 
 
-class Server(NamedTuple):
-    """Which Service and family."""
+class ServerKey(NamedTuple):
+    """There is one server for each Service and family."""
 
     key: Key
     family: Family
 
 
-class Place(NamedTuple):
-    """Where one listens."""
+class Addresses(NamedTuple):
+    """Where a server listens."""
 
     port: int
     hosts: tuple[str, ...]
 
 
-class Open(NamedTuple):
-    """Where one does, and by what."""
+class OpenServer(NamedTuple):
+    """A server that listens."""
 
-    place: Place
+    addresses: Addresses
     listeners: list[Listener]
 
 
 class ServiceHealth:
-    """All these ports of the node; ``healthy`` says whether the agent keeps up."""
+    """All health-check node ports. ``healthy`` returns whether the agent keeps up."""
 
     def __init__(
         self,
@@ -66,77 +66,77 @@ class ServiceHealth:
         self._connections = Connections(MAX_CONNECTIONS)
         self._wanted: dict[Key, HealthCheck] = {}
         self._addresses: dict[Family, Collection[Address]] = {}
-        self._open: dict[Server, Open] = {}
-        self._failed: dict[Server, str] = {}
-        self._settling = asyncio.Lock()
-        self._trying: asyncio.Task[None] | None = None
+        self._open: dict[ServerKey, OpenServer] = {}
+        self._failed: dict[ServerKey, str] = {}  # the last event's note
+        self._syncing = asyncio.Lock()
+        self._retrying: asyncio.Task[None] | None = None
 
     def update(
         self,
         wanted: Mapping[Key, HealthCheck],
         addresses: Mapping[Family, Collection[Address]] = {},
     ) -> None:
-        """Every such Service that there is; in force when this returns.
+        """Takes all Services that have such a port; they listen when this returns.
 
-        In the families named they listen on these addresses and no others. A port that cannot be
-        had is told as an event, and tried again every ``retry`` seconds.
+        In the families of ``addresses`` they listen on these alone. A port that is not free is
+        reported as an event, and tried again every ``retry`` seconds.
         """
         if wanted != self._wanted or addresses != self._addresses:
             self._wanted, self._addresses = dict(wanted), dict(addresses)
-            self._thread.run(self._settle())
+            self._thread.run(self._sync())
 
     def close(self) -> None:
-        """Stops listening anywhere, and trying to."""
+        """Stops listening, and retrying."""
         self.update({})
 
-    async def _settle(self) -> None:
-        async with self._settling:
-            places = self._places()
-            for server, held in list(self._open.items()):
-                if places.get(server) != held.place:
+    async def _sync(self) -> None:
+        async with self._syncing:
+            wanted = self._wanted_servers()
+            for server, opened in list(self._open.items()):
+                if wanted.get(server) != opened.addresses:
                     await self._close(server)
-            for server in sorted(places.keys() - self._open.keys()):
-                await self._listen(server, places[server])
-            self._failed = {s: reason for s, reason in self._failed.items() if s in places}
-        if self._failed and not self._trying:
-            self._trying = asyncio.create_task(self._keep_trying())
+            for server in sorted(wanted.keys() - self._open.keys()):
+                await self._listen(server, wanted[server])
+            self._failed = {s: note for s, note in self._failed.items() if s in wanted}
+        if self._failed and not self._retrying:
+            self._retrying = asyncio.create_task(self._retry_failed())
 
-    async def _keep_trying(self) -> None:
+    async def _retry_failed(self) -> None:
         while self._failed:
             await asyncio.sleep(self._retry)
-            await self._settle()
-        self._trying = None
+            await self._sync()
+        self._retrying = None
 
-    def _places(self) -> dict[Server, Place]:
-        chosen = {f: tuple(sorted(map(str, found))) for f, found in self._addresses.items()}
+    def _wanted_servers(self) -> dict[ServerKey, Addresses]:
+        chosen = {f: tuple(sorted(map(str, each))) for f, each in self._addresses.items()}
         hosts = {family: chosen.get(family, ANYWHERE[family]) for family in self._families}
         return {
-            Server(key, family): Place(checked.port, hosts[family])
+            ServerKey(key, family): Addresses(checked.port, hosts[family])
             for key, checked in self._wanted.items()
             for family in checked.local_endpoints.keys() & hosts.keys()
         }
 
-    async def _close(self, server: Server) -> None:
+    async def _close(self, server: ServerKey) -> None:
         for listener in self._open.pop(server).listeners:
             await listener.close()
 
-    async def _listen(self, server: Server, place: Place) -> None:
-        """On every address, or on none."""
-        self._open[server] = Open(place, [])
+    async def _listen(self, server: ServerKey, addresses: Addresses) -> None:
+        """Listens on every address, or on none."""
+        self._open[server] = OpenServer(addresses, [])
         try:
-            for host in place.hosts:
-                found = listening_alone(host, place.port, server.family)
+            for host in addresses.hosts:
+                listening = listen_in_family(host, addresses.port, server.family)
                 listener = Listener(partial(self._respond, server), self._connections)
                 self._open[server].listeners.append(listener)
-                await listener.open(found)
+                await listener.open(listening)
         except OSError as error:
             await self._close(server)
-            self._complain(server, place.port, error.strerror or str(error))
+            self._report_failure(server, addresses.port, error.strerror or str(error))
         else:
             self._failed.pop(server, None)
 
-    def _complain(self, server: Server, port: int, reason: str) -> None:
-        """Once for each reason, which names the address."""
+    def _report_failure(self, server: ServerKey, port: int, reason: str) -> None:
+        """An event and a log line, once for each reason (which names the address)."""
         note = (
             f"node {self._node_name} failed to start healthcheck"
             f' "{server.key}" on port {port}: {reason}'
@@ -147,7 +147,7 @@ class ServiceHealth:
             self._recorder.event(about, "Warning", event, "Listen", note)
             log.error("%s; trying again every %g s", note, self._retry)
 
-    def _respond(self, server: Server, _: Request) -> Response:
+    def _respond(self, server: ServerKey, _: Request) -> Response:
         checked, healthy = self._wanted.get(server.key), self._healthy()
         count = checked.local_endpoints.get(server.family, 0) if checked else 0
         body = {

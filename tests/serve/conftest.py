@@ -15,9 +15,9 @@ import pytest
 from ebpflb.cluster.recorder import Reference, Severity
 from ebpflb.options import Options, Paths
 from ebpflb.serve.listener import Connections, Listener, ServerThread
-from ebpflb.serve.pages import Pages
-from ebpflb.serve.ports import listening
-from ebpflb.serve.servers import Servers
+from ebpflb.serve.metrics_pages import MetricsPages
+from ebpflb.serve.ports import listen
+from ebpflb.serve.servers import HttpServers
 from tests.serve.answers import respond
 
 NODE = "node-1"
@@ -85,7 +85,7 @@ def wait_until(true: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-Serve = Callable[..., Servers]
+Serve = Callable[..., HttpServers]
 
 
 @pytest.fixture
@@ -110,14 +110,16 @@ def book() -> Book:
 @pytest.fixture
 def serve(alone: None, book: Book) -> Iterator[Serve]:
     """Starts the servers; ``chosen`` is of the options, or of the servers."""
-    started: list[Servers] = []
+    started: list[HttpServers] = []
 
-    def serve(pages: Pages | None = None, on_response: Any = None, **chosen: Any) -> Servers:
+    def serve(
+        pages: MetricsPages | None = None, on_response: Any = None, **chosen: Any
+    ) -> HttpServers:
         told = {name: chosen.pop(name) for name in ("families", "retry") if name in chosen}
         told |= {"on_response": on_response} if on_response else {}
         nowhere = Path("/nonexistent")
         options = Options(Paths(nowhere), NODE, nowhere, **chosen)
-        started.append(Servers(options, book, pages or plain_pages(), **told))
+        started.append(HttpServers(options, book, pages or plain_pages(), **told))
         started[-1].start()
         return started[-1]
 
@@ -126,9 +128,9 @@ def serve(alone: None, book: Book) -> Iterator[Serve]:
         servers.stop()
 
 
-def plain_pages(**others: Any) -> Pages:
+def plain_pages(**others: Any) -> MetricsPages:
     """The least that there can be to show."""
-    return Pages(
+    return MetricsPages(
         **{
             "metrics": lambda accept: (f"metrics for {accept}".encode(), "text/metrics"),
             "slis": lambda accept: (f"slis for {accept}".encode(), "text/slis"),
@@ -154,7 +156,7 @@ def open_listener(server_thread: ServerThread) -> Iterator[Callable[..., int]]:
 
     def open_listener(limit: int = 16, timeout: float = 30.0, *, slow: bool = False) -> int:
         listeners.append(Listener(respond, Connections(limit, timeout), slow=slow))
-        server_thread.run(listeners[-1].open(listening("127.0.0.1", 0)))
+        server_thread.run(listeners[-1].open(listen("127.0.0.1", 0)))
         return listeners[-1].address[1]
 
     yield open_listener

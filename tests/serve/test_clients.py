@@ -13,7 +13,7 @@ from contextlib import ExitStack
 import pytest
 
 from ebpflb.serve.listener import Connections, Listener, ServerThread
-from ebpflb.serve.ports import listening
+from ebpflb.serve.ports import listen
 from tests.serve.answers import BIG, RELEASE, respond
 from tests.serve.clients import OpenListener, asks, connect, ended, is_well
 from tests.serve.conftest import SECONDS, ask
@@ -122,7 +122,7 @@ def test_closing_listener_ends_every_connection(server_thread: ServerThread, tur
     listener = Listener(respond, Connections(4))
 
     async def connect_while_closing() -> socket.socket:
-        await listener.open(listening("127.0.0.1", 0))
+        await listener.open(listen("127.0.0.1", 0))
         client = connect(listener.address[1])
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -143,7 +143,7 @@ def test_stop_ends_connections() -> None:
     server_thread = ServerThread()
     server_thread.start()
     listener = Listener(respond, Connections(4))
-    server_thread.run(listener.open(listening("127.0.0.1", 0)))
+    server_thread.run(listener.open(listen("127.0.0.1", 0)))
     with connect(listener.address[1]) as client:
         client.sendall(b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n")
         assert client.recv(4096).endswith(b"/x")

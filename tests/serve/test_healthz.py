@@ -27,7 +27,7 @@ class Time:
     def now(self) -> int:
         return BEGUN + int(self.seconds * 10**9)
 
-    def ticks(self) -> float:
+    def monotonic(self) -> float:
         return self.seconds
 
 
@@ -39,7 +39,7 @@ def time() -> Time:
 @pytest.fixture
 def health(time: Time) -> Health:
     """Of a node that is fit, at the start."""
-    health = Health(TIMEOUT, now=time.now, ticks=time.ticks)
+    health = Health(TIMEOUT, now=time.now, monotonic=time.monotonic)
     health.set_node(builders.node())
     health.synced()
     return health
@@ -129,7 +129,7 @@ def test_first_sight_of_the_zone_label_queues_an_update(health: Health, time: Ti
 
 def test_livez_ignores_eligibility(time: Time) -> None:
     """/livez is 200 on a node that is about to go, and does not tell of it."""
-    health = Health(TIMEOUT, now=time.now, ticks=time.ticks)
+    health = Health(TIMEOUT, now=time.now, monotonic=time.monotonic)
     assert codes(health) == {"/healthz": 503, "/livez": 200}
     assert "nodeEligible" not in body(health, "/livez")
 
@@ -237,7 +237,7 @@ def test_responses_are_counted_by_code(time: Time) -> None:
     """For kubeproxy_proxy_healthz_total and livez_total: the path and the status of each."""
     counted: list[tuple[str, int]] = []
     health = Health(
-        TIMEOUT, now=time.now, ticks=time.ticks, on_response=lambda *it: counted.append(it)
+        TIMEOUT, now=time.now, monotonic=time.monotonic, on_response=lambda *it: counted.append(it)
     )
     for path in (*PATHS, "/other"):
         get(health, path)

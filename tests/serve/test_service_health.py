@@ -15,7 +15,7 @@ from ebpflb.model import nodes
 from ebpflb.model.addresses import Family
 from ebpflb.model.events import Key
 from ebpflb.model.health_check import HealthCheck
-from ebpflb.serve.servers import Servers
+from ebpflb.serve.servers import HttpServers
 from tests.model import builders
 from tests.serve.conftest import Book, Reply, Serve, ask
 
@@ -26,7 +26,7 @@ HOSTS = {V4: "127.0.0.1", V6: "::1"}
 
 
 @pytest.fixture
-def servers(serve: Serve) -> Servers:
+def servers(serve: Serve) -> HttpServers:
     return serve(healthz_address="", metrics_address="")
 
 
@@ -46,7 +46,7 @@ def get(path: str = "/", port: int = PORT, host: str = "127.0.0.1", method: str 
     return ask(path, port, host, method=method)
 
 
-def test_one_server_per_family_with_its_own_count(servers: Servers) -> None:
+def test_one_server_per_family_with_its_own_count(servers: HttpServers) -> None:
     """tcp4 on 0.0.0.0 and tcp6 on [::] are two, and each tells its own endpoints."""
     servers.services.update({WEB: checked(v4=2, v6=0)})
     v4, v6 = get(host="127.0.0.1"), get(host="::1")
@@ -54,7 +54,7 @@ def test_one_server_per_family_with_its_own_count(servers: Servers) -> None:
     assert (v6.code, v6.headers["X-Load-Balancing-Endpoint-Weight"]) == (503, "0")
 
 
-def test_service_of_one_family_has_one_server(servers: Servers) -> None:
+def test_service_of_one_family_has_one_server(servers: HttpServers) -> None:
     """Nothing listens in the family that the Service has not."""
     servers.services.update({WEB: checked()})
     assert get().code == 200
@@ -70,7 +70,7 @@ def test_family_that_the_node_has_not_is_left_out(serve: Serve, book: Book) -> N
     assert book.reasons == ["Starting"]
 
 
-def test_listens_whether_or_not_there_are_endpoints(servers: Servers) -> None:
+def test_listens_whether_or_not_there_are_endpoints(servers: HttpServers) -> None:
     """A node without any says so: it does not refuse."""
     servers.services.update({WEB: checked(v4=0)})
     assert get().code == 503
@@ -78,7 +78,7 @@ def test_listens_whether_or_not_there_are_endpoints(servers: Servers) -> None:
 
 @pytest.mark.parametrize("path", ["/", "/healthz", "/any/thing?at=all"])
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "DELETE", "ANY"])
-def test_any_path_any_method(servers: Servers, path: str, method: str) -> None:
+def test_any_path_any_method(servers: HttpServers, path: str, method: str) -> None:
     """All are answered alike."""
     servers.services.update({WEB: checked()})
     assert get(path, method=method).code == 200
@@ -96,7 +96,7 @@ def test_status_is_200_iff_there_are_endpoints_and_the_proxy_is_healthy(serve: S
     assert found == {(0, True): 503, (0, False): 503, (3, True): 200, (3, False): 503}
 
 
-def test_node_eligibility_is_not_considered(servers: Servers) -> None:
+def test_node_eligibility_is_not_considered(servers: HttpServers) -> None:
     """A node that is about to go still tells of its endpoints."""
     servers.health.set_node(builders.node(taints=[{"key": nodes.DOOMED_TAINT}]))
     assert not servers.health.eligible
@@ -105,7 +105,7 @@ def test_node_eligibility_is_not_considered(servers: Servers) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 2])
-def test_headers_weight_also_with_503(servers: Servers, count: int) -> None:
+def test_headers_weight_also_with_503(servers: HttpServers, count: int) -> None:
     """The three headers of kube-proxy, whatever the status."""
     servers.services.update({WEB: checked(v4=count)})
     reply = get()
@@ -115,7 +115,7 @@ def test_headers_weight_also_with_503(servers: Servers, count: int) -> None:
     assert reply.headers["X-Load-Balancing-Endpoint-Weight"] == str(count)
 
 
-def test_body_is_tab_indented_in_kube_proxys_order(servers: Servers) -> None:
+def test_body_is_tab_indented_in_kube_proxys_order(servers: HttpServers) -> None:
     """To the byte."""
     servers.services.update({WEB: checked(v4=2)})
     assert get().body == (
@@ -132,7 +132,7 @@ def test_body_of_an_unhealthy_proxy(serve: Serve) -> None:
     assert '"localEndpoints": 2,\n\t"serviceProxyHealthy": false\n}' in get().body
 
 
-def test_restricted_nodeport_addresses_restrict_the_listeners(servers: Servers) -> None:
+def test_restricted_nodeport_addresses_restrict_the_listeners(servers: HttpServers) -> None:
     """On these addresses only; a family that none of them is of is left as it is."""
     subprocess.run(["ip", "addr", "add", "192.0.2.1/32", "dev", "lo"], check=True)
     subprocess.run(["ip", "addr", "add", "192.0.2.2/32", "dev", "lo"], check=True)
@@ -143,14 +143,16 @@ def test_restricted_nodeport_addresses_restrict_the_listeners(servers: Servers) 
     assert refused(host="127.0.0.1")
 
 
-def test_addresses_that_do_not_match_anything_leave_nothing(servers: Servers, book: Book) -> None:
+def test_addresses_that_do_not_match_anything_leave_nothing(
+    servers: HttpServers, book: Book
+) -> None:
     """CIDRs that none of our addresses is in: nobody is asked here, and nothing is wrong."""
     servers.services.update({WEB: checked()}, {V4: []})
     assert refused()
     assert book.reasons == ["Starting"]
 
 
-def test_addresses_are_followed(servers: Servers) -> None:
+def test_addresses_are_followed(servers: HttpServers) -> None:
     """An address that the node gets is listened on, and one that it loses no more."""
     for ours, other in (("127.0.0.1", "127.0.0.2"), ("127.0.0.2", "127.0.0.1")):
         servers.services.update({WEB: checked()}, {V4: [ip_address(ours)]})
@@ -158,7 +160,7 @@ def test_addresses_are_followed(servers: Servers) -> None:
         assert refused(host=other)
 
 
-def test_updated_after_each_sync(servers: Servers) -> None:
+def test_updated_after_each_sync(servers: HttpServers) -> None:
     """The count follows, and a connection that is kept open sees it too."""
     servers.services.update({WEB: checked(v4=0)})
     connection = HTTPConnection("127.0.0.1", PORT, timeout=10)
@@ -173,7 +175,7 @@ def test_updated_after_each_sync(servers: Servers) -> None:
     assert seen == [(503, "0"), (200, "2"), (200, "1"), (503, "0")]
 
 
-def test_port_change_closes_and_opens(servers: Servers) -> None:
+def test_port_change_closes_and_opens(servers: HttpServers) -> None:
     """The old one is refused at once, the new one tells the count of now."""
     servers.services.update({WEB: checked(v4=1)})
     servers.services.update({WEB: checked(OTHER, v4=2)})
@@ -181,7 +183,7 @@ def test_port_change_closes_and_opens(servers: Servers) -> None:
     assert get(port=OTHER).headers["X-Load-Balancing-Endpoint-Weight"] == "2"
 
 
-def test_ports_can_be_swapped_at_once(servers: Servers, book: Book) -> None:
+def test_ports_can_be_swapped_at_once(servers: HttpServers, book: Book) -> None:
     """What is no longer wanted is closed before anything is opened."""
     servers.services.update({WEB: checked(PORT), SHOP: checked(OTHER)})
     servers.services.update({WEB: checked(OTHER), SHOP: checked(PORT)})
@@ -190,7 +192,7 @@ def test_ports_can_be_swapped_at_once(servers: Servers, book: Book) -> None:
     assert book.reasons == ["Starting"]
 
 
-def test_service_gone_closes_the_listener(servers: Servers) -> None:
+def test_service_gone_closes_the_listener(servers: HttpServers) -> None:
     """Service gone, policy Cluster or another type: connection refused, kept connections ended."""
     servers.services.update({WEB: checked(v6=1), SHOP: checked(OTHER)})
     with socket.create_connection(("127.0.0.1", PORT), timeout=10) as kept:
@@ -204,7 +206,7 @@ def test_service_gone_closes_the_listener(servers: Servers) -> None:
     assert get(port=OTHER).code == 200
 
 
-def test_update_of_the_same_mapping_is_seen(servers: Servers) -> None:
+def test_update_of_the_same_mapping_is_seen(servers: HttpServers) -> None:
     """Whoever tells may keep one mapping and change it."""
     wanted = {WEB: checked(v4=1)}
     servers.services.update(wanted)
@@ -213,7 +215,7 @@ def test_update_of_the_same_mapping_is_seen(servers: Servers) -> None:
     assert get().headers["X-Load-Balancing-Endpoint-Weight"] == "5"
 
 
-def test_stop_closes_everything(servers: Servers) -> None:
+def test_stop_closes_everything(servers: HttpServers) -> None:
     """An agent that has stopped answers nobody; load balancers turn elsewhere."""
     servers.services.update({WEB: checked(v6=1)})
     servers.stop()
@@ -221,7 +223,7 @@ def test_stop_closes_everything(servers: Servers) -> None:
     assert refused(host="::1")
 
 
-def test_many_services_need_no_thread_more(servers: Servers) -> None:
+def test_many_services_need_no_thread_more(servers: HttpServers) -> None:
     """200 Services in two families: 400 listeners, the same threads; and all gone again."""
     before, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
     many = {Key("default", f"s-{i}"): checked(31000 + i, v6=2) for i in range(200)}

@@ -8,17 +8,17 @@ from ipaddress import ip_address
 import pytest
 
 from ebpflb.cluster import recorder
-from ebpflb.serve.servers import Servers
+from ebpflb.serve.servers import HttpServers
 from tests.serve.conftest import NODE, Book, Serve, wait_until
 from tests.serve.test_service_health import OTHER, PORT, SHOP, V4, WEB, checked, get, refused
 
 
 @pytest.fixture
-def servers(serve: Serve) -> Servers:
+def servers(serve: Serve) -> HttpServers:
     return serve(healthz_address="", metrics_address="", retry=0.01)
 
 
-def test_failure_to_listen_is_told_on_the_service(servers: Servers, book: Book) -> None:
+def test_failure_to_listen_is_told_on_the_service(servers: HttpServers, book: Book) -> None:
     """A Warning with kube-proxy's reason and action, naming node, service, port, and why."""
     with socket.create_server(("127.0.0.1", PORT)):
         servers.services.update({WEB: checked()})
@@ -33,7 +33,7 @@ def test_failure_to_listen_is_told_on_the_service(servers: Servers, book: Book) 
     assert told.note.startswith(f"{start}Address already in use")
 
 
-def test_failure_closes_all_listeners_of_that_service(servers: Servers, book: Book) -> None:
+def test_failure_closes_all_listeners_of_that_service(servers: HttpServers, book: Book) -> None:
     """With two addresses, of which one is taken, the other is not left half open."""
     ours = {V4: [ip_address("127.0.0.1"), ip_address("127.0.0.2")]}
     with socket.create_server(("127.0.0.2", PORT)):
@@ -44,7 +44,7 @@ def test_failure_closes_all_listeners_of_that_service(servers: Servers, book: Bo
 
 
 def test_failure_is_retried_without_a_sync(
-    servers: Servers, book: Book, caplog: pytest.LogCaptureFixture
+    servers: HttpServers, book: Book, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Beside kube-proxy all ports are taken; when it leaves they are ours, though nothing changes.
 
@@ -64,7 +64,7 @@ def test_failure_is_retried_without_a_sync(
     assert lines == [f"{note}; trying again every 0.01 s" for note in failures]
 
 
-def test_failure_is_not_retried_once_the_service_is_gone(servers: Servers) -> None:
+def test_failure_is_not_retried_once_the_service_is_gone(servers: HttpServers) -> None:
     """Neither is it after the end."""
     with socket.create_server(("127.0.0.1", PORT)):
         servers.services.update({WEB: checked(), SHOP: checked(OTHER)})
@@ -74,7 +74,7 @@ def test_failure_is_not_retried_once_the_service_is_gone(servers: Servers) -> No
     assert get(port=OTHER).code == 200
 
 
-def test_second_service_with_the_same_port_fails(servers: Servers, book: Book) -> None:
+def test_second_service_with_the_same_port_fails(servers: HttpServers, book: Book) -> None:
     """The one that has it keeps it; when it goes the other gets it at once."""
     servers.services.update({WEB: checked()})
     servers.services.update({WEB: checked(), SHOP: checked()})

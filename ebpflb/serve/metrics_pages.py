@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages of 10249, for those who watch the agent (kube-proxy.md 13.2).
+"""Port 10249: metrics, and pages for debugging (kube-proxy.md 13.2).
 
-/flagz and /statusz look as kube-proxy's do. With --profiling there is /debug/stacks, which says
-where every thread is just now; kube-proxy's /debug/pprof profiles Go and has no counterpart.
+/flagz and /statusz have kube-proxy's format. With --profiling there is /debug/stacks with the stack
+of every thread; kube-proxy's /debug/pprof profiles Go and has no counterpart.
 """
 
 import platform
@@ -19,7 +19,7 @@ import msgspec
 
 from ebpflb.serve.http import JSON, NOT_FOUND, TEXT, Request, Response
 
-MODE = "ebpf"  # where kube-proxy says iptables, ipvs or nftables
+MODE = "ebpf"  # in kube-proxy iptables, ipvs or nftables
 
 Exposition = Callable[[str], tuple[bytes, str]]
 """From an Accept header to a body and its Content-Type."""
@@ -31,10 +31,10 @@ _WARNING = (
 
 
 @dataclass(frozen=True)
-class Pages:
-    """``configuration`` and ``flags`` are those in force; ``metrics`` and ``slis`` are scraped.
+class MetricsPages:
+    """``configuration`` and ``flags`` return those in force; ``started`` is in epoch seconds.
 
-    ``on_ping`` is told of each request for /healthz: kube-proxy counts it among the slis.
+    ``on_ping`` is called at each request for /healthz, which kube-proxy counts among the slis.
     """
 
     metrics: Exposition
@@ -46,15 +46,15 @@ class Pages:
     started: float = field(default_factory=time.time)
 
     def respond(self, request: Request) -> Response:
-        """What 10249 says."""
+        """The response of port 10249."""
         page = self._pages().get(request.path)
         return page(request) if page else NOT_FOUND
 
     def _pages(self) -> dict[str, Callable[[Request], Response]]:
         debugging = {"/debug/stacks": _stacks} if self.profiling else {}
         return {
-            "/metrics": lambda request: _scraped(self.metrics, request),
-            "/metrics/slis": lambda request: _scraped(self.slis, request),
+            "/metrics": lambda request: _metrics(self.metrics, request),
+            "/metrics/slis": lambda request: _metrics(self.slis, request),
             "/healthz": lambda _: self._healthz(),
             "/proxyMode": lambda _: Response(200, MODE.encode()),
             "/configz": lambda _: self._configz(),
@@ -68,12 +68,12 @@ class Pages:
         return Response(200, b"ok")
 
     def _configz(self) -> Response:
-        said = {"kubeproxy.config.k8s.io": self.configuration()}
-        return Response(200, msgspec.json.encode(said), JSON)
+        body = {"kubeproxy.config.k8s.io": self.configuration()}
+        return Response(200, msgspec.json.encode(body), JSON)
 
     def _flagz(self) -> Response:
-        said = [f"{name}={value}" for name, value in sorted(self.flags().items())]
-        return _page("flags", ["", *said])
+        lines = [f"{name}={value}" for name, value in sorted(self.flags().items())]
+        return _page("flags", ["", *lines])
 
     def _statusz(self) -> Response:
         up = int(time.time() - self.started)
@@ -88,20 +88,20 @@ class Pages:
         return _page("statusz", lines)
 
 
-def _scraped(exposition: Exposition, request: Request) -> Response:
-    body, kind = exposition(request.accept)
-    return Response(200, body, kind)
+def _metrics(exposition: Exposition, request: Request) -> Response:
+    body, content_type = exposition(request.accept)
+    return Response(200, body, content_type)
 
 
 def _page(name: str, lines: list[str]) -> Response:
-    said = ["", f"ebpflb {name}", _WARNING, *lines, ""]
-    return Response(200, "\n".join(said).encode())
+    text = ["", f"ebpflb {name}", _WARNING, *lines, ""]
+    return Response(200, "\n".join(text).encode())
 
 
 def _stacks(_: Request) -> Response:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    said = [
+    stacks = [
         f"{names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}\n"
         for ident, frame in sys._current_frames().items()
     ]
-    return Response(200, "".join(said).encode(), TEXT)
+    return Response(200, "".join(stacks).encode(), TEXT)
