@@ -41,7 +41,7 @@ Handler = Callable[[Request], Response]
 NOT_FOUND = Response(404, b"404 page not found\n")
 
 
-class Protocol:
+class HttpConnection:
     """The requests and responses of one connection, in turn."""
 
     def __init__(self) -> None:

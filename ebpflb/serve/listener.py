@@ -16,7 +16,7 @@ from socket import SO_LINGER, SOL_SOCKET, socket
 from struct import pack
 from typing import Any, TypeVar
 
-from ebpflb.serve.http import Handler, Protocol, Request, Response
+from ebpflb.serve.http import Handler, HttpConnection, Request, Response
 
 log = logging.getLogger(__name__)
 
@@ -147,8 +147,8 @@ class Listener:
             reader, writer = await asyncio.open_connection(sock=client)
             writer.transport.set_write_buffer_limits(0)  # drain() waits until the kernel has it all
             with self._connections.including(writer):
-                protocol = Protocol()
-                while await self._exchange(protocol, reader, writer):
+                connection = HttpConnection()
+                while await self._exchange(connection, reader, writer):
                     pass
         except OSError as error:  # the client has closed the connection, or the time is over
             log.debug("port %d: %s", self.address[1], error)
@@ -156,16 +156,16 @@ class Listener:
             log.exception("port %d: unexpected", self.address[1])
 
     async def _exchange(
-        self, protocol: Protocol, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, connection: HttpConnection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
         """One request and its response; whether another one may follow."""
         async with asyncio.timeout(self._connections.timeout):
-            if not (request := await protocol.read_request(reader)):
+            if not (request := await connection.read_request(reader)):
                 return False
             self._connections.requested(writer)
-            writer.write(protocol.send(await self._respond(request)))
+            writer.write(connection.send(await self._respond(request)))
             await writer.drain()
-            if protocol.next_cycle():
+            if connection.next_cycle():
                 return True
             writer.write_eof()
             unread = MAX_UNREAD_BYTES  # closed with more, the connection is reset (RFC 9112 9.6)

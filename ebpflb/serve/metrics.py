@@ -24,8 +24,8 @@ from ebpflb.serve.metrics_agent import StatusCollector
 from ebpflb.serve.metrics_kube_proxy import KubeProxy
 from ebpflb.serve.metrics_library import (
     FeatureGates,
-    HealthChecks,
     Requests,
+    SliMetrics,
     describe_build,
     describe_process,
 )
@@ -55,7 +55,7 @@ class Metrics(KubeProxy):
         describe_build(self.registry)
         self.gate = FeatureGates(self.registry).set
         self.request = Requests(self.registry).observe
-        self.check = HealthChecks(self.slis).observe
+        self.check = SliMetrics(self.slis).observe
         self._declare()
         self._lock = threading.Lock()  # of the collectors
         self._collectors: list[Collector] = []

@@ -95,7 +95,7 @@ class FeatureGates:
         self._enabled.labels(name, stage).set(enabled)
 
 
-class HealthChecks:
+class SliMetrics:
     """kubernetes_healthcheck*, the metrics of /metrics/slis."""
 
     def __init__(self, registry: CollectorRegistry) -> None:

@@ -21,7 +21,7 @@ from ebpflb.serve.http import JSON, NOT_FOUND, TEXT, Request, Response
 
 MODE = "ebpf"  # in kube-proxy iptables, ipvs or nftables
 
-Exposition = Callable[[str], tuple[bytes, str]]
+Expose = Callable[[str], tuple[bytes, str]]
 """From an Accept header to a body and its Content-Type."""
 
 _WARNING = (
@@ -37,8 +37,8 @@ class MetricsPages:
     ``on_ping`` is called at each request for /healthz, which kube-proxy counts among the slis.
     """
 
-    metrics: Exposition
-    slis: Exposition
+    metrics: Expose
+    slis: Expose
     configuration: Callable[[], Any]  # what msgspec can write
     flags: Callable[[], Mapping[str, str]]
     on_ping: Callable[[], None] = lambda: None
@@ -88,7 +88,7 @@ class MetricsPages:
         return _page("statusz", lines)
 
 
-def _metrics(exposition: Exposition, request: Request) -> Response:
+def _metrics(exposition: Expose, request: Request) -> Response:
     body, content_type = exposition(request.accept)
     return Response(200, body, content_type)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients that say what they like, byte by byte."""
+"""Clients that send any bytes."""
 
 import socket
 from collections.abc import Callable
@@ -13,22 +13,22 @@ def connect(port: int) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port), timeout=SECONDS)
 
 
-def said(port: int, request: bytes) -> bytes:
-    """All that comes back to these bytes, until the server ends the connection."""
+def response_to(port: int, request: bytes) -> bytes:
+    """All that the server sends to these bytes until it closes the connection."""
     with connect(port) as client:
         client.sendall(request)
         client.shutdown(socket.SHUT_WR)
         return client.makefile("rb").read()
 
 
-def asks(client: socket.socket) -> None:
-    """A request on a connection that is kept, and its answer."""
+def request_and_keep(client: socket.socket) -> None:
+    """A request on a connection that stays open, and its response."""
     client.sendall(b"GET /kept HTTP/1.1\r\nHost: x\r\n\r\n")
     assert client.recv(4096).endswith(b"/kept")
 
 
-def ended(client: socket.socket) -> bool:
-    """Whether the server has ended the connection; waits for it."""
+def is_closed(client: socket.socket) -> bool:
+    """Whether the server closes the connection; waits for it."""
     try:
         while client.recv(1 << 20):
             pass
@@ -39,5 +39,5 @@ def ended(client: socket.socket) -> bool:
     return True
 
 
-def is_well(port: int) -> bool:
+def serves(port: int) -> bool:
     return ask("/well", port).body == "/well"

@@ -2,6 +2,7 @@
 """Whatever a client does, the server stays and others are answered."""
 
 import asyncio
+import errno
 import gc
 import os
 import select
@@ -9,13 +10,15 @@ import socket
 import threading
 import time
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
+from ebpflb.serve import listener
 from ebpflb.serve.listener import Connections, Listener, ServerThread
 from ebpflb.serve.ports import listen
 from tests.serve.answers import BIG, RELEASE, respond
-from tests.serve.clients import OpenListener, asks, connect, ended, is_well
+from tests.serve.clients import OpenListener, connect, is_closed, request_and_keep, serves
 from tests.serve.conftest import SECONDS, ask
 
 
@@ -26,20 +29,20 @@ def test_half_a_request_holds_nobody_up(open_listener: OpenListener) -> None:
         halves = [stack.enter_context(connect(port)) for _ in range(16)]
         for half in halves:
             half.sendall(b"GET / HTTP/1.1\r\nHost:")
-        assert is_well(port)
-        assert ended(halves[0])
-        assert is_well(port)
+        assert serves(port)
+        assert is_closed(halves[0])
+        assert serves(port)
 
 
 def test_who_goes_on_asking_stays(open_listener: OpenListener) -> None:
     """A prober that keeps its connection is not sent away for having come first."""
     port = open_listener(limit=2)
     with connect(port) as prober, connect(port) as silent:
-        asks(silent)
+        request_and_keep(silent)
         for _ in range(2):
-            asks(prober)
-            assert is_well(port)
-        assert ended(silent)
+            request_and_keep(prober)
+            assert serves(port)
+        assert is_closed(silent)
 
 
 def test_half_a_request_is_ended_at_the_timeout(open_listener: OpenListener) -> None:
@@ -54,14 +57,14 @@ def test_half_a_request_is_ended_at_the_timeout(open_listener: OpenListener) -> 
             pass
         else:
             pytest.fail("it could drip for ten times its timeout")
-    assert is_well(port)
+    assert serves(port)
 
 
 def test_silence_is_ended_at_the_timeout(open_listener: OpenListener) -> None:
     """A connection without a request is closed."""
     port = open_listener(timeout=0.1)
     with connect(port) as client:
-        assert ended(client)
+        assert is_closed(client)
 
 
 @pytest.mark.parametrize("slow", [False, True])
@@ -72,7 +75,7 @@ def test_client_that_never_reads_is_ended_at_the_timeout(
     port = open_listener(timeout=3.0, slow=slow)
     with connect(port) as client:
         client.sendall(b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert is_well(port)
+        assert serves(port)
         assert len(ask("/big", port).body) == BIG
         poll = select.poll()
         poll.register(client, select.POLLRDHUP)
@@ -85,7 +88,7 @@ def test_clients_that_never_read_do_not_use_up_the_limit(open_listener: OpenList
     with ExitStack() as stack:
         for _ in range(12):
             stack.enter_context(connect(port)).sendall(b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert is_well(port)
+        assert serves(port)
 
 
 def test_thousand_quick_connections(open_listener: OpenListener) -> None:
@@ -96,7 +99,7 @@ def test_thousand_quick_connections(open_listener: OpenListener) -> None:
         with connect(port) as client:
             if number % 3:
                 client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"[: number % 30])
-        assert number % 100 or is_well(port)
+        assert number % 100 or serves(port)
     assert threading.active_count() == before
     end = time.monotonic() + SECONDS
     while len(os.listdir("/proc/self/fd")) > files:
@@ -110,29 +113,47 @@ def test_slow_page_holds_up_no_other_port(open_listener: OpenListener) -> None:
     with connect(slow) as client:
         client.sendall(b"GET /slow HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         try:
-            assert is_well(quick)
+            assert serves(quick)
         finally:
             RELEASE.set()
         assert client.makefile("rb").read().endswith(b"/slow")
 
 
+def test_listener_accepts_again_after_an_error(
+    server_thread: ServerThread, open_listener: OpenListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a free file descriptor it waits and tries again."""
+    loop, errors = server_thread._loop, [OSError(errno.EMFILE, "Too many open files")]
+    accept = loop.sock_accept
+
+    async def accept_after_errors(listening: socket.socket) -> Any:
+        if errors:
+            raise errors.pop()
+        return await accept(listening)
+
+    monkeypatch.setattr(listener, "ACCEPT_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(loop, "sock_accept", accept_after_errors)
+    assert serves(open_listener())
+    assert not errors
+
+
 @pytest.mark.parametrize("turns", range(6))
 def test_closing_listener_ends_every_connection(server_thread: ServerThread, turns: int) -> None:
     """A client that connects as it closes is ended or refused, however far it was accepted."""
-    listener = Listener(respond, Connections(4))
+    opened = Listener(respond, Connections(4))
 
     async def connect_while_closing() -> socket.socket:
-        await listener.open(listen("127.0.0.1", 0))
-        client = connect(listener.address[1])
+        await opened.open(listen("127.0.0.1", 0))
+        client = connect(opened.address[1])
         for _ in range(turns):
             await asyncio.sleep(0)
-        await listener.close()
+        await opened.close()
         return client
 
     gc.disable()  # which would close a socket that nothing refers to
     try:
         with server_thread.run(connect_while_closing()) as client:
-            assert ended(client)
+            assert is_closed(client)
     finally:
         gc.enable()
 
@@ -142,12 +163,12 @@ def test_stop_ends_connections() -> None:
     ServerThread().stop()
     server_thread = ServerThread()
     server_thread.start()
-    listener = Listener(respond, Connections(4))
-    server_thread.run(listener.open(listen("127.0.0.1", 0)))
-    with connect(listener.address[1]) as client:
+    opened = Listener(respond, Connections(4))
+    server_thread.run(opened.open(listen("127.0.0.1", 0)))
+    with connect(opened.address[1]) as client:
         client.sendall(b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n")
         assert client.recv(4096).endswith(b"/x")
         server_thread.stop()
         server_thread.stop()
-        assert ended(client)
+        assert is_closed(client)
     assert not server_thread.alive

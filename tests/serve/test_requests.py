@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from tests.serve.clients import OpenListener, connect, is_well, said
+from tests.serve.clients import OpenListener, connect, response_to, serves
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from tests.serve.clients import OpenListener, connect, is_well, said
 )
 def test_garbage_is_refused(open_listener: OpenListener, request_: bytes, status: int) -> None:
     """With the status that says why; without Host it is 400 (RFC 9112 3.2), as by kube-proxy."""
-    assert said(open_listener(), request_).split()[:2] == [b"HTTP/1.1", str(status).encode()]
+    assert response_to(open_listener(), request_).split()[:2] == [b"HTTP/1.1", str(status).encode()]
 
 
 @pytest.fixture(scope="module")
@@ -35,20 +35,20 @@ def port(open_listener: OpenListener) -> int:
 @given(some.binary(max_size=200))
 def test_any_bytes(port: int, anything: bytes) -> None:
     """Nothing that comes in breaks the server."""
-    said(port, anything)
-    said(port, b"GET /" + anything + b" HTTP/1.1\r\nHost: x\r\n" + anything + b"\r\n\r\n")
-    assert is_well(port)
+    response_to(port, anything)
+    response_to(port, b"GET /" + anything + b" HTTP/1.1\r\nHost: x\r\n" + anything + b"\r\n\r\n")
+    assert serves(port)
 
 
 def test_half_a_request_is_not_answered(open_listener: OpenListener) -> None:
     """Whoever ends in the middle of a head has asked nothing."""
-    assert said(open_listener(), b"GET / HTTP/1.1\r\nHost: x\r\n") == b""
-    assert said(open_listener(), b"\r\n\r\n") == b""
+    assert response_to(open_listener(), b"GET / HTTP/1.1\r\nHost: x\r\n") == b""
+    assert response_to(open_listener(), b"\r\n\r\n") == b""
 
 
 def test_refusal_after_head(open_listener: OpenListener) -> None:
     """HEAD is answered without a body, what is refused next on the connection with one."""
-    answers = said(open_listener(), b"HEAD /x HTTP/1.1\r\nHost: x\r\n\r\ngarbage\r\n\r\n")
+    answers = response_to(open_listener(), b"HEAD /x HTTP/1.1\r\nHost: x\r\n\r\ngarbage\r\n\r\n")
     assert answers.startswith(b"HTTP/1.1 200 OK\r\n")
     assert b"\r\n\r\nHTTP/1.1 400 Bad Request\r\n" in answers
     assert answers.endswith(b"\r\n\r\n400 Bad Request\n")
@@ -56,12 +56,12 @@ def test_refusal_after_head(open_listener: OpenListener) -> None:
 
 def test_head_without_carriage_returns(open_listener: OpenListener) -> None:
     """As people type it."""
-    assert said(open_listener(), b"GET /x HTTP/1.0\n\n").endswith(b"\r\n\r\n/x")
+    assert response_to(open_listener(), b"GET /x HTTP/1.0\n\n").endswith(b"\r\n\r\n/x")
 
 
 def test_connection_is_kept(open_listener: OpenListener) -> None:
     """HTTP/1.1: request after request, also all at once."""
-    answers = said(
+    answers = response_to(
         open_listener(), b"GET /a HTTP/1.1\r\nHost: x\r\n\r\nGET /b HTTP/1.1\r\nHost: x\r\n\r\n"
     )
     assert answers.count(b"HTTP/1.1 200 OK") == 2
