@@ -96,18 +96,18 @@ class Detection(NamedTuple):
     def state(self) -> str:
         """What there is; "none" where nothing is."""
         if self.running:
-            return f"runs here too ({self.evidence})"
-        return f"has gone and left {', '.join(self.rules)}" if self.rules else "none"
+            return f"is also running ({self.evidence})"
+        return f"has stopped and left {', '.join(self.rules)}" if self.rules else "none"
 
     @property
     def advice(self) -> str:
         """What it does beside ebpflb, and what to do; "" where nothing is."""
         if self.running:
-            return f"ebpflb answers first; stop it, then {CLEANUP}"
+            return f"ebpflb handles packets first; stop kube-proxy, then {CLEANUP}"
         if not self.rules:
             return ""
-        stale = "what ebpflb does not answer, as a service deleted since, goes where"
-        return f"{stale} these rules say; {CLEANUP} removes them"
+        stale = "packets that ebpflb leaves alone, for example to deleted services, still follow"
+        return f"{stale} these rules; {CLEANUP} removes them"
 
     @property
     def message(self) -> str | None:

@@ -197,10 +197,10 @@ def test_check(ebpflb: Ebpflb, tmp_path: Path) -> None:
         (found,) = (it for it in json.loads(done.out) if it["feature"] == "kube-proxy")
         return found["ok"], found["required"], found["detail"]
 
-    left = "has gone and left table ip kube-proxy, table ip6 kube-proxy"
+    left = "has stopped and left table ip kube-proxy, table ip6 kube-proxy"
     assert finding() == (False, False, left)
     with answering.process(tmp_path) as pid:
-        assert finding() == (False, False, f"runs here too (pid {pid})")
+        assert finding() == (False, False, f"is also running (pid {pid})")
     ebpflb("cleanup", "--kube-proxy")
     assert finding() == (True, False, "none")
 
@@ -209,9 +209,8 @@ def test_status(ebpflb: Ebpflb, nowhere: list[str], tmp_path: Path) -> None:
     """`status` tells of it too."""
     with answering.process(tmp_path) as pid:
         done = ebpflb("status", *nowhere)
-    assert (
-        f"\nkube proxy         runs here too (pid {pid}): ebpflb answers first; stop it" in done.out
-    )
+    running = f"is also running (pid {pid})"
+    assert f"\nkube proxy         {running}: ebpflb handles packets first; stop" in done.out
     assert "kube proxy" not in ebpflb("status", *nowhere).out
 
 
@@ -220,11 +219,11 @@ def test_status_asks_the_agent(
 ) -> None:
     """Where rules alone are seen, the agent's word counts that they have come back."""
     paths = Paths(Path("/sys/fs/bpf/ebpflb-never"), tmp_path / "never")
-    seen = "runs here too (its rules have come back)"
+    seen = "is also running (its rules have come back)"
     running = status.initial(node="n", source="s").changed(kube_proxy=seen)
     with status.lock(paths):
         status.StatusFile(paths).write(running)
         assert "come back" not in ebpflb("status", *nowhere).out
         load_nft()
         assert f"kube proxy         {seen}" in ebpflb("status", *nowhere).out
-    assert "kube proxy         has gone and left" in ebpflb("status", *nowhere).out
+    assert "kube proxy         has stopped and left" in ebpflb("status", *nowhere).out

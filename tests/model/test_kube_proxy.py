@@ -77,7 +77,7 @@ def test_gone() -> None:
     found = Detection(rules=RULES)
     assert not found.running
     assert found.log_message is not None
-    assert "has gone and left table ip kube-proxy" in found.log_message
+    assert "has stopped and left table ip kube-proxy" in found.log_message
     assert "`ebpflb cleanup --kube-proxy` removes them" in found.log_message
 
 
@@ -93,8 +93,8 @@ def test_runs(found: Detection, evidence: str) -> None:
     """A process, an answer, or rules that come back are a kube-proxy at work."""
     assert found.running
     assert found.log_message == (
-        f"kube-proxy runs here too ({evidence}): ebpflb answers first; stop it, then"
-        " `ebpflb cleanup --kube-proxy`"
+        f"kube-proxy is also running ({evidence}): ebpflb handles packets first; stop kube-proxy,"
+        " then `ebpflb cleanup --kube-proxy`"
     )
 
 

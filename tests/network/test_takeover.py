@@ -190,7 +190,7 @@ def test_stale_rules(node: Node) -> None:
     nftables(node)
     node.agent.start()
     node.publish()
-    assert "has gone and left table ip kube-proxy" in node.ebpflb("status").stdout
+    assert "has stopped and left table ip kube-proxy" in node.ebpflb("status").stdout
     assert set(asking.names(node.sockets(node.outside), node.node.v4, port=NODEPORT)) == NAMES
     node.ebpflb("cleanup", "--kube-proxy")
     with pytest.raises(OSError, match="refused"):
