@@ -44,7 +44,7 @@ def test_maps_cannot_be_read(serving: Harness, caplog: pytest.LogCaptureFixture)
     serving.datapath.failures, serving.datapath.unreadable = [FULL], [UNREADABLE] * 2
     serving.send(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.0.9")))
     serving.wait_for(lambda status: not status.sync_error)
-    answers = serving.datapath.maps.answers().values()
+    answers = serving.datapath.maps.lookups().values()
     assert "10.1.0.9" in {str(backend.address) for it in answers for backend in it.cluster}
     errors = [it.getMessage() for it in caplog.records if it.levelname == "ERROR"]
     assert errors == [f"{error}; trying again every 1 s" for error in (FULL, UNREADABLE)]

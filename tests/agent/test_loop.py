@@ -149,7 +149,7 @@ def test_failed_change(serving: Harness) -> None:
     serving.send(changed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.7")))
     serving.send(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.0.8")))
     serving.wait_for(lambda status: not status.sync_error)
-    answers = serving.datapath.maps.answers().values()
+    answers = serving.datapath.maps.lookups().values()
     held = {str(backend.address) for answer in answers for backend in answer.cluster}
     assert held == {"10.1.0.7", "10.1.0.8"}
 
