@@ -10,7 +10,7 @@ from ebpflb.datapath.attach import cgroup_links
 from ebpflb.datapath.attach.removal import unpin_all
 from ebpflb.datapath.maps.pins import StateDir
 from ebpflb.errors import NodeError
-from ebpflb.node import kube_proxy_leftovers, kube_proxy_watch, nat, nft, reserved_ports
+from ebpflb.node import kube_proxy_leftovers, kube_proxy_watch, nat, reserved_ports
 from ebpflb.node.kube_proxy_leftovers import Leftover, Survey
 from ebpflb.options import Paths
 from ebpflb.serve import status
@@ -62,7 +62,7 @@ def remove_ebpflb(paths: Paths) -> None:
         who = f" (pid {last.pid})" if last else ""
         raise NodeError(f"an agent{who} still serves {paths.state}: stop it first")
     unpin_all(StateDir(paths.state))
-    nft.release_nat_hooks()
+    nat.release_nat_hooks()
     _release_ports(paths)
     status.remove(paths)
     click.echo(f"nothing is left of {paths.state}")
@@ -122,7 +122,7 @@ def _keep_nat(survey: Survey, *, force: bool) -> None:
     if not survey.removable or not nat.has_dnat_connections():
         return
     try:
-        nft.keep_nat_hooks()
+        nat.keep_nat_hooks()
     except NodeError as error:
         if not force:
             hint = "connections through kube-proxy would break: wait until they end, or use --force"
@@ -131,13 +131,13 @@ def _keep_nat(survey: Survey, *, force: bool) -> None:
 
 def _release_nat(survey: Survey) -> None:
     """Ends what ``_keep_nat`` has set up, unless a connection still needs it."""
-    if not nft.keeps_nat_hooks():
+    if not nat.keeps_nat_hooks():
         return
-    name = nft.Name("inet", nft.NAT_TABLE)
+    name = nat.TABLE
     if nat.has_dnat_connections():
         click.echo(f"{name} stays as long as connections are translated; run this again later")
     else:
-        nft.release_nat_hooks()
+        nat.release_nat_hooks()
         click.echo(f"removed: {name}")
 
 

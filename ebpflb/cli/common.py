@@ -11,7 +11,7 @@ import click
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.pins import DEFAULT, StateDir
 from ebpflb.errors import NodeError
-from ebpflb.node import capabilities
+from ebpflb.node import process
 from ebpflb.options import Paths
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -57,6 +57,6 @@ def paths(state: Path, run: Path, cache: Path = Paths.cache) -> Paths:
 
 def require_capabilities() -> None:
     """Raises NodeError that names the missing capabilities; the user need not be root."""
-    missing = capabilities.missing()
+    missing = process.missing_capabilities()
     if missing:
         raise NodeError(f"missing capabilities: {', '.join(missing)}: run as root, or grant them")

@@ -16,7 +16,7 @@ from ebpflb.datapath.maps import pins
 from ebpflb.datapath.programs import compiler
 from ebpflb.datapath.programs.loader import SECTIONS
 from ebpflb.errors import EbpflbError
-from ebpflb.node import capabilities, kube_proxy_watch, sock_diag
+from ebpflb.node import kube_proxy_watch, process, sock_diag
 
 
 class CheckResult(NamedTuple):
@@ -66,8 +66,8 @@ def _other_agents(state_directory: Path, cgroup: Path | None) -> Iterator[CheckR
 
 
 def _capabilities() -> CheckResult:
-    missing = capabilities.missing()
-    detail = f"missing: {', '.join(missing)}" if missing else ", ".join(capabilities.NEEDED)
+    missing = process.missing_capabilities()
+    detail = f"missing: {', '.join(missing)}" if missing else ", ".join(process.NEEDED_CAPABILITIES)
     remedy = "run as root, or grant them" if missing else ""
     return CheckResult("capabilities", not missing, True, detail, remedy)
 
@@ -154,7 +154,7 @@ def _stale_sockets() -> Iterator[CheckResult]:
     rebound = "pods' sockets are rebound to another backend; the node's own keep the removed one"
     lost = rebound if can_list else "they keep a removed backend: modprobe udp_diag"
     yield _feature("destroying UDP sockets", can_destroy, "4.9, INET_DIAG_DESTROY", lost)
-    can_enter = "CAP_SYS_ADMIN" in capabilities.held()
+    can_enter = "CAP_SYS_ADMIN" in process.capabilities()
     detail = "yes" if can_enter else "no (needs CAP_SYS_ADMIN)"
     remedy = "" if can_enter else "connected UDP sockets of pods keep a removed backend"
     yield CheckResult("listing pods' UDP sockets", can_enter, False, detail, remedy)

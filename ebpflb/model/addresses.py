@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses as Kubernetes reads them: sloppily.
+"""Addresses as Kubernetes reads them: leniently.
 
 Old objects hold "172.30.0.041" or "203.0.113.000/025"; kube-proxy takes leading zeros for
 decimal and masks a CIDR to its network (kube-proxy.md 1.4), where ``ipaddress`` refuses both.
 As in Go, an IPv4-mapped IPv6 address *is* the IPv4 address. Scopes (%eth0) are refused.
 
-Clean text goes straight to ``ipaddress``: a large cluster has 100,000 addresses to read at start.
+Text that is correct is parsed at once: a large cluster has 100,000 addresses to parse at start.
 """
 
 import re
@@ -36,15 +36,17 @@ def family(value: Address | Network) -> Family:
 
 
 def parse_address(text: str, wanted: Family | None = None) -> Address:
-    """Raises ValueError, fit to be shown, for anything but an address (of the wanted family)."""
-    address = _sloppy(text)
+    """Raises ValueError, with a message for the operator, for anything but an address (of the
+    wanted family).
+    """
+    address = _lenient(text)
     if wanted is not None and address.version != wanted:
         raise ValueError(f'"{text}" is no {wanted} address')
     return address
 
 
 def parse_network(text: str) -> Network:
-    """Raises ValueError, fit to be shown, for anything but address/length: no netmask, no host."""
+    """Raises ValueError, with a message for the operator, for anything but address/length."""
     host, _, length = text.partition("/")
     try:
         if not (length.isascii() and length.isdigit()):
@@ -54,7 +56,7 @@ def parse_network(text: str) -> Network:
         raise ValueError(f'"{text}" is no CIDR') from None
 
 
-def _sloppy(text: str) -> Address:
+def _lenient(text: str) -> Address:
     try:
         return _strict(text)
     except ValueError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The devices of this machine: which of them are served, and as whom traffic leaves by each."""
+"""The devices of this machine: which are served, and the masquerade addresses of each."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ class Device:
     link_header: bool  # packets begin with an Ethernet header
     master: int  # ifindex of its bridge, bond or VRF; 0: none
     addresses: tuple[Address, ...]
-    sources: tuple[Address, ...]  # those that traffic may leave from: global, primary, in use
+    sources: tuple[Address, ...]  # the addresses fit to masquerade to: global, primary, in use
 
 
 Devices = tuple[Device, ...]
 
 
 def check_pattern(pattern: str) -> None:
-    """Raises ValueError, fit to be shown, for what can be no device's name."""
+    """Raises ValueError, with a message for the operator, for an impossible device name."""
     bare = pattern.removeprefix("!")
     if not bare or "/" in bare or any(letter.isspace() for letter in bare):
         raise ValueError(f'"{pattern}" is no pattern for names of devices')
@@ -49,9 +49,9 @@ def served(devices: Iterable[Device], patterns: Iterable[str]) -> Devices:
 def masquerade_addresses(
     devices: Devices, node: Mapping[Family, Address]
 ) -> dict[int, AddressByFamily]:
-    """As whom masqueraded traffic leaves by each device, by ifindex; families may be missing.
+    """The addresses that each device masquerades to, by ifindex; families may be missing.
 
-    A device without an address of its own, such as a bridge's port, borrows its master's, else
+    A device without an address of its own, such as a bridge's port, uses its master's, else
     the node's primary one (see ``node_addresses``).
     """
     fallback, known = node_addresses(devices, node), by_index(devices)
@@ -79,7 +79,7 @@ def by_index(devices: Devices) -> dict[int, Device]:
 
 
 def with_masters(device: Device, known: Mapping[int, Device]) -> list[Device]:
-    """The device, its master, and so on."""
+    """The device, its master, the master of that, and so on."""
     chain = [device]
     while (master := known.get(chain[-1].master)) and master not in chain:
         chain.append(master)

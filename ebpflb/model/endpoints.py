@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The EndpointSlices of a Service -> the endpoints of one service port (kube-proxy.md 2).
 
-A Service has any number of slices: one set per family, further ones for pods that resolve a named
-target port to another number, and whatever people wrote by hand. They are united per port name
-and protocol. Where two slices hold the same endpoint, a copy that is not terminating wins; among
-several of these kube-proxy leaves the winner open. Here slices are read in the order of their
-names and the last such copy wins, so the answer does not depend on the order of arrival.
+A Service has any number of slices: some for each family, more for pods that resolve a named target
+port to another number, and those that people wrote by hand. They are merged by port name and
+protocol. If two slices hold the same endpoint, one that is not terminating is used; of several
+kube-proxy may use any. Here slices are read in the order of their names and the last such endpoint
+is used, so that the order of events does not matter.
 
 Next: selection.py says which of the endpoints a service port uses.
 """
@@ -30,7 +30,7 @@ _by_name = attrgetter("metadata.name")
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One address and port that may answer; ``node`` and ``target`` (a pod's name) may be ""."""
+    """One address and port; ``node`` and ``target`` (the name of a pod) may be ""."""
 
     address: Address
     port: int
@@ -57,7 +57,7 @@ def service_of(slice: objects.EndpointSlice) -> events.Key | None:
 def check(slice: objects.EndpointSlice) -> tuple[str, ...]:
     """A warning for each entry that ``merge`` will skip.
 
-    Raises InvalidObject for what cannot be meant: addressType, protocol, port out of range.
+    Raises InvalidObject for an invalid addressType, protocol or port number.
     """
     family = fields.one_of("addressType", slice.address_type, _ADDRESS_TYPES)
     if family is None:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fields that must mean something: each check returns the meaning or names the field.
+"""Checks of single fields: each returns the value, or raises InvalidObject that names the field.
 
-kube-proxy leaves this to the API server's validation; manifests have no API server in front.
-All of them raise InvalidObject.
+kube-proxy relies on the API server's validation, which manifests do not go through.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,7 +33,7 @@ def one_of(field: str, value: str, meanings: Mapping[str, _Meaning]) -> _Meaning
 
 
 def parsed(field: str, parse: Callable[[str], _Meaning], text: str) -> _Meaning:
-    """``parse`` raises ValueError, fit to be shown."""
+    """``parse`` raises ValueError with a message for the operator."""
     try:
         return parse(text)
     except ValueError as error:

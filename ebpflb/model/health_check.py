@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One Service -> what its health-check node port is to say (kube-proxy.md 10).
+"""One Service -> what its health-check node port answers (kube-proxy.md 10).
 
 A load balancer that sends traffic only to nodes with endpoints (externalTrafficPolicy Local) asks
-each node on this port whether it has any. Only ready ones count: those that are going may still
-serve, but nothing new shall come to them.
+each node on this port whether it has any. Only ready endpoints count: terminating ones may still
+serve, but are to get no new connections.
 """
 
 from collections.abc import Collection, Mapping
@@ -16,7 +16,7 @@ from ebpflb.model.services import ServicePort
 
 @dataclass(frozen=True, slots=True)
 class HealthCheck:
-    """``local_endpoints``: the local endpoints by family, of the families that the Service has."""
+    """``local_endpoints``: how many there are, by family, for the families of the Service."""
 
     port: int
     local_endpoints: Mapping[Family, int]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What iptables-save says, and how kube-proxy's part of it goes, for iptables-restore.
+"""Parses the output of iptables-save, and writes what removes kube-proxy's part of it.
 
-Others' rules stay as they are. A chain of kube-proxy's that one of them jumps to stays too, but
-empty; if it is KUBE-MARK-MASQ, with its mark and all that masquerades what is marked (CNIs' host
-ports may ask for it: portmap's externalSetMarkChain).
+Others' rules stay as they are. A chain of kube-proxy that one of them jumps to stays too, but is
+flushed. KUBE-MARK-MASQ is not: if others jump to it, it and the chain that masquerades marked
+packets keep their rules (CNIs' host ports may need it: portmap's externalSetMarkChain).
 """
 
 import re
@@ -16,7 +16,7 @@ from ebpflb.model import kube_proxy
 from ebpflb.model.kube_proxy import IPTABLES, MARK_MASQ, POSTROUTING, SETS, TOP_LEVEL_CHAINS
 
 _WORD = re.compile(r'"(?:[^"\\]|\\.)*"|\S+')
-# What kube-proxy's rules in the kernel's own chains may say beside the jump.
+# The matches that kube-proxy's rules in the kernel's own chains may have before the jump.
 _IN_A_JUMP = re.compile(
     r'(?:-m conntrack --ctstate NEW |-m comment --comment (?:"(?:[^"\\]|\\.)*"|\S+) )*-j \S+'
 )
@@ -30,17 +30,17 @@ class Rule(NamedTuple):
 
     @property
     def target(self) -> str:
-        """The chain or target that it goes to; "" for none."""
+        """The chain or target that it jumps to; "" for none."""
         return _after(self.text, ("-j", "-g"))
 
     @property
     def set(self) -> str:
-        """The ipset that it asks, the first one; "" for none."""
+        """The first ipset that it matches; "" for none."""
         return _after(self.text, ("--match-set",))
 
     @property
     def is_bare(self) -> bool:
-        """Whether it asks for nothing but a new connection."""
+        """Whether it matches nothing but new connections."""
         return bool(_IN_A_JUMP.fullmatch(self.text))
 
 
@@ -69,25 +69,29 @@ def parse(saved: str) -> list[Table]:
 
 
 class Removal:
-    """What of one table is kube-proxy's. ``bool`` tells whether anything has to be done."""
+    """What is removed from one table. It is false if nothing has to be removed.
+
+    ``deleted_chains`` are deleted, ``flushed_chains`` stay without rules, ``masquerade_chains``
+    stay with their rules, because others' rules need them.
+    """
 
     def __init__(self, table: Table) -> None:
         self.table = table
         known = [name for name in table.chains if kube_proxy.is_chain(name)]
         self.own_chains = set(known) if table.name in IPTABLES else set()
-        kept = self.references.keys()
+        used = self.references.keys()
         self.masquerade_chains = (
-            {MARK_MASQ, POSTROUTING} & self.own_chains if MARK_MASQ in kept else set()
+            {MARK_MASQ, POSTROUTING} & self.own_chains if MARK_MASQ in used else set()
         )
-        going = self.own_chains - kept - self.masquerade_chains
-        self.deleted_chains = [name for name in known if name in going]
+        deleted = self.own_chains - used - self.masquerade_chains
+        self.deleted_chains = [name for name in known if name in deleted]
         self.flushed_chains = [
-            name for name in kept if name not in self.masquerade_chains and self._has_rules(name)
+            name for name in used if name not in self.masquerade_chains and self._has_rules(name)
         ]
 
     @cached_property
     def references(self) -> dict[str, list[str]]:
-        """Chains that others' rules jump to, each with the chains in which these are."""
+        """kube-proxy's chains that others' rules jump to, each with the chains of these rules."""
         found: dict[str, list[str]] = {}
         for rule in self.table.rules:
             if (
@@ -102,7 +106,7 @@ class Removal:
 
     @cached_property
     def deleted_rules(self) -> list[Rule]:
-        """Single rules that go: the jumps to what goes, and what asks a set that will go."""
+        """Single rules: jumps to deleted chains, and matches of ipsets that will be removed."""
         return [
             rule
             for rule in self.table.rules
@@ -118,7 +122,7 @@ class Removal:
 
     @property
     def summary(self) -> str:
-        """How much it is."""
+        """How many chains and rules, in words."""
         counts = {
             "chain": len(self.deleted_chains) + len(self.flushed_chains),
             "rule": len(self.deleted_rules),
@@ -127,10 +131,10 @@ class Removal:
 
     @property
     def retained(self) -> str:
-        """What stays, and for whom; "" for nothing."""
-        askers = dict.fromkeys(chain for chains in self.references.values() for chain in chains)
+        """The chains that stay, and which rules use them; "" for none."""
+        users = dict.fromkeys(chain for chains in self.references.values() for chain in chains)
         names = dict.fromkeys([*self.references, *sorted(self.masquerade_chains)])
-        return f"{', '.join(names)}: used by rules in {', '.join(askers)}" if names else ""
+        return f"{', '.join(names)}: used by rules in {', '.join(users)}" if names else ""
 
     @property
     def script(self) -> str:
@@ -138,13 +142,13 @@ class Removal:
         return "\n".join([f"*{self.table.name}", *self._lines(), "COMMIT", ""])
 
     def _lines(self) -> Iterator[str]:
-        """A chain that is named is emptied."""
+        """To name a chain flushes it."""
         yield from (f":{name} - [0:0]" for name in (*self.deleted_chains, *self.flushed_chains))
         yield from (f"-D {rule.chain} {rule.text}" for rule in self.deleted_rules)
         yield from (f"-X {name}" for name in self.deleted_chains)
 
     def _jump(self, rule: Rule) -> bool:
-        """Whether it is the way from a chain of the kernel's into kube-proxy's."""
+        """Whether it is kube-proxy's jump from one of the kernel's own chains."""
         own = self.table.chains.get(rule.chain, False)
         return own and rule.target in self.own_chains & TOP_LEVEL_CHAINS and rule.is_bare
 

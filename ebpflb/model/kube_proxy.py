@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kube-proxy leaves on a node, by name, and how it stands with it (kube-proxy.md 17).
+"""The names of what kube-proxy makes on a node, and whether one runs there (kube-proxy.md 17).
 
 The names are those of its iptables, ipvs and nftables modes, of 1.36 and what older ones had
 besides. KUBE-FIREWALL, KUBE-KUBELET-CANARY, KUBE-IPTABLES-HINT and KUBE-MARK-DROP are kubelet's.
@@ -24,7 +24,7 @@ TOP_LEVEL_CHAINS = {
     "KUBE-NODEPORTS",
     "KUBE-FORWARD",
     "KUBE-PROXY-FIREWALL",
-    "KUBE-NODE-PORT",  # from here on of the ipvs mode
+    "KUBE-NODE-PORT",  # from here on: of the ipvs mode
     "KUBE-IPVS-FILTER",
     "KUBE-IPVS-OUT-FILTER",
 }
@@ -68,40 +68,40 @@ def is_chain(name: str) -> bool:
 
 
 class Detection(NamedTuple):
-    """What can be seen of kube-proxy in one network namespace at one time."""
+    """What was found of kube-proxy in one network namespace at one time."""
 
     pids: tuple[int, ...] = ()  # processes of that name
-    proxy_modes: tuple[tuple[str, str], ...] = ()  # who says to be one: where, and its mode
-    rules: tuple[str, ...] = ()  # what is there of its rules
-    rules_returned: bool = False  # they were not there before
+    proxy_modes: tuple[tuple[str, str], ...] = ()  # what answers /proxyMode: address, mode
+    rules: tuple[str, ...] = ()  # where rules of it are
+    rules_returned: bool = False  # they were not there the time before
 
     @property
     def running(self) -> bool:
-        """Whether one is at work, seen or not (in a pod we see no other pod's processes)."""
+        """Whether one runs, even if its process cannot be seen (a pod does not see others')."""
         return bool(self.pids or self.proxy_modes or self.rules_returned)
 
     def compared_with(self, previous: "Detection | None") -> "Detection":
-        """The same, known that ``previous`` was found earlier."""
-        missed = previous is not None and (previous.rules_returned or not previous.rules)
-        return self._replace(rules_returned=bool(self.rules) and missed)
+        """The same detection; after ``previous`` it is known whether rules have returned."""
+        were_gone = previous is not None and (previous.rules_returned or not previous.rules)
+        return self._replace(rules_returned=bool(self.rules) and were_gone)
 
     @property
     def evidence(self) -> str:
-        """By what one is known to be at work."""
+        """Why one is known to run."""
         words = [f"pid {pid}" for pid in self.pids]
         words += [f"mode {mode} at {where}" for where, mode in self.proxy_modes]
         return ", ".join(words or ["its rules have come back"])
 
     @property
     def state(self) -> str:
-        """What there is; "none" where nothing is."""
+        """Whether it runs or has left rules; "none" otherwise."""
         if self.running:
             return f"is also running ({self.evidence})"
         return f"has stopped and left {', '.join(self.rules)}" if self.rules else "none"
 
     @property
     def advice(self) -> str:
-        """What it does beside ebpflb, and what to do; "" where nothing is."""
+        """What that means for ebpflb, and what to do; "" for none."""
         if self.running:
             return f"ebpflb handles packets first; stop kube-proxy, then {CLEANUP}"
         if not self.rules:
@@ -111,10 +111,10 @@ class Detection(NamedTuple):
 
     @property
     def message(self) -> str | None:
-        """Both, for the operator; None where there is nothing to say."""
+        """State and advice, for the operator; None for none."""
         return f"{self.state}: {self.advice}" if self.advice else None
 
     @property
     def log_message(self) -> str | None:
-        """The same as a sentence of the log."""
+        """The same as a line of the log."""
         return f"kube-proxy {self.message}" if self.message else None

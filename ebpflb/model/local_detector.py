@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who counts as a pod: how the cluster's own traffic is told from others' (kube-proxy.md 5.2)."""
+"""Which traffic comes from pods of the cluster (kube-proxy.md 5.2)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class LocalMode(StrEnum):
 
 @dataclass(frozen=True)
 class LocalDetector:
-    """One mode and what it goes by; the default tells nobody from anybody."""
+    """One mode and its parameters; the default takes no traffic for that of pods."""
 
     mode: LocalMode = LocalMode.CLUSTER_CIDR
     cluster_cidrs: tuple[Network, ...] = ()
@@ -26,7 +26,7 @@ class LocalDetector:
     name_prefix: str = ""
 
     def networks(self, pod_cidrs: tuple[Network, ...]) -> tuple[Network, ...]:
-        """Pods by their source address; ``pod_cidrs`` are those of this node."""
+        """The source addresses of pods; ``pod_cidrs`` are those of this node."""
         by_mode = {LocalMode.CLUSTER_CIDR: self.cluster_cidrs, LocalMode.NODE_CIDR: pod_cidrs}
         return by_mode.get(self.mode, ())
 
@@ -35,7 +35,7 @@ class LocalDetector:
         return self.mode in (LocalMode.BRIDGE, LocalMode.NAME_PREFIX)
 
     def is_pod_device(self, device: Device, known: Mapping[int, Device]) -> bool:
-        """Whether what comes in by the device, or by one enslaved to the one that is meant, is."""
+        """Whether traffic that comes in by the device, or by its master, is of pods."""
         names = [each.name for each in with_masters(device, known)]
         if self.mode is LocalMode.BRIDGE:
             return self.bridge in names

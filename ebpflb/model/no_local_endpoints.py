@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Service ports that a policy Local leaves without an endpoint here, counted as they change.
+"""Counts service ports that a policy Local leaves without an endpoint on this node.
 
 kube-proxy.md 14: the policy is Local and there are endpoints somewhere, but none on this node.
 """
@@ -13,14 +13,14 @@ from ebpflb.model.services import PortName, ServicePort
 
 
 class TrafficPolicy(StrEnum):
-    """Whose traffic: that of the cluster IP, or that of all other frontends."""
+    """Of traffic to the cluster IP, or to all other frontends."""
 
     INTERNAL = "internal"
     EXTERNAL = "external"
 
 
 def policies_without_endpoints(port: ServicePort, selection: Selection) -> frozenset[TrafficPolicy]:
-    """The policies that are Local and find no endpoint, though there are some elsewhere."""
+    """The policies that are Local and have no endpoint here, but elsewhere."""
     if selection.local or not selection.has_any:
         return frozenset()
     external = port.external_local and port.externally_accessible
@@ -29,14 +29,14 @@ def policies_without_endpoints(port: ServicePort, selection: Selection) -> froze
 
 
 class NoLocalEndpoints:
-    """How many there are of each policy and family; work is proportional to what changes."""
+    """How many there are of each policy and family; an update takes constant time."""
 
     def __init__(self) -> None:
         self._policies: dict[PortName, frozenset[TrafficPolicy]] = {}
         self._counts: Counter[tuple[TrafficPolicy, Family]] = Counter()
 
     def update(self, name: PortName, policies: frozenset[TrafficPolicy]) -> None:
-        """The service port is confined by these policies now; by none also when it is gone."""
+        """The policies of a service port that have no endpoint now; none if it is deleted."""
         self._counts.subtract((policy, name.family) for policy in self._policies.pop(name, ()))
         self._counts.update((policy, name.family) for policy in policies)
         if policies:
@@ -44,5 +44,5 @@ class NoLocalEndpoints:
 
     @property
     def counts(self) -> dict[TrafficPolicy, dict[Family, int]]:
-        """Every policy and family, zero too."""
+        """For every policy and family, even if it is 0."""
         return {p: {family: self._counts[p, family] for family in Family} for p in TrafficPolicy}

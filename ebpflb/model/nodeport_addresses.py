@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """On which of this machine's addresses NodePorts are served (kube-proxy.md 8).
 
-``option`` is what --nodeport-addresses says: ("primary",) or a list of CIDRs. Loopback is not
-decided here: the datapath serves it to the node's own processes alone.
+``option`` is --nodeport-addresses: ("primary",) or a list of CIDRs. Loopback is not decided here:
+the datapath serves it to the node's own processes only.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ def served_addresses(
 ) -> frozenset[Address]:
     """The interface addresses that serve NodePorts.
 
-    A family for which ``option`` names nothing is served on all its addresses, as is one whose
+    A family that ``option`` does not mention is served on all its addresses, and so is one whose
     primary address is unknown. Raises ValueError for an entry that is no CIDR.
     """
     allowed = allowed_networks(option, primary)
@@ -32,9 +32,9 @@ def served_addresses(
 def health_check_addresses(
     here: Iterable[Address], option: tuple[str, ...], primary: dict[Family, Address]
 ) -> dict[Family, frozenset[Address]]:
-    """Where health-check node ports are to listen (kube-proxy.md 10); missing families: anywhere.
+    """Where health-check node ports listen (kube-proxy.md 10); missing families: anywhere.
 
-    Unlike NodePorts they do so on loopback too, where ``option`` names it. Raises ValueError too.
+    Unlike NodePorts they listen on loopback too, if ``option`` contains it. Raises ValueError too.
     """
     restricted = {f: allowed for f, allowed in allowed_networks(option, primary).items() if allowed}
     everywhere = {f for f, allowed in restricted.items() if any(n.prefixlen == 0 for n in allowed)}

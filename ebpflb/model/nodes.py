@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One Node -> what its own proxy needs of it (kube-proxy.md 5, 13.1, 17)."""
+"""One Node -> what its service proxy needs of it (kube-proxy.md 5, 13.1, 17)."""
 
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -9,7 +9,7 @@ from ebpflb.model import objects
 from ebpflb.model.addresses import Address, Family, Network
 
 ZONE_LABEL = "topology.kubernetes.io/zone"
-DOOMED_TAINT = "ToBeDeletedByClusterAutoscaler"
+DELETION_TAINT = "ToBeDeletedByClusterAutoscaler"
 
 _USED_TYPES = ("InternalIP", "ExternalIP")  # in order of preference
 
@@ -17,18 +17,18 @@ _Parsed = TypeVar("_Parsed")
 
 
 def zone(node: objects.Node) -> str:
-    """ "" when the node is in no zone, which turns zone hints off (kube-proxy.md 3.1)."""
+    """ "" if the node is in no zone, which turns zone hints off (kube-proxy.md 3.1)."""
     return (node.metadata.labels or {}).get(ZONE_LABEL, "")
 
 
 def eligible(node: objects.Node) -> bool:
-    """Whether load balancers are to send it traffic: neither being deleted nor about to be.
+    """Whether load balancers may send it traffic: it is not being deleted, nor about to be.
 
     Of taints only the autoscaler's counts, with any value and effect (kube-proxy.md 13.1).
     """
     taints = (node.spec and node.spec.taints) or []
-    doomed = any(taint.key == DOOMED_TAINT for taint in taints)
-    return not node.metadata.deletion_timestamp and not doomed
+    to_be_deleted = any(taint.key == DELETION_TAINT for taint in taints)
+    return not node.metadata.deletion_timestamp and not to_be_deleted
 
 
 def addresses(node: objects.Node) -> tuple[Address, ...]:
@@ -51,7 +51,7 @@ def primary_addresses(candidates: Iterable[Address]) -> dict[Family, Address]:
 
 
 def pod_cidrs(node: objects.Node) -> tuple[Network, ...]:
-    """Where its pods' addresses are from: the first of each family, unreadable ones left out.
+    """The ranges of its pods' addresses: the first of each family; unreadable ones are left out.
 
     spec.podCIDR counts only where spec.podCIDRs is empty.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the API says: each kind of object with only the fields that we read.
+"""The API's objects, each kind with only the fields that are used.
 
 msgspec decodes them straight from JSON (or converts them from YAML) and names the field that
 does not fit; unknown fields are skipped unread. The API writes null for an empty list, hence
@@ -115,7 +115,7 @@ class SlicePort(Struct, frozen=True, gc=False):
 
 
 class SliceAnnotations(Struct, frozen=True, gc=False):
-    """The only one that we read: when what the slice tells of happened (kube-proxy.md 16.4)."""
+    """The only one that is used: when the change happened (kube-proxy.md 16.4)."""
 
     last_change_trigger_time: str | None = field(
         name="endpoints.kubernetes.io/last-change-trigger-time", default=None
@@ -155,7 +155,7 @@ class NodeSpec(Struct, frozen=True, gc=False):
 
 
 class Node(Struct, frozen=True, gc=False):
-    """v1 Node: its zone label, its addresses, its pods' addresses, and whether it is to go."""
+    """v1 Node: its zone label, its addresses, its pods' addresses, and its taints."""
 
     metadata: Metadata
     spec: NodeSpec | None = None

@@ -2,9 +2,9 @@
 """Which of the endpoints a service port uses, seen from one node (kube-proxy.md 3).
 
 Traffic under a Cluster policy goes to the *cluster* list, under a Local policy to the *local*
-list. Each list holds the ready endpoints, or else those that are going but still serve.
-Topology hints narrow the cluster list only. When nothing is left, ``has_any`` tells a service
-that nobody answers (refuse) from one that is answered elsewhere (drop, kube-proxy.md 6.1).
+list. Each list holds the ready endpoints, or else those that are terminating but still serve.
+Topology hints apply to the cluster list only. If a list is empty, ``has_any`` says whether there
+are endpoints elsewhere (drop) or none at all (refuse, kube-proxy.md 6.1).
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ _zone_hints: _Hints = attrgetter("zone_hints")
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Where this machine is; ``zone`` is "" when the node has no zone label."""
+    """Where this node is; ``zone`` is "" if it has no zone label."""
 
     node: str
     zone: str
@@ -34,8 +34,8 @@ class Selection:
     """Each list keeps the order of the endpoints it was selected from.
 
     ``cluster`` and ``local`` are empty also when no policy of the service port uses them.
-    ``serving`` holds every serving endpoint whatever the policies say: UDP flows stay on these
-    (kube-proxy.md 11.1). ``has_any``: some endpoint anywhere could answer.
+    ``serving`` holds every serving endpoint, under any policy: existing UDP flows may keep these
+    (kube-proxy.md 11.1). ``has_any``: there are usable endpoints, here or elsewhere.
     """
 
     cluster: _Endpoints
@@ -48,15 +48,15 @@ def select(port: ServicePort, endpoints: _Endpoints, topology: Topology) -> Sele
     """kube-proxy.md 3; an endpoint is used if ready, even one that does not serve."""
     external = port.externally_accessible
     ready = tuple([endpoint for endpoint in endpoints if endpoint.ready])
-    leaving = tuple([each for each in endpoints if each.serving and each.terminating])
+    terminating = tuple([each for each in endpoints if each.serving and each.terminating])
     # Even under ETP Local the node and its pods use the cluster list (kube-proxy.md 4.3).
     uses_cluster = external or not port.internal_local
     uses_local = port.internal_local or (port.external_local and external)
     return Selection(
-        cluster=(_nearest(ready, topology) or leaving) if uses_cluster else (),
-        local=(_local(ready) or _local(leaving)) if uses_local else (),
+        cluster=(_nearest(ready, topology) or terminating) if uses_cluster else (),
+        local=(_local(ready) or _local(terminating)) if uses_local else (),
         serving=tuple([endpoint for endpoint in endpoints if endpoint.serving]),
-        has_any=bool(ready or leaving),
+        has_any=bool(ready or terminating),
     )
 
 

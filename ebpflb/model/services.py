@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """One Service -> its service ports, one per port and family (kube-proxy.md 1).
 
-A service port is what the datapath knows: a name, the addresses and ports at which it is
-reached, and the policies for choosing an endpoint. A Service without a cluster IP in a family has
-nothing in that family, whatever else it lists.
+A service port has a name, the addresses and ports of its frontends, and the policies that select
+an endpoint. A Service without a cluster IP of a family has no service ports of that family,
+whatever else it lists.
 
-kube-proxy trusts the API server's validation. A manifest has none in front of it, so a field that
-cannot be meant raises InvalidObject with its path. An entry that kube-proxy skips with a log line
-is skipped here too, and remarked upon.
+kube-proxy relies on the API server's validation, which manifests do not go through: here an invalid
+field raises InvalidObject with its path. An entry that kube-proxy skips with a log line is skipped
+here too, with a warning.
 
-Next: endpoints.py finds who answers for a service port, selection.py which of them are used.
+Next: endpoints.py finds the endpoints of a service port, selection.py those that are used.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -22,7 +22,7 @@ from ebpflb import errors
 from ebpflb.model import addresses, fields, objects
 from ebpflb.model.addresses import Address, Family, Network
 
-PROXY_NAME_LABEL = "service.kubernetes.io/service-proxy-name"  # its presence: another proxy's
+PROXY_NAME_LABEL = "service.kubernetes.io/service-proxy-name"  # its presence: it is another proxy's
 DEFAULT_AFFINITY_SECONDS = 10800  # 3 hours, the API's default
 MAX_AFFINITY_SECONDS = 86400  # a day
 
@@ -68,7 +68,7 @@ class ServicePort:
     """One port of one Service in one family; every address is of that family.
 
     ``created`` is the creationTimestamp or "". Zero means none for ``node_port``,
-    ``health_check_node_port`` and ``affinity_seconds``. Empty ``source_ranges`` let everyone in.
+    ``health_check_node_port`` and ``affinity_seconds``. Empty ``source_ranges`` admit every client.
     ``external_local`` holds for the Service; it matters only if ``externally_accessible``.
     """
 
@@ -108,7 +108,7 @@ def is_ours(service: objects.Service) -> bool:
 
 
 def parse(service: objects.Service, *, serve_external_ips: bool = True) -> ParsedService:
-    """The whole of kube-proxy.md 1; raises InvalidObject for what cannot be meant."""
+    """kube-proxy.md 1; raises InvalidObject for an invalid field."""
     if not is_ours(service):
         return ParsedService((), ())
     meta, spec = service.metadata, service.spec
@@ -142,7 +142,7 @@ def parse(service: objects.Service, *, serve_external_ips: bool = True) -> Parse
 
 
 def _cluster_ips(spec: objects.ServiceSpec, warnings: list[str]) -> dict[Family, Address]:
-    """kube-proxy.md 1.3: clusterIPs pairs with ipFamilies; without these clusterIP stands alone."""
+    """kube-proxy.md 1.3: clusterIPs pairs with ipFamilies; without these clusterIP is used."""
     ips = spec.cluster_ips or []
     if not spec.ip_families:
         if len(ips) > 1:
@@ -182,7 +182,7 @@ def _external_ips(spec: objects.ServiceSpec) -> Iterator[tuple[str, str]]:
 
 
 def _ingress_ips(status: objects.ServiceStatus | None) -> Iterator[tuple[str, str]]:
-    """Whatever spec.type says, but no "Proxy": such a load balancer wants to be passed through."""
+    """Of any spec.type, not of ipMode Proxy: traffic to such IPs goes to the load balancer."""
     balancer = status.load_balancer if status else None
     for index, ingress in enumerate((balancer.ingress if balancer else None) or ()):
         if ingress.ip_mode in (None, "VIP"):
@@ -213,7 +213,7 @@ def _of(family: Family, values: Iterable[_Parsed]) -> tuple[_Parsed, ...]:
 
 
 def _restricting(ranges: tuple[Network, ...]) -> tuple[Network, ...]:
-    """A range that holds everyone lifts the whole restriction."""
+    """A range that holds every address makes the others ineffective."""
     return () if any(network.prefixlen == 0 for network in ranges) else ranges
 
 
@@ -228,7 +228,7 @@ def _affinity_seconds(spec: objects.ServiceSpec) -> int:
 
 
 def _is_external_local(spec: objects.ServiceSpec) -> bool:
-    """By spec alone: an externalIP of either family will do, and so will an unreadable one."""
+    """By spec only: an externalIP of either family is enough, even an unreadable one."""
     local = _is_local("spec.externalTrafficPolicy", spec.external_traffic_policy)
     external = fields.one_of("spec.type", spec.type, _EXTERNAL_BY_TYPE)
     return local and (external or bool(spec.external_ips))
@@ -239,8 +239,8 @@ def _is_local(field: str, policy: str | None) -> bool:
 
 
 def _health_check_node_port(spec: objects.ServiceSpec) -> int:
-    """Only a load balancer asks, and only when it must find the nodes with endpoints."""
-    asked = spec.type == "LoadBalancer" and _is_external_local(spec)
-    if not asked or not spec.health_check_node_port:
+    """Only for a load balancer that has to find the nodes with endpoints."""
+    needed = spec.type == "LoadBalancer" and _is_external_local(spec)
+    if not needed or not spec.health_check_node_port:
         return 0
     return fields.within("spec.healthCheckNodePort", spec.health_check_node_port, fields.PORTS)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Since when a change of endpoints has waited to be programmed (kube-proxy.md 16.4).
+"""When the changes of endpoints happened that wait for a sync (kube-proxy.md 16.4).
 
 The EndpointSlice controller writes into an annotation when the pod or Service changed that made it
-write the slice. Such times are remembered until a sync succeeds; what was changed before this
-process began is not its delay.
+write the slice. These times are stored until a sync succeeds; changes from before this process
+started are not its delay.
 """
 
 import re
@@ -29,7 +29,7 @@ def trigger_time(text: str | None) -> float | None:
 class TriggerTimes:
     """The trigger times of the changes that no sync has covered yet.
 
-    ``since`` is when this process began to look, in seconds since the epoch.
+    ``since`` is when this process started, in seconds since the epoch.
     """
 
     def __init__(self, since: float) -> None:
@@ -37,17 +37,17 @@ class TriggerTimes:
         self._times: dict[tuple[Key, Family], list[float]] = {}
 
     def changed(self, service: Key, family: Family, annotation: str | None) -> None:
-        """A slice of the service came or became another one."""
+        """A slice of the service was added or modified."""
         time = trigger_time(annotation)
         if time is not None and time > self.since:
             self._times.setdefault((service, family), []).append(time)
 
     def removed(self, service: Key, family: Family) -> None:
-        """A slice of the service went: its annotation tells of an earlier change."""
+        """A slice of the service was deleted: its annotation is of an earlier change."""
         self._times.pop((service, family), None)
 
     def take(self) -> dict[Family, list[float]]:
-        """What is remembered, and forgotten with this: call it when a sync has succeeded."""
+        """All stored times, which are deleted by this: call it when a sync has succeeded."""
         found: dict[Family, list[float]] = defaultdict(list)
         for (_, family), times in self._times.items():
             found[family] += times

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Virtual servers of IPVS, and which of them are kube-proxy's."""
+"""Virtual servers of IPVS, and which of them are kube-proxy's (kube-proxy.md 17)."""
 
 from collections.abc import Mapping, Set
 from ipaddress import IPv4Address, ip_address
@@ -25,7 +25,7 @@ class VirtualServer(NamedTuple):
 
 
 def parse(table: str) -> list[VirtualServer]:
-    """The text of /proc/net/ip_vs. Those that go by a firewall mark (FWM) are left out.
+    """The text of /proc/net/ip_vs. Servers for a firewall mark (FWM) are left out.
 
     After a server's line come those of its destinations, with the open connections of each in the
     last column but one.
@@ -52,10 +52,10 @@ def _server(protocol: str, where: str) -> VirtualServer:
 def split(
     servers: list[VirtualServer], device: Set[Address], node_ports: Mapping[str, Set[int]]
 ) -> tuple[list[VirtualServer], list[VirtualServer]]:
-    """kube-proxy's, and the others.
+    """The servers of kube-proxy, and the others.
 
-    Its are at the addresses of its device, or at a port that it has in its sets of NodePorts
-    (``node_ports``: protocol -> ports). It takes off all when it cleans up; we do not.
+    kube-proxy's have an address of its ``device``, or a port that is in its ipsets of NodePorts
+    (``node_ports``: protocol -> ports). Its own cleanup removes all servers; this one does not.
     """
     ours = [
         server

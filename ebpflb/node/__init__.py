@@ -12,8 +12,7 @@ What ebpflb sets on it:
 sysctl          where sysctls are written
 conntrack       the sysctls of connection tracking that kube-proxy sets too
 reserved_ports  source ports that its own sockets do not get
-process         OOM score and file limit of this process
-capabilities    what this process may do
+process         this process: its capabilities, OOM score and file limit
 
 A kube-proxy on it:
 
@@ -23,5 +22,5 @@ iptables              its chains and rules, by iptables' own tools
 xtables               its chains in iptables-legacy, asked of the kernel
 nft                   its tables of nftables
 ipvs                  its virtual servers, device and ipsets
-nat                   whether conntrack translates connections
+nat                   connections that conntrack translates, and what keeps their NAT alive
 """

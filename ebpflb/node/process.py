@@ -1,5 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel is to think of our own process."""
+"""This process: the capabilities that it has, its OOM score and its file limit.
+
+bpf(2) and netlink need these capabilities (capabilities(7)):
+
+    CAP_BPF         maps, and loading programs (5.8)
+    CAP_NET_ADMIN   attaching to sockets and devices, network sysctls, ending sockets
+    CAP_PERFMON     the verifier lets a program compute with pointers, as ours do (5.8)
+
+The kernel accepts CAP_SYS_ADMIN for the first and the last. deploy/ grants no more than is here and
+in values.yaml; which user they are granted to does not matter.
+"""
 
 import logging
 import resource
@@ -7,12 +17,37 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
+CAPABILITIES = {
+    "CAP_NET_ADMIN": 12,
+    "CAP_SYS_ADMIN": 21,
+    "CAP_SYS_RESOURCE": 24,
+    "CAP_PERFMON": 38,
+    "CAP_BPF": 39,
+}
+NEEDED_CAPABILITIES = ("CAP_BPF", "CAP_NET_ADMIN", "CAP_PERFMON")
 OOM_SCORE_ADJ = Path("/proc/self/oom_score_adj")
+
+_STATUS = Path("/proc/self/status")
+_IMPLIED = {"CAP_BPF", "CAP_PERFMON"}  # by CAP_SYS_ADMIN
+
+
+def capabilities(status: str | None = None) -> set[str]:
+    """The effective ones of CAPABILITIES; ``status`` is the text of /proc/PID/status."""
+    lines = (status or _STATUS.read_text()).splitlines()
+    (mask,) = (int(line.split()[1], 16) for line in lines if line.startswith("CapEff:"))
+    found = {name for name, number in CAPABILITIES.items() if mask >> number & 1}
+    return found | _IMPLIED if "CAP_SYS_ADMIN" in found else found
+
+
+def missing_capabilities(status: str | None = None) -> list[str]:
+    """The needed ones that this process does not have."""
+    held = capabilities(status)
+    return [name for name in NEEDED_CAPABILITIES if name not in held]
 
 
 def adjust_oom_score(value: int, path: Path = OOM_SCORE_ADJ) -> None:
-    """How gladly we are ended when memory is short: from -1000, never, to 1000. Where the kernel
-    does not let us (less needs CAP_SYS_RESOURCE), that is said and no more: so does kube-proxy.
+    """Which process is ended first when memory is short: from -1000, never, to 1000. If that is
+    not allowed (a lower value needs CAP_SYS_RESOURCE) it is only logged, as in kube-proxy.
     """
     try:
         if int(path.read_text()) != value:
@@ -22,8 +57,8 @@ def adjust_oom_score(value: int, path: Path = OOM_SCORE_ADJ) -> None:
 
 
 def raise_file_limit() -> None:
-    """As many open files as we may have, as programs in Go do: each health-check NodePort is a
-    socket of each family, and systemd and containerd begin with 1024.
+    """Allows as many open files as possible, as programs in Go do: each health-check NodePort has
+    a socket for each family, and the soft limit of systemd and containerd is 1024.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:

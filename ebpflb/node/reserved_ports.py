@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Source ports that are ours alone: kept from the host's own sockets, as long as we are here.
+"""Reserves ebpflb's source ports: the node's own sockets do not get them while ebpflb runs.
 
-The kernel leaves out net.ipv4.ip_local_reserved_ports when it picks a port (both families; one
-list for each network namespace). It may name others' ports too, so what we added to it is
-remembered in a file, and only that is taken away again.
+The kernel never picks a port in net.ipv4.ip_local_reserved_ports for a socket (both families; one
+list for each network namespace). The list may hold others' ports too, so a file records what was
+added here, and only that is removed again.
 """
 
 import logging
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from ebpflb.model.kernel_lists import parse_ranges
+from ebpflb.model.kernel_lists import format_numbers, parse_numbers
 from ebpflb.node import sysctl
 
 log = logging.getLogger(__name__)
@@ -22,35 +22,22 @@ _NETNS = Path("/proc/self/ns/net")
 
 
 class Reservation(msgspec.Struct):
-    """What we added to the list of one network namespace."""
+    """What was added to the list of one network namespace."""
 
     netns: int
     ports: str
 
 
-def parse(text: str) -> set[int]:
-    """The kernel's notation: single ports and ranges, with commas between."""
-    return {port for span in parse_ranges(text) for port in span}
-
-
-def notation(ports: set[int]) -> str:
-    """The inverse of parse."""
-    firsts = sorted(port for port in ports if port - 1 not in ports)
-    lasts = sorted(port for port in ports if port + 1 not in ports)
-    pairs = zip(firsts, lasts, strict=True)
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in pairs)
-
-
 def reserve(record: Path, first: int, last: int) -> None:
-    """Reserves these ports and no others of ours. Raises OSError where that is not allowed."""
-    reserved, before = parse(RESERVED.read_text()), _reserved_by_us(record)
+    """Reserves these ports and no others for ebpflb. Raises OSError if that is not allowed."""
+    reserved, before = parse_numbers(RESERVED.read_text()), _reserved_by_us(record)
     others = reserved - before
     added = set(range(first, last + 1)) - others
     if others | added == reserved:
         return
-    _remember(record, added | before)  # a crash before the end forgets nothing
+    _remember(record, added | before)  # before the list, so that a crash loses nothing
     try:
-        RESERVED.write_text(notation(others | added) + "\n")
+        RESERVED.write_text(format_numbers(others | added) + "\n")
     except OSError:
         _remember(record, before)
         raise
@@ -58,7 +45,7 @@ def reserve(record: Path, first: int, last: int) -> None:
 
 
 def try_to_reserve(record: Path, first: int, last: int) -> str | None:
-    """As reserve, but why not where it fails: the host may then take the same ports."""
+    """As reserve, but returns the error: the node's sockets may then get the same ports."""
     try:
         reserve(record, first, last)
     except OSError as error:
@@ -68,25 +55,25 @@ def try_to_reserve(record: Path, first: int, last: int) -> str | None:
 
 
 def release(record: Path) -> None:
-    """Takes away what we added here, if anything. Raises OSError where that is not allowed."""
+    """Removes what was added here, if anything. Raises OSError if that is not allowed."""
     added = _reserved_by_us(record)
     if added:
-        RESERVED.write_text(notation(parse(RESERVED.read_text()) - added) + "\n")
+        RESERVED.write_text(format_numbers(parse_numbers(RESERVED.read_text()) - added) + "\n")
     record.unlink(missing_ok=True)
 
 
 def _reserved_by_us(record: Path) -> set[int]:
-    """Nothing where the file is of another network namespace: there it is not ours."""
+    """Nothing if the file is of another network namespace."""
     try:
         added = msgspec.json.decode(record.read_bytes(), type=Reservation)
     except (OSError, msgspec.MsgspecError):
         return set()
-    return parse(added.ports) if added.netns == _here() else set()
+    return parse_numbers(added.ports) if added.netns == _here() else set()
 
 
 def _remember(record: Path, ports: set[int]) -> None:
     half = record.with_suffix(".half")
-    half.write_bytes(msgspec.json.encode(Reservation(_here(), notation(ports))))
+    half.write_bytes(msgspec.json.encode(Reservation(_here(), format_numbers(ports))))
     half.replace(record)
 
 

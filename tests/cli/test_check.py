@@ -13,7 +13,7 @@ import yaml
 from ebpflb.datapath import probe
 from ebpflb.datapath.attach import cgroup_links, device_programs, netns_cookie, tcx
 from ebpflb.datapath.maps.pins import BPFFS
-from ebpflb.node import capabilities, sock_diag
+from ebpflb.node import process, sock_diag
 from tests.cli.conftest import Ebpflb
 
 STATE = BPFFS / "ebpflb-never"
@@ -105,9 +105,9 @@ LACKS = [
     (netns_cookie, "by_socket", None, "SO_NETNS_COOKIE", "a program that is attached briefly"),
     (sock_diag, "can_destroy", False, "destroying UDP sockets", "rebound to another backend"),
     (
-        capabilities,
-        "held",
-        set(capabilities.NEEDED),
+        process,
+        "capabilities",
+        set(process.NEEDED_CAPABILITIES),
         "listing pods' UDP sockets",
         "removed backend",
     ),

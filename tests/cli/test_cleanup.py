@@ -12,7 +12,7 @@ import pytest
 from ebpflb.cli.cleanup import remove_all
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.kube_proxy import Detection
-from ebpflb.node import ipvs, kube_proxy_watch, nat, nft
+from ebpflb.node import ipvs, kube_proxy_watch, nat
 from ebpflb.options import Paths
 from ebpflb.serve import status
 from tests.cli.conftest import Done, Ebpflb
@@ -155,7 +155,7 @@ def test_own(ebpflb: Ebpflb, nowhere: list[str]) -> None:
     """`cleanup` alone removes what is ours and leaves what is kube-proxy's."""
     left_by_iptables()
     before = everything()
-    nft.keep_nat_hooks()
+    nat.keep_nat_hooks()
     assert ebpflb("cleanup", *nowhere).status == 0
     assert everything() == before
 
@@ -175,7 +175,7 @@ def test_nat_is_held(ebpflb: Ebpflb, nowhere: list[str], loopback: None) -> None
     done = ebpflb("cleanup", "--kube-proxy", *nowhere)
     assert done.status == 0
     assert "table inet ebpflb-nat stays as long as connections are translated" in done.out
-    assert nft.keeps_nat_hooks()
+    assert nat.keeps_nat_hooks()
     assert not kube_proxy_watch.detect().rules, "it is no leftover of kube-proxy"
     Path("/proc/sys/net/netfilter/nf_conntrack_udp_timeout").write_text("1")
     client.sendto(b"?", ("127.0.0.1", 53))
@@ -183,7 +183,7 @@ def test_nat_is_held(ebpflb: Ebpflb, nowhere: list[str], loopback: None) -> None
     wait_until("the connection is forgotten", lambda: not nat.has_dnat_connections())
     again = ebpflb("cleanup", "--kube-proxy", *nowhere)
     assert again == Done(0, "removed: table inet ebpflb-nat\nnothing of kube-proxy is here\n", "")
-    assert not nft.keeps_nat_hooks()
+    assert not nat.keeps_nat_hooks()
 
 
 def test_check(ebpflb: Ebpflb, tmp_path: Path) -> None:

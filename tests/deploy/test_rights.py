@@ -14,7 +14,7 @@ import pytest
 from ebpflb.datapath.maps.pins import BPFFS
 from ebpflb.lab.agents import LabAgent
 from ebpflb.lab.hosts import Lab
-from ebpflb.node import capabilities
+from ebpflb.node import process
 from tests.deploy import helm
 from tests.deploy.helm import DEPLOY
 from tests.network import asking, ending
@@ -58,12 +58,12 @@ def mask_of(status: Path, line: str) -> int:
 
 
 def mask(rights: Rights) -> int:
-    return sum(1 << capabilities.NUMBERS[name] for name in rights)
+    return sum(1 << process.CAPABILITIES[name] for name in rights)
 
 
 def confined(rights: Rights, folder: Path) -> list[str]:
     """Root with these and no others, as a container or a unit has them."""
-    here = [name for name in rights if ours() >> capabilities.NUMBERS[name] & 1]
+    here = [name for name in rights if ours() >> process.CAPABILITIES[name] & 1]
     named = "".join(f",+{name.removeprefix('CAP_').lower()}" for name in here)
     tmp = folder / "tmp"
     tmp.mkdir(exist_ok=True)
@@ -158,16 +158,18 @@ def test_only_needed_rights_are_granted() -> None:
         "CAP_NET_ADMIN",
         "CAP_PERFMON",
     )
-    assert set(capabilities.NEEDED) == set(granted_by_the_chart(lockMemory=False, enterPods=False))
-    more = set(granted_by_the_chart()) - set(capabilities.NEEDED)
+    assert set(process.NEEDED_CAPABILITIES) == set(
+        granted_by_the_chart(lockMemory=False, enterPods=False)
+    )
+    more = set(granted_by_the_chart()) - set(process.NEEDED_CAPABILITIES)
     assert more == {"CAP_SYS_RESOURCE", "CAP_SYS_ADMIN"}
-    assert set(granted_by_the_unit()) == {*capabilities.NEEDED, "CAP_SYS_ADMIN"}
+    assert set(granted_by_the_unit()) == {*process.NEEDED_CAPABILITIES, "CAP_SYS_ADMIN"}
 
 
-@pytest.mark.parametrize("lost", capabilities.NEEDED)
+@pytest.mark.parametrize("lost", process.NEEDED_CAPABILITIES)
 def test_each_right_is_needed(lost: str, tmp_path: Path) -> None:
     """Without any one of the three nothing starts, and it is named."""
-    rest = tuple(name for name in capabilities.NEEDED if name != lost)
+    rest = tuple(name for name in process.NEEDED_CAPABILITIES if name != lost)
     command = [*confined(rest, tmp_path), sys.executable, "-m", "ebpflb", "run"]
     done = subprocess.run(
         [*command, "--manifests", str(tmp_path)],
@@ -182,8 +184,8 @@ def test_each_right_is_needed(lost: str, tmp_path: Path) -> None:
 
 def test_kernel_needs_each_right(tmp_path: Path) -> None:
     """It is the kernel that asks for them: a program of ours is not loaded without."""
-    for lost in capabilities.NEEDED:
-        rest = tuple(name for name in capabilities.NEEDED if name != lost)
+    for lost in process.NEEDED_CAPABILITIES:
+        rest = tuple(name for name in process.NEEDED_CAPABILITIES if name != lost)
         done = subprocess.run(
             [*confined(rest, tmp_path), sys.executable, "-c", LOADING, str(tmp_path / "cache")],
             capture_output=True,
@@ -211,7 +213,7 @@ finally:
 
 def test_loading_works_with_all_three(tmp_path: Path) -> None:
     """The test above can fail: with all of them the same program is loaded."""
-    command = [*confined(capabilities.NEEDED, tmp_path), sys.executable, "-c", LOADING]
+    command = [*confined(process.NEEDED_CAPABILITIES, tmp_path), sys.executable, "-c", LOADING]
     subprocess.run([*command, str(tmp_path / "cache")], check=True, timeout=60)
 
 
@@ -220,7 +222,7 @@ def test_compiler_keeps_no_right(tmp_path: Path) -> None:
     giving_up = "from ebpflb.datapath.programs import bcc_child; bcc_child._give_up_rights()"
     command = f"{giving_up}; print(open('/proc/self/status').read(), end='')"
     done = subprocess.run(
-        [*confined(capabilities.NEEDED, tmp_path), sys.executable, "-c", command],
+        [*confined(process.NEEDED_CAPABILITIES, tmp_path), sys.executable, "-c", command],
         capture_output=True,
         text=True,
         check=True,
@@ -229,12 +231,14 @@ def test_compiler_keeps_no_right(tmp_path: Path) -> None:
     held = tmp_path / "held"
     held.write_text(done.stdout)
     assert [mask_of(held, line) for line in ("CapEff", "CapPrm", "CapAmb")] == [0, 0, 0]
-    assert mask_of(held, "CapBnd") == mask(capabilities.NEEDED)
+    assert mask_of(held, "CapBnd") == mask(process.NEEDED_CAPABILITIES)
 
 
 def test_nobody_may_serve(open_folder: Path) -> None:
     """Who has the rights need not be root, where the folders are theirs."""
-    rights = "".join(f",+{name.removeprefix('CAP_').lower()}" for name in capabilities.NEEDED)
+    rights = "".join(
+        f",+{name.removeprefix('CAP_').lower()}" for name in process.NEEDED_CAPABILITIES
+    )
     sets = [f"--{each}=-all{rights}" for each in ("inh-caps", "ambient-caps", "bounding-set")]
     user = [f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
     with cluster(open_folder) as made:
@@ -243,5 +247,5 @@ def test_nobody_may_serve(open_folder: Path) -> None:
             os.chown(place, NOBODY, NOBODY)
         made.agent.under = ["setpriv", *user, *sets]
         made.agent.start()
-        assert effective(made.agent) == mask(capabilities.NEEDED)
+        assert effective(made.agent) == mask(process.NEEDED_CAPABILITIES)
         serves(made)

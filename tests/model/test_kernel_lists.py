@@ -2,8 +2,10 @@
 """The kernel's lists of numbers."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as some
 
-from ebpflb.model.kernel_lists import parse_ranges
+from ebpflb.model.kernel_lists import format_numbers, parse_numbers, parse_ranges
 
 
 @pytest.mark.parametrize(
@@ -26,3 +28,15 @@ def test_no_list(text: str) -> None:
     """Anything else is an error."""
     with pytest.raises(ValueError):
         parse_ranges(text)
+
+
+@given(some.sets(some.integers(1, 300)))
+def test_format_is_the_inverse(numbers: set[int]) -> None:
+    """What is written is what is read."""
+    assert parse_numbers(format_numbers(numbers)) == numbers
+
+
+def test_format() -> None:
+    """Neighbours are one range, as the kernel writes it."""
+    assert format_numbers({80, 20000, 20001, 20002, 443}) == "80,443,20000-20002"
+    assert parse_numbers("\n") == set()

@@ -8,13 +8,13 @@ from errno import EMFILE, EPROTONOSUPPORT
 import pytest
 
 from ebpflb.errors import NodeError
-from ebpflb.node import nft
+from ebpflb.node import nat, nft
 from ebpflb.node.nft import Name
 from tests.node import nodes
 from tests.node.nodes import run
 
 NAME = f"ebpflb-test-{os.getpid()}-nft"
-HOLDER = Name("inet", "ebpflb-nat")
+HOLDER = nat.TABLE
 
 
 @pytest.fixture(autouse=True)
@@ -75,15 +75,15 @@ def test_delete_refused() -> None:
 
 def test_hold_nat() -> None:
     """What keeps NAT alive is made once, decides nothing, and goes."""
-    nft.keep_nat_hooks()
+    nat.keep_nat_hooks()
     made = run("nft", "list", "ruleset")
     assert "type nat hook prerouting" in made
     assert not any(
         word in made for word in ("dnat", "snat", "masquerade", "drop", "accept;\n\t\t\t")
     )
-    nft.keep_nat_hooks()
+    nat.keep_nat_hooks()
     assert run("nft", "list", "ruleset") == made
-    assert nft.keeps_nat_hooks()
-    nft.release_nat_hooks()
-    assert not nft.keeps_nat_hooks()
+    assert nat.keeps_nat_hooks()
+    nat.release_nat_hooks()
+    assert not nat.keeps_nat_hooks()
     assert not run("nft", "list", "ruleset")

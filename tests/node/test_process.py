@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""oom_score_adj, on a fake /proc."""
+"""What this process may do, and its oom_score_adj, on a fake /proc."""
 
 import logging
 from pathlib import Path
@@ -22,3 +22,27 @@ def test_not_allowed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     process.adjust_oom_score(-999, tmp_path / "missing")
     assert caplog.messages == ["oom_score_adj: not set to -999: No such file or directory"]
+
+
+def status(*names: str) -> str:
+    mask = sum(1 << process.CAPABILITIES[name] for name in names)
+    return f"Name:\tit\nCapPrm:\t{(1 << 41) - 1:016x}\nCapEff:\t{mask:016x}\nCapAmb:\t0\n"
+
+
+def test_only_effective_ones_count() -> None:
+    """What is permitted or in the bounding set is not held."""
+    assert process.missing_capabilities(status()) == list(process.NEEDED_CAPABILITIES)
+    assert process.missing_capabilities(status(*process.NEEDED_CAPABILITIES)) == []
+
+
+@pytest.mark.parametrize("lost", process.NEEDED_CAPABILITIES)
+def test_each_missing_one_is_named(lost: str) -> None:
+    """That one, and no other."""
+    held = [name for name in process.NEEDED_CAPABILITIES if name != lost]
+    assert process.missing_capabilities(status(*held)) == [lost]
+
+
+def test_sys_admin_stands_for_bpf() -> None:
+    """The kernel takes CAP_SYS_ADMIN for CAP_BPF and CAP_PERFMON, but netlink not for its own."""
+    assert process.missing_capabilities(status("CAP_SYS_ADMIN")) == ["CAP_NET_ADMIN"]
+    assert process.missing_capabilities(status("CAP_SYS_ADMIN", "CAP_NET_ADMIN")) == []

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as some
 from pyroute2 import netns
 
 from ebpflb.node import reserved_ports
@@ -30,18 +28,6 @@ def record(tmp_path: Path) -> Iterator[Path]:
 
 def reserved() -> str:
     return reserved_ports.RESERVED.read_text().strip()
-
-
-@given(some.sets(some.integers(1, 300)))
-def test_notation(numbers: set[int]) -> None:
-    """What is written is what is read."""
-    assert reserved_ports.parse(reserved_ports.notation(numbers)) == numbers
-
-
-def test_ranges() -> None:
-    """Neighbours are one range, as the kernel writes it."""
-    assert reserved_ports.notation({80, 20000, 20001, 20002, 443}) == "80,443,20000-20002"
-    assert reserved_ports.parse("\n") == set()
 
 
 def test_reserved(record: Path) -> None:

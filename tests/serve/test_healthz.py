@@ -142,7 +142,7 @@ def test_healthz_is_200_iff_healthy_and_eligible(health: Health, time: Time) -> 
             health.synced()
             health.queued()
             time.seconds += TIMEOUT * late
-            taints = [{"key": nodes.DOOMED_TAINT}] if doomed else None
+            taints = [{"key": nodes.DELETION_TAINT}] if doomed else None
             health.set_node(builders.node(taints=taints))
             found[late, doomed] = get(health).status
     assert found == {
@@ -157,7 +157,7 @@ def test_deleted_node_is_kept_as_it_was(health: Health) -> None:
     """That a Node object is gone changes nothing: fit it stays fit, doomed it stays doomed."""
     health.set_node(None)
     assert health.eligible
-    health.set_node(builders.node(taints=[{"key": nodes.DOOMED_TAINT}]))
+    health.set_node(builders.node(taints=[{"key": nodes.DELETION_TAINT}]))
     health.set_node(None)
     assert not health.eligible
 
@@ -189,7 +189,7 @@ def test_body_of_livez_is_without_node_eligible(health: Health) -> None:
 
 def test_healthy_stays_true_when_only_the_node_is_ineligible(health: Health) -> None:
     """``healthy`` is about the data plane."""
-    health.set_node(builders.node(taints=[{"key": nodes.DOOMED_TAINT}]))
+    health.set_node(builders.node(taints=[{"key": nodes.DELETION_TAINT}]))
     said = body(health)
     assert (said["nodeEligible"], said["healthy"]) == (False, True)
     assert said["status"]["IPv4"]["healthy"] is True

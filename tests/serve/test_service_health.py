@@ -98,7 +98,7 @@ def test_status_is_200_iff_there_are_endpoints_and_the_proxy_is_healthy(serve: S
 
 def test_node_eligibility_is_not_considered(servers: HttpServers) -> None:
     """A node that is about to go still tells of its endpoints."""
-    servers.health.set_node(builders.node(taints=[{"key": nodes.DOOMED_TAINT}]))
+    servers.health.set_node(builders.node(taints=[{"key": nodes.DELETION_TAINT}]))
     assert not servers.health.eligible
     servers.services.update({WEB: checked()})
     assert get().code == 200
