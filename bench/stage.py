@@ -83,7 +83,7 @@ class Bench:
 
     def start(self) -> Start:
         """From starting the process until everything is programmed."""
-        before = len(self.agent.words())
+        before = len(self.agent.log())
         begun = time.monotonic()
         try:
             self.agent.start()
@@ -92,7 +92,7 @@ class Bench:
                 raise
             wait_until("the agent is ready", self._programmed, PATIENCE)
         took = time.monotonic() - begun
-        return Start(took, self._cpu_seconds(), self.agent.words()[before:])
+        return Start(took, self._cpu_seconds(), self.agent.log()[before:])
 
     def cold_start(self) -> Start:
         """As if it had never run here; its programs are compiled already."""

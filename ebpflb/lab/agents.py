@@ -45,25 +45,25 @@ class LabAgent:
         self.manifests = self.folder / "manifests"
         self.manifests.mkdir(parents=True)
         self.paths = Paths(BPFFS / f"{lab.prefix}-{node.name}", self.folder / "run")
-        self.log = self.folder / "log"
+        self.log_file = self.folder / "log"
         self.process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
         """Returns when it has programmed everything."""
         self.paths.status_file.unlink(missing_ok=True)
-        words = ["--node-name", self.node.name, "--cgroup-root", str(self.node.cgroup)]
+        arguments = ["--node-name", self.node.name, "--cgroup-root", str(self.node.cgroup)]
         if "--kubeconfig" not in self.options:
-            words += ["--manifests", str(self.manifests)]
-        with self.log.open("a") as log:
+            arguments += ["--manifests", str(self.manifests)]
+        with self.log_file.open("a") as log:
             command = [*self.under, sys.executable, "-m", "ebpflb", "run"]
-            command += [*self.where, *words, *self.options]
+            command += [*self.where, *arguments, *self.options]
             self.process = self.lab.keep(
                 start(self.node.netns, self.lab.cgroup, command, stdout=log, stderr=log)
             )
         try:
             wait_until(f"{self.node.name}'s agent is ready", self._ready)
         except NodeError as error:
-            raise NodeError(f"{error}; its log:\n{self.words()}") from error
+            raise NodeError(f"{error}; its log:\n{self.log()}") from error
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
         """SIGTERM or SIGKILL; what is programmed stays."""
@@ -71,13 +71,13 @@ class LabAgent:
             self.process.send_signal(how)
             self.process.wait()
 
-    def words(self) -> str:
+    def log(self) -> str:
         """What the agent has logged so far."""
-        return self.log.read_text() if self.log.exists() else ""
+        return self.log_file.read_text() if self.log_file.exists() else ""
 
     @property
     def where(self) -> list[str]:
-        """The options by which other commands find this agent's things."""
+        """The options by which other commands find this agent's directories."""
         return ["--state-dir", str(self.paths.state), "--run-dir", str(self.paths.run)]
 
     def close(self) -> None:
@@ -87,6 +87,6 @@ class LabAgent:
 
     def _ready(self) -> bool:
         if self.process and self.process.poll() is not None:
-            raise NodeError(f"{self.node.name}'s agent ended: {self.words()}")
+            raise NodeError(f"{self.node.name}'s agent ended: {self.log()}")
         last = status.read(self.paths)
         return bool(last and last.lists_complete and not last.sync_error)

@@ -55,7 +55,7 @@ class Demo:
         began = time.monotonic()
         self.agent.start()
         self.say(f"  ready {time.monotonic() - began:.1f} s after its start; it says:")
-        self.say("    " + "\n    ".join(self.agent.words().splitlines()))
+        self.say("    " + "\n    ".join(self.agent.log().splitlines()))
 
     def scale(self, count: int) -> None:
         """Writes the manifest with the first ``count`` pods as endpoints."""

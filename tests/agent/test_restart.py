@@ -51,14 +51,14 @@ def map_contents(cluster: Cluster) -> MapContents:
 
 
 def logged_since(cluster: Cluster, before: str) -> str:
-    return cluster.agent.words().removeprefix(before)
+    return cluster.agent.log().removeprefix(before)
 
 
 def test_warm_restart(cluster: Cluster) -> None:
     """Nothing changed: not one map entry is written, and nothing is compiled."""
     cluster.publish(web(*map(at, cluster.web), nodeport=30080), many_services(1))
     cluster.agent.stop()
-    settings, log = cluster.maps["settings"], cluster.agent.words()
+    settings, log = cluster.maps["settings"], cluster.agent.log()
     before = settings.get(0)
     cluster.agent.start()
     assert settings.get(0) == before
@@ -127,7 +127,7 @@ def test_no_compiler(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.Monke
     last = status.read(cluster.agent.paths)
     assert last
     assert last.programs.startswith("old ones: hooks/socket.c does not compile")
-    assert "LLVM is not there" in cluster.agent.words()
+    assert "LLVM is not there" in cluster.agent.log()
     assert cgroup_links.attached(StateDir(cluster.agent.paths.state)) == before
     assert asking.names(cluster.sockets(cluster.client), VIP).keys() == {"web-2"}
 

@@ -42,7 +42,7 @@ def cluster(tmp_path: Path, file: Path) -> Iterator[Cluster]:
 def ended(agent: LabAgent) -> tuple[int, str]:
     """The agent's exit status, when it comes, and its last line."""
     assert agent.process
-    return agent.process.wait(30), agent.words().splitlines()[-1]
+    return agent.process.wait(30), agent.log().splitlines()[-1]
 
 
 def node_reads(cluster: Cluster, path: str) -> str:
@@ -103,7 +103,7 @@ def test_half_written(cluster: Cluster, file: Path) -> None:
     status, line = ended(cluster.agent)
     assert status == 1
     assert line.startswith(f"ebpflb: {file}: neither YAML nor JSON")
-    assert "Traceback" not in cluster.agent.words()
+    assert "Traceback" not in cluster.agent.log()
     assert serves(cluster)
     write(file)
     cluster.agent.start()

@@ -29,8 +29,8 @@ def pod(cluster: Cluster) -> Sockets:
 
 def said_about(cluster: Cluster, words: str) -> str:
     """The one line with these words, waiting for it."""
-    wait_until(f"a line with {words!r}", lambda: words in cluster.agent.words())
-    (line,) = [line for line in cluster.agent.words().splitlines() if words in line]
+    wait_until(f"a line with {words!r}", lambda: words in cluster.agent.log())
+    (line,) = [line for line in cluster.agent.log().splitlines() if words in line]
     return line
 
 
@@ -63,11 +63,11 @@ BAD = {
 def test_bad_service(cluster: Cluster, pod: Sockets, field: str) -> None:
     """A Service that cannot be meant: the line names file, object and field."""
     slices = objects.endpoint_slice("other", "IPv4", [at(cluster.web[1])], [{"port": 8080}])
-    before = cluster.agent.words()
+    before = cluster.agent.log()
     objects.write(cluster.agent.manifests / "other.yaml", [BAD[field], slices])
 
     def new_lines() -> list[str]:
-        lines = cluster.agent.words().removeprefix(before).splitlines()
+        lines = cluster.agent.log().removeprefix(before).splitlines()
         return [line for line in lines if "default/other" in line]
 
     wait_until("it is said", lambda: bool(new_lines()))

@@ -45,8 +45,8 @@ def test_bind_address_hard_fail(ground: Ground, node: Host, port: int) -> None:
     with pytest.raises(NodeError):
         ground.start()
     assert agent.process and agent.process.wait(30) == 1
-    (line,) = [line for line in agent.words().splitlines() if line.startswith("ebpflb: ")]
+    (line,) = [line for line in agent.log().splitlines() if line.startswith("ebpflb: ")]
     assert f":{port}" in line and "Address already in use" in line
-    assert agent.words().splitlines()[-1] == line
-    assert "Traceback" not in agent.words()
+    assert agent.log().splitlines()[-1] == line
+    assert "Traceback" not in agent.log()
     assert not agent.paths.state.exists()

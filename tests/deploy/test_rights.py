@@ -140,14 +140,14 @@ def test_granted_rights_are_enough(rights: Rights, tmp_path: Path) -> None:
     with cluster(tmp_path) as made:
         made.agent.under = confined(rights, tmp_path)
         made.agent.start()
-        assert "compiled" in made.agent.words()
+        assert "compiled" in made.agent.log()
         assert effective(made.agent) == mask(rights) & ours()
         serves(made)
         made.agent.stop()
         made.agent.start()
         serves(made)
         assert moves_connected_datagrams(made) == ("CAP_SYS_ADMIN" in rights)
-        warnings = [line for line in made.agent.words().splitlines() if " W " in line]
+        warnings = [line for line in made.agent.log().splitlines() if " W " in line]
         assert all("CAP_SYS_ADMIN is missing" in line for line in warnings)
 
 
@@ -179,7 +179,7 @@ def test_each_right_is_needed(lost: str, tmp_path: Path) -> None:
         timeout=60,
     )
     assert done.returncode == 1
-    assert done.stderr == f"ebpflb: this needs {lost}: run it as root, or grant them\n"
+    assert done.stderr == f"ebpflb: missing capabilities: {lost}: run as root, or grant them\n"
 
 
 def test_kernel_needs_each_right(tmp_path: Path) -> None:

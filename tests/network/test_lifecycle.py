@@ -53,7 +53,7 @@ def test_terminated(cluster: Cluster, pod: Sockets) -> None:
     before = hooks(cluster)
     cluster.agent.stop()
     assert cluster.agent.process and cluster.agent.process.returncode == 0
-    assert "what is programmed serves on" in cluster.agent.words()
+    assert "what is programmed serves on" in cluster.agent.log()
     assert hooks(cluster) == before
     assert len(asking.names(pod, VIP)) == 3
 

@@ -165,6 +165,6 @@ def test_the_nodes_own(unable: TwoNodes, client: Socket, vip: str) -> None:
         move(unable, unable.here)
         assert ask(client) == unable.here.name
         assert ask(opened) == unable.there.name
-    said = unable.agents[0].words()
+    said = unable.agents[0].log()
     assert said.count("this kernel ends no sockets") == 1
     assert "keep a backend that has gone" in said
