@@ -26,7 +26,7 @@ _CLONE_NEWNET = 0x40000000
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Told(NamedTuple):
+class RecordedEvent(NamedTuple):
     """An event."""
 
     about: Reference
@@ -36,11 +36,11 @@ class Told(NamedTuple):
     note: str
 
 
-class Book:
-    """A recorder to look into."""
+class FakeRecorder:
+    """A recorder that keeps its events."""
 
     def __init__(self) -> None:
-        self.events: list[Told] = []
+        self.events: list[RecordedEvent] = []
         self.started = self.stopped = 0
 
     def start(self) -> None:
@@ -49,14 +49,14 @@ class Book:
     def event(
         self, about: Reference, severity: Severity, reason: str, action: str, note: str
     ) -> None:
-        self.events.append(Told(about, severity, reason, action, note))
+        self.events.append(RecordedEvent(about, severity, reason, action, note))
 
     def stop(self) -> None:
         self.stopped += 1
 
     @property
     def reasons(self) -> list[str]:
-        return [told.reason for told in self.events]
+        return [event.reason for event in self.events]
 
 
 class Reply(NamedTuple):
@@ -89,8 +89,8 @@ Serve = Callable[..., HttpServers]
 
 
 @pytest.fixture
-def alone() -> Iterator[None]:
-    """This thread, and those that it starts, are in a network namespace of their own."""
+def own_namespace() -> Iterator[None]:
+    """Puts this thread, and those that it starts, into a network namespace of its own."""
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     assert _libc.unshare(_CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
     try:
@@ -103,23 +103,27 @@ def alone() -> Iterator[None]:
 
 
 @pytest.fixture
-def book() -> Book:
-    return Book()
+def fake_recorder() -> FakeRecorder:
+    return FakeRecorder()
 
 
 @pytest.fixture
-def serve(alone: None, book: Book) -> Iterator[Serve]:
+def serve(own_namespace: None, fake_recorder: FakeRecorder) -> Iterator[Serve]:
     """Starts the servers; ``chosen`` is of the options, or of the servers."""
     started: list[HttpServers] = []
 
     def serve(
         pages: MetricsPages | None = None, on_response: Any = None, **chosen: Any
     ) -> HttpServers:
-        told = {name: chosen.pop(name) for name in ("families", "retry") if name in chosen}
-        told |= {"on_response": on_response} if on_response else {}
+        server_options = {
+            name: chosen.pop(name) for name in ("families", "retry") if name in chosen
+        }
+        server_options |= {"on_response": on_response} if on_response else {}
         nowhere = Path("/nonexistent")
         options = Options(Paths(nowhere), NODE, nowhere, **chosen)
-        started.append(HttpServers(options, book, pages or plain_pages(), **told))
+        started.append(
+            HttpServers(options, fake_recorder, pages or plain_pages(), **server_options)
+        )
         started[-1].start()
         return started[-1]
 
@@ -129,7 +133,7 @@ def serve(alone: None, book: Book) -> Iterator[Serve]:
 
 
 def plain_pages(**others: Any) -> MetricsPages:
-    """The least that there can be to show."""
+    """Pages with fixed content."""
     return MetricsPages(
         **{
             "metrics": lambda accept: (f"metrics for {accept}".encode(), "text/metrics"),

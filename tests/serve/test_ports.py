@@ -14,7 +14,7 @@ from ebpflb.errors import NodeError
 from ebpflb.serve.http import NOT_FOUND
 from ebpflb.serve.listener import Connections, Listener, ServerThread
 from ebpflb.serve.ports import LISTEN_RETRY_SECONDS, Port
-from tests.serve.conftest import NODE, Book, Serve, ask, wait_until
+from tests.serve.conftest import NODE, FakeRecorder, Serve, ask, wait_until
 
 PORTS = {"healthz_address": "0.0.0.0:10256", "metrics_address": "127.0.0.1:10249"}
 ARE_OURS = {"healthz_address": "/livez", "metrics_address": "/proxyMode"}
@@ -110,7 +110,7 @@ def test_stops_while_it_retries(serve: Serve) -> None:
     assert not answers("127.0.0.1", 10249)
 
 
-def test_closed_while_it_retries(alone: None) -> None:
+def test_closed_while_it_retries(own_namespace: None) -> None:
     """A port that is closed is not opened later."""
     server_thread = ServerThread()
     server_thread.start()
@@ -125,7 +125,7 @@ def test_closed_while_it_retries(alone: None) -> None:
 
 @pytest.mark.parametrize("which", PORTS)
 def test_bind_address_hard_fail_is_fatal_with_an_event_on_the_node(
-    serve: Serve, book: Book, which: str
+    serve: Serve, fake_recorder: FakeRecorder, which: str
 ) -> None:
     """The error names the address and the reason; nothing of ours listens afterwards."""
     port = port_of(PORTS[which])
@@ -133,23 +133,23 @@ def test_bind_address_hard_fail_is_fatal_with_an_event_on_the_node(
         serve(bind_address_hard_fail=True)
     assert PORTS[which] in str(raised.value)
     assert "Address already in use" in str(raised.value)
-    (told,) = book.events
-    assert told.about == recorder.node(NODE)
-    assert (told.severity, told.reason, told.action) == (
+    (event,) = fake_recorder.events
+    assert event.about == recorder.node(NODE)
+    assert (event.severity, event.reason, event.action) == (
         "Warning",
         REASONS[which],
         "StartKubeProxy",
     )
-    assert told.note == str(raised.value)
-    assert book.stopped, "what is to be told has to be sent before the end"
+    assert event.note == str(raised.value)
+    assert fake_recorder.stopped, "events have to be sent before the agent ends"
     for address in PORTS.values():
         assert not answers("127.0.0.1", port_of(address))
 
 
-def test_hard_fail_with_free_ports_is_nothing(serve: Serve, book: Book) -> None:
+def test_hard_fail_with_free_ports_is_nothing(serve: Serve, fake_recorder: FakeRecorder) -> None:
     """It is about failures only."""
     serve(bind_address_hard_fail=True)
-    assert book.reasons == ["Starting"]
+    assert fake_recorder.reasons == ["Starting"]
 
 
 def test_foreign_address_is_told_like_a_taken_port(
@@ -162,10 +162,10 @@ def test_foreign_address_is_told_like_a_taken_port(
     assert "192.0.2.7:10256" in caplog.text
 
 
-def test_starting_is_told_on_the_node(serve: Serve, book: Book) -> None:
+def test_starting_is_told_on_the_node(serve: Serve, fake_recorder: FakeRecorder) -> None:
     """kube-proxy.md 17: Normal, Starting, StartKubeProxy, without a note."""
     serve()
-    assert book.events == [
+    assert fake_recorder.events == [
         (recorder.node(NODE), "Normal", "Starting", "StartKubeProxy", ""),
     ]
 

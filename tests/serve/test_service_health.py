@@ -17,7 +17,7 @@ from ebpflb.model.events import Key
 from ebpflb.model.health_check import HealthCheck
 from ebpflb.serve.servers import HttpServers
 from tests.model import builders
-from tests.serve.conftest import Book, Reply, Serve, ask
+from tests.serve.conftest import FakeRecorder, Reply, Serve, ask
 
 WEB, SHOP = Key("default", "web"), Key("default", "shop")
 PORT, OTHER = 32000, 32001
@@ -61,13 +61,15 @@ def test_service_of_one_family_has_one_server(servers: HttpServers) -> None:
     assert refused(host="::1")
 
 
-def test_family_that_the_node_has_not_is_left_out(serve: Serve, book: Book) -> None:
+def test_family_that_the_node_has_not_is_left_out(
+    serve: Serve, fake_recorder: FakeRecorder
+) -> None:
     """A dual-stack Service on a node without IPv6 is no trouble."""
     servers = serve(healthz_address="", metrics_address="", families=[V4])
     servers.services.update({WEB: checked(v6=1)})
     assert get().code == 200
     assert refused(host="::1")
-    assert book.reasons == ["Starting"]
+    assert fake_recorder.reasons == ["Starting"]
 
 
 def test_listens_whether_or_not_there_are_endpoints(servers: HttpServers) -> None:
@@ -144,12 +146,12 @@ def test_restricted_nodeport_addresses_restrict_the_listeners(servers: HttpServe
 
 
 def test_addresses_that_do_not_match_anything_leave_nothing(
-    servers: HttpServers, book: Book
+    servers: HttpServers, fake_recorder: FakeRecorder
 ) -> None:
     """CIDRs that none of our addresses is in: nobody is asked here, and nothing is wrong."""
     servers.services.update({WEB: checked()}, {V4: []})
     assert refused()
-    assert book.reasons == ["Starting"]
+    assert fake_recorder.reasons == ["Starting"]
 
 
 def test_addresses_are_followed(servers: HttpServers) -> None:
@@ -183,13 +185,13 @@ def test_port_change_closes_and_opens(servers: HttpServers) -> None:
     assert get(port=OTHER).headers["X-Load-Balancing-Endpoint-Weight"] == "2"
 
 
-def test_ports_can_be_swapped_at_once(servers: HttpServers, book: Book) -> None:
+def test_ports_can_be_swapped_at_once(servers: HttpServers, fake_recorder: FakeRecorder) -> None:
     """What is no longer wanted is closed before anything is opened."""
     servers.services.update({WEB: checked(PORT), SHOP: checked(OTHER)})
     servers.services.update({WEB: checked(OTHER), SHOP: checked(PORT)})
     assert '"web"' in get(port=OTHER).body
     assert '"shop"' in get(port=PORT).body
-    assert book.reasons == ["Starting"]
+    assert fake_recorder.reasons == ["Starting"]
 
 
 def test_service_gone_closes_the_listener(servers: HttpServers) -> None:

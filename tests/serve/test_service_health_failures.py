@@ -9,7 +9,7 @@ import pytest
 
 from ebpflb.cluster import recorder
 from ebpflb.serve.servers import HttpServers
-from tests.serve.conftest import NODE, Book, Serve, wait_until
+from tests.serve.conftest import NODE, FakeRecorder, Serve, wait_until
 from tests.serve.test_service_health import OTHER, PORT, SHOP, V4, WEB, checked, get, refused
 
 
@@ -18,33 +18,37 @@ def servers(serve: Serve) -> HttpServers:
     return serve(healthz_address="", metrics_address="", retry=0.01)
 
 
-def test_failure_to_listen_is_told_on_the_service(servers: HttpServers, book: Book) -> None:
+def test_failure_to_listen_is_told_on_the_service(
+    servers: HttpServers, fake_recorder: FakeRecorder
+) -> None:
     """A Warning with kube-proxy's reason and action, naming node, service, port, and why."""
     with socket.create_server(("127.0.0.1", PORT)):
         servers.services.update({WEB: checked()})
-    told = book.events[-1]
-    assert told.about == recorder.service(WEB)
-    assert (told.severity, told.reason, told.action) == (
+    event = fake_recorder.events[-1]
+    assert event.about == recorder.service(WEB)
+    assert (event.severity, event.reason, event.action) == (
         "Warning",
         "FailedToStartServiceHealthcheck",
         "Listen",
     )
     start = f'node {NODE} failed to start healthcheck "{WEB}" on port {PORT}: '
-    assert told.note.startswith(f"{start}Address already in use")
+    assert event.note.startswith(f"{start}Address already in use")
 
 
-def test_failure_closes_all_listeners_of_that_service(servers: HttpServers, book: Book) -> None:
+def test_failure_closes_all_listeners_of_that_service(
+    servers: HttpServers, fake_recorder: FakeRecorder
+) -> None:
     """With two addresses, of which one is taken, the other is not left half open."""
     ours = {V4: [ip_address("127.0.0.1"), ip_address("127.0.0.2")]}
     with socket.create_server(("127.0.0.2", PORT)):
         servers.services.update({WEB: checked(), SHOP: checked(OTHER)}, ours)
         assert refused(host="127.0.0.1")
     assert get(port=OTHER).code == 200
-    assert book.reasons == ["Starting", "FailedToStartServiceHealthcheck"]
+    assert fake_recorder.reasons == ["Starting", "FailedToStartServiceHealthcheck"]
 
 
 def test_failure_is_retried_without_a_sync(
-    servers: HttpServers, book: Book, caplog: pytest.LogCaptureFixture
+    servers: HttpServers, fake_recorder: FakeRecorder, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Beside kube-proxy all ports are taken; when it leaves they are ours, though nothing changes.
 
@@ -55,7 +59,7 @@ def test_failure_is_retried_without_a_sync(
         time.sleep(0.1)
     wait_until(lambda: not refused() and not refused(host="::1"))
     assert get().code == get(host="::1").code == 200
-    failures = [told.note for told in book.events if told.severity == "Warning"]
+    failures = [event.note for event in fake_recorder.events if event.severity == "Warning"]
     assert [[host for host in ("0.0.0.0", "::") if repr(host) in it] for it in failures] == [
         ["0.0.0.0"],
         ["::"],
@@ -74,11 +78,13 @@ def test_failure_is_not_retried_once_the_service_is_gone(servers: HttpServers) -
     assert get(port=OTHER).code == 200
 
 
-def test_second_service_with_the_same_port_fails(servers: HttpServers, book: Book) -> None:
+def test_second_service_with_the_same_port_fails(
+    servers: HttpServers, fake_recorder: FakeRecorder
+) -> None:
     """The one that has it keeps it; when it goes the other gets it at once."""
     servers.services.update({WEB: checked()})
     servers.services.update({WEB: checked(), SHOP: checked()})
     assert '"web"' in get().body
-    assert book.events[-1].about == recorder.service(SHOP)
+    assert fake_recorder.events[-1].about == recorder.service(SHOP)
     servers.services.update({SHOP: checked()})
     assert '"shop"' in get().body
