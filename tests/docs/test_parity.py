@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """docs/kube-proxy-parity.md against docs/kube-proxy.md, and against the tests that it names.
 
-A rule whose test is renamed or taken away fails here, and so does a metric, flag, endpoint,
-difference of the modes, test of upstream or section of kube-proxy.md that has no row.
+A row fails here if its test was renamed or removed; so does a metric, flag, endpoint, difference of
+the modes, test of upstream or section of kube-proxy.md without a row.
 """
 
 import ast
@@ -44,7 +44,7 @@ class Row(NamedTuple):
 
 
 def rows(text: str) -> Iterator[Row]:
-    """The rows of all tables, without their heads."""
+    """The rows of all tables, without their head rows."""
     section, part, rule = "", "", False
     for number, line in enumerate(text.splitlines(), 1):
         if line.startswith("#"):
@@ -65,13 +65,13 @@ every_row = pytest.mark.parametrize("row", OURS, ids=[f"line {row.line}" for row
 
 
 def of(found: Iterable[Row], section: str) -> list[Row]:
-    """The rows below a heading of this number, whatever headings are between."""
+    """The rows below the heading with this number, and below its subheadings."""
     number = re.compile(rf"{re.escape(section)}(\.|\s|$)")
     return [row for row in found if number.match(row.part) or number.match(row.section)]
 
 
 def text_of(number: int) -> str:
-    """A section of kube-proxy.md, as text."""
+    """The text of a section of kube-proxy.md."""
     (text,) = re.findall(rf"^## {number}\b.*?(?=^## |\Z)", RULES, re.M | re.S)
     return str(text)
 
@@ -86,7 +86,7 @@ def functions(path: str) -> dict[str, ast.FunctionDef]:
 
 
 def marks(path: str, name: str) -> list[str]:
-    """The decorators of a test and the marks of its file, written out where the file names them."""
+    """The decorators of a test and the marks of its file; a mark with a name as its definition."""
     named = {
         target.id: ast.unparse(each.value)
         for each in parsed(path).body
@@ -99,12 +99,12 @@ def marks(path: str, name: str) -> list[str]:
 
 
 def is_skipped_somewhere(path: str, name: str) -> bool:
-    """By a mark, or by what it or a fixture that it asks for says while it runs."""
+    """Whether a mark, the test itself, or one of its fixtures can skip it."""
     conftest = str(Path(path).parent / "conftest.py")
     fixtures = functions(conftest) if (ROOT / conftest).is_file() else {}
     known = fixtures | functions(path)
-    asked = [known[a.arg] for a in known[name].args.args if a.arg in known]
-    bodies = [ast.unparse(each) for each in (known[name], *asked)]
+    used = [known[a.arg] for a in known[name].args.args if a.arg in known]
+    bodies = [ast.unparse(each) for each in (known[name], *used)]
     return any(map(SOMETIMES.search, (*marks(path, name), *bodies)))
 
 
@@ -129,8 +129,8 @@ def test_tests_exist(row: Row) -> None:
         assert not any(map(SKIPPED.search, marks(path, name)))
 
 
-def test_tests_that_are_skipped_somewhere_are_said() -> None:
-    """The head names the tests that a kernel may lack something for, these and no others."""
+def test_skipped_tests_are_listed() -> None:
+    """The table at the head lists the tests that are skipped on some kernels, and no others."""
     named = {test for row in OURS for test in row.tests}
     assert {test for row in AT_THE_HEAD for test in row.tests} == {
         test for test in named if is_skipped_somewhere(*test)
@@ -138,25 +138,25 @@ def test_tests_that_are_skipped_somewhere_are_said() -> None:
 
 
 def test_files_are_those_that_make_test_runs() -> None:
-    """pytest collects from tests/, so whatever is named there is run by `make test`."""
+    """pytest collects from tests/, so `make test` runs every test that is named there."""
     assert re.search(r"^testpaths = tests$", (ROOT / "setup.cfg").read_text(), re.M)
     assert re.search(r"^test: .*\n\t\$\(BIN\)/pytest$", (ROOT / "Makefile").read_text(), re.M)
 
 
 def headings() -> list[str]:
-    """The numbers of the sections 1 to 19, and of those below them."""
+    """The numbers of the sections 1 to 19 and of their subsections."""
     found = [match[1] for line in RULES.splitlines() if (match := NUMBER.match(line))]
     return [number for number in found if float(number) < 20]
 
 
 @pytest.mark.parametrize("section", headings())
 def test_section_has_rows(section: str) -> None:
-    """Every section of kube-proxy.md up to the unit tests has rows, below a heading of its own."""
+    """Every section of kube-proxy.md up to the unit tests has rows below a heading of its own."""
     assert of(OURS, section)
 
 
 def test_order() -> None:
-    """The sections come in kube-proxy.md's order."""
+    """The sections are in kube-proxy.md's order."""
     ours = [match[1] for line in PARITY.splitlines() if (match := NUMBER.match(line))]
     assert [number for number in ours if number in headings()] == [
         number for number in headings() if number in ours
@@ -175,7 +175,7 @@ ENDPOINT = re.compile(r"`(/[\w/*]+)`")
 
 @pytest.mark.parametrize(("section", "port"), [("13.1", "10256"), ("13.2", "10249")])
 def test_endpoints(section: str, port: str) -> None:
-    """Every path that is answered at either port."""
+    """Every path that is served on either port has a row."""
     (text,) = re.findall(rf"^### {section} .*?(?=^### |^---)", RULES, re.M | re.S)
     paths = set(ENDPOINT.findall(text.split("e2e requires")[0]))
     assert port in text and "/healthz" in paths
@@ -187,7 +187,7 @@ METRIC = re.compile(r"\b((?:kubeproxy|kubernetes|rest_client|go|process)_[\w*]+)
 
 
 def test_metrics() -> None:
-    """Every metric of section 14, those of the libraries too."""
+    """Every metric of section 14 has a row, also those of the libraries."""
     listed = set(METRIC.findall(text_of(14)))
     assert len(listed) > 25
     assert {name for row in of(OURS, "14") for name in METRIC.findall(row.cells[0])} == listed
@@ -201,7 +201,7 @@ def test_flags() -> None:
 
 
 def bullets(number: int) -> list[str]:
-    """The items of a section, without the mark for conformance tests."""
+    """The items of a section, without the mark of conformance tests."""
     found = re.findall(r"^\* (.*)$", text_of(number), re.M)
     return [item.removeprefix("[C] ") for item in found]
 
