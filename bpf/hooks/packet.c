@@ -1,73 +1,76 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * The doors at every device (tc, clsact or tcx), where netfilter would translate:
+ * The hooks at every device (tc: tcx or clsact), where netfilter would translate.
  *
- *   ingress  before the stack: what asks for a frontend is sent to a backend; what answers a
- *            masqueraded flow, to its client
- *   egress   after the stack: what answers a client comes from the frontend; what must come back
- *            to this node goes as this node's
+ *   ingress  before the stack: DNAT of requests to a frontend, un-SNAT of replies to a masqueraded
+ *            flow
+ *   egress   after the stack: un-DNAT of replies to a client, SNAT of requests whose replies must
+ *            come back to this node
  *
- * Between them the stack sees client and backend talk to each other, in both directions, and
- * routes, filters and tracks them as it likes.
+ * Between the hooks the stack sees client and backend talk to each other, in both directions, and
+ * routes, filters and tracks their packets as any others.
  */
 #include "compat.h"
 #include "maps.h"
 #include "net/rewrite.h"
 #include "net/transport.h"
-#include "path/ingress.h"
-#include "path/fragment.h"
 #include "path/egress.h"
-#include "path/reject_packet.h"
+#include "path/fragment.h"
 #include "path/icmp_error.h"
+#include "path/ingress.h"
+#include "path/reject_packet.h"
 
-#define GO_ON (-1)	/* TC_ACT_UNSPEC, TCX_NEXT: whoever else is attached has its turn */
+#define GO_ON (-1)	/* TC_ACT_UNSPEC, TCX_NEXT: the next program has its turn */
 #define DROP 2
 
-/* The hook is handed on as a constant, so that each program holds its own half alone. */
-static __always_inline enum verdict pass_transport(struct __sk_buff *ctx, struct packet *packet,
-						   const enum hook hook)
+/*
+ * Errors are translated. A ping to an address that no service has is answered as a connection to
+ * it would be (kube-proxy.md 6.3).
+ */
+static __always_inline enum verdict handle_icmp(struct __sk_buff *ctx, struct packet *packet,
+						const enum hook hook)
 {
-	enum reading reading = packet_read_transport(ctx, packet);
-	struct tuple to = {};
-	enum verdict verdict;
+	enum verdict verdict = icmp_error_translate(ctx, packet);
 
-	if (reading != READ)
-		return reading == FOREIGN ? VERDICT_PASSED : VERDICT_MALFORMED;
-	if (packet->piece == LATER && !fragment_follow(packet))
-		return VERDICT_PASSED;
-	verdict = hook == HOOK_INGRESS ? arrive(ctx, packet, &to)
-				       : leave(ctx, packet, &to);
-	if (packet->piece == FIRST)
-		fragment_learn(packet, to.protocol);
-	if (to.protocol)
-		packet_rewrite(ctx, packet, &to);
-	return verdict;
-}
-
-/* A ping is answered as what asks for a port that nobody serves (kube-proxy.md 6.3). */
-static __always_inline enum verdict pass_icmp(struct __sk_buff *ctx, struct packet *packet,
-					      const enum hook hook)
-{
-	enum verdict verdict = related(ctx, packet);
-
-	if (verdict != VERDICT_PASSED || hook != HOOK_INGRESS || !echo_is_asked(ctx, packet))
+	if (verdict != VERDICT_PASSED || hook != HOOK_INGRESS || !packet_is_echo(ctx, packet))
 		return verdict;
-	return policy_unserved(&packet->tuple.destination);
+	return unserved_verdict(address_use(&packet->tuple.destination));
 }
 
-static __always_inline enum verdict pass(struct __sk_buff *ctx, struct packet *packet,
-					 const enum hook hook)
+/* TCP, UDP and SCTP. The hook is a constant, so that each program holds its own half alone. */
+static __always_inline enum verdict handle_transport(struct __sk_buff *ctx, struct packet *packet,
+						     const enum hook hook)
+{
+	struct outcome outcome;
+	struct tuple to = {};
+
+	if (packet->piece == LATER && !fragment_complete(packet))
+		return VERDICT_PASSED;
+	outcome = hook == HOOK_INGRESS ? ingress_packet(ctx, packet, &to)
+				       : egress_packet(ctx, packet, &to);
+	if (packet->piece == FIRST)
+		fragment_remember(packet, outcome.rewrite);
+	if (outcome.rewrite)
+		packet_rewrite(ctx, packet, &to);
+	return outcome.verdict;
+}
+
+static __always_inline enum verdict handle(struct __sk_buff *ctx, struct packet *packet,
+					   const enum hook hook)
 {
 	enum reading reading = packet_read_ip(ctx, packet);
 
-	if (reading != READ)
-		return reading == FOREIGN ? VERDICT_PASSED : VERDICT_MALFORMED;
-	if (packet->tuple.protocol == ICMP || packet->tuple.protocol == ICMPV6)
-		return pass_icmp(ctx, packet, hook);
-	return pass_transport(ctx, packet, hook);
+	if (reading == READ && packet_is_icmp(packet))
+		return handle_icmp(ctx, packet, hook);
+	if (reading == READ)
+		reading = packet_read_transport(ctx, packet);
+	if (reading == READ)
+		return handle_transport(ctx, packet, hook);
+	return reading == FOREIGN ? VERDICT_PASSED : VERDICT_MALFORMED;
 }
 
-static __always_inline int act(enum verdict verdict)
+/* The action that the kernel is told. */
+static __always_inline int action_of(enum verdict verdict)
 {
 	switch (verdict) {
 	case VERDICT_NO_LOCAL_ENDPOINT:
@@ -87,12 +90,12 @@ PROGRAM("tc/ingress")
 int ingress(struct __sk_buff *ctx)
 {
 	struct packet packet = { .tuple = { .hook = HOOK_INGRESS } };
-	enum verdict verdict = verdict_count(pass(ctx, &packet, HOOK_INGRESS));
+	enum verdict verdict = verdict_count(handle(ctx, &packet, HOOK_INGRESS));
 
 	if (verdict != VERDICT_REFUSED)
-		return act(verdict);
-	if (!refuse(ctx, &packet))
-		return act(verdict_count(VERDICT_REJECT_LIMITED));
+		return action_of(verdict);
+	if (!reject_packet(ctx, &packet))
+		return action_of(verdict_count(VERDICT_REJECT_LIMITED));
 	swap_link(ctx);
 	return bpf_redirect(ctx->ifindex, 0);
 }
@@ -101,11 +104,11 @@ PROGRAM("tc/egress")
 int egress(struct __sk_buff *ctx)
 {
 	struct packet packet = { .tuple = { .hook = HOOK_EGRESS } };
-	enum verdict verdict = verdict_count(pass(ctx, &packet, HOOK_EGRESS));
+	enum verdict verdict = verdict_count(handle(ctx, &packet, HOOK_EGRESS));
 
-	if (verdict == VERDICT_REFUSED && !refuse(ctx, &packet))
+	if (verdict == VERDICT_REFUSED && !reject_packet(ctx, &packet))
 		verdict = verdict_count(VERDICT_REJECT_LIMITED);
-	return act(verdict);
+	return action_of(verdict);
 }
 
 LICENSE("GPL")

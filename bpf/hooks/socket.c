@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * The doors at the sockets of a cgroup: each decodes its context, asks path/ once, and answers.
+ * The hooks at the sockets of a cgroup.
  *
  *   connect, sendmsg      the application names a frontend; the kernel talks to the backend
  *   recvmsg, getpeername  the kernel names the backend; the application sees the frontend
- *   post_bind             a NodePort is nobody's to bind
- *   sock_release          what we remembered of the socket goes
+ *   post_bind             a NodePort cannot be bound
+ *   sock_release          what was remembered of the socket is deleted
  */
 #include "compat.h"
 #include "maps.h"
@@ -14,61 +14,61 @@
 PROGRAM("cgroup/connect4")
 int connect4(struct bpf_sock_addr *ctx)
 {
-	return ask_v4(ctx);
+	return translate_v4(ctx);
 }
 
 PROGRAM("cgroup/connect6")
 int connect6(struct bpf_sock_addr *ctx)
 {
-	return ask_v6(ctx);
+	return translate_v6(ctx);
 }
 
 PROGRAM("cgroup/sendmsg4")
 int sendmsg4(struct bpf_sock_addr *ctx)
 {
-	return ask_v4(ctx);
+	return translate_v4(ctx);
 }
 
 PROGRAM("cgroup/sendmsg6")
 int sendmsg6(struct bpf_sock_addr *ctx)
 {
-	return ask_v6(ctx);
+	return translate_v6(ctx);
 }
 
 PROGRAM("cgroup/recvmsg4")
 int recvmsg4(struct bpf_sock_addr *ctx)
 {
-	return restore_v4(ctx);
+	return translate_reply_v4(ctx);
 }
 
 PROGRAM("cgroup/recvmsg6")
 int recvmsg6(struct bpf_sock_addr *ctx)
 {
-	return restore_v6(ctx);
+	return translate_reply_v6(ctx);
 }
 
 PROGRAM("cgroup/getpeername4")
 int getpeername4(struct bpf_sock_addr *ctx)
 {
-	return restore_v4(ctx);
+	return translate_reply_v4(ctx);
 }
 
 PROGRAM("cgroup/getpeername6")
 int getpeername6(struct bpf_sock_addr *ctx)
 {
-	return restore_v6(ctx);
+	return translate_reply_v6(ctx);
 }
 
 PROGRAM("cgroup/post_bind4")
 int post_bind4(struct bpf_sock *ctx)
 {
-	return guard(ctx, address_from_v4(ctx->src_ip4));
+	return guard_bind(ctx, address_from_v4(ctx->src_ip4));
 }
 
 PROGRAM("cgroup/post_bind6")
 int post_bind6(struct bpf_sock *ctx)
 {
-	return guard(ctx, read_source_v6(ctx));
+	return guard_bind(ctx, read_source_v6(ctx));
 }
 
 PROGRAM("cgroup/sock_release")
@@ -77,9 +77,9 @@ int sock_release(struct bpf_sock *ctx)
 	__u8 protocol = socket_protocol(ctx->type, ctx->protocol);
 
 	if (protocol == TCP)
-		stream_forget(get_socket_cookie(ctx));
+		stream_release(get_socket_cookie(ctx));
 	else if (protocol == UDP)
-		datagram_forget(get_socket_cookie(ctx));
+		datagram_release(get_socket_cookie(ctx));
 	return ALLOW;
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Between the doors and the path: one question a hook, put in our words, and what the answer
- * means in the kernel's.
+ * What the socket hooks of both families share: the context becomes a request, the verdict on it
+ * what the kernel is answered.
  */
 #ifndef EBPFLB_HOOKS_SOCKET_CALLS_H
 #define EBPFLB_HOOKS_SOCKET_CALLS_H
@@ -13,83 +13,82 @@
 
 #define ALLOW 1
 
-/* Way out. REWRITE names in backend where the socket goes instead of to. */
-static __always_inline enum answer ask(struct bpf_sock_addr *ctx, struct address to,
-				       struct backend *backend)
+/* With REWRITE, backend is where the call goes instead of to. */
+static __always_inline enum answer translate(struct bpf_sock_addr *ctx, struct address to,
+					     struct backend *backend)
 {
-	struct request request = {
-		.to = { .address = to,
-			.port = ctx->user_port,
-			.protocol = socket_protocol(ctx->type, ctx->protocol) },
-		.socket = get_socket_cookie(ctx),
-		.netns = get_netns_cookie(ctx),
-	};
+	struct frontend frontend = { .address = to,
+				     .port = ctx->user_port,
+				     .protocol = socket_protocol(ctx->type, ctx->protocol) };
+	struct request request = { .frontend = &frontend,
+				   .socket = get_socket_cookie(ctx),
+				   .netns = get_netns_cookie(ctx) };
 
-	if (!request.to.protocol)
+	if (!frontend.protocol)
 		return LEAVE;
-	switch (serve(&request, backend)) {
+	switch (socket_translate(&request, backend)) {
 	case VERDICT_TRANSLATED:
 		return REWRITE;
 	case VERDICT_REFUSED:
 	case VERDICT_RECYCLED:
-		return reject_connection(&request.to, backend);
+		return reject_connection(&frontend, backend);
 	default:
 		return LEAVE;
 	}
 }
 
-static __always_inline int ask_v4(struct bpf_sock_addr *ctx)
+static __always_inline int translate_v4(struct bpf_sock_addr *ctx)
 {
 	struct backend backend = {};
-	struct address to = address_from_v4(ctx->user_ip4);
-	enum answer answer = ask(ctx, to, &backend);
+	enum answer answer = translate(ctx, address_from_v4(ctx->user_ip4), &backend);
 
 	if (answer == REWRITE)
 		write_v4(ctx, &backend.address, backend.port);
 	return answer != DENY;
 }
 
-static __always_inline int ask_v6(struct bpf_sock_addr *ctx)
+static __always_inline int translate_v6(struct bpf_sock_addr *ctx)
 {
 	struct backend backend = {};
-	enum answer answer = ask(ctx, read_v6(ctx), &backend);
+	enum answer answer = translate(ctx, read_v6(ctx), &backend);
 
 	if (answer == REWRITE)
 		write_v6(ctx, &backend.address, backend.port);
 	return answer != DENY;
 }
 
-/* Way back. The kernel takes no "no" here. */
-static __always_inline struct peer_frontend *restore(struct bpf_sock_addr *ctx, struct address from)
+/* These hooks cannot deny anything: the kernel accepts no other answer than ALLOW. */
+static __always_inline struct peer_frontend *translate_reply(struct bpf_sock_addr *ctx,
+							     struct address from)
 {
 	__u8 protocol = socket_protocol(ctx->type, ctx->protocol);
 	struct peer peer = { .socket = get_socket_cookie(ctx),
 			     .address = from,
 			     .port = ctx->user_port };
 
-	return protocol ? serve_restore(&peer, protocol) : NULL;
+	return protocol ? socket_translate_reply(&peer, protocol) : NULL;
 }
 
-static __always_inline int restore_v4(struct bpf_sock_addr *ctx)
+static __always_inline int translate_reply_v4(struct bpf_sock_addr *ctx)
 {
-	struct peer_frontend *origin = restore(ctx, address_from_v4(ctx->user_ip4));
+	struct peer_frontend *found = translate_reply(ctx, address_from_v4(ctx->user_ip4));
 
-	if (origin)
-		write_v4(ctx, &origin->frontend.address, origin->frontend.port);
+	if (found)
+		write_v4(ctx, &found->frontend.address, found->frontend.port);
 	return ALLOW;
 }
 
-static __always_inline int restore_v6(struct bpf_sock_addr *ctx)
+static __always_inline int translate_reply_v6(struct bpf_sock_addr *ctx)
 {
-	struct peer_frontend *origin = restore(ctx, read_v6(ctx));
+	struct peer_frontend *found = translate_reply(ctx, read_v6(ctx));
 
-	if (origin)
-		write_v6(ctx, &origin->frontend.address, origin->frontend.port);
+	if (found)
+		write_v6(ctx, &found->frontend.address, found->frontend.port);
 	return ALLOW;
 }
 
 /* src_port is in host order in this context alone. */
-static __always_inline int guard(struct bpf_sock *ctx, struct address address)
+static __always_inline int guard_bind(struct bpf_sock *ctx, struct address address)
 {
 	struct frontend local = { .address = address,
 				  .port = BE16((__u16)ctx->src_port),

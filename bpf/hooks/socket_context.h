@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * What a socket hook's context says, in our words, and back. Ports in the context are 32 bits
+ * The fields of a socket hook's context, as our types, and back. Ports in the context are 32 bits
  * wide and hold network order in the low half.
  */
 #ifndef EBPFLB_HOOKS_SOCKET_CONTEXT_H
@@ -8,12 +8,12 @@
 
 #include "compat.h"
 #include "layout.h"
-#include "path/socket.h"
+#include "net/protocol.h"
 
 #define STREAM 1
 #define DATAGRAM 2
 
-/* TCP (MPTCP too) or UDP; 0 for a socket that is not ours to translate. */
+/* TCP (MPTCP too) or UDP; 0 for any other socket, which is left alone. */
 static __always_inline __u8 socket_protocol(__u32 type, __u32 protocol)
 {
 	if (type == STREAM && (protocol == TCP || protocol == MPTCP))

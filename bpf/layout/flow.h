@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What the datapath remembers of packets; a part of layout.h. */
+/* What the datapath remembers of flows of packets; a part of layout.h. */
 #ifndef EBPFLB_LAYOUT_FLOW_H
 #define EBPFLB_LAYOUT_FLOW_H
 
 enum hook {
-	HOOK_INGRESS = 1,	/* a packet comes in from a device: destinations are rewritten */
-	HOOK_EGRESS = 2,	/* a packet leaves by a device: sources are rewritten */
+	HOOK_INGRESS = 1,	/* a packet comes in from a device: before the stack */
+	HOOK_EGRESS = 2,	/* a packet leaves by a device: after the stack */
 };
 
 /* A packet as a hook sees it. */
@@ -20,32 +20,49 @@ struct tuple {
 };
 SIZE(struct tuple, 40);
 
+/*
+ * What an entry does. A flow through frontend F from client C to backend B has two entries, and
+ * two more where it is masqueraded as this node N:
+ *
+ *   FLOW_DNAT     ingress  C -> F  destination := B
+ *   FLOW_SNAT     egress   C -> B  source := N
+ *   FLOW_UN_SNAT  ingress  B -> N  destination := C
+ *   FLOW_UN_DNAT  egress   B -> C  source := F
+ *
+ * A direct connection, from C to B itself, has entries only where C's port had to be changed.
+ */
+enum flow_kind {
+	FLOW_DNAT = 1,
+	FLOW_UN_DNAT = 2,
+	FLOW_SNAT = 3,
+	FLOW_SNAT_PENDING = 4,	/* becomes FLOW_SNAT when egress chooses address and port */
+	FLOW_UN_SNAT = 5,
+	FLOW_DIRECT = 6,	/* ingress: C's port is changed */
+	FLOW_UN_DIRECT = 7,	/* egress: C's port is restored */
+};
+
 enum flow_flag {
 	FLOW_REQUEST = 1,	/* the client's packets; else the backend's */
 	FLOW_MASQUERADE = 2,	/* the backend sees this node as its client */
-	FLOW_SEEN = 4,		/* such a packet has come by, other than what opens a connection */
+	FLOW_SEEN = 4,		/* a packet has passed, other than one that opens a connection */
 	FLOW_FIN = 8,		/* this side has closed; TCP and SCTP */
 	FLOW_RST = 16,		/* this side has reset, or aborted */
 };
 
-/*
- * What becomes of a packet: its destination at ingress, its source at egress. A flow through F
- * from C to B has two entries, and two more where it is masqueraded as N:
- *
- *   ingress  C -> F  destination := B        egress  C -> B  source := N
- *   ingress  B -> N  destination := C        egress  B -> C  source := F
- */
+/* What becomes of the packets of one tuple; see flow_translate in path/flow.h. */
 struct flow {
 	__u64 last_seen;	/* nanoseconds of CLOCK_MONOTONIC */
 	__u64 created;
-	struct address address;
-	__be16 port;		/* 0: egress has not chosen the masquerade yet */
-	__be16 other_port;	/* what the other side's port becomes; 0: it stays */
-	__u32 service;
+	struct address address;	/* of the destination at ingress, of the source at egress */
+	__be16 port;		/* the same end's */
+	__be16 other_port;	/* the other end's; that end's address stays */
+	__u32 service;		/* 0 for direct connections */
 	__u32 backend;
-	__u32 flags;		/* enum flow_flag */
+	__u8 kind;		/* enum flow_kind */
+	__u8 pad;
+	__u16 flags;		/* enum flow_flag */
 	__u32 ifindex;		/* where the client's packets come in */
-	__u32 pad;
+	__u32 pad2;
 };
 SIZE(struct flow, 56);
 

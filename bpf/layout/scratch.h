@@ -3,16 +3,27 @@
 #ifndef EBPFLB_LAYOUT_SCRATCH_H
 #define EBPFLB_LAYOUT_SCRATCH_H
 
-/* What is worked out while a flow is opened: too large for a program's stack. */
-struct scratch {
-	struct flow flow;
-	struct tuple back;	/* the backend's packets */
-	struct tuple other;	/* another entry of the flow, or of the one that is in its way */
+/* What was selected for a request (path/select.h). */
+struct selection {
 	struct service service;
 	struct backend backend;
-	__u32 pad;
+	__u8 is_pod;		/* the client is a pod, as far as this node can tell */
+	__u8 is_assigned;	/* a datagram socket goes on with the backend that it has */
+	__u16 pad;
 };
-SIZE(struct scratch, 224);
+SIZE(struct selection, 88);
+
+/* What is worked out while a flow is opened: too large for a program's stack. */
+struct scratch {
+	struct selection selection;
+	struct flow request;	/* the new entries: FLOW_DNAT or FLOW_DIRECT */
+	struct flow reply;	/* FLOW_UN_DNAT or FLOW_UN_DIRECT */
+	struct flow snat;	/* FLOW_SNAT_PENDING */
+	struct tuple reply_tuple;
+	struct tuple snat_tuple;
+	struct tuple former_request;	/* of the flow that has reply_tuple already */
+};
+SIZE(struct scratch, 376);
 
 /* How many more packets may be refused with an answer until it is refilled. */
 struct reject_budget {

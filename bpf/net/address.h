@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* Addresses and frontends of both families in one form: IPv4 becomes v4-mapped IPv6 at the door. */
+/* Addresses and frontends of both families in one form: the hooks make v4-mapped IPv6 of IPv4. */
 #ifndef EBPFLB_NET_ADDRESS_H
 #define EBPFLB_NET_ADDRESS_H
 
@@ -38,6 +38,15 @@ static __always_inline bool frontend_equal(const struct frontend *a, const struc
 {
 	return address_equal(&a->address, &b->address) && a->port == b->port &&
 	       a->protocol == b->protocol;
+}
+
+/* Whether an address is in a prefix: equal under the mask. */
+static __always_inline bool prefix_has(const struct prefix *prefix, const struct address *address)
+{
+	return (address->word[0] & prefix->mask.word[0]) == prefix->address.word[0] &&
+	       (address->word[1] & prefix->mask.word[1]) == prefix->address.word[1] &&
+	       (address->word[2] & prefix->mask.word[2]) == prefix->address.word[2] &&
+	       (address->word[3] & prefix->mask.word[3]) == prefix->address.word[3];
 }
 
 /* 127.0.0.1 or ::1, of the same family. */

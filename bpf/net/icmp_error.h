@@ -27,8 +27,8 @@ static __always_inline bool error_is(const struct packet *packet, __u8 type)
 	return type == 3 || type == 11 || type == 12;
 }
 
-/* Whether the packet is an echo request, whole or the first piece of one. */
-static __always_inline bool echo_is_asked(struct __sk_buff *ctx, const struct packet *packet)
+/* Whether the packet is an echo request, whole or the first fragment of one. */
+static __always_inline bool packet_is_echo(struct __sk_buff *ctx, const struct packet *packet)
 {
 	struct icmp icmp;
 

@@ -14,8 +14,8 @@
 
 enum piece { WHOLE, FIRST, LATER };
 
-/* FOREIGN: not of a kind that we translate. UNREADABLE: cut short, or it contradicts itself. */
-enum reading { FOREIGN, UNREADABLE, READ };
+/* FOREIGN: not of a kind that we translate. MALFORMED: cut short, or it contradicts itself. */
+enum reading { FOREIGN, MALFORMED, READ };
 
 struct packet {
 	struct tuple tuple;	/* without ports where piece is LATER, and for ICMP */
@@ -30,6 +30,11 @@ struct packet {
 	__u32 ends;		/* FLOW_FIN, FLOW_RST: its sender has closed or reset the flow */
 };
 
+static __always_inline bool packet_is_icmp(const struct packet *packet)
+{
+	return packet->tuple.protocol == ICMP || packet->tuple.protocol == ICMPV6;
+}
+
 static __always_inline __u32 host16(__be16 wire)
 {
 	return BE16(wire);
@@ -40,14 +45,14 @@ static __always_inline enum reading packet_read_v4(struct __sk_buff *ctx, struct
 	struct ipv4 ip;
 
 	if (bpf_skb_load_bytes(ctx, LINK, &ip, sizeof(ip)))
-		return UNREADABLE;
+		return MALFORMED;
 	__u32 header = (ip.version_length & 15) * 4;
 	/* GSO packets of more than 64 KiB carry no length. */
 	__u32 total = !ip.total && ctx->gso_segs > 1 ? ctx->len - LINK : host16(ip.total);
 
 	if (ip.version_length >> 4 != 4 || header < sizeof(ip) || total < header ||
 	    LINK + total > ctx->len)
-		return UNREADABLE;
+		return MALFORMED;
 	packet->tuple.source = address_from_v4(ip.source);
 	packet->tuple.destination = address_from_v4(ip.destination);
 	packet->tuple.protocol = ip.protocol;
@@ -70,7 +75,7 @@ static __always_inline enum reading packet_skip_extension(struct __sk_buff *ctx,
 	    packet->piece == LATER)
 		return FOREIGN;
 	if (bpf_skb_load_bytes(ctx, packet->transport, &extension, sizeof(extension)))
-		return UNREADABLE;
+		return MALFORMED;
 	packet->options = true;
 	packet->tuple.protocol = extension.next;
 	if (kind == FRAGMENT) {
@@ -90,14 +95,14 @@ static __always_inline enum reading packet_read_v6(struct __sk_buff *ctx, struct
 	struct ipv6 ip;
 
 	if (bpf_skb_load_bytes(ctx, LINK, &ip, sizeof(ip)))
-		return UNREADABLE;
+		return MALFORMED;
 	__u32 payload = !ip.payload && ctx->gso_segs > 1 ? ctx->len - LINK - sizeof(ip)
 							 : host16(ip.payload);
 
 	packet->end = LINK + sizeof(ip) + payload;
 	if ((ip.version_class_label & BE32(0xf0000000)) != BE32(0x60000000) ||
 	    packet->end > ctx->len)
-		return UNREADABLE;
+		return MALFORMED;
 	/* On the wire a v4-mapped address is nobody's. */
 	if (address_is_v4(&ip.source) || address_is_v4(&ip.destination))
 		return FOREIGN;
@@ -109,7 +114,7 @@ static __always_inline enum reading packet_read_v6(struct __sk_buff *ctx, struct
 	UNROLL
 	for (int i = 0; i < EXTENSIONS && reading == READ; i++)
 		reading = packet_skip_extension(ctx, packet);
-	return reading == UNREADABLE ? UNREADABLE : READ;
+	return reading == MALFORMED ? MALFORMED : READ;
 }
 
 static __always_inline enum reading packet_read_ip(struct __sk_buff *ctx, struct packet *packet)

@@ -36,7 +36,7 @@ static __always_inline void reset_number(const struct packet *packet,
 	}
 }
 
-static __always_inline bool answer_reset(struct __sk_buff *ctx, const struct packet *packet,
+static __always_inline bool respond_reset(struct __sk_buff *ctx, const struct packet *packet,
 					 const struct tuple *to)
 {
 	struct reset reset = { .head = { .source_port = to->source_port,

@@ -40,12 +40,12 @@ static __always_inline enum reading packet_read_transport(struct __sk_buff *ctx,
 	if (packet->piece == LATER)
 		return READ;
 	if (packet->transport + (protocol == UDP ? 8 : 16) > packet->end)
-		return UNREADABLE;
+		return MALFORMED;
 	if (protocol == UDP ? bpf_skb_load_bytes(ctx, packet->transport, &transport, 8)
 			    : bpf_skb_load_bytes(ctx, packet->transport, &transport, 16))
-		return UNREADABLE;
+		return MALFORMED;
 	if (!transport_is_sound(packet, &transport))
-		return UNREADABLE;
+		return MALFORMED;
 	packet->tuple.source_port = transport.source_port;
 	packet->tuple.destination_port = transport.destination_port;
 	packet->opens = true;

@@ -21,7 +21,7 @@ struct unreachable_v6 {
 	__u8 quote[48];
 };
 
-static __always_inline bool answer_unreachable_v4(struct __sk_buff *ctx,
+static __always_inline bool respond_unreachable_v4(struct __sk_buff *ctx,
 						  const struct packet *packet,
 						  const struct tuple *to)
 {
@@ -35,7 +35,7 @@ static __always_inline bool answer_unreachable_v4(struct __sk_buff *ctx,
 	return !bpf_skb_store_bytes(ctx, LINK + sizeof(struct ipv4), &icmp, sizeof(icmp), 0);
 }
 
-static __always_inline bool answer_unreachable_v6(struct __sk_buff *ctx,
+static __always_inline bool respond_unreachable_v6(struct __sk_buff *ctx,
 						  const struct packet *packet,
 						  const struct tuple *to)
 {

@@ -1,23 +1,35 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Session affinity ClientIP: a client stays on its backend while that is in the list in use and
- * no more than the time-out has passed since its last new flow (kube-proxy.md 9).
+ * Session affinity ClientIP (kube-proxy.md 9): a client keeps its backend while that is in the
+ * list in use, and no more than the timeout has passed since the client's last new flow. An older
+ * entry is forgotten by being ignored; the LRU takes it.
  */
 #ifndef EBPFLB_PATH_AFFINITY_H
 #define EBPFLB_PATH_AFFINITY_H
 
 #include "path/backend.h"
+#include "path/client.h"
 
 #define SECOND 1000000000ULL
 
-static __always_inline bool affinity_find(const struct affinity_key *client,
+static __always_inline struct affinity_key affinity_key_of(const struct request *request,
+							   const struct service *service)
+{
+	struct affinity_key key = { .netns = request->netns, .service = service->id };
+
+	if (request->packet)
+		key.address = request->packet->source;
+	return key;
+}
+
+static __always_inline bool affinity_find(const struct affinity_key *key,
 					  const struct service *service, __u16 list,
 					  struct backend *backend)
 {
-	struct affinity *entry = LOOKUP(struct affinity, affinity, client);
+	struct affinity *entry = LOOKUP(struct affinity, affinity, key);
 	__u64 now = bpf_ktime_get_ns();
 
-	/* A sum: another CPU may have used the entry after we read the clock. */
+	/* A sum: another CPU may have used the entry after the clock was read. */
 	if (!entry || now > entry->last_used + service->affinity_seconds * SECOND)
 		return false;
 	if (!backend_find(service->id, entry->backend, backend) || !(backend->flags & list))
@@ -26,11 +38,11 @@ static __always_inline bool affinity_find(const struct affinity_key *client,
 	return true;
 }
 
-static __always_inline void affinity_remember(const struct affinity_key *client, __u32 backend)
+static __always_inline void affinity_remember(const struct affinity_key *key, __u32 backend)
 {
 	struct affinity entry = { .last_used = bpf_ktime_get_ns(), .backend = backend };
 
-	bpf_map_update_elem(MAP(affinity), client, &entry, 0);
+	bpf_map_update_elem(MAP(affinity), key, &entry, 0);
 }
 
 #endif

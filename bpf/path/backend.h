@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * The second question: which backend? One array look-up, whatever the number of endpoints.
+ * The backends of a service: its slots, which lie in one block. Picking one is one array look-up,
+ * whatever the number of endpoints.
  *
- * Every slot names its service. A reader that was asleep while its slots were given to another
- * service sees that, and asks again.
+ * Every slot names its service and its backend. A reader that slept while its slots were given to
+ * another service notices that.
  */
 #ifndef EBPFLB_PATH_BACKEND_H
 #define EBPFLB_PATH_BACKEND_H
 
 #include "maps.h"
 
+/* False where the slot belongs to another service. */
 static __always_inline bool backend_read(__u32 slot, __u32 service, struct backend *backend)
 {
 	struct backend *found = LOOKUP(struct backend, slots, &slot);
@@ -20,13 +22,13 @@ static __always_inline bool backend_read(__u32 slot, __u32 service, struct backe
 	return backend->service == service;
 }
 
-/* The multiplication maps 32 bits drawn evenly onto the range, without a division. */
+/* Maps a number, evenly spread over 32 bits, onto the range: a multiplication, no division. */
 static __always_inline bool backend_pick(const struct service *service, const struct range *range,
-					 __u32 draw, struct backend *backend)
+					 __u32 number, struct backend *backend)
 {
-	__u32 chosen = ((__u64)draw * range->size) >> 32;
+	__u32 index = ((__u64)number * range->size) >> 32;
 
-	return backend_read(range->base + chosen, service->id, backend);
+	return backend_read(range->base + index, service->id, backend);
 }
 
 /* The backend with this id, if it still belongs to the service. */

@@ -1,67 +1,95 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What can be known of who sent a packet, at the device where it came in, and if he is to be seen. */
+/*
+ * A request for a frontend, and what is known of the client that makes it. Sockets and packets
+ * know different things, and some cost a look-up, so they are asked for only when they count.
+ * Which of the two makes the request is a constant in each program.
+ */
 #ifndef EBPFLB_PATH_CLIENT_H
 #define EBPFLB_PATH_CLIENT_H
 
-#include "net/packet.h"
-#include "path/policy.h"
+#include "path/settings.h"
+#include "path/tuple.h"
 
 #define FAMILY_V4 2
 #define FAMILY_V6 10
 
-/* The detect-local modes (kube-proxy.md 5.2): by prefix or by the device. */
-static __always_inline bool asker_is_pod(struct __sk_buff *ctx, const struct settings *settings,
-					 const struct address *address)
+struct request {
+	const struct frontend *frontend;
+	/* of a socket: cookies; its address is not known before its packets leave */
+	__u64 socket;
+	__u64 netns;
+	/* of a packet; NULL at sockets */
+	const struct tuple *packet;
+	const struct settings *settings;
+	__u32 ifindex;		/* where it comes in */
+};
+
+/* The detect-local modes (kube-proxy.md 5.2): by prefix or by device. Sockets are this node's. */
+static __always_inline bool client_is_pod(const struct request *request)
 {
-	__u32 ifindex = ctx->ifindex;
+	const struct settings *settings = request->settings;
+	__u32 ifindex = request->ifindex;
 	struct device *device;
 
+	if (!request->packet)
+		return true;
 	if (!(settings->flags & SETTING_DETECT_LOCAL))
 		return false;
-	if (prefix_has(&settings->pods_v4, address) || prefix_has(&settings->pods_v6, address))
+	if (prefix_has(&settings->pods_v4, &request->packet->source) ||
+	    prefix_has(&settings->pods_v6, &request->packet->source))
 		return true;
 	device = LOOKUP(struct device, devices, &ifindex);
 	return device && device->flags & DEVICE_PODS;
 }
 
 /*
- * Whether a backend's answers to the asker leave by this device: then they pass here too. The stack
- * routes them as the backend's own; rules and paths may go by that.
+ * The client's address, for source ranges. A socket of the node's own namespace has the node's;
+ * of a pod's socket it is not known here: NULL.
  */
-static __always_inline bool asker_is_symmetric(struct __sk_buff *ctx, const struct packet *packet,
-					       const struct backend *backend)
+static __always_inline const struct address *client_address(const struct request *request)
 {
-	struct bpf_fib_lookup way = { .family = packet->v6 ? FAMILY_V6 : FAMILY_V4,
-				      .l4_protocol = packet->tuple.protocol,
-				      .sport = backend->port,
-				      .dport = packet->tuple.source_port,
-				      .ifindex = ctx->ifindex };
-	long answer;
+	struct settings *settings;
 
-	if (packet->v6) {
-		__builtin_memcpy(way.ipv6_src, &backend->address, 16);
-		__builtin_memcpy(way.ipv6_dst, &packet->tuple.source, 16);
-	} else {
-		way.ipv4_src = backend->address.word[3];
-		way.ipv4_dst = packet->tuple.source.word[3];
-	}
-	answer = bpf_fib_lookup(ctx, &way, sizeof(way), 0);
-	return (answer == BPF_FIB_LKUP_RET_SUCCESS || answer == BPF_FIB_LKUP_RET_NO_NEIGH) &&
-	       way.ifindex == ctx->ifindex;
+	if (request->packet)
+		return &request->packet->source;
+	settings = settings_read();
+	if (!settings || !netns_is_host(request->netns))
+		return NULL;
+	return address_is_v4(&request->frontend->address) ? &settings->node_v4
+							  : &settings->node_v6;
 }
 
-/* Whether the backend is to see this node instead; the way back is asked for only where it counts. */
-static __always_inline bool asker_is_hidden(struct __sk_buff *ctx, const struct packet *packet,
-					    const struct settings *settings,
-					    const struct asker *asker,
-					    const struct scratch *arrival)
+/* 32 bits, evenly spread: at random for a socket, always the same for a packet's tuple. */
+static __always_inline __u32 client_number(const struct request *request)
 {
-	const struct service *service = &arrival->service;
+	return request->packet ? tuple_hash(request->packet) : bpf_get_prandom_u32();
+}
 
-	if (policy_masquerades(settings, service, &arrival->backend, asker))
-		return true;
-	return service->flags & SERVICE_EXTERNAL && !(service->flags & SERVICE_LOCAL) &&
-	       !asker_is_symmetric(ctx, packet, &arrival->backend);
+/*
+ * Whether a backend's replies to the client leave by the device where its packets come in: then
+ * they pass our hooks there. The route may depend on rules, so all that the kernel routes by is
+ * given to it.
+ */
+static __always_inline bool client_is_symmetric(struct __sk_buff *ctx, const struct packet *packet,
+						const struct backend *backend)
+{
+	struct bpf_fib_lookup route = { .family = packet->v6 ? FAMILY_V6 : FAMILY_V4,
+					.l4_protocol = packet->tuple.protocol,
+					.sport = backend->port,
+					.dport = packet->tuple.source_port,
+					.ifindex = ctx->ifindex };
+	long result;
+
+	if (packet->v6) {
+		__builtin_memcpy(route.ipv6_src, &backend->address, 16);
+		__builtin_memcpy(route.ipv6_dst, &packet->tuple.source, 16);
+	} else {
+		route.ipv4_src = backend->address.word[3];
+		route.ipv4_dst = packet->tuple.source.word[3];
+	}
+	result = bpf_fib_lookup(ctx, &route, sizeof(route), 0);
+	return (result == BPF_FIB_LKUP_RET_SUCCESS || result == BPF_FIB_LKUP_RET_NO_NEIGH) &&
+	       route.ifindex == ctx->ifindex;
 }
 
 #endif

@@ -1,42 +1,40 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * A connection that asks for no frontend, but would look like one of ours: its client has another
- * to the same endpoint, by a frontend and from the same port. It gets another port there. (Of UDP
- * every packet would have to be looked at; there the answers go to the flow by the frontend.)
+ * A direct connection: to a backend itself, from a client port that already has a flow to the same
+ * backend through a frontend. Between the hooks the two would look alike, so the direct connection
+ * gets another client port there. (Of UDP every datagram would have to be looked at; there the
+ * replies go to the flow through the frontend.)
  */
 #ifndef EBPFLB_PATH_DIRECT_H
 #define EBPFLB_PATH_DIRECT_H
 
-#include "path/follow.h"
-#include "path/flow_open.h"
+#include "path/flow.h"
 
 /*
- * Between a bridge and its port, packets of the one connection look like those of the other. So
- * what is beside, which alone has no service, is translated at the client's device alone.
+ * Between a bridge and its port, packets of one of the two connections look like those of the
+ * other. So a direct connection is translated at the client's device alone.
  */
-static __always_inline bool beside_elsewhere(const struct flow *flow, __u32 ifindex)
+static __always_inline bool direct_is_elsewhere(const struct flow *flow, __u32 ifindex)
 {
-	return !flow->service && flow->ifindex != ifindex;
+	return (flow->kind == FLOW_DIRECT || flow->kind == FLOW_UN_DIRECT) &&
+	       flow->ifindex != ifindex;
 }
 
-static __always_inline enum verdict arrive_beside(const struct packet *packet,
-						  const struct settings *settings, __u32 ifindex,
-						  struct scratch *arrival, struct tuple *to)
+/* Whether a packet opens a direct connection; its "backend" is where it goes anyway. */
+static __always_inline bool direct_select(const struct tuple *tuple, __u32 ifindex,
+					  struct scratch *scratch)
 {
-	struct flow *flow;
+	struct flow *reply;
 
-	if (packet->tuple.protocol == UDP)
-		return VERDICT_PASSED;
-	arrival->back = tuple_reverse(&packet->tuple, HOOK_EGRESS);
-	flow = flow_find(&arrival->back);
-	if (!flow || flow->ifindex != ifindex)
-		return VERDICT_PASSED;
-	arrival->backend = (struct backend){ .address = packet->tuple.destination,
-					     .port = packet->tuple.destination_port };
-	if (flow_open(settings, &packet->tuple, ifindex, false, arrival) != VERDICT_PORT_CHANGED)
-		return VERDICT_PASSED;
-	*to = flow_translate(&packet->tuple, &arrival->flow);
-	return VERDICT_PORT_CHANGED;
+	if (tuple->protocol == UDP)
+		return false;
+	scratch->reply_tuple = tuple_reverse(tuple, HOOK_EGRESS);
+	reply = flow_find(&scratch->reply_tuple);
+	if (!reply || reply->ifindex != ifindex)
+		return false;
+	scratch->selection.backend = (struct backend){ .address = tuple->destination,
+						       .port = tuple->destination_port };
+	return true;
 }
 
 #endif

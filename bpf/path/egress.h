@@ -1,20 +1,25 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * A packet's way out: its flow, given a source of this node where it is masqueraded; at egress
- * sources are rewritten. What the node itself sends to a frontend has been translated at its
- * socket; what was not, because it may not be, ends here. So does what was led astray to us.
+ * A packet at egress, from top to bottom: un-DNAT of replies, SNAT of requests (kube-proxy.md 5).
+ *
+ *   its flow is known         rewritten; a request whose SNAT is pending is masqueraded first
+ *   the node itself sent it   its socket has translated it, or may not: then it is dropped here
+ *   it was forwarded          left alone, but for unknown connections that are routed back
  */
 #ifndef EBPFLB_PATH_EGRESS_H
 #define EBPFLB_PATH_EGRESS_H
 
 #include "path/direct.h"
+#include "path/flow_follow.h"
+#include "path/frontend.h"
 #include "path/masquerade.h"
+#include "path/policy.h"
 
-static __always_inline enum verdict leave_for(const struct packet *packet,
-					      const struct service *service)
+static __always_inline enum verdict egress_to_service(const struct packet *packet,
+						      const struct service *service)
 {
-	const struct range *range = policy_confines(service, true) ? &service->local
-								   : &service->cluster;
+	const struct range *range = policy_is_local_only(service, true) ? &service->local
+									: &service->cluster;
 
 	if (!policy_admits(service, &packet->tuple.source))
 		return VERDICT_SOURCE_DENIED;
@@ -23,63 +28,53 @@ static __always_inline enum verdict leave_for(const struct packet *packet,
 	return VERDICT_PASSED;
 }
 
-static __always_inline enum verdict leave_from_node(const struct packet *packet)
+static __always_inline enum verdict egress_from_node(const struct packet *packet)
 {
-	struct frontend to = frontend_asked(&packet->tuple);
+	struct frontend frontend = tuple_frontend(&packet->tuple);
 	struct service service;
 
 	if (!packet->opens)
 		return VERDICT_PASSED;
-	if (service_read(&to, &service) == FOUND)
-		return leave_for(packet, &service);
-	if (policy_unserved(&to.address) == VERDICT_UNALLOCATED)
+	if (service_read(&frontend, &service) == FOUND)
+		return egress_to_service(packet, &service);
+	if (address_use(&frontend.address) == UNALLOCATED)
 		return VERDICT_UNALLOCATED;
 	return VERDICT_PASSED;
 }
 
 /*
- * Sent back where it came from, still for a frontend, though conntrack has had its turn: of a
- * connection that another node knows, or nobody. Its client is told so, as an endpoint would that
- * conntrack picks at random.
+ * A packet to a frontend that is sent back by the device where it came in, though conntrack has
+ * seen it too: it is of a connection that another node knows, or nobody. Its client is refused,
+ * as an endpoint would that conntrack picks at random.
  */
-static __always_inline enum verdict leave_astray(struct __sk_buff *ctx,
-						 const struct packet *packet)
+static __always_inline enum verdict egress_forwarded(struct __sk_buff *ctx,
+						     const struct packet *packet)
 {
-	struct frontend to = frontend_asked(&packet->tuple);
+	struct frontend frontend = tuple_frontend(&packet->tuple);
 	struct service service;
 
-	if (ctx->ingress_ifindex != ctx->ifindex || to.protocol != TCP || packet->opens ||
-	    packet->piece == LATER || service_read(&to, &service) != FOUND)
+	if (ctx->ingress_ifindex != ctx->ifindex || frontend.protocol != TCP || packet->opens ||
+	    packet->piece == LATER || service_read(&frontend, &service) != FOUND)
 		return VERDICT_PASSED;
 	return packet->ends & FLOW_RST ? VERDICT_REJECT_LIMITED : VERDICT_REFUSED;
 }
 
-static __always_inline enum verdict leave_masqueraded(struct __sk_buff *ctx,
-						      const struct packet *packet,
-						      struct flow *pending,
-						      struct tuple *to)
-{
-	struct settings *settings = settings_read();
-
-	if (!settings)
-		return VERDICT_PORTS_EXHAUSTED;
-	return masquerade(ctx, packet, settings, pending, to);
-}
-
-/* Decides about a packet; one that is to be rewritten becomes to. */
-static __always_inline enum verdict leave(struct __sk_buff *ctx, const struct packet *packet,
-					  struct tuple *to)
+/* The outcome for a packet; one that is rewritten becomes to. */
+static __always_inline struct outcome egress_packet(struct __sk_buff *ctx,
+						    const struct packet *packet,
+						    struct tuple *to)
 {
 	struct flow *flow = flow_find(&packet->tuple);
 
 	if (!flow)
-		return ctx->ingress_ifindex ? leave_astray(ctx, packet) : leave_from_node(packet);
-	if (beside_elsewhere(flow, ctx->ifindex))
-		return VERDICT_PASSED;
-	if (!flow->port)
-		return leave_masqueraded(ctx, packet, flow, to);
-	follow(packet, flow, to);
-	return VERDICT_ESTABLISHED;
+		return unchanged(ctx->ingress_ifindex ? egress_forwarded(ctx, packet)
+						      : egress_from_node(packet));
+	if (direct_is_elsewhere(flow, ctx->ifindex))
+		return unchanged(VERDICT_PASSED);
+	if (flow->kind == FLOW_SNAT_PENDING)
+		return masquerade(ctx, packet, flow, to);
+	*to = flow_follow(packet, flow);
+	return rewritten(VERDICT_ESTABLISHED);
 }
 
 #endif

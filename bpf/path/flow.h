@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * The flows that packets belong to: looked up, made, ended. TCP's lie apart from the others'.
- * Every entry that is made or ended is counted, so that the agent can tell what the LRU took.
+ * The entries of flows: found, created, deleted, applied to a packet. TCP's lie in a map of their
+ * own, so that a flood of datagrams evicts no connection. Every entry that is created or deleted
+ * is counted, so that the agent can tell how many the LRU evicted.
  */
 #ifndef EBPFLB_PATH_FLOW_H
 #define EBPFLB_PATH_FLOW_H
@@ -12,8 +13,8 @@
 #define EEXIST 17
 
 /*
- * Here and below the two calls are kept apart from each other: of one call on either map, which
- * the compiler would make of them, the kernel cannot make the map's own code.
+ * Here and below OPAQUE keeps the two calls apart: the compiler would make one call on either map
+ * of them, for which the kernel cannot use the map's own code.
  */
 static __always_inline struct flow *flow_find(const struct tuple *tuple)
 {
@@ -38,17 +39,6 @@ static __always_inline long flow_update(const struct tuple *tuple, const struct 
 	return failed;
 }
 
-static __always_inline long flow_delete(const struct tuple *tuple)
-{
-	long failed;
-
-	if (tuple->protocol != TCP)
-		return bpf_map_delete_elem(MAP(other_flows), tuple);
-	failed = bpf_map_delete_elem(MAP(tcp_flows), tuple);
-	OPAQUE(failed);
-	return failed;
-}
-
 static __always_inline struct flow_counters *flow_counters_of(const struct tuple *tuple)
 {
 	__u32 index = tuple->protocol != TCP;
@@ -57,7 +47,7 @@ static __always_inline struct flow_counters *flow_counters_of(const struct tuple
 }
 
 /* A new entry; -EEXIST where there is one of this tuple. */
-static __always_inline long flow_claim(const struct tuple *tuple, const struct flow *flow)
+static __always_inline long flow_create(const struct tuple *tuple, const struct flow *flow)
 {
 	struct flow_counters *counters = flow_counters_of(tuple);
 	long failed = flow_update(tuple, flow, BPF_NOEXIST);
@@ -69,26 +59,68 @@ static __always_inline long flow_claim(const struct tuple *tuple, const struct f
 	return failed;
 }
 
-static __always_inline void flow_end(const struct tuple *tuple)
-{
-	struct flow_counters *counters = flow_counters_of(tuple);
-
-	if (!flow_delete(tuple) && counters)
-		counters->ended += 1;
-}
-
 /* An entry, whether there was one of this tuple or not. */
-static __always_inline long flow_put(const struct tuple *tuple, const struct flow *flow)
+static __always_inline long flow_write(const struct tuple *tuple, const struct flow *flow)
 {
-	if (!flow_claim(tuple, flow))
+	if (!flow_create(tuple, flow))
 		return 0;
 	return flow_update(tuple, flow, BPF_ANY);
 }
 
-/* By the flags of both sides' entries: each has closed, or one has reset. */
+static __always_inline void flow_delete(const struct tuple *tuple)
+{
+	struct flow_counters *counters = flow_counters_of(tuple);
+	long failed;
+
+	if (tuple->protocol != TCP) {
+		failed = bpf_map_delete_elem(MAP(other_flows), tuple);
+	} else {
+		failed = bpf_map_delete_elem(MAP(tcp_flows), tuple);
+		OPAQUE(failed);
+	}
+	if (!failed && counters)
+		counters->ended += 1;
+}
+
+/* The packet as it is after its hook: see enum flow_kind. */
+static __always_inline struct tuple flow_translate(const struct tuple *tuple,
+						   const struct flow *flow)
+{
+	struct tuple to = *tuple;
+
+	if (tuple->hook == HOOK_INGRESS) {
+		to.destination = flow->address;
+		to.destination_port = flow->port;
+		to.source_port = flow->other_port;
+	} else {
+		to.source = flow->address;
+		to.source_port = flow->port;
+		to.destination_port = flow->other_port;
+	}
+	return to;
+}
+
+/* By the flags of the request's and the reply's entry: each has closed, or one has reset. */
 static __always_inline bool flow_is_done(__u32 one, __u32 other)
 {
 	return (one | other) & FLOW_RST || one & other & FLOW_FIN;
+}
+
+/*
+ * Notes that a packet has passed. One that opens a connection says nothing yet of its client: the
+ * address may be forged. So may a reset that other packets follow: after a real one nothing comes.
+ */
+static __always_inline void flow_touch(struct flow *flow, const struct packet *packet)
+{
+	__u64 now = clock_coarse();
+	bool opens = packet->opens && packet->tuple.protocol != UDP;
+	__u32 before = opens || packet->ends ? flow->flags : flow->flags & ~FLOW_RST;
+	__u32 flags = before | packet->ends | (opens ? 0 : FLOW_SEEN);
+
+	if (flow->flags != flags)
+		flow->flags = flags;
+	if (flow->last_seen != now)
+		flow->last_seen = now;
 }
 
 #endif

@@ -1,43 +1,44 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* A flow gives way to a newer one of the same tuple: all its entries go, the answers' first. */
+/* A flow gives way to a newer one of the same tuple: all its entries are deleted, the reply's first. */
 #ifndef EBPFLB_PATH_FLOW_CLOSE_H
 #define EBPFLB_PATH_FLOW_CLOSE_H
 
 #include "path/flow.h"
 
-/* The source port of a flow that has ended may be another's by now (masquerade.h). */
-static __always_inline void close_answers(const struct tuple *there, const struct flow *flow)
+/* The source port of a flow that has ended may be another flow's by now (masquerade.h). */
+static __always_inline void un_snat_close(const struct tuple *snat_tuple, const struct flow *snat)
 {
-	struct tuple masqueraded = flow_translate(there, flow);
-	struct tuple back = tuple_reverse(&masqueraded, HOOK_INGRESS);
-	struct flow *answers = flow_find(&back);
+	struct tuple translated = flow_translate(snat_tuple, snat);
+	struct tuple reply_tuple = tuple_reverse(&translated, HOOK_INGRESS);
+	struct flow *reply = flow_find(&reply_tuple);
 
-	if (answers && answers->port == there->source_port &&
-	    address_equal(&answers->address, &there->source))
-		flow_end(&back);
+	if (reply && reply->port == snat_tuple->source_port &&
+	    address_equal(&reply->address, &snat_tuple->source))
+		flow_delete(&reply_tuple);
 }
 
-static __always_inline void close_masquerade(const struct tuple *there)
+static __always_inline void snat_close(const struct tuple *snat_tuple)
 {
-	struct flow *flow = flow_find(there);
+	struct flow *snat = flow_find(snat_tuple);
 
-	if (flow && flow->port)
-		close_answers(there, flow);
-	flow_end(there);
+	if (snat && snat->kind == FLOW_SNAT)
+		un_snat_close(snat_tuple, snat);
+	flow_delete(snat_tuple);
 }
 
-static __always_inline void flow_close(const struct tuple *asked, const struct flow *flow)
+static __always_inline void flow_close(const struct tuple *request_tuple,
+				       const struct flow *request)
 {
-	bool masqueraded = flow->flags & FLOW_MASQUERADE;
-	struct tuple there = flow_translate(asked, flow);
-	struct tuple back = tuple_reverse(&there, HOOK_EGRESS);
+	bool masqueraded = request->flags & FLOW_MASQUERADE;
+	struct tuple translated = flow_translate(request_tuple, request);
+	struct tuple reply_tuple = tuple_reverse(&translated, HOOK_EGRESS);
 
-	flow_end(&back);
+	flow_delete(&reply_tuple);
 	if (masqueraded) {
-		there.hook = HOOK_EGRESS;
-		close_masquerade(&there);
+		translated.hook = HOOK_EGRESS;
+		snat_close(&translated);
 	}
-	flow_end(asked);
+	flow_delete(request_tuple);
 }
 
 #endif

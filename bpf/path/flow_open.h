@@ -1,148 +1,142 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * A flow is opened: first the way back is claimed, then the way there is made, so that no answer
- * ever comes before it can be translated.
+ * A flow is opened: the reply's entry is created first, then the request's, so that no reply comes
+ * before it can be translated.
  *
- * Two flows of one client port to one backend, by two frontends, would look alike between the
- * hooks; the younger one's client gets another port there. So does a backend that asks itself
- * from the port that it serves, whose requests would look like answers.
+ * Between the hooks, two flows of one client port to one backend through two frontends look alike;
+ * the younger flow gets another client port there. So does a backend that connects to itself from
+ * the port that it serves, whose requests look like replies.
  */
 #ifndef EBPFLB_PATH_FLOW_OPEN_H
 #define EBPFLB_PATH_FLOW_OPEN_H
 
 #include "path/flow.h"
-#include "path/policy.h"
-#include "path/verdict.h"
+#include "path/source_port.h"
 
-#define TRIES 16
+enum opened { OPENED, OPENED_WITH_PORT, NO_FREE_PORT, NO_ROOM };
 
-static __always_inline __be16 port_draw(const struct settings *settings)
+static __always_inline bool tuple_is_loop(const struct tuple *tuple)
 {
-	__u32 ports = settings->last_port - settings->first_port + 1;
-	__u32 chosen = ((__u64)bpf_get_prandom_u32() * ports) >> 32;
-
-	return BE16((__u16)(settings->first_port + chosen));
+	return tuple->source_port == tuple->destination_port &&
+	       address_equal(&tuple->source, &tuple->destination);
 }
 
-/* The way there of the flow that has this way back. */
-static __always_inline struct tuple open_asked(const struct tuple *back, const struct flow *taken)
+/* The request's tuple of the flow that has this entry for its replies. */
+static __always_inline struct tuple flow_request_of(const struct tuple *reply_tuple,
+						    const struct flow *reply)
 {
-	struct tuple asked = tuple_reverse(back, HOOK_INGRESS);
+	struct tuple request = tuple_reverse(reply_tuple, HOOK_INGRESS);
 
-	if (taken->other_port)
-		asked.source_port = taken->other_port;
-	asked.destination = taken->address;
-	asked.destination_port = taken->port;
-	return asked;
+	request.source_port = reply->other_port;
+	request.destination = reply->address;
+	request.destination_port = reply->port;
+	return request;
 }
 
-/* Whether a way back that is in use may be taken: our own, left by a flow that lost the other half
- * to the LRU, or that of a connection which both sides have ended. */
-static __always_inline bool way_is_free(const struct flow *taken, const struct tuple *theirs,
-					const struct tuple *asked)
+/*
+ * Whether a reply's entry that is there may be overwritten: it is the same flow's, which lost its
+ * other half to the LRU, or that of a connection which both sides have ended.
+ */
+static __always_inline bool reply_is_free(const struct flow *reply, const struct tuple *former,
+					  const struct tuple *request)
 {
 	struct flow *requests;
 
-	if (!taken->other_port && taken->port == asked->destination_port &&
-	    address_equal(&taken->address, &asked->destination))
+	if (former->source_port == request->source_port &&
+	    former->destination_port == request->destination_port &&
+	    address_equal(&former->destination, &request->destination))
 		return true;
-	requests = flow_find(theirs);
-	return flow_is_done(taken->flags, requests ? requests->flags : FLOW_FIN);
+	requests = flow_find(former);
+	return flow_is_done(reply->flags, requests ? requests->flags : FLOW_FIN);
 }
 
-static __always_inline bool asks_itself(const struct tuple *back)
+/* Afterwards the destination of scratch->reply_tuple is the client as the backend's side sees it. */
+static __always_inline enum opened reply_create(const struct settings *settings,
+						const struct tuple *request,
+						struct scratch *scratch)
 {
-	return back->source_port == back->destination_port &&
-	       address_equal(&back->source, &back->destination);
-}
-
-/* Claims the entry of the answers, with another port of the client where its own is in use. */
-static __always_inline enum verdict open_way_back(const struct settings *settings,
-						  const struct tuple *asked,
-						  struct scratch *arrival)
-{
-	long failed = asks_itself(&arrival->back) ? -EEXIST
-						  : flow_claim(&arrival->back, &arrival->flow);
-	struct flow *taken;
+	struct tuple *tuple = &scratch->reply_tuple;
+	long failed = tuple_is_loop(tuple) ? -EEXIST : flow_create(tuple, &scratch->reply);
+	struct flow *found;
 
 	if (!failed)
-		return VERDICT_TRANSLATED;
+		return OPENED;
 	if (failed != -EEXIST)
-		return VERDICT_FLOWS_FULL;
-	taken = flow_find(&arrival->back);
-	if (taken)
-		arrival->other = open_asked(&arrival->back, taken);
-	if (taken && way_is_free(taken, &arrival->other, asked)) {
-		flow_end(&arrival->other);
-		return flow_put(&arrival->back, &arrival->flow) ? VERDICT_FLOWS_FULL
-								: VERDICT_TRANSLATED;
+		return NO_ROOM;
+	found = flow_find(tuple);
+	if (found)
+		scratch->former_request = flow_request_of(tuple, found);
+	if (found && reply_is_free(found, &scratch->former_request, request)) {
+		flow_delete(&scratch->former_request);
+		return flow_write(tuple, &scratch->reply) ? NO_ROOM : OPENED;
 	}
-	arrival->flow.other_port = asked->source_port;
-	for (int i = 0; i < TRIES; i++) {
-		arrival->back.destination_port = port_draw(settings);
-		if (!flow_claim(&arrival->back, &arrival->flow))
-			return VERDICT_PORT_CHANGED;
+	for (int i = 0; i < PORT_TRIES; i++) {
+		tuple->destination_port = source_port_random(settings);
+		if (!flow_create(tuple, &scratch->reply))
+			return OPENED_WITH_PORT;
 	}
-	return VERDICT_PORTS_EXHAUSTED;
+	return NO_FREE_PORT;
 }
 
-/* An entry that names no port yet: egress will choose; or none, where there was one before. */
-static __always_inline bool open_masquerade(struct scratch *arrival)
+/* The entry by which egress masquerades the request; without, what a former flow left is deleted. */
+static __always_inline bool snat_create(bool masquerade, struct scratch *scratch)
 {
-	struct tuple *there = &arrival->other;
-	struct flow *flow = &arrival->flow;
-
-	*there = tuple_reverse(&arrival->back, HOOK_EGRESS);
-	if (!(flow->flags & FLOW_MASQUERADE)) {
-		if (flow_find(there))
-			flow_end(there);
-		return true;
-	}
-	flow->address = (struct address){};
-	flow->port = 0;
-	flow->other_port = 0;
-	return !flow_put(there, flow);
+	scratch->snat_tuple = tuple_reverse(&scratch->reply_tuple, HOOK_EGRESS);
+	if (masquerade)
+		return !flow_write(&scratch->snat_tuple, &scratch->snat);
+	if (flow_find(&scratch->snat_tuple))
+		flow_delete(&scratch->snat_tuple);
+	return true;
 }
 
-static __always_inline bool open_way_there(const struct tuple *asked, struct scratch *arrival)
+/* Opens the flow of a request's tuple to scratch->selection.backend. */
+static __always_inline enum opened flow_open(const struct settings *settings,
+					     const struct tuple *request, __u32 ifindex,
+					     bool is_direct, bool masquerade,
+					     struct scratch *scratch)
 {
-	struct flow *flow = &arrival->flow;
-	__be16 port = arrival->back.destination_port;
-
-	flow->address = arrival->backend.address;
-	flow->port = arrival->backend.port;
-	flow->other_port = port == asked->source_port ? 0 : port;
-	return !flow_put(asked, flow);
-}
-
-/* Opens the flow to arrival->backend, masqueraded or not. Where it opens, the verdict is
- * VERDICT_TRANSLATED or VERDICT_PORT_CHANGED. */
-static __always_inline enum verdict flow_open(const struct settings *settings,
-					      const struct tuple *asked, __u32 ifindex,
-					      bool masquerade, struct scratch *arrival)
-{
+	const struct backend *backend = &scratch->selection.backend;
+	__u32 flags = FLOW_REQUEST | (masquerade ? FLOW_MASQUERADE : 0) |
+		      (request->protocol == UDP ? FLOW_SEEN : 0);
 	__u64 now = clock_coarse();
-	const struct backend *backend = &arrival->backend;
-	enum verdict verdict;
+	enum opened opened;
 
-	arrival->flow = (struct flow){ .last_seen = now,
+	scratch->reply = (struct flow){ .last_seen = now,
+					.created = now,
+					.address = request->destination,
+					.port = request->destination_port,
+					.other_port = request->source_port,
+					.service = backend->service,
+					.backend = backend->id,
+					.kind = is_direct ? FLOW_UN_DIRECT : FLOW_UN_DNAT,
+					.ifindex = ifindex };
+	scratch->reply_tuple = tuple_reverse(request, HOOK_EGRESS);
+	scratch->reply_tuple.source = backend->address;
+	scratch->reply_tuple.source_port = backend->port;
+	opened = reply_create(settings, request, scratch);
+	if (opened == NO_ROOM || opened == NO_FREE_PORT)
+		return opened;
+	scratch->snat = (struct flow){ .last_seen = now,
 				       .created = now,
-				       .address = asked->destination,
-				       .port = asked->destination_port,
+				       .other_port = backend->port,
 				       .service = backend->service,
 				       .backend = backend->id,
+				       .kind = FLOW_SNAT_PENDING,
+				       .flags = flags,
 				       .ifindex = ifindex };
-	arrival->back = tuple_reverse(asked, HOOK_EGRESS);
-	arrival->back.source = backend->address;
-	arrival->back.source_port = backend->port;
-	verdict = open_way_back(settings, asked, arrival);
-	if (verdict == VERDICT_FLOWS_FULL || verdict == VERDICT_PORTS_EXHAUSTED)
-		return verdict;
-	arrival->flow.flags = FLOW_REQUEST | (masquerade ? FLOW_MASQUERADE : 0) |
-			      (asked->protocol == UDP ? FLOW_SEEN : 0);
-	if (!open_masquerade(arrival) || !open_way_there(asked, arrival))
-		return VERDICT_FLOWS_FULL;
-	return verdict;
+	scratch->request = (struct flow){ .last_seen = now,
+					  .created = now,
+					  .address = backend->address,
+					  .port = backend->port,
+					  .other_port = scratch->reply_tuple.destination_port,
+					  .service = backend->service,
+					  .backend = backend->id,
+					  .kind = is_direct ? FLOW_DIRECT : FLOW_DNAT,
+					  .flags = flags,
+					  .ifindex = ifindex };
+	if (!snat_create(masquerade, scratch) || flow_write(request, &scratch->request))
+		return NO_ROOM;
+	return opened;
 }
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Only the first fragment of a datagram has ports. It tells them for the others, if it was
- * translated itself; others that come before it, or too late, are left alone. Ids come round
- * again, so the first fragment of any datagram ends what was known of the id.
+ * Only the first fragment of a datagram has ports. They are remembered for the other fragments if
+ * the first one was translated; others that come before it, or too late, are left alone. Ids are
+ * used again, so the first fragment of any datagram replaces what was remembered of its id.
  */
 #ifndef EBPFLB_PATH_FRAGMENT_H
 #define EBPFLB_PATH_FRAGMENT_H
@@ -12,34 +12,34 @@
 
 #define REASSEMBLY 30000000000ULL	/* ns; what Linux waits for the rest (ipfrag_time) */
 
-static __always_inline struct fragment_key datagram_of(const struct packet *packet)
+static __always_inline struct fragment_key fragment_key_of(const struct packet *packet)
 {
 	return (struct fragment_key){ .source = packet->tuple.source,
-				  .destination = packet->tuple.destination,
-				  .id = packet->id,
-				  .protocol = packet->tuple.protocol,
-				  .hook = packet->tuple.hook };
+				      .destination = packet->tuple.destination,
+				      .id = packet->id,
+				      .protocol = packet->tuple.protocol,
+				      .hook = packet->tuple.hook };
 }
 
-/* Called of a first fragment, with the tuple that the hook saw. */
-static __always_inline void fragment_learn(const struct packet *packet, bool translated)
+/* To be called for a first fragment, with the tuple that it had before it was translated. */
+static __always_inline void fragment_remember(const struct packet *packet, bool translated)
 {
-	struct fragment_key datagram = datagram_of(packet);
+	struct fragment_key key = fragment_key_of(packet);
 	struct fragment_ports ports = { .seen = clock_coarse(),
-			       .source_port = packet->tuple.source_port,
-			       .destination_port = packet->tuple.destination_port };
+					.source_port = packet->tuple.source_port,
+					.destination_port = packet->tuple.destination_port };
 
 	if (translated)
-		bpf_map_update_elem(MAP(fragments), &datagram, &ports, BPF_ANY);
+		bpf_map_update_elem(MAP(fragments), &key, &ports, BPF_ANY);
 	else
-		bpf_map_delete_elem(MAP(fragments), &datagram);
+		bpf_map_delete_elem(MAP(fragments), &key);
 }
 
 /* Completes the tuple of a later fragment, if its first one was translated. */
-static __always_inline bool fragment_follow(struct packet *packet)
+static __always_inline bool fragment_complete(struct packet *packet)
 {
-	struct fragment_key datagram = datagram_of(packet);
-	struct fragment_ports *ports = LOOKUP(struct fragment_ports, fragments, &datagram);
+	struct fragment_key key = fragment_key_of(packet);
+	struct fragment_ports *ports = LOOKUP(struct fragment_ports, fragments, &key);
 
 	if (!ports || clock_coarse() > ports->seen + REASSEMBLY)
 		return false;

@@ -1,37 +1,18 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * The first question: is this a frontend of ours, and of which service?
+ * Which service has this frontend? (kube-proxy.md 4)
  *
- * A frontend is matched exactly. Only then, and only on an address of this node, NodePorts are
- * asked (kube-proxy.md 4). Loopback serves NodePorts in the node's own namespace alone: a pod's
+ * A frontend is matched exactly. Only if there is none, and the address is this node's, a NodePort
+ * is looked up. On loopback, NodePorts are served in the node's own namespace alone: a pod's
  * loopback is not the node's.
  */
 #ifndef EBPFLB_PATH_FRONTEND_H
 #define EBPFLB_PATH_FRONTEND_H
 
-#include "maps.h"
 #include "net/address.h"
+#include "path/settings.h"
 
-static __always_inline struct settings *settings_read(void)
-{
-	__u32 only = 0;
-
-	return LOOKUP(struct settings, settings, &only);
-}
-
-#define NO_NETNS 0	/* a packet's: no socket asks */
-
-/* Before 5.14 the agent hears its cookie from hooks/netns_cookie.c; 0 means the initial namespace. */
-static __always_inline bool netns_is_host(__u64 netns)
-{
-	struct settings *settings = settings_read();
-
-	if (!settings)
-		return false;
-	if (!settings->host_netns)
-		return netns == get_netns_cookie(NULL);
-	return netns == settings->host_netns;
-}
+enum found { ABSENT, FOUND, RECYCLED };
 
 static __always_inline bool node_serves(const struct address *address, __u64 netns)
 {
@@ -40,28 +21,16 @@ static __always_inline bool node_serves(const struct address *address, __u64 net
 	return LOOKUP(__u32, node_addresses, address) != NULL;
 }
 
-static __always_inline struct frontend nodeport_of(const struct frontend *to)
+static __always_inline struct frontend nodeport_of(const struct frontend *frontend)
 {
-	return (struct frontend){
-		.address = address_any(&to->address),
-		.port = to->port,
-		.protocol = to->protocol,
-	};
-}
-
-enum found { ABSENT, FOUND, RECYCLED };
-
-/* What a packet asks for. */
-static __always_inline struct frontend frontend_asked(const struct tuple *tuple)
-{
-	return (struct frontend){ .address = tuple->destination,
-				  .port = tuple->destination_port,
-				  .protocol = tuple->protocol };
+	return (struct frontend){ .address = address_any(&frontend->address),
+				  .port = frontend->port,
+				  .protocol = frontend->protocol };
 }
 
 /*
- * A map's element may be freed and given to another key while we copy it; then it names another
- * frontend. The kernel writes a value from its head on, so the head is looked at last.
+ * A map's element may be freed and given to another key while it is copied; then it names another
+ * frontend. The kernel writes a value from its head on, so the head is compared last.
  */
 static __always_inline enum found service_read(const struct frontend *frontend,
 					       struct service *service)
@@ -75,15 +44,15 @@ static __always_inline enum found service_read(const struct frontend *frontend,
 	return frontend_equal(&found->frontend, frontend) ? FOUND : RECYCLED;
 }
 
-static __always_inline enum found service_find(const struct frontend *to, __u64 netns,
+static __always_inline enum found service_find(const struct frontend *frontend, __u64 netns,
 					       struct service *service)
 {
 	enum found found = ABSENT;
 
-	if (!address_is_any(&to->address))
-		found = service_read(to, service);
-	if (found == ABSENT && node_serves(&to->address, netns)) {
-		struct frontend nodeport = nodeport_of(to);
+	if (!address_is_any(&frontend->address))
+		found = service_read(frontend, service);
+	if (found == ABSENT && node_serves(&frontend->address, netns)) {
+		struct frontend nodeport = nodeport_of(frontend);
 
 		found = service_read(&nodeport, service);
 	}

@@ -1,32 +1,32 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
  * An ICMP error about a translated packet. The quoted packet went the other way, so the entry of
- * the answer to it says what to do: at both hooks the error is translated as an answer would be.
+ * its reply says what to do: at both hooks the error is translated as that reply would be.
  */
 #ifndef EBPFLB_PATH_ICMP_ERROR_H
 #define EBPFLB_PATH_ICMP_ERROR_H
 
 #include "net/icmp_error.h"
 #include "path/direct.h"
-#include "path/verdict.h"
 
-static __always_inline enum verdict related(struct __sk_buff *ctx, const struct packet *packet)
+static __always_inline enum verdict icmp_error_translate(struct __sk_buff *ctx,
+							 const struct packet *packet)
 {
 	struct quote quote = {};
 
-	/* It goes to who sent the quoted packet, or else it is forged. */
+	/* An error goes to the sender of the quoted packet; anything else is forged. */
 	if (!quote_read(ctx, packet, &quote) ||
 	    !address_equal(&packet->tuple.destination, &quote.tuple.source))
 		return VERDICT_PASSED;
-	struct tuple answer = tuple_reverse(&quote.tuple, packet->tuple.hook);
-	struct flow *flow = flow_find(&answer);
+	struct tuple reply = tuple_reverse(&quote.tuple, packet->tuple.hook);
+	struct flow *flow = flow_find(&reply);
 
-	if (!flow || !flow->port || beside_elsewhere(flow, ctx->ifindex))
+	if (!flow || flow->kind == FLOW_SNAT_PENDING || direct_is_elsewhere(flow, ctx->ifindex))
 		return VERDICT_PASSED;
-	struct tuple to = packet->tuple, translated = flow_translate(&answer, flow);
+	struct tuple to = packet->tuple, translated = flow_translate(&reply, flow);
 	struct tuple quoted = tuple_reverse(&translated, 0);
 
-	/* Routers on the way speak for themselves; whoever was quoted speaks as the frontend. */
+	/* A router on the way keeps its own address; the quoted packet's destination is translated. */
 	if (packet->tuple.hook == HOOK_INGRESS)
 		to.destination = flow->address;
 	else if (address_equal(&to.source, &quote.tuple.destination))

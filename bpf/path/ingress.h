@@ -1,136 +1,123 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * A packet's way in, from top to bottom: its flow; or else the service that it asks for, whether
- * it may, a backend, and a flow opened. At ingress destinations are rewritten.
+ * A packet at ingress, from top to bottom: DNAT of requests, un-SNAT of replies (kube-proxy.md 4).
  *
- * What belongs to no flow and opens none is left alone: it may be of a connection that was there
- * before us, which conntrack knows.
+ *   its flow is known      rewritten
+ *   it asks for a service  a backend is selected, a flow is opened, rewritten
+ *   anything else          left alone: it may belong to a connection that conntrack knows
  */
 #ifndef EBPFLB_PATH_INGRESS_H
 #define EBPFLB_PATH_INGRESS_H
 
-#include "path/client.h"
 #include "path/direct.h"
-#include "path/select.h"
 #include "path/flow_close.h"
+#include "path/flow_follow.h"
+#include "path/flow_open.h"
+#include "path/outcome.h"
+#include "path/select.h"
 
-static __always_inline struct scratch *arrival_here(void)
+static __always_inline struct scratch *scratch_here(void)
 {
 	__u32 only = 0;
 
 	return LOOKUP(struct scratch, scratch, &only);
 }
 
-static __always_inline enum verdict arrive_at(const struct packet *packet,
-					      const struct asker *asker,
-					      struct scratch *arrival)
+static __always_inline bool ingress_needs_snat(struct __sk_buff *ctx, const struct packet *packet,
+					       const struct settings *settings,
+					       const struct selection *selection)
 {
-	const struct service *service = &arrival->service;
-	struct affinity_key client = { .address = asker->address, .service = service->id };
-	bool confined = policy_confines(service, asker->pod);
-	__u32 draw = tuple_draw(&packet->tuple);
+	__u32 flags = selection->service.flags;
 
-	if (!policy_admits(service, &asker->address))
-		return VERDICT_SOURCE_DENIED;
-	return choose_backend(&client, service, confined, draw, &arrival->backend);
+	if (policy_needs_snat(settings, selection, &packet->tuple.source))
+		return true;
+	return flags & SERVICE_EXTERNAL && !(flags & SERVICE_LOCAL) &&
+	       !client_is_symmetric(ctx, packet, &selection->backend);
 }
 
-static __always_inline enum verdict arrive_once(struct __sk_buff *ctx,
-						const struct packet *packet,
-						const struct settings *settings,
-						struct asker *asker, struct scratch *arrival)
-{
-	struct frontend to = frontend_asked(&packet->tuple);
-	enum found found = service_find(&to, NO_NETNS, &arrival->service);
-
-	if (found == ABSENT)
-		return policy_unserved(&to.address);
-	if (found == RECYCLED)
-		return VERDICT_RECYCLED;
-	asker->pod = asker_is_pod(ctx, settings, &asker->address);
-	return arrive_at(packet, asker, arrival);
-}
-
-/* What changed hands while we looked is asked for again, once; written out: see serve.h. */
-static __always_inline enum verdict arrive_choose(struct __sk_buff *ctx,
-						  const struct packet *packet,
-						  const struct settings *settings,
-						  struct asker *asker, struct scratch *arrival)
-{
-	enum verdict verdict = arrive_once(ctx, packet, settings, asker, arrival);
-
-	if (verdict != VERDICT_RECYCLED)
-		return verdict;
-	verdict_count(VERDICT_RETRIED);
-	return arrive_once(ctx, packet, settings, asker, arrival);
-}
-
-/* A datagram that finds no room for its flow goes on alone; its answer will not be translated. */
-static __always_inline enum verdict arrive_stateless(const struct packet *packet,
-						     const struct backend *backend,
-						     struct tuple *to)
+/* There is no room for the flow of a datagram: it goes on, but its reply is not translated. */
+static __always_inline struct outcome ingress_stateless(const struct packet *packet,
+							const struct backend *backend,
+							struct tuple *to)
 {
 	verdict_count(VERDICT_FLOWS_FULL);
 	*to = packet->tuple;
 	to->destination = backend->address;
 	to->destination_port = backend->port;
-	return VERDICT_TRANSLATED;
+	return rewritten(VERDICT_TRANSLATED);
 }
 
-static __always_inline enum verdict arrive_open(struct __sk_buff *ctx,
-						const struct packet *packet,
-						const struct settings *settings,
-						const struct asker *asker,
-						struct scratch *arrival, struct tuple *to)
+/* Opens a flow to the backend that was selected. */
+static __always_inline struct outcome ingress_open(struct __sk_buff *ctx,
+						   const struct packet *packet,
+						   const struct settings *settings, bool is_direct,
+						   struct scratch *scratch, struct tuple *to)
 {
-	const struct backend *backend = &arrival->backend;
-	bool masquerade = asker_is_hidden(ctx, packet, settings, asker, arrival);
-	enum verdict verdict;
+	const struct selection *selection = &scratch->selection;
+	bool masquerade = !is_direct && ingress_needs_snat(ctx, packet, settings, selection);
+	enum opened opened = flow_open(settings, &packet->tuple, ctx->ifindex, is_direct,
+				       masquerade, scratch);
 
-	verdict = flow_open(settings, &packet->tuple, ctx->ifindex, masquerade, arrival);
-	if (verdict == VERDICT_FLOWS_FULL && packet->tuple.protocol != TCP && !masquerade)
-		return arrive_stateless(packet, backend, to);
-	if (verdict == VERDICT_FLOWS_FULL || verdict == VERDICT_PORTS_EXHAUSTED)
-		return verdict;
-	*to = flow_translate(&packet->tuple, &arrival->flow);
-	return verdict;
+	*to = flow_translate(&packet->tuple, &scratch->request);
+	if (opened == OPENED_WITH_PORT)
+		return rewritten(VERDICT_PORT_CHANGED);
+	if (is_direct)
+		return unchanged(VERDICT_PASSED);
+	if (opened == OPENED)
+		return rewritten(VERDICT_TRANSLATED);
+	if (opened == NO_FREE_PORT)
+		return unchanged(VERDICT_PORTS_EXHAUSTED);
+	if (packet->tuple.protocol == TCP || masquerade)
+		return unchanged(VERDICT_FLOWS_FULL);
+	return ingress_stateless(packet, &selection->backend, to);
 }
 
-static __always_inline enum verdict arrive_anew(struct __sk_buff *ctx,
-						const struct packet *packet, struct tuple *to)
+/* A packet that may open a flow: to a service, or directly to a backend. */
+static __always_inline struct outcome ingress_new(struct __sk_buff *ctx,
+						  const struct packet *packet, struct tuple *to)
 {
 	struct settings *settings = settings_read();
-	struct scratch *arrival = arrival_here();
-	struct asker asker = { .address = packet->tuple.source };
-	enum verdict verdict;
+	struct scratch *scratch = scratch_here();
+	struct frontend frontend = tuple_frontend(&packet->tuple);
+	struct request request = { .frontend = &frontend,
+				   .packet = &packet->tuple,
+				   .settings = settings,
+				   .ifindex = ctx->ifindex };
+	enum selected selected;
+	bool is_direct = false;
 
-	if (!settings || !arrival)
-		return VERDICT_PASSED;
-	verdict = arrive_choose(ctx, packet, settings, &asker, arrival);
-	if (verdict == VERDICT_PASSED)
-		return arrive_beside(packet, settings, ctx->ifindex, arrival, to);
-	if (verdict != VERDICT_TRANSLATED)
-		return verdict;
-	return arrive_open(ctx, packet, settings, &asker, arrival, to);
+	if (!settings || !scratch)
+		return unchanged(VERDICT_PASSED);
+	selected = select_backend(&request, &scratch->selection);
+	if (selected != SELECTED) {
+		enum verdict verdict = selected_verdict(selected, &frontend.address);
+
+		is_direct = verdict == VERDICT_PASSED &&
+			    direct_select(&packet->tuple, ctx->ifindex, scratch);
+		if (!is_direct)
+			return unchanged(verdict);
+	}
+	return ingress_open(ctx, packet, settings, is_direct, scratch, to);
 }
 
-/* Decides about a packet; one that is to be rewritten becomes to. */
-static __always_inline enum verdict arrive(struct __sk_buff *ctx, const struct packet *packet,
-					   struct tuple *to)
+/* The outcome for a packet; one that is rewritten becomes to. */
+static __always_inline struct outcome ingress_packet(struct __sk_buff *ctx,
+						     const struct packet *packet,
+						     struct tuple *to)
 {
 	struct flow *flow = flow_find(&packet->tuple);
 
-	if (flow && beside_elsewhere(flow, ctx->ifindex))
-		return VERDICT_PASSED;
-	if (flow && flow_goes_on(packet, flow)) {
-		follow(packet, flow, to);
-		return VERDICT_ESTABLISHED;
+	if (flow && direct_is_elsewhere(flow, ctx->ifindex))
+		return unchanged(VERDICT_PASSED);
+	if (flow && flow_continues(packet, flow)) {
+		*to = flow_follow(packet, flow);
+		return rewritten(VERDICT_ESTABLISHED);
 	}
 	if (!packet->opens)
-		return VERDICT_PASSED;
+		return unchanged(VERDICT_PASSED);
 	if (flow)
 		flow_close(&packet->tuple, flow);
-	return arrive_anew(ctx, packet, to);
+	return ingress_new(ctx, packet, to);
 }
 
 #endif

@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * A flow that has to come back to this node gets an address of the device it leaves by, and a
- * source port that no other flow to its backend has: whoever inserts the way back first has it.
+ * SNAT at egress (kube-proxy.md 5.1): a flow whose replies must come back to this node gets an
+ * address of the device by which it leaves, and a source port that no other flow to its backend
+ * has. Whoever creates the reply's entry first has the port.
  */
 #ifndef EBPFLB_PATH_MASQUERADE_H
 #define EBPFLB_PATH_MASQUERADE_H
 
-#include "path/flow_open.h"
+#include "path/flow.h"
+#include "path/outcome.h"
+#include "path/settings.h"
+#include "path/source_port.h"
 
 static __always_inline struct address masquerade_address(__u32 ifindex, bool v6)
 {
@@ -19,72 +23,79 @@ static __always_inline struct address masquerade_address(__u32 ifindex, bool v6)
 
 /*
  * Whether both sides of the flow that has a source port are done with it. A late packet of theirs
- * is out of the window of the next flow, and a new SYN of ours in that of the backend.
+ * is outside the window of the next flow, and a new SYN of ours inside that of the backend.
  */
-static __always_inline bool masquerade_is_over(const struct tuple *back)
+static __always_inline bool masquerade_is_over(const struct tuple *un_snat_tuple)
 {
-	struct flow *answers = flow_find(back);
-	struct flow *requests;
-	struct tuple there;
+	struct flow *reply = flow_find(un_snat_tuple);
+	struct flow *request;
+	struct tuple snat_tuple;
 
-	if (!answers)
+	if (!reply)
 		return true;
-	there = tuple_reverse(back, HOOK_EGRESS);
-	there.source = answers->address;
-	there.source_port = answers->port;
-	requests = flow_find(&there);
-	return !requests || flow_is_done(answers->flags, requests->flags);
+	snat_tuple = tuple_reverse(un_snat_tuple, HOOK_EGRESS);
+	snat_tuple.source = reply->address;
+	snat_tuple.source_port = reply->port;
+	request = flow_find(&snat_tuple);
+	return !request || flow_is_done(reply->flags, request->flags);
 }
 
-/* Claims a source port: afterwards back is the tuple of the answers. */
-static __always_inline bool masquerade_claim(const struct settings *settings,
-					     const struct tuple *there, struct tuple *back,
-					     const struct flow *flow)
+/* Afterwards the destination port of un_snat_tuple is the source port that the flow has. */
+static __always_inline bool un_snat_create(const struct settings *settings,
+					   const struct tuple *snat_tuple,
+					   const struct flow *snat, struct tuple *un_snat_tuple)
 {
-	struct flow entry = { .last_seen = flow->last_seen,
-			      .created = flow->created,
-			      .address = there->source,
-			      .port = there->source_port,
-			      .service = flow->service,
-			      .backend = flow->backend,
-			      .ifindex = flow->ifindex };
+	struct flow un_snat = { .last_seen = snat->last_seen,
+				.created = snat->created,
+				.address = snat_tuple->source,
+				.port = snat_tuple->source_port,
+				.other_port = snat_tuple->destination_port,
+				.service = snat->service,
+				.backend = snat->backend,
+				.kind = FLOW_UN_SNAT,
+				.ifindex = snat->ifindex };
 
-	for (int i = 0; i < TRIES; i++) {
-		back->destination_port = port_draw(settings);
-		if (!flow_claim(back, &entry))
+	for (int i = 0; i < PORT_TRIES; i++) {
+		un_snat_tuple->destination_port = source_port_random(settings);
+		if (!flow_create(un_snat_tuple, &un_snat))
 			return true;
-		if (masquerade_is_over(back))
-			return !flow_put(back, &entry);
+		if (masquerade_is_over(un_snat_tuple))
+			return !flow_write(un_snat_tuple, &un_snat);
 	}
 	return false;
 }
 
 /*
- * Chooses for an entry that names no port yet, writes it, and says what the packet becomes. Two
- * packets of a flow may come here at once; then the later one gives its port back.
+ * Makes FLOW_SNAT of a FLOW_SNAT_PENDING. Two packets of a flow may come here at once on two CPUs;
+ * then the later one gives its port back.
  */
-static __always_inline enum verdict masquerade(struct __sk_buff *ctx, const struct packet *packet,
-					       const struct settings *settings, struct flow *flow,
-					       struct tuple *to)
+static __always_inline struct outcome masquerade(struct __sk_buff *ctx,
+						 const struct packet *packet,
+						 const struct flow *pending, struct tuple *to)
 {
+	struct settings *settings = settings_read();
 	struct address address = masquerade_address(ctx->ifindex, packet->v6);
-	struct tuple back = tuple_reverse(&packet->tuple, HOOK_INGRESS);
-	struct flow entry = *flow;
+	struct tuple un_snat_tuple = tuple_reverse(&packet->tuple, HOOK_INGRESS);
+	struct flow snat = *pending;
+	struct flow *now;
 
-	back.destination = address;
-	if (address_is_any(&address) || !masquerade_claim(settings, &packet->tuple, &back, flow))
-		return VERDICT_PORTS_EXHAUSTED;
-	flow = flow_find(&packet->tuple);
-	if (flow && flow->port) {
-		flow_end(&back);
-		*to = flow_translate(&packet->tuple, flow);
-		return VERDICT_ESTABLISHED;
+	un_snat_tuple.destination = address;
+	if (!settings || address_is_any(&address) ||
+	    !un_snat_create(settings, &packet->tuple, &snat, &un_snat_tuple))
+		return unchanged(VERDICT_PORTS_EXHAUSTED);
+	now = flow_find(&packet->tuple);
+	if (now && now->kind == FLOW_SNAT) {
+		flow_delete(&un_snat_tuple);
+		*to = flow_translate(&packet->tuple, now);
+		return rewritten(VERDICT_ESTABLISHED);
 	}
-	entry.address = address;
-	entry.port = back.destination_port;
-	*to = flow_translate(&packet->tuple, &entry);
-	return flow_update(&packet->tuple, &entry, BPF_EXIST) ? VERDICT_FLOWS_FULL
-							      : VERDICT_MASQUERADED;
+	snat.kind = FLOW_SNAT;
+	snat.address = address;
+	snat.port = un_snat_tuple.destination_port;
+	if (flow_update(&packet->tuple, &snat, BPF_EXIST))
+		return unchanged(VERDICT_FLOWS_FULL);
+	*to = flow_translate(&packet->tuple, &snat);
+	return rewritten(VERDICT_MASQUERADED);
 }
 
 #endif

@@ -1,24 +1,34 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * The rules of kube-proxy.md 4, 5 and 7, for whoever asks: a socket of this node or a packet.
+ * The rules of kube-proxy.md 4 to 7, the same for sockets and packets: which endpoints a client may
+ * use, who is admitted, whose packets need SNAT, and what becomes of addresses that no service has.
  */
 #ifndef EBPFLB_PATH_POLICY_H
 #define EBPFLB_PATH_POLICY_H
 
-#include "path/frontend.h"
+#include "net/address.h"
+#include "path/settings.h"
 
-/* Who asks. Of a socket the address is not known before its packet leaves. */
-struct asker {
-	struct address address;
-	bool pod;		/* of this cluster, as far as the detector can tell */
-};
-
-static __always_inline bool prefix_has(const struct prefix *prefix, const struct address *address)
+/*
+ * Whether only local endpoints count. By external addresses pods reach all endpoints, whatever the
+ * policy (kube-proxy.md 4.3); by cluster IPs the policy holds for everyone (4.1).
+ */
+static __always_inline bool policy_is_local_only(const struct service *service, bool is_pod)
 {
-	return (address->word[0] & prefix->mask.word[0]) == prefix->address.word[0] &&
-	       (address->word[1] & prefix->mask.word[1]) == prefix->address.word[1] &&
-	       (address->word[2] & prefix->mask.word[2]) == prefix->address.word[2] &&
-	       (address->word[3] & prefix->mask.word[3]) == prefix->address.word[3];
+	return (service->flags & SERVICE_LOCAL) &&
+	       !((service->flags & SERVICE_EXTERNAL) && is_pod);
+}
+
+/* loadBalancerSourceRanges (kube-proxy.md 7). */
+static __always_inline bool policy_admits(const struct service *service,
+					  const struct address *client)
+{
+	struct source_range range = { .length = 32 + 128,
+				      .service = service->id,
+				      .address = *client };
+
+	return !(service->flags & SERVICE_RESTRICTED) ||
+	       LOOKUP(__u32, source_ranges, &range) != NULL;
 }
 
 /* NO_PREFIX of the agent: its address has a bit that the mask leaves out. */
@@ -29,10 +39,10 @@ static __always_inline bool prefix_is_none(const struct prefix *prefix)
 
 /*
  * Whether pods can be told from others in this family. A detector that goes by devices works in
- * both; one that goes by prefixes, where it has one (kube-proxy.md 5.2).
+ * both families; one that goes by prefixes works where it has one (kube-proxy.md 5.2).
  */
-static __always_inline bool policy_detects(const struct settings *settings,
-					   const struct address *family)
+static __always_inline bool policy_detects_pods(const struct settings *settings,
+						const struct address *family)
 {
 	bool none_v4 = prefix_is_none(&settings->pods_v4);
 	bool none_v6 = prefix_is_none(&settings->pods_v6);
@@ -41,60 +51,52 @@ static __always_inline bool policy_detects(const struct settings *settings,
 	       ((none_v4 && none_v6) || !(address_is_v4(family) ? none_v4 : none_v6));
 }
 
-/* Whether the policy Local holds for this asker: pods come to all endpoints by external addresses
- * too (kube-proxy.md 4.3), but by cluster IPs nobody does (4.1). */
-static __always_inline bool policy_confines(const struct service *service, bool pod)
-{
-	return (service->flags & SERVICE_LOCAL) && !((service->flags & SERVICE_EXTERNAL) && pod);
-}
-
 /*
- * Whether the backend is to see this node instead of the asker (kube-proxy.md 5.1). One exception
- * is ours: a backend here sees an external client as it is, if its answers pass here anyway.
+ * Whether the backend must see this node instead of the client (kube-proxy.md 5.1). One exception
+ * is ours: for a backend on this node that an external client reaches under policy Cluster it is
+ * enough that the replies pass here (client_is_symmetric), unless the operator says otherwise.
  */
-static __always_inline bool policy_masquerades(const struct settings *settings,
-					       const struct service *service,
-					       const struct backend *backend,
-					       const struct asker *asker)
+static __always_inline bool policy_needs_snat(const struct settings *settings,
+					      const struct selection *selection,
+					      const struct address *client)
 {
-	if (address_equal(&asker->address, &backend->address))
+	const struct service *service = &selection->service;
+
+	if (address_equal(client, &selection->backend.address))
 		return true;
 	if (!(service->flags & SERVICE_EXTERNAL))
 		return (settings->flags & SETTING_MASQUERADE_ALL) ||
-		       (policy_detects(settings, &asker->address) && !asker->pod);
+		       (policy_detects_pods(settings, client) && !selection->is_pod);
 	if (service->flags & SERVICE_LOCAL)
 		return false;
-	return asker->pod || !(backend->flags & BACKEND_HERE) ||
+	return selection->is_pod || !(selection->backend.flags & BACKEND_HERE) ||
 	       (settings->flags & SETTING_MASQUERADE_HERE);
 }
 
-/* loadBalancerSourceRanges (kube-proxy.md 7). */
-static __always_inline bool policy_admits(const struct service *service,
-					  const struct address *address)
-{
-	struct source_range client = { .length = 32 + 128,
-				       .service = service->id,
-				       .address = *address };
+/* What an address without a service is to the cluster. */
+enum address_use { NOT_OURS, CLUSTER_IP, UNALLOCATED };
 
-	return !(service->flags & SERVICE_RESTRICTED) ||
-	       LOOKUP(__u32, source_ranges, &client) != NULL;
-}
-
-/*
- * What becomes of those who ask for no frontend of ours (kube-proxy.md 6.3): a cluster IP refuses
- * what it does not serve, and an address that is kept for cluster IPs swallows everything.
- */
-static __always_inline enum verdict policy_unserved(const struct address *address)
+static __always_inline enum address_use address_use(const struct address *address)
 {
 	struct settings *settings = settings_read();
 	struct service_range range = { .length = 128, .address = *address };
 
 	if (!settings || !(prefix_has(&settings->span_v4, address) ||
 			   prefix_has(&settings->span_v6, address)))
-		return VERDICT_PASSED;
+		return NOT_OURS;
 	if (LOOKUP(__u32, cluster_ips, address))
-		return VERDICT_REFUSED;
-	return LOOKUP(__u32, service_ranges, &range) ? VERDICT_UNALLOCATED : VERDICT_PASSED;
+		return CLUSTER_IP;
+	return LOOKUP(__u32, service_ranges, &range) ? UNALLOCATED : NOT_OURS;
+}
+
+/*
+ * What becomes of a request that no service takes (kube-proxy.md 6.3): a cluster IP refuses the
+ * ports that it does not serve, and an address that no service has is dropped.
+ */
+static __always_inline enum verdict unserved_verdict(enum address_use use)
+{
+	return use == CLUSTER_IP ? VERDICT_REFUSED
+	       : use == UNALLOCATED ? VERDICT_UNALLOCATED : VERDICT_PASSED;
 }
 
 #endif

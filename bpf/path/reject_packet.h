@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * How a packet is told no: as a socket with no listener would, a thousand times a second and
- * CPU; beyond that it is dropped, so that nobody can make us a source of floods.
+ * How a packet is refused: as by a socket without a listener (kube-proxy.md 6.1), a thousand times
+ * a second on each CPU. Beyond that it is dropped, so that nobody can make a flood of our answers.
  */
 #ifndef EBPFLB_PATH_REJECT_PACKET_H
 #define EBPFLB_PATH_REJECT_PACKET_H
@@ -9,40 +9,39 @@
 #include "net/reset.h"
 #include "net/unreachable.h"
 #include "path/tuple.h"
-#include "path/verdict.h"
 
-#define ANSWERS 1000
+#define REJECTS 1000
 #define REFILL 1000000000ULL	/* ns */
 
-static __always_inline bool answer_allowed(void)
+static __always_inline bool reject_within_budget(void)
 {
 	__u32 only = 0;
-	struct reject_budget *allowance = LOOKUP(struct reject_budget, reject_budgets, &only);
+	struct reject_budget *budget = LOOKUP(struct reject_budget, reject_budgets, &only);
 	__u64 now = clock_coarse();
 
-	if (!allowance)
+	if (!budget)
 		return false;
-	if (now >= allowance->refilled + REFILL) {
-		allowance->refilled = now;
-		allowance->left = ANSWERS;
+	if (now >= budget->refilled + REFILL) {
+		budget->refilled = now;
+		budget->left = REJECTS;
 	}
-	if (!allowance->left)
+	if (!budget->left)
 		return false;
-	allowance->left -= 1;
+	budget->left -= 1;
 	return true;
 }
 
-/* Turns the packet into its refusal. What has options or extension headers is not answered. */
-static __always_inline bool refuse(struct __sk_buff *ctx, const struct packet *packet)
+/* Turns a packet into its refusal; false for one with options or extension headers. */
+static __always_inline bool reject_packet(struct __sk_buff *ctx, const struct packet *packet)
 {
 	struct tuple to = tuple_reverse(&packet->tuple, 0);
 
-	if (packet->options || packet->piece == LATER || !answer_allowed())
+	if (packet->options || packet->piece == LATER || !reject_within_budget())
 		return false;
 	if (packet->tuple.protocol == TCP)
-		return answer_reset(ctx, packet, &to);
-	return packet->v6 ? answer_unreachable_v6(ctx, packet, &to)
-			  : answer_unreachable_v4(ctx, packet, &to);
+		return respond_reset(ctx, packet, &to);
+	return packet->v6 ? respond_unreachable_v6(ctx, packet, &to)
+			  : respond_unreachable_v4(ctx, packet, &to);
 }
 
 #endif

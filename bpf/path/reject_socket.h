@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * How a hook says no. A plain "no" is EPERM, which clients retry for ever; so we name the errno
- * (bpf_set_retval, 5.18). Where the kernel cannot, the socket is sent to a place that refuses at
- * once: port 0 on its own loopback, where nobody can listen. Datagrams cannot be sent to port 0
- * (EINVAL) and go to tcpmux, which nobody serves; there an unconnected socket sees no error, as
- * with kube-proxy's REJECT.
+ * How a socket hook refuses (kube-proxy.md 6.1). A plain "no" is EPERM, which clients retry for
+ * ever, so the errno is named (bpf_set_retval, 5.18). On older kernels the socket is sent to a
+ * place that refuses at once: port 0 of its own loopback, where nobody can listen. Datagrams
+ * cannot be sent to port 0 (EINVAL) and go to tcpmux, which nobody serves; an unconnected socket
+ * sees no error then, nor does it with kube-proxy's REJECT.
  */
 #ifndef EBPFLB_PATH_REJECT_SOCKET_H
 #define EBPFLB_PATH_REJECT_SOCKET_H
@@ -16,15 +16,15 @@
 
 #define EADDRINUSE 98
 #define ECONNREFUSED 111
-#define NOBODY BE16(0)
+#define NO_PORT BE16(0)
 #define TCPMUX BE16(1)
 
-/* What a hook does with its socket. */
+/* What a hook does with its socket's call. */
 enum answer { DENY, LEAVE, REWRITE };
 
 #ifdef HAVE_SET_RETVAL
 
-static __always_inline enum answer reject_connection(const struct frontend *to,
+static __always_inline enum answer reject_connection(const struct frontend *frontend,
 						     struct backend *place)
 {
 	set_retval(-ECONNREFUSED);
@@ -39,15 +39,15 @@ static __always_inline enum answer reject_bind(void)
 
 #else
 
-static __always_inline enum answer reject_connection(const struct frontend *to,
+static __always_inline enum answer reject_connection(const struct frontend *frontend,
 						     struct backend *place)
 {
-	place->address = address_loopback(&to->address);
-	place->port = to->protocol == TCP ? NOBODY : TCPMUX;
+	place->address = address_loopback(&frontend->address);
+	place->port = frontend->protocol == TCP ? NO_PORT : TCPMUX;
 	return REWRITE;
 }
 
-/* EPERM would puzzle more than the bind would hurt. */
+/* With EPERM for a reason nobody would find out why bind() fails; so it is allowed. */
 static __always_inline enum answer reject_bind(void)
 {
 	return LEAVE;

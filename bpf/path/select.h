@@ -1,48 +1,126 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * The decision, the same for sockets and packets: the list that the policy allows, the backend
- * that affinity remembers, or else the one that is drawn.
+ * The decision, the same for sockets and packets: which backend does a request get?
+ *
+ *   frontend -> service; source ranges; the backend that a datagram socket has; traffic policy;
+ *   session affinity; else one backend picked by number (kube-proxy.md 4, 7, 9, 11.1)
+ *
+ * What is done with the backend is up to the caller: path/socket.h gives it to the socket,
+ * path/ingress.h opens a flow.
  */
 #ifndef EBPFLB_PATH_SELECT_H
 #define EBPFLB_PATH_SELECT_H
 
 #include "path/affinity.h"
+#include "path/counters.h"
 #include "path/frontend.h"
-#include "path/verdict.h"
+#include "path/policy.h"
+#include "path/socket_datagram.h"
 
-static __always_inline enum verdict choose_sticky(const struct affinity_key *client,
-						  const struct service *service,
-						  const struct range *range, __u16 list,
-						  __u32 draw, struct backend *backend)
+enum selected {
+	SELECTED,
+	NO_SERVICE,
+	NO_ENDPOINT,
+	NO_LOCAL_ENDPOINT,
+	SOURCE_DENIED,
+	LEFT_TO_PACKETS,	/* a pod's socket: its packets are looked at when they leave the pod */
+	SELECT_RECYCLED,	/* a map element was given to another service while it was read */
+};
+
+static __always_inline enum selected select_from_list(const struct request *request,
+						      struct selection *selection,
+						      const struct range *range, __u16 list)
 {
-	bool sticky = affinity_find(client, service, list, backend);
+	const struct service *service = &selection->service;
+	struct backend *backend = &selection->backend;
+	struct affinity_key key;
+	bool sticky = false;
 
-	if (!sticky) {
-		if (!backend_pick(service, range, draw, backend))
-			return VERDICT_RECYCLED;
-		affinity_remember(client, backend->id);
+	if (service->affinity_seconds) {
+		key = affinity_key_of(request, service);
+		sticky = affinity_find(&key, service, list, backend);
 	}
+	if (!sticky && !backend_pick(service, range, client_number(request), backend))
+		return SELECT_RECYCLED;
+	if (!sticky && service->affinity_seconds)
+		affinity_remember(&key, backend->id);
 	service_count_chosen(service->id, sticky);
-	return VERDICT_TRANSLATED;
+	return SELECTED;
 }
 
-static __always_inline enum verdict choose_backend(const struct affinity_key *client,
-						   const struct service *service, bool confined,
-						   __u32 draw, struct backend *backend)
+static __always_inline enum selected select_by_policy(const struct request *request,
+						      struct selection *selection)
 {
-	struct range range = confined ? service->local : service->cluster;
-	__u16 list = confined ? BACKEND_LOCAL : BACKEND_CLUSTER;
+	const struct service *service = &selection->service;
+	bool is_pod = client_is_pod(request);
+	bool local_only = policy_is_local_only(service, is_pod);
+	bool elsewhere = service->flags & SERVICE_ENDPOINTS;
+	struct range range = local_only ? service->local : service->cluster;
 
-	if (!range.size)
-		return service_count_denied(service->id, service->flags & SERVICE_ENDPOINTS
-								 ? VERDICT_NO_LOCAL_ENDPOINT
-								 : VERDICT_REFUSED);
-	if (service->affinity_seconds)
-		return choose_sticky(client, service, &range, list, draw, backend);
-	if (!backend_pick(service, &range, draw, backend))
+	selection->is_pod = is_pod;
+	if (range.size)
+		return select_from_list(request, selection, &range,
+					local_only ? BACKEND_LOCAL : BACKEND_CLUSTER);
+	service_count_failed(service->id, elsewhere);
+	return elsewhere ? NO_LOCAL_ENDPOINT : NO_ENDPOINT;
+}
+
+static __always_inline enum selected select_once(const struct request *request,
+						 struct selection *selection)
+{
+	const struct service *service = &selection->service;
+	enum found found = service_find(request->frontend, request->netns, &selection->service);
+
+	if (found != FOUND)
+		return found == ABSENT ? NO_SERVICE : SELECT_RECYCLED;
+	if (service->flags & SERVICE_RESTRICTED) {
+		const struct address *client = client_address(request);
+
+		if (!client)
+			return LEFT_TO_PACKETS;
+		if (!policy_admits(service, client))
+			return SOURCE_DENIED;
+	}
+	selection->is_assigned = !request->packet && request->frontend->protocol == UDP &&
+				 assignment_find(request, service->id, &selection->backend);
+	return selection->is_assigned ? SELECTED : select_by_policy(request, selection);
+}
+
+/*
+ * What was recycled while it was read is looked up again, once. No loop: of a loop around all this
+ * clang makes one that is entered in its middle, which 5.10 and 6.1 refuse ("back-edge").
+ */
+static __always_inline enum selected select_backend(const struct request *request,
+						    struct selection *selection)
+{
+	enum selected selected = select_once(request, selection);
+
+	if (selected != SELECT_RECYCLED)
+		return selected;
+	verdict_count(VERDICT_RETRIED);
+	return select_once(request, selection);
+}
+
+/* The verdict on a request, where it is decided by the selection alone. */
+static __always_inline enum verdict selected_verdict(enum selected selected,
+						     const struct address *address)
+{
+	switch (selected) {
+	case SELECTED:
+		return VERDICT_TRANSLATED;
+	case NO_SERVICE:
+		return unserved_verdict(address_use(address));
+	case NO_ENDPOINT:
+		return VERDICT_REFUSED;
+	case NO_LOCAL_ENDPOINT:
+		return VERDICT_NO_LOCAL_ENDPOINT;
+	case SOURCE_DENIED:
+		return VERDICT_SOURCE_DENIED;
+	case SELECT_RECYCLED:
 		return VERDICT_RECYCLED;
-	service_count_chosen(service->id, false);
-	return VERDICT_TRANSLATED;
+	default:
+		return VERDICT_PASSED;
+	}
 }
 
 #endif

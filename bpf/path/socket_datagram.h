@@ -1,57 +1,59 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Datagram sockets: each keeps one backend for a frontend as long as that backend serves, be it
+ * Datagram sockets: a socket keeps one backend for a frontend as long as that backend serves,
  * connected or not (kube-proxy keeps a flow: kube-proxy.md 11.1 and 21.6).
  *
- * A socket's assignments form a chain from a head without frontend, so that its release takes
- * all of them away, up to CHAIN; LRU takes what a socket with more frontends leaves.
+ * A socket's assignments form a linked list from a head without frontend, so that all of them are
+ * deleted when the socket is released, up to ASSIGNMENTS; the LRU evicts the rest.
  */
 #ifndef EBPFLB_PATH_SOCKET_DATAGRAM_H
 #define EBPFLB_PATH_SOCKET_DATAGRAM_H
 
 #include "path/backend.h"
+#include "path/client.h"
 #include "path/socket_stream.h"
 
-#define CHAIN 16
+#define ASSIGNMENTS 16
 
-static __always_inline bool assignment_find(const struct assignment_key *sender, __u32 service,
+static __always_inline bool assignment_find(const struct request *request, __u32 service,
 					    struct backend *backend)
 {
-	struct assignment *found = LOOKUP(struct assignment, assignments, sender);
+	struct assignment_key key = { .socket = request->socket, .frontend = *request->frontend };
+	struct assignment *found = LOOKUP(struct assignment, assignments, &key);
 
 	return found && found->service == service && backend_find(service, found->backend, backend);
 }
 
-/* The peer stays where it stands for another frontend of the socket by now. */
-static __always_inline void assignment_end(const struct assignment_key *sender,
-					   const struct assignment *assignment)
+/* The peer's entry stays where it stands for another frontend of the socket by now. */
+static __always_inline void assignment_close(const struct assignment_key *key,
+					     const struct assignment *assignment)
 {
-	struct peer peer = { .socket = sender->socket,
+	struct peer peer = { .socket = key->socket,
 			     .address = assignment->address,
 			     .port = assignment->port };
-	struct peer_frontend *origin = LOOKUP(struct peer_frontend, sockets, &peer);
+	struct peer_frontend *entry = LOOKUP(struct peer_frontend, sockets, &peer);
 
-	if (origin && frontend_equal(&origin->frontend, &sender->frontend))
+	if (entry && frontend_equal(&entry->frontend, &key->frontend))
 		bpf_map_delete_elem(MAP(sockets), &peer);
 	backend_count_closed(assignment->backend);
 }
 
-/* Puts the sender first in its socket's chain; the former first is its next one. */
-static __always_inline void chain_push(const struct assignment_key *sender, struct frontend *next)
+/* Makes the key the first of its socket's list; the former first one becomes its next. */
+static __always_inline void list_insert(const struct assignment_key *key, struct frontend *next)
 {
-	struct assignment_key head = { .socket = sender->socket };
-	struct assignment first = { .next = sender->frontend };
-	struct assignment *former = LOOKUP(struct assignment, assignments, &head);
+	struct assignment_key head_key = { .socket = key->socket };
+	struct assignment head = { .next = key->frontend };
+	struct assignment *former = LOOKUP(struct assignment, assignments, &head_key);
 
 	if (former)
 		*next = former->next;
-	bpf_map_update_elem(MAP(assignments), &head, &first, 0);
+	bpf_map_update_elem(MAP(assignments), &head_key, &head, 0);
 }
 
-static __always_inline void assignment_make(const struct assignment_key *sender,
+static __always_inline void assignment_open(const struct assignment_key *key,
 					    const struct backend *backend)
 {
-	struct assignment *former = LOOKUP(struct assignment, assignments, sender);
+	struct assignment *former = LOOKUP(struct assignment, assignments, key);
 	struct assignment assignment = { .service = backend->service,
 					 .backend = backend->id,
 					 .address = backend->address,
@@ -59,52 +61,57 @@ static __always_inline void assignment_make(const struct assignment_key *sender,
 
 	if (former) {
 		assignment.next = former->next;
-		assignment_end(sender, former);
+		assignment_close(key, former);
 	} else {
-		chain_push(sender, &assignment.next);
+		list_insert(key, &assignment.next);
 	}
-	bpf_map_update_elem(MAP(assignments), sender, &assignment, 0);
+	bpf_map_update_elem(MAP(assignments), key, &assignment, 0);
 	backend_count_opened(backend->id);
 }
 
-/* Where one backend serves two frontends of a socket, its answers show the one last sent to. */
-static __always_inline void datagram_remember(const struct assignment_key *sender,
-					      const struct backend *backend)
+/* Where one backend serves two frontends of a socket, its replies show the one last sent to. */
+static __always_inline void datagram_open(const struct request *request,
+					  const struct selection *selection)
 {
-	struct peer peer = { .socket = sender->socket,
+	struct assignment_key key = { .socket = request->socket, .frontend = *request->frontend };
+	const struct backend *backend = &selection->backend;
+	struct peer peer = { .socket = request->socket,
 			     .address = backend->address,
 			     .port = backend->port };
-	struct peer_frontend *known = LOOKUP(struct peer_frontend, sockets, &peer);
-	struct peer_frontend origin = socket_origin(&sender->frontend, backend);
+	struct peer_frontend entry = peer_frontend_of(request->frontend, backend);
+	struct peer_frontend *former;
 
-	if (known)
-		*known = origin;
+	if (!selection->is_assigned)
+		assignment_open(&key, backend);
+	former = LOOKUP(struct peer_frontend, sockets, &peer);
+	if (former)
+		*former = entry;
 	else
-		bpf_map_update_elem(MAP(sockets), &peer, &origin, 0);
+		bpf_map_update_elem(MAP(sockets), &peer, &entry, 0);
 }
 
-/* Ends one assignment; afterwards link names the next next one. */
-static __always_inline bool chain_cut(struct assignment_key *link)
+/* Deletes one assignment; afterwards key names the next one of the list. */
+static __always_inline bool list_delete(struct assignment_key *key)
 {
-	struct assignment *found = LOOKUP(struct assignment, assignments, link);
+	struct assignment *found = LOOKUP(struct assignment, assignments, key);
 
 	if (!found)
 		return false;
 	struct assignment assignment = *found;
 
-	if (link->frontend.port)
-		assignment_end(link, &assignment);
-	bpf_map_delete_elem(MAP(assignments), link);
-	link->frontend = assignment.next;
-	return link->frontend.port != 0;
+	if (key->frontend.port)
+		assignment_close(key, &assignment);
+	bpf_map_delete_elem(MAP(assignments), key);
+	key->frontend = assignment.next;
+	return key->frontend.port != 0;
 }
 
-static __always_inline void datagram_forget(__u64 socket)
+static __always_inline void datagram_release(__u64 socket)
 {
-	struct assignment_key link = { .socket = socket };
+	struct assignment_key key = { .socket = socket };
 
-	for (int links = 0; links <= CHAIN; links++)
-		if (!chain_cut(&link))
+	for (int deleted = 0; deleted <= ASSIGNMENTS; deleted++)
+		if (!list_delete(&key))
 			return;
 }
 

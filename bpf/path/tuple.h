@@ -1,31 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What a packet's tuple becomes: translated, answered, or a number to draw a backend by. */
+/* Tuples of packets: the reply's, whether two are equal, and a number that spreads them evenly. */
 #ifndef EBPFLB_PATH_TUPLE_H
 #define EBPFLB_PATH_TUPLE_H
 
 #include "net/packet.h"
 
-/* The packet as it is after its hook. */
-static __always_inline struct tuple flow_translate(const struct tuple *tuple,
-						   const struct flow *flow)
-{
-	struct tuple to = *tuple;
-
-	if (tuple->hook == HOOK_INGRESS) {
-		to.destination = flow->address;
-		to.destination_port = flow->port;
-		if (flow->other_port)
-			to.source_port = flow->other_port;
-	} else {
-		to.source = flow->address;
-		to.source_port = flow->port;
-		if (flow->other_port)
-			to.destination_port = flow->other_port;
-	}
-	return to;
-}
-
-/* The answer to a packet, as this hook would see it. */
+/* The reply to a packet, as the hook would see it. */
 static __always_inline struct tuple tuple_reverse(const struct tuple *tuple, __u8 hook)
 {
 	return (struct tuple){ .source = tuple->destination,
@@ -36,8 +16,19 @@ static __always_inline struct tuple tuple_reverse(const struct tuple *tuple, __u
 			       .hook = hook };
 }
 
-/* Evenly spread, and always the same for a tuple. */
-static __always_inline __u32 tuple_draw(const struct tuple *tuple)
+/* The frontend that a packet asks for, if there is one at its destination. */
+static __always_inline struct frontend tuple_frontend(const struct tuple *tuple)
+{
+	return (struct frontend){ .address = tuple->destination,
+				  .port = tuple->destination_port,
+				  .protocol = tuple->protocol };
+}
+
+/*
+ * Evenly spread over 32 bits, and always the same for a tuple: two packets of a new flow on two
+ * CPUs get the same backend.
+ */
+static __always_inline __u32 tuple_hash(const struct tuple *tuple)
 {
 	const __u32 *words = (const __u32 *)tuple;
 	__u64 mixed = 0;

@@ -15,7 +15,18 @@ from ebpflb.diagnose.snapshot import Row, host_port, seconds_since, service_name
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.entries import BackendName
-from ebpflb.plan.flow_entries import Entries, Flow, Tuple, asked, asks, back, gather, middle, state
+from ebpflb.plan.flow_entries import (
+    Entries,
+    Flow,
+    FlowKind,
+    Tuple,
+    between_hooks,
+    gather,
+    is_client_request,
+    request_tuple,
+    reverse,
+    state,
+)
 
 ORPHAN = "orphan"
 
@@ -71,7 +82,7 @@ def _matching(maps: Mapping[str, Map], table: str, only: FlowFilter) -> Iterator
     }
     store: Entries = dict(maps[table].items())
     for key, flow in store.items():
-        if only.client not in (None, middle(key, flow).source):
+        if only.client not in (None, between_hooks(key, flow).source):
             continue
         if only.service is None or flow.service in services:
             entries = gather(key, flow, store.get)
@@ -81,14 +92,14 @@ def _matching(maps: Mapping[str, Map], table: str, only: FlowFilter) -> Iterator
 
 def _row(entries: Entries, services: Mapping[int, PortName], backend: BackendName | None) -> Row:
     key, first = next(iter(entries.items()))
-    inside, protocol = middle(key, first), Protocol(key.protocol)
+    inside, protocol = between_hooks(key, first), Protocol(key.protocol)
     stands = state(protocol, [flow.flags for flow in entries.values()])
     last_seen = max(flow.last_seen for flow in entries.values())
     return {
         "protocol": protocol.name,
-        "state": str(stands) if asks(key, first) else ORPHAN,
+        "state": str(stands) if is_client_request(first) else ORPHAN,
         "service": service_name(services.get(first.service), first.service),
-        **_request_columns(key, first, inside, entries.get(back(inside))),
+        **_request_columns(key, first, inside, entries.get(reverse(inside))),
         "backend": host_port(inside.destination, inside.destination_port),
         "pod": backend.target if backend else "",
         "node": backend.node if backend else "",
@@ -100,12 +111,13 @@ def _row(entries: Entries, services: Mapping[int, PortName], backend: BackendNam
 
 def _request_columns(key: Tuple, first: Flow, inside: Tuple, reply: Flow | None) -> Row:
     """Client and frontend, by the entry of requests or that of replies; else only the client."""
-    asking = key if asks(key, first) else asked(back(inside), reply) if reply else None
-    if asking is None:
+    known = request_tuple(reverse(inside), reply) if reply else None
+    request = key if is_client_request(first) else known
+    if request is None:
         return {"client": host_port(inside.source, inside.source_port), "frontend": ""}
     return {
-        "client": host_port(asking.source, asking.source_port),
-        "frontend": host_port(asking.destination, asking.destination_port),
+        "client": host_port(request.source, request.source_port),
+        "frontend": host_port(request.destination, request.destination_port),
     }
 
 
@@ -115,7 +127,7 @@ def _reply_columns(inside: Tuple, masquerade: Flow | None) -> Row:
     backend = host_port(inside.destination, inside.destination_port)
     if masquerade is None:
         return {"masqueraded_as": "", "reply": f"{backend} > {client}"}
-    if not masquerade.port:
+    if masquerade.kind == FlowKind.SNAT_PENDING:
         return {"masqueraded_as": "not chosen yet", "reply": ""}
     node = host_port(masquerade.address, masquerade.port)
     return {"masqueraded_as": node, "reply": f"{backend} > {node}"}

@@ -13,7 +13,7 @@ from ebpflb.diagnose.snapshot import Row, Snapshot, endpoint, host_port, seconds
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import Protocol
 from ebpflb.plan.entries import Device, Prefix, ServiceRange, SourceRange
-from ebpflb.plan.flow_entries import Flow, Hook, Tuple
+from ebpflb.plan.flow_entries import Flow, FlowKind, Hook, Tuple
 
 _SERVICE_BITS = 32  # of a source range's length
 _SO_NETNS_COOKIE = 71
@@ -51,9 +51,10 @@ def _ends(key: Tuple | FragmentKey, source: str) -> Row:
 def _rewritten(key: Tuple, flow: Flow) -> str:
     ends = "destination", "source"
     here, there = ends if key.hook == Hook.INGRESS else reversed(ends)
-    if not flow.port:
+    if flow.kind == FlowKind.SNAT_PENDING:
         return f"{here} not chosen yet"
-    also = f", {there} port := {flow.other_port}" if flow.other_port else ""
+    other_port = key.source_port if key.hook == Hook.INGRESS else key.destination_port
+    also = f", {there} port := {flow.other_port}" if flow.other_port != other_port else ""
     return f"{here} := {host_port(flow.address, flow.port)}{also}"
 
 

@@ -26,6 +26,18 @@ class Hook(IntEnum):
     EGRESS = 2
 
 
+class FlowKind(IntEnum):
+    """What an entry does, by number as in bpf/layout/flow.h."""
+
+    DNAT = 1
+    UN_DNAT = 2
+    SNAT = 3
+    SNAT_PENDING = 4
+    UN_SNAT = 5
+    DIRECT = 6
+    UN_DIRECT = 7
+
+
 class Tuple(NamedTuple):
     """A packet as a hook sees it."""
 
@@ -38,7 +50,11 @@ class Tuple(NamedTuple):
 
 
 class Flow(NamedTuple):
-    """What becomes of it; times in nanoseconds of CLOCK_MONOTONIC."""
+    """One entry: what becomes of the packets of its tuple.
+
+    ``address`` and ``port`` replace the destination at ingress and the source at egress;
+    ``other_port`` is the other end's port. Times are nanoseconds of CLOCK_MONOTONIC.
+    """
 
     last_seen: int
     created: int
@@ -47,6 +63,7 @@ class Flow(NamedTuple):
     other_port: int
     service: int
     backend: int
+    kind: int
     flags: Flags
     ifindex: int = 0
 
@@ -56,7 +73,7 @@ Entries = dict[Tuple, Flow]
 
 
 class FlowState(StrEnum):
-    """How a flow stands: UDP's by who has spoken, others' by their handshake and their end."""
+    """How a flow stands: UDP's by which sides have sent, others' by their handshake and end."""
 
     OPENING = "opening"
     OPEN = "open"
@@ -67,61 +84,63 @@ class FlowState(StrEnum):
     BOTH_WAYS = "both ways"
 
 
-def asks(key: Tuple, flow: Flow) -> bool:
-    """Whether this is the entry of the client's packets as they come: of a flow there is one."""
-    return key.hook == Hook.INGRESS and "request" in flow.flags
+def is_client_request(flow: Flow) -> bool:
+    """Whether this is the entry of the client's packets as they come in: a flow has one."""
+    return flow.kind in (FlowKind.DNAT, FlowKind.DIRECT)
 
 
-def middle(key: Tuple, flow: Flow) -> Tuple:
+def between_hooks(key: Tuple, flow: Flow) -> Tuple:
     """C' -> B as egress sees it, from any entry of the flow."""
     if key.hook == Hook.EGRESS:
-        return key if "request" in flow.flags else back(key)
-    if "request" in flow.flags:
-        client, port, backend, target = key.source, key.source_port, flow.address, flow.port
-        port = flow.other_port or port
+        return key if "request" in flow.flags else reverse(key)
+    if is_client_request(flow):
+        ends = key.source, flow.address, flow.other_port, flow.port
     else:
-        client, port, backend, target = flow.address, flow.port, key.source, key.source_port
-    return Tuple(client, backend, port, target, key.protocol, Hook.EGRESS)
+        ends = flow.address, key.source, flow.port, key.source_port
+    return Tuple(*ends, key.protocol, Hook.EGRESS)
 
 
-def back(key: Tuple) -> Tuple:
+def reverse(key: Tuple) -> Tuple:
     """The same ends the other way round, at the same hook."""
     source, destination, source_port, destination_port, protocol, hook = key
     return Tuple(destination, source, destination_port, source_port, protocol, hook)
 
 
-def asked(key: Tuple, reply: Flow) -> Tuple:
-    """C -> F at ingress, from B -> C' at egress."""
-    port = reply.other_port or key.destination_port
-    return Tuple(key.destination, reply.address, port, reply.port, key.protocol, Hook.INGRESS)
+def request_tuple(key: Tuple, reply: Flow) -> Tuple:
+    """C -> F at ingress, from the entry of B -> C' at egress."""
+    ends = key.destination, reply.address, reply.other_port, reply.port
+    return Tuple(*ends, key.protocol, Hook.INGRESS)
 
 
-def answered(key: Tuple, masquerade: Flow) -> Tuple:
-    """B -> N at ingress, from C' -> B at egress."""
-    to = masquerade.address, key.destination_port, masquerade.port
-    return Tuple(key.destination, *to, key.protocol, Hook.INGRESS)
+def masqueraded_reply_tuple(key: Tuple, snat: Flow) -> Tuple:
+    """B -> N at ingress, from the entry of C' -> B at egress."""
+    ends = key.destination, snat.address, key.destination_port, snat.port
+    return Tuple(*ends, key.protocol, Hook.INGRESS)
 
 
 def gather(key: Tuple, flow: Flow, look: Look) -> Entries:
-    """All entries of the flow that has this one; who asks comes first.
+    """All entries of the flow that has this one; the client's request comes first.
 
     An entry to which the others do not lead back stands alone: a newer flow has its place, or
     those between were evicted.
     """
-    inside = middle(key, flow)
+    inside = between_hooks(key, flow)
 
     def find(at: Tuple | None) -> Flow | None:
         found = flow if at == key else look(at) if at else None
-        return found if at and found and middle(at, found) == inside else None
+        return found if at and found and between_hooks(at, found) == inside else None
 
-    reply = find(back(inside))
-    request_at = asked(back(inside), reply) if reply else key if asks(key, flow) else None
+    reply_at = reverse(inside)
+    reply = find(reply_at)
+    known_request = key if is_client_request(flow) else None
+    request_at = request_tuple(reply_at, reply) if reply else known_request
     request = find(request_at)
     plain = request and "masquerade" not in request.flags
-    masquerade = None if plain else find(inside)
-    answer_at = answered(inside, masquerade) if masquerade and masquerade.port else None
-    places = ((request_at, request), (inside, masquerade), (answer_at, find(answer_at)))
-    whole = {at: found for at, found in (*places, (back(inside), reply)) if at and found}
+    snat = None if plain else find(inside)
+    has_port = snat and snat.kind == FlowKind.SNAT
+    un_snat_at = masqueraded_reply_tuple(inside, snat) if snat and has_port else None
+    places = ((request_at, request), (inside, snat), (un_snat_at, find(un_snat_at)))
+    whole = {at: found for at, found in (*places, (reply_at, reply)) if at and found}
     return whole if key in whole else {key: flow}
 
 
@@ -135,8 +154,8 @@ def state(protocol: int, flags: Iterable[Flags]) -> FlowState:
     every = list(flags)
     requests = [words for words in every if "request" in words]
     replies = [words for words in every if "request" not in words]
-    spoken = (not side or any("seen" in words for words in side) for side in (requests, replies))
-    has_asked, has_replied = spoken
+    seen = (not side or any("seen" in words for words in side) for side in (requests, replies))
+    has_requested, has_replied = seen
     if protocol == Protocol.UDP:
         return FlowState.BOTH_WAYS if has_replied else FlowState.ONE_WAY
     closed = [any("fin" in words for words in side) for side in (requests, replies)]
@@ -144,4 +163,4 @@ def state(protocol: int, flags: Iterable[Flags]) -> FlowState:
         return FlowState.CLOSED if protocol == Protocol.SCTP and any(closed) else FlowState.RESET
     if any(closed):
         return FlowState.CLOSED if all(closed) else FlowState.CLOSING
-    return FlowState.OPEN if has_asked and has_replied else FlowState.OPENING
+    return FlowState.OPEN if has_requested and has_replied else FlowState.OPENING

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.entries import Backend, Flags, Service
-from ebpflb.plan.flow_entries import Entries, Flow, Hook, Tuple
+from ebpflb.plan.flow_entries import Entries, Flow, FlowKind, Hook, Tuple
 from ebpflb.plan.service_entries import ServiceEntries
 
 _REQUEST, _REPLY = frozenset({"request", "seen"}), frozenset({"seen"})
@@ -100,9 +100,12 @@ class Stranded(NamedTuple):
         """Its flow to another backend, which answers as the former one: the way back first."""
         way_back = self.answered(heir.address, heir.port)
         return {
-            way_back: self._flow(*self.backend, heir, _REPLY, now),
-            self.asked: self._flow(heir.address, heir.port, heir, _REQUEST, now),
+            way_back: self._flow(*self.backend, heir, FlowKind.UN_DNAT, _REPLY, now),
+            self.asked: self._flow(heir.address, heir.port, heir, FlowKind.DNAT, _REQUEST, now),
         }
 
-    def _flow(self, address: Address, port: int, heir: Backend, flags: Flags, now: int) -> Flow:
-        return Flow(now, now, address, port, 0, heir.service, heir.id, flags)
+    def _flow(
+        self, address: Address, port: int, heir: Backend, kind: FlowKind, flags: Flags, now: int
+    ) -> Flow:
+        client_port = self.client[1]
+        return Flow(now, now, address, port, client_port, heir.service, heir.id, kind, flags)

@@ -19,7 +19,7 @@ from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.records import PeerFrontend
 from ebpflb.model.addresses import Address
 from ebpflb.plan.entries import Backend
-from ebpflb.plan.flow_entries import Flow, back
+from ebpflb.plan.flow_entries import Flow, FlowKind, reverse
 from ebpflb.plan.stale import Stranded, heirs
 from ebpflb.stale_udp.find import Serving
 
@@ -77,7 +77,7 @@ class Rebinding:
         (way_back, answer), (asked, request) = stranded.entries(heir, now).items()
         if not self.flows.insert(way_back, answer):
             return False
-        self.flows.delete([back(way_back)])  # a former flow's masquerade
+        self.flows.delete([reverse(way_back)])  # a former flow's masquerade
         self.flows.write([(asked, request)])
         self.bound.add(heir.id)
         return True
@@ -87,7 +87,10 @@ class Rebinding:
             return
         way_back = stranded.answered(flow.address, flow.port)
         answer = self.flows.get(way_back) or flow._replace(
-            address=stranded.backend[0], port=stranded.backend[1], flags=frozenset({"seen"})
+            address=stranded.backend[0],
+            port=stranded.backend[1],
+            kind=FlowKind.UN_DNAT,
+            flags=frozenset({"seen"}),
         )
         renewed = ((way_back, answer), (stranded.asked, flow))
         self.flows.write([(key, entry._replace(last_seen=now)) for key, entry in renewed])

@@ -26,7 +26,7 @@ from ebpflb.plan.entries import (
     Settings,
     SourceRange,
 )
-from ebpflb.plan.flow_entries import Flow, Tuple
+from ebpflb.plan.flow_entries import Flow, FlowKind, Tuple
 from tests.diagnose.conftest import count
 
 WEB, BACKEND = 7, 21
@@ -67,28 +67,24 @@ def filled(maps: dict[str, Map]) -> None:
 def remembered(maps: dict[str, Map]) -> None:
     """A masqueraded flow whose client's port was changed, and all else that the datapath writes."""
     now = time.monotonic_ns()
-    said = Flow(now, now - 60_000_000_000, POD, 8080, 2000, WEB, BACKEND, frozenset({"request"}))
+    begun, request = now - 60_000_000_000, frozenset({"request"})
+    dnat = Flow(now, begun, POD, 8080, 2000, WEB, BACKEND, FlowKind.DNAT, request)
+    snat = dnat._replace(address=NODE, port=61000, other_port=8080, kind=FlowKind.SNAT)
+    un_dnat = dnat._replace(address=FRONTEND, port=80, other_port=1000, kind=FlowKind.UN_DNAT)
+    un_snat = dnat._replace(address=CLIENT, port=2000, other_port=8080, kind=FlowKind.UN_SNAT)
     maps["tcp_flows"].write(
         [
-            (
-                Tuple(POD, CLIENT, 8080, 2000, 6, 2),
-                said._replace(address=FRONTEND, port=80, other_port=1000, flags=frozenset()),
-            ),
-            (
-                Tuple(POD, NODE, 8080, 61000, 6, 1),
-                said._replace(address=CLIENT, port=2000, other_port=0, flags=frozenset({"seen"})),
-            ),
-            (
-                Tuple(CLIENT, POD, 2000, 8080, 6, 2),
-                said._replace(address=NODE, port=61000, other_port=0),
-            ),
-            (Tuple(CLIENT, FRONTEND, 1000, 80, 6, 1), said),
+            (Tuple(POD, CLIENT, 8080, 2000, 6, 2), un_dnat._replace(flags=frozenset())),
+            (Tuple(POD, NODE, 8080, 61000, 6, 1), un_snat._replace(flags=frozenset({"seen"}))),
+            (Tuple(CLIENT, POD, 2000, 8080, 6, 2), snat),
+            (Tuple(CLIENT, FRONTEND, 1000, 80, 6, 1), dnat),
         ]
     )
-    pending = said._replace(address=NO_V6, port=0, other_port=0, service=99, backend=99)
-    beside = said._replace(created=now, service=0, backend=0)
+    pending = dnat._replace(address=NO_V6, port=0, other_port=53, service=99, backend=99)
+    pending = pending._replace(kind=FlowKind.SNAT_PENDING)
+    direct = dnat._replace(created=now, service=0, backend=0, kind=FlowKind.DIRECT)
     maps["other_flows"].write(
-        [(Tuple(CLIENT, POD, 2000, 53, 17, 2), pending), (Tuple(CLIENT, POD, 1, 53, 17, 1), beside)]
+        [(Tuple(CLIENT, POD, 2000, 53, 17, 2), pending), (Tuple(CLIENT, POD, 1, 53, 17, 1), direct)]
     )
     maps["fragments"].write(
         [(FragmentKey(CLIENT, FRONTEND, 4711, 17, 1), FragmentPorts(now, 5000, 53))]

@@ -6,7 +6,7 @@ from ipaddress import ip_address
 from typing import NamedTuple
 
 from ebpflb.model.services import Protocol
-from ebpflb.plan.flow_entries import Entries, Flow, Hook, Tuple
+from ebpflb.plan.flow_entries import Entries, Flow, FlowKind, Hook, Tuple
 
 REQUEST, MASQUERADE, ANSWER, REPLY = range(4)  # the entries of a flow, in this order
 SECOND = 1_000_000_000
@@ -30,16 +30,17 @@ class Made(NamedTuple):
         frontend = (ip_address("10.96.0.0") + self.number, 80)
         inside = (CLIENT, 2000 + self.number) if self.changed else client
         backend, masquerade = (BACKEND, 8080), (NODE, 61_000 + self.number)
-        other, back = (inside[1], client[1]) if self.changed else (0, 0)
+        snat = FlowKind.SNAT if self.chosen else FlowKind.SNAT_PENDING
+        to_node = masquerade if self.chosen else (NODE, 0)
         ingress, egress = Hook.INGRESS, Hook.EGRESS
         every = [
-            (self._key(client, frontend, ingress), backend, other),
-            (self._key(inside, backend, egress), masquerade if self.chosen else (NODE, 0), 0),
-            (self._key(backend, masquerade, ingress), inside, 0),
-            (self._key(backend, inside, egress), frontend, back),
+            (self._key(client, frontend, ingress), backend, inside[1], FlowKind.DNAT),
+            (self._key(inside, backend, egress), to_node, backend[1], snat),
+            (self._key(backend, masquerade, ingress), inside, backend[1], FlowKind.UN_SNAT),
+            (self._key(backend, inside, egress), frontend, client[1], FlowKind.UN_DNAT),
         ]
         rows = zip(every, flags, idle, strict=True)
-        found = [(key, self._flow(to, port, words, ago)) for (key, to, port), words, ago in rows]
+        found = [(key, self._flow(*flow, words, ago)) for (key, *flow), words, ago in rows]
         keep = {REQUEST, REPLY} | ({MASQUERADE} if self.masqueraded else set())
         keep |= {ANSWER} if self.masqueraded and self.chosen else set()
         return {key: flow for part, (key, flow) in enumerate(found) if part in keep}
@@ -52,6 +53,6 @@ class Made(NamedTuple):
     def _key(self, source: tuple, destination: tuple, hook: Hook) -> Tuple:  # type: ignore[type-arg]
         return Tuple(source[0], destination[0], source[1], destination[1], self.protocol, int(hook))
 
-    def _flow(self, to: tuple, other_port: int, words: str, ago: int) -> Flow:  # type: ignore[type-arg]
+    def _flow(self, to: tuple, other_port: int, kind: FlowKind, words: str, ago: int) -> Flow:  # type: ignore[type-arg]
         used = NOW - ago * SECOND
-        return Flow(used, used - SECOND, *to, other_port, 7, 21, frozenset(words.split()))
+        return Flow(used, used - SECOND, *to, other_port, 7, 21, kind, frozenset(words.split()))

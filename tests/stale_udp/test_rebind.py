@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ebpflb.model.addresses import Address
-from ebpflb.plan.flow_entries import back, gather
+from ebpflb.plan.flow_entries import gather, reverse
 from ebpflb.plan.stale import Stale, Stranded
 from ebpflb.stale_udp import rebind, worker
 from tests.datapath.attach.device_namespace import Namespace
@@ -43,7 +43,7 @@ def test_rebound(unable: World) -> None:
     """A pod's flow is taken to who serves, unmasqueraded, and stays its socket's."""
     client, direct = unable.remember(unable.direct()), unable.direct()
     (way_back, former), _ = stranded(unable, client).entries(ELSEWHERE, 5).items()
-    unable.maps["other_flows"].write([(back(way_back), former)])
+    unable.maps["other_flows"].write([(reverse(way_back), former)])
     unable.cure.ended(ENDED)
     assert eventually(lambda: flow_of(unable, client) is not None)
     settle(unable)

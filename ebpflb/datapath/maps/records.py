@@ -52,12 +52,21 @@ class Assignment(NamedTuple):
     next: entries.Frontend
 
 
-class Scratch(NamedTuple):
-    flow: Flow
-    back: Tuple
-    other: Tuple
+class Selection(NamedTuple):
     service: entries.Service
     backend: entries.Backend
+    is_pod: int
+    is_assigned: int
+
+
+class Scratch(NamedTuple):
+    selection: Selection
+    request: Flow
+    reply: Flow
+    snat: Flow
+    reply_tuple: Tuple
+    snat_tuple: Tuple
+    former_request: Tuple
 
 
 class FragmentKey(NamedTuple):
@@ -113,6 +122,7 @@ SERVICE = Record(
 BACKEND = Record("struct backend", entries.Backend)
 _PREFIX = Record("struct prefix", entries.Prefix)
 _TUPLE, _FLOW = Record("struct tuple", Tuple), Record("struct flow", Flow)
+_SELECTION = Record("struct selection", Selection, {"service": SERVICE, "backend": BACKEND})
 SETTINGS = Record(
     "struct settings",
     entries.Settings,
@@ -136,7 +146,9 @@ RECORDS: dict[str, Record[Any]] = {
     "struct scratch": Record(
         "struct scratch",
         Scratch,
-        {"flow": _FLOW, "back": _TUPLE, "other": _TUPLE, "service": SERVICE, "backend": BACKEND},
+        {"selection": _SELECTION}
+        | dict.fromkeys(("request", "reply", "snat"), _FLOW)
+        | dict.fromkeys(("reply_tuple", "snat_tuple", "former_request"), _TUPLE),
     ),
     "struct fragment_key": Record("struct fragment_key", FragmentKey),
     "struct fragment_ports": Record("struct fragment_ports", FragmentPorts),

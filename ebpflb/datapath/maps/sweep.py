@@ -33,7 +33,7 @@ PROTOCOLS = {"tcp_flows": (Protocol.TCP,), "other_flows": (Protocol.UDP, Protoco
 _FLAGS = names("flow_flag", "FLOW_")
 _KEY_SIZE, _VALUE_SIZE = MAPS["tcp_flows"].key_size, MAPS["tcp_flows"].value_size
 _FLAGS_AT = ffi.offsetof("struct flow", "flags")
-_LAST_SEEN_AND_FLAGS = struct.Struct(f"=Q{_FLAGS_AT - 8}xI{_VALUE_SIZE - _FLAGS_AT - 4}x")
+_LAST_SEEN_AND_FLAGS = struct.Struct(f"=Q{_FLAGS_AT - 8}xH{_VALUE_SIZE - _FLAGS_AT - 2}x")
 
 
 class FlowTable:

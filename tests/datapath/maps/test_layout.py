@@ -27,7 +27,11 @@ FLAGS = {
     "struct device": ["pods"],
     "struct settings": ["guard_nodeports", "masquerade_all", "masquerade_here", "detect_local"],
 }
-PARTS = {"struct range": Range, "struct prefix": Prefix}  # never alone in a map
+PARTS = {  # never alone in a map
+    "struct range": Range,
+    "struct prefix": Prefix,
+    "struct selection": records.Selection,
+}
 
 addresses = some.ip_addresses().filter(lambda address: not getattr(address, "ipv4_mapped", None))
 

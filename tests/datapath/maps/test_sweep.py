@@ -17,7 +17,7 @@ from ebpflb.datapath.maps.sweep import FlowTable, Sweeper
 from ebpflb.errors import KernelError
 from ebpflb.model.services import Protocol
 from ebpflb.plan.expiry import Timeouts
-from ebpflb.plan.flow_entries import Entries, Hook
+from ebpflb.plan.flow_entries import Entries, FlowKind, Hook
 from tests.datapath.maps.small import ENTRIES, small_maps
 from tests.datapath.variants import eventually, needs_root
 from tests.plan.flow_builders import NOW, Made
@@ -75,6 +75,13 @@ def left(table: FlowTable) -> Entries:
 def test_hooks() -> None:
     """The hooks have the numbers of layout.h."""
     assert {hook.value: hook.name.lower() for hook in Hook} == layout.names("hook", "HOOK_")
+
+
+def test_kinds() -> None:
+    """So have the kinds of entries."""
+    assert {kind.value: kind.name.lower() for kind in FlowKind} == layout.names(
+        "flow_kind", "FLOW_"
+    )
 
 
 def test_sweep(table: FlowTable) -> None:

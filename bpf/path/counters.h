@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* Every outcome is counted: by verdict, by service and by backend, per CPU. */
-#ifndef EBPFLB_PATH_VERDICT_H
-#define EBPFLB_PATH_VERDICT_H
+/* What is counted, per CPU: verdicts, and the connections of services and backends. */
+#ifndef EBPFLB_PATH_COUNTERS_H
+#define EBPFLB_PATH_COUNTERS_H
 
 #include "maps.h"
 
@@ -25,16 +25,15 @@ static __always_inline void service_count_chosen(__u32 service, bool sticky)
 	counters->sticky += sticky;
 }
 
-/* A service without a backend for this caller: the verdict says why. */
-static __always_inline enum verdict service_count_denied(__u32 service, enum verdict verdict)
+/* A client that got no backend; elsewhere: there are endpoints, but none that it may use. */
+static __always_inline void service_count_failed(__u32 service, bool elsewhere)
 {
 	struct service_counters *counters = LOOKUP(struct service_counters, service_stats, &service);
 
-	if (counters && verdict == VERDICT_NO_LOCAL_ENDPOINT)
+	if (counters && elsewhere)
 		counters->no_local_endpoint += 1;
 	else if (counters)
 		counters->refused += 1;
-	return verdict;
 }
 
 static __always_inline void backend_count_opened(__u32 backend)

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* The settings of this node, and which network namespace is the node's own. */
+#ifndef EBPFLB_PATH_SETTINGS_H
+#define EBPFLB_PATH_SETTINGS_H
+
+#include "maps.h"
+
+#define NO_NETNS 0	/* a packet's: it belongs to no socket here */
+
+static __always_inline struct settings *settings_read(void)
+{
+	__u32 only = 0;
+
+	return LOOKUP(struct settings, settings, &only);
+}
+
+/* Without a cookie from the agent, the node's own namespace is the initial one. */
+static __always_inline bool netns_is_host(__u64 netns)
+{
+	struct settings *settings = settings_read();
+
+	if (!settings)
+		return false;
+	if (!settings->host_netns)
+		return netns == get_netns_cookie(NULL);
+	return netns == settings->host_netns;
+}
+
+#endif
