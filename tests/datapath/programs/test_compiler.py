@@ -65,7 +65,7 @@ def test_variants_differ(cache: Path) -> None:
             "enum found found = nil;",
             "'nil'",
         ),
-        ("hooks/socket.c", "doors at the sockets", "doors */ nonsense /*", "'nonsense'"),
+        ("hooks/socket.c", "hooks at the sockets", "hooks */ nonsense /*", "'nonsense'"),
         (
             "layout/service.h",
             "SIZE(struct range, 8);",
@@ -132,7 +132,7 @@ class TestNotCached:
 
     @pytest.mark.parametrize(
         "file",
-        [SOURCE, "layout.h", "layout/flow.h", "path/verdict.h", "stub/include/asm/page.h"],
+        [SOURCE, "layout.h", "layout/flow.h", "path/counters.h", "stub/include/asm/page.h"],
     )
     def test_source(self, cache: Path, sources: Path, file: str) -> None:
         """Another letter in any file, the stub headers included."""
