@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kube-proxy sets of the kernel's connection tracking at its start (kube-proxy.md 11.3).
+"""Sets the sysctls of connection tracking that kube-proxy sets at start (kube-proxy.md 11.3).
 
-ebpflb's own flows need none of it. But hostPorts, other rules of the node and connections that
-kube-proxy began are tracked by the kernel, and a node that had kube-proxy keeps what it was given.
-A value that is right is not written. Time-outs belong to a network namespace; the size of the table
-is the machine's, and may be another's to set.
+ebpflb's own flows do not need them. But hostPorts, other rules of the node and connections that
+began under kube-proxy are tracked by the kernel, and a node that had kube-proxy keeps its values.
+A value that is right is not written. Timeouts belong to a network namespace; the size of the table
+belongs to the machine, and another program may be responsible for it.
 """
 
 import errno
@@ -25,26 +25,26 @@ HASH_SIZE = Path("/sys/module/nf_conntrack/parameters/hashsize")
 ONLINE = Path("/sys/devices/system/cpu/online")
 MOST = 1 << 20  # entries, however many CPUs there are
 
-# Not ours to set: without the right, or outside of the machine's first network namespace.
-_NOT_OURS = {errno.EACCES, errno.EPERM, errno.ENOENT, errno.EOPNOTSUPP}
+# It cannot be set here: no permission, or not the machine's first network namespace.
+_NOT_SETTABLE = {errno.EACCES, errno.EPERM, errno.ENOENT, errno.EOPNOTSUPP}
 
 
 def set_up(wanted: ConntrackOptions, proc: Path = PROC, hash_size: Path = HASH_SIZE) -> None:
-    """Raises NodeError where a value cannot be set, as kube-proxy then ends."""
+    """Raises NodeError if a value cannot be set; kube-proxy exits then."""
     if not (proc / "nf_conntrack_max").exists():
         log.info("conntrack is not there: none of its settings are set")
         return
     entries = table_size(wanted, cpus())
     if entries:
         _raise_size(proc / "nf_conntrack_max", entries)
-        _raise_size(hash_size, entries // 4, _NOT_OURS | {errno.EROFS})  # a container's /sys
+        _raise_size(hash_size, entries // 4, _NOT_SETTABLE | {errno.EROFS})  # a container's /sys
     for name, value in _sysctls(wanted).items():
         if value:
             _set(proc / name, value)
 
 
 def table_size(wanted: ConntrackOptions, cores: int) -> int:
-    """The least nf_conntrack_max; 0: it is left alone."""
+    """The minimum of nf_conntrack_max; 0: it is not changed."""
     scaled = wanted.max_per_core * cores
     if scaled > MOST:
         return MOST
@@ -52,7 +52,7 @@ def table_size(wanted: ConntrackOptions, cores: int) -> int:
 
 
 def cpus(online: Path = ONLINE) -> int:
-    """The machine's, whichever of them we may run on."""
+    """How many the machine has, even if this process may not run on all of them."""
     try:
         found = sum(map(len, parse_ranges(online.read_text())))
     except (OSError, ValueError):
@@ -70,14 +70,14 @@ def _sysctls(wanted: ConntrackOptions) -> dict[str, int]:
     }
 
 
-def _raise_size(path: Path, least: int, not_ours: Set[int] = _NOT_OURS) -> None:
-    """Never lowers it. Where it is not ours to set, that is said: so does kube-proxy."""
+def _raise_size(path: Path, least: int, not_settable: Set[int] = _NOT_SETTABLE) -> None:
+    """Never lowers it. If it cannot be set here it is only logged, as in kube-proxy."""
     try:
         if int(path.read_text()) < least:
             path.write_text(f"{least}\n")
             log.info("%s: %d", path.name, least)
     except OSError as error:
-        if error.errno not in not_ours:
+        if error.errno not in not_settable:
             raise NodeError(f"{path}: cannot be set to {least}: {error.strerror}") from error
         log.warning("%s: not set to %d: %s", path, least, error.strerror)
 

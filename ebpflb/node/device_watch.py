@@ -26,14 +26,14 @@ _IFF_LOOPBACK = 8
 # IFA_F_SECONDARY (IPv6: temporary), _DADFAILED, _DEPRECATED, _TENTATIVE
 _UNFIT = 0x01 | 0x08 | 0x20 | 0x40
 _RT_SCOPE_UNIVERSE = 0
-RELIST_SECONDS = 1.0  # after a list that could not be had
+RELIST_SECONDS = 1.0  # pause after a failure to list
 
 
 @dataclass(frozen=True, slots=True)
 class DevicesChanged:
-    """All devices that there are now, but for the one of kube-proxy's ipvs mode.
+    """All devices that exist now, except the one of kube-proxy's ipvs mode.
 
-    That holds every cluster IP, and none of them is the node's.
+    That has every cluster IP, none of which is an address of the node.
     """
 
     devices: Devices
@@ -45,7 +45,7 @@ class DevicesChanged:
 
 
 def list_devices() -> DevicesChanged:
-    """Those in our network namespace. Raises NodeError."""
+    """The devices in this network namespace. Raises NodeError."""
     addresses = defaultdict(list)
     try:
         with IPRoute() as route:
@@ -71,7 +71,7 @@ def _device(link: Any, addresses: list[Any]) -> Device:
 
 
 def _address(message: Any) -> Address:
-    """On a point-to-point link IFA_ADDRESS is the peer's; IFA_LOCAL, where it is there, is ours."""
+    """On a point-to-point link IFA_ADDRESS is the peer's; IFA_LOCAL, if there is one, is ours."""
     return ip_address(message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS"))
 
 
@@ -80,10 +80,10 @@ def _is_source(message: Any) -> bool:
 
 
 class DeviceWatch:
-    """Tells of every change, from a thread of its own; the first list comes at once.
+    """Emits the list of devices at once and after every change, from a thread of its own.
 
-    One that cannot be had is tried again until it can. The socket is a plain one: since 0.9
-    pyroute2's belong to the thread that made them.
+    A list that fails is tried again until it succeeds. The socket is a plain one: since release
+    0.9 pyroute2's may be used only by the thread that made them.
     """
 
     def __init__(self, emit: Callable[[DevicesChanged | SourceStatus], None]) -> None:
@@ -107,11 +107,11 @@ class DeviceWatch:
         self.emit(list_devices())
 
     def _wait(self) -> None:
-        """For changes, or for word that some were lost (ENOBUFS): both ask for a fresh list."""
+        """Returns after a change, or after changes were lost (ENOBUFS): both need a new list."""
         try:
             self.changes.recv(1 << 16)
             while self.changes.recv(1 << 16, socket.MSG_DONTWAIT):
-                pass  # one list answers all that have come by now
+                pass  # one list is enough for all changes so far
         except BlockingIOError:
             return
         except OSError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which IP families this kernel and network namespace can do (kube-proxy.md 1.3)."""
+"""Which IP families this kernel and network namespace support (kube-proxy.md 1.3)."""
 
 from pathlib import Path
 

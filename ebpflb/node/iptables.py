@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """iptables in this network namespace: both families, in the legacy and the nf_tables variant.
 
-Only its own tools understand what it keeps. Which of them is which is asked of them, for a
-machine may have only `iptables`, or that beside `iptables-legacy` and `iptables-nft`.
+Only its own tools can read and write its rules. `iptables` alone may be either variant, so the
+tool is asked; a machine may have `iptables-legacy` and `iptables-nft` too.
 """
 
 import shutil
@@ -15,7 +15,7 @@ from ebpflb.errors import NodeError
 from ebpflb.model.iptables_rules import Table, parse
 
 LEGACY, _NFT = "legacy", "nft"
-_PATIENCE = "10"  # seconds for the lock that all of them take
+_LOCK_TIMEOUT = "10"  # seconds for the lock that all of them take
 FAMILIES = {"iptables": AF_INET, "ip6tables": AF_INET6}
 
 
@@ -31,16 +31,16 @@ class Tool(NamedTuple):
         return f"{self.family}-{self.variant}"
 
     def tables(self) -> list[Table]:
-        """All that there is; nothing is loaded or made by looking. Raises NodeError."""
+        """All tables; reading them loads no module and creates no table. Raises NodeError."""
         return parse(_run([f"{self.command}-save"]))
 
     def restore(self, script: str) -> None:
-        """Does all of it or nothing. Raises NodeError with its words."""
-        _run([f"{self.command}-restore", "-w", _PATIENCE, "--noflush"], script)
+        """Does all of the script or nothing. Raises NodeError with the tool's message."""
+        _run([f"{self.command}-restore", "-w", _LOCK_TIMEOUT, "--noflush"], script)
 
 
 def tools() -> Iterator[Tool]:
-    """All four."""
+    """Both families in both variants."""
     for family in FAMILIES:
         for variant in (LEGACY, _NFT):
             yield Tool(family, variant, _command(family, variant))
@@ -55,13 +55,13 @@ def _command(family: str, variant: str) -> str | None:
 
 def _variant(command: str) -> str:
     """iptables(8) says "(nf_tables)" or "(legacy)" since 1.8, nothing before."""
-    said = subprocess.run([command, "-V"], capture_output=True, text=True, check=False).stdout
-    return _NFT if "(nf_tables)" in said else LEGACY
+    version = subprocess.run([command, "-V"], capture_output=True, text=True, check=False).stdout
+    return _NFT if "(nf_tables)" in version else LEGACY
 
 
-def _run(words: list[str], said: str = "") -> str:
-    done = subprocess.run(words, input=said, capture_output=True, text=True, check=False)
+def _run(command: list[str], stdin: str = "") -> str:
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
-        raise NodeError(f"{words[0]}: {reason}")
+        raise NodeError(f"{command[0]}: {reason}")
     return done.stdout

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """IPVS in this network namespace, the device that holds its addresses, and ipsets; by netlink.
 
-Nothing here has the kernel load a module: where there is no /proc/net/ip_vs there is no server.
+Nothing here makes the kernel load a module: without /proc/net/ip_vs there is no server.
 """
 
 from collections.abc import Iterator
@@ -26,17 +26,17 @@ def servers() -> list[VirtualServer]:
     return parse(SERVERS.read_text()) if SERVERS.exists() else []
 
 
-def remove_servers(them: list[VirtualServer]) -> None:
-    """Raises NodeError. Connections through them end: IPVS drops what has no server left."""
-    with _told("IPVS"), IPVS() as ipvs:
-        for server in them:
-            words = {"addr": str(server.address), "port": server.port}
-            ipvs.service("del", IPVSService(**words, protocol=PROTOCOLS[server.protocol]))
+def remove_servers(unused: list[VirtualServer]) -> None:
+    """Ends the connections through them: IPVS drops packets without server. Raises NodeError."""
+    with _node_errors("IPVS"), IPVS() as ipvs:
+        for server in unused:
+            address = {"addr": str(server.address), "port": server.port}
+            ipvs.service("del", IPVSService(**address, protocol=PROTOCOLS[server.protocol]))
 
 
 def addresses(device: str) -> set[Address] | None:
-    """Those of a device; None where there is no such device. Raises NodeError."""
-    with _told(device), IPRoute() as route:
+    """The addresses of a device; None if there is no such device. Raises NodeError."""
+    with _node_errors(device), IPRoute() as route:
         index = route.link_lookup(ifname=device)
         if not index:
             return None
@@ -46,13 +46,13 @@ def addresses(device: str) -> set[Address] | None:
 
 def remove_device(device: str) -> None:
     """Raises NodeError."""
-    with _told(device), IPRoute() as route:
+    with _node_errors(device), IPRoute() as route:
         for index in route.link_lookup(ifname=device):
             route.link("del", index=index)
 
 
 def sets() -> set[str]:
-    """The names of all ipsets; none where the kernel is without."""
+    """The names of all ipsets; none if the kernel does not support removed."""
     try:
         with IPSet() as ipset:
             found = list(ipset.list(flags=IPSET_FLAG_LIST_SETNAME))
@@ -62,8 +62,8 @@ def sets() -> set[str]:
 
 
 def ports(name: str) -> set[int]:
-    """Those of a set of ports, or of addresses with ports (bitmap:port, hash:ip,port)."""
-    with _told(name), IPSet() as ipset:
+    """The ports in a set of ports, or of addresses with ports (bitmap:port, hash:ip,port)."""
+    with _node_errors(name), IPSet() as ipset:
         found = list(ipset.list(name))
     members = [m.get_attr("IPSET_ATTR_ADT") for m in found]
     return {
@@ -75,13 +75,13 @@ def ports(name: str) -> set[int]:
 
 
 def remove_set(name: str) -> None:
-    """Raises NodeError, also where a rule still asks it."""
-    with _told(f"ipset {name}"), IPSet() as ipset:
+    """Raises NodeError, also if a rule still matches it."""
+    with _node_errors(f"ipset {name}"), IPSet() as ipset:
         ipset.destroy(name)
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
+def _node_errors(what: str) -> Iterator[None]:
     try:
         yield
     except NetlinkError as error:

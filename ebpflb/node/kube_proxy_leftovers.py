@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All that a kube-proxy that has gone left in this network namespace, and how to remove it.
+"""All that a former kube-proxy left in this network namespace, and how to remove it.
 
-Each leftover is removed in one step, so that no packet meets half of it. The order is that of the
-list: what asks an ipset goes before the ipset. What kube-proxy has told the kernel beside rules
-(sysctls such as route_localnet, nfacct counters) is not found again here.
+Each leftover is removed in one step, so that no packet meets half of it. The order of the list
+matters: rules that match an ipset are removed before the ipset. What kube-proxy set beside rules
+(sysctls such as route_localnet, nfacct counters) is not found here.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ _NFT_TABLES = {nft.Name("ip", NFT_TABLE), nft.Name("ip6", NFT_TABLE)}
 
 
 class Leftover(NamedTuple):
-    """A thing and what takes it away, which raises NodeError."""
+    """One leftover, and what removes it; ``remove`` raises NodeError."""
 
     what: str
     remove: Callable[[], None]
@@ -30,7 +30,7 @@ class Leftover(NamedTuple):
 
 @dataclass
 class Survey:
-    """``left`` can go; ``kept`` is used by others; ``unseen`` could not be looked at."""
+    """``removable`` leftovers; ``retained``: used by others; ``unreadable``: may be leftovers."""
 
     removable: list[Leftover] = field(default_factory=list)
     retained: list[str] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Survey:
 
 
 def survey() -> Survey:
-    """Looks everywhere and changes nothing."""
+    """Finds all leftovers and changes nothing."""
     found = Survey()
     for table in sorted(nft.tables() & _NFT_TABLES):
         found.removable.append(Leftover(str(table), partial(nft.delete, table)))
@@ -51,7 +51,7 @@ def survey() -> Survey:
 
 
 def visible_rules() -> list[str]:
-    """What of kube-proxy's rules can be seen at little cost, whatever their number."""
+    """Where kube-proxy's rules are; the cost does not grow with their number."""
     names = [str(table) for table in nft.tables() & _NFT_TABLES]
     names += [f"chains of {tool.name}" for tool in tools() if _has_services(tool)]
     device = [] if ipvs.addresses(DEVICE) is None else [f"device {DEVICE}"]
@@ -91,7 +91,7 @@ def _iptables(tool: Tool, found: Survey) -> None:
 
 
 def _unreadable(tool: Tool) -> str:
-    """What there is and cannot be read without the tool."""
+    """The tables with rules of kube-proxy that cannot be read because the tool is missing."""
     if tool.command:
         return ""
     if tool.variant == LEGACY:
@@ -103,7 +103,7 @@ def _unreadable(tool: Tool) -> str:
 
 
 def _restore(tool: Tool, removal: Removal) -> None:
-    """Once more where somebody has changed the table since it was read."""
+    """Tries once more if the table has changed since it was read."""
     try:
         tool.restore(removal.script)
     except NodeError:

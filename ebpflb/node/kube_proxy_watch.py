@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is there a kube-proxy in this network namespace, or what one left? (kube-proxy.md 13.2, 17)
+"""Detects a kube-proxy in this network namespace, or what one left (kube-proxy.md 13.2, 17).
 
-A process is seen only where we see the node's processes; in a pod we see what listens: whoever
-answers /proxyMode on loopback with a mode of kube-proxy's is one, also where it is part of
-another program, as in k3s. And whoever writes its rules anew is one.
+A kube-proxy is detected by its process, which cannot be seen from within a pod; by what answers
+/proxyMode on loopback with a mode of kube-proxy, even as part of another program, as in k3s; or by
+its rules, if they return after they were gone.
 """
 
 import threading
@@ -21,19 +21,19 @@ NAME = "kube-proxy"
 INTERVAL_SECONDS = 60.0
 _LOOPBACKS = ("127.0.0.1", "::1")
 _TIMEOUT = 1.0  # seconds
-_LONGEST = 32  # bytes of an answer
+_MAX_LENGTH = 32  # bytes of an answer
 
 
 def detect() -> Detection:
-    """What can be seen now. Raises NodeError where something cannot be looked at."""
+    """What can be detected now. Raises NodeError if something cannot be read."""
     answers = tuple(_proxy_modes())
     return Detection(tuple(sorted(_pids())), answers, tuple(kube_proxy_leftovers.visible_rules()))
 
 
 class KubeProxyWatch:
-    """Tells what there is at once, and then each time that it is something else.
+    """Emits the first detection at once, and then every one that differs from the last.
 
-    What cannot be looked at is as it was.
+    While something cannot be read the last detection stays.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class KubeProxyWatch:
         self._reported: Detection | None = None
 
     def start(self) -> None:
-        """The first look comes before it returns."""
+        """Detects once before it returns."""
         self._poll()
         threading.Thread(target=self._watch, name=NAME, daemon=True).start()
 
@@ -65,10 +65,10 @@ class KubeProxyWatch:
 
 
 def _pids() -> Iterator[int]:
-    """Its processes that live in our network namespace: a machine may hold several nodes."""
+    """Its processes in this network namespace: a machine may have several nodes."""
     here = _netns(Path("/proc/self"))
     for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended, or may not be looked at
+        with suppress(OSError):  # it has ended, or may not be read
             if _is_kube_proxy(process) and _netns(process) == here:
                 yield int(process.name)
 
@@ -84,7 +84,7 @@ def _netns(process: Path) -> int:
 
 
 def _proxy_modes() -> Iterator[tuple[str, str]]:
-    """Who says to be one: ebpflb itself says "ebpf" there."""
+    """Addresses and modes of what answers as a kube-proxy; ebpflb itself answers "ebpf"."""
     for address in _LOOPBACKS:
         mode = _proxy_mode(address)
         if mode in MODES:
@@ -93,11 +93,11 @@ def _proxy_modes() -> Iterator[tuple[str, str]]:
 
 
 def _proxy_mode(address: str) -> str:
-    asking = HTTPConnection(address, METRICS_PORT, timeout=_TIMEOUT)
+    connection = HTTPConnection(address, METRICS_PORT, timeout=_TIMEOUT)
     try:
-        asking.request("GET", "/proxyMode")
-        return asking.getresponse().read(_LONGEST).decode("ascii", "replace").strip()
+        connection.request("GET", "/proxyMode")
+        return connection.getresponse().read(_MAX_LENGTH).decode("ascii", "replace").strip()
     except (OSError, HTTPException):
         return ""
     finally:
-        asking.close()
+        connection.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks that may fail: what is wrong is told once, and the thread that looks goes on."""
+"""A check that a thread repeats: its errors are reported once, and the thread goes on."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from ebpflb.model.events import SourceStatus
 
 
 class Poller:
-    """Calls ``poll``, and reports when that begins to fail and when it has recovered."""
+    """Each call runs ``poll``, and emits a SourceStatus when that fails or has recovered."""
 
     def __init__(
         self, source: str, poll: Callable[[], None], emit: Callable[[SourceStatus], None]
@@ -17,7 +17,7 @@ class Poller:
         self._error: str | None = None
 
     def __call__(self) -> bool:
-        """Whether it went well. Raises nothing: a thread that died of it would be missed later."""
+        """Whether it succeeded. Raises nothing: nobody would notice that the thread has ended."""
         failure = None
         try:
             self._poll()

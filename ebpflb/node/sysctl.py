@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the sysctls of this network namespace are written.
 
-A container sees /proc/sys read-only, and no mount below /proc is granted to it; so deploy/chart
-mounts the host's /proc/sys/net once more, under HOST. Whoever opens a file below it is given that
-of its own network namespace, wherever the mount was made.
+In a container /proc/sys is read-only, and nothing can be mounted below /proc; so deploy/chart
+mounts the host's /proc/sys/net once more, at HOST. A process that opens a file below it gets the
+file of its own network namespace, wherever the mount was made.
 """
 
 from pathlib import Path

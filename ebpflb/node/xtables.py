@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is there a chain in iptables-legacy: asked of the kernel, as an agent can that has no tools.
+"""Finds a chain of iptables-legacy by asking the kernel, without the tool.
 
-iptables-legacy wants CAP_NET_RAW and a lock file; what it asks, CAP_NET_ADMIN may ask on any
-socket (uapi/linux/netfilter_ipv4/ip_tables.h, ip6_tables.h). The name of a chain stands in the
-table as the error of its first entry.
+iptables-legacy needs CAP_NET_RAW and a lock file; the same getsockopt(2) works on any socket with
+CAP_NET_ADMIN (uapi/linux/netfilter_ipv4/ip_tables.h, ip6_tables.h). In the table, the name of a
+chain is the error of its first entry.
 """
 
 import os
@@ -28,7 +28,7 @@ _TABLES: dict[int, Path] = {
     socket.AF_INET6: Path("/proc/net/ip6_tables_names"),
 }
 
-_ATTEMPTS = 10  # to read a table that others change all the time
+_ATTEMPTS = 10  # to read a table that others change meanwhile
 
 _ffi = FFI()
 _ffi.cdef("int getsockopt(int socket, int level, int option, void *value, uint32_t *length);")
@@ -36,7 +36,7 @@ _libc = _ffi.dlopen(None)
 
 
 def tables(family: int) -> set[str]:
-    """The tables that there are. Asking for another would make it. Raises NodeError."""
+    """The tables that exist. To read another one would create it. Raises NodeError."""
     try:
         return set(_TABLES[family].read_text().split())
     except FileNotFoundError:
@@ -46,7 +46,7 @@ def tables(family: int) -> set[str]:
 
 
 def has_chain(family: int, table: str, chain: str) -> bool:
-    """Whether the table is there and has the chain. Raises NodeError where that is not told."""
+    """Whether the table exists and has the chain. Raises NodeError if it cannot be read."""
     if table not in tables(family):
         return False
     try:
@@ -57,7 +57,7 @@ def has_chain(family: int, table: str, chain: str) -> bool:
 
 
 def _entries(family: int, table: str) -> bytes:
-    """All that the table holds; EAGAIN where it has changed since its size was told."""
+    """The bytes of the table. Raises EAGAIN if its size changes each time it is read."""
     for _ in range(_ATTEMPTS):
         with suppress(BlockingIOError):
             return _read(family, table)
@@ -65,18 +65,18 @@ def _entries(family: int, table: str) -> bytes:
 
 
 def _read(family: int, table: str) -> bytes:
-    with socket.socket(family, socket.SOCK_DGRAM) as asking:
-        info = _ask(asking, _INFO, _NAME.pack(table.encode()), _INFO_LENGTH)
+    with socket.socket(family, socket.SOCK_DGRAM) as socket_:
+        info = _getsockopt(socket_, _INFO, _NAME.pack(table.encode()), _INFO_LENGTH)
         (size,) = struct.unpack_from("=I", info, _INFO_LENGTH - 4)
         head = _SIZED.pack(table.encode(), size)
-        return _ask(asking, _ENTRIES, head, len(head) + size)
+        return _getsockopt(socket_, _ENTRIES, head, len(head) + size)
 
 
-def _ask(asking: socket.socket, option: int, said: bytes, length: int) -> bytes:
-    """As socket.getsockopt, which neither says anything first nor takes more than 1,024 bytes."""
-    value = _ffi.new("char[]", length)
-    _ffi.memmove(value, said, len(said))
-    room = _ffi.new("uint32_t *", length)
-    if _libc.getsockopt(asking.fileno(), _LEVELS[asking.family], option, value, room):
+def _getsockopt(socket_: socket.socket, option: int, value: bytes, length: int) -> bytes:
+    """As socket.getsockopt, but with a value to send, and for more than 1,024 bytes."""
+    buffer = _ffi.new("char[]", length)
+    _ffi.memmove(buffer, value, len(value))
+    size = _ffi.new("uint32_t *", length)
+    if _libc.getsockopt(socket_.fileno(), _LEVELS[socket_.family], option, buffer, size):
         raise OSError(_ffi.errno, os.strerror(_ffi.errno))
-    return bytes(_ffi.buffer(value))
+    return bytes(_ffi.buffer(buffer))
