@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From bpf/ to programs and maps in the kernel.
+"""The maps and programs in the kernel.
 
 datapath    one node's maps and programs, as the agent uses them
-probe       what this kernel can do, by trying
-kernel      bpf(2), a function a command
-attributes  and its structs
+probe       which features this kernel has, found by trying them
+kernel      bpf(2): one function for each command
+attributes  the structs of bpf(2)
 
-attach      programs in force at the cgroup and at devices
-programs    compiled and loaded
-maps        what lives in the maps, and where the maps live
+programs    bpf/ -> compiled and loaded programs
+attach      attaches programs to the cgroup and to devices
+maps        the maps: their layout, their entries, and where they are pinned
 """

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The structs of bpf(2), from uapi/linux/bpf.h: one for each command, and what it answers.
+"""The structs of bpf(2), from uapi/linux/bpf.h: one for each command.
 
-Each is as long as its command needs, answers included: the kernel writes those at their offset
-whatever length it was told (the revision of a query, for one). The rest it takes as zero.
+Each is as long as its command needs, results included: the kernel writes results at their offset
+for any length that is passed (for example the revision of a query). What is beyond the length
+counts as zero.
 """
 
 from cffi import FFI

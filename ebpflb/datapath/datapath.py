@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make it so: one node's maps and programs, as the agent uses them.
+"""One node's maps and programs, as the agent uses them.
 
-open      adopt or make the maps
-load      bytecode -> programs on these maps, not yet in force
-present   what the maps hold
-apply     carry out a plan, in its order
-hold      make a small map equal to what is wanted
-attach    put the programs in force, in place of the old ones
-follow    the same at devices that come and go
-restore   the same where others took them off
+open      adopt or create the maps
+load      bytecode -> programs with these maps, not yet attached
+present   the content of the maps
+apply     write a plan, in its order
+hold      make a small map equal to a mapping
+attach    attach the programs in place of the old ones
+follow    attach them to new devices, detach them from others
+restore   attach them again where others have removed them
 """
 
 import resource
@@ -33,7 +33,7 @@ from ebpflb.plan.map_contents import MapContents, read_back
 from ebpflb.plan.plan import Plan
 
 SOURCE, PACKETS = "hooks/socket.c", "hooks/packet.c"
-# By whether packets have a link header: a device's that have none begin with the IP header.
+# By whether packets have a link header; without one they begin with the IP header.
 _VARIANTS = {True: (), False: ("-DNO_LINK_HEADER",)}
 _REMOVED = "removed_"
 CAPACITY = Capacity(
@@ -46,12 +46,12 @@ CAPACITY = Capacity(
 
 
 def flags() -> tuple[str, ...]:
-    """The compiler's flags for what this kernel can do at sockets."""
+    """The compiler's flags for the socket hooks on this kernel."""
     return ("-DHAVE_SET_RETVAL",) if probe.set_retval() else ()
 
 
 def packet_flags() -> tuple[str, ...]:
-    """And at devices."""
+    """The compiler's flags for the packet hooks on this kernel."""
     return ("-DHAVE_COARSE_CLOCK",) if probe.coarse_clock() else ()
 
 
@@ -59,26 +59,26 @@ class Datapath:
     """The maps and programs below one state directory."""
 
     def __init__(self, state: StateDir) -> None:
-        """Raises NodeError or KernelError where the kernel does not let us."""
-        with suppress(ValueError, OSError):  # charged before 5.11; not ours to raise in a container
+        """Raises NodeError or KernelError if the maps cannot be opened."""
+        with suppress(ValueError, OSError):  # before 5.11; not allowed in a container
             resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY,) * 2)
         state.prepare()
         self.state = state
         self.maps = state.open_maps()
         self.programs: list[Program] = []
-        self.packets: dict[bool, list[Program]] = {}  # by: with a link header
+        self.packets: dict[bool, list[Program]] = {}  # by whether packets have a link header
         self.devices = Attachments(state, self.packets.__getitem__)
         self.host_netns = 0
 
     def close(self) -> None:
-        """Lets go of everything; what is pinned serves on."""
+        """Closes all descriptors; pinned maps and links keep serving."""
         for each in (self.programs, *self.packets.values()):
             loader.close(each)
         for opened in self.maps.values():
             opened.close()
 
     def load(self, cache: Path) -> bool:
-        """Loads the programs; whether they had to be compiled.
+        """Loads the programs; returns whether they had to be compiled.
 
         Raises CompileError, VerifierError or KernelError; then the old programs keep serving.
         """
@@ -95,14 +95,14 @@ class Datapath:
 
     @property
     def loaded(self) -> list[Program]:
-        """All programs of this agent; none where old ones are to serve on."""
+        """The programs that this agent has loaded; none if an earlier agent's keep serving."""
         every = (self.programs, *self.packets.values()) if self.programs else ()
         return [program for each in every for program in each]
 
     def attach(self, cgroup: Path, served: Devices) -> dict[str, str]:
-        """Puts the loaded programs in force; device -> why it could not be done there.
+        """Attaches the loaded programs, and unpins maps of other layouts; device -> error.
 
-        Maps of other layouts are no longer needed then. Raises KernelError for the cgroup.
+        Raises KernelError if they cannot be attached to the cgroup.
         """
         cgroup_links.attach(self.state, cgroup, self.programs)
         failed = self.devices.follow(served)
@@ -110,19 +110,19 @@ class Datapath:
         return failed
 
     def follow(self, served: Devices) -> dict[str, str]:
-        """These devices are served now, and no others; device -> why it could not be done."""
+        """Attaches the programs to these devices and no others; device -> error."""
         return self.devices.follow(served)
 
     def restore(self, served: Devices) -> dict[str, str]:
-        """The same, and what others took off them goes back."""
+        """As ``follow``, but also attaches again what others have removed."""
         return self.devices.restore(served)
 
     def serves(self) -> bool:
-        """Whether programs of this layout are in force already."""
+        """Whether programs of this layout are already attached."""
         return bool(cgroup_links.attached(self.state)) and not self.state.old_layouts()
 
     def present(self) -> MapContents:
-        """What the maps hold, whoever wrote it."""
+        """The content of the maps, which an earlier agent may have written."""
         return read_back(
             self.maps["services"].items(),
             self.maps["slots"].get,
@@ -134,9 +134,9 @@ class Datapath:
         )
 
     def apply(self, plan: Plan) -> None:
-        """Writes what the plan says. Raises KernelError having written a part, which is safe."""
+        """Writes the plan. Raises KernelError after some of the writes, which is a safe state."""
         with self._writing():
-            self._counters("backend_stats").zero(self._given_again(plan))
+            self._counters("backend_stats").zero(self._reused_ids(plan))
             for part in fields(plan):
                 rows = getattr(plan, part.name)
                 if part.name.startswith(_REMOVED):
@@ -145,25 +145,25 @@ class Datapath:
                     self.maps[part.name].write(rows)
             self._counters("service_stats").zero(plan.removed_service_names)
 
-    def _given_again(self, plan: Plan) -> list[int]:
-        """Ids of former backends that are new ones' now. Until then their counters tell whether
-        sockets still hold them.
+    def _reused_ids(self, plan: Plan) -> list[int]:
+        """Ids of removed backends that new backends get. Before that, their counters show whether
+        sockets still use them.
         """
         slots = self.maps["members"]
         return [id for id, _ in plan.backend_names if slots.get(id) == NOWHERE]
 
     def hold(self, name: str, wanted: Mapping[Any, Any]) -> None:
-        """Makes a map equal to this, writing only what differs."""
+        """Makes a map equal to ``wanted``, and writes only what differs."""
         held = dict(self.maps[name].items())
         new = [(key, value) for key, value in wanted.items() if held.get(key) != value]
-        gone = [key for key in held if key not in wanted]
-        if new or gone:
+        removed = [key for key in held if key not in wanted]
+        if new or removed:
             with self._writing():
                 self.maps[name].write(new)
-                self.maps[name].delete(gone)
+                self.maps[name].delete(removed)
 
     def set(self, chosen: Mapping[str, Any]) -> None:
-        """Writes these fields of the settings, if they differ, and who the node is."""
+        """Writes these fields of the settings and the node's netns cookie, if they differ."""
         settings = self._settings()
         writes = settings.writes + settings.writes % 2
         self._set(settings._replace(host_netns=self.host_netns, writes=writes, **chosen))
@@ -183,7 +183,9 @@ class Datapath:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Odd while maps are written: a reader that saw it odd, or changed, read a mixture."""
+        """Makes the count of writes odd meanwhile: a reader that sees it odd or changed has read a
+        mixture of two states.
+        """
         settings = self._settings()
         begun = settings.writes + 1 - settings.writes % 2
         self._set(settings._replace(writes=begun))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bpf(2), the one door to the kernel's BPF: each function is one command of the call.
+"""bpf(2): each function is one command of the system call. No other module calls it.
 
 cffi in ABI mode needs no compiler. The call is declared without the ellipsis of syscall(2): a
 third faster, and the same registers on x86_64 and arm64. Every failure is a KernelError.
@@ -16,7 +16,7 @@ from ebpflb.errors import KernelError, NodeError
 _libc = ffi.dlopen(None)
 _NUMBERS = {"x86_64": 321, "aarch64": 280}
 
-ENOTSUPP = 524  # the kernel's own, not in errno(3)
+ENOTSUPP = 524  # an errno of the kernel that is not in errno(3)
 
 MAP_KINDS = {
     "HASH": 1, "ARRAY": 2, "PROG_ARRAY": 3, "PERCPU_HASH": 5, "PERCPU_ARRAY": 6,
@@ -31,7 +31,7 @@ _LINK_CREATE, _LINK_UPDATE, _ENABLE_STATS, _LINK_DETACH = 28, 29, 32, 34
 
 
 def bpf(command: int, what: str, attr: Any) -> int:
-    """One call, which ``what`` names; what it returns. Raises KernelError, or NodeError."""
+    """One call; ``what`` describes it in errors. Raises KernelError, or NodeError."""
     number = _NUMBERS.get(platform.machine())
     if number is None:
         raise NodeError(f"this machine is {platform.machine()}: only x86_64 and aarch64 are known")
@@ -42,7 +42,7 @@ def bpf(command: int, what: str, attr: Any) -> int:
 
 
 def _find(command: int, what: str, attr: Any) -> int | None:
-    """As bpf, but None where what is asked for is not there."""
+    """As bpf, but None for ENOENT."""
     try:
         return bpf(command, what, attr)
     except KernelError as error:
@@ -94,7 +94,7 @@ def map_update(map_fd: int, key: bytes, value: bytes, *, new: bool = False) -> N
 
 
 def map_delete(map_fd: int, key: bytes) -> None:
-    """Deletes; a key that is not there is no error."""
+    """Deletes a key, if it is there."""
     attr, _keep = _element(map_fd, key, None)
     _find(_DELETE, "map delete", attr)
 
@@ -201,7 +201,7 @@ def link_update(link_fd: int, prog_fd: int) -> None:
 
 
 def link_detach(link_fd: int) -> None:
-    """Takes the link's program off at once (5.9): the last unpinning does so in its own time."""
+    """Detaches the link's program at once (5.9); unpinning does so some time later."""
     attr = ffi.new("struct link_update *")
     attr.link = link_fd
     bpf(_LINK_DETACH, "detaching a program", attr)
@@ -218,7 +218,7 @@ def query_links(ifindex: int, attach: int) -> list[int]:
 
 
 def _query(target: int, attach: int, what: str, flags: int) -> list[int]:
-    """Kernels that do not know ``links`` refuse to be asked for it."""
+    """Kernels that do not know ``links`` reject a struct that has it."""
     found, ids = ffi.new("uint32_t[64]"), ffi.new("uint32_t[64]")
     attr = ffi.new("struct query *")
     attr.target, attr.attach, attr.flags, attr.count = target, attach, flags, 64
@@ -236,6 +236,6 @@ def prog_by_id(prog_id: int) -> int:
 
 
 def enable_stats() -> int:
-    """Has the kernel time every program run while the descriptor stays open (5.8)."""
+    """Makes the kernel measure every run of a program while the descriptor is open (5.8)."""
     attr = ffi.new("struct by_id *")
     return bpf(_ENABLE_STATS, "enabling run-time statistics", attr)

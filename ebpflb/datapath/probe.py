@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this kernel can do, found out by trying; never guessed from its version.
+"""Which features this kernel has, found by trying them and not from its version.
 
-Nothing that others use is touched: programs and maps are not pinned, and filters go to the loopback
-device of a namespace made for it. Whether the kernel has tcx, attach/tcx.py tries itself.
+Nothing that others use is changed: programs and maps are not pinned, and filters are attached to
+the loopback device of a new network namespace. For tcx see attach/tcx.py.
 """
 
 import errno
@@ -29,10 +29,10 @@ _libc = _ffi.dlopen(None)
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 _SET_RETVAL, _COARSE_CLOCK = 187, 160
 _STORE, _ADD, _CALL, _EXIT, _MOVE, _COPY = 0x7A, 0x07, 0x85, 0x95, 0xB7, 0xBF
-_FRAME, _BYTES = 10, 64  # the register that points behind the stack, and how much of it is used
+_FRAME, _BYTES = 10, 64  # the register with the end of the stack; bytes used of the stack
 _CONTEXT, _STACK = "context", "stack"
 
-# The helpers that hooks/packet.c calls besides those of maps: number, then arguments.
+# The helpers that hooks/packet.c calls, except those of maps: number, then arguments.
 PACKET_HELPERS: dict[str, tuple[int | str, ...]] = {
     "ktime_get_ns": (5,),
     "get_prandom_u32": (7,),
@@ -56,7 +56,7 @@ def _allow(*before: bytes) -> bytes:
 
 
 def _argument(register: int, value: int | str) -> bytes:
-    """The context is in its register, the first, from the start."""
+    """The context needs no instruction: it already is in the first register."""
     if value == _STACK:
         copied = _instruction(_COPY, register | _FRAME << 4)
         return copied + _instruction(_ADD, register, -_BYTES)
@@ -89,12 +89,12 @@ def hook(section: str) -> bool:
 
 
 def set_retval() -> bool:
-    """Whether a hook can name its errno (5.18)."""
+    """Whether a hook can choose the errno of the system call (5.18)."""
     return _loads(HOOKS["cgroup/connect4"], _calling(_SET_RETVAL, -errno.ECONNREFUSED))
 
 
 def coarse_clock() -> bool:
-    """Whether a program at a device is told the time of the last tick (5.11)."""
+    """Whether a program at a device may read the coarse clock (5.11)."""
     return _loads(PACKET_SECTIONS["tc/ingress"], _calling(_COARSE_CLOCK))
 
 
@@ -105,9 +105,9 @@ def packet_helpers() -> dict[str, bool]:
 
 
 def clsact_filters() -> bool:
-    """Whether devices take programs as filters.
+    """Whether programs can be attached to devices as clsact filters.
 
-    Raises OSError where that cannot be tried, KernelError where there are no such programs.
+    Raises OSError if that cannot be tried, KernelError if there are no such programs.
     """
     program = _load(PACKET_SECTIONS["tc/ingress"], _allow())
     try:
@@ -117,7 +117,7 @@ def clsact_filters() -> bool:
 
 
 def _filters(program: int) -> bool:
-    """In a new namespace the first device is loopback."""
+    """Attaches to device 1, which is loopback in a new namespace."""
     how = {"fd": program, "name": "probe", "classid": 1, "direct_action": True}
     try:
         with IPRoute() as route:
@@ -130,7 +130,7 @@ def _filters(program: int) -> bool:
 
 
 def _in_new_namespace(question: Callable[[], bool]) -> bool:
-    """Asks in a thread that has left our network namespace; the new one ends with it."""
+    """Calls it in a thread with a network namespace of its own, which ends with the thread."""
 
     def ask() -> bool:
         if _libc.unshare(_NEW_NETWORK):
@@ -142,7 +142,7 @@ def _in_new_namespace(question: Callable[[], bool]) -> bool:
 
 
 def map_works() -> None:
-    """Raises KernelError, with its reason, if bpf(2) does not let us make a map at all."""
+    """Raises KernelError if bpf(2) cannot create any map."""
     os.close(pins.make_map(MapSpec("probe", "HASH", "__u32", "__u32", 4, ("NONE",))))
 
 
@@ -153,7 +153,7 @@ def _small_maps() -> Iterator[MapSpec]:
 
 
 def unmade_maps() -> list[str]:
-    """The kinds of maps, with their flags, that the kernel does not make for us."""
+    """The types of maps, with their flags, that the kernel cannot create."""
     found = []
     for spec in _small_maps():
         try:
@@ -164,7 +164,7 @@ def unmade_maps() -> list[str]:
 
 
 def batches() -> dict[str, bool]:
-    """Which kinds of maps are written in batches (hashes 5.6, tries 5.13, per-CPU arrays 5.13)."""
+    """Which types of maps have batches (hashes 5.6, tries 5.13, per-CPU arrays 5.13)."""
     return {spec.kind: _batch(spec) for spec in _small_maps()}
 
 

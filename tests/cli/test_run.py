@@ -222,7 +222,7 @@ def test_no_bpffs(run: Ebpflb, options: list[object], tmp_path: Path) -> None:
     """A state directory in no bpffs is named."""
     done = run(*options, "--state-dir", tmp_path / "state")
     assert done.status == 1
-    assert f"{tmp_path}/state is in no bpffs" in done.err
+    assert f"{tmp_path}/state is not in a bpffs" in done.err
 
 
 def test_unknown_option(run: Ebpflb) -> None:

@@ -35,5 +35,5 @@ def test_taken_off(cluster: Cluster) -> None:
     else:
         (there / before[0]).unlink()  # with its pin a link goes
         wait_until("it is back", lambda: (there / before[0]).exists())
-    wait_until("it is said", lambda: "took the programs off device" in cluster.agent.log())
+    wait_until("it is said", lambda: "programs were removed from device" in cluster.agent.log())
     assert sorted(path.name for path in there.iterdir()) == before

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs in force: at the cgroup, and at every device.
+"""Attaches the programs to the cgroup and to every device.
 
 cgroup_links     at the cgroup, by links
-device_programs  at devices, by whichever of the two this kernel has:
+device_programs  at devices, by the way that this kernel has:
 tcx              tcx links
-clsact           filters, where there is no tcx
+clsact           filters, on kernels without tcx
 netns_cookie     the cookie of our network namespace
-removal          everything is taken off and unpinned
+removal          detaches and unpins everything
 hook_stats       how often and how long the hooks run
 """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs at the cgroup, by pinned links: they serve on while no agent runs.
+"""Attaches programs to the cgroup by pinned links, which keep serving while no agent runs.
 
-A link that is there is updated in place, so that no connection ever finds the hook empty (with
-detach and attach 4 % of the connections failed in a trial). A link that has lost its cgroup, or
-sits on another one, is made anew.
+An existing link is updated in place, so that no connection finds the hook without a program (with
+detach and attach 4 % of the connections failed in a trial). A link whose cgroup was removed, or is
+another one, is replaced by a new link.
 """
 
 import errno
@@ -18,9 +18,9 @@ from ebpflb.errors import KernelError, NodeError
 
 
 def cgroup_root() -> Path:
-    """The root of cgroup v2, also where it is mounted beside v1 (hybrid hosts).
+    """The root of cgroup v2, also if it is mounted in addition to v1 (hybrid hosts).
 
-    Raises NodeError where cgroup v2 is not mounted.
+    Raises NodeError if cgroup v2 is not mounted.
     """
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _device, mount, kind, *_ = line.split()
@@ -30,10 +30,10 @@ def cgroup_root() -> Path:
 
 
 def attach(state: StateDir, cgroup: Path, programs: list[Program]) -> None:
-    """Puts every program in force at the cgroup, replacing what we attached before.
+    """Attaches every program to the cgroup, in place of those of an earlier agent.
 
-    Raises KernelError; then nothing new is attached, and what was attached before still is,
-    though some of it may be in its new form.
+    Raises KernelError; then no link is new, and those of an earlier agent are still there, though
+    some of them may carry the new program.
     """
     made: list[Path] = []
     target = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY)
@@ -52,7 +52,7 @@ def attach(state: StateDir, cgroup: Path, programs: list[Program]) -> None:
 
 
 def attached(state: StateDir) -> dict[str, int]:
-    """Program name -> program id, for every link in force."""
+    """Program name -> program id, for every attached link."""
     found = {path.name: kernel.get(str(path)) for path in state.links()}
     return {name: _program_id(fd) for name, fd in found.items() if fd is not None}
 
@@ -60,8 +60,8 @@ def attached(state: StateDir) -> dict[str, int]:
 def foreign(cgroup: Path, ours: Collection[int]) -> dict[str, list[str]]:
     """Section -> names of other agents' programs that run at this cgroup, parents included.
 
-    ``ours`` are ids of our own programs; those of another ebpflb go by the same names as ours
-    and count as foreign only if they are not in it.
+    ``ours`` are the ids of our own programs; the programs of another ebpflb have the same names
+    as ours, and are told apart by their ids.
     """
     target = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -73,7 +73,7 @@ def foreign(cgroup: Path, ours: Collection[int]) -> dict[str, list[str]]:
 
 
 def program_name(prog_id: int) -> str:
-    """A program's name and id, for people."""
+    """A program's name and id, for the operator."""
     fd = kernel.prog_by_id(prog_id)
     try:
         name: bytes = kernel.ffi.string(kernel.info(fd, "prog_info").name)
@@ -83,7 +83,7 @@ def program_name(prog_id: int) -> str:
 
 
 def _replaced(pin: Path, target: int, program: Program) -> bool:
-    """Whether the link of this pin carries the program now; else there is no such link."""
+    """Updates the pinned link. False if there is no such link, or none that can be updated."""
     link = kernel.get(str(pin))
     if link is None:
         return False
@@ -97,7 +97,7 @@ def _replaced(pin: Path, target: int, program: Program) -> bool:
 
 
 def _updated(link: int, program: Program) -> bool:
-    """False where the link's cgroup is gone (ENOLINK)."""
+    """False if the link's cgroup was removed (ENOLINK)."""
     try:
         kernel.link_update(link, program.fd)
     except KernelError as error:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs at a device by clsact filters: for kernels without tcx.
+"""Attaches programs to a device by clsact filters, on kernels without tcx.
 
-    <folder>/<ifindex>-clsact    our filters are at this device
-    <folder>/<ifindex>-qdisc     and the qdisc that holds them is ours
+    <folder>/<ifindex>-clsact    exists if our filters are at this device
+    <folder>/<ifindex>-qdisc     exists if we have created its qdisc
 
 A filter is ours if it has our priority, our handle, and our name, which names the state
-directory; nothing else is ever replaced or taken off. The qdisc goes with our filters only if we
-made it and it holds nothing else.
+directory; no other filter is ever replaced or removed. The qdisc is removed with our filters only
+if we have created it and it has no other filters.
 """
 
 import errno
@@ -22,14 +22,14 @@ from ebpflb.datapath.programs.loader import Program
 from ebpflb.errors import KernelError
 
 PARENTS = {"ingress": 0xFFFFFFF2, "egress": 0xFFFFFFF3}
-PRIORITY = 2  # others put theirs at 1, and some take off what they find there
+PRIORITY = 2  # others use 1, and some remove the filters that they find there
 HANDLE = 0xEB
 _ALL = 3  # ETH_P_ALL
 _QDISC = "clsact"
 
 
 class Filter(NamedTuple):
-    """A filter, as others know it."""
+    """A filter, as netlink identifies it."""
 
     priority: int
     handle: int
@@ -46,25 +46,25 @@ class Clsact:
         self.folder = folder
 
     def attach(self, index: int, programs: list[Program]) -> None:
-        """Puts the programs in force at a device. Raises KernelError, ENODEV where it is gone."""
+        """Attaches the programs to a device. Raises KernelError, ENODEV if the device is gone."""
         with _route() as route:
             self._prepare(route, index)
             for program in programs:
                 self._put(route, index, program)
 
     def present(self) -> set[int]:
-        """The devices, by ifindex, that have our filters as long as nobody took them off."""
+        """The devices, by ifindex, that have our filters, unless others have removed them."""
         with _route() as route:
             return self._present(route)
 
     def held(self) -> set[int]:
-        """Those at both of whose ends one is in force; a millisecond or two for each."""
+        """The devices with our filters at ingress and egress; takes 1 to 2 ms a device."""
         with _route() as route:
             there = self._present(route)
             return {i for i in there if all(self._ours(route, i, end) for end in PARENTS)}
 
     def prune(self, wanted: set[int]) -> None:
-        """Takes off what is at other devices."""
+        """Removes our filters from all other devices."""
         gone = self.known() - wanted
         if not gone:
             return
@@ -79,7 +79,7 @@ class Clsact:
         """The filters that see a packet before ours."""
         with _route() as route:
             found = _filters(route, index, end)
-        before = [f for f in found if f.priority < PRIORITY and f.handle]  # 0: of the chain
+        before = [f for f in found if f.priority < PRIORITY and f.handle]  # 0: the chain
         names = [f"{f.kind} {f.name}".strip() for f in before]
         return list(dict.fromkeys(names))
 
@@ -88,7 +88,7 @@ class Clsact:
         return self.known() & there
 
     def _prepare(self, route: IPRoute, index: int) -> None:
-        """A qdisc that is there without our filters is not the one that we made, if we did."""
+        """Creates the qdisc. One that exists without our filters is not ours."""
         record = self._record(index, "qdisc")
         try:
             route.tc("add", _QDISC, index)
@@ -105,12 +105,12 @@ class Clsact:
         for found in _filters(route, index, end):
             if (found.priority, found.handle) == (PRIORITY, HANDLE) and found.name != name:
                 what = f"{found.name or found.kind} has priority {PRIORITY} at {end}"
-                raise KernelError(what, errno.EEXIST, "take it off, or leave the device out")
+                raise KernelError(what, errno.EEXIST, "remove it, or exclude the device")
         how = {"fd": program.fd, "name": name, "classid": 1, "direct_action": True}
         route.tc("replace-filter", "bpf", index, HANDLE, **_place(end), **how)
 
     def _detach(self, route: IPRoute, index: int) -> None:
-        """A device that goes meanwhile takes all with it."""
+        """Does nothing if the device has been removed: its filters are removed with it."""
         try:
             self._take_off(route, index)
         except NetlinkError as error:
@@ -155,7 +155,7 @@ def _place(end: str) -> dict[str, int]:
 
 
 def _filters(route: IPRoute, index: int, end: str) -> list[Filter]:
-    """All at one end of a device, in their order; none where it has no clsact, or is gone."""
+    """All at ingress or egress of a device, in order; none if there is no clsact or no device."""
     return [_filter(message) for message in route.get_filters(index, parent=PARENTS[end])]
 
 

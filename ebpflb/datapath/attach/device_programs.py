@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The packet programs at this node's devices: two at each, replaced in place.
+"""The packet programs at this node's devices: two at each device, replaced in place.
 
-By tcx links where the kernel has them, else by clsact filters; which of the two is found out by
-trying. The kind of packets decides which variant of the programs a device gets.
+They are attached by tcx links if the kernel has them, else by clsact filters; which of the two is
+found by trying. A device whose packets have no link header gets another variant of the programs.
 """
 
 import errno
@@ -27,36 +27,36 @@ Load = Callable[[bool], list[Program]]
 
 
 class Way(Protocol):
-    """How programs are put in force at a device; what it keeps outlives the agent."""
+    """A way to attach programs to a device; the attachments outlive the agent."""
 
     name: str
 
     def attach(self, index: int, programs: list[Program]) -> None: ...
 
     def present(self) -> set[int]:
-        """The devices, by ifindex, that seem to have our programs: at little cost."""
+        """The devices, by ifindex, that seem to have our programs; a cheap look."""
 
     def held(self) -> set[int]:
-        """Those at both of whose ends they are in force."""
+        """The devices that have our programs at ingress and egress."""
 
     def prune(self, wanted: set[int]) -> None: ...
 
 
 def way(state: StateDir) -> Way:
-    """The one that this kernel has."""
+    """The way that this kernel supports."""
     return Tcx(state.devices_directory) if tcx.works() else Clsact(state.devices_directory)
 
 
 class Attachments:
-    """What this agent has put at the devices; ``load`` gives the programs of one variant."""
+    """Attaches programs to devices; ``load`` returns the programs of one variant."""
 
     def __init__(self, state: StateDir, load: Load) -> None:
         self.load = load
         self.way = way(state)
-        self.ours: set[int] = set()  # where the programs are of this agent's loading
+        self.ours: set[int] = set()  # devices whose programs this agent has loaded
 
     def follow(self, wanted: Devices) -> dict[str, str]:
-        """Puts the programs at all these devices and at no other; device -> why it could not."""
+        """Attaches the programs to these devices and no others; device -> error."""
         self.way.prune({device.index for device in wanted})
         self._miss(self.way.present(), wanted)
         failed = {}
@@ -69,19 +69,19 @@ class Attachments:
         return failed
 
     def restore(self, wanted: Devices) -> dict[str, str]:
-        """The same after a closer look: at either end of a device something may have gone."""
+        """As ``follow``, but also attaches again what others have removed."""
         self._miss(self.way.held(), wanted)
         return self.follow(wanted)
 
     def _miss(self, there: set[int], wanted: Devices) -> None:
-        """What was ours and is not there any more."""
+        """Finds devices whose programs others have removed."""
         lost = self.ours - there
         for name in [device.name for device in wanted if device.index in lost]:
-            log.warning("somebody took the programs off device %s; they go back", name)
+            log.warning("programs were removed from device %s: attaching them again", name)
         self.ours -= lost
 
     def _attach(self, device: Device) -> None:
-        """A device that is gone by now is no failure: we shall be told."""
+        """A device that has been removed is not an error: the device watch will report it."""
         try:
             self.way.attach(device.index, self.load(device.link_header))
         except KernelError as error:
@@ -89,7 +89,7 @@ class Attachments:
                 raise
         else:
             self.ours.add(device.index)
-            log.debug("serving at %s by %s", device.name, self.way.name)
+            log.debug("programs attached to %s by %s", device.name, self.way.name)
 
 
 def attached(state: StateDir) -> dict[str, int]:
@@ -103,7 +103,7 @@ def attached(state: StateDir) -> dict[str, int]:
 
 
 def ahead(state: StateDir) -> dict[str, list[str]]:
-    """Device -> programs of others that see its packets before ours do.
+    """Device -> programs of others that run before ours.
 
     Only devices of the caller's network namespace are looked at.
     """
@@ -128,6 +128,6 @@ def _tcx_programs(index: int, end: str) -> list[int]:
     try:
         return kernel.query(index, tcx.POINTS[end])
     except KernelError as error:
-        if error.errno in (errno.EINVAL, errno.ENODEV):  # no tcx, or the device is gone
+        if error.errno in (errno.EINVAL, errno.ENODEV):  # no tcx, or no such device any more
             return []
         raise

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often each hook has run and for how long, as the kernel counts it when it is told to.
+"""How often each hook has run and for how long, if the kernel counts that.
 
-It counts while kernel.bpf_stats_enabled is 1, or someone holds BPF_ENABLE_STATS; that costs each
-run two looks at the clock. What was counted stays when counting ends.
+It does while the sysctl kernel.bpf_stats_enabled is 1, or a process holds BPF_ENABLE_STATS; each
+run then reads the clock twice. The counts stay when counting ends.
 """
 
 import os
@@ -21,14 +21,14 @@ _SWITCH = Path("/proc/sys/kernel/bpf_stats_enabled")  # 5.1
 
 
 class RunTime(NamedTuple):
-    """Of one hook, wherever it is attached."""
+    """Of one hook, at all places where it is attached."""
 
     seconds: float
     runs: int
 
 
 def enabled() -> bool:
-    """Whether the kernel counts for everyone; a BPF_ENABLE_STATS of someone's is not seen."""
+    """Whether the sysctl is 1; BPF_ENABLE_STATS of another process cannot be detected."""
     try:
         return _SWITCH.read_text().strip() == "1"
     except OSError:
@@ -36,8 +36,8 @@ def enabled() -> bool:
 
 
 def run_times(state: StateDir, loaded: Iterable[Program]) -> dict[str, RunTime]:
-    """By hook. Where nothing was ``loaded`` the programs of an earlier agent serve: those are found
-    by their links, the filters of clsact aside.
+    """By hook. If nothing was ``loaded``, the programs of an earlier agent serve: they are found by
+    their links; those attached by clsact filters are not.
 
     Raises KernelError; opening a program by its id takes CAP_SYS_ADMIN.
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who are we: the cookie of our network namespace, by which hooks know the node's own sockets.
+"""The cookie of our network namespace, by which the hooks recognize the node's own sockets.
 
-Where the kernel has no SO_NETNS_COOKIE (5.14), bpf/hooks/netns_cookie.c answers instead:
-it is attached while one getsockname() asks, and only a socket with its mark sees its answer.
+On kernels without SO_NETNS_COOKIE (5.14), bpf/hooks/netns_cookie.c reads it: it is attached during
+one call of getsockname(), and only changes the result for a socket with its mark.
 """
 
 import logging
@@ -25,10 +25,10 @@ MARK = 0x65626C62  # COOKIE_MARK in netns_cookie.c
 
 
 def netns_cookie(cache: Path) -> int | None:
-    """The cookie, or None where neither the kernel nor the program tells."""
-    told = by_socket()
-    if told is not None:
-        return told
+    """The cookie, or None if neither the kernel nor the program can read it."""
+    cookie = by_socket()
+    if cookie is not None:
+        return cookie
     try:
         return by_program(cache)
     except (EbpflbError, OSError) as error:
@@ -37,7 +37,7 @@ def netns_cookie(cache: Path) -> int | None:
 
 
 def by_socket() -> int | None:
-    """The cookie of our network namespace, or None where the kernel does not tell (5.14)."""
+    """By the socket option; None if the kernel does not have it (5.14)."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         try:
             packed = any_socket.getsockopt(socket.SOL_SOCKET, SO_NETNS_COOKIE, 8)
@@ -47,7 +47,7 @@ def by_socket() -> int | None:
 
 
 def by_program(cache: Path) -> int:
-    """The cookie, by the program. Raises CompileError, VerifierError, KernelError or OSError."""
+    """By the program. Raises CompileError, VerifierError, KernelError or OSError."""
     with _attached(cache), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         asking.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, MARK)
         address, port = asking.getsockname()
@@ -57,7 +57,7 @@ def by_program(cache: Path) -> int:
 
 @contextmanager
 def _attached(cache: Path) -> Iterator[None]:
-    """The link is not pinned: it ends with us, whatever happens."""
+    """The link is not pinned: the kernel removes it if this process ends."""
     attach = loader.HOOKS[loader.GETSOCKNAME4]
     code = compiler.compile_source(SOURCE, cache=cache).programs["netns_cookie"]
     opened = [os.open(cgroup_links.cgroup_root(), os.O_RDONLY | os.O_DIRECTORY)]

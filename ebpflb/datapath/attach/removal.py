@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything of one state directory goes: attachments first, so that nothing serves from half the
-maps.
-"""
+"""Removes one state directory: attachments first, so that no program runs with half of the maps."""
 
 import os
 from contextlib import suppress
@@ -14,7 +12,7 @@ from ebpflb.errors import KernelError
 
 
 def unpin_all(state: StateDir) -> None:
-    """Filters are taken off the devices of the caller's network namespace. Raises KernelError."""
+    """Removes filters only from devices of the caller's network namespace. Raises KernelError."""
     if not state.directory.is_dir():
         return
     Clsact(state.devices_directory).prune(set())
@@ -26,7 +24,9 @@ def unpin_all(state: StateDir) -> None:
 
 
 def _detach(pin: Path) -> None:
-    """A record of filters is no link; nor has one any longer whose device or cgroup is gone."""
+    """Not all pins are links: some record filters. A link whose device or cgroup was removed is
+    already detached.
+    """
     with suppress(KernelError):
         link = kernel.get(str(pin))
         if link is not None:

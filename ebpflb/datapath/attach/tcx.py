@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs at a device by tcx links (kernel 6.6): pinned, and replaced atomically.
+"""Attaches programs to a device by tcx links (kernel 6.6): pinned, and replaced atomically.
 
     <folder>/<ifindex>-ingress, <folder>/<ifindex>-egress
 
-A link goes along with a device that moves to another network namespace, and outlives one that is
-deleted; so a pin counts only if the device that has its ifindex here says that the link is its
-own. Ours go first: they end with TC_ACT_UNSPEC, so whoever comes after them sees every packet,
-while an agent that ends with TC_ACT_OK lets nobody see it after itself.
+A link stays with a device that moves to another network namespace, and outlives a device that is
+deleted. Therefore a pin counts only if the device with its ifindex lists the link. Our programs
+are attached first: they return TC_ACT_UNSPEC, so all programs after them see every packet, whereas
+no program runs after one that returns TC_ACT_OK.
 """
 
 import errno
@@ -18,13 +18,13 @@ from ebpflb.datapath.programs.loader import SCHED_CLS, Program
 from ebpflb.errors import KernelError
 
 POINTS = {"ingress": 46, "egress": 47}  # BPF_TCX_INGRESS, BPF_TCX_EGRESS
-BEFORE = 8  # BPF_F_BEFORE, before nobody in particular: at the head
+BEFORE = 8  # BPF_F_BEFORE without a reference: at the head
 _NO_DEVICE = 2**31 - 1
 _PASS = bytes.fromhex("b7000000ffffffff9500000000000000")  # return TC_ACT_UNSPEC
 
 
 def works() -> bool:
-    """Whether the kernel has tcx: where it has, only the device is missing."""
+    """Whether the kernel has tcx: if it has, attaching fails only because there is no device."""
     program = kernel.prog_load(name="probe", kind=SCHED_CLS, attach=0, code=_PASS, log=None)
     try:
         kernel.link_create(program, _NO_DEVICE, POINTS["ingress"])
@@ -44,7 +44,7 @@ class Tcx:
         self.folder = folder
 
     def attach(self, index: int, programs: list[Program]) -> None:
-        """Puts the programs in force at a device. Raises KernelError, ENODEV where it is gone."""
+        """Attaches the programs to a device. Raises KernelError, ENODEV if the device is gone."""
         for program in programs:
             pin = self._pin(index, program.name)
             if self._replaced(pin, index, program):
@@ -57,19 +57,19 @@ class Tcx:
                 os.close(link)
 
     def held(self) -> set[int]:
-        """The devices, by ifindex, at both of whose ends a link of ours is in force."""
+        """The devices, by ifindex, that have our links at ingress and egress."""
         return {index for index in self.known() if len(self.programs(index)) == len(POINTS)}
 
-    present = held  # it costs little
+    present = held  # this is cheap
 
     def prune(self, wanted: set[int]) -> None:
-        """Takes off what is at other devices, or at none any more."""
+        """Removes our links from all other devices, and those of removed devices."""
         for index in self.known() - wanted:
             for end in POINTS:
                 self._pin(index, end).unlink(missing_ok=True)
 
     def programs(self, index: int) -> dict[str, int]:
-        """The ids of our programs at a device, by the end that they are at."""
+        """The ids of our programs at a device: by "ingress" and "egress"."""
         found = {}
         for end in POINTS:
             link = kernel.get(str(self._pin(index, end)))
@@ -91,7 +91,7 @@ class Tcx:
         return self.folder / f"{index}-{end}"
 
     def _replaced(self, pin: Path, index: int, program: Program) -> bool:
-        """Whether this pin's link was at the device, and carries the program now."""
+        """Updates the pinned link. False if it is not attached to the device."""
         link = kernel.get(str(pin))
         if link is None:
             return False
@@ -109,7 +109,7 @@ class Tcx:
 
 
 def _sits_on(link: int, index: int, end: str) -> bool:
-    """False where no device has the index, too."""
+    """False also if no device has the index."""
     try:
         return kernel.info(link, "tcx_info").id in kernel.query_links(index, POINTS[end])
     except KernelError as error:

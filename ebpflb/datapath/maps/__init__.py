@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lives in the maps, and where the maps live.
+"""The maps: their layout, their entries, and where they are pinned.
 
-layout     bpf/layout.h and bpf/maps.h as Python sees them
-records    how each map's keys and values read
+layout     the structs and maps of bpf/layout.h and bpf/maps.h, read from there
+records    the keys and values of each map as Python objects
 bpf_map    the maps as collections of values
-pins       the state directory: what stays when no agent runs
-sweep      idle flows go
+pins       the state directory, where maps and links are pinned
+sweep      removes idle flows
 occupancy  how full the LRU maps are
 """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A map as a collection of values: hashes are written in batches, arrays through memory.
 
-Where the kernel has no batch command for a kind of map (5.10: per-CPU arrays, tries) it says
-ENOTSUPP, and the same entries go one by one.
+If the kernel has no batch command for a type of map (5.10: per-CPU arrays, tries), it returns
+ENOTSUPP, and the entries are written one by one.
 """
 
 import errno
@@ -52,7 +52,7 @@ class Map:
             )
 
     def delete(self, keys: Sequence[Any]) -> None:
-        """Deletes; keys that are not there are no error."""
+        """Deletes those of the keys that are there."""
         for key in keys:
             kernel.map_delete(self.fd, self.key.pack(key))
 
@@ -175,7 +175,7 @@ class Counters(Map):
         return tuple(map(sum, zip(*(_numbers(cell) for cell in cells), strict=True)))
 
     def zero(self, keys: Sequence[int]) -> None:
-        """Sets counters to zero: those of ids that will be given to others."""
+        """Sets counters to zero, before their ids are used again."""
         for key in keys:
             kernel.map_update(self.fd, self.key.pack(key), bytes(self.size))
 

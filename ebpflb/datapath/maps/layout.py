@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bpf/layout.h and bpf/maps.h as Python sees them: nothing about the maps is written twice.
+"""Reads bpf/layout.h and bpf/maps.h, so that nothing about the maps is written twice.
 
 Each names its parts. cffi parses those of layout.h, and a Record packs one of plan's entries into
 its struct. ``__be16`` is kept apart from ``__u16``, so the byte order of a field is read from
-there as well. Pin paths are named by hashes of these texts (state.py).
+there as well. Pin paths are named by hashes of these texts (pins.py).
 """
 
 import hashlib
@@ -68,7 +68,7 @@ _FLAGS = {
 class MapSpec(NamedTuple):
     """One DEFINE_MAP line: sizes in bytes, the kind and the flags by their kernel names.
 
-    ``persistent``: an upgrade may go on with it.
+    ``persistent``: kept across an upgrade to another layout.
     """
 
     name: str
@@ -143,7 +143,7 @@ class _Flags:
     def __init__(self, bits: dict[int, str]) -> None:
         self.bits = bits
         self.numbers = {word: bit for bit, word in bits.items()}
-        self.words: dict[int, entries.Flags] = {}  # what was converted before, both ways
+        self.words: dict[int, entries.Flags] = {}  # cache: bits -> words, and back in the next one
         self.sums: dict[entries.Flags, int] = {}
 
     def to_int(self, words: entries.Flags) -> int:

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state directory in a bpffs: what stays when no agent runs.
+"""The state directory in a bpffs, where maps and links are pinned.
 
     <state-dir>/<layout hash>/<map>     maps; a new layout never reads an old map
-    <state-dir>/<persistent hash>/<map>    those that an upgrade goes on with (maps/persistent.h)
-    <state-dir>/links/<program>         attachments, replaced in place across layouts
-    <state-dir>/devices/<ifindex>-...   those at devices: tcx.py and clsact.py
+    <state-dir>/<persistent hash>/<map>    maps that an upgrade keeps (maps/persistent.h)
+    <state-dir>/links/<program>         links at the cgroup, updated in place across layouts
+    <state-dir>/devices/<ifindex>-...   attachments at devices: tcx.py and clsact.py
 
-A pinned map is adopted only if the kernel says it has the kind, sizes, entries and flags of
-maps.h. While the agent starts, a new layout's maps fill up beside the old ones, which keep
-serving until the links are replaced.
+A pinned map is adopted only if the kernel reports the type, sizes, entries and flags of maps.h.
+While the agent starts, the maps of a new layout are filled, and the old ones keep serving until
+the links are replaced.
 """
 
 import os
@@ -37,16 +37,17 @@ def _holder(path: Path) -> tuple[Path, str]:
 def mount_bpffs(path: Path) -> None:
     """Mounts a bpffs at its usual place if ``path`` is there and none is mounted yet.
 
-    Raises NodeError where ``path`` is in no bpffs, or mounting fails. A container that was given
-    the host's directory would mount what it alone sees, and what goes with it: that is refused.
+    Raises NodeError if ``path`` is not in a bpffs, or mounting fails. It also refuses to mount in a
+    container on the host's directory: only the container would see that mount, and it would be
+    lost with the container.
     """
     mount, kind = _holder(path)
     if kind == "bpf":
         return
     if mount == BPFFS:
-        raise NodeError(f"{BPFFS} is the host's, and no bpffs: mount one there, on the host")
+        raise NodeError(f"{BPFFS} is the host's, and not a bpffs: mount one there, on the host")
     if BPFFS not in (path, *path.parents):
-        raise NodeError(f"{path} is in no bpffs: choose a --state-dir below {BPFFS}")
+        raise NodeError(f"{path} is not in a bpffs: choose a --state-dir below {BPFFS}")
     done = subprocess.run(
         ["mount", "-t", "bpf", "bpf", str(BPFFS)], capture_output=True, text=True, check=False
     )
@@ -77,15 +78,15 @@ class StateDir:
         return self.maps_directory.is_dir()
 
     def open_maps(self, specs: dict[str, MapSpec] = layout.MAPS) -> dict[str, Map]:
-        """Every map: adopted where a pin fits, else made and pinned."""
+        """Every map: adopted if a pin fits, else created and pinned."""
         return {name: open_map(spec, self._adopt_or_make(spec)) for name, spec in specs.items()}
 
     def read_maps(self) -> dict[str, Map]:
-        """The pinned maps, for looking only. Raises NodeError where there are none."""
+        """The pinned maps, to be read only. Raises NodeError if there are none."""
         found = {name: kernel.get(str(self._pin(spec))) for name, spec in layout.MAPS.items()}
         missing = [name for name, fd in found.items() if fd is None]
         if missing:
-            raise NodeError(f"no maps of this version in {self.directory}: has `ebpflb run` run?")
+            raise NodeError(f"no maps of this version in {self.directory}: did `ebpflb run` start?")
         return {
             name: open_map(layout.MAPS[name], fd, writable=False)
             for name, fd in found.items()
@@ -102,7 +103,7 @@ class StateDir:
         return [entry for entry in self.directory.iterdir() if entry not in self._own()]
 
     def forget_old_layouts(self) -> None:
-        """Unpins them. Call when no program uses them any more."""
+        """Unpins the maps of other layouts. To be called when no program uses them any more."""
         for directory in self.old_layouts():
             remove_tree(directory)
 
@@ -127,7 +128,7 @@ class StateDir:
 
 
 def make_map(spec: MapSpec) -> int:
-    """A new map after its line in maps.h."""
+    """Creates a map as defined by its line in maps.h."""
     return kernel.map_create(
         name=spec.name,
         kind=spec.kind,
@@ -151,7 +152,7 @@ def _fits(fd: int, spec: MapSpec) -> bool:
 
 
 def remove_tree(directory: Path) -> None:
-    """With all that is in it, if it is there; a bpffs knows no rmtree that follows no links."""
+    """Removes a directory with its content, if it exists; shutil.rmtree fails in a bpffs."""
     if not directory.is_dir():
         return
     for entry in directory.iterdir():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How each map's keys and values read: the Records of all structs, checked at import.
+"""The keys and values of each map as Python objects; their Records are checked at import.
 
 The entries that the agent writes are plan's; those that the datapath writes are here.
 """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From bpf/ to programs in the kernel: compiled, and loaded on the maps.
+"""From bpf/ to programs in the kernel: compiled, and loaded with their maps.
 
-compiler   bpf/ -> bytecode, from the cache or
-bcc_child  by BCC, in a process of its own
+compiler   bpf/ -> bytecode: from the cache, or by bcc_child
+bcc_child  the process that runs BCC
 loader     bytecode -> programs in the kernel
-testrun    a packet through a program, without a device
+testrun    runs a program on a packet, without a device
 """

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiler: the only place that imports bcc, run as a process of its own and gone in a second.
+"""Compiles with BCC in a process of its own, for a second. No other module imports bcc.
 
     stdin   a Job
     stdout  msgpack {program: bytecode}, map references still numbered
-    stderr  the compiler's own words
+    stderr  the compiler's messages
 
-It imports bcc, then becomes nobody before it compiles, where it may (CAP_SETUID, CAP_SETGID; a
-container need not grant them), and gives up every capability. The sources lie in a folder of
-its own, so that a private checkout need not be opened to others.
+After importing bcc it changes to the user nobody, if it may (CAP_SETUID, CAP_SETGID; a container
+need not grant them), and drops all capabilities; then it compiles. The sources are copied to a
+temporary folder, because nobody may not be allowed to read a private checkout.
 """
 
 import ctypes
@@ -62,7 +62,7 @@ def main() -> None:
     try:
         programs = _compile(job)
     except Exception as error:
-        sys.exit(str(error).splitlines()[0])  # clang has said the rest
+        sys.exit(str(error).splitlines()[0])  # clang has already printed the details
     sys.stdout.buffer.write(msgspec.msgpack.encode(programs))
     sys.stdout.buffer.flush()
     os._exit(0)  # LLVM's destructors take longer than the compilation

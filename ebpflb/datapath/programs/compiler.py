@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bpf/ -> bytecode: from the cache, or by the compiler child.
+"""bpf/ -> bytecode: from the cache, or by the compiler process (bcc_child).
 
 A cache entry is named by the hash of all sources, the flags and BCC's version, which is read
-without importing bcc. With a warm cache nothing is compiled, and LLVM never enters the agent.
+without importing bcc. With a warm cache nothing is compiled. LLVM is never loaded into the agent.
 """
 
 import hashlib
@@ -63,8 +63,8 @@ def compile_source(
 ) -> Compiled:
     """The bytecode of one file in bpf/hooks.
 
-    Raises CompileError with the compiler's text, where BCC is missing, or for what else keeps it
-    from being compiled: a full disk, no room for a process, a compiler that does not end.
+    Raises CompileError: with the compiler's text, if BCC is missing, or for any other obstacle,
+    such as a full disk, too many processes, or a compiler that does not end.
     """
     try:
         return _compiled(source, flags, cache, sources)
@@ -101,7 +101,7 @@ def _cached(entry: Path) -> dict[str, bytes] | None:
 
 
 def _store(entry: Path, programs: dict[str, bytes]) -> None:
-    """A cache that cannot be written costs the next start a second, nothing else."""
+    """If the cache cannot be written, the next start compiles again, for a second."""
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
         half = entry.with_suffix(".half")
@@ -134,6 +134,6 @@ def _run_child(
 
 
 def _open_to_all(folder: Path) -> None:
-    """nobody compiles, so nobody has to be able to read the copied sources."""
+    """Makes the copied sources readable for the user nobody, who runs the compiler."""
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)

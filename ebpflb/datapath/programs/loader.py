@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytecode -> programs in the kernel: map references get real descriptors, then PROG_LOAD.
+"""Bytecode -> programs in the kernel: map numbers are replaced by descriptors, then PROG_LOAD.
 
-The relocation is all there is: a 64-bit load (opcode 0x18) that says "map" (source register 1)
-carries a map's number from maps.h, which is replaced by the descriptor.
+A reference to a map is a 64-bit load (opcode 0x18) with source register 1; it contains the map's
+number in maps.h.
 """
 
 import os
@@ -44,13 +44,13 @@ SECTIONS = {
     "cgroup/getpeername6": Attach(_SOCK_ADDR, 30),
     "cgroup/sock_release": Attach(_SOCK, 34),
 }
-GETSOCKNAME4 = "cgroup/getsockname4"  # asked for a moment only: netns_cookie.py
+GETSOCKNAME4 = "cgroup/getsockname4"  # only used by netns_cookie.py
 PACKET_SECTIONS = {"tc/ingress": Attach(SCHED_CLS, 0), "tc/egress": Attach(SCHED_CLS, 0)}
 HOOKS = {**SECTIONS, **PACKET_SECTIONS, GETSOCKNAME4: Attach(_SOCK_ADDR, 31)}
 
 
 class Program(NamedTuple):
-    """A loaded program and where it belongs; ``point`` is its section's attach type."""
+    """A loaded program and its section; ``point`` is the section's attach type."""
 
     name: str
     fd: int
@@ -70,10 +70,10 @@ def relocate(code: bytes, fds: Mapping[int, int]) -> bytes:
 
 
 def load(compiled: compiler.Compiled, maps: Mapping[str, Map]) -> list[Program]:
-    """Every program of a source file, loaded on these maps; all or none.
+    """Every program of a source file, loaded with these maps; all or none.
 
-    Raises VerifierError with the program's name and the log's last lines, or KernelError where
-    the kernel refused for another reason.
+    Raises VerifierError with the program's name and the log's last lines, or KernelError if the
+    kernel rejects it for another reason.
     """
     fds = {compiler.MAP_NUMBERS[name]: opened.fd for name, opened in maps.items()}
     loaded: list[Program] = []
@@ -89,7 +89,7 @@ def load(compiled: compiler.Compiled, maps: Mapping[str, Map]) -> list[Program]:
 
 
 def load_one(name: str, attach: Attach, code: bytes) -> int:
-    """One program's descriptor; asks the verifier for its reasons only after a refusal."""
+    """One program's descriptor; loads again with the verifier's log if it is rejected."""
     try:
         return kernel.prog_load(
             name=name, kind=attach.kind, attach=attach.point, code=code, log=None
@@ -98,11 +98,11 @@ def load_one(name: str, attach: Attach, code: bytes) -> int:
         log = _verifier_log(name, attach, code)
         if not log:
             raise
-        raise VerifierError(f"the verifier refused program {name}: {error}\n{log}") from error
+        raise VerifierError(f"the verifier rejected program {name}: {error}\n{log}") from error
 
 
 def close(programs: list[Program]) -> None:
-    """Lets go of the descriptors; attached programs stay."""
+    """Closes the descriptors; attached programs stay."""
     for program in programs:
         os.close(program.fd)
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BPF_PROG_TEST_RUN: a program of type SCHED_CLS is given a packet, and no device sees it.
+"""BPF_PROG_TEST_RUN: runs a program of type SCHED_CLS on a packet, without any device.
 
 The kernel (net/bpf/test_run.c) makes an skb of the frame: its protocol is the frame's EtherType,
 its device the one of ``ifindex`` in our network namespace, or loopback. Of ``__sk_buff`` it takes
-the fields below and refuses any other that is not zero. A redirect is only said, not done.
+the fields below and rejects any other that is not zero. A redirect is only returned, not done.
 """
 
 from typing import NamedTuple
@@ -43,8 +43,9 @@ def run(
 ) -> Ran:
     """Runs a program ``repeat`` times on one Ethernet frame of at least 14 bytes.
 
-    From the second time on it finds the packet as it left it itself. With ``complete`` the device
-    has summed the packet up (CHECKSUM_COMPLETE), and the program has to keep that sum right.
+    From the second run on, the program gets the packet as the run before has left it. With
+    ``complete`` the packet has a checksum of the whole (CHECKSUM_COMPLETE), which the program has
+    to update.
 
     Raises KernelError: EINVAL for a shorter frame or one longer than about a page, or where the
     kernel does not know ``complete``; ENODEV where there is no such device; EBADMSG for a sum

@@ -106,7 +106,7 @@ def test_taken_off(
     assert made.restore(ns.served()) == {}
     assert at("v0") == ids(packets)
     assert attached(home_of(made)) == {by: len(ALL)}
-    assert said.messages == ["somebody took the programs off device v0; they go back"]
+    assert said.messages == ["programs were removed from device v0: attaching them again"]
 
 
 def test_taken_off_before_news(
@@ -120,7 +120,7 @@ def test_taken_off_before_news(
     ns.run("ip link add late type bridge")
     made.follow(ns.served())
     assert at("v0") == at("late") == ids(packets)
-    assert said.messages == ["somebody took the programs off device v0; they go back"]
+    assert said.messages == ["programs were removed from device v0: attaching them again"]
 
 
 def test_no_descriptors(agent: Agent, ns: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,11 +175,11 @@ def test_one_variant_fails(home: StateDir, ns: Namespace, packets: list[Program]
 
     def load(link_header: bool) -> list[Program]:
         if not link_header:
-            raise VerifierError("the verifier refused program ingress")
+            raise VerifierError("the verifier rejected program ingress")
         return packets
 
     failed = Attachments(home, load).follow(ns.served())
-    assert failed == {"tun0": "the verifier refused program ingress"}
+    assert failed == {"tun0": "the verifier rejected program ingress"}
     assert attached(home)[by] == 3
     unpin_all(home)
 

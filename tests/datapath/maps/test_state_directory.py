@@ -126,7 +126,7 @@ def test_looking(home: StateDir, opening: Open) -> None:
 
 def test_nothing_to_look_at(home: StateDir) -> None:
     """Without maps of this layout, looking is refused with a hint, and nothing is made."""
-    with pytest.raises(NodeError, match="has `ebpflb run` run"):
+    with pytest.raises(NodeError, match="did `ebpflb run` start"):
         home.read_maps()
     assert not list(home.maps_directory.iterdir())
 

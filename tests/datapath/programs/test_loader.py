@@ -169,7 +169,7 @@ def test_verifier_refuses(one_variant: Compiled, all_maps: dict[str, Map]) -> No
     with pytest.raises(VerifierError) as refusal:
         loader.load(broken(one_variant, filler + EXIT), all_maps)
     first, *log = str(refusal.value).splitlines()
-    assert first == "the verifier refused program sock_release: loading program sock_release: " + (
+    assert first == "the verifier rejected program sock_release: loading program sock_release: " + (
         "Permission denied"
     )
     assert "R0 !read_ok" in log
