@@ -35,6 +35,16 @@ def test_maps() -> None:
         assert entries in ("-", f"{layout.MAPS[name].entries:,}"), name
 
 
+def test_where_to_find_what() -> None:
+    """Every function and class of the first table is in a file that its row links to."""
+    (table,) = re.findall(r"^\| to find .*\n(?:\|.*\n)+", ARCHITECTURE.read_text(), re.M)
+    for row in table.splitlines()[2:]:
+        files = [(ARCHITECTURE.parent / path).read_text() for path in pages.LINK.findall(row)]
+        assert files
+        for name in pages.SPAN.findall(row):
+            assert any(re.search(rf"\b{name}\b", text) for text in files), name
+
+
 def test_glossary_fits_on_a_page() -> None:
     """Forty terms, each in a line or two."""
     glossary = pages.rows(ARCHITECTURE, "Glossary")
