@@ -27,7 +27,7 @@ from ebpflb.plan.expiry import Timeouts
 from ebpflb.serve.metrics import Metrics
 from ebpflb.serve.metrics_pages import MetricsPages
 from ebpflb.serve.servers import HttpServers
-from ebpflb.stale_udp.worker import Cure
+from ebpflb.stale_udp.worker import StaleUdpWorker
 
 
 @contextmanager
@@ -51,7 +51,7 @@ def build_agent(options: Options, flags: Mapping[str, str]) -> Iterator[Agent]:
         servers = _servers(options, flags, metrics)
         node = NodeSync(options, datapath, cluster)
         services = ServiceSync(datapath, cluster, node)
-        stale_udp = Cure(datapath.maps, Namespaces().each, metrics.stale_flows_ended)
+        stale_udp = StaleUdpWorker(datapath.maps, Namespaces().each, metrics.stale_flows_ended)
         agent = Agent(
             options=options,
             inbox=inbox,
@@ -70,7 +70,7 @@ def build_agent(options: Options, flags: Mapping[str, str]) -> Iterator[Agent]:
         for thread in (sweeper, stale_udp, servers, kube_proxy_watch.KubeProxyWatch(inbox.put)):
             stack.callback(thread.stop)
             thread.start()
-        metrics.socket_destroy_supported(stale_udp.supported)
+        metrics.socket_destroy_supported(stale_udp.can_end)
         yield agent
 
 

@@ -30,7 +30,7 @@ from ebpflb.node import reserved_ports
 from ebpflb.node.device_watch import DevicesChanged, DeviceWatch
 from ebpflb.options import Options
 from ebpflb.serve import status
-from ebpflb.stale_udp.worker import Cure
+from ebpflb.stale_udp.worker import StaleUdpWorker
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Agent:
     cluster: ClusterState
     node: NodeSync
     services: ServiceSync
-    stale_udp: Cure
+    stale_udp: StaleUdpWorker
     reporter: Reporter
 
     def __post_init__(self) -> None:
@@ -182,9 +182,9 @@ class Agent:
         self.in_sync, self.sync_error = True, None
         if has_changes:
             self._report_sync(time.monotonic() - begun, full=full)
-        self.stale_udp.ended(self.services.planner.stale.take())
+        self.stale_udp.check(self.services.planner.take_backend_changes())
         if full:
-            self.stale_udp.survey()
+            self.stale_udp.check_everything()
 
     def _write_node(self) -> None:
         if self.node.changed or self.node.not_served or not self.in_sync:

@@ -23,5 +23,4 @@ entries          the map entries, as values
 desired_node     what the maps should hold about this node: settings and devices
 flow_entries     which entries of the packet path are one flow, and how it stands
 expiry           when a flow has been idle for too long
-stale            which flows lost their backend, and where they may go
 """

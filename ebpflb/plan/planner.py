@@ -27,12 +27,12 @@ from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.plan import Plan
 from ebpflb.plan.service_entries import (
     NO_ENTRIES,
+    BackendChange,
     ServiceEntries,
     retained_entries,
     service_entries,
 )
 from ebpflb.plan.source_ranges import SourceRanges
-from ebpflb.plan.stale import StaleWatch
 
 
 class Planner:
@@ -56,7 +56,7 @@ class Planner:
         self.removed: set[Frontend] = set()  # from map services by the plan that is being made
         self.source_ranges = SourceRanges(capacity.source_ranges, self.quarantine)
         self.cluster_ips = ClusterIps()
-        self.stale = StaleWatch()
+        self.backend_changes: list[BackendChange] = []
         self.plan = Plan()
         self._load(contents or MapContents())
 
@@ -77,6 +77,11 @@ class Planner:
     def applied(self, now: float) -> None:
         """The last plan has been written to the maps: the quarantine of what it freed begins."""
         self.quarantine.start(now)
+
+    def take_backend_changes(self) -> list[BackendChange]:
+        """All since the last call; to be called when the plans have been applied."""
+        taken, self.backend_changes = self.backend_changes, []
+        return taken
 
     @property
     def covering_prefixes(self) -> dict[Family, Prefix]:
@@ -174,7 +179,7 @@ class Planner:
         self.source_ranges.remove(old.id)
         self._free_block(old, used_ids=frozenset())
         self._free_service_id(old.id)
-        self.stale.turned(name, old, NO_ENTRIES)
+        self.backend_changes.append(BackendChange(name, old.ids, ()))
 
     def _program(self, desired: DesiredService, frontends: dict[Frontend, Flags]) -> None:
         name = desired.name
@@ -190,7 +195,7 @@ class Planner:
         self._write(name, old, new)
         if not same_block:
             self._free_block(old, used_ids=frozenset(ids))
-            self.stale.turned(name, old, new)
+            self.backend_changes.append(BackendChange(name, old.ids, new.ids))
 
     def _fit_source_ranges(self, name: PortName, new: ServiceEntries) -> ServiceEntries:
         """The same entries with only the source ranges that fit into the map."""

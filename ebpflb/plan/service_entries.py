@@ -4,6 +4,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from ebpflb.model.services import PortName
 from ebpflb.plan.desired_service import DesiredBackend, DesiredService
 from ebpflb.plan.entries import Backend, Flags, Frontend, Range, Service, SourceRange
 from ebpflb.plan.prefixes import source_range
@@ -49,6 +50,14 @@ class ServiceEntries(NamedTuple):
             return (0,) * len(desired.backends)
         ids = {b.endpoint: id for b, id in zip(self.backends, self.ids, strict=True)}
         return tuple([ids.get(b.endpoint, 0) for b in desired.backends])
+
+
+class BackendChange(NamedTuple):
+    """A service port got other backends: their ids before and after, () where it has none."""
+
+    name: PortName
+    former_ids: tuple[int, ...]
+    new_ids: tuple[int, ...]
 
 
 _NO_FLAGS, _RESTRICTED = frozenset[str](), frozenset({"restricted"})

@@ -1,9 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connected UDP sockets whose backend serves no more (kube-proxy.md 11.1).
+"""Stale UDP sockets: connected sockets whose backend no longer serves (kube-proxy.md 11.1).
 
-worker        the thread that looks for them when a plan says that there may be some
-find          which they may be, by the maps
-untranslated  and those that were here before us
-resolve       ends them by netlink
-rebind        or has the packet path take them elsewhere
+A connect hook gives a UDP socket the address of a backend, and from then on the kernel sends its
+datagrams to that backend itself. When the backend is removed from the service no hook can send
+the socket elsewhere: the socket is stale. kube-proxy deletes the conntrack entries of such flows;
+here the socket itself is ended: its owner gets ECONNABORTED (EDESTADDRREQ where it sends first)
+and connects again, to a backend that serves. Sockets keep a removed backend as long as no other
+backend serves what they asked for. TCP and SCTP sockets are left alone.
+
+How that is done:
+
+1. After each sync the agent hands over which backends the plans removed from UDP service ports
+   (plan.service_entries.BackendChange); a thread (worker.py) does the rest.
+2. The counters of those backends say whether any socket may still be connected to them. Only then
+   the map of sockets is searched for entries whose backend no longer serves (find.py, by the
+   datapath's own look-ups in lookups.py).
+3. Only if there are any, the connected UDP sockets of every network namespace are listed by
+   sock_diag, found by their cookies, and ended by SOCK_DESTROY (end.py). Sockets that were
+   connected to the same backend without us are left alone.
+4. Where the kernel cannot end sockets (no INET_DIAG_DESTROY), the packet path rewrites a pod's
+   datagrams to another backend instead (rebind.py).
+5. A second pass follows a second later: a socket may have been inside a hook during the first one,
+   given the removed backend but not yet written to the map.
+
+worker   when is searched: what plans removed, the passes, and their thread
+find     the stale entries in the map of sockets
+lookups  the look-ups of the C datapath that this takes, in Python
+end      the sockets themselves: found in their namespaces and ended
+rebind   flows to another backend, where sockets cannot be ended
 """

@@ -1,101 +1,83 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the maps say of datagram sockets: who serves what they asked for, and which are stale.
+"""Which entries in the map of sockets are stale: their backend no longer serves their frontend.
 
-The maps are read while they are used. A service that changes meanwhile is seen as it was or as it
-is, for its former block rests (plan.numbers); what is torn counts as served.
+The maps are read while they are written. A service that changes meanwhile is seen as it was or as
+it is, for its former slots stay in quarantine; where slots have been given to another service
+nevertheless, the socket counts as served.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from enum import Enum, auto
 
-from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.records import Peer, PeerFrontend
-from ebpflb.model.addresses import family
 from ebpflb.model.services import Protocol
-from ebpflb.plan.desired_service import ANY
 from ebpflb.plan.entries import Backend, Frontend, Service
+from ebpflb.stale_udp.lookups import Maps, service_find
 
 
-class Fate(Enum):
-    """How a socket stands that was given a backend."""
+class SocketState(Enum):
+    """Whether the backend that a socket was given still serves."""
 
     SERVED = auto()
-    STALE = auto()  # its backend serves no more, others do
-    ORPHANED = auto()  # nobody serves what it asked for
+    STALE = auto()  # other backends serve the frontend, this one does not
+    ORPHANED = auto()  # no backend serves the frontend
 
 
-class Serving:
-    """Who serves a frontend now, asked of the maps once for each."""
+class ServedFrontends:
+    """Services and their backends by frontend; each is read from the maps only once."""
 
-    def __init__(self, maps: Mapping[str, Map]) -> None:
+    def __init__(self, maps: Maps) -> None:
         self.maps = maps
         self._known: dict[Frontend, tuple[Service, tuple[Backend, ...]] | None] = {}
 
     def find(self, frontend: Frontend) -> tuple[Service, tuple[Backend, ...]] | None:
-        """The service and its block of backends; None where there is no such service."""
+        """The service and the backends in its slots; None where there is no such service."""
         if frontend not in self._known:
-            self._known[frontend] = self._read(frontend)
+            service = service_find(self.maps, frontend)
+            self._known[frontend] = service and (service, self._backends(service))
         return self._known[frontend]
 
-    def fate(self, origin: PeerFrontend) -> Fate:
-        """Of a socket that asked for and was given what ``origin`` says."""
-        if origin.frontend.protocol != Protocol.UDP:
-            return Fate.SERVED
-        found = self.find(origin.frontend)
+    def state_of(self, entry: PeerFrontend) -> SocketState:
+        """The state of sockets that asked for this frontend and were given this backend."""
+        if entry.frontend.protocol != Protocol.UDP:
+            return SocketState.SERVED
+        found = self.find(entry.frontend)
         if not (found and found[1]):
-            return Fate.ORPHANED
-        service, block = found
-        if any(backend.service != service.id for backend in block):
-            return Fate.SERVED
-        serves = any((b.address, b.port) == (origin.address, origin.port) for b in block)
-        return Fate.SERVED if serves else Fate.STALE
+            return SocketState.ORPHANED
+        service, backends = found
+        if any(backend.service != service.id for backend in backends):
+            return SocketState.SERVED
+        serves = any((b.address, b.port) == (entry.address, entry.port) for b in backends)
+        return SocketState.SERVED if serves else SocketState.STALE
 
-    def _read(self, frontend: Frontend) -> tuple[Service, tuple[Backend, ...]] | None:
-        """As bpf/path/frontend.h: an exact match, or on an address of this node a NodePort."""
-        service: Service | None = self.maps["services"].get(frontend)
-        if service is None and self._is_here(frontend):
-            nodeport = frontend._replace(address=ANY[family(frontend.address)])
-            service = self.maps["services"].get(nodeport)
-        return service and (service, self._block(service))
-
-    def _is_here(self, frontend: Frontend) -> bool:
-        address = frontend.address
-        return address.is_loopback or self.maps["node_addresses"].get(address) is not None
-
-    def _block(self, service: Service) -> tuple[Backend, ...]:
+    def _backends(self, service: Service) -> tuple[Backend, ...]:
         base, size = service.block
         return tuple(self.maps["slots"].get(base + index) for index in range(size))
 
 
-def stale_sockets(maps: Mapping[str, Map]) -> tuple[dict[Peer, PeerFrontend], bool]:
-    """The entries of stale datagram sockets; and whether there are orphaned ones."""
-    judge, sockets = _Judge(maps), maps["sockets"]
-    stale = {sockets.key.unpack(key): judge.origins[value] for key, value in _pairs(sockets, judge)}
-    return stale, Fate.ORPHANED in judge.fates.values()
+def stale_sockets(maps: Maps) -> tuple[dict[Peer, PeerFrontend], bool]:
+    """The stale entries of the map of sockets, and whether there are orphaned ones."""
+    states, sockets = _States(maps), maps["sockets"]
+    stale = {
+        sockets.key.unpack(key): states.entries[value]
+        for key, value in sockets.packed_items()
+        if states.of(value) is SocketState.STALE
+    }
+    return stale, SocketState.ORPHANED in states.known.values()
 
 
-class _Judge:
-    """Many sockets share what they asked for and were given: packed, it is judged once."""
+class _States:
+    """States by packed value: many sockets have the same one, which is unpacked only once."""
 
-    def __init__(self, maps: Mapping[str, Map]) -> None:
+    def __init__(self, maps: Maps) -> None:
         self._unpack: Callable[[bytes], PeerFrontend] = maps["sockets"].value.unpack
-        self._serving = Serving(maps)
-        self.fates: dict[bytes, Fate] = {}
-        self.origins: dict[bytes, PeerFrontend] = {}
+        self._frontends = ServedFrontends(maps)
+        self.known: dict[bytes, SocketState] = {}
+        self.entries: dict[bytes, PeerFrontend] = {}
 
-    def __call__(self, packed: bytes) -> Fate:
-        fate = self.fates.get(packed)
-        if fate is None:
-            origin = self.origins[packed] = self._unpack(packed)
-            fate = self.fates[packed] = self._serving.fate(origin)
-        return fate
-
-
-def _pairs(sockets: Map, judge: _Judge) -> Iterator[tuple[bytes, bytes]]:
-    """Of the stale, packed."""
-    key_size, value_size = sockets.spec.key_size, sockets.spec.value_size
-    for keys, values in sockets.slices():
-        for index in range(len(keys) // key_size):
-            value = values[index * value_size : (index + 1) * value_size]
-            if judge(value) is Fate.STALE:
-                yield keys[index * key_size : (index + 1) * key_size], value
+    def of(self, packed: bytes) -> SocketState:
+        state = self.known.get(packed)
+        if state is None:
+            entry = self.entries[packed] = self._unpack(packed)
+            state = self.known[packed] = self._frontends.state_of(entry)
+        return state

@@ -1,96 +1,140 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where sockets cannot be ended: the packet path takes a pod's stale flow to another backend.
+"""Where sockets cannot be ended, the packet path rewrites their datagrams to another backend.
 
-Written as a flow from the client through its former backend, it is followed, swept and shown as
-any other. What has none yet, or has lost its backend, is given one; one that has been idle for a
-while is renewed, for the sweeper would take it while its socket still means it.
+Two entries are written to the map of flows, from the client through its removed backend to one
+that serves, and such a flow is followed, swept and shown like any other. A socket without one, or
+whose flow goes to a backend that was removed too, gets a new one. A flow that has been idle for a
+while is renewed, because the sweeper would remove it although its socket still needs it.
 
-That takes what this node routes. A client on the same bridge as its former backend sends to that
-one's hardware address, so it is left alone; so is one to whom all other backends are itself.
+This works for packets that this node routes. A client on the same bridge as its removed backend
+sends to that one's hardware address, so its socket is left alone; so is one for which the only
+other backend is the client itself.
 """
 
 import time
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
-from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.maps.records import PeerFrontend
 from ebpflb.model.addresses import Address
-from ebpflb.plan.entries import Backend
-from ebpflb.plan.flow_entries import Flow, FlowKind, reverse
-from ebpflb.plan.stale import Stranded, heirs
-from ebpflb.stale_udp.find import Serving
+from ebpflb.model.services import Protocol
+from ebpflb.plan.entries import Backend, Frontend, Service
+from ebpflb.plan.flow_entries import Entries, Flow, FlowKind, Hook, Tuple, reverse
+from ebpflb.stale_udp.find import ServedFrontends
+from ebpflb.stale_udp.lookups import Maps, backend_find, socket_range
 
-RENEWAL = 60.0  # seconds; a flow that has gone both ways is swept after 180
+RENEWAL = 60.0  # seconds; a UDP flow that was used in both directions is swept after 180
+
+_REQUEST, _REPLY = frozenset({"request", "seen"}), frozenset({"seen"})
+
+
+class StaleFlow(NamedTuple):
+    """A pod's connected socket and the removed backend that it is connected to."""
+
+    client: tuple[Address, int]
+    backend: tuple[Address, int]
+
+    @property
+    def request(self) -> Tuple:
+        """The socket's datagrams at ingress."""
+        ends = self.client[0], self.backend[0], self.client[1], self.backend[1]
+        return Tuple(*ends, Protocol.UDP, Hook.INGRESS)
+
+    def reply(self, address: Address, port: int) -> Tuple:
+        """The replies of the backend at this address and port, at egress."""
+        ends = address, self.client[0], port, self.client[1]
+        return Tuple(*ends, Protocol.UDP, Hook.EGRESS)
+
+    def entries(self, backend: Backend, now: int) -> Entries:
+        """The flow to another backend, whose replies seem to come from the removed one.
+
+        The reply's entry comes first.
+        """
+        (former, former_port), (_, client_port) = self.backend, self.client
+        ids = client_port, backend.service, backend.id
+        reply = Flow(now, now, former, former_port, *ids, FlowKind.UN_DNAT, _REPLY)
+        request = Flow(now, now, backend.address, backend.port, *ids, FlowKind.DNAT, _REQUEST)
+        return {self.reply(backend.address, backend.port): reply, self.request: request}
+
+
+class Rebinder:
+    """``backends``: the ids of those that flows go to now."""
+
+    def __init__(self, maps: Maps) -> None:
+        self.maps, self.flows = maps, maps["other_flows"]
+        self.backends: set[int] = set()
+
+    def rebind(
+        self, stale: StaleFlow, frontend: Frontend, frontends: ServedFrontends
+    ) -> bool | None:
+        """Whether it was rebound to another backend of the frontend; None if it was already."""
+        now, flow = time.monotonic_ns(), self.flows.get(stale.request)
+        if flow and backend_find(self.maps, flow.service, flow.backend):
+            self.backends.add(flow.backend)
+            self._renew(stale, flow, now)
+            return None
+        if flow:
+            self.flows.delete([stale.reply(flow.address, flow.port), stale.request])
+        found = frontends.find(frontend)
+        if found is None or are_neighbours(stale.client[0], stale.backend[0]):
+            return False
+        candidates = replacements(*found, stale.client)
+        return any(self._write(stale, backend, now) for backend in candidates)
+
+    def _write(self, stale: StaleFlow, backend: Backend, now: int) -> bool:
+        """False where another flow of this client's port has the same replies."""
+        (reply_key, reply), (request_key, request) = stale.entries(backend, now).items()
+        if not self.flows.insert(reply_key, reply):
+            return False
+        self.flows.delete([reverse(reply_key)])  # a former flow's masquerade
+        self.flows.write([(request_key, request)])
+        self.backends.add(backend.id)
+        return True
+
+    def _renew(self, stale: StaleFlow, flow: Flow, now: int) -> None:
+        if now - flow.last_seen < RENEWAL * 1e9:
+            return
+        reply_key = stale.reply(flow.address, flow.port)
+        reply = self.flows.get(reply_key) or flow._replace(
+            address=stale.backend[0], port=stale.backend[1], kind=FlowKind.UN_DNAT, flags=_REPLY
+        )
+        renewed = ((reply_key, reply), (stale.request, flow))
+        self.flows.write([(key, entry._replace(last_seen=now)) for key, entry in renewed])
+
+
+def replacements(
+    service: Service, backends: Sequence[Backend], client: tuple[Address, int]
+) -> Iterator[Backend]:
+    """The backends that a stale flow of this client's address and port may go to, best first.
+
+    They are those that a socket of the client could be given, ``backends`` being all in the
+    service's slots. Under session affinity all flows of a client go to the same one. The client
+    itself is left out: a flow to itself would need the masquerade that sockets do not have.
+    """
+    slots = socket_range(service)
+    first = slots.base - service.block.base
+    allowed = backends[first : first + slots.size]
+    address, port = client
+    affine = address.packed + (b"" if service.affinity_seconds else port.to_bytes(2, "big"))
+    start = zlib.crc32(affine) % len(allowed) if allowed else 0
+    candidates = (*allowed[start:], *allowed[:start])
+    return (backend for backend in candidates if backend.address != address)
 
 
 def are_neighbours(one: Address, other: Address) -> bool:
-    """Whether packets to both leave this node by the same device: then they meet without it."""
-    devices = {_way_to(one), _way_to(other)}
+    """Whether this node reaches both by the same device: they may talk without its routing."""
+    devices = {_device_to(one), _device_to(other)}
     return len(devices) == 1 and None not in devices
 
 
-def _way_to(address: Address) -> int | None:
-    """The index of the device by which a packet would leave; None where there is no way."""
+def _device_to(address: Address) -> int | None:
+    """The index of the device by which a packet would leave; None where there is no route."""
     try:
         with IPRoute() as route:
             found = route.route("get", dst=str(address))[0].get_attr("RTA_OIF")
     except NetlinkError:
         return None
     return int(found) if found else None
-
-
-class Rebinding:
-    """``bound`` are the backends that flows were taken to."""
-
-    def __init__(self, maps: Mapping[str, Map]) -> None:
-        self.flows = maps["other_flows"]
-        self.members, self.slots = maps["members"], maps["slots"]
-        self.bound: set[int] = set()
-
-    def bind(self, stranded: Stranded, origin: PeerFrontend, serving: Serving) -> bool | None:
-        """Whether the flow was taken to another backend; None where there is nothing to do."""
-        now, flow = time.monotonic_ns(), self.flows.get(stranded.asked)
-        if flow and self._serves(flow):
-            self.bound.add(flow.backend)
-            self._renew(stranded, flow, now)
-            return None
-        if flow:
-            self.flows.delete([stranded.answered(flow.address, flow.port), stranded.asked])
-        found = serving.find(origin.frontend)
-        if found is None or are_neighbours(stranded.client[0], stranded.backend[0]):
-            return False
-        return any(self._take(stranded, heir, now) for heir in heirs(*found, stranded.client))
-
-    def _serves(self, flow: Flow) -> bool:
-        """As backend_find of bpf/path/backend.h."""
-        slot = self.members.get(flow.backend)
-        if slot >= self.slots.spec.entries:
-            return False
-        backend: Backend = self.slots.get(slot)
-        return (backend.service, backend.id) == (flow.service, flow.backend)
-
-    def _take(self, stranded: Stranded, heir: Backend, now: int) -> bool:
-        """False where another flow of this client's port has the way back."""
-        (way_back, answer), (asked, request) = stranded.entries(heir, now).items()
-        if not self.flows.insert(way_back, answer):
-            return False
-        self.flows.delete([reverse(way_back)])  # a former flow's masquerade
-        self.flows.write([(asked, request)])
-        self.bound.add(heir.id)
-        return True
-
-    def _renew(self, stranded: Stranded, flow: Flow, now: int) -> None:
-        if now - flow.last_seen < RENEWAL * 1e9:
-            return
-        way_back = stranded.answered(flow.address, flow.port)
-        answer = self.flows.get(way_back) or flow._replace(
-            address=stranded.backend[0],
-            port=stranded.backend[1],
-            kind=FlowKind.UN_DNAT,
-            flags=frozenset({"seen"}),
-        )
-        renewed = ((way_back, answer), (stranded.asked, flow))
-        self.flows.write([(key, entry._replace(last_seen=now)) for key, entry in renewed])

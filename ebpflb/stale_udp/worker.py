@@ -1,96 +1,118 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cure for connected UDP sockets whose backend serves no more (kube-proxy.md 11.1).
-
-The kernel talks to the backend itself, so no hook can move such a socket: it is ended, its owner
-hears ECONNABORTED (EDESTADDRREQ where it sends first) and connects anew. Only sockets that we
-translated are, known by their cookies. Where the kernel ends no sockets, pods' flows are taken to
-another backend packet by packet (rebinding.py).
-
-The agent says what its plans made stale, and a thread looks for it: first at the backends'
-counters, which tell whether any socket may hold them, then at the map of sockets, and only where
-that names stale ones at the sockets themselves. It looks twice, for a socket may have been on its
-way through a hook while the plan was carried out.
-"""
+"""When stale UDP sockets are searched: after which changes, in which passes, in its thread."""
 
 import logging
 import threading
 import time
 from bisect import insort
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from functools import reduce
 from operator import attrgetter, or_
 from typing import NamedTuple
 
-from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.records import Peer, PeerFrontend
 from ebpflb.errors import KernelError
 from ebpflb.model.addresses import Family
+from ebpflb.model.services import Protocol
 from ebpflb.node import sock_diag
-from ebpflb.plan.stale import Stale
+from ebpflb.plan.service_entries import BackendChange
+from ebpflb.stale_udp.end import Counts, EachNamespace, SocketEnder
 from ebpflb.stale_udp.find import stale_sockets
+from ebpflb.stale_udp.lookups import Maps
 from ebpflb.stale_udp.rebind import RENEWAL
-from ebpflb.stale_udp.resolve import Each, Moved, Mover
 
 log = logging.getLogger(__name__)
 
-MOMENT = 1.0  # seconds until the second look
+SECOND_PASS_DELAY = 1.0  # seconds: longer than a socket is inside a hook
 
-OnCured = Callable[[Family, float, int], None]
+OnSearch = Callable[[Family, float, int], None]
 
 
-class Turn(Enum):
-    """Which look it is."""
+class RemovedBackends(NamedTuple):
+    """The ids of backends that were removed from UDP service ports.
+
+    ``replaced``: other backends serve the port now. ``orphaned``: no backend does, and sockets
+    keep the removed one until another comes. ``served_again``: some port has a backend that had
+    none before.
+    """
+
+    replaced: frozenset[int] = frozenset()
+    orphaned: frozenset[int] = frozenset()
+    served_again: bool = False
+
+    def __bool__(self) -> bool:
+        return any(self)
+
+    def __or__(self, other: "RemovedBackends") -> "RemovedBackends":
+        replaced, orphaned = self.replaced | other.replaced, self.orphaned | other.orphaned
+        return RemovedBackends(replaced, orphaned, self.served_again or other.served_again)
+
+
+def removed_backends(changes: Iterable[BackendChange]) -> RemovedBackends:
+    """What these changes of service ports removed."""
+    replaced, orphaned, served_again = set[int](), set[int](), False
+    for name, former_ids, new_ids in changes:
+        if name.protocol == Protocol.UDP:
+            removed = set(former_ids).difference(new_ids)
+            (replaced if new_ids else orphaned).update(removed)
+            served_again |= bool(new_ids) and not former_ids
+    return RemovedBackends(frozenset(replaced), frozenset(orphaned), served_again)
+
+
+class Pass(Enum):
+    """FIRST and SECOND follow a change; RENEWAL keeps rebound flows from being swept."""
 
     FIRST = auto()
     SECOND = auto()
     RENEWAL = auto()
 
 
-class Look(NamedTuple):
-    """When, at what, and whether at everything, whatever the counters say."""
+class Search(NamedTuple):
+    """What to search when; ``everything``: whatever the counters of backends say."""
 
     due: float
-    turn: Turn
-    stale: Stale
+    kind: Pass
+    removed: RemovedBackends
     everything: bool
 
-    def __or__(self, later: "Look") -> "Look":
+    def __or__(self, later: "Search") -> "Search":
         """Both as one, when the later one is due."""
         everything = self.everything or later.everything
-        return later._replace(stale=self.stale | later.stale, everything=everything)
+        return later._replace(removed=self.removed | later.removed, everything=everything)
 
 
-class Cure:
-    """Works from ``start`` to ``stop``.
+class StaleUdpWorker:
+    """Searches in a thread from ``start`` to ``stop``.
 
-    ``each`` does something in every network namespace, and says which is our own. ``on_cured``
-    hears from the thread, for each family, how many seconds a look took and how many flows moved.
-    ``supported`` says, after ``start``, whether this kernel ends sockets.
+    ``each_namespace`` calls a function in every network namespace, and says which is our own.
+    The thread calls ``on_search`` after a search for each family: with the seconds that it took
+    and how many sockets were ended, or flows rebound. ``can_end`` says, after ``start``, whether
+    this kernel ends sockets.
     """
 
     def __init__(
-        self, maps: Mapping[str, Map], each: Each, on_cured: OnCured = lambda *_: None
+        self, maps: Maps, each_namespace: EachNamespace, on_search: OnSearch = lambda *_: None
     ) -> None:
-        self.maps, self.on_cured = maps, on_cured
-        self.mover = Mover(maps, each, ends=True)
-        self._looks: list[Look] = []
+        self.maps, self.on_search = maps, on_search
+        self.ender = SocketEnder(maps, each_namespace, can_end=True)
+        self._searches: list[Search] = []
         self._changed = threading.Condition()
         self._stopped = False
-        self._orphaned = True  # there may be sockets whose service nobody serves
-        self._forgone: set[tuple[Peer, PeerFrontend]] = set()  # stale, but of no connected socket
-        self._thread = threading.Thread(target=self._run, name="stale", daemon=True)
+        self._orphans = True  # there may be sockets whose frontend no backend serves
+        self._not_found: set[tuple[Peer, PeerFrontend]] = set()  # no connected socket in two passes
+        self._thread = threading.Thread(target=self._run, name="stale-udp", daemon=True)
 
     @property
-    def supported(self) -> bool:
-        return self.mover.ends
+    def can_end(self) -> bool:
+        return self.ender.can_end
 
     def start(self) -> None:
-        self.mover.ends = sock_diag.can_destroy()
-        if not self.supported:
-            known = "pods' flows are re-bound, the node's own stay"
-            lost = known if sock_diag.can_list() else "they stay (modprobe udp_diag)"
-            log.warning("this kernel ends no sockets: of stale connected UDP sockets, %s", lost)
+        self.ender.can_end = sock_diag.can_destroy()
+        if not self.can_end:
+            rebound = "pods' flows are re-bound, the node's own stay"
+            effect = rebound if sock_diag.can_list() else "they stay (modprobe udp_diag)"
+            log.warning("this kernel ends no sockets: of stale connected UDP sockets, %s", effect)
         self._thread.start()
 
     def stop(self) -> None:
@@ -101,89 +123,94 @@ class Cure:
         if self._thread.ident:
             self._thread.join()
 
-    def ended(self, stale: Stale) -> None:
-        """What plans that are carried out made stale; returns at once."""
-        if stale:
-            self._ask(Look(time.monotonic(), Turn.FIRST, stale, everything=False))
+    def check(self, changes: Iterable[BackendChange]) -> None:
+        """Searches for sockets that these changes made stale; returns at once.
 
-    def survey(self) -> None:
-        """Everything may have happened, as while no agent ran; returns at once."""
-        self._ask(Look(time.monotonic(), Turn.FIRST, Stale(revived=True), everything=True))
+        To be called when the changes have been written to the maps.
+        """
+        if removed := removed_backends(changes):
+            self._schedule(Search(time.monotonic(), Pass.FIRST, removed, everything=False))
 
-    def _ask(self, look: Look) -> None:
+    def check_everything(self) -> None:
+        """Searches for sockets that became stale while no agent ran; returns at once."""
+        removed = RemovedBackends(served_again=True)
+        self._schedule(Search(time.monotonic(), Pass.FIRST, removed, everything=True))
+
+    def _schedule(self, search: Search) -> None:
         with self._changed:
-            insort(self._looks, look, key=attrgetter("due"))
+            insort(self._searches, search, key=attrgetter("due"))
             self._changed.notify()
 
-    def _next(self) -> Look | None:
-        """Waits until a look is due, and takes all such of its turn as one; None in the end."""
+    def _next(self) -> Search | None:
+        """Waits until a search is due, and joins all due ones of its kind; None at the stop."""
         with self._changed:
             while not self._stopped:
                 now = time.monotonic()
-                wait = self._looks[0].due - now if self._looks else None
+                wait = self._searches[0].due - now if self._searches else None
                 if wait is not None and wait <= 0:
-                    return self._take(self._looks[0].turn, now)
+                    return self._take_due(self._searches[0].kind, now)
                 self._changed.wait(wait)
         return None
 
-    def _take(self, turn: Turn, now: float) -> Look:
-        due = [look for look in self._looks if look.turn is turn and look.due <= now]
-        self._looks = [look for look in self._looks if look.turn is not turn or look.due > now]
+    def _take_due(self, kind: Pass, now: float) -> Search:
+        due = [s for s in self._searches if s.kind is kind and s.due <= now]
+        self._searches = [s for s in self._searches if s.kind is not kind or s.due > now]
         return reduce(or_, due)
 
     def _run(self) -> None:
-        while look := self._next():
+        while search := self._next():
             begun = time.monotonic()
             try:
-                self._report(look, self._look(look), time.monotonic() - begun)
+                self._report(search, self._search(search), time.monotonic() - begun)
             except (KernelError, OSError) as error:
-                log.warning("stale UDP flows cannot be moved: %s", error)
+                log.warning("stale UDP sockets cannot be ended: %s", error)
             except Exception:
-                log.exception("looking for stale UDP flows failed")
-            self._look_again(look)
+                log.exception("searching for stale UDP sockets failed")
+            self._schedule_after(search)
 
-    def _look_again(self, look: Look) -> None:
-        if look.turn is Turn.FIRST:
-            self._ask(look._replace(due=look.due + MOMENT, turn=Turn.SECOND))
-        pending = any(other.turn is Turn.RENEWAL for other in self._looks)
-        if self.mover.rebinding.bound and not pending:
+    def _schedule_after(self, search: Search) -> None:
+        if search.kind is Pass.FIRST:
+            due = search.due + SECOND_PASS_DELAY
+            self._schedule(search._replace(due=due, kind=Pass.SECOND))
+        pending = any(other.kind is Pass.RENEWAL for other in self._searches)
+        if self.ender.rebinder.backends and not pending:
             due = time.monotonic() + RENEWAL
-            self._ask(Look(due, Turn.RENEWAL, Stale(), everything=True))
+            self._schedule(Search(due, Pass.RENEWAL, RemovedBackends(), everything=True))
 
-    def _look(self, look: Look) -> Moved:
-        moved = self.mover.end_lost() if look.stale.revived else Moved()
-        if self._is_affected(look):
-            moved += self._search(look.turn)
-        return moved
+    def _search(self, search: Search) -> Counts:
+        ended = self.ender.end_untranslated() if search.removed.served_again else Counts()
+        if self._may_find(search):
+            ended += self._end_stale(search.kind)
+        return ended
 
-    def _is_affected(self, look: Look) -> bool:
+    def _may_find(self, search: Search) -> bool:
         """Whether there can be stale sockets at all."""
-        stale = look.stale
-        self._orphaned |= any(map(self._is_held, stale.orphaned))
+        removed = search.removed
+        self._orphans |= any(map(self._may_have_sockets, removed.orphaned))
         return (
-            look.everything
-            or (stale.revived and self._orphaned)
-            or any(map(self._is_held, stale.ended))
+            search.everything
+            or (removed.served_again and self._orphans)
+            or any(map(self._may_have_sockets, removed.replaced))
         )
 
-    def _is_held(self, backend: int) -> bool:
+    def _may_have_sockets(self, backend: int) -> bool:
         opened, closed = self.maps["backend_stats"].get(backend)
-        return opened != closed or backend in self.mover.rebinding.bound
+        return opened != closed or backend in self.ender.rebinder.backends
 
-    def _search(self, turn: Turn) -> Moved:
-        """What was sought in vain twice is not sought again."""
-        stale, self._orphaned = stale_sockets(self.maps)
-        pairs = set(stale.items())
-        moved, left = self.mover.move(dict(pairs - self._forgone))
-        self._forgone &= pairs
-        if turn is not Turn.FIRST:
-            self._forgone |= left.items()
-        log.debug("%d stale UDP sockets are not connected, or hidden from us", len(left))
-        return moved
+    def _end_stale(self, kind: Pass) -> Counts:
+        """An entry for which two passes found no connected socket is not searched again."""
+        stale, self._orphans = stale_sockets(self.maps)
+        entries = set(stale.items())
+        ended, not_found = self.ender.end(dict(entries - self._not_found))
+        self._not_found &= entries
+        if kind is not Pass.FIRST:
+            self._not_found |= not_found.items()
+        log.debug("no connected socket was found for %d stale entries", len(not_found))
+        return ended
 
-    def _report(self, look: Look, moved: Moved, seconds: float) -> None:
-        if moved:
-            how = "ended" if self.supported else "re-bound"
-            log.info("%d connected UDP sockets %s: their backends have gone", moved.total(), how)
-        for family in Family if look.turn is Turn.FIRST else moved:
-            self.on_cured(family, seconds, moved[family])
+    def _report(self, search: Search, ended: Counts, seconds: float) -> None:
+        if ended:
+            how = "ended" if self.can_end else "re-bound"
+            log.info("%d connected UDP sockets %s: backends were removed", ended.total(), how)
+        for family in Family if search.kind is Pass.FIRST else ended:
+            self.on_search(family, seconds, ended[family])

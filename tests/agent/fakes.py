@@ -2,7 +2,7 @@
 """An agent with nothing real around it: the test sends the events, and the maps are dicts."""
 
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,12 @@ from ebpflb.node.device_watch import DevicesChanged
 from ebpflb.options import Options, Paths
 from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.plan import Plan
-from ebpflb.plan.stale import Stale
+from ebpflb.plan.service_entries import BackendChange
 from ebpflb.serve import status
 from ebpflb.serve.health import Health
 from ebpflb.serve.metrics import Metrics
 from ebpflb.serve.status import AgentStatus
+from ebpflb.stale_udp.worker import RemovedBackends, removed_backends
 from tests.plan.simulation import Maps, writes
 
 Json = dict[str, Any]
@@ -142,18 +143,18 @@ class FakeServiceHealth:
         self.addresses.append(addresses)
 
 
-class FakeStaleUdp:
+class FakeStaleUdpWorker:
     """Records its calls."""
 
     def __init__(self) -> None:
-        self.stale: list[Stale] = []
-        self.surveys = 0
+        self.removed: list[RemovedBackends] = []
+        self.checks_of_everything = 0
 
-    def ended(self, stale: Stale) -> None:
-        self.stale += [stale] if stale else []
+    def check(self, changes: Iterable[BackendChange]) -> None:
+        self.removed += filter(None, [removed_backends(changes)])
 
-    def survey(self) -> None:
-        self.surveys += 1
+    def check_everything(self) -> None:
+        self.checks_of_everything += 1
 
 
 class Harness:
@@ -166,7 +167,7 @@ class Harness:
         self.health = Health(timeout=60)
         self.metrics = Metrics()
         self.service_health = FakeServiceHealth()
-        self.stale_udp = FakeStaleUdp()
+        self.stale_udp = FakeStaleUdpWorker()
         self.source = FakeSource()
         self.sent = 0
         self.error: BaseException | None = None

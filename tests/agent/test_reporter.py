@@ -85,17 +85,17 @@ def test_order_within_a_sync(harness: Harness, monkeypatch: pytest.MonkeyPatch) 
         (harness.metrics, "programmed"),
         (harness.health, "synced"),
         (harness.service_health, "update"),
-        (harness.stale_udp, "ended"),
-        (harness.stale_udp, "survey"),
+        (harness.stale_udp, "check"),
+        (harness.stale_udp, "check_everything"),
     ):
         monkeypatch.setattr(owner, name, _noted(calls, name, getattr(owner, name)))
     harness.start()
     harness.send(*EVERYTHING)
-    assert calls == ["apply", "attach", "synced", "update", "ended", "survey"]
+    assert calls == ["apply", "attach", "synced", "update", "check", "check_everything"]
     calls.clear()
     after = triggered(slices("a", "10.1.0.9"), timedelta(seconds=1))
     harness.send(changed(Kind.ENDPOINT_SLICE, after))
-    assert calls == ["apply", "programmed", "synced", "update", "ended"]
+    assert calls == ["apply", "programmed", "synced", "update", "check"]
 
 
 def _noted(calls: list[str], name: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -220,15 +220,15 @@ def test_no_local_endpoints(serving: Harness) -> None:
 
 
 def test_stale_flows(serving: Harness) -> None:
-    """Everything is surveyed after the start; later what each sync made stale is reported."""
+    """Everything is checked after the start, and later what each sync removed."""
     dns, endpoints = datagrams("10.1.0.7", "10.1.0.8")
     serving.send(changed(Kind.SERVICE, dns), changed(Kind.ENDPOINT_SLICE, endpoints))
-    assert serving.stale_udp.surveys == 1
+    assert serving.stale_udp.checks_of_everything == 1
     ids = {
         name.target: id for id, name in serving.datapath.maps.backend_names.items() if name.target
     }
     serving.send(changed(Kind.ENDPOINT_SLICE, datagrams("10.1.0.8")[1]))
-    assert serving.stale_udp.stale[-1].ended == {ids["10.1.0.7"]}
+    assert serving.stale_udp.removed[-1].replaced == {ids["10.1.0.7"]}
 
 
 def test_minimal_sync_period(harness: Harness) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bpf/hooks/socket.c -> a Python module, by gcc.
+"""bpf/hooks/socket.c and the look-ups of lookups.c -> a Python module, by gcc.
 
 The source is compiled as strictly as gcc can, with a check of every undefined operation at run
 time. The wrapper around it is cffi's; the kernel's helpers, which the source calls, end in
@@ -40,6 +40,11 @@ PROTOTYPES = "\n".join(
     [f"int {hook}(struct bpf_sock_addr *ctx);" for hook in HOOKS]
     + [f"int {hook}(struct bpf_sock *ctx);" for hook in BIND_HOOKS]
 )
+LOOKUPS = """
+int lookup_service(const void *frontend, __u64 netns, void *service);
+int lookup_backend(__u32 service, __u32 id, void *backend);
+"""
+SOURCE = Path(__file__).with_name("lookups.c")  # it includes hooks/socket.c
 WORDS = "typedef unsigned int __u32; typedef unsigned long long __u64;\n"
 
 CHECKED = ("-fsanitize=undefined", "-fno-sanitize-recover=undefined")
@@ -52,11 +57,10 @@ def build(folder: Path, name: str, flags: tuple[str, ...] = ()) -> Any:
     wrapper, source = folder / f"{name}.c", folder / f"{name}.o"
     library = folder / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
     ffi = FFI()
-    ffi.cdef(WORDS + CONTEXTS + PROTOTYPES + f'extern "Python+C" {{ {HELPERS} }}')
-    ffi.set_source(name, "#include <linux/bpf.h>\n" + HELPERS + PROTOTYPES)
+    ffi.cdef(WORDS + CONTEXTS + PROTOTYPES + LOOKUPS + f'extern "Python+C" {{ {HELPERS} }}')
+    ffi.set_source(name, "#include <linux/bpf.h>\n" + HELPERS + PROTOTYPES + LOOKUPS)
     ffi.emit_c_code(str(wrapper))
-    hooks = layout.SOURCES / "hooks" / "socket.c"
-    _gcc(*SHAPE, *STRICT, *CHECKED, *flags, f"-I{layout.SOURCES}", "-c", hooks, "-o", source)
+    _gcc(*SHAPE, *STRICT, *CHECKED, *flags, f"-I{layout.SOURCES}", "-c", SOURCE, "-o", source)
     python = sysconfig.get_paths()["include"]
     _gcc("-shared", "-fPIC", f"-I{python}", wrapper, source, *CHECKED, "-o", library)
     return _load(name, library)

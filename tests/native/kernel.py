@@ -107,10 +107,10 @@ class Kernel:
     def items(self, name: str) -> dict[Any, Any]:
         return dict(self.tables[name].items())
 
-    def run(self, hook: str, context: Any, *, netns: int, cookie: int) -> int:
-        """Calls a hook for a socket. Every helper that failed in Python fails here."""
+    def run(self, function: str, *arguments: Any, netns: int, cookie: int = 0) -> int:
+        """Calls a hook, or a look-up, for a socket. A helper that failed in Python fails here."""
         self.netns, self.cookie, self.retval = netns, cookie, 0
-        result: int = getattr(self.lib, hook)(context)
+        result: int = getattr(self.lib, function)(*arguments)
         for table in self.tables.values():
             table.retired.clear()
         if self.errors:

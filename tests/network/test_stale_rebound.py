@@ -167,4 +167,4 @@ def test_the_nodes_own(unable: TwoNodes, client: Socket, vip: str) -> None:
         assert ask(opened) == unable.there.name
     said = unable.agents[0].log()
     assert said.count("this kernel ends no sockets") == 1
-    assert "keep a backend that has gone" in said
+    assert "keep a backend that was removed" in said

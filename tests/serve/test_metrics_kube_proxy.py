@@ -203,7 +203,7 @@ def test_no_local_endpoints_is_a_gauge(metrics: Metrics) -> None:
 
 
 def test_stale_udp_flows(metrics: Metrics) -> None:
-    """Each cure is observed in its family, with what it ended."""
+    """Each search is observed in its family, with what it ended."""
     before = values(metrics)
     metrics.stale_flows_ended(Family.IPV4, 0.5, 7)
     found = changes(metrics, before)

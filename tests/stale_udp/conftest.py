@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A namespace with sockets, and a worker that looks for the stale ones."""
+"""A namespace with sockets, and a worker that ends the stale ones."""
 
 import itertools
 import os
@@ -22,7 +22,7 @@ def ns() -> Iterator[Namespace]:
 
 @pytest.fixture
 def world(ns: Namespace, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """The cure takes its second look at once."""
-    monkeypatch.setattr("ebpflb.stale_udp.worker.MOMENT", 0.05)
+    """The second pass follows at once."""
+    monkeypatch.setattr("ebpflb.stale_udp.worker.SECOND_PASS_DELAY", 0.05)
     with worlds.made(ns) as world:
         yield world

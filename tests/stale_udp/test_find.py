@@ -8,7 +8,7 @@ import pytest
 from ebpflb.datapath.maps.records import Peer, PeerFrontend
 from ebpflb.plan.entries import Frontend
 from ebpflb.stale_udp import find
-from ebpflb.stale_udp.find import Fate, Serving
+from ebpflb.stale_udp.find import ServedFrontends, SocketState
 from tests.datapath.variants import needs_root
 from tests.stale_udp.world import ELSEWHERE, HERE, OLD, SERVICE, UDP, VIP, World
 
@@ -34,21 +34,21 @@ def test_frontends(world: World, served: Frontend, asked: Frontend | str, stale:
     world.serve(ELSEWHERE, frontend=served)
     if isinstance(asked, str):
         asked = Frontend(ip_address(asked), 30053, UDP)
-    fate = Serving(world.maps).fate(world.origin._replace(frontend=asked))
-    assert (fate is Fate.STALE) == stale
+    state = ServedFrontends(world.maps).state_of(world.given._replace(frontend=asked))
+    assert (state is SocketState.STALE) == stale
 
 
 def test_torn(world: World) -> None:
     """A block that is another service's by now says nothing."""
     world.maps["slots"].write([(0, ELSEWHERE._replace(service=SERVICE + 1))])
-    assert Serving(world.maps).fate(world.origin) is Fate.SERVED
+    assert ServedFrontends(world.maps).state_of(world.given) is SocketState.SERVED
 
 
 def test_many(world: World) -> None:
     """All stale ones are found in a large map, and no stream sockets among them."""
     peers = [Peer(number, HERE, world.port) for number in range(1, 300)]
     stream = PeerFrontend(VIP._replace(protocol=6), OLD, HERE, world.port)
-    world.maps["sockets"].write([(peer, world.origin) for peer in peers[::2]])
+    world.maps["sockets"].write([(peer, world.given) for peer in peers[::2]])
     world.maps["sockets"].write([(Peer(p.socket, HERE, 0), stream) for p in peers[1::2]])
     found, orphaned = find.stale_sockets(world.maps)
     assert found.keys() == set(peers[::2])

@@ -10,11 +10,11 @@ import pytest
 
 from ebpflb.model.addresses import Address
 from ebpflb.plan.flow_entries import gather, reverse
-from ebpflb.plan.stale import Stale, Stranded
 from ebpflb.stale_udp import rebind, worker
+from ebpflb.stale_udp.rebind import StaleFlow
 from tests.datapath.attach.device_namespace import Namespace
 from tests.datapath.variants import eventually, needs_root
-from tests.stale_udp.world import ELSEWHERE, ENDED, HERE, OLD, World, error_of, settle
+from tests.stale_udp.world import ELSEWHERE, HERE, OLD, REPLACED, World, error_of, replaced, settle
 
 pytestmark = needs_root
 
@@ -26,28 +26,28 @@ def unable(
     """As on a kernel that ends no sockets; the client is a pod's that this node routes."""
     monkeypatch.setattr(rebind, "are_neighbours", lambda *_: False)
     caplog.set_level(logging.INFO)
-    world.cure.mover.ends, world.away = False, True
+    world.worker.ender.can_end, world.away = False, True
     return world
 
 
 def flow_of(world: World, client: socket.socket) -> Any:
-    return world.maps["other_flows"].get(stranded(world, client).asked)
+    return world.maps["other_flows"].get(stale_flow(world, client).request)
 
 
-def stranded(world: World, client: socket.socket) -> Stranded:
+def stale_flow(world: World, client: socket.socket) -> StaleFlow:
     here: tuple[Address, int] = HERE, client.getsockname()[1]
-    return Stranded(here, (HERE, world.port))
+    return StaleFlow(here, (HERE, world.port))
 
 
 def test_rebound(unable: World) -> None:
     """A pod's flow is taken to who serves, unmasqueraded, and stays its socket's."""
     client, direct = unable.remember(unable.direct()), unable.direct()
-    (way_back, former), _ = stranded(unable, client).entries(ELSEWHERE, 5).items()
+    (way_back, former), _ = stale_flow(unable, client).entries(ELSEWHERE, 5).items()
     unable.maps["other_flows"].write([(reverse(way_back), former)])
-    unable.cure.ended(ENDED)
+    unable.worker.check(REPLACED)
     assert eventually(lambda: flow_of(unable, client) is not None)
     settle(unable)
-    asked, flows = stranded(unable, client).asked, unable.maps["other_flows"]
+    asked, flows = stale_flow(unable, client).request, unable.maps["other_flows"]
     found = gather(asked, flow_of(unable, client), flows.get)
     assert found == dict(flows.items())
     assert len(found) == 2
@@ -62,28 +62,28 @@ def test_rebound(unable: World) -> None:
 def test_rebound_again(unable: World) -> None:
     """When the next backend goes too, the flow is taken on, though no socket counts for it."""
     client = unable.remember(unable.direct())
-    unable.cure.ended(ENDED)
+    unable.worker.check(REPLACED)
     assert eventually(lambda: flow_of(unable, client) is not None)
     settle(unable)
     unable.count(OLD, 0, 0)
     third = ELSEWHERE._replace(address=ip_address("10.244.9.10"), id=30)
     unable.serve(third)
-    unable.cure.ended(Stale(ended=frozenset({ELSEWHERE.id})))
+    unable.worker.check(replaced(ELSEWHERE.id))
     assert eventually(lambda: getattr(flow_of(unable, client), "backend", None) == 30)
     settle(unable)
     assert len(dict(unable.maps["other_flows"].items())) == 2
 
 
-def test_rebound_by_turns(unable: World) -> None:
+def test_rebound_to_the_next(unable: World) -> None:
     """Where another flow of the client's port has the way back, the next backend is taken."""
     client = unable.remember(unable.direct())
     second = ELSEWHERE._replace(address=ip_address("10.244.9.10"), id=30)
     unable.serve(ELSEWHERE, second)
-    here = stranded(unable, client)
+    here = stale_flow(unable, client)
     (way_back, other), _ = here.entries(ELSEWHERE, 5).items()
     taken = other._replace(address=ip_address("10.96.0.99"))
     unable.maps["other_flows"].write([(way_back, taken)])
-    unable.cure.ended(ENDED)
+    unable.worker.check(REPLACED)
     assert eventually(lambda: flow_of(unable, client) is not None)
     assert flow_of(unable, client).backend == 30
     assert unable.maps["other_flows"].get(way_back) == taken
@@ -96,10 +96,10 @@ def test_not_rebound(unable: World, hairpin: bool, caplog: pytest.LogCaptureFixt
     if hairpin:
         unable.serve(ELSEWHERE._replace(address=HERE))
     client = unable.remember(unable.direct())
-    unable.cure.ended(ENDED)
+    unable.worker.check(REPLACED)
     settle(unable)
     assert flow_of(unable, client) is None
-    assert "1 connected UDP sockets keep a backend that has gone" in caplog.text
+    assert "1 connected UDP sockets keep a backend that was removed" in caplog.text
 
 
 def test_renewed(unable: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,23 +107,23 @@ def test_renewed(unable: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rebind, "RENEWAL", 0.0)
     monkeypatch.setattr(worker, "RENEWAL", 0.05)
     client = unable.remember(unable.direct())
-    unable.cure.ended(ENDED)
+    unable.worker.check(REPLACED)
     assert eventually(lambda: flow_of(unable, client) is not None)
-    flows, asked = unable.maps["other_flows"], stranded(unable, client).asked
+    flows, asked = unable.maps["other_flows"], stale_flow(unable, client).request
     begun = flow_of(unable, client)
     assert eventually(lambda: flow_of(unable, client).last_seen > begun.last_seen)
     reply = next(flow for key, flow in flows.items() if key != asked)
     assert eventually(lambda: max(f.last_seen for _, f in flows.items()) > reply.last_seen)
     client.close()
-    bound = unable.cure.mover.rebinding.bound
-    assert eventually(lambda: not (unable.cure._looks or bound))
+    bound = unable.worker.ender.rebinder.backends
+    assert eventually(lambda: not (unable.worker._searches or bound))
 
 
 def test_not_among_neighbours(unable: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """What goes from pod to pod on a bridge stays: it would be sent to the former's hardware."""
     monkeypatch.undo()
     client = unable.remember(unable.direct())
-    unable.cure.ended(ENDED)
+    unable.worker.check(REPLACED)
     settle(unable)
     assert flow_of(unable, client) is None
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real sockets on loopback, maps written by hand as the hooks would, and a cure that watches."""
+"""Real sockets on loopback, maps written by hand as the hooks would, and a worker that searches."""
 
 import errno
 import socket
@@ -12,10 +12,11 @@ from ebpflb.datapath import kernel
 from ebpflb.datapath.maps.bpf_map import Counters, Map
 from ebpflb.datapath.maps.records import Peer, PeerFrontend
 from ebpflb.model.addresses import Family
+from ebpflb.model.services import PortName, Protocol
 from ebpflb.node.sock_diag import SockDiag
 from ebpflb.plan.entries import NOWHERE, Backend, Frontend, Range, Service
-from ebpflb.plan.stale import Stale
-from ebpflb.stale_udp.worker import Cure, Look, Turn
+from ebpflb.plan.service_entries import BackendChange
+from ebpflb.stale_udp.worker import Pass, Search, StaleUdpWorker
 from tests.datapath.attach.device_namespace import Namespace
 from tests.datapath.maps.small import small_maps
 from tests.datapath.variants import eventually
@@ -32,25 +33,30 @@ OLD = 10  # the former backend's id
 
 
 class World:
-    """Maps, sockets, and a cure that is told what happens."""
+    """Maps, sockets, and the worker that ends the stale ones."""
 
     def __init__(self, made: dict[str, Map]) -> None:
         self.maps, self.stack = made, ExitStack()
         self.away = False  # whether the sockets are to be thought of as a pod's
         self.walks = 0
-        self.cured: list[tuple[Family, int]] = []
-        self.cure = Cure(made, self.each, lambda f, _, count: self.cured.append((f, count)))
+        self.found: list[tuple[Family, int]] = []
+        self.worker = StaleUdpWorker(
+            made, self.each, lambda f, _, count: self.found.append((f, count))
+        )
         self.backend = self.open()
         self.backend.bind((str(HERE), 0))
         self.port: int = self.backend.getsockname()[1]
 
     def close(self) -> None:
-        self.cure.stop()
+        self.worker.stop()
         self.stack.close()
 
     def each(self, what: Callable[[], SockDiag]) -> Iterator[tuple[bool, SockDiag]]:
         self.walks += 1
         yield not self.away, what()
+
+    def on_search(self, family: Family, _seconds: float, count: int) -> None:
+        self.found.append((family, count))
 
     def open(self) -> socket.socket:
         return self.stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
@@ -64,12 +70,12 @@ class World:
     def remember(self, one: socket.socket) -> socket.socket:
         """As the hooks do of a socket that asked for VIP and was given the backend."""
         cookie = int.from_bytes(one.getsockopt(socket.SOL_SOCKET, 57, 8), "little")
-        self.maps["sockets"].write([(Peer(cookie, HERE, self.port), self.origin)])
+        self.maps["sockets"].write([(Peer(cookie, HERE, self.port), self.given)])
         self.count(OLD, 1, 0)
         return one
 
     @property
-    def origin(self) -> PeerFrontend:
+    def given(self) -> PeerFrontend:
         return PeerFrontend(VIP, OLD, HERE, self.port)
 
     @property
@@ -99,14 +105,28 @@ def made(ns: Namespace) -> Iterator[World]:
     with small_maps(NAMES) as opened:
         world = World(opened)
         world.serve(ELSEWHERE)
-        world.cure.start()
+        world.worker.start()
         try:
             yield world
         finally:
             world.close()
 
 
-ENDED = Stale(ended=frozenset({OLD}))
+NAME = PortName("default", "dns", "dns", Protocol.UDP, Family.IPV4)
+
+
+def replaced(*ids: int) -> list[BackendChange]:
+    """These backends are removed, and another one serves."""
+    return [BackendChange(NAME, ids, (ELSEWHERE.id,))]
+
+
+def orphaned(*ids: int) -> list[BackendChange]:
+    """These backends are removed, and no other serves."""
+    return [BackendChange(NAME, ids, ())]
+
+
+REPLACED = replaced(OLD)
+SERVED_AGAIN = [BackendChange(NAME, (), (ELSEWHERE.id,))]
 
 
 def error_of(one: socket.socket) -> int:
@@ -126,16 +146,16 @@ def is_ended(one: socket.socket) -> bool:
     return eventually(lambda: not has_peer(one)) and error_of(one) == errno.ECONNABORTED
 
 
-def looks(world: World) -> list[Look]:
-    """Those that are to come because of what the cure was told."""
-    return [look for look in world.cure._looks if look.turn is not Turn.RENEWAL]
+def pending(world: World) -> list[Search]:
+    """The searches that follow changes and are still to come."""
+    return [search for search in world.worker._searches if search.kind is not Pass.RENEWAL]
 
 
 def settle(world: World) -> None:
-    """Both looks of all that the cure was told are done: its thread waits for the next."""
+    """Both passes of all searches are done: the thread waits for the next."""
 
     def idle() -> bool:
-        with world.cure._changed:
-            return bool(world.cure._changed._waiters) and not looks(world)  # type: ignore[attr-defined]
+        with world.worker._changed:
+            return bool(world.worker._changed._waiters) and not pending(world)  # type: ignore[attr-defined]
 
     assert eventually(idle)

@@ -80,8 +80,18 @@ class Map:
 
     def items(self) -> Iterator[tuple[Any, Any]]:
         """All entries of a hash. Where it changes meanwhile, each bucket is as it was when read."""
-        for key, value in self._packed_items():
+        for key, value in self.packed_items():
             yield self.key.unpack(key), self.value.unpack(value)
+
+    def packed_items(self) -> Iterator[tuple[bytes, bytes]]:
+        """As ``items``, with keys and values as the map has them."""
+        key_size, value_size = self.spec.key_size, self.spec.value_size
+        for keys, values in self.slices():
+            for index in range(len(keys) // key_size):
+                yield (
+                    keys[index * key_size : (index + 1) * key_size],
+                    values[index * value_size : (index + 1) * value_size],
+                )
 
     def _write(self, keys: list[bytes], values: list[bytes]) -> None:
         try:
@@ -106,15 +116,6 @@ class Map:
             for start in range(0, len(pairs), size):
                 part = pairs[start : start + size]
                 yield b"".join(key for key, _ in part), b"".join(value for _, value in part)
-
-    def _packed_items(self) -> Iterator[tuple[bytes, bytes]]:
-        key_size, value_size = self.spec.key_size, self.spec.value_size
-        for keys, values in self.slices():
-            for index in range(len(keys) // key_size):
-                yield (
-                    keys[index * key_size : (index + 1) * key_size],
-                    values[index * value_size : (index + 1) * value_size],
-                )
 
     def _batches(self, size: int) -> Iterator[tuple[bytes, bytes]]:
         key_size, value_size = self.spec.key_size, self.spec.value_size

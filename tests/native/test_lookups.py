@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The look-ups that stale_udp repeats in Python give the answers of the C code."""
+
+from collections.abc import Callable
+from ipaddress import ip_address
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as some
+
+from ebpflb.datapath.maps import layout
+from ebpflb.plan.entries import NOWHERE, Backend, Frontend, Range, Service
+from ebpflb.stale_udp import lookups
+from ebpflb.stale_udp.find import ServedFrontends
+from ebpflb.stale_udp.rebind import replacements
+from tests.native.kernel import Kernel
+from tests.native.node import HOST, POD, Node
+from tests.publishing import frontend, place
+
+WEB = "172.30.0.1:53/udp"
+CLIENT = ip_address("10.1.0.200"), 40000
+DRAWS = 8  # evenly spread they meet each of up to 6 backends
+
+NewNode = Callable[[], Node]
+
+V4 = ("172.30.0.1", "192.0.2.1", "192.0.2.2", "127.0.0.1", "127.1.2.3", "0.0.0.0")
+V6 = ("fd00:30::1", "2001:db8::1", "2001:db8::2", "::1", "::")
+addresses = some.sampled_from((*V4, *V6)).map(ip_address)
+frontends = some.builds(
+    Frontend, addresses, some.sampled_from([53, 30053]), some.sampled_from([6, 17])
+)
+numbers = some.integers(1, 6)
+backends = some.builds(Backend, addresses, some.just(53), some.just(frozenset()), numbers, numbers)
+
+
+class View:
+    """A map of the native kernel, as the agent reads it."""
+
+    def __init__(self, kernel: Kernel, name: str) -> None:
+        self.kernel, self.spec = kernel, layout.MAPS[name]
+
+    def get(self, key: Any) -> Any:
+        return self.kernel.get(self.spec.name, key)
+
+
+def views(node: Node) -> Any:
+    return {name: View(node.kernel, name) for name in layout.MAPS}
+
+
+def call(node: Node, function: str, *arguments: Any, found: str) -> Any:
+    """The entry of the map ``found`` that the C look-up gives; None where it finds none."""
+    kernel = node.kernel
+    codec = kernel.tables[found].value
+    out = kernel.ffi.new("char[]", layout.MAPS[found].value_size)
+    if not kernel.run(function, *arguments, out, netns=HOST):
+        return None
+    return codec.unpack(bytes(kernel.ffi.buffer(out)))
+
+
+@given(
+    served=some.dictionaries(frontends, some.integers(1, 99), max_size=12),
+    owned=some.sets(addresses),
+    asked=some.lists(frontends, min_size=1, max_size=12),
+)
+def test_service_find(
+    new_node: NewNode, served: dict[Frontend, int], owned: set[Any], asked: list[Frontend]
+) -> None:
+    """Exact frontends, NodePorts on the node's addresses and on loopback, and none at all."""
+    node = new_node()
+    node.owns(*map(str, owned))
+    for at, id in served.items():
+        block = Range(id, 1)
+        node.put("services", at, Service(at, id, frozenset(), 0, 1, block, block))
+    for at in (*asked, *served):
+        key = node.kernel.tables["services"].key.pack(at)
+        expected = call(node, "lookup_service", key, HOST, found="services")
+        assert lookups.service_find(views(node), at) == expected
+
+
+@given(
+    slots=some.dictionaries(some.integers(0, 8), backends),
+    members=some.dictionaries(numbers, some.integers(0, 8) | some.just(NOWHERE)),
+    service=numbers,
+    id=numbers,
+)
+def test_backend_find(
+    new_node: NewNode, slots: dict[int, Backend], members: dict[int, int], service: int, id: int
+) -> None:
+    """Backends at their place, removed ones, and slots that belong to others by now."""
+    node = new_node()
+    for slot, backend in slots.items():
+        node.put("slots", slot, backend)
+    for each, slot in members.items():
+        node.put("members", each, slot)
+    expected = call(node, "lookup_backend", service, id, found="slots")
+    assert lookups.backend_find(views(node), service, id) == expected
+
+
+@given(
+    flags=some.sets(some.sampled_from(["local", "external"])),
+    cluster=some.sets(some.integers(1, 6)),
+    local=some.sets(some.integers(1, 6)),
+    leaving=some.sets(some.integers(7, 9)),
+)
+def test_socket_range(
+    new_node: NewNode, flags: set[str], cluster: set[int], local: set[int], leaving: set[int]
+) -> None:
+    """A stale flow may go to the backends that a connect hook gives sockets, and to no other."""
+    node = new_node()
+    lists = [[f"10.1.0.{n}:5353" for n in sorted(each)] for each in (cluster, local, leaving)]
+    node.publish(1, {WEB: " ".join(flags)}, cluster=lists[0], local=lists[1], leaving=lists[2])
+    found = ServedFrontends(views(node)).find(frontend(WEB))
+    assert found
+    allowed = {(backend.address, backend.port) for backend in replacements(*found, CLIENT)}
+    assert given_to_sockets(node) == allowed
+
+
+def given_to_sockets(node: Node) -> set[Any]:
+    """The backends that evenly spread random numbers choose; none where all are refused."""
+    places = set()
+    for number in range(DRAWS):
+        node.kernel.dice = lambda number=number: (number << 32) // DRAWS  # type: ignore[misc]
+        places.add(place(node.socket("udp", netns=POD).connect(WEB.partition("/")[0]).place))
+    translated = node.counted().get("translated", 0)
+    assert translated in (0, DRAWS)
+    return places if translated else set()

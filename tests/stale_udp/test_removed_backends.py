@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which UDP backends plans remove, and whether other backends serve after it."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+
+from ebpflb.model.services import PortName, Protocol
+from ebpflb.plan.desired_service import DesiredService
+from ebpflb.plan.planner import Planner
+from ebpflb.stale_udp.worker import RemovedBackends, removed_backends
+from tests.plan import histories
+from tests.plan.builders import CAPACITY, SERVING, backend, desired, frontend
+from tests.plan.histories import Step
+from tests.plan.node import Node
+
+
+def udp(*backends: int, number: int = 1) -> DesiredService:
+    """The service "dns" over UDP with these backends."""
+    at = frontend(number)._replace(protocol=Protocol.UDP)
+    port = desired("dns", {at: frozenset({"endpoints"})}, backends)
+    return replace(port, name=port.name._replace(protocol=Protocol.UDP))
+
+
+NAME = udp().name
+
+
+@pytest.fixture
+def planner() -> Planner:
+    """It has programmed "dns" with the backends 1 and 2."""
+    made = Planner(CAPACITY)
+    removed_by(made, udp(1, 2))
+    return made
+
+
+def removed_by(
+    planner: Planner, *ports: DesiredService | None, now: float = 0.0
+) -> RemovedBackends:
+    """What one plan removed."""
+    planner.change({port.name if port else NAME: port for port in ports}, now)
+    planner.applied(now)
+    return removed_backends(planner.take_backend_changes())
+
+
+def ids(planner: Planner, name: PortName = NAME) -> dict[int, int]:
+    """Backend -> id."""
+    programmed = planner.actual[name]
+    numbers = (int(b.address) & 255 for b in programmed.backends)
+    return dict(zip(numbers, programmed.ids, strict=True))
+
+
+def test_one_ends(planner: Planner) -> None:
+    """A backend that is removed while another serves is reported once."""
+    gone = ids(planner)[1]
+    assert removed_by(planner, udp(2, 3)) == RemovedBackends(replaced=frozenset({gone}))
+    assert removed_by(planner, udp(2, 3)) == RemovedBackends()
+
+
+def test_all_end(planner: Planner) -> None:
+    """Services with no serving endpoint are not cleaned, until they have one again."""
+    both = frozenset(ids(planner).values())
+    assert removed_by(planner, udp()) == RemovedBackends(orphaned=both)
+    assert removed_by(planner, udp(3)) == RemovedBackends(served_again=True)
+
+
+def test_service_is_deleted(planner: Planner) -> None:
+    """A deleted service's flows are not cleaned, unless it comes again."""
+    both = frozenset(ids(planner).values())
+    assert removed_by(planner, None) == RemovedBackends(orphaned=both)
+    assert removed_by(planner, udp(3)) == RemovedBackends(served_again=True)
+
+
+def test_target_port_changes(planner: Planner) -> None:
+    """An endpoint at its old port is stale though its address still serves."""
+    gone = ids(planner)
+    moved = tuple(b._replace(port=9090) for b in udp(1, 2).backends)
+    assert removed_by(planner, replace(udp(), backends=moved)).replaced == frozenset(gone.values())
+
+
+@pytest.mark.parametrize("protocol", [Protocol.TCP, Protocol.SCTP])
+def test_other_protocols(protocol: Protocol) -> None:
+    """Backends of TCP and SCTP service ports do not count."""
+    planner = Planner(CAPACITY)
+    every = (udp(1, 2), udp(2), udp(), udp(3))
+    ports = [replace(port, name=NAME._replace(protocol=protocol)) for port in every]
+    for port in ports:
+        assert not removed_by(planner, port)
+
+
+def test_terminating_but_serving(planner: Planner) -> None:
+    """Flows to an endpoint that only serves what it has survive."""
+    leaving = (*udp(2).backends, backend(1, SERVING))
+    assert not removed_by(planner, replace(udp(), backends=leaving))
+
+
+def test_service_changes_alone(planner: Planner) -> None:
+    """Mere changes of the Service object remove no backend."""
+    assert not removed_by(planner, replace(udp(1, 2), affinity_seconds=60))
+    assert not removed_by(planner, udp(1, 2, number=2))
+
+
+def test_gathers(planner: Planner) -> None:
+    """Plans that follow each other before anyone asks are taken together."""
+    gone = ids(planner)
+    planner.change({NAME: udp(2, 3)}, 0)
+    planner.change({NAME: udp(3)}, 0)
+    assert removed_backends(planner.take_backend_changes()).replaced == frozenset(gone.values())
+
+
+@given(histories.steps)
+@settings(max_examples=60, deadline=None)
+def test_every_history(steps: list[Step]) -> None:
+    """Whatever happens, the removed ids are those that some service had and none has."""
+    node = Node()
+    for step in steps:
+        node.wait(step.seconds)
+        before = living(node)
+        node.change(as_udp(histories.changes(node, step.edits)))
+        removed = removed_backends(node.planner.take_backend_changes())
+        assert removed.replaced | removed.orphaned == before - living(node)
+        assert not removed.replaced & removed.orphaned
+
+
+def as_udp(changes: dict[PortName, DesiredService | None]) -> dict[PortName, DesiredService | None]:
+    found: dict[PortName, DesiredService | None] = {}
+    for name, port in changes.items():
+        name = name._replace(protocol=Protocol.UDP)
+        found[name] = replace(port, name=name) if port else None
+    return found
+
+
+def living(node: Node) -> set[int]:
+    return {id for programmed in node.planner.actual.values() for id in programmed.ids}
