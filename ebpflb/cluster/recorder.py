@@ -149,9 +149,9 @@ class ApiRecorder:
     def _is_repeated(self, event: Event) -> bool:
         now = self._clock()
         self._recent = {it: at for it, at in self._recent.items() if now - at < REPEAT_SECONDS}
-        told = event in self._recent
+        repeated = event in self._recent
         self._recent.setdefault(event, now)
-        return told
+        return repeated
 
     def _is_idle(self) -> bool:
         return not self._waiting and not self._sending

@@ -37,12 +37,12 @@ def check_pattern(pattern: str) -> None:
 def served(devices: Iterable[Device], patterns: Iterable[str]) -> Devices:
     """All but loopback, or those that a pattern names; never those named with a leading '!'."""
     patterns = tuple(patterns)
-    wanted = [p for p in patterns if not p.startswith("!")] or ["*"]
-    unwanted = [p[1:] for p in patterns if p.startswith("!")]
+    selected = [p for p in patterns if not p.startswith("!")] or ["*"]
+    excluded = [p[1:] for p in patterns if p.startswith("!")]
     return tuple(
         device
         for device in devices
-        if not device.loopback and _any(device, wanted) and not _any(device, unwanted)
+        if not device.loopback and _any(device, selected) and not _any(device, excluded)
     )
 
 

@@ -29,26 +29,26 @@ MOST = 1 << 20  # entries, however many CPUs there are
 _NOT_SETTABLE = {errno.EACCES, errno.EPERM, errno.ENOENT, errno.EOPNOTSUPP}
 
 
-def set_up(wanted: ConntrackOptions, proc: Path = PROC, hash_size: Path = HASH_SIZE) -> None:
+def set_up(options: ConntrackOptions, proc: Path = PROC, hash_size: Path = HASH_SIZE) -> None:
     """Raises NodeError if a value cannot be set; kube-proxy exits then."""
     if not (proc / "nf_conntrack_max").exists():
         log.info("conntrack is not there: none of its settings are set")
         return
-    entries = table_size(wanted, cpus())
+    entries = table_size(options, cpus())
     if entries:
         _raise_size(proc / "nf_conntrack_max", entries)
         _raise_size(hash_size, entries // 4, _NOT_SETTABLE | {errno.EROFS})  # a container's /sys
-    for name, value in _sysctls(wanted).items():
+    for name, value in _sysctls(options).items():
         if value:
             _set(proc / name, value)
 
 
-def table_size(wanted: ConntrackOptions, cores: int) -> int:
+def table_size(options: ConntrackOptions, cores: int) -> int:
     """The minimum of nf_conntrack_max; 0: it is not changed."""
-    scaled = wanted.max_per_core * cores
+    scaled = options.max_per_core * cores
     if scaled > MOST:
         return MOST
-    return max(scaled, wanted.min_total) if scaled else 0
+    return max(scaled, options.min_total) if scaled else 0
 
 
 def cpus(online: Path = ONLINE) -> int:
@@ -60,13 +60,13 @@ def cpus(online: Path = ONLINE) -> int:
     return found or os.cpu_count() or 1
 
 
-def _sysctls(wanted: ConntrackOptions) -> dict[str, int]:
+def _sysctls(options: ConntrackOptions) -> dict[str, int]:
     return {
-        "nf_conntrack_tcp_timeout_established": wanted.established,
-        "nf_conntrack_tcp_timeout_close_wait": wanted.close_wait,
-        "nf_conntrack_tcp_be_liberal": int(wanted.be_liberal),
-        "nf_conntrack_udp_timeout": wanted.udp,
-        "nf_conntrack_udp_timeout_stream": wanted.udp_stream,
+        "nf_conntrack_tcp_timeout_established": options.established,
+        "nf_conntrack_tcp_timeout_close_wait": options.close_wait,
+        "nf_conntrack_tcp_be_liberal": int(options.be_liberal),
+        "nf_conntrack_udp_timeout": options.udp,
+        "nf_conntrack_udp_timeout_stream": options.udp_stream,
     }
 
 

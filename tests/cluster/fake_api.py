@@ -113,7 +113,7 @@ class FakeApi:
             self.changed.notify_all()
 
     def bookmark(self, kind: str) -> str:
-        """Tell the open watches the newest version; returns it."""
+        """Sends the open watches the newest version; returns it."""
         metadata = {"resourceVersion": str(self._version), "creationTimestamp": None}
         bookmark = {"type": "BOOKMARK", "object": {"kind": kind, "metadata": metadata}}
         self.say(kind, json.dumps(bookmark).encode())
@@ -191,7 +191,7 @@ class FakeApi:
             self._list(request, handler)
 
     def _create(self, object: Json, handler: Handler) -> None:
-        """What the client is told to be there is there, so it is recorded first."""
+        """It is recorded before the answer: the client may look at once."""
         with self.changed:
             self.created.append(object)
             self.changed.notify_all()

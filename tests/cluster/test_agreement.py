@@ -43,7 +43,7 @@ def _metadata(labels: dict[str, str] | None) -> Json:
     return {"name": "web", "namespace": "default", "labels": labels}
 
 
-def told(found: Iterable[Event]) -> Iterator[tuple[Kind, Any]]:
+def emitted(found: Iterable[Event]) -> Iterator[tuple[Kind, Any]]:
     """What the sources said, without where they read it and which version it had."""
     for event in found:
         assert isinstance(event, Replaced)
@@ -79,7 +79,7 @@ def test_the_sources_agree_over_the_wire_and_on_disk(
     watch()
     over_the_wire = [events.next(kind) for kind in Kind]
     follow()
-    assert list(told(over_the_wire)) == list(told(events.next(kind) for kind in Kind))
+    assert list(emitted(over_the_wire)) == list(emitted(events.next(kind) for kind in Kind))
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

@@ -66,8 +66,8 @@ def test_a_renewed_token_file_is_read_again(
     assert not [reason for reason in reasons if "401" in reason]
 
 
-def test_events_are_told_with_a_renewed_token(api: FakeApi, tmp_path: Path) -> None:
-    """So it is where something is told to the API server."""
+def test_events_are_sent_with_a_renewed_token(api: FakeApi, tmp_path: Path) -> None:
+    """So it is when something is sent to the API server."""
     kubeconfig, token = with_token_file(api, tmp_path)
     server = Server(kubeconfig, QUICK)
     token.write_text("the next")
@@ -80,7 +80,7 @@ def test_events_are_told_with_a_renewed_token(api: FakeApi, tmp_path: Path) -> N
 def test_a_kubeconfig_that_cannot_be_used_is_an_error_at_start(
     events: EventLog, tmp_path: Path
 ) -> None:
-    """The operator is told at once, in one line that names the file."""
+    """The error comes at once, in one line that names the file."""
     path = tmp_path / "none"
     with pytest.raises(ClusterError, match=str(path)):
         ApiSource(events, node_name="node-1", kubeconfig=path).start()
@@ -101,7 +101,7 @@ def test_no_kubeconfig_and_no_pod_is_an_error_at_start(
 def test_stop_ends_the_threads_in_the_middle_of_a_watch(
     api: FakeApi, events: EventLog, watch: Start
 ) -> None:
-    """At once, and nothing is told any more, not even the broken connection."""
+    """At once, and nothing is emitted any more, not even the broken connection."""
     source = watch()
     for kind in Kind:
         events.next(kind)
@@ -120,7 +120,7 @@ def test_stop_before_start_is_nothing(events: EventLog) -> None:
 def test_master_overrides_the_kubeconfig(
     api: FakeApi, events: EventLog, tmp_path: Path, begin: Begin, quick: Quick
 ) -> None:
-    """--master says where the server is, the kubeconfig who we are (kube-proxy.md 15)."""
+    """--master says where the server is, the kubeconfig the credentials (kube-proxy.md 15)."""
     kubeconfig = api.kubeconfig(tmp_path)
     kubeconfig.write_text(kubeconfig.read_text().replace(api.url, "http://127.0.0.1:9"))
     master = f"{api.url}/"
@@ -143,7 +143,7 @@ def test_master_without_kubeconfig(
 def test_tls_is_spoken_and_stopped_alike(
     events: EventLog, tmp_path: Path, begin: Begin, quick: Quick
 ) -> None:
-    """Over TLS a watch tells and is stopped in its middle just the same."""
+    """Over TLS a watch emits and is stopped in its middle just the same."""
     certificate = tmp_path / "server.pem"
     subprocess.run(
         "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=it"

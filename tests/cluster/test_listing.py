@@ -21,7 +21,7 @@ def names(event: Event) -> set[str]:
 def test_every_kind_is_told_once_even_if_there_is_nothing(
     api: FakeApi, events: EventLog, watch: Start
 ) -> None:
-    """Nothing is programmed before every list is complete, so an empty list must be told too."""
+    """Nothing is programmed before every list is complete, so an empty list must be emitted too."""
     watch()
     for kind in Kind:
         assert events.next(kind) == Replaced(kind, {})
@@ -77,7 +77,7 @@ def test_pages_are_of_500_unless_told_otherwise(
 def test_an_expired_continue_token_starts_the_list_again(
     api: FakeApi, events: EventLog, watch: Start
 ) -> None:
-    """410 in the middle of a list: nothing is told of the first try, the second one is whole."""
+    """410 in the middle of a list: nothing is emitted of the first try, the second one is whole."""
     for number in range(4):
         api.put(service(f"web-{number}"))
     api.expiring = 1
@@ -124,7 +124,7 @@ def test_what_does_not_match_is_not_told(api: FakeApi, events: EventLog, watch: 
 def test_a_label_that_ends_the_match_removes_and_one_that_begins_it_adds(
     api: FakeApi, events: EventLog, watch: Start
 ) -> None:
-    """The server makes DELETED and ADDED of a label change; both are told."""
+    """The server makes DELETED and ADDED of a label change; both are emitted."""
     api.put(service("web"))
     watch()
     events.next(Kind.SERVICE)
@@ -138,7 +138,7 @@ def test_a_label_that_ends_the_match_removes_and_one_that_begins_it_adds(
 def test_a_broken_object_spoils_neither_its_page_nor_the_list(
     api: FakeApi, events: EventLog, watch: Start
 ) -> None:
-    """It is told with what is wrong: kind, name and field."""
+    """It is emitted with what is wrong: kind, name and field."""
     api.put(service("bad", ports=[{"port": "eighty"}]))
     api.put(service("good"))
     watch(limit=1)

@@ -16,7 +16,7 @@ WEB = Key("default", "web")
 
 
 def test_every_kind_is_told_once_even_if_there_is_nothing(events: EventLog, follow: Start) -> None:
-    """Nothing is programmed before every list is complete, so an empty list must be told too."""
+    """Nothing is programmed before every list is complete, so an empty list must be emitted too."""
     follow()
     assert begun(events) == {kind: Replaced(kind, {}) for kind in Kind}
 
@@ -130,7 +130,7 @@ def test_objects_that_do_not_concern_us_are_not_told(
 def test_an_object_that_stops_matching_is_removed(
     folder: Path, events: EventLog, follow: Start
 ) -> None:
-    """And told again when it begins to match."""
+    """And emitted again when it begins to match."""
     write(folder / "a.yaml", service("web"))
     follow()
     begun(events)

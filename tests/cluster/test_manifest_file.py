@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bad input in a manifest: told by name, the rest served, the last good state kept."""
+"""Bad input in a manifest: reported by name, the rest served, the last good state kept."""
 
 import logging
 from pathlib import Path
@@ -21,7 +21,7 @@ class Manifests:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.folder = ManifestDirectory(path, "node-1")
-        self.told: list[SourceStatus] = []
+        self.statuses: list[SourceStatus] = []
 
     def write(self, *documents: Json | str, name: str = "a.yaml") -> None:
         """Text as it is, anything else as YAML."""
@@ -31,7 +31,7 @@ class Manifests:
     def first(self) -> dict[Kind, Replaced]:
         """Replaced by kind, at the first look."""
         events = self.folder.scan()
-        self.told = [it for it in events if isinstance(it, SourceStatus)]
+        self.statuses = [it for it in events if isinstance(it, SourceStatus)]
         return {event.kind: event for event in events if isinstance(event, Replaced)}
 
     def only_service(self) -> Any:
@@ -44,14 +44,14 @@ class Manifests:
     def news(self) -> list[str]:
         """What a changed file brings, as short words."""
         events = self.folder.read({"a.yaml"})
-        self.told = [it for it in events if isinstance(it, SourceStatus)]
+        self.statuses = [it for it in events if isinstance(it, SourceStatus)]
         return [_short(event) for event in events if not isinstance(event, SourceStatus)]
 
     def error(self, name: str = "a.yaml") -> str | None:
-        """What is wrong with the only file that was told of just now."""
-        (told,) = self.told
-        assert told.source == str(self.path / name)
-        return told.error
+        """What is wrong with the only file that was reported just now."""
+        (status,) = self.statuses
+        assert status.source == str(self.path / name)
+        return status.error
 
 
 def _short(event: Event) -> str:
@@ -81,12 +81,12 @@ def test_a_file_that_is_no_yaml_keeps_all_its_objects(manifests: Manifests) -> N
 
 
 def test_a_bad_file_that_goes_is_no_error_any_more(manifests: Manifests) -> None:
-    """Nor is one that cannot be read told again as long as that is so."""
+    """Nor is one that cannot be read reported again as long as that is so."""
     manifests.write("spec: [")
     manifests.first()
     assert manifests.error()
     assert manifests.news() == []
-    assert not manifests.told
+    assert not manifests.statuses
     (manifests.path / "a.yaml").unlink()
     assert manifests.news() == []
     assert manifests.error() is None
@@ -99,7 +99,7 @@ def test_a_file_of_garbage_leaves_the_other_files_alone(manifests: Manifests, te
     (manifests.path / "bad.json").write_bytes(text)
     manifests.write(service("good"))
     assert manifests.services() == {"good"}
-    assert {Path(it.source).name for it in manifests.told} == {"bad.yaml", "bad.json"}
+    assert {Path(it.source).name for it in manifests.statuses} == {"bad.yaml", "bad.json"}
 
 
 @pytest.mark.parametrize("text", ["[" * 10**5, "- " * 10**5, "\n".join(["{a: "] * 10**5)])
@@ -159,7 +159,7 @@ def test_an_object_that_does_not_fit_is_told_as_such(manifests: Manifests) -> No
     manifests.write(service("a", ports=[{"port": "http"}]), service("c"))
     reason = "spec.ports[0].port: Expected `int`, got `str`"
     assert manifests.news() == [f"!a: {reason}", "-b", "+c"]
-    assert not manifests.told
+    assert not manifests.statuses
     manifests.write(service("a"), service("c"))
     assert manifests.news() == ["+a"]
 

@@ -80,7 +80,7 @@ def next_but_looks(events: EventLog, awaited: str) -> tuple[type, str]:
 
 
 def test_a_config_map_swap_is_followed(folder: Path, events: EventLog, follow: Start) -> None:
-    """The links stay, ``..data`` is swapped below them, and only what differs is told."""
+    """The links stay, ``..data`` is swapped below them, and only what differs is emitted."""
 
     def publish(version: str, **ips: str) -> None:
         (folder / f"..{version}").mkdir()
@@ -97,8 +97,8 @@ def test_a_config_map_swap_is_followed(folder: Path, events: EventLog, follow: S
     assert keys(begun(events)[Kind.SERVICE]) == {"default/web", "default/same"}
     publish("2", web="10.96.0.3", same="10.96.0.2", new="10.96.0.4")
     (folder / "new.yaml").symlink_to("..data/new.yaml")
-    told = [events.next(Kind.SERVICE).found for _ in range(2)]
-    assert {it.object.spec.cluster_ip for it in told} == {"10.96.0.3", "10.96.0.4"}
+    found = [events.next(Kind.SERVICE).found for _ in range(2)]
+    assert {it.object.spec.cluster_ip for it in found} == {"10.96.0.3", "10.96.0.4"}
 
 
 def test_a_link_whose_target_is_edited_is_found_by_the_next_look(
@@ -139,7 +139,7 @@ def test_unchanged_files_are_not_parsed_again(
 
 
 def test_no_directory_is_an_error_at_start(folder: Path, events: EventLog) -> None:
-    """The operator is told at once, in one line that names it; a file is no directory either."""
+    """The error comes at once, in one line that names it; a file is no directory either."""
     (folder / "file").touch()
     for path in (folder / "none", folder / "file"):
         with pytest.raises(ClusterError, match=str(path)):
@@ -149,7 +149,7 @@ def test_no_directory_is_an_error_at_start(folder: Path, events: EventLog) -> No
 def test_a_directory_that_vanishes_is_an_error_and_is_found_again(
     folder: Path, events: EventLog, follow: Start
 ) -> None:
-    """Nothing is removed while it is away; when it is back, only what differs is told."""
+    """Nothing is removed while it is away; when it is back, only what differs is emitted."""
     write(folder / "a.yaml", service("web"))
     follow()
     begun(events)
@@ -168,7 +168,7 @@ def test_a_directory_that_vanishes_is_an_error_and_is_found_again(
 def test_a_directory_replaced_at_once_is_followed(
     folder: Path, events: EventLog, follow: Start
 ) -> None:
-    """The watch was on the old one; what the new one says is told, and followed."""
+    """The watch was on the old one; what the new one defines is emitted, and followed."""
     write(folder / "a.yaml", service("web"))
     follow()
     begun(events)
@@ -200,7 +200,7 @@ def test_without_inotify_the_directory_is_looked_at_by_the_second(
 
 
 def test_stop_is_prompt_and_final(folder: Path, events: EventLog, follow: Start) -> None:
-    """The thread ends at once and tells nothing any more."""
+    """The thread ends at once and emits nothing any more."""
     source = follow()
     begun(events)
     source.stop()

@@ -19,7 +19,7 @@ RANGE = service_cidr("kubernetes", "10.96.0.0/16")
 def test_a_resource_that_is_not_there_is_an_empty_list(
     api: FakeApi, events: EventLog, watch: Start, caplog: pytest.LogCaptureFixture, body: bytes
 ) -> None:
-    """It is told like one, with one line and no error; every other kind is served."""
+    """It is emitted like one, with one line and no error; every other kind is served."""
     caplog.set_level(logging.INFO, "ebpflb")
     api.fail("ServiceCIDR", 404, body, times=1000)
     watch()
@@ -32,7 +32,7 @@ def test_a_resource_that_is_not_there_is_an_empty_list(
 
 
 def test_it_is_asked_for_again(api: FakeApi, events: EventLog, watch: Start, quick: Quick) -> None:
-    """A server that is upgraded is noticed, and meanwhile nothing is told twice."""
+    """A server that is upgraded is noticed, and meanwhile nothing is emitted twice."""
     api.put(RANGE)
     api.fail("ServiceCIDR", 404, NOT_FOUND, times=3)
     watch(timing=quick(missing_resource_delay=0.01))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to the API server are told to whoever counts them."""
+"""Requests to the API server are reported to an observer."""
 
 from pathlib import Path
 
@@ -12,32 +12,34 @@ from tests.cluster.conftest import QUICK
 from tests.cluster.event_log import EventLog, Start
 from tests.cluster.fake_api import FakeApi
 
-Told = tuple[str, str, int | None]
+Observed = tuple[str, str, int | None]
 
 
 @pytest.fixture
-def told() -> list[Told]:
+def observed() -> list[Observed]:
     return []
 
 
 def test_a_source_tells_of_lists_and_watches(
-    events: EventLog, watch: Start, told: list[Told]
+    events: EventLog, watch: Start, observed: list[Observed]
 ) -> None:
     """Each request once, with method, server and status; a watch when its answer begins."""
-    source = watch(observe=lambda *request: told.append(request[:3]))
+    source = watch(observe=lambda *request: observed.append(request[:3]))
     for kind in Kind:
         events.next(kind)
     url = source._server.url  # type: ignore[attr-defined]
-    assert set(told) == {("GET", url, 200)}
-    assert len(told) >= len(Kind)
+    assert set(observed) == {("GET", url, 200)}
+    assert len(observed) >= len(Kind)
 
 
-def test_refusals_and_silence_are_told(api: FakeApi, told: list[Told], tmp_path: Path) -> None:
-    """A refusal has its status; where nobody answers there is none, and the time is told too."""
+def test_refusals_and_silence_are_observed(
+    api: FakeApi, observed: list[Observed], tmp_path: Path
+) -> None:
+    """A refusal has its status; without an answer there is none, and the time is reported too."""
     seconds: list[float] = []
 
     def observe(method: str, url: str, code: int | None, spent: float) -> None:
-        told.append((method, url, code))
+        observed.append((method, url, code))
         seconds.append(spent)
 
     server = Server(api.kubeconfig(tmp_path), QUICK, observe=observe)
@@ -47,5 +49,5 @@ def test_refusals_and_silence_are_told(api: FakeApi, told: list[Told], tmp_path:
     server.url = "http://127.0.0.1:1"
     with pytest.raises(ClusterError):
         server.create("/apis/events.k8s.io/v1/namespaces/default/events", b"{}")
-    assert [(method, code) for method, _, code in told] == [("GET", 401), ("POST", None)]
+    assert [(method, code) for method, _, code in observed] == [("GET", 401), ("POST", None)]
     assert all(spent > 0 for spent in seconds)

@@ -48,7 +48,7 @@ def failed(number: int) -> tuple[recorder.Reference, str, str, str, str]:
 
 
 def created(api: FakeApi, count: int) -> list[Json]:
-    """What the server was told, when that is so much."""
+    """The events that the server has received, once there are so many."""
     with api.changed:
         assert api.changed.wait_for(lambda: len(api.created) >= count, PATIENCE)
         return list(api.created)
@@ -112,12 +112,12 @@ def test_order_is_kept(api: FakeApi, record: Record) -> None:
     assert notes(api, 20) == [f"the {number}th" for number in range(20)]
 
 
-def test_equal_events_are_told_once_for_ten_minutes(api: FakeApi, record: Record) -> None:
-    """What fails at every sync is not told at every sync; something else in between is."""
+def test_equal_events_are_sent_once_for_ten_minutes(api: FakeApi, record: Record) -> None:
+    """What fails at every sync is not sent at every sync; another event in between is."""
     clock = iter([0.0, 1.0, 599.0, 599.0, 600.0, 600.0])
     it = record(lambda: next(clock))
-    for told in (FAILED, FAILED, FAILED, failed(1), FAILED, FAILED):
-        it.event(*told)
+    for event in (FAILED, FAILED, FAILED, failed(1), FAILED, FAILED):
+        it.event(*event)
     assert notes(api, 3) == ["port 32000: taken", "the 1th", "port 32000: taken"]
     it.stop()
     assert len(api.created) == 3
@@ -126,7 +126,7 @@ def test_equal_events_are_told_once_for_ten_minutes(api: FakeApi, record: Record
 def test_server_that_is_away_is_tried_again(
     api: FakeApi, record: Record, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing is lost, nothing is told twice, and one line says why."""
+    """Nothing is lost, nothing is sent twice, and one line says why."""
     api.fail("Event", 500, b'{"message": "etcd is away"}', times=3)
     it = record()
     it.event(*STARTING)
@@ -162,7 +162,7 @@ def test_refused_event_is_dropped_and_said_once(
 
 
 def test_never_blocks_and_drops_the_oldest(api: FakeApi, record: Record) -> None:
-    """While the server is silent so many wait and no more; the newest are told in the end."""
+    """While the server is silent so many wait and no more; the newest are sent in the end."""
     api.delay = 0.3
     it = record(stop_timeout=PATIENCE)
     for number in range(3 * QUEUE_SIZE):
@@ -170,11 +170,11 @@ def test_never_blocks_and_drops_the_oldest(api: FakeApi, record: Record) -> None
     with api.changed:
         api.delay = 0.0
     it.stop()
-    told = notes(api, QUEUE_SIZE)
-    assert told[-QUEUE_SIZE:] == [
+    sent = notes(api, QUEUE_SIZE)
+    assert sent[-QUEUE_SIZE:] == [
         f"the {number}th" for number in range(2 * QUEUE_SIZE, 3 * QUEUE_SIZE)
     ]
-    assert it.dropped == 3 * QUEUE_SIZE - len(told)
+    assert it.dropped == 3 * QUEUE_SIZE - len(sent)
 
 
 def test_kubeconfig_that_cannot_be_used_is_said(
@@ -194,7 +194,7 @@ def test_kubeconfig_that_cannot_be_used_is_said(
 
 
 def test_stop_sends_what_waits(api: FakeApi, record: Record) -> None:
-    """A fatal error is told before the agent ends."""
+    """A fatal error is sent before the agent ends."""
     api.delay = 0.05
     it = record()
     it.event(*FAILED)

@@ -16,22 +16,22 @@ STARTING = (recorder.node(NODE), "Normal", "Starting", "StartKubeProxy")
 
 
 def test_unforeseen(caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever goes wrong is a line, and the event is told later, as are those after it."""
-    told: list[str] = []
+    """Whatever goes wrong is a line, and the event is sent later, as are those after it."""
+    sent: list[str] = []
     failures = [RuntimeError("can't start new thread"), ClusterError("away")]
 
     class Server:
         def create(self, path: str, body: bytes) -> None:
             if failures:
                 raise failures.pop(0)
-            told.append(json.loads(body)["note"])
+            sent.append(json.loads(body)["note"])
 
     sending = ApiRecorder(Server, NODE, timing=QUICK)
     sending.start()
     for number in range(2):
         sending.event(*STARTING, f"the {number}th")
     sending.stop()
-    assert told == ["the 0th", "the 1th"]
+    assert sent == ["the 0th", "the 1th"]
     assert caplog.messages == [
         'events cannot be sent to the API server: RuntimeError("can\'t start new thread")',
         "events cannot be sent to the API server: away",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The watch: what changes is told once, and goes on where it broke off, without a new list."""
+"""The watch: what changes is emitted once, and goes on where it broke off, without a new list."""
 
 import json
 
@@ -50,7 +50,7 @@ def test_a_watch_asks_for_bookmarks_and_a_random_end(
 def test_a_dropped_connection_is_resumed_without_a_list(
     api: FakeApi, events: EventLog, watched: Source
 ) -> None:
-    """What changed while nobody watched is told, and the server counts one list only."""
+    """What changed while nobody watched is emitted, and the server counts one list only."""
     version = api.put(service("seen"))
     assert changed(events.next(Kind.SERVICE), "seen")
     with api.changed:
@@ -158,8 +158,8 @@ def test_a_broken_object_is_told_as_such(api: FakeApi, events: EventLog, watched
         ("x", "spec.ports: Expected `array | null`, got `str`"),
     ):
         bad = api.put(service("web", ports=ports))
-        told = events.next(Kind.SERVICE)
-        assert (told.key, str(told.found.object)) == (WEB, reason)
+        found = events.next(Kind.SERVICE)
+        assert (found.key, str(found.found.object)) == (WEB, reason)
     with api.changed:
         api.drop()
         api.put(service("web"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When the API cannot be read: told once per reason, and tried for ever with growing pauses."""
+"""When the API cannot be read: reported once per error, and tried for ever with growing pauses."""
 
 import threading
 
@@ -20,7 +20,7 @@ def services(api: FakeApi) -> str:
 def test_errors_of_the_server_are_reported_until_they_are_over(
     api: FakeApi, events: EventLog, watch: Start
 ) -> None:
-    """Many 500s are one Trouble, and the list that works at last is preceded by its end."""
+    """Many 500s are one error, and the list that works at last is preceded by its end."""
     api.fail("Service", 500, b'{"code": 500, "message": "etcd is away"}', times=5)
     watch()
     assert events.source_status() == SourceStatus(services(api), "500 etcd is away")

@@ -70,7 +70,7 @@ def test_equal_slice(cluster: ClusterState) -> None:
 
 
 def test_unknown_slice_removed(cluster: ClusterState) -> None:
-    """Removing a slice or a service that nobody knows is no change (2)."""
+    """Removing an unknown slice or service is no change (2)."""
     assert forget(cluster, Kind.ENDPOINT_SLICE, SECOND) == set()
     assert forget(cluster, Kind.SERVICE, Key("shop", "nobody")) == set()
 
@@ -85,7 +85,7 @@ def test_slice_before_its_service() -> None:
 
 
 def test_slice_outlives_its_service(cluster: ClusterState) -> None:
-    """A slice may outlive its Service: who comes back finds its endpoints (2)."""
+    """A slice may outlive its Service: when it comes back it has its endpoints (2)."""
     assert forget(cluster, Kind.SERVICE, WEB) == {WEB}
     assert endpoints(cluster) == []
     assert say(cluster, WEB, builders.service()) == {WEB}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which nodes load balancers are to use, and what objects tell of it (kube-proxy.md 13.1, 16.4)."""
+"""Which nodes load balancers are to use, and what decides it (kube-proxy.md 13.1, 16.4)."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def node(spec: dict[str, Any] | None = None, **metadata: Any) -> objects.Node:
 
 
 def test_node_that_is_being_deleted_is_not_eligible() -> None:
-    """metadata.deletionTimestamp tells."""
+    """metadata.deletionTimestamp is set."""
     assert nodes.eligible(node())
     assert not nodes.eligible(node(deletionTimestamp="2026-01-01T00:00:00Z"))
 
@@ -26,7 +26,7 @@ def test_node_that_is_being_deleted_is_not_eligible() -> None:
 @pytest.mark.parametrize("effect", ["NoSchedule", "NoExecute", "PreferNoSchedule", ""])
 @pytest.mark.parametrize("value", [{}, {"value": ""}, {"value": "1700000000"}])
 def test_autoscalers_taint_makes_it_ineligible(effect: str, value: dict[str, str]) -> None:
-    """Any effect and any value; the key alone tells."""
+    """Any effect and any value; only the key matters."""
     other = {"key": "other", "effect": effect}
     doomed = {"key": "ToBeDeletedByClusterAutoscaler", "effect": effect} | value
     assert not nodes.eligible(builders.node(taints=[other, doomed]))

@@ -30,7 +30,7 @@ def texts(found: tuple[Endpoint, ...]) -> list[str]:
 
 
 def test_union() -> None:
-    """All slices of a service count, whoever wrote them."""
+    """All slices of a service count, of any author."""
     first = builders.slice(entry("10.1.0.1"), entry("10.1.0.2"), name="a")
     second = builders.slice(entry("10.1.0.3"), name="b")
     assert texts(merged(first, second)) == ["10.1.0.1:8080", "10.1.0.2:8080", "10.1.0.3:8080"]

@@ -99,7 +99,7 @@ def test_runs(found: Detection, evidence: str) -> None:
 
 
 def test_renewed() -> None:
-    """Rules that were there at the first look are nobody's work; those that come later are."""
+    """Rules of the first detection may be leftovers; those that appear later are not."""
     none, some = Detection(), Detection(rules=RULES)
     assert not some.compared_with(None).running
     assert not some.compared_with(some).running

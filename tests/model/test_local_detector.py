@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who counts as a pod, in each mode of kube-proxy's (kube-proxy.md 5.2)."""
+"""Which traffic comes from pods, in each mode of kube-proxy (kube-proxy.md 5.2)."""
 
 from ipaddress import ip_network
 
@@ -20,7 +20,7 @@ def pods(detector: LocalDetector) -> list[str]:
 
 
 def test_default() -> None:
-    """Without a cluster CIDR nobody is told from anybody."""
+    """Without a cluster CIDR no traffic is that of pods."""
     assert not LocalDetector().networks(NODE)
     assert not LocalDetector().by_device
     assert not pods(LocalDetector())
@@ -56,7 +56,7 @@ def test_name_prefix(prefix: str, names: list[str]) -> None:
 
 
 def test_other_modes_go_by_source() -> None:
-    """A bridge that another mode does not ask for makes nobody a pod."""
+    """A bridge is ignored in other modes."""
     assert not pods(
         LocalDetector(LocalMode.CLUSTER_CIDR, CLUSTER, bridge="cni0", name_prefix="veth")
     )

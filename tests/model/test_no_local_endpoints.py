@@ -58,7 +58,7 @@ def test_an_endpoint_here(spec: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("endpoints", [(), (endpoint("a", ready=False),)])
 def test_both_local_and_no_endpoints_at_all_gives_0_0(endpoints: tuple[Endpoint, ...]) -> None:
-    """Nobody anywhere is a refusal, not a drop: it does not count."""
+    """No endpoint anywhere is a refusal, not a drop: it does not count."""
     assert policies(endpoints, **LOCAL_BOTH) == NONE
 
 

@@ -59,7 +59,7 @@ def test_zones(endpoints: list[Endpoint], kept: str) -> None:
 
 @pytest.mark.parametrize(("zone", "kept"), [("z1", "a"), ("z2", "b"), ("z9", "ab"), ("", "ab")])
 def test_zone_of_this_node(zone: str, kept: str) -> None:
-    """A node in no zone, or in one that nobody is hinted for, uses every ready endpoint."""
+    """A node in no zone, or in one without hints, uses every ready endpoint."""
     topology = Topology(node="node-1", zone=zone)
     assert cluster(endpoint("a", zones="z1"), endpoint("b", zones="z2"), topology=topology) == kept
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stands for a kube-proxy: a process of its name, or one who answers at its port."""
+"""Stands for a kube-proxy: a process of its name, or a server at its port."""
 
 import subprocess
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def process(folder: Path) -> Iterator[int]:
 
 @contextmanager
 def answer(text: str, address: str = "127.0.0.1") -> Iterator[None]:
-    """Somebody who says so at /proxyMode, in the network namespace of the caller."""
+    """A server that answers so at /proxyMode, in the network namespace of the caller."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -20,7 +20,7 @@ from ebpflb.node.device_watch import DevicesChanged, DeviceWatch, list_devices
 
 NAME = f"ebpflb-test-{os.getpid()}-devices"
 LOOPBACK = {ip_address("127.0.0.1"), ip_address("::1")}
-PATIENCE = 10.0  # seconds that a change may take to be told
+PATIENCE = 10.0  # seconds that a change may take to be emitted
 
 Ip = Callable[[str], None]
 
@@ -47,8 +47,8 @@ def ip() -> Iterator[Ip]:
 
 
 @pytest.fixture
-def told(ip: Ip) -> SimpleQueue[DevicesChanged]:
-    """What a follower tells."""
+def emitted(ip: Ip) -> SimpleQueue[DevicesChanged]:
+    """What a DeviceWatch emits."""
     queue: SimpleQueue[DevicesChanged] = SimpleQueue()
     DeviceWatch(queue.put).start()
     return queue
@@ -58,8 +58,8 @@ def addresses(*texts: str) -> set[Address]:
     return LOOPBACK | {ip_address(text) for text in texts}
 
 
-def told_at_last(queue: SimpleQueue[DevicesChanged], wanted: set[Address]) -> bool:
-    """Whether it is told, after whatever else; an Empty ends the wait."""
+def emitted_at_last(queue: SimpleQueue[DevicesChanged], wanted: set[Address]) -> bool:
+    """Whether it is emitted, after any others; an Empty ends the wait."""
     while queue.get(timeout=PATIENCE).addresses != wanted:
         pass
     return True
@@ -114,33 +114,33 @@ def test_peers_are_not_ours(ip: Ip) -> None:
     assert list_devices().addresses == addresses("192.0.2.1", "2001:db8::1")
 
 
-def test_first(told: SimpleQueue[DevicesChanged]) -> None:
-    """A follower tells at once what is there."""
-    assert told.get_nowait().addresses == LOOPBACK
+def test_first(emitted: SimpleQueue[DevicesChanged]) -> None:
+    """The first list is emitted at once."""
+    assert emitted.get_nowait().addresses == LOOPBACK
 
 
 @pytest.mark.parametrize("address", ["192.0.2.1", "2001:db8::1"])
-def test_follows(ip: Ip, told: SimpleQueue[DevicesChanged], address: str) -> None:
-    """An address that comes and goes is told both times."""
+def test_follows(ip: Ip, emitted: SimpleQueue[DevicesChanged], address: str) -> None:
+    """An address that comes and goes is emitted both times."""
     ip(f"address add {address} dev d0")
-    assert told_at_last(told, addresses(address))
+    assert emitted_at_last(emitted, addresses(address))
     ip(f"address del {address} dev d0")
-    assert told_at_last(told, addresses())
+    assert emitted_at_last(emitted, addresses())
 
 
-def test_device_goes(ip: Ip, told: SimpleQueue[DevicesChanged]) -> None:
+def test_device_goes(ip: Ip, emitted: SimpleQueue[DevicesChanged]) -> None:
     """A device that goes takes its addresses with it."""
     ip("address add 192.0.2.1/24 dev d0")
-    assert told_at_last(told, addresses("192.0.2.1"))
+    assert emitted_at_last(emitted, addresses("192.0.2.1"))
     ip("link del d0")
-    assert told_at_last(told, addresses())
+    assert emitted_at_last(emitted, addresses())
 
 
-def test_late_device(ip: Ip, told: SimpleQueue[DevicesChanged]) -> None:
-    """A device that comes later is told, and so is its master."""
+def test_late_device(ip: Ip, emitted: SimpleQueue[DevicesChanged]) -> None:
+    """A device that comes later is emitted, and so is its master."""
 
     def told_master() -> int:
-        found = {device.name: device for device in told.get(timeout=PATIENCE).devices}
+        found = {device.name: device for device in emitted.get(timeout=PATIENCE).devices}
         return found["v0"].master if "v0" in found else 0
 
     ip("link add v0 type veth peer name w0")
@@ -150,8 +150,8 @@ def test_late_device(ip: Ip, told: SimpleQueue[DevicesChanged]) -> None:
 
 
 def test_goes_on(ip: Ip, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A list that cannot be had is told and tried again until it can, with no further change."""
-    told: SimpleQueue[DevicesChanged | SourceStatus] = SimpleQueue()
+    """A list that fails is reported, and tried again until it succeeds, with no further change."""
+    emitted: SimpleQueue[DevicesChanged | SourceStatus] = SimpleQueue()
     refusals: list[Exception] = []
 
     def refused() -> IPRoute:
@@ -161,19 +161,19 @@ def test_goes_on(ip: Ip, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("ebpflb.node.device_watch.RELIST_SECONDS", 0.01)
     monkeypatch.setattr("ebpflb.node.device_watch.IPRoute", refused)
-    DeviceWatch(told.put).start()
+    DeviceWatch(emitted.put).start()
     ip("address add 192.0.2.1/24 dev d0")
     refusals += [OSError(errno.EMFILE, "Too many open files"), NetlinkError(errno.ENOBUFS)]
     ip("link set d0 mtu 1400")
-    while isinstance(first := told.get(timeout=PATIENCE), DevicesChanged):
+    while isinstance(first := emitted.get(timeout=PATIENCE), DevicesChanged):
         pass
     assert first == SourceStatus("devices", "devices cannot be listed: No buffer space available")
     second = SourceStatus("devices", "devices cannot be listed: Too many open files")
-    assert told.get(timeout=PATIENCE) == second
-    now = told.get(timeout=PATIENCE)
+    assert emitted.get(timeout=PATIENCE) == second
+    now = emitted.get(timeout=PATIENCE)
     assert isinstance(now, DevicesChanged)
     assert now.addresses == addresses("192.0.2.1")
-    assert told.get(timeout=PATIENCE) == SourceStatus("devices", None)
+    assert emitted.get(timeout=PATIENCE) == SourceStatus("devices", None)
 
 
 def test_start_refused(ip: Ip, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,8 +29,8 @@ def netns() -> Iterator[None]:
 
 
 @pytest.fixture
-def told() -> Iterator[SimpleQueue[Detection]]:
-    """What a watcher tells that looks all the time."""
+def emitted() -> Iterator[SimpleQueue[Detection]]:
+    """What a KubeProxyWatch with a short interval emits."""
     queue: SimpleQueue[Detection] = SimpleQueue()
     watcher = KubeProxyWatch(queue.put, 0.01)
     watcher.start()
@@ -61,7 +61,7 @@ def test_process_of_another_node(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_answers(mode: str) -> None:
-    """Whoever answers /proxyMode with one of its modes is one, though no process is seen."""
+    """What answers /proxyMode with one of its modes is one, though no process is seen."""
     with answering.answer(mode):
         assert detect() == Detection(proxy_modes=((f"127.0.0.1:{METRICS_PORT}", mode),))
         assert detect().running
@@ -81,7 +81,7 @@ def test_others_answer(said: str) -> None:
 
 
 def test_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One who takes the connection and says nothing holds nobody up for long."""
+    """A server that accepts the connection and does not answer causes no long wait."""
     monkeypatch.setattr("ebpflb.node.kube_proxy_watch._TIMEOUT", 0.05)
     with create_server(("127.0.0.1", METRICS_PORT)):
         assert detect() == Detection()
@@ -108,54 +108,54 @@ def test_neighbours() -> None:
     assert detect() == Detection()
 
 
-def test_watcher_first(told: SimpleQueue[Detection]) -> None:
-    """A watcher tells at once, and then nothing as long as nothing changes."""
-    assert told.get_nowait() == Detection()
-    assert told.empty()
+def test_watcher_first(emitted: SimpleQueue[Detection]) -> None:
+    """The first detection is emitted at once, and then nothing as long as nothing changes."""
+    assert emitted.get_nowait() == Detection()
+    assert emitted.empty()
 
 
-def test_watcher_comes_later(told: SimpleQueue[Detection], tmp_path: Path) -> None:
-    """One that is started later is told, and that it has gone."""
-    told.get_nowait()
+def test_watcher_comes_later(emitted: SimpleQueue[Detection], tmp_path: Path) -> None:
+    """One that is started later is emitted, and that it has gone."""
+    emitted.get_nowait()
     with answering.process(tmp_path) as pid:
-        assert told.get(timeout=PATIENCE).pids == (pid,)
-    assert told.get(timeout=PATIENCE) == Detection()
+        assert emitted.get(timeout=PATIENCE).pids == (pid,)
+    assert emitted.get(timeout=PATIENCE) == Detection()
 
 
-def test_watcher_renewed(told: SimpleQueue[Detection]) -> None:
+def test_watcher_renewed(emitted: SimpleQueue[Detection]) -> None:
     """Rules that come back are one at work that is not seen; it is forgotten with them."""
-    told.get_nowait()
+    emitted.get_nowait()
     load_nft()
-    while not (news := told.get(timeout=PATIENCE)).rules[1:]:  # the second family comes later
+    while not (news := emitted.get(timeout=PATIENCE)).rules[1:]:  # the second family comes later
         assert news.running
     assert news.running
     assert news.log_message is not None
     assert "have come back" in news.log_message
     for family in ("ip", "ip6"):
         nft.delete(nft.Name(family, "kube-proxy"))
-    while (news := told.get(timeout=PATIENCE)).rules:
+    while (news := emitted.get(timeout=PATIENCE)).rules:
         pass
     assert not news.running
 
 
 def test_blind_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cannot be seen for a while is as it was: it is told so, and no rule has come back."""
-    told: SimpleQueue[Detection | SourceStatus] = SimpleQueue()
-    watcher = KubeProxyWatch(told.put, 0.01)
+    """After an error the detection stays as it was, and no rule has returned."""
+    emitted: SimpleQueue[Detection | SourceStatus] = SimpleQueue()
+    watcher = KubeProxyWatch(emitted.put, 0.01)
     load_nft()
     with monkeypatch.context() as blind:
         blind.setattr(nft, "NFTables", refused)
         watcher.start()
-        trouble = told.get(timeout=PATIENCE)
-        assert trouble == SourceStatus("kube-proxy", "nf_tables: Too many open files")
-    there = told.get(timeout=PATIENCE)
+        failure = emitted.get(timeout=PATIENCE)
+        assert failure == SourceStatus("kube-proxy", "nf_tables: Too many open files")
+    there = emitted.get(timeout=PATIENCE)
     assert isinstance(there, Detection)
     assert there.rules
-    assert told.get(timeout=PATIENCE) == SourceStatus("kube-proxy", None)
+    assert emitted.get(timeout=PATIENCE) == SourceStatus("kube-proxy", None)
     with monkeypatch.context() as blind:
         blind.setattr(nft, "NFTables", refused)
-        assert told.get(timeout=PATIENCE) == trouble
-    assert told.get(timeout=PATIENCE) == SourceStatus("kube-proxy", None), (
+        assert emitted.get(timeout=PATIENCE) == failure
+    assert emitted.get(timeout=PATIENCE) == SourceStatus("kube-proxy", None), (
         "and not that they are new"
     )
     watcher.stop()

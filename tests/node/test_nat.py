@@ -37,7 +37,7 @@ def test_translates(rule: str, translated: bool) -> None:
 
 
 def test_among_many() -> None:
-    """One among many is seen, though the kernel tells of them in many messages."""
+    """One among many is seen, though the kernel lists them in many messages."""
     run("ip", "link", "set", "lo", "up")
     chain = "type nat hook output priority -100\n udp dport 999 dnat to 127.0.0.1:54\n"
     run("nft", "-f", "-", said=f"table ip mine {{\n chain c {{\n {chain} }}\n}}\n")

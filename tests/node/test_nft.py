@@ -24,7 +24,7 @@ def netns() -> Iterator[None]:
 
 
 def test_tables() -> None:
-    """Those of the families of IP are told, with their family; no others."""
+    """Those of the families of IP are listed, with their family; no others."""
     for family in ("ip", "ip6", "inet", "arp", "bridge"):
         run("nft", "add", "table", family, "mine")
     assert nft.tables() == {Name("ip", "mine"), Name("ip6", "mine"), Name("inet", "mine")}
@@ -68,7 +68,7 @@ def test_delete() -> None:
 
 
 def test_delete_refused() -> None:
-    """Where the kernel says no, the table and the reason are told."""
+    """If the kernel refuses, the error names table and reason."""
     with pytest.raises(NodeError, match=r"^table ip x{300}: "):
         nft.delete(Name("ip", "x" * 300))
 

@@ -86,7 +86,7 @@ def test_nothing_added(record: Path) -> None:
 
 
 def test_not_writable(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the list cannot be written, the reason is told in one line."""
+    """Where the list cannot be written, the reason is logged in one line."""
     monkeypatch.setattr(reserved_ports, "RESERVED", record.parent / "missing")
     reason = reserved_ports.try_to_reserve(record, 20000, 20009)
     assert reason == f"{record.parent}/missing: No such file or directory"

@@ -14,7 +14,7 @@ from ebpflb.plan.entries import Backend, BackendName, Flags, Frontend, Range, Se
 from ebpflb.plan.map_contents import MapContents, read_back
 from ebpflb.plan.plan import Plan
 
-ZERO = Backend(IPv6Address(0), 0, frozenset(), 0, 0)  # an element that nobody has written
+ZERO = Backend(IPv6Address(0), 0, frozenset(), 0, 0)  # an element that was never written
 
 Write = tuple[str, Any]
 Backends = tuple[Backend, ...]

@@ -20,7 +20,7 @@ SLOTS = 24
 
 
 def test_ids_start_at_one() -> None:
-    """Zero is no id, so that an element nobody has written names nothing."""
+    """Zero is no id, so that an element that was never written names nothing."""
     assert [IdAllocator(4).allocate(), IdAllocator(2).allocate()] == [1, 1]
 
 
@@ -118,10 +118,10 @@ def test_holes(moves: list[tuple[bool, int, int]]) -> None:
 
 @given(some.lists(some.builds(Range, _indexes, some.integers(0, 6)), max_size=8))
 @settings(max_examples=100, deadline=None)
-def test_adopted_ranges(adopted: list[Range]) -> None:
+def test_used_ranges(used: list[Range]) -> None:
     """SlotAllocator that the maps refer to are used up, even where they overlap."""
     ranges, used = SlotAllocator(SLOTS), set[int]()
-    for run in adopted:
+    for run in used:
         ranges.mark_used(run)
         used |= set(range(run.base, min(sum(run), SLOTS)))
     free_ranges = {

@@ -31,7 +31,7 @@ def test_new_service_does_not_fit(capacity: Capacity, message: str) -> None:
 
 @each_map
 def test_placed_when_room_appears(capacity: Capacity, message: str) -> None:
-    """It is tried again with every plan, whoever that is about, once the freed has rested."""
+    """It is tried again with every plan, of whatever services, once the quarantine is over."""
     node = Node(capacity)
     node.change(by_name(A, B))
     node.change({name("a"): None})
@@ -113,7 +113,7 @@ def test_frontend_taken_over_needs_no_room() -> None:
 
 
 def test_half_flipped_and_full() -> None:
-    """A crash between two frontends, and then no room: all go to the block that was adopted."""
+    """A crash between two frontends, and then no room: all refer to the block that is used."""
     node = Node(CAPACITY._replace(slots=8))
     node.change(by_name(A))
     node.change(by_name(desired("a", [1, 2], [1, 2, 3])), stop=3 + 3 + 1 + 1)

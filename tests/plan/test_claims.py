@@ -18,7 +18,7 @@ def frontends_of(claims: Claims, service: str) -> set[int]:
 
 
 def test_older_wins() -> None:
-    """A newcomer takes nothing away, whatever its name; what nobody else claims it gets."""
+    """A newer service takes nothing away, whatever its name; it gets what no other claims."""
     claims = Claims()
     claims.update(by_name(desired("web", [1, 2], created=OLD)))
     claims.update(by_name(desired("a", [2, 3], created=NEW)))
@@ -26,7 +26,7 @@ def test_older_wins() -> None:
 
 
 def test_older_wins_when_it_comes_later() -> None:
-    """The age counts, not the order in which we heard of them."""
+    """The age counts, not the order of events."""
     claims = Claims()
     claims.update(by_name(desired("a", [1], created=NEW)))
     affected = claims.update(by_name(desired("web", [1], created=OLD)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which cluster IPs the datapath knows, and the span that holds them (cluster_ips.py)."""
+"""Which cluster IPs the datapath knows, and the prefixes that cover them (cluster_ips.py)."""
 
 from ipaddress import ip_address, ip_network
 
@@ -48,7 +48,7 @@ def test_passed_on() -> None:
 
 
 def test_restart() -> None:
-    """What the map holds is adopted, what it lacks is written and what nobody has goes."""
+    """What the map has stays, what it lacks is written, and what no service has is removed."""
     node = Node()
     node.change(by_name(port("a", 80), desired("b", [2], [2])))
     assert not node.restart()

@@ -32,7 +32,7 @@ def test_devices() -> None:
 
 
 def test_settings_without_detector() -> None:
-    """The operator's fields as they are, the node's own and the span; nobody is a pod."""
+    """The operator's fields, the node's own and the covering prefixes; there are no pods."""
     assert local(LocalDetector()).settings(CHOSEN, SPAN) == CHOSEN | {
         "pods_v4": NO_PREFIX,
         "pods_v6": NO_PREFIX,
@@ -44,7 +44,7 @@ def test_settings_without_detector() -> None:
 
 
 def test_settings_with_detector() -> None:
-    """With pods of one family to be told, the detector is on; of the other there are none."""
+    """With pods of one family to detect, the detector is on; of the other there are none."""
     found = local(LocalDetector(LocalMode.NODE_CIDR), "10.244.1.0/24").settings(CHOSEN, {})
     assert found["flags"] == {"guard_nodeports", "detect_local"}
     assert found["pods_v4"] == prefix_of(ip_network("10.244.1.0/24"))

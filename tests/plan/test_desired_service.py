@@ -119,7 +119,7 @@ def test_policies(policies: dict[str, Any], internal: str, external: str) -> Non
 
 
 def test_endpoints_flag() -> None:
-    """Every frontend says whether anybody could answer, even when nobody here does."""
+    """Every frontend says whether there are endpoints, even if none are here."""
     nobody, somebody = desired_service(BALANCED, NOBODY), desired_service(BALANCED, SOMEBODY)
     assert somebody.frontends == {f: own | {"endpoints"} for f, own in nobody.frontends.items()}
     assert somebody.backends == ()
@@ -207,7 +207,7 @@ _lists = some.dictionaries(some.integers(1, 9), some.sets(some.sampled_from("cls
 @given(_lists)
 @settings(max_examples=100, deadline=None)
 def test_each_list_is_one_run(lists: dict[int, set[str]]) -> None:
-    """The cluster list starts the block, the local list is in a row, and nobody is missing."""
+    """The cluster list starts the block, the local list is in a row, and no backend is missing."""
     known = {number: endpoint(number, here="h" in lists[number]) for number in lists}
     cluster, local, serving = (
         tuple(known[number] for number in lists if of in lists[number]) for of in "cls"

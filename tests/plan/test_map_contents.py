@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is made of maps that somebody left behind (map_contents.py)."""
+"""What is read back from maps that another agent left (map_contents.py)."""
 
 from ipaddress import IPv4Address
 
@@ -66,7 +66,7 @@ def test_as_it_should_be() -> None:
 
 
 def test_half_flipped() -> None:
-    """The larger block is adopted; the other one and who was only there are strays."""
+    """The larger block is used; the other one and backends only in it are leftovers."""
     maps = web()
     write_block(maps, 1, NEW, first=2)
     maps.services[frontend(2)] = service(frontend(2), 1, NEW)
@@ -86,7 +86,7 @@ def test_half_flipped_from_nothing() -> None:
 
 
 def test_members_of_a_block_that_was_never_named() -> None:
-    """Members go back to the adopted block; what they pointed to stays until they do."""
+    """Members refer to the used block again; the slots that they referred to stay until then."""
     maps = web()
     write_block(maps, 1, NEW)
     contents = maps.read_back()
@@ -108,7 +108,7 @@ def test_member_that_is_nowhere() -> None:
 
 
 def test_frontends_without_a_name() -> None:
-    """Frontends that nobody knows go with the first complete plan, and all that was theirs."""
+    """The first complete plan removes unknown frontends, and all that they refer to."""
     maps = web()
     del maps.service_names[1]
     contents = maps.read_back()
@@ -145,7 +145,7 @@ def test_name_without_frontends() -> None:
 
 
 def test_two_ids_with_one_name() -> None:
-    """One of the ids is the service, and all that is the other's is stray."""
+    """One of the ids is the service's; the other one and its entries are leftovers."""
     maps = web()
     maps.service_names[9] = name("web")
     write_block(maps, 9, NEW, first=5)

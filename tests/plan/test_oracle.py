@@ -35,7 +35,7 @@ def served() -> Node:
 
 
 def test_rules_kept() -> None:
-    """The histories of this file are fine as long as nobody breaks a rule."""
+    """The histories of this file pass as long as no rule is broken."""
     node = served()
     node.change(by_name(CHANGED))
     node.change(by_name(desired("web", [1, 2], [5])))
@@ -161,7 +161,7 @@ def test_leaked_entry(part: str, key: object) -> None:
 
 
 def test_leaked_name() -> None:
-    """A name that nobody bears any more is noticed."""
+    """A leftover name is noticed."""
     node = served()
     node.maps.service_names[7] = name("ghost")
     with pytest.raises(AssertionError):
@@ -177,7 +177,7 @@ def test_leaked_range() -> None:
 
 
 def test_crash_without_mending() -> None:
-    """A planner that is not told of half a plan leaves members wrong."""
+    """A planner that does not know of half a plan leaves members wrong."""
     node = served()
     node.change(by_name(CHANGED), stop=len(CHANGED.backends) + 1)
     node.desired = by_name(WEB)

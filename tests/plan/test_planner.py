@@ -21,7 +21,7 @@ def written(plan: Plan) -> set[str]:
 
 
 def node_with(*ports: DesiredService) -> Node:
-    """A node that serves these and has rested."""
+    """A node that serves these, with nothing in quarantine."""
     node = Node()
     node.change(by_name(*ports))
     node.wait(2)
@@ -173,7 +173,7 @@ def test_removed_service() -> None:
 
 
 def test_order_of_a_plan() -> None:
-    """First what is named, then the frontends, then what nobody names any more."""
+    """First what is referred to, then the frontends, then what nothing refers to any more."""
     assert [part.name for part in fields(Plan)] == [
         "slots", "members", "service_names", "backend_names", "source_ranges", "cluster_ips",
         "services",
@@ -212,7 +212,7 @@ def test_service_without_a_frontend_of_its_own() -> None:
 
 
 def test_complete() -> None:
-    """After a restart, what nobody wants any more goes; what is desired stays untouched."""
+    """After a restart, what is not desired any more is removed; the rest stays untouched."""
     node = node_with(WEB, desired("db", [3], [3]))
     del node.desired[name("db")]
     plan = node.restart()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is let in by restricted frontends, and in which order that is written (planner.py)."""
+"""Which clients restricted frontends admit, and in which order that is written (planner.py)."""
 
 from collections.abc import Iterable
 
@@ -72,7 +72,7 @@ def test_new_restricted_service() -> None:
 def test_change_of_ranges(
     before: DesiredService, after: DesiredService, new: list[Network], gone: list[Network]
 ) -> None:
-    """Only what differs is written, and Node sees nobody refused who may come before and after."""
+    """Only what differs is written; a client admitted before and after is admitted all the time."""
     node = serving(before)
     plan = node.change(by_name(after))
     assert plan.source_ranges == [(found, 1) for found in ranges(1, new)]
@@ -91,7 +91,7 @@ def test_opened_service() -> None:
 
 
 def test_closed_again() -> None:
-    """Ranges that rest let nobody in when it is restricted again, nor go if they are its."""
+    """Ranges in quarantine admit nobody when it is restricted again, and stay if they are its."""
     node = serving(restricted(FIRST, THIRD))
     node.change(by_name(OPEN))
     plan = node.change(by_name(restricted(THIRD)))
@@ -147,7 +147,7 @@ def test_restart_writes_nothing() -> None:
 
 
 def test_ranges_of_nobody() -> None:
-    """They go with the first plan, and their id rests before it is given to a service."""
+    """The first plan removes them, and their id is in quarantine before a service gets it."""
     node = serving(restricted(FIRST))
     node.maps.source_ranges[source_range(SECOND, 2)] = 1
     node.desired |= by_name(restricted(THIRD, service="db", number=2))
@@ -161,7 +161,7 @@ FULL = "map source_ranges is full (3 entries)"
 
 
 def test_full_map() -> None:
-    """Who finds no room for a range serves without it, and gets it when there is room."""
+    """A range that does not fit is left out, and added when there is room."""
     node = Node(CAPACITY._replace(source_ranges=3))
     node.change(by_name(restricted(FIRST, SECOND)))
     node.change(by_name(restricted(FIRST, THIRD, service="db", number=2)))
@@ -187,7 +187,7 @@ def test_what_was_let_in_and_shall_be_stays() -> None:
 
 
 def test_restriction_without_room_fails_closed() -> None:
-    """A service that was open lets in those that fit, and nobody else."""
+    """A service that was unrestricted admits the ranges that fit, and nothing else."""
     node = Node(CAPACITY._replace(source_ranges=1))
     node.change(by_name(OPEN))
     assert let_in(node) == [True, True, True]
