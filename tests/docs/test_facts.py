@@ -6,6 +6,7 @@ import re
 import pytest
 
 from ebpflb.datapath.maps import layout
+from ebpflb.serve.status import AgentStatus
 from tests.docs import pages
 from tests.docs.pages import ROOT
 
@@ -33,6 +34,25 @@ def test_maps() -> None:
     assert listed.keys() == layout.MAPS.keys()
     for name, entries in listed.items():
         assert entries in ("-", f"{layout.MAPS[name].entries:,}"), name
+
+
+def test_status() -> None:
+    """Every field of the agent's status that says whether something is wrong."""
+    facts = {"pid", "node", "source", "started"}
+    listed = {name for row in pages.rows(TROUBLESHOOTING, "Status") for name in row[0].split(", ")}
+    fields = {
+        field.replace("_", " ") for field in AgentStatus.__struct_fields__ if field not in facts
+    }
+    assert fields <= listed
+
+
+def test_demo() -> None:
+    """The headings of the demo's output in README are those that the demo prints."""
+    (shown,) = (it for it in pages.code(ROOT / "README.md") if "manifest written" in it)
+    demo = (ROOT / "ebpflb/cli/demo.py").read_text()
+    headings = re.findall(r"^# (?:\d+ )?(.*)$", shown, re.M)
+    assert headings
+    assert [each for each in headings if each not in demo] == []
 
 
 def test_where_to_find_what() -> None:
