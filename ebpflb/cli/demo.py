@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ebpflb demo``: runs the steps of ``ebpflb.lab.demo`` with headings, and prints the maps."""
 
+import os
+import re
 import shutil
 import signal
 import sys
@@ -11,14 +13,16 @@ import click
 
 from ebpflb.cli import common
 from ebpflb.cli.output import print_table
+from ebpflb.datapath.attach.cgroup_links import cgroup_root
 from ebpflb.datapath.attach.removal import unpin_all
 from ebpflb.datapath.maps.pins import BPFFS, StateDir
 from ebpflb.diagnose.dump import dump_maps
 from ebpflb.lab.demo import ASKED, PORT, TRAFFIC, V4, Demo
 from ebpflb.lab.hosts import Lab
+from ebpflb.lab.namespaces import NETNS
 
-PREFIX = "ebpflb-demo"
-FOLDER = Path("/run") / PREFIX
+PREFIX = "ebpflb-demo"  # everything of a demo is called so, and its pid follows
+RUN = Path("/run")
 
 
 @click.command()
@@ -32,12 +36,13 @@ def demo(keep: bool, remove: bool) -> None:
     """
     common.require_capabilities()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    _remove_all()
+    _remove_ended()
     if remove:
         return
+    name = f"{PREFIX}-{os.getpid()}"
     with ExitStack() as stack:
-        stack.callback(_remove_all)
-        story = Demo(stack.enter_context(Lab(PREFIX)), FOLDER, click.echo)
+        stack.callback(_remove, name)
+        story = Demo(stack.enter_context(Lab(name)), RUN / name, click.echo)
         _run(story)
         if keep:
             story.agent.start()
@@ -47,12 +52,21 @@ def demo(keep: bool, remove: bool) -> None:
     click.echo("\neverything that the demo made is removed")
 
 
-def _remove_all() -> None:
-    """Stops and removes this demo, or one that was kept or killed."""
-    Lab(PREFIX).sweep()
-    for state in BPFFS.glob(f"{PREFIX}-*") if BPFFS.is_dir() else ():
+def _remove_ended() -> None:
+    """Removes the demos that were kept or killed: those whose process has ended."""
+    paths = [path for place in (RUN, NETNS, cgroup_root(), BPFFS) for path in place.glob("*")]
+    found = {re.match(rf"{PREFIX}-(\d+)\b", path.name) for path in paths}
+    for name, pid in {(it[0], it[1]) for it in found if it}:
+        if not Path("/proc", pid).exists():
+            _remove(name)
+
+
+def _remove(name: str) -> None:
+    """Stops and removes everything of one demo."""
+    Lab(name).sweep()
+    for state in BPFFS.glob(f"{name}-*") if BPFFS.is_dir() else ():
         unpin_all(StateDir(state))
-    shutil.rmtree(FOLDER, ignore_errors=True)
+    shutil.rmtree(RUN / name, ignore_errors=True)
 
 
 def _run(story: Demo) -> None:

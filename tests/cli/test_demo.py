@@ -17,12 +17,10 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import NETNS
 
 PREFIX = f"ebpflb-test-{os.getpid()}-demo"
-FOLDER = Path("/run") / PREFIX
 COMMAND = f"""
-import pathlib, sys
+import sys
 from ebpflb.cli import main
-demo = sys.modules["ebpflb.cli.demo"]
-demo.PREFIX, demo.FOLDER = {PREFIX!r}, pathlib.Path({str(FOLDER)!r})
+sys.modules["ebpflb.cli.demo"].PREFIX = {PREFIX!r}
 main()
 """
 ACTS = [
@@ -60,7 +58,7 @@ def processes(session: int) -> list[str]:
 
 def left(session: int) -> list[object]:
     """Every trace."""
-    places = (NETNS, cgroup_root(), BPFFS, FOLDER.parent, Path("/tmp"))
+    places = (NETNS, cgroup_root(), BPFFS, Path("/run"), Path("/tmp"))
     return [*processes(session), *(it for place in places for it in place.glob(f"{PREFIX}*"))]
 
 
@@ -102,3 +100,11 @@ def test_killed_and_swept() -> None:
     demo.communicate(timeout=240)
     begin("--remove").communicate(timeout=120)
     wait_until("nothing is left", lambda: not left(demo.pid))
+
+
+def test_two_at_once() -> None:
+    """A demo leaves another one alone that runs at the same time."""
+    first, second = begin(), begin()
+    said = [demo.communicate(timeout=240)[0] for demo in (first, second)]
+    assert (first.returncode, second.returncode) == (0, 0), said
+    wait_until("nothing is left", lambda: not left(first.pid) and not left(second.pid))
