@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line, called as `ebpflb` calls it."""
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -8,8 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from pyroute2 import netns
 
 from ebpflb.cli import main
+from ebpflb.datapath.maps.pins import BPFFS
+from ebpflb.lab.namespaces import Namespace
 from ebpflb.node import conntrack, process, reserved_ports
 from tests.network.cluster import Cluster, running
 
@@ -23,13 +27,29 @@ class Done(NamedTuple):
 
 
 Ebpflb = Callable[..., Done]
+NEVER = BPFFS / f"ebpflb-test-{os.getpid()}-never"  # a state directory that no agent has made
+
+
+@pytest.fixture(scope="session")
+def own_netns() -> Iterator[str]:
+    """The name of a network namespace of this worker, with loopback up."""
+    made = Namespace(f"ebpflb-test-{os.getpid()}-cli")
+    made.create()
+    yield made.netns
+    netns.remove(made.netns)
 
 
 @pytest.fixture
-def machine_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command in this process is in the machine's own network namespace, whose settings are not
-    a test's to change.
-    """
+def network(own_netns: str) -> Iterator[None]:
+    """This process is in it: on the machine there may be a kube-proxy, or another worker."""
+    netns.pushns(own_netns)
+    yield
+    netns.popns()
+
+
+@pytest.fixture
+def machine_left_alone(network: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command in this process changes no setting of the kernel or of the process."""
     monkeypatch.setattr(conntrack, "set_up", lambda *_: None)
     monkeypatch.setattr(process, "adjust_oom_score", lambda *_: None)
     monkeypatch.setattr(process, "raise_file_limit", lambda: None)
@@ -80,4 +100,4 @@ def state(cluster: Cluster) -> list[str]:
 @pytest.fixture
 def nowhere(tmp_path: Path) -> list[str]:
     """Options of an agent that never was."""
-    return ["--state-dir", "/sys/fs/bpf/ebpflb-never", "--run-dir", str(tmp_path / "never")]
+    return ["--state-dir", str(NEVER), "--run-dir", str(tmp_path / "never")]

@@ -12,11 +12,9 @@ import yaml
 
 from ebpflb.datapath import probe
 from ebpflb.datapath.attach import cgroup_links, device_programs, netns_cookie, tcx
-from ebpflb.datapath.maps.pins import BPFFS
 from ebpflb.node import process, sock_diag
-from tests.cli.conftest import Ebpflb
+from tests.cli.conftest import NEVER, Ebpflb
 
-STATE = BPFFS / "ebpflb-never"
 FEATURES = [
     "capabilities", "BCC", "bpffs", "cgroup v2", "hook cgroup/connect4", "tc helpers",
     "tcx",
@@ -46,7 +44,7 @@ def missing(output: str) -> set[str]:
 
 def test_yes(ebpflb: Ebpflb) -> None:
     """On a machine that runs these tests the answer is yes."""
-    done = ebpflb("check", "--state-dir", STATE)
+    done = ebpflb("check", "--state-dir", NEVER)
     assert (done.status, done.err) == (0, "")
     for feature in FEATURES:
         assert feature in done.out
@@ -56,15 +54,15 @@ def test_yes(ebpflb: Ebpflb) -> None:
 def test_leaves_nothing(ebpflb: Ebpflb) -> None:
     """It attaches nothing and makes nothing."""
     before = cgroup_links.foreign(cgroup_links.cgroup_root(), ())
-    ebpflb("check", "--state-dir", STATE)
+    ebpflb("check", "--state-dir", NEVER)
     assert cgroup_links.foreign(cgroup_links.cgroup_root(), ()) == before
-    assert not STATE.exists()
+    assert not NEVER.exists()
 
 
 def test_json_and_yaml(ebpflb: Ebpflb) -> None:
     """Both say the same, feature by feature."""
-    said = ebpflb("check", "--state-dir", STATE, "-o", "json").out
-    same = ebpflb("check", "--state-dir", STATE, "-o", "yaml").out
+    said = ebpflb("check", "--state-dir", NEVER, "-o", "json").out
+    same = ebpflb("check", "--state-dir", NEVER, "-o", "yaml").out
     assert json.loads(said) == yaml.safe_load(same)
     assert not missing(said)
 
@@ -72,7 +70,7 @@ def test_json_and_yaml(ebpflb: Ebpflb) -> None:
 @pytest.mark.parametrize("cgroup", ["/tmp", "/nowhere"])
 def test_no_cgroup(ebpflb: Ebpflb, cgroup: str) -> None:
     """What is no cgroup v2 is named, and how to name another."""
-    done = ebpflb("check", "--state-dir", STATE, "--cgroup-root", cgroup)
+    done = ebpflb("check", "--state-dir", NEVER, "--cgroup-root", cgroup)
     assert done.status == 1
     (line,) = [line for line in done.out.splitlines() if "MISSING" in line]
     assert "cgroup v2" in line
@@ -91,7 +89,7 @@ def test_no_bpffs(ebpflb: Ebpflb, tmp_path: Path) -> None:
 def test_no_bcc(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without BCC the Debian package is named."""
     monkeypatch.setitem(sys.modules, "bcc", None)
-    done = ebpflb("check", "--state-dir", STATE)
+    done = ebpflb("check", "--state-dir", NEVER)
     assert done.status == 1
     assert "python3-bpfcc" in done.out
 
@@ -134,7 +132,7 @@ def test_way_round(
 ) -> None:
     """What a node can do without: the answer is yes all the same, and it is said what is lost."""
     monkeypatch.setattr(module, name, lambda *_: answer)
-    done = ebpflb("check", "--state-dir", STATE)
+    done = ebpflb("check", "--state-dir", NEVER)
     assert done.status == 0
     (line,) = [line for line in done.out.splitlines() if f" {feature} " in f"{line} "]
     assert lost in line
@@ -159,7 +157,7 @@ def test_needed(
     for name, answer in answers.items():
         module = tcx if name == "works" else probe
         monkeypatch.setattr(module, name, lambda answer=answer: answer)
-    done = ebpflb("check", "--state-dir", STATE)
+    done = ebpflb("check", "--state-dir", NEVER)
     assert done.status == 1
     (line,) = [line for line in done.out.splitlines() if "MISSING" in line]
     assert feature in line
@@ -175,7 +173,7 @@ def test_not_tried(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch, by_links: bo
 
     monkeypatch.setattr(tcx, "works", lambda: by_links)
     monkeypatch.setattr(probe, "clsact_filters", sandboxed)
-    done = ebpflb("check", "--state-dir", STATE)
+    done = ebpflb("check", "--state-dir", NEVER)
     assert done.status == 0
     assert "cannot be checked" in done.out
 

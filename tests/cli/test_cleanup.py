@@ -15,7 +15,7 @@ from ebpflb.model.kube_proxy import Detection
 from ebpflb.node import ipvs, kube_proxy_watch, nat
 from ebpflb.options import Paths
 from ebpflb.serve import status
-from tests.cli.conftest import Done, Ebpflb
+from tests.cli.conftest import NEVER, Done, Ebpflb
 from tests.node import answering, nodes, rules
 from tests.node.nodes import TOOLS, everything, load, load_nft, make_sets, run
 
@@ -24,7 +24,7 @@ TRANSLATING = "table ip kube-proxy {\n chain c {\n type nat hook output priority
 
 
 @pytest.fixture(autouse=True)
-def netns() -> Iterator[None]:
+def network() -> Iterator[None]:
     with nodes.fresh(NAME):
         yield
 
@@ -62,7 +62,7 @@ def test_nobody_serves(ebpflb: Ebpflb, nowhere: list[str]) -> None:
     """Where ebpflb is not at work it is told that nobody serves now."""
     load_nft()
     done = ebpflb("cleanup", "--kube-proxy", *nowhere)
-    assert "ebpflb is not installed in /sys/fs/bpf/ebpflb-never" in done.out
+    assert f"ebpflb is not installed in {NEVER}" in done.out
 
 
 def test_runs(ebpflb: Ebpflb, nowhere: list[str], tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_own(ebpflb: Ebpflb, nowhere: list[str]) -> None:
 def test_everything(tmp_path: Path) -> None:
     """As kube-proxy's --cleanup: both go."""
     left_by_iptables()
-    remove_all(Paths(Path("/sys/fs/bpf/ebpflb-never"), tmp_path / "run"))
+    remove_all(Paths(NEVER, tmp_path / "run"))
     assert kube_proxy_watch.detect() == Detection()
 
 
@@ -189,7 +189,7 @@ def test_nat_is_held(ebpflb: Ebpflb, nowhere: list[str], loopback: None) -> None
 def test_check(ebpflb: Ebpflb, tmp_path: Path) -> None:
     """`check` tells of it, and that is no reason to say no."""
     load_nft()
-    options = ["check", "--state-dir", "/sys/fs/bpf/ebpflb-never", "-o", "json"]
+    options = ["check", "--state-dir", NEVER, "-o", "json"]
 
     def finding() -> tuple[bool, bool, str]:
         done = ebpflb(*options)
@@ -218,7 +218,7 @@ def test_status_asks_the_agent(
     ebpflb: Ebpflb, nowhere: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Where rules alone are seen, the agent's word counts that they have come back."""
-    paths = Paths(Path("/sys/fs/bpf/ebpflb-never"), tmp_path / "never")
+    paths = Paths(NEVER, tmp_path / "never")
     seen = "is also running (its rules have come back)"
     running = status.initial(node="n", source="s").changed(kube_proxy=seen)
     with status.lock(paths):

@@ -11,13 +11,11 @@ from pathlib import Path
 import pytest
 
 from ebpflb.configuration import fields
-from ebpflb.datapath.maps.pins import BPFFS
 from ebpflb.model.local_detector import LocalDetector
 from ebpflb.options import Options
-from tests.cli.conftest import Ebpflb
+from tests.cli.conftest import NEVER, Ebpflb
 from tests.configuration.files import KUBEADM, write
 
-STATE = BPFFS / "ebpflb-never"
 Run = Callable[..., Options]
 
 
@@ -37,7 +35,7 @@ def file(tmp_path: Path) -> Path:
 @pytest.fixture
 def options(tmp_path: Path) -> list[object]:
     """Enough beside --config."""
-    return ["--manifests", tmp_path, "--state-dir", STATE, "--run-dir", tmp_path / "run"]
+    return ["--manifests", tmp_path, "--state-dir", NEVER, "--run-dir", tmp_path / "run"]
 
 
 @pytest.fixture
@@ -208,4 +206,4 @@ def test_no_file(refused: Callable[..., list[str]], file: Path) -> None:
 
 def test_cleanup_false(run: Run) -> None:
     """--cleanup=false is no --cleanup."""
-    assert run("--cleanup=false", "--init-only=false").paths.state == STATE
+    assert run("--cleanup=false", "--init-only=false").paths.state == NEVER

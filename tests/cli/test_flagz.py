@@ -9,9 +9,8 @@ import pytest
 
 from ebpflb.cli.run import run as command
 from ebpflb.configuration.parameters import PARAMETERS
-from ebpflb.datapath.maps.pins import BPFFS
 from ebpflb.serve.http import Request
-from tests.cli.conftest import Ebpflb
+from tests.cli.conftest import NEVER, Ebpflb
 from tests.configuration.files import write
 from tests.serve.conftest import plain_pages
 
@@ -23,7 +22,7 @@ def flagz(ebpflb: Ebpflb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fl
     """What the page of an agent says that was started with these words, line by line."""
     seen: list[dict[str, str]] = []
     monkeypatch.setattr(sys.modules["ebpflb.cli.run"], "_serve", lambda *it: seen.append(it[-1]))
-    where = ["--manifests", tmp_path, "--state-dir", BPFFS / "ebpflb-never", "--run-dir", tmp_path]
+    where = ["--manifests", tmp_path, "--state-dir", NEVER, "--run-dir", tmp_path]
 
     def lines(*words: object) -> dict[str, str]:
         done = ebpflb("run", *where, *words)

@@ -17,7 +17,7 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.entries import BackendName
-from tests.cli.conftest import Ebpflb
+from tests.cli.conftest import NEVER, Ebpflb
 from tests.network.cluster import NODEPORT, Cluster, at, web
 from tests.plan.flow_builders import Made
 
@@ -115,7 +115,7 @@ def test_no_maps(ebpflb: Ebpflb, nowhere: list[str], command: str) -> None:
     """Where there are no maps, one line says so."""
     done = ebpflb("flows", command, *nowhere[:2])
     assert (done.status, done.out, done.err.count("\n")) == (1, "", 1)
-    assert done.err.startswith("ebpflb: no maps of this version in /sys/fs/bpf/ebpflb-never")
+    assert done.err.startswith(f"ebpflb: no maps of this version in {NEVER}")
 
 
 def test_real_flow(ebpflb: Ebpflb, cluster: Cluster, state: list[str]) -> None:

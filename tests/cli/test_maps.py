@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from ebpflb.diagnose.dump import ROWS
-from tests.cli.conftest import Ebpflb
+from tests.cli.conftest import NEVER, Ebpflb
 from tests.network import asking
 from tests.network.cluster import NODEPORT, VIP, Cluster, at, web
 
@@ -63,7 +63,7 @@ def test_no_maps(ebpflb: Ebpflb, nowhere: list[str]) -> None:
     """Where there are no maps, one line says so."""
     done = ebpflb("maps", "dump", *nowhere[:2])
     assert (done.status, done.out) == (1, "")
-    assert done.err.startswith("ebpflb: no maps of this version in /sys/fs/bpf/ebpflb-never")
+    assert done.err.startswith(f"ebpflb: no maps of this version in {NEVER}")
     assert done.err.count("\n") == 1
 
 

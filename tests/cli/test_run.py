@@ -8,18 +8,15 @@ from pathlib import Path
 import pytest
 
 from ebpflb.datapath.attach import cgroup_links
-from ebpflb.datapath.maps.pins import BPFFS
 from ebpflb.model.local_detector import LocalDetector, LocalMode
 from ebpflb.options import Options
-from tests.cli.conftest import Done, Ebpflb
-
-STATE = BPFFS / "ebpflb-never"
+from tests.cli.conftest import NEVER, Done, Ebpflb
 
 
 @pytest.fixture
 def options(tmp_path: Path) -> list[object]:
     """All that is needed, and good."""
-    return ["--manifests", tmp_path, "--state-dir", STATE, "--run-dir", tmp_path / "run"]
+    return ["--manifests", tmp_path, "--state-dir", NEVER, "--run-dir", tmp_path / "run"]
 
 
 @pytest.fixture
@@ -30,7 +27,7 @@ def run(ebpflb: Ebpflb) -> Ebpflb:
         before = cgroup_links.foreign(cgroup_links.cgroup_root(), ())
         done = ebpflb("run", *words)
         assert cgroup_links.foreign(cgroup_links.cgroup_root(), ()) == before
-        assert not STATE.exists()
+        assert not NEVER.exists()
         return done
 
     return refused
@@ -196,7 +193,7 @@ def test_unreadable_kubeconfig(run: Ebpflb, tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text("apiVersion: v1\n")
     closed = ["--healthz-port=0", "--metrics-port=0"]
-    done = run("--kubeconfig", config, "--state-dir", STATE, "--run-dir", tmp_path, *closed)
+    done = run("--kubeconfig", config, "--state-dir", NEVER, "--run-dir", tmp_path, *closed)
     assert done.status == 1
     assert f"ebpflb: {config}: Invalid kube-config file" in done.err
 

@@ -8,13 +8,10 @@ from typing import Any
 import pytest
 
 from ebpflb.configuration import config_file
-from ebpflb.datapath.maps.pins import BPFFS
 from ebpflb.node import conntrack
 from ebpflb.options import ConntrackOptions
-from tests.cli.conftest import Ebpflb
+from tests.cli.conftest import NEVER, Ebpflb
 from tests.configuration.files import write
-
-STATE = BPFFS / "ebpflb-never"
 
 
 @pytest.fixture
@@ -55,9 +52,9 @@ def test_cleanup(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     """--cleanup removes ours and what kube-proxy left, even where the file is bad, and ends."""
     seen: list[Any] = []
     monkeypatch.setattr(sys.modules["ebpflb.cli.run"], "remove_all", seen.append)
-    where = ["--state-dir", STATE, "--run-dir", tmp_path]
+    where = ["--state-dir", NEVER, "--run-dir", tmp_path]
     assert ebpflb("run", "--cleanup", "--config=/nowhere", *where).status == 0
-    assert [paths.state for paths in seen] == [STATE]
+    assert [paths.state for paths in seen] == [NEVER]
 
 
 def test_version(ebpflb: Ebpflb) -> None:

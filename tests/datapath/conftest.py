@@ -19,6 +19,7 @@ from ebpflb.datapath.programs import compiler, loader
 from ebpflb.datapath.programs.compiler import Compiled
 from ebpflb.datapath.programs.loader import Program
 from tests.datapath.variants import SOURCE, VARIANTS
+from tests.kit import once
 
 _numbers = itertools.count()
 
@@ -66,23 +67,35 @@ def cgroup(cgroups: Iterator[Path]) -> Path:
     return next(cgroups)
 
 
+@pytest.fixture
+def inside(cgroup: Path) -> Iterator[Path]:
+    """This process is in a cgroup of its own."""
+    root = cgroup_links.cgroup_root()
+    former = Path("/proc/self/cgroup").read_text().split("0::", 1)[1].split()[0]
+    (cgroup / "cgroup.procs").write_text(str(os.getpid()))
+    yield cgroup
+    (root / former.lstrip("/") / "cgroup.procs").write_text(str(os.getpid()))
+
+
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
+def cache(shared: Path) -> Path:
+    return shared / "bytecode"
 
 
 @pytest.fixture(scope="session", params=list(VARIANTS))
-def compiled(request: pytest.FixtureRequest, cache: Path) -> Compiled:
+def compiled(request: pytest.FixtureRequest, shared: Path, cache: Path) -> Compiled:
     """The hooks, for kernels with and without bpf_set_retval."""
     if request.param == "set_retval" and os.geteuid() == 0 and not probe.set_retval():
         pytest.skip("this kernel has no bpf_set_retval")
-    return compiler.compile_source(SOURCE, VARIANTS[request.param], cache=cache)
+    with once.alone(shared):
+        return compiler.compile_source(SOURCE, VARIANTS[request.param], cache=cache)
 
 
 @pytest.fixture(scope="session")
-def one_variant(cache: Path) -> Compiled:
+def one_variant(shared: Path, cache: Path) -> Compiled:
     """The one that this kernel gets."""
-    return compiler.compile_source(SOURCE, datapath.flags(), cache=cache)
+    with once.alone(shared):
+        return compiler.compile_source(SOURCE, datapath.flags(), cache=cache)
 
 
 @pytest.fixture(scope="module")

@@ -28,16 +28,6 @@ def counting() -> Iterator[None]:
     os.close(fd)
 
 
-@pytest.fixture
-def inside(cgroup: Path) -> Iterator[Path]:
-    """This process is in a cgroup of its own."""
-    root = cgroup_links.cgroup_root()
-    former = Path("/proc/self/cgroup").read_text().split("0::", 1)[1].split()[0]
-    (cgroup / "cgroup.procs").write_text(str(os.getpid()))
-    yield cgroup
-    (root / former.lstrip("/") / "cgroup.procs").write_text(str(os.getpid()))
-
-
 def connect() -> None:
     """Nobody listens there."""
     with socket.socket() as client, suppress(OSError):

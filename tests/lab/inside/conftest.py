@@ -7,3 +7,4 @@ from tests.datapath.conftest import cgroup as cgroup
 from tests.datapath.conftest import cgroups as cgroups
 from tests.datapath.conftest import directory as directory
 from tests.datapath.conftest import home as home
+from tests.datapath.conftest import inside as inside

@@ -18,14 +18,16 @@ ATTACH = loader.HOOKS[loader.GETSOCKNAME4]
 ASK = """
 import sys
 from pathlib import Path
-from ebpflb.datapath.attach import netns_cookie
+from ebpflb.datapath.attach import cgroup_links, netns_cookie
+cgroup_links.cgroup_root = lambda: Path(sys.argv[2])
 print(netns_cookie.by_program(Path(sys.argv[1])), netns_cookie.by_socket())
 """
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
+@pytest.fixture(autouse=True)
+def cgroup_root(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program is attached where nobody but this process and its children runs it."""
+    monkeypatch.setattr(cgroup_links, "cgroup_root", lambda: inside)
 
 
 def attached() -> list[int]:
@@ -36,9 +38,9 @@ def attached() -> list[int]:
         os.close(target)
 
 
-def elsewhere(cache: Path) -> list[str]:
+def elsewhere(cache: Path, cgroup_root: Path) -> list[str]:
     """What a process in a new network namespace hears."""
-    command = ["unshare", "--net", sys.executable, "-c", ASK, str(cache)]
+    command = ["unshare", "--net", sys.executable, "-c", ASK, str(cache), str(cgroup_root)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
@@ -47,9 +49,9 @@ def test_agrees(cache: Path) -> None:
     assert netns_cookie.by_program(cache) == netns_cookie.netns_cookie(cache)
 
 
-def test_namespaces_differ(cache: Path) -> None:
+def test_namespaces_differ(cache: Path, inside: Path) -> None:
     """Each namespace has its own, and keeps it."""
-    told, known = elsewhere(cache)
+    told, known = elsewhere(cache, inside)
     assert int(told) not in (0, netns_cookie.by_program(cache))
     assert known in (told, "None")
     assert netns_cookie.by_program(cache) == netns_cookie.by_program(cache)
