@@ -2,6 +2,7 @@
 # On Debian 12, as root; each target installs what it needs:
 #   make demo            shows it at work on this machine
 #   make test            check, then all tests
+#   make test-fast       the tests that need no root, with fewer examples: in seconds
 #   make check           lint, types, import rules; compiles the C with clang and gcc
 #   make format          fixes what ruff can fix
 #   make test-kernels    the tests that need a kernel, on Linux 5.10, 6.1 and 6.12 (vagrant/README.md)
@@ -21,13 +22,19 @@ CLANG := clang -O2 -g -target bpf -Wall -Wextra -Wno-unused-parameter -Werror \
 
 GCC := gcc -O2 -Wall -Wextra -Wno-unused-parameter -Werror -Ibpf -DDIALECT_NATIVE
 
-.PHONY: demo test check format diagrams bench-connect bench-nodeport lint-c lint-python clean
+# Tests wait more than they compute: three at a time for each processor.
+WORKERS := $(shell echo $$((3 * $$(nproc))))
+
+.PHONY: demo test test-fast check format diagrams bench-connect bench-nodeport lint-c lint-python clean
 
 demo: $(VENV)/run
 	$(BIN)/ebpflb demo
 
 test: check
-	$(BIN)/pytest
+	$(BIN)/pytest -n $(WORKERS)
+
+test-fast: $(VENV)/test
+	EBPFLB_TEST_LOAD=0.1 $(BIN)/pytest -n $(shell nproc) -m pure
 
 check: lint-python lint-c
 

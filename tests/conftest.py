@@ -1,7 +1,149 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For all rooms: a machine that is busy fails no property."""
+"""For all tests: hypothesis' profile, markers by folder, and how workers divide the tests.
 
+Each test has one of the markers pure, kernel and cluster; those that take long are slow as well
+(setup.cfg says what they mean). ``pytest -n N`` runs the tests in N processes: a file's tests stay
+together, because they share what is expensive to build, unless one of the tables below says that
+they share nothing. Whatever takes long starts first.
+"""
+
+from pathlib import Path
+
+import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 
-settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("unhurried")
+from ebpflb.datapath import datapath
+from ebpflb.datapath.programs.compiler import compile_source
+from ebpflb.options import Paths
+from tests.kit import once
+from tests.load import scaled
+
+settings.register_profile(
+    "patient",
+    deadline=None,
+    max_examples=scaled(100),
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("patient")
+
+ROOT = Path(__file__).parents[1]
+# By folder or file; the longest path that fits counts.
+KINDS = {
+    "tests/": "pure",
+    "tests/agent/test_api.py": "cluster",
+    "tests/agent/test_restart.py": "cluster",
+    "tests/cli/": "kernel",
+    "tests/cli/test_config_process.py": "cluster",
+    "tests/cli/test_demo.py": "cluster",
+    "tests/cli/test_flows.py": "cluster",
+    "tests/cli/test_manifests.py": "cluster",
+    "tests/cli/test_maps.py": "cluster",
+    "tests/cli/test_run_process.py": "cluster",
+    "tests/cli/test_status.py": "cluster",
+    "tests/datapath/": "kernel",
+    "tests/deploy/test_container.py": "kernel",
+    "tests/deploy/test_rights.py": "cluster",
+    "tests/deploy/test_wheel.py": "kernel",
+    "tests/diagnose/": "kernel",
+    "tests/lab/inside/": "kernel",
+    "tests/network/": "cluster",
+    "tests/node/": "kernel",
+    "tests/packet/": "kernel",
+    "tests/serve/": "kernel",
+    "tests/stale_udp/": "kernel",
+}
+# Files that take more than ten seconds on their own.
+SLOW = {
+    "tests/agent/test_restart.py",
+    "tests/cli/test_config_process.py",
+    "tests/cli/test_demo.py",
+    "tests/cli/test_flows.py",
+    "tests/deploy/test_rights.py",
+    "tests/lab/inside/test_attach.py",
+    "tests/network/test_e2e_nodes.py",
+    "tests/network/test_e2e_ports.py",
+    "tests/network/test_e2e_services.py",
+    "tests/network/test_lifecycle.py",
+    "tests/network/test_masquerade_matrix.py",
+    "tests/network/test_packets_flows.py",
+    "tests/network/test_packets_options.py",
+    "tests/network/test_packets_refusal.py",
+    "tests/network/test_packets_setups.py",
+    "tests/network/test_survival.py",
+    "tests/network/test_takeover.py",
+    "tests/plan/test_properties.py",
+}
+# Files whose tests build a cluster each. (Those of tests/deploy/test_rights.py do too, but every
+# agent compiles there: several at once would time out on a machine that is busy.)
+SEPARATE_TESTS = {
+    "tests/cli/test_demo.py",
+    "tests/cli/test_run_process.py",
+    "tests/network/test_takeover.py",
+}
+# Files that build a cluster for each value of their first parameter.
+SEPARATE_PARAMETERS = {
+    "tests/network/test_masquerade_matrix.py",
+    "tests/network/test_packets_setups.py",
+    "tests/network/test_stale_rebound.py",
+}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        file = str(item.path.relative_to(ROOT))
+        item.add_marker(KINDS[max(filter(file.startswith, KINDS), key=len)])
+        if file in SLOW:
+            item.add_marker("slow")
+        if item.get_closest_marker("cluster") and isinstance(item, pytest.Function):
+            item.fixturenames.insert(0, agents_bytecode.__name__)
+    if hasattr(config, "workerinput"):
+        items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> tuple[bool, int]:
+    """Clusters first, the slow ones before the others: at the end only short tests are left."""
+    kinds = ["cluster", "kernel", "pure"]
+    kind = next(at for at, name in enumerate(kinds) if item.get_closest_marker(name))
+    return item.get_closest_marker("slow") is None, kind
+
+
+class Scheduling(LoadScopeScheduling):
+    """Gives a free worker the next group of tests."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group(nodeid)
+
+
+def group(nodeid: str) -> str:
+    """What tests that one worker runs one after the other have in common."""
+    file, _, test = nodeid.partition("::")
+    if file in SEPARATE_TESTS:
+        return nodeid
+    if file in SEPARATE_PARAMETERS:
+        _, _, parameters = test.partition("[")
+        return f"{file}[{parameters.partition('-')[0]}"
+    return file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling:
+    config.option.loadscopereorder = False  # the order above, not by the number of tests
+    return Scheduling(config, log)
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of the whole run."""
+    return once.shared_folder(tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def agents_bytecode(shared: Path) -> None:
+    """The agents' cache has what they need: several at once would compile the same."""
+    packets = datapath.PACKETS, datapath.packet_flags()
+    with once.alone(shared):
+        compile_source(datapath.SOURCE, datapath.flags(), cache=Paths.cache)
+        compile_source(*packets, cache=Paths.cache)
+        compile_source(packets[0], (*packets[1], "-DNO_LINK_HEADER"), cache=Paths.cache)

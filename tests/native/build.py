@@ -52,10 +52,16 @@ STRICT = ("-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter")
 SHAPE = ("-std=gnu11", "-O2", "-g", "-fPIC", "-DDIALECT_NATIVE")
 
 
-def build(folder: Path, name: str, flags: tuple[str, ...] = ()) -> Any:
-    """The hooks compiled with ``flags``, as the module ``name``; ``folder`` keeps its files."""
-    wrapper, source = folder / f"{name}.c", folder / f"{name}.o"
+def built(folder: Path, name: str, flags: tuple[str, ...] = ()) -> Any:
+    """The hooks compiled with ``flags``, as the module ``name``; built where it is not there."""
     library = folder / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
+    if not library.exists():
+        _build(library, name, flags)
+    return _load(name, library)
+
+
+def _build(library: Path, name: str, flags: tuple[str, ...]) -> None:
+    wrapper, source = library.with_name(f"{name}.c"), library.with_name(f"{name}.o")
     ffi = FFI()
     ffi.cdef(WORDS + CONTEXTS + PROTOTYPES + LOOKUPS + f'extern "Python+C" {{ {HELPERS} }}')
     ffi.set_source(name, "#include <linux/bpf.h>\n" + HELPERS + PROTOTYPES + LOOKUPS)
@@ -63,7 +69,6 @@ def build(folder: Path, name: str, flags: tuple[str, ...] = ()) -> Any:
     _gcc(*SHAPE, *STRICT, *CHECKED, *flags, f"-I{layout.SOURCES}", "-c", SOURCE, "-o", source)
     python = sysconfig.get_paths()["include"]
     _gcc("-shared", "-fPIC", f"-I{python}", wrapper, source, *CHECKED, "-o", library)
-    return _load(name, library)
 
 
 def _gcc(*arguments: str | Path) -> None:

@@ -2,11 +2,13 @@
 """The native hooks, built once a session for kernels with and without bpf_set_retval."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.native.build import build
+from tests.kit import once
+from tests.native.build import built
 from tests.native.kernel import Kernel
 from tests.native.node import Node
 
@@ -14,9 +16,9 @@ VARIANTS = {"set_retval": ("-DHAVE_SET_RETVAL",), "no_retval": ()}
 
 
 @pytest.fixture(scope="session")
-def modules(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("native")
-    return {name: build(folder, f"native_{name}", flags) for name, flags in VARIANTS.items()}
+def modules(shared: Path) -> dict[str, Any]:
+    with once.alone(shared):
+        return {name: built(shared, f"native_{name}", flags) for name, flags in VARIANTS.items()}
 
 
 @pytest.fixture(scope="session", params=list(VARIANTS))

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from ebpflb.model.addresses import Address
+from tests.load import scaled
 from tests.native import model
 from tests.native.model import Cluster, Request, Service, plain
 from tests.native.node import HOST, POD, SECOND, Node, Socket
@@ -109,7 +110,7 @@ def outcome(node: Node, socket: Socket, request: Request) -> str:
     return verdict
 
 
-@settings(max_examples=150)
+@settings(max_examples=scaled(150))
 @given(script=some.lists(steps, max_size=30), dice=some.randoms(use_true_random=False))
 def test_alike(new_node: Callable[[], Node], script: list[Step], dice: Random) -> None:
     """Each request has the same outcome in both, step by step."""

@@ -16,6 +16,7 @@ from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.layout import MapSpec
 from ebpflb.datapath.programs import compiler, loader
 from ebpflb.datapath.programs.compiler import Compiled
+from tests.kit import once
 from tests.packet.frames import at
 from tests.packet.network import network_of_our_own
 from tests.packet.node import Node
@@ -55,8 +56,9 @@ def loaded(compiled: Compiled, **specs: MapSpec) -> Iterator[Loaded]:
 
 
 @pytest.fixture(scope="session")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
-    return compiler.compile_source("hooks/packet.c", cache=tmp_path_factory.mktemp("cache"))
+def compiled(shared: Path) -> Compiled:
+    with once.alone(shared):
+        return compiler.compile_source("hooks/packet.c", cache=shared / "bytecode")
 
 
 @pytest.fixture(scope="module")

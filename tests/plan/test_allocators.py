@@ -15,6 +15,7 @@ from ebpflb.plan.allocators import (
     SlotAllocator,
 )
 from ebpflb.plan.entries import Range
+from tests.load import scaled
 
 SLOTS = 24
 
@@ -49,7 +50,7 @@ def test_adopted_id() -> None:
 
 
 @given(some.lists(some.integers(0, 5)))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=scaled(60), deadline=None)
 def test_ids_are_unique(moves: list[int]) -> None:
     """No id is given to two owners, whatever comes back in between."""
     ids, taken = IdAllocator(5), list[int]()
@@ -104,7 +105,7 @@ def check_holes(ranges: SlotAllocator, used: set[int]) -> None:
 
 
 @given(some.lists(some.tuples(some.booleans(), _sizes, _indexes), max_size=40))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=scaled(150), deadline=None)
 def test_holes(moves: list[tuple[bool, int, int]]) -> None:
     """Any taking and giving back keeps the free_ranges disjoint, sorted, joined and complete."""
     ranges, taken = SlotAllocator(SLOTS), list[Range]()
@@ -117,7 +118,7 @@ def test_holes(moves: list[tuple[bool, int, int]]) -> None:
 
 
 @given(some.lists(some.builds(Range, _indexes, some.integers(0, 6)), max_size=8))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=scaled(100), deadline=None)
 def test_used_ranges(used: list[Range]) -> None:
     """SlotAllocator that the maps refer to are used up, even where they overlap."""
     ranges, used = SlotAllocator(SLOTS), set[int]()

@@ -7,6 +7,7 @@ from hypothesis import strategies as some
 from ebpflb.model.services import PortName
 from ebpflb.plan.claims import Claims
 from ebpflb.plan.desired_service import DesiredService
+from tests.load import scaled
 from tests.plan.builders import by_name, desired, frontend, name
 
 OLD, NEW = "2024-01-01T00:00:00Z", "2025-01-01T00:00:00Z"
@@ -91,7 +92,7 @@ def changes(event: dict[str, DesiredService | None]) -> dict[PortName, DesiredSe
 
 
 @given(_events)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=scaled(150), deadline=None)
 def test_order_of_events_does_not_matter(events: list[dict[str, DesiredService | None]]) -> None:
     """After any history each frontend is where the final wishes alone would put it."""
     claims, final = Claims(), dict[PortName, DesiredService | None]()

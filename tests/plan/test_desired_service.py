@@ -15,6 +15,7 @@ from ebpflb.model.selection import Selection
 from ebpflb.model.services import PortName, Protocol, ServicePort
 from ebpflb.plan.desired_service import DesiredService, desired_service
 from ebpflb.plan.entries import BackendName, Flags, Frontend
+from tests.load import scaled
 from tests.plan.builders import BLOCK_ORDER, BOTH, CLUSTER, LOCAL, SERVING
 
 NOBODY = Selection((), (), (), has_any=False)
@@ -205,7 +206,7 @@ _lists = some.dictionaries(some.integers(1, 9), some.sets(some.sampled_from("cls
 
 
 @given(_lists)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=scaled(100), deadline=None)
 def test_each_list_is_one_run(lists: dict[int, set[str]]) -> None:
     """The cluster list starts the block, the local list is in a row, and no backend is missing."""
     known = {number: endpoint(number, here="h" in lists[number]) for number in lists}

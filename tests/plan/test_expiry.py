@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ebpflb.model.services import Protocol
 from ebpflb.plan.expiry import Timeouts
 from ebpflb.plan.flow_entries import Entries, FlowState
+from tests.load import scaled
 from tests.plan.flow_builders import MASQUERADE, NOW, REPLY, REQUEST, SECOND, Made
 
 # What the four entries of a flow may say in a state: request, masquerade, answer, reply.
@@ -95,7 +96,7 @@ def sweep(store: Entries, timeouts: Timeouts) -> None:
 
 
 @given(worlds())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=scaled(400), deadline=None)
 def test_sweep(drawn: tuple[Timeouts, list[Known]]) -> None:
     """No entry goes whose flow has one that is younger than its time-out; of a flow that goes
     none stays; and a complete flow goes as soon as all its entries are as old: whatever time-outs

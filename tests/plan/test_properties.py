@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.entries import Frontend
 from ebpflb.plan.plan import Plan
+from tests.load import scaled
 from tests.plan import histories
 from tests.plan.builders import CLIENTS
 from tests.plan.histories import Step
@@ -27,7 +28,7 @@ def from_nothing(node: Node) -> Maps:
 
 
 @given(histories.steps)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=scaled(150), deadline=None)
 def test_history_does_not_matter(steps: list[Step]) -> None:
     """Whatever happened before, the maps show what is desired now, as if written from nothing."""
     node = Node()
@@ -38,7 +39,7 @@ def test_history_does_not_matter(steps: list[Step]) -> None:
 
 
 @given(histories.steps)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=scaled(60), deadline=None)
 def test_warm_restart_writes_nothing(steps: list[Step]) -> None:
     """A restart that finds everything as it should be has nothing to write."""
     node = Node()
@@ -49,7 +50,7 @@ def test_warm_restart_writes_nothing(steps: list[Step]) -> None:
 
 
 @given(histories.steps)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=scaled(100), deadline=None)
 def test_crash_anywhere(steps: list[Step]) -> None:
     """After a crash between any two writes, one complete plan mends everything."""
     node = Node()
@@ -79,7 +80,7 @@ def crashes(maps: Maps, plan: Plan) -> Iterator[Node]:
 
 
 @given(histories.steps_with_crashes)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=scaled(150), deadline=None)
 def test_crash_after_crash(steps: list[Step]) -> None:
     """Crashes while mending a crash are mended as well."""
     node = Node()
@@ -91,7 +92,7 @@ def test_crash_after_crash(steps: list[Step]) -> None:
 
 
 @given(histories.steps)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=scaled(150), deadline=None)
 def test_full_maps(steps: list[Step]) -> None:
     """Where room runs out, what has a place is as desired and all else as it was, if not closed."""
     node = Node(TIGHT)
@@ -130,7 +131,7 @@ def _check_nobody_slips_in(node: Node) -> None:
 
 
 @given(histories.steps_with_crashes)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=scaled(150), deadline=None)
 def test_crash_of_full_maps(steps: list[Step]) -> None:
     """Full maps and crashes together break no look-up, and leave nothing behind."""
     node = Node(TIGHT)

@@ -10,6 +10,7 @@ from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.desired_service import DesiredService
 from ebpflb.plan.planner import Planner
 from ebpflb.stale_udp.worker import RemovedBackends, removed_backends
+from tests.load import scaled
 from tests.plan import histories
 from tests.plan.builders import CAPACITY, SERVING, backend, desired, frontend
 from tests.plan.histories import Step
@@ -109,7 +110,7 @@ def test_gathers(planner: Planner) -> None:
 
 
 @given(histories.steps)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=scaled(60), deadline=None)
 def test_every_history(steps: list[Step]) -> None:
     """Whatever happens, the removed ids are those that some service had and none has."""
     node = Node()
