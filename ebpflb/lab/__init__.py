@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small cluster on one machine, of network namespaces and cgroups: for demo, tests and bench.
+"""A small cluster of network namespaces and cgroups on one machine, for demo, tests and bench.
 
-hosts       nodes, pods and outside hosts, with their processes; all gone at the end
-namespaces  a network namespace, and what one does in it
-router      what nodes and outside hosts are plugged into
-cni         three ways to connect pods
-traffic     what runs on hosts: servers that say their name, clients that count the answers
-sockets     sockets on a host, used from here
+hosts       nodes, pods and outside hosts, with their processes; all are removed at the end
+namespaces  a network namespace: devices, routes, sysctls, packet filters
+router      the network that connects nodes and outside hosts
+cni         three kinds of pod networks
+traffic     runs on hosts: servers that send their name, clients that count the replies
+sockets     sockets on a host, used from this process
 agents      `ebpflb run` on a node of the lab
 objects     Services and EndpointSlices as manifests
-demo        the story that `ebpflb demo` tells
+demo        the steps of `ebpflb demo`
 """

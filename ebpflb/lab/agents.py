@@ -18,21 +18,21 @@ from ebpflb.serve import status
 
 
 def wait_until(what: str, true: Callable[[], bool], seconds: float = 240.0) -> float:
-    """Looks again and again; the seconds it took. Raises NodeError if it never comes true.
+    """Polls until it is true; returns the seconds. Raises NodeError if it never comes true.
 
-    The longer it takes the more rarely it looks: whoever is waited for may need the processor.
+    The intervals grow, so that polling does not take the CPU from what is waited for.
     """
     begun = time.monotonic()
     while not true():
         passed = time.monotonic() - begun
         if passed > seconds:
-            raise NodeError(f"waited {seconds:g} s in vain: {what}")
+            raise NodeError(f"timeout after {seconds:g} s: {what}")
         time.sleep(min(0.05, max(0.002, passed / 20)))
     return time.monotonic() - begun
 
 
 class LabAgent:
-    """One node's agent and all that it keeps; ``close`` leaves nothing.
+    """One node's agent with its directories; ``close`` removes them all.
 
     ``under`` is a command that starts the agent, such as setpriv(1) with fewer rights.
     """
@@ -49,7 +49,7 @@ class LabAgent:
         self.process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        """Returns when it has programmed everything."""
+        """Returns when the agent has programmed everything."""
         self.paths.status_file.unlink(missing_ok=True)
         arguments = ["--node-name", self.node.name, "--cgroup-root", str(self.node.cgroup)]
         if "--kubeconfig" not in self.options:
@@ -66,7 +66,7 @@ class LabAgent:
             raise NodeError(f"{error}; its log:\n{self.log()}") from error
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
-        """SIGTERM or SIGKILL; what is programmed stays."""
+        """By SIGTERM or SIGKILL; programs and maps stay."""
         if self.process:
             self.process.send_signal(how)
             self.process.wait()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Three pod networks, as CNI plugins build them; node N's is 10.244.N.0/24 and fd00:244:N::/64.
 
-Bridge   pods hang on a bridge, cni0; other nodes' pods are routed by way of their node
-Routed   every pod has a route of its own to a veth; nothing but the node answers its neighbours
-Overlay  the bridge; what goes to other nodes' pods travels in VXLAN packets
+Bridge   pods are attached to a bridge, cni0; other nodes' pods are routed through their node
+Routed   each pod has a veth and a route to it; the node answers all neighbour requests (ARP, ND)
+Overlay  as Bridge, but packets to other nodes' pods are sent in VXLAN
 """
 
 from typing import Protocol
@@ -27,13 +27,13 @@ class Cni(Protocol):
     """How one node's pods are connected."""
 
     def prepare(self, host: Namespace, node: int) -> None:
-        """What the node needs before its first pod."""
+        """Sets up the node, before its first pod."""
 
     def plug(self, host: Namespace, node: int, pod: Namespace, number: int) -> None:
-        """A pod's eth0, with its addresses and routes."""
+        """Creates a pod's eth0 with its addresses and routes."""
 
     def reach(self, host: Namespace, node: int, other: int) -> None:
-        """The way to another node's pods."""
+        """Adds the routes to another node's pods."""
 
 
 class Bridge:
@@ -67,7 +67,7 @@ class Bridge:
 
 
 class Overlay(Bridge):
-    """VXLAN as Flannel has it: nodes are known to each other by the first address of their pods."""
+    """VXLAN as in Flannel: a node's VXLAN address is the first one of its pod network."""
 
     mtu = 1450
 
@@ -81,12 +81,12 @@ class Overlay(Bridge):
 
 
 class Routed:
-    """As Calico has it: a pod sees a gateway, and the node answers for it on every veth."""
+    """As in Calico: a pod has a gateway address, for which the node answers on every veth."""
 
     gateways = ("169.254.1.1", "fe80::1")
 
     def prepare(self, host: Namespace, node: int) -> None:
-        """Nothing."""
+        """Nothing to be done."""
 
     def plug(self, host: Namespace, node: int, pod: Namespace, number: int) -> None:
         veth = f"veth{number}"

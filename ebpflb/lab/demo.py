@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The story that `ebpflb demo` tells: real connections through real programs, no Kubernetes.
+"""The steps of `ebpflb demo`: real connections through real programs, without Kubernetes.
 
-Two nodes with pods, a client outside, the real agent on manifests that are written as we go:
+Two nodes with pods, a client outside, and an agent that reads manifests, which each step writes:
 connections to a ClusterIP over TCP and UDP, IPv4 and IPv6; a service scaled from three endpoints
-to four; the maps; a NodePort asked from outside, under both traffic policies; and an agent that
-is killed while connections go on landing.
+to four; the maps; connections from outside to a NodePort, with both traffic policies; and
+connections after the agent was killed.
 """
 
 import json
@@ -26,14 +26,14 @@ from ebpflb.plan.entries import Frontend
 V4, V6 = "10.96.0.10", "fd00:96::10"
 SHOP = "10.96.0.20"
 PORT, TARGET, NODEPORT, SHOP_NODEPORT = 80, 8080, 30080, 30090
-ASKED = 400  # connections a line
+ASKED = 400  # connections in each line of the output
 TRAFFIC = Path(traffic.__file__)
 
 Say = Callable[[str], None]
 
 
 class Demo:
-    """The lab of the demo, and the acts of its story."""
+    """The lab of the demo, and its steps."""
 
     def __init__(self, lab: Lab, folder: Path, say: Say) -> None:
         self.lab, self.say = lab, say
@@ -48,7 +48,7 @@ class Demo:
         self.agent = LabAgent(lab, self.node, folder, *pods)
 
     def build(self) -> None:
-        """Servers in the pods, the first three of them in the service; then the agent."""
+        """Starts servers in the pods, of which three are in the service, and then the agent."""
         for pod in (*self.pods, self.far):
             self._begin(pod, "serve", pod.name, str(TARGET))
         self.scale(3)
@@ -70,14 +70,14 @@ class Demo:
         objects.write(self.agent.manifests / "web.yaml", [node, service, v4, v6])
 
     def connect(self) -> None:
-        """Every protocol and family from a pod; a NodePort from the node."""
+        """Connects with every protocol and family from a pod, and to a NodePort from the node."""
         for protocol in ("tcp", "udp"):
             for address in (V4, V6):
                 self._ask(self.client, protocol, address)
         self._ask(self.node, "tcp", self.node.v4, NODEPORT)
 
     def grow(self) -> None:
-        """Adds the fourth endpoint while a client waits to land on it."""
+        """Adds the fourth endpoint while a client connects until it gets there."""
         waiting = self._begin(self.client, "await", self.pods[3].name, V4, str(PORT))
         began = time.monotonic()
         self.scale(4)
@@ -88,7 +88,7 @@ class Demo:
         self._ask(self.client, "udp", V6)
 
     def publish(self, policy: str) -> None:
-        """A service with an endpoint here and one on the other node, open to the outside."""
+        """Writes a NodePort service with an endpoint on this node and one on the other node."""
         ports = [{"port": PORT, "nodePort": SHOP_NODEPORT}]
         here = _endpoint(self.pods[0], self.pods[0].v4)
         there = objects.endpoint(self.far.v4, node=self.other.name, target=self.far.name)
@@ -99,7 +99,7 @@ class Demo:
         wait_until(f"policy {policy} is in force", lambda: self._in_force(policy))
 
     def enter(self) -> None:
-        """From outside the cluster, under both policies: who answers, and as whom it sees us."""
+        """Connects from outside with both policies: prints who replies, and the client it sees."""
         for policy in ("Cluster", "Local"):
             self.publish(policy)
             self.say(f"  externalTrafficPolicy: {policy}")
@@ -115,7 +115,7 @@ class Demo:
         return found is not None and ("local" in found.flags) == (policy == "Local")
 
     def kill(self) -> None:
-        """No agent, no difference."""
+        """Connects after the agent was killed."""
         self.agent.stop(signal.SIGKILL)
         self._ask(self.client, "tcp", V4)
         self._ask(self.client, "udp", V4)
@@ -124,17 +124,17 @@ class Demo:
         self.agent.close()
 
     def _begin(self, host: Host, *words: str) -> "subprocess.Popen[str]":
-        """A program of the lab, when it has said that it is ready."""
+        """Starts traffic.py on a host; returns when it is ready."""
         process = self.lab.keep(host.python(TRAFFIC, *words, stdout=subprocess.PIPE))
         assert process.stdout is not None
         process.stdout.readline()
         return process
 
     def _ask(self, host: Host, protocol: str, address: str, port: int = PORT) -> Any:
-        """Asks from a host and says each pod's share. Raises NodeError if any ask failed."""
+        """Connects ASKED times and prints each pod's share. Raises NodeError if one fails."""
         words = ("ask", protocol, address, str(port), str(ASKED))
-        said, _ = host.python(TRAFFIC, *words, stdout=subprocess.PIPE).communicate()
-        answer = json.loads(said)
+        output, _ = host.python(TRAFFIC, *words, stdout=subprocess.PIPE).communicate()
+        answer = json.loads(output)
         shares = "  ".join(f"{name} {n / ASKED:.0%}" for name, n in answer["names"].items())
         where = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
         peers = " ".join(answer["peers"])

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts made of namespaces and cgroups; whatever a Lab makes goes with it.
+"""Hosts made of namespaces and cgroups; a Lab removes all that it has created.
 
 A node is a network namespace with an uplink to the lab's router (see ``router``) and a pod network
 (see ``cni``); a pod is a namespace in it; an outside host is one beyond the router. All processes
-of a node and its pods are in one cgroup, to which the node's agent attaches, as a real node's are
-in its root cgroup; the agents are in the lab's own, and so are pods whose sockets nobody sees.
+of a node and its pods are in one cgroup, to which the node's agent attaches its programs; on a real
+node that is the root cgroup. The agents, and pods that are not ``hooked``, are in the lab's cgroup.
 Namespaces are entered with nsenter: ``ip netns exec`` would hide cgroup v2 and the bpffs.
 """
 
@@ -33,7 +33,7 @@ def start(
 ) -> "subprocess.Popen[str]":
     """A process in a namespace and a cgroup.
 
-    The shell enters the cgroup: a signal that came in the midst of a ``preexec_fn`` would be lost.
+    A shell enters the cgroup: a signal during a ``preexec_fn`` would be lost.
     """
     enter = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(cgroup / "cgroup.procs")]
     words = [*enter, "nsenter", f"--net={NETNS / netns}", "--", *command]
@@ -50,24 +50,24 @@ class Host(Namespace):
     v6: str
 
     def start(self, command: Sequence[str], **options: object) -> "subprocess.Popen[str]":
-        """A process on this host; the caller ends it, or the Lab does."""
+        """Starts a process on this host; the caller ends it, or the Lab does at the end."""
         return start(self.netns, self.cgroup, command, **options)
 
     def python(self, program: Path, *words: str, **options: object) -> "subprocess.Popen[str]":
-        """A program of the standard library alone, without site-packages: quick to start."""
+        """Starts a Python program without site-packages, which is faster."""
         return self.start([sys.executable, "-IS", str(program), *words], **options)
 
 
 @dataclass(frozen=True)
 class _Node:
-    """What the lab remembers of a node."""
+    """A node's parts."""
 
     number: int
     cni: cni.Cni
 
 
 class Lab:
-    """Makes hosts and takes them all away again, also those of a lab that was killed."""
+    """Creates hosts and removes them all, also those of a lab that was killed."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
@@ -90,7 +90,7 @@ class Lab:
 
     @cached_property
     def router(self) -> Router:
-        """What every node and every outside host is plugged into."""
+        """The router that all nodes and outside hosts are connected to."""
         router = Router(f"{self.prefix}-router")
         router.build()
         return router
@@ -108,7 +108,7 @@ class Lab:
         return host
 
     def join(self, one: Host, other: Host) -> None:
-        """Routes between the pods of two nodes."""
+        """Adds routes between the pods of two nodes."""
         for here, there in ((one, other), (other, one)):
             node = self._nodes[here]
             node.cni.reach(here, node.number, self._nodes[there].number)
@@ -116,8 +116,8 @@ class Lab:
     def pod(self, node: Host, name: str, number: int, *, hooked: bool = True) -> Host:
         """A pod with the address .<number> of its node's pod network.
 
-        Unless it is ``hooked`` its sockets are hidden from the node's programs, as those of a
-        virtual machine are.
+        If it is not ``hooked``, the node's socket hooks do not see its sockets, as with a pod in a
+        virtual machine.
         """
         place = self._nodes[node]
         cgroup = node.cgroup if hooked else self.cgroup
@@ -132,19 +132,19 @@ class Lab:
         return host
 
     def keep(self, process: "subprocess.Popen[str]") -> "subprocess.Popen[str]":
-        """Ends the process with the lab."""
+        """Registers a process that the lab ends in ``close``."""
         self.processes.append(process)
         return process
 
     def close(self) -> None:
-        """Ends every process that was started here, then removes what they were in."""
+        """Ends all processes of the lab, then removes their namespaces and cgroups."""
         for process in self.processes:
             process.kill()
             process.wait()
         self.sweep()
 
     def sweep(self) -> None:
-        """Removes what a lab of this prefix made, be it this one or one that was killed."""
+        """Removes everything of a lab with this prefix: of this one, or of one that was killed."""
         for procs in self.cgroup.rglob("cgroup.procs"):
             for pid in procs.read_text().split():
                 with suppress(ProcessLookupError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network namespace, and what one does in it: devices, routes, switches, packet filters."""
+"""A network namespace: its devices, routes, sysctls and packet filters."""
 
 import subprocess
 from dataclasses import dataclass
@@ -11,24 +11,24 @@ NETNS = Path("/run/netns")
 
 
 def ip(*words: str) -> None:
-    """Runs ip(8). Raises NodeError with its words."""
+    """Runs ip(8). Raises NodeError with its message."""
     _run(["ip", *words])
 
 
 @dataclass(frozen=True)
 class Namespace:
-    """Known to ip(8) by its name."""
+    """A namespace that ip(8) knows by its name."""
 
     netns: str
 
     def create(self) -> None:
-        """With loopback up. Addresses can be used at once: nobody else could have them."""
+        """Creates it with loopback up, and without duplicate address detection."""
         ip("netns", "add", self.netns)
         self.sysctl("net.ipv6.conf.default.accept_dad", 0)
         self.ip("link set lo up")
 
     def ip(self, *lines: str, v6: bool = False) -> None:
-        """Commands of ip(8), all in one process. Raises NodeError with its words.
+        """Commands of ip(8), all in one process. Raises NodeError with its message.
 
         Without ``v6`` those that name no address are about IPv4.
         """
@@ -36,21 +36,21 @@ class Namespace:
         _run(["ip", *family, "-n", self.netns, "-batch", "-"], "\n".join(lines) + "\n")
 
     def nft(self, rules: str) -> None:
-        """Loads rules. Raises NodeError with the words of nft(8)."""
+        """Loads rules. Raises NodeError with the message of nft(8)."""
         _run([*self.enter, "nft", "-f", "-"], rules)
 
     def sysctl(self, name: str, value: object) -> None:
-        """Sets one, by its dotted name; a dot in a device's name is a slash."""
+        """Sets a sysctl by its dotted name; a dot in a device's name is written as a slash."""
         path = name.translate(str.maketrans("./", "/."))
         _run([*self.enter, "tee", f"/proc/sys/{path}"], str(value))
 
     @property
     def enter(self) -> list[str]:
-        """The words before a command that is to run in it."""
+        """What to put before a command so that it runs in the namespace."""
         return ["nsenter", f"--net={NETNS / self.netns}", "--"]
 
 
-def _run(command: list[str], said: str = "") -> None:
-    done = subprocess.run(command, input=said, capture_output=True, text=True, check=False)
+def _run(command: list[str], script: str = "") -> None:
+    done = subprocess.run(command, input=script, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise NodeError(f"{' '.join(command)}: {done.stderr.strip()}\n{said}".strip())
+        raise NodeError(f"{' '.join(command)}: {done.stderr.strip()}\n{script}".strip())

@@ -62,7 +62,7 @@ def node(name: str, *addresses: str, pod_cidrs: Iterable[str] = ()) -> Object:
 
 
 def service_cidr(*networks: str) -> Object:
-    """Where cluster IPs are taken from."""
+    """A ServiceCIDR: the range of cluster IPs."""
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "ServiceCIDR",
@@ -72,17 +72,17 @@ def service_cidr(*networks: str) -> Object:
 
 
 def text(objects: Iterable[Object]) -> str:
-    """A manifest of them."""
+    """The objects as one manifest."""
     return yaml.safe_dump_all(objects, sort_keys=False)
 
 
 def write(path: Path, objects: Iterable[Object]) -> None:
-    """Replaces the file in one step: no reader ever sees half of it."""
+    """Replaces the file in one step: a reader never sees a part of it."""
     replace(path, text(objects))
 
 
-def replace(path: Path, said: str) -> None:
-    """The same with what is a manifest already."""
+def replace(path: Path, text: str) -> None:
+    """As ``write``, with the text of a manifest."""
     half = path.with_name(f".{path.name}")
-    half.write_text(said)
+    half.write_text(text)
     half.replace(path)

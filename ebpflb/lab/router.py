@@ -4,8 +4,9 @@
     nodes    192.0.2.0/24, fd02::/64        the router is .254, ::fe
     outside  198.51.100.0/24, fd03::/64     here too
 
-It knows these two and swallows everything else, as the networks of service addresses are nobody's;
-``lead`` makes one known outside, as a load balancer does. ``narrow`` puts a bottleneck between.
+It routes between these two and drops packets to other networks, such as those of service
+addresses. ``lead`` routes a network from outside to a node, as a load balancer does. ``narrow``
+limits the size of packets between the segments.
 """
 
 from dataclasses import dataclass
@@ -18,10 +19,10 @@ FULL = 1500  # bytes
 
 @dataclass(frozen=True)
 class Segment:
-    """A switched network of the router; hosts have numbers in it."""
+    """A network at the router; a host's address is the prefix and its number."""
 
     name: str
-    v4: str  # what comes before the number
+    v4: str  # prefix of addresses
     v6: str
 
     def addresses(self, number: int) -> tuple[str, str]:
@@ -38,11 +39,11 @@ class Segment:
 
 NODES = Segment("nodes", "192.0.2.", "fd02::")
 OUTSIDE = Segment("outside", "198.51.100.", "fd03::")
-LED = 100  # the routing table for what comes from outside
+LED = 100  # the routing table for packets from outside
 
 
 class Router(Namespace):
-    """Its devices are the bridges of the two segments."""
+    """A namespace with a bridge for each segment."""
 
     def build(self) -> None:
         self.create()
@@ -61,7 +62,7 @@ class Router(Namespace):
         self.sysctl("net.ipv6.conf.all.forwarding", 1)
 
     def plug(self, host: Namespace, segment: Segment, number: int) -> None:
-        """A cable from the host's eth0 to the segment, with addresses and default routes."""
+        """Connects the host's eth0 to the segment, with addresses and default routes."""
         cable = f"{segment.name}{number}"
         self.ip(
             f"link add {cable} type veth peer name eth0 netns {host.netns}",
@@ -76,18 +77,18 @@ class Router(Namespace):
             )
 
     def lead(self, network: str, gateway: str) -> None:
-        """Sends what comes from outside for this network to a node of this address."""
+        """Routes packets from outside to this network by way of the node with this address."""
         self.ip(f"route replace {network} via {gateway} table {LED}")
 
     def narrow(self, mtu: int = FULL) -> None:
-        """Packets between the segments are at most ``mtu`` bytes; led networks not counted."""
+        """Limits packets between the segments to ``mtu`` bytes, except to networks of ``lead``."""
         for segment in (NODES, OUTSIDE):
             for network in segment.networks:
                 self.ip(f"route replace {_table(network)} dev {segment.name} mtu lock {mtu}")
 
 
 def lasting_mac(number: int) -> str:
-    """For a bridge; one of the kernel's choice would change as ports come and go."""
+    """Sets a bridge's MAC address; the kernel's would change with the ports of the bridge."""
     return f"02:00:00:00:00:{number:02x}"
 
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sockets that live on a host of the lab and are used from here, call by call.
+"""Sockets on a host of the lab, used from this process.
 
     sockets = Sockets(pod)
     stream = sockets.open(AF_INET, SOCK_STREAM)
     stream.connect(("10.96.0.10", 80))
 
-A process on the host makes the calls; what they return or raise comes back. The process is this
-file too, as a program of the standard library alone.
+A process on the host makes each call and sends back what it returns or raises. That process runs
+this file too, which therefore only imports the standard library.
 """
 
 import pickle
@@ -36,7 +36,7 @@ class Sockets:
         return Socket(self, self.call(None, "open", (family, kind, protocol)))
 
     def call(self, number: int | None, method: str, words: tuple[Any, ...]) -> Any:
-        """What the method of a socket returns there; raises what it raises there."""
+        """Calls a method of a socket on the host; returns or raises what it does there."""
         pickle.dump((number, method, words), self.requests.buffer)
         self.requests.flush()
         answer = pickle.load(self.answers.buffer)
@@ -51,7 +51,7 @@ class Sockets:
 
 
 class Socket:
-    """One socket over there, with the methods of ``socket.socket``."""
+    """A socket on the host, with the methods of ``socket.socket``."""
 
     def __init__(self, sockets: Sockets, number: int) -> None:
         self.sockets, self.number = sockets, number
@@ -71,7 +71,7 @@ class Socket:
 
 
 class _Holder:
-    """Over there: the sockets by number."""
+    """In the process on the host: the sockets by number."""
 
     def __init__(self) -> None:
         self.held: list[socket.socket] = []

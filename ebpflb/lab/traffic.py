@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers and clients of the lab, a program of its own; the standard library alone.
+"""Servers and clients of the lab: a program that only imports the standard library.
 
-    traffic.py serve NAME PORT              answers TCP and UDP, IPv4 and IPv6, with a line: its
-                                            name and the client's address; then says what it hears
-    traffic.py ask PROTOCOL HOST PORT N     asks N times; prints what came as one JSON object
+    traffic.py serve NAME PORT              replies to TCP and UDP, IPv4 and IPv6: first a line
+                                            with its name and the client's address, then an echo
+    traffic.py ask PROTOCOL HOST PORT N     connects N times; prints the counts as a JSON object
     traffic.py press PROTOCOL HOST PORT S   the same until its input ends, with pauses of S seconds;
-                                            says "ready" after the first time
-    traffic.py await NAME HOST PORT         asks by TCP until NAME answers
-    traffic.py bulk HOST PORT BYTES         sends so much and hears it again; prints the name
+                                            prints "ready" after the first connection
+    traffic.py await NAME HOST PORT         connects by TCP until the server NAME replies
+    traffic.py bulk HOST PORT BYTES         sends as many bytes and reads the echo; prints the name
 
-What came: by name, who answered and as whom it saw the client; by address, whom the client saw as
-its peer; by errno's name, what failed.
+The counts: replies by the server's name, and the client's addresses that each server saw; replies
+by the peer's address that the client saw; errors by the errno's name.
 """
 
 import errno
@@ -29,8 +29,8 @@ TIMEOUT = 10.0  # seconds
 LONGEST = 1 << 16  # bytes of a datagram
 
 
-class Heard(NamedTuple):
-    """Who answered, whom it saw as the client, and whom the client saw as its peer."""
+class Reply(NamedTuple):
+    """The server's name, the client's address as the server saw it, and the peer's address."""
 
     name: str
     source: str
@@ -44,7 +44,7 @@ def read(answer: bytes) -> tuple[str, str]:
 
 
 def serve(name: str, port: str) -> None:
-    """For ever; says "ready" when it can be asked."""
+    """Never returns; prints "ready" when it listens."""
     stream = socket.create_server(
         ("::", int(port)), family=socket.AF_INET6, dualstack_ipv6=True, backlog=512
     )
@@ -67,68 +67,68 @@ def _line(name: str, peer: Any) -> bytes:
 
 
 def _converse(connection: socket.socket, line: bytes) -> None:
-    """Hangs up when the client does."""
+    """Sends the line, then an echo, until the client closes the connection."""
     with suppress(OSError), connection:
         connection.sendall(line)
-        while heard := connection.recv(LONGEST):
-            connection.sendall(heard)
+        while data := connection.recv(LONGEST):
+            connection.sendall(data)
 
 
 def _serve_datagrams(datagram: socket.socket, name: str) -> None:
     while True:
-        heard, peer = datagram.recvfrom(LONGEST)
-        with suppress(OSError):  # an ICMP error about an earlier answer
-            datagram.sendto(_line(name, peer) + heard, peer)
+        data, peer = datagram.recvfrom(LONGEST)
+        with suppress(OSError):  # an ICMP error about an earlier reply
+            datagram.sendto(_line(name, peer) + data, peer)
 
 
-def ask_tcp(family: int, where: tuple[str, int]) -> Heard:
+def ask_tcp(family: int, where: tuple[str, int]) -> Reply:
     with socket.socket(family, socket.SOCK_STREAM) as client:
         client.settimeout(TIMEOUT)
         client.connect(where)
         peer = client.getpeername()[0]
-        return Heard(*read(client.recv(64)), peer)
+        return Reply(*read(client.recv(64)), peer)
 
 
-def ask_udp(family: int, where: tuple[str, int]) -> Heard:
-    """Unconnected: a resolver checks that the answer comes from where it asked."""
+def ask_udp(family: int, where: tuple[str, int]) -> Reply:
+    """With an unconnected socket: a resolver checks that the reply comes from its server."""
     with socket.socket(family, socket.SOCK_DGRAM) as client:
         client.settimeout(TIMEOUT)
         client.sendto(b"?", where)
         answer, peer = client.recvfrom(64)
-        return Heard(*read(answer), peer[0])
+        return Reply(*read(answer), peer[0])
 
 
-def ask_connected_udp(family: int, where: tuple[str, int]) -> Heard:
+def ask_connected_udp(family: int, where: tuple[str, int]) -> Reply:
     with socket.socket(family, socket.SOCK_DGRAM) as client:
         client.settimeout(TIMEOUT)
         client.connect(where)
         client.send(b"?")
-        return Heard(*read(client.recv(64)), client.getpeername()[0])
+        return Reply(*read(client.recv(64)), client.getpeername()[0])
 
 
 ASK = {"tcp": ask_tcp, "udp": ask_udp, "connected-udp": ask_connected_udp}
 
 
 def ask(protocol: str, host: str, port: str, times: Iterable[object]) -> dict[str, Any]:
-    """Counts over a connection or datagram for each of ``times``; whom each server saw."""
+    """The counts of one connection or datagram for each of ``times``."""
     names, peers, errors = (Counter[str]() for _ in range(3))
     sources: dict[str, list[str]] = {}
     for _ in times:
         try:
-            heard = ASK[protocol](_family(host), (host, int(port)))
+            reply = ASK[protocol](_family(host), (host, int(port)))
         except OSError as error:
             errors[_word(error)] += 1
         else:
-            names[heard.name] += 1
-            peers[heard.peer] += 1
-            if heard.source not in sources.setdefault(heard.name, []):
-                sources[heard.name].append(heard.source)
+            names[reply.name] += 1
+            peers[reply.peer] += 1
+            if reply.source not in sources.setdefault(reply.name, []):
+                sources[reply.name].append(reply.source)
     shares = {"names": dict(sorted(names.items())), "sources": sources}
     return {**shares, "errors": errors, "peers": peers}
 
 
 def bulk(host: str, port: str, size: str) -> str:
-    """Who answered. Raises OSError, or ValueError where what came back is not what went."""
+    """The server's name. Raises OSError, or ValueError if the echo is not what was sent."""
     sent = os.urandom(int(size))
     with socket.create_connection((host, int(port)), TIMEOUT) as client:
         stream = client.makefile("rb")
@@ -147,7 +147,7 @@ def until_input_ends(pause: float) -> Iterator[None]:
 
 
 def await_name(name: str, host: str, port: str) -> None:
-    """Says "ready" after its first answer; ends with the one that is looked for."""
+    """Prints "ready" after the first reply; returns after one of the server with this name."""
     answer = ask_tcp(_family(host), (host, int(port)))
     print("ready", flush=True)
     while answer.name != name:

@@ -41,7 +41,7 @@ def parse_address(text: str, wanted: Family | None = None) -> Address:
     """
     address = _lenient(text)
     if wanted is not None and address.version != wanted:
-        raise ValueError(f'"{text}" is no {wanted} address')
+        raise ValueError(f'"{text}" is not an {wanted} address')
     return address
 
 
@@ -53,7 +53,7 @@ def parse_network(text: str) -> Network:
             raise ValueError
         return _network(parse_address(host), int(length), mapped=":" in host)
     except ValueError:
-        raise ValueError(f'"{text}" is no CIDR') from None
+        raise ValueError(f'"{text}" is not a CIDR') from None
 
 
 def _lenient(text: str) -> Address:
@@ -64,7 +64,7 @@ def _lenient(text: str) -> Address:
     try:
         return _strict(_LEADING_ZEROS.sub("", text))
     except ValueError:
-        raise ValueError(f'"{text}" is no IP address') from None
+        raise ValueError(f'"{text}" is not an IP address') from None
 
 
 def _strict(text: str) -> Address:

@@ -31,7 +31,7 @@ def check_pattern(pattern: str) -> None:
     """Raises ValueError, with a message for the operator, for an impossible device name."""
     bare = pattern.removeprefix("!")
     if not bare or "/" in bare or any(letter.isspace() for letter in bare):
-        raise ValueError(f'"{pattern}" is no pattern for names of devices')
+        raise ValueError(f'"{pattern}" is not a pattern of device names')
 
 
 def served(devices: Iterable[Device], patterns: Iterable[str]) -> Devices:

@@ -28,7 +28,7 @@ def within(field: str, value: int, allowed: range) -> int:
 
 def one_of(field: str, value: str, meanings: Mapping[str, _Meaning]) -> _Meaning:
     if value not in meanings:
-        raise errors.InvalidObject(field, f'"{value}" is none of {", ".join(meanings)}')
+        raise errors.InvalidObject(field, f'"{value}" is not one of {", ".join(meanings)}')
     return meanings[value]
 
 

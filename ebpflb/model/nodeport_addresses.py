@@ -19,7 +19,7 @@ def served_addresses(
     """The interface addresses that serve NodePorts.
 
     A family that ``option`` does not mention is served on all its addresses, and so is one whose
-    primary address is unknown. Raises ValueError for an entry that is no CIDR.
+    primary address is unknown. Raises ValueError for an entry that is not a CIDR.
     """
     allowed = allowed_networks(option, primary)
     return frozenset(

@@ -182,9 +182,9 @@ def test_every_error_of_a_field(refused: Callable[..., list[str]], file: Path) -
     assert refused("--config", file)[1:] == [
         f"  {file}: iptables.syncPeriod: must be greater than 0, not -1s",
         f"  {file}: iptables.syncPeriod: must be at least iptables.minSyncPeriod (5s), not -1s",
-        f'  {file}: nodePortAddresses[1]: "a" is no CIDR',
-        f'  {file}: clusterCIDR: "10.0.0.0/99" is no CIDR',
-        f'  {file}: clusterCIDR: "b" is no CIDR',
+        f'  {file}: nodePortAddresses[1]: "a" is not a CIDR',
+        f'  {file}: clusterCIDR: "10.0.0.0/99" is not a CIDR',
+        f'  {file}: clusterCIDR: "b" is not a CIDR',
         f"  {file}: nodePortAddresses[0]: Expected str, got int",
     ]
 

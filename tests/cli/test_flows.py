@@ -97,7 +97,7 @@ def test_flush(ebpflb: Ebpflb, pins: list[str], maps: dict[str, Map]) -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--client", "198.51.100.256"], '"198.51.100.256" is no IP address'),
+        (["--client", "198.51.100.256"], '"198.51.100.256" is not an IP address'),
         (["--service", "web"], '"web" is not NAMESPACE/NAME'),
         (["--service", "a/b/c"], '"a/b/c" is not NAMESPACE/NAME'),
     ],

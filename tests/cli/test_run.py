@@ -67,10 +67,10 @@ def test_nodeport_addresses(run: Ebpflb, options: list[object], text: str) -> No
 @pytest.mark.parametrize(
     ("option", "text", "why"),
     [
-        ("--devices", "", "no pattern"),
-        ("--devices", "!", "no pattern"),
-        ("--devices", "eth0 eth1", "no pattern"),
-        ("--devices", "../eth0", "no pattern"),
+        ("--devices", "", "is not a pattern"),
+        ("--devices", "!", "is not a pattern"),
+        ("--devices", "eth0 eth1", "is not a pattern"),
+        ("--devices", "../eth0", "is not a pattern"),
         ("--masquerade-ports", "20000", "is not LOW-HIGH"),
         ("--masquerade-ports", "a-b", "is not LOW-HIGH"),
         ("--masquerade-ports", "0-100", "is not a range of ports"),
@@ -97,14 +97,14 @@ def test_bad_text(run: Ebpflb, options: list[object], option: str, text: str, wh
 @pytest.mark.parametrize(
     ("option", "text", "why"),
     [
-        ("--cluster-cidr", "10.244.0.0", "is no CIDR"),
+        ("--cluster-cidr", "10.244.0.0", "is not a CIDR"),
         ("--cluster-cidr", "10.0.0.0/8,11.0.0.0/8", "more than one CIDR of the same family"),
         ("--detect-local-mode", "Bridge", "must be one of"),
         ("--proxy-mode", "userspace", "must be one of"),
         ("--iptables-sync-period", "0", "must be greater than 0, not 0s"),
         ("--conntrack-min", "-1", "must be at least 0, not -1"),
-        ("--bind-address", "eth0", "is no IP address"),
-        ("--healthz-bind-address", "eth0:1", "is no IP address"),
+        ("--bind-address", "eth0", "is not an IP address"),
+        ("--healthz-bind-address", "eth0:1", "is not an IP address"),
         ("--hostname-override", " ", "must not be blank"),
     ],
 )

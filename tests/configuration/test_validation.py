@@ -58,9 +58,9 @@ def test_valid(values: dict[str, Any]) -> None:
     ("values", "line"),
     [
         ({"mode": "userspace"}, 'mode: must be one of iptables, ipvs, nftables, not "userspace"'),
-        ({"bindAddress": "10.0.0.1:80"}, 'bindAddress: "10.0.0.1:80" is no IP address'),
-        ({"bindAddress": "node-1"}, 'bindAddress: "node-1" is no IP address'),
-        ({"healthzBindAddress": "host:1"}, 'healthzBindAddress: "host" is no IP address'),
+        ({"bindAddress": "10.0.0.1:80"}, 'bindAddress: "10.0.0.1:80" is not an IP address'),
+        ({"bindAddress": "node-1"}, 'bindAddress: "node-1" is not an IP address'),
+        ({"healthzBindAddress": "host:1"}, 'healthzBindAddress: "host" is not an IP address'),
         (
             {"healthzBindAddress": "1.2.3.4:0"},
             'healthzBindAddress: "0" is not a port from 1 to 65535',
@@ -69,11 +69,11 @@ def test_valid(values: dict[str, Any]) -> None:
             {"healthzBindAddress": "1.2.3.4:65536"},
             'healthzBindAddress: "65536" is not a port from 1 to 65535',
         ),
-        ({"healthzBindAddress": ":10256"}, 'healthzBindAddress: "" is no IP address'),
+        ({"healthzBindAddress": ":10256"}, 'healthzBindAddress: "" is not an IP address'),
         ({"metricsBindAddress": "[::1]"}, 'metricsBindAddress: "[::1]" is not ADDRESS:PORT'),
         ({"metricsBindAddress": "here"}, 'metricsBindAddress: "here" is not ADDRESS:PORT'),
-        ({"clusterCIDR": "10.244.0.0"}, 'clusterCIDR: "10.244.0.0" is no CIDR'),
-        ({"clusterCIDR": "10.244.0.0/16,"}, 'clusterCIDR: "" is no CIDR'),
+        ({"clusterCIDR": "10.244.0.0"}, 'clusterCIDR: "10.244.0.0" is not a CIDR'),
+        ({"clusterCIDR": "10.244.0.0/16,"}, 'clusterCIDR: "" is not a CIDR'),
         (
             {"clusterCIDR": "10.0.0.0/8,11.0.0.0/8"},
             'clusterCIDR: "10.0.0.0/8,11.0.0.0/8" has more than one CIDR of the same family',
@@ -88,7 +88,7 @@ def test_valid(values: dict[str, Any]) -> None:
         ),
         (
             {"nodePortAddresses": ["10.0.0.0/8", "10.0.0.1"]},
-            'nodePortAddresses[1]: "10.0.0.1" is no CIDR',
+            'nodePortAddresses[1]: "10.0.0.1" is not a CIDR',
         ),
         (
             {"detectLocalMode": "Bridge"},
@@ -143,7 +143,7 @@ def test_valid(values: dict[str, Any]) -> None:
         ),
         (
             {"mode": "ipvs", "ipvs": {"excludeCIDRs": ["10.0.0.0/8", "x"]}},
-            'ipvs.excludeCIDRs[1]: "x" is no CIDR',
+            'ipvs.excludeCIDRs[1]: "x" is not a CIDR',
         ),
         ({"configSyncPeriod": "-1s"}, "configSyncPeriod: must be greater than 0, not -1s"),
         ({"conntrack": {"maxPerCore": -1}}, "conntrack.maxPerCore: must be at least 0, not -1"),

@@ -41,15 +41,15 @@ def test_not_an_address(text: str) -> None:
     """Anything else is refused, in words that can be shown."""
     with pytest.raises(ValueError) as refusal:
         addresses.parse_address(text)
-    assert str(refusal.value) == f'"{text}" is no IP address'
+    assert str(refusal.value) == f'"{text}" is not an IP address'
 
 
 @pytest.mark.parametrize(
     ("text", "wanted", "refusal"),
     [
-        ("10.0.0.1", Family.IPV6, '"10.0.0.1" is no IPv6 address'),
-        ("fd00::1", Family.IPV4, '"fd00::1" is no IPv4 address'),
-        ("::ffff:10.0.0.1", Family.IPV6, '"::ffff:10.0.0.1" is no IPv6 address'),
+        ("10.0.0.1", Family.IPV6, '"10.0.0.1" is not an IPv6 address'),
+        ("fd00::1", Family.IPV4, '"fd00::1" is not an IPv4 address'),
+        ("::ffff:10.0.0.1", Family.IPV6, '"::ffff:10.0.0.1" is not an IPv6 address'),
     ],
 )
 def test_wrong_family(text: str, wanted: Family, refusal: str) -> None:
@@ -87,7 +87,7 @@ def test_not_a_network(text: str) -> None:
     """Netmasks, bare addresses and impossible lengths are refused, in words that can be shown."""
     with pytest.raises(ValueError) as refusal:
         addresses.parse_network(text)
-    assert str(refusal.value) == f'"{text}" is no CIDR'
+    assert str(refusal.value) == f'"{text}" is not a CIDR'
 
 
 @given(some.ip_addresses(v=4), some.lists(some.integers(0, 3), min_size=4, max_size=4))

@@ -80,7 +80,7 @@ def test_unreadable_range(cluster: ClusterState) -> None:
     cluster.apply(ranges("10.96.0.0/16"))
     (warning,) = cluster.apply(ranges("10.97.0.0/16", "10.98.0.0")).warnings
     assert str(warning) == (
-        'test.yaml: ServiceCIDR kubernetes: spec.cidrs[1]: "10.98.0.0" is no CIDR'
+        'test.yaml: ServiceCIDR kubernetes: spec.cidrs[1]: "10.98.0.0" is not a CIDR'
         " (its last good state stays)"
     )
     assert cluster.invalid.keys() == {(Kind.SERVICE_CIDR, RANGES)}

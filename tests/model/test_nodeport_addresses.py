@@ -79,8 +79,8 @@ def test_primary_elsewhere() -> None:
 
 
 def test_no_cidr() -> None:
-    """What is no CIDR is refused."""
-    with pytest.raises(ValueError, match="no CIDR"):
+    """What is not a CIDR is refused."""
+    with pytest.raises(ValueError, match="is not a CIDR"):
         serving("10.0.0.0/33")
 
 

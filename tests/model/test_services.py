@@ -204,8 +204,8 @@ def test_unreadable_entries_are_skipped_with_a_remark() -> None:
     assert port.load_balancer_ips == ()
     assert port.source_ranges == (ip_network("10.0.0.0/8"),)
     assert parsed.warnings == (
-        'spec.externalIPs[1]: "x" is no IP address',
-        'spec.externalIPs[3]: " 192.0.2.2" is no IP address',
-        'status.loadBalancer.ingress[0].ip: "198.51.100" is no IP address',
-        'spec.loadBalancerSourceRanges[0]: "10.0.0.0/33" is no CIDR',
+        'spec.externalIPs[1]: "x" is not an IP address',
+        'spec.externalIPs[3]: " 192.0.2.2" is not an IP address',
+        'status.loadBalancer.ingress[0].ip: "198.51.100" is not an IP address',
+        'spec.loadBalancerSourceRanges[0]: "10.0.0.0/33" is not a CIDR',
     )

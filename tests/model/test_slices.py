@@ -57,8 +57,8 @@ def test_remarks() -> None:
         "ports[2].port: missing, so this port is not served",
         "ports[3].name: missing, so this port is not served",
         "endpoints[1].addresses: empty, so this endpoint is not served",
-        'endpoints[2].addresses[0]: "x" is no IP address',
-        'endpoints[3].addresses[0]: "fd00::1" is no IPv4 address',
+        'endpoints[2].addresses[0]: "x" is not an IP address',
+        'endpoints[3].addresses[0]: "fd00::1" is not an IPv4 address',
     )
 
 
@@ -71,10 +71,10 @@ def test_fqdn() -> None:
 @pytest.mark.parametrize(
     ("changes", "field", "reason"),
     [
-        ({"family": "IP"}, "addressType", '"IP" is none of IPv4, IPv6, FQDN'),
+        ({"family": "IP"}, "addressType", '"IP" is not one of IPv4, IPv6, FQDN'),
         ({"ports": [{"port": 65536}]}, "ports[0].port", "65536 is not in 1..65535"),
         ({"ports": [{"port": -1}]}, "ports[0].port", "-1 is not in 1..65535"),
-        ({"ports": [{"port": 1, "protocol": "ICMP"}]}, "ports[0].protocol", '"ICMP" is none of'),
+        ({"ports": [{"port": 1, "protocol": "ICMP"}]}, "ports[0].protocol", '"ICMP" is not one of'),
     ],
 )
 def test_cannot_be_meant(changes: dict[str, Any], field: str, reason: str) -> None:
