@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The network namespaces of this node, and doing something in each of them.
+"""The network namespaces of this node: a function is called in each of them.
 
-They are found at the processes that are in them and at the names that container runtimes give
-them; those that have neither stay hidden. Entering another one takes CAP_SYS_ADMIN, and seeing
-those of other users' processes CAP_SYS_PTRACE; names need only the first.
+They are found by the names that container runtimes give them and by the processes inside them; one
+that has neither is not found. Entering a namespace takes CAP_SYS_ADMIN, and finding it by another
+user's process CAP_SYS_PTRACE too.
 """
 
 import errno
@@ -31,40 +31,41 @@ T = TypeVar("T")
 
 
 class Namespaces:
-    """All that can be found; says once if it may not enter them."""
+    """All that can be found; warns once if they may not be entered."""
 
     def __init__(self) -> None:
-        self._confined = False
+        self._warned = False
 
-    def each(self, what: Callable[[], T]) -> Iterator[tuple[bool, T]]:
-        """What ``what`` returns in each, our own first; whether it is our own.
+    def each(self, function: Callable[[], T]) -> Iterator[tuple[bool, T]]:
+        """Calls ``function`` in each, in our own first: whether it is our own, and the result.
 
-        Those that cannot be entered, because they have vanished or belong to others, are left out.
+        Those that cannot be entered, because they have been deleted or it is forbidden, are left
+        out.
         """
-        yield True, what()
+        yield True, function()
         for path in others():
             try:
-                found = _visit(path, what)
+                found = _call_in(path, function)
             except OSError as error:
-                self._say(error)
+                self._warn(error)
             else:
                 yield False, found
 
-    def _say(self, error: OSError) -> None:
-        if error.errno in (errno.EPERM, errno.EACCES) and not self._confined:
-            self._confined = True
-            log.warning("pods' network namespaces are closed to us: CAP_SYS_ADMIN is missing")
+    def _warn(self, error: OSError) -> None:
+        if error.errno in (errno.EPERM, errno.EACCES) and not self._warned:
+            self._warned = True
+            log.warning("pods' network namespaces cannot be entered: CAP_SYS_ADMIN is missing")
 
 
-def _visit(path: Path, what: Callable[[], T]) -> T:
-    """In a thread that ends in the other namespace, so that nobody who goes on is there."""
+def _call_in(path: Path, function: Callable[[], T]) -> T:
+    """Calls it in a thread that enters the namespace and ends there: no other thread enters it."""
 
-    def stay() -> T:
+    def enter_and_call() -> T:
         _enter(path)
-        return what()
+        return function()
 
-    with ThreadPoolExecutor(1, "visit") as thread:
-        return thread.submit(stay).result()
+    with ThreadPoolExecutor(1, "namespace") as thread:
+        return thread.submit(enter_and_call).result()
 
 
 def _enter(path: Path) -> None:
@@ -77,7 +78,7 @@ def _enter(path: Path) -> None:
 
 
 def others() -> Iterator[Path]:
-    """Each namespace that can be found once, without our own."""
+    """Paths of all namespaces that can be found but our own, one for each."""
     seen = {_identity(OWN)}
     for path in _paths():
         identity = _identity(path)
@@ -87,7 +88,7 @@ def others() -> Iterator[Path]:
 
 
 def _paths() -> Iterator[Path]:
-    """The names first: they last longer than processes, and anyone may read them."""
+    """Names first: they last longer than processes, and reading them takes no capability."""
     for folder in NAMED:
         yield from sorted(folder.iterdir()) if folder.is_dir() else ()
     for entry in os.scandir(PROCESSES):

@@ -7,7 +7,8 @@ kernel removes its hooks from the network namespace, and every translated connec
 before rules are removed that may be the last, ``keep_nat_hooks`` makes a table that uses both.
 
 The table of connections may have hundreds of thousands of entries: it is read by NETLINK_NETFILTER
-(ctnetlink), only the status of each entry, and only up to the first translated one.
+(ctnetlink), only the status of each entry, and only up to the first translated one. 20,000 entries
+take 0.06 s of CPU so; pyroute2.NFCTSocket (0.9.7), which decodes each whole entry, takes 1.6 s.
 """
 
 import os

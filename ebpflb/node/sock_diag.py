@@ -1,11 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NETLINK_SOCK_DIAG: which sockets of a network namespace are connected, and ending one of them.
+"""NETLINK_SOCK_DIAG: lists the connected sockets of a network namespace, and ends one of them.
 
-A socket is ended by the id and the cookie by which the kernel has listed it, so never one that
-has come in its place. Its owner hears ECONNABORTED, and a datagram socket keeps its own port
-(SOCK_DESTROY; TCP 4.5, UDP 4.9). A kernel built without CONFIG_INET_DIAG_DESTROY says EOPNOTSUPP;
-one without the protocol's diag module (udp_diag) says ENOENT, as it does where there is no such
-socket.
+A socket is ended by the id and cookie with which the kernel listed it, so never another one that
+has the same ends by now. Its owner gets ECONNABORTED, and a UDP socket keeps its own port
+(SOCK_DESTROY; TCP 4.5, UDP 4.9). A kernel built without CONFIG_INET_DIAG_DESTROY answers
+EOPNOTSUPP; one without the protocol's diag module (udp_diag) answers ENOENT, as it does where
+there is no such socket.
+
+The messages are packed here and not by pyroute2.DiagSocket (0.9.7), which
+
+- discards the kernel's errors, because NLMSG_ERROR has the number of AF_INET: a socket that could
+  not be ended looks ended, and a protocol without a diag module looks unused;
+- opens another socket in each thread that uses it, in that thread's namespace: one that was made
+  inside a pod's namespace lists the node's sockets outside;
+- takes 1.2 to 1.8 s (0.8 s of CPU) to list 10,000 sockets; this takes 0.05 s (0.02 s).
 """
 
 import errno
@@ -32,18 +40,18 @@ _LISTED = struct.Struct("=Bxxx48s")  # struct inet_diag_msg: its beginning
 
 
 class Connected(NamedTuple):
-    """A socket that has a peer; ``id`` is the kernel's own for it, cookie and all."""
+    """A socket that has a peer; ``id`` is struct inet_diag_sockid, which includes its cookie."""
 
     protocol: int
     family: int  # AF_INET6 also where its ends are v4-mapped
     id: bytes
 
     @property
-    def here(self) -> tuple[Address, int]:
+    def local(self) -> tuple[Address, int]:
         return self._end(4, 0)
 
     @property
-    def there(self) -> tuple[Address, int]:
+    def remote(self) -> tuple[Address, int]:
         return self._end(20, 2)
 
     @property
@@ -60,12 +68,12 @@ class Connected(NamedTuple):
 
 
 class SockDiag:
-    """Speaks about the network namespace in which it was made, wherever it is used."""
+    """For the network namespace in which it was made, also when another one uses it."""
 
     def __init__(self) -> None:
         """Raises KernelError where the kernel has no sock_diag."""
         try:
-            self.kernel = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG)
+            self.socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG)
         except OSError as error:
             raise KernelError("sock_diag", error.errno or 0, error.strerror or "") from error
 
@@ -73,80 +81,79 @@ class SockDiag:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.kernel.close()
+        self.socket.close()
 
     def connected(self, protocol: int, port: int = 0) -> Iterator[Connected]:
-        """All sockets with a peer; ``port``: with a peer on that port.
+        """All sockets that have a peer; with ``port`` those whose peer has that port.
 
         Raises KernelError: ENOENT where the protocol has no diag module.
         """
         wanted = bytes(2) + port.to_bytes(2, "big")
         for family in (socket.AF_INET, socket.AF_INET6):
             request = _SOCKET.pack(family, protocol, _CONNECTED, wanted.ljust(48, b"\0"))
-            for body in self._ask(_LIST, _DUMP, request):
-                yield Connected(protocol, *_LISTED.unpack_from(body))
+            for listed in self._request(_LIST, _DUMP, request):
+                yield Connected(protocol, *_LISTED.unpack_from(listed))
 
     def destroy(self, one: Connected) -> bool:
-        """Ends it; False where the kernel finds no such socket, or another of the same ends.
+        """Ends it; False where the kernel finds no such socket, or another with the same ends.
 
         Raises KernelError: EOPNOTSUPP, or EPERM without CAP_NET_ADMIN.
         """
         request = _SOCKET.pack(one.family, one.protocol, 0xFFFFFFFF, one.id)
         try:
-            list(self._ask(_DESTROY, _ACK, request))
+            list(self._request(_DESTROY, _ACK, request))
         except KernelError as error:
             if error.errno != errno.ENOENT:
                 raise
             return False
         return True
 
-    def _ask(self, what: int, flags: int, request: bytes) -> Iterator[bytes]:
-        """The bodies of the answers."""
-        header = _HEADER.pack(_HEADER.size + len(request), what, _REQUEST | flags, 1, 0)
-        self.kernel.send(header + request)
+    def _request(self, command: int, flags: int, body: bytes) -> Iterator[bytes]:
+        """Sends a request; the bodies of what the kernel answers."""
+        header = _HEADER.pack(_HEADER.size + len(body), command, _REQUEST | flags, 1, 0)
+        self.socket.send(header + body)
         while True:
-            answer = self.kernel.recv(_BUFFER)
-            at = 0
-            while at < len(answer):
-                length, kind, *_ = _HEADER.unpack_from(answer, at)
-                body = answer[at + _HEADER.size : at + length]
+            answers, at = self.socket.recv(_BUFFER), 0
+            while at < len(answers):
+                length, kind, *_ = _HEADER.unpack_from(answers, at)
+                answer = answers[at + _HEADER.size : at + length]
                 if kind in (_ERROR, _DONE):
-                    _check(body)
+                    _check(answer)
                     return
-                yield body
+                yield answer
                 at += (length + 3) // 4 * 4
 
 
 def _check(body: bytes) -> None:
-    """The end of a list and the answer to a request begin with an error's number, or 0."""
+    """Raises KernelError: NLMSG_DONE and NLMSG_ERROR begin with the number of an error, or 0."""
     (number,) = struct.unpack_from("=i", body)
     if number:
         raise KernelError("sock_diag", -number, os.strerror(-number))
 
 
 def can_destroy() -> bool:
-    """Whether the kernel ends a datagram socket when it is asked to (INET_DIAG_DESTROY): tried."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as victim:
+    """Tries whether the kernel ends a UDP socket on request (INET_DIAG_DESTROY)."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
         try:
-            victim.bind((_LOOPBACK, 0))
-            victim.connect(victim.getsockname())
-            _end(victim)
+            own.bind((_LOOPBACK, 0))
+            own.connect(own.getsockname())
+            _destroy(own)
         except (KernelError, OSError):
             return False
-        return victim.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNABORTED
+        return own.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNABORTED
 
 
-def _end(victim: socket.socket) -> None:
-    cookie = int.from_bytes(victim.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8), "little")
+def _destroy(own: socket.socket) -> None:
+    cookie = int.from_bytes(own.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8), "little")
     with SockDiag() as diag:
-        listed = list(diag.connected(socket.IPPROTO_UDP, victim.getsockname()[1]))
+        listed = list(diag.connected(socket.IPPROTO_UDP, own.getsockname()[1]))
         for one in listed:
             if one.cookie == cookie:
                 diag.destroy(one)
 
 
 def can_list() -> bool:
-    """Whether the kernel lists datagram sockets (module udp_diag): tried."""
+    """Tries whether the kernel lists UDP sockets (module udp_diag)."""
     try:
         with SockDiag() as diag:
             list(diag.connected(socket.IPPROTO_UDP, 1))

@@ -67,7 +67,7 @@ class SocketEnder:
             return Counts()
         with SockDiag() as diag:
             ended = [one for one in untranslated(self.maps, diag) if diag.destroy(one)]
-        return Counts(family(one.there[0]) for one in ended)
+        return Counts(family(one.remote[0]) for one in ended)
 
     def _end(self, diag: SockDiag, found: dict[Peer, Connected]) -> Counts:
         """Of two sockets with the same ends the kernel finds only one, until that is ended."""
@@ -83,7 +83,7 @@ class SocketEnder:
         """No hook rewrites the packets that the node itself sends: its ``own`` sockets stay."""
         frontends, counts, unchanged = ServedFrontends(self.maps), Counts(), 0
         for peer, one in found.items():
-            flow = StaleFlow(one.here, one.there)
+            flow = StaleFlow(one.local, one.remote)
             rebound = False if own else self.rebinder.rebind(flow, stale[peer].frontend, frontends)
             counts[family(peer.address)] += rebound is True
             unchanged += rebound is False
@@ -96,7 +96,7 @@ def _connected(diag: SockDiag, stale: Sockets) -> dict[Peer, Connected]:
     """Those of the stale sockets that are in this namespace and still have the same peer."""
     ports = {peer.port for peer in stale}
     port = ports.pop() if len(ports) == 1 else 0
-    listed = {Peer(one.cookie, *one.there): one for one in diag.connected(Protocol.UDP, port)}
+    listed = {Peer(one.cookie, *one.remote): one for one in diag.connected(Protocol.UDP, port)}
     return {peer: one for peer, one in listed.items() if peer in stale}
 
 
@@ -110,7 +110,7 @@ def untranslated(maps: Maps, diag: SockDiag) -> Iterator[Connected]:
     """
     frontends = ServedFrontends(maps)
     for one in list(diag.connected(Protocol.UDP)):
-        address, port = one.there
+        address, port = one.remote
         if maps["cluster_ips"].get(address) is None:
             continue
         found = frontends.find(Frontend(address, port, Protocol.UDP))
@@ -123,7 +123,7 @@ def translated_by_conntrack(one: Connected) -> bool:
     """Whether conntrack sends the socket's datagrams to another destination."""
     if not _CONNTRACK_COUNT.exists():
         return False
-    (source, sport), (destination, dport) = one.here, one.there
+    (source, sport), (destination, dport) = one.local, one.remote
     kind = socket.AF_INET if destination.version == 4 else socket.AF_INET6
     request = NFCTAttrTuple(kind, str(source), str(destination), int(Protocol.UDP), sport, dport)
     try:

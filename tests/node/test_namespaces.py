@@ -93,7 +93,7 @@ def test_confined(
         for _ in range(2):
             assert list(every.each(here)) == [(True, here())]
     assert [record.message for record in caplog.records] == [
-        "pods' network namespaces are closed to us: CAP_SYS_ADMIN is missing"
+        "pods' network namespaces cannot be entered: CAP_SYS_ADMIN is missing"
     ]
 
 

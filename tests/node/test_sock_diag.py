@@ -83,7 +83,7 @@ def test_listed(opened: ExitStack, diag: SockDiag, place: tuple[int, str]) -> No
     here = client(opened, there)
     found = listed(diag, here)
     address = IPv4Address("127.0.0.1") if "127" in place[1] else IPv6Address("::1")
-    assert (found.here, found.there) == (
+    assert (found.local, found.remote) == (
         (address, here.getsockname()[1]),
         (address, there.getsockname()[1]),
     )
@@ -190,4 +190,4 @@ def test_address() -> None:
     mapped = bytes(10) + b"\xff\xff" + bytes((10, 0, 0, 1))
     raw = (1).to_bytes(2, "big") + (2).to_bytes(2, "big") + mapped + mapped + bytes(12)
     one = Connected(UDP, socket.AF_INET6, raw)
-    assert one.there == (ip_address("10.0.0.1"), 2)
+    assert one.remote == (ip_address("10.0.0.1"), 2)
