@@ -87,19 +87,19 @@ static __u64 (*const clock_coarse)(void) = (void *)160;
 #endif
 #endif
 
-/* CLOCK_MONOTONIC as of the last tick, where the kernel tells it (5.11): a tenth of the cost. */
+/* CLOCK_MONOTONIC as of the last tick, where the kernel has it (5.11): a tenth of the cost. */
 #ifndef HAVE_COARSE_CLOCK
 #define clock_coarse bpf_ktime_get_ns
 #endif
 
-/* gcc's own word for it wants a number. */
+/* gcc's pragma needs a number. */
 #ifdef __clang__
 #define UNROLL _Pragma("unroll")
 #else
 #define UNROLL _Pragma("GCC unroll 32")
 #endif
 
-/* Reads after it are not taken from what was read before it. */
+/* The compiler does not replace reads after it by values that were read before it. */
 #define barrier() asm volatile("" ::: "memory")
 
 /* The compiler knows nothing of the variable from here on. */

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * The wall between the datapath and the agent: every key, value, flag and verdict, once.
+ * What datapath and agent share: every key, value, flag and verdict.
  *
- * C includes this file and Python reads its parts through cffi, so they hold plain declarations
- * only: no macro but SIZE, no expression but a number. Wire fields are __be16 and __be32 in
- * network order; padding is a field and always zero; ids and indexes are ours, in host order.
+ * C includes this file and Python reads its parts through cffi, so they have plain declarations
+ * only: no macro but SIZE, no expression but a number. Fields of packets are __be16 and __be32 in
+ * network order; ids and indexes are in host order; padding is a field and always zero.
  */
 #ifndef EBPFLB_LAYOUT_H
 #define EBPFLB_LAYOUT_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Every map once: name, kind, key, value, entries, flags. Python reads these lines too.
+ * The maps: name, kind, key, value, entries, flags. Python reads these lines too.
  *
  * RDONLY_PROG (5.2): only the agent writes. MMAPABLE (5.5): the agent writes without a call; the
  * kernel does not map RDONLY_PROG writable.

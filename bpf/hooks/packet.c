@@ -69,7 +69,7 @@ static __always_inline enum verdict handle(struct __sk_buff *ctx, struct packet 
 	return reading == FOREIGN ? VERDICT_PASSED : VERDICT_MALFORMED;
 }
 
-/* The action that the kernel is told. */
+/* The action that the program returns to the kernel. */
 static __always_inline int action_of(enum verdict verdict)
 {
 	switch (verdict) {

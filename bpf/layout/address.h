@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* Where a service is reached; a part of layout.h. */
+/* Addresses and frontends; a part of layout.h. */
 #ifndef EBPFLB_LAYOUT_ADDRESS_H
 #define EBPFLB_LAYOUT_ADDRESS_H
 

@@ -4,20 +4,20 @@
 #define EBPFLB_LAYOUT_COUNTERS_H
 
 struct service_counters {
-	__u64 chosen;		/* connections and datagram flows given a backend */
+	__u64 chosen;		/* connections and flows of datagrams that got a backend */
 	__u64 sticky;		/* of these: by session affinity */
 	__u64 refused;		/* no endpoint anywhere */
-	__u64 no_local_endpoint;		/* endpoints, but none that the policy Local allows */
+	__u64 no_local_endpoint;		/* endpoints, but none on this node, and the policy is Local */
 };
 SIZE(struct service_counters, 32);
 
 struct backend_counters {
 	__u64 opened;
-	__u64 closed;		/* sockets released; missing for those the LRU forgot */
+	__u64 closed;		/* sockets released; sockets that the LRU evicted are missing */
 };
 SIZE(struct backend_counters, 16);
 
-/* What the packets of a map of flows have done to it, on one CPU. */
+/* What packets have done to a map of flows, on one CPU. */
 struct flow_counters {
 	__u64 made;		/* entries */
 	__u64 ended;		/* entries deleted for a newer flow */
@@ -25,11 +25,11 @@ struct flow_counters {
 };
 SIZE(struct flow_counters, 24);
 
-/* What the agent's sweeps have done to it. */
+/* What the agent's sweeps have done to a map of flows. */
 struct sweep {
 	__u64 swept;		/* entries deleted */
-	__u64 held;		/* entries left by the last sweep */
-	__u64 evicted;		/* entries that the LRU has taken, up to the last sweep */
+	__u64 held;		/* entries that were there after the last sweep */
+	__u64 evicted;		/* entries that the LRU evicted, up to the last sweep */
 };
 SIZE(struct sweep, 24);
 

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What this node is, and what its operator chose: written by the agent; a part of layout.h. */
+/* This node and its settings, written by the agent; a part of layout.h. */
 #ifndef EBPFLB_LAYOUT_NODE_H
 #define EBPFLB_LAYOUT_NODE_H
 
 enum device_flag {
-	DEVICE_PODS = 1,	/* what comes in here is this node's pods' (detect-local by interface) */
+	DEVICE_PODS = 1,	/* packets that come in here are from pods (detect-local by interface) */
 };
 
-/* A device, by its ifindex: as whom the masqueraded leave by it; unspecified: not at all. */
+/* A device: the addresses of masqueraded flows that leave by it; unspecified: they cannot. */
 struct device {
 	struct address v4;
 	struct address v6;
@@ -24,21 +24,21 @@ SIZE(struct prefix, 32);
 
 enum setting_flag {
 	SETTING_GUARD_NODEPORTS = 1,	/* bind() to a NodePort in the host namespace fails */
-	SETTING_MASQUERADE_ALL = 2,	/* cluster IPs too, whoever asks */
-	SETTING_MASQUERADE_HERE = 4,	/* external clients of a backend here too, as kube-proxy does */
-	SETTING_DETECT_LOCAL = 8,	/* pods are told from others, by pods_* or DEVICE_PODS */
+	SETTING_MASQUERADE_ALL = 2,	/* requests to cluster IPs too, from any client */
+	SETTING_MASQUERADE_HERE = 4,	/* external clients of a backend on this node too */
+	SETTING_DETECT_LOCAL = 8,	/* pods are recognized, by pods_* or DEVICE_PODS */
 };
 
-/* What an operator chose, and what the agent found out about this node. */
+/* What the operator chose, and what the agent found out about this node. */
 struct settings {
 	__u64 host_netns;	/* cookie of the node's own network namespace; 0: the initial one */
 	__u64 writes;		/* odd while the agent is writing the maps */
 	__u32 flags;		/* enum setting_flag */
 	__u16 first_port;	/* masqueraded flows get source ports from here ... */
 	__u16 last_port;	/* ... to here, in host order */
-	struct prefix pods_v4;	/* whose traffic counts as pods' */
+	struct prefix pods_v4;	/* addresses of pods */
 	struct prefix pods_v6;
-	struct prefix span_v4;	/* all cluster IPs and service ranges, and perhaps more */
+	struct prefix span_v4;	/* includes all cluster IPs and service ranges */
 	struct prefix span_v6;
 	struct address node_v4;	/* the node's primary addresses, or unspecified */
 	struct address node_v6;

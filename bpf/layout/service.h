@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What the cluster says: written by the agent; a part of layout.h. */
+/* Services and their backends, written by the agent; a part of layout.h. */
 #ifndef EBPFLB_LAYOUT_SERVICE_H
 #define EBPFLB_LAYOUT_SERVICE_H
 
@@ -14,15 +14,15 @@ enum service_flag {
 	SERVICE_EXTERNAL = 1,	/* NodePort, externalIP or load balancer VIP */
 	SERVICE_LOAD_BALANCER = 2,	/* load balancer VIP */
 	SERVICE_LOCAL = 4,	/* the traffic policy of this kind of frontend is Local */
-	SERVICE_ENDPOINTS = 8,	/* an endpoint is usable somewhere in the cluster */
-	SERVICE_RESTRICTED = 16,	/* only clients in its source_ranges are let in */
+	SERVICE_ENDPOINTS = 8,	/* some node has an endpoint that is usable */
+	SERVICE_RESTRICTED = 16,	/* only clients in its source_ranges are admitted */
 };
 
 /*
- * What a frontend leads to. It names its frontend first, so that a reader notices when the map's
- * element was given to another while it read. The service's slots are one block that starts at
- * cluster.base: first the backends of the cluster list, overlapping with those of the local
- * list, then those that are in neither list but still serve the flows they have.
+ * The service at a frontend. It names its frontend first, so that a reader notices when the map's
+ * element was given to another frontend meanwhile. The service's slots are one block that starts
+ * at cluster.base: first the backends of the cluster list, overlapping with those of the local
+ * list, then those that are in neither list but still serve the flows that they have.
  */
 struct service {
 	struct frontend frontend;
@@ -41,7 +41,7 @@ enum backend_flag {
 	BACKEND_HERE = 4,	/* the endpoint is on this node */
 };
 
-/* One slot. It names its service and itself, so that a torn or recycled read is noticed. */
+/* One slot. It names its service and its backend, so that a reader notices when it was recycled. */
 struct backend {
 	struct address address;
 	__be16 port;
@@ -66,7 +66,7 @@ struct service_range {
 };
 SIZE(struct service_range, 20);
 
-/* Names for people, so that the maps explain themselves while no agent runs. NUL-padded. */
+/* Names for people, so that maps can be shown while no agent runs. NUL-padded. */
 struct service_name {
 	char namespace[64];
 	char service[64];

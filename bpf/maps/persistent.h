@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * The maps that ids run through: what the cluster says, and who was given which backend. An
- * upgrade goes on with all of them, as long as neither this file nor what it includes has changed
- * by a letter: then the ids and flags in each mean the same to both versions. Else with none.
+ * The maps that an upgrade keeps: services, backends, flows, sockets and their counters, which
+ * refer to each other by ids. All of them are kept if this file and what it includes are the same
+ * in both versions, letter by letter, so that ids and flags mean the same; otherwise none.
  */
 #ifndef EBPFLB_MAPS_PERSISTENT_H
 #define EBPFLB_MAPS_PERSISTENT_H
@@ -20,7 +20,7 @@ DEFINE_MAP(services, HASH, struct frontend, struct service, 65536, RDONLY_PROG)
 /* The backends of all services, each service's in one block. */
 DEFINE_MAP(slots, ARRAY, __u32, struct backend, 524288, MMAPABLE)
 
-/* Backend id -> its slot; a former backend has one beyond the array. */
+/* Backend id -> its slot; a removed backend's is beyond the array. */
 DEFINE_MAP(members, ARRAY, __u32, __u32, 131072, MMAPABLE)
 
 /* loadBalancerSourceRanges, by service id. */
@@ -29,24 +29,24 @@ DEFINE_MAP(source_ranges, LPM_TRIE, struct source_range, __u32, 65536, RDONLY_PR
 /* The cluster IPs in use, whatever their ports. */
 DEFINE_MAP(cluster_ips, HASH, struct address, __u32, 65536, RDONLY_PROG | NO_PREALLOC)
 
-/* What the ids mean; no program reads them. */
+/* The names behind the ids; no program reads them. */
 DEFINE_MAP(service_names, HASH, __u32, struct service_name, 65536, NO_PREALLOC)
 DEFINE_MAP(backend_names, HASH, __u32, struct backend_name, 131072, NO_PREALLOC)
 
 /* Which backend a client last used, for services with session affinity. */
 DEFINE_MAP(affinity, LRU_HASH, struct affinity_key, struct affinity, 65536, NONE)
 
-/* The frontend that a socket's real peer stands for: what recvmsg and getpeername show. */
+/* The frontend that a socket's peer stands for, which recvmsg and getpeername show. */
 DEFINE_MAP(sockets, LRU_HASH, struct peer, struct peer_frontend, 131072, NONE)
 
 /* The backend that a datagram socket keeps for a frontend. */
 DEFINE_MAP(assignments, LRU_HASH, struct assignment_key, struct assignment, 65536, NONE)
 
-/* Flows through the packet path; apart, so that a flood of datagrams evicts no connection. */
+/* Flows of the packet path. Two maps, so that a flood of datagrams evicts no connection. */
 DEFINE_MAP(tcp_flows, LRU_HASH, struct tuple, struct flow, 262144, NONE)
 DEFINE_MAP(other_flows, LRU_HASH, struct tuple, struct flow, 131072, NONE)
 
-/* Of tcp_flows (0) and other_flows (1): what packets and what sweeps did. */
+/* Of tcp_flows (0) and other_flows (1): what packets and what sweeps have done to them. */
 DEFINE_MAP(flow_stats, PERCPU_ARRAY, __u32, struct flow_counters, 2, NONE)
 DEFINE_MAP(sweeps, ARRAY, __u32, struct sweep, 2, NONE)
 

@@ -12,8 +12,9 @@
 #define CRC32C 0x82f63b78	/* all polynomials are bit-reversed: the highest bit is x^0 */
 
 /*
- * a * b modulo the polynomial; b is a constant, so that little is left of this. The bit is kept
- * from the compiler: of the mask that it would make, the verifier follows both values.
+ * a * b modulo the polynomial. b is a constant, so that the compiler computes most of this. OPAQUE
+ * hides the bit from the compiler, which would make a mask of it whose two values the verifier
+ * follows separately.
  */
 static __always_inline __u32 crc_multiply(__u32 a, __u32 b)
 {
@@ -34,7 +35,7 @@ static __always_inline __u32 crc_multiply(__u32 a, __u32 b)
 	if (bytes >> log2 & 1) \
 		delta = crc_multiply(delta, power);
 
-/* How the checksum of a packet of so many bytes changes when its first four change by delta. */
+/* The change of the checksum of a packet of this length whose first four bytes change by delta. */
 static __always_inline __u32 crc_change(__u32 delta, __u32 bytes)
 {
 	CRC_ZEROS(0, 0x00800000)

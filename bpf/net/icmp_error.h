@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * ICMP and ICMPv6 errors (RFC 792, RFC 4443 2.1): they quote the head of a packet that could not
- * go on, and what is quoted is what its sender knows of it. So when the error is translated, the
- * quoted packet must be as well.
+ * ICMP and ICMPv6 errors (RFC 792, RFC 4443 2.1) quote the head of a packet that could not be
+ * delivered. The sender knows the packet by that, so the quoted packet is translated too.
  */
 #ifndef EBPFLB_NET_ICMP_ERROR_H
 #define EBPFLB_NET_ICMP_ERROR_H
@@ -12,7 +11,7 @@
 #define ECHO 8
 #define ECHO_V6 128
 
-/* The quoted packet: its tuple and where its headers lie. */
+/* The quoted packet: its tuple and the offsets of its headers. */
 struct quote {
 	struct tuple tuple;
 	__u32 ip;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * A packet -> its addresses, and where its transport header lies. Headers are copied out of the skb,
- * so that it does not matter how the skb is laid out; nothing is trusted before it was measured.
+ * Reads the IP header of a packet, and IPv6 extension headers. Headers are copied out of the skb, so
+ * that it does not matter how the skb is laid out; every length is checked before it is used.
  */
 #ifndef EBPFLB_NET_PACKET_H
 #define EBPFLB_NET_PACKET_H
@@ -12,9 +12,10 @@
 
 #define EXTENSIONS 6	/* more IPv6 extension headers than this are not walked */
 
+/* A whole IP packet, or which fragment of one. */
 enum piece { WHOLE, FIRST, LATER };
 
-/* FOREIGN: not of a kind that we translate. MALFORMED: cut short, or it contradicts itself. */
+/* FOREIGN: of a kind that is not translated. MALFORMED: cut short, or it contradicts itself. */
 enum reading { FOREIGN, MALFORMED, READ };
 
 struct packet {
@@ -22,10 +23,10 @@ struct packet {
 	__u32 transport;	/* offset of the transport header */
 	__u32 end;		/* offset where the IP packet ends */
 	__be32 second;		/* of the transport header's words; UDP: length and checksum */
-	__u32 id;		/* of the datagram of which this is a piece */
+	__u32 id;		/* of the datagram of which this is a fragment */
 	__u8 piece;		/* enum piece */
 	__u8 v6;
-	__u8 options;		/* there is something between the IP and the transport header */
+	__u8 options;		/* there are IP options or extension headers */
 	__u8 opens;		/* a flow may begin with it: any datagram, SYN, INIT */
 	__u32 ends;		/* FLOW_FIN, FLOW_RST: its sender has closed or reset the flow */
 };
@@ -103,7 +104,7 @@ static __always_inline enum reading packet_read_v6(struct __sk_buff *ctx, struct
 	if ((ip.version_class_label & BE32(0xf0000000)) != BE32(0x60000000) ||
 	    packet->end > ctx->len)
 		return MALFORMED;
-	/* On the wire a v4-mapped address is nobody's. */
+	/* v4-mapped addresses do not occur on the wire; here they would stand for IPv4. */
 	if (address_is_v4(&ip.source) || address_is_v4(&ip.destination))
 		return FOREIGN;
 	packet->tuple.source = ip.source;

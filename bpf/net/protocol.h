@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* Protocol numbers (IANA); to whoever is served, MPTCP is TCP. */
+/* Protocol numbers (IANA). A service of TCP serves MPTCP too. */
 #ifndef EBPFLB_NET_PROTOCOL_H
 #define EBPFLB_NET_PROTOCOL_H
 
@@ -10,7 +10,7 @@
 #define SCTP 132
 #define MPTCP 262
 
-/* IPv6 extension headers (RFC 8200 4); what is authenticated (51) is not for us to change. */
+/* IPv6 extension headers (RFC 8200 4); an authentication header (51) forbids changes. */
 #define HOP_BY_HOP 0
 #define ROUTING 43
 #define FRAGMENT 44

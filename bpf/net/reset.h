@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* A segment becomes the reset that refuses it (RFC 9293 3.10.7.1). */
+/* A TCP segment becomes the reset that refuses it (RFC 9293 3.10.7.1). */
 #ifndef EBPFLB_NET_RESET_H
 #define EBPFLB_NET_RESET_H
 
@@ -12,7 +12,7 @@ struct reset {
 };
 SIZE(struct reset, 20);
 
-/* The number after the segment: what it carries counts, and so do SYN and FIN. */
+/* The sequence number after the segment: its payload counts, and so do SYN and FIN. */
 static __always_inline __be32 segment_next(const struct packet *packet,
 					   const struct transport *segment)
 {
@@ -22,8 +22,10 @@ static __always_inline __be32 segment_next(const struct packet *packet,
 	return BE32(__builtin_bswap32(segment->sequence) + length);
 }
 
-/* Who acknowledges is reset at the number he awaits; else all that the segment took is
- * acknowledged. */
+/*
+ * A segment with an acknowledgment is reset at the number that it expects next; of any other the
+ * whole segment is acknowledged.
+ */
 static __always_inline void reset_number(const struct packet *packet,
 					 const struct transport *segment, struct transport *head)
 {

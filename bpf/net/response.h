@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * What every answer that a packet is turned into has in common: addresses on the other sides, and
- * checksums of its own.
+ * What all responses have in common that a packet is turned into: its addresses are exchanged, and
+ * its checksums are computed anew.
  */
 #ifndef EBPFLB_NET_RESPONSE_H
 #define EBPFLB_NET_RESPONSE_H
@@ -34,7 +34,7 @@ static __always_inline __s64 pseudo_sum(const struct tuple *to, __u8 protocol, _
 	return sum_of(&pseudo, sizeof(pseudo), 0);
 }
 
-/* It goes back by the device that it came in by. */
+/* The response leaves by the device where the packet came in. */
 static __always_inline void swap_link(struct __sk_buff *ctx)
 {
 #ifndef NO_LINK_HEADER

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * A packet gets another tuple: addresses, ports, and every checksum that covers them, each by its
- * difference, so that a packet that was damaged on its way stays so.
+ * A packet gets another tuple: addresses, ports, and every checksum that covers them. Checksums are
+ * changed by the difference, so that a packet that was damaged on its way is still found damaged.
  *
- * Addresses are in the pseudo header, ports are not: of a packet whose checksum the device will
- * fill in (CHECKSUM_PARTIAL) only the pseudo header is summed yet. And where a device has summed
- * the whole packet (CHECKSUM_COMPLETE), whatever no checksum in it makes up for must be told to
- * the kernel (RECOMPUTE): IPv6 addresses, SCTP, and UDP without a checksum.
+ * Addresses are in the pseudo header, ports are not: where the device will fill in the checksum
+ * (CHECKSUM_PARTIAL), only the pseudo header has been summed up. Where a device has summed up the
+ * whole packet (CHECKSUM_COMPLETE), the kernel must correct its sum for every change that no
+ * checksum in the packet balances (RECOMPUTE): IPv6 addresses, SCTP, and UDP without a checksum.
  */
 #ifndef EBPFLB_NET_REWRITE_H
 #define EBPFLB_NET_REWRITE_H
@@ -20,7 +20,7 @@ static __always_inline __s64 fold32(__u64 sum)
 	return (sum & 0xffffffff) + (sum >> 32);
 }
 
-/* What must be added to a checksum (RFC 1624); done here, because a call costs more. */
+/* What must be added to a checksum (RFC 1624); a call of bpf_csum_diff would cost more. */
 static __always_inline __s64 addresses_difference(const struct tuple *from, const struct tuple *to)
 {
 	const __u32 *old = (const __u32 *)from, *new = (const __u32 *)to;
@@ -41,7 +41,7 @@ static __always_inline __s64 ports_difference(const struct tuple *from, const st
 	return old == new ? 0 : fold32((__u64)new + (__u32)~old);
 }
 
-/* An IP header at this offset; the mapped prefix of IPv4 addresses is on both sides the same. */
+/* Of the IP header at this offset. The prefixes of v4-mapped addresses cancel each other out. */
 static __always_inline void write_addresses(struct __sk_buff *ctx, __u32 at, bool v6,
 					    const struct tuple *to, __s64 difference, __u64 flags)
 {
@@ -63,7 +63,7 @@ static __always_inline void write_checksum(struct __sk_buff *ctx, __u32 at, __s6
 		bpf_l4_csum_replace(ctx, at, 0, ports, flags);
 }
 
-/* A checksum of zero is still to be filled in by the device; then it needs no help. */
+/* A checksum of zero will be filled in by the device, after this change. */
 static __always_inline void write_crc(struct __sk_buff *ctx, const struct packet *packet,
 				      const struct tuple *to)
 {
@@ -79,7 +79,7 @@ static __always_inline void write_crc(struct __sk_buff *ctx, const struct packet
 	bpf_skb_store_bytes(ctx, at, &crc, sizeof(crc), BPF_F_RECOMPUTE_CSUM);
 }
 
-/* Whether the transport header has a checksum that sums up, as the kernel's does. */
+/* Whether the transport header has an Internet checksum (RFC 1071); UDP's may be left out. */
 static __always_inline bool packet_is_summed(const struct packet *packet)
 {
 	return packet->tuple.protocol == TCP ||
@@ -103,7 +103,7 @@ static __always_inline void write_transport(struct __sk_buff *ctx, const struct 
 		write_crc(ctx, packet, to);
 }
 
-/* Later pieces of a datagram have no transport header: the first one's checksum covers them. */
+/* Later fragments have no transport header: the checksum in the first one covers them. */
 static __always_inline void packet_rewrite(struct __sk_buff *ctx, const struct packet *packet,
 					   const struct tuple *to)
 {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* The transport header -> the packet's ports, and whether it opens or ends a flow. */
+/* Reads the transport header: the ports, and whether the packet opens or ends a flow. */
 #ifndef EBPFLB_NET_TRANSPORT_H
 #define EBPFLB_NET_TRANSPORT_H
 
 #include "net/packet.h"
 
-/* A header that ends beyond the packet is no header. */
+/* Whether the header ends within the packet. */
 static __always_inline bool transport_is_sound(const struct packet *packet,
 					       const struct transport *transport)
 {

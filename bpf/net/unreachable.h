@@ -10,7 +10,7 @@
 #define UNREACHABLE_V6 1
 #define PORT_V6 4
 
-/* The IP header, and of the transport header the 8 bytes that tell whose packet it was. */
+/* The IP header and the first 8 bytes of the transport header, which hold the ports. */
 struct unreachable_v4 {
 	struct icmp head;
 	__u8 quote[28];

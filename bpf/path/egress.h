@@ -44,8 +44,8 @@ static __always_inline enum verdict egress_from_node(const struct packet *packet
 
 /*
  * A packet to a frontend that is sent back by the device where it came in, though conntrack has
- * seen it too: it is of a connection that another node knows, or nobody. Its client is refused,
- * as an endpoint would that conntrack picks at random.
+ * seen it too: its connection is known to another node, or to none. With kube-proxy, conntrack
+ * would pick an endpoint at random, which resets it; here the client is refused.
  */
 static __always_inline enum verdict egress_forwarded(struct __sk_buff *ctx,
 						     const struct packet *packet)

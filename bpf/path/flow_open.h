@@ -89,6 +89,18 @@ static __always_inline bool snat_create(bool masquerade, struct scratch *scratch
 	return true;
 }
 
+/* What all entries of a flow have in common. */
+static __always_inline struct flow flow_entry(const struct backend *backend, __u32 ifindex,
+					      __u64 now, enum flow_kind kind)
+{
+	return (struct flow){ .last_seen = now,
+			      .created = now,
+			      .service = backend->service,
+			      .backend = backend->id,
+			      .kind = kind,
+			      .ifindex = ifindex };
+}
+
 /* Opens the flow of a request's tuple to scratch->selection.backend. */
 static __always_inline enum opened flow_open(const struct settings *settings,
 					     const struct tuple *request, __u32 ifindex,
@@ -96,44 +108,30 @@ static __always_inline enum opened flow_open(const struct settings *settings,
 					     struct scratch *scratch)
 {
 	const struct backend *backend = &scratch->selection.backend;
-	__u32 flags = FLOW_REQUEST | (masquerade ? FLOW_MASQUERADE : 0) |
-		      (request->protocol == UDP ? FLOW_SEEN : 0);
 	__u64 now = clock_coarse();
 	enum opened opened;
 
-	scratch->reply = (struct flow){ .last_seen = now,
-					.created = now,
-					.address = request->destination,
-					.port = request->destination_port,
-					.other_port = request->source_port,
-					.service = backend->service,
-					.backend = backend->id,
-					.kind = is_direct ? FLOW_UN_DIRECT : FLOW_UN_DNAT,
-					.ifindex = ifindex };
+	scratch->reply = flow_entry(backend, ifindex, now,
+				    is_direct ? FLOW_UN_DIRECT : FLOW_UN_DNAT);
+	scratch->reply.address = request->destination;
+	scratch->reply.port = request->destination_port;
+	scratch->reply.other_port = request->source_port;
 	scratch->reply_tuple = tuple_reverse(request, HOOK_EGRESS);
 	scratch->reply_tuple.source = backend->address;
 	scratch->reply_tuple.source_port = backend->port;
 	opened = reply_create(settings, request, scratch);
 	if (opened == NO_ROOM || opened == NO_FREE_PORT)
 		return opened;
-	scratch->snat = (struct flow){ .last_seen = now,
-				       .created = now,
-				       .other_port = backend->port,
-				       .service = backend->service,
-				       .backend = backend->id,
-				       .kind = FLOW_SNAT_PENDING,
-				       .flags = flags,
-				       .ifindex = ifindex };
-	scratch->request = (struct flow){ .last_seen = now,
-					  .created = now,
-					  .address = backend->address,
-					  .port = backend->port,
-					  .other_port = scratch->reply_tuple.destination_port,
-					  .service = backend->service,
-					  .backend = backend->id,
-					  .kind = is_direct ? FLOW_DIRECT : FLOW_DNAT,
-					  .flags = flags,
-					  .ifindex = ifindex };
+
+	scratch->request = flow_entry(backend, ifindex, now, is_direct ? FLOW_DIRECT : FLOW_DNAT);
+	scratch->request.address = backend->address;
+	scratch->request.port = backend->port;
+	scratch->request.other_port = scratch->reply_tuple.destination_port;
+	scratch->request.flags = FLOW_REQUEST | (masquerade ? FLOW_MASQUERADE : 0) |
+				 (request->protocol == UDP ? FLOW_SEEN : 0);
+	scratch->snat = flow_entry(backend, ifindex, now, FLOW_SNAT_PENDING);
+	scratch->snat.other_port = backend->port;
+	scratch->snat.flags = scratch->request.flags;
 	if (!snat_create(masquerade, scratch) || flow_write(request, &scratch->request))
 		return NO_ROOM;
 	return opened;

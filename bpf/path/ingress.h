@@ -3,7 +3,7 @@
  * A packet at ingress, from top to bottom: DNAT of requests, un-SNAT of replies (kube-proxy.md 4).
  *
  *   its flow is known      rewritten
- *   it asks for a service  a backend is selected, a flow is opened, rewritten
+ *   it is to a service     a backend is selected, a flow is opened, rewritten
  *   anything else          left alone: it may belong to a connection that conntrack knows
  */
 #ifndef EBPFLB_PATH_INGRESS_H

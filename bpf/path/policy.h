@@ -38,7 +38,7 @@ static __always_inline bool prefix_is_none(const struct prefix *prefix)
 }
 
 /*
- * Whether pods can be told from others in this family. A detector that goes by devices works in
+ * Whether pods can be recognized in this family. A detector that goes by devices works in
  * both families; one that goes by prefixes works where it has one (kube-proxy.md 5.2).
  */
 static __always_inline bool policy_detects_pods(const struct settings *settings,

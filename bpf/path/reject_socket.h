@@ -47,7 +47,7 @@ static __always_inline enum answer reject_connection(const struct frontend *fron
 	return REWRITE;
 }
 
-/* With EPERM for a reason nobody would find out why bind() fails; so it is allowed. */
+/* Nobody would find out why bind() fails with EPERM, so it is allowed. */
 static __always_inline enum answer reject_bind(void)
 {
 	return LEAVE;

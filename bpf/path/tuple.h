@@ -16,7 +16,7 @@ static __always_inline struct tuple tuple_reverse(const struct tuple *tuple, __u
 			       .hook = hook };
 }
 
-/* The frontend that a packet asks for, if there is one at its destination. */
+/* The destination of a packet as a frontend, to be looked up. */
 static __always_inline struct frontend tuple_frontend(const struct tuple *tuple)
 {
 	return (struct frontend){ .address = tuple->destination,

@@ -12,7 +12,7 @@ from ebpflb.model.addresses import Address
 
 Flags = frozenset[str]
 
-NOWHERE = 2**32 - 1  # a former backend's slot: beyond the array's end, where nothing is found
+NOWHERE = 2**32 - 1  # the slot of a removed backend: beyond the array, where nothing is found
 
 
 class Frontend(NamedTuple):
@@ -51,7 +51,7 @@ class Service(NamedTuple):
 
 
 class Backend(NamedTuple):
-    """One slot; ``service`` and ``id`` let a reader notice that the slot changed hands."""
+    """One slot; by ``service`` and ``id`` a reader notices that the slot was given to another."""
 
     address: Address
     port: int
@@ -68,7 +68,7 @@ class BackendName(NamedTuple):
 
 
 class SourceRange(NamedTuple):
-    """Clients whom a service's restricted frontends let in.
+    """Clients that a service's restricted frontends admit.
 
     ``length`` counts bits: 32 of the service and those of the 128-bit address.
     """
@@ -86,7 +86,7 @@ class ServiceRange(NamedTuple):
 
 
 class Device(NamedTuple):
-    """As whom masqueraded traffic leaves by a device; unspecified: not at all."""
+    """The addresses of masqueraded flows that leave by a device; unspecified: they cannot."""
 
     v4: Address
     v6: Address

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a flow has been idle for too long: a flow goes as a whole, by whichever entry was used last.
+"""When a flow has been idle for too long. It is deleted as a whole; its latest entry counts.
 
-What the operator did not choose is what kube-proxy sets (kube-proxy.md 11.3), else conntrack's.
+Timeouts that the operator did not choose are kube-proxy's (kube-proxy.md 11.3), else conntrack's.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ from ebpflb.plan.flow_entries import Entries, Flow, FlowState, Look, Tuple, gath
 
 @dataclass(frozen=True)
 class Timeouts:
-    """In seconds; 0 chooses nothing."""
+    """In seconds; 0: the default."""
 
     established: int = 0
     close_wait: int = 0
@@ -42,21 +42,21 @@ class Timeouts:
         }  # a heartbeat every 30 s (RFC 9260 16)
         return {Protocol.TCP: tcp, Protocol.UDP: udp, Protocol.SCTP: sctp}
 
-    def patience(self, protocol: Protocol, flags: Flags) -> int:
-        """How long an entry with these flags may be idle before its flow is looked at, in ns.
+    def idle_limit(self, protocol: Protocol, flags: Flags) -> int:
+        """How long an entry with these flags may be idle before its flow is judged, in ns.
 
-        Whatever state a flow is in, an entry shows it in time: of two FINs each may be the second,
-        and who was reset or has not spoken says so itself.
+        Never longer than the flow's own timeout: of two FINs each may be the second, and a side
+        that has reset, or has sent nothing yet, shows it in its own entry.
         """
         found = state(protocol, [flags])
         alike = {FlowState.CLOSING: FlowState.CLOSED}.get(found, found)
         return min(self._nanoseconds(protocol, each) for each in (found, alike))
 
     def expired(
-        self, suspects: Iterable[tuple[Tuple, Flow]], look: Look, now: int
+        self, candidates: Iterable[tuple[Tuple, Flow]], look: Look, now: int
     ) -> Iterator[Entries]:
-        """The flows of these entries that may go at this time, entries in the order of deletion."""
-        for key, flow in suspects:
+        """The flows of these entries that have expired; their entries in the order of deletion."""
+        for key, flow in candidates:
             entries = gather(key, flow, look)
             found = state(key.protocol, [entry.flags for entry in entries.values()])
             used = max(entry.last_seen for entry in entries.values())

@@ -47,7 +47,7 @@ def test_shared_by_all_frontends(node: Node) -> None:
 
 
 def test_services_are_separate(node: Node) -> None:
-    """What one service remembers of a client says nothing to another."""
+    """A client's affinity to one service does not count for another."""
     for service in range(1, 20):
         node.publish(service, [f"172.30.0.{service}:80"], cluster=MANY, affinity=60)
     found = {goes(node, to=f"172.30.0.{service}:80") for service in range(1, 20)}

@@ -60,7 +60,7 @@ def test_peer_is_another(web: Node, real: str) -> None:
 
 
 def test_other_socket(web: Node) -> None:
-    """A backend is shown as itself to whoever asked for itself."""
+    """A socket that connected to a backend directly sees the backend."""
     for protocol in ("tcp", "udp"):
         web.socket(protocol).connect(WEB)
         stranger = web.socket(protocol)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A NodePort is nobody's to bind, on this node."""
+"""A NodePort cannot be bound on this node."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def with_node_ports(node: Node, *frontends: str) -> Node:
 
 
 def is_taken(node: Node, at: str, *, netns: int = HOST, protocol: str = "tcp") -> bool:
-    """Whether the bind fails, and says so in the only way that helps."""
+    """Whether the bind fails, with an errno that explains it."""
     answer = node.socket(protocol, netns=netns).bind(at)
     assert answer.errno == (0 if answer.allowed else EADDRINUSE)
     assert node.counted() == ({} if answer.allowed else {"nodeport_bind_denied": 1})

@@ -55,7 +55,7 @@ def test_verdicts(busy: Node) -> None:
     ],
 )
 def test_services(busy: Node, service: int, counters: ServiceCounters) -> None:
-    """A service counts flows, not datagrams, and says why it had no backend for a caller."""
+    """A service counts flows, not datagrams, and why it had no backend for a client."""
     assert busy.kernel.get("service_stats", service) == counters
 
 

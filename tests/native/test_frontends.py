@@ -99,7 +99,7 @@ def test_loopback_of_a_pod(node_port: Node, to: str, goes: str) -> None:
     "to", ["128.0.0.1:30080", "126.255.255.255:30080", "0.0.0.1:30080", "[::2]:30080"]
 )
 def test_not_quite_loopback(node_port: Node, to: str) -> None:
-    """127.0.0.0/8, ::1 and the unspecified addresses are loopback, and nothing beside them."""
+    """127.0.0.0/8, ::1 and the unspecified addresses are loopback, and nothing else is."""
     assert node_port.socket(netns=HOST).connect(to).place == to
 
 
@@ -135,7 +135,7 @@ def test_unknown_host(node_port: Node, netns: int, goes: str) -> None:
 
 
 def test_withdrawn(node: Node) -> None:
-    """A frontend that was taken away is an address like any other."""
+    """A removed frontend is an address like any other."""
     node.publish(1, ["172.30.0.1:80"], cluster=[BACKEND])
     node.withdraw(1, "172.30.0.1:80")
     assert node.socket().connect("172.30.0.1:80").place == "172.30.0.1:80"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a socket learns that nobody serves it, and when it must not learn it."""
+"""How a socket is refused where there is no endpoint, and when it must not be."""
 
 from collections.abc import Mapping
 

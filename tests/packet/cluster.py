@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what the API says to what becomes of a packet: model, plan, maps, programs, in one piece.
+"""From API objects to what becomes of a packet: model, plan, maps and programs together.
 
 Services are called shop/web and so on; endpoints are here (a, b) or there (c, d) of their family.
 An outcome says in a word what became of a client's first packets: "refused", "dropped" or
@@ -50,7 +50,7 @@ def pods(places: Places) -> Pods:
 
 
 class Cluster:
-    """What has been said, as one node has it in its maps."""
+    """A cluster's state, as one node has it in its maps."""
 
     def __init__(self, node: Node, places: Places, protocol: str = "tcp") -> None:
         """Ports are of this protocol, unless they say another."""
@@ -109,12 +109,12 @@ class Cluster:
         self.cluster.apply(Removed(Kind.SERVICE, Key("shop", name)))
         self._write()
 
-    def becomes(self, asker: str, where: str, protocol: str = "") -> str:
+    def becomes(self, sender: str, where: str, protocol: str = "") -> str:
         """The outcome; the endpoints by their letters. No client's port is used twice.
 
         Of every fate one flow is answered too.
         """
-        host = getattr(self.pods, asker, None) or getattr(self.places, asker)
+        host = getattr(self.pods, sender, None) or getattr(self.places, sender)
         into = "pods" if host in (self.places.pod, *self.pods[:2]) else "uplink"
         fates: set[str] = set()
         for port in range(self.port, self.port + DRAWS):

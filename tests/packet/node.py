@@ -72,7 +72,7 @@ class Node(Publisher):
         self.maps[name].write([(key, value)])
 
     def settings(self, *words: str, **fields: Any) -> None:
-        """Flags, and what else differs from the usual: pods are told by their addresses."""
+        """Flags, and what else differs from the usual: pods are recognized by their addresses."""
         usual = {
             "flags": frozenset(words or ("detect_local",)),
             "first_port": FIRST_PORT,
@@ -131,7 +131,7 @@ class Node(Publisher):
 
     def _run(self, hook: str, frame: bytes, device: str, into: str | None) -> Outcome:
         before = self.counted
-        came_by = self.devices[into] if into and hook == "egress" and knows_way_in() else 0
+        came_by = self.devices[into] if into and hook == "egress" and knows_ingress_device() else 0
         index = self.devices[device]
         ran = testrun.run(
             self.hooks[hook],
@@ -153,8 +153,8 @@ class Node(Publisher):
 
 
 @functools.cache
-def knows_way_in() -> bool:
-    """Whether a run can be told by which device its packet came in, as 5.10 cannot."""
+def knows_ingress_device() -> bool:
+    """Whether a test run can name the device where its packet came in; not on 5.10."""
     (attach,) = set(loader.PACKET_SECTIONS.values())
     code = bytes.fromhex("b7000000000000009500000000000000")
     probe = loader.load_one("probe", attach, code)

@@ -84,12 +84,12 @@ def test_syn_in_vain(
     node.settings(flags=frozenset({"detect_local"}))
     wait(node, seconds)
     asked = node.through(segment(client, where))
-    hidden = seen == "node" or kind == "nodeport"
-    assert (source(asked) == client) is not hidden
+    needs_snat = seen == "node" or kind == "nodeport"
+    assert (source(asked) == client) is not needs_snat
     assert seen == "client" or asked == first
     assert ends(node.through(reply(asked))) == f"{where} > {client}"
     made, ended, _ = node.flow_counters()
-    assert made - ended == len(node.flows()) == (4 if hidden else 2)
+    assert made - ended == len(node.flows()) == (4 if needs_snat else 2)
 
 
 def test_syn_answered(node: Node, client: str, kind: str, where: str) -> None:
@@ -188,20 +188,20 @@ def test_flags(node: Node, places: Places, client: str, kind: str, where: str) -
     asked = node.through(segment(client, where))
     backend, near = at(places.there, 8080), source(asked)
     request, answer = f"ingress {client} > {where}", f"egress {backend} > {client}"
-    hidden = {"masquerade"} if kind == "nodeport" else set()
-    assert node.flows()[request].flags == {"request", *hidden}
+    needs_snat = {"masquerade"} if kind == "nodeport" else set()
+    assert node.flows()[request].flags == {"request", *needs_snat}
     assert node.flows()[answer].flags == set()
     expected = {request, answer}
-    if hidden:
+    if needs_snat:
         expected |= {f"egress {client} > {backend}", f"ingress {backend} > {near}"}
-        assert node.flows()[f"egress {client} > {backend}"].flags == {"request", *hidden}
+        assert node.flows()[f"egress {client} > {backend}"].flags == {"request", *needs_snat}
         assert node.flows()[f"ingress {backend} > {near}"].flags == set()
     assert node.flows().keys() == expected
     node.through(reply(asked))
     node.through(segment(client, where, "A"))
-    assert node.flows()[request].flags == {"request", "seen", *hidden}
+    assert node.flows()[request].flags == {"request", "seen", *needs_snat}
     node.through(segment(client, where, "FA"))
-    assert node.flows()[request].flags == {"request", "seen", "fin", *hidden}
+    assert node.flows()[request].flags == {"request", "seen", "fin", *needs_snat}
     assert node.flows()[answer].flags == {"seen"}
     node.through(reply(asked, "RA"))
     assert node.flows()[answer].flags == {"seen", "rst"}

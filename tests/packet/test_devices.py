@@ -10,10 +10,10 @@ from tests.packet.places import Places
 from tests.packet.services import serve
 
 
-@pytest.mark.parametrize("asker", ["pod", "here"])
-def test_port_and_bridge(node: Node, places: Places, protocol: str, asker: str) -> None:
+@pytest.mark.parametrize("sender", ["pod", "here"])
+def test_port_and_bridge(node: Node, places: Places, protocol: str, sender: str) -> None:
     """A bridge's port and the bridge: what one has translated the other leaves alone."""
-    backend, client = at(places.here, 8080), at(getattr(places, asker), 50123)
+    backend, client = at(places.here, 8080), at(getattr(places, sender), 50123)
     where = serve(node, places, "cluster", protocol, cluster=[backend], here=[backend])
     packet = opening(protocol, client, where)
     for _ in range(2):
@@ -23,7 +23,7 @@ def test_port_and_bridge(node: Node, places: Places, protocol: str, asker: str) 
         out = node.egress(forwarded(bridge.packet), "pods", "pods").packet
         assert destination(out) == backend
         assert node.egress(out, "tunnel", "pods")[:2] == ("pass", bytes(out))
-        assert host_of(source(out)) == (places.bridge if asker == "here" else places.pod)
+        assert host_of(source(out)) == (places.bridge if sender == "here" else places.pod)
         back = node.ingress(reply(out), "tunnel").packet
         assert node.ingress(back, "pods")[:2] == ("pass", bytes(back))
         home = node.egress(forwarded(back), "pods", "pods").packet

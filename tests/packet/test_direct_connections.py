@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A connection straight to an endpoint, beside one of the same client port by a frontend."""
+"""Direct connections to an endpoint, from a client port that has one through a frontend too."""
 
 import pytest
 
@@ -34,7 +34,7 @@ def direct(node: Node, client: str, backend: str, flags: str = "S") -> Packet:
 
 
 def test_another_port(node: Node, client: str, backend: str, where: str) -> None:
-    """It gets a port of its own, also for a SYN that is sent again, and both hear their answers."""
+    """It gets a port of its own, also for a SYN that is sent again, and both get their replies."""
     asked = direct(node, client, backend)
     assert source(asked) != client
     assert ends(direct(node, client, backend)) == ends(asked)

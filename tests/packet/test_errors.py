@@ -56,45 +56,45 @@ def plain(node: Node, places: Places, protocol: str) -> tuple[str, str, Packet]:
 
 
 def test_request_masqueraded(node: Node, places: Places, protocol: str, kind: str) -> None:
-    """A router before the backend complains: the client hears of what it sent to the frontend."""
+    """A router before the backend reports: its error quotes what went to the frontend."""
     client, where, request = masqueraded(node, places, protocol)
-    trouble = error(kind, places.router, request)
-    came = node.ingress(trouble)
+    icmp = error(kind, places.router, request)
+    came = node.ingress(icmp)
     assert came.verdicts == {"related": 1}
     assert quoted(came.packet) == f"{client} > {at(places.there, 8080)}"
-    heard = node.through(trouble)
-    assert parties(heard) == f"{places.router} > {host_of(client)}"
-    assert quoted(heard) == f"{client} > {where}"
-    assert about(heard) == about(trouble)
+    received = node.through(icmp)
+    assert parties(received) == f"{places.router} > {host_of(client)}"
+    assert quoted(received) == f"{client} > {where}"
+    assert about(received) == about(icmp)
 
 
 def test_request(node: Node, places: Places, protocol: str, kind: str) -> None:
     """The same, where the backend sees the client."""
     pod, where, request = plain(node, places, protocol)
-    trouble = error(kind, places.router, request)
-    heard = node.through(trouble, "uplink", "pods")
-    assert parties(heard) == f"{places.router} > {host_of(pod)}"
-    assert quoted(heard) == f"{pod} > {where}"
-    assert about(heard) == about(trouble)
+    icmp = error(kind, places.router, request)
+    received = node.through(icmp, "uplink", "pods")
+    assert parties(received) == f"{places.router} > {host_of(pod)}"
+    assert quoted(received) == f"{pod} > {where}"
+    assert about(received) == about(icmp)
 
 
 @pytest.mark.parametrize("flow", [masqueraded, plain])
 def test_backend_complains(node: Node, places: Places, protocol: str, flow: Any) -> None:
-    """What the backend itself says comes from the frontend: its address stays unknown."""
+    """An error of the backend itself comes from the frontend: its address is not shown."""
     client, where, request = flow(node, places, protocol)
-    trouble = error("unreachable", places.there, request)
-    heard = node.through(trouble, "uplink", "pods" if flow is plain else "uplink")
-    assert parties(heard) == f"{host_of(where)} > {host_of(client)}"
-    assert quoted(heard) == f"{client} > {where}"
+    icmp = error("unreachable", places.there, request)
+    received = node.through(icmp, "uplink", "pods" if flow is plain else "uplink")
+    assert parties(received) == f"{host_of(where)} > {host_of(client)}"
+    assert quoted(received) == f"{client} > {where}"
 
 
 def test_reply_masqueraded(node: Node, places: Places, protocol: str, kind: str) -> None:
-    """A router before the client complains: the backend hears of what it sent to this node."""
+    """A router before the client reports: the error quotes what the backend sent to this node."""
     client, _, request = masqueraded(node, places, protocol)
     answer = node.through(reply(request))
-    heard = node.through(error(kind, places.stranger, answer))
-    assert parties(heard) == f"{places.stranger} > {places.there}"
-    assert quoted(heard) == ends(reply(request))
+    received = node.through(error(kind, places.stranger, answer))
+    assert parties(received) == f"{places.stranger} > {places.there}"
+    assert quoted(received) == ends(reply(request))
     assert client != places.stranger
 
 
@@ -102,36 +102,36 @@ def test_reply(node: Node, places: Places, protocol: str, kind: str) -> None:
     """The same, where the backend sees the client."""
     _, _, request = plain(node, places, protocol)
     answer = node.through(reply(request), "uplink", "pods")
-    trouble = error(kind, places.bridge, answer)
-    heard = node.through(trouble, "pods", "uplink")
-    assert parties(heard) == f"{places.bridge} > {places.there}"
-    assert quoted(heard) == ends(reply(request))
-    assert about(heard) == about(trouble)
+    icmp = error(kind, places.bridge, answer)
+    received = node.through(icmp, "pods", "uplink")
+    assert parties(received) == f"{places.bridge} > {places.there}"
+    assert quoted(received) == ends(reply(request))
+    assert about(received) == about(icmp)
 
 
 def test_client_complains(node: Node, places: Places, protocol: str) -> None:
-    """What a masqueraded client says itself comes from this node."""
+    """An error of a masqueraded client comes from this node."""
     _, _, request = masqueraded(node, places, protocol)
     answer = node.through(reply(request))
-    heard = node.through(error("unreachable", places.client, answer))
-    assert parties(heard) == f"{places.node} > {places.there}"
-    assert quoted(heard) == ends(reply(request))
+    received = node.through(error("unreachable", places.client, answer))
+    assert parties(received) == f"{places.node} > {places.there}"
+    assert quoted(received) == ends(reply(request))
 
 
 @pytest.mark.parametrize("size", [8, 9, 20, 64])
 def test_quotes(node: Node, places: Places, protocol: str, size: int) -> None:
     """However much of the packet is quoted, as long as its ports are (RFC 792: 8 bytes)."""
     client, where, request = masqueraded(node, places, protocol)
-    heard = node.through(error("unreachable", places.router, request, size=size))
-    assert quoted(heard) == f"{client} > {where}"
+    received = node.through(error("unreachable", places.router, request, size=size))
+    assert quoted(received) == f"{client} > {where}"
 
 
 @pytest.mark.parametrize("size", [0, 1, 3, 4, 7])
 def test_quotes_too_little(node: Node, places: Places, protocol: str, size: int) -> None:
     """An error that does not quote enough is left alone."""
     _, _, request = masqueraded(node, places, protocol)
-    trouble = error("unreachable", places.router, request, size=size)
-    assert node.ingress(trouble) == ("pass", bytes(trouble), {"passed": 1})
+    icmp = error("unreachable", places.router, request, size=size)
+    assert node.ingress(icmp) == ("pass", bytes(icmp), {"passed": 1})
 
 
 @IPV4
@@ -141,21 +141,21 @@ def test_quoted_options(node: Node, places: Places) -> None:
     inner = request.copy()
     inner[IP].options = [errors.NOP] * 4
     del inner[IP].ihl, inner[IP].len, inner[IP].chksum
-    heard = node.through(error("unreachable", places.router, built(inner)))
-    assert quoted(heard) == f"{client} > {where}"
+    received = node.through(error("unreachable", places.router, built(inner)))
+    assert quoted(received) == f"{client} > {where}"
 
 
 def test_outer_options(node: Node, places: Places) -> None:
     """The error itself may carry options."""
     client, where, request = masqueraded(node, places, "udp")
-    trouble = error("unreachable", places.router, request)
-    if IP in trouble:
-        trouble[IP].options = [errors.NOP] * 4
-        del trouble[IP].ihl, trouble[IP].len, trouble[IP].chksum
+    icmp = error("unreachable", places.router, request)
+    if IP in icmp:
+        icmp[IP].options = [errors.NOP] * 4
+        del icmp[IP].ihl, icmp[IP].len, icmp[IP].chksum
     else:
-        message = trouble[IPv6].payload
-        trouble = carrier(places.router, places.node) / IPv6ExtHdrDestOpt() / message
-    came = node.ingress(built(trouble))
+        message = icmp[IPv6].payload
+        icmp = carrier(places.router, places.node) / IPv6ExtHdrDestOpt() / message
+    came = node.ingress(built(icmp))
     assert came.verdicts == {"related": 1}
     quote = node.egress(came.packet).frame[-len(request[UDP]) :]
     assert struct.unpack_from("!HH", quote) == (port_of(client), port_of(where))
@@ -170,12 +170,12 @@ def test_port_changed(node: Node, places: Places, protocol: str) -> None:
         )
         request = node.through(opening(protocol, client, where), "pods", "uplink")
     assert source(request) != client
-    heard = node.through(error("too big", places.router, request), "uplink", "pods")
-    assert quoted(heard) == f"{client} > {where}"
+    received = node.through(error("too big", places.router, request), "uplink", "pods")
+    assert quoted(received) == f"{client} > {where}"
     answer = node.through(reply(request), "uplink", "pods")
     assert ends(answer) == f"{where} > {client}"
-    heard = node.through(error("too big", places.bridge, answer), "pods", "uplink")
-    assert quoted(heard) == ends(reply(request))
+    received = node.through(error("too big", places.bridge, answer), "pods", "uplink")
+    assert quoted(received) == ends(reply(request))
 
 
 def test_foreign_flow(node: Node, places: Places, protocol: str, kind: str) -> None:
@@ -186,32 +186,32 @@ def test_foreign_flow(node: Node, places: Places, protocol: str, kind: str) -> N
         opening(protocol, client, at(places.there, 8080)),
         opening(protocol, at(places.client, 50124), where),
     ):
-        trouble = error(kind, places.router, one)
-        assert node.ingress(trouble) == ("pass", bytes(trouble), {"passed": 1})
+        icmp = error(kind, places.router, one)
+        assert node.ingress(icmp) == ("pass", bytes(icmp), {"passed": 1})
 
 
 def test_wrong_receiver(node: Node, places: Places, protocol: str, kind: str) -> None:
     """An error goes to who sent the quoted packet; one that goes elsewhere is forged."""
     _, _, request = masqueraded(node, places, protocol)
-    trouble = error(kind, places.router, request, to=places.pod)
-    assert node.ingress(trouble) == ("pass", bytes(trouble), {"passed": 1})
+    icmp = error(kind, places.router, request, to=places.pod)
+    assert node.ingress(icmp) == ("pass", bytes(icmp), {"passed": 1})
 
 
 def test_about_an_error(node: Node, places: Places, kind: str) -> None:
     """What quotes ICMP is about no flow of ours."""
     _, _, request = masqueraded(node, places, "udp")
-    trouble = error(kind, places.router, error("unreachable", places.node, reply(request)))
-    assert node.ingress(trouble) == ("pass", bytes(trouble), {"passed": 1})
+    icmp = error(kind, places.router, error("unreachable", places.node, reply(request)))
+    assert node.ingress(icmp) == ("pass", bytes(icmp), {"passed": 1})
 
 
 @IPV4
 def test_about_a_later_fragment(node: Node, places: Places) -> None:
-    """What quotes a fragment without ports says too little: left alone."""
+    """An error that quotes a fragment without ports is left alone."""
     _, _, request = masqueraded(node, places, "udp")
     request[IP].frag = 10
     del request[IP].chksum
-    trouble = error("unreachable", places.router, built(request))
-    assert node.ingress(trouble) == ("pass", bytes(trouble), {"passed": 1})
+    icmp = error("unreachable", places.router, built(request))
+    assert node.ingress(icmp) == ("pass", bytes(icmp), {"passed": 1})
 
 
 def test_queries(node: Node, places: Places) -> None:

@@ -24,7 +24,7 @@ def datapath(compiled: Compiled) -> Iterator[Loaded]:
 
 
 def test_connection(node: Node, places: Places) -> None:
-    """A connection that could not be kept is not begun."""
+    """A connection without room for its flow is dropped."""
     where = serve(node, places, "cluster", cluster=[at(places.there, 8080)])
     first, second = at(places.pod, 1), at(places.pod, 2)
     asked = node.through(opening("tcp", first, where), "pods", "uplink")
@@ -37,7 +37,7 @@ def test_connection(node: Node, places: Places) -> None:
 
 @pytest.mark.parametrize("protocol", ["udp", "sctp"])
 def test_datagram(node: Node, places: Places, protocol: str) -> None:
-    """A datagram is sent without state: better no answer than no question."""
+    """A datagram is sent without state; its reply is not translated."""
     where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 5353)])
     node.ingress(opening(protocol, at(places.pod, 1), where), "pods")
     sent = node.ingress(opening(protocol, at(places.pod, 2), where), "pods")
@@ -48,7 +48,7 @@ def test_datagram(node: Node, places: Places, protocol: str) -> None:
 
 @pytest.mark.parametrize("protocol", ["tcp", "udp", "sctp"])
 def test_masqueraded(node: Node, places: Places, protocol: str) -> None:
-    """Who must be masqueraded and cannot be does not go on as itself."""
+    """A client that needs SNAT and cannot get it is dropped."""
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 5353)])
     came = node.ingress(opening(protocol, at(places.client, 1), where))
     left = node.egress(came.packet) if came.action == "pass" else came

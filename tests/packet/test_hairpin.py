@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A backend that asks for itself hears from this node, else it would answer to itself unseen."""
+"""A backend that is its own client sees this node, else its replies would not pass here."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def test_same_port(node: Node, places: Places, protocol: str) -> None:
 
 
 def test_neighbour(node: Node, places: Places, protocol: str) -> None:
-    """A pod beside the backend is no hairpin."""
+    """Another pod on the same node is no hairpin."""
     backend, client = at(places.here, 8080), at(places.pod, 50123)
     where = serve(node, places, "cluster", protocol, cluster=[backend], here=[backend])
     asked = exchange(node, protocol, client, where, "pods", "pods")

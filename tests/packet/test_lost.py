@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a reader may find while the maps change, and when the LRU has taken half of a flow."""
+"""Maps that change while they are read, and flows of which the LRU has evicted entries."""
 
 from typing import Any
 
@@ -11,8 +11,8 @@ from tests.packet.places import Places
 from tests.packet.services import serve
 
 
-def forget(node: Node, protocol: str, entry: str) -> None:
-    """The LRU takes an entry."""
+def evict(node: Node, protocol: str, entry: str) -> None:
+    """As the LRU does."""
     table = node.maps["tcp_flows" if protocol == "tcp" else "other_flows"]
     found = [key for key, _ in table.items() if spelled(key) == entry]
     assert found
@@ -20,7 +20,7 @@ def forget(node: Node, protocol: str, entry: str) -> None:
 
 
 def test_slots_of_another(node: Node, places: Places, protocol: str) -> None:
-    """Slots that were given to another service are noticed, asked for again, and used by no one."""
+    """Slots that were given to another service are noticed, read again, and not used."""
     where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 8080)])
     slots = node.maps["slots"]
     slots.write([(0, slots.get(0)._replace(service=2))])
@@ -40,14 +40,14 @@ def test_recycled_frontend(node: Node, places: Places, protocol: str) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["udp", "sctp"])
-@pytest.mark.parametrize("asker", ["pod", "client"])
-def test_request_forgotten(node: Node, places: Places, protocol: str, asker: str) -> None:
-    """A datagram flow whose request is forgotten is opened again, over what is left of it."""
-    kind = "cluster" if asker == "pod" else "nodeport"
-    client = at(getattr(places, asker), 50123)
+@pytest.mark.parametrize("sender", ["pod", "client"])
+def test_request_evicted(node: Node, places: Places, protocol: str, sender: str) -> None:
+    """A flow of datagrams whose request entry was evicted is opened again, over what is left."""
+    kind = "cluster" if sender == "pod" else "nodeport"
+    client = at(getattr(places, sender), 50123)
     where = serve(node, places, kind, protocol, cluster=[at(places.there, 8080)])
     node.through(opening(protocol, client, where))
-    forget(node, protocol, f"ingress {client} > {where}")
+    evict(node, protocol, f"ingress {client} > {where}")
     came = node.ingress(opening(protocol, client, where))
     assert came.verdicts == {"translated": 1}
     asked = node.through(opening(protocol, client, where))
@@ -60,13 +60,13 @@ def test_new_connection_over_remains(node: Node, places: Places) -> None:
     client = at(places.client, 50123)
     where = serve(node, places, "nodeport", cluster=[at(places.there, 8080)])
     node.through(segment(client, where))
-    forget(node, "tcp", f"ingress {client} > {where}")
+    evict(node, "tcp", f"ingress {client} > {where}")
     asked = node.through(segment(client, where, seq=7))
     assert ends(node.through(reply(asked))) == f"{where} > {client}"
 
 
 def test_no_settings(node: Node, places: Places, protocol: str) -> None:
-    """With settings of zeros, before the agent says more, nobody is masqueraded or told off."""
+    """With settings of zeros, before the agent says more, nothing is masqueraded or refused."""
     blank: Any = node.maps["settings"].value.unpack(bytes(node.maps["settings"].spec.value_size))
     node.put("settings", 0, blank)
     where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 8080)])

@@ -4,7 +4,7 @@
 import pytest
 
 from tests.packet.frames import at, opening, segment
-from tests.packet.node import Node, knows_way_in
+from tests.packet.node import Node, knows_ingress_device
 from tests.packet.places import Places
 from tests.packet.services import serve
 
@@ -14,7 +14,7 @@ def test_unallocated(node: Node, places: Places, protocol: str) -> None:
     request = opening(protocol, at(places.node, 50123), at(places.unallocated, 80))
     left = node.egress(request, into=None)
     assert (left.action, left.verdicts) == ("drop", {"unallocated": 1})
-    if knows_way_in():
+    if knows_ingress_device():
         assert node.egress(request, into="pods") == ("pass", bytes(request), {"passed": 1})
 
 

@@ -16,7 +16,7 @@ from tests.packet.services import KINDS, serve
 EXTERNAL = ("nodeport", "balancer", "external")
 DRAWS = 16  # both endpoints are met: the draw is a tuple's own, and these tuples' differ
 
-# asker, frontend, policy: with a detector, without, and with masquerade-all (detector active)
+# sender, frontend, policy: with a detector, without, and with masquerade-all (detector active)
 TABLE = [
     ("pod", "cluster", "Cluster", "L R", "L R", "L* R*"),
     ("pod", "cluster", "Local", "L", "L", "L*"),
@@ -28,21 +28,21 @@ TABLE = [
     *(("client", kind, "Cluster", "L R*", "L R*", "L R*") for kind in EXTERNAL),
     *(("client", kind, "Local", "L", "L", "L") for kind in EXTERNAL),
 ]
-ROWS = pytest.mark.parametrize(("asker", "kind", "policy", "detected", "blind", "all_"), TABLE)
+ROWS = pytest.mark.parametrize(("sender", "kind", "policy", "detected", "blind", "all_"), TABLE)
 
 
-def met(node: Node, places: Places, protocol: str, asker: str, where: str) -> str:
+def met(node: Node, places: Places, protocol: str, sender: str, where: str) -> str:
     """The endpoints that a client's flows come to, and as whom."""
-    into = "pods" if asker == "pod" else "uplink"
+    into = "pods" if sender == "pod" else "uplink"
     found = set()
     for port in range(50_000, 50_000 + DRAWS):
-        client = at(getattr(places, asker), port)
+        client = at(getattr(places, sender), port)
         came = node.ingress(opening(protocol, client, where), into)
         letter = "L" if host_of(destination(came.packet)) == places.here else "R"
         by = "pods" if letter == "L" else "uplink"
         left = node.egress(came.packet, by)
-        hidden = source(left.packet) != client
-        found.add(letter + "*" * hidden)
+        needs_snat = source(left.packet) != client
+        found.add(letter + "*" * needs_snat)
         answer = node.ingress(reply(left.packet), by)
         assert ends(node.egress(answer.packet, into).packet) == f"{where} > {client}"
     return " ".join(sorted(found))
@@ -60,7 +60,7 @@ def publish(node: Node, places: Places, protocol: str, kind: str, policy: str) -
 def test_table(
     node: Node,
     places: Places,
-    asker: str,
+    sender: str,
     kind: str,
     policy: str,
     detected: str,
@@ -73,7 +73,7 @@ def test_table(
     node.settings(*words.split() or ("detect_local", "masquerade_all"))
     where = publish(node, places, "tcp", kind, policy)
     expected = {"detected": detected, "blind": blind, "all": all_}[setting]
-    assert met(node, places, "tcp", asker, where) == expected
+    assert met(node, places, "tcp", sender, where) == expected
 
 
 @ROWS
@@ -82,7 +82,7 @@ def test_other_protocols(
     node: Node,
     places: Places,
     protocol: str,
-    asker: str,
+    sender: str,
     kind: str,
     policy: str,
     detected: str,
@@ -91,7 +91,7 @@ def test_other_protocols(
 ) -> None:
     """Every row, for datagrams too."""
     where = publish(node, places, protocol, kind, policy)
-    assert met(node, places, protocol, asker, where) == detected
+    assert met(node, places, protocol, sender, where) == detected
 
 
 @pytest.mark.parametrize("kind", EXTERNAL)
@@ -99,7 +99,7 @@ def test_other_protocols(
 def test_masquerade_here(
     node: Node, places: Places, kind: str, policy: str, endpoints: str
 ) -> None:
-    """As kube-proxy does it: external clients of an endpoint here are hidden too."""
+    """As kube-proxy does it: external clients of an endpoint here need SNAT too."""
     node.settings("detect_local", "masquerade_here")
     where = publish(node, places, "tcp", kind, policy)
     assert met(node, places, "tcp", "client", where) == endpoints
@@ -107,7 +107,7 @@ def test_masquerade_here(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_device_tells_pods(node: Node, places: Places, kind: str) -> None:
-    """Where the detector goes by devices, whoever comes in by a pod's device is a pod."""
+    """Where the detector goes by devices, a client that comes in by a pod's device is a pod."""
     nothing = {"pods_v4": NO_PREFIX, "pods_v6": NO_PREFIX}
     node.settings("detect_local", **nothing)
     node.device("pods", V4.bridge, V6.bridge, "pods")
@@ -117,7 +117,7 @@ def test_device_tells_pods(node: Node, places: Places, kind: str) -> None:
 
 
 def test_detector_of_one_family(node: Node, places: Places) -> None:
-    """Where it has no prefix of a family, nobody of that family can be told, nor is masqueraded."""
+    """Without a prefix of a family its pods are not recognized, and no client is masqueraded."""
     node.settings("detect_local", **{f"pods_v{places.version}": NO_PREFIX})
     where = publish(node, places, "tcp", "cluster", "Cluster")
     assert met(node, places, "tcp", "client", where) == "L R"

@@ -194,9 +194,9 @@ def test_like_a_changed_one(node: Node, places: Places, protocol: str, twins: li
     double, where = source(changed.packet), twins[1]
     came = node.ingress(opening(protocol, double, where))
     assert came.verdicts == {"port_changed": 1}
-    for asker, asked in ((client, changed), (double, came)):
+    for sender, asked in ((client, changed), (double, came)):
         answer = node.through(reply(asked.packet), "pods", "uplink")
-        assert ends(answer) == f"{where} > {asker}"
+        assert ends(answer) == f"{where} > {sender}"
 
 
 def test_alike_masqueraded(node: Node, places: Places, protocol: str) -> None:

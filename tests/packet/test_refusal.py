@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who asks for a service without endpoints is told so at once, as by a host with no listener."""
+"""A client of a service without endpoints is refused at once, as by a host without a listener."""
 
 import struct
 import time
@@ -21,7 +21,7 @@ from tests.packet.frames import (
     opening,
     segment,
 )
-from tests.packet.node import Node, knows_way_in
+from tests.packet.node import Node, knows_ingress_device
 from tests.packet.places import Places
 from tests.packet.services import KINDS, serve
 
@@ -44,12 +44,12 @@ def answered(node: Node, request: Packet) -> Packet:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("asker", ["client", "pod"])
-def test_every_kind(node: Node, places: Places, protocol: str, kind: str, asker: str) -> None:
-    """Whatever the frontend, whoever asks, and under the policy Local as well."""
+@pytest.mark.parametrize("sender", ["client", "pod"])
+def test_every_kind(node: Node, places: Places, protocol: str, kind: str, sender: str) -> None:
+    """At every frontend, for every client, and under the policy Local as well."""
     for words in ((), ("local",)):
         where = serve(node, places, kind, protocol, *words)
-        answered(node, opening(protocol, at(getattr(places, asker), 50123), where))
+        answered(node, opening(protocol, at(getattr(places, sender), 50123), where))
     assert node.maps["service_stats"].get(1)[2] == 2
     assert not node.flows(protocol)
 
@@ -72,10 +72,12 @@ def test_reset(
     assert (reset.dataofs, reset.window, bytes(reset.payload)) == (5, 0, b"")
 
 
-needs_way_in = pytest.mark.skipif(not knows_way_in(), reason="a run is told no way in")
+needs_ingress_device = pytest.mark.skipif(
+    not knows_ingress_device(), reason="a test run cannot name the device where its packet came in"
+)
 
 
-@needs_way_in
+@needs_ingress_device
 @pytest.mark.parametrize("kind", ["balancer", "external", "cluster"])
 @pytest.mark.parametrize("flags", ["A", "PA", "FA", "SA"])
 def test_led_astray(node: Node, places: Places, kind: str, flags: str) -> None:
@@ -96,7 +98,7 @@ def test_led_astray(node: Node, places: Places, kind: str, flags: str) -> None:
     assert (left.packet.src, left.packet.dst) == (sent_on.src, sent_on.dst)
 
 
-@needs_way_in
+@needs_ingress_device
 def test_not_astray(node: Node, places: Places) -> None:
     """On another way, of a known flow, for no frontend, or a SYN it is not; a reset ends there."""
     where = serve(node, places, "external", cluster=[at(places.there, 8080)])
@@ -122,13 +124,13 @@ def test_padding(node: Node, places: Places, padding: int) -> None:
 
 
 def quote_of(answer: Packet) -> bytes:
-    """What an ICMP error says of the packet that it is about."""
+    """The fields of the packet that an ICMP error quotes."""
     return bytes(network(answer).payload)[8:]
 
 
 @pytest.mark.parametrize("protocol", ["udp", "sctp"])
 def test_unreachable(node: Node, places: Places, protocol: str) -> None:
-    """Others hear of the unreachable port, with their packet quoted (RFC 792, RFC 4443 3.1)."""
+    """Others get "port unreachable", which quotes their packet (RFC 792, RFC 4443 3.1)."""
     where = serve(node, places, "cluster", protocol)
     request = opening(protocol, at(places.client, 50123), where)
     answer = answered(node, request)

@@ -26,19 +26,19 @@ def node(node: Node) -> Node:
 
 
 @pytest.mark.parametrize("port", [80, 8080])
-@pytest.mark.parametrize("asker", ["pod", "client"])
-def test_conversation(node: Node, places: Places, protocol: str, asker: str, port: int) -> None:
+@pytest.mark.parametrize("sender", ["pod", "client"])
+def test_conversation(node: Node, places: Places, protocol: str, sender: str, port: int) -> None:
     """Both ways, masqueraded and not, with the frontend's port and another."""
-    client = at(getattr(places, asker), 50123)
+    client = at(getattr(places, sender), 50123)
     where = serve(node, places, "cluster", protocol, cluster=[at(places.there, port)])
     asked = node.through(opening(protocol, client, where))
     assert ends(node.through(reply(asked))) == f"{where} > {client}"
 
 
-@pytest.mark.parametrize("asker", ["pod", "client"])
-def test_no_checksum(node: Node, places: Places, asker: str) -> None:
+@pytest.mark.parametrize("sender", ["pod", "client"])
+def test_no_checksum(node: Node, places: Places, sender: str) -> None:
     """UDP without a checksum: nothing in the packet makes up for the addresses but the sum."""
-    client = at(getattr(places, asker), 50123)
+    client = at(getattr(places, sender), 50123)
     where = serve(node, places, "cluster", "udp", cluster=[at(places.there, 5353)])
     asked = node.through(datagram(client, where, chksum=0))
     assert ends(node.through(reply(asked))) == f"{where} > {client}"

@@ -71,9 +71,9 @@ class Told(Cluster):
         for_zones, for_nodes = ([{"name": name} for name in names] for names in (zones, nodes))
         return self.one(letter, hints={"forZones": for_zones, "forNodes": for_nodes})
 
-    def met(self, asker: str = "pod") -> str:
+    def met(self, sender: str = "pod") -> str:
         """By the cluster IP."""
-        return self.becomes(asker, at(self.places.cluster_ip, 80))
+        return self.becomes(sender, at(self.places.cluster_ip, 80))
 
 
 @pytest.fixture
@@ -176,12 +176,12 @@ def test_external_by_its_spec(cluster: Told, places: Places) -> None:
     """The policy Local counts for a Service that is external by type or external IP, and for no
     other, whatever addresses its status has (1.4).
     """
-    said: dict[str, Any] = {"externalTrafficPolicy": "Local", "ingress": [{"ip": places.balancer}]}
-    cluster.service(**said)
+    spec: dict[str, Any] = {"externalTrafficPolicy": "Local", "ingress": [{"ip": places.balancer}]}
+    cluster.service(**spec)
     cluster.slice("x", cluster.one("c"))
     assert cluster.becomes("client", at(places.balancer, 80)) == "c*"
     for more in ({"type": "LoadBalancer"}, {"externalIPs": [places.external]}):
-        cluster.service(**said, **more)
+        cluster.service(**spec, **more)
         assert cluster.becomes("client", at(places.balancer, 80)) == "dropped"
 
 

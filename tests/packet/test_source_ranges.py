@@ -26,17 +26,17 @@ def test_inside(node: Node, places: Places, protocol: str, where: str) -> None:
     assert destination(came.packet) == at(places.there, 8080)
 
 
-@pytest.mark.parametrize("asker", ["stranger", "pod", "remote_pod", "node"])
-def test_outside(node: Node, places: Places, protocol: str, where: str, asker: str) -> None:
+@pytest.mark.parametrize("sender", ["stranger", "pod", "remote_pod", "node"])
+def test_outside(node: Node, places: Places, protocol: str, where: str, sender: str) -> None:
     """All others are dropped without an answer, be they pods."""
-    request = opening(protocol, at(getattr(places, asker), 50123), where)
+    request = opening(protocol, at(getattr(places, sender), 50123), where)
     came = node.ingress(request)
     assert (came.action, came.verdicts) == ("drop", {"source_denied": 1})
     assert not node.flows(protocol)
 
 
 def test_without_endpoints(node: Node, places: Places, protocol: str, where: str) -> None:
-    """Who may not come is not told that there is nobody; who may is."""
+    """Only an admitted client learns that there is no endpoint."""
     serve(node, places, "balancer", protocol, "restricted")
     stranger, client = at(places.stranger, 50123), at(places.client, 50123)
     assert node.ingress(opening(protocol, stranger, where)).verdicts == {"source_denied": 1}
@@ -57,7 +57,7 @@ def test_other_frontends(node: Node, places: Places, protocol: str) -> None:
 
 
 def test_services_apart(node: Node, places: Places, protocol: str, where: str) -> None:
-    """What one service lets in says nothing about another."""
+    """The ranges of one service do not count for another."""
     words = {f"{at(places.external, 443)}/{protocol}": RESTRICTED}
     node.publish(2, words, cluster=[at(places.there, 8080)])
     request = opening(protocol, at(places.client, 50123), at(places.external, 443))

@@ -91,8 +91,8 @@ def test_terminating_endpoints(
         expected = local if policy == "Local" else everywhere
         assert cluster.becomes("client", where) == expected
     cluster.endpoints()
-    for asker, where in (("pod", cluster_ip), ("client", vip), ("client", nodeport)):
-        assert cluster.becomes(asker, where) == "refused"
+    for sender, where in (("pod", cluster_ip), ("client", vip), ("client", nodeport)):
+        assert cluster.becomes(sender, where) == "refused"
 
 
 @terminating

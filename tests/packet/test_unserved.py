@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses of services that nobody asks rightly: as kube-proxy's nftables mode (6.3)."""
+"""Unserved addresses of services: refused or dropped, as in kube-proxy's nftables mode (6.3)."""
 
 import pytest
 from scapy.layers.inet6 import ICMPv6EchoRequest

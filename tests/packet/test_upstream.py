@@ -16,7 +16,7 @@ from tests.packet.node import Node
 from tests.packet.places import IPV4, Places
 
 FLOWS = [("pod", "cluster"), ("client", "cluster")] + [
-    (asker, kind) for asker in ("pod", "client") for kind in ("external", "balancer", "nodeport")
+    (sender, kind) for sender in ("pod", "client") for kind in ("external", "balancer", "nodeport")
 ]
 
 
@@ -48,13 +48,13 @@ def public(cluster: Cluster, **spec: Any) -> None:
     cluster.service(**(usual | spec))
 
 
-@pytest.mark.parametrize(("asker", "kind"), FLOWS)
-def test_no_endpoints(cluster: Cluster, places: Places, asker: str, kind: str) -> None:
+@pytest.mark.parametrize(("sender", "kind"), FLOWS)
+def test_no_endpoints(cluster: Cluster, places: Places, sender: str, kind: str) -> None:
     """Without endpoints every way to the service is refused (6.1)."""
     public(cluster)
-    assert cluster.becomes(asker, where(places, kind)) == "refused"
+    assert cluster.becomes(sender, where(places, kind)) == "refused"
     cluster.endpoints("a unready", "c gone")
-    assert cluster.becomes(asker, where(places, kind)) == "refused"
+    assert cluster.becomes(sender, where(places, kind)) == "refused"
 
 
 def test_cluster_ip(cluster: Cluster, places: Places) -> None:
@@ -177,8 +177,8 @@ def test_node_port_of_another_node(cluster: Cluster, places: Places) -> None:
     """It is not intercepted: the packet travels there (4)."""
     public(cluster)
     cluster.endpoints("a")
-    for asker in ("pod", "client"):
-        assert cluster.becomes(asker, at(places.other_node, 30080)) == "left alone"
+    for sender in ("pod", "client"):
+        assert cluster.becomes(sender, at(places.other_node, 30080)) == "left alone"
 
 
 def test_shared_address(tcp: Cluster, places: Places) -> None:

@@ -26,8 +26,8 @@ def test_node_port_of_an_excluded_address(
     """An address of the node that serves no NodePorts refuses and drops nothing either."""
     cluster.endpoints(*described)
     excluded, served = at(places.bridge, 30080), at(places.node, 30080)
-    for asker in ("client", "pod"):
-        assert cluster.becomes(asker, excluded) == "left alone"
+    for sender in ("client", "pod"):
+        assert cluster.becomes(sender, excluded) == "left alone"
     assert cluster.becomes("client", served) == ("dropped" if described else "refused")
     cluster.endpoints("a")
     assert cluster.becomes("client", excluded) == "left alone"
@@ -44,8 +44,8 @@ def test_service_address_on_this_node(node: Node, cluster: Cluster, places: Plac
     """An external IP that is assigned here is refused like one that is not."""
     node.owns(places.external)
     cluster.service("other", clusterIPs=[places.unallocated], externalIPs=[places.external])
-    for asker in ("client", "pod"):
-        assert cluster.becomes(asker, at(places.external, 80)) == "refused"
+    for sender in ("client", "pod"):
+        assert cluster.becomes(sender, at(places.external, 80)) == "refused"
 
 
 def test_host_port_beside_a_node_port(cluster: Cluster, places: Places) -> None:

@@ -2,7 +2,7 @@
 """A plugin of pytest for the inside of the lab: what was compiled outside is found.
 
 Emulated, one compilation takes ten seconds. The bytecode lies in the agent's own cache, where an
-entry is named by the hash of sources, flags and BCC's version: other sources' is never taken.
+entry is named by the hash of sources, flags and BCC's version: no other sources' is used.
 """
 
 from pathlib import Path

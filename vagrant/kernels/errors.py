@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong in the lab: one line for whoever started it."""
+"""Errors of the lab: one line each for the person who started it."""
 
 import shutil
 from pathlib import Path

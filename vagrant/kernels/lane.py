@@ -14,7 +14,7 @@ Emulated, Python is twenty times slower and a cluster takes 20 s: so each test r
 its parameters (few.py), loads are a fiftieth (tests/load.py), the files of tests/network that can
 share one cluster do so, and those that restart agents again and again are left out.
 `make test-kernel KERNEL=5.10 TESTS=tests/network` runs all of it with all parameters. Nothing
-compiles inside but the one test that asks for it: bytecode is carried in.
+compiles inside but the one test of that: bytecode is brought along.
 """
 
 import os
@@ -137,7 +137,7 @@ def show_here() -> None:
 def test_all(
     kernels: Sequence[Kernel], tests: Sequence[str], environment: str = ""
 ) -> list[Outcome]:
-    """Every kernel, AT_ONCE at a time: what each says is marked with its name."""
+    """Every kernel, AT_ONCE at a time; lines of output are marked with the kernel."""
     machine.is_root()
     prime(tests)
     images = [bootable(kernel) for kernel in kernels]
@@ -186,7 +186,7 @@ def _python() -> str:
 
 
 def _keep(kernel: Kernel, out: Path) -> None:
-    """The results of the last run stay in build/, for CI and for whoever looks."""
+    """The results of the last run stay in build/, for CI and for a look by hand."""
     kept = RESULTS / kernel.name
     shutil.rmtree(kept, ignore_errors=True)
     kept.mkdir(parents=True)
@@ -196,15 +196,15 @@ def _keep(kernel: Kernel, out: Path) -> None:
 
 
 def judge(kernel: Kernel, result: machine.Result) -> Outcome:
-    """A run is good only if it ended, said so, and left results of tests that all passed."""
+    """A run is good only if it ended, reported that, and left results of tests that all passed."""
     took = f"{result.seconds:.0f} s"
     if result.status is None:
-        end = machine.last_lines(result.console) or "    (it said nothing)"
+        end = machine.last_lines(result.console) or "    (no output)"
         return Outcome(kernel, f"{result.reason}; the console ended with\n{end}", took)
     counts = junit_counts(result.folder / "junit.xml")
     if counts is None:
         end = machine.last_lines(result.output)
-        return Outcome(kernel, f"no results, status {result.status}; it said\n{end}", took)
+        return Outcome(kernel, f"no results, status {result.status}; its output ends:\n{end}", took)
     words = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     trouble = "" if result.status == 0 and counts["passed"] else f"tests failed ({words})"
     return Outcome(kernel, trouble, f"{words} in {took}")

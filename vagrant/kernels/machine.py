@@ -3,7 +3,7 @@
 
 The host's root, and so the checkout, is the machine's own, copy-on-write in its memory; only the
 output folder is shared for writing. QEMU dies with us however we end (setpriv), a folder that a
-killed run left is removed by the next one. QEMU says nothing of what happened inside: a run
+killed run left is removed by the next one. QEMU's status does not tell what happened inside: a run
 counts only if it left a status.
 """
 
@@ -99,7 +99,7 @@ def output_folder(runs: Path, name: str) -> Iterator[Path]:
 def run(
     image: Path, folder: Path, command: str, *, limit: float, say: Callable[[str], None]
 ) -> Result:
-    """Runs a shell command as root inside; ``say`` hears its output line by line."""
+    """Runs a shell command as root inside; ``say`` is called with each line of output."""
     here = shlex.quote(os.getcwd())
     script = f"cd {here} && ( {command}\n) >/run/out/output 2>&1 </dev/null\n"
     script += "echo $? >/run/out/half && mv /run/out/half /run/out/status\n"
@@ -151,7 +151,7 @@ def _command(image: Path, folder: Path) -> list[str]:
 def _follow(
     process: "subprocess.Popen[str]", output: Path, until: float, say: Callable[[str], None]
 ) -> bool:
-    """Says what the command says until the machine is off; False if that takes too long."""
+    """Passes output on until the machine is off; False if that takes too long."""
     said, ended = 0, False
     while not ended and time.monotonic() < until:
         ended = process.poll() is not None

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads bpf/layout.h and bpf/maps.h, so that nothing about the maps is written twice.
 
-Each names its parts. cffi parses those of layout.h, and a Record packs one of plan's entries into
-its struct. ``__be16`` is kept apart from ``__u16``, so the byte order of a field is read from
-there as well. Pin paths are named by hashes of these texts (pins.py).
+cffi parses the parts that layout.h includes, and a Record packs one of plan's entries into its
+struct. ``__be16`` and ``__u16`` are different types, so the byte order of a field is known too.
+Pin paths are named by hashes of these texts (pins.py).
 """
 
 import hashlib
@@ -68,7 +68,7 @@ _FLAGS = {
 class MapSpec(NamedTuple):
     """One DEFINE_MAP line: sizes in bytes, the kind and the flags by their kernel names.
 
-    ``persistent``: kept across an upgrade to another layout.
+    ``persistent``: an upgrade may keep it (bpf/maps/persistent.h).
     """
 
     name: str
@@ -105,13 +105,13 @@ MAPS = _map_specs(_PERSISTENT, persistent=True) | _map_specs("maps/per_version.h
 
 @cache
 def layout_hash(sources: Path = SOURCES) -> str:
-    """Names the layout: a new one never reads an old map, but for persistent ones."""
+    """Names the layout: the maps of an older one are never read, but for persistent ones."""
     return _hash(_parts("layout.h", "layout", sources) + _parts("maps.h", "maps", sources))
 
 
 @cache
 def persistent_hash(sources: Path = SOURCES) -> str:
-    """Names what persistent maps hold, and so the ids that run through them."""
+    """Names the layout of persistent maps, and so the ids by which they refer to each other."""
     return _hash((sources / _PERSISTENT).read_text() + _parts(_PERSISTENT, "layout", sources))
 
 
@@ -138,7 +138,7 @@ def _text_from(packed: bytes) -> str:
 
 
 class _Flags:
-    """Words to bits and back, from the header's enum."""
+    """Flags as words, from the header's enum, to bits and back."""
 
     def __init__(self, bits: dict[int, str]) -> None:
         self.bits = bits

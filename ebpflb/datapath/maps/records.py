@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The keys and values of each map as Python objects; their Records are checked at import.
+"""The Records of all structs that are keys and values of maps, checked at import.
 
-The entries that the agent writes are plan's; those that the datapath writes are here.
+What the agent writes is defined in plan/entries.py, what the datapath writes is here.
 """
 
 import struct

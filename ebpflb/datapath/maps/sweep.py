@@ -111,7 +111,7 @@ class FlowTable:
     def _timeout(self, bits: int) -> int:
         """In nanoseconds: how long an entry with these flags is idle before its flow may expire."""
         flags = frozenset(word for bit, word in _FLAGS.items() if bit & bits)
-        return min(self._timeouts.patience(each, flags) for each in PROTOCOLS[self.name])
+        return min(self._timeouts.idle_limit(each, flags) for each in PROTOCOLS[self.name])
 
     def _update(self, made: int, left: int) -> None:
         """Entries that were made and neither ended, nor swept, nor left, have been evicted.

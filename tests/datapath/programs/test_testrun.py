@@ -11,7 +11,7 @@ from ebpflb.datapath import kernel
 from ebpflb.datapath.programs import testrun
 from ebpflb.errors import KernelError
 from tests.datapath.variants import needs_root
-from tests.packet.node import knows_way_in
+from tests.packet.node import knows_ingress_device
 
 pytestmark = needs_root
 
@@ -55,7 +55,7 @@ def test_returns(load: Loader, number: int) -> None:
 def test_context(load: Loader, field: str, value: int) -> None:
     """What the caller says of the packet is what the program reads of it."""
     program = load(instruction(LOAD, 0x10, CONTEXT[field]))
-    if field == "ingress_ifindex" and not knows_way_in():
+    if field == "ingress_ifindex" and not knows_ingress_device():
         pytest.skip("a run is told no way in")
     told = {"ifindex": 1} | ({} if field == "len" else {field: value})
     assert testrun.run(program, FRAME, **told).retval == value
