@@ -22,5 +22,5 @@ def ground(prefix: str) -> Iterator[tuple[Lab, Path, ExitStack]]:
 
 
 def say(what: str) -> None:
-    """What is being measured, on standard error, for whoever waits."""
+    """Prints what is being measured, to standard error."""
     print(f"{what} ...", file=sys.stderr, flush=True)

@@ -71,10 +71,10 @@ class Packets(Counted):
 
 
 def _at_device(name: str, pin: Path) -> Program:
-    """Raises NodeError where the pin is no tcx link."""
+    """Raises NodeError if the pin is not a tcx link."""
     link = kernel.get(str(pin)) if pin.is_file() else None
     if link is None:
-        raise NodeError(f"{pin} is no tcx link: the statistics need Linux 6.6")
+        raise NodeError(f"{pin} is not a tcx link: the statistics need Linux 6.6")
     try:
         number = int(kernel.info(link, "tcx_info").program)
     finally:
@@ -115,7 +115,7 @@ class Hooks(Counted):
 
 @contextmanager
 def statistics() -> Iterator[None]:
-    """The kernel keeps the time of every run meanwhile; it costs some, so not for latencies."""
+    """Makes the kernel measure every run; that takes time, so latencies are measured without."""
     fd = kernel.enable_stats()
     try:
         yield

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the client feels: requests in turns, and the run time of each hook.
 
-A ratio is that of two medians of the same round; the median of all rounds' ratios is told, since
-the machine's drift between rounds is larger than what is sought.
+A ratio is that of two medians of the same round. The median of all rounds' ratios is reported,
+because the machine's drift between rounds is larger than the differences to be measured.
 """
 
 import argparse

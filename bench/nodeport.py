@@ -10,14 +10,14 @@ One run, on one field (see ``field``), amid N other services:
    round by round in a new order each time, so that drift of the machine hits all alike
 2  what a packet costs in ebpflb's two programs (see ``packets``)
 
-By ebpflb a local backend sees the client, by kube-proxy the node: that is what either does unless
-told otherwise.
+With ebpflb a local backend sees the client's address, with kube-proxy the node's: each in its
+default configuration.
 
-A ratio is that of two rates of the same round, and the median of all rounds' ratios is told. "On
+A ratio is that of two rates of the same round. The median of all rounds' ratios is reported. "On
 top of direct" is what the service costs: the time of a connection or a datagram less the time of a
-direct one in the same round, on one CPU that is always busy. That direct / nftables is little says
-how much of the way is everybody's: no service can be faster than none.
-Everything goes at the end, also when it is interrupted.
+direct one in the same round, on one CPU that is always busy. A small direct / nftables
+shows how much of the time does not depend on the service at all.
+Everything is removed at the end, also if it is interrupted.
 """
 
 import argparse

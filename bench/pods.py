@@ -82,7 +82,7 @@ def take_turns(targets: list[Where], count: int) -> list[list[int]]:
 
 
 def scatter(targets: list[Where]) -> None:
-    """Begins a connection to each, whoever may be there, and drops it."""
+    """Begins a connection to each target, without waiting for it, and closes it."""
     for where in targets:
         with _stream() as client:
             client.setblocking(False)
@@ -90,7 +90,7 @@ def scatter(targets: list[Where]) -> None:
 
 
 def send(where: Where, sockets: int, count: int) -> None:
-    """Asks ``count`` times from each of so many unconnected UDP sockets."""
+    """Sends ``count`` requests from each of ``sockets`` unconnected UDP sockets."""
     for _ in range(sockets):
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
             client.settimeout(TIMEOUT)
@@ -107,12 +107,12 @@ def name_peer(where: Where, count: int) -> None:
 
 
 def wait_for(where: Where, name: str) -> int:
-    """Connects until NAME answers; when that was. Says "asking" after the first answer."""
-    said = False
+    """Connects until NAME replies; returns the time. Prints "asking" after the first reply."""
+    printed = False
     while (answer := _name(where)) != name:
-        if not said:
+        if not printed:
             print(json.dumps(f"asking {answer}"), flush=True)
-            said = True
+            printed = True
         time.sleep(PAUSE)
     return time.monotonic_ns()
 
@@ -148,7 +148,9 @@ def _tuples(word: object) -> object:
 def _sit(place: int) -> None:
     cpus = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cpus[place % len(cpus)]})
-    with suppress(PermissionError):  # a container may not; then the p99 tells of others, too
+    with suppress(
+        PermissionError
+    ):  # not allowed in a container: the p99 then includes other processes
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
 
 

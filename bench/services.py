@@ -2,10 +2,10 @@
 """Thousands of Services and their endpoints, as manifests.
 
 The many lie in files of 100 as JSON, which the agent reads forty times as fast as YAML: the
-speed of a YAML parser is not what is measured. The one Service that is asked and changed is a
+speed of a YAML parser is not what is measured. The one Service that is used and changed is a
 YAML file of its own, as an operator would write it.
 
-A ``NodePort`` is a Service that can be told to kube-proxy's rules as well (see ``kubeproxy``).
+A ``NodePort`` is a Service that can be written as kube-proxy's rules as well (see ``kubeproxy``).
 """
 
 import json
@@ -50,7 +50,7 @@ class NodePort(NamedTuple):
 
 
 def node_ports(count: int, endpoints: int) -> list[NodePort]:
-    """So many others over TCP, with so many endpoints each; nobody listens there."""
+    """``count`` other Services over TCP with ``endpoints`` each, where no process listens."""
     return [
         NodePort(
             name=f"service-{number}",
@@ -97,7 +97,7 @@ def address(number: int) -> str:
 
 
 def write_many(folder: Path, services: int, endpoints: int) -> None:
-    """``services`` Services that share ``endpoints`` evenly; nobody listens there."""
+    """``services`` Services that share ``endpoints`` evenly; no process listens there."""
     bounds = [endpoints * number // services for number in range(services + 1)] if services else []
     for first in range(0, services, FILE_SIZE):
         items = [

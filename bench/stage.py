@@ -27,7 +27,7 @@ from ebpflb.lab.hosts import Host, Lab
 from ebpflb.serve import status
 
 PROGRAM = Path(pods.__file__)
-PATIENCE = 120.0  # seconds, for an agent to start
+START_TIMEOUT = 120.0  # seconds, for an agent to start
 MB = 1e6
 
 
@@ -56,7 +56,7 @@ class Client:
 
 
 class Start(NamedTuple):
-    """``cpu`` tells what of the ``seconds`` the agent itself used, on a busy machine."""
+    """The ``seconds`` until it was ready, and the ``cpu`` seconds that the agent itself used."""
 
     seconds: float
     cpu: float
@@ -90,7 +90,7 @@ class Bench:
         except NodeError:  # the lab is impatient, with an agent that is still at work
             if not self._runs():
                 raise
-            wait_until("the agent is ready", self._programmed, PATIENCE)
+            wait_until("the agent is ready", self._programmed, START_TIMEOUT)
         took = time.monotonic() - begun
         return Start(took, self._cpu_seconds(), self.agent.log()[before:])
 

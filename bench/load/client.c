@@ -31,11 +31,11 @@ static int opened(int kind)
 {
 	int made = must(socket(AF_INET, kind, 0), "socket");
 	struct linger reset = { .l_onoff = 1 };
-	struct timeval patience = { .tv_sec = 5 };
+	struct timeval timeout = { .tv_sec = 5 };
 
 	setsockopt(made, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
-	setsockopt(made, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
-	setsockopt(made, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
+	setsockopt(made, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
+	setsockopt(made, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
 	return made;
 }
 
@@ -46,9 +46,9 @@ static void ask(int client)
 
 static void hear(int client)
 {
-	char heard;
+	char reply;
 
-	must(recv(client, &heard, 1, 0) - 1, "recv");
+	must(recv(client, &reply, 1, 0) - 1, "recv");
 }
 
 static void reach(int client, const struct sockaddr_in *where)

@@ -23,7 +23,7 @@ static int must(int result, const char *what)
 	return result;
 }
 
-/* A container may not have real-time priority; then the p99 tells of others, too. */
+/* Not allowed in a container: the p99 then includes other processes. */
 static void sit(void)
 {
 	struct sched_param first = { .sched_priority = 1 };

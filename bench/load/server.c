@@ -7,12 +7,12 @@
 
 static void serve_stream(int listening)
 {
-	char heard[64];
+	char data[64];
 
 	for (;;) {
 		int served = must(accept4(listening, NULL, NULL, 0), "accept");
 
-		while (recv(served, heard, sizeof(heard), 0) > 0)
+		while (recv(served, data, sizeof(data), 0) > 0)
 			send(served, "!", 1, MSG_NOSIGNAL);
 		close(served);
 	}
@@ -21,13 +21,13 @@ static void serve_stream(int listening)
 static void serve_datagrams(int bound)
 {
 	struct sockaddr_in peer;
-	char heard[64];
+	char data[64];
 
 	for (;;) {
 		socklen_t size = sizeof(peer);
 
-		if (recvfrom(bound, heard, sizeof(heard), 0, (struct sockaddr *)&peer, &size) > 0 &&
-		    heard[0] != SILENT)
+		if (recvfrom(bound, data, sizeof(data), 0, (struct sockaddr *)&peer, &size) > 0 &&
+		    data[0] != SILENT)
 			sendto(bound, "!", 1, 0, (struct sockaddr *)&peer, size);
 	}
 }
@@ -42,7 +42,7 @@ static int bound(int kind, int port)
 	return made;
 }
 
-/* Datagrams are served by a child, which whoever ends us ends by our cgroup. */
+/* Datagrams are served by a child; it is ended with our cgroup. */
 int main(int count, char **words)
 {
 	if (count != 2)

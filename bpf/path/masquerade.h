@@ -2,7 +2,7 @@
 /*
  * SNAT at egress (kube-proxy.md 5.1): a flow whose replies must come back to this node gets an
  * address of the device by which it leaves, and a source port that no other flow to its backend
- * has. Whoever creates the reply's entry first has the port.
+ * has. The CPU that creates the reply's entry first gets the port.
  */
 #ifndef EBPFLB_PATH_MASQUERADE_H
 #define EBPFLB_PATH_MASQUERADE_H
@@ -22,7 +22,7 @@ static __always_inline struct address masquerade_address(__u32 ifindex, bool v6)
 }
 
 /*
- * Whether both sides of the flow that has a source port are done with it. A late packet of theirs
+ * Whether both sides have closed the flow that has a source port. A late packet of theirs
  * is outside the window of the next flow, and a new SYN of ours inside that of the backend.
  */
 static __always_inline bool masquerade_is_over(const struct tuple *un_snat_tuple)

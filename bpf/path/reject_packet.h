@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * How a packet is refused: as by a socket without a listener (kube-proxy.md 6.1), a thousand times
- * a second on each CPU. Beyond that it is dropped, so that nobody can make a flood of our answers.
+ * How a packet is rejected: as by a port without a listener (kube-proxy.md 6.1), at most a thousand
+ * times a second on each CPU. More packets are dropped, so that the replies cannot become a flood.
  */
 #ifndef EBPFLB_PATH_REJECT_PACKET_H
 #define EBPFLB_PATH_REJECT_PACKET_H

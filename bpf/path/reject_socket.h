@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * How a socket hook refuses (kube-proxy.md 6.1). A plain "no" is EPERM, which clients retry for
- * ever, so the errno is named (bpf_set_retval, 5.18). On older kernels the socket is sent to a
- * place that refuses at once: port 0 of its own loopback, where nobody can listen. Datagrams
- * cannot be sent to port 0 (EINVAL) and go to tcpmux, which nobody serves; an unconnected socket
- * sees no error then, nor does it with kube-proxy's REJECT.
+ * How a socket hook rejects a call (kube-proxy.md 6.1). By default the errno is EPERM,
+ * after which clients retry for ever, so another one is set (bpf_set_retval, 5.18). On older
+ * kernels the socket is connected to port 0 of its own loopback, where no process can listen.
+ * Datagrams cannot be sent to port 0 (EINVAL) and go to port tcpmux, where no process listens; an
+ * unconnected socket gets no error then, as with kube-proxy's REJECT.
  */
 #ifndef EBPFLB_PATH_REJECT_SOCKET_H
 #define EBPFLB_PATH_REJECT_SOCKET_H

@@ -11,7 +11,7 @@
 #include "path/socket_datagram.h"
 #include "path/socket_stream.h"
 
-/* connect and sendmsg. Where the verdict is VERDICT_TRANSLATED, backend names whom to talk to. */
+/* For connect and sendmsg. With VERDICT_TRANSLATED, backend is set to the new peer. */
 static __always_inline enum verdict socket_translate(const struct request *request,
 						     struct backend *backend)
 {

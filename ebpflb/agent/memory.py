@@ -3,7 +3,7 @@
 
 A large cluster's objects are created at the start and stay as long as the agent runs. While they
 are created, each full collection would go through all of them and find nothing. So the collector
-is off until everything is programmed; then it is told to leave alone what exists, and from then on
+is off until everything is programmed; then the objects that exist are frozen, and from then on
 it only looks at objects that are created later.
 """
 

@@ -77,7 +77,7 @@ class RetryLoop:
         except ClusterError as error:
             self._report(str(error))
         except Exception as error:
-            # An error in this program; without this the thread would end and nobody would notice.
+            # An error in this program; without this the thread would end without notice.
             log.exception("%s: unexpected", self.source)
             self._report(repr(error))
         else:

@@ -110,7 +110,7 @@ def _devices(snapshot: Snapshot) -> list[Row]:
 
 
 def _netns() -> int | None:
-    """The cookie of our network namespace; None where the kernel does not tell (before 5.14)."""
+    """The cookie of our network namespace; None if the kernel cannot tell (before 5.14)."""
     with socket.socket() as any_socket:
         try:
             cookie = any_socket.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8)
@@ -124,7 +124,7 @@ def _device(index: int) -> str:
     try:
         return socket.if_indextoname(index)
     except OSError:
-        return "gone"
+        return "removed"
 
 
 def _settings(snapshot: Snapshot) -> list[Row]:
@@ -158,7 +158,7 @@ def _flow_stats(snapshot: Snapshot) -> list[Row]:
 def _sweeps(snapshot: Snapshot) -> list[Row]:
     return [
         {"map": name, **snapshot.maps["sweeps"].get(number)._asdict()}
-        | {"room": snapshot.maps[name].spec.entries}
+        | {"capacity": snapshot.maps[name].spec.entries}
         for number, name in enumerate(PROTOCOLS)
     ]
 

@@ -63,7 +63,7 @@ NODE_PORTS = {
 
 
 def is_chain(name: str) -> bool:
-    """Whether a chain of iptables is kube-proxy's and nobody else's."""
+    """Whether a chain of iptables is kube-proxy's, and of no other program."""
     return name in TOP_LEVEL_CHAINS or name in _OTHER_CHAINS or bool(_OF_A_SERVICE.fullmatch(name))
 
 

@@ -173,7 +173,7 @@ def test_devices(maps: dict[str, Map]) -> None:
     maps["settings"].write([(0, Settings(here or 0, 0, frozenset()))])
     assert [tuple(row.values()) for row in rows(maps, "devices")] == [
         ("lo", 1, "192.0.2.1", "2001:db8::1", ""),
-        ("gone", NO_DEVICE, "", "", "pods"),
+        ("removed", NO_DEVICE, "", "", "pods"),
     ]
     if here is not None:
         maps["settings"].write([(0, Settings(here + 1, 0, frozenset()))])
@@ -225,7 +225,7 @@ def test_numbers(maps: dict[str, Map]) -> None:
         {"map": "other_flows", "made": 0, "ended": 0, "refused": 0},
     ]
     assert rows(maps, "sweeps") == [
-        {"map": "tcp_flows", "swept": 10, "held": 4, "evicted": 2, "room": 262144},
-        {"map": "other_flows", "swept": 0, "held": 1, "evicted": 0, "room": 131072},
+        {"map": "tcp_flows", "swept": 10, "held": 4, "evicted": 2, "capacity": 262144},
+        {"map": "other_flows", "swept": 0, "held": 1, "evicted": 0, "capacity": 131072},
     ]
     assert rows(maps, "reject_budgets") == [{"left": 42}]

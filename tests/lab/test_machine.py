@@ -34,14 +34,14 @@ def boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Boot:
 
 
 def verdict(result: machine.Result) -> str:
-    return lane.judge(KERNEL, result).trouble
+    return lane.judge(KERNEL, result).error
 
 
 def test_good(boot: Boot) -> None:
     """A status of 0 and results: what passed and was skipped is said."""
     result = boot(f"echo '{JUNIT.format(0)}' >$out/junit.xml; echo 0 >$out/status")
-    trouble, summary = lane.judge(KERNEL, result)[1:]
-    assert not trouble
+    error, summary = lane.judge(KERNEL, result)[1:]
+    assert not error
     assert summary.startswith("2 passed, 1 skipped in ")
 
 

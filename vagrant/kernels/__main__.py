@@ -61,12 +61,12 @@ def _test(words: list[str]) -> int:
 
 def _report(outcomes: list[lane.Outcome]) -> int:
     print()
-    for kernel, trouble, summary in outcomes:
-        print(f"{kernel.name:5} {'ok    ' if not trouble else 'FAILED'} {summary}")
-    for kernel, trouble, _ in outcomes:
-        if trouble:
-            print(f"kernel lab: {kernel.name}: {trouble}", file=sys.stderr)
-    return int(any(trouble for _, trouble, _ in outcomes))
+    for kernel, error, summary in outcomes:
+        print(f"{kernel.name:5} {'ok    ' if not error else 'FAILED'} {summary}")
+    for kernel, error, _ in outcomes:
+        if error:
+            print(f"kernel lab: {kernel.name}: {error}", file=sys.stderr)
+    return int(any(error for _, error, _ in outcomes))
 
 
 def _run(words: list[str]) -> int:

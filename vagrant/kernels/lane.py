@@ -36,7 +36,7 @@ CACHE = Path(os.environ.get("EBPFLB_KERNELS") or Path.home() / ".cache" / "ebpfl
 RESULTS = Path("build/kernels")
 AT_ONCE = 3  # on two cores: each uses one, most of the time
 LIMIT, LOAD = 1800.0, 0.02  # seconds for one kernel, emulated; what a load is to be scaled to
-OTHER_LIMIT, OTHER_LOAD = 3600.0, 0.2  # the same, where somebody asks for other tests
+OTHER_LIMIT, OTHER_LOAD = 3600.0, 0.2  # the same, if other tests are named
 TIMEOUT = 600  # seconds for one test
 BUDGET = "tests/lab/inside/test_verifier.py"
 TESTS = (
@@ -76,7 +76,7 @@ TESTS = (
     "tests/node/test_ipvs.py",
     "tests/network/test_packets_table.py",
     "tests/network/test_taken_off.py",
-    # one cluster from here on: who wants it fresh comes first, who leaves it changed last
+    # these share one cluster: first those that need it unchanged, last those that change it
     "tests/network/test_release.py",
     "tests/network/test_protocols.py",
     "tests/network/test_policies.py",
@@ -92,29 +92,29 @@ Say = Callable[[str], None]
 
 
 class Outcome(NamedTuple):
-    """How a kernel did: ``trouble`` is empty where all is well."""
+    """The result on one kernel: ``error`` is "" if all tests passed."""
 
     kernel: Kernel
-    trouble: str
+    error: str
     summary: str
 
 
 def folder(kernel: Kernel) -> Path:
-    """Where the kernel's package and images are kept."""
+    """The folder of the kernel's package and images."""
     made = CACHE / kernel.name
     made.mkdir(parents=True, exist_ok=True)
     return made
 
 
 def bootable(kernel: Kernel) -> Path:
-    """The folder to boot from, fetched and made where it is not there."""
+    """The folder to boot from; downloads and creates it if it does not exist."""
     return image.prepare(archive.fetch(kernel, folder(kernel)))
 
 
 def prime(tests: Sequence[str]) -> None:
-    """Makes outside what would take long inside: bytecode, of our programs and of Python's.
+    """Compiles outside what would take long inside: our programs, and Python's bytecode.
 
-    Where Python was told to write none, agents and tests would be compiled anew at every start.
+    PYTHONDONTWRITEBYTECODE is unset: else agents and tests would be compiled at every start.
     """
     python = _python()
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
@@ -206,8 +206,8 @@ def judge(kernel: Kernel, result: machine.Result) -> Outcome:
         end = machine.last_lines(result.output)
         return Outcome(kernel, f"no results, status {result.status}; its output ends:\n{end}", took)
     words = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-    trouble = "" if result.status == 0 and counts["passed"] else f"tests failed ({words})"
-    return Outcome(kernel, trouble, f"{words} in {took}")
+    error = "" if result.status == 0 and counts["passed"] else f"tests failed ({words})"
+    return Outcome(kernel, error, f"{words} in {took}")
 
 
 def junit_counts(path: Path) -> dict[str, int] | None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One command inside one kernel: boots it, waits, and brings back what came of it.
+"""Runs one command inside one kernel: boots it, waits, and returns the results.
 
 The host's root, and so the checkout, is the machine's own, copy-on-write in its memory; only the
 output folder is shared for writing. QEMU dies with us however we end (setpriv), a folder that a
@@ -152,14 +152,14 @@ def _follow(
     process: "subprocess.Popen[str]", output: Path, until: float, say: Callable[[str], None]
 ) -> bool:
     """Passes output on until the machine is off; False if that takes too long."""
-    said, ended = 0, False
+    printed, ended = 0, False
     while not ended and time.monotonic() < until:
         ended = process.poll() is not None
         lines = _text(output).splitlines(keepends=True)
         whole = lines if ended or not lines or lines[-1].endswith("\n") else lines[:-1]
-        for line in whole[said:]:
+        for line in whole[printed:]:
             say(line.rstrip("\n"))
-        said = max(said, len(whole))
+        printed = max(printed, len(whole))
         if not ended:
             time.sleep(0.1)
     return ended
