@@ -2,16 +2,15 @@
 """For all tests: hypothesis' profile, markers by folder, and how workers divide the tests.
 
 Each test has one of the markers pure, kernel and cluster; those that take long are slow as well
-(setup.cfg says what they mean). ``pytest -n N`` runs the tests in N processes: a file's tests stay
-together, because they share what is expensive to build, unless one of the tables below says that
-they share nothing. Whatever takes long starts first.
+(setup.cfg says what they mean). ``pytest -n N`` runs the tests in N processes, by groups (see
+tests/kit/scheduling.py), those that take long first.
 """
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from xdist.scheduler import LoadScopeScheduling
 
 from ebpflb.datapath import datapath
 from ebpflb.datapath.programs.compiler import compile_source
@@ -74,19 +73,6 @@ SLOW = {
     "tests/network/test_takeover.py",
     "tests/plan/test_properties.py",
 }
-# Files whose tests build a cluster each. (Those of tests/deploy/test_rights.py do too, but every
-# agent compiles there: several at once would time out on a machine that is busy.)
-SEPARATE_TESTS = {
-    "tests/cli/test_demo.py",
-    "tests/cli/test_run_process.py",
-    "tests/network/test_takeover.py",
-}
-# Files that build a cluster for each value of their first parameter.
-SEPARATE_PARAMETERS = {
-    "tests/network/test_masquerade_matrix.py",
-    "tests/network/test_packets_setups.py",
-    "tests/network/test_stale_rebound.py",
-}
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -109,26 +95,10 @@ def _turn(item: pytest.Item) -> tuple[bool, int]:
     return item.get_closest_marker("slow") is None, kind
 
 
-class Scheduling(LoadScopeScheduling):
-    """Gives a free worker the next group of tests."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        return group(nodeid)
-
-
-def group(nodeid: str) -> str:
-    """What tests that one worker runs one after the other have in common."""
-    file, _, test = nodeid.partition("::")
-    if file in SEPARATE_TESTS:
-        return nodeid
-    if file in SEPARATE_PARAMETERS:
-        _, _, parameters = test.partition("[")
-        return f"{file}[{parameters.partition('-')[0]}"
-    return file
-
-
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from tests.kit.scheduling import Scheduling  # imports xdist, which other runs do not need
+
     config.option.loadscopereorder = False  # the order above, not by the number of tests
     return Scheduling(config, log)
 

@@ -5,8 +5,9 @@ import configparser
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,13 @@ def granted_by_the_unit() -> Rights:
     unit.optionxform = str  # type: ignore[assignment,method-assign]
     unit.read(DEPLOY / "systemd/ebpflb.service")
     return tuple(unit["Service"]["CapabilityBoundingSet"].split())
+
+
+GRANTED = {
+    "the chart": granted_by_the_chart,
+    "the chart at the least": partial(granted_by_the_chart, lockMemory=False, enterPods=False),
+    "the unit": granted_by_the_unit,
+}
 
 
 def ours() -> int:
@@ -123,20 +131,13 @@ def effective(agent: LabAgent) -> int:
     return mask_of(Path(f"/proc/{agent.process.pid}/status"), "CapEff")
 
 
-@pytest.mark.parametrize(
-    "rights",
-    [
-        granted_by_the_chart(),
-        granted_by_the_chart(lockMemory=False, enterPods=False),
-        granted_by_the_unit(),
-    ],
-    ids=["the chart", "the chart at the least", "the unit"],
-)
-def test_granted_rights_are_enough(rights: Rights, tmp_path: Path) -> None:
+@pytest.mark.parametrize("granted", GRANTED.values(), ids=GRANTED)
+def test_granted_rights_are_enough(granted: Callable[[], Rights], tmp_path: Path) -> None:
     """With what is granted the agent compiles, serves, and goes on after a restart.
 
     Pods' sockets are ended with the right to enter their namespaces, and left alone without it.
     """
+    rights = granted()
     with cluster(tmp_path) as made:
         made.agent.under = confined(rights, tmp_path)
         made.agent.start()

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which tests one worker of pytest-xdist runs one after the other.
+
+A file's tests stay together, because they share what is expensive to build, unless one of the
+tables says that they share nothing.
+"""
+
+from xdist.scheduler import LoadScopeScheduling
+
+# Files whose tests build a cluster each. (Those of tests/deploy/test_rights.py do too, but every
+# agent compiles there: several at once would time out on a machine that is busy.)
+SEPARATE_TESTS = {
+    "tests/cli/test_demo.py",
+    "tests/cli/test_run_process.py",
+    "tests/network/test_takeover.py",
+}
+# Files that build a cluster for each value of their first parameter.
+SEPARATE_PARAMETERS = {
+    "tests/network/test_masquerade_matrix.py",
+    "tests/network/test_packets_setups.py",
+    "tests/network/test_stale_rebound.py",
+}
+
+
+class Scheduling(LoadScopeScheduling):
+    """Gives a free worker the next group of tests."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group(nodeid)
+
+
+def group(nodeid: str) -> str:
+    """What tests that one worker runs one after the other have in common."""
+    file, _, test = nodeid.partition("::")
+    if file in SEPARATE_TESTS:
+        return nodeid
+    if file in SEPARATE_PARAMETERS:
+        _, _, parameters = test.partition("[")
+        return f"{file}[{parameters.partition('-')[0]}"
+    return file
