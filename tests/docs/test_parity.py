@@ -140,7 +140,8 @@ def test_skipped_tests_are_listed() -> None:
 def test_files_are_those_that_make_test_runs() -> None:
     """pytest collects from tests/, so `make test` runs every test that is named there."""
     assert re.search(r"^testpaths = tests$", (ROOT / "setup.cfg").read_text(), re.M)
-    assert re.search(r"^test: .*\n\t\$\(BIN\)/pytest$", (ROOT / "Makefile").read_text(), re.M)
+    rule = r"^test: .*\n\t\$\(BIN\)/pytest -n \$\(WORKERS\)$"
+    assert re.search(rule, (ROOT / "Makefile").read_text(), re.M)
 
 
 def headings() -> list[str]:
