@@ -22,6 +22,8 @@ CLANG := clang -O2 -g -target bpf -Wall -Wextra -Wno-unused-parameter -Werror \
 
 GCC := gcc -O2 -Wall -Wextra -Wno-unused-parameter -Werror -Ibpf -DDIALECT_NATIVE
 
+# Otherwise every worker and every agent that a test starts would compile its modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 # Tests wait more than they compute: three at a time for each processor.
 WORKERS := $(shell echo $$((3 * $$(nproc))))
 

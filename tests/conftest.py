@@ -6,6 +6,7 @@ Each test has one of the markers pure, kernel and cluster; those that take long 
 tests/kit/scheduling.py), those that take long first.
 """
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("patient")
+# SIGTERM is for all processes of a run what SIGINT is: fixtures clean up.
+signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 ROOT = Path(__file__).parents[1]
 # By folder or file; the longest path that fits counts.

@@ -6,7 +6,6 @@
 
 import json
 import os
-import signal
 import subprocess
 from ipaddress import ip_address
 from pathlib import Path
@@ -25,8 +24,6 @@ PORT, TARGET, NODEPORT = 80, 8080, 30080
 MARKER = "10.96.255.255"
 TRAFFIC = Path(traffic.__file__)
 PREFIX = f"ebpflb-test-{os.getpid()}"
-
-signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that whoever is ended cleans up
 
 
 class Ground:
