@@ -19,7 +19,7 @@ from tests.network.cluster import Cluster, running
 
 
 class Done(NamedTuple):
-    """How a command ended and what it said."""
+    """A command's exit status and output."""
 
     status: int
     out: str

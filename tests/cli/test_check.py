@@ -33,7 +33,7 @@ main()
 
 
 def as_nobody(*words: str) -> "subprocess.CompletedProcess[str]":
-    """Becomes nobody after it has read the code, which may lie where nobody may read."""
+    """Changes to the user nobody after the imports: nobody may not be allowed to read them."""
     command = [sys.executable, "-c", AS_NOBODY, *words]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
@@ -69,7 +69,7 @@ def test_json_and_yaml(ebpflb: Ebpflb) -> None:
 
 @pytest.mark.parametrize("cgroup", ["/tmp", "/nowhere"])
 def test_no_cgroup(ebpflb: Ebpflb, cgroup: str) -> None:
-    """What is no cgroup v2 is named, and how to name another."""
+    """A path that is not a cgroup v2 is named, and the option to set another."""
     done = ebpflb("check", "--state-dir", NEVER, "--cgroup-root", cgroup)
     assert done.status == 1
     (line,) = [line for line in done.out.splitlines() if "MISSING" in line]
@@ -130,7 +130,7 @@ def test_way_round(
     feature: str,
     lost: str,
 ) -> None:
-    """What a node can do without: the answer is yes all the same, and it is said what is lost."""
+    """Without an optional feature the status is 0, and the output says what does not work."""
     monkeypatch.setattr(module, name, lambda *_: answer)
     done = ebpflb("check", "--state-dir", NEVER)
     assert done.status == 0

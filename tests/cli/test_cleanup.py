@@ -45,7 +45,7 @@ def removed(done: Done) -> list[str]:
 
 
 def test_all(ebpflb: Ebpflb, nowhere: list[str]) -> None:
-    """Each thing that goes is told, and then that nothing is left; a second run finds nothing."""
+    """Prints each removed thing, and that nothing is left; a second run finds nothing."""
     left_by_iptables()
     load_nft()
     done = ebpflb("cleanup", "--kube-proxy", *nowhere)
@@ -59,7 +59,7 @@ def test_all(ebpflb: Ebpflb, nowhere: list[str]) -> None:
 
 
 def test_nobody_serves(ebpflb: Ebpflb, nowhere: list[str]) -> None:
-    """Where ebpflb is not at work it is told that nobody serves now."""
+    """If ebpflb is not installed either, a warning says that services do not work."""
     load_nft()
     done = ebpflb("cleanup", "--kube-proxy", *nowhere)
     assert f"ebpflb is not installed in {NEVER}" in done.out
@@ -91,7 +91,7 @@ def test_answers(ebpflb: Ebpflb, nowhere: list[str], loopback: None) -> None:
 
 
 def test_dry_run(ebpflb: Ebpflb, nowhere: list[str], tmp_path: Path) -> None:
-    """A dry run tells the same and changes nothing, also while a kube-proxy runs."""
+    """A dry run prints the same and changes nothing, also while kube-proxy is running."""
     left_by_iptables()
     before = everything()
     with answering.process(tmp_path):
@@ -106,14 +106,14 @@ def test_dry_run(ebpflb: Ebpflb, nowhere: list[str], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", ["--dry-run", "--force"])
 def test_options_go_together(ebpflb: Ebpflb, nowhere: list[str], option: str) -> None:
-    """What is meant for kube-proxy's leftovers is refused without them."""
+    """Options that need --kube-proxy are rejected without it."""
     done = ebpflb("cleanup", option, *nowhere)
     assert done.status == 2
     assert "need --kube-proxy" in done.err
 
 
 def test_kept(ebpflb: Ebpflb, nowhere: list[str]) -> None:
-    """What others use is left alone and named, which is no failure, each time."""
+    """What others use is kept and named, without a failure, at each run."""
     load(TOOLS[0], rules.PORTMAP, rules.IPTABLES_MODE, rules.MARKING_PORTMAP)
     for _ in range(2):
         done = ebpflb("cleanup", "--kube-proxy", *nowhere)
@@ -125,7 +125,7 @@ def test_kept(ebpflb: Ebpflb, nowhere: list[str]) -> None:
 
 
 def test_stays(ebpflb: Ebpflb, nowhere: list[str]) -> None:
-    """What cannot go is named, the rest goes, and the exit status tells."""
+    """What cannot be removed is named, the rest is removed, and the exit status is 1."""
     make_sets(TOOLS[0])
     asks = "*filter\n-A INPUT -m set --match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT\nCOMMIT\n"
     load(TOOLS[0], rules.IPVS_MODE, asks)
@@ -168,7 +168,7 @@ def test_everything(tmp_path: Path) -> None:
 
 
 def test_nat_is_held(ebpflb: Ebpflb, nowhere: list[str], loopback: None) -> None:
-    """As long as connections are translated NAT is kept alive, and it is told; then that goes."""
+    """NAT is kept alive as long as connections are translated, with a message."""
     run("nft", "-f", "-", said=TRANSLATING)
     client = socket(AF_INET, SOCK_DGRAM)
     client.sendto(b"?", ("127.0.0.1", 53))
@@ -187,7 +187,7 @@ def test_nat_is_held(ebpflb: Ebpflb, nowhere: list[str], loopback: None) -> None
 
 
 def test_check(ebpflb: Ebpflb, tmp_path: Path) -> None:
-    """`check` tells of it, and that is no reason to say no."""
+    """`check` reports it, with exit status 0."""
     load_nft()
     options = ["check", "--state-dir", NEVER, "-o", "json"]
 
@@ -206,7 +206,7 @@ def test_check(ebpflb: Ebpflb, tmp_path: Path) -> None:
 
 
 def test_status(ebpflb: Ebpflb, nowhere: list[str], tmp_path: Path) -> None:
-    """`status` tells of it too."""
+    """`status` reports it too."""
     with answering.process(tmp_path) as pid:
         done = ebpflb("status", *nowhere)
     running = f"is also running (pid {pid})"

@@ -66,7 +66,7 @@ def refused(ebpflb: Ebpflb, options: list[object]) -> Callable[..., list[str]]:
 
 
 def test_kubeadm(run: Run, caplog: pytest.LogCaptureFixture) -> None:
-    """kubeadm's ConfigMap is taken as it is, without a warning."""
+    """kubeadm's ConfigMap is accepted as it is, without a warning."""
     options = run("--config", KUBEADM)
     assert options.detector == LocalDetector(cluster_cidrs=(ip_network("10.244.0.0/16"),))
     assert options.healthz_address == "0.0.0.0:10256"
@@ -75,7 +75,7 @@ def test_kubeadm(run: Run, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_config_replaces_flags(run: Run, file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The file replaces what the flags say; which flags that are is told by name."""
+    """The file overrides the flags; those that it overrides are logged by name."""
     write(file, bindAddress="192.0.2.7")
     options = run("--config", file, "--bind-address=192.0.2.8", "--masquerade-all")
     assert options.bind_address == ip_address("192.0.2.7")
@@ -160,7 +160,7 @@ def test_flags_without_effect(run: Run, caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_every_error_at_once(refused: Callable[..., list[str]], file: Path) -> None:
-    """What cannot be read and what makes no sense, together, each with file and path."""
+    """Values of a wrong type and invalid values together, each with file and path."""
     write(file, mode="x", oomScoreAdj="low", ipvs=[], nodePortAddresses=["primary", "::/0"])
     assert refused("--config", file) == [
         "ebpflb: the configuration is invalid:",

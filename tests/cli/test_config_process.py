@@ -56,7 +56,7 @@ def serves(cluster: Cluster) -> bool:
 
 
 def test_serves_by_the_file(cluster: Cluster) -> None:
-    """Services are served, pods are told from others, conntrack and the process are as said."""
+    """Services are served; pod CIDRs, conntrack and oom_score_adj are as in the file."""
     assert serves(cluster)
     assert str(cluster.maps["settings"].get(0).pods_v4.address) == "10.244.0.0"
     assert cluster.agent.process

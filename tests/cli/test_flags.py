@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """kube-proxy's flags, in Go's ways to write them, and what they make of a configuration."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -12,8 +12,6 @@ from ebpflb.cli import run_configuration, run_options
 from ebpflb.configuration import fields, parameters
 from ebpflb.configuration.fields import KubeProxyConfiguration, VModule
 from ebpflb.configuration.parameters import PARAMETERS, Parameter
-
-Said = Callable[..., KubeProxyConfiguration]
 
 # kube-proxy.md 15, flag by flag
 DOCUMENTED = """
@@ -44,7 +42,7 @@ def call(*words: str) -> tuple[dict[str, Any], str]:
     return seen, done.output
 
 
-def said(*words: str) -> KubeProxyConfiguration:
+def config_of(*words: str) -> KubeProxyConfiguration:
     values, output = call(*words)
     assert values, output
     return run_configuration.from_flags(values)
@@ -72,8 +70,8 @@ def texts() -> Iterator[tuple[Parameter, str]]:
 
 @pytest.mark.parametrize(("row", "text"), list(texts()), ids=lambda it: getattr(it, "flag", ""))
 def test_reaches_its_fields(row: Parameter, text: str) -> None:
-    """Each flag is taken under kube-proxy's own name, and sets its fields and no others."""
-    default, found = said(), said(f"--{row.flag}={text}")
+    """Each flag has kube-proxy's name, and sets its fields and no others."""
+    default, found = config_of(), config_of(f"--{row.flag}={text}")
     mine = row.fields.split()
     for path, _ in fields.leaf_fields():
         same = fields.value_at(found, path) == fields.value_at(default, path)
@@ -95,7 +93,7 @@ def test_reaches_its_fields(row: Parameter, text: str) -> None:
 )
 def test_booleans_like_go(words: list[str], value: bool) -> None:
     """Alone, with a value, and with underscores."""
-    assert said(*words).masquerade_all is value
+    assert config_of(*words).masquerade_all is value
 
 
 @pytest.mark.parametrize(
@@ -104,21 +102,21 @@ def test_booleans_like_go(words: list[str], value: bool) -> None:
 )
 def test_verbosity(words: list[str], verbosity: int) -> None:
     """In all the ways that klog takes; alone it asks for details."""
-    assert said(*words).logging.verbosity == verbosity
+    assert config_of(*words).logging.verbosity == verbosity
 
 
 def test_lists_like_go() -> None:
     """With commas, repeated, or both."""
-    found = said("--nodeport-addresses=10.0.0.0/8,11.0.0.0/8", "--nodeport-addresses", "::/0")
+    found = config_of("--nodeport-addresses=10.0.0.0/8,11.0.0.0/8", "--nodeport-addresses", "::/0")
     assert found.node_port_addresses == ("10.0.0.0/8", "11.0.0.0/8", "::/0")
-    assert said("--feature-gates", "A=true,B=false").feature_gates == {"A": True, "B": False}
-    assert said("--vmodule=a=1,b=2").logging.vmodule == (VModule("a", 1), VModule("b", 2))
+    assert config_of("--feature-gates", "A=true,B=false").feature_gates == {"A": True, "B": False}
+    assert config_of("--vmodule=a=1,b=2").logging.vmodule == (VModule("a", 1), VModule("b", 2))
 
 
 def test_node_name() -> None:
     """--node-name is --hostname-override."""
-    assert said("--node-name=a").hostname_override == "a"
-    assert said("--hostname-override", "b").hostname_override == "b"
+    assert config_of("--node-name=a").hostname_override == "a"
+    assert config_of("--hostname-override", "b").hostname_override == "b"
 
 
 @pytest.mark.parametrize(
@@ -138,7 +136,7 @@ def test_node_name() -> None:
 )
 def test_addresses(words: list[str], healthz: str, metrics: str) -> None:
     """A port is appended where there is none; empty, or port 0, switches off."""
-    found = said(*words)
+    found = config_of(*words)
     assert (found.healthz_bind_address, found.metrics_bind_address) == (healthz, metrics)
 
 

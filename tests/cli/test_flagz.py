@@ -70,7 +70,7 @@ def test_every_flag_is_there(flagz: Flagz) -> None:
     ],
 )
 def test_what_was_not_given(flagz: Flagz, flag: str, value: str) -> None:
-    """False, zero and nothing too are said, as Go writes them."""
+    """False, zero and empty values are shown too, as Go formats them."""
     assert flagz()[flag] == value
 
 

@@ -79,7 +79,7 @@ def test_json_and_yaml(ebpflb: Ebpflb, pins: list[str]) -> None:
     ],
 )
 def test_choice(ebpflb: Ebpflb, pins: list[str], words: list[str], count: int) -> None:
-    """Options narrow it down; nothing found is no error."""
+    """Options filter the flows; finding none is not an error."""
     done = ebpflb("flows", "list", *words, *pins, "-o", "json")
     assert (done.status, len(json.loads(done.out))) == (0, count)
     flushed = ebpflb("flows", "flush", *words, *pins)
@@ -103,7 +103,7 @@ def test_flush(ebpflb: Ebpflb, pins: list[str], maps: dict[str, Map]) -> None:
     ],
 )
 def test_usage(ebpflb: Ebpflb, command: str, words: list[str], reason: str) -> None:
-    """What cannot be meant is a usage error that names the option."""
+    """An invalid value is a usage error that names the option."""
     done = ebpflb("flows", command, *words)
     assert (done.status, done.out) == (2, "")
     assert reason in done.err
@@ -141,7 +141,7 @@ def test_real_flow(ebpflb: Ebpflb, cluster: Cluster, state: list[str]) -> None:
 
 
 def test_swept(cluster: Cluster) -> None:
-    """A running agent sweeps what nobody has used for long."""
+    """A running agent sweeps idle flows."""
     old = Made(1).plain()
     ago = max(0, time.monotonic_ns() - 31_000_000_000)
     words = frozenset({"seen", "fin"})

@@ -40,7 +40,7 @@ def serves(pod: Sockets) -> bool:
 
 
 def test_no_yaml(cluster: Cluster, pod: Sockets) -> None:
-    """A file that is no YAML is named; what it said before stays, and other files are read on."""
+    """A file that is not YAML is named; its former objects stay, and other files are still read."""
     (cluster.agent.manifests / "other.yaml").write_text("{ this: is: no: yaml")
     line = said_about(cluster, "neither YAML nor JSON")
     assert str(cluster.agent.manifests / "other.yaml") in line
@@ -61,7 +61,7 @@ BAD = {
 
 @pytest.mark.parametrize("field", BAD)
 def test_bad_service(cluster: Cluster, pod: Sockets, field: str) -> None:
-    """A Service that cannot be meant: the line names file, object and field."""
+    """An invalid Service: the line names file, object and field."""
     slices = objects.endpoint_slice("other", "IPv4", [at(cluster.web[1])], [{"port": 8080}])
     before = cluster.agent.log()
     objects.write(cluster.agent.manifests / "other.yaml", [BAD[field], slices])

@@ -109,7 +109,7 @@ def test_bad_text(run: Ebpflb, options: list[object], option: str, text: str, wh
     ],
 )
 def test_bad_meaning(run: Ebpflb, options: list[object], option: str, text: str, why: str) -> None:
-    """The flag is named, and why it makes no sense."""
+    """The flag is named, and why its value is invalid."""
     done = run(*options, option, text)
     assert done.status == 1
     head, line = done.err.splitlines()
@@ -137,7 +137,7 @@ def test_all_bad_meanings_at_once(run: Ebpflb, options: list[object]) -> None:
     ],
 )
 def test_mode_lacks(run: Ebpflb, options: list[object], mode: str, option: str) -> None:
-    """A mode that goes by a device wants to be told which."""
+    """A mode that needs a device says which option sets it."""
     done = run(*options, "--detect-local-mode", mode)
     assert done.status == 1
     assert f"  {option}: must be set in detectLocalMode {mode}" in done.err

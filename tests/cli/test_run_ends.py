@@ -32,7 +32,7 @@ def test_write_config_to(ebpflb: Ebpflb, file: Path) -> None:
 
 
 def test_write_config_nowhere(ebpflb: Ebpflb, file: Path) -> None:
-    """Where it cannot be written that is said."""
+    """An error if the file cannot be written."""
     target = file / "x"
     done = ebpflb("run", "--write-config-to", target)
     assert done.status == 1

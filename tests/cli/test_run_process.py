@@ -14,7 +14,7 @@ from tests.network.ground import PREFIX, Ground
 
 @pytest.fixture
 def ground(tmp_path: Path) -> Iterator[Ground]:
-    """Where nobody is yet."""
+    """A lab without hosts."""
     with Lab(PREFIX) as lab:
         made = Ground(lab, tmp_path)
         try:
@@ -39,7 +39,7 @@ def test_open_files(ground: Ground, node: Host) -> None:
 
 @pytest.mark.parametrize("port", [10256, 10249])
 def test_bind_address_hard_fail(ground: Ground, node: Host, port: int) -> None:
-    """A port that is taken ends it with status 1 and a line, and nothing of it is left."""
+    """A port in use ends it with status 1 and one line, and nothing of it is left."""
     ground.begin(node, "serve", "another", str(port))
     agent = ground.employ(node, "--bind-address-hard-fail")
     with pytest.raises(NodeError):

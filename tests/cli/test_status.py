@@ -29,7 +29,7 @@ PROGRAMMED = 5  # two ports, two families, and the marker
 
 @pytest.fixture(autouse=True)
 def well(cluster: Cluster) -> None:
-    """An agent runs and nothing is wrong, and it has said so."""
+    """An agent is running and has published that it has no error."""
     cluster.agent.manifests.mkdir(exist_ok=True)
     if cluster.agent.process and cluster.agent.process.poll() is not None:
         cluster.agent.start()
@@ -65,7 +65,7 @@ def test_runs(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
 def test_kube_proxy_is_not_to_be_seen(
     ebpflb: Ebpflb, where: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever may not look whether kube-proxy is there is told so, and all the rest."""
+    """If kube-proxy cannot be checked, status says so and shows everything else."""
 
     def refuse() -> Detection:
         raise NodeError("/proc/net/ip_tables_names: Permission denied")

@@ -62,7 +62,7 @@ def test_defaults(file: Path) -> None:
 
 
 def test_kubeadm(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """kubeadm's file, full of zeros and nulls, is read without a remark, and they mean defaults."""
+    """kubeadm's file, full of zeros and nulls, gives no warning, and they mean defaults."""
     assert read(KUBEADM) == read(
         write(
             file,
@@ -74,7 +74,7 @@ def test_kubeadm(file: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_zero_of_a_pointer(file: Path) -> None:
-    """Where kube-proxy tells zero from nothing, zero is a value."""
+    """In fields that are pointers in Go, zero is a value of its own."""
     found = read(
         write(
             file,
@@ -122,7 +122,7 @@ def test_flush_frequency_in_nanoseconds(file: Path) -> None:
 
 
 def test_lenient(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Unknown and duplicate fields are told by name, and the rest counts; of two the last one."""
+    """Unknown and duplicate fields are logged by name; of duplicate fields the last one counts."""
     file.write_text(
         f"{yaml.safe_dump(HEAD)}modes: x\nmode: ipvs\nmode: iptables\n"
         "ipvs: {ipSet: {a: 1}, scheduler: rr, scheduler: sh}\n"
@@ -144,7 +144,7 @@ def test_duplicates_in_json(file: Path, caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_strict(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A clean file makes no remark."""
+    """A file without errors logs nothing."""
     caplog.set_level(logging.DEBUG)
     read(write(file, mode="ipvs", featureGates={"Any": True}))
     assert not caplog.records

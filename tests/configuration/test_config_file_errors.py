@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration files that cannot be read: every field told, or the file in a line (kube-proxy.md
+"""Configuration files with errors: all of them reported, or the file rejected (kube-proxy.md
 15).
 """
 
@@ -19,7 +19,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_all_wrong_types_at_once(file: Path) -> None:
-    """Each field of a wrong type is told with its path, in lists the right element; so is a
+    """Each field of a wrong type is reported with its path, in lists with its index; so is a
     duration without a unit.
     """
     write(
@@ -73,7 +73,7 @@ def test_all_wrong_types_at_once(file: Path) -> None:
     ],
 )
 def test_no_configuration(file: Path, text: bytes) -> None:
-    """What is not even a mapping, half of a file for one, is refused in a line that names it."""
+    """A file that is not a mapping, such as half of a file, is rejected in a line that names it."""
     file.write_bytes(text)
     with pytest.raises(ConfigurationError) as refused:
         config_file.read(file)
@@ -81,7 +81,7 @@ def test_no_configuration(file: Path, text: bytes) -> None:
 
 
 def test_every_half(file: Path) -> None:
-    """However much of a file is there, it is read or refused, and nothing else happens."""
+    """Any part of a file is read or rejected; no other exception is raised."""
     whole = KUBEADM.read_bytes()
     for length in range(0, len(whole), 7):
         file.write_bytes(whole[:length])
@@ -107,7 +107,7 @@ def test_no_file(file: Path) -> None:
     ],
 )
 def test_wrong_kind(file: Path, values: dict[str, Any], paths: list[str]) -> None:
-    """Another kind or version is refused; both are told."""
+    """Another kind or version is rejected; if both are wrong, both are reported."""
     with pytest.raises(ConfigurationError) as refused:
         config_file.read(write(file, **values))
     lines = str(refused.value).splitlines()

@@ -36,7 +36,7 @@ def test_as_go_writes_it(text: str, written: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "30", "s", ".s", "1d", "-", " 1s", "1s ", "1 s", "9999999h"])
 def test_refused(text: str) -> None:
-    """What Go does not read is refused in words that show how it is done."""
+    """What Go does not accept is rejected, with an example in the message."""
     with pytest.raises(ValueError, match="is not a duration such as 30s or 1h30m"):
         parse(text)
 

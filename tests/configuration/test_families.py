@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A configuration against this node's families: what is said, what is fatal (kube-proxy.md 15)."""
+"""A configuration against the node's families: warnings and fatal errors (kube-proxy.md 15)."""
 
 from ipaddress import ip_network
 from typing import Any
@@ -24,7 +24,7 @@ def check(node: NodeFamilies, **values: Any) -> dict[str, bool]:
 
 
 def test_all_is_well() -> None:
-    """What fits makes no remark."""
+    """No warning if everything fits."""
     values = {"clusterCIDR": "10.0.0.0/8,fd00::/8", "nodePortAddresses": ["10.0.0.0/8", "fd00::/8"]}
     assert check(NodeFamilies(V4, BOTH, (ip_network("10.1.0.0/24"),)), **values) == {}
     assert check(NodeFamilies(V4, frozenset({V4}))) == {}
@@ -34,7 +34,7 @@ def test_all_is_well() -> None:
 @pytest.mark.parametrize("values", VALID)
 @pytest.mark.parametrize("supported", [BOTH, {V4}])
 def test_what_no_mode_goes_by(values: dict[str, Any], supported: set[Family]) -> None:
-    """Whatever is valid fits or does not: what the mode does not go by may be no CIDR at all."""
+    """Any valid configuration can be checked: a field that the mode ignores need not be a CIDR."""
     assert all(text for text in check(NodeFamilies(V4, frozenset(supported)), **values))
 
 
@@ -53,7 +53,7 @@ def test_primary_family_unsupported() -> None:
     ],
 )
 def test_cluster_cidr_of_the_other_family(supported: set[Family], mode: str, fatal: bool) -> None:
-    """Fatal only where the node is single-stack and the mode goes by it."""
+    """Fatal only if the node is single-stack and the mode uses the field."""
     node = NodeFamilies(V4, frozenset(supported))
     lines = check(node, clusterCIDR="fd00::/8", detectLocalMode=mode)
     (text,) = lines
@@ -63,7 +63,7 @@ def test_cluster_cidr_of_the_other_family(supported: set[Family], mode: str, fat
 
 @pytest.mark.parametrize(("mode", "fatal"), [("NodeCIDR", True), ("ClusterCIDR", False)])
 def test_pod_cidrs_of_the_other_family(mode: str, fatal: bool) -> None:
-    """Fatal in the mode that goes by them."""
+    """Fatal in the mode that uses them."""
     lines = check(NodeFamilies(V4, BOTH, (ip_network("fd00::/64"),)), detectLocalMode=mode)
     assert lines == {
         "the Node's podCIDRs: the node is IPv4-primary, but there is no IPv4 CIDR": fatal
@@ -84,14 +84,14 @@ def test_pod_cidrs_of_the_other_family(mode: str, fatal: bool) -> None:
 def test_nodeport_addresses_of_one_family(
     choice: list[str], cluster: str, missing: set[str]
 ) -> None:
-    """A family in use that nodePortAddresses leaves out is told: it accepts everywhere."""
+    """A warning if nodePortAddresses has no CIDR of a family in use: all addresses are served."""
     lines = check(NodeFamilies(V4, BOTH), nodePortAddresses=choice, clusterCIDR=cluster)
     assert {line.split("there is no ")[1].split()[0] for line in lines} == missing
     assert not any(lines.values())
 
 
 def test_single_stack() -> None:
-    """Addresses to listen at, and ipvs.excludeCIDRs, of a family that the kernel lacks are told."""
+    """Warnings for listen addresses and ipvs.excludeCIDRs of a family that the kernel lacks."""
     lines = check(
         NodeFamilies(V4, frozenset({V4})),
         healthzBindAddress="[fd00::7]:10256",

@@ -60,7 +60,7 @@ def test_section_of_the_mode(mode: str, everything: bool, periods: tuple[int, in
 
 
 def test_no_pause() -> None:
-    """minSyncPeriod 0, or none, is no pause."""
+    """minSyncPeriod 0, or not set, means no pause."""
     assert made().min_sync_period == 0
     assert made(iptables={"minSyncPeriod": "0s"}).min_sync_period == 0
 
@@ -97,7 +97,7 @@ def test_bind_address(text: str, address: str | None) -> None:
     ],
 )
 def test_detect_local_modes(values: dict[str, Any], detector: LocalDetector) -> None:
-    """Each mode, and what it goes by (kube-proxy.md 5.2)."""
+    """Each mode, and the field that it uses (kube-proxy.md 5.2)."""
     assert made(**values).detector == detector
 
 
@@ -118,7 +118,7 @@ def test_conntrack() -> None:
 
 
 def test_listening() -> None:
-    """The ports, and what happens where one is taken."""
+    """The ports, and what happens if one is in use."""
     options = made(
         healthzBindAddress="192.0.2.1",
         metricsBindAddress="[::]:9999",

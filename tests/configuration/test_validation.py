@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configurations that make no sense, by kube-proxy's rules: every field told, with its path
+"""Invalid configurations, by kube-proxy's rules: all errors are reported, with their path
 (kube-proxy.md 15).
 """
 
@@ -50,7 +50,7 @@ VALID: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("values", VALID)
 def test_valid(values: dict[str, Any]) -> None:
-    """What kube-proxy takes is taken; sections of other modes are not looked at."""
+    """Valid values are accepted; sections of other modes are not checked."""
     assert wrong(**values) == []
 
 
@@ -169,12 +169,12 @@ def test_valid(values: dict[str, Any]) -> None:
     ],
 )
 def test_invalid(values: dict[str, Any], line: str) -> None:
-    """What kube-proxy refuses is refused, with path and reason."""
+    """Invalid values are rejected, with path and reason."""
     assert line in wrong(**values)
 
 
 def test_all_at_once() -> None:
-    """Not the first error, all of them."""
+    """All errors are reported, not only the first one."""
     lines = wrong(
         mode="x",
         bindAddress="y",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration file under watch (kube-proxy.md 15): any write or rename is told, once."""
+"""The watch of the configuration file (kube-proxy.md 15) reports any write or rename, once."""
 
 import os
 import threading
@@ -15,8 +15,8 @@ LONG = 20.0  # seconds, never spent where all is well
 A_MOMENT = 0.3  # in which nothing may happen
 
 
-class Told:
-    """How often it was told."""
+class Calls:
+    """Counts the calls of ``on_change``."""
 
     def __init__(self) -> None:
         self.times = 0
@@ -28,8 +28,8 @@ class Told:
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told()
+def calls() -> Calls:
+    return Calls()
 
 
 @pytest.fixture
@@ -41,13 +41,13 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def begin(told: Told) -> Iterator[Callable[[Path], ConfigWatch]]:
+def begin(calls: Calls) -> Iterator[Callable[[Path], ConfigWatch]]:
     """Starts watches, and stops them."""
     begun: list[ConfigWatch] = []
 
     def start(path: Path) -> ConfigWatch:
         begun.append(ConfigWatch(path))
-        begun[-1].start(told)
+        begun[-1].start(calls)
         return begun[-1]
 
     yield start
@@ -82,19 +82,19 @@ def remove_and_make(path: Path) -> None:
 
 @pytest.mark.parametrize("change", [rewrite, append, replace, move_away, remove_and_make])
 def test_changed(
-    begin: Callable[[Path], ConfigWatch], told: Told, file: Path, change: Callable[[Path], None]
+    begin: Callable[[Path], ConfigWatch], calls: Calls, file: Path, change: Callable[[Path], None]
 ) -> None:
-    """Written, replaced or renamed: it is told once."""
+    """Written, replaced or renamed: ``on_change`` is called once."""
     watch = begin(file)
     change(file)
-    assert told.event.wait(LONG)
+    assert calls.event.wait(LONG)
     assert watch.changed
     rewrite(file)
     watch._thread.join(LONG)
-    assert told.times == 1
+    assert calls.times == 1
 
 
-def test_config_map(begin: Callable[[Path], ConfigWatch], told: Told, tmp_path: Path) -> None:
+def test_config_map(begin: Callable[[Path], ConfigWatch], calls: Calls, tmp_path: Path) -> None:
     """The kubelet swaps the link ..data of a ConfigMap: that is a change."""
     for version in ("..1", "..2"):
         (tmp_path / version).mkdir()
@@ -105,43 +105,43 @@ def test_config_map(begin: Callable[[Path], ConfigWatch], told: Told, tmp_path: 
     begin(file)
     (tmp_path / "..data_tmp").symlink_to("..2")
     os.rename(tmp_path / "..data_tmp", tmp_path / "..data")
-    assert told.event.wait(LONG)
+    assert calls.event.wait(LONG)
 
 
-def test_link_elsewhere(begin: Callable[[Path], ConfigWatch], told: Told, file: Path) -> None:
+def test_link_elsewhere(begin: Callable[[Path], ConfigWatch], calls: Calls, file: Path) -> None:
     """A write to the file that a link leads to is a change."""
     link = file.parent.parent / "link.conf"
     link.symlink_to(file)
     begin(link)
     rewrite(file)
-    assert told.event.wait(LONG)
+    assert calls.event.wait(LONG)
 
 
-def test_others(begin: Callable[[Path], ConfigWatch], told: Told, file: Path) -> None:
-    """Files beside it, a chmod, and a file that is gone are no change."""
+def test_others(begin: Callable[[Path], ConfigWatch], calls: Calls, file: Path) -> None:
+    """Other files, a chmod, and a missing file do not count as a change."""
     watch = begin(file)
     (file.parent / "other.conf").write_text("x")
     file.chmod(0o600)
     file.unlink()
-    assert not told.event.wait(A_MOMENT)
+    assert not calls.event.wait(A_MOMENT)
     assert not watch.changed
 
 
-def test_changed_before_start(told: Told, file: Path) -> None:
-    """What changes between the making of the watch and its start is told: the file may have been
-    read in between.
+def test_changed_before_start(calls: Calls, file: Path) -> None:
+    """A change between the creation of the watch and its start is reported: the file may have
+    been read in between.
     """
     watch = ConfigWatch(file)
     rewrite(file)
-    watch.start(told)
-    assert told.event.wait(LONG)
+    watch.start(calls)
+    assert calls.event.wait(LONG)
     watch.stop()
 
 
 def test_without_inotify(
-    told: Told, file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    calls: Calls, file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where inotify has no more room the file is looked at every now and then."""
+    """The file is polled if inotify is not available."""
 
     def refuse() -> None:
         raise OSError(24, "Too many open files")
@@ -149,18 +149,18 @@ def test_without_inotify(
     monkeypatch.setattr(watching, "INotify", refuse)
     monkeypatch.setattr(watching, "POLL_SECONDS", 0.01)
     watch = ConfigWatch(file)
-    watch.start(told)
+    watch.start(calls)
     rewrite(file)
-    assert told.event.wait(LONG)
+    assert calls.event.wait(LONG)
     watch.stop()
     assert f"{file}: no inotify, polling every 0.01 s instead: Too many open files" in caplog.text
 
 
-def test_stopped(told: Told, file: Path) -> None:
-    """A stopped watch tells nothing, and one that never began can be stopped."""
+def test_stopped(calls: Calls, file: Path) -> None:
+    """A stopped watch reports nothing, and one that was never started can be stopped."""
     watch = ConfigWatch(file)
-    watch.start(told)
+    watch.start(calls)
     watch.stop()
     rewrite(file)
-    assert not told.event.wait(A_MOMENT)
+    assert not calls.event.wait(A_MOMENT)
     ConfigWatch(file).stop()

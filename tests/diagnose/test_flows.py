@@ -60,7 +60,7 @@ def row_of(maps: dict[str, Map], made: Made) -> dict[str, object]:
 
 
 def test_plain(maps: dict[str, Map]) -> None:
-    """One row says who asked whom for what, who answers to whom, and how it stands."""
+    """One row has client, frontend, backend, reply and state."""
     row = row_of(maps, PLAIN)
     assert row.pop("age_seconds") == pytest.approx(60, abs=20)
     assert row.pop("idle_seconds") == pytest.approx(30, abs=20)
@@ -86,7 +86,7 @@ def test_changed_port(maps: dict[str, Map]) -> None:
 
 
 def test_masquerade(maps: dict[str, Map]) -> None:
-    """A masqueraded flow says as whom, or that this is yet to be chosen."""
+    """A masqueraded flow shows its source address, or that it is not chosen yet."""
     row, pending = row_of(maps, MASQUERADED), row_of(maps, PENDING)
     assert row["masqueraded_as"] == "192.0.2.1:61003"
     assert row["reply"] == "10.244.1.11:8080 > 192.0.2.1:61003"
@@ -119,7 +119,7 @@ def test_choice(maps: dict[str, Map], choice: FlowFilter, count: int) -> None:
 
 
 def test_orphan(maps: dict[str, Map]) -> None:
-    """What the LRU left of a flow without its request is a row, with all that it still tells."""
+    """A flow without its entry for requests is a row, with all columns that are still known."""
     whole = row_of(maps, MASQUERADED)
     request, masquerade, answer, reply = entries(MASQUERADED)
     maps["tcp_flows"].delete([request])

@@ -130,7 +130,7 @@ def test_flow_names(maps: dict[str, Map]) -> None:
 
 
 def test_fragments(maps: dict[str, Map]) -> None:
-    """What the first fragment said of its datagram."""
+    """The ports that the first fragment had."""
     (row,) = rows(maps, "fragments")
     assert (row.pop("idle_seconds"), row) == (
         pytest.approx(0, abs=60),
