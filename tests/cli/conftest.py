@@ -32,8 +32,11 @@ NEVER = BPFFS / f"ebpflb-test-{os.getpid()}-never"  # a state directory that no 
 
 @pytest.fixture(scope="session")
 def own_netns() -> Iterator[str]:
-    """The name of a network namespace of this worker, with loopback up."""
-    made = Namespace(f"ebpflb-test-{os.getpid()}-cli")
+    """The name of a network namespace of this worker, with loopback up.
+
+    It does not begin with the prefix of tests.network.ground, whose labs remove all that does.
+    """
+    made = Namespace(f"ebpflb-test-cli-{os.getpid()}")
     made.create()
     yield made.netns
     netns.remove(made.netns)
