@@ -16,7 +16,7 @@ from typing import NamedTuple, Self
 
 from ebpflb.datapath import kernel
 from ebpflb.datapath.attach import cgroup_links
-from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.programs.loader import PACKET_SECTIONS, SECTIONS, Program
 from ebpflb.errors import NodeError
 from ebpflb.lab.agents import wait_until
@@ -79,7 +79,7 @@ def _at_device(name: str, pin: Path) -> Program:
         number = int(kernel.info(link, "tcx_info").program)
     finally:
         os.close(link)
-    return Program(name, kernel.prog_by_id(number), PACKET_SECTIONS[f"tc/{name}"].point)
+    return Program(name, kernel.prog_by_id(number), PACKET_SECTIONS[f"tc/{name}"].attach_type)
 
 
 class Hooks(Counted):
@@ -89,7 +89,7 @@ class Hooks(Counted):
         self.state, self.cgroup, self.many = state, cgroup, many
         super().__init__(
             [
-                Program(name, kernel.prog_by_id(number), SECTIONS[f"cgroup/{name}"].point)
+                Program(name, kernel.prog_by_id(number), SECTIONS[f"cgroup/{name}"].attach_type)
                 for name, number in cgroup_links.attached(state).items()
             ]
         )
@@ -108,7 +108,7 @@ class Hooks(Counted):
     def _attached(self) -> list[int]:
         target = os.open(self.cgroup, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            return [i for p in self.programs for i in kernel.query(target, p.point)]
+            return [i for p in self.programs for i in kernel.query(target, p.attach_type)]
         finally:
             os.close(target)
 

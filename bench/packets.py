@@ -128,7 +128,9 @@ def _test_run(program: Program, protocol: int) -> float:
 
 
 def _empty_program() -> Program:
-    fd = kernel.prog_load(name="empty", kind=SCHED_CLS, attach=0, code=_EMPTY, log=None)
+    fd = kernel.prog_load(
+        name="empty", program_type=SCHED_CLS, attach_type=0, code=_EMPTY, log=None
+    )
     return Program("empty", fd, 0)
 
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from bench import pods, services
 from ebpflb.datapath.attach.removal import unpin_all
-from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.errors import NodeError
 from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host, Lab

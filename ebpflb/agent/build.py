@@ -16,7 +16,7 @@ from ebpflb.cluster.source import Emit, Observe, Source
 from ebpflb.configuration.fields import to_builtins
 from ebpflb.configuration.translation import EXTERNAL_IPS
 from ebpflb.datapath.datapath import Datapath
-from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.maps.sweep import Sweeper
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.node import ip_families, kube_proxy_watch

@@ -8,7 +8,7 @@ import click
 from ebpflb.cli import common
 from ebpflb.datapath.attach import cgroup_links
 from ebpflb.datapath.attach.removal import unpin_all
-from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.errors import NodeError
 from ebpflb.node import kube_proxy_leftovers, kube_proxy_watch, nat, reserved_ports
 from ebpflb.node.kube_proxy_leftovers import Leftover, Survey

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.maps.pins import DEFAULT, StateDir
+from ebpflb.datapath.maps.state_dir import DEFAULT, StateDir
 from ebpflb.errors import NodeError
 from ebpflb.node import process
 from ebpflb.options import Paths

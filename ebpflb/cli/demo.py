@@ -15,7 +15,7 @@ from ebpflb.cli import common
 from ebpflb.cli.output import print_table
 from ebpflb.datapath.attach.cgroup_links import cgroup_root
 from ebpflb.datapath.attach.removal import unpin_all
-from ebpflb.datapath.maps.pins import BPFFS, StateDir
+from ebpflb.datapath.maps.state_dir import BPFFS, StateDir
 from ebpflb.diagnose.dump import dump_maps
 from ebpflb.lab.demo import ASKED, PORT, TRAFFIC, V4, Demo
 from ebpflb.lab.hosts import Lab

@@ -18,7 +18,7 @@ from ebpflb.configuration.translation import translate
 from ebpflb.configuration.watch import ConfigWatch
 from ebpflb.datapath.attach import cgroup_links
 from ebpflb.datapath.attach.removal import unpin_all
-from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.diagnose.check import missing, required
 from ebpflb.errors import ConfigurationError, EbpflbError, NodeError
 from ebpflb.node import conntrack, process

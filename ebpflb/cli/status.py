@@ -11,7 +11,7 @@ import msgspec
 from ebpflb.cli import common
 from ebpflb.cli.output import output_option, print_as
 from ebpflb.datapath.attach import cgroup_links, device_programs
-from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.maps.sweep import PROTOCOLS, FlowTable
 from ebpflb.errors import NodeError
 from ebpflb.node import kube_proxy_watch
@@ -36,11 +36,11 @@ def status(state_dir: Path, run_dir: Path, output: str) -> None:
     runs = agent_status.is_running(paths)
     state = StateDir(paths.state)
     hooks = sorted(cgroup_links.attached(state))
-    ahead = device_programs.ahead(state)
+    ahead = device_programs.programs_before_ours(state)
     report = {
         "agent": "runs" if runs else "does not run",
         "hooks": hooks,
-        "devices": device_programs.attached(state),
+        "devices": device_programs.attached_devices(state),
         "programs_ahead": {device: ", ".join(others) for device, others in ahead.items()},
         "flows": _flows(state_dir),
         **(msgspec.to_builtins(published) if published else {}),

@@ -20,10 +20,10 @@ from typing import Any
 
 from ebpflb.datapath import probe
 from ebpflb.datapath.attach import cgroup_links, netns_cookie
-from ebpflb.datapath.attach.device_programs import Attachments
+from ebpflb.datapath.attach.device_programs import DevicePrograms
 from ebpflb.datapath.maps import layout
 from ebpflb.datapath.maps.bpf_map import Counters
-from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.programs import compiler, loader
 from ebpflb.datapath.programs.loader import Program
 from ebpflb.model.devices import Devices
@@ -67,7 +67,7 @@ class Datapath:
         self.maps = state.open_maps()
         self.programs: list[Program] = []
         self.packets: dict[bool, list[Program]] = {}  # by whether packets have a link header
-        self.devices = Attachments(state, self.packets.__getitem__)
+        self.devices = DevicePrograms(state, self.packets.__getitem__)
         self.host_netns = 0
 
     def close(self) -> None:
@@ -105,13 +105,13 @@ class Datapath:
         Raises KernelError if they cannot be attached to the cgroup.
         """
         cgroup_links.attach(self.state, cgroup, self.programs)
-        failed = self.devices.follow(served)
-        self.state.forget_old_layouts()
+        failed = self.devices.update(served)
+        self.state.remove_old_layouts()
         return failed
 
     def follow(self, served: Devices) -> dict[str, str]:
         """Attaches the programs to these devices and no others; device -> error."""
-        return self.devices.follow(served)
+        return self.devices.update(served)
 
     def restore(self, served: Devices) -> dict[str, str]:
         """As ``follow``, but also attaches again what others have removed."""

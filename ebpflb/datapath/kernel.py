@@ -143,8 +143,8 @@ def map_write_batch(map_fd: int, keys: bytes, values: bytes | None, count: int) 
 def prog_load(
     *,
     name: str,
-    kind: int,
-    attach: int,
+    program_type: int,
+    attach_type: int,
     code: bytes,
     log: bytearray | None,
     log_level: int = 1,
@@ -152,7 +152,7 @@ def prog_load(
     """A program's descriptor; the verifier writes each step (level 1) or a summary (4) to log."""
     attr = ffi.new("struct prog_load *")
     license_text = ffi.new("char[]", b"GPL")
-    attr.kind, attr.attach, attr.name = kind, attach, name[:15].encode()
+    attr.kind, attr.attach, attr.name = program_type, attach_type, name[:15].encode()
     attr.count, attr.code = len(code) // 8, _pointer(code)
     attr.license = int(ffi.cast("uintptr_t", license_text))
     if log is not None:

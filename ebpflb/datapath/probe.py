@@ -17,9 +17,9 @@ from pyroute2.netlink.exceptions import NetlinkError
 
 from ebpflb.datapath import kernel
 from ebpflb.datapath.attach import clsact
-from ebpflb.datapath.maps import bpf_map, layout, pins
+from ebpflb.datapath.maps import bpf_map, layout
 from ebpflb.datapath.maps.layout import MapSpec
-from ebpflb.datapath.programs.loader import HOOKS, PACKET_SECTIONS, Attach
+from ebpflb.datapath.programs.loader import HOOKS, PACKET_SECTIONS, HookType
 from ebpflb.errors import KernelError
 
 _ffi = FFI()
@@ -70,14 +70,16 @@ def _calling(helper: int | str, *arguments: int | str) -> bytes:
     return _allow(*zeros, *loads, _instruction(_CALL, number=int(helper)))
 
 
-def _load(attach: Attach, code: bytes) -> int:
-    kind, point = attach
-    return kernel.prog_load(name="probe", kind=kind, attach=point, code=code, log=None)
+def _load(hook: HookType, code: bytes) -> int:
+    program_type, attach_type = hook
+    return kernel.prog_load(
+        name="probe", program_type=program_type, attach_type=attach_type, code=code, log=None
+    )
 
 
-def _loads(attach: Attach, code: bytes) -> bool:
+def _loads(hook: HookType, code: bytes) -> bool:
     try:
-        os.close(_load(attach, code))
+        os.close(_load(hook, code))
     except KernelError:
         return False
     return True
@@ -100,8 +102,8 @@ def coarse_clock() -> bool:
 
 def packet_helpers() -> dict[str, bool]:
     """Whether a program at a device may call each of the helpers that ours call."""
-    (attach,) = set(PACKET_SECTIONS.values())
-    return {name: _loads(attach, _calling(*call)) for name, call in PACKET_HELPERS.items()}
+    (hook,) = set(PACKET_SECTIONS.values())
+    return {name: _loads(hook, _calling(*call)) for name, call in PACKET_HELPERS.items()}
 
 
 def clsact_filters() -> bool:
@@ -143,7 +145,7 @@ def _in_new_namespace(question: Callable[[], bool]) -> bool:
 
 def map_works() -> None:
     """Raises KernelError if bpf(2) cannot create any map."""
-    os.close(pins.make_map(MapSpec("probe", "HASH", "__u32", "__u32", 4, ("NONE",))))
+    os.close(bpf_map.create_map(MapSpec("probe", "HASH", "__u32", "__u32", 4, ("NONE",))))
 
 
 def _small_maps() -> Iterator[MapSpec]:
@@ -157,7 +159,7 @@ def unmade_maps() -> list[str]:
     found = []
     for spec in _small_maps():
         try:
-            os.close(pins.make_map(spec))
+            os.close(bpf_map.create_map(spec))
         except KernelError:
             found.append(f"{spec.kind} ({', '.join(spec.flags)})")
     return found
@@ -171,7 +173,7 @@ def batches() -> dict[str, bool]:
 def _batch(spec: MapSpec) -> bool:
     value = bytes((spec.value_size + 7) // 8 * 8 * bpf_map.possible_cpus())
     try:
-        fd = pins.make_map(spec)
+        fd = bpf_map.create_map(spec)
     except KernelError:
         return False
     try:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ebpflb.datapath import kernel, probe
 from ebpflb.datapath.attach import cgroup_links, device_programs, netns_cookie, tcx
-from ebpflb.datapath.maps import pins
+from ebpflb.datapath.maps import state_dir
 from ebpflb.datapath.programs import compiler
 from ebpflb.datapath.programs.loader import SECTIONS
 from ebpflb.errors import EbpflbError
@@ -91,7 +91,7 @@ def _bpf() -> str:
 
 
 def _bpffs(state_directory: Path) -> str:
-    pins.mount_bpffs(state_directory)
+    state_dir.mount_bpffs(state_directory)
     return str(state_directory)
 
 
@@ -99,7 +99,7 @@ def _cgroup(cgroup: Path | None) -> str:
     root = cgroup or cgroup_links.cgroup_root()
     target = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        kernel.query(target, SECTIONS["cgroup/connect4"].point)
+        kernel.query(target, SECTIONS["cgroup/connect4"].attach_type)
     except EbpflbError as error:
         raise NotADirectoryError(f"{root} is not a cgroup v2: {error}") from error
     finally:
@@ -176,8 +176,8 @@ def _other_hooks(state_directory: Path, cgroup: Path | None) -> CheckResult:
     """Two load balancers at the same hook: the second one only sees the first one's backend."""
 
     def foreign() -> Mapping[str, list[str]]:
-        ours = cgroup_links.attached(pins.StateDir(state_directory)).values()
-        return cgroup_links.foreign(cgroup or cgroup_links.cgroup_root(), ours)
+        ours = cgroup_links.attached(state_dir.StateDir(state_directory)).values()
+        return cgroup_links.foreign_programs(cgroup or cgroup_links.cgroup_root(), ours)
 
     return _foreign(
         "other agents' hooks", foreign, "another agent translates services here too: run only one"
@@ -189,7 +189,7 @@ def _other_filters(state_directory: Path) -> CheckResult:
     remedy = "they run before ebpflb and may drop or redirect packets: find out what they do"
     return _foreign(
         "programs before ebpflb's at devices",
-        lambda: device_programs.ahead(pins.StateDir(state_directory)),
+        lambda: device_programs.programs_before_ours(state_dir.StateDir(state_directory)),
         remedy,
     )
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ebpflb.datapath.attach.removal import unpin_all
-from ebpflb.datapath.maps.pins import BPFFS, StateDir
+from ebpflb.datapath.maps.state_dir import BPFFS, StateDir
 from ebpflb.errors import NodeError
 from ebpflb.lab.hosts import Host, Lab, start
 from ebpflb.options import Paths

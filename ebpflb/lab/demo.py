@@ -16,7 +16,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.errors import NodeError
 from ebpflb.lab import cni, objects, traffic
 from ebpflb.lab.agents import LabAgent, wait_until

@@ -16,7 +16,7 @@ from ebpflb.datapath.attach import hook_stats
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.layout import MAPS, VERDICTS
 from ebpflb.datapath.maps.occupancy import COUNTED_MAPS, Counts, Occupancy
-from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.maps.sweep import PROTOCOLS, FlowTable
 from ebpflb.datapath.programs.loader import Program
 from ebpflb.plan.planner import Planner

@@ -12,7 +12,7 @@ from pyroute2 import netns
 from ebpflb.datapath import kernel
 from ebpflb.datapath.attach import cgroup_links, tcx
 from ebpflb.datapath.datapath import Datapath
-from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.lab import objects
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.objects import Object
@@ -45,7 +45,7 @@ def many_services(generation: int) -> list[Object]:
 def map_contents(cluster: Cluster) -> MapContents:
     datapath = Datapath(StateDir(cluster.agent.paths.state))
     try:
-        return datapath.present()
+        return datapath.probably_attached()
     finally:
         datapath.close()
 
@@ -137,7 +137,7 @@ def at_devices(cluster: Cluster) -> dict[str, list[int]]:
     netns.pushns(cluster.node.netns)
     try:
         found = {name: index for index, name in socket.if_nameindex() if name != "lo"}
-        return {n: kernel.query_links(i, tcx.POINTS["ingress"]) for n, i in found.items()}
+        return {n: kernel.query_links(i, tcx.HOOKS["ingress"]) for n, i in found.items()}
     finally:
         netns.popns()
 

@@ -53,9 +53,9 @@ def test_yes(ebpflb: Ebpflb) -> None:
 
 def test_leaves_nothing(ebpflb: Ebpflb) -> None:
     """It attaches nothing and makes nothing."""
-    before = cgroup_links.foreign(cgroup_links.cgroup_root(), ())
+    before = cgroup_links.foreign_programs(cgroup_links.cgroup_root(), ())
     ebpflb("check", "--state-dir", NEVER)
-    assert cgroup_links.foreign(cgroup_links.cgroup_root(), ()) == before
+    assert cgroup_links.foreign_programs(cgroup_links.cgroup_root(), ()) == before
     assert not NEVER.exists()
 
 

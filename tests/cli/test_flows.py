@@ -12,7 +12,7 @@ import yaml
 
 from ebpflb.datapath.attach.removal import unpin_all
 from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.maps.pins import BPFFS, StateDir
+from ebpflb.datapath.maps.state_dir import BPFFS, StateDir
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol

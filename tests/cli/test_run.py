@@ -24,9 +24,9 @@ def run(ebpflb: Ebpflb) -> Ebpflb:
     """`ebpflb run`, which must attach nothing and make no state."""
 
     def refused(*words: object) -> Done:
-        before = cgroup_links.foreign(cgroup_links.cgroup_root(), ())
+        before = cgroup_links.foreign_programs(cgroup_links.cgroup_root(), ())
         done = ebpflb("run", *words)
-        assert cgroup_links.foreign(cgroup_links.cgroup_root(), ()) == before
+        assert cgroup_links.foreign_programs(cgroup_links.cgroup_root(), ()) == before
         assert not NEVER.exists()
         return done
 

@@ -15,7 +15,7 @@ from pyroute2 import netns
 
 from ebpflb.datapath import kernel
 from ebpflb.datapath.attach import cgroup_links, tcx
-from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.errors import NodeError
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.kube_proxy import Detection
@@ -91,11 +91,11 @@ def test_ahead(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
     if not tcx.works():
         pytest.skip("this kernel has no tcx")
     code = bytes.fromhex("b7000000ffffffff9500000000000000")
-    program = kernel.prog_load(name="stranger", kind=3, attach=0, code=code, log=None)
+    program = kernel.prog_load(name="stranger", program_type=3, attach_type=0, code=code, log=None)
     netns.pushns(cluster.node.netns)
     try:
         index = socket.if_nametoindex("eth0")
-        link = kernel.link_create(program, index, tcx.POINTS["ingress"], tcx.BEFORE)
+        link = kernel.link_create(program, index, tcx.HOOKS["ingress"], tcx.BEFORE)
         done = ebpflb("status", *where)
     finally:
         netns.popns()

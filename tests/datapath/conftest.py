@@ -12,9 +12,9 @@ import pytest
 
 from ebpflb.datapath import datapath, probe
 from ebpflb.datapath.attach import cgroup_links
-from ebpflb.datapath.maps import bpf_map, layout, pins
+from ebpflb.datapath.maps import bpf_map, layout
 from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.maps.pins import BPFFS, StateDir
+from ebpflb.datapath.maps.state_dir import BPFFS, StateDir
 from ebpflb.datapath.programs import compiler, loader
 from ebpflb.datapath.programs.compiler import Compiled
 from ebpflb.datapath.programs.loader import Program
@@ -104,7 +104,7 @@ def all_maps() -> Iterator[dict[str, Map]]:
     with ExitStack() as opened:
         made: dict[str, Map] = {}
         for name, spec in layout.MAPS.items():
-            made[name] = bpf_map.open_map(spec, pins.make_map(spec))
+            made[name] = bpf_map.open_map(spec, bpf_map.create_map(spec))
             opened.callback(made[name].close)
         yield made
 

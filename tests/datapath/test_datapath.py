@@ -16,13 +16,13 @@ from ebpflb.datapath.attach.clsact import Clsact
 from ebpflb.datapath.attach.removal import unpin_all
 from ebpflb.datapath.datapath import Datapath
 from ebpflb.datapath.maps.bpf_map import Counters
-from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.programs import compiler
 from ebpflb.errors import CompileError
 from ebpflb.plan.entries import NOWHERE, BackendName, Device, ServiceRange
 from ebpflb.plan.plan import Plan
 from ebpflb.plan.prefixes import prefix_of, service_range
-from tests.datapath.attach.device_namespace import ENDS, Namespace, entered
+from tests.datapath.attach.device_namespace import HOOKS, Namespace, entered
 from tests.datapath.variants import needs_root
 
 pytestmark = needs_root
@@ -34,7 +34,7 @@ WIDE, NARROW = (service_range(ip_network(text)) for text in ("10.96.0.0/16", "fd
 @pytest.fixture
 def datapath(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Datapath]:
     """It attaches by clsact, whose programs tc shows on every kernel."""
-    monkeypatch.setattr(device_programs, "way", lambda state: Clsact(state.devices_directory))
+    monkeypatch.setattr(device_programs, "attacher", lambda state: Clsact(state.devices_directory))
     made = Datapath(StateDir(directory))
     yield made
     made.close()
@@ -117,7 +117,7 @@ def test_variants(datapath: Datapath, ns: Namespace, cache: Path) -> None:
     datapath.load(cache)
     assert datapath.follow(ns.served()) == {}
     assert tags(ns, "v0") == tags(ns, "br0")
-    assert all(tags(ns, "v0")[end] != tags(ns, "tun0")[end] for end in ENDS)
+    assert all(tags(ns, "v0")[end] != tags(ns, "tun0")[end] for end in HOOKS)
     unpin_all(datapath.state)
 
 

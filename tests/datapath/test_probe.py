@@ -80,7 +80,9 @@ def test_hook(section: str) -> None:
 
 @needs_root
 def test_no_such_hook(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(HOOKS, "cgroup/connect4", HOOKS["cgroup/connect4"]._replace(point=999))
+    monkeypatch.setitem(
+        HOOKS, "cgroup/connect4", HOOKS["cgroup/connect4"]._replace(attach_type=999)
+    )
     assert not probe.hook("cgroup/connect4")
 
 

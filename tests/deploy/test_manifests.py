@@ -15,7 +15,7 @@ import yaml
 from ebpflb.cli.run import run
 from ebpflb.cluster import api, recorder
 from ebpflb.configuration import config_file
-from ebpflb.datapath.maps.pins import BPFFS, DEFAULT
+from ebpflb.datapath.maps.state_dir import BPFFS, DEFAULT
 from ebpflb.node import sysctl
 from ebpflb.options import Paths
 from tests.deploy import helm

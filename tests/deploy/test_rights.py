@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.datapath.maps.pins import BPFFS
+from ebpflb.datapath.maps.state_dir import BPFFS
 from ebpflb.lab.agents import LabAgent
 from ebpflb.lab.hosts import Lab
 from ebpflb.node import process
@@ -203,7 +203,7 @@ import os, sys
 from pathlib import Path
 from ebpflb.datapath.datapath import Datapath
 from ebpflb.datapath.attach.removal import unpin_all
-from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.maps.state_dir import StateDir
 state = StateDir(Path("{BPFFS}/{PREFIX}-rights"))
 try:
     Datapath(state).load(Path(sys.argv[1]))

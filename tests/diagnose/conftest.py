@@ -10,7 +10,7 @@ import pytest
 from ebpflb.datapath import kernel
 from ebpflb.datapath.attach.removal import unpin_all
 from ebpflb.datapath.maps.bpf_map import Counters, Map
-from ebpflb.datapath.maps.pins import BPFFS, StateDir
+from ebpflb.datapath.maps.state_dir import BPFFS, StateDir
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.lab import objects, traffic
 from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host, Lab

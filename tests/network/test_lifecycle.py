@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ebpflb.datapath.attach import cgroup_links
-from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.lab.sockets import Sockets
 from tests.network import asking
 from tests.network.cluster import PORT, VIP, Cluster, at, running, web
@@ -32,7 +32,7 @@ def ebpflb(*words: str) -> "subprocess.CompletedProcess[str]":
 
 def hooks(cluster: Cluster) -> dict[str, list[str]]:
     """Everything attached to the node's cgroup, whoever's it is."""
-    return cgroup_links.foreign(cluster.node.cgroup, ())
+    return cgroup_links.foreign_programs(cluster.node.cgroup, ())
 
 
 def test_second_agent(cluster: Cluster, pod: Sockets) -> None:

@@ -11,7 +11,7 @@ from socket import SO_REUSEADDR, SOL_SOCKET
 
 import pytest
 
-from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.objects import Object
 from ebpflb.lab.sockets import Socket

@@ -11,7 +11,7 @@ import pytest
 
 from ebpflb.datapath import datapath
 from ebpflb.datapath.attach import cgroup_links
-from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.programs import compiler, loader
 from ebpflb.lab.sockets import Sockets
 from ebpflb.options import Paths

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from ebpflb.datapath.attach import cgroup_links
-from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.lab.sockets import Socket, Sockets
 from tests.network import asking
 from tests.network.cluster import PORT, VIP, Cluster, at, web

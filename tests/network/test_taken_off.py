@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.lab.agents import wait_until
 from tests.network.cluster import Cluster, at, running, web
 

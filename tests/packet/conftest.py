@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.datapath.maps import bpf_map, layout, pins
+from ebpflb.datapath.maps import bpf_map, layout
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.layout import MapSpec
 from ebpflb.datapath.programs import compiler, loader
@@ -22,7 +22,7 @@ from tests.packet.network import network_of_our_own
 from tests.packet.node import Node
 from tests.packet.places import V4, V6, Places
 
-SCHED_CLS = loader.Attach(3, 0)
+SCHED_CLS = loader.HookType(3, 0)
 ENTRIES = {"PERCPU_ARRAY": 64}  # of larger maps of a kind: soon made, soon emptied
 # One cell of memory each, not one a CPU: read before and after every packet, without a call.
 VERDICTS = layout.MAPS["verdicts"]._replace(kind="ARRAY", flags=("MMAPABLE",))
@@ -45,7 +45,7 @@ def loaded(compiled: Compiled, **specs: MapSpec) -> Iterator[Loaded]:
         for name, usual in layout.MAPS.items():
             small = min(usual.entries, ENTRIES.get(usual.kind, 4096))
             spec = ({"verdicts": VERDICTS} | specs).get(name, usual._replace(entries=small))
-            tables[name] = bpf_map.open_map(spec, pins.make_map(spec))
+            tables[name] = bpf_map.open_map(spec, bpf_map.create_map(spec))
             opened.callback(tables[name].close)
         fds = {compiler.MAP_NUMBERS[name]: table.fd for name, table in tables.items()}
         hooks: dict[str, int] = {}

@@ -16,8 +16,8 @@ from ebpflb.datapath.attach.hook_stats import RunTime
 from ebpflb.datapath.maps import occupancy
 from ebpflb.datapath.maps.bpf_map import open_map
 from ebpflb.datapath.maps.layout import MAPS, MapSpec
-from ebpflb.datapath.maps.pins import StateDir
 from ebpflb.datapath.maps.records import Sweep
+from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.plan.planner import Planner
 from ebpflb.serve.metrics import Metrics
 from ebpflb.serve.status import AgentStatus

@@ -14,10 +14,10 @@ from ebpflb.datapath import kernel
 from ebpflb.datapath.attach import cgroup_links, hook_stats
 from ebpflb.datapath.attach.removal import unpin_all
 from ebpflb.datapath.datapath import CAPACITY
-from ebpflb.datapath.maps import bpf_map, layout, pins
+from ebpflb.datapath.maps import bpf_map, layout
 from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.maps.pins import StateDir
 from ebpflb.datapath.maps.records import Affinity, AffinityKey, Sweep
+from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.programs import loader
 from ebpflb.datapath.programs.compiler import Compiled
 from ebpflb.model.services import Protocol
@@ -47,7 +47,7 @@ def world() -> Iterator[dict[str, Map]]:
     with ExitStack() as opened:
         made: dict[str, Map] = {}
         for spec in layout.MAPS.values():
-            made[spec.name] = bpf_map.open_map(spec, pins.make_map(spec))
+            made[spec.name] = bpf_map.open_map(spec, bpf_map.create_map(spec))
             opened.callback(made[spec.name].close)
         yield made
 
@@ -197,7 +197,11 @@ def test_scrape_costs_the_same_whatever_is_programmed(
 
 
 def test_hooks(
-    world: dict[str, Map], one_variant: Compiled, home: StateDir, cgroup: Path, planner: Planner
+    world: dict[str, Map],
+    one_variant: Compiled,
+    home: StateDir,
+    cgroup: Path,
+    planner: Planner,
 ) -> None:
     """Every hook of the loaded programs has its runs and its time, and its own name."""
     loaded = loader.load(one_variant, world)

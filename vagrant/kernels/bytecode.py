@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from ebpflb.datapath import probe
-from ebpflb.datapath.maps import bpf_map, layout, pins
+from ebpflb.datapath.maps import bpf_map, layout
 from ebpflb.datapath.programs import compiler, loader
 from ebpflb.errors import EbpflbError
 
@@ -49,7 +49,9 @@ def compile_all(cache: Path) -> None:
 def load_all(cache: Path) -> None:
     """Loads every program of a cache. Raises VerifierError or KernelError."""
     sections = {name: at for source in VARIANTS for name, at in compiler.sections(source).items()}
-    made = {name: bpf_map.open_map(spec, pins.make_map(spec)) for name, spec in layout.MAPS.items()}
+    made = {
+        name: bpf_map.open_map(spec, bpf_map.create_map(spec)) for name, spec in layout.MAPS.items()
+    }
     fds = {compiler.MAP_NUMBERS[name]: opened.fd for name, opened in made.items()}
     count = 0
     for entry in sorted(cache.glob("*.msgpack")):

@@ -50,7 +50,7 @@ TESTS = (
     "--few=1:tests/network/test_early_udp.py",
     # seconds of Python that ask the kernel nothing new
     "--deselect=tests/datapath/programs/test_loader.py::test_relocation",
-    "--deselect=tests/datapath/maps/test_state_directory.py::test_bpffs_is_mounted",
+    "--deselect=tests/datapath/maps/test_state_dir.py::test_bpffs_is_mounted",
     "--deselect=tests/packet/test_devices.py::test_spread",
     "--deselect=tests/network/test_bind.py::test_switched_off",
     "--deselect=tests/network/test_stale_udp.py::test_while_no_agent_runs",
@@ -59,7 +59,7 @@ TESTS = (
     "tests/datapath/programs/test_loader.py",
     "tests/datapath/test_probe.py",
     "tests/datapath/attach/test_cgroup_links.py",
-    "tests/datapath/maps/test_state_directory.py",
+    "tests/datapath/maps/test_state_dir.py",
     "tests/datapath/attach/test_devices.py",
     "tests/datapath/attach/test_device_changes.py",
     "tests/datapath/attach/test_neighbours.py",

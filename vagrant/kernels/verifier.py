@@ -51,7 +51,7 @@ def measure() -> Counts:
 
     Raises KernelError where one of them is refused.
     """
-    from ebpflb.datapath.maps import bpf_map, layout, pins
+    from ebpflb.datapath.maps import bpf_map, layout
     from ebpflb.datapath.programs import compiler
     from ebpflb.options import Paths
     from vagrant.kernels import bytecode
@@ -60,7 +60,7 @@ def measure() -> Counts:
     with ExitStack() as opened:
         made: dict[str, Map] = {}
         for name, spec in layout.MAPS.items():
-            made[name] = bpf_map.open_map(spec, pins.make_map(spec))
+            made[name] = bpf_map.open_map(spec, bpf_map.create_map(spec))
             opened.callback(made[name].close)
         for source in bytecode.VARIANTS:
             for variant, flags in bytecode.variants(source).items():
@@ -80,8 +80,8 @@ def _measure_one(compiled: "Compiled", program: str, made: "dict[str, Map]") -> 
     log = bytearray(_LOG_BYTES)
     fd = kernel.prog_load(
         name=program,
-        kind=attach.kind,
-        attach=attach.point,
+        program_type=attach.program_type,
+        attach_type=attach.attach_type,
         code=loader.relocate(compiled.programs[program], fds),
         log=log,
         log_level=_STATISTICS,

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ebpflb.datapath import kernel
-from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.programs.loader import SECTIONS, Program
 from ebpflb.errors import KernelError, NodeError
 
@@ -40,7 +40,7 @@ def attach(state: StateDir, cgroup: Path, programs: list[Program]) -> None:
     try:
         for program in programs:
             pin = state.links_directory / program.name
-            if not _replaced(pin, target, program):
+            if not _update_pinned(pin, target, program):
                 _attach(pin, target, program)
                 made.append(pin)
     except KernelError:
@@ -57,7 +57,7 @@ def attached(state: StateDir) -> dict[str, int]:
     return {name: _program_id(fd) for name, fd in found.items() if fd is not None}
 
 
-def foreign(cgroup: Path, ours: Collection[int]) -> dict[str, list[str]]:
+def foreign_programs(cgroup: Path, ours: Collection[int]) -> dict[str, list[str]]:
     """Section -> names of other agents' programs that run at this cgroup, parents included.
 
     ``ours`` are the ids of our own programs; the programs of another ebpflb have the same names
@@ -65,7 +65,7 @@ def foreign(cgroup: Path, ours: Collection[int]) -> dict[str, list[str]]:
     """
     target = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        ids = {s: kernel.query(target, a.point, effective=True) for s, a in SECTIONS.items()}
+        ids = {s: kernel.query(target, a.attach_type, effective=True) for s, a in SECTIONS.items()}
     finally:
         os.close(target)
     others = {s: [program_name(i) for i in found if i not in ours] for s, found in ids.items()}
@@ -82,13 +82,13 @@ def program_name(prog_id: int) -> str:
     return f"{name.decode()} #{prog_id}"
 
 
-def _replaced(pin: Path, target: int, program: Program) -> bool:
+def _update_pinned(pin: Path, target: int, program: Program) -> bool:
     """Updates the pinned link. False if there is no such link, or none that can be updated."""
     link = kernel.get(str(pin))
     if link is None:
         return False
     try:
-        if _sits_on(link, target) and _updated(link, program):
+        if _is_at(link, target) and _update_link(link, program):
             return True
     finally:
         os.close(link)
@@ -96,7 +96,7 @@ def _replaced(pin: Path, target: int, program: Program) -> bool:
     return False
 
 
-def _updated(link: int, program: Program) -> bool:
+def _update_link(link: int, program: Program) -> bool:
     """False if the link's cgroup was removed (ENOLINK)."""
     try:
         kernel.link_update(link, program.fd)
@@ -108,14 +108,14 @@ def _updated(link: int, program: Program) -> bool:
 
 
 def _attach(pin: Path, target: int, program: Program) -> None:
-    link = kernel.link_create(program.fd, target, program.point)
+    link = kernel.link_create(program.fd, target, program.attach_type)
     try:
         kernel.pin(link, str(pin))
     finally:
         os.close(link)
 
 
-def _sits_on(link: int, target: int) -> bool:
+def _is_at(link: int, target: int) -> bool:
     return bool(kernel.info(link, "link_info").cgroup == os.fstat(target).st_ino)
 
 

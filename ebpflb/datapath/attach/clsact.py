@@ -50,22 +50,22 @@ class Clsact:
         with _route() as route:
             self._prepare(route, index)
             for program in programs:
-                self._put(route, index, program)
+                self._replace_filter(route, index, program)
 
-    def present(self) -> set[int]:
+    def probably_attached(self) -> set[int]:
         """The devices, by ifindex, that have our filters, unless others have removed them."""
         with _route() as route:
-            return self._present(route)
+            return self._with_qdisc(route)
 
-    def held(self) -> set[int]:
+    def attached(self) -> set[int]:
         """The devices with our filters at ingress and egress; takes 1 to 2 ms a device."""
         with _route() as route:
-            there = self._present(route)
-            return {i for i in there if all(self._ours(route, i, end) for end in PARENTS)}
+            there = self._with_qdisc(route)
+            return {index for index in there if len(self._hooks(route, index)) == len(PARENTS)}
 
-    def prune(self, wanted: set[int]) -> None:
+    def detach_others(self, wanted: set[int]) -> None:
         """Removes our filters from all other devices."""
-        gone = self.known() - wanted
+        gone = self.recorded() - wanted
         if not gone:
             return
         with _route() as route:
@@ -75,17 +75,17 @@ class Clsact:
                     if self._record(index, record).exists():
                         self._record(index, record).rmdir()
 
-    def ahead(self, index: int, end: str) -> list[str]:
+    def filters_before(self, index: int, hook: str) -> list[str]:
         """The filters that see a packet before ours."""
         with _route() as route:
-            found = _filters(route, index, end)
+            found = _filters(route, index, hook)
         before = [f for f in found if f.priority < PRIORITY and f.handle]  # 0: the chain
         names = [f"{f.kind} {f.name}".strip() for f in before]
         return list(dict.fromkeys(names))
 
-    def _present(self, route: IPRoute) -> set[int]:
+    def _with_qdisc(self, route: IPRoute) -> set[int]:
         there = {q["index"] for q in route.get_qdiscs() if q.get_attr("TCA_KIND") == _QDISC}
-        return self.known() & there
+        return self.recorded() & there
 
     def _prepare(self, route: IPRoute, index: int) -> None:
         """Creates the qdisc. One that exists without our filters is not ours."""
@@ -96,46 +96,47 @@ class Clsact:
         except NetlinkError as error:
             if error.code != errno.EEXIST:
                 raise
-            if record.exists() and not any(self._ours(route, index, end) for end in PARENTS):
+            if record.exists() and not self._hooks(route, index):
                 record.rmdir()
         self._record(index, "clsact").mkdir(exist_ok=True)
 
-    def _put(self, route: IPRoute, index: int, program: Program) -> None:
-        end, name = program.name, self._name(program.name)
-        for found in _filters(route, index, end):
+    def _replace_filter(self, route: IPRoute, index: int, program: Program) -> None:
+        hook, name = program.name, self._name(program.name)
+        for found in _filters(route, index, hook):
             if (found.priority, found.handle) == (PRIORITY, HANDLE) and found.name != name:
-                what = f"{found.name or found.kind} has priority {PRIORITY} at {end}"
+                what = f"{found.name or found.kind} has priority {PRIORITY} at {hook}"
                 raise KernelError(what, errno.EEXIST, "remove it, or exclude the device")
         how = {"fd": program.fd, "name": name, "classid": 1, "direct_action": True}
-        route.tc("replace-filter", "bpf", index, HANDLE, **_place(end), **how)
+        route.tc("replace-filter", "bpf", index, HANDLE, **_location(hook), **how)
 
     def _detach(self, route: IPRoute, index: int) -> None:
         """Does nothing if the device has been removed: its filters are removed with it."""
         try:
-            self._take_off(route, index)
+            self._remove_filters(route, index)
         except NetlinkError as error:
             if error.code != errno.ENODEV:
                 raise
 
-    def _take_off(self, route: IPRoute, index: int) -> None:
-        ours = [end for end in PARENTS if self._ours(route, index, end)]
-        for end in ours:
-            route.tc("del-filter", "bpf", index, HANDLE, **_place(end))
-        empty = not any(_filters(route, index, end) for end in PARENTS)
+    def _remove_filters(self, route: IPRoute, index: int) -> None:
+        ours = self._hooks(route, index)
+        for hook in ours:
+            route.tc("del-filter", "bpf", index, HANDLE, **_location(hook))
+        empty = not any(_filters(route, index, hook) for hook in PARENTS)
         if ours and empty and self._record(index, "qdisc").exists():
             route.tc("del", _QDISC, index)
 
-    def _ours(self, route: IPRoute, index: int, end: str) -> bool:
-        mine = Filter(PRIORITY, HANDLE, "bpf", self._name(end))
-        return mine in _filters(route, index, end)
+    def _hooks(self, route: IPRoute, index: int) -> list[str]:
+        """The hooks of a device that have our filter."""
+        ours = {hook: Filter(PRIORITY, HANDLE, "bpf", self._name(hook)) for hook in PARENTS}
+        return [hook for hook, own in ours.items() if own in _filters(route, index, hook)]
 
-    def _name(self, end: str) -> str:
-        return f"{self.folder.parent}:{end}"
+    def _name(self, hook: str) -> str:
+        return f"{self.folder.parent}:{hook}"
 
     def _record(self, index: int, what: str) -> Path:
         return self.folder / f"{index}-{what}"
 
-    def known(self) -> set[int]:
+    def recorded(self) -> set[int]:
         """The devices, by ifindex, that have a record."""
         found = self.folder.glob("*-clsact") if self.folder.is_dir() else ()
         return {int(record.name.partition("-")[0]) for record in found}
@@ -150,13 +151,13 @@ def _route() -> Iterator[IPRoute]:
         raise KernelError("clsact", error.args[0], str(error.args[-1])) from error
 
 
-def _place(end: str) -> dict[str, int]:
-    return {"parent": PARENTS[end], "prio": PRIORITY, "protocol": _ALL}
+def _location(hook: str) -> dict[str, int]:
+    return {"parent": PARENTS[hook], "prio": PRIORITY, "protocol": _ALL}
 
 
-def _filters(route: IPRoute, index: int, end: str) -> list[Filter]:
+def _filters(route: IPRoute, index: int, hook: str) -> list[Filter]:
     """All at ingress or egress of a device, in order; none if there is no clsact or no device."""
-    return [_filter(message) for message in route.get_filters(index, parent=PARENTS[end])]
+    return [_filter(message) for message in route.get_filters(index, parent=PARENTS[hook])]
 
 
 def _filter(message: Any) -> Filter:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ebpflb.datapath import kernel
 from ebpflb.datapath.attach import cgroup_links
 from ebpflb.datapath.attach.tcx import Tcx
-from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.programs.loader import Program
 
 _SWITCH = Path("/proc/sys/kernel/bpf_stats_enabled")  # 5.1
@@ -55,7 +55,7 @@ def run_times(state: StateDir, loaded: Iterable[Program]) -> dict[str, RunTime]:
 
 def _in_force(state: StateDir) -> set[tuple[str, int]]:
     at_devices = Tcx(state.devices_directory)
-    packets = (at_devices.programs(index).items() for index in at_devices.known())
+    packets = (at_devices.programs(index).items() for index in at_devices.recorded())
     return {*cgroup_links.attached(state).items(), *(pair for pairs in packets for pair in pairs)}
 
 

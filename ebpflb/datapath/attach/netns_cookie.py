@@ -63,7 +63,7 @@ def _attached(cache: Path) -> Iterator[None]:
     opened = [os.open(cgroup_links.cgroup_root(), os.O_RDONLY | os.O_DIRECTORY)]
     try:
         opened.append(loader.load_one("netns_cookie", attach, code))
-        opened.append(kernel.link_create(opened[1], opened[0], attach.point))
+        opened.append(kernel.link_create(opened[1], opened[0], attach.attach_type))
         yield
     finally:
         for fd in reversed(opened):

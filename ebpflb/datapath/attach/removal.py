@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ebpflb.datapath import kernel
 from ebpflb.datapath.attach.clsact import Clsact
-from ebpflb.datapath.maps.pins import StateDir, remove_tree
+from ebpflb.datapath.maps.state_dir import StateDir, remove_tree
 from ebpflb.errors import KernelError
 
 
@@ -15,7 +15,7 @@ def unpin_all(state: StateDir) -> None:
     """Removes filters only from devices of the caller's network namespace. Raises KernelError."""
     if not state.directory.is_dir():
         return
-    Clsact(state.devices_directory).prune(set())
+    Clsact(state.devices_directory).detach_others(set())
     for directory in (state.devices_directory, state.links_directory):
         for pin in directory.iterdir() if directory.is_dir() else ():
             _detach(pin)

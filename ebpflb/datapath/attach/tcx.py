@@ -17,7 +17,7 @@ from ebpflb.datapath import kernel
 from ebpflb.datapath.programs.loader import SCHED_CLS, Program
 from ebpflb.errors import KernelError
 
-POINTS = {"ingress": 46, "egress": 47}  # BPF_TCX_INGRESS, BPF_TCX_EGRESS
+HOOKS = {"ingress": 46, "egress": 47}  # attach types BPF_TCX_INGRESS, BPF_TCX_EGRESS
 BEFORE = 8  # BPF_F_BEFORE without a reference: at the head
 _NO_DEVICE = 2**31 - 1
 _PASS = bytes.fromhex("b7000000ffffffff9500000000000000")  # return TC_ACT_UNSPEC
@@ -25,9 +25,11 @@ _PASS = bytes.fromhex("b7000000ffffffff9500000000000000")  # return TC_ACT_UNSPE
 
 def works() -> bool:
     """Whether the kernel has tcx: if it has, attaching fails only because there is no device."""
-    program = kernel.prog_load(name="probe", kind=SCHED_CLS, attach=0, code=_PASS, log=None)
+    program = kernel.prog_load(
+        name="probe", program_type=SCHED_CLS, attach_type=0, code=_PASS, log=None
+    )
     try:
-        kernel.link_create(program, _NO_DEVICE, POINTS["ingress"])
+        kernel.link_create(program, _NO_DEVICE, HOOKS["ingress"])
     except KernelError as error:
         return error.errno == errno.ENODEV
     finally:
@@ -47,56 +49,56 @@ class Tcx:
         """Attaches the programs to a device. Raises KernelError, ENODEV if the device is gone."""
         for program in programs:
             pin = self._pin(index, program.name)
-            if self._replaced(pin, index, program):
+            if self._update_link(pin, index, program):
                 continue
             pin.unlink(missing_ok=True)
-            link = kernel.link_create(program.fd, index, POINTS[program.name], BEFORE)
+            link = kernel.link_create(program.fd, index, HOOKS[program.name], BEFORE)
             try:
                 kernel.pin(link, str(pin))
             finally:
                 os.close(link)
 
-    def held(self) -> set[int]:
+    def attached(self) -> set[int]:
         """The devices, by ifindex, that have our links at ingress and egress."""
-        return {index for index in self.known() if len(self.programs(index)) == len(POINTS)}
+        return {index for index in self.recorded() if self.programs(index).keys() == set(HOOKS)}
 
-    present = held  # this is cheap
+    probably_attached = attached  # this is cheap
 
-    def prune(self, wanted: set[int]) -> None:
+    def detach_others(self, wanted: set[int]) -> None:
         """Removes our links from all other devices, and those of removed devices."""
-        for index in self.known() - wanted:
-            for end in POINTS:
-                self._pin(index, end).unlink(missing_ok=True)
+        for index in self.recorded() - wanted:
+            for hook in HOOKS:
+                self._pin(index, hook).unlink(missing_ok=True)
 
     def programs(self, index: int) -> dict[str, int]:
         """The ids of our programs at a device: by "ingress" and "egress"."""
         found = {}
-        for end in POINTS:
-            link = kernel.get(str(self._pin(index, end)))
+        for hook in HOOKS:
+            link = kernel.get(str(self._pin(index, hook)))
             if link is not None:
                 try:
-                    if _sits_on(link, index, end):
-                        found[end] = int(kernel.info(link, "tcx_info").program)
+                    if _is_at(link, index, hook):
+                        found[hook] = int(kernel.info(link, "tcx_info").program)
                 finally:
                     os.close(link)
         return found
 
-    def known(self) -> set[int]:
+    def recorded(self) -> set[int]:
         """The devices, by ifindex, that have a pin."""
         pins = self.folder.iterdir() if self.folder.is_dir() else ()
         parts = [pin.name.partition("-") for pin in pins]
-        return {int(number) for number, _, end in parts if end in POINTS}
+        return {int(number) for number, _, hook in parts if hook in HOOKS}
 
-    def _pin(self, index: int, end: str) -> Path:
-        return self.folder / f"{index}-{end}"
+    def _pin(self, index: int, hook: str) -> Path:
+        return self.folder / f"{index}-{hook}"
 
-    def _replaced(self, pin: Path, index: int, program: Program) -> bool:
+    def _update_link(self, pin: Path, index: int, program: Program) -> bool:
         """Updates the pinned link. False if it is not attached to the device."""
         link = kernel.get(str(pin))
         if link is None:
             return False
         try:
-            if not _sits_on(link, index, program.name):
+            if not _is_at(link, index, program.name):
                 return False
             kernel.link_update(link, program.fd)
         except KernelError as error:
@@ -108,10 +110,10 @@ class Tcx:
         return True
 
 
-def _sits_on(link: int, index: int, end: str) -> bool:
+def _is_at(link: int, index: int, hook: str) -> bool:
     """False also if no device has the index."""
     try:
-        return kernel.info(link, "tcx_info").id in kernel.query_links(index, POINTS[end])
+        return kernel.info(link, "tcx_info").id in kernel.query_links(index, HOOKS[hook])
     except KernelError as error:
         if error.errno in (errno.ENODEV, errno.EINVAL):
             return False

@@ -3,8 +3,8 @@
 
 layout     the structs and maps of bpf/layout.h and bpf/maps.h, read from there
 records    the keys and values of each map as Python objects
-bpf_map    the maps as collections of values
-pins       the state directory, where maps and links are pinned
+bpf_map    a map as a collection of values: what a plan holds is written here
+state_dir  the state directory, where maps and links are pinned
 sweep      removes idle flows
 occupancy  how full the LRU maps are
 """

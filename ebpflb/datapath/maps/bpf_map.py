@@ -202,3 +202,15 @@ def open_map(spec: MapSpec, fd: int, *, writable: bool = True) -> Map:
     if "MMAPABLE" in spec.flags:
         return MappedArray(spec, fd, writable=writable)
     return Map(spec, fd)
+
+
+def create_map(spec: MapSpec) -> int:
+    """Creates a map as defined by its line in maps.h."""
+    return kernel.map_create(
+        name=spec.name,
+        kind=spec.kind,
+        key_size=spec.key_size,
+        value_size=spec.value_size,
+        entries=spec.entries,
+        flags=spec.flags,
+    )

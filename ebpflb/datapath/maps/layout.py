@@ -3,7 +3,7 @@
 
 cffi parses the parts that layout.h includes, and a Record packs one of plan's entries into its
 struct. ``__be16`` and ``__u16`` are different types, so the byte order of a field is known too.
-Pin paths are named by hashes of these texts (pins.py).
+Pin paths are named by hashes of these texts (state_dir.py).
 """
 
 import hashlib

@@ -20,41 +20,41 @@ _LOG_BYTES = 1 << 20
 _LOG_LINES = 12
 
 
-class Attach(NamedTuple):
+class HookType(NamedTuple):
     """The kernel's numbers for a section: program type and attach type (uapi/linux/bpf.h).
 
     A packet program is loaded without an attach type: it goes to tcx and to clsact alike.
     """
 
-    kind: int
-    point: int
+    program_type: int
+    attach_type: int
 
 
 SCHED_CLS, _SOCK, _SOCK_ADDR = 3, 9, 18  # BPF_PROG_TYPE_SCHED_CLS, _CGROUP_SOCK, ...
 SECTIONS = {
-    "cgroup/connect4": Attach(_SOCK_ADDR, 10),
-    "cgroup/connect6": Attach(_SOCK_ADDR, 11),
-    "cgroup/post_bind4": Attach(_SOCK, 12),
-    "cgroup/post_bind6": Attach(_SOCK, 13),
-    "cgroup/sendmsg4": Attach(_SOCK_ADDR, 14),
-    "cgroup/sendmsg6": Attach(_SOCK_ADDR, 15),
-    "cgroup/recvmsg4": Attach(_SOCK_ADDR, 19),
-    "cgroup/recvmsg6": Attach(_SOCK_ADDR, 20),
-    "cgroup/getpeername4": Attach(_SOCK_ADDR, 29),
-    "cgroup/getpeername6": Attach(_SOCK_ADDR, 30),
-    "cgroup/sock_release": Attach(_SOCK, 34),
+    "cgroup/connect4": HookType(_SOCK_ADDR, 10),
+    "cgroup/connect6": HookType(_SOCK_ADDR, 11),
+    "cgroup/post_bind4": HookType(_SOCK, 12),
+    "cgroup/post_bind6": HookType(_SOCK, 13),
+    "cgroup/sendmsg4": HookType(_SOCK_ADDR, 14),
+    "cgroup/sendmsg6": HookType(_SOCK_ADDR, 15),
+    "cgroup/recvmsg4": HookType(_SOCK_ADDR, 19),
+    "cgroup/recvmsg6": HookType(_SOCK_ADDR, 20),
+    "cgroup/getpeername4": HookType(_SOCK_ADDR, 29),
+    "cgroup/getpeername6": HookType(_SOCK_ADDR, 30),
+    "cgroup/sock_release": HookType(_SOCK, 34),
 }
 GETSOCKNAME4 = "cgroup/getsockname4"  # only used by netns_cookie.py
-PACKET_SECTIONS = {"tc/ingress": Attach(SCHED_CLS, 0), "tc/egress": Attach(SCHED_CLS, 0)}
-HOOKS = {**SECTIONS, **PACKET_SECTIONS, GETSOCKNAME4: Attach(_SOCK_ADDR, 31)}
+PACKET_SECTIONS = {"tc/ingress": HookType(SCHED_CLS, 0), "tc/egress": HookType(SCHED_CLS, 0)}
+HOOKS = {**SECTIONS, **PACKET_SECTIONS, GETSOCKNAME4: HookType(_SOCK_ADDR, 31)}
 
 
 class Program(NamedTuple):
-    """A loaded program and its section; ``point`` is the section's attach type."""
+    """A loaded program and its section; ``attach_type`` is the section's attach type."""
 
     name: str
     fd: int
-    point: int
+    attach_type: int
 
 
 def relocate(code: bytes, fds: Mapping[int, int]) -> bytes:
@@ -79,23 +79,27 @@ def load(compiled: compiler.Compiled, maps: Mapping[str, Map]) -> list[Program]:
     loaded: list[Program] = []
     try:
         for name, code in compiled.programs.items():
-            attach = HOOKS[compiled.sections[name]]
-            fd = load_one(name, attach, relocate(code, fds))
-            loaded.append(Program(name, fd, attach.point))
+            hook = HOOKS[compiled.sections[name]]
+            fd = load_one(name, hook, relocate(code, fds))
+            loaded.append(Program(name, fd, hook.attach_type))
     except Exception:
         close(loaded)
         raise
     return loaded
 
 
-def load_one(name: str, attach: Attach, code: bytes) -> int:
+def load_one(name: str, hook: HookType, code: bytes) -> int:
     """One program's descriptor; loads again with the verifier's log if it is rejected."""
     try:
         return kernel.prog_load(
-            name=name, kind=attach.kind, attach=attach.point, code=code, log=None
+            name=name,
+            program_type=hook.program_type,
+            attach_type=hook.attach_type,
+            code=code,
+            log=None,
         )
     except KernelError as error:
-        log = _verifier_log(name, attach, code)
+        log = _verifier_log(name, hook, code)
         if not log:
             raise
         raise VerifierError(f"the verifier rejected program {name}: {error}\n{log}") from error
@@ -107,11 +111,17 @@ def close(programs: list[Program]) -> None:
         os.close(program.fd)
 
 
-def _verifier_log(name: str, attach: Attach, code: bytes) -> str:
+def _verifier_log(name: str, hook: HookType, code: bytes) -> str:
     log = bytearray(_LOG_BYTES)
     try:
         os.close(
-            kernel.prog_load(name=name, kind=attach.kind, attach=attach.point, code=code, log=log)
+            kernel.prog_load(
+                name=name,
+                program_type=hook.program_type,
+                attach_type=hook.attach_type,
+                code=code,
+                log=log,
+            )
         )
     except KernelError:
         text = log.split(b"\0", 1)[0].decode(errors="replace").strip()

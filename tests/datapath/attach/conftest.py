@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from ebpflb.datapath.attach import tcx
-from ebpflb.datapath.attach.device_programs import Attachments
+from ebpflb.datapath.attach.device_programs import DevicePrograms
 from ebpflb.datapath.attach.removal import unpin_all
-from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.programs.loader import Program
 from tests.datapath.attach.device_namespace import (
     Agent,
@@ -64,8 +64,8 @@ def newer() -> Iterator[list[Program]]:
 def agent(home: StateDir, packets: list[Program], ns: Namespace, by: str) -> Iterator[Agent]:
     """A new agent at work; its programs go with the test."""
 
-    def start(programs: list[Program] = packets) -> Attachments:
-        return Attachments(home, lambda link_header: programs)
+    def start(programs: list[Program] = packets) -> DevicePrograms:
+        return DevicePrograms(home, lambda link_header: programs)
 
     yield start
     unpin_all(home)

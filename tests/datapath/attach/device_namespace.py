@@ -12,21 +12,21 @@ from pyroute2 import netns
 
 from ebpflb.datapath import kernel
 from ebpflb.datapath.attach import tcx
-from ebpflb.datapath.attach.device_programs import Attachments
-from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.attach.device_programs import DevicePrograms
+from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.programs.loader import SCHED_CLS, Program
 from ebpflb.errors import KernelError
 from ebpflb.model.devices import Devices, served
 from ebpflb.node import device_watch
 
 GO_ON, DROP = -1, 2  # TC_ACT_UNSPEC, TC_ACT_SHOT
-ENDS = ("ingress", "egress")
+HOOKS = ("ingress", "egress")
 ALL = {"v0", "w0", "br0", "tun0"}
 NONE: dict[str, list[int]] = {"ingress": [], "egress": []}
 
 has_tcx = tcx.works  # some tests pretend that it has not
 
-Agent = Callable[..., Attachments]
+Agent = Callable[..., DevicePrograms]
 At = Callable[[str], dict[str, list[int]]]
 
 
@@ -51,7 +51,7 @@ class Namespace:
         """End -> ids of the programs there by tcx, in their order; None where there is no tcx."""
         index = self.index(name)
         try:
-            return {end: kernel.query(index, tcx.POINTS[end]) for end in ENDS}
+            return {end: kernel.query(index, tcx.HOOKS[end]) for end in HOOKS}
         except KernelError as error:
             if error.errno != errno.EINVAL:
                 raise
@@ -59,7 +59,7 @@ class Namespace:
 
     def filters(self, name: str) -> dict[str, list[int]]:
         """End -> ids of the programs there by clsact, in their order."""
-        shown = {end: self.run(f"tc filter show dev {name} {end}") for end in ENDS}
+        shown = {end: self.run(f"tc filter show dev {name} {end}") for end in HOOKS}
         return {
             end: [int(i) for i in re.findall(r" id (\d+)", text)] for end, text in shown.items()
         }
@@ -93,12 +93,14 @@ def program(name: str, verdict: int = GO_ON) -> Program:
     code = bytes([0xB7, 0, 0, 0]) + verdict.to_bytes(4, "little", signed=True)
     code += bytes([0x95, *bytes(7)])
     return Program(
-        name, kernel.prog_load(name=name, kind=SCHED_CLS, attach=0, code=code, log=None), 0
+        name,
+        kernel.prog_load(name=name, program_type=SCHED_CLS, attach_type=0, code=code, log=None),
+        0,
     )
 
 
 def pair(verdict: int = GO_ON) -> list[Program]:
-    return [program(end, verdict) for end in ENDS]
+    return [program(end, verdict) for end in HOOKS]
 
 
 def ids(programs: list[Program]) -> dict[str, list[int]]:
@@ -129,5 +131,5 @@ def with_clsact(
         os.unlink(path)
 
 
-def home_of(made: Attachments) -> StateDir:
-    return StateDir(made.way.folder.parent)  # type: ignore[attr-defined]
+def home_of(made: DevicePrograms) -> StateDir:
+    return StateDir(made.attacher.folder.parent)  # type: ignore[attr-defined]

@@ -17,7 +17,7 @@ from ebpflb.datapath import kernel
 from ebpflb.datapath.attach import cgroup_links
 from ebpflb.datapath.attach.removal import unpin_all
 from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.programs import loader
 from ebpflb.datapath.programs.compiler import Compiled
 from ebpflb.datapath.programs.loader import SECTIONS, Program
@@ -56,7 +56,7 @@ def at(cgroup: Path) -> dict[str, list[int]]:
     """Section -> programs attached right here, as the kernel has it."""
     target = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        return {name: kernel.query(target, attach.point) for name, attach in SECTIONS.items()}
+        return {name: kernel.query(target, attach.attach_type) for name, attach in SECTIONS.items()}
     finally:
         os.close(target)
 
@@ -128,7 +128,7 @@ def test_remove(home: StateDir, cgroup: Path, loaded: list[Program]) -> None:
 
 def test_first_attach_fails(home: StateDir, cgroup: Path, loaded: list[Program]) -> None:
     """If a hook refuses its program, no hook is left with one."""
-    wrong = loaded[-1]._replace(point=SECTIONS["cgroup/connect4"].point)
+    wrong = loaded[-1]._replace(attach_type=SECTIONS["cgroup/connect4"].attach_type)
     with pytest.raises(KernelError):
         cgroup_links.attach(home, cgroup, [*loaded[:-1], wrong])
     assert eventually(lambda: not any(at(cgroup).values()))
@@ -142,7 +142,7 @@ def test_no_leak(home: StateDir, cgroups: Iterator[Path], loaded: list[Program])
     for target in (first, first, second):
         cgroup_links.attach(home, target, loaded)
         cgroup_links.attached(home)
-        cgroup_links.foreign(target, set())
+        cgroup_links.foreign_programs(target, set())
     assert open_files() == before
 
 
@@ -151,7 +151,7 @@ def test_foreign(home: StateDir, cgroups: Iterator[Path], loaded: list[Program])
     parent = next(cgroups)
     child = parent / "child"
     child.mkdir()
-    fd = kernel.prog_load(name="stranger", kind=18, attach=10, code=ALLOW, log=None)
+    fd = kernel.prog_load(name="stranger", program_type=18, attach_type=10, code=ALLOW, log=None)
     target = os.open(parent, os.O_RDONLY)
     link = kernel.link_create(fd, target, 10)
     try:
@@ -159,8 +159,12 @@ def test_foreign(home: StateDir, cgroups: Iterator[Path], loaded: list[Program])
         ours = set(program_ids(loaded).values())
         number = kernel.info(fd, "prog_info").id
         expected = {"cgroup/connect4": [f"stranger #{number}"]}
-        assert cgroup_links.foreign(child, ours) == cgroup_links.foreign(parent, ours) == expected
-        assert set(cgroup_links.foreign(child, set())) == set(SECTIONS)
+        assert (
+            cgroup_links.foreign_programs(child, ours)
+            == cgroup_links.foreign_programs(parent, ours)
+            == expected
+        )
+        assert set(cgroup_links.foreign_programs(child, set())) == set(SECTIONS)
     finally:
         for descriptor in (link, target, fd):
             os.close(descriptor)

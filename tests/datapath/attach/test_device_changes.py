@@ -2,18 +2,25 @@
 """Devices that come, go, move away and take each other's place."""
 
 import errno
-from contextlib import suppress
-from subprocess import CalledProcessError
 
 import pytest
 from pyroute2 import netns
 
 from ebpflb.datapath.attach.clsact import Clsact
-from ebpflb.datapath.attach.device_programs import Attachments, attached
-from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.attach.device_programs import DevicePrograms, attached_devices
+from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.programs.loader import Program
 from ebpflb.errors import KernelError
-from tests.datapath.attach.device_namespace import ALL, NONE, Agent, At, Namespace, home_of, ids
+from tests.datapath.attach.device_namespace import (
+    ALL,
+    HOOKS,
+    NONE,
+    Agent,
+    At,
+    Namespace,
+    home_of,
+    ids,
+)
 from tests.datapath.variants import eventually, needs_root
 
 pytestmark = needs_root
@@ -29,9 +36,9 @@ def said(caplog: Said) -> Said:
 def test_late_device(agent: Agent, ns: Namespace, at: At, packets: list[Program]) -> None:
     """A device that comes later is served like the others."""
     made = agent()
-    made.follow(ns.served())
+    made.update(ns.served())
     ns.run("ip link add late type bridge")
-    assert made.follow(ns.served()) == {}
+    assert made.update(ns.served()) == {}
     assert at("late") == ids(packets)
 
 
@@ -42,11 +49,11 @@ def test_same_index(
     """A device that got the index of one that went is served, whatever was remembered of that."""
     made = agent()
     ns.run("ip link add late index 77 type bridge")
-    made.follow(ns.served())
+    made.update(ns.served())
     ns.run("ip link del late")
     ns.run("ip link add later index 77 type bridge")
     assert at("later") == NONE
-    assert (made if watched else agent()).follow(ns.served()) == {}
+    assert (made if watched else agent()).update(ns.served()) == {}
     assert at("later") == ids(packets)
 
 
@@ -54,9 +61,9 @@ def test_device_goes(agent: Agent, ns: Namespace) -> None:
     """Nothing is kept of a device that went."""
     made = agent()
     ns.run("ip link add late index 77 type bridge")
-    made.follow(ns.served())
+    made.update(ns.served())
     ns.run("ip link del late")
-    made.follow(ns.served())
+    made.update(ns.served())
     assert not list(home_of(made).devices_directory.glob("77-*"))
 
 
@@ -67,24 +74,23 @@ def test_device_goes_meanwhile(
     made = Clsact(home.devices_directory)
     made.attach(ns.index("br0"), packets)
 
-    def seen_last(*_: object) -> bool:
-        with suppress(CalledProcessError):  # at the second end it is gone
-            ns.run("ip link del br0")
-        return True
+    def seen_last(*_: object) -> list[str]:
+        ns.run("ip link del br0")
+        return list(HOOKS)
 
-    monkeypatch.setattr(Clsact, "_ours", seen_last)
-    made.prune(set())
-    assert not made.known()
+    monkeypatch.setattr(Clsact, "_hooks", seen_last)
+    made.detach_others(set())
+    assert not made.recorded()
 
 
 def test_device_goes_at_once(agent: Agent, ns: Namespace) -> None:
     """A device that went before it could be served is no failure."""
     made, found = agent(), ns.served()
     ns.run("ip link del br0")
-    assert made.follow(found) == {}
+    assert made.update(found) == {}
 
 
-def take_off(ns: Namespace, made: Attachments, by: str, whole: bool) -> None:
+def take_off(ns: Namespace, made: DevicePrograms, by: str, whole: bool) -> None:
     """As another agent may: with all that is at v0, or only what is ours at one of its ends."""
     if by == "clsact":
         ns.run("tc qdisc del dev v0 clsact" if whole else "tc filter del dev v0 ingress pref 2")
@@ -99,13 +105,13 @@ def test_taken_off(
 ) -> None:
     """What others take off a device counts no more, and goes back when it is looked for."""
     made = agent()
-    made.follow(ns.served())
+    made.update(ns.served())
     take_off(ns, made, by, whole)
     assert eventually(lambda: at("v0") != ids(packets))
-    assert attached(home_of(made)) == {by: len(ALL) - 1}
+    assert attached_devices(home_of(made)) == {by: len(ALL) - 1}
     assert made.restore(ns.served()) == {}
     assert at("v0") == ids(packets)
-    assert attached(home_of(made)) == {by: len(ALL)}
+    assert attached_devices(home_of(made)) == {by: len(ALL)}
     assert said.messages == ["programs were removed from device v0: attaching them again"]
 
 
@@ -114,11 +120,11 @@ def test_taken_off_before_news(
 ) -> None:
     """Where a device brings news first, it goes back then; it is told of, the new device is not."""
     made = agent()
-    made.follow(ns.served())
+    made.update(ns.served())
     take_off(ns, made, by, whole=True)
     assert eventually(lambda: at("v0") == NONE)
     ns.run("ip link add late type bridge")
-    made.follow(ns.served())
+    made.update(ns.served())
     assert at("v0") == at("late") == ids(packets)
     assert said.messages == ["programs were removed from device v0: attaching them again"]
 
@@ -132,7 +138,7 @@ def test_no_descriptors(agent: Agent, ns: Namespace, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("ebpflb.datapath.attach.clsact.IPRoute", refused)
     with pytest.raises(KernelError, match="clsact: Too many open files") as raised:
-        made.held()
+        made.attached()
     assert raised.value.errno == errno.EMFILE
 
 
@@ -141,12 +147,12 @@ def test_device_moves(agent: Agent, ns: Namespace, at: At, by: str) -> None:
     made, pod = agent(), Namespace(f"{ns.name}-pod")
     netns.create(pod.name)
     try:
-        made.follow(ns.served())
+        made.update(ns.served())
         index = ns.index("w0")
         ns.run(f"ip link set w0 netns {pod.name}")
         ns.run(f"ip link add w0 index {index} type bridge")
         assert at("w0") == NONE
-        made.follow(ns.served())
+        made.update(ns.served())
         assert set(map(len, at("w0").values())) == {1}
         netns.pushns(pod.name)
         try:

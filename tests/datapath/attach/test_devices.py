@@ -11,9 +11,9 @@ import pytest
 
 from ebpflb.datapath import kernel
 from ebpflb.datapath.attach import tcx
-from ebpflb.datapath.attach.device_programs import Attachments, attached
+from ebpflb.datapath.attach.device_programs import DevicePrograms, attached_devices
 from ebpflb.datapath.attach.removal import unpin_all
-from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.programs.loader import Program
 from ebpflb.errors import VerifierError
 from tests.datapath.attach import device_namespace
@@ -42,10 +42,10 @@ def test_kernel_tells(ns: Namespace) -> None:
 def test_attach(agent: Agent, ns: Namespace, at: At, by: str, packets: list[Program]) -> None:
     """Every device but loopback gets both programs, each at its end."""
     made = agent()
-    assert made.follow(ns.served()) == {}
+    assert made.update(ns.served()) == {}
     assert {name for name in ALL if at(name) == ids(packets)} == ALL
     assert at("lo") == NONE
-    assert attached(home_of(made)) == {by: len(ALL)}
+    assert attached_devices(home_of(made)) == {by: len(ALL)}
 
 
 def test_stays(agent: Agent, ns: Namespace, at: At, packets: list[Program]) -> None:
@@ -53,15 +53,15 @@ def test_stays(agent: Agent, ns: Namespace, at: At, packets: list[Program]) -> N
     made = agent()
     before = open_files()
     for _ in range(2):
-        made.follow(ns.served())
+        made.update(ns.served())
     assert open_files() == before
     assert at("v0") == ids(packets)
 
 
 def test_next_agent(agent: Agent, ns: Namespace, at: At, newer: list[Program]) -> None:
     """A new agent's programs take the place of the old ones."""
-    agent().follow(ns.served())
-    assert agent(newer).follow(ns.served()) == {}
+    agent().update(ns.served())
+    assert agent(newer).update(ns.served()) == {}
     assert {name for name in ALL if at(name) == ids(newer)} == ALL
 
 
@@ -70,13 +70,13 @@ def test_same_place(agent: Agent, ns: Namespace, newer: list[Program], by: str) 
 
     def place() -> object:
         if by == "tcx":
-            return kernel.query_links(ns.index("v0"), tcx.POINTS["ingress"])
+            return kernel.query_links(ns.index("v0"), tcx.HOOKS["ingress"])
         return re.findall(r"pref \d+|handle \w+", ns.run("tc filter show dev v0 ingress"))
 
-    agent().follow(ns.served())
+    agent().update(ns.served())
     before = place()
     assert before
-    agent(newer).follow(ns.served())
+    agent(newer).update(ns.served())
     assert place() == before
 
 
@@ -137,11 +137,11 @@ def test_no_gap(agent: Agent, ns: Namespace, flood: socket.socket) -> None:
     assert flood.recv(16) == b"x"  # they do come
     generations = [pair(DROP), pair(DROP)]
     try:
-        agent(generations[0]).follow(ns.served("v0"))
+        agent(generations[0]).update(ns.served("v0"))
         time.sleep(0.1)  # what had passed the hook before
         drained(flood)
         for turn in range(scaled(100)):
-            agent(generations[turn % 2]).follow(ns.served("v0"))
+            agent(generations[turn % 2]).update(ns.served("v0"))
         assert drained(flood) == 0
     finally:
         for each in generations:
@@ -150,8 +150,8 @@ def test_no_gap(agent: Agent, ns: Namespace, flood: socket.socket) -> None:
 
 def test_left_out(agent: Agent, ns: Namespace, at: At, packets: list[Program]) -> None:
     """An agent that is told to leave a device out takes off what a former one put there."""
-    agent().follow(ns.served())
-    agent().follow(ns.served("!w*", "!tun0"))
+    agent().update(ns.served())
+    agent().update(ns.served("!w*", "!tun0"))
     assert eventually(lambda: at("w0") == at("tun0") == NONE)  # unpinned links go in their time
     assert {name for name in ALL if at(name) == ids(packets)} == {"v0", "br0"}
 
@@ -164,7 +164,7 @@ def test_variants(home: StateDir, ns: Namespace, by: str) -> None:
         asked.append(link_header)
         return programs
 
-    Attachments(home, load).follow(ns.served())
+    DevicePrograms(home, load).update(ns.served())
     assert asked == [True, True, True, False]
     device_namespace.close(programs)
     unpin_all(home)
@@ -178,15 +178,15 @@ def test_one_variant_fails(home: StateDir, ns: Namespace, packets: list[Program]
             raise VerifierError("the verifier rejected program ingress")
         return packets
 
-    failed = Attachments(home, load).follow(ns.served())
+    failed = DevicePrograms(home, load).update(ns.served())
     assert failed == {"tun0": "the verifier rejected program ingress"}
-    assert attached(home)[by] == 3
+    assert attached_devices(home)[by] == 3
     unpin_all(home)
 
 
 def test_remove(agent: Agent, ns: Namespace, home: StateDir, at: At) -> None:
     """With the state directory our programs go, and the qdisc that we made."""
-    agent().follow(ns.served())
+    agent().update(ns.served())
     unpin_all(home)
     assert eventually(lambda: all(at(name) == NONE for name in ALL))
     assert not any(ns.has_clsact(name) for name in ALL)

@@ -12,7 +12,7 @@ import pytest
 from ebpflb.datapath import kernel
 from ebpflb.datapath.attach import cgroup_links, hook_stats
 from ebpflb.datapath.attach.removal import unpin_all
-from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.programs.loader import SECTIONS, Program
 from tests.datapath.attach.device_namespace import Agent, Namespace
 from tests.datapath.variants import needs_root
@@ -71,7 +71,7 @@ def test_programs_of_one_hook_are_added(loaded: list[Program]) -> None:
 
 def test_at_devices(agent: Agent, home: StateDir, ns: Namespace, by: str) -> None:
     """The links at devices tell of an earlier agent's packet programs; filters do not."""
-    agent().follow(ns.served())
+    agent().update(ns.served())
     expected = {"ingress", "egress"} if by == "tcx" else set()
     assert set(hook_stats.run_times(home, [])) == expected
 

@@ -8,9 +8,13 @@ import pytest
 
 from ebpflb.datapath import kernel
 from ebpflb.datapath.attach import tcx
-from ebpflb.datapath.attach.device_programs import Attachments, ahead, attached
+from ebpflb.datapath.attach.device_programs import (
+    DevicePrograms,
+    attached_devices,
+    programs_before_ours,
+)
 from ebpflb.datapath.attach.removal import unpin_all
-from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.programs.loader import Program
 from tests.datapath.attach import device_namespace
 from tests.datapath.attach.device_namespace import (
@@ -30,7 +34,7 @@ pytestmark = needs_root
 
 def test_remove_elsewhere(agent: Agent, ns: Namespace, home: StateDir, by: str) -> None:
     """Removed from another namespace, devices of the same index there are left alone."""
-    agent().follow(ns.served())
+    agent().update(ns.served())
     with device_namespace.entered(f"{ns.name}-2") as other:
         stranger = program("stranger")
         index = other.index("v0")
@@ -52,7 +56,7 @@ def test_foreign_filter(
 ) -> None:
     """Another agent's filter stays when ours come and go, and the qdisc with it."""
     with_clsact(ns, "v0", stranger, priority=priority)
-    Attachments(home, lambda link_header: packets).follow(ns.served())
+    DevicePrograms(home, lambda link_header: packets).update(ns.served())
     assert sorted(ns.filters("v0")["ingress"]) == sorted(
         [number(stranger), *ids(packets)["ingress"]]
     )
@@ -64,7 +68,7 @@ def test_late_foreign_filter(
     home: StateDir, ns: Namespace, by_clsact: None, stranger: Program, packets: list[Program]
 ) -> None:
     """A filter that came to the qdisc that we made keeps it there."""
-    Attachments(home, lambda link_header: packets).follow(ns.served())
+    DevicePrograms(home, lambda link_header: packets).update(ns.served())
     with_clsact(ns, "v0", stranger, priority=9)
     unpin_all(home)
     assert ns.filters("v0") == {"ingress": [number(stranger)], "egress": []}
@@ -76,7 +80,7 @@ def test_foreign_qdisc(
 ) -> None:
     """A qdisc that others made stays, even if it is empty."""
     ns.run("tc qdisc add dev v0 clsact")
-    Attachments(home, lambda link_header: packets).follow(ns.served())
+    DevicePrograms(home, lambda link_header: packets).update(ns.served())
     unpin_all(home)
     assert ns.filters("v0") == NONE
     assert ns.has_clsact("v0")
@@ -86,10 +90,10 @@ def test_remade_qdisc(
     home: StateDir, ns: Namespace, by_clsact: None, packets: list[Program]
 ) -> None:
     """One that others made in place of ours is theirs; our filters come back to it."""
-    Attachments(home, lambda link_header: packets).follow(ns.served())
+    DevicePrograms(home, lambda link_header: packets).update(ns.served())
     ns.run("tc qdisc del dev v0 clsact")
     ns.run("tc qdisc add dev v0 clsact")
-    Attachments(home, lambda link_header: packets).follow(ns.served())
+    DevicePrograms(home, lambda link_header: packets).update(ns.served())
     assert ns.filters("v0") == ids(packets)
     unpin_all(home)
     assert ns.has_clsact("v0")
@@ -100,7 +104,7 @@ def test_taken_place(
 ) -> None:
     """Where another filter has our priority and handle, it stays, and is named."""
     with_clsact(ns, "v0", stranger, priority=2, handle=0xEB)
-    failed = Attachments(home, lambda link_header: packets).follow(ns.served())
+    failed = DevicePrograms(home, lambda link_header: packets).update(ns.served())
     assert list(failed) == ["v0"]
     assert "stranger" in failed["v0"]
     assert ns.filters("v0")["ingress"] == [number(stranger)]
@@ -113,18 +117,22 @@ def foreign_link(ns: Namespace, stranger: Program) -> Iterator[int]:
     """Another agent's tcx link at ingress of v0."""
     if not has_tcx():
         pytest.skip("this kernel has no tcx")
-    link = kernel.link_create(stranger.fd, ns.index("v0"), tcx.POINTS["ingress"])
+    link = kernel.link_create(stranger.fd, ns.index("v0"), tcx.HOOKS["ingress"])
     yield link
     os.close(link)
 
 
 def test_first(
-    home: StateDir, ns: Namespace, foreign_link: int, stranger: Program, packets: list[Program]
+    home: StateDir,
+    ns: Namespace,
+    foreign_link: int,
+    stranger: Program,
+    packets: list[Program],
 ) -> None:
     """By tcx ours go before whoever was there, so nobody can keep packets from us."""
-    Attachments(home, lambda link_header: packets).follow(ns.served())
+    DevicePrograms(home, lambda link_header: packets).update(ns.served())
     assert ns.tcx("v0")["ingress"] == [*ids(packets)["ingress"], number(stranger)]
-    assert ahead(home) == {}
+    assert programs_before_ours(home) == {}
     unpin_all(home)
     assert eventually(lambda: ns.tcx("v0")["ingress"] == [number(stranger)])
 
@@ -135,9 +143,9 @@ def test_ahead_by_tcx(
     """Who puts itself before us by tcx is named, with its device and end."""
     if not has_tcx():
         pytest.skip("this kernel has no tcx")
-    Attachments(home, lambda link_header: packets).follow(ns.served())
-    link = kernel.link_create(stranger.fd, ns.index("v0"), tcx.POINTS["egress"], tcx.BEFORE)
-    assert ahead(home) == {"v0": [f"stranger #{number(stranger)} (egress)"]}
+    DevicePrograms(home, lambda link_header: packets).update(ns.served())
+    link = kernel.link_create(stranger.fd, ns.index("v0"), tcx.HOOKS["egress"], tcx.BEFORE)
+    assert programs_before_ours(home) == {"v0": [f"stranger #{number(stranger)} (egress)"]}
     os.close(link)
     unpin_all(home)
 
@@ -153,8 +161,8 @@ def test_ahead_of_clsact(
     """Before filters of ours come all tcx programs, and filters of a lower priority number."""
     with_clsact(ns, "w0", stranger, priority=1)
     with_clsact(ns, "br0", stranger, priority=3)
-    Attachments(home, lambda link_header: packets).follow(ns.served())
-    found = ahead(home)
+    DevicePrograms(home, lambda link_header: packets).update(ns.served())
+    found = programs_before_ours(home)
     assert found.pop("v0") == [f"stranger #{number(stranger)} (ingress)"]
     assert found.pop("w0") == [f"bpf {ns.name}-stranger:[*fsobj] (ingress)"]  # as tc names it
     assert found == {}
@@ -163,5 +171,5 @@ def test_ahead_of_clsact(
 
 def test_ahead_of_nothing(home: StateDir, ns: Namespace, foreign_link: int) -> None:
     """Where we are not, nobody is ahead of us."""
-    assert ahead(home) == {}
-    assert attached(home) == {}
+    assert programs_before_ours(home) == {}
+    assert attached_devices(home) == {}

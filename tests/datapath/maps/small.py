@@ -4,7 +4,7 @@
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from ebpflb.datapath.maps import bpf_map, layout, pins
+from ebpflb.datapath.maps import bpf_map, layout
 from ebpflb.datapath.maps.bpf_map import Map
 
 ENTRIES = 4096  # at the most
@@ -15,7 +15,7 @@ def small_maps(names: Iterable[str]) -> Iterator[dict[str, Map]]:
     """By name; closed in the end."""
     specs = (layout.MAPS[name] for name in names)
     small = [spec._replace(entries=min(spec.entries, ENTRIES)) for spec in specs]
-    made = {spec.name: bpf_map.open_map(spec, pins.make_map(spec)) for spec in small}
+    made = {spec.name: bpf_map.open_map(spec, bpf_map.create_map(spec)) for spec in small}
     try:
         yield made
     finally:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ebpflb.datapath import kernel
-from ebpflb.datapath.maps import bpf_map, layout, pins
+from ebpflb.datapath.maps import bpf_map, layout
 from ebpflb.datapath.maps.bpf_map import BATCH, Counters, Map, MappedArray
 from ebpflb.datapath.maps.layout import MapSpec
 from ebpflb.errors import KernelError
@@ -28,7 +28,7 @@ def opener() -> Iterator[Opener]:
     opened: list[Map] = []
 
     def make(spec: MapSpec) -> Map:
-        opened.append(bpf_map.open_map(spec, pins.make_map(spec)))
+        opened.append(bpf_map.open_map(spec, bpf_map.create_map(spec)))
         return opened[-1]
 
     yield make

@@ -95,7 +95,7 @@ def test_all_load(compiled: Compiled, all_maps: dict[str, Map]) -> None:
             info = kernel.info(program.fd, "prog_info")
             assert kernel.ffi.string(info.name).decode() == program.name[:15]
             attach = SECTIONS[compiled.sections[program.name]]
-            assert (info.kind, program.point) == attach
+            assert (info.kind, program.attach_type) == attach
     finally:
         loader.close(loaded)
 
@@ -181,7 +181,7 @@ def test_kernel_refuses(all_maps: dict[str, Map]) -> None:
     """Where the verifier has nothing to say the error is the kernel's."""
     code = struct.pack("<BBhi", 0xB7, 0, 0, 1) + EXIT
     with pytest.raises(KernelError, match="loading program x: Invalid argument"):
-        loader.load_one("x", loader.Attach(18, 12), code)
+        loader.load_one("x", loader.HookType(18, 12), code)
 
 
 @needs_root

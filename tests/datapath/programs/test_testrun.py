@@ -33,7 +33,11 @@ def load() -> Iterator[Loader]:
 
     def loader(*code: bytes) -> int:
         whole = b"".join((*code, instruction(EXIT, 0)))
-        made.append(kernel.prog_load(name="test", kind=SCHED_CLS, attach=0, code=whole, log=None))
+        made.append(
+            kernel.prog_load(
+                name="test", program_type=SCHED_CLS, attach_type=0, code=whole, log=None
+            )
+        )
         return made[-1]
 
     yield loader

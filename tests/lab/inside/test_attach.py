@@ -12,7 +12,7 @@ from ebpflb.datapath.attach import cgroup_links, tcx
 from ebpflb.datapath.attach.clsact import Clsact
 from ebpflb.datapath.attach.tcx import Tcx
 from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.programs import compiler, loader
 from ebpflb.datapath.programs.loader import Program
 from tests.datapath.attach import device_namespace
@@ -39,7 +39,12 @@ def ids(found: list[Program]) -> dict[str, int]:
 
 @pytest.mark.parametrize(("source", "variant"), AT_CGROUPS)
 def test_cgroup(
-    home: StateDir, cgroup: Path, all_maps: dict[str, Map], cache: Path, source: str, variant: str
+    home: StateDir,
+    cgroup: Path,
+    all_maps: dict[str, Map],
+    cache: Path,
+    source: str,
+    variant: str,
 ) -> None:
     """By links at a cgroup."""
     found = loaded(source, variant, all_maps, cache)
@@ -72,6 +77,6 @@ def test_devices(
     for name in DEVICES:
         way.attach(ns.index(name), found)
         assert at(name) == {end: [number] for end, number in ids(found).items()}
-    way.prune(set())
+    way.detach_others(set())
     assert eventually(lambda: all(at(name) == device_namespace.NONE for name in DEVICES))
     loader.close(found)

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from ebpflb.datapath.maps.pins import BPFFS
+from ebpflb.datapath.maps.state_dir import BPFFS
 from ebpflb.diagnose.check import CheckResult, check_node, missing
 
 KERNEL = os.environ.get("LAB_KERNEL", "")

@@ -33,7 +33,7 @@ def cgroup_root(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def attached() -> list[int]:
     target = os.open(cgroup_links.cgroup_root(), os.O_RDONLY)
     try:
-        return kernel.query(target, ATTACH.point)
+        return kernel.query(target, ATTACH.attach_type)
     finally:
         os.close(target)
 

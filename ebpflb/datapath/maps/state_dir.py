@@ -2,7 +2,7 @@
 """The state directory in a bpffs, where maps and links are pinned.
 
     <state-dir>/<layout hash>/<map>     maps; a new layout never reads an old map
-    <state-dir>/<persistent hash>/<map>    maps that an upgrade keeps (maps/persistent.h)
+    <state-dir>/<persistent hash>/<map> maps that an upgrade keeps (maps/persistent.h)
     <state-dir>/links/<program>         links at the cgroup, updated in place across layouts
     <state-dir>/devices/<ifindex>-...   attachments at devices: tcx.py and clsact.py
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ebpflb.datapath import kernel
 from ebpflb.datapath.maps import layout
-from ebpflb.datapath.maps.bpf_map import Map, open_map
+from ebpflb.datapath.maps.bpf_map import Map, create_map, open_map
 from ebpflb.datapath.maps.layout import MapSpec
 from ebpflb.errors import NodeError
 
@@ -26,8 +26,8 @@ BPFFS = Path("/sys/fs/bpf")
 DEFAULT = BPFFS / "ebpflb"
 
 
-def _holder(path: Path) -> tuple[Path, str]:
-    """The mount, and its type, that holds ``path``, which need not exist; the last one counts."""
+def _mount_of(path: Path) -> tuple[Path, str]:
+    """The mount point of ``path``, which need not exist, and the type; the last mount counts."""
     mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
     holding = [(m, kind) for m, kind in mounts if path == Path(m) or Path(m) in path.parents]
     mount, kind = max(reversed(holding), key=lambda found: len(found[0]))
@@ -41,7 +41,7 @@ def mount_bpffs(path: Path) -> None:
     container on the host's directory: only the container would see that mount, and it would be
     lost with the container.
     """
-    mount, kind = _holder(path)
+    mount, kind = _mount_of(path)
     if kind == "bpf":
         return
     if mount == BPFFS:
@@ -71,7 +71,7 @@ class StateDir:
     def prepare(self) -> None:
         """Makes the directories."""
         mount_bpffs(self.directory)
-        for directory in self._own():
+        for directory in self._directories():
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def exists(self) -> bool:
@@ -79,7 +79,7 @@ class StateDir:
 
     def open_maps(self, specs: dict[str, MapSpec] = layout.MAPS) -> dict[str, Map]:
         """Every map: adopted if a pin fits, else created and pinned."""
-        return {name: open_map(spec, self._adopt_or_make(spec)) for name, spec in specs.items()}
+        return {name: open_map(spec, self._adopt_or_create(spec)) for name, spec in specs.items()}
 
     def read_maps(self) -> dict[str, Map]:
         """The pinned maps, to be read only. Raises NodeError if there are none."""
@@ -100,21 +100,21 @@ class StateDir:
 
     def old_layouts(self) -> list[Path]:
         """The directories of every other layout's maps."""
-        return [entry for entry in self.directory.iterdir() if entry not in self._own()]
+        return [entry for entry in self.directory.iterdir() if entry not in self._directories()]
 
-    def forget_old_layouts(self) -> None:
+    def remove_old_layouts(self) -> None:
         """Unpins the maps of other layouts. To be called when no program uses them any more."""
         for directory in self.old_layouts():
             remove_tree(directory)
 
-    def _own(self) -> tuple[Path, ...]:
+    def _directories(self) -> tuple[Path, ...]:
         maps = self.maps_directory, self.persistent_directory
         return *maps, self.links_directory, self.devices_directory
 
     def _pin(self, spec: MapSpec) -> Path:
         return (self.persistent_directory if spec.persistent else self.maps_directory) / spec.name
 
-    def _adopt_or_make(self, spec: MapSpec) -> int:
+    def _adopt_or_create(self, spec: MapSpec) -> int:
         path = str(self._pin(spec))
         fd = kernel.get(path)
         if fd is not None and _fits(fd, spec):
@@ -122,21 +122,9 @@ class StateDir:
         if fd is not None:
             os.close(fd)
             os.unlink(path)
-        fd = make_map(spec)
+        fd = create_map(spec)
         kernel.pin(fd, path)
         return fd
-
-
-def make_map(spec: MapSpec) -> int:
-    """Creates a map as defined by its line in maps.h."""
-    return kernel.map_create(
-        name=spec.name,
-        kind=spec.kind,
-        key_size=spec.key_size,
-        value_size=spec.value_size,
-        entries=spec.entries,
-        flags=spec.flags,
-    )
 
 
 def _fits(fd: int, spec: MapSpec) -> bool:

@@ -11,10 +11,10 @@ import pytest
 
 from ebpflb.datapath import kernel
 from ebpflb.datapath.attach.removal import unpin_all
-from ebpflb.datapath.maps import layout, pins
+from ebpflb.datapath.maps import bpf_map, layout
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.layout import MapSpec
-from ebpflb.datapath.maps.pins import StateDir
+from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.errors import NodeError
 from tests.datapath.variants import needs_root, open_files
 
@@ -70,7 +70,7 @@ def test_upgrade(home: StateDir, opening: Open) -> None:
     found = {name: map_id(opened) for name, opened in opening(specs).items()}
     assert found["persistent"] == former["persistent"]
     assert not {found["small"], found["other"]} & set(former.values())
-    home.forget_old_layouts()
+    home.remove_old_layouts()
     assert home.persistent_directory.is_dir()
     assert not (home.directory / "0123456789ab").exists()
 
@@ -97,7 +97,7 @@ def test_adopted(opening: Open) -> None:
 )
 def test_wrong_pin(home: StateDir, opening: Open, other: MapSpec) -> None:
     """A pin of another kind, size, length or flags is replaced, never written to."""
-    pin_other(home.maps_directory / "small", pins.make_map(other))
+    pin_other(home.maps_directory / "small", bpf_map.create_map(other))
     opened = opening()["small"]
     info = kernel.info(opened.fd, "map_info")
     assert (info.kind, info.key_size, info.value_size, info.entries, info.flags) == (1, 4, 4, 8, 0)
@@ -106,7 +106,7 @@ def test_wrong_pin(home: StateDir, opening: Open, other: MapSpec) -> None:
 
 def test_pin_is_no_map(home: StateDir, opening: Open) -> None:
     """A program under a map's name is replaced."""
-    fd = kernel.prog_load(name="other", kind=18, attach=10, code=RETURN_1, log=None)
+    fd = kernel.prog_load(name="other", program_type=18, attach_type=10, code=RETURN_1, log=None)
     pin_other(home.maps_directory / "small", fd)
     opened = opening()["small"]
     opened.write([(1, 2)])
@@ -134,9 +134,9 @@ def test_nothing_to_look_at(home: StateDir) -> None:
 def test_remove(home: StateDir, opening: Open) -> None:
     """Removing takes maps, links, old layouts and the directory itself."""
     opening()
-    pin_other(home.links_directory / "connect4", pins.make_map(SPEC))
+    pin_other(home.links_directory / "connect4", bpf_map.create_map(SPEC))
     (home.directory / "0123456789ab").mkdir()
-    pin_other(home.directory / "0123456789ab" / "small", pins.make_map(SPEC))
+    pin_other(home.directory / "0123456789ab" / "small", bpf_map.create_map(SPEC))
     unpin_all(home)
     assert not home.directory.exists()
     assert not home.exists()
@@ -151,11 +151,11 @@ def test_remove_nothing(directory: Path) -> None:
 def test_forget_old_layouts(home: StateDir, opening: Open) -> None:
     """Maps of other layouts go; this layout's maps and all links stay."""
     opening()
-    pin_other(home.links_directory / "connect4", pins.make_map(SPEC))
+    pin_other(home.links_directory / "connect4", bpf_map.create_map(SPEC))
     (home.directory / "0123456789ab").mkdir()
-    pin_other(home.directory / "0123456789ab" / "services", pins.make_map(SPEC))
+    pin_other(home.directory / "0123456789ab" / "services", bpf_map.create_map(SPEC))
     assert [path.name for path in home.old_layouts()] == ["0123456789ab"]
-    home.forget_old_layouts()
+    home.remove_old_layouts()
     kept = {home.maps_directory, home.persistent_directory}
     kept |= {home.links_directory, home.devices_directory}
     assert set(home.directory.iterdir()) == kept
@@ -180,7 +180,7 @@ def test_no_bpffs(tmp_path: Path) -> None:
 MOUNTED_ANEW = """
 import subprocess, sys
 from pathlib import Path
-from ebpflb.datapath.maps.pins import BPFFS, StateDir
+from ebpflb.datapath.maps.state_dir import BPFFS, StateDir
 subprocess.run(["umount", BPFFS], check=True)
 StateDir(Path(sys.argv[1])).prepare()
 mounts = Path("/proc/self/mounts").read_text()
@@ -198,7 +198,7 @@ def test_bpffs_is_mounted(directory: Path) -> None:
 
 def test_no_leak(home: StateDir) -> None:
     """Opening and closing, adopting and replacing leave no descriptor behind."""
-    pin_other(home.maps_directory / "small", pins.make_map(SPEC._replace(entries=9)))
+    pin_other(home.maps_directory / "small", bpf_map.create_map(SPEC._replace(entries=9)))
     before = open_files()
     for _ in range(3):
         for map_ in home.open_maps(SPECS).values():
