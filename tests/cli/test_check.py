@@ -111,7 +111,7 @@ LACKS = [
     ),
     (
         device_programs,
-        "ahead",
+        "programs_before_ours",
         {"eth0": ["bpf mine"]},
         "before ebpflb's at devices",
         "may drop or redirect",
