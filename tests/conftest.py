@@ -115,8 +115,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def agents_bytecode(shared: Path) -> None:
     """The agents' cache has what they need: several at once would compile the same."""
-    packets = datapath.PACKETS, datapath.packet_flags()
+    packets = datapath.PACKET_SOURCE, datapath.packet_flags()
     with once.alone(shared):
-        compile_source(datapath.SOURCE, datapath.flags(), cache=Paths.cache)
+        compile_source(datapath.SOCKET_SOURCE, datapath.socket_flags(), cache=Paths.cache)
         compile_source(*packets, cache=Paths.cache)
         compile_source(packets[0], (*packets[1], "-DNO_LINK_HEADER"), cache=Paths.cache)

@@ -67,7 +67,7 @@ class NodeSync:
         try:
             compiled = self.datapath.load(self.options.paths.cache)
         except (CompileError, VerifierError, KernelError) as error:
-            if not self.datapath.serves():
+            if not self.datapath.is_attached():
                 raise
             log.error("%s\nthe old programs keep serving", error)
             return f"old ones: {str(error).splitlines()[0]}"
@@ -99,13 +99,13 @@ class NodeSync:
             "devices": self._desired.devices(),
             **self._service_ranges(),
         }
-        maps = [partial(self.datapath.hold, name, wanted) for name, wanted in contents.items()]
+        maps = [partial(self.datapath.write_map, name, wanted) for name, wanted in contents.items()]
         do_all([*maps, partial(self.write_settings, span), self._serve_devices])
         self._written = inputs
 
     def write_settings(self, span: Mapping[Family, Prefix]) -> None:
         """``span`` holds every planned cluster IP; it is written before the plan is."""
-        self.datapath.set(self._desired.settings(self.options.map_settings, span))
+        self.datapath.write_settings(self._desired.settings(self.options.map_settings, span))
 
     def attach(self) -> None:
         """Puts the loaded programs in force, if there are any. Raises KernelError."""
@@ -116,11 +116,11 @@ class NodeSync:
     def restore(self) -> None:
         """Puts back what others took off devices. Raises KernelError."""
         if self.attached and self.datapath.programs:
-            self._set_not_served(self.datapath.restore(self._desired.served))
+            self._set_not_served(self.datapath.restore_devices(self._desired.served))
 
     def _serve_devices(self) -> None:
         if self.attached and self.datapath.programs:
-            self._set_not_served(self.datapath.follow(self._desired.served))
+            self._set_not_served(self.datapath.attach_devices(self._desired.served))
 
     def _inputs(self) -> object:
         """Everything that ``write`` depends on."""

@@ -47,7 +47,7 @@ class ServiceSync:
 
     def _start_over(self) -> None:
         """Reads what the maps hold, and has every service planned anew."""
-        self.planner = Planner(CAPACITY, self.datapath.present())
+        self.planner = Planner(CAPACITY, self.datapath.read_contents())
         self.port_names: dict[Key, set[PortName]] = {}  # Service -> its ports in the plan
         self.health_checks: dict[Key, HealthCheck] = {}  # the answers of health-check node ports
         self.no_local = NoLocalEndpoints()

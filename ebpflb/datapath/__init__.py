@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The maps and programs in the kernel.
 
+The agent uses all of it through datapath.Datapath: it loads and attaches the programs, and writes
+plans to the maps; an EndpointSlice's slots are written there, by ``apply``.
+
 datapath    one node's maps and programs, as the agent uses them
 probe       which features this kernel has, found by trying them
 kernel      bpf(2): one function for each command
@@ -8,5 +11,5 @@ attributes  the structs of bpf(2)
 
 programs    bpf/ -> compiled and loaded programs
 attach      attaches programs to the cgroup and to devices
-maps        the maps: their layout, their entries, and where they are pinned
+maps        the maps: their layout, their entries, where they are pinned, and the sweep of flows
 """

@@ -1,20 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """One node's maps and programs, as the agent uses them.
 
-open      adopt or create the maps
-load      bytecode -> programs with these maps, not yet attached
-present   the content of the maps
-apply     write a plan, in its order
-hold      make a small map equal to a mapping
-attach    attach the programs in place of the old ones
-follow    attach them to new devices, detach them from others
-restore   attach them again where others have removed them
+How an agent uses it:
+
+Datapath          opens the maps in the state directory, or creates them
+load              compiles the programs, or takes them from the cache, and loads them
+read_contents     what is in the maps, for the planner
+apply             writes a plan to the maps, in its order: so EndpointSlices become slots
+write_map         makes a small map equal to a mapping
+write_settings    writes the map of settings
+attach            attaches the programs in place of the old ones
+attach_devices    attaches them to new devices, and detaches them from others
+restore_devices   attaches them again where others have removed them
 """
 
 import resource
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +36,7 @@ from ebpflb.plan.entries import NOWHERE, Settings
 from ebpflb.plan.map_contents import MapContents, read_back
 from ebpflb.plan.plan import Plan
 
-SOURCE, PACKETS = "hooks/socket.c", "hooks/packet.c"
+SOCKET_SOURCE, PACKET_SOURCE = "hooks/socket.c", "hooks/packet.c"
 # By whether packets have a link header; without one they begin with the IP header.
 _VARIANTS = {True: (), False: ("-DNO_LINK_HEADER",)}
 _REMOVED = "removed_"
@@ -45,7 +49,7 @@ CAPACITY = Capacity(
 )
 
 
-def flags() -> tuple[str, ...]:
+def socket_flags() -> tuple[str, ...]:
     """The compiler's flags for the socket hooks on this kernel."""
     return ("-DHAVE_SET_RETVAL",) if probe.set_retval() else ()
 
@@ -56,7 +60,7 @@ def packet_flags() -> tuple[str, ...]:
 
 
 class Datapath:
-    """The maps and programs below one state directory."""
+    """The maps and programs of one state directory."""
 
     def __init__(self, state: StateDir) -> None:
         """Raises NodeError or KernelError if the maps cannot be opened."""
@@ -65,14 +69,15 @@ class Datapath:
         state.prepare()
         self.state = state
         self.maps = state.open_maps()
-        self.programs: list[Program] = []
-        self.packets: dict[bool, list[Program]] = {}  # by whether packets have a link header
-        self.devices = DevicePrograms(state, self.packets.__getitem__)
+        self.socket_programs: list[Program] = []
+        # By whether packets have a link header.
+        self.packet_programs: dict[bool, list[Program]] = {}
+        self.devices = DevicePrograms(state, self.packet_programs.__getitem__)
         self.host_netns = 0
 
     def close(self) -> None:
         """Closes all descriptors; pinned maps and links keep serving."""
-        for each in (self.programs, *self.packets.values()):
+        for each in (self.socket_programs, *self.packet_programs.values()):
             loader.close(each)
         for opened in self.maps.values():
             opened.close()
@@ -83,45 +88,46 @@ class Datapath:
         Raises CompileError, VerifierError or KernelError; then the old programs keep serving.
         """
         self.host_netns = netns_cookie.netns_cookie(cache) or self._settings().host_netns
-        sockets = compiler.compile_source(SOURCE, flags(), cache=cache)
+        sockets = compiler.compile_source(SOCKET_SOURCE, socket_flags(), cache=cache)
         packets = {
-            link_header: compiler.compile_source(PACKETS, (*packet_flags(), *more), cache=cache)
+            link_header: compiler.compile_source(PACKET_SOURCE, packet_flags() + more, cache=cache)
             for link_header, more in _VARIANTS.items()
         }
         for link_header, compiled in packets.items():
-            self.packets[link_header] = loader.load(compiled, self.maps)
-        self.programs = loader.load(sockets, self.maps)
+            self.packet_programs[link_header] = loader.load(compiled, self.maps)
+        self.socket_programs = loader.load(sockets, self.maps)
         return not all(compiled.cached for compiled in (sockets, *packets.values()))
 
     @property
-    def loaded(self) -> list[Program]:
+    def programs(self) -> list[Program]:
         """The programs that this agent has loaded; none if an earlier agent's keep serving."""
-        every = (self.programs, *self.packets.values()) if self.programs else ()
-        return [program for each in every for program in each]
+        if not self.socket_programs:
+            return []
+        return [*self.socket_programs, *chain.from_iterable(self.packet_programs.values())]
 
     def attach(self, cgroup: Path, served: Devices) -> dict[str, str]:
         """Attaches the loaded programs, and unpins maps of other layouts; device -> error.
 
         Raises KernelError if they cannot be attached to the cgroup.
         """
-        cgroup_links.attach(self.state, cgroup, self.programs)
+        cgroup_links.attach(self.state, cgroup, self.socket_programs)
         failed = self.devices.update(served)
         self.state.remove_old_layouts()
         return failed
 
-    def follow(self, served: Devices) -> dict[str, str]:
+    def attach_devices(self, served: Devices) -> dict[str, str]:
         """Attaches the programs to these devices and no others; device -> error."""
         return self.devices.update(served)
 
-    def restore(self, served: Devices) -> dict[str, str]:
-        """As ``follow``, but also attaches again what others have removed."""
+    def restore_devices(self, served: Devices) -> dict[str, str]:
+        """As ``attach_devices``, but also attaches again what others have removed."""
         return self.devices.restore(served)
 
-    def serves(self) -> bool:
+    def is_attached(self) -> bool:
         """Whether programs of this layout are already attached."""
         return bool(cgroup_links.attached(self.state)) and not self.state.old_layouts()
 
-    def present(self) -> MapContents:
+    def read_contents(self) -> MapContents:
         """The content of the maps, which an earlier agent may have written."""
         return read_back(
             self.maps["services"].items(),
@@ -152,21 +158,21 @@ class Datapath:
         slots = self.maps["members"]
         return [id for id, _ in plan.backend_names if slots.get(id) == NOWHERE]
 
-    def hold(self, name: str, wanted: Mapping[Any, Any]) -> None:
+    def write_map(self, name: str, wanted: Mapping[Any, Any]) -> None:
         """Makes a map equal to ``wanted``, and writes only what differs."""
-        held = dict(self.maps[name].items())
-        new = [(key, value) for key, value in wanted.items() if held.get(key) != value]
-        removed = [key for key in held if key not in wanted]
+        former = dict(self.maps[name].items())
+        new = [(key, value) for key, value in wanted.items() if former.get(key) != value]
+        removed = [key for key in former if key not in wanted]
         if new or removed:
             with self._writing():
                 self.maps[name].write(new)
                 self.maps[name].delete(removed)
 
-    def set(self, chosen: Mapping[str, Any]) -> None:
+    def write_settings(self, values: Mapping[str, Any]) -> None:
         """Writes these fields of the settings and the node's netns cookie, if they differ."""
         settings = self._settings()
         writes = settings.writes + settings.writes % 2
-        self._set(settings._replace(host_netns=self.host_netns, writes=writes, **chosen))
+        self._write_settings(settings._replace(host_netns=self.host_netns, writes=writes, **values))
 
     def _counters(self, name: str) -> Counters:
         opened = self.maps[name]
@@ -177,7 +183,7 @@ class Datapath:
         found: Settings = self.maps["settings"].get(0)
         return found
 
-    def _set(self, settings: Settings) -> None:
+    def _write_settings(self, settings: Settings) -> None:
         if settings != self._settings():
             self.maps["settings"].write([(0, settings)])
 
@@ -188,6 +194,6 @@ class Datapath:
         """
         settings = self._settings()
         begun = settings.writes + 1 - settings.writes % 2
-        self._set(settings._replace(writes=begun))
+        self._write_settings(settings._replace(writes=begun))
         yield
-        self._set(settings._replace(writes=begun + 1))
+        self._write_settings(settings._replace(writes=begun + 1))

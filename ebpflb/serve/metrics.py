@@ -87,7 +87,7 @@ class Metrics(KubeProxy):
         """Reads these at each scrape from now on, until ``close``."""
         self._occupancy = Occupancy(datapath.maps)
         self._register("maps", MapsCollector(datapath.maps, planner, self._occupancy))
-        self._register("hooks", HooksCollector(datapath.state, lambda: datapath.loaded))
+        self._register("hooks", HooksCollector(datapath.state, lambda: datapath.programs))
         self._register("status", StatusCollector(status))
 
     def close(self) -> None:

@@ -38,7 +38,7 @@ Json = dict[str, Any]
 class FakeDatapath:
     """Records its calls; ``failures`` are raised by the next calls of ``apply``.
 
-    Those of ``full`` are raised by ``hold``, by the name of the map.
+    Those of ``full`` are raised by ``write_map``, by the name of the map.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class FakeDatapath:
         self.attached: list[Path] = []
         self.programs: list[str] = []
         self.leftovers: MapContents | None = None
-        self.held: dict[str, dict[Any, Any]] = {}
+        self.small_maps: dict[str, dict[Any, Any]] = {}
         self.settings: dict[str, Any] = {}
         self.settings_at_plans: list[dict[str, Any]] = []
         self.served: list[Devices] = []
@@ -65,22 +65,22 @@ class FakeDatapath:
         self.programs = ["connect4"]
         return False
 
-    def serves(self) -> bool:
+    def is_attached(self) -> bool:
         return self.hooked
 
-    def set(self, chosen: dict[str, Any]) -> None:
-        self.settings = dict(chosen)
+    def write_settings(self, values: dict[str, Any]) -> None:
+        self.settings = dict(values)
 
-    def present(self) -> MapContents:
+    def read_contents(self) -> MapContents:
         if self.unreadable:
             raise self.unreadable.pop()
         leftovers, self.leftovers = self.leftovers, None
         return leftovers or self.maps.read_back()
 
-    def hold(self, name: str, wanted: dict[Any, Any]) -> None:
+    def write_map(self, name: str, wanted: dict[Any, Any]) -> None:
         if error := self.full.get(name):
             raise error
-        self.held[name] = dict(wanted)
+        self.small_maps[name] = dict(wanted)
 
     def apply(self, plan: Plan) -> None:
         """A failing one has written the first half."""
@@ -95,14 +95,14 @@ class FakeDatapath:
 
     def attach(self, cgroup: Path, served: Devices) -> dict[str, str]:
         self.attached.append(cgroup)
-        return self.follow(served)
+        return self.attach_devices(served)
 
-    def follow(self, served: Devices) -> dict[str, str]:
+    def attach_devices(self, served: Devices) -> dict[str, str]:
         """Fails for the devices of the next entry of ``unattached``."""
         self.served.append(served)
         return self.unattached.pop(0) if self.unattached else {}
 
-    def restore(self, served: Devices) -> dict[str, str]:
+    def restore_devices(self, served: Devices) -> dict[str, str]:
         self.restored.append(served)
         if self.failures:
             raise self.failures.pop(0)

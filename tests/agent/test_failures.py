@@ -59,7 +59,7 @@ def test_full_map(harness: Harness) -> None:
     cidrs = listed(Kind.SERVICE_CIDR, objects.service_cidr("10.96.0.0/16"))
     harness.send(here(ETH, BRIDGE), cidrs, SERVICES, SLICES, NODES)
     assert harness.status.sync_error == str(FULL)
-    assert harness.datapath.held.keys() == {"devices", "service_ranges"}
+    assert harness.datapath.small_maps.keys() == {"devices", "service_ranges"}
     assert len(harness.datapath.maps.services) == 1
     assert harness.datapath.settings["span_v4"] == prefix_of(ip_network("10.96.0.0/16"))
     assert not harness.datapath.attached
@@ -77,7 +77,7 @@ def test_full_map_later(harness: Harness) -> None:
     harness.send(here(ETH, BRIDGE, PORT))
     assert harness.status.sync_error
     assert harness.datapath.served[-1] == (ETH, BRIDGE, PORT)
-    assert 4 in harness.datapath.held["devices"]
+    assert 4 in harness.datapath.small_maps["devices"]
 
 
 def test_device_fails(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:

@@ -92,10 +92,8 @@ def test_devices(harness: Harness) -> None:
     """All devices but loopback are served, after the sockets, and known by their addresses."""
     start(harness)
     assert harness.datapath.served == [(ETH, BRIDGE)]
-    assert {index: device.v4 for index, device in harness.datapath.held["devices"].items()} == {
-        2: V4,
-        3: POD,
-    }
+    written = harness.datapath.small_maps["devices"]
+    assert {index: device.v4 for index, device in written.items()} == {2: V4, 3: POD}
 
 
 def test_waits_for_every_list(harness: Harness) -> None:
@@ -103,7 +101,7 @@ def test_waits_for_every_list(harness: Harness) -> None:
     harness.start()
     harness.send(here(ETH), SERVICES)
     assert not harness.datapath.served
-    assert not harness.datapath.held
+    assert not harness.datapath.small_maps
 
 
 def test_devices_follow(harness: Harness) -> None:
@@ -113,7 +111,7 @@ def test_devices_follow(harness: Harness) -> None:
     assert len(harness.datapath.served) == 1
     harness.send(here(ETH, BRIDGE, PORT))
     assert harness.datapath.served[1:] == [(ETH, BRIDGE, PORT)]
-    assert harness.datapath.held["devices"][4].v4 == POD
+    assert harness.datapath.small_maps["devices"][4].v4 == POD
     assert len(harness.datapath.attached) == 1
 
 
@@ -121,14 +119,15 @@ def test_patterns(harness: Harness) -> None:
     """Only devices that the operator wants are served."""
     start(harness, devices=("!cni*",))
     assert harness.datapath.served == [(ETH,)]
-    assert harness.datapath.held["devices"].keys() == {2}
+    assert harness.datapath.small_maps["devices"].keys() == {2}
 
 
 def test_pods_devices(harness: Harness) -> None:
     """In mode BridgeInterface a new port of the bridge is a pod's."""
     start(harness, detector=LocalDetector(LocalMode.BRIDGE, bridge="cni0"))
     harness.send(here(ETH, BRIDGE, PORT))
-    flags = {index: device.flags for index, device in harness.datapath.held["devices"].items()}
+    written = harness.datapath.small_maps["devices"]
+    flags = {index: device.flags for index, device in written.items()}
     assert flags == {2: frozenset(), 3: {"pods"}, 4: {"pods"}}
     assert "detect_local" in harness.datapath.settings["flags"]
 
@@ -151,19 +150,19 @@ def test_old_programs(harness: Harness) -> None:
     harness.send(here(ETH, BRIDGE, PORT))
     assert not harness.datapath.served
     assert not harness.datapath.restored
-    assert 4 in harness.datapath.held["devices"]
+    assert 4 in harness.datapath.small_maps["devices"]
 
 
 def test_service_ranges(harness: Harness) -> None:
     """Ranges are written when they are known, and only then; the span holds them too."""
     start(harness)
-    assert "service_ranges" not in harness.datapath.held
+    assert "service_ranges" not in harness.datapath.small_maps
     harness.send(listed(Kind.SERVICE_CIDR, objects.service_cidr("10.96.0.0/16")))
     written = {entries.ServiceRange(112, ip_address("10.96.0.0")): 1}
-    assert harness.datapath.held["service_ranges"] == written
+    assert harness.datapath.small_maps["service_ranges"] == written
     assert harness.datapath.settings["span_v4"] == prefix_of(ip_network("10.96.0.0/16"))
     harness.send(listed(Kind.SERVICE_CIDR))
-    assert harness.datapath.held["service_ranges"] == {}
+    assert harness.datapath.small_maps["service_ranges"] == {}
 
 
 def test_after_a_failed_write(harness: Harness) -> None:
@@ -179,9 +178,9 @@ def test_after_a_failed_write(harness: Harness) -> None:
 def test_nodeport_addresses(harness: Harness) -> None:
     """NodePorts are served on the Node's address where it is assigned here."""
     start(harness)
-    assert harness.datapath.held["node_addresses"] == {V4: 1}
+    assert harness.datapath.small_maps["node_addresses"] == {V4: 1}
     harness.send(changed(Kind.NODE, objects.node("node-1", str(POD))))
-    assert harness.datapath.held["node_addresses"] == {POD: 1}
+    assert harness.datapath.small_maps["node_addresses"] == {POD: 1}
 
 
 def test_reserved_ports(harness: Harness) -> None:

@@ -45,7 +45,7 @@ def many_services(generation: int) -> list[Object]:
 def map_contents(cluster: Cluster) -> MapContents:
     datapath = Datapath(StateDir(cluster.agent.paths.state))
     try:
-        return datapath.probably_attached()
+        return datapath.read_contents()
     finally:
         datapath.close()
 

@@ -95,7 +95,7 @@ def compiled(request: pytest.FixtureRequest, shared: Path, cache: Path) -> Compi
 def one_variant(shared: Path, cache: Path) -> Compiled:
     """The one that this kernel gets."""
     with once.alone(shared):
-        return compiler.compile_source(SOURCE, datapath.flags(), cache=cache)
+        return compiler.compile_source(SOURCE, datapath.socket_flags(), cache=cache)
 
 
 @pytest.fixture(scope="module")

@@ -66,18 +66,18 @@ def held(datapath: Datapath, name: str) -> dict[Any, Any]:
 def test_hold(datapath: Datapath, name: str, first: dict[Any, Any], second: dict[Any, Any]) -> None:
     """A map becomes what is wanted, whatever it held; the same again writes nothing."""
     for wanted in (first, first | second, second, {}, first):
-        datapath.hold(name, wanted)
+        datapath.write_map(name, wanted)
         assert held(datapath, name) == wanted
     writes = held(datapath, "settings")[0].writes
-    datapath.hold(name, first)
+    datapath.write_map(name, first)
     assert held(datapath, "settings")[0].writes == writes
 
 
 def test_set(datapath: Datapath) -> None:
     """Fields that are named change, the others stay, and the count of writes with them."""
     span = prefix_of(ip_network("10.96.0.0/16"))
-    datapath.set({"flags": frozenset({"masquerade_all"}), "first_port": 7})
-    datapath.set({"span_v4": span})
+    datapath.write_settings({"flags": frozenset({"masquerade_all"}), "first_port": 7})
+    datapath.write_settings({"span_v4": span})
     found = held(datapath, "settings")[0]
     assert (found.flags, found.first_port, found.span_v4) == ({"masquerade_all"}, 7, span)
     assert found.writes == 0
@@ -115,7 +115,7 @@ def tags(ns: Namespace, device: str) -> dict[str, bytes]:
 def test_variants(datapath: Datapath, ns: Namespace, cache: Path) -> None:
     """Devices without a link header get programs of their own."""
     datapath.load(cache)
-    assert datapath.follow(ns.served()) == {}
+    assert datapath.attach_devices(ns.served()) == {}
     assert tags(ns, "v0") == tags(ns, "br0")
     assert all(tags(ns, "v0")[end] != tags(ns, "tun0")[end] for end in HOOKS)
     unpin_all(datapath.state)
@@ -131,8 +131,8 @@ def test_no_compiler_at_work(
         raise CompileError("no clang")
 
     monkeypatch.setattr(compiler, "compile_source", fail)
-    assert datapath.follow(ns.served("!tun*")) == {}
-    assert datapath.follow(ns.served()) == {}
+    assert datapath.attach_devices(ns.served("!tun*")) == {}
+    assert datapath.attach_devices(ns.served()) == {}
     unpin_all(datapath.state)
 
 
@@ -150,6 +150,6 @@ def test_load_fails(
     monkeypatch.setattr(compiler, "compile_source", fail)
     with pytest.raises(CompileError):
         datapath.load(cache)
+    assert not datapath.socket_programs
     assert not datapath.programs
-    assert not datapath.loaded
-    assert not datapath.serves()
+    assert not datapath.is_attached()

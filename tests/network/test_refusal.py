@@ -25,10 +25,10 @@ A_MOMENT = 0.1  # seconds in which nothing may happen
 @pytest.fixture(scope="module", params=["named errno", "refusing place"])
 def form(cluster: Cluster, request: pytest.FixtureRequest) -> str:
     """Puts this form of the programs in force, on the agent's maps."""
-    flags = datapath.flags() if request.param == "named errno" else ()
+    flags = datapath.socket_flags() if request.param == "named errno" else ()
     if request.param == "named errno" and not flags:
         pytest.skip("this kernel has no bpf_set_retval")
-    compiled = compiler.compile_source(datapath.SOURCE, flags, cache=Paths.cache)
+    compiled = compiler.compile_source(datapath.SOCKET_SOURCE, flags, cache=Paths.cache)
     loaded = loader.load(compiled, cluster.maps)
     cgroup_links.attach(StateDir(cluster.agent.paths.state), cluster.node.cgroup, loaded)
     loader.close(loaded)

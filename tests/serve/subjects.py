@@ -64,7 +64,7 @@ def fake_maps() -> dict[str, Any]:
 
 def fake_datapath(maps: dict[str, Any] | None = None) -> Any:
     state = StateDir(Path("/sys/fs/bpf/ebpflb-test-nowhere"))
-    return SimpleNamespace(maps=maps or fake_maps(), state=state, loaded=[])
+    return SimpleNamespace(maps=maps or fake_maps(), state=state, programs=[])
 
 
 def everything(monkeypatch: pytest.MonkeyPatch) -> Metrics:
