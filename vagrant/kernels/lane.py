@@ -38,7 +38,7 @@ AT_ONCE = 3  # on two cores: each uses one, most of the time
 LIMIT, LOAD = 1800.0, 0.02  # seconds for one kernel, emulated; what a load is to be scaled to
 OTHER_LIMIT, OTHER_LOAD = 3600.0, 0.2  # the same, if other tests are named
 TIMEOUT = 600  # seconds for one test
-BUDGET = "tests/lab/inside/test_verifier.py"
+BUDGET = "tests/kernels/inside/test_verifier.py"
 TESTS = (
     "--few=2",
     "--few=1:tests/packet",
@@ -54,7 +54,7 @@ TESTS = (
     "--deselect=tests/packet/test_devices.py::test_spread",
     "--deselect=tests/network/test_bind.py::test_switched_off",
     "--deselect=tests/network/test_stale_udp.py::test_while_no_agent_runs",
-    "tests/lab/inside",
+    "tests/kernels/inside",
     "tests/datapath/maps/test_maps.py",
     "tests/datapath/programs/test_loader.py",
     "tests/datapath/test_probe.py",
