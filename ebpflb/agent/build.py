@@ -43,14 +43,10 @@ def build_agent(options: Options, flags: Mapping[str, str]) -> Iterator[Agent]:
         metrics = Metrics()
         stack.callback(metrics.close)
         inbox = Inbox()
-        cluster = ClusterState(
-            options.node_name,
-            bind_address=options.bind_address,
-            serve_external_ips=options.serve_external_ips,
-        )
+        cluster = _cluster_state(options)
         servers = _servers(options, flags, metrics)
-        node = NodeSync(options, datapath, cluster)
-        services = ServiceSync(datapath, cluster, node)
+        node_sync = NodeSync(options, datapath, cluster)
+        service_sync = ServiceSync(datapath, cluster, node_sync)
         stale_udp = StaleUdpWorker(datapath.maps, Namespaces().each, metrics.stale_flows_ended)
         agent = Agent(
             options=options,
@@ -58,12 +54,12 @@ def build_agent(options: Options, flags: Mapping[str, str]) -> Iterator[Agent]:
             source=_source(options, inbox.put, metrics.request),
             device_watch=DeviceWatch(inbox.put),
             cluster=cluster,
-            node=node,
-            services=services,
+            node_sync=node_sync,
+            service_sync=service_sync,
             stale_udp=stale_udp,
-            reporter=Reporter(servers.health, metrics, servers.services),
+            reporter=Reporter(servers.health, metrics, servers.service_health),
         )
-        metrics.read(datapath, lambda: services.planner, lambda: agent.status)
+        metrics.read(datapath, lambda: service_sync.planner, lambda: agent.status)
         metrics.health(lambda: servers.health.healthy)
         metrics.gate(EXTERNAL_IPS, "DEPRECATED", enabled=options.serve_external_ips)
         sweeper = Sweeper(datapath.maps, _timeouts(options.conntrack))
@@ -72,6 +68,14 @@ def build_agent(options: Options, flags: Mapping[str, str]) -> Iterator[Agent]:
             thread.start()
         metrics.socket_destroy_supported(stale_udp.can_end)
         yield agent
+
+
+def _cluster_state(options: Options) -> ClusterState:
+    return ClusterState(
+        options.node_name,
+        bind_address=options.bind_address,
+        serve_external_ips=options.serve_external_ips,
+    )
 
 
 def _source(options: Options, emit: Emit, observe: Observe) -> Source:

@@ -57,8 +57,8 @@ class Agent:
     source: Source  # of the cluster's objects
     device_watch: DeviceWatch
     cluster: ClusterState
-    node: NodeSync
-    services: ServiceSync
+    node_sync: NodeSync
+    service_sync: ServiceSync
     stale_udp: StaleUdpWorker
     reporter: Reporter
 
@@ -77,7 +77,7 @@ class Agent:
         """Raises CompileError, VerifierError or KernelError where there are no programs at all to
         serve, and ConfigurationError for addresses that do not fit the Node.
         """
-        programs = self.node.load_programs()
+        programs = self.node_sync.load_programs()
         unreserved = reserved_ports.try_to_reserve(
             self.options.paths.ports_file, *self.options.masquerade_ports
         )
@@ -101,7 +101,7 @@ class Agent:
         self._sync_if_due()
         self._check_devices()
         self._publish()
-        if self.node.attached:
+        if self.node_sync.attached:
             memory.end_startup()
 
     def _wait(self) -> list[Message]:
@@ -121,9 +121,9 @@ class Agent:
                 applied = self.cluster.apply(message)
                 for warning in applied.warnings:
                     log.warning("%s", warning)
-                self.reporter.applied(applied, self.cluster.node)
+                self.reporter.event_applied(applied, self.cluster.node)
             case DevicesChanged():
-                self.node.device_list = message
+                self.node_sync.device_list = message
             case SourceStatus(source, error):
                 self.source_errors.pop(source, None)
                 if error:
@@ -137,8 +137,8 @@ class Agent:
                 self.stopped = True
 
     def _has_changes(self) -> bool:
-        """Whether there is anything new to write; before every list is complete there is not."""
-        changed = self.cluster.changed_services or self.node.changed or not self.in_sync
+        """Whether there is anything new to write; nothing before every list is received."""
+        changed = self.cluster.changed_services or self.node_sync.changed or not self.in_sync
         return self.cluster.complete and bool(changed)
 
     def _next_sync(self) -> float:
@@ -149,7 +149,7 @@ class Agent:
         """
         if self._has_changes() and not self.sync_error:
             return self.last_sync + self.options.min_sync_period
-        if self.sync_error or self.node.not_served or self.services.not_programmed:
+        if self.sync_error or self.node_sync.not_served or self.service_sync.not_programmed:
             return self.last_sync + WRITE_RETRY_SECONDS
         return math.inf
 
@@ -164,17 +164,17 @@ class Agent:
     def _sync(self, *, has_changes: bool) -> None:
         """Writes what changed, and tries again what could not be done.
 
-        A failed step keeps no other from being done, but the programs wait for all steps. Where
-        nothing changed the sync is not reported. kube-proxy.md 16.7 has the order of the end.
+        If a step fails the others still run; programs are attached only when all have succeeded.
+        A sync of which nothing changed is not reported. kube-proxy.md 16.7: the order at the end.
         """
         full, begun = not self.in_sync, time.monotonic()
         if full and not self.sync_error:
-            self.node.check_families()
+            self.node_sync.check_families()
         try:
-            do_all([self._write_node, self.services.write])
-            if not self.node.attached:
-                self.node.attach()
-                log.info("serving %d service ports", self.services.service_ports)
+            do_all([self._write_node, self.service_sync.write])
+            if not self.node_sync.attached:
+                self.node_sync.attach()
+                log.info("serving %d service ports", self.service_sync.service_ports)
         except KernelError as error:
             self._set_error(error)
             self.reporter.sync_failed(time.monotonic() - begun, full=full)
@@ -182,30 +182,30 @@ class Agent:
         self.in_sync, self.sync_error = True, None
         if has_changes:
             self._report_sync(time.monotonic() - begun, full=full)
-        self.stale_udp.check(self.services.planner.take_backend_changes())
+        self.stale_udp.check(self.service_sync.planner.take_backend_changes())
         if full:
             self.stale_udp.check_everything()
 
     def _write_node(self) -> None:
-        if self.node.changed or self.node.not_served or not self.in_sync:
-            self.node.write(self.services.span)
+        if self.node_sync.changed or self.node_sync.not_served or not self.in_sync:
+            self.node_sync.write(self.service_sync.cover_service_cidrs())
 
     def _report_sync(self, seconds: float, *, full: bool) -> None:
         self.reporter.synced(
             seconds,
             full=full,
-            checks=self.services.health_checks,
-            listening=self.node.health_check_addresses,
-            no_local=self.services.no_local,
+            checks=self.service_sync.health_checks,
+            listening=self.node_sync.health_check_addresses,
+            no_local=self.service_sync.no_local,
         )
 
     def _check_devices(self) -> None:
-        """Each sync period: the kernel does not report that others took our programs off."""
+        """Once per sync period: the kernel does not tell us when others detach our programs."""
         if time.monotonic() < self.next_check:
             return
         self.next_check = time.monotonic() + self.options.sync_period
         try:
-            self.node.restore()
+            self.node_sync.restore()
         except KernelError as error:
             self._set_error(error)
 
@@ -219,12 +219,12 @@ class Agent:
         invalid = self.cluster.invalid.items()
         self.status = self.status.changed(
             lists_complete=self.cluster.complete,
-            service_ports=self.services.service_ports,
-            backends=self.services.backends,
+            service_ports=self.service_sync.service_ports,
+            backends=self.service_sync.backends,
             source_errors=dict(self.source_errors),
             invalid_objects={f"{kind} {key}": reason for (kind, key), reason in invalid},
-            not_programmed=self.services.not_programmed,
-            devices_not_served=self.node.not_served,
+            not_programmed=self.service_sync.not_programmed,
+            devices_not_served=self.node_sync.not_served,
             sync_error=self.sync_error,
             kube_proxy=self.kube_proxy,
         )

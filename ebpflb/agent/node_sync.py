@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes what the datapath knows of this node: addresses, devices, service ranges and settings.
 
-It is little, so all of it is made anew where any of it may have changed; the maps are written only
-where they differ.
+It is little data: if any input changed, all of it is computed again, and only differences are
+written to the maps.
 """
 
 import logging
@@ -52,7 +52,7 @@ class NodeSync:
         self.datapath = datapath
         self.cluster = cluster
         self.device_list = DevicesChanged(())
-        self.attached = False  # the programs that there are, are in force
+        self.attached = False  # the loaded programs, or an earlier agent's, are attached
         self.not_served: Mapping[str, str] = {}  # device -> why its packets are not served
         # Where health-check node ports listen; of a family that is missing, on all addresses.
         self.health_check_addresses: dict[Family, frozenset[Address]] = {}
@@ -85,7 +85,7 @@ class NodeSync:
         """Whether anything differs from what was written last."""
         return self._inputs() != self._written
 
-    def write(self, span: Mapping[Family, Prefix]) -> None:
+    def write(self, covering: Mapping[Family, Prefix]) -> None:
         """Writes all of it. A map that cannot be written keeps nothing else from being written.
 
         Raises KernelError; then ``changed`` stays true.
@@ -100,12 +100,12 @@ class NodeSync:
             **self._service_ranges(),
         }
         maps = [partial(self.datapath.write_map, name, wanted) for name, wanted in contents.items()]
-        do_all([*maps, partial(self.write_settings, span), self._serve_devices])
+        do_all([*maps, partial(self.write_settings, covering), self._serve_devices])
         self._written = inputs
 
-    def write_settings(self, span: Mapping[Family, Prefix]) -> None:
-        """``span`` holds every planned cluster IP; it is written before the plan is."""
-        self.datapath.write_settings(self._desired.settings(self.options.map_settings, span))
+    def write_settings(self, covering: Mapping[Family, Prefix]) -> None:
+        """``covering``: prefixes that hold every planned cluster IP; written before the plan."""
+        self.datapath.write_settings(self._desired.settings(self.options.map_settings, covering))
 
     def attach(self) -> None:
         """Puts the loaded programs in force, if there are any. Raises KernelError."""
@@ -135,9 +135,9 @@ class NodeSync:
         return {"service_ranges": dict.fromkeys(ranges, 1)}
 
     def _desired_node(self) -> DesiredNode:
-        every, primary = self.device_list.devices, self.cluster.primary
-        served = devices.served(every, self.options.devices)
-        return DesiredNode(every, served, primary, self.options.detector, self._pod_cidrs())
+        known, primary = self.device_list.devices, self.cluster.primary
+        served = devices.served(known, self.options.devices)
+        return DesiredNode(known, served, primary, self.options.detector, self._pod_cidrs())
 
     def _pod_cidrs(self) -> tuple[Network, ...]:
         node = self.cluster.node

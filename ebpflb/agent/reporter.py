@@ -41,7 +41,7 @@ class Reporter:
         self._pending_services: set[Key] = set()  # changed, and not synced yet
         self._pending_slices: set[Key] = set()
 
-    def applied(self, change: Applied, node: Node | None) -> None:
+    def event_applied(self, change: Applied, node: Node | None) -> None:
         """An event has changed the cluster state, in which the Node is ``node`` now."""
         for each in change.slices.values():
             self._observe_trigger(each)

@@ -38,15 +38,15 @@ MakePlan = Callable[[Mapping[PortName, DesiredService | None], float], Plan]
 class ServiceSync:
     """Raises KernelError, also when it is made, where the maps cannot be read."""
 
-    def __init__(self, datapath: Datapath, cluster: ClusterState, node: NodeSync) -> None:
+    def __init__(self, datapath: Datapath, cluster: ClusterState, node_sync: NodeSync) -> None:
         self.datapath = datapath
         self.cluster = cluster
-        self.node = node
+        self.node_sync = node_sync
         self.not_programmed: Mapping[str, str] = {}  # service port -> why it does not fit
         self._start_over()
 
     def _start_over(self) -> None:
-        """Reads what the maps hold, and has every service planned anew."""
+        """Reads the maps; every service is to be planned anew."""
         self.planner = Planner(CAPACITY, self.datapath.read_contents())
         self.port_names: dict[Key, set[PortName]] = {}  # Service -> its ports in the plan
         self.health_checks: dict[Key, HealthCheck] = {}  # the answers of health-check node ports
@@ -65,11 +65,9 @@ class ServiceSync:
         """Of all service ports that are programmed."""
         return self.planner.backends
 
-    @property
-    def span(self) -> dict[Family, Prefix]:
-        """Holds all cluster IPs, and all ranges that they may be from."""
-        self.planner.cover(self.cluster.service_cidrs)
-        return self.planner.covering_prefixes
+    def cover_service_cidrs(self) -> dict[Family, Prefix]:
+        """The prefixes that cover all cluster IPs, and from now on all ranges of cluster IPs."""
+        return self.planner.cluster_ips.cover(self.cluster.service_cidrs)
 
     def write(self) -> None:
         """Writes the services that changed, and those that did not fit before.
@@ -81,11 +79,11 @@ class ServiceSync:
         self.must_start_over = True
         keys = sorted(self.cluster.take_changed_services())
         for start in range(0, len(keys), BATCH):
-            self._write_batch(keys[start : start + BATCH], self.planner.change)
+            self._write_batch(keys[start : start + BATCH], self.planner.plan_changes)
         if not self.all_written:
-            self._write_batch([], self.planner.complete)
-        elif self.planner.unplaced:
-            self._write_batch([], self.planner.change)
+            self._write_batch([], self.planner.plan_everything)
+        elif self.planner.not_programmed:
+            self._write_batch([], self.planner.plan_changes)
         self.must_start_over, self.all_written = False, True
         self._set_not_programmed()
 
@@ -95,11 +93,11 @@ class ServiceSync:
         plan = make_plan(changes, began)
         planned = time.monotonic()
         if plan:
-            self.node.write_settings(self.span)
+            self.node_sync.write_settings(self.cover_service_cidrs())
             self.datapath.apply(plan)
             spent = (planned - began) * 1e3, (time.monotonic() - planned) * 1e3
             log.info("%r planned in %.1f ms, written in %.1f ms", plan, *spent)
-        self.planner.applied(time.monotonic())
+        self.planner.written(time.monotonic())
 
     def _desired(self, key: Key) -> list[tuple[PortName, DesiredService | None]]:
         """What a service's ports want now; None for ports that it no longer has."""
@@ -121,6 +119,6 @@ class ServiceSync:
             self.health_checks[key] = check
 
     def _set_not_programmed(self) -> None:
-        reasons = {str(name): reason for name, reason in self.planner.unplaced.items()}
+        reasons = {str(name): reason for name, reason in self.planner.not_programmed.items()}
         log_new(self.not_programmed, reasons, _NOT_PROGRAMMED)
         self.not_programmed = reasons

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state of the cluster as one node needs it: ``apply`` an event, and read what changed.
 
-An invalid object is reported and its last good state stays in topology. Services are stored as
+An invalid object is reported and its last good state stays in use. Services are stored as
 their service ports, so an edit of a field that is not used here changes nothing (kube-proxy.md
 16.3). EndpointSlices are stored whole; they may come before their Service and may outlive it.
 """
@@ -85,7 +85,7 @@ class ClusterState:
 
     @property
     def complete(self) -> bool:
-        """Every list that a service depends on has been received; before that program nothing."""
+        """Every list that a service depends on has been received; until then nothing is written."""
         return self.listed >= _NEEDED
 
     @property

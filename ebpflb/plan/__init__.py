@@ -13,6 +13,7 @@ What the planner is made of:
 
 allocators       ids and ranges of slots: which are free, which are in quarantine
 service_entries  the map entries of one service port
+frontends        the entries of map services: which service port has which frontend
 cluster_ips      the entries of map cluster_ips
 source_ranges    the entries of map source_ranges: which clients restricted frontends admit
 prefixes         networks as keys of the maps, and prefixes that cover many of them

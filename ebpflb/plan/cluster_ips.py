@@ -8,8 +8,8 @@ prefixes hold every cluster IP that ever was there, and so can be written before
 
 from collections.abc import Iterable
 
-from ebpflb.model.addresses import Address
-from ebpflb.plan.entries import Frontend, Service
+from ebpflb.model.addresses import Address, Family, Network
+from ebpflb.plan.entries import Frontend, Prefix, Service
 from ebpflb.plan.prefixes import CoveringPrefixes
 
 
@@ -33,6 +33,16 @@ class ClusterIps:
         else:
             self.frontends.remove(frontend)
             self._count_down(frontend.address)
+
+    def cover(self, networks: Iterable[Network]) -> dict[Family, Prefix]:
+        """The covering prefixes: they hold all cluster IPs and all networks ever given to this.
+
+        NO_PREFIX for a family that has none. They only grow, and are to be written before the plan
+        that they belong to.
+        """
+        for network in networks:
+            self.prefixes.add(network)
+        return self.prefixes.by_family()
 
     def take_changes(self) -> tuple[list[Address], list[Address]]:
         """The entries to add and to remove since the last call."""

@@ -18,9 +18,12 @@ _DETECT = frozenset({"detect_local"})
 
 @dataclass(frozen=True)
 class DesiredNode:
-    """``every`` device, those that are served, the Node's addresses, and what tells its pods."""
+    """``known``: all devices; ``primary``: the Node's addresses.
 
-    every: Devices
+    ``detector`` and ``pod_cidrs`` decide which traffic is that of this node's pods.
+    """
+
+    known: Devices
     served: Devices
     primary: AddressByFamily
     detector: LocalDetector
@@ -28,27 +31,29 @@ class DesiredNode:
 
     def devices(self) -> dict[int, Device]:
         """The entries of map devices, by ifindex."""
-        sources = devices.masquerade_addresses(self.every, self.primary)
-        known = devices.by_index(self.every)
+        sources = devices.masquerade_addresses(self.known, self.primary)
+        by_index = devices.by_index(self.known)
         return {
             device.index: Device(
                 *_both(sources[device.index]),
-                _PODS if self.detector.is_pod_device(device, known) else _NOT_PODS,
+                _PODS if self.detector.is_pod_device(device, by_index) else _NOT_PODS,
             )
             for device in self.served
         }
 
-    def settings(self, options: dict[str, Any], span: Mapping[Family, Prefix]) -> dict[str, Any]:
+    def settings(
+        self, options: dict[str, Any], covering: Mapping[Family, Prefix]
+    ) -> dict[str, Any]:
         """The fields of map settings; the operator has chosen those in ``options``.
 
-        ``span``: the covering prefixes of all services (see ``Planner.covering_prefixes``).
+        ``covering``: the prefixes that cover all cluster IPs (see ``ClusterIps.cover``).
         """
         pods = {family(n): prefix_of(n) for n in self.detector.networks(self.pod_cidrs)}
         active = self.detector.by_device or bool(pods)
-        node_v4, node_v6 = _both(devices.node_addresses(self.every, self.primary))
+        node_v4, node_v6 = _both(devices.node_addresses(self.known, self.primary))
         found = {"node_v4": node_v4, "node_v6": node_v6, **_fields("pods", pods)}
         flags = options["flags"] | (_DETECT if active else frozenset())
-        return {**options, **found, **_fields("span", span), "flags": flags}
+        return {**options, **found, **_fields("span", covering), "flags": flags}
 
 
 def _fields(name: str, found: Mapping[Family, Prefix]) -> dict[str, Prefix]:

@@ -105,7 +105,10 @@ NO_V4, NO_V6 = IPv4Address(0), IPv6Address(0)
 
 
 class Settings(NamedTuple):
-    """What the operator chose, and what the agent found out about this node."""
+    """What the operator chose, and what the agent found out about this node.
+
+    ``span_v4`` and ``span_v6`` are the covering prefixes (see ``ClusterIps.cover``).
+    """
 
     host_netns: int
     writes: int

@@ -9,20 +9,20 @@ and a crash between any two writes leaves a working state. The same holds for so
 that admit a client are written before the switch, those that no longer do are removed after it.
 
 A service port that does not fit into the maps keeps its last good entries, is listed in
-``unplaced``, and is tried again with every plan. Restrictions hold even then: where source ranges
-or a restricted service port do not fit, the frontends admit only the source ranges that do.
+``not_programmed``, and is tried again with every plan. Restrictions hold even then: where source
+ranges or a restricted service port do not fit, the frontends admit only the source ranges that do.
 """
 
 from collections.abc import Iterable, Mapping
 from functools import partial
 
-from ebpflb.model.addresses import Family, Network
 from ebpflb.model.services import PortName
 from ebpflb.plan.allocators import Capacity, IdAllocator, MapFull, Quarantine, SlotAllocator
 from ebpflb.plan.claims import Claims
 from ebpflb.plan.cluster_ips import ClusterIps
 from ebpflb.plan.desired_service import DesiredService
-from ebpflb.plan.entries import NOWHERE, Flags, Frontend, Prefix
+from ebpflb.plan.entries import NOWHERE, Flags, Frontend
+from ebpflb.plan.frontends import Frontends
 from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.plan import Plan
 from ebpflb.plan.service_entries import (
@@ -38,8 +38,8 @@ from ebpflb.plan.source_ranges import SourceRanges
 class Planner:
     """Keeps the desired and the actual state of all service ports, and plans the difference.
 
-    Times are seconds of a monotonic clock, given by the caller. ``unplaced`` says which map is too
-    full for a service port.
+    Times are seconds of a monotonic clock, given by the caller. ``not_programmed`` says which map
+    is too full for a service port.
     """
 
     def __init__(self, capacity: Capacity, contents: MapContents | None = None) -> None:
@@ -47,55 +47,48 @@ class Planner:
         self.claims = Claims()
         self.actual: dict[PortName, ServiceEntries] = {}
         self.backends = 0  # of all services in `actual`
-        self.unplaced: dict[PortName, str] = {}
+        self.not_programmed: dict[PortName, str] = {}
         self.service_ids = IdAllocator(capacity.service_ids)
         self.backend_ids = IdAllocator(capacity.backend_ids)
         self.slots = SlotAllocator(capacity.slots)
         self.quarantine = Quarantine()
-        self.owners: dict[Frontend, PortName] = {}  # of the frontends in map services
-        self.removed: set[Frontend] = set()  # from map services by the plan that is being made
+        contents = contents or MapContents()
+        self.frontends = Frontends(capacity.services, contents.cluster_ips)
         self.source_ranges = SourceRanges(capacity.source_ranges, self.quarantine)
-        self.cluster_ips = ClusterIps()
         self.backend_changes: list[BackendChange] = []
         self.plan = Plan()
-        self._load(contents or MapContents())
+        self._load(contents)
 
-    def change(self, desired: Mapping[PortName, DesiredService | None], now: float) -> Plan:
+    def plan_changes(self, desired: Mapping[PortName, DesiredService | None], now: float) -> Plan:
         """The plan after these changes of the desired state; None: the service port is deleted."""
         self.quarantine.release(now)
-        for name in sorted(self.claims.update(desired) | self.unplaced.keys()):
+        for name in sorted(self.claims.update(desired) | self.not_programmed.keys()):
             self._plan_service(name)
         self._finish()
-        plan, self.plan, self.removed = self.plan, Plan(), set()
+        plan, self.plan = self.plan, Plan()
         return plan
 
-    def complete(self, desired: Mapping[PortName, DesiredService | None], now: float) -> Plan:
-        """As ``change``, with the last of all services: it also removes what is left of others."""
+    def plan_everything(
+        self, desired: Mapping[PortName, DesiredService | None], now: float
+    ) -> Plan:
+        """As ``plan_changes``, when all other service ports have been planned: it also removes
+        service ports that the maps still hold and that do not exist any more.
+        """
         deleted = dict.fromkeys(self.actual.keys() - self.claims.desired.keys())
-        return self.change({**deleted, **desired}, now)
+        return self.plan_changes({**deleted, **desired}, now)
 
-    def applied(self, now: float) -> None:
+    def written(self, now: float) -> None:
         """The last plan has been written to the maps: the quarantine of what it freed begins."""
         self.quarantine.start(now)
 
     def take_backend_changes(self) -> list[BackendChange]:
-        """All since the last call; to be called when the plans have been applied."""
-        taken, self.backend_changes = self.backend_changes, []
-        return taken
+        """All since the last call; to be called when the plans have been written."""
+        changes, self.backend_changes = self.backend_changes, []
+        return changes
 
     @property
-    def covering_prefixes(self) -> dict[Family, Prefix]:
-        """Prefixes that hold all cluster IPs and all networks given to ``cover``.
-
-        NO_PREFIX for a family that has none. They only grow, and are to be written before the plan
-        that they belong to.
-        """
-        return self.cluster_ips.prefixes.by_family()
-
-    def cover(self, networks: Iterable[Network]) -> None:
-        """Includes these networks in ``covering_prefixes``."""
-        for network in networks:
-            self.cluster_ips.prefixes.add(network)
+    def cluster_ips(self) -> ClusterIps:
+        return self.frontends.cluster_ips
 
     def used_entries(self) -> dict[str, int]:
         """Map -> how many of its entries are in use, those in quarantine included.
@@ -103,7 +96,7 @@ class Planner:
         Another thread may be planning at the same time: each number is right at some moment.
         """
         return {
-            "services": len(self.owners),
+            "services": len(self.frontends.owners),
             "slots": self.capacity.slots - self.slots.available,
             "members": len(self.backend_ids.used),
             "service_stats": len(self.service_ids.used),
@@ -113,7 +106,7 @@ class Planner:
 
     def _finish(self) -> None:
         """Adds what is known only when all changes of a plan are known."""
-        self.plan.removed_services += sorted(self.removed, key=str)
+        self.plan.removed_services += self.frontends.take_removed()
         added, removed = self.cluster_ips.take_changes()
         self.plan.cluster_ips += [(address, 1) for address in added]
         self.plan.removed_cluster_ips += removed
@@ -121,21 +114,18 @@ class Planner:
         self.plan.source_ranges = [(range, 1) for range in ranges]
 
     def _load(self, contents: MapContents) -> None:
-        self.cluster_ips = ClusterIps(contents.cluster_ips)
         self.actual = dict(contents.entries)
         for name, entries in self.actual.items():
             self.backends += len(entries.backends)
             self.service_ids.mark_used(entries.id)
             self.slots.mark_used(entries.block)
-            self.owners.update(dict.fromkeys(entries.services, name))
+            self.frontends.load(name, entries.services)
             if entries.restricted:
                 self.source_ranges.load(entries.id, entries.source_ranges)
-            for frontend, service in entries.services.items():
-                self.cluster_ips.point(frontend, service)
             for id in entries.ids:
                 self.backend_ids.mark_used(id)
         self._load_leftovers(contents)
-        self.removed = set(contents.leftover_services)
+        self.frontends.load_leftovers(contents.leftover_services)
         self.plan.members += contents.wrong_members
         self.source_ranges.load_leftovers(contents.leftover_source_ranges)
 
@@ -144,15 +134,15 @@ class Planner:
         for block in contents.leftover_blocks:
             for part in self.slots.mark_used(block):
                 self.quarantine.add(partial(self.slots.free, part))
-        for number in contents.leftover_service_ids:
-            self.service_ids.mark_used(number)
-            self._free_service_id(number)
-        for number in contents.leftover_backend_ids:
-            self.backend_ids.mark_used(number)
-            self._free_backend_id(number)
+        for id in contents.leftover_service_ids:
+            self.service_ids.mark_used(id)
+            self._free_service_id(id)
+        for id in contents.leftover_backend_ids:
+            self.backend_ids.mark_used(id)
+            self._free_backend_id(id)
 
     def _plan_service(self, name: PortName) -> None:
-        self.unplaced.pop(name, None)
+        self.not_programmed.pop(name, None)
         frontends = self.claims.frontends_of(name)
         if not frontends:
             self._remove(name)
@@ -160,12 +150,12 @@ class Planner:
         try:
             self._program(self.claims.desired[name], frontends)
         except MapFull as full:
-            self.unplaced[name] = str(full)
-            self._keep_last_entries(name, frontends)
+            self.not_programmed[name] = str(full)
+            self._retain_entries(name, frontends)
 
-    def _keep_last_entries(self, name: PortName, frontends: dict[Frontend, Flags]) -> None:
+    def _retain_entries(self, name: PortName, frontends: dict[Frontend, Flags]) -> None:
         old = self.actual.get(name, NO_ENTRIES)
-        own = [frontend for frontend in old.services if self.owners.get(frontend) == name]
+        own = [frontend for frontend in old.services if self.frontends.owners.get(frontend) == name]
         new = retained_entries(old, own, self.claims.desired[name], frontends)
         if new:
             self._write(name, old, self._fit_source_ranges(name, new))
@@ -175,7 +165,7 @@ class Planner:
         if old is None:
             return
         self.backends -= len(old.backends)
-        self._remove_frontends(name, old.services)
+        self.frontends.remove(name, old.services)
         self.source_ranges.remove(old.id)
         self._free_block(old, used_ids=frozenset())
         self._free_service_id(old.id)
@@ -189,10 +179,10 @@ class Planner:
         if not same_block or frontends.keys() != old.services.keys():
             self._check_capacity(old, known, frontends)
         block = old.block if same_block else self.slots.allocate(len(desired.backends))
-        number = old.id or self.service_ids.allocate()
+        service_id = old.id or self.service_ids.allocate()
         ids = tuple([id or self.backend_ids.allocate() for id in known])
-        new = self._fit_source_ranges(name, service_entries(number, desired, frontends, block, ids))
-        self._write(name, old, new)
+        new = service_entries(service_id, desired, frontends, block, ids)
+        self._write(name, old, self._fit_source_ranges(name, new))
         if not same_block:
             self._free_block(old, used_ids=frozenset(ids))
             self.backend_changes.append(BackendChange(name, old.ids, new.ids))
@@ -202,16 +192,14 @@ class Planner:
         fitting = self.source_ranges.fitting(new.source_ranges)
         if fitting != new.source_ranges:
             full = f"map source_ranges is full ({self.capacity.source_ranges} entries)"
-            self.unplaced.setdefault(name, full)
+            self.not_programmed.setdefault(name, full)
         return new._replace(source_ranges=fitting)
 
     def _check_capacity(
         self, old: ServiceEntries, known: tuple[int, ...], frontends: Iterable[Frontend]
     ) -> None:
         """Raises MapFull with the map's name; nothing has been allocated by then."""
-        entries = sum(f not in self.owners and f not in self.removed for f in frontends)
-        if entries > self.capacity.services - len(self.owners) - len(self.removed):
-            raise MapFull(f"map services is full ({self.capacity.services} entries)")
+        self.frontends.check_capacity(frontends)
         if not old.id and not self.service_ids.available:
             raise MapFull(f"map service_stats is full ({self.capacity.service_ids} ids)")
         if known.count(0) > self.backend_ids.available:
@@ -220,7 +208,7 @@ class Planner:
     def _write(self, name: PortName, old: ServiceEntries, new: ServiceEntries) -> None:
         self.actual[name] = new
         self.backends += len(new.backends) - len(old.backends)
-        if new == old and all(self.owners[frontend] == name for frontend in new.services):
+        if new == old and all(self.frontends.owners[f] == name for f in new.services):
             return
         if new.block != old.block:
             self.plan.slots += new.slots()
@@ -231,22 +219,8 @@ class Planner:
         for id, backend in zip(new.ids, new.backends, strict=True):
             if known.get(id) != backend.name:
                 self.plan.backend_names.append((id, backend.name))
-        for frontend, service in new.services.items():
-            if old.services.get(frontend) != service or self.owners.get(frontend) != name:
-                self.plan.services.append((frontend, service))
-                self.cluster_ips.point(frontend, service)
+        self.plan.services += self.frontends.change(name, old.services, new.services)
         self.source_ranges.change(new.id, new.source_ranges, restricted=new.restricted)
-        self._remove_frontends(name, old.services.keys() - new.services.keys())
-        self.owners.update(dict.fromkeys(new.services, name))
-        self.removed -= new.services.keys()
-
-    def _remove_frontends(self, name: PortName, frontends: Iterable[Frontend]) -> None:
-        """Except those that another service port has taken over meanwhile."""
-        for frontend in frontends:
-            if self.owners.get(frontend) == name:
-                del self.owners[frontend]
-                self.removed.add(frontend)
-                self.cluster_ips.point(frontend, None)
 
     def _free_block(self, old: ServiceEntries, used_ids: frozenset[int]) -> None:
         self.quarantine.add(partial(self.slots.free, old.block))
@@ -254,12 +228,14 @@ class Planner:
             if id not in used_ids:
                 self._free_backend_id(id)
 
-    def _free_service_id(self, number: int) -> None:
-        self.plan.removed_service_names.append(number)
-        self.quarantine.add(partial(self.service_ids.free, number))
+    def _free_service_id(self, id: int) -> None:
+        self.plan.removed_service_names.append(id)
+        self.quarantine.add(partial(self.service_ids.free, id))
 
-    def _free_backend_id(self, number: int) -> None:
-        """A client that has affinity to the backend must not find it in its old slot any more."""
-        self.plan.members.append((number, NOWHERE))
-        self.plan.removed_backend_names.append(number)
-        self.quarantine.add(partial(self.backend_ids.free, number))
+    def _free_backend_id(self, id: int) -> None:
+        """Clients' affinity to the backend and sockets' assignments to it end with this write: the
+        hooks look its slot up by its id, and find that it has none.
+        """
+        self.plan.members.append((id, NOWHERE))
+        self.plan.removed_backend_names.append(id)
+        self.quarantine.add(partial(self.backend_ids.free, id))

@@ -23,7 +23,7 @@ START_ACTION = "StartKubeProxy"  # of all events at the start
 
 
 class HttpServers:
-    """The agent updates ``health`` and ``services`` between ``start`` and ``stop``."""
+    """The agent updates ``health`` and ``service_health`` between ``start`` and ``stop``."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class HttpServers:
         self._node = recorder.node(options.node_name)
         self._thread = ServerThread()
         self.health = Health(2 * options.sync_period, families, on_response=on_response)
-        self.services = ServiceHealth(
+        self.service_health = ServiceHealth(
             self._thread,
             lambda: self.health.healthy,
             events,
@@ -79,7 +79,7 @@ class HttpServers:
     def stop(self) -> None:
         """Closes everything. Harmless if it was never started, or is stopped already."""
         if self._thread.alive:
-            self.services.close()
+            self.service_health.close()
             for port in self._ports.values():
                 self._thread.run(port.close())
         self._thread.stop()

@@ -181,13 +181,13 @@ class Harness:
             "stale_udp": self.stale_udp,
         }
         cluster = ClusterState(self.options.node_name, bind_address=self.options.bind_address)
-        node = NodeSync(self.options, datapath, cluster)
+        node_sync = NodeSync(self.options, datapath, cluster)
         self.agent = Agent(
             options=self.options,
             inbox=Inbox(),
             cluster=cluster,
-            node=node,
-            services=ServiceSync(datapath, cluster, node),
+            node_sync=node_sync,
+            service_sync=ServiceSync(datapath, cluster, node_sync),
             reporter=Reporter(self.health, self.metrics, service_health),
             **others,
         )

@@ -47,7 +47,7 @@ def start(harness: Harness, **chosen: Any) -> Harness:
 
 
 def test_settings_first(harness: Harness) -> None:
-    """The settings, span and all, are written before the first service."""
+    """The settings, with the covering prefixes, are written before the first service."""
     start(harness)
     (settings,) = harness.datapath.settings_at_plans
     assert settings == harness.datapath.settings
@@ -56,8 +56,8 @@ def test_settings_first(harness: Harness) -> None:
     assert settings["node_v4"] == V4
 
 
-def test_span_grows_first(harness: Harness) -> None:
-    """A service outside the span is written after a span that holds it."""
+def test_covering_prefix_grows_first(harness: Harness) -> None:
+    """A cluster IP outside a covering prefix is written after a prefix that holds it."""
     start(harness)
     harness.send(changed(Kind.SERVICE, service("b", "10.96.0.2")))
     settings = harness.datapath.settings_at_plans[-1]
@@ -154,7 +154,7 @@ def test_old_programs(harness: Harness) -> None:
 
 
 def test_service_ranges(harness: Harness) -> None:
-    """Ranges are written when they are known, and only then; the span holds them too."""
+    """Ranges are written when they are known, and only then; covering prefixes hold them."""
     start(harness)
     assert "service_ranges" not in harness.datapath.small_maps
     harness.send(listed(Kind.SERVICE_CIDR, objects.service_cidr("10.96.0.0/16")))

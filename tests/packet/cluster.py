@@ -160,12 +160,12 @@ class Cluster:
     def _write(self) -> None:
         """As the agent does: what changed is planned, and the plan is written."""
         self.time += 60
-        plan = self.planner.change(self._desired(), self.time)
+        plan = self.planner.plan_changes(self._desired(), self.time)
         for part in dataclasses.fields(plan):
             rows = getattr(plan, part.name)
             table = self.node.maps[part.name.removeprefix("removed_")]
             table.delete(rows) if part.name.startswith("removed_") else table.write(rows)
-        self.planner.applied(self.time)
+        self.planner.written(self.time)
 
     def _desired(self) -> dict[PortName, DesiredService | None]:
         changes: dict[PortName, DesiredService | None] = {}

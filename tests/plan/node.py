@@ -50,7 +50,7 @@ class Node:
         for name, port in changes.items():
             self.desired.pop(name, None)
             self.desired |= {name: port} if port else {}
-        plan = self.planner.change(changes, self.now)
+        plan = self.planner.plan_changes(changes, self.now)
         self.write_rows(list(writes(plan)), stop)
         return plan
 
@@ -58,7 +58,7 @@ class Node:
         """A new agent on the same maps, with the same desired state."""
         self.readers.clear()
         self.planner = Planner(self.capacity, self.maps.read_back())
-        plan = self.planner.complete(self.desired, self.now)
+        plan = self.planner.plan_everything(self.desired, self.now)
         self.write_rows(list(writes(plan)), stop)
         return plan
 
@@ -85,7 +85,7 @@ class Node:
                 raise WrongLookup("a cluster IP is lost meanwhile")
             self._check_readers()
         self.clients |= self.maps.live_backends().keys()
-        self.planner.applied(self.now)
+        self.planner.written(self.now)
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
@@ -170,7 +170,7 @@ def check_tidy(node: Node) -> None:
     maps, planner = node.maps, node.planner
     maps.lookups()
     entries = planner.actual
-    assert set(maps.services) == set(planner.owners)
+    assert set(maps.services) == set(planner.frontends.owners)
     assert planner.backends == sum(len(p.backends) for p in entries.values())
     assert maps.service_names == {p.id: name for name, p in entries.items()}
     labels = {id: b.name for p in entries.values() for id, b in zip(p.ids, p.backends, strict=True)}

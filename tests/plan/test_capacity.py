@@ -24,7 +24,7 @@ def test_new_service_does_not_fit(capacity: Capacity, message: str) -> None:
     """It is named together with the map that is full, and nothing of it is written."""
     node = Node(capacity)
     node.change(by_name(A, B))
-    assert node.planner.unplaced == {name("b"): message}
+    assert node.planner.not_programmed == {name("b"): message}
     assert node.maps.services.keys() == A.frontends.keys()
     check_tidy(node)
 
@@ -37,7 +37,7 @@ def test_placed_when_room_appears(capacity: Capacity, message: str) -> None:
     node.change({name("a"): None})
     node.wait(2)
     node.change({})
-    assert node.planner.unplaced == {}
+    assert node.planner.not_programmed == {}
     assert node.maps.services.keys() == B.frontends.keys()
     check_tidy(node)
 
@@ -49,7 +49,7 @@ def test_what_is_placed_stays(capacity: Capacity, message: str) -> None:
     node.change(by_name(A, B))
     node.change(by_name(desired("a", [1, 2], [1, 2], affinity_seconds=60)))
     assert {service.affinity_seconds for service in node.maps.services.values()} == {60}
-    assert node.planner.unplaced == {name("b"): message}
+    assert node.planner.not_programmed == {name("b"): message}
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_last_good_state_stays(capacity: Capacity, grown: DesiredService) -> Non
     before = node.maps.view()
     plan = node.change(by_name(grown))
     assert not plan and node.maps.view() == before
-    assert node.planner.unplaced.keys() == {name("b")}
+    assert node.planner.not_programmed.keys() == {name("b")}
     check_tidy(node)
 
 
@@ -99,9 +99,9 @@ def test_frontends_of_one_plan_share_the_map() -> None:
     node = Node(CAPACITY._replace(services=4))
     node.change(by_name(A, B))
     node.change({name("a"): None, **by_name(desired("c", [5], [5]))})
-    assert node.planner.unplaced.keys() == {name("c")}
+    assert node.planner.not_programmed.keys() == {name("c")}
     node.change({})
-    assert node.planner.unplaced == {}
+    assert node.planner.not_programmed == {}
 
 
 def test_frontend_taken_over_needs_no_room() -> None:
@@ -109,7 +109,7 @@ def test_frontend_taken_over_needs_no_room() -> None:
     node = Node(CAPACITY._replace(services=4))
     node.change(by_name(A, B))
     node.change({name("a"): None, **by_name(desired("c", [1, 2], [5]))})
-    assert node.planner.unplaced == {}
+    assert node.planner.not_programmed == {}
 
 
 def test_half_flipped_and_full() -> None:

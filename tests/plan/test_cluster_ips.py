@@ -60,32 +60,32 @@ def test_restart() -> None:
     check_tidy(node)
 
 
-def test_span() -> None:
+def test_covering_prefixes() -> None:
     """It holds every cluster IP as soon as it is planned, and never shrinks."""
     planner = Planner(CAPACITY)
-    assert planner.covering_prefixes == {Family.IPV4: NO_PREFIX, Family.IPV6: NO_PREFIX}
-    planner.change(by_name(desired("a", [1], [1])), 0)
-    assert planner.covering_prefixes[Family.IPV4] == prefix_of(ip_network("172.30.0.1/32"))
-    planner.change(by_name(desired("b", [2, 3], [1])), 0)
-    assert planner.covering_prefixes[Family.IPV4] == prefix_of(ip_network("172.30.0.0/30"))
-    planner.change({name("b"): None}, 0)
-    assert planner.covering_prefixes[Family.IPV4] == prefix_of(ip_network("172.30.0.0/30"))
-    assert planner.covering_prefixes[Family.IPV6] == NO_PREFIX
+    assert planner.cluster_ips.cover([]) == {Family.IPV4: NO_PREFIX, Family.IPV6: NO_PREFIX}
+    planner.plan_changes(by_name(desired("a", [1], [1])), 0)
+    assert planner.cluster_ips.cover([])[Family.IPV4] == prefix_of(ip_network("172.30.0.1/32"))
+    planner.plan_changes(by_name(desired("b", [2, 3], [1])), 0)
+    assert planner.cluster_ips.cover([])[Family.IPV4] == prefix_of(ip_network("172.30.0.0/30"))
+    planner.plan_changes({name("b"): None}, 0)
+    assert planner.cluster_ips.cover([])[Family.IPV4] == prefix_of(ip_network("172.30.0.0/30"))
+    assert planner.cluster_ips.cover([])[Family.IPV6] == NO_PREFIX
 
 
-def test_span_after_a_restart() -> None:
+def test_covering_prefixes_after_a_restart() -> None:
     """What is programmed belongs to it from the start; what is external does not."""
     node = Node()
     far = Frontend(ip_address("198.51.100.7"), 80, 6)
     node.change(by_name(desired("a", {frontend(1): INTERNAL, far: EXTERNAL}, [1])))
     planner = Planner(CAPACITY, node.maps.read_back())
-    assert planner.covering_prefixes[Family.IPV4] == prefix_of(ip_network("172.30.0.1/32"))
+    assert planner.cluster_ips.cover([])[Family.IPV4] == prefix_of(ip_network("172.30.0.1/32"))
 
 
-def test_span_covers_what_it_is_told() -> None:
+def test_covering_prefixes_include_service_cidrs() -> None:
     """Service CIDRs of both families belong to it."""
     planner = Planner(CAPACITY)
-    planner.change(by_name(desired("a", [1], [1])), 0)
-    planner.cover([ip_network("172.30.0.0/16"), ip_network("fd00:30::/112")])
-    assert planner.covering_prefixes[Family.IPV4] == prefix_of(ip_network("172.30.0.0/16"))
-    assert planner.covering_prefixes[Family.IPV6] == prefix_of(ip_network("fd00:30::/112"))
+    planner.plan_changes(by_name(desired("a", [1], [1])), 0)
+    planner.cluster_ips.cover([ip_network("172.30.0.0/16"), ip_network("fd00:30::/112")])
+    assert planner.cluster_ips.cover([])[Family.IPV4] == prefix_of(ip_network("172.30.0.0/16"))
+    assert planner.cluster_ips.cover([])[Family.IPV6] == prefix_of(ip_network("fd00:30::/112"))

@@ -72,7 +72,7 @@ def services_first(rows: list[Write]) -> list[Write]:
 def test_services_before_their_slots(order: Callable[[list[Write]], list[Write]]) -> None:
     """A frontend that flips before its slots are written leads nowhere."""
     node = served()
-    plan = node.planner.change(by_name(CHANGED), node.now)
+    plan = node.planner.plan_changes(by_name(CHANGED), node.now)
     with pytest.raises(WrongLookup, match="service 1 reads"):
         node.write_rows(order(list(writes(plan))))
 
@@ -80,7 +80,7 @@ def test_services_before_their_slots(order: Callable[[list[Write]], list[Write]]
 def test_gone_too_early() -> None:
     """A frontend that moves must not be taken away before it is written."""
     node = served()
-    plan = node.planner.change(by_name(CHANGED), node.now)
+    plan = node.planner.plan_changes(by_name(CHANGED), node.now)
     with pytest.raises(WrongLookup, match="meanwhile"):
         node.write_rows([("removed_services", frontend(1)), *writes(plan)])
 
@@ -88,7 +88,7 @@ def test_gone_too_early() -> None:
 def test_former_backend_still_found() -> None:
     """A member that is not taken away leads its clients to a backend that left."""
     node = served()
-    plan = node.planner.change(by_name(CHANGED), node.now)
+    plan = node.planner.plan_changes(by_name(CHANGED), node.now)
     plan.members = [row for row in plan.members if row[1] != NOWHERE]
     node.write_rows(list(writes(plan)))
     with pytest.raises(AssertionError):
@@ -127,7 +127,7 @@ def test_ranges_on_the_wrong_side_of_the_flip(order: Callable[[list[Write]], lis
     """A client that may come before and after is refused in between."""
     node = Node()
     node.change(by_name(restricted("db")))
-    plan = node.planner.change({name("db"): None, **by_name(restricted("web"))}, node.now)
+    plan = node.planner.plan_changes({name("db"): None, **by_name(restricted("web"))}, node.now)
     with pytest.raises(WrongLookup, match=r"192\.0\.2\.1 may not use"):
         node.write_rows(order(list(writes(plan))))
 
@@ -184,6 +184,6 @@ def test_crash_without_mending() -> None:
     contents = node.maps.read_back()
     contents.wrong_members.clear()
     node.planner = Planner(CAPACITY, contents)
-    node.write_rows(list(writes(node.planner.complete(node.desired, node.now))))
+    node.write_rows(list(writes(node.planner.plan_everything(node.desired, node.now))))
     with pytest.raises(AssertionError):
         check_tidy(node)

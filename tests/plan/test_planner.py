@@ -235,7 +235,7 @@ def test_plan_in_a_log() -> None:
 def test_unwanted_is_not_tried_again() -> None:
     """A service that never got a place is forgotten once it is not desired."""
     planner = Planner(CAPACITY._replace(slots=1))
-    planner.change(by_name(WEB), 0)
-    assert planner.unplaced.keys() == {name("web")}
-    assert not planner.change({name("web"): None}, 0)
-    assert planner.unplaced == {}
+    planner.plan_changes(by_name(WEB), 0)
+    assert planner.not_programmed.keys() == {name("web")}
+    assert not planner.plan_changes({name("web"): None}, 0)
+    assert planner.not_programmed == {}

@@ -106,8 +106,8 @@ def test_full_maps(steps: list[Step]) -> None:
 
 def _check_full(node: Node, before: dict[Frontend, tuple[Any, ...]]) -> None:
     desired, view = from_nothing(node).view(), node.maps.view()
-    for frontend, owner in node.planner.owners.items():
-        if owner in node.planner.unplaced:
+    for frontend, owner in node.planner.frontends.owners.items():
+        if owner in node.planner.not_programmed:
             assert _whoever_asks(view[frontend]) in (
                 _whoever_asks(known[frontend]) for known in (before, desired) if frontend in known
             )
@@ -123,7 +123,7 @@ def _whoever_asks(seen: tuple[Any, ...]) -> tuple[Any, ...]:
 def _check_nobody_slips_in(node: Node) -> None:
     """What has no room for all of its clients has none for others."""
     desired = from_nothing(node)
-    for frontend, owner in node.planner.owners.items():
+    for frontend, owner in node.planner.frontends.owners.items():
         found = desired.services.get(frontend)
         if found and desired.service_names[found.id] == owner:
             for client in CLIENTS:

@@ -86,11 +86,11 @@ def service(number: int) -> DesiredService:
 
 def program(world: dict[str, Map], planner: Planner, services: int) -> None:
     """Plans and writes so many."""
-    plan = planner.change({s.name: s for s in map(service, range(services))}, 0.0)
+    plan = planner.plan_changes({s.name: s for s in map(service, range(services))}, 0.0)
     for part in fields(plan):
         if not part.name.startswith("removed_"):
             world[part.name].write(getattr(plan, part.name))
-    planner.applied(0.0)
+    planner.written(0.0)
 
 
 def test_verdicts(world: dict[str, Map], metrics: Metrics) -> None:
@@ -123,7 +123,7 @@ def test_what_the_planner_gave_away(
     assert {each: use(metrics, each) for each in expected} == expected
     for each in ("services", "source_ranges", "cluster_ips"):
         assert len(list(world[each].items())) == expected[each]
-    planner.change({service(0).name: None}, 1.0)
+    planner.plan_changes({service(0).name: None}, 1.0)
     assert (use(metrics, "services"), use(metrics, "slots")) == (4, 30)  # the slots rest
 
 

@@ -48,7 +48,7 @@ def get(path: str = "/", port: int = PORT, host: str = "127.0.0.1", method: str 
 
 def test_one_server_per_family_with_its_own_count(servers: HttpServers) -> None:
     """tcp4 on 0.0.0.0 and tcp6 on [::] are two, and each tells its own endpoints."""
-    servers.services.update({WEB: checked(v4=2, v6=0)})
+    servers.service_health.update({WEB: checked(v4=2, v6=0)})
     v4, v6 = get(host="127.0.0.1"), get(host="::1")
     assert (v4.code, v4.headers["X-Load-Balancing-Endpoint-Weight"]) == (200, "2")
     assert (v6.code, v6.headers["X-Load-Balancing-Endpoint-Weight"]) == (503, "0")
@@ -56,7 +56,7 @@ def test_one_server_per_family_with_its_own_count(servers: HttpServers) -> None:
 
 def test_service_of_one_family_has_one_server(servers: HttpServers) -> None:
     """Nothing listens in the family that the Service has not."""
-    servers.services.update({WEB: checked()})
+    servers.service_health.update({WEB: checked()})
     assert get().code == 200
     assert refused(host="::1")
 
@@ -66,7 +66,7 @@ def test_family_that_the_node_has_not_is_left_out(
 ) -> None:
     """A dual-stack Service on a node without IPv6 is no trouble."""
     servers = serve(healthz_address="", metrics_address="", families=[V4])
-    servers.services.update({WEB: checked(v6=1)})
+    servers.service_health.update({WEB: checked(v6=1)})
     assert get().code == 200
     assert refused(host="::1")
     assert fake_recorder.reasons == ["Starting"]
@@ -74,7 +74,7 @@ def test_family_that_the_node_has_not_is_left_out(
 
 def test_listens_whether_or_not_there_are_endpoints(servers: HttpServers) -> None:
     """A node without any says so: it does not refuse."""
-    servers.services.update({WEB: checked(v4=0)})
+    servers.service_health.update({WEB: checked(v4=0)})
     assert get().code == 503
 
 
@@ -82,7 +82,7 @@ def test_listens_whether_or_not_there_are_endpoints(servers: HttpServers) -> Non
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "DELETE", "ANY"])
 def test_any_path_any_method(servers: HttpServers, path: str, method: str) -> None:
     """All are answered alike."""
-    servers.services.update({WEB: checked()})
+    servers.service_health.update({WEB: checked()})
     assert get(path, method=method).code == 200
 
 
@@ -91,7 +91,7 @@ def test_status_is_200_iff_there_are_endpoints_and_the_proxy_is_healthy(serve: S
     servers = serve(healthz_address="", metrics_address="", sync_period=0.0)
     found = {}
     for count in (0, 3):
-        servers.services.update({WEB: checked(v4=count)})
+        servers.service_health.update({WEB: checked(v4=count)})
         for healthy in (True, False):
             (servers.health.synced if healthy else servers.health.queued)()
             found[count, healthy] = get().code
@@ -102,14 +102,14 @@ def test_node_eligibility_is_not_considered(servers: HttpServers) -> None:
     """A node that is about to go still tells of its endpoints."""
     servers.health.set_node(builders.node(taints=[{"key": nodes.DELETION_TAINT}]))
     assert not servers.health.eligible
-    servers.services.update({WEB: checked()})
+    servers.service_health.update({WEB: checked()})
     assert get().code == 200
 
 
 @pytest.mark.parametrize("count", [0, 2])
 def test_headers_weight_also_with_503(servers: HttpServers, count: int) -> None:
     """The three headers of kube-proxy, whatever the status."""
-    servers.services.update({WEB: checked(v4=count)})
+    servers.service_health.update({WEB: checked(v4=count)})
     reply = get()
     assert reply.code == (200 if count else 503)
     assert reply.headers["Content-Type"] == "application/json"
@@ -119,7 +119,7 @@ def test_headers_weight_also_with_503(servers: HttpServers, count: int) -> None:
 
 def test_body_is_tab_indented_in_kube_proxys_order(servers: HttpServers) -> None:
     """To the byte."""
-    servers.services.update({WEB: checked(v4=2)})
+    servers.service_health.update({WEB: checked(v4=2)})
     assert get().body == (
         '{\n\t"service": {\n\t\t"namespace": "default",\n\t\t"name": "web"\n\t},\n'
         '\t"localEndpoints": 2,\n\t"serviceProxyHealthy": true\n}'
@@ -129,7 +129,7 @@ def test_body_is_tab_indented_in_kube_proxys_order(servers: HttpServers) -> None
 def test_body_of_an_unhealthy_proxy(serve: Serve) -> None:
     """serviceProxyHealthy is a boolean, and the count stays what it is."""
     servers = serve(healthz_address="", metrics_address="", sync_period=0.0)
-    servers.services.update({WEB: checked(v4=2)})
+    servers.service_health.update({WEB: checked(v4=2)})
     servers.health.queued()
     assert '"localEndpoints": 2,\n\t"serviceProxyHealthy": false\n}' in get().body
 
@@ -139,7 +139,7 @@ def test_restricted_nodeport_addresses_restrict_the_listeners(servers: HttpServe
     subprocess.run(["ip", "addr", "add", "192.0.2.1/32", "dev", "lo"], check=True)
     subprocess.run(["ip", "addr", "add", "192.0.2.2/32", "dev", "lo"], check=True)
     ours = {V4: [ip_address("192.0.2.1"), ip_address("192.0.2.2")]}
-    servers.services.update({WEB: checked(v6=1)}, ours)
+    servers.service_health.update({WEB: checked(v6=1)}, ours)
     assert get(host="192.0.2.1").code == get(host="192.0.2.2").code == 200
     assert get(host="::1").code == 200
     assert refused(host="127.0.0.1")
@@ -149,7 +149,7 @@ def test_addresses_that_do_not_match_anything_leave_nothing(
     servers: HttpServers, fake_recorder: FakeRecorder
 ) -> None:
     """CIDRs that none of our addresses is in: nobody is asked here, and nothing is wrong."""
-    servers.services.update({WEB: checked()}, {V4: []})
+    servers.service_health.update({WEB: checked()}, {V4: []})
     assert refused()
     assert fake_recorder.reasons == ["Starting"]
 
@@ -157,18 +157,18 @@ def test_addresses_that_do_not_match_anything_leave_nothing(
 def test_addresses_are_followed(servers: HttpServers) -> None:
     """An address that the node gets is listened on, and one that it loses no more."""
     for ours, other in (("127.0.0.1", "127.0.0.2"), ("127.0.0.2", "127.0.0.1")):
-        servers.services.update({WEB: checked()}, {V4: [ip_address(ours)]})
+        servers.service_health.update({WEB: checked()}, {V4: [ip_address(ours)]})
         assert get(host=ours).code == 200
         assert refused(host=other)
 
 
 def test_updated_after_each_sync(servers: HttpServers) -> None:
     """The count follows, and a connection that is kept open sees it too."""
-    servers.services.update({WEB: checked(v4=0)})
+    servers.service_health.update({WEB: checked(v4=0)})
     connection = HTTPConnection("127.0.0.1", PORT, timeout=10)
     seen = []
     for count in (0, 2, 1, 0):
-        servers.services.update({WEB: checked(v4=count)})
+        servers.service_health.update({WEB: checked(v4=count)})
         connection.request("GET", "/")
         reply = connection.getresponse()
         reply.read()
@@ -179,16 +179,16 @@ def test_updated_after_each_sync(servers: HttpServers) -> None:
 
 def test_port_change_closes_and_opens(servers: HttpServers) -> None:
     """The old one is refused at once, the new one tells the count of now."""
-    servers.services.update({WEB: checked(v4=1)})
-    servers.services.update({WEB: checked(OTHER, v4=2)})
+    servers.service_health.update({WEB: checked(v4=1)})
+    servers.service_health.update({WEB: checked(OTHER, v4=2)})
     assert refused()
     assert get(port=OTHER).headers["X-Load-Balancing-Endpoint-Weight"] == "2"
 
 
 def test_ports_can_be_swapped_at_once(servers: HttpServers, fake_recorder: FakeRecorder) -> None:
     """What is no longer wanted is closed before anything is opened."""
-    servers.services.update({WEB: checked(PORT), SHOP: checked(OTHER)})
-    servers.services.update({WEB: checked(OTHER), SHOP: checked(PORT)})
+    servers.service_health.update({WEB: checked(PORT), SHOP: checked(OTHER)})
+    servers.service_health.update({WEB: checked(OTHER), SHOP: checked(PORT)})
     assert '"web"' in get(port=OTHER).body
     assert '"shop"' in get(port=PORT).body
     assert fake_recorder.reasons == ["Starting"]
@@ -196,11 +196,11 @@ def test_ports_can_be_swapped_at_once(servers: HttpServers, fake_recorder: FakeR
 
 def test_service_gone_closes_the_listener(servers: HttpServers) -> None:
     """Service gone, policy Cluster or another type: connection refused, kept connections ended."""
-    servers.services.update({WEB: checked(v6=1), SHOP: checked(OTHER)})
+    servers.service_health.update({WEB: checked(v6=1), SHOP: checked(OTHER)})
     with socket.create_connection(("127.0.0.1", PORT), timeout=10) as kept:
         kept.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         assert kept.recv(4096).startswith(b"HTTP/1.1 200 ")
-        servers.services.update({SHOP: checked(OTHER)})
+        servers.service_health.update({SHOP: checked(OTHER)})
         assert refused()
         assert refused(host="::1")
         with suppress(ConnectionResetError):
@@ -211,15 +211,15 @@ def test_service_gone_closes_the_listener(servers: HttpServers) -> None:
 def test_update_of_the_same_mapping_is_seen(servers: HttpServers) -> None:
     """Whoever tells may keep one mapping and change it."""
     wanted = {WEB: checked(v4=1)}
-    servers.services.update(wanted)
+    servers.service_health.update(wanted)
     wanted[WEB] = checked(v4=5)
-    servers.services.update(wanted)
+    servers.service_health.update(wanted)
     assert get().headers["X-Load-Balancing-Endpoint-Weight"] == "5"
 
 
 def test_stop_closes_everything(servers: HttpServers) -> None:
     """An agent that has stopped answers nobody; load balancers turn elsewhere."""
-    servers.services.update({WEB: checked(v6=1)})
+    servers.service_health.update({WEB: checked(v6=1)})
     servers.stop()
     assert refused()
     assert refused(host="::1")
@@ -229,10 +229,10 @@ def test_many_services_need_no_thread_more(servers: HttpServers) -> None:
     """200 Services in two families: 400 listeners, the same threads; and all gone again."""
     before, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
     many = {Key("default", f"s-{i}"): checked(31000 + i, v6=2) for i in range(200)}
-    servers.services.update(many)
+    servers.service_health.update(many)
     assert threading.active_count() == before
     for i in range(0, 200, 20):
         assert get(port=31000 + i, host="::1").headers["X-Load-Balancing-Endpoint-Weight"] == "2"
-    servers.services.update({})
+    servers.service_health.update({})
     assert refused(31000)
     assert len(os.listdir("/proc/self/fd")) <= files

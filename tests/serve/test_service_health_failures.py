@@ -23,7 +23,7 @@ def test_failure_to_listen_is_told_on_the_service(
 ) -> None:
     """A Warning with kube-proxy's reason and action, naming node, service, port, and why."""
     with socket.create_server(("127.0.0.1", PORT)):
-        servers.services.update({WEB: checked()})
+        servers.service_health.update({WEB: checked()})
     event = fake_recorder.events[-1]
     assert event.about == recorder.service(WEB)
     assert (event.severity, event.reason, event.action) == (
@@ -41,7 +41,7 @@ def test_failure_closes_all_listeners_of_that_service(
     """With two addresses, of which one is taken, the other is not left half open."""
     ours = {V4: [ip_address("127.0.0.1"), ip_address("127.0.0.2")]}
     with socket.create_server(("127.0.0.2", PORT)):
-        servers.services.update({WEB: checked(), SHOP: checked(OTHER)}, ours)
+        servers.service_health.update({WEB: checked(), SHOP: checked(OTHER)}, ours)
         assert refused(host="127.0.0.1")
     assert get(port=OTHER).code == 200
     assert fake_recorder.reasons == ["Starting", "FailedToStartServiceHealthcheck"]
@@ -55,7 +55,7 @@ def test_failure_is_retried_without_a_sync(
     However often it was tried, each family has one event and one line in the log, with the reason.
     """
     with socket.create_server(("::", PORT), family=socket.AF_INET6, dualstack_ipv6=True):
-        servers.services.update({WEB: checked(v6=1)})
+        servers.service_health.update({WEB: checked(v6=1)})
         time.sleep(0.1)
     wait_until(lambda: not refused() and not refused(host="::1"))
     assert get().code == get(host="::1").code == 200
@@ -71,8 +71,8 @@ def test_failure_is_retried_without_a_sync(
 def test_failure_is_not_retried_once_the_service_is_gone(servers: HttpServers) -> None:
     """Neither is it after the end."""
     with socket.create_server(("127.0.0.1", PORT)):
-        servers.services.update({WEB: checked(), SHOP: checked(OTHER)})
-        servers.services.update({SHOP: checked(OTHER)})
+        servers.service_health.update({WEB: checked(), SHOP: checked(OTHER)})
+        servers.service_health.update({SHOP: checked(OTHER)})
     time.sleep(0.1)
     assert refused()
     assert get(port=OTHER).code == 200
@@ -82,9 +82,9 @@ def test_second_service_with_the_same_port_fails(
     servers: HttpServers, fake_recorder: FakeRecorder
 ) -> None:
     """The one that has it keeps it; when it goes the other gets it at once."""
-    servers.services.update({WEB: checked()})
-    servers.services.update({WEB: checked(), SHOP: checked()})
+    servers.service_health.update({WEB: checked()})
+    servers.service_health.update({WEB: checked(), SHOP: checked()})
     assert '"web"' in get().body
     assert fake_recorder.events[-1].about == recorder.service(SHOP)
-    servers.services.update({SHOP: checked()})
+    servers.service_health.update({SHOP: checked()})
     assert '"shop"' in get().body

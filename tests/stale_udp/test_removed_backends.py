@@ -39,8 +39,8 @@ def removed_by(
     planner: Planner, *ports: DesiredService | None, now: float = 0.0
 ) -> RemovedBackends:
     """What one plan removed."""
-    planner.change({port.name if port else NAME: port for port in ports}, now)
-    planner.applied(now)
+    planner.plan_changes({port.name if port else NAME: port for port in ports}, now)
+    planner.written(now)
     return removed_backends(planner.take_backend_changes())
 
 
@@ -104,8 +104,8 @@ def test_service_changes_alone(planner: Planner) -> None:
 def test_gathers(planner: Planner) -> None:
     """Plans that follow each other before anyone asks are taken together."""
     gone = ids(planner)
-    planner.change({NAME: udp(2, 3)}, 0)
-    planner.change({NAME: udp(3)}, 0)
+    planner.plan_changes({NAME: udp(2, 3)}, 0)
+    planner.plan_changes({NAME: udp(3)}, 0)
     assert removed_backends(planner.take_backend_changes()).replaced == frozenset(gone.values())
 
 

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The entries of map services: which service port has which frontend.
+
+A frontend may pass from one service port to another: its entry is then overwritten, not removed.
+The entries of map cluster_ips follow from the frontends (see ``ClusterIps``).
+"""
+
+from collections.abc import Iterable, Mapping
+
+from ebpflb.model.addresses import Address
+from ebpflb.model.services import PortName
+from ebpflb.plan.allocators import MapFull
+from ebpflb.plan.cluster_ips import ClusterIps
+from ebpflb.plan.entries import Frontend, Service
+
+
+class Frontends:
+    """``owners``: the service port of each frontend in map services, after the plan that is being
+    made. ``removed``: the frontends that this plan removes from the map.
+    """
+
+    def __init__(self, capacity: int, cluster_ips: Iterable[Address] = ()) -> None:
+        """``cluster_ips``: the entries that map cluster_ips has already."""
+        self.capacity = capacity
+        self.owners: dict[Frontend, PortName] = {}
+        self.removed: set[Frontend] = set()
+        self.cluster_ips = ClusterIps(cluster_ips)
+
+    def load(self, name: PortName, services: Mapping[Frontend, Service]) -> None:
+        """The map has these entries already, of this service port."""
+        self.owners.update(dict.fromkeys(services, name))
+        for frontend, service in services.items():
+            self.cluster_ips.point(frontend, service)
+
+    def load_leftovers(self, frontends: Iterable[Frontend]) -> None:
+        """The map has these too, of no service port; the first plan removes those not needed."""
+        self.removed.update(frontends)
+
+    def check_capacity(self, frontends: Iterable[Frontend]) -> None:
+        """Raises MapFull if the map has no free entries for those that it does not have yet."""
+        new = sum(f not in self.owners and f not in self.removed for f in frontends)
+        if new > self.capacity - len(self.owners) - len(self.removed):
+            raise MapFull(f"map services is full ({self.capacity} entries)")
+
+    def change(
+        self, name: PortName, old: Mapping[Frontend, Service], new: Mapping[Frontend, Service]
+    ) -> list[tuple[Frontend, Service]]:
+        """The service port has the entries ``new`` instead of ``old``; returns those to write."""
+        owner = self.owners.get
+        written = [(f, s) for f, s in new.items() if old.get(f) != s or owner(f) != name]
+        for frontend, service in written:
+            self.cluster_ips.point(frontend, service)
+        self.remove(name, old.keys() - new.keys())
+        self.owners.update(dict.fromkeys(new, name))
+        self.removed -= new.keys()
+        return written
+
+    def remove(self, name: PortName, frontends: Iterable[Frontend]) -> None:
+        """Except those that another service port has taken over meanwhile."""
+        for frontend in frontends:
+            if self.owners.get(frontend) == name:
+                del self.owners[frontend]
+                self.removed.add(frontend)
+                self.cluster_ips.point(frontend, None)
+
+    def take_removed(self) -> list[Frontend]:
+        """The entries to remove since the last call."""
+        removed, self.removed = sorted(self.removed, key=str), set()
+        return removed
