@@ -11,7 +11,7 @@ from ipaddress import IPv6Address, ip_address
 from typing import Any
 
 from ebpflb.model.addresses import Address
-from ebpflb.plan.entries import Backend, Frontend, Range, Service
+from ebpflb.plan.entries import Backend, Frontend, Range, ServiceEntry
 
 PROTOCOLS = {"tcp": 6, "udp": 17, "sctp": 132}
 _NOBODY = Backend(IPv6Address(0), 0, frozenset(), 0, 0)
@@ -73,7 +73,7 @@ class Publisher(ABC):
         for text, kinds in words.items():
             flags, where = frozenset(kinds.split()) | some, frontend(text)
             rest = affinity, block.size, in_cluster, in_local
-            self._lead(where, Service(where, service, flags, *rest))
+            self._lead(where, ServiceEntry(where, service, flags, *rest))
         self._clear(self.blocks.get(service, Range(0, 0)))
         self.blocks[service] = block
 
@@ -93,7 +93,7 @@ class Publisher(ABC):
             self.put("members", number, slot)
         return block
 
-    def _lead(self, where: Frontend, service: Service) -> None:
+    def _lead(self, where: Frontend, service: ServiceEntry) -> None:
         self.put("services", where, service)
         if "external" not in service.flags:
             self.put("cluster_ips", where.address, 1)

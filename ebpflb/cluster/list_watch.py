@@ -32,7 +32,7 @@ OPTIONAL_KINDS = frozenset({Kind.SERVICE_CIDR})  # since Kubernetes 1.33
 SHORT_WATCH = 1.0  # seconds: a watch that ends sooner and was silent counts as a failure
 
 
-class Server(Protocol):
+class ListServer(Protocol):
     """The part of ``api.Server`` that is used here."""
 
     @property
@@ -52,7 +52,7 @@ class ListWatch:
         self,
         kind: Kind,
         selector: Selector,
-        server: Server,
+        server: ListServer,
         loop: RetryLoop,
         *,
         limit: int = PAGE_LIMIT,

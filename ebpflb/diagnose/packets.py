@@ -12,7 +12,7 @@ from ebpflb.datapath.maps.sweep import PROTOCOLS
 from ebpflb.diagnose.snapshot import Row, Snapshot, endpoint, host_port, seconds_since
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import Protocol
-from ebpflb.plan.entries import Device, Prefix, ServiceRange, SourceRange
+from ebpflb.plan.entries import DeviceEntry, Prefix, ServiceRange, SourceRange
 from ebpflb.plan.flow_entries import Flow, FlowKind, Hook, Tuple
 
 _SERVICE_BITS = 32  # of a source range's length
@@ -100,7 +100,7 @@ def _cluster_ips(snapshot: Snapshot) -> list[Row]:
 
 
 def _devices(snapshot: Snapshot) -> list[Row]:
-    entries: list[tuple[int, Device]] = list(snapshot.maps["devices"].items())
+    entries: list[tuple[int, DeviceEntry]] = list(snapshot.maps["devices"].items())
     name = _device if _netns() in (None, snapshot.maps["settings"].get(0).host_netns) else str
     return [
         {"device": name(index), "index": index}

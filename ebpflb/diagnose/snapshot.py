@@ -13,7 +13,7 @@ from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.records import ServiceCounters
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName, Protocol
-from ebpflb.plan.entries import Backend, BackendName, Frontend, Service
+from ebpflb.plan.entries import Backend, BackendName, Frontend, ServiceEntry
 
 Row = dict[str, Any]
 
@@ -23,7 +23,7 @@ class Snapshot:
     """The open maps, and the entries of those that the agent writes."""
 
     maps: Mapping[str, Map]
-    services: dict[Frontend, Service]
+    services: dict[Frontend, ServiceEntry]
     service_names: dict[int, PortName]
     backend_names: dict[int, BackendName]
     slots: dict[int, Backend]  # only those that belong to a service
@@ -77,7 +77,7 @@ def host_port(address: Address, port: int) -> str:
     return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
 
 
-def kind(frontend: Frontend, service: Service) -> str:
+def kind(frontend: Frontend, service: ServiceEntry) -> str:
     """The kind of the frontend's address, in Kubernetes' words."""
     if frontend.address.is_unspecified:
         return "NodePort"

@@ -9,7 +9,7 @@ prefixes hold every cluster IP that ever was there, and so can be written before
 from collections.abc import Iterable
 
 from ebpflb.model.addresses import Address, Family, Network
-from ebpflb.plan.entries import Frontend, Prefix, Service
+from ebpflb.plan.entries import Frontend, Prefix, ServiceEntry
 from ebpflb.plan.prefixes import CoveringPrefixes
 
 
@@ -22,7 +22,7 @@ class ClusterIps:
         self.counts: dict[Address, int] = {}  # of frontends
         self.was_present = dict.fromkeys(present, True)  # before the changes since take_changes
 
-    def point(self, frontend: Frontend, service: Service | None) -> None:
+    def point(self, frontend: Frontend, service: ServiceEntry | None) -> None:
         """The frontend refers to this service from now on; None: it is removed."""
         internal = service is not None and "external" not in service.flags
         if internal == (frontend in self.frontends):

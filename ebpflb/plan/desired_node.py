@@ -9,7 +9,7 @@ from ebpflb.model import devices
 from ebpflb.model.addresses import Address, Family, Network, family
 from ebpflb.model.devices import AddressByFamily, Devices
 from ebpflb.model.local_detector import LocalDetector
-from ebpflb.plan.entries import NO_PREFIX, NO_V4, NO_V6, Device, Prefix
+from ebpflb.plan.entries import NO_PREFIX, NO_V4, NO_V6, DeviceEntry, Prefix
 from ebpflb.plan.prefixes import prefix_of
 
 _PODS, _NOT_PODS = frozenset({"pods"}), frozenset[str]()
@@ -29,12 +29,12 @@ class DesiredNode:
     detector: LocalDetector
     pod_cidrs: tuple[Network, ...]
 
-    def devices(self) -> dict[int, Device]:
+    def devices(self) -> dict[int, DeviceEntry]:
         """The entries of map devices, by ifindex."""
         sources = devices.masquerade_addresses(self.known, self.primary)
         by_index = devices.by_index(self.known)
         return {
-            device.index: Device(
+            device.index: DeviceEntry(
                 *_both(sources[device.index]),
                 _PODS if self.detector.is_pod_device(device, by_index) else _NOT_PODS,
             )

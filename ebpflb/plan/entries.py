@@ -34,7 +34,7 @@ class Range(NamedTuple):
     size: int
 
 
-class Service(NamedTuple):
+class ServiceEntry(NamedTuple):
     """What a frontend leads to: ``slots`` is the size of the block that starts at cluster.base."""
 
     frontend: Frontend
@@ -85,7 +85,7 @@ class ServiceRange(NamedTuple):
     address: Address
 
 
-class Device(NamedTuple):
+class DeviceEntry(NamedTuple):
     """The addresses of masqueraded flows that leave by a device; unspecified: they cannot."""
 
     v4: Address

@@ -11,7 +11,7 @@ from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
 from ebpflb.plan.allocators import MapFull
 from ebpflb.plan.cluster_ips import ClusterIps
-from ebpflb.plan.entries import Frontend, Service
+from ebpflb.plan.entries import Frontend, ServiceEntry
 
 
 class Frontends:
@@ -26,7 +26,7 @@ class Frontends:
         self.removed: set[Frontend] = set()
         self.cluster_ips = ClusterIps(cluster_ips)
 
-    def load(self, name: PortName, services: Mapping[Frontend, Service]) -> None:
+    def load(self, name: PortName, services: Mapping[Frontend, ServiceEntry]) -> None:
         """The map has these entries already, of this service port."""
         self.owners.update(dict.fromkeys(services, name))
         for frontend, service in services.items():
@@ -43,8 +43,11 @@ class Frontends:
             raise MapFull(f"map services is full ({self.capacity} entries)")
 
     def change(
-        self, name: PortName, old: Mapping[Frontend, Service], new: Mapping[Frontend, Service]
-    ) -> list[tuple[Frontend, Service]]:
+        self,
+        name: PortName,
+        old: Mapping[Frontend, ServiceEntry],
+        new: Mapping[Frontend, ServiceEntry],
+    ) -> list[tuple[Frontend, ServiceEntry]]:
         """The service port has the entries ``new`` instead of ``old``; returns those to write."""
         owner = self.owners.get
         written = [(f, s) for f, s in new.items() if old.get(f) != s or owner(f) != name]

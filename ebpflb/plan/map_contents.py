@@ -14,7 +14,7 @@ from operator import attrgetter
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
 from ebpflb.plan.desired_service import DesiredBackend
-from ebpflb.plan.entries import Backend, BackendName, Frontend, Range, Service, SourceRange
+from ebpflb.plan.entries import Backend, BackendName, Frontend, Range, ServiceEntry, SourceRange
 from ebpflb.plan.service_entries import ServiceEntries
 
 UNKNOWN_NAME = BackendName("", "")
@@ -38,7 +38,7 @@ class MapContents:
 
 
 def read_back(
-    services: Iterable[tuple[Frontend, Service]],
+    services: Iterable[tuple[Frontend, ServiceEntry]],
     slots: Callable[[int], Backend],
     members: Callable[[int], int],
     service_names: Mapping[int, PortName],
@@ -47,7 +47,7 @@ def read_back(
     cluster_ips: Iterable[Address] = (),
 ) -> MapContents:
     """Sorts the maps' entries by service port; ``slots`` and ``members`` look up one index."""
-    by_id: dict[int, dict[Frontend, Service]] = defaultdict(dict)
+    by_id: dict[int, dict[Frontend, ServiceEntry]] = defaultdict(dict)
     for frontend, service in services:
         by_id[service.id][frontend] = service
     ranges_of: dict[int, set[SourceRange]] = defaultdict(set)
@@ -70,7 +70,7 @@ def read_back(
 
 def _service_entries(
     number: int,
-    services: dict[Frontend, Service],
+    services: dict[Frontend, ServiceEntry],
     slots: Callable[[int], Backend],
     backend_names: Mapping[int, BackendName],
 ) -> ServiceEntries:
@@ -100,7 +100,7 @@ def _check_members(
 
 def _find_leftovers(
     contents: MapContents,
-    by_id: Mapping[int, dict[Frontend, Service]],
+    by_id: Mapping[int, dict[Frontend, ServiceEntry]],
     ranges_of: Mapping[int, set[SourceRange]],
     backend_names: Mapping[int, BackendName],
 ) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
-from ebpflb.plan.entries import Backend, BackendName, Frontend, Service, SourceRange
+from ebpflb.plan.entries import Backend, BackendName, Frontend, ServiceEntry, SourceRange
 
 
 @dataclass
@@ -20,7 +20,7 @@ class Plan:
     backend_names: list[tuple[int, BackendName]] = field(default_factory=list)
     source_ranges: list[tuple[SourceRange, int]] = field(default_factory=list)
     cluster_ips: list[tuple[Address, int]] = field(default_factory=list)
-    services: list[tuple[Frontend, Service]] = field(default_factory=list)
+    services: list[tuple[Frontend, ServiceEntry]] = field(default_factory=list)
     removed_services: list[Frontend] = field(default_factory=list)
     removed_source_ranges: list[SourceRange] = field(default_factory=list)
     removed_cluster_ips: list[Address] = field(default_factory=list)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ebpflb.model.services import PortName
 from ebpflb.plan.desired_service import DesiredBackend, DesiredService
-from ebpflb.plan.entries import Backend, Flags, Frontend, Range, Service, SourceRange
+from ebpflb.plan.entries import Backend, Flags, Frontend, Range, ServiceEntry, SourceRange
 from ebpflb.plan.prefixes import source_range
 
 
@@ -18,7 +18,7 @@ class ServiceEntries(NamedTuple):
 
     id: int
     block: Range
-    services: dict[Frontend, Service]
+    services: dict[Frontend, ServiceEntry]
     backends: tuple[DesiredBackend, ...]
     ids: tuple[int, ...]
     source_ranges: frozenset[SourceRange] = frozenset()
@@ -108,12 +108,12 @@ def source_ranges(number: int, desired: DesiredService) -> frozenset[SourceRange
 
 def _services(
     number: int, desired: DesiredService, frontends: Mapping[Frontend, Flags], block: Range
-) -> dict[Frontend, Service]:
+) -> dict[Frontend, ServiceEntry]:
     cluster = sum("cluster" in backend.flags for backend in desired.backends)
     local = [index for index, backend in enumerate(desired.backends) if "local" in backend.flags]
     ranges = Range(block.base, cluster), Range(block.base + (local or [0])[0], len(local))
     affinity, slots = desired.affinity_seconds, block.size
     return {
-        frontend: Service(frontend, number, flags, affinity, slots, *ranges)
+        frontend: ServiceEntry(frontend, number, flags, affinity, slots, *ranges)
         for frontend, flags in frontends.items()
     }

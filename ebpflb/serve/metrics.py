@@ -21,7 +21,7 @@ from ebpflb.datapath.maps.occupancy import Occupancy
 from ebpflb.errors import EbpflbError
 from ebpflb.plan.planner import Planner
 from ebpflb.serve.metrics_agent import StatusCollector
-from ebpflb.serve.metrics_kube_proxy import KubeProxy
+from ebpflb.serve.metrics_kube_proxy import KubeProxyMetrics
 from ebpflb.serve.metrics_library import (
     FeatureGates,
     Requests,
@@ -44,7 +44,7 @@ class Exposition(NamedTuple):
     content_type: str
 
 
-class Metrics(KubeProxy):
+class Metrics(KubeProxyMetrics):
     """Safe to call from any thread."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:

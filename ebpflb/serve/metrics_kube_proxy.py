@@ -22,7 +22,7 @@ CODES = (200, 503)
 _FAMILIES = tuple(map(str, Family))
 
 
-class KubeProxy:
+class KubeProxyMetrics:
     """The agent's syncs and health responses. Safe to call from any thread."""
 
     def __init__(self, registry: CollectorRegistry, clock: Callable[[], float] = time.time) -> None:

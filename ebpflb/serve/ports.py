@@ -18,7 +18,7 @@ BACKLOG = 128
 _FAMILIES = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
 
 
-def parse_address(address: str) -> tuple[str, int]:
+def split_host_port(address: str) -> tuple[str, int]:
     """Host and port of HOST:PORT; an IPv6 host is in brackets. Raises ValueError."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
@@ -80,7 +80,7 @@ class Port:
 
     async def _try_open(self) -> bool:
         try:
-            listening = listen(*parse_address(self.address))
+            listening = listen(*split_host_port(self.address))
         except (OSError, ValueError, OverflowError) as error:
             self._fail(getattr(error, "strerror", None) or str(error))
             return False

@@ -11,7 +11,7 @@ from enum import Enum, auto
 
 from ebpflb.datapath.maps.records import Peer, PeerFrontend
 from ebpflb.model.services import Protocol
-from ebpflb.plan.entries import Backend, Frontend, Service
+from ebpflb.plan.entries import Backend, Frontend, ServiceEntry
 from ebpflb.stale_udp.lookups import Maps, service_find
 
 
@@ -28,9 +28,9 @@ class ServedFrontends:
 
     def __init__(self, maps: Maps) -> None:
         self.maps = maps
-        self._known: dict[Frontend, tuple[Service, tuple[Backend, ...]] | None] = {}
+        self._known: dict[Frontend, tuple[ServiceEntry, tuple[Backend, ...]] | None] = {}
 
-    def find(self, frontend: Frontend) -> tuple[Service, tuple[Backend, ...]] | None:
+    def find(self, frontend: Frontend) -> tuple[ServiceEntry, tuple[Backend, ...]] | None:
         """The service and the backends in its slots; None where there is no such service."""
         if frontend not in self._known:
             service = service_find(self.maps, frontend)
@@ -50,7 +50,7 @@ class ServedFrontends:
         serves = any((b.address, b.port) == (entry.address, entry.port) for b in backends)
         return SocketState.SERVED if serves else SocketState.STALE
 
-    def _backends(self, service: Service) -> tuple[Backend, ...]:
+    def _backends(self, service: ServiceEntry) -> tuple[Backend, ...]:
         base, size = service.block
         return tuple(self.maps["slots"].get(base + index) for index in range(size))
 

@@ -10,18 +10,18 @@ from collections.abc import Mapping
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.model.addresses import Address, family
 from ebpflb.plan.desired_service import ANY
-from ebpflb.plan.entries import Backend, Frontend, Range, Service
+from ebpflb.plan.entries import Backend, Frontend, Range, ServiceEntry
 
 Maps = Mapping[str, Map]
 
 
-def service_find(maps: Maps, frontend: Frontend) -> Service | None:
+def service_find(maps: Maps, frontend: Frontend) -> ServiceEntry | None:
     """The service of a frontend, for a socket in the node's own network namespace.
 
     Other namespaces differ only in that loopback serves no NodePorts there, so no socket in one
     is ever given a backend for a loopback address. bpf/path/frontend.h.
     """
-    service: Service | None = None
+    service: ServiceEntry | None = None
     if not frontend.address.is_unspecified:
         service = maps["services"].get(frontend)
     if service is None and node_serves(maps, frontend.address):
@@ -46,11 +46,11 @@ def backend_find(maps: Maps, service: int, id: int) -> Backend | None:
     return backend if (backend.service, backend.id) == (service, id) else None
 
 
-def policy_is_local_only(service: Service) -> bool:
+def policy_is_local_only(service: ServiceEntry) -> bool:
     """Whether the policy Local holds for sockets, which count as pods. bpf/path/policy.h."""
     return "local" in service.flags and "external" not in service.flags
 
 
-def socket_range(service: Service) -> Range:
+def socket_range(service: ServiceEntry) -> Range:
     """The slots from which a socket gets its backend. bpf/path/select.h."""
     return service.local if policy_is_local_only(service) else service.cluster

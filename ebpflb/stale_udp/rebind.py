@@ -21,7 +21,7 @@ from pyroute2.netlink.exceptions import NetlinkError
 
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import Protocol
-from ebpflb.plan.entries import Backend, Frontend, Service
+from ebpflb.plan.entries import Backend, Frontend, ServiceEntry
 from ebpflb.plan.flow_entries import Entries, Flow, FlowKind, Hook, Tuple, reverse
 from ebpflb.stale_udp.find import ServedFrontends
 from ebpflb.stale_udp.lookups import Maps, backend_find, socket_range
@@ -106,7 +106,7 @@ class Rebinder:
 
 
 def replacements(
-    service: Service, backends: Sequence[Backend], client: tuple[Address, int]
+    service: ServiceEntry, backends: Sequence[Backend], client: tuple[Address, int]
 ) -> Iterator[Backend]:
     """The backends that a stale flow of this client's address and port may go to, best first.
 

@@ -19,7 +19,7 @@ from ebpflb.datapath.maps.bpf_map import Counters
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.programs import compiler
 from ebpflb.errors import CompileError
-from ebpflb.plan.entries import NOWHERE, BackendName, Device, ServiceRange
+from ebpflb.plan.entries import NOWHERE, BackendName, DeviceEntry, ServiceRange
 from ebpflb.plan.plan import Plan
 from ebpflb.plan.prefixes import prefix_of, service_range
 from tests.datapath.attach.device_namespace import HOOKS, Namespace, entered
@@ -58,8 +58,8 @@ def held(datapath: Datapath, name: str) -> dict[Any, Any]:
         ("node_addresses", {ip_address("192.0.2.1"): 1}, {ip_address("fd00::1"): 1}),
         (
             "devices",
-            {2: Device(ip_address("192.0.2.1"), ip_address("::"), frozenset())},
-            {2: Device(ip_address("192.0.2.2"), ip_address("fd00::1"), frozenset({"pods"}))},
+            {2: DeviceEntry(ip_address("192.0.2.1"), ip_address("::"), frozenset())},
+            {2: DeviceEntry(ip_address("192.0.2.2"), ip_address("fd00::1"), frozenset({"pods"}))},
         ),
     ],
 )

@@ -19,7 +19,7 @@ from ebpflb.datapath.maps.records import (
 from ebpflb.diagnose.dump import ROWS, dump_maps
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
-from ebpflb.plan.entries import Backend, BackendName, Frontend, Range, Service, Settings
+from ebpflb.plan.entries import Backend, BackendName, Frontend, Range, ServiceEntry, Settings
 from tests.diagnose.conftest import count
 
 WEB, UNNAMED, LOST = 7, 8, 99  # service ids: one has a name, one has none, one is nowhere
@@ -32,11 +32,13 @@ def frontend(ip: str, port: int = 80, protocol: int = 6) -> Frontend:
     return Frontend(ip_address(ip), port, protocol)
 
 
-def entry(where: Frontend, number: int, *flags: str, affinity: int = 0) -> tuple[Frontend, Service]:
+def entry(
+    where: Frontend, number: int, *flags: str, affinity: int = 0
+) -> tuple[Frontend, ServiceEntry]:
     """A frontend of WEB, with the slots 40 to 42, or of another service, with the slot 50."""
     cluster, local = (Range(40, 2), Range(40, 1)) if number == WEB else (Range(50, 1), Range(50, 0))
     slots = 3 if number == WEB else 1
-    return where, Service(where, number, frozenset(flags), affinity, slots, cluster, local)
+    return where, ServiceEntry(where, number, frozenset(flags), affinity, slots, cluster, local)
 
 
 def backend(number: int, ip: str, *flags: str, service: int = WEB) -> Backend:

@@ -17,11 +17,11 @@ from ebpflb.plan.entries import (
     NO_V4,
     NO_V6,
     Backend,
-    Device,
+    DeviceEntry,
     Frontend,
     Prefix,
     Range,
-    Service,
+    ServiceEntry,
     ServiceRange,
     Settings,
     SourceRange,
@@ -45,7 +45,7 @@ def filled(maps: dict[str, Map]) -> None:
     """A service, and all else that an agent writes for the packet path."""
     at = Frontend(FRONTEND, 80, 6)
     flags = frozenset({"external", "endpoints"})
-    service = Service(at, WEB, flags, 0, 1, Range(40, 1), Range(40, 0))
+    service = ServiceEntry(at, WEB, flags, 0, 1, Range(40, 1), Range(40, 0))
     name = PortName("shop", "web", "http", Protocol.TCP, Family.IPV4)
     maps["services"].write([(at, service)])
     maps["slots"].write([(40, Backend(POD, 8080, frozenset({"cluster"}), BACKEND, WEB))])
@@ -57,8 +57,8 @@ def filled(maps: dict[str, Map]) -> None:
     maps["cluster_ips"].write([(FRONTEND, 1), (ip_address("10.96.0.1"), 1)])
     maps["devices"].write(
         [
-            (1, Device(NODE, ip_address("2001:db8::1"), frozenset())),
-            (NO_DEVICE, Device(NO_V4, NO_V6, frozenset({"pods"}))),
+            (1, DeviceEntry(NODE, ip_address("2001:db8::1"), frozenset())),
+            (NO_DEVICE, DeviceEntry(NO_V4, NO_V6, frozenset({"pods"}))),
         ]
     )
 

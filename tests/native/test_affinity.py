@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from ebpflb.datapath.maps.records import Affinity, AffinityKey
-from ebpflb.plan.entries import Service
+from ebpflb.plan.entries import ServiceEntry
 from tests.native.node import HOST, OTHER_POD, POD, SECOND, Node
 from tests.publishing import frontend
 
@@ -167,7 +167,7 @@ def test_any_pace(new_node: Callable[[], Node], steps: list[tuple[int, int]]) ->
     """A client's flows leave its backend exactly where a pause exceeded the time-out."""
     node = new_node()
     node.publish(1, [SERVICE], cluster=MANY, affinity=5)
-    service: Service = node.kernel.get("services", frontend(SERVICE))
+    service: ServiceEntry = node.kernel.get("services", frontend(SERVICE))
     assert service.affinity_seconds == 5
     last: dict[int, tuple[int, str]] = {}
     sticky = 0

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from ebpflb.datapath.maps import layout
-from ebpflb.plan.entries import NOWHERE, Backend, Frontend, Range, Service
+from ebpflb.plan.entries import NOWHERE, Backend, Frontend, Range, ServiceEntry
 from ebpflb.stale_udp import lookups
 from ebpflb.stale_udp.find import ServedFrontends
 from ebpflb.stale_udp.rebind import replacements
@@ -70,7 +70,7 @@ def test_service_find(
     node.owns(*map(str, owned))
     for at, id in served.items():
         block = Range(id, 1)
-        node.put("services", at, Service(at, id, frozenset(), 0, 1, block, block))
+        node.put("services", at, ServiceEntry(at, id, frozenset(), 0, 1, block, block))
     for at in (*asked, *served):
         key = node.kernel.tables["services"].key.pack(at)
         expected = call(node, "lookup_service", key, HOST, found="services")

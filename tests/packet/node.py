@@ -85,7 +85,7 @@ class Node(Publisher):
         self.put("settings", 0, Settings(0, 0, **{**usual, **fields}))
 
     def device(self, name: str, v4: str = "0.0.0.0", v6: str = "::", *words: str) -> None:
-        device = entries.Device(ip_address(v4), ip_address(v6), frozenset(words))
+        device = entries.DeviceEntry(ip_address(v4), ip_address(v6), frozenset(words))
         self.put("devices", self.devices[name], device)
 
     def reserve(self, cidr: str) -> None:

@@ -9,7 +9,7 @@ from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
 from ebpflb.plan.allocators import QUARANTINE_SECONDS, Capacity, Release
 from ebpflb.plan.desired_service import DesiredService
-from ebpflb.plan.entries import Frontend, Range, Service
+from ebpflb.plan.entries import Frontend, Range, ServiceEntry
 from ebpflb.plan.plan import Plan
 from ebpflb.plan.planner import Planner
 from tests.plan.builders import CAPACITY, CLIENTS
@@ -40,7 +40,7 @@ class Node:
         self.planner = Planner(capacity)
         self.desired: dict[PortName, DesiredService] = {}
         self.now = 100.0
-        self.readers: dict[Service, Reader] = {}
+        self.readers: dict[ServiceEntry, Reader] = {}
         self.clients: Keys = set()
 
     def change(
@@ -148,7 +148,7 @@ class Node:
                     raise WrongLookup(f"{service} was overwritten under a reader")
                 self._check_admitted(service, reader)
 
-    def _check_admitted(self, service: Service, reader: Reader) -> None:
+    def _check_admitted(self, service: ServiceEntry, reader: Reader) -> None:
         """A client that was admitted by the service as read stays so, if the new service admits it.
 
         Unless other frontends keep the service restricted: then ranges are removed at once.

@@ -10,7 +10,15 @@ from typing import Any, NamedTuple
 
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
-from ebpflb.plan.entries import Backend, BackendName, Flags, Frontend, Range, Service, SourceRange
+from ebpflb.plan.entries import (
+    Backend,
+    BackendName,
+    Flags,
+    Frontend,
+    Range,
+    ServiceEntry,
+    SourceRange,
+)
 from ebpflb.plan.map_contents import MapContents, read_back
 from ebpflb.plan.plan import Plan
 
@@ -66,7 +74,7 @@ class Maps:
     """What pinned maps hold, with or without an agent."""
 
     def __init__(self) -> None:
-        self.services: dict[Frontend, Service] = {}
+        self.services: dict[Frontend, ServiceEntry] = {}
         self.slots: dict[int, Backend] = {}
         self.members: dict[int, int] = {}
         self.service_names: dict[int, PortName] = {}
@@ -101,7 +109,7 @@ class Maps:
             self.cluster_ips,
         )
 
-    def backends(self, service: Service, run: Range) -> Backends:
+    def backends(self, service: ServiceEntry, run: Range) -> Backends:
         """backend_read for each index of a range: every slot must name the service."""
         found = tuple(self.slots.get(run.base + index, ZERO) for index in range(run.size))
         if any(backend.service != service.id for backend in found):
@@ -131,7 +139,7 @@ class Maps:
         """Whether a client may use a frontend."""
         return self.admits(self.services[frontend], client)
 
-    def admits(self, service: Service, client: Address) -> bool:
+    def admits(self, service: ServiceEntry, client: Address) -> bool:
         """As policy_admits in C, for a service that was read at any time."""
         restricted = "restricted" in service.flags
         return not restricted or any(matches(it, service.id, client) for it in self.source_ranges)
@@ -161,7 +169,7 @@ class Maps:
             for backend in found.block
         }
 
-    def _ranges(self, service: Service) -> set[tuple[int, Address]]:
+    def _ranges(self, service: ServiceEntry) -> set[tuple[int, Address]]:
         """Those that are looked up."""
         ranges = self.source_ranges if "restricted" in service.flags else ()
         return {(it.length, it.address) for it in ranges if it.service == service.id}

@@ -27,7 +27,7 @@ def local(detector: LocalDetector, *pod_cidrs: str) -> DesiredNode:
 def test_devices() -> None:
     """Served devices alone, with the addresses of all; a family without one is unspecified."""
     by_prefix = LocalDetector(LocalMode.NAME_PREFIX, name_prefix="veth")
-    assert local(LocalDetector()).devices() == {3: entries.Device(V4, NO_V6, frozenset())}
+    assert local(LocalDetector()).devices() == {3: entries.DeviceEntry(V4, NO_V6, frozenset())}
     assert local(by_prefix).devices()[3].flags == {"pods"}
 
 
@@ -61,5 +61,5 @@ def test_detector_by_device() -> None:
 def test_node_without_address() -> None:
     """Nothing is made up."""
     alone = DesiredNode((PORT,), (PORT,), {}, LocalDetector(), ())
-    assert alone.devices()[3] == entries.Device(NO_V4, NO_V6, frozenset())
+    assert alone.devices()[3] == entries.DeviceEntry(NO_V4, NO_V6, frozenset())
     assert alone.settings(CHOSEN, {})["node_v4"] == NO_V4

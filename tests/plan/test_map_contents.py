@@ -4,7 +4,7 @@
 from ipaddress import IPv4Address
 
 from ebpflb.plan.desired_service import DesiredService
-from ebpflb.plan.entries import NOWHERE, Backend, BackendName, Frontend, Range, Service
+from ebpflb.plan.entries import NOWHERE, Backend, BackendName, Frontend, Range, ServiceEntry
 from tests.plan.builders import CLUSTER, by_name, desired, frontend, name
 from tests.plan.node import Node, check_tidy
 from tests.plan.simulation import Maps
@@ -13,8 +13,8 @@ NO_FLAGS = frozenset[str]()
 OLD, NEW = Range(0, 2), Range(2, 3)
 
 
-def service(at: Frontend, number: int, block: Range) -> Service:
-    return Service(at, number, NO_FLAGS, 0, block.size, block, Range(block.base, 0))
+def service(at: Frontend, number: int, block: Range) -> ServiceEntry:
+    return ServiceEntry(at, number, NO_FLAGS, 0, block.size, block, Range(block.base, 0))
 
 
 def write_block(maps: Maps, number: int, block: Range, first: int = 1) -> None:

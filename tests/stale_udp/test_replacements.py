@@ -6,7 +6,7 @@ from ipaddress import ip_address
 import pytest
 
 from ebpflb.model.services import Protocol
-from ebpflb.plan.entries import Backend, Flags, Range, Service
+from ebpflb.plan.entries import Backend, Flags, Range, ServiceEntry
 from ebpflb.plan.flow_entries import FlowState, gather, state
 from ebpflb.stale_udp.rebind import StaleFlow, replacements
 from tests.plan.builders import BOTH, CLUSTER, LOCAL, SERVING, frontend
@@ -15,13 +15,13 @@ CLIENT = (ip_address("10.1.0.200"), 40000)
 BLOCK = [(1, CLUSTER), (2, BOTH), (3, LOCAL), (4, SERVING)]
 
 
-def service(*flags: str, affinity: int = 0) -> tuple[Service, list[Backend]]:
+def service(*flags: str, affinity: int = 0) -> tuple[ServiceEntry, list[Backend]]:
     """A block with a backend in each list, from slot 12 on."""
     block = [
         Backend(ip_address(f"10.1.0.{number}"), 8080, words, number, 7) for number, words in BLOCK
     ]
     ranges = Range(12, 2), Range(13, 2)
-    return Service(frontend(1), 7, frozenset(flags), affinity, 4, *ranges), block
+    return ServiceEntry(frontend(1), 7, frozenset(flags), affinity, 4, *ranges), block
 
 
 @pytest.mark.parametrize(

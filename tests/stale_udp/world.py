@@ -14,7 +14,7 @@ from ebpflb.datapath.maps.records import Peer, PeerFrontend
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.node.sock_diag import SockDiag
-from ebpflb.plan.entries import NOWHERE, Backend, Frontend, Range, Service
+from ebpflb.plan.entries import NOWHERE, Backend, Frontend, Range, ServiceEntry
 from ebpflb.plan.service_entries import BackendChange
 from ebpflb.stale_udp.worker import Pass, Search, StaleUdpWorker
 from tests.datapath.attach.device_namespace import Namespace
@@ -94,7 +94,7 @@ class World:
         self.maps["slots"].write(list(enumerate(backends)))
         self.maps["members"].write([(one.id, slot) for slot, one in enumerate(backends)])
         block = Range(0, len(backends))
-        service = Service(frontend, SERVICE, frozenset(), 0, block.size, block, block)
+        service = ServiceEntry(frontend, SERVICE, frozenset(), 0, block.size, block, block)
         self.maps["services"].write([(frontend, service)])
 
 

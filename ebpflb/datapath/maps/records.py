@@ -52,15 +52,17 @@ class Assignment(NamedTuple):
     next: entries.Frontend
 
 
-class Selection(NamedTuple):
-    service: entries.Service
+class SelectedBackend(NamedTuple):
+    """C: struct selection."""
+
+    service: entries.ServiceEntry
     backend: entries.Backend
     is_pod: int
     is_assigned: int
 
 
 class Scratch(NamedTuple):
-    selection: Selection
+    selection: SelectedBackend
     request: Flow
     reply: Flow
     snat: Flow
@@ -116,13 +118,13 @@ FRONTEND = Record("struct frontend", entries.Frontend)
 _RANGE = Record("struct range", entries.Range)
 SERVICE = Record(
     "struct service",
-    entries.Service,
+    entries.ServiceEntry,
     {"frontend": FRONTEND, "cluster": _RANGE, "local": _RANGE},
 )
 BACKEND = Record("struct backend", entries.Backend)
 _PREFIX = Record("struct prefix", entries.Prefix)
 _TUPLE, _FLOW = Record("struct tuple", Tuple), Record("struct flow", Flow)
-_SELECTION = Record("struct selection", Selection, {"service": SERVICE, "backend": BACKEND})
+_SELECTION = Record("struct selection", SelectedBackend, {"service": SERVICE, "backend": BACKEND})
 SETTINGS = Record(
     "struct settings",
     entries.Settings,
@@ -157,7 +159,7 @@ RECORDS: dict[str, Record[Any]] = {
     "struct reject_budget": Record("struct reject_budget", RejectBudget),
     "struct source_range": Record("struct source_range", entries.SourceRange),
     "struct service_range": Record("struct service_range", entries.ServiceRange),
-    "struct device": Record("struct device", entries.Device),
+    "struct device": Record("struct device", entries.DeviceEntry),
     "struct settings": SETTINGS,
     "struct service_counters": Record("struct service_counters", ServiceCounters),
     "struct backend_counters": Record("struct backend_counters", BackendCounters),

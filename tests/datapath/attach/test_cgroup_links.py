@@ -22,7 +22,7 @@ from ebpflb.datapath.programs import loader
 from ebpflb.datapath.programs.compiler import Compiled
 from ebpflb.datapath.programs.loader import SECTIONS, Program
 from ebpflb.errors import KernelError
-from ebpflb.plan.entries import Backend, Frontend, Range, Service
+from ebpflb.plan.entries import Backend, Frontend, Range, ServiceEntry
 from tests.datapath.variants import eventually, needs_root, open_files
 
 pytestmark = needs_root
@@ -212,5 +212,5 @@ def publish(all_maps: dict[str, Map], port: int) -> None:
     all_maps["slots"].write([(7, backend)])
     all_maps["members"].write([(5, 7)])
     frontend = Frontend(ip_address("172.30.0.1"), 80, 6)
-    service = Service(frontend, 3, frozenset({"endpoints"}), 0, 1, Range(7, 1), Range(8, 0))
+    service = ServiceEntry(frontend, 3, frozenset({"endpoints"}), 0, 1, Range(7, 1), Range(8, 0))
     all_maps["services"].write([(frontend, service)])

@@ -30,7 +30,7 @@ FLAGS = {
 PARTS = {  # never alone in a map
     "struct range": Range,
     "struct prefix": Prefix,
-    "struct selection": records.Selection,
+    "struct selection": records.SelectedBackend,
 }
 
 addresses = some.ip_addresses().filter(lambda address: not getattr(address, "ipv4_mapped", None))
