@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import yaml
 
-from ebpflb.lab import objects
+from ebpflb.lab import manifests
 
 NAME, ADDRESS, PORT, TARGET = "web", "10.96.0.10", 80, 8080
 FILE = f"{NAME}.yaml"
@@ -36,7 +36,7 @@ class NodePort(NamedTuple):
     protocols: tuple[str, ...]
     endpoints: tuple[tuple[str, str], ...]  # address, node
 
-    def manifests(self) -> list[objects.Object]:
+    def manifests(self) -> list[manifests.Manifest]:
         target = [{"name": p, "port": TARGET, "protocol": p.upper()} for p in self.protocols]
         ports = [{**port, "port": PORT, "nodePort": self.number} for port in target]
         there = [
@@ -44,8 +44,8 @@ class NodePort(NamedTuple):
             for number, (address, node) in enumerate(self.endpoints)
         ]
         return [
-            objects.service(self.name, [self.address], ports, type="NodePort"),
-            objects.endpoint_slice(self.name, "IPv4", there, target),
+            manifests.service(self.name, [self.address], ports, type="NodePort"),
+            manifests.endpoint_slice(self.name, "IPv4", there, target),
         ]
 
 
@@ -74,7 +74,7 @@ def write_node_ports(folder: Path, node: str, node_address: str, them: list[Node
         "metadata": {"name": "kubernetes"},
         "spec": {"cidrs": [CIDR]},
     }
-    items = [cidr, objects.node(node, node_address)]
+    items = [cidr, manifests.node(node, node_address)]
     items += [item for each in them for item in each.manifests()]
     _write(folder / "node-ports.json", items)
 
@@ -84,9 +84,9 @@ def asked(node: str, node_address: str, pod: str, address: str) -> str:
     target = [{"name": p, "port": TARGET, "protocol": p.upper()} for p in ("tcp", "udp")]
     ports = [{**port, "port": PORT} for port in target]
     documents = [
-        objects.node(node, node_address),
-        objects.service(NAME, [ADDRESS], ports),
-        objects.endpoint_slice(NAME, "IPv4", [_endpoint(address, node, pod)], target),
+        manifests.node(node, node_address),
+        manifests.service(NAME, [ADDRESS], ports),
+        manifests.endpoint_slice(NAME, "IPv4", [_endpoint(address, node, pod)], target),
     ]
     return yaml.safe_dump_all(documents, sort_keys=False)
 
@@ -108,22 +108,22 @@ def write_many(folder: Path, services: int, endpoints: int) -> None:
         _write(folder / f"many-{first:05}.json", items)
 
 
-def _write(path: Path, items: list[objects.Object]) -> None:
+def _write(path: Path, items: list[manifests.Manifest]) -> None:
     path.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
 
 
-def _one_of_many(number: int, endpoints: range) -> list[objects.Object]:
+def _one_of_many(number: int, endpoints: range) -> list[manifests.Manifest]:
     name, port = f"service-{number}", {"name": "http", "port": PORT, "protocol": "TCP"}
     there = [
         _endpoint(str(_ENDPOINTS + i), f"node-{i % NODES}", f"{name}-pod-{i}") for i in endpoints
     ]
     return [
-        objects.service(name, [address(number)], [port]),
-        objects.endpoint_slice(name, "IPv4", there, [port | {"port": TARGET}]),
+        manifests.service(name, [address(number)], [port]),
+        manifests.endpoint_slice(name, "IPv4", there, [port | {"port": TARGET}]),
     ]
 
 
-def _endpoint(address: str, node: str, pod: str) -> objects.Object:
+def _endpoint(address: str, node: str, pod: str) -> manifests.Manifest:
     return {
         "addresses": [address],
         "nodeName": node,

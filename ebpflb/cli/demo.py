@@ -19,7 +19,7 @@ from ebpflb.datapath.maps.state_dir import BPFFS, StateDir
 from ebpflb.diagnose.dump import dump_maps
 from ebpflb.lab.demo import ASKED, PORT, TRAFFIC, V4, Demo
 from ebpflb.lab.hosts import Lab
-from ebpflb.lab.namespaces import NETNS
+from ebpflb.lab.netns import NETNS
 
 PREFIX = "ebpflb-demo"  # everything of a demo is called so, and its pid follows
 RUN = Path("/run")

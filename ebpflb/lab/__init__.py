@@ -2,12 +2,12 @@
 """A small cluster of network namespaces and cgroups on one machine, for demo, tests and bench.
 
 hosts       nodes, pods and outside hosts, with their processes; all are removed at the end
-namespaces  a network namespace: devices, routes, sysctls, packet filters
+netns       a network namespace: devices, routes, sysctls, packet filters
 router      the network that connects nodes and outside hosts
 cni         three kinds of pod networks
 traffic     runs on hosts: servers that send their name, clients that count the replies
 sockets     sockets on a host, used from this process
 agents      `ebpflb run` on a node of the lab
-objects     Services and EndpointSlices as manifests
+manifests   Services and EndpointSlices as manifests
 demo        the steps of `ebpflb demo`
 """

@@ -8,7 +8,7 @@ Overlay  as Bridge, but packets to other nodes' pods are sent in VXLAN
 
 from typing import Protocol
 
-from ebpflb.lab.namespaces import Namespace
+from ebpflb.lab.netns import Namespace
 from ebpflb.lab.router import NODES, lasting_mac
 
 NETWORKS = ("10.244.0.0/16", "fd00:244::/32")  # of all pods

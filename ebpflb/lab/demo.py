@@ -18,7 +18,7 @@ from typing import Any
 
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.errors import NodeError
-from ebpflb.lab import cni, objects, traffic
+from ebpflb.lab import cni, manifests, traffic
 from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.plan.entries import Frontend
@@ -63,11 +63,11 @@ class Demo:
         ports = [{**port, "port": PORT} for port in target]
         ports[0]["nodePort"] = NODEPORT
         pods = self.pods[:count]
-        v4 = objects.endpoint_slice("web", "IPv4", [_endpoint(p, p.v4) for p in pods], target)
-        v6 = objects.endpoint_slice("web", "IPv6", [_endpoint(p, p.v6) for p in pods], target)
-        service = objects.service("web", [V4, V6], ports, type="NodePort")
-        node = objects.node("node", self.node.v4, self.node.v6)
-        objects.write(self.agent.manifests / "web.yaml", [node, service, v4, v6])
+        v4 = manifests.endpoint_slice("web", "IPv4", [_endpoint(p, p.v4) for p in pods], target)
+        v6 = manifests.endpoint_slice("web", "IPv6", [_endpoint(p, p.v6) for p in pods], target)
+        service = manifests.service("web", [V4, V6], ports, type="NodePort")
+        node = manifests.node("node", self.node.v4, self.node.v6)
+        manifests.write(self.agent.manifests / "web.yaml", [node, service, v4, v6])
 
     def connect(self) -> None:
         """Connects with every protocol and family from a pod, and to a NodePort from the node."""
@@ -91,11 +91,11 @@ class Demo:
         """Writes a NodePort service with an endpoint on this node and one on the other node."""
         ports = [{"port": PORT, "nodePort": SHOP_NODEPORT}]
         here = _endpoint(self.pods[0], self.pods[0].v4)
-        there = objects.endpoint(self.far.v4, node=self.other.name, target=self.far.name)
+        there = manifests.endpoint(self.far.v4, node=self.other.name, target=self.far.name)
         spec = {"type": "NodePort", "externalTrafficPolicy": policy}
-        shop = objects.service("shop", [SHOP], ports, **spec)
-        slices = objects.endpoint_slice("shop", "IPv4", [here, there], [{"port": TARGET}])
-        objects.write(self.agent.manifests / "shop.yaml", [shop, slices])
+        shop = manifests.service("shop", [SHOP], ports, **spec)
+        slices = manifests.endpoint_slice("shop", "IPv4", [here, there], [{"port": TARGET}])
+        manifests.write(self.agent.manifests / "shop.yaml", [shop, slices])
         wait_until(f"policy {policy} is in force", lambda: self._in_force(policy))
 
     def enter(self) -> None:
@@ -144,5 +144,5 @@ class Demo:
         return answer
 
 
-def _endpoint(pod: Host, address: str) -> objects.Object:
-    return objects.endpoint(address, node="node", target=pod.name)
+def _endpoint(pod: Host, address: str) -> manifests.Manifest:
+    return manifests.endpoint(address, node="node", target=pod.name)

@@ -24,7 +24,7 @@ from types import TracebackType
 from ebpflb.datapath.attach.cgroup_links import cgroup_root
 from ebpflb.errors import NodeError
 from ebpflb.lab import cni
-from ebpflb.lab.namespaces import NETNS, Namespace, ip
+from ebpflb.lab.netns import NETNS, Namespace, ip
 from ebpflb.lab.router import NODES, OUTSIDE, Router
 
 

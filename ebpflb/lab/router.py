@@ -12,7 +12,7 @@ limits the size of packets between the segments.
 from dataclasses import dataclass
 from ipaddress import ip_network
 
-from ebpflb.lab.namespaces import Namespace
+from ebpflb.lab.netns import Namespace
 
 FULL = 1500  # bytes
 

@@ -13,7 +13,7 @@ from ebpflb.agent.reporter import Reporter
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.cluster import decoding
 from ebpflb.errors import EbpflbError
-from ebpflb.lab import objects
+from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.addresses import Address, Family
 from ebpflb.model.cluster_state import ClusterState
@@ -235,9 +235,9 @@ def changed(kind: Kind, manifest: Json) -> Changed:
 
 
 def service(name: str, ip: str) -> Json:
-    return objects.service(name, [ip], [{"port": 80, "protocol": "TCP"}])
+    return manifests.service(name, [ip], [{"port": 80, "protocol": "TCP"}])
 
 
 def slices(name: str, *ips: str) -> Json:
-    endpoints = [objects.endpoint(ip, node="node-1", target=f"pod-{ip}") for ip in ips]
-    return objects.endpoint_slice(name, "IPv4", endpoints, [{"port": 8080, "protocol": "TCP"}])
+    endpoints = [manifests.endpoint(ip, node="node-1", target=f"pod-{ip}") for ip in ips]
+    return manifests.endpoint_slice(name, "IPv4", endpoints, [{"port": 8080, "protocol": "TCP"}])

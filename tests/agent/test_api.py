@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyroute2 import netns
 
-from ebpflb.lab import objects
+from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Lab
 from ebpflb.lab.sockets import Sockets
@@ -42,7 +42,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
 def fill(api: FakeApi, cluster: Cluster, *names: str) -> None:
     """Makes these pods the endpoints, on the API server."""
     pods = [pod for pod in cluster.web if pod.name in names]
-    for manifest in (*web(*map(at, pods)), objects.node("node", cluster.node.v4)):
+    for manifest in (*web(*map(at, pods)), manifests.node("node", cluster.node.v4)):
         api.put(manifest)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from ebpflb.agent import loop
 from ebpflb.errors import KernelError
-from ebpflb.lab import objects
+from ebpflb.lab import manifests
 from ebpflb.model.addresses import Family
 from ebpflb.model.events import Kind
 from ebpflb.plan.prefixes import prefix_of
@@ -56,7 +56,7 @@ def test_full_map(harness: Harness) -> None:
     """
     harness.datapath.full["node_addresses"] = FULL
     harness.start()
-    cidrs = listed(Kind.SERVICE_CIDR, objects.service_cidr("10.96.0.0/16"))
+    cidrs = listed(Kind.SERVICE_CIDR, manifests.service_cidr("10.96.0.0/16"))
     harness.send(here(ETH, BRIDGE), cidrs, SERVICES, SLICES, NODES)
     assert harness.status.sync_error == str(FULL)
     assert harness.datapath.small_maps.keys() == {"devices", "service_ranges"}

@@ -10,7 +10,7 @@ import pytest
 from ebpflb.agent import node_sync
 from ebpflb.configuration.fields import KubeProxyConfiguration
 from ebpflb.errors import CompileError, KernelError
-from ebpflb.lab import objects
+from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.addresses import Family
 from ebpflb.model.devices import Device
@@ -30,7 +30,7 @@ BRIDGE = Device(3, "cni0", False, True, 0, (POD,), (POD,))
 PORT = Device(4, "veth1", False, True, 3, (), ())
 SERVICES = listed(Kind.SERVICE, service("a", "10.96.0.1"))
 SLICES = listed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.1"))
-NODE = objects.node("node-1", str(V4)) | {"spec": {"podCIDRs": ["10.244.1.0/24"]}}
+NODE = manifests.node("node-1", str(V4)) | {"spec": {"podCIDRs": ["10.244.1.0/24"]}}
 NODES = listed(Kind.NODE, NODE)
 
 
@@ -157,7 +157,7 @@ def test_service_ranges(harness: Harness) -> None:
     """Ranges are written when they are known, and only then; covering prefixes hold them."""
     start(harness)
     assert "service_ranges" not in harness.datapath.small_maps
-    harness.send(listed(Kind.SERVICE_CIDR, objects.service_cidr("10.96.0.0/16")))
+    harness.send(listed(Kind.SERVICE_CIDR, manifests.service_cidr("10.96.0.0/16")))
     written = {entries.ServiceRange(112, ip_address("10.96.0.0")): 1}
     assert harness.datapath.small_maps["service_ranges"] == written
     assert harness.datapath.settings["span_v4"] == prefix_of(ip_network("10.96.0.0/16"))
@@ -168,7 +168,7 @@ def test_service_ranges(harness: Harness) -> None:
 def test_after_a_failed_write(harness: Harness) -> None:
     """A planner that starts over still covers the ranges."""
     start(harness)
-    harness.send(listed(Kind.SERVICE_CIDR, objects.service_cidr("10.96.0.0/16")))
+    harness.send(listed(Kind.SERVICE_CIDR, manifests.service_cidr("10.96.0.0/16")))
     harness.datapath.failures = [KernelError("map update", 7, "full")]
     harness.send(changed(Kind.SERVICE, service("b", "10.96.0.2")))
     harness.wait_for(lambda status: not status.sync_error)
@@ -179,7 +179,7 @@ def test_nodeport_addresses(harness: Harness) -> None:
     """NodePorts are served on the Node's address where it is assigned here."""
     start(harness)
     assert harness.datapath.small_maps["node_addresses"] == {V4: 1}
-    harness.send(changed(Kind.NODE, objects.node("node-1", str(POD))))
+    harness.send(changed(Kind.NODE, manifests.node("node-1", str(POD))))
     assert harness.datapath.small_maps["node_addresses"] == {POD: 1}
 
 

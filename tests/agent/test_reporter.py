@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ebpflb.agent import loop
-from ebpflb.lab import objects
+from ebpflb.lab import manifests
 from ebpflb.model.addresses import Family
 from ebpflb.model.events import Key, Kind, Removed
 from tests.agent.fakes import Harness, Json, changed, listed, service, slices
@@ -49,10 +49,10 @@ def balanced(policy: str = "Local") -> Json:
 def datagrams(*ips: str) -> tuple[Json, Json]:
     """A Service of UDP and its endpoints."""
     ports = [{"port": 53, "protocol": "UDP"}]
-    endpoints = [objects.endpoint(ip, node="node-1", target=ip) for ip in ips]
+    endpoints = [manifests.endpoint(ip, node="node-1", target=ip) for ip in ips]
     return (
-        objects.service("dns", ["10.96.0.3"], ports),
-        objects.endpoint_slice("dns", "IPv4", endpoints, ports),
+        manifests.service("dns", ["10.96.0.3"], ports),
+        manifests.endpoint_slice("dns", "IPv4", endpoints, ports),
     )
 
 
@@ -186,7 +186,7 @@ def test_unhealthy_while_it_fails(serving: Harness, monkeypatch: pytest.MonkeyPa
 
 def test_node_is_followed(serving: Harness) -> None:
     """A Node that is about to be deleted is not eligible any more, as soon as it says so."""
-    node = objects.node("node-1", "192.0.2.1")
+    node = manifests.node("node-1", "192.0.2.1")
     serving.send(changed(Kind.NODE, node))
     assert serving.health.eligible
     node["spec"]["taints"] = [{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]

@@ -13,9 +13,9 @@ from ebpflb.datapath import kernel
 from ebpflb.datapath.attach import cgroup_links, tcx
 from ebpflb.datapath.datapath import Datapath
 from ebpflb.datapath.maps.state_dir import StateDir
-from ebpflb.lab import objects
+from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
-from ebpflb.lab.objects import Object
+from ebpflb.lab.manifests import Manifest
 from ebpflb.plan.map_contents import MapContents
 from ebpflb.serve import status
 from tests.network import asking
@@ -30,15 +30,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield made
 
 
-def many_services(generation: int) -> list[Object]:
+def many_services(generation: int) -> list[Manifest]:
     """All endpoints of all services differ between two generations."""
     made = []
     for i in range(SERVICES):
         name, ip = f"s{i}", f"10.97.{i // 250}.{i % 250 + 1}"
         ips = [f"10.{generation}.{i // 250}.{n + i % 250}" for n in range(ENDPOINTS)]
-        endpoints = [objects.endpoint(ip, node="node", target="it") for ip in ips]
-        made.append(objects.service(name, [ip], [{"port": 80}]))
-        made.append(objects.endpoint_slice(name, "IPv4", endpoints, [{"port": 8080}]))
+        endpoints = [manifests.endpoint(ip, node="node", target="it") for ip in ips]
+        made.append(manifests.service(name, [ip], [{"port": 80}]))
+        made.append(manifests.endpoint_slice(name, "IPv4", endpoints, [{"port": 8080}]))
     return made
 
 
@@ -77,7 +77,7 @@ def test_ids_are_kept(cluster: Cluster) -> None:
     assert map_contents(cluster).entries == before
 
 
-def crash_while_writing(cluster: Cluster, *manifests: list[Object]) -> bool:
+def crash_while_writing(cluster: Cluster, *manifests: list[Manifest]) -> bool:
     """Publishes these, and kills the agent as soon as it writes; whether that was in the middle."""
     settings = cluster.maps["settings"]
     written = settings.get(0).writes

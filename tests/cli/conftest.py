@@ -13,7 +13,7 @@ from pyroute2 import netns
 
 from ebpflb.cli import main
 from ebpflb.datapath.maps.state_dir import BPFFS
-from ebpflb.lab.namespaces import Namespace
+from ebpflb.lab.netns import Namespace
 from ebpflb.node import conntrack, process, reserved_ports
 from tests.network.cluster import Cluster, running
 

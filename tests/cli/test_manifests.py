@@ -3,9 +3,9 @@
 
 import pytest
 
-from ebpflb.lab import objects
+from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
-from ebpflb.lab.objects import Object
+from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Sockets
 from tests.network import asking
 from tests.network.cluster import VIP, Cluster, at, web
@@ -16,9 +16,9 @@ OTHER = "10.96.0.20"
 @pytest.fixture(autouse=True)
 def other(cluster: Cluster) -> None:
     """A second file, with a service of its own, beside a good first one."""
-    service = objects.service("other", [OTHER], [{"port": 80}])
-    slices = objects.endpoint_slice("other", "IPv4", [at(cluster.web[1])], [{"port": 8080}])
-    objects.write(cluster.agent.manifests / "other.yaml", [service, slices])
+    service = manifests.service("other", [OTHER], [{"port": 80}])
+    slices = manifests.endpoint_slice("other", "IPv4", [at(cluster.web[1])], [{"port": 8080}])
+    manifests.write(cluster.agent.manifests / "other.yaml", [service, slices])
     cluster.publish(web(at(cluster.web[0])))
 
 
@@ -48,8 +48,8 @@ def test_no_yaml(cluster: Cluster, pod: Sockets) -> None:
     assert serves(pod)
 
 
-def with_port(port: object) -> Object:
-    return objects.service("other", [OTHER], [{"port": port}])
+def with_port(port: object) -> Manifest:
+    return manifests.service("other", [OTHER], [{"port": port}])
 
 
 BAD = {
@@ -62,9 +62,9 @@ BAD = {
 @pytest.mark.parametrize("field", BAD)
 def test_bad_service(cluster: Cluster, pod: Sockets, field: str) -> None:
     """An invalid Service: the line names file, object and field."""
-    slices = objects.endpoint_slice("other", "IPv4", [at(cluster.web[1])], [{"port": 8080}])
+    slices = manifests.endpoint_slice("other", "IPv4", [at(cluster.web[1])], [{"port": 8080}])
     before = cluster.agent.log()
-    objects.write(cluster.agent.manifests / "other.yaml", [BAD[field], slices])
+    manifests.write(cluster.agent.manifests / "other.yaml", [BAD[field], slices])
 
     def new_lines() -> list[str]:
         lines = cluster.agent.log().removeprefix(before).splitlines()
@@ -80,8 +80,8 @@ def test_bad_service(cluster: Cluster, pod: Sockets, field: str) -> None:
 def test_mended(cluster: Cluster, pod: Sockets) -> None:
     """A file that was empty or bad counts as soon as it is good."""
     (cluster.agent.manifests / "other.yaml").write_text("")
-    service = objects.service("other", ["10.96.0.30"], [{"port": 80}])
-    slices = objects.endpoint_slice("other", "IPv4", [at(cluster.web[2])], [{"port": 8080}])
-    objects.write(cluster.agent.manifests / "other.yaml", [service, slices])
+    service = manifests.service("other", ["10.96.0.30"], [{"port": 80}])
+    slices = manifests.endpoint_slice("other", "IPv4", [at(cluster.web[2])], [{"port": 8080}])
+    manifests.write(cluster.agent.manifests / "other.yaml", [service, slices])
     cluster.publish(web(at(cluster.web[0])))
     assert asking.tcp(pod, "10.96.0.30").name == "web-3"

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ebpflb.lab import objects
+from ebpflb.lab import manifests
 from ebpflb.lab.hosts import Host, Lab
-from ebpflb.lab.objects import Object
+from ebpflb.lab.manifests import Manifest
 from tests.network.ground import NODEPORT as NODEPORT
 from tests.network.ground import PORT, PREFIX, TARGET, Ground
 
@@ -48,24 +48,24 @@ def at(
     node: str = "node",
     zones: Iterable[str] = (),
     **conditions: bool,
-) -> Object:
+) -> Manifest:
     """The pod as an endpoint."""
-    found = objects.endpoint(pod.v6 if v6 else pod.v4, node=node, target=pod.name, **conditions)
+    found = manifests.endpoint(pod.v6 if v6 else pod.v4, node=node, target=pod.name, **conditions)
     hints = {"hints": {"forZones": [{"name": zone} for zone in zones]}} if zones else {}
     return found | hints
 
 
 def web(
-    *endpoints: Object, v6: Iterable[Object] = (), nodeport: int | None = None, **spec: Any
-) -> list[Object]:
+    *endpoints: Manifest, v6: Iterable[Manifest] = (), nodeport: int | None = None, **spec: Any
+) -> list[Manifest]:
     """The Service default/web on PORT for TCP and UDP, with slices of both families."""
     named = [{"name": p, "port": TARGET, "protocol": p.upper()} for p in ("tcp", "udp")]
-    ports: list[Object] = [{**port, "port": PORT} for port in named]
+    ports: list[Manifest] = [{**port, "port": PORT} for port in named]
     if nodeport:
         spec = {"type": "NodePort"} | spec
         ports = [{**port, "nodePort": nodeport} for port in ports]
     return [
-        objects.service("web", [VIP, VIP6], ports, **spec),
-        objects.endpoint_slice("web", "IPv4", list(endpoints), named),
-        objects.endpoint_slice("web", "IPv6", list(v6), named),
+        manifests.service("web", [VIP, VIP6], ports, **spec),
+        manifests.endpoint_slice("web", "IPv4", list(endpoints), named),
+        manifests.endpoint_slice("web", "IPv6", list(v6), named),
     ]

@@ -7,9 +7,9 @@ was to be ended has been.
 
 from typing import Any
 
-from ebpflb.lab import objects
+from ebpflb.lab import manifests
 from ebpflb.lab.hosts import Host
-from ebpflb.lab.objects import Object
+from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import TIMEOUT, Socket, Sockets
 from tests.network import asking
 from tests.network.asking import Answer
@@ -26,21 +26,21 @@ class Published:
         self.cluster, self.turn = cluster, 0
         self.witness = asking.datagram(cluster.sockets(cluster.client), WATCH)
 
-    def change(self, *said: list[Object]) -> None:
+    def change(self, *said: list[Manifest]) -> None:
         self.publish(*said)
         answer = meet(self.witness, WATCH)
         self.turn += 1
         self.publish(*said)
         assert is_ended(self.witness), f"{answer.name} has gone from the service beside it"
 
-    def publish(self, *said: list[Object]) -> None:
+    def publish(self, *said: list[Manifest]) -> None:
         self.cluster.publish(*said, self._beside(self.cluster.web[self.turn % 2]))
 
-    def _beside(self, pod: Host) -> list[Object]:
+    def _beside(self, pod: Host) -> list[Manifest]:
         named = [{"name": "udp", "port": TARGET, "protocol": "UDP"}]
         return [
-            objects.service("zz", [WATCH], [{**named[0], "port": PORT}]),
-            objects.endpoint_slice("zz", "IPv4", [at(pod)], named),
+            manifests.service("zz", [WATCH], [{**named[0], "port": PORT}]),
+            manifests.endpoint_slice("zz", "IPv4", [at(pod)], named),
         ]
 
     def close(self) -> None:
@@ -85,6 +85,6 @@ def both(*pods: Host, **conditions: bool) -> dict[str, Any]:
     return {"v4": [at(pod, **conditions) for pod in pods], "v6": v6}
 
 
-def serve(*pods: Host, **spec: Any) -> list[Object]:
+def serve(*pods: Host, **spec: Any) -> list[Manifest]:
     ends = both(*pods)
     return web(*ends["v4"], v6=ends["v6"], **spec)

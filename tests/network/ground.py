@@ -13,10 +13,10 @@ from typing import Any
 
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.state_dir import StateDir
-from ebpflb.lab import objects, traffic
+from ebpflb.lab import manifests, traffic
 from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host, Lab
-from ebpflb.lab.objects import Object
+from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Sockets
 from ebpflb.plan.entries import Frontend
 
@@ -49,28 +49,28 @@ class Ground:
         for agent in self.agents:
             agent.start()
 
-    def publish(self, *said: Object | list[Object]) -> None:
+    def publish(self, *said: Manifest | list[Manifest]) -> None:
         """These objects and no others; returns when they are in force, where an agent is there."""
         self.announce(*said)
         for agent in self.agents:
             if agent.process and agent.process.poll() is None:
                 wait_until("the manifests are in force", lambda it=agent: self.in_force(it))
 
-    def announce(self, *said: Object | list[Object]) -> None:
+    def announce(self, *said: Manifest | list[Manifest]) -> None:
         """The same without waiting; a marker will tell when they are in force."""
         self.published += 1
         marker = [{"name": "it", "port": self.published}]
         everything = [it for each in said for it in (each if isinstance(each, list) else [each])]
         if not any(it["kind"] == "Node" for it in everything):
             nodes = [agent.node for agent in self.agents]
-            everything += [objects.node(node.name, node.v4, node.v6) for node in nodes]
-        everything.append(objects.service("zzz", [MARKER], marker))
-        self._said = objects.text(everything)
+            everything += [manifests.node(node.name, node.v4, node.v6) for node in nodes]
+        everything.append(manifests.service("zzz", [MARKER], marker))
+        self._said = manifests.text(everything)
         for agent in self.agents:
             self._say(agent)
 
     def _say(self, agent: LabAgent) -> None:
-        objects.replace(agent.manifests / "all.yaml", self._said)
+        manifests.replace(agent.manifests / "all.yaml", self._said)
 
     def in_force(self, agent: LabAgent | None = None) -> bool:
         """Whether what was last published is in the agent's maps, all of it."""

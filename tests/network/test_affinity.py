@@ -8,7 +8,7 @@ import pytest
 
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
-from ebpflb.lab.objects import Object
+from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Sockets
 from tests.network import asking
 from tests.network.asking import Ask
@@ -21,7 +21,7 @@ STICKY = {
 }
 
 
-def sticky(*endpoints: Object) -> list[Object]:
+def sticky(*endpoints: Manifest) -> list[Manifest]:
     return web(*endpoints, nodeport=NODEPORT, externalIPs=[EXTERNAL], **STICKY)
 
 

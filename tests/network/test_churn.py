@@ -5,7 +5,7 @@ import random
 from typing import Any
 
 from ebpflb.datapath.maps.layout import VERDICTS
-from ebpflb.lab import objects
+from ebpflb.lab import manifests
 from tests.load import scaled
 from tests.network.cluster import VIP, VIP6, Cluster, at, web
 
@@ -21,11 +21,11 @@ def some(pods: list[Any]) -> list[Any]:
 def turmoil(cluster: Cluster) -> list[Any]:
     """A new set of endpoints, never an empty one, again and again; what the clients counted."""
     v4, v6 = [at(pod) for pod in cluster.web], [at(pod, v6=True) for pod in cluster.web]
-    node = objects.node("node", cluster.node.v4)
+    node = manifests.node("node", cluster.node.v4)
     cluster.publish(node, web(*v4, v6=v6))
     pressing = [cluster.press(cluster.client, *client) for client in CLIENTS]
     for _ in range(REWRITES):
-        objects.write(cluster.agent.manifests / "all.yaml", [node, *web(*some(v4), v6=some(v6))])
+        manifests.write(cluster.agent.manifests / "all.yaml", [node, *web(*some(v4), v6=some(v6))])
     cluster.publish(node, web(*v4, v6=v6))
     return [cluster.release(process) for process in pressing]
 

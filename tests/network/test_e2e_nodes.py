@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ebpflb.datapath.maps.layout import VERDICTS
-from ebpflb.lab import objects, traffic
+from ebpflb.lab import manifests, traffic
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import TIMEOUT
 from tests.network import asking
@@ -215,7 +215,7 @@ def unallocated(two: TwoNodes, host: str) -> bool:
 @families
 def test_different_service_cidrs(two: TwoNodes, v6: bool) -> None:
     """A new ServiceCIDR keeps its addresses at once, and a Service in it is served to all."""
-    kept, new = objects.service_cidr(*OLD_RANGE), objects.service_cidr(*NEW_RANGE)
+    kept, new = manifests.service_cidr(*OLD_RANGE), manifests.service_cidr(*NEW_RANGE)
     new["metadata"]["name"] = "new"
     service, *slices = two.service("web", 10, two.here)
     service["spec"]["clusterIPs"] = vips = ["10.97.0.10", "fd00:97::10"]

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.lab import objects
+from ebpflb.lab import manifests
 from ebpflb.lab.hosts import Host
-from ebpflb.lab.objects import Object
+from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Sockets
 from tests.network import asking
 from tests.network.cluster import TARGET, VIP, VIP6, Cluster, at, web
@@ -23,20 +23,20 @@ def more_ports(cluster: Cluster) -> None:
         cluster.begin(pod, "serve", f"{pod.name}-again", str(SECOND_TARGET))
 
 
-def ports(*named: tuple[str, int]) -> list[Object]:
+def ports(*named: tuple[str, int]) -> list[Manifest]:
     return [{"name": name, "port": port} for name, port in named]
 
 
-def manual(name: str, listed: list[Object], *endpoints: Object) -> Object:
+def manual(name: str, listed: list[Manifest], *endpoints: Manifest) -> Manifest:
     """A further slice of the service web, written by hand."""
-    found = objects.endpoint_slice("web", "IPv4", list(endpoints), listed)
+    found = manifests.endpoint_slice("web", "IPv4", list(endpoints), listed)
     found["metadata"]["name"] = name
     return found
 
 
 def test_serve_multiport_endpoints(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
     """Two named ports backed by different pods: each port reaches its own pod only."""
-    service = objects.service("web", [VIP], ports(("a", 80), ("b", 81)))
+    service = manifests.service("web", [VIP], ports(("a", 80), ("b", 81)))
     first = manual("web-1", ports(("a", TARGET)), at(pods[0]))
     second = manual("web-2", ports(("b", TARGET)), at(pods[1]))
     cluster.publish(service, first, second)
@@ -51,7 +51,7 @@ def test_several_ports_in_several_slices(
     cluster: Cluster, sockets: Sockets, pods: list[Host], more_ports: None
 ) -> None:
     """Two manual slices with different ports of the same pod: both work."""
-    service = objects.service("web", [VIP], ports(("port80", 80), ("port81", 81)))
+    service = manifests.service("web", [VIP], ports(("port80", 80), ("port81", 81)))
     cluster.publish(
         service,
         manual("one", ports(("port80", TARGET)), at(pods[0])),
@@ -66,7 +66,7 @@ def test_named_target_port(
 ) -> None:
     """One port name that resolves to different numbers: traffic reaches them all."""
     cluster.publish(
-        objects.service("web", [VIP], ports(("http", 80))),
+        manifests.service("web", [VIP], ports(("http", 80))),
         manual("one", ports(("http", TARGET)), at(pods[0])),
         manual("two", ports(("http", SECOND_TARGET)), at(pods[1])),
     )
@@ -77,7 +77,7 @@ def test_adding_and_deleting_ports(cluster: Cluster, sockets: Sockets, pods: lis
     """A service port that is added serves, one that is taken away is refused."""
     slices = manual("one", ports(("a", TARGET), ("b", TARGET)), at(pods[0]))
     for listed in ([("a", 80)], [("a", 80), ("b", 81)], [("b", 81)]):
-        cluster.publish(objects.service("web", [VIP], ports(*listed)), slices)
+        cluster.publish(manifests.service("web", [VIP], ports(*listed)), slices)
         for number in (80, 81):
             ask = up if number in {port for _, port in listed} else down
             ask(sockets, *(["web-1"] if ask is up else []), port=number)
@@ -100,7 +100,7 @@ def test_protocols_of_one_port(cluster: Cluster, pod: Sockets, pods: list[Host])
 def test_families(cluster: Cluster, sockets: Sockets, pods: list[Host], ips: list[str]) -> None:
     """A service of one family or of both, in either order, is up in its families and no other."""
     _, *slices = web(at(pods[0]), v6=[at(pods[1], v6=True)])
-    cluster.publish(objects.service("web", ips, ports(("tcp", 80))), *slices)
+    cluster.publish(manifests.service("web", ips, ports(("tcp", 80))), *slices)
     for vip, pod in ((VIP, "web-1"), (VIP6, "web-2")):
         if vip in ips:
             up(sockets, pod, host=vip)
@@ -113,8 +113,8 @@ def test_sctp_service(cluster: Cluster, pods: list[Host]) -> None:
     before = protocols()
     sctp = [{"name": "s", "port": 80, "protocol": "SCTP"}]
     cluster.publish(
-        objects.service("web", [VIP, VIP6], sctp),
-        objects.endpoint_slice("web", "IPv4", [at(pods[0])], [{**sctp[0], "port": TARGET}]),
+        manifests.service("web", [VIP, VIP6], sctp),
+        manifests.endpoint_slice("web", "IPv4", [at(pods[0])], [{**sctp[0], "port": TARGET}]),
     )
     found = {(str(it), it.protocol) for it, _ in cluster.maps["services"].items()}
     assert (f"{VIP}:80", 132) in found

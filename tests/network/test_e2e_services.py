@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from ebpflb.lab import objects
+from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import Sockets
@@ -45,8 +45,8 @@ def test_up_and_down(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> No
     """Deleting one of two services with the same pods makes only it unreachable."""
     named = [{"name": "tcp", "port": 80, "protocol": "TCP"}]
     other = [
-        objects.service("other", [SECOND_VIP], named),
-        objects.endpoint_slice(
+        manifests.service("other", [SECOND_VIP], named),
+        manifests.endpoint_slice(
             "other", "IPv4", list(map(at, pods)), [{**named[0], "port": TARGET}]
         ),
     ]
@@ -152,10 +152,10 @@ def test_host_network_endpoint_by_udp(cluster: Cluster, sockets: Sockets, host: 
 
 def host_network(cluster: Cluster) -> None:
     """The node itself as the only endpoint."""
-    endpoint = objects.endpoint(cluster.node.v4, node="node", target="the-node")
+    endpoint = manifests.endpoint(cluster.node.v4, node="node", target="the-node")
     listed = [
         {"name": "tcp", "port": HOST_PORT, "protocol": "TCP"},
         {"name": "udp", "port": HOST_UDP_PORT, "protocol": "UDP"},
     ]
     service, *_ = web(nodeport=NODEPORT, internalTrafficPolicy="Local")
-    cluster.publish(service, objects.endpoint_slice("web", "IPv4", [endpoint], listed))
+    cluster.publish(service, manifests.endpoint_slice("web", "IPv4", [endpoint], listed))

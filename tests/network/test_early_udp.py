@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ebpflb.lab import objects
+from ebpflb.lab import manifests
 from ebpflb.lab.hosts import Host
-from ebpflb.lab.objects import Object
+from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Sockets
 from ebpflb.node import sock_diag
 from tests.network import asking
@@ -90,11 +90,11 @@ def test_translated_by_others(
         assert ask(client).name == pod.name
 
 
-def afterwards(pod: Host) -> list[Object]:
+def afterwards(pod: Host) -> list[Manifest]:
     """A service at the cluster IPs that nobody had."""
     named, ends = [{"name": "udp", "port": TARGET, "protocol": "UDP"}], both(pod)
     return [
-        objects.service("later", [*LATER.values()], [{**named[0], "port": PORT}]),
-        objects.endpoint_slice("later", "IPv4", ends["v4"], named),
-        objects.endpoint_slice("later", "IPv6", ends["v6"], named),
+        manifests.service("later", [*LATER.values()], [{**named[0], "port": PORT}]),
+        manifests.endpoint_slice("later", "IPv4", ends["v4"], named),
+        manifests.endpoint_slice("later", "IPv6", ends["v6"], named),
     ]

@@ -11,7 +11,7 @@ import pytest
 
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
-from ebpflb.lab.objects import Object
+from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Socket
 from tests.network import asking
 from tests.network.asking import family_of
@@ -61,7 +61,7 @@ def refused(two: TwoNodes, client: Host, host: str) -> bool:
     return False
 
 
-def balanced(two: TwoNodes, *pods: Host) -> list[Object]:
+def balanced(two: TwoNodes, *pods: Host) -> list[Manifest]:
     spec = {"externalTrafficPolicy": "Local", "healthCheckNodePort": PORT}
     return two.service("checked", 7, *pods, **spec)
 

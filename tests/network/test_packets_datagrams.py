@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpflb.lab.objects import Object
+from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Socket
 from tests.network import asking
 from tests.network.twonodes import TwoNodes, Ways
@@ -66,7 +66,7 @@ def test_datagrams_stay_while_leaving(two: TwoNodes, talk: Socket) -> None:
     assert answers(talk) == {other}
 
 
-def leaving(two: TwoNodes, name: str, other: str, **conditions: bool) -> list[Object]:
+def leaving(two: TwoNodes, name: str, other: str, **conditions: bool) -> list[Manifest]:
     """The service with one endpoint that is leaving."""
     service, *slices = two.service("web", 10, getattr(two, other))
     for each, v6 in zip(slices, (False, True), strict=True):

@@ -13,7 +13,7 @@ import pytest
 
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.lab.hosts import Host
-from ebpflb.lab.objects import Object
+from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Socket
 from tests.network import asking
 from tests.network.asking import Ask
@@ -207,7 +207,7 @@ def test_led_astray(two: TwoNodes, pod: str, kind: str, v6: bool) -> None:
             lives(client)
 
 
-def moved(said: list[Object], port: int) -> list[Object]:
+def moved(said: list[Manifest], port: int) -> list[Manifest]:
     """The same service with its endpoints on another port."""
     for each in said[1:]:
         for its in each["ports"]:

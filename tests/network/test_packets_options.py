@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpflb.lab import cni, objects
+from ebpflb.lab import cni, manifests
 from ebpflb.plan.flow_entries import Hook
 from tests.network import asking
 from tests.network.asking import Ask
@@ -37,7 +37,7 @@ DETECTORS = {
 def services(two: TwoNodes) -> None:
     numbers = {two.near: 1, two.far: 2}
     nodes = [
-        objects.node(node.name, node.v4, node.v6, pod_cidrs=cni.network(number))
+        manifests.node(node.name, node.v4, node.v6, pod_cidrs=cni.network(number))
         for node, number in numbers.items()
     ]
     two.publish(nodes, *services_of(two, two.here, two.there))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ebpflb.datapath.maps.layout import VERDICTS
-from ebpflb.lab import objects
+from ebpflb.lab import manifests
 from tests.network import asking
 from tests.network.asking import Ask
 from tests.network.ground import PORT
@@ -25,7 +25,7 @@ connecting = pytest.mark.parametrize("ask", [asking.tcp, asking.connected_udp])
 @pytest.fixture(scope="module", autouse=True)
 def services(two: TwoNodes) -> None:
     two.publish(
-        objects.service_cidr("10.96.0.0/16", "fd00:96::/64"),
+        manifests.service_cidr("10.96.0.0/16", "fd00:96::/64"),
         two.service("nobody", 10),
         two.service("external", 20, two.there, externalTrafficPolicy="Local"),
         two.service("internal", 21, two.there, internalTrafficPolicy="Local"),

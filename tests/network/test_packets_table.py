@@ -13,7 +13,7 @@ the address of the device that leads to the endpoint. Two things differ from kub
 import pytest
 
 from ebpflb.lab.hosts import Host
-from ebpflb.lab.objects import Object
+from ebpflb.lab.manifests import Manifest
 from tests.network import asking
 from tests.network.asking import Ask
 from tests.network.twonodes import TwoNodes, Ways, address
@@ -54,7 +54,7 @@ families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
 protocols = pytest.mark.parametrize("ask", [asking.tcp, asking.udp])
 
 
-def services_of(two: TwoNodes, *pods: Host) -> list[list[Object]]:
+def services_of(two: TwoNodes, *pods: Host) -> list[list[Manifest]]:
     """A service for each policy."""
     return [two.service(f"s{n}", n, *pods, **spec) for n, spec in POLICIES.values()]
 

@@ -3,7 +3,7 @@
 
 import pytest
 
-from ebpflb.lab import objects
+from ebpflb.lab import manifests
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import Sockets
 from tests.network import asking
@@ -35,7 +35,7 @@ def test_zones(cluster: Cluster, pod: Sockets, pods: list[Host]) -> None:
     hinted = [at(pods[0], zones=["a"]), at(pods[1], zones=["b"]), at(pods[2], zones=["a"])]
     cluster.publish(web(*hinted))
     assert len(asking.names(pod, VIP)) == 3
-    node = objects.node("node", cluster.node.v4, cluster.node.v6)
+    node = manifests.node("node", cluster.node.v4, cluster.node.v6)
     node["metadata"]["labels"] = {ZONE: "a"}
     cluster.publish(node, web(*hinted))
     assert asking.names(pod, VIP).keys() == {"web-1", "web-3"}
@@ -43,7 +43,7 @@ def test_zones(cluster: Cluster, pod: Sockets, pods: list[Host]) -> None:
 
 def test_zone_without_endpoint(cluster: Cluster, pod: Sockets, pods: list[Host]) -> None:
     """Where no endpoint is for our zone, all serve."""
-    node = objects.node("node", cluster.node.v4, cluster.node.v6)
+    node = manifests.node("node", cluster.node.v4, cluster.node.v6)
     node["metadata"]["labels"] = {ZONE: "c"}
     cluster.publish(node, web(at(pods[0], zones=["a"]), at(pods[1], zones=["b"])))
     assert asking.names(pod, VIP).keys() == {"web-1", "web-2"}
@@ -72,9 +72,9 @@ def test_hairpin(cluster: Cluster, pods: list[Host], ask: asking.Ask, address: s
 
 def test_two_services(cluster: Cluster, pod: Sockets, pods: list[Host]) -> None:
     """What happens to one service moves nothing of another."""
-    steady = objects.service("steady", ["10.96.0.20"], [{"port": 80}])
+    steady = manifests.service("steady", ["10.96.0.20"], [{"port": 80}])
     ports = [{"port": TARGET}]
-    slices = objects.endpoint_slice("steady", "IPv4", [at(pods[0]), at(pods[1])], ports)
+    slices = manifests.endpoint_slice("steady", "IPv4", [at(pods[0]), at(pods[1])], ports)
     cluster.publish(steady, slices, web(at(pods[2])))
     before = entry(cluster)
     for count in (3, 0, 1, 2):

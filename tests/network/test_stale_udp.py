@@ -8,7 +8,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from ebpflb.lab.objects import Object
+from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Socket, Sockets
 from ebpflb.node import sock_diag
 from tests.network import asking
@@ -96,7 +96,7 @@ def test_udp_target_port_of_a_nodeport_changes(
         process.wait()
 
 
-def with_target(said: list[Object], port: int) -> list[Object]:
+def with_target(said: list[Manifest], port: int) -> list[Manifest]:
     """The slices of other endpoints' ports."""
     for each in said:
         if each["kind"] == "EndpointSlice":

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ebpflb.lab import cni, objects
+from ebpflb.lab import cni, manifests
 from ebpflb.lab.hosts import Host, Lab
-from ebpflb.lab.objects import Object
+from ebpflb.lab.manifests import Manifest
 from tests.network.ground import PORT, PREFIX, TARGET, Ground
 
 PODS = ("--cluster-cidr", ",".join(cni.NETWORKS))
@@ -42,10 +42,10 @@ class TwoNodes(Ground):
         for pod in (self.here, self.twin, self.there):
             self.begin(pod, "serve", pod.name, str(TARGET))
 
-    def at(self, *pods: Host, v6: bool = False, **conditions: bool) -> list[Object]:
+    def at(self, *pods: Host, v6: bool = False, **conditions: bool) -> list[Manifest]:
         """The pods as endpoints of one family."""
         return [
-            objects.endpoint(
+            manifests.endpoint(
                 pod.v6 if v6 else pod.v4,
                 node=self.far.name if pod is self.there else self.near.name,
                 target=pod.name,
@@ -60,18 +60,18 @@ class TwoNodes(Ground):
             flows = self.maps_of(agent)[table]
             flows.delete([packet for packet, _ in flows.items()])
 
-    def service(self, name: str, number: int, *pods: Host, **spec: Any) -> list[Object]:
+    def service(self, name: str, number: int, *pods: Host, **spec: Any) -> list[Manifest]:
         """A Service that is reached in every way, with these endpoints; see ``Ways``."""
         ways = Ways(number)
         named = [{"name": p, "port": TARGET, "protocol": p.upper()} for p in ("tcp", "udp")]
         ports = [{**port, "port": PORT, "nodePort": ways.nodeport} for port in named]
         every: dict[str, Any] = {"type": "LoadBalancer", "externalIPs": ways.external}
-        service = objects.service(name, ways.cluster, ports, **every | spec)
+        service = manifests.service(name, ways.cluster, ports, **every | spec)
         service["status"] = {"loadBalancer": {"ingress": [{"ip": ip} for ip in ways.balancer]}}
         return [
             service,
-            objects.endpoint_slice(name, "IPv4", self.at(*pods), named),
-            objects.endpoint_slice(name, "IPv6", self.at(*pods, v6=True), named),
+            manifests.endpoint_slice(name, "IPv4", self.at(*pods), named),
+            manifests.endpoint_slice(name, "IPv6", self.at(*pods, v6=True), named),
         ]
 
 

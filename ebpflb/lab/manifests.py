@@ -7,10 +7,10 @@ from typing import Any
 
 import yaml
 
-Object = dict[str, Any]
+Manifest = dict[str, Any]
 
 
-def service(name: str, ips: list[str], ports: list[Object], **spec: Any) -> Object:
+def service(name: str, ips: list[str], ports: list[Manifest], **spec: Any) -> Manifest:
     """A Service; of both families where ``ips`` has two."""
     families = ["IPv6" if ":" in ip else "IPv4" for ip in ips]
     return {
@@ -23,8 +23,8 @@ def service(name: str, ips: list[str], ports: list[Object], **spec: Any) -> Obje
 
 
 def endpoint_slice(
-    service: str, family: str, endpoints: list[Object], ports: list[Object]
-) -> Object:
+    service: str, family: str, endpoints: list[Manifest], ports: list[Manifest]
+) -> Manifest:
     """One EndpointSlice of a Service."""
     return {
         "apiVersion": "discovery.k8s.io/v1",
@@ -40,7 +40,7 @@ def endpoint_slice(
     }
 
 
-def endpoint(address: str, *, node: str, target: str, **conditions: bool) -> Object:
+def endpoint(address: str, *, node: str, target: str, **conditions: bool) -> Manifest:
     """A Pod behind a Service: ready and serving, unless ``conditions`` say otherwise."""
     return {
         "addresses": [address],
@@ -50,7 +50,7 @@ def endpoint(address: str, *, node: str, target: str, **conditions: bool) -> Obj
     }
 
 
-def node(name: str, *addresses: str, pod_cidrs: Iterable[str] = ()) -> Object:
+def node(name: str, *addresses: str, pod_cidrs: Iterable[str] = ()) -> Manifest:
     """A Node with these internal addresses."""
     return {
         "apiVersion": "v1",
@@ -61,7 +61,7 @@ def node(name: str, *addresses: str, pod_cidrs: Iterable[str] = ()) -> Object:
     }
 
 
-def service_cidr(*networks: str) -> Object:
+def service_cidr(*networks: str) -> Manifest:
     """A ServiceCIDR: the range of cluster IPs."""
     return {
         "apiVersion": "networking.k8s.io/v1",
@@ -71,12 +71,12 @@ def service_cidr(*networks: str) -> Object:
     }
 
 
-def text(objects: Iterable[Object]) -> str:
+def text(objects: Iterable[Manifest]) -> str:
     """The objects as one manifest."""
     return yaml.safe_dump_all(objects, sort_keys=False)
 
 
-def write(path: Path, objects: Iterable[Object]) -> None:
+def write(path: Path, objects: Iterable[Manifest]) -> None:
     """Replaces the file in one step: a reader never sees a part of it."""
     replace(path, text(objects))
 
