@@ -75,7 +75,8 @@ class Options:
     metrics_address: str = "127.0.0.1:10249"  # "": not served
     bind_address_hard_fail: bool = False
     profiling: bool = False
-    sync_period: float = 30.0  # seconds between two checks of the programs at devices
+    # Seconds between two checks of the programs at devices; /healthz fails after twice as long.
+    sync_period: float = 30.0
     min_sync_period: float = 0.0  # seconds from the end of a sync to the next one
     serve_external_ips: bool = True
     conntrack: ConntrackOptions = ConntrackOptions()

@@ -99,7 +99,8 @@ PARAMETERS = (
     _ignored("iptables-localhost-nodeports", "iptables.localhostNodePorts", "M",
         "Processes on the node can always connect to NodePorts on loopback, packets never can."),
     Parameter("iptables-sync-period", "iptables.syncPeriod nftables.syncPeriod", "M",
-        "/healthz fails when a change could not be applied for twice this time."),
+        "Period of the check that programs are still attached to the devices; /healthz fails when "
+        "a change waits for twice this time."),
     Parameter("iptables-min-sync-period", "iptables.minSyncPeriod nftables.minSyncPeriod", "M",
         "Minimum pause between two updates. The default is none (in kube-proxy 1s)."),
     Parameter("ipvs-sync-period", "ipvs.syncPeriod", "M",
