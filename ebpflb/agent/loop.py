@@ -5,10 +5,10 @@ Sources put messages into the inbox, each from a thread of its own. One thread r
 each turn it waits for messages and takes all that are there; then it syncs if a sync is due, which
 writes to the maps what differs from them; then it publishes the agent's status.
 
-Nothing is written before every list of objects has been received. The programs are put in force
-after the first sync that wrote everything, so nothing is ever served from maps that are half
-filled: not at a start, an upgrade or a restart. What cannot be written is named in the status and
-tried again every second, and meanwhile what is in the maps goes on serving.
+Nothing is written before Services, EndpointSlices and the Node have been received. The programs are
+put in force after the first sync that wrote everything, so nothing is ever served from maps that
+are half filled: not at a start, an upgrade or a restart. What cannot be written is named in the
+status and tried again every second, and meanwhile what is in the maps goes on serving.
 """
 
 import logging
@@ -137,7 +137,7 @@ class Agent:
                 self.stopped = True
 
     def _has_changes(self) -> bool:
-        """Whether there is anything new to write; nothing before every list is received."""
+        """Whether there is anything new to write; nothing before the needed lists are received."""
         changed = self.cluster.changed_services or self.node_sync.changed or not self.in_sync
         return self.cluster.complete and bool(changed)
 

@@ -34,7 +34,7 @@ def cleanup(state_dir: Path, run_dir: Path, kube_proxy: bool, dry_run: bool, for
     Services do not work on this node afterwards, unless kube-proxy serves them.
 
     Connections that were translated at their socket stay open; flows of packets break. The cache
-    of compiled programs is kept.
+    of compiled programs and the sysctls of conntrack are left as they are.
 
     With --kube-proxy: remove the rules, chains, tables, ipsets, virtual servers and the device
     that kube-proxy left in this network namespace. Rules of others are kept.

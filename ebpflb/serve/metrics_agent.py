@@ -48,7 +48,11 @@ def _build() -> Metric:
 def _state(status: AgentStatus) -> Iterator[Metric]:
     not_served = len(status.devices_not_served)
     for name, text, value in (
-        ("lists_complete", "Whether every list has been received", status.lists_complete),
+        (
+            "lists_complete",
+            "Whether Services, EndpointSlices and the Node have been received",
+            status.lists_complete,
+        ),
         ("service_ports", "Service ports that are programmed", status.service_ports),
         ("backends", "Backends of all service ports", status.backends),
         ("devices_not_served", "Devices whose packets are not served", not_served),

@@ -36,7 +36,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     source: str
     started: str
     programs: str = CURRENT_PROGRAMS  # or that old ones serve, and why
-    lists_complete: bool = False  # every list has been received
+    lists_complete: bool = False  # Services, EndpointSlices and the Node have been received
     service_ports: int = 0
     backends: int = 0
     source_errors: Mapping[str, str] = {}  # source -> what is wrong with it
