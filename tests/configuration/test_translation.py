@@ -102,7 +102,7 @@ def test_detect_local_modes(values: dict[str, Any], detector: LocalDetector) -> 
 
 
 def test_conntrack() -> None:
-    """Time-outs come in whole seconds."""
+    """Timeouts come in whole seconds."""
     options = made(
         conntrack={
             "maxPerCore": 0,

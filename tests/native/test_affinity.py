@@ -57,7 +57,7 @@ def test_services_are_separate(node: Node) -> None:
 
 @pytest.mark.parametrize("seconds", [1, 10_800, MONTH, 86_400, 0xFFFFFFFF])
 def test_edge(node: Node, seconds: int) -> None:
-    """The time-out is over after it has passed, not when it is reached."""
+    """The timeout is over after it has passed, not when it is reached."""
     node.publish(1, [SERVICE], cluster=MANY, affinity=seconds)
     home = goes(node)
     node.kernel.now += seconds * SECOND
@@ -68,7 +68,7 @@ def test_edge(node: Node, seconds: int) -> None:
 
 
 def test_slides(node: Node) -> None:
-    """Each new flow starts the time-out anew."""
+    """Each new flow starts the timeout anew."""
     node.publish(1, [SERVICE], cluster=MANY, affinity=60)
     home = goes(node)
     for _ in range(10):
@@ -77,7 +77,7 @@ def test_slides(node: Node) -> None:
 
 
 def test_balanced_afresh_is_remembered(node: Node) -> None:
-    """After the time-out the new choice is what the client sticks to."""
+    """After the timeout the new choice is what the client sticks to."""
     node.publish(1, [SERVICE], cluster=MANY, affinity=60)
     goes(node)
     node.kernel.now += 61 * SECOND
@@ -164,7 +164,7 @@ def test_datagrams_share_it(node: Node) -> None:
     steps=some.lists(some.tuples(some.sampled_from([HOST, POD, OTHER_POD]), some.integers(0, 9)))
 )
 def test_any_pace(new_node: Callable[[], Node], steps: list[tuple[int, int]]) -> None:
-    """A client's flows leave its backend exactly where a pause exceeded the time-out."""
+    """A client's flows leave its backend exactly where a pause exceeded the timeout."""
     node = new_node()
     node.publish(1, [SERVICE], cluster=MANY, affinity=5)
     service: ServiceEntry = node.kernel.get("services", frontend(SERVICE))

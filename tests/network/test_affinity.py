@@ -42,7 +42,7 @@ def home(cluster: Cluster, pod: Sockets) -> Host:
 
 
 def pass_time(cluster: Cluster, part: float) -> None:
-    """Every memory is older by this part of the time-out."""
+    """Every memory is older by this part of the timeout."""
     affinity, step = cluster.maps["affinity"], int(part * SECONDS * 1e9)
     aged = [(c, e._replace(last_used=max(0, e.last_used - step))) for c, e in affinity.items()]
     affinity.write(aged)
@@ -79,7 +79,7 @@ def test_clients_differ(cluster: Cluster) -> None:
 
 
 def test_slides(cluster: Cluster, pod: Sockets, home: Host) -> None:
-    """The time-out begins anew with every connection."""
+    """The timeout begins anew with every connection."""
     for _ in range(3):
         pass_time(cluster, 0.6)
         assert asking.tcp(pod, VIP).name == home.name
@@ -87,7 +87,7 @@ def test_slides(cluster: Cluster, pod: Sockets, home: Host) -> None:
 
 
 def test_ends(cluster: Cluster, pod: Sockets, home: Host) -> None:
-    """After the time-out the next connection is balanced afresh."""
+    """After the timeout the next connection is balanced afresh."""
     pass_time(cluster, 1.1)
     asking.tcp(pod, VIP)
     assert counts(cluster) == (2, 0)

@@ -128,7 +128,7 @@ def test_right_values_are_not_written(sysctls: Sysctls, monkeypatch: pytest.Monk
 
 
 def test_failure_is_fatal(sysctls: Sysctls, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A time-out that cannot be set ends the start, and is named with its value."""
+    """A timeout that cannot be set ends the start, and is named with its value."""
     refuse(monkeypatch, errno.EROFS, "nf_conntrack_tcp_timeout_close_wait")
     with pytest.raises(NodeError, match=r"close_wait: cannot be set to 3600: Read-only file"):
         sysctls.set_up(ConntrackOptions())
@@ -199,7 +199,7 @@ def namespace() -> Iterator[None]:
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 @pytest.mark.skipif(not conntrack.PROC.is_dir(), reason="conntrack is not loaded")
 def test_close_wait_for_real(namespace: None) -> None:
-    """The kernel takes the time-outs, in this namespace alone; the machine's size is not ours."""
+    """The kernel takes the timeouts, in this namespace alone; the machine's size is not ours."""
     names = ("nf_conntrack_tcp_timeout_close_wait", "nf_conntrack_tcp_timeout_established")
     conntrack.set_up(ConntrackOptions(max_per_core=2**20, min_total=2**30))
     assert [int((conntrack.PROC / name).read_text()) for name in names] == [3600, 86400]

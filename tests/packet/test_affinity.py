@@ -66,7 +66,7 @@ def test_backend_gone(node: Node, places: Places, protocol: str) -> None:
 
 
 def test_timeout(node: Node, places: Places) -> None:
-    """A record that is older than the time-out counts no more."""
+    """A record that is older than the timeout counts no more."""
     where = serve(node, places, "nodeport", cluster=backends(places), affinity=1)
     client = AffinityKey(0, ip_address(places.client), 1)
     met_by_age = set()

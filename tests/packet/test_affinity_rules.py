@@ -75,7 +75,7 @@ def test_remembered_endpoint_unready(cluster: Cluster, places: Places) -> None:
 
 
 def test_seconds_of_the_service(node: Node, cluster: Cluster, places: Places) -> None:
-    """The time-out is the Service's own: a record as old as that counts no more (sliding)."""
+    """The timeout is the Service's own: a record as old as that counts no more (sliding)."""
     publish(cluster, sessionAffinityConfig={"clientIP": {"timeoutSeconds": 1}}, **STICKY)
     cluster.endpoints(*BOTH)
     found = set()

@@ -96,7 +96,7 @@ def test_sweep(table: FlowTable) -> None:
 
 
 def test_other_protocols(world: dict[str, Map]) -> None:
-    """UDP and SCTP share a map, each with its own time-outs."""
+    """UDP and SCTP share a map, each with its own timeouts."""
     table = FlowTable(world, "other_flows")
     put(table, *(Made(n, protocol).plain(200) for n, protocol in enumerate(Protocol) if n))
     run(table)
