@@ -35,11 +35,11 @@ def status(state_dir: Path, run_dir: Path, output: str) -> None:
     published = agent_status.read(paths)
     runs = agent_status.is_running(paths)
     state = StateDir(paths.state)
-    hooks = sorted(cgroup_links.attached(state))
+    socket_hooks = sorted(cgroup_links.attached(state))
     ahead = device_programs.programs_before_ours(state)
     report = {
         "agent": "runs" if runs else "does not run",
-        "hooks": hooks,
+        "socket_hooks": socket_hooks,
         "devices": device_programs.attached_devices(state),
         "programs_ahead": {device: ", ".join(others) for device, others in ahead.items()},
         "flows": _flows(state_dir),
@@ -50,7 +50,7 @@ def status(state_dir: Path, run_dir: Path, output: str) -> None:
         _print(report)
     else:
         print_as(output, report)
-    sys.exit(0 if runs and hooks and published and _is_healthy(published) else 1)
+    sys.exit(0 if runs and socket_hooks and published and _is_healthy(published) else 1)
 
 
 def _flows(state_dir: Path) -> dict[str, dict[str, int]]:

@@ -2,7 +2,7 @@
 """Lists and deletes the flows of the packet path, as `conntrack -L` and `-D` do for conntrack.
 
 A flow has two to four entries in the map and one row in the list. A flow whose entry for the
-client's requests was evicted by the LRU is an orphan; its other entries are a row too.
+client's requests was evicted by the LRU has the state "partial"; its other entries are its row.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,7 +28,7 @@ from ebpflb.plan.flow_entries import (
     state,
 )
 
-ORPHAN = "orphan"
+PARTIAL = "partial"
 
 
 class FlowFilter(NamedTuple):
@@ -97,7 +97,7 @@ def _row(entries: Entries, services: Mapping[int, PortName], backend: BackendNam
     last_seen = max(flow.last_seen for flow in entries.values())
     return {
         "protocol": protocol.name,
-        "state": str(stands) if is_client_request(first) else ORPHAN,
+        "state": str(stands) if is_client_request(first) else PARTIAL,
         "service": service_name(services.get(first.service), first.service),
         **_request_columns(key, first, inside, entries.get(reverse(inside))),
         "backend": host_port(inside.destination, inside.destination_port),

@@ -33,7 +33,7 @@ def _flows(name: str) -> Callable[[Snapshot], list[Row]]:
                 "rewritten": _rewritten(key, flow),
                 "service": snapshot.service(flow.service),
                 "endpoint": endpoint(backends, flow.backend),
-                "state": " ".join(sorted(flow.flags)),
+                "flags": " ".join(sorted(flow.flags)),
                 "age_seconds": seconds_since(flow.created),
                 "idle_seconds": seconds_since(flow.last_seen),
             }

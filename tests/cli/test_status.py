@@ -52,7 +52,7 @@ def test_runs(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
     assert done.status == 0
     assert (said["agent"], said["lists_complete"], said["programs"]) == ("runs", True, "current")
     assert (said["node"], said["pid"]) == ("node", cluster.agent.process.pid)
-    assert "connect4" in said["hooks"]
+    assert "connect4" in said["socket_hooks"]
     assert said["service_ports"] == PROGRAMMED
     (count,) = said["devices"].values()
     assert count == len(devices)
@@ -120,7 +120,7 @@ def test_dead(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
     said = json.loads(done.out)
     assert done.status == 1
     assert said["agent"] == "does not run"
-    assert "connect4" in said["hooks"]
+    assert "connect4" in said["socket_hooks"]
     assert said["service_ports"] == 5
 
 

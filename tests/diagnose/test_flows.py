@@ -118,7 +118,7 @@ def test_choice(maps: dict[str, Map], choice: FlowFilter, count: int) -> None:
     assert len(list_flows(maps, choice)) == count
 
 
-def test_orphan(maps: dict[str, Map]) -> None:
+def test_partial_flow(maps: dict[str, Map]) -> None:
     """A flow without its entry for requests is a row, with all columns that are still known."""
     whole = row_of(maps, MASQUERADED)
     request, masquerade, answer, reply = entries(MASQUERADED)
@@ -129,19 +129,19 @@ def test_orphan(maps: dict[str, Map]) -> None:
         "age_seconds",
         "idle_seconds",
     }
-    assert row["state"] == "orphan"
+    assert row["state"] == "partial"
     maps["tcp_flows"].delete([reply])
-    (row,) = (row for row in list_flows(maps, FlowFilter()) if row["state"] == "orphan")
+    (row,) = (row for row in list_flows(maps, FlowFilter()) if row["state"] == "partial")
     assert (row["client"], row["frontend"]) == ("198.51.100.7:3003", "")
     assert row["masqueraded_as"] == "192.0.2.1:61003"
     maps["tcp_flows"].delete([masquerade])
-    (row,) = (row for row in list_flows(maps, FlowFilter()) if row["state"] == "orphan")
+    (row,) = (row for row in list_flows(maps, FlowFilter()) if row["state"] == "partial")
     assert (row["client"], row["backend"]) == ("198.51.100.7:3003", "10.244.1.11:8080")
     assert len(list_flows(maps, FlowFilter())) == 5
     assert maps["tcp_flows"].get(answer)
 
 
-def test_orphans_are_flushed(maps: dict[str, Map]) -> None:
+def test_partial_flows_are_flushed(maps: dict[str, Map]) -> None:
     """They go with their service's and their client's."""
     maps["tcp_flows"].delete([next(iter(entries(MASQUERADED)))])
     assert flush_flows(

@@ -122,7 +122,7 @@ def test_flow_names(maps: dict[str, Map]) -> None:
     """Service, endpoint, flags, age and idle time stand beside; what is gone is a number."""
     row = rows(maps, "tcp_flows")[2]
     assert (row["service"], row["endpoint"]) == ("shop/web:http/TCP", "10.244.1.11:8080")
-    assert (row["state"], row["age_seconds"] >= 60 > row["idle_seconds"]) == ("seen", True)
+    assert (row["flags"], row["age_seconds"] >= 60 > row["idle_seconds"]) == ("seen", True)
     pending, beside = rows(maps, "other_flows")
     assert (pending["protocol"], pending["rewritten"]) == ("UDP", "source not chosen yet")
     assert (pending["service"], pending["endpoint"]) == ("#99", "removed (#99)")

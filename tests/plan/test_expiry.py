@@ -98,8 +98,8 @@ def sweep(store: Entries, timeouts: Timeouts) -> None:
 @given(worlds())
 @settings(max_examples=scaled(400), deadline=None)
 def test_sweep(drawn: tuple[Timeouts, list[Known]]) -> None:
-    """No entry goes whose flow has one that is younger than its time-out; of a flow that goes
-    none stays; and a complete flow goes as soon as all its entries are as old: whatever time-outs
+    """No entry goes whose flow has one that is younger than its timeout; of a flow that goes
+    none stays; and a complete flow goes as soon as all its entries are as old: whatever timeouts
     the operator chose.
     """
     timeouts, world = drawn
@@ -125,8 +125,8 @@ def test_masqueraded_by_the_cni() -> None:
 
 
 @pytest.mark.parametrize("part", [REQUEST, MASQUERADE])
-def test_orphans(part: int) -> None:
-    """What lost its request or its masquerade goes when the longest time-out is over."""
+def test_partial_flows(part: int) -> None:
+    """What lost its request or its masquerade goes when the longest timeout is over."""
     limit = Timeouts().seconds[Protocol.TCP][FlowState.OPEN]
     for ago, gone in ((limit - 1, False), (limit, True)):
         store = Made(1, masqueraded=True).plain(ago)
