@@ -34,7 +34,7 @@ static __always_inline enum verdict handle_icmp(struct __sk_buff *ctx, struct pa
 
 	if (verdict != VERDICT_PASSED || hook != HOOK_INGRESS || !packet_is_echo(ctx, packet))
 		return verdict;
-	return unserved_verdict(address_use(&packet->tuple.destination));
+	return no_service_verdict(address_use(&packet->tuple.destination));
 }
 
 /* TCP, UDP and SCTP. The hook is a constant, so that each program holds its own half alone. */

@@ -21,7 +21,7 @@ SIZE(struct backend_counters, 16);
 struct flow_counters {
 	__u64 made;		/* entries */
 	__u64 ended;		/* entries deleted for a newer flow */
-	__u64 refused;		/* entries that found no room */
+	__u64 full;		/* entries that were not created: the map was full */
 };
 SIZE(struct flow_counters, 24);
 

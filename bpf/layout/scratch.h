@@ -7,7 +7,7 @@
 struct selection {
 	struct service service;
 	struct backend backend;
-	__u8 is_pod;		/* the client is a pod, as far as this node can tell */
+	__u8 is_local_client;	/* client_is_local (path/client.h) */
 	__u8 is_assigned;	/* a datagram socket goes on with the backend that it has */
 	__u16 pad;
 };
@@ -16,12 +16,12 @@ SIZE(struct selection, 88);
 /* What is worked out while a flow is opened: too large for a program's stack. */
 struct scratch {
 	struct selection selection;
-	struct flow request;	/* the new entries: FLOW_DNAT or FLOW_DIRECT */
-	struct flow reply;	/* FLOW_UN_DNAT or FLOW_UN_DIRECT */
-	struct flow snat;	/* FLOW_SNAT_PENDING */
+	struct flow request_entry;	/* the new entries: FLOW_DNAT or FLOW_DIRECT */
+	struct flow reply_entry;	/* FLOW_UN_DNAT or FLOW_UN_DIRECT */
+	struct flow snat_entry;	/* FLOW_SNAT_PENDING */
 	struct tuple reply_tuple;
 	struct tuple snat_tuple;
-	struct tuple former_request;	/* of the flow that has reply_tuple already */
+	struct tuple former_request_tuple;	/* of the flow that has reply_tuple already */
 };
 SIZE(struct scratch, 376);
 

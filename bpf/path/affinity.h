@@ -17,8 +17,8 @@ static __always_inline struct affinity_key affinity_key_of(const struct request 
 {
 	struct affinity_key key = { .netns = request->netns, .service = service->id };
 
-	if (request->packet)
-		key.address = request->packet->source;
+	if (request->tuple)
+		key.address = request->tuple->source;
 	return key;
 }
 

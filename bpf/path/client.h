@@ -19,24 +19,24 @@ struct request {
 	__u64 socket;
 	__u64 netns;
 	/* of a packet; NULL at sockets */
-	const struct tuple *packet;
+	const struct tuple *tuple;
 	const struct settings *settings;
 	__u32 ifindex;		/* where it comes in */
 };
 
 /* The detect-local modes (kube-proxy.md 5.2): by prefix or by device. Sockets are this node's. */
-static __always_inline bool client_is_pod(const struct request *request)
+static __always_inline bool client_is_local(const struct request *request)
 {
 	const struct settings *settings = request->settings;
 	__u32 ifindex = request->ifindex;
 	struct device *device;
 
-	if (!request->packet)
+	if (!request->tuple)
 		return true;
 	if (!(settings->flags & SETTING_DETECT_LOCAL))
 		return false;
-	if (prefix_has(&settings->pods_v4, &request->packet->source) ||
-	    prefix_has(&settings->pods_v6, &request->packet->source))
+	if (prefix_has(&settings->pods_v4, &request->tuple->source) ||
+	    prefix_has(&settings->pods_v6, &request->tuple->source))
 		return true;
 	device = LOOKUP(struct device, devices, &ifindex);
 	return device && device->flags & DEVICE_PODS;
@@ -50,8 +50,8 @@ static __always_inline const struct address *client_address(const struct request
 {
 	struct settings *settings;
 
-	if (request->packet)
-		return &request->packet->source;
+	if (request->tuple)
+		return &request->tuple->source;
 	settings = settings_read();
 	if (!settings || !netns_is_host(request->netns))
 		return NULL;
@@ -62,7 +62,7 @@ static __always_inline const struct address *client_address(const struct request
 /* 32 bits, evenly spread: at random for a socket, always the same for a packet's tuple. */
 static __always_inline __u32 client_number(const struct request *request)
 {
-	return request->packet ? tuple_hash(request->packet) : bpf_get_prandom_u32();
+	return request->tuple ? tuple_hash(request->tuple) : bpf_get_prandom_u32();
 }
 
 /*

@@ -15,22 +15,22 @@ static __always_inline enum verdict verdict_count(enum verdict verdict)
 	return verdict;
 }
 
-static __always_inline void service_count_chosen(__u32 service, bool sticky)
+static __always_inline void service_count_chosen(__u32 service, bool by_affinity)
 {
 	struct service_counters *counters = LOOKUP(struct service_counters, service_stats, &service);
 
 	if (!counters)
 		return;
 	counters->chosen += 1;
-	counters->sticky += sticky;
+	counters->sticky += by_affinity;
 }
 
-/* A client that got no backend; elsewhere: there are endpoints, but none that it may use. */
-static __always_inline void service_count_failed(__u32 service, bool elsewhere)
+/* A client that got no backend; has_endpoints: there are endpoints, but none that it may use. */
+static __always_inline void service_count_no_backend(__u32 service, bool has_endpoints)
 {
 	struct service_counters *counters = LOOKUP(struct service_counters, service_stats, &service);
 
-	if (counters && elsewhere)
+	if (counters && has_endpoints)
 		counters->no_local_endpoint += 1;
 	else if (counters)
 		counters->refused += 1;

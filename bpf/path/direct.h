@@ -14,7 +14,7 @@
  * Between a bridge and its port, packets of one of the two connections look like those of the
  * other. So a direct connection is translated at the client's device alone.
  */
-static __always_inline bool direct_is_elsewhere(const struct flow *flow, __u32 ifindex)
+static __always_inline bool direct_is_at_other_device(const struct flow *flow, __u32 ifindex)
 {
 	return (flow->kind == FLOW_DIRECT || flow->kind == FLOW_UN_DIRECT) &&
 	       flow->ifindex != ifindex;
@@ -24,13 +24,13 @@ static __always_inline bool direct_is_elsewhere(const struct flow *flow, __u32 i
 static __always_inline bool direct_select(const struct tuple *tuple, __u32 ifindex,
 					  struct scratch *scratch)
 {
-	struct flow *reply;
+	struct flow *reply_entry;
 
 	if (tuple->protocol == UDP)
 		return false;
 	scratch->reply_tuple = tuple_reverse(tuple, HOOK_EGRESS);
-	reply = flow_find(&scratch->reply_tuple);
-	if (!reply || reply->ifindex != ifindex)
+	reply_entry = flow_find(&scratch->reply_tuple);
+	if (!reply_entry || reply_entry->ifindex != ifindex)
 		return false;
 	scratch->selection.backend = (struct backend){ .address = tuple->destination,
 						       .port = tuple->destination_port };

@@ -69,7 +69,7 @@ static __always_inline struct outcome egress_packet(struct __sk_buff *ctx,
 	if (!flow)
 		return unchanged(ctx->ingress_ifindex ? egress_forwarded(ctx, packet)
 						      : egress_from_node(packet));
-	if (direct_is_elsewhere(flow, ctx->ifindex))
+	if (direct_is_at_other_device(flow, ctx->ifindex))
 		return unchanged(VERDICT_PASSED);
 	if (flow->kind == FLOW_SNAT_PENDING)
 		return masquerade(ctx, packet, flow, to);

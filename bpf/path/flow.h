@@ -55,7 +55,7 @@ static __always_inline long flow_create(const struct tuple *tuple, const struct 
 	if (counters && !failed)
 		counters->made += 1;
 	else if (counters && failed != -EEXIST)
-		counters->refused += 1;
+		counters->full += 1;
 	return failed;
 }
 
@@ -101,7 +101,7 @@ static __always_inline struct tuple flow_translate(const struct tuple *tuple,
 }
 
 /* By the flags of the request's and the reply's entry: each has closed, or one has reset. */
-static __always_inline bool flow_is_done(__u32 one, __u32 other)
+static __always_inline bool flow_has_ended(__u32 one, __u32 other)
 {
 	return (one | other) & FLOW_RST || one & other & FLOW_FIN;
 }

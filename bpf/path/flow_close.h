@@ -6,31 +6,31 @@
 #include "path/flow.h"
 
 /* The source port of a flow that has ended may be another flow's by now (masquerade.h). */
-static __always_inline void un_snat_close(const struct tuple *snat_tuple, const struct flow *snat)
+static __always_inline void un_snat_close(const struct tuple *snat_tuple, const struct flow *snat_entry)
 {
-	struct tuple translated = flow_translate(snat_tuple, snat);
+	struct tuple translated = flow_translate(snat_tuple, snat_entry);
 	struct tuple reply_tuple = tuple_reverse(&translated, HOOK_INGRESS);
-	struct flow *reply = flow_find(&reply_tuple);
+	struct flow *reply_entry = flow_find(&reply_tuple);
 
-	if (reply && reply->port == snat_tuple->source_port &&
-	    address_equal(&reply->address, &snat_tuple->source))
+	if (reply_entry && reply_entry->port == snat_tuple->source_port &&
+	    address_equal(&reply_entry->address, &snat_tuple->source))
 		flow_delete(&reply_tuple);
 }
 
 static __always_inline void snat_close(const struct tuple *snat_tuple)
 {
-	struct flow *snat = flow_find(snat_tuple);
+	struct flow *snat_entry = flow_find(snat_tuple);
 
-	if (snat && snat->kind == FLOW_SNAT)
-		un_snat_close(snat_tuple, snat);
+	if (snat_entry && snat_entry->kind == FLOW_SNAT)
+		un_snat_close(snat_tuple, snat_entry);
 	flow_delete(snat_tuple);
 }
 
 static __always_inline void flow_close(const struct tuple *request_tuple,
-				       const struct flow *request)
+				       const struct flow *request_entry)
 {
-	bool masqueraded = request->flags & FLOW_MASQUERADE;
-	struct tuple translated = flow_translate(request_tuple, request);
+	bool masqueraded = request_entry->flags & FLOW_MASQUERADE;
+	struct tuple translated = flow_translate(request_tuple, request_entry);
 	struct tuple reply_tuple = tuple_reverse(&translated, HOOK_EGRESS);
 
 	flow_delete(&reply_tuple);

@@ -9,16 +9,16 @@
 #define REPLY_TIMEOUT 3000000000ULL	/* ns; a SYN is sent again after 1 s and after 3 s (RFC 6298) */
 
 /* A side has closed or reset; or no reply has passed for so long that none is to be expected. */
-static __always_inline bool flow_is_over(const struct tuple *request_tuple,
-					 const struct flow *request)
+static __always_inline bool flow_may_be_replaced(const struct tuple *request_tuple,
+					 const struct flow *request_entry)
 {
-	struct tuple translated = flow_translate(request_tuple, request);
+	struct tuple translated = flow_translate(request_tuple, request_entry);
 	struct tuple reply_tuple = tuple_reverse(&translated, HOOK_EGRESS);
-	struct flow *reply = flow_find(&reply_tuple);
-	__u32 flags = request->flags | (reply ? reply->flags : 0);
+	struct flow *reply_entry = flow_find(&reply_tuple);
+	__u32 flags = request_entry->flags | (reply_entry ? reply_entry->flags : 0);
 
 	return flags & (FLOW_FIN | FLOW_RST) ||
-	       (!(flags & FLOW_SEEN) && clock_coarse() > request->created + REPLY_TIMEOUT);
+	       (!(flags & FLOW_SEEN) && clock_coarse() > request_entry->created + REPLY_TIMEOUT);
 }
 
 /*
@@ -32,7 +32,7 @@ static __always_inline bool flow_continues(const struct packet *packet, const st
 
 	if (!(flow->flags & FLOW_REQUEST) || !packet->opens)
 		return true;
-	if (packet->tuple.protocol != UDP && flow_is_over(&packet->tuple, flow))
+	if (packet->tuple.protocol != UDP && flow_may_be_replaced(&packet->tuple, flow))
 		return false;
 	return flow->kind == FLOW_DIRECT || backend_find(flow->service, flow->backend, &backend);
 }

@@ -13,7 +13,7 @@
 #include "path/flow.h"
 #include "path/source_port.h"
 
-enum opened { OPENED, OPENED_WITH_PORT, NO_FREE_PORT, NO_ROOM };
+enum opened { OPENED, OPENED_WITH_PORT, NO_FREE_PORT, MAP_FULL };
 
 static __always_inline bool tuple_is_loop(const struct tuple *tuple)
 {
@@ -22,57 +22,57 @@ static __always_inline bool tuple_is_loop(const struct tuple *tuple)
 }
 
 /* The request's tuple of the flow that has this entry for its replies. */
-static __always_inline struct tuple flow_request_of(const struct tuple *reply_tuple,
-						    const struct flow *reply)
+static __always_inline struct tuple request_tuple_of(const struct tuple *reply_tuple,
+						    const struct flow *reply_entry)
 {
-	struct tuple request = tuple_reverse(reply_tuple, HOOK_INGRESS);
+	struct tuple request_tuple = tuple_reverse(reply_tuple, HOOK_INGRESS);
 
-	request.source_port = reply->other_port;
-	request.destination = reply->address;
-	request.destination_port = reply->port;
-	return request;
+	request_tuple.source_port = reply_entry->other_port;
+	request_tuple.destination = reply_entry->address;
+	request_tuple.destination_port = reply_entry->port;
+	return request_tuple;
 }
 
 /*
  * Whether a reply's entry that is there may be overwritten: it is the same flow's, which lost its
  * other half to the LRU, or that of a connection which both sides have ended.
  */
-static __always_inline bool reply_is_free(const struct flow *reply, const struct tuple *former,
-					  const struct tuple *request)
+static __always_inline bool reply_may_be_replaced(const struct flow *reply_entry, const struct tuple *former_request_tuple,
+					  const struct tuple *request_tuple)
 {
-	struct flow *requests;
+	struct flow *request_entry;
 
-	if (former->source_port == request->source_port &&
-	    former->destination_port == request->destination_port &&
-	    address_equal(&former->destination, &request->destination))
+	if (former_request_tuple->source_port == request_tuple->source_port &&
+	    former_request_tuple->destination_port == request_tuple->destination_port &&
+	    address_equal(&former_request_tuple->destination, &request_tuple->destination))
 		return true;
-	requests = flow_find(former);
-	return flow_is_done(reply->flags, requests ? requests->flags : FLOW_FIN);
+	request_entry = flow_find(former_request_tuple);
+	return flow_has_ended(reply_entry->flags, request_entry ? request_entry->flags : FLOW_FIN);
 }
 
 /* Afterwards the destination of scratch->reply_tuple is the client as the backend's side sees it. */
 static __always_inline enum opened reply_create(const struct settings *settings,
-						const struct tuple *request,
+						const struct tuple *request_tuple,
 						struct scratch *scratch)
 {
 	struct tuple *tuple = &scratch->reply_tuple;
-	long failed = tuple_is_loop(tuple) ? -EEXIST : flow_create(tuple, &scratch->reply);
+	long failed = tuple_is_loop(tuple) ? -EEXIST : flow_create(tuple, &scratch->reply_entry);
 	struct flow *found;
 
 	if (!failed)
 		return OPENED;
 	if (failed != -EEXIST)
-		return NO_ROOM;
+		return MAP_FULL;
 	found = flow_find(tuple);
 	if (found)
-		scratch->former_request = flow_request_of(tuple, found);
-	if (found && reply_is_free(found, &scratch->former_request, request)) {
-		flow_delete(&scratch->former_request);
-		return flow_write(tuple, &scratch->reply) ? NO_ROOM : OPENED;
+		scratch->former_request_tuple = request_tuple_of(tuple, found);
+	if (found && reply_may_be_replaced(found, &scratch->former_request_tuple, request_tuple)) {
+		flow_delete(&scratch->former_request_tuple);
+		return flow_write(tuple, &scratch->reply_entry) ? MAP_FULL : OPENED;
 	}
 	for (int i = 0; i < PORT_TRIES; i++) {
 		tuple->destination_port = source_port_random(settings);
-		if (!flow_create(tuple, &scratch->reply))
+		if (!flow_create(tuple, &scratch->reply_entry))
 			return OPENED_WITH_PORT;
 	}
 	return NO_FREE_PORT;
@@ -83,7 +83,7 @@ static __always_inline bool snat_create(bool masquerade, struct scratch *scratch
 {
 	scratch->snat_tuple = tuple_reverse(&scratch->reply_tuple, HOOK_EGRESS);
 	if (masquerade)
-		return !flow_write(&scratch->snat_tuple, &scratch->snat);
+		return !flow_write(&scratch->snat_tuple, &scratch->snat_entry);
 	if (flow_find(&scratch->snat_tuple))
 		flow_delete(&scratch->snat_tuple);
 	return true;
@@ -103,7 +103,7 @@ static __always_inline struct flow flow_entry(const struct backend *backend, __u
 
 /* Opens the flow of a request's tuple to scratch->selection.backend. */
 static __always_inline enum opened flow_open(const struct settings *settings,
-					     const struct tuple *request, __u32 ifindex,
+					     const struct tuple *request_tuple, __u32 ifindex,
 					     bool is_direct, bool masquerade,
 					     struct scratch *scratch)
 {
@@ -111,29 +111,29 @@ static __always_inline enum opened flow_open(const struct settings *settings,
 	__u64 now = clock_coarse();
 	enum opened opened;
 
-	scratch->reply = flow_entry(backend, ifindex, now,
+	scratch->reply_entry = flow_entry(backend, ifindex, now,
 				    is_direct ? FLOW_UN_DIRECT : FLOW_UN_DNAT);
-	scratch->reply.address = request->destination;
-	scratch->reply.port = request->destination_port;
-	scratch->reply.other_port = request->source_port;
-	scratch->reply_tuple = tuple_reverse(request, HOOK_EGRESS);
+	scratch->reply_entry.address = request_tuple->destination;
+	scratch->reply_entry.port = request_tuple->destination_port;
+	scratch->reply_entry.other_port = request_tuple->source_port;
+	scratch->reply_tuple = tuple_reverse(request_tuple, HOOK_EGRESS);
 	scratch->reply_tuple.source = backend->address;
 	scratch->reply_tuple.source_port = backend->port;
-	opened = reply_create(settings, request, scratch);
-	if (opened == NO_ROOM || opened == NO_FREE_PORT)
+	opened = reply_create(settings, request_tuple, scratch);
+	if (opened == MAP_FULL || opened == NO_FREE_PORT)
 		return opened;
 
-	scratch->request = flow_entry(backend, ifindex, now, is_direct ? FLOW_DIRECT : FLOW_DNAT);
-	scratch->request.address = backend->address;
-	scratch->request.port = backend->port;
-	scratch->request.other_port = scratch->reply_tuple.destination_port;
-	scratch->request.flags = FLOW_REQUEST | (masquerade ? FLOW_MASQUERADE : 0) |
-				 (request->protocol == UDP ? FLOW_SEEN : 0);
-	scratch->snat = flow_entry(backend, ifindex, now, FLOW_SNAT_PENDING);
-	scratch->snat.other_port = backend->port;
-	scratch->snat.flags = scratch->request.flags;
-	if (!snat_create(masquerade, scratch) || flow_write(request, &scratch->request))
-		return NO_ROOM;
+	scratch->request_entry = flow_entry(backend, ifindex, now, is_direct ? FLOW_DIRECT : FLOW_DNAT);
+	scratch->request_entry.address = backend->address;
+	scratch->request_entry.port = backend->port;
+	scratch->request_entry.other_port = scratch->reply_tuple.destination_port;
+	scratch->request_entry.flags = FLOW_REQUEST | (masquerade ? FLOW_MASQUERADE : 0) |
+				 (request_tuple->protocol == UDP ? FLOW_SEEN : 0);
+	scratch->snat_entry = flow_entry(backend, ifindex, now, FLOW_SNAT_PENDING);
+	scratch->snat_entry.other_port = backend->port;
+	scratch->snat_entry.flags = scratch->request_entry.flags;
+	if (!snat_create(masquerade, scratch) || flow_write(request_tuple, &scratch->request_entry))
+		return MAP_FULL;
 	return opened;
 }
 

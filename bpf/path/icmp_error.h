@@ -18,12 +18,12 @@ static __always_inline enum verdict icmp_error_translate(struct __sk_buff *ctx,
 	if (!quote_read(ctx, packet, &quote) ||
 	    !address_equal(&packet->tuple.destination, &quote.tuple.source))
 		return VERDICT_PASSED;
-	struct tuple reply = tuple_reverse(&quote.tuple, packet->tuple.hook);
-	struct flow *flow = flow_find(&reply);
+	struct tuple reply_tuple = tuple_reverse(&quote.tuple, packet->tuple.hook);
+	struct flow *flow = flow_find(&reply_tuple);
 
-	if (!flow || flow->kind == FLOW_SNAT_PENDING || direct_is_elsewhere(flow, ctx->ifindex))
+	if (!flow || flow->kind == FLOW_SNAT_PENDING || direct_is_at_other_device(flow, ctx->ifindex))
 		return VERDICT_PASSED;
-	struct tuple to = packet->tuple, translated = flow_translate(&reply, flow);
+	struct tuple to = packet->tuple, translated = flow_translate(&reply_tuple, flow);
 	struct tuple quoted = tuple_reverse(&translated, 0);
 
 	/* A router on the way keeps its own address; the quoted packet's destination is translated. */

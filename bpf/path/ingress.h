@@ -58,7 +58,7 @@ static __always_inline struct outcome ingress_open(struct __sk_buff *ctx,
 	enum opened opened = flow_open(settings, &packet->tuple, ctx->ifindex, is_direct,
 				       masquerade, scratch);
 
-	*to = flow_translate(&packet->tuple, &scratch->request);
+	*to = flow_translate(&packet->tuple, &scratch->request_entry);
 	if (opened == OPENED_WITH_PORT)
 		return rewritten(VERDICT_PORT_CHANGED);
 	if (is_direct)
@@ -80,7 +80,7 @@ static __always_inline struct outcome ingress_new(struct __sk_buff *ctx,
 	struct scratch *scratch = scratch_here();
 	struct frontend frontend = tuple_frontend(&packet->tuple);
 	struct request request = { .frontend = &frontend,
-				   .packet = &packet->tuple,
+				   .tuple = &packet->tuple,
 				   .settings = settings,
 				   .ifindex = ctx->ifindex };
 	enum selected selected;
@@ -107,7 +107,7 @@ static __always_inline struct outcome ingress_packet(struct __sk_buff *ctx,
 {
 	struct flow *flow = flow_find(&packet->tuple);
 
-	if (flow && direct_is_elsewhere(flow, ctx->ifindex))
+	if (flow && direct_is_at_other_device(flow, ctx->ifindex))
 		return unchanged(VERDICT_PASSED);
 	if (flow && flow_continues(packet, flow)) {
 		*to = flow_follow(packet, flow);

@@ -25,19 +25,19 @@ static __always_inline struct address masquerade_address(__u32 ifindex, bool v6)
  * Whether both sides have closed the flow that has a source port. A late packet of theirs
  * is outside the window of the next flow, and a new SYN of ours inside that of the backend.
  */
-static __always_inline bool masquerade_is_over(const struct tuple *un_snat_tuple)
+static __always_inline bool source_port_is_free(const struct tuple *un_snat_tuple)
 {
-	struct flow *reply = flow_find(un_snat_tuple);
-	struct flow *request;
+	struct flow *reply_entry = flow_find(un_snat_tuple);
+	struct flow *request_entry;
 	struct tuple snat_tuple;
 
-	if (!reply)
+	if (!reply_entry)
 		return true;
 	snat_tuple = tuple_reverse(un_snat_tuple, HOOK_EGRESS);
-	snat_tuple.source = reply->address;
-	snat_tuple.source_port = reply->port;
-	request = flow_find(&snat_tuple);
-	return !request || flow_is_done(reply->flags, request->flags);
+	snat_tuple.source = reply_entry->address;
+	snat_tuple.source_port = reply_entry->port;
+	request_entry = flow_find(&snat_tuple);
+	return !request_entry || flow_has_ended(reply_entry->flags, request_entry->flags);
 }
 
 /* Afterwards the destination port of un_snat_tuple is the source port that the flow has. */
@@ -59,7 +59,7 @@ static __always_inline bool un_snat_create(const struct settings *settings,
 		un_snat_tuple->destination_port = source_port_random(settings);
 		if (!flow_create(un_snat_tuple, &un_snat))
 			return true;
-		if (masquerade_is_over(un_snat_tuple))
+		if (source_port_is_free(un_snat_tuple))
 			return !flow_write(un_snat_tuple, &un_snat);
 	}
 	return false;

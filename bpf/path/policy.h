@@ -13,10 +13,10 @@
  * Whether only local endpoints count. By external addresses pods reach all endpoints, whatever the
  * policy (kube-proxy.md 4.3); by cluster IPs the policy holds for everyone (4.1).
  */
-static __always_inline bool policy_is_local_only(const struct service *service, bool is_pod)
+static __always_inline bool policy_is_local_only(const struct service *service, bool is_local_client)
 {
 	return (service->flags & SERVICE_LOCAL) &&
-	       !((service->flags & SERVICE_EXTERNAL) && is_pod);
+	       !((service->flags & SERVICE_EXTERNAL) && is_local_client);
 }
 
 /* loadBalancerSourceRanges (kube-proxy.md 7). */
@@ -41,7 +41,7 @@ static __always_inline bool prefix_is_none(const struct prefix *prefix)
  * Whether pods can be recognized in this family. A detector that goes by devices works in
  * both families; one that goes by prefixes works where it has one (kube-proxy.md 5.2).
  */
-static __always_inline bool policy_detects_pods(const struct settings *settings,
+static __always_inline bool policy_detects_local(const struct settings *settings,
 						const struct address *family)
 {
 	bool none_v4 = prefix_is_none(&settings->pods_v4);
@@ -66,10 +66,10 @@ static __always_inline bool policy_needs_snat(const struct settings *settings,
 		return true;
 	if (!(service->flags & SERVICE_EXTERNAL))
 		return (settings->flags & SETTING_MASQUERADE_ALL) ||
-		       (policy_detects_pods(settings, client) && !selection->is_pod);
+		       (policy_detects_local(settings, client) && !selection->is_local_client);
 	if (service->flags & SERVICE_LOCAL)
 		return false;
-	return selection->is_pod || !(selection->backend.flags & BACKEND_HERE) ||
+	return selection->is_local_client || !(selection->backend.flags & BACKEND_HERE) ||
 	       (settings->flags & SETTING_MASQUERADE_HERE);
 }
 
@@ -93,7 +93,7 @@ static __always_inline enum address_use address_use(const struct address *addres
  * What becomes of a request that no service takes (kube-proxy.md 6.3): a cluster IP refuses the
  * ports that it does not serve, and an address that no service has is dropped.
  */
-static __always_inline enum verdict unserved_verdict(enum address_use use)
+static __always_inline enum verdict no_service_verdict(enum address_use use)
 {
 	return use == CLUSTER_IP ? VERDICT_REFUSED
 	       : use == UNALLOCATED ? VERDICT_UNALLOCATED : VERDICT_PASSED;

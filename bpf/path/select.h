@@ -34,17 +34,17 @@ static __always_inline enum selected select_from_list(const struct request *requ
 	const struct service *service = &selection->service;
 	struct backend *backend = &selection->backend;
 	struct affinity_key key;
-	bool sticky = false;
+	bool by_affinity = false;
 
 	if (service->affinity_seconds) {
 		key = affinity_key_of(request, service);
-		sticky = affinity_find(&key, service, list, backend);
+		by_affinity = affinity_find(&key, service, list, backend);
 	}
-	if (!sticky && !backend_pick(service, range, client_number(request), backend))
+	if (!by_affinity && !backend_pick(service, range, client_number(request), backend))
 		return SELECT_RECYCLED;
-	if (!sticky && service->affinity_seconds)
+	if (!by_affinity && service->affinity_seconds)
 		affinity_remember(&key, backend->id);
-	service_count_chosen(service->id, sticky);
+	service_count_chosen(service->id, by_affinity);
 	return SELECTED;
 }
 
@@ -52,17 +52,17 @@ static __always_inline enum selected select_by_policy(const struct request *requ
 						      struct selection *selection)
 {
 	const struct service *service = &selection->service;
-	bool is_pod = client_is_pod(request);
-	bool local_only = policy_is_local_only(service, is_pod);
-	bool elsewhere = service->flags & SERVICE_ENDPOINTS;
+	bool is_local_client = client_is_local(request);
+	bool local_only = policy_is_local_only(service, is_local_client);
+	bool has_endpoints = service->flags & SERVICE_ENDPOINTS;
 	struct range range = local_only ? service->local : service->cluster;
 
-	selection->is_pod = is_pod;
+	selection->is_local_client = is_local_client;
 	if (range.size)
 		return select_from_list(request, selection, &range,
 					local_only ? BACKEND_LOCAL : BACKEND_CLUSTER);
-	service_count_failed(service->id, elsewhere);
-	return elsewhere ? NO_LOCAL_ENDPOINT : NO_ENDPOINT;
+	service_count_no_backend(service->id, has_endpoints);
+	return has_endpoints ? NO_LOCAL_ENDPOINT : NO_ENDPOINT;
 }
 
 static __always_inline enum selected select_once(const struct request *request,
@@ -81,7 +81,7 @@ static __always_inline enum selected select_once(const struct request *request,
 		if (!policy_admits(service, client))
 			return SOURCE_DENIED;
 	}
-	selection->is_assigned = !request->packet && request->frontend->protocol == UDP &&
+	selection->is_assigned = !request->tuple && request->frontend->protocol == UDP &&
 				 assignment_find(request, service->id, &selection->backend);
 	return selection->is_assigned ? SELECTED : select_by_policy(request, selection);
 }
@@ -109,7 +109,7 @@ static __always_inline enum verdict selected_verdict(enum selected selected,
 	case SELECTED:
 		return VERDICT_TRANSLATED;
 	case NO_SERVICE:
-		return unserved_verdict(address_use(address));
+		return no_service_verdict(address_use(address));
 	case NO_ENDPOINT:
 		return VERDICT_REFUSED;
 	case NO_LOCAL_ENDPOINT:

@@ -86,9 +86,9 @@ class MapsCollector:
             yield metric
 
     def _flow_entry_events(self, table: FlowTable) -> dict[str, int]:
-        made, ended, refused = self._maps["flow_stats"].get(table.number)
+        made, ended, full = self._maps["flow_stats"].get(table.number)
         swept, _, evicted = table.numbers
-        return dict(zip(_FLOW_ENTRY_EVENTS, (made, ended, refused, swept, evicted), strict=True))
+        return dict(zip(_FLOW_ENTRY_EVENTS, (made, ended, full, swept, evicted), strict=True))
 
 
 class HooksCollector:

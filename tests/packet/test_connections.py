@@ -216,9 +216,9 @@ def test_counted(node: Node, places: Places, client: str, kind: str, where: str)
     replace(node, places, kind)
     shake(node, client, where)
     assert len(node.flows()) == (2 if kind == "cluster" else 4)
-    made, ended, refused = node.flow_counters()
+    made, ended, full = node.flow_counters()
     assert made - ended == len(node.flows())
-    assert ended and not refused
+    assert ended and not full
     assert not node.flows("udp")
 
 

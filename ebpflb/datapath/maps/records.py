@@ -57,18 +57,18 @@ class SelectedBackend(NamedTuple):
 
     service: entries.ServiceEntry
     backend: entries.Backend
-    is_pod: int
+    is_local_client: int
     is_assigned: int
 
 
 class Scratch(NamedTuple):
     selection: SelectedBackend
-    request: Flow
-    reply: Flow
-    snat: Flow
+    request_entry: Flow
+    reply_entry: Flow
+    snat_entry: Flow
     reply_tuple: Tuple
     snat_tuple: Tuple
-    former_request: Tuple
+    former_request_tuple: Tuple
 
 
 class FragmentKey(NamedTuple):
@@ -94,7 +94,7 @@ class Sweep(NamedTuple):
 class FlowCounters(NamedTuple):
     made: int
     ended: int
-    refused: int
+    full: int
 
 
 class RejectBudget(NamedTuple):
@@ -149,8 +149,8 @@ RECORDS: dict[str, Record[Any]] = {
         "struct scratch",
         Scratch,
         {"selection": _SELECTION}
-        | dict.fromkeys(("request", "reply", "snat"), _FLOW)
-        | dict.fromkeys(("reply_tuple", "snat_tuple", "former_request"), _TUPLE),
+        | dict.fromkeys(("request_entry", "reply_entry", "snat_entry"), _FLOW)
+        | dict.fromkeys(("reply_tuple", "snat_tuple", "former_request_tuple"), _TUPLE),
     ),
     "struct fragment_key": Record("struct fragment_key", FragmentKey),
     "struct fragment_ports": Record("struct fragment_ports", FragmentPorts),
