@@ -102,7 +102,7 @@ static __u64 (*const clock_coarse)(void) = (void *)160;
 /* The compiler does not replace reads after it by values that were read before it. */
 #define barrier() asm volatile("" ::: "memory")
 
-/* The compiler knows nothing of the variable from here on. */
+/* The compiler assumes nothing about the variable's value from here on. */
 #define OPAQUE(variable) asm volatile("" : "+r"(variable))
 
 /* The map's value for a key, as a pointer of its type, or NULL. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * What datapath and agent share: every key, value, flag and verdict.
+ * The layouts that datapath and agent share: every key, value, flag and verdict.
  *
  * C includes this file and Python reads its parts through cffi, so they have plain declarations
  * only: no macro but SIZE, no expression but a number. Fields of packets are __be16 and __be32 in

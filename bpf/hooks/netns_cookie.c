@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
  * Tells the agent the cookie of its own network namespace, on kernels without SO_NETNS_COOKIE
- * (before 5.14). The program is attached only while the agent asks. It changes the answer of
+ * (before 5.14). The program is attached only for that query. It changes the result of
  * getsockname() on a socket that carries the mark: address and port become the cookie's low
  * 48 bits, which count namespaces.
  */

@@ -24,8 +24,8 @@
 #define DROP 2
 
 /*
- * Errors are translated. A ping to an address that no service has is answered as a connection to
- * it would be (kube-proxy.md 6.3).
+ * Errors are translated. Pings to a cluster IP in use are refused, those to an unallocated address
+ * of a service range are dropped (kube-proxy.md 6.3).
  */
 static __always_inline enum verdict handle_icmp(struct __sk_buff *ctx, struct packet *packet,
 						const enum hook hook)
@@ -37,7 +37,7 @@ static __always_inline enum verdict handle_icmp(struct __sk_buff *ctx, struct pa
 	return no_service_verdict(address_use(&packet->tuple.destination));
 }
 
-/* TCP, UDP and SCTP. The hook is a constant, so that each program holds its own half alone. */
+/* TCP, UDP and SCTP. The hook is a constant, so that each program contains only its own half. */
 static __always_inline enum verdict handle_transport(struct __sk_buff *ctx, struct packet *packet,
 						     const enum hook hook)
 {
@@ -106,6 +106,7 @@ int egress(struct __sk_buff *ctx)
 	struct packet packet = { .tuple = { .hook = HOOK_EGRESS } };
 	enum verdict verdict = verdict_count(handle(ctx, &packet, HOOK_EGRESS));
 
+	/* REFUSED: the packet is now the reset and leaves by this device, where it came from. */
 	if (verdict == VERDICT_REFUSED && !reject_packet(ctx, &packet))
 		verdict = verdict_count(VERDICT_REJECT_LIMITED);
 	return action_of(verdict);

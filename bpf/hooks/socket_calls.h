@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * What the socket hooks of both families share: the context becomes a request, the verdict on it
- * what the kernel is answered.
+ * What the socket hooks of both families share: they turn a context into a request, and its verdict
+ * into the hook's return value.
  */
 #ifndef EBPFLB_HOOKS_SOCKET_CALLS_H
 #define EBPFLB_HOOKS_SOCKET_CALLS_H
@@ -13,7 +13,7 @@
 
 #define ALLOW 1
 
-/* With REWRITE, backend is where the call goes instead of to. */
+/* On REWRITE the call goes to `backend` instead of `to`. */
 static __always_inline enum answer translate(struct bpf_sock_addr *ctx, struct address to,
 					     struct backend *backend)
 {
@@ -33,6 +33,10 @@ static __always_inline enum answer translate(struct bpf_sock_addr *ctx, struct a
 	case VERDICT_RECYCLED:
 		return reject_connection(&frontend, backend);
 	default:
+		/*
+		 * Also no_local_endpoint, source_denied, unallocated: the packets are dropped at
+		 * the device (egress_from_node; a pod's at ingress).
+		 */
 		return LEAVE;
 	}
 }
@@ -57,7 +61,7 @@ static __always_inline int translate_v6(struct bpf_sock_addr *ctx)
 	return answer != DENY;
 }
 
-/* These hooks cannot deny anything: the kernel accepts no other answer than ALLOW. */
+/* These hooks cannot deny anything: the kernel accepts no other return value than ALLOW. */
 static __always_inline struct peer_frontend *translate_reply(struct bpf_sock_addr *ctx,
 							     struct address from)
 {

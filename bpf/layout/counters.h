@@ -5,8 +5,8 @@
 
 struct service_counters {
 	__u64 chosen;		/* connections and flows of datagrams that got a backend */
-	__u64 sticky;		/* of these: by session affinity */
-	__u64 refused;		/* no endpoint anywhere */
+	__u64 sticky;		/* of these, by session affinity */
+	__u64 refused;		/* no endpoint on any node */
 	__u64 no_local_endpoint;		/* endpoints, but none on this node, and the policy is Local */
 };
 SIZE(struct service_counters, 32);

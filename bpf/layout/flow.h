@@ -49,13 +49,16 @@ enum flow_flag {
 	FLOW_RST = 16,		/* this side has reset, or aborted */
 };
 
-/* What becomes of the packets of one tuple; see flow_translate in path/flow.h. */
+/*
+ * How the packets of one tuple are rewritten (flow_translate in path/flow.h). An entry is one
+ * direction at one hook; a flow has two or four.
+ */
 struct flow {
 	__u64 last_seen;	/* nanoseconds of CLOCK_MONOTONIC */
 	__u64 created;
-	struct address address;	/* of the destination at ingress, of the source at egress */
-	__be16 port;		/* the same end's */
-	__be16 other_port;	/* the other end's; that end's address stays */
+	struct address address;	/* new address of the destination (ingress) or source (egress) */
+	__be16 port;		/* its new port */
+	__be16 other_port;	/* new port of the opposite end; its address is kept */
 	__u32 service;		/* 0 for direct connections */
 	__u32 backend;
 	__u8 kind;		/* enum flow_kind */

@@ -7,7 +7,10 @@ enum device_flag {
 	DEVICE_PODS = 1,	/* packets that come in here are from pods (detect-local by interface) */
 };
 
-/* A device: the addresses of masqueraded flows that leave by it; unspecified: they cannot. */
+/*
+ * A device: the addresses for masqueraded flows that leave by it; unspecified: none; such flows are
+ * dropped (ports_exhausted).
+ */
 struct device {
 	struct address v4;
 	struct address v6;
@@ -15,7 +18,7 @@ struct device {
 };
 SIZE(struct device, 36);
 
-/* All addresses that are equal to address under mask; none where mask leaves out a set bit. */
+/* All addresses that equal address under mask; none if address has a bit outside of mask. */
 struct prefix {
 	struct address address;
 	struct address mask;
@@ -29,7 +32,7 @@ enum setting_flag {
 	SETTING_DETECT_LOCAL = 8,	/* pods are recognized, by pods_* or DEVICE_PODS */
 };
 
-/* What the operator chose, and what the agent found out about this node. */
+/* What the operator configured, and what the agent detected about this node. */
 struct settings {
 	__u64 host_netns;	/* cookie of the node's own network namespace; 0: the initial one */
 	__u64 writes;		/* odd while the agent is writing the maps */

@@ -3,17 +3,17 @@
 #ifndef EBPFLB_LAYOUT_SCRATCH_H
 #define EBPFLB_LAYOUT_SCRATCH_H
 
-/* What was selected for a request (path/select.h). */
+/* The result of select_backend (path/select.h). */
 struct selection {
 	struct service service;
 	struct backend backend;
 	__u8 is_local_client;	/* client_is_local (path/client.h) */
-	__u8 is_assigned;	/* a datagram socket goes on with the backend that it has */
+	__u8 is_assigned;	/* a datagram socket keeps the backend that it has */
 	__u16 pad;
 };
 SIZE(struct selection, 88);
 
-/* What is worked out while a flow is opened: too large for a program's stack. */
+/* Intermediate results while a flow is opened: too large for a program's stack. */
 struct scratch {
 	struct selection selection;
 	struct flow request_entry;	/* the new entries: FLOW_DNAT or FLOW_DIRECT */
@@ -25,7 +25,7 @@ struct scratch {
 };
 SIZE(struct scratch, 376);
 
-/* How many more packets may be refused with an answer until it is refilled. */
+/* How many more packets may be refused with a reply until the budget is refilled. */
 struct reject_budget {
 	__u64 refilled;		/* nanoseconds of CLOCK_MONOTONIC */
 	__u64 left;

@@ -18,10 +18,10 @@ enum verdict {
 	VERDICT_MASQUERADED = 10,	/* new flow that leaves with an address of this node */
 	VERDICT_PORT_CHANGED = 11,	/* new flow whose client port was in use to this backend: changed */
 	VERDICT_PORTS_EXHAUSTED = 12,	/* no free source port, or no address to masquerade with: dropped */
-	VERDICT_FLOWS_FULL = 13,	/* no room for a flow: TCP dropped, others sent without state */
+	VERDICT_FLOWS_FULL = 13,	/* the map of flows is full: TCP dropped, others sent without a flow */
 	VERDICT_SOURCE_DENIED = 14,	/* client outside loadBalancerSourceRanges: dropped */
 	VERDICT_UNALLOCATED = 15,	/* address in a service range that no service has: dropped */
-	VERDICT_REJECT_LIMITED = 16,	/* refused without an answer: over the rate limit, or unanswerable */
+	VERDICT_REJECT_LIMITED = 16,	/* refused without a reply: over the rate limit, or no reply is possible */
 	VERDICT_MALFORMED = 17,	/* packet that is cut short or contradicts itself: left alone */
 	VERDICTS = 18,		/* how many */
 };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* The maps that every layout begins anew: settings of this node, verdicts and short-lived state. */
+/* The maps that every layout creates anew: settings of this node, verdicts, short-lived state. */
 #ifndef EBPFLB_MAPS_PER_VERSION_H
 #define EBPFLB_MAPS_PER_VERSION_H
 

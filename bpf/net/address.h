@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* Addresses and frontends of both families in one form: the hooks make v4-mapped IPv6 of IPv4. */
+/* Addresses and frontends of both families in one form: IPv4 is v4-mapped IPv6. */
 #ifndef EBPFLB_NET_ADDRESS_H
 #define EBPFLB_NET_ADDRESS_H
 

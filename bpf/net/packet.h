@@ -65,7 +65,7 @@ static __always_inline enum reading packet_read_v4(struct __sk_buff *ctx, struct
 	return READ;
 }
 
-/* Whether the header at packet->transport was an extension and another one follows. */
+/* Skips the extension header at packet->transport; FOREIGN if it is none. */
 static __always_inline enum reading packet_skip_extension(struct __sk_buff *ctx,
 							  struct packet *packet)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* A TCP segment becomes the reset that refuses it (RFC 9293 3.10.7.1). */
+/* Turns a TCP segment into the reset that refuses it (RFC 9293 3.10.7.1). */
 #ifndef EBPFLB_NET_RESET_H
 #define EBPFLB_NET_RESET_H
 
@@ -23,8 +23,8 @@ static __always_inline __be32 segment_next(const struct packet *packet,
 }
 
 /*
- * A segment with an acknowledgment is reset at the number that it expects next; of any other the
- * whole segment is acknowledged.
+ * The reset of a segment with an acknowledgment has the number that the sender expects next; the
+ * reset of any other segment acknowledges it whole.
  */
 static __always_inline void reset_number(const struct packet *packet,
 					 const struct transport *segment, struct transport *head)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * What all responses have in common that a packet is turned into: its addresses are exchanged, and
- * its checksums are computed anew.
+ * What the responses into which a packet is turned have in common: the packet's addresses are
+ * exchanged, and its checksums are computed anew.
  */
 #ifndef EBPFLB_NET_RESPONSE_H
 #define EBPFLB_NET_RESPONSE_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * A packet gets another tuple: addresses, ports, and every checksum that covers them. Checksums are
- * changed by the difference, so that a packet that was damaged on its way is still found damaged.
+ * Gives a packet another tuple: addresses, ports, and every checksum that covers them. Checksums
+ * are changed by the difference, so that a packet that was damaged on its way is still found damaged.
  *
  * Addresses are in the pseudo header, ports are not: where the device will fill in the checksum
  * (CHECKSUM_PARTIAL), only the pseudo header has been summed up. Where a device has summed up the

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* A packet becomes "port unreachable" about itself (RFC 792, RFC 4443 3.1), its head quoted. */
+/* Turns a packet into a "port unreachable" that quotes its head (RFC 792, RFC 4443 3.1). */
 #ifndef EBPFLB_NET_UNREACHABLE_H
 #define EBPFLB_NET_UNREACHABLE_H
 

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
  * Session affinity ClientIP (kube-proxy.md 9): a client keeps its backend while that is in the
- * list in use, and no more than the timeout has passed since the client's last new flow. An older
- * entry is forgotten by being ignored; the LRU takes it.
+ * list in use, and no more than the timeout has passed since the client's last new flow.
+ *
+ * It is forgotten at its timeout, when the backend leaves the list, or when the LRU evicts the entry.
+ * In the first two cases affinity_find ignores the entry, and the client's next backend replaces it.
  */
 #ifndef EBPFLB_PATH_AFFINITY_H
 #define EBPFLB_PATH_AFFINITY_H

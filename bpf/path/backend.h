@@ -3,15 +3,15 @@
  * The backends of a service: its slots, which lie in one block. Picking one is one array look-up,
  * whatever the number of endpoints.
  *
- * Every slot names its service and its backend. A reader that slept while its slots were given to
- * another service notices that.
+ * Every slot names its service and its backend. A program that was delayed between two look-ups
+ * notices that the slots were given to another service meanwhile.
  */
 #ifndef EBPFLB_PATH_BACKEND_H
 #define EBPFLB_PATH_BACKEND_H
 
 #include "maps.h"
 
-/* False where the slot belongs to another service. */
+/* False if the slot belongs to another service. */
 static __always_inline bool backend_read(__u32 slot, __u32 service, struct backend *backend)
 {
 	struct backend *found = LOOKUP(struct backend, slots, &slot);

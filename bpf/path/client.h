@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * A request for a frontend, and what is known of the client that makes it. Sockets and packets
- * know different things, and some cost a look-up, so they are asked for only when they count.
- * Which of the two makes the request is a constant in each program.
+ * A request to a frontend, and what is known of its client. Sockets and packets know different
+ * things, and some need a look-up, which is made only when the result is needed. Whether requests
+ * come from sockets or packets is a constant in each program.
  */
 #ifndef EBPFLB_PATH_CLIENT_H
 #define EBPFLB_PATH_CLIENT_H
@@ -15,7 +15,7 @@
 
 struct request {
 	const struct frontend *frontend;
-	/* of a socket: cookies; its address is not known before its packets leave */
+	/* of a socket: cookies; its address is unknown until its packets leave */
 	__u64 socket;
 	__u64 netns;
 	/* of a packet; NULL at sockets */
@@ -24,7 +24,10 @@ struct request {
 	__u32 ifindex;		/* where it comes in */
 };
 
-/* The detect-local modes (kube-proxy.md 5.2): by prefix or by device. Sockets are this node's. */
+/*
+ * kube-proxy's detect-local (kube-proxy.md 5.2), by prefix or by device: whether the client is local
+ * to the cluster, as pods are. The node's own sockets count too.
+ */
 static __always_inline bool client_is_local(const struct request *request)
 {
 	const struct settings *settings = request->settings;
@@ -43,8 +46,8 @@ static __always_inline bool client_is_local(const struct request *request)
 }
 
 /*
- * The client's address, for source ranges. A socket of the node's own namespace has the node's;
- * of a pod's socket it is not known here: NULL.
+ * The client's address, for source ranges. A socket of the node's own namespace has the node's
+ * address; that of a pod's socket is unknown here: NULL.
  */
 static __always_inline const struct address *client_address(const struct request *request)
 {
@@ -66,9 +69,9 @@ static __always_inline __u32 client_number(const struct request *request)
 }
 
 /*
- * Whether a backend's replies to the client leave by the device where its packets come in: then
- * they pass our hooks there. The route may depend on rules, so all that the kernel routes by is
- * given to it.
+ * Whether a backend's replies to the client leave by the device where the client's packets come in:
+ * then they pass our hooks there. Routing rules may match ports and protocols, so the look-up
+ * includes them.
  */
 static __always_inline bool client_is_symmetric(struct __sk_buff *ctx, const struct packet *packet,
 						const struct backend *backend)

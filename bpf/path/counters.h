@@ -25,7 +25,7 @@ static __always_inline void service_count_chosen(__u32 service, bool by_affinity
 	counters->sticky += by_affinity;
 }
 
-/* A client that got no backend; has_endpoints: there are endpoints, but none that it may use. */
+/* A client got no backend. has_endpoints: some node has endpoints, but it may not use them. */
 static __always_inline void service_count_no_backend(__u32 service, bool has_endpoints)
 {
 	struct service_counters *counters = LOOKUP(struct service_counters, service_stats, &service);

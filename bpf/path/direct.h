@@ -2,8 +2,8 @@
 /*
  * A direct connection: to a backend itself, from a client port that already has a flow to the same
  * backend through a frontend. Between the hooks the two would look alike, so the direct connection
- * gets another client port there. (Of UDP every datagram would have to be looked at; there the
- * replies go to the flow through the frontend.)
+ * gets another client port there. (UDP is left out: every datagram would have to be looked
+ * at. Its replies go to the flow through the frontend.)
  */
 #ifndef EBPFLB_PATH_DIRECT_H
 #define EBPFLB_PATH_DIRECT_H
@@ -11,8 +11,9 @@
 #include "path/flow.h"
 
 /*
- * Between a bridge and its port, packets of one of the two connections look like those of the
- * other. So a direct connection is translated at the client's device alone.
+ * Whether an entry belongs to a direct connection that came in at another device. Between a bridge
+ * and its port, packets of one of the two connections look like those of the other, so a direct
+ * connection is translated only at the client's device.
  */
 static __always_inline bool direct_is_at_other_device(const struct flow *flow, __u32 ifindex)
 {
@@ -20,7 +21,7 @@ static __always_inline bool direct_is_at_other_device(const struct flow *flow, _
 	       flow->ifindex != ifindex;
 }
 
-/* Whether a packet opens a direct connection; its "backend" is where it goes anyway. */
+/* Whether a packet opens a direct connection; the destination itself is taken as the backend. */
 static __always_inline bool direct_select(const struct tuple *tuple, __u32 ifindex,
 					  struct scratch *scratch)
 {

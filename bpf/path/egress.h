@@ -3,8 +3,10 @@
  * A packet at egress, from top to bottom: un-DNAT of replies, SNAT of requests (kube-proxy.md 5).
  *
  *   its flow is known         rewritten; a request whose SNAT is pending is masqueraded first
- *   the node itself sent it   its socket has translated it, or may not: then it is dropped here
- *   it was forwarded          left alone, but for unknown connections that are routed back
+ *   the node itself sent it   translated at its socket already; if a policy left it alone there,
+ *                             it is dropped here
+ *   it was forwarded          left alone, except TCP to a frontend, of no flow, that leaves by the
+ *                             device where it came in: refused
  */
 #ifndef EBPFLB_PATH_EGRESS_H
 #define EBPFLB_PATH_EGRESS_H
@@ -18,8 +20,9 @@
 static __always_inline enum verdict egress_to_service(const struct packet *packet,
 						      const struct service *service)
 {
-	const struct range *range = policy_is_local_only(service, true) ? &service->local
-									: &service->cluster;
+	const bool is_local_client = true; /* as at the sockets, see client_is_local */
+	const struct range *range = policy_is_local_only(service, is_local_client)
+					    ? &service->local : &service->cluster;
 
 	if (!policy_admits(service, &packet->tuple.source))
 		return VERDICT_SOURCE_DENIED;
@@ -43,9 +46,9 @@ static __always_inline enum verdict egress_from_node(const struct packet *packet
 }
 
 /*
- * A packet to a frontend that is sent back by the device where it came in, though conntrack has
- * seen it too: its connection is known to another node, or to none. With kube-proxy, conntrack
- * would pick an endpoint at random, which resets it; here the client is refused.
+ * A packet to a frontend that leaves by the device where it came in, although conntrack has seen it
+ * too: its connection is known to another node, or to none. With kube-proxy it would be DNATed to a
+ * random endpoint, which resets it; here the client is refused.
  */
 static __always_inline enum verdict egress_forwarded(struct __sk_buff *ctx,
 						     const struct packet *packet)
@@ -59,7 +62,7 @@ static __always_inline enum verdict egress_forwarded(struct __sk_buff *ctx,
 	return packet->ends & FLOW_RST ? VERDICT_REJECT_LIMITED : VERDICT_REFUSED;
 }
 
-/* The outcome for a packet; one that is rewritten becomes to. */
+/* The outcome for a packet; `to` is the new tuple of one that is rewritten. */
 static __always_inline struct outcome egress_packet(struct __sk_buff *ctx,
 						    const struct packet *packet,
 						    struct tuple *to)
@@ -73,6 +76,7 @@ static __always_inline struct outcome egress_packet(struct __sk_buff *ctx,
 		return unchanged(VERDICT_PASSED);
 	if (flow->kind == FLOW_SNAT_PENDING)
 		return masquerade(ctx, packet, flow, to);
+	/* FLOW_UN_DNAT: a reply; FLOW_SNAT: a further packet of a masqueraded flow. */
 	*to = flow_follow(packet, flow);
 	return rewritten(VERDICT_ESTABLISHED);
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * The entries of flows: found, created, deleted, applied to a packet. TCP's lie in a map of their
- * own, so that a flood of datagrams evicts no connection. Every entry that is created or deleted
- * is counted, so that the agent can tell how many the LRU evicted.
+ * Finds, creates and deletes the entries of flows, and applies them to packets. An entry is one
+ * direction at one hook; a flow has two or four. TCP's entries are in a map of their own, so that a
+ * flood of datagrams evicts no connection. Every entry that is created or deleted is counted, so
+ * that the agent can compute how many the LRU evicted.
  */
 #ifndef EBPFLB_PATH_FLOW_H
 #define EBPFLB_PATH_FLOW_H
@@ -13,8 +14,8 @@
 #define EEXIST 17
 
 /*
- * Here and below OPAQUE keeps the two calls apart: the compiler would make one call on either map
- * of them, for which the kernel cannot use the map's own code.
+ * Here and below OPAQUE keeps the two calls apart: the compiler would merge them into one call on
+ * either map, for which the kernel cannot use the map's own code.
  */
 static __always_inline struct flow *flow_find(const struct tuple *tuple)
 {
@@ -46,7 +47,7 @@ static __always_inline struct flow_counters *flow_counters_of(const struct tuple
 	return LOOKUP(struct flow_counters, flow_stats, &index);
 }
 
-/* A new entry; -EEXIST where there is one of this tuple. */
+/* Creates an entry; -EEXIST if this tuple has one already. */
 static __always_inline long flow_create(const struct tuple *tuple, const struct flow *flow)
 {
 	struct flow_counters *counters = flow_counters_of(tuple);
@@ -59,7 +60,7 @@ static __always_inline long flow_create(const struct tuple *tuple, const struct 
 	return failed;
 }
 
-/* An entry, whether there was one of this tuple or not. */
+/* Creates an entry, or overwrites the one that this tuple has. */
 static __always_inline long flow_write(const struct tuple *tuple, const struct flow *flow)
 {
 	if (!flow_create(tuple, flow))
@@ -100,15 +101,19 @@ static __always_inline struct tuple flow_translate(const struct tuple *tuple,
 	return to;
 }
 
-/* By the flags of the request's and the reply's entry: each has closed, or one has reset. */
+/*
+ * Whether the connection has ended: both sides sent FIN, or one sent RST. Takes the flags of the
+ * entries of both directions.
+ */
 static __always_inline bool flow_has_ended(__u32 one, __u32 other)
 {
 	return (one | other) & FLOW_RST || one & other & FLOW_FIN;
 }
 
 /*
- * Notes that a packet has passed. One that opens a connection says nothing yet of its client: the
- * address may be forged. So may a reset that other packets follow: after a real one nothing comes.
+ * Notes that a packet has passed. A packet that opens a connection does not set FLOW_SEEN: its
+ * source may be forged. A reset may be forged too: if more packets of that side follow, FLOW_RST is
+ * cleared.
  */
 static __always_inline void flow_touch(struct flow *flow, const struct packet *packet)
 {

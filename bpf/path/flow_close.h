@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* A flow gives way to a newer one of the same tuple: all its entries are deleted, the reply's first. */
+/* Deletes the entries of a flow that a newer one of the same tuple replaces, the reply's first. */
 #ifndef EBPFLB_PATH_FLOW_CLOSE_H
 #define EBPFLB_PATH_FLOW_CLOSE_H
 
 #include "path/flow.h"
 
-/* The source port of a flow that has ended may be another flow's by now (masquerade.h). */
-static __always_inline void un_snat_close(const struct tuple *snat_tuple, const struct flow *snat_entry)
+/*
+ * Deletes the un-SNAT entry only if it is still this flow's: after a flow has ended, another one
+ * may get its source port (source_port_is_free in masquerade.h).
+ */
+static __always_inline void un_snat_close(const struct tuple *snat_tuple,
+					  const struct flow *snat_entry)
 {
 	struct tuple translated = flow_translate(snat_tuple, snat_entry);
 	struct tuple reply_tuple = tuple_reverse(&translated, HOOK_INGRESS);

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* Whether a packet goes on with the flow of its tuple, and what becomes of it then. */
+/*
+ * Whether a packet belongs to the flow found by its tuple, and how it is rewritten: DNAT, un-DNAT,
+ * SNAT or un-SNAT, by the entry's kind.
+ */
 #ifndef EBPFLB_PATH_FLOW_FOLLOW_H
 #define EBPFLB_PATH_FLOW_FOLLOW_H
 
@@ -8,9 +11,12 @@
 
 #define REPLY_TIMEOUT 3000000000ULL	/* ns; a SYN is sent again after 1 s and after 3 s (RFC 6298) */
 
-/* A side has closed or reset; or no reply has passed for so long that none is to be expected. */
+/*
+ * Whether a packet that opens a connection may replace this flow: one side has closed or reset, or
+ * only packets that open a connection have passed, and the flow is older than REPLY_TIMEOUT.
+ */
 static __always_inline bool flow_may_be_replaced(const struct tuple *request_tuple,
-					 const struct flow *request_entry)
+						 const struct flow *request_entry)
 {
 	struct tuple translated = flow_translate(request_tuple, request_entry);
 	struct tuple reply_tuple = tuple_reverse(&translated, HOOK_EGRESS);
@@ -22,9 +28,9 @@ static __always_inline bool flow_may_be_replaced(const struct tuple *request_tup
 }
 
 /*
- * A packet that opens a connection belongs to a new flow where the old one is over, or where its
- * backend no longer serves. Datagrams of UDP keep their flow while its backend serves, even if it
- * only terminates (kube-proxy.md 11.1). A direct connection has no service.
+ * A packet that opens a connection belongs to a new flow if the old one may be replaced, or if the
+ * service no longer has the flow's backend. UDP datagrams keep their flow as long as the service
+ * has the backend, even a terminating one (kube-proxy.md 11.1). A direct connection has no service.
  */
 static __always_inline bool flow_continues(const struct packet *packet, const struct flow *flow)
 {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * A flow is opened: the reply's entry is created first, then the request's, so that no reply comes
+ * Opens a flow: the reply's entry is created first, then the request's, so that no reply comes
  * before it can be translated.
  *
  * Between the hooks, two flows of one client port to one backend through two frontends look alike;
- * the younger flow gets another client port there. So does a backend that connects to itself from
- * the port that it serves, whose requests look like replies.
+ * the newer flow gets another client port there. So does a backend that connects to itself from its
+ * own port: its requests look like replies.
  */
 #ifndef EBPFLB_PATH_FLOW_OPEN_H
 #define EBPFLB_PATH_FLOW_OPEN_H
@@ -21,9 +21,9 @@ static __always_inline bool tuple_is_loop(const struct tuple *tuple)
 	       address_equal(&tuple->source, &tuple->destination);
 }
 
-/* The request's tuple of the flow that has this entry for its replies. */
+/* The tuple of the requests of a flow, from the tuple and the entry of its replies. */
 static __always_inline struct tuple request_tuple_of(const struct tuple *reply_tuple,
-						    const struct flow *reply_entry)
+						     const struct flow *reply_entry)
 {
 	struct tuple request_tuple = tuple_reverse(reply_tuple, HOOK_INGRESS);
 
@@ -34,23 +34,28 @@ static __always_inline struct tuple request_tuple_of(const struct tuple *reply_t
 }
 
 /*
- * Whether a reply's entry that is there may be overwritten: it is the same flow's, which lost its
- * other half to the LRU, or that of a connection which both sides have ended.
+ * Whether the entry that a reply's tuple already has may be overwritten: it belongs to the same
+ * flow, whose request's entry the LRU evicted, or to a connection that has ended. A former flow
+ * without a request's entry counts as closed by its client.
  */
-static __always_inline bool reply_may_be_replaced(const struct flow *reply_entry, const struct tuple *former_request_tuple,
-					  const struct tuple *request_tuple)
+static __always_inline bool reply_may_be_replaced(const struct flow *reply_entry,
+						  const struct tuple *former_tuple,
+						  const struct tuple *request_tuple)
 {
 	struct flow *request_entry;
 
-	if (former_request_tuple->source_port == request_tuple->source_port &&
-	    former_request_tuple->destination_port == request_tuple->destination_port &&
-	    address_equal(&former_request_tuple->destination, &request_tuple->destination))
+	if (former_tuple->source_port == request_tuple->source_port &&
+	    former_tuple->destination_port == request_tuple->destination_port &&
+	    address_equal(&former_tuple->destination, &request_tuple->destination))
 		return true;
-	request_entry = flow_find(former_request_tuple);
+	request_entry = flow_find(former_tuple);
 	return flow_has_ended(reply_entry->flags, request_entry ? request_entry->flags : FLOW_FIN);
 }
 
-/* Afterwards the destination of scratch->reply_tuple is the client as the backend's side sees it. */
+/*
+ * On success the destination of reply_tuple is the client between the hooks (maybe with another
+ * port).
+ */
 static __always_inline enum opened reply_create(const struct settings *settings,
 						const struct tuple *request_tuple,
 						struct scratch *scratch)
@@ -78,7 +83,10 @@ static __always_inline enum opened reply_create(const struct settings *settings,
 	return NO_FREE_PORT;
 }
 
-/* The entry by which egress masquerades the request; without, what a former flow left is deleted. */
+/*
+ * The entry by which egress masquerades the request. Without masquerade, an entry left by a former
+ * flow is deleted instead.
+ */
 static __always_inline bool snat_create(bool masquerade, struct scratch *scratch)
 {
 	scratch->snat_tuple = tuple_reverse(&scratch->reply_tuple, HOOK_EGRESS);
@@ -101,7 +109,7 @@ static __always_inline struct flow flow_entry(const struct backend *backend, __u
 			      .ifindex = ifindex };
 }
 
-/* Opens the flow of a request's tuple to scratch->selection.backend. */
+/* Opens a flow from a request's tuple to scratch->selection.backend. */
 static __always_inline enum opened flow_open(const struct settings *settings,
 					     const struct tuple *request_tuple, __u32 ifindex,
 					     bool is_direct, bool masquerade,
@@ -112,7 +120,7 @@ static __always_inline enum opened flow_open(const struct settings *settings,
 	enum opened opened;
 
 	scratch->reply_entry = flow_entry(backend, ifindex, now,
-				    is_direct ? FLOW_UN_DIRECT : FLOW_UN_DNAT);
+					  is_direct ? FLOW_UN_DIRECT : FLOW_UN_DNAT);
 	scratch->reply_entry.address = request_tuple->destination;
 	scratch->reply_entry.port = request_tuple->destination_port;
 	scratch->reply_entry.other_port = request_tuple->source_port;
@@ -123,12 +131,13 @@ static __always_inline enum opened flow_open(const struct settings *settings,
 	if (opened == MAP_FULL || opened == NO_FREE_PORT)
 		return opened;
 
-	scratch->request_entry = flow_entry(backend, ifindex, now, is_direct ? FLOW_DIRECT : FLOW_DNAT);
+	scratch->request_entry = flow_entry(backend, ifindex, now,
+					    is_direct ? FLOW_DIRECT : FLOW_DNAT);
 	scratch->request_entry.address = backend->address;
 	scratch->request_entry.port = backend->port;
 	scratch->request_entry.other_port = scratch->reply_tuple.destination_port;
 	scratch->request_entry.flags = FLOW_REQUEST | (masquerade ? FLOW_MASQUERADE : 0) |
-				 (request_tuple->protocol == UDP ? FLOW_SEEN : 0);
+				       (request_tuple->protocol == UDP ? FLOW_SEEN : 0);
 	scratch->snat_entry = flow_entry(backend, ifindex, now, FLOW_SNAT_PENDING);
 	scratch->snat_entry.other_port = backend->port;
 	scratch->snat_entry.flags = scratch->request_entry.flags;

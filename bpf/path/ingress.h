@@ -3,7 +3,7 @@
  * A packet at ingress, from top to bottom: DNAT of requests, un-SNAT of replies (kube-proxy.md 4).
  *
  *   its flow is known      rewritten
- *   it is to a service     a backend is selected, a flow is opened, rewritten
+ *   it is to a frontend    a backend is selected, a flow is opened, rewritten
  *   anything else          left alone: it may belong to a connection that conntrack knows
  */
 #ifndef EBPFLB_PATH_INGRESS_H
@@ -35,7 +35,7 @@ static __always_inline bool ingress_needs_snat(struct __sk_buff *ctx, const stru
 	       !client_is_symmetric(ctx, packet, &selection->backend);
 }
 
-/* There is no room for the flow of a datagram: it goes on, but its reply is not translated. */
+/* The map of flows is full: a datagram is rewritten, but its replies will not be translated. */
 static __always_inline struct outcome ingress_stateless(const struct packet *packet,
 							const struct backend *backend,
 							struct tuple *to)
@@ -100,7 +100,7 @@ static __always_inline struct outcome ingress_new(struct __sk_buff *ctx,
 	return ingress_open(ctx, packet, settings, is_direct, scratch, to);
 }
 
-/* The outcome for a packet; one that is rewritten becomes to. */
+/* The outcome for a packet; `to` is the new tuple of one that is rewritten. */
 static __always_inline struct outcome ingress_packet(struct __sk_buff *ctx,
 						     const struct packet *packet,
 						     struct tuple *to)

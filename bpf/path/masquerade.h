@@ -22,8 +22,8 @@ static __always_inline struct address masquerade_address(__u32 ifindex, bool v6)
 }
 
 /*
- * Whether both sides have closed the flow that has a source port. A late packet of theirs
- * is outside the window of the next flow, and a new SYN of ours inside that of the backend.
+ * Whether a source port may be used again: both sides of its flow have closed, or one has reset.
+ * Late packets of the old flow are then outside the window of the new one.
  */
 static __always_inline bool source_port_is_free(const struct tuple *un_snat_tuple)
 {
@@ -40,7 +40,7 @@ static __always_inline bool source_port_is_free(const struct tuple *un_snat_tupl
 	return !request_entry || flow_has_ended(reply_entry->flags, request_entry->flags);
 }
 
-/* Afterwards the destination port of un_snat_tuple is the source port that the flow has. */
+/* On success the destination port of un_snat_tuple is the source port of the flow. */
 static __always_inline bool un_snat_create(const struct settings *settings,
 					   const struct tuple *snat_tuple,
 					   const struct flow *snat, struct tuple *un_snat_tuple)
@@ -66,8 +66,8 @@ static __always_inline bool un_snat_create(const struct settings *settings,
 }
 
 /*
- * Makes FLOW_SNAT of a FLOW_SNAT_PENDING. Two packets of a flow may come here at once on two CPUs;
- * then the later one gives its port back.
+ * Turns FLOW_SNAT_PENDING into FLOW_SNAT. Two packets of a flow may do so at once on two CPUs; then
+ * the later one deletes its un-SNAT entry and uses the other's port.
  */
 static __always_inline struct outcome masquerade(struct __sk_buff *ctx,
 						 const struct packet *packet,

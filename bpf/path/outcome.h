@@ -16,7 +16,7 @@ static __always_inline struct outcome unchanged(enum verdict verdict)
 	return (struct outcome){ .verdict = verdict };
 }
 
-/* The packet goes on with the tuple that was worked out for it. */
+/* The packet goes on with its new tuple. */
 static __always_inline struct outcome rewritten(enum verdict verdict)
 {
 	return (struct outcome){ .verdict = verdict, .rewrite = true };

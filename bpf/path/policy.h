@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
  * The rules of kube-proxy.md 4 to 7, the same for sockets and packets: which endpoints a client may
- * use, who is admitted, whose packets need SNAT, and what becomes of addresses that no service has.
+ * use, which clients are admitted, which flows need SNAT, and the verdict if no frontend matches.
  */
 #ifndef EBPFLB_PATH_POLICY_H
 #define EBPFLB_PATH_POLICY_H
@@ -10,10 +10,12 @@
 #include "path/settings.h"
 
 /*
- * Whether only local endpoints count. By external addresses pods reach all endpoints, whatever the
- * policy (kube-proxy.md 4.3); by cluster IPs the policy holds for everyone (4.1).
+ * Whether only this node's endpoints may be used. At external addresses local clients use all
+ * endpoints, whatever the policy (kube-proxy.md 4.3); at cluster IPs the policy holds for every
+ * client (4.1).
  */
-static __always_inline bool policy_is_local_only(const struct service *service, bool is_local_client)
+static __always_inline bool policy_is_local_only(const struct service *service,
+						 bool is_local_client)
 {
 	return (service->flags & SERVICE_LOCAL) &&
 	       !((service->flags & SERVICE_EXTERNAL) && is_local_client);
@@ -31,18 +33,18 @@ static __always_inline bool policy_admits(const struct service *service,
 	       LOOKUP(__u32, source_ranges, &range) != NULL;
 }
 
-/* NO_PREFIX of the agent: its address has a bit that the mask leaves out. */
+/* Whether the prefix is the agent's NO_PREFIX: its address has a bit outside of its mask. */
 static __always_inline bool prefix_is_none(const struct prefix *prefix)
 {
 	return !prefix_has(prefix, &prefix->address);
 }
 
 /*
- * Whether pods can be recognized in this family. A detector that goes by devices works in
- * both families; one that goes by prefixes works where it has one (kube-proxy.md 5.2).
+ * Whether detect-local is active in this family (kube-proxy.md 5.2): by devices in both families,
+ * by prefixes in a family that has one.
  */
 static __always_inline bool policy_detects_local(const struct settings *settings,
-						const struct address *family)
+						 const struct address *family)
 {
 	bool none_v4 = prefix_is_none(&settings->pods_v4);
 	bool none_v6 = prefix_is_none(&settings->pods_v6);
@@ -52,9 +54,9 @@ static __always_inline bool policy_detects_local(const struct settings *settings
 }
 
 /*
- * Whether the backend must see this node instead of the client (kube-proxy.md 5.1). One exception
- * is ours: for a backend on this node that an external client reaches under policy Cluster it is
- * enough that the replies pass here (client_is_symmetric), unless the operator says otherwise.
+ * Whether the backend must see this node instead of the client (kube-proxy.md 5.1). Unlike in
+ * kube-proxy, external clients of a backend on this node under policy Cluster are masqueraded only
+ * with SETTING_MASQUERADE_HERE, or if the replies would not pass here (client_is_symmetric).
  */
 static __always_inline bool policy_needs_snat(const struct settings *settings,
 					      const struct selection *selection,
@@ -73,7 +75,10 @@ static __always_inline bool policy_needs_snat(const struct settings *settings,
 	       (settings->flags & SETTING_MASQUERADE_HERE);
 }
 
-/* What an address without a service is to the cluster. */
+/*
+ * What the cluster uses an address for when no frontend matches. CLUSTER_IP: a service has this
+ * address, but not this port. UNALLOCATED: in a service range, but no service has it.
+ */
 enum address_use { NOT_OURS, CLUSTER_IP, UNALLOCATED };
 
 static __always_inline enum address_use address_use(const struct address *address)
@@ -90,8 +95,8 @@ static __always_inline enum address_use address_use(const struct address *addres
 }
 
 /*
- * What becomes of a request that no service takes (kube-proxy.md 6.3): a cluster IP refuses the
- * ports that it does not serve, and an address that no service has is dropped.
+ * The verdict on a request that matches no frontend (kube-proxy.md 6.3): one to a cluster IP is
+ * refused, one to an unallocated address is dropped.
  */
 static __always_inline enum verdict no_service_verdict(enum address_use use)
 {

@@ -31,7 +31,10 @@ static __always_inline bool reject_within_budget(void)
 	return true;
 }
 
-/* Turns a packet into its refusal; false for one with options or extension headers. */
+/*
+ * Turns a packet into the reply that refuses it; false over the limit, or for a packet with options
+ * or extension headers.
+ */
 static __always_inline bool reject_packet(struct __sk_buff *ctx, const struct packet *packet)
 {
 	struct tuple to = tuple_reverse(&packet->tuple, 0);

@@ -47,7 +47,7 @@ static __always_inline enum answer reject_connection(const struct frontend *fron
 	return REWRITE;
 }
 
-/* Nobody would find out why bind() fails with EPERM, so it is allowed. */
+/* EPERM would not tell why bind() fails, so it is allowed. */
 static __always_inline enum answer reject_bind(void)
 {
 	return LEAVE;

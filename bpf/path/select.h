@@ -23,7 +23,7 @@ enum selected {
 	NO_ENDPOINT,
 	NO_LOCAL_ENDPOINT,
 	SOURCE_DENIED,
-	LEFT_TO_PACKETS,	/* a pod's socket: its packets are looked at when they leave the pod */
+	LEFT_TO_PACKETS,	/* a pod's socket: its packets are decided on when they leave the pod */
 	SELECT_RECYCLED,	/* a map element was given to another service while it was read */
 };
 
@@ -87,8 +87,9 @@ static __always_inline enum selected select_once(const struct request *request,
 }
 
 /*
- * What was recycled while it was read is looked up again, once. No loop: of a loop around all this
- * clang makes one that is entered in its middle, which 5.10 and 6.1 refuse ("back-edge").
+ * If a map element was recycled while it was read, everything is looked up again, once. No loop:
+ * clang compiles a loop here into one that is entered in its middle, which the verifiers of 5.10
+ * and 6.1 reject (back-edge).
  */
 static __always_inline enum selected select_backend(const struct request *request,
 						    struct selection *selection)
@@ -101,7 +102,7 @@ static __always_inline enum selected select_backend(const struct request *reques
 	return select_once(request, selection);
 }
 
-/* The verdict on a request, where it is decided by the selection alone. */
+/* The verdict on a request, if nothing but the selection decides it. */
 static __always_inline enum verdict selected_verdict(enum selected selected,
 						     const struct address *address)
 {

@@ -5,7 +5,7 @@
 
 #include "maps.h"
 
-#define NO_NETNS 0	/* a packet's: it belongs to no socket here */
+#define NO_NETNS 0	/* for packets: they belong to no socket here */
 
 static __always_inline struct settings *settings_read(void)
 {

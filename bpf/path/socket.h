@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
  * A socket's call, from top to bottom: a backend is selected, the socket remembers the frontend,
- * the kernel goes on with the backend's address. And the way back: the application sees the
+ * the kernel goes on with the backend's address. In the other direction, the application sees the
  * frontend where the kernel names the backend.
  */
 #ifndef EBPFLB_PATH_SOCKET_H
@@ -11,7 +11,7 @@
 #include "path/socket_datagram.h"
 #include "path/socket_stream.h"
 
-/* For connect and sendmsg. With VERDICT_TRANSLATED, backend is set to the new peer. */
+/* For connect and sendmsg. On VERDICT_TRANSLATED `backend` is the new peer. */
 static __always_inline enum verdict socket_translate(const struct request *request,
 						     struct backend *backend)
 {
@@ -28,7 +28,7 @@ static __always_inline enum verdict socket_translate(const struct request *reque
 	return verdict_count(VERDICT_TRANSLATED);
 }
 
-/* recvmsg and getpeername. The frontend that a peer stands for; NULL where none was translated. */
+/* For recvmsg and getpeername: the frontend that a peer stands for; NULL if not translated. */
 static __always_inline struct peer_frontend *socket_translate_reply(const struct peer *peer,
 								    __u8 protocol)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Datagram sockets: a socket keeps one backend for a frontend as long as that backend serves,
+ * Datagram sockets: a socket keeps one backend for a frontend as long as the service has it,
  * connected or not (kube-proxy keeps a flow: kube-proxy.md 11.1 and 21.6).
  *
  * A socket's assignments form a linked list from a head without frontend, so that all of them are
@@ -24,7 +24,7 @@ static __always_inline bool assignment_find(const struct request *request, __u32
 	return found && found->service == service && backend_find(service, found->backend, backend);
 }
 
-/* The peer's entry stays where it stands for another frontend of the socket by now. */
+/* Keeps the entry in `sockets` if it now belongs to another frontend of this socket. */
 static __always_inline void assignment_close(const struct assignment_key *key,
 					     const struct assignment *assignment)
 {
@@ -69,7 +69,7 @@ static __always_inline void assignment_open(const struct assignment_key *key,
 	backend_count_opened(backend->id);
 }
 
-/* Where one backend serves two frontends of a socket, its replies show the one last sent to. */
+/* If a socket has one backend for two frontends, replies show the frontend last sent to. */
 static __always_inline void datagram_open(const struct request *request,
 					  const struct selection *selection)
 {

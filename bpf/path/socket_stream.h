@@ -38,7 +38,7 @@ static __always_inline void stream_open(__u64 socket, const struct frontend *fro
 	backend_count_opened(backend->id);
 }
 
-/* The entry, if the socket is still connected to the backend that it was given. */
+/* The entry, if the socket is still connected to the backend in it. */
 static __always_inline struct peer_frontend *stream_find(const struct peer *peer)
 {
 	struct peer key = { .socket = peer->socket };

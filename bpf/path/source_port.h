@@ -5,7 +5,7 @@
 
 #include "net/address.h"
 
-#define PORT_TRIES 16	/* random ports that are tried before a flow is given up */
+#define PORT_TRIES 16	/* how many random ports are tried for a flow */
 
 static __always_inline __be16 source_port_random(const struct settings *settings)
 {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wall between C and Python: both sides agree about every byte of it."""
+"""The layouts of the maps: C and Python agree about every byte of them."""
 
 import shutil
 import subprocess
