@@ -28,7 +28,7 @@ SIZE(struct flow_counters, 24);
 /* What the agent's sweeps have done to a map of flows. */
 struct sweep {
 	__u64 swept;		/* entries deleted */
-	__u64 held;		/* entries that were there after the last sweep */
+	__u64 entries;		/* that were there after the last sweep */
 	__u64 evicted;		/* entries that the LRU evicted, up to the last sweep */
 };
 SIZE(struct sweep, 24);

@@ -74,20 +74,20 @@ class _Holder:
     """In the process on the host: the sockets by number."""
 
     def __init__(self) -> None:
-        self.held: list[socket.socket] = []
+        self.sockets: list[socket.socket] = []
 
     def obey(self, number: int | None, method: str, words: tuple[Any, ...]) -> Any:
         if number is None:
             return self._hold(socket.socket(*words))
         if method == "accept":
-            connection, peer = self.held[number].accept()
+            connection, peer = self.sockets[number].accept()
             return self._hold(connection), peer
-        return getattr(self.held[number], method)(*words)
+        return getattr(self.sockets[number], method)(*words)
 
     def _hold(self, opened: socket.socket) -> int:
         opened.settimeout(TIMEOUT)
-        self.held.append(opened)
-        return len(self.held) - 1
+        self.sockets.append(opened)
+        return len(self.sockets) - 1
 
 
 def _serve(requests: BinaryIO, answers: BinaryIO) -> None:

@@ -71,7 +71,7 @@ class MapsCollector:
         return {
             **self._planner().used_entries(),
             **{name: _count(self._maps[name]) for name in COUNTED_WHOLE},
-            **{table.name: table.numbers.held for table in self._tables},
+            **{table.name: table.numbers.entries for table in self._tables},
             **counts.entries,
         }
 

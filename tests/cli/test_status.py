@@ -59,7 +59,7 @@ def test_runs(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
     assert (said["devices_not_served"], said["programs_ahead"]) == ({}, {})
     assert said["ports_not_reserved"] is None
     assert said["flows"].keys() == {"tcp_flows", "other_flows"}
-    assert said["flows"]["tcp_flows"].keys() == {"swept", "held", "evicted"}
+    assert said["flows"]["tcp_flows"].keys() == {"swept", "entries", "evicted"}
 
 
 def test_kube_proxy_is_not_to_be_seen(

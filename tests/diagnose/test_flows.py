@@ -179,7 +179,7 @@ def test_flushed_entries_are_not_called_evicted(
     with monkeypatch.context() as patch:
         patch.setattr(Map, "pop", pop_and_sweep)
         flush_flows(maps, FlowFilter())
-    assert table.numbers == before._replace(swept=before.swept + held, held=0)
+    assert table.numbers == before._replace(swept=before.swept + held, entries=0)
 
 
 def test_unknown_names(maps: dict[str, Map]) -> None:

@@ -225,7 +225,7 @@ def test_numbers(maps: dict[str, Map]) -> None:
         {"map": "other_flows", "made": 0, "ended": 0, "refused": 0},
     ]
     assert rows(maps, "sweeps") == [
-        {"map": "tcp_flows", "swept": 10, "held": 4, "evicted": 2, "capacity": 262144},
-        {"map": "other_flows", "swept": 0, "held": 1, "evicted": 0, "capacity": 131072},
+        {"map": "tcp_flows", "swept": 10, "entries": 4, "evicted": 2, "capacity": 262144},
+        {"map": "other_flows", "swept": 0, "entries": 1, "evicted": 0, "capacity": 131072},
     ]
     assert rows(maps, "reject_budgets") == [{"left": 42}]

@@ -87,7 +87,7 @@ class FragmentPorts(NamedTuple):
 
 class Sweep(NamedTuple):
     swept: int
-    held: int
+    entries: int
     evicted: int
 
 
