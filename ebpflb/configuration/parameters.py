@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every parameter of kube-proxy's configuration: its flag, its fields, and its effect in ebpflb.
+"""Every parameter of kube-proxy: its flag, its fields, the help text, and whether it has an effect;
+the effect itself is in translation.py.
 
 This table is the source of the options of ``ebpflb run`` and their help, of the warning about
 parameters without effect, and of the table in docs/configuration.md.

@@ -190,7 +190,7 @@ class Datapath:
     @contextmanager
     def _writing(self) -> Iterator[None]:
         """Makes the count of writes odd meanwhile: a reader that sees it odd or changed has read a
-        mixture of two states.
+        mixture of two states. After an error it stays odd on purpose: the maps hold such a mixture.
         """
         settings = self._settings()
         begun = settings.writes + 1 - settings.writes % 2

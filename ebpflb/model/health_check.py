@@ -26,11 +26,11 @@ def health_check(
     ports: Collection[ServicePort], slices: Collection[objects.EndpointSlice], node_name: str
 ) -> HealthCheck | None:
     """None for a Service without such a port; all ``ports`` and ``slices`` are of one Service."""
-    asked = [port for port in ports if port.health_check_node_port]
-    if not asked:
+    checked = [port for port in ports if port.health_check_node_port]
+    if not checked:
         return None
-    found: dict[Family, set[Address]] = {port.name.family: set() for port in asked}
-    for port in asked:
+    found: dict[Family, set[Address]] = {port.name.family: set() for port in checked}
+    for port in checked:
         merged = endpoints.merge(slices, port.name, node_name)
         found[port.name.family] |= {each.address for each in merged if each.ready and each.local}
-    return HealthCheck(asked[0].health_check_node_port, {f: len(found[f]) for f in sorted(found)})
+    return HealthCheck(checked[0].health_check_node_port, {f: len(found[f]) for f in sorted(found)})

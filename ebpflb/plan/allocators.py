@@ -51,16 +51,16 @@ class IdAllocator:
         self.used.add(self.last)
         return self.last
 
-    def mark_used(self, number: int) -> None:
+    def mark_used(self, id: int) -> None:
         """The maps hold this id already."""
-        self.used.add(number)
-        self.last = max(self.last, number)
+        self.used.add(id)
+        self.last = max(self.last, id)
 
-    def free(self, number: int) -> None:
-        self.used.discard(number)
+    def free(self, id: int) -> None:
+        self.used.discard(id)
 
-    def _after(self, number: int) -> int:
-        return number + 1 if number + 1 < self.capacity else 1
+    def _after(self, id: int) -> int:
+        return id + 1 if id + 1 < self.capacity else 1
 
 
 class SlotAllocator:

@@ -43,14 +43,14 @@ class Timeouts:
         return {Protocol.TCP: tcp, Protocol.UDP: udp, Protocol.SCTP: sctp}
 
     def idle_limit(self, protocol: Protocol, flags: Flags) -> int:
-        """How long an entry with these flags may be idle before its flow is judged, in ns.
+        """How long an entry with these flags may be idle before its whole flow is read, in ns.
 
         Never longer than the flow's own timeout: of two FINs each may be the second, and a side
         that has reset, or has sent nothing yet, shows it in its own entry.
         """
         found = state(protocol, [flags])
-        alike = {FlowState.CLOSING: FlowState.CLOSED}.get(found, found)
-        return min(self._nanoseconds(protocol, each) for each in (found, alike))
+        whole_flow = {FlowState.CLOSING: FlowState.CLOSED}.get(found, found)
+        return min(self._nanoseconds(protocol, each) for each in (found, whole_flow))
 
     def expired(
         self, candidates: Iterable[tuple[Tuple, Flow]], look: Look, now: int

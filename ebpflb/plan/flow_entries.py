@@ -145,21 +145,21 @@ def gather(key: Tuple, flow: Flow, look: Look) -> Entries:
 
 
 def state(protocol: int, flags: Iterable[Flags]) -> FlowState:
-    """How a flow stands, by the flags of its entries; one that was evicted says nothing.
+    """How a flow stands, by the flags of its entries; those that were evicted are not known.
 
     A side has been seen if one entry has: where the CNI masquerades as well, or a backend shares
     the node's network, the other one never is. The last chunk of SCTP's shutdown counts as a
     reset (bpf/net/transport.h).
     """
-    every = list(flags)
-    requests = [words for words in every if "request" in words]
-    replies = [words for words in every if "request" not in words]
-    seen = (not side or any("seen" in words for words in side) for side in (requests, replies))
+    entries = list(flags)
+    requests = [each for each in entries if "request" in each]
+    replies = [each for each in entries if "request" not in each]
+    seen = (not side or any("seen" in each for each in side) for side in (requests, replies))
     has_requested, has_replied = seen
     if protocol == Protocol.UDP:
         return FlowState.BOTH_WAYS if has_replied else FlowState.ONE_WAY
-    closed = [any("fin" in words for words in side) for side in (requests, replies)]
-    if any("rst" in words for words in every):
+    closed = [any("fin" in each for each in side) for side in (requests, replies)]
+    if any("rst" in each for each in entries):
         return FlowState.CLOSED if protocol == Protocol.SCTP and any(closed) else FlowState.RESET
     if any(closed):
         return FlowState.CLOSED if all(closed) else FlowState.CLOSING

@@ -54,13 +54,13 @@ def read_back(
     for range in source_ranges:
         ranges_of[range.service].add(range)
     contents = MapContents(cluster_ips=set(cluster_ips))
-    for number, name in service_names.items():
+    for service_id, name in service_names.items():
         if name in contents.entries:
-            contents.leftover_service_ids.add(number)
+            contents.leftover_service_ids.add(service_id)
         else:
-            found = _service_entries(number, by_id[number], slots, backend_names)
+            found = _service_entries(service_id, by_id[service_id], slots, backend_names)
             if found.restricted:
-                found = found._replace(source_ranges=frozenset(ranges_of.pop(number, ())))
+                found = found._replace(source_ranges=frozenset(ranges_of.pop(service_id, ())))
             contents.entries[name] = found
             contents.leftover_blocks |= {s.block for s in found.services.values()} - {found.block}
             _check_members(contents, found, members)
@@ -69,7 +69,7 @@ def read_back(
 
 
 def _service_entries(
-    number: int,
+    service_id: int,
     services: dict[Frontend, ServiceEntry],
     slots: Callable[[int], Backend],
     backend_names: Mapping[int, BackendName],
@@ -78,13 +78,13 @@ def _service_entries(
     blocks = (service.block for service in services.values())
     block = max(blocks, key=attrgetter("size"), default=Range(0, 0))
     found = [slots(block.base + index) for index in range(block.size)]
-    if any(backend.service != number for backend in found):
+    if any(backend.service != service_id for backend in found):
         found, block = [], Range(0, 0)
     backends = tuple(
         DesiredBackend(b.address, b.port, b.flags, backend_names.get(b.id, UNKNOWN_NAME))
         for b in found
     )
-    return ServiceEntries(number, block, services, backends, tuple(b.id for b in found))
+    return ServiceEntries(service_id, block, services, backends, tuple(b.id for b in found))
 
 
 def _check_members(
@@ -105,9 +105,9 @@ def _find_leftovers(
     backend_names: Mapping[int, BackendName],
 ) -> None:
     known = {entries.id for entries in contents.entries.values()}
-    for number, services in by_id.items():
-        if number not in known:
-            contents.leftover_service_ids.add(number)
+    for service_id, services in by_id.items():
+        if service_id not in known:
+            contents.leftover_service_ids.add(service_id)
             contents.leftover_services += services
             contents.leftover_blocks |= {service.block for service in services.values()}
     contents.leftover_service_ids |= ranges_of.keys() - known

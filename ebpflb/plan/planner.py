@@ -93,7 +93,7 @@ class Planner:
     def used_entries(self) -> dict[str, int]:
         """Map -> how many of its entries are in use, those in quarantine included.
 
-        Another thread may be planning at the same time: each number is right at some moment.
+        Another thread may be planning at the same time: each count is right at some time.
         """
         return {
             "services": len(self.frontends.owners),

@@ -65,16 +65,16 @@ NO_ENTRIES = ServiceEntries(0, Range(0, 0), {}, (), ())
 
 
 def service_entries(
-    number: int,
+    service_id: int,
     desired: DesiredService,
     frontends: Mapping[Frontend, Flags],
     block: Range,
     ids: tuple[int, ...],
 ) -> ServiceEntries:
     """The entries for the desired state, with these ids and this block."""
-    services = _services(number, desired, frontends, block)
-    new = ServiceEntries(number, block, services, desired.backends, ids)
-    return new._replace(source_ranges=source_ranges(number, desired)) if new.restricted else new
+    services = _services(service_id, desired, frontends, block)
+    new = ServiceEntries(service_id, block, services, desired.backends, ids)
+    return new._replace(source_ranges=source_ranges(service_id, desired)) if new.restricted else new
 
 
 def retained_entries(
@@ -102,18 +102,18 @@ def retained_entries(
     return new
 
 
-def source_ranges(number: int, desired: DesiredService) -> frozenset[SourceRange]:
-    return frozenset(source_range(network, number) for network in desired.source_ranges)
+def source_ranges(service_id: int, desired: DesiredService) -> frozenset[SourceRange]:
+    return frozenset(source_range(network, service_id) for network in desired.source_ranges)
 
 
 def _services(
-    number: int, desired: DesiredService, frontends: Mapping[Frontend, Flags], block: Range
+    service_id: int, desired: DesiredService, frontends: Mapping[Frontend, Flags], block: Range
 ) -> dict[Frontend, ServiceEntry]:
     cluster = sum("cluster" in backend.flags for backend in desired.backends)
     local = [index for index, backend in enumerate(desired.backends) if "local" in backend.flags]
     ranges = Range(block.base, cluster), Range(block.base + (local or [0])[0], len(local))
     affinity, slots = desired.affinity_seconds, block.size
     return {
-        frontend: ServiceEntry(frontend, number, flags, affinity, slots, *ranges)
+        frontend: ServiceEntry(frontend, service_id, flags, affinity, slots, *ranges)
         for frontend, flags in frontends.items()
     }

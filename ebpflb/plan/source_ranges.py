@@ -26,10 +26,10 @@ class SourceRanges:
         self.added: list[SourceRange] = []
         self.removed: set[SourceRange] = set()
 
-    def load(self, number: int, ranges: _Ranges) -> None:
+    def load(self, service_id: int, ranges: _Ranges) -> None:
         """The map has these ranges already, of a restricted service."""
         self.present |= ranges
-        self.restricted[number] = ranges
+        self.restricted[service_id] = ranges
 
     def load_leftovers(self, ranges: Iterable[SourceRange]) -> None:
         """The map has these too, of no service; the first plan removes those it does not need."""
@@ -41,23 +41,25 @@ class SourceRanges:
         more = sorted(ranges - self.present, key=str)
         return (ranges & self.present) | frozenset(more[: self.capacity - len(self.present)])
 
-    def change(self, number: int, ranges: _Ranges, *, restricted: bool) -> None:
+    def change(self, service_id: int, ranges: _Ranges, *, restricted: bool) -> None:
         """The ranges of a service from now on; there are none unless it is restricted."""
-        former = self.restricted.pop(number, _Ranges()) | self.quarantined.pop(number, _Ranges())
+        former = self.restricted.pop(service_id, _Ranges()) | self.quarantined.pop(
+            service_id, _Ranges()
+        )
         self.added += sorted(ranges - self.present, key=str)
         self.present |= ranges
         self.removed -= ranges
         if restricted:
-            self.restricted[number] = ranges
+            self.restricted[service_id] = ranges
             self.removed |= former - ranges
         elif former:
-            self.quarantined[number] = former
-            self.quarantine.add(partial(self._release, number, former))
+            self.quarantined[service_id] = former
+            self.quarantine.add(partial(self._release, service_id, former))
 
-    def remove(self, number: int) -> None:
+    def remove(self, service_id: int) -> None:
         """The service is deleted; all frontends of it are removed before its ranges."""
-        self.removed |= self.restricted.pop(number, _Ranges())
-        self.removed |= self.quarantined.pop(number, _Ranges())
+        self.removed |= self.restricted.pop(service_id, _Ranges())
+        self.removed |= self.quarantined.pop(service_id, _Ranges())
 
     def take_changes(self) -> tuple[list[SourceRange], list[SourceRange]]:
         """The entries to add and to remove since the last call."""
@@ -66,7 +68,7 @@ class SourceRanges:
         self.added, self.removed = [], set()
         return added, removed
 
-    def _release(self, number: int, ranges: _Ranges) -> None:
+    def _release(self, service_id: int, ranges: _Ranges) -> None:
         """Unless the service has been restricted again meanwhile."""
-        if self.quarantined.get(number) is ranges:
-            self.removed |= self.quarantined.pop(number)
+        if self.quarantined.get(service_id) is ranges:
+            self.removed |= self.quarantined.pop(service_id)

@@ -6,7 +6,7 @@ datagrams to that backend itself. When the backend is removed from the service n
 the socket elsewhere: the socket is stale. kube-proxy deletes the conntrack entries of such flows;
 here the socket itself is ended: its owner gets ECONNABORTED (EDESTADDRREQ where it sends first)
 and connects again, to a backend that serves. Sockets keep a removed backend as long as no other
-backend serves what they asked for. TCP and SCTP sockets are left alone.
+backend serves their frontend. TCP and SCTP sockets are left alone.
 
 How that is done:
 
@@ -23,7 +23,7 @@ How that is done:
 5. A second pass follows a second later: a socket may have been inside a hook during the first one,
    given the removed backend but not yet written to the map.
 
-worker   when is searched: what plans removed, the passes, and their thread
+worker   when to search: what plans removed, the passes, and their thread
 find     the stale entries in the map of sockets
 lookups  the look-ups of the C datapath that this takes, in Python
 end      the sockets themselves: found in their namespaces and ended

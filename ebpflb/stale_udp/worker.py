@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When stale UDP sockets are searched: after which changes, in which passes, in its thread."""
+"""When stale UDP sockets are searched for: after which changes, in which passes, in its thread."""
 
 import logging
 import threading
@@ -69,7 +69,7 @@ class Pass(Enum):
 
 
 class Search(NamedTuple):
-    """What to search when; ``everything``: whatever the counters of backends say."""
+    """When to search, and for what; ``everything``: whatever the counters of backends say."""
 
     due: float
     kind: Pass
