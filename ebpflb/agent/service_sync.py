@@ -29,7 +29,9 @@ from ebpflb.serve.status import log_new
 
 log = logging.getLogger(__name__)
 
-BATCH = 250  # services in one plan: a plan for all of 10,000 would hold every entry twice
+SERVICES_PER_PLAN = (
+    250  # services in one plan: a plan for all of 10,000 would hold every entry twice
+)
 _NOT_PROGRAMMED = "Service %s: %s; its last good state stays"
 
 MakePlan = Callable[[Mapping[PortName, DesiredService | None], float], Plan]
@@ -78,8 +80,8 @@ class ServiceSync:
             self._start_over()
         self.must_start_over = True
         keys = sorted(self.cluster.take_changed_services())
-        for start in range(0, len(keys), BATCH):
-            self._write_batch(keys[start : start + BATCH], self.planner.plan_changes)
+        for start in range(0, len(keys), SERVICES_PER_PLAN):
+            self._write_batch(keys[start : start + SERVICES_PER_PLAN], self.planner.plan_changes)
         if not self.all_written:
             self._write_batch([], self.planner.plan_everything)
         elif self.planner.not_programmed:

@@ -12,7 +12,7 @@ from ebpflb.cli import common
 from ebpflb.cli.output import output_option, print_as
 from ebpflb.datapath.attach import cgroup_links, device_programs
 from ebpflb.datapath.maps.state_dir import StateDir
-from ebpflb.datapath.maps.sweep import PROTOCOLS, FlowTable
+from ebpflb.datapath.maps.sweep import FLOW_MAPS, FlowTable
 from ebpflb.errors import NodeError
 from ebpflb.node import kube_proxy_watch
 from ebpflb.serve import status as agent_status
@@ -57,7 +57,7 @@ def _flows(state_dir: Path) -> dict[str, dict[str, int]]:
     """Map of flows -> what its sweeps have removed and left; empty where there are no maps."""
     try:
         with common.pinned_maps(state_dir) as maps:
-            return {name: FlowTable(maps, name).numbers._asdict() for name in PROTOCOLS}
+            return {name: FlowTable(maps, name).numbers._asdict() for name in FLOW_MAPS}
     except NodeError:
         return {}
 

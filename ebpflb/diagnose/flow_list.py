@@ -10,7 +10,7 @@ from functools import cache
 from typing import NamedTuple
 
 from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.maps.sweep import PROTOCOLS, FlowTable
+from ebpflb.datapath.maps.sweep import FLOW_MAPS, FlowTable
 from ebpflb.diagnose.snapshot import Row, host_port, seconds_since, service_name
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName, Protocol
@@ -51,7 +51,7 @@ def list_flows(maps: Mapping[str, Map], only: FlowFilter) -> list[Row]:
     name_of = cache(maps["backend_names"].get)
     rows = [
         _row(entries, services, name_of(next(iter(entries.values())).backend))
-        for table in PROTOCOLS
+        for table in FLOW_MAPS
         for entries in _matching(maps, table, only)
     ]
     return sorted(rows, key=lambda row: (row["service"], row["client"], row["frontend"]))
@@ -63,7 +63,7 @@ def flush_flows(maps: Mapping[str, Map], only: FlowFilter) -> FlushResult:
     The entries are counted as swept before they are deleted: otherwise a sweep at the same time
     would count them as evicted.
     """
-    matching = {name: list(_matching(maps, name, only)) for name in PROTOCOLS}
+    matching = {name: list(_matching(maps, name, only)) for name in FLOW_MAPS}
     entries = 0
     for name, flows in matching.items():
         keys = [key for flow in flows for key in flow]

@@ -8,7 +8,7 @@ from typing import Any
 
 from ebpflb.datapath.maps.layout import address_bytes
 from ebpflb.datapath.maps.records import FragmentKey, FragmentPorts
-from ebpflb.datapath.maps.sweep import PROTOCOLS
+from ebpflb.datapath.maps.sweep import FLOW_MAPS
 from ebpflb.diagnose.snapshot import Row, Snapshot, endpoint, host_port, seconds_since
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import Protocol
@@ -151,7 +151,7 @@ def _flow_stats(snapshot: Snapshot) -> list[Row]:
     fields = ("made", "ended", "refused")
     return [
         {"map": name, **dict(zip(fields, stats.get(number), strict=True))}
-        for number, name in enumerate(PROTOCOLS)
+        for number, name in enumerate(FLOW_MAPS)
     ]
 
 
@@ -159,7 +159,7 @@ def _sweeps(snapshot: Snapshot) -> list[Row]:
     return [
         {"map": name, **snapshot.maps["sweeps"].get(number)._asdict()}
         | {"capacity": snapshot.maps[name].spec.entries}
-        for number, name in enumerate(PROTOCOLS)
+        for number, name in enumerate(FLOW_MAPS)
     ]
 
 
@@ -169,7 +169,7 @@ def _reject_budgets(snapshot: Snapshot) -> list[Row]:
 
 
 ROWS: dict[str, Callable[[Snapshot], list[Row]]] = {
-    **{name: _flows(name) for name in PROTOCOLS},
+    **{name: _flows(name) for name in FLOW_MAPS},
     "fragments": _fragments,
     "source_ranges": _source_ranges,
     "service_ranges": _service_ranges,

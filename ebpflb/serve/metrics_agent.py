@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent's status (status.py) as metrics: what is served, and what is wrong.
 
-Services that are not programmed are named, but no more than NAMED of them: the reason is a full
+Services that are not programmed are named, but no more than MAX_NAMED of them: the reason is a full
 map, the same for all, and `ebpflb status` names the others.
 """
 
@@ -16,7 +16,7 @@ from ebpflb.model.events import Kind
 from ebpflb.serve.metrics_library import version
 from ebpflb.serve.status import CURRENT_PROGRAMS, AgentStatus
 
-NAMED = 50
+MAX_NAMED = 50
 
 
 class StatusCollector:
@@ -75,9 +75,9 @@ def _not_programmed(status: AgentStatus) -> Iterator[Metric]:
     ports = Counter(map(_service, status.not_programmed))
     text = "Services with a port that does not fit: its last good state stays"
     yield GaugeMetricFamily("ebpflb_services_not_programmed", text, len(ports))
-    text = f"How many ports of a Service do not fit; of {NAMED} Services at most"
+    text = f"How many ports of a Service do not fit; of {MAX_NAMED} Services at most"
     each = GaugeMetricFamily("ebpflb_service_not_programmed", text, labels=["namespace", "name"])
-    for service, count in islice(sorted(ports.items()), NAMED):
+    for service, count in islice(sorted(ports.items()), MAX_NAMED):
         each.add_metric(service, count)
     yield each
 

@@ -17,7 +17,7 @@ from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.layout import MAPS, VERDICTS
 from ebpflb.datapath.maps.occupancy import COUNTED_MAPS, Counts, Occupancy
 from ebpflb.datapath.maps.state_dir import StateDir
-from ebpflb.datapath.maps.sweep import PROTOCOLS, FlowTable
+from ebpflb.datapath.maps.sweep import FLOW_MAPS, FlowTable
 from ebpflb.datapath.programs.loader import Program
 from ebpflb.plan.planner import Planner
 
@@ -39,7 +39,7 @@ class MapsCollector:
         self, maps: Mapping[str, Map], planner: Callable[[], Planner], occupancy: Occupancy
     ) -> None:
         self._maps, self._planner, self._occupancy = maps, planner, occupancy
-        self._tables = [FlowTable(maps, name) for name in PROTOCOLS]
+        self._tables = [FlowTable(maps, name) for name in FLOW_MAPS]
 
     def collect(self) -> Iterable[Metric]:
         counts = self._occupancy.latest()

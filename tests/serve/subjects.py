@@ -55,7 +55,7 @@ class FakeMap:
 def fake_maps() -> dict[str, Any]:
     """Empty."""
     made = {name: FakeMap(spec) for name, spec in MAPS.items()}
-    real = {name: open_map(MAPS[name], -1) for name in occupancy.PROTOCOLS}
+    real = {name: open_map(MAPS[name], -1) for name in occupancy.FLOW_MAPS}
     for name, opened in real.items():  # whose codecs a FlowTable wants
         made[name].key, made[name].value = opened.key, opened.value  # type: ignore[attr-defined]
     made["sweeps"].element = Sweep(0, 0, 0)

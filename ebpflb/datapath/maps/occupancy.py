@@ -15,16 +15,16 @@ from dataclasses import dataclass
 
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.layout import MAPS, ffi, names
-from ebpflb.datapath.maps.sweep import PAUSE_FACTOR, PROTOCOLS, SLICE
+from ebpflb.datapath.maps.sweep import FLOW_MAPS, PAUSE_FACTOR, SLICE
 from ebpflb.model.services import Protocol
 from ebpflb.plan.flow_entries import Hook
 
 log = logging.getLogger(__name__)
 
-INTERVAL = 60.0  # seconds from one count to the next, if someone asks for it
+COUNT_INTERVAL = 60.0  # seconds from one count to the next, if someone asks for it
 
 # All LRU maps but those of flows, whose entries the sweeper counts (sweep.py).
-COUNTED_MAPS = tuple(n for n, s in MAPS.items() if s.kind == "LRU_HASH" and n not in PROTOCOLS)
+COUNTED_MAPS = tuple(n for n, s in MAPS.items() if s.kind == "LRU_HASH" and n not in FLOW_MAPS)
 
 _REQUEST = {word: bit for bit, word in names("flow_flag", "FLOW_").items()}["request"]
 _AT = {name: ffi.offsetof("struct tuple", name) for name in ("protocol", "hook")}
@@ -51,17 +51,21 @@ class Occupancy:
     def __init__(self, maps: Mapping[str, Map]) -> None:
         self._maps = maps
         self._counts = NO_COUNTS
-        self._began = -INTERVAL  # seconds of the monotonic clock
+        self._began = -COUNT_INTERVAL  # seconds of the monotonic clock
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
     def latest(self) -> Counts:
         """The last count's result, at once; NO_COUNTS before the first one has ended.
 
-        Starts another count where the last one is older than INTERVAL.
+        Starts another count where the last one is older than COUNT_INTERVAL.
         """
         counts, now = self._counts, time.monotonic()
-        if now - self._began >= INTERVAL and not self._counting and not self._stopped.is_set():
+        if (
+            now - self._began >= COUNT_INTERVAL
+            and not self._counting
+            and not self._stopped.is_set()
+        ):
             self._began = now
             self._thread = threading.Thread(target=self._run, name="occupancy", daemon=True)
             self._thread.start()
@@ -86,7 +90,7 @@ class Occupancy:
             entries = {name: self._entries(name) for name in COUNTED_MAPS}
             flows = self._flows()
         except Exception:
-            log.exception("counting the maps failed; trying again in %g s", INTERVAL)
+            log.exception("counting the maps failed; trying again in %g s", COUNT_INTERVAL)
         else:
             if not self._stopped.is_set():
                 self._counts = Counts(time.time(), entries, flows)
@@ -98,7 +102,7 @@ class Occupancy:
     def _flows(self) -> dict[Protocol, int]:
         """Each flow is counted by one of its entries: the client's request at ingress."""
         found: Counter[int] = Counter()
-        for name in PROTOCOLS:
+        for name in FLOW_MAPS:
             for keys, values in self._slices(name):
                 pairs = zip(_KEY.iter_unpack(keys), _VALUE.iter_unpack(values), strict=True)
                 found.update(

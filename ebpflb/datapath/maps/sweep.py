@@ -23,12 +23,12 @@ from ebpflb.plan.flow_entries import Entries, Flow, Tuple
 
 log = logging.getLogger(__name__)
 
-INTERVAL = 10.0  # seconds from one sweep to the next: a flow is removed so much late at most
+SWEEP_INTERVAL = 10.0  # seconds from one sweep to the next: a flow is removed so much late at most
 SLICE = 512  # entries: 0.2 ms, or some 30 ms where all of them are removed
 PAUSE_FACTOR = 3.0  # a pause is so many times as long as its slice took: a quarter of a CPU
 
 # Map -> the protocols of its flows, in the order of the maps flow_stats and sweeps.
-PROTOCOLS = {"tcp_flows": (Protocol.TCP,), "other_flows": (Protocol.UDP, Protocol.SCTP)}
+FLOW_MAPS = {"tcp_flows": (Protocol.TCP,), "other_flows": (Protocol.UDP, Protocol.SCTP)}
 
 _FLAGS = names("flow_flag", "FLOW_")
 _KEY_SIZE, _VALUE_SIZE = MAPS["tcp_flows"].key_size, MAPS["tcp_flows"].value_size
@@ -45,7 +45,7 @@ class FlowTable:
         self.name = name
         self._timeouts = timeouts or Timeouts()
         self.flows = maps[name]
-        self.number = list(PROTOCOLS).index(name)
+        self.number = list(FLOW_MAPS).index(name)
         self._sweeps, self._stats = maps["sweeps"], maps["flow_stats"]
         self._by_flags = [self._timeout(bits) for bits in range(2 * max(_FLAGS))]
 
@@ -111,7 +111,7 @@ class FlowTable:
     def _timeout(self, bits: int) -> int:
         """In nanoseconds: how long an entry with these flags is idle before its flow may expire."""
         flags = frozenset(word for bit, word in _FLAGS.items() if bit & bits)
-        return min(self._timeouts.idle_limit(each, flags) for each in PROTOCOLS[self.name])
+        return min(self._timeouts.idle_limit(each, flags) for each in FLOW_MAPS[self.name])
 
     def _update(self, made: int, left: int) -> None:
         """Entries that were made and neither ended, nor swept, nor left, have been evicted.
@@ -128,11 +128,13 @@ class FlowTable:
 
 
 class Sweeper:
-    """Sweeps both maps every INTERVAL from ``start`` to ``stop``."""
+    """Sweeps both maps every SWEEP_INTERVAL from ``start`` to ``stop``."""
 
     def __init__(self, maps: Mapping[str, Map], timeouts: Timeouts | None = None) -> None:
-        self.tables = [FlowTable(maps, name, timeouts) for name in PROTOCOLS]
-        self._pause = INTERVAL * SLICE / sum(table.flows.spec.entries for table in self.tables)
+        self.tables = [FlowTable(maps, name, timeouts) for name in FLOW_MAPS]
+        self._pause = (
+            SWEEP_INTERVAL * SLICE / sum(table.flows.spec.entries for table in self.tables)
+        )
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sweep", daemon=True)
 
@@ -151,8 +153,8 @@ class Sweeper:
             try:
                 self._sweep_all()
             except Exception:
-                log.exception("sweeping flows failed; trying again in %g s", INTERVAL)
-            self._stopped.wait(begun + INTERVAL - time.monotonic())
+                log.exception("sweeping flows failed; trying again in %g s", SWEEP_INTERVAL)
+            self._stopped.wait(begun + SWEEP_INTERVAL - time.monotonic())
 
     def _sweep_all(self) -> None:
         """Sweeps both maps with a pause after each slice; ends early when it is stopped."""

@@ -11,7 +11,7 @@ from ebpflb.datapath.maps import layout, occupancy
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.occupancy import COUNTED_MAPS, Occupancy
 from ebpflb.datapath.maps.records import Affinity, AffinityKey
-from ebpflb.datapath.maps.sweep import PROTOCOLS
+from ebpflb.datapath.maps.sweep import FLOW_MAPS
 from ebpflb.errors import KernelError
 from ebpflb.model.services import Protocol
 from tests.datapath.maps.small import small_maps
@@ -24,7 +24,7 @@ pytestmark = needs_root
 @pytest.fixture
 def world() -> Iterator[dict[str, Map]]:
     """Small maps."""
-    with small_maps((*COUNTED_MAPS, *PROTOCOLS)) as made:
+    with small_maps((*COUNTED_MAPS, *FLOW_MAPS)) as made:
         yield made
 
 
@@ -45,7 +45,7 @@ def counted(counter: Occupancy) -> occupancy.Counts:
 def test_every_lru_map_is_counted() -> None:
     """Every LRU map is counted, here or by the sweeper."""
     every = {name for name, spec in layout.MAPS.items() if spec.kind == "LRU_HASH"}
-    assert {*COUNTED_MAPS, *PROTOCOLS} == every
+    assert {*COUNTED_MAPS, *FLOW_MAPS} == every
     assert {"affinity", "sockets", "assignments", "fragments"} <= set(COUNTED_MAPS)
 
 
@@ -63,7 +63,7 @@ def test_flows(world: dict[str, Map], clock: Any) -> None:
         Protocol.UDP: [Made(n, Protocol.UDP, masqueraded=True) for n in range(3)],
         Protocol.SCTP: [Made(9, Protocol.SCTP)],
     }
-    for table, protocols in PROTOCOLS.items():
+    for table, protocols in FLOW_MAPS.items():
         for flow in (flow for protocol in protocols for flow in made[protocol]):
             world[table].write(list(flow.plain().items()))
     assert counted(Occupancy(world)).flows == {p: len(flows) for p, flows in made.items()}
@@ -77,9 +77,9 @@ def test_once_a_minute_and_only_if_asked(world: dict[str, Map], clock: Any) -> N
     first = counter.latest()
     assert first.entries
     world["affinity"].write([(AffinityKey(0, ip_address("10.0.0.1"), 1), Affinity(1, 1))])
-    clock(occupancy.INTERVAL - 1)
+    clock(occupancy.COUNT_INTERVAL - 1)
     assert counted(counter) == first
-    clock(occupancy.INTERVAL)
+    clock(occupancy.COUNT_INTERVAL)
     assert counted(counter).entries["affinity"] == 1
 
 
@@ -101,6 +101,6 @@ def test_what_cannot_be_read_is_logged(
         raise KernelError("map batch look-up", 1, "not permitted")
 
     monkeypatch.setattr(Map, "slices", refuse)
-    clock(occupancy.INTERVAL)
+    clock(occupancy.COUNT_INTERVAL)
     assert counted(counter) == before
     assert "counting the maps failed" in caplog.text
