@@ -55,12 +55,14 @@ KINDS = {
     "tests/serve/": "kernel",
     "tests/stale_udp/": "kernel",
 }
-# Files that take more than ten seconds on their own.
+# Files that take more than ten seconds on their own, or five of them without root.
 SLOW = {
     "tests/agent/test_restart.py",
     "tests/cli/test_config_process.py",
     "tests/cli/test_demo.py",
     "tests/cli/test_flows.py",
+    "tests/deploy/test_chart.py",
+    "tests/deploy/test_manifests.py",
     "tests/deploy/test_rights.py",
     "tests/kernels/inside/test_attach.py",
     "tests/network/test_e2e_nodes.py",
@@ -74,16 +76,27 @@ SLOW = {
     "tests/network/test_packets_setups.py",
     "tests/network/test_survival.py",
     "tests/network/test_takeover.py",
-    "tests/plan/test_properties.py",
 }
+
+
+def kind(path: Path) -> str:
+    """The marker of the tests in this file."""
+    file = str(path.relative_to(ROOT))
+    return KINDS[max(filter(file.startswith, KINDS), key=len)]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """What only root can import is not read where only pure tests are asked for."""
+    only_pure = config.option.markexpr.startswith("pure")
+    is_test = collection_path.name.startswith("test_")
+    return True if only_pure and is_test and kind(collection_path) != "pure" else None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        file = str(item.path.relative_to(ROOT))
-        item.add_marker(KINDS[max(filter(file.startswith, KINDS), key=len)])
-        if file in SLOW:
+        item.add_marker(kind(item.path))
+        if str(item.path.relative_to(ROOT)) in SLOW:
             item.add_marker("slow")
         if item.get_closest_marker("cluster") and isinstance(item, pytest.Function):
             item.fixturenames.insert(0, agents_bytecode.__name__)

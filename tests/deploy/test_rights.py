@@ -177,7 +177,7 @@ def test_each_right_is_needed(lost: str, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=240,
     )
     assert done.returncode == 1
     assert done.stderr == f"ebpflb: missing capabilities: {lost}: run as root, or grant them\n"
@@ -192,7 +192,7 @@ def test_kernel_needs_each_right(tmp_path: Path) -> None:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=240,
         )
         assert done.returncode == 1, lost
         assert "KernelError" in done.stderr or "VerifierError" in done.stderr, done.stderr
@@ -215,7 +215,7 @@ finally:
 def test_loading_works_with_all_three(tmp_path: Path) -> None:
     """The test above can fail: with all of them the same program is loaded."""
     command = [*confined(process.NEEDED_CAPABILITIES, tmp_path), sys.executable, "-c", LOADING]
-    subprocess.run([*command, str(tmp_path / "cache")], check=True, timeout=60)
+    subprocess.run([*command, str(tmp_path / "cache")], check=True, timeout=240)
 
 
 def test_compiler_keeps_no_right(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_compiler_keeps_no_right(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=240,
     )
     held = tmp_path / "held"
     held.write_text(done.stdout)

@@ -7,12 +7,13 @@ tables says that they share nothing.
 
 from xdist.scheduler import LoadScopeScheduling
 
-# Files whose tests build a cluster each. (Those of tests/deploy/test_rights.py do too, but every
+# Files whose tests share nothing. (Those of tests/deploy/test_rights.py do too, but every
 # agent compiles there: several at once would time out on a machine that is busy.)
 SEPARATE_TESTS = {
     "tests/cli/test_demo.py",
     "tests/cli/test_run_process.py",
     "tests/network/test_takeover.py",
+    "tests/plan/test_properties.py",
 }
 # Files that build a cluster for each value of their first parameter.
 SEPARATE_PARAMETERS = {

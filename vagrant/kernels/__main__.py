@@ -73,8 +73,8 @@ def _run(words: list[str]) -> int:
     """One command; its own status."""
     if len(words) != 2:
         raise LabError("run wants a kernel and a command")
-    machine.is_root()
     kernel = listing.named(words[0])
+    machine.is_root()
     made = lane.bootable(kernel)
     with machine.output_folder(lane.CACHE / "runs", kernel.name) as out:
         result = machine.run(made, out, words[1], limit=lane.LIMIT, say=print)
@@ -86,8 +86,8 @@ def _run(words: list[str]) -> int:
 def _shell(words: list[str]) -> int:
     if len(words) != 1:
         raise LabError(f"shell wants one kernel of {', '.join(listing.kernels())}")
-    machine.is_root()
     kernel = listing.named(words[0])
+    machine.is_root()
     made = lane.bootable(kernel)
     with machine.output_folder(lane.CACHE / "runs", kernel.name) as out:
         print(f"{kernel.name}: the host's files, copy-on-write; `exit` or Ctrl-A X ends it")
