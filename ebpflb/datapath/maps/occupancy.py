@@ -30,7 +30,7 @@ _REQUEST = {word: bit for bit, word in names("flow_flag", "FLOW_").items()}["req
 _AT = {name: ffi.offsetof("struct tuple", name) for name in ("protocol", "hook")}
 _FLAGS_AT = ffi.offsetof("struct flow", "flags")
 _KEY = struct.Struct(f"={_AT['protocol']}xBB{MAPS['tcp_flows'].key_size - _AT['hook'] - 1}x")
-_VALUE = struct.Struct(f"={_FLAGS_AT}xI{MAPS['tcp_flows'].value_size - _FLAGS_AT - 4}x")
+_VALUE = struct.Struct(f"={_FLAGS_AT}xH{MAPS['tcp_flows'].value_size - _FLAGS_AT - 2}x")
 
 
 @dataclass(frozen=True)
