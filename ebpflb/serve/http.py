@@ -66,9 +66,13 @@ class HttpConnection:
             return _refusal(error.error_status_hint)
         if event.http_version not in (b"1.0", b"1.1"):
             return _refusal(505)
+        if event.method == b"CONNECT":  # h11 sends no body after a 2xx to it
+            return _refusal(405)
         if len(event.headers) > MAX_HEAD_FIELDS:
             return _refusal(431)
         path, _, _ = event.target.decode("latin-1").partition("?")
+        if path.startswith("//"):  # as joined to a base URL that ends in a slash
+            path = "/" + path.lstrip("/")
         accept = next((value for name, value in event.headers if name == b"accept"), b"")
         return Request(path, accept.decode("latin-1"))
 

@@ -137,6 +137,9 @@ class Listener:
                 try:
                     client, _ = await loop.sock_accept(self._socket)
                     tasks.create_task(self._serve(client))
+                    await asyncio.sleep(0)  # sock_accept does not wait while clients do
+                except ConnectionAbortedError:  # the client has gone again
+                    continue
                 except OSError as error:  # too many open files
                     log.warning("port %d: %s", self.address[1], error)
                     await asyncio.sleep(ACCEPT_RETRY_SECONDS)
@@ -144,7 +147,7 @@ class Listener:
     async def _serve(self, client: socket) -> None:
         """Raises nothing: that would end all tasks of the group."""
         try:
-            reader, writer = await asyncio.open_connection(sock=client)
+            reader, writer = await asyncio.open_connection(sock=client, limit=READ_BYTES)
             writer.transport.set_write_buffer_limits(0)  # drain() waits until the kernel has it all
             with self._connections.including(writer):
                 connection = HttpConnection()

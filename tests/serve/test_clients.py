@@ -19,7 +19,7 @@ from ebpflb.serve.listener import Connections, Listener, ServerThread
 from ebpflb.serve.ports import listen
 from tests.serve.answers import BIG, RELEASE, respond
 from tests.serve.clients import OpenListener, connect, is_closed, request_and_keep, serves
-from tests.serve.conftest import SECONDS, ask
+from tests.serve.conftest import SECONDS, ask, wait_until
 
 
 def test_half_a_request_holds_nobody_up(open_listener: OpenListener) -> None:
@@ -135,6 +135,29 @@ def test_listener_accepts_again_after_an_error(
     monkeypatch.setattr(loop, "sock_accept", accept_after_errors)
     assert serves(open_listener())
     assert not errors
+
+
+def test_clients_that_keep_coming_do_not_hold_the_thread(
+    server_thread: ServerThread, open_listener: OpenListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each client's task begins before the next client is accepted, also with a full backlog."""
+    begun: list[int] = []
+    accepted: list[int] = []
+
+    async def accept_at_once(listening: socket.socket) -> Any:
+        if len(accepted) == 5:
+            await asyncio.sleep(SECONDS)
+        accepted.append(len(begun))
+        return listening, None
+
+    async def begin(self: Listener, client: socket.socket) -> None:
+        begun.append(len(accepted))
+
+    monkeypatch.setattr(server_thread._loop, "sock_accept", accept_at_once)
+    monkeypatch.setattr(Listener, "_serve", begin)
+    open_listener()
+    wait_until(lambda: len(begun) == 5)
+    assert accepted == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("turns", range(6))

@@ -14,6 +14,7 @@ from tests.serve.clients import OpenListener, connect, response_to, serves
         (b"garbage\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\n\r\n", 400),
         (b"GET / HTTP/9.9\r\n\r\n", 505),
+        (b"CONNECT /healthz HTTP/1.1\r\nHost: x\r\n\r\n", 405),
         (b"GET / HTTP/x\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"a: b\r\n" * 101 + b"\r\n", 431),
         (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"a: b\r\n" * 10000 + b"\r\n", 431),
@@ -98,3 +99,9 @@ def test_answer_survives_a_body_that_nobody_reads(open_listener: OpenListener) -
         assert client.makefile("rb").read().endswith(b"\r\n\r\n/x")
         for _ in range(3):
             client.sendall(b"x" * 50000)
+
+
+def test_leading_slashes_are_one(open_listener: OpenListener) -> None:
+    """As in a path that was joined to a base URL with a slash at its end."""
+    request = b"GET //well HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    assert response_to(open_listener(), request).endswith(b"\r\n\r\n/well")
