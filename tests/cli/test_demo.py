@@ -17,9 +17,11 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import NETNS
 
 PREFIX = f"ebpflb-test-{os.getpid()}-demo"
+# SIGINT as in a terminal: whoever starts the tests in the background has it ignored.
 COMMAND = f"""
-import sys
+import signal, sys
 from ebpflb.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.modules["ebpflb.cli.demo"].PREFIX = {PREFIX!r}
 main()
 """
