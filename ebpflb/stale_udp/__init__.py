@@ -12,7 +12,7 @@ How that is done:
 
 1. After each sync the agent hands over which backends the plans removed from UDP service ports
    (plan.service_entries.BackendChange); a thread (worker.py) does the rest.
-2. The counters of those backends say whether any socket may still be connected to them. Only then
+2. The counters of those backends show whether any socket may still be connected to them. Only then
    the map of sockets is searched for entries whose backend no longer serves (find.py, by the
    datapath's own look-ups in lookups.py).
 3. Only if there are any, the connected UDP sockets of every network namespace are listed by

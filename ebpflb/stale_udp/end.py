@@ -33,7 +33,7 @@ _CONNTRACK_COUNT = Path("/proc/sys/net/netfilter/nf_conntrack_count")
 
 
 class SocketEnder:
-    """``each_namespace`` calls a function in every network namespace, and says which is our own.
+    """``each_namespace`` calls a function in every network namespace (node.namespaces).
 
     ``can_end``: whether this kernel ends sockets.
     """

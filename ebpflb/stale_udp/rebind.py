@@ -125,7 +125,7 @@ def replacements(
 
 
 def are_neighbours(one: Address, other: Address) -> bool:
-    """Whether this node reaches both by the same device: they may talk without its routing."""
+    """Whether this node reaches both by the same device: their packets may not pass it."""
     devices = {_device_to(one), _device_to(other)}
     return len(devices) == 1 and None not in devices
 

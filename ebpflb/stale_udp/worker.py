@@ -69,7 +69,7 @@ class Pass(Enum):
 
 
 class Search(NamedTuple):
-    """When to search, and for what; ``everything``: whatever the counters of backends say."""
+    """When to search, and for what; ``everything``: without a look at the counters of backends."""
 
     due: float
     kind: Pass
@@ -85,7 +85,7 @@ class Search(NamedTuple):
 class StaleUdpWorker:
     """Searches in a thread from ``start`` to ``stop``.
 
-    ``each_namespace`` calls a function in every network namespace, and says which is our own.
+    ``each_namespace`` calls a function in every network namespace (node.namespaces).
     The thread calls ``on_search`` after a search for each family: with the seconds that it took
     and how many sockets were ended, or flows rebound. ``can_end`` says, after ``start``, whether
     this kernel ends sockets.

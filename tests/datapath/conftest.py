@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Throw-away state directories, cgroups and maps; whatever a test makes goes away with it."""
+"""Temporary state directories, cgroups and maps, which are removed after the test."""
 
 import itertools
 import os
@@ -93,7 +93,7 @@ def compiled(request: pytest.FixtureRequest, shared: Path, cache: Path) -> Compi
 
 @pytest.fixture(scope="session")
 def one_variant(shared: Path, cache: Path) -> Compiled:
-    """The one that this kernel gets."""
+    """The variant for this kernel."""
     with once.alone(shared):
         return compiler.compile_source(SOURCE, datapath.socket_flags(), cache=cache)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node's maps and programs together: small maps that are held equal, and both variants."""
+"""A node's maps and programs together: small maps are written, both variants are loaded."""
 
 import os
 import struct
@@ -64,7 +64,7 @@ def held(datapath: Datapath, name: str) -> dict[Any, Any]:
     ],
 )
 def test_hold(datapath: Datapath, name: str, first: dict[Any, Any], second: dict[Any, Any]) -> None:
-    """A map becomes what is wanted, whatever it held; the same again writes nothing."""
+    """A map is made equal to the wanted one; the same again writes nothing."""
     for wanted in (first, first | second, second, {}, first):
         datapath.write_map(name, wanted)
         assert held(datapath, name) == wanted
@@ -74,7 +74,7 @@ def test_hold(datapath: Datapath, name: str, first: dict[Any, Any], second: dict
 
 
 def test_set(datapath: Datapath) -> None:
-    """Fields that are named change, the others stay, and the count of writes with them."""
+    """Named fields change; the other fields and the count of writes stay."""
     span = prefix_of(ip_network("10.96.0.0/16"))
     datapath.write_settings({"flags": frozenset({"masquerade_all"}), "first_port": 7})
     datapath.write_settings({"span_v4": span})
@@ -84,7 +84,7 @@ def test_set(datapath: Datapath) -> None:
 
 
 def test_counters_of_former_backends(datapath: Datapath) -> None:
-    """They tell who still holds a backend that has gone, until its id is given to another."""
+    """They show which sockets use a removed backend, until its id is given to another one."""
     stats = datapath.maps["backend_stats"]
     assert isinstance(stats, Counters)
     name = BackendName("node", "pod")
@@ -103,7 +103,7 @@ def test_counters_of_former_backends(datapath: Datapath) -> None:
 
 
 def tags(ns: Namespace, device: str) -> dict[str, bytes]:
-    """What the programs at a device do, in a few bytes."""
+    """The tags of the programs at a device, which are hashes of their code."""
     found = {}
     for end, (number,) in ns.filters(device).items():
         fd = kernel.prog_by_id(number)
@@ -124,7 +124,7 @@ def test_variants(datapath: Datapath, ns: Namespace, cache: Path) -> None:
 def test_no_compiler_at_work(
     datapath: Datapath, ns: Namespace, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever device comes, all that it may get has been compiled and loaded at the start."""
+    """The programs for any device that appears later are compiled and loaded at the start."""
     datapath.load(cache)
 
     def fail(*_: object, **__: object) -> None:
@@ -139,7 +139,7 @@ def test_no_compiler_at_work(
 def test_load_fails(
     datapath: Datapath, ns: Namespace, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the packet programs do not compile, no program is there to be attached."""
+    """If the packet programs do not compile, there are no programs to attach."""
     real = compiler.compile_source
 
     def fail(source: str, *flags: Any, **where: Any) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Probes: what they say of this kernel is what it does, and they leave nothing behind."""
+"""Probes: they find what this kernel can do, and leave nothing behind."""
 
 import errno
 import os
@@ -52,7 +52,7 @@ def helpers(code: bytes) -> set[int]:
 
 @pytest.mark.parametrize("flags", [(), ("-DNO_LINK_HEADER",)], ids=["plain", "no link header"])
 def test_packet_helpers_are_those_called(cache: Path, flags: tuple[str, ...]) -> None:
-    """The helpers that are probed are those that the packet programs call, one for one."""
+    """The helpers that are probed are exactly those that the packet programs call."""
     programs = compiler.compile_source(PACKETS, flags, cache=cache).programs
     called = set().union(*map(helpers, programs.values())) - OF_MAPS
     assert called == {call[0] for call in probe.PACKET_HELPERS.values()}
@@ -60,14 +60,14 @@ def test_packet_helpers_are_those_called(cache: Path, flags: tuple[str, ...]) ->
 
 @needs_root
 def test_every_packet_helper() -> None:
-    """No kernel that runs these tests lacks one: a probe that is refused asks wrongly."""
+    """Every kernel that runs these tests has all of them: a refusal is a mistake of the probe."""
     assert all(probe.packet_helpers().values())
 
 
 @needs_root
 @pytest.mark.parametrize("call", [(), (9,), (23, 1), (2**20,)], ids=str)
 def test_refused(call: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A helper that does not exist, or is not called as the kernel knows it, is said to be away."""
+    """A helper that does not exist, or is called with wrong arguments, is reported as missing."""
     monkeypatch.setattr(probe, "PACKET_HELPERS", {"it": call or (0,)})
     assert probe.packet_helpers() == {"it": False}
 
@@ -89,7 +89,7 @@ def test_no_such_hook(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_root
 @pytest.mark.parametrize("ask", PROBES, ids=lambda ask: ask.__name__)
 def test_leaves_nothing(ask: Callable[[], object]) -> None:
-    """No descriptor stays, no device has anything more, and we are still where we were."""
+    """No descriptor stays open, nothing stays at a device, and the namespace is the same."""
     ask()  # what is opened once stays open
     before = open_files(), os.readlink("/proc/thread-self/ns/net"), qdiscs()
     ask()
@@ -103,7 +103,7 @@ def qdiscs() -> list[tuple[int, str]]:
 
 @needs_root
 def test_no_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no namespace can be made, the probe says so; it does not try on our own devices."""
+    """If no namespace can be created the probe raises an error; it does not try our own devices."""
     monkeypatch.setattr(probe, "_NEW_NETWORK", 1)  # EINVAL
     with pytest.raises(OSError, match="no new namespace: Invalid argument"):
         probe.clsact_filters()
@@ -112,7 +112,7 @@ def test_no_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_root
 @pytest.mark.parametrize("kind", sorted({spec.kind for spec in layout.MAPS.values()}))
 def test_batches(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each kind of map has its answer, and a kernel's refusal is one."""
+    """Each kind of map has an answer; it is no where the kernel refuses."""
     assert kind in probe.batches()
 
     def refuse(*_arguments: object) -> None:
@@ -124,7 +124,7 @@ def test_batches(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_root
 def test_unmade_maps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kind of map that the kernel does not make is named with its flags."""
+    """A kind of map that the kernel cannot create is named with its flags."""
     assert probe.unmade_maps() == []
     flat = MapSpec("flat", "LPM_TRIE", "__u64", "__u32", 4, ("NONE",))  # must be NO_PREALLOC
     monkeypatch.setitem(layout.MAPS, "flat", flat)
@@ -133,7 +133,7 @@ def test_unmade_maps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_root
 def test_socket_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the kernel refuses, or says yes and does nothing, the answer is no."""
+    """If the kernel refuses, or succeeds without ending the socket, the answer is no."""
     monkeypatch.setattr(SockDiag, "destroy", refuse(errno.EOPNOTSUPP))
     assert not sock_diag.can_destroy()
     monkeypatch.setattr(SockDiag, "destroy", lambda *_: True)
@@ -142,7 +142,7 @@ def test_socket_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_root
 def test_sockets_are_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without udp_diag none are listed, and so none ends."""
+    """Without udp_diag sockets are not listed, and so none is ended."""
     assert sock_diag.can_list()
     monkeypatch.setattr(SockDiag, "connected", refuse(errno.ENOENT))
     assert not sock_diag.can_list()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of this room share: who may run them, and what is compiled."""
+"""What these tests share: whether they run as root, and what is compiled."""
 
 import os
 import time
@@ -14,12 +14,12 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="bpf(2) is root's")
 
 
 def open_files() -> int:
-    """How many descriptors this process holds."""
+    """How many descriptors this process has open."""
     return len(os.listdir("/proc/self/fd"))
 
 
 def eventually(holds: Callable[[], bool]) -> bool:
-    """Whether it comes true soon: the kernel lets go of cgroups and links in its own time."""
+    """Whether it becomes true soon: the kernel removes cgroups and links asynchronously."""
     until = time.monotonic() + 60
     while not holds() and time.monotonic() < until:
         time.sleep(0.01)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every network namespace is visited once, and nobody stays in one."""
+"""The function is called in every network namespace once, and no thread stays in one."""
 
 import errno
 import logging
@@ -33,7 +33,7 @@ def named() -> Iterator[list[str]]:
 
 @pytest.fixture
 def nameless() -> Iterator[str]:
-    """One that only a process is in."""
+    """A namespace without a name, with a process in it."""
     words = ["unshare", "--net", "sh", "-c", "readlink /proc/self/ns/net; read _"]
     pipe = subprocess.PIPE
     with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as process:
@@ -47,7 +47,7 @@ def here() -> str:
 
 
 def test_each(named: list[str], nameless: str) -> None:
-    """Those with names and those with processes, each once; our own is first and known as such."""
+    """Namespaces with names and with processes, each once; our own is first, and marked."""
     found = list(Namespaces().each(here))
     places = [place for _, place in found]
     assert found[0] == (True, here())
@@ -57,7 +57,7 @@ def test_each(named: list[str], nameless: str) -> None:
 
 
 def test_stays_here(named: list[str]) -> None:
-    """The caller's thread stays where it is, and visitors end, also when they fail."""
+    """The caller's thread stays in its namespace; the other threads end, also if they fail."""
     before, threads = here(), threading.active_count()
 
     def fail() -> None:
@@ -82,7 +82,7 @@ def test_vanished(named: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_confined(
     named: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without the right to enter others only our own is visited, which is said once."""
+    """Without the capability only our own namespace is entered, which is logged once."""
 
     def refuse(path: Path) -> None:
         raise OSError(errno.EPERM, "not permitted", str(path))
@@ -98,7 +98,7 @@ def test_confined(
 
 
 def test_without_the_capability(named: list[str]) -> None:
-    """A process that really lacks it goes on, in its own."""
+    """A process without the capability continues in its own namespace."""
     code = "from ebpflb.node.namespaces import Namespaces as N; print(len(list(N().each(int))))"
 
     words = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", sys.executable, "-c"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sockets are listed and ended one by one, by the kernel's own ids for them."""
+"""Sockets are listed, and ended one by one by their ids."""
 
 import errno
 import socket
@@ -78,7 +78,7 @@ def listed(diag: SockDiag, one: socket.socket, protocol: int = UDP) -> Connected
 
 
 def test_listed(opened: ExitStack, diag: SockDiag, place: tuple[int, str]) -> None:
-    """A connected socket is listed with its ends; one whose peer has another port, or none, not."""
+    """A connected socket is listed with both ends, if its peer has the port."""
     there = server(opened, place, socket.SOCK_DGRAM)
     here = client(opened, there)
     found = listed(diag, here)
@@ -95,7 +95,7 @@ def test_listed(opened: ExitStack, diag: SockDiag, place: tuple[int, str]) -> No
 
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM], ids=["tcp", "udp"])
 def test_ended(opened: ExitStack, diag: SockDiag, place: tuple[int, str], kind: int) -> None:
-    """Its owner hears ECONNABORTED; its neighbour, its peer, does not; it is ended once."""
+    """Its owner gets ECONNABORTED, other sockets do not; it is ended only once."""
     protocol = TCP if kind == socket.SOCK_STREAM else UDP
     there = server(opened, place, kind)
     if protocol == TCP:
@@ -109,7 +109,7 @@ def test_ended(opened: ExitStack, diag: SockDiag, place: tuple[int, str], kind: 
 
 
 def test_only_by_its_cookie(opened: ExitStack, diag: SockDiag, place: tuple[int, str]) -> None:
-    """A socket that has come in the place of the listed one, with the same ends, lives."""
+    """A later socket with the same ends as the listed one is not ended."""
     there = server(opened, place, socket.SOCK_DGRAM)
     former = client(opened, there)
     one, port = listed(diag, former), former.getsockname()[1]
@@ -173,7 +173,7 @@ def test_connects_anew(opened: ExitStack, diag: SockDiag, fixed: bool) -> None:
 
 
 def test_many(opened: ExitStack, diag: SockDiag) -> None:
-    """A list that takes several messages is read to its end."""
+    """A list of several messages is read completely."""
     there = server(opened, PLACES["v4"], socket.SOCK_DGRAM)
     every = {cookie(client(opened, there)) for _ in range(700)}
     assert {one.cookie for one in diag.connected(UDP, there.getsockname()[1])} == every
@@ -186,7 +186,7 @@ def test_unknown_protocol(diag: SockDiag) -> None:
 
 
 def test_address() -> None:
-    """Ends are decoded whatever the family says of their form."""
+    """A v4-mapped end of an IPv6 socket is decoded as an IPv4 address."""
     mapped = bytes(10) + b"\xff\xff" + bytes((10, 0, 0, 1))
     raw = (1).to_bytes(2, "big") + (2).to_bytes(2, "big") + mapped + mapped + bytes(12)
     one = Connected(UDP, socket.AF_INET6, raw)

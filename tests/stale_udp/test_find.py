@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the maps say of sockets: who serves what they asked for, and which are stale."""
+"""Which entries of the map of sockets are stale, and which backends serve a frontend."""
 
 from ipaddress import ip_address
 
@@ -28,7 +28,7 @@ FRONTENDS = [
 
 @pytest.mark.parametrize(("served", "asked", "stale"), FRONTENDS, ids=str)
 def test_frontends(world: World, served: Frontend, asked: Frontend | str, stale: bool) -> None:
-    """Who serves what a socket asked for is found as the datapath finds it, NodePorts too."""
+    """The service of a socket's frontend is found as the datapath does, NodePorts included."""
     world.maps["services"].delete([VIP])
     world.maps["node_addresses"].write([(ip_address(a), 1) for a in ("192.0.2.1", "fd00::1")])
     world.serve(ELSEWHERE, frontend=served)
@@ -39,7 +39,7 @@ def test_frontends(world: World, served: Frontend, asked: Frontend | str, stale:
 
 
 def test_torn(world: World) -> None:
-    """A block that is another service's by now says nothing."""
+    """If a slot belongs to another service by now, the socket counts as served."""
     world.maps["slots"].write([(0, ELSEWHERE._replace(service=SERVICE + 1))])
     assert ServedFrontends(world.maps).state_of(world.given) is SocketState.SERVED
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the kernel ends no sockets: pods' flows are taken to another backend, and kept there."""
+"""Where the kernel cannot end sockets: pods' flows are rebound to another backend."""
 
 import logging
 import socket
@@ -23,7 +23,7 @@ pytestmark = needs_root
 def unable(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> World:
-    """As on a kernel that ends no sockets; the client is a pod's that this node routes."""
+    """As on a kernel that cannot end sockets; the client is in a pod that this node routes."""
     monkeypatch.setattr(rebind, "are_neighbours", lambda *_: False)
     caplog.set_level(logging.INFO)
     world.worker.ender.can_end, world.away = False, True
@@ -40,7 +40,7 @@ def stale_flow(world: World, client: socket.socket) -> StaleFlow:
 
 
 def test_rebound(unable: World) -> None:
-    """A pod's flow is taken to who serves, unmasqueraded, and stays its socket's."""
+    """A pod's flow is rebound to a backend that serves, not masqueraded; its socket stays."""
     client, direct = unable.remember(unable.direct()), unable.direct()
     (way_back, former), _ = stale_flow(unable, client).entries(ELSEWHERE, 5).items()
     unable.maps["other_flows"].write([(reverse(way_back), former)])
@@ -60,7 +60,7 @@ def test_rebound(unable: World) -> None:
 
 
 def test_rebound_again(unable: World) -> None:
-    """When the next backend goes too, the flow is taken on, though no socket counts for it."""
+    """When that backend is removed too, the flow is rebound again, though no counter shows it."""
     client = unable.remember(unable.direct())
     unable.worker.check(REPLACED)
     assert eventually(lambda: flow_of(unable, client) is not None)
@@ -75,7 +75,7 @@ def test_rebound_again(unable: World) -> None:
 
 
 def test_rebound_to_the_next(unable: World) -> None:
-    """Where another flow of the client's port has the way back, the next backend is taken."""
+    """If another flow of the client's port has the same reply tuple, the next backend is taken."""
     client = unable.remember(unable.direct())
     second = ELSEWHERE._replace(address=ip_address("10.244.9.10"), id=30)
     unable.serve(ELSEWHERE, second)
@@ -91,7 +91,7 @@ def test_rebound_to_the_next(unable: World) -> None:
 
 @pytest.mark.parametrize("hairpin", [False, True], ids=["the node's own", "to itself"])
 def test_not_rebound(unable: World, hairpin: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """The node's own flows, and those that would end at their client, stay; it is said."""
+    """The node's own flows, and those that would go to their client, stay, which is logged."""
     unable.away = hairpin
     if hairpin:
         unable.serve(ELSEWHERE._replace(address=HERE))
@@ -103,7 +103,7 @@ def test_not_rebound(unable: World, hairpin: bool, caplog: pytest.LogCaptureFixt
 
 
 def test_renewed(unable: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A flow that is idle is kept while its socket is there, and left to the sweeper after."""
+    """An idle flow is renewed while its socket is open, and left to the sweeper after it."""
     monkeypatch.setattr(rebind, "RENEWAL", 0.0)
     monkeypatch.setattr(worker, "RENEWAL", 0.05)
     client = unable.remember(unable.direct())
@@ -120,7 +120,7 @@ def test_renewed(unable: World, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_not_among_neighbours(unable: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What goes from pod to pod on a bridge stays: it would be sent to the former's hardware."""
+    """A flow between pods on a bridge stays: it is sent to the removed backend's MAC address."""
     monkeypatch.undo()
     client = unable.remember(unable.direct())
     unable.worker.check(REPLACED)
@@ -129,7 +129,7 @@ def test_not_among_neighbours(unable: World, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_neighbours(ns: Namespace) -> None:
-    """Neighbours are who is reached by the same device; who is not reached at all is nobody's."""
+    """Neighbours are reached by the same device; an unreachable address has no neighbours."""
     for words in (
         "link set lo up",
         "link set br0 up",

@@ -90,7 +90,7 @@ def test_other_protocols(protocol: Protocol) -> None:
 
 
 def test_terminating_but_serving(planner: Planner) -> None:
-    """Flows to an endpoint that only serves what it has survive."""
+    """An endpoint that is terminating and still serves its flows is not removed."""
     leaving = (*udp(2).backends, backend(1, SERVING))
     assert not removed_by(planner, replace(udp(), backends=leaving))
 
@@ -102,7 +102,7 @@ def test_service_changes_alone(planner: Planner) -> None:
 
 
 def test_gathers(planner: Planner) -> None:
-    """Plans that follow each other before anyone asks are taken together."""
+    """The changes of several plans are taken together."""
     gone = ids(planner)
     planner.plan_changes({NAME: udp(2, 3)}, 0)
     planner.plan_changes({NAME: udp(3)}, 0)

@@ -34,7 +34,7 @@ def service(*flags: str, affinity: int = 0) -> tuple[ServiceEntry, list[Backend]
     ],
 )
 def test_allowed(flags: Flags, expected: set[int]) -> None:
-    """A flow goes where its socket would be sent, by the policy of what it asked for."""
+    """A flow may go to the backends that its socket could get by the frontend's policy."""
     assert {each.id for each in replacements(*service(*flags), CLIENT)} == expected
 
 

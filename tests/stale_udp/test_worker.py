@@ -37,7 +37,7 @@ pytestmark = [
 
 
 def test_ended(world: World) -> None:
-    """The socket that was translated is ended and forgotten; those that were not live."""
+    """The translated socket is ended and its entry deleted; sockets without entries stay."""
     client, direct, loose = world.remember(world.direct()), world.direct(), world.open()
     world.worker.check(REPLACED)
     assert is_ended(client)
@@ -59,7 +59,7 @@ def test_connected_elsewhere(world: World) -> None:
 
 @pytest.mark.parametrize("counters", [(0, 0), (5, 5)])
 def test_nobody_holds_it(world: World, counters: tuple[int, int]) -> None:
-    """Where the counters say that no socket is left, nothing is searched."""
+    """If the counters show that no socket is open, nothing is searched."""
     client = world.remember(world.direct())
     world.count(OLD, *counters)
     world.worker.check(REPLACED)
@@ -71,7 +71,7 @@ def test_nobody_holds_it(world: World, counters: tuple[int, int]) -> None:
 
 
 def test_no_stale_socket(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the map names no stale socket, no namespace is entered."""
+    """If no entry is stale, no namespace is entered."""
     world.serve(ELSEWHERE, Backend(HERE, world.port, frozenset({"cluster"}), OLD, SERVICE))
     client = world.remember(world.direct())
     world.worker.check_everything()
@@ -81,7 +81,7 @@ def test_no_stale_socket(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_another_id(world: World) -> None:
-    """A backend that serves again under another id is no former one."""
+    """A backend that serves again under another id is not stale."""
     world.serve(Backend(HERE, world.port, frozenset({"cluster"}), 11, SERVICE))
     client = world.remember(world.direct())
     world.worker.check_everything()
@@ -156,7 +156,7 @@ def test_sought_in_vain(world: World) -> None:
 
 
 def test_walk_ends(world: World) -> None:
-    """When the last socket is found no more namespaces are entered."""
+    """After the last socket is found no more namespaces are entered."""
     entered: list[int] = []
 
     def each(what: Callable[[], SockDiag]) -> Iterator[tuple[bool, SockDiag]]:
@@ -188,7 +188,7 @@ def test_failure(world: World, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_never_started(world: World) -> None:
-    """An agent that failed before may stop it all the same."""
+    """It can be stopped without having been started."""
     StaleUdpWorker(world.maps, world.each).stop()
 
 
@@ -196,7 +196,7 @@ def test_never_started(world: World) -> None:
 def test_said_at_start(
     world: World, lists: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What a kernel lacks is said once, with what is lost."""
+    """What the kernel lacks is logged once, with its effect."""
     monkeypatch.setattr(sock_diag, "can_destroy", lambda: False)
     monkeypatch.setattr(sock_diag, "can_list", lambda: lists)
     worker = StaleUdpWorker(world.maps, world.each)

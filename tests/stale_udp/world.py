@@ -142,7 +142,7 @@ def has_peer(one: socket.socket) -> bool:
 
 
 def is_ended(one: socket.socket) -> bool:
-    """Soon; what a socket's owner is to hear is told once."""
+    """Whether it is ended soon; the kernel reports the error only once."""
     return eventually(lambda: not has_peer(one)) and error_of(one) == errno.ECONNABORTED
 
 

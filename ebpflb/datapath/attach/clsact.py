@@ -46,7 +46,7 @@ class Clsact:
         self.folder = folder
 
     def attach(self, index: int, programs: list[Program]) -> None:
-        """Attaches the programs to a device. Raises KernelError, ENODEV if the device is gone."""
+        """Attaches programs to a device. Raises KernelError: ENODEV if there is no such device."""
         with _route() as route:
             self._prepare(route, index)
             for program in programs:
@@ -65,11 +65,11 @@ class Clsact:
 
     def detach_others(self, wanted: set[int]) -> None:
         """Removes our filters from all other devices."""
-        gone = self.recorded() - wanted
-        if not gone:
+        others = self.recorded() - wanted
+        if not others:
             return
         with _route() as route:
-            for index in gone:
+            for index in others:
                 self._detach(route, index)
                 for record in ("clsact", "qdisc"):
                     if self._record(index, record).exists():

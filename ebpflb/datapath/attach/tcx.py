@@ -46,7 +46,7 @@ class Tcx:
         self.folder = folder
 
     def attach(self, index: int, programs: list[Program]) -> None:
-        """Attaches the programs to a device. Raises KernelError, ENODEV if the device is gone."""
+        """Attaches programs to a device. Raises KernelError: ENODEV if there is no such device."""
         for program in programs:
             pin = self._pin(index, program.name)
             if self._update_link(pin, index, program):

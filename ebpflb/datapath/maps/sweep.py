@@ -3,7 +3,7 @@
 
 It runs in a thread of its own and reads a map a slice at a time with pauses between, so that it
 never keeps the agent waiting. Of each entry it first reads only the time of its last use and its
-flags; where these say that the flow may have expired, it reads the flow's other entries and
+flags; if by these the flow may have expired, it reads the flow's other entries and
 decides (plan.expiry).
 """
 

@@ -127,9 +127,9 @@ def _run_child(
             check=False,
             timeout=TIMEOUT,
         )
-        words = done.stderr.decode(errors="replace").replace(str(folder), str(sources))
+        output = done.stderr.decode(errors="replace").replace(str(folder), str(sources))
     if done.returncode:
-        raise CompileError(f"{source} does not compile:\n{words.strip()}")
+        raise CompileError(f"{source} does not compile:\n{output.strip()}")
     return msgspec.msgpack.decode(done.stdout, type=dict[str, bytes])
 
 

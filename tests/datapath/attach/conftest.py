@@ -34,7 +34,7 @@ def ns() -> Iterator[Namespace]:
 
 @pytest.fixture(params=["tcx", "clsact"])
 def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How this test attaches."""
+    """By which kind of attachment the test runs."""
     if request.param == "tcx" and not has_tcx():
         pytest.skip("this kernel has no tcx")
     monkeypatch.setattr(tcx, "works", lambda: request.param == "tcx")
@@ -43,7 +43,7 @@ def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def at(ns: Namespace, by: str) -> At:
-    """What the kernel says is at a device."""
+    """The programs at a device, as the kernel reports them."""
     return ns.tcx if by == "tcx" else ns.filters
 
 
@@ -55,14 +55,14 @@ def packets() -> Iterator[list[Program]]:
 
 @pytest.fixture
 def newer() -> Iterator[list[Program]]:
-    """What a new agent brings."""
+    """The programs of a new agent."""
     yield (found := pair())
     close(found)
 
 
 @pytest.fixture
 def agent(home: StateDir, packets: list[Program], ns: Namespace, by: str) -> Iterator[Agent]:
-    """A new agent at work; its programs go with the test."""
+    """Starts new agents; their programs are removed after the test."""
 
     def start(programs: list[Program] = packets) -> DevicePrograms:
         return DevicePrograms(home, lambda link_header: programs)

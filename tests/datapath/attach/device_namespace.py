@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices in a network namespace of the test's own, and what the kernel says is attached there."""
+"""Devices in a network namespace of the test's own, and the programs that are attached there."""
 
 import errno
 import os

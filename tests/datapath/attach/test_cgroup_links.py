@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs at a cgroup: attached once, replaced in place, made anew where they must be."""
+"""Programs at a cgroup: attached once, replaced in place, attached again if needed."""
 
 import os
 import socket
@@ -32,7 +32,7 @@ ALLOW = struct.pack("<BBhi", 0xB7, 0, 0, 1) + struct.pack("<BBhi", 0x95, 0, 0, 0
 
 @pytest.fixture
 def others(one_variant: Compiled, all_maps: dict[str, Map]) -> Iterator[list[Program]]:
-    """The same programs, loaded once more: what a new agent brings."""
+    """The same programs, loaded once more, as by a new agent."""
     found = loader.load(one_variant, all_maps)
     yield found
     loader.close(found)
@@ -53,7 +53,7 @@ def link_ids(home: StateDir) -> dict[str, int]:
 
 
 def at(cgroup: Path) -> dict[str, list[int]]:
-    """Section -> programs attached right here, as the kernel has it."""
+    """Section -> programs attached to this cgroup, as the kernel reports them."""
     target = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY)
     try:
         return {name: kernel.query(target, attach.attach_type) for name, attach in SECTIONS.items()}
@@ -62,12 +62,12 @@ def at(cgroup: Path) -> dict[str, list[int]]:
 
 
 def test_root() -> None:
-    """The root of cgroup v2 is found, also beside cgroup v1."""
+    """The root of cgroup v2 is found, also if cgroup v1 is mounted too."""
     assert (cgroup_links.cgroup_root() / "cgroup.controllers").exists()
 
 
 def test_attach(home: StateDir, cgroup: Path, loaded: list[Program]) -> None:
-    """Each program is in force at its hook, and stays so without a descriptor of ours."""
+    """Each program is attached to its hook, and stays so without an open descriptor."""
     cgroup_links.attach(home, cgroup, loaded)
     ids = program_ids(loaded)
     assert cgroup_links.attached(home) == ids
@@ -77,7 +77,7 @@ def test_attach(home: StateDir, cgroup: Path, loaded: list[Program]) -> None:
 def test_replace(
     home: StateDir, cgroup: Path, loaded: list[Program], others: list[Program]
 ) -> None:
-    """New programs take the old one's place in the same links."""
+    """New programs replace the old ones in the same links."""
     cgroup_links.attach(home, cgroup, loaded)
     before = link_ids(home)
     cgroup_links.attach(home, cgroup, others)
@@ -87,7 +87,7 @@ def test_replace(
 
 
 def test_cgroup_is_gone(home: StateDir, cgroups: Iterator[Path], loaded: list[Program]) -> None:
-    """Links that outlived their cgroup are made anew on the one that is there."""
+    """Links that outlived their cgroup are replaced by new ones at the new cgroup."""
     first, second = next(cgroups), next(cgroups)
     cgroup_links.attach(home, first, loaded)
     before = link_ids(home)
@@ -98,7 +98,7 @@ def test_cgroup_is_gone(home: StateDir, cgroups: Iterator[Path], loaded: list[Pr
 
 
 def test_link_without_cgroup(home: StateDir, cgroup: Path, loaded: list[Program]) -> None:
-    """The kernel refuses to update a link whose cgroup is gone: ENOLINK, which means anew."""
+    """The kernel refuses to update a link whose cgroup was removed (ENOLINK): it is replaced."""
     cgroup_links.attach(home, cgroup, loaded[:1])
     cgroup.rmdir()
     fd = kernel.get(str(home.links_directory / loaded[0].name))
@@ -110,7 +110,7 @@ def test_link_without_cgroup(home: StateDir, cgroup: Path, loaded: list[Program]
 
 
 def test_other_cgroup(home: StateDir, cgroups: Iterator[Path], loaded: list[Program]) -> None:
-    """Where another cgroup is asked for, nothing of ours stays at the former one."""
+    """If another cgroup is given, no program stays at the former one."""
     first, second = next(cgroups), next(cgroups)
     cgroup_links.attach(home, first, loaded)
     cgroup_links.attach(home, second, loaded)
@@ -119,7 +119,7 @@ def test_other_cgroup(home: StateDir, cgroups: Iterator[Path], loaded: list[Prog
 
 
 def test_remove(home: StateDir, cgroup: Path, loaded: list[Program]) -> None:
-    """With the state directory the programs go out of force."""
+    """Removing the state directory detaches the programs."""
     cgroup_links.attach(home, cgroup, loaded)
     unpin_all(home)
     assert eventually(lambda: not any(at(cgroup).values()))
@@ -127,7 +127,7 @@ def test_remove(home: StateDir, cgroup: Path, loaded: list[Program]) -> None:
 
 
 def test_first_attach_fails(home: StateDir, cgroup: Path, loaded: list[Program]) -> None:
-    """If a hook refuses its program, no hook is left with one."""
+    """If a hook refuses its program, no program is attached."""
     wrong = loaded[-1]._replace(attach_type=SECTIONS["cgroup/connect4"].attach_type)
     with pytest.raises(KernelError):
         cgroup_links.attach(home, cgroup, [*loaded[:-1], wrong])
@@ -147,7 +147,7 @@ def test_no_leak(home: StateDir, cgroups: Iterator[Path], loaded: list[Program])
 
 
 def test_foreign(home: StateDir, cgroups: Iterator[Path], loaded: list[Program]) -> None:
-    """Another agent's program is seen, here and above, and ours are not taken for it."""
+    """Another agent's program is found, here and at parents, and told from ours."""
     parent = next(cgroups)
     child = parent / "child"
     child.mkdir()
@@ -173,7 +173,7 @@ def test_foreign(home: StateDir, cgroups: Iterator[Path], loaded: list[Program])
 
 
 def test_pin_is_no_link(home: StateDir, cgroup: Path, loaded: list[Program]) -> None:
-    """A pin that another kind of object took is replaced by a link."""
+    """A pin of another kind of object is replaced by a link."""
     kernel.pin(loaded[0].fd, str(home.links_directory / loaded[0].name))
     cgroup_links.attach(home, cgroup, loaded[:1])
     assert cgroup_links.attached(home) == program_ids(loaded[:1])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices that come, go, move away and take each other's place."""
+"""Devices that are added, removed, moved away, or get another one's index."""
 
 import errno
 
@@ -34,7 +34,7 @@ def said(caplog: Said) -> Said:
 
 
 def test_late_device(agent: Agent, ns: Namespace, at: At, packets: list[Program]) -> None:
-    """A device that comes later is served like the others."""
+    """A device that is added later is served like the others."""
     made = agent()
     made.update(ns.served())
     ns.run("ip link add late type bridge")
@@ -46,7 +46,7 @@ def test_late_device(agent: Agent, ns: Namespace, at: At, packets: list[Program]
 def test_same_index(
     agent: Agent, ns: Namespace, at: At, packets: list[Program], watched: bool
 ) -> None:
-    """A device that got the index of one that went is served, whatever was remembered of that."""
+    """A device that got the index of a removed one is served."""
     made = agent()
     ns.run("ip link add late index 77 type bridge")
     made.update(ns.served())
@@ -58,7 +58,7 @@ def test_same_index(
 
 
 def test_device_goes(agent: Agent, ns: Namespace) -> None:
-    """Nothing is kept of a device that went."""
+    """No record is kept of a removed device."""
     made = agent()
     ns.run("ip link add late index 77 type bridge")
     made.update(ns.served())
@@ -70,7 +70,7 @@ def test_device_goes(agent: Agent, ns: Namespace) -> None:
 def test_device_goes_meanwhile(
     home: StateDir, ns: Namespace, packets: list[Program], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A device that goes while our filters are looked for is no failure."""
+    """A device that is removed while our filters are searched is not an error."""
     made = Clsact(home.devices_directory)
     made.attach(ns.index("br0"), packets)
 
@@ -84,14 +84,14 @@ def test_device_goes_meanwhile(
 
 
 def test_device_goes_at_once(agent: Agent, ns: Namespace) -> None:
-    """A device that went before it could be served is no failure."""
+    """A device that is removed before programs are attached is not an error."""
     made, found = agent(), ns.served()
     ns.run("ip link del br0")
     assert made.update(found) == {}
 
 
 def take_off(ns: Namespace, made: DevicePrograms, by: str, whole: bool) -> None:
-    """As another agent may: with all that is at v0, or only what is ours at one of its ends."""
+    """As another agent may do it: all that is at v0, or only our program at one hook."""
     if by == "clsact":
         ns.run("tc qdisc del dev v0 clsact" if whole else "tc filter del dev v0 ingress pref 2")
         return
@@ -103,7 +103,7 @@ def take_off(ns: Namespace, made: DevicePrograms, by: str, whole: bool) -> None:
 def test_taken_off(
     agent: Agent, ns: Namespace, at: At, by: str, packets: list[Program], whole: bool, said: Said
 ) -> None:
-    """What others take off a device counts no more, and goes back when it is looked for."""
+    """Programs that others remove do not count, and ``restore`` attaches them again."""
     made = agent()
     made.update(ns.served())
     take_off(ns, made, by, whole)
@@ -118,7 +118,7 @@ def test_taken_off(
 def test_taken_off_before_news(
     agent: Agent, ns: Namespace, at: At, by: str, packets: list[Program], said: Said
 ) -> None:
-    """Where a device brings news first, it goes back then; it is told of, the new device is not."""
+    """An update of the devices attaches them again too, with a warning for no other device."""
     made = agent()
     made.update(ns.served())
     take_off(ns, made, by, whole=True)
@@ -130,7 +130,7 @@ def test_taken_off_before_news(
 
 
 def test_no_descriptors(agent: Agent, ns: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Devices that cannot be asked about, as without descriptors, are an error like any other."""
+    """Devices that cannot be listed, as without free descriptors, are a KernelError."""
     made = Clsact(home_of(agent()).devices_directory)
 
     def refused() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packet programs at real devices, by tcx and by clsact: attached, kept, replaced, taken off."""
+"""Packet programs at real devices, by tcx and by clsact: attached, replaced, removed."""
 
 import re
 import socket
@@ -35,12 +35,12 @@ pytestmark = needs_root
 
 
 def test_kernel_tells(ns: Namespace) -> None:
-    """Whether there is tcx is found out by trying, and leaves nothing at any device."""
+    """The probe for tcx attaches nothing to any device."""
     assert tcx.works() == (ns.tcx("v0") == NONE)
 
 
 def test_attach(agent: Agent, ns: Namespace, at: At, by: str, packets: list[Program]) -> None:
-    """Every device but loopback gets both programs, each at its end."""
+    """Every device but loopback gets both programs, each at its hook."""
     made = agent()
     assert made.update(ns.served()) == {}
     assert {name for name in ALL if at(name) == ids(packets)} == ALL
@@ -49,7 +49,7 @@ def test_attach(agent: Agent, ns: Namespace, at: At, by: str, packets: list[Prog
 
 
 def test_stays(agent: Agent, ns: Namespace, at: At, packets: list[Program]) -> None:
-    """A second look writes nothing and leaves no descriptor behind."""
+    """A second update writes nothing and leaves no descriptor open."""
     made = agent()
     before = open_files()
     for _ in range(2):
@@ -59,14 +59,14 @@ def test_stays(agent: Agent, ns: Namespace, at: At, packets: list[Program]) -> N
 
 
 def test_next_agent(agent: Agent, ns: Namespace, at: At, newer: list[Program]) -> None:
-    """A new agent's programs take the place of the old ones."""
+    """A new agent's programs replace the old ones."""
     agent().update(ns.served())
     assert agent(newer).update(ns.served()) == {}
     assert {name for name in ALL if at(name) == ids(newer)} == ALL
 
 
 def test_same_place(agent: Agent, ns: Namespace, newer: list[Program], by: str) -> None:
-    """The very link stays, or the filter's place, so nobody else's in the order changes."""
+    """The same link, or the filter's position, stays: the order of the programs does not change."""
 
     def place() -> object:
         if by == "tcx":
@@ -133,7 +133,7 @@ def drained(host: socket.socket) -> int:
 
 
 def test_no_gap(agent: Agent, ns: Namespace, flood: socket.socket) -> None:
-    """While programs are replaced, again and again, not one packet finds the device without."""
+    """While programs are replaced again and again, every packet meets one."""
     assert flood.recv(16) == b"x"  # they do come
     generations = [pair(DROP), pair(DROP)]
     try:
@@ -149,7 +149,7 @@ def test_no_gap(agent: Agent, ns: Namespace, flood: socket.socket) -> None:
 
 
 def test_left_out(agent: Agent, ns: Namespace, at: At, packets: list[Program]) -> None:
-    """An agent that is told to leave a device out takes off what a former one put there."""
+    """An agent that excludes a device removes what an earlier agent attached there."""
     agent().update(ns.served())
     agent().update(ns.served("!w*", "!tun0"))
     assert eventually(lambda: at("w0") == at("tun0") == NONE)  # unpinned links go in their time
@@ -171,7 +171,7 @@ def test_variants(home: StateDir, ns: Namespace, by: str) -> None:
 
 
 def test_one_variant_fails(home: StateDir, ns: Namespace, packets: list[Program], by: str) -> None:
-    """Where a device's programs cannot be packets it is named, and the others are served."""
+    """If a device's programs cannot be loaded it is named, and the others are served."""
 
     def load(link_header: bool) -> list[Program]:
         if not link_header:
@@ -185,7 +185,7 @@ def test_one_variant_fails(home: StateDir, ns: Namespace, packets: list[Program]
 
 
 def test_remove(agent: Agent, ns: Namespace, home: StateDir, at: At) -> None:
-    """With the state directory our programs go, and the qdisc that we made."""
+    """Removing the state directory removes our programs, and the qdisc that we created."""
     agent().update(ns.served())
     unpin_all(home)
     assert eventually(lambda: all(at(name) == NONE for name in ALL))

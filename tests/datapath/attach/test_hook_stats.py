@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run times of hooks, with real programs: whose they are, and that they are the kernel's."""
+"""Run times of hooks, with real programs, as the kernel counts them."""
 
 import os
 import socket
@@ -52,7 +52,7 @@ def test_of_loaded_programs(
 def test_of_an_earlier_agents_programs(
     home: StateDir, inside: Path, loaded: list[Program], counting: None
 ) -> None:
-    """Where nothing was loaded the pinned links tell which programs serve."""
+    """If nothing was loaded, the programs are found by the pinned links."""
     cgroup_links.attach(home, inside, loaded)
     connect()
     assert hook_stats.run_times(home, []) == hook_stats.run_times(home, loaded)
@@ -70,14 +70,14 @@ def test_programs_of_one_hook_are_added(loaded: list[Program]) -> None:
 
 
 def test_at_devices(agent: Agent, home: StateDir, ns: Namespace, by: str) -> None:
-    """The links at devices tell of an earlier agent's packet programs; filters do not."""
+    """An earlier agent's packet programs are found by links at devices; filters are not."""
     agent().update(ns.served())
     expected = {"ingress", "egress"} if by == "tcx" else set()
     assert set(hook_stats.run_times(home, [])) == expected
 
 
 def test_enabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the sysctl says; a kernel without it counts nothing."""
+    """As the sysctl is set; a kernel without it counts nothing."""
     switch = tmp_path / "bpf_stats_enabled"
     monkeypatch.setattr(hook_stats, "_SWITCH", switch)
     assert not hook_stats.enabled()

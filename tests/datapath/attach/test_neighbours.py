@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other agents' programs at our devices: never touched, and named where they come first."""
+"""Other agents' programs at our devices: never changed, and named if they run before ours."""
 
 import os
 from collections.abc import Iterator
@@ -54,7 +54,7 @@ def test_foreign_filter(
     priority: int,
     packets: list[Program],
 ) -> None:
-    """Another agent's filter stays when ours come and go, and the qdisc with it."""
+    """Another agent's filter stays when ours are attached and removed, and so does the qdisc."""
     with_clsact(ns, "v0", stranger, priority=priority)
     DevicePrograms(home, lambda link_header: packets).update(ns.served())
     assert sorted(ns.filters("v0")["ingress"]) == sorted(
@@ -67,7 +67,7 @@ def test_foreign_filter(
 def test_late_foreign_filter(
     home: StateDir, ns: Namespace, by_clsact: None, stranger: Program, packets: list[Program]
 ) -> None:
-    """A filter that came to the qdisc that we made keeps it there."""
+    """A qdisc that we created stays if others have filters there."""
     DevicePrograms(home, lambda link_header: packets).update(ns.served())
     with_clsact(ns, "v0", stranger, priority=9)
     unpin_all(home)
@@ -78,7 +78,7 @@ def test_late_foreign_filter(
 def test_foreign_qdisc(
     home: StateDir, ns: Namespace, by_clsact: None, packets: list[Program]
 ) -> None:
-    """A qdisc that others made stays, even if it is empty."""
+    """A qdisc that others created stays, even if it is empty."""
     ns.run("tc qdisc add dev v0 clsact")
     DevicePrograms(home, lambda link_header: packets).update(ns.served())
     unpin_all(home)
@@ -89,7 +89,7 @@ def test_foreign_qdisc(
 def test_remade_qdisc(
     home: StateDir, ns: Namespace, by_clsact: None, packets: list[Program]
 ) -> None:
-    """One that others made in place of ours is theirs; our filters come back to it."""
+    """A qdisc that others created in place of ours is theirs; our filters are attached there."""
     DevicePrograms(home, lambda link_header: packets).update(ns.served())
     ns.run("tc qdisc del dev v0 clsact")
     ns.run("tc qdisc add dev v0 clsact")
@@ -102,7 +102,7 @@ def test_remade_qdisc(
 def test_taken_place(
     home: StateDir, ns: Namespace, by_clsact: None, stranger: Program, packets: list[Program]
 ) -> None:
-    """Where another filter has our priority and handle, it stays, and is named."""
+    """Another filter with our priority and handle stays, and the error names it."""
     with_clsact(ns, "v0", stranger, priority=2, handle=0xEB)
     failed = DevicePrograms(home, lambda link_header: packets).update(ns.served())
     assert list(failed) == ["v0"]
@@ -129,7 +129,7 @@ def test_first(
     stranger: Program,
     packets: list[Program],
 ) -> None:
-    """By tcx ours go before whoever was there, so nobody can keep packets from us."""
+    """By tcx our programs run before those of others, which cannot hide packets from them."""
     DevicePrograms(home, lambda link_header: packets).update(ns.served())
     assert ns.tcx("v0")["ingress"] == [*ids(packets)["ingress"], number(stranger)]
     assert programs_before_ours(home) == {}
@@ -140,7 +140,7 @@ def test_first(
 def test_ahead_by_tcx(
     home: StateDir, ns: Namespace, stranger: Program, packets: list[Program]
 ) -> None:
-    """Who puts itself before us by tcx is named, with its device and end."""
+    """A tcx program before ours is named, with its device and hook."""
     if not has_tcx():
         pytest.skip("this kernel has no tcx")
     DevicePrograms(home, lambda link_header: packets).update(ns.served())
@@ -170,6 +170,6 @@ def test_ahead_of_clsact(
 
 
 def test_ahead_of_nothing(home: StateDir, ns: Namespace, foreign_link: int) -> None:
-    """Where we are not, nobody is ahead of us."""
+    """At devices without our programs no other program is before ours."""
     assert programs_before_ours(home) == {}
     assert attached_devices(home) == {}

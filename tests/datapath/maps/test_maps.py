@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The maps on a real kernel: made as maps.h says, and read as they were written."""
+"""The maps on a real kernel: created as in maps.h, and read as they were written."""
 
 import errno
 import os
@@ -54,7 +54,7 @@ def test_kernel_agrees(all_maps: dict[str, Map], name: str) -> None:
 
 @pytest.mark.parametrize("count", [0, 1, BATCH, BATCH + 1, 2 * BATCH + 17])
 def test_hash(table: Map, count: int) -> None:
-    """What is written is there, however many batches it takes, and goes when it is deleted."""
+    """Written entries can be read, in any number of batches, and deleted."""
     pairs = [(n, 7 * n) for n in range(count)]
     table.write(pairs)
     assert sorted(table.items()) == pairs
@@ -103,7 +103,7 @@ def test_records(all_maps: dict[str, Map]) -> None:
 
 
 def test_full(opener: Opener) -> None:
-    """A full map says so, with the errno by which a caller can tell."""
+    """A full map is a KernelError with the errno E2BIG."""
     small = opener(MapSpec("small", "HASH", "__u32", "__u32", 4, ("NONE",)))
     with pytest.raises(KernelError) as refusal:
         small.write([(n, n) for n in range(5)])
@@ -120,7 +120,7 @@ def refuse(number: int) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("number", [kernel.ENOTSUPP, errno.EINVAL])
 def test_without_batches(table: Map, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """Where the kernel has no batches for a map, the same entries go one by one."""
+    """If the kernel has no batches for a map, entries are written and read one by one."""
     monkeypatch.setattr(kernel, "map_write_batch", refuse(number))
     monkeypatch.setattr(kernel, "map_lookup_batch", refuse(number))
     pairs = [(n, 7 * n) for n in range(BATCH + 17)]
@@ -129,7 +129,7 @@ def test_without_batches(table: Map, monkeypatch: pytest.MonkeyPatch, number: in
 
 
 def test_batch_fails_otherwise(table: Map, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any other refusal is one."""
+    """Any other error is raised."""
     monkeypatch.setattr(kernel, "map_write_batch", refuse(errno.EPERM))
     monkeypatch.setattr(kernel, "map_lookup_batch", refuse(errno.EPERM))
     with pytest.raises(KernelError):
@@ -169,7 +169,7 @@ def sample(name: str, index: int) -> Any:
 
 @pytest.mark.parametrize("name", MAPPED)
 def test_written_through_memory(all_maps: dict[str, Map], name: str) -> None:
-    """What is written in place is what the kernel, and so a program, finds at that index."""
+    """What is written in place is what the kernel, and so a program, reads at that index."""
     array = all_maps[name]
     indexes = [0, 1, 2, 3, 511, 512, 513, array.spec.entries - 2, array.spec.entries - 1]
     array.write([(index, sample(name, index)) for index in indexes])
@@ -181,7 +181,7 @@ def test_written_through_memory(all_maps: dict[str, Map], name: str) -> None:
 
 @pytest.mark.parametrize("name", MAPPED)
 def test_read_through_memory(all_maps: dict[str, Map], name: str) -> None:
-    """What the kernel holds at an index is what is read in place."""
+    """What the kernel has at an index is read in place."""
     array = all_maps[name]
     for index in (5, 6, array.spec.entries - 1):
         value = sample(name, index + 1)
@@ -200,7 +200,7 @@ def test_for_looking_only(all_maps: dict[str, Map]) -> None:
 
 
 def test_closed(opener: Opener) -> None:
-    """A map that cannot be reached is a KernelError that says what was tried."""
+    """A map that cannot be used is a KernelError that names the operation."""
     fd = os.dup(opener(layout.MAPS["settings"]).fd)
     os.close(fd)
     with pytest.raises(KernelError, match="map look-up: Bad file descriptor"):

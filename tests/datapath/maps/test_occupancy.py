@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counting the LRU maps of a real kernel: what is counted, when, and for whom."""
+"""Counting the entries of a real kernel's LRU maps: what is counted, and when."""
 
 from collections.abc import Callable, Iterator
 from ipaddress import ip_address
@@ -70,7 +70,7 @@ def test_flows(world: dict[str, Map], clock: Any) -> None:
 
 
 def test_once_a_minute_and_only_if_asked(world: dict[str, Map], clock: Any) -> None:
-    """Nothing is known at first; what was found is told again until it is a minute old."""
+    """There are no counts at first; later ones are returned until they are a minute old."""
     counter = Occupancy(world)
     assert counter.latest() == occupancy.NO_COUNTS
     counter.wait()
@@ -84,7 +84,7 @@ def test_once_a_minute_and_only_if_asked(world: dict[str, Map], clock: Any) -> N
 
 
 def test_stopped(world: dict[str, Map], clock: Any) -> None:
-    """After the stop no map is touched, whoever asks."""
+    """After the stop nothing is counted."""
     counter = Occupancy(world)
     counter.stop()
     assert counted(counter) == occupancy.NO_COUNTS
@@ -93,7 +93,7 @@ def test_stopped(world: dict[str, Map], clock: Any) -> None:
 def test_what_cannot_be_read_is_logged(
     world: dict[str, Map], clock: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    """A count that fails is said and costs the last good one nothing."""
+    """A count that fails is logged, and the last one stays."""
     counter = Occupancy(world)
     before = counted(counter)
 

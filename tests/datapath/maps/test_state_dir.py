@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state directory: what is adopted, what is made anew, and that nothing stays behind."""
+"""The state directory: which maps are adopted, created, and removed."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ Open = Callable[..., dict[str, Map]]
 
 @pytest.fixture
 def opening(home: StateDir) -> Iterator[Open]:
-    """Opens maps of the state directory, and closes them in the end."""
+    """Opens maps of the state directory, and closes them after the test."""
     opened: list[Map] = []
 
     def open_maps(specs: dict[str, MapSpec] = SPECS) -> dict[str, Map]:
@@ -52,7 +52,7 @@ def pin_other(path: Path, fd: int) -> None:
 
 
 def test_made_and_pinned(home: StateDir, opening: Open) -> None:
-    """Every map is made, and pinned under its name below its layout's hash."""
+    """Every map is created, and pinned by its name below its layout's hash."""
     opened = opening(layout.MAPS)
     for persistent, found in ((False, layout.layout_hash()), (True, layout.persistent_hash())):
         pins = {path.name for path in (home.directory / found).iterdir()}
@@ -61,7 +61,7 @@ def test_made_and_pinned(home: StateDir, opening: Open) -> None:
 
 
 def test_upgrade(home: StateDir, opening: Open) -> None:
-    """Another layout's persistent maps are gone on with, if it agrees about them; no others are."""
+    """Another layout's persistent maps are adopted if their layout is the same; no others are."""
     specs = {name: SPEC._replace(name=name) for name in ("small", "other")}
     specs["persistent"] = SPEC._replace(name="persistent", persistent=True)
     former = {name: map_id(opened) for name, opened in opening(specs).items()}
@@ -76,7 +76,7 @@ def test_upgrade(home: StateDir, opening: Open) -> None:
 
 
 def test_adopted(opening: Open) -> None:
-    """A map whose pin fits is the same map, with what it holds."""
+    """A pinned map that fits is adopted, with its entries."""
     first = opening()["small"]
     first.write([(1, 2)])
     again = opening()["small"]
@@ -114,7 +114,7 @@ def test_pin_is_no_map(home: StateDir, opening: Open) -> None:
 
 
 def test_looking(home: StateDir, opening: Open) -> None:
-    """Who only looks gets the same maps, and arrays that cannot be written."""
+    """``read_maps`` opens the same maps, with arrays that cannot be written."""
     opening(layout.MAPS)
     found = home.read_maps()
     assert set(found) == set(layout.MAPS)
@@ -125,14 +125,14 @@ def test_looking(home: StateDir, opening: Open) -> None:
 
 
 def test_nothing_to_look_at(home: StateDir) -> None:
-    """Without maps of this layout, looking is refused with a hint, and nothing is made."""
+    """Without maps of this layout ``read_maps`` fails with a hint, and creates nothing."""
     with pytest.raises(NodeError, match="did `ebpflb run` start"):
         home.read_maps()
     assert not list(home.maps_directory.iterdir())
 
 
 def test_remove(home: StateDir, opening: Open) -> None:
-    """Removing takes maps, links, old layouts and the directory itself."""
+    """Maps, links, old layouts and the directory itself are removed."""
     opening()
     pin_other(home.links_directory / "connect4", bpf_map.create_map(SPEC))
     (home.directory / "0123456789ab").mkdir()
@@ -143,13 +143,13 @@ def test_remove(home: StateDir, opening: Open) -> None:
 
 
 def test_remove_nothing(directory: Path) -> None:
-    """Removing what was never made is no error, and makes nothing."""
+    """Removing a directory that does not exist is no error, and creates nothing."""
     unpin_all(StateDir(directory))
     assert not directory.exists()
 
 
 def test_forget_old_layouts(home: StateDir, opening: Open) -> None:
-    """Maps of other layouts go; this layout's maps and all links stay."""
+    """Maps of other layouts are removed; this layout's maps and all links stay."""
     opening()
     pin_other(home.links_directory / "connect4", bpf_map.create_map(SPEC))
     (home.directory / "0123456789ab").mkdir()
@@ -164,14 +164,14 @@ def test_forget_old_layouts(home: StateDir, opening: Open) -> None:
 
 
 def test_prepared_twice(home: StateDir) -> None:
-    """Preparing again changes nothing; others may not look in."""
+    """Preparing again changes nothing; other users may not read it."""
     home.prepare()
     assert home.exists()
     assert home.maps_directory.stat().st_mode & 0o777 == 0o700
 
 
 def test_no_bpffs(tmp_path: Path) -> None:
-    """A directory outside any bpffs is refused, with what to do."""
+    """A directory that is not in a bpffs is refused with a hint."""
     with pytest.raises(NodeError, match="choose a --state-dir below /sys/fs/bpf"):
         StateDir(tmp_path / "state").prepare()
     assert not (tmp_path / "state").exists()
@@ -189,7 +189,7 @@ assert f" {BPFFS} bpf " in mounts and (Path(sys.argv[1]) / "links").is_dir()
 
 
 def test_bpffs_is_mounted(directory: Path) -> None:
-    """Where no bpffs is at its usual place yet, one is mounted; seen in a mount namespace."""
+    """If there is no bpffs at its usual place, one is mounted; tried in a mount namespace."""
     command = ["unshare", "--mount", sys.executable, "-c", MOUNTED_ANEW, str(directory)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -197,7 +197,7 @@ def test_bpffs_is_mounted(directory: Path) -> None:
 
 
 def test_no_leak(home: StateDir) -> None:
-    """Opening and closing, adopting and replacing leave no descriptor behind."""
+    """Opening and closing, adopting and replacing leave no descriptor open."""
     pin_other(home.maps_directory / "small", bpf_map.create_map(SPEC._replace(entries=9)))
     before = open_files()
     for _ in range(3):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sweeps of a real kernel's maps: what goes, what stays, what is used meanwhile, the numbers."""
+"""Sweeps of a real kernel's maps: which flows are removed, and what is counted."""
 
 import errno
 import os
@@ -41,13 +41,13 @@ def table(world: dict[str, Map]) -> FlowTable:
 
 
 def closed(number: int, idle: int = 31, **kind: Any) -> Entries:
-    """A connection that both sides have closed: due after 30 seconds."""
+    """A connection that both sides have closed: it expires after 30 seconds."""
     first = f"{CLOSED[0]} masquerade" if kind.get("masqueraded") else CLOSED[0]
     return Made(number, **kind).entries((first, *CLOSED[1:]), [idle] * 4)
 
 
 def put(table: FlowTable, *flows: Entries) -> None:
-    """As the datapath does it, which counts what was not there."""
+    """As the datapath writes them: it counts new entries."""
     pairs = [pair for flow in flows for pair in flow.items()]
     new = sum(table.flows.get(key) is None for key, _ in pairs)
     table.flows.write(pairs)
@@ -85,7 +85,7 @@ def test_kinds() -> None:
 
 
 def test_sweep(table: FlowTable) -> None:
-    """Flows that are due go as a whole, the others stay as they are."""
+    """Expired flows are removed with all their entries; others stay unchanged."""
     due = [closed(n, masqueraded=n % 2 > 0, changed=n % 3 > 0) for n in range(1, 400)]
     keep = [closed(n, idle=29) for n in range(400, 600)] + [Made(1000).plain(3600)]
     put(table, *due, *keep)
@@ -106,7 +106,7 @@ def test_other_protocols(world: dict[str, Map]) -> None:
 
 
 def test_chosen_timeouts(world: dict[str, Map]) -> None:
-    """What the operator chose decides: an open connection that is idle for so long goes."""
+    """The operator's timeout applies: an open connection that is idle for longer is removed."""
     put(FlowTable(world, "tcp_flows"), Made(1).plain(60), Made(2).plain(59))
     table = FlowTable(world, "tcp_flows", Timeouts(established=60))
     run(table)
@@ -139,7 +139,7 @@ def test_used_meanwhile(table: FlowTable, part: int) -> None:
 
 
 def test_begun_anew_meanwhile(table: FlowTable) -> None:
-    """A new flow of the same ends, made while the old one goes, is complete afterwards."""
+    """A new flow with the same ends, opened while the old one is removed, is complete."""
     old = closed(1)
     new = Made(1).plain(0)
     assert old.keys() == new.keys()
@@ -152,7 +152,7 @@ def test_begun_anew_meanwhile(table: FlowTable) -> None:
 
 
 def test_gone_meanwhile(table: FlowTable) -> None:
-    """What the datapath has deleted first was not swept."""
+    """An entry that the datapath deleted first does not count as swept."""
     entries = closed(1)
     put(table, entries)
     after(table, 1, lambda: table.flows.delete(list(entries)))
@@ -186,7 +186,7 @@ def test_older_kernels(table: FlowTable, monkeypatch: pytest.MonkeyPatch, number
 
 
 def test_evicted(table: FlowTable) -> None:
-    """What the LRU took is told from what was swept, ended, or is there, and never gets less."""
+    """Evicted entries follow from those made, swept, ended and left; the number never falls."""
     put(table, *(Made(n).plain(0) for n in range(1, ENTRIES)))
     held = len(left(table))
     evicted = 2 * (ENTRIES - 1) - held
@@ -197,7 +197,7 @@ def test_evicted(table: FlowTable) -> None:
 
 
 def test_in_flux(table: FlowTable) -> None:
-    """Flows that come and go while a sweep is under way are not called evicted."""
+    """Flows that are opened and closed during a sweep do not count as evicted."""
     put(table, *(Made(n).plain(0) for n in range(1, 500)))
     for step, _ in enumerate(table.sweep()):
         put(table, *(Made(n).plain(0) for n in range(1000 + 50 * step, 1050 + 50 * step)))
@@ -209,7 +209,7 @@ def test_in_flux(table: FlowTable) -> None:
 
 
 def test_counted_by_others(table: FlowTable) -> None:
-    """What an operator flushes counts as swept, so that nobody takes it for evicted."""
+    """Flows that an operator flushes count as swept, not as evicted."""
     entries = Made(1).plain(0)
     put(table, entries, Made(2).plain(0))
     table.count(len(table.remove(entries)))
@@ -239,5 +239,5 @@ def test_failure(world: dict[str, Map], caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_never_started(world: dict[str, Map]) -> None:
-    """An agent that failed before may stop it all the same."""
+    """It can be stopped without having been started."""
     Sweeper(world).stop()

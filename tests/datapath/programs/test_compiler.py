@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bpf/ -> bytecode: by a child that comes and goes, once for the same sources."""
+"""bpf/ -> bytecode: by a child process, and only once for the same sources."""
 
 import os
 import re
@@ -77,7 +77,7 @@ def test_variants_differ(cache: Path) -> None:
 def test_mistake(
     sources: Path, tmp_path: Path, file: str, old: str, new: str, complaint: str
 ) -> None:
-    """A mistake is shown in the compiler's words, with the file and line where it is."""
+    """A mistake is shown as the compiler reports it, with its file and line."""
     line = replace(sources / file, old, new)
     with pytest.raises(CompileError) as refusal:
         compile_source(SOURCE, cache=tmp_path / "cache", sources=sources)
@@ -90,7 +90,7 @@ def test_mistake(
 
 
 def test_no_such_source(tmp_path: Path) -> None:
-    """A hook file that is not there is named, and not cached."""
+    """A missing hook file is named, and not cached."""
     with pytest.raises(CompileError, match=r"hooks/missing\.c does not compile: .*No such file"):
         compile_source("hooks/missing.c", cache=tmp_path)
     assert not list(tmp_path.iterdir())
@@ -112,7 +112,7 @@ def test_cached(one_variant: Compiled, cache: Path, no_child: None) -> None:
 
 @pytest.mark.usefixtures("one_variant", "no_child")
 class TestNotCached:
-    """What asks for a new compilation; here the child fails, which shows that it was asked."""
+    """What causes a new compilation; here the child fails, which shows that it was started."""
 
     @staticmethod
     def is_compiled(cache: Path, sources: Path = layout.SOURCES, *more: str) -> bool:
@@ -135,12 +135,12 @@ class TestNotCached:
         [SOURCE, "layout.h", "layout/flow.h", "path/counters.h", "stub/include/asm/page.h"],
     )
     def test_source(self, cache: Path, sources: Path, file: str) -> None:
-        """Another letter in any file, the stub headers included."""
+        """Another character in any file, the stub headers included."""
         (sources / file).write_text((sources / file).read_text() + "\n")
         assert self.is_compiled(cache, sources)
 
     def test_new_file(self, cache: Path, sources: Path) -> None:
-        """A file more, which an include may find first."""
+        """One more file, which an include may find first."""
         (sources / "path" / "types.h").touch()
         assert self.is_compiled(cache, sources)
 
@@ -157,7 +157,7 @@ class TestNotCached:
 
 
 def test_damaged_cache(tmp_path: Path, one_variant: Compiled, cache: Path) -> None:
-    """An entry that cannot be read is compiled anew, and written anew."""
+    """An entry that cannot be read is compiled and written again."""
     [*entries] = cache.glob("*.msgpack")
     for entry in entries:
         (tmp_path / entry.name).write_bytes(entry.read_bytes()[:1000])
@@ -169,7 +169,7 @@ def test_damaged_cache(tmp_path: Path, one_variant: Compiled, cache: Path) -> No
 
 
 def test_cache_cannot_be_written(tmp_path: Path, one_variant: Compiled) -> None:
-    """Without a place for the cache the programs are compiled all the same."""
+    """Without a cache the programs are compiled nevertheless."""
     (tmp_path / "file").touch()
     found = compile_source(SOURCE, VARIANTS["set_retval"], cache=tmp_path / "file" / "cache")
     assert found.programs == one_variant.programs
@@ -189,7 +189,7 @@ print(layout.SOURCES)
 
 @needs_root
 def test_private_checkout(tmp_path: Path) -> None:
-    """Sources that only root can read are compiled by nobody, and bcc stays out of the agent."""
+    """The user nobody compiles sources that only root can read; the agent imports no bcc."""
     checkout = tmp_path / "checkout"
     shutil.copytree(PACKAGE, checkout / "ebpflb")
     shutil.copytree(layout.SOURCES, checkout / "bpf")
@@ -209,7 +209,7 @@ def test_private_checkout(tmp_path: Path) -> None:
 
 @needs_root
 def test_nobody_compiles(sources: Path, tmp_path: Path) -> None:
-    """The compiler reads what everybody may read: a root-only header is not found."""
+    """The compiler reads only what all users may read: a header of root's is not found."""
     (tmp_path / "secret.h").touch()
     tmp_path.chmod(0o700)
     replace(sources / SOURCE, "LICENSE", f'#include "{tmp_path}/secret.h"\nLICENSE')

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where nothing can be compiled the reason is told, and nothing is left lying about."""
+"""If nothing can be compiled, the error names the reason and no files are left."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.datapath.variants import SOURCE
 
 
 def test_no_bcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without BCC the error says which package brings it."""
+    """Without BCC the error names its package."""
     monkeypatch.setitem(sys.modules, "bcc", None)
     with pytest.raises(CompileError, match="apt install python3-bpfcc"):
         compile_source(SOURCE, cache=tmp_path)
@@ -40,7 +40,7 @@ def test_other_bcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_child_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, child: str, complaint: str
 ) -> None:
-    """A child that cannot be, does not end or breaks off is a failure to compile, with its reason.
+    """A child that cannot start, does not end or crashes is a CompileError that names the reason.
 
     Whoever has old programs serves on with them then.
     """
@@ -54,14 +54,14 @@ def test_child_fails(
 
 
 def test_no_room_for_the_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So is a disk without room for its sources."""
+    """So is a disk without space for its sources."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
     with pytest.raises(CompileError, match="No such file or directory"):
         compile_source(SOURCE, cache=tmp_path / "cache")
 
 
 def test_nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The child's copy of the sources goes when it has compiled, or failed to."""
+    """The child's copy of the sources is removed when it has compiled or failed."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(CompileError):

@@ -164,7 +164,7 @@ def broken(good: Compiled, code: bytes) -> Compiled:
 
 @needs_root
 def test_verifier_refuses(one_variant: Compiled, all_maps: dict[str, Map]) -> None:
-    """The error names the program and ends with what the verifier said last."""
+    """The error names the program and ends with the last lines of the verifier's log."""
     filler = struct.pack("<BBhi", 0xB7, 1, 0, 0) * 40
     with pytest.raises(VerifierError) as refusal:
         loader.load(broken(one_variant, filler + EXIT), all_maps)
@@ -178,7 +178,7 @@ def test_verifier_refuses(one_variant: Compiled, all_maps: dict[str, Map]) -> No
 
 @needs_root
 def test_kernel_refuses(all_maps: dict[str, Map]) -> None:
-    """Where the verifier has nothing to say the error is the kernel's."""
+    """If the verifier's log is empty the error is the kernel's."""
     code = struct.pack("<BBhi", 0xB7, 0, 0, 1) + EXIT
     with pytest.raises(KernelError, match="loading program x: Invalid argument"):
         loader.load_one("x", loader.HookType(18, 12), code)
@@ -187,7 +187,7 @@ def test_kernel_refuses(all_maps: dict[str, Map]) -> None:
 @needs_root
 @pytest.mark.parametrize("failure", ["verifier", "relocation", "section"])
 def test_all_or_none(one_variant: Compiled, all_maps: dict[str, Map], failure: str) -> None:
-    """If one program cannot be loaded, none stays."""
+    """If one program cannot be loaded, none is."""
     if failure == "section":
         sections = one_variant.sections | {"sock_release": "cgroup/nothing"}
         bad = Compiled(one_variant.programs, sections, cached=False)

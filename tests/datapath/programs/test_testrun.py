@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program is given a packet: what it returns, what it sees, what it makes of the frame."""
+"""A program is run on a packet: what it returns, reads and writes."""
 
 import os
 import struct
@@ -57,7 +57,7 @@ def test_returns(load: Loader, number: int) -> None:
     ("field", "value"), [("len", 64), ("mark", 7), ("ingress_ifindex", 77), ("ifindex", 1)]
 )
 def test_context(load: Loader, field: str, value: int) -> None:
-    """What the caller says of the packet is what the program reads of it."""
+    """The program reads the fields that the caller has set."""
     program = load(instruction(LOAD, 0x10, CONTEXT[field]))
     if field == "ingress_ifindex" and not knows_ingress_device():
         pytest.skip("a run is told no way in")
@@ -74,7 +74,7 @@ def test_protocol(load: Loader, kind: int) -> None:
 
 
 def test_longest(load: Loader) -> None:
-    """A frame of any size that Ethernet has comes back whole."""
+    """A frame of any Ethernet size is returned complete."""
     program = load(instruction(MOVE, 0, number=-1))
     for size in (14, 60, 1514, 3000):
         frame = os.urandom(12) + b"\x88\xb5" + os.urandom(size - 14)
@@ -90,7 +90,7 @@ def test_repeat(load: Loader) -> None:
 
 
 def test_refused(load: Loader) -> None:
-    """Half a frame is none, and a device must be there."""
+    """Half a frame, and a missing device, are errors."""
     program = load(instruction(MOVE, 0, number=-1))
     with pytest.raises(KernelError, match="running a program on a packet: Invalid argument"):
         testrun.run(program, bytes(13))
