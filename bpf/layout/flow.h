@@ -50,7 +50,7 @@ enum flow_flag {
 };
 
 /*
- * How the packets of one tuple are rewritten (flow_translate in path/flow.h). An entry is one
+ * How the packets of one tuple are rewritten (flow_translate in engine/flows/table.h). An entry is one
  * direction at one hook; a flow has two or four.
  */
 struct flow {

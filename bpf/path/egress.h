@@ -11,10 +11,10 @@
 #ifndef EBPFLB_PATH_EGRESS_H
 #define EBPFLB_PATH_EGRESS_H
 
-#include "path/direct.h"
-#include "path/flow_follow.h"
+#include "engine/flows/direct.h"
+#include "engine/flows/follow.h"
 #include "path/frontend.h"
-#include "path/masquerade.h"
+#include "engine/flows/masquerade.h"
 #include "path/policy.h"
 
 static __always_inline enum verdict egress_to_service(const struct packet *packet,

@@ -7,7 +7,7 @@
 #define EBPFLB_PATH_ICMP_ERROR_H
 
 #include "net/icmp_error.h"
-#include "path/direct.h"
+#include "engine/flows/direct.h"
 
 static __always_inline enum verdict icmp_error_translate(struct __sk_buff *ctx,
 							 const struct packet *packet)

@@ -9,10 +9,10 @@
 #ifndef EBPFLB_PATH_INGRESS_H
 #define EBPFLB_PATH_INGRESS_H
 
-#include "path/direct.h"
-#include "path/flow_close.h"
-#include "path/flow_follow.h"
-#include "path/flow_open.h"
+#include "engine/flows/direct.h"
+#include "engine/flows/close.h"
+#include "engine/flows/follow.h"
+#include "engine/flows/open.h"
 #include "path/outcome.h"
 #include "path/select.h"
 

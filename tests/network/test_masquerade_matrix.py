@@ -68,7 +68,7 @@ def setting(two: TwoNodes, request: pytest.FixtureRequest) -> Iterator[str]:
         agent.options = (*SETTINGS[request.param], "--masquerade-local-backends")
         agent.start()
     two.publish(*services_of(two, two.here, two.there))
-    two.forget("tcp_flows")  # one without replies is replaceable after 3 s (path/flow_follow.h)
+    two.forget("tcp_flows")  # one without replies is replaceable after 3 s (engine/flows/follow.h)
     yield request.param
 
 

@@ -5,10 +5,10 @@
  * gets another client port there. (UDP is left out: every datagram would have to be looked
  * at. Its replies go to the flow through the frontend.)
  */
-#ifndef EBPFLB_PATH_DIRECT_H
-#define EBPFLB_PATH_DIRECT_H
+#ifndef EBPFLB_ENGINE_FLOWS_DIRECT_H
+#define EBPFLB_ENGINE_FLOWS_DIRECT_H
 
-#include "path/flow.h"
+#include "engine/flows/table.h"
 
 /*
  * Whether an entry belongs to a direct connection that came in at another device. Between a bridge

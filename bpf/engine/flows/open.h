@@ -7,11 +7,11 @@
  * the newer flow gets another client port there. So does a backend that connects to itself from its
  * own port: its requests look like replies.
  */
-#ifndef EBPFLB_PATH_FLOW_OPEN_H
-#define EBPFLB_PATH_FLOW_OPEN_H
+#ifndef EBPFLB_ENGINE_FLOWS_OPEN_H
+#define EBPFLB_ENGINE_FLOWS_OPEN_H
 
-#include "path/flow.h"
-#include "path/source_port.h"
+#include "engine/flows/table.h"
+#include "engine/flows/source_port.h"
 
 enum opened { OPENED, OPENED_WITH_PORT, NO_FREE_PORT, MAP_FULL };
 

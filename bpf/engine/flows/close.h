@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /* Deletes the entries of a flow that a newer one of the same tuple replaces, the reply's first. */
-#ifndef EBPFLB_PATH_FLOW_CLOSE_H
-#define EBPFLB_PATH_FLOW_CLOSE_H
+#ifndef EBPFLB_ENGINE_FLOWS_CLOSE_H
+#define EBPFLB_ENGINE_FLOWS_CLOSE_H
 
-#include "path/flow.h"
+#include "engine/flows/table.h"
 
 /*
  * Deletes the un-SNAT entry only if it is still this flow's: after a flow has ended, another one

@@ -3,11 +3,11 @@
  * Whether a packet belongs to the flow found by its tuple, and how it is rewritten: DNAT, un-DNAT,
  * SNAT or un-SNAT, by the entry's kind.
  */
-#ifndef EBPFLB_PATH_FLOW_FOLLOW_H
-#define EBPFLB_PATH_FLOW_FOLLOW_H
+#ifndef EBPFLB_ENGINE_FLOWS_FOLLOW_H
+#define EBPFLB_ENGINE_FLOWS_FOLLOW_H
 
 #include "path/backend.h"
-#include "path/flow.h"
+#include "engine/flows/table.h"
 
 #define REPLY_TIMEOUT 3000000000ULL	/* ns; a SYN is sent again after 1 s and after 3 s (RFC 6298) */
 

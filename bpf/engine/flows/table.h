@@ -5,8 +5,8 @@
  * flood of datagrams evicts no connection. Every entry that is created or deleted is counted, so
  * that the agent can compute how many the LRU evicted.
  */
-#ifndef EBPFLB_PATH_FLOW_H
-#define EBPFLB_PATH_FLOW_H
+#ifndef EBPFLB_ENGINE_FLOWS_TABLE_H
+#define EBPFLB_ENGINE_FLOWS_TABLE_H
 
 #include "maps.h"
 #include "path/tuple.h"

@@ -4,13 +4,13 @@
  * address of the device by which it leaves, and a source port that no other flow to its backend
  * has. The CPU that creates the reply's entry first gets the port.
  */
-#ifndef EBPFLB_PATH_MASQUERADE_H
-#define EBPFLB_PATH_MASQUERADE_H
+#ifndef EBPFLB_ENGINE_FLOWS_MASQUERADE_H
+#define EBPFLB_ENGINE_FLOWS_MASQUERADE_H
 
-#include "path/flow.h"
+#include "engine/flows/table.h"
 #include "path/outcome.h"
 #include "path/settings.h"
-#include "path/source_port.h"
+#include "engine/flows/source_port.h"
 
 static __always_inline struct address masquerade_address(__u32 ifindex, bool v6)
 {

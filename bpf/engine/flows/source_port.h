@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /* Source ports for masqueraded flows, and for flows whose client's port is in use. */
-#ifndef EBPFLB_PATH_SOURCE_PORT_H
-#define EBPFLB_PATH_SOURCE_PORT_H
+#ifndef EBPFLB_ENGINE_FLOWS_SOURCE_PORT_H
+#define EBPFLB_ENGINE_FLOWS_SOURCE_PORT_H
 
 #include "net/address.h"
 
