@@ -14,8 +14,8 @@ from ebpflb.lab.sockets import Sockets
 from ebpflb.model.events import Kind
 from ebpflb.serve import status
 from tests.cluster.fake_api import FakeApi
-from tests.network import asking
-from tests.network.cluster import PREFIX, VIP, Cluster, at, web
+from tests.kit import requests
+from tests.kit.cluster import PREFIX, VIP, Cluster, endpoint, web
 
 
 def server_on(cluster: Cluster, port: int = 0) -> FakeApi:
@@ -42,13 +42,13 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
 def fill(api: FakeApi, cluster: Cluster, *names: str) -> None:
     """Makes these pods the endpoints, on the API server."""
     pods = [pod for pod in cluster.web if pod.name in names]
-    for manifest in (*web(*map(at, pods)), manifests.node("node", cluster.node.v4)):
+    for manifest in (*web(*map(endpoint, pods)), manifests.node("node", cluster.node.v4)):
         api.put(manifest)
 
 
 def answering(pod: Sockets) -> set[str]:
     try:
-        return set(asking.names(pod, VIP))
+        return set(requests.backends(pod, VIP))
     except (ConnectionRefusedError, TimeoutError):  # no endpoint yet, or no service
         return set()
 

@@ -18,8 +18,8 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.lab.manifests import Manifest
 from ebpflb.plan.map_contents import MapContents
 from ebpflb.serve import status
-from tests.network import asking
-from tests.network.cluster import VIP, Cluster, at, running, web
+from tests.kit import requests
+from tests.kit.cluster import VIP, Cluster, endpoint, running, web
 
 SERVICES, ENDPOINTS = 250, 5
 
@@ -56,7 +56,7 @@ def logged_since(cluster: Cluster, before: str) -> str:
 
 def test_warm_restart(cluster: Cluster) -> None:
     """Nothing changed: not one map entry is written, and nothing is compiled."""
-    cluster.publish(web(*map(at, cluster.web), nodeport=30080), many_services(1))
+    cluster.publish(web(*map(endpoint, cluster.web), nodeport=30080), many_services(1))
     cluster.agent.stop()
     settings, log = cluster.maps["settings"], cluster.agent.log()
     before = settings.get(0)
@@ -70,7 +70,7 @@ def test_warm_restart(cluster: Cluster) -> None:
 
 def test_ids_are_kept(cluster: Cluster) -> None:
     """A restart adopts the ids that it finds, so counters and affinity go on."""
-    cluster.publish(web(*map(at, cluster.web)))
+    cluster.publish(web(*map(endpoint, cluster.web)))
     before = map_contents(cluster).entries
     cluster.agent.stop(signal.SIGKILL)
     cluster.agent.start()
@@ -81,7 +81,7 @@ def crash_while_writing(cluster: Cluster, *manifests: list[Manifest]) -> bool:
     """Publishes these, and kills the agent as soon as it writes; whether that was in the middle."""
     settings = cluster.maps["settings"]
     written = settings.get(0).writes
-    cluster.announce(*manifests)
+    cluster.write(*manifests)
     while settings.get(0).writes == written:
         pass
     cluster.agent.stop(signal.SIGKILL)
@@ -101,13 +101,13 @@ def assert_right(contents: MapContents, generation: int) -> None:
 
 def test_crash_in_an_update(cluster: Cluster) -> None:
     """Killed while it writes: connections land meanwhile, and a new agent makes the maps right."""
-    pod, steady = cluster.sockets(cluster.client), web(*map(at, cluster.web))
+    pod, steady = cluster.sockets(cluster.client), web(*map(endpoint, cluster.web))
     cluster.publish(steady, many_services(1))
     in_the_middle, generation = 0, 1
     while in_the_middle < 2 and generation < 20:
         generation += 1
         in_the_middle += crash_while_writing(cluster, steady, many_services(generation))
-        assert len(asking.names(pod, VIP)) == 3
+        assert len(requests.backends(pod, VIP)) == 3
         cluster.agent.start()
         assert_right(map_contents(cluster), generation)
     assert in_the_middle == 2
@@ -123,13 +123,13 @@ def test_no_compiler(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.Monke
     before = cgroup_links.attached(StateDir(cluster.agent.paths.state))
     cluster.agent.stop()
     cluster.agent.start()
-    cluster.publish(web(at(cluster.web[1])))
+    cluster.publish(web(endpoint(cluster.web[1])))
     last = status.read(cluster.agent.paths)
     assert last
     assert last.programs.startswith("old ones: hooks/socket.c does not compile")
     assert "LLVM is not there" in cluster.agent.log()
     assert cgroup_links.attached(StateDir(cluster.agent.paths.state)) == before
-    assert asking.names(cluster.sockets(cluster.client), VIP).keys() == {"web-2"}
+    assert requests.backends(cluster.sockets(cluster.client), VIP).keys() == {"web-2"}
 
 
 def at_devices(cluster: Cluster) -> dict[str, list[int]]:

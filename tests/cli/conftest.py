@@ -15,7 +15,7 @@ from ebpflb.cli import main
 from ebpflb.datapath.maps.state_dir import BPFFS
 from ebpflb.lab.netns import Namespace
 from ebpflb.node import conntrack, process, reserved_ports
-from tests.network.cluster import Cluster, running
+from tests.kit.cluster import Cluster, running
 
 
 class Done(NamedTuple):
@@ -34,7 +34,7 @@ NEVER = BPFFS / f"ebpflb-test-{os.getpid()}-never"  # a state directory that no 
 def own_netns() -> Iterator[str]:
     """The name of a network namespace of this worker, with loopback up.
 
-    It does not begin with the prefix of tests.network.ground, whose labs remove all that does.
+    It does not begin with the prefix of tests.kit.lab_cluster, whose labs remove all that does.
     """
     made = Namespace(f"ebpflb-test-cli-{os.getpid()}")
     made.create()

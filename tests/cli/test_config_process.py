@@ -13,8 +13,8 @@ import pytest
 from ebpflb.errors import NodeError
 from ebpflb.lab.agents import LabAgent
 from tests.configuration.files import write
-from tests.network import asking
-from tests.network.cluster import VIP, Cluster, at, running, web
+from tests.kit import requests
+from tests.kit.cluster import VIP, Cluster, endpoint, running, web
 
 CHANGED = "config.conf has changed: exiting to be restarted with it"
 NETFILTER = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_"
@@ -35,7 +35,7 @@ def file(tmp_path: Path) -> Path:
 def cluster(tmp_path: Path, file: Path) -> Iterator[Cluster]:
     """A node whose agent reads the file."""
     with running(tmp_path, "--config", str(file)) as made:
-        made.publish(web(*map(at, made.web)))
+        made.publish(web(*map(endpoint, made.web)))
         yield made
 
 
@@ -52,7 +52,7 @@ def node_reads(cluster: Cluster, path: str) -> str:
 
 
 def serves(cluster: Cluster) -> bool:
-    return len(asking.names(cluster.sockets(cluster.client), VIP)) == 3
+    return len(requests.backends(cluster.sockets(cluster.client), VIP)) == 3
 
 
 def test_serves_by_the_file(cluster: Cluster) -> None:

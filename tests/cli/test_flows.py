@@ -18,7 +18,7 @@ from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.entries import BackendName
 from tests.cli.conftest import NEVER, Ebpflb
-from tests.network.cluster import NODEPORT, Cluster, at, web
+from tests.kit.cluster import NODEPORT, Cluster, endpoint, web
 from tests.plan.flow_builders import Made
 
 FLOWS = (Made(1), Made(2, masqueraded=True), Made(3, Protocol.UDP))
@@ -120,7 +120,7 @@ def test_no_maps(ebpflb: Ebpflb, nowhere: list[str], command: str) -> None:
 
 def test_real_flow(ebpflb: Ebpflb, cluster: Cluster, state: list[str]) -> None:
     """A client outside is seen at its NodePort: opened, closed, and gone when it is flushed."""
-    cluster.publish(web(at(cluster.web[0]), nodeport=NODEPORT))
+    cluster.publish(web(endpoint(cluster.web[0]), nodeport=NODEPORT))
     outside = cluster.lab.outside("outside", 9)
 
     def seen() -> dict[str, str]:

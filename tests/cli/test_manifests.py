@@ -7,8 +7,8 @@ from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Sockets
-from tests.network import asking
-from tests.network.cluster import VIP, Cluster, at, web
+from tests.kit import requests
+from tests.kit.cluster import VIP, Cluster, endpoint, web
 
 OTHER = "10.96.0.20"
 
@@ -17,9 +17,9 @@ OTHER = "10.96.0.20"
 def other(cluster: Cluster) -> None:
     """A second file, with a service of its own, beside a good first one."""
     service = manifests.service("other", [OTHER], [{"port": 80}])
-    slices = manifests.endpoint_slice("other", "IPv4", [at(cluster.web[1])], [{"port": 8080}])
+    slices = manifests.endpoint_slice("other", "IPv4", [endpoint(cluster.web[1])], [{"port": 8080}])
     manifests.write(cluster.agent.manifests / "other.yaml", [service, slices])
-    cluster.publish(web(at(cluster.web[0])))
+    cluster.publish(web(endpoint(cluster.web[0])))
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def said_about(cluster: Cluster, words: str) -> str:
 
 def serves(pod: Sockets) -> bool:
     """Both as they were."""
-    return [asking.tcp(pod, ip).name for ip in (VIP, OTHER)] == ["web-1", "web-2"]
+    return [requests.tcp(pod, ip).name for ip in (VIP, OTHER)] == ["web-1", "web-2"]
 
 
 def test_no_yaml(cluster: Cluster, pod: Sockets) -> None:
@@ -44,7 +44,7 @@ def test_no_yaml(cluster: Cluster, pod: Sockets) -> None:
     (cluster.agent.manifests / "other.yaml").write_text("{ this: is: no: yaml")
     line = said_about(cluster, "neither YAML nor JSON")
     assert str(cluster.agent.manifests / "other.yaml") in line
-    cluster.publish(web(at(cluster.web[0])))
+    cluster.publish(web(endpoint(cluster.web[0])))
     assert serves(pod)
 
 
@@ -62,7 +62,7 @@ BAD = {
 @pytest.mark.parametrize("field", BAD)
 def test_bad_service(cluster: Cluster, pod: Sockets, field: str) -> None:
     """An invalid Service: the line names file, object and field."""
-    slices = manifests.endpoint_slice("other", "IPv4", [at(cluster.web[1])], [{"port": 8080}])
+    slices = manifests.endpoint_slice("other", "IPv4", [endpoint(cluster.web[1])], [{"port": 8080}])
     before = cluster.agent.log()
     manifests.write(cluster.agent.manifests / "other.yaml", [BAD[field], slices])
 
@@ -81,7 +81,7 @@ def test_mended(cluster: Cluster, pod: Sockets) -> None:
     """A file that was empty or bad counts as soon as it is good."""
     (cluster.agent.manifests / "other.yaml").write_text("")
     service = manifests.service("other", ["10.96.0.30"], [{"port": 80}])
-    slices = manifests.endpoint_slice("other", "IPv4", [at(cluster.web[2])], [{"port": 8080}])
+    slices = manifests.endpoint_slice("other", "IPv4", [endpoint(cluster.web[2])], [{"port": 8080}])
     manifests.write(cluster.agent.manifests / "other.yaml", [service, slices])
-    cluster.publish(web(at(cluster.web[0])))
-    assert asking.tcp(pod, "10.96.0.30").name == "web-3"
+    cluster.publish(web(endpoint(cluster.web[0])))
+    assert requests.tcp(pod, "10.96.0.30").name == "web-3"

@@ -8,15 +8,15 @@ import yaml
 
 from ebpflb.diagnose.dump import ROWS
 from tests.cli.conftest import NEVER, Ebpflb
-from tests.network import asking
-from tests.network.cluster import NODEPORT, VIP, Cluster, at, web
+from tests.kit import requests
+from tests.kit.cluster import NODEPORT, VIP, Cluster, endpoint, web
 
 
 @pytest.fixture(scope="module", autouse=True)
 def dead(cluster: Cluster) -> None:
     """A service, one connection, and no agent any more."""
-    cluster.publish(web(*map(at, cluster.web), nodeport=NODEPORT))
-    asking.tcp(cluster.sockets(cluster.client), VIP)
+    cluster.publish(web(*map(endpoint, cluster.web), nodeport=NODEPORT))
+    requests.tcp(cluster.sockets(cluster.client), VIP)
     cluster.agent.stop()
 
 

@@ -9,14 +9,14 @@ import pytest
 
 from ebpflb.errors import NodeError
 from ebpflb.lab.hosts import Host, Lab
-from tests.network.ground import PREFIX, Ground
+from tests.kit.lab_cluster import PREFIX, LabCluster
 
 
 @pytest.fixture
-def ground(tmp_path: Path) -> Iterator[Ground]:
+def cluster(tmp_path: Path) -> Iterator[LabCluster]:
     """A lab without hosts."""
     with Lab(PREFIX) as lab:
-        made = Ground(lab, tmp_path)
+        made = LabCluster(lab, tmp_path)
         try:
             yield made
         finally:
@@ -24,26 +24,26 @@ def ground(tmp_path: Path) -> Iterator[Ground]:
 
 
 @pytest.fixture
-def node(ground: Ground) -> Host:
-    return ground.lab.node("node", 1)
+def node(cluster: LabCluster) -> Host:
+    return cluster.lab.node("node", 1)
 
 
-def test_open_files(ground: Ground, node: Host) -> None:
+def test_open_files(cluster: LabCluster, node: Host) -> None:
     """Where it may have many open files it does not stay at the 1024 that it is started with."""
-    agent = ground.employ(node)
+    agent = cluster.add_agent(node)
     agent.under = ["prlimit", "--nofile=1024:4096"]
-    ground.start()
+    cluster.start()
     assert agent.process
     assert resource.prlimit(agent.process.pid, resource.RLIMIT_NOFILE) == (4096, 4096)
 
 
 @pytest.mark.parametrize("port", [10256, 10249])
-def test_bind_address_hard_fail(ground: Ground, node: Host, port: int) -> None:
+def test_bind_address_hard_fail(cluster: LabCluster, node: Host, port: int) -> None:
     """A port in use ends it with status 1 and one line, and nothing of it is left."""
-    ground.begin(node, "serve", "another", str(port))
-    agent = ground.employ(node, "--bind-address-hard-fail")
+    cluster.start_program(node, "serve", "another", str(port))
+    agent = cluster.add_agent(node, "--bind-address-hard-fail")
     with pytest.raises(NodeError):
-        ground.start()
+        cluster.start()
     assert agent.process and agent.process.wait(30) == 1
     (line,) = [line for line in agent.log().splitlines() if line.startswith("ebpflb: ")]
     assert f":{port}" in line and "Address already in use" in line

@@ -22,7 +22,7 @@ from ebpflb.model.kube_proxy import Detection
 from ebpflb.node import kube_proxy_watch, reserved_ports
 from ebpflb.serve import status
 from tests.cli.conftest import Ebpflb
-from tests.network.cluster import Cluster, at, web
+from tests.kit.cluster import Cluster, endpoint, web
 
 PROGRAMMED = 5  # two ports, two families, and the marker
 
@@ -33,7 +33,7 @@ def well(cluster: Cluster) -> None:
     cluster.agent.manifests.mkdir(exist_ok=True)
     if cluster.agent.process and cluster.agent.process.poll() is not None:
         cluster.agent.start()
-    cluster.publish(web(*map(at, cluster.web)))
+    cluster.publish(web(*map(endpoint, cluster.web)))
     wait_until("its status is published", lambda: published(cluster).service_ports == PROGRAMMED)
 
 
@@ -146,7 +146,7 @@ def test_source_error(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> Non
 
 def test_invalid_object(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
     """An object whose last good state had to stay is named with field and reason."""
-    bad, *slices = web(*map(at, cluster.web))
+    bad, *slices = web(*map(endpoint, cluster.web))
     bad["spec"]["ports"][0]["port"] = 65536
     cluster.publish(bad, *slices)
     wait_until("it is reported", lambda: bool(published(cluster).invalid_objects))
@@ -172,7 +172,7 @@ def test_cleanup_of_nothing(ebpflb: Ebpflb, nowhere: list[str]) -> None:
 
 def test_cleanup(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
     """Nothing of ours is left: not at devices, not in the kernel's list of ports."""
-    cluster.forget_maps()
+    cluster.close_maps()
     cluster.agent.stop(signal.SIGKILL)
     netns.pushns(cluster.node.netns)
     try:

@@ -18,9 +18,9 @@ from ebpflb.lab.hosts import Lab
 from ebpflb.node import process
 from tests.deploy import helm
 from tests.deploy.helm import DEPLOY
-from tests.network import asking, ending
-from tests.network.cluster import NODEPORT, VIP, VIP6, Cluster, at, web
-from tests.network.ground import PORT, PREFIX
+from tests.kit import requests, stale_udp
+from tests.kit.cluster import NODEPORT, VIP, VIP6, Cluster, endpoint, web
+from tests.kit.lab_cluster import PORT, PREFIX
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives rights away")
 
@@ -96,7 +96,7 @@ def cluster(folder: Path) -> Iterator[Confined]:
     with Lab(PREFIX) as lab:
         made = Confined(lab, folder, "--cache-dir", str(folder / "cache"))
         try:
-            made.announce(web(*map(at, made.web), v6=[at(p, v6=True) for p in made.web]))
+            made.write(web(*map(endpoint, made.web), v6=[endpoint(p, v6=True) for p in made.web]))
             yield made
         finally:
             made.close()
@@ -104,7 +104,9 @@ def cluster(folder: Path) -> Iterator[Confined]:
 
 def serves(made: Confined) -> None:
     """Sockets of pods and of the node, both families, and packets of those that have no hooks."""
-    everything = web(*map(at, made.web), v6=[at(p, v6=True) for p in made.web], nodeport=NODEPORT)
+    everything = web(
+        *map(endpoint, made.web), v6=[endpoint(p, v6=True) for p in made.web], nodeport=NODEPORT
+    )
     made.publish(everything)
     for host, protocol, address, port in (
         (made.client, "tcp", VIP, PORT),
@@ -112,18 +114,18 @@ def serves(made: Confined) -> None:
         (made.node, "tcp", VIP, PORT),
         (made.outside, "tcp", made.node.v4, NODEPORT),
     ):
-        said = made.ask(host, protocol, address, port, ASKED)
+        said = made.request(host, protocol, address, port, ASKED)
         assert (said["errors"], len(said["names"])) == ({}, 3), (protocol, address)
 
 
 def moves_connected_datagrams(made: Confined) -> bool:
     """Whether a pod's connected UDP socket is ended when its endpoint has gone."""
     first, second, _ = made.web
-    made.publish(web(at(first)))
-    client = asking.datagram(made.sockets(made.client), VIP)
-    assert ending.meet(client, VIP).name == first.name
-    made.publish(web(at(second)))
-    return ending.is_ended(client, 5)
+    made.publish(web(endpoint(first)))
+    client = requests.udp_socket(made.sockets(made.client), VIP)
+    assert stale_udp.connect(client, VIP).name == first.name
+    made.publish(web(endpoint(second)))
+    return stale_udp.is_ended(client, 5)
 
 
 def effective(agent: LabAgent) -> int:

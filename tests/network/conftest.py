@@ -8,10 +8,10 @@ import pytest
 
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import Sockets
-from tests.network import twonodes
-from tests.network.cluster import Cluster, running
-from tests.network.ending import Published
-from tests.network.twonodes import TwoNodes
+from tests.kit import two_nodes
+from tests.kit.cluster import Cluster, running
+from tests.kit.stale_udp import Changes
+from tests.kit.two_nodes import TwoNodes
 
 
 def breadth(fixture_name: str, config: pytest.Config) -> str:
@@ -51,8 +51,8 @@ def pods(cluster: Cluster) -> list[Host]:
 
 
 @pytest.fixture
-def published(cluster: Cluster) -> Iterator[Published]:
-    made = Published(cluster)
+def changes(cluster: Cluster) -> Iterator[Changes]:
+    made = Changes(cluster)
     yield made
     made.close()
 
@@ -60,5 +60,5 @@ def published(cluster: Cluster) -> Iterator[Published]:
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
     """Two nodes that tell pods from others by their addresses."""
-    with twonodes.running(tmp_path_factory.mktemp("two"), *twonodes.PODS) as made:
+    with two_nodes.running(tmp_path_factory.mktemp("two"), *two_nodes.CLUSTER_CIDR) as made:
         yield made

@@ -4,24 +4,24 @@
 import pytest
 
 from ebpflb.lab.sockets import Sockets
-from tests.network import asking
-from tests.network.asking import Ask
-from tests.network.cluster import VIP
+from tests.kit import requests
+from tests.kit.cluster import VIP
+from tests.kit.requests import Send
 
 
 def up(sockets: Sockets, *pods: str, host: str = VIP, port: int = 80) -> None:
     """These endpoints answer, and no others."""
-    assert asking.names(sockets, host, port=port).keys() == set(pods)
+    assert requests.backends(sockets, host, port=port).keys() == set(pods)
 
 
-def down(sockets: Sockets, host: str = VIP, port: int = 80, ask: Ask = asking.tcp) -> None:
+def down(sockets: Sockets, host: str = VIP, port: int = 80, send: Send = requests.tcp) -> None:
     """Whoever asks is refused: the e2e tests take nothing else for "down"."""
     with pytest.raises(ConnectionRefusedError):
-        ask(sockets, host, port)
+        send(sockets, host, port)
 
 
 def reaches(sockets: Sockets, host: str, port: int) -> bool:
-    with asking.stream(sockets, host) as client:
+    with requests.tcp_socket(sockets, host) as client:
         client.settimeout(2)
         try:
             client.connect((host, port))

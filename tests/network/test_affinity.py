@@ -10,9 +10,9 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Sockets
-from tests.network import asking
-from tests.network.asking import Ask
-from tests.network.cluster import EXTERNAL, NODEPORT, VIP, Cluster, at, web
+from tests.kit import requests
+from tests.kit.cluster import EXTERNAL, NODEPORT, VIP, Cluster, endpoint, web
+from tests.kit.requests import Send
 
 SECONDS = 30  # more than a test takes, less than the machine is up
 STICKY = {
@@ -29,7 +29,7 @@ def sticky(*endpoints: Manifest) -> list[Manifest]:
 def service(cluster: Cluster) -> Iterator[None]:
     """Not before the machine is up for so long that time can be turned back."""
     wait_until("the machine is up for long enough", lambda: time.monotonic() > 2 * SECONDS)
-    cluster.publish(sticky(*map(at, cluster.web)))
+    cluster.publish(sticky(*map(endpoint, cluster.web)))
     yield
     cluster.publish()  # the next test's service is another, whom nobody remembers
 
@@ -37,7 +37,7 @@ def service(cluster: Cluster) -> Iterator[None]:
 @pytest.fixture
 def home(cluster: Cluster, pod: Sockets) -> Host:
     """The pod on which the client is at home."""
-    name = asking.tcp(pod, VIP).name
+    name = requests.tcp(pod, VIP).name
     return next(host for host in cluster.web if host.name == name)
 
 
@@ -56,23 +56,23 @@ def counts(cluster: Cluster) -> tuple[int, int]:
     return chosen, sticky
 
 
-@pytest.mark.parametrize("ask", asking.ASKS.values(), ids=asking.ASKS)
-def test_sticks(pod: Sockets, ask: Ask) -> None:
+@pytest.mark.parametrize("send", requests.KINDS.values(), ids=requests.KINDS)
+def test_sticks(pod: Sockets, send: Send) -> None:
     """One client comes to one endpoint with every connection and every new datagram socket."""
-    assert len(asking.names(pod, VIP, ask=ask)) == 1
+    assert len(requests.backends(pod, VIP, send=send)) == 1
 
 
 def test_all_addresses(cluster: Cluster, pod: Sockets, home: Host) -> None:
     """All addresses of a service port share it."""
-    assert asking.tcp(pod, EXTERNAL).name == home.name
-    assert asking.tcp(pod, cluster.node.v4, NODEPORT).name == home.name
+    assert requests.tcp(pod, EXTERNAL).name == home.name
+    assert requests.tcp(pod, cluster.node.v4, NODEPORT).name == home.name
 
 
 def test_clients_differ(cluster: Cluster) -> None:
     """Pods and the node are clients of their own."""
     hosts = [cluster.node, cluster.client, *cluster.web]
     for host in hosts:
-        asking.tcp(cluster.sockets(host), VIP)
+        requests.tcp(cluster.sockets(host), VIP)
     clients = [client for client, _ in cluster.maps["affinity"].items()]
     assert len({client.netns for client in clients}) == len(hosts)
     assert counts(cluster) == (len(hosts), 0)
@@ -82,42 +82,42 @@ def test_slides(cluster: Cluster, pod: Sockets, home: Host) -> None:
     """The timeout begins anew with every connection."""
     for _ in range(3):
         pass_time(cluster, 0.6)
-        assert asking.tcp(pod, VIP).name == home.name
+        assert requests.tcp(pod, VIP).name == home.name
     assert counts(cluster) == (4, 3)
 
 
 def test_ends(cluster: Cluster, pod: Sockets, home: Host) -> None:
     """After the timeout the next connection is balanced afresh."""
     pass_time(cluster, 1.1)
-    asking.tcp(pod, VIP)
+    requests.tcp(pod, VIP)
     assert counts(cluster) == (2, 0)
 
 
 def test_moves(cluster: Cluster, pod: Sockets, home: Host) -> None:
     """When the endpoint leaves, its clients move, and stay where they came to."""
     rest = [host for host in cluster.web if host is not home]
-    cluster.publish(sticky(*map(at, rest)))
-    (name,) = asking.names(pod, VIP)
+    cluster.publish(sticky(*map(endpoint, rest)))
+    (name,) = requests.backends(pod, VIP)
     assert name in {host.name for host in rest}
 
 
 def test_does_not_wait_for_the_leaving(cluster: Cluster, pod: Sockets, home: Host) -> None:
     """An endpoint that is leaving keeps no clients, though it still serves."""
-    rest = [at(host) for host in cluster.web if host is not home]
-    cluster.publish(sticky(at(home, ready=False, terminating=True), *rest))
-    assert home.name not in asking.names(pod, VIP)
+    rest = [endpoint(host) for host in cluster.web if host is not home]
+    cluster.publish(sticky(endpoint(home, ready=False, terminating=True), *rest))
+    assert home.name not in requests.backends(pod, VIP)
 
 
 def test_unmoved_by_others(cluster: Cluster, pod: Sockets, home: Host) -> None:
     """Other endpoints may come and go."""
-    cluster.publish(sticky(at(home)))
-    cluster.publish(sticky(*map(at, cluster.web)))
-    assert asking.names(pod, VIP).keys() == {home.name}
+    cluster.publish(sticky(endpoint(home)))
+    cluster.publish(sticky(*map(endpoint, cluster.web)))
+    assert requests.backends(pod, VIP).keys() == {home.name}
 
 
 def test_off_and_on(cluster: Cluster, pod: Sockets, home: Host) -> None:
     """Switched off, traffic spreads at once; switched on, it sticks at once."""
-    cluster.publish(web(*map(at, cluster.web)))
-    assert len(asking.names(pod, VIP)) == 3
-    cluster.publish(sticky(*map(at, cluster.web)))
-    assert len(asking.names(pod, VIP)) == 1
+    cluster.publish(web(*map(endpoint, cluster.web)))
+    assert len(requests.backends(pod, VIP)) == 3
+    cluster.publish(sticky(*map(endpoint, cluster.web)))
+    assert len(requests.backends(pod, VIP)) == 1

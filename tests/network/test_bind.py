@@ -8,8 +8,8 @@ import pytest
 
 from ebpflb.datapath import probe
 from ebpflb.lab.sockets import Sockets
-from tests.network import asking
-from tests.network.cluster import NODEPORT, Cluster, at, web
+from tests.kit import requests
+from tests.kit.cluster import NODEPORT, Cluster, endpoint, web
 
 pytestmark = pytest.mark.skipif(not probe.set_retval(), reason="this kernel cannot say EADDRINUSE")
 KINDS = [SOCK_STREAM, SOCK_DGRAM]
@@ -18,12 +18,12 @@ TAKEN = ["0.0.0.0", "::", "127.0.0.1", "::1", "192.0.2.1", "fd02::1"]
 
 @pytest.fixture(scope="module", autouse=True)
 def service(cluster: Cluster) -> None:
-    cluster.publish(web(*map(at, cluster.web), nodeport=NODEPORT))
+    cluster.publish(web(*map(endpoint, cluster.web), nodeport=NODEPORT))
 
 
 def bind(sockets: Sockets, kind: int, address: str, port: int = NODEPORT) -> int:
     """The errno, or 0."""
-    with sockets.open(asking.family_of(address), kind) as opened:
+    with sockets.open(requests.family_of(address), kind) as opened:
         try:
             opened.bind((address, port))
         except OSError as error:
@@ -61,7 +61,7 @@ def test_in_a_pod(pod: Sockets, kind: int, address: str) -> None:
 
 def test_of_the_other_protocol(cluster: Cluster, host: Sockets) -> None:
     """A NodePort for TCP leaves the UDP port free."""
-    service, *slices = web(*map(at, cluster.web), nodeport=NODEPORT)
+    service, *slices = web(*map(endpoint, cluster.web), nodeport=NODEPORT)
     service["spec"]["ports"].pop()
     cluster.publish(service, *slices)
     assert bind(host, SOCK_STREAM, "0.0.0.0") == EADDRINUSE

@@ -6,8 +6,8 @@ from typing import Any
 
 from ebpflb.datapath.maps.layout import VERDICTS
 from ebpflb.lab import manifests
+from tests.kit.cluster import VIP, VIP6, Cluster, endpoint, web
 from tests.load import scaled
-from tests.network.cluster import VIP, VIP6, Cluster, at, web
 
 CLIENTS = [("tcp", VIP), ("tcp", VIP6), ("udp", VIP), ("connected-udp", VIP6)]
 REWRITES = scaled(150)
@@ -20,18 +20,18 @@ def some(pods: list[Any]) -> list[Any]:
 
 def turmoil(cluster: Cluster) -> list[Any]:
     """A new set of endpoints, never an empty one, again and again; what the clients counted."""
-    v4, v6 = [at(pod) for pod in cluster.web], [at(pod, v6=True) for pod in cluster.web]
+    v4, v6 = [endpoint(pod) for pod in cluster.web], [endpoint(pod, v6=True) for pod in cluster.web]
     node = manifests.node("node", cluster.node.v4)
     cluster.publish(node, web(*v4, v6=v6))
-    pressing = [cluster.press(cluster.client, *client) for client in CLIENTS]
+    pressing = [cluster.start_client(cluster.client, *client) for client in CLIENTS]
     for _ in range(REWRITES):
         manifests.write(cluster.agent.manifests / "all.yaml", [node, *web(*some(v4), v6=some(v6))])
     cluster.publish(node, web(*v4, v6=v6))
-    return [cluster.release(process) for process in pressing]
+    return [cluster.stop_client(process) for process in pressing]
 
 
 def test_nothing_fails(cluster: Cluster) -> None:
-    """Every ask is answered, and no slot is ever found to be another service's twice; but those
+    """Every send is answered, and no slot is ever found to be another service's twice; but those
     who asked in a connected UDP socket whose backend went are told so (kube-proxy.md 11.1).
     """
     counts = turmoil(cluster)

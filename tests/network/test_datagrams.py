@@ -7,8 +7,8 @@ import pytest
 
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import Socket, Sockets
-from tests.network import asking
-from tests.network.cluster import EXTERNAL, PORT, VIP, Cluster, at, web
+from tests.kit import requests
+from tests.kit.cluster import EXTERNAL, PORT, VIP, Cluster, endpoint, web
 
 LEAVING = {"ready": False, "terminating": True}
 
@@ -16,15 +16,15 @@ LEAVING = {"ready": False, "terminating": True}
 @pytest.fixture
 def client(pod: Sockets) -> Iterator[Socket]:
     """An unconnected socket."""
-    with asking.datagram(pod, VIP) as opened:
+    with requests.udp_socket(pod, VIP) as opened:
         yield opened
 
 
 @pytest.fixture
 def kept(cluster: Cluster, client: Socket) -> Host:
     """The pod that the client keeps, of all three."""
-    cluster.publish(web(*map(at, cluster.web), externalIPs=[EXTERNAL]))
-    name = asking.again(client, VIP).name
+    cluster.publish(web(*map(endpoint, cluster.web), externalIPs=[EXTERNAL]))
+    name = requests.exchange(client, VIP).name
     return next(pod for pod in cluster.web if pod.name == name)
 
 
@@ -35,7 +35,7 @@ def others(cluster: Cluster, kept: Host) -> list[Host]:
 
 def same(client: Socket, times: int = 20) -> str:
     """Who answers every time."""
-    (name,) = {asking.again(client, VIP).name for _ in range(times)}
+    (name,) = {requests.exchange(client, VIP).name for _ in range(times)}
     return name
 
 
@@ -46,7 +46,7 @@ def test_keeps(client: Socket, kept: Host) -> None:
 
 def test_while_others_go(cluster: Cluster, client: Socket, kept: Host) -> None:
     """It does not matter that the other endpoints leave."""
-    cluster.publish(web(at(kept)))
+    cluster.publish(web(endpoint(kept)))
     assert same(client) == kept.name
 
 
@@ -54,14 +54,14 @@ def test_while_others_come(
     cluster: Cluster, client: Socket, kept: Host, others: list[Host]
 ) -> None:
     """It does not matter that other endpoints come, before it in the list or after."""
-    cluster.publish(web(at(kept)))
-    cluster.publish(web(at(others[0]), at(kept), at(others[1])))
+    cluster.publish(web(endpoint(kept)))
+    cluster.publish(web(endpoint(others[0]), endpoint(kept), endpoint(others[1])))
     assert same(client) == kept.name
 
 
 def test_moves_when_gone(cluster: Cluster, client: Socket, kept: Host, others: list[Host]) -> None:
     """When its backend is gone it moves, and keeps the new one."""
-    cluster.publish(web(*map(at, others)))
+    cluster.publish(web(*map(endpoint, others)))
     assert same(client) in {pod.name for pod in others}
 
 
@@ -69,9 +69,9 @@ def test_stays_while_leaving(
     cluster: Cluster, client: Socket, kept: Host, others: list[Host]
 ) -> None:
     """A backend that terminates but still serves keeps the sockets that it has, and gets no new."""
-    cluster.publish(web(at(kept, **LEAVING), *map(at, others)))
+    cluster.publish(web(endpoint(kept, **LEAVING), *map(endpoint, others)))
     assert same(client) == kept.name
-    found = asking.names(client.sockets, VIP, ask=asking.udp)
+    found = requests.backends(client.sockets, VIP, send=requests.udp)
     assert found.keys() == {pod.name for pod in others}
 
 
@@ -79,21 +79,21 @@ def test_moves_when_it_serves_no_more(
     cluster: Cluster, client: Socket, kept: Host, others: list[Host]
 ) -> None:
     """A backend that terminates and does not serve keeps nobody."""
-    cluster.publish(web(at(kept, **LEAVING, serving=False), *map(at, others)))
+    cluster.publish(web(endpoint(kept, **LEAVING, serving=False), *map(endpoint, others)))
     assert same(client) in {pod.name for pod in others}
 
 
 def test_each_frontend(client: Socket, kept: Host) -> None:
     """One socket may use several frontends: each keeps its backend and shows its own address."""
-    first = {address: asking.again(client, address) for address in (VIP, EXTERNAL)}
+    first = {address: requests.exchange(client, address) for address in (VIP, EXTERNAL)}
     for address, answer in first.items():
-        assert asking.again(client, address) == answer
+        assert requests.exchange(client, address) == answer
         assert answer.peer == (address, PORT)
 
 
 def test_each_socket(cluster: Cluster, kept: Host, pod: Sockets) -> None:
     """Every socket chooses for itself."""
-    assert len(asking.names(pod, VIP, ask=asking.udp)) == 3
+    assert len(requests.backends(pod, VIP, send=requests.udp)) == 3
 
 
 def test_connected_again(client: Socket, kept: Host) -> None:
@@ -115,5 +115,5 @@ def test_endpoint_asked_directly(
         client.send(b"?")
     else:
         client.sendto(b"?", direct)
-    answer = asking.receive(client)
+    answer = requests.receive(client)
     assert (answer.name, answer.peer) == (others[0].name, direct)

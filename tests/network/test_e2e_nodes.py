@@ -13,10 +13,10 @@ from ebpflb.datapath.maps.layout import VERDICTS
 from ebpflb.lab import manifests, traffic
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import TIMEOUT
-from tests.network import asking
-from tests.network.twonodes import TwoNodes, Ways
+from tests.kit import requests
+from tests.kit.two_nodes import Frontends, TwoNodes
 
-WAYS = Ways(10)
+FRONTENDS = Frontends(10)
 LEAVING = {"ready": False, "terminating": True}
 NEVER = {"ready": False, "serving": False}
 A_MOMENT = 0.3  # seconds after which nobody is going to answer
@@ -31,8 +31,8 @@ def answer(
     two: TwoNodes, who: str, kind: str, node: Host, seconds: float = TIMEOUT, *, v6: bool = False
 ) -> tuple[str, str]:
     """Who answers by TCP in so many seconds, and whom it sees; nobody: ("", "")."""
-    where = WAYS.to(kind, node, v6=v6)
-    with asking.stream(two.sockets(getattr(two, who)), where[0]) as client:
+    where = FRONTENDS.to(kind, node, v6=v6)
+    with requests.tcp_socket(two.sockets(getattr(two, who)), where[0]) as client:
         client.settimeout(seconds)
         try:
             client.connect(where)
@@ -125,12 +125,12 @@ def test_load_balancer_changes(two: TwoNodes, v6: bool) -> None:
 
 def from_one_port(two: TwoNodes, who: str, kind: str, seconds: float = TIMEOUT, *, v6: bool) -> str:
     """Who answers a datagram from CLIENT_PORT in so many seconds; nobody: ""."""
-    where = WAYS.to(kind, two.near, v6=v6)
-    with asking.datagram(two.sockets(getattr(two, who)), where[0]) as client:
+    where = FRONTENDS.to(kind, two.near, v6=v6)
+    with requests.udp_socket(two.sockets(getattr(two, who)), where[0]) as client:
         client.settimeout(seconds)
         client.bind(("::" if v6 else "0.0.0.0", CLIENT_PORT))
         try:
-            said = asking.again(client, *where)
+            said = requests.exchange(client, *where)
         except (TimeoutError, ConnectionRefusedError):
             return ""
         assert said.peer == where
@@ -175,7 +175,7 @@ def test_udp_when_an_unready_endpoint_gets_ready(
 @datagrams
 def test_udp_when_the_target_port_changes(two: TwoNodes, who: str, v6: bool) -> None:
     """The pod stays and its port is another: the client comes to the new one."""
-    server = two.begin(two.here, "serve", "new", str(OTHER_TARGET))
+    server = two.start_program(two.here, "serve", "new", str(OTHER_TARGET))
     publish(two, two.here)
     assert from_one_port(two, who, "nodeport", v6=v6) == "here"
     service, *slices = two.service("web", 10, two.here)
@@ -206,7 +206,7 @@ def unallocated(two: TwoNodes, host: str) -> bool:
     """Whether near drops what a pod sends there, as for an address that is kept and not given."""
     (number,) = (i for i, name in VERDICTS.items() if name == "unallocated")
     before = two.maps["verdicts"].get(number)[0]
-    with asking.stream(two.sockets(two.hidden), host) as client, pytest.raises(OSError):
+    with requests.tcp_socket(two.sockets(two.hidden), host) as client, pytest.raises(OSError):
         client.settimeout(A_MOMENT)
         client.connect((host, 80))
     return bool(two.maps["verdicts"].get(number)[0] > before)
@@ -226,5 +226,5 @@ def test_different_service_cidrs(two: TwoNodes, v6: bool) -> None:
         assert unallocated(two, free) is is_kept
     two.publish(kept, new, service, *slices)
     for client in (two.hooked, two.hidden, two.near, two.there, two.far):
-        assert asking.tcp(two.sockets(client), vips[v6]).name == "here"
+        assert requests.tcp(two.sockets(client), vips[v6]).name == "here"
     assert unallocated(two, free)

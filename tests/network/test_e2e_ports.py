@@ -9,8 +9,8 @@ from ebpflb.lab import manifests
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Sockets
-from tests.network import asking
-from tests.network.cluster import TARGET, VIP, VIP6, Cluster, at, web
+from tests.kit import requests
+from tests.kit.cluster import TARGET, VIP, VIP6, Cluster, endpoint, web
 from tests.network.e2e import down, reaches, up
 
 SECOND_TARGET = 9090
@@ -20,7 +20,7 @@ SECOND_TARGET = 9090
 def more_ports(cluster: Cluster) -> None:
     """Every pod serves SECOND_TARGET too, as "web-1-again" and so on."""
     for pod in cluster.web:
-        cluster.begin(pod, "serve", f"{pod.name}-again", str(SECOND_TARGET))
+        cluster.start_program(pod, "serve", f"{pod.name}-again", str(SECOND_TARGET))
 
 
 def ports(*named: tuple[str, int]) -> list[Manifest]:
@@ -37,8 +37,8 @@ def manual(name: str, listed: list[Manifest], *endpoints: Manifest) -> Manifest:
 def test_serve_multiport_endpoints(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
     """Two named ports backed by different pods: each port reaches its own pod only."""
     service = manifests.service("web", [VIP], ports(("a", 80), ("b", 81)))
-    first = manual("web-1", ports(("a", TARGET)), at(pods[0]))
-    second = manual("web-2", ports(("b", TARGET)), at(pods[1]))
+    first = manual("web-1", ports(("a", TARGET)), endpoint(pods[0]))
+    second = manual("web-2", ports(("b", TARGET)), endpoint(pods[1]))
     cluster.publish(service, first, second)
     up(sockets, "web-1", port=80)
     up(sockets, "web-2", port=81)
@@ -54,8 +54,8 @@ def test_several_ports_in_several_slices(
     service = manifests.service("web", [VIP], ports(("port80", 80), ("port81", 81)))
     cluster.publish(
         service,
-        manual("one", ports(("port80", TARGET)), at(pods[0])),
-        manual("two", ports(("port81", SECOND_TARGET)), at(pods[0])),
+        manual("one", ports(("port80", TARGET)), endpoint(pods[0])),
+        manual("two", ports(("port81", SECOND_TARGET)), endpoint(pods[0])),
     )
     up(sockets, "web-1", port=80)
     up(sockets, "web-1-again", port=81)
@@ -67,39 +67,39 @@ def test_named_target_port(
     """One port name that resolves to different numbers: traffic reaches them all."""
     cluster.publish(
         manifests.service("web", [VIP], ports(("http", 80))),
-        manual("one", ports(("http", TARGET)), at(pods[0])),
-        manual("two", ports(("http", SECOND_TARGET)), at(pods[1])),
+        manual("one", ports(("http", TARGET)), endpoint(pods[0])),
+        manual("two", ports(("http", SECOND_TARGET)), endpoint(pods[1])),
     )
     up(sockets, "web-1", "web-2-again")
 
 
 def test_adding_and_deleting_ports(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
     """A service port that is added serves, one that is taken away is refused."""
-    slices = manual("one", ports(("a", TARGET), ("b", TARGET)), at(pods[0]))
+    slices = manual("one", ports(("a", TARGET), ("b", TARGET)), endpoint(pods[0]))
     for listed in ([("a", 80)], [("a", 80), ("b", 81)], [("b", 81)]):
         cluster.publish(manifests.service("web", [VIP], ports(*listed)), slices)
         for number in (80, 81):
-            ask = up if number in {port for _, port in listed} else down
-            ask(sockets, *(["web-1"] if ask is up else []), port=number)
+            check = up if number in {port for _, port in listed} else down
+            check(sockets, *(["web-1"] if check is up else []), port=number)
 
 
 def test_protocols_of_one_port(cluster: Cluster, pod: Sockets, pods: list[Host]) -> None:
     """TCP and UDP on one port: taking one away fails exactly that one, and back again."""
     for kept in ({"tcp", "udp"}, {"tcp"}, {"udp"}, {"tcp", "udp"}):
-        service, *slices = web(at(pods[0]))
+        service, *slices = web(endpoint(pods[0]))
         service["spec"]["ports"] = [it for it in service["spec"]["ports"] if it["name"] in kept]
         cluster.publish(service, *slices)
-        for name, ask in (("tcp", asking.tcp), ("udp", asking.connected_udp)):
+        for name, send in (("tcp", requests.tcp), ("udp", requests.connected_udp)):
             if name in kept:
-                assert ask(pod, VIP).name == "web-1"
+                assert send(pod, VIP).name == "web-1"
             else:
-                down(pod, ask=ask)
+                down(pod, send=send)
 
 
 @pytest.mark.parametrize("ips", [[VIP], [VIP6], [VIP, VIP6], [VIP6, VIP]], ids=" ".join)
 def test_families(cluster: Cluster, sockets: Sockets, pods: list[Host], ips: list[str]) -> None:
     """A service of one family or of both, in either order, is up in its families and no other."""
-    _, *slices = web(at(pods[0]), v6=[at(pods[1], v6=True)])
+    _, *slices = web(endpoint(pods[0]), v6=[endpoint(pods[1], v6=True)])
     cluster.publish(manifests.service("web", ips, ports(("tcp", 80))), *slices)
     for vip, pod in ((VIP, "web-1"), (VIP6, "web-2")):
         if vip in ips:
@@ -114,7 +114,7 @@ def test_sctp_service(cluster: Cluster, pods: list[Host]) -> None:
     sctp = [{"name": "s", "port": 80, "protocol": "SCTP"}]
     cluster.publish(
         manifests.service("web", [VIP, VIP6], sctp),
-        manifests.endpoint_slice("web", "IPv4", [at(pods[0])], [{**sctp[0], "port": TARGET}]),
+        manifests.endpoint_slice("web", "IPv4", [endpoint(pods[0])], [{**sctp[0], "port": TARGET}]),
     )
     found = {(str(it), it.protocol) for it, _ in cluster.maps["services"].items()}
     assert (f"{VIP}:80", 132) in found

@@ -9,8 +9,8 @@ from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import Sockets
-from tests.network import asking
-from tests.network.cluster import NODEPORT, TARGET, VIP, Cluster, at, web
+from tests.kit import requests
+from tests.kit.cluster import NODEPORT, TARGET, VIP, Cluster, endpoint, web
 from tests.network.e2e import down, reaches, up
 
 ENDPOINT_CHANGE, SERVICE_CHANGE = 30, 120  # seconds (kube-proxy.md 16.8)
@@ -24,7 +24,7 @@ def test_serve_a_basic_endpoint(cluster: Cluster, sockets: Sockets, pods: list[H
     cluster.publish(web())
     down(sockets)
     for here in (pods[:1], pods[:2], pods[1:2]):
-        cluster.publish(web(*map(at, here)))
+        cluster.publish(web(*map(endpoint, here)))
         up(sockets, *(pod.name for pod in here))
     cluster.publish(web())
     down(sockets)
@@ -32,11 +32,11 @@ def test_serve_a_basic_endpoint(cluster: Cluster, sockets: Sockets, pods: list[H
 
 def test_in_time(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
     """An endpoint's change is seen within 30 s, a Service's within 2 min: e2e's time budgets."""
-    cluster.publish(web(at(pods[0])))
-    cluster.announce(web(at(pods[1])))
-    seen = lambda: asking.names(sockets, VIP, times=5).keys() == {"web-2"}  # noqa: E731
+    cluster.publish(web(endpoint(pods[0])))
+    cluster.write(web(endpoint(pods[1])))
+    seen = lambda: requests.backends(sockets, VIP, times=5).keys() == {"web-2"}  # noqa: E731
     wait_until("the new endpoint answers", seen, ENDPOINT_CHANGE)
-    cluster.announce(web(at(pods[1]), nodeport=NODEPORT))
+    cluster.write(web(endpoint(pods[1]), nodeport=NODEPORT))
     seen = lambda: reaches(sockets, cluster.node.v4, NODEPORT)  # noqa: E731
     wait_until("the NodePort answers", seen, SERVICE_CHANGE)
 
@@ -47,26 +47,26 @@ def test_up_and_down(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> No
     other = [
         manifests.service("other", [SECOND_VIP], named),
         manifests.endpoint_slice(
-            "other", "IPv4", list(map(at, pods)), [{**named[0], "port": TARGET}]
+            "other", "IPv4", list(map(endpoint, pods)), [{**named[0], "port": TARGET}]
         ),
     ]
     names = [pod.name for pod in pods]
-    cluster.publish(web(*map(at, pods)), other)
+    cluster.publish(web(*map(endpoint, pods)), other)
     up(sockets, *names)
     up(sockets, *names, host=SECOND_VIP)
     cluster.publish(other)
     with pytest.raises(OSError):
-        asking.tcp(sockets, VIP)
+        requests.tcp(sockets, VIP)
     up(sockets, *names, host=SECOND_VIP)
 
 
 @pytest.mark.parametrize("ip", [VIP, "10.96.0.99"])
 def test_recreated(cluster: Cluster, sockets: Sockets, pods: list[Host], ip: str) -> None:
     """A service that is deleted and made again, at the same address or another, works."""
-    cluster.publish(web(at(pods[0])))
+    cluster.publish(web(endpoint(pods[0])))
     up(sockets, "web-1")
     cluster.publish()
-    service, *slices = web(at(pods[1]))
+    service, *slices = web(endpoint(pods[1]))
     service["spec"] |= {"clusterIP": ip, "clusterIPs": [ip], "ipFamilies": ["IPv4"]}
     cluster.publish(service, *slices)
     up(sockets, "web-2", host=ip)
@@ -74,15 +74,15 @@ def test_recreated(cluster: Cluster, sockets: Sockets, pods: list[Host], ip: str
 
 def test_types(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
     """ExternalName, ClusterIP and NodePort by turns: each change is in force, both ways."""
-    alias = web(at(pods[0]), type="ExternalName", externalName="example.org")
+    alias = web(endpoint(pods[0]), type="ExternalName", externalName="example.org")
     node = cluster.node.v4
     for published, cluster_ip, nodeport in (
         (alias, False, False),
-        (web(at(pods[0])), True, False),
-        (web(at(pods[0]), nodeport=NODEPORT), True, True),
+        (web(endpoint(pods[0])), True, False),
+        (web(endpoint(pods[0]), nodeport=NODEPORT), True, True),
         (alias, False, False),
-        (web(at(pods[0]), nodeport=NODEPORT), True, True),
-        (web(at(pods[0])), True, False),
+        (web(endpoint(pods[0]), nodeport=NODEPORT), True, True),
+        (web(endpoint(pods[0])), True, False),
     ):
         cluster.publish(published)
         assert reaches(sockets, VIP, 80) is cluster_ip
@@ -92,7 +92,7 @@ def test_types(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
 def test_service_proxy_name(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
     """A labelled Service is never up; toggling the label takes a live one down and up."""
     for labels, is_up in (({PROXY_NAME: "other"}, False), ({}, True), ({PROXY_NAME: ""}, False)):
-        service, *slices = web(at(pods[0]))
+        service, *slices = web(endpoint(pods[0]))
         service["metadata"]["labels"] = labels
         cluster.publish(service, *slices)
         assert reaches(sockets, VIP, 80) is is_up
@@ -100,7 +100,7 @@ def test_service_proxy_name(cluster: Cluster, sockets: Sockets, pods: list[Host]
 
 def test_headless(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
     """A manual slice works; with the headless label on it the service goes down."""
-    service, slices, _ = web(at(pods[0]))
+    service, slices, _ = web(endpoint(pods[0]))
     cluster.publish(service, slices)
     up(sockets, "web-1")
     slices["metadata"]["labels"][HEADLESS] = ""
@@ -112,7 +112,7 @@ def test_not_ready_addresses(cluster: Cluster, sockets: Sockets, pods: list[Host
     """As published they are ready, though unready or terminating; else they are not reached."""
     node = cluster.node.v4
     for conditions in ({}, UNREADY, {"serving": False, "terminating": True}, UNREADY):
-        cluster.publish(web(at(pods[0], **conditions), nodeport=NODEPORT))
+        cluster.publish(web(endpoint(pods[0], **conditions), nodeport=NODEPORT))
         if conditions.get("ready", True):
             up(sockets, "web-1")
             up(sockets, "web-1", host=node, port=NODEPORT)
@@ -123,7 +123,7 @@ def test_not_ready_addresses(cluster: Cluster, sockets: Sockets, pods: list[Host
 
 def test_route_localnet(cluster: Cluster, host: Sockets, pods: list[Host]) -> None:
     """NodePorts are served on the node's loopback, and route_localnet is not touched for it."""
-    cluster.publish(web(at(pods[0]), nodeport=NODEPORT))
+    cluster.publish(web(endpoint(pods[0]), nodeport=NODEPORT))
     up(host, "web-1", host="127.0.0.1", port=NODEPORT)
     sysctl = ["cat", "/proc/sys/net/ipv4/conf/all/route_localnet"]
     reading = cluster.lab.keep(cluster.node.start(sysctl, stdout=subprocess.PIPE))
@@ -133,7 +133,7 @@ def test_route_localnet(cluster: Cluster, host: Sockets, pods: list[Host]) -> No
 def test_host_network_endpoint(cluster: Cluster, sockets: Sockets) -> None:
     """An endpoint that is the node itself answers pods and processes, under the policy Local."""
     host_network(cluster)
-    cluster.begin(cluster.node, "serve", "the-node", str(HOST_PORT))
+    cluster.start_program(cluster.node, "serve", "the-node", str(HOST_PORT))
     up(sockets, "the-node")
     up(sockets, "the-node", host=cluster.node.v4, port=NODEPORT)
 
@@ -141,7 +141,7 @@ def test_host_network_endpoint(cluster: Cluster, sockets: Sockets) -> None:
 def test_host_network_endpoint_by_udp(cluster: Cluster, sockets: Sockets, host: Sockets) -> None:
     """The same for datagrams, to a server that answers from the address that it was asked at."""
     host_network(cluster)
-    with asking.datagram(host, VIP) as server, asking.datagram(sockets, VIP) as client:
+    with requests.udp_socket(host, VIP) as server, requests.udp_socket(sockets, VIP) as client:
         server.bind((cluster.node.v4, HOST_UDP_PORT))
         for where in ((VIP, 80), (cluster.node.v4, NODEPORT)):
             client.sendto(b"?", where)

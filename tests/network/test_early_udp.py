@@ -12,9 +12,17 @@ from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Sockets
 from ebpflb.node import sock_diag
-from tests.network import asking
-from tests.network.cluster import PORT, TARGET, VIP, Cluster, at, web
-from tests.network.ending import Published, ask, both, fixed, is_ended, meet, serve
+from tests.kit import requests
+from tests.kit.cluster import PORT, TARGET, VIP, Cluster, endpoint, web
+from tests.kit.stale_udp import (
+    Changes,
+    bound_socket,
+    connect,
+    dual_stack,
+    dual_stack_web,
+    exchange,
+    is_ended,
+)
 
 LATER = {"v4": "10.96.0.30", "v6": "fd00:96::30"}
 
@@ -22,17 +30,17 @@ pytestmark = pytest.mark.skipif(not sock_diag.can_destroy(), reason="this kernel
 
 
 def test_udp_is_preserved_when_endpoints_get_ready(
-    cluster: Cluster, published: Published, sockets: Sockets
+    cluster: Cluster, changes: Changes, sockets: Sockets
 ) -> None:
     """Who asks before there is an endpoint is refused, and reaches it afterwards."""
-    published.change(web(at(cluster.web[0], ready=False, serving=False)))
-    with fixed(sockets, VIP) as early, pytest.raises(ConnectionRefusedError):
+    changes.apply(web(endpoint(cluster.web[0], ready=False, serving=False)))
+    with bound_socket(sockets, VIP) as early, pytest.raises(ConnectionRefusedError):
         early.connect((VIP, PORT))
         early.send(b"?")
         early.recv(64)
-    published.change(serve(cluster.web[0]))
-    with fixed(sockets, VIP) as client:
-        assert meet(client, VIP).name == cluster.web[0].name
+    changes.apply(dual_stack_web(cluster.web[0]))
+    with bound_socket(sockets, VIP) as client:
+        assert connect(client, VIP).name == cluster.web[0].name
 
 
 @pytest.fixture(params=LATER)
@@ -52,7 +60,7 @@ def rule(cluster: Cluster) -> Iterator[Callable[[str], None]]:
 @pytest.mark.parametrize("tracked", [False, True])
 def test_udp_is_preserved_when_asked_too_early(
     cluster: Cluster,
-    published: Published,
+    changes: Changes,
     pod: Sockets,
     host: Sockets,
     later: str,
@@ -63,36 +71,40 @@ def test_udp_is_preserved_when_asked_too_early(
 
     A pod's datagrams are translated at its device; the node's own socket is ended.
     """
-    published.change()
+    changes.apply()
     if tracked:
         rule("ct state new accept")
-    with fixed(pod, later) as early, fixed(host, later) as lost:
+    with bound_socket(pod, later) as early, bound_socket(host, later) as lost:
         for client in (early, lost):
             client.connect((later, PORT))
             client.send(b"?")
-        published.publish(afterwards(cluster.web[0]))
-        assert ask(early).name == cluster.web[0].name
+        changes.publish(afterwards(cluster.web[0]))
+        assert exchange(early).name == cluster.web[0].name
         assert is_ended(lost)
-        assert meet(lost, later).name == cluster.web[0].name
+        assert connect(lost, later).name == cluster.web[0].name
 
 
 def test_translated_by_others(
-    cluster: Cluster, published: Published, host: Sockets, later: str, rule: Callable[[str], None]
+    cluster: Cluster,
+    changes: Changes,
+    host: Sockets,
+    later: str,
+    rule: Callable[[str], None],
 ) -> None:
     """The node's own socket that netfilter translates is served: it goes on."""
-    published.change()
+    changes.apply()
     pod = cluster.web[0]
     family, to = ("ip6", f"[{pod.v6}]") if ":" in later else ("ip", pod.v4)
     rule(f"{family} daddr {later} udp dport {PORT} dnat {family} to {to}:{TARGET}")
-    with asking.datagram(host, later) as client:
-        assert meet(client, later).name == pod.name
-        published.change(afterwards(pod))
-        assert ask(client).name == pod.name
+    with requests.udp_socket(host, later) as client:
+        assert connect(client, later).name == pod.name
+        changes.apply(afterwards(pod))
+        assert exchange(client).name == pod.name
 
 
 def afterwards(pod: Host) -> list[Manifest]:
     """A service at the cluster IPs that nobody had."""
-    named, ends = [{"name": "udp", "port": TARGET, "protocol": "UDP"}], both(pod)
+    named, ends = [{"name": "udp", "port": TARGET, "protocol": "UDP"}], dual_stack(pod)
     return [
         manifests.service("later", [*LATER.values()], [{**named[0], "port": PORT}]),
         manifests.endpoint_slice("later", "IPv4", ends["v4"], named),

@@ -13,12 +13,12 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Socket
-from tests.network import asking
-from tests.network.asking import family_of
-from tests.network.twonodes import TwoNodes, Ways
+from tests.kit import requests
+from tests.kit.requests import family_of
+from tests.kit.two_nodes import Frontends, TwoNodes
 
 PORT = 32100
-WAYS = Ways(7)
+FRONTENDS = Frontends(7)
 LEAVING = {"ready": False, "terminating": True}
 families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
 
@@ -139,8 +139,8 @@ def test_endpoint_terminates(two: TwoNodes, v6: bool) -> None:
     tells(two, two.near, v6, 503)
     for client in (two.outside, two.hidden, two.hooked):
         assert get(two, client, address(two.near, v6))[:2] == (503, 0)
-        where = WAYS.to("nodeport", two.near, v6=v6)
-        assert asking.tcp(two.sockets(client), *where).name == "here"
+        where = FRONTENDS.to("nodeport", two.near, v6=v6)
+        assert requests.tcp(two.sockets(client), *where).name == "here"
 
 
 @families

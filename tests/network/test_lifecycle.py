@@ -11,8 +11,8 @@ import pytest
 from ebpflb.datapath.attach import cgroup_links
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.lab.sockets import Sockets
-from tests.network import asking
-from tests.network.cluster import PORT, VIP, Cluster, at, running, web
+from tests.kit import requests
+from tests.kit.cluster import PORT, VIP, Cluster, endpoint, running, web
 
 A_MOMENT = 0.1  # seconds in which nothing may happen
 
@@ -21,7 +21,7 @@ A_MOMENT = 0.1  # seconds in which nothing may happen
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     """One for each test."""
     with running(tmp_path) as made:
-        made.publish(web(*map(at, made.web)))
+        made.publish(web(*map(endpoint, made.web)))
         yield made
 
 
@@ -45,7 +45,7 @@ def test_second_agent(cluster: Cluster, pod: Sockets) -> None:
     assert done.stderr.count("\n") == 1
     assert f"another agent (pid {pid}) already serves" in done.stderr
     assert hooks(cluster) == before
-    assert len(asking.names(pod, VIP)) == 3
+    assert len(requests.backends(pod, VIP)) == 3
 
 
 def test_terminated(cluster: Cluster, pod: Sockets) -> None:
@@ -55,7 +55,7 @@ def test_terminated(cluster: Cluster, pod: Sockets) -> None:
     assert cluster.agent.process and cluster.agent.process.returncode == 0
     assert "what is programmed serves on" in cluster.agent.log()
     assert hooks(cluster) == before
-    assert len(asking.names(pod, VIP)) == 3
+    assert len(requests.backends(pod, VIP)) == 3
 
 
 def test_cleanup(cluster: Cluster, pod: Sockets) -> None:
@@ -65,7 +65,7 @@ def test_cleanup(cluster: Cluster, pod: Sockets) -> None:
     assert not hooks(cluster)
     assert not cluster.agent.paths.state.exists()
     assert not cluster.agent.paths.run.exists()
-    with asking.stream(pod, VIP) as client:
+    with requests.tcp_socket(pod, VIP) as client:
         client.settimeout(A_MOMENT)
         with pytest.raises(TimeoutError):
             client.connect((VIP, PORT))
@@ -73,16 +73,16 @@ def test_cleanup(cluster: Cluster, pod: Sockets) -> None:
 
 def test_after_cleanup(cluster: Cluster, pod: Sockets) -> None:
     """Connections that were open stay open, and a new agent starts from nothing."""
-    with asking.stream(pod, VIP) as client:
+    with requests.tcp_socket(pod, VIP) as client:
         client.connect((VIP, PORT))
         client.recv(64)
         cluster.agent.stop()
         ebpflb("cleanup", *cluster.agent.where)
         client.send(b"still there?")
         assert client.recv(64) == b"still there?"
-    cluster.forget_maps()
+    cluster.close_maps()
     cluster.agent.start()
-    assert len(asking.names(pod, VIP)) == 3
+    assert len(requests.backends(pod, VIP)) == 3
 
 
 def test_cgroup_made_anew(cluster: Cluster) -> None:
@@ -95,7 +95,7 @@ def test_cgroup_made_anew(cluster: Cluster) -> None:
     cluster.node.cgroup.rmdir()
     cluster.node.cgroup.mkdir()
     for pod in cluster.web:
-        cluster.begin(pod, "serve", pod.name, "8080")
+        cluster.start_program(pod, "serve", pod.name, "8080")
     cluster.agent.start()
-    assert len(asking.names(cluster.sockets(cluster.client), VIP)) == 3
+    assert len(requests.backends(cluster.sockets(cluster.client), VIP)) == 3
     assert len(cgroup_links.attached(StateDir(cluster.agent.paths.state))) == len(hooks(cluster))

@@ -14,7 +14,8 @@ import pytest
 
 from ebpflb.lab import traffic
 from ebpflb.lab.sockets import TIMEOUT, Sockets
-from tests.network import asking
+from tests.kit import requests
+from tests.kit.two_nodes import CLUSTER_CIDR, Frontends, TwoNodes
 from tests.network.test_packets_table import (
     BOTH_CLIENT,
     BOTH_NODE,
@@ -24,15 +25,14 @@ from tests.network.test_packets_table import (
     meaning,
     services_of,
 )
-from tests.network.twonodes import PODS, TwoNodes, Ways
 
 HERE_CLIENT, HERE_NODE = "here=client", "here=node"
 A_MOMENT = 0.3  # seconds after which a connection counts as lost
 LOST = ("lost", "")
 SETTINGS = {
-    "base": PODS,
+    "base": CLUSTER_CIDR,
     "no detector": (),
-    "masquerade all": (*PODS, "--masquerade-all"),
+    "masquerade all": (*CLUSTER_CIDR, "--masquerade-all"),
     "both": ("--masquerade-all",),
 }
 NODE_ALWAYS = (BOTH_NODE, BOTH_NODE, BOTH_NODE)
@@ -68,7 +68,9 @@ def setting(two: TwoNodes, request: pytest.FixtureRequest) -> Iterator[str]:
         agent.options = (*SETTINGS[request.param], "--masquerade-local-backends")
         agent.start()
     two.publish(*services_of(two, two.here, two.there))
-    two.forget("tcp_flows")  # one without replies is replaceable after 3 s (engine/flows/follow.h)
+    two.delete_flows(
+        "tcp_flows"
+    )  # one without replies is replaceable after 3 s (engine/flows/follow.h)
     yield request.param
 
 
@@ -76,15 +78,15 @@ def answers(
     two: TwoNodes, who: str, kind: str, policy: str, seconds: float, *, v6: bool
 ) -> set[tuple[str, str]]:
     """Who answered, and whom it saw."""
-    ways, client = Ways(POLICIES[policy][0]), two.sockets(getattr(two, who))
-    where = ways.to("nodeport" if kind == "loopback" else kind, two.near, v6=v6)
+    frontends, client = Frontends(POLICIES[policy][0]), two.sockets(getattr(two, who))
+    where = frontends.to("nodeport" if kind == "loopback" else kind, two.near, v6=v6)
     if kind == "loopback":
-        where = ("::1" if v6 else "127.0.0.1"), ways.nodeport
+        where = ("::1" if v6 else "127.0.0.1"), frontends.nodeport
     return {answer(client, *where, seconds) for _ in range(TIMES)}
 
 
 def answer(client: Sockets, host: str, port: int, seconds: float) -> tuple[str, str]:
-    with asking.stream(client, host) as stream:
+    with requests.tcp_socket(client, host) as stream:
         stream.settimeout(seconds)
         try:
             stream.connect((host, port))

@@ -7,8 +7,8 @@ import pytest
 
 from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Socket
-from tests.network import asking
-from tests.network.twonodes import TwoNodes, Ways
+from tests.kit import requests
+from tests.kit.two_nodes import Frontends, TwoNodes
 
 LEAVING = {"ready": False, "terminating": True}
 
@@ -22,10 +22,10 @@ def v6(request: pytest.FixtureRequest) -> bool:
 def talk(two: TwoNodes, v6: bool, request: pytest.FixtureRequest) -> Iterator[Socket]:
     """A datagram socket connected to a service of both endpoints."""
     who, kind = request.param
-    two.forget("other_flows")
+    two.delete_flows("other_flows")
     two.publish(two.service("web", 10, two.here, two.there))
-    to = Ways(10).to(kind, two.near, v6=v6)
-    with asking.datagram(two.sockets(getattr(two, who)), to[0]) as client:
+    to = Frontends(10).to(kind, two.near, v6=v6)
+    with requests.udp_socket(two.sockets(getattr(two, who)), to[0]) as client:
         client.connect(to)
         yield client
 
@@ -35,7 +35,7 @@ def answers(client: Socket, times: int = 10) -> set[str]:
     found = set()
     for _ in range(times):
         client.send(b"?")
-        found.add(asking.receive(client).name)
+        found.add(requests.receive(client).name)
     return found
 
 
@@ -70,7 +70,7 @@ def leaving(two: TwoNodes, name: str, other: str, **conditions: bool) -> list[Ma
     """The service with one endpoint that is leaving."""
     service, *slices = two.service("web", 10, getattr(two, other))
     for each, v6 in zip(slices, (False, True), strict=True):
-        each["endpoints"] += two.at(getattr(two, name), v6=v6, **LEAVING | conditions)
+        each["endpoints"] += two.endpoints(getattr(two, name), v6=v6, **LEAVING | conditions)
     return [service, *slices]
 
 

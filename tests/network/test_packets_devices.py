@@ -11,24 +11,24 @@ import pytest
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import TIMEOUT
-from tests.network import asking, twonodes
-from tests.network.asking import Ask
-from tests.network.ground import TARGET
-from tests.network.twonodes import PODS, TwoNodes, Ways
+from tests.kit import requests, two_nodes
+from tests.kit.lab_cluster import TARGET
+from tests.kit.requests import Send
+from tests.kit.two_nodes import CLUSTER_CIDR, Frontends, TwoNodes
 
-WAYS = Ways(10)
+FRONTENDS = Frontends(10)
 LATE = {False: "192.0.2.77", True: "fd02::77"}
 A_MOMENT = 0.3  # seconds in which nothing may happen
 
 families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
-protocols = pytest.mark.parametrize("ask", [asking.tcp, asking.udp])
+protocols = pytest.mark.parametrize("send", [requests.tcp, requests.udp])
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
     """NodePorts on every address of the nodes' segment."""
-    options = (*PODS, "--nodeport-addresses", "192.0.2.0/24,fd02::/64")
-    with twonodes.running(tmp_path_factory.mktemp("two"), *options) as made:
+    options = (*CLUSTER_CIDR, "--nodeport-addresses", "192.0.2.0/24,fd02::/64")
+    with two_nodes.running(tmp_path_factory.mktemp("two"), *options) as made:
         yield made
 
 
@@ -45,11 +45,11 @@ def late(two: TwoNodes) -> Host:
 
 @families
 @protocols
-def test_late_client(two: TwoNodes, late: Host, ask: Ask, v6: bool) -> None:
+def test_late_client(two: TwoNodes, late: Host, send: Send, v6: bool) -> None:
     """A pod that comes later is served."""
-    where = WAYS.to("cluster", two.near, v6=v6)
+    where = FRONTENDS.to("cluster", two.near, v6=v6)
     until_served(two, late, where)
-    assert asking.names(two.sockets(late), where[0], ask=ask).keys() == {"here", "there"}
+    assert requests.backends(two.sockets(late), where[0], send=send).keys() == {"here", "there"}
 
 
 def until_served(two: TwoNodes, host: Host, where: tuple[str, int]) -> None:
@@ -58,36 +58,40 @@ def until_served(two: TwoNodes, host: Host, where: tuple[str, int]) -> None:
 
 def served(two: TwoNodes, host: Host, where: tuple[str, int], seconds: float = A_MOMENT) -> bool:
     """Whether somebody answers one datagram in so many seconds."""
-    with asking.datagram(two.sockets(host), where[0]) as client:
+    with requests.udp_socket(two.sockets(host), where[0]) as client:
         client.settimeout(seconds)
         try:
-            return bool(asking.again(client, *where).name)
+            return bool(requests.exchange(client, *where).name)
         except (TimeoutError, ConnectionRefusedError):
             return False
 
 
 @families
 @protocols
-def test_late_endpoint(two: TwoNodes, ask: Ask, v6: bool) -> None:
+def test_late_endpoint(two: TwoNodes, send: Send, v6: bool) -> None:
     """An endpoint that comes later serves outside clients and hidden pods."""
-    name = f"late-{ask.__name__}-{v6:d}"
-    pod = two.lab.pod(two.near, name, 60 + 2 * v6 + (ask is asking.udp))
-    two.begin(pod, "serve", pod.name, str(TARGET))
+    name = f"late-{send.__name__}-{v6:d}"
+    pod = two.lab.pod(two.near, name, 60 + 2 * v6 + (send is requests.udp))
+    two.start_program(pod, "serve", pod.name, str(TARGET))
     two.publish(two.service("web", 10, pod))
     for who, kind in ((two.outside, "nodeport"), (two.hidden, "cluster")):
-        where = WAYS.to(kind, two.near, v6=v6)
+        where = FRONTENDS.to(kind, two.near, v6=v6)
         until_served(two, who, where)
-        assert asking.names(two.sockets(who), where[0], ask=ask, port=where[1]).keys() == {name}
+        assert requests.backends(two.sockets(who), where[0], send=send, port=where[1]).keys() == {
+            name
+        }
 
 
 @families
 @protocols
-def test_new_address(two: TwoNodes, ask: Ask, v6: bool) -> None:
+def test_new_address(two: TwoNodes, send: Send, v6: bool) -> None:
     """An address that the node gets serves NodePorts to outside, as long as it is there."""
     addresses, address = two.maps["node_addresses"], ip_address(LATE[v6])
     two.near.ip(f"address add {address} dev eth0")
     wait_until("the address is served", lambda: addresses.get(address) is not None)
-    found = asking.names(two.sockets(two.outside), str(address), ask=ask, port=WAYS.nodeport)
+    found = requests.backends(
+        two.sockets(two.outside), str(address), send=send, port=FRONTENDS.nodeport
+    )
     assert found.keys() == {"here", "there"}
     two.near.ip(f"address del {address} dev eth0")
     wait_until("it is served no more", lambda: addresses.get(address) is None)
@@ -99,12 +103,12 @@ def test_devices_left_alone(two: TwoNodes) -> None:
     agent.stop()
     agent.options = (*agent.options, "--devices", "!eth*")
     agent.start()
-    assert served(two, two.hidden, WAYS.to("cluster", two.near), TIMEOUT)
-    assert not served(two, two.outside, WAYS.to("nodeport", two.near))
+    assert served(two, two.hidden, FRONTENDS.to("cluster", two.near), TIMEOUT)
+    assert not served(two, two.outside, FRONTENDS.to("nodeport", two.near))
     agent.stop()
     agent.options = agent.options[:-2]
     agent.start()
-    assert served(two, two.outside, WAYS.to("nodeport", two.near), TIMEOUT)
+    assert served(two, two.outside, FRONTENDS.to("nodeport", two.near), TIMEOUT)
 
 
 def test_cleanup(two: TwoNodes) -> None:
@@ -113,8 +117,8 @@ def test_cleanup(two: TwoNodes) -> None:
     agent.stop()
     command = [sys.executable, "-m", "ebpflb", "cleanup", *agent.where]
     subprocess.run(command, check=True, capture_output=True)
-    assert not served(two, two.outside, WAYS.to("nodeport", two.near))
-    assert not served(two, two.hidden, WAYS.to("cluster", two.near))
-    two.forget_maps()
+    assert not served(two, two.outside, FRONTENDS.to("nodeport", two.near))
+    assert not served(two, two.hidden, FRONTENDS.to("cluster", two.near))
+    two.close_maps()
     agent.start()
-    assert served(two, two.outside, WAYS.to("nodeport", two.near), TIMEOUT)
+    assert served(two, two.outside, FRONTENDS.to("nodeport", two.near), TIMEOUT)

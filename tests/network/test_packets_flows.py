@@ -15,36 +15,38 @@ from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Socket
-from tests.network import asking
-from tests.network.asking import Ask
-from tests.network.ground import TARGET
-from tests.network.twonodes import TwoNodes, Ways, address
+from tests.kit import requests
+from tests.kit.lab_cluster import TARGET
+from tests.kit.requests import Send
+from tests.kit.two_nodes import Frontends, TwoNodes, address
 
-WAYS, OTHER = Ways(10), Ways(20)
+FRONTENDS, OTHER = Frontends(10), Frontends(20)
 STICKY = {"sessionAffinity": "ClientIP"}
 
 families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
-protocols = pytest.mark.parametrize("ask", [asking.tcp, asking.udp])
+protocols = pytest.mark.parametrize("send", [requests.tcp, requests.udp])
 ways_in = pytest.mark.parametrize(("who", "kind"), [("hidden", "cluster"), ("outside", "nodeport")])
 endpoints = pytest.mark.parametrize("pod", ["here", "there"])
 
 
 @pytest.fixture(autouse=True)
 def afresh(two: TwoNodes) -> None:
-    two.forget("other_flows")
+    two.delete_flows("other_flows")
 
 
-def where(two: TwoNodes, kind: str, *, v6: bool, ways: Ways = WAYS) -> tuple[str, int]:
-    return ways.to(kind, two.near, v6=v6)
+def where(
+    two: TwoNodes, kind: str, *, v6: bool, frontends: Frontends = FRONTENDS
+) -> tuple[str, int]:
+    return frontends.to(kind, two.near, v6=v6)
 
 
 @families
 @protocols
 @pytest.mark.parametrize("kind", ["cluster", "nodeport", "external", "balancer"])
-def test_hairpin(two: TwoNodes, kind: str, ask: Ask, v6: bool) -> None:
+def test_hairpin(two: TwoNodes, kind: str, send: Send, v6: bool) -> None:
     """A pod reaches itself through its service, and sees its node as the client."""
     two.publish(two.service("web", 10, two.twin))
-    answer = ask(two.sockets(two.twin), *where(two, kind, v6=v6))
+    answer = send(two.sockets(two.twin), *where(two, kind, v6=v6))
     assert (answer.name, answer.peer) == ("twin", where(two, kind, v6=v6))
     assert answer.source not in (two.twin.v4, two.twin.v6)
 
@@ -52,15 +54,16 @@ def test_hairpin(two: TwoNodes, kind: str, ask: Ask, v6: bool) -> None:
 @families
 @protocols
 @ways_in
-def test_affinity(two: TwoNodes, who: str, kind: str, ask: Ask, v6: bool) -> None:
+def test_affinity(two: TwoNodes, who: str, kind: str, send: Send, v6: bool) -> None:
     """With session affinity a client comes to one endpoint, by every address; without, to all."""
     two.publish(two.service("web", 10, two.here, two.there, **STICKY))
     client, every = two.sockets(getattr(two, who)), ("nodeport", "external", "balancer", kind)
     ways = [where(two, each, v6=v6) for each in every]
-    assert len({ask(client, *way).name for way in ways for _ in range(10)}) == 1
+    assert len({send(client, *way).name for way in ways for _ in range(10)}) == 1
     two.publish(two.service("web", 10, two.here, two.there))
-    two.forget("other_flows")
-    assert asking.names(client, ways[-1][0], ask=ask, port=ways[-1][1]).keys() == {"here", "there"}
+    two.delete_flows("other_flows")
+    found = requests.backends(client, ways[-1][0], send=send, port=ways[-1][1])
+    assert found.keys() == {"here", "there"}
 
 
 @pytest.fixture(params=[False, True], ids=["v4", "v6"])
@@ -68,9 +71,9 @@ def connections(two: TwoNodes, request: pytest.FixtureRequest) -> Iterator[list[
     """From every client to every endpoint; open before the test, and alive after it."""
     two.publish(two.service("a", 10, two.here), two.service("b", 20, two.there))
     made = [
-        connected(two, who, where(two, kind, v6=request.param, ways=ways))
+        connected(two, who, where(two, kind, v6=request.param, frontends=frontends))
         for who, kind in (("hidden", "cluster"), ("hidden", "nodeport"), ("outside", "nodeport"))
-        for ways in (WAYS, OTHER)
+        for frontends in (FRONTENDS, OTHER)
     ]
     yield made
     assert all(map(lives, made))
@@ -79,7 +82,7 @@ def connections(two: TwoNodes, request: pytest.FixtureRequest) -> Iterator[list[
 
 
 def connected(two: TwoNodes, who: str, to: tuple[str, int]) -> Socket:
-    client = asking.stream(two.sockets(getattr(two, who)), to[0])
+    client = requests.tcp_socket(two.sockets(getattr(two, who)), to[0])
     client.connect(to)
     client.recv(64)
     return client
@@ -103,7 +106,7 @@ def test_agents_end(two: TwoNodes, connections: list[Socket], how: signal.Signal
     for agent in two.agents:
         agent.stop(how)
     assert all(map(lives, connections))
-    assert asking.tcp(two.sockets(two.outside), *where(two, "nodeport", v6=False)).name == "here"
+    assert requests.tcp(two.sockets(two.outside), *where(two, "nodeport", v6=False)).name == "here"
     for agent in two.agents:
         agent.start()
 
@@ -116,7 +119,7 @@ def upgrade(two: TwoNodes, how: signal.Signals = signal.SIGTERM) -> None:
         state.maps_directory.rename(state.directory / "0123456789ab")
         agent.start()
         assert state.old_layouts() == []
-    two.forget_maps()
+    two.close_maps()
 
 
 def test_upgrade(two: TwoNodes, connections: list[Socket]) -> None:
@@ -124,8 +127,8 @@ def test_upgrade(two: TwoNodes, connections: list[Socket]) -> None:
     upgrade(two)
     for v6 in (False, True):
         to = where(two, "nodeport", v6=v6)
-        assert asking.tcp(two.sockets(two.outside), *to).name == "here"
-        assert asking.tcp(two.sockets(two.hidden), *where(two, "cluster", v6=v6)).name == "here"
+        assert requests.tcp(two.sockets(two.outside), *to).name == "here"
+        assert requests.tcp(two.sockets(two.hidden), *where(two, "cluster", v6=v6)).name == "here"
 
 
 @pytest.fixture
@@ -136,7 +139,7 @@ def pressed(two: TwoNodes) -> Iterator[None]:
     """
     two.publish(two.service("web", 10, two.here, two.there))
     pressing = [
-        two.press(getattr(two, who), protocol, *where(two, kind, v6=v6), pause=0.002)
+        two.start_client(getattr(two, who), protocol, *where(two, kind, v6=v6), pause=0.002)
         for who, kind in (("hidden", "cluster"), ("outside", "nodeport"))
         for protocol in ("tcp", "udp")
         for v6 in (False, True)
@@ -176,13 +179,13 @@ def test_half_closed(two: TwoNodes, who: str, kind: str, pod: str, v6: bool) -> 
     """What a client has closed on its side still brings it all that the endpoint has to say."""
     two.publish(two.service("web", 10, getattr(two, pod)))
     end: Host = getattr(two, pod)
-    far_end = asking.stream(two.sockets(end), "::" if v6 else "")
+    far_end = requests.tcp_socket(two.sockets(end), "::" if v6 else "")
     far_end.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
     far_end.bind(("::" if v6 else "0.0.0.0", TARGET + 1))
     far_end.listen(1)
     two.publish(moved(two.service("web", 10, end), TARGET + 1))
     to = where(two, kind, v6=v6)
-    with asking.stream(two.sockets(getattr(two, who)), to[0]) as client, far_end:
+    with requests.tcp_socket(two.sockets(getattr(two, who)), to[0]) as client, far_end:
         client.connect(to)
         served, _ = far_end.accept()
         client.shutdown(1)
@@ -226,9 +229,11 @@ def test_one_port_two_services(two: TwoNodes, who: str, kind: str, pod: str, v6:
     if who == "hidden":  # outside no route leads to pods
         targets.append((address(end, targets[0][0]), TARGET))
     with ExitStack() as stack:
-        opened = [stack.enter_context(asking.stream(two.sockets(getattr(two, who)), targets[0][0]))]
+        opened = [
+            stack.enter_context(requests.tcp_socket(two.sockets(getattr(two, who)), targets[0][0]))
+        ]
         opened += [
-            stack.enter_context(asking.stream(opened[0].sockets, to)) for to, _ in targets[1:]
+            stack.enter_context(requests.tcp_socket(opened[0].sockets, to)) for to, _ in targets[1:]
         ]
         for each in opened:
             each.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)

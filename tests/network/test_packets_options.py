@@ -8,8 +8,9 @@ import pytest
 
 from ebpflb.lab import cni, manifests
 from ebpflb.plan.flow_entries import Hook
-from tests.network import asking
-from tests.network.asking import Ask
+from tests.kit import requests
+from tests.kit.requests import Send
+from tests.kit.two_nodes import CLUSTER_CIDR, TwoNodes
 from tests.network.test_packets_table import (
     BOTH_CLIENT,
     BOTH_NODE,
@@ -20,13 +21,12 @@ from tests.network.test_packets_table import (
     protocols,
     services_of,
 )
-from tests.network.twonodes import PODS, TwoNodes
 
 MONOTONIC_COARSE = 6  # the clock by which flows are dated (uapi/linux/time.h)
 
 MODE = "--detect-local-mode"
 DETECTORS = {
-    "ClusterCIDR": PODS,
+    "ClusterCIDR": CLUSTER_CIDR,
     "NodeCIDR": (MODE, "NodeCIDR"),
     "BridgeInterface": (MODE, "BridgeInterface", "--pod-bridge-interface", "cni0"),
     "InterfaceNamePrefix": (MODE, "InterfaceNamePrefix", "--pod-interface-name-prefix", "veth"),
@@ -50,14 +50,14 @@ def restarted(two: TwoNodes, services: None, request: pytest.FixtureRequest) -> 
         agent.stop()
         agent.options = request.param
         agent.start()
-    two.forget("other_flows")
+    two.delete_flows("other_flows")
     yield two
 
 
 @families
 @protocols
 @pytest.mark.parametrize("restarted", DETECTORS.values(), ids=DETECTORS, indirect=True)
-def test_detector(restarted: TwoNodes, v6: bool, ask: Ask) -> None:
+def test_detector(restarted: TwoNodes, v6: bool, send: Send) -> None:
     """By cluster IPs pods are seen as themselves, others as the node; Local confines no pod."""
     for who, kind, policy, cell in (
         ("hidden", "cluster", "cluster", BOTH_CLIENT),
@@ -65,54 +65,57 @@ def test_detector(restarted: TwoNodes, v6: bool, ask: Ask) -> None:
         ("hidden", "nodeport", "external local", BOTH_CLIENT),
         ("outside", "nodeport", "external local", "here=client"),
     ):
-        found = answers(restarted, who, kind, policy, v6=v6, ask=ask)
+        found = answers(restarted, who, kind, policy, v6=v6, send=send)
         assert found == meaning(restarted, who, cell, v6=v6)
 
 
 @families
 @protocols
 @pytest.mark.parametrize("restarted", [()], ids=["no detector"], indirect=True)
-def test_no_detector(restarted: TwoNodes, v6: bool, ask: Ask) -> None:
+def test_no_detector(restarted: TwoNodes, v6: bool, send: Send) -> None:
     """Without a detector cluster IPs hide nobody, and Local confines pods too."""
-    found = answers(restarted, "outside", "cluster", "internal local", v6=v6, ask=ask)
+    found = answers(restarted, "outside", "cluster", "internal local", v6=v6, send=send)
     assert found == meaning(restarted, "outside", "here=client", v6=v6)
     for kind in KINDS["external"]:
-        found = answers(restarted, "hidden", kind, "external local", v6=v6, ask=ask)
+        found = answers(restarted, "hidden", kind, "external local", v6=v6, send=send)
         assert found == meaning(restarted, "hidden", "here=client", v6=v6)
 
 
 @families
 @protocols
 @pytest.mark.parametrize(
-    "restarted", [(*PODS, "--masquerade-local-backends")], ids=["local too"], indirect=True
+    "restarted", [(*CLUSTER_CIDR, "--masquerade-local-backends")], ids=["local too"], indirect=True
 )
-def test_masquerade_local_backends(restarted: TwoNodes, v6: bool, ask: Ask) -> None:
+def test_masquerade_local_backends(restarted: TwoNodes, v6: bool, send: Send) -> None:
     """With --masquerade-local-backends an endpoint here sees the node, as with kube-proxy."""
     for kind in KINDS["external"]:
-        found = answers(restarted, "outside", kind, "cluster", v6=v6, ask=ask)
+        found = answers(restarted, "outside", kind, "cluster", v6=v6, send=send)
         assert found == meaning(restarted, "outside", BOTH_NODE, v6=v6)
 
 
 @families
 @protocols
 @pytest.mark.parametrize("restarted", [("--masquerade-all",)], ids=["all"], indirect=True)
-def test_masquerade_all(restarted: TwoNodes, v6: bool, ask: Ask) -> None:
+def test_masquerade_all(restarted: TwoNodes, v6: bool, send: Send) -> None:
     """With --masquerade-all whoever asks a cluster IP is seen as the node."""
     for who in ("hidden", "outside"):
-        found = answers(restarted, who, "cluster", "cluster", v6=v6, ask=ask)
+        found = answers(restarted, who, "cluster", "cluster", v6=v6, send=send)
         assert found == meaning(restarted, who, BOTH_NODE, v6=v6)
 
 
 @families
 @protocols
 @pytest.mark.parametrize(
-    "restarted", [(*PODS, "--masquerade-ports", "31000-31999")], ids=["ports"], indirect=True
+    "restarted",
+    [(*CLUSTER_CIDR, "--masquerade-ports", "31000-31999")],
+    ids=["ports"],
+    indirect=True,
 )
-def test_masquerade_ports(restarted: TwoNodes, v6: bool, ask: Ask) -> None:
+def test_masquerade_ports(restarted: TwoNodes, v6: bool, send: Send) -> None:
     """What goes on as the node comes from the ports that the operator chose."""
     began = time.clock_gettime_ns(MONOTONIC_COARSE)
-    answers(restarted, "outside", "cluster", "cluster", v6=v6, ask=ask)
-    flows = restarted.maps["tcp_flows" if ask is asking.tcp else "other_flows"].items()
+    answers(restarted, "outside", "cluster", "cluster", v6=v6, send=send)
+    flows = restarted.maps["tcp_flows" if send is requests.tcp else "other_flows"].items()
     ports = {
         flow.port
         for to, flow in flows

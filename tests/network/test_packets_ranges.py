@@ -5,15 +5,15 @@ import pytest
 
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import TIMEOUT
-from tests.network import asking
-from tests.network.asking import Ask
-from tests.network.twonodes import TwoNodes, Ways
+from tests.kit import requests
+from tests.kit.requests import Send
+from tests.kit.two_nodes import Frontends, TwoNodes
 
-WAYS = Ways(10)
+FRONTENDS = Frontends(10)
 A_MOMENT = 0.3  # seconds in which nothing may happen
 
 families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
-protocols = pytest.mark.parametrize("ask", [asking.tcp, asking.udp])
+protocols = pytest.mark.parametrize("send", [requests.tcp, requests.udp])
 everyone = pytest.mark.parametrize("who", ["outside", "hidden", "hooked", "near"])
 
 
@@ -21,16 +21,16 @@ def admit(two: TwoNodes, *hosts: Host, ranges: tuple[str, ...] = ()) -> None:
     """Only these may come; the ranges of both families are never empty."""
     mine = [f"{host.v4}/32" for host in hosts] + [f"{host.v6}/128" for host in hosts]
     sources = [*mine, *ranges, "240.0.0.0/32", "fd99::/128"]
-    two.forget("other_flows")
+    two.delete_flows("other_flows")
     two.publish(two.service("web", 10, two.here, two.there, loadBalancerSourceRanges=sources))
 
 
 def comes(
-    two: TwoNodes, who: str, kind: str, ask: Ask, seconds: float = TIMEOUT, *, v6: bool
+    two: TwoNodes, who: str, kind: str, send: Send, seconds: float = TIMEOUT, *, v6: bool
 ) -> bool:
     """Whether an endpoint answers in so many seconds; never is there a refusal."""
-    where = WAYS.to(kind, two.near, v6=v6)
-    make = asking.stream if ask is asking.tcp else asking.datagram
+    where = FRONTENDS.to(kind, two.near, v6=v6)
+    make = requests.tcp_socket if send is requests.tcp else requests.udp_socket
     with make(two.sockets(getattr(two, who)), where[0]) as client:
         client.settimeout(seconds)
         try:
@@ -44,48 +44,48 @@ def comes(
 @families
 @protocols
 @everyone
-def test_admitted(two: TwoNodes, who: str, ask: Ask, v6: bool) -> None:
+def test_admitted(two: TwoNodes, who: str, send: Send, v6: bool) -> None:
     """Whose address is in the ranges is served."""
     admit(two, getattr(two, who))
-    assert comes(two, who, "balancer", ask, v6=v6)
+    assert comes(two, who, "balancer", send, v6=v6)
 
 
 @families
 @protocols
 @everyone
-def test_denied(two: TwoNodes, who: str, ask: Ask, v6: bool) -> None:
+def test_denied(two: TwoNodes, who: str, send: Send, v6: bool) -> None:
     """Everyone else gets nothing, pods and the node too."""
     admit(two, *{two.outside, two.hidden, two.hooked, two.near} - {getattr(two, who)})
-    assert not comes(two, who, "balancer", ask, A_MOMENT, v6=v6)
+    assert not comes(two, who, "balancer", send, A_MOMENT, v6=v6)
 
 
 @families
 @protocols
 @everyone
 @pytest.mark.parametrize("kind", ["cluster", "nodeport", "external"])
-def test_other_ways(two: TwoNodes, who: str, kind: str, ask: Ask, v6: bool) -> None:
+def test_other_ways(two: TwoNodes, who: str, kind: str, send: Send, v6: bool) -> None:
     """Cluster IP, NodePort and external IP are open to all."""
     admit(two)
-    assert comes(two, who, kind, ask, v6=v6)
+    assert comes(two, who, kind, send, v6=v6)
 
 
 @families
 def test_wider_ranges(two: TwoNodes, v6: bool) -> None:
     """A range admits all that it covers, and a change is in force at once."""
     admit(two, ranges=("198.51.0.0/16", "fd03::/16"))
-    assert comes(two, "outside", "balancer", asking.tcp, v6=v6)
+    assert comes(two, "outside", "balancer", requests.tcp, v6=v6)
     admit(two, ranges=("198.51.101.0/24", "fd03:1::/32"))
-    assert not comes(two, "outside", "balancer", asking.tcp, A_MOMENT, v6=v6)
+    assert not comes(two, "outside", "balancer", requests.tcp, A_MOMENT, v6=v6)
     two.publish(two.service("web", 10, two.here, two.there))
-    assert comes(two, "outside", "balancer", asking.tcp, v6=v6)
+    assert comes(two, "outside", "balancer", requests.tcp, v6=v6)
 
 
 @families
 def test_connections_stay(two: TwoNodes, v6: bool) -> None:
     """Who came before it was denied stays connected."""
     admit(two, two.outside)
-    where = WAYS.to("balancer", two.near, v6=v6)
-    with asking.stream(two.sockets(two.outside), where[0]) as client:
+    where = FRONTENDS.to("balancer", two.near, v6=v6)
+    with requests.tcp_socket(two.sockets(two.outside), where[0]) as client:
         client.connect(where)
         client.recv(64)
         admit(two)

@@ -7,19 +7,19 @@ import pytest
 
 from ebpflb.datapath.maps.layout import VERDICTS
 from ebpflb.lab import manifests
-from tests.network import asking
-from tests.network.asking import Ask
-from tests.network.ground import PORT
-from tests.network.twonodes import TwoNodes, Ways, address
+from tests.kit import requests
+from tests.kit.lab_cluster import PORT
+from tests.kit.requests import Send
+from tests.kit.two_nodes import Frontends, TwoNodes, address
 
-NOBODY, ELSEWHERE, SERVED = Ways(10), Ways(20), Ways(30)
+NOBODY, ELSEWHERE, SERVED = Frontends(10), Frontends(20), Frontends(30)
 UNALLOCATED = ["10.96.200.200", "fd00:96::dead"]
 A_MOMENT = 0.3  # seconds in which nothing may happen
 
 families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
 clients = pytest.mark.parametrize("who", ["hidden", "outside"])
 kinds = pytest.mark.parametrize("kind", ["cluster", "nodeport", "external", "balancer"])
-connecting = pytest.mark.parametrize("ask", [asking.tcp, asking.connected_udp])
+connecting = pytest.mark.parametrize("send", [requests.tcp, requests.connected_udp])
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -33,17 +33,17 @@ def services(two: TwoNodes) -> None:
     )
 
 
-def client(two: TwoNodes, who: str, host: str, ask: Ask) -> Any:
+def client(two: TwoNodes, who: str, host: str, send: Send) -> Any:
     """A socket that waits for a moment only."""
-    make = asking.stream if ask is asking.tcp else asking.datagram
+    make = requests.tcp_socket if send is requests.tcp else requests.udp_socket
     made = make(two.sockets(getattr(two, who)), host)
     made.settimeout(A_MOMENT)
     return made
 
 
-def silence(two: TwoNodes, who: str, where: tuple[str, int], ask: Ask) -> None:
+def silence(two: TwoNodes, who: str, where: tuple[str, int], send: Send) -> None:
     """Neither an answer nor an error comes."""
-    with client(two, who, where[0], ask) as asking_in_vain, pytest.raises(TimeoutError):
+    with client(two, who, where[0], send) as asking_in_vain, pytest.raises(TimeoutError):
         asking_in_vain.connect(where)
         asking_in_vain.send(b"?")
         asking_in_vain.recv(64)
@@ -59,58 +59,58 @@ def count(two: TwoNodes, verdict: str) -> int:
 @connecting
 @kinds
 @clients
-def test_no_endpoint(two: TwoNodes, who: str, kind: str, ask: Ask, v6: bool) -> None:
+def test_no_endpoint(two: TwoNodes, who: str, kind: str, send: Send, v6: bool) -> None:
     """A service without endpoints refuses, by each of its addresses."""
     with pytest.raises(ConnectionRefusedError):
-        ask(two.sockets(getattr(two, who)), *NOBODY.to(kind, two.near, v6=v6))
+        send(two.sockets(getattr(two, who)), *NOBODY.to(kind, two.near, v6=v6))
 
 
 @families
 @connecting
 @clients
-def test_unknown_port(two: TwoNodes, who: str, ask: Ask, v6: bool) -> None:
+def test_unknown_port(two: TwoNodes, who: str, send: Send, v6: bool) -> None:
     """A port of a cluster IP that is no service's is refused."""
     with pytest.raises(ConnectionRefusedError):
-        ask(two.sockets(getattr(two, who)), SERVED.cluster[v6], PORT + 1)
+        send(two.sockets(getattr(two, who)), SERVED.cluster[v6], PORT + 1)
 
 
 @families
 @connecting
 @clients
 @pytest.mark.parametrize("kind", ["external", "balancer"])
-def test_unknown_port_of_others(two: TwoNodes, who: str, kind: str, ask: Ask, v6: bool) -> None:
+def test_unknown_port_of_others(two: TwoNodes, who: str, kind: str, send: Send, v6: bool) -> None:
     """A port of an external address that is no service's is left alone."""
     host, port = SERVED.to(kind, two.near, v6=v6)
-    silence(two, who, (host, port + 1), ask)
+    silence(two, who, (host, port + 1), send)
 
 
 @families
 @connecting
 @clients
-def test_unallocated(two: TwoNodes, who: str, ask: Ask, v6: bool) -> None:
+def test_unallocated(two: TwoNodes, who: str, send: Send, v6: bool) -> None:
     """An address kept for cluster IPs that is none swallows everything."""
     before = count(two, "unallocated")
-    silence(two, who, (UNALLOCATED[v6], PORT), ask)
+    silence(two, who, (UNALLOCATED[v6], PORT), send)
     assert count(two, "unallocated") > before
 
 
 @families
 @connecting
 @pytest.mark.parametrize("kind", ["nodeport", "external", "balancer"])
-def test_external_local(two: TwoNodes, kind: str, ask: Ask, v6: bool) -> None:
+def test_external_local(two: TwoNodes, kind: str, send: Send, v6: bool) -> None:
     """Under the external policy Local, outside clients of a node without endpoints get nothing."""
     before = count(two, "no_local_endpoint")
-    silence(two, "outside", ELSEWHERE.to(kind, two.near, v6=v6), ask)
+    silence(two, "outside", ELSEWHERE.to(kind, two.near, v6=v6), send)
     assert count(two, "no_local_endpoint") > before
 
 
 @families
 @connecting
 @clients
-def test_internal_local(two: TwoNodes, who: str, ask: Ask, v6: bool) -> None:
+def test_internal_local(two: TwoNodes, who: str, send: Send, v6: bool) -> None:
     """Under the internal policy Local, so does everybody who asks by the cluster IP."""
     before = count(two, "no_local_endpoint")
-    silence(two, who, Ways(21).to("cluster", two.near, v6=v6), ask)
+    silence(two, who, Frontends(21).to("cluster", two.near, v6=v6), send)
     assert count(two, "no_local_endpoint") > before
 
 
@@ -120,8 +120,8 @@ def test_ping_cluster_ip(two: TwoNodes, who: str, v6: bool) -> None:
     """Pings to a cluster IP are refused, those to an unallocated address get nothing."""
     sockets = two.sockets(getattr(two, who))
     with pytest.raises(ConnectionRefusedError):
-        asking.ping(sockets, SERVED.cluster[v6])
-    assert not asking.ping(sockets, UNALLOCATED[v6], A_MOMENT)
+        requests.ping(sockets, SERVED.cluster[v6])
+    assert not requests.ping(sockets, UNALLOCATED[v6], A_MOMENT)
 
 
 @families
@@ -129,5 +129,5 @@ def test_ping_cluster_ip(two: TwoNodes, who: str, v6: bool) -> None:
 def test_ping_node(two: TwoNodes, who: str, v6: bool) -> None:
     """Pings to a node, and of a pod to a pod, are answered as ever."""
     sockets, like = two.sockets(getattr(two, who)), "::" if v6 else ""
-    assert asking.ping(sockets, address(two.near, like))
-    assert who == "outside" or asking.ping(sockets, address(two.there, like))
+    assert requests.ping(sockets, address(two.near, like))
+    assert who == "outside" or requests.ping(sockets, address(two.there, like))

@@ -13,8 +13,9 @@ import pytest
 from ebpflb.lab import cni
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import TIMEOUT
-from tests.network import asking, hardening, twonodes
-from tests.network.twonodes import PODS, TwoNodes, Ways
+from tests.kit import requests, two_nodes
+from tests.kit.two_nodes import CLUSTER_CIDR, Frontends, TwoNodes
+from tests.network import hardening
 
 SETUPS: dict[str, tuple[cni.Cni, Iterable[Callable[[Host], None]]]] = {
     "strict rp_filter": (cni.Bridge(), [hardening.strict_reverse_path]),
@@ -32,7 +33,7 @@ CLIENTS = {"hidden": "cluster", "outside": "nodeport"}
 def two(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
     network, measures = SETUPS[request.param]
     folder = tmp_path_factory.mktemp("two")
-    with twonodes.running(folder, *PODS, network=network) as made:
+    with two_nodes.running(folder, *CLUSTER_CIDR, network=network) as made:
         for node in (made.near, made.far):
             for measure in measures:
                 measure(node)
@@ -53,8 +54,8 @@ def untouched(two: TwoNodes) -> Iterator[None]:
 @pytest.mark.parametrize("who", CLIENTS)
 def test_nothing_fails(two: TwoNodes, who: str, protocol: str, v6: bool) -> None:
     """Every connection and every datagram is answered, and shows the address that was asked."""
-    where = Ways(NUMBER).to(CLIENTS[who], two.near, v6=v6)
-    said = two.ask(getattr(two, who), protocol, *where, TIMES)
+    where = Frontends(NUMBER).to(CLIENTS[who], two.near, v6=v6)
+    said = two.request(getattr(two, who), protocol, *where, TIMES)
     assert not said["errors"]
     assert said["names"].keys() == {"here", "there"}
     assert said["peers"] == {where[0]: TIMES}
@@ -67,14 +68,14 @@ def test_large(two: TwoNodes, who: str, v6: bool) -> None:
 
     A first one may be lost, where the client has yet to learn how much the path takes.
     """
-    where = Ways(NUMBER).to(CLIENTS[who], two.near, v6=v6)
+    where = Frontends(NUMBER).to(CLIENTS[who], two.near, v6=v6)
     for _ in range(20):
-        with asking.datagram(two.sockets(getattr(two, who)), where[0]) as client:
+        with requests.udp_socket(two.sockets(getattr(two, who)), where[0]) as client:
             client.settimeout(0.5)
             with suppress(TimeoutError):
-                asking.large_again(client, *where)
+                requests.exchange_fragmented(client, *where)
             client.settimeout(TIMEOUT)
-            assert asking.large_again(client, *where).peer == where
+            assert requests.exchange_fragmented(client, *where).peer == where
 
 
 @pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
@@ -82,10 +83,10 @@ def test_large(two: TwoNodes, who: str, v6: bool) -> None:
 def test_bulk(two: TwoNodes, who: str, v6: bool) -> None:
     """A megabyte goes and comes back unchanged, with large segments on."""
     client: Host = getattr(two, who)
-    where = Ways(NUMBER).to(CLIENTS[who], two.near, v6=v6)
+    where = Frontends(NUMBER).to(CLIENTS[who], two.near, v6=v6)
     names: set[str] = set()
     for turn in range(40):  # the other endpoint is missed as often once in 2**40 times
-        names.add(two.bulk(client, *where))
+        names.add(two.echo(client, *where))
         if turn >= 9 and len(names) > 1:
             break
     assert names == {"here", "there"}
@@ -95,7 +96,7 @@ def test_bulk(two: TwoNodes, who: str, v6: bool) -> None:
 @pytest.mark.parametrize("protocol", ["tcp", "udp", "connected-udp"])
 def test_hairpin(two: TwoNodes, protocol: str, v6: bool) -> None:
     """A hidden pod that asks its own service reaches itself, every time."""
-    where = Ways(SELF).to("cluster", two.near, v6=v6)
-    said = two.ask(two.twin, protocol, *where, TIMES)
+    where = Frontends(SELF).to("cluster", two.near, v6=v6)
+    said = two.request(two.twin, protocol, *where, TIMES)
     assert not said["errors"]
     assert said["names"] == {"twin": TIMES}

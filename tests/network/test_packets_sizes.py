@@ -9,18 +9,18 @@ import pytest
 
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.sockets import Socket
-from tests.network import asking
-from tests.network.twonodes import TwoNodes, Ways, address
+from tests.kit import requests
+from tests.kit.two_nodes import Frontends, TwoNodes, address
 
 NARROW = 1280  # bytes, the least that IPv6 allows
-HERE, THERE = Ways(10), Ways(20)
+HERE, THERE = Frontends(10), Frontends(20)
 IP_MTU_DISCOVER, IP_PMTUDISC_DO, IPV6_MTU_DISCOVER = 10, 2, 23  # linux/in.h, linux/in6.h
 IPPROTO_IP, IPPROTO_IPV6 = 0, 41
 
 Place = tuple[str, int]
 
 families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
-endpoints = pytest.mark.parametrize("ways", [HERE, THERE], ids=["here", "there"])
+endpoints = pytest.mark.parametrize("frontends", [HERE, THERE], ids=["here", "there"])
 ways_in = pytest.mark.parametrize(("who", "kind"), [("hidden", "cluster"), ("outside", "nodeport")])
 
 
@@ -42,62 +42,64 @@ def narrow(two: TwoNodes) -> Iterator[int]:
 
 
 @pytest.fixture
-def where(two: TwoNodes, ways: Ways, v6: bool) -> Place:
+def where(two: TwoNodes, frontends: Frontends, v6: bool) -> Place:
     """The NodePort of the endpoint."""
-    return ways.to("nodeport", two.near, v6=v6)
+    return frontends.to("nodeport", two.near, v6=v6)
 
 
 @pytest.fixture
 def client(two: TwoNodes, where: Place) -> Iterator[Socket]:
     """A datagram socket outside."""
-    with asking.datagram(two.sockets(two.outside), where[0]) as opened:
+    with requests.udp_socket(two.sockets(two.outside), where[0]) as opened:
         yield opened
 
 
 @families
 @endpoints
 @ways_in
-def test_fragments(two: TwoNodes, who: str, kind: str, ways: Ways, v6: bool) -> None:
+def test_fragments(two: TwoNodes, who: str, kind: str, frontends: Frontends, v6: bool) -> None:
     """A datagram of 2,000 bytes is answered by as many, with the address that was asked."""
-    where = ways.to(kind, two.near, v6=v6)
+    where = frontends.to(kind, two.near, v6=v6)
     for _ in range(10):
-        answer = asking.large(two.sockets(getattr(two, who)), *where)
-        assert (answer.name, answer.peer) == (name_of(ways), where)
+        answer = requests.fragmented(two.sockets(getattr(two, who)), *where)
+        assert (answer.name, answer.peer) == (name_of(frontends), where)
 
 
 @families
 @endpoints
-def test_longest(two: TwoNodes, ways: Ways, v6: bool) -> None:
+def test_longest(two: TwoNodes, frontends: Frontends, v6: bool) -> None:
     """A datagram of many fragments is too."""
-    where = ways.to("nodeport", two.near, v6=v6)
-    assert asking.large(two.sockets(two.outside), *where, 30_000).name == name_of(ways)
+    where = frontends.to("nodeport", two.near, v6=v6)
+    assert requests.fragmented(two.sockets(two.outside), *where, 30_000).name == name_of(frontends)
 
 
 @families
 @endpoints
 @ways_in
-def test_bulk(two: TwoNodes, who: str, kind: str, ways: Ways, v6: bool) -> None:
+def test_bulk(two: TwoNodes, who: str, kind: str, frontends: Frontends, v6: bool) -> None:
     """A megabyte goes and comes back unchanged, in segments larger than the path takes."""
-    assert two.bulk(getattr(two, who), *ways.to(kind, two.near, v6=v6)) == name_of(ways)
+    assert two.echo(getattr(two, who), *frontends.to(kind, two.near, v6=v6)) == name_of(frontends)
 
 
 @families
 @endpoints
-def test_bulk_through_a_bottleneck(two: TwoNodes, narrow: int, ways: Ways, v6: bool) -> None:
+def test_bulk_through_a_bottleneck(
+    two: TwoNodes, narrow: int, frontends: Frontends, v6: bool
+) -> None:
     """It does where the path in the middle takes less, and the endpoint has learnt how much."""
-    assert two.bulk(two.outside, *ways.to("nodeport", two.near, v6=v6)) == name_of(ways)
-    assert path_mtu(two, ways, v6=v6) == narrow
+    assert two.echo(two.outside, *frontends.to("nodeport", two.near, v6=v6)) == name_of(frontends)
+    assert path_mtu(two, frontends, v6=v6) == narrow
 
 
 @families
 @endpoints
 def test_answers_through_a_bottleneck(
-    two: TwoNodes, narrow: int, client: Socket, where: Place, ways: Ways, v6: bool
+    two: TwoNodes, narrow: int, client: Socket, where: Place, frontends: Frontends, v6: bool
 ) -> None:
     """An endpoint whose answer was too big hears of it, and its next answers come through."""
     client.settimeout(0.2)
     wait_until("an answer comes", lambda: answered(client, where))
-    assert path_mtu(two, ways, v6=v6) == narrow
+    assert path_mtu(two, frontends, v6=v6) == narrow
 
 
 @families
@@ -115,8 +117,8 @@ def test_questions_through_a_bottleneck(
     assert caught.value.errno == EMSGSIZE
 
 
-def name_of(ways: Ways) -> str:
-    return "here" if ways is HERE else "there"
+def name_of(frontends: Frontends) -> str:
+    return "here" if frontends is HERE else "there"
 
 
 def answered(client: Socket, where: tuple[str, int]) -> bool:
@@ -134,9 +136,9 @@ def forbid_fragments(client: Socket, v6: bool) -> None:
     client.setsockopt(level, option, IP_PMTUDISC_DO)
 
 
-def path_mtu(two: TwoNodes, ways: Ways, *, v6: bool) -> int:
+def path_mtu(two: TwoNodes, frontends: Frontends, *, v6: bool) -> int:
     """What the endpoint knows of the path to whom it sees as its client; 0: nothing."""
-    pod, client = (two.here, two.outside) if ways is HERE else (two.there, two.near)
+    pod, client = (two.here, two.outside) if frontends is HERE else (two.there, two.near)
     words = ["ip", "-o", "route", "get", address(client, "::" if v6 else "")]
     said = pod.start(words, stdout=subprocess.PIPE).communicate()[0].split()
     return int(said[said.index("mtu") + 1]) if "mtu" in said else 0

@@ -14,9 +14,9 @@ import pytest
 
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
-from tests.network import asking
-from tests.network.asking import Ask
-from tests.network.twonodes import TwoNodes, Ways, address
+from tests.kit import requests
+from tests.kit.requests import Send
+from tests.kit.two_nodes import Frontends, TwoNodes, address
 
 POLICIES = {
     "cluster": (10, {}),
@@ -51,7 +51,7 @@ CELLS = [
 ]
 
 families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
-protocols = pytest.mark.parametrize("ask", [asking.tcp, asking.udp])
+protocols = pytest.mark.parametrize("send", [requests.tcp, requests.udp])
 
 
 def services_of(two: TwoNodes, *pods: Host) -> list[list[Manifest]]:
@@ -65,12 +65,12 @@ def services(two: TwoNodes) -> None:
 
 
 def answers(
-    two: TwoNodes, who: str, kind: str, policy: str, *, v6: bool, ask: Ask
+    two: TwoNodes, who: str, kind: str, policy: str, *, v6: bool, send: Send
 ) -> set[tuple[str, str]]:
     """Who answered, and whom it saw."""
     client = two.sockets(getattr(two, who))
-    where = Ways(POLICIES[policy][0]).to(kind, two.near, v6=v6)
-    found = (ask(client, *where) for _ in range(TIMES))
+    where = Frontends(POLICIES[policy][0]).to(kind, two.near, v6=v6)
+    found = (send(client, *where) for _ in range(TIMES))
     return {(answer.name, answer.source) for answer in found}
 
 
@@ -88,8 +88,8 @@ def meaning(two: TwoNodes, who: str, cell: str, *, v6: bool) -> set[tuple[str, s
 @protocols
 @pytest.mark.parametrize(("who", "kind", "policy", "cell"), CELLS)
 def test_cell(
-    two: TwoNodes, services: None, who: str, kind: str, policy: str, cell: str, v6: bool, ask: Ask
+    two: TwoNodes, services: None, who: str, kind: str, policy: str, cell: str, v6: bool, send: Send
 ) -> None:
     """The endpoints of the cell answer and no others, and they see whom it says."""
-    found = answers(two, who, kind, policy, v6=v6, ask=ask)
+    found = answers(two, who, kind, policy, v6=v6, send=send)
     assert found == meaning(two, who, cell, v6=v6)

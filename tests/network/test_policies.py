@@ -6,8 +6,8 @@ import pytest
 from ebpflb.lab import manifests
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import Sockets
-from tests.network import asking
-from tests.network.cluster import EXTERNAL, NODEPORT, TARGET, VIP, VIP6, Cluster, at, web
+from tests.kit import requests
+from tests.kit.cluster import EXTERNAL, NODEPORT, TARGET, VIP, VIP6, Cluster, endpoint, web
 
 LEAVING = {"ready": False, "terminating": True}
 ZONE = "topology.kubernetes.io/zone"
@@ -15,71 +15,79 @@ ZONE = "topology.kubernetes.io/zone"
 
 def test_internal_local(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
     """Under the internal policy Local the cluster IP leads to this node's endpoints alone."""
-    endpoints = at(pods[0]), at(pods[1], node="other"), at(pods[2], node="other")
+    endpoints = endpoint(pods[0]), endpoint(pods[1], node="other"), endpoint(pods[2], node="other")
     cluster.publish(web(*endpoints, internalTrafficPolicy="Local", externalIPs=[EXTERNAL]))
-    assert asking.names(sockets, VIP).keys() == {"web-1"}
-    assert len(asking.names(sockets, EXTERNAL)) == 3
+    assert requests.backends(sockets, VIP).keys() == {"web-1"}
+    assert len(requests.backends(sockets, EXTERNAL)) == 3
 
 
 def test_external_local(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
     """Under the external policy Local pods and node still come to all endpoints."""
-    endpoints = at(pods[0]), at(pods[1], node="other"), at(pods[2], node="other")
+    endpoints = endpoint(pods[0]), endpoint(pods[1], node="other"), endpoint(pods[2], node="other")
     spec = {"externalTrafficPolicy": "Local", "externalIPs": [EXTERNAL]}
     cluster.publish(web(*endpoints, nodeport=NODEPORT, **spec))
     for address, port in ((VIP, 80), (EXTERNAL, 80), (cluster.node.v4, NODEPORT)):
-        assert len(asking.names(sockets, address, port=port)) == 3
+        assert len(requests.backends(sockets, address, port=port)) == 3
 
 
 def test_zones(cluster: Cluster, pod: Sockets, pods: list[Host]) -> None:
     """Zone hints keep traffic in the node's zone, once the node says which that is."""
-    hinted = [at(pods[0], zones=["a"]), at(pods[1], zones=["b"]), at(pods[2], zones=["a"])]
+    hinted = [
+        endpoint(pods[0], zones=["a"]),
+        endpoint(pods[1], zones=["b"]),
+        endpoint(pods[2], zones=["a"]),
+    ]
     cluster.publish(web(*hinted))
-    assert len(asking.names(pod, VIP)) == 3
+    assert len(requests.backends(pod, VIP)) == 3
     node = manifests.node("node", cluster.node.v4, cluster.node.v6)
     node["metadata"]["labels"] = {ZONE: "a"}
     cluster.publish(node, web(*hinted))
-    assert asking.names(pod, VIP).keys() == {"web-1", "web-3"}
+    assert requests.backends(pod, VIP).keys() == {"web-1", "web-3"}
 
 
 def test_zone_without_endpoint(cluster: Cluster, pod: Sockets, pods: list[Host]) -> None:
     """Where no endpoint is for our zone, all serve."""
     node = manifests.node("node", cluster.node.v4, cluster.node.v6)
     node["metadata"]["labels"] = {ZONE: "c"}
-    cluster.publish(node, web(at(pods[0], zones=["a"]), at(pods[1], zones=["b"])))
-    assert asking.names(pod, VIP).keys() == {"web-1", "web-2"}
+    cluster.publish(node, web(endpoint(pods[0], zones=["a"]), endpoint(pods[1], zones=["b"])))
+    assert requests.backends(pod, VIP).keys() == {"web-1", "web-2"}
 
 
 def test_ready_first(cluster: Cluster, pod: Sockets, pods: list[Host]) -> None:
     """New connections come to ready endpoints as long as there are any."""
-    cluster.publish(web(at(pods[0], **LEAVING), at(pods[1]), at(pods[2], ready=False)))
-    assert asking.names(pod, VIP).keys() == {"web-2"}
+    cluster.publish(
+        web(endpoint(pods[0], **LEAVING), endpoint(pods[1]), endpoint(pods[2], ready=False))
+    )
+    assert requests.backends(pod, VIP).keys() == {"web-2"}
 
 
 def test_leaving_last(cluster: Cluster, pod: Sockets, pods: list[Host]) -> None:
     """With none ready, those that are leaving and still serve take over."""
-    gone = at(pods[2], **LEAVING, serving=False)
-    cluster.publish(web(at(pods[0], **LEAVING), at(pods[1], **LEAVING), gone))
-    assert asking.names(pod, VIP).keys() == {"web-1", "web-2"}
+    gone = endpoint(pods[2], **LEAVING, serving=False)
+    cluster.publish(web(endpoint(pods[0], **LEAVING), endpoint(pods[1], **LEAVING), gone))
+    assert requests.backends(pod, VIP).keys() == {"web-1", "web-2"}
 
 
 @pytest.mark.parametrize("address", [VIP, VIP6])
-@pytest.mark.parametrize("ask", asking.ASKS.values(), ids=asking.ASKS)
-def test_hairpin(cluster: Cluster, pods: list[Host], ask: asking.Ask, address: str) -> None:
+@pytest.mark.parametrize("send", requests.KINDS.values(), ids=requests.KINDS)
+def test_hairpin(cluster: Cluster, pods: list[Host], send: requests.Send, address: str) -> None:
     """A pod reaches itself through its own service."""
-    cluster.publish(web(at(pods[0]), v6=[at(pods[0], v6=True)]))
-    assert ask(cluster.sockets(pods[0]), address)[:2] == ("web-1", (address, 80))
+    cluster.publish(web(endpoint(pods[0]), v6=[endpoint(pods[0], v6=True)]))
+    assert send(cluster.sockets(pods[0]), address)[:2] == ("web-1", (address, 80))
 
 
 def test_two_services(cluster: Cluster, pod: Sockets, pods: list[Host]) -> None:
     """What happens to one service moves nothing of another."""
     steady = manifests.service("steady", ["10.96.0.20"], [{"port": 80}])
     ports = [{"port": TARGET}]
-    slices = manifests.endpoint_slice("steady", "IPv4", [at(pods[0]), at(pods[1])], ports)
-    cluster.publish(steady, slices, web(at(pods[2])))
+    slices = manifests.endpoint_slice(
+        "steady", "IPv4", [endpoint(pods[0]), endpoint(pods[1])], ports
+    )
+    cluster.publish(steady, slices, web(endpoint(pods[2])))
     before = entry(cluster)
     for count in (3, 0, 1, 2):
-        cluster.publish(steady, slices, web(*map(at, pods[:count])))
-        assert asking.names(pod, "10.96.0.20").keys() == {"web-1", "web-2"}
+        cluster.publish(steady, slices, web(*map(endpoint, pods[:count])))
+        assert requests.backends(pod, "10.96.0.20").keys() == {"web-1", "web-2"}
         assert entry(cluster) == before
 
 

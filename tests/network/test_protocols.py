@@ -4,9 +4,9 @@
 import pytest
 
 from ebpflb.lab.sockets import Sockets
-from tests.network import asking
-from tests.network.asking import Ask
-from tests.network.cluster import BALANCER, EXTERNAL, PORT, VIP, VIP6, Cluster, at, web
+from tests.kit import requests
+from tests.kit.cluster import BALANCER, EXTERNAL, PORT, VIP, VIP6, Cluster, endpoint, web
+from tests.kit.requests import Send
 
 EXTERNAL6, BALANCER6 = "2001:db8::10", "2001:db8::20"
 ADDRESSES = [VIP, VIP6, EXTERNAL, EXTERNAL6, BALANCER, BALANCER6]
@@ -16,7 +16,7 @@ NAMES = {"web-1", "web-2", "web-3"}
 @pytest.fixture(scope="module", autouse=True)
 def service(cluster: Cluster) -> None:
     """A load balancer's Service of both families with three endpoints in each."""
-    v4, v6 = map(at, cluster.web), [at(pod, v6=True) for pod in cluster.web]
+    v4, v6 = map(endpoint, cluster.web), [endpoint(pod, v6=True) for pod in cluster.web]
     spec = {"type": "LoadBalancer", "externalIPs": [EXTERNAL, EXTERNAL6]}
     service, *slices = web(*v4, v6=v6, **spec)
     service["status"] = {"loadBalancer": {"ingress": [{"ip": BALANCER}, {"ip": BALANCER6}]}}
@@ -24,40 +24,40 @@ def service(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
-@pytest.mark.parametrize("ask", asking.ASKS.values(), ids=asking.ASKS)
-def test_every_address(pod: Sockets, ask: Ask, address: str) -> None:
+@pytest.mark.parametrize("send", requests.KINDS.values(), ids=requests.KINDS)
+def test_every_address(pod: Sockets, send: Send, address: str) -> None:
     """A pod reaches an endpoint and sees the address that it asked as its peer."""
-    name, peer, _ = ask(pod, address)
+    name, peer, _ = send(pod, address)
     assert name in NAMES
     assert peer == (address, PORT)
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
-@pytest.mark.parametrize("ask", asking.ASKS.values(), ids=asking.ASKS)
-def test_from_the_node(host: Sockets, ask: Ask, address: str) -> None:
+@pytest.mark.parametrize("send", requests.KINDS.values(), ids=requests.KINDS)
+def test_from_the_node(host: Sockets, send: Send, address: str) -> None:
     """A process of the node reaches the same addresses in the same way."""
-    name, peer, _ = ask(host, address)
+    name, peer, _ = send(host, address)
     assert name in NAMES
     assert peer == (address, PORT)
 
 
 @pytest.mark.parametrize("address", [VIP, EXTERNAL, BALANCER])
-@pytest.mark.parametrize("ask", asking.ASKS.values(), ids=asking.ASKS)
-def test_mapped(pod: Sockets, ask: Ask, address: str) -> None:
+@pytest.mark.parametrize("send", requests.KINDS.values(), ids=requests.KINDS)
+def test_mapped(pod: Sockets, send: Send, address: str) -> None:
     """An IPv6 socket that asks a v4-mapped address reaches an IPv4 endpoint."""
-    name, peer, _ = ask(pod, f"::ffff:{address}")
+    name, peer, _ = send(pod, f"::ffff:{address}")
     assert name in NAMES
     assert peer == (f"::ffff:{address}", PORT)
 
 
 @pytest.mark.parametrize("address", [VIP, VIP6])
-@pytest.mark.parametrize("ask", asking.ASKS.values(), ids=asking.ASKS)
-def test_everyone_serves(pod: Sockets, ask: Ask, address: str) -> None:
+@pytest.mark.parametrize("send", requests.KINDS.values(), ids=requests.KINDS)
+def test_everyone_serves(pod: Sockets, send: Send, address: str) -> None:
     """New connections and new datagram sockets are spread over all endpoints."""
-    assert asking.names(pod, address, ask=ask).keys() == NAMES
+    assert requests.backends(pod, address, send=send).keys() == NAMES
 
 
-needs_mptcp = pytest.mark.skipif(not asking.is_mptcp_here(), reason="this kernel has no MPTCP")
+needs_mptcp = pytest.mark.skipif(not requests.has_mptcp(), reason="this kernel has no MPTCP")
 TWO_COOKIES = "connect sees the subflow's socket, getpeername the MPTCP socket: two cookies"
 
 
@@ -65,25 +65,25 @@ TWO_COOKIES = "connect sees the subflow's socket, getpeername the MPTCP socket: 
 @pytest.mark.parametrize("address", [VIP, VIP6])
 def test_mptcp(pod: Sockets, address: str) -> None:
     """MPTCP sockets are served as TCP."""
-    assert asking.mptcp(pod, address).name in NAMES
+    assert requests.mptcp(pod, address).name in NAMES
 
 
 @needs_mptcp
 @pytest.mark.xfail(strict=True, reason=TWO_COOKIES)
 def test_mptcp_peer(pod: Sockets) -> None:
     """An MPTCP socket sees the address that it asked as its peer."""
-    assert asking.mptcp(pod, VIP).peer == (VIP, PORT)
+    assert requests.mptcp(pod, VIP).peer == (VIP, PORT)
 
 
-@pytest.mark.parametrize("ask", asking.ASKS.values(), ids=asking.ASKS)
-def test_the_endpoint_itself(cluster: Cluster, pod: Sockets, ask: Ask) -> None:
+@pytest.mark.parametrize("send", requests.KINDS.values(), ids=requests.KINDS)
+def test_the_endpoint_itself(cluster: Cluster, pod: Sockets, send: Send) -> None:
     """An endpoint that is asked by its own address shows its own address."""
     direct = cluster.web[0].v4, 8080
-    assert ask(pod, *direct)[:2] == ("web-1", direct)
+    assert send(pod, *direct)[:2] == ("web-1", direct)
 
 
 def test_other_ports(pod: Sockets) -> None:
     """A port of the cluster IP that is no service's is refused."""
-    for ask in (asking.tcp, asking.connected_udp):
+    for send in (requests.tcp, requests.connected_udp):
         with pytest.raises(ConnectionRefusedError):
-            ask(pod, VIP, PORT + 1)
+            send(pod, VIP, PORT + 1)

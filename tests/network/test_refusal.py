@@ -15,8 +15,8 @@ from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.programs import compiler, loader
 from ebpflb.lab.sockets import Sockets
 from ebpflb.options import Paths
-from tests.network import asking
-from tests.network.cluster import NODEPORT, PORT, VIP, VIP6, Cluster, at, web
+from tests.kit import requests
+from tests.kit.cluster import NODEPORT, PORT, VIP, VIP6, Cluster, endpoint, web
 
 ADDRESSES = [VIP, VIP6, f"::ffff:{VIP}"]
 A_MOMENT = 0.1  # seconds in which nothing may happen
@@ -43,7 +43,7 @@ def nobody(cluster: Cluster, form: str) -> None:
 @pytest.fixture
 def elsewhere(cluster: Cluster, form: str) -> None:
     """Endpoints on another node, under the policy Local."""
-    v4, v6 = at(cluster.web[0], node="other"), at(cluster.web[0], node="other", v6=True)
+    v4, v6 = endpoint(cluster.web[0], node="other"), endpoint(cluster.web[0], node="other", v6=True)
     cluster.publish(web(v4, v6=[v6], internalTrafficPolicy="Local"))
 
 
@@ -56,63 +56,63 @@ def sockets(request: pytest.FixtureRequest) -> Iterator[Sockets]:
 def test_tcp(nobody: None, sockets: Sockets, address: str) -> None:
     """connect() fails with ECONNREFUSED."""
     with pytest.raises(ConnectionRefusedError):
-        asking.tcp(sockets, address)
+        requests.tcp(sockets, address)
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_connected_udp(nobody: None, sockets: Sockets, address: str) -> None:
     """A connected datagram socket learns it from connect(), or from what follows."""
     with pytest.raises(ConnectionRefusedError):
-        asking.connected_udp(sockets, address)
+        requests.connected_udp(sockets, address)
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_unconnected_udp(nobody: None, sockets: Sockets, form: str, address: str) -> None:
     """sendto() fails where the hook can say why; else the datagram is lost, and never EPERM."""
-    with asking.datagram(sockets, address) as client:
+    with requests.udp_socket(sockets, address) as client:
         client.settimeout(A_MOMENT)
         expected = ConnectionRefusedError if form == "named errno" else TimeoutError
         with pytest.raises(expected):
-            asking.again(client, address)
+            requests.exchange(client, address)
 
 
 def test_nodeport(nobody: None, cluster: Cluster, sockets: Sockets) -> None:
     """A NodePort without endpoints is refused as well."""
-    for ask in (asking.tcp, asking.connected_udp):
+    for send in (requests.tcp, requests.connected_udp):
         with pytest.raises(ConnectionRefusedError):
-            ask(sockets, cluster.node.v4, NODEPORT)
+            send(sockets, cluster.node.v4, NODEPORT)
 
 
 def test_mptcp(nobody: None, pod: Sockets) -> None:
     """An MPTCP socket is refused as a TCP socket is."""
-    if not asking.is_mptcp_here():
+    if not requests.has_mptcp():
         pytest.skip("this kernel has no MPTCP")
     with pytest.raises(ConnectionRefusedError):
-        asking.mptcp(pod, VIP)
+        requests.mptcp(pod, VIP)
 
 
 def test_endpoint_comes(nobody: None, cluster: Cluster, pod: Sockets) -> None:
     """As soon as an endpoint comes, everyone is served."""
-    cluster.publish(web(at(cluster.web[0])))
-    for ask in asking.ASKS.values():
-        assert ask(pod, VIP).name == "web-1"
+    cluster.publish(web(endpoint(cluster.web[0])))
+    for send in requests.KINDS.values():
+        assert send(pod, VIP).name == "web-1"
 
 
 def test_last_endpoint_goes(nobody: None, cluster: Cluster, pod: Sockets) -> None:
     """A datagram socket whose last backend goes is refused too."""
-    with asking.datagram(pod, VIP) as client:
-        cluster.publish(web(at(cluster.web[0])))
-        asking.again(client, VIP)
+    with requests.udp_socket(pod, VIP) as client:
+        cluster.publish(web(endpoint(cluster.web[0])))
+        requests.exchange(client, VIP)
         cluster.publish(web())
         client.settimeout(A_MOMENT)
         with pytest.raises((ConnectionRefusedError, TimeoutError)):
-            asking.again(client, VIP)
+            requests.exchange(client, VIP)
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_no_local_endpoint_tcp(elsewhere: None, sockets: Sockets, address: str) -> None:
     """With endpoints elsewhere alone the connection is neither made nor refused."""
-    with asking.stream(sockets, address) as client:
+    with requests.tcp_socket(sockets, address) as client:
         client.settimeout(A_MOMENT)
         with pytest.raises(TimeoutError):
             client.connect((address, PORT))
@@ -121,7 +121,7 @@ def test_no_local_endpoint_tcp(elsewhere: None, sockets: Sockets, address: str) 
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_no_local_endpoint_udp(elsewhere: None, sockets: Sockets, address: str) -> None:
     """Datagrams get no answer and no error."""
-    with asking.datagram(sockets, address) as client:
+    with requests.udp_socket(sockets, address) as client:
         client.settimeout(A_MOMENT)
         with pytest.raises(TimeoutError):
-            asking.again(client, address)
+            requests.exchange(client, address)

@@ -7,8 +7,8 @@ import pytest
 
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.sockets import Sockets
-from tests.network import asking
-from tests.network.cluster import EXTERNAL, PORT, VIP, VIP6, Cluster, at, web
+from tests.kit import requests
+from tests.kit.cluster import EXTERNAL, PORT, VIP, VIP6, Cluster, endpoint, web
 
 ALL = [VIP, VIP6, EXTERNAL]
 
@@ -16,7 +16,7 @@ ALL = [VIP, VIP6, EXTERNAL]
 @pytest.fixture(autouse=True)
 def service(cluster: Cluster) -> Iterator[None]:
     """Checks at the end of each test that nothing is left."""
-    v4, v6 = map(at, cluster.web), [at(pod, v6=True) for pod in cluster.web]
+    v4, v6 = map(endpoint, cluster.web), [endpoint(pod, v6=True) for pod in cluster.web]
     cluster.publish(web(*v4, v6=v6, externalIPs=[EXTERNAL]))
     yield
     wait_until(f"all is forgotten; left: {remembered(cluster)}", lambda: not remembered(cluster))
@@ -41,17 +41,17 @@ def closed(cluster: Cluster) -> int:
     return counter(cluster, 1)
 
 
-@pytest.mark.parametrize("ask", asking.ASKS.values(), ids=asking.ASKS)
-def test_closed(pod: Sockets, ask: asking.Ask) -> None:
+@pytest.mark.parametrize("send", requests.KINDS.values(), ids=requests.KINDS)
+def test_closed(pod: Sockets, send: requests.Send) -> None:
     """Sockets that were used and closed."""
     for address in ALL:
-        ask(pod, address)
+        send(pod, address)
 
 
 def test_open_meanwhile(cluster: Cluster, pod: Sockets) -> None:
     """An open socket is counted as open, and only it."""
-    asking.tcp(pod, VIP)
-    with asking.stream(pod, VIP) as client:
+    requests.tcp(pod, VIP)
+    with requests.tcp_socket(pod, VIP) as client:
         client.connect((VIP, PORT))
         assert opened(cluster) - closed(cluster) == len(remembered(cluster)) == 1
 
@@ -60,16 +60,16 @@ def test_killed(cluster: Cluster) -> None:
     """Sockets of a process that was killed."""
     sockets = Sockets(cluster.client)
     for address in ALL:
-        asking.stream(sockets, address).connect((address, PORT))
-        asking.again(asking.datagram(sockets, address), address)
+        requests.tcp_socket(sockets, address).connect((address, PORT))
+        requests.exchange(requests.udp_socket(sockets, address), address)
     sockets.close()
 
 
 def test_many_frontends(pod: Sockets) -> None:
     """One datagram socket that used several frontends, connected and not."""
-    with asking.datagram(pod, VIP) as client:
+    with requests.udp_socket(pod, VIP) as client:
         for address in (VIP, EXTERNAL, VIP):
-            asking.again(client, address)
+            requests.exchange(client, address)
             client.connect((address, PORT))
             client.send(b"?")
         client.connect((EXTERNAL, PORT))
@@ -78,17 +78,17 @@ def test_many_frontends(pod: Sockets) -> None:
 def test_never_used(pod: Sockets) -> None:
     """Sockets connected and closed before a word was said."""
     for address in ALL:
-        with asking.stream(pod, address) as client:
+        with requests.tcp_socket(pod, address) as client:
             client.connect((address, PORT))
-        with asking.datagram(pod, address) as client:
+        with requests.udp_socket(pod, address) as client:
             client.connect((address, PORT))
 
 
 def test_connection_failed(cluster: Cluster, pod: Sockets) -> None:
     """A stream socket whose backend refused it, connected again."""
-    gone = at(cluster.client)  # a pod where nobody listens
+    gone = endpoint(cluster.client)  # a pod where nobody listens
     cluster.publish(web(gone))
-    with asking.stream(pod, VIP) as client:
+    with requests.tcp_socket(pod, VIP) as client:
         client.settimeout(None)  # after a failure in non-blocking mode comes ECONNABORTED
         for _ in range(2):
             with pytest.raises(ConnectionRefusedError):
@@ -97,10 +97,10 @@ def test_connection_failed(cluster: Cluster, pod: Sockets) -> None:
 
 def test_backend_changed(cluster: Cluster, pod: Sockets) -> None:
     """A datagram socket that had to move."""
-    with asking.datagram(pod, VIP) as client:
+    with requests.udp_socket(pod, VIP) as client:
         for _ in range(3):
             for host in cluster.web:
-                cluster.publish(web(at(host), at(cluster.client, ready=False)))
-                assert asking.again(client, VIP).name == host.name
-        cluster.publish(web(*map(at, cluster.web)))
-        asking.tcp(pod, VIP)
+                cluster.publish(web(endpoint(host), endpoint(cluster.client, ready=False)))
+                assert requests.exchange(client, VIP).name == host.name
+        cluster.publish(web(*map(endpoint, cluster.web)))
+        requests.tcp(pod, VIP)

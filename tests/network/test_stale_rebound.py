@@ -15,8 +15,8 @@ from ebpflb.lab import cni
 from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import Socket, Sockets
-from tests.network import asking, twonodes
-from tests.network.twonodes import PORT, TwoNodes, Ways
+from tests.kit import requests, two_nodes
+from tests.kit.two_nodes import PORT, Frontends, TwoNodes
 
 UNABLE = """
 import errno
@@ -44,7 +44,7 @@ def unable(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LabAgent, "under", ["env", f"PYTHONPATH={folder}:{Path.cwd()}"])
         network = request.param()
-        with twonodes.running(folder, *twonodes.PODS, network=network) as made:
+        with two_nodes.running(folder, *two_nodes.CLUSTER_CIDR, network=network) as made:
             yield made
 
 
@@ -55,7 +55,7 @@ def v6(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture
 def vip(v6: bool) -> str:
-    return Ways(NUMBER).cluster[v6]
+    return Frontends(NUMBER).cluster[v6]
 
 
 @pytest.fixture
@@ -67,21 +67,21 @@ def is_bridged(request: pytest.FixtureRequest) -> bool:
 def client(unable: TwoNodes, vip: str) -> Iterator[Socket]:
     """A pod's, connected to the endpoint on the other node."""
     serve(unable, unable.there)
-    with asking.datagram(unable.sockets(unable.hooked), vip) as opened:
+    with requests.udp_socket(unable.sockets(unable.hooked), vip) as opened:
         opened.connect((vip, PORT))
-        assert ask(opened) == unable.there.name
+        assert exchange(opened) == unable.there.name
         yield opened
-    unable.forget("other_flows")
+    unable.delete_flows("other_flows")
 
 
 def serve(two: TwoNodes, *pods: Host) -> None:
     two.publish(two.service("moving", NUMBER, *pods))
 
 
-def ask(client: Socket) -> str:
+def exchange(client: Socket) -> str:
     """Who answers, as the address that was asked for."""
     client.send(b"?")
-    answer = asking.receive(client)
+    answer = requests.receive(client)
     assert answer.peer == client.getpeername()[:2]
     return answer.name
 
@@ -102,42 +102,42 @@ def move(two: TwoNodes, *pods: Host, flows: int = 1) -> None:
 def test_goes_on(unable: TwoNodes, client: Socket) -> None:
     """The connected client is answered by whoever serves now, and sees the frontend all along."""
     move(unable, unable.here)
-    assert [ask(client) for _ in range(3)] == [unable.here.name] * 3
+    assert [exchange(client) for _ in range(3)] == [unable.here.name] * 3
 
 
 def test_goes_on_again(unable: TwoNodes, client: Socket) -> None:
     """And again when that one serves no more, with datagrams in between or without."""
     move(unable, unable.here)
-    assert ask(client) == unable.here.name
+    assert exchange(client) == unable.here.name
     move(unable, unable.twin)
-    assert ask(client) == unable.twin.name
+    assert exchange(client) == unable.twin.name
     move(unable, unable.here)
     move(unable, unable.twin)
-    assert ask(client) == unable.twin.name
+    assert exchange(client) == unable.twin.name
 
 
 def test_goes_on_after_none(unable: TwoNodes, client: Socket) -> None:
     """While nobody serves nothing is touched; then it goes to whoever comes."""
     serve(unable)
-    assert ask(client) == unable.there.name
+    assert exchange(client) == unable.there.name
     move(unable, unable.here)
-    assert ask(client) == unable.here.name
+    assert exchange(client) == unable.here.name
 
 
 def test_several(unable: TwoNodes, client: Socket, vip: str) -> None:
     """Clients keep apart; new ones are served as ever; a direct one is left alone."""
     sockets, others = unable.sockets(unable.hooked), []
     for _ in range(5):
-        others.append(asking.datagram(sockets, vip))
+        others.append(requests.udp_socket(sockets, vip))
         others[-1].connect((vip, PORT))
-    direct = asking.datagram(sockets, vip)
-    direct.connect((unable.there.v6 if ":" in vip else unable.there.v4, twonodes.TARGET))
+    direct = requests.udp_socket(sockets, vip)
+    direct.connect((unable.there.v6 if ":" in vip else unable.there.v4, two_nodes.TARGET))
     move(unable, unable.here, unable.twin, flows=6)
-    names = [ask(one) for one in (client, *others)]
+    names = [exchange(one) for one in (client, *others)]
     assert set(names) <= {unable.here.name, unable.twin.name}
-    assert [ask(one) for one in (client, *others)] == names
-    assert ask(direct) == unable.there.name
-    assert asking.connected_udp(sockets, vip).name in {unable.here.name, unable.twin.name}
+    assert [exchange(one) for one in (client, *others)] == names
+    assert exchange(direct) == unable.there.name
+    assert requests.connected_udp(sockets, vip).name in {unable.here.name, unable.twin.name}
     for one in (*others, direct):
         one.close()
 
@@ -147,24 +147,24 @@ def test_neighbour(unable: TwoNodes, client: Socket, vip: str, is_bridged: bool)
 
     On a bridge its datagrams go to the former backend's hardware: there they are left alone.
     """
-    with asking.datagram(unable.sockets(unable.hooked), vip) as beside:
+    with requests.udp_socket(unable.sockets(unable.hooked), vip) as beside:
         serve(unable, unable.here)
         beside.connect((vip, PORT))
-        assert ask(beside) == unable.here.name
+        assert exchange(beside) == unable.here.name
         move(unable, unable.twin, flows=1 if is_bridged else 2)
-        assert ask(client) == unable.twin.name
-        assert ask(beside) == (unable.here if is_bridged else unable.twin).name
+        assert exchange(client) == unable.twin.name
+        assert exchange(beside) == (unable.here if is_bridged else unable.twin).name
 
 
 def test_the_nodes_own(unable: TwoNodes, client: Socket, vip: str) -> None:
     """A socket of the node itself stays where it is, which the agent says, once at its start."""
     own: Sockets = unable.sockets(unable.near)
-    with asking.datagram(own, vip) as opened:
+    with requests.udp_socket(own, vip) as opened:
         opened.connect((vip, PORT))
-        assert ask(opened) == unable.there.name
+        assert exchange(opened) == unable.there.name
         move(unable, unable.here)
-        assert ask(client) == unable.here.name
-        assert ask(opened) == unable.there.name
+        assert exchange(client) == unable.here.name
+        assert exchange(opened) == unable.there.name
     said = unable.agents[0].log()
     assert said.count("this kernel ends no sockets") == 1
     assert "keep a backend that was removed" in said

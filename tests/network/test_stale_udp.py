@@ -11,9 +11,18 @@ import pytest
 from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Socket, Sockets
 from ebpflb.node import sock_diag
-from tests.network import asking
-from tests.network.cluster import NODEPORT, PORT, TARGET, VIP, VIP6, Cluster, web
-from tests.network.ending import SOURCE, Published, ask, both, fixed, is_ended, meet, serve
+from tests.kit import requests
+from tests.kit.cluster import NODEPORT, PORT, TARGET, VIP, VIP6, Cluster, web
+from tests.kit.stale_udp import (
+    SOURCE,
+    Changes,
+    bound_socket,
+    connect,
+    dual_stack,
+    dual_stack_web,
+    exchange,
+    is_ended,
+)
 
 OTHER_TARGET = 9090
 PLACES = {"v4": VIP, "v6": VIP6, "mapped": f"::ffff:{VIP}"}
@@ -28,69 +37,69 @@ def vip(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def client(sockets: Sockets, vip: str) -> Iterator[Socket]:
-    with fixed(sockets, vip) as opened:
+    with bound_socket(sockets, vip) as opened:
         yield opened
 
 
 def test_udp_is_preserved_when_the_server_pod_cycles(
-    cluster: Cluster, published: Published, client: Socket, vip: str
+    cluster: Cluster, changes: Changes, client: Socket, vip: str
 ) -> None:
     """The client hears once that its socket has ended, and reaches the new pod from its port."""
     one, other, _ = cluster.web
-    published.change(serve(one))
-    assert meet(client, vip).name == one.name
-    published.change(serve(one, other))
-    assert ask(client).name == one.name
-    published.change(serve(other))
+    changes.apply(dual_stack_web(one))
+    assert connect(client, vip).name == one.name
+    changes.apply(dual_stack_web(one, other))
+    assert exchange(client).name == one.name
+    changes.apply(dual_stack_web(other))
     assert is_ended(client)
-    answer = meet(client, vip)
+    answer = connect(client, vip)
     assert (answer.name, answer.peer) == (other.name, (vip, PORT))
     assert client.getsockname()[1] == SOURCE
-    assert ask(client).name == other.name
+    assert exchange(client).name == other.name
 
 
 def test_udp_is_preserved_when_the_pod_is_recreated(
-    cluster: Cluster, published: Published, client: Socket, vip: str
+    cluster: Cluster, changes: Changes, client: Socket, vip: str
 ) -> None:
     """With the policy Local, and no endpoint at all in between."""
     one, other, _ = cluster.web
     policy = {"internalTrafficPolicy": "Local"}
-    published.change(serve(one, **policy))
-    assert meet(client, vip).name == one.name
-    published.change(serve(**policy))
-    assert ask(client).name == one.name
-    published.publish(serve(other, **policy))
+    changes.apply(dual_stack_web(one, **policy))
+    assert connect(client, vip).name == one.name
+    changes.apply(dual_stack_web(**policy))
+    assert exchange(client).name == one.name
+    changes.publish(dual_stack_web(other, **policy))
     assert is_ended(client)
-    assert meet(client, vip).name == other.name
+    assert connect(client, vip).name == other.name
 
 
 def test_udp_is_preserved_when_the_service_is_recreated(
-    cluster: Cluster, published: Published, client: Socket, vip: str
+    cluster: Cluster, changes: Changes, client: Socket, vip: str
 ) -> None:
     """A deleted service's flows stay, until it is there again with other endpoints."""
     one, other, _ = cluster.web
-    published.change(serve(one))
-    assert meet(client, vip).name == one.name
-    published.change()
-    assert ask(client).name == one.name
-    published.publish(serve(other))
+    changes.apply(dual_stack_web(one))
+    assert connect(client, vip).name == one.name
+    changes.apply()
+    assert exchange(client).name == one.name
+    changes.publish(dual_stack_web(other))
     assert is_ended(client)
-    assert meet(client, vip).name == other.name
+    assert connect(client, vip).name == other.name
 
 
 @pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
 def test_udp_target_port_of_a_nodeport_changes(
-    cluster: Cluster, published: Published, sockets: Sockets, v6: bool
+    cluster: Cluster, changes: Changes, sockets: Sockets, v6: bool
 ) -> None:
     """The client reaches the new port although the pod's address is unchanged."""
     pod, address = cluster.web[0], cluster.node.v6 if v6 else cluster.node.v4
-    cluster.begin(pod, "serve", "moved", str(OTHER_TARGET))
-    published.change(serve(pod, nodeport=NODEPORT))
-    with fixed(sockets, address) as client:
-        assert meet(client, address, NODEPORT).name == pod.name
-        published.change(with_target(serve(pod, nodeport=NODEPORT), OTHER_TARGET))
+    cluster.start_program(pod, "serve", "moved", str(OTHER_TARGET))
+    changes.apply(dual_stack_web(pod, nodeport=NODEPORT))
+    with bound_socket(sockets, address) as client:
+        assert connect(client, address, NODEPORT).name == pod.name
+        changes.apply(with_target(dual_stack_web(pod, nodeport=NODEPORT), OTHER_TARGET))
         assert is_ended(client)
-        assert meet(client, address, NODEPORT).name == "moved"
+        assert connect(client, address, NODEPORT).name == "moved"
     for process in cluster.lab.processes[-1:]:
         process.kill()
         process.wait()
@@ -104,81 +113,81 @@ def with_target(said: list[Manifest], port: int) -> list[Manifest]:
     return said
 
 
-def test_several_clients(cluster: Cluster, published: Published, vip: str) -> None:
+def test_several_clients(cluster: Cluster, changes: Changes, vip: str) -> None:
     """Pods and the node at once: each socket of the backend is ended, each other goes on."""
     one, other, third = cluster.web
-    published.change(serve(one, other, third))
+    changes.apply(dual_stack_web(one, other, third))
     owners = [cluster.sockets(host) for host in (cluster.client, cluster.node, third)]
-    opened = [asking.datagram(owner, vip) for owner in owners for _ in range(16)]
-    first = [meet(client, vip).name for client in opened]
+    opened = [requests.udp_socket(owner, vip) for owner in owners for _ in range(16)]
+    first = [connect(client, vip).name for client in opened]
     assert set(first) == {one.name, other.name, third.name}
-    published.change(serve(other, third))
+    changes.apply(dual_stack_web(other, third))
     for client, name in zip(opened, first, strict=True):
         if name == one.name:
             assert is_ended(client)
-        assert (meet(client, vip) if name == one.name else ask(client)).name != one.name
+        assert (connect(client, vip) if name == one.name else exchange(client)).name != one.name
         client.close()
 
 
 def test_service_is_scaled_to_zero(
-    cluster: Cluster, published: Published, client: Socket, vip: str
+    cluster: Cluster, changes: Changes, client: Socket, vip: str
 ) -> None:
     """Services with no serving endpoint are not cleaned."""
     one = cluster.web[0]
-    published.change(serve(one))
-    assert meet(client, vip).name == one.name
-    published.change(serve())
-    assert ask(client).name == one.name
+    changes.apply(dual_stack_web(one))
+    assert connect(client, vip).name == one.name
+    changes.apply(dual_stack_web())
+    assert exchange(client).name == one.name
 
 
 def test_terminating_but_serving(
-    cluster: Cluster, published: Published, client: Socket, vip: str
+    cluster: Cluster, changes: Changes, client: Socket, vip: str
 ) -> None:
     """Flows to an endpoint that terminates and still serves survive; then they end."""
     one, other, _ = cluster.web
-    published.change(serve(one))
-    assert meet(client, vip).name == one.name
+    changes.apply(dual_stack_web(one))
+    assert connect(client, vip).name == one.name
     for serving in (True, False):
-        leaving = both(one, ready=False, serving=serving, terminating=True)
-        ready = both(other)
-        published.change(web(*leaving["v4"], *ready["v4"], v6=[*leaving["v6"], *ready["v6"]]))
+        leaving = dual_stack(one, ready=False, serving=serving, terminating=True)
+        ready = dual_stack(other)
+        changes.apply(web(*leaving["v4"], *ready["v4"], v6=[*leaving["v6"], *ready["v6"]]))
         if serving:
-            assert ask(client).name == one.name
+            assert exchange(client).name == one.name
     assert is_ended(client)
 
 
-def test_only_those_translated(cluster: Cluster, published: Published, sockets: Sockets) -> None:
+def test_only_those_translated(cluster: Cluster, changes: Changes, sockets: Sockets) -> None:
     """A socket that asked the former backend itself goes on, and so do TCP and the unconnected."""
     one, other, _ = cluster.web
-    published.change(serve(one))
+    changes.apply(dual_stack_web(one))
     with (
-        asking.datagram(sockets, VIP) as direct,
-        asking.datagram(sockets, VIP) as loose,
-        asking.stream(sockets, VIP) as stream,
-        asking.datagram(sockets, VIP) as client,
+        requests.udp_socket(sockets, VIP) as direct,
+        requests.udp_socket(sockets, VIP) as loose,
+        requests.tcp_socket(sockets, VIP) as stream,
+        requests.udp_socket(sockets, VIP) as client,
     ):
-        assert meet(direct, one.v4, TARGET).name == meet(client, VIP).name == one.name
-        assert asking.again(loose, VIP).name == one.name
+        assert connect(direct, one.v4, TARGET).name == connect(client, VIP).name == one.name
+        assert requests.exchange(loose, VIP).name == one.name
         stream.connect((VIP, PORT))
         stream.recv(64)
-        published.change(serve(other))
+        changes.apply(dual_stack_web(other))
         assert is_ended(client)
-        assert ask(direct).name == one.name
-        assert asking.again(loose, VIP).name == other.name
+        assert exchange(direct).name == one.name
+        assert requests.exchange(loose, VIP).name == other.name
         stream.send(b"still there")
         assert stream.recv(64) == b"still there"
 
 
-def test_nothing_is_left(cluster: Cluster, published: Published, client: Socket, vip: str) -> None:
+def test_nothing_is_left(cluster: Cluster, changes: Changes, client: Socket, vip: str) -> None:
     """What was remembered of an ended socket goes with it, used again or not."""
     before = remembered(cluster)  # MPTCP sockets are never released (path/socket_stream.h)
     one, other, _ = cluster.web
-    published.change(serve(one))
-    meet(client, vip)
-    published.change(serve(other))
+    changes.apply(dual_stack_web(one))
+    connect(client, vip)
+    changes.apply(dual_stack_web(other))
     assert is_ended(client)
     client.close()
-    published.witness.close()
+    changes.marker.close()
     assert remembered(cluster) <= before
 
 
@@ -186,15 +195,15 @@ def remembered(cluster: Cluster) -> set[object]:
     return {key for name in ("sockets", "assignments") for key, _ in cluster.maps[name].items()}
 
 
-def test_while_no_agent_runs(cluster: Cluster, published: Published, pod: Sockets) -> None:
+def test_while_no_agent_runs(cluster: Cluster, changes: Changes, pod: Sockets) -> None:
     """What ended while no agent ran is made good when one starts."""
     one, other, _ = cluster.web
-    published.change(serve(one))
-    with asking.datagram(pod, VIP) as client:
-        assert meet(client, VIP).name == one.name
+    changes.apply(dual_stack_web(one))
+    with requests.udp_socket(pod, VIP) as client:
+        assert connect(client, VIP).name == one.name
         cluster.agent.stop()
-        cluster.announce(serve(other))
+        cluster.write(dual_stack_web(other))
         cluster.agent.start()
         assert is_ended(client)
-        assert meet(client, VIP).name == other.name
+        assert connect(client, VIP).name == other.name
         assert ip_address(client.getpeername()[0]) == ip_address(VIP)

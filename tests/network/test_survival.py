@@ -9,19 +9,19 @@ import pytest
 from ebpflb.datapath.attach import cgroup_links
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.lab.sockets import Socket, Sockets
-from tests.network import asking
-from tests.network.cluster import PORT, VIP, Cluster, at, web
+from tests.kit import requests
+from tests.kit.cluster import PORT, VIP, Cluster, endpoint, web
 
 
 @pytest.fixture(autouse=True)
 def service(cluster: Cluster) -> None:
-    cluster.publish(web(*map(at, cluster.web)))
+    cluster.publish(web(*map(endpoint, cluster.web)))
 
 
 @pytest.fixture
 def connection(service: None, pod: Sockets) -> Iterator[Socket]:
     """Open before the test, and alive after it."""
-    with asking.stream(pod, VIP) as client:
+    with requests.tcp_socket(pod, VIP) as client:
         client.connect((VIP, PORT))
         client.recv(64)
         yield client
@@ -31,7 +31,9 @@ def connection(service: None, pod: Sockets) -> Iterator[Socket]:
 
 
 def lands(pod: Sockets) -> bool:
-    return all(len(asking.names(pod, VIP, ask=ask)) == 3 for ask in (asking.tcp, asking.udp))
+    return all(
+        len(requests.backends(pod, VIP, send=send)) == 3 for send in (requests.tcp, requests.udp)
+    )
 
 
 def programs(cluster: Cluster) -> dict[str, int]:
@@ -42,7 +44,7 @@ def test_endpoints_leave(cluster: Cluster, connection: Socket, pod: Sockets) -> 
     """All endpoints leave the service, and then the service goes."""
     cluster.publish(web())
     with pytest.raises(ConnectionRefusedError):
-        asking.tcp(pod, VIP)
+        requests.tcp(pod, VIP)
     cluster.publish()
 
 
@@ -71,7 +73,7 @@ def test_programs_are_replaced(cluster: Cluster, connection: Socket, pod: Socket
 
 def test_restart_under_load(cluster: Cluster) -> None:
     """While agents come and go no connection fails."""
-    pressing = [cluster.press(cluster.client, protocol, VIP) for protocol in ("tcp", "udp")]
+    pressing = [cluster.start_client(cluster.client, protocol, VIP) for protocol in ("tcp", "udp")]
     for how in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
         cluster.agent.stop(how)
         cluster.agent.start()
@@ -83,7 +85,7 @@ def test_restart_under_load(cluster: Cluster) -> None:
 def test_changed_while_away(cluster: Cluster, pod: Sockets) -> None:
     """What changed while no agent was there is in force when one is back."""
     cluster.agent.stop(signal.SIGKILL)
-    cluster.publish(web(at(cluster.web[1])))
+    cluster.publish(web(endpoint(cluster.web[1])))
     assert lands(pod)
     cluster.agent.start()
-    assert asking.names(pod, VIP).keys() == {"web-2"}
+    assert requests.backends(pod, VIP).keys() == {"web-2"}

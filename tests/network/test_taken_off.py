@@ -9,14 +9,14 @@ import pytest
 
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.lab.agents import wait_until
-from tests.network.cluster import Cluster, at, running, web
+from tests.kit.cluster import Cluster, endpoint, running, web
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     """One whose agent looks every second."""
     with running(tmp_path, "--iptables-sync-period=1s") as made:
-        made.publish(web(*map(at, made.web)))
+        made.publish(web(*map(endpoint, made.web)))
         yield made
 
 

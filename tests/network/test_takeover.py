@@ -18,9 +18,9 @@ from bench import kubeproxy
 from bench.services import NodePort
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.sockets import Socket
-from tests.network import asking
-from tests.network.cluster import NODEPORT, PORT, VIP, Cluster, at, web
-from tests.network.ground import PREFIX
+from tests.kit import requests
+from tests.kit.cluster import NODEPORT, PORT, VIP, Cluster, endpoint, web
+from tests.kit.lab_cluster import PREFIX
 
 PODS = "10.244.0.0/16"
 NAMES = {"web-1", "web-2", "web-3"}
@@ -34,7 +34,7 @@ class Node(Cluster):
     def __init__(self, lab: Lab, folder: Path) -> None:
         super().__init__(lab, folder, "--cluster-cidr", PODS)
         self.outside = lab.outside("outside", 1)
-        self.publish(web(*map(at, self.web), nodeport=NODEPORT))
+        self.publish(web(*map(endpoint, self.web), nodeport=NODEPORT))
 
     @property
     def ways(self) -> list[tuple[Host, tuple[str, int]]]:
@@ -70,19 +70,19 @@ class Node(Cluster):
     @contextmanager
     def unfailing(self, ways: list[tuple[Host, tuple[str, int]]]) -> Iterator[None]:
         """Clients connect again and again as long as this lasts; all of it must succeed."""
-        pressing = [self.press(host, "tcp", *where, pause=0.01) for host, where in ways]
+        pressing = [self.start_client(host, "tcp", *where, pause=0.01) for host, where in ways]
         try:
             yield
         finally:
-            counts = [self.release(each) for each in pressing]
+            counts = [self.stop_client(each) for each in pressing]
         for count in counts:
             assert count["errors"] == {}
             assert sum(count["names"].values()) > 10
 
-    def asks(self, kind: asking.Ask) -> list[set[str]]:
+    def asks(self, kind: requests.Send) -> list[set[str]]:
         """Who answers each way."""
         return [
-            set(asking.names(self.sockets(host), where[0], ask=kind, port=where[1]))
+            set(requests.backends(self.sockets(host), where[0], send=kind, port=where[1]))
             for host, where in self.ways
         ]
 
@@ -144,8 +144,8 @@ def test_takeover(node: Node, load: Load) -> None:
         assert done.returncode == 0, done.stderr
         assert not node.has_rules()
     assert [echo(client, b"alone") for client in open_before] == [b"alone"] * 3
-    assert node.asks(asking.tcp) == [NAMES] * 3
-    assert node.asks(asking.udp) == [NAMES] * 3
+    assert node.asks(requests.tcp) == [NAMES] * 3
+    assert node.asks(requests.udp) == [NAMES] * 3
 
 
 @every_mode
@@ -181,8 +181,8 @@ def test_give_back(node: Node, load: Load) -> None:
         node.agent.stop()
         assert node.ebpflb("cleanup").returncode == 0
     assert [echo(client, b"back") for client in at_sockets] == [b"back"] * 2
-    assert node.asks(asking.tcp) == [NAMES] * 3
-    assert node.asks(asking.udp) == [NAMES] * 3
+    assert node.asks(requests.tcp) == [NAMES] * 3
+    assert node.asks(requests.udp) == [NAMES] * 3
 
 
 def test_stale_rules(node: Node) -> None:
@@ -191,7 +191,7 @@ def test_stale_rules(node: Node) -> None:
     node.agent.start()
     node.publish()
     assert "has stopped and left table ip kube-proxy" in node.ebpflb("status").stdout
-    assert set(asking.names(node.sockets(node.outside), node.node.v4, port=NODEPORT)) == NAMES
+    assert set(requests.backends(node.sockets(node.outside), node.node.v4, port=NODEPORT)) == NAMES
     node.ebpflb("cleanup", "--kube-proxy")
     with pytest.raises(OSError, match="refused"):
-        asking.tcp(node.sockets(node.outside), node.node.v4, NODEPORT)
+        requests.tcp(node.sockets(node.outside), node.node.v4, NODEPORT)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two nodes with an agent each, an endpoint on each, and clients whose packets alone are seen.
+"""Two nodes with an agent each, an endpoint on each, and clients without socket hooks.
 
-    near    hooked, hidden: clients; here: an endpoint; twin: an endpoint whose sockets are hidden
-    far     there: an endpoint
-    outside a client beyond the router, which sends service addresses to near
+    near     hooked, hidden: clients; here, twin: endpoints
+    far      there: an endpoint
+    outside  a client beyond the router, which routes service addresses to near
 
-All pods but the clients serve TCP and UDP on TARGET with their names.
+The node's socket hooks do not see the sockets of hidden and twin. The endpoints answer on port
+TARGET of TCP and UDP with their names.
 """
 
 from collections.abc import Iterator
@@ -16,14 +17,14 @@ from typing import Any
 from ebpflb.lab import cni, manifests
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.manifests import Manifest
-from tests.network.ground import PORT, PREFIX, TARGET, Ground
+from tests.kit.lab_cluster import PORT, PREFIX, TARGET, LabCluster
 
-PODS = ("--cluster-cidr", ",".join(cni.NETWORKS))
-LED = ("10.96.0.0/16", "fd00:96::/64", "203.0.113.0/24", "fd03:113::/64")
+CLUSTER_CIDR = ("--cluster-cidr", ",".join(cni.NETWORKS))
+SERVICE_NETWORKS = ("10.96.0.0/16", "fd00:96::/64", "203.0.113.0/24", "fd03:113::/64")
 
 
-class TwoNodes(Ground):
-    """``publish`` says everything to both agents."""
+class TwoNodes(LabCluster):
+    """Both agents get the same manifests."""
 
     def __init__(self, lab: Lab, folder: Path, network: cni.Cni | None, *options: str) -> None:
         super().__init__(lab, folder)
@@ -35,14 +36,14 @@ class TwoNodes(Ground):
         self.twin = lab.pod(self.near, "twin", 12, hooked=False)
         self.there = lab.pod(self.far, "there", 11)
         self.outside = lab.outside("outside", 1)
-        for network_of_services in LED:
+        for network_of_services in SERVICE_NETWORKS:
             lab.router.lead(network_of_services, address(self.near, network_of_services))
         for node in (self.near, self.far):
-            self.employ(node, *options)
+            self.add_agent(node, *options)
         for pod in (self.here, self.twin, self.there):
-            self.begin(pod, "serve", pod.name, str(TARGET))
+            self.start_program(pod, "serve", pod.name, str(TARGET))
 
-    def at(self, *pods: Host, v6: bool = False, **conditions: bool) -> list[Manifest]:
+    def endpoints(self, *pods: Host, v6: bool = False, **conditions: bool) -> list[Manifest]:
         """The pods as endpoints of one family."""
         return [
             manifests.endpoint(
@@ -54,29 +55,29 @@ class TwoNodes(Ground):
             for pod in pods
         ]
 
-    def forget(self, table: str) -> None:
-        """Ends the flows of former sockets: a new one with the port of such a one would go on."""
+    def delete_flows(self, table: str) -> None:
+        """So that a new socket with the port of a former one does not continue that one's flow."""
         for agent in self.agents:
             flows = self.maps_of(agent)[table]
             flows.delete([packet for packet, _ in flows.items()])
 
     def service(self, name: str, number: int, *pods: Host, **spec: Any) -> list[Manifest]:
-        """A Service that is reached in every way, with these endpoints; see ``Ways``."""
-        ways = Ways(number)
+        """A Service with a frontend of each kind (``Frontends``) and these endpoints."""
+        frontends = Frontends(number)
         named = [{"name": p, "port": TARGET, "protocol": p.upper()} for p in ("tcp", "udp")]
-        ports = [{**port, "port": PORT, "nodePort": ways.nodeport} for port in named]
-        every: dict[str, Any] = {"type": "LoadBalancer", "externalIPs": ways.external}
-        service = manifests.service(name, ways.cluster, ports, **every | spec)
-        service["status"] = {"loadBalancer": {"ingress": [{"ip": ip} for ip in ways.balancer]}}
+        ports = [{**port, "port": PORT, "nodePort": frontends.nodeport} for port in named]
+        every: dict[str, Any] = {"type": "LoadBalancer", "externalIPs": frontends.external}
+        service = manifests.service(name, frontends.cluster, ports, **every | spec)
+        service["status"] = {"loadBalancer": {"ingress": [{"ip": ip} for ip in frontends.balancer]}}
         return [
             service,
-            manifests.endpoint_slice(name, "IPv4", self.at(*pods), named),
-            manifests.endpoint_slice(name, "IPv6", self.at(*pods, v6=True), named),
+            manifests.endpoint_slice(name, "IPv4", self.endpoints(*pods), named),
+            manifests.endpoint_slice(name, "IPv6", self.endpoints(*pods, v6=True), named),
         ]
 
 
-class Ways:
-    """How a service of this number is reached: addresses of both families, and a port."""
+class Frontends:
+    """The frontends of the service of this number: addresses of both families, and a NodePort."""
 
     def __init__(self, number: int) -> None:
         self.cluster = [f"10.96.0.{number}", f"fd00:96::{number}"]
@@ -99,7 +100,7 @@ def address(host: Host, like: str) -> str:
 
 @contextmanager
 def running(folder: Path, *options: str, network: cni.Cni | None = None) -> Iterator[TwoNodes]:
-    """Both agents at work; afterwards nothing is left."""
+    """Both agents run; everything is removed afterwards."""
     with Lab(PREFIX) as lab:
         made = TwoNodes(lab, folder, network, *options)
         try:

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes of a lab with the real agents, on what a test publishes; sockets and servers on any host.
-
-``publish`` replaces all that the cluster says and returns when every agent has it in force.
-"""
+"""Nodes of a lab with real agents that read a test's manifests; sockets and servers on any host."""
 
 import json
 import os
@@ -26,22 +23,22 @@ TRAFFIC = Path(traffic.__file__)
 PREFIX = f"ebpflb-test-{os.getpid()}"
 
 
-class Ground:
-    """Without a node at first."""
+class LabCluster:
+    """Has no node at first; subclasses add nodes, pods and agents."""
 
     def __init__(self, lab: Lab, folder: Path) -> None:
         self.lab, self.folder = lab, folder
         self.agents: list[LabAgent] = []
         self.published = 0
-        self._said = ""
+        self._manifests = ""
         self._sockets: dict[str, Sockets] = {}
         self._maps: dict[LabAgent, dict[str, Map]] = {}
 
-    def employ(self, node: Host, *options: str) -> LabAgent:
-        """An agent on this node, not started yet, to whom is said what is said to all."""
+    def add_agent(self, node: Host, *options: str) -> LabAgent:
+        """An agent on this node, not started yet; it gets the same manifests as all others."""
         agent = LabAgent(self.lab, node, self.folder, *options)
         self.agents.append(agent)
-        self._say(agent)
+        self._write_to(agent)
         return agent
 
     def start(self) -> None:
@@ -50,14 +47,14 @@ class Ground:
             agent.start()
 
     def publish(self, *said: Manifest | list[Manifest]) -> None:
-        """These objects and no others; returns when they are in force, where an agent is there."""
-        self.announce(*said)
+        """Replaces all manifests; returns when every agent that runs has programmed them."""
+        self.write(*said)
         for agent in self.agents:
             if agent.process and agent.process.poll() is None:
                 wait_until("the manifests are in force", lambda it=agent: self.in_force(it))
 
-    def announce(self, *said: Manifest | list[Manifest]) -> None:
-        """The same without waiting; a marker will tell when they are in force."""
+    def write(self, *said: Manifest | list[Manifest]) -> None:
+        """As ``publish``, without waiting. A marker Service tells ``in_force`` the end."""
         self.published += 1
         marker = [{"name": "it", "port": self.published}]
         everything = [it for each in said for it in (each if isinstance(each, list) else [each])]
@@ -65,22 +62,22 @@ class Ground:
             nodes = [agent.node for agent in self.agents]
             everything += [manifests.node(node.name, node.v4, node.v6) for node in nodes]
         everything.append(manifests.service("zzz", [MARKER], marker))
-        self._said = manifests.text(everything)
+        self._manifests = manifests.text(everything)
         for agent in self.agents:
-            self._say(agent)
+            self._write_to(agent)
 
-    def _say(self, agent: LabAgent) -> None:
-        manifests.replace(agent.manifests / "all.yaml", self._said)
+    def _write_to(self, agent: LabAgent) -> None:
+        manifests.replace(agent.manifests / "all.yaml", self._manifests)
 
     def in_force(self, agent: LabAgent | None = None) -> bool:
-        """Whether what was last published is in the agent's maps, all of it."""
+        """Whether all that was last published is in the agent's maps."""
         maps = self.maps_of(agent or self.agents[0])
         marker = Frontend(ip_address(MARKER), self.published, 6)
         return maps["services"].get(marker) is not None and maps["settings"].get(0).writes % 2 == 0
 
     @property
     def maps(self) -> dict[str, Map]:
-        """Those of the first node."""
+        """The maps of the first node."""
         return self.maps_of(self.agents[0])
 
     def maps_of(self, agent: LabAgent) -> dict[str, Map]:
@@ -88,8 +85,8 @@ class Ground:
             self._maps[agent] = StateDir(agent.paths.state).open_maps()
         return self._maps[agent]
 
-    def forget_maps(self) -> None:
-        """The pins are others now."""
+    def close_maps(self) -> None:
+        """To be called when the maps have been pinned anew."""
         for maps in self._maps.values():
             for opened in maps.values():
                 opened.close()
@@ -103,44 +100,44 @@ class Ground:
         return self._sockets[host.name]
 
     def close_sockets(self) -> None:
-        """Ends the processes that hold them, and so releases them all."""
+        """Ends the processes that hold sockets, which closes them."""
         for sockets in self._sockets.values():
             sockets.close()
         self._sockets.clear()
 
-    def begin(self, host: Host, *words: str, **options: object) -> "subprocess.Popen[str]":
-        """A program of the lab that has said that it is ready."""
+    def start_program(self, host: Host, *words: str, **options: object) -> "subprocess.Popen[str]":
+        """Starts a command of ``ebpflb.lab.traffic``; returns when it is ready."""
         process = self.lab.keep(host.python(TRAFFIC, *words, stdout=subprocess.PIPE, **options))
         assert process.stdout is not None
         process.stdout.readline()
         return process
 
-    def press(
+    def start_client(
         self, host: Host, protocol: str, address: str, port: int = PORT, pause: float = 0.0
     ) -> "subprocess.Popen[str]":
-        """A client that has asked once and asks again and again, until it is released."""
+        """A client that sends requests until ``stop_client``; returns after its first answer."""
         words = ("press", protocol, address, str(port), str(pause))
-        return self.begin(host, *words, stdin=subprocess.PIPE)
+        return self.start_program(host, *words, stdin=subprocess.PIPE)
 
-    def release(self, pressing: "subprocess.Popen[str]") -> Any:
-        """What the client counted."""
-        said, _ = pressing.communicate("", timeout=60)
+    def stop_client(self, client: "subprocess.Popen[str]") -> Any:
+        """Ends the client; returns what it counted."""
+        said, _ = client.communicate("", timeout=60)
         return json.loads(said)
 
-    def ask(self, host: Host, protocol: str, address: str, port: int, times: int) -> Any:
-        """What a client counted that asked so often."""
-        return json.loads(self._said_by(host, "ask", protocol, address, str(port), str(times)))
+    def request(self, host: Host, protocol: str, address: str, port: int, times: int) -> Any:
+        """What a client counted that sent so many requests."""
+        return json.loads(self._output_of(host, "ask", protocol, address, str(port), str(times)))
 
-    def bulk(self, host: Host, address: str, port: int, size: int = 1 << 20) -> str:
-        """Who gave back, unchanged, what it was sent; nobody: ""."""
-        return self._said_by(host, "bulk", address, str(port), str(size)).strip()
+    def echo(self, host: Host, address: str, port: int, size: int = 1 << 20) -> str:
+        """The name of the backend that returned so many bytes unchanged; "" if none did."""
+        return self._output_of(host, "bulk", address, str(port), str(size)).strip()
 
-    def _said_by(self, host: Host, *words: str) -> str:
+    def _output_of(self, host: Host, *words: str) -> str:
         process = self.lab.keep(host.python(TRAFFIC, *words, stdout=subprocess.PIPE))
         return process.communicate()[0]
 
     def close(self) -> None:
         self.close_sockets()
-        self.forget_maps()
+        self.close_maps()
         for agent in self.agents:
             agent.close()

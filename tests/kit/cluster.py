@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node of the lab with pods that all serve TCP and UDP on TARGET with their names."""
+"""One node of the lab; its pods answer on port TARGET of TCP and UDP with their names."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -9,14 +9,14 @@ from typing import Any
 from ebpflb.lab import manifests
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.manifests import Manifest
-from tests.network.ground import NODEPORT as NODEPORT
-from tests.network.ground import PORT, PREFIX, TARGET, Ground
+from tests.kit.lab_cluster import NODEPORT as NODEPORT
+from tests.kit.lab_cluster import PORT, PREFIX, TARGET, LabCluster
 
 VIP, VIP6 = "10.96.0.10", "fd00:96::10"
 EXTERNAL, BALANCER = "203.0.113.10", "203.0.113.20"
 
 
-class Cluster(Ground):
+class Cluster(LabCluster):
     """``node`` with the pods ``client`` and ``web-1`` to ``web-3``."""
 
     def __init__(self, lab: Lab, folder: Path, *options: str) -> None:
@@ -24,14 +24,14 @@ class Cluster(Ground):
         self.node = lab.node("node", 1)
         self.client = lab.pod(self.node, "client", 2)
         self.web = [lab.pod(self.node, f"web-{i}", 10 + i) for i in range(1, 4)]
-        self.agent = self.employ(self.node, *options)
+        self.agent = self.add_agent(self.node, *options)
         for pod in self.web:
-            self.begin(pod, "serve", pod.name, str(TARGET))
+            self.start_program(pod, "serve", pod.name, str(TARGET))
 
 
 @contextmanager
 def running(folder: Path, *options: str) -> Iterator[Cluster]:
-    """A cluster whose agent is at work; afterwards nothing of it is left."""
+    """A cluster whose agent runs; all of it is removed afterwards."""
     with Lab(PREFIX) as lab:
         cluster = Cluster(lab, folder, *options)
         try:
@@ -41,7 +41,7 @@ def running(folder: Path, *options: str) -> Iterator[Cluster]:
             cluster.close()
 
 
-def at(
+def endpoint(
     pod: Host,
     *,
     v6: bool = False,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways to ask a service from a socket of the lab: each gives who answered, and as whom."""
+"""Requests that a socket of the lab sends to a service: each returns which backend answered."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -8,35 +8,35 @@ from typing import NamedTuple
 
 from ebpflb.lab import traffic
 from ebpflb.lab.sockets import TIMEOUT, Socket, Sockets
-from tests.network.cluster import PORT
+from tests.kit.cluster import PORT
 
 MPTCP = 262
 
 
 class Answer(NamedTuple):
-    """Who answered, the address and port that the client saw as its peer, and whom that saw."""
+    """The backend's name, the peer that the client saw, the source that the backend saw."""
 
     name: str
     peer: tuple[str, int]
     source: str
 
 
-Ask = Callable[..., Answer]
+Send = Callable[..., Answer]
 
 
 def family_of(host: str) -> int:
     return AF_INET6 if ":" in host else AF_INET
 
 
-def stream(sockets: Sockets, host: str, protocol: int = 0) -> Socket:
+def tcp_socket(sockets: Sockets, host: str, protocol: int = 0) -> Socket:
     return sockets.open(family_of(host), SOCK_STREAM, protocol)
 
 
-def datagram(sockets: Sockets, host: str) -> Socket:
+def udp_socket(sockets: Sockets, host: str) -> Socket:
     return sockets.open(family_of(host), SOCK_DGRAM)
 
 
-def is_mptcp_here() -> bool:
+def has_mptcp() -> bool:
     try:
         socket(AF_INET, SOCK_STREAM, MPTCP).close()
     except OSError:
@@ -45,7 +45,7 @@ def is_mptcp_here() -> bool:
 
 
 def tcp(sockets: Sockets, host: str, port: int = PORT, protocol: int = 0) -> Answer:
-    with stream(sockets, host, protocol) as client:
+    with tcp_socket(sockets, host, protocol) as client:
         client.connect((host, port))
         peer = client.getpeername()[:2]
         return _answer(client.recv(64), peer)
@@ -56,13 +56,13 @@ def mptcp(sockets: Sockets, host: str, port: int = PORT) -> Answer:
 
 
 def udp(sockets: Sockets, host: str, port: int = PORT) -> Answer:
-    """Unconnected: the answer's sender is what recvfrom shows."""
-    with datagram(sockets, host) as client:
-        return again(client, host, port)
+    """From an unconnected socket: the peer is what recvfrom returns."""
+    with udp_socket(sockets, host) as client:
+        return exchange(client, host, port)
 
 
 def connected_udp(sockets: Sockets, host: str, port: int = PORT) -> Answer:
-    with datagram(sockets, host) as client:
+    with udp_socket(sockets, host) as client:
         client.connect((host, port))
         client.send(b"?")
         answer = receive(client)
@@ -70,8 +70,8 @@ def connected_udp(sockets: Sockets, host: str, port: int = PORT) -> Answer:
         return answer
 
 
-def again(client: Socket, host: str, port: int = PORT) -> Answer:
-    """Once more from an unconnected socket."""
+def exchange(client: Socket, host: str, port: int = PORT) -> Answer:
+    """One datagram from an unconnected socket, and its answer."""
     client.sendto(b"?", (host, port))
     return receive(client)
 
@@ -87,23 +87,23 @@ def _answer(said: bytes, peer: tuple[str, int]) -> Answer:
     return Answer(name, peer, source)
 
 
-ASKS: dict[str, Ask] = {"tcp": tcp, "udp": udp, "connected-udp": connected_udp}
+KINDS: dict[str, Send] = {"tcp": tcp, "udp": udp, "connected-udp": connected_udp}
 
 
-def names(
-    sockets: Sockets, host: str, times: int = 40, ask: Ask = tcp, port: int = PORT
+def backends(
+    sockets: Sockets, host: str, times: int = 40, send: Send = tcp, port: int = PORT
 ) -> Counter[str]:
-    """How often each endpoint answered; 40 asks miss one of three once in 4 million times."""
-    return Counter(ask(sockets, host, port).name for _ in range(times))
+    """How often each backend answered; 40 requests miss one of three once in 4 million times."""
+    return Counter(send(sockets, host, port).name for _ in range(times))
 
 
-def large(sockets: Sockets, host: str, port: int = PORT, size: int = 2000) -> Answer:
-    """A datagram that travels in fragments, and comes back in fragments."""
-    with datagram(sockets, host) as client:
-        return large_again(client, host, port, size)
+def fragmented(sockets: Sockets, host: str, port: int = PORT, size: int = 2000) -> Answer:
+    """A datagram that is sent in fragments, and comes back in fragments."""
+    with udp_socket(sockets, host) as client:
+        return exchange_fragmented(client, host, port, size)
 
 
-def large_again(client: Socket, host: str, port: int = PORT, size: int = 2000) -> Answer:
+def exchange_fragmented(client: Socket, host: str, port: int = PORT, size: int = 2000) -> Answer:
     sent = b"\xa5" * size
     client.sendto(sent, (host, port))
     said, sender = client.recvfrom(2 * size)
@@ -112,15 +112,15 @@ def large_again(client: Socket, host: str, port: int = PORT, size: int = 2000) -
 
 
 def ping(sockets: Sockets, host: str, seconds: float = TIMEOUT) -> bool:
-    """Whether an echo comes back: of ICMP after 20 bytes of IP header, of ICMPv6 without."""
+    """Whether an echo reply arrives; it is read after 20 bytes of IP header, of ICMPv6 without."""
     request = bytes((128, 0, 0, 0)) if ":" in host else bytes((8, 0, 0xF7, 0xFF))
-    protocol, at, reply = (58, 0, 129) if ":" in host else (1, 20, 0)
+    protocol, offset, reply = (58, 0, 129) if ":" in host else (1, 20, 0)
     with sockets.open(family_of(host), SOCK_RAW, protocol) as raw:
         raw.settimeout(seconds)
         raw.connect((host, 0))
         raw.send(request + bytes(4))
         try:
-            while raw.recv(64)[at] != reply:
+            while raw.recv(64)[offset] != reply:
                 pass
         except TimeoutError:
             return False
