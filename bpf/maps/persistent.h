@@ -50,6 +50,9 @@ DEFINE_MAP(other_flows, LRU_HASH, struct tuple, struct flow, 131072, NONE)
 DEFINE_MAP(flow_stats, PERCPU_ARRAY, __u32, struct flow_counters, 2, NONE)
 DEFINE_MAP(sweeps, ARRAY, __u32, struct sweep, 2, NONE)
 
+/* One element: drawn at random when this map is made, mixed into the draw of a packet's backend. */
+DEFINE_MAP(secret, ARRAY, __u32, __u64, 1, RDONLY_PROG)
+
 /* Counters, by service id and backend id. */
 DEFINE_MAP(service_stats, PERCPU_ARRAY, __u32, struct service_counters, 65536, NONE)
 DEFINE_MAP(backend_stats, PERCPU_ARRAY, __u32, struct backend_counters, 131072, NONE)

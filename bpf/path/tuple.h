@@ -3,6 +3,7 @@
 #ifndef EBPFLB_PATH_TUPLE_H
 #define EBPFLB_PATH_TUPLE_H
 
+#include "maps.h"
 #include "net/packet.h"
 
 /* The reply to a packet, as the hook would see it. */
@@ -24,14 +25,23 @@ static __always_inline struct frontend tuple_frontend(const struct tuple *tuple)
 				  .protocol = tuple->protocol };
 }
 
+/* What no client knows; it stays the same as long as flows are kept. */
+static __always_inline __u64 secret_read(void)
+{
+	__u32 only = 0;
+	__u64 *found = LOOKUP(__u64, secret, &only);
+
+	return found ? *found : 0;
+}
+
 /*
  * Evenly spread over 32 bits, and always the same for a tuple: two packets of a new flow on two
- * CPUs get the same backend.
+ * CPUs get the same backend. The secret keeps a client from choosing its backend by its port.
  */
 static __always_inline __u32 tuple_hash(const struct tuple *tuple)
 {
 	const __u32 *words = (const __u32 *)tuple;
-	__u64 mixed = 0;
+	__u64 mixed = secret_read();
 
 	UNROLL
 	for (int i = 0; i < (int)sizeof(*tuple) / 4; i++) {

@@ -15,6 +15,7 @@ restore_devices   attaches them again where others have removed them
 """
 
 import resource
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields
@@ -69,6 +70,7 @@ class Datapath:
         state.prepare()
         self.state = state
         self.maps = state.open_maps()
+        self._draw_secret()
         self.socket_programs: list[Program] = []
         # By whether packets have a link header.
         self.packet_programs: dict[bool, list[Program]] = {}
@@ -173,6 +175,11 @@ class Datapath:
         settings = self._settings()
         writes = settings.writes + settings.writes % 2
         self._write_settings(settings._replace(host_netns=self.host_netns, writes=writes, **values))
+
+    def _draw_secret(self) -> None:
+        """Only once: packets of one flow must agree, whichever agent or version runs."""
+        if not self.maps["secret"].get(0):
+            self.maps["secret"].write([(0, secrets.randbits(64) | 1)])
 
     def _counters(self, name: str) -> Counters:
         opened = self.maps[name]

@@ -178,7 +178,7 @@ def _backend_names(snapshot: Snapshot) -> list[Row]:
     return [{"id": number, **name._asdict()} for number, name in names]
 
 
-# Every map but scratch: what is in there lasts no longer than a packet.
+# Every map but two: what is in scratch lasts no longer than a packet, and the secret is one.
 ROWS: dict[str, Callable[[Snapshot], list[Row]]] = {
     "services": _services,
     "slots": _slots,

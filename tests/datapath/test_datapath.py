@@ -153,3 +153,13 @@ def test_load_fails(
     assert not datapath.socket_programs
     assert not datapath.programs
     assert not datapath.is_attached()
+
+
+def test_the_secret_is_drawn_once(datapath: Datapath, directory: Path) -> None:
+    """A node's secret outlives its agents, for packets of one flow must agree."""
+    drawn = datapath.maps["secret"].get(0)
+    assert drawn
+    datapath.close()
+    again = Datapath(StateDir(directory))
+    assert again.maps["secret"].get(0) == drawn
+    datapath.maps = again.maps  # closed by the fixture

@@ -107,7 +107,7 @@ def test_room(metrics: Metrics) -> None:
     found = values(settled(metrics))
     sizes = {dict(labels)["map"]: v for (n, labels), v in found.items() if "max_entries" in n}
     used = {dict(labels)["map"] for (n, labels) in found if n == "ebpflb_map_entries"}
-    fixed = {"settings", "verdicts", "flow_stats", "sweeps", "reject_budgets", "scratch"}
+    fixed = {"settings", "verdicts", "flow_stats", "sweeps", "reject_budgets", "scratch", "secret"}
     by_id = {"service_names", "backend_names", "backend_stats"}  # as service_stats and members
     assert used == sizes.keys() == layout.MAPS.keys() - fixed - by_id
     assert all(size == layout.MAPS[each].entries for each, size in sizes.items())
