@@ -10,6 +10,7 @@ import msgspec
 from ebpflb.model import nodeport_addresses
 from ebpflb.model.addresses import Address
 from ebpflb.model.local_detector import LocalDetector
+from ebpflb.model.packet_path import AUTO
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Options:
     nodeport_addresses: tuple[str, ...] = nodeport_addresses.PRIMARY
     guard_nodeports: bool = True  # processes may not bind a NodePort
     devices: tuple[str, ...] = ()  # patterns of names; none: all devices
+    packet_path: str = AUTO  # one of packet_path.CHOICES
     detector: LocalDetector = field(default_factory=LocalDetector)
     masquerade_all: bool = False
     masquerade_local_backends: bool = False

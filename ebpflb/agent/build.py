@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds every object of one node's agent."""
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
@@ -15,10 +16,13 @@ from ebpflb.cluster.recorder import ApiRecorder, LogRecorder, Recorder, server_f
 from ebpflb.cluster.source import Emit, Observe, Source
 from ebpflb.configuration.fields import to_builtins
 from ebpflb.configuration.translation import EXTERNAL_IPS
+from ebpflb.datapath import conntrack_probe
 from ebpflb.datapath.datapath import Datapath
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.maps.sweep import Sweeper
+from ebpflb.model import packet_path
 from ebpflb.model.cluster_state import ClusterState
+from ebpflb.model.packet_path import PacketPath
 from ebpflb.node import ip_families, kube_proxy_watch
 from ebpflb.node.device_watch import DeviceWatch
 from ebpflb.node.namespaces import Namespaces
@@ -29,13 +33,16 @@ from ebpflb.serve.metrics_pages import MetricsPages
 from ebpflb.serve.servers import HttpServers
 from ebpflb.stale_udp.worker import StaleUdpWorker
 
+log = logging.getLogger(__name__)
+
 
 @contextmanager
 def build_agent(options: Options, flags: Mapping[str, str]) -> Iterator[Agent]:
     """An agent that is ready to run. What works beside its loop, in other threads, is started.
 
     ``flags`` are those in force, for /flagz. At the end everything is stopped, in reverse order.
-    Raises NodeError for a port that must be had and cannot, and KernelError for unreadable maps.
+    Raises NodeError for a port that must be had and cannot, or an engine that was chosen and cannot
+    work, and KernelError for unreadable maps.
     """
     with memory.startup(), ExitStack() as stack:
         datapath = Datapath(StateDir(options.paths.state))
@@ -45,7 +52,7 @@ def build_agent(options: Options, flags: Mapping[str, str]) -> Iterator[Agent]:
         inbox = Inbox()
         cluster = _cluster_state(options)
         servers = _servers(options, flags, metrics)
-        node_sync = NodeSync(options, datapath, cluster)
+        node_sync = NodeSync(options, datapath, cluster, _packet_path(options))
         service_sync = ServiceSync(datapath, cluster, node_sync)
         stale_udp = StaleUdpWorker(datapath.maps, Namespaces().each, metrics.stale_flows_ended)
         agent = Agent(
@@ -68,6 +75,12 @@ def build_agent(options: Options, flags: Mapping[str, str]) -> Iterator[Agent]:
             thread.start()
         metrics.socket_destroy_supported(stale_udp.can_end)
         yield agent
+
+
+def _packet_path(options: Options) -> PacketPath:
+    path = packet_path.decide(options.packet_path, missing=conntrack_probe.obstacle())
+    log.info("packet path: %s (%s)", path.engine, path.reason)
+    return path
 
 
 def _cluster_state(options: Options) -> ClusterState:

@@ -226,6 +226,7 @@ class Agent:
             not_programmed=self.service_sync.not_programmed,
             devices_not_served=self.node_sync.not_served,
             sync_error=self.sync_error,
+            packet_path=self.node_sync.packet_path,
             kube_proxy=self.kube_proxy,
         )
         self.status_file.write(self.status)

@@ -19,6 +19,7 @@ from ebpflb.model import devices, nodeport_addresses, nodes
 from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Kind
+from ebpflb.model.packet_path import PacketPath
 from ebpflb.node.device_watch import DevicesChanged
 from ebpflb.node.ip_families import supported_families
 from ebpflb.options import Options
@@ -45,12 +46,22 @@ def do_all(steps: Iterable[Callable[[], None]]) -> None:
 
 
 class NodeSync:
-    """``device_list`` is the last one of the device watch; it is written by ``write``."""
+    """``device_list`` is the last one of the device watch; it is written by ``write``.
 
-    def __init__(self, options: Options, datapath: Datapath, cluster: ClusterState) -> None:
+    ``packet_path`` is the engine that is to open flows; it is written with the settings.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        datapath: Datapath,
+        cluster: ClusterState,
+        packet_path: PacketPath,
+    ) -> None:
         self.options = options
         self.datapath = datapath
         self.cluster = cluster
+        self.packet_path = packet_path
         self.device_list = DevicesChanged(())
         self.attached = False  # the loaded programs, or an earlier agent's, are attached
         self.not_served: Mapping[str, str] = {}  # device -> why its packets are not served

@@ -70,7 +70,13 @@ def _options(config: KubeProxyConfiguration, values: dict[str, Any]) -> Options:
     by_configuration = translate(config)
     if manifests:
         by_configuration["kubeconfig"] = None
-    by_option = ("guard_nodeports", "devices", "masquerade_local_backends", "masquerade_ports")
+    by_option = (
+        "guard_nodeports",
+        "devices",
+        "packet_path",
+        "masquerade_local_backends",
+        "masquerade_ports",
+    )
     return Options(
         paths=common.paths(values["state_dir"], values["run_dir"], values["cache_dir"]),
         node_name=run_configuration.node_name(config, socket.gethostname()),

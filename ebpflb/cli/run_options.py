@@ -19,7 +19,7 @@ from ebpflb.configuration.config_file import decode
 from ebpflb.configuration.durations import Duration, FlushFrequency
 from ebpflb.configuration.fields import KubeProxyConfiguration, VModule, value_at
 from ebpflb.configuration.parameters import PARAMETERS, Parameter, type_of
-from ebpflb.model import devices
+from ebpflb.model import devices, packet_path
 from ebpflb.options import Options, Paths
 
 GO_STYLE = {"token_normalize_func": lambda name: name.replace("_", "-")}
@@ -106,6 +106,14 @@ _EBPFLB_OPTIONS = (
         callback=_parsed_by(_check_patterns),
         help="Serve packets on network devices with this name ('eth*'), or not on those ('!cali*')."
         " Can be repeated.  [default: all but loopback]",
+    ),
+    click.option(
+        "--packet-path",
+        type=click.Choice(packet_path.CHOICES),
+        default=Options.packet_path,
+        show_default=True,
+        help="What opens flows of packets: the kernel's conntrack, ebpflb's own flow tables, or"
+        " conntrack where the kernel lets programs use it.",
     ),
     click.option(
         "--masquerade-local-backends/--no-masquerade-local-backends",

@@ -6,6 +6,7 @@ plans to the maps; an EndpointSlice's slots are written there, by ``apply``.
 
 datapath    one node's maps and programs, as the agent uses them
 probe       which features this kernel has, found by trying them
+conntrack_probe  whether programs can open flows in the kernel's conntrack
 kernel      bpf(2): one function for each command
 attributes  the structs of bpf(2)
 

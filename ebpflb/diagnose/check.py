@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from ebpflb.datapath import kernel, probe
+from ebpflb.datapath import conntrack_probe, kernel, probe
 from ebpflb.datapath.attach import cgroup_links, device_programs, netns_cookie, tcx
 from ebpflb.datapath.maps import state_dir
 from ebpflb.datapath.programs import compiler
@@ -145,7 +145,15 @@ def _optional() -> Iterator[CheckResult]:
     yield _feature("coarse clock", probe.coarse_clock(), "5.11", lost)
     lost = "a program that is attached briefly at the start reads it"
     yield _feature("SO_NETNS_COOKIE", netns_cookie.by_socket() is not None, "5.14", lost)
+    yield _conntrack_engine()
     yield from _stale_sockets()
+
+
+def _conntrack_engine() -> CheckResult:
+    """Whether --packet-path=auto takes conntrack as far as the kernel is concerned."""
+    missing = conntrack_probe.obstacle()
+    lost = "flows of packets are kept in ebpflb's own tables" if missing else ""
+    return CheckResult("conntrack engine", not missing, False, missing or "yes", lost)
 
 
 def _stale_sockets() -> Iterator[CheckResult]:

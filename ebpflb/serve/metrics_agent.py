@@ -28,6 +28,7 @@ class StatusCollector:
     def collect(self) -> Iterable[Metric]:
         status = self._status()
         yield _build()
+        yield _packet_path(status)
         yield from _state(status)
         yield from _not_programmed(status)
         yield _invalid_objects(status)
@@ -42,6 +43,15 @@ def _build() -> Metric:
     text = "Always 1: the version, and the layout of its maps"
     metric = GaugeMetricFamily("ebpflb_build_info", text, labels=["version", "layout"])
     metric.add_metric([version(), layout_hash()], 1)
+    return metric
+
+
+def _packet_path(status: AgentStatus) -> Metric:
+    """Without a sample until the agent has published its first status."""
+    text = "Always 1: the engine that opens flows of packets, and why"
+    metric = GaugeMetricFamily("ebpflb_packet_path_info", text, labels=["engine", "reason"])
+    if status.packet_path:
+        metric.add_metric([status.packet_path.engine, status.packet_path.reason], 1)
     return metric
 
 

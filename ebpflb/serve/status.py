@@ -18,6 +18,7 @@ from typing import IO, Any
 import msgspec
 
 from ebpflb.errors import NodeError
+from ebpflb.model.packet_path import PacketPath
 from ebpflb.options import Paths
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     source: str
     started: str
     programs: str = CURRENT_PROGRAMS  # or that old ones serve, and why
+    packet_path: PacketPath | None = None  # which engine opens flows of packets, and why
     lists_complete: bool = False  # Services, EndpointSlices and the Node have been received
     service_ports: int = 0
     backends: int = 0

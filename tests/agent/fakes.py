@@ -20,6 +20,7 @@ from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.devices import Devices
 from ebpflb.model.events import Changed, Event, Key, Kind, ReadObject, Replaced, SourceStatus
 from ebpflb.model.health_check import HealthCheck
+from ebpflb.model.packet_path import Engine, PacketPath
 from ebpflb.node.device_watch import DevicesChanged
 from ebpflb.options import Options, Paths
 from ebpflb.plan.map_contents import MapContents
@@ -162,6 +163,7 @@ class Harness:
 
     def __init__(self, folder: Path) -> None:
         paths = Paths(folder / "state", folder, folder)
+        self.packet_path = PacketPath(Engine.FLOWS, "a test")
         self.options = Options(paths, "node-1", folder / "cgroup", manifests=folder)
         self.datapath = FakeDatapath()
         self.health = Health(timeout=60)
@@ -181,7 +183,7 @@ class Harness:
             "stale_udp": self.stale_udp,
         }
         cluster = ClusterState(self.options.node_name, bind_address=self.options.bind_address)
-        node_sync = NodeSync(self.options, datapath, cluster)
+        node_sync = NodeSync(self.options, datapath, cluster, self.packet_path)
         self.agent = Agent(
             options=self.options,
             inbox=Inbox(),

@@ -66,6 +66,7 @@ def test_every_flag_is_there(flagz: Flagz) -> None:
         ("cluster-cidr", ""),
         ("config", ""),
         ("masquerade-ports", "10000-29999"),
+        ("packet-path", "auto"),
         ("cache-dir", "/var/cache/ebpflb"),
     ],
 )

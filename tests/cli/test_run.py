@@ -164,8 +164,9 @@ def test_all_that_is_chosen(chosen: Callable[..., Options], options: list[object
         *(*options, "--devices", "eth*", "--devices", "!eth9", "--masquerade-all"),
         *("--masquerade-local-backends", "--masquerade-ports", "40000-40099"),
         *("--detect-local-mode", "BridgeInterface", "--pod-bridge-interface", "cni0"),
-        *("--nodeport-addresses", "10.0.0.0/8"),
+        *("--nodeport-addresses", "10.0.0.0/8", "--packet-path", "flows"),
     )
+    assert made.packet_path == "flows"
     assert made.detector == LocalDetector(LocalMode.BRIDGE, bridge="cni0")
     assert made.devices == ("eth*", "!eth9")
     assert made.nodeport_addresses == ("10.0.0.0/8",)

@@ -30,6 +30,7 @@ OTHERS: dict[str, Any] = {
     "config.detectLocalMode": "NodeCIDR",
     "config.healthzBindAddress": "127.0.0.1:10300",
     "config.metricsBindAddress": "[::]:10301",
+    "packetPath": "flows",
     "extraArgs": ["--devices=eth*"],
     "cleanup": "kube-proxy",
     "podMonitor.interval": "15s",

@@ -108,7 +108,7 @@ def test_dashboard_shows_what_is_ours(known: dict[str, set[str]]) -> None:
     """Of what can be wrong everything has a panel or an alert."""
     asked = {name for q in QUESTIONS for name in promql.series(promql.parse(q.expr))}
     ours = {name for name in known if name.startswith("ebpflb_")}
-    assert ours - asked == {"ebpflb_masquerade_ports_reserved"}
+    assert ours - asked == {"ebpflb_masquerade_ports_reserved", "ebpflb_packet_path_info"}
 
 
 def test_dashboard_is_importable() -> None:

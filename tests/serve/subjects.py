@@ -18,6 +18,7 @@ from ebpflb.datapath.maps.bpf_map import open_map
 from ebpflb.datapath.maps.layout import MAPS, MapSpec
 from ebpflb.datapath.maps.records import Sweep
 from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.model.packet_path import Engine, PacketPath
 from ebpflb.plan.planner import Planner
 from ebpflb.serve.metrics import Metrics
 from ebpflb.serve.status import AgentStatus
@@ -28,6 +29,7 @@ BUSY = AgentStatus(
     node="node-1",
     source="s",
     started="now",
+    packet_path=PacketPath(Engine.FLOWS, "a test"),
     source_errors={"https://api/v1/services": "gone"},
     invalid_objects={"Service shop/odd": "spec.ports[0].port: 0"},
     not_programmed={"shop/web:http": "map slots is full"},

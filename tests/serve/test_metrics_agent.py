@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from ebpflb.model.packet_path import Engine, PacketPath
 from ebpflb.plan.planner import Planner
 from ebpflb.serve.metrics import Metrics
 from ebpflb.serve.metrics_agent import MAX_NAMED
@@ -44,6 +45,11 @@ def test_well() -> None:
         ({"programs": "old ones: the verifier refused"}, "programs_current", {"": -1}),
         ({"sync_error": "map is full"}, "sync_failing", {"": 1}),
         ({"ports_not_reserved": "read-only"}, "masquerade_ports_reserved", {"": -1}),
+        (
+            {"packet_path": PacketPath(Engine.CONNTRACK, "it works")},
+            "packet_path_info",
+            {"conntrack it works": 1},
+        ),
         ({"source_errors": {"api": "gone", "m": "no"}}, "source_error", {"api": 1, "m": 1}),
         (
             {"invalid_objects": {"Service a/b": "no", "Service a/c": "no", "Node n": "no"}},
