@@ -10,7 +10,7 @@ import pytest
 from tests.kit import once
 from tests.native.build import built
 from tests.native.kernel import Kernel
-from tests.native.node import Node
+from tests.native.node import NativeNode
 
 VARIANTS = {"set_retval": ("-DHAVE_SET_RETVAL",), "no_retval": ()}
 
@@ -22,12 +22,12 @@ def modules(shared: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session", params=list(VARIANTS))
-def new_node(request: pytest.FixtureRequest, modules: dict[str, Any]) -> Callable[[], Node]:
+def new_node(request: pytest.FixtureRequest, modules: dict[str, Any]) -> Callable[[], NativeNode]:
     """Makes empty nodes, for tests that need many."""
     names_errno = request.param == "set_retval"
-    return lambda: Node(Kernel(modules[request.param], names_errno=names_errno))
+    return lambda: NativeNode(Kernel(modules[request.param], names_errno=names_errno))
 
 
 @pytest.fixture
-def node(new_node: Callable[[], Node]) -> Node:
+def node(new_node: Callable[[], NativeNode]) -> NativeNode:
     return new_node()

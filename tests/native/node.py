@@ -29,7 +29,7 @@ class Answer(NamedTuple):
         return self.place if self.allowed else f"errno {self.errno}"
 
 
-class Node(Publisher):
+class NativeNode(Publisher):
     """Maps filled as the agent fills them."""
 
     def __init__(self, kernel: Kernel) -> None:
@@ -62,7 +62,7 @@ class Node(Publisher):
 class Socket:
     """A socket of an application; each method is the system call's hook."""
 
-    def __init__(self, node: Node, protocol: int, netns: int, cookie: int) -> None:
+    def __init__(self, node: NativeNode, protocol: int, netns: int, cookie: int) -> None:
         self.kernel = node.kernel
         self.protocol = protocol
         self.type = STREAM if protocol in (TCP, MPTCP, SCTP) else DATAGRAM

@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 
 from ebpflb.datapath.maps.records import Affinity, AffinityKey
 from ebpflb.plan.entries import ServiceEntry
-from tests.native.node import HOST, OTHER_POD, POD, SECOND, Node
+from tests.native.node import HOST, OTHER_POD, POD, SECOND, NativeNode
 from tests.publishing import frontend
 
 SERVICE = "172.30.0.1:80"
@@ -18,18 +18,18 @@ MANY = [f"10.1.0.{n}:8080" for n in range(1, 101)]
 MONTH = 86_400 * 30
 
 
-def goes(node: Node, *, netns: int = POD, to: str = SERVICE) -> str:
+def goes(node: NativeNode, *, netns: int = POD, to: str = SERVICE) -> str:
     return node.socket(netns=netns).connect(to).place
 
 
-def test_sticks(node: Node) -> None:
+def test_sticks(node: NativeNode) -> None:
     """All sockets of a namespace come to one backend, and all but the first count as sticky."""
     node.publish(1, [SERVICE], cluster=MANY, affinity=60)
     assert len({goes(node) for _ in range(20)}) == 1
     assert node.kernel.get("service_stats", 1)[:2] == (20, 19)
 
 
-def test_namespaces_are_clients(node: Node) -> None:
+def test_namespaces_are_clients(node: NativeNode) -> None:
     """Each namespace is a client of its own, and two of them do not share a backend."""
     node.publish(1, [SERVICE], cluster=MANY, affinity=60)
     homes = {netns: goes(node, netns=netns) for netns in range(1, 30)}
@@ -37,7 +37,7 @@ def test_namespaces_are_clients(node: Node) -> None:
     assert homes == {netns: goes(node, netns=netns) for netns in homes}
 
 
-def test_shared_by_all_frontends(node: Node) -> None:
+def test_shared_by_all_frontends(node: NativeNode) -> None:
     """Affinity belongs to the service port: its addresses and NodePort share it."""
     node.owns("192.0.2.1")
     others = {"203.0.113.1:80": "external", "0.0.0.0:30080": "external"}
@@ -46,7 +46,7 @@ def test_shared_by_all_frontends(node: Node) -> None:
     assert {goes(node, to=to) for to in places} == {goes(node)}
 
 
-def test_services_are_separate(node: Node) -> None:
+def test_services_are_separate(node: NativeNode) -> None:
     """A client's affinity to one service does not count for another."""
     for service in range(1, 20):
         node.publish(service, [f"172.30.0.{service}:80"], cluster=MANY, affinity=60)
@@ -56,7 +56,7 @@ def test_services_are_separate(node: Node) -> None:
 
 
 @pytest.mark.parametrize("seconds", [1, 10_800, MONTH, 86_400, 0xFFFFFFFF])
-def test_edge(node: Node, seconds: int) -> None:
+def test_edge(node: NativeNode, seconds: int) -> None:
     """The timeout is over after it has passed, not when it is reached."""
     node.publish(1, [SERVICE], cluster=MANY, affinity=seconds)
     home = goes(node)
@@ -67,7 +67,7 @@ def test_edge(node: Node, seconds: int) -> None:
     assert node.kernel.get("service_stats", 1)[:2] == (3, 1)
 
 
-def test_slides(node: Node) -> None:
+def test_slides(node: NativeNode) -> None:
     """Each new flow starts the timeout anew."""
     node.publish(1, [SERVICE], cluster=MANY, affinity=60)
     home = goes(node)
@@ -76,7 +76,7 @@ def test_slides(node: Node) -> None:
         assert goes(node) == home
 
 
-def test_balanced_afresh_is_remembered(node: Node) -> None:
+def test_balanced_afresh_is_remembered(node: NativeNode) -> None:
     """After the timeout the new choice is what the client sticks to."""
     node.publish(1, [SERVICE], cluster=MANY, affinity=60)
     goes(node)
@@ -84,7 +84,7 @@ def test_balanced_afresh_is_remembered(node: Node) -> None:
     assert len({goes(node) for _ in range(10)}) == 1
 
 
-def test_used_meanwhile_on_another_cpu(node: Node) -> None:
+def test_used_meanwhile_on_another_cpu(node: NativeNode) -> None:
     """A last use later than our look at the clock is recent, not an age ago."""
     node.publish(1, [SERVICE], cluster=MANY, affinity=60)
     home = goes(node)
@@ -96,7 +96,7 @@ def test_used_meanwhile_on_another_cpu(node: Node) -> None:
 
 
 @pytest.mark.parametrize("leaving", [True, False])
-def test_backend_left_the_list(node: Node, leaving: bool) -> None:
+def test_backend_left_the_list(node: NativeNode, leaving: bool) -> None:
     """A backend outside the list in use takes no new flow, though it serves those it has."""
     node.publish(1, [SERVICE], cluster=MANY, affinity=60)
     home = goes(node)
@@ -107,7 +107,7 @@ def test_backend_left_the_list(node: Node, leaving: bool) -> None:
     assert goes(node) == moved
 
 
-def test_survives_a_change(node: Node) -> None:
+def test_survives_a_change(node: NativeNode) -> None:
     """Affinity survives a change of the service that keeps the backend."""
     node.publish(1, [SERVICE], cluster=MANY, affinity=60)
     home = goes(node)
@@ -115,7 +115,7 @@ def test_survives_a_change(node: Node) -> None:
     assert goes(node) == home
 
 
-def test_list_in_use(node: Node) -> None:
+def test_list_in_use(node: NativeNode) -> None:
     """The remembered backend has to be in the list that this frontend's policy allows."""
     frontends = {SERVICE: "local", "203.0.113.1:80": "external local"}
     node.publish(1, frontends, cluster=["10.2.0.1:80"], local=["10.1.0.1:80"], affinity=60)
@@ -124,7 +124,7 @@ def test_list_in_use(node: Node) -> None:
         assert goes(node) == "10.1.0.1:80"
 
 
-def test_backend_of_another_service(node: Node) -> None:
+def test_backend_of_another_service(node: NativeNode) -> None:
     """An id whose slot went to another service is no backend of ours."""
     node.publish(1, [SERVICE], cluster=MANY, affinity=60)
     home = goes(node)
@@ -136,7 +136,7 @@ def test_backend_of_another_service(node: Node) -> None:
     assert node.kernel.get("service_stats", 1).sticky == 0
 
 
-def test_member_beyond_all_slots(node: Node) -> None:
+def test_member_beyond_all_slots(node: NativeNode) -> None:
     """A remembered id that leads nowhere is balanced afresh."""
     node.publish(1, [SERVICE], cluster=MANY, affinity=60)
     node.kernel.put("members", node.backend_id(1, goes(node)), 0xFFFFFFFF)
@@ -144,7 +144,7 @@ def test_member_beyond_all_slots(node: Node) -> None:
     assert node.counted() == {"translated": 2}
 
 
-def test_off_and_on(node: Node) -> None:
+def test_off_and_on(node: NativeNode) -> None:
     """Without affinity traffic spreads at once; switched on it sticks at once."""
     node.publish(1, [SERVICE], cluster=MANY, affinity=60)
     goes(node)
@@ -154,7 +154,7 @@ def test_off_and_on(node: Node) -> None:
     assert len({goes(node) for _ in range(20)}) == 1
 
 
-def test_datagrams_share_it(node: Node) -> None:
+def test_datagrams_share_it(node: NativeNode) -> None:
     """Affinity binds a namespace's datagram sockets too, each when it chooses."""
     node.publish(1, ["172.30.0.1:53/udp"], cluster=MANY, affinity=60)
     assert len({node.socket("udp").sendmsg("172.30.0.1:53").place for _ in range(20)}) == 1
@@ -163,7 +163,7 @@ def test_datagrams_share_it(node: Node) -> None:
 @given(
     steps=some.lists(some.tuples(some.sampled_from([HOST, POD, OTHER_POD]), some.integers(0, 9)))
 )
-def test_any_pace(new_node: Callable[[], Node], steps: list[tuple[int, int]]) -> None:
+def test_any_pace(new_node: Callable[[], NativeNode], steps: list[tuple[int, int]]) -> None:
     """A client's flows leave its backend exactly where a pause exceeded the timeout."""
     node = new_node()
     node.publish(1, [SERVICE], cluster=MANY, affinity=5)

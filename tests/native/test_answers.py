@@ -3,7 +3,7 @@
 
 import pytest
 
-from tests.native.node import Node
+from tests.native.node import NativeNode
 
 WEB, DNS = "172.30.0.1:80", "172.30.0.10:53"
 POD = "10.1.0.1:8080"
@@ -15,7 +15,7 @@ FAMILIES = [
 
 
 @pytest.fixture
-def web(node: Node) -> Node:
+def web(node: NativeNode) -> NativeNode:
     for protocol, service in (("tcp", 1), ("udp", 2)):
         node.publish(service, [f"{WEB}/{protocol}"], cluster=[POD])
     for protocol, service in (("tcp", 3), ("udp", 4)):
@@ -25,7 +25,7 @@ def web(node: Node) -> Node:
 
 @pytest.mark.parametrize(("to", "real", "shown"), FAMILIES)
 @pytest.mark.parametrize("protocol", ["tcp", "udp"])
-def test_getpeername(web: Node, protocol: str, to: str, real: str, shown: str) -> None:
+def test_getpeername(web: NativeNode, protocol: str, to: str, real: str, shown: str) -> None:
     """A connected socket's peer is the one it asked for, in the form in which it asked."""
     socket = web.socket(protocol)
     assert socket.connect(to).place == real
@@ -34,14 +34,14 @@ def test_getpeername(web: Node, protocol: str, to: str, real: str, shown: str) -
 
 
 @pytest.mark.parametrize(("to", "real", "shown"), FAMILIES)
-def test_recvmsg(web: Node, to: str, real: str, shown: str) -> None:
+def test_recvmsg(web: NativeNode, to: str, real: str, shown: str) -> None:
     """An answer seems to come from where the question went."""
     socket = web.socket("udp")
     socket.sendmsg(to)
     assert socket.recvmsg(real) == shown
 
 
-def test_frontend_of_the_node(node: Node) -> None:
+def test_frontend_of_the_node(node: NativeNode) -> None:
     """Through a NodePort the application sees the node's address that it named, not any-address."""
     node.owns("192.0.2.1")
     node.publish(1, {"0.0.0.0:30080": "external"}, cluster=[POD])
@@ -51,7 +51,7 @@ def test_frontend_of_the_node(node: Node) -> None:
 
 
 @pytest.mark.parametrize("real", ["10.1.0.2:8080", "10.1.0.1:8081", "[::1]:8080"])
-def test_peer_is_another(web: Node, real: str) -> None:
+def test_peer_is_another(web: NativeNode, real: str) -> None:
     """A peer that is not the backend is shown as it is."""
     socket = web.socket()
     socket.connect(WEB)
@@ -59,7 +59,7 @@ def test_peer_is_another(web: Node, real: str) -> None:
     assert web.counted() == {"translated": 1}
 
 
-def test_other_socket(web: Node) -> None:
+def test_other_socket(web: NativeNode) -> None:
     """A socket that connected to a backend directly sees the backend."""
     for protocol in ("tcp", "udp"):
         web.socket(protocol).connect(WEB)
@@ -69,7 +69,7 @@ def test_other_socket(web: Node) -> None:
         assert stranger.recvmsg(POD) == POD
 
 
-def test_service_has_gone(web: Node) -> None:
+def test_service_has_gone(web: NativeNode) -> None:
     """What a socket asked for does not change with the service."""
     stream, datagram = web.socket("tcp"), web.socket("udp")
     stream.connect(WEB)
@@ -79,7 +79,7 @@ def test_service_has_gone(web: Node) -> None:
     assert stream.getpeername(POD) == datagram.recvmsg(POD) == WEB
 
 
-def test_reconnected(web: Node) -> None:
+def test_reconnected(web: NativeNode) -> None:
     """A stream's name is that of its last connection."""
     web.publish(9, ["172.30.0.9:80"], cluster=[POD])
     socket = web.socket()
@@ -88,7 +88,7 @@ def test_reconnected(web: Node) -> None:
     assert socket.getpeername(POD) == "172.30.0.9:80"
 
 
-def test_many_backends(node: Node) -> None:
+def test_many_backends(node: NativeNode) -> None:
     """One socket tells the answers of its backends apart."""
     for n in range(1, 10):
         node.publish(n, [f"172.30.0.{n}:53/udp"], cluster=[f"10.1.0.{n}:53"])
@@ -99,7 +99,7 @@ def test_many_backends(node: Node) -> None:
     assert shown == {n: f"172.30.0.{n}:53" for n in shown}
 
 
-def test_backend_of_two_frontends(node: Node) -> None:
+def test_backend_of_two_frontends(node: NativeNode) -> None:
     """Where one backend serves two frontends of a socket, the one last sent to is shown."""
     node.publish(1, ["172.30.0.1:53/udp", "172.30.0.2:53/udp"], cluster=["10.1.0.1:53"])
     socket = node.socket("udp")
@@ -108,7 +108,7 @@ def test_backend_of_two_frontends(node: Node) -> None:
         assert socket.recvmsg("10.1.0.1:53") == to
 
 
-def test_after_release(web: Node) -> None:
+def test_after_release(web: NativeNode) -> None:
     """A released socket's cookie means nothing."""
     for protocol in ("tcp", "udp"):
         socket = web.socket(protocol)

@@ -4,25 +4,25 @@
 import pytest
 
 from ebpflb.plan.entries import Settings
-from tests.native.node import HOST, POD, Node
+from tests.native.node import HOST, POD, NativeNode
 
 EADDRINUSE = 98
 NODE_ADDRESSES = ("192.0.2.1", "2001:db8::1")
 
 
 @pytest.fixture
-def both(node: Node) -> Node:
+def both(node: NativeNode) -> NativeNode:
     """NodePort 30080 in both families, TCP."""
     return with_node_ports(node, "0.0.0.0:30080", "[::]:30080")
 
 
-def with_node_ports(node: Node, *frontends: str) -> Node:
+def with_node_ports(node: NativeNode, *frontends: str) -> NativeNode:
     node.owns(*NODE_ADDRESSES)
     node.publish(1, dict.fromkeys(frontends, "external"), cluster=["10.1.0.1:8080"])
     return node
 
 
-def is_taken(node: Node, at: str, *, netns: int = HOST, protocol: str = "tcp") -> bool:
+def is_taken(node: NativeNode, at: str, *, netns: int = HOST, protocol: str = "tcp") -> bool:
     """Whether the bind fails, with an errno that explains it."""
     answer = node.socket(protocol, netns=netns).bind(at)
     assert answer.errno == (0 if answer.allowed else EADDRINUSE)
@@ -44,19 +44,19 @@ TAKEN = [
 
 
 @pytest.mark.parametrize("at", TAKEN)
-def test_taken(both: Node, at: str) -> None:
+def test_taken(both: NativeNode, at: str) -> None:
     """Wherever the NodePort is served the bind fails, if the kernel lets us say why."""
     assert is_taken(both, at) == both.kernel.names_errno
 
 
 @pytest.mark.parametrize("at", TAKEN)
-def test_pod(both: Node, at: str) -> None:
+def test_pod(both: NativeNode, at: str) -> None:
     """In a pod's namespace every port is free."""
     assert not is_taken(both, at, netns=POD)
 
 
 @pytest.mark.parametrize("at", TAKEN)
-def test_guard_off(both: Node, at: str) -> None:
+def test_guard_off(both: NativeNode, at: str) -> None:
     """The operator can switch the guard off."""
     both.kernel.put("settings", 0, Settings(HOST, 0, frozenset()))
     assert not is_taken(both, at)
@@ -75,7 +75,7 @@ def test_guard_off(both: Node, at: str) -> None:
         ("0.0.0.0:32885", "tcp"),  # 30080 with its bytes swapped
     ],
 )
-def test_free(both: Node, at: str, protocol: str) -> None:
+def test_free(both: NativeNode, at: str, protocol: str) -> None:
     """Other ports, protocols and addresses are free."""
     assert not is_taken(both, at, protocol=protocol)
 
@@ -92,20 +92,20 @@ def test_free(both: Node, at: str, protocol: str) -> None:
         ("[::]:30080", "192.0.2.1:30080", False),
     ],
 )
-def test_one_family(node: Node, node_port: str, at: str, taken: bool) -> None:
+def test_one_family(node: NativeNode, node_port: str, at: str, taken: bool) -> None:
     """A NodePort of one family takes addresses of that family; :: stands for both."""
     with_node_ports(node, node_port)
     assert is_taken(node, at) == (taken and node.kernel.names_errno)
 
 
-def test_no_node_port(node: Node) -> None:
+def test_no_node_port(node: NativeNode) -> None:
     """A service IP with the same port number takes no port of the node."""
     node.owns(*NODE_ADDRESSES)
     node.publish(1, ["172.30.0.1:30080"], cluster=["10.1.0.1:8080"])
     assert not is_taken(node, "0.0.0.0:30080")
 
 
-def test_before_the_agent_has_spoken(both: Node) -> None:
+def test_before_the_agent_has_spoken(both: NativeNode) -> None:
     """Without settings nothing is guarded."""
     both.kernel.tables["settings"].places.clear()
     assert not is_taken(both, "0.0.0.0:30080", netns=both.kernel.initial_netns)

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from ebpflb.plan.entries import Backend, Range
-from tests.native.node import Node
+from tests.native.node import NativeNode
 from tests.publishing import frontend, place
 
 WEB = "172.30.0.1:80"
 HIGHEST = 0xFFFFFFFF
 
 
-def publish_sized(node: Node, base: int, size: int) -> None:
+def publish_sized(node: NativeNode, base: int, size: int) -> None:
     """A service with a list of any size, of which only the ends are written."""
     node.publish(1, [WEB], cluster=["10.1.0.1:8080"])
     entry = node.kernel.get("services", frontend(WEB))
@@ -28,7 +28,7 @@ def publish_sized(node: Node, base: int, size: int) -> None:
 
 @pytest.mark.parametrize("base", [0, 1, 1000])
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 255, 256, 1000, 65_535, 65_536, 500_000])
-def test_ends(node: Node, base: int, size: int) -> None:
+def test_ends(node: NativeNode, base: int, size: int) -> None:
     """The lowest random number meets the first slot of the list, the highest the last."""
     publish_sized(node, base, size)
     node.kernel.dice = lambda: 0
@@ -39,13 +39,13 @@ def test_ends(node: Node, base: int, size: int) -> None:
     assert node.counted() == {"translated": 2}
 
 
-def chosen(node: Node, size: int, number: int) -> int:
+def chosen(node: NativeNode, size: int, number: int) -> int:
     node.kernel.dice = lambda: number
     return int(node.socket().connect(WEB).place.rpartition(":")[2]) - 1
 
 
 @given(size=some.integers(1, 300), number=some.integers(0, HIGHEST))
-def test_inside(new_node: Callable[[], Node], size: int, number: int) -> None:
+def test_inside(new_node: Callable[[], NativeNode], size: int, number: int) -> None:
     """Any random number is scaled to the list, rounded down."""
     node = new_node()
     node.publish(1, [WEB], cluster=[f"10.1.0.1:{n + 1}" for n in range(size)])
@@ -53,7 +53,7 @@ def test_inside(new_node: Callable[[], Node], size: int, number: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 10, 48])
-def test_uniform(node: Node, size: int) -> None:
+def test_uniform(node: NativeNode, size: int) -> None:
     """Evenly spread random numbers meet every backend equally often, give or take one."""
     node.publish(1, [WEB], cluster=[f"10.1.0.1:{n + 1}" for n in range(size)])
     draws = 20 * size
@@ -64,7 +64,7 @@ def test_uniform(node: Node, size: int) -> None:
 
 
 @given(data=some.data())
-def test_lists_of_a_block(new_node: Callable[[], Node], data: some.DataObject) -> None:
+def test_lists_of_a_block(new_node: Callable[[], NativeNode], data: some.DataObject) -> None:
     """Wherever a service's lists overlap in its block, a choice stays in the list it is from."""
     everyone = [f"10.1.0.1:{n}" for n in range(1, 9)]
     subset = some.lists(some.sampled_from(everyone), unique=True, min_size=1)

@@ -5,14 +5,14 @@ import pytest
 
 from ebpflb.datapath.maps import layout
 from ebpflb.datapath.maps.records import ServiceCounters
-from tests.native.node import HOST, Node
+from tests.native.node import HOST, NativeNode
 
 WEB, DNS, EMPTY, AWAY = "172.30.0.1:80", "172.30.0.10:53", "172.30.0.2:80", "172.30.0.3:80"
 ONE, TWO = "10.1.0.1:8080", "10.1.0.2:53"
 
 
 @pytest.fixture
-def busy(node: Node) -> Node:
+def busy(node: NativeNode) -> NativeNode:
     """One of everything has happened."""
     node.owns("192.0.2.1")
     node.publish(1, {WEB: "", "0.0.0.0:30080": "external"}, cluster=[ONE])
@@ -32,7 +32,7 @@ def busy(node: Node) -> Node:
     return node
 
 
-def test_verdicts(busy: Node) -> None:
+def test_verdicts(busy: NativeNode) -> None:
     """Each hook call ends in one verdict; a bind only if it failed, a restore only if it did."""
     expected = {
         "translated": 5,
@@ -54,12 +54,12 @@ def test_verdicts(busy: Node) -> None:
         (4, ServiceCounters(0, 0, 0, 1)),
     ],
 )
-def test_services(busy: Node, service: int, counters: ServiceCounters) -> None:
+def test_services(busy: NativeNode, service: int, counters: ServiceCounters) -> None:
     """A service counts flows, not datagrams, and why it had no backend for a client."""
     assert busy.kernel.get("service_stats", service) == counters
 
 
-def test_backends(busy: Node) -> None:
+def test_backends(busy: NativeNode) -> None:
     """A backend counts the flows it was given, and those whose socket was released."""
     assert busy.opened_closed(1, ONE) == (1, 0)
     assert busy.opened_closed(2, TWO) == (2, 0)
@@ -71,7 +71,7 @@ def test_every_verdict_has_a_counter() -> None:
 
 
 @pytest.mark.parametrize("protocol", ["tcp", "udp"])
-def test_ids_beyond_the_counters(node: Node, protocol: str) -> None:
+def test_ids_beyond_the_counters(node: NativeNode, protocol: str) -> None:
     """A service or backend that the counters have no room for is served, uncounted."""
     service, backend = layout.MAPS["service_stats"].entries, layout.MAPS["backend_stats"].entries
     node.publish(service, [f"{WEB}/{protocol}"], cluster=[ONE])

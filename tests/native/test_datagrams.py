@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from tests.native.node import Node, Socket
+from tests.native.node import NativeNode, Socket
 
 DNS = "172.30.0.10:53/udp"
 ADDRESS = "172.30.0.10:53"
@@ -16,12 +16,12 @@ CHAIN = 16
 
 
 @pytest.fixture
-def dns(node: Node) -> Node:
+def dns(node: NativeNode) -> NativeNode:
     node.publish(1, [DNS], cluster=MANY)
     return node
 
 
-def test_kept(dns: Node) -> None:
+def test_kept(dns: NativeNode) -> None:
     """A socket's datagrams to one frontend go to one backend: one flow, one choice."""
     socket = dns.socket("udp")
     home = socket.sendmsg(ADDRESS).place
@@ -31,7 +31,7 @@ def test_kept(dns: Node) -> None:
     assert dns.counted() == {"translated": 21}
 
 
-def test_connect_and_send_agree(dns: Node) -> None:
+def test_connect_and_send_agree(dns: NativeNode) -> None:
     """Connecting a datagram socket is the same flow as sending from it."""
     socket = dns.socket("udp")
     home = socket.connect(ADDRESS).place
@@ -39,13 +39,13 @@ def test_connect_and_send_agree(dns: Node) -> None:
     assert dns.opened_closed(1, home) == (1, 0)
 
 
-def test_sockets_are_separate(dns: Node) -> None:
+def test_sockets_are_separate(dns: NativeNode) -> None:
     """Each socket makes its own choice."""
     assert len({dns.socket("udp").sendmsg(ADDRESS).place for _ in range(50)}) > 10
 
 
 @pytest.mark.parametrize("serving", ["cluster", "leaving"])
-def test_kept_while_it_serves(dns: Node, serving: str) -> None:
+def test_kept_while_it_serves(dns: NativeNode, serving: str) -> None:
     """A backend in no list keeps its flows while it is still in the service's block."""
     socket = dns.socket("udp")
     home = socket.sendmsg(ADDRESS).place
@@ -58,7 +58,7 @@ def test_kept_while_it_serves(dns: Node, serving: str) -> None:
     assert dns.opened_closed(1, home) == (1, 0)
 
 
-def test_kept_by_the_last_one(dns: Node) -> None:
+def test_kept_by_the_last_one(dns: NativeNode) -> None:
     """A flow is kept even where a new one would be refused."""
     socket = dns.socket("udp")
     home = socket.sendmsg(ADDRESS).place
@@ -67,7 +67,7 @@ def test_kept_by_the_last_one(dns: Node) -> None:
     assert dns.socket("udp").sendmsg(ADDRESS).place != home
 
 
-def test_kept_against_policy(dns: Node) -> None:
+def test_kept_against_policy(dns: NativeNode) -> None:
     """A change of policy moves no flow that its backend still serves."""
     socket = dns.socket("udp")
     home = socket.sendmsg(ADDRESS).place
@@ -77,7 +77,7 @@ def test_kept_against_policy(dns: Node) -> None:
     assert dns.socket("udp").sendmsg(ADDRESS).place == other
 
 
-def test_moved_when_gone(dns: Node) -> None:
+def test_moved_when_gone(dns: NativeNode) -> None:
     """A backend that has gone hands its flow to another, and its answers mean nothing more."""
     socket = dns.socket("udp")
     home = socket.sendmsg(ADDRESS).place
@@ -89,7 +89,7 @@ def test_moved_when_gone(dns: Node) -> None:
     assert socket.recvmsg(moved) == ADDRESS
 
 
-def test_moved_with_the_frontend(dns: Node) -> None:
+def test_moved_with_the_frontend(dns: NativeNode) -> None:
     """A frontend that became another service's takes its flows along to that service."""
     socket = dns.socket("udp")
     home = socket.sendmsg(ADDRESS).place
@@ -99,7 +99,7 @@ def test_moved_with_the_frontend(dns: Node) -> None:
     assert socket.recvmsg(home) == ADDRESS
 
 
-def test_id_given_again(dns: Node) -> None:
+def test_id_given_again(dns: NativeNode) -> None:
     """A backend's id that another service got meanwhile is another backend."""
     socket = dns.socket("udp")
     home = socket.sendmsg(ADDRESS).place
@@ -110,7 +110,7 @@ def test_id_given_again(dns: Node) -> None:
     assert socket.recvmsg(home) == home
 
 
-def test_slot_given_again(dns: Node) -> None:
+def test_slot_given_again(dns: NativeNode) -> None:
     """A backend whose slot another one of its service got has gone."""
     socket = dns.socket("udp")
     home = socket.sendmsg(ADDRESS).place
@@ -122,7 +122,7 @@ def test_slot_given_again(dns: Node) -> None:
     assert dns.opened_closed(1, home) == (1, 1)
 
 
-def test_gone_without_another(dns: Node) -> None:
+def test_gone_without_another(dns: NativeNode) -> None:
     """When the last backend has gone, the next datagram is refused and the flow waits."""
     socket = dns.socket("udp")
     home = socket.sendmsg(ADDRESS).place
@@ -142,12 +142,12 @@ def send(socket: Socket, index: int) -> str:
     return socket.sendmsg(f"172.30.1.{index}:53").place
 
 
-def left(node: Node) -> int:
+def left(node: NativeNode) -> int:
     return len(node.kernel.items("assignments")) + len(node.kernel.items("sockets"))
 
 
 @pytest.mark.parametrize("count", [1, 2, CHAIN])
-def test_release(node: Node, count: int) -> None:
+def test_release(node: NativeNode, count: int) -> None:
     """The release of a socket forgets all its flows, up to the chain's length."""
     node.publish(1, frontends(count), cluster=MANY)
     socket = node.socket("udp")
@@ -160,7 +160,7 @@ def test_release(node: Node, count: int) -> None:
     assert sum(closed) == count
 
 
-def test_release_beyond_the_chain(node: Node) -> None:
+def test_release_beyond_the_chain(node: NativeNode) -> None:
     """Of a socket with more frontends the oldest stay, for the LRU."""
     node.publish(1, frontends(CHAIN + 3), cluster=MANY)
     socket = node.socket("udp")
@@ -171,7 +171,7 @@ def test_release_beyond_the_chain(node: Node) -> None:
     assert oldest == {f"172.30.1.{index}:53" for index in range(3)}
 
 
-def test_release_spares_others(dns: Node) -> None:
+def test_release_spares_others(dns: NativeNode) -> None:
     """A socket's release is its own affair."""
     stays, goes = dns.socket("udp"), dns.socket("udp")
     home = stays.sendmsg(ADDRESS).place
@@ -181,13 +181,13 @@ def test_release_spares_others(dns: Node) -> None:
     assert left(dns) == 3
 
 
-def test_release_of_a_stranger(dns: Node) -> None:
+def test_release_of_a_stranger(dns: NativeNode) -> None:
     """A socket that never met us leaves as it came."""
     dns.socket("udp").release()
     assert dns.counted() == {}
 
 
-def test_forgotten_link(node: Node) -> None:
+def test_forgotten_link(node: NativeNode) -> None:
     """Where the LRU took an assignment out of the chain, the chain ends, even if it is remade."""
     node.publish(1, frontends(3), cluster=MANY)
     socket = node.socket("udp")
@@ -207,7 +207,9 @@ STEPS = some.lists(
 
 
 @given(steps=STEPS)
-def test_any_life(new_node: Callable[[], Node], steps: list[tuple[int, int, set[int]]]) -> None:
+def test_any_life(
+    new_node: Callable[[], NativeNode], steps: list[tuple[int, int, set[int]]]
+) -> None:
     """Whatever two sockets send while backends come and go, releases leave nothing behind."""
     node = new_node()
     sockets = [node.socket("udp"), node.socket("udp")]

@@ -4,7 +4,7 @@
 import pytest
 
 from ebpflb.plan.entries import Settings
-from tests.native.node import HOST, POD, Node
+from tests.native.node import HOST, POD, NativeNode
 
 INITIAL = 0xF00000004
 BACKEND = "10.1.0.1:8080"
@@ -12,7 +12,7 @@ BACKEND6 = "[fd00:1::1]:8080"
 
 
 @pytest.fixture
-def node_port(node: Node) -> Node:
+def node_port(node: NativeNode) -> NativeNode:
     """NodePort 30080 in both families, on a node that owns an address of each."""
     node.owns("192.0.2.1", "2001:db8::1")
     node.publish(1, {"0.0.0.0:30080": "external"}, cluster=[BACKEND])
@@ -31,7 +31,7 @@ def node_port(node: Node) -> Node:
         ("[::ffff:172.30.0.1]:80", "[::ffff:10.1.0.1]:8080"),
     ],
 )
-def test_exact(node: Node, to: str, goes: str) -> None:
+def test_exact(node: NativeNode, to: str, goes: str) -> None:
     """A frontend is met by its address and port; an IPv6 socket reaches IPv4 ones as mapped."""
     node.publish(1, ["172.30.0.1:80"], cluster=[BACKEND])
     node.publish(2, ["[fd00:30::1]:80"], cluster=[BACKEND6])
@@ -40,7 +40,7 @@ def test_exact(node: Node, to: str, goes: str) -> None:
     assert node.counted() == {"passed" if to == goes else "translated": 1}
 
 
-def test_exact_before_node_port(node_port: Node) -> None:
+def test_exact_before_node_port(node_port: NativeNode) -> None:
     """A service IP on one of the node's addresses wins over a NodePort of the same number."""
     node_port.publish(3, ["192.0.2.1:30080"], cluster=["10.1.0.3:8080"])
     assert node_port.socket().connect("192.0.2.1:30080").place == "10.1.0.3:8080"
@@ -55,7 +55,7 @@ def test_exact_before_node_port(node_port: Node) -> None:
         ("[::ffff:192.0.2.1]:30080", "[::ffff:10.1.0.1]:8080"),
     ],
 )
-def test_node_port(node_port: Node, netns: int, to: str, goes: str) -> None:
+def test_node_port(node_port: NativeNode, netns: int, to: str, goes: str) -> None:
     """A NodePort is served on the node's addresses, to pods and to the node."""
     assert node_port.socket(netns=netns).connect(to).place == goes
 
@@ -65,7 +65,7 @@ def test_node_port(node_port: Node, netns: int, to: str, goes: str) -> None:
     "to",
     ["192.0.2.2:30080", "[2001:db8::2]:30080", "[::ffff:192.0.2.2]:30080", "192.0.2.1:30081"],
 )
-def test_node_port_elsewhere(node_port: Node, netns: int, to: str) -> None:
+def test_node_port_elsewhere(node_port: NativeNode, netns: int, to: str) -> None:
     """Another node's NodePort is that node's business."""
     assert node_port.socket(netns=netns).connect(to) == (True, 0, to)
     assert node_port.counted() == {"passed": 1}
@@ -83,13 +83,13 @@ LOOPBACK = [
 
 
 @pytest.mark.parametrize(("to", "goes"), LOOPBACK)
-def test_loopback_of_the_node(node_port: Node, to: str, goes: str) -> None:
+def test_loopback_of_the_node(node_port: NativeNode, to: str, goes: str) -> None:
     """In the node's own namespace loopback and unspecified addresses serve NodePorts."""
     assert node_port.socket(netns=HOST).connect(to).place == goes
 
 
 @pytest.mark.parametrize(("to", "goes"), LOOPBACK)
-def test_loopback_of_a_pod(node_port: Node, to: str, goes: str) -> None:
+def test_loopback_of_a_pod(node_port: NativeNode, to: str, goes: str) -> None:
     """A pod's loopback is its own."""
     answer = node_port.socket(netns=POD).connect(to)
     assert answer.place == to != goes
@@ -98,12 +98,12 @@ def test_loopback_of_a_pod(node_port: Node, to: str, goes: str) -> None:
 @pytest.mark.parametrize(
     "to", ["128.0.0.1:30080", "126.255.255.255:30080", "0.0.0.1:30080", "[::2]:30080"]
 )
-def test_not_quite_loopback(node_port: Node, to: str) -> None:
+def test_not_quite_loopback(node_port: NativeNode, to: str) -> None:
     """127.0.0.0/8, ::1 and the unspecified addresses are loopback, and nothing else is."""
     assert node_port.socket(netns=HOST).connect(to).place == to
 
 
-def test_unspecified_is_no_service_ip(node: Node) -> None:
+def test_unspecified_is_no_service_ip(node: NativeNode) -> None:
     """Without the node's say-so the any-address of a NodePort is no frontend to connect to."""
     node.publish(1, {"0.0.0.0:30080": "external"}, cluster=[BACKEND])
     assert node.socket(netns=POD).connect("0.0.0.0:30080").place == "0.0.0.0:30080"
@@ -119,7 +119,7 @@ def test_unspecified_is_no_service_ip(node: Node) -> None:
         ("[::]:30080", "127.0.0.1:30080"),
     ],
 )
-def test_node_port_of_one_family(node: Node, published: str, to: str) -> None:
+def test_node_port_of_one_family(node: NativeNode, published: str, to: str) -> None:
     """A NodePort of one family is not served on addresses of the other."""
     node.owns("192.0.2.1", "2001:db8::1")
     node.publish(1, {published: "external"}, cluster=[BACKEND])
@@ -127,14 +127,14 @@ def test_node_port_of_one_family(node: Node, published: str, to: str) -> None:
 
 
 @pytest.mark.parametrize(("netns", "goes"), [(HOST, "127.0.0.1:30080"), (INITIAL, BACKEND)])
-def test_unknown_host(node_port: Node, netns: int, goes: str) -> None:
+def test_unknown_host(node_port: NativeNode, netns: int, goes: str) -> None:
     """Where the agent does not know its namespace (before 5.14), the initial one is the node's."""
     node_port.kernel.put("settings", 0, Settings(0, 0, frozenset()))
     node_port.kernel.initial_netns = INITIAL
     assert node_port.socket(netns=netns).connect("127.0.0.1:30080").place == goes
 
 
-def test_withdrawn(node: Node) -> None:
+def test_withdrawn(node: NativeNode) -> None:
     """A removed frontend is an address like any other."""
     node.publish(1, ["172.30.0.1:80"], cluster=[BACKEND])
     node.withdraw(1, "172.30.0.1:80")

@@ -14,14 +14,14 @@ from ebpflb.stale_udp import lookups
 from ebpflb.stale_udp.find import ServedFrontends
 from ebpflb.stale_udp.rebind import replacements
 from tests.native.kernel import Kernel
-from tests.native.node import HOST, POD, Node
+from tests.native.node import HOST, POD, NativeNode
 from tests.publishing import frontend, place
 
 WEB = "172.30.0.1:53/udp"
 CLIENT = ip_address("10.1.0.200"), 40000
 DRAWS = 8  # evenly spread they meet each of up to 6 backends
 
-NewNode = Callable[[], Node]
+NewNode = Callable[[], NativeNode]
 
 V4 = ("172.30.0.1", "192.0.2.1", "192.0.2.2", "127.0.0.1", "127.1.2.3", "0.0.0.0")
 V6 = ("fd00:30::1", "2001:db8::1", "2001:db8::2", "::1", "::")
@@ -43,11 +43,11 @@ class View:
         return self.kernel.get(self.spec.name, key)
 
 
-def views(node: Node) -> Any:
+def views(node: NativeNode) -> Any:
     return {name: View(node.kernel, name) for name in layout.MAPS}
 
 
-def call(node: Node, function: str, *arguments: Any, found: str) -> Any:
+def call(node: NativeNode, function: str, *arguments: Any, found: str) -> Any:
     """The entry of the map ``found`` that the C look-up gives; None where it finds none."""
     kernel = node.kernel
     codec = kernel.tables[found].value
@@ -115,7 +115,7 @@ def test_socket_range(
     assert given_to_sockets(node) == allowed
 
 
-def given_to_sockets(node: Node) -> set[Any]:
+def given_to_sockets(node: NativeNode) -> set[Any]:
     """The backends that evenly spread random numbers choose; none where all are refused."""
     places = set()
     for number in range(DRAWS):

@@ -14,7 +14,7 @@ from ebpflb.model.addresses import Address
 from tests.load import scaled
 from tests.native import model
 from tests.native.model import Cluster, Request, Service, plain
-from tests.native.node import HOST, POD, SECOND, Node, Socket
+from tests.native.node import HOST, POD, SECOND, NativeNode, Socket
 from tests.publishing import frontend, place
 
 OURS = ["172.30.0.1", "172.30.0.2", "203.0.113.1", "192.0.2.1", "fd00:30::1", "2001:db8::1"]
@@ -78,7 +78,7 @@ def text(key: tuple[Address, int, str]) -> str:
     )
 
 
-def publish(node: Node, cluster: Cluster, service: Service) -> None:
+def publish(node: NativeNode, cluster: Cluster, service: Service) -> None:
     """In both. A frontend that two services want is the later one's."""
     former = cluster.services.pop(service.number, None)
     for other in cluster.services.values():
@@ -95,7 +95,7 @@ def publish(node: Node, cluster: Cluster, service: Service) -> None:
     cluster.services[service.number] = service
 
 
-def outcome(node: Node, socket: Socket, request: Request) -> str:
+def outcome(node: NativeNode, socket: Socket, request: Request) -> str:
     """What the hook made of a request, in the model's words."""
     before = Counter(node.counted())
     asked = text((request.address, request.port, request.protocol)).partition("/")[0]
@@ -112,7 +112,7 @@ def outcome(node: Node, socket: Socket, request: Request) -> str:
 
 @settings(max_examples=scaled(150))
 @given(script=some.lists(steps, max_size=30), dice=some.randoms(use_true_random=False))
-def test_alike(new_node: Callable[[], Node], script: list[Step], dice: Random) -> None:
+def test_alike(new_node: Callable[[], NativeNode], script: list[Step], dice: Random) -> None:
     """Each request has the same outcome in both, step by step."""
     node = new_node()
     node.owns(*NODE)

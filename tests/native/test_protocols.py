@@ -3,13 +3,13 @@
 
 import pytest
 
-from tests.native.node import DATAGRAM, MPTCP, SCTP, STREAM, TCP, UDP, Node, Socket
+from tests.native.node import DATAGRAM, MPTCP, SCTP, STREAM, TCP, UDP, NativeNode, Socket
 
 ICMP, UDPLITE, RAW, SEQPACKET = 1, 136, 3, 5
 
 
 @pytest.fixture
-def both(node: Node) -> Node:
+def both(node: NativeNode) -> NativeNode:
     """One address and port, served by TCP and by UDP, with a backend each."""
     node.publish(1, ["172.30.0.1:53/tcp"], cluster=["10.1.0.1:5301"])
     node.publish(2, ["172.30.0.1:53/udp"], cluster=["10.1.0.1:5302"])
@@ -17,7 +17,7 @@ def both(node: Node) -> Node:
     return node
 
 
-def typed(node: Node, kind: int, protocol: int) -> Socket:
+def typed(node: NativeNode, kind: int, protocol: int) -> Socket:
     socket = node.socket(protocol)
     socket.type = kind
     return socket
@@ -27,7 +27,7 @@ def typed(node: Node, kind: int, protocol: int) -> Socket:
     ("kind", "protocol", "port"),
     [(STREAM, TCP, 5301), (STREAM, MPTCP, 5301), (DATAGRAM, UDP, 5302)],
 )
-def test_ours(both: Node, kind: int, protocol: int, port: int) -> None:
+def test_ours(both: NativeNode, kind: int, protocol: int, port: int) -> None:
     """The protocol is part of the frontend; a service of TCP serves MPTCP."""
     socket = typed(both, kind, protocol)
     assert socket.connect("172.30.0.1:53").place == f"10.1.0.1:{port}"
@@ -50,7 +50,7 @@ NOT_OURS = [
 
 
 @pytest.mark.parametrize(("kind", "protocol"), NOT_OURS)
-def test_untouched(both: Node, kind: int, protocol: int) -> None:
+def test_untouched(both: NativeNode, kind: int, protocol: int) -> None:
     """Sockets of other kinds pass every hook unchanged, uncounted and unremembered."""
     socket = typed(both, kind, protocol)
     for hook in (socket.connect, socket.sendmsg):

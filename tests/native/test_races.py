@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.native.node import Node
+from tests.native.node import NativeNode
 from tests.publishing import frontend
 
 WEB = "172.30.0.1:80"
@@ -14,7 +14,7 @@ ECONNREFUSED = 111
 
 
 @pytest.fixture(params=["tcp", "udp"])
-def torn(node: Node, request: pytest.FixtureRequest) -> Node:
+def torn(node: NativeNode, request: pytest.FixtureRequest) -> NativeNode:
     """A service that points to the slots of another one."""
     node.publish(1, [f"{WEB}/{request.param}"], cluster=[OLD])
     node.publish(2, ["172.30.0.2:80"], cluster=[STRANGER])
@@ -24,15 +24,15 @@ def torn(node: Node, request: pytest.FixtureRequest) -> Node:
     return node
 
 
-def protocol(node: Node) -> str:
+def protocol(node: NativeNode) -> str:
     return "udp" if frontend(f"{WEB}/udp") in node.kernel.items("services") else "tcp"
 
 
-def mend(node: Node) -> Callable[[], None]:
+def mend(node: NativeNode) -> Callable[[], None]:
     return lambda: node.publish(1, [f"{WEB}/{protocol(node)}"], cluster=[NEW])
 
 
-def test_lost_once(torn: Node) -> None:
+def test_lost_once(torn: NativeNode) -> None:
     """A slot of another service is looked up again, with the service as it is by then."""
     torn.kernel.meanwhile["slots"] = [mend(torn)]
     answer = torn.socket(protocol(torn)).connect(WEB)
@@ -42,7 +42,7 @@ def test_lost_once(torn: Node) -> None:
     assert torn.opened_closed(1, NEW) == (1, 0)
 
 
-def test_lost_twice(torn: Node) -> None:
+def test_lost_twice(torn: NativeNode) -> None:
     """Twice in a row: refused at once, never sent to another service's backend."""
     answer = torn.socket(protocol(torn)).connect(WEB)
     if torn.kernel.names_errno:
@@ -53,21 +53,21 @@ def test_lost_twice(torn: Node) -> None:
     assert torn.kernel.get("service_stats", 1) == (0, 0, 0, 0)
 
 
-def test_no_third_look(torn: Node) -> None:
+def test_no_third_look(torn: NativeNode) -> None:
     """Who was unlucky twice is not kept waiting, even if all would be well by then."""
     torn.kernel.meanwhile["slots"] = [lambda: None, mend(torn)]
     assert torn.socket(protocol(torn)).connect(WEB).place != NEW
     assert torn.counted() == {"retried": 1, "recycled": 1}
 
 
-def test_lost_leaves_no_trace(torn: Node) -> None:
+def test_lost_leaves_no_trace(torn: NativeNode) -> None:
     """What was lost is remembered nowhere."""
     torn.socket(protocol(torn)).connect(WEB)
     for remembering in ("sockets", "assignments", "affinity"):
         assert not torn.kernel.items(remembering)
 
 
-def test_frontend_goes_meanwhile(torn: Node) -> None:
+def test_frontend_goes_meanwhile(torn: NativeNode) -> None:
     """If the second look finds no frontend, the address is like any other."""
     name = f"{WEB}/{protocol(torn)}"
     torn.kernel.meanwhile["slots"] = [lambda: torn.kernel.drop("services", frontend(name))]
@@ -76,14 +76,14 @@ def test_frontend_goes_meanwhile(torn: Node) -> None:
     assert torn.counted() == {"retried": 1, "passed": 1}
 
 
-def test_last_endpoint_goes_meanwhile(torn: Node) -> None:
+def test_last_endpoint_goes_meanwhile(torn: NativeNode) -> None:
     """If the second look finds a service without endpoints, that is the answer."""
     torn.kernel.meanwhile["slots"] = [lambda: torn.publish(1, [f"{WEB}/{protocol(torn)}"])]
     torn.socket(protocol(torn)).connect(WEB)
     assert torn.counted() == {"retried": 1, "refused": 1}
 
 
-def test_slots_beyond_the_array(node: Node) -> None:
+def test_slots_beyond_the_array(node: NativeNode) -> None:
     """A range that leads out of the array is a lost slot, not a crash."""
     node.publish(1, [WEB], cluster=[OLD])
     entry = node.kernel.get("services", frontend(WEB))
@@ -93,7 +93,7 @@ def test_slots_beyond_the_array(node: Node) -> None:
     assert node.counted() == {"retried": 1, "recycled": 1}
 
 
-def test_recycled_service(node: Node) -> None:
+def test_recycled_service(node: NativeNode) -> None:
     """An element that was given to another frontend while it was read is never believed."""
     node.publish(1, [WEB], cluster=[OLD])
     node.publish(2, ["172.30.0.2:80"], cluster=[STRANGER])
@@ -111,7 +111,7 @@ def test_recycled_service(node: Node) -> None:
     assert node.socket().connect(WEB).place == OLD
 
 
-def test_block_moves_between_service_and_slot(node: Node) -> None:
+def test_block_moves_between_service_and_slot(node: NativeNode) -> None:
     """The agent keeps an old block for a while, so a slow reader still finds its backend."""
     node.publish(1, [WEB], cluster=[OLD])
     moved = node.kernel.get("services", frontend(WEB))._replace(cluster=(1000, 1))
@@ -119,7 +119,7 @@ def test_block_moves_between_service_and_slot(node: Node) -> None:
     assert node.socket().connect(WEB).place == OLD
 
 
-def test_assigned_backend_loses_its_slot(node: Node) -> None:
+def test_assigned_backend_loses_its_slot(node: NativeNode) -> None:
     """An assignment whose member leads to a foreign slot moves on, and is not counted as lost."""
     node.publish(1, [f"{WEB}/udp"], cluster=[OLD])
     node.publish(2, ["172.30.0.2:80"], cluster=[STRANGER])

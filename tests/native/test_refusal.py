@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.native.node import HOST, UDP, Node, Socket
+from tests.native.node import HOST, UDP, NativeNode, Socket
 
 ECONNREFUSED = 111
 BACKEND = "10.1.0.1:8080"
@@ -17,7 +17,7 @@ REFUSING = [
 ]
 
 
-def is_refused(node: Node, socket: Socket, hook: str, to: str, loopback: str) -> bool:
+def is_refused(node: NativeNode, socket: Socket, hook: str, to: str, loopback: str) -> bool:
     """By errno where the kernel has bpf_set_retval, else by a place that refuses."""
     answer = getattr(socket, hook)(to)
     if node.kernel.names_errno:
@@ -30,7 +30,7 @@ def is_refused(node: Node, socket: Socket, hook: str, to: str, loopback: str) ->
 @pytest.mark.parametrize(
     ("protocol", "hook"), [("tcp", "connect"), ("udp", "connect"), ("udp", "sendmsg")]
 )
-def test_no_endpoint(node: Node, to: str, loopback: str, protocol: str, hook: str) -> None:
+def test_no_endpoint(node: NativeNode, to: str, loopback: str, protocol: str, hook: str) -> None:
     """Without an endpoint anywhere the connection is refused at once, and that is counted."""
     node.publish(1, [f"172.30.0.1:80/{protocol}", f"[fd00:30::1]:80/{protocol}"])
     assert is_refused(node, node.socket(protocol), hook, to, loopback)
@@ -38,13 +38,13 @@ def test_no_endpoint(node: Node, to: str, loopback: str, protocol: str, hook: st
     assert node.kernel.get("service_stats", 1).refused == 1
 
 
-def test_only_leaving_endpoints(node: Node) -> None:
+def test_only_leaving_endpoints(node: NativeNode) -> None:
     """Backends that are in no list serve no new connection."""
     node.publish(1, ["172.30.0.1:80"], leaving=[BACKEND])
     assert is_refused(node, node.socket(), "connect", "172.30.0.1:80", "127.0.0.1")
 
 
-def test_refused_leaves_no_trace(node: Node) -> None:
+def test_refused_leaves_no_trace(node: NativeNode) -> None:
     """What was refused is not remembered, neither as a peer nor as an assignment."""
     node.publish(1, ["172.30.0.1:80", "172.30.0.1:80/udp"], affinity=60)
     node.socket("tcp").connect("172.30.0.1:80")
@@ -65,7 +65,7 @@ def test_refused_leaves_no_trace(node: Node) -> None:
     ids=["loopback", "IPv6 loopback", "the node, from a pod", "a pod's loopback", "excluded"],
 )
 def test_node_port_without_endpoint(
-    node: Node, to: str, loopback: str, netns: int, refused: bool
+    node: NativeNode, to: str, loopback: str, netns: int, refused: bool
 ) -> None:
     """A NodePort without endpoints is refused where it is served, and nowhere else (6.2)."""
     node.owns("192.0.2.1")
@@ -82,7 +82,7 @@ INTERNAL, EXTERNAL = {"172.30.0.1:80": "local"}, {"203.0.113.1:80": "external lo
 
 
 @pytest.mark.parametrize("protocol", ["tcp", "udp"])
-def test_no_local_endpoint(node: Node, protocol: str) -> None:
+def test_no_local_endpoint(node: NativeNode, protocol: str) -> None:
     """Endpoints elsewhere under the internal policy Local: no answer at all, and counted."""
     node.publish(1, {f"172.30.0.1:80/{protocol}": "local"}, cluster=[BACKEND])
     assert node.socket(protocol).connect("172.30.0.1:80") == (True, 0, "172.30.0.1:80")
@@ -90,7 +90,7 @@ def test_no_local_endpoint(node: Node, protocol: str) -> None:
     assert node.kernel.get("service_stats", 1) == (0, 0, 0, 1)
 
 
-def test_local_without_any_endpoint(node: Node) -> None:
+def test_local_without_any_endpoint(node: NativeNode) -> None:
     """The policy Local refuses too where there is no endpoint anywhere."""
     node.publish(1, INTERNAL)
     assert is_refused(node, node.socket(), "connect", "172.30.0.1:80", "127.0.0.1")
@@ -108,7 +108,7 @@ def test_local_without_any_endpoint(node: Node) -> None:
          {"10.1.0.1:8080", "10.2.0.1:8080"}),
     ],
 )  # fmt: skip
-def test_policies(node: Node, frontends: Mapping[str, str], to: str, goes: set[str]) -> None:
+def test_policies(node: NativeNode, frontends: Mapping[str, str], to: str, goes: set[str]) -> None:
     """Sockets are on this node, so only the internal policy Local confines them to it."""
     node.owns("192.0.2.1")
     node.publish(1, frontends, cluster=["10.2.0.1:8080", BACKEND], local=[BACKEND])
@@ -117,13 +117,13 @@ def test_policies(node: Node, frontends: Mapping[str, str], to: str, goes: set[s
         assert found == goes
 
 
-def test_external_local_elsewhere(node: Node) -> None:
+def test_external_local_elsewhere(node: NativeNode) -> None:
     """A pod reaches an external address with policy Local though no endpoint is on its node."""
     node.publish(1, EXTERNAL, cluster=[BACKEND])
     assert node.socket().connect("203.0.113.1:80").place == BACKEND
 
 
-def test_local_list_beyond_cluster_list(node: Node) -> None:
+def test_local_list_beyond_cluster_list(node: NativeNode) -> None:
     """The local list may hold a backend that the cluster list lacks, and the other way round."""
     local = ["10.1.0.1:80", "10.1.0.2:80"]
     node.publish(

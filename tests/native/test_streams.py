@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stream sockets: one peer at a time, counted from connect to release."""
 
-from tests.native.node import Node
+from tests.native.node import NativeNode
 
 WEB, ADDRESS = "172.30.0.1:80", "172.30.0.2:80"
 ONE, TWO = "10.1.0.1:8080", "10.1.0.2:8080"
 
 
-def two_services(node: Node) -> None:
+def two_services(node: NativeNode) -> None:
     node.publish(1, [WEB], cluster=[ONE])
     node.publish(2, [ADDRESS], cluster=[TWO])
 
 
-def test_life(node: Node) -> None:
+def test_life(node: NativeNode) -> None:
     """A connection opens on its backend and closes with its socket."""
     two_services(node)
     socket = node.socket()
@@ -23,7 +23,7 @@ def test_life(node: Node) -> None:
     assert not node.kernel.items("sockets")
 
 
-def test_reconnect(node: Node) -> None:
+def test_reconnect(node: NativeNode) -> None:
     """Connecting again closes the former connection, to the same service or another."""
     two_services(node)
     socket = node.socket()
@@ -36,7 +36,7 @@ def test_reconnect(node: Node) -> None:
     assert node.opened_closed(2, TWO) == (1, 1)
 
 
-def test_every_connect_is_a_choice(node: Node) -> None:
+def test_every_connect_is_a_choice(node: NativeNode) -> None:
     """A stream has no memory: each connection is balanced afresh."""
     many = [f"10.1.0.{n}:8080" for n in range(1, 101)]
     node.publish(1, [WEB], cluster=many)
@@ -45,7 +45,7 @@ def test_every_connect_is_a_choice(node: Node) -> None:
     assert not node.kernel.items("assignments")
 
 
-def test_released_twice(node: Node) -> None:
+def test_released_twice(node: NativeNode) -> None:
     """What was forgotten is not closed again."""
     two_services(node)
     socket = node.socket()
@@ -55,7 +55,7 @@ def test_released_twice(node: Node) -> None:
     assert node.opened_closed(1, ONE) == (1, 1)
 
 
-def test_release_after_the_service(node: Node) -> None:
+def test_release_after_the_service(node: NativeNode) -> None:
     """A connection closes on its backend though the service has gone meanwhile."""
     two_services(node)
     socket = node.socket()
@@ -65,7 +65,7 @@ def test_release_after_the_service(node: Node) -> None:
     assert node.opened_closed(1, ONE) == (1, 1)
 
 
-def test_never_ours(node: Node) -> None:
+def test_never_ours(node: NativeNode) -> None:
     """A socket that was not translated opens and closes nothing."""
     two_services(node)
     socket = node.socket()

@@ -145,7 +145,7 @@ def pressed(two: TwoNodes) -> Iterator[None]:
         for v6 in (False, True)
     ]
     yield
-    for said in map(two.release, pressing):
+    for said in map(two.stop_client, pressing):
         assert not said["errors"]
         assert said["names"].keys() == {"here", "there"}
 

@@ -77,7 +77,7 @@ def test_restart_under_load(cluster: Cluster) -> None:
     for how in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
         cluster.agent.stop(how)
         cluster.agent.start()
-    for said in map(cluster.release, pressing):
+    for said in map(cluster.stop_client, pressing):
         assert not said["errors"]
         assert len(said["names"]) == 3
 

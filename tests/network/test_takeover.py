@@ -28,7 +28,7 @@ NAMES = {"web-1", "web-2", "web-3"}
 Load = Callable[[Cluster], None]
 
 
-class Node(Cluster):
+class KubeProxyNode(Cluster):
     """A node that kube-proxy has served, its agent not started yet, and a client outside."""
 
     def __init__(self, lab: Lab, folder: Path) -> None:
@@ -115,9 +115,9 @@ every_mode = pytest.mark.parametrize("load", [nftables, iptables_legacy, iptable
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
+def node(tmp_path: Path) -> Iterator[KubeProxyNode]:
     with Lab(PREFIX) as lab:
-        made = Node(lab, tmp_path)
+        made = KubeProxyNode(lab, tmp_path)
         try:
             yield made
         finally:
@@ -132,7 +132,7 @@ def echo(client: Socket, said: bytes) -> bytes:
 
 
 @every_mode
-def test_takeover(node: Node, load: Load) -> None:
+def test_takeover(node: KubeProxyNode, load: Load) -> None:
     """No connection fails or ends while ebpflb starts and the rules go; new ones are ebpflb's."""
     load(node)
     open_before = node.open(SOCK_STREAM)
@@ -149,7 +149,7 @@ def test_takeover(node: Node, load: Load) -> None:
 
 
 @every_mode
-def test_takeover_datagrams(node: Node, load: Load) -> None:
+def test_takeover_datagrams(node: KubeProxyNode, load: Load) -> None:
     """UDP sockets that kube-proxy's rules served are answered on, perhaps by another endpoint."""
     load(node)
     open_before = node.open(SOCK_DGRAM)
@@ -161,7 +161,7 @@ def test_takeover_datagrams(node: Node, load: Load) -> None:
 
 
 @every_mode
-def test_nat_goes_last(node: Node, load: Load) -> None:
+def test_nat_goes_last(node: KubeProxyNode, load: Load) -> None:
     """What keeps NAT alive stays until nobody needs it, and then a second cleanup removes it."""
     load(node)
     open_before = node.open(SOCK_STREAM)
@@ -172,7 +172,7 @@ def test_nat_goes_last(node: Node, load: Load) -> None:
 
 
 @every_mode
-def test_give_back(node: Node, load: Load) -> None:
+def test_give_back(node: KubeProxyNode, load: Load) -> None:
     """With kube-proxy's rules back `ebpflb cleanup` ends no connection made at a socket."""
     node.agent.start()
     _, *at_sockets = node.open(SOCK_STREAM)
@@ -185,7 +185,7 @@ def test_give_back(node: Node, load: Load) -> None:
     assert node.asks(requests.udp) == [NAMES] * 3
 
 
-def test_stale_rules(node: Node) -> None:
+def test_stale_rules(node: KubeProxyNode) -> None:
     """As `status` says, a service deleted since is still reached by the rules left behind."""
     nftables(node)
     node.agent.start()

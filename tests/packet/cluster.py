@@ -19,7 +19,7 @@ from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.desired_service import DesiredService, desired_service
 from ebpflb.plan.planner import Planner
 from tests.packet.frames import at, destination, ends, host_of, opening, reply, source
-from tests.packet.node import Node, Outcome
+from tests.packet.node import Outcome, PacketNode
 from tests.packet.places import Places
 
 TARGET = 8080
@@ -52,7 +52,7 @@ def pods(places: Places) -> Pods:
 class Cluster:
     """A cluster's state, as one node has it in its maps."""
 
-    def __init__(self, node: Node, places: Places, protocol: str = "tcp") -> None:
+    def __init__(self, node: PacketNode, places: Places, protocol: str = "tcp") -> None:
         """Ports are of this protocol, unless they say another."""
         self.node, self.places, self.pods = node, places, pods(places)
         self.protocol = protocol

@@ -19,7 +19,7 @@ from ebpflb.datapath.programs.compiler import Compiled
 from tests.kit import once
 from tests.packet.frames import at
 from tests.packet.network import network_of_our_own
-from tests.packet.node import Node
+from tests.packet.node import PacketNode
 from tests.packet.places import V4, V6, Places
 
 SCHED_CLS = loader.HookType(3, 0)
@@ -74,9 +74,9 @@ def datapath(compiled: Compiled) -> Iterator[Loaded]:
 
 
 @pytest.fixture
-def node(datapath: Loaded, devices: dict[str, int]) -> Node:
+def node(datapath: Loaded, devices: dict[str, int]) -> PacketNode:
     """A node without services."""
-    return Node(*datapath, devices)
+    return PacketNode(*datapath, devices)
 
 
 @pytest.fixture(params=[V4, V6], ids=["v4", "v6"])

@@ -51,7 +51,7 @@ class Outcome(NamedTuple):
         return Ether(self.frame)
 
 
-class Node(Publisher):
+class PacketNode(Publisher):
     """Maps filled as the agent fills them; devices are real ones of a namespace of our own."""
 
     def __init__(self, maps: Mapping[str, Map], hooks: Mapping[str, int], devices: dict[str, int]):

@@ -4,7 +4,7 @@
 from typing import Any
 
 from tests.packet.frames import Packet, at, ends, opening, reply
-from tests.packet.node import Node
+from tests.packet.node import PacketNode
 from tests.packet.places import Places
 
 KINDS = {
@@ -29,7 +29,7 @@ def written(places: Places, kind: str, protocol: str = "tcp") -> str:
 
 
 def serve(
-    node: Node,
+    node: PacketNode,
     places: Places,
     kind: str,
     protocol: str = "tcp",
@@ -44,7 +44,12 @@ def serve(
 
 
 def exchange(
-    node: Node, protocol: str, client: str, where: str, into: str = "uplink", out: str = "uplink"
+    node: PacketNode,
+    protocol: str,
+    client: str,
+    where: str,
+    into: str = "uplink",
+    out: str = "uplink",
 ) -> Packet:
     """A request as its backend gets it; the reply comes to the client, from where it asked."""
     request = node.through(opening(protocol, client, where), into, out)

@@ -5,7 +5,7 @@ from ipaddress import ip_address
 
 from ebpflb.datapath.maps.records import Affinity, AffinityKey
 from tests.packet.frames import at, destination, opening
-from tests.packet.node import Node
+from tests.packet.node import PacketNode
 from tests.packet.places import Places
 from tests.packet.services import serve, written
 
@@ -16,13 +16,13 @@ def backends(places: Places) -> list[str]:
     return [at(places.there, port) for port in range(8080, 8088)]
 
 
-def met(node: Node, host: str, where: str, protocol: str) -> set[str]:
+def met(node: PacketNode, host: str, where: str, protocol: str) -> set[str]:
     """Where a client's flows come to."""
     asked = (node.ingress(opening(protocol, at(host, port), where)) for port in CLIENTS)
     return {destination(came.packet) for came in asked}
 
 
-def test_sticks(node: Node, places: Places, protocol: str) -> None:
+def test_sticks(node: PacketNode, places: Places, protocol: str) -> None:
     """All flows of a client go to one backend; those of another client need not."""
     where = serve(node, places, "nodeport", protocol, cluster=backends(places), affinity=60)
     first = met(node, places.client, where, protocol)
@@ -34,13 +34,13 @@ def test_sticks(node: Node, places: Places, protocol: str) -> None:
     assert len({destination(came.packet) for came in asked}) > 1
 
 
-def test_without(node: Node, places: Places, protocol: str) -> None:
+def test_without(node: PacketNode, places: Places, protocol: str) -> None:
     """Without affinity a client's flows spread."""
     where = serve(node, places, "nodeport", protocol, cluster=backends(places))
     assert len(met(node, places.client, where, protocol)) > 1
 
 
-def test_shared_by_frontends(node: Node, places: Places, protocol: str) -> None:
+def test_shared_by_frontends(node: PacketNode, places: Places, protocol: str) -> None:
     """All frontends of a service port share it; another service has its own."""
     words = {written(places, kind, protocol): "external" for kind in ("nodeport", "balancer")}
     node.publish(1, words, cluster=backends(places), affinity=60)
@@ -51,7 +51,7 @@ def test_shared_by_frontends(node: Node, places: Places, protocol: str) -> None:
     assert remembered == {AffinityKey(0, ip_address(places.client), 1)}
 
 
-def test_backend_gone(node: Node, places: Places, protocol: str) -> None:
+def test_backend_gone(node: PacketNode, places: Places, protocol: str) -> None:
     """When the remembered backend is gone, another is remembered."""
     where = serve(node, places, "nodeport", protocol, cluster=backends(places), affinity=60)
     (former,) = met(node, places.client, where, protocol)
@@ -65,7 +65,7 @@ def test_backend_gone(node: Node, places: Places, protocol: str) -> None:
     assert other < set(rest)
 
 
-def test_timeout(node: Node, places: Places) -> None:
+def test_timeout(node: PacketNode, places: Places) -> None:
     """A record that is older than the timeout counts no more."""
     where = serve(node, places, "nodeport", cluster=backends(places), affinity=1)
     client = AffinityKey(0, ip_address(places.client), 1)
@@ -78,7 +78,7 @@ def test_timeout(node: Node, places: Places) -> None:
     assert len(met_by_age) > 1
 
 
-def test_local_list(node: Node, places: Places, protocol: str) -> None:
+def test_local_list(node: PacketNode, places: Places, protocol: str) -> None:
     """A remembered backend that the policy does not allow this time is not used."""
     here, there = at(places.here, 8080), at(places.there, 8080)
     lists = {"cluster": [there], "local": [here], "here": [here], "affinity": 60}

@@ -6,7 +6,7 @@ import pytest
 from ebpflb.datapath.maps.records import Affinity
 from tests.packet.cluster import Cluster
 from tests.packet.frames import at
-from tests.packet.node import Node
+from tests.packet.node import PacketNode
 from tests.packet.places import Places
 
 STICKY = {"sessionAffinity": "ClientIP"}
@@ -15,7 +15,7 @@ BOTH_MASQUERADED = "c* d*"
 
 
 @pytest.fixture
-def cluster(node: Node, places: Places, protocol: str) -> Cluster:
+def cluster(node: PacketNode, places: Places, protocol: str) -> Cluster:
     return Cluster(node, places, protocol)
 
 
@@ -74,7 +74,7 @@ def test_remembered_endpoint_unready(cluster: Cluster, places: Places) -> None:
     assert cluster.becomes("client", ways(places)[0]) == f"{other}*"
 
 
-def test_seconds_of_the_service(node: Node, cluster: Cluster, places: Places) -> None:
+def test_seconds_of_the_service(node: PacketNode, cluster: Cluster, places: Places) -> None:
     """The timeout is the Service's own: a record as old as that counts no more (sliding)."""
     publish(cluster, sessionAffinityConfig={"clientIP": {"timeoutSeconds": 1}}, **STICKY)
     cluster.endpoints(*BOTH)

@@ -4,28 +4,28 @@
 import pytest
 
 from tests.packet.frames import CHUNKS, Packet, at, chunk, destination, ends, source
-from tests.packet.node import Node
+from tests.packet.node import PacketNode
 from tests.packet.places import Places
 from tests.packet.services import serve
 
 
 @pytest.fixture
-def where(node: Node, places: Places, kind: str) -> str:
+def where(node: PacketNode, places: Places, kind: str) -> str:
     return serve(node, places, kind, "sctp", cluster=[at(places.there, 8080)])
 
 
-def answer(node: Node, asked: Packet, word: str) -> str:
+def answer(node: PacketNode, asked: Packet, word: str) -> str:
     """Who a client sees answering its packet."""
     return ends(node.through(chunk(destination(asked), source(asked), word)))
 
 
-def replace(node: Node, places: Places, kind: str) -> None:
+def replace(node: PacketNode, places: Places, kind: str) -> None:
     """Another backend takes the new associations; the old one serves those that it has."""
     there, elsewhere = at(places.there, 8080), at(places.elsewhere, 8080)
     serve(node, places, kind, "sctp", cluster=[elsewhere], leaving=[there])
 
 
-def test_kept(node: Node, places: Places, client: str, kind: str, where: str) -> None:
+def test_kept(node: PacketNode, places: Places, client: str, kind: str, where: str) -> None:
     """It keeps its backend, also when that is gone, and so does an INIT that is sent again."""
     asked = node.through(chunk(client, where))
     assert answer(node, asked, "init ack") == f"{where} > {client}"
@@ -40,7 +40,7 @@ def test_kept(node: Node, places: Places, client: str, kind: str, where: str) ->
 @pytest.mark.parametrize("last", ["shutdown", "shutdown complete", "abort"])
 @pytest.mark.parametrize("side", ["client", "backend"])
 def test_chosen_anew(
-    node: Node, places: Places, client: str, kind: str, where: str, last: str, side: str
+    node: PacketNode, places: Places, client: str, kind: str, where: str, last: str, side: str
 ) -> None:
     """After its end the same client port opens a new one, to who serves now."""
     asked = node.through(chunk(client, where))
@@ -55,7 +55,7 @@ def test_chosen_anew(
 
 
 @pytest.mark.parametrize("word", [word for word in CHUNKS if word != "init"])
-def test_foreign(node: Node, client: str, where: str, word: str) -> None:
+def test_foreign(node: PacketNode, client: str, where: str, word: str) -> None:
     """What opens no association and belongs to none is left alone: conntrack may know it."""
     packet = chunk(client, where, word)
     assert node.ingress(packet) == ("pass", bytes(packet), {"passed": 1})

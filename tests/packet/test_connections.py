@@ -7,30 +7,30 @@ from collections.abc import Callable
 import pytest
 
 from tests.packet.frames import Packet, at, destination, ends, reply, segment, source
-from tests.packet.node import Node
+from tests.packet.node import PacketNode
 from tests.packet.places import Places
 from tests.packet.services import serve, written
 
 
 @pytest.fixture
-def where(node: Node, places: Places, kind: str) -> str:
+def where(node: PacketNode, places: Places, kind: str) -> str:
     return serve(node, places, kind, cluster=[at(places.there, 8080)])
 
 
-def shake(node: Node, client: str, where: str) -> Packet:
+def shake(node: PacketNode, client: str, where: str) -> Packet:
     """Three packets; the last as the backend gets it."""
     asked = node.through(segment(client, where))
     assert ends(node.through(reply(asked))) == f"{where} > {client}"
     return node.through(segment(client, where, "A", seq=1001, ack=5001))
 
 
-def replace(node: Node, places: Places, kind: str) -> None:
+def replace(node: PacketNode, places: Places, kind: str) -> None:
     """Another backend takes the new connections; the old one serves those that it has."""
     there, elsewhere = at(places.there, 8080), at(places.elsewhere, 8080)
     serve(node, places, kind, cluster=[elsewhere], leaving=[there])
 
 
-def test_kept(node: Node, places: Places, client: str, kind: str, where: str) -> None:
+def test_kept(node: PacketNode, places: Places, client: str, kind: str, where: str) -> None:
     """Its backend may leave the lists, leave the service, or the service may go."""
     got = ends(shake(node, client, where))
     other = at(places.elsewhere, 8080)
@@ -50,7 +50,7 @@ def test_kept(node: Node, places: Places, client: str, kind: str, where: str) ->
     assert ends(node.through(reply(asked, "PA"))) == f"{where} > {client}"
 
 
-def test_repeated_syn(node: Node, places: Places, client: str, kind: str, where: str) -> None:
+def test_repeated_syn(node: PacketNode, places: Places, client: str, kind: str, where: str) -> None:
     """A SYN that is sent again goes where the first one went, as the first one did."""
     got = ends(node.through(segment(client, where)))
     replace(node, places, kind)
@@ -58,7 +58,9 @@ def test_repeated_syn(node: Node, places: Places, client: str, kind: str, where:
     assert node.maps["service_stats"].get(1)[0] == 1
 
 
-def test_syn_to_nobody(node: Node, places: Places, client: str, kind: str, where: str) -> None:
+def test_syn_to_nobody(
+    node: PacketNode, places: Places, client: str, kind: str, where: str
+) -> None:
     """Where the backend that did not answer is gone, the next SYN goes to one that is there."""
     node.through(segment(client, where))
     serve(node, places, kind, cluster=[at(places.elsewhere, 8080)])
@@ -67,7 +69,7 @@ def test_syn_to_nobody(node: Node, places: Places, client: str, kind: str, where
     assert ends(node.through(reply(asked))) == f"{where} > {client}"
 
 
-def wait(node: Node, seconds: int) -> None:
+def wait(node: PacketNode, seconds: int) -> None:
     """All that the node remembers of TCP is so old."""
     table, past = node.maps["tcp_flows"], max(0, time.monotonic_ns() - seconds * 10**9)
     for key, flow in table.items():
@@ -76,7 +78,7 @@ def wait(node: Node, seconds: int) -> None:
 
 @pytest.mark.parametrize(("seconds", "seen"), [(1, "node"), (4, "client")])
 def test_syn_in_vain(
-    node: Node, client: str, kind: str, where: str, seconds: int, seen: str
+    node: PacketNode, client: str, kind: str, where: str, seconds: int, seen: str
 ) -> None:
     """After 3 s without an answer a SYN opens a new flow, masqueraded or not as it is now due."""
     node.settings("masquerade_all")
@@ -92,7 +94,7 @@ def test_syn_in_vain(
     assert made - ended == len(node.flows()) == (4 if needs_snat else 2)
 
 
-def test_syn_answered(node: Node, client: str, kind: str, where: str) -> None:
+def test_syn_answered(node: PacketNode, client: str, kind: str, where: str) -> None:
     """A client that an answer may be on its way to is not taken from whom it will know."""
     first = node.through(segment(client, where))
     node.through(reply(first))
@@ -101,7 +103,9 @@ def test_syn_answered(node: Node, client: str, kind: str, where: str) -> None:
     assert ends(node.through(segment(client, where, "A", seq=1001, ack=5001))) == ends(first)
 
 
-def test_no_vain_connection(node: Node, places: Places, client: str, kind: str, where: str) -> None:
+def test_no_vain_connection(
+    node: PacketNode, places: Places, client: str, kind: str, where: str
+) -> None:
     """Once its client has heard of its backend, no SYN moves a connection, old as it may be."""
     got = ends(shake(node, client, where))
     replace(node, places, kind)
@@ -109,24 +113,24 @@ def test_no_vain_connection(node: Node, places: Places, client: str, kind: str, 
     assert ends(node.through(segment(client, where))) == got
 
 
-def finish(node: Node, client: str, where: str) -> None:
+def finish(node: PacketNode, client: str, where: str) -> None:
     """Both sides close."""
     asked = node.through(segment(client, where, "FA", seq=1001, ack=5001))
     node.through(reply(asked, "FA"))
     node.through(segment(client, where, "A", seq=1002, ack=5002))
 
 
-def abort(node: Node, client: str, where: str) -> None:
+def abort(node: PacketNode, client: str, where: str) -> None:
     node.through(segment(client, where, "R", seq=1001))
 
 
-def abort_there(node: Node, client: str, where: str) -> None:
+def abort_there(node: PacketNode, client: str, where: str) -> None:
     node.through(reply(node.through(segment(client, where, "A", seq=1001)), "R"))
 
 
 @pytest.mark.parametrize("end", [finish, abort, abort_there])
 def test_chosen_anew(
-    node: Node, places: Places, client: str, kind: str, where: str, end: Callable[..., None]
+    node: PacketNode, places: Places, client: str, kind: str, where: str, end: Callable[..., None]
 ) -> None:
     """After its end the same client port opens a new connection, to who serves now."""
     shake(node, client, where)
@@ -138,7 +142,7 @@ def test_chosen_anew(
     assert destination(shake(node, client, where)) == at(places.elsewhere, 8080)
 
 
-def test_half_closed(node: Node, places: Places, client: str, kind: str, where: str) -> None:
+def test_half_closed(node: PacketNode, places: Places, client: str, kind: str, where: str) -> None:
     """One side's FIN is no end: the other may send as long as it likes."""
     got = ends(shake(node, client, where))
     asked = node.through(segment(client, where, "FA", seq=1001, ack=5001))
@@ -150,7 +154,7 @@ def test_half_closed(node: Node, places: Places, client: str, kind: str, where: 
         assert ends(node.through(reply(answer, "A"))) == got
 
 
-def test_last_acknowledgment(node: Node, places: Places, client: str, where: str) -> None:
+def test_last_acknowledgment(node: PacketNode, places: Places, client: str, where: str) -> None:
     """Packets that come after the end still follow: the last ACK, and FINs sent again."""
     got = ends(shake(node, client, where))
     finish(node, client, where)
@@ -158,7 +162,7 @@ def test_last_acknowledgment(node: Node, places: Places, client: str, where: str
     assert ends(node.through(segment(client, where, "FA", seq=1001, ack=5001))) == got
 
 
-def test_forged_reset(node: Node, places: Places, client: str, kind: str, where: str) -> None:
+def test_forged_reset(node: PacketNode, places: Places, client: str, kind: str, where: str) -> None:
     """A reset that more of its side follows was none: the connection is not taken as ended."""
     got = ends(shake(node, client, where))
     abort(node, client, where)
@@ -169,21 +173,21 @@ def test_forged_reset(node: Node, places: Places, client: str, kind: str, where:
 
 
 @pytest.mark.parametrize("flags", ["A", "PA", "FA", "R", "RA", "SA", ""])
-def test_foreign(node: Node, places: Places, client: str, where: str, flags: str) -> None:
+def test_foreign(node: PacketNode, places: Places, client: str, where: str, flags: str) -> None:
     """What opens no connection and belongs to none is left alone: conntrack may know it."""
     packet = segment(client, where, flags)
     assert node.ingress(packet) == ("pass", bytes(packet), {"passed": 1})
     assert not node.flows()
 
 
-def test_options_of_syn(node: Node, client: str, where: str) -> None:
+def test_options_of_syn(node: PacketNode, client: str, where: str) -> None:
     """ECN's SYN (with ECE and CWR) opens a connection like any other, and so does data on it."""
     for flags, payload in (("SEC", b""), ("S", b"fast open")):
         asked = node.through(segment(client, where, flags, payload=payload))
         assert destination(asked) != where
 
 
-def test_flags(node: Node, places: Places, client: str, kind: str, where: str) -> None:
+def test_flags(node: PacketNode, places: Places, client: str, kind: str, where: str) -> None:
     """Entries say whose packets they are for, and what has come by; a SYN may be forged."""
     asked = node.through(segment(client, where))
     backend, near = at(places.there, 8080), source(asked)
@@ -207,7 +211,7 @@ def test_flags(node: Node, places: Places, client: str, kind: str, where: str) -
     assert node.flows()[answer].flags == {"seen", "rst"}
 
 
-def test_counted(node: Node, places: Places, client: str, kind: str, where: str) -> None:
+def test_counted(node: PacketNode, places: Places, client: str, kind: str, where: str) -> None:
     """Every entry that is made is counted, and every one that a newer flow ends."""
     shake(node, client, where)
     assert len(node.flows()) == (2 if kind == "cluster" else 4)
@@ -222,7 +226,7 @@ def test_counted(node: Node, places: Places, client: str, kind: str, where: str)
     assert not node.flows("udp")
 
 
-def test_fresh(node: Node, client: str, where: str) -> None:
+def test_fresh(node: PacketNode, client: str, where: str) -> None:
     """Each packet renews the entry that it goes by."""
     asked = node.through(segment(client, where))
     wait(node, 1)

@@ -15,7 +15,7 @@ from tests.packet.frames import (
     reply,
     source,
 )
-from tests.packet.node import Node
+from tests.packet.node import PacketNode
 from tests.packet.places import Places
 from tests.packet.services import serve, written
 
@@ -26,7 +26,7 @@ def protocol(request: pytest.FixtureRequest) -> str:
     return found
 
 
-def test_kept(node: Node, places: Places, client: str, kind: str, protocol: str) -> None:
+def test_kept(node: PacketNode, places: Places, client: str, kind: str, protocol: str) -> None:
     """While its backend serves, if only what it has, the flow stays."""
     backend, other = at(places.there, 5353), at(places.elsewhere, 5353)
     where = serve(node, places, kind, protocol, cluster=[backend])
@@ -38,7 +38,7 @@ def test_kept(node: Node, places: Places, client: str, kind: str, protocol: str)
         assert ends(node.through(reply(asked))) == f"{where} > {client}"
 
 
-def test_moved(node: Node, places: Places, client: str, kind: str) -> None:
+def test_moved(node: PacketNode, places: Places, client: str, kind: str) -> None:
     """When its backend is gone, the next datagram comes to another, and is answered."""
     backend, other = at(places.there, 5353), at(places.elsewhere, 5353)
     where = serve(node, places, kind, "udp", cluster=[backend])
@@ -53,7 +53,7 @@ def test_moved(node: Node, places: Places, client: str, kind: str) -> None:
     assert source(node.egress(node.ingress(late).packet).packet) in (where, backend)
 
 
-def test_nobody_serves(node: Node, places: Places, client: str, kind: str) -> None:
+def test_nobody_serves(node: PacketNode, places: Places, client: str, kind: str) -> None:
     """When all are gone, the client is told."""
     where = serve(node, places, kind, "udp", cluster=[at(places.there, 5353)])
     node.through(datagram(client, where))
@@ -61,7 +61,7 @@ def test_nobody_serves(node: Node, places: Places, client: str, kind: str) -> No
     assert node.ingress(datagram(client, where)).verdicts == {"refused": 1}
 
 
-def test_comes_back(node: Node, places: Places, client: str, kind: str) -> None:
+def test_comes_back(node: PacketNode, places: Places, client: str, kind: str) -> None:
     """A client that was refused is served as soon as somebody can."""
     where = serve(node, places, kind, "udp")
     assert node.ingress(datagram(client, where)).action == "redirect"
@@ -70,7 +70,7 @@ def test_comes_back(node: Node, places: Places, client: str, kind: str) -> None:
     assert ends(node.through(reply(asked))) == f"{where} > {client}"
 
 
-def test_service_gone(node: Node, places: Places, kind: str, client: str) -> None:
+def test_service_gone(node: PacketNode, places: Places, kind: str, client: str) -> None:
     """A backend of another service under the same id is not mistaken for the old one."""
     backend = at(places.there, 5353)
     where = serve(node, places, kind, "udp", cluster=[backend])
@@ -81,7 +81,7 @@ def test_service_gone(node: Node, places: Places, kind: str, client: str) -> Non
     assert destination(node.through(datagram(client, where))) == at(places.elsewhere, 5353)
 
 
-def test_seen(node: Node, places: Places, client: str, kind: str) -> None:
+def test_seen(node: PacketNode, places: Places, client: str, kind: str) -> None:
     """A flow that was answered can be told from one that was only asked for."""
     where = serve(node, places, kind, "udp", cluster=[at(places.there, 5353)])
     asked = node.through(datagram(client, where))
@@ -91,7 +91,9 @@ def test_seen(node: Node, places: Places, client: str, kind: str) -> None:
     assert all("seen" in flow.flags for flow in node.flows("udp").values())
 
 
-def test_maps_apart(node: Node, places: Places, client: str, kind: str, protocol: str) -> None:
+def test_maps_apart(
+    node: PacketNode, places: Places, client: str, kind: str, protocol: str
+) -> None:
     """A flood of datagrams cannot evict connections: they lie apart."""
     where = serve(node, places, kind, protocol, cluster=[at(places.there, 5353)])
     node.through(opening(protocol, client, where))
@@ -102,7 +104,7 @@ def test_maps_apart(node: Node, places: Places, client: str, kind: str, protocol
     assert node.flow_counters("tcp") == (0, 0, 0)
 
 
-def test_no_checksum(node: Node, places: Places, client: str, kind: str) -> None:
+def test_no_checksum(node: PacketNode, places: Places, client: str, kind: str) -> None:
     """A datagram that is sent without a checksum (RFC 768, RFC 6935) arrives without one."""
     where = serve(node, places, kind, "udp", cluster=[at(places.there, 5353)])
     asked = node.through(datagram(client, where, chksum=0))
@@ -111,7 +113,7 @@ def test_no_checksum(node: Node, places: Places, client: str, kind: str) -> None
     assert (asked[UDP].chksum, answer[UDP].chksum) == (0, 0)
 
 
-def test_checksum_zero(node: Node, places: Places) -> None:
+def test_checksum_zero(node: PacketNode, places: Places) -> None:
     """A checksum that comes out as zero is sent as its other zero, ffff: zero says "none"."""
     client, backend = at(places.client, 50123), at(places.there, 5353)
     node.settings("guard_nodeports")
@@ -122,7 +124,7 @@ def test_checksum_zero(node: Node, places: Places) -> None:
     assert asked[UDP].chksum == 0xFFFF
 
 
-def test_no_source_port(node: Node, places: Places, client: str, kind: str) -> None:
+def test_no_source_port(node: PacketNode, places: Places, client: str, kind: str) -> None:
     """A datagram that wants no answer has no source port (RFC 768); it arrives all the same."""
     where = serve(node, places, kind, "udp", cluster=[at(places.there, 5353)])
     for _ in range(2):
@@ -130,7 +132,7 @@ def test_no_source_port(node: Node, places: Places, client: str, kind: str) -> N
         assert destination(asked) == at(places.there, 5353)
 
 
-def test_crc_to_come(node: Node, places: Places, client: str, kind: str) -> None:
+def test_crc_to_come(node: PacketNode, places: Places, client: str, kind: str) -> None:
     """SCTP's checksum is zero until the device makes it, and no difference is applied to that."""
     where = serve(node, places, kind, "sctp", cluster=[at(places.there, 5353)])
     request = opening("sctp", client, where)

@@ -5,13 +5,13 @@ import pytest
 
 from tests.packet.frames import at, destination, ends, forwarded, host_of, opening, reply, source
 from tests.packet.network import routed_from
-from tests.packet.node import Node
+from tests.packet.node import PacketNode
 from tests.packet.places import Places
 from tests.packet.services import serve
 
 
 @pytest.mark.parametrize("sender", ["pod", "here"])
-def test_port_and_bridge(node: Node, places: Places, protocol: str, sender: str) -> None:
+def test_port_and_bridge(node: PacketNode, places: Places, protocol: str, sender: str) -> None:
     """A bridge's port and the bridge: what one has translated the other leaves alone."""
     backend, client = at(places.here, 8080), at(getattr(places, sender), 50123)
     where = serve(node, places, "cluster", protocol, cluster=[backend], here=[backend])
@@ -31,7 +31,7 @@ def test_port_and_bridge(node: Node, places: Places, protocol: str, sender: str)
         assert node.egress(home, "tunnel", "pods")[:2] == ("pass", bytes(home))
 
 
-def test_bond(node: Node, places: Places, protocol: str) -> None:
+def test_bond(node: PacketNode, places: Places, protocol: str) -> None:
     """A bond's member and the bond: the masqueraded stay so."""
     client = at(places.client, 50123)
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
@@ -46,7 +46,7 @@ def test_bond(node: Node, places: Places, protocol: str) -> None:
     assert ends(home) == f"{where} > {client}"
 
 
-def test_way_moves(node: Node, places: Places, protocol: str) -> None:
+def test_way_moves(node: PacketNode, places: Places, protocol: str) -> None:
     """A masqueraded flow keeps its address when its way leads by another device."""
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
     request = opening(protocol, at(places.client, 50123), where)
@@ -57,7 +57,7 @@ def test_way_moves(node: Node, places: Places, protocol: str) -> None:
     )
 
 
-def test_asymmetric(node: Node, places: Places, protocol: str) -> None:
+def test_asymmetric(node: PacketNode, places: Places, protocol: str) -> None:
     """A client whose answers would go another way is masqueraded, though the backend is here."""
     backend = at(places.here, 8080)
     where = serve(node, places, "nodeport", protocol, cluster=[backend], here=[backend])
@@ -67,7 +67,7 @@ def test_asymmetric(node: Node, places: Places, protocol: str) -> None:
     assert host_of(source(node.through(request, "uplink", "pods"))) == places.bridge
 
 
-def test_answers_routed_by_source(node: Node, places: Places, protocol: str) -> None:
+def test_answers_routed_by_source(node: PacketNode, places: Places, protocol: str) -> None:
     """How a backend's answers leave is asked for its own address, as the stack will route them."""
     backend = at(places.here, 8080)
     where = serve(node, places, "nodeport", protocol, cluster=[backend], here=[backend])
@@ -79,7 +79,7 @@ def test_answers_routed_by_source(node: Node, places: Places, protocol: str) -> 
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "0.0.0.0", "::1", "::"])
-def test_loopback(node: Node, protocol: str, host: str) -> None:
+def test_loopback(node: PacketNode, protocol: str, host: str) -> None:
     """What comes by a device for loopback, or for nobody, has no NodePort of ours."""
     for number, any_ in enumerate(("0.0.0.0", "::"), 1):
         words = {f"{at(any_, 30080)}/{protocol}": "external"}
@@ -91,7 +91,7 @@ def test_loopback(node: Node, protocol: str, host: str) -> None:
     assert node.ingress(opening(protocol, client, own)).verdicts == {"translated": 1}
 
 
-def test_spread(node: Node, places: Places, protocol: str) -> None:
+def test_spread(node: PacketNode, places: Places, protocol: str) -> None:
     """Flows spread evenly, by client ports as by client addresses."""
     backends = [at(places.there, port) for port in (8080, 8081, 8082)]
     where = serve(node, places, "cluster", protocol, cluster=backends)

@@ -5,7 +5,7 @@ import pytest
 
 from tests.packet.errors import error
 from tests.packet.frames import Packet, at, ends, quoted, reply, segment, source
-from tests.packet.node import Node
+from tests.packet.node import PacketNode
 from tests.packet.places import Places
 from tests.packet.services import serve
 
@@ -21,7 +21,7 @@ def backend(places: Places) -> str:
 
 
 @pytest.fixture
-def where(node: Node, places: Places, client: str, backend: str) -> str:
+def where(node: PacketNode, places: Places, client: str, backend: str) -> str:
     """A cluster IP to which the client is connected, and so to the backend."""
     found = serve(node, places, "cluster", cluster=[backend])
     shaken = node.through(segment(client, found), "pods", "uplink")
@@ -29,11 +29,11 @@ def where(node: Node, places: Places, client: str, backend: str) -> str:
     return found
 
 
-def direct(node: Node, client: str, backend: str, flags: str = "S") -> Packet:
+def direct(node: PacketNode, client: str, backend: str, flags: str = "S") -> Packet:
     return node.through(segment(client, backend, flags), "pods", "uplink")
 
 
-def test_another_port(node: Node, client: str, backend: str, where: str) -> None:
+def test_another_port(node: PacketNode, client: str, backend: str, where: str) -> None:
     """It gets a port of its own, also for a SYN that is sent again, and both get their replies."""
     asked = direct(node, client, backend)
     assert source(asked) != client
@@ -44,7 +44,7 @@ def test_another_port(node: Node, client: str, backend: str, where: str) -> None
     assert ends(node.through(reply(known, "A"), "uplink", "pods")) == f"{where} > {client}"
 
 
-def test_error(node: Node, places: Places, client: str, backend: str, where: str) -> None:
+def test_error(node: PacketNode, places: Places, client: str, backend: str, where: str) -> None:
     """An ICMP error about it is translated at the client's own device, not at its bridge too."""
     asked = direct(node, client, backend)
     about = error("too big", places.router, asked)

@@ -2,7 +2,7 @@
 """Which backend a packet's flow gets: a fixed function of its tuple and of this node's secret."""
 
 from tests.packet.frames import at, destination, opening
-from tests.packet.node import Node
+from tests.packet.node import PacketNode
 from tests.packet.places import Places
 from tests.packet.services import serve
 
@@ -10,7 +10,7 @@ PORTS = range(50_000, 50_064)
 BACKENDS = 8
 
 
-def drawn(node: Node, places: Places, secret: int) -> list[str]:
+def drawn(node: PacketNode, places: Places, secret: int) -> list[str]:
     """The backend of each source port of a client; no flow remembers an earlier one."""
     backends = [at(places.there, 8000 + number) for number in range(BACKENDS)]
     where = serve(node, places, "nodeport", "udp", cluster=backends)
@@ -22,7 +22,7 @@ def drawn(node: Node, places: Places, secret: int) -> list[str]:
     return found
 
 
-def test_no_client_can_choose_its_backend_by_its_port(node: Node, places: Places) -> None:
+def test_no_client_can_choose_its_backend_by_its_port(node: PacketNode, places: Places) -> None:
     """Another secret draws other backends for the same ports, and spreads them as evenly."""
     one, other = (drawn(node, places, secret) for secret in (1, 0x1234_5678_9ABC_DEF1))
     agreeing = sum(a == b for a, b in zip(one, other, strict=True))
@@ -30,6 +30,6 @@ def test_no_client_can_choose_its_backend_by_its_port(node: Node, places: Places
     assert len(set(one)) == len(set(other)) == BACKENDS
 
 
-def test_two_packets_of_a_flow_get_the_same_backend(node: Node, places: Places) -> None:
+def test_two_packets_of_a_flow_get_the_same_backend(node: PacketNode, places: Places) -> None:
     """On two CPUs neither sees the other's entries, so the draw alone must agree."""
     assert drawn(node, places, 77) == drawn(node, places, 77)

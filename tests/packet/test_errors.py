@@ -26,7 +26,7 @@ from tests.packet.frames import (
     reply,
     source,
 )
-from tests.packet.node import Node
+from tests.packet.node import PacketNode
 from tests.packet.places import IPV4, Places
 from tests.packet.services import serve
 
@@ -41,21 +41,21 @@ def parties(packet: Packet) -> str:
     return f"{network(packet).src} > {network(packet).dst}"
 
 
-def masqueraded(node: Node, places: Places, protocol: str) -> tuple[str, str, Packet]:
+def masqueraded(node: PacketNode, places: Places, protocol: str) -> tuple[str, str, Packet]:
     """A client outside, the NodePort, and its request as it leaves as this node's."""
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
     client = at(places.client, 50123)
     return client, where, node.through(opening(protocol, client, where))
 
 
-def plain(node: Node, places: Places, protocol: str) -> tuple[str, str, Packet]:
+def plain(node: PacketNode, places: Places, protocol: str) -> tuple[str, str, Packet]:
     """A pod, the cluster IP, and its request as it leaves as its own."""
     where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 8080)])
     pod = at(places.pod, 50123)
     return pod, where, node.through(opening(protocol, pod, where), "pods", "uplink")
 
 
-def test_request_masqueraded(node: Node, places: Places, protocol: str, kind: str) -> None:
+def test_request_masqueraded(node: PacketNode, places: Places, protocol: str, kind: str) -> None:
     """A router before the backend reports: its error quotes what went to the frontend."""
     client, where, request = masqueraded(node, places, protocol)
     icmp = error(kind, places.router, request)
@@ -68,7 +68,7 @@ def test_request_masqueraded(node: Node, places: Places, protocol: str, kind: st
     assert about(received) == about(icmp)
 
 
-def test_request(node: Node, places: Places, protocol: str, kind: str) -> None:
+def test_request(node: PacketNode, places: Places, protocol: str, kind: str) -> None:
     """The same, where the backend sees the client."""
     pod, where, request = plain(node, places, protocol)
     icmp = error(kind, places.router, request)
@@ -79,7 +79,7 @@ def test_request(node: Node, places: Places, protocol: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("flow", [masqueraded, plain])
-def test_backend_complains(node: Node, places: Places, protocol: str, flow: Any) -> None:
+def test_backend_complains(node: PacketNode, places: Places, protocol: str, flow: Any) -> None:
     """An error of the backend itself comes from the frontend: its address is not shown."""
     client, where, request = flow(node, places, protocol)
     icmp = error("unreachable", places.there, request)
@@ -88,7 +88,7 @@ def test_backend_complains(node: Node, places: Places, protocol: str, flow: Any)
     assert quoted(received) == f"{client} > {where}"
 
 
-def test_reply_masqueraded(node: Node, places: Places, protocol: str, kind: str) -> None:
+def test_reply_masqueraded(node: PacketNode, places: Places, protocol: str, kind: str) -> None:
     """A router before the client reports: the error quotes what the backend sent to this node."""
     client, _, request = masqueraded(node, places, protocol)
     answer = node.through(reply(request))
@@ -98,7 +98,7 @@ def test_reply_masqueraded(node: Node, places: Places, protocol: str, kind: str)
     assert client != places.stranger
 
 
-def test_reply(node: Node, places: Places, protocol: str, kind: str) -> None:
+def test_reply(node: PacketNode, places: Places, protocol: str, kind: str) -> None:
     """The same, where the backend sees the client."""
     _, _, request = plain(node, places, protocol)
     answer = node.through(reply(request), "uplink", "pods")
@@ -109,7 +109,7 @@ def test_reply(node: Node, places: Places, protocol: str, kind: str) -> None:
     assert about(received) == about(icmp)
 
 
-def test_client_complains(node: Node, places: Places, protocol: str) -> None:
+def test_client_complains(node: PacketNode, places: Places, protocol: str) -> None:
     """An error of a masqueraded client comes from this node."""
     _, _, request = masqueraded(node, places, protocol)
     answer = node.through(reply(request))
@@ -119,7 +119,7 @@ def test_client_complains(node: Node, places: Places, protocol: str) -> None:
 
 
 @pytest.mark.parametrize("size", [8, 9, 20, 64])
-def test_quotes(node: Node, places: Places, protocol: str, size: int) -> None:
+def test_quotes(node: PacketNode, places: Places, protocol: str, size: int) -> None:
     """However much of the packet is quoted, as long as its ports are (RFC 792: 8 bytes)."""
     client, where, request = masqueraded(node, places, protocol)
     received = node.through(error("unreachable", places.router, request, size=size))
@@ -127,7 +127,7 @@ def test_quotes(node: Node, places: Places, protocol: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 3, 4, 7])
-def test_quotes_too_little(node: Node, places: Places, protocol: str, size: int) -> None:
+def test_quotes_too_little(node: PacketNode, places: Places, protocol: str, size: int) -> None:
     """An error that does not quote enough is left alone."""
     _, _, request = masqueraded(node, places, protocol)
     icmp = error("unreachable", places.router, request, size=size)
@@ -135,7 +135,7 @@ def test_quotes_too_little(node: Node, places: Places, protocol: str, size: int)
 
 
 @IPV4
-def test_quoted_options(node: Node, places: Places) -> None:
+def test_quoted_options(node: PacketNode, places: Places) -> None:
     """The quoted header may have grown options on its way."""
     client, where, request = masqueraded(node, places, "udp")
     inner = request.copy()
@@ -145,7 +145,7 @@ def test_quoted_options(node: Node, places: Places) -> None:
     assert quoted(received) == f"{client} > {where}"
 
 
-def test_outer_options(node: Node, places: Places) -> None:
+def test_outer_options(node: PacketNode, places: Places) -> None:
     """The error itself may carry options."""
     client, where, request = masqueraded(node, places, "udp")
     icmp = error("unreachable", places.router, request)
@@ -161,7 +161,7 @@ def test_outer_options(node: Node, places: Places) -> None:
     assert struct.unpack_from("!HH", quote) == (port_of(client), port_of(where))
 
 
-def test_port_changed(node: Node, places: Places, protocol: str) -> None:
+def test_port_changed(node: PacketNode, places: Places, protocol: str) -> None:
     """Where the client's port was in use, the error comes back to the port that it has."""
     there, client = [at(places.there, 8080)], at(places.pod, 50123)
     for number, kind in enumerate(("cluster", "external"), 1):
@@ -178,7 +178,7 @@ def test_port_changed(node: Node, places: Places, protocol: str) -> None:
     assert quoted(received) == ends(reply(request))
 
 
-def test_foreign_flow(node: Node, places: Places, protocol: str, kind: str) -> None:
+def test_foreign_flow(node: PacketNode, places: Places, protocol: str, kind: str) -> None:
     """Errors about others' packets pass both hooks as they are."""
     client, where, _ = masqueraded(node, places, protocol)
     for one in (
@@ -190,14 +190,14 @@ def test_foreign_flow(node: Node, places: Places, protocol: str, kind: str) -> N
         assert node.ingress(icmp) == ("pass", bytes(icmp), {"passed": 1})
 
 
-def test_wrong_receiver(node: Node, places: Places, protocol: str, kind: str) -> None:
+def test_wrong_receiver(node: PacketNode, places: Places, protocol: str, kind: str) -> None:
     """An error goes to who sent the quoted packet; one that goes elsewhere is forged."""
     _, _, request = masqueraded(node, places, protocol)
     icmp = error(kind, places.router, request, to=places.pod)
     assert node.ingress(icmp) == ("pass", bytes(icmp), {"passed": 1})
 
 
-def test_about_an_error(node: Node, places: Places, kind: str) -> None:
+def test_about_an_error(node: PacketNode, places: Places, kind: str) -> None:
     """What quotes ICMP is about no flow of ours."""
     _, _, request = masqueraded(node, places, "udp")
     icmp = error(kind, places.router, error("unreachable", places.node, reply(request)))
@@ -205,7 +205,7 @@ def test_about_an_error(node: Node, places: Places, kind: str) -> None:
 
 
 @IPV4
-def test_about_a_later_fragment(node: Node, places: Places) -> None:
+def test_about_a_later_fragment(node: PacketNode, places: Places) -> None:
     """An error that quotes a fragment without ports is left alone."""
     _, _, request = masqueraded(node, places, "udp")
     request[IP].frag = 10
@@ -214,7 +214,7 @@ def test_about_a_later_fragment(node: Node, places: Places) -> None:
     assert node.ingress(icmp) == ("pass", bytes(icmp), {"passed": 1})
 
 
-def test_queries(node: Node, places: Places) -> None:
+def test_queries(node: PacketNode, places: Places) -> None:
     """ICMP that is no error is left alone, whatever its data look like."""
     _, _, request = masqueraded(node, places, "udp")
     for number in errors.QUERIES[places.version]:

@@ -24,7 +24,7 @@ from tests.packet.frames import (
     port_of,
     source,
 )
-from tests.packet.node import Node
+from tests.packet.node import PacketNode
 from tests.packet.places import IPV6, Places
 from tests.packet.services import serve
 
@@ -59,7 +59,7 @@ def joined(pieces: list[Packet]) -> Packet:
     return frame
 
 
-def untouched(node: Node, packet: Packet) -> bool:
+def untouched(node: PacketNode, packet: Packet) -> bool:
     return node.ingress(packet)[:2] == ("pass", bytes(packet))
 
 
@@ -69,12 +69,12 @@ def client(request: pytest.FixtureRequest, places: Places) -> str:
 
 
 @pytest.fixture
-def where(node: Node, places: Places, client: str) -> str:
+def where(node: PacketNode, places: Places, client: str) -> str:
     kind = "cluster" if client == at(places.pod, 50123) else "nodeport"
     return serve(node, places, kind, "udp", cluster=[at(places.there, 5353)])
 
 
-def test_both_ways(node: Node, places: Places, client: str, where: str) -> None:
+def test_both_ways(node: PacketNode, places: Places, client: str, where: str) -> None:
     """A question in fragments arrives whole, and so does the answer."""
     asked = joined([node.through(piece) for piece in fragments(client, where)])
     assert destination(asked) == at(places.there, 5353)
@@ -84,7 +84,7 @@ def test_both_ways(node: Node, places: Places, client: str, where: str) -> None:
     assert ends(again) == ends(asked)
 
 
-def test_disorder(node: Node, client: str, where: str) -> None:
+def test_disorder(node: PacketNode, client: str, where: str) -> None:
     """What comes before the first fragment is left alone, what comes after it follows."""
     first, second, third = fragments(client, where)
     assert untouched(node, third)
@@ -93,7 +93,7 @@ def test_disorder(node: Node, client: str, where: str) -> None:
     assert not untouched(node, third)
 
 
-def test_repeated(node: Node, client: str, where: str) -> None:
+def test_repeated(node: PacketNode, client: str, where: str) -> None:
     """Fragments that come twice are translated twice."""
     pieces = fragments(client, where)
     once = [ends(node.through(pieces[0]))] + [bytes(node.through(p)) for p in pieces[1:]]
@@ -101,7 +101,7 @@ def test_repeated(node: Node, client: str, where: str) -> None:
     assert once == again
 
 
-def test_id_again(node: Node, places: Places, client: str, where: str) -> None:
+def test_id_again(node: PacketNode, places: Places, client: str, where: str) -> None:
     """Ids come round: the rest of another datagram is not translated by what the first one said."""
     for piece in fragments(client, where):
         node.through(piece)
@@ -111,7 +111,7 @@ def test_id_again(node: Node, places: Places, client: str, where: str) -> None:
         assert untouched(node, piece)
 
 
-def test_id_of_another(node: Node, places: Places, client: str, where: str) -> None:
+def test_id_of_another(node: PacketNode, places: Places, client: str, where: str) -> None:
     """Another client's fragments with the same id wait for their own first one."""
     node.through(fragments(client, where)[0])
     other = fragments(at(places.remote_pod, 50123), where)
@@ -120,7 +120,7 @@ def test_id_of_another(node: Node, places: Places, client: str, where: str) -> N
     assert not untouched(node, other[1])
 
 
-def test_late(node: Node, client: str, where: str) -> None:
+def test_late(node: PacketNode, client: str, where: str) -> None:
     """Nobody waits for ever: what comes later than reassembly lasts is left alone."""
     first, second, _ = fragments(client, where)
     node.through(first)
@@ -131,7 +131,7 @@ def test_late(node: Node, client: str, where: str) -> None:
     assert untouched(node, second)
 
 
-def test_foreign(node: Node, places: Places, client: str, where: str) -> None:
+def test_foreign(node: PacketNode, places: Places, client: str, where: str) -> None:
     """Others' fragments are others', and leave nothing behind."""
     for piece in fragments(client, at(places.elsewhere, port_of(where))):
         assert untouched(node, piece)
@@ -139,14 +139,14 @@ def test_foreign(node: Node, places: Places, client: str, where: str) -> None:
     assert not list(node.maps["fragments"].items())
 
 
-def test_first_decides(node: Node, client: str, where: str) -> None:
+def test_first_decides(node: PacketNode, client: str, where: str) -> None:
     """Only first fragments open flows."""
     for piece in fragments(client, where)[1:]:
         assert untouched(node, piece)
     assert not node.flows("udp")
 
 
-def test_refused(node: Node, places: Places, client: str, where: str) -> None:
+def test_refused(node: PacketNode, places: Places, client: str, where: str) -> None:
     """A datagram for nobody: its first fragment is not translated, nor are the others."""
     kind = "cluster" if host_of(where) == places.cluster_ip else "nodeport"
     serve(node, places, kind, "udp")
@@ -160,7 +160,7 @@ def test_refused(node: Node, places: Places, client: str, where: str) -> None:
 
 
 @IPV6
-def test_atomic(node: Node, places: Places, client: str, where: str) -> None:
+def test_atomic(node: PacketNode, places: Places, client: str, where: str) -> None:
     """A fragment header around a whole datagram (RFC 6946) changes nothing."""
     header = IPv6ExtHdrFragment(id=7)
     ports = UDP(sport=port_of(client), dport=port_of(where))

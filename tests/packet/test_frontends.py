@@ -4,7 +4,7 @@
 import pytest
 
 from tests.packet.frames import at, destination, ends, host_of, opening, port_of, reply, source
-from tests.packet.node import FIRST_PORT, LAST_PORT, Node
+from tests.packet.node import FIRST_PORT, LAST_PORT, PacketNode
 from tests.packet.places import Places
 from tests.packet.services import KINDS, exchange, serve, written
 
@@ -15,7 +15,7 @@ def kind(request: pytest.FixtureRequest) -> str:
     return found
 
 
-def test_cluster_ip_from_pod(node: Node, places: Places, protocol: str) -> None:
+def test_cluster_ip_from_pod(node: PacketNode, places: Places, protocol: str) -> None:
     """A pod's request reaches the backend as the pod's own; the cluster IP answers."""
     backend, pod = at(places.there, 8080), at(places.pod, 50123)
     where = serve(node, places, "cluster", protocol, cluster=[backend])
@@ -23,7 +23,7 @@ def test_cluster_ip_from_pod(node: Node, places: Places, protocol: str) -> None:
     assert ends(request) == f"{pod} > {backend}"
 
 
-def test_external(node: Node, places: Places, protocol: str, kind: str) -> None:
+def test_external(node: PacketNode, places: Places, protocol: str, kind: str) -> None:
     """A client outside is masqueraded on the way to another node, and sees the frontend alone."""
     if kind == "cluster":
         node.settings("masquerade_all")
@@ -39,7 +39,7 @@ def test_external(node: Node, places: Places, protocol: str, kind: str) -> None:
         assert ends(node.through(reply(answer, "A"))) == ends(request)
 
 
-def test_verdicts(node: Node, places: Places, protocol: str) -> None:
+def test_verdicts(node: PacketNode, places: Places, protocol: str) -> None:
     """Each step counts what it was: chosen, masqueraded, established."""
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
     first = opening(protocol, at(places.client, 50123), where)
@@ -57,7 +57,7 @@ def test_verdicts(node: Node, places: Places, protocol: str) -> None:
     assert node.maps["service_stats"].get(1)[0] == 1
 
 
-def test_same_port(node: Node, places: Places, protocol: str) -> None:
+def test_same_port(node: PacketNode, places: Places, protocol: str) -> None:
     """Where frontend and backend have one port, only addresses change."""
     backend, pod = at(places.there, 80), at(places.pod, 50123)
     where = serve(node, places, "cluster", protocol, cluster=[backend])
@@ -65,7 +65,7 @@ def test_same_port(node: Node, places: Places, protocol: str) -> None:
     assert ends(request) == f"{pod} > {backend}"
 
 
-def test_here(node: Node, places: Places, protocol: str) -> None:
+def test_here(node: PacketNode, places: Places, protocol: str) -> None:
     """A backend on this node sees a client outside as it is."""
     backend, client = at(places.here, 8080), at(places.client, 50123)
     where = serve(node, places, "nodeport", protocol, cluster=[backend], here=[backend])
@@ -73,7 +73,7 @@ def test_here(node: Node, places: Places, protocol: str) -> None:
     assert ends(request) == f"{client} > {backend}"
 
 
-def test_masquerade_here(node: Node, places: Places, protocol: str) -> None:
+def test_masquerade_here(node: PacketNode, places: Places, protocol: str) -> None:
     """Unless the operator hides it: then it sees the address of the device that leads to it."""
     node.settings("detect_local", "masquerade_here")
     backend, client = at(places.here, 8080), at(places.client, 50123)
@@ -82,7 +82,7 @@ def test_masquerade_here(node: Node, places: Places, protocol: str) -> None:
     assert host_of(source(request)) == places.bridge
 
 
-def test_device_without_address(node: Node, places: Places, protocol: str) -> None:
+def test_device_without_address(node: PacketNode, places: Places, protocol: str) -> None:
     """Who must be masqueraded does not leave by a device that has no address for it."""
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
     came = node.ingress(opening(protocol, at(places.client, 50123), where))
@@ -91,7 +91,7 @@ def test_device_without_address(node: Node, places: Places, protocol: str) -> No
     assert destination(node.egress(came.packet, "uplink").packet) == at(places.there, 8080)
 
 
-def test_node_port_elsewhere(node: Node, places: Places, protocol: str) -> None:
+def test_node_port_elsewhere(node: PacketNode, places: Places, protocol: str) -> None:
     """The NodePort of another node is that node's business."""
     serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
     pod = at(places.pod, 50123)
@@ -101,7 +101,7 @@ def test_node_port_elsewhere(node: Node, places: Places, protocol: str) -> None:
     assert node.ingress(own, "pods").verdicts == {"translated": 1}
 
 
-def test_service_before_node_port(node: Node, places: Places, protocol: str) -> None:
+def test_service_before_node_port(node: PacketNode, places: Places, protocol: str) -> None:
     """A service's address on this node wins over a NodePort of the same number."""
     numbers = {1: at(places.any, 30080), 2: at(places.node, 30080)}
     for number, where in numbers.items():
@@ -111,7 +111,7 @@ def test_service_before_node_port(node: Node, places: Places, protocol: str) -> 
     assert destination(node.ingress(request).packet) == at(places.there, 2)
 
 
-def test_protocols_apart(node: Node, places: Places, protocol: str) -> None:
+def test_protocols_apart(node: PacketNode, places: Places, protocol: str) -> None:
     """TCP, UDP and SCTP on one port are three services."""
     backends = {word: at(places.there, n) for n, word in enumerate(("tcp", "udp", "sctp"), 8001)}
     for number, (word, backend) in enumerate(backends.items(), 1):
@@ -120,7 +120,7 @@ def test_protocols_apart(node: Node, places: Places, protocol: str) -> None:
     assert destination(node.ingress(request, "pods").packet) == backends[protocol]
 
 
-def test_nobody_asked(node: Node, places: Places, protocol: str) -> None:
+def test_nobody_asked(node: PacketNode, places: Places, protocol: str) -> None:
     """Traffic between others, a backend among them, passes both hooks as it is."""
     serve(node, places, "cluster", protocol, cluster=[at(places.there, 8080)])
     request = opening(protocol, at(places.pod, 50123), at(places.there, 8080))

@@ -9,7 +9,7 @@ from ebpflb.datapath.maps import layout
 from ebpflb.datapath.programs.compiler import Compiled
 from tests.packet.conftest import Loaded, loaded
 from tests.packet.frames import at, ends, opening, reply
-from tests.packet.node import Node
+from tests.packet.node import PacketNode
 from tests.packet.places import Places
 from tests.packet.services import serve
 
@@ -23,7 +23,7 @@ def datapath(compiled: Compiled) -> Iterator[Loaded]:
         yield found
 
 
-def test_connection(node: Node, places: Places) -> None:
+def test_connection(node: PacketNode, places: Places) -> None:
     """A connection without room for its flow is dropped."""
     where = serve(node, places, "cluster", cluster=[at(places.there, 8080)])
     first, second = at(places.pod, 1), at(places.pod, 2)
@@ -36,7 +36,7 @@ def test_connection(node: Node, places: Places) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["udp", "sctp"])
-def test_datagram(node: Node, places: Places, protocol: str) -> None:
+def test_datagram(node: PacketNode, places: Places, protocol: str) -> None:
     """A datagram is sent without state; its reply is not translated."""
     where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 5353)])
     node.ingress(opening(protocol, at(places.pod, 1), where), "pods")
@@ -47,7 +47,7 @@ def test_datagram(node: Node, places: Places, protocol: str) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["tcp", "udp", "sctp"])
-def test_masqueraded(node: Node, places: Places, protocol: str) -> None:
+def test_masqueraded(node: PacketNode, places: Places, protocol: str) -> None:
     """A client that needs SNAT and cannot get it is dropped."""
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 5353)])
     came = node.ingress(opening(protocol, at(places.client, 1), where))

@@ -4,7 +4,7 @@
 import pytest
 
 from tests.packet.frames import at, ends, host_of, source
-from tests.packet.node import Node
+from tests.packet.node import PacketNode
 from tests.packet.places import Places
 from tests.packet.services import KINDS, exchange, serve
 
@@ -12,7 +12,7 @@ from tests.packet.services import KINDS, exchange, serve
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("policy", ["", "local"])
 @pytest.mark.parametrize("words", ["detect_local", "guard_nodeports", "masquerade_all"])
-def test_hairpin(node: Node, places: Places, kind: str, policy: str, words: str) -> None:
+def test_hairpin(node: PacketNode, places: Places, kind: str, policy: str, words: str) -> None:
     """Whatever the frontend, the policy and the settings."""
     node.settings(words)
     backend, client = at(places.here, 8080), at(places.here, 50123)
@@ -23,7 +23,7 @@ def test_hairpin(node: Node, places: Places, kind: str, policy: str, words: str)
     assert ends(asked).endswith(f" > {backend}")
 
 
-def test_same_port(node: Node, places: Places, protocol: str) -> None:
+def test_same_port(node: PacketNode, places: Places, protocol: str) -> None:
     """Even where it asks from the port that it serves."""
     backend = at(places.here, 8080)
     where = serve(node, places, "cluster", protocol, cluster=[backend], here=[backend])
@@ -31,7 +31,7 @@ def test_same_port(node: Node, places: Places, protocol: str) -> None:
     assert host_of(source(asked)) == places.bridge
 
 
-def test_neighbour(node: Node, places: Places, protocol: str) -> None:
+def test_neighbour(node: PacketNode, places: Places, protocol: str) -> None:
     """Another pod on the same node is no hairpin."""
     backend, client = at(places.here, 8080), at(places.pod, 50123)
     where = serve(node, places, "cluster", protocol, cluster=[backend], here=[backend])

@@ -28,14 +28,14 @@ from tests.packet.frames import (
     opening,
     port_of,
 )
-from tests.packet.node import Node
+from tests.packet.node import PacketNode
 from tests.packet.places import V4, V6, Places
 from tests.packet.services import serve
 
 WALKED = 6  # extension headers; RFC 8200 4.1 recommends no order with more
 
 
-def served(node: Node, places: Places, protocol: str = "udp") -> tuple[str, str]:
+def served(node: PacketNode, places: Places, protocol: str = "udp") -> tuple[str, str]:
     """A pod and a cluster IP with an endpoint, which are known to work."""
     where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 8080)])
     control = opening(protocol, at(places.pod, 50122), where)
@@ -43,7 +43,7 @@ def served(node: Node, places: Places, protocol: str = "udp") -> tuple[str, str]
     return at(places.pod, 50123), where
 
 
-def untouched(node: Node, packet: Packet | bytes) -> bool:
+def untouched(node: PacketNode, packet: Packet | bytes) -> bool:
     """At both hooks, whether it is the node's own or not."""
     frame = bytes(packet)
     ways = node.ingress(frame, "pods"), node.egress(frame), node.egress(frame, into=None)
@@ -51,7 +51,7 @@ def untouched(node: Node, packet: Packet | bytes) -> bool:
 
 
 @pytest.mark.parametrize("words", range(1, 11))
-def test_options(node: Node, protocol: str, words: int) -> None:
+def test_options(node: PacketNode, protocol: str, words: int) -> None:
     """IPv4 options move the ports, up to the ten words that there may be."""
     pod, where = served(node, V4, protocol)
     request = opening(protocol, pod, where)
@@ -83,20 +83,20 @@ def extended(pod: str, where: str, headers: list[Packet]) -> Packet:
 
 
 @pytest.mark.parametrize("headers", EXTENSIONS.values(), ids=EXTENSIONS)
-def test_extensions(node: Node, headers: list[Packet]) -> None:
+def test_extensions(node: PacketNode, headers: list[Packet]) -> None:
     """IPv6 extension headers are walked over."""
     pod, where = served(node, V6)
     asked = node.through(extended(pod, where, headers), "pods", "uplink")
     assert ends(asked) == f"{pod} > {at(V6.there, 8080)}"
 
 
-def test_too_many_extensions(node: Node) -> None:
+def test_too_many_extensions(node: PacketNode) -> None:
     """More of them than anybody sends are not walked."""
     pod, where = served(node, V6)
     assert untouched(node, extended(pod, where, [IPv6ExtHdrDestOpt()] * (WALKED + 1)))
 
 
-def test_authenticated(node: Node) -> None:
+def test_authenticated(node: PacketNode) -> None:
     """What is authenticated (RFC 4302) may not be changed."""
     pod, where = served(node, V6)
     request = extended(pod, where, [IPv6ExtHdrDestOpt()])
@@ -105,7 +105,7 @@ def test_authenticated(node: Node) -> None:
 
 
 @pytest.mark.parametrize("tags", [1, 2])
-def test_tagged(node: Node, places: Places, protocol: str, tags: int) -> None:
+def test_tagged(node: PacketNode, places: Places, protocol: str, tags: int) -> None:
     """Frames of a VLAN are for the VLAN's own device."""
     pod, where = served(node, places, protocol)
     request = opening(protocol, pod, where)
@@ -115,7 +115,7 @@ def test_tagged(node: Node, places: Places, protocol: str, tags: int) -> None:
     assert untouched(node, tagged / request.payload)
 
 
-def test_not_ip(node: Node) -> None:
+def test_not_ip(node: PacketNode) -> None:
     served(node, V4)
     frames = [
         Ether(dst="ff:ff:ff:ff:ff:ff", src="02:00:00:00:00:fe") / ARP(pdst=V4.node),
@@ -127,7 +127,7 @@ def test_not_ip(node: Node) -> None:
 
 
 @pytest.mark.parametrize("number", [2, 4, 41, 46, 47, 50, 59, 103, 112, 136, 255])
-def test_other_protocols(node: Node, places: Places, number: int) -> None:
+def test_other_protocols(node: PacketNode, places: Places, number: int) -> None:
     """Protocols without ports that we know, whatever stands where ports would."""
     pod, where = served(node, places)
     request = opening("udp", pod, where)
@@ -139,7 +139,7 @@ def test_other_protocols(node: Node, places: Places, number: int) -> None:
     assert untouched(node, request)
 
 
-def test_mapped(node: Node) -> None:
+def test_mapped(node: PacketNode) -> None:
     """IPv6 between mapped addresses is not IPv4: no flow of ours, nobody's frontend."""
     served(node, V4)
     mapped = [f"::ffff:{host}" for host in (V4.pod, V4.cluster_ip)]
@@ -149,7 +149,7 @@ def test_mapped(node: Node) -> None:
     assert untouched(node, built(packet))
 
 
-def test_types_swapped(node: Node) -> None:
+def test_types_swapped(node: PacketNode) -> None:
     """A frame whose type names the other family is malformed."""
     for places, kind in ((V4, 0x86DD), (V6, 0x0800)):
         pod, where = served(node, places)

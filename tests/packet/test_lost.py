@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from tests.packet.frames import at, destination, ends, opening, reply, segment
-from tests.packet.node import Node, spelled
+from tests.packet.node import PacketNode, spelled
 from tests.packet.places import Places
 from tests.packet.services import serve
 
 
-def evict(node: Node, protocol: str, entry: str) -> None:
+def evict(node: PacketNode, protocol: str, entry: str) -> None:
     """As the LRU does."""
     table = node.maps["tcp_flows" if protocol == "tcp" else "other_flows"]
     found = [key for key, _ in table.items() if spelled(key) == entry]
@@ -19,7 +19,7 @@ def evict(node: Node, protocol: str, entry: str) -> None:
     table.delete(found)
 
 
-def test_slots_of_another(node: Node, places: Places, protocol: str) -> None:
+def test_slots_of_another(node: PacketNode, places: Places, protocol: str) -> None:
     """Slots that were given to another service are noticed, read again, and not used."""
     where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 8080)])
     slots = node.maps["slots"]
@@ -30,7 +30,7 @@ def test_slots_of_another(node: Node, places: Places, protocol: str) -> None:
     assert not node.flows(protocol)
 
 
-def test_recycled_frontend(node: Node, places: Places, protocol: str) -> None:
+def test_recycled_frontend(node: PacketNode, places: Places, protocol: str) -> None:
     """So is an element of the map that names another frontend."""
     where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 8080)])
     ((key, service),) = node.maps["services"].items()
@@ -41,7 +41,7 @@ def test_recycled_frontend(node: Node, places: Places, protocol: str) -> None:
 
 @pytest.mark.parametrize("protocol", ["udp", "sctp"])
 @pytest.mark.parametrize("sender", ["pod", "client"])
-def test_request_evicted(node: Node, places: Places, protocol: str, sender: str) -> None:
+def test_request_evicted(node: PacketNode, places: Places, protocol: str, sender: str) -> None:
     """A flow of datagrams whose request entry was evicted is opened again, over what is left."""
     kind = "cluster" if sender == "pod" else "nodeport"
     client = at(getattr(places, sender), 50123)
@@ -55,7 +55,7 @@ def test_request_evicted(node: Node, places: Places, protocol: str, sender: str)
     assert ends(node.through(reply(asked))) == f"{where} > {client}"
 
 
-def test_new_connection_over_remains(node: Node, places: Places) -> None:
+def test_new_connection_over_remains(node: PacketNode, places: Places) -> None:
     """So is a connection that begins anew from the same port."""
     client = at(places.client, 50123)
     where = serve(node, places, "nodeport", cluster=[at(places.there, 8080)])
@@ -65,7 +65,7 @@ def test_new_connection_over_remains(node: Node, places: Places) -> None:
     assert ends(node.through(reply(asked))) == f"{where} > {client}"
 
 
-def test_no_settings(node: Node, places: Places, protocol: str) -> None:
+def test_no_settings(node: PacketNode, places: Places, protocol: str) -> None:
     """With settings of zeros, before the agent says more, nothing is masqueraded or refused."""
     blank: Any = node.maps["settings"].value.unpack(bytes(node.maps["settings"].spec.value_size))
     node.put("settings", 0, blank)

@@ -11,7 +11,7 @@ import pytest
 from tests.packet import wire
 from tests.packet.errors import KINDS, error
 from tests.packet.frames import Packet, at, opening, reply, segment
-from tests.packet.node import Node
+from tests.packet.node import PacketNode
 from tests.packet.places import IPV4, Places
 from tests.packet.services import serve
 
@@ -19,7 +19,7 @@ ETHERNET = 14
 
 
 @pytest.fixture
-def request_(node: Node, places: Places, protocol: str) -> Packet:
+def request_(node: PacketNode, places: Places, protocol: str) -> Packet:
     """What would be translated if it were whole."""
     where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 8080)])
     control = opening(protocol, at(places.pod, 50122), where)
@@ -44,20 +44,20 @@ def with_length(places: Places, frame: bytes, length: int) -> bytes:
     return bytes(changed)
 
 
-def is_malformed(node: Node, frame: bytes) -> bool:
+def is_malformed(node: PacketNode, frame: bytes) -> bool:
     """At both hooks, and nothing is left behind."""
     ways = node.ingress(frame, "pods"), node.egress(frame), node.egress(frame, into=None)
     return all(way == ("pass", frame, {"malformed": 1}) for way in ways)
 
 
-def test_cut(node: Node, places: Places, request_: Packet) -> None:
+def test_cut(node: PacketNode, places: Places, request_: Packet) -> None:
     """Cut after any byte, with a length that says more."""
     whole = bytes(request_)
     for size in range(header(places), len(whole)):
         assert is_malformed(node, whole[:size]), size
 
 
-def test_short(node: Node, places: Places, protocol: str, request_: Packet) -> None:
+def test_short(node: PacketNode, places: Places, protocol: str, request_: Packet) -> None:
     """As short as its length says, without room for a transport header."""
     needed = {"tcp": 20, "udp": 8, "sctp": 12}[protocol]
     for size in range(header(places), header(places) + needed):
@@ -65,7 +65,7 @@ def test_short(node: Node, places: Places, protocol: str, request_: Packet) -> N
         assert is_malformed(node, frame), size
 
 
-def test_length_inside(node: Node, places: Places, protocol: str, request_: Packet) -> None:
+def test_length_inside(node: PacketNode, places: Places, protocol: str, request_: Packet) -> None:
     """The bytes are there, but by the IP header's length they are no part of the packet."""
     needed = {"tcp": 20, "udp": 8, "sctp": 12}[protocol]
     network = header(places) - ETHERNET
@@ -77,7 +77,7 @@ def test_length_inside(node: Node, places: Places, protocol: str, request_: Pack
 
 @IPV4
 @pytest.mark.parametrize("words", [*range(5), 15])
-def test_header_length(node: Node, places: Places, request_: Packet, words: int) -> None:
+def test_header_length(node: PacketNode, places: Places, request_: Packet, words: int) -> None:
     """An IPv4 header shorter than itself, or longer than the packet."""
     frame = bytearray(bytes(request_))
     frame[ETHERNET] = 0x40 | words
@@ -86,14 +86,14 @@ def test_header_length(node: Node, places: Places, request_: Packet, words: int)
 
 
 @pytest.mark.parametrize("version", [0, 5, 7, 15])
-def test_version(node: Node, request_: Packet, version: int) -> None:
+def test_version(node: PacketNode, request_: Packet, version: int) -> None:
     frame = bytearray(bytes(request_))
     frame[ETHERNET] = version << 4 | frame[ETHERNET] & 15
     assert is_malformed(node, bytes(frame))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_errors_cut(node: Node, places: Places, protocol: str, kind: str) -> None:
+def test_errors_cut(node: PacketNode, places: Places, protocol: str, kind: str) -> None:
     """ICMP errors, cut after any byte, are translated rightly or not at all."""
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
     asked = node.through(opening(protocol, at(places.client, 50123), where))
@@ -107,7 +107,7 @@ def test_errors_cut(node: Node, places: Places, protocol: str, kind: str) -> Non
 
 
 @pytest.mark.parametrize("words", [0, 1, 4, 6, 15])
-def test_data_offset(node: Node, places: Places, words: int) -> None:
+def test_data_offset(node: PacketNode, places: Places, words: int) -> None:
     """Nothing is answered to a TCP header that is longer than its packet, or than itself."""
     where = serve(node, places, "balancer")
     request = segment(at(places.client, 50123), where)
@@ -116,7 +116,7 @@ def test_data_offset(node: Node, places: Places, words: int) -> None:
     assert node.ingress(bytes(frame)).action != "redirect"
 
 
-def test_udp_length(node: Node, places: Places) -> None:
+def test_udp_length(node: PacketNode, places: Places) -> None:
     """UDP's own length is its receiver's business; the checksum stays as right as it was."""
     where = serve(node, places, "cluster", "udp", cluster=[at(places.there, 8080)])
     request = bytearray(bytes(opening("udp", at(places.pod, 50123), where)))
@@ -125,7 +125,7 @@ def test_udp_length(node: Node, places: Places) -> None:
         assert node.ingress(bytes(request), "pods").action == "pass"
 
 
-def test_damaged(node: Node, places: Places, protocol: str) -> None:
+def test_damaged(node: PacketNode, places: Places, protocol: str) -> None:
     """What was damaged on its way stays so: no checksum is made anew."""
     where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 8080)])
     whole = opening(protocol, at(places.pod, 50123), where)

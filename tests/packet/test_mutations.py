@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Anything may come by a device. Whatever it is: it passes as it was, or it is translated and as
-right as it was, or it ends under a name. Node asserts what must hold of each run.
+right as it was, or it ends under a name. PacketNode asserts what must hold of each run.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from ebpflb.errors import KernelError
 from tests.load import scaled
 from tests.packet.errors import error
 from tests.packet.frames import at, opening, reply, segment
-from tests.packet.node import Node, Outcome
+from tests.packet.node import Outcome, PacketNode
 from tests.packet.places import V4, V6, Places
 from tests.packet.services import KINDS, serve
 from tests.packet.test_fragments import fragments
@@ -34,7 +34,7 @@ GOES_ON = {"translated", "established", "related", "masqueraded", "port_changed"
 Send = Callable[[bytes], Outcome | None]
 
 
-def frames(node: Node, places: Places) -> list[bytes]:
+def frames(node: PacketNode, places: Places) -> list[bytes]:
     """Packets of all sorts, of which most would be translated."""
     found = []
     for number, protocol in enumerate(("tcp", "udp", "sctp"), 1):
@@ -57,13 +57,13 @@ def frames(node: Node, places: Places) -> list[bytes]:
 
 
 @pytest.fixture
-def valid(node: Node) -> list[bytes]:
+def valid(node: PacketNode) -> list[bytes]:
     node.settings("detect_local", "masquerade_all")
     return frames(node, V4) + frames(node, V6)
 
 
 @pytest.fixture
-def send(node: Node) -> Send:
+def send(node: PacketNode) -> Send:
     """Through one hook and past its judge; None where the kernel makes no packet of it."""
 
     def run(hook: Any, frame: bytes) -> Outcome | None:

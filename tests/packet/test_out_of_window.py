@@ -8,7 +8,7 @@ client untranslated, which then reset its connection. A flow here has no window.
 import pytest
 
 from tests.packet.frames import at, destination, ends, opening, segment, source
-from tests.packet.node import Node
+from tests.packet.node import PacketNode
 from tests.packet.places import Places
 from tests.packet.services import KINDS, serve
 
@@ -17,7 +17,7 @@ SEQUENCES = [0, 5000, 5001 + (1 << 20), 1 << 31, 0xFFFFFFFF]
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seq", SEQUENCES)
-def test_answer_out_of_window(node: Node, places: Places, kind: str, seq: int) -> None:
+def test_answer_out_of_window(node: PacketNode, places: Places, kind: str, seq: int) -> None:
     """Whatever its sequence number, the client sees it come from the frontend, or not at all."""
     client = at(places.client, 50123)
     where = serve(node, places, kind, cluster=[at(places.there, 8080)])
@@ -28,7 +28,7 @@ def test_answer_out_of_window(node: Node, places: Places, kind: str, seq: int) -
 
 
 @pytest.mark.parametrize("seq", SEQUENCES)
-def test_question_out_of_window(node: Node, places: Places, seq: int) -> None:
+def test_question_out_of_window(node: PacketNode, places: Places, seq: int) -> None:
     """The same for what the client sends."""
     client = at(places.client, 50123)
     where = serve(node, places, "nodeport", cluster=[at(places.there, 8080)])

@@ -4,12 +4,12 @@
 import pytest
 
 from tests.packet.frames import at, opening, segment
-from tests.packet.node import Node, knows_ingress_device
+from tests.packet.node import PacketNode, knows_ingress_device
 from tests.packet.places import Places
 from tests.packet.services import serve
 
 
-def test_unallocated(node: Node, places: Places, protocol: str) -> None:
+def test_unallocated(node: PacketNode, places: Places, protocol: str) -> None:
     """An address that is kept for services and has none: dropped, unless it is only sent on."""
     request = opening(protocol, at(places.node, 50123), at(places.unallocated, 80))
     left = node.egress(request, into=None)
@@ -18,7 +18,7 @@ def test_unallocated(node: Node, places: Places, protocol: str) -> None:
         assert node.egress(request, into="pods") == ("pass", bytes(request), {"passed": 1})
 
 
-def test_forbidden(node: Node, places: Places, protocol: str) -> None:
+def test_forbidden(node: PacketNode, places: Places, protocol: str) -> None:
     """loadBalancerSourceRanges hold for the node as well (kube-proxy.md 7)."""
     lists = {"cluster": [at(places.there, 8080)]}
     where = serve(node, places, "balancer", protocol, "restricted", **lists)
@@ -31,7 +31,7 @@ def test_forbidden(node: Node, places: Places, protocol: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["cluster", "balancer"])
-def test_no_local_endpoint(node: Node, places: Places, protocol: str, kind: str) -> None:
+def test_no_local_endpoint(node: PacketNode, places: Places, protocol: str, kind: str) -> None:
     """Endpoints elsewhere and the policy Local: the internal one; the external spares the node."""
     lists = {"cluster": [at(places.there, 8080)]}
     where = serve(node, places, kind, protocol, "local", **lists)
@@ -43,14 +43,14 @@ def test_no_local_endpoint(node: Node, places: Places, protocol: str, kind: str)
         assert left == ("pass", bytes(request), {"passed": 1})
 
 
-def test_connection(node: Node, places: Places) -> None:
+def test_connection(node: PacketNode, places: Places) -> None:
     """Segments of a connection that there is already are let go."""
     for flags in ("A", "PA", "FA", "R"):
         request = segment(at(places.node, 50123), at(places.unallocated, 80), flags)
         assert node.egress(request, into=None) == ("pass", bytes(request), {"passed": 1})
 
 
-def test_others(node: Node, places: Places, protocol: str) -> None:
+def test_others(node: PacketNode, places: Places, protocol: str) -> None:
     """What it sends to others is its own business."""
     serve(node, places, "cluster", protocol, cluster=[at(places.there, 8080)])
     for host in (places.there, places.client, places.other_node):

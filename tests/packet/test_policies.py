@@ -9,7 +9,7 @@ import pytest
 
 from ebpflb.plan.entries import NO_PREFIX
 from tests.packet.frames import at, destination, ends, host_of, opening, reply, source
-from tests.packet.node import Node
+from tests.packet.node import PacketNode
 from tests.packet.places import V4, V6, Places
 from tests.packet.services import KINDS, serve
 
@@ -31,7 +31,7 @@ TABLE = [
 ROWS = pytest.mark.parametrize(("sender", "kind", "policy", "detected", "blind", "all_"), TABLE)
 
 
-def met(node: Node, places: Places, protocol: str, sender: str, where: str) -> str:
+def met(node: PacketNode, places: Places, protocol: str, sender: str, where: str) -> str:
     """The endpoints that a client's flows come to, and as whom."""
     into = "pods" if sender == "pod" else "uplink"
     found = set()
@@ -48,7 +48,7 @@ def met(node: Node, places: Places, protocol: str, sender: str, where: str) -> s
     return " ".join(sorted(found))
 
 
-def publish(node: Node, places: Places, protocol: str, kind: str, policy: str) -> str:
+def publish(node: PacketNode, places: Places, protocol: str, kind: str, policy: str) -> str:
     here, there = at(places.here, 8080), at(places.there, 8080)
     words = ["local"] if policy == "Local" else []
     lists = {"cluster": [here, there], "local": [here], "here": [here]}
@@ -58,7 +58,7 @@ def publish(node: Node, places: Places, protocol: str, kind: str, policy: str) -
 @ROWS
 @pytest.mark.parametrize("setting", ["detected", "blind", "all"])
 def test_table(
-    node: Node,
+    node: PacketNode,
     places: Places,
     sender: str,
     kind: str,
@@ -79,7 +79,7 @@ def test_table(
 @ROWS
 @pytest.mark.parametrize("protocol", ["udp", "sctp"])
 def test_other_protocols(
-    node: Node,
+    node: PacketNode,
     places: Places,
     protocol: str,
     sender: str,
@@ -97,7 +97,7 @@ def test_other_protocols(
 @pytest.mark.parametrize("kind", EXTERNAL)
 @pytest.mark.parametrize(("policy", "endpoints"), [("Cluster", "L* R*"), ("Local", "L")])
 def test_masquerade_here(
-    node: Node, places: Places, kind: str, policy: str, endpoints: str
+    node: PacketNode, places: Places, kind: str, policy: str, endpoints: str
 ) -> None:
     """As kube-proxy does it: external clients of an endpoint here need SNAT too."""
     node.settings("detect_local", "masquerade_here")
@@ -106,7 +106,7 @@ def test_masquerade_here(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_device_tells_pods(node: Node, places: Places, kind: str) -> None:
+def test_device_tells_pods(node: PacketNode, places: Places, kind: str) -> None:
     """Where the detector goes by devices, a client that comes in by a pod's device is a pod."""
     nothing = {"pods_v4": NO_PREFIX, "pods_v6": NO_PREFIX}
     node.settings("detect_local", **nothing)
@@ -116,7 +116,7 @@ def test_device_tells_pods(node: Node, places: Places, kind: str) -> None:
     assert met(node, places, "tcp", "remote_pod", where) == ("L*" if kind == "cluster" else "L")
 
 
-def test_detector_of_one_family(node: Node, places: Places) -> None:
+def test_detector_of_one_family(node: PacketNode, places: Places) -> None:
     """Without a prefix of a family its pods are not recognized, and no client is masqueraded."""
     node.settings("detect_local", **{f"pods_v{places.version}": NO_PREFIX})
     where = publish(node, places, "tcp", "cluster", "Cluster")

@@ -17,19 +17,19 @@ from tests.packet.frames import (
     segment,
     source,
 )
-from tests.packet.node import FIRST_PORT, LAST_PORT, Node
+from tests.packet.node import FIRST_PORT, LAST_PORT, PacketNode
 from tests.packet.places import Places
 from tests.packet.services import KINDS, serve, written
 
 
-def flow(node: Node, protocol: str, client: str, where: str) -> str:
+def flow(node: PacketNode, protocol: str, client: str, where: str) -> str:
     """Where the backend sees a client's flow come from; its answer is tried too."""
     asked = node.through(opening(protocol, client, where))
     assert ends(node.through(reply(asked))) == f"{where} > {client}"
     return source(asked)
 
 
-def test_unique(node: Node, places: Places, protocol: str) -> None:
+def test_unique(node: PacketNode, places: Places, protocol: str) -> None:
     """No two flows to a backend have one masquerade port, whoever they are from."""
     node.settings("detect_local", first_port=40_000, last_port=40_255)
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
@@ -40,14 +40,14 @@ def test_unique(node: Node, places: Places, protocol: str) -> None:
     assert len({port_of(place) for place in seen}) > 30
 
 
-def drawn(node: Node, protocol: str, clients: list[str], where: str) -> list[int]:
+def drawn(node: PacketNode, protocol: str, clients: list[str], where: str) -> list[int]:
     """The masquerade ports of these clients' flows, when nothing is known of any flow."""
     table = node.maps["tcp_flows" if protocol == "tcp" else "other_flows"]
     table.delete([packet for packet, _ in table.items()])
     return [port_of(flow(node, protocol, client, where)) for client in clients]
 
 
-def test_random(node: Node, places: Places, protocol: str) -> None:
+def test_random(node: PacketNode, places: Places, protocol: str) -> None:
     """Masquerade ports are drawn from the whole range, in no order, and not from the client's."""
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
     clients = [at(places.client, port) for port in range(1, 41)]
@@ -57,7 +57,7 @@ def test_random(node: Node, places: Places, protocol: str) -> None:
     assert sum(map(eq, first, second)) < 5
 
 
-def test_kept(node: Node, places: Places, protocol: str) -> None:
+def test_kept(node: PacketNode, places: Places, protocol: str) -> None:
     """A flow keeps its port, whatever others come."""
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
     clients = [at(places.client, port) for port in range(1, 11)]
@@ -65,7 +65,7 @@ def test_kept(node: Node, places: Places, protocol: str) -> None:
     assert [flow(node, protocol, client, where) for client in clients] == first
 
 
-def test_crowded(node: Node, places: Places, protocol: str) -> None:
+def test_crowded(node: PacketNode, places: Places, protocol: str) -> None:
     """A flow for which no port is left is dropped by name; those before it go on."""
     node.settings("detect_local", first_port=40_000, last_port=40_000)
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
@@ -77,7 +77,7 @@ def test_crowded(node: Node, places: Places, protocol: str) -> None:
     assert flow(node, protocol, first, where) == at(places.node, 40_000)
 
 
-def test_backends_apart(node: Node, places: Places, protocol: str) -> None:
+def test_backends_apart(node: PacketNode, places: Places, protocol: str) -> None:
     """To another backend, or by another device, the same port is free."""
     node.settings("detect_local", first_port=40_000, last_port=40_000)
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
@@ -88,7 +88,7 @@ def test_backends_apart(node: Node, places: Places, protocol: str) -> None:
     assert flow(node, protocol, at(places.client, 1), other) == at(places.node, 40_000)
 
 
-def test_room_again(node: Node, places: Places) -> None:
+def test_room_again(node: PacketNode, places: Places) -> None:
     """The port of a connection that is over is free for the client's next one."""
     node.settings("detect_local", first_port=40_000, last_port=40_000)
     where = serve(node, places, "nodeport", cluster=[at(places.there, 8080)])
@@ -99,7 +99,7 @@ def test_room_again(node: Node, places: Places) -> None:
 
 
 @pytest.mark.parametrize("ending", ["closed", "aborted"])
-def test_room_after(node: Node, places: Places, ending: str) -> None:
+def test_room_after(node: PacketNode, places: Places, ending: str) -> None:
     """The port of a connection that both sides have ended is free for anyone's."""
     node.settings("detect_local", first_port=40_000, last_port=40_000)
     where = serve(node, places, "nodeport", cluster=[at(places.there, 8080)])
@@ -113,7 +113,7 @@ def test_room_after(node: Node, places: Places, ending: str) -> None:
     assert flow(node, "tcp", at(places.stranger, 2), where) == at(places.node, 40_000)
 
 
-def test_port_passed_on(node: Node, places: Places) -> None:
+def test_port_passed_on(node: PacketNode, places: Places) -> None:
     """Whose port another has by now takes nothing away when it comes again."""
     node.settings("detect_local", first_port=40_000, last_port=40_000)
     where = serve(node, places, "nodeport", cluster=[at(places.there, 8080)])
@@ -126,7 +126,7 @@ def test_port_passed_on(node: Node, places: Places) -> None:
     assert ends(node.through(reply(asked))) == f"{where} > {other}"
 
 
-def test_no_room_yet(node: Node, places: Places) -> None:
+def test_no_room_yet(node: PacketNode, places: Places) -> None:
     """One that only its client has ended keeps its port: the backend may still be sending."""
     node.settings("detect_local", first_port=40_000, last_port=40_000)
     where = serve(node, places, "nodeport", cluster=[at(places.there, 8080)])
@@ -139,7 +139,7 @@ def test_no_room_yet(node: Node, places: Places) -> None:
 
 
 @pytest.fixture
-def twins(node: Node, places: Places, protocol: str) -> list[str]:
+def twins(node: PacketNode, places: Places, protocol: str) -> list[str]:
     """Four frontends of one service, whose only backend is here and sees its clients."""
     backend = at(places.here, 8080)
     frontends = {written(places, kind, protocol): KINDS[kind] for kind in KINDS}
@@ -150,7 +150,7 @@ def twins(node: Node, places: Places, protocol: str) -> list[str]:
     return [at(getattr(places, hosts.get(kind, kind)), ports[kind]) for kind in KINDS]
 
 
-def test_alike(node: Node, places: Places, protocol: str, twins: list[str]) -> None:
+def test_alike(node: PacketNode, places: Places, protocol: str, twins: list[str]) -> None:
     """One client port, two frontends, one backend: two flows, and every answer comes back right."""
     client = at(places.client, 50123)
     asked = [node.ingress(opening(protocol, client, where)) for where in twins]
@@ -167,7 +167,7 @@ def test_alike(node: Node, places: Places, protocol: str, twins: list[str]) -> N
 
 
 @pytest.mark.parametrize("closed", ["backend", "both"])
-def test_alike_closed(node: Node, places: Places, closed: str) -> None:
+def test_alike_closed(node: PacketNode, places: Places, closed: str) -> None:
     """One that the backend alone has closed keeps its client's port; that of a closed one goes."""
     backend, client = at(places.here, 8080), at(places.client, 50123)
     kinds = ("cluster", "external")
@@ -187,7 +187,9 @@ def test_alike_closed(node: Node, places: Places, closed: str) -> None:
         assert ends(more) == ends(asked)
 
 
-def test_like_a_changed_one(node: Node, places: Places, protocol: str, twins: list[str]) -> None:
+def test_like_a_changed_one(
+    node: PacketNode, places: Places, protocol: str, twins: list[str]
+) -> None:
     """Whose own port is what another's was changed to gets another one; both go on."""
     client = at(places.client, 50123)
     _, changed = (node.ingress(opening(protocol, client, where)) for where in twins[:2])
@@ -199,7 +201,7 @@ def test_like_a_changed_one(node: Node, places: Places, protocol: str, twins: li
         assert ends(answer) == f"{where} > {sender}"
 
 
-def test_alike_masqueraded(node: Node, places: Places, protocol: str) -> None:
+def test_alike_masqueraded(node: PacketNode, places: Places, protocol: str) -> None:
     """The same, where the backend sees this node."""
     client, backend = at(places.client, 50123), at(places.there, 8080)
     kinds = ("nodeport", "balancer", "external")
@@ -211,7 +213,9 @@ def test_alike_masqueraded(node: Node, places: Places, protocol: str) -> None:
     assert len(set(seen)) == 3
 
 
-def test_alike_without_port(node: Node, places: Places, protocol: str, twins: list[str]) -> None:
+def test_alike_without_port(
+    node: PacketNode, places: Places, protocol: str, twins: list[str]
+) -> None:
     """Where the client can get no other port, the younger flow is dropped by name."""
     node.settings("guard_nodeports", first_port=40_000, last_port=40_000)
     client = at(places.client, 50123)

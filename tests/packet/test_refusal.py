@@ -21,14 +21,14 @@ from tests.packet.frames import (
     opening,
     segment,
 )
-from tests.packet.node import Node, knows_ingress_device
+from tests.packet.node import PacketNode, knows_ingress_device
 from tests.packet.places import Places
 from tests.packet.services import KINDS, serve
 
 ETHERNET = 14
 
 
-def answered(node: Node, request: Packet) -> Packet:
+def answered(node: PacketNode, request: Packet) -> Packet:
     """The answer to a refused packet, which goes back by the way that it came."""
     came = node.ingress(request)
     assert (came.action, came.verdicts) == ("redirect", {"refused": 1})
@@ -45,7 +45,9 @@ def answered(node: Node, request: Packet) -> Packet:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sender", ["client", "pod"])
-def test_every_kind(node: Node, places: Places, protocol: str, kind: str, sender: str) -> None:
+def test_every_kind(
+    node: PacketNode, places: Places, protocol: str, kind: str, sender: str
+) -> None:
     """At every frontend, for every client, and under the policy Local as well."""
     for words in ((), ("local",)):
         where = serve(node, places, kind, protocol, *words)
@@ -60,7 +62,7 @@ def test_every_kind(node: Node, places: Places, protocol: str, kind: str, sender
 )
 @pytest.mark.parametrize("seq", [0, 1000, 0xFFFFFFFF])
 def test_reset(
-    node: Node, places: Places, flags: str, payload: bytes, taken: int, seq: int
+    node: PacketNode, places: Places, flags: str, payload: bytes, taken: int, seq: int
 ) -> None:
     """A SYN is reset: sequence number 0, and all that it took acknowledged (RFC 9293 3.10.7.1)."""
     where, client = serve(node, places, "balancer"), at(places.client, 50123)
@@ -80,7 +82,7 @@ needs_ingress_device = pytest.mark.skipif(
 @needs_ingress_device
 @pytest.mark.parametrize("kind", ["balancer", "external", "cluster"])
 @pytest.mark.parametrize("flags", ["A", "PA", "FA", "SA"])
-def test_led_astray(node: Node, places: Places, kind: str, flags: str) -> None:
+def test_led_astray(node: PacketNode, places: Places, kind: str, flags: str) -> None:
     """What would go back where it came from, of a connection that nobody knows, is reset at the
     number that its sender awaits (RFC 9293 3.10.7.1).
     """
@@ -99,7 +101,7 @@ def test_led_astray(node: Node, places: Places, kind: str, flags: str) -> None:
 
 
 @needs_ingress_device
-def test_not_astray(node: Node, places: Places) -> None:
+def test_not_astray(node: PacketNode, places: Places) -> None:
     """On another way, of a known flow, for no frontend, or a SYN it is not; a reset ends there."""
     where = serve(node, places, "external", cluster=[at(places.there, 8080)])
     client = at(places.client, 50123)
@@ -114,7 +116,7 @@ def test_not_astray(node: Node, places: Places) -> None:
 
 
 @pytest.mark.parametrize("padding", [0, 6, 22])
-def test_padding(node: Node, places: Places, padding: int) -> None:
+def test_padding(node: PacketNode, places: Places, padding: int) -> None:
     """What pads a frame is no data, and is not sent back."""
     where = serve(node, places, "balancer")
     request = segment(at(places.client, 50123), where, payload=b"x")
@@ -129,7 +131,7 @@ def quote_of(answer: Packet) -> bytes:
 
 
 @pytest.mark.parametrize("protocol", ["udp", "sctp"])
-def test_unreachable(node: Node, places: Places, protocol: str) -> None:
+def test_unreachable(node: PacketNode, places: Places, protocol: str) -> None:
     """Others get "port unreachable", which quotes their packet (RFC 792, RFC 4443 3.1)."""
     where = serve(node, places, "cluster", protocol)
     request = opening(protocol, at(places.client, 50123), where)
@@ -145,7 +147,7 @@ def test_unreachable(node: Node, places: Places, protocol: str) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 1400])
-def test_sizes(node: Node, places: Places, size: int) -> None:
+def test_sizes(node: PacketNode, places: Places, size: int) -> None:
     """Datagrams of any size, even without any data."""
     where = serve(node, places, "cluster", "udp")
     request = opening("udp", at(places.client, 50123), where)
@@ -159,7 +161,7 @@ def test_sizes(node: Node, places: Places, size: int) -> None:
     assert len(quote_of(answer)) >= (28 if places.version == 4 else 48)
 
 
-def test_no_answer_to_reset(node: Node, places: Places) -> None:
+def test_no_answer_to_reset(node: PacketNode, places: Places) -> None:
     """No reset answers a reset; nor any segment that could belong to a connection elsewhere."""
     where = serve(node, places, "balancer")
     for flags in ("R", "RA", "SR", "A", "SA", "FA"):
@@ -167,7 +169,7 @@ def test_no_answer_to_reset(node: Node, places: Places) -> None:
         assert node.ingress(request) == ("pass", bytes(request), {"passed": 1})
 
 
-def test_endpoints_elsewhere(node: Node, places: Places, protocol: str) -> None:
+def test_endpoints_elsewhere(node: PacketNode, places: Places, protocol: str) -> None:
     """Under the policy Local, endpoints on other nodes mean silence (kube-proxy.md 6.1)."""
     there = [at(places.there, 8080)]
     for number, kind in enumerate(KINDS):
@@ -177,14 +179,14 @@ def test_endpoints_elsewhere(node: Node, places: Places, protocol: str) -> None:
     assert node.maps["service_stats"].get(1)[3] == len(KINDS)
 
 
-def allow(node: Node, answers: int) -> None:
+def allow(node: PacketNode, answers: int) -> None:
     """So many more answers this hour; the budget is each CPU's own."""
     budgets = node.maps["reject_budgets"]
     left = budgets.value.pack(RejectBudget(time.monotonic_ns() + 3600 * 10**9, answers))
     kernel.map_update(budgets.fd, budgets.key.pack(0), left * possible_cpus())
 
 
-def test_muted(node: Node, places: Places, protocol: str) -> None:
+def test_muted(node: PacketNode, places: Places, protocol: str) -> None:
     """Too many refusals go unanswered, until time has passed."""
     where = serve(node, places, "cluster", protocol)
     request = opening(protocol, at(places.client, 50123), where)

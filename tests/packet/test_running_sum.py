@@ -8,14 +8,14 @@ import pytest
 from ebpflb.errors import KernelError
 from tests.packet.errors import KINDS, error
 from tests.packet.frames import at, datagram, ends, opening, quoted, reply
-from tests.packet.node import Node
+from tests.packet.node import PacketNode
 from tests.packet.places import Places
 from tests.packet.services import serve
 from tests.packet.test_fragments import fragments
 
 
 @pytest.fixture
-def node(node: Node) -> Node:
+def node(node: PacketNode) -> PacketNode:
     """A node whose devices sum up; the kernel verifies after each run (6.17)."""
     node.complete = True
     try:
@@ -27,7 +27,9 @@ def node(node: Node) -> Node:
 
 @pytest.mark.parametrize("port", [80, 8080])
 @pytest.mark.parametrize("sender", ["pod", "client"])
-def test_conversation(node: Node, places: Places, protocol: str, sender: str, port: int) -> None:
+def test_conversation(
+    node: PacketNode, places: Places, protocol: str, sender: str, port: int
+) -> None:
     """Both ways, masqueraded and not, with the frontend's port and another."""
     client = at(getattr(places, sender), 50123)
     where = serve(node, places, "cluster", protocol, cluster=[at(places.there, port)])
@@ -36,7 +38,7 @@ def test_conversation(node: Node, places: Places, protocol: str, sender: str, po
 
 
 @pytest.mark.parametrize("sender", ["pod", "client"])
-def test_no_checksum(node: Node, places: Places, sender: str) -> None:
+def test_no_checksum(node: PacketNode, places: Places, sender: str) -> None:
     """UDP without a checksum: nothing in the packet makes up for the addresses but the sum."""
     client = at(getattr(places, sender), 50123)
     where = serve(node, places, "cluster", "udp", cluster=[at(places.there, 5353)])
@@ -44,7 +46,7 @@ def test_no_checksum(node: Node, places: Places, sender: str) -> None:
     assert ends(node.through(reply(asked))) == f"{where} > {client}"
 
 
-def test_fragments(node: Node, places: Places) -> None:
+def test_fragments(node: PacketNode, places: Places) -> None:
     """Later fragments change by their addresses alone."""
     client = at(places.client, 50123)
     where = serve(node, places, "cluster", "udp", cluster=[at(places.there, 5353)])
@@ -53,7 +55,7 @@ def test_fragments(node: Node, places: Places) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_errors(node: Node, places: Places, protocol: str, kind: str) -> None:
+def test_errors(node: PacketNode, places: Places, protocol: str, kind: str) -> None:
     """ICMP errors, both ways."""
     client = at(places.client, 50123)
     where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 8080)])

@@ -11,7 +11,7 @@ from ebpflb.model import objects
 from ebpflb.model.events import Changed, Key, Kind, ReadObject, Removed
 from tests.packet.cluster import TARGET, Cluster
 from tests.packet.frames import at
-from tests.packet.node import Node
+from tests.packet.node import PacketNode
 from tests.packet.places import Places
 
 OLD, NEW = "2024-01-01T00:00:00Z", "2025-01-01T00:00:00Z"
@@ -77,7 +77,7 @@ class Told(Cluster):
 
 
 @pytest.fixture
-def cluster(node: Node, places: Places) -> Told:
+def cluster(node: PacketNode, places: Places) -> Told:
     return Told(node, places)
 
 

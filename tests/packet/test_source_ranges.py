@@ -6,7 +6,7 @@ from ipaddress import IPv4Address
 import pytest
 
 from tests.packet.frames import at, destination, opening
-from tests.packet.node import Node
+from tests.packet.node import PacketNode
 from tests.packet.places import Places
 from tests.packet.services import serve, written
 
@@ -14,20 +14,20 @@ RESTRICTED = "external load_balancer restricted"
 
 
 @pytest.fixture
-def where(node: Node, places: Places, protocol: str) -> str:
+def where(node: PacketNode, places: Places, protocol: str) -> str:
     """A load balancer's address that lets in the network of the client."""
     node.admit(1, places.clients)
     there = [at(places.there, 8080)]
     return serve(node, places, "balancer", protocol, "restricted", cluster=there)
 
 
-def test_inside(node: Node, places: Places, protocol: str, where: str) -> None:
+def test_inside(node: PacketNode, places: Places, protocol: str, where: str) -> None:
     came = node.ingress(opening(protocol, at(places.client, 50123), where))
     assert destination(came.packet) == at(places.there, 8080)
 
 
 @pytest.mark.parametrize("sender", ["stranger", "pod", "remote_pod", "node"])
-def test_outside(node: Node, places: Places, protocol: str, where: str, sender: str) -> None:
+def test_outside(node: PacketNode, places: Places, protocol: str, where: str, sender: str) -> None:
     """All others are dropped without an answer, be they pods."""
     request = opening(protocol, at(getattr(places, sender), 50123), where)
     came = node.ingress(request)
@@ -35,7 +35,7 @@ def test_outside(node: Node, places: Places, protocol: str, where: str, sender: 
     assert not node.flows(protocol)
 
 
-def test_without_endpoints(node: Node, places: Places, protocol: str, where: str) -> None:
+def test_without_endpoints(node: PacketNode, places: Places, protocol: str, where: str) -> None:
     """Only an admitted client learns that there is no endpoint."""
     serve(node, places, "balancer", protocol, "restricted")
     stranger, client = at(places.stranger, 50123), at(places.client, 50123)
@@ -43,7 +43,7 @@ def test_without_endpoints(node: Node, places: Places, protocol: str, where: str
     assert node.ingress(opening(protocol, client, where)).verdicts == {"refused": 1}
 
 
-def test_other_frontends(node: Node, places: Places, protocol: str) -> None:
+def test_other_frontends(node: PacketNode, places: Places, protocol: str) -> None:
     """The same service's NodePort, external IP and cluster IP are open to everybody."""
     node.admit(1, places.clients)
     words = {written(places, kind, protocol): "external" for kind in ("nodeport", "external")}
@@ -56,7 +56,7 @@ def test_other_frontends(node: Node, places: Places, protocol: str) -> None:
         assert came.verdicts == {"translated": 1}
 
 
-def test_services_apart(node: Node, places: Places, protocol: str, where: str) -> None:
+def test_services_apart(node: PacketNode, places: Places, protocol: str, where: str) -> None:
     """The ranges of one service do not count for another."""
     words = {f"{at(places.external, 443)}/{protocol}": RESTRICTED}
     node.publish(2, words, cluster=[at(places.there, 8080)])
@@ -69,7 +69,7 @@ def test_services_apart(node: Node, places: Places, protocol: str, where: str) -
 
 
 @pytest.mark.parametrize("length", [1, 8, 24, 25, 31, 32])
-def test_lengths(node: Node, length: int) -> None:
+def test_lengths(node: PacketNode, length: int) -> None:
     """A range ends where its prefix does."""
     node.admit(1, f"128.0.0.0/{length}")
     words = {"203.0.113.10:443": RESTRICTED}
@@ -83,7 +83,7 @@ def test_lengths(node: Node, length: int) -> None:
         assert node.ingress(request).verdicts == {verdict: 1}
 
 
-def test_known_flow(node: Node, places: Places, protocol: str, where: str) -> None:
+def test_known_flow(node: PacketNode, places: Places, protocol: str, where: str) -> None:
     """Only new flows are asked: a connection outlives a change of the ranges."""
     request = opening(protocol, at(places.client, 50123), where)
     node.ingress(request)

@@ -9,7 +9,7 @@ and one whose service was deleted is nobody's, so its datagrams pass untouched.
 import pytest
 
 from tests.packet.frames import at, chunk, datagram, destination, ends, opening, reply, segment
-from tests.packet.node import Node
+from tests.packet.node import PacketNode
 from tests.packet.places import Places
 from tests.packet.services import KINDS, address, serve, written
 
@@ -29,7 +29,7 @@ def next_packet(protocol: str, client: str, where: str) -> bytes:
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("port", PORTS)
 def test_endpoint_changes(
-    node: Node, places: Places, protocol: str, kind: str, state: str, port: int
+    node: PacketNode, places: Places, protocol: str, kind: str, state: str, port: int
 ) -> None:
     """UDP flows stay with an endpoint that serves at its old port; TCP and SCTP stay anyway."""
     client, old, other = (
@@ -59,7 +59,7 @@ def test_endpoint_changes(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_never_translated(node: Node, places: Places, kind: str) -> None:
+def test_never_translated(node: PacketNode, places: Places, kind: str) -> None:
     """A flow that began before anything was programmed is served as soon as something is."""
     client, where = at(places.client, 50123), address(places, kind)
     request = datagram(client, where)
@@ -70,7 +70,7 @@ def test_never_translated(node: Node, places: Places, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_unready_at_first(node: Node, places: Places, kind: str) -> None:
+def test_unready_at_first(node: PacketNode, places: Places, kind: str) -> None:
     """A client that sends before any endpoint is ready reaches the first one that is."""
     client = at(places.client, 50123)
     where = serve(node, places, kind, "udp")
@@ -81,7 +81,7 @@ def test_unready_at_first(node: Node, places: Places, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nobody_left(node: Node, places: Places, kind: str) -> None:
+def test_nobody_left(node: PacketNode, places: Places, kind: str) -> None:
     """A flow whose service has no endpoint left is refused: kube-proxy leaves it to the dead."""
     where = serve(node, places, kind, "udp", cluster=[at(places.there, 5353)])
     request = datagram(at(places.client, 50123), where)
@@ -91,7 +91,7 @@ def test_nobody_left(node: Node, places: Places, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["nodeport", "balancer", "external"])
-def test_deleted_service(node: Node, places: Places, kind: str) -> None:
+def test_deleted_service(node: PacketNode, places: Places, kind: str) -> None:
     """The datagrams of a service that is gone pass untouched; a connection goes on."""
     for protocol, verdict in (("udp", "passed"), ("tcp", "established"), ("sctp", "established")):
         client = at(places.client, 50123)
@@ -103,7 +103,7 @@ def test_deleted_service(node: Node, places: Places, kind: str) -> None:
         assert came.verdicts == {verdict: 1}
 
 
-def test_unrelated_flow_to_a_node_port(node: Node, places: Places) -> None:
+def test_unrelated_flow_to_a_node_port(node: PacketNode, places: Places) -> None:
     """A flow to the same port number of another host is no flow of the NodePort's."""
     serve(node, places, "nodeport", "udp", cluster=[at(places.there, 5353)])
     request = datagram(at(places.pod, 50123), at(places.other_node, 30080))

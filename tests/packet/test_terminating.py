@@ -9,7 +9,7 @@ import pytest
 
 from tests.packet.cluster import Cluster
 from tests.packet.frames import at
-from tests.packet.node import Node
+from tests.packet.node import PacketNode
 from tests.packet.places import Places
 
 # endpoints: what a pod meets by the cluster IP; an outside client by the VIP, Local and Cluster
@@ -56,7 +56,7 @@ terminating = pytest.mark.parametrize(("described", "found"), TERMINATING.values
 
 
 @pytest.fixture
-def cluster(node: Node, places: Places, protocol: str) -> Cluster:
+def cluster(node: PacketNode, places: Places, protocol: str) -> Cluster:
     return Cluster(node, places, protocol)
 
 

@@ -6,18 +6,18 @@ from scapy.layers.inet6 import ICMPv6EchoRequest
 
 from ebpflb.plan.entries import NO_PREFIX
 from tests.packet.frames import ICMP, Packet, Raw, at, built, carrier, network, opening, segment
-from tests.packet.node import Node
+from tests.packet.node import PacketNode
 from tests.packet.places import Places
 from tests.packet.services import serve
 
 
 @pytest.fixture(autouse=True)
-def served(node: Node, places: Places) -> str:
+def served(node: PacketNode, places: Places) -> str:
     """One service on TCP port 80 of the cluster IP."""
     return serve(node, places, "cluster", cluster=[at(places.there, 8080)])
 
 
-def test_other_port(node: Node, places: Places, protocol: str) -> None:
+def test_other_port(node: PacketNode, places: Places, protocol: str) -> None:
     """A cluster IP refuses the ports that it does not serve."""
     request = opening(protocol, at(places.pod, 50123), at(places.cluster_ip, 81))
     came = node.ingress(request, "pods")
@@ -25,27 +25,27 @@ def test_other_port(node: Node, places: Places, protocol: str) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["udp", "sctp"])
-def test_other_protocol(node: Node, places: Places, protocol: str) -> None:
+def test_other_protocol(node: PacketNode, places: Places, protocol: str) -> None:
     """And its port in other protocols."""
     request = opening(protocol, at(places.pod, 50123), at(places.cluster_ip, 80))
     assert node.ingress(request, "pods").verdicts == {"refused": 1}
 
 
-def test_unallocated(node: Node, places: Places, protocol: str) -> None:
+def test_unallocated(node: PacketNode, places: Places, protocol: str) -> None:
     """An address that is kept for services and has none swallows everything."""
     request = opening(protocol, at(places.pod, 50123), at(places.unallocated, 80))
     came = node.ingress(request, "pods")
     assert (came.action, came.verdicts) == ("drop", {"unallocated": 1})
 
 
-def test_connection_to_unallocated(node: Node, places: Places) -> None:
+def test_connection_to_unallocated(node: PacketNode, places: Places) -> None:
     """But a connection from before, that conntrack may still know, goes on."""
     for host in (places.unallocated, places.cluster_ip):
         request = segment(at(places.pod, 50123), at(host, 81), "PA", payload=b"more")
         assert node.ingress(request, "pods") == ("pass", bytes(request), {"passed": 1})
 
 
-def test_outside_span(node: Node, places: Places, protocol: str) -> None:
+def test_outside_span(node: PacketNode, places: Places, protocol: str) -> None:
     """Beyond the span nothing else is looked up."""
     node.settings("detect_local", span_v4=NO_PREFIX, span_v6=NO_PREFIX)
     for host in (places.cluster_ip, places.unallocated):
@@ -53,7 +53,7 @@ def test_outside_span(node: Node, places: Places, protocol: str) -> None:
         assert node.ingress(request, "pods") == ("pass", bytes(request), {"passed": 1})
 
 
-def test_inside_span_alone(node: Node, places: Places, protocol: str) -> None:
+def test_inside_span_alone(node: PacketNode, places: Places, protocol: str) -> None:
     """Within it, addresses that no range of services holds pass."""
     table = node.maps["service_ranges"]
     table.delete([key for key, _ in table.items()])
@@ -61,7 +61,7 @@ def test_inside_span_alone(node: Node, places: Places, protocol: str) -> None:
     assert node.ingress(request, "pods") == ("pass", bytes(request), {"passed": 1})
 
 
-def test_external_addresses(node: Node, places: Places, protocol: str) -> None:
+def test_external_addresses(node: PacketNode, places: Places, protocol: str) -> None:
     """Other ports of an external address are not ours to refuse."""
     serve(node, places, "balancer", protocol, service=2, cluster=[at(places.there, 8080)])
     request = opening(protocol, at(places.client, 50123), at(places.balancer, 444))
@@ -75,7 +75,7 @@ def ping(places: Places, host: str, size: int) -> Packet:
 
 
 @pytest.mark.parametrize("size", [0, 3, 20, 56, 1400])
-def test_echo(node: Node, places: Places, size: int) -> None:
+def test_echo(node: PacketNode, places: Places, size: int) -> None:
     """A ping to a cluster IP is refused, one to an unallocated address swallowed (6.3)."""
     request = ping(places, places.cluster_ip, size)
     came = node.ingress(request, "pods")
@@ -91,7 +91,7 @@ def test_echo(node: Node, places: Places, size: int) -> None:
     assert (lost.action, lost.verdicts) == ("drop", {"unallocated": 1})
 
 
-def test_echo_of_others(node: Node, places: Places) -> None:
+def test_echo_of_others(node: PacketNode, places: Places) -> None:
     """Pings to anybody else are left alone, and at egress all of them."""
     for host in (places.client, places.node, places.balancer):
         request = ping(places, host, 56)

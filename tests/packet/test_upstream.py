@@ -12,7 +12,7 @@ import pytest
 
 from tests.packet.cluster import Cluster
 from tests.packet.frames import at
-from tests.packet.node import Node
+from tests.packet.node import PacketNode
 from tests.packet.places import IPV4, Places
 
 FLOWS = [("pod", "cluster"), ("client", "cluster")] + [
@@ -21,12 +21,12 @@ FLOWS = [("pod", "cluster"), ("client", "cluster")] + [
 
 
 @pytest.fixture
-def cluster(node: Node, places: Places, protocol: str) -> Cluster:
+def cluster(node: PacketNode, places: Places, protocol: str) -> Cluster:
     return Cluster(node, places, protocol)
 
 
 @pytest.fixture
-def tcp(node: Node, places: Places) -> Cluster:
+def tcp(node: PacketNode, places: Places) -> Cluster:
     """For what differs in nothing by protocol."""
     return Cluster(node, places)
 

@@ -5,12 +5,12 @@ import pytest
 
 from tests.packet.cluster import Cluster
 from tests.packet.frames import at
-from tests.packet.node import Node
+from tests.packet.node import PacketNode
 from tests.packet.places import Places
 
 
 @pytest.fixture
-def cluster(node: Node, places: Places, protocol: str) -> Cluster:
+def cluster(node: PacketNode, places: Places, protocol: str) -> Cluster:
     """A NodePort service, with the bridge's address not among those that serve NodePorts."""
     made = Cluster(node, places, protocol)
     made.service(
@@ -34,13 +34,13 @@ def test_node_port_of_an_excluded_address(
     assert cluster.becomes("client", served) == "a"
 
 
-def test_address_that_becomes_eligible(node: Node, cluster: Cluster, places: Places) -> None:
+def test_address_that_becomes_eligible(node: PacketNode, cluster: Cluster, places: Places) -> None:
     """As soon as the address serves NodePorts, the verdict holds there as well."""
     node.owns(places.bridge)
     assert cluster.becomes("pod", at(places.bridge, 30080)) == "refused"
 
 
-def test_service_address_on_this_node(node: Node, cluster: Cluster, places: Places) -> None:
+def test_service_address_on_this_node(node: PacketNode, cluster: Cluster, places: Places) -> None:
     """An external IP that is assigned here is refused like one that is not."""
     node.owns(places.external)
     cluster.service("other", clusterIPs=[places.unallocated], externalIPs=[places.external])

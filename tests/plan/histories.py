@@ -11,7 +11,7 @@ from ebpflb.model.services import PortName
 from ebpflb.plan.desired_service import DesiredBackend, DesiredService
 from ebpflb.plan.entries import Flags
 from tests.plan import builders
-from tests.plan.node import Node
+from tests.plan.node import PlannedNode
 
 
 class Edit(NamedTuple):
@@ -75,7 +75,7 @@ steps_with_crashes = some.lists(
 )
 
 
-def changes(node: Node, edits: list[Edit]) -> dict[PortName, DesiredService | None]:
+def changes(node: PlannedNode, edits: list[Edit]) -> dict[PortName, DesiredService | None]:
     """The node's desired state after the edits."""
     found: dict[PortName, DesiredService | None] = {}
     for service, field, value in edits:
@@ -86,7 +86,7 @@ def changes(node: Node, edits: list[Edit]) -> dict[PortName, DesiredService | No
     return found
 
 
-def run(node: Node, steps: list[Step]) -> None:
+def run(node: PlannedNode, steps: list[Step]) -> None:
     """A crash is followed by a restart, which the next step's crash may cut short as well."""
     crashed = False
     for step in steps:

@@ -27,7 +27,7 @@ class Reader(NamedTuple):
     admitted: list[Address]
 
 
-class Node:
+class PlannedNode:
     """Maps, a planner and a clock, and those who look entries up.
 
     ``readers`` are programs that have read a service and go on later; ``clients`` are service and
@@ -165,7 +165,7 @@ class Node:
                 raise WrongLookup(f"{service} was closed under a reader, {client}")
 
 
-def check_tidy(node: Node) -> None:
+def check_tidy(node: PlannedNode) -> None:
     """The maps hold the actual state and nothing else; ids and slots are used, free or waiting."""
     maps, planner = node.maps, node.planner
     maps.lookups()
@@ -187,7 +187,7 @@ def check_tidy(node: Node) -> None:
     _check_ids(node)
 
 
-def _check_members(node: Node) -> None:
+def _check_members(node: PlannedNode) -> None:
     """Each member refers to its slot, and a client of a removed backend does not find it."""
     living: Keys = set()
     for entries in node.planner.actual.values():
@@ -199,7 +199,7 @@ def _check_members(node: Node) -> None:
         assert not node.maps.find(service, number)
 
 
-def _check_ranges(node: Node) -> None:
+def _check_ranges(node: PlannedNode) -> None:
     planner = node.planner
     taken = [p.block for p in planner.actual.values() if p.block.size]
     quarantined = [
@@ -210,7 +210,7 @@ def _check_ranges(node: Node) -> None:
     assert sum(everything[-1]) == node.capacity.slots
 
 
-def _check_ids(node: Node) -> None:
+def _check_ids(node: PlannedNode) -> None:
     planner = node.planner
     for ids, living in (
         (planner.service_ids, [p.id for p in planner.actual.values()]),

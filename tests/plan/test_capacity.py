@@ -7,7 +7,7 @@ from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.desired_service import DesiredService
 from ebpflb.plan.entries import Range
 from tests.plan.builders import CAPACITY, by_name, desired, frontend, name
-from tests.plan.node import Node, check_tidy
+from tests.plan.node import PlannedNode, check_tidy
 
 A, B = desired("a", [1, 2], [1, 2]), desired("b", [3, 4], [3, 4])
 FULL = [
@@ -22,7 +22,7 @@ each_map = pytest.mark.parametrize(("capacity", "message"), FULL)
 @each_map
 def test_new_service_does_not_fit(capacity: Capacity, message: str) -> None:
     """It is named together with the map that is full, and nothing of it is written."""
-    node = Node(capacity)
+    node = PlannedNode(capacity)
     node.change(by_name(A, B))
     assert node.planner.not_programmed == {name("b"): message}
     assert node.maps.services.keys() == A.frontends.keys()
@@ -32,7 +32,7 @@ def test_new_service_does_not_fit(capacity: Capacity, message: str) -> None:
 @each_map
 def test_placed_when_room_appears(capacity: Capacity, message: str) -> None:
     """It is tried again with every plan, of whatever services, once the quarantine is over."""
-    node = Node(capacity)
+    node = PlannedNode(capacity)
     node.change(by_name(A, B))
     node.change({name("a"): None})
     node.wait(2)
@@ -45,7 +45,7 @@ def test_placed_when_room_appears(capacity: Capacity, message: str) -> None:
 @each_map
 def test_what_is_placed_stays(capacity: Capacity, message: str) -> None:
     """While one waits, what has a place can still change what takes no more room."""
-    node = Node(capacity)
+    node = PlannedNode(capacity)
     node.change(by_name(A, B))
     node.change(by_name(desired("a", [1, 2], [1, 2], affinity_seconds=60)))
     assert {service.affinity_seconds for service in node.maps.services.values()} == {60}
@@ -62,7 +62,7 @@ def test_what_is_placed_stays(capacity: Capacity, message: str) -> None:
 )
 def test_last_good_state_stays(capacity: Capacity, grown: DesiredService) -> None:
     """A service that grew out of the maps serves on as it did, in every respect."""
-    node = Node(capacity)
+    node = PlannedNode(capacity)
     node.change(by_name(A, B))
     before = node.maps.view()
     plan = node.change(by_name(grown))
@@ -73,7 +73,7 @@ def test_last_good_state_stays(capacity: Capacity, grown: DesiredService) -> Non
 
 def test_moved_frontend_of_a_waiting_service() -> None:
     """A frontend that the waiting service gave up can be taken over, and is then the other's."""
-    node = Node(CAPACITY._replace(slots=5))
+    node = PlannedNode(CAPACITY._replace(slots=5))
     node.change(by_name(A, B))
     node.change(by_name(desired("b", [3], [3, 5])))
     node.change(by_name(desired("a", [1, 2, 4], [1, 2])))
@@ -85,7 +85,7 @@ def test_moved_frontend_of_a_waiting_service() -> None:
 
 def test_frontend_comes_back_to_a_waiting_service() -> None:
     """A waiting service whose frontend was taken over gets it back once it wants what it had."""
-    node = Node(CAPACITY._replace(slots=5))
+    node = PlannedNode(CAPACITY._replace(slots=5))
     node.change(by_name(A, B))
     node.change(by_name(desired("a", [1], [1, 5]), desired("b", [2, 3, 4], [3, 4])))
     assert node.maps.services[frontend(2)].id == node.planner.actual[name("b")].id
@@ -96,7 +96,7 @@ def test_frontend_comes_back_to_a_waiting_service() -> None:
 
 def test_frontends_of_one_plan_share_the_map() -> None:
     """What a plan removes makes room for the next plan only, since it goes last."""
-    node = Node(CAPACITY._replace(services=4))
+    node = PlannedNode(CAPACITY._replace(services=4))
     node.change(by_name(A, B))
     node.change({name("a"): None, **by_name(desired("c", [5], [5]))})
     assert node.planner.not_programmed.keys() == {name("c")}
@@ -106,7 +106,7 @@ def test_frontends_of_one_plan_share_the_map() -> None:
 
 def test_frontend_taken_over_needs_no_room() -> None:
     """In a full map a frontend can change hands."""
-    node = Node(CAPACITY._replace(services=4))
+    node = PlannedNode(CAPACITY._replace(services=4))
     node.change(by_name(A, B))
     node.change({name("a"): None, **by_name(desired("c", [1, 2], [5]))})
     assert node.planner.not_programmed == {}
@@ -114,7 +114,7 @@ def test_frontend_taken_over_needs_no_room() -> None:
 
 def test_half_flipped_and_full() -> None:
     """A crash between two frontends, and then no room: all refer to the block that is used."""
-    node = Node(CAPACITY._replace(slots=8))
+    node = PlannedNode(CAPACITY._replace(slots=8))
     node.change(by_name(A))
     node.change(by_name(desired("a", [1, 2], [1, 2, 3])), stop=3 + 3 + 1 + 1)
     assert {s.block for s in node.maps.services.values()} == {Range(0, 2), Range(2, 3)}

@@ -9,7 +9,7 @@ from ebpflb.plan.entries import NO_PREFIX, Flags, Frontend
 from ebpflb.plan.planner import Planner
 from ebpflb.plan.prefixes import prefix_of
 from tests.plan.builders import CAPACITY, EXTERNAL, by_name, desired, frontend, name
-from tests.plan.node import Node, check_tidy
+from tests.plan.node import PlannedNode, check_tidy
 
 IP = frontend(1).address
 INTERNAL = frozenset({"endpoints"})
@@ -22,7 +22,7 @@ def port(service: str, number: int, flags: Flags = INTERNAL) -> DesiredService:
 
 def test_first_and_last_port() -> None:
     """An address comes with the first port that has it and goes with the last."""
-    node = Node()
+    node = PlannedNode()
     assert node.change(by_name(port("a", 80))).cluster_ips == [(IP, 1)]
     assert not node.change(by_name(port("b", 81))).cluster_ips
     assert not node.change({name("a"): None}).removed_cluster_ips
@@ -31,7 +31,7 @@ def test_first_and_last_port() -> None:
 
 def test_external_addresses_are_none() -> None:
     """The address of a NodePort, an external IP or a VIP is no cluster IP."""
-    node = Node()
+    node = PlannedNode()
     assert not node.change(by_name(port("a", 80, EXTERNAL))).cluster_ips
     assert node.change(by_name(port("a", 80))).cluster_ips == [(IP, 1)]
     assert node.change(by_name(port("a", 80, EXTERNAL))).removed_cluster_ips == [IP]
@@ -39,7 +39,7 @@ def test_external_addresses_are_none() -> None:
 
 def test_passed_on() -> None:
     """An address that one service gives up and another takes in the same plan is not written."""
-    node = Node()
+    node = PlannedNode()
     node.change(by_name(port("b", 80)))
     for giver, taker, number in (("b", "a", 81), ("a", "b", 82), ("b", "c", 82)):
         plan = node.change({name(giver): None, **by_name(port(taker, number))})
@@ -49,7 +49,7 @@ def test_passed_on() -> None:
 
 def test_restart() -> None:
     """What the map has stays, what it lacks is written, and what no service has is removed."""
-    node = Node()
+    node = PlannedNode()
     node.change(by_name(port("a", 80), desired("b", [2], [2])))
     assert not node.restart()
     other = ip_address("172.30.0.9")
@@ -75,7 +75,7 @@ def test_covering_prefixes() -> None:
 
 def test_covering_prefixes_after_a_restart() -> None:
     """What is programmed belongs to it from the start; what is external does not."""
-    node = Node()
+    node = PlannedNode()
     far = Frontend(ip_address("198.51.100.7"), 80, 6)
     node.change(by_name(desired("a", {frontend(1): INTERNAL, far: EXTERNAL}, [1])))
     planner = Planner(CAPACITY, node.maps.read_back())

@@ -6,7 +6,7 @@ from ipaddress import IPv4Address
 from ebpflb.plan.desired_service import DesiredService
 from ebpflb.plan.entries import NOWHERE, Backend, BackendName, Frontend, Range, ServiceEntry
 from tests.plan.builders import CLUSTER, by_name, desired, frontend, name
-from tests.plan.node import Node, check_tidy
+from tests.plan.node import PlannedNode, check_tidy
 from tests.plan.simulation import Maps
 
 NO_FLAGS = frozenset[str]()
@@ -36,9 +36,9 @@ def web() -> Maps:
     return maps
 
 
-def restarted(maps: Maps, *ports: DesiredService) -> Node:
+def restarted(maps: Maps, *ports: DesiredService) -> PlannedNode:
     """A new agent on these maps, after its first complete plan."""
-    node = Node()
+    node = PlannedNode()
     node.maps, node.desired = maps, by_name(*ports)
     node.restart()
     check_tidy(node)

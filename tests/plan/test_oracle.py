@@ -19,7 +19,7 @@ from tests.plan.builders import (
     frontend,
     name,
 )
-from tests.plan.node import Node, check_tidy
+from tests.plan.node import PlannedNode, check_tidy
 from tests.plan.simulation import Write, WrongLookup, writes
 
 WEB = desired("web", [1, 2], [1, 2])
@@ -27,8 +27,8 @@ NOBODYS = frontend(200).address
 CHANGED = desired("web", [1, 2], [2, 3, 4])
 
 
-def served() -> Node:
-    node = Node()
+def served() -> PlannedNode:
+    node = PlannedNode()
     node.change(by_name(WEB))
     node.wait(2)
     return node
@@ -125,7 +125,7 @@ def gone_ranges_first(rows: list[Write]) -> list[Write]:
 @pytest.mark.parametrize("order", [ranges_last, gone_ranges_first])
 def test_ranges_on_the_wrong_side_of_the_flip(order: Callable[[list[Write]], list[Write]]) -> None:
     """A client that may come before and after is refused in between."""
-    node = Node()
+    node = PlannedNode()
     node.change(by_name(restricted("db")))
     plan = node.planner.plan_changes({name("db"): None, **by_name(restricted("web"))}, node.now)
     with pytest.raises(WrongLookup, match=r"192\.0\.2\.1 may not use"):
@@ -134,7 +134,7 @@ def test_ranges_on_the_wrong_side_of_the_flip(order: Callable[[list[Write]], lis
 
 def test_range_that_nobody_asked_for() -> None:
     """A client that may not come before nor after is let in by a range in between."""
-    node = Node()
+    node = PlannedNode()
     node.change(by_name(restricted("web")))
     key = source_range(SECOND, 1)
     with pytest.raises(WrongLookup, match=r"192\.0\.2\.200 may use"):

@@ -10,7 +10,7 @@ from ebpflb.plan.entries import NOWHERE, BackendName, Range
 from ebpflb.plan.plan import Plan
 from ebpflb.plan.planner import Planner
 from tests.plan.builders import CAPACITY, LOCAL, SERVING, backend, by_name, desired, frontend, name
-from tests.plan.node import Node, check_tidy
+from tests.plan.node import PlannedNode, check_tidy
 
 WEB = desired("web", [1, 2], [1, 2])
 
@@ -20,19 +20,19 @@ def written(plan: Plan) -> set[str]:
     return {part.name for part in fields(plan) if getattr(plan, part.name)}
 
 
-def node_with(*ports: DesiredService) -> Node:
+def node_with(*ports: DesiredService) -> PlannedNode:
     """A node that serves these, with nothing in quarantine."""
-    node = Node()
+    node = PlannedNode()
     node.change(by_name(*ports))
     node.wait(2)
     return node
 
 
-def blocks(node: Node) -> set[Range]:
+def blocks(node: PlannedNode) -> set[Range]:
     return {service.block for service in node.maps.services.values()}
 
 
-def ids(node: Node, service: str) -> dict[int, int]:
+def ids(node: PlannedNode, service: str) -> dict[int, int]:
     """The id of each of a service's backends, by the backend's number."""
     programmed = node.planner.actual[name(service)]
     return {int(b.address) & 0xFF: b.id for _, b in programmed.slots()}
@@ -40,7 +40,7 @@ def ids(node: Node, service: str) -> dict[int, int]:
 
 def test_new_service() -> None:
     """All that a service names, the names for people, and its frontends."""
-    plan = Node().change(by_name(WEB))
+    plan = PlannedNode().change(by_name(WEB))
     names = {"service_names", "backend_names"}
     assert written(plan) == {"slots", "members", *names, "cluster_ips", "services"}
     assert [slot for slot, _ in plan.slots] == [0, 1]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The theorem: a look-up that succeeds before and after an update succeeds during it, and a crash
-between any two writes leaves a working state. Node looks at everything after each single write."""
+between any two writes leaves a working state. PlannedNode looks at everything after each write."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,15 +14,15 @@ from tests.load import scaled
 from tests.plan import histories
 from tests.plan.builders import CLIENTS
 from tests.plan.histories import Step
-from tests.plan.node import Node, check_tidy
+from tests.plan.node import PlannedNode, check_tidy
 from tests.plan.simulation import Maps, writes
 
 TIGHT = Capacity(services=7, slots=12, service_ids=5, backend_ids=14, source_ranges=4)
 
 
-def from_nothing(node: Node) -> Maps:
+def from_nothing(node: PlannedNode) -> Maps:
     """What a node without history would hold for the same wishes."""
-    fresh = Node()
+    fresh = PlannedNode()
     fresh.change(node.desired)
     return fresh.maps
 
@@ -31,7 +31,7 @@ def from_nothing(node: Node) -> Maps:
 @settings(max_examples=scaled(150), deadline=None)
 def test_history_does_not_matter(steps: list[Step]) -> None:
     """Whatever happened before, the maps show what is desired now, as if written from nothing."""
-    node = Node()
+    node = PlannedNode()
     for step in steps:
         histories.run(node, [step])
         assert node.maps.view() == from_nothing(node).view()
@@ -42,7 +42,7 @@ def test_history_does_not_matter(steps: list[Step]) -> None:
 @settings(max_examples=scaled(60), deadline=None)
 def test_warm_restart_writes_nothing(steps: list[Step]) -> None:
     """A restart that finds everything as it should be has nothing to write."""
-    node = Node()
+    node = PlannedNode()
     histories.run(node, steps)
     node.wait_for_quarantine()
     assert not node.restart()
@@ -53,7 +53,7 @@ def test_warm_restart_writes_nothing(steps: list[Step]) -> None:
 @settings(max_examples=scaled(100), deadline=None)
 def test_crash_anywhere(steps: list[Step]) -> None:
     """After a crash between any two writes, one complete plan mends everything."""
-    node = Node()
+    node = PlannedNode()
     histories.run(node, steps[:-1])
     before, clients = node.maps.copy(), set(node.clients)
     node.wait(steps[-1].seconds)
@@ -68,11 +68,11 @@ def test_crash_anywhere(steps: list[Step]) -> None:
         assert not crashed.restart()
 
 
-def crashes(maps: Maps, plan: Plan) -> Iterator[Node]:
+def crashes(maps: Maps, plan: Plan) -> Iterator[PlannedNode]:
     """A node for each number of writes, with what was written until then."""
     rows = list(writes(plan))
     for stop in range(len(rows) + 1):
-        crashed = Node()
+        crashed = PlannedNode()
         crashed.maps = maps.copy()
         for part, row in rows[:stop]:
             crashed.maps.write(part, row)
@@ -83,7 +83,7 @@ def crashes(maps: Maps, plan: Plan) -> Iterator[Node]:
 @settings(max_examples=scaled(150), deadline=None)
 def test_crash_after_crash(steps: list[Step]) -> None:
     """Crashes while mending a crash are mended as well."""
-    node = Node()
+    node = PlannedNode()
     histories.run(node, steps)
     assert node.maps.view() == from_nothing(node).view()
     check_tidy(node)
@@ -95,7 +95,7 @@ def test_crash_after_crash(steps: list[Step]) -> None:
 @settings(max_examples=scaled(150), deadline=None)
 def test_full_maps(steps: list[Step]) -> None:
     """Where room runs out, what has a place is as desired and all else as it was, if not closed."""
-    node = Node(TIGHT)
+    node = PlannedNode(TIGHT)
     for step in steps:
         before = node.maps.view()
         histories.run(node, [step])
@@ -104,7 +104,7 @@ def test_full_maps(steps: list[Step]) -> None:
         check_tidy(node)
 
 
-def _check_full(node: Node, before: dict[Frontend, tuple[Any, ...]]) -> None:
+def _check_full(node: PlannedNode, before: dict[Frontend, tuple[Any, ...]]) -> None:
     desired, view = from_nothing(node).view(), node.maps.view()
     for frontend, owner in node.planner.frontends.owners.items():
         if owner in node.planner.not_programmed:
@@ -120,7 +120,7 @@ def _whoever_asks(seen: tuple[Any, ...]) -> tuple[Any, ...]:
     return flags - {"restricted"}, affinity_seconds, *lists
 
 
-def _check_nobody_slips_in(node: Node) -> None:
+def _check_nobody_slips_in(node: PlannedNode) -> None:
     """What has no room for all of its clients has none for others."""
     desired = from_nothing(node)
     for frontend, owner in node.planner.frontends.owners.items():
@@ -134,6 +134,6 @@ def _check_nobody_slips_in(node: Node) -> None:
 @settings(max_examples=scaled(150), deadline=None)
 def test_crash_of_full_maps(steps: list[Step]) -> None:
     """Full maps and crashes together break no look-up, and leave nothing behind."""
-    node = Node(TIGHT)
+    node = PlannedNode(TIGHT)
     histories.run(node, steps)
     check_tidy(node)

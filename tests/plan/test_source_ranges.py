@@ -23,7 +23,7 @@ from tests.plan.builders import (
     frontend,
     name,
 )
-from tests.plan.node import Node, check_tidy
+from tests.plan.node import PlannedNode, check_tidy
 
 
 def restricted(*networks: Network, service: str = "web", number: int = 1) -> DesiredService:
@@ -34,8 +34,8 @@ def restricted(*networks: Network, service: str = "web", number: int = 1) -> Des
 OPEN = desired("web", [1], [1], flags=EXTERNAL)
 
 
-def serving(*ports: DesiredService) -> Node:
-    node = Node()
+def serving(*ports: DesiredService) -> PlannedNode:
+    node = PlannedNode()
     node.change(by_name(*ports))
     node.wait(2)
     return node
@@ -45,13 +45,13 @@ def ranges(number: int, networks: Iterable[Network]) -> list[SourceRange]:
     return sorted((source_range(network, number) for network in networks), key=str)
 
 
-def let_in(node: Node) -> list[bool]:
+def let_in(node: PlannedNode) -> list[bool]:
     return [node.maps.admitted(frontend(1), client) for client in CLIENTS]
 
 
 def test_new_restricted_service() -> None:
     """Its ranges are those of its id, in the map's key form."""
-    node = Node()
+    node = PlannedNode()
     plan = node.change(by_name(restricted(FIRST)))
     assert plan.source_ranges == [(SourceRange(32 + 96 + 25, 1, FIRST.network_address), 1)]
     assert let_in(node) == [True, False, False]
@@ -81,7 +81,7 @@ def test_change_of_ranges(
 
 
 def test_opened_service() -> None:
-    """Its ranges rest before they go: Node's readers have seen it restricted a moment before."""
+    """Its ranges are in quarantine first: PlannedNode's readers have just read it restricted."""
     node = serving(restricted(FIRST, THIRD))
     assert not node.change(by_name(OPEN)).removed_source_ranges
     assert node.planner.actual[name("web")].source_ranges == frozenset()
@@ -162,7 +162,7 @@ FULL = "map source_ranges is full (3 entries)"
 
 def test_full_map() -> None:
     """A range that does not fit is left out, and added when there is room."""
-    node = Node(CAPACITY._replace(source_ranges=3))
+    node = PlannedNode(CAPACITY._replace(source_ranges=3))
     node.change(by_name(restricted(FIRST, SECOND)))
     node.change(by_name(restricted(FIRST, THIRD, service="db", number=2)))
     assert node.planner.not_programmed == {name("db"): FULL}
@@ -178,7 +178,7 @@ def test_full_map() -> None:
 
 def test_what_was_let_in_and_shall_be_stays() -> None:
     """Ranges that do not fit take nothing from those that are there, nor keep what must go."""
-    node = Node(CAPACITY._replace(source_ranges=2))
+    node = PlannedNode(CAPACITY._replace(source_ranges=2))
     node.change(by_name(restricted(FIRST, SECOND)))
     node.change(by_name(restricted(SECOND, THIRD)))
     assert node.planner.not_programmed.keys() == {name("web")} and let_in(node) == [
@@ -192,7 +192,7 @@ def test_what_was_let_in_and_shall_be_stays() -> None:
 
 def test_restriction_without_room_fails_closed() -> None:
     """A service that was unrestricted admits the ranges that fit, and nothing else."""
-    node = Node(CAPACITY._replace(source_ranges=1))
+    node = PlannedNode(CAPACITY._replace(source_ranges=1))
     node.change(by_name(OPEN))
     assert let_in(node) == [True, True, True]
     node.change(by_name(restricted(FIRST, THIRD)))
@@ -206,7 +206,7 @@ def test_restriction_without_room_fails_closed() -> None:
 
 def test_restriction_of_what_does_not_fit_fails_closed() -> None:
     """Also where its backends find no room: it keeps the old ones, for those it shall let in."""
-    node = Node(CAPACITY._replace(slots=1))
+    node = PlannedNode(CAPACITY._replace(slots=1))
     node.change(by_name(OPEN))
     grown = desired("web", [1], [1, 2], source_ranges=[FIRST], flags=RESTRICTED)
     node.change(by_name(grown))
@@ -221,7 +221,7 @@ def test_restriction_of_what_does_not_fit_fails_closed() -> None:
 
 def test_opening_what_does_not_fit_waits() -> None:
     """It keeps its last good state, which is restricted."""
-    node = Node(CAPACITY._replace(slots=1))
+    node = PlannedNode(CAPACITY._replace(slots=1))
     node.change(by_name(restricted(FIRST)))
     assert not node.change(by_name(desired("web", [1], [1, 2], flags=EXTERNAL)))
     assert let_in(node) == [True, False, False]
@@ -230,7 +230,7 @@ def test_opening_what_does_not_fit_waits() -> None:
 
 def test_restricted_frontend_lost_where_nothing_fits() -> None:
     """What keeps its last good state without the restricted frontend asks for no ranges."""
-    node = Node(CAPACITY._replace(slots=3))
+    node = PlannedNode(CAPACITY._replace(slots=3))
     flags = {frontend(1): EXTERNAL, frontend(2): RESTRICTED}
     node.change(by_name(desired("web", flags, [1], source_ranges=[FIRST], created="2024")))
     older = desired("app", [2], [3], created="2023")

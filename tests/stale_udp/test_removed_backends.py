@@ -14,7 +14,7 @@ from tests.load import scaled
 from tests.plan import histories
 from tests.plan.builders import CAPACITY, SERVING, backend, desired, frontend
 from tests.plan.histories import Step
-from tests.plan.node import Node
+from tests.plan.node import PlannedNode
 
 
 def udp(*backends: int, number: int = 1) -> DesiredService:
@@ -113,7 +113,7 @@ def test_gathers(planner: Planner) -> None:
 @settings(max_examples=scaled(60), deadline=None)
 def test_every_history(steps: list[Step]) -> None:
     """Whatever happens, the removed ids are those that some service had and none has."""
-    node = Node()
+    node = PlannedNode()
     for step in steps:
         node.wait(step.seconds)
         before = living(node)
@@ -131,5 +131,5 @@ def as_udp(changes: dict[PortName, DesiredService | None]) -> dict[PortName, Des
     return found
 
 
-def living(node: Node) -> set[int]:
+def living(node: PlannedNode) -> set[int]:
     return {id for programmed in node.planner.actual.values() for id in programmed.ids}
