@@ -10,12 +10,13 @@ from ebpflb.datapath.attach import cgroup_links
 from ebpflb.datapath.attach.removal import unpin_all
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.errors import NodeError
-from ebpflb.node import kube_proxy_leftovers, kube_proxy_watch, nat, reserved_ports
+from ebpflb.node import kube_proxy_leftovers, kube_proxy_watch, nat, nft, reserved_ports
 from ebpflb.node.kube_proxy_leftovers import Leftover, Survey
 from ebpflb.options import Paths
 from ebpflb.serve import status
 
 NOTHING = "nothing of kube-proxy is here"
+STAYS = "stays as long as connections are translated; run this again later"
 
 
 @click.command()
@@ -33,8 +34,10 @@ def cleanup(state_dir: Path, run_dir: Path, kube_proxy: bool, dry_run: bool, for
 
     Services do not work on this node afterwards, unless kube-proxy serves them.
 
-    Connections that were translated at their socket stay open; flows of packets break. The cache
-    of compiled programs and the sysctls of conntrack are left as they are.
+    Connections that were translated at their socket, or by conntrack, stay open; those of the flow
+    tables break. What keeps conntrack at work stays as long as connections need it, unless
+    kube-proxy's rules do the same. The cache of compiled programs and the sysctls of conntrack are
+    left as they are.
 
     With --kube-proxy: remove the rules, chains, tables, ipsets, virtual servers and the device
     that kube-proxy left in this network namespace. Rules of others are kept.
@@ -62,7 +65,7 @@ def remove_ebpflb(paths: Paths) -> None:
         who = f" (pid {last.pid})" if last else ""
         raise NodeError(f"an agent{who} still serves {paths.state}: stop it first")
     unpin_all(StateDir(paths.state))
-    nat.release_nat_hooks()
+    _release_tables()
     _release_ports(paths)
     status.remove(paths)
     click.echo(f"nothing is left of {paths.state}")
@@ -122,7 +125,7 @@ def _keep_nat(survey: Survey, *, force: bool) -> None:
     if not survey.removable or not nat.has_dnat_connections():
         return
     try:
-        nat.keep_nat_hooks()
+        nat.keep_nat_hooks(nat.HOLD)
     except NodeError as error:
         if not force:
             hint = "connections through kube-proxy would break: wait until they end, or use --force"
@@ -131,14 +134,24 @@ def _keep_nat(survey: Survey, *, force: bool) -> None:
 
 def _release_nat(survey: Survey) -> None:
     """Ends what ``_keep_nat`` has set up, unless a connection still needs it."""
-    if not nat.keeps_nat_hooks():
-        return
-    name = nat.TABLE
-    if nat.has_dnat_connections():
-        click.echo(f"{name} stays as long as connections are translated; run this again later")
-    else:
-        nat.release_nat_hooks()
-        click.echo(f"removed: {name}")
+    if nft.exists(nat.HOLD):
+        gone = nat.release_when_unused(nat.HOLD)
+        click.echo(f"removed: {nat.HOLD}" if gone else f"{nat.HOLD} {STAYS}")
+
+
+def _release_tables() -> None:
+    """Removes what keeps NAT alive, unless open connections would end with it.
+
+    Where kube-proxy has rules they keep NAT alive, and always some connections are translated.
+    Raises NodeError.
+    """
+    tables = [table for table in (nat.ENGINE, nat.HOLD) if nft.exists(table)]
+    others = bool(tables) and bool(kube_proxy_leftovers.visible_rules())
+    for table in tables:
+        if others:
+            nat.release_nat_hooks(table)
+        elif not nat.release_when_unused(table):
+            click.echo(f"{table} {STAYS}")
 
 
 def _release_ports(paths: Paths) -> None:

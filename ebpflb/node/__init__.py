@@ -14,6 +14,12 @@ conntrack       the sysctls of connection tracking that kube-proxy sets too
 reserved_ports  source ports that its own sockets do not get
 process         this process: its capabilities, OOM score and file limit
 
+Its connection tracking:
+
+ctnetlink  the entries of conntrack, listed and deleted
+nat        what keeps conntrack and NAT at work, and whether connections need it
+nat_watch  the conntrack engine's table, put back when others remove it
+
 A kube-proxy on it:
 
 kube_proxy_watch      is one running, or did one leave rules
@@ -22,5 +28,4 @@ iptables              its chains and rules, by iptables' own tools
 xtables               its chains in iptables-legacy, asked of the kernel
 nft                   its tables of nftables
 ipvs                  its virtual servers, device and ipsets
-nat                   connections that conntrack translates, and what keeps their NAT alive
 """

@@ -7,7 +7,12 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from pyroute2.netlink.exceptions import NetlinkError
-from pyroute2.netlink.nfnetlink.nftsocket import NFT_MSG_GETCHAIN, nft_chain_msg
+from pyroute2.netlink.nfnetlink.nftsocket import (
+    NFT_MSG_GETCHAIN,
+    NFT_MSG_GETRULE,
+    nft_chain_msg,
+    nft_rule_msg,
+)
 from pyroute2.nftables.main import NFTables
 
 from ebpflb.errors import NodeError
@@ -44,6 +49,21 @@ def has_chain(name: Name, chain: str) -> bool:
     message["attrs"] = [["NFTA_CHAIN_TABLE", name.table], ["NFTA_CHAIN_NAME", chain]]
     request = message, NFT_MSG_GETCHAIN, _REQUEST_AND_ACK
     return bool(_query(name, FAMILIES[name.family], lambda nft: nft.request_get(*request)))
+
+
+def exists(name: Name) -> bool:
+    """Whether the table is there. Raises NodeError."""
+    return name in tables()
+
+
+def has_rule(name: Name, chain: str) -> bool:
+    """Whether the table has this chain and a rule in it. Raises NodeError."""
+    message = nft_rule_msg()
+    message["attrs"] = [["NFTA_RULE_TABLE", name.table], ["NFTA_RULE_CHAIN", chain]]
+    request = message, NFT_MSG_GETRULE  # the kernel lists those of this chain alone
+    found = _query(name, FAMILIES[name.family], lambda nft: nft.request_get(*request))
+    places = ((m.get_attr("NFTA_RULE_TABLE"), m.get_attr("NFTA_RULE_CHAIN")) for m in found)
+    return (name.table, chain) in places
 
 
 def chains(name: Name) -> set[str]:

@@ -23,5 +23,6 @@ Apart from services:
 entries          the map entries, as values
 desired_node     what the maps should hold about this node: settings and devices
 flow_entries     which entries of the packet path are one flow, and how it stands
+connections      the entries of conntrack, and how a connection stands
 expiry           when a flow has been idle for too long
 """

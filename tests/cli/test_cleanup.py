@@ -12,7 +12,7 @@ import pytest
 from ebpflb.cli.cleanup import remove_all
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.kube_proxy import Detection
-from ebpflb.node import ipvs, kube_proxy_watch, nat
+from ebpflb.node import ctnetlink, ipvs, kube_proxy_watch, nat, nft
 from ebpflb.options import Paths
 from ebpflb.serve import status
 from tests.cli.conftest import NEVER, Done, Ebpflb
@@ -155,9 +155,45 @@ def test_own(ebpflb: Ebpflb, nowhere: list[str]) -> None:
     """`cleanup` alone removes what is ours and leaves what is kube-proxy's."""
     left_by_iptables()
     before = everything()
-    nat.keep_nat_hooks()
+    for table in (nat.HOLD, nat.ENGINE):
+        nat.keep_nat_hooks(table)
     assert ebpflb("cleanup", *nowhere).status == 0
     assert everything() == before
+
+
+@pytest.mark.parametrize("table", [nat.HOLD, nat.ENGINE], ids=str)
+def test_what_connections_need_stays(
+    ebpflb: Ebpflb, nowhere: list[str], loopback: None, table: nft.Name
+) -> None:
+    """`cleanup` leaves the table that keeps NAT alive until no connection is translated."""
+    nat.keep_nat_hooks(table)
+    nodes.translate("127.0.0.7", 53)
+    done = ebpflb("cleanup", *nowhere)
+    assert done.status == 0
+    assert f"{table} stays as long as connections are translated; run this again later" in done.out
+    assert nat.keeps_nat_hooks(table)
+    ctnetlink.delete(ctnetlink.connections(lambda *_: True))
+    assert "stays" not in ebpflb("cleanup", *nowhere).out
+    assert not nft.exists(table)
+
+
+def test_kube_proxys_rules_keep_nat_alive_too(
+    ebpflb: Ebpflb, nowhere: list[str], loopback: None
+) -> None:
+    """Where kube-proxy serves again nothing of ours stays, though connections are translated."""
+    load_nft()
+    nat.keep_nat_hooks(nat.ENGINE)
+    nodes.translate("127.0.0.7", 53)
+    assert "stays" not in ebpflb("cleanup", *nowhere).out
+    assert not nft.exists(nat.ENGINE)
+
+
+def test_kube_proxys_cleanup_leaves_the_engines_table(ebpflb: Ebpflb, nowhere: list[str]) -> None:
+    """The conntrack engine goes on when what kube-proxy left is removed."""
+    load_nft()
+    nat.keep_nat_hooks(nat.ENGINE)
+    assert ebpflb("cleanup", "--kube-proxy", *nowhere).status == 0
+    assert nat.keeps_nat_hooks(nat.ENGINE)
 
 
 def test_everything(tmp_path: Path) -> None:
@@ -175,7 +211,7 @@ def test_nat_is_held(ebpflb: Ebpflb, nowhere: list[str], loopback: None) -> None
     done = ebpflb("cleanup", "--kube-proxy", *nowhere)
     assert done.status == 0
     assert "table inet ebpflb-nat stays as long as connections are translated" in done.out
-    assert nat.keeps_nat_hooks()
+    assert nat.keeps_nat_hooks(nat.HOLD)
     assert not kube_proxy_watch.detect().rules, "it is no leftover of kube-proxy"
     Path("/proc/sys/net/netfilter/nf_conntrack_udp_timeout").write_text("1")
     client.sendto(b"?", ("127.0.0.1", 53))
@@ -183,7 +219,7 @@ def test_nat_is_held(ebpflb: Ebpflb, nowhere: list[str], loopback: None) -> None
     wait_until("the connection is forgotten", lambda: not nat.has_dnat_connections())
     again = ebpflb("cleanup", "--kube-proxy", *nowhere)
     assert again == Done(0, "removed: table inet ebpflb-nat\nnothing of kube-proxy is here\n", "")
-    assert not nat.keeps_nat_hooks()
+    assert not nat.keeps_nat_hooks(nat.HOLD)
 
 
 def test_check(ebpflb: Ebpflb, tmp_path: Path) -> None:

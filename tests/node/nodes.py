@@ -89,6 +89,17 @@ def send() -> None:
             sender.sendto(b"?", (address, 9))
 
 
+def translate(address: str, port: int) -> None:
+    """A UDP flow that netfilter sends to another port of loopback; the rule is gone then."""
+    run("ip", "link", "set", "lo", "up")
+    rule = f"ip daddr {address} udp dport {port} dnat to 127.0.0.1:{port + 1}"
+    chain = f"chain c {{\n type nat hook output priority -100\n {rule}\n }}"
+    run("nft", "-f", "-", said=f"table ip once {{\n {chain}\n}}\n")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+        client.sendto(b"?", (address, port))
+    run("nft", "delete", "table", "ip", "once")
+
+
 def everything() -> str:
     """All rules of this namespace with their counters, without the time of day."""
     return run("nft", "list", "ruleset") + saved()

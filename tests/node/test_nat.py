@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connections that conntrack translates, in a namespace of the test's own."""
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from socket import AF_INET, SOCK_DGRAM, socket
 
 import pytest
+from pyroute2.netlink.exceptions import NetlinkError
 
-from ebpflb.node import nat
+from ebpflb.node import ctnetlink, nat, nft
 from tests.node import nodes
 from tests.node.nodes import run
 
@@ -54,7 +56,39 @@ def test_among_many() -> None:
 def test_untold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where the kernel does not say which connections it tracks, some may be translated."""
     unknown = 99 << 8 | 1  # of no subsystem
-    monkeypatch.setattr(nat, "_GET", unknown)
+    monkeypatch.setattr(ctnetlink, "_GET", unknown)
     assert nat.has_dnat_connections()
-    monkeypatch.setattr(nat, "_COUNT", tmp_path / "nothing")
+    monkeypatch.setattr(ctnetlink, "_MOST", tmp_path / "nothing")
     assert not nat.has_dnat_connections()
+
+
+def test_nat_by_nf_tables_is_tried() -> None:
+    """Where the kernel has it nothing is missing, and nothing of the trial is left."""
+    assert nat.missing() is None
+    assert not run("nft", "list", "ruleset")
+    nat.keep_nat_hooks(nat.ENGINE)
+    assert nat.missing() is None
+    assert nat.keeps_nat_hooks(nat.ENGINE)
+
+
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel without chains of type nat is named as the reason, with what to do."""
+    refuse_chains = NetlinkError(errno.ENOENT, "No such file or directory")
+
+    class WithoutNat(nft.NFTables):  # type: ignore[misc]
+        def chain(self, *_: object, **__: object) -> None:
+            raise refuse_chains
+
+    monkeypatch.setattr(nft, "NFTables", WithoutNat)
+    assert "modprobe -a nft_chain_nat nft_ct" in (nat.missing() or "")
+
+
+def test_a_table_stays_as_long_as_it_is_used() -> None:
+    """It is removed when no connection is translated; a table that is not there is gone."""
+    nat.keep_nat_hooks(nat.ENGINE)
+    nodes.translate("127.0.0.7", 53)
+    assert not nat.release_when_unused(nat.ENGINE)
+    ctnetlink.delete(ctnetlink.connections(lambda *_: True))
+    for _ in range(2):
+        assert nat.release_when_unused(nat.ENGINE)
+        assert not nft.exists(nat.ENGINE)

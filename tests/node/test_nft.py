@@ -14,7 +14,6 @@ from tests.node import nodes
 from tests.node.nodes import run
 
 NAME = f"ebpflb-test-{os.getpid()}-nft"
-HOLDER = nat.TABLE
 
 
 @pytest.fixture(autouse=True)
@@ -73,17 +72,27 @@ def test_delete_refused() -> None:
         nft.delete(Name("ip", "x" * 300))
 
 
-def test_hold_nat() -> None:
+@pytest.mark.parametrize("table", [nat.ENGINE, nat.HOLD], ids=str)
+def test_hold_nat(table: Name) -> None:
     """What keeps NAT alive is made once, decides nothing, and goes."""
-    nat.keep_nat_hooks()
+    assert nat.keep_nat_hooks(table)
     made = run("nft", "list", "ruleset")
     assert "type nat hook prerouting" in made
     assert not any(
         word in made for word in ("dnat", "snat", "masquerade", "drop", "accept;\n\t\t\t")
     )
-    nat.keep_nat_hooks()
+    assert not nat.keep_nat_hooks(table)
     assert run("nft", "list", "ruleset") == made
-    assert nat.keeps_nat_hooks()
-    nat.release_nat_hooks()
-    assert not nat.keeps_nat_hooks()
+    assert nat.keeps_nat_hooks(table)
+    nat.release_nat_hooks(table)
+    assert not nat.keeps_nat_hooks(table)
     assert not run("nft", "list", "ruleset")
+
+
+def test_rules_of_a_chain() -> None:
+    """A chain has a rule, or is empty, or is of another table."""
+    run("nft", "-f", "-", said="table ip mine {\n chain c {\n accept\n }\n chain d {\n }\n}\n")
+    run("nft", "add", "table", "ip", "other")
+    assert nft.has_rule(Name("ip", "mine"), "c")
+    for name, chain in ((("ip", "mine"), "d"), (("ip", "other"), "c"), (("ip6", "mine"), "c")):
+        assert not nft.has_rule(Name(*name), chain)

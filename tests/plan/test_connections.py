@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a connection of conntrack stands, in the words of flows."""
+
+from ipaddress import ip_address
+
+import pytest
+
+from ebpflb.model.services import Protocol
+from ebpflb.plan.connections import DESTINATION_NAT, SEEN_REPLY, TCP_STATES, Connection, Ends
+from ebpflb.plan.flow_entries import FlowState
+
+CLIENT, VIP, BACKEND = map(ip_address, ("198.51.100.7", "10.96.0.10", "10.244.1.11"))
+REQUEST, REPLY = Ends(CLIENT, VIP, 3001, 80), Ends(BACKEND, CLIENT, 8080, 3001)
+TCP = Connection(Protocol.TCP, REQUEST, REPLY)
+UDP = Connection(Protocol.UDP, REQUEST, REPLY)
+
+
+@pytest.mark.parametrize(
+    ("name", "state"),
+    [
+        ("none", FlowState.OPENING),
+        ("syn-sent", FlowState.OPENING),
+        ("syn-recv", FlowState.OPENING),
+        ("established", FlowState.OPEN),
+        ("fin-wait", FlowState.CLOSING),
+        ("close-wait", FlowState.CLOSING),
+        ("last-ack", FlowState.CLOSED),
+        ("time-wait", FlowState.CLOSED),
+        ("close", FlowState.RESET),
+        ("syn-sent2", FlowState.OPENING),
+    ],
+)
+def test_tcp(name: str, state: FlowState) -> None:
+    """Each of conntrack's states is one of a flow's."""
+    found = TCP._replace(tcp_state=TCP_STATES.index(name))
+    assert (found.state_name, found.state) == (name, state)
+
+
+def test_a_state_that_a_newer_kernel_has() -> None:
+    """It is shown as unknown."""
+    assert TCP._replace(tcp_state=99).state_name == "unknown"
+
+
+def test_udp() -> None:
+    """It has been answered or not."""
+    assert (UDP.state, UDP.state_name) == (FlowState.ONE_WAY, "unreplied")
+    answered = UDP._replace(status=SEEN_REPLY)
+    assert (answered.state, answered.state_name) == (FlowState.BOTH_WAYS, "replied")
+
+
+def test_translated() -> None:
+    """By its status: a destination may be translated to itself."""
+    assert not TCP.is_translated
+    assert TCP._replace(status=DESTINATION_NAT | SEEN_REPLY).is_translated
