@@ -13,16 +13,16 @@ from ebpflb.lab.hosts import Lab
 from ebpflb.lab.sockets import Sockets
 from ebpflb.model.events import Kind
 from ebpflb.serve import status
-from tests.cluster.fake_api import FakeApi
 from tests.kit import requests
+from tests.kit.api_server import FakeApiServer
 from tests.kit.cluster import PREFIX, VIP, Cluster, endpoint, web
 
 
-def server_on(cluster: Cluster, port: int = 0) -> FakeApi:
+def server_on(cluster: Cluster, port: int = 0) -> FakeApiServer:
     """Made in the node's namespace, so that its socket is on the node's loopback."""
     netns.pushns(cluster.node.netns)
     try:
-        return FakeApi(port=port)
+        return FakeApiServer(port=port)
     finally:
         netns.popns()
 
@@ -39,7 +39,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
             made.close()
 
 
-def fill(api: FakeApi, cluster: Cluster, *names: str) -> None:
+def fill(api: FakeApiServer, cluster: Cluster, *names: str) -> None:
     """Makes these pods the endpoints, on the API server."""
     pods = [pod for pod in cluster.web if pod.name in names]
     for manifest in (*web(*map(endpoint, pods)), manifests.node("node", cluster.node.v4)):

@@ -14,7 +14,7 @@ from ebpflb.cluster.manifest_source import ManifestSource
 from ebpflb.cluster.retry import Timing
 from ebpflb.cluster.source import Source
 from tests.cluster.event_log import NODE, QUICK, Begin, EventLog, Quick, Start
-from tests.cluster.fake_api import FakeApi
+from tests.kit.api_server import FakeApiServer
 
 
 @pytest.fixture
@@ -42,8 +42,8 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def api() -> Iterator[FakeApi]:
-    with FakeApi() as server:
+def api() -> Iterator[FakeApiServer]:
+    with FakeApiServer() as server:
         yield server
 
 
@@ -63,7 +63,7 @@ def begin() -> Iterator[Begin]:
 
 
 @pytest.fixture
-def watch(api: FakeApi, events: EventLog, tmp_path: Path, begin: Begin) -> Start:
+def watch(api: FakeApiServer, events: EventLog, tmp_path: Path, begin: Begin) -> Start:
     """Starts an ApiSource on the fake server; timing and limit can be given."""
 
     def watch(**settings: Any) -> Source:

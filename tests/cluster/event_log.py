@@ -8,7 +8,7 @@ from typing import Any
 from ebpflb.cluster.retry import Timing
 from ebpflb.cluster.source import Source
 from ebpflb.model.events import Event, Kind, SourceStatus
-from tests.cluster.fake_api import PATIENCE
+from tests.kit.api_server import PATIENCE
 
 NODE = "node-1"
 QUICK = Timing(

@@ -8,7 +8,7 @@ import yaml
 
 from ebpflb.model.events import Event, Kind, Replaced
 from tests.cluster.event_log import EventLog
-from tests.cluster.fake_history import Json
+from tests.kit.api_history import Json
 
 
 def write(path: Path, *documents: Json) -> None:

@@ -16,9 +16,9 @@ from ebpflb.errors import InvalidObject
 from ebpflb.model.events import Event, Kind, Replaced
 from ebpflb.model.objects import Object
 from tests.cluster.event_log import EventLog, Start
-from tests.cluster.fake_api import FakeApi
-from tests.cluster.fake_history import Json, Request, fits
 from tests.cluster.objects import HEADLESS, PROXY_NAME, endpoint_slice, node, service, service_cidr
+from tests.kit.api_history import Json, Request, fits
+from tests.kit.api_server import FakeApiServer
 
 words = st.text("abcdefghijklmnopqrstuvwxyz-:.0123456789 ~!#", max_size=12)
 numbers = st.integers(-(2**40), 2**40)
@@ -59,7 +59,7 @@ def _said(thing: Object | InvalidObject) -> dict[str, Any] | str:
 
 
 def test_the_sources_agree_over_the_wire_and_on_disk(
-    api: FakeApi, folder: Path, events: EventLog, watch: Start, follow: Start
+    api: FakeApiServer, folder: Path, events: EventLog, watch: Start, follow: Start
 ) -> None:
     """The same objects, some of them filtered or broken, give the same Replaced of every kind."""
     objects = [
@@ -101,7 +101,7 @@ def test_yaml_and_json_decode_alike(tmp_path: Path, object: Json) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(object=services)
-def test_selectors_accept_what_the_server_would_give(api: FakeApi, object: Json) -> None:
+def test_selectors_accept_what_the_server_would_give(api: FakeApiServer, object: Json) -> None:
     """The query's text and ``accepts`` are two readings of one fact."""
     try:
         decoded = decoding.decode(Kind.SERVICE, msgspec.json.encode(object))

@@ -15,8 +15,8 @@ from ebpflb.cluster.list_watch import ApiSource
 from ebpflb.errors import ClusterError
 from ebpflb.model.events import Changed, Kind, SourceStatus
 from tests.cluster.event_log import QUICK, Begin, EventLog, Quick, Start
-from tests.cluster.fake_api import FakeApi
 from tests.cluster.objects import service
+from tests.kit.api_server import FakeApiServer
 
 
 def threads() -> list[threading.Thread]:
@@ -24,7 +24,7 @@ def threads() -> list[threading.Thread]:
 
 
 def test_the_token_is_sent_and_a_wrong_one_is_an_error(
-    api: FakeApi, events: EventLog, watch: Start
+    api: FakeApiServer, events: EventLog, watch: Start
 ) -> None:
     """Authentication is the client's own, from the kubeconfig."""
     watch()
@@ -36,7 +36,7 @@ def test_the_token_is_sent_and_a_wrong_one_is_an_error(
         assert reason is None or "as soon as it began" in reason
 
 
-def with_token_file(api: FakeApi, folder: Path) -> tuple[Path, Path]:
+def with_token_file(api: FakeApiServer, folder: Path) -> tuple[Path, Path]:
     """A kubeconfig as kubeadm gives kube-proxy, and the file that it names."""
     token, kubeconfig = folder / "token", api.kubeconfig(folder)
     token.write_text(api.token)
@@ -47,7 +47,7 @@ def with_token_file(api: FakeApi, folder: Path) -> tuple[Path, Path]:
 
 
 def test_a_renewed_token_file_is_read_again(
-    api: FakeApi, events: EventLog, tmp_path: Path, begin: Begin
+    api: FakeApiServer, events: EventLog, tmp_path: Path, begin: Begin
 ) -> None:
     """A token that expires is no error where its file has the next one, for all kinds alike."""
     kubeconfig, token = with_token_file(api, tmp_path)
@@ -66,7 +66,7 @@ def test_a_renewed_token_file_is_read_again(
     assert not [reason for reason in reasons if "401" in reason]
 
 
-def test_events_are_sent_with_a_renewed_token(api: FakeApi, tmp_path: Path) -> None:
+def test_events_are_sent_with_a_renewed_token(api: FakeApiServer, tmp_path: Path) -> None:
     """So it is when something is sent to the API server."""
     kubeconfig, token = with_token_file(api, tmp_path)
     server = Server(kubeconfig, QUICK)
@@ -99,7 +99,7 @@ def test_no_kubeconfig_and_no_pod_is_an_error_at_start(
 
 
 def test_stop_ends_the_threads_in_the_middle_of_a_watch(
-    api: FakeApi, events: EventLog, watch: Start
+    api: FakeApiServer, events: EventLog, watch: Start
 ) -> None:
     """At once, and nothing is emitted any more, not even the broken connection."""
     source = watch()
@@ -118,7 +118,7 @@ def test_stop_before_start_is_nothing(events: EventLog) -> None:
 
 
 def test_master_overrides_the_kubeconfig(
-    api: FakeApi, events: EventLog, tmp_path: Path, begin: Begin, quick: Quick
+    api: FakeApiServer, events: EventLog, tmp_path: Path, begin: Begin, quick: Quick
 ) -> None:
     """--master says where the server is, the kubeconfig the credentials (kube-proxy.md 15)."""
     kubeconfig = api.kubeconfig(tmp_path)
@@ -131,7 +131,11 @@ def test_master_overrides_the_kubeconfig(
 
 
 def test_master_without_kubeconfig(
-    api: FakeApi, events: EventLog, begin: Begin, quick: Quick, monkeypatch: pytest.MonkeyPatch
+    api: FakeApiServer,
+    events: EventLog,
+    begin: Begin,
+    quick: Quick,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Alone it is asked without credentials; no pod's are looked for."""
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
@@ -153,7 +157,7 @@ def test_tls_is_spoken_and_stopped_alike(
         check=True,
         capture_output=True,
     )
-    with FakeApi(certificate=certificate) as api:
+    with FakeApiServer(certificate=certificate) as api:
         kubeconfig = api.kubeconfig(tmp_path)
         source = begin(ApiSource(events, node_name="node-1", kubeconfig=kubeconfig, timing=quick()))
         events.next(Kind.SERVICE)

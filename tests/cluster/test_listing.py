@@ -8,9 +8,9 @@ from ebpflb.cluster import decoding
 from ebpflb.model.events import Changed, Event, Key, Kind, Removed, Replaced
 from ebpflb.model.objects import Object, Service
 from tests.cluster.event_log import EventLog, Start
-from tests.cluster.fake_api import FakeApi
-from tests.cluster.fake_history import Json
 from tests.cluster.objects import HEADLESS, PROXY_NAME, endpoint_slice, node, service, service_cidr
+from tests.kit.api_history import Json
+from tests.kit.api_server import FakeApiServer
 
 
 def names(event: Event) -> set[str]:
@@ -19,7 +19,7 @@ def names(event: Event) -> set[str]:
 
 
 def test_every_kind_is_told_once_even_if_there_is_nothing(
-    api: FakeApi, events: EventLog, watch: Start
+    api: FakeApiServer, events: EventLog, watch: Start
 ) -> None:
     """Nothing is programmed before every list is complete, so an empty list must be emitted too."""
     watch()
@@ -28,7 +28,7 @@ def test_every_kind_is_told_once_even_if_there_is_nothing(
 
 
 def test_an_object_arrives_with_its_fields_and_its_source(
-    api: FakeApi, events: EventLog, watch: Start
+    api: FakeApiServer, events: EventLog, watch: Start
 ) -> None:
     """Found carries the decoded object and the server's URL."""
     api.put(service("web"))
@@ -40,7 +40,7 @@ def test_an_object_arrives_with_its_fields_and_its_source(
     assert found.source == api.url
 
 
-def test_a_node_has_no_namespace(api: FakeApi, events: EventLog, watch: Start) -> None:
+def test_a_node_has_no_namespace(api: FakeApiServer, events: EventLog, watch: Start) -> None:
     """The key of a Node has an empty namespace, and so has a ServiceCIDR's."""
     api.put(node("node-1"))
     api.put(service_cidr("kubernetes", "10.96.0.0/16"))
@@ -51,7 +51,7 @@ def test_a_node_has_no_namespace(api: FakeApi, events: EventLog, watch: Start) -
 
 @pytest.mark.parametrize("count", [1, 3, 4, 7])
 def test_a_list_is_read_page_by_page(
-    api: FakeApi, events: EventLog, watch: Start, count: int
+    api: FakeApiServer, events: EventLog, watch: Start, count: int
 ) -> None:
     """All pages make one Replaced, whether or not the last page is full."""
     for number in range(count):
@@ -66,7 +66,7 @@ def test_a_list_is_read_page_by_page(
 
 
 def test_pages_are_of_500_unless_told_otherwise(
-    api: FakeApi, events: EventLog, watch: Start
+    api: FakeApiServer, events: EventLog, watch: Start
 ) -> None:
     """A list asks for 500 objects at a time."""
     watch()
@@ -75,7 +75,7 @@ def test_pages_are_of_500_unless_told_otherwise(
 
 
 def test_an_expired_continue_token_starts_the_list_again(
-    api: FakeApi, events: EventLog, watch: Start
+    api: FakeApiServer, events: EventLog, watch: Start
 ) -> None:
     """410 in the middle of a list: nothing is emitted of the first try, the second one is whole."""
     for number in range(4):
@@ -87,7 +87,7 @@ def test_an_expired_continue_token_starts_the_list_again(
 
 
 def test_the_api_is_asked_with_kube_proxys_selectors(
-    api: FakeApi, events: EventLog, watch: Start
+    api: FakeApiServer, events: EventLog, watch: Start
 ) -> None:
     """Lists and watches alike carry exactly the selectors of kube-proxy.md 1.1."""
     watch()
@@ -106,7 +106,9 @@ def test_the_api_is_asked_with_kube_proxys_selectors(
     }
 
 
-def test_what_does_not_match_is_not_told(api: FakeApi, events: EventLog, watch: Start) -> None:
+def test_what_does_not_match_is_not_told(
+    api: FakeApiServer, events: EventLog, watch: Start
+) -> None:
     """Headless and foreign Services, headless slices and other nodes stay at the server."""
     api.put(service("foreign", labels={PROXY_NAME: ""}))
     api.put(service("headless", clusterIP="None"))
@@ -122,7 +124,7 @@ def test_what_does_not_match_is_not_told(api: FakeApi, events: EventLog, watch: 
 
 
 def test_a_label_that_ends_the_match_removes_and_one_that_begins_it_adds(
-    api: FakeApi, events: EventLog, watch: Start
+    api: FakeApiServer, events: EventLog, watch: Start
 ) -> None:
     """The server makes DELETED and ADDED of a label change; both are emitted."""
     api.put(service("web"))
@@ -136,7 +138,7 @@ def test_a_label_that_ends_the_match_removes_and_one_that_begins_it_adds(
 
 
 def test_a_broken_object_spoils_neither_its_page_nor_the_list(
-    api: FakeApi, events: EventLog, watch: Start
+    api: FakeApiServer, events: EventLog, watch: Start
 ) -> None:
     """It is emitted with what is wrong: kind, name and field."""
     api.put(service("bad", ports=[{"port": "eighty"}]))
@@ -151,7 +153,7 @@ def test_a_broken_object_spoils_neither_its_page_nor_the_list(
 
 
 def test_an_object_without_a_name_is_one_line(
-    api: FakeApi, events: EventLog, watch: Start, caplog: pytest.LogCaptureFixture
+    api: FakeApiServer, events: EventLog, watch: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It cannot be emitted, but the rest is served."""
     page = b'{"metadata": {"resourceVersion": "1"}, "items": [{"metadata": {}, "spec": {}}, 7]}'
@@ -162,7 +164,7 @@ def test_an_object_without_a_name_is_one_line(
     assert "Service without a name: metadata: " in caplog.messages[0]
 
 
-def test_null_items_are_an_empty_list(api: FakeApi, events: EventLog, watch: Start) -> None:
+def test_null_items_are_an_empty_list(api: FakeApiServer, events: EventLog, watch: Start) -> None:
     """Go writes null for an empty list."""
     api.fail("Service", 200, b'{"metadata": {"resourceVersion": "1"}, "items": null}')
     watch()

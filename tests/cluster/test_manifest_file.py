@@ -11,8 +11,8 @@ import yaml
 from ebpflb.cluster.manifest_directory import ManifestDirectory
 from ebpflb.errors import ClusterError, InvalidObject
 from ebpflb.model.events import Changed, Event, Key, Kind, Removed, Replaced, SourceStatus
-from tests.cluster.fake_history import Json
 from tests.cluster.objects import endpoint_slice, node, service
+from tests.kit.api_history import Json
 
 
 class Manifests:

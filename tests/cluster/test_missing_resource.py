@@ -8,8 +8,8 @@ import pytest
 
 from ebpflb.model.events import Changed, Key, Kind, Replaced, SourceStatus
 from tests.cluster.event_log import EventLog, Quick, Start
-from tests.cluster.fake_api import FakeApi
 from tests.cluster.objects import service, service_cidr
+from tests.kit.api_server import FakeApiServer
 
 NOT_FOUND = b'{"code": 404, "message": "the server could not find the requested resource"}'
 RANGE = service_cidr("kubernetes", "10.96.0.0/16")
@@ -17,7 +17,11 @@ RANGE = service_cidr("kubernetes", "10.96.0.0/16")
 
 @pytest.mark.parametrize("body", [NOT_FOUND, b"404 page not found\n"])
 def test_a_resource_that_is_not_there_is_an_empty_list(
-    api: FakeApi, events: EventLog, watch: Start, caplog: pytest.LogCaptureFixture, body: bytes
+    api: FakeApiServer,
+    events: EventLog,
+    watch: Start,
+    caplog: pytest.LogCaptureFixture,
+    body: bytes,
 ) -> None:
     """It is emitted like one, with one line and no error; every other kind is served."""
     caplog.set_level(logging.INFO, "ebpflb")
@@ -31,7 +35,9 @@ def test_a_resource_that_is_not_there_is_an_empty_list(
     assert line.startswith(f"{api.url}/apis/networking.k8s.io/v1/servicecidrs: no ServiceCIDR here")
 
 
-def test_it_is_asked_for_again(api: FakeApi, events: EventLog, watch: Start, quick: Quick) -> None:
+def test_it_is_asked_for_again(
+    api: FakeApiServer, events: EventLog, watch: Start, quick: Quick
+) -> None:
     """A server that is upgraded is noticed, and meanwhile nothing is emitted twice."""
     api.put(RANGE)
     api.fail("ServiceCIDR", 404, NOT_FOUND, times=3)
@@ -43,7 +49,7 @@ def test_it_is_asked_for_again(api: FakeApi, events: EventLog, watch: Start, qui
 
 
 def test_what_was_there_stays_when_the_resource_goes(
-    api: FakeApi, events: EventLog, watch: Start, quick: Quick
+    api: FakeApiServer, events: EventLog, watch: Start, quick: Quick
 ) -> None:
     """A downgraded server takes nothing away."""
     api.put(RANGE)
@@ -58,7 +64,7 @@ def test_what_was_there_stays_when_the_resource_goes(
     assert Kind.SERVICE_CIDR not in {event.kind for event in others}
 
 
-def test_a_refusal_is_an_error(api: FakeApi, events: EventLog, watch: Start) -> None:
+def test_a_refusal_is_an_error(api: FakeApiServer, events: EventLog, watch: Start) -> None:
     """A missing permission is for the operator to mend; others are not held up."""
     api.fail("ServiceCIDR", 403, b'{"message": "servicecidrs is forbidden"}', times=1000)
     watch()
@@ -66,7 +72,7 @@ def test_a_refusal_is_an_error(api: FakeApi, events: EventLog, watch: Start) -> 
     events.next(Kind.SERVICE)
 
 
-def test_services_must_be_there(api: FakeApi, events: EventLog, watch: Start) -> None:
+def test_services_must_be_there(api: FakeApiServer, events: EventLog, watch: Start) -> None:
     """404 for what we cannot do without is an error, and no empty list."""
     api.put(service("web"))
     api.fail("Service", 404, NOT_FOUND, times=2)
@@ -75,7 +81,7 @@ def test_services_must_be_there(api: FakeApi, events: EventLog, watch: Start) ->
     assert events.next(Kind.SERVICE).objects
 
 
-def test_stop_while_it_rests(api: FakeApi, events: EventLog, watch: Start) -> None:
+def test_stop_while_it_rests(api: FakeApiServer, events: EventLog, watch: Start) -> None:
     """Nobody waits for a server to be upgraded."""
     api.fail("ServiceCIDR", 404, NOT_FOUND, times=1000)
     source = watch()

@@ -10,7 +10,7 @@ from ebpflb.errors import ClusterError
 from ebpflb.model.events import Kind
 from tests.cluster.conftest import QUICK
 from tests.cluster.event_log import EventLog, Start
-from tests.cluster.fake_api import FakeApi
+from tests.kit.api_server import FakeApiServer
 
 Observed = tuple[str, str, int | None]
 
@@ -33,7 +33,7 @@ def test_a_source_tells_of_lists_and_watches(
 
 
 def test_refusals_and_silence_are_observed(
-    api: FakeApi, observed: list[Observed], tmp_path: Path
+    api: FakeApiServer, observed: list[Observed], tmp_path: Path
 ) -> None:
     """A refusal has its status; without an answer there is none, and the time is reported too."""
     seconds: list[float] = []

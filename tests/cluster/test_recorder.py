@@ -12,8 +12,8 @@ from ebpflb.cluster import recorder
 from ebpflb.cluster.recorder import QUEUE_SIZE, ApiRecorder, Event, LogRecorder, manifest
 from ebpflb.model.events import Key
 from tests.cluster.event_log import NODE, QUICK
-from tests.cluster.fake_api import PATIENCE, FakeApi
-from tests.cluster.fake_history import Json
+from tests.kit.api_history import Json
+from tests.kit.api_server import PATIENCE, FakeApiServer
 
 WEB = recorder.service(Key("shop", "web"))
 STARTING = (recorder.node(NODE), "Normal", "Starting", "StartKubeProxy", "")
@@ -24,7 +24,7 @@ Record = Callable[..., ApiRecorder]
 
 
 @pytest.fixture
-def record(api: FakeApi, tmp_path: Path) -> Iterator[Record]:
+def record(api: FakeApiServer, tmp_path: Path) -> Iterator[Record]:
     """Starts recorders for the fake server."""
     started: list[ApiRecorder] = []
 
@@ -47,18 +47,18 @@ def failed(number: int) -> tuple[recorder.Reference, str, str, str, str]:
     return (*FAILED[:4], f"the {number}th")
 
 
-def created(api: FakeApi, count: int) -> list[Json]:
+def created(api: FakeApiServer, count: int) -> list[Json]:
     """The events that the server has received, once there are so many."""
     with api.changed:
         assert api.changed.wait_for(lambda: len(api.created) >= count, PATIENCE)
         return list(api.created)
 
 
-def notes(api: FakeApi, count: int) -> list[str]:
+def notes(api: FakeApiServer, count: int) -> list[str]:
     return [event["note"] for event in created(api, count)]
 
 
-def test_starting_on_the_node(api: FakeApi, record: Record) -> None:
+def test_starting_on_the_node(api: FakeApiServer, record: Record) -> None:
     """In the namespace default; the Node's name stands for its uid, as kube-proxy has it."""
     record().event(*STARTING)
     (event,) = created(api, 1)
@@ -71,7 +71,7 @@ def test_starting_on_the_node(api: FakeApi, record: Record) -> None:
     assert (event["apiVersion"], event["kind"]) == ("events.k8s.io/v1", "Event")
 
 
-def test_failure_on_a_service(api: FakeApi, record: Record) -> None:
+def test_failure_on_a_service(api: FakeApiServer, record: Record) -> None:
     """In the Service's own namespace."""
     record().event(*FAILED)
     (event,) = created(api, 1)
@@ -104,7 +104,7 @@ def test_long_note_and_long_name_are_cut() -> None:
     assert len(json.loads(body)["reportingInstance"]) == 128
 
 
-def test_order_is_kept(api: FakeApi, record: Record) -> None:
+def test_order_is_kept(api: FakeApiServer, record: Record) -> None:
     """One after the other, as they happened."""
     it = record()
     for number in range(20):
@@ -112,7 +112,7 @@ def test_order_is_kept(api: FakeApi, record: Record) -> None:
     assert notes(api, 20) == [f"the {number}th" for number in range(20)]
 
 
-def test_equal_events_are_sent_once_for_ten_minutes(api: FakeApi, record: Record) -> None:
+def test_equal_events_are_sent_once_for_ten_minutes(api: FakeApiServer, record: Record) -> None:
     """What fails at every sync is not sent at every sync; another event in between is."""
     clock = iter([0.0, 1.0, 599.0, 599.0, 600.0, 600.0])
     it = record(lambda: next(clock))
@@ -124,7 +124,7 @@ def test_equal_events_are_sent_once_for_ten_minutes(api: FakeApi, record: Record
 
 
 def test_server_that_is_away_is_tried_again(
-    api: FakeApi, record: Record, caplog: pytest.LogCaptureFixture
+    api: FakeApiServer, record: Record, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nothing is lost, nothing is sent twice, and one line says why."""
     api.fail("Event", 500, b'{"message": "etcd is away"}', times=3)
@@ -139,7 +139,7 @@ def test_server_that_is_away_is_tried_again(
 
 
 @pytest.mark.parametrize("code", [401, 408, 429, 503])
-def test_fleeting_refusal_is_tried_again(api: FakeApi, record: Record, code: int) -> None:
+def test_fleeting_refusal_is_tried_again(api: FakeApiServer, record: Record, code: int) -> None:
     """A token is renewed, a crowd goes away."""
     api.fail("Event", code, times=2)
     record().event(*STARTING)
@@ -148,7 +148,7 @@ def test_fleeting_refusal_is_tried_again(api: FakeApi, record: Record, code: int
 
 @pytest.mark.parametrize("code", [400, 403, 404, 409, 422])
 def test_refused_event_is_dropped_and_said_once(
-    api: FakeApi, record: Record, caplog: pytest.LogCaptureFixture, code: int
+    api: FakeApiServer, record: Record, caplog: pytest.LogCaptureFixture, code: int
 ) -> None:
     """RBAC that does not allow events, or a namespace that is going: no further attempt helps."""
     api.fail("Event", code, b'{"message": "events is forbidden"}', times=3)
@@ -161,7 +161,7 @@ def test_refused_event_is_dropped_and_said_once(
     assert len(api.requests) == 4
 
 
-def test_never_blocks_and_drops_the_oldest(api: FakeApi, record: Record) -> None:
+def test_never_blocks_and_drops_the_oldest(api: FakeApiServer, record: Record) -> None:
     """While the server is silent so many wait and no more; the newest are sent in the end."""
     api.delay = 0.3
     it = record(stop_timeout=PATIENCE)
@@ -193,7 +193,7 @@ def test_kubeconfig_that_cannot_be_used_is_said(
     it.stop()
 
 
-def test_stop_sends_what_waits(api: FakeApi, record: Record) -> None:
+def test_stop_sends_what_waits(api: FakeApiServer, record: Record) -> None:
     """A fatal error is sent before the agent ends."""
     api.delay = 0.05
     it = record()
@@ -202,7 +202,7 @@ def test_stop_sends_what_waits(api: FakeApi, record: Record) -> None:
     assert len(api.created) == 1
 
 
-def test_stop_does_not_wait_for_a_server_that_is_away(record: Record, api: FakeApi) -> None:
+def test_stop_does_not_wait_for_a_server_that_is_away(record: Record, api: FakeApiServer) -> None:
     """A moment and no longer; to stop twice, or what never started, is nothing."""
     api.fail("Event", 500, times=1000)
     it = record(stop_timeout=0.05)
@@ -230,7 +230,7 @@ def test_without_an_api_server_events_are_log_lines(caplog: pytest.LogCaptureFix
     ]
 
 
-def test_token_is_sent(api: FakeApi, record: Record) -> None:
+def test_token_is_sent(api: FakeApiServer, record: Record) -> None:
     """With the same authentication as everything else."""
     it = record()
     api.token = "another"

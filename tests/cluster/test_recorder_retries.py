@@ -10,7 +10,7 @@ from ebpflb.cluster import recorder
 from ebpflb.cluster.recorder import ApiRecorder
 from ebpflb.errors import ClusterError
 from tests.cluster.event_log import NODE, QUICK
-from tests.cluster.fake_api import PATIENCE
+from tests.kit.api_server import PATIENCE
 
 STARTING = (recorder.node(NODE), "Normal", "Starting", "StartKubeProxy")
 

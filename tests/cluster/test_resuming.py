@@ -8,14 +8,14 @@ import pytest
 from ebpflb.cluster.source import Source
 from ebpflb.model.events import Changed, Event, Key, Kind, Removed, Replaced
 from tests.cluster.event_log import EventLog, Quick, Start
-from tests.cluster.fake_api import FakeApi
 from tests.cluster.objects import node, service
+from tests.kit.api_server import FakeApiServer
 
 WEB = Key("default", "web")
 
 
 @pytest.fixture
-def watched(api: FakeApi, events: EventLog, watch: Start) -> Source:
+def watched(api: FakeApiServer, events: EventLog, watch: Start) -> Source:
     """A source that has listed the Service web and watches."""
     api.put(service("web"))
     source = watch()
@@ -28,7 +28,7 @@ def changed(event: Event, name: str) -> bool:
     return isinstance(event, Changed) and event.key.name == name
 
 
-def test_changes_are_told_in_order(api: FakeApi, events: EventLog, watched: Source) -> None:
+def test_changes_are_told_in_order(api: FakeApiServer, events: EventLog, watched: Source) -> None:
     """Added, modified and deleted objects become Changed, Changed and Removed."""
     api.put(service("new"))
     api.put(service("web", clusterIP="10.96.0.2"))
@@ -39,7 +39,7 @@ def test_changes_are_told_in_order(api: FakeApi, events: EventLog, watched: Sour
 
 
 def test_a_watch_asks_for_bookmarks_and_a_random_end(
-    api: FakeApi, events: EventLog, watched: Source
+    api: FakeApiServer, events: EventLog, watched: Source
 ) -> None:
     """allowWatchBookmarks is set, and timeoutSeconds lies between once and twice the timing's."""
     (query,) = api.watches("Service")
@@ -48,7 +48,7 @@ def test_a_watch_asks_for_bookmarks_and_a_random_end(
 
 
 def test_a_dropped_connection_is_resumed_without_a_list(
-    api: FakeApi, events: EventLog, watched: Source
+    api: FakeApiServer, events: EventLog, watched: Source
 ) -> None:
     """What changed while nobody watched is emitted, and the server counts one list only."""
     version = api.put(service("seen"))
@@ -61,7 +61,9 @@ def test_a_dropped_connection_is_resumed_without_a_list(
     assert api.watches("Service")[-1]["resourceVersion"] == version
 
 
-def test_a_deletion_moves_the_resume_point(api: FakeApi, events: EventLog, watched: Source) -> None:
+def test_a_deletion_moves_the_resume_point(
+    api: FakeApiServer, events: EventLog, watched: Source
+) -> None:
     """DELETED carries a version of its own, and the next watch begins there."""
     api.delete(service("web"))
     events.next(Kind.SERVICE)
@@ -73,7 +75,9 @@ def test_a_deletion_moves_the_resume_point(api: FakeApi, events: EventLog, watch
     assert api.watches("Service")[-1]["resourceVersion"] == deleted
 
 
-def test_a_bookmark_moves_the_resume_point(api: FakeApi, events: EventLog, watched: Source) -> None:
+def test_a_bookmark_moves_the_resume_point(
+    api: FakeApiServer, events: EventLog, watched: Source
+) -> None:
     """After a bookmark the history before it may be compacted; nothing is listed again."""
     for number in range(5):
         api.put(node(f"other-{number}"))
@@ -89,7 +93,7 @@ def test_a_bookmark_moves_the_resume_point(api: FakeApi, events: EventLog, watch
 
 
 def test_a_bookmark_alone_is_enough_to_resume_from(
-    api: FakeApi, events: EventLog, watch: Start
+    api: FakeApiServer, events: EventLog, watch: Start
 ) -> None:
     """A quiet kind does not fall out of the history while others move on."""
     watch()
@@ -107,7 +111,7 @@ def test_a_bookmark_alone_is_enough_to_resume_from(
 
 
 def test_a_watch_that_ends_in_time_is_followed_by_the_next(
-    api: FakeApi, events: EventLog, watch: Start, quick: Quick
+    api: FakeApiServer, events: EventLog, watch: Start, quick: Quick
 ) -> None:
     """timeoutSeconds over: the next watch follows at once, with no list and no error."""
     api.put(service("web"))
@@ -123,7 +127,7 @@ def test_a_watch_that_ends_in_time_is_followed_by_the_next(
 
 @pytest.mark.parametrize("gone_in_stream", [False, True])
 def test_410_gone_is_answered_by_a_new_list(
-    api: FakeApi, events: EventLog, watched: Source, gone_in_stream: bool
+    api: FakeApiServer, events: EventLog, watched: Source, gone_in_stream: bool
 ) -> None:
     """As status or as ERROR event: a full Replaced follows, without what was deleted meanwhile."""
     api.gone_in_stream = gone_in_stream
@@ -142,7 +146,7 @@ def test_410_gone_is_answered_by_a_new_list(
 
 
 def test_a_version_the_server_does_not_know_yet_is_answered_by_a_new_list(
-    api: FakeApi, events: EventLog, watched: Source
+    api: FakeApiServer, events: EventLog, watched: Source
 ) -> None:
     """504 Too large resource version, as after a restore from a backup, must not last for ever."""
     api.fail("Service", 504, b'{"code": 504, "message": "Too large resource version: 9"}')
@@ -151,7 +155,9 @@ def test_a_version_the_server_does_not_know_yet_is_answered_by_a_new_list(
     assert isinstance(events.next(Kind.SERVICE), Replaced)
 
 
-def test_a_broken_object_is_told_as_such(api: FakeApi, events: EventLog, watched: Source) -> None:
+def test_a_broken_object_is_told_as_such(
+    api: FakeApiServer, events: EventLog, watched: Source
+) -> None:
     """With what is wrong in it; and its version still moves the resume point."""
     for ports, reason in (
         ([{"port": None}], "spec.ports[0].port: Expected `int`, got `null`"),
@@ -168,7 +174,7 @@ def test_a_broken_object_is_told_as_such(api: FakeApi, events: EventLog, watched
 
 
 def test_a_broken_object_can_still_be_deleted(
-    api: FakeApi, events: EventLog, watched: Source
+    api: FakeApiServer, events: EventLog, watched: Source
 ) -> None:
     """DELETED needs no more than the name."""
     api.put(service("web", ports="x"))
@@ -179,7 +185,11 @@ def test_a_broken_object_can_still_be_deleted(
 
 @pytest.mark.parametrize("line", [b"{", b"[]", b"\xff\xfe", b'{"type": "ADDED"}', b""])
 def test_a_line_that_is_no_event_is_passed_over(
-    api: FakeApi, events: EventLog, watched: Source, caplog: pytest.LogCaptureFixture, line: bytes
+    api: FakeApiServer,
+    events: EventLog,
+    watched: Source,
+    caplog: pytest.LogCaptureFixture,
+    line: bytes,
 ) -> None:
     """Garbage in the stream is one log line; the watch goes on."""
     api.say("Service", line)
@@ -190,7 +200,7 @@ def test_a_line_that_is_no_event_is_passed_over(
 
 
 def test_an_unknown_type_of_event_is_passed_over(
-    api: FakeApi, events: EventLog, watched: Source
+    api: FakeApiServer, events: EventLog, watched: Source
 ) -> None:
     """The API may grow new ones."""
     event = {"type": "RENAMED", "object": {"metadata": {"name": "web"}}}

@@ -9,16 +9,16 @@ from ebpflb.cluster.retry import RetryLoop
 from ebpflb.errors import ClusterError
 from ebpflb.model.events import Changed, Kind, Replaced, SourceStatus
 from tests.cluster.event_log import EventLog, Quick, Start
-from tests.cluster.fake_api import FakeApi
 from tests.cluster.objects import service
+from tests.kit.api_server import FakeApiServer
 
 
-def services(api: FakeApi) -> str:
+def services(api: FakeApiServer) -> str:
     return f"{api.url}/api/v1/services"
 
 
 def test_errors_of_the_server_are_reported_until_they_are_over(
-    api: FakeApi, events: EventLog, watch: Start
+    api: FakeApiServer, events: EventLog, watch: Start
 ) -> None:
     """Many 500s are one error, and the list that works at last is preceded by its end."""
     api.fail("Service", 500, b'{"code": 500, "message": "etcd is away"}', times=5)
@@ -29,7 +29,9 @@ def test_errors_of_the_server_are_reported_until_they_are_over(
     assert api.lists("Service") == 6
 
 
-def test_each_kind_has_errors_of_its_own(api: FakeApi, events: EventLog, watch: Start) -> None:
+def test_each_kind_has_errors_of_its_own(
+    api: FakeApiServer, events: EventLog, watch: Start
+) -> None:
     """Services that cannot be read do not hold up slices, and do not recover with them."""
     api.fail("Service", 403, b'{"message": "services is forbidden"}', times=1000)
     watch()
@@ -41,7 +43,7 @@ def test_each_kind_has_errors_of_its_own(api: FakeApi, events: EventLog, watch: 
 
 
 def test_a_failing_watch_keeps_its_resume_point(
-    api: FakeApi, events: EventLog, watch: Start
+    api: FakeApiServer, events: EventLog, watch: Start
 ) -> None:
     """A 500 to a watch is retried as a watch: listing would only add to the server's load."""
     api.put(service("web"))
@@ -57,7 +59,7 @@ def test_a_failing_watch_keeps_its_resume_point(
 
 
 def test_garbage_instead_of_a_list_is_an_error(
-    api: FakeApi, events: EventLog, watch: Start
+    api: FakeApiServer, events: EventLog, watch: Start
 ) -> None:
     """A proxy's login page is not a list."""
     api.fail("Service", 200, b"<html>", times=2)
@@ -67,7 +69,7 @@ def test_garbage_instead_of_a_list_is_an_error(
 
 
 def test_an_error_event_other_than_410_is_an_error(
-    api: FakeApi, events: EventLog, watch: Start
+    api: FakeApiServer, events: EventLog, watch: Start
 ) -> None:
     """The watch is opened again from where it was."""
     watch()
@@ -79,19 +81,19 @@ def test_an_error_event_other_than_410_is_an_error(
 
 
 def test_a_server_that_is_not_there_is_found_when_it_comes(
-    api: FakeApi, events: EventLog, watch: Start
+    api: FakeApiServer, events: EventLog, watch: Start
 ) -> None:
     """Refused connections are retried for ever."""
     port = int(api.url.rpartition(":")[2])
     api.__exit__()
     watch()
     assert "refused" in events.error()
-    with FakeApi(port=port):
+    with FakeApiServer(port=port):
         assert events.next(Kind.SERVICE) == Replaced(Kind.SERVICE, {})
 
 
 def test_a_silent_connection_is_noticed(
-    api: FakeApi, events: EventLog, watch: Start, quick: Quick
+    api: FakeApiServer, events: EventLog, watch: Start, quick: Quick
 ) -> None:
     """A watch that says nothing beyond its time and some grace is opened anew."""
     api.muted = True
@@ -107,7 +109,7 @@ def test_a_silent_connection_is_noticed(
 
 
 def test_an_answer_that_does_not_come_is_an_error(
-    api: FakeApi, events: EventLog, watch: Start, quick: Quick
+    api: FakeApiServer, events: EventLog, watch: Start, quick: Quick
 ) -> None:
     """A request waits for ``Timing.answer_timeout`` and no longer."""
     api.delay = 0.5
@@ -117,7 +119,7 @@ def test_an_answer_that_does_not_come_is_an_error(
     assert isinstance(events.next(Kind.SERVICE), Replaced)
 
 
-def test_a_slow_answer_is_waited_for(api: FakeApi, events: EventLog, watch: Start) -> None:
+def test_a_slow_answer_is_waited_for(api: FakeApiServer, events: EventLog, watch: Start) -> None:
     """Slow is not silent."""
     api.delay = 0.2
     watch()
@@ -126,7 +128,7 @@ def test_a_slow_answer_is_waited_for(api: FakeApi, events: EventLog, watch: Star
 
 
 def test_a_watch_that_ends_at_once_is_paused_after(
-    api: FakeApi, events: EventLog, watch: Start, monkeypatch: pytest.MonkeyPatch
+    api: FakeApiServer, events: EventLog, watch: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that closes every watch must not be asked in a tight loop."""
     monkeypatch.setattr("ebpflb.cluster.list_watch.SHORT_WATCH", 60.0)

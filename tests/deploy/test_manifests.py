@@ -19,8 +19,8 @@ from ebpflb.datapath.maps.state_dir import BPFFS, DEFAULT
 from ebpflb.node import sysctl
 from ebpflb.options import Paths
 from tests.deploy import helm
-from tests.deploy.api_server import serving
 from tests.deploy.helm import DEPLOY, MANIFESTS, Object, Values
+from tests.kit.api_server import FakeApiServer
 
 VERSIONS = [f"1.{minor}" for minor in range(30, 38)]
 VARIANTS: list[Values] = [
@@ -39,8 +39,8 @@ OPERATOR_KINDS = ("PodMonitor", "PrometheusRule")
 
 @pytest.fixture(scope="module")
 def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    with serving(tmp_path_factory.mktemp("kube")) as path:
-        yield path
+    with FakeApiServer() as api:
+        yield api.kubeconfig(tmp_path_factory.mktemp("kube"))
 
 
 @pytest.fixture(scope="module")

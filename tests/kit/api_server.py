@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An API server in small: real HTTP on 127.0.0.1, list and watch as the Kubernetes API does them.
+"""A fake API server: real HTTP on 127.0.0.1; lists, watches and discovery as Kubernetes has them.
 
-Every change gets the next resource version and a place in the history. A list is a snapshot, given
-in pages. A watch walks the history from its version on; a change that makes an object start or
-stop matching the selectors is an ADDED or a DELETED there. What goes wrong, a test asks for:
-``compact``, ``expiring``, ``drop``, ``fail``, ``say``, ``muted``, ``delay``.
+Every change gets the next resource version and a place in the history. A list is a snapshot, sent
+in pages. A watch sends the history from its version on; a change that makes an object start or
+stop matching the selectors is ADDED or DELETED there. A test can make requests fail: ``compact``,
+``expiring``, ``drop``, ``fail``, ``say``, ``muted``, ``delay``.
 """
 
 import json
@@ -17,8 +17,9 @@ from functools import partial
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 
-from tests.cluster.fake_history import Change, Json, Request, event, fits, key, status
-from tests.cluster.fake_http import PATHS, Handler
+from tests.kit.api_discovery import OBJECT_PATHS
+from tests.kit.api_history import Change, Json, Request, event, fits, key, status
+from tests.kit.api_http import Handler
 
 PATIENCE = 20.0  # seconds that a test waits for something to happen
 
@@ -32,8 +33,8 @@ class Collection:
     oldest: int = 0  # a watch from before this version is 410 Gone
 
 
-class FakeApi:
-    """``with FakeApi() as api:`` serves until the end of the block."""
+class FakeApiServer:
+    """``with FakeApiServer() as api:`` serves until the end of the block."""
 
     def __init__(
         self, *, token: str = "secret", port: int = 0, certificate: Path | None = None
@@ -48,7 +49,7 @@ class FakeApi:
         self.open: Counter[str] = Counter()
         self.changed = threading.Condition()
         self._certificate = certificate
-        self._collections = {kind: Collection() for kind in PATHS}
+        self._collections = {kind: Collection() for kind in OBJECT_PATHS}
         self._failures: defaultdict[str, deque[tuple[int, bytes]]] = defaultdict(deque)
         self._tokens: dict[str, list[Json]] = {}
         self._version = 1
@@ -69,7 +70,7 @@ class FakeApi:
         scheme = "https" if self._certificate else "http"
         return f"{scheme}://127.0.0.1:{self._server.server_port}"
 
-    def __enter__(self) -> "FakeApi":
+    def __enter__(self) -> "FakeApiServer":
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
         return self
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the fake API server speaks HTTP: whole answers, and streams of chunks that may break off."""
+"""The fake API server's HTTP: whole answers, and streams of chunks that can break off."""
 
 import json
 import re
@@ -8,15 +8,10 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from tests.cluster.fake_history import Json, Request, status
+from tests.kit.api_discovery import OBJECT_PATHS, document
+from tests.kit.api_history import Json, Request, status
 
-PATHS = {
-    "Service": "/api/v1/services",
-    "EndpointSlice": "/apis/discovery.k8s.io/v1/endpointslices",
-    "Node": "/api/v1/nodes",
-    "ServiceCIDR": "/apis/networking.k8s.io/v1/servicecidrs",
-}
-KINDS = {path: kind for kind, path in PATHS.items()}
+KINDS = {path: kind for kind, path in OBJECT_PATHS.items()}
 EVENTS = re.compile(r"/apis/events\.k8s\.io/v1/namespaces/([^/]+)/events")
 
 
@@ -31,7 +26,12 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         url = urlsplit(self.path)
         try:
-            self._answer(Request(KINDS[url.path], dict(parse_qsl(url.query))), self)
+            if url.path in KINDS:
+                self._answer(Request(KINDS[url.path], dict(parse_qsl(url.query))), self)
+            elif found := document(url.path):
+                self.send(200, json.dumps(found).encode())
+            else:
+                self.refuse(404, f"{url.path} is not here", reason="NotFound")
         except OSError:  # the client went away
             self.close_connection = True
 
@@ -52,8 +52,8 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def refuse(self, code: int, message: str) -> None:
-        self.send(code, json.dumps(status(code, message)).encode())
+    def refuse(self, code: int, message: str, **fields: str) -> None:
+        self.send(code, json.dumps(status(code, message) | fields).encode())
 
     def begin_stream(self) -> None:
         self.send_response(200)
@@ -74,4 +74,4 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def log_message(self, *_: object) -> None:
-        """Tests look at ``FakeApi.requests`` instead."""
+        """Tests look at ``FakeApiServer.requests`` instead."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the fake API server remembers, and what a watch with selectors says of it."""
+"""The history of the fake API server, and the events that a watch with selectors sends of it."""
 
 from typing import Any, NamedTuple
 
