@@ -38,6 +38,7 @@ __u32 bpf_get_prandom_u32(void);
 long bpf_skb_load_bytes(const void *ctx, __u32 offset, void *to, __u32 size);
 long bpf_skb_store_bytes(struct __sk_buff *ctx, __u32 offset, const void *from, __u32 size,
 			 __u64 flags);
+long bpf_skb_vlan_pop(struct __sk_buff *ctx);
 long bpf_skb_change_tail(struct __sk_buff *ctx, __u32 size, __u64 flags);
 long bpf_l3_csum_replace(struct __sk_buff *ctx, __u32 at, __u64 from, __u64 to, __u64 flags);
 long bpf_l4_csum_replace(struct __sk_buff *ctx, __u32 at, __u64 from, __u64 to, __u64 flags);

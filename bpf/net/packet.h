@@ -9,6 +9,7 @@
 #include "net/address.h"
 #include "net/header.h"
 #include "net/protocol.h"
+#include "net/vlan.h"
 
 #define EXTENSIONS 6	/* more IPv6 extension headers than this are not walked */
 
@@ -120,7 +121,10 @@ static __always_inline enum reading packet_read_v6(struct __sk_buff *ctx, struct
 
 static __always_inline enum reading packet_read_ip(struct __sk_buff *ctx, struct packet *packet)
 {
-	if (ctx->vlan_present)
+	if (ctx->protocol != BE16(ETHERTYPE_IPV4) && ctx->protocol != BE16(ETHERTYPE_IPV6) &&
+	    !vlan_untag(ctx, packet->tuple.hook))
+		return FOREIGN;
+	if (vlan_is_foreign(ctx))
 		return FOREIGN;
 	if (ctx->protocol == BE16(ETHERTYPE_IPV4))
 		return packet_read_v4(ctx, packet);

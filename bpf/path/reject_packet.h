@@ -41,6 +41,7 @@ static __always_inline bool reject_packet(struct __sk_buff *ctx, const struct pa
 
 	if (packet->options || packet->piece == LATER || !reject_within_budget())
 		return false;
+	vlan_forget_priority(ctx);
 	if (packet->tuple.protocol == TCP)
 		return respond_reset(ctx, packet, &to);
 	return packet->v6 ? respond_unreachable_v6(ctx, packet, &to)

@@ -144,7 +144,7 @@ class PacketNode(Publisher):
         moved = {word: count - before[word] for word, count in self.counted.items()}
         verdicts = {word: count for word, count in moved.items() if count}
         outcome = Outcome(ACTIONS[ran.retval], ran.packet, verdicts)
-        _examine(frame, outcome)
+        _examine(wire.without_priority(frame) if hook == "ingress" else frame, outcome)
         return outcome
 
     def _verdicts(self) -> dict[str, int]:

@@ -12,6 +12,7 @@ from scapy.layers.inet6 import (
 )
 from scapy.layers.l2 import ARP, Dot1Q
 
+from ebpflb.datapath.programs import testrun
 from tests.packet.frames import (
     IP,
     UDP,
@@ -113,6 +114,70 @@ def test_tagged(node: PacketNode, places: Places, protocol: str, tags: int) -> N
     for number in range(tags):
         tagged = tagged / Dot1Q(vlan=number + 5)
     assert untouched(node, tagged / request.payload)
+
+
+def tagged(packet: Packet, *tags: Packet) -> bytes:
+    """The frame with these tags, the outermost first."""
+    frame = Ether(src=packet.src, dst=packet.dst)
+    for tag in tags:
+        frame = frame / tag
+    return bytes(frame / packet.payload)
+
+
+@pytest.mark.parametrize("kind", [0x8100, 0x88A8])
+@pytest.mark.parametrize("priority", range(8))
+def test_priority_tag_is_taken_off(
+    node: PacketNode, places: Places, protocol: str, priority: int, kind: int
+) -> None:
+    """A tag without a VLAN (id 0) is no VLAN: the frame is served, without the tag."""
+    pod, where = served(node, places, protocol)
+    frame = tagged(opening(protocol, pod, where), Dot1Q(vlan=0, prio=priority))
+    frame = frame[:12] + kind.to_bytes(2, "big") + frame[14:]
+    came = node.ingress(frame, "pods")
+    assert came.verdicts == {"translated": 1}
+    assert ends(came.packet) == f"{pod} > {at(places.there, 8080)}"
+    assert len(came.frame) == len(frame) - 4
+
+
+def test_vlan_behind_a_priority_tag(node: PacketNode, places: Places, protocol: str) -> None:
+    """A VLAN's id makes the frame the VLAN's, also behind or before a tag without one."""
+    pod, where = served(node, places, protocol)
+    request = opening(protocol, pod, where)
+    for tags in ([0, 5], [5, 0]):
+        frame = tagged(request, *(Dot1Q(vlan=number, prio=3) for number in tags))
+        ran = testrun.run(node.hooks["ingress"], frame, ifindex=node.devices["pods"])
+        assert (ran.retval, ran.packet[-len(request.payload) :]) == (
+            testrun.PASS,
+            bytes(request.payload),
+        )
+
+
+def test_priority_tag_of_a_refused_packet(node: PacketNode, places: Places) -> None:
+    """The reset of a frame with a priority tag has none, as all that the node sends itself."""
+    where = serve(node, places, "balancer")
+    request = opening("tcp", at(places.client, 50123), where)
+    came = node.ingress(tagged(request, Dot1Q(vlan=0, prio=5)))
+    assert (came.action, came.verdicts) == ("redirect", {"refused": 1})
+    assert came.packet.type == request.type
+    assert ends(came.packet) == f"{where} > {at(places.client, 50123)}"
+
+
+@pytest.mark.parametrize("offset", [0, 185])
+def test_priority_tag_of_a_fragment(node: PacketNode, offset: int) -> None:
+    """Fragments with a priority tag are translated as those without."""
+    pod, where = served(node, V4)
+    whole = opening("udp", pod, where)
+    whole[IP].flags, whole[IP].id = "MF", 77
+    del whole[IP].chksum
+    first = built(whole)
+    assert first[IP].flags == "MF"
+    later = built(carrier(host_of(pod), host_of(where), id=77, frag=185, proto=17) / Raw(b"rest"))
+    came = node.ingress(tagged(first, Dot1Q(vlan=0, prio=1)), "pods")
+    assert came.verdicts == {"translated": 1}
+    if offset:
+        came = node.ingress(tagged(later, Dot1Q(vlan=0, prio=1)), "pods")
+        assert came.verdicts == {"established": 1}
+    assert came.packet[IP].dst == V4.there
 
 
 def test_not_ip(node: PacketNode) -> None:

@@ -107,6 +107,18 @@ def _pseudo(raw: bytes, wire: Wire, length: int) -> bytes:
     return addresses + struct.pack("!II", length, wire.protocol)
 
 
+def without_priority(raw: bytes) -> bytes:
+    """The frame without a tag of id 0, as the kernel receives it, nor the tag after it."""
+    if not _is_tagged(raw) or int.from_bytes(raw[14:16], "big") & 0xFFF:
+        return raw
+    popped = raw[:12] + raw[16:]
+    return popped[:12] + popped[16:] if _is_tagged(popped) else popped
+
+
+def _is_tagged(raw: bytes) -> bool:
+    return raw[12:14] in (b"\x81\x00", b"\x88\xa8") and len(raw) >= ETHERNET + 4
+
+
 def untouchable(raw: bytes, start: int = ETHERNET) -> bytes:
     """The frame without what a translation may rewrite: addresses, ports and checksums."""
     wire = read(raw, start)
