@@ -34,6 +34,7 @@ ROOT = Path(__file__).parents[1]
 KINDS = {
     "tests/": "pure",
     "tests/agent/test_api.py": "cluster",
+    "tests/agent/test_engine_choice.py": "kernel",
     "tests/agent/test_restart.py": "cluster",
     "tests/cli/": "kernel",
     "tests/cli/test_config_process.py": "cluster",

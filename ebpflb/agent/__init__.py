@@ -5,6 +5,7 @@ loop          takes events, applies them, plans, writes, publishes; runs as long
 node_sync     writes what the datapath knows of this node: devices, addresses, settings
 service_sync  selects, plans and writes the services that changed
 reporter      health and metrics, from what the loop does
+engine_choice  which engine opens flows, by what is on the node now
 memory        when the garbage collector runs
 build         builds all of these, and what works beside them
 """

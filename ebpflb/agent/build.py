@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds every object of one node's agent."""
 
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 from ebpflb.agent import memory
+from ebpflb.agent.engine_choice import EngineChoice
 from ebpflb.agent.loop import Agent, Inbox
 from ebpflb.agent.node_sync import NodeSync
 from ebpflb.agent.reporter import Reporter
@@ -20,20 +20,17 @@ from ebpflb.datapath import conntrack_probe
 from ebpflb.datapath.datapath import Datapath
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.maps.sweep import Sweeper
-from ebpflb.model import packet_path
 from ebpflb.model.cluster_state import ClusterState
-from ebpflb.model.packet_path import PacketPath
-from ebpflb.node import ip_families, kube_proxy_watch
+from ebpflb.node import ip_families, kube_proxy_watch, nat
 from ebpflb.node.device_watch import DeviceWatch
 from ebpflb.node.namespaces import Namespaces
+from ebpflb.node.nat_watch import NatWatch
 from ebpflb.options import ConntrackOptions, Options
 from ebpflb.plan.expiry import Timeouts
 from ebpflb.serve.metrics import Metrics
 from ebpflb.serve.metrics_pages import MetricsPages
 from ebpflb.serve.servers import HttpServers
 from ebpflb.stale_udp.worker import StaleUdpWorker
-
-log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -52,7 +49,8 @@ def build_agent(options: Options, flags: Mapping[str, str]) -> Iterator[Agent]:
         inbox = Inbox()
         cluster = _cluster_state(options)
         servers = _servers(options, flags, metrics)
-        node_sync = NodeSync(options, datapath, cluster, _packet_path(options))
+        engine = EngineChoice(options.packet_path, missing=_conntrack_obstacle())
+        node_sync = NodeSync(options, datapath, cluster, engine)
         service_sync = ServiceSync(datapath, cluster, node_sync)
         stale_udp = StaleUdpWorker(datapath.maps, Namespaces().each, metrics.stale_flows_ended)
         agent = Agent(
@@ -70,17 +68,20 @@ def build_agent(options: Options, flags: Mapping[str, str]) -> Iterator[Agent]:
         metrics.health(lambda: servers.health.healthy)
         metrics.gate(EXTERNAL_IPS, "DEPRECATED", enabled=options.serve_external_ips)
         sweeper = Sweeper(datapath.maps, _timeouts(options.conntrack))
-        for thread in (sweeper, stale_udp, servers, kube_proxy_watch.KubeProxyWatch(inbox.put)):
+        watches = (
+            kube_proxy_watch.KubeProxyWatch(inbox.put),
+            NatWatch(inbox.put, needed=lambda: engine.is_conntrack),
+        )
+        for thread in (sweeper, stale_udp, servers, *watches):
             stack.callback(thread.stop)
             thread.start()
         metrics.socket_destroy_supported(stale_udp.can_end)
         yield agent
 
 
-def _packet_path(options: Options) -> PacketPath:
-    path = packet_path.decide(options.packet_path, missing=conntrack_probe.obstacle())
-    log.info("packet path: %s (%s)", path.engine, path.reason)
-    return path
+def _conntrack_obstacle() -> str | None:
+    """Why the conntrack engine cannot work on this node; None where it works."""
+    return conntrack_probe.obstacle() or nat.missing()
 
 
 def _cluster_state(options: Options) -> ClusterState:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from ebpflb.agent.engine_choice import EngineChoice
 from ebpflb.configuration import families
 from ebpflb.configuration.families import NodeFamilies
 from ebpflb.configuration.fields import KubeProxyConfiguration
@@ -48,7 +49,7 @@ def do_all(steps: Iterable[Callable[[], None]]) -> None:
 class NodeSync:
     """``device_list`` is the last one of the device watch; it is written by ``write``.
 
-    ``packet_path`` is the engine that is to open flows; it is written with the settings.
+    ``engine`` chooses what opens flows, anew at each ``write``; it is written with the settings.
     """
 
     def __init__(
@@ -56,12 +57,12 @@ class NodeSync:
         options: Options,
         datapath: Datapath,
         cluster: ClusterState,
-        packet_path: PacketPath,
+        engine: EngineChoice,
     ) -> None:
         self.options = options
         self.datapath = datapath
         self.cluster = cluster
-        self.packet_path = packet_path
+        self.engine = engine
         self.device_list = DevicesChanged(())
         self.attached = False  # the loaded programs, or an earlier agent's, are attached
         self.not_served: Mapping[str, str] = {}  # device -> why its packets are not served
@@ -69,6 +70,11 @@ class NodeSync:
         self.health_check_addresses: dict[Family, frozenset[Address]] = {}
         self._desired = self._desired_node()
         self._written: object = None  # the inputs of the last ``write``
+
+    @property
+    def packet_path(self) -> PacketPath | None:
+        """The engine that is to open flows; None before the first ``write``."""
+        return self.engine.path
 
     def load_programs(self) -> str:
         """CURRENT_PROGRAMS, or that old ones keep serving, and why.
@@ -102,6 +108,7 @@ class NodeSync:
         Raises KernelError; then ``changed`` stays true.
         """
         inputs, self._desired = self._inputs(), self._desired_node()
+        self._choose_engine()
         addresses, primary = self.device_list.addresses, self.cluster.primary
         where = addresses, self.options.nodeport_addresses, primary
         self.health_check_addresses = nodeport_addresses.health_check_addresses(*where)
@@ -125,7 +132,12 @@ class NodeSync:
         self.attached = True
 
     def restore(self) -> None:
-        """Puts back what others took off devices. Raises KernelError."""
+        """Puts back what others took off devices, and chooses the engine by what is here now.
+
+        Raises KernelError. ``changed`` is true if the engine is another one.
+        """
+        if self.attached and self._choose_engine():
+            self._written = None
         if self.attached and self.datapath.programs:
             self._set_not_served(self.datapath.restore_devices(self._desired.served))
 
@@ -149,6 +161,10 @@ class NodeSync:
         known, primary = self.device_list.devices, self.cluster.primary
         served = devices.served(known, self.options.devices)
         return DesiredNode(known, served, primary, self.options.detector, self._pod_cidrs())
+
+    def _choose_engine(self) -> bool:
+        pods = (*self.options.detector.cluster_cidrs, *self._pod_cidrs())
+        return self.engine.update(self.device_list.devices, pods)
 
     def _pod_cidrs(self) -> tuple[Network, ...]:
         node = self.cluster.node

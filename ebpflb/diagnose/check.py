@@ -16,7 +16,9 @@ from ebpflb.datapath.maps import state_dir
 from ebpflb.datapath.programs import compiler
 from ebpflb.datapath.programs.loader import SECTIONS
 from ebpflb.errors import EbpflbError
-from ebpflb.node import kube_proxy_watch, process, sock_diag
+from ebpflb.model import bridged_pods
+from ebpflb.node import device_watch, kube_proxy_watch, nat, process, sock_diag
+from ebpflb.node.bridge_calls import bridge_calls
 
 
 class CheckResult(NamedTuple):
@@ -146,14 +148,25 @@ def _optional() -> Iterator[CheckResult]:
     lost = "a program that is attached briefly at the start reads it"
     yield _feature("SO_NETNS_COOKIE", netns_cookie.by_socket() is not None, "5.14", lost)
     yield _conntrack_engine()
+    yield _bridged_pods()
     yield from _stale_sockets()
 
 
 def _conntrack_engine() -> CheckResult:
     """Whether --packet-path=auto takes conntrack as far as the kernel is concerned."""
-    missing = conntrack_probe.obstacle()
+    missing = conntrack_probe.obstacle() or nat.missing()
     lost = "flows of packets are kept in ebpflb's own tables" if missing else ""
     return CheckResult("conntrack engine", not missing, False, missing or "yes", lost)
+
+
+def _bridged_pods() -> CheckResult:
+    """Whether --packet-path=auto takes the flow tables because of bridges (bridged_pods)."""
+    try:
+        found = bridged_pods.unsuited(device_watch.list_devices().devices, (), bridge_calls())
+    except EbpflbError as error:
+        return CheckResult("bridges of pods", False, False, str(error), "")
+    lost = "flows of packets are kept in ebpflb's own tables" if found else ""
+    return CheckResult("bridges of pods", not found, False, found or "none past conntrack", lost)
 
 
 def _stale_sockets() -> Iterator[CheckResult]:

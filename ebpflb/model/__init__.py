@@ -24,6 +24,7 @@ devices             which devices are served, and the addresses that traffic is 
 nodeport_addresses  on which of its addresses NodePorts are served     (kube-proxy.md 8)
 local_detector      which traffic comes from pods                      (kube-proxy.md 5.2)
 packet_path         which engine opens flows of packets, and why
+bridged_pods        whether pods answer each other past conntrack
 
 What kube-proxy leaves on a node (kube-proxy.md 17):
 

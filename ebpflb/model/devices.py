@@ -22,6 +22,7 @@ class Device:
     master: int  # ifindex of its bridge, bond or VRF; 0: none
     addresses: tuple[Address, ...]
     sources: tuple[Address, ...]  # the addresses fit to masquerade to: global, primary, in use
+    kind: str = ""  # the kernel's name of a virtual device's kind, such as "bridge" and "veth"
 
 
 Devices = tuple[Device, ...]

@@ -18,6 +18,7 @@ Its connection tracking:
 
 ctnetlink  the entries of conntrack, listed and deleted
 nat        what keeps conntrack and NAT at work, and whether connections need it
+bridge_calls  whether bridges hand packets to netfilter
 nat_watch  the conntrack engine's table, put back when others remove it
 
 A kube-proxy on it:

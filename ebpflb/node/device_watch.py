@@ -67,6 +67,7 @@ def _device(link: Any, addresses: list[Any]) -> Device:
         master=link.get_attr("IFLA_MASTER") or 0,
         addresses=tuple(_address(message) for message in addresses),
         sources=tuple(_address(message) for message in addresses if _is_source(message)),
+        kind=link.get_nested("IFLA_LINKINFO", "IFLA_INFO_KIND") or "",
     )
 
 

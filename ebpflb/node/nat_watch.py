@@ -38,16 +38,16 @@ _BUFFER_SIZE = 1 << 16
 class NatWatch:
     """Watches in a thread from ``start`` to ``stop``; ``emit`` gets errors, and their end.
 
-    Where the engine does not serve (not ``needed``) it removes an earlier engine's table instead,
-    as soon as no connection is translated any more. ``restored`` counts how often something of the
-    table was put back.
+    ``needed`` says whether the engine serves now. Where it does not, the watch removes the table
+    that an earlier engine has left, as soon as no connection is translated any more. ``restored``
+    counts how often something of the table was put back.
     """
 
     def __init__(
         self,
         emit: Callable[[SourceStatus], None],
         *,
-        needed: bool,
+        needed: Callable[[], bool],
         seconds: float = INTERVAL_SECONDS,
     ) -> None:
         self.needed, self.seconds = needed, seconds
@@ -83,7 +83,7 @@ class NatWatch:
                     break
 
     def _look(self) -> None:
-        if not self.needed:
+        if not self.needed():
             nat.release_when_unused(nat.ENGINE)
         elif nat.keep_nat_hooks(nat.ENGINE):
             self.restored += 1

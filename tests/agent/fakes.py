@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ebpflb.agent import Agent
+from ebpflb.agent.engine_choice import EngineChoice
 from ebpflb.agent.loop import Inbox
 from ebpflb.agent.node_sync import NodeSync
 from ebpflb.agent.reporter import Reporter
@@ -20,7 +21,7 @@ from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.devices import Devices
 from ebpflb.model.events import Changed, Event, Key, Kind, ReadObject, Replaced, SourceStatus
 from ebpflb.model.health_check import HealthCheck
-from ebpflb.model.packet_path import Engine, PacketPath
+from ebpflb.model.packet_path import Engine
 from ebpflb.node.device_watch import DevicesChanged
 from ebpflb.options import Options, Paths
 from ebpflb.plan.map_contents import MapContents
@@ -163,7 +164,7 @@ class Harness:
 
     def __init__(self, folder: Path) -> None:
         paths = Paths(folder / "state", folder, folder)
-        self.packet_path = PacketPath(Engine.FLOWS, "a test")
+        self.engine = EngineChoice(Engine.FLOWS, missing=None)
         self.options = Options(paths, "node-1", folder / "cgroup", manifests=folder)
         self.datapath = FakeDatapath()
         self.health = Health(timeout=60)
@@ -183,7 +184,7 @@ class Harness:
             "stale_udp": self.stale_udp,
         }
         cluster = ClusterState(self.options.node_name, bind_address=self.options.bind_address)
-        node_sync = NodeSync(self.options, datapath, cluster, self.packet_path)
+        node_sync = NodeSync(self.options, datapath, cluster, self.engine)
         self.agent = Agent(
             options=self.options,
             inbox=Inbox(),

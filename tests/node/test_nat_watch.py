@@ -40,7 +40,7 @@ def started(watch: NatWatch) -> Iterator[NatWatch]:
 def watch() -> Iterator[NatWatch]:
     """It watches a table that the engine needs."""
     nat.keep_nat_hooks(nat.ENGINE)
-    with started(NatWatch(lambda _: None, needed=True, seconds=NEVER)) as made:
+    with started(NatWatch(lambda _: None, needed=lambda: True, seconds=NEVER)) as made:
         yield made
 
 
@@ -80,7 +80,7 @@ def test_it_stays_at_the_end() -> None:
     """The table stays when the agent ends, and the next agent has nothing to put back."""
     nat.keep_nat_hooks(nat.ENGINE)
     for _ in range(2):
-        with started(NatWatch(lambda _: None, needed=True, seconds=NEVER)) as watch:
+        with started(NatWatch(lambda _: None, needed=lambda: True, seconds=NEVER)) as watch:
             pass
         assert nat.keeps_nat_hooks(nat.ENGINE)
         assert watch.restored == 0
@@ -100,7 +100,7 @@ def test_an_earlier_engines_table_goes_with_its_last_connection(
     monkeypatch.setattr(nat, "has_dnat_connections", look)
     nat.keep_nat_hooks(nat.ENGINE)
     nodes.translate(SERVICE, PORT)
-    with started(NatWatch(lambda _: None, needed=False, seconds=0.01)):
+    with started(NatWatch(lambda _: None, needed=lambda: False, seconds=0.01)):
         assert eventually(lambda: len(looks) > 3)
         assert nat.keeps_nat_hooks(nat.ENGINE)
         ctnetlink.delete(ctnetlink.connections(lambda *_: True))
@@ -113,7 +113,7 @@ def test_what_fails_is_reported_until_it_works(monkeypatch: pytest.MonkeyPatch) 
     told: SimpleQueue[SourceStatus] = SimpleQueue()
     with monkeypatch.context() as patched:
         patched.setattr(nft, "FAMILIES", {"inet": 99})  # the kernel has no such family
-        watch = NatWatch(told.put, needed=True, seconds=NEVER)
+        watch = NatWatch(told.put, needed=lambda: True, seconds=NEVER)
         watch.start()
         assert told.get(timeout=10).error
     assert told.get(timeout=10).error is None

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which engine opens flows, as long as the agent runs, and what the conntrack engine needs for it.
+
+Whether pods are on a bridge is known only when the first pod is there, so the choice is made anew
+when devices change, and once per sync period. Flows that are open are followed whichever it is.
+"""
+
+import logging
+from collections.abc import Collection
+
+from ebpflb.errors import NodeError
+from ebpflb.model import bridged_pods, packet_path
+from ebpflb.model.addresses import Network
+from ebpflb.model.devices import Devices
+from ebpflb.model.packet_path import Engine, PacketPath
+from ebpflb.node import nat
+from ebpflb.node.bridge_calls import bridge_calls
+
+log = logging.getLogger(__name__)
+
+
+class EngineChoice:
+    """``path`` is the engine in force, and why; None before the first ``update``."""
+
+    def __init__(self, chosen: str, *, missing: str | None) -> None:
+        """``chosen`` is one of packet_path.CHOICES; ``missing`` as in ``packet_path.decide``.
+
+        Raises NodeError if what was chosen cannot work.
+        """
+        self._chosen, self._missing = chosen, missing
+        self.path: PacketPath | None = None
+        packet_path.decide(chosen, missing=missing)
+
+    @property
+    def is_conntrack(self) -> bool:
+        return self.path is not None and self.path.engine is Engine.CONNTRACK
+
+    def update(self, devices: Devices, pods: Collection[Network]) -> bool:
+        """Chooses by what is on the node now; whether it differs from the choice before.
+
+        What the conntrack engine needs is there when this returns it.
+        """
+        unsuited = bridged_pods.unsuited(devices, pods, bridge_calls())
+        path = packet_path.decide(self._chosen, missing=self._missing, unsuited=unsuited)
+        if path.engine is Engine.CONNTRACK:
+            path = self._prepared(path)
+        changed = path != self.path
+        if changed:
+            log.info("packet path: %s (%s)", path.engine, path.reason)
+        self.path = path
+        return changed
+
+    def _prepared(self, path: PacketPath) -> PacketPath:
+        """The same, or the flow tables if conntrack and NAT cannot be kept at work."""
+        try:
+            nat.keep_nat_hooks(nat.ENGINE)
+        except NodeError as error:
+            return PacketPath(Engine.FLOWS, str(error))
+        return path

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether pods answer each other past conntrack: those on one bridge, without br_netfilter.
+
+A pod's request to a service passes the node's IP layer, where conntrack gives it a backend. If that
+is a pod on the same bridge, its answer goes to the client's hardware address, so it passes only the
+bridge, and nothing puts the service's address back. As kube-proxy does, the conntrack engine needs
+bridges that hand packets to netfilter (br_netfilter, with the sysctls below at 1). The flow tables
+do without, for their programs are at the bridge's ports.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+
+from ebpflb.model.addresses import Address, Family, Network, family
+from ebpflb.model.devices import Device, Devices
+
+SYSCTLS = {
+    Family.IPV4: "net/bridge/bridge-nf-call-iptables",
+    Family.IPV6: "net/bridge/bridge-nf-call-ip6tables",
+}
+_POD_PORTS = ("veth", "tun")  # kinds of devices that lead to pods and to virtual machines
+
+
+def unsuited(
+    devices: Devices, pods: Collection[Network], calls: Mapping[Family, bool]
+) -> str | None:
+    """Why the conntrack engine should not be used here, naming bridges and sysctls; None: it may.
+
+    ``pods`` are the pods' networks, () where they are not known; ``calls`` says for each family
+    whether bridges hand packets to netfilter.
+    """
+    found = {
+        bridge.name: [f for f in Family if not calls[f] and f in families(bridge)]
+        for bridge in bridges_of_pods(devices, pods)
+    }
+    names = [name for name, missing in found.items() if missing]
+    if not names:
+        return None
+    sysctls = {SYSCTLS[f].replace("/", ".") for missing in found.values() for f in missing}
+    one = f"pods on the bridge {names[0]}" if len(names) == 1 else f"pods on {' and '.join(names)}"
+    wanted = " and ".join(f"{name}=1" for name in sorted(sysctls))
+    return f"{one} answer each other past conntrack (modprobe br_netfilter; {wanted})"
+
+
+def bridges_of_pods(devices: Devices, pods: Collection[Network]) -> Iterator[Device]:
+    """Bridges with ports that lead to pods.
+
+    Where the pods' networks are known, a bridge that has addresses, none of them in one of those,
+    is another's (docker0).
+    """
+    with_ports = {device.master for device in devices if device.kind in _POD_PORTS}
+    for device in devices:
+        if device.kind == "bridge" and device.index in with_ports:
+            others = pods and device.sources and not any(_in(a, pods) for a in device.sources)
+            if not others:
+                yield device
+
+
+def families(bridge: Device) -> set[Family]:
+    """Those of its addresses; both, where it has none and pods have a gateway beyond it."""
+    return {family(address) for address in bridge.sources} or set(Family)
+
+
+def _in(address: Address, networks: Collection[Network]) -> bool:
+    return any(address in network for network in networks)

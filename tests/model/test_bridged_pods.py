@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pods on one bridge, whose answers conntrack sees only with br_netfilter."""
+
+from dataclasses import replace
+from ipaddress import ip_address, ip_network
+
+import pytest
+
+from ebpflb.model.addresses import Family
+from ebpflb.model.bridged_pods import unsuited
+from ebpflb.model.devices import Device
+
+
+def device(index: int, name: str, kind: str, *own: str, master: int = 0) -> Device:
+    found = tuple(map(ip_address, own))
+    return Device(index, name, False, True, master, found, found, kind)
+
+
+PODS = (ip_network("10.244.0.0/16"), ip_network("fd00:244::/32"))
+ETH = device(2, "eth0", "", "192.0.2.1")
+BRIDGE = device(3, "cni0", "bridge", "10.244.1.1")
+PORT = device(4, "veth1", "veth", master=3)
+ROUTED = device(5, "cali1", "veth")
+DOCKER = device(6, "docker0", "bridge", "172.17.0.1")
+CONTAINER = device(7, "veth2", "veth", master=6)
+UPLINK = device(8, "br0", "bridge", "192.0.2.9")
+WIRE = device(9, "eth1", "", master=8)
+NEVER, ALWAYS = dict.fromkeys(Family, False), dict.fromkeys(Family, True)
+
+
+def test_pods_on_a_bridge() -> None:
+    """The bridge and what to do are named."""
+    found = unsuited((ETH, BRIDGE, PORT), PODS, NEVER)
+    assert found == (
+        "pods on the bridge cni0 answer each other past conntrack"
+        " (modprobe br_netfilter; net.bridge.bridge-nf-call-iptables=1)"
+    )
+    assert unsuited((ETH, BRIDGE, PORT), (), NEVER) == found, "also where no network is known"
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        (ETH, ROUTED),
+        (ETH, BRIDGE),
+        (ETH, DOCKER, CONTAINER),
+        (UPLINK, WIRE),
+        (BRIDGE, replace(PORT, master=6)),
+    ],
+    ids=["routed", "no pod yet", "docker", "uplink", "elsewhere"],
+)
+def test_nodes_without(others: tuple[Device, ...]) -> None:
+    """Routed pods, a bridge without pods, and bridges that are not for pods are no obstacle."""
+    assert unsuited(others, PODS, NEVER) is None
+
+
+def test_br_netfilter() -> None:
+    """With it, for the families that the bridge's pods have, there is no obstacle."""
+    only_v4 = {Family.IPV4: True, Family.IPV6: False}
+    both = replace(BRIDGE, sources=tuple(map(ip_address, ("10.244.1.1", "fd00:244:1::1"))))
+    assert unsuited((BRIDGE, PORT), PODS, ALWAYS) is None
+    assert unsuited((BRIDGE, PORT), PODS, only_v4) is None
+    found = unsuited((both, PORT), PODS, only_v4)
+    assert found is not None
+    assert "net.bridge.bridge-nf-call-ip6tables=1)" in found
+    assert "nf-call-iptables" not in found
+
+
+def test_a_bridge_without_addresses() -> None:
+    """Its pods may have any address and a gateway beyond it: both families count."""
+    bare = replace(BRIDGE, addresses=(), sources=())
+    found = unsuited((bare, PORT), PODS, NEVER)
+    assert found is not None
+    assert "nf-call-ip6tables=1 and net.bridge.bridge-nf-call-iptables=1" in found
+
+
+def test_several_bridges() -> None:
+    """All of them are named."""
+    found = unsuited((BRIDGE, PORT, DOCKER, CONTAINER), (), NEVER)
+    assert found is not None
+    assert found.startswith("pods on cni0 and docker0 answer")

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pods on one bridge and the kernel's NAT: what the conntrack engine needs, and who serves without.
+
+The kernel's own rules show the need: kube-proxy's are of this kind.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from socket import AF_INET, AF_INET6, SOCK_STREAM
+
+import pytest
+
+from ebpflb.lab.hosts import Host, Lab
+from ebpflb.lab.sockets import Sockets
+from ebpflb.model.addresses import Family
+from ebpflb.model.bridged_pods import SYSCTLS, unsuited
+from ebpflb.node.bridge_calls import bridge_calls
+from ebpflb.node.device_watch import list_devices
+from tests.node import nodes
+
+PREFIX = f"ebpflb-test-{os.getpid()}-bridged"
+VIPS = {Family.IPV4: "10.96.0.10", Family.IPV6: "fd00:96::10"}
+KINDS = {Family.IPV4: AF_INET, Family.IPV6: AF_INET6}
+PORT, TARGET = 80, 8080
+RULES = """
+table inet kernel {{
+  chain c {{
+    type nat hook prerouting priority dstnat
+    ip daddr 10.96.0.10 tcp dport 80 dnat ip to {v4}:8080
+    ip6 daddr fd00:96::10 tcp dport 80 dnat ip6 to [{v6}]:8080
+  }}
+}}
+"""
+
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/sys/net/bridge").exists(), reason="this kernel is without br_netfilter"
+)
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    with Lab(PREFIX) as made:
+        yield made
+
+
+def is_answered(client: Host, server: Host, family: Family) -> bool:
+    """Whether a connection of a pod by the service's address to another pod comes about."""
+    sockets = [Sockets(host) for host in (client, server)]
+    opened, listener = (each.open(KINDS[family], SOCK_STREAM) for each in sockets)
+    try:
+        listener.bind(("::" if family is Family.IPV6 else "0.0.0.0", TARGET))
+        listener.listen()
+        opened.settimeout(2.0)
+        opened.connect((VIPS[family], PORT))
+    except OSError:
+        return False
+    finally:
+        for each in sockets:
+            each.close()
+    return True
+
+
+@pytest.mark.parametrize("family", list(Family), ids=str)
+def test_the_kernel_translates_answers_of_one_bridge_only_with_br_netfilter(
+    lab: Lab, family: Family
+) -> None:
+    """What is recognized is what happens, family by family, as the sysctl is turned on and off."""
+    node = lab.node("node", 1)
+    client, server = (lab.pod(node, name, 2 + at) for at, name in enumerate(("client", "server")))
+    node.nft(RULES.format(v4=server.v4, v6=server.v6))
+    other = next(each for each in Family if each is not family)
+    node.sysctl(SYSCTLS[other].replace("/", "."), 1)
+    for on in (0, 1, 0):
+        node.sysctl(SYSCTLS[family].replace("/", "."), on)
+        with nodes.entered(node.netns):
+            found = unsuited(list_devices().devices, (), bridge_calls())
+        assert (found is None) == bool(on)
+        assert is_answered(client, server, family) == bool(on)
