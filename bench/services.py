@@ -40,7 +40,7 @@ class NodePort(NamedTuple):
         target = [{"name": p, "port": TARGET, "protocol": p.upper()} for p in self.protocols]
         ports = [{**port, "port": PORT, "nodePort": self.number} for port in target]
         there = [
-            _endpoint(address, node, f"{self.name}-{number}")
+            manifests.endpoint(address, node=node, target=f"{self.name}-{number}")
             for number, (address, node) in enumerate(self.endpoints)
         ]
         return [
@@ -68,13 +68,7 @@ def node_ports(count: int, endpoints: int) -> list[NodePort]:
 
 def write_node_ports(folder: Path, node: str, node_address: str, them: list[NodePort]) -> None:
     """With the Node and the range of cluster IPs."""
-    cidr = {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "ServiceCIDR",
-        "metadata": {"name": "kubernetes"},
-        "spec": {"cidrs": [CIDR]},
-    }
-    items = [cidr, manifests.node(node, node_address)]
+    items = [manifests.service_cidr(CIDR), manifests.node(node, node_address)]
     items += [item for each in them for item in each.manifests()]
     _write(folder / "node-ports.json", items)
 
@@ -83,10 +77,11 @@ def asked(node: str, node_address: str, pod: str, address: str) -> str:
     """The file of the Service that is asked: over TCP and UDP, with one endpoint, and its Node."""
     target = [{"name": p, "port": TARGET, "protocol": p.upper()} for p in ("tcp", "udp")]
     ports = [{**port, "port": PORT} for port in target]
+    endpoint = manifests.endpoint(address, node=node, target=pod)
     documents = [
         manifests.node(node, node_address),
         manifests.service(NAME, [ADDRESS], ports),
-        manifests.endpoint_slice(NAME, "IPv4", [_endpoint(address, node, pod)], target),
+        manifests.endpoint_slice(NAME, "IPv4", [endpoint], target),
     ]
     return yaml.safe_dump_all(documents, sort_keys=False)
 
@@ -115,18 +110,10 @@ def _write(path: Path, items: list[manifests.Manifest]) -> None:
 def _one_of_many(number: int, endpoints: range) -> list[manifests.Manifest]:
     name, port = f"service-{number}", {"name": "http", "port": PORT, "protocol": "TCP"}
     there = [
-        _endpoint(str(_ENDPOINTS + i), f"node-{i % NODES}", f"{name}-pod-{i}") for i in endpoints
+        manifests.endpoint(str(_ENDPOINTS + i), node=f"node-{i % NODES}", target=f"{name}-pod-{i}")
+        for i in endpoints
     ]
     return [
         manifests.service(name, [address(number)], [port]),
         manifests.endpoint_slice(name, "IPv4", there, [port | {"port": TARGET}]),
     ]
-
-
-def _endpoint(address: str, node: str, pod: str) -> manifests.Manifest:
-    return {
-        "addresses": [address],
-        "nodeName": node,
-        "targetRef": {"kind": "Pod", "namespace": "default", "name": pod},
-        "conditions": {"ready": True, "serving": True, "terminating": False},
-    }

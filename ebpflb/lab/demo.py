@@ -92,8 +92,9 @@ class Demo:
         ports = [{"port": PORT, "nodePort": SHOP_NODEPORT}]
         here = _endpoint(self.pods[0], self.pods[0].v4)
         there = manifests.endpoint(self.far.v4, node=self.other.name, target=self.far.name)
-        spec = {"type": "NodePort", "externalTrafficPolicy": policy}
-        shop = manifests.service("shop", [SHOP], ports, **spec)
+        shop = manifests.service(
+            "shop", [SHOP], ports, type="NodePort", externalTrafficPolicy=policy
+        )
         slices = manifests.endpoint_slice("shop", "IPv4", [here, there], [{"port": TARGET}])
         manifests.write(self.agent.manifests / "shop.yaml", [shop, slices])
         wait_until(f"policy {policy} is in force", lambda: self._in_force(policy))

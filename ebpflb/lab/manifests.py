@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Services and EndpointSlices as manifests, as `kubectl get -o yaml` would show them."""
+"""Objects of Kubernetes as manifests, as `kubectl get -o yaml` would show them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,30 +10,49 @@ import yaml
 Manifest = dict[str, Any]
 
 
-def service(name: str, ips: list[str], ports: list[Manifest], **spec: Any) -> Manifest:
-    """A Service; of both families where ``ips`` has two."""
+def service(
+    name: str,
+    ips: list[str],
+    ports: list[Manifest],
+    *,
+    namespace: str = "default",
+    labels: Mapping[str, str] | None = None,
+    ingress: Iterable[str | Manifest] | None = (),
+    **spec: Any,
+) -> Manifest:
+    """A Service; of both families where ``ips`` has two.
+
+    ``ingress`` has the addresses of its load balancer, or whole entries of the status.
+    """
     families = ["IPv6" if ":" in ip else "IPv4" for ip in ips]
+    usual = {"clusterIP": ips[0], "clusterIPs": ips, "ipFamilies": families, "ports": ports}
+    entries = [{"ip": it} if isinstance(it, str) else it for it in ingress or ()]
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": name, "namespace": "default"},
-        "spec": {"clusterIP": ips[0], "clusterIPs": ips, "ipFamilies": families, "ports": ports}
-        | spec,
+        "metadata": _metadata(name, namespace, labels),
+        "spec": usual | spec,
+        "status": {"loadBalancer": {"ingress": entries} if entries else {}},
     }
 
 
 def endpoint_slice(
-    service: str, family: str, endpoints: list[Manifest], ports: list[Manifest]
+    service: str,
+    family: str,
+    endpoints: list[Manifest],
+    ports: list[Manifest],
+    *,
+    name: str | None = None,
+    namespace: str = "default",
+    labels: Mapping[str, str] | None = None,
 ) -> Manifest:
-    """One EndpointSlice of a Service."""
+    """One EndpointSlice of a Service, with the label that names it unless ``labels`` are given."""
+    usual = {"kubernetes.io/service-name": service}
+    name = f"{service}-{family.lower()}" if name is None else name
     return {
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
-        "metadata": {
-            "name": f"{service}-{family.lower()}",
-            "namespace": "default",
-            "labels": {"kubernetes.io/service-name": service},
-        },
+        "metadata": _metadata(name, namespace, usual if labels is None else labels),
         "addressType": family,
         "endpoints": endpoints,
         "ports": ports,
@@ -50,25 +69,43 @@ def endpoint(address: str, *, node: str, target: str, **conditions: bool) -> Man
     }
 
 
-def node(name: str, *addresses: str, pod_cidrs: Iterable[str] = ()) -> Manifest:
-    """A Node with these internal addresses."""
+def node(
+    name: str,
+    *addresses: str | tuple[str, str],
+    labels: Mapping[str, str] | None = None,
+    pod_cidrs: Iterable[str] = (),
+    **spec: Any,
+) -> Manifest:
+    """A Node with these internal addresses; a pair is of another type: ("Hostname", "node-1")."""
+    pairs = [("InternalIP", each) if isinstance(each, str) else each for each in addresses]
     return {
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": {"name": name},
-        "spec": {"podCIDRs": list(pod_cidrs)},
-        "status": {"addresses": [{"type": "InternalIP", "address": ip} for ip in addresses]},
+        "metadata": _metadata(name, "", labels),
+        "spec": {"podCIDRs": list(pod_cidrs)} | spec,
+        "status": {"addresses": [{"type": type, "address": text} for type, text in pairs]},
     }
 
 
-def service_cidr(*networks: str) -> Manifest:
+def service_cidr(*networks: str, name: str = "kubernetes") -> Manifest:
     """A ServiceCIDR: the range of cluster IPs."""
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "ServiceCIDR",
-        "metadata": {"name": "kubernetes"},
+        "metadata": _metadata(name),
         "spec": {"cidrs": list(networks)},
     }
+
+
+def _metadata(
+    name: str, namespace: str = "", labels: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": name}
+    if namespace:
+        found["namespace"] = namespace
+    if labels:
+        found["labels"] = dict(labels)
+    return found
 
 
 def text(objects: Iterable[Manifest]) -> str:

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects as the API would serve them, small ones."""
+"""Small manifests of which a test gives only what matters to it."""
 
 from typing import Any
+
+from ebpflb.lab import manifests
+from ebpflb.lab.manifests import Manifest
 
 PROXY_NAME = "service.kubernetes.io/service-proxy-name"
 HEADLESS = "service.kubernetes.io/headless"
@@ -9,44 +12,16 @@ HEADLESS = "service.kubernetes.io/headless"
 
 def service(
     name: str, *, labels: dict[str, str] | None = None, namespace: str = "default", **spec: Any
-) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": name, "namespace": namespace, "labels": labels or {}},
-        "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 80, "targetPort": 8080}]} | spec,
-    }
+) -> Manifest:
+    ports = spec.pop("ports", [{"port": 80, "targetPort": 8080}])
+    return manifests.service(name, ["10.96.0.1"], ports, labels=labels, namespace=namespace, **spec)
 
 
-def endpoint_slice(
-    name: str, *addresses: str, labels: dict[str, str] | None = None
-) -> dict[str, Any]:
-    return {
-        "apiVersion": "discovery.k8s.io/v1",
-        "kind": "EndpointSlice",
-        "metadata": {"name": name, "namespace": "default", "labels": labels or {}},
-        "addressType": "IPv4",
-        "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}],
-        "endpoints": [
-            {"addresses": [address], "conditions": {"ready": True}, "nodeName": "node-1"}
-            for address in addresses
-        ],
-    }
+def endpoint_slice(name: str, *addresses: str, labels: dict[str, str] | None = None) -> Manifest:
+    endpoints = [manifests.endpoint(it, node="node-1", target=f"pod-{it}") for it in addresses]
+    ports = [{"name": "http", "port": 8080, "protocol": "TCP"}]
+    return manifests.endpoint_slice("", "IPv4", endpoints, ports, name=name, labels=labels or {})
 
 
-def service_cidr(name: str, *cidrs: str) -> dict[str, Any]:
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "ServiceCIDR",
-        "metadata": {"name": name},
-        "spec": {"cidrs": list(cidrs)},
-    }
-
-
-def node(name: str, *, labels: dict[str, str] | None = None) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {"name": name, "labels": labels or {}},
-        "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]},
-    }
+def node(name: str, *, labels: dict[str, str] | None = None) -> Manifest:
+    return manifests.node(name, "192.0.2.1", labels=labels)

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from ebpflb.cluster import decoding, manifest_file
 from ebpflb.cluster.selectors import selectors
 from ebpflb.errors import InvalidObject
+from ebpflb.lab.manifests import service_cidr
 from ebpflb.model.events import Event, Kind, Replaced
 from ebpflb.model.objects import Object
 from tests.cluster.event_log import EventLog, Start
-from tests.cluster.objects import HEADLESS, PROXY_NAME, endpoint_slice, node, service, service_cidr
+from tests.cluster.objects import HEADLESS, PROXY_NAME, endpoint_slice, node, service
 from tests.kit.api_history import Json, Request, fits
 from tests.kit.api_server import FakeApiServer
 
@@ -71,7 +72,7 @@ def test_the_sources_agree_over_the_wire_and_on_disk(
         endpoint_slice("headless-1", "10.0.0.3", labels={HEADLESS: ""}),
         node("node-1", labels={"topology.kubernetes.io/zone": "a"}),
         node("node-2"),
-        service_cidr("kubernetes", "10.96.0.0/16", "fd00:96::/112"),
+        service_cidr("10.96.0.0/16", "fd00:96::/112"),
     ]
     for object in objects:
         api.put(object)

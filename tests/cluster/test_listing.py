@@ -5,10 +5,11 @@ import msgspec
 import pytest
 
 from ebpflb.cluster import decoding
+from ebpflb.lab.manifests import service_cidr
 from ebpflb.model.events import Changed, Event, Key, Kind, Removed, Replaced
 from ebpflb.model.objects import Object, Service
 from tests.cluster.event_log import EventLog, Start
-from tests.cluster.objects import HEADLESS, PROXY_NAME, endpoint_slice, node, service, service_cidr
+from tests.cluster.objects import HEADLESS, PROXY_NAME, endpoint_slice, node, service
 from tests.kit.api_history import Json
 from tests.kit.api_server import FakeApiServer
 
@@ -43,7 +44,7 @@ def test_an_object_arrives_with_its_fields_and_its_source(
 def test_a_node_has_no_namespace(api: FakeApiServer, events: EventLog, watch: Start) -> None:
     """The key of a Node has an empty namespace, and so has a ServiceCIDR's."""
     api.put(node("node-1"))
-    api.put(service_cidr("kubernetes", "10.96.0.0/16"))
+    api.put(service_cidr("10.96.0.0/16"))
     watch()
     assert set(events.next(Kind.NODE).objects) == {Key("", "node-1")}
     assert set(events.next(Kind.SERVICE_CIDR).objects) == {Key("", "kubernetes")}

@@ -6,13 +6,14 @@ import threading
 
 import pytest
 
+from ebpflb.lab.manifests import service_cidr
 from ebpflb.model.events import Changed, Key, Kind, Replaced, SourceStatus
 from tests.cluster.event_log import EventLog, Quick, Start
-from tests.cluster.objects import service, service_cidr
+from tests.cluster.objects import service
 from tests.kit.api_server import FakeApiServer
 
 NOT_FOUND = b'{"code": 404, "message": "the server could not find the requested resource"}'
-RANGE = service_cidr("kubernetes", "10.96.0.0/16")
+RANGE = service_cidr("10.96.0.0/16")
 
 
 @pytest.mark.parametrize("body", [NOT_FOUND, b"404 page not found\n"])
@@ -44,7 +45,7 @@ def test_it_is_asked_for_again(
     watch(timing=quick(missing_resource_delay=0.01))
     assert events.next(Kind.SERVICE_CIDR) == Replaced(Kind.SERVICE_CIDR, {})
     assert set(events.next(Kind.SERVICE_CIDR).objects) == {Key("", "kubernetes")}
-    api.put(service_cidr("more", "10.97.0.0/16"))
+    api.put(service_cidr("10.97.0.0/16", name="more"))
     assert isinstance(events.next(Kind.SERVICE_CIDR), Changed)
 
 

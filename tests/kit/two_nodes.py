@@ -67,10 +67,9 @@ class TwoNodes(LabCluster):
         named = [{"name": p, "port": TARGET, "protocol": p.upper()} for p in ("tcp", "udp")]
         ports = [{**port, "port": PORT, "nodePort": frontends.nodeport} for port in named]
         every: dict[str, Any] = {"type": "LoadBalancer", "externalIPs": frontends.external}
-        service = manifests.service(name, frontends.cluster, ports, **every | spec)
-        service["status"] = {"loadBalancer": {"ingress": [{"ip": ip} for ip in frontends.balancer]}}
+        every["ingress"] = frontends.balancer
         return [
-            service,
+            manifests.service(name, frontends.cluster, ports, **every | spec),
             manifests.endpoint_slice(name, "IPv4", self.endpoints(*pods), named),
             manifests.endpoint_slice(name, "IPv6", self.endpoints(*pods, v6=True), named),
         ]

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from ebpflb.lab import manifests
 from ebpflb.model import addresses, endpoints, objects, services
 
 
@@ -17,17 +18,10 @@ def service(
     **spec: Any,
 ) -> objects.Service:
     """An IPv4 ClusterIP Service with one unnamed port 80."""
-    defaults = {
-        "clusterIP": "172.30.0.41",
-        "clusterIPs": ["172.30.0.41"],
-        "ipFamilies": ["IPv4"],
-        "ports": [{"port": 80}],
-    }
-    manifest = {
-        "metadata": {"name": name, "namespace": namespace, "labels": labels},
-        "spec": defaults | spec,
-        "status": {"loadBalancer": {"ingress": ingress}},
-    }
+    ports = spec.pop("ports", [{"port": 80}])
+    manifest = manifests.service(
+        name, ["172.30.0.41"], ports, namespace=namespace, labels=labels, ingress=ingress, **spec
+    )
     return msgspec.convert(manifest, objects.Service)
 
 
@@ -50,16 +44,10 @@ def slice(
     ports: list[dict[str, Any]] | None = None,
 ) -> objects.EndpointSlice:
     """A slice of shop/web with one unnamed port 8080."""
-    manifest = {
-        "metadata": {
-            "name": name,
-            "namespace": namespace,
-            "labels": {endpoints.SERVICE_LABEL: "web"} if labels is None else labels,
-        },
-        "addressType": family,
-        "ports": [{"port": 8080}] if ports is None else ports,
-        "endpoints": list(entries),
-    }
+    found = [{"port": 8080}] if ports is None else ports
+    manifest = manifests.endpoint_slice(
+        "web", family, list(entries), found, name=name, namespace=namespace, labels=labels
+    )
     return msgspec.convert(manifest, objects.EndpointSlice)
 
 
@@ -106,16 +94,10 @@ def leaving(target: str, *, local: bool = False, zones: str = "") -> endpoints.E
 
 
 def service_cidr(*cidrs: str) -> objects.ServiceCIDR:
-    manifest = {"metadata": {"name": "kubernetes"}, "spec": {"cidrs": list(cidrs)}}
-    return msgspec.convert(manifest, objects.ServiceCIDR)
+    return msgspec.convert(manifests.service_cidr(*cidrs), objects.ServiceCIDR)
 
 
 def node(
     *listed: tuple[str, str], labels: dict[str, str] | None = None, **spec: Any
 ) -> objects.Node:
-    manifest = {
-        "metadata": {"name": "here", "labels": labels},
-        "spec": spec,
-        "status": {"addresses": [{"type": type, "address": text} for type, text in listed]},
-    }
-    return msgspec.convert(manifest, objects.Node)
+    return msgspec.convert(manifests.node("here", *listed, labels=labels, **spec), objects.Node)

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from ebpflb.lab import manifests
 from ebpflb.model import nodes, objects
 from tests.model import builders
 
@@ -13,7 +14,9 @@ ANNOTATION = "endpoints.kubernetes.io/last-change-trigger-time"
 
 
 def node(spec: dict[str, Any] | None = None, **metadata: Any) -> objects.Node:
-    manifest = {"metadata": {"name": "here"} | metadata, "spec": spec}
+    manifest = manifests.node("here")
+    manifest["metadata"] |= metadata
+    manifest["spec"] = spec
     return msgspec.convert(manifest, objects.Node)
 
 
@@ -60,10 +63,8 @@ def test_trigger_time_is_all_that_is_read_of_annotations(
     annotations: dict[str, str], expected: str | None
 ) -> None:
     """The rest is skipped unread, so that it costs no memory."""
-    manifest = {"metadata": {"name": "s", "annotations": annotations}, "addressType": "IPv4"}
+    assert builders.slice().metadata.annotations is None
+    manifest = manifests.endpoint_slice("web", "IPv4", [], [])
+    manifest["metadata"]["annotations"] = annotations
     found = msgspec.convert(manifest, objects.EndpointSlice).metadata.annotations
     assert found == objects.SliceAnnotations(expected)
-    bare = msgspec.convert(
-        {"metadata": {"name": "s"}, "addressType": "IPv4"}, objects.EndpointSlice
-    )
-    assert bare.metadata.annotations is None

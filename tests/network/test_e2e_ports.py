@@ -29,9 +29,7 @@ def ports(*named: tuple[str, int]) -> list[Manifest]:
 
 def manual(name: str, listed: list[Manifest], *endpoints: Manifest) -> Manifest:
     """A further slice of the service web, written by hand."""
-    found = manifests.endpoint_slice("web", "IPv4", list(endpoints), listed)
-    found["metadata"]["name"] = name
-    return found
+    return manifests.endpoint_slice("web", "IPv4", list(endpoints), listed, name=name)
 
 
 def test_serve_multiport_endpoints(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:

@@ -17,10 +17,9 @@ NAMES = {"web-1", "web-2", "web-3"}
 def service(cluster: Cluster) -> None:
     """A load balancer's Service of both families with three endpoints in each."""
     v4, v6 = map(endpoint, cluster.web), [endpoint(pod, v6=True) for pod in cluster.web]
-    spec = {"type": "LoadBalancer", "externalIPs": [EXTERNAL, EXTERNAL6]}
-    service, *slices = web(*v4, v6=v6, **spec)
-    service["status"] = {"loadBalancer": {"ingress": [{"ip": BALANCER}, {"ip": BALANCER6}]}}
-    cluster.publish(service, *slices)
+    external, balancer = [EXTERNAL, EXTERNAL6], [BALANCER, BALANCER6]
+    spec = {"type": "LoadBalancer", "externalIPs": external, "ingress": balancer}
+    cluster.publish(web(*v4, v6=v6, **spec))
 
 
 @pytest.mark.parametrize("address", ADDRESSES)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ebpflb.lab import manifests
 from ebpflb.model import objects
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Changed, Key, Kind, ReadObject, Removed
@@ -73,35 +74,24 @@ class Cluster:
 
     def service(self, name: str = "web", **spec: Any) -> None:
         """A Service with a cluster IP and port 80; ``ingress`` is its status."""
-        ingress = spec.pop("ingress", None)
         ports = self._ports(spec.pop("ports", [{"port": 80}]))
-        usual = {
-            "clusterIP": self.places.cluster_ip,
-            "clusterIPs": [self.places.cluster_ip],
-            "ipFamilies": [f"IPv{self.places.version}"],
-            "ports": ports,
-        }
-        manifest = {
-            "metadata": {"name": name, "namespace": "shop"},
-            "spec": usual | spec,
-            "status": {"loadBalancer": {"ingress": ingress}},
-        }
+        manifest = manifests.service(
+            name, [self.places.cluster_ip], ports, namespace="shop", **spec
+        )
         self._say(Key("shop", name), msgspec.convert(manifest, objects.Service))
 
     def endpoints(
         self, *described: str, name: str = "web", ports: list[dict[str, Any]] | None = None
     ) -> None:
         """All that there are, as "a", "b unready", "c leaving" (serving) or "d gone" (not)."""
-        manifest = {
-            "metadata": {
-                "name": name,
-                "namespace": "shop",
-                "labels": {"kubernetes.io/service-name": name},
-            },
-            "addressType": f"IPv{self.places.version}",
-            "ports": self._ports(ports or [{"port": TARGET}]),
-            "endpoints": [self._endpoint(*words.split()) for words in described],
-        }
+        manifest = manifests.endpoint_slice(
+            name,
+            f"IPv{self.places.version}",
+            [self._endpoint(*words.split()) for words in described],
+            self._ports(ports or [{"port": TARGET}]),
+            name=name,
+            namespace="shop",
+        )
         self._say(Key("shop", name), msgspec.convert(manifest, objects.EndpointSlice))
 
     def withdraw(self, name: str = "web") -> None:
@@ -141,16 +131,14 @@ class Cluster:
         return [{"protocol": self.protocol.upper(), **port} for port in listed]
 
     def _endpoint(self, letter: str, state: str = "ready") -> dict[str, Any]:
-        conditions = {
-            "ready": state == "ready",
-            "serving": state in ("ready", "leaving"),
-            "terminating": state in ("leaving", "gone"),
-        }
-        return {
-            "addresses": [getattr(self.pods, letter)],
-            "nodeName": "here" if letter in "ab" else "there",
-            "conditions": conditions,
-        }
+        return manifests.endpoint(
+            getattr(self.pods, letter),
+            node="here" if letter in "ab" else "there",
+            target=letter,
+            ready=state == "ready",
+            serving=state in ("ready", "leaving"),
+            terminating=state in ("leaving", "gone"),
+        )
 
     def _say(self, key: Key, object: objects.Service | objects.EndpointSlice) -> None:
         kind = Kind(type(object).__name__)

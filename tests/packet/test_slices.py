@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from ebpflb.lab import manifests
 from ebpflb.model import objects
 from ebpflb.model.events import Changed, Key, Kind, ReadObject, Removed
 from tests.packet.cluster import TARGET, Cluster
@@ -30,13 +31,15 @@ class Told(Cluster):
         **labels: str,
     ) -> None:
         """One of the service ``web``, or of whatever its labels name; remarks are not minded."""
-        labels = labels or {"kubernetes.io/service-name": "web"}
-        manifest = {
-            "metadata": {"name": name, "namespace": "shop", "labels": labels},
-            "addressType": f"IPv{self.places.version}",
-            "ports": self._ports(list(ports)),
-            "endpoints": list(endpoints),
-        }
+        manifest = manifests.endpoint_slice(
+            "web",
+            f"IPv{self.places.version}",
+            list(endpoints),
+            self._ports(list(ports)),
+            name=name,
+            namespace="shop",
+            labels=labels or None,
+        )
         found = ReadObject(msgspec.convert(manifest, objects.EndpointSlice), "test")
         self.cluster.apply(Changed(Kind.ENDPOINT_SLICE, Key("shop", name), found))
         self._write()
@@ -48,19 +51,17 @@ class Told(Cluster):
 
     def zone(self, **labels: str) -> None:
         """What the Node says of itself."""
-        node = msgspec.convert({"metadata": {"name": "here", "labels": labels}}, objects.Node)
+        node = msgspec.convert(manifests.node("here", labels=labels), objects.Node)
         self.cluster.apply(Changed(Kind.NODE, Key("", "here"), ReadObject(node, "test")))
         self._write()
 
     def claim(self, name: str, created: str, address: str) -> None:
         """A Service of this age with the external IP of all."""
-        spec = {
-            "clusterIP": address,
-            "ports": self._ports([{"port": 80}]),
-            "externalIPs": [self.places.external],
-        }
-        metadata = {"name": name, "namespace": "shop", "creationTimestamp": created}
-        manifest = {"metadata": metadata, "spec": spec}
+        ports = self._ports([{"port": 80}])
+        manifest = manifests.service(
+            name, [address], ports, namespace="shop", externalIPs=[self.places.external]
+        )
+        manifest["metadata"]["creationTimestamp"] = created
         self._say(Key("shop", name), msgspec.convert(manifest, objects.Service))
 
     def one(self, letter: str, state: str = "ready", **fields: Any) -> dict[str, Any]:
