@@ -69,6 +69,7 @@ SLOW = {
     "tests/network/test_e2e_nodes.py",
     "tests/network/test_e2e_ports.py",
     "tests/network/test_e2e_services.py",
+    "tests/network/test_floods.py",
     "tests/network/test_lifecycle.py",
     "tests/network/test_masquerade_matrix.py",
     "tests/network/test_packets_flows.py",

@@ -22,8 +22,9 @@ struct flow_counters {
 	__u64 made;		/* entries */
 	__u64 ended;		/* entries deleted for a newer flow */
 	__u64 full;		/* entries that were not created: the map was full */
+	__u64 displaced;	/* half-open flows deleted for newer ones */
 };
-SIZE(struct flow_counters, 24);
+SIZE(struct flow_counters, 32);
 
 /* What the agent's sweeps have done to a map of flows. */
 struct sweep {

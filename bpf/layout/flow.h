@@ -44,7 +44,7 @@ enum flow_kind {
 enum flow_flag {
 	FLOW_REQUEST = 1,	/* the client's packets; else the backend's */
 	FLOW_MASQUERADE = 2,	/* the backend sees this node as its client */
-	FLOW_SEEN = 4,		/* a packet has passed, other than one that opens a connection */
+	FLOW_SEEN = 4,		/* of a reply: one has passed; of a request: flow_is_answered */
 	FLOW_FIN = 8,		/* this side has closed; TCP and SCTP */
 	FLOW_RST = 16,		/* this side has reset, or aborted */
 };
@@ -68,5 +68,16 @@ struct flow {
 	__u32 pad2;
 };
 SIZE(struct flow, 56);
+
+enum half_open_limit {
+	HALF_OPEN_FLOWS = 16384,	/* of tcp_flows, and as many of other_flows */
+};
+
+/* A new flow: half-open, or since then established or deleted. */
+struct half_open {
+	struct tuple request;
+	__u64 created;		/* as in the flow's entries; 0: none yet */
+};
+SIZE(struct half_open, 48);
 
 #endif

@@ -42,9 +42,15 @@ DEFINE_MAP(sockets, LRU_HASH, struct peer, struct peer_frontend, 131072, NONE)
 /* The backend that a datagram socket keeps for a frontend. */
 DEFINE_MAP(assignments, LRU_HASH, struct assignment_key, struct assignment, 65536, NONE)
 
-/* Flows of the packet path. Two maps, so that a flood of datagrams evicts no connection. */
-DEFINE_MAP(tcp_flows, LRU_HASH, struct tuple, struct flow, 262144, NONE)
-DEFINE_MAP(other_flows, LRU_HASH, struct tuple, struct flow, 131072, NONE)
+/*
+ * Flows of the packet path. Two maps, so that a flood of datagrams evicts no connection. Each has
+ * room for the four entries of HALF_OPEN_FLOWS, and for 262,144 or 131,072 more.
+ */
+DEFINE_MAP(tcp_flows, LRU_HASH, struct tuple, struct flow, 327680, NONE)
+DEFINE_MAP(other_flows, LRU_HASH, struct tuple, struct flow, 196608, NONE)
+
+/* The latest flows of tcp_flows, then those of other_flows; HALF_OPEN_FLOWS of each. */
+DEFINE_MAP(half_open, ARRAY, __u32, struct half_open, 32768, NONE)
 
 /* Of tcp_flows (0) and other_flows (1): what packets and what sweeps have done to them. */
 DEFINE_MAP(flow_stats, PERCPU_ARRAY, __u32, struct flow_counters, 2, NONE)

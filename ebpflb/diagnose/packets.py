@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ebpflb.datapath.maps.layout import address_bytes
-from ebpflb.datapath.maps.records import FragmentKey, FragmentPorts
+from ebpflb.datapath.maps.records import FragmentKey, FragmentPorts, HalfOpen
 from ebpflb.datapath.maps.sweep import FLOW_MAPS
 from ebpflb.diagnose.snapshot import Row, Snapshot, endpoint, host_port, seconds_since
 from ebpflb.model.addresses import Address
@@ -56,6 +56,20 @@ def _rewritten(key: Tuple, flow: Flow) -> str:
     other_port = key.source_port if key.hook == Hook.INGRESS else key.destination_port
     also = f", {there} port := {flow.other_port}" if flow.other_port != other_port else ""
     return f"{here} := {host_port(flow.address, flow.port)}{also}"
+
+
+def _half_open(snapshot: Snapshot) -> list[Row]:
+    """The places that are taken, the flow that is the oldest first."""
+    places: list[HalfOpen] = [place for _, place in snapshot.maps["half_open"].items()]
+    taken = sorted((place for place in places if place.created), key=lambda it: it.created)
+    return [
+        {
+            **_ends(request, host_port(request.source, request.source_port)),
+            "destination": host_port(request.destination, request.destination_port),
+            "age_seconds": seconds_since(created),
+        }
+        for request, created in taken
+    ]
 
 
 def _fragments(snapshot: Snapshot) -> list[Row]:
@@ -148,7 +162,7 @@ def _text(value: Any) -> str | int:
 
 def _flow_stats(snapshot: Snapshot) -> list[Row]:
     stats = snapshot.maps["flow_stats"]
-    fields = ("made", "ended", "refused")
+    fields = ("made", "ended", "refused", "displaced")
     return [
         {"map": name, **dict(zip(fields, stats.get(number), strict=True))}
         for number, name in enumerate(FLOW_MAPS)
@@ -170,6 +184,7 @@ def _reject_budgets(snapshot: Snapshot) -> list[Row]:
 
 ROWS: dict[str, Callable[[Snapshot], list[Row]]] = {
     **{name: _flows(name) for name in FLOW_MAPS},
+    "half_open": _half_open,
     "fragments": _fragments,
     "source_ranges": _source_ranges,
     "service_ranges": _service_ranges,

@@ -84,9 +84,14 @@ class MapsCollector:
             for table_name, events in counts.items():
                 metric.add_metric([table_name], events[event])
             yield metric
+        text = "Half-open flows deleted by packets of a newer flow"
+        metric = CounterMetricFamily("ebpflb_half_open_flows_displaced_total", text, labels=["map"])
+        for table in self._tables:
+            metric.add_metric([table.name], self._maps["flow_stats"].get(table.number)[3])
+        yield metric
 
     def _flow_entry_events(self, table: FlowTable) -> dict[str, int]:
-        made, ended, full = self._maps["flow_stats"].get(table.number)
+        made, ended, full, _ = self._maps["flow_stats"].get(table.number)
         swept, _, evicted = table.numbers
         return dict(zip(_FLOW_ENTRY_EVENTS, (made, ended, full, swept, evicted), strict=True))
 

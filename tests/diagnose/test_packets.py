@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.maps.records import FragmentKey, FragmentPorts, Sweep
+from ebpflb.datapath.maps.records import FragmentKey, FragmentPorts, HalfOpen, Sweep
 from ebpflb.diagnose import packets
 from ebpflb.diagnose.dump import dump_maps
 from ebpflb.model.addresses import Family
@@ -90,7 +90,9 @@ def remembered(maps: dict[str, Map]) -> None:
         [(FragmentKey(CLIENT, FRONTEND, 4711, 17, 1), FragmentPorts(now, 5000, 53))]
     )
     maps["sweeps"].write([(0, Sweep(10, 4, 2)), (1, Sweep(0, 1, 0))])
-    count(maps["flow_stats"], 0, 16, 1, 3)
+    count(maps["flow_stats"], 0, 16, 1, 3, 2)
+    request = Tuple(CLIENT, FRONTEND, 1000, 80, 6, 1)
+    maps["half_open"].write([(7, HalfOpen(request, begun))])
     count(maps["reject_budgets"], 0, now, 42)
 
 
@@ -127,6 +129,15 @@ def test_flow_names(maps: dict[str, Map]) -> None:
     assert (pending["protocol"], pending["rewritten"]) == ("UDP", "source not chosen yet")
     assert (pending["service"], pending["endpoint"]) == ("#99", "removed (#99)")
     assert (beside["service"], beside["endpoint"]) == ("", "")
+
+
+def test_half_open_rows(maps: dict[str, Map]) -> None:
+    """The flows that have a place among the half-open ones; free places are left out."""
+    ((source, destination, age),) = column(
+        maps, "half_open", "source", "destination", "age_seconds"
+    )
+    assert (source, destination) == ("198.51.100.7:1000", "203.0.113.1:80")
+    assert age >= 60
 
 
 def test_fragments(maps: dict[str, Map]) -> None:
@@ -221,11 +232,11 @@ def test_settings(maps: dict[str, Map]) -> None:
 def test_numbers(maps: dict[str, Map]) -> None:
     """What packets and sweeps did, by the map to which they did it."""
     assert rows(maps, "flow_stats") == [
-        {"map": "tcp_flows", "made": 16, "ended": 1, "refused": 3},
-        {"map": "other_flows", "made": 0, "ended": 0, "refused": 0},
+        {"map": "tcp_flows", "made": 16, "ended": 1, "refused": 3, "displaced": 2},
+        {"map": "other_flows", "made": 0, "ended": 0, "refused": 0, "displaced": 0},
     ]
     assert rows(maps, "sweeps") == [
-        {"map": "tcp_flows", "swept": 10, "entries": 4, "evicted": 2, "capacity": 262144},
-        {"map": "other_flows", "swept": 0, "entries": 1, "evicted": 0, "capacity": 131072},
+        {"map": "tcp_flows", "swept": 10, "entries": 4, "evicted": 2, "capacity": 327680},
+        {"map": "other_flows", "swept": 0, "entries": 1, "evicted": 0, "capacity": 196608},
     ]
     assert rows(maps, "reject_budgets") == [{"left": 42}]

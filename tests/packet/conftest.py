@@ -26,6 +26,7 @@ SCHED_CLS = loader.HookType(3, 0)
 ENTRIES = {"PERCPU_ARRAY": 64}  # of larger maps of a kind: soon made, soon emptied
 # One cell of memory each, not one a CPU: read before and after every packet, without a call.
 VERDICTS = layout.MAPS["verdicts"]._replace(kind="ARRAY", flags=("MMAPABLE",))
+HALF_OPEN = layout.MAPS["half_open"]._replace(flags=("MMAPABLE",))  # emptied through memory
 
 Loaded = tuple[dict[str, Map], dict[str, int]]
 
@@ -44,7 +45,9 @@ def loaded(compiled: Compiled, **specs: MapSpec) -> Iterator[Loaded]:
         tables: dict[str, Map] = {}
         for name, usual in layout.MAPS.items():
             small = min(usual.entries, ENTRIES.get(usual.kind, 4096))
-            spec = ({"verdicts": VERDICTS} | specs).get(name, usual._replace(entries=small))
+            spec = ({"verdicts": VERDICTS, "half_open": HALF_OPEN} | specs).get(
+                name, usual._replace(entries=small)
+            )
             tables[name] = bpf_map.open_map(spec, bpf_map.create_map(spec))
             opened.callback(tables[name].close)
         fds = {compiler.MAP_NUMBERS[name]: table.fd for name, table in tables.items()}

@@ -126,7 +126,7 @@ class PacketNode(Publisher):
         return {spelled(key): flow for key, flow in table.items()}
 
     def flow_counters(self, protocol: str = "tcp") -> tuple[int, ...]:
-        """Entries made, ended and refused."""
+        """Entries made, ended and refused; half-open flows displaced."""
         return tuple(self.maps["flow_stats"].get(0 if protocol == "tcp" else 1))
 
     def _run(self, hook: str, frame: bytes, device: str, into: str | None) -> Outcome:

@@ -90,7 +90,7 @@ def test_syn_in_vain(
     assert (source(asked) == client) is not needs_snat
     assert seen == "client" or asked == first
     assert ends(node.through(reply(asked))) == f"{where} > {client}"
-    made, ended, _ = node.flow_counters()
+    made, ended, _, _ = node.flow_counters()
     assert made - ended == len(node.flows()) == (4 if needs_snat else 2)
 
 
@@ -215,12 +215,12 @@ def test_counted(node: PacketNode, places: Places, client: str, kind: str, where
     """Every entry that is made is counted, and every one that a newer flow ends."""
     shake(node, client, where)
     assert len(node.flows()) == (2 if kind == "cluster" else 4)
-    assert node.flow_counters() == (len(node.flows()), 0, 0)
+    assert node.flow_counters() == (len(node.flows()), 0, 0, 0)
     abort(node, client, where)
     replace(node, places, kind)
     shake(node, client, where)
     assert len(node.flows()) == (2 if kind == "cluster" else 4)
-    made, ended, full = node.flow_counters()
+    made, ended, full, _ = node.flow_counters()
     assert made - ended == len(node.flows())
     assert ended and not full
     assert not node.flows("udp")

@@ -99,9 +99,9 @@ def test_maps_apart(
     node.through(opening(protocol, client, where))
     entries = 2 if kind == "cluster" else 4
     assert len(node.flows(protocol)) == entries
-    assert node.flow_counters(protocol) == (entries, 0, 0)
+    assert node.flow_counters(protocol) == (entries, 0, 0, 0)
     assert not node.flows("tcp")
-    assert node.flow_counters("tcp") == (0, 0, 0)
+    assert node.flow_counters("tcp") == (0, 0, 0, 0)
 
 
 def test_no_checksum(node: PacketNode, places: Places, client: str, kind: str) -> None:

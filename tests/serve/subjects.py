@@ -16,7 +16,7 @@ from ebpflb.datapath.attach.hook_stats import RunTime
 from ebpflb.datapath.maps import occupancy
 from ebpflb.datapath.maps.bpf_map import open_map
 from ebpflb.datapath.maps.layout import MAPS, MapSpec
-from ebpflb.datapath.maps.records import Sweep
+from ebpflb.datapath.maps.records import FlowCounters, Sweep
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.model.packet_path import Engine, PacketPath
 from ebpflb.plan.planner import Planner
@@ -61,6 +61,7 @@ def fake_maps() -> dict[str, Any]:
     for name, opened in real.items():  # whose codecs a FlowTable wants
         made[name].key, made[name].value = opened.key, opened.value  # type: ignore[attr-defined]
     made["sweeps"].element = Sweep(0, 0, 0)
+    made["flow_stats"].element = FlowCounters(0, 0, 0, 0)
     return made
 
 

@@ -107,7 +107,8 @@ def test_room(metrics: Metrics) -> None:
     found = values(settled(metrics))
     sizes = {dict(labels)["map"]: v for (n, labels), v in found.items() if "max_entries" in n}
     used = {dict(labels)["map"] for (n, labels) in found if n == "ebpflb_map_entries"}
-    fixed = {"settings", "verdicts", "flow_stats", "sweeps", "reject_budgets", "scratch", "secret"}
+    fixed = {"settings", "verdicts", "flow_stats", "sweeps", "reject_budgets", "scratch"}
+    fixed |= {"secret", "half_open"}
     by_id = {"service_names", "backend_names", "backend_stats"}  # as service_stats and members
     assert used == sizes.keys() == layout.MAPS.keys() - fixed - by_id
     assert all(size == layout.MAPS[each].entries for each, size in sizes.items())
@@ -148,11 +149,12 @@ def test_small_maps_are_walked(world: dict[str, Map], metrics: Metrics) -> None:
 def test_flow_entries(world: dict[str, Map], metrics: Metrics) -> None:
     """What packets did is exact; what is held and was evicted is as of the last sweep."""
     before = values(settled(metrics))
-    count(world["flow_stats"], 1, 50, 5, 4)
+    count(world["flow_stats"], 1, 50, 5, 4, 7)
     world["sweeps"].write([(1, Sweep(30, 12, 3))])
     found = changes(metrics, before)
     fates = {"made": 50, "ended": 5, "refused": 4, "swept": 30, "evicted": 3}
     expected = {f"ebpflb_flow_entries_{f}_total": {"other_flows": n} for f, n in fates.items()}
+    expected["ebpflb_half_open_flows_displaced_total"] = {"other_flows": 7}
     assert found == expected | {"ebpflb_map_entries": {"other_flows": 12}}
 
 

@@ -19,8 +19,7 @@ static __always_inline bool flow_may_be_replaced(const struct tuple *request_tup
 						 const struct flow *request_entry)
 {
 	struct tuple translated = flow_translate(request_tuple, request_entry);
-	struct tuple reply_tuple = tuple_reverse(&translated, HOOK_EGRESS);
-	struct flow *reply_entry = flow_find(&reply_tuple);
+	struct flow *reply_entry = flow_opposite(&translated);
 	__u32 flags = request_entry->flags | (reply_entry ? reply_entry->flags : 0);
 
 	return flags & (FLOW_FIN | FLOW_RST) ||
@@ -43,10 +42,55 @@ static __always_inline bool flow_continues(const struct packet *packet, const st
 	return flow->kind == FLOW_DIRECT || backend_find(flow->service, flow->backend, &backend);
 }
 
+/*
+ * Whether a packet shows that its sender gets the packets of the other end. One that opens a
+ * connection does not: its source may be forged. So may that of a client's further packets, as long
+ * as the backend has not replied. Any reply shows that the backend got the request.
+ */
+static __always_inline bool flow_is_answered(const struct flow *flow, const struct packet *packet,
+					     const struct tuple *translated)
+{
+	struct flow *reply_entry;
+
+	if (packet->tuple.protocol == UDP)
+		return true;
+	if (packet->opens)
+		return false;
+	if (!(flow->flags & FLOW_REQUEST))
+		return true;
+	if (packet->ends & FLOW_RST)
+		return false;
+	reply_entry = flow_opposite(translated);
+	return reply_entry && reply_entry->flags & FLOW_SEEN;
+}
+
+/*
+ * Notes that a packet has passed. A reset may be forged: if more packets of that side follow,
+ * FLOW_RST is cleared.
+ */
+static __always_inline void flow_touch(struct flow *flow, const struct packet *packet,
+				       const struct tuple *translated)
+{
+	__u64 now = clock_coarse();
+	bool opens = packet->opens && packet->tuple.protocol != UDP;
+	__u32 before = opens || packet->ends ? flow->flags : flow->flags & ~FLOW_RST;
+	__u32 flags = before | packet->ends;
+
+	if (!(flags & FLOW_SEEN) && flow_is_answered(flow, packet, translated))
+		flags |= FLOW_SEEN;
+
+	if (flow->flags != flags)
+		flow->flags = flags;
+	if (flow->last_seen != now)
+		flow->last_seen = now;
+}
+
 static __always_inline struct tuple flow_follow(const struct packet *packet, struct flow *flow)
 {
-	flow_touch(flow, packet);
-	return flow_translate(&packet->tuple, flow);
+	struct tuple to = flow_translate(&packet->tuple, flow);
+
+	flow_touch(flow, packet, &to);
+	return to;
 }
 
 #endif

@@ -10,7 +10,7 @@
 #ifndef EBPFLB_ENGINE_FLOWS_OPEN_H
 #define EBPFLB_ENGINE_FLOWS_OPEN_H
 
-#include "engine/flows/table.h"
+#include "engine/flows/half_open.h"
 #include "engine/flows/source_port.h"
 
 enum opened { OPENED, OPENED_WITH_PORT, NO_FREE_PORT, MAP_FULL };
@@ -143,6 +143,7 @@ static __always_inline enum opened flow_open(const struct settings *settings,
 	scratch->snat_entry.flags = scratch->request_entry.flags;
 	if (!snat_create(masquerade, scratch) || flow_write(request_tuple, &scratch->request_entry))
 		return MAP_FULL;
+	half_open_note(request_tuple, now);
 	return opened;
 }
 

@@ -101,6 +101,15 @@ static __always_inline struct tuple flow_translate(const struct tuple *tuple,
 	return to;
 }
 
+/* The entry of the packets in the other direction, which a translated packet leads to. */
+static __always_inline struct flow *flow_opposite(const struct tuple *translated)
+{
+	__u8 hook = translated->hook == HOOK_INGRESS ? HOOK_EGRESS : HOOK_INGRESS;
+	struct tuple tuple = tuple_reverse(translated, hook);
+
+	return flow_find(&tuple);
+}
+
 /*
  * Whether the connection has ended: both sides sent FIN, or one sent RST. Takes the flags of the
  * entries of both directions.
@@ -108,24 +117,6 @@ static __always_inline struct tuple flow_translate(const struct tuple *tuple,
 static __always_inline bool flow_has_ended(__u32 one, __u32 other)
 {
 	return (one | other) & FLOW_RST || one & other & FLOW_FIN;
-}
-
-/*
- * Notes that a packet has passed. A packet that opens a connection does not set FLOW_SEEN: its
- * source may be forged. A reset may be forged too: if more packets of that side follow, FLOW_RST is
- * cleared.
- */
-static __always_inline void flow_touch(struct flow *flow, const struct packet *packet)
-{
-	__u64 now = clock_coarse();
-	bool opens = packet->opens && packet->tuple.protocol != UDP;
-	__u32 before = opens || packet->ends ? flow->flags : flow->flags & ~FLOW_RST;
-	__u32 flags = before | packet->ends | (opens ? 0 : FLOW_SEEN);
-
-	if (flow->flags != flags)
-		flow->flags = flags;
-	if (flow->last_seen != now)
-		flow->last_seen = now;
 }
 
 #endif

@@ -85,6 +85,11 @@ class FragmentPorts(NamedTuple):
     destination_port: int
 
 
+class HalfOpen(NamedTuple):
+    request: Tuple
+    created: int
+
+
 class Sweep(NamedTuple):
     swept: int
     entries: int
@@ -95,6 +100,7 @@ class FlowCounters(NamedTuple):
     made: int
     ended: int
     full: int
+    displaced: int
 
 
 class RejectBudget(NamedTuple):
@@ -152,6 +158,7 @@ RECORDS: dict[str, Record[Any]] = {
         | dict.fromkeys(("request_entry", "reply_entry", "snat_entry"), _FLOW)
         | dict.fromkeys(("reply_tuple", "snat_tuple", "former_request_tuple"), _TUPLE),
     ),
+    "struct half_open": Record("struct half_open", HalfOpen, {"request": _TUPLE}),
     "struct fragment_key": Record("struct fragment_key", FragmentKey),
     "struct fragment_ports": Record("struct fragment_ports", FragmentPorts),
     "struct flow_counters": Record("struct flow_counters", FlowCounters),

@@ -51,7 +51,7 @@ def put(table: FlowTable, *flows: Entries) -> None:
     pairs = [pair for flow in flows for pair in flow.items()]
     new = sum(table.flows.get(key) is None for key, _ in pairs)
     table.flows.write(pairs)
-    made, ended, refused = table._stats.get(table.number)
+    made, ended, refused, _ = table._stats.get(table.number)
     set_stats(table, made + new, ended, refused)
 
 
@@ -202,7 +202,7 @@ def test_in_flux(table: FlowTable) -> None:
     for step, _ in enumerate(table.sweep()):
         put(table, *(Made(n).plain(0) for n in range(1000 + 50 * step, 1050 + 50 * step)))
         table.flows.delete(list(Made(step + 1).plain(0)))
-        made, ended, _ = table._stats.get(table.number)
+        made, ended, _, _ = table._stats.get(table.number)
         set_stats(table, made, ended + 2, 0)
     assert table.numbers.evicted == 0
     assert run(table) == (0, len(left(table)), 0)

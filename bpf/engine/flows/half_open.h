@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * A flow is half-open until both ends have been heard: of TCP and SCTP until the client has answered
+ * the backend, of UDP until the backend has replied. Sources of half-open flows may be forged, so
+ * their number is limited: every new flow takes a place in the map half_open, and the flow that had
+ * this place is deleted if it is still half-open. The maps of flows have room for all of these, so
+ * a flood of half-open flows evicts no other ones.
+ *
+ * A second map of flows would do the same, but every packet of no flow would pay for a look-up in
+ * it; and while an entry moves from one map to the other, a packet on another CPU could find it in
+ * neither.
+ */
+#ifndef EBPFLB_ENGINE_FLOWS_HALF_OPEN_H
+#define EBPFLB_ENGINE_FLOWS_HALF_OPEN_H
+
+#include "engine/flows/close.h"
+
+#define HALF_OPEN_TRIES 4	/* random places; the flow that is the oldest there loses its place */
+
+static __always_inline bool flow_is_half_open(const struct tuple *request_tuple,
+					      const struct flow *request_entry)
+{
+	struct tuple translated;
+	struct flow *reply_entry;
+
+	if (request_tuple->protocol != UDP)
+		return !(request_entry->flags & FLOW_SEEN);
+	translated = flow_translate(request_tuple, request_entry);
+	reply_entry = flow_opposite(&translated);
+	return reply_entry && !(reply_entry->flags & FLOW_SEEN);
+}
+
+/* Deletes the flow that has this place, if it is half-open and no newer flow has its tuple. */
+static __always_inline void half_open_displace(const struct half_open *place)
+{
+	struct flow_counters *counters = flow_counters_of(&place->request);
+	struct flow *request_entry = flow_find(&place->request);
+
+	if (!request_entry || request_entry->created != place->created ||
+	    !flow_is_half_open(&place->request, request_entry))
+		return;
+	flow_close(&place->request, request_entry);
+	if (counters)
+		counters->displaced += 1;
+}
+
+static __always_inline struct half_open *half_open_place(__u8 protocol)
+{
+	__u32 first = protocol == TCP ? 0 : HALF_OPEN_FLOWS;
+	struct half_open *oldest = NULL, *place;
+
+	UNROLL
+	for (int i = 0; i < HALF_OPEN_TRIES; i++) {
+		__u32 index = first + bpf_get_prandom_u32() % HALF_OPEN_FLOWS;
+
+		place = LOOKUP(struct half_open, half_open, &index);
+		if (place && (!oldest || place->created < oldest->created))
+			oldest = place;
+	}
+	return oldest;
+}
+
+/* To be called for every new flow. */
+static __always_inline void half_open_note(const struct tuple *request_tuple, __u64 created)
+{
+	struct half_open *place = half_open_place(request_tuple->protocol);
+
+	if (!place)
+		return;
+	if (place->created)
+		half_open_displace(place);
+	place->request = *request_tuple;
+	place->created = created;
+}
+
+#endif

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What floods of SYNs with forged sources leave alone."""
+
+from pathlib import Path
+
+import pytest
+
+from ebpflb.datapath.maps.layout import MAPS
+from ebpflb.datapath.maps.records import FlowCounters
+from tests.kit import flood
+from tests.kit.two_nodes import Frontends, TwoNodes
+from tests.network.test_packets_flows import connected, lives
+
+FLOOD = Path(flood.__file__)
+FORGED = "172.16.0.1"  # the first of a million
+FRONTENDS = Frontends(10)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forged_sources_are_nobody(two: TwoNodes) -> None:
+    """The router drops what is sent to them, so no reset answers their backends."""
+    two.lab.router.ip("route add blackhole 172.16.0.0/12")
+
+
+def counters(two: TwoNodes) -> FlowCounters:
+    return FlowCounters(*two.maps["flow_stats"].get(0))
+
+
+def forge(two: TwoNodes, to: tuple[str, int], count: int) -> None:
+    """Opens as many flows as the node does not refuse."""
+    before = counters(two).made
+    program = two.outside.python(FLOOD, to[0], str(to[1]), FORGED, str(count))
+    assert two.lab.keep(program).wait() == 0
+    assert counters(two).made - before > 3 * count
+
+
+def test_idle_connection_outlives_half_open_ones(two: TwoNodes) -> None:
+    """Half-open connections with twice the entries of the map, all answered, end no idle one."""
+    two.publish(two.service("web", 10, two.there))
+    to = FRONTENDS.to("nodeport", two.near)
+    with connected(two, "outside", to) as client:
+        forge(two, to, MAPS["tcp_flows"].entries // 2)
+        assert lives(client)
+    assert counters(two).displaced > 0
