@@ -139,7 +139,7 @@ def pressed(two: TwoNodes) -> Iterator[None]:
     """
     two.publish(two.service("web", 10, two.here, two.there))
     pressing = [
-        two.start_client(getattr(two, who), protocol, *where(two, kind, v6=v6), pause=0.002)
+        two.start_client(getattr(two, who), protocol, *where(two, kind, v6=v6), pause=0.01)
         for who, kind in (("hidden", "cluster"), ("outside", "nodeport"))
         for protocol in ("tcp", "udp")
         for v6 in (False, True)
@@ -225,7 +225,7 @@ def test_one_port_two_services(two: TwoNodes, who: str, kind: str, pod: str, v6:
     """A client may connect to one endpoint by two frontends, and directly, from one port."""
     end: Host = getattr(two, pod)
     two.publish(two.service("a", 10, end), two.service("b", 20, end))
-    targets = [where(two, kind, v6=v6), where(two, kind, v6=v6, ways=OTHER)]
+    targets = [where(two, kind, v6=v6), where(two, kind, v6=v6, frontends=OTHER)]
     if who == "hidden":  # outside no route leads to pods
         targets.append((address(end, targets[0][0]), TARGET))
     with ExitStack() as stack:

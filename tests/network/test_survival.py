@@ -73,7 +73,10 @@ def test_programs_are_replaced(cluster: Cluster, connection: Socket, pod: Socket
 
 def test_restart_under_load(cluster: Cluster) -> None:
     """While agents come and go no connection fails."""
-    pressing = [cluster.start_client(cluster.client, protocol, VIP) for protocol in ("tcp", "udp")]
+    pressing = [
+        cluster.start_client(cluster.client, protocol, VIP, pause=0.005)
+        for protocol in ("tcp", "udp")
+    ]
     for how in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
         cluster.agent.stop(how)
         cluster.agent.start()
