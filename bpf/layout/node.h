@@ -30,6 +30,7 @@ enum setting_flag {
 	SETTING_MASQUERADE_ALL = 2,	/* requests to cluster IPs too, from any client */
 	SETTING_MASQUERADE_HERE = 4,	/* external clients of a backend on this node too */
 	SETTING_DETECT_LOCAL = 8,	/* pods are recognized, by pods_* or DEVICE_PODS */
+	SETTING_ATTACHING = 16,	/* the first programs are being attached: packets open no flows */
 };
 
 /* What the operator configured, and what the agent detected about this node. */

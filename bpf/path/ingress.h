@@ -86,7 +86,7 @@ static __always_inline struct outcome ingress_new(struct __sk_buff *ctx,
 	enum selected selected;
 	bool is_direct = false;
 
-	if (!settings || !scratch)
+	if (!settings || !scratch || settings->flags & SETTING_ATTACHING)
 		return unchanged(VERDICT_PASSED);
 	selected = select_backend(&request, &scratch->selection);
 	if (selected != SELECTED) {

@@ -41,6 +41,7 @@ SOCKET_SOURCE, PACKET_SOURCE = "hooks/socket.c", "hooks/packet.c"
 # By whether packets have a link header; without one they begin with the IP header.
 _VARIANTS = {True: (), False: ("-DNO_LINK_HEADER",)}
 _REMOVED = "removed_"
+_ATTACHING, NO_FLAGS = frozenset({"attaching"}), frozenset[str]()
 CAPACITY = Capacity(
     services=layout.MAPS["services"].entries,
     slots=layout.MAPS["slots"].entries,
@@ -76,6 +77,10 @@ class Datapath:
         self.packet_programs: dict[bool, list[Program]] = {}
         self.devices = DevicePrograms(state, self.packet_programs.__getitem__)
         self.host_netns = 0
+        # Until all devices have programs packets open no flows: replies to a flow may come in at
+        # one device that has none yet, and leave by another (see SETTING_ATTACHING).
+        unfinished = self._settings().flags >= _ATTACHING
+        self._flags = _ATTACHING if unfinished or not cgroup_links.attached(state) else NO_FLAGS
 
     def close(self) -> None:
         """Closes all descriptors; pinned maps and links keep serving."""
@@ -114,6 +119,8 @@ class Datapath:
         """
         cgroup_links.attach(self.state, cgroup, self.socket_programs)
         failed = self.devices.update(served)
+        self._flags = NO_FLAGS
+        self.write_settings({"flags": self._settings().flags - _ATTACHING})
         self.state.remove_old_layouts()
         return failed
 
@@ -126,8 +133,9 @@ class Datapath:
         return self.devices.restore(served)
 
     def is_attached(self) -> bool:
-        """Whether programs of this layout are already attached."""
-        return bool(cgroup_links.attached(self.state)) and not self.state.old_layouts()
+        """Whether programs of this layout are already attached, at all devices."""
+        attached = cgroup_links.attached(self.state) and not self._flags
+        return bool(attached) and not self.state.old_layouts()
 
     def read_contents(self) -> MapContents:
         """The content of the maps, which an earlier agent may have written."""
@@ -172,9 +180,9 @@ class Datapath:
 
     def write_settings(self, values: Mapping[str, Any]) -> None:
         """Writes these fields of the settings and the node's netns cookie, if they differ."""
-        settings = self._settings()
-        writes = settings.writes + settings.writes % 2
-        self._write_settings(settings._replace(host_netns=self.host_netns, writes=writes, **values))
+        settings = self._settings()._replace(host_netns=self.host_netns, **values)
+        writes, flags = settings.writes + settings.writes % 2, settings.flags | self._flags
+        self._write_settings(settings._replace(writes=writes, flags=flags))
 
     def _draw_secret(self) -> None:
         """Only once: packets of one flow must agree, whichever agent or version runs."""

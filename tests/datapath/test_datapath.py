@@ -19,6 +19,7 @@ from ebpflb.datapath.maps.bpf_map import Counters
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.programs import compiler
 from ebpflb.errors import CompileError
+from ebpflb.model.devices import Devices
 from ebpflb.plan.entries import NOWHERE, BackendName, DeviceEntry, ServiceRange
 from ebpflb.plan.plan import Plan
 from ebpflb.plan.prefixes import prefix_of, service_range
@@ -79,8 +80,55 @@ def test_set(datapath: Datapath) -> None:
     datapath.write_settings({"flags": frozenset({"masquerade_all"}), "first_port": 7})
     datapath.write_settings({"span_v4": span})
     found = held(datapath, "settings")[0]
-    assert (found.flags, found.first_port, found.span_v4) == ({"masquerade_all"}, 7, span)
+    assert found.flags - {"attaching"} == {"masquerade_all"}
+    assert (found.first_port, found.span_v4) == (7, span)
     assert found.writes == 0
+
+
+def test_no_flow_before_every_device(
+    directory: Path, cgroup: Path, ns: Namespace, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packets open no flows until the first programs are at all devices, also after a crash."""
+    flags: list[frozenset[str]] = []
+
+    def update(wanted: Devices) -> dict[str, str]:
+        flags.append(held(made, "settings")[0].flags)
+        return real(wanted)
+
+    crashed = Datapath(StateDir(directory))
+    crashed.load(cache)
+    monkeypatch.setattr(crashed.devices, "update", lambda wanted: 1 / 0)
+    crashed.write_settings({"flags": frozenset({"detect_local"})})
+    with pytest.raises(ZeroDivisionError):
+        crashed.attach(cgroup, ns.served())
+    crashed.close()
+    made = Datapath(StateDir(directory))
+    real = made.devices.update
+    monkeypatch.setattr(made.devices, "update", update)
+    assert not made.is_attached()
+    made.load(cache)
+    made.write_settings({"flags": frozenset({"masquerade_all"})})
+    assert made.attach(cgroup, ns.served()) == {}
+    assert flags == [{"masquerade_all", "attaching"}]
+    assert held(made, "settings")[0].flags == {"masquerade_all"}
+    made.write_settings({"flags": frozenset()})
+    assert held(made, "settings")[0].flags == frozenset()
+    made.close()
+    unpin_all(StateDir(directory))
+
+
+def test_flows_during_an_upgrade(
+    directory: Path, cgroup: Path, ns: Namespace, cache: Path, datapath: Datapath
+) -> None:
+    """An agent that replaces another's programs goes on opening flows meanwhile."""
+    datapath.load(cache)
+    datapath.attach(cgroup, ns.served())
+    newer = Datapath(StateDir(directory))
+    assert newer.is_attached()
+    newer.write_settings({"flags": frozenset({"detect_local"})})
+    assert held(newer, "settings")[0].flags == {"detect_local"}
+    newer.close()
+    unpin_all(datapath.state)
 
 
 def test_counters_of_former_backends(datapath: Datapath) -> None:

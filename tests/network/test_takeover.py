@@ -148,6 +148,31 @@ def test_takeover(node: KubeProxyNode, load: Load) -> None:
     assert node.asks(requests.udp) == [NAMES] * 3
 
 
+def retransmissions(host: Host) -> int:
+    """Segments that all connections of this host have sent again."""
+    command = [*host.enter, "cat", "/proc/net/snmp"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    names, values = (line.split() for line in text.splitlines() if line.startswith("Tcp:"))
+    return int(values[names.index("RetransSegs")])
+
+
+def test_no_packet_is_lost(node: KubeProxyNode) -> None:
+    """Packets in flight while programs are attached, on many devices, all get their replies."""
+    nftables(node)
+    hidden = node.lab.pod(node.node, "hidden", 3, hooked=False)
+    node.node.ip(*(f"link add other{i} up type bridge" for i in range(60)))
+    ways = [(node.outside, (node.node.v4, NODEPORT)), (hidden, (VIP, PORT))]
+    for host, where in ways:  # neighbours are resolved
+        requests.tcp(node.sockets(host), *where)
+    before = [retransmissions(host) for host, _ in ways]
+    asks = ("tcp", "tcp", "connected-udp", "connected-udp")
+    pressing = [node.start_client(host, ask, *where) for host, where in ways for ask in asks]
+    node.agent.start()
+    counts = [node.stop_client(each) for each in pressing]
+    assert [count["errors"] for count in counts] == [{}] * len(counts)
+    assert [retransmissions(host) for host, _ in ways] == before
+
+
 @every_mode
 def test_takeover_datagrams(node: KubeProxyNode, load: Load) -> None:
     """UDP sockets that kube-proxy's rules served are answered on, perhaps by another endpoint."""

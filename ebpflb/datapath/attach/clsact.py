@@ -69,8 +69,10 @@ class Clsact:
         if not others:
             return
         with _route() as route:
+            for hook in PARENTS:  # ingress everywhere, then egress
+                for index in others:
+                    self._detach(route, index, hook)
             for index in others:
-                self._detach(route, index)
                 for record in ("clsact", "qdisc"):
                     if self._record(index, record).exists():
                         self._record(index, record).rmdir()
@@ -109,20 +111,21 @@ class Clsact:
         how = {"fd": program.fd, "name": name, "classid": 1, "direct_action": True}
         route.tc("replace-filter", "bpf", index, HANDLE, **_location(hook), **how)
 
-    def _detach(self, route: IPRoute, index: int) -> None:
+    def _detach(self, route: IPRoute, index: int, hook: str) -> None:
         """Does nothing if the device has been removed: its filters are removed with it."""
         try:
-            self._remove_filters(route, index)
+            self._remove_filter(route, index, hook)
         except NetlinkError as error:
             if error.code != errno.ENODEV:
                 raise
 
-    def _remove_filters(self, route: IPRoute, index: int) -> None:
-        ours = self._hooks(route, index)
-        for hook in ours:
-            route.tc("del-filter", "bpf", index, HANDLE, **_location(hook))
-        empty = not any(_filters(route, index, hook) for hook in PARENTS)
-        if ours and empty and self._record(index, "qdisc").exists():
+    def _remove_filter(self, route: IPRoute, index: int, hook: str) -> None:
+        """Removes our qdisc too, with the last of all filters."""
+        if hook not in self._hooks(route, index):
+            return
+        route.tc("del-filter", "bpf", index, HANDLE, **_location(hook))
+        empty = not any(_filters(route, index, each) for each in PARENTS)
+        if empty and self._record(index, "qdisc").exists():
             route.tc("del", _QDISC, index)
 
     def _hooks(self, route: IPRoute, index: int) -> list[str]:

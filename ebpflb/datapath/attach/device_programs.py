@@ -3,6 +3,9 @@
 
 They are attached by tcx links if the kernel has them, else by clsact filters; which of the two is
 found by trying. A device whose packets have no link header gets another variant of the programs.
+
+Ingress opens flows and egress translates their replies, often at another device. So egress is
+attached on all devices before ingress on any; and ingress is detached everywhere before egress.
 """
 
 import errno
@@ -24,6 +27,7 @@ from ebpflb.model.devices import Device, Devices
 log = logging.getLogger(__name__)
 
 Load = Callable[[bool], list[Program]]
+_ATTACH_ORDER = ("egress", "ingress")
 
 
 class Attacher(Protocol):
@@ -39,7 +43,8 @@ class Attacher(Protocol):
     def attached(self) -> set[int]:
         """The devices that have our programs at ingress and egress."""
 
-    def detach_others(self, wanted: set[int]) -> None: ...
+    def detach_others(self, wanted: set[int]) -> None:
+        """Detaches from all other devices: ingress everywhere, then egress."""
 
 
 def attacher(state: StateDir) -> Attacher:
@@ -59,13 +64,14 @@ class DevicePrograms:
         """Attaches the programs to these devices and no others; device -> error."""
         self.attacher.detach_others({device.index for device in wanted})
         self._forget_removed(self.attacher.probably_attached(), wanted)
-        failed = {}
-        for device in sorted(wanted, key=lambda device: not device.link_header):
-            if device.index not in self.attached:
-                try:
-                    self._attach(device)
-                except EbpflbError as error:
-                    failed[device.name] = str(error)
+        failed: dict[str, str] = {}
+        new = [device for device in wanted if device.index not in self.attached]
+        new.sort(key=lambda device: not device.link_header)
+        for hook in _ATTACH_ORDER:
+            new = [device for device in new if self._attach(device, hook, failed)]
+        for device in new:
+            self.attached.add(device.index)
+            log.debug("programs attached to %s by %s", device.name, self.attacher.name)
         return failed
 
     def restore(self, wanted: Devices) -> dict[str, str]:
@@ -80,16 +86,19 @@ class DevicePrograms:
             log.warning("programs were removed from device %s: attaching them again", name)
         self.attached -= removed
 
-    def _attach(self, device: Device) -> None:
-        """A device that has been removed is not an error: the device watch will report it."""
+    def _attach(self, device: Device, hook: str, failed: dict[str, str]) -> bool:
+        """Attaches the program of one hook; an error is added to ``failed``.
+
+        A device that has been removed is not an error: the device watch will report it.
+        """
         try:
-            self.attacher.attach(device.index, self.load(device.link_header))
-        except KernelError as error:
-            if error.errno != errno.ENODEV:
-                raise
-        else:
-            self.attached.add(device.index)
-            log.debug("programs attached to %s by %s", device.name, self.attacher.name)
+            programs = self.load(device.link_header)
+            self.attacher.attach(device.index, [p for p in programs if p.name == hook])
+        except EbpflbError as error:
+            if not (isinstance(error, KernelError) and error.errno == errno.ENODEV):
+                failed[device.name] = str(error)
+            return False
+        return True
 
 
 def attached_devices(state: StateDir) -> dict[str, int]:

@@ -11,6 +11,7 @@ no program runs after one that returns TC_ACT_OK.
 
 import errno
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from ebpflb.datapath import kernel
@@ -66,9 +67,10 @@ class Tcx:
 
     def detach_others(self, wanted: set[int]) -> None:
         """Removes our links from all other devices, and those of removed devices."""
-        for index in self.recorded() - wanted:
-            for hook in HOOKS:
-                self._pin(index, hook).unlink(missing_ok=True)
+        others = self.recorded() - wanted
+        for hook in HOOKS:  # ingress everywhere, then egress
+            for index in others:
+                detach(self._pin(index, hook))
 
     def programs(self, index: int) -> dict[str, int]:
         """The ids of our programs at a device: by "ingress" and "egress"."""
@@ -108,6 +110,21 @@ class Tcx:
         finally:
             os.close(link)
         return True
+
+
+def detach(pin: Path) -> None:
+    """Detaches a link at once and unpins it; unpinning alone would detach it some time later.
+
+    A link whose device or cgroup was removed is already detached.
+    """
+    with suppress(KernelError):
+        link = kernel.get(str(pin))
+        if link is not None:
+            try:
+                kernel.link_detach(link)
+            finally:
+                os.close(link)
+    pin.unlink(missing_ok=True)
 
 
 def _is_at(link: int, index: int, hook: str) -> bool:

@@ -165,7 +165,7 @@ def test_variants(home: StateDir, ns: Namespace, by: str) -> None:
         return programs
 
     DevicePrograms(home, load).update(ns.served())
-    assert asked == [True, True, True, False]
+    assert asked == 2 * [True, True, True, False]  # for egress, then for ingress
     device_namespace.close(programs)
     unpin_all(home)
 
