@@ -45,6 +45,11 @@ class Publisher(ABC):
         for address in addresses:
             self.put("node_addresses", ip_address(address), 1)
 
+    def has(self, *addresses: str) -> None:
+        """Addresses of this node, whether they serve NodePorts or not."""
+        for address in addresses:
+            self.put("own_addresses", ip_address(address), 1)
+
     def publish(
         self,
         service: int,

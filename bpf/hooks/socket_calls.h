@@ -32,11 +32,13 @@ static __always_inline enum answer translate(struct bpf_sock_addr *ctx, struct a
 	case VERDICT_REFUSED:
 	case VERDICT_RECYCLED:
 		return reject_connection(&frontend, backend);
+	case VERDICT_NO_LOCAL_ENDPOINT:
+	case VERDICT_SOURCE_DENIED:
+	case VERDICT_UNALLOCATED:
+		/* The packets are dropped at a device (egress_from_node; a pod's at ingress). */
+		return address_is_own(&to, request.netns) ? drop_connection(&frontend, backend)
+							  : LEAVE;
 	default:
-		/*
-		 * Also no_local_endpoint, source_denied, unallocated: the packets are dropped at
-		 * the device (egress_from_node; a pod's at ingress).
-		 */
 		return LEAVE;
 	}
 }

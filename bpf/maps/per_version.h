@@ -9,6 +9,9 @@ DEFINE_MAP(settings, ARRAY, __u32, struct settings, 1, RDONLY_PROG)
 /* The addresses of this node that serve NodePorts; loopback is not among them. */
 DEFINE_MAP(node_addresses, HASH, struct address, __u32, 1024, RDONLY_PROG)
 
+/* All addresses of this node. What its own sockets send to one passes no device but loopback. */
+DEFINE_MAP(own_addresses, HASH, struct address, __u32, 4096, RDONLY_PROG | NO_PREALLOC)
+
 /* This node's devices. */
 DEFINE_MAP(devices, HASH, __u32, struct device, 16384, RDONLY_PROG | NO_PREALLOC)
 

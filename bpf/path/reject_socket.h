@@ -5,6 +5,10 @@
  * kernels the socket is connected to port 0 of its own loopback, where no process can listen.
  * Datagrams cannot be sent to port 0 (EINVAL) and go to port tcpmux, where no process listens; an
  * unconnected socket gets no error then, as with kube-proxy's REJECT.
+ *
+ * A call whose packets no device could drop is denied here, with the errno to which kube-proxy's
+ * DROP leads: a connect() times out, here at once; a datagram is not permitted. On older kernels
+ * such a connect() is refused.
  */
 #ifndef EBPFLB_PATH_REJECT_SOCKET_H
 #define EBPFLB_PATH_REJECT_SOCKET_H
@@ -14,7 +18,9 @@
 #include "net/address.h"
 #include "net/protocol.h"
 
+#define EPERM 1
 #define EADDRINUSE 98
+#define ETIMEDOUT 110
 #define ECONNREFUSED 111
 #define NO_PORT BE16(0)
 #define TCPMUX BE16(1)
@@ -28,6 +34,13 @@ static __always_inline enum answer reject_connection(const struct frontend *fron
 						     struct backend *place)
 {
 	set_retval(-ECONNREFUSED);
+	return DENY;
+}
+
+static __always_inline enum answer drop_connection(const struct frontend *frontend,
+						   struct backend *place)
+{
+	set_retval(frontend->protocol == TCP ? -ETIMEDOUT : -EPERM);
 	return DENY;
 }
 
@@ -45,6 +58,12 @@ static __always_inline enum answer reject_connection(const struct frontend *fron
 	place->address = address_loopback(&frontend->address);
 	place->port = frontend->protocol == TCP ? NO_PORT : TCPMUX;
 	return REWRITE;
+}
+
+static __always_inline enum answer drop_connection(const struct frontend *frontend,
+						   struct backend *place)
+{
+	return frontend->protocol == TCP ? reject_connection(frontend, place) : DENY;
 }
 
 /* EPERM would not tell why bind() fails, so it is allowed. */

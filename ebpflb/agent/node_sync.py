@@ -112,8 +112,10 @@ class NodeSync:
         addresses, primary = self.device_list.addresses, self.cluster.primary
         where = addresses, self.options.nodeport_addresses, primary
         self.health_check_addresses = nodeport_addresses.health_check_addresses(*where)
+        serving = nodeport_addresses.served_addresses(*where)
         contents: dict[str, dict[Any, Any]] = {
-            "node_addresses": dict.fromkeys(nodeport_addresses.served_addresses(*where), 1),
+            "node_addresses": dict.fromkeys(serving, 1),
+            "own_addresses": dict.fromkeys(devices.own_addresses(addresses) | serving, 1),
             "devices": self._desired.devices(),
             **self._service_ranges(),
         }

@@ -6,6 +6,7 @@ write), so the dump can tell whether its rows may be of two states.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from ebpflb.datapath.maps.bpf_map import Map
@@ -93,8 +94,8 @@ def _members(snapshot: Snapshot) -> list[Row]:
     ]
 
 
-def _node_addresses(snapshot: Snapshot) -> list[Row]:
-    found = [address for address, _ in snapshot.maps["node_addresses"].items()]
+def _addresses(name: str, snapshot: Snapshot) -> list[Row]:
+    found = [address for address, _ in snapshot.maps[name].items()]
     return [{"address": str(address)} for address in sorted(found, key=str)]
 
 
@@ -183,7 +184,8 @@ ROWS: dict[str, Callable[[Snapshot], list[Row]]] = {
     "services": _services,
     "slots": _slots,
     "members": _members,
-    "node_addresses": _node_addresses,
+    "node_addresses": partial(_addresses, "node_addresses"),
+    "own_addresses": partial(_addresses, "own_addresses"),
     "affinity": _affinity,
     "sockets": _sockets,
     "assignments": _assignments,

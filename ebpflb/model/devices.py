@@ -67,6 +67,11 @@ def masquerade_addresses(
     }
 
 
+def own_addresses(here: Iterable[Address]) -> frozenset[Address]:
+    """The addresses of this node that a service may have too: not loopback's, not link-local."""
+    return frozenset(each for each in here if not (each.is_loopback or each.is_link_local))
+
+
 def node_addresses(devices: Devices, node: Mapping[Family, Address]) -> AddressByFamily:
     """The Node's own addresses if they are assigned here, else any device's but loopback's."""
     assigned = {address for device in devices for address in device.addresses}

@@ -21,7 +21,12 @@ from ebpflb.datapath.maps.sweep import FLOW_MAPS, FlowTable
 from ebpflb.datapath.programs.loader import Program
 from ebpflb.plan.planner import Planner
 
-COUNTED_WHOLE = ("node_addresses", "devices", "service_ranges")  # small: read at each scrape
+COUNTED_WHOLE = (
+    "node_addresses",
+    "own_addresses",
+    "devices",
+    "service_ranges",
+)  # small: read at each scrape
 
 _FLOW_ENTRY_EVENTS = {
     "made": "created by packets",

@@ -96,6 +96,16 @@ def test_devices(harness: Harness) -> None:
     assert {index: device.v4 for index, device in written.items()} == {2: V4, 3: POD}
 
 
+def test_own_addresses(harness: Harness) -> None:
+    """All that can be a service's are known, whether they serve NodePorts or not."""
+    start(harness)
+    assert harness.datapath.small_maps["own_addresses"].keys() == {
+        *ETH.addresses,
+        *BRIDGE.addresses,
+    }
+    assert harness.datapath.small_maps["node_addresses"].keys() == {V4}
+
+
 def test_waits_for_every_list(harness: Harness) -> None:
     """No device is touched before every list is complete."""
     harness.start()

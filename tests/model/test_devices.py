@@ -6,7 +6,14 @@ from ipaddress import ip_address
 import pytest
 
 from ebpflb.model.addresses import Address, Family
-from ebpflb.model.devices import Device, check_pattern, masquerade_addresses, node_addresses, served
+from ebpflb.model.devices import (
+    Device,
+    check_pattern,
+    masquerade_addresses,
+    node_addresses,
+    own_addresses,
+    served,
+)
 
 
 def device(index: int, name: str, *own: str, master: int = 0, loopback: bool = False) -> Device:
@@ -95,6 +102,12 @@ def test_node_on_loopback() -> None:
         == LO.addresses[0]
     )
     assert node_addresses((LO,), {}) == {}
+
+
+def test_own_addresses() -> None:
+    """Loopback's and link-local ones are left out: no service has one."""
+    every = ["127.0.0.1", "::1", "fe80::1", "169.254.1.1", "192.0.2.1", "fd00::1"]
+    assert own_addresses(map(ip_address, every)) == {*map(ip_address, every[4:])}
 
 
 def test_circle() -> None:

@@ -90,6 +90,42 @@ def test_no_local_endpoint(node: NativeNode, protocol: str) -> None:
     assert node.kernel.get("service_stats", 1) == (0, 0, 0, 1)
 
 
+DENIED = [
+    ("203.0.113.1:80", {"203.0.113.1:80": "external load_balancer restricted"}, "source_denied"),
+    ("[fd03::1]:80", {"[fd03::1]:80": "external load_balancer restricted"}, "source_denied"),
+    ("172.30.0.1:80", {"172.30.0.1:80": "local"}, "no_local_endpoint"),
+]
+
+
+@pytest.mark.parametrize(("to", "frontends", "verdict"), DENIED, ids=[d[0] for d in DENIED])
+@pytest.mark.parametrize(
+    ("protocol", "hook"), [("tcp", "connect"), ("udp", "connect"), ("udp", "sendmsg")]
+)
+def test_dropped_at_an_own_address(
+    node: NativeNode,
+    to: str,
+    frontends: Mapping[str, str],
+    verdict: str,
+    protocol: str,
+    hook: str,
+) -> None:
+    """What no device could drop, because the address is the node's own, ends at the socket."""
+    flags = {f"{place}/{protocol}": words for place, words in frontends.items()}
+    node.publish(1, flags, cluster=[BACKEND])
+    socket = node.socket(protocol, netns=HOST)
+    assert getattr(socket, hook)(to) == (True, 0, to), "packets to others are dropped at a device"
+    node.has(to.rpartition(":")[0].strip("[]"))
+    answer = getattr(socket, hook)(to)
+    assert node.counted() == {verdict: 2}
+    assert getattr(node.socket(protocol, netns=7), hook)(to) == (True, 0, to), "a pod's, too"
+    if node.kernel.names_errno:
+        assert answer == (False, 110 if protocol == "tcp" else 1, to)
+    elif protocol == "tcp":
+        assert answer.place == ("[::1]:0" if to.startswith("[") else "127.0.0.1:0")
+    else:
+        assert not answer.allowed
+
+
 def test_local_without_any_endpoint(node: NativeNode) -> None:
     """The policy Local refuses too where there is no endpoint anywhere."""
     node.publish(1, INTERNAL)

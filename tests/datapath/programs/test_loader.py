@@ -151,7 +151,12 @@ def test_maps_of_programs(loaded: list[Program], all_maps: dict[str, Map]) -> No
     """A program uses the maps that its source names; connect4 all that decide for a socket."""
     by_id = {kernel.info(m.fd, "map_info").id: name for name, m in all_maps.items()}
     used = {program.name: {by_id[i] for i in map_ids(program.fd)} for program in loaded}
-    assert used["connect4"] == DECIDING | {"sockets", "assignments", "backend_stats"}
+    assert used["connect4"] == DECIDING | {
+        "sockets",
+        "assignments",
+        "backend_stats",
+        "own_addresses",
+    }
     counted = {"verdicts"} if probe.set_retval() else set()
     assert used["post_bind4"] == {"settings", "services", "node_addresses"} | counted
     assert used["getpeername6"] == {"sockets", "verdicts"}

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a policy drops is dropped also where the address is the node's own, and a process listens.
+
+Packets of the node to itself pass loopback, which has no hooks (kube-proxy.md 6 and 7).
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ebpflb.datapath import probe
+from ebpflb.lab import manifests
+from ebpflb.lab.hosts import Host
+from ebpflb.lab.sockets import Socket
+from tests.kit import cluster, requests
+from tests.kit.cluster import Cluster
+from tests.kit.lab_cluster import PORT, TARGET
+
+BALANCER = {False: "203.0.113.20", True: "fd03:113::20"}
+INTERNAL = {False: "10.96.0.30", True: "fd00:96::30"}
+UNALLOCATED = {False: "10.96.200.200", True: "fd00:96::dead"}
+NAMES = [{"name": p, "port": TARGET, "protocol": p.upper()} for p in ("tcp", "udp")]
+PORTS = [{**name, "port": PORT} for name in NAMES]
+
+families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
+ways = pytest.mark.parametrize("way", ["tcp", "udp", "connected-udp"])
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """The node has all these addresses, and a process that listens on the services' port."""
+    with cluster.running(tmp_path_factory.mktemp("cluster")) as it:
+        for v6 in (False, True):
+            for addresses in (BALANCER, INTERNAL, UNALLOCATED):
+                it.node.ip(f"address add {addresses[v6]}/{128 if v6 else 32} dev lo")
+        it.start_program(it.node, "serve", "local", str(PORT))
+        yield it
+
+
+def publish(made: Cluster, *admitted: str) -> None:
+    """A balancer's address with source ranges; a service under the policy Local, elsewhere."""
+    spec = {"type": "LoadBalancer", "loadBalancerSourceRanges": admitted}
+    balanced = manifests.service("web", ["10.96.0.20", "fd00:96::20"], PORTS, **spec)
+    balanced["status"] = {"loadBalancer": {"ingress": [{"ip": ip} for ip in BALANCER.values()]}}
+    internal = {"internalTrafficPolicy": "Local"}
+    ips = ("10.244.9.9", "fd00:244:9::9")
+    elsewhere = [manifests.endpoint(ip, node="other", target="there") for ip in ips]
+    slices = [
+        manifests.endpoint_slice(name, f"IPv{6 if v6 else 4}", endpoints, NAMES)
+        for v6 in (False, True)
+        for name, endpoints in (
+            ("web", [cluster.endpoint(pod, v6=v6) for pod in made.web]),
+            ("internal", elsewhere[v6 : v6 + 1]),
+        )
+    ]
+    inside = manifests.service("internal", list(INTERNAL.values()), PORTS, **internal)
+    cidr = manifests.service_cidr("10.96.0.0/16", "fd00:96::/64")
+    made.publish(cidr, balanced, inside, *slices)
+
+
+def request(made: Cluster, host: Host, way: str, address: str) -> str:
+    """Who answers."""
+    return requests.KINDS[way](made.sockets(host), address).name
+
+
+@ways
+@families
+@pytest.mark.parametrize("addresses", [BALANCER, INTERNAL, UNALLOCATED])
+def test_dropped_at_an_own_address(
+    made: Cluster, way: str, addresses: dict[bool, str], v6: bool
+) -> None:
+    """Nobody answers a process of the node, not even the one that listens at that address."""
+    publish(made, "192.0.2.200/32", "fd02::200/128")
+    expected: Any = TimeoutError if probe.set_retval() else ConnectionRefusedError
+    if way != "tcp":
+        expected = PermissionError
+    with pytest.raises(expected):
+        request(made, made.node, way, addresses[v6])
+
+
+@ways
+@families
+@pytest.mark.parametrize("addresses", [BALANCER, INTERNAL, UNALLOCATED])
+def test_dropped_of_a_pod(made: Cluster, way: str, addresses: dict[bool, str], v6: bool) -> None:
+    """Nor does anybody answer a pod, whose packets are dropped when they come in."""
+    publish(made, "192.0.2.200/32", "fd02::200/128")
+    make = requests.tcp_socket if way == "tcp" else requests.udp_socket
+    client: Socket
+    with make(made.sockets(made.client), addresses[v6]) as client, pytest.raises(TimeoutError):
+        client.settimeout(0.3)
+        client.connect((addresses[v6], PORT))
+        client.send(b"?")
+        client.recv(64)
+
+
+@ways
+@families
+def test_admitted_at_an_own_address(made: Cluster, way: str, v6: bool) -> None:
+    """A node that the ranges admit reaches the endpoints by an address of its own."""
+    publish(made, f"{made.node.v4}/32", f"{made.node.v6}/128")
+    assert request(made, made.node, way, BALANCER[v6]).startswith("web-")
+
+
+@ways
+@families
+def test_own_address_without_a_service(made: Cluster, way: str, v6: bool) -> None:
+    """The node's listener at an address that is no service's is reached as ever."""
+    publish(made)
+    assert request(made, made.node, way, made.node.v6 if v6 else made.node.v4) == "local"
