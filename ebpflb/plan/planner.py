@@ -175,8 +175,9 @@ class Planner:
         name = desired.name
         old = self.actual.get(name, NO_ENTRIES)
         same_block = old.has_backends_of(desired)
+        same_frontends = frontends.keys() == old.services.keys()
         known = old.ids if same_block else old.ids_for(desired)
-        if not same_block or frontends.keys() != old.services.keys():
+        if not (same_block and same_frontends):
             self._check_capacity(old, known, frontends)
         block = old.block if same_block else self.slots.allocate(len(desired.backends))
         service_id = old.id or self.service_ids.allocate()
@@ -185,6 +186,7 @@ class Planner:
         self._write(name, old, self._fit_source_ranges(name, new))
         if not same_block:
             self._free_block(old, used_ids=frozenset(ids))
+        if not (same_block and same_frontends):
             self.backend_changes.append(BackendChange(name, old.ids, new.ids))
 
     def _fit_source_ranges(self, name: PortName, new: ServiceEntries) -> ServiceEntries:

@@ -53,7 +53,10 @@ class ServiceEntries(NamedTuple):
 
 
 class BackendChange(NamedTuple):
-    """A service port got other backends: their ids before and after, () where it has none."""
+    """A service port got other backends or frontends.
+
+    The ids of its backends before and after, () where it has none.
+    """
 
     name: PortName
     former_ids: tuple[int, ...]

@@ -39,7 +39,7 @@ class KubeProxyMetrics:
         )
         self._stale_flows_ended = self._counter(
             "conntrack_reconciler_deleted_entries_total",
-            "Stale UDP flows that were ended: flow entries and sockets",
+            "Stale UDP flows that were ended: flow entries, sockets and entries of conntrack",
         )
 
     def service_changes(self, count: int) -> None:

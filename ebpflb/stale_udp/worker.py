@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When stale UDP sockets are searched for: after which changes, in which passes, in its thread."""
+"""When stale UDP sockets and flows are searched for: after which changes, in which passes."""
 
 import logging
 import threading
@@ -17,6 +17,7 @@ from ebpflb.model.addresses import Family
 from ebpflb.model.services import Protocol
 from ebpflb.node import sock_diag
 from ebpflb.plan.service_entries import BackendChange
+from ebpflb.stale_udp.connections import StaleConnections
 from ebpflb.stale_udp.end import Counts, EachNamespace, SocketEnder
 from ebpflb.stale_udp.find import stale_sockets
 from ebpflb.stale_udp.lookups import Maps
@@ -25,6 +26,7 @@ from ebpflb.stale_udp.rebind import RENEWAL
 log = logging.getLogger(__name__)
 
 SECOND_PASS_DELAY = 1.0  # seconds: longer than a socket is inside a hook
+PAUSE_FACTOR = 4  # a search of a large conntrack takes CPU, and changes may follow fast
 
 OnSearch = Callable[[Family, float, int], None]
 
@@ -87,8 +89,8 @@ class StaleUdpWorker:
 
     ``each_namespace`` calls a function in every network namespace (node.namespaces).
     The thread calls ``on_search`` after a search for each family: with the seconds that it took
-    and how many sockets were ended, or flows rebound. ``can_end`` says, after ``start``, whether
-    this kernel ends sockets.
+    and how many sockets were ended, and flows rebound or deleted from conntrack. ``can_end`` says,
+    after ``start``, whether this kernel ends sockets.
     """
 
     def __init__(
@@ -101,6 +103,8 @@ class StaleUdpWorker:
         self._stopped = False
         self._orphans = True  # there may be sockets whose frontend no backend serves
         self._not_found: set[tuple[Peer, PeerFrontend]] = set()  # no connected socket in two passes
+        self._earliest = 0.0  # when the next search may begin
+        self._connections = StaleConnections(maps)
         self._thread = threading.Thread(target=self._run, name="stale-udp", daemon=True)
 
     @property
@@ -124,15 +128,17 @@ class StaleUdpWorker:
             self._thread.join()
 
     def check(self, changes: Iterable[BackendChange]) -> None:
-        """Searches for sockets that these changes made stale; returns at once.
+        """Searches for sockets and flows that these changes made stale; returns at once.
 
         To be called when the changes have been written to the maps.
         """
-        if removed := removed_backends(changes):
-            self._schedule(Search(time.monotonic(), Pass.FIRST, removed, everything=False))
+        changed = [change for change in changes if change.name.protocol == Protocol.UDP]
+        if changed:
+            due, removed = max(time.monotonic(), self._earliest), removed_backends(changed)
+            self._schedule(Search(due, Pass.FIRST, removed, everything=False))
 
     def check_everything(self) -> None:
-        """Searches for sockets that became stale while no agent ran; returns at once."""
+        """Searches for what became stale while no agent ran; returns at once."""
         removed = RemovedBackends(served_again=True)
         self._schedule(Search(time.monotonic(), Pass.FIRST, removed, everything=True))
 
@@ -162,6 +168,7 @@ class StaleUdpWorker:
             begun = time.monotonic()
             try:
                 self._report(search, self._search(search), time.monotonic() - begun)
+                self._earliest = time.monotonic() + PAUSE_FACTOR * (time.monotonic() - begun)
             except (KernelError, OSError) as error:
                 log.warning("stale UDP sockets cannot be ended: %s", error)
             except Exception:
@@ -178,10 +185,23 @@ class StaleUdpWorker:
             self._schedule(Search(due, Pass.RENEWAL, RemovedBackends(), everything=True))
 
     def _search(self, search: Search) -> Counts:
-        ended = self.ender.end_untranslated() if search.removed.served_again else Counts()
+        """The sockets that were ended, and the flows that were deleted from conntrack."""
+        deleted = Counts() if search.kind is Pass.RENEWAL else self._delete_connections()
+        ended = Counts()
+        if search.removed.served_again or deleted:
+            ended += self.ender.end_untranslated()
         if self._may_find(search):
             ended += self._end_stale(search.kind)
-        return ended
+        if ended:
+            how = "ended" if self.can_end else "re-bound"
+            log.info("%d connected UDP sockets %s: backends were removed", ended.total(), how)
+        return ended + deleted
+
+    def _delete_connections(self) -> Counts:
+        deleted = self._connections.delete()
+        if deleted:
+            log.info("%d UDP flows deleted from conntrack: no backend answers", deleted.total())
+        return deleted
 
     def _may_find(self, search: Search) -> bool:
         """Whether there can be stale sockets at all."""
@@ -209,8 +229,5 @@ class StaleUdpWorker:
         return ended
 
     def _report(self, search: Search, ended: Counts, seconds: float) -> None:
-        if ended:
-            how = "ended" if self.can_end else "re-bound"
-            log.info("%d connected UDP sockets %s: backends were removed", ended.total(), how)
         for family in Family if search.kind is Pass.FIRST else ended:
             self.on_search(family, seconds, ended[family])

@@ -9,6 +9,7 @@ from ebpflb.plan.desired_service import DesiredService
 from ebpflb.plan.entries import NOWHERE, BackendName, Range
 from ebpflb.plan.plan import Plan
 from ebpflb.plan.planner import Planner
+from ebpflb.plan.service_entries import BackendChange
 from tests.plan.builders import CAPACITY, LOCAL, SERVING, backend, by_name, desired, frontend, name
 from tests.plan.node import PlannedNode, check_tidy
 
@@ -108,6 +109,22 @@ def test_backend_changes_lists() -> None:
     node.change(by_name(desired("web", [1, 2], [1, backend(2, LOCAL)])))
     assert blocks(node) == {Range(2, 2)}
     assert ids(node, "web") == {1: 1, 2: 2}
+
+
+def test_changes_of_backends_and_frontends_are_reported() -> None:
+    """Both may leave flows behind: of a backend that is gone, or at an address that has moved."""
+    node = node_with(WEB)
+    take = node.planner.take_backend_changes
+    name = WEB.name
+    assert take() == [BackendChange(name, (), (1, 2))]
+    node.change(by_name(desired("web", [1], [1, 2])))
+    assert take() == [BackendChange(name, (1, 2), (1, 2))], "a frontend is gone"
+    node.change(by_name(desired("web", [1, 2], [1, 2])))
+    assert take() == [BackendChange(name, (1, 2), (1, 2))], "and there again"
+    node.change(by_name(desired("web", [1, 2], [2])))
+    assert take() == [BackendChange(name, (1, 2), (2,))]
+    node.change(by_name(desired("web", [1, 2], [2])))
+    assert take() == []
 
 
 def test_backend_gets_another_name() -> None:

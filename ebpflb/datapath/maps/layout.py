@@ -31,7 +31,7 @@ typedef uint8_t __u8; typedef uint16_t __u16; typedef uint32_t __u32; typedef ui
 typedef struct { uint16_t wire; } __be16;
 typedef struct { uint32_t wire; } __be32;
 """
-_MAPPED = bytes(10) + b"\xff\xff"  # RFC 4291 2.5.5.2
+MAPPED = bytes(10) + b"\xff\xff"  # RFC 4291 2.5.5.2
 
 ffi = FFI()
 
@@ -121,12 +121,12 @@ def _hash(text: str) -> str:
 
 def address_bytes(address: Address) -> bytes:
     """16 bytes in network order, IPv4 as v4-mapped IPv6."""
-    return address.packed if address.version == 6 else _MAPPED + address.packed
+    return address.packed if address.version == 6 else MAPPED + address.packed
 
 
 def address_from(packed: bytes) -> Address:
     """The inverse of address_bytes."""
-    return IPv4Address(packed[12:]) if packed.startswith(_MAPPED) else IPv6Address(packed)
+    return IPv4Address(packed[12:]) if packed.startswith(MAPPED) else IPv6Address(packed)
 
 
 def _text_bytes(text: str) -> bytes:
