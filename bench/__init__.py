@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measurements on a small cluster of network namespaces on this machine; needs root.
 
-connect    what a ClusterIP costs, and what the agent costs: `make bench-connect`
-latency    its first half: requests in turns, the hooks' run time
-agent      its second half: memory, starts, changes
-stage      the nodes, pods and agents that it measures
-pods       what runs in the pods: a server, and a client that takes the times
+connect        what a ClusterIP costs, and what the agent costs: `make bench-connect`
+latency        its first half: requests in turns, the hooks' run time
+agent          its second half: memory, starts, changes
+connect_lab    the nodes, pods and agents that it measures
+pod_program    what runs in the pods: a server, and a client that measures the times
 
-nodeport   NodePorts from outside, beside kube-proxy's rules: `make bench-nodeport`
-packets    its second half: what a packet costs
-field      the nodes that it measures, one for each way to serve
-kubeproxy  the rules that kube-proxy would write
-load/      client and server, in C
+nodeport       NodePorts from outside, beside kube-proxy's rules: `make bench-nodeport`
+packets        its second half: what a packet costs
+nodeport_lab   the nodes that it measures, one for each implementation
+kubeproxy      the rules that kube-proxy would write
+load/          client and server, in C
 
-services   thousands of Services and their endpoints, as manifests
-hooks      the programs: their run time by the kernel's own statistics; off, and on again
-report     figures beside their targets
+services       thousands of Services and their endpoints, as manifests
+hooks          the programs: their run time by the kernel's statistics; detaches and attaches
+temporary_lab  a lab and a folder that are removed at the end
+report         figures beside their targets
 """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the agent costs: memory, starts, and the way of a change.
+"""What the agent costs: memory, starts, and the time until a change is in force.
 
 A start is timed from the process to the status file that says all is programmed, so Python's own
-start is in it; the bytecode is in the cache already. Memory is asked when the agent is idle.
+start is in it; the bytecode is in the cache already. Memory is read when the agent is idle.
 """
 
 import random
@@ -11,52 +11,52 @@ import time
 from statistics import median
 
 from bench import services
+from bench.connect_lab import ConnectLab, MeasuredAgent, Start
 from bench.report import Lines, Row, percentile, spread
-from bench.stage import Bench, Stage, Start
 
 STARTS = 3  # cold, and as many warm
 CHANGES = 200
-PAUSE = 0.05  # seconds between two changes, and up to as much again: no rhythm
+PAUSE = 0.05  # seconds between two changes, and a random time up to as much again
 MS = 1e6
 
 
-def starts(stage: Stage, many: str) -> Lines:
-    """Both agents started, and what they then hold."""
-    stage.one.start()
+def starts(lab: ConnectLab, many: str) -> Lines:
+    """Starts both agents; their memory and the time of their starts."""
+    lab.one.start()
     yield "agent"
-    yield _memory(stage.one, "memory, idle, 1 service", 80)
-    cold = [stage.many.cold_start() for _ in range(STARTS)]
-    yield _memory(stage.many, f"memory, {many}, after a cold start", 200)
-    before = stage.many.writes()
-    warm = [stage.many.warm_restart() for _ in range(STARTS)]
-    yield _memory(stage.many, f"memory, {many}, after a warm restart", 200)
+    yield _memory(lab.one, "memory, idle, 1 service", 80)
+    cold = [lab.many.cold_start() for _ in range(STARTS)]
+    yield _memory(lab.many, f"memory, {many}, after a cold start", 200)
+    before = lab.many.writes()
+    warm = [lab.many.warm_restart() for _ in range(STARTS)]
+    yield _memory(lab.many, f"memory, {many}, after a warm restart", 200)
     yield _start(f"cold start, {many}", cold, 10)
     written = [_written(each.log) for each in cold]
     yield Row("  of which map writes", median(written), "s", 1, spread(written, 2))
     yield _start(f"warm restart, {many}", warm, 2)
-    yield Row("  map updates by all warm restarts", stage.many.writes() - before, "", 0)
+    yield Row("  map updates by all warm restarts", lab.many.writes() - before, "", 0)
 
 
-def changes(stage: Stage, many: str) -> Lines:
-    """The asked Service moves from one endpoint to another, and back, while a client asks."""
-    stage.client.move(stage.many.cgroup)
-    took = [_change(stage, turn % 2) for turn in range(1, CHANGES + 1)]
+def changes(lab: ConnectLab, many: str) -> Lines:
+    """The measured Service's endpoint is replaced, again and again, while a client connects."""
+    lab.client.move(lab.many.cgroup)
+    took = [_change(lab, turn % 2) for turn in range(1, CHANGES + 1)]
     yield f"manifest replaced -> first answer from the new endpoint: {CHANGES} changes, {many}"
     yield Row("p50", percentile(took, 0.5), "ms", 20, spread(took, 1))
     yield Row("p99", percentile(took, 0.99), "ms", 100, f"all: {min(took):.1f} to {max(took):.1f}")
 
 
-def _change(stage: Stage, backend: int) -> float:
+def _change(lab: ConnectLab, backend: int) -> float:
     """Milliseconds."""
     where = (services.ADDRESS, services.PORT)
-    stage.client.begin("wait_for", where, stage.backends[backend].name)
-    stage.client.answer()  # "asking": by now it meets the former one
+    lab.client.begin("wait_for", where, lab.backends[backend].name)
+    lab.client.answer()  # the first answer: still of the former endpoint
     time.sleep(PAUSE * (1 + random.random()))
-    begun = stage.many.serve_by(backend)
-    return float(stage.client.answer() - begun) / MS
+    begun = lab.many.serve_by(backend)
+    return float(lab.client.answer() - begun) / MS
 
 
-def _memory(bench: Bench, what: str, target: float) -> Row:
+def _memory(bench: MeasuredAgent, what: str, target: float) -> Row:
     size = bench.memory()
     note = f"RSS; PSS {size['Pss']:.0f}, anonymous {size['Anonymous']:.0f}"
     return Row(what, size["Rss"], "MB", target, note)

@@ -13,48 +13,48 @@ agent.py    3  the agent's memory
             4  a changed manifest -> the first answer from the new endpoint
             5  cold start and warm restart
 
-Medians throughout; each figure stands beside its target. Everything that it makes goes at the end,
-also when it is interrupted.
+Medians throughout; each figure stands beside its target. Everything that it makes is removed at the
+end, also if it is interrupted.
 """
 
 import argparse
 from contextlib import ExitStack
 
 from bench import agent, latency, report, services
-from bench.ground import ground, say
+from bench.connect_lab import ConnectLab
 from bench.hooks import Hooks
-from bench.stage import Stage
+from bench.temporary_lab import print_step, temporary_lab
 
 PREFIX = "ebpflb-bench"
 
 
 def main() -> None:
     wanted = _arguments()
-    with ground(PREFIX) as (lab, folder, stack):
-        rows = _measure(Stage(lab, folder, stack), stack, wanted)
+    with temporary_lab(PREFIX) as (lab, folder, stack):
+        rows = _measure(ConnectLab(lab, folder, stack), stack, wanted)
     print(report.machine())
     print(report.table(rows))
 
 
-def _measure(stage: Stage, stack: ExitStack, wanted: argparse.Namespace) -> list[report.Line]:
-    """The asked Service is one of the many, and brings its one endpoint and two ports."""
-    services.write_many(stage.many.agent.manifests, wanted.services - 1, wanted.endpoints - 1)
+def _measure(lab: ConnectLab, stack: ExitStack, wanted: argparse.Namespace) -> list[report.Line]:
+    """The measured Service is one of the many; it has one endpoint and two ports."""
+    services.write_many(lab.many.agent.manifests, wanted.services - 1, wanted.endpoints - 1)
     many = f"{wanted.services:,} services / {wanted.endpoints:,} endpoints"
-    rows = [*_told("starts", agent.starts(stage, many))]
+    rows = [*_told("starts", agent.starts(lab, many))]
     hooks = {
-        "1 service": stack.enter_context(Hooks(stage.one.state, stage.one.cgroup)),
+        "1 service": stack.enter_context(Hooks(lab.one.state, lab.one.cgroup)),
         f"{wanted.services:,} services": stack.enter_context(
-            Hooks(stage.many.state, stage.many.cgroup, many=True)
+            Hooks(lab.many.state, lab.many.cgroup, many=True)
         ),
     }
-    rows += _told("changes", agent.changes(stage, many))
-    first = _told("latency", latency.requests(stage, hooks, wanted.rounds))
-    first += _told("hooks", latency.run_times(stage, hooks, wanted))
+    rows += _told("changes", agent.changes(lab, many))
+    first = _told("latency", latency.requests(lab, hooks, wanted.rounds))
+    first += _told("hooks", latency.run_times(lab, hooks, wanted))
     return first + rows
 
 
 def _told(what: str, rows: report.Lines) -> list[report.Line]:
-    say(f"measuring {what}")
+    print_step(f"measuring {what}")
     return list(rows)
 
 

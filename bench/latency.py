@@ -12,9 +12,9 @@ from collections import defaultdict
 from contextlib import ExitStack
 
 from bench import hooks, services
+from bench.connect_lab import ConnectLab
 from bench.hooks import Hooks
 from bench.report import Lines, Row, percentile, spread
-from bench.stage import Stage
 from ebpflb.lab.hosts import Host
 
 TURNS = 100  # connections to each target, a round
@@ -27,12 +27,12 @@ Samples = dict[tuple[str, str], list[list[int]]]  # who, way -> rounds
 VIP = (services.ADDRESS, services.PORT)
 
 
-def requests(stage: Stage, agents: dict[str, Hooks], rounds: int) -> Lines:
+def requests(lab: ConnectLab, agents: dict[str, Hooks], rounds: int) -> Lines:
     """One target after the other, within a round; one set of hooks after the other, in between."""
     took: Samples = defaultdict(list)
     for _ in range(rounds):
         for who in random.sample([NO_HOOKS, *agents], k=1 + len(agents)):
-            for way, samples in _round(stage, agents, who).items():
+            for way, samples in _round(lab, agents, who).items():
                 took[who, way].append(samples)
     yield f"TCP connect + request: {rounds} rounds of {TURNS} each"
     for who, way in sorted(took, key=lambda each: (each[0] != NO_HOOKS, len(each[0]))):
@@ -47,18 +47,18 @@ def requests(stage: Stage, agents: dict[str, Hooks], rounds: int) -> Lines:
         yield _ratio(f"direct / {NO_HOOKS}, {who}", took[who, "direct"], took[NO_HOOKS, "direct"])
 
 
-def _round(stage: Stage, agents: dict[str, Hooks], who: str) -> dict[str, list[int]]:
-    direct = _direct(stage.backends[0])
+def _round(lab: ConnectLab, agents: dict[str, Hooks], who: str) -> dict[str, list[int]]:
+    direct = _direct(lab.backends[0])
     with ExitStack() as stack:
         if who == NO_HOOKS:
             for each in agents.values():
                 stack.enter_context(each.off())
-            stage.client.move(stage.bare)
+            lab.client.move(lab.bare)
             targets = {"direct": direct, "direct again": direct}
         else:
-            stage.client.move(agents[who].cgroup)
+            lab.client.move(agents[who].cgroup)
             targets = {"direct": direct, "ClusterIP": VIP}
-        took = stage.client.do("take_turns", list(targets.values()), TURNS)
+        took = lab.client.do("take_turns", list(targets.values()), TURNS)
     return dict(zip(targets, took, strict=True))
 
 
@@ -74,14 +74,14 @@ def _ratio(
     return Row(f"p50 {what}", statistics.median(ratios), "", target, spread(ratios, 3))
 
 
-def run_times(stage: Stage, agents: dict[str, Hooks], wanted: argparse.Namespace) -> Lines:
+def run_times(lab: ConnectLab, agents: dict[str, Hooks], wanted: argparse.Namespace) -> Lines:
     """The same few kinds of work for each agent, round by round."""
     took: dict[tuple[str, str], list[float]] = defaultdict(list)
     with hooks.statistics():
         for _ in range(wanted.rounds):
             for who, each in agents.items():
-                stage.client.move(each.cgroup)
-                for (name, kind), cost in _costs(stage, each, wanted.services).items():
+                lab.client.move(each.cgroup)
+                for (name, kind), cost in _costs(lab, each, wanted.services).items():
                     took[f"{name}, {kind}", who].append(cost)
     yield "hooks, run time a call"
     for (what, who), costs in sorted(took.items()):
@@ -92,9 +92,9 @@ def run_times(stage: Stage, agents: dict[str, Hooks], wanted: argparse.Namespace
         yield Row(f"{what}, {who}", statistics.median(costs), "ns", 500, note)
 
 
-def _costs(stage: Stage, each: Hooks, count: int) -> dict[tuple[str, str], float]:
+def _costs(lab: ConnectLab, each: Hooks, count: int) -> dict[tuple[str, str], float]:
     """Nanoseconds a call, by program and what it was asked."""
-    do, direct = stage.client.do, _direct(stage.backends[0])
+    do, direct = lab.client.do, _direct(lab.backends[0])
     found: dict[tuple[str, str], float] = {}
     kinds = {
         "hit": (("connect4", "sock_release"), lambda: do("take_turns", [VIP], CALLS)),

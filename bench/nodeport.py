@@ -3,7 +3,7 @@
 
     sudo .venv/bin/python -m bench.nodeport [--others N] [--rounds K]
 
-One run, on one field (see ``field``), amid N other services:
+One run, in one lab (see ``nodeport_lab``), amid N other services:
 
 1  TCP connections and small UDP datagrams a second to a backend on the node and to one on another
    node: directly, by ebpflb, by kube-proxy's nftables rules and by its iptables rules; in turns,
@@ -26,7 +26,7 @@ from collections import defaultdict
 from statistics import median
 
 from bench import packets, report
-from bench.field import (
+from bench.nodeport_lab import (
     BURST,
     DIRECT,
     EBPFLB,
@@ -34,11 +34,11 @@ from bench.field import (
     NFTABLES,
     PLACES,
     TRACKED,
-    Field,
-    Way,
+    Case,
+    NodePortLab,
 )
-from bench.ground import ground, say
 from bench.report import Lines, Row, percentile, spread
+from bench.temporary_lab import print_step, temporary_lab
 
 PREFIX = "ebpflb-nodeport"
 CONNECTIONS = 100  # a round, to each
@@ -47,46 +47,46 @@ RATIOS = ((EBPFLB, NFTABLES), (EBPFLB, IPTABLES), (TRACKED, NFTABLES), (DIRECT, 
 TARGET = 1.2  # of the first
 US, SECOND = 1e3, 1e9
 
-Times = dict[Way, list[float]]  # nanoseconds for one, round by round
+Times = dict[Case, list[float]]  # nanoseconds for one, round by round
 
 
 def main() -> None:
     wanted = _arguments()
-    with ground(PREFIX) as (lab, folder, stack):
-        say("laying out the field")
-        rows = _measure(Field(lab, folder, stack, wanted.others), wanted)
+    with temporary_lab(PREFIX) as (lab, folder, stack):
+        print_step("building the lab")
+        rows = _measure(NodePortLab(lab, folder, stack, wanted.others), wanted)
     print(report.machine())
     print(report.table(rows))
 
 
-def _measure(field: Field, wanted: argparse.Namespace) -> list[report.Line]:
-    connections: Times = {way: [] for way in field.ways}
-    datagrams: Times = {way: [] for way in field.ways}
-    connects: dict[Way, list[int]] = defaultdict(list)
+def _measure(lab: NodePortLab, wanted: argparse.Namespace) -> list[report.Line]:
+    connections: Times = {case: [] for case in lab.cases}
+    datagrams: Times = {case: [] for case in lab.cases}
+    connects: dict[Case, list[int]] = defaultdict(list)
     for number in range(wanted.rounds):
         if not number % 10:
-            say(f"measuring rates: round {number} of {wanted.rounds}")
-        for way in random.sample(field.ways, k=len(field.ways)):
-            took, *each = field.client.do("connect", field.target(*way), CONNECTIONS)
-            connections[way].append(took / CONNECTIONS)
-            connects[way] += each
-            (took,) = field.client.do("volley", field.target(*way), BURSTS)
-            datagrams[way].append(took / (2 * BURST * BURSTS))
-    say("measuring packets")
+            print_step(f"measuring rates: round {number} of {wanted.rounds}")
+        for case in random.sample(lab.cases, k=len(lab.cases)):
+            took, *each = lab.client.do("connect", lab.target(*case), CONNECTIONS)
+            connections[case].append(took / CONNECTIONS)
+            connects[case] += each
+            (took,) = lab.client.do("volley", lab.target(*case), BURSTS)
+            datagrams[case].append(took / (2 * BURST * BURSTS))
+    print_step("measuring packets")
     return [
         f"amid {wanted.others:,} other services",
         *_told("TCP connections, a byte each way", connections, connects, wanted.rounds),
         *_told("UDP datagrams of a byte, half of them answers", datagrams, {}, wanted.rounds),
-        *packets.costs(field),
+        *packets.costs(lab),
     ]
 
 
-def _told(what: str, times: Times, connects: dict[Way, list[int]], rounds: int) -> Lines:
+def _told(what: str, times: Times, connects: dict[Case, list[int]], rounds: int) -> Lines:
     yield f"{what}: {rounds} rounds"
-    for way, each in times.items():
+    for case, each in times.items():
         rates = [SECOND / time for time in each]
-        note = spread(rates) + _latency(connects.get(way, []))
-        yield Row(", ".join(way), median(rates), "/s", None, note)
+        note = spread(rates) + _latency(connects.get(case, []))
+        yield Row(", ".join(case), median(rates), "/s", None, note)
     yield from _on_top(times)
     for place in PLACES:
         for one, other in RATIOS:

@@ -16,8 +16,8 @@ from ipaddress import ip_address
 from statistics import median
 
 from bench import hooks, services
-from bench.field import EBPFLB, PLACES, Client, Field, Where
 from bench.hooks import Counted, Packets, Runs
+from bench.nodeport_lab import EBPFLB, PLACES, Client, NodePortLab, Where
 from bench.report import Lines, Row, spread
 from ebpflb.datapath import kernel
 from ebpflb.datapath.programs import testrun
@@ -33,17 +33,17 @@ _EMPTY = bytes.fromhex("b7000000ffffffff9500000000000000")  # return TC_ACT_UNSP
 Kind = tuple[str, str]  # what, and which program
 
 
-def costs(field: Field) -> Lines:
+def costs(lab: NodePortLab) -> Lines:
     with hooks.statistics():
         clock = _clock()
-        with Packets(field.state(EBPFLB)) as everywhere:
-            connections = [*_connections(field, everywhere, clock)]
-        field.restart(EBPFLB, "--devices", UPLINK)
-        with Packets(field.state(EBPFLB)) as uplink:
-            live = [*_at_uplink(field, uplink, clock)]
+        with Packets(lab.state(EBPFLB)) as everywhere:
+            connections = [*_connections(lab, everywhere, clock)]
+        lab.restart(EBPFLB, "--devices", UPLINK)
+        with Packets(lab.state(EBPFLB)) as uplink:
+            live = [*_at_uplink(lab, uplink, clock)]
     yield f"programs at the uplink, a packet; less the {clock:.0f} ns that an empty program shows"
     yield from live
-    with Packets(field.state(EBPFLB)) as uplink:
+    with Packets(lab.state(EBPFLB)) as uplink:
         yield from _test_runs(uplink)
     yield "programs at all devices of the node, a connection: a byte each way and a reset"
     yield from connections
@@ -57,10 +57,10 @@ def _clock() -> float:
     return ran[program.name]
 
 
-def _at_uplink(field: Field, programs: Packets, clock: float) -> Lines:
+def _at_uplink(lab: NodePortLab, programs: Packets, clock: float) -> Lines:
     """All kinds in turns, round by round."""
     took: dict[Kind, list[float]] = defaultdict(list)
-    works = _works(field)
+    works = _works(lab)
     for _ in range(ROUNDS):
         for what, work in works.items():
             for name, cost in programs.per_call(work).items():
@@ -73,20 +73,20 @@ def _target(what: str) -> float | None:
     return ESTABLISHED if "established" in what else FOREIGN if "none of ours" in what else None
 
 
-def _works(field: Field) -> dict[str, Callable[[], object]]:
+def _works(lab: NodePortLab) -> dict[str, Callable[[], object]]:
     """What is done for each figure; others' traffic has another client, the same node and pod."""
-    theirs = (field.sites[EBPFLB].pod.v4, services.TARGET)
+    theirs = (lab.sites[EBPFLB].pod.v4, services.TARGET)
     works = {}
     for place in PLACES:
-        where = field.target(EBPFLB, place)
-        works[f"UDP, established, {place}"] = _work(field.client, "volley", where)
-        works[f"TCP, established, {place}"] = _work(field.client, "converse", where)
+        where = lab.target(EBPFLB, place)
+        works[f"UDP, established, {place}"] = _work(lab.client, "volley", where)
+        works[f"TCP, established, {place}"] = _work(lab.client, "converse", where)
     for place in PLACES:
         works[f"UDP, first of a flow, {place}"] = _work(
-            field.client, "open", field.target(EBPFLB, place)
+            lab.client, "open", lab.target(EBPFLB, place)
         )
-    works["UDP, none of ours"] = _work(field.stranger, "volley", theirs)
-    works["TCP, none of ours"] = _work(field.stranger, "converse", theirs)
+    works["UDP, none of ours"] = _work(lab.other_client, "volley", theirs)
+    works["TCP, none of ours"] = _work(lab.other_client, "converse", theirs)
     return works
 
 
@@ -94,9 +94,9 @@ def _work(client: Client, command: str, where: Where) -> Callable[[], object]:
     return lambda: client.do(command, where, TURNS)
 
 
-def _connections(field: Field, programs: Packets, clock: float) -> Lines:
+def _connections(lab: NodePortLab, programs: Packets, clock: float) -> Lines:
     for place in PLACES:
-        work = _work(field.client, "connect", field.target(EBPFLB, place))
+        work = _work(lab.client, "connect", lab.target(EBPFLB, place))
         ran = [programs.during(work) for _ in range(ROUNDS)]
         sums = [sum(_net(runs, clock) for runs in each.values()) / TURNS for each in ran]
         times = ", ".join(

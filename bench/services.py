@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Thousands of Services and their endpoints, as manifests.
 
-The many lie in files of 100 as JSON, which the agent reads forty times as fast as YAML: the
+The many are in files of 100 as JSON, which the agent reads forty times as fast as YAML: the
 speed of a YAML parser is not what is measured. The one Service that is used and changed is a
 YAML file of its own, as an operator would write it.
 
@@ -73,8 +73,8 @@ def write_node_ports(folder: Path, node: str, node_address: str, them: list[Node
     _write(folder / "node-ports.json", items)
 
 
-def asked(node: str, node_address: str, pod: str, address: str) -> str:
-    """The file of the Service that is asked: over TCP and UDP, with one endpoint, and its Node."""
+def measured(node: str, node_address: str, pod: str, address: str) -> str:
+    """The file of the measured Service: of TCP and UDP, with one endpoint, and its Node."""
     target = [{"name": p, "port": TARGET, "protocol": p.upper()} for p in ("tcp", "udp")]
     ports = [{**port, "port": PORT} for port in target]
     endpoint = manifests.endpoint(address, node=node, target=pod)

@@ -42,11 +42,11 @@ def demo(keep: bool, remove: bool) -> None:
     name = f"{PREFIX}-{os.getpid()}"
     with ExitStack() as stack:
         stack.callback(_remove, name)
-        story = Demo(stack.enter_context(Lab(name)), RUN / name, click.echo)
-        _run(story)
+        demo = Demo(stack.enter_context(Lab(name)), RUN / name, click.echo)
+        _run(demo)
         if keep:
-            story.agent.start()
-            _print_hints(story)
+            demo.agent.start()
+            _print_hints(demo)
             stack.pop_all()
             return
     click.echo("\neverything that the demo made is removed")
@@ -69,40 +69,40 @@ def _remove(name: str) -> None:
     shutil.rmtree(RUN / name, ignore_errors=True)
 
 
-def _run(story: Demo) -> None:
+def _run(demo: Demo) -> None:
     _heading("a node, a client, four web servers in network namespaces; `ebpflb run` on the node")
-    story.build()
+    demo.build()
     _heading(f"{ASKED} connections each to the service default/web: three endpoints")
-    story.connect()
+    demo.connect()
     _heading("the service is scaled from three endpoints to four")
-    story.grow()
+    demo.grow()
     _heading("ebpflb maps dump services slots")
-    _print_maps(story)
+    _print_maps(demo)
     _heading("a client outside connects to a NodePort: one backend on this node, one on another")
-    story.enter()
+    demo.enter()
     _heading("the agent is killed with SIGKILL; new connections still work")
-    story.kill()
+    demo.kill()
 
 
 def _heading(text: str) -> None:
     click.secho(f"\n# {text}", bold=True)
 
 
-def _print_maps(story: Demo) -> None:
-    maps = StateDir(story.agent.paths.state).read_maps()
+def _print_maps(demo: Demo) -> None:
+    maps = StateDir(demo.agent.paths.state).read_maps()
     for name, rows in dump_maps(maps, ("services", "slots")).maps.items():
         print_table(name, rows)
 
 
-def _print_hints(story: Demo) -> None:
-    me, where = sys.argv[0], " ".join(story.agent.where)
-    node, pod = (f"nsenter --net=/run/netns/{it.netns}" for it in (story.node, story.client))
-    procs = story.client.cgroup / "cgroup.procs"
+def _print_hints(demo: Demo) -> None:
+    me, where = sys.argv[0], " ".join(demo.agent.where)
+    node, pod = (f"nsenter --net=/run/netns/{it.netns}" for it in (demo.node, demo.client))
+    procs = demo.client.cgroup / "cgroup.procs"
     ask = f"{pod} {sys.executable} {TRAFFIC} ask tcp {V4} {PORT} 100"
     _heading("the agent runs again, and everything is kept; to inspect it:")
     click.echo(f"""\
   {node} {me} status {where}
-  {me} maps dump --state-dir {story.agent.paths.state}
+  {me} maps dump --state-dir {demo.agent.paths.state}
   sh -c 'echo $$ > {procs}; exec {ask}'
-  edit {story.agent.manifests}/web.yaml
+  edit {demo.agent.manifests}/web.yaml
   {me} demo --remove""")

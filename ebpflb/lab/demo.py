@@ -50,7 +50,7 @@ class Demo:
     def build(self) -> None:
         """Starts servers in the pods, of which three are in the service, and then the agent."""
         for pod in (*self.pods, self.far):
-            self._begin(pod, "serve", pod.name, str(TARGET))
+            self._start_program(pod, "serve", pod.name, str(TARGET))
         self.scale(3)
         began = time.monotonic()
         self.agent.start()
@@ -78,7 +78,7 @@ class Demo:
 
     def grow(self) -> None:
         """Adds the fourth endpoint while a client connects until it gets there."""
-        waiting = self._begin(self.client, "await", self.pods[3].name, V4, str(PORT))
+        waiting = self._start_program(self.client, "await", self.pods[3].name, V4, str(PORT))
         began = time.monotonic()
         self.scale(4)
         waiting.wait()
@@ -124,12 +124,9 @@ class Demo:
     def close(self) -> None:
         self.agent.close()
 
-    def _begin(self, host: Host, *words: str) -> "subprocess.Popen[str]":
+    def _start_program(self, host: Host, *words: str) -> "subprocess.Popen[str]":
         """Starts traffic.py on a host; returns when it is ready."""
-        process = self.lab.keep(host.python(TRAFFIC, *words, stdout=subprocess.PIPE))
-        assert process.stdout is not None
-        process.stdout.readline()
-        return process
+        return self.lab.keep_ready(host.python(TRAFFIC, *words, stdout=subprocess.PIPE))
 
     def _ask(self, host: Host, protocol: str, address: str, port: int = PORT) -> Any:
         """Connects ASKED times and prints each pod's share. Raises NodeError if one fails."""

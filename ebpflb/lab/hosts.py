@@ -136,6 +136,13 @@ class Lab:
         self.processes.append(process)
         return process
 
+    def keep_ready(self, process: "subprocess.Popen[str]") -> "subprocess.Popen[str]":
+        """As ``keep``; returns when the process has printed a line to its stdout, a pipe."""
+        assert process.stdout is not None
+        self.keep(process)
+        process.stdout.readline()
+        return process
+
     def close(self) -> None:
         """Ends all processes of the lab, then removes their namespaces and cgroups."""
         for process in self.processes:

@@ -107,10 +107,8 @@ class LabCluster:
 
     def start_program(self, host: Host, *words: str, **options: object) -> "subprocess.Popen[str]":
         """Starts a command of ``ebpflb.lab.traffic``; returns when it is ready."""
-        process = self.lab.keep(host.python(TRAFFIC, *words, stdout=subprocess.PIPE, **options))
-        assert process.stdout is not None
-        process.stdout.readline()
-        return process
+        process = host.python(TRAFFIC, *words, stdout=subprocess.PIPE, **options)
+        return self.lab.keep_ready(process)
 
     def start_client(
         self, host: Host, protocol: str, address: str, port: int = PORT, pause: float = 0.0

@@ -10,9 +10,9 @@
     node       what kube-proxy's ipvs mode leaves, and that it goes
     network    real sockets and real packets through real hooks, with the real agent
 
-Emulated, Python is twenty times slower and a cluster takes 20 s: so each test runs with few of
-its parameters (few.py), loads are a fiftieth (tests/load.py), the files of tests/network that can
-share one cluster do so, and those that restart agents again and again are left out.
+Emulated, Python is twenty times slower and a cluster takes 20 s: so each test runs with few
+of its parameters (parameter_sets.py), loads are a fiftieth (tests/load.py), the files of
+tests/network that can share one cluster do so, and those that restart agents often are left out.
 `make test-kernel KERNEL=5.10 TESTS=tests/network` runs all of it with all parameters. Nothing
 compiles inside but the one test of that: bytecode is brought along.
 """
@@ -28,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from vagrant.kernels import archive, image, machine
+from vagrant.kernels import archive, boot_files, machine
 from vagrant.kernels.errors import LabError
 from vagrant.kernels.listing import Kernel
 
@@ -40,14 +40,14 @@ OTHER_LIMIT, OTHER_LOAD = 3600.0, 0.2  # the same, if other tests are named
 TIMEOUT = 600  # seconds for one test
 BUDGET = "tests/kernels/inside/test_verifier.py"
 TESTS = (
-    "--few=2",
-    "--few=1:tests/packet",
-    "--few=1:tests/datapath/attach/test_device_changes.py",
-    "--few=1:tests/datapath/attach/test_neighbours.py",
-    "--few=1:tests/network/test_policies.py",
-    "--few=1:tests/network/test_affinity.py",
-    "--few=1:tests/network/test_stale_udp.py",
-    "--few=1:tests/network/test_early_udp.py",
+    "--parameter-sets=2",
+    "--parameter-sets=1:tests/packet",
+    "--parameter-sets=1:tests/datapath/attach/test_device_changes.py",
+    "--parameter-sets=1:tests/datapath/attach/test_neighbours.py",
+    "--parameter-sets=1:tests/network/test_policies.py",
+    "--parameter-sets=1:tests/network/test_affinity.py",
+    "--parameter-sets=1:tests/network/test_stale_udp.py",
+    "--parameter-sets=1:tests/network/test_early_udp.py",
     # seconds of Python that ask the kernel nothing new
     "--deselect=tests/datapath/programs/test_loader.py::test_relocation",
     "--deselect=tests/datapath/maps/test_state_dir.py::test_bpffs_is_mounted",
@@ -87,7 +87,14 @@ TESTS = (
     "tests/network/test_bind.py",
     "tests/network/test_refusal.py",
 )
-PLUGINS = ("-p", "no:cacheprovider", "-p", "vagrant.kernels.carried", "-p", "vagrant.kernels.few")
+PLUGINS = (
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "vagrant.kernels.precompiled",
+    "-p",
+    "vagrant.kernels.parameter_sets",
+)
 Say = Callable[[str], None]
 
 
@@ -108,7 +115,7 @@ def folder(kernel: Kernel) -> Path:
 
 def bootable(kernel: Kernel) -> Path:
     """The folder to boot from; downloads and creates it if it does not exist."""
-    return image.prepare(archive.fetch(kernel, folder(kernel)))
+    return boot_files.prepare(archive.fetch(kernel, folder(kernel)))
 
 
 def prime(tests: Sequence[str]) -> None:
@@ -168,15 +175,15 @@ def _test(kernel: Kernel, made: Path, tests: Sequence[str], environment: str) ->
 
 def inside(kernel: Kernel, tests: Sequence[str], environment: str = "") -> str:
     """The shell command that runs tests in the machine."""
-    carried = shlex.quote(str(CACHE / "bytecode"))
+    compiled = shlex.quote(str(CACHE / "bytecode"))
     pytest = [_python(), "-m", "pytest", "-q", "-rfE", "--tb=short", "--durations=5"]
     pytest += [*PLUGINS, f"--timeout={TIMEOUT}"]
     pytest += ["--junitxml=/run/out/junit.xml", "-o", f"junit_suite_name=kernel-{kernel.name}"]
     variables = f"PYTHONDONTWRITEBYTECODE=1 LAB_KERNEL={kernel.name} LAB_OUT=/run/out"
     own = f"EBPFLB_TEST_LOAD={LOAD} EBPFLB_TEST_SHARED=1"
     variables += f" {own if tests == TESTS else f'EBPFLB_TEST_LOAD={OTHER_LOAD}'} {environment}"
-    carry = f"mkdir -p /var/cache/ebpflb && cp {carried}/* /var/cache/ebpflb"
-    return f"{carry} && {variables} exec {shlex.join([*pytest, *tests])}"
+    copy = f"mkdir -p /var/cache/ebpflb && cp {compiled}/* /var/cache/ebpflb"
+    return f"{copy} && {variables} exec {shlex.join([*pytest, *tests])}"
 
 
 def _python() -> str:

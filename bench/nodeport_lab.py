@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The field of the NodePort measurement: a client outside, and one node for each way to serve.
+"""The lab of the NodePort measurement: a client outside, and one node for each implementation.
 
-    client ── router ─┬─ plain      no service: the client asks the pods themselves
+    client ── router ─┬─ plain      no service: the client connects to the pods
                       ├─ ebpflb     ebpflb; no packet filter, so no conntrack either
                       ├─ tracked    the same beside a CNI that masquerades its pods: conntrack
                       ├─ nftables   kube-proxy's rules (see ``kubeproxy``)
@@ -9,10 +9,10 @@
                       └─ far        the remote backend, for all of them
 
 Each of the others has a pod of its own, the local backend; sockets of pods are hooked where ebpflb
-is, as on any node. Every node publishes the same two services, one for each backend, in the midst
-of the same 1,000 others. Client and servers (load/) are in C, to cost little themselves, and run
-on one CPU at real-time priority: nothing waits for another CPU to wake up, and a rate is what the
-whole way costs, from connect() to the server and back.
+is, as on any node. Every node has the same two services, one for each backend, among
+the same 1,000 others. Client and servers (load/) are in C, to cost little themselves, and run
+on one CPU at real-time priority: nothing waits for another CPU to wake up, and a rate is what
+everything costs, from connect() to the server and back.
 """
 
 import subprocess
@@ -57,11 +57,11 @@ table ip cni {{
 """
 
 Where = tuple[str, int]
-Way = tuple[str, str]  # variant, place
+Case = tuple[str, str]  # variant, place
 
 
 def build(folder: Path) -> None:
-    """The client and the server. Raises CalledProcessError where gcc says no."""
+    """The client and the server. Raises CalledProcessError if gcc fails."""
     for name in ("client", "server"):
         source = Path(__file__).parent / "load" / f"{name}.c"
         subprocess.run(["gcc", "-O2", "-o", str(folder / name), str(source)], check=True)
@@ -97,8 +97,8 @@ class Site(NamedTuple):
         return self.pod.v4.rpartition(".")[0] + ".0/24"
 
 
-class Field:
-    """Everything in place and served; ``sites`` by variant."""
+class NodePortLab:
+    """Nodes, servers, clients and started agents; ``sites`` by variant."""
 
     def __init__(self, lab: Lab, folder: Path, stack: ExitStack, others: int) -> None:
         self.lab, self.folder = lab, folder
@@ -111,14 +111,14 @@ class Field:
         for site in self.sites.values():
             lab.join(site.node, self.far.node)
         self.client = Client(lab, lab.outside("client", 1), folder)
-        self.stranger = Client(lab, lab.outside("stranger", 2), folder)
-        self._pave()
+        self.other_client = Client(lab, lab.outside("other", 2), folder)
+        self._add_routes()
         self.others = services.node_ports(others, ENDPOINTS)
-        self.agents = {v: self._employ(self.sites[v], stack) for v in (EBPFLB, TRACKED)}
-        self._filter()
+        self.agents = {v: self._start_agent(self.sites[v], stack) for v in (EBPFLB, TRACKED)}
+        self._add_rules()
 
     def target(self, variant: str, place: str) -> Where:
-        """What the client asks for to get there."""
+        """Where the client connects to."""
         site = self.sites[variant]
         if variant == DIRECT:
             return (site if place == LOCAL else self.far).pod.v4, services.TARGET
@@ -133,19 +133,17 @@ class Field:
         return agent
 
     def _site(self, name: str, number: int) -> Site:
-        """A node that neither sends redirects: the router would heed them and pass it by."""
+        """A node that sends no ICMP redirects: the router would obey them and bypass the node."""
         node = self.lab.node(name, number)
         for device in ("all", "eth0"):
             node.sysctl(f"net.ipv4.conf.{device}.send_redirects", 0)
         pod = self.lab.pod(node, f"{name}-web", _POD)
         server = pod.start([str(self.folder / "server"), str(services.TARGET)], **_PIPE)
-        self.lab.keep(server)
-        assert server.stdout is not None
-        server.stdout.readline()
+        self.lab.keep_ready(server)
         return Site(node, pod)
 
-    def _pave(self) -> None:
-        """Pods are known outside by way of their nodes, those of far by way of plain, both ways."""
+    def _add_routes(self) -> None:
+        """Pods are reached through their nodes, those of far through plain, in both directions."""
         self.lab.router.sysctl("net.bridge.bridge-nf-call-iptables", 0)
         plain = self.sites[DIRECT].node
         for site in self.sites.values():
@@ -154,8 +152,8 @@ class Field:
         self.far.node.ip(f"route add {self.client.host.v4} via {plain.v4}")
 
     def _services(self, site: Site) -> list[NodePort]:
-        """The two that are asked, in the midst of the others."""
-        asked = [
+        """The two that are measured, among the others."""
+        measured = [
             NodePort(
                 name=f"web-{place}",
                 address=str(IPv4Address(services.ADDRESS) + number),
@@ -166,9 +164,9 @@ class Field:
             for number, (place, at) in enumerate(((LOCAL, site), (REMOTE, self.far)))
         ]
         half = len(self.others) // 2
-        return [*self.others[:half], *asked, *self.others[half:]]
+        return [*self.others[:half], *measured, *self.others[half:]]
 
-    def _employ(self, site: Site, stack: ExitStack) -> LabAgent:
+    def _start_agent(self, site: Site, stack: ExitStack) -> LabAgent:
         agent = LabAgent(self.lab, site.node, self.folder, *_detecting())
         stack.callback(agent.close)
         them = self._services(site)
@@ -176,8 +174,8 @@ class Field:
         agent.start()
         return agent
 
-    def _filter(self) -> None:
-        """The rules of the nodes that have some. A kernel may be without iptables-legacy."""
+    def _add_rules(self) -> None:
+        """Loads kube-proxy's and the CNI's rules. A kernel may lack iptables-legacy."""
         self.sites[TRACKED].node.nft(_MASQUERADE)
         site = self.sites[NFTABLES]
         them = self._services(site)
@@ -189,12 +187,12 @@ class Field:
             del self.sites[IPTABLES]
 
     def state(self, variant: str) -> StateDir:
-        """Where its agent has its pins."""
+        """The state directory of its agent."""
         return StateDir(self.agents[variant].paths.state)
 
     @property
-    def ways(self) -> list[Way]:
-        """All that there is to compare."""
+    def cases(self) -> list[Case]:
+        """All variants and places that are compared."""
         return [(variant, place) for place in PLACES for variant in self.sites]
 
 

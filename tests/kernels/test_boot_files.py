@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vagrant.kernels import image
+from vagrant.kernels import boot_files
 from vagrant.kernels.errors import LabError
 
 
@@ -22,23 +22,23 @@ def bzimage(payload: bytes, sectors: int = 3) -> bytes:
 
 def test_unpacked() -> None:
     """The payload is found by the header and unpacked."""
-    assert image.vmlinux(bzimage(lzma.compress(b"the kernel"))) == b"the kernel"
+    assert boot_files.vmlinux(bzimage(lzma.compress(b"the kernel"))) == b"the kernel"
 
 
 def test_packed_otherwise() -> None:
     """Another kind of packing is said, not booted."""
     with pytest.raises(LabError, match="packed in a way not known here: 1f8b08"):
-        image.vmlinux(bzimage(b"\x1f\x8b\x08\x00\x00\x00"))
+        boot_files.vmlinux(bzimage(b"\x1f\x8b\x08\x00\x00\x00"))
 
 
 def test_cpio(tmp_path: Path) -> None:
     """busybox's own cpio finds every file as it went in."""
     files = {"init": b"#!/bin/sh\n", "bin/busybox": b"x" * 4097}
-    archive = b"".join(image.cpio(files))
+    archive = b"".join(boot_files.cpio(files))
     assert len(archive) % 4 == 0
-    if not image.BUSYBOX.exists():
+    if not boot_files.BUSYBOX.exists():
         pytest.skip("no busybox here")
-    unpack = [str(image.BUSYBOX), "cpio", "-id"]
+    unpack = [str(boot_files.BUSYBOX), "cpio", "-id"]
     subprocess.run(unpack, cwd=tmp_path, input=archive, capture_output=True, check=False)
     for name, content in files.items():
         assert (tmp_path / name).read_bytes() == content
@@ -52,12 +52,12 @@ def test_order(tmp_path: Path) -> None:
     lines = ["fs/9p.ko.xz: net/9pnet.ko.xz fs/netfs.ko.xz", "net/9pnet.ko.xz: fs/netfs.ko.xz"]
     lines += ["net/9pnet_virtio.ko.xz: net/9pnet.ko.xz fs/netfs.ko.xz", "fs/netfs.ko.xz:"]
     (tree / "modules.dep").write_text("\n".join(lines))
-    found = [path.name for path in image._in_order(tmp_path)]
+    found = [path.name for path in boot_files._in_order(tmp_path)]
     assert found == ["netfs.ko.xz", "9pnet.ko.xz", "9p.ko.xz", "9pnet_virtio.ko.xz"]
 
 
 def test_without_busybox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One line with the package."""
-    monkeypatch.setattr(image, "BUSYBOX", tmp_path / "busybox")
+    monkeypatch.setattr(boot_files, "BUSYBOX", tmp_path / "busybox")
     with pytest.raises(LabError, match="apt install --no-install-recommends busybox-static"):
-        image.prepare(tmp_path / "linux-image.deb")
+        boot_files.prepare(tmp_path / "linux-boot_files.deb")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What runs in the pods of a measurement, a program of its own; the standard library alone.
 
-    pods.py serve NAME PORT    answers every TCP connection and every datagram with NAME
-    pods.py client             takes one JSON command a line, answers each with one JSON line
+    pod_program.py serve NAME PORT    answers every TCP connection and datagram with NAME
+    pod_program.py client             reads a JSON command per line, answers each with a JSON line
 
 Server and client have a CPU each and real-time priority, so that no figure depends on where the
 scheduler put them and on what else the machine does.
@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-ASK = b"?"
+REQUEST = b"?"
 RESET = struct.pack("ii", 1, 0)
 TIMEOUT = 3.0  # seconds
 PAUSE = 0.0005  # seconds, between two connections of one that waits for a new endpoint
@@ -31,7 +31,7 @@ Where = tuple[str, int]
 
 
 def serve(name: str, port: str) -> None:
-    """For ever; says "ready" when it can be asked."""
+    """Never returns; prints "ready" when it listens."""
     stream = socket.create_server(("", int(port)), backlog=512)
     datagram = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     datagram.bind(("", int(port)))
@@ -65,7 +65,7 @@ def request(where: Where) -> int:
     with _stream() as client:
         begun = time.monotonic_ns()
         client.connect(where)
-        client.send(ASK)
+        client.send(REQUEST)
         client.recv(64)
         return time.monotonic_ns() - begun
 
@@ -95,7 +95,7 @@ def send(where: Where, sockets: int, count: int) -> None:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
             client.settimeout(TIMEOUT)
             for _ in range(count):
-                client.sendto(ASK, where)
+                client.sendto(REQUEST, where)
                 client.recvfrom(64)
 
 
@@ -107,11 +107,11 @@ def name_peer(where: Where, count: int) -> None:
 
 
 def wait_for(where: Where, name: str) -> int:
-    """Connects until NAME replies; returns the time. Prints "asking" after the first reply."""
+    """Connects until NAME replies; returns the time. Prints the first reply's name."""
     printed = False
     while (answer := _name(where)) != name:
         if not printed:
-            print(json.dumps(f"asking {answer}"), flush=True)
+            print(json.dumps(answer), flush=True)
             printed = True
         time.sleep(PAUSE)
     return time.monotonic_ns()
@@ -121,7 +121,7 @@ def _name(where: Where) -> str:
     with _stream() as client:
         client.settimeout(TIMEOUT)
         client.connect(where)
-        client.send(ASK)
+        client.send(REQUEST)
         return client.recv(64).decode()
 
 
@@ -131,7 +131,7 @@ COMMANDS: dict[str, Callable[..., object]] = {
 
 
 def obey() -> None:
-    """Until the input ends. A list of host and port comes as JSON and must be a tuple."""
+    """Runs commands until the input ends. JSON has lists of host and port; sockets need tuples."""
     gc.disable()
     for line in sys.stdin:
         command, *words = json.loads(line)
@@ -145,7 +145,7 @@ def _tuples(word: object) -> object:
     return [tuple(where) for where in word] if isinstance(word[0], list) else tuple(word)
 
 
-def _sit(place: int) -> None:
+def _pin_to_cpu(place: int) -> None:
     cpus = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cpus[place % len(cpus)]})
     with suppress(
@@ -157,10 +157,10 @@ def _sit(place: int) -> None:
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["serve", name, port]:
-            _sit(1)
+            _pin_to_cpu(1)
             serve(name, port)
         case ["client"]:
-            _sit(0)
+            _pin_to_cpu(0)
             obey()
         case _:
             sys.exit(__doc__)

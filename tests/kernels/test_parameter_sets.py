@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vagrant.kernels.few import spread
+from vagrant.kernels.parameter_sets import spread
 
 FAMILIES, PROTOCOLS, KINDS = ["v4", "v6"], ["tcp", "udp", "sctp"], ["cluster", "nodeport"]
 EVERY: list[Set[Hashable]] = [set(each) for each in product(FAMILIES, PROTOCOLS, KINDS)]
@@ -55,12 +55,17 @@ def test_plain(): pass
 
 @pytest.mark.parametrize(
     ("options", "many"),
-    [(["--few=2"], 2), (["--few=5", "--few=2:test_it"], 2), (["--few=1:elsewhere"], 9), ([], 9)],
+    [
+        (["--parameter-sets=2"], 2),
+        (["--parameter-sets=5", "--parameter-sets=2:test_it"], 2),
+        (["--parameter-sets=1:elsewhere"], 9),
+        ([], 9),
+    ],
 )
 def test_in_pytest(tmp_path: Path, options: list[str], many: int) -> None:
     """No network is left out; of what one test alone varies, few are kept."""
     (tmp_path / "test_it.py").write_text(TESTS)
-    command = [sys.executable, "-m", "pytest", "-p", "vagrant.kernels.few", *options]
+    command = [sys.executable, "-m", "pytest", "-p", "vagrant.kernels.parameter_sets", *options]
     command += [
         "-c",
         "/dev/null",

@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lab of the measurement: two agents, one with a single Service, one with many.
 
-Each has a node, a state directory and a cgroup of its own. There is one client, in one pod, that
-moves from cgroup to cgroup: the sockets that it makes there meet the one agent's programs, or the
-other's, or none, while process, route and backend stay the same. The servers sit in the cgroup
-without hooks, so that accepting costs the same for all.
+Each has a node, a state directory and a cgroup of its own. The one client, in a pod, is moved from
+cgroup to cgroup: the sockets that it opens there run the one agent's programs, or the other's, or
+none, while process, route and backend stay the same. The servers are in the cgroup without hooks,
+so that accepting costs the same for all.
 """
 
 import json
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any, NamedTuple
 
-from bench import pods, services
+from bench import pod_program, services
 from ebpflb.datapath.attach.removal import unpin_all
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.errors import NodeError
@@ -26,17 +26,16 @@ from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.serve import status
 
-PROGRAM = Path(pods.__file__)
+PROGRAM = Path(pod_program.__file__)
 START_TIMEOUT = 120.0  # seconds, for an agent to start
 MB = 1e6
 
 
 class Client:
-    """The client in its pod; ``do`` runs one of the commands of pods.py."""
+    """The client in its pod; ``do`` runs one of the commands of pod_program.py."""
 
     def __init__(self, lab: Lab, pod: Host) -> None:
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self.process = lab.keep(pod.python(PROGRAM, "client", **pipes))
+        self.process = lab.keep(pod.python(PROGRAM, "client", stdin=PIPE, stdout=PIPE))
 
     def move(self, cgroup: Path) -> None:
         (cgroup / "cgroup.procs").write_text(str(self.process.pid))
@@ -63,18 +62,18 @@ class Start(NamedTuple):
     log: str
 
 
-class Bench:
-    """One agent, its manifests, and what it says of itself."""
+class MeasuredAgent:
+    """One agent, its manifests, and its figures."""
 
     def __init__(self, lab: Lab, node: Host, folder: Path, backends: list[Host]) -> None:
         self.agent = LabAgent(lab, node, folder)
         self.cgroup = node.cgroup
         self.state = StateDir(self.agent.paths.state)
-        self.texts = [services.asked(node.name, node.v4, pod.name, pod.v4) for pod in backends]
+        self.texts = [services.measured(node.name, node.v4, pod.name, pod.v4) for pod in backends]
         self.serve_by(0)
 
     def serve_by(self, backend: int) -> int:
-        """Swaps the asked Service's file; CLOCK_MONOTONIC just before. One notice, no half file."""
+        """Replaces the measured Service's file in one step; returns CLOCK_MONOTONIC just before."""
         half = self.agent.folder / services.FILE
         half.write_text(self.texts[backend])
         begun = time.monotonic_ns()
@@ -87,7 +86,7 @@ class Bench:
         begun = time.monotonic()
         try:
             self.agent.start()
-        except NodeError:  # the lab is impatient, with an agent that is still at work
+        except NodeError:  # the lab's timeout is shorter than START_TIMEOUT
             if not self._runs():
                 raise
             wait_until("the agent is ready", self._programmed, START_TIMEOUT)
@@ -135,8 +134,8 @@ class Bench:
         return bool(last and last.lists_complete)
 
 
-class Stage:
-    """Everything in place, the agents not started yet."""
+class ConnectLab:
+    """Nodes, pods and servers, and the agents, which are not started yet."""
 
     def __init__(self, lab: Lab, folder: Path, stack: ExitStack) -> None:
         node, other = lab.node("one", 1), lab.node("many", 2)
@@ -147,21 +146,15 @@ class Stage:
             replace(lab.pod(node, f"web-{i}", 10 + i), cgroup=self.bare) for i in (1, 2)
         ]
         for pod in self.backends:
-            _ready(lab.keep(pod.python(PROGRAM, "serve", pod.name, str(services.TARGET), **_PIPE)))
-        self.one = self._bench(lab, node, folder, stack.callback)
-        self.many = self._bench(lab, other, folder, stack.callback)
+            lab.keep_ready(
+                pod.python(PROGRAM, "serve", pod.name, str(services.TARGET), stdout=PIPE)
+            )
+        self.one = self._agent(lab, node, folder, stack.callback)
+        self.many = self._agent(lab, other, folder, stack.callback)
 
-    def _bench(
+    def _agent(
         self, lab: Lab, node: Host, folder: Path, at_end: Callable[[Callable[[], None]], object]
-    ) -> Bench:
-        made = Bench(lab, node, folder, self.backends)
+    ) -> MeasuredAgent:
+        made = MeasuredAgent(lab, node, folder, self.backends)
         at_end(made.agent.close)
         return made
-
-
-_PIPE = {"stdout": subprocess.PIPE}
-
-
-def _ready(process: "subprocess.Popen[str]") -> None:
-    assert process.stdout is not None
-    process.stdout.readline()

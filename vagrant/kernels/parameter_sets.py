@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plugin of pytest for the inside of the lab: every test, but not with all its parameters.
+"""A plugin of pytest inside the lab's machines: all tests run, with some of their parameters.
 
-``--few N`` keeps N sets of parameters of each test function, those that between them have the
-most different values; ``--few N:FOLDER`` says otherwise for one folder. Where a fixture of a whole
-module or session has parameters (a variant of the programs, a kind of network), N are kept for
-each of its values.
+``--parameter-sets N`` keeps N sets of parameters of each test function, chosen so that they have
+many different values; ``--parameter-sets N:FOLDER`` is another limit for one folder. Where a
+fixture of a module or session has parameters (a variant of the programs, a kind of network), N are
+kept for each of its values.
 """
 
 import zlib
@@ -17,11 +17,11 @@ import pytest
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     words = {"action": "append", "default": [], "metavar": "N[:FOLDER]"}
-    parser.addoption("--few", help="N parameter sets of each test, no more", **words)
+    parser.addoption("--parameter-sets", help="N parameter sets of each test, no more", **words)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    limits = dict(map(_limit, config.getoption("--few")))
+    limits = dict(map(_limit, config.getoption("--parameter-sets")))
     groups: dict[Hashable, list[pytest.Item]] = defaultdict(list)
     for item in items:
         groups[_group(item)].append(item)
@@ -29,23 +29,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for key, group in groups.items():
         start = zlib.crc32(repr(key).encode()) % len(group)
         folder = max(filter(group[0].nodeid.startswith, limits), key=len, default=None)
-        few = len(group) if folder is None else limits[folder]
-        kept |= {group[at] for at in spread([_values(item) for item in group], few, start)}
+        limit = len(group) if folder is None else limits[folder]
+        kept |= {group[at] for at in spread([_values(item) for item in group], limit, start)}
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = [item for item in items if item in kept]
 
 
 def _limit(word: str) -> tuple[str, int]:
-    few, _, folder = word.partition(":")
-    return folder, int(few)
+    limit, _, folder = word.partition(":")
+    return folder, int(limit)
 
 
-def spread(sets: Sequence[Values[Hashable]], few: int, start: int = 0) -> list[int]:
-    """The indexes of a few sets with many different values; where all is one, from ``start`` on."""
+def spread(sets: Sequence[Values[Hashable]], limit: int, start: int = 0) -> list[int]:
+    """The indexes of ``limit`` sets with many different values; equal ones from ``start`` on."""
     left = [*range(start, len(sets)), *range(start)]
     found: list[int] = []
     seen: set[Hashable] = set()
-    while left and len(found) < few:
+    while left and len(found) < limit:
         best = max(left, key=lambda at: len(sets[at] - seen))
         left.remove(best)
         found.append(best)

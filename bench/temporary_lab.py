@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a bench stands: a lab and a folder that go at the end, also when it is interrupted."""
+"""A lab and a folder for a benchmark; both are removed at the end, also if it is interrupted."""
 
 import signal
 import sys
@@ -12,8 +12,8 @@ from ebpflb.lab.hosts import Lab
 
 
 @contextmanager
-def ground(prefix: str) -> Iterator[tuple[Lab, Path, ExitStack]]:
-    """A lab, a folder, and a stack for whatever else must go."""
+def temporary_lab(prefix: str) -> Iterator[tuple[Lab, Path, ExitStack]]:
+    """A lab, a folder, and a stack for what else must be removed at the end."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))
     with ExitStack() as stack:
@@ -21,6 +21,6 @@ def ground(prefix: str) -> Iterator[tuple[Lab, Path, ExitStack]]:
         yield stack.enter_context(Lab(prefix)), folder, stack
 
 
-def say(what: str) -> None:
+def print_step(what: str) -> None:
     """Prints what is being measured, to standard error."""
     print(f"{what} ...", file=sys.stderr, flush=True)
