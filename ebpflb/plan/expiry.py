@@ -45,11 +45,11 @@ class Timeouts:
     def idle_limit(self, protocol: Protocol, flags: Flags) -> int:
         """How long an entry with these flags may be idle before its whole flow is read, in ns.
 
-        Never longer than the flow's own timeout: of two FINs each may be the second, and a side
-        that has reset, or has sent nothing yet, shows it in its own entry.
+        Never longer than the flow's own timeout: of two FINs each may be the first or the second,
+        and a side that has reset, or has sent nothing yet, shows it in its own entry.
         """
         found = state(protocol, [flags])
-        whole_flow = {FlowState.CLOSING: FlowState.CLOSED}.get(found, found)
+        whole_flow = {FlowState.CLOSED: FlowState.CLOSING}.get(found, found)
         return min(self._nanoseconds(protocol, each) for each in (found, whole_flow))
 
     def expired(

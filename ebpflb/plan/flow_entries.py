@@ -148,8 +148,9 @@ def state(protocol: int, flags: Iterable[Flags]) -> FlowState:
     """How a flow stands, by the flags of its entries; those that were evicted are not known.
 
     A side has been seen if one entry has: where the CNI masquerades as well, or a backend shares
-    the node's network, the other one never is. The last chunk of SCTP's shutdown counts as a
-    reset (bpf/net/transport.h).
+    the node's network, the other one never is. Of a side without an entry the best is assumed: it
+    has been seen, and has closed if the other side has. The last chunk of SCTP's shutdown counts
+    as a reset (bpf/net/transport.h).
     """
     entries = list(flags)
     requests = [each for each in entries if "request" in each]
@@ -158,9 +159,10 @@ def state(protocol: int, flags: Iterable[Flags]) -> FlowState:
     has_requested, has_replied = seen
     if protocol == Protocol.UDP:
         return FlowState.BOTH_WAYS if has_replied else FlowState.ONE_WAY
-    closed = [any("fin" in each for each in side) for side in (requests, replies)]
+    fins = [any("fin" in each for each in side) for side in (requests, replies)]
     if any("rst" in each for each in entries):
-        return FlowState.CLOSED if protocol == Protocol.SCTP and any(closed) else FlowState.RESET
-    if any(closed):
-        return FlowState.CLOSED if all(closed) else FlowState.CLOSING
+        return FlowState.CLOSED if protocol == Protocol.SCTP and any(fins) else FlowState.RESET
+    if any(fins):
+        has_both = requests and replies
+        return FlowState.CLOSING if has_both and not all(fins) else FlowState.CLOSED
     return FlowState.OPEN if has_requested and has_replied else FlowState.OPENING

@@ -15,6 +15,7 @@ from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Socket
+from ebpflb.plan.flow_entries import Flow, Tuple, gather
 from tests.kit import requests
 from tests.kit.lab_cluster import TARGET
 from tests.kit.requests import Send
@@ -242,3 +243,32 @@ def test_one_port_two_services(two: TwoNodes, who: str, kind: str, pod: str, v6:
             each.connect(to)
         assert all(each.recv(64).startswith(pod.encode()) for each in opened)
         assert all(map(lives, opened))
+
+
+def alone(two: TwoNodes) -> list[tuple[Tuple, Flow]]:
+    """The entries that no other entry leads to."""
+    entries = dict(two.maps["tcp_flows"].items())
+    return [(key, flow) for key, flow in entries.items() if len(gather(key, flow, entries.get)) < 2]
+
+
+@families
+def test_one_port_by_frontends_in_turn(two: TwoNodes, v6: bool) -> None:
+    """Connections from one port by a NodePort and by a cluster IP leave no entry alone.
+
+    An entry without its flow would be swept after an hour.
+    """
+    two.publish(two.service("a", 10, two.here))
+    two.delete_flows("tcp_flows")
+    sockets = two.sockets(two.hidden)
+    port = None
+    for kind in ("nodeport", "cluster") * 3:
+        to = where(two, kind, v6=v6)
+        with requests.tcp_socket(sockets, to[0]) as client:
+            client.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+            client.bind(("", port or 0))
+            port = client.getsockname()[1]
+            client.connect(to)
+            assert client.recv(64).startswith(b"here")
+            client.shutdown(1)
+            assert client.recv(1) == b""
+    assert alone(two) == []

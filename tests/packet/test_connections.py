@@ -9,7 +9,7 @@ import pytest
 from tests.packet.frames import Packet, at, destination, ends, reply, segment, source
 from tests.packet.node import PacketNode
 from tests.packet.places import Places
-from tests.packet.services import serve, written
+from tests.packet.services import address, serve, written
 
 
 @pytest.fixture
@@ -236,3 +236,20 @@ def test_fresh(node: PacketNode, client: str, where: str) -> None:
     for name, flow in node.flows().items():
         assert flow.last_seen > first[name].last_seen
         assert flow.created == first[name].created
+
+
+@pytest.mark.parametrize("first", ["nodeport", "cluster"])
+def test_frontends_in_turn(node: PacketNode, places: Places, first: str) -> None:
+    """A connection from the port of one that has ended, by another frontend, replaces all of it.
+
+    One by a NodePort is masqueraded, one by a cluster IP is not.
+    """
+    client, backend = at(places.pod, 50123), at(places.there, 8080)
+    serve(node, places, "nodeport", service=1, cluster=[backend])
+    serve(node, places, "cluster", service=2, cluster=[backend])
+    kinds = ["nodeport", "cluster"] if first == "nodeport" else ["cluster", "nodeport"]
+    for kind in kinds * 2:
+        where = address(places, kind)
+        shake(node, client, where)
+        finish(node, client, where)
+        assert len(node.flows()) == (2 if kind == "cluster" else 4)

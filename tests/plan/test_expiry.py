@@ -52,8 +52,8 @@ CHOSEN = st.one_of(
 
 
 def _of_a_part(seconds: dict[FlowState, int]) -> int:
-    """What is left of a flow may look open, or closed by one side, where the whole does not."""
-    looks = (FlowState.OPEN, FlowState.CLOSING, FlowState.BOTH_WAYS)
+    """What is left of a flow may look open, or closed, where the whole does not."""
+    looks = (FlowState.OPEN, FlowState.CLOSING, FlowState.CLOSED, FlowState.BOTH_WAYS)
     return min(seconds[state] for state in looks if state in seconds)
 
 
@@ -150,3 +150,10 @@ def test_chosen_timeouts() -> None:
     assert seconds[Protocol.TCP][FlowState.CLOSING] == 2
     assert seconds[Protocol.UDP] == {FlowState.ONE_WAY: 3, FlowState.BOTH_WAYS: 4}
     assert seconds[Protocol.SCTP] == Timeouts().seconds[Protocol.SCTP]
+
+
+def test_entry_alone() -> None:
+    """An entry that is left of a flow, with a FIN, goes after the time of a closed flow."""
+    key, flow = list(Made(1).entries(["", "", "", "seen fin"], (30,) * 4).items())[-1]
+    found = Timeouts().expired([(key, flow)], {key: flow}.get, NOW)
+    assert list(found) == [{key: flow}]

@@ -84,17 +84,15 @@ static __always_inline enum opened reply_create(const struct settings *settings,
 }
 
 /*
- * The entry by which egress masquerades the request. Without masquerade, an entry left by a former
- * flow is deleted instead.
+ * The entry by which egress masquerades the request. Those of a former flow are deleted, also if it
+ * was masqueraded and this one is not: an un-SNAT entry that stayed would count as a flow of its own.
  */
 static __always_inline bool snat_create(bool masquerade, struct scratch *scratch)
 {
 	scratch->snat_tuple = tuple_reverse(&scratch->reply_tuple, HOOK_EGRESS);
-	if (masquerade)
-		return !flow_write(&scratch->snat_tuple, &scratch->snat_entry);
 	if (flow_find(&scratch->snat_tuple))
-		flow_delete(&scratch->snat_tuple);
-	return true;
+		snat_close(&scratch->snat_tuple);
+	return !masquerade || !flow_write(&scratch->snat_tuple, &scratch->snat_entry);
 }
 
 /* What all entries of a flow have in common. */
