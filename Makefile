@@ -55,9 +55,13 @@ lint-c: $(VENV)/test
 	$(CLANG) -c bpf/hooks/netns_cookie.c -o build/netns-cookie.o
 	$(CLANG) -c bpf/hooks/packet.c -o build/packet.o
 	$(CLANG) -DNO_LINK_HEADER -DHAVE_COARSE_CLOCK -c bpf/hooks/packet.c -o build/packet-bare.o
+	$(CLANG) -DHAVE_CONNTRACK -c bpf/hooks/packet.c -o build/packet-conntrack.o
+	$(CLANG) -c bpf/hooks/conntrack_probe.c -o build/conntrack-probe.o
 	$(GCC) -c bpf/hooks/socket.c -o build/native.o
 	$(GCC) -c bpf/hooks/netns_cookie.c -o build/netns-cookie-native.o
 	$(GCC) -c bpf/hooks/packet.c -o build/packet-native.o
+	$(GCC) -DHAVE_CONNTRACK -c bpf/hooks/packet.c -o build/packet-conntrack-native.o
+	$(GCC) -c bpf/hooks/conntrack_probe.c -o build/conntrack-probe-native.o
 
 format: $(VENV)/test
 	$(BIN)/ruff check --fix

@@ -19,6 +19,7 @@ struct request {
 	__u64 socket;
 	__u64 netns;
 	/* of a packet; NULL at sockets */
+	struct __sk_buff *packet;
 	const struct tuple *tuple;
 	const struct settings *settings;
 	__u32 ifindex;		/* where it comes in */

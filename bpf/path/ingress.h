@@ -3,12 +3,14 @@
  * A packet at ingress, from top to bottom: DNAT of requests, un-SNAT of replies (kube-proxy.md 4).
  *
  *   its flow is known      rewritten
- *   it is to a frontend    a backend is selected, a flow is opened, rewritten
+ *   it is to a frontend    if conntrack knows its flow, left to netfilter; else a backend is
+ *                          selected, and one of the engines opens a flow
  *   anything else          left alone: it may belong to a connection that conntrack knows
  */
 #ifndef EBPFLB_PATH_INGRESS_H
 #define EBPFLB_PATH_INGRESS_H
 
+#include "engine/conntrack/open.h"
 #include "engine/flows/direct.h"
 #include "engine/flows/close.h"
 #include "engine/flows/follow.h"
@@ -80,23 +82,28 @@ static __always_inline struct outcome ingress_new(struct __sk_buff *ctx,
 	struct scratch *scratch = scratch_here();
 	struct frontend frontend = tuple_frontend(&packet->tuple);
 	struct request request = { .frontend = &frontend,
+				   .packet = ctx,
 				   .tuple = &packet->tuple,
 				   .settings = settings,
 				   .ifindex = ctx->ifindex };
 	enum selected selected;
+	enum verdict verdict;
 	bool is_direct = false;
 
 	if (!settings || !scratch || settings->flags & SETTING_ATTACHING)
 		return unchanged(VERDICT_PASSED);
 	selected = select_backend(&request, &scratch->selection);
 	if (selected != SELECTED) {
-		enum verdict verdict = selected_verdict(selected, &frontend.address);
-
+		verdict = selected_verdict(selected, &frontend.address);
 		is_direct = verdict == VERDICT_PASSED &&
 			    direct_select(&packet->tuple, ctx->ifindex, scratch);
 		if (!is_direct)
 			return unchanged(verdict);
 	}
+	verdict = is_direct ? VERDICT_PASSED
+			    : conntrack_open(ctx, packet, settings, &scratch->selection);
+	if (verdict != VERDICT_PASSED)
+		return unchanged(verdict);
 	return ingress_open(ctx, packet, settings, is_direct, scratch, to);
 }
 

@@ -2,8 +2,8 @@
 /*
  * The decision, the same for sockets and packets: which backend does a request get?
  *
- *   frontend -> service; source ranges; the backend that a datagram socket has; traffic policy;
- *   session affinity; else one backend picked by number (kube-proxy.md 4, 7, 9, 11.1)
+ *   frontend -> service; whether conntrack knows the packet's flow; source ranges; the backend that
+ *   a datagram socket has; traffic policy; session affinity; else one backend picked by number (kube-proxy.md 4, 7, 9, 11.1)
  *
  * What is done with the backend is up to the caller: path/socket.h gives it to the socket,
  * path/ingress.h opens a flow.
@@ -11,6 +11,7 @@
 #ifndef EBPFLB_PATH_SELECT_H
 #define EBPFLB_PATH_SELECT_H
 
+#include "engine/conntrack/known.h"
 #include "path/affinity.h"
 #include "path/counters.h"
 #include "path/frontend.h"
@@ -23,6 +24,7 @@ enum selected {
 	NO_ENDPOINT,
 	NO_LOCAL_ENDPOINT,
 	SOURCE_DENIED,
+	FLOW_KNOWN,		/* conntrack has this packet's flow */
 	LEFT_TO_PACKETS,	/* a pod's socket: its packets are decided on when they leave the pod */
 	SELECT_RECYCLED,	/* a map element was given to another service while it was read */
 };
@@ -73,6 +75,8 @@ static __always_inline enum selected select_once(const struct request *request,
 
 	if (found != FOUND)
 		return found == ABSENT ? NO_SERVICE : SELECT_RECYCLED;
+	if (request->tuple && conntrack_knows(request))
+		return FLOW_KNOWN;
 	if (service->flags & SERVICE_RESTRICTED) {
 		const struct address *client = client_address(request);
 
@@ -117,6 +121,8 @@ static __always_inline enum verdict selected_verdict(enum selected selected,
 		return VERDICT_NO_LOCAL_ENDPOINT;
 	case SOURCE_DENIED:
 		return VERDICT_SOURCE_DENIED;
+	case FLOW_KNOWN:
+		return VERDICT_ESTABLISHED;
 	case SELECT_RECYCLED:
 		return VERDICT_RECYCLED;
 	default:

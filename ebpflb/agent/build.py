@@ -20,7 +20,10 @@ from ebpflb.datapath import conntrack_probe
 from ebpflb.datapath.datapath import Datapath
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.maps.sweep import Sweeper
+from ebpflb.datapath.programs import kfuncs
+from ebpflb.model import packet_path
 from ebpflb.model.cluster_state import ClusterState
+from ebpflb.model.packet_path import Engine
 from ebpflb.node import ip_families, kube_proxy_watch, nat
 from ebpflb.node.device_watch import DeviceWatch
 from ebpflb.node.namespaces import Namespaces
@@ -49,7 +52,7 @@ def build_agent(options: Options, flags: Mapping[str, str]) -> Iterator[Agent]:
         inbox = Inbox()
         cluster = _cluster_state(options)
         servers = _servers(options, flags, metrics)
-        engine = EngineChoice(options.packet_path, missing=_conntrack_obstacle())
+        engine = EngineChoice(options.packet_path, missing=_conntrack_obstacle(options))
         node_sync = NodeSync(options, datapath, cluster, engine)
         service_sync = ServiceSync(datapath, cluster, node_sync)
         stale_udp = StaleUdpWorker(datapath.maps, Namespaces().each, metrics.stale_flows_ended)
@@ -79,9 +82,16 @@ def build_agent(options: Options, flags: Mapping[str, str]) -> Iterator[Agent]:
         yield agent
 
 
-def _conntrack_obstacle() -> str | None:
-    """Why the conntrack engine cannot work on this node; None where it works."""
-    return conntrack_probe.obstacle() or nat.missing()
+def _conntrack_obstacle(options: Options) -> str | None:
+    """Why the conntrack engine cannot work on this node; None where it works.
+
+    If the flow tables were chosen, conntrack is not loaded into the kernel to find that out.
+    """
+    if options.packet_path == packet_path.AUTO:
+        return "auto does not choose conntrack yet"
+    if options.packet_path == Engine.FLOWS and not kfuncs.are_loaded():
+        return "conntrack is not loaded"
+    return conntrack_probe.obstacle(options.paths.cache) or nat.missing()
 
 
 def _cluster_state(options: Options) -> ClusterState:

@@ -20,14 +20,17 @@ log = logging.getLogger(__name__)
 
 
 class EngineChoice:
-    """``path`` is the engine in force, and why; None before the first ``update``."""
+    """``path`` is the engine in force, and why; None before the first ``update``.
+
+    ``missing`` says why conntrack cannot be used by the programs, whichever engine was chosen.
+    """
 
     def __init__(self, chosen: str, *, missing: str | None) -> None:
         """``chosen`` is one of packet_path.CHOICES; ``missing`` as in ``packet_path.decide``.
 
         Raises NodeError if what was chosen cannot work.
         """
-        self._chosen, self._missing = chosen, missing
+        self._chosen, self.missing = chosen, missing
         self.path: PacketPath | None = None
         packet_path.decide(chosen, missing=missing)
 
@@ -41,7 +44,7 @@ class EngineChoice:
         What the conntrack engine needs is there when this returns it.
         """
         unsuited = bridged_pods.unsuited(devices, pods, bridge_calls())
-        path = packet_path.decide(self._chosen, missing=self._missing, unsuited=unsuited)
+        path = packet_path.decide(self._chosen, missing=self.missing, unsuited=unsuited)
         if path.engine is Engine.CONNTRACK:
             path = self._prepared(path)
         changed = path != self.path

@@ -15,12 +15,12 @@ from ebpflb.configuration import families
 from ebpflb.configuration.families import NodeFamilies
 from ebpflb.configuration.fields import KubeProxyConfiguration
 from ebpflb.datapath.datapath import Datapath
-from ebpflb.errors import CompileError, KernelError, VerifierError
+from ebpflb.errors import CompileError, KernelError, NodeError, VerifierError
 from ebpflb.model import devices, nodeport_addresses, nodes
 from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Kind
-from ebpflb.model.packet_path import PacketPath
+from ebpflb.model.packet_path import Engine, PacketPath
 from ebpflb.node.device_watch import DevicesChanged
 from ebpflb.node.ip_families import supported_families
 from ebpflb.options import Options
@@ -79,17 +79,31 @@ class NodeSync:
     def load_programs(self) -> str:
         """CURRENT_PROGRAMS, or that old ones keep serving, and why.
 
-        Raises CompileError, VerifierError or KernelError where there are no old ones.
+        Raises CompileError, VerifierError, KernelError or NodeError where there are no old ones.
         """
         try:
-            compiled = self.datapath.load(self.options.paths.cache)
-        except (CompileError, VerifierError, KernelError) as error:
+            compiled = self._load()
+        except (CompileError, VerifierError, KernelError, NodeError) as error:
             if not self.datapath.is_attached():
                 raise
             log.error("%s\nthe old programs keep serving", error)
             return f"old ones: {str(error).splitlines()[0]}"
         log.info("programs %s", "compiled" if compiled else "from the cache")
         return CURRENT_PROGRAMS
+
+    def _load(self) -> bool:
+        """Whether they had to be compiled. If the kernel takes only those without conntrack, auto
+        is content with them.
+        """
+        cache, conntrack = self.options.paths.cache, self.engine.missing is None
+        try:
+            return self.datapath.load(cache, conntrack=conntrack)
+        except (VerifierError, KernelError, NodeError) as error:
+            if not conntrack or self.options.packet_path == Engine.CONNTRACK:
+                raise
+            reason = str(error).splitlines()[0]
+        self.engine.missing = f"the programs of the conntrack engine are rejected: {reason}"
+        return self.datapath.load(cache, conntrack=False)
 
     def check_families(self) -> None:
         """Raises ConfigurationError for addresses with which this Node could serve nothing."""
@@ -125,7 +139,10 @@ class NodeSync:
 
     def write_settings(self, covering: Mapping[Family, Prefix]) -> None:
         """``covering``: prefixes that hold every planned cluster IP; written before the plan."""
-        self.datapath.write_settings(self._desired.settings(self.options.map_settings, covering))
+        chosen = self.options.map_settings
+        if self.engine.is_conntrack:
+            chosen["flags"] |= {"conntrack"}
+        self.datapath.write_settings(self._desired.settings(chosen, covering))
 
     def attach(self) -> None:
         """Puts the loaded programs in force, if there are any. Raises KernelError."""

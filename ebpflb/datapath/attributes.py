@@ -17,7 +17,8 @@ struct element { uint32_t map, pad; uint64_t key, value, flags; };
 struct batch { uint64_t in, out, keys, values; uint32_t count, map;
     uint64_t element_flags, flags; };
 struct prog_load { uint32_t kind, count; uint64_t code, license; uint32_t log_level, log_size;
-    uint64_t log; uint32_t version, flags; char name[16]; uint32_t ifindex, attach; };
+    uint64_t log; uint32_t version, flags; char name[16]; uint32_t ifindex, attach, btf[9],
+    attach_btf, attach_program, relocations; uint64_t fds; };
 struct object { uint64_t path; uint32_t fd, flags; };
 struct info { uint32_t fd, size; uint64_t out; };
 struct link_create { uint32_t program, target, attach, flags; };
@@ -33,6 +34,8 @@ struct prog_info { uint32_t kind, id; uint8_t tag[8]; uint32_t jited_size, xlate
     uint32_t functions, lines; uint64_t line, jited_line;
     uint32_t jited_lines, line_size, jited_line_size, tags; uint64_t tag_list,
     run_time, run_count; };
+struct btf_info { uint64_t btf; uint32_t btf_size, id; uint64_t name;
+    uint32_t name_size, kernel; };
 struct link_info { uint32_t kind, id, program, pad; uint64_t cgroup; uint32_t attach, pad2; };
 struct tcx_info { uint32_t kind, id, program, pad, ifindex, attach; };
 """)

@@ -56,9 +56,10 @@ def socket_flags() -> tuple[str, ...]:
     return ("-DHAVE_SET_RETVAL",) if probe.set_retval() else ()
 
 
-def packet_flags() -> tuple[str, ...]:
-    """The compiler's flags for the packet hooks on this kernel."""
-    return ("-DHAVE_COARSE_CLOCK",) if probe.coarse_clock() else ()
+def packet_flags(*, conntrack: bool = False) -> tuple[str, ...]:
+    """The compiler's flags for the packet hooks on this kernel; with both engines, or one."""
+    clock = ("-DHAVE_COARSE_CLOCK",) if probe.coarse_clock() else ()
+    return (*clock, "-DHAVE_CONNTRACK") if conntrack else clock
 
 
 class Datapath:
@@ -89,15 +90,18 @@ class Datapath:
         for opened in self.maps.values():
             opened.close()
 
-    def load(self, cache: Path) -> bool:
+    def load(self, cache: Path, *, conntrack: bool = False) -> bool:
         """Loads the programs; returns whether they had to be compiled.
 
-        Raises CompileError, VerifierError or KernelError; then the old programs keep serving.
+        ``conntrack``: those for packets use the kernel's conntrack too (conntrack_probe.py).
+        Raises CompileError, VerifierError, KernelError or NodeError; then the old programs keep
+        serving.
         """
+        flags = packet_flags(conntrack=conntrack)
         self.host_netns = netns_cookie.netns_cookie(cache) or self._settings().host_netns
         sockets = compiler.compile_source(SOCKET_SOURCE, socket_flags(), cache=cache)
         packets = {
-            link_header: compiler.compile_source(PACKET_SOURCE, packet_flags() + more, cache=cache)
+            link_header: compiler.compile_source(PACKET_SOURCE, flags + more, cache=cache)
             for link_header, more in _VARIANTS.items()
         }
         for link_header, compiled in packets.items():

@@ -8,6 +8,7 @@ third faster, and the same registers on x86_64 and arm64. Every failure is a Ker
 import errno
 import os
 import platform
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from ebpflb.datapath.attributes import ffi as ffi
@@ -26,6 +27,7 @@ MAP_FLAGS = {"NONE": 0, "NO_PREALLOC": 1, "RDONLY_PROG": 0x80, "MMAPABLE": 0x400
 
 _MAP_CREATE, _LOOKUP, _UPDATE, _DELETE, _NEXT_KEY, _PROG_LOAD, _PIN, _GET = range(8)
 _PROG_BY_ID, _INFO, _QUERY = 13, 15, 16
+_BTF_BY_ID, _BTF_NEXT_ID = 19, 23
 _LOOKUP_AND_DELETE, _LOOKUP_BATCH, _UPDATE_BATCH, _DELETE_BATCH = 21, 24, 26, 27
 _LINK_CREATE, _LINK_UPDATE, _ENABLE_STATS, _LINK_DETACH = 28, 29, 32, 34
 
@@ -148,13 +150,20 @@ def prog_load(
     code: bytes,
     log: bytearray | None,
     log_level: int = 1,
+    fds: Sequence[int] = (),
 ) -> int:
-    """A program's descriptor; the verifier writes each step (level 1) or a summary (4) to log."""
+    """A program's descriptor; the verifier writes each step (level 1) or a summary (4) to log.
+
+    ``fds``: the modules' BTFs of functions that the program calls (5.16).
+    """
+    array = ffi.new("int[]", list(fds))
     attr = ffi.new("struct prog_load *")
     license_text = ffi.new("char[]", b"GPL")
     attr.kind, attr.attach, attr.name = program_type, attach_type, name[:15].encode()
     attr.count, attr.code = len(code) // 8, _pointer(code)
     attr.license = int(ffi.cast("uintptr_t", license_text))
+    if fds:
+        attr.fds = int(ffi.cast("uintptr_t", array))
     if log is not None:
         attr.log, attr.log_size, attr.log_level = _pointer(log), len(log), log_level
     return bpf(_PROG_LOAD, f"loading program {name}", attr)
@@ -226,6 +235,36 @@ def _query(target: int, attach: int, what: str, flags: int) -> list[int]:
     setattr(attr, what, int(ffi.cast("uintptr_t", found)))
     bpf(_QUERY, "asking which programs are attached", attr)
     return list(found[0 : attr.count])
+
+
+def module_btfs(names: Collection[str]) -> dict[str, int]:
+    """The descriptors of modules' BTFs, by the module's name; only of those that are loaded.
+
+    Raises KernelError; without CAP_SYS_ADMIN, EPERM.
+    """
+    found: dict[str, int] = {}
+    attr = ffi.new("struct by_id *")
+    while _find(_BTF_NEXT_ID, "listing BTFs", attr) is not None:
+        attr.id = attr.next
+        fd = bpf(_BTF_BY_ID, f"opening BTF {attr.id}", attr)
+        name = _btf_name(fd)
+        if name in names:
+            found[name] = fd
+        else:
+            os.close(fd)
+    return found
+
+
+def _btf_name(fd: int) -> str:
+    """The module's, or "vmlinux"; "" for a program's BTF."""
+    name = bytearray(64)
+    out = ffi.new("struct btf_info *")
+    out.name, out.name_size = _pointer(name), len(name)
+    attr = ffi.new("struct info *")
+    attr.fd, attr.size = fd, ffi.sizeof(out[0])
+    attr.out = int(ffi.cast("uintptr_t", out))
+    bpf(_INFO, "asking for btf_info", attr)
+    return name.split(b"\0", 1)[0].decode() if out.kernel else ""
 
 
 def prog_by_id(prog_id: int) -> int:

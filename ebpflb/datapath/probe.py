@@ -10,6 +10,7 @@ import os
 import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from cffi import FFI
 from pyroute2 import IPRoute
@@ -21,6 +22,8 @@ from ebpflb.datapath.maps import bpf_map, layout
 from ebpflb.datapath.maps.layout import MapSpec
 from ebpflb.datapath.programs.loader import HOOKS, PACKET_SECTIONS, HookType
 from ebpflb.errors import KernelError
+
+T = TypeVar("T")
 
 _ffi = FFI()
 _ffi.cdef("int unshare(int flags);")
@@ -113,7 +116,7 @@ def clsact_filters() -> bool:
     """
     program = _load(PACKET_SECTIONS["tc/ingress"], _allow())
     try:
-        return _in_new_namespace(lambda: _filters(program))
+        return in_new_namespace(lambda: _filters(program))
     finally:
         os.close(program)
 
@@ -131,10 +134,10 @@ def _filters(program: int) -> bool:
     return True
 
 
-def _in_new_namespace(question: Callable[[], bool]) -> bool:
+def in_new_namespace(question: Callable[[], T]) -> T:
     """Calls it in a thread with a network namespace of its own, which ends with the thread."""
 
-    def ask() -> bool:
+    def ask() -> T:
         if _libc.unshare(_NEW_NETWORK):
             raise OSError(_ffi.errno, f"no new namespace: {os.strerror(_ffi.errno)}")
         return question()

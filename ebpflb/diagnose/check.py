@@ -19,6 +19,7 @@ from ebpflb.errors import EbpflbError
 from ebpflb.model import bridged_pods
 from ebpflb.node import device_watch, kube_proxy_watch, nat, process, sock_diag
 from ebpflb.node.bridge_calls import bridge_calls
+from ebpflb.options import Paths
 
 
 class CheckResult(NamedTuple):
@@ -154,7 +155,7 @@ def _optional() -> Iterator[CheckResult]:
 
 def _conntrack_engine() -> CheckResult:
     """Whether --packet-path=auto takes conntrack as far as the kernel is concerned."""
-    missing = conntrack_probe.obstacle() or nat.missing()
+    missing = conntrack_probe.obstacle(Paths.cache) or nat.missing()
     lost = "flows of packets are kept in ebpflb's own tables" if missing else ""
     return CheckResult("conntrack engine", not missing, False, missing or "yes", lost)
 

@@ -48,6 +48,8 @@ class FakeDatapath:
         self.plans: list[Plan] = []
         self.failures: list[EbpflbError] = []
         self.compile_error: EbpflbError | None = None
+        self.rejects_conntrack: EbpflbError | None = None
+        self.conntrack = False
         self.hooked = False
         self.attached: list[Path] = []
         self.programs: list[str] = []
@@ -61,9 +63,12 @@ class FakeDatapath:
         self.full: dict[str, EbpflbError] = {}
         self.unreadable: list[EbpflbError] = []
 
-    def load(self, cache: Path) -> bool:
+    def load(self, cache: Path, *, conntrack: bool = False) -> bool:
         if self.compile_error:
             raise self.compile_error
+        if conntrack and self.rejects_conntrack:
+            raise self.rejects_conntrack
+        self.conntrack = conntrack
         self.programs = ["connect4"]
         return False
 

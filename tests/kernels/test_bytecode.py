@@ -4,7 +4,7 @@
 import re
 from pathlib import Path
 
-from ebpflb.datapath import datapath
+from ebpflb.datapath import datapath, probe
 from ebpflb.datapath.maps import layout
 from vagrant.kernels import bytecode
 
@@ -29,3 +29,7 @@ def test_variants() -> None:
 def test_what_the_agent_compiles() -> None:
     """The flags that the agent gives the compiler make a variant of the list."""
     assert datapath.socket_flags() in bytecode.VARIANTS["hooks/socket.c"].values()
+    for conntrack in {False, probe.coarse_clock()}:  # which is older than conntrack's functions
+        flags = datapath.packet_flags(conntrack=conntrack)
+        for more in ((), ("-DNO_LINK_HEADER",)):
+            assert (*flags, *more) in bytecode.VARIANTS[datapath.PACKET_SOURCE].values()

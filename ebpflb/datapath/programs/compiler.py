@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from ebpflb.datapath.maps import layout
-from ebpflb.datapath.programs import bcc_child
+from ebpflb.datapath.programs import bcc_child, kfuncs
 from ebpflb.errors import CompileError
 
 MAP_NUMBERS = {name: 0x10000 + index for index, name in enumerate(layout.MAPS)}
@@ -115,6 +115,7 @@ def _run_child(
     source: str, programs: list[str], flags: tuple[str, ...], sources: Path
 ) -> dict[str, bytes]:
     numbers = [f"-DMAP_NUMBER_{name}={number}" for name, number in MAP_NUMBERS.items()]
+    numbers += [f"-DKFUNC_NUMBER_{name}={at:#x}" for name, at in kfuncs.KFUNC_NUMBERS.items()]
     with tempfile.TemporaryDirectory(prefix="ebpflb-compile-") as temporary:
         folder = Path(temporary) / "bpf"
         shutil.copytree(sources, folder, ignore=shutil.ignore_patterns("__pycache__"))

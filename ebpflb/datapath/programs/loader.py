@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ebpflb.datapath import kernel
 from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.programs import compiler
+from ebpflb.datapath.programs import compiler, kfuncs
 from ebpflb.errors import KernelError, VerifierError
 
 _LOAD64, _MAP_REFERENCE = 0x18, 1
@@ -73,7 +73,7 @@ def load(compiled: compiler.Compiled, maps: Mapping[str, Map]) -> list[Program]:
     """Every program of a source file, loaded with these maps; all or none.
 
     Raises VerifierError with the program's name and the log's last lines, or KernelError if the
-    kernel rejects it for another reason.
+    kernel rejects it for another reason; NodeError if it lacks a function that is called.
     """
     fds = {compiler.MAP_NUMBERS[name]: opened.fd for name, opened in maps.items()}
     loaded: list[Program] = []
@@ -90,19 +90,14 @@ def load(compiled: compiler.Compiled, maps: Mapping[str, Map]) -> list[Program]:
 
 def load_one(name: str, hook: HookType, code: bytes) -> int:
     """One program's descriptor; loads again with the verifier's log if it is rejected."""
-    try:
-        return kernel.prog_load(
-            name=name,
-            program_type=hook.program_type,
-            attach_type=hook.attach_type,
-            code=code,
-            log=None,
-        )
-    except KernelError as error:
-        log = _verifier_log(name, hook, code)
-        if not log:
-            raise
-        raise VerifierError(f"the verifier rejected program {name}: {error}\n{log}") from error
+    with kfuncs.linked(code) as linked:
+        try:
+            return _prog_load(name, hook, linked)
+        except KernelError as error:
+            log = _verifier_log(name, hook, linked)
+            if not log:
+                raise
+            raise VerifierError(f"the verifier rejected program {name}: {error}\n{log}") from error
 
 
 def close(programs: list[Program]) -> None:
@@ -111,18 +106,23 @@ def close(programs: list[Program]) -> None:
         os.close(program.fd)
 
 
-def _verifier_log(name: str, hook: HookType, code: bytes) -> str:
+def _prog_load(
+    name: str, hook: HookType, linked: kfuncs.Linked, log: bytearray | None = None
+) -> int:
+    return kernel.prog_load(
+        name=name,
+        program_type=hook.program_type,
+        attach_type=hook.attach_type,
+        code=linked.code,
+        log=log,
+        fds=linked.fds,
+    )
+
+
+def _verifier_log(name: str, hook: HookType, linked: kfuncs.Linked) -> str:
     log = bytearray(_LOG_BYTES)
     try:
-        os.close(
-            kernel.prog_load(
-                name=name,
-                program_type=hook.program_type,
-                attach_type=hook.attach_type,
-                code=code,
-                log=log,
-            )
-        )
+        os.close(_prog_load(name, hook, linked, log))
     except KernelError:
         text = log.split(b"\0", 1)[0].decode(errors="replace").strip()
         return "\n".join(text.splitlines()[-_LOG_LINES:])
