@@ -7,6 +7,7 @@ import click
 
 from ebpflb.cli import common
 from ebpflb.cli.output import output_option, print_as, print_table
+from ebpflb.diagnose.connection_list import flush_connections, list_connections
 from ebpflb.diagnose.flow_list import FlowFilter, flush_flows, list_flows
 from ebpflb.model.addresses import Address, parse_address
 
@@ -45,8 +46,10 @@ client = click.option(
 def flows() -> None:
     """List and delete the flows whose packets are translated.
 
-    Reads the pinned maps; no agent has to run. Connections that were translated at their socket
-    are not among the flows: their packets carry the backend's address from the start.
+    Reads the pinned maps and the kernel's conntrack; no agent has to run. Of conntrack's entries,
+    those that are translated and lead to an address and port of a service are flows. Connections
+    that were translated at their socket are not among the flows: their packets carry the backend's
+    address from the start.
     """
 
 
@@ -61,7 +64,9 @@ def list_(
     """Print a row for each flow."""
     common.require_capabilities()
     with common.pinned_maps(state_dir) as maps:
-        rows = list_flows(maps, FlowFilter(service, client))
+        only = FlowFilter(service, client)
+        rows = [*list_flows(maps, only), *list_connections(maps, only)]
+    rows.sort(key=lambda row: (row["service"], row["client"], row["frontend"]))
     if output == "table":
         print_table("flows", rows)
     else:
@@ -79,5 +84,7 @@ def flush(service: tuple[str, str] | None, client: Address | None, state_dir: Pa
     """
     common.require_capabilities()
     with common.pinned_maps(state_dir) as maps:
-        flushed = flush_flows(maps, FlowFilter(service, client))
-    click.echo(f"flows flushed: {flushed.flows} ({flushed.entries} entries)")
+        only = FlowFilter(service, client)
+        parts = (flush_flows(maps, only), flush_connections(maps, only))
+    flows, entries = map(sum, zip(*parts, strict=True))
+    click.echo(f"flows flushed: {flows} ({entries} entries)")

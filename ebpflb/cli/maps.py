@@ -24,7 +24,8 @@ def maps() -> None:
 def dump(names: tuple[str, ...], state_dir: Path, output: str) -> None:
     """Print all maps, or those named, with names instead of ids and with counters.
 
-    Reads the pinned maps; no agent has to run.
+    Reads the pinned maps; no agent has to run. "conntrack" is the kernel's own table: its entries
+    that lead to an address and port of a service.
     """
     common.require_capabilities()
     with common.pinned_maps(state_dir) as pinned:

@@ -46,4 +46,4 @@ def _is_number(value: Any) -> bool:
 def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return str(value)
+    return "" if value is None else str(value)

@@ -13,8 +13,9 @@ from ebpflb.cli.output import output_option, print_as
 from ebpflb.datapath.attach import cgroup_links, device_programs
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.maps.sweep import FLOW_MAPS, FlowTable
+from ebpflb.diagnose.connection_list import count_connections
 from ebpflb.errors import NodeError
-from ebpflb.node import kube_proxy_watch
+from ebpflb.node import ctnetlink, kube_proxy_watch
 from ebpflb.serve import status as agent_status
 from ebpflb.serve.status import AgentStatus
 
@@ -43,6 +44,7 @@ def status(state_dir: Path, run_dir: Path, output: str) -> None:
         "devices": device_programs.attached_devices(state),
         "programs_ahead": {device: ", ".join(others) for device, others in ahead.items()},
         "flows": _flows(state_dir),
+        "conntrack": _conntrack(state_dir),
         **(msgspec.to_builtins(published) if published else {}),
         "kube_proxy": _kube_proxy(published if runs else None),
     }
@@ -60,6 +62,18 @@ def _flows(state_dir: Path) -> dict[str, dict[str, int]]:
             return {name: FlowTable(maps, name).numbers._asdict() for name in FLOW_MAPS}
     except NodeError:
         return {}
+
+
+def _conntrack(state_dir: Path) -> dict[str, int]:
+    """Its entries of all kinds, and those that are flows; empty where nothing is tracked."""
+    if not ctnetlink.count():
+        return {}
+    numbers = {"entries": ctnetlink.count(), "limit": ctnetlink.limit()}
+    try:
+        with common.pinned_maps(state_dir) as maps:
+            return {"flows": count_connections(maps).total(), **numbers}
+    except NodeError:
+        return numbers
 
 
 def _kube_proxy(published: AgentStatus | None) -> str | None:

@@ -6,5 +6,6 @@ check      whether this node can run ebpflb, feature by feature
 dump       every map as rows, with names instead of ids
 packets    the rows of the maps of the packet path
 snapshot   the maps that the agent writes, which those rows refer to
-flow_list  the flows of the packet path, to list and to delete
+flow_list  the flows of the flow tables, to list and to delete
+connection_list  the same of the flows that conntrack keeps
 """

@@ -20,6 +20,7 @@ from ebpflb.datapath.maps.records import (
     PeerFrontend,
 )
 from ebpflb.diagnose import packets
+from ebpflb.diagnose.connection_list import dump_connections
 from ebpflb.diagnose.snapshot import Row, Snapshot, endpoint, host_port, kind, seconds_since
 from ebpflb.model.services import Protocol
 from ebpflb.plan.entries import Backend, BackendName, Frontend, Range
@@ -179,6 +180,7 @@ def _backend_names(snapshot: Snapshot) -> list[Row]:
     return [{"id": number, **name._asdict()} for number, name in names]
 
 
+# "conntrack" is not a map of ours: it has the kernel's entries that lead to frontends.
 # Every map but two: what is in scratch lasts no longer than a packet, and the secret is one.
 ROWS: dict[str, Callable[[Snapshot], list[Row]]] = {
     "services": _services,
@@ -190,6 +192,7 @@ ROWS: dict[str, Callable[[Snapshot], list[Row]]] = {
     "sockets": _sockets,
     "assignments": _assignments,
     **packets.ROWS,
+    "conntrack": lambda snapshot: dump_connections(snapshot.maps),
     "service_stats": _service_stats,
     "backend_stats": _backend_stats,
     "verdicts": _verdicts,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists and deletes the flows of the packet path, as `conntrack -L` and `-D` do for conntrack.
+"""Lists and deletes the flows of the flow tables, as `conntrack -L` and `-D` do for conntrack.
 
 A flow has two to four entries in the map and one row in the list. A flow whose entry for the
 client's requests was evicted by the LRU has the state "partial"; its other entries are its row.
@@ -13,6 +13,7 @@ from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.sweep import FLOW_MAPS, FlowTable
 from ebpflb.diagnose.snapshot import Row, host_port, seconds_since, service_name
 from ebpflb.model.addresses import Address
+from ebpflb.model.packet_path import Engine
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.entries import BackendName
 from ebpflb.plan.flow_entries import (
@@ -106,6 +107,7 @@ def _row(entries: Entries, services: Mapping[int, PortName], backend: BackendNam
         **_reply_columns(inside, entries.get(inside)),
         "age_seconds": seconds_since(first.created),
         "idle_seconds": seconds_since(last_seen),
+        "engine": str(Engine.FLOWS),
     }
 
 

@@ -5,7 +5,9 @@ import json
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator
+from ipaddress import ip_address
 
 import pytest
 import yaml
@@ -16,9 +18,11 @@ from ebpflb.datapath.maps.state_dir import BPFFS, StateDir
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
-from ebpflb.plan.entries import BackendName
+from ebpflb.node import ctnetlink
+from ebpflb.plan.entries import BackendName, Frontend, Range, ServiceEntry
 from tests.cli.conftest import NEVER, Ebpflb
 from tests.kit.cluster import NODEPORT, Cluster, endpoint, web
+from tests.node import nodes
 from tests.plan.flow_builders import Made
 
 FLOWS = (Made(1), Made(2, masqueraded=True), Made(3, Protocol.UDP))
@@ -91,6 +95,29 @@ def test_flush(ebpflb: Ebpflb, pins: list[str], maps: dict[str, Map]) -> None:
     assert ebpflb("flows", "flush", *pins).out == "flows flushed: 3 (8 entries)\n"
     assert not [*maps["tcp_flows"].items(), *maps["other_flows"].items()]
     assert "no entries" in ebpflb("flows", "list", *pins).out
+
+
+def test_conntracks_flows(ebpflb: Ebpflb, pins: list[str], maps: dict[str, Map]) -> None:
+    """Flows of conntrack are listed, counted and flushed beside those of the flow tables."""
+    frontend = Frontend(ip_address("127.0.0.7"), 53, Protocol.UDP)
+    entry = ServiceEntry(frontend, 7, frozenset(), 0, 0, Range(0, 0), Range(0, 0))
+    maps["services"].write([(frontend, entry)])
+    with nodes.fresh(f"ebpflb-test-{os.getpid()}-flowlist"):
+        nodes.translate("127.0.0.7", 53)
+        found = json.loads(ebpflb("flows", "list", *pins, "-o", "json").out)
+        assert Counter(flow["engine"] for flow in found) == {"flows": 3, "conntrack": 1}
+        assert len({tuple(flow) for flow in found}) == 1, "the same columns"
+        (line,) = [
+            x for x in ebpflb("flows", "list", *pins).out.splitlines() if "127.0.0.7:53" in x
+        ]
+        assert "default/web:tcp/TCP" in line
+        assert "None" not in line
+        said = json.loads(ebpflb("status", *pins, "-o", "json").out)
+        assert said["conntrack"] == {"flows": 1, "entries": 1, "limit": ctnetlink.limit()}
+        assert "127.0.0.7:53" in ebpflb("maps", "dump", "conntrack", *pins).out
+        assert ebpflb("flows", "flush", *pins).out == "flows flushed: 4 (9 entries)\n"
+        assert ctnetlink.count() == 0
+        assert json.loads(ebpflb("status", *pins, "-o", "json").out)["conntrack"] == {}
 
 
 @pytest.mark.parametrize("command", ["list", "flush"])

@@ -75,6 +75,7 @@ def test_plain(maps: dict[str, Map]) -> None:
         "node": "node-1",
         "masqueraded_as": "",
         "reply": "10.244.1.11:8080 > 198.51.100.7:3001",
+        "engine": "flows",
     }
 
 
