@@ -7,8 +7,10 @@ from typing import Any
 
 import msgspec
 
-from ebpflb.model import nodeport_addresses
+from ebpflb.model import external_ips, nodeport_addresses
 from ebpflb.model.addresses import Address
+from ebpflb.model.admission import Admission
+from ebpflb.model.external_ips import ExternalIps
 from ebpflb.model.local_detector import LocalDetector
 from ebpflb.model.packet_path import AUTO
 
@@ -81,6 +83,7 @@ class Options:
     sync_period: float = 30.0
     min_sync_period: float = 0.0  # seconds from the end of a sync to the next one
     serve_external_ips: bool = True
+    external_ips: ExternalIps = external_ips.ALL  # those that are served, if any are
     conntrack: ConntrackOptions = ConntrackOptions()
     oom_score_adj: int = -999
     mode: str = ""  # kube-proxy's mode that was asked for; it has no effect here
@@ -97,6 +100,11 @@ class Options:
         first, last = self.masquerade_ports
         chosen = frozenset(flag for flag, is_chosen in flags.items() if is_chosen)
         return {"flags": chosen, "first_port": first, "last_port": last}
+
+    @property
+    def admission(self) -> Admission:
+        """What Services may do on this node."""
+        return Admission(self.serve_external_ips, self.external_ips)
 
     @property
     def source(self) -> str:

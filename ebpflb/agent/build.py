@@ -98,7 +98,7 @@ def _cluster_state(options: Options) -> ClusterState:
     return ClusterState(
         options.node_name,
         bind_address=options.bind_address,
-        serve_external_ips=options.serve_external_ips,
+        admission=options.admission,
     )
 
 

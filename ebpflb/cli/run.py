@@ -76,6 +76,7 @@ def _options(config: KubeProxyConfiguration, values: dict[str, Any]) -> Options:
         "packet_path",
         "masquerade_local_backends",
         "masquerade_ports",
+        "external_ips",
     )
     return Options(
         paths=common.paths(values["state_dir"], values["run_dir"], values["cache_dir"]),

@@ -19,7 +19,7 @@ from ebpflb.configuration.config_file import decode
 from ebpflb.configuration.durations import Duration, FlushFrequency
 from ebpflb.configuration.fields import KubeProxyConfiguration, VModule, value_at
 from ebpflb.configuration.parameters import PARAMETERS, Parameter, type_of
-from ebpflb.model import devices, packet_path
+from ebpflb.model import devices, external_ips, packet_path
 from ebpflb.options import Options, Paths
 
 GO_STYLE = {"token_normalize_func": lambda name: name.replace("_", "-")}
@@ -128,6 +128,15 @@ _EBPFLB_OPTIONS = (
         show_default=True,
         callback=_parsed_by(parse_ports),
         help="Source ports of masqueraded connections. The host's own sockets do not get them.",
+    ),
+    click.option(
+        "--external-ips",
+        metavar="all|none|CIDR,...",
+        default=str(Options.external_ips),
+        show_default=True,
+        callback=_parsed_by(external_ips.parse),
+        help="Which of the Services' externalIPs are served. Everybody who may write a Service can"
+        " claim any address by them (CVE-2020-8554).",
     ),
     click.option(
         "--cache-dir",

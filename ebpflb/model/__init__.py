@@ -10,6 +10,10 @@ services       one Service -> its service ports, per family      (kube-proxy.md 
 endpoints      the EndpointSlices of a Service -> its endpoints  (kube-proxy.md 2)
 selection      which of the endpoints a service port uses        (kube-proxy.md 3)
 
+admission      what the operator lets Services do on this node
+external_ips   which of a Service's external IPs are served
+new_warnings   what is wrong with an object, told once
+
 What else follows from the objects:
 
 nodes               a Node -> its zone, addresses, and eligibility     (kube-proxy.md 13.1, 17)

@@ -13,7 +13,9 @@ from typing import NamedTuple, TypeVar
 from ebpflb.errors import InvalidObject
 from ebpflb.model import endpoints, health_check, nodes, service_cidrs, services
 from ebpflb.model.addresses import Address, Family, Network
+from ebpflb.model.admission import OF_KUBE_PROXY, Admission
 from ebpflb.model.events import Changed, Key, Kind, ObjectEvent, ReadObject, Removed, Replaced
+from ebpflb.model.new_warnings import NewWarnings
 from ebpflb.model.objects import EndpointSlice, Node, Service, ServiceCIDR
 from ebpflb.model.selection import Selection, Topology, select
 from ebpflb.model.services import ServicePort
@@ -57,9 +59,7 @@ class Applied(NamedTuple):
 class ClusterState:
     """What the cluster looks like from one node.
 
-    ``serve_external_ips`` is the gate AllowServiceExternalIPs: without it externalIPs are not
-    served, and still count for the policies (kube-proxy.md 1.4). ``bind_address`` is the node's
-    primary address, and its family the primary one, whatever the Node says (kube-proxy.md 17).
+    ``bind_address``: primary, as is its family, whatever the Node says (kube-proxy.md 17).
     """
 
     def __init__(
@@ -67,15 +67,16 @@ class ClusterState:
         node_name: str,
         *,
         bind_address: Address | None = None,
-        serve_external_ips: bool = True,
+        admission: Admission = OF_KUBE_PROXY,
     ) -> None:
         self.node_name = node_name
-        self.serve_external_ips = serve_external_ips
+        self.admission = admission
         self.zone = ""
         self.node: Node | None = None
         self._bind_addresses = () if bind_address is None else (bind_address,)
         self.primary: dict[Family, Address] = nodes.primary_addresses(self._bind_addresses)
         self.services: dict[Key, tuple[ServicePort, ...]] = {}
+        self._service_warnings = NewWarnings()
         self.slices: dict[Key, EndpointSlice] = {}
         self.slices_of: dict[Key, set[Key]] = defaultdict(set)  # Service -> its slices
         self.ranges: dict[Key, tuple[Network, ...]] = {}  # ServiceCIDR -> its networks
@@ -178,11 +179,11 @@ class ClusterState:
                 return ()
 
     def _store_service(self, key: Key, service: Service) -> tuple[str, ...]:
-        ports, warnings = services.parse(service, serve_external_ips=self.serve_external_ips)
+        ports, warnings = services.parse(service, self.admission)
         if ports != self.services.get(key):
             self.services[key] = ports
             self.changed_services.add(key)
-        return warnings
+        return self._service_warnings.of(key, warnings)
 
     def _store_slice(self, key: Key, slice: EndpointSlice) -> tuple[str, ...]:
         warnings = endpoints.check(slice)
@@ -212,8 +213,10 @@ class ClusterState:
     def _remove(self, kind: Kind, key: Key) -> None:
         """A Node that is deleted stays as it was (kube-proxy.md 13.1)."""
         self.invalid.pop((kind, key), None)
-        if kind is Kind.SERVICE and self.services.pop(key, None) is not None:
-            self.changed_services.add(key)
+        if kind is Kind.SERVICE:
+            self._service_warnings.forget(key)
+            if self.services.pop(key, None) is not None:
+                self.changed_services.add(key)
         elif kind is Kind.ENDPOINT_SLICE:
             self._remove_slice(key)
         elif kind is Kind.SERVICE_CIDR:

@@ -21,6 +21,7 @@ from typing import NamedTuple, TypeVar
 from ebpflb import errors
 from ebpflb.model import addresses, fields, objects
 from ebpflb.model.addresses import Address, Family, Network
+from ebpflb.model.admission import OF_KUBE_PROXY, Admission
 
 PROXY_NAME_LABEL = "service.kubernetes.io/service-proxy-name"  # its presence: it is another proxy's
 DEFAULT_AFFINITY_SECONDS = 10800  # 3 hours, the API's default
@@ -107,7 +108,7 @@ def is_ours(service: objects.Service) -> bool:
     )
 
 
-def parse(service: objects.Service, *, serve_external_ips: bool = True) -> ParsedService:
+def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> ParsedService:
     """kube-proxy.md 1; raises InvalidObject for an invalid field."""
     if not is_ours(service):
         return ParsedService((), ())
@@ -116,8 +117,9 @@ def parse(service: objects.Service, *, serve_external_ips: bool = True) -> Parse
     name = fields.filled("metadata.name", meta.name)
     warnings: list[str] = []
     cluster_ips = _cluster_ips(spec, warnings)
-    listed = _external_ips(spec) if serve_external_ips else ()
-    external_ips = _parsed(addresses.parse_address, listed, warnings)
+    listed = _external_ips(spec) if admission.serve_external_ips else ()
+    found = _parsed(addresses.parse_address, listed, warnings)
+    external_ips = admission.external_ips.of(found, warnings)
     load_balancer_ips = _parsed(addresses.parse_address, _ingress_ips(service.status), warnings)
     source_ranges = _parsed(addresses.parse_network, _source_ranges(spec), warnings)
     ports = tuple(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ebpflb.datapath.attach import cgroup_links
+from ebpflb.model import external_ips
 from ebpflb.model.local_detector import LocalDetector, LocalMode
 from ebpflb.options import Options
 from tests.cli.conftest import NEVER, Done, Ebpflb
@@ -76,6 +77,8 @@ def test_nodeport_addresses(run: Ebpflb, options: list[object], text: str) -> No
         ("--masquerade-ports", "0-100", "is not a range of ports"),
         ("--masquerade-ports", "30000-20000", "is not a range of ports"),
         ("--masquerade-ports", "1-65536", "is not a range of ports"),
+        ("--external-ips", "some", "neither all nor none nor CIDRs"),
+        ("--external-ips", "192.0.2.0/24,", "neither all nor none nor CIDRs"),
         ("--oom-score-adj", "low", "Expected int, got str"),
         ("--oom-score-adj", "2147483648", "Expected int <= 2147483647"),
         ("--masquerade-all", "maybe", "Expected bool, got str"),
@@ -165,7 +168,9 @@ def test_all_that_is_chosen(chosen: Callable[..., Options], options: list[object
         *("--masquerade-local-backends", "--masquerade-ports", "40000-40099"),
         *("--detect-local-mode", "BridgeInterface", "--pod-bridge-interface", "cni0"),
         *("--nodeport-addresses", "10.0.0.0/8", "--packet-path", "flows"),
+        *("--external-ips", "192.0.2.0/24"),
     )
+    assert made.external_ips == external_ips.parse("192.0.2.0/24")
     assert made.packet_path == "flows"
     assert made.detector == LocalDetector(LocalMode.BRIDGE, bridge="cni0")
     assert made.devices == ("eth*", "!eth9")

@@ -31,6 +31,7 @@ OTHERS: dict[str, Any] = {
     "config.healthzBindAddress": "127.0.0.1:10300",
     "config.metricsBindAddress": "[::]:10301",
     "packetPath": "flows",
+    "externalIPs": "203.0.113.0/24,2001:db8::/32",
     "extraArgs": ["--devices=eth*"],
     "cleanup": "kube-proxy",
     "podMonitor.interval": "15s",

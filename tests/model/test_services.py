@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from ebpflb.model import services
+from ebpflb.model import external_ips, services
 from ebpflb.model.addresses import Family
+from ebpflb.model.admission import Admission
 from ebpflb.model.cluster_state import ClusterState
-from ebpflb.model.events import Changed, Key, Kind, ReadObject
+from ebpflb.model.events import Changed, Key, Kind, ReadObject, Removed
 from ebpflb.model.services import PortName, Protocol
 from tests.model import builders
 
@@ -126,13 +127,63 @@ def test_external_ips_switched_off() -> None:
     """The gate AllowServiceExternalIPs takes their addresses and nothing else (1.4)."""
     spec = {"externalIPs": ["192.0.2.1", "x"], "externalTrafficPolicy": "Local"}
     service = builders.service(**spec, ingress=[{"ip": "198.51.100.1"}])
-    (port,), warnings = services.parse(service, serve_external_ips=False)
+    (port,), warnings = services.parse(service, Admission(serve_external_ips=False))
     assert (port.external_ips, port.load_balancer_ips) == ((), ips("198.51.100.1"))
     assert port.external_local and not warnings
-    cluster = ClusterState("here", serve_external_ips=False)
+    cluster = ClusterState("here", admission=Admission(serve_external_ips=False))
     key = Key("shop", "web")
     assert not cluster.apply(Changed(Kind.SERVICE, key, ReadObject(service, "test.yaml"))).warnings
     assert cluster.services[key] == (port,)
+
+
+def test_external_ips_that_are_not_allowed() -> None:
+    """Those outside of --external-ips are not served, and named; policies and VIPs stay."""
+    spec = {
+        "externalIPs": ["192.0.2.1", "203.0.113.1", "203.0.113.2"],
+        "externalTrafficPolicy": "Local",
+    }
+    service = builders.service(**spec, ingress=[{"ip": "203.0.113.9"}])
+
+    def parse(text: str) -> services.ParsedService:
+        return services.parse(service, Admission(external_ips=external_ips.parse(text)))
+
+    (port,), warnings = parse("192.0.2.0/24,2001:db8::/32")
+    assert port.external_ips == ips("192.0.2.1")
+    assert port.external_local and port.load_balancer_ips == ips("203.0.113.9")
+    assert warnings == tuple(
+        f"spec.externalIPs: {ip} is not served: --external-ips=192.0.2.0/24,2001:db8::/32"
+        for ip in ("203.0.113.1", "203.0.113.2")
+    )
+    (port,), warnings = parse("none")
+    assert port.external_ips == () and len(warnings) == 3
+    (port,), warnings = parse("all")
+    assert len(port.external_ips) == 3 and not warnings
+
+
+def test_external_ips_are_named_once() -> None:
+    """A line for each Service and address, again only when it was served meanwhile."""
+    cluster = ClusterState("here", admission=Admission(external_ips=external_ips.NONE))
+    key = Key("shop", "web")
+
+    def texts(*ips: str) -> list[str]:
+        service = ReadObject(builders.service(externalIPs=list(ips)), "test.yaml")
+        return [str(each) for each in cluster.apply(Changed(Kind.SERVICE, key, service)).warnings]
+
+    (line,) = texts("192.0.2.1")
+    assert "shop/web" in line and "192.0.2.1 is not served" in line
+    assert not texts("192.0.2.1")
+    (line,) = texts("192.0.2.1", "192.0.2.2")
+    assert "192.0.2.2" in line
+    assert not texts()
+    assert len(texts("192.0.2.1")) == 1
+    cluster.apply(Removed(Kind.SERVICE, key))
+    assert len(texts("192.0.2.1")) == 1
+
+
+@pytest.mark.parametrize("text", ["all", "none", "192.0.2.0/24", "192.0.2.0/24,2001:db8::/32"])
+def test_external_ips_option(text: str) -> None:
+    """It is shown as it is written."""
+    assert str(external_ips.parse(text)) == text
 
 
 def test_no_cluster_ip_no_service() -> None:

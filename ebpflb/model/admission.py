@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the operator lets Services do on this node, whatever their authors have written."""
+
+from dataclasses import dataclass
+
+from ebpflb.model.external_ips import ALL, ExternalIps
+
+
+@dataclass(frozen=True)
+class Admission:
+    """``serve_external_ips`` is kube-proxy's gate AllowServiceExternalIPs: without it externalIPs
+    are not served, and still count for the policies (kube-proxy.md 1.4).
+    """
+
+    serve_external_ips: bool = True
+    external_ips: ExternalIps = ALL
+
+
+OF_KUBE_PROXY = Admission()

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong with an object is told once, and not again with each of its changes."""
+
+from ebpflb.model.events import Key
+
+
+class NewWarnings:
+    """Remembers the warnings about the last version of each object of one kind."""
+
+    def __init__(self) -> None:
+        self._last: dict[Key, tuple[str, ...]] = {}
+
+    def of(self, key: Key, warnings: tuple[str, ...]) -> tuple[str, ...]:
+        """Those that the object's last version did not have."""
+        before = self._last.pop(key, ())
+        if warnings:
+            self._last[key] = warnings
+        return tuple(text for text in warnings if text not in before)
+
+    def forget(self, key: Key) -> None:
+        """The object was deleted."""
+        self._last.pop(key, None)
