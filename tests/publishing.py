@@ -92,10 +92,10 @@ class Publisher(ABC):
         block = Range(self.next_slot, len(order))
         self.next_slot += block.size
         for slot, text in enumerate(order, block.base):
-            flags = frozenset(word for word, members in lists.items() if text in members)
+            flags = frozenset(word for word, listed in lists.items() if text in listed)
             number = self.backend_id(service, text)
             self.put("slots", slot, Backend(*place(text), flags, number, service))
-            self.put("members", number, slot)
+            self.put("backend_slots", number, slot)
         return block
 
     def _lead(self, where: Frontend, service: ServiceEntry) -> None:

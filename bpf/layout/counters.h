@@ -5,7 +5,7 @@
 
 struct service_counters {
 	__u64 chosen;		/* connections and flows of datagrams that got a backend */
-	__u64 sticky;		/* of these, by session affinity */
+	__u64 by_affinity;		/* of these, by session affinity */
 	__u64 refused;		/* no endpoint on any node */
 	__u64 no_local_endpoint;		/* endpoints, but none on this node, and the policy is Local */
 };
@@ -19,8 +19,8 @@ SIZE(struct backend_counters, 16);
 
 /* What packets have done to a map of flows, on one CPU. */
 struct flow_counters {
-	__u64 made;		/* entries */
-	__u64 ended;		/* entries deleted for a newer flow */
+	__u64 created;		/* entries */
+	__u64 deleted;		/* entries, for a newer flow */
 	__u64 full;		/* entries that were not created: the map was full */
 	__u64 displaced;	/* half-open flows deleted for newer ones */
 };

@@ -26,7 +26,7 @@ struct prefix {
 SIZE(struct prefix, 32);
 
 enum setting_flag {
-	SETTING_GUARD_NODEPORTS = 1,	/* bind() to a NodePort in the host namespace fails */
+	SETTING_GUARD_NODEPORTS = 1,	/* bind() to a NodePort in the node's own network namespace fails */
 	SETTING_MASQUERADE_ALL = 2,	/* requests to cluster IPs too, from any client */
 	SETTING_MASQUERADE_HERE = 4,	/* external clients of a backend on this node too */
 	SETTING_DETECT_LOCAL = 8,	/* pods are recognized, by pods_* or DEVICE_PODS */

@@ -21,7 +21,7 @@ DEFINE_MAP(services, HASH, struct frontend, struct service, 65536, RDONLY_PROG)
 DEFINE_MAP(slots, ARRAY, __u32, struct backend, 524288, MMAPABLE)
 
 /* Backend id -> its slot; a removed backend's is beyond the array. */
-DEFINE_MAP(members, ARRAY, __u32, __u32, 131072, MMAPABLE)
+DEFINE_MAP(backend_slots, ARRAY, __u32, __u32, 131072, MMAPABLE)
 
 /* loadBalancerSourceRanges, by service id. */
 DEFINE_MAP(source_ranges, LPM_TRIE, struct source_range, __u32, 65536, RDONLY_PROG | NO_PREALLOC)

@@ -34,7 +34,7 @@ static __always_inline bool backend_pick(const struct service *service, const st
 /* The backend with this id, if it still belongs to the service. */
 static __always_inline bool backend_find(__u32 service, __u32 id, struct backend *backend)
 {
-	__u32 *slot = LOOKUP(__u32, members, &id);
+	__u32 *slot = LOOKUP(__u32, backend_slots, &id);
 
 	return slot && backend_read(*slot, service, backend) && backend->id == id;
 }

@@ -22,7 +22,7 @@ static __always_inline void service_count_chosen(__u32 service, bool by_affinity
 	if (!counters)
 		return;
 	counters->chosen += 1;
-	counters->sticky += by_affinity;
+	counters->by_affinity += by_affinity;
 }
 
 /* A client got no backend. has_endpoints: some node has endpoints, but it may not use them. */

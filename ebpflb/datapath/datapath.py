@@ -46,7 +46,7 @@ CAPACITY = Capacity(
     services=layout.MAPS["services"].entries,
     slots=layout.MAPS["slots"].entries,
     service_ids=layout.MAPS["service_stats"].entries,
-    backend_ids=layout.MAPS["members"].entries,
+    backend_ids=layout.MAPS["backend_slots"].entries,
     source_ranges=layout.MAPS["source_ranges"].entries,
 )
 
@@ -146,7 +146,7 @@ class Datapath:
         return read_back(
             self.maps["services"].items(),
             self.maps["slots"].get,
-            self.maps["members"].get,
+            self.maps["backend_slots"].get,
             dict(self.maps["service_names"].items()),
             dict(self.maps["backend_names"].items()),
             [key for key, _ in self.maps["source_ranges"].items()],
@@ -169,7 +169,7 @@ class Datapath:
         """Ids of removed backends that new backends get. Before that, their counters show whether
         sockets still use them.
         """
-        slots = self.maps["members"]
+        slots = self.maps["backend_slots"]
         return [id for id, _ in plan.backend_names if slots.get(id) == NOWHERE]
 
     def write_map(self, name: str, wanted: Mapping[Any, Any]) -> None:

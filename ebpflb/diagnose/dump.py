@@ -88,9 +88,9 @@ def _slots(snapshot: Snapshot) -> list[Row]:
     ]
 
 
-def _members(snapshot: Snapshot) -> list[Row]:
+def _backend_slots(snapshot: Snapshot) -> list[Row]:
     return [
-        {"slot": snapshot.maps["members"].get(number), **_backend(snapshot, backend)}
+        {"slot": snapshot.maps["backend_slots"].get(number), **_backend(snapshot, backend)}
         for number, backend in sorted(snapshot.backends().items())
     ]
 
@@ -185,7 +185,7 @@ def _backend_names(snapshot: Snapshot) -> list[Row]:
 ROWS: dict[str, Callable[[Snapshot], list[Row]]] = {
     "services": _services,
     "slots": _slots,
-    "members": _members,
+    "backend_slots": _backend_slots,
     "node_addresses": partial(_addresses, "node_addresses"),
     "own_addresses": partial(_addresses, "own_addresses"),
     "affinity": _affinity,

@@ -162,7 +162,7 @@ def _text(value: Any) -> str | int:
 
 def _flow_stats(snapshot: Snapshot) -> list[Row]:
     stats = snapshot.maps["flow_stats"]
-    fields = ("made", "ended", "refused", "displaced")
+    fields = ("created", "deleted", "refused", "displaced")
     return [
         {"map": name, **dict(zip(fields, stats.get(number), strict=True))}
         for number, name in enumerate(FLOW_MAPS)

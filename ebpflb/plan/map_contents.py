@@ -34,19 +34,20 @@ class MapContents:
     leftover_blocks: set[Range] = field(default_factory=set)
     leftover_source_ranges: list[SourceRange] = field(default_factory=list)
     cluster_ips: set[Address] = field(default_factory=set)
-    wrong_members: list[tuple[int, int]] = field(default_factory=list)  # as they have to be written
+    # entries of backend_slots as they have to be written
+    wrong_backend_slots: list[tuple[int, int]] = field(default_factory=list)
 
 
 def read_back(
     services: Iterable[tuple[Frontend, ServiceEntry]],
     slots: Callable[[int], Backend],
-    members: Callable[[int], int],
+    backend_slots: Callable[[int], int],
     service_names: Mapping[int, PortName],
     backend_names: Mapping[int, BackendName],
     source_ranges: Iterable[SourceRange] = (),
     cluster_ips: Iterable[Address] = (),
 ) -> MapContents:
-    """Sorts the maps' entries by service port; ``slots`` and ``members`` look up one index."""
+    """Sorts the maps' entries by service port; the two callables look up one index of their map."""
     by_id: dict[int, dict[Frontend, ServiceEntry]] = defaultdict(dict)
     for frontend, service in services:
         by_id[service.id][frontend] = service
@@ -63,7 +64,7 @@ def read_back(
                 found = found._replace(source_ranges=frozenset(ranges_of.pop(service_id, ())))
             contents.entries[name] = found
             contents.leftover_blocks |= {s.block for s in found.services.values()} - {found.block}
-            _check_members(contents, found, members)
+            _check_backend_slots(contents, found, backend_slots)
     _find_leftovers(contents, by_id, ranges_of, backend_names)
     return contents
 
@@ -87,14 +88,14 @@ def _service_entries(
     return ServiceEntries(service_id, block, services, backends, tuple(b.id for b in found))
 
 
-def _check_members(
-    contents: MapContents, found: ServiceEntries, members: Callable[[int], int]
+def _check_backend_slots(
+    contents: MapContents, found: ServiceEntries, backend_slots: Callable[[int], int]
 ) -> None:
     """The slot that a wrong member refers to must stay until the member is corrected."""
-    for id, slot in found.members():
-        written = members(id)
+    for id, slot in found.backend_slots():
+        written = backend_slots(id)
         if written != slot:
-            contents.wrong_members.append((id, slot))
+            contents.wrong_backend_slots.append((id, slot))
             contents.leftover_blocks.add(Range(written, 1))
 
 

@@ -15,7 +15,7 @@ class Plan:
     """
 
     slots: list[tuple[int, Backend]] = field(default_factory=list)
-    members: list[tuple[int, int]] = field(default_factory=list)  # backend id, slot
+    backend_slots: list[tuple[int, int]] = field(default_factory=list)  # backend id, slot
     service_names: list[tuple[int, PortName]] = field(default_factory=list)
     backend_names: list[tuple[int, BackendName]] = field(default_factory=list)
     source_ranges: list[tuple[SourceRange, int]] = field(default_factory=list)

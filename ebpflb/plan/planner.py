@@ -98,7 +98,7 @@ class Planner:
         return {
             "services": len(self.frontends.owners),
             "slots": self.capacity.slots - self.slots.available,
-            "members": len(self.backend_ids.used),
+            "backend_slots": len(self.backend_ids.used),
             "service_stats": len(self.service_ids.used),
             "source_ranges": len(self.source_ranges.present),
             "cluster_ips": len(self.cluster_ips.counts),
@@ -126,7 +126,7 @@ class Planner:
                 self.backend_ids.mark_used(id)
         self._load_leftovers(contents)
         self.frontends.load_leftovers(contents.leftover_services)
-        self.plan.members += contents.wrong_members
+        self.plan.backend_slots += contents.wrong_backend_slots
         self.source_ranges.load_leftovers(contents.leftover_source_ranges)
 
     def _load_leftovers(self, contents: MapContents) -> None:
@@ -205,7 +205,7 @@ class Planner:
         if not old.id and not self.service_ids.available:
             raise MapFull(f"map service_stats is full ({self.capacity.service_ids} ids)")
         if known.count(0) > self.backend_ids.available:
-            raise MapFull(f"map members is full ({self.capacity.backend_ids} ids)")
+            raise MapFull(f"map backend_slots is full ({self.capacity.backend_ids} ids)")
 
     def _write(self, name: PortName, old: ServiceEntries, new: ServiceEntries) -> None:
         self.actual[name] = new
@@ -214,7 +214,7 @@ class Planner:
             return
         if new.block != old.block:
             self.plan.slots += new.slots()
-            self.plan.members += new.members()
+            self.plan.backend_slots += new.backend_slots()
         if not old.id:
             self.plan.service_names.append((new.id, name))
         known = {id: backend.name for id, backend in zip(old.ids, old.backends, strict=True)}
@@ -238,6 +238,6 @@ class Planner:
         """Clients' affinity to the backend and sockets' assignments to it end with this write: the
         hooks look its slot up by its id, and find that it has none.
         """
-        self.plan.members.append((id, NOWHERE))
+        self.plan.backend_slots.append((id, NOWHERE))
         self.plan.removed_backend_names.append(id)
         self.quarantine.add(partial(self.backend_ids.free, id))

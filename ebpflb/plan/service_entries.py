@@ -34,8 +34,8 @@ class ServiceEntries(NamedTuple):
             backend = Backend(desired.address, desired.port, desired.flags, id, self.id)
             yield self.block.base + slot, backend
 
-    def members(self) -> Iterator[tuple[int, int]]:
-        """The entries of map members: backend id -> slot."""
+    def backend_slots(self) -> Iterator[tuple[int, int]]:
+        """The entries of map backend_slots: backend id -> slot."""
         return ((id, self.block.base + slot) for slot, id in enumerate(self.ids))
 
     def has_backends_of(self, desired: DesiredService) -> bool:

@@ -29,8 +29,8 @@ COUNTED_WHOLE = (
 )  # small: read at each scrape
 
 _FLOW_ENTRY_EVENTS = {
-    "made": "created by packets",
-    "ended": "deleted by packets of a newer flow",
+    "created": "created by packets",
+    "deleted": "deleted by packets of a newer flow",
     "refused": "that were not created because the map was full",
     "swept": "deleted by the agent because the flow was closed or idle",
     "evicted": "evicted by the LRU for newer ones, as of the last sweep",
@@ -96,9 +96,9 @@ class MapsCollector:
         yield metric
 
     def _flow_entry_events(self, table: FlowTable) -> dict[str, int]:
-        made, ended, full, _ = self._maps["flow_stats"].get(table.number)
+        created, deleted, full, _ = self._maps["flow_stats"].get(table.number)
         swept, _, evicted = table.numbers
-        return dict(zip(_FLOW_ENTRY_EVENTS, (made, ended, full, swept, evicted), strict=True))
+        return dict(zip(_FLOW_ENTRY_EVENTS, (created, deleted, full, swept, evicted), strict=True))
 
 
 class HooksCollector:

@@ -39,7 +39,7 @@ def node_serves(maps: Maps, address: Address) -> bool:
 
 def backend_find(maps: Maps, service: int, id: int) -> Backend | None:
     """The backend with this id, if it still belongs to the service. bpf/path/backend.h."""
-    slot, slots = maps["members"].get(id), maps["slots"]
+    slot, slots = maps["backend_slots"].get(id), maps["slots"]
     if slot >= slots.spec.entries:  # NOWHERE
         return None
     backend: Backend = slots.get(slot)

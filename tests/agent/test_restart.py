@@ -95,7 +95,9 @@ def assert_right(contents: MapContents, generation: int) -> None:
     for programmed in found:
         assert len(programmed.backends) == ENDPOINTS
         assert {backend.address.packed[1] for backend in programmed.backends} == {generation}
-    assert not (contents.leftover_services or contents.leftover_blocks or contents.wrong_members)
+    assert not (
+        contents.leftover_services or contents.leftover_blocks or contents.wrong_backend_slots
+    )
     assert not (contents.leftover_service_ids or contents.leftover_backend_ids)
 
 

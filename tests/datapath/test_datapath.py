@@ -136,17 +136,17 @@ def test_counters_of_former_backends(datapath: Datapath) -> None:
     stats = datapath.maps["backend_stats"]
     assert isinstance(stats, Counters)
     name = BackendName("node", "pod")
-    datapath.apply(Plan(members=[(5, 0)], backend_names=[(5, name)]))
+    datapath.apply(Plan(backend_slots=[(5, 0)], backend_names=[(5, name)]))
     count = struct.pack("=2Q", 3, 1).ljust(stats.size, b"\0")
     kernel.map_update(stats.fd, stats.key.pack(5), count)
     for plan in (
-        Plan(members=[(5, 1)]),
+        Plan(backend_slots=[(5, 1)]),
         Plan(backend_names=[(5, name._replace(target="renamed"))]),
-        Plan(members=[(5, NOWHERE)], removed_backend_names=[5]),
+        Plan(backend_slots=[(5, NOWHERE)], removed_backend_names=[5]),
     ):
         datapath.apply(plan)
         assert stats.get(5) == (3, 1)
-    datapath.apply(Plan(members=[(5, 2)], backend_names=[(5, name)]))
+    datapath.apply(Plan(backend_slots=[(5, 2)], backend_names=[(5, name)]))
     assert stats.get(5) == (0, 0)
 
 

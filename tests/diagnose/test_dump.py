@@ -64,7 +64,7 @@ def filled(maps: dict[str, Map]) -> None:
             (50, backend(A + 100, "fd00:1::1", "cluster", service=UNNAMED)),
         ]
     )
-    maps["members"].write([(A, 40), (B, 41), (LEAVING, 42), (A + 100, 50)])
+    maps["backend_slots"].write([(A, 40), (B, 41), (LEAVING, 42), (A + 100, 50)])
     maps["service_names"].write([(WEB, NAME)])
     maps["backend_names"].write(
         [(A, BackendName("node-1", "web-0")), (B, BackendName("node-2", ""))]
@@ -116,7 +116,7 @@ def test_every_map(maps: dict[str, Map]) -> None:
     """Without names every map that lasts is shown; with names these alone, in their order."""
     names = (maps.keys() - {"scratch", "secret"}) | {"conntrack"}
     assert dump_maps(maps).maps.keys() == ROWS.keys() == names
-    assert list(dump_maps(maps, ("slots", "members")).maps) == ["slots", "members"]
+    assert list(dump_maps(maps, ("slots", "backend_slots")).maps) == ["slots", "backend_slots"]
 
 
 def test_kinds(maps: dict[str, Map]) -> None:
@@ -139,7 +139,12 @@ def test_service_row(maps: dict[str, Map]) -> None:
         "Cluster",
     )
     assert (row["affinity_seconds"], row["has_endpoints"]) == (60, True)
-    assert (row["chosen"], row["sticky"], row["refused"], row["no_local_endpoint"]) == (10, 4, 2, 1)
+    assert (row["chosen"], row["by_affinity"], row["refused"], row["no_local_endpoint"]) == (
+        10,
+        4,
+        2,
+        1,
+    )
 
 
 def test_slots(maps: dict[str, Map]) -> None:
@@ -160,7 +165,7 @@ def test_open_connections(maps: dict[str, Map]) -> None:
 
 def test_members(maps: dict[str, Map]) -> None:
     """A backend's slot, by its id."""
-    assert column(maps, "members", "id", "slot")[:3] == [(A, 40), (B, 41), (LEAVING, 42)]
+    assert column(maps, "backend_slots", "id", "slot")[:3] == [(A, 40), (B, 41), (LEAVING, 42)]
 
 
 def test_affinity(maps: dict[str, Map]) -> None:

@@ -232,8 +232,8 @@ def test_settings(maps: dict[str, Map]) -> None:
 def test_numbers(maps: dict[str, Map]) -> None:
     """What packets and sweeps did, by the map to which they did it."""
     assert rows(maps, "flow_stats") == [
-        {"map": "tcp_flows", "made": 16, "ended": 1, "refused": 3, "displaced": 2},
-        {"map": "other_flows", "made": 0, "ended": 0, "refused": 0, "displaced": 0},
+        {"map": "tcp_flows", "created": 16, "deleted": 1, "refused": 3, "displaced": 2},
+        {"map": "other_flows", "created": 0, "deleted": 0, "refused": 0, "displaced": 0},
     ]
     assert rows(maps, "sweeps") == [
         {"map": "tcp_flows", "swept": 10, "entries": 4, "evicted": 2, "capacity": 327680},

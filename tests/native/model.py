@@ -45,7 +45,7 @@ class Cluster:
 
     node_addresses: frozenset[Address]
     services: dict[int, Service] = field(default_factory=dict)
-    sticky: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict)
+    affinity: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict)
     flows: dict[tuple[int, Address, int], tuple[int, str]] = field(default_factory=dict)
 
     def decide(self, request: Request, now: int, number: int) -> str:
@@ -91,9 +91,9 @@ class Cluster:
     def choose(
         self, service: Service, listed: tuple[str, ...], netns: int, now: int, number: int
     ) -> str:
-        backend, last = self.sticky.get((netns, service.number), ("", 0))
+        backend, last = self.affinity.get((netns, service.number), ("", 0))
         if not (service.affinity and backend in listed and now - last <= service.affinity):
             backend = listed[number * len(listed) >> 32]
         if service.affinity:
-            self.sticky[netns, service.number] = (backend, now)
+            self.affinity[netns, service.number] = (backend, now)
         return backend

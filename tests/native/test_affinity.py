@@ -23,7 +23,7 @@ def goes(node: NativeNode, *, netns: int = POD, to: str = SERVICE) -> str:
 
 
 def test_sticks(node: NativeNode) -> None:
-    """All sockets of a namespace come to one backend, and all but the first count as sticky."""
+    """All sockets of a namespace come to one backend; all but the first count as by affinity."""
     node.publish(1, [SERVICE], cluster=MANY, affinity=60)
     assert len({goes(node) for _ in range(20)}) == 1
     assert node.kernel.get("service_stats", 1)[:2] == (20, 19)
@@ -92,7 +92,7 @@ def test_used_meanwhile_on_another_cpu(node: NativeNode) -> None:
     client = AffinityKey(POD, ip_address("::"), 1)
     node.kernel.put("affinity", client, Affinity(node.kernel.now + 1, number))
     assert goes(node) == home
-    assert node.kernel.get("service_stats", 1).sticky == 1
+    assert node.kernel.get("service_stats", 1).by_affinity == 1
 
 
 @pytest.mark.parametrize("leaving", [True, False])
@@ -130,16 +130,16 @@ def test_backend_of_another_service(node: NativeNode) -> None:
     home = goes(node)
     number = node.backend_id(1, home)
     node.publish(2, ["172.30.0.2:80"], cluster=["10.9.0.1:80"])
-    slot = node.kernel.get("members", node.backend_id(2, "10.9.0.1:80"))
-    node.kernel.put("members", number, slot)
+    slot = node.kernel.get("backend_slots", node.backend_id(2, "10.9.0.1:80"))
+    node.kernel.put("backend_slots", number, slot)
     assert goes(node) in MANY
-    assert node.kernel.get("service_stats", 1).sticky == 0
+    assert node.kernel.get("service_stats", 1).by_affinity == 0
 
 
 def test_member_beyond_all_slots(node: NativeNode) -> None:
     """A remembered id that leads nowhere is balanced afresh."""
     node.publish(1, [SERVICE], cluster=MANY, affinity=60)
-    node.kernel.put("members", node.backend_id(1, goes(node)), 0xFFFFFFFF)
+    node.kernel.put("backend_slots", node.backend_id(1, goes(node)), 0xFFFFFFFF)
     assert goes(node) in MANY
     assert node.counted() == {"translated": 2}
 
@@ -170,12 +170,12 @@ def test_any_pace(new_node: Callable[[], NativeNode], steps: list[tuple[int, int
     service: ServiceEntry = node.kernel.get("services", frontend(SERVICE))
     assert service.affinity_seconds == 5
     last: dict[int, tuple[int, str]] = {}
-    sticky = 0
+    by_affinity = 0
     for netns, pause in steps:
         node.kernel.now += pause * SECOND
         place = goes(node, netns=netns)
         if netns in last and node.kernel.now - last[netns][0] <= 5 * SECOND:
             assert place == last[netns][1]
-            sticky += 1
+            by_affinity += 1
         last[netns] = (node.kernel.now, place)
-    assert node.kernel.get("service_stats", 1)[:2] == (len(steps), sticky)
+    assert node.kernel.get("service_stats", 1)[:2] == (len(steps), by_affinity)

@@ -116,8 +116,8 @@ def test_slot_given_again(dns: NativeNode) -> None:
     home = socket.sendmsg(ADDRESS).place
     other = next(backend for backend in MANY if backend != home)
     dns.publish(1, [DNS], cluster=[other])
-    slot = dns.kernel.get("members", dns.backend_id(1, other))
-    dns.kernel.put("members", dns.backend_id(1, home), slot)
+    slot = dns.kernel.get("backend_slots", dns.backend_id(1, other))
+    dns.kernel.put("backend_slots", dns.backend_id(1, home), slot)
     assert socket.sendmsg(ADDRESS).place == other
     assert dns.opened_closed(1, home) == (1, 1)
 

@@ -79,19 +79,23 @@ def test_service_find(
 
 @given(
     slots=some.dictionaries(some.integers(0, 8), backends),
-    members=some.dictionaries(numbers, some.integers(0, 8) | some.just(NOWHERE)),
+    backend_slots=some.dictionaries(numbers, some.integers(0, 8) | some.just(NOWHERE)),
     service=numbers,
     id=numbers,
 )
 def test_backend_find(
-    new_node: NewNode, slots: dict[int, Backend], members: dict[int, int], service: int, id: int
+    new_node: NewNode,
+    slots: dict[int, Backend],
+    backend_slots: dict[int, int],
+    service: int,
+    id: int,
 ) -> None:
     """Backends at their place, removed ones, and slots that belong to others by now."""
     node = new_node()
     for slot, backend in slots.items():
         node.put("slots", slot, backend)
-    for each, slot in members.items():
-        node.put("members", each, slot)
+    for each, slot in backend_slots.items():
+        node.put("backend_slots", each, slot)
     expected = call(node, "lookup_backend", service, id, found="slots")
     assert lookups.backend_find(views(node), service, id) == expected
 

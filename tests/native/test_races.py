@@ -125,8 +125,8 @@ def test_assigned_backend_loses_its_slot(node: NativeNode) -> None:
     node.publish(2, ["172.30.0.2:80"], cluster=[STRANGER])
     socket = node.socket("udp")
     socket.sendmsg(WEB)
-    slot = node.kernel.get("members", node.backend_id(2, STRANGER))
-    node.kernel.put("members", node.backend_id(1, OLD), slot)
+    slot = node.kernel.get("backend_slots", node.backend_id(2, STRANGER))
+    node.kernel.put("backend_slots", node.backend_id(1, OLD), slot)
     assert socket.sendmsg(WEB).place == OLD
     assert node.counted() == {"translated": 2}
     assert node.opened_closed(1, OLD) == (2, 1)

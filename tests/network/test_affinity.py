@@ -15,21 +15,21 @@ from tests.kit.cluster import EXTERNAL, NODEPORT, VIP, Cluster, endpoint, web
 from tests.kit.requests import Send
 
 SECONDS = 30  # more than a test takes, less than the machine is up
-STICKY = {
+WITH_AFFINITY = {
     "sessionAffinity": "ClientIP",
     "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": SECONDS}},
 }
 
 
-def sticky(*endpoints: Manifest) -> list[Manifest]:
-    return web(*endpoints, nodeport=NODEPORT, externalIPs=[EXTERNAL], **STICKY)
+def web_with_affinity(*endpoints: Manifest) -> list[Manifest]:
+    return web(*endpoints, nodeport=NODEPORT, externalIPs=[EXTERNAL], **WITH_AFFINITY)
 
 
 @pytest.fixture(autouse=True)
 def service(cluster: Cluster) -> Iterator[None]:
     """Not before the machine is up for so long that time can be turned back."""
     wait_until("the machine is up for long enough", lambda: time.monotonic() > 2 * SECONDS)
-    cluster.publish(sticky(*map(endpoint, cluster.web)))
+    cluster.publish(web_with_affinity(*map(endpoint, cluster.web)))
     yield
     cluster.publish()  # the next test's service is another, whom nobody remembers
 
@@ -49,11 +49,11 @@ def pass_time(cluster: Cluster, part: float) -> None:
 
 
 def counts(cluster: Cluster) -> tuple[int, int]:
-    """Of all choices, and of the sticky ones: how many since the service is there."""
+    """The counters ``chosen`` and ``by_affinity`` of the service."""
     stats, names = cluster.maps["service_stats"], cluster.maps["service_names"]
     found = [stats.get(i)[:2] for i, name in names.items() if name.service == "web"]
-    chosen, sticky = (sum(column) for column in zip(*found, strict=True))
-    return chosen, sticky
+    chosen, by_affinity = (sum(column) for column in zip(*found, strict=True))
+    return chosen, by_affinity
 
 
 @pytest.mark.parametrize("send", requests.KINDS.values(), ids=requests.KINDS)
@@ -96,7 +96,7 @@ def test_ends(cluster: Cluster, pod: Sockets, home: Host) -> None:
 def test_moves(cluster: Cluster, pod: Sockets, home: Host) -> None:
     """When the endpoint leaves, its clients move, and stay where they came to."""
     rest = [host for host in cluster.web if host is not home]
-    cluster.publish(sticky(*map(endpoint, rest)))
+    cluster.publish(web_with_affinity(*map(endpoint, rest)))
     (name,) = requests.backends(pod, VIP)
     assert name in {host.name for host in rest}
 
@@ -104,14 +104,14 @@ def test_moves(cluster: Cluster, pod: Sockets, home: Host) -> None:
 def test_does_not_wait_for_the_leaving(cluster: Cluster, pod: Sockets, home: Host) -> None:
     """An endpoint that is leaving keeps no clients, though it still serves."""
     rest = [endpoint(host) for host in cluster.web if host is not home]
-    cluster.publish(sticky(endpoint(home, ready=False, terminating=True), *rest))
+    cluster.publish(web_with_affinity(endpoint(home, ready=False, terminating=True), *rest))
     assert home.name not in requests.backends(pod, VIP)
 
 
 def test_unmoved_by_others(cluster: Cluster, pod: Sockets, home: Host) -> None:
     """Other endpoints may come and go."""
-    cluster.publish(sticky(endpoint(home)))
-    cluster.publish(sticky(*map(endpoint, cluster.web)))
+    cluster.publish(web_with_affinity(endpoint(home)))
+    cluster.publish(web_with_affinity(*map(endpoint, cluster.web)))
     assert requests.backends(pod, VIP).keys() == {home.name}
 
 
@@ -119,5 +119,5 @@ def test_off_and_on(cluster: Cluster, pod: Sockets, home: Host) -> None:
     """Switched off, traffic spreads at once; switched on, it sticks at once."""
     cluster.publish(web(*map(endpoint, cluster.web)))
     assert len(requests.backends(pod, VIP)) == 3
-    cluster.publish(sticky(*map(endpoint, cluster.web)))
+    cluster.publish(web_with_affinity(*map(endpoint, cluster.web)))
     assert len(requests.backends(pod, VIP)) == 1

@@ -28,10 +28,10 @@ def counters(two: TwoNodes) -> FlowCounters:
 
 def forge(two: TwoNodes, to: tuple[str, int], count: int) -> None:
     """Opens as many flows as the node does not refuse."""
-    before = counters(two).made
+    before = counters(two).created
     program = two.outside.python(FLOOD, to[0], str(to[1]), FORGED, str(count))
     assert two.lab.keep(program).wait() == 0
-    assert counters(two).made - before > 3 * count
+    assert counters(two).created - before > 3 * count
 
 
 def test_idle_connection_outlives_half_open_ones(two: TwoNodes) -> None:

@@ -22,7 +22,7 @@ from tests.kit.requests import Send
 from tests.kit.two_nodes import Frontends, TwoNodes, address
 
 FRONTENDS, OTHER = Frontends(10), Frontends(20)
-STICKY = {"sessionAffinity": "ClientIP"}
+WITH_AFFINITY = {"sessionAffinity": "ClientIP"}
 
 families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
 protocols = pytest.mark.parametrize("send", [requests.tcp, requests.udp])
@@ -57,7 +57,7 @@ def test_hairpin(two: TwoNodes, kind: str, send: Send, v6: bool) -> None:
 @ways_in
 def test_affinity(two: TwoNodes, who: str, kind: str, send: Send, v6: bool) -> None:
     """With session affinity a client comes to one endpoint, by every address; without, to all."""
-    two.publish(two.service("web", 10, two.here, two.there, **STICKY))
+    two.publish(two.service("web", 10, two.here, two.there, **WITH_AFFINITY))
     client, every = two.sockets(getattr(two, who)), ("nodeport", "external", "balancer", kind)
     ways = [where(two, each, v6=v6) for each in every]
     assert len({send(client, *way).name for way in ways for _ in range(10)}) == 1

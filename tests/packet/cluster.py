@@ -63,7 +63,7 @@ class Cluster:
                 services=entries["services"],
                 slots=entries["slots"],
                 service_ids=entries["service_stats"],
-                backend_ids=entries["members"],
+                backend_ids=entries["backend_slots"],
                 source_ranges=entries["source_ranges"],
             )
         )

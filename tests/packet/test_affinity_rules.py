@@ -9,7 +9,7 @@ from tests.packet.frames import at
 from tests.packet.node import PacketNode
 from tests.packet.places import Places
 
-STICKY = {"sessionAffinity": "ClientIP"}
+WITH_AFFINITY = {"sessionAffinity": "ClientIP"}
 BOTH = ("c", "d")
 BOTH_MASQUERADED = "c* d*"
 
@@ -34,7 +34,7 @@ def publish(cluster: Cluster, **spec: object) -> None:
 
 def test_all_addresses_of_a_port_share_it(cluster: Cluster, places: Places) -> None:
     """Cluster IP, NodePort, VIP and external IP of a service port lead a client to one endpoint."""
-    publish(cluster, **STICKY)
+    publish(cluster, **WITH_AFFINITY)
     cluster.endpoints(*BOTH)
     once = cluster.becomes("client", at(places.cluster_ip, 80))
     assert once in ("c*", "d*")
@@ -45,7 +45,7 @@ def test_all_addresses_of_a_port_share_it(cluster: Cluster, places: Places) -> N
 def test_ports_of_a_service_do_not_share_it(cluster: Cluster, places: Places) -> None:
     """Another port of the same Service remembers its own endpoint, and another Service too."""
     listed = [{"name": f"p{number}", "port": number} for number in range(80, 90)]
-    cluster.service(ports=listed, **STICKY)
+    cluster.service(ports=listed, **WITH_AFFINITY)
     cluster.endpoints(*BOTH, ports=[{**port, "port": 8080} for port in listed])
     found = {cluster.becomes("pod", at(places.cluster_ip, port["port"])) for port in listed}
     assert found == {"c", "d"}  # each port one; a draw is its tuple's own
@@ -56,7 +56,7 @@ def test_off_and_on(cluster: Cluster, places: Places) -> None:
     publish(cluster)
     cluster.endpoints(*BOTH)
     assert cluster.becomes("client", ways(places)[0]) == BOTH_MASQUERADED
-    publish(cluster, **STICKY)
+    publish(cluster, **WITH_AFFINITY)
     assert cluster.becomes("client", ways(places)[0]) in ("c*", "d*")
     publish(cluster, sessionAffinity="None")
     assert cluster.becomes("client", ways(places)[0]) == BOTH_MASQUERADED
@@ -64,7 +64,7 @@ def test_off_and_on(cluster: Cluster, places: Places) -> None:
 
 def test_remembered_endpoint_unready(cluster: Cluster, places: Places) -> None:
     """An endpoint that is out of the list is forgotten, though it still serves its flows."""
-    publish(cluster, **STICKY)
+    publish(cluster, **WITH_AFFINITY)
     cluster.endpoints(*BOTH)
     once = cluster.becomes("client", ways(places)[0])
     left, other = ("c", "d") if once == "c*" else ("d", "c")
@@ -76,7 +76,7 @@ def test_remembered_endpoint_unready(cluster: Cluster, places: Places) -> None:
 
 def test_seconds_of_the_service(node: PacketNode, cluster: Cluster, places: Places) -> None:
     """The timeout is the Service's own: a record as old as that counts no more (sliding)."""
-    publish(cluster, sessionAffinityConfig={"clientIP": {"timeoutSeconds": 1}}, **STICKY)
+    publish(cluster, sessionAffinityConfig={"clientIP": {"timeoutSeconds": 1}}, **WITH_AFFINITY)
     cluster.endpoints(*BOTH)
     found = set()
     for _ in range(12):

@@ -79,7 +79,7 @@ class PlannedNode:
             self.maps.write(part, row)
             self._check_capacity()
             self._check_frontends(before, after)
-            self._check_members_stay(stay_found)
+            self._check_backend_slots_stay(stay_found)
             self._check_rights(rights)
             if ips - self.maps.cluster_ips.keys():
                 raise WrongLookup("a cluster IP is lost meanwhile")
@@ -127,7 +127,7 @@ class PlannedNode:
             if self.maps.admitted(frontend, client) != right:
                 raise WrongLookup(f"{client} may {'not ' * right}use {frontend} meanwhile")
 
-    def _check_members_stay(self, keys: Keys) -> None:
+    def _check_backend_slots_stay(self, keys: Keys) -> None:
         """A client with affinity to a backend that stays finds it all the time."""
         for service, number in keys:
             if not self.maps.find(service, number):
@@ -182,17 +182,17 @@ def check_tidy(node: PlannedNode) -> None:
     assert set(maps.cluster_ips) == {
         f.address for f, service in maps.services.items() if "external" not in service.flags
     }
-    _check_members(node)
+    _check_backend_slots(node)
     _check_ranges(node)
     _check_ids(node)
 
 
-def _check_members(node: PlannedNode) -> None:
+def _check_backend_slots(node: PlannedNode) -> None:
     """Each member refers to its slot, and a client of a removed backend does not find it."""
     living: Keys = set()
     for entries in node.planner.actual.values():
         for slot, backend in entries.slots():
-            assert node.maps.members[backend.id] == slot
+            assert node.maps.backend_slots[backend.id] == slot
             assert node.maps.find(entries.id, backend.id) == backend
             living.add((entries.id, backend.id))
     for service, number in node.clients - living:

@@ -76,7 +76,7 @@ class Maps:
     def __init__(self) -> None:
         self.services: dict[Frontend, ServiceEntry] = {}
         self.slots: dict[int, Backend] = {}
-        self.members: dict[int, int] = {}
+        self.backend_slots: dict[int, int] = {}
         self.service_names: dict[int, PortName] = {}
         self.backend_names: dict[int, BackendName] = {}
         self.source_ranges: dict[SourceRange, int] = {}
@@ -102,7 +102,7 @@ class Maps:
         return read_back(
             self.services.items(),
             lambda slot: self.slots.get(slot, ZERO),
-            lambda number: self.members.get(number, 0),
+            lambda number: self.backend_slots.get(number, 0),
             dict(self.service_names),
             dict(self.backend_names),
             self.source_ranges,
@@ -118,7 +118,7 @@ class Maps:
 
     def find(self, service: int, number: int) -> Backend | None:
         """backend_find: where affinity and datagram flows find the backend they keep."""
-        found = self.slots.get(self.members.get(number, 0), ZERO)
+        found = self.slots.get(self.backend_slots.get(number, 0), ZERO)
         return found if (found.service, found.id) == (service, number) else None
 
     def lookup(self, frontend: Frontend) -> Found:

@@ -13,7 +13,7 @@ A, B = desired("a", [1, 2], [1, 2]), desired("b", [3, 4], [3, 4])
 FULL = [
     (CAPACITY._replace(services=3), "map services is full (3 entries)"),
     (CAPACITY._replace(service_ids=2), "map service_stats is full (2 ids)"),
-    (CAPACITY._replace(backend_ids=4), "map members is full (4 ids)"),
+    (CAPACITY._replace(backend_ids=4), "map backend_slots is full (4 ids)"),
     (CAPACITY._replace(slots=3), "map slots has no 2 free slots in a row"),
 ]
 each_map = pytest.mark.parametrize(("capacity", "message"), FULL)

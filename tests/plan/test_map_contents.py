@@ -23,7 +23,7 @@ def write_block(maps: Maps, number: int, block: Range, first: int = 1) -> None:
         id = first + index
         address = IPv4Address(f"10.1.0.{id}")
         maps.slots[block.base + index] = Backend(address, 8080, CLUSTER, id, number)
-        maps.members[id] = block.base + index
+        maps.backend_slots[id] = block.base + index
         maps.backend_names[id] = BackendName("node-a", f"pod-{id}")
 
 
@@ -48,7 +48,9 @@ def restarted(maps: Maps, *ports: DesiredService) -> PlannedNode:
 def test_empty_maps() -> None:
     """A first start finds nothing."""
     contents = Maps().read_back()
-    assert not contents.entries and not contents.leftover_blocks and not contents.wrong_members
+    assert (
+        not contents.entries and not contents.leftover_blocks and not contents.wrong_backend_slots
+    )
 
 
 def test_as_it_should_be() -> None:
@@ -90,7 +92,7 @@ def test_members_of_a_block_that_was_never_named() -> None:
     maps = web()
     write_block(maps, 1, NEW)
     contents = maps.read_back()
-    assert contents.wrong_members == [(1, 0), (2, 1)]
+    assert contents.wrong_backend_slots == [(1, 0), (2, 1)]
     assert contents.leftover_blocks == {Range(2, 1), Range(3, 1)}
     node = restarted(
         maps, desired("a", [3], [7, 8]), desired("web", [1, 2], [1, 2], flags=NO_FLAGS)
@@ -101,8 +103,8 @@ def test_members_of_a_block_that_was_never_named() -> None:
 def test_member_that_is_nowhere() -> None:
     """A backend that a crash kept in service is found by its id again."""
     maps = web()
-    maps.members[2] = NOWHERE
-    assert maps.read_back().wrong_members == [(2, 1)]
+    maps.backend_slots[2] = NOWHERE
+    assert maps.read_back().wrong_backend_slots == [(2, 1)]
     node = restarted(maps, desired("web", [1, 2], [1, 2], flags=NO_FLAGS))
     assert node.maps.find(1, 2) == maps.slots[1]
 

@@ -89,7 +89,7 @@ def test_former_backend_still_found() -> None:
     """A member that is not taken away leads its clients to a backend that left."""
     node = served()
     plan = node.planner.plan_changes(by_name(CHANGED), node.now)
-    plan.members = [row for row in plan.members if row[1] != NOWHERE]
+    plan.backend_slots = [row for row in plan.backend_slots if row[1] != NOWHERE]
     node.write_rows(list(writes(plan)))
     with pytest.raises(AssertionError):
         check_tidy(node)
@@ -107,7 +107,7 @@ def test_kept_backend_lost() -> None:
     """A member that points elsewhere for a moment loses its clients."""
     node = served()
     with pytest.raises(WrongLookup, match="backend 1 of service 1 is lost"):
-        node.write_rows([("members", (1, 1)), ("members", (1, 0))])
+        node.write_rows([("backend_slots", (1, 1)), ("backend_slots", (1, 0))])
 
 
 def restricted(service: str) -> DesiredService:
@@ -177,12 +177,12 @@ def test_leaked_range() -> None:
 
 
 def test_crash_without_mending() -> None:
-    """A planner that does not know of half a plan leaves members wrong."""
+    """A planner that does not know of half a plan leaves backend_slots wrong."""
     node = served()
     node.change(by_name(CHANGED), stop=len(CHANGED.backends) + 1)
     node.desired = by_name(WEB)
     contents = node.maps.read_back()
-    contents.wrong_members.clear()
+    contents.wrong_backend_slots.clear()
     node.planner = Planner(CAPACITY, contents)
     node.write_rows(list(writes(node.planner.plan_everything(node.desired, node.now))))
     with pytest.raises(AssertionError):

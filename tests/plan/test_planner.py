@@ -43,9 +43,9 @@ def test_new_service() -> None:
     """All that a service names, the names for people, and its frontends."""
     plan = PlannedNode().change(by_name(WEB))
     names = {"service_names", "backend_names"}
-    assert written(plan) == {"slots", "members", *names, "cluster_ips", "services"}
+    assert written(plan) == {"slots", "backend_slots", *names, "cluster_ips", "services"}
     assert [slot for slot, _ in plan.slots] == [0, 1]
-    assert plan.members == [(1, 0), (2, 1)]
+    assert plan.backend_slots == [(1, 0), (2, 1)]
     assert plan.service_names == [(1, name("web"))]
     assert [service.block for _, service in plan.services] == [Range(0, 2)] * 2
 
@@ -162,7 +162,7 @@ def test_former_backend_is_nowhere() -> None:
     """Affinity and datagram flows do not find a former backend in its old slot."""
     node = node_with(WEB)
     plan = node.change(by_name(desired("web", [1, 2], [2])))
-    assert plan.members == [(2, 2), (1, NOWHERE)]
+    assert plan.backend_slots == [(2, 2), (1, NOWHERE)]
     assert node.maps.slots[0].id == 1 and node.maps.find(1, 1) is None
 
 
@@ -180,7 +180,7 @@ def test_removed_frontend() -> None:
 
 
 def test_removed_service() -> None:
-    """Frontends, names and members go; the slots stay as they are for late readers."""
+    """Frontends, names and backend_slots go; the slots stay as they are for late readers."""
     node = node_with(WEB)
     plan = node.change({name("web"): None})
     assert plan.removed_services == [frontend(1), frontend(2)]
@@ -192,7 +192,7 @@ def test_removed_service() -> None:
 def test_order_of_a_plan() -> None:
     """First what is referred to, then the frontends, then what nothing refers to any more."""
     assert [part.name for part in fields(Plan)] == [
-        "slots", "members", "service_names", "backend_names", "source_ranges", "cluster_ips",
+        "slots", "backend_slots", "service_names", "backend_names", "source_ranges", "cluster_ips",
         "services",
         "removed_services", "removed_source_ranges", "removed_cluster_ips",
         "removed_service_names", "removed_backend_names",
@@ -239,7 +239,7 @@ def test_complete() -> None:
         "removed_service_names",
         "removed_backend_names",
     }
-    assert written(plan) == {"members", *gone}
+    assert written(plan) == {"backend_slots", *gone}
     assert plan.removed_services == [frontend(3)]
 
 

@@ -109,7 +109,11 @@ def test_room(metrics: Metrics) -> None:
     used = {dict(labels)["map"] for (n, labels) in found if n == "ebpflb_map_entries"}
     fixed = {"settings", "verdicts", "flow_stats", "sweeps", "reject_budgets", "scratch"}
     fixed |= {"secret", "half_open"}
-    by_id = {"service_names", "backend_names", "backend_stats"}  # as service_stats and members
+    by_id = {
+        "service_names",
+        "backend_names",
+        "backend_stats",
+    }  # as service_stats and backend_slots
     assert used == sizes.keys() == layout.MAPS.keys() - fixed - by_id
     assert all(size == layout.MAPS[each].entries for each, size in sizes.items())
 
@@ -119,7 +123,7 @@ def test_what_the_planner_gave_away(
 ) -> None:
     """Of the maps that the agent fills the use is exact at once."""
     program(world, planner, 3)
-    expected = {"services": 6, "slots": 30, "members": 30, "service_stats": 3}
+    expected = {"services": 6, "slots": 30, "backend_slots": 30, "service_stats": 3}
     expected |= {"source_ranges": 3, "cluster_ips": 3}
     assert {each: use(metrics, each) for each in expected} == expected
     for each in ("services", "source_ranges", "cluster_ips"):
@@ -152,7 +156,7 @@ def test_flow_entries(world: dict[str, Map], metrics: Metrics) -> None:
     count(world["flow_stats"], 1, 50, 5, 4, 7)
     world["sweeps"].write([(1, Sweep(30, 12, 3))])
     found = changes(metrics, before)
-    fates = {"made": 50, "ended": 5, "refused": 4, "swept": 30, "evicted": 3}
+    fates = {"created": 50, "deleted": 5, "refused": 4, "swept": 30, "evicted": 3}
     expected = {f"ebpflb_flow_entries_{f}_total": {"other_flows": n} for f, n in fates.items()}
     expected["ebpflb_half_open_flows_displaced_total"] = {"other_flows": 7}
     assert found == expected | {"ebpflb_map_entries": {"other_flows": 12}}

@@ -22,8 +22,8 @@ from tests.datapath.maps.small import small_maps
 from tests.datapath.variants import eventually
 
 NAMES = (
-    "sockets", "services", "slots", "members", "node_addresses", "cluster_ips", "backend_stats",
-    "other_flows",
+    "sockets", "services", "slots", "backend_slots", "node_addresses", "cluster_ips",
+    "backend_stats", "other_flows",
 )  # fmt: skip
 UDP, SERVICE = 17, 7
 HERE = ip_address("127.0.0.1")
@@ -90,9 +90,9 @@ class World:
 
     def serve(self, *backends: Backend, frontend: Frontend = VIP) -> None:
         """These and no others serve the frontend."""
-        self.maps["members"].write([(id, NOWHERE) for id in range(64)])
+        self.maps["backend_slots"].write([(id, NOWHERE) for id in range(64)])
         self.maps["slots"].write(list(enumerate(backends)))
-        self.maps["members"].write([(one.id, slot) for slot, one in enumerate(backends)])
+        self.maps["backend_slots"].write([(one.id, slot) for slot, one in enumerate(backends)])
         block = Range(0, len(backends))
         service = ServiceEntry(frontend, SERVICE, frozenset(), 0, block.size, block, block)
         self.maps["services"].write([(frontend, service)])

@@ -54,7 +54,7 @@ static __always_inline long flow_create(const struct tuple *tuple, const struct 
 	long failed = flow_update(tuple, flow, BPF_NOEXIST);
 
 	if (counters && !failed)
-		counters->made += 1;
+		counters->created += 1;
 	else if (counters && failed != -EEXIST)
 		counters->full += 1;
 	return failed;
@@ -80,7 +80,7 @@ static __always_inline void flow_delete(const struct tuple *tuple)
 		OPAQUE(failed);
 	}
 	if (!failed && counters)
-		counters->ended += 1;
+		counters->deleted += 1;
 }
 
 /* The packet as it is after its hook: see enum flow_kind. */

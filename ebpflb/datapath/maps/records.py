@@ -97,8 +97,8 @@ class Sweep(NamedTuple):
 
 
 class FlowCounters(NamedTuple):
-    made: int
-    ended: int
+    created: int
+    deleted: int
     full: int
     displaced: int
 
@@ -110,7 +110,7 @@ class RejectBudget(NamedTuple):
 
 class ServiceCounters(NamedTuple):
     chosen: int
-    sticky: int
+    by_affinity: int
     refused: int
     no_local_endpoint: int
 

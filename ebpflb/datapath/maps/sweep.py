@@ -76,11 +76,11 @@ class FlowTable:
 
     def sweep(self) -> Iterator[None]:
         """Goes once through the map, a slice at each step; in the end it updates the numbers."""
-        made, left = self._stats.get(self.number)[0], 0
+        created, left = self._stats.get(self.number)[0], 0
         for keys, values in self.flows.slices(SLICE):
             left += self._sweep_slice(keys, values, time.monotonic_ns())
             yield
-        self._update(made, left)
+        self._update(created, left)
 
     def _sweep_slice(self, keys: bytes, values: bytes, now: int) -> int:
         """How many entries of the slice are left."""
@@ -113,14 +113,14 @@ class FlowTable:
         flags = frozenset(word for bit, word in _FLAGS.items() if bit & bits)
         return min(self._timeouts.idle_limit(each, flags) for each in FLOW_MAPS[self.name])
 
-    def _update(self, made: int, left: int) -> None:
-        """Entries that were made and neither ended, nor swept, nor left, have been evicted.
+    def _update(self, created: int, left: int) -> None:
+        """Entries that were created and neither deleted, nor swept, nor left, have been evicted.
 
-        Entries that were made or ended during the sweep can hide evicted ones until the next
+        Entries that were created or deleted during the sweep can hide evicted ones until the next
         sweep; no other entry is ever counted as evicted.
         """
-        ended, numbers = self._stats.get(self.number)[1], self.numbers
-        evicted = max(numbers.evicted, made - ended - numbers.swept - left)
+        deleted, numbers = self._stats.get(self.number)[1], self.numbers
+        evicted = max(numbers.evicted, created - deleted - numbers.swept - left)
         if evicted > numbers.evicted:
             newly = evicted - numbers.evicted
             log.warning("%s is full: %d entries were evicted for newer ones", self.name, newly)

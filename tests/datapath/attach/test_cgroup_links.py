@@ -210,7 +210,7 @@ def publish(all_maps: dict[str, Map], port: int) -> None:
     """Service 3 at 172.30.0.1:80, with backend 5 on loopback."""
     backend = Backend(ip_address("127.0.0.1"), port, frozenset({"cluster"}), 5, 3)
     all_maps["slots"].write([(7, backend)])
-    all_maps["members"].write([(5, 7)])
+    all_maps["backend_slots"].write([(5, 7)])
     frontend = Frontend(ip_address("172.30.0.1"), 80, 6)
     service = ServiceEntry(frontend, 3, frozenset({"endpoints"}), 0, 1, Range(7, 1), Range(8, 0))
     all_maps["services"].write([(frontend, service)])

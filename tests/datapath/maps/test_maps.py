@@ -161,7 +161,7 @@ MAPPED = [name for name, spec in layout.MAPS.items() if "MMAPABLE" in spec.flags
 
 
 def sample(name: str, index: int) -> Any:
-    if name == "members":
+    if name == "backend_slots":
         return index ^ 0xA5A5
     address = ip_address("10.1.0.1") + index
     return Backend(address, index % 65_536, frozenset({"cluster"}), index + 1, 7)

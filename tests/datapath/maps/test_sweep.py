@@ -51,8 +51,8 @@ def put(table: FlowTable, *flows: Entries) -> None:
     pairs = [pair for flow in flows for pair in flow.items()]
     new = sum(table.flows.get(key) is None for key, _ in pairs)
     table.flows.write(pairs)
-    made, ended, refused, _ = table._stats.get(table.number)
-    set_stats(table, made + new, ended, refused)
+    created, deleted, refused, _ = table._stats.get(table.number)
+    set_stats(table, created + new, deleted, refused)
 
 
 def set_stats(table: FlowTable, *counters: int) -> None:
@@ -186,7 +186,7 @@ def test_older_kernels(table: FlowTable, monkeypatch: pytest.MonkeyPatch, number
 
 
 def test_evicted(table: FlowTable) -> None:
-    """Evicted entries follow from those made, swept, ended and left; the number never falls."""
+    """Evicted entries follow from those created, deleted, swept and left; the sum never falls."""
     put(table, *(Made(n).plain(0) for n in range(1, ENTRIES)))
     held = len(left(table))
     evicted = 2 * (ENTRIES - 1) - held
@@ -202,8 +202,8 @@ def test_in_flux(table: FlowTable) -> None:
     for step, _ in enumerate(table.sweep()):
         put(table, *(Made(n).plain(0) for n in range(1000 + 50 * step, 1050 + 50 * step)))
         table.flows.delete(list(Made(step + 1).plain(0)))
-        made, ended, _, _ = table._stats.get(table.number)
-        set_stats(table, made, ended + 2, 0)
+        created, deleted, _, _ = table._stats.get(table.number)
+        set_stats(table, created, deleted + 2, 0)
     assert table.numbers.evicted == 0
     assert run(table) == (0, len(left(table)), 0)
 

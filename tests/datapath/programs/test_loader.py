@@ -115,7 +115,7 @@ def map_ids(fd: int) -> set[int]:
 DECIDING = {
     "services",
     "slots",
-    "members",
+    "backend_slots",
     "node_addresses",
     "affinity",
     "source_ranges",
