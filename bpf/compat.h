@@ -45,6 +45,7 @@ long bpf_l4_csum_replace(struct __sk_buff *ctx, __u32 at, __u64 from, __u64 to, 
 __s64 bpf_csum_diff(__be32 *from, __u32 from_size, __be32 *to, __u32 to_size, __u32 seed);
 long bpf_fib_lookup(void *ctx, struct bpf_fib_lookup *params, int size, __u32 flags);
 long bpf_redirect(__u32 ifindex, __u64 flags);
+long redirect_neigh(__u32 ifindex, void *next, int size, __u64 flags);
 __u64 get_netns_cookie(void *ctx);
 __u64 get_socket_cookie(void *ctx);
 int set_retval(int retval);
@@ -80,6 +81,8 @@ int set_retval(int retval);
 /* Declared here because BCC's own get_socket_cookie returns 32 of the 64 bits. */
 static __u64 (*const get_netns_cookie)(void *ctx) = (void *)122;
 static __u64 (*const get_socket_cookie)(void *ctx) = (void *)46;
+/* BCC declares bpf_redirect_neigh with three parameters; the kernel has four. */
+static long (*const redirect_neigh)(__u32 ifindex, void *next, int size, __u64 flags) = (void *)152;
 #ifdef HAVE_SET_RETVAL
 static int (*const set_retval)(int retval) = (void *)187;
 #endif

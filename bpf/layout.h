@@ -18,6 +18,7 @@
 #include "layout/flow.h"
 #include "layout/counters.h"
 #include "layout/node.h"
+#include "layout/forwarded.h"
 #include "layout/fragment.h"
 #include "layout/scratch.h"
 #include "layout/verdict.h"

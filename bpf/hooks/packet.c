@@ -86,6 +86,19 @@ static __always_inline int action_of(enum verdict verdict)
 	}
 }
 
+/*
+ * The packet was turned into the reset of one that was to leave by this device, where it had come
+ * in. Its link header still leads to the next hop of that one; the reset needs its own.
+ */
+static __always_inline int leave_anew(struct __sk_buff *ctx)
+{
+#ifdef NO_LINK_HEADER
+	return GO_ON;
+#else
+	return redirect_neigh(ctx->ifindex, NULL, 0, 0);
+#endif
+}
+
 PROGRAM("tc/ingress")
 int ingress(struct __sk_buff *ctx)
 {
@@ -106,10 +119,11 @@ int egress(struct __sk_buff *ctx)
 	struct packet packet = { .tuple = { .hook = HOOK_EGRESS } };
 	enum verdict verdict = verdict_count(handle(ctx, &packet, HOOK_EGRESS));
 
-	/* REFUSED: the packet is now the reset and leaves by this device, where it came from. */
-	if (verdict == VERDICT_REFUSED && !reject_packet(ctx, &packet))
-		verdict = verdict_count(VERDICT_REJECT_LIMITED);
-	return action_of(verdict);
+	if (verdict != VERDICT_REFUSED)
+		return action_of(verdict);
+	if (!reject_packet(ctx, &packet))
+		return action_of(verdict_count(VERDICT_REJECT_LIMITED));
+	return leave_anew(ctx);
 }
 
 LICENSE("GPL")

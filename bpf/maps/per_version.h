@@ -21,6 +21,9 @@ DEFINE_MAP(service_ranges, LPM_TRIE, struct service_range, __u32, 64, RDONLY_PRO
 /* The ports of datagrams that come in fragments. */
 DEFINE_MAP(fragments, LRU_HASH, struct fragment_key, struct fragment_ports, 8192, NONE)
 
+/* Connections to a frontend's address that this node only forwards. */
+DEFINE_MAP(forwarded, LRU_HASH, struct tuple, struct forwarded, 8192, NONE)
+
 /* Counters, by enum verdict. */
 DEFINE_MAP(verdicts, PERCPU_ARRAY, __u32, __u64, 18, NONE)
 

@@ -30,6 +30,7 @@ struct ipv4 {
 };
 SIZE(struct ipv4, 20);
 
+#define IPV4_TTL 8
 #define IPV4_CHECKSUM 10
 #define IPV4_ADDRESSES 12
 #define IPV4_MORE BE16(0x2000)
@@ -46,6 +47,7 @@ struct ipv6 {
 };
 SIZE(struct ipv6, 40);
 
+#define IPV6_HOPS 7
 #define IPV6_ADDRESSES 8
 
 struct ipv6_extension {

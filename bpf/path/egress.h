@@ -5,14 +5,15 @@
  *   its flow is known         rewritten; a request whose SNAT is pending is masqueraded first
  *   the node itself sent it   translated at its socket already; if a policy left it alone there,
  *                             it is dropped here
- *   it was forwarded          left alone, except TCP to a frontend, of no flow, that leaves by the
- *                             device where it came in: refused
+ *   it was forwarded          left alone, except TCP to a frontend, of a connection that nobody
+ *                             knows: refused (path/forwarded.h)
  */
 #ifndef EBPFLB_PATH_EGRESS_H
 #define EBPFLB_PATH_EGRESS_H
 
 #include "engine/flows/direct.h"
 #include "engine/flows/follow.h"
+#include "path/forwarded.h"
 #include "path/frontend.h"
 #include "engine/flows/masquerade.h"
 #include "path/policy.h"
@@ -43,23 +44,6 @@ static __always_inline enum verdict egress_from_node(const struct packet *packet
 	if (address_use(&frontend.address) == UNALLOCATED)
 		return VERDICT_UNALLOCATED;
 	return VERDICT_PASSED;
-}
-
-/*
- * A packet to a frontend that leaves by the device where it came in, although conntrack has seen it
- * too: its connection is known to another node, or to none. With kube-proxy it would be DNATed to a
- * random endpoint, which resets it; here the client is refused.
- */
-static __always_inline enum verdict egress_forwarded(struct __sk_buff *ctx,
-						     const struct packet *packet)
-{
-	struct frontend frontend = tuple_frontend(&packet->tuple);
-	struct service service;
-
-	if (ctx->ingress_ifindex != ctx->ifindex || frontend.protocol != TCP || packet->opens ||
-	    packet->piece == LATER || service_read(&frontend, &service) != FOUND)
-		return VERDICT_PASSED;
-	return packet->ends & FLOW_RST ? VERDICT_REJECT_LIMITED : VERDICT_REFUSED;
 }
 
 /* The outcome for a packet; `to` is the new tuple of one that is rewritten. */

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ebpflb.datapath.maps.layout import address_bytes
-from ebpflb.datapath.maps.records import FragmentKey, FragmentPorts, HalfOpen
+from ebpflb.datapath.maps.records import Forwarded, FragmentKey, FragmentPorts, HalfOpen
 from ebpflb.datapath.maps.sweep import FLOW_MAPS
 from ebpflb.diagnose.snapshot import Row, Snapshot, endpoint, host_port, seconds_since
 from ebpflb.model.addresses import Address
@@ -84,6 +84,19 @@ def _fragments(snapshot: Snapshot) -> list[Row]:
             "idle_seconds": seconds_since(ports.seen),
         }
         for key, ports in sorted(entries, key=str)
+    ]
+
+
+def _forwarded(snapshot: Snapshot) -> list[Row]:
+    entries: list[tuple[Tuple, Forwarded]] = list(snapshot.maps["forwarded"].items())
+    return [
+        {
+            **_ends(key, host_port(key.source, key.source_port)),
+            "destination": host_port(key.destination, key.destination_port),
+            "replied": bool(entry.replied),
+            "age_seconds": seconds_since(entry.since),
+        }
+        for key, entry in sorted(entries, key=str)
     ]
 
 
@@ -185,6 +198,7 @@ def _reject_budgets(snapshot: Snapshot) -> list[Row]:
 ROWS: dict[str, Callable[[Snapshot], list[Row]]] = {
     **{name: _flows(name) for name in FLOW_MAPS},
     "half_open": _half_open,
+    "forwarded": _forwarded,
     "fragments": _fragments,
     "source_ranges": _source_ranges,
     "service_ranges": _service_ranges,

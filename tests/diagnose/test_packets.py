@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.maps.records import FragmentKey, FragmentPorts, HalfOpen, Sweep
+from ebpflb.datapath.maps.records import Forwarded, FragmentKey, FragmentPorts, HalfOpen, Sweep
 from ebpflb.diagnose import packets
 from ebpflb.diagnose.dump import dump_maps
 from ebpflb.model.addresses import Family
@@ -89,6 +89,7 @@ def remembered(maps: dict[str, Map]) -> None:
     maps["fragments"].write(
         [(FragmentKey(CLIENT, FRONTEND, 4711, 17, 1), FragmentPorts(now, 5000, 53))]
     )
+    maps["forwarded"].write([(Tuple(CLIENT, FRONTEND, 9, 80, 6, 2), Forwarded(begun, 62, 1))])
     maps["sweeps"].write([(0, Sweep(10, 4, 2)), (1, Sweep(0, 1, 0))])
     count(maps["flow_stats"], 0, 16, 1, 3, 2)
     request = Tuple(CLIENT, FRONTEND, 1000, 80, 6, 1)
@@ -98,6 +99,19 @@ def remembered(maps: dict[str, Map]) -> None:
 
 def rows(maps: dict[str, Map], name: str) -> list[dict[str, Any]]:
     return dump_maps(maps, (name,)).maps[name]
+
+
+def test_forwarded_rows(maps: dict[str, Map]) -> None:
+    """A connection to a frontend that is only forwarded, and whether replies are too."""
+    (row,) = rows(maps, "forwarded")
+    assert row.pop("age_seconds") >= 1
+    assert row == {
+        "hook": "egress",
+        "protocol": "TCP",
+        "source": "198.51.100.7:9",
+        "destination": "203.0.113.1:80",
+        "replied": True,
+    }
 
 
 def column(maps: dict[str, Map], name: str, *keys: str) -> list[Any]:

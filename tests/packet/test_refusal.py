@@ -15,13 +15,12 @@ from tests.packet.frames import (
     Packet,
     at,
     ends,
-    forwarded,
     host_of,
     network,
     opening,
     segment,
 )
-from tests.packet.node import PacketNode, knows_ingress_device
+from tests.packet.node import PacketNode
 from tests.packet.places import Places
 from tests.packet.services import KINDS, serve
 
@@ -72,47 +71,6 @@ def test_reset(
     reset = answer[TCP]
     assert (str(reset.flags), reset.seq, reset.ack) == ("RA", 0, (seq + taken) % 2**32)
     assert (reset.dataofs, reset.window, bytes(reset.payload)) == (5, 0, b"")
-
-
-needs_ingress_device = pytest.mark.skipif(
-    not knows_ingress_device(), reason="a test run cannot name the device where its packet came in"
-)
-
-
-@needs_ingress_device
-@pytest.mark.parametrize("kind", ["balancer", "external", "cluster"])
-@pytest.mark.parametrize("flags", ["A", "PA", "FA", "SA"])
-def test_led_astray(node: PacketNode, places: Places, kind: str, flags: str) -> None:
-    """What would go back where it came from, of a connection that nobody knows, is reset at the
-    number that its sender awaits (RFC 9293 3.10.7.1).
-    """
-    where = serve(node, places, kind, cluster=[at(places.there, 8080)])
-    client = at(places.client, 50123)
-    request = segment(client, where, flags, payload=b"more" * 50)
-    came = node.ingress(request)
-    assert came.verdicts == {"passed": 1}
-    sent_on = forwarded(came.packet)
-    left = node.egress(sent_on)
-    assert (left.action, left.verdicts) == ("pass", {"refused": 1})
-    assert ends(left.packet) == f"{where} > {client}"
-    reset = left.packet[TCP]
-    assert (str(reset.flags), reset.seq, reset.ack) == ("R", 2000, 0)
-    assert (left.packet.src, left.packet.dst) == (sent_on.src, sent_on.dst)
-
-
-@needs_ingress_device
-def test_not_astray(node: PacketNode, places: Places) -> None:
-    """On another way, of a known flow, for no frontend, or a SYN it is not; a reset ends there."""
-    where = serve(node, places, "external", cluster=[at(places.there, 8080)])
-    client = at(places.client, 50123)
-    unknown = segment(client, where, "A")
-    assert node.egress(unknown, into="pods").verdicts == {"passed": 1}
-    assert node.egress(segment(client, where, "S")).verdicts == {"passed": 1}
-    assert node.egress(segment(client, at(places.external, 9), "A")).verdicts == {"passed": 1}
-    dropped = node.egress(segment(client, where, "R"))
-    assert (dropped.action, dropped.verdicts) == ("drop", {"reject_limited": 1})
-    node.through(opening("tcp", client, where))
-    assert node.ingress(unknown).verdicts == {"established": 1}
 
 
 @pytest.mark.parametrize("padding", [0, 6, 22])

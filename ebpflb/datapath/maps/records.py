@@ -85,6 +85,12 @@ class FragmentPorts(NamedTuple):
     destination_port: int
 
 
+class Forwarded(NamedTuple):
+    since: int
+    hops: int
+    replied: int
+
+
 class HalfOpen(NamedTuple):
     request: Tuple
     created: int
@@ -159,6 +165,7 @@ RECORDS: dict[str, Record[Any]] = {
         | dict.fromkeys(("reply_tuple", "snat_tuple", "former_request_tuple"), _TUPLE),
     ),
     "struct half_open": Record("struct half_open", HalfOpen, {"request": _TUPLE}),
+    "struct forwarded": Record("struct forwarded", Forwarded),
     "struct fragment_key": Record("struct fragment_key", FragmentKey),
     "struct fragment_ports": Record("struct fragment_ports", FragmentPorts),
     "struct flow_counters": Record("struct flow_counters", FlowCounters),

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * TCP to a frontend's address, of no flow, that leaves by the device where it came in. There are two
+ * cases, which nothing in the packet tells apart:
+ *
+ *   its connection is older than the frontend, and this node is a router on its way: it goes on, as
+ *   with kube-proxy, whose rules conntrack does not apply to a connection that it knows
+ *
+ *   it was a connection of this frontend, of another node, or of a flow that was evicted: a router
+ *   would send it back to this node until its TTL has expired. With kube-proxy it would be DNATed to
+ *   a random endpoint, which resets it. The client is refused.
+ *
+ * In the first case replies are forwarded too, the other way. So a connection has TRIAL for a
+ * reply; but if a packet comes back with a lower TTL before any reply, it has come here in a loop.
+ */
+#ifndef EBPFLB_PATH_FORWARDED_H
+#define EBPFLB_PATH_FORWARDED_H
+
+#include "path/frontend.h"
+
+#define TRIAL 3000000000ULL	/* ns */
+#define TRIAL_EXPIRY 600000000000ULL	/* ns; then the tuple may be another connection's */
+
+static __always_inline __u8 forwarded_hops(struct __sk_buff *ctx, const struct packet *packet)
+{
+	__u8 hops = 0;
+
+	bpf_skb_load_bytes(ctx, LINK + (packet->v6 ? IPV6_HOPS : IPV4_TTL), &hops, 1);
+	return hops;
+}
+
+/* Whether a request's connection is one that nobody knows. */
+static __always_inline bool forwarded_is_lost(struct __sk_buff *ctx, const struct packet *packet)
+{
+	struct forwarded *known = LOOKUP(struct forwarded, forwarded, &packet->tuple);
+	struct forwarded first = { .since = clock_coarse(), .hops = forwarded_hops(ctx, packet) };
+
+	if (known && known->replied)
+		return false;
+	if (known && first.since < known->since + TRIAL_EXPIRY)
+		return first.hops < known->hops || first.since > known->since + TRIAL;
+	bpf_map_update_elem(MAP(forwarded), &packet->tuple, &first, BPF_ANY);
+	return false;
+}
+
+/* Notes a reply, if this is one. A reset is none: it may be the one by which we have refused. */
+static __always_inline void forwarded_reply(const struct packet *packet)
+{
+	struct tuple request_tuple = tuple_reverse(&packet->tuple, HOOK_EGRESS);
+	struct forwarded *known;
+
+	if (packet->ends & FLOW_RST)
+		return;
+	known = LOOKUP(struct forwarded, forwarded, &request_tuple);
+	if (known && !known->replied)
+		known->replied = true;
+}
+
+static __always_inline enum verdict egress_forwarded(struct __sk_buff *ctx,
+						     const struct packet *packet)
+{
+	struct frontend frontend = tuple_frontend(&packet->tuple);
+	struct service service;
+
+	if (ctx->ingress_ifindex != ctx->ifindex || frontend.protocol != TCP || packet->opens ||
+	    packet->piece == LATER)
+		return VERDICT_PASSED;
+	if (service_read(&frontend, &service) != FOUND) {
+		forwarded_reply(packet);
+		return VERDICT_PASSED;
+	}
+	if (!forwarded_is_lost(ctx, packet))
+		return VERDICT_PASSED;
+	return packet->ends & FLOW_RST ? VERDICT_REJECT_LIMITED : VERDICT_REFUSED;
+}
+
+#endif

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TCP to a frontend, of no flow, in and out by one device: a router's connections, and lost ones.
+
+With kube-proxy a connection that conntrack knows goes on, and another is reset by the endpoint to
+which it is DNATed in its middle (kube-proxy.md 12).
+"""
+
+import pytest
+
+from tests.packet.frames import TCP, Packet, at, ends, forwarded, opening, reply, segment
+from tests.packet.node import Outcome, PacketNode, knows_ingress_device
+from tests.packet.places import Places
+from tests.packet.services import serve
+
+pytestmark = pytest.mark.skipif(
+    not knows_ingress_device(), reason="a test run cannot name the device where its packet came in"
+)
+SECOND = 1_000_000_000
+TRIAL, EXPIRY = 3 * SECOND, 600 * SECOND
+PASSED = ("pass", {"passed": 1})
+REFUSED = ("redirect", {"refused": 1})  # to the neighbour on the route to the client
+every_kind = pytest.mark.parametrize("kind", ["balancer", "external", "cluster"])
+
+
+@pytest.fixture
+def where(node: PacketNode, places: Places) -> str:
+    return serve(node, places, "external", cluster=[at(places.there, 8080)])
+
+
+@pytest.fixture
+def client(places: Places) -> str:
+    return at(places.client, 50123)
+
+
+def sent_on(node: PacketNode, packet: Packet) -> Outcome:
+    """What becomes of a packet that comes in, and is to leave by the device where it came in."""
+    came = node.ingress(packet)
+    assert came.verdicts == {"passed": 1}
+    return node.egress(forwarded(came.packet))
+
+
+def became(outcome: Outcome) -> tuple[str, dict[str, int]]:
+    return outcome.action, outcome.verdicts
+
+
+def grow_older(node: PacketNode, by: int) -> None:
+    """What is known of all connections was noted so much earlier."""
+    table = node.maps["forwarded"]
+    table.write([(key, entry._replace(since=entry.since - by)) for key, entry in table.items()])
+
+
+@every_kind
+@pytest.mark.parametrize("flags", ["A", "PA", "FA", "SA"])
+def test_loop(node: PacketNode, places: Places, client: str, kind: str, flags: str) -> None:
+    """A packet that comes back is reset, at the number that its sender awaits."""
+    where = serve(node, places, kind, cluster=[at(places.there, 8080)])
+    request = segment(client, where, flags, payload=b"more" * 50)
+    left = sent_on(node, request)
+    assert became(left) == PASSED
+    refused = sent_on(node, left.packet)
+    assert became(refused) == REFUSED
+    assert ends(refused.packet) == f"{where} > {client}"
+    reset = refused.packet[TCP]
+    assert (str(reset.flags), reset.seq, reset.ack) == ("R", 2000, 0)
+
+
+def test_lost_without_loop(node: PacketNode, where: str, client: str) -> None:
+    """Where packets do not come back, the client is reset when it sends again after a while."""
+    for _ in range(3):
+        assert became(sent_on(node, segment(client, where, "PA", payload=b"x"))) == PASSED
+    grow_older(node, TRIAL)
+    for _ in range(3):
+        assert became(sent_on(node, segment(client, where, "PA", payload=b"x"))) == REFUSED
+    dropped = sent_on(node, segment(client, where, "R"))
+    assert became(dropped) == ("drop", {"reject_limited": 1})
+
+
+def test_router(node: PacketNode, where: str, client: str) -> None:
+    """A connection of which replies pass goes on, however old it gets and whoever ends it."""
+    asked = segment(client, where, "PA", payload=b"x")
+    for flags in ("PA", "A", "FA", "R"):
+        for age in (TRIAL, EXPIRY):
+            assert became(sent_on(node, segment(client, where, flags))) == PASSED
+            assert became(sent_on(node, reply(asked))) == PASSED
+            grow_older(node, age)
+            assert became(sent_on(node, asked)) == PASSED
+    assert not node.flows()
+
+
+def test_own_reset_is_no_reply(node: PacketNode, where: str, client: str) -> None:
+    """The reset by which a client was refused passes egress again, and is no reply."""
+    sent_on(node, segment(client, where, "A"))
+    grow_older(node, TRIAL)
+    refused = sent_on(node, segment(client, where, "A"))
+    assert became(node.egress(refused.packet)) == PASSED
+    assert became(sent_on(node, segment(client, where, "A"))) == REFUSED
+
+
+def test_client_port_again(node: PacketNode, where: str, client: str) -> None:
+    """After ten minutes the tuple may be another connection's, and is tried anew."""
+    sent_on(node, segment(client, where, "A"))
+    grow_older(node, TRIAL)
+    assert became(sent_on(node, segment(client, where, "A"))) == REFUSED
+    grow_older(node, EXPIRY)
+    assert became(sent_on(node, segment(client, where, "A"))) == PASSED
+
+
+def test_others(node: PacketNode, places: Places, where: str, client: str) -> None:
+    """Nothing is noted of packets on another way, of a flow, to no frontend, or of a SYN."""
+    unknown = segment(client, where, "A")
+    for packet, into in (
+        (unknown, "pods"),
+        (segment(client, where, "S"), "uplink"),
+        (segment(client, at(places.external, 9), "A"), "uplink"),
+    ):
+        assert node.egress(packet, into=into).verdicts == {"passed": 1}
+    assert not dict(node.maps["forwarded"].items())
+    node.through(opening("tcp", client, where))
+    assert node.ingress(unknown).verdicts == {"established": 1}
