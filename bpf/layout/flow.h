@@ -65,7 +65,7 @@ struct flow {
 	__u8 pad;
 	__u16 flags;		/* enum flow_flag */
 	__u32 ifindex;		/* where the client's packets come in */
-	__u32 pad2;
+	__u32 frontend_moves;	/* of a UDP request: when its frontend was last looked up; 0: never */
 };
 SIZE(struct flow, 56);
 

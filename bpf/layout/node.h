@@ -47,7 +47,9 @@ struct settings {
 	struct prefix span_v6;
 	struct address node_v4;	/* the node's primary addresses, or unspecified */
 	struct address node_v6;
+	__u32 frontend_moves;	/* grows after UDP frontends got another service; never 0 */
+	__u32 pad;
 };
-SIZE(struct settings, 184);
+SIZE(struct settings, 192);
 
 #endif

@@ -54,6 +54,23 @@ static __always_inline enum found service_read(const struct frontend *frontend,
 	return frontend_equal(&found->frontend, frontend) ? FOUND : RECYCLED;
 }
 
+/* The service at the frontend of a packet; 0 if there is none, or the element was recycled. */
+static __always_inline __u32 service_id_at(const struct frontend *frontend)
+{
+	struct service *found = LOOKUP(struct service, services, frontend);
+	struct frontend nodeport = nodeport_of(frontend);
+	bool is_nodeport = !found && node_serves(&frontend->address, NO_NETNS);
+	__u32 id;
+
+	if (is_nodeport)
+		found = LOOKUP(struct service, services, &nodeport);
+	if (!found)
+		return 0;
+	id = found->id;
+	barrier();
+	return frontend_equal(&found->frontend, is_nodeport ? &nodeport : frontend) ? id : 0;
+}
+
 static __always_inline enum found service_find(const struct frontend *frontend, __u64 netns,
 					       struct service *service)
 {

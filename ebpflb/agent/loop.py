@@ -182,7 +182,9 @@ class Agent:
         self.in_sync, self.sync_error = True, None
         if has_changes:
             self._report_sync(time.monotonic() - begun, full=full)
-        self.stale_udp.check(self.service_sync.planner.take_backend_changes())
+        planner = self.service_sync.planner
+        moved = planner.frontends.take_udp_moved()
+        self.stale_udp.check(planner.take_backend_changes(), frontends_moved=moved)
         if full:
             self.stale_udp.check_everything()
 

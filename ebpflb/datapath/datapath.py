@@ -32,6 +32,7 @@ from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.programs import compiler, loader
 from ebpflb.datapath.programs.loader import Program
 from ebpflb.model.devices import Devices
+from ebpflb.model.services import Protocol
 from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.entries import NOWHERE, Settings
 from ebpflb.plan.map_contents import MapContents, read_back
@@ -155,7 +156,7 @@ class Datapath:
 
     def apply(self, plan: Plan) -> None:
         """Writes the plan. Raises KernelError after some of the writes, which is a safe state."""
-        with self._writing():
+        with self._writing(frontends_move=self._moves_frontends(plan)):
             self._counters("backend_stats").zero(self._reused_ids(plan))
             for part in fields(plan):
                 rows = getattr(plan, part.name)
@@ -164,6 +165,12 @@ class Datapath:
                 else:
                     self.maps[part.name].write(rows)
             self._counters("service_stats").zero(plan.removed_service_names)
+
+    def _moves_frontends(self, plan: Plan) -> bool:
+        """Whether UDP frontends get another service than they have, or one where they have none."""
+        former = self.maps["services"].get
+        udp = ((f, new.id) for f, new in plan.services if f.protocol == Protocol.UDP)
+        return any(not (old := former(f)) or old.id != id for f, id in udp)
 
     def _reused_ids(self, plan: Plan) -> list[int]:
         """Ids of removed backends that new backends get. Before that, their counters show whether
@@ -185,8 +192,9 @@ class Datapath:
     def write_settings(self, values: Mapping[str, Any]) -> None:
         """Writes these fields of the settings and the node's netns cookie, if they differ."""
         settings = self._settings()._replace(host_netns=self.host_netns, **values)
-        writes, flags = settings.writes + settings.writes % 2, settings.flags | self._flags
-        self._write_settings(settings._replace(writes=writes, flags=flags))
+        settings = settings._replace(flags=settings.flags | self._flags)
+        unfinished = bool(settings.writes % 2)
+        self._write_settings(_written(settings, frontends_move=unfinished))
 
     def _draw_secret(self) -> None:
         """Only once: packets of one flow must agree, whichever agent or version runs."""
@@ -207,12 +215,22 @@ class Datapath:
             self.maps["settings"].write([(0, settings)])
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _writing(self, *, frontends_move: bool = False) -> Iterator[None]:
         """Makes the count of writes odd meanwhile: a reader that sees it odd or changed has read a
         mixture of two states. After an error it stays odd on purpose: the maps hold such a mixture.
         """
         settings = self._settings()
-        begun = settings.writes + 1 - settings.writes % 2
-        self._write_settings(settings._replace(writes=begun))
+        begun = settings._replace(writes=settings.writes + 1 - settings.writes % 2)
+        self._write_settings(begun)
         yield
-        self._write_settings(settings._replace(writes=begun + 1))
+        unfinished = begun == settings
+        self._write_settings(_written(begun, frontends_move=frontends_move or unfinished))
+
+
+def _written(settings: Settings, *, frontends_move: bool) -> Settings:
+    """The settings after a write. One that was left unfinished may have moved frontends too."""
+    moves = settings.frontend_moves
+    return settings._replace(
+        writes=settings.writes + settings.writes % 2,
+        frontend_moves=moves + 1 if frontends_move or not moves else moves,
+    )

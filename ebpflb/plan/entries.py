@@ -121,3 +121,4 @@ class Settings(NamedTuple):
     span_v6: Prefix = NO_PREFIX
     node_v4: Address = NO_V4
     node_v6: Address = NO_V6
+    frontend_moves: int = 0

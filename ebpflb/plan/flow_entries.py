@@ -66,6 +66,7 @@ class Flow(NamedTuple):
     kind: int
     flags: Flags
     ifindex: int = 0
+    frontend_moves: int = 0
 
 
 Look = Callable[[Tuple], Flow | None]

@@ -36,19 +36,21 @@ class RemovedBackends(NamedTuple):
 
     ``replaced``: other backends serve the port now. ``orphaned``: no backend does, and sockets
     keep the removed one until another comes. ``served_again``: some port has a backend that had
-    none before.
+    none before. ``moved``: a frontend has passed to another service port, with other backends.
     """
 
     replaced: frozenset[int] = frozenset()
     orphaned: frozenset[int] = frozenset()
     served_again: bool = False
+    moved: bool = False
 
     def __bool__(self) -> bool:
         return any(self)
 
     def __or__(self, other: "RemovedBackends") -> "RemovedBackends":
         replaced, orphaned = self.replaced | other.replaced, self.orphaned | other.orphaned
-        return RemovedBackends(replaced, orphaned, self.served_again or other.served_again)
+        served_again, moved = self.served_again or other.served_again, self.moved or other.moved
+        return RemovedBackends(replaced, orphaned, served_again, moved)
 
 
 def removed_backends(changes: Iterable[BackendChange]) -> RemovedBackends:
@@ -127,14 +129,16 @@ class StaleUdpWorker:
         if self._thread.ident:
             self._thread.join()
 
-    def check(self, changes: Iterable[BackendChange]) -> None:
+    def check(self, changes: Iterable[BackendChange], *, frontends_moved: bool = False) -> None:
         """Searches for sockets and flows that these changes made stale; returns at once.
 
-        To be called when the changes have been written to the maps.
+        To be called when the changes have been written to the maps. ``frontends_moved``: some
+        UDP frontends have passed to other service ports too.
         """
         changed = [change for change in changes if change.name.protocol == Protocol.UDP]
-        if changed:
-            due, removed = max(time.monotonic(), self._earliest), removed_backends(changed)
+        if changed or frontends_moved:
+            due = max(time.monotonic(), self._earliest)
+            removed = removed_backends(changed)._replace(moved=frontends_moved)
             self._schedule(Search(due, Pass.FIRST, removed, everything=False))
 
     def check_everything(self) -> None:
@@ -209,6 +213,7 @@ class StaleUdpWorker:
         self._orphans |= any(map(self._may_have_sockets, removed.orphaned))
         return (
             search.everything
+            or removed.moved
             or (removed.served_again and self._orphans)
             or any(map(self._may_have_sockets, removed.replaced))
         )

@@ -156,8 +156,10 @@ class FakeStaleUdpWorker:
     def __init__(self) -> None:
         self.removed: list[RemovedBackends] = []
         self.checks_of_everything = 0
+        self.frontends_moved = False
 
-    def check(self, changes: Iterable[BackendChange]) -> None:
+    def check(self, changes: Iterable[BackendChange], *, frontends_moved: bool) -> None:
+        self.frontends_moved |= frontends_moved
         self.removed += filter(None, [removed_backends(changes)])
 
     def check_everything(self) -> None:

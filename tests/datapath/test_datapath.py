@@ -18,9 +18,17 @@ from ebpflb.datapath.datapath import Datapath
 from ebpflb.datapath.maps.bpf_map import Counters
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.programs import compiler
-from ebpflb.errors import CompileError
+from ebpflb.errors import CompileError, KernelError
 from ebpflb.model.devices import Devices
-from ebpflb.plan.entries import NOWHERE, BackendName, DeviceEntry, ServiceRange
+from ebpflb.plan.entries import (
+    NOWHERE,
+    BackendName,
+    DeviceEntry,
+    Frontend,
+    Range,
+    ServiceEntry,
+    ServiceRange,
+)
 from ebpflb.plan.plan import Plan
 from ebpflb.plan.prefixes import prefix_of, service_range
 from tests.datapath.attach.device_namespace import HOOKS, Namespace, entered
@@ -129,6 +137,52 @@ def test_flows_during_an_upgrade(
     assert held(newer, "settings")[0].flags == {"detect_local"}
     newer.close()
     unpin_all(datapath.state)
+
+
+def test_frontend_moves(datapath: Datapath) -> None:
+    """They grow after a UDP frontend got a service that it had not, and not with other writes."""
+
+    def moved(*plans: Plan) -> list[bool]:
+        found = []
+        for plan in plans:
+            before = held(datapath, "settings")[0].frontend_moves
+            datapath.apply(plan)
+            found.append(held(datapath, "settings")[0].frontend_moves != before)
+        return found
+
+    def service(id: int, size: int = 1, protocol: int = 17) -> Plan:
+        where = Frontend(ip_address("10.96.0.10"), 53, protocol)
+        ranges = Range(0, size), Range(0, 0)
+        return Plan(services=[(where, ServiceEntry(where, id, frozenset(), 0, size, *ranges))])
+
+    datapath.write_settings({"flags": frozenset()})
+    assert held(datapath, "settings")[0].frontend_moves > 0
+    assert moved(service(1), service(1), service(1, size=2)) == [True, False, False]
+    assert moved(service(2), service(2), Plan()) == [True, False, False]
+    assert moved(service(3, protocol=6), service(4, protocol=6)) == [False, False]
+
+
+def test_frontend_moves_after_a_failure(
+    datapath: Datapath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an unfinished write may have moved counts with the next write, of whatever kind."""
+
+    def fail(*_: object) -> None:
+        raise KernelError("map update", 7, "full")
+
+    datapath.write_settings({"flags": frozenset()})
+    for write in (
+        lambda: datapath.write_settings({"flags": frozenset()}),
+        lambda: datapath.apply(Plan()),
+        lambda: datapath.write_map("node_addresses", {ip_address("192.0.2.9"): 1}),
+    ):
+        before = held(datapath, "settings")[0].frontend_moves
+        with monkeypatch.context() as patched, pytest.raises(KernelError):
+            patched.setattr(datapath.maps["slots"], "write", fail)
+            datapath.apply(Plan())
+        write()
+        settings = held(datapath, "settings")[0]
+        assert (settings.frontend_moves, settings.writes % 2) == (before + 1, 0)
 
 
 def test_counters_of_former_backends(datapath: Datapath) -> None:

@@ -133,3 +133,26 @@ def as_udp(changes: dict[PortName, DesiredService | None]) -> dict[PortName, Des
 
 def living(node: PlannedNode) -> set[int]:
     return {id for programmed in node.planner.actual.values() for id in programmed.ids}
+
+
+def moved(planner: Planner, *ports: DesiredService | None) -> bool:
+    """Whether one plan moves a frontend from one of the ports "dns" and "two" to the other."""
+    names = [NAME, NAME._replace(service="two")]
+    changes = {
+        name: port and replace(port, name=name) for name, port in zip(names, ports, strict=True)
+    }
+    planner.plan_changes(changes, 0.0)
+    planner.written(0.0)
+    return planner.frontends.take_udp_moved()
+
+
+def test_frontend_moves(planner: Planner) -> None:
+    """A frontend that passes to another port is told, at once or after nobody had it."""
+    assert not planner.frontends.take_udp_moved()
+    assert not moved(planner, udp(1, 2), udp(3, number=2))
+    assert moved(planner, udp(1, 2, number=2), udp(3, number=1))
+    assert not moved(planner, udp(1, 2, number=2), udp(3, number=1))
+    assert not moved(planner, udp(1, 2, number=5), udp(3, number=1))
+    assert moved(planner, udp(1, 2, number=5), udp(3, number=2))
+    assert not moved(planner, None, udp(3, number=2))
+    assert not planner.frontends.take_udp_moved()

@@ -57,6 +57,13 @@ def test_connected_elsewhere(world: World) -> None:
     assert world.known
 
 
+def test_frontend_moved(world: World) -> None:
+    """A frontend that passed to another service port is searched for, though no backend ended."""
+    client = world.remember(world.direct())
+    world.worker.check((), frontends_moved=True)
+    assert is_ended(client)
+
+
 @pytest.mark.parametrize("counters", [(0, 0), (5, 5)])
 def test_nobody_holds_it(world: World, counters: tuple[int, int]) -> None:
     """If the counters show that no socket is open, nothing is searched."""

@@ -7,6 +7,7 @@
 #define EBPFLB_ENGINE_FLOWS_FOLLOW_H
 
 #include "path/backend.h"
+#include "path/frontend.h"
 #include "engine/flows/table.h"
 
 #define REPLY_TIMEOUT 3000000000ULL	/* ns; a SYN is sent again after 1 s and after 3 s (RFC 6298) */
@@ -27,17 +28,42 @@ static __always_inline bool flow_may_be_replaced(const struct tuple *request_tup
 }
 
 /*
+ * Whether a UDP flow's frontend still is its service's, or nobody's. It is looked up only after
+ * frontends got other services, and once in a new flow, which may have been opened meanwhile.
+ */
+static __always_inline bool flow_has_frontend(const struct tuple *request_tuple, struct flow *flow)
+{
+	struct settings *settings = settings_read();
+	struct frontend frontend = tuple_frontend(request_tuple);
+	__u32 moves = settings ? settings->frontend_moves : 0;
+	__u32 service;
+
+	if (flow->frontend_moves == moves)
+		return true;
+	barrier();	/* the agent writes the services before it adds to the moves */
+	service = service_id_at(&frontend);
+	if (service && service != flow->service)
+		return false;
+	if (service)
+		flow->frontend_moves = moves;
+	return true;
+}
+
+/*
  * A packet that opens a connection belongs to a new flow if the old one may be replaced, or if the
  * service no longer has the flow's backend. UDP datagrams keep their flow as long as the service
- * has the backend, even a terminating one (kube-proxy.md 11.1). A direct connection has no service.
+ * has the backend, even a terminating one (kube-proxy.md 11.1), and no other service has the
+ * frontend. A direct connection has no service.
  */
-static __always_inline bool flow_continues(const struct packet *packet, const struct flow *flow)
+static __always_inline bool flow_continues(const struct packet *packet, struct flow *flow)
 {
 	struct backend backend;
 
 	if (!(flow->flags & FLOW_REQUEST) || !packet->opens)
 		return true;
 	if (packet->tuple.protocol != UDP && flow_may_be_replaced(&packet->tuple, flow))
+		return false;
+	if (packet->tuple.protocol == UDP && !flow_has_frontend(&packet->tuple, flow))
 		return false;
 	return flow->kind == FLOW_DIRECT || backend_find(flow->service, flow->backend, &backend);
 }

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A UDP flow goes to the service that has its frontend now (kube-proxy.md 11.1)."""
+
+import pytest
+
+from tests.packet.frames import at, datagram, destination, ends, opening, reply, segment
+from tests.packet.node import PacketNode
+from tests.packet.places import Places
+from tests.packet.services import KINDS, serve, written
+
+
+def moves(node: PacketNode) -> None:
+    """As the agent counts them, after it has written the services."""
+    settings = node.maps["settings"].get(0)
+    node.put("settings", 0, settings._replace(frontend_moves=settings.frontend_moves + 1))
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def client(places: Places) -> str:
+    return at(places.client, 50123)
+
+
+@pytest.fixture
+def where(node: PacketNode, places: Places, kind: str, client: str) -> str:
+    """A frontend of service 1, to which the client has a UDP flow that has been answered."""
+    node.settings("detect_local", frontend_moves=1)
+    where = serve(node, places, kind, "udp", cluster=[at(places.there, 8080)])
+    node.through(reply(node.through(opening("udp", client, where))))
+    assert node.ingress(datagram(client, where)).verdicts == {"established": 1}
+    return where
+
+
+def test_moved(node: PacketNode, places: Places, kind: str, where: str, client: str) -> None:
+    """The next datagram opens a flow to the other service; replies come from the frontend."""
+    node.publish(1, {f"{at(places.any, 7)}/udp": "external"}, cluster=[at(places.there, 8080)])
+    other = {"service": 2, "cluster": [at(places.elsewhere, 53)]}
+    serve(node, places, kind, "udp", **other)
+    moves(node)
+    came = node.ingress(datagram(client, where))
+    assert came.verdicts == {"translated": 1}
+    assert destination(came.packet) == at(places.elsewhere, 53)
+    left = node.egress(came.packet)
+    answer = node.ingress(reply(left.packet))
+    assert ends(node.egress(answer.packet).packet) == f"{where} > {client}"
+    assert node.ingress(datagram(client, where)).verdicts == {"established": 1}
+
+
+def test_others_moved(node: PacketNode, where: str, client: str) -> None:
+    """Where other frontends have moved, the flow is looked up once, and goes on."""
+    (request,) = (f for f in node.flows("udp").values() if "request" in f.flags and f.kind == 1)
+    assert request.frontend_moves == 1
+    moves(node)
+    assert node.ingress(datagram(client, where)).verdicts == {"established": 1}
+    (request,) = (f for f in node.flows("udp").values() if "request" in f.flags and f.kind == 1)
+    assert request.frontend_moves == 2
+
+
+def test_given_up(node: PacketNode, places: Places, kind: str, where: str, client: str) -> None:
+    """A frontend that no service has any more keeps its flows, until another service gets it."""
+    node.withdraw(written(places, kind, "udp"))
+    for _ in range(2):
+        assert node.ingress(datagram(client, where)).verdicts == {"established": 1}
+        moves(node)
+    serve(node, places, kind, "udp", service=2, cluster=[at(places.elsewhere, 53)])
+    moves(node)
+    assert destination(node.ingress(datagram(client, where)).packet) == at(places.elsewhere, 53)
+
+
+def test_opened_meanwhile(node: PacketNode, places: Places, kind: str, client: str) -> None:
+    """A flow that was opened by the former service while the agent wrote is noticed."""
+    node.settings("detect_local", frontend_moves=1)
+    where = serve(node, places, kind, "udp", cluster=[at(places.there, 8080)])
+    node.through(opening("udp", client, where))
+    serve(node, places, kind, "udp", service=2, cluster=[at(places.elsewhere, 53)])
+    assert destination(node.ingress(datagram(client, where)).packet) == at(places.elsewhere, 53)
+
+
+def test_connections_stay(node: PacketNode, places: Places, kind: str, client: str) -> None:
+    """TCP connections keep their backend, as in conntrack."""
+    node.settings("detect_local", frontend_moves=1)
+    where = serve(node, places, kind, cluster=[at(places.there, 8080)])
+    node.through(reply(node.through(opening("tcp", client, where))))
+    serve(node, places, kind, service=2, cluster=[at(places.elsewhere, 53)])
+    moves(node)
+    came = node.ingress(segment(client, where, "PA", payload=b"more"))
+    assert destination(came.packet) == at(places.there, 8080)
