@@ -29,7 +29,7 @@ def frontend(text: str) -> Frontend:
 
 
 class Publisher(ABC):
-    """Fills the maps; whoever has them says how with ``put``."""
+    """Fills the maps; a subclass defines ``put``, which writes one entry."""
 
     def __init__(self) -> None:
         self.ids: dict[tuple[int, str], int] = {}

@@ -17,7 +17,7 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import NETNS
 
 PREFIX = f"ebpflb-test-{os.getpid()}-demo"
-# SIGINT as in a terminal: whoever starts the tests in the background has it ignored.
+# SIGINT as in a terminal: a shell that starts the tests in the background has it ignored.
 COMMAND = f"""
 import signal, sys
 from ebpflb.cli import main
@@ -25,7 +25,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.modules["ebpflb.cli.demo"].PREFIX = {PREFIX!r}
 main()
 """
-ACTS = [
+STEPS = [
     "# a node",
     "ready",
     "# 400 connections",
@@ -65,12 +65,12 @@ def left(session: int) -> list[object]:
 
 
 def test_to_the_end() -> None:
-    """All acts come, connections land on every endpoint, and it ends with yes."""
+    """All steps run, connections reach every endpoint, and the exit status is 0."""
     demo = begin()
     said, _ = demo.communicate(timeout=240)
     assert demo.returncode == 0
-    for act in ACTS:
-        assert act in said
+    for step in STEPS:
+        assert step in said
     for name in ("web-1", "web-2", "web-3", "web-4"):
         assert name in said
     assert "far-1 saw 192.0.2.1\n" in said, "policy Cluster sends us to the other node as the node"
@@ -79,12 +79,12 @@ def test_to_the_end() -> None:
     wait_until("nothing is left", lambda: not left(demo.pid))
 
 
-@pytest.mark.parametrize(("number", "act"), list(enumerate(ACTS)), ids=ACTS)
-def test_interrupted(number: int, act: str) -> None:
-    """Wherever it is interrupted it ends with no, and cleans up all the same."""
+@pytest.mark.parametrize(("number", "step"), list(enumerate(STEPS)), ids=STEPS)
+def test_interrupted(number: int, step: str) -> None:
+    """Wherever it is interrupted, the exit status is 1 and everything is removed."""
     demo = begin()
     assert demo.stdout
-    while act not in demo.stdout.readline():
+    while step not in demo.stdout.readline():
         pass
     demo.send_signal((signal.SIGTERM, signal.SIGINT)[number % 2])
     demo.communicate(timeout=240)
@@ -93,10 +93,10 @@ def test_interrupted(number: int, act: str) -> None:
 
 
 def test_killed_and_swept() -> None:
-    """One that was killed outright is swept away by the next one's --remove."""
+    """A demo that was killed is removed by the next one with --remove."""
     demo = begin()
     assert demo.stdout
-    while ACTS[2] not in demo.stdout.readline():
+    while STEPS[2] not in demo.stdout.readline():
         pass
     demo.kill()
     demo.communicate(timeout=240)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Session affinity: whom it binds together, how long, and when it ends early."""
+"""Session affinity: which clients share it, how long it lasts, and when it ends early."""
 
 from collections.abc import Callable
 from ipaddress import ip_address
@@ -125,7 +125,7 @@ def test_list_in_use(node: NativeNode) -> None:
 
 
 def test_backend_of_another_service(node: NativeNode) -> None:
-    """An id whose slot went to another service is no backend of ours."""
+    """An id whose slot belongs to another service by now is not used."""
     node.publish(1, [SERVICE], cluster=MANY, affinity=60)
     home = goes(node)
     number = node.backend_id(1, home)
@@ -137,7 +137,7 @@ def test_backend_of_another_service(node: NativeNode) -> None:
 
 
 def test_member_beyond_all_slots(node: NativeNode) -> None:
-    """A remembered id that leads nowhere is balanced afresh."""
+    """If a remembered id has no slot, a backend is selected anew."""
     node.publish(1, [SERVICE], cluster=MANY, affinity=60)
     node.kernel.put("backend_slots", node.backend_id(1, goes(node)), 0xFFFFFFFF)
     assert goes(node) in MANY

@@ -26,7 +26,7 @@ def web(node: NativeNode) -> NativeNode:
 @pytest.mark.parametrize(("to", "real", "shown"), FAMILIES)
 @pytest.mark.parametrize("protocol", ["tcp", "udp"])
 def test_getpeername(web: NativeNode, protocol: str, to: str, real: str, shown: str) -> None:
-    """A connected socket's peer is the one it asked for, in the form in which it asked."""
+    """A connected socket's peer is the address that it connected to, in the same form."""
     socket = web.socket(protocol)
     assert socket.connect(to).place == real
     assert socket.getpeername(real) == shown
@@ -63,14 +63,14 @@ def test_other_socket(web: NativeNode) -> None:
     """A socket that connected to a backend directly sees the backend."""
     for protocol in ("tcp", "udp"):
         web.socket(protocol).connect(WEB)
-        stranger = web.socket(protocol)
-        assert stranger.connect(POD).place == POD
-        assert stranger.getpeername(POD) == POD
-        assert stranger.recvmsg(POD) == POD
+        direct = web.socket(protocol)
+        assert direct.connect(POD).place == POD
+        assert direct.getpeername(POD) == POD
+        assert direct.recvmsg(POD) == POD
 
 
 def test_service_has_gone(web: NativeNode) -> None:
-    """What a socket asked for does not change with the service."""
+    """A socket's peer does not change with the service."""
     stream, datagram = web.socket("tcp"), web.socket("udp")
     stream.connect(WEB)
     datagram.sendmsg(WEB)

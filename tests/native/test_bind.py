@@ -45,7 +45,7 @@ TAKEN = [
 
 @pytest.mark.parametrize("at", TAKEN)
 def test_taken(both: NativeNode, at: str) -> None:
-    """Wherever the NodePort is served the bind fails, if the kernel lets us say why."""
+    """Wherever the NodePort is served the bind fails, if the hook can set the errno."""
     assert is_taken(both, at) == both.kernel.names_errno
 
 

@@ -111,7 +111,7 @@ def test_id_given_again(dns: NativeNode) -> None:
 
 
 def test_slot_given_again(dns: NativeNode) -> None:
-    """A backend whose slot another one of its service got has gone."""
+    """A backend is gone if its slot has another backend of the service."""
     socket = dns.socket("udp")
     home = socket.sendmsg(ADDRESS).place
     other = next(backend for backend in MANY if backend != home)
@@ -181,8 +181,8 @@ def test_release_spares_others(dns: NativeNode) -> None:
     assert left(dns) == 3
 
 
-def test_release_of_a_stranger(dns: NativeNode) -> None:
-    """A socket that never met us leaves as it came."""
+def test_release_of_an_unknown_socket(dns: NativeNode) -> None:
+    """The release of a socket that used no service changes nothing."""
     dns.socket("udp").release()
     assert dns.counted() == {}
 

@@ -32,7 +32,7 @@ def node_port(node: NativeNode) -> NativeNode:
     ],
 )
 def test_exact(node: NativeNode, to: str, goes: str) -> None:
-    """A frontend is met by its address and port; an IPv6 socket reaches IPv4 ones as mapped."""
+    """A frontend is found by address and port; IPv6 sockets reach IPv4 ones as v4-mapped."""
     node.publish(1, ["172.30.0.1:80"], cluster=[BACKEND])
     node.publish(2, ["[fd00:30::1]:80"], cluster=[BACKEND6])
     answer = node.socket().connect(to)
@@ -104,7 +104,7 @@ def test_not_quite_loopback(node_port: NativeNode, to: str) -> None:
 
 
 def test_unspecified_is_no_service_ip(node: NativeNode) -> None:
-    """Without the node's say-so the any-address of a NodePort is no frontend to connect to."""
+    """A NodePort's entry of the unspecified address is no frontend to connect to."""
     node.publish(1, {"0.0.0.0:30080": "external"}, cluster=[BACKEND])
     assert node.socket(netns=POD).connect("0.0.0.0:30080").place == "0.0.0.0:30080"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C and a model written independently decide alike, whatever is published and asked."""
+"""The C and a model written independently decide alike, for all services and calls."""
 
 from collections import Counter
 from collections.abc import Callable

@@ -9,7 +9,7 @@ from tests.native.node import NativeNode
 from tests.publishing import frontend
 
 WEB = "172.30.0.1:80"
-OLD, NEW, STRANGER = "10.1.0.1:8080", "10.1.0.2:8080", "10.9.0.1:8080"
+OLD, NEW, OTHER = "10.1.0.1:8080", "10.1.0.2:8080", "10.9.0.1:8080"
 ECONNREFUSED = 111
 
 
@@ -17,7 +17,7 @@ ECONNREFUSED = 111
 def torn(node: NativeNode, request: pytest.FixtureRequest) -> NativeNode:
     """A service that points to the slots of another one."""
     node.publish(1, [f"{WEB}/{request.param}"], cluster=[OLD])
-    node.publish(2, ["172.30.0.2:80"], cluster=[STRANGER])
+    node.publish(2, ["172.30.0.2:80"], cluster=[OTHER])
     entry = node.kernel.get("services", frontend(f"{WEB}/{request.param}"))
     foreign = node.kernel.get("services", frontend("172.30.0.2:80")).cluster
     node.kernel.put("services", frontend(f"{WEB}/{request.param}"), entry._replace(cluster=foreign))
@@ -54,14 +54,14 @@ def test_lost_twice(torn: NativeNode) -> None:
 
 
 def test_no_third_look(torn: NativeNode) -> None:
-    """Who was unlucky twice is not kept waiting, even if all would be well by then."""
+    """After two recycled look-ups there is no third, even if it would succeed."""
     torn.kernel.meanwhile["slots"] = [lambda: None, mend(torn)]
     assert torn.socket(protocol(torn)).connect(WEB).place != NEW
     assert torn.counted() == {"retried": 1, "recycled": 1}
 
 
-def test_lost_leaves_no_trace(torn: NativeNode) -> None:
-    """What was lost is remembered nowhere."""
+def test_recycled_leaves_no_entry(torn: NativeNode) -> None:
+    """A request whose look-ups were recycled leaves no entry."""
     torn.socket(protocol(torn)).connect(WEB)
     for remembering in ("sockets", "assignments", "affinity"):
         assert not torn.kernel.items(remembering)
@@ -84,7 +84,7 @@ def test_last_endpoint_goes_meanwhile(torn: NativeNode) -> None:
 
 
 def test_slots_beyond_the_array(node: NativeNode) -> None:
-    """A range that leads out of the array is a lost slot, not a crash."""
+    """A range beyond the end of the array counts as a recycled slot, and does not crash."""
     node.publish(1, [WEB], cluster=[OLD])
     entry = node.kernel.get("services", frontend(WEB))
     far = entry.cluster._replace(base=0xFFFFFFFF)
@@ -96,13 +96,13 @@ def test_slots_beyond_the_array(node: NativeNode) -> None:
 def test_recycled_service(node: NativeNode) -> None:
     """An element that was given to another frontend while it was read is never believed."""
     node.publish(1, [WEB], cluster=[OLD])
-    node.publish(2, ["172.30.0.2:80"], cluster=[STRANGER])
+    node.publish(2, ["172.30.0.2:80"], cluster=[OTHER])
     own = node.kernel.get("services", frontend(WEB))
     node.kernel.put(
         "services", frontend(WEB), node.kernel.get("services", frontend("172.30.0.2:80"))
     )
     refused = node.socket().connect(WEB)
-    assert refused.place not in (OLD, STRANGER)
+    assert refused.place not in (OLD, OTHER)
     assert node.counted() == {"retried": 1, "recycled": 1}
     node.kernel.meanwhile["services"] = [
         lambda: None,
@@ -120,12 +120,12 @@ def test_block_moves_between_service_and_slot(node: NativeNode) -> None:
 
 
 def test_assigned_backend_loses_its_slot(node: NativeNode) -> None:
-    """An assignment whose member leads to a foreign slot moves on, and is not counted as lost."""
+    """If the slot of an assignment is another service's, a new backend is selected."""
     node.publish(1, [f"{WEB}/udp"], cluster=[OLD])
-    node.publish(2, ["172.30.0.2:80"], cluster=[STRANGER])
+    node.publish(2, ["172.30.0.2:80"], cluster=[OTHER])
     socket = node.socket("udp")
     socket.sendmsg(WEB)
-    slot = node.kernel.get("backend_slots", node.backend_id(2, STRANGER))
+    slot = node.kernel.get("backend_slots", node.backend_id(2, OTHER))
     node.kernel.put("backend_slots", node.backend_id(1, OLD), slot)
     assert socket.sendmsg(WEB).place == OLD
     assert node.counted() == {"translated": 2}

@@ -15,7 +15,7 @@ def up(sockets: Sockets, *pods: str, host: str = VIP, port: int = 80) -> None:
 
 
 def down(sockets: Sockets, host: str = VIP, port: int = 80, send: Send = requests.tcp) -> None:
-    """Whoever asks is refused: the e2e tests take nothing else for "down"."""
+    """Every request is refused: the e2e tests accept nothing else as "down"."""
     with pytest.raises(ConnectionRefusedError):
         send(sockets, host, port)
 

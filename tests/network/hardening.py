@@ -89,7 +89,7 @@ EVERYTHING = (
 
 
 def touched(node: Host) -> dict[str, int]:
-    """Packets by rule, where any, since this was last asked."""
+    """Packets of each rule that counted some since the last call."""
     process = node.start(["nft", "-j", "reset", "counters"], stdout=subprocess.PIPE)
     said, _ = process.communicate()
     counters = (it["counter"] for it in json.loads(said)["nftables"] if "counter" in it)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bind() to a NodePort: an address in use on the node, nobody's business in a pod."""
+"""bind() to a NodePort: fails on the node with EADDRINUSE, and is allowed in a pod."""
 
 from errno import EADDRINUSE
 from socket import SOCK_DGRAM, SOCK_STREAM

@@ -34,7 +34,7 @@ def others(cluster: Cluster, kept: Host) -> list[Host]:
 
 
 def same(client: Socket, times: int = 20) -> str:
-    """Who answers every time."""
+    """The one backend that answers every time."""
     (name,) = {requests.exchange(client, VIP).name for _ in range(times)}
     return name
 
@@ -78,7 +78,7 @@ def test_stays_while_leaving(
 def test_moves_when_it_serves_no_more(
     cluster: Cluster, client: Socket, kept: Host, others: list[Host]
 ) -> None:
-    """A backend that terminates and does not serve keeps nobody."""
+    """A backend that terminates and does not serve keeps no flow."""
     cluster.publish(web(endpoint(kept, **LEAVING, serving=False), *map(endpoint, others)))
     assert same(client) in {pod.name for pod in others}
 
@@ -97,7 +97,7 @@ def test_each_socket(cluster: Cluster, kept: Host, pod: Sockets) -> None:
 
 
 def test_connected_again(client: Socket, kept: Host) -> None:
-    """A socket connected, used and connected elsewhere shows each time where it asked."""
+    """A socket that connects to one frontend after the other has the last one as its peer."""
     for address in (VIP, EXTERNAL, VIP):
         client.connect((address, PORT))
         client.send(b"?")
@@ -108,7 +108,7 @@ def test_connected_again(client: Socket, kept: Host) -> None:
 def test_endpoint_asked_directly(
     client: Socket, kept: Host, others: list[Host], connect: bool
 ) -> None:
-    """An endpoint asked by its own address answers with it, though the socket uses the service."""
+    """An endpoint's own address answers as such, though the socket uses the service too."""
     direct = (others[0].v4, 8080)
     if connect:
         client.connect(direct)

@@ -30,7 +30,7 @@ families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
 def answer(
     two: TwoNodes, who: str, kind: str, node: Host, seconds: float = TIMEOUT, *, v6: bool = False
 ) -> tuple[str, str]:
-    """Who answers by TCP in so many seconds, and whom it sees; nobody: ("", "")."""
+    """The backend that answers by TCP in so many seconds and the source it sees, or ("", "")."""
     where = FRONTENDS.to(kind, node, v6=v6)
     with requests.tcp_socket(two.sockets(getattr(two, who)), where[0]) as client:
         client.settimeout(seconds)
@@ -62,7 +62,7 @@ def is_silent(two: TwoNodes, kind: str, node: Host, *who: str, v6: bool = False)
 
 @families
 def test_external_policy_changes(two: TwoNodes, v6: bool) -> None:
-    """Local, Cluster and Local again: who asks a node without endpoint from elsewhere gets nothing,
+    """Local, Cluster and Local again: a node without endpoint does not answer clients elsewhere,
     its own processes do; an endpoint here sees its client."""
     of = {host: host.v6 if v6 else host.v4 for host in (two.near, two.far)}
     for policy in ("Local", "Cluster", "Local"):
@@ -124,7 +124,7 @@ def test_load_balancer_changes(two: TwoNodes, v6: bool) -> None:
 
 
 def from_one_port(two: TwoNodes, who: str, kind: str, seconds: float = TIMEOUT, *, v6: bool) -> str:
-    """Who answers a datagram from CLIENT_PORT in so many seconds; nobody: ""."""
+    """The backend that answers a datagram from CLIENT_PORT in so many seconds; "" if none."""
     where = FRONTENDS.to(kind, two.near, v6=v6)
     with requests.udp_socket(two.sockets(getattr(two, who)), where[0]) as client:
         client.settimeout(seconds)
@@ -162,7 +162,7 @@ def test_udp_when_the_server_pod_cycles(
 def test_udp_when_an_unready_endpoint_gets_ready(
     two: TwoNodes, who: str, kind: str, v6: bool
 ) -> None:
-    """Who asks before anybody is ready, and before there is a service, is served after it."""
+    """A client that was refused before the service was there or ready is served afterwards."""
     two.publish()
     assert from_one_port(two, who, kind, A_MOMENT, v6=v6) == ""
     publish(two, two.here, conditions=NEVER)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Kubernetes' e2e tests ask of a proxy (kube-proxy.md 18), within one node."""
+"""What Kubernetes' e2e tests require of a proxy (kube-proxy.md 18), within one node."""
 
 import subprocess
 
@@ -73,7 +73,7 @@ def test_recreated(cluster: Cluster, sockets: Sockets, pods: list[Host], ip: str
 
 
 def test_types(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
-    """ExternalName, ClusterIP and NodePort by turns: each change is in force, both ways."""
+    """ExternalName, ClusterIP and NodePort in turn: each change of the type is programmed."""
     alias = web(endpoint(pods[0]), type="ExternalName", externalName="example.org")
     node = cluster.node.v4
     for published, cluster_ip, nodeport in (
@@ -139,14 +139,14 @@ def test_host_network_endpoint(cluster: Cluster, sockets: Sockets) -> None:
 
 
 def test_host_network_endpoint_by_udp(cluster: Cluster, sockets: Sockets, host: Sockets) -> None:
-    """The same for datagrams, to a server that answers from the address that it was asked at."""
+    """The same for datagrams, to a server that answers from the address that it got them at."""
     host_network(cluster)
     with requests.udp_socket(host, VIP) as server, requests.udp_socket(sockets, VIP) as client:
         server.bind((cluster.node.v4, HOST_UDP_PORT))
         for where in ((VIP, 80), (cluster.node.v4, NODEPORT)):
             client.sendto(b"?", where)
-            _, asker = server.recvfrom(64)
-            server.sendto(b"the-node ", asker)
+            _, peer = server.recvfrom(64)
+            server.sendto(b"the-node ", peer)
             assert client.recvfrom(64) == (b"the-node ", where)
 
 

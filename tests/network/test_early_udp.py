@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(not sock_diag.can_destroy(), reason="this kernel
 def test_udp_is_preserved_when_endpoints_get_ready(
     cluster: Cluster, changes: Changes, sockets: Sockets
 ) -> None:
-    """Who asks before there is an endpoint is refused, and reaches it afterwards."""
+    """A client is refused while there is no endpoint, and reaches it afterwards."""
     changes.apply(web(endpoint(cluster.web[0], ready=False, serving=False)))
     with bound_socket(sockets, VIP) as early, pytest.raises(ConnectionRefusedError):
         early.connect((VIP, PORT))
@@ -45,7 +45,7 @@ def test_udp_is_preserved_when_endpoints_get_ready(
 
 @pytest.fixture(params=LATER)
 def later(request: pytest.FixtureRequest) -> str:
-    """A cluster IP that nobody has yet."""
+    """A cluster IP that no service has yet."""
     return LATER[request.param]
 
 
@@ -67,7 +67,7 @@ def test_udp_is_preserved_when_asked_too_early(
     tracked: bool,
     rule: Callable[[str], None],
 ) -> None:
-    """A socket connected to a cluster IP that nobody had yet is served once it is there.
+    """A socket connected to a cluster IP that no service had yet is served once one has it.
 
     A pod's datagrams are translated at its device; the node's own socket is ended.
     """
@@ -103,7 +103,7 @@ def test_translated_by_others(
 
 
 def afterwards(pod: Host) -> list[Manifest]:
-    """A service at the cluster IPs that nobody had."""
+    """A service at the cluster IPs that no service had."""
     named, ends = [{"name": "udp", "port": TARGET, "protocol": "UDP"}], dual_stack(pod)
     return [
         manifests.service("later", [*LATER.values()], [{**named[0], "port": PORT}]),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What others ask of the agents over HTTP, asked from outside, from a pod and from the node.
+"""The agents' HTTP ports, from outside, from a pod and from the node.
 
 The packets go through the agents' own programs at every device (kube-proxy.md 10 and 13).
 """
@@ -51,7 +51,7 @@ def _everything(stream: Socket) -> bytes:
 
 
 def refused(two: TwoNodes, client: Host, host: str) -> bool:
-    """Who came as the door was closed is reset: that is not refused yet."""
+    """A client that connects while the listener closes is reset, which is not refused yet."""
     try:
         get(two, client, host)
     except ConnectionRefusedError:
@@ -71,7 +71,7 @@ def address(host: Host, v6: bool) -> str:
 
 
 def tells(two: TwoNodes, node: Host, v6: bool, code: int) -> None:
-    """Returns when the node says so; counts follow what is in force by a moment."""
+    """Returns when the node answers so; its counts are updated shortly after a sync."""
     host = address(node, v6)
 
     def said() -> bool:
@@ -85,7 +85,7 @@ def tells(two: TwoNodes, node: Host, v6: bool, code: int) -> None:
 
 @families
 def test_asked_from_everywhere(two: TwoNodes, v6: bool) -> None:
-    """The node with the endpoint says 200, the other one 503, whoever asks."""
+    """The node with the endpoint answers 200, the other one 503, to every client."""
     two.publish(balanced(two, two.here))
     tells(two, two.near, v6, 200)
     tells(two, two.far, v6, 503)
@@ -98,7 +98,7 @@ def test_asked_from_everywhere(two: TwoNodes, v6: bool) -> None:
 
 @families
 def test_reachable_without_endpoints(two: TwoNodes, v6: bool) -> None:
-    """A node that has none is asked and says so; so do all where nobody has any."""
+    """A node without an endpoint answers 503; all nodes do if none has an endpoint."""
     for pods in ([two.there], []):
         two.publish(balanced(two, *pods))
         tells(two, two.near, v6, 503)
@@ -108,7 +108,7 @@ def test_reachable_without_endpoints(two: TwoNodes, v6: bool) -> None:
 
 @families
 def test_service_gone_or_policy_cluster_is_refused(two: TwoNodes, v6: bool) -> None:
-    """Nobody listens any more."""
+    """The port is closed."""
     for gone in ([], two.service("checked", 7, two.here, externalTrafficPolicy="Cluster")):
         two.publish(balanced(two, two.here))
         tells(two, two.near, v6, 200)
@@ -128,7 +128,7 @@ def test_only_on_the_addresses_that_serve_nodeports(two: TwoNodes, v6: bool) -> 
 
 @families
 def test_endpoint_terminates(two: TwoNodes, v6: bool) -> None:
-    """The health port of the only endpoint's node says 503 while its NodePort serves on."""
+    """The health port of the only endpoint's node answers 503 while its NodePort still serves."""
     service, *slices = balanced(two, two.here)
     two.publish(service, *slices)
     tells(two, two.near, v6, 200)
@@ -145,7 +145,7 @@ def test_endpoint_terminates(two: TwoNodes, v6: bool) -> None:
 
 @families
 def test_healthz_from_outside(two: TwoNodes, v6: bool) -> None:
-    """10256 is for load balancers, on all addresses; e2e asks on loopback as well."""
+    """10256 is for load balancers, on all addresses; the e2e tests use loopback as well."""
     two.publish()
     loopback = "::1" if v6 else "127.0.0.1"
     for client, host in ((two.outside, address(two.near, v6)), (two.near, loopback)):
@@ -155,14 +155,14 @@ def test_healthz_from_outside(two: TwoNodes, v6: bool) -> None:
 
 
 def test_proxy_mode_on_loopback_only(two: TwoNodes) -> None:
-    """e2e asks for it from a pod in the host's network."""
+    """The e2e test gets it from a pod in the host's network."""
     assert get(two, two.near, "127.0.0.1", 10249, "/proxyMode")[::2] == (200, "ebpf")
     with pytest.raises(ConnectionRefusedError):
         get(two, two.outside, two.near.v4, 10249, "/proxyMode")
 
 
 def test_feature_gates(two: TwoNodes) -> None:
-    """/metrics of an agent that runs says that externalIPs are served, as they are by default."""
+    """/metrics of a running agent shows that externalIPs are served, which is the default."""
     said = get(two, two.near, "127.0.0.1", 10249, "/metrics").body.splitlines()
     gate = 'kubernetes_feature_enabled{name="AllowServiceExternalIPs",stage="DEPRECATED"}'
     assert [line for line in said if line.startswith("kubernetes_feature")] == [f"{gate} 1.0"]

@@ -59,7 +59,7 @@ def test_terminated(cluster: Cluster, pod: Sockets) -> None:
 
 
 def test_cleanup(cluster: Cluster, pod: Sockets) -> None:
-    """After `ebpflb cleanup` no hook, pin or file is left, and nobody answers at the VIP."""
+    """After `ebpflb cleanup` no hook, pin or file is left, and the VIP is not served."""
     cluster.agent.stop()
     assert ebpflb("cleanup", *cluster.agent.where).returncode == 0
     assert not hooks(cluster)

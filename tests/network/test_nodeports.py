@@ -88,7 +88,7 @@ def test_agents_side_by_side(cluster: Cluster, other: SimpleNamespace, family: s
 
 
 def test_protocols_are_apart(cluster: Cluster, pod: Sockets) -> None:
-    """A NodePort for TCP says nothing about UDP."""
+    """A NodePort of TCP does not serve UDP."""
     service, *slices = web(*map(endpoint, cluster.web), nodeport=NODEPORT)
     service["spec"]["ports"].pop()
     cluster.publish(service, *slices)
@@ -105,7 +105,7 @@ def test_gone(cluster: Cluster, pod: Sockets) -> None:
 
 
 def test_address_that_comes_later(cluster: Cluster, pod: Sockets) -> None:
-    """An address that the node gets serves NodePorts as long as it is there."""
+    """A further address of the node serves NodePorts as long as the node has it."""
     cluster.agent.stop()
     cluster.agent.options = ("--nodeport-addresses", "192.0.2.0/24")
     cluster.publish(web(*map(endpoint, cluster.web), nodeport=NODEPORT))

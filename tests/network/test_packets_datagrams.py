@@ -31,7 +31,7 @@ def talk(two: TwoNodes, v6: bool, request: pytest.FixtureRequest) -> Iterator[So
 
 
 def answers(client: Socket, times: int = 10) -> set[str]:
-    """Who answers its datagrams."""
+    """The backend that answers its datagrams."""
     found = set()
     for _ in range(times):
         client.send(b"?")
@@ -40,7 +40,7 @@ def answers(client: Socket, times: int = 10) -> set[str]:
 
 
 def test_datagrams_keep(two: TwoNodes, talk: Socket) -> None:
-    """Datagram after datagram goes to the endpoint of the first, whoever comes and goes beside."""
+    """All datagrams go to the endpoint of the first, while other endpoints come and go."""
     (name,) = answers(talk)
     two.publish(two.service("web", 10, getattr(two, name)))
     assert answers(talk) == {name}

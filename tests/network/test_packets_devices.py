@@ -85,7 +85,7 @@ def test_late_endpoint(two: TwoNodes, send: Send, v6: bool) -> None:
 @families
 @protocols
 def test_new_address(two: TwoNodes, send: Send, v6: bool) -> None:
-    """An address that the node gets serves NodePorts to outside, as long as it is there."""
+    """A new address of the node serves NodePorts to outside clients, as long as it exists."""
     addresses, address = two.maps["node_addresses"], ip_address(LATE[v6])
     two.near.ip(f"address add {address} dev eth0")
     wait_until("the address is served", lambda: addresses.get(address) is not None)

@@ -177,7 +177,7 @@ def test_churn(two: TwoNodes, pressed: None) -> None:
 @ways_in
 @endpoints
 def test_half_closed(two: TwoNodes, who: str, kind: str, pod: str, v6: bool) -> None:
-    """What a client has closed on its side still brings it all that the endpoint has to say."""
+    """A client that has shut down its side still receives all that the endpoint sends."""
     two.publish(two.service("web", 10, getattr(two, pod)))
     end: Host = getattr(two, pod)
     far_end = requests.tcp_socket(two.sockets(end), "::" if v6 else "")
@@ -201,8 +201,8 @@ def test_half_closed(two: TwoNodes, who: str, kind: str, pod: str, v6: bool) -> 
 @families
 @endpoints
 @pytest.mark.parametrize("kind", ["external", "balancer"])
-def test_led_astray(two: TwoNodes, pod: str, kind: str, v6: bool) -> None:
-    """A connection that the node does not know any more is reset: its packets do not wander."""
+def test_connection_without_its_flow_is_reset(two: TwoNodes, pod: str, kind: str, v6: bool) -> None:
+    """A connection whose flow is gone is reset: its packets are not routed back."""
     two.publish(two.service("web", 10, getattr(two, pod)))
     with connected(two, "outside", where(two, kind, v6=v6)) as client:
         flows = two.maps_of(two.agents[0])["tcp_flows"]
@@ -246,7 +246,7 @@ def test_one_port_two_services(two: TwoNodes, who: str, kind: str, pod: str, v6:
 
 
 def alone(two: TwoNodes) -> list[tuple[Tuple, Flow]]:
-    """The entries that no other entry leads to."""
+    """The entries that no other entry refers to."""
     entries = dict(two.maps["tcp_flows"].items())
     return [(key, flow) for key, flow in entries.items() if len(gather(key, flow, entries.get)) < 2]
 

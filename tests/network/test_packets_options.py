@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the operator chose: how pods are told from others, and who goes on as the node."""
+"""Options: how pods are recognized, and which requests are masqueraded."""
 
 import time
 from collections.abc import Iterator
@@ -73,7 +73,7 @@ def test_detector(restarted: TwoNodes, v6: bool, send: Send) -> None:
 @protocols
 @pytest.mark.parametrize("restarted", [()], ids=["no detector"], indirect=True)
 def test_no_detector(restarted: TwoNodes, v6: bool, send: Send) -> None:
-    """Without a detector cluster IPs hide nobody, and Local confines pods too."""
+    """Without a detector cluster IPs are not masqueraded, and Local holds for pods too."""
     found = answers(restarted, "outside", "cluster", "internal local", v6=v6, send=send)
     assert found == meaning(restarted, "outside", "here=client", v6=v6)
     for kind in KINDS["external"]:
@@ -97,7 +97,7 @@ def test_masquerade_local_backends(restarted: TwoNodes, v6: bool, send: Send) ->
 @protocols
 @pytest.mark.parametrize("restarted", [("--masquerade-all",)], ids=["all"], indirect=True)
 def test_masquerade_all(restarted: TwoNodes, v6: bool, send: Send) -> None:
-    """With --masquerade-all whoever asks a cluster IP is seen as the node."""
+    """With --masquerade-all every request to a cluster IP is masqueraded."""
     for who in ("hidden", "outside"):
         found = answers(restarted, who, "cluster", "cluster", v6=v6, send=send)
         assert found == meaning(restarted, who, BOTH_NODE, v6=v6)

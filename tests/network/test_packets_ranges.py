@@ -28,7 +28,7 @@ def admit(two: TwoNodes, *hosts: Host, ranges: tuple[str, ...] = ()) -> None:
 def comes(
     two: TwoNodes, who: str, kind: str, send: Send, seconds: float = TIMEOUT, *, v6: bool
 ) -> bool:
-    """Whether an endpoint answers in so many seconds; never is there a refusal."""
+    """Whether an endpoint answers in so many seconds; a refusal is an error."""
     where = FRONTENDS.to(kind, two.near, v6=v6)
     make = requests.tcp_socket if send is requests.tcp else requests.udp_socket
     with make(two.sockets(getattr(two, who)), where[0]) as client:
@@ -82,7 +82,7 @@ def test_wider_ranges(two: TwoNodes, v6: bool) -> None:
 
 @families
 def test_connections_stay(two: TwoNodes, v6: bool) -> None:
-    """Who came before it was denied stays connected."""
+    """A connection from before its client was excluded goes on."""
     admit(two, two.outside)
     where = FRONTENDS.to("balancer", two.near, v6=v6)
     with requests.tcp_socket(two.sockets(two.outside), where[0]) as client:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packets that nobody is there for: refused, dropped or left alone (kube-proxy.md 6)."""
+"""Packets without a backend: refused, dropped or left alone (kube-proxy.md 6)."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def services(two: TwoNodes) -> None:
 
 
 def client(two: TwoNodes, who: str, host: str, send: Send) -> Any:
-    """A socket that waits for a moment only."""
+    """A socket with a short timeout."""
     make = requests.tcp_socket if send is requests.tcp else requests.udp_socket
     made = make(two.sockets(getattr(two, who)), host)
     made.settimeout(A_MOMENT)
@@ -108,7 +108,7 @@ def test_external_local(two: TwoNodes, kind: str, send: Send, v6: bool) -> None:
 @connecting
 @clients
 def test_internal_local(two: TwoNodes, who: str, send: Send, v6: bool) -> None:
-    """Under the internal policy Local, so does everybody who asks by the cluster IP."""
+    """Under the internal policy Local, all requests to the cluster IP are dropped."""
     before = count(two, "no_local_endpoint")
     silence(two, who, Frontends(21).to("cluster", two.near, v6=v6), send)
     assert count(two, "no_local_endpoint") > before

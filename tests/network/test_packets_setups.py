@@ -53,7 +53,7 @@ def untouched(two: TwoNodes) -> Iterator[None]:
 @pytest.mark.parametrize("protocol", ["tcp", "udp", "connected-udp"])
 @pytest.mark.parametrize("who", CLIENTS)
 def test_nothing_fails(two: TwoNodes, who: str, protocol: str, v6: bool) -> None:
-    """Every connection and every datagram is answered, and shows the address that was asked."""
+    """Every connection and datagram is answered, from the address that it was sent to."""
     where = Frontends(NUMBER).to(CLIENTS[who], two.near, v6=v6)
     said = two.request(getattr(two, who), protocol, *where, TIMES)
     assert not said["errors"]
@@ -95,7 +95,7 @@ def test_bulk(two: TwoNodes, who: str, v6: bool) -> None:
 @pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
 @pytest.mark.parametrize("protocol", ["tcp", "udp", "connected-udp"])
 def test_hairpin(two: TwoNodes, protocol: str, v6: bool) -> None:
-    """A hidden pod that asks its own service reaches itself, every time."""
+    """A hidden pod that connects to its own service reaches itself, every time."""
     where = Frontends(SELF).to("cluster", two.near, v6=v6)
     said = two.request(two.twin, protocol, *where, TIMES)
     assert not said["errors"]

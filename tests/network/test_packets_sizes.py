@@ -58,7 +58,7 @@ def client(two: TwoNodes, where: Place) -> Iterator[Socket]:
 @endpoints
 @ways_in
 def test_fragments(two: TwoNodes, who: str, kind: str, frontends: Frontends, v6: bool) -> None:
-    """A datagram of 2,000 bytes is answered by as many, with the address that was asked."""
+    """A datagram of 2,000 bytes is answered by as many, from the address that it was sent to."""
     where = frontends.to(kind, two.near, v6=v6)
     for _ in range(10):
         answer = requests.fragmented(two.sockets(getattr(two, who)), *where)
@@ -96,7 +96,7 @@ def test_bulk_through_a_bottleneck(
 def test_answers_through_a_bottleneck(
     two: TwoNodes, narrow: int, client: Socket, where: Place, frontends: Frontends, v6: bool
 ) -> None:
-    """An endpoint whose answer was too big hears of it, and its next answers come through."""
+    """An endpoint whose answer was too big gets the ICMP error, and its next answers arrive."""
     client.settimeout(0.2)
     wait_until("an answer comes", lambda: answered(client, where))
     assert path_mtu(two, frontends, v6=v6) == narrow
@@ -107,7 +107,7 @@ def test_answers_through_a_bottleneck(
 def test_questions_through_a_bottleneck(
     narrow: int, client: Socket, where: Place, v6: bool
 ) -> None:
-    """A client that lets nobody break up its datagrams is told that they are too big."""
+    """A client that forbids fragmentation gets the ICMP error that its datagrams are too big."""
     forbid_fragments(client, v6)
     client.connect(where)
     with pytest.raises(OSError) as caught:
@@ -137,7 +137,7 @@ def forbid_fragments(client: Socket, v6: bool) -> None:
 
 
 def path_mtu(two: TwoNodes, frontends: Frontends, *, v6: bool) -> int:
-    """What the endpoint knows of the path to whom it sees as its client; 0: nothing."""
+    """The path MTU that the endpoint has to the client address that it sees; 0: none."""
     pod, client = (two.here, two.outside) if frontends is HERE else (two.there, two.near)
     words = ["ip", "-o", "route", "get", address(client, "::" if v6 else "")]
     said = pod.start(words, stdout=subprocess.PIPE).communicate()[0].split()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who answers, and whom it sees as the client: kube-proxy.md 5.3, cell by cell.
+"""Which endpoints answer, and which source they see: kube-proxy.md 5.3, cell by cell.
 
 In each cell stand the endpoints that answer, each with whom it sees: the client, or the node, by
 the address of the device that leads to the endpoint. Two things differ from kube-proxy:
@@ -67,7 +67,7 @@ def services(two: TwoNodes) -> None:
 def answers(
     two: TwoNodes, who: str, kind: str, policy: str, *, v6: bool, send: Send
 ) -> set[tuple[str, str]]:
-    """Who answered, and whom it saw."""
+    """The backends that answered, and the source that each saw."""
     client = two.sockets(getattr(two, who))
     where = Frontends(POLICIES[policy][0]).to(kind, two.near, v6=v6)
     found = (send(client, *where) for _ in range(TIMES))
@@ -90,6 +90,6 @@ def meaning(two: TwoNodes, who: str, cell: str, *, v6: bool) -> set[tuple[str, s
 def test_cell(
     two: TwoNodes, services: None, who: str, kind: str, policy: str, cell: str, v6: bool, send: Send
 ) -> None:
-    """The endpoints of the cell answer and no others, and they see whom it says."""
+    """Exactly the endpoints of the cell answer, and they see the source that it names."""
     found = answers(two, who, kind, policy, v6=v6, send=send)
     assert found == meaning(two, who, cell, v6=v6)

@@ -14,7 +14,7 @@ ZONE = "topology.kubernetes.io/zone"
 
 
 def test_internal_local(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
-    """Under the internal policy Local the cluster IP leads to this node's endpoints alone."""
+    """Under the internal policy Local the cluster IP selects this node's endpoints only."""
     endpoints = endpoint(pods[0]), endpoint(pods[1], node="other"), endpoint(pods[2], node="other")
     cluster.publish(web(*endpoints, internalTrafficPolicy="Local", externalIPs=[EXTERNAL]))
     assert requests.backends(sockets, VIP).keys() == {"web-1"}
@@ -31,7 +31,7 @@ def test_external_local(cluster: Cluster, sockets: Sockets, pods: list[Host]) ->
 
 
 def test_zones(cluster: Cluster, pod: Sockets, pods: list[Host]) -> None:
-    """Zone hints keep traffic in the node's zone, once the node says which that is."""
+    """Zone hints keep traffic in the node's zone, once the Node has a zone label."""
     hinted = [
         endpoint(pods[0], zones=["a"]),
         endpoint(pods[1], zones=["b"]),

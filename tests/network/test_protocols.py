@@ -25,7 +25,7 @@ def service(cluster: Cluster) -> None:
 @pytest.mark.parametrize("address", ADDRESSES)
 @pytest.mark.parametrize("send", requests.KINDS.values(), ids=requests.KINDS)
 def test_every_address(pod: Sockets, send: Send, address: str) -> None:
-    """A pod reaches an endpoint and sees the address that it asked as its peer."""
+    """A pod reaches an endpoint, and its peer is the address that it connected to."""
     name, peer, _ = send(pod, address)
     assert name in NAMES
     assert peer == (address, PORT)
@@ -43,7 +43,7 @@ def test_from_the_node(host: Sockets, send: Send, address: str) -> None:
 @pytest.mark.parametrize("address", [VIP, EXTERNAL, BALANCER])
 @pytest.mark.parametrize("send", requests.KINDS.values(), ids=requests.KINDS)
 def test_mapped(pod: Sockets, send: Send, address: str) -> None:
-    """An IPv6 socket that asks a v4-mapped address reaches an IPv4 endpoint."""
+    """An IPv6 socket reaches an IPv4 endpoint through a v4-mapped address."""
     name, peer, _ = send(pod, f"::ffff:{address}")
     assert name in NAMES
     assert peer == (f"::ffff:{address}", PORT)
@@ -70,13 +70,13 @@ def test_mptcp(pod: Sockets, address: str) -> None:
 @needs_mptcp
 @pytest.mark.xfail(strict=True, reason=TWO_COOKIES)
 def test_mptcp_peer(pod: Sockets) -> None:
-    """An MPTCP socket sees the address that it asked as its peer."""
+    """The peer of an MPTCP socket is the address that it connected to."""
     assert requests.mptcp(pod, VIP).peer == (VIP, PORT)
 
 
 @pytest.mark.parametrize("send", requests.KINDS.values(), ids=requests.KINDS)
 def test_the_endpoint_itself(cluster: Cluster, pod: Sockets, send: Send) -> None:
-    """An endpoint that is asked by its own address shows its own address."""
+    """A connection to an endpoint's own address shows that address."""
     direct = cluster.web[0].v4, 8080
     assert send(pod, *direct)[:2] == ("web-1", direct)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nobody serves: refused at once where there is no endpoint, silence where the policy forbids it.
+"""No endpoint: refused at once; none that the policy allows: dropped, without an answer.
 
 Everything holds for both forms of the programs: for kernels where a hook names its errno (5.18),
 and for those before, where the socket is sent to a place that refuses.
@@ -68,7 +68,7 @@ def test_connected_udp(nobody: None, sockets: Sockets, address: str) -> None:
 
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_unconnected_udp(nobody: None, sockets: Sockets, form: str, address: str) -> None:
-    """sendto() fails where the hook can say why; else the datagram is lost, and never EPERM."""
+    """sendto() fails where the hook can set the errno; else the datagram is lost. Never EPERM."""
     with requests.udp_socket(sockets, address) as client:
         client.settimeout(A_MOMENT)
         expected = ConnectionRefusedError if form == "named errno" else TimeoutError

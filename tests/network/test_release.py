@@ -76,7 +76,7 @@ def test_many_frontends(pod: Sockets) -> None:
 
 
 def test_never_used(pod: Sockets) -> None:
-    """Sockets connected and closed before a word was said."""
+    """Sockets that were connected and closed without sending anything."""
     for address in ALL:
         with requests.tcp_socket(pod, address) as client:
             client.connect((address, PORT))

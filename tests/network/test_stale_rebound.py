@@ -79,7 +79,7 @@ def serve(two: TwoNodes, *pods: Host) -> None:
 
 
 def exchange(client: Socket) -> str:
-    """Who answers, as the address that was asked for."""
+    """The backend that answers, from the address that the client is connected to."""
     client.send(b"?")
     answer = requests.receive(client)
     assert answer.peer == client.getpeername()[:2]
@@ -117,7 +117,7 @@ def test_goes_on_again(unable: TwoNodes, client: Socket) -> None:
 
 
 def test_goes_on_after_none(unable: TwoNodes, client: Socket) -> None:
-    """While nobody serves nothing is touched; then it goes to whoever comes."""
+    """While there is no endpoint flows are unchanged; then they are rebound to the first one."""
     serve(unable)
     assert exchange(client) == unable.there.name
     move(unable, unable.here)
@@ -157,7 +157,7 @@ def test_neighbour(unable: TwoNodes, client: Socket, vip: str, is_bridged: bool)
 
 
 def test_the_nodes_own(unable: TwoNodes, client: Socket, vip: str) -> None:
-    """A socket of the node itself stays where it is, which the agent says, once at its start."""
+    """A socket of the node itself keeps its backend, which the agent logs once at its start."""
     own: Sockets = unable.sockets(unable.near)
     with requests.udp_socket(own, vip) as opened:
         opened.connect((vip, PORT))

@@ -44,7 +44,7 @@ def client(sockets: Sockets, vip: str) -> Iterator[Socket]:
 def test_udp_is_preserved_when_the_server_pod_cycles(
     cluster: Cluster, changes: Changes, client: Socket, vip: str
 ) -> None:
-    """The client hears once that its socket has ended, and reaches the new pod from its port."""
+    """The client gets one error, that its socket was ended, and reaches the new pod."""
     one, other, _ = cluster.web
     changes.apply(dual_stack_web(one))
     assert connect(client, vip).name == one.name
@@ -76,7 +76,7 @@ def test_udp_is_preserved_when_the_pod_is_recreated(
 def test_udp_is_preserved_when_the_service_is_recreated(
     cluster: Cluster, changes: Changes, client: Socket, vip: str
 ) -> None:
-    """A deleted service's flows stay, until it is there again with other endpoints."""
+    """A deleted service's flows stay, until it is created again with other endpoints."""
     one, other, _ = cluster.web
     changes.apply(dual_stack_web(one))
     assert connect(client, vip).name == one.name
@@ -157,7 +157,7 @@ def test_terminating_but_serving(
 
 
 def test_only_those_translated(cluster: Cluster, changes: Changes, sockets: Sockets) -> None:
-    """A socket that asked the former backend itself goes on, and so do TCP and the unconnected."""
+    """Sockets of the backend's own address, TCP and unconnected sockets are not ended."""
     one, other, _ = cluster.web
     changes.apply(dual_stack_web(one))
     with (

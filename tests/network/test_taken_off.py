@@ -26,7 +26,7 @@ def in_node(cluster: Cluster, words: str) -> str:
 
 
 def test_taken_off(cluster: Cluster) -> None:
-    """What is taken off a device, with no news of devices, is back before long, and it is said."""
+    """A program that is detached without an event of the device is attached again, and reported."""
     there = StateDir(cluster.agent.paths.state).devices_directory
     before = sorted(path.name for path in there.iterdir())
     if any(name.endswith("-clsact") for name in before):

@@ -38,7 +38,7 @@ class KubeProxyNode(Cluster):
 
     @property
     def ways(self) -> list[tuple[Host, tuple[str, int]]]:
-        """Who asks, and where: from outside, a pod and the node itself."""
+        """Clients and the frontend of each: from outside, a pod and the node itself."""
         cluster_ip = (VIP, PORT)
         return [
             (self.outside, (self.node.v4, NODEPORT)),
@@ -80,7 +80,7 @@ class KubeProxyNode(Cluster):
             assert sum(count["names"].values()) > 10
 
     def asks(self, kind: requests.Send) -> list[set[str]]:
-        """Who answers each way."""
+        """The backends that answer each client."""
         return [
             set(requests.backends(self.sockets(host), where[0], send=kind, port=where[1]))
             for host, where in self.ways
@@ -88,7 +88,7 @@ class KubeProxyNode(Cluster):
 
 
 def services(node: Cluster) -> list[NodePort]:
-    """The one that the agent is told, too."""
+    """The Service of the agent's manifests, as kube-proxy's rules have it."""
     endpoints = tuple((pod.v4, "node") for pod in node.web)
     return [NodePort("web", VIP, NODEPORT, ("tcp", "udp"), endpoints)]
 
@@ -187,7 +187,7 @@ def test_takeover_datagrams(node: KubeProxyNode, load: Load) -> None:
 
 @every_mode
 def test_nat_goes_last(node: KubeProxyNode, load: Load) -> None:
-    """What keeps NAT alive stays until nobody needs it, and then a second cleanup removes it."""
+    """What keeps NAT working stays while a connection needs it; then a cleanup removes it."""
     load(node)
     open_before = node.open(SOCK_STREAM)
     node.agent.start()
@@ -211,7 +211,7 @@ def test_give_back(node: KubeProxyNode, load: Load) -> None:
 
 
 def test_stale_rules(node: KubeProxyNode) -> None:
-    """As `status` says, a service deleted since is still reached by the rules left behind."""
+    """A service deleted since is still reached by kube-proxy's rules, as `status` warns."""
     nftables(node)
     node.agent.start()
     node.publish()

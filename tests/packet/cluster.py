@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From API objects to what becomes of a packet: model, plan, maps and programs together.
+"""From API objects to the outcome of a packet: model, plan, maps and programs together.
 
 Services are called shop/web and so on; endpoints are here (a, b) or there (c, d) of their family.
-An outcome says in a word what became of a client's first packets: "refused", "dropped" or
-"left alone"; or else whom they came to, with a star where that sees this node as its client.
+An outcome names what happened to a client's first packets: "refused", "dropped" or
+"left alone"; or else the endpoint that got them, with a star if they were masqueraded.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from tests.packet.places import Places
 
 TARGET = 8080
 DRAWS = 16  # meet every endpoint: a flow's draw is its tuple's own
-BECAME = {
+OUTCOMES = {
     "refused": "refused",
     "passed": "left alone",
     "source_denied": "dropped",
@@ -54,7 +54,7 @@ class Cluster:
     """A cluster's state, as one node has it in its maps."""
 
     def __init__(self, node: PacketNode, places: Places, protocol: str = "tcp") -> None:
-        """Ports are of this protocol, unless they say another."""
+        """Ports have this protocol, unless they give another."""
         self.node, self.places, self.pods = node, places, pods(places)
         self.protocol = protocol
         entries = {name: opened.spec.entries for name, opened in node.maps.items()}
@@ -78,7 +78,7 @@ class Cluster:
         manifest = manifests.service(
             name, [self.places.cluster_ip], ports, namespace="shop", **spec
         )
-        self._say(Key("shop", name), msgspec.convert(manifest, objects.Service))
+        self._apply(Key("shop", name), msgspec.convert(manifest, objects.Service))
 
     def endpoints(
         self, *described: str, name: str = "web", ports: list[dict[str, Any]] | None = None
@@ -92,7 +92,7 @@ class Cluster:
             name=name,
             namespace="shop",
         )
-        self._say(Key("shop", name), msgspec.convert(manifest, objects.EndpointSlice))
+        self._apply(Key("shop", name), msgspec.convert(manifest, objects.EndpointSlice))
 
     def withdraw(self, name: str = "web") -> None:
         """The Service is deleted, its slice outlives it."""
@@ -102,30 +102,30 @@ class Cluster:
     def becomes(self, sender: str, where: str, protocol: str = "") -> str:
         """The outcome; the endpoints by their letters. No client's port is used twice.
 
-        Of every fate one flow is answered too.
+        One flow of each outcome is also answered.
         """
         host = getattr(self.pods, sender, None) or getattr(self.places, sender)
         into = "pods" if host in (self.places.pod, *self.pods[:2]) else "uplink"
-        fates: set[str] = set()
+        outcomes: set[str] = set()
         for port in range(self.port, self.port + DRAWS):
             client = at(host, port)
             came = self.node.ingress(opening(protocol or self.protocol, client, where), into)
-            fates.add(self._fate(came, client, where, into, fates))
+            outcomes.add(self._outcome(came, client, where, into, outcomes))
         self.port += DRAWS
-        return " ".join(sorted(fates))
+        return " ".join(sorted(outcomes))
 
-    def _fate(self, came: Outcome, client: str, where: str, into: str, met: set[str]) -> str:
+    def _outcome(self, came: Outcome, client: str, where: str, into: str, met: set[str]) -> str:
         if "translated" not in came.verdicts:
             (verdict,) = came.verdicts
-            return BECAME[verdict]
+            return OUTCOMES[verdict]
         to = host_of(destination(came.packet))
         by = "pods" if to in self.pods[:2] else "uplink"
         left = self.node.egress(came.frame, by, into).packet
-        fate = Pods._fields[self.pods.index(to)] + "*" * (source(left) != client)
-        if fate not in met:
+        outcome = Pods._fields[self.pods.index(to)] + "*" * (source(left) != client)
+        if outcome not in met:
             answer = self.node.ingress(reply(left), by)
             assert ends(self.node.egress(answer.frame, into, by).packet) == f"{where} > {client}"
-        return fate
+        return outcome
 
     def _ports(self, listed: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [{"protocol": self.protocol.upper(), **port} for port in listed]
@@ -140,7 +140,7 @@ class Cluster:
             terminating=state in ("leaving", "gone"),
         )
 
-    def _say(self, key: Key, object: objects.Service | objects.EndpointSlice) -> None:
+    def _apply(self, key: Key, object: objects.Service | objects.EndpointSlice) -> None:
         kind = Kind(type(object).__name__)
         assert not self.cluster.apply(Changed(kind, key, ReadObject(object, "test"))).warnings
         self._write()

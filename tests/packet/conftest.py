@@ -102,5 +102,5 @@ def client(request: pytest.FixtureRequest, places: Places) -> str:
 
 @pytest.fixture
 def kind(client: str, places: Places) -> str:
-    """The frontend that such a client asks."""
+    """The frontend that such a client uses."""
     return "cluster" if client == at(places.pod, 50123) else "nodeport"

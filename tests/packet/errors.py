@@ -20,7 +20,7 @@ KINDS = {
 def error(
     kind: str, sender: str, packet: Packet, *, size: int | None = None, to: str = ""
 ) -> Packet:
-    """What ``sender`` says about a packet, quoting ``size`` bytes of its transport header."""
+    """The ICMP error of ``sender`` about a packet, with ``size`` bytes of its transport header."""
     whole = network(packet)
     header = whole.ihl * 4 if IP in packet else 40
     quote = bytes(whole) if size is None else bytes(whole)[: header + size]
@@ -29,6 +29,6 @@ def error(
 
 
 def about(message: Packet) -> bytes:
-    """Type, code and what else the error says before its quote (not the checksum)."""
+    """Type, code and the other fields before the quoted packet (not the checksum)."""
     head = bytes(network(message).payload)[:8]
     return head[:2] + head[4:]

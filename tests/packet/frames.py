@@ -113,7 +113,7 @@ def destination(packet: Packet) -> str:
 
 
 def ends(packet: Packet) -> str:
-    """Who sends to whom, in one line."""
+    """Source and destination of a packet, as "10.1.0.1:5 > 10.2.0.1:80"."""
     return f"{source(packet)} > {destination(packet)}"
 
 
@@ -140,7 +140,7 @@ def forwarded(packet: Packet) -> Packet:
 
 
 def quoted(error: Packet) -> str:
-    """Who sent to whom in the packet that an ICMP error quotes, however little of it."""
+    """Source and destination of the packet that an ICMP error quotes, however little of it."""
     quote = bytes(network(error).payload)[8:]
     length, at_, size = ((quote[0] & 15) * 4, 12, 4) if quote[0] >> 4 == 4 else (40, 8, 16)
     hosts = (str(ip_address(quote[n : n + size])) for n in (at_, at_ + size))

@@ -113,7 +113,7 @@ class PacketNode(Publisher):
         return self._run("egress", bytes(packet), device, into)
 
     def through(self, packet: Packet, into: str = "uplink", out: str = "uplink") -> Packet:
-        """What becomes of a packet that comes in, is sent on by the stack, and leaves."""
+        """The packet as it leaves, after ingress, the stack's forwarding and egress."""
         came = self.ingress(packet, into)
         assert came.action == "pass", came
         left = self.egress(forwarded(came.packet), out, into)

@@ -51,7 +51,7 @@ def exchange(
     into: str = "uplink",
     out: str = "uplink",
 ) -> Packet:
-    """A request as its backend gets it; the reply comes to the client, from where it asked."""
+    """The request as its backend gets it. The client must get the reply from the frontend."""
     request = node.through(opening(protocol, client, where), into, out)
     assert ends(node.through(reply(request), out, into)) == f"{where} > {client}"
     return request

@@ -15,7 +15,7 @@ def where(node: PacketNode, places: Places, kind: str) -> str:
 
 
 def answer(node: PacketNode, asked: Packet, word: str) -> str:
-    """Who a client sees answering its packet."""
+    """The source of the answer that a client gets."""
     return ends(node.through(chunk(destination(asked), source(asked), word)))
 
 

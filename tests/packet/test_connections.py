@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A TCP connection keeps its backend whatever becomes of the service, until it ends."""
+"""A TCP connection keeps its backend until it ends, whatever changes in the service."""
 
 import time
 from collections.abc import Callable
@@ -95,7 +95,7 @@ def test_syn_in_vain(
 
 
 def test_syn_answered(node: PacketNode, client: str, kind: str, where: str) -> None:
-    """A client that an answer may be on its way to is not taken from whom it will know."""
+    """A SYN does not move a connection whose backend may have answered already."""
     first = node.through(segment(client, where))
     node.through(reply(first))
     wait(node, 4)
@@ -106,7 +106,7 @@ def test_syn_answered(node: PacketNode, client: str, kind: str, where: str) -> N
 def test_no_vain_connection(
     node: PacketNode, places: Places, client: str, kind: str, where: str
 ) -> None:
-    """Once its client has heard of its backend, no SYN moves a connection, old as it may be."""
+    """Once the backend has answered the client, no SYN moves the connection, however old it is."""
     got = ends(shake(node, client, where))
     replace(node, places, kind)
     wait(node, 30)
@@ -188,7 +188,7 @@ def test_options_of_syn(node: PacketNode, client: str, where: str) -> None:
 
 
 def test_flags(node: PacketNode, places: Places, client: str, kind: str, where: str) -> None:
-    """Entries say whose packets they are for, and what has come by; a SYN may be forged."""
+    """An entry's flags name its direction and the packets seen; a SYN alone may be forged."""
     asked = node.through(segment(client, where))
     backend, near = at(places.there, 8080), source(asked)
     request, answer = f"ingress {client} > {where}", f"egress {backend} > {client}"

@@ -54,7 +54,7 @@ def test_moved(node: PacketNode, places: Places, client: str, kind: str) -> None
 
 
 def test_nobody_serves(node: PacketNode, places: Places, client: str, kind: str) -> None:
-    """When all are gone, the client is told."""
+    """When all are gone, the client gets an error."""
     where = serve(node, places, kind, "udp", cluster=[at(places.there, 5353)])
     node.through(datagram(client, where))
     serve(node, places, kind, "udp")
@@ -82,7 +82,7 @@ def test_service_gone(node: PacketNode, places: Places, kind: str, client: str) 
 
 
 def test_seen(node: PacketNode, places: Places, client: str, kind: str) -> None:
-    """A flow that was answered can be told from one that was only asked for."""
+    """A flow that was answered has another state than one with requests only."""
     where = serve(node, places, kind, "udp", cluster=[at(places.there, 5353)])
     asked = node.through(datagram(client, where))
     for name, flow in node.flows("udp").items():

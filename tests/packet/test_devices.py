@@ -47,7 +47,7 @@ def test_bond(node: PacketNode, places: Places, protocol: str) -> None:
 
 
 def test_way_moves(node: PacketNode, places: Places, protocol: str) -> None:
-    """A masqueraded flow keeps its address when its way leads by another device."""
+    """A masqueraded flow keeps its source address when its route changes to another device."""
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
     request = opening(protocol, at(places.client, 50123), where)
     once = node.through(request, "uplink", "uplink")
@@ -58,7 +58,7 @@ def test_way_moves(node: PacketNode, places: Places, protocol: str) -> None:
 
 
 def test_asymmetric(node: PacketNode, places: Places, protocol: str) -> None:
-    """A client whose answers would go another way is masqueraded, though the backend is here."""
+    """A client whose replies would take another route is masqueraded, even to a local backend."""
     backend = at(places.here, 8080)
     where = serve(node, places, "nodeport", protocol, cluster=[backend], here=[backend])
     request = opening(protocol, at(places.stranger, 50123), where)
@@ -68,7 +68,7 @@ def test_asymmetric(node: PacketNode, places: Places, protocol: str) -> None:
 
 
 def test_answers_routed_by_source(node: PacketNode, places: Places, protocol: str) -> None:
-    """How a backend's answers leave is asked for its own address, as the stack will route them."""
+    """The route of the replies is looked up for the backend's own address, as the stack will do."""
     backend = at(places.here, 8080)
     where = serve(node, places, "nodeport", protocol, cluster=[backend], here=[backend])
     with routed_from(places.here, "tunnel"):
@@ -80,7 +80,7 @@ def test_answers_routed_by_source(node: PacketNode, places: Places, protocol: st
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "0.0.0.0", "::1", "::"])
 def test_loopback(node: PacketNode, protocol: str, host: str) -> None:
-    """What comes by a device for loopback, or for nobody, has no NodePort of ours."""
+    """A packet to loopback or to the unspecified address matches no NodePort."""
     for number, any_ in enumerate(("0.0.0.0", "::"), 1):
         words = {f"{at(any_, 30080)}/{protocol}": "external"}
         node.publish(number, words, cluster=[at("10.244.1.20" if number == 1 else "fd00::1", 80)])

@@ -102,7 +102,7 @@ def test_repeated(node: PacketNode, client: str, where: str) -> None:
 
 
 def test_id_again(node: PacketNode, places: Places, client: str, where: str) -> None:
-    """Ids come round: the rest of another datagram is not translated by what the first one said."""
+    """Ids are reused: an earlier datagram's entry does not translate a later one's fragments."""
     for piece in fragments(client, where):
         node.through(piece)
     assert port_of(where) != 9999 and places
@@ -121,7 +121,7 @@ def test_id_of_another(node: PacketNode, places: Places, client: str, where: str
 
 
 def test_late(node: PacketNode, client: str, where: str) -> None:
-    """Nobody waits for ever: what comes later than reassembly lasts is left alone."""
+    """A fragment that comes later than the reassembly timeout is left alone."""
     first, second, _ = fragments(client, where)
     node.through(first)
     table = node.maps["fragments"]
@@ -147,7 +147,7 @@ def test_first_decides(node: PacketNode, client: str, where: str) -> None:
 
 
 def test_refused(node: PacketNode, places: Places, client: str, where: str) -> None:
-    """A datagram for nobody: its first fragment is not translated, nor are the others."""
+    """If a datagram's first fragment is not translated, the others are not either."""
     kind = "cluster" if host_of(where) == places.cluster_ip else "nodeport"
     serve(node, places, kind, "udp")
     first, *others = fragments(client, where)

@@ -74,7 +74,7 @@ def test_here(node: PacketNode, places: Places, protocol: str) -> None:
 
 
 def test_masquerade_here(node: PacketNode, places: Places, protocol: str) -> None:
-    """Unless the operator hides it: then it sees the address of the device that leads to it."""
+    """Unless the operator masquerades it: then the backend sees the address of the device to it."""
     node.settings("detect_local", "masquerade_here")
     backend, client = at(places.here, 8080), at(places.client, 50123)
     where = serve(node, places, "nodeport", protocol, cluster=[backend], here=[backend])
@@ -83,7 +83,7 @@ def test_masquerade_here(node: PacketNode, places: Places, protocol: str) -> Non
 
 
 def test_device_without_address(node: PacketNode, places: Places, protocol: str) -> None:
-    """Who must be masqueraded does not leave by a device that has no address for it."""
+    """A flow that must be masqueraded is dropped at a device that has no address for it."""
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
     came = node.ingress(opening(protocol, at(places.client, 50123), where))
     left = node.egress(came.packet, "tunnel")

@@ -24,7 +24,7 @@ def test_hairpin(node: PacketNode, places: Places, kind: str, policy: str, words
 
 
 def test_same_port(node: PacketNode, places: Places, protocol: str) -> None:
-    """Even where it asks from the port that it serves."""
+    """Even if its source port is the port that it serves."""
     backend = at(places.here, 8080)
     where = serve(node, places, "cluster", protocol, cluster=[backend], here=[backend])
     asked = exchange(node, protocol, backend, where, "pods", "pods")

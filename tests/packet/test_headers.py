@@ -205,7 +205,7 @@ def test_other_protocols(node: PacketNode, places: Places, number: int) -> None:
 
 
 def test_mapped(node: PacketNode) -> None:
-    """IPv6 between mapped addresses is not IPv4: no flow of ours, nobody's frontend."""
+    """IPv6 between mapped addresses is not IPv4: it matches no flow and no frontend."""
     served(node, V4)
     mapped = [f"::ffff:{host}" for host in (V4.pod, V4.cluster_ip)]
     packet = carrier(*mapped) / UDP(sport=50122, dport=80) / Raw(b"question")

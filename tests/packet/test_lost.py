@@ -66,7 +66,7 @@ def test_new_connection_over_remains(node: PacketNode, places: Places) -> None:
 
 
 def test_no_settings(node: PacketNode, places: Places, protocol: str) -> None:
-    """With settings of zeros, before the agent says more, nothing is masqueraded or refused."""
+    """Before the agent has written the settings, nothing is masqueraded or refused."""
     blank: Any = node.maps["settings"].value.unpack(bytes(node.maps["settings"].spec.value_size))
     node.put("settings", 0, blank)
     where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 8080)])

@@ -51,14 +51,14 @@ def is_malformed(node: PacketNode, frame: bytes) -> bool:
 
 
 def test_cut(node: PacketNode, places: Places, request_: Packet) -> None:
-    """Cut after any byte, with a length that says more."""
+    """Cut after any byte, with a length field that is larger."""
     whole = bytes(request_)
     for size in range(header(places), len(whole)):
         assert is_malformed(node, whole[:size]), size
 
 
 def test_short(node: PacketNode, places: Places, protocol: str, request_: Packet) -> None:
-    """As short as its length says, without room for a transport header."""
+    """As short as its length field, too short for a transport header."""
     needed = {"tcp": 20, "udp": 8, "sctp": 12}[protocol]
     for size in range(header(places), header(places) + needed):
         frame = with_length(places, bytes(request_)[:size], size - ETHERNET)

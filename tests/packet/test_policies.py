@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who comes to which endpoints, and as whom: the truth table of kube-proxy.md 5.3.
+"""Which endpoints a client reaches, and with which source: the truth table of kube-proxy.md 5.3.
 
 L is the endpoint on this node, R one elsewhere; a star says that it sees this node as its client.
 A client that is itself the node is served at its socket, and is not here.
@@ -32,7 +32,7 @@ ROWS = pytest.mark.parametrize(("sender", "kind", "policy", "detected", "blind",
 
 
 def met(node: PacketNode, places: Places, protocol: str, sender: str, where: str) -> str:
-    """The endpoints that a client's flows come to, and as whom."""
+    """The endpoints that a client's flows reach, and the source that they see."""
     into = "pods" if sender == "pod" else "uplink"
     found = set()
     for port in range(50_000, 50_000 + DRAWS):

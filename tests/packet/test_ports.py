@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ports that this node chooses: for the masqueraded, and where two flows would look alike."""
+"""Ports that this node chooses: for masqueraded flows, and where two flows would have one tuple."""
 
 from itertools import pairwise
 from operator import eq
@@ -114,7 +114,7 @@ def test_room_after(node: PacketNode, places: Places, ending: str) -> None:
 
 
 def test_port_passed_on(node: PacketNode, places: Places) -> None:
-    """Whose port another has by now takes nothing away when it comes again."""
+    """A flow whose masquerade port another flow has by now does not delete that one's entry."""
     node.settings("detect_local", first_port=40_000, last_port=40_000)
     where = serve(node, places, "nodeport", cluster=[at(places.there, 8080)])
     client, other = at(places.client, 1), at(places.stranger, 2)
@@ -190,7 +190,7 @@ def test_alike_closed(node: PacketNode, places: Places, closed: str) -> None:
 def test_like_a_changed_one(
     node: PacketNode, places: Places, protocol: str, twins: list[str]
 ) -> None:
-    """Whose own port is what another's was changed to gets another one; both go on."""
+    """A client whose port equals another flow's changed port gets another one; both go on."""
     client = at(places.client, 50123)
     _, changed = (node.ingress(opening(protocol, client, where)) for where in twins[:2])
     double, where = source(changed.packet), twins[1]

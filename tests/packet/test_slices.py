@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slices, hints and claims from what the API says to whom a packet comes (kube-proxy.md 1 to 4)."""
+"""Slices, hints and claims, from API objects to a packet's backend (kube-proxy.md 1 to 4)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,8 +20,8 @@ ZONE = "topology.kubernetes.io/zone"
 NAMED = [{"name": "p", "port": 80}]
 
 
-class Told(Cluster):
-    """A cluster of which a test says each slice by itself."""
+class SliceCluster(Cluster):
+    """A cluster of which a test writes each slice."""
 
     def slice(
         self,
@@ -50,7 +50,7 @@ class Told(Cluster):
         self._write()
 
     def zone(self, **labels: str) -> None:
-        """What the Node says of itself."""
+        """Sets the labels of the Node."""
         node = msgspec.convert(manifests.node("here", labels=labels), objects.Node)
         self.cluster.apply(Changed(Kind.NODE, Key("", "here"), ReadObject(node, "test")))
         self._write()
@@ -62,7 +62,7 @@ class Told(Cluster):
             name, [address], ports, namespace="shop", externalIPs=[self.places.external]
         )
         manifest["metadata"]["creationTimestamp"] = created
-        self._say(Key("shop", name), msgspec.convert(manifest, objects.Service))
+        self._apply(Key("shop", name), msgspec.convert(manifest, objects.Service))
 
     def one(self, letter: str, state: str = "ready", **fields: Any) -> dict[str, Any]:
         """An endpoint in this state."""
@@ -78,11 +78,11 @@ class Told(Cluster):
 
 
 @pytest.fixture
-def cluster(node: PacketNode, places: Places) -> Told:
-    return Told(node, places)
+def cluster(node: PacketNode, places: Places) -> SliceCluster:
+    return SliceCluster(node, places)
 
 
-def test_slices_are_united(cluster: Told) -> None:
+def test_slices_are_united(cluster: SliceCluster) -> None:
     """All slices count, with port numbers of their own; one that goes takes only its endpoints, and
     one endpoint in two slices stays until both are gone (2).
     """
@@ -98,7 +98,7 @@ def test_slices_are_united(cluster: Told) -> None:
 
 
 @pytest.mark.parametrize(("ready", "leaving"), ["xy", "yx"])
-def test_duplicates(cluster: Told, ready: str, leaving: str) -> None:
+def test_duplicates(cluster: SliceCluster, ready: str, leaving: str) -> None:
     """One address and port in two slices: that it does not terminate wins, in either order (2)."""
     cluster.service()
     cluster.slice(ready, cluster.one("a"))
@@ -109,7 +109,7 @@ def test_duplicates(cluster: Told, ready: str, leaving: str) -> None:
     assert cluster.met() == "c"
 
 
-def test_slice_before_its_service(cluster: Told) -> None:
+def test_slice_before_its_service(cluster: SliceCluster) -> None:
     """It may come before its Service, and outlive it (2)."""
     cluster.slice("x", cluster.one("a"))
     assert cluster.met() == "dropped"
@@ -121,7 +121,7 @@ def test_slice_before_its_service(cluster: Told) -> None:
     assert cluster.met() == "a"
 
 
-def test_names_of_ports(cluster: Told) -> None:
+def test_names_of_ports(cluster: SliceCluster) -> None:
     """A service port has the endpoints of its own name and protocol, and of numbered ports (2)."""
     cluster.service(ports=NAMED)
     cluster.slice("x", cluster.one("a"), ports=[{"name": "q", "port": 9090}])
@@ -132,7 +132,7 @@ def test_names_of_ports(cluster: Told) -> None:
     assert cluster.met() == "c"
 
 
-def test_whose_slice(cluster: Told) -> None:
+def test_whose_slice(cluster: SliceCluster) -> None:
     """The label alone tells the Service; addresses[0] counts, and what is unsaid is well (2)."""
     cluster.service()
     cluster.slice("web", cluster.one("a"), app="web")
@@ -143,7 +143,7 @@ def test_whose_slice(cluster: Told) -> None:
     assert cluster.met() == "c"
 
 
-def test_zones(cluster: Told, places: Places) -> None:
+def test_zones(cluster: SliceCluster, places: Places) -> None:
     """Hints of the ready ones alone count, if each has one and one names this zone; not for the
     local list (3.1).
     """
@@ -160,7 +160,7 @@ def test_zones(cluster: Told, places: Places) -> None:
     assert cluster.met() == "a c d"
 
 
-def test_nodes_before_zones(cluster: Told) -> None:
+def test_nodes_before_zones(cluster: SliceCluster) -> None:
     """A node's hint goes before a zone's, wherever the endpoint is; without either all do (3.1)."""
     cluster.service()
     cluster.zone(**{ZONE: "mine"})
@@ -173,7 +173,7 @@ def test_nodes_before_zones(cluster: Told) -> None:
     assert cluster.met() == "a c"
 
 
-def test_external_by_its_spec(cluster: Told, places: Places) -> None:
+def test_external_by_its_spec(cluster: SliceCluster, places: Places) -> None:
     """The policy Local counts for a Service that is external by type or external IP, and for no
     other, whatever addresses its status has (1.4).
     """
@@ -186,7 +186,7 @@ def test_external_by_its_spec(cluster: Told, places: Places) -> None:
         assert cluster.becomes("client", at(places.balancer, 80)) == "dropped"
 
 
-def test_services_that_are_skipped(cluster: Told, places: Places) -> None:
+def test_services_that_are_skipped(cluster: SliceCluster, places: Places) -> None:
     """Headless and ExternalName are not served, not even by a VIP of theirs (1.2)."""
     balanced: dict[str, Any] = {"ingress": [{"ip": places.balancer}]}
     cluster.service(**balanced)
@@ -198,7 +198,7 @@ def test_services_that_are_skipped(cluster: Told, places: Places) -> None:
         assert cluster.met() == "dropped"
 
 
-def test_claimed_twice(cluster: Told, places: Places) -> None:
+def test_claimed_twice(cluster: SliceCluster, places: Places) -> None:
     """Of two Services with one external IP and port the older has it, until it goes (4)."""
     cluster.claim("a", NEW, places.cluster_ip)
     cluster.endpoints("a", name="a")

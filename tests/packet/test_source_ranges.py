@@ -84,7 +84,7 @@ def test_lengths(node: PacketNode, length: int) -> None:
 
 
 def test_known_flow(node: PacketNode, places: Places, protocol: str, where: str) -> None:
-    """Only new flows are asked: a connection outlives a change of the ranges."""
+    """Only new flows are checked: a connection outlives a change of the ranges."""
     request = opening(protocol, at(places.client, 50123), where)
     node.ingress(request)
     node.maps["source_ranges"].delete([key for key, _ in node.maps["source_ranges"].items()])

@@ -82,7 +82,7 @@ def test_unready_at_first(node: PacketNode, places: Places, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nobody_left(node: PacketNode, places: Places, kind: str) -> None:
-    """A flow whose service has no endpoint left is refused: kube-proxy leaves it to the dead."""
+    """A flow is refused if its service has no endpoint left; kube-proxy keeps the dead one."""
     where = serve(node, places, kind, "udp", cluster=[at(places.there, 5353)])
     request = datagram(at(places.client, 50123), where)
     node.through(request)

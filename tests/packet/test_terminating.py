@@ -80,7 +80,7 @@ def test_terminating_endpoints(
     described: tuple[str, ...],
     found: tuple[str, str, str],
 ) -> None:
-    """Ready ones, else those that leave and serve; nobody anywhere: refused; here: dropped."""
+    """Ready ones, else serving terminating ones; none: refused; none on this node: dropped."""
     balanced(cluster, policy)
     cluster.endpoints(*described)
     inside, local, everywhere = found

@@ -68,7 +68,7 @@ def test_cluster_ip(cluster: Cluster, places: Places) -> None:
 
 
 def test_target_port(tcp: Cluster, places: Places) -> None:
-    """The slice says the endpoint's port; two slices of other numbers both count (2)."""
+    """The slice has the endpoint's port; two slices with different ports both count (2)."""
     tcp.service(ports=[{"name": "p", "port": 80}])
     tcp.endpoints("a", ports=[{"name": "p", "port": 9090}])
     assert tcp.becomes("pod", where(places, "cluster")) == "a"
@@ -110,7 +110,7 @@ def test_unallocated(cluster: Cluster, places: Places) -> None:
 
 
 def test_external_addresses_are_not_reserved(cluster: Cluster, places: Places) -> None:
-    """An unknown port of a VIP or an external IP is nobody's business (6.3)."""
+    """An unknown port of a VIP or an external IP is left alone (6.3)."""
     public(cluster)
     for kind in ("balancer", "external"):
         assert cluster.becomes("client", where(places, kind, 81)) == "left alone"
@@ -147,7 +147,7 @@ def test_source_ranges_precede_the_short_circuit(tcp: Cluster, places: Places) -
 
 
 def test_source_ranges_of_the_other_family(tcp: Cluster, places: Places) -> None:
-    """Ranges of the other family alone restrict nobody (1.4)."""
+    """Ranges of the other family alone exclude no client (1.4)."""
     public(tcp, loadBalancerSourceRanges=["2001:db8::/32" if places.version == 4 else "10.0.0.0/8"])
     tcp.endpoints("c")
     assert tcp.becomes("stranger", where(places, "balancer")) == "c*"

@@ -66,7 +66,7 @@ def _read_v6(raw: bytes, start: int) -> Wire | None:
 
 
 def faults(raw: bytes, start: int = ETHERNET) -> set[str]:
-    """Which checksums are wrong. Of a quoted packet only the header is asked: RFC 5508 4."""
+    """The checksums that are wrong. Of a quoted packet only the header's is checked: RFC 5508 4."""
     wire = read(raw, start)
     if wire is None:
         return set()
