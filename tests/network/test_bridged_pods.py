@@ -11,12 +11,16 @@ from socket import AF_INET, AF_INET6, SOCK_STREAM
 
 import pytest
 
+from ebpflb.datapath import conntrack_probe
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.sockets import Sockets
 from ebpflb.model.addresses import Family
 from ebpflb.model.bridged_pods import SYSCTLS, unsuited
 from ebpflb.node.bridge_calls import bridge_calls
 from ebpflb.node.device_watch import list_devices
+from ebpflb.options import Paths
+from ebpflb.serve import status
+from tests.kit.cluster import Cluster, endpoint, web
 from tests.node import nodes
 
 PREFIX = f"ebpflb-test-{os.getpid()}-bridged"
@@ -77,3 +81,41 @@ def test_the_kernel_translates_answers_of_one_bridge_only_with_br_netfilter(
             found = unsuited(list_devices().devices, (), bridge_calls())
         assert (found is None) == bool(on)
         assert is_answered(client, server, family) == bool(on)
+
+
+@pytest.mark.parametrize("family", list(Family), ids=str)
+def test_the_engine_has_the_same_need(lab: Lab, tmp_path: Path, family: Family) -> None:
+    """Chosen by hand, conntrack serves a pod on its backend's bridge only with br_netfilter.
+
+    Its status names the bridge; the pod's sockets are not seen by the hooks.
+    """
+    if conntrack_probe.obstacle(Paths.cache):
+        pytest.skip("this kernel has no conntrack for programs")
+    cluster = Cluster(lab, tmp_path, "--packet-path", "conntrack")
+    try:
+        client = lab.pod(cluster.node, "vm", 30, hooked=False)
+        pod = cluster.web[0]
+        cluster.publish(web(endpoint(pod), v6=[endpoint(pod, v6=True)]))
+        for name in SYSCTLS.values():
+            cluster.node.sysctl(name.replace("/", "."), 0)
+        cluster.agent.start()
+        said = status.read(cluster.agent.paths)
+        assert said is not None
+        assert said.packet_path is not None
+        assert "although pods on the bridge cni0 answer each other" in said.packet_path.reason
+        sysctl = SYSCTLS[family].replace("/", ".")
+        for on in (0, 1):
+            cluster.node.sysctl(sysctl, on)
+            assert serves(cluster.sockets(client), family) == bool(on)
+    finally:
+        cluster.close()
+
+
+def serves(sockets: Sockets, family: Family) -> bool:
+    with sockets.open(KINDS[family], SOCK_STREAM) as client:
+        client.settimeout(2.0)
+        try:
+            client.connect((VIPS[family], PORT))
+        except OSError:
+            return False
+        return bool(client.recv(64))

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The conntrack engine in operation: its table, its flows for the operator, and stale UDP flows.
+
+The clients are outside: their packets are translated, not their sockets.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from socket import AF_INET, SOCK_DGRAM, SOCK_STREAM
+
+import pytest
+
+from ebpflb.datapath import conntrack_probe
+from ebpflb.lab.agents import wait_until
+from ebpflb.lab.hosts import Host
+from ebpflb.lab.manifests import Manifest
+from ebpflb.lab.sockets import Socket
+from ebpflb.node import ctnetlink, nat
+from ebpflb.options import Paths
+from tests.kit import cluster, requests
+from tests.kit.cluster import NODEPORT, Cluster, endpoint, web
+from tests.node import nodes
+
+SOURCE = 12345  # the client's port, as `nc -u -p 12345`
+
+
+@pytest.fixture(scope="module")
+def tracked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A node whose agent was told to use conntrack, and a client outside."""
+    if conntrack_probe.obstacle(Paths.cache):
+        pytest.skip("this kernel has no conntrack for programs")
+    options = ("--packet-path", "conntrack")
+    with cluster.running(tmp_path_factory.mktemp("tracked"), *options) as made:
+        made.outside = made.lab.outside("outside", 1)  # type: ignore[attr-defined]
+        yield made
+
+
+@pytest.fixture
+def node(tracked: Cluster) -> Iterator[Cluster]:
+    """The test's thread is in the node's namespace."""
+    with nodes.entered(tracked.node.netns):
+        tracked.publish(serve(*tracked.web))
+        yield tracked
+
+
+def serve(*pods: Host) -> list[Manifest]:
+    v6 = [endpoint(pod, v6=True) for pod in pods]
+    return web(*map(endpoint, pods), v6=v6, nodeport=NODEPORT)
+
+
+def outside(node: Cluster) -> Host:
+    found: Host = node.outside  # type: ignore[attr-defined]
+    return found
+
+
+def ebpflb(node: Cluster, *words: str) -> str:
+    """What a command on the node says that needs all directories of the agent."""
+    return _run(node, *words, *node.agent.where)
+
+
+def flows(node: Cluster, *words: str) -> str:
+    """What `ebpflb flows` says on the node."""
+    return _run(node, "flows", *words, "--state-dir", str(node.agent.paths.state))
+
+
+def _run(node: Cluster, *words: str) -> str:
+    command = [*node.node.enter, sys.executable, "-m", "ebpflb", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+def connection(node: Cluster) -> Socket:
+    """A client's, which has been answered once."""
+    client = node.sockets(outside(node)).open(AF_INET, SOCK_STREAM)
+    client.connect((node.node.v4, NODEPORT))
+    assert client.recv(64)
+    return client
+
+
+def goes_on(client: Socket) -> bool:
+    client.send(b"still here")
+    return bool(client.recv(64) == b"still here")
+
+
+def test_flows_are_listed_with_names_and_flushed(node: Cluster) -> None:
+    """A row has the client, the service, and the pod that conntrack sends it to; flush ends it."""
+    client = connection(node)
+    only = ("--client", outside(node).v4)
+    rows = json.loads(flows(node, "list", *only, "-o", "json"))
+    (row,) = [each for each in rows if each["client"].endswith(f":{client.getsockname()[1]}")]
+    assert (row["engine"], row["state"], row["protocol"]) == ("conntrack", "open", "TCP")
+    assert (row["service"], row["frontend"]) == (
+        "default/web:tcp/TCP",
+        f"{node.node.v4}:{NODEPORT}",
+    )
+    assert row["pod"] in {pod.name for pod in node.web}
+    assert "conntrack" in ebpflb(node, "status")
+    assert "flows flushed" in flows(node, "flush", *only)
+    assert json.loads(flows(node, "list", *only, "-o", "json")) == []
+
+
+def test_the_table_is_put_back_and_connections_go_on(node: Cluster) -> None:
+    """When a firewall flushes all rules: the log says so, and status has no error."""
+    assert nat.keeps_nat_hooks(nat.ENGINE)
+    client = connection(node)
+    node.node.nft("flush ruleset")
+    wait_until("the table is there again", lambda: nat.keeps_nat_hooks(nat.ENGINE))
+    assert goes_on(client)
+    assert goes_on(connection(node))
+    log = node.agent.log()
+    assert "table inet ebpflb-conntrack had been removed or changed by another program" in log
+    assert "conntrack table" not in ebpflb(node, "status")
+
+
+def test_no_connection_ends_or_fails_while_no_agent_runs(node: Cluster) -> None:
+    """The table stays when the agent is killed, and the next agent finds it."""
+    client = connection(node)
+    node.agent.stop(signal.SIGKILL)
+    assert nat.keeps_nat_hooks(nat.ENGINE)
+    assert goes_on(client)
+    assert goes_on(connection(node))
+    node.agent.start()
+    assert goes_on(client)
+    assert goes_on(connection(node))
+
+
+@pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
+def test_udp_is_preserved_when_the_server_pod_cycles(node: Cluster, v6: bool) -> None:
+    """A client that keeps its port reaches the new pod; that of a serving pod is left alone."""
+    one, other, third = node.web
+    address = node.node.v6 if v6 else node.node.v4
+    sockets = node.sockets(outside(node))
+    node.publish(serve(one))
+    client = sockets.open(requests.family_of(address), SOCK_DGRAM)
+    client.bind(("::" if v6 else "0.0.0.0", SOURCE))
+    assert ask(client, address) == one.name
+    node.publish(serve(one, other))
+    for _ in range(5):
+        assert ask(client, address) == one.name, "it serves on"
+    node.publish(serve(other))
+    wait_until("its entry is deleted", lambda: ask(client, address) == other.name)
+    node.publish(serve())
+    node.publish(serve(third))
+    wait_until("after a while without endpoints", lambda: ask(client, address) == third.name)
+    client.close()
+
+
+def ask(client: Socket, address: str) -> str:
+    """Who answers; "" if nobody does at once."""
+    client.settimeout(0.5)
+    try:
+        client.sendto(b"?", (address, NODEPORT))
+        said: bytes = client.recv(64)
+    except OSError:
+        return ""
+    return said.split()[0].decode()
+
+
+def test_cleanup_leaves_what_open_connections_need(node: Cluster) -> None:
+    """Without ebpflb they go on, new ones are refused; when they have ended the table goes too."""
+    client = connection(node)
+    node.agent.stop()
+    assert "table inet ebpflb-conntrack stays as long as" in ebpflb(node, "cleanup")
+    assert goes_on(client)
+    fresh = node.sockets(outside(node)).open(AF_INET, SOCK_STREAM)
+    with pytest.raises(ConnectionRefusedError):
+        fresh.connect((node.node.v4, NODEPORT))
+    assert goes_on(client)
+    client.close()
+    ctnetlink.delete(ctnetlink.connections(lambda *_: True))
+    assert "stays" not in ebpflb(node, "cleanup")
+    assert not nat.keeps_nat_hooks(nat.ENGINE)
+    node.close_maps()
+    node.agent.start()
+    assert goes_on(connection(node))
