@@ -47,6 +47,7 @@ enum flow_flag {
 	FLOW_SEEN = 4,		/* of a reply: one has passed; of a request: flow_is_answered */
 	FLOW_FIN = 8,		/* this side has closed; TCP and SCTP */
 	FLOW_RST = 16,		/* this side has reset, or aborted */
+	FLOW_AFFINITY = 32,	/* with FLOW_SEEN, session affinity is remembered */
 };
 
 /*

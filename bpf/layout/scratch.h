@@ -9,7 +9,8 @@ struct selection {
 	struct backend backend;
 	__u8 is_local_client;	/* client_is_local (path/client.h) */
 	__u8 is_assigned;	/* a datagram socket keeps the backend that it has */
-	__u16 pad;
+	__u8 is_pending;	/* session affinity is to be remembered once the client is known */
+	__u8 pad;
 };
 SIZE(struct selection, 88);
 

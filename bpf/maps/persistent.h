@@ -36,6 +36,9 @@ DEFINE_MAP(backend_names, HASH, __u32, struct backend_name, 131072, NO_PREALLOC)
 /* Which backend a client last used, for services with session affinity. */
 DEFINE_MAP(affinity, LRU_HASH, struct affinity_key, struct affinity, 65536, NONE)
 
+/* The same, of sources of packets that may be forged: no flow of theirs has been answered yet. */
+DEFINE_MAP(new_affinity, LRU_HASH, struct affinity_key, struct affinity, 65536, NONE)
+
 /* The frontend that a socket's peer stands for, which recvmsg and getpeername show. */
 DEFINE_MAP(sockets, LRU_HASH, struct peer, struct peer_frontend, 131072, NONE)
 

@@ -5,6 +5,11 @@
  *
  * It is forgotten at its timeout, when the backend leaves the list, or when the LRU evicts the entry.
  * In the first two cases affinity_find ignores the entry, and the client's next backend replaces it.
+ *
+ * The source of a packet may be forged, so a client whose flows nobody has answered is remembered in
+ * a map of its own: there it is enough for flows that it opens meanwhile (kube-proxy remembers it
+ * with its first packet too), and a flood of forged sources evicts no client from the other map.
+ * Clients whose flows conntrack keeps stay in that map: their further packets are not seen here.
  */
 #ifndef EBPFLB_PATH_AFFINITY_H
 #define EBPFLB_PATH_AFFINITY_H
@@ -24,11 +29,10 @@ static __always_inline struct affinity_key affinity_key_of(const struct request 
 	return key;
 }
 
-static __always_inline bool affinity_find(const struct affinity_key *key,
-					  const struct service *service, __u16 list,
-					  struct backend *backend)
+static __always_inline bool affinity_applies(struct affinity *entry,
+					     const struct service *service, __u16 list,
+					     struct backend *backend)
 {
-	struct affinity *entry = LOOKUP(struct affinity, affinity, key);
 	__u64 now = bpf_ktime_get_ns();
 
 	/* A sum: another CPU may have used the entry after the clock was read. */
@@ -40,11 +44,43 @@ static __always_inline bool affinity_find(const struct affinity_key *key,
 	return true;
 }
 
-static __always_inline void affinity_remember(const struct affinity_key *key, __u32 backend)
+/* The backend that a client has; `pending`: it is not known for sure to be this client. */
+static __always_inline bool affinity_find(const struct affinity_key *key,
+					  const struct service *service, __u16 list, bool pending,
+					  struct backend *backend)
+{
+	struct affinity *entry;
+
+	if (!pending)
+		return affinity_applies(LOOKUP(struct affinity, affinity, key), service, list,
+					backend);
+	entry = LOOKUP(struct affinity, new_affinity, key);
+	OPAQUE(entry); /* as in engine/flows/table.h */
+	return affinity_applies(entry, service, list, backend);
+}
+
+static __always_inline void affinity_remember(const struct affinity_key *key, __u32 backend,
+					      bool pending)
 {
 	struct affinity entry = { .last_used = bpf_ktime_get_ns(), .backend = backend };
+	long failed;
 
-	bpf_map_update_elem(MAP(affinity), key, &entry, 0);
+	if (!pending) {
+		bpf_map_update_elem(MAP(affinity), key, &entry, BPF_ANY);
+		return;
+	}
+	failed = bpf_map_update_elem(MAP(new_affinity), key, &entry, BPF_ANY);
+	OPAQUE(failed);
+}
+
+/* To be called when the other end of a client's flow, opened at this time, has been answered. */
+static __always_inline void affinity_confirm(const struct address *client, __u32 service,
+					     __u32 backend, __u64 opened)
+{
+	struct affinity_key key = { .address = *client, .service = service };
+	struct affinity entry = { .last_used = opened, .backend = backend };
+
+	bpf_map_update_elem(MAP(affinity), &key, &entry, BPF_ANY);
 }
 
 #endif

@@ -35,17 +35,24 @@ static __always_inline enum selected select_from_list(const struct request *requ
 {
 	const struct service *service = &selection->service;
 	struct backend *backend = &selection->backend;
+	const bool from_packet = request->tuple;
+	bool has_affinity = service->affinity_seconds;
 	struct affinity_key key;
 	bool by_affinity = false;
 
-	if (service->affinity_seconds) {
+	selection->is_pending = false;
+	if (has_affinity) {
 		key = affinity_key_of(request, service);
-		by_affinity = affinity_find(&key, service, list, backend);
+		by_affinity = affinity_find(&key, service, list, false, backend);
+	}
+	if (has_affinity && !by_affinity && from_packet) {
+		selection->is_pending = true;
+		by_affinity = affinity_find(&key, service, list, true, backend);
 	}
 	if (!by_affinity && !backend_pick(service, range, client_number(request), backend))
 		return SELECT_RECYCLED;
-	if (!by_affinity && service->affinity_seconds)
-		affinity_remember(&key, backend->id);
+	if (!by_affinity && has_affinity)
+		affinity_remember(&key, backend->id, from_packet);
 	service_count_chosen(service->id, by_affinity);
 	return SELECTED;
 }

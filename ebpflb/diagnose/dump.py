@@ -100,18 +100,21 @@ def _addresses(name: str, snapshot: Snapshot) -> list[Row]:
     return [{"address": str(address)} for address in sorted(found, key=str)]
 
 
-def _affinity(snapshot: Snapshot) -> list[Row]:
-    backends = snapshot.backends()
-    entries: list[tuple[AffinityKey, Affinity]] = list(snapshot.maps["affinity"].items())
-    return [
-        {
-            "client": f"netns {client.netns}" if client.netns else str(client.address),
-            "service": snapshot.service(client.service),
-            "endpoint": endpoint(backends, entry.backend),
-            "idle_seconds": seconds_since(entry.last_used),
-        }
-        for client, entry in sorted(entries, key=str)
-    ]
+def _affinity(name: str) -> Callable[[Snapshot], list[Row]]:
+    def rows(snapshot: Snapshot) -> list[Row]:
+        backends = snapshot.backends()
+        entries: list[tuple[AffinityKey, Affinity]] = list(snapshot.maps[name].items())
+        return [
+            {
+                "client": f"netns {client.netns}" if client.netns else str(client.address),
+                "service": snapshot.service(client.service),
+                "endpoint": endpoint(backends, entry.backend),
+                "idle_seconds": seconds_since(entry.last_used),
+            }
+            for client, entry in sorted(entries, key=str)
+        ]
+
+    return rows
 
 
 def _sockets(snapshot: Snapshot) -> list[Row]:
@@ -188,7 +191,7 @@ ROWS: dict[str, Callable[[Snapshot], list[Row]]] = {
     "backend_slots": _backend_slots,
     "node_addresses": partial(_addresses, "node_addresses"),
     "own_addresses": partial(_addresses, "own_addresses"),
-    "affinity": _affinity,
+    **{name: _affinity(name) for name in ("affinity", "new_affinity")},
     "sockets": _sockets,
     "assignments": _assignments,
     **packets.ROWS,

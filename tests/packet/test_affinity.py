@@ -3,8 +3,10 @@
 
 from ipaddress import ip_address
 
+import pytest
+
 from ebpflb.datapath.maps.records import Affinity, AffinityKey
-from tests.packet.frames import at, destination, opening
+from tests.packet.frames import at, chunk, destination, opening, reply, segment
 from tests.packet.node import PacketNode
 from tests.packet.places import Places
 from tests.packet.services import serve, written
@@ -20,6 +22,10 @@ def met(node: PacketNode, host: str, where: str, protocol: str) -> set[str]:
     """Where a client's flows come to."""
     asked = (node.ingress(opening(protocol, at(host, port), where)) for port in CLIENTS)
     return {destination(came.packet) for came in asked}
+
+
+def known(node: PacketNode, name: str = "affinity") -> set[AffinityKey]:
+    return {key for key, _ in node.maps[name].items()}
 
 
 def test_sticks(node: PacketNode, places: Places, protocol: str) -> None:
@@ -47,8 +53,7 @@ def test_shared_by_frontends(node: PacketNode, places: Places, protocol: str) ->
     nodeport, balancer = at(places.node, 30080), at(places.balancer, 443)
     once = met(node, places.client, nodeport, protocol)
     assert met(node, places.client, balancer, protocol) == once
-    remembered = {key for key, _ in node.maps["affinity"].items()}
-    assert remembered == {AffinityKey(0, ip_address(places.client), 1)}
+    assert known(node, "new_affinity") == {AffinityKey(0, ip_address(places.client), 1)}
 
 
 def test_backend_gone(node: PacketNode, places: Places, protocol: str) -> None:
@@ -65,16 +70,18 @@ def test_backend_gone(node: PacketNode, places: Places, protocol: str) -> None:
     assert other < set(rest)
 
 
-def test_timeout(node: PacketNode, places: Places) -> None:
+@pytest.mark.parametrize("name", ["affinity", "new_affinity"])
+def test_timeout(node: PacketNode, places: Places, name: str) -> None:
     """A record that is older than the timeout counts no more."""
     where = serve(node, places, "nodeport", cluster=backends(places), affinity=1)
     client = AffinityKey(0, ip_address(places.client), 1)
     met_by_age = set()
     for port in CLIENTS:
         number = node.backend_id(1, at(places.there, 8080))
-        node.put("affinity", client, Affinity(1, number))
+        node.maps["new_affinity"].delete([client])
+        node.put(name, client, Affinity(1, number))
         node.ingress(opening("tcp", at(places.client, port), where))
-        met_by_age.add(node.maps["affinity"].get(client).backend)
+        met_by_age.add(node.maps["new_affinity"].get(client).backend)
     assert len(met_by_age) > 1
 
 
@@ -92,3 +99,34 @@ def test_local_list(node: PacketNode, places: Places, protocol: str) -> None:
     )
     assert met(node, places.client, at(places.node, 30080), protocol) == {there}
     assert met(node, places.client, at(places.balancer, 443), protocol) == {here}
+
+
+def test_client_that_is_answered(node: PacketNode, places: Places, protocol: str) -> None:
+    """A client is known once it has answered (TCP, SCTP), or was answered (UDP); not before."""
+    where = serve(node, places, "nodeport", protocol, cluster=backends(places), affinity=60)
+    client = at(places.client, 50_000)
+    later = segment(client, where, "A", seq=1001, ack=5001)
+    if protocol == "sctp":
+        later = chunk(client, where, "data")
+    asked = node.through(opening(protocol, client, where))
+    if protocol != "udp":
+        node.through(later)  # nobody has answered yet: it may be forged
+    assert known(node) == set()
+    node.through(reply(asked))
+    if protocol != "udp":
+        assert known(node) == set()
+        node.through(later)
+    assert known(node) == {AffinityKey(0, ip_address(places.client), 1)}
+    assert all("affinity" not in flow.flags for flow in node.flows(protocol).values())
+    node.maps["new_affinity"].delete(list(known(node, "new_affinity")))
+    assert met(node, places.client, where, protocol) == {destination(asked)}
+    assert known(node, "new_affinity") == set()
+
+
+def test_forged_clients(node: PacketNode, places: Places, protocol: str) -> None:
+    """Clients that nobody has answered are kept apart, and evict none that is known."""
+    where = serve(node, places, "nodeport", protocol, cluster=backends(places), affinity=60)
+    for number in range(1, 40):
+        node.ingress(opening(protocol, at(f"{places.client[:-1]}{number}", 50_000), where))
+    assert known(node) == set()
+    assert len(known(node, "new_affinity")) == 39

@@ -81,7 +81,8 @@ def test_seconds_of_the_service(node: PacketNode, cluster: Cluster, places: Plac
     found = set()
     for _ in range(12):
         cluster.becomes("client", ways(places)[0])
-        ((client, remembered),) = node.maps["affinity"].items()
+        ((client, remembered),) = node.maps["new_affinity"].items()
         found.add(remembered.backend)
-        node.put("affinity", client, Affinity(1, remembered.backend))
+        for name in ("affinity", "new_affinity"):
+            node.put(name, client, Affinity(1, remembered.backend))
     assert len(found) == 2

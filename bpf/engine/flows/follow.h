@@ -6,6 +6,7 @@
 #ifndef EBPFLB_ENGINE_FLOWS_FOLLOW_H
 #define EBPFLB_ENGINE_FLOWS_FOLLOW_H
 
+#include "path/affinity.h"
 #include "path/backend.h"
 #include "path/frontend.h"
 #include "engine/flows/table.h"
@@ -90,6 +91,17 @@ static __always_inline bool flow_is_answered(const struct flow *flow, const stru
 	return reply_entry && reply_entry->flags & FLOW_SEEN;
 }
 
+/* An end of a flow has been answered: the client's address is not forged. */
+static __always_inline void flow_confirm_affinity(const struct flow *flow,
+						  const struct tuple *packet,
+						  const struct tuple *translated)
+{
+	const struct address *client = flow->flags & FLOW_REQUEST ? &packet->source
+								  : &translated->destination;
+
+	affinity_confirm(client, flow->service, flow->backend, flow->created);
+}
+
 /*
  * Notes that a packet has passed. A reset may be forged: if more packets of that side follow,
  * FLOW_RST is cleared.
@@ -102,9 +114,12 @@ static __always_inline void flow_touch(struct flow *flow, const struct packet *p
 	__u32 before = opens || packet->ends ? flow->flags : flow->flags & ~FLOW_RST;
 	__u32 flags = before | packet->ends;
 
-	if (!(flags & FLOW_SEEN) && flow_is_answered(flow, packet, translated))
+	if (!(flags & FLOW_SEEN) && flow_is_answered(flow, packet, translated)) {
 		flags |= FLOW_SEEN;
-
+		if (flags & FLOW_AFFINITY)
+			flow_confirm_affinity(flow, &packet->tuple, translated);
+		flags &= ~FLOW_AFFINITY;
+	}
 	if (flow->flags != flags)
 		flow->flags = flags;
 	if (flow->last_seen != now)

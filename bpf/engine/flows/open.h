@@ -10,6 +10,7 @@
 #ifndef EBPFLB_ENGINE_FLOWS_OPEN_H
 #define EBPFLB_ENGINE_FLOWS_OPEN_H
 
+#include "engine/flows/entries.h"
 #include "engine/flows/half_open.h"
 #include "engine/flows/source_port.h"
 
@@ -95,18 +96,6 @@ static __always_inline bool snat_create(bool masquerade, struct scratch *scratch
 	return !masquerade || !flow_write(&scratch->snat_tuple, &scratch->snat_entry);
 }
 
-/* What all entries of a flow have in common. */
-static __always_inline struct flow flow_entry(const struct backend *backend, __u32 ifindex,
-					      __u64 now, enum flow_kind kind)
-{
-	return (struct flow){ .last_seen = now,
-			      .created = now,
-			      .service = backend->service,
-			      .backend = backend->id,
-			      .kind = kind,
-			      .ifindex = ifindex };
-}
-
 /* Opens a flow from a request's tuple to scratch->selection.backend. */
 static __always_inline enum opened flow_open(const struct settings *settings,
 					     const struct tuple *request_tuple, __u32 ifindex,
@@ -114,31 +103,32 @@ static __always_inline enum opened flow_open(const struct settings *settings,
 					     struct scratch *scratch)
 {
 	const struct backend *backend = &scratch->selection.backend;
+	__u16 flags = FLOW_REQUEST | (masquerade ? FLOW_MASQUERADE : 0);
+	__u16 affinity = scratch->selection.is_pending && !is_direct ? FLOW_AFFINITY : 0;
 	__u64 now = clock_coarse();
 	enum opened opened;
 
 	scratch->reply_entry = flow_entry(backend, ifindex, now,
 					  is_direct ? FLOW_UN_DIRECT : FLOW_UN_DNAT);
-	scratch->reply_entry.address = request_tuple->destination;
-	scratch->reply_entry.port = request_tuple->destination_port;
-	scratch->reply_entry.other_port = request_tuple->source_port;
-	scratch->reply_tuple = tuple_reverse(request_tuple, HOOK_EGRESS);
-	scratch->reply_tuple.source = backend->address;
-	scratch->reply_tuple.source_port = backend->port;
+	scratch->request_entry = flow_entry(backend, ifindex, now,
+					    is_direct ? FLOW_DIRECT : FLOW_DNAT);
+	scratch->snat_entry = flow_entry(backend, ifindex, now, FLOW_SNAT_PENDING);
+	if (request_tuple->protocol == UDP) {
+		flags |= FLOW_SEEN;
+		scratch->reply_entry.flags = affinity;
+		affinity = 0;
+	}
+	reply_prepare(request_tuple, scratch);
 	opened = reply_create(settings, request_tuple, scratch);
 	if (opened == MAP_FULL || opened == NO_FREE_PORT)
 		return opened;
 
-	scratch->request_entry = flow_entry(backend, ifindex, now,
-					    is_direct ? FLOW_DIRECT : FLOW_DNAT);
 	scratch->request_entry.address = backend->address;
 	scratch->request_entry.port = backend->port;
 	scratch->request_entry.other_port = scratch->reply_tuple.destination_port;
-	scratch->request_entry.flags = FLOW_REQUEST | (masquerade ? FLOW_MASQUERADE : 0) |
-				       (request_tuple->protocol == UDP ? FLOW_SEEN : 0);
-	scratch->snat_entry = flow_entry(backend, ifindex, now, FLOW_SNAT_PENDING);
+	scratch->request_entry.flags = flags | affinity;
 	scratch->snat_entry.other_port = backend->port;
-	scratch->snat_entry.flags = scratch->request_entry.flags;
+	scratch->snat_entry.flags = flags;
 	if (!snat_create(masquerade, scratch) || flow_write(request_tuple, &scratch->request_entry))
 		return MAP_FULL;
 	half_open_note(request_tuple, now);

@@ -59,6 +59,7 @@ class SelectedBackend(NamedTuple):
     backend: entries.Backend
     is_local_client: int
     is_assigned: int
+    is_pending: int
 
 
 class Scratch(NamedTuple):

@@ -23,7 +23,7 @@ WIDTHS = {"uint8_t": 8, "uint16_t": 16, "uint32_t": 32, "uint64_t": 64}
 FLAGS = {
     "struct service": ["external", "load_balancer", "local", "endpoints", "restricted"],
     "struct backend": ["cluster", "local", "here"],
-    "struct flow": ["request", "masquerade", "seen", "fin", "rst"],
+    "struct flow": ["request", "masquerade", "seen", "fin", "rst", "affinity"],
     "struct device": ["pods"],
     "struct settings": ["guard_nodeports", "masquerade_all", "masquerade_here", "detect_local"],
 }
