@@ -123,7 +123,11 @@ int egress(struct __sk_buff *ctx)
 		return action_of(verdict);
 	if (!reject_packet(ctx, &packet))
 		return action_of(verdict_count(VERDICT_REJECT_LIMITED));
-	return leave_anew(ctx);
+	if (ctx->ingress_ifindex)
+		return leave_anew(ctx);
+	/* One of the node's own is now the reply to it, and comes in as if from where it was sent. */
+	swap_link(ctx);
+	return bpf_redirect(ctx->ifindex, BPF_F_INGRESS);
 }
 
 LICENSE("GPL")

@@ -14,25 +14,25 @@
 PROGRAM("cgroup/connect4")
 int connect4(struct bpf_sock_addr *ctx)
 {
-	return translate_v4(ctx);
+	return translate_v4(ctx, CONNECT);
 }
 
 PROGRAM("cgroup/connect6")
 int connect6(struct bpf_sock_addr *ctx)
 {
-	return translate_v6(ctx);
+	return translate_v6(ctx, CONNECT);
 }
 
 PROGRAM("cgroup/sendmsg4")
 int sendmsg4(struct bpf_sock_addr *ctx)
 {
-	return translate_v4(ctx);
+	return translate_v4(ctx, SENDMSG);
 }
 
 PROGRAM("cgroup/sendmsg6")
 int sendmsg6(struct bpf_sock_addr *ctx)
 {
-	return translate_v6(ctx);
+	return translate_v6(ctx, SENDMSG);
 }
 
 PROGRAM("cgroup/recvmsg4")

@@ -13,9 +13,9 @@
 
 #define ALLOW 1
 
-/* On REWRITE the call goes to `backend` instead of `to`. */
-static __always_inline enum answer translate(struct bpf_sock_addr *ctx, struct address to,
-					     struct backend *backend)
+/* On REWRITE the call goes to `backend` instead of `to`; both may be the same. */
+static __always_inline enum answer translate(struct bpf_sock_addr *ctx, const enum call call,
+					     struct address to, struct backend *backend)
 {
 	struct frontend frontend = { .address = to,
 				     .port = ctx->user_port,
@@ -26,10 +26,13 @@ static __always_inline enum answer translate(struct bpf_sock_addr *ctx, struct a
 
 	if (!frontend.protocol)
 		return LEAVE;
-	switch (socket_translate(&request, backend)) {
+	switch (socket_translate(&request, call, backend)) {
 	case VERDICT_TRANSLATED:
 		return REWRITE;
 	case VERDICT_REFUSED:
+		if (frontend.protocol == UDP && (call == CONNECT || !NAMES_ERRNO))
+			return REWRITE;
+		return reject_connection(&frontend, backend);
 	case VERDICT_RECYCLED:
 		return reject_connection(&frontend, backend);
 	case VERDICT_NO_LOCAL_ENDPOINT:
@@ -43,20 +46,20 @@ static __always_inline enum answer translate(struct bpf_sock_addr *ctx, struct a
 	}
 }
 
-static __always_inline int translate_v4(struct bpf_sock_addr *ctx)
+static __always_inline int translate_v4(struct bpf_sock_addr *ctx, const enum call call)
 {
 	struct backend backend = {};
-	enum answer answer = translate(ctx, address_from_v4(ctx->user_ip4), &backend);
+	enum answer answer = translate(ctx, call, address_from_v4(ctx->user_ip4), &backend);
 
 	if (answer == REWRITE)
 		write_v4(ctx, &backend.address, backend.port);
 	return answer != DENY;
 }
 
-static __always_inline int translate_v6(struct bpf_sock_addr *ctx)
+static __always_inline int translate_v6(struct bpf_sock_addr *ctx, const enum call call)
 {
 	struct backend backend = {};
-	enum answer answer = translate(ctx, read_v6(ctx), &backend);
+	enum answer answer = translate(ctx, call, read_v6(ctx), &backend);
 
 	if (answer == REWRITE)
 		write_v6(ctx, &backend.address, backend.port);

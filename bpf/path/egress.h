@@ -3,8 +3,9 @@
  * A packet at egress, from top to bottom: un-DNAT of replies, SNAT of requests (kube-proxy.md 5).
  *
  *   its flow is known         rewritten; a request whose SNAT is pending is masqueraded first
- *   the node itself sent it   translated at its socket already; if a policy left it alone there,
- *                             it is dropped here
+ *   the node itself sent it   translated at its socket already; if it was left alone there, because
+ *                             a policy forbids it or nobody serves it, it is dropped or refused
+ *                             here
  *   it was forwarded          left alone, except TCP to a frontend, of a connection that nobody
  *                             knows: refused (path/forwarded.h)
  */
@@ -27,9 +28,9 @@ static __always_inline enum verdict egress_to_service(const struct packet *packe
 
 	if (!policy_admits(service, &packet->tuple.source))
 		return VERDICT_SOURCE_DENIED;
-	if (!range->size && service->flags & SERVICE_ENDPOINTS)
-		return VERDICT_NO_LOCAL_ENDPOINT;
-	return VERDICT_PASSED;
+	if (range->size)
+		return VERDICT_PASSED;
+	return service->flags & SERVICE_ENDPOINTS ? VERDICT_NO_LOCAL_ENDPOINT : VERDICT_REFUSED;
 }
 
 static __always_inline enum verdict egress_from_node(const struct packet *packet)
@@ -41,9 +42,7 @@ static __always_inline enum verdict egress_from_node(const struct packet *packet
 		return VERDICT_PASSED;
 	if (service_read(&frontend, &service) == FOUND)
 		return egress_to_service(packet, &service);
-	if (address_use(&frontend.address) == UNALLOCATED)
-		return VERDICT_UNALLOCATED;
-	return VERDICT_PASSED;
+	return no_service_verdict(address_use(&frontend.address));
 }
 
 /* The outcome for a packet; `to` is the new tuple of one that is rewritten. */

@@ -2,9 +2,10 @@
 /*
  * How a socket hook rejects a call (kube-proxy.md 6.1). By default the errno is EPERM,
  * after which clients retry for ever, so another one is set (bpf_set_retval, 5.18). On older
- * kernels the socket is connected to port 0 of its own loopback, where no process can listen.
- * Datagrams cannot be sent to port 0 (EINVAL) and go to port tcpmux, where no process listens; an
- * unconnected socket gets no error then, as with kube-proxy's REJECT.
+ * kernels a stream socket is connected to port 0 of its own loopback, where no process can listen.
+ * Datagrams, which cannot be sent to port 0 (EINVAL), go to port tcpmux, where no process listens,
+ * or go on to be refused at a device (path/socket.h); an unconnected socket gets no error then, as
+ * with kube-proxy's REJECT.
  *
  * A call whose packets no device could drop is denied here, with the errno to which kube-proxy's
  * DROP leads: a connect() times out, here at once; a datagram is not permitted. On older kernels
@@ -29,6 +30,7 @@
 enum answer { DENY, LEAVE, REWRITE };
 
 #ifdef HAVE_SET_RETVAL
+#define NAMES_ERRNO true
 
 static __always_inline enum answer reject_connection(const struct frontend *frontend,
 						     struct backend *place)
@@ -51,6 +53,7 @@ static __always_inline enum answer reject_bind(void)
 }
 
 #else
+#define NAMES_ERRNO false
 
 static __always_inline enum answer reject_connection(const struct frontend *frontend,
 						     struct backend *place)

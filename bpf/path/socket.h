@@ -7,21 +7,57 @@
 #ifndef EBPFLB_PATH_SOCKET_H
 #define EBPFLB_PATH_SOCKET_H
 
+#include "path/reject_socket.h"
 #include "path/select.h"
 #include "path/socket_datagram.h"
 #include "path/socket_stream.h"
 
-/* For connect and sendmsg. On VERDICT_TRANSLATED `backend` is the new peer. */
-static __always_inline enum verdict socket_translate(const struct request *request,
+/* The system calls that name a peer. */
+enum call { CONNECT, SENDMSG };
+
+/*
+ * Where datagrams go that are refused: to the frontend itself, and a device refuses them (as with
+ * kube-proxy, connect() succeeds). At an address of the node they would pass no device, and might
+ * reach whoever listens there: they go to another of its ports, at which no process listens.
+ */
+static __always_inline struct backend datagram_place_refusing(const struct request *request)
+{
+	const struct frontend *frontend = request->frontend;
+	bool is_own = address_is_own(&frontend->address, request->netns);
+
+	return (struct backend){ .address = frontend->address,
+				 .port = is_own ? TCPMUX : frontend->port };
+}
+
+/*
+ * A call that gets no backend. What a pod's datagram socket sends is translated at the device, as
+ * soon as there is one; the node's own that are connected are remembered for the agent, with
+ * backend 0 (ebpflb/stale_udp).
+ */
+static __always_inline enum verdict socket_leave(const struct request *request, enum call call,
+						 enum selected selected, struct backend *backend)
+{
+	enum verdict verdict = selected_verdict(selected, &request->frontend->address);
+
+	if (verdict == VERDICT_REFUSED && request->frontend->protocol == UDP) {
+		*backend = datagram_place_refusing(request);
+		if (call == CONNECT && netns_is_host(request->netns))
+			datagram_open(request, backend, false);
+	}
+	return verdict_count(verdict);
+}
+
+/* On VERDICT_TRANSLATED, and if datagrams are refused, `backend` is the new peer. */
+static __always_inline enum verdict socket_translate(const struct request *request, enum call call,
 						     struct backend *backend)
 {
 	struct selection selection;
 	enum selected selected = select_backend(request, &selection);
 
 	if (selected != SELECTED)
-		return verdict_count(selected_verdict(selected, &request->frontend->address));
+		return socket_leave(request, call, selected, backend);
 	if (request->frontend->protocol == UDP)
-		datagram_open(request, &selection);
+		datagram_open(request, &selection.backend, selection.is_assigned);
 	else
 		stream_open(request->socket, request->frontend, &selection.backend);
 	*backend = selection.backend;

@@ -71,17 +71,16 @@ static __always_inline void assignment_open(const struct assignment_key *key,
 
 /* If a socket has one backend for two frontends, replies show the frontend last sent to. */
 static __always_inline void datagram_open(const struct request *request,
-					  const struct selection *selection)
+					  const struct backend *backend, bool is_assigned)
 {
 	struct assignment_key key = { .socket = request->socket, .frontend = *request->frontend };
-	const struct backend *backend = &selection->backend;
 	struct peer peer = { .socket = request->socket,
 			     .address = backend->address,
 			     .port = backend->port };
 	struct peer_frontend entry = peer_frontend_of(request->frontend, backend);
 	struct peer_frontend *former;
 
-	if (!selection->is_assigned)
+	if (!is_assigned)
 		assignment_open(&key, backend);
 	former = LOOKUP(struct peer_frontend, sockets, &peer);
 	if (former)

@@ -19,7 +19,7 @@ from ebpflb.model.addresses import Family, family
 from ebpflb.model.services import Protocol
 from ebpflb.node.sock_diag import Connected, SockDiag
 from ebpflb.plan.entries import Frontend
-from ebpflb.stale_udp.find import ServedFrontends
+from ebpflb.stale_udp.find import ServedFrontends, is_untranslated
 from ebpflb.stale_udp.lookups import Maps
 from ebpflb.stale_udp.rebind import Rebinder, StaleFlow
 
@@ -62,7 +62,7 @@ class SocketEnder:
         return done, not_found
 
     def end_untranslated(self) -> Counts:
-        """Ends the node's own sockets that were connected before anyone served their cluster IP."""
+        """Ends the node's own sockets that were connected before anyone served their frontend."""
         if not self.can_end:
             return Counts()
         with SockDiag() as diag:
@@ -101,21 +101,23 @@ def _connected(diag: SockDiag, stale: Sockets) -> dict[Peer, Connected]:
 
 
 def untranslated(maps: Maps, diag: SockDiag) -> Iterator[Connected]:
-    """The node's own sockets that are connected to a cluster IP itself, though it is served now.
+    """The node's own sockets that are connected to a frontend itself, though it is served now.
 
     They were connected before it was served (kube-proxy.md 11.1: flows that were never
-    translated). Nothing has this address, and no hook translates what the node itself sends; a
-    pod's packets are translated at its device. Left alone are sockets that a hook has given a
-    backend at such an address, and those that netfilter translates by rules of kube-proxy.
+    translated), and no hook translates what the node itself sends; a pod's packets are translated
+    at its device. A hook remembers such sockets, except those that were connected before there was
+    a Service: these are found by their cluster IP, which nothing else has. Left alone are sockets
+    that netfilter translates by rules of kube-proxy.
     """
     frontends = ServedFrontends(maps)
     for one in list(diag.connected(Protocol.UDP)):
-        address, port = one.remote
-        if maps["cluster_ips"].get(address) is None:
+        found: PeerFrontend | None = maps["sockets"].get(Peer(one.cookie, *one.remote))
+        if found and not is_untranslated(found):
             continue
-        found = frontends.find(Frontend(address, port, Protocol.UDP))
-        ours = maps["sockets"].get(Peer(one.cookie, address, port)) is not None
-        if found and found[1] and not ours and not translated_by_conntrack(one):
+        if not found and maps["cluster_ips"].get(one.remote[0]) is None:
+            continue
+        frontend = found.frontend if found else Frontend(*one.remote, Protocol.UDP)
+        if frontends.serves(frontend) and not translated_by_conntrack(one):
             yield one
 
 

@@ -12,7 +12,7 @@ from enum import Enum, auto
 from ebpflb.datapath.maps.records import Peer, PeerFrontend
 from ebpflb.model.services import Protocol
 from ebpflb.plan.entries import Backend, Frontend, ServiceEntry
-from ebpflb.stale_udp.lookups import Maps, service_find
+from ebpflb.stale_udp.lookups import Maps, policy_admits, service_find, socket_range
 
 
 class SocketState(Enum):
@@ -37,9 +37,16 @@ class ServedFrontends:
             self._known[frontend] = service and (service, self._backends(service))
         return self._known[frontend]
 
+    def serves(self, frontend: Frontend) -> bool:
+        """Whether a socket of the node that connects to it now is given a backend."""
+        service = service_find(self.maps, frontend)
+        if service is None or not socket_range(service).size:
+            return False
+        return "restricted" not in service.flags or policy_admits(self.maps, service, frontend)
+
     def state_of(self, entry: PeerFrontend) -> SocketState:
         """The state of sockets that asked for this frontend and were given this backend."""
-        if entry.frontend.protocol != Protocol.UDP:
+        if entry.frontend.protocol != Protocol.UDP or is_untranslated(entry):
             return SocketState.SERVED
         found = self.find(entry.frontend)
         if not (found and found[1]):
@@ -53,6 +60,11 @@ class ServedFrontends:
     def _backends(self, service: ServiceEntry) -> tuple[Backend, ...]:
         base, size = service.block
         return tuple(self.maps["slots"].get(base + index) for index in range(size))
+
+
+def is_untranslated(entry: PeerFrontend) -> bool:
+    """Whether the socket was connected without a backend, because nobody served (path/socket.h)."""
+    return entry.backend == 0
 
 
 def stale_sockets(maps: Maps) -> tuple[dict[Peer, PeerFrontend], bool]:

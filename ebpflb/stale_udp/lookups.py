@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.model.addresses import Address, family
 from ebpflb.plan.desired_service import ANY
-from ebpflb.plan.entries import Backend, Frontend, Range, ServiceEntry
+from ebpflb.plan.entries import Backend, Frontend, Range, ServiceEntry, Settings, SourceRange
 
 Maps = Mapping[str, Map]
+
+_WHOLE_ADDRESS = 32 + 128  # bits: the service's id and the address
 
 
 def service_find(maps: Maps, frontend: Frontend) -> ServiceEntry | None:
@@ -49,6 +51,13 @@ def backend_find(maps: Maps, service: int, id: int) -> Backend | None:
 def policy_is_local_only(service: ServiceEntry) -> bool:
     """Whether the policy Local holds for sockets, which count as pods. bpf/path/policy.h."""
     return "local" in service.flags and "external" not in service.flags
+
+
+def policy_admits(maps: Maps, service: ServiceEntry, frontend: Frontend) -> bool:
+    """Whether the service's source ranges admit the node itself. bpf/path/policy.h."""
+    settings: Settings = maps["settings"].get(0)
+    node = settings.node_v4 if frontend.address.version == 4 else settings.node_v6
+    return maps["source_ranges"].get(SourceRange(_WHOLE_ADDRESS, service.id, node)) is not None
 
 
 def socket_range(service: ServiceEntry) -> Range:

@@ -37,12 +37,14 @@ class RemovedBackends(NamedTuple):
     ``replaced``: other backends serve the port now. ``orphaned``: no backend does, and sockets
     keep the removed one until another comes. ``served_again``: some port has a backend that had
     none before. ``moved``: a frontend has passed to another service port, with other backends.
+    ``added``: some port has a backend that it did not have before.
     """
 
     replaced: frozenset[int] = frozenset()
     orphaned: frozenset[int] = frozenset()
     served_again: bool = False
     moved: bool = False
+    added: bool = False
 
     def __bool__(self) -> bool:
         return any(self)
@@ -50,18 +52,19 @@ class RemovedBackends(NamedTuple):
     def __or__(self, other: "RemovedBackends") -> "RemovedBackends":
         replaced, orphaned = self.replaced | other.replaced, self.orphaned | other.orphaned
         served_again, moved = self.served_again or other.served_again, self.moved or other.moved
-        return RemovedBackends(replaced, orphaned, served_again, moved)
+        return RemovedBackends(replaced, orphaned, served_again, moved, self.added or other.added)
 
 
 def removed_backends(changes: Iterable[BackendChange]) -> RemovedBackends:
-    """What these changes of service ports removed."""
-    replaced, orphaned, served_again = set[int](), set[int](), False
+    """What these changes of service ports removed, and whether they added any."""
+    replaced, orphaned, served_again, added = set[int](), set[int](), False, False
     for name, former_ids, new_ids in changes:
         if name.protocol == Protocol.UDP:
             removed = set(former_ids).difference(new_ids)
             (replaced if new_ids else orphaned).update(removed)
             served_again |= bool(new_ids) and not former_ids
-    return RemovedBackends(frozenset(replaced), frozenset(orphaned), served_again)
+            added |= not set(new_ids).issubset(former_ids)
+    return RemovedBackends(frozenset(replaced), frozenset(orphaned), served_again, added=added)
 
 
 class Pass(Enum):
@@ -143,7 +146,7 @@ class StaleUdpWorker:
 
     def check_everything(self) -> None:
         """Searches for what became stale while no agent ran; returns at once."""
-        removed = RemovedBackends(served_again=True)
+        removed = RemovedBackends(served_again=True, added=True)
         self._schedule(Search(time.monotonic(), Pass.FIRST, removed, everything=True))
 
     def _schedule(self, search: Search) -> None:
@@ -192,7 +195,7 @@ class StaleUdpWorker:
         """The sockets that were ended, and the flows that were deleted from conntrack."""
         deleted = Counts() if search.kind is Pass.RENEWAL else self._delete_connections()
         ended = Counts()
-        if search.removed.served_again or deleted:
+        if search.removed.added or search.removed.moved or deleted:
             ended += self.ender.end_untranslated()
         if self._may_find(search):
             ended += self._end_stale(search.kind)

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.native.node import HOST, UDP, NativeNode, Socket
+from ebpflb.stale_udp.find import is_untranslated
+from tests.native.node import HOST, POD, UDP, NativeNode, Socket
 
 ECONNREFUSED = 111
 BACKEND = "10.1.0.1:8080"
@@ -18,24 +19,49 @@ REFUSING = [
 
 
 def is_refused(node: NativeNode, socket: Socket, hook: str, to: str, loopback: str) -> bool:
-    """By errno where the kernel has bpf_set_retval, else by a place that refuses."""
+    """By errno where the kernel has bpf_set_retval; else a stream by a place that refuses, and a
+    datagram at the device.
+    """
     answer = getattr(socket, hook)(to)
     if node.kernel.names_errno:
         return bool(answer == (False, ECONNREFUSED, to))
-    port = 1 if socket.protocol == UDP else 0  # no datagram can be sent to port 0
-    return bool(answer == (True, 0, f"{loopback}:{port}"))
+    return bool(answer == (True, 0, to if socket.protocol == UDP else f"{loopback}:0"))
 
 
 @pytest.mark.parametrize(("to", "loopback"), REFUSING)
-@pytest.mark.parametrize(
-    ("protocol", "hook"), [("tcp", "connect"), ("udp", "connect"), ("udp", "sendmsg")]
-)
+@pytest.mark.parametrize(("protocol", "hook"), [("tcp", "connect"), ("udp", "sendmsg")])
 def test_no_endpoint(node: NativeNode, to: str, loopback: str, protocol: str, hook: str) -> None:
     """Without an endpoint anywhere the connection is refused at once, and that is counted."""
     node.publish(1, [f"172.30.0.1:80/{protocol}", f"[fd00:30::1]:80/{protocol}"])
     assert is_refused(node, node.socket(protocol), hook, to, loopback)
     assert node.counted() == {"refused": 1}
     assert node.kernel.get("service_stats", 1).refused == 1
+
+
+@pytest.mark.parametrize("netns", [HOST, POD])
+@pytest.mark.parametrize("to", [to for to, _ in REFUSING])
+def test_udp_connect_succeeds_without_endpoints(node: NativeNode, to: str, netns: int) -> None:
+    """A UDP socket is connected to the frontend itself; its packets are refused, not the call."""
+    node.publish(1, ["172.30.0.1:80/udp", "[fd00:30::1]:80/udp"])
+    socket = node.socket("udp", netns=netns)
+    assert socket.connect(to) == (True, 0, to)
+    assert node.counted() == {"refused": 1}
+    assert socket.getpeername(to) == socket.recvmsg(to) == to
+    remembered = node.kernel.items("sockets").values()
+    assert [is_untranslated(entry) for entry in remembered] == ([True] if netns == HOST else [])
+    socket.release()
+    assert not node.kernel.items("sockets") and not node.kernel.items("assignments")
+
+
+def test_connected_again_when_served(node: NativeNode) -> None:
+    """What was remembered of a socket that waited ends when it gets a backend."""
+    node.publish(1, ["172.30.0.1:80/udp"])
+    socket = node.socket("udp", netns=HOST)
+    socket.connect("172.30.0.1:80")
+    node.publish(1, ["172.30.0.1:80/udp"], cluster=[BACKEND])
+    assert socket.connect("172.30.0.1:80").place == BACKEND
+    assert not any(map(is_untranslated, node.kernel.items("sockets").values()))
+    assert socket.getpeername(BACKEND) == "172.30.0.1:80"
 
 
 def test_only_leaving_endpoints(node: NativeNode) -> None:

@@ -13,7 +13,7 @@ from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Sockets
 from ebpflb.node import sock_diag
 from tests.kit import requests
-from tests.kit.cluster import PORT, TARGET, VIP, Cluster, endpoint, web
+from tests.kit.cluster import NODEPORT, PORT, TARGET, VIP, VIP6, Cluster, endpoint, web
 from tests.kit.stale_udp import (
     Changes,
     bound_socket,
@@ -41,6 +41,36 @@ def test_udp_is_preserved_when_endpoints_get_ready(
     changes.apply(dual_stack_web(cluster.web[0]))
     with bound_socket(sockets, VIP) as client:
         assert connect(client, VIP).name == cluster.web[0].name
+
+
+@pytest.mark.parametrize("address", [VIP, VIP6])
+def test_udp_connected_before_endpoints_reaches_them(
+    cluster: Cluster, changes: Changes, pod: Sockets, address: str
+) -> None:
+    """A pod's socket that is connected before anyone serves is served afterwards, as it is."""
+    changes.apply(dual_stack_web())
+    with requests.udp_socket(pod, address) as early:
+        early.connect((address, PORT))
+        changes.publish(dual_stack_web(cluster.web[0]))
+        answer = exchange(early)
+        assert (answer.name, answer.peer) == (cluster.web[0].name, (address, PORT))
+        assert exchange(early).name == cluster.web[0].name
+
+
+@pytest.mark.parametrize("where", ["cluster IP", "node port"])
+@pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
+def test_udp_of_the_node_connected_before_endpoints_is_ended(
+    cluster: Cluster, changes: Changes, host: Sockets, where: str, v6: bool
+) -> None:
+    """The node's own socket hears that it has ended, and reaches them when it connects again."""
+    vip, node = (VIP6, cluster.node.v6) if v6 else (VIP, cluster.node.v4)
+    address, port = (vip, PORT) if where == "cluster IP" else (node, NODEPORT)
+    changes.apply(dual_stack_web(nodeport=NODEPORT))
+    with requests.udp_socket(host, address) as early:
+        early.connect((address, port))
+        changes.publish(dual_stack_web(cluster.web[0], nodeport=NODEPORT))
+        assert is_ended(early)
+        assert connect(early, address, port).name == cluster.web[0].name
 
 
 @pytest.fixture(params=LATER)

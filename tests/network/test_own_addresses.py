@@ -108,3 +108,17 @@ def test_own_address_without_a_service(made: Cluster, way: str, v6: bool) -> Non
     """The node's listener at an address that is no service's is reached as ever."""
     publish(made)
     assert request(made, made.node, way, made.node.v6 if v6 else made.node.v4) == "local"
+
+
+@families
+def test_udp_refused_at_an_own_address(made: Cluster, v6: bool) -> None:
+    """Without endpoints a UDP connect() succeeds, and what is sent reaches no listener either."""
+    balanced = manifests.service("web", ["10.96.0.20", "fd00:96::20"], PORTS, type="LoadBalancer")
+    balanced["status"] = {"loadBalancer": {"ingress": [{"ip": ip} for ip in BALANCER.values()]}}
+    made.publish(balanced)
+    with requests.udp_socket(made.sockets(made.node), BALANCER[v6]) as client:
+        client.connect((BALANCER[v6], PORT))
+        assert client.getpeername()[:2] == (BALANCER[v6], PORT)
+        with pytest.raises(ConnectionRefusedError):
+            client.send(b"?")
+            client.recv(64)

@@ -61,9 +61,33 @@ def test_tcp(nobody: None, sockets: Sockets, address: str) -> None:
 
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_connected_udp(nobody: None, sockets: Sockets, address: str) -> None:
-    """A connected datagram socket learns it from connect(), or from what follows."""
-    with pytest.raises(ConnectionRefusedError):
-        requests.connected_udp(sockets, address)
+    """connect() succeeds, as with kube-proxy; the error comes with what is sent."""
+    assert is_refused_when_used(sockets, address)
+
+
+def is_refused_when_used(sockets: Sockets, address: str, port: int = PORT) -> bool:
+    """Whether a datagram socket is connected to this address, and refused when it sends."""
+    with requests.udp_socket(sockets, address) as client:
+        client.connect((address, port))
+        assert client.getpeername()[:2] == (address, port)
+        with pytest.raises(ConnectionRefusedError):
+            client.send(b"?")
+            client.recv(64)
+        return True
+
+
+def test_udp_connect_to_an_unserved_port(nobody: None, sockets: Sockets, cluster: Cluster) -> None:
+    """So it is for an unknown port of a cluster IP, and for a NodePort without endpoints."""
+    for address, port in [(VIP, 9999), (VIP6, 9999), (cluster.node.v4, NODEPORT)]:
+        assert is_refused_when_used(sockets, address, port)
+
+
+def test_udp_connect_before_endpoints(nobody: None, sockets: Sockets, cluster: Cluster) -> None:
+    """A program learns its own address from a socket that it connects and does not use."""
+    for address in (VIP, VIP6):
+        with requests.udp_socket(sockets, address) as client:
+            client.connect((address, PORT))
+            assert client.getsockname()[0] not in ("0.0.0.0", "::", "127.0.0.1", "::1")
 
 
 @pytest.mark.parametrize("address", ADDRESSES)

@@ -3,7 +3,7 @@
 
 import pytest
 
-from tests.packet.frames import at, opening, segment
+from tests.packet.frames import DEVICE, ROUTER, TCP, at, host_of, network, opening, segment
 from tests.packet.node import PacketNode, knows_ingress_device
 from tests.packet.places import Places
 from tests.packet.services import serve
@@ -56,3 +56,27 @@ def test_others(node: PacketNode, places: Places, protocol: str) -> None:
     for host in (places.there, places.client, places.other_node):
         request = opening(protocol, at(places.node, 50123), at(host, 8080))
         assert node.egress(request, into=None) == ("pass", bytes(request), {"passed": 1})
+
+
+@pytest.mark.parametrize("kind", ["cluster", "balancer"])
+def test_the_nodes_own_packets_are_refused_to_the_node(
+    node: PacketNode, places: Places, protocol: str, kind: str
+) -> None:
+    """Without any endpoint the node's socket gets port unreachable, or a reset, by this device."""
+    where = serve(node, places, kind, protocol)
+    left = node.egress(opening(protocol, at(places.node, 50123), where), into=None)
+    assert (left.action, left.verdicts) == ("redirect", {"refused": 1})
+    answer = network(left.packet)
+    assert (answer.src, answer.dst) == (host_of(where), places.node)
+    assert (left.packet.src, left.packet.dst) == (DEVICE, ROUTER)  # they were sent from ROUTER
+    assert (TCP in left.packet) == (protocol == "tcp")
+
+
+def test_the_nodes_own_packets_to_an_unserved_port_are_refused(
+    node: PacketNode, places: Places, protocol: str
+) -> None:
+    """A cluster IP refuses unknown ports to the node as well (kube-proxy.md 6.3)."""
+    serve(node, places, "cluster", protocol, cluster=[at(places.there, 8080)])
+    request = opening(protocol, at(places.node, 50123), at(places.cluster_ip, 81))
+    left = node.egress(request, into=None)
+    assert (left.action, left.verdicts) == ("redirect", {"refused": 1})

@@ -54,7 +54,7 @@ def ids(planner: Planner, name: PortName = NAME) -> dict[int, int]:
 def test_one_ends(planner: Planner) -> None:
     """A backend that is removed while another serves is reported once."""
     gone = ids(planner)[1]
-    assert removed_by(planner, udp(2, 3)) == RemovedBackends(replaced=frozenset({gone}))
+    assert removed_by(planner, udp(2, 3)) == RemovedBackends(replaced=frozenset({gone}), added=True)
     assert removed_by(planner, udp(2, 3)) == RemovedBackends()
 
 
@@ -62,14 +62,14 @@ def test_all_end(planner: Planner) -> None:
     """Services with no serving endpoint are not cleaned, until they have one again."""
     both = frozenset(ids(planner).values())
     assert removed_by(planner, udp()) == RemovedBackends(orphaned=both)
-    assert removed_by(planner, udp(3)) == RemovedBackends(served_again=True)
+    assert removed_by(planner, udp(3)) == RemovedBackends(served_again=True, added=True)
 
 
 def test_service_is_deleted(planner: Planner) -> None:
     """A deleted service's flows are not cleaned, unless it comes again."""
     both = frozenset(ids(planner).values())
     assert removed_by(planner, None) == RemovedBackends(orphaned=both)
-    assert removed_by(planner, udp(3)) == RemovedBackends(served_again=True)
+    assert removed_by(planner, udp(3)) == RemovedBackends(served_again=True, added=True)
 
 
 def test_target_port_changes(planner: Planner) -> None:
