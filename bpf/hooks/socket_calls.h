@@ -22,7 +22,8 @@ static __always_inline enum answer translate(struct bpf_sock_addr *ctx, const en
 				     .protocol = socket_protocol(ctx->type, ctx->protocol) };
 	struct request request = { .frontend = &frontend,
 				   .socket = get_socket_cookie(ctx),
-				   .netns = get_netns_cookie(ctx) };
+				   .netns = get_netns_cookie(ctx),
+				   .is_connected = call == CONNECT || has_peer(ctx) };
 
 	if (!frontend.protocol)
 		return LEAVE;
@@ -75,7 +76,7 @@ static __always_inline struct peer_frontend *translate_reply(struct bpf_sock_add
 			     .address = from,
 			     .port = ctx->user_port };
 
-	return protocol ? socket_translate_reply(&peer, protocol) : NULL;
+	return protocol ? socket_translate_reply(&peer, protocol, has_peer(ctx)) : NULL;
 }
 
 static __always_inline int translate_reply_v4(struct bpf_sock_addr *ctx)

@@ -12,6 +12,7 @@
 
 #define STREAM 1
 #define DATAGRAM 2
+#define ESTABLISHED 1	/* TCP_ESTABLISHED */
 
 /* TCP (MPTCP too) or UDP; 0 for any other socket, which is left alone. */
 static __always_inline __u8 socket_protocol(__u32 type, __u32 protocol)
@@ -19,6 +20,17 @@ static __always_inline __u8 socket_protocol(__u32 type, __u32 protocol)
 	if (type == STREAM && (protocol == TCP || protocol == MPTCP))
 		return TCP;
 	return type == DATAGRAM && protocol == UDP ? UDP : 0;
+}
+
+/*
+ * Datagram sockets are "established" from connect() until connect() to AF_UNSPEC. A stream socket
+ * has other states too in which it has a peer, and none without one in which hooks are called.
+ */
+static __always_inline bool has_peer(struct bpf_sock_addr *ctx)
+{
+	struct bpf_sock *socket = ctx->sk;
+
+	return ctx->type == STREAM || (socket && socket->state == ESTABLISHED);
 }
 
 /* Four words: kernel 5.10 takes no other access to user_ip6. */

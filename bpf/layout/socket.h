@@ -22,7 +22,7 @@ struct peer_frontend {
 	__u32 backend;
 	struct address address;
 	__be16 port;
-	__u16 pad;
+	__u16 is_connected;	/* the socket was connected to it; else it sent there */
 };
 SIZE(struct peer_frontend, 44);
 

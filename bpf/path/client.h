@@ -18,6 +18,7 @@ struct request {
 	/* of a socket: cookies; its address is unknown until its packets leave */
 	__u64 socket;
 	__u64 netns;
+	bool is_connected;	/* it is connected, or about to be */
 	/* of a packet; NULL at sockets */
 	struct __sk_buff *packet;
 	const struct tuple *tuple;

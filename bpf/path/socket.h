@@ -29,16 +29,26 @@ static __always_inline struct backend datagram_place_refusing(const struct reque
 				 .port = is_own ? TCPMUX : frontend->port };
 }
 
+static __always_inline void socket_forget(const struct request *request)
+{
+	if (request->frontend->protocol == UDP)
+		datagram_release(request->socket);
+	else
+		stream_release(request->socket);
+}
+
 /*
- * A call that gets no backend. What a pod's datagram socket sends is translated at the device, as
- * soon as there is one; the node's own that are connected are remembered for the agent, with
- * backend 0 (ebpflb/stale_udp).
+ * A call that gets no backend. A socket that is connected elsewhere has no frontend any more. What
+ * a pod's datagram socket sends is translated at the device, as soon as there is a backend; the
+ * node's own that are connected are remembered for the agent, with backend 0 (ebpflb/stale_udp).
  */
 static __always_inline enum verdict socket_leave(const struct request *request, enum call call,
 						 enum selected selected, struct backend *backend)
 {
 	enum verdict verdict = selected_verdict(selected, &request->frontend->address);
 
+	if (call == CONNECT)
+		socket_forget(request);
 	if (verdict == VERDICT_REFUSED && request->frontend->protocol == UDP) {
 		*backend = datagram_place_refusing(request);
 		if (call == CONNECT && netns_is_host(request->netns))
@@ -59,20 +69,24 @@ static __always_inline enum verdict socket_translate(const struct request *reque
 	if (request->frontend->protocol == UDP)
 		datagram_open(request, &selection.backend, selection.is_assigned);
 	else
-		stream_open(request->socket, request->frontend, &selection.backend);
+		stream_open(request, &selection.backend);
 	*backend = selection.backend;
 	return verdict_count(VERDICT_TRANSLATED);
 }
 
-/* For recvmsg and getpeername: the frontend that a peer stands for; NULL if not translated. */
+/*
+ * For recvmsg and getpeername: the frontend that a peer stands for; NULL if not translated. No hook
+ * sees connect() to AF_UNSPEC, so a socket that is no longer connected has no frontend.
+ */
 static __always_inline struct peer_frontend *socket_translate_reply(const struct peer *peer,
-								    __u8 protocol)
+								    __u8 protocol, bool has_peer)
 {
 	struct peer_frontend *entry = protocol == UDP ? LOOKUP(struct peer_frontend, sockets, peer)
 						      : stream_find(peer);
 
-	if (entry)
-		verdict_count(VERDICT_REPLY_TRANSLATED);
+	if (!entry || (entry->is_connected && !has_peer))
+		return NULL;
+	verdict_count(VERDICT_REPLY_TRANSLATED);
 	return entry;
 }
 

@@ -77,7 +77,7 @@ static __always_inline void datagram_open(const struct request *request,
 	struct peer peer = { .socket = request->socket,
 			     .address = backend->address,
 			     .port = backend->port };
-	struct peer_frontend entry = peer_frontend_of(request->frontend, backend);
+	struct peer_frontend entry = peer_frontend_of(request, backend);
 	struct peer_frontend *former;
 
 	if (!is_assigned)

@@ -10,23 +10,25 @@
 #define EBPFLB_PATH_SOCKET_STREAM_H
 
 #include "net/address.h"
+#include "path/client.h"
 #include "path/counters.h"
 
-static __always_inline struct peer_frontend peer_frontend_of(const struct frontend *frontend,
+static __always_inline struct peer_frontend peer_frontend_of(const struct request *request,
 							     const struct backend *backend)
 {
-	return (struct peer_frontend){ .frontend = *frontend,
+	return (struct peer_frontend){ .frontend = *request->frontend,
 				       .backend = backend->id,
 				       .address = backend->address,
-				       .port = backend->port };
+				       .port = backend->port,
+				       .is_connected = request->is_connected };
 }
 
 /* A stream socket has one peer at a time; connecting again replaces it. */
-static __always_inline void stream_open(__u64 socket, const struct frontend *frontend,
+static __always_inline void stream_open(const struct request *request,
 					const struct backend *backend)
 {
-	struct peer key = { .socket = socket };
-	struct peer_frontend entry = peer_frontend_of(frontend, backend);
+	struct peer key = { .socket = request->socket };
+	struct peer_frontend entry = peer_frontend_of(request, backend);
 
 	if (bpf_map_update_elem(MAP(sockets), &key, &entry, BPF_NOEXIST)) {
 		struct peer_frontend *former = LOOKUP(struct peer_frontend, sockets, &key);

@@ -9,8 +9,10 @@ A process on the host makes each call and sends back what it returns or raises. 
 this file too, which therefore only imports the standard library.
 """
 
+import ctypes
 import pickle
 import socket
+import struct
 import subprocess
 import sys
 from contextlib import suppress
@@ -51,7 +53,7 @@ class Sockets:
 
 
 class Socket:
-    """A socket on the host, with the methods of ``socket.socket``."""
+    """A socket on the host, with the methods of ``socket.socket``, and ``disconnect``."""
 
     def __init__(self, sockets: Sockets, number: int) -> None:
         self.sockets, self.number = sockets, number
@@ -82,12 +84,21 @@ class _Holder:
         if method == "accept":
             connection, peer = self.sockets[number].accept()
             return self._hold(connection), peer
+        if method == "disconnect":
+            return _disconnect(self.sockets[number])
         return getattr(self.sockets[number], method)(*words)
 
     def _hold(self, opened: socket.socket) -> int:
         opened.settimeout(TIMEOUT)
         self.sockets.append(opened)
         return len(self.sockets) - 1
+
+
+def _disconnect(opened: socket.socket) -> None:
+    """connect() to AF_UNSPEC, which Python's own connect() cannot."""
+    size = struct.calcsize("=H14x")
+    if ctypes.CDLL(None, use_errno=True).connect(opened.fileno(), bytes(size), size):
+        raise OSError(ctypes.get_errno(), "connect to AF_UNSPEC")
 
 
 def _serve(requests: BinaryIO, answers: BinaryIO) -> None:

@@ -31,10 +31,10 @@ __u64 get_socket_cookie(void *ctx);
 int set_retval(int retval);
 """
 CONTEXTS = """
-struct bpf_sock_addr { __u32 user_ip4; __u32 user_ip6[4]; __u32 user_port; __u32 type;
-    __u32 protocol; ...; };
 struct bpf_sock { __u32 type; __u32 protocol; __u32 src_ip4; __u32 src_ip6[4]; __u32 src_port;
-    ...; };
+    __u32 state; ...; };
+struct bpf_sock_addr { __u32 user_ip4; __u32 user_ip6[4]; __u32 user_port; __u32 type;
+    __u32 protocol; struct bpf_sock *sk; ...; };
 """
 PROTOTYPES = "\n".join(
     [f"int {hook}(struct bpf_sock_addr *ctx);" for hook in HOOKS]

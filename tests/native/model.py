@@ -49,8 +49,17 @@ class Cluster:
     flows: dict[tuple[int, Address, int], tuple[int, str]] = field(default_factory=dict)
 
     def decide(self, request: Request, now: int, number: int) -> str:
-        """The backend's place, or why there is none; ``number`` is what the dice showed."""
+        """The backend's place, or why there is none; ``number`` is what the dice showed.
+
+        A socket that gets none is connected elsewhere, and has no flow any more.
+        """
         request = request._replace(address=plain(request.address))
+        decided = self._decided(request, now, number)
+        if request.protocol == "udp" and decided in (PASSED, REFUSED, NO_LOCAL_ENDPOINT):
+            self.flows = {key: kept for key, kept in self.flows.items() if key[0] != request.socket}
+        return decided
+
+    def _decided(self, request: Request, now: int, number: int) -> str:
         found = self.find(request)
         if found is None:
             return PASSED

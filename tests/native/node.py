@@ -13,6 +13,7 @@ from tests.native.kernel import Kernel
 from tests.publishing import PROTOCOLS, Publisher, frontend, place
 
 STREAM, DATAGRAM = 1, 2
+ESTABLISHED, CLOSED = 1, 7
 TCP, UDP, SCTP, MPTCP = 6, 17, 132, 262
 HOST, POD, OTHER_POD = 0xF00000001, 0xF00000002, 0xF00000003  # cookies have 64 bits
 SECOND = 1_000_000_000
@@ -68,9 +69,16 @@ class Socket:
         self.type = STREAM if protocol in (TCP, MPTCP, SCTP) else DATAGRAM
         self.netns = netns
         self.cookie = cookie
+        self.state = CLOSED
 
     def connect(self, to: str) -> Answer:
-        return self._address_hook("connect", to)
+        answer = self._address_hook("connect", to)
+        self.state = ESTABLISHED if answer.allowed else self.state
+        return answer
+
+    def disconnect(self) -> None:
+        """connect() to AF_UNSPEC, which no hook sees."""
+        self.state = CLOSED
 
     def sendmsg(self, to: str) -> Answer:
         return self._address_hook("sendmsg", to)
@@ -97,6 +105,8 @@ class Socket:
         context = self._context("struct bpf_sock_addr *")
         self._put_address(context, "user", address)
         context.user_port = htons(port)
+        itself = self.kernel.ffi.new("struct bpf_sock *", {"state": self.state})
+        context.sk = itself
         allowed = self._run(f"{hook}{address.version}", context)
         return self._answer(allowed, self._place_in(context, address.version))
 

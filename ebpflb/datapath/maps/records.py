@@ -37,6 +37,7 @@ class PeerFrontend(NamedTuple):
     backend: int
     address: Address
     port: int
+    is_connected: int = 1
 
 
 class AssignmentKey(NamedTuple):
