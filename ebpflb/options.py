@@ -14,6 +14,9 @@ from ebpflb.model.external_ips import ExternalIps
 from ebpflb.model.local_detector import LocalDetector
 from ebpflb.model.packet_path import AUTO
 
+# Whose sockets are translated: the others' packets are, at their device.
+SOCKET_TRANSLATIONS = (ALL_SOCKETS, HOST_SOCKETS) = ("all", "host")
+
 
 @dataclass(frozen=True)
 class Paths:
@@ -70,6 +73,7 @@ class Options:
     guard_nodeports: bool = True  # processes may not bind a NodePort
     devices: tuple[str, ...] = ()  # patterns of names; none: all devices
     packet_path: str = AUTO  # one of packet_path.CHOICES
+    socket_translation: str = ALL_SOCKETS  # one of SOCKET_TRANSLATIONS
     detector: LocalDetector = field(default_factory=LocalDetector)
     masquerade_all: bool = False
     masquerade_local_backends: bool = False
@@ -96,6 +100,7 @@ class Options:
             "guard_nodeports": self.guard_nodeports,
             "masquerade_all": self.masquerade_all,
             "masquerade_here": self.masquerade_local_backends,
+            "host_sockets": self.socket_translation == HOST_SOCKETS,
         }
         first, last = self.masquerade_ports
         chosen = frozenset(flag for flag, is_chosen in flags.items() if is_chosen)

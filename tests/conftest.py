@@ -79,6 +79,7 @@ SLOW = {
     "tests/network/test_packets_options.py",
     "tests/network/test_packets_refusal.py",
     "tests/network/test_packets_setups.py",
+    "tests/network/test_socket_translation.py",
     "tests/network/test_survival.py",
     "tests/network/test_takeover.py",
 }

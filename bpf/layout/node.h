@@ -32,6 +32,7 @@ enum setting_flag {
 	SETTING_DETECT_LOCAL = 8,	/* pods are recognized, by pods_* or DEVICE_PODS */
 	SETTING_ATTACHING = 16,	/* the first programs are being attached: packets open no flows */
 	SETTING_CONNTRACK = 32,	/* the kernel's conntrack opens flows, where programs can use it */
+	SETTING_HOST_SOCKETS = 64,	/* pods' sockets are left to the packet path */
 };
 
 /* What the operator configured, and what the agent detected about this node. */

@@ -26,4 +26,12 @@ static __always_inline bool netns_is_host(__u64 netns)
 	return netns == settings->host_netns;
 }
 
+/* Whether sockets of this namespace are translated (--socket-translation). */
+static __always_inline bool netns_is_translated(__u64 netns)
+{
+	struct settings *settings = settings_read();
+
+	return !(settings && settings->flags & SETTING_HOST_SOCKETS) || netns_is_host(netns);
+}
+
 #endif

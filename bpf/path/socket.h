@@ -57,12 +57,23 @@ static __always_inline enum verdict socket_leave(const struct request *request, 
 	return verdict_count(verdict);
 }
 
+/*
+ * Whether a pod's socket is left to the packet path. One that sends datagrams goes on to the backend
+ * that it got before the operator chose so.
+ */
+static __always_inline bool socket_is_left(const struct request *request, enum call call)
+{
+	return !netns_is_translated(request->netns) &&
+	       !(call == SENDMSG && assignment_exists(request));
+}
+
 /* On VERDICT_TRANSLATED, and if datagrams are refused, `backend` is the new peer. */
 static __always_inline enum verdict socket_translate(const struct request *request, enum call call,
 						     struct backend *backend)
 {
 	struct selection selection;
-	enum selected selected = select_backend(request, &selection);
+	enum selected selected = socket_is_left(request, call)
+					 ? LEFT_TO_PACKETS : select_backend(request, &selection);
 
 	if (selected != SELECTED)
 		return socket_leave(request, call, selected, backend);

@@ -15,6 +15,13 @@
 
 #define ASSIGNMENTS 16
 
+static __always_inline bool assignment_exists(const struct request *request)
+{
+	struct assignment_key key = { .socket = request->socket, .frontend = *request->frontend };
+
+	return LOOKUP(struct assignment, assignments, &key) != NULL;
+}
+
 static __always_inline bool assignment_find(const struct request *request, __u32 service,
 					    struct backend *backend)
 {

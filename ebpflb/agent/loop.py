@@ -229,6 +229,7 @@ class Agent:
             devices_not_served=self.node_sync.not_served,
             sync_error=self.sync_error,
             packet_path=self.node_sync.packet_path,
+            socket_translation=self.options.socket_translation,
             kube_proxy=self.kube_proxy,
         )
         self.status_file.write(self.status)

@@ -74,6 +74,7 @@ def _options(config: KubeProxyConfiguration, values: dict[str, Any]) -> Options:
         "guard_nodeports",
         "devices",
         "packet_path",
+        "socket_translation",
         "masquerade_local_backends",
         "masquerade_ports",
         "external_ips",

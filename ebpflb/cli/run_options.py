@@ -20,7 +20,7 @@ from ebpflb.configuration.durations import Duration, FlushFrequency
 from ebpflb.configuration.fields import KubeProxyConfiguration, VModule, value_at
 from ebpflb.configuration.parameters import PARAMETERS, Parameter, type_of
 from ebpflb.model import devices, external_ips, packet_path
-from ebpflb.options import Options, Paths
+from ebpflb.options import SOCKET_TRANSLATIONS, Options, Paths
 
 GO_STYLE = {"token_normalize_func": lambda name: name.replace("_", "-")}
 DEBUG_VERBOSITY = 4  # from this verbosity on, details are logged
@@ -114,6 +114,15 @@ _EBPFLB_OPTIONS = (
         show_default=True,
         help="What opens flows of packets: the kernel's conntrack, ebpflb's own flow tables, or"
         " conntrack where the kernel lets programs use it.",
+    ),
+    click.option(
+        "--socket-translation",
+        type=click.Choice(SOCKET_TRANSLATIONS),
+        default=Options.socket_translation,
+        show_default=True,
+        help="Whose sockets are connected to backends: all, or only those of the node's own network"
+        " namespace. Pods' packets are then translated at their device: service meshes and rules"
+        " inside pods see the service's address.",
     ),
     click.option(
         "--masquerade-local-backends/--no-masquerade-local-backends",

@@ -19,7 +19,7 @@ import msgspec
 
 from ebpflb.errors import NodeError
 from ebpflb.model.packet_path import PacketPath
-from ebpflb.options import Paths
+from ebpflb.options import ALL_SOCKETS, Paths
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     started: str
     programs: str = CURRENT_PROGRAMS  # or that old ones serve, and why
     packet_path: PacketPath | None = None  # which engine opens flows of packets, and why
+    socket_translation: str = ALL_SOCKETS  # one of options.SOCKET_TRANSLATIONS
     lists_complete: bool = False  # Services, EndpointSlices and the Node have been received
     service_ports: int = 0
     backends: int = 0

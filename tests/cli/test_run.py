@@ -169,6 +169,7 @@ def test_all_that_is_chosen(chosen: Callable[..., Options], options: list[object
         *("--detect-local-mode", "BridgeInterface", "--pod-bridge-interface", "cni0"),
         *("--nodeport-addresses", "10.0.0.0/8", "--packet-path", "flows"),
         *("--external-ips", "192.0.2.0/24"),
+        *("--socket-translation", "host"),
     )
     assert made.external_ips == external_ips.parse("192.0.2.0/24")
     assert made.packet_path == "flows"
@@ -176,7 +177,7 @@ def test_all_that_is_chosen(chosen: Callable[..., Options], options: list[object
     assert made.devices == ("eth*", "!eth9")
     assert made.nodeport_addresses == ("10.0.0.0/8",)
     assert made.map_settings == {
-        "flags": {"guard_nodeports", "masquerade_all", "masquerade_here"},
+        "flags": {"guard_nodeports", "masquerade_all", "masquerade_here", "host_sockets"},
         "first_port": 40000,
         "last_port": 40099,
     }

@@ -32,6 +32,7 @@ OTHERS: dict[str, Any] = {
     "config.metricsBindAddress": "[::]:10301",
     "packetPath": "flows",
     "externalIPs": "203.0.113.0/24,2001:db8::/32",
+    "socketTranslation": "host",
     "extraArgs": ["--devices=eth*"],
     "cleanup": "kube-proxy",
     "podMonitor.interval": "15s",

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""--socket-translation=host: pods see the service's address, and so do rules inside them."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from ebpflb.lab import cni
+from ebpflb.lab.agents import wait_until
+from ebpflb.lab.sockets import Sockets
+from tests.kit import requests
+from tests.kit.cluster import PORT, TARGET, VIP, VIP6, Cluster, endpoint, running, web
+from tests.kit.requests import Send
+from tests.kit.stale_udp import connect, dual_stack_web, exchange
+
+HOST_ONLY = ("--socket-translation", "host")
+SIDECAR = 15001
+services = pytest.mark.parametrize("vip", [VIP, VIP6], ids=["v4", "v6"])
+ways = pytest.mark.parametrize("send", requests.KINDS.values(), ids=requests.KINDS)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Named as the usual one, so that the sockets of ``pod`` and ``host`` are on it."""
+    with running(tmp_path_factory.mktemp("cluster"), *HOST_ONLY) as made:
+        made.start_program(made.client, "serve", "sidecar", str(SIDECAR))
+        yield made
+
+
+@pytest.fixture
+def served(cluster: Cluster) -> Iterator[None]:
+    cluster.publish(dual_stack_web(cluster.web[0]))
+    yield
+    cluster.client.nft("table inet mesh\ndelete table inet mesh\n")
+
+
+def redirect(cluster: Cluster) -> None:
+    """As Istio's sidecar does: what the pod sends to the service goes to the sidecar."""
+    rules = [
+        f"{family} daddr {vip} {protocol} dport {PORT} redirect to :{SIDECAR}"
+        for family, vip in (("ip", VIP), ("ip6", VIP6))
+        for protocol in ("tcp", "udp")
+    ]
+    chain = "chain o {\ntype nat hook output priority -100;\n"
+    cluster.client.nft(f"table inet mesh {{\n{chain}" + "\n".join(rules) + "\n}\n}\n")
+
+
+def restart(cluster: Cluster, *options: str) -> None:
+    """The agent with other options, on the same maps."""
+    agent = cluster.agent
+    agent.stop()
+    agent.options = options
+    agent.start()
+    is_host_only = bool(options)
+    wait_until(
+        "the option is in force",
+        lambda: ("host_sockets" in cluster.maps["settings"].get(0).flags) == is_host_only,
+    )
+
+
+@services
+@pytest.mark.parametrize("send", [requests.tcp, requests.udp])
+def test_a_rule_inside_a_pod_sees_the_service(
+    cluster: Cluster, served: None, pod: Sockets, vip: str, send: Send
+) -> None:
+    """A REDIRECT rule for the service's address takes what the pod sends there to its sidecar."""
+    redirect(cluster)
+    assert send(pod, vip).name == "sidecar"
+
+
+@services
+@ways
+def test_served_at_the_pods_device(
+    cluster: Cluster, served: None, sockets: Sockets, vip: str, send: Send
+) -> None:
+    """Without a rule pods are served by the packet path, and the node at its sockets."""
+    answer = send(sockets, vip)
+    assert (answer.name, answer.peer) == (cluster.web[0].name, (vip, PORT))
+
+
+@services
+def test_the_nodes_sockets_alone_are_remembered(
+    cluster: Cluster, served: None, pod: Sockets, host: Sockets, vip: str
+) -> None:
+    """A pod's socket is connected to the service itself, the node's to the backend."""
+    before = {key for key, _ in cluster.maps["sockets"].items()}
+    with requests.tcp_socket(pod, vip) as one, requests.tcp_socket(host, vip) as other:
+        for client in (one, other):
+            client.connect((vip, PORT))
+        new = {key for key, _ in cluster.maps["sockets"].items()} - before
+        assert len(new) == 1
+
+
+@services
+def test_refused_at_the_pods_device(cluster: Cluster, pod: Sockets, vip: str) -> None:
+    """A service without endpoints refuses a pod's connection by a reset."""
+    cluster.publish(web())
+    with pytest.raises(ConnectionRefusedError):
+        requests.tcp(pod, vip)
+
+
+@services
+@pytest.mark.parametrize("to_host", [True, False], ids=["all to host", "host to all"])
+def test_a_change_breaks_no_socket(
+    cluster: Cluster, served: None, pod: Sockets, vip: str, to_host: bool
+) -> None:
+    """Sockets from before the agent's restart with the other option go on, and leave nothing."""
+    options = ((), HOST_ONLY) if to_host else (HOST_ONLY, ())
+    restart(cluster, *options[0])
+    cluster.publish(dual_stack_web(*cluster.web))
+    before = remembered(cluster)
+    with (
+        requests.tcp_socket(pod, vip) as stream,
+        requests.udp_socket(pod, vip) as connected,
+        requests.udp_socket(pod, vip) as loose,
+    ):
+        stream.connect((vip, PORT))
+        stream.recv(64)
+        names = connect(connected, vip).name, requests.exchange(loose, vip).name
+        restart(cluster, *options[1])
+        stream.send(b"still there")
+        assert stream.recv(64) == b"still there"
+        assert stream.getpeername()[:2] == (vip, PORT)
+        assert exchange(connected).name == names[0]
+        if to_host:
+            assert requests.exchange(loose, vip).name == names[1]
+    wait_until("all is forgotten", lambda: remembered(cluster) <= before)
+    restart(cluster, *HOST_ONLY)
+
+
+def remembered(cluster: Cluster) -> set[object]:
+    return {key for name in ("sockets", "assignments") for key, _ in cluster.maps[name].items()}
+
+
+@pytest.fixture(scope="module")
+def narrow(cluster: Cluster) -> Cluster:
+    """The pod reaches services' addresses by its node, and nobody else beyond its own network."""
+    cluster.start_program(cluster.node, "serve", "node", str(TARGET))
+    for gateway, covered in zip(cni.addresses(1, 1), ("10.96.0.0/16", "fd00:96::/32"), strict=True):
+        route = f"route add {covered} via {gateway}"
+        cluster.client.ip("route del default", route, v6=":" in gateway)
+    return cluster
+
+
+@services
+@pytest.mark.parametrize("send", [requests.tcp, requests.udp])
+def test_a_pod_whose_only_route_covers_services(
+    narrow: Cluster, pod: Sockets, vip: str, send: Send
+) -> None:
+    """It is served at its device, from where the node routes; at its socket it fails at once."""
+    narrow.publish(web(endpoint(narrow.node), v6=[endpoint(narrow.node, v6=True)]))
+    assert send(pod, vip).name == "node"
+    restart(narrow)
+    with pytest.raises(OSError, match="Network is unreachable"):
+        send(pod, vip)
+    restart(narrow, *HOST_ONLY)
+    assert send(pod, vip).name == "node"
