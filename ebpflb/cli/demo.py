@@ -17,7 +17,7 @@ from ebpflb.datapath.attach.cgroup_links import cgroup_root
 from ebpflb.datapath.attach.removal import unpin_all
 from ebpflb.datapath.maps.state_dir import BPFFS, StateDir
 from ebpflb.diagnose.dump import dump_maps
-from ebpflb.lab.demo import ASKED, PORT, TRAFFIC, V4, Demo
+from ebpflb.lab.demo import PORT, REQUESTS, TRAFFIC, V4, Demo
 from ebpflb.lab.hosts import Lab
 from ebpflb.lab.netns import NETNS
 
@@ -72,7 +72,7 @@ def _remove(name: str) -> None:
 def _run(demo: Demo) -> None:
     _heading("a node, a client, four web servers in network namespaces; `ebpflb run` on the node")
     demo.build()
-    _heading(f"{ASKED} connections each to the service default/web: three endpoints")
+    _heading(f"{REQUESTS} connections each to the service default/web: three endpoints")
     demo.connect()
     _heading("the service is scaled from three endpoints to four")
     demo.grow()
@@ -98,11 +98,11 @@ def _print_hints(demo: Demo) -> None:
     me, where = sys.argv[0], " ".join(demo.agent.where)
     node, pod = (f"nsenter --net=/run/netns/{it.netns}" for it in (demo.node, demo.client))
     procs = demo.client.cgroup / "cgroup.procs"
-    ask = f"{pod} {sys.executable} {TRAFFIC} ask tcp {V4} {PORT} 100"
+    request = f"{pod} {sys.executable} {TRAFFIC} request tcp {V4} {PORT} 100"
     _heading("the agent runs again, and everything is kept; to inspect it:")
     click.echo(f"""\
   {node} {me} status {where}
   {me} maps dump --state-dir {demo.agent.paths.state}
-  sh -c 'echo $$ > {procs}; exec {ask}'
+  sh -c 'echo $$ > {procs}; exec {request}'
   edit {demo.agent.manifests}/web.yaml
   {me} demo --remove""")

@@ -26,7 +26,7 @@ from ebpflb.plan.entries import Frontend
 V4, V6 = "10.96.0.10", "fd00:96::10"
 SHOP = "10.96.0.20"
 PORT, TARGET, NODEPORT, SHOP_NODEPORT = 80, 8080, 30080, 30090
-ASKED = 400  # connections in each line of the output
+REQUESTS = 400  # connections in each line of the output
 TRAFFIC = Path(traffic.__file__)
 
 Say = Callable[[str], None]
@@ -73,8 +73,8 @@ class Demo:
         """Connects with every protocol and family from a pod, and to a NodePort from the node."""
         for protocol in ("tcp", "udp"):
             for address in (V4, V6):
-                self._ask(self.client, protocol, address)
-        self._ask(self.node, "tcp", self.node.v4, NODEPORT)
+                self._request(self.client, protocol, address)
+        self._request(self.node, "tcp", self.node.v4, NODEPORT)
 
     def grow(self) -> None:
         """Adds the fourth endpoint while a client connects until it gets there."""
@@ -84,8 +84,8 @@ class Demo:
         waiting.wait()
         took = (time.monotonic() - began) * 1e3
         self.say(f"  manifest written -> first connection on web-4: {took:.0f} ms")
-        self._ask(self.client, "tcp", V4)
-        self._ask(self.client, "udp", V6)
+        self._request(self.client, "tcp", V4)
+        self._request(self.client, "udp", V6)
 
     def publish(self, policy: str) -> None:
         """Writes a NodePort service with an endpoint on this node and one on the other node."""
@@ -104,7 +104,7 @@ class Demo:
         for policy in ("Cluster", "Local"):
             self.publish(policy)
             self.say(f"  externalTrafficPolicy: {policy}")
-            answer = self._ask(self.outside, "tcp", self.node.v4, SHOP_NODEPORT)
+            answer = self._request(self.outside, "tcp", self.node.v4, SHOP_NODEPORT)
             for name, sources in sorted(answer["sources"].items()):
                 self.say(f"    {name} saw {' '.join(sources)}")
 
@@ -118,8 +118,8 @@ class Demo:
     def kill(self) -> None:
         """Connects after the agent was killed."""
         self.agent.stop(signal.SIGKILL)
-        self._ask(self.client, "tcp", V4)
-        self._ask(self.client, "udp", V4)
+        self._request(self.client, "tcp", V4)
+        self._request(self.client, "udp", V4)
 
     def close(self) -> None:
         self.agent.close()
@@ -128,17 +128,17 @@ class Demo:
         """Starts traffic.py on a host; returns when it is ready."""
         return self.lab.keep_ready(host.python(TRAFFIC, *words, stdout=subprocess.PIPE))
 
-    def _ask(self, host: Host, protocol: str, address: str, port: int = PORT) -> Any:
-        """Connects ASKED times and prints each pod's share. Raises NodeError if one fails."""
-        words = ("ask", protocol, address, str(port), str(ASKED))
+    def _request(self, host: Host, protocol: str, address: str, port: int = PORT) -> Any:
+        """Connects REQUESTS times and prints each pod's share. Raises NodeError if one fails."""
+        words = ("request", protocol, address, str(port), str(REQUESTS))
         output, _ = host.python(TRAFFIC, *words, stdout=subprocess.PIPE).communicate()
         answer = json.loads(output)
-        shares = "  ".join(f"{name} {n / ASKED:.0%}" for name, n in answer["names"].items())
+        shares = "  ".join(f"{name} {n / REQUESTS:.0%}" for name, n in answer["names"].items())
         where = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
         peers = " ".join(answer["peers"])
         self.say(f"  {host.name:7} {protocol}  {where:18} {shares}  (peer: {peers})")
         if answer["errors"]:
-            raise NodeError(f"some of {ASKED} failed: {answer['errors']}")
+            raise NodeError(f"some of {REQUESTS} failed: {answer['errors']}")
         return answer
 
 

@@ -3,11 +3,11 @@
 
     traffic.py serve NAME PORT              replies to TCP and UDP, IPv4 and IPv6: first a line
                                             with its name and the client's address, then an echo
-    traffic.py ask PROTOCOL HOST PORT N     connects N times; prints the counts as a JSON object
-    traffic.py press PROTOCOL HOST PORT S   the same until its input ends, with pauses of S seconds;
+    traffic.py request PROTOCOL HOST PORT N connects N times; prints the counts as a JSON object
+    traffic.py repeat PROTOCOL HOST PORT S  the same until its input ends, with pauses of S seconds;
                                             prints "ready" after the first connection
     traffic.py await NAME HOST PORT         connects by TCP until the server NAME replies
-    traffic.py bulk HOST PORT BYTES         sends as many bytes and reads the echo; prints the name
+    traffic.py echo HOST PORT BYTES         sends as many bytes and reads the echo; prints the name
 
 The counts: replies by the server's name, and the client's addresses that each server saw; replies
 by the peer's address that the client saw; errors by the errno's name.
@@ -51,14 +51,14 @@ def serve(name: str, port: str) -> None:
     datagram = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
     datagram.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
     datagram.bind(("::", int(port)))
-    _aside(_serve_datagrams, datagram, name)
+    _in_thread(_serve_datagrams, datagram, name)
     print("ready", flush=True)
     while True:
         connection, peer = stream.accept()
-        _aside(_converse, connection, _line(name, peer))
+        _in_thread(_converse, connection, _line(name, peer))
 
 
-def _aside(work: Callable[..., None], *words: Any) -> None:
+def _in_thread(work: Callable[..., None], *words: Any) -> None:
     threading.Thread(target=work, args=words, daemon=True).start()
 
 
@@ -81,7 +81,7 @@ def _serve_datagrams(datagram: socket.socket, name: str) -> None:
             datagram.sendto(_line(name, peer) + data, peer)
 
 
-def ask_tcp(family: int, where: tuple[str, int]) -> Reply:
+def request_by_tcp(family: int, where: tuple[str, int]) -> Reply:
     with socket.socket(family, socket.SOCK_STREAM) as client:
         client.settimeout(TIMEOUT)
         client.connect(where)
@@ -89,7 +89,7 @@ def ask_tcp(family: int, where: tuple[str, int]) -> Reply:
         return Reply(*read(client.recv(64)), peer)
 
 
-def ask_udp(family: int, where: tuple[str, int]) -> Reply:
+def request_by_udp(family: int, where: tuple[str, int]) -> Reply:
     """With an unconnected socket: a resolver checks that the reply comes from its server."""
     with socket.socket(family, socket.SOCK_DGRAM) as client:
         client.settimeout(TIMEOUT)
@@ -98,7 +98,7 @@ def ask_udp(family: int, where: tuple[str, int]) -> Reply:
         return Reply(*read(answer), peer[0])
 
 
-def ask_connected_udp(family: int, where: tuple[str, int]) -> Reply:
+def request_by_connected_udp(family: int, where: tuple[str, int]) -> Reply:
     with socket.socket(family, socket.SOCK_DGRAM) as client:
         client.settimeout(TIMEOUT)
         client.connect(where)
@@ -106,16 +106,16 @@ def ask_connected_udp(family: int, where: tuple[str, int]) -> Reply:
         return Reply(*read(client.recv(64)), client.getpeername()[0])
 
 
-ASK = {"tcp": ask_tcp, "udp": ask_udp, "connected-udp": ask_connected_udp}
+REQUESTS = {"tcp": request_by_tcp, "udp": request_by_udp, "connected-udp": request_by_connected_udp}
 
 
-def ask(protocol: str, host: str, port: str, times: Iterable[object]) -> dict[str, Any]:
+def send_requests(protocol: str, host: str, port: str, times: Iterable[object]) -> dict[str, Any]:
     """The counts of one connection or datagram for each of ``times``."""
     names, peers, errors = (Counter[str]() for _ in range(3))
     sources: dict[str, list[str]] = {}
     for _ in times:
         try:
-            reply = ASK[protocol](_family(host), (host, int(port)))
+            reply = REQUESTS[protocol](_family(host), (host, int(port)))
         except OSError as error:
             errors[_word(error)] += 1
         else:
@@ -127,13 +127,13 @@ def ask(protocol: str, host: str, port: str, times: Iterable[object]) -> dict[st
     return {**shares, "errors": errors, "peers": peers}
 
 
-def bulk(host: str, port: str, size: str) -> str:
+def echo(host: str, port: str, size: str) -> str:
     """The server's name. Raises OSError, or ValueError if the echo is not what was sent."""
     sent = os.urandom(int(size))
     with socket.create_connection((host, int(port)), TIMEOUT) as client:
         stream = client.makefile("rb")
         name, _ = read(stream.readline())
-        _aside(client.sendall, sent)
+        _in_thread(client.sendall, sent)
         if stream.read(len(sent)) != sent:
             raise ValueError(f"{len(sent)} bytes came back changed")
         return name
@@ -148,10 +148,10 @@ def until_input_ends(pause: float) -> Iterator[None]:
 
 def await_name(name: str, host: str, port: str) -> None:
     """Prints "ready" after the first reply; returns after one of the server with this name."""
-    answer = ask_tcp(_family(host), (host, int(port)))
+    answer = request_by_tcp(_family(host), (host, int(port)))
     print("ready", flush=True)
     while answer.name != name:
-        answer = ask_tcp(_family(host), (host, int(port)))
+        answer = request_by_tcp(_family(host), (host, int(port)))
 
 
 def _family(host: str) -> int:
@@ -170,11 +170,11 @@ if __name__ == "__main__":
             serve(name, port)
         case ["await", name, host, port]:
             await_name(name, host, port)
-        case ["ask", protocol, host, port, count]:
-            print(json.dumps(ask(protocol, host, port, range(int(count)))))
-        case ["bulk", host, port, size]:
-            print(bulk(host, port, size))
-        case ["press", protocol, host, port, pause]:
-            print(json.dumps(ask(protocol, host, port, until_input_ends(float(pause)))))
+        case ["request", protocol, host, port, count]:
+            print(json.dumps(send_requests(protocol, host, port, range(int(count)))))
+        case ["echo", host, port, size]:
+            print(echo(host, port, size))
+        case ["repeat", protocol, host, port, pause]:
+            print(json.dumps(send_requests(protocol, host, port, until_input_ends(float(pause)))))
         case _:
             sys.exit(__doc__)

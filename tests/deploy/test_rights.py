@@ -26,7 +26,7 @@ from tests.kit.lab_cluster import PORT, PREFIX
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives rights away")
 
 NOBODY = 65534
-ASKED = 60
+REQUESTS = 60
 # As a container of the chart: / and /sys are read-only, what is mounted for the agent is not.
 READ_ONLY = (
     'mount --bind "$0" "$0" && for it in / /sys; do mount -o remount,bind,ro $it || exit; done;'
@@ -115,7 +115,7 @@ def serves(made: Confined) -> None:
         (made.node, "tcp", VIP, PORT),
         (made.outside, "tcp", made.node.v4, NODEPORT),
     ):
-        said = made.request(host, protocol, address, port, ASKED)
+        said = made.request(host, protocol, address, port, REQUESTS)
         assert (said["errors"], len(said["names"])) == ({}, 3), (protocol, address)
 
 

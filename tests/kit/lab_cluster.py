@@ -114,7 +114,7 @@ class LabCluster:
         self, host: Host, protocol: str, address: str, port: int = PORT, pause: float = 0.0
     ) -> "subprocess.Popen[str]":
         """A client that sends requests until ``stop_client``; returns after its first answer."""
-        words = ("press", protocol, address, str(port), str(pause))
+        words = ("repeat", protocol, address, str(port), str(pause))
         return self.start_program(host, *words, stdin=subprocess.PIPE)
 
     def stop_client(self, client: "subprocess.Popen[str]") -> Any:
@@ -124,11 +124,13 @@ class LabCluster:
 
     def request(self, host: Host, protocol: str, address: str, port: int, times: int) -> Any:
         """What a client counted that sent so many requests."""
-        return json.loads(self._output_of(host, "ask", protocol, address, str(port), str(times)))
+        return json.loads(
+            self._output_of(host, "request", protocol, address, str(port), str(times))
+        )
 
     def echo(self, host: Host, address: str, port: int, size: int = 1 << 20) -> str:
         """The name of the backend that returned so many bytes unchanged; "" if none did."""
-        return self._output_of(host, "bulk", address, str(port), str(size)).strip()
+        return self._output_of(host, "echo", address, str(port), str(size)).strip()
 
     def _output_of(self, host: Host, *words: str) -> str:
         process = self.lab.keep(host.python(TRAFFIC, *words, stdout=subprocess.PIPE))

@@ -19,7 +19,7 @@ from tests.publishing import frontend, place
 
 OURS = ["172.30.0.1", "172.30.0.2", "203.0.113.1", "192.0.2.1", "fd00:30::1", "2001:db8::1"]
 ANY = ["0.0.0.0", "::"]
-ASKED = [
+DESTINATIONS = [
     *OURS, *ANY, "127.0.0.1", "::1", "192.0.2.2", "::ffff:172.30.0.1", "::ffff:192.0.2.1",
     "::ffff:127.0.0.1", "::ffff:0.0.0.0",
 ]  # fmt: skip
@@ -57,7 +57,7 @@ def asks(protocol: str, netns: int) -> some.SearchStrategy[Request]:
         some.integers(0, 2),
         some.just(netns),
         some.just(protocol),
-        some.sampled_from(ASKED).map(ip_address),
+        some.sampled_from(DESTINATIONS).map(ip_address),
         some.sampled_from(PORTS),
     )
 
