@@ -71,10 +71,9 @@ def build_agent(options: Options, flags: Mapping[str, str]) -> Iterator[Agent]:
         metrics.health(lambda: servers.health.healthy)
         metrics.gate(EXTERNAL_IPS, "DEPRECATED", enabled=options.serve_external_ips)
         sweeper = Sweeper(datapath.maps, _timeouts(options.conntrack))
-        watches = (
-            kube_proxy_watch.KubeProxyWatch(inbox.put),
-            NatWatch(inbox.put, needed=lambda: engine.is_conntrack),
-        )
+        nat_watch = NatWatch(inbox.put, needed=lambda: engine.is_conntrack)
+        metrics.conntrack(datapath.maps, lambda: nat_watch.restored)
+        watches = (kube_proxy_watch.KubeProxyWatch(inbox.put), nat_watch)
         for thread in (sweeper, stale_udp, servers, *watches):
             stack.callback(thread.stop)
             thread.start()

@@ -13,10 +13,10 @@ from ebpflb.cli.output import output_option, print_as
 from ebpflb.datapath.attach import cgroup_links, device_programs
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.maps.sweep import FLOW_MAPS, FlowTable
-from ebpflb.diagnose.connection_list import count_connections
 from ebpflb.errors import NodeError
 from ebpflb.node import ctnetlink, kube_proxy_watch
 from ebpflb.serve import status as agent_status
+from ebpflb.serve.metrics_conntrack import count_connections
 from ebpflb.serve.status import AgentStatus
 
 _LABEL = 18  # columns of the longest label

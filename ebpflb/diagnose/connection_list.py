@@ -6,7 +6,6 @@ does not tell who made it: those of a kube-proxy that serves, or has served, the
 among them. Flows of a service that has been deleted since are not known by any frontend.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import NamedTuple
@@ -17,7 +16,7 @@ from ebpflb.diagnose.flow_list import FlowFilter, FlushResult
 from ebpflb.diagnose.snapshot import Row, host_port, service_name
 from ebpflb.model.addresses import Address, family
 from ebpflb.model.packet_path import Engine
-from ebpflb.model.services import PortName, Protocol
+from ebpflb.model.services import PortName
 from ebpflb.node import ctnetlink
 from ebpflb.plan.connections import STATUS, Connection, Ends
 from ebpflb.plan.desired_service import ANY
@@ -58,12 +57,6 @@ def flush_connections(maps: Mapping[str, Map], only: FlowFilter) -> FlushResult:
     """Deletes the entries of the flows that match. Raises NodeError."""
     deleted = ctnetlink.delete(flow.entry for flow in _flows(maps, only))
     return FlushResult(deleted, deleted)
-
-
-def count_connections(maps: Mapping[str, Map]) -> Counter[Protocol]:
-    """How many flows conntrack keeps. Raises NodeError."""
-    entries = ctnetlink.connections(FrontendKeys(maps))
-    return Counter(entry.protocol for entry in entries if entry.is_translated)
 
 
 def dump_connections(maps: Mapping[str, Map]) -> list[Row]:

@@ -15,6 +15,7 @@ metrics_pages       10249: /metrics, /healthz, /proxyMode, /configz, /flagz, /st
 metrics             all metrics, and their exposition
 metrics_agent       metrics of the agent's status
 metrics_maps        metrics of maps and hooks
+metrics_conntrack   metrics of the kernel's conntrack
 metrics_kube_proxy  metrics that kube-proxy has
 metrics_library     metrics of kube-proxy's libraries
 """

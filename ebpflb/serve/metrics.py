@@ -8,7 +8,7 @@ read then is left out and counted, and the rest is shown.
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
@@ -17,10 +17,12 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from ebpflb.datapath.datapath import Datapath
+from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.occupancy import Occupancy
 from ebpflb.errors import EbpflbError
 from ebpflb.plan.planner import Planner
 from ebpflb.serve.metrics_agent import StatusCollector
+from ebpflb.serve.metrics_conntrack import ConntrackCollector
 from ebpflb.serve.metrics_kube_proxy import KubeProxyMetrics
 from ebpflb.serve.metrics_library import (
     FeatureGates,
@@ -60,6 +62,7 @@ class Metrics(KubeProxyMetrics):
         self._lock = threading.Lock()  # of the collectors
         self._collectors: list[Collector] = []
         self._occupancy: Occupancy | None = None
+        self._conntrack: ConntrackCollector | None = None
 
     def failed(self, seconds: float, *, full: bool) -> None:
         """A sync failed after ``seconds``. Its changes are still pending."""
@@ -90,6 +93,11 @@ class Metrics(KubeProxyMetrics):
         self._register("hooks", HooksCollector(datapath.state, lambda: datapath.programs))
         self._register("status", StatusCollector(status))
 
+    def conntrack(self, maps: Mapping[str, Map], restored: Callable[[], int]) -> None:
+        """Reads conntrack at each scrape from now on, until ``close``."""
+        self._conntrack = ConntrackCollector(maps, restored)
+        self._register("conntrack", self._conntrack)
+
     def close(self) -> None:
         """No map, program or status is read after this; what was counted is still shown."""
         with self._lock:
@@ -97,6 +105,8 @@ class Metrics(KubeProxyMetrics):
                 self.registry.unregister(self._collectors.pop())
         if self._occupancy is not None:
             self._occupancy.stop()
+        if self._conntrack is not None:
+            self._conntrack.wait()
 
     def exposition(self, accept: str = "") -> Exposition:
         """/metrics, in the format that an Accept header asks for; text unless OpenMetrics is."""

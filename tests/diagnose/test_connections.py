@@ -15,7 +15,6 @@ import pytest
 
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.diagnose.connection_list import (
-    count_connections,
     dump_connections,
     flush_connections,
     list_connections,
@@ -25,6 +24,7 @@ from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.node import ctnetlink
 from ebpflb.plan.entries import Backend, BackendName, Frontend, Range, ServiceEntry
+from ebpflb.serve.metrics_conntrack import ConntrackCollector, count_connections
 from tests.node import nodes
 from tests.node.nodes import run
 
@@ -205,3 +205,24 @@ def test_count(maps: dict[str, Map]) -> None:
     say(VIP6, 53, 4001)
     say(VIP, 54, 4001)
     assert count_connections(maps) == Counter({Protocol.UDP: 2})
+
+
+def test_metrics(maps: dict[str, Map]) -> None:
+    """How full conntrack is at once; its flows when they have been counted."""
+    say(VIP, 53, 4001)
+    say(VIP, 54, 4001)
+    collector = ConntrackCollector(maps, lambda: 3)
+    for _ in range(2):
+        found = {
+            (metric.name, *sample.labels.values()): sample.value
+            for metric in collector.collect()
+            for sample in metric.samples
+        }
+        collector.wait()
+    assert found == {
+        ("ebpflb_conntrack_entries",): 2,
+        ("ebpflb_conntrack_max_entries",): ctnetlink.limit(),
+        ("ebpflb_conntrack_table_restored",): 3,
+        ("ebpflb_conntrack_flows", "TCP"): 0,
+        ("ebpflb_conntrack_flows", "UDP"): 1,
+    }

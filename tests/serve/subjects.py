@@ -76,6 +76,7 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> Metrics:
     monkeypatch.setattr(hook_stats, "run_times", lambda *_: one)
     made = Metrics()
     made.read(fake_datapath(), lambda: Planner(CAPACITY), lambda: BUSY)
+    made.conntrack(fake_maps(), lambda: 0)
     made.request("GET", "https://10.96.0.1:443", 200, 0.01)
     made.gate("AllowServiceExternalIPs", "DEPRECATED", enabled=True)
     made.check("ping", "healthz", ok=True)
@@ -87,6 +88,8 @@ def settled(made: Metrics) -> Metrics:
     made.exposition()
     assert made._occupancy is not None
     made._occupancy.wait()
+    if made._conntrack is not None:
+        made._conntrack.wait()
     return made
 
 
