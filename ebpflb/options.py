@@ -7,11 +7,12 @@ from typing import Any
 
 import msgspec
 
-from ebpflb.model import external_ips, nodeport_addresses
-from ebpflb.model.addresses import Address
+from ebpflb.model import external_ips, nodeport_addresses, packet_mark
+from ebpflb.model.addresses import Address, Network
 from ebpflb.model.admission import Admission
 from ebpflb.model.external_ips import ExternalIps
 from ebpflb.model.local_detector import LocalDetector
+from ebpflb.model.packet_mark import PacketMark
 from ebpflb.model.packet_path import AUTO
 
 # Whose sockets are translated: the others' packets are, at their device.
@@ -78,6 +79,7 @@ class Options:
     masquerade_all: bool = False
     masquerade_local_backends: bool = False
     masquerade_ports: tuple[int, int] = (10000, 29999)
+    packet_mark: PacketMark = packet_mark.OFF
     bind_address: Address | None = None  # the Node's primary address, whatever the Node says
     healthz_address: str = "0.0.0.0:10256"  # "": not served
     metrics_address: str = "127.0.0.1:10249"  # "": not served
@@ -87,6 +89,7 @@ class Options:
     sync_period: float = 30.0
     min_sync_period: float = 0.0  # seconds from the end of a sync to the next one
     serve_external_ips: bool = True
+    nodeport_source_ranges: tuple[Network, ...] = ()  # none: everybody
     external_ips: ExternalIps = external_ips.ALL  # those that are served, if any are
     conntrack: ConntrackOptions = ConntrackOptions()
     oom_score_adj: int = -999
@@ -104,12 +107,14 @@ class Options:
         }
         first, last = self.masquerade_ports
         chosen = frozenset(flag for flag, is_chosen in flags.items() if is_chosen)
-        return {"flags": chosen, "first_port": first, "last_port": last}
+        mark, mask = self.packet_mark
+        ports = {"first_port": first, "last_port": last}
+        return {"flags": chosen, **ports, "mark": mark, "mark_mask": mask}
 
     @property
     def admission(self) -> Admission:
         """What Services may do on this node."""
-        return Admission(self.serve_external_ips, self.external_ips)
+        return Admission(self.serve_external_ips, self.external_ips, self.nodeport_source_ranges)
 
     @property
     def source(self) -> str:

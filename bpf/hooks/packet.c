@@ -23,6 +23,15 @@
 #define GO_ON (-1)	/* TC_ACT_UNSPEC, TCX_NEXT: the next program has its turn */
 #define DROP 2
 
+/* --packet-mark: by it rules of netfilter recognize what was translated before they see it. */
+static __always_inline void packet_mark(struct __sk_buff *ctx, const enum hook hook)
+{
+	struct settings *settings = settings_read();
+
+	if (hook == HOOK_INGRESS && settings && settings->mark_mask)
+		ctx->mark = (ctx->mark & ~settings->mark_mask) | settings->mark;
+}
+
 /*
  * Errors are translated. Pings to a cluster IP in use are refused, those to an unallocated address
  * of a service range are dropped (kube-proxy.md 6.3).
@@ -32,6 +41,8 @@ static __always_inline enum verdict handle_icmp(struct __sk_buff *ctx, struct pa
 {
 	enum verdict verdict = icmp_error_translate(ctx, packet);
 
+	if (verdict == VERDICT_RELATED)
+		packet_mark(ctx, hook);
 	if (verdict != VERDICT_PASSED || hook != HOOK_INGRESS || !packet_is_echo(ctx, packet))
 		return verdict;
 	return no_service_verdict(address_use(&packet->tuple.destination));
@@ -50,8 +61,10 @@ static __always_inline enum verdict handle_transport(struct __sk_buff *ctx, stru
 				       : egress_packet(ctx, packet, &to);
 	if (packet->piece == FIRST)
 		fragment_remember(packet, outcome.rewrite);
-	if (outcome.rewrite)
+	if (outcome.rewrite) {
 		packet_rewrite(ctx, packet, &to);
+		packet_mark(ctx, hook);
+	}
 	return outcome.verdict;
 }
 

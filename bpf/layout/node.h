@@ -42,6 +42,8 @@ struct settings {
 	__u32 flags;		/* enum setting_flag */
 	__u16 first_port;	/* masqueraded flows get source ports from here ... */
 	__u16 last_port;	/* ... to here, in host order */
+	__u32 mark;		/* of packets that are translated at ingress: these bits ... */
+	__u32 mark_mask;	/* ... of these; 0: the mark is left alone */
 	struct prefix pods_v4;	/* addresses of pods */
 	struct prefix pods_v6;
 	struct prefix span_v4;	/* includes all cluster IPs and service ranges */
@@ -51,6 +53,6 @@ struct settings {
 	__u32 frontend_moves;	/* grows after UDP frontends got another service; never 0 */
 	__u32 pad;
 };
-SIZE(struct settings, 192);
+SIZE(struct settings, 200);
 
 #endif

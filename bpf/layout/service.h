@@ -56,9 +56,10 @@ SIZE(struct backend, 32);
 struct source_range {
 	__u32 length;
 	__u32 service;
+	__u32 nodeport;		/* 1: who is admitted to the NodePort; 0: to load balancer VIPs */
 	struct address address;
 };
-SIZE(struct source_range, 24);
+SIZE(struct source_range, 28);
 
 struct service_range {
 	__u32 length;

@@ -23,7 +23,7 @@ DEFINE_MAP(slots, ARRAY, __u32, struct backend, 524288, MMAPABLE)
 /* Backend id -> its slot; a removed backend's is beyond the array. */
 DEFINE_MAP(backend_slots, ARRAY, __u32, __u32, 131072, MMAPABLE)
 
-/* loadBalancerSourceRanges, by service id. */
+/* loadBalancerSourceRanges, and those of NodePorts, by service id. */
 DEFINE_MAP(source_ranges, LPM_TRIE, struct source_range, __u32, 65536, RDONLY_PROG | NO_PREALLOC)
 
 /* The cluster IPs in use, whatever their ports. */

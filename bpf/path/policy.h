@@ -21,12 +21,16 @@ static __always_inline bool policy_is_local_only(const struct service *service,
 	       !((service->flags & SERVICE_EXTERNAL) && is_local_client);
 }
 
-/* loadBalancerSourceRanges (kube-proxy.md 7). */
+/*
+ * loadBalancerSourceRanges (kube-proxy.md 7), and the source ranges of NodePorts, which kube-proxy
+ * has not: a NodePort's frontend has no address.
+ */
 static __always_inline bool policy_admits(const struct service *service,
 					  const struct address *client)
 {
-	struct source_range range = { .length = 32 + 128,
+	struct source_range range = { .length = 64 + 128,
 				      .service = service->id,
+				      .nodeport = address_is_any(&service->frontend.address),
 				      .address = *client };
 
 	return !(service->flags & SERVICE_RESTRICTED) ||

@@ -78,6 +78,8 @@ def _options(config: KubeProxyConfiguration, values: dict[str, Any]) -> Options:
         "masquerade_local_backends",
         "masquerade_ports",
         "external_ips",
+        "packet_mark",
+        "nodeport_source_ranges",
     )
     return Options(
         paths=common.paths(values["state_dir"], values["run_dir"], values["cache_dir"]),

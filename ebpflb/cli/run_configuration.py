@@ -24,6 +24,7 @@ from ebpflb.configuration.config_file import FieldError
 from ebpflb.configuration.fields import KubeProxyConfiguration, replace_at, value_at
 from ebpflb.configuration.parameters import EFFECTIVE_WITH_CONFIG, PARAMETERS, Parameter
 from ebpflb.errors import ConfigurationError
+from ebpflb.model import nodeport_ranges
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +141,11 @@ def effective_flags(config: KubeProxyConfiguration, values: Mapping[str, Any]) -
     A flag that has a field shows the field's value, whether the file or a flag has set it; of
     several fields, that of the mode's section.
     """
-    options = dict(values) | {"masquerade_ports": format_ports(values["masquerade_ports"])}
+    options = dict(values) | {
+        "masquerade_ports": format_ports(values["masquerade_ports"]),
+        "packet_mark": str(values["packet_mark"]),
+        "nodeport_source_ranges": nodeport_ranges.show(values["nodeport_source_ranges"]),
+    }
     effective = {name.replace("_", "-"): value for name, value in options.items()}
     for parameter in PARAMETERS:
         if parameter.flag:

@@ -19,7 +19,7 @@ from ebpflb.configuration.config_file import decode
 from ebpflb.configuration.durations import Duration, FlushFrequency
 from ebpflb.configuration.fields import KubeProxyConfiguration, VModule, value_at
 from ebpflb.configuration.parameters import PARAMETERS, Parameter, type_of
-from ebpflb.model import devices, external_ips, packet_path
+from ebpflb.model import devices, external_ips, nodeport_ranges, packet_mark, packet_path
 from ebpflb.options import SOCKET_TRANSLATIONS, Options, Paths
 
 GO_STYLE = {"token_normalize_func": lambda name: name.replace("_", "-")}
@@ -139,6 +139,14 @@ _EBPFLB_OPTIONS = (
         help="Source ports of masqueraded connections. The host's own sockets do not get them.",
     ),
     click.option(
+        "--packet-mark",
+        metavar="MARK/MASK",
+        default=str(Options.packet_mark),
+        callback=_parsed_by(packet_mark.parse),
+        help="Set this mark on packets that the flow tables translate when they come in, so that"
+        " rules of netfilter can accept them.  [default: none]",
+    ),
+    click.option(
         "--external-ips",
         metavar="all|none|CIDR,...",
         default=str(Options.external_ips),
@@ -146,6 +154,14 @@ _EBPFLB_OPTIONS = (
         callback=_parsed_by(external_ips.parse),
         help="Which of the Services' externalIPs are served. Everybody who may write a Service can"
         " claim any address by them (CVE-2020-8554).",
+    ),
+    click.option(
+        "--nodeport-source-ranges",
+        metavar="CIDR,...",
+        default="",
+        callback=_parsed_by(nodeport_ranges.parse),
+        help="The clients that NodePorts admit, pods and the node included, unless the Service's"
+        f" annotation {nodeport_ranges.ANNOTATION} says otherwise.  [default: everybody]",
     ),
     click.option(
         "--cache-dir",

@@ -15,7 +15,8 @@ from ebpflb.model.services import Protocol
 from ebpflb.plan.entries import DeviceEntry, Prefix, ServiceRange, SourceRange
 from ebpflb.plan.flow_entries import Flow, FlowKind, Hook, Tuple
 
-_SERVICE_BITS = 32  # of a source range's length
+_RANGE_OF = {0: "load balancer", 1: "nodeport"}
+_SERVICE_BITS = 64  # of a source range's length
 _SO_NETNS_COOKIE = 71
 
 
@@ -103,8 +104,11 @@ def _forwarded(snapshot: Snapshot) -> list[Row]:
 def _source_ranges(snapshot: Snapshot) -> list[Row]:
     keys: list[SourceRange] = [key for key, _ in snapshot.maps["source_ranges"].items()]
     bits = [(key, key.length - _SERVICE_BITS) for key in keys]
-    found = sorted((snapshot.service(key.service), _cidr(key.address, n)) for key, n in bits)
-    return [{"service": service, "range": cidr} for service, cidr in found]
+    found = sorted(
+        (snapshot.service(key.service), _RANGE_OF[key.nodeport], _cidr(key.address, n))
+        for key, n in bits
+    )
+    return [{"service": service, "of": of, "range": cidr} for service, of, cidr in found]
 
 
 def _service_ranges(snapshot: Snapshot) -> list[Row]:

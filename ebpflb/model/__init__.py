@@ -12,6 +12,7 @@ selection      which of the endpoints a service port uses        (kube-proxy.md 
 
 admission      what the operator lets Services do on this node
 external_ips   which of a Service's external IPs are served
+nodeport_ranges  whose requests a Service's NodePorts admit
 new_warnings   what is wrong with an object, told once
 
 What else follows from the objects:
@@ -28,6 +29,7 @@ devices             which devices are served, and the addresses that traffic is 
 nodeport_addresses  on which of its addresses NodePorts are served     (kube-proxy.md 8)
 local_detector      which traffic comes from pods                      (kube-proxy.md 5.2)
 packet_path         which engine opens flows of packets, and why
+packet_mark         how netfilter recognizes translated packets
 bridged_pods        whether pods answer each other past conntrack
 
 What kube-proxy leaves on a node (kube-proxy.md 17):

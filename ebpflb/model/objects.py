@@ -9,6 +9,8 @@ it (``gc=False``): with 100,000 endpoints that saves memory and pauses.
 
 from msgspec import Struct, field
 
+NODEPORT_SOURCE_RANGES = "ebpflb.io/nodeport-source-ranges"  # the only annotation that is ours
+
 
 class Metadata(Struct, frozen=True, gc=False, rename="camel"):
     """The part of ObjectMeta that names an object and carries the labels kube-proxy looks at."""
@@ -67,10 +69,18 @@ class ServiceStatus(Struct, frozen=True, gc=False, rename="camel"):
     load_balancer: LoadBalancerStatus | None = None
 
 
+class ServiceAnnotations(Struct, frozen=True, gc=False):
+    nodeport_source_ranges: str | None = field(name=NODEPORT_SOURCE_RANGES, default=None)
+
+
+class ServiceMetadata(Metadata, frozen=True, gc=False, rename="camel"):
+    annotations: ServiceAnnotations | None = None
+
+
 class Service(Struct, frozen=True, gc=False):
     """v1 Service."""
 
-    metadata: Metadata
+    metadata: ServiceMetadata
     spec: ServiceSpec
     status: ServiceStatus | None = None
 

@@ -2,8 +2,7 @@
 """One Service -> its service ports, one per port and family (kube-proxy.md 1).
 
 A service port has a name, the addresses and ports of its frontends, and the policies that select
-an endpoint. A Service without a cluster IP of a family has no service ports of that family,
-whatever else it lists.
+an endpoint. A Service without a cluster IP of a family has no service ports of that family.
 
 kube-proxy relies on the API server's validation, which manifests do not go through: here an invalid
 field raises InvalidObject with its path. An entry that kube-proxy skips with a log line is skipped
@@ -19,7 +18,7 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from ebpflb import errors
-from ebpflb.model import addresses, fields, objects
+from ebpflb.model import addresses, fields, nodeport_ranges, objects
 from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.admission import OF_KUBE_PROXY, Admission
 
@@ -69,7 +68,7 @@ class ServicePort:
     """One port of one Service in one family; every address is of that family.
 
     ``created`` is the creationTimestamp or "". Zero means none for ``node_port``,
-    ``health_check_node_port`` and ``affinity_seconds``. Empty ``source_ranges`` admit every client.
+    ``health_check_node_port`` and ``affinity_seconds``. Empty source ranges admit every client.
     ``external_local`` holds for the Service; it matters only if ``externally_accessible``.
     """
 
@@ -81,6 +80,7 @@ class ServicePort:
     external_ips: tuple[Address, ...]
     load_balancer_ips: tuple[Address, ...]
     source_ranges: tuple[Network, ...]
+    nodeport_source_ranges: tuple[Network, ...]
     affinity_seconds: int
     internal_local: bool
     external_local: bool
@@ -122,6 +122,7 @@ def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> Par
     external_ips = admission.external_ips.of(found, warnings)
     load_balancer_ips = _parsed(addresses.parse_address, _ingress_ips(service.status), warnings)
     source_ranges = _parsed(addresses.parse_network, _source_ranges(spec), warnings)
+    to_nodeports = nodeport_ranges.of(service, admission.nodeport_source_ranges)
     ports = tuple(
         ServicePort(
             name=PortName(namespace, name, port.name or "", protocol, family),
@@ -132,6 +133,7 @@ def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> Par
             external_ips=_of(family, external_ips),
             load_balancer_ips=_of(family, load_balancer_ips),
             source_ranges=_restricting(_of(family, source_ranges)),
+            nodeport_source_ranges=_restricting(_of(family, to_nodeports)),
             affinity_seconds=_affinity_seconds(spec),
             internal_local=_is_local("spec.internalTrafficPolicy", spec.internal_traffic_policy),
             external_local=_is_external_local(spec),

@@ -55,7 +55,8 @@ class DesiredService:
     """What the maps should hold for one service port.
 
     ``created`` decides which service port gets a frontend that several claim (see ``Claims``).
-    ``source_ranges`` are the clients that "restricted" frontends admit.
+    ``source_ranges`` and ``nodeport_source_ranges`` are the clients that "restricted" VIPs and a
+    "restricted" NodePort admit.
     """
 
     name: PortName
@@ -64,6 +65,7 @@ class DesiredService:
     affinity_seconds: int
     backends: tuple[DesiredBackend, ...]
     source_ranges: tuple[Network, ...] = ()
+    nodeport_source_ranges: tuple[Network, ...] = ()
 
 
 def desired_service(
@@ -77,6 +79,7 @@ def desired_service(
         affinity_seconds=port.affinity_seconds,
         backends=_backends(selection),
         source_ranges=_source_ranges(port, primary.get(port.name.family)),
+        nodeport_source_ranges=port.nodeport_source_ranges if port.node_port else (),
     )
 
 
@@ -89,7 +92,8 @@ def _frontends(port: ServicePort, has_any: bool) -> dict[Frontend, Flags]:
     balanced = external | {"load_balancer"} | ({"restricted"} if port.source_ranges else set())
     found |= {Frontend(ip, port.port, protocol): balanced for ip in port.load_balancer_ips}
     if port.node_port:
-        found[Frontend(ANY[port.name.family], port.node_port, protocol)] = external
+        nodeport = external | ({"restricted"} if port.nodeport_source_ranges else set())
+        found[Frontend(ANY[port.name.family], port.node_port, protocol)] = nodeport
     internal = endpoints | ({"local"} if port.internal_local else set())
     found[Frontend(port.cluster_ip, port.port, protocol)] = frozenset(internal)
     return found

@@ -70,11 +70,12 @@ class BackendName(NamedTuple):
 class SourceRange(NamedTuple):
     """Clients that a service's restricted frontends admit.
 
-    ``length`` counts bits: 32 of the service and those of the 128-bit address.
+    ``length`` counts bits: 32 of the service, 32 of ``nodeport`` and those of the 128-bit address.
     """
 
     length: int
     service: int
+    nodeport: int  # 1: of its NodePort; 0: of its load balancer VIPs
     address: Address
 
 
@@ -115,6 +116,8 @@ class Settings(NamedTuple):
     flags: Flags
     first_port: int = 0
     last_port: int = 0
+    mark: int = 0
+    mark_mask: int = 0
     pods_v4: Prefix = NO_PREFIX
     pods_v6: Prefix = NO_PREFIX
     span_v4: Prefix = NO_PREFIX

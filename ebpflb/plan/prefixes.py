@@ -11,7 +11,7 @@ from ebpflb.model.addresses import Address, Family, Network, family
 from ebpflb.plan.entries import NO_PREFIX, Prefix, ServiceRange, SourceRange
 
 _BITS = 128
-_SERVICE_BITS = 32
+_SERVICE_BITS = 64
 
 
 def prefix_of(network: Network) -> Prefix:
@@ -25,9 +25,10 @@ def service_range(network: Network) -> ServiceRange:
     return ServiceRange(_length(network), network.network_address)
 
 
-def source_range(network: Network, service: int) -> SourceRange:
+def source_range(network: Network, service: int, *, nodeport: bool = False) -> SourceRange:
     """The network as a key of map source_ranges."""
-    return SourceRange(_SERVICE_BITS + _length(network), service, network.network_address)
+    length = _SERVICE_BITS + _length(network)
+    return SourceRange(length, service, int(nodeport), network.network_address)
 
 
 def smallest_network(values: Iterable[Address | Network]) -> Network | None:

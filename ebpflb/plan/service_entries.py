@@ -106,7 +106,9 @@ def retained_entries(
 
 
 def source_ranges(service_id: int, desired: DesiredService) -> frozenset[SourceRange]:
-    return frozenset(source_range(network, service_id) for network in desired.source_ranges)
+    return frozenset(source_range(each, service_id) for each in desired.source_ranges) | {
+        source_range(each, service_id, nodeport=True) for each in desired.nodeport_source_ranges
+    }
 
 
 def _services(

@@ -14,7 +14,7 @@ from ebpflb.plan.entries import Backend, Frontend, Range, ServiceEntry, Settings
 
 Maps = Mapping[str, Map]
 
-_WHOLE_ADDRESS = 32 + 128  # bits: the service's id and the address
+_WHOLE_ADDRESS = 64 + 128  # bits: the service's id, whether of its NodePort, and the address
 
 
 def service_find(maps: Maps, frontend: Frontend) -> ServiceEntry | None:
@@ -57,7 +57,9 @@ def policy_admits(maps: Maps, service: ServiceEntry, frontend: Frontend) -> bool
     """Whether the service's source ranges admit the node itself. bpf/path/policy.h."""
     settings: Settings = maps["settings"].get(0)
     node = settings.node_v4 if frontend.address.version == 4 else settings.node_v6
-    return maps["source_ranges"].get(SourceRange(_WHOLE_ADDRESS, service.id, node)) is not None
+    nodeport = int(service.frontend.address.is_unspecified)
+    key = SourceRange(_WHOLE_ADDRESS, service.id, nodeport, node)
+    return maps["source_ranges"].get(key) is not None
 
 
 def socket_range(service: ServiceEntry) -> Range:

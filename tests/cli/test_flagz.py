@@ -68,6 +68,8 @@ def test_every_flag_is_there(flagz: Flagz) -> None:
         ("masquerade-ports", "10000-29999"),
         ("packet-path", "auto"),
         ("external-ips", "all"),
+        ("packet-mark", ""),
+        ("nodeport-source-ranges", ""),
         ("cache-dir", "/var/cache/ebpflb"),
     ],
 )
@@ -82,7 +84,8 @@ def test_what_was_given(flagz: Flagz) -> None:
         *("--masquerade_all", "--guard-nodeports", "-v=2", "--iptables-sync-period=90s"),
         *("--nodeport-addresses=10.0.0.0/8,::/0", "--feature-gates=B=false,A=true"),
         *("--masquerade-ports=40000-40099", "--devices=eth*", "--devices=!eth9", "--vmodule=a=1"),
-        "--external-ips=203.0.113.0/24,2001:db8::/32",
+        *("--external-ips=203.0.113.0/24,2001:db8::/32", "--packet-mark=0x4000/0x4000"),
+        "--nodeport-source-ranges=198.51.100.0/24,2001:db8::/32",
         *("--healthz-port=0", "--healthz-bind-address="),
     )
     assert said["masquerade-all"] == "true"
@@ -92,6 +95,8 @@ def test_what_was_given(flagz: Flagz) -> None:
     assert said["feature-gates"] == "A=true,B=false"
     assert said["masquerade-ports"] == "40000-40099"
     assert said["external-ips"] == "203.0.113.0/24,2001:db8::/32"
+    assert said["packet-mark"] == "0x4000/0x4000"
+    assert said["nodeport-source-ranges"] == "198.51.100.0/24,2001:db8::/32"
     assert said["devices"] == "[eth*,!eth9]"
     assert said["vmodule"] == "a=1"
     assert (said["healthz-port"], said["healthz-bind-address"]) == ("0", "")

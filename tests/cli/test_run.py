@@ -3,6 +3,7 @@
 
 import sys
 from collections.abc import Callable
+from ipaddress import ip_network
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,10 @@ def test_nodeport_addresses(run: Ebpflb, options: list[object], text: str) -> No
         ("--masquerade-ports", "1-65536", "is not a range of ports"),
         ("--external-ips", "some", "neither all nor none nor CIDRs"),
         ("--external-ips", "192.0.2.0/24,", "neither all nor none nor CIDRs"),
+        ("--packet-mark", "mark", "is not MARK/MASK"),
+        ("--packet-mark", "0x4000/0x8000", "MARK must be bits of MASK"),
+        ("--packet-mark", "0x100000000", "MARK must be bits of MASK"),
+        ("--nodeport-source-ranges", "192.0.2.1", "is not a CIDR"),
         ("--oom-score-adj", "low", "Expected int, got str"),
         ("--oom-score-adj", "2147483648", "Expected int <= 2147483647"),
         ("--masquerade-all", "maybe", "Expected bool, got str"),
@@ -168,8 +173,13 @@ def test_all_that_is_chosen(chosen: Callable[..., Options], options: list[object
         *("--masquerade-local-backends", "--masquerade-ports", "40000-40099"),
         *("--detect-local-mode", "BridgeInterface", "--pod-bridge-interface", "cni0"),
         *("--nodeport-addresses", "10.0.0.0/8", "--packet-path", "flows"),
-        *("--external-ips", "192.0.2.0/24"),
+        *("--external-ips", "192.0.2.0/24", "--packet-mark", "0x4000/0x4000"),
+        *("--nodeport-source-ranges", "198.51.100.0/24,2001:db8::/32"),
         *("--socket-translation", "host"),
+    )
+    assert made.admission.nodeport_source_ranges == (
+        ip_network("198.51.100.0/24"),
+        ip_network("2001:db8::/32"),
     )
     assert made.external_ips == external_ips.parse("192.0.2.0/24")
     assert made.packet_path == "flows"
@@ -180,6 +190,8 @@ def test_all_that_is_chosen(chosen: Callable[..., Options], options: list[object
         "flags": {"guard_nodeports", "masquerade_all", "masquerade_here", "host_sockets"},
         "first_port": 40000,
         "last_port": 40099,
+        "mark": 0x4000,
+        "mark_mask": 0x4000,
     }
 
 

@@ -31,6 +31,8 @@ OTHERS: dict[str, Any] = {
     "config.healthzBindAddress": "127.0.0.1:10300",
     "config.metricsBindAddress": "[::]:10301",
     "packetPath": "flows",
+    "nodePortSourceRanges": ["198.51.100.0/24", "2001:db8::/32"],
+    "packetMark": "0x4000/0x4000",
     "externalIPs": "203.0.113.0/24,2001:db8::/32",
     "socketTranslation": "host",
     "extraArgs": ["--devices=eth*"],

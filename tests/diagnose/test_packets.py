@@ -50,8 +50,8 @@ def filled(maps: dict[str, Map]) -> None:
     maps["services"].write([(at, service)])
     maps["slots"].write([(40, Backend(POD, 8080, frozenset({"cluster"}), BACKEND, WEB))])
     maps["service_names"].write([(WEB, name)])
-    for length, address in ((32 + 96 + 24, "198.51.100.0"), (32 + 48, "2001:db8::")):
-        maps["source_ranges"].write([(SourceRange(length, WEB, ip_address(address)), 1)])
+    for length, address in ((64 + 96 + 24, "198.51.100.0"), (64 + 48, "2001:db8::")):
+        maps["source_ranges"].write([(SourceRange(length, WEB, 0, ip_address(address)), 1)])
     for length, address in ((96 + 16, "10.96.0.0"), (108, "fd00:96::")):
         maps["service_ranges"].write([(ServiceRange(length, ip_address(address)), 1)])
     maps["cluster_ips"].write([(FRONTEND, 1), (ip_address("10.96.0.1"), 1)])
@@ -174,6 +174,7 @@ def test_fragments(maps: dict[str, Map]) -> None:
 def test_ranges(maps: dict[str, Map]) -> None:
     """Ranges are CIDRs of their own family."""
     name = "shop/web:http/TCP"
+    assert {row["of"] for row in rows(maps, "source_ranges")} == {"load balancer"}
     assert column(maps, "source_ranges", "service", "range") == [
         (name, "198.51.100.0/24"),
         (name, "2001:db8::/48"),
@@ -233,12 +234,15 @@ def test_settings(maps: dict[str, Map]) -> None:
             "flags": "detect_local guard_nodeports",
             "first_port": 61000,
             "last_port": 65535,
+            "mark": 0,
+            "mark_mask": 0,
             "pods_v4": "10.244.0.0/16",
             "pods_v6": "",
             "span_v4": "",
             "span_v6": "fd00:96::/108",
             "node_v4": "192.0.2.1",
             "node_v6": "",
+            "frontend_moves": 0,
         }
     ]
 

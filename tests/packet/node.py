@@ -93,11 +93,12 @@ class PacketNode(Publisher):
         address = ip_network(cidr).network_address
         self.put("service_ranges", entries.ServiceRange(bits(cidr), address), 1)
 
-    def admit(self, service: int, *cidrs: str) -> None:
+    def admit(self, service: int, *cidrs: str, nodeport: int = 0) -> None:
         """Clients that a service's restricted frontends let in."""
         for cidr in cidrs:
             address = ip_network(cidr).network_address
-            self.put("source_ranges", entries.SourceRange(32 + bits(cidr), service, address), 1)
+            key = entries.SourceRange(64 + bits(cidr), service, nodeport, address)
+            self.put("source_ranges", key, 1)
 
     def withdraw(self, *frontends: str) -> None:
         self.maps["services"].delete([frontend(text) for text in frontends])

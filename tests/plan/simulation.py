@@ -62,12 +62,12 @@ def writes(plan: Plan) -> Iterator[Write]:
 def matches(range: SourceRange, service: int, client: Address) -> bool:
     """A longest-prefix match: the first bits of service and address, IPv4 as v4-mapped IPv6."""
     difference = _bits(range.service, range.address) ^ _bits(service, client)
-    return difference >> (32 + 128 - range.length) == 0
+    return not range.nodeport and difference >> (64 + 128 - range.length) == 0
 
 
 def _bits(service: int, address: Address) -> int:
     mapped = 0xFFFF << 32 if address.version == 4 else 0
-    return service << 128 | mapped | int(address)
+    return service << (128 + 32) | mapped | int(address)
 
 
 class Maps:

@@ -29,6 +29,7 @@ WEB = ServicePort(
     external_ips=(),
     load_balancer_ips=(),
     source_ranges=(),
+    nodeport_source_ranges=(),
     affinity_seconds=0,
     internal_local=False,
     external_local=False,
@@ -124,6 +125,19 @@ def test_endpoints_flag() -> None:
     nobody, somebody = desired_service(BALANCED, NOBODY), desired_service(BALANCED, SOMEBODY)
     assert somebody.frontends == {f: own | {"endpoints"} for f, own in nobody.frontends.items()}
     assert somebody.backends == ()
+
+
+def test_restricted_nodeports() -> None:
+    """Source ranges of NodePorts restrict the NodePort and no other frontend."""
+    port = replace(BALANCED, node_port=30080)
+    found = desired_service(replace(port, nodeport_source_ranges=RANGES), NOBODY)
+    expected = desired_service(port, NOBODY).frontends
+    nodeport = Frontend(ip_address("0.0.0.0"), 30080, 6)
+    assert found.frontends.pop(nodeport) == flags("external restricted")
+    assert found.frontends.items() < expected.items()
+    assert (found.source_ranges, found.nodeport_source_ranges) == ((), RANGES)
+    without = replace(port, node_port=0, nodeport_source_ranges=RANGES)
+    assert desired_service(without, NOBODY).nodeport_source_ranges == ()
 
 
 def test_restricted_vips() -> None:

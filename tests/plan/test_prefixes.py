@@ -46,7 +46,8 @@ def test_forms(text: str, mask: str, length: int) -> None:
     first = network.network_address
     assert prefix_of(network) == Prefix(first, ip_address(mask))
     assert service_range(network) == ServiceRange(length, first)
-    assert source_range(network, 7) == SourceRange(32 + length, 7, first)
+    assert source_range(network, 7) == SourceRange(64 + length, 7, 0, first)
+    assert source_range(network, 7, nodeport=True) == SourceRange(64 + length, 7, 1, first)
 
 
 @given(networks, addresses)

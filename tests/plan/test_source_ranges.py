@@ -53,7 +53,7 @@ def test_new_restricted_service() -> None:
     """Its ranges are those of its id, in the map's key form."""
     node = PlannedNode()
     plan = node.change(by_name(restricted(FIRST)))
-    assert plan.source_ranges == [(SourceRange(32 + 96 + 25, 1, FIRST.network_address), 1)]
+    assert plan.source_ranges == [(SourceRange(64 + 96 + 25, 1, 0, FIRST.network_address), 1)]
     assert let_in(node) == [True, False, False]
     check_tidy(node)
 

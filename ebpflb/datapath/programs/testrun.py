@@ -13,6 +13,7 @@ from ebpflb.datapath import kernel
 PASS, DROP, REDIRECT = 0xFFFFFFFF, 2, 7  # TC_ACT_UNSPEC, _SHOT, _REDIRECT (uapi/linux/pkt_cls.h)
 
 _TEST_RUN, _COMPLETE = 10, 4  # BPF_F_TEST_SKB_CHECKSUM_COMPLETE
+_CONTEXTS = 8  # as many of ours have room for the whole __sk_buff of any kernel
 _ROOM = 4096  # for what a program adds to its packet
 
 kernel.ffi.cdef("""
@@ -24,11 +25,12 @@ struct skb_context { uint32_t before[2], mark, between[5], priority, ingress_ifi
 
 
 class Ran(NamedTuple):
-    """What the program returned, the frame as it left it, and the mean time of one run."""
+    """What the program returned, the frame and the mark as it left them, the mean time of a run."""
 
     retval: int
     packet: bytes
     nanoseconds: int
+    mark: int = 0
 
 
 def run(
@@ -60,10 +62,12 @@ def run(
     attr.program, attr.repeat, attr.flags = prog_fd, repeat, _COMPLETE if complete else 0
     attr.size_in, attr.size_out = len(packet), len(out)
     attr.context_in, attr.context_size_in = _at(context), ffi.sizeof(context[0])
+    left = ffi.new("struct skb_context[]", _CONTEXTS)
+    attr.context_out, attr.context_size_out = _at(left), ffi.sizeof(left)
     setattr(attr, "in", _at(keep[0]))
     attr.out = _at(keep[1])
     kernel.bpf(_TEST_RUN, "running a program on a packet", attr)
-    return Ran(int(attr.retval), bytes(out[: attr.size_out]), int(attr.duration))
+    return Ran(int(attr.retval), bytes(out[: attr.size_out]), int(attr.duration), int(left[0].mark))
 
 
 def _at(data: object) -> int:

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose requests NodePorts admit: the annotation's clients, else the option's."""
+
+from ipaddress import ip_network
+
+import msgspec
+import pytest
+
+from ebpflb.errors import InvalidObject
+from ebpflb.lab import manifests
+from ebpflb.model import nodeport_ranges, objects, services
+from ebpflb.model.admission import Admission
+
+DEFAULT = Admission(nodeport_source_ranges=nodeport_ranges.parse("192.0.2.0/24"))
+
+
+def ranges(text: str | None) -> list[str]:
+    """What NodePorts of a Service with this annotation admit, by the ports of both families."""
+    both = ["172.30.0.41", "fd00:30::41"]
+    manifest = manifests.service("web", both, [{"port": 80, "nodePort": 30080}])
+    manifest["metadata"]["annotations"] = {"a": "b"}
+    if text is not None:
+        manifest["metadata"]["annotations"][nodeport_ranges.ANNOTATION] = text
+    service = msgspec.convert(manifest, objects.Service)
+    ports = services.parse(service, DEFAULT).ports
+    return [nodeport_ranges.show(port.nodeport_source_ranges) for port in ports]
+
+
+@pytest.mark.parametrize(
+    ("text", "admitted"),
+    [
+        (None, ["192.0.2.0/24", ""]),
+        ("", ["", ""]),
+        ("10.0.0.0/8, 2001:db8::/32", ["10.0.0.0/8", "2001:db8::/32"]),
+        ("10.0.0.0/8,0.0.0.0/0,2001:db8::/32", ["", "2001:db8::/32"]),
+    ],
+)
+def test_annotation_takes_precedence(text: str | None, admitted: list[str]) -> None:
+    """By family; a family without a range, or with one that holds everything, admits everybody."""
+    assert ranges(text) == admitted
+
+
+def test_unreadable_annotation_admits_nobody_new() -> None:
+    """The Service is invalid: what was to be closed is not opened."""
+    with pytest.raises(InvalidObject, match="nodeport-source-ranges"):
+        ranges("10.0.0.0/8,everybody")
+    assert nodeport_ranges.parse("10.0.0.0/8") == (ip_network("10.0.0.0/8"),)

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""--packet-mark, and the source ranges of NodePorts, packet by packet."""
+
+import pytest
+
+from ebpflb.datapath.programs import testrun
+from tests.packet.frames import Packet, at, forwarded, opening, reply
+from tests.packet.node import PacketNode
+from tests.packet.places import Places
+from tests.packet.services import serve
+
+MARK, MASK = 0x4000, 0xC000
+
+
+def mark_after(node: PacketNode, hook: str, packet: Packet, device: str, mark: int = 0) -> int:
+    """The packet's mark after a program has run, where it had ``mark`` before."""
+    return testrun.run(
+        node.hooks[hook], bytes(packet), ifindex=node.devices[device], mark=mark
+    ).mark
+
+
+@pytest.mark.parametrize("before", [0, 0x8001, 0xFFFFFFFF])
+def test_translated_packets_are_marked(
+    node: PacketNode, places: Places, protocol: str, before: int
+) -> None:
+    """At ingress, new flows and known ones, and un-SNATed replies; other bits stay."""
+    after = before & ~MASK | MARK
+    node.settings("detect_local", mark=MARK, mark_mask=MASK)
+    where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
+    request = opening(protocol, at(places.client, 50123), where)
+    assert mark_after(node, "ingress", request, "uplink", before) == after
+    assert mark_after(node, "ingress", request, "uplink", before) == after
+    masqueraded = node.through(request)
+    answer = reply(masqueraded)
+    assert mark_after(node, "ingress", answer, "uplink", before) == after
+    sent_on = forwarded(node.ingress(request).packet)
+    assert mark_after(node, "egress", sent_on, "uplink", before) == before
+
+
+def test_other_packets_are_not_marked(node: PacketNode, places: Places, protocol: str) -> None:
+    """What is left alone keeps its mark; without the option everything does."""
+    node.settings("detect_local", mark=MARK, mark_mask=MASK)
+    direct = opening(protocol, at(places.client, 50123), at(places.there, 8080))
+    assert mark_after(node, "ingress", direct, "uplink", 7) == 7
+    node.settings("detect_local")
+    where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
+    request = opening(protocol, at(places.client, 50123), where)
+    assert mark_after(node, "ingress", request, "uplink", 7) == 7
+
+
+def test_nodeport_source_ranges(node: PacketNode, places: Places, protocol: str) -> None:
+    """A restricted NodePort admits who is in its own ranges, whatever those of the VIPs are."""
+    lists = {"cluster": [at(places.there, 8080)]}
+    where = serve(node, places, "nodeport", protocol, "restricted", **lists)
+    node.admit(1, places.clients)
+    request = opening(protocol, at(places.client, 50123), where)
+    denied = node.ingress(request)
+    assert (denied.action, denied.verdicts) == ("drop", {"source_denied": 1})
+    node.admit(1, places.clients, nodeport=1)
+    assert node.ingress(request).verdicts == {"translated": 1}
+    pod = opening(protocol, at(places.pod, 50123), where)
+    assert node.ingress(pod, "pods").verdicts == {"source_denied": 1}
