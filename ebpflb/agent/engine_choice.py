@@ -45,7 +45,7 @@ class EngineChoice:
         """
         unsuited = bridged_pods.unsuited(devices, pods, bridge_calls())
         path = packet_path.decide(self._chosen, missing=self.missing, unsuited=unsuited)
-        if path.engine is Engine.CONNTRACK:
+        if path.engine is Engine.CONNTRACK and not self.is_conntrack:
             path = self._prepared(path)
         changed = path != self.path
         if changed:
@@ -54,7 +54,10 @@ class EngineChoice:
         return changed
 
     def _prepared(self, path: PacketPath) -> PacketPath:
-        """The same, or the flow tables if conntrack and NAT cannot be kept at work."""
+        """The same, or the flow tables if conntrack and NAT cannot be kept at work.
+
+        From now on NatWatch looks after the table.
+        """
         try:
             nat.keep_nat_hooks(nat.ENGINE)
         except NodeError as error:

@@ -109,8 +109,8 @@ def test_the_table_is_put_back_and_connections_go_on(node: Cluster) -> None:
     wait_until("the table is there again", lambda: nat.keeps_nat_hooks(nat.ENGINE))
     assert goes_on(client)
     assert goes_on(connection(node))
-    log = node.agent.log()
-    assert "table inet ebpflb-conntrack had been removed or changed by another program" in log
+    said = "table inet ebpflb-conntrack had been removed or changed by another program"
+    wait_until("the log says so", lambda: said in node.agent.log())
     assert "conntrack table" not in ebpflb(node, "status")
 
 
