@@ -21,7 +21,6 @@ from ebpflb.datapath.datapath import Datapath
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.maps.sweep import Sweeper
 from ebpflb.datapath.programs import kfuncs
-from ebpflb.model import packet_path
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.packet_path import Engine
 from ebpflb.node import ip_families, kube_proxy_watch, nat
@@ -86,8 +85,6 @@ def _conntrack_obstacle(options: Options) -> str | None:
 
     If the flow tables were chosen, conntrack is not loaded into the kernel to find that out.
     """
-    if options.packet_path == packet_path.AUTO:
-        return "auto does not choose conntrack yet"
     if options.packet_path == Engine.FLOWS and not kfuncs.are_loaded():
         return "conntrack is not loaded"
     return conntrack_probe.obstacle(options.paths.cache) or nat.missing()

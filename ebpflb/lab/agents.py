@@ -34,10 +34,12 @@ def wait_until(what: str, true: Callable[[], bool], seconds: float = 240.0) -> f
 class LabAgent:
     """One node's agent with its directories; ``close`` removes them all.
 
-    ``under`` is a command that starts the agent, such as setpriv(1) with fewer rights.
+    ``under`` is a command that starts the agent, such as setpriv(1) with fewer rights; ``defaults``
+    are options that ``options`` override.
     """
 
     under: Sequence[str] = ()
+    defaults: Sequence[str] = ()
 
     def __init__(self, lab: Lab, node: Host, folder: Path, *options: str) -> None:
         self.lab, self.node, self.options = lab, node, options
@@ -56,7 +58,7 @@ class LabAgent:
             arguments += ["--manifests", str(self.manifests)]
         with self.log_file.open("a") as log:
             command = [*self.under, sys.executable, "-m", "ebpflb", "run"]
-            command += [*self.where, *arguments, *self.options]
+            command += [*self.where, *arguments, *self.defaults, *self.options]
             self.process = self.lab.keep(
                 start(self.node.netns, self.lab.cgroup, command, stdout=log, stderr=log)
             )

@@ -15,6 +15,7 @@ from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Sockets
+from ebpflb.model.packet_path import Engine
 from ebpflb.plan.entries import Frontend
 
 PORT, TARGET, NODEPORT = 80, 8080, 30080
@@ -24,7 +25,12 @@ PREFIX = f"ebpflb-test-{os.getpid()}"
 
 
 class LabCluster:
-    """Has no node at first; subclasses add nodes, pods and agents."""
+    """Has no node at first; subclasses add nodes, pods and agents.
+
+    ``engine``: what opens flows, unless an agent's options choose another.
+    """
+
+    engine = Engine.FLOWS
 
     def __init__(self, lab: Lab, folder: Path) -> None:
         self.lab, self.folder = lab, folder
@@ -37,6 +43,7 @@ class LabCluster:
     def add_agent(self, node: Host, *options: str) -> LabAgent:
         """An agent on this node, not started yet; it gets the same manifests as all others."""
         agent = LabAgent(self.lab, node, self.folder, *options)
+        agent.defaults = (f"--packet-path={self.engine}",)
         self.agents.append(agent)
         self._write_to(agent)
         return agent

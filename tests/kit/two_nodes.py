@@ -14,20 +14,43 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from ebpflb.datapath import conntrack_probe
 from ebpflb.lab import cni, manifests
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.manifests import Manifest
+from ebpflb.model.packet_path import Engine
+from ebpflb.model.services import Protocol
+from ebpflb.node import ctnetlink
+from ebpflb.options import Paths
 from tests.kit.lab_cluster import PORT, PREFIX, TARGET, LabCluster
+from tests.node import nodes
 
+ENGINES = list(Engine)
 CLUSTER_CIDR = ("--cluster-cidr", ",".join(cni.NETWORKS))
 SERVICE_NETWORKS = ("10.96.0.0/16", "fd00:96::/64", "203.0.113.0/24", "fd03:113::/64")
+
+
+def require(engine: Engine) -> None:
+    """Skips the tests of an engine that this kernel cannot have; those of the other one run."""
+    if engine is Engine.CONNTRACK and (missing := conntrack_probe.obstacle(Paths.cache)):
+        pytest.skip(missing)
 
 
 class TwoNodes(LabCluster):
     """Both agents get the same manifests."""
 
-    def __init__(self, lab: Lab, folder: Path, network: cni.Cni | None, *options: str) -> None:
+    def __init__(
+        self,
+        lab: Lab,
+        folder: Path,
+        network: cni.Cni | None,
+        *options: str,
+        engine: Engine = Engine.FLOWS,
+    ) -> None:
         super().__init__(lab, folder)
+        self.engine = engine
         self.near, self.far = lab.node("near", 1, network), lab.node("far", 2, network)
         lab.join(self.near, self.far)
         self.hooked = lab.pod(self.near, "hooked", 2)
@@ -44,11 +67,12 @@ class TwoNodes(LabCluster):
             self.start_program(pod, "serve", pod.name, str(TARGET))
 
     def endpoints(self, *pods: Host, v6: bool = False, **conditions: bool) -> list[Manifest]:
-        """The pods as endpoints of one family."""
+        """The pods as endpoints of one family; ``outside`` may be one, which is on no node."""
+        places = {self.there: self.far.name, self.outside: "elsewhere"}
         return [
             manifests.endpoint(
                 pod.v6 if v6 else pod.v4,
-                node=self.far.name if pod is self.there else self.near.name,
+                node=places.get(pod, self.near.name),
                 target=pod.name,
                 **conditions,
             )
@@ -60,6 +84,12 @@ class TwoNodes(LabCluster):
         for agent in self.agents:
             flows = self.maps_of(agent)[table]
             flows.delete([packet for packet, _ in flows.items()])
+        if self.engine is Engine.CONNTRACK:
+            for node in (self.near, self.far):
+                with nodes.entered(node.netns):
+                    entries = ctnetlink.connections(lambda *_: True)
+                    of_tcp = table == "tcp_flows"
+                    ctnetlink.delete(e for e in entries if (e.protocol is Protocol.TCP) == of_tcp)
 
     def service(self, name: str, number: int, *pods: Host, **spec: Any) -> list[Manifest]:
         """A Service with a frontend of each kind (``Frontends``) and these endpoints."""
@@ -98,10 +128,15 @@ def address(host: Host, like: str) -> str:
 
 
 @contextmanager
-def running(folder: Path, *options: str, network: cni.Cni | None = None) -> Iterator[TwoNodes]:
+def running(
+    folder: Path,
+    *options: str,
+    network: cni.Cni | None = None,
+    engine: Engine = Engine.FLOWS,
+) -> Iterator[TwoNodes]:
     """Both agents run; everything is removed afterwards."""
     with Lab(PREFIX) as lab:
-        made = TwoNodes(lab, folder, network, *options)
+        made = TwoNodes(lab, folder, network, *options, engine=engine)
         try:
             made.start()
             yield made

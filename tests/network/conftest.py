@@ -8,6 +8,7 @@ import pytest
 
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import Sockets
+from ebpflb.model.packet_path import Engine
 from tests.kit import two_nodes
 from tests.kit.cluster import Cluster, running
 from tests.kit.stale_udp import Changes
@@ -58,7 +59,14 @@ def changes(cluster: Cluster) -> Iterator[Changes]:
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
-    """Two nodes that tell pods from others by their addresses."""
-    with two_nodes.running(tmp_path_factory.mktemp("two"), *two_nodes.CLUSTER_CIDR) as made:
+def two(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TwoNodes]:
+    """Two nodes that tell pods from others by their addresses, with one of ENGINES; with the flow
+    tables where a file does not ask for others.
+    """
+    engine = getattr(request, "param", Engine.FLOWS)
+    two_nodes.require(engine)
+    folder = tmp_path_factory.mktemp("two")
+    with two_nodes.running(folder, *two_nodes.CLUSTER_CIDR, engine=engine) as made:
         yield made

@@ -15,7 +15,7 @@ import pytest
 from ebpflb.lab import traffic
 from ebpflb.lab.sockets import TIMEOUT, Sockets
 from tests.kit import requests
-from tests.kit.two_nodes import CLUSTER_CIDR, Frontends, TwoNodes
+from tests.kit.two_nodes import CLUSTER_CIDR, ENGINES, Frontends, TwoNodes
 from tests.network.test_packets_table import (
     BOTH_CLIENT,
     BOTH_NODE,
@@ -25,6 +25,8 @@ from tests.network.test_packets_table import (
     meaning,
     services_of,
 )
+
+pytestmark = pytest.mark.parametrize("two", ENGINES, indirect=True, scope="module")
 
 HERE_CLIENT, HERE_NODE = "here=client", "here=node"
 A_MOMENT = 0.3  # seconds after which a connection counts as lost

@@ -7,7 +7,9 @@ from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import TIMEOUT
 from tests.kit import requests
 from tests.kit.requests import Send
-from tests.kit.two_nodes import Frontends, TwoNodes
+from tests.kit.two_nodes import ENGINES, Frontends, TwoNodes
+
+pytestmark = pytest.mark.parametrize("two", ENGINES, indirect=True, scope="module")
 
 FRONTENDS = Frontends(10)
 A_MOMENT = 0.3  # seconds in which nothing may happen

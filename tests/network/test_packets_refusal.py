@@ -10,7 +10,9 @@ from ebpflb.lab import manifests
 from tests.kit import requests
 from tests.kit.lab_cluster import PORT
 from tests.kit.requests import Send
-from tests.kit.two_nodes import Frontends, TwoNodes, address
+from tests.kit.two_nodes import ENGINES, Frontends, TwoNodes, address
+
+pytestmark = pytest.mark.parametrize("two", ENGINES, indirect=True, scope="module")
 
 NOBODY, ELSEWHERE, SERVED = Frontends(10), Frontends(20), Frontends(30)
 UNALLOCATED = ["10.96.200.200", "fd00:96::dead"]

@@ -16,7 +16,9 @@ from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
 from tests.kit import requests
 from tests.kit.requests import Send
-from tests.kit.two_nodes import Frontends, TwoNodes, address
+from tests.kit.two_nodes import ENGINES, Frontends, TwoNodes, address
+
+pytestmark = pytest.mark.parametrize("two", ENGINES, indirect=True, scope="module")
 
 POLICIES = {
     "cluster": (10, {}),

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What holds because the kernel's conntrack translates the packets: netfilter sees the original
+destination, knows every flow, and finds a port as it does for rules of its own.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from socket import SO_LINGER, SO_REUSEADDR, SOL_SOCKET
+from struct import pack
+
+import pytest
+
+from ebpflb.datapath.maps.sweep import FLOW_MAPS
+from ebpflb.lab.agents import wait_until
+from ebpflb.lab.hosts import Host
+from ebpflb.model.packet_path import Engine
+from ebpflb.node import ctnetlink
+from ebpflb.plan.connections import DESTINATION_NAT, Connection
+from tests.kit import requests
+from tests.kit.lab_cluster import TARGET
+from tests.kit.requests import Send
+from tests.kit.two_nodes import Frontends, TwoNodes
+from tests.network.test_packets_table import families, protocols
+from tests.node import nodes
+
+FRONTENDS = Frontends(10)
+A_MOMENT = 0.3  # seconds in which nothing may happen
+OPENED_AND_CLOSED = 40
+
+pytestmark = pytest.mark.parametrize("two", [Engine.CONNTRACK], indirect=True, scope="module")
+
+
+@pytest.fixture(autouse=True)
+def service(two: TwoNodes) -> None:
+    """Two endpoints, one on each node; no flow of a former test."""
+    two.publish(two.service("web", 10, two.here, two.there))
+    for table in FLOW_MAPS:
+        two.delete_flows(table)
+
+
+@contextmanager
+def rules(node: Host, text: str) -> Iterator[None]:
+    """A table of a firewall."""
+    node.nft(f"table inet firewall {{\n{text}\n}}\n")
+    try:
+        yield
+    finally:
+        node.nft("delete table inet firewall\n")
+
+
+def chain(hook: str, priority: str, *lines: str, policy: str = "accept") -> str:
+    head = f"chain {hook} {{\ntype filter hook {hook} priority {priority}; policy {policy}\n"
+    return "\n".join([head, *lines, "}"])
+
+
+def entries(two: TwoNodes) -> list[Connection]:
+    """Of flows to the NodePort, as near's conntrack has them."""
+    with nodes.entered(two.near.netns):
+        found = ctnetlink.connections(lambda _, __, port: port == FRONTENDS.nodeport)
+        return list(found)
+
+
+def answered(two: TwoNodes, send: Send, *, v6: bool, times: int = 8) -> set[tuple[str, str]]:
+    """Who answered the client outside at near's NodePort, and whom it saw."""
+    client, where = two.sockets(two.outside), FRONTENDS.to("nodeport", two.near, v6=v6)
+    found = (send(client, *where) for _ in range(times))
+    return {(answer.name, answer.source) for answer in found}
+
+
+def is_lost(two: TwoNodes, send: Send, *, v6: bool) -> bool:
+    """Whether neither an answer nor an error comes."""
+    where = FRONTENDS.to("nodeport", two.near, v6=v6)
+    make = requests.tcp_socket if send is requests.tcp else requests.udp_socket
+    with make(two.sockets(two.outside), where[0]) as client:
+        client.settimeout(A_MOMENT)
+        try:
+            client.connect(where)
+            client.send(b"?")
+            client.recv(64)
+        except TimeoutError:
+            return True
+        return False
+
+
+@families
+@protocols
+def test_conntrack_lists_the_flow(two: TwoNodes, v6: bool, send: Send) -> None:
+    """With its original destination and its backend; the flow tables have no entry of it."""
+    for name, _ in answered(two, send, v6=v6):
+        backend = getattr(two, name)
+        (entry, *_) = [e for e in entries(two) if str(e.reply.source) in (backend.v4, backend.v6)]
+        assert entry.status & DESTINATION_NAT
+        assert str(entry.original.source) == (two.outside.v6 if v6 else two.outside.v4)
+        assert entry.original.destination_port == FRONTENDS.nodeport
+        assert entry.reply.source_port == TARGET
+    assert not [tuple_ for table in FLOW_MAPS for tuple_, _ in two.maps[table].items()]
+
+
+@families
+@protocols
+@pytest.mark.parametrize("priority", ["raw", "mangle"])
+def test_prerouting_sees_the_original_destination(
+    two: TwoNodes, priority: str, v6: bool, send: Send
+) -> None:
+    """A drop of the NodePort, in raw or mangle, is a drop of its packets."""
+    drop = f"meta l4proto {{ tcp, udp }} th dport {FRONTENDS.nodeport} drop"
+    with rules(two.near, chain("prerouting", priority, drop)):
+        assert is_lost(two, send, v6=v6)
+    assert answered(two, send, v6=v6)
+
+
+@families
+@protocols
+def test_a_drop_in_raw_leaves_no_entry(two: TwoNodes, v6: bool, send: Send) -> None:
+    """Conntrack has not seen the packet: what the program has made for it ends at once."""
+    drop = f"meta l4proto {{ tcp, udp }} th dport {FRONTENDS.nodeport} drop"
+    with rules(two.near, chain("prerouting", "raw", drop)):
+        assert is_lost(two, send, v6=v6)
+        wait_until("the entry is gone", lambda: not entries(two), 30)
+
+
+@families
+def test_netfilter_lengthens_the_life_of_an_entry(two: TwoNodes, v6: bool) -> None:
+    """A connection and an answered datagram have the time-outs of conntrack's own."""
+    answered(two, requests.udp, v6=v6)
+    assert {entry.seconds > 20 for entry in entries(two)} == {True}
+    where = FRONTENDS.to("nodeport", two.near, v6=v6)
+    with requests.tcp_socket(two.sockets(two.outside), where[0]) as client:
+        client.connect(where)
+        client.recv(64)
+        assert max(entry.seconds for entry in entries(two)) > 3600
+
+
+@families
+@protocols
+@pytest.mark.parametrize(
+    "accepted",
+    [
+        "ct status dnat accept",
+        f"meta l4proto {{ tcp, udp }} ct original proto-dst {FRONTENDS.nodeport} accept",
+    ],
+)
+def test_forward_accepts_what_is_translated(
+    two: TwoNodes, accepted: str, v6: bool, send: Send
+) -> None:
+    """A FORWARD chain that drops all else lets through what conntrack says was asked for."""
+    related = "meta l4proto ipv6-icmp accept", "ct state established accept"
+    with rules(two.near, chain("forward", "filter", *related, accepted, policy="drop")):
+        assert {name for name, _ in answered(two, send, v6=v6, times=16)} == {"here", "there"}
+
+
+@families
+@protocols
+def test_pods_whose_route_a_mark_of_prerouting_chooses(two: TwoNodes, v6: bool, send: Send) -> None:
+    """As the AWS VPC CNI has it: what comes in for a local address is marked, and the mark lets the
+    answers leave by the main table, which pods' own packets do not use.
+    """
+    two.publish(two.service("web", 10, two.here, externalTrafficPolicy="Local"))
+    pod = two.here.v6 if v6 else two.here.v4
+    mark = chain(
+        "prerouting",
+        "mangle",
+        'iifname "eth0" fib daddr type local ct mark set ct mark or 0x80',
+        'iifname != "eth0" meta mark set ct mark',
+    )
+    two.near.ip(
+        "rule add priority 100 fwmark 0x80/0x80 lookup main",
+        f"rule add priority 200 from {pod} lookup 77",
+        "route add blackhole default table 77",
+        v6=v6,
+    )
+    try:
+        with rules(two.near, mark):
+            assert answered(two, send, v6=v6) == {
+                ("here", two.outside.v6 if v6 else two.outside.v4)
+            }
+        assert is_lost(two, send, v6=v6)
+    finally:
+        two.near.ip(
+            "rule del priority 100",
+            "rule del priority 200",
+            "route flush table 77",
+            v6=v6,
+        )
+
+
+@families
+@protocols
+def test_privileged_source_port_stays_privileged(two: TwoNodes, v6: bool, send: Send) -> None:
+    """Also where two clients with the same one become one address on the way to one endpoint."""
+    two.publish(two.service("web", 10, two.there))
+    where = FRONTENDS.to("nodeport", two.near, v6=v6)
+    make = requests.tcp_socket if send is requests.tcp else requests.udp_socket
+    opened = []
+    for host in (two.outside, two.far, two.hidden):
+        client = make(two.sockets(host), where[0])
+        client.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+        client.bind(("::" if v6 else "0.0.0.0", 777))
+        client.connect(where)
+        client.send(b"?")
+        assert client.recv(64)
+        opened.append(client)
+    ports = [entry.reply.destination_port for entry in entries(two)]
+    assert len(set(ports)) == len(ports) == 3
+    assert all(port < 1024 for port in ports)
+    for client in opened:
+        client.close()
+
+
+@families
+@pytest.mark.parametrize("resets", [False, True], ids=["closed", "reset"])
+def test_a_source_port_is_used_again_at_once(two: TwoNodes, resets: bool, v6: bool) -> None:
+    """A connection that is over keeps no other one of its port from being translated."""
+    client, where = two.sockets(two.outside), FRONTENDS.to("nodeport", two.near, v6=v6)
+    for _ in range(OPENED_AND_CLOSED):
+        with requests.tcp_socket(client, where[0]) as stream:
+            stream.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+            stream.bind(("::" if v6 else "0.0.0.0", 40777))
+            stream.settimeout(5)
+            stream.connect(where)
+            assert stream.recv(64)
+            if resets:
+                stream.setsockopt(SOL_SOCKET, SO_LINGER, pack("ii", 1, 0))
+            else:
+                stream.shutdown(1)
+                assert stream.recv(64) == b""
+                # A client in TIME_WAIT may open anew only where its clock has gone on.
+                stream.setsockopt(SOL_SOCKET, SO_LINGER, pack("ii", 1, 0))
+
+
+@families
+@protocols
+def test_what_a_cni_masquerades(two: TwoNodes, v6: bool, send: Send) -> None:
+    """A pod asks a service with an endpoint outside the pods' ranges, as the API server is: the
+    CNI's rule in POSTROUTING applies, because such flows are left to the flow tables.
+    """
+    two.publish(two.service("web", 10, two.outside))
+    server = two.start_program(two.outside, "serve", "outside", str(TARGET))
+    pods = "ip6 saddr fd00:244::/32 ip6 daddr != fd00:244::/32"
+    pods = pods if v6 else "ip saddr 10.244.0.0/16 ip daddr != 10.244.0.0/16"
+    chain_of_cni = f"chain c {{\ntype nat hook postrouting priority srcnat\n{pods} masquerade\n}}"
+    try:
+        with rules(two.near, chain_of_cni):
+            where = FRONTENDS.to("cluster", two.near, v6=v6)
+            answer = send(two.sockets(two.hidden), *where)
+            assert answer.source == (two.near.v6 if v6 else two.near.v4)
+    finally:
+        server.kill()
+        server.wait()
+
+
+@families
+@pytest.mark.parametrize("before", list(Engine))
+def test_a_change_of_the_engine_breaks_nothing(two: TwoNodes, before: Engine, v6: bool) -> None:
+    """Flows of either engine are followed by the other one: same backend, and no error."""
+    after = next(engine for engine in Engine if engine is not before)
+    _restart(two, before)
+    where = FRONTENDS.to("nodeport", two.near, v6=v6)
+    client = two.sockets(two.outside)
+    streams = [requests.tcp_socket(client, where[0]) for _ in range(6)]
+    datagrams = [requests.udp_socket(client, where[0]) for _ in range(6)]
+    firsts = []
+    for each in (*streams, *datagrams):
+        each.connect(where)
+        if each in datagrams:
+            each.send(b"?")
+        firsts.append(each.recv(64))
+    _restart(two, after)
+    for each, first in zip((*streams, *datagrams), firsts, strict=True):
+        each.send(b"still here")
+        said = b"still here" if each in streams else first.removesuffix(b"?") + b"still here"
+        assert each.recv(64) == said
+        each.close()
+    if before is Engine.CONNTRACK:
+        _restart(two, before)
+
+
+def _restart(two: TwoNodes, engine: Engine) -> None:
+    for agent in two.agents:
+        agent.stop()
+        agent.defaults = (f"--packet-path={engine}",)
+        agent.start()
