@@ -246,7 +246,9 @@ def module_btfs(names: Collection[str]) -> dict[str, int]:
     attr = ffi.new("struct by_id *")
     while _find(_BTF_NEXT_ID, "listing BTFs", attr) is not None:
         attr.id = attr.next
-        fd = bpf(_BTF_BY_ID, f"opening BTF {attr.id}", attr)
+        wanted = ffi.new("struct by_id *")  # its other fields have to be zero
+        wanted.id = attr.id
+        fd = bpf(_BTF_BY_ID, f"opening BTF {attr.id}", wanted)
         name = _btf_name(fd)
         if name in names:
             found[name] = fd

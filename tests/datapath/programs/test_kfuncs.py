@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Placeholders in bytecode become what the running kernel's BTF says."""
 
+import os
 import re
 import struct
 from collections.abc import Mapping
@@ -97,6 +98,17 @@ def test_this_kernel() -> None:
         assert max(call.place for call in found.calls.values()) < max(len(found.fds), 1)
     assert open_files() == before
     assert kfuncs.are_loaded()
+
+
+@needs_root
+@pytest.mark.skipif(not (kfuncs.BTF / "vmlinux").exists(), reason="this kernel has no BTF")
+def test_btf_by_its_name() -> None:
+    """Of all the kernel has, those that are named are opened, and no others stay open."""
+    before = open_files()
+    found = kernel.module_btfs({"vmlinux", "no-such-module"})
+    assert list(found) == ["vmlinux"]
+    assert open_files() == before + 1
+    os.close(found["vmlinux"])
 
 
 @needs_root
