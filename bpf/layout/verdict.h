@@ -13,12 +13,12 @@ enum verdict {
 	VERDICT_RETRIED = 5,	/* a map element was recycled while it was read: looked up again */
 	VERDICT_REPLY_TRANSLATED = 6,	/* the application saw the frontend instead of the backend */
 	VERDICT_NODEPORT_BIND_DENIED = 7,	/* bind() to a NodePort: address in use */
-	VERDICT_ESTABLISHED = 8,	/* packet of a known flow: rewritten */
+	VERDICT_ESTABLISHED = 8,	/* packet of a known flow: rewritten, or left to conntrack */
 	VERDICT_RELATED = 9,	/* ICMP error about a known flow: rewritten */
 	VERDICT_MASQUERADED = 10,	/* new flow that leaves with an address of this node */
 	VERDICT_PORT_CHANGED = 11,	/* new flow whose client port was in use to this backend: changed */
 	VERDICT_PORTS_EXHAUSTED = 12,	/* no free source port, or no address to masquerade with: dropped */
-	VERDICT_FLOWS_FULL = 13,	/* the map of flows is full: TCP dropped, others sent without a flow */
+	VERDICT_FLOWS_FULL = 13,	/* no room for a flow: TCP and all of conntrack's dropped, others sent without */
 	VERDICT_SOURCE_DENIED = 14,	/* client outside loadBalancerSourceRanges: dropped */
 	VERDICT_UNALLOCATED = 15,	/* address in a service range that no service has: dropped */
 	VERDICT_REJECT_LIMITED = 16,	/* refused without a reply: over the rate limit, or no reply is possible */
