@@ -6,6 +6,7 @@
 enum hook {
 	HOOK_INGRESS = 1,	/* a packet comes in from a device: before the stack */
 	HOOK_EGRESS = 2,	/* a packet leaves by a device: after the stack */
+	HOOK_CLAIM = 3,		/* no packet: a CPU is taking over the port of this tuple */
 };
 
 /* A packet as a hook sees it. */
@@ -39,6 +40,7 @@ enum flow_kind {
 	FLOW_UN_SNAT = 5,
 	FLOW_DIRECT = 6,	/* ingress: C's port is changed */
 	FLOW_UN_DIRECT = 7,	/* egress: C's port is restored */
+	FLOW_RESTING = 8,	/* was FLOW_UN_SNAT or FLOW_UN_DNAT: keeps a closed flow's port */
 };
 
 enum flow_flag {

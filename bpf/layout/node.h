@@ -35,6 +35,22 @@ enum setting_flag {
 	SETTING_HOST_SOCKETS = 64,	/* pods' sockets are left to the packet path */
 };
 
+/* How a flow with a port that this node chose stands. */
+struct timeout_key {
+	__u8 protocol;
+	__u8 is_stream;		/* UDP: it has lasted longer than stream_after */
+	__u8 request_flags;	/* enum flow_flag but FLOW_MASQUERADE; 0: the reply's entry is alone */
+	__u8 reply_flags;
+};
+SIZE(struct timeout_key, 4);
+
+/* In seconds. */
+struct timeout {
+	__u32 idle;		/* a flow that is idle for as long loses its port to another */
+	__u32 kept;		/* before, it may lose its port as the last resort, but for so long not */
+};
+SIZE(struct timeout, 8);
+
 /* What the operator configured, and what the agent detected about this node. */
 struct settings {
 	__u64 host_netns;	/* cookie of the node's own network namespace; 0: the initial one */
@@ -51,7 +67,7 @@ struct settings {
 	struct address node_v4;	/* the node's primary addresses, or unspecified */
 	struct address node_v6;
 	__u32 frontend_moves;	/* grows after UDP frontends got another service; never 0 */
-	__u32 pad;
+	__u32 stream_after;	/* seconds after which an answered flow of UDP is a stream */
 };
 SIZE(struct settings, 200);
 

@@ -14,6 +14,14 @@ struct selection {
 };
 SIZE(struct selection, 88);
 
+/* The tuples of a flow that is ended because another gets its port. */
+struct ending {
+	struct tuple between;	/* its requests at egress, before SNAT */
+	struct tuple reply_tuple;
+	struct tuple request_tuple;
+};
+SIZE(struct ending, 120);
+
 /* Intermediate results while a flow is opened: too large for a program's stack. */
 struct scratch {
 	struct selection selection;
@@ -23,8 +31,15 @@ struct scratch {
 	struct tuple reply_tuple;
 	struct tuple snat_tuple;
 	struct tuple former_request_tuple;	/* of the flow that has reply_tuple already */
+	struct tuple claim;	/* of the port that reply_tuple is about to take over */
+	struct ending ending;	/* of the flow that has that port */
+	__u64 holder_created;	/* of the flow that has a port: when its reply's entry was created */
+	__u64 oldest;		/* when that flow was last used */
+	__u64 oldest_created;	/* its holder_created */
+	__be16 oldest_port;
+	__u8 pad[6];
 };
-SIZE(struct scratch, 376);
+SIZE(struct scratch, 568);
 
 /* How many more packets may be refused with a reply until the budget is refilled. */
 struct reject_budget {

@@ -17,13 +17,14 @@ enum verdict {
 	VERDICT_RELATED = 9,	/* ICMP error about a known flow: rewritten */
 	VERDICT_MASQUERADED = 10,	/* new flow that leaves with an address of this node */
 	VERDICT_PORT_CHANGED = 11,	/* new flow whose client port was in use to this backend: changed */
-	VERDICT_PORTS_EXHAUSTED = 12,	/* no free source port, or no address to masquerade with: dropped */
+	VERDICT_PORTS_EXHAUSTED = 12,	/* no source port to be had, or no address to masquerade with: dropped */
 	VERDICT_FLOWS_FULL = 13,	/* no room for a flow: TCP and all of conntrack's dropped, others sent without */
 	VERDICT_SOURCE_DENIED = 14,	/* client outside loadBalancerSourceRanges: dropped */
 	VERDICT_UNALLOCATED = 15,	/* address in a service range that no service has: dropped */
 	VERDICT_REJECT_LIMITED = 16,	/* refused without a reply: over the rate limit, or no reply is possible */
 	VERDICT_MALFORMED = 17,	/* packet that is cut short or contradicts itself: left alone */
-	VERDICTS = 18,		/* how many */
+	VERDICT_PORT_TAKEN_OVER = 18,	/* new flow that leaves from the port of one not idle for its time yet */
+	VERDICTS = 19,		/* how many */
 };
 
 #endif

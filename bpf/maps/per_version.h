@@ -18,6 +18,9 @@ DEFINE_MAP(devices, HASH, __u32, struct device, 16384, RDONLY_PROG | NO_PREALLOC
 /* The ranges of all cluster IPs. */
 DEFINE_MAP(service_ranges, LPM_TRIE, struct service_range, __u32, 64, RDONLY_PROG | NO_PREALLOC)
 
+/* When a flow loses its port to another: the sweeps' timeouts (ebpflb/plan/expiry.py). */
+DEFINE_MAP(timeouts, HASH, struct timeout_key, struct timeout, 512, RDONLY_PROG)
+
 /* The ports of datagrams that come in fragments. */
 DEFINE_MAP(fragments, LRU_HASH, struct fragment_key, struct fragment_ports, 8192, NONE)
 
@@ -25,7 +28,7 @@ DEFINE_MAP(fragments, LRU_HASH, struct fragment_key, struct fragment_ports, 8192
 DEFINE_MAP(forwarded, LRU_HASH, struct tuple, struct forwarded, 8192, NONE)
 
 /* Counters, by enum verdict. */
-DEFINE_MAP(verdicts, PERCPU_ARRAY, __u32, __u64, 18, NONE)
+DEFINE_MAP(verdicts, PERCPU_ARRAY, __u32, __u64, 19, NONE)
 
 /* One element each. */
 DEFINE_MAP(reject_budgets, PERCPU_ARRAY, __u32, struct reject_budget, 1, NONE)

@@ -55,7 +55,7 @@ static __always_inline struct outcome egress_packet(struct __sk_buff *ctx,
 	if (!flow)
 		return unchanged(ctx->ingress_ifindex ? egress_forwarded(ctx, packet)
 						      : egress_from_node(packet));
-	if (direct_is_at_other_device(flow, ctx->ifindex))
+	if (entry_is_not_for(flow, ctx->ifindex))
 		return unchanged(VERDICT_PASSED);
 	if (flow->kind == FLOW_SNAT_PENDING)
 		return masquerade(ctx, packet, flow, to);

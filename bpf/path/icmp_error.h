@@ -22,7 +22,7 @@ static __always_inline enum verdict icmp_error_translate(struct __sk_buff *ctx,
 	struct flow *flow = flow_find(&reply_tuple);
 
 	if (!flow || flow->kind == FLOW_SNAT_PENDING ||
-	    direct_is_at_other_device(flow, ctx->ifindex))
+	    entry_is_not_for(flow, ctx->ifindex))
 		return VERDICT_PASSED;
 	struct tuple to = packet->tuple, translated = flow_translate(&reply_tuple, flow);
 	struct tuple quoted = tuple_reverse(&translated, 0);

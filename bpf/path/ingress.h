@@ -18,13 +18,6 @@
 #include "path/outcome.h"
 #include "path/select.h"
 
-static __always_inline struct scratch *scratch_here(void)
-{
-	__u32 only = 0;
-
-	return LOOKUP(struct scratch, scratch, &only);
-}
-
 static __always_inline bool ingress_needs_snat(struct __sk_buff *ctx, const struct packet *packet,
 					       const struct settings *settings,
 					       const struct selection *selection)
@@ -114,7 +107,7 @@ static __always_inline struct outcome ingress_packet(struct __sk_buff *ctx,
 {
 	struct flow *flow = flow_find(&packet->tuple);
 
-	if (flow && direct_is_at_other_device(flow, ctx->ifindex))
+	if (flow && entry_is_not_for(flow, ctx->ifindex))
 		return unchanged(VERDICT_PASSED);
 	if (flow && flow_continues(packet, flow)) {
 		*to = flow_follow(packet, flow);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* The settings of this node, and which network namespace is the node's own. */
+/* The settings of this node, working memory of this CPU, and which network namespace is the node's own. */
 #ifndef EBPFLB_PATH_SETTINGS_H
 #define EBPFLB_PATH_SETTINGS_H
 
@@ -12,6 +12,13 @@ static __always_inline struct settings *settings_read(void)
 	__u32 only = 0;
 
 	return LOOKUP(struct settings, settings, &only);
+}
+
+static __always_inline struct scratch *scratch_here(void)
+{
+	__u32 only = 0;
+
+	return LOOKUP(struct scratch, scratch, &only);
 }
 
 /* Without a cookie from the agent, the node's own namespace is the initial one. */

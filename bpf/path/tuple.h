@@ -17,6 +17,19 @@ static __always_inline struct tuple tuple_reverse(const struct tuple *tuple, __u
 			       .hook = hook };
 }
 
+/* The same into memory of the caller, field by field: it needs no stack. */
+static __always_inline void tuple_write_reverse(struct tuple *reverse, const struct tuple *tuple,
+						__u8 hook)
+{
+	reverse->source = tuple->destination;
+	reverse->destination = tuple->source;
+	reverse->source_port = tuple->destination_port;
+	reverse->destination_port = tuple->source_port;
+	reverse->protocol = tuple->protocol;
+	reverse->hook = hook;
+	reverse->pad = 0;
+}
+
 /* The destination of a packet as a frontend, to be looked up. */
 static __always_inline struct frontend tuple_frontend(const struct tuple *tuple)
 {

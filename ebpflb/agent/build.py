@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from ebpflb.agent import memory
 from ebpflb.agent.engine_choice import EngineChoice
 from ebpflb.agent.loop import Agent, Inbox
-from ebpflb.agent.node_sync import NodeSync
+from ebpflb.agent.node_sync import NodeSync, flow_timeouts
 from ebpflb.agent.reporter import Reporter
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.cluster.list_watch import ApiSource
@@ -27,8 +27,7 @@ from ebpflb.node import ip_families, kube_proxy_watch, nat
 from ebpflb.node.device_watch import DeviceWatch
 from ebpflb.node.namespaces import Namespaces
 from ebpflb.node.nat_watch import NatWatch
-from ebpflb.options import ConntrackOptions, Options
-from ebpflb.plan.expiry import Timeouts
+from ebpflb.options import Options
 from ebpflb.serve.metrics import Metrics
 from ebpflb.serve.metrics_pages import MetricsPages
 from ebpflb.serve.servers import HttpServers
@@ -69,7 +68,7 @@ def build_agent(options: Options, flags: Mapping[str, str]) -> Iterator[Agent]:
         metrics.read(datapath, lambda: service_sync.planner, lambda: agent.status)
         metrics.health(lambda: servers.health.healthy)
         metrics.gate(EXTERNAL_IPS, "DEPRECATED", enabled=options.serve_external_ips)
-        sweeper = Sweeper(datapath.maps, _timeouts(options.conntrack))
+        sweeper = Sweeper(datapath.maps, flow_timeouts(options.conntrack))
         nat_watch = NatWatch(inbox.put, needed=lambda: engine.is_conntrack)
         metrics.conntrack(datapath.maps, lambda: nat_watch.restored)
         watches = (kube_proxy_watch.KubeProxyWatch(inbox.put), nat_watch)
@@ -132,7 +131,3 @@ def _recorder(options: Options, metrics: Metrics) -> Recorder:
     recorder = ApiRecorder(server, options.node_name)
     metrics.events_dropped(lambda: recorder.dropped)
     return recorder
-
-
-def _timeouts(chosen: ConntrackOptions) -> Timeouts:
-    return Timeouts(chosen.established, chosen.close_wait, chosen.udp, chosen.udp_stream)

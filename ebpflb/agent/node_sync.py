@@ -23,9 +23,10 @@ from ebpflb.model.events import Kind
 from ebpflb.model.packet_path import Engine, PacketPath
 from ebpflb.node.device_watch import DevicesChanged
 from ebpflb.node.ip_families import supported_families
-from ebpflb.options import Options
+from ebpflb.options import ConntrackOptions, Options
 from ebpflb.plan.desired_node import DesiredNode
 from ebpflb.plan.entries import Prefix
+from ebpflb.plan.expiry import Timeouts
 from ebpflb.plan.prefixes import service_range
 from ebpflb.serve.status import CURRENT_PROGRAMS, log_new
 
@@ -44,6 +45,11 @@ def do_all(steps: Iterable[Callable[[], None]]) -> None:
             errors.append(error)
     if errors:
         raise errors[0]
+
+
+def flow_timeouts(chosen: ConntrackOptions) -> Timeouts:
+    """Those of the packet path's flows, for the sweeps and for the programs."""
+    return Timeouts(chosen.established, chosen.close_wait, chosen.udp, chosen.udp_stream)
 
 
 class NodeSync:
@@ -131,6 +137,7 @@ class NodeSync:
             "node_addresses": dict.fromkeys(serving, 1),
             "own_addresses": dict.fromkeys(devices.own_addresses(addresses) | serving, 1),
             "devices": self._desired.devices(),
+            "timeouts": flow_timeouts(self.options.conntrack).table,
             **self._service_ranges(),
         }
         maps = [partial(self.datapath.write_map, name, wanted) for name, wanted in contents.items()]
@@ -139,7 +146,7 @@ class NodeSync:
 
     def write_settings(self, covering: Mapping[Family, Prefix]) -> None:
         """``covering``: prefixes that hold every planned cluster IP; written before the plan."""
-        chosen = self.options.map_settings
+        chosen = self.options.map_settings | flow_timeouts(self.options.conntrack).settings
         if self.engine.is_conntrack:
             chosen["flags"] |= {"conntrack"}
         self.datapath.write_settings(self._desired.settings(chosen, covering))

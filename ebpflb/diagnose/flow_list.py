@@ -94,7 +94,7 @@ def _matching(maps: Mapping[str, Map], table: str, only: FlowFilter) -> Iterator
 def _row(entries: Entries, services: Mapping[int, PortName], backend: BackendName | None) -> Row:
     key, first = next(iter(entries.items()))
     inside, protocol = between_hooks(key, first), Protocol(key.protocol)
-    stands = state(protocol, [flow.flags for flow in entries.values()])
+    stands = state(protocol, entries.values())
     last_seen = max(flow.last_seen for flow in entries.values())
     return {
         "protocol": protocol.name,

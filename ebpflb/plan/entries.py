@@ -105,6 +105,25 @@ NO_PREFIX = Prefix(IPv6Address(1), IPv6Address(0))  # no address is ::1 under it
 NO_V4, NO_V6 = IPv4Address(0), IPv6Address(0)
 
 
+class TimeoutKey(NamedTuple):
+    """How a flow stands, by the flags of its entries but ``masquerade``.
+
+    Without ``request`` among those of the request, the reply's entry is alone.
+    """
+
+    protocol: int
+    is_stream: int
+    request_flags: Flags
+    reply_flags: Flags
+
+
+class Timeout(NamedTuple):
+    """After how many seconds idle a flow loses its port to another: surely, and at the earliest."""
+
+    idle: int
+    kept: int
+
+
 class Settings(NamedTuple):
     """What the operator chose, and what the agent found out about this node.
 
@@ -125,3 +144,4 @@ class Settings(NamedTuple):
     node_v4: Address = NO_V4
     node_v6: Address = NO_V6
     frontend_moves: int = 0
+    stream_after: int = 0

@@ -10,7 +10,7 @@ N is the masquerade; C' is C, with another port where its own was in use. Every 
 B, and no two flows share both: that is how one entry leads to the others.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ class Hook(IntEnum):
 
     INGRESS = 1
     EGRESS = 2
+    CLAIM = 3
 
 
 class FlowKind(IntEnum):
@@ -36,6 +37,7 @@ class FlowKind(IntEnum):
     UN_SNAT = 5
     DIRECT = 6
     UN_DIRECT = 7
+    RESTING = 8
 
 
 class Tuple(NamedTuple):
@@ -74,15 +76,26 @@ Entries = dict[Tuple, Flow]
 
 
 class FlowState(StrEnum):
-    """How a flow stands: UDP's by which sides have sent, others' by their handshake and end."""
+    """How a flow stands: UDP's by which sides have sent, others' by their handshake and end.
 
-    OPENING = "opening"
+    As conntrack, which calls them SYN_SENT, SYN_RECV, ESTABLISHED, CLOSE_WAIT, LAST_ACK, CLOSE,
+    TIME_WAIT; of UDP: unreplied, replied, assured.
+    """
+
+    OPENING = "opening"  # the backend has not answered
+    ANSWERED = "answered"  # the client has not acknowledged it
     OPEN = "open"
     CLOSING = "closing"
     CLOSED = "closed"
     RESET = "reset"
+    RESTING = "resting"  # of a closed flow is left what keeps its source port
     ONE_WAY = "one-way"
     BOTH_WAYS = "both ways"
+    STREAM = "stream"
+
+
+STREAM_AFTER = 2  # seconds: an answered flow of UDP that lasts longer is a stream to conntrack
+_PORT_HOLDERS = {FlowKind.UN_SNAT, FlowKind.RESTING}
 
 
 def is_client_request(flow: Flow) -> bool:
@@ -145,25 +158,61 @@ def gather(key: Tuple, flow: Flow, look: Look) -> Entries:
     return whole if key in whole else {key: flow}
 
 
-def state(protocol: int, flags: Iterable[Flags]) -> FlowState:
-    """How a flow stands, by the flags of its entries; those that were evicted are not known.
+def chosen_port(entries: Entries) -> Tuple | None:
+    """The key of the reply's entry by which a flow has a port that this node chose."""
+    for key, flow in entries.items():
+        if flow.kind == FlowKind.UN_SNAT:
+            return key
+    for key, flow in entries.items():
+        is_reply = flow.kind in (FlowKind.UN_DNAT, FlowKind.UN_DIRECT)
+        if is_reply and flow.other_port != key.destination_port:
+            return key
+    return None
 
-    A side has been seen if one entry has: where the CNI masquerades as well, or a backend shares
-    the node's network, the other one never is. Of a side without an entry the best is assumed: it
-    has been seen, and has closed if the other side has. The last chunk of SCTP's shutdown counts
-    as a reset (bpf/net/transport.h).
+
+def state(protocol: int, entries: Collection[Flow]) -> FlowState:
+    """How a flow with these entries stands; those that were evicted are not known.
+
+    A connection is over if only the entry is left that keeps its masquerade port: the port rests.
     """
-    entries = list(flags)
-    requests = [each for each in entries if "request" in each]
-    replies = [each for each in entries if "request" not in each]
-    seen = (not side or any("seen" in each for each in side) for side in (requests, replies))
-    has_requested, has_replied = seen
+    flags = [flow.flags for flow in entries]
     if protocol == Protocol.UDP:
-        return FlowState.BOTH_WAYS if has_replied else FlowState.ONE_WAY
+        lasted = max(flow.last_seen for flow in entries) - min(flow.created for flow in entries)
+        return datagrams_state(flags, is_stream=lasted > STREAM_AFTER * 1_000_000_000)
+    found = connection_state(protocol, flags)
+    if found is not FlowState.RESET and all(flow.kind in _PORT_HOLDERS for flow in entries):
+        return FlowState.RESTING
+    return found
+
+
+def datagrams_state(flags: Collection[Flags], *, is_stream: bool) -> FlowState:
+    """A flow of UDP, by the flags of its entries, and whether it has lasted as streams do."""
+    if not _has_been_seen([each for each in flags if "request" not in each]):
+        return FlowState.ONE_WAY
+    return FlowState.STREAM if is_stream else FlowState.BOTH_WAYS
+
+
+def connection_state(protocol: int, flags: Collection[Flags]) -> FlowState:
+    """A connection, by the flags of its entries.
+
+    Of a side without an entry the best is assumed: it has been seen, and has closed if the other
+    side has. The last chunk of SCTP's shutdown counts as a reset (bpf/net/transport.h).
+    """
+    requests = [each for each in flags if "request" in each]
+    replies = [each for each in flags if "request" not in each]
     fins = [any("fin" in each for each in side) for side in (requests, replies)]
-    if any("rst" in each for each in entries):
+    if any("rst" in each for each in flags):
         return FlowState.CLOSED if protocol == Protocol.SCTP and any(fins) else FlowState.RESET
     if any(fins):
         has_both = requests and replies
         return FlowState.CLOSING if has_both and not all(fins) else FlowState.CLOSED
-    return FlowState.OPEN if has_requested and has_replied else FlowState.OPENING
+    if not _has_been_seen(replies):
+        return FlowState.OPENING
+    return FlowState.OPEN if _has_been_seen(requests) else FlowState.ANSWERED
+
+
+def _has_been_seen(side: Collection[Flags]) -> bool:
+    """A side has been seen if one entry has: where the CNI masquerades as well, or a backend shares
+    the node's network, the other one never is.
+    """
+    return not side or any("seen" in each for each in side)

@@ -243,6 +243,7 @@ def test_settings(maps: dict[str, Map]) -> None:
             "node_v4": "192.0.2.1",
             "node_v6": "",
             "frontend_moves": 0,
+            "stream_after": 0,
         }
     ]
 

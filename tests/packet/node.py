@@ -18,6 +18,7 @@ from ebpflb.datapath.programs import loader, testrun
 from ebpflb.errors import KernelError
 from ebpflb.plan import entries
 from ebpflb.plan.entries import Prefix, Settings
+from ebpflb.plan.expiry import Timeouts
 from tests.packet import wire
 from tests.packet.frames import Ether, Packet, at, forwarded
 from tests.packet.places import V4, V6
@@ -64,6 +65,8 @@ class PacketNode(Publisher):
         self.settings()
         self.device("uplink", V4.node, V6.node)
         self.device("pods", V4.bridge, V6.bridge)
+        for key, timeout in Timeouts().table.items():
+            self.put("timeouts", key, timeout)
         for places in (V4, V6):
             self.owns(places.node)
             self.reserve(places.service_range)
@@ -81,6 +84,7 @@ class PacketNode(Publisher):
             "pods_v6": prefix(V6.pods),
             "span_v4": prefix(V4.service_range),
             "span_v6": prefix(V6.service_range),
+            **Timeouts().settings,
         }
         self.put("settings", 0, Settings(0, 0, **{**usual, **fields}))
 

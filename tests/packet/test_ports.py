@@ -6,8 +6,10 @@ from operator import eq
 
 import pytest
 
+from tests.packet.aging import idle
 from tests.packet.frames import (
     at,
+    chunk,
     destination,
     ends,
     host_of,
@@ -29,11 +31,23 @@ def flow(node: PacketNode, protocol: str, client: str, where: str) -> str:
     return source(asked)
 
 
+def opened(node: PacketNode, protocol: str, client: str, where: str) -> str:
+    """The same of a flow that is open: both have sent, the client again; of UDP, for a while."""
+    source_seen = flow(node, protocol, client, where)
+    if protocol != "udp":
+        more = segment(client, where, "A") if protocol == "tcp" else chunk(client, where, "data")
+        node.through(more)
+    idle(node, protocol, 0, lasted=10)
+    return source_seen
+
+
 def test_unique(node: PacketNode, places: Places, protocol: str) -> None:
     """No two flows to a backend have one masquerade port, whoever they are from."""
     node.settings("detect_local", first_port=40_000, last_port=40_255)
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
-    clients = [at(host, port) for host in (places.client, places.stranger) for port in range(1, 31)]
+    clients = [
+        at(host, port) for host in (places.client, places.stranger) for port in range(2001, 2031)
+    ]
     seen = [flow(node, protocol, client, where) for client in clients]
     assert len(set(seen)) == len(clients)
     assert all(40_000 <= port_of(place) <= 40_255 for place in seen)
@@ -50,7 +64,7 @@ def drawn(node: PacketNode, protocol: str, clients: list[str], where: str) -> li
 def test_random(node: PacketNode, places: Places, protocol: str) -> None:
     """Masquerade ports are drawn from the whole range, in no order, and not from the client's."""
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
-    clients = [at(places.client, port) for port in range(1, 41)]
+    clients = [at(places.client, port) for port in range(2001, 2041)]
     first, second = (drawn(node, protocol, clients, where) for _ in range(2))
     assert max(first) - min(first) > (LAST_PORT - FIRST_PORT) / 2
     assert len({after - before for before, after in pairwise(first)}) > 30
@@ -60,17 +74,17 @@ def test_random(node: PacketNode, places: Places, protocol: str) -> None:
 def test_kept(node: PacketNode, places: Places, protocol: str) -> None:
     """A flow keeps its port, whatever others come."""
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
-    clients = [at(places.client, port) for port in range(1, 11)]
+    clients = [at(places.client, port) for port in range(2001, 2011)]
     first = [flow(node, protocol, client, where) for client in clients]
     assert [flow(node, protocol, client, where) for client in clients] == first
 
 
 def test_crowded(node: PacketNode, places: Places, protocol: str) -> None:
-    """A flow for which no port is left is dropped by name; those before it go on."""
+    """Where open flows have all ports, a new one is dropped by name; those before it go on."""
     node.settings("detect_local", first_port=40_000, last_port=40_000)
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
-    first, second = at(places.client, 1), at(places.client, 2)
-    assert flow(node, protocol, first, where) == at(places.node, 40_000)
+    first, second = at(places.client, 2001), at(places.client, 2002)
+    opened(node, protocol, first, where)
     came = node.ingress(opening(protocol, second, where))
     left = node.egress(came.packet)
     assert (left.action, left.verdicts) == ("drop", {"ports_exhausted": 1})
@@ -84,15 +98,15 @@ def test_backends_apart(node: PacketNode, places: Places, protocol: str) -> None
     other = serve(
         node, places, "external", protocol, service=2, cluster=[at(places.elsewhere, 8080)]
     )
-    assert flow(node, protocol, at(places.client, 1), where) == at(places.node, 40_000)
-    assert flow(node, protocol, at(places.client, 1), other) == at(places.node, 40_000)
+    assert flow(node, protocol, at(places.client, 2001), where) == at(places.node, 40_000)
+    assert flow(node, protocol, at(places.client, 2001), other) == at(places.node, 40_000)
 
 
 def test_room_again(node: PacketNode, places: Places) -> None:
     """The port of a connection that is over is free for the client's next one."""
     node.settings("detect_local", first_port=40_000, last_port=40_000)
     where = serve(node, places, "nodeport", cluster=[at(places.there, 8080)])
-    client = at(places.client, 1)
+    client = at(places.client, 2001)
     asked = node.through(opening("tcp", client, where))
     node.through(reply(node.through(reply(asked, "SA")), "R"))
     assert flow(node, "tcp", client, where) == at(places.node, 40_000)
@@ -103,37 +117,38 @@ def test_room_after(node: PacketNode, places: Places, ending: str) -> None:
     """The port of a connection that both sides have ended is free for anyone's."""
     node.settings("detect_local", first_port=40_000, last_port=40_000)
     where = serve(node, places, "nodeport", cluster=[at(places.there, 8080)])
-    client = at(places.client, 1)
+    client = at(places.client, 2001)
     asked = node.through(opening("tcp", client, where))
     if ending == "closed":
         node.through(segment(client, where, "FA"))
         node.through(reply(asked, "FA"))
     else:
         node.through(segment(client, where, "R"))
-    assert flow(node, "tcp", at(places.stranger, 2), where) == at(places.node, 40_000)
+    assert flow(node, "tcp", at(places.stranger, 2002), where) == at(places.node, 40_000)
 
 
 def test_port_passed_on(node: PacketNode, places: Places) -> None:
     """A flow whose masquerade port another flow has by now does not delete that one's entry."""
     node.settings("detect_local", first_port=40_000, last_port=40_000)
     where = serve(node, places, "nodeport", cluster=[at(places.there, 8080)])
-    client, other = at(places.client, 1), at(places.stranger, 2)
+    client, other = at(places.client, 2001), at(places.stranger, 2002)
     node.through(opening("tcp", client, where))
     node.through(segment(client, where, "R"))
-    asked = node.through(opening("tcp", other, where))
+    opened(node, "tcp", other, where)
     again = node.ingress(opening("tcp", client, where))
     assert node.egress(again.packet).verdicts == {"ports_exhausted": 1}
-    assert ends(node.through(reply(asked))) == f"{where} > {other}"
+    answer = node.through(segment(at(places.there, 8080), at(places.node, 40_000), "A"))
+    assert ends(answer) == f"{where} > {other}"
 
 
 def test_no_room_yet(node: PacketNode, places: Places) -> None:
     """One that only its client has ended keeps its port: the backend may still be sending."""
     node.settings("detect_local", first_port=40_000, last_port=40_000)
     where = serve(node, places, "nodeport", cluster=[at(places.there, 8080)])
-    client = at(places.client, 1)
+    client = at(places.client, 2001)
     asked = node.through(opening("tcp", client, where))
     node.through(segment(client, where, "FA"))
-    came = node.ingress(opening("tcp", at(places.stranger, 2), where))
+    came = node.ingress(opening("tcp", at(places.stranger, 2002), where))
     assert node.egress(came.packet).verdicts == {"ports_exhausted": 1}
     assert ends(node.through(reply(asked, "A"))) == f"{where} > {client}"
 
@@ -219,8 +234,19 @@ def test_alike_without_port(
     """Where the client can get no other port, the younger flow is dropped by name."""
     node.settings("guard_nodeports", first_port=40_000, last_port=40_000)
     client = at(places.client, 50123)
-    came = [node.ingress(opening(protocol, client, where)) for where in twins[:3]]
-    assert [one.verdicts for one in came][1:] == [{"port_changed": 1}, {"ports_exhausted": 1}]
-    assert came[2].action == "drop"
+    came = [node.ingress(opening(protocol, client, where)) for where in twins[:2]]
+    assert came[1].verdicts == {"port_changed": 1}
+    node.through(reply(came[1].packet), "pods", "uplink")
+    if protocol != "udp":
+        node.through(
+            segment(client, twins[1], "A")
+            if protocol == "tcp"
+            else chunk(client, twins[1], "data"),
+            "uplink",
+            "pods",
+        )
+    idle(node, protocol, 0, lasted=10)
+    came.append(node.ingress(opening(protocol, client, twins[2])))
+    assert (came[2].action, came[2].verdicts) == ("drop", {"ports_exhausted": 1})
     answer = node.through(reply(came[1].packet), "pods", "uplink")
     assert ends(answer) == f"{twins[1]} > {client}"

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebpflb.model.services import Protocol
-from ebpflb.plan.expiry import Timeouts
-from ebpflb.plan.flow_entries import Entries, FlowState
+from ebpflb.plan.expiry import Expired, Timeouts
+from ebpflb.plan.flow_entries import Entries, FlowKind, FlowState, chosen_port, state
 from tests.load import scaled
 from tests.plan.flow_builders import MASQUERADE, NOW, REPLY, REQUEST, SECOND, Made
 
@@ -18,8 +18,9 @@ SEEN = ("request seen", "request masquerade seen", "seen", "seen")
 WORDS = {
     FlowState.OPENING: [
         ("request seen", "request masquerade seen", "", ""),
-        ("request", "request masquerade", "seen", "seen"),
+        ("request", "request masquerade", "", ""),
     ],
+    FlowState.ANSWERED: [("request", "request masquerade", "seen", "seen")],
     FlowState.OPEN: [SEEN],
     FlowState.CLOSING: [
         ("request seen fin", "request masquerade seen fin", "seen", "seen"),
@@ -32,6 +33,7 @@ WORDS = {
     ],
     FlowState.ONE_WAY: [("request seen", "request masquerade seen", "", "")],
     FlowState.BOTH_WAYS: [SEEN, ("request", "request masquerade", "seen", "seen")],
+    FlowState.STREAM: [SEEN],
 }
 
 # What any side may say as well, without a change of the state.
@@ -51,16 +53,26 @@ CHOSEN = st.one_of(
 )
 
 
+LIVING = (FlowState.OPEN, FlowState.CLOSING, FlowState.STREAM)
+
+
 def _of_a_part(seconds: dict[FlowState, int]) -> int:
     """What is left of a flow may look open, or closed, where the whole does not."""
-    looks = (FlowState.OPEN, FlowState.CLOSING, FlowState.CLOSED, FlowState.BOTH_WAYS)
+    looks = (*LIVING, FlowState.OPENING, FlowState.CLOSED, FlowState.RESTING, FlowState.BOTH_WAYS)
     return min(seconds[state] for state in looks if state in seconds)
+
+
+def begun(entries: Entries, state: FlowState) -> Entries:
+    """All entries were made at once, so long ago that UDP's are a stream or are none."""
+    used = [flow.last_seen for flow in entries.values()]
+    created = min(used) - 10 * SECOND if state is FlowState.STREAM else max(used) - SECOND
+    return {key: flow._replace(created=created) for key, flow in entries.items()}
 
 
 @st.composite
 def flows(draw: st.DrawFn, number: int, timeouts: Timeouts) -> Known:
     protocol = draw(st.sampled_from(Protocol))
-    state = draw(st.sampled_from(list(timeouts.seconds[protocol])))
+    state = draw(st.sampled_from([each for each in timeouts.seconds[protocol] if each in WORDS]))
     words = list(draw(st.sampled_from(WORDS[state])))
     if draw(st.booleans()) and (protocol, state) in AND_ALSO:
         words[draw(st.sampled_from([REQUEST, REPLY]))] += AND_ALSO[protocol, state]
@@ -69,7 +81,7 @@ def flows(draw: st.DrawFn, number: int, timeouts: Timeouts) -> Known:
         words[REQUEST] += " masquerade"
     limit = timeouts.seconds[protocol][state]
     near = st.sampled_from([0, limit // 2, limit - 1, limit, limit + 1, 3 * limit, 100_000])
-    entries = made.entries(words, draw(st.tuples(*[near] * 4)))
+    entries = begun(made.entries(words, draw(st.tuples(*[near] * 4))), state)
     evicted = draw(st.sampled_from([None, None, None, REQUEST, REPLY]))
     if evicted == REQUEST or (evicted == REPLY and not made.masqueraded):
         del entries[list(entries)[-1 if evicted == REPLY else REQUEST]]
@@ -90,9 +102,10 @@ def sweep(store: Entries, timeouts: Timeouts) -> None:
     limits = {key: wait(Protocol(key.protocol), flow.flags) for key, flow in store.items()}
     idle = [key for key, flow in store.items() if NOW - flow.last_seen >= limits[key]]
     suspects = ((key, store[key]) for key in idle if key in store)
-    for entries in timeouts.expired(suspects, store.get, NOW):
-        for key in entries:
+    for flow in timeouts.expired(suspects, store.get, NOW):
+        for key in flow.entries:
             store.pop(key, None)
+        store.update(flow.rest)
 
 
 @given(worlds())
@@ -107,6 +120,10 @@ def test_sweep(drawn: tuple[Timeouts, list[Known]]) -> None:
     sweep(store, timeouts)
     for entries, limit, complete in world:
         left = [key for key in entries if key in store]
+        if resting := [key for key in left if store[key].kind == FlowKind.RESTING]:
+            assert left == resting == [chosen_port(entries)]
+            assert state(left[0].protocol, [store[left[0]]]) is FlowState.RESTING
+            continue
         due = all(NOW - flow.last_seen >= limit * SECOND for flow in entries.values())
         assert len(left) in (0, len(entries))
         assert due or left
@@ -140,7 +157,11 @@ def test_kube_proxys_timeouts() -> None:
     seconds = Timeouts().seconds
     assert seconds[Protocol.TCP][FlowState.OPEN] == 24 * 3600
     assert seconds[Protocol.TCP][FlowState.CLOSING] == 3600
-    assert seconds[Protocol.UDP] == {FlowState.ONE_WAY: 30, FlowState.BOTH_WAYS: 180}
+    assert seconds[Protocol.UDP] == {
+        FlowState.ONE_WAY: 30,
+        FlowState.BOTH_WAYS: 30,
+        FlowState.STREAM: 120,
+    }
 
 
 def test_chosen_timeouts() -> None:
@@ -148,7 +169,11 @@ def test_chosen_timeouts() -> None:
     seconds = Timeouts(established=1, close_wait=2, udp=3, udp_stream=4).seconds
     assert seconds[Protocol.TCP][FlowState.OPEN] == 1
     assert seconds[Protocol.TCP][FlowState.CLOSING] == 2
-    assert seconds[Protocol.UDP] == {FlowState.ONE_WAY: 3, FlowState.BOTH_WAYS: 4}
+    assert seconds[Protocol.UDP] == {
+        FlowState.ONE_WAY: 3,
+        FlowState.BOTH_WAYS: 3,
+        FlowState.STREAM: 4,
+    }
     assert seconds[Protocol.SCTP] == Timeouts().seconds[Protocol.SCTP]
 
 
@@ -156,4 +181,4 @@ def test_entry_alone() -> None:
     """An entry that is left of a flow, with a FIN, goes after the time of a closed flow."""
     key, flow = list(Made(1).entries(["", "", "", "seen fin"], (30,) * 4).items())[-1]
     found = Timeouts().expired([(key, flow)], {key: flow}.get, NOW)
-    assert list(found) == [{key: flow}]
+    assert list(found) == [Expired({key: flow})]

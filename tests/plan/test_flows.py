@@ -4,8 +4,18 @@
 import pytest
 
 from ebpflb.model.services import Protocol
-from ebpflb.plan.flow_entries import FlowState, gather, state
-from tests.plan.flow_builders import ANSWER, MASQUERADE, REPLY, REQUEST, Made
+from ebpflb.plan.flow_entries import (
+    STREAM_AFTER,
+    Entries,
+    FlowKind,
+    FlowState,
+    chosen_port,
+    connection_state,
+    datagrams_state,
+    gather,
+    state,
+)
+from tests.plan.flow_builders import ANSWER, MASQUERADE, REPLY, REQUEST, SECOND, Made
 
 KINDS = [
     Made(1),
@@ -65,7 +75,7 @@ def test_chosen_again() -> None:
 
 CONNECTIONS = [
     ("request seen", "", FlowState.OPENING),
-    ("request", "seen", FlowState.OPENING),
+    ("request", "seen", FlowState.ANSWERED),
     ("request seen", "seen", FlowState.OPEN),
     ("request seen fin", "seen", FlowState.CLOSING),
     ("request seen", "seen fin", FlowState.CLOSING),
@@ -80,32 +90,68 @@ CONNECTIONS = [
 def test_connections(protocol: Protocol, asking: str, replying: str, expected: FlowState) -> None:
     """A connection's state follows from who has been seen, who has closed and who has reset."""
     sides = [frozenset(asking.split()), frozenset(replying.split())]
-    assert state(protocol, sides) == expected
+    assert connection_state(protocol, sides) == expected
 
 
 def test_masqueraded_twice() -> None:
     """Where the CNI masquerades what we would, our entries for it are never seen: it is open."""
     words = ["request seen", "request masquerade", "", "seen"]
-    assert state(Protocol.TCP, [frozenset(each.split()) for each in words]) == FlowState.OPEN
-    assert state(Protocol.UDP, [frozenset(each.split()) for each in words]) == FlowState.BOTH_WAYS
+    assert (
+        connection_state(Protocol.TCP, [frozenset(each.split()) for each in words])
+        == FlowState.OPEN
+    )
+    sides = [frozenset(each.split()) for each in words]
+    assert datagrams_state(sides, is_stream=False) == FlowState.BOTH_WAYS
 
 
 def test_shut_down() -> None:
     """What is a reset after a FIN in TCP is the end of an orderly shutdown in SCTP."""
     sides = [frozenset({"request", "seen", "fin", "rst"}), frozenset({"seen"})]
-    assert state(Protocol.TCP, sides) == FlowState.RESET
-    assert state(Protocol.SCTP, sides) == FlowState.CLOSED
+    assert connection_state(Protocol.TCP, sides) == FlowState.RESET
+    assert connection_state(Protocol.SCTP, sides) == FlowState.CLOSED
 
 
-def test_datagrams() -> None:
-    """UDP goes one way until an answer has been seen."""
-    request = frozenset({"request", "seen"})
-    assert state(Protocol.UDP, [request, frozenset()]) == FlowState.ONE_WAY
-    assert state(Protocol.UDP, [request, frozenset({"seen"})]) == FlowState.BOTH_WAYS
+def lasting(made: Made, words: str, seconds: float) -> Entries:
+    """UDP entries of a flow that was last used so long after its first packet."""
+    entries = made.entries(["request seen", "request masquerade seen", words, words], [0] * 4)
+    return {
+        key: flow._replace(created=flow.last_seen - int(seconds * SECOND))
+        for key, flow in entries.items()
+    }
+
+
+@pytest.mark.parametrize("masqueraded", [False, True])
+def test_datagrams(masqueraded: bool) -> None:
+    """UDP goes one way until a reply is seen; if it goes on for two seconds it is a stream."""
+    made = Made(1, Protocol.UDP, masqueraded=masqueraded)
+    for words, seconds, expected in (
+        ("", STREAM_AFTER + 1, FlowState.ONE_WAY),
+        ("seen", STREAM_AFTER, FlowState.BOTH_WAYS),
+        ("seen", STREAM_AFTER + 0.001, FlowState.STREAM),
+    ):
+        assert state(Protocol.UDP, lasting(made, words, seconds).values()) == expected
+
+
+def test_only_a_port_is_left() -> None:
+    """A connection of which only the entry with its masquerade port is left is over."""
+    entries = Made(1, masqueraded=True).plain()
+    key = list(entries)[ANSWER]
+    assert state(Protocol.TCP, [entries[key]]) == FlowState.RESTING
+    resting = entries[key]._replace(kind=FlowKind.RESTING)
+    assert gather(key, resting, {}.get) == {key: resting}
+    assert state(Protocol.TCP, [resting]) == FlowState.RESTING
+
+
+@pytest.mark.parametrize("made", KINDS, ids=str)
+def test_chosen_port(made: Made) -> None:
+    """The node chose a masqueraded flow's port, else that of a client whose own was in use."""
+    entries, has_snat = made.plain(), made.masqueraded and made.chosen
+    expected = [ANSWER] if has_snat else [-1] if made.changed else []
+    assert [chosen_port(entries)] == ([list(entries)[part] for part in expected] or [None])
 
 
 def test_unknown() -> None:
     """What an evicted entry would have said is not guessed: the flow counts as open."""
     request = frozenset({"request", "seen"})
-    assert state(Protocol.TCP, [request]) == FlowState.OPEN
-    assert state(Protocol.UDP, [request]) == FlowState.BOTH_WAYS
+    assert connection_state(Protocol.TCP, [request]) == FlowState.OPEN
+    assert datagrams_state([request], is_stream=False) == FlowState.BOTH_WAYS

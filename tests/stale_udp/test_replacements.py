@@ -68,7 +68,7 @@ def test_entries(address: str) -> None:
     entries = StaleFlow(CLIENT, former).entries(block[0], 5)
     for key, flow in entries.items():
         assert gather(key, flow, entries.get) == entries
-    assert state(Protocol.UDP, [flow.flags for flow in entries.values()]) == FlowState.BOTH_WAYS
+    assert state(Protocol.UDP, entries.values()) == FlowState.BOTH_WAYS
     request = entries[StaleFlow(CLIENT, former).request]
     assert (request.address, request.port) == (block[0].address, block[0].port)
     answer = entries[StaleFlow(CLIENT, former).reply(block[0].address, block[0].port)]

@@ -1,48 +1,127 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* Deletes the entries of a flow that a newer one of the same tuple replaces, the reply's first. */
+/*
+ * Deletes the entries of a flow: of one that a newer flow of the same tuple replaces, the reply's
+ * first, or of one whose port is taken over.
+ */
 #ifndef EBPFLB_ENGINE_FLOWS_CLOSE_H
 #define EBPFLB_ENGINE_FLOWS_CLOSE_H
 
 #include "engine/flows/table.h"
 
-/*
- * Deletes the un-SNAT entry only if it is still this flow's: after a flow has ended, another one
- * may get its source port (source_port_is_free in masquerade.h).
- */
-static __always_inline void un_snat_close(const struct tuple *snat_tuple,
-					  const struct flow *snat_entry)
+/* The tuple of the requests of a flow, from the tuple and the entry of its replies at egress. */
+static __always_inline struct tuple request_tuple_of(const struct tuple *reply_tuple,
+						     const struct flow *reply_entry)
 {
-	struct tuple translated = flow_translate(snat_tuple, snat_entry);
-	struct tuple reply_tuple = tuple_reverse(&translated, HOOK_INGRESS);
-	struct flow *reply_entry = flow_find(&reply_tuple);
+	struct tuple request_tuple = tuple_reverse(reply_tuple, HOOK_INGRESS);
 
-	if (reply_entry && reply_entry->port == snat_tuple->source_port &&
-	    address_equal(&reply_entry->address, &snat_tuple->source))
-		flow_delete(&reply_tuple);
+	request_tuple.source_port = reply_entry->other_port;
+	request_tuple.destination = reply_entry->address;
+	request_tuple.destination_port = reply_entry->port;
+	return request_tuple;
 }
 
-static __always_inline void snat_close(const struct tuple *snat_tuple)
+/* The same into memory of the caller, field by field: it needs no stack. */
+static __always_inline void request_tuple_write(struct tuple *request_tuple,
+						const struct tuple *reply_tuple,
+						const struct flow *reply_entry)
+{
+	tuple_write_reverse(request_tuple, reply_tuple, HOOK_INGRESS);
+	request_tuple->source_port = reply_entry->other_port;
+	request_tuple->destination = reply_entry->address;
+	request_tuple->destination_port = reply_entry->port;
+}
+
+/* Whether requests at this hook, as the entry translates them, have replies of this tuple. */
+static __always_inline bool request_leads_to(const struct tuple *request_tuple,
+					     const struct flow *request_entry,
+					     const struct tuple *reply_tuple, const enum hook hook)
+{
+	if (hook == HOOK_INGRESS)
+		return request_entry->other_port == reply_tuple->destination_port &&
+		       request_entry->port == reply_tuple->source_port &&
+		       address_equal(&request_tuple->source, &reply_tuple->destination) &&
+		       address_equal(&request_entry->address, &reply_tuple->source);
+	return request_entry->port == reply_tuple->destination_port &&
+	       request_entry->other_port == reply_tuple->source_port &&
+	       address_equal(&request_entry->address, &reply_tuple->destination) &&
+	       address_equal(&request_tuple->destination, &reply_tuple->source);
+}
+
+/*
+ * Deletes the entry by which a flow has a port that this node chose, or lets the port rest: where
+ * one side has closed in order, the backend may be in TIME_WAIT and would take a new connection from
+ * that port for a part of the old one.
+ */
+static __always_inline void port_close(const struct tuple *reply_tuple, struct flow *reply_entry,
+				       __u32 request_flags, const bool rests)
+{
+	__u32 flags = reply_entry->flags | request_flags;
+
+	if (rests && reply_entry->flags & FLOW_SEEN && flags & FLOW_FIN && !(flags & FLOW_RST)) {
+		reply_entry->flags |= FLOW_FIN;
+		reply_entry->kind = FLOW_RESTING;
+	} else {
+		flow_delete(reply_tuple);
+	}
+}
+
+/* Deletes the un-SNAT entry only if it is still this flow's: another may have the port by now. */
+static __always_inline void un_snat_close(const struct tuple *snat_tuple,
+					  const struct flow *snat_entry, const bool rests)
+{
+	struct tuple translated = flow_translate(snat_tuple, snat_entry);
+	struct tuple un_snat_tuple = tuple_reverse(&translated, HOOK_INGRESS);
+	struct flow *reply_entry = flow_find(&un_snat_tuple);
+	if (reply_entry && reply_entry->kind == FLOW_UN_SNAT &&
+	    reply_entry->port == snat_tuple->source_port &&
+	    address_equal(&reply_entry->address, &snat_tuple->source))
+		port_close(&un_snat_tuple, reply_entry, snat_entry->flags, rests);
+}
+
+static __always_inline void snat_close(const struct tuple *snat_tuple, const bool rests)
 {
 	struct flow *snat_entry = flow_find(snat_tuple);
 
 	if (snat_entry && snat_entry->kind == FLOW_SNAT)
-		un_snat_close(snat_tuple, snat_entry);
+		un_snat_close(snat_tuple, snat_entry, rests);
 	flow_delete(snat_tuple);
 }
 
+/* A newer flow has the same tuple. The ports that this node chose for the old one rest. */
 static __always_inline void flow_close(const struct tuple *request_tuple,
 				       const struct flow *request_entry)
 {
 	bool masqueraded = request_entry->flags & FLOW_MASQUERADE;
+	bool changed = request_entry->other_port != request_tuple->source_port;
 	struct tuple translated = flow_translate(request_tuple, request_entry);
 	struct tuple reply_tuple = tuple_reverse(&translated, HOOK_EGRESS);
+	struct flow *reply_entry = flow_find(&reply_tuple);
 
-	flow_delete(&reply_tuple);
+	if (reply_entry)
+		port_close(&reply_tuple, reply_entry, request_entry->flags, changed);
 	if (masqueraded) {
 		translated.hook = HOOK_EGRESS;
-		snat_close(&translated);
+		snat_close(&translated, true);
 	}
 	flow_delete(request_tuple);
+}
+
+/* Deletes all entries of the flow whose requests have the tuple ending->between at egress. */
+static __always_inline void flow_end(struct ending *ending)
+{
+	struct flow *reply_entry, *request_entry;
+
+	tuple_write_reverse(&ending->reply_tuple, &ending->between, HOOK_EGRESS);
+	reply_entry = flow_find(&ending->reply_tuple);
+	if (reply_entry) {
+		request_tuple_write(&ending->request_tuple, &ending->reply_tuple, reply_entry);
+		request_entry = flow_find(&ending->request_tuple);
+		if (request_entry && request_leads_to(&ending->request_tuple, request_entry,
+						      &ending->reply_tuple, HOOK_INGRESS))
+			flow_delete(&ending->request_tuple);
+		flow_delete(&ending->reply_tuple);
+	}
+	snat_close(&ending->between, false);
 }
 
 #endif

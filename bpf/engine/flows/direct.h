@@ -11,14 +11,15 @@
 #include "engine/flows/table.h"
 
 /*
- * Whether an entry belongs to a direct connection that came in at another device. Between a bridge
- * and its port, packets of one of the two connections look like those of the other, so a direct
- * connection is translated only at the client's device.
+ * Whether an entry is not for the packets that this device sees. Between a bridge and its port,
+ * packets of a direct connection look like those of the other flow, so it is translated only at the
+ * client's device. A resting port's entry translates nothing: late packets of the closed flow are
+ * answered by the stack.
  */
-static __always_inline bool direct_is_at_other_device(const struct flow *flow, __u32 ifindex)
+static __always_inline bool entry_is_not_for(const struct flow *flow, __u32 ifindex)
 {
-	return (flow->kind == FLOW_DIRECT || flow->kind == FLOW_UN_DIRECT) &&
-	       flow->ifindex != ifindex;
+	return flow->kind >= FLOW_DIRECT &&
+	       (flow->kind == FLOW_RESTING || flow->ifindex != ifindex);
 }
 
 /* Whether a packet opens a direct connection; the destination itself is taken as the backend. */

@@ -12,7 +12,7 @@
 
 #include "engine/flows/entries.h"
 #include "engine/flows/half_open.h"
-#include "engine/flows/source_port.h"
+#include "engine/flows/port.h"
 
 enum opened { OPENED, OPENED_WITH_PORT, NO_FREE_PORT, MAP_FULL };
 
@@ -20,18 +20,6 @@ static __always_inline bool tuple_is_loop(const struct tuple *tuple)
 {
 	return tuple->source_port == tuple->destination_port &&
 	       address_equal(&tuple->source, &tuple->destination);
-}
-
-/* The tuple of the requests of a flow, from the tuple and the entry of its replies. */
-static __always_inline struct tuple request_tuple_of(const struct tuple *reply_tuple,
-						     const struct flow *reply_entry)
-{
-	struct tuple request_tuple = tuple_reverse(reply_tuple, HOOK_INGRESS);
-
-	request_tuple.source_port = reply_entry->other_port;
-	request_tuple.destination = reply_entry->address;
-	request_tuple.destination_port = reply_entry->port;
-	return request_tuple;
 }
 
 /*
@@ -54,6 +42,29 @@ static __always_inline bool reply_may_be_replaced(const struct flow *reply_entry
 }
 
 /*
+ * Another port for the client. If none of those tried is free, the last one is taken over, unless
+ * its flow is open: no other client is concerned.
+ */
+static __always_inline enum opened reply_create_with_port(const struct settings *settings,
+							  const struct tuple *request_tuple,
+							  struct scratch *scratch)
+{
+	struct source_ports ports = source_ports_for(settings, request_tuple->source_port);
+
+	for (int i = 0; i < PORT_TRIES; i++) {
+		scratch->reply_tuple.destination_port = source_port_random(ports);
+		if (!flow_create(&scratch->reply_tuple, &scratch->reply_entry))
+			return OPENED_WITH_PORT;
+	}
+	if (port_held_since(settings, scratch, HOOK_EGRESS) == PORT_KEPT)
+		return NO_FREE_PORT;
+	flow_delete(&scratch->ending.between);
+	flow_delete(&scratch->reply_tuple);
+	return flow_create(&scratch->reply_tuple, &scratch->reply_entry) ? NO_FREE_PORT
+									: OPENED_WITH_PORT;
+}
+
+/*
  * On success the destination of reply_tuple is the client between the hooks (maybe with another
  * port).
  */
@@ -72,16 +83,12 @@ static __always_inline enum opened reply_create(const struct settings *settings,
 	found = flow_find(tuple);
 	if (found)
 		scratch->former_request_tuple = request_tuple_of(tuple, found);
-	if (found && reply_may_be_replaced(found, &scratch->former_request_tuple, request_tuple)) {
+	if (found && found->kind != FLOW_RESTING &&
+	    reply_may_be_replaced(found, &scratch->former_request_tuple, request_tuple)) {
 		flow_delete(&scratch->former_request_tuple);
 		return flow_write(tuple, &scratch->reply_entry) ? MAP_FULL : OPENED;
 	}
-	for (int i = 0; i < PORT_TRIES; i++) {
-		tuple->destination_port = source_port_random(settings);
-		if (!flow_create(tuple, &scratch->reply_entry))
-			return OPENED_WITH_PORT;
-	}
-	return NO_FREE_PORT;
+	return reply_create_with_port(settings, request_tuple, scratch);
 }
 
 /*
@@ -92,7 +99,7 @@ static __always_inline bool snat_create(bool masquerade, struct scratch *scratch
 {
 	scratch->snat_tuple = tuple_reverse(&scratch->reply_tuple, HOOK_EGRESS);
 	if (flow_find(&scratch->snat_tuple))
-		snat_close(&scratch->snat_tuple);
+		snat_close(&scratch->snat_tuple, true);
 	return !masquerade || !flow_write(&scratch->snat_tuple, &scratch->snat_entry);
 }
 

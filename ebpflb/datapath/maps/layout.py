@@ -62,6 +62,7 @@ _FLAGS = {
     "struct flow": names("flow_flag", "FLOW_"),
     "struct device": names("device_flag", "DEVICE_"),
     "struct settings": names("setting_flag", "SETTING_"),
+    "struct timeout_key": names("flow_flag", "FLOW_"),
 }
 
 
@@ -186,7 +187,7 @@ class Record(Generic[T]):
     def _column(self, name: str, ctype: Any) -> tuple[str, Convert | None, Convert | None]:
         if name.startswith("pad"):
             return f"{ffi.sizeof(ctype)}x", None, None
-        if name == "flags":
+        if name == "flags" or name.endswith("_flags"):
             return _CODES[ctype.cname], self.flags.to_int, self.flags.from_int
         if name in self.parts:
             part = self.parts[name]

@@ -63,6 +63,12 @@ class SelectedBackend(NamedTuple):
     is_pending: int
 
 
+class Ending(NamedTuple):
+    between: Tuple
+    reply_tuple: Tuple
+    request_tuple: Tuple
+
+
 class Scratch(NamedTuple):
     selection: SelectedBackend
     request_entry: Flow
@@ -71,6 +77,12 @@ class Scratch(NamedTuple):
     reply_tuple: Tuple
     snat_tuple: Tuple
     former_request_tuple: Tuple
+    claim: Tuple
+    ending: Ending
+    holder_created: int
+    oldest: int
+    oldest_created: int
+    oldest_port: int
 
 
 class FragmentKey(NamedTuple):
@@ -138,6 +150,9 @@ SERVICE = Record(
 BACKEND = Record("struct backend", entries.Backend)
 _PREFIX = Record("struct prefix", entries.Prefix)
 _TUPLE, _FLOW = Record("struct tuple", Tuple), Record("struct flow", Flow)
+_ENDING = Record(
+    "struct ending", Ending, dict.fromkeys(("between", "reply_tuple", "request_tuple"), _TUPLE)
+)
 _SELECTION = Record("struct selection", SelectedBackend, {"service": SERVICE, "backend": BACKEND})
 SETTINGS = Record(
     "struct settings",
@@ -162,9 +177,9 @@ RECORDS: dict[str, Record[Any]] = {
     "struct scratch": Record(
         "struct scratch",
         Scratch,
-        {"selection": _SELECTION}
+        dict[str, Record[Any]]({"selection": _SELECTION, "ending": _ENDING})
         | dict.fromkeys(("request_entry", "reply_entry", "snat_entry"), _FLOW)
-        | dict.fromkeys(("reply_tuple", "snat_tuple", "former_request_tuple"), _TUPLE),
+        | dict.fromkeys(("reply_tuple", "snat_tuple", "former_request_tuple", "claim"), _TUPLE),
     ),
     "struct half_open": Record("struct half_open", HalfOpen, {"request": _TUPLE}),
     "struct forwarded": Record("struct forwarded", Forwarded),
@@ -176,6 +191,8 @@ RECORDS: dict[str, Record[Any]] = {
     "struct source_range": Record("struct source_range", entries.SourceRange),
     "struct service_range": Record("struct service_range", entries.ServiceRange),
     "struct device": Record("struct device", entries.DeviceEntry),
+    "struct timeout_key": Record("struct timeout_key", entries.TimeoutKey),
+    "struct timeout": Record("struct timeout", entries.Timeout),
     "struct settings": SETTINGS,
     "struct service_counters": Record("struct service_counters", ServiceCounters),
     "struct backend_counters": Record("struct backend_counters", BackendCounters),

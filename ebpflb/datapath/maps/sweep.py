@@ -18,7 +18,7 @@ from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.layout import MAPS, ffi, names
 from ebpflb.datapath.maps.records import Sweep
 from ebpflb.model.services import Protocol
-from ebpflb.plan.expiry import Timeouts
+from ebpflb.plan.expiry import Expired, Timeouts
 from ebpflb.plan.flow_entries import Entries, Flow, Tuple
 
 log = logging.getLogger(__name__)
@@ -91,12 +91,23 @@ class FlowTable:
         for flow in self._timeouts.expired(
             self._read(idle, keys, values, removed), self.flows.get, now
         ):
-            removed.update(self.remove(flow))
+            removed.update(self._end(flow))
         if not removed:
             return len(values) // _VALUE_SIZE
         self.count(len(removed))
         here = {keys[at : at + _KEY_SIZE] for at in range(0, len(keys), _KEY_SIZE)}
         return len(here.difference(map(self.flows.key.pack, removed)))
+
+    def _end(self, flow: Expired) -> list[Tuple]:
+        """Deletes an expired flow; returns the keys that are deleted for good.
+
+        Between its deletion and its return a port may get another flow: then it does not rest.
+        """
+        deleted = self.remove(flow.entries)
+        if len(deleted) < len(flow.entries):
+            return deleted
+        back = {key for key, entry in flow.rest.items() if self.flows.insert(key, entry)}
+        return [key for key in deleted if key not in back]
 
     def _read(
         self, indexes: list[int], keys: bytes, values: bytes, removed: set[Tuple]

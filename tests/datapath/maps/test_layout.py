@@ -25,12 +25,14 @@ FLAGS = {
     "struct backend": ["cluster", "local", "here"],
     "struct flow": ["request", "masquerade", "seen", "fin", "rst", "affinity"],
     "struct device": ["pods"],
+    "struct timeout_key": ["request", "masquerade", "seen", "fin", "rst"],
     "struct settings": ["guard_nodeports", "masquerade_all", "masquerade_here", "detect_local"],
 }
 PARTS = {  # never alone in a map
     "struct range": Range,
     "struct prefix": Prefix,
     "struct selection": records.SelectedBackend,
+    "struct ending": records.Ending,
 }
 
 addresses = some.ip_addresses().filter(lambda address: not getattr(address, "ipv4_mapped", None))
@@ -42,7 +44,7 @@ def texts(size: int) -> some.SearchStrategy[str]:
 
 
 def field_values(struct: str, name: str, ctype: Any) -> some.SearchStrategy[Any]:
-    if name == "flags":
+    if name == "flags" or name.endswith("_flags"):
         return some.frozensets(some.sampled_from(FLAGS[struct]))
     if ctype.cname == "struct address":
         return addresses

@@ -17,10 +17,10 @@ from ebpflb.datapath.maps.sweep import FlowTable, Sweeper
 from ebpflb.errors import KernelError
 from ebpflb.model.services import Protocol
 from ebpflb.plan.expiry import Timeouts
-from ebpflb.plan.flow_entries import Entries, FlowKind, Hook
+from ebpflb.plan.flow_entries import Entries, FlowKind, Hook, chosen_port
 from tests.datapath.maps.small import ENTRIES, small_maps
 from tests.datapath.variants import eventually, needs_root
-from tests.plan.flow_builders import NOW, Made
+from tests.plan.flow_builders import NOW, SECOND, Made
 
 pytestmark = needs_root
 
@@ -40,8 +40,8 @@ def table(world: dict[str, Map]) -> FlowTable:
     return FlowTable(world, "tcp_flows")
 
 
-def closed(number: int, idle: int = 31, **kind: Any) -> Entries:
-    """A connection that both sides have closed: it expires after 30 seconds."""
+def closed(number: int, idle: int = 121, **kind: Any) -> Entries:
+    """A connection that both sides have closed; after two minutes its port need not rest."""
     first = f"{CLOSED[0]} masquerade" if kind.get("masqueraded") else CLOSED[0]
     return Made(number, **kind).entries((first, *CLOSED[1:]), [idle] * 4)
 
@@ -93,6 +93,33 @@ def test_sweep(table: FlowTable) -> None:
     assert swept + held < ENTRIES / 2, "else the LRU may take some"
     assert run(table) == (swept, held, 0)
     assert left(table) == {key: flow for entries in keep for key, flow in entries.items()}
+
+
+@pytest.mark.parametrize("kind", [{"masqueraded": True}, {"changed": True}], ids=str)
+def test_port_of_a_closed_connection_rests(table: FlowTable, kind: dict[str, bool]) -> None:
+    """After 30 seconds a closed connection is removed but for its port, after 120 that too."""
+    entries = closed(1, idle=31, **kind)
+    put(table, entries)
+    port = chosen_port(entries)
+    assert port
+    assert run(table) == (len(entries) - 1, 1, 0)
+    resting = left(table)[port]
+    assert left(table) == {port: entries[port]._replace(kind=FlowKind.RESTING)}
+    assert run(table) == (len(entries) - 1, 1, 0)
+    table.flows.write([(port, resting._replace(last_seen=NOW - 121 * SECOND))])
+    assert run(table) == (len(entries), 0, 0)
+
+
+def test_port_that_another_gets_does_not_rest(table: FlowTable) -> None:
+    """If a new flow gets the port while the closed one is removed, the port is the new one's."""
+    entries = closed(1, idle=31, masqueraded=True)
+    put(table, entries)
+    port = chosen_port(entries)
+    assert port
+    newer = entries[port]._replace(last_seen=NOW, created=NOW, port=4711)
+    after(table, 3, lambda: table.flows.write([(port, newer)]))
+    run(table)
+    assert left(table) == {port: newer}
 
 
 def test_other_protocols(world: dict[str, Map]) -> None:

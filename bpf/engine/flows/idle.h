@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * Since when a port has been held that this node chose, and whether its flow has been idle for its
+ * time: by the timeouts of the agent's sweeps, so both agree. Ports come free without an agent too.
+ */
+#ifndef EBPFLB_ENGINE_FLOWS_IDLE_H
+#define EBPFLB_ENGINE_FLOWS_IDLE_H
+
+#include "engine/flows/close.h"
+
+#define SECOND 1000000000ULL	/* ns */
+#define PORT_IDLE 0		/* its flow has been idle for its time, or there is none */
+#define PORT_KEPT (~0ULL)	/* it must not be taken */
+
+/*
+ * The entry of the requests of the flow that has the reply scratch->reply_tuple, and their tuple in
+ * scratch->ending.between; NULL, and a tuple of no hook, if the reply's entry is alone. `hook` is
+ * the reply's.
+ */
+static __always_inline struct flow *holder_find(const struct flow *reply_entry,
+						struct scratch *scratch, const enum hook hook)
+{
+	const enum hook other = hook == HOOK_EGRESS ? HOOK_INGRESS : HOOK_EGRESS;
+	struct tuple *request_tuple = &scratch->ending.between;
+	struct flow *request_entry;
+
+	if (hook == HOOK_EGRESS) {
+		request_tuple_write(request_tuple, &scratch->reply_tuple, reply_entry);
+	} else {
+		tuple_write_reverse(request_tuple, &scratch->reply_tuple, HOOK_EGRESS);
+		request_tuple->source = reply_entry->address;
+		request_tuple->source_port = reply_entry->port;
+	}
+	request_entry = flow_find(request_tuple);
+	if (request_entry && reply_entry->kind != FLOW_RESTING &&
+	    request_leads_to(request_tuple, request_entry, &scratch->reply_tuple, other))
+		return request_entry;
+	request_tuple->hook = 0;
+	return NULL;
+}
+
+/* When the flow was last used of which these are the entries; request_entry may be NULL. */
+static __always_inline __u64 flow_used(const struct flow *reply_entry,
+				       const struct flow *request_entry)
+{
+	if (request_entry && request_entry->last_seen > reply_entry->last_seen)
+		return request_entry->last_seen;
+	return reply_entry->last_seen;
+}
+
+/*
+ * PORT_IDLE, PORT_KEPT, or when its flow was last used, if the port may be taken before its time.
+ * The port is that of scratch->reply_tuple, whose hook is `hook`; scratch->holder_created tells the
+ * flow from a later one.
+ */
+static __always_inline __u64 port_held_since(const struct settings *settings,
+					     struct scratch *scratch, const enum hook hook)
+{
+	struct timeout_key key = { .protocol = scratch->reply_tuple.protocol };
+	struct flow *reply_entry = flow_find(&scratch->reply_tuple), *request_entry;
+	__u64 now = clock_coarse(), used;
+	struct timeout *timeout;
+
+	if (!reply_entry)
+		return PORT_IDLE;
+	scratch->holder_created = reply_entry->created;
+	request_entry = holder_find(reply_entry, scratch, hook);
+	used = flow_used(reply_entry, request_entry);
+	if (key.protocol == UDP)
+		key.is_stream = used > reply_entry->created + settings->stream_after * SECOND;
+	if (request_entry)
+		key.request_flags = request_entry->flags & ~FLOW_MASQUERADE;
+	key.reply_flags = reply_entry->flags;
+	timeout = LOOKUP(struct timeout, timeouts, &key);
+	if (!timeout || now < used + timeout->kept * SECOND)
+		return PORT_KEPT;
+	return now < used + timeout->idle * SECOND ? used : PORT_IDLE;
+}
+
+#endif

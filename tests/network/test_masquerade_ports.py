@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masquerade ports do not run out."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ebpflb.datapath.maps.layout import VERDICTS
+from tests.kit import short_connections, two_nodes
+from tests.kit.two_nodes import CLUSTER_CIDR, Frontends, TwoNodes
+
+PROGRAM = Path(short_connections.__file__)
+FRONTENDS = Frontends(10)
+FLOWS = (*CLUSTER_CIDR, "--packet-path=flows")
+PORTS = 64
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
+    """Two nodes with few masquerade ports; the only endpoint is on the other node."""
+    ports = f"40000-{40000 + PORTS - 1}"
+    folder = tmp_path_factory.mktemp("two")
+    with two_nodes.running(folder, *FLOWS, "--masquerade-ports", ports) as made:
+        made.publish(made.service("web", 10, made.there))
+        yield made
+
+
+def count(two: TwoNodes, verdict: str) -> int:
+    number = next(number for number, word in VERDICTS.items() if word == verdict)
+    return int(two.maps["verdicts"].get(number)[0])
+
+
+@pytest.fixture(params=["agents serve", "agents are dead"])
+def agents(two: TwoNodes, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Without agents nothing sweeps."""
+    dead = two.agents if request.param == "agents are dead" else []
+    for agent in dead:
+        agent.stop(signal.SIGKILL)
+    yield
+    for agent in dead:
+        agent.start()
+
+
+@pytest.mark.usefixtures("agents")
+@pytest.mark.parametrize("protocol", ["udp", "tcp"])
+@pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
+def test_ports_do_not_run_out(two: TwoNodes, protocol: str, v6: bool) -> None:
+    """Far more clients than ports, each with one question, are all answered."""
+    before = count(two, "ports_exhausted")
+    to = FRONTENDS.to("nodeport", two.near, v6=v6)
+    answers = two.request(two.outside, protocol, *to, 6 * PORTS)
+    assert not answers["errors"]
+    assert answers["names"] == {"there": 6 * PORTS}
+    assert count(two, "ports_exhausted") == before
+
+
+@pytest.mark.usefixtures("agents")
+def test_unanswered_connections_hold_no_port(two: TwoNodes) -> None:
+    """Far more connections than ports that the backend does not answer keep no other client out."""
+    to = FRONTENDS.to("nodeport", two.near)
+    before = count(two, "ports_exhausted")
+    two.far.ip(f"rule add pref 1 to {two.there.v4} blackhole")
+    try:
+        knocking = two.outside.python(PROGRAM, "knock", str(6 * PORTS), f"{to[0]}:{to[1]}")
+        assert two.lab.keep(knocking).wait() == 0
+    finally:
+        two.far.ip(f"rule del pref 1 to {two.there.v4} blackhole")
+    answers = two.request(two.outside, "tcp", *to, 2 * PORTS)
+    assert not answers["errors"]
+    assert count(two, "ports_exhausted") == before
+
+
+def test_open_connections_keep_their_ports(two: TwoNodes) -> None:
+    """However many others come, connections that are open go on."""
+    to = FRONTENDS.to("nodeport", two.near)
+    client = two.sockets(two.outside)
+    opened = []
+    for _ in range(PORTS // 4):
+        stream = client.open(2, 1)
+        stream.connect(to)
+        stream.recv(64)
+        opened.append(stream)
+    answers = two.request(two.outside, "tcp", *to, 6 * PORTS)
+    assert not answers["errors"]
+    for stream in opened:
+        stream.send(b"still there?")
+        assert stream.recv(64) == b"still there?"
+        stream.close()

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masquerade ports come free in the program: by conntrack's times, and as the sweeps have them."""
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+
+from ebpflb.model.services import Protocol
+from ebpflb.plan.expiry import Timeouts
+from ebpflb.plan.flow_entries import FlowState, state
+from tests.packet.aging import MONOTONIC_COARSE, forget, idle, table_of
+from tests.packet.frames import Packet, at, ends, opening, port_of, reply, segment, source
+from tests.packet.node import PacketNode
+from tests.packet.places import IPV4, Places
+from tests.packet.services import serve
+
+PORT = 40_000
+TIMES = Timeouts(established=600, close_wait=300)
+Talk = Callable[[PacketNode, str, str, Packet], None]
+
+
+class Stands(NamedTuple):
+    """How a flow comes to a state: what follows its first packet, and how long it has lasted."""
+
+    protocol: str
+    found: FlowState
+    seconds: int
+    flags: str = ""  # of segments: small letters for the client's, capitals for the backend's
+    lasted: float = 0
+    keeps: bool = False
+
+    @property
+    def limit(self) -> int:
+        """After which the sweeps delete the whole flow; the port of a closed one rests."""
+        ends_as = FlowState.RESTING if self.found is FlowState.CLOSED else self.found
+        return TIMES.seconds[Protocol[self.protocol.upper()]][ends_as]
+
+
+STATES = [
+    Stands("tcp", FlowState.OPENING, 5),
+    Stands("tcp", FlowState.ANSWERED, 60, "S"),
+    Stands("tcp", FlowState.OPEN, 600, "Sa", keeps=True),
+    Stands("tcp", FlowState.CLOSING, 300, "SaF", keeps=True),
+    Stands("tcp", FlowState.CLOSED, 120, "SaFf"),
+    Stands("tcp", FlowState.RESET, 10, "Sar"),
+    Stands("udp", FlowState.ONE_WAY, 30),
+    Stands("udp", FlowState.ONE_WAY, 30, lasted=10),
+    Stands("udp", FlowState.BOTH_WAYS, 30, "S"),
+    Stands("udp", FlowState.STREAM, 120, "S", lasted=10, keeps=True),
+    Stands("sctp", FlowState.OPENING, 5),
+    Stands("sctp", FlowState.ANSWERED, 60, "S"),
+]
+
+
+def talk(node: PacketNode, stands: Stands, client: str, where: str) -> Packet:
+    """Brings a flow into its state; returns its first packet as the backend has got it."""
+    asked = node.through(opening(stands.protocol, client, where))
+    for letter in stands.flags:
+        if letter == "S":
+            node.through(reply(asked))
+        elif letter.isupper():
+            node.through(reply(asked, letter + "A"))
+        else:
+            node.through(segment(client, where, letter.upper() + ("" if letter == "a" else "A")))
+    return asked
+
+
+def knock(node: PacketNode, protocol: str, client: str, where: str) -> dict[str, int]:
+    """What egress makes of another client's first packet."""
+    came = node.ingress(opening(protocol, client, where))
+    return node.egress(came.packet).verdicts
+
+
+@pytest.fixture
+def where(node: PacketNode, places: Places, request: pytest.FixtureRequest) -> str:
+    """A NodePort whose backend is elsewhere, on a node with one masquerade port."""
+    node.settings("detect_local", first_port=PORT, last_port=PORT)
+    node.maps["timeouts"].write(list(TIMES.table.items()))
+    protocol = request.getfixturevalue("stands").protocol
+    return serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
+
+
+@pytest.mark.parametrize("stands", STATES, ids=str)
+def test_idle_flow_gives_its_port(
+    node: PacketNode, places: Places, stands: Stands, where: str
+) -> None:
+    """A flow that has been idle for conntrack's time loses its port, and all its entries with it;
+    an open one that was used less than two minutes ago never does.
+    """
+    client, other = at(places.client, 2001), at(places.stranger, 2002)
+    assert stands.limit == stands.seconds
+    talk(node, stands, client, where)
+    idle(node, stands.protocol, min(stands.limit, 120) - 1, stands.lasted)
+    early = "ports_exhausted" if stands.keeps else "port_taken_over"
+    assert knock(node, stands.protocol, other, where) == {early: 1}
+    forget(node, stands.protocol)
+    talk(node, stands, client, where)
+    idle(node, stands.protocol, stands.limit + 1, stands.lasted)
+    before = entries_counted(node, stands.protocol) - len(node.flows(stands.protocol))
+    assert knock(node, stands.protocol, other, where) == {"masqueraded": 1}
+    left = node.flows(stands.protocol)
+    assert len(left) == 4
+    assert not [ends_ for ends_ in left if client in ends_]
+    assert entries_counted(node, stands.protocol) - before == 4
+
+
+def entries_counted(node: PacketNode, protocol: str) -> int:
+    made, ended, *_ = node.flow_counters(protocol)
+    return made - ended
+
+
+@IPV4
+@pytest.mark.parametrize("stands", STATES, ids=str)
+def test_sweeps_agree(node: PacketNode, places: Places, stands: Stands, where: str) -> None:
+    """The sweeps know the state, and delete the flow when the program would take its port."""
+    talk(node, stands, at(places.client, 2001), where)
+    for seconds, gone in ((stands.limit - 1, False), (stands.limit + 1, True)):
+        idle(node, stands.protocol, seconds, stands.lasted)
+        entries = dict(node.maps[table_of(stands.protocol)].items())
+        assert state(Protocol[stands.protocol.upper()], entries.values()) is stands.found
+        now = time.clock_gettime_ns(MONOTONIC_COARSE)
+        swept = list(TIMES.expired(entries.items(), entries.get, now))
+        assert bool(swept and not swept[0].rest) is gone
+
+
+@pytest.mark.parametrize("stands", [STATES[8]], ids=str)
+def test_least_lately_used(node: PacketNode, places: Places, stands: Stands, where: str) -> None:
+    """If no flow has been idle for its time, the one that was used least lately loses its port."""
+    node.settings("detect_local", first_port=PORT, last_port=PORT + 1)
+    first, second, third = (at(places.client, 2000 + number) for number in range(3))
+    port = source(talk(node, stands, first, where))
+    idle(node, "udp", 2)
+    kept = source(talk(node, stands, second, where))
+    assert source(talk(node, stands, third, where)) == port != kept
+    left = node.flows("udp")
+    assert not [ends_ for ends_ in left if first in ends_]
+    assert len([ends_ for ends_ in left if second in ends_ or kept in ends_]) == 4
+
+
+CLOSED = [Stands("tcp", FlowState.CLOSED, 120, "SaFf")]
+
+
+@pytest.mark.parametrize("stands", CLOSED, ids=["closed"])
+def test_closed_port_rests(node: PacketNode, places: Places, stands: Stands, where: str) -> None:
+    """The port of a closed connection is not used again while others are free, also if its client
+    comes again from the same port; late packets of it go to the stack, not to the client.
+    """
+    client = at(places.client, 2001)
+    asked = talk(node, stands, client, where)
+    node.settings("detect_local", first_port=PORT, last_port=PORT + 49)
+    again = [node.through(opening("tcp", client, where))]
+    again += [node.through(opening("tcp", at(places.stranger, 3000 + n), where)) for n in range(20)]
+    assert source(asked) == at(places.node, PORT)
+    assert source(asked) not in set(map(source, again))
+    late = node.ingress(reply(asked, "FA"))
+    assert (late.action, late.verdicts) == ("pass", {"passed": 1})
+    assert ends(late.packet) == ends(reply(asked))
+
+
+@pytest.mark.parametrize("stands", CLOSED, ids=["closed"])
+def test_resting_port_comes_free(
+    node: PacketNode, places: Places, stands: Stands, where: str
+) -> None:
+    """After two minutes it is free, and before as the last resort."""
+    talk(node, stands, at(places.client, 2001), where)
+    node.settings("detect_local", first_port=PORT + 1, last_port=PORT + 1)
+    node.through(opening("tcp", at(places.client, 2001), where))
+    node.settings("detect_local", first_port=PORT, last_port=PORT)
+    idle(node, "tcp", 119)
+    assert knock(node, "tcp", at(places.stranger, 2002), where) == {"port_taken_over": 1}
+    forget(node, "tcp")
+    talk(node, stands, at(places.client, 2001), where)
+    idle(node, "tcp", 121)
+    assert knock(node, "tcp", at(places.stranger, 2002), where) == {"masqueraded": 1}
+
+
+@pytest.mark.parametrize("stands", [STATES[0], STATES[6], STATES[10]], ids=["tcp", "udp", "sctp"])
+@pytest.mark.parametrize(
+    ("port", "least", "most"), [(1, 1, 511), (511, 1, 511), (512, 600, 1023), (1023, 600, 1023)]
+)
+def test_privileged_port_stays_privileged(
+    node: PacketNode, places: Places, stands: Stands, where: str, port: int, least: int, most: int
+) -> None:
+    """A port below 512 stays below it, and one below 1024 below that, as in the kernel's NAT."""
+    ports = {
+        port_of(source(node.through(opening(stands.protocol, at(client, port), where))))
+        for client in (places.client, places.stranger, places.other_node)
+    }
+    assert len(ports) == 3
+    assert least <= min(ports) <= max(ports) <= most
