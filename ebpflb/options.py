@@ -14,6 +14,7 @@ from ebpflb.model.external_ips import ExternalIps
 from ebpflb.model.local_detector import LocalDetector
 from ebpflb.model.packet_mark import PacketMark
 from ebpflb.model.packet_path import AUTO
+from ebpflb.model.udp_timeouts import KERNEL_UDP_STREAM_TIMEOUT, KERNEL_UDP_TIMEOUT
 
 # Whose sockets are translated: the others' packets are, at their device.
 SOCKET_TRANSLATIONS = (ALL_SOCKETS, HOST_SOCKETS) = ("all", "host")
@@ -108,8 +109,15 @@ class Options:
         first, last = self.masquerade_ports
         chosen = frozenset(flag for flag, is_chosen in flags.items() if is_chosen)
         mark, mask = self.packet_mark
-        ports = {"first_port": first, "last_port": last}
-        return {"flags": chosen, **ports, "mark": mark, "mark_mask": mask}
+        return {
+            "flags": chosen,
+            "first_port": first,
+            "last_port": last,
+            "mark": mark,
+            "mark_mask": mask,
+            "udp_timeout": self.conntrack.udp or KERNEL_UDP_TIMEOUT,
+            "udp_stream_timeout": self.conntrack.udp_stream or KERNEL_UDP_STREAM_TIMEOUT,
+        }
 
     @property
     def admission(self) -> Admission:

@@ -38,25 +38,25 @@ int sendmsg6(struct bpf_sock_addr *ctx)
 PROGRAM("cgroup/recvmsg4")
 int recvmsg4(struct bpf_sock_addr *ctx)
 {
-	return translate_reply_v4(ctx);
+	return translate_reply_v4(ctx, RECVMSG);
 }
 
 PROGRAM("cgroup/recvmsg6")
 int recvmsg6(struct bpf_sock_addr *ctx)
 {
-	return translate_reply_v6(ctx);
+	return translate_reply_v6(ctx, RECVMSG);
 }
 
 PROGRAM("cgroup/getpeername4")
 int getpeername4(struct bpf_sock_addr *ctx)
 {
-	return translate_reply_v4(ctx);
+	return translate_reply_v4(ctx, GETPEERNAME);
 }
 
 PROGRAM("cgroup/getpeername6")
 int getpeername6(struct bpf_sock_addr *ctx)
 {
-	return translate_reply_v6(ctx);
+	return translate_reply_v6(ctx, GETPEERNAME);
 }
 
 PROGRAM("cgroup/post_bind4")

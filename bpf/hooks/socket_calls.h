@@ -69,6 +69,7 @@ static __always_inline int translate_v6(struct bpf_sock_addr *ctx, const enum ca
 
 /* These hooks cannot deny anything: the kernel accepts no other return value than ALLOW. */
 static __always_inline struct peer_frontend *translate_reply(struct bpf_sock_addr *ctx,
+							     const enum call call,
 							     struct address from)
 {
 	__u8 protocol = socket_protocol(ctx->type, ctx->protocol);
@@ -76,21 +77,23 @@ static __always_inline struct peer_frontend *translate_reply(struct bpf_sock_add
 			     .address = from,
 			     .port = ctx->user_port };
 
-	return protocol ? socket_translate_reply(&peer, protocol, has_peer(ctx)) : NULL;
+	return protocol ? socket_translate_reply(&peer, call, protocol, has_peer(ctx)) : NULL;
 }
 
-static __always_inline int translate_reply_v4(struct bpf_sock_addr *ctx)
+static __always_inline int translate_reply_v4(struct bpf_sock_addr *ctx,
+					      const enum call call)
 {
-	struct peer_frontend *found = translate_reply(ctx, address_from_v4(ctx->user_ip4));
+	struct peer_frontend *found = translate_reply(ctx, call, address_from_v4(ctx->user_ip4));
 
 	if (found)
 		write_v4(ctx, &found->frontend.address, found->frontend.port);
 	return ALLOW;
 }
 
-static __always_inline int translate_reply_v6(struct bpf_sock_addr *ctx)
+static __always_inline int translate_reply_v6(struct bpf_sock_addr *ctx,
+					      const enum call call)
 {
-	struct peer_frontend *found = translate_reply(ctx, read_v6(ctx));
+	struct peer_frontend *found = translate_reply(ctx, call, read_v6(ctx));
 
 	if (found)
 		write_v6(ctx, &found->frontend.address, found->frontend.port);

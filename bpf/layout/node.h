@@ -68,7 +68,9 @@ struct settings {
 	struct address node_v6;
 	__u32 frontend_moves;	/* grows after UDP frontends got another service; never 0 */
 	__u32 stream_after;	/* seconds after which an answered flow of UDP is a stream */
+	__u32 udp_timeout;	/* seconds of silence after which a socket may get another backend */
+	__u32 udp_stream_timeout;	/* the same, of one that has had replies for a while */
 };
-SIZE(struct settings, 200);
+SIZE(struct settings, 208);
 
 #endif

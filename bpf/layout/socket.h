@@ -42,7 +42,9 @@ struct assignment {
 	__be16 port;
 	__u16 pad;
 	struct frontend next;
+	__u64 expires;		/* nanoseconds of CLOCK_MONOTONIC */
+	__u64 stream_from;	/* from then on it is a stream; 0: no reply was seen */
 };
-SIZE(struct assignment, 48);
+SIZE(struct assignment, 64);
 
 #endif

@@ -17,8 +17,6 @@
 #include "path/backend.h"
 #include "path/client.h"
 
-#define SECOND 1000000000ULL
-
 static __always_inline struct affinity_key affinity_key_of(const struct request *request,
 							   const struct service *service)
 {

@@ -5,6 +5,7 @@
 
 #include "maps.h"
 
+#define SECOND 1000000000ULL	/* ns */
 #define NO_NETNS 0	/* for packets: they belong to no socket here */
 
 static __always_inline struct settings *settings_read(void)

@@ -12,8 +12,8 @@
 #include "path/socket_datagram.h"
 #include "path/socket_stream.h"
 
-/* The system calls that name a peer. */
-enum call { CONNECT, SENDMSG };
+/* The system calls that name a peer, and those that are told one. */
+enum call { CONNECT, SENDMSG, RECVMSG, GETPEERNAME };
 
 /*
  * Where datagrams go that are refused: to the frontend itself, and a device refuses them (as with
@@ -64,7 +64,7 @@ static __always_inline enum verdict socket_leave(const struct request *request, 
 static __always_inline bool socket_is_left(const struct request *request, enum call call)
 {
 	return !netns_is_translated(request->netns) &&
-	       !(call == SENDMSG && assignment_exists(request));
+	       !(call == SENDMSG && assignment_of(request));
 }
 
 /* On VERDICT_TRANSLATED, and if datagrams are refused, `backend` is the new peer. */
@@ -89,14 +89,16 @@ static __always_inline enum verdict socket_translate(const struct request *reque
  * For recvmsg and getpeername: the frontend that a peer stands for; NULL if not translated. No hook
  * sees connect() to AF_UNSPEC, so a socket that is no longer connected has no frontend.
  */
-static __always_inline struct peer_frontend *socket_translate_reply(const struct peer *peer,
-								    __u8 protocol, bool has_peer)
+static __always_inline struct peer_frontend *
+socket_translate_reply(const struct peer *peer, enum call call, __u8 protocol, bool has_peer)
 {
 	struct peer_frontend *entry = protocol == UDP ? LOOKUP(struct peer_frontend, sockets, peer)
 						      : stream_find(peer);
 
 	if (!entry || (entry->is_connected && !has_peer))
 		return NULL;
+	if (call == RECVMSG && protocol == UDP)
+		assignment_reply(peer->socket, &entry->frontend);
 	verdict_count(VERDICT_REPLY_TRANSLATED);
 	return entry;
 }

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
  * Datagram sockets: a socket keeps one backend for a frontend as long as the service has it,
- * connected or not (kube-proxy keeps a flow: kube-proxy.md 11.1 and 21.6).
+ * connected or not (kube-proxy keeps a flow: kube-proxy.md 11.1 and 21.6), and forgets it when it
+ * has been silent for as long as conntrack keeps a flow (nf_conntrack_udp_timeout). No hook sees
+ * what a connected socket sends.
  *
  * A socket's assignments form a linked list from a head without frontend, so that all of them are
  * deleted when the socket is released, up to ASSIGNMENTS; the LRU evicts the rest.
@@ -15,20 +17,50 @@
 
 #define ASSIGNMENTS 16
 
-static __always_inline bool assignment_exists(const struct request *request)
+#define STREAM_AFTER (2 * SECOND)	/* nf_conntrack_proto_udp.c: of a flow with replies */
+
+static __always_inline void assignment_use(struct assignment *assignment, __u64 now)
+{
+	bool is_stream = assignment->stream_from && now >= assignment->stream_from;
+	struct settings *settings = settings_read();
+
+	if (settings)
+		assignment->expires = now + SECOND * (is_stream ? settings->udp_stream_timeout
+								: settings->udp_timeout);
+}
+
+/* The assignment of a request, unless it has expired. */
+static __always_inline struct assignment *assignment_of(const struct request *request)
 {
 	struct assignment_key key = { .socket = request->socket, .frontend = *request->frontend };
+	struct assignment *found = LOOKUP(struct assignment, assignments, &key);
 
-	return LOOKUP(struct assignment, assignments, &key) != NULL;
+	return found && bpf_ktime_get_ns() < found->expires ? found : NULL;
 }
 
 static __always_inline bool assignment_find(const struct request *request, __u32 service,
 					    struct backend *backend)
 {
-	struct assignment_key key = { .socket = request->socket, .frontend = *request->frontend };
-	struct assignment *found = LOOKUP(struct assignment, assignments, &key);
+	struct assignment *found = assignment_of(request);
 
-	return found && found->service == service && backend_find(service, found->backend, backend);
+	if (!found || found->service != service || !backend_find(service, found->backend, backend))
+		return false;
+	assignment_use(found, bpf_ktime_get_ns());
+	return true;
+}
+
+/* A reply was received from the backend that the socket has for this frontend. */
+static __always_inline void assignment_reply(__u64 socket, const struct frontend *frontend)
+{
+	struct assignment_key key = { .socket = socket, .frontend = *frontend };
+	struct assignment *found = LOOKUP(struct assignment, assignments, &key);
+	__u64 now = bpf_ktime_get_ns();
+
+	if (!found)
+		return;
+	if (!found->stream_from)
+		found->stream_from = now + STREAM_AFTER;
+	assignment_use(found, now);
 }
 
 /* Keeps the entry in `sockets` if it now belongs to another frontend of this socket. */
@@ -72,6 +104,7 @@ static __always_inline void assignment_open(const struct assignment_key *key,
 	} else {
 		list_insert(key, &assignment.next);
 	}
+	assignment_use(&assignment, bpf_ktime_get_ns());
 	bpf_map_update_elem(MAP(assignments), key, &assignment, 0);
 	backend_count_opened(backend->id);
 }

@@ -31,6 +31,7 @@ local_detector      which traffic comes from pods                      (kube-pro
 packet_path         which engine opens flows of packets, and why
 packet_mark         how netfilter recognizes translated packets
 bridged_pods        whether pods answer each other past conntrack
+udp_timeouts        how long conntrack keeps a silent flow of UDP      (kube-proxy.md 11.3)
 
 What kube-proxy leaves on a node (kube-proxy.md 17):
 

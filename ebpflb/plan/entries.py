@@ -9,6 +9,7 @@ from ipaddress import IPv4Address, IPv6Address
 from typing import NamedTuple
 
 from ebpflb.model.addresses import Address
+from ebpflb.model.udp_timeouts import KERNEL_UDP_STREAM_TIMEOUT, KERNEL_UDP_TIMEOUT
 
 Flags = frozenset[str]
 
@@ -145,3 +146,5 @@ class Settings(NamedTuple):
     node_v6: Address = NO_V6
     frontend_moves: int = 0
     stream_after: int = 0
+    udp_timeout: int = KERNEL_UDP_TIMEOUT
+    udp_stream_timeout: int = KERNEL_UDP_STREAM_TIMEOUT

@@ -192,6 +192,8 @@ def test_all_that_is_chosen(chosen: Callable[..., Options], options: list[object
         "last_port": 40099,
         "mark": 0x4000,
         "mark_mask": 0x4000,
+        "udp_timeout": 30,
+        "udp_stream_timeout": 120,
     }
 
 

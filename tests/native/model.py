@@ -10,6 +10,7 @@ from ipaddress import IPv4Address, IPv6Address
 from typing import NamedTuple
 
 from ebpflb.model.addresses import Address
+from ebpflb.model.udp_timeouts import KERNEL_UDP_TIMEOUT
 from tests.native.node import HOST
 
 PASSED, REFUSED, NO_LOCAL_ENDPOINT = "passed", "refused", "no_local_endpoint"
@@ -46,7 +47,7 @@ class Cluster:
     node_addresses: frozenset[Address]
     services: dict[int, Service] = field(default_factory=dict)
     affinity: dict[tuple[int, int], tuple[str, int]] = field(default_factory=dict)
-    flows: dict[tuple[int, Address, int], tuple[int, str]] = field(default_factory=dict)
+    flows: dict[tuple[int, Address, int], tuple[int, str, int]] = field(default_factory=dict)
 
     def decide(self, request: Request, now: int, number: int) -> str:
         """The backend's place, or why there is none; ``number`` is what the dice showed.
@@ -65,14 +66,15 @@ class Cluster:
             return PASSED
         service, external, is_local = found
         flow = (request.socket, request.address, request.port)
-        if request.protocol == "udp" and self.is_kept(flow, service):
+        if request.protocol == "udp" and self.is_kept(flow, service, now):
+            self.flows[flow] = (*self.flows[flow][:2], now)
             return self.flows[flow][1]
         listed = service.local if is_local and not external else service.cluster
         if not listed:
             return NO_LOCAL_ENDPOINT if service.cluster or service.local else REFUSED
         backend = self.choose(service, listed, request.netns, now, number)
         if request.protocol == "udp":
-            self.flows[flow] = (service.number, backend)
+            self.flows[flow] = (service.number, backend, now)
         return backend
 
     def find(self, request: Request) -> tuple[Service, bool, bool] | None:
@@ -92,10 +94,10 @@ class Cluster:
             return request.netns == HOST
         return request.address in self.node_addresses
 
-    def is_kept(self, flow: tuple[int, Address, int], service: Service) -> bool:
-        number, backend = self.flows.get(flow, (0, ""))
+    def is_kept(self, flow: tuple[int, Address, int], service: Service, now: int) -> bool:
+        number, backend, last = self.flows.get(flow, (0, "", 0))
         serving = {*service.cluster, *service.local, *service.leaving}
-        return number == service.number and backend in serving
+        return number == service.number and backend in serving and now - last < KERNEL_UDP_TIMEOUT
 
     def choose(
         self, service: Service, listed: tuple[str, ...], netns: int, now: int, number: int

@@ -51,6 +51,8 @@ class Assignment(NamedTuple):
     address: Address
     port: int
     next: entries.Frontend
+    expires: int = 0
+    stream_from: int = 0
 
 
 class SelectedBackend(NamedTuple):
