@@ -79,8 +79,9 @@ enum half_open_limit {
 /* A new flow: half-open, or since then established or deleted. */
 struct half_open {
 	struct tuple request;
+	struct tuple reply;
 	__u64 created;		/* as in the flow's entries; 0: none yet */
 };
-SIZE(struct half_open, 48);
+SIZE(struct half_open, 88);
 
 #endif

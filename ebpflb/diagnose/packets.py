@@ -65,11 +65,11 @@ def _half_open(snapshot: Snapshot) -> list[Row]:
     taken = sorted((place for place in places if place.created), key=lambda it: it.created)
     return [
         {
-            **_ends(request, host_port(request.source, request.source_port)),
-            "destination": host_port(request.destination, request.destination_port),
-            "age_seconds": seconds_since(created),
+            **_ends(it.request, host_port(it.request.source, it.request.source_port)),
+            "destination": host_port(it.request.destination, it.request.destination_port),
+            "age_seconds": seconds_since(it.created),
         }
-        for request, created in taken
+        for it in taken
     ]
 
 

@@ -93,7 +93,7 @@ def remembered(maps: dict[str, Map]) -> None:
     maps["sweeps"].write([(0, Sweep(10, 4, 2)), (1, Sweep(0, 1, 0))])
     count(maps["flow_stats"], 0, 16, 1, 3, 2)
     request = Tuple(CLIENT, FRONTEND, 1000, 80, 6, 1)
-    maps["half_open"].write([(7, HalfOpen(request, begun))])
+    maps["half_open"].write([(7, HalfOpen(request, request, begun))])
     count(maps["reject_budgets"], 0, now, 42)
 
 
@@ -244,6 +244,8 @@ def test_settings(maps: dict[str, Map]) -> None:
             "node_v6": "",
             "frontend_moves": 0,
             "stream_after": 0,
+            "udp_timeout": 30,
+            "udp_stream_timeout": 120,
         }
     ]
 

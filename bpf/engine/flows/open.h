@@ -138,7 +138,7 @@ static __always_inline enum opened flow_open(const struct settings *settings,
 	scratch->snat_entry.flags = flags;
 	if (!snat_create(masquerade, scratch) || flow_write(request_tuple, &scratch->request_entry))
 		return MAP_FULL;
-	half_open_note(request_tuple, now);
+	half_open_note(request_tuple, &scratch->reply_tuple, now);
 	return opened;
 }
 

@@ -109,6 +109,7 @@ class Forwarded(NamedTuple):
 
 class HalfOpen(NamedTuple):
     request: Tuple
+    reply: Tuple
     created: int
 
 
@@ -183,7 +184,7 @@ RECORDS: dict[str, Record[Any]] = {
         | dict.fromkeys(("request_entry", "reply_entry", "snat_entry"), _FLOW)
         | dict.fromkeys(("reply_tuple", "snat_tuple", "former_request_tuple", "claim"), _TUPLE),
     ),
-    "struct half_open": Record("struct half_open", HalfOpen, {"request": _TUPLE}),
+    "struct half_open": Record("struct half_open", HalfOpen, {"request": _TUPLE, "reply": _TUPLE}),
     "struct forwarded": Record("struct forwarded", Forwarded),
     "struct fragment_key": Record("struct fragment_key", FragmentKey),
     "struct fragment_ports": Record("struct fragment_ports", FragmentPorts),
