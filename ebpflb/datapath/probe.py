@@ -42,11 +42,13 @@ PACKET_HELPERS: dict[str, tuple[int | str, ...]] = {
     "skb_store_bytes": (9, _CONTEXT, 0, _STACK, _BYTES, 0),
     "l3_csum_replace": (10, _CONTEXT, 0, 0, 0, 2),
     "l4_csum_replace": (11, _CONTEXT, 0, 0, 0, 2),
+    "skb_vlan_pop": (19, _CONTEXT),
     "redirect": (23, 1, 0),
     "skb_load_bytes": (26, _CONTEXT, 0, _STACK, _BYTES),
     "csum_diff": (28, _STACK, _BYTES, _STACK, _BYTES, 0),
     "skb_change_tail": (38, _CONTEXT, _BYTES, 0),
     "fib_lookup": (69, _CONTEXT, _STACK, _BYTES, 0),
+    "redirect_neigh": (152, 1, 0, 0, 0),
 }
 
 

@@ -59,7 +59,12 @@ def test_full_map(harness: Harness) -> None:
     cidrs = listed(Kind.SERVICE_CIDR, manifests.service_cidr("10.96.0.0/16"))
     harness.send(here(ETH, BRIDGE), cidrs, SERVICES, SLICES, NODES)
     assert harness.status.sync_error == str(FULL)
-    assert harness.datapath.small_maps.keys() == {"own_addresses", "devices", "service_ranges"}
+    assert harness.datapath.small_maps.keys() == {
+        "own_addresses",
+        "devices",
+        "service_ranges",
+        "timeouts",
+    }
     assert len(harness.datapath.maps.services) == 1
     assert harness.datapath.settings["span_v4"] == prefix_of(ip_network("10.96.0.0/16"))
     assert not harness.datapath.attached
