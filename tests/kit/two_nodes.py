@@ -33,9 +33,16 @@ SERVICE_NETWORKS = ("10.96.0.0/16", "fd00:96::/64", "203.0.113.0/24", "fd03:113:
 
 
 def require(engine: Engine) -> None:
-    """Skips the tests of an engine that this kernel cannot have; those of the other one run."""
-    if engine is Engine.CONNTRACK and (missing := conntrack_probe.obstacle(Paths.cache)):
+    """Skips the tests of an engine that this kernel cannot have; those of the other one run.
+
+    The pods of a node are on one bridge, where conntrack needs br_netfilter (bridged_pods).
+    """
+    if engine is not Engine.CONNTRACK:
+        return
+    if missing := conntrack_probe.obstacle(Paths.cache):
         pytest.skip(missing)
+    if not Path("/proc/sys/net/bridge").exists():
+        pytest.skip("this kernel is without br_netfilter")
 
 
 class TwoNodes(LabCluster):
