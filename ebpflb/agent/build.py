@@ -65,9 +65,7 @@ def build_agent(options: Options, flags: Mapping[str, str]) -> Iterator[Agent]:
             stale_udp=stale_udp,
             reporter=Reporter(servers.health, metrics, servers.service_health),
         )
-        metrics.read(datapath, lambda: service_sync.planner, lambda: agent.status)
-        metrics.health(lambda: servers.health.healthy)
-        metrics.gate(EXTERNAL_IPS, "DEPRECATED", enabled=options.serve_external_ips)
+        _read(metrics, agent, datapath, servers)
         sweeper = Sweeper(datapath.maps, flow_timeouts(options.conntrack))
         nat_watch = NatWatch(inbox.put, needed=lambda: engine.is_conntrack)
         metrics.conntrack(datapath.maps, lambda: nat_watch.restored)
@@ -77,6 +75,13 @@ def build_agent(options: Options, flags: Mapping[str, str]) -> Iterator[Agent]:
             thread.start()
         metrics.socket_destroy_supported(stale_udp.can_end)
         yield agent
+
+
+def _read(metrics: Metrics, agent: Agent, datapath: Datapath, servers: HttpServers) -> None:
+    """Lets the metrics read the others when they are asked for."""
+    metrics.read(datapath, lambda: agent.service_sync.planner, lambda: agent.status)
+    metrics.health(lambda: servers.health.healthy)
+    metrics.gate(EXTERNAL_IPS, "DEPRECATED", enabled=agent.options.serve_external_ips)
 
 
 def _conntrack_obstacle(options: Options) -> str | None:

@@ -7,8 +7,8 @@
 #define EBPFLB_ENGINE_FLOWS_IDLE_H
 
 #include "engine/flows/close.h"
+#include "path/settings.h"
 
-#define SECOND 1000000000ULL	/* ns */
 #define PORT_IDLE 0		/* its flow has been idle for its time, or there is none */
 #define PORT_KEPT (~0ULL)	/* it must not be taken */
 
