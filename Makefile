@@ -3,69 +3,118 @@
 #   make demo            shows it at work on this machine
 #   make test            check, then all tests
 #   make test-fast       the quick ones of the tests that need no root, with fewer examples
+#   make soak            new simulated schedules, and real traffic with churn and kills: FOR=10m SEED=1
 #   make check           lint, types, import rules; compiles the C with clang and gcc
 #   make format          fixes what ruff can fix
 #   make test-kernels    the tests that need a kernel, on Linux 5.10, 6.1 and 6.12 (vagrant/README.md)
 #   make bench-connect   measures calls on sockets and the agent (docs/benchmarks.md)
-#   make bench-nodeport  measures NodePorts beside kube-proxy's rules
+#   make bench-agent     measures the agent under many changes, beside a fake API server
+#   make bench-schedulers  measures what each scheduler means where one endpoint is slow
+#   make bench-draws     measures what the choice of an endpoint costs by scheduler
+#   make bench-nodeport  measures NodePorts beside kube-proxy's rules; BENCH="--rounds 20" and others for all
+#   make image           builds the container's image, with docker, podman or buildah
 #   make diagrams        draws the diagrams of docs/ from their sources
+#   make screenshots     takes those of docs/ui.md, from the real page
+#   make lock            writes requirements/ anew after a change of setup.cfg; make renew: newer ones
 
 PYTHON := /usr/bin/python3
 VENV := .venv
 BIN := $(VENV)/bin
 RUN_PACKAGES := python3 python3-venv python3-bpfcc iproute2 util-linux procps
-TEST_PACKAGES := $(RUN_PACKAGES) gcc libc6-dev python3-dev clang libbpf-dev bpftool openssl nftables \
-	graphviz iptables ipset ipvsadm systemd vagrant
-BENCH_PACKAGES := $(RUN_PACKAGES) gcc libc6-dev nftables iptables
+# What the kernel lab's tests need, and so its machines (vagrant/README.md).
+LANE_PACKAGES := $(RUN_PACKAGES) gcc libc6-dev python3-dev bpftool openssl nftables iptables ipset ipvsadm
+TEST_PACKAGES := $(LANE_PACKAGES) clang libbpf-dev graphviz systemd vagrant chromium chromium-driver
+BENCH_PACKAGES := $(RUN_PACKAGES) gcc libc6-dev nftables iptables python3-matplotlib
 CLANG := clang -O2 -g -target bpf -Wall -Wextra -Wno-unused-parameter -Werror \
 	-Ibpf -I/usr/include/$(shell uname -m)-linux-gnu
 
 GCC := gcc -O2 -Wall -Wextra -Wno-unused-parameter -Werror -Ibpf -DDIALECT_NATIVE
+
+# What setup.cfg and pyproject.toml ask for, as versions with hashes (docs/contributing.md).
+PIP_INSTALL := $(BIN)/pip install -qq --disable-pip-version-check
+BUILD_REQUIRES := $(PYTHON) -c 'import tomllib; \
+	print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")'
+LOCK = build/uv/bin/uv pip compile --quiet $(UPGRADE) --generate-hashes --universal \
+	--python-version 3.11 --custom-compile-command "make lock" --output-file
 
 # Otherwise every worker and every agent that a test starts would compile its modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 # Tests wait more than they compute: three at a time for each processor.
 WORKERS := $(shell echo $$((3 * $$(nproc))))
 
-.PHONY: demo test test-fast check format diagrams bench-connect bench-nodeport lint-c lint-python clean
+.PHONY: demo test test-fast soak check format diagrams screenshots bench-connect bench-agent \
+	bench-schedulers bench-draws bench-nodeport lint-c lint-python \
+	lint-types checked tests-bytecode image lock renew lane-packages clean
 
 demo: $(VENV)/run
 	$(BIN)/ebpflb demo
 
-test: check
+test: checked
 	$(BIN)/pytest -n $(WORKERS)
+
+checked:
+	$(MAKE) --jobs=$$(nproc) --output-sync check tests-bytecode
+
+# Otherwise every worker would rewrite the assertions of all new files. Its errors the tests say.
+tests-bytecode: $(VENV)/test
+	-$(BIN)/pytest --collect-only --quiet --quiet >/dev/null
 
 test-fast: $(VENV)/test
 	EBPFLB_TEST_LOAD=0.1 $(BIN)/pytest -n $$(($$(nproc) + 1)) -m "pure and not slow"
 
-check: lint-python lint-c
+# Until Ctrl-C, or FOR=10m; SEED: the first seed.
+soak: $(VENV)/test
+	$(BIN)/python -m tests.soak $(if $(FOR),--for $(FOR)) $(if $(SEED),--seed $(SEED))
+
+check: lint-python lint-c lint-types
 
 lint-python: $(VENV)/test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
-	$(BIN)/mypy --package vagrant.kernels
 	$(BIN)/lint-imports --no-logo
 
+lint-types: $(VENV)/test
+	$(BIN)/mypy
+	$(BIN)/mypy --package vagrant.kernels
+
 # bpf/ compiles without a warning in its other two dialects: clang with libbpf, and natively.
+define LINTED
+$(CLANG) -c bpf/hooks/socket.c -o build/socket.o
+$(CLANG) -DHAVE_SET_RETVAL -c bpf/hooks/socket.c -o build/socket-retval.o
+$(CLANG) -c bpf/hooks/netns_cookie.c -o build/netns-cookie.o
+$(CLANG) -c bpf/hooks/packet.c -o build/packet.o
+$(CLANG) -DNO_LINK_HEADER -DHAVE_COARSE_CLOCK -c bpf/hooks/packet.c -o build/packet-bare.o
+$(CLANG) -DHAVE_CONNTRACK -c bpf/hooks/packet.c -o build/packet-conntrack.o
+$(CLANG) -c bpf/hooks/conntrack_probe.c -o build/conntrack-probe.o
+$(CLANG) -c bpf/hooks/connection_end.c -o build/connection-end.o
+$(CLANG) -DRECORD -DHAVE_CONNTRACK -c bpf/hooks/packet.c -o build/packet-record.o
+$(CLANG) -DMONITOR -DHAVE_CONNTRACK -c bpf/hooks/packet.c -o build/packet-monitor.o
+$(CLANG) -DMONITOR -c bpf/hooks/socket.c -o build/socket-monitor.o
+$(CLANG) -DHAVE_SET_RETVAL -c bpf/hooks/explain.c -o build/explain.o
+$(CLANG) -c bpf/hooks/socket_end.c -o build/socket-end.o
+$(GCC) -c bpf/hooks/socket.c -o build/native.o
+$(GCC) -c bpf/hooks/netns_cookie.c -o build/netns-cookie-native.o
+$(GCC) -c bpf/hooks/packet.c -o build/packet-native.o
+$(GCC) -DHAVE_CONNTRACK -c bpf/hooks/packet.c -o build/packet-conntrack-native.o
+$(GCC) -DRECORD -DHAVE_CONNTRACK -c bpf/hooks/packet.c -o build/packet-record-native.o
+$(GCC) -c bpf/hooks/explain.c -o build/explain-native.o
+$(GCC) -c bpf/hooks/socket_end.c -o build/socket-end-native.o
+$(GCC) -c bpf/hooks/conntrack_probe.c -o build/conntrack-probe-native.o
+$(GCC) -c bpf/hooks/connection_end.c -o build/connection-end-native.o
+endef
+export LINTED
+
 lint-c: $(VENV)/test
 	@mkdir -p build
-	$(CLANG) -c bpf/hooks/socket.c -o build/socket.o
-	$(CLANG) -DHAVE_SET_RETVAL -c bpf/hooks/socket.c -o build/socket-retval.o
-	$(CLANG) -c bpf/hooks/netns_cookie.c -o build/netns-cookie.o
-	$(CLANG) -c bpf/hooks/packet.c -o build/packet.o
-	$(CLANG) -DNO_LINK_HEADER -DHAVE_COARSE_CLOCK -c bpf/hooks/packet.c -o build/packet-bare.o
-	$(CLANG) -DHAVE_CONNTRACK -c bpf/hooks/packet.c -o build/packet-conntrack.o
-	$(CLANG) -c bpf/hooks/conntrack_probe.c -o build/conntrack-probe.o
-	$(GCC) -c bpf/hooks/socket.c -o build/native.o
-	$(GCC) -c bpf/hooks/netns_cookie.c -o build/netns-cookie-native.o
-	$(GCC) -c bpf/hooks/packet.c -o build/packet-native.o
-	$(GCC) -DHAVE_CONNTRACK -c bpf/hooks/packet.c -o build/packet-conntrack-native.o
-	$(GCC) -c bpf/hooks/conntrack_probe.c -o build/conntrack-probe-native.o
+	@echo "$$LINTED" | xargs -P $$(nproc) -I{} sh -c 'echo {} && {}'
 
 format: $(VENV)/test
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+# BASE=NAME: another base image; TARGET=compiler: with BCC.
+image:
+	BASE='$(BASE)' deploy/image/build $(TARGET)
 
 # The diagrams of docs/, from their sources; dot is Debian's graphviz.
 diagrams: $(VENV)/test docs/diagrams/two-ways.svg
@@ -73,24 +122,66 @@ diagrams: $(VENV)/test docs/diagrams/two-ways.svg
 docs/diagrams/%.svg: docs/diagrams/%.dot
 	dot -Tsvg $< -o $@
 
+screenshots: $(VENV)/test
+	$(BIN)/python -m tests.ui.screenshots docs/images
+
 bench-connect: $(VENV)/run
-	$(BIN)/python -m bench.connect
+	$(BIN)/python -m bench.connect $(BENCH)
+
+bench-agent: $(VENV)/run
+	$(BIN)/python -m bench.agent_load $(BENCH)
+
+bench-schedulers: $(VENV)/run | $(VENV)/packages-bench
+	$(BIN)/python -m bench.schedulers $(BENCH)
+
+bench-draws: $(VENV)/run
+	$(BIN)/python -m bench.draws $(BENCH)
 
 bench-nodeport: $(VENV)/run | $(VENV)/packages-bench
-	$(BIN)/python -m bench.nodeport
+	$(BIN)/python -m bench.nodeport $(BENCH)
 
-# Set-up is repeated only when setup.cfg changes or a package is missing.
-$(VENV)/run: setup.cfg pyproject.toml | $(VENV)/packages-run
-	$(BIN)/pip install -qq --disable-pip-version-check --editable .
+# Set-up is repeated only when these files change or a package is missing.
+$(VENV)/run: requirements/run.txt setup.cfg pyproject.toml | $(VENV)/packages-run
+	$(call set_up,run)
 	@touch $@
 
-$(VENV)/test: setup.cfg pyproject.toml | $(VENV)/packages-test
-	$(BIN)/pip install -qq --disable-pip-version-check --editable '.[test]'
+$(VENV)/test: requirements/test.txt setup.cfg pyproject.toml | $(VENV)/packages-test
+	$(call set_up,test)
 	@touch $@ $(VENV)/run
+
+$(VENV)/lane: requirements/test.txt setup.cfg pyproject.toml | $(VENV)/packages-lane
+	$(call set_up,test)
+	@touch $@ $(VENV)/run
+
+# Wheels only: a source archive would be built with whatever is newest. setuptools is in the lock.
+define set_up
+$(PIP_INSTALL) --require-hashes --only-binary :all: --requirement requirements/$(1).txt
+$(PIP_INSTALL) --no-deps --no-build-isolation --editable .
+endef
+
+lock: build/uv/bin/uv
+	$(BUILD_REQUIRES) | $(LOCK) requirements/run.txt setup.cfg -
+	$(BUILD_REQUIRES) | $(LOCK) requirements/ui.txt --constraint requirements/run.txt \
+		--extra ui setup.cfg -
+	$(BUILD_REQUIRES) | $(LOCK) requirements/test.txt --constraint requirements/ui.txt \
+		--extra ui --extra test setup.cfg -
+
+# To be run regularly; then `make test`, and a commit.
+renew:
+	$(MAKE) lock UPGRADE=--upgrade
+	deploy/image/renew-base
+
+build/uv/bin/uv:
+	$(PYTHON) -m venv build/uv
+	build/uv/bin/pip install -qq --disable-pip-version-check 'uv>=0.5'
 
 $(VENV)/packages-run:
 	@$(call install,$(RUN_PACKAGES))
 	@touch $@
+
+$(VENV)/packages-lane:
+	@$(call install,$(LANE_PACKAGES))
+	@touch $@ $(VENV)/packages-run
 
 $(VENV)/packages-test:
 	@$(call install,$(TEST_PACKAGES))
@@ -108,6 +199,10 @@ dpkg --status $(1) >/dev/null 2>&1 || { \
 		--no-install-recommends $(1) >/dev/null; }; \
 [ -x $(BIN)/python ] || $(PYTHON) -m venv --system-site-packages $(VENV)
 endef
+
+# For vagrant/box.
+lane-packages:
+	@echo $(LANE_PACKAGES)
 
 include vagrant/kernels/kernels.mk
 

@@ -24,16 +24,16 @@ def starts(lab: ConnectLab, many: str) -> Lines:
     """Starts both agents; their memory and the time of their starts."""
     lab.one.start()
     yield "agent"
-    yield _memory(lab.one, "memory, idle, 1 service", 80)
+    yield memory(lab.one, "memory, idle, 1 service", 80)
     cold = [lab.many.cold_start() for _ in range(STARTS)]
-    yield _memory(lab.many, f"memory, {many}, after a cold start", 200)
+    yield memory(lab.many, f"memory, {many}, after a cold start", 200)
     before = lab.many.writes()
     warm = [lab.many.warm_restart() for _ in range(STARTS)]
-    yield _memory(lab.many, f"memory, {many}, after a warm restart", 200)
-    yield _start(f"cold start, {many}", cold, 10)
+    yield memory(lab.many, f"memory, {many}, after a warm restart", 200)
+    yield start_row(f"cold start, {many}", cold, 10)
     written = [_written(each.log) for each in cold]
     yield Row("  of which map writes", median(written), "s", 1, spread(written, 2))
-    yield _start(f"warm restart, {many}", warm, 2)
+    yield start_row(f"warm restart, {many}", warm, 2)
     yield Row("  map updates by all warm restarts", lab.many.writes() - before, "", 0)
 
 
@@ -56,13 +56,13 @@ def _change(lab: ConnectLab, backend: int) -> float:
     return float(lab.client.answer() - begun) / MS
 
 
-def _memory(bench: MeasuredAgent, what: str, target: float) -> Row:
+def memory(bench: MeasuredAgent, what: str, target: float) -> Row:
     size = bench.memory()
     note = f"RSS; PSS {size['Pss']:.0f}, anonymous {size['Anonymous']:.0f}"
     return Row(what, size["Rss"], "MB", target, note)
 
 
-def _start(what: str, starts: list[Start], target: float) -> Row:
+def start_row(what: str, starts: list[Start], target: float) -> Row:
     took = [each.seconds for each in starts]
     note = f"{spread(took, 2)}; CPU {median(each.cpu for each in starts):.2f} s"
     return Row(what, median(took), "s", target, note)

@@ -31,14 +31,11 @@ START_TIMEOUT = 120.0  # seconds, for an agent to start
 MB = 1e6
 
 
-class Client:
-    """The client in its pod; ``do`` runs one of the commands of pod_program.py."""
+class Commanded:
+    """A program that answers commands; ``do`` runs one of them."""
 
-    def __init__(self, lab: Lab, pod: Host) -> None:
-        self.process = lab.keep(pod.python(PROGRAM, "client", stdin=PIPE, stdout=PIPE))
-
-    def move(self, cgroup: Path) -> None:
-        (cgroup / "cgroup.procs").write_text(str(self.process.pid))
+    def __init__(self, lab: Lab, host: Host, program: Path, *words: str) -> None:
+        self.process = lab.keep(host.python(program, *words, stdin=PIPE, stdout=PIPE))
 
     def do(self, *command: object) -> Any:
         self.begin(*command)
@@ -54,6 +51,16 @@ class Client:
         return json.loads(self.process.stdout.readline())
 
 
+class Client(Commanded):
+    """The client in its pod: pod_program.py."""
+
+    def __init__(self, lab: Lab, pod: Host) -> None:
+        super().__init__(lab, pod, PROGRAM, "client")
+
+    def move(self, cgroup: Path) -> None:
+        (cgroup / "cgroup.procs").write_text(str(self.process.pid))
+
+
 class Start(NamedTuple):
     """The ``seconds`` until it was ready, and the ``cpu`` seconds that the agent itself used."""
 
@@ -65,8 +72,10 @@ class Start(NamedTuple):
 class MeasuredAgent:
     """One agent, its manifests, and its figures."""
 
-    def __init__(self, lab: Lab, node: Host, folder: Path, backends: list[Host]) -> None:
-        self.agent = LabAgent(lab, node, folder)
+    def __init__(
+        self, lab: Lab, node: Host, folder: Path, backends: list[Host], *options: str
+    ) -> None:
+        self.agent = LabAgent(lab, node, folder, *options)
         self.cgroup = node.cgroup
         self.state = StateDir(self.agent.paths.state)
         self.texts = [services.measured(node.name, node.v4, pod.name, pod.v4) for pod in backends]
@@ -91,7 +100,7 @@ class MeasuredAgent:
                 raise
             wait_until("the agent is ready", self._programmed, START_TIMEOUT)
         took = time.monotonic() - begun
-        return Start(took, self._cpu_seconds(), self.agent.log()[before:])
+        return Start(took, self.cpu_seconds(), self.agent.log()[before:])
 
     def cold_start(self) -> Start:
         """As if it had never run here; its programs are compiled already."""
@@ -121,7 +130,7 @@ class MeasuredAgent:
         assert self.agent.process is not None
         return Path(f"/proc/{self.agent.process.pid}/{name}").read_text()
 
-    def _cpu_seconds(self) -> float:
+    def cpu_seconds(self) -> float:
         """User and system time: proc(5), stat, fields 14 and 15."""
         words = self._proc("stat").rpartition(")")[2].split()
         return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
@@ -155,6 +164,7 @@ class ConnectLab:
     def _agent(
         self, lab: Lab, node: Host, folder: Path, at_end: Callable[[Callable[[], None]], object]
     ) -> MeasuredAgent:
-        made = MeasuredAgent(lab, node, folder, self.backends)
+        # Otherwise the audit attaches again what ``Hooks.off`` detaches.
+        made = MeasuredAgent(lab, node, folder, self.backends, "--audit=report")
         at_end(made.agent.close)
         return made

@@ -96,8 +96,14 @@ class Hooks(Counted):
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Nothing attached; the agent, which does not look, is none the wiser."""
-        for pin in self.state.links():
+        """Nothing attached. The agent holds the links, so they do not end with their pins; it is to
+        be one that does not put them back (--audit=report).
+        """
+        for pin in list(self.state.links()):
+            link = kernel.get(str(pin))
+            assert link is not None, pin
+            kernel.link_detach(link)
+            os.close(link)
             pin.unlink()
         wait_until(f"{self.cgroup} has no programs", lambda: not self._attached())
         try:

@@ -14,22 +14,22 @@ import hashlib
 from base64 import b32encode
 from collections.abc import Iterable, Iterator
 
-from bench.services import CIDR, PORT, TARGET, NodePort
+from bench.services import CIDR, CIDR6, PORT, TARGET, NodePort
 
 MARK = "0x4000"
 
 _NFT = """
-table ip kube-proxy {{
-  set cluster-ips {{ type ipv4_addr; elements = {{ {cluster_ips} }}; }}
-  set nodeport-ips {{ type ipv4_addr; elements = {{ {node} }}; }}
+table {ip} kube-proxy {{
+  set cluster-ips {{ type {type}; elements = {{ {cluster_ips} }}; }}
+  set nodeport-ips {{ type {type}; elements = {{ {node} }}; }}
   set hairpin-connections {{
-    type ipv4_addr . ipv4_addr . inet_proto . inet_service; {hairpins}
+    type {type} . {type} . inet_proto . inet_service; {hairpins}
   }}
-  map firewall-ips {{ type ipv4_addr . inet_proto . inet_service : verdict; }}
-  map no-endpoint-services {{ type ipv4_addr . inet_proto . inet_service : verdict; }}
+  map firewall-ips {{ type {type} . inet_proto . inet_service : verdict; }}
+  map no-endpoint-services {{ type {type} . inet_proto . inet_service : verdict; }}
   map no-endpoint-nodeports {{ type inet_proto . inet_service : verdict; }}
   map service-ips {{
-    type ipv4_addr . inet_proto . inet_service : verdict; elements = {{ {service_ips} }};
+    type {type} . inet_proto . inet_service : verdict; elements = {{ {service_ips} }};
   }}
   map service-nodeports {{
     type inet_proto . inet_service : verdict; elements = {{ {nodeports} }};
@@ -70,24 +70,24 @@ table ip kube-proxy {{
     jump masquerading
   }}
   chain cluster-ips-check {{
-    ip daddr @cluster-ips reject
-    ip daddr {{ {cidr} }} drop
+    {ip} daddr @cluster-ips reject
+    {ip} daddr {{ {cidr} }} drop
   }}
-  chain firewall-check {{ ip daddr . meta l4proto . th dport vmap @firewall-ips; }}
+  chain firewall-check {{ {ip} daddr . meta l4proto . th dport vmap @firewall-ips; }}
   chain service-endpoints-check {{
-    ip daddr . meta l4proto . th dport vmap @no-endpoint-services
+    {ip} daddr . meta l4proto . th dport vmap @no-endpoint-services
   }}
   chain nodeport-endpoints-check {{
-    ip daddr @nodeport-ips meta l4proto . th dport vmap @no-endpoint-nodeports
+    {ip} daddr @nodeport-ips meta l4proto . th dport vmap @no-endpoint-nodeports
   }}
   chain services {{
-    ip daddr @cluster-ips ip saddr != {pods} mark set mark or {mark}
-    ip daddr . meta l4proto . th dport vmap @service-ips
-    ip daddr @nodeport-ips meta l4proto . th dport vmap @service-nodeports
+    {ip} daddr @cluster-ips {ip} saddr != {pods} mark set mark or {mark}
+    {ip} daddr . meta l4proto . th dport vmap @service-ips
+    {ip} daddr @nodeport-ips meta l4proto . th dport vmap @service-nodeports
   }}
   chain masquerading {{
     mark and {mark} != 0 mark set mark xor {mark} masquerade fully-random
-    ct status dnat ip saddr . ip daddr . meta l4proto . th dport @hairpin-connections masquerade fully-random
+    ct status dnat {ip} saddr . {ip} daddr . meta l4proto . th dport @hairpin-connections masquerade fully-random
   }}
 {chains}
 }}
@@ -125,7 +125,8 @@ _NAT_CHAINS = ("KUBE-SERVICES", "KUBE-NODEPORTS", "KUBE-POSTROUTING", "KUBE-MARK
 
 
 def nft(them: list[NodePort], node: str, node_address: str, pods: str) -> str:
-    """A table for `nft -f`."""
+    """A table for `nft -f`, for the family of the node's address."""
+    v6 = ":" in node_address
     ports = [(each, protocol) for each in them for protocol in each.protocols]
     hairpins = [
         f"{address} . {address} . {protocol} . {TARGET}"
@@ -134,6 +135,8 @@ def nft(them: list[NodePort], node: str, node_address: str, pods: str) -> str:
         if where == node
     ]
     return _NFT.format(
+        ip="ip6" if v6 else "ip",
+        type="ipv6_addr" if v6 else "ipv4_addr",
         cluster_ips=_listed(each.address for each in them),
         node=node_address,
         hairpins=f"elements = {{ {_listed(hairpins)} }};" if hairpins else "",
@@ -145,7 +148,7 @@ def nft(them: list[NodePort], node: str, node_address: str, pods: str) -> str:
             f"{protocol} . {each.number} : goto external-{_chain(each, protocol)}"
             for each, protocol in ports
         ),
-        cidr=CIDR,
+        cidr=CIDR6 if v6 else CIDR,
         pods=pods,
         mark=MARK,
         chains="\n".join(_nft_chains(each, protocol) for each, protocol in ports),
@@ -168,14 +171,23 @@ def _nft_chains(service: NodePort, protocol: str) -> str:
 
 def _nft_target(service: NodePort) -> str:
     if len(service.endpoints) == 1:
-        return f"dnat to {service.endpoints[0][0]}:{TARGET}"
+        return f"dnat to {_host_port(service.endpoints[0][0])}"
     there = (f"{i} : {address} . {TARGET}" for i, (address, _) in enumerate(service.endpoints))
     count = len(service.endpoints)
-    return f"dnat ip addr . port to numgen random mod {count} map {{ {_listed(there)} }}"
+    family = "ip6" if ":" in service.address else "ip"
+    return f"dnat {family} addr . port to numgen random mod {count} map {{ {_listed(there)} }}"
+
+
+def _host_port(address: str) -> str:
+    """An endpoint's, as rules have it."""
+    return f"[{address}]:{TARGET}" if ":" in address else f"{address}:{TARGET}"
 
 
 def iptables(them: list[NodePort], pods: str) -> str:
-    """Both tables for `iptables-restore`; the NodePorts are asked last, as they must be."""
+    """Both tables for `iptables-restore`, or for ip6tables-restore if the addresses are IPv6.
+
+    The NodePorts are asked last, as they must be.
+    """
     rules = [
         line
         for each in them
@@ -193,7 +205,7 @@ def iptables(them: list[NodePort], pods: str) -> str:
 
 def _rules(service: NodePort, protocol: str, pods: str) -> Iterator[str]:
     own = _hash(service.name, protocol)
-    to = f"-d {service.address}/32 -p {protocol} -m {protocol} --dport {PORT}"
+    to = f"-d {service.address} -p {protocol} -m {protocol} --dport {PORT}"
     yield f"-A KUBE-SERVICES {to} -j KUBE-SVC-{own}"
     outside = f"-p {protocol} -m {protocol} --dport {service.number}"
     yield f"-A KUBE-NODEPORTS {outside} -j KUBE-EXT-{own}"
@@ -205,8 +217,8 @@ def _rules(service: NodePort, protocol: str, pods: str) -> Iterator[str]:
         chance = f"-m statistic --mode random --probability {1 / left:.10f} " if left > 1 else ""
         endpoint = f"KUBE-SEP-{_hash(service.name, protocol, address)}"
         yield f"-A KUBE-SVC-{own} {chance}-j {endpoint}"
-        yield f"-A {endpoint} -s {address}/32 -j KUBE-MARK-MASQ"
-        to_endpoint = f"DNAT --to-destination {address}:{TARGET}"
+        yield f"-A {endpoint} -s {address} -j KUBE-MARK-MASQ"
+        to_endpoint = f"DNAT --to-destination {_host_port(address)}"
         yield f"-A {endpoint} -p {protocol} -m {protocol} -j {to_endpoint}"
 
 

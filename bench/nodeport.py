@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """NodePorts from outside: ebpflb beside kube-proxy's rules, for the same services.
 
-    sudo .venv/bin/python -m bench.nodeport [--others N] [--rounds K]
+    sudo .venv/bin/python -m bench.nodeport [--others N] [--rounds K] [--streams S]
 
 One run, in one lab (see ``nodeport_lab``), amid N other services:
 
 1  TCP connections and small UDP datagrams a second to a backend on the node and to one on another
-   node: directly, by ebpflb, by kube-proxy's nftables rules and by its iptables rules; in turns,
+   node: directly, by ebpflb (both engines), by kube-proxy's nftables and iptables rules; in turns,
    round by round in a new order each time, so that drift of the machine hits all alike
-2  what a packet costs in ebpflb's two programs (see ``packets``)
+2  what a packet of an established flow costs the node itself (see ``node_cost``)
+3  what a packet costs in ebpflb's two programs (see ``packets``)
 
 With ebpflb a local backend sees the client's address, with kube-proxy the node's: each in its
 default configuration.
@@ -25,11 +26,12 @@ import random
 from collections import defaultdict
 from statistics import median
 
-from bench import packets, report
+from bench import node_cost, packets, report
 from bench.nodeport_lab import (
     BURST,
     DIRECT,
     EBPFLB,
+    ENGINE,
     IPTABLES,
     NFTABLES,
     PLACES,
@@ -43,7 +45,14 @@ from bench.temporary_lab import print_step, temporary_lab
 PREFIX = "ebpflb-nodeport"
 CONNECTIONS = 100  # a round, to each
 BURSTS = 32
-RATIOS = ((EBPFLB, NFTABLES), (EBPFLB, IPTABLES), (TRACKED, NFTABLES), (DIRECT, NFTABLES))
+RATIOS = (
+    (EBPFLB, NFTABLES),
+    (EBPFLB, IPTABLES),
+    (TRACKED, NFTABLES),
+    (ENGINE, NFTABLES),
+    (ENGINE, TRACKED),
+    (DIRECT, NFTABLES),
+)
 TARGET = 1.2  # of the first
 US, SECOND = 1e3, 1e9
 
@@ -72,11 +81,12 @@ def _measure(lab: NodePortLab, wanted: argparse.Namespace) -> list[report.Line]:
             connects[case] += each
             (took,) = lab.client.do("volley", lab.target(*case), BURSTS)
             datagrams[case].append(took / (2 * BURST * BURSTS))
-    print_step("measuring packets")
+    print_step("measuring the nodes, then packets")
     return [
         f"amid {wanted.others:,} other services",
         *_told("TCP connections, a byte each way", connections, connects, wanted.rounds),
         *_told("UDP datagrams of a byte, half of them answers", datagrams, {}, wanted.rounds),
+        *node_cost.costs(lab, wanted.streams),
         *packets.costs(lab),
     ]
 
@@ -126,6 +136,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--others", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--streams", type=int, default=20, help="rounds of the node's cost")
     return parser.parse_args()
 
 

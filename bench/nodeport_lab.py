@@ -2,8 +2,9 @@
 """The lab of the NodePort measurement: a client outside, and one node for each implementation.
 
     client ── router ─┬─ plain      no service: the client connects to the pods
-                      ├─ ebpflb     ebpflb; no packet filter, so no conntrack either
+                      ├─ ebpflb     ebpflb's flow tables; no packet filter, so no conntrack either
                       ├─ tracked    the same beside a CNI that masquerades its pods: conntrack
+                      ├─ engine     ebpflb's conntrack engine
                       ├─ nftables   kube-proxy's rules (see ``kubeproxy``)
                       ├─ iptables   the same by iptables-legacy
                       └─ far        the remote backend, for all of them
@@ -28,15 +29,17 @@ from ebpflb.lab import cni
 from ebpflb.lab.agents import LabAgent
 from ebpflb.lab.hosts import Host, Lab
 
-DIRECT, EBPFLB, TRACKED, NFTABLES, IPTABLES = VARIANTS = (
+DIRECT, EBPFLB, TRACKED, ENGINE, NFTABLES, IPTABLES = VARIANTS = (
     "direct",
     "ebpflb",
     "ebpflb beside conntrack",
+    "ebpflb by conntrack",
     "nftables",
     "iptables",
 )
 LOCAL, REMOTE = PLACES = ("local", "remote")
-NODES = dict(zip(VARIANTS, ("plain", "ebpflb", "tracked", "nftables", "iptables"), strict=True))
+_NAMES = ("plain", "ebpflb", "tracked", "engine", "nftables", "iptables")
+NODES = dict(zip(VARIANTS, _NAMES, strict=True))
 PODS = cni.NETWORKS[0]
 ENDPOINTS = 3  # of each other service
 FAR = 9  # its number
@@ -61,8 +64,8 @@ Case = tuple[str, str]  # variant, place
 
 
 def build(folder: Path) -> None:
-    """The client and the server. Raises CalledProcessError if gcc fails."""
-    for name in ("client", "server"):
+    """Client, server and sender. Raises CalledProcessError if gcc fails."""
+    for name in ("client", "server", "stream"):
         source = Path(__file__).parent / "load" / f"{name}.c"
         subprocess.run(["gcc", "-O2", "-o", str(folder / name), str(source)], check=True)
 
@@ -114,7 +117,10 @@ class NodePortLab:
         self.other_client = Client(lab, lab.outside("other", 2), folder)
         self._add_routes()
         self.others = services.node_ports(others, ENDPOINTS)
-        self.agents = {v: self._start_agent(self.sites[v], stack) for v in (EBPFLB, TRACKED)}
+        paths = {EBPFLB: "flows", TRACKED: "flows", ENGINE: "conntrack"}
+        self.agents = {
+            v: self._start_agent(self.sites[v], path, stack) for v, path in paths.items()
+        }
         self._add_rules()
 
     def target(self, variant: str, place: str) -> Where:
@@ -133,7 +139,7 @@ class NodePortLab:
         return agent
 
     def _site(self, name: str, number: int) -> Site:
-        """A node that sends no ICMP redirects: the router would obey them and bypass the node."""
+        """A node that sends no ICMP redirects: the router would follow them and bypass the node."""
         node = self.lab.node(name, number)
         for device in ("all", "eth0"):
             node.sysctl(f"net.ipv4.conf.{device}.send_redirects", 0)
@@ -166,8 +172,9 @@ class NodePortLab:
         half = len(self.others) // 2
         return [*self.others[:half], *measured, *self.others[half:]]
 
-    def _start_agent(self, site: Site, stack: ExitStack) -> LabAgent:
+    def _start_agent(self, site: Site, engine: str, stack: ExitStack) -> LabAgent:
         agent = LabAgent(self.lab, site.node, self.folder, *_detecting())
+        agent.defaults = ("--packet-path", engine)
         stack.callback(agent.close)
         them = self._services(site)
         services.write_node_ports(agent.manifests, site.node.name, site.node.v4, them)

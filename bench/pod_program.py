@@ -99,6 +99,17 @@ def send(where: Where, sockets: int, count: int) -> None:
                 client.recvfrom(64)
 
 
+def send_bursts(where: Where, sockets: int, count: int) -> None:
+    """As ``send``, but each socket sends all before it receives."""
+    for _ in range(sockets):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+            client.settimeout(TIMEOUT)
+            for _ in range(count):
+                client.sendto(REQUEST, where)
+            for _ in range(count):
+                client.recvfrom(64)
+
+
 def name_peer(where: Where, count: int) -> None:
     with _stream() as client:
         client.connect(where)
@@ -126,11 +137,12 @@ def _name(where: Where) -> str:
 
 
 COMMANDS: dict[str, Callable[..., object]] = {
-    command.__name__: command for command in (take_turns, scatter, send, name_peer, wait_for)
+    command.__name__: command
+    for command in (take_turns, scatter, send, send_bursts, name_peer, wait_for)
 }
 
 
-def obey() -> None:
+def run() -> None:
     """Runs commands until the input ends. JSON has lists of host and port; sockets need tuples."""
     gc.disable()
     for line in sys.stdin:
@@ -161,6 +173,6 @@ if __name__ == "__main__":
             serve(name, port)
         case ["client"]:
             _pin_to_cpu(0)
-            obey()
+            run()
         case _:
             sys.exit(__doc__)

@@ -21,7 +21,7 @@ NAME, ADDRESS, PORT, TARGET = "web", "10.96.0.10", 80, 8080
 FILE = f"{NAME}.yaml"
 FILE_SIZE = 100  # services
 NODES = 100  # that the endpoints are spread over
-CIDR = "10.96.0.0/12"  # of all cluster IPs
+CIDR, CIDR6 = "10.96.0.0/12", "fd00:96::/112"  # of all cluster IPs
 FIRST_NODE_PORT = 30100
 
 _SERVICES, _ENDPOINTS = IPv4Address("10.100.0.1"), IPv4Address("10.128.0.1")

@@ -15,7 +15,7 @@
 /* The agent creates the maps; -DMAP_NUMBER_<name>= tells which reference to patch. */
 #define PROGRAM(section)
 #define LICENSE(text)
-#define DEFINE_MAP(name, kind, key, value, entries, flags)
+#define DEFINE_MAP(name, kind, key, value, entries, flags) enum { ENTRIES_##name = entries };
 #define MAP(name) ((void *)bpf_pseudo_fd(1, MAP_NUMBER_##name))
 
 #elif defined(DIALECT_NATIVE)
@@ -27,7 +27,8 @@
 #define PROGRAM(section)
 #define LICENSE(text)
 #define DEFINE_MAP(name, kind, key, value, entries, flags) \
-	static char name[] __attribute__((unused)) = #name;
+	static char name[] __attribute__((unused)) = #name; \
+	enum { ENTRIES_##name = entries };
 #define MAP(name) ((void *)name)
 
 void *bpf_map_lookup_elem(void *map, const void *key);
@@ -35,6 +36,9 @@ long bpf_map_update_elem(void *map, const void *key, const void *value, __u64 fl
 long bpf_map_delete_elem(void *map, const void *key);
 __u64 bpf_ktime_get_ns(void);
 __u32 bpf_get_prandom_u32(void);
+__u32 bpf_get_smp_processor_id(void);
+static inline void bpf_spin_lock(struct bpf_spin_lock *lock) {}
+static inline void bpf_spin_unlock(struct bpf_spin_lock *lock) {}
 long bpf_skb_load_bytes(const void *ctx, __u32 offset, void *to, __u32 size);
 long bpf_skb_store_bytes(struct __sk_buff *ctx, __u32 offset, const void *from, __u32 size,
 			 __u64 flags);
@@ -46,9 +50,11 @@ __s64 bpf_csum_diff(__be32 *from, __u32 from_size, __be32 *to, __u32 to_size, __
 long bpf_fib_lookup(void *ctx, struct bpf_fib_lookup *params, int size, __u32 flags);
 long bpf_redirect(__u32 ifindex, __u64 flags);
 long redirect_neigh(__u32 ifindex, void *next, int size, __u64 flags);
+#ifndef EBPFLB_NO_SOCKET
 __u64 get_netns_cookie(void *ctx);
 __u64 get_socket_cookie(void *ctx);
 int set_retval(int retval);
+#endif
 
 #else
 
@@ -65,7 +71,9 @@ int set_retval(int retval);
 		__type(value, value_type); \
 		__uint(max_entries, entries); \
 		__uint(map_flags, flags); \
-	} name SEC(".maps");
+	} name SEC(".maps"); \
+	enum { ENTRIES_##name = entries };
+#define BPF_MAP_TYPE_CPU_ARRAYS BPF_MAP_TYPE_ARRAY
 #define MAP(name) ((void *)&name)
 #define NONE 0
 #define RDONLY_PROG BPF_F_RDONLY_PROG
@@ -77,15 +85,23 @@ int set_retval(int retval);
 #undef __always_inline
 #define __always_inline inline __attribute__((always_inline))
 
-#ifndef DIALECT_NATIVE
+#ifdef EBPFLB_NO_SOCKET
+/* hooks/explain.c has no socket: it answers in place of these helpers. */
+static __always_inline __u64 get_netns_cookie(void *ctx);
+static __always_inline __u64 get_socket_cookie(void *ctx);
+static __always_inline int set_retval(int retval);
+#elif !defined(DIALECT_NATIVE)
 /* Declared here because BCC's own get_socket_cookie returns 32 of the 64 bits. */
 static __u64 (*const get_netns_cookie)(void *ctx) = (void *)122;
 static __u64 (*const get_socket_cookie)(void *ctx) = (void *)46;
-/* BCC declares bpf_redirect_neigh with three parameters; the kernel has four. */
-static long (*const redirect_neigh)(__u32 ifindex, void *next, int size, __u64 flags) = (void *)152;
 #ifdef HAVE_SET_RETVAL
 static int (*const set_retval)(int retval) = (void *)187;
 #endif
+#endif
+
+#ifndef DIALECT_NATIVE
+/* BCC declares bpf_redirect_neigh with three parameters; the kernel has four. */
+static long (*const redirect_neigh)(__u32 ifindex, void *next, int size, __u64 flags) = (void *)152;
 #ifdef HAVE_COARSE_CLOCK
 static __u64 (*const clock_coarse)(void) = (void *)160;
 #endif
@@ -108,6 +124,8 @@ static __u64 (*const clock_coarse)(void) = (void *)160;
 
 /* The compiler assumes nothing about the variable's value from here on. */
 #define OPAQUE(variable) asm volatile("" : "+r"(variable))
+
+#define EEXIST 17	/* of BPF_NOEXIST: the map has this key */
 
 /* The map's value for a key, as a pointer of its type, or NULL. */
 #define LOOKUP(type, map, key) ((type *)bpf_map_lookup_elem(MAP(map), key))

@@ -12,12 +12,15 @@
 #define SIZE(type, bytes) _Static_assert(sizeof(type) == (bytes), "the size of " #type)
 
 #include "layout/address.h"
+#include "layout/check.h"
 #include "layout/service.h"
 #include "layout/affinity.h"
 #include "layout/socket.h"
 #include "layout/flow.h"
+#include "layout/connection.h"
 #include "layout/counters.h"
 #include "layout/node.h"
+#include "layout/opening.h"
 #include "layout/forwarded.h"
 #include "layout/fragment.h"
 #include "layout/scratch.h"

@@ -1,8 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
 """All errors that ebpflb raises itself; each message is one line for the operator.
 
-Where another library's error or an OSError is caught, one of these is raised from it.
+Where another library's error or an OSError is caught, one of these is raised from it, with the text
+of ``in_words``.
 """
+
+import re
+
+# What libraries write around the reason: urllib3's objects, Python's errno, ssl's source line.
+_PYTHON = [
+    (re.compile(pattern), words)
+    for pattern, words in (
+        (r"^(?:<[\w.]+ object at \w+>|\w+\(host='?[^()]*\)): ", ""),
+        (r"\[Errno -?\d+\] ", ""),
+        (r"\[SSL: \w+\] ", ""),
+        (r" ?\(_ssl\.c:\d+\)", ""),
+        (r"\bIncompleteRead\(([^()]*)\)", r"\1"),
+        (r"^Command .* timed out after ([\d.]+) seconds$", r"not ended after \1 s"),
+    )
+]
+
+LONGEST_LINE = 400  # characters of what others wrote, where a message quotes it
+
+
+def escaped(text: str, kept: str = "") -> str:
+    """Without control characters, on which a terminal would act, but those in ``kept``."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in kept else ascii(c)[1:-1] for c in text)
+
+
+def one_line(text: str, longest: int = LONGEST_LINE) -> str:
+    """Text of others as it may stand in a message: one line of bounded length, without control
+    characters, and that can be encoded. A file's name may hold anything.
+    """
+    words = " ".join(text[: 4 * longest].split())
+    shown = escaped(words)
+    return shown if len(shown) <= longest else f"{shown[:longest]}..."
 
 
 class EbpflbError(Exception):
@@ -13,9 +47,9 @@ class InvalidObject(EbpflbError):
     """An invalid API object: which field, and what is wrong with it."""
 
     def __init__(self, field: str, reason: str) -> None:
-        super().__init__(f"{field}: {reason}")
-        self.field = field
-        self.reason = reason
+        self.field = one_line(field)
+        self.reason = one_line(reason)
+        super().__init__(f"{self.field}: {self.reason}")
 
 
 class ConfigurationError(EbpflbError):
@@ -44,3 +78,27 @@ class KernelError(EbpflbError):
 
 class NodeError(EbpflbError):
     """This machine lacks something that is needed; says what, and what to do about it."""
+
+
+def in_words(error: BaseException) -> str:
+    """An error of Python or of a library in one line for the operator: file and reason, without
+    classes, errnos or lines of source.
+    """
+    if isinstance(error, EbpflbError):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {plain(error.strerror)}"
+    if isinstance(error, OSError) and error.strerror:
+        return plain(error.strerror)
+    if error.args and isinstance(error.args[-1], BaseException):  # urllib3: ("broken", the reason)
+        return ": ".join(
+            [*(plain(str(it)).rstrip(".") for it in error.args[:-1]), in_words(error.args[-1])]
+        )
+    return plain(str(error)) or type(error).__name__
+
+
+def plain(text: str) -> str:
+    """A library's message in one line, without what only Python has."""
+    for pattern, words in _PYTHON:
+        text = pattern.sub(words, text)
+    return one_line(text)

@@ -7,15 +7,24 @@ from typing import Any
 
 import msgspec
 
-from ebpflb.model import external_ips, nodeport_addresses, packet_mark
+from ebpflb.model import (
+    external_ips,
+    nodeport_addresses,
+    packet_mark,
+    scheduler,
+    served_services,
+)
 from ebpflb.model.addresses import Address, Network
 from ebpflb.model.admission import Admission
 from ebpflb.model.external_ips import ExternalIps
 from ebpflb.model.local_detector import LocalDetector
 from ebpflb.model.packet_mark import PacketMark
 from ebpflb.model.packet_path import AUTO
+from ebpflb.model.served_services import ServedServices
 from ebpflb.model.udp_timeouts import KERNEL_UDP_STREAM_TIMEOUT, KERNEL_UDP_TIMEOUT
 
+# What the audit does with what differs from what is planned.
+AUDITS = (REPAIR, REPORT) = ("repair", "report")
 # Whose sockets are translated: the others' packets are, at their device.
 SOCKET_TRANSLATIONS = (ALL_SOCKETS, HOST_SOCKETS) = ("all", "host")
 
@@ -25,24 +34,34 @@ class Paths:
     """One agent's directories and files; agents on the same machine have different ones."""
 
     state: Path  # in a bpffs: the pinned maps and links, which serve while no agent runs
-    run: Path = Path("/run/ebpflb")  # the lock file and the status file
+    run: Path = Path("/run/ebpflb")  # the agent's own files
     cache: Path = Path("/var/cache/ebpflb")  # compiled bytecode
+    known_as: str = ""  # where the agent sees another name of the state directory: its ``name``
 
     @property
     def status_file(self) -> Path:
-        return self.run / f"{self._name}.json"
+        return self.run / f"{self.name}.json"
 
     @property
     def lock_file(self) -> Path:
-        return self.run / f"{self._name}.lock"
+        return self.run / f"{self.name}.lock"
+
+    @property
+    def socket_file(self) -> Path:
+        return self.run / f"{self.name}.sock"
+
+    @property
+    def monitor_socket(self) -> Path:
+        return self.run / f"{self.name}.monitor.sock"
 
     @property
     def ports_file(self) -> Path:
-        return self.run / f"{self._name}.ports"
+        return self.run / f"{self.name}.ports"
 
     @property
-    def _name(self) -> str:
-        return str(self.state).strip("/").replace("/", "-")
+    def name(self) -> str:
+        """Of its files in the run directory, which several agents may share."""
+        return self.known_as or str(self.state).strip("/").replace("/", "-")
 
 
 @dataclass(frozen=True)
@@ -61,6 +80,10 @@ class ConntrackOptions:
     udp_stream: int = 0
 
 
+# Where replies leave: as the backend's packets are routed, or where their requests came in.
+REPLY_PATHS = ROUTE, REQUEST_DEVICE = "route", "request-device"
+
+
 @dataclass(frozen=True)
 class Options:
     """Everything that is chosen for one agent."""
@@ -76,22 +99,29 @@ class Options:
     devices: tuple[str, ...] = ()  # patterns of names; none: all devices
     packet_path: str = AUTO  # one of packet_path.CHOICES
     socket_translation: str = ALL_SOCKETS  # one of SOCKET_TRANSLATIONS
+    audit: str = REPAIR  # one of AUDITS
+    map_sizes: tuple[tuple[str, int], ...] = ()  # name -> entries, where not as in maps.h
     detector: LocalDetector = field(default_factory=LocalDetector)
     masquerade_all: bool = False
     masquerade_local_backends: bool = False
     masquerade_ports: tuple[int, int] = (10000, 29999)
+    reply_path: str = ROUTE  # one of REPLY_PATHS
     packet_mark: PacketMark = packet_mark.OFF
     bind_address: Address | None = None  # the Node's primary address, whatever the Node says
     healthz_address: str = "0.0.0.0:10256"  # "": not served
+    readyz_address: str = "127.0.0.1:10247"  # "": not served; as healthz_address, but ours alone
     metrics_address: str = "127.0.0.1:10249"  # "": not served
     bind_address_hard_fail: bool = False
     profiling: bool = False
-    # Seconds between two checks of the programs at devices; /healthz fails after twice as long.
+    # Seconds: the audit's periods depend on it; /healthz fails after twice as long.
     sync_period: float = 30.0
     min_sync_period: float = 0.0  # seconds from the end of a sync to the next one
+    served: ServedServices = served_services.ALL_SERVICES
+    scheduler: str = scheduler.RANDOM  # one of SCHEDULERS, of Services without the annotation
+    shadow: bool = False  # decisions are counted, and not carried out
     serve_external_ips: bool = True
     nodeport_source_ranges: tuple[Network, ...] = ()  # none: everybody
-    external_ips: ExternalIps = external_ips.ALL  # those that are served, if any are
+    external_ips: ExternalIps = external_ips.ALL_EXTERNAL_IPS  # those that are served, if any are
     conntrack: ConntrackOptions = ConntrackOptions()
     oom_score_adj: int = -999
     mode: str = ""  # kube-proxy's mode that was asked for; it has no effect here
@@ -104,7 +134,9 @@ class Options:
             "guard_nodeports": self.guard_nodeports,
             "masquerade_all": self.masquerade_all,
             "masquerade_here": self.masquerade_local_backends,
+            "reply_to_device": self.reply_path == REQUEST_DEVICE,
             "host_sockets": self.socket_translation == HOST_SOCKETS,
+            "shadow": self.shadow,
         }
         first, last = self.masquerade_ports
         chosen = frozenset(flag for flag, is_chosen in flags.items() if is_chosen)
@@ -122,7 +154,15 @@ class Options:
     @property
     def admission(self) -> Admission:
         """What Services may do on this node."""
-        return Admission(self.serve_external_ips, self.external_ips, self.nodeport_source_ranges)
+        external_ips = self.serve_external_ips, self.external_ips
+        return Admission(*external_ips, self.nodeport_source_ranges, self.served, self.scheduler)
+
+    @property
+    def left_to_kube_proxy(self) -> str:
+        """What a kube-proxy on the same node has to serve, in words; "": nothing."""
+        if self.shadow:
+            return "all Services (--shadow)"
+        return "" if self.served.is_all else f"Services outside of {self.served}"
 
     @property
     def source(self) -> str:

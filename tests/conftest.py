@@ -6,7 +6,10 @@ Each test has one of the markers pure, kernel and cluster; those that take long 
 tests/kit/scheduling.py), those that take long first.
 """
 
+import gc
+import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +19,11 @@ from hypothesis import HealthCheck, settings
 from ebpflb.datapath import datapath
 from ebpflb.datapath.programs.compiler import compile_source
 from ebpflb.options import Paths
-from tests.kit import once
-from tests.load import scaled
+
+pytest.register_assert_rewrite("tests.kit")  # a failure there shows values, too
+
+from tests.kit import once  # noqa: E402
+from tests.load import scaled  # noqa: E402
 
 settings.register_profile(
     "patient",
@@ -28,60 +34,99 @@ settings.register_profile(
 settings.load_profile("patient")
 # SIGTERM is for all processes of a run what SIGINT is: fixtures clean up.
 signal.signal(signal.SIGTERM, signal.default_int_handler)
+# While thousands of tests are collected nothing is garbage: to look for it takes a second.
+gc.disable()
 
 ROOT = Path(__file__).parents[1]
 # By folder or file; the longest path that fits counts.
 KINDS = {
     "tests/": "pure",
     "tests/agent/test_api.py": "cluster",
+    "tests/agent/test_dropped_openings.py": "kernel",
     "tests/agent/test_engine_choice.py": "kernel",
     "tests/agent/test_restart.py": "cluster",
     "tests/cli/": "kernel",
+    "tests/cli/test_audit.py": "cluster",
+    "tests/cli/test_columns.py": "cluster",
     "tests/cli/test_config_process.py": "cluster",
     "tests/cli/test_demo.py": "cluster",
+    "tests/cli/test_doctor.py": "cluster",
+    "tests/cli/test_doctor_canary.py": "cluster",
+    "tests/cli/test_doctor_canary_options.py": "cluster",
     "tests/cli/test_flows.py": "cluster",
     "tests/cli/test_manifests.py": "cluster",
+    "tests/cli/test_history.py": "cluster",
     "tests/cli/test_maps.py": "cluster",
     "tests/cli/test_run_process.py": "cluster",
+    "tests/cli/test_services.py": "cluster",
     "tests/cli/test_status.py": "cluster",
     "tests/datapath/": "kernel",
     "tests/deploy/test_container.py": "kernel",
     "tests/deploy/test_rights.py": "cluster",
     "tests/deploy/test_wheel.py": "kernel",
     "tests/diagnose/": "kernel",
+    "tests/diagnose/firewall/": "pure",
+    "tests/history/": "kernel",
     "tests/kernels/inside/": "kernel",
     "tests/network/": "cluster",
     "tests/node/": "kernel",
     "tests/packet/": "kernel",
     "tests/serve/": "kernel",
+    "tests/soak/": "cluster",
     "tests/stale_udp/": "kernel",
+    "tests/test_child.py": "kernel",
+    "tests/ui/test_browser.py": "cluster",
+    "tests/ui/test_chart_rights.py": "cluster",
+    "tests/ui/test_server.py": "kernel",
 }
 # Files that take more than ten seconds on their own, or five of them without root.
 SLOW = {
+    "tests/diagnose/test_damaged.py",
     "tests/agent/test_restart.py",
     "tests/cli/test_config_process.py",
     "tests/cli/test_demo.py",
     "tests/cli/test_flows.py",
+    "tests/datapath/programs/test_recording.py",
+    "tests/datapath/recording/test_sockets.py",
     "tests/deploy/test_chart.py",
     "tests/deploy/test_manifests.py",
     "tests/deploy/test_rights.py",
     "tests/kernels/inside/test_attach.py",
+    "tests/network/test_audit.py",
+    "tests/network/test_audit_maps.py",
+    "tests/network/test_auto_packet_path.py",
     "tests/network/test_bridged_pods.py",
+    "tests/network/test_conntrack_affinity.py",
+    "tests/network/test_conntrack_floods.py",
+    "tests/network/test_conntrack_limits.py",
     "tests/network/test_conntrack_operation.py",
     "tests/network/test_conntrack_table.py",
     "tests/network/test_e2e_nodes.py",
     "tests/network/test_e2e_ports.py",
     "tests/network/test_e2e_services.py",
+    "tests/network/test_explain.py",
+    "tests/network/test_explain_packets.py",
+    "tests/network/test_firewall_check.py",
+    "tests/network/test_firewalls.py",
     "tests/network/test_floods.py",
+    "tests/network/test_hairpin_mode.py",
     "tests/network/test_lifecycle.py",
     "tests/network/test_masquerade_matrix.py",
+    "tests/network/test_monitor.py",
+    "tests/network/test_monitor_packets.py",
     "tests/network/test_packets_flows.py",
     "tests/network/test_packets_options.py",
     "tests/network/test_packets_refusal.py",
     "tests/network/test_packets_setups.py",
+    "tests/network/test_ports_of_both_engines.py",
     "tests/network/test_socket_translation.py",
     "tests/network/test_survival.py",
     "tests/network/test_takeover.py",
+    "tests/simulation/test_mutations.py",
+    "tests/simulation/test_schedules.py",
+    "tests/packet/test_explained.py",
+    "tests/ui/test_browser.py",
+    "tests/ui/test_chart_rights.py",
 }
 
 
@@ -117,6 +162,10 @@ def _turn(item: pytest.Item) -> tuple[bool, int]:
     return item.get_closest_marker("slow") is None, kind
 
 
+def pytest_collection_finish() -> None:
+    gc.enable()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from tests.kit.scheduling import Scheduling  # imports xdist, which other runs do not need
@@ -129,6 +178,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of the whole run."""
     return once.shared_folder(tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def cache(shared: Path) -> Path:
+    """Where all that run tests, and their agents, find what was compiled once."""
+    return shared / "bytecode" if os.geteuid() else Paths.cache
+
+
+@pytest.fixture(scope="module")
+def started_anew() -> Iterator[None]:
+    """A file's agents are processes that were started as operators start them, not forked."""
+    from tests.kit.forked import ForkedAgent  # imports what only root can
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ForkedAgent, "anew", True)
+        yield
 
 
 @pytest.fixture(scope="session")

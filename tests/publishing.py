@@ -76,9 +76,11 @@ class Publisher(ABC):
         some = {"endpoints"} if cluster or local else set()
         words = frontends if isinstance(frontends, Mapping) else dict.fromkeys(frontends, "")
         for text, kinds in words.items():
-            flags, where = frozenset(kinds.split()) | some, frontend(text)
+            where = frontend(text)
+            nodeport = {"nodeport"} if where.address.is_unspecified else set[str]()
+            flags = frozenset(kinds.split()) | some | nodeport
             rest = affinity, block.size, in_cluster, in_local
-            self._lead(where, ServiceEntry(where, service, flags, *rest))
+            self._lead(where, ServiceEntry(service, flags, *rest))
         self._clear(self.blocks.get(service, Range(0, 0)))
         self.blocks[service] = block
 

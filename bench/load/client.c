@@ -109,7 +109,7 @@ static void open_flows(const struct sockaddr_in *where, int count)
 	}
 }
 
-static void obey(const char *command, const struct sockaddr_in *where, int count)
+static void run(const char *command, const struct sockaddr_in *where, int count)
 {
 	long begun = now();
 
@@ -139,6 +139,6 @@ int main(void)
 		where.sin_port = htons(port);
 		if (count > MOST || inet_pton(AF_INET, address, &where.sin_addr) != 1)
 			errx(1, "%s %s: no such address, or too many", command, address);
-		obey(command, &where, count);
+		run(command, &where, count);
 	}
 }

@@ -5,7 +5,7 @@
  * entry; else the step that failed.
  */
 #include "compat.h"
-#include "engine/conntrack/entry.h"
+#include "engine/conntrack/create.h"
 #include "path/tuple.h"
 
 #define PROBE_OK 1

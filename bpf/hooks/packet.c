@@ -12,98 +12,50 @@
  */
 #include "compat.h"
 #include "maps.h"
+#include "net/hops.h"
 #include "net/rewrite.h"
-#include "net/transport.h"
 #include "path/egress.h"
-#include "path/fragment.h"
 #include "path/icmp_error.h"
 #include "path/ingress.h"
+#include "path/parse.h"
 #include "path/reject_packet.h"
+#include "record/event_packet.h"
 
-#define GO_ON (-1)	/* TC_ACT_UNSPEC, TCX_NEXT: the next program has its turn */
-#define DROP 2
+/*
+ * Pings at ingress: those to a cluster IP in use are refused, those to an unallocated address of a
+ * service range are dropped (kube-proxy.md 6.3).
+ */
+static __always_inline enum verdict ping_verdict(struct __sk_buff *ctx, const struct packet *packet)
+{
+	if (!packet_is_echo(ctx, packet))
+		return VERDICT_PASSED;
+	return selected_verdict(selected_without_service(&packet->tuple.destination));
+}
+
+/* The packet gets its new tuple, if the outcome is so; later fragments follow the first one. */
+static __always_inline void packet_translate(struct __sk_buff *ctx, struct scratch *scratch,
+					     bool translated)
+{
+	if (scratch->packet.piece == FIRST)
+		fragment_remember(&scratch->packet, translated);
+	if (translated)
+		packet_rewrite(ctx, &scratch->packet, &scratch->to);
+}
 
 /* --packet-mark: by it rules of netfilter recognize what was translated before they see it. */
-static __always_inline void packet_mark(struct __sk_buff *ctx, const enum hook hook)
+static __always_inline void packet_mark(struct __sk_buff *ctx)
 {
 	struct settings *settings = settings_read();
 
-	if (hook == HOOK_INGRESS && settings && settings->mark_mask)
+	if (settings && settings->mark_mask)
 		ctx->mark = (ctx->mark & ~settings->mark_mask) | settings->mark;
-}
-
-/*
- * Errors are translated. Pings to a cluster IP in use are refused, those to an unallocated address
- * of a service range are dropped (kube-proxy.md 6.3).
- */
-static __always_inline enum verdict handle_icmp(struct __sk_buff *ctx, struct packet *packet,
-						const enum hook hook)
-{
-	enum verdict verdict = icmp_error_translate(ctx, packet);
-
-	if (verdict == VERDICT_RELATED)
-		packet_mark(ctx, hook);
-	if (verdict != VERDICT_PASSED || hook != HOOK_INGRESS || !packet_is_echo(ctx, packet))
-		return verdict;
-	return no_service_verdict(address_use(&packet->tuple.destination));
-}
-
-/* TCP, UDP and SCTP. The hook is a constant, so that each program contains only its own half. */
-static __always_inline enum verdict handle_transport(struct __sk_buff *ctx, struct packet *packet,
-						     const enum hook hook)
-{
-	struct outcome outcome;
-	struct tuple to = {};
-
-	if (packet->piece == LATER && !fragment_complete(packet))
-		return VERDICT_PASSED;
-	outcome = hook == HOOK_INGRESS ? ingress_packet(ctx, packet, &to)
-				       : egress_packet(ctx, packet, &to);
-	if (packet->piece == FIRST)
-		fragment_remember(packet, outcome.rewrite);
-	if (outcome.rewrite) {
-		packet_rewrite(ctx, packet, &to);
-		packet_mark(ctx, hook);
-	}
-	return outcome.verdict;
-}
-
-static __always_inline enum verdict handle(struct __sk_buff *ctx, struct packet *packet,
-					   const enum hook hook)
-{
-	enum reading reading = packet_read_ip(ctx, packet);
-
-	if (reading == READ && packet_is_icmp(packet))
-		return handle_icmp(ctx, packet, hook);
-	if (reading == READ)
-		reading = packet_read_transport(ctx, packet);
-	if (reading == READ)
-		return handle_transport(ctx, packet, hook);
-	return reading == FOREIGN ? VERDICT_PASSED : VERDICT_MALFORMED;
-}
-
-/* The action that the program returns to the kernel. */
-static __always_inline int action_of(enum verdict verdict)
-{
-	switch (verdict) {
-	case VERDICT_NO_LOCAL_ENDPOINT:
-	case VERDICT_RECYCLED:
-	case VERDICT_PORTS_EXHAUSTED:
-	case VERDICT_FLOWS_FULL:
-	case VERDICT_SOURCE_DENIED:
-	case VERDICT_UNALLOCATED:
-	case VERDICT_REJECT_LIMITED:
-		return DROP;
-	default:
-		return GO_ON;
-	}
 }
 
 /*
  * The packet was turned into the reset of one that was to leave by this device, where it had come
  * in. Its link header still leads to the next hop of that one; the reset needs its own.
  */
-static __always_inline int leave_anew(struct __sk_buff *ctx)
+static __always_inline int reset_leave(struct __sk_buff *ctx)
 {
 #ifdef NO_LINK_HEADER
 	return GO_ON;
@@ -115,13 +67,39 @@ static __always_inline int leave_anew(struct __sk_buff *ctx)
 PROGRAM("tc/ingress")
 int ingress(struct __sk_buff *ctx)
 {
-	struct packet packet = { .tuple = { .hook = HOOK_INGRESS } };
-	enum verdict verdict = verdict_count(handle(ctx, &packet, HOOK_INGRESS));
+	struct scratch *scratch = scratch_begin(HOOK_INGRESS);
+	struct outcome outcome;
+	enum reading reading;
+	enum action action;
 
-	if (verdict != VERDICT_REFUSED)
-		return action_of(verdict);
-	if (!reject_packet(ctx, &packet))
-		return action_of(verdict_count(VERDICT_REJECT_LIMITED));
+	monitor_begin(begun);
+	if (!scratch)
+		return GO_ON;
+	monitor_packet_begin(scratch);
+	reading = packet_parse(ctx, &scratch->packet);
+	if (reading == READ) {
+		outcome = ingress_packet(ctx, scratch);
+		packet_translate(ctx, scratch, outcome.rewrite);
+	} else if (reading == READ_ICMP) {
+		outcome = icmp_error_translate(ctx, scratch, HOOK_INGRESS);
+		if (!outcome.decided)
+			outcome = unchanged(ping_verdict(ctx, &scratch->packet));
+	} else {
+		outcome = not_read(reading);
+	}
+	if (outcome.rewrite)
+		packet_mark(ctx);
+	verdict_count(monitor_packet(ctx, scratch, EVENT_INGRESS, begun, outcome.verdict));
+	if (scratch->device) {
+		hops_decrement(ctx, &scratch->packet);
+		return redirect_neigh(scratch->device, NULL, 0, 0);
+	}
+	action = action_in_force(outcome.verdict);
+	if (action != REJECT)
+		return action;
+	if (!reject_packet(ctx, &scratch->packet, scratch->mtu))
+		return action_of(verdict_count(monitor_packet(ctx, scratch, EVENT_INGRESS, begun,
+							      VERDICT_REJECT_LIMITED)));
 	swap_link(ctx);
 	return bpf_redirect(ctx->ifindex, 0);
 }
@@ -129,15 +107,34 @@ int ingress(struct __sk_buff *ctx)
 PROGRAM("tc/egress")
 int egress(struct __sk_buff *ctx)
 {
-	struct packet packet = { .tuple = { .hook = HOOK_EGRESS } };
-	enum verdict verdict = verdict_count(handle(ctx, &packet, HOOK_EGRESS));
+	struct scratch *scratch = scratch_begin(HOOK_EGRESS);
+	struct outcome outcome;
+	enum reading reading;
+	enum action action;
 
-	if (verdict != VERDICT_REFUSED)
-		return action_of(verdict);
-	if (!reject_packet(ctx, &packet))
-		return action_of(verdict_count(VERDICT_REJECT_LIMITED));
+	monitor_begin(begun);
+	if (!scratch)
+		return GO_ON;
+	monitor_packet_begin(scratch);
+	conntrack_leaves(ctx);
+	reading = packet_parse(ctx, &scratch->packet);
+	if (reading == READ) {
+		outcome = egress_packet(ctx, scratch);
+		packet_translate(ctx, scratch, outcome.rewrite);
+	} else if (reading == READ_ICMP) {
+		outcome = icmp_error_translate(ctx, scratch, HOOK_EGRESS);
+	} else {
+		outcome = not_read(reading);
+	}
+	verdict_count(monitor_packet(ctx, scratch, EVENT_EGRESS, begun, outcome.verdict));
+	action = action_in_force(outcome.verdict);
+	if (action != REJECT)
+		return action;
+	if (!reject_packet(ctx, &scratch->packet, 0))
+		return action_of(verdict_count(monitor_packet(ctx, scratch, EVENT_EGRESS, begun,
+							      VERDICT_REJECT_LIMITED)));
 	if (ctx->ingress_ifindex)
-		return leave_anew(ctx);
+		return reset_leave(ctx);
 	/* One of the node's own is now the reply to it, and comes in as if from where it was sent. */
 	swap_link(ctx);
 	return bpf_redirect(ctx->ifindex, BPF_F_INGRESS);

@@ -14,25 +14,41 @@
 PROGRAM("cgroup/connect4")
 int connect4(struct bpf_sock_addr *ctx)
 {
-	return translate_v4(ctx, CONNECT);
+	struct frontend frontend = frontend_v4(ctx);
+	struct request request = request_of(ctx, CONNECT, &frontend);
+	struct backend backend = {};
+
+	return answer_v4(ctx, socket_translate(&request, CONNECT, &backend), &backend);
 }
 
 PROGRAM("cgroup/connect6")
 int connect6(struct bpf_sock_addr *ctx)
 {
-	return translate_v6(ctx, CONNECT);
+	struct frontend frontend = frontend_v6(ctx);
+	struct request request = request_of(ctx, CONNECT, &frontend);
+	struct backend backend = {};
+
+	return answer_v6(ctx, socket_translate(&request, CONNECT, &backend), &backend);
 }
 
 PROGRAM("cgroup/sendmsg4")
 int sendmsg4(struct bpf_sock_addr *ctx)
 {
-	return translate_v4(ctx, SENDMSG);
+	struct frontend frontend = frontend_v4(ctx);
+	struct request request = request_of(ctx, SENDMSG, &frontend);
+	struct backend backend = {};
+
+	return answer_v4(ctx, socket_translate(&request, SENDMSG, &backend), &backend);
 }
 
 PROGRAM("cgroup/sendmsg6")
 int sendmsg6(struct bpf_sock_addr *ctx)
 {
-	return translate_v6(ctx, SENDMSG);
+	struct frontend frontend = frontend_v6(ctx);
+	struct request request = request_of(ctx, SENDMSG, &frontend);
+	struct backend backend = {};
+
+	return answer_v6(ctx, socket_translate(&request, SENDMSG, &backend), &backend);
 }
 
 PROGRAM("cgroup/recvmsg4")

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * What the socket hooks of both families share: they turn a context into a request, and its verdict
+ * What the socket hooks of both families share: they turn a context into a request, and the answer
  * into the hook's return value.
  */
 #ifndef EBPFLB_HOOKS_SOCKET_CALLS_H
@@ -10,60 +10,48 @@
 #include "path/bind.h"
 #include "path/reject_socket.h"
 #include "path/socket.h"
+#include "record/event_call.h"
 
 #define ALLOW 1
 
-/* On REWRITE the call goes to `backend` instead of `to`; both may be the same. */
-static __always_inline enum answer translate(struct bpf_sock_addr *ctx, const enum call call,
-					     struct address to, struct backend *backend)
+static __always_inline struct frontend frontend_v4(struct bpf_sock_addr *ctx)
 {
-	struct frontend frontend = { .address = to,
-				     .port = ctx->user_port,
-				     .protocol = socket_protocol(ctx->type, ctx->protocol) };
-	struct request request = { .frontend = &frontend,
-				   .socket = get_socket_cookie(ctx),
-				   .netns = get_netns_cookie(ctx),
-				   .is_connected = call == CONNECT || has_peer(ctx) };
-
-	if (!frontend.protocol)
-		return LEAVE;
-	switch (socket_translate(&request, call, backend)) {
-	case VERDICT_TRANSLATED:
-		return REWRITE;
-	case VERDICT_REFUSED:
-		if (frontend.protocol == UDP && (call == CONNECT || !NAMES_ERRNO))
-			return REWRITE;
-		return reject_connection(&frontend, backend);
-	case VERDICT_RECYCLED:
-		return reject_connection(&frontend, backend);
-	case VERDICT_NO_LOCAL_ENDPOINT:
-	case VERDICT_SOURCE_DENIED:
-	case VERDICT_UNALLOCATED:
-		/* The packets are dropped at a device (egress_from_node; a pod's at ingress). */
-		return address_is_own(&to, request.netns) ? drop_connection(&frontend, backend)
-							  : LEAVE;
-	default:
-		return LEAVE;
-	}
+	return (struct frontend){ .address = address_from_v4(ctx->user_ip4),
+				  .port = ctx->user_port,
+				  .protocol = socket_protocol(ctx->type, ctx->protocol) };
 }
 
-static __always_inline int translate_v4(struct bpf_sock_addr *ctx, const enum call call)
+static __always_inline struct frontend frontend_v6(struct bpf_sock_addr *ctx)
 {
-	struct backend backend = {};
-	enum answer answer = translate(ctx, call, address_from_v4(ctx->user_ip4), &backend);
+	return (struct frontend){ .address = read_v6(ctx),
+				  .port = ctx->user_port,
+				  .protocol = socket_protocol(ctx->type, ctx->protocol) };
+}
 
+static __always_inline struct request request_of(struct bpf_sock_addr *ctx, const enum call call,
+						 const struct frontend *frontend)
+{
+	return (struct request){ .frontend = frontend,
+				 .socket = get_socket_cookie(ctx),
+				 .netns = get_netns_cookie(ctx),
+				 .is_connected = call == CONNECT || has_peer(ctx),
+				 .begun = monitor_time() };
+}
+
+/* The return value of a hook. */
+static __always_inline int answer_v4(struct bpf_sock_addr *ctx, enum answer answer,
+				     const struct backend *backend)
+{
 	if (answer == REWRITE)
-		write_v4(ctx, &backend.address, backend.port);
+		write_v4(ctx, &backend->address, backend->port);
 	return answer != DENY;
 }
 
-static __always_inline int translate_v6(struct bpf_sock_addr *ctx, const enum call call)
+static __always_inline int answer_v6(struct bpf_sock_addr *ctx, enum answer answer,
+				     const struct backend *backend)
 {
-	struct backend backend = {};
-	enum answer answer = translate(ctx, call, read_v6(ctx), &backend);
-
 	if (answer == REWRITE)
-		write_v6(ctx, &backend.address, backend.port);
+		write_v6(ctx, &backend->address, backend->port);
 	return answer != DENY;
 }
 
@@ -77,7 +65,10 @@ static __always_inline struct peer_frontend *translate_reply(struct bpf_sock_add
 			     .address = from,
 			     .port = ctx->user_port };
 
-	return protocol ? socket_translate_reply(&peer, call, protocol, has_peer(ctx)) : NULL;
+	monitor_begin(begun);
+	return monitor_reply(ctx, call, begun,
+			     protocol ? socket_translate_reply(&peer, call, protocol, has_peer(ctx))
+				      : NULL);
 }
 
 static __always_inline int translate_reply_v4(struct bpf_sock_addr *ctx,
@@ -107,7 +98,9 @@ static __always_inline int guard_bind(struct bpf_sock *ctx, struct address addre
 				  .port = BE16((__u16)ctx->src_port),
 				  .protocol = socket_protocol(ctx->type, ctx->protocol) };
 
-	return !local.protocol || bind_answer(&local, get_netns_cookie(ctx)) != DENY;
+	monitor_begin(begun);
+	return monitor_bind(ctx, &local, begun,
+			    !local.protocol || bind_answer(&local, get_netns_cookie(ctx)) != DENY);
 }
 
 #endif

@@ -13,7 +13,7 @@ SIZE(struct service_counters, 32);
 
 struct backend_counters {
 	__u64 opened;
-	__u64 closed;		/* sockets released; sockets that the LRU evicted are missing */
+	__u64 closed;		/* sockets released, and those that were not remembered */
 };
 SIZE(struct backend_counters, 16);
 

@@ -50,6 +50,7 @@ enum flow_flag {
 	FLOW_FIN = 8,		/* this side has closed; TCP and SCTP */
 	FLOW_RST = 16,		/* this side has reset, or aborted */
 	FLOW_AFFINITY = 32,	/* with FLOW_SEEN, session affinity is remembered */
+	FLOW_GONE = 64,		/* of a request: the client is answered with resets (ebpflb/on_removal) */
 };
 
 /*
@@ -57,20 +58,33 @@ enum flow_flag {
  * direction at one hook; a flow has two or four.
  */
 struct flow {
-	__u64 last_seen;	/* nanoseconds of CLOCK_MONOTONIC */
-	__u64 created;
+	__u64 created;		/* nanoseconds of CLOCK_MONOTONIC; the same in all entries of a flow */
+	__u64 connection;	/* its number in connections, of both entries between C and F; 0: none */
 	struct address address;	/* new address of the destination (ingress) or source (egress) */
 	__be16 port;		/* its new port */
 	__be16 other_port;	/* new port of the opposite end; its address is kept */
 	__u32 service;		/* 0 for direct connections */
 	__u32 backend;
-	__u8 kind;		/* enum flow_kind */
-	__u8 pad;
-	__u16 flags;		/* enum flow_flag */
 	__u32 ifindex;		/* where the client's packets come in */
+	__u8 kind;		/* enum flow_kind */
+	__u8 pad_kind[3];
+	__u32 check;		/* path/check.h; what follows is changed in place */
+	__u16 flags;		/* enum flow_flag */
+	__u8 scale;		/* of TCP's windows */
+	__u8 pad;
 	__u32 frontend_moves;	/* of a UDP request: when its frontend was last looked up; 0: never */
+	__u64 last_seen;
+	/*
+	 * TCP's numbers of this side, in host order (engine/flows/window.h); 0: not known. SCTP has
+	 * two: in `end` the tag that this side has chosen, with which the other side sends to it, in
+	 * `asked` the one that it would like to have now (engine/flows/association.h).
+	 */
+	__u32 end;		/* the end of what it has sent */
+	__u32 acknowledged;	/* what it has acknowledged */
+	__u32 edge;		/* up to where it lets the other side send */
+	__u32 asked;		/* of a request: the end of a SYN that the connection does not believe yet */
 };
-SIZE(struct flow, 56);
+SIZE(struct flow, 88);
 
 enum half_open_limit {
 	HALF_OPEN_FLOWS = 16384,	/* of tcp_flows, and as many of other_flows */

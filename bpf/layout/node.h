@@ -8,8 +8,8 @@ enum device_flag {
 };
 
 /*
- * A device: the addresses for masqueraded flows that leave by it; unspecified: none; such flows are
- * dropped (ports_exhausted).
+ * A device: the addresses for masqueraded flows that leave by it, where neither the kernel nor
+ * route_sources names another one; unspecified: none; such flows are dropped (ports_exhausted).
  */
 struct device {
 	struct address v4;
@@ -25,6 +25,17 @@ struct prefix {
 };
 SIZE(struct prefix, 32);
 
+/*
+ * Destinations of a device whose route or scope asks for another source than the device's first
+ * address. For a longest-prefix match: length counts the bits of all that follows it.
+ */
+struct route {
+	__u32 length;
+	__u32 ifindex;
+	struct address destination;
+};
+SIZE(struct route, 24);
+
 enum setting_flag {
 	SETTING_GUARD_NODEPORTS = 1,	/* bind() to a NodePort in the node's own network namespace fails */
 	SETTING_MASQUERADE_ALL = 2,	/* requests to cluster IPs too, from any client */
@@ -33,6 +44,8 @@ enum setting_flag {
 	SETTING_ATTACHING = 16,	/* the first programs are being attached: packets open no flows */
 	SETTING_CONNTRACK = 32,	/* the kernel's conntrack opens flows, where programs can use it */
 	SETTING_HOST_SOCKETS = 64,	/* pods' sockets are left to the packet path */
+	SETTING_REPLY_TO_DEVICE = 128,	/* replies leave where their requests came in */
+	SETTING_SHADOW = 256,	/* new decisions are counted, and not carried out */
 };
 
 /* How a flow with a port that this node chose stands. */

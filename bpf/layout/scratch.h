@@ -3,6 +3,34 @@
 #ifndef EBPFLB_LAYOUT_SCRATCH_H
 #define EBPFLB_LAYOUT_SCRATCH_H
 
+/* The packet that a program handles, as it was read (net/packet.h, net/transport.h). */
+struct packet {
+	struct tuple tuple;	/* without ports where piece is LATER, and for ICMP */
+	__u32 transport;	/* offset of the transport header */
+	__u32 end;		/* offset where the IP packet ends */
+	__u32 second;		/* of the transport header's words; UDP: length and checksum */
+	__u32 id;		/* of the datagram of which this is a fragment */
+	__u8 piece;		/* enum piece */
+	__u8 v6;
+	__u8 options;		/* there are IP options or extension headers */
+	__u8 opens;		/* a flow may begin with it: any datagram, SYN, INIT */
+	__u32 ends;		/* FLOW_FIN, FLOW_RST: its sender has closed or reset the flow */
+	/* of TCP segments but for later fragments, in host order */
+	__u32 sequence;
+	__u32 acknowledgment;
+	__u32 bytes;		/* of the sequence space: the payload, SYN and FIN */
+	__u16 window;
+	__u8 header;		/* its length in bytes */
+	__u8 control;		/* bits as TCP_SYN (RFC 9293 3.1); 0: no segment */
+	/* of SCTP packets, in host order, by their first chunk */
+	__u32 tag;		/* the verification tag */
+	__u32 chosen;		/* INIT, INIT ACK: the tag that the sender asks for; else 0 */
+	__u8 chunk;		/* its type */
+	__u8 reflected;		/* SCTP_REFLECTED */
+	__u8 pad[6];
+};
+SIZE(struct packet, 96);
+
 /* The result of select_backend (path/select.h). */
 struct selection {
 	struct service service;
@@ -12,9 +40,9 @@ struct selection {
 	__u8 is_pending;	/* session affinity is to be remembered once the client is known */
 	__u8 pad;
 };
-SIZE(struct selection, 88);
+SIZE(struct selection, 80);
 
-/* The tuples of a flow that is ended because another gets its port. */
+/* The tuples of a flow that is ended because another gets its port, or its place in half_open. */
 struct ending {
 	struct tuple between;	/* its requests at egress, before SNAT */
 	struct tuple reply_tuple;
@@ -22,8 +50,16 @@ struct ending {
 };
 SIZE(struct ending, 120);
 
-/* Intermediate results while a flow is opened: too large for a program's stack. */
+/*
+ * The packet, and intermediate results while a flow is opened: too large for a program's stack. Of
+ * what is in a map the verifier remembers no values, so it follows the ways on which a packet was
+ * read as one.
+ */
 struct scratch {
+	struct packet packet;
+	struct tuple to;	/* what the packet's tuple becomes */
+	struct flow known;	/* a copy of the entry that was found (flow_copy) */
+	struct flow other;	/* of another one of its flow, or of another flow */
 	struct selection selection;
 	struct flow request_entry;	/* the new entries: FLOW_DNAT or FLOW_DIRECT */
 	struct flow reply_entry;	/* FLOW_UN_DNAT or FLOW_UN_DIRECT */
@@ -31,15 +67,18 @@ struct scratch {
 	struct tuple reply_tuple;
 	struct tuple snat_tuple;
 	struct tuple former_request_tuple;	/* of the flow that has reply_tuple already */
+	struct address source;	/* of the masqueraded flow */
 	struct tuple claim;	/* of the port that reply_tuple is about to take over */
-	struct ending ending;	/* of the flow that has that port */
+	struct ending ending;	/* of the flow that has that port, or the place */
 	__u64 holder_created;	/* of the flow that has a port: when its reply's entry was created */
+	__u64 holder_connection;	/* what that entry has as its number in connections */
 	__u64 oldest;		/* when that flow was last used */
 	__u64 oldest_created;	/* its holder_created */
 	__be16 oldest_port;
-	__u8 pad[6];
+	__u16 mtu;		/* VERDICT_TOO_LONG: how long the packet may be */
+	__u32 device;		/* by which the packet has to leave; 0: as it is routed */
 };
-SIZE(struct scratch, 568);
+SIZE(struct scratch, 992);
 
 /* How many more packets may be refused with a reply until the budget is refilled. */
 struct reject_budget {

@@ -16,24 +16,31 @@ enum service_flag {
 	SERVICE_LOCAL = 4,	/* the traffic policy of this kind of frontend is Local */
 	SERVICE_ENDPOINTS = 8,	/* some node has an endpoint that is usable */
 	SERVICE_RESTRICTED = 16,	/* only clients in its source_ranges are admitted */
+	SERVICE_NODEPORT = 32,	/* the frontend is a NodePort: it has no address */
+	/* the scheduler (path/scheduler.h); none of these: random */
+	SERVICE_ROUND_ROBIN = 64,
+	SERVICE_BY_TUPLE = 128,	/* the same for all packets of a flow, on every node */
+	SERVICE_BY_CLIENT = 256,	/* the same for all that a client sends, on every node */
+	SERVICE_LEAST_CONNECTIONS = 512,	/* its open connections are counted (path/connection.h) */
+	SERVICE_EVEN = 1024,	/* with SERVICE_BY_TUPLE: no backend of a list has another weight */
 };
 
 /*
- * The service at a frontend. It names its frontend first, so that a reader notices when the map's
- * element was given to another frontend meanwhile. The service's slots are one block that starts
- * at cluster.base: first the backends of the cluster list, overlapping with those of the local
- * list, then those that are in neither list but still serve the flows that they have.
+ * The service at a frontend. Its slots are one block that starts at cluster.base: first the backends
+ * of the cluster list, overlapping with those of the local list, then those that are in neither list
+ * but still serve the flows that they have.
  */
 struct service {
-	struct frontend frontend;
 	__u32 id;
 	__u32 flags;		/* enum service_flag */
 	__u32 affinity_seconds;	/* 0: no session affinity */
 	__u32 slots;		/* size of the block */
 	struct range cluster;
 	struct range local;
+	struct range table;	/* of choices: the cluster list's, behind it as many of the local list */
+	__u32 check;		/* names the frontend (path/check.h) */
 };
-SIZE(struct service, 52);
+SIZE(struct service, 44);
 
 enum backend_flag {
 	BACKEND_CLUSTER = 1,	/* in the service's cluster list */
@@ -41,16 +48,35 @@ enum backend_flag {
 	BACKEND_HERE = 4,	/* the endpoint is on this node */
 };
 
-/* One slot. It names its service and its backend, so that a reader notices when it was recycled. */
+/* One slot. It names its service and its backend, for readers that are late. */
 struct backend {
 	struct address address;
 	__be16 port;
 	__u16 flags;		/* enum backend_flag */
 	__u32 id;
-	__u32 service;
-	__u32 pad;
+	__u16 service;		/* there are 65,536 ids */
+	__u16 weight;		/* among the backends of its lists */
+	__u32 check;		/* names the slot (path/check.h) */
 };
 SIZE(struct backend, 32);
+
+/*
+ * One place of a table that is drawn from instead of the slots themselves: by Maglev's permutations,
+ * or by weights (Walker's alias method). Each place is as likely as the next.
+ */
+struct choice {
+	__u32 slot;		/* where 32 more random bits are less than below */
+	__u32 other;		/* where they are not */
+	__u32 below;
+};
+SIZE(struct choice, 12);
+
+/* Whose turn it is, of a service with SERVICE_ROUND_ROBIN. */
+struct rotation {
+	__u32 lock;		/* struct bpf_spin_lock */
+	__u32 turn;
+};
+SIZE(struct rotation, 8);
 
 /* For a longest-prefix match: length counts the bits of all that follows it. */
 struct source_range {
@@ -81,7 +107,8 @@ SIZE(struct service_name, 152);
 struct backend_name {
 	char node[64];
 	char target[64];	/* the pod; longer names are cut */
+	char zone[64];
 };
-SIZE(struct backend_name, 128);
+SIZE(struct backend_name, 192);
 
 #endif

@@ -3,10 +3,7 @@
 #ifndef EBPFLB_LAYOUT_SOCKET_H
 #define EBPFLB_LAYOUT_SOCKET_H
 
-/*
- * A socket and the backend that it talks to. A stream socket has one peer at a time, so its key
- * leaves address and port zero, and the value names the backend.
- */
+/* A datagram socket and a backend that it talks to. */
 struct peer {
 	__u64 socket;		/* cookie */
 	struct address address;
@@ -26,7 +23,25 @@ struct peer_frontend {
 };
 SIZE(struct peer_frontend, 44);
 
-/* A datagram socket and a frontend that it sends to. A key without frontend: the list's head. */
+/*
+ * What is remembered of a socket: what a stream socket is connected to, or the first frontend that a
+ * datagram socket was connected to or sent to. Of a further frontend the same, under its own key;
+ * only datagram sockets use what follows the peer.
+ */
+struct socket_entry {
+	struct peer_frontend peer;
+	__u32 service;
+	__u64 expires;		/* nanoseconds of CLOCK_MONOTONIC */
+	__u64 stream_from;	/* from then on it is a stream; 0: no reply was seen */
+	__u64 netns;		/* cookie of its network namespace */
+	struct frontend next;	/* of the list of the socket's further frontends; no port: its end */
+	__u16 is_shared;	/* another frontend has the same backend: peers says whose replies are */
+	__u8 is_unlisted;	/* counted as closed at once: no release finds it */
+	__u8 is_counted;	/* in connections (path/connection.h) */
+};
+SIZE(struct socket_entry, 96);
+
+/* A datagram socket and a further frontend that it sends to. */
 struct assignment_key {
 	__u64 socket;		/* cookie */
 	struct frontend frontend;
@@ -34,17 +49,11 @@ struct assignment_key {
 };
 SIZE(struct assignment_key, 32);
 
-/* The backend that the socket keeps for the frontend, and the next element of the socket's list. */
-struct assignment {
-	__u32 service;
-	__u32 backend;
-	struct address address;
-	__be16 port;
-	__u16 pad;
-	struct frontend next;
-	__u64 expires;		/* nanoseconds of CLOCK_MONOTONIC */
-	__u64 stream_from;	/* from then on it is a stream; 0: no reply was seen */
+/* Connections and flows that were not remembered as the table of sockets was full, by protocol. */
+struct sockets_full {
+	__u64 streams;
+	__u64 datagrams;
 };
-SIZE(struct assignment, 64);
+SIZE(struct sockets_full, 16);
 
 #endif

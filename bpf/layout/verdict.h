@@ -9,7 +9,7 @@ enum verdict {
 	VERDICT_TRANSLATED = 1,	/* new connection or flow: sent to a backend */
 	VERDICT_REFUSED = 2,	/* the service has no endpoint: connection refused */
 	VERDICT_NO_LOCAL_ENDPOINT = 3,	/* policy Local and no endpoint on this node: dropped */
-	VERDICT_RECYCLED = 4,	/* a map element was recycled during both look-ups: refused or dropped */
+	VERDICT_RECYCLED = 4,	/* a map element was recycled during both look-ups, or a flow's: dropped */
 	VERDICT_RETRIED = 5,	/* a map element was recycled while it was read: looked up again */
 	VERDICT_REPLY_TRANSLATED = 6,	/* the application saw the frontend instead of the backend */
 	VERDICT_NODEPORT_BIND_DENIED = 7,	/* bind() to a NodePort: address in use */
@@ -18,13 +18,15 @@ enum verdict {
 	VERDICT_MASQUERADED = 10,	/* new flow that leaves with an address of this node */
 	VERDICT_PORT_CHANGED = 11,	/* new flow whose client port was in use to this backend: changed */
 	VERDICT_PORTS_EXHAUSTED = 12,	/* no source port to be had, or no address to masquerade with: dropped */
-	VERDICT_FLOWS_FULL = 13,	/* no room for a flow: TCP and all of conntrack's dropped, others sent without */
+	VERDICT_FLOWS_FULL = 13,	/* no space for a flow: TCP and all of conntrack's dropped, others sent without */
 	VERDICT_SOURCE_DENIED = 14,	/* client outside loadBalancerSourceRanges: dropped */
 	VERDICT_UNALLOCATED = 15,	/* address in a service range that no service has: dropped */
 	VERDICT_REJECT_LIMITED = 16,	/* refused without a reply: over the rate limit, or no reply is possible */
 	VERDICT_MALFORMED = 17,	/* packet that is cut short or contradicts itself: left alone */
 	VERDICT_PORT_TAKEN_OVER = 18,	/* new flow that leaves from the port of one not idle for its time yet */
-	VERDICTS = 19,		/* how many */
+	VERDICT_ENDPOINT_GONE = 19,	/* packet of a flow whose endpoint has gone: answered with a reset */
+	VERDICT_TOO_LONG = 20,	/* reply too long for its device: answered with "packet too big" */
+	VERDICTS = 21,		/* how many */
 };
 
 #endif

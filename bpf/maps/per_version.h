@@ -15,6 +15,12 @@ DEFINE_MAP(own_addresses, HASH, struct address, __u32, 4096, RDONLY_PROG | NO_PR
 /* This node's devices. */
 DEFINE_MAP(devices, HASH, __u32, struct device, 16384, RDONLY_PROG | NO_PREALLOC)
 
+/*
+ * The sources of masqueraded flows by route, where programs cannot ask the kernel (before 6.7) and
+ * they may differ from those in devices.
+ */
+DEFINE_MAP(route_sources, LPM_TRIE, struct route, struct address, 4096, RDONLY_PROG | NO_PREALLOC)
+
 /* The ranges of all cluster IPs. */
 DEFINE_MAP(service_ranges, LPM_TRIE, struct service_range, __u32, 64, RDONLY_PROG | NO_PREALLOC)
 
@@ -27,8 +33,15 @@ DEFINE_MAP(fragments, LRU_HASH, struct fragment_key, struct fragment_ports, 8192
 /* Connections to a frontend's address that this node only forwards. */
 DEFINE_MAP(forwarded, LRU_HASH, struct tuple, struct forwarded, 8192, NONE)
 
+/* The latest flows that were opened in conntrack, in turns; and how many there were. */
+DEFINE_MAP(openings, ARRAY, __u32, struct opening, 4096, NONE)
+DEFINE_MAP(opening_counts, ARRAY, __u32, struct opening_counts, 1, NONE)
+
+/* By service id. */
+DEFINE_MAP(rotations, ARRAY, __u32, struct rotation, 65536, NONE)
+
 /* Counters, by enum verdict. */
-DEFINE_MAP(verdicts, PERCPU_ARRAY, __u32, __u64, 19, NONE)
+DEFINE_MAP(verdicts, PERCPU_ARRAY, __u32, __u64, 21, NONE)
 
 /* One element each. */
 DEFINE_MAP(reject_budgets, PERCPU_ARRAY, __u32, struct reject_budget, 1, NONE)

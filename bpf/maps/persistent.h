@@ -8,10 +8,12 @@
 #define EBPFLB_MAPS_PERSISTENT_H
 
 #include "layout/address.h"
+#include "layout/check.h"
 #include "layout/service.h"
 #include "layout/affinity.h"
 #include "layout/socket.h"
 #include "layout/flow.h"
+#include "layout/connection.h"
 #include "layout/counters.h"
 
 /* A frontend's service. */
@@ -19,6 +21,9 @@ DEFINE_MAP(services, HASH, struct frontend, struct service, 65536, RDONLY_PROG)
 
 /* The backends of all services, each service's in one block. */
 DEFINE_MAP(slots, ARRAY, __u32, struct backend, 524288, MMAPABLE)
+
+/* The tables of services that have one; the slots in them are the service's. */
+DEFINE_MAP(choices, ARRAY, __u32, struct choice, 1048576, MMAPABLE)
 
 /* Backend id -> its slot; a removed backend's is beyond the array. */
 DEFINE_MAP(backend_slots, ARRAY, __u32, __u32, 131072, MMAPABLE)
@@ -39,15 +44,29 @@ DEFINE_MAP(affinity, LRU_HASH, struct affinity_key, struct affinity, 65536, NONE
 /* The same, of sources of packets that may be forged: no flow of theirs has been answered yet. */
 DEFINE_MAP(new_affinity, LRU_HASH, struct affinity_key, struct affinity, 65536, NONE)
 
-/* The frontend that a socket's peer stands for, which recvmsg and getpeername show. */
-DEFINE_MAP(sockets, LRU_HASH, struct peer, struct peer_frontend, 131072, NONE)
+/*
+ * By cookie. No LRU: an entry is there until its socket is released, so what is counted by it is
+ * exact, and a write costs less. Sockets that the kernel never releases are swept by the agent.
+ */
+DEFINE_MAP(sockets, HASH, __u64, struct socket_entry, 131072, NONE)
+DEFINE_MAP(sockets_full, ARRAY, __u32, struct sockets_full, 1, NONE)
 
-/* The backend that a datagram socket keeps for a frontend. */
-DEFINE_MAP(assignments, LRU_HASH, struct assignment_key, struct assignment, 65536, NONE)
+/* Further frontends of datagram sockets, and all that were sent to while `sockets` was full. */
+DEFINE_MAP(assignments, LRU_HASH, struct assignment_key, struct socket_entry, 65536, NONE)
+
+/* The frontends that their backends' replies are from. */
+DEFINE_MAP(peers, LRU_HASH, struct peer, struct peer_frontend, 65536, NONE)
+
+/*
+ * Who has an open connection that is counted. No LRU: what it evicted would count for ever. Where it
+ * is full connections are opened, and not counted.
+ */
+DEFINE_MAP(connections, HASH, struct assignment_key, struct connection, 262144, NO_PREALLOC)
+DEFINE_MAP(backend_loads, ARRAY, __u32, struct backend_load, 131072, MMAPABLE)
 
 /*
  * Flows of the packet path. Two maps, so that a flood of datagrams evicts no connection. Each has
- * room for the four entries of HALF_OPEN_FLOWS, and for 262,144 or 131,072 more.
+ * space for the four entries of HALF_OPEN_FLOWS, and for 262,144 or 131,072 more.
  */
 DEFINE_MAP(tcp_flows, LRU_HASH, struct tuple, struct flow, 327680, NONE)
 DEFINE_MAP(other_flows, LRU_HASH, struct tuple, struct flow, 196608, NONE)
@@ -63,7 +82,7 @@ DEFINE_MAP(sweeps, ARRAY, __u32, struct sweep, 2, NONE)
 DEFINE_MAP(secret, ARRAY, __u32, __u64, 1, RDONLY_PROG)
 
 /* Counters, by service id and backend id. */
-DEFINE_MAP(service_stats, PERCPU_ARRAY, __u32, struct service_counters, 65536, NONE)
-DEFINE_MAP(backend_stats, PERCPU_ARRAY, __u32, struct backend_counters, 131072, NONE)
+DEFINE_MAP(service_stats, CPU_ARRAYS, __u32, struct service_counters, 65536, MMAPABLE)
+DEFINE_MAP(backend_stats, CPU_ARRAYS, __u32, struct backend_counters, 131072, MMAPABLE)
 
 #endif

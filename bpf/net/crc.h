@@ -11,6 +11,15 @@
 
 #define CRC32C 0x82f63b78	/* all polynomials are bit-reversed: the highest bit is x^0 */
 
+/* OPAQUE hides the bit from the compiler, which would make a branch or a mask of it. */
+static __always_inline __u32 crc_bit(__u32 word, int bit)
+{
+	__u32 set = word >> bit & 1;
+
+	OPAQUE(set);
+	return set;
+}
+
 /*
  * a * b modulo the polynomial. b is a constant, so that the compiler computes most of this. OPAQUE
  * hides the bit from the compiler, which would make a mask of it whose two values the verifier
@@ -22,18 +31,15 @@ static __always_inline __u32 crc_multiply(__u32 a, __u32 b)
 
 	UNROLL
 	for (int bit = 31; bit >= 0; bit--) {
-		__u32 set = a >> bit & 1;
-
-		OPAQUE(set);
-		product ^= set * b;
+		product ^= crc_bit(a, bit) * b;
 		b = b >> 1 ^ (b & 1 ? CRC32C : 0);
 	}
 	return product;
 }
 
+/* Without a branch: the verifier would follow both ways at each of the sixteen. */
 #define CRC_ZEROS(log2, power) \
-	if (bytes >> log2 & 1) \
-		delta = crc_multiply(delta, power);
+	delta ^= (delta ^ crc_multiply(delta, power)) * crc_bit(bytes, log2);
 
 /* The change of the checksum of a packet of this length whose first four bytes change by delta. */
 static __always_inline __u32 crc_change(__u32 delta, __u32 bytes)

@@ -30,6 +30,7 @@ struct ipv4 {
 };
 SIZE(struct ipv4, 20);
 
+#define IPV4_FRAGMENT 6
 #define IPV4_TTL 8
 #define IPV4_CHECKSUM 10
 #define IPV4_ADDRESSES 12
@@ -65,13 +66,21 @@ SIZE(struct ipv6_extension, 8);
 struct transport {
 	__be16 source_port;
 	__be16 destination_port;
-	__be32 sequence;	/* UDP: length and checksum */
+	__be32 sequence;	/* UDP: length and checksum; SCTP: verification tag */
 	__be32 acknowledgment;
 	__u8 offset;		/* high half: header length in units of 4 bytes; SCTP: first chunk */
-	__u8 flags;
+	__u8 flags;		/* SCTP: of the chunk */
 	__be16 window;
 };
 SIZE(struct transport, 16);
+
+/* All of UDP's header (RFC 768). */
+struct udp {
+	__be16 source_port;
+	__be16 destination_port;
+	__be32 length_checksum;
+};
+SIZE(struct udp, 8);
 
 #define TCP_CHECKSUM 16
 #define UDP_CHECKSUM 6
@@ -85,9 +94,12 @@ SIZE(struct transport, 16);
 
 /* Chunks (RFC 9260 3.2) */
 #define SCTP_INIT 1
+#define SCTP_INIT_ACK 2
 #define SCTP_ABORT 6
 #define SCTP_SHUTDOWN 7
+#define SCTP_COOKIE_ECHO 10
 #define SCTP_COMPLETE 14
+#define SCTP_REFLECTED 1	/* flag T: the packet has the tag of its sender, not of its receiver */
 
 struct icmp {
 	__u8 type;

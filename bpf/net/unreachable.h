@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* Turns a packet into a "port unreachable" that quotes its head (RFC 792, RFC 4443 3.1). */
+/*
+ * Turns a packet into a "port unreachable" that quotes its head (RFC 792, RFC 4443 3.1), or with an
+ * MTU into a "packet too big" (RFC 1191 4, RFC 4443 3.2).
+ */
 #ifndef EBPFLB_NET_UNREACHABLE_H
 #define EBPFLB_NET_UNREACHABLE_H
 
@@ -7,8 +10,10 @@
 
 #define UNREACHABLE 3
 #define PORT 3
+#define FRAGMENTATION_NEEDED 4
 #define UNREACHABLE_V6 1
 #define PORT_V6 4
+#define TOO_BIG_V6 2
 
 /* The IP header and the first 8 bytes of the transport header, which hold the ports. */
 struct unreachable_v4 {
@@ -23,9 +28,11 @@ struct unreachable_v6 {
 
 static __always_inline bool respond_unreachable_v4(struct __sk_buff *ctx,
 						  const struct packet *packet,
-						  const struct tuple *to)
+						  const struct tuple *to, __u16 mtu)
 {
-	struct unreachable_v4 icmp = { .head = { .type = UNREACHABLE, .code = PORT } };
+	struct unreachable_v4 icmp = { .head = { .type = UNREACHABLE,
+						 .code = mtu ? FRAGMENTATION_NEEDED : PORT,
+						 .rest = BE32(mtu) } };
 
 	if (bpf_skb_load_bytes(ctx, LINK, icmp.quote, sizeof(icmp.quote)) ||
 	    bpf_skb_change_tail(ctx, LINK + sizeof(struct ipv4) + sizeof(icmp), 0))
@@ -37,9 +44,11 @@ static __always_inline bool respond_unreachable_v4(struct __sk_buff *ctx,
 
 static __always_inline bool respond_unreachable_v6(struct __sk_buff *ctx,
 						  const struct packet *packet,
-						  const struct tuple *to)
+						  const struct tuple *to, __u16 mtu)
 {
-	struct unreachable_v6 icmp = { .head = { .type = UNREACHABLE_V6, .code = PORT_V6 } };
+	struct unreachable_v6 icmp = { .head = { .type = mtu ? TOO_BIG_V6 : UNREACHABLE_V6,
+						 .code = mtu ? 0 : PORT_V6,
+						 .rest = BE32(mtu) } };
 
 	if (bpf_skb_load_bytes(ctx, LINK, icmp.quote, sizeof(icmp.quote)) ||
 	    bpf_skb_change_tail(ctx, LINK + sizeof(struct ipv6) + sizeof(icmp), 0))

@@ -9,7 +9,7 @@
  * The source of a packet may be forged, so a client whose flows nobody has answered is remembered in
  * a map of its own: there it is enough for flows that it opens meanwhile (kube-proxy remembers it
  * with its first packet too), and a flood of forged sources evicts no client from the other map.
- * Clients whose flows conntrack keeps stay in that map: their further packets are not seen here.
+ * Further packets of flows that conntrack keeps are not seen here: engine/conntrack/opening.h asks it.
  */
 #ifndef EBPFLB_PATH_AFFINITY_H
 #define EBPFLB_PATH_AFFINITY_H
@@ -34,27 +34,42 @@ static __always_inline bool affinity_applies(struct affinity *entry,
 	__u64 now = bpf_ktime_get_ns();
 
 	/* A sum: another CPU may have used the entry after the clock was read. */
-	if (!entry || now > entry->last_used + service->affinity_seconds * SECOND)
+	if (!entry || because(STEP_AFFINITY_EXPIRED, entry->backend,
+			      now > entry->last_used + service->affinity_seconds * SECOND))
 		return false;
-	if (!backend_find(service->id, entry->backend, backend) || !(backend->flags & list))
+	if (because(STEP_AFFINITY_GONE, entry->backend,
+		    !backend_find(service->id, entry->backend, backend) ||
+		    !(backend->flags & list)))
 		return false;
+	record(STEP_AFFINITY_USED, entry->backend);
 	entry->last_used = now;
 	return true;
 }
 
-/* The backend that a client has; `pending`: it is not known for sure to be this client. */
-static __always_inline bool affinity_find(const struct affinity_key *key,
-					  const struct service *service, __u16 list, bool pending,
-					  struct backend *backend)
+/*
+ * Whether a client has a backend of this list. Of a packet's source it may be known only in
+ * new_affinity.
+ */
+static __always_inline bool affinity_find(const struct affinity_key *key, __u16 list,
+					  bool from_packet, struct selection *selection)
 {
+	const struct service *service = &selection->service;
 	struct affinity *entry;
 
-	if (!pending)
-		return affinity_applies(LOOKUP(struct affinity, affinity, key), service, list,
-					backend);
+	selection->is_pending = false;
+	if (!service->affinity_seconds)
+		return false;
+	record(STEP_AFFINITY_ASKED, false);
+	entry = LOOKUP(struct affinity, affinity, key);
+	if (affinity_applies(entry, service, list, &selection->backend))
+		return true;
+	if (!from_packet)
+		return false;
+	selection->is_pending = true;
+	record(STEP_AFFINITY_ASKED, true);
 	entry = LOOKUP(struct affinity, new_affinity, key);
 	OPAQUE(entry); /* as in engine/flows/table.h */
-	return affinity_applies(entry, service, list, backend);
+	return affinity_applies(entry, service, list, &selection->backend);
 }
 
 static __always_inline void affinity_remember(const struct affinity_key *key, __u32 backend,
@@ -63,6 +78,7 @@ static __always_inline void affinity_remember(const struct affinity_key *key, __
 	struct affinity entry = { .last_used = bpf_ktime_get_ns(), .backend = backend };
 	long failed;
 
+	record(STEP_AFFINITY_REMEMBERED, pending);
 	if (!pending) {
 		bpf_map_update_elem(MAP(affinity), key, &entry, BPF_ANY);
 		return;

@@ -4,31 +4,21 @@
  * whatever the number of endpoints.
  *
  * Every slot names its service and its backend. A program that was delayed between two look-ups
- * notices that the slots were given to another service meanwhile.
+ * notices that the slots were given to another service meanwhile. The agent fills slots before it
+ * writes the services that refer to them, and leaves them as they are for a second afterwards.
  */
 #ifndef EBPFLB_PATH_BACKEND_H
 #define EBPFLB_PATH_BACKEND_H
 
-#include "maps.h"
+#include "path/check.h"
+#include "record/record.h"
 
-/* False if the slot belongs to another service. */
+/* False if the slot belongs to another service, or is being written. */
 static __always_inline bool backend_read(__u32 slot, __u32 service, struct backend *backend)
 {
 	struct backend *found = LOOKUP(struct backend, slots, &slot);
 
-	if (!found)
-		return false;
-	*backend = *found;
-	return backend->service == service;
-}
-
-/* Maps a number, evenly spread over 32 bits, onto the range: a multiplication, no division. */
-static __always_inline bool backend_pick(const struct service *service, const struct range *range,
-					 __u32 number, struct backend *backend)
-{
-	__u32 index = ((__u64)number * range->size) >> 32;
-
-	return backend_read(range->base + index, service->id, backend);
+	return found && COPY_CHECKED(backend, &slot, found) && backend->service == service;
 }
 
 /* The backend with this id, if it still belongs to the service. */

@@ -38,10 +38,10 @@ static __always_inline enum answer bind_answer(const struct frontend *local, __u
 		return LEAVE;
 	if (!address_is_any(&local->address) && !node_serves(&local->address, netns))
 		return LEAVE;
-	if (reject_bind() == LEAVE)
+	if (!NAMES_ERRNO) /* EPERM would not tell why, so it is allowed */
 		return LEAVE;
 	verdict_count(VERDICT_NODEPORT_BIND_DENIED);
-	return DENY;
+	return is_shadow() ? LEAVE : reject_bind();
 }
 
 #endif

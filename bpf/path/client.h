@@ -19,6 +19,7 @@ struct request {
 	__u64 socket;
 	__u64 netns;
 	bool is_connected;	/* it is connected, or about to be */
+	__u64 begun;		/* when the hook began, for its event (record/event_call.h) */
 	/* of a packet; NULL at sockets */
 	struct __sk_buff *packet;
 	const struct tuple *tuple;
@@ -62,12 +63,6 @@ static __always_inline const struct address *client_address(const struct request
 		return NULL;
 	return address_is_v4(&request->frontend->address) ? &settings->node_v4
 							  : &settings->node_v6;
-}
-
-/* 32 bits, evenly spread: at random for a socket, always the same for a packet's tuple. */
-static __always_inline __u32 client_number(const struct request *request)
-{
-	return request->tuple ? tuple_hash(request->tuple) : bpf_get_prandom_u32();
 }
 
 /*

@@ -4,20 +4,28 @@
 #define EBPFLB_PATH_COUNTERS_H
 
 #include "maps.h"
+#include "record/record.h"
 
 static __always_inline enum verdict verdict_count(enum verdict verdict)
 {
 	__u32 index = verdict;
 	__u64 *counter = LOOKUP(__u64, verdicts, &index);
 
+	record(STEP_VERDICT, verdict);
 	if (counter)
 		*counter += 1;
 	return verdict;
 }
 
+/* The counters of an id on this CPU, in a map of the kind CPU_ARRAYS. */
+#define CPU_COUNTERS(type, map, id) ({ \
+	__u32 index_ = bpf_get_smp_processor_id() * ENTRIES_##map + (id); \
+	LOOKUP(type, map, &index_); \
+})
+
 static __always_inline void service_count_chosen(__u32 service, bool by_affinity)
 {
-	struct service_counters *counters = LOOKUP(struct service_counters, service_stats, &service);
+	struct service_counters *counters = CPU_COUNTERS(struct service_counters, service_stats, service);
 
 	if (!counters)
 		return;
@@ -28,7 +36,7 @@ static __always_inline void service_count_chosen(__u32 service, bool by_affinity
 /* A client got no backend. has_endpoints: some node has endpoints, but it may not use them. */
 static __always_inline void service_count_no_backend(__u32 service, bool has_endpoints)
 {
-	struct service_counters *counters = LOOKUP(struct service_counters, service_stats, &service);
+	struct service_counters *counters = CPU_COUNTERS(struct service_counters, service_stats, service);
 
 	if (counters && has_endpoints)
 		counters->no_local_endpoint += 1;
@@ -38,7 +46,7 @@ static __always_inline void service_count_no_backend(__u32 service, bool has_end
 
 static __always_inline void backend_count_opened(__u32 backend)
 {
-	struct backend_counters *counters = LOOKUP(struct backend_counters, backend_stats, &backend);
+	struct backend_counters *counters = CPU_COUNTERS(struct backend_counters, backend_stats, backend);
 
 	if (counters)
 		counters->opened += 1;
@@ -46,7 +54,7 @@ static __always_inline void backend_count_opened(__u32 backend)
 
 static __always_inline void backend_count_closed(__u32 backend)
 {
-	struct backend_counters *counters = LOOKUP(struct backend_counters, backend_stats, &backend);
+	struct backend_counters *counters = CPU_COUNTERS(struct backend_counters, backend_stats, backend);
 
 	if (counters)
 		counters->closed += 1;

@@ -17,7 +17,7 @@
 #include "path/forwarded.h"
 #include "path/frontend.h"
 #include "engine/flows/masquerade.h"
-#include "path/policy.h"
+#include "path/selected.h"
 
 static __always_inline enum verdict egress_to_service(const struct packet *packet,
 						      const struct service *service)
@@ -42,25 +42,28 @@ static __always_inline enum verdict egress_from_node(const struct packet *packet
 		return VERDICT_PASSED;
 	if (service_read(&frontend, &service) == FOUND)
 		return egress_to_service(packet, &service);
-	return no_service_verdict(address_use(&frontend.address));
+	return selected_verdict(selected_without_service(&frontend.address));
 }
 
-/* The outcome for a packet; `to` is the new tuple of one that is rewritten. */
-static __always_inline struct outcome egress_packet(struct __sk_buff *ctx,
-						    const struct packet *packet,
-						    struct tuple *to)
+/* scratch->known becomes a copy of the packet's entry, scratch->to the new tuple. */
+static __always_inline struct outcome egress_packet(struct __sk_buff *ctx, struct scratch *scratch)
 {
+	const struct packet *packet = &scratch->packet;
+	struct flow *known = &scratch->known;
 	struct flow *flow = flow_find(&packet->tuple);
 
 	if (!flow)
 		return unchanged(ctx->ingress_ifindex ? egress_forwarded(ctx, packet)
 						      : egress_from_node(packet));
-	if (entry_is_not_for(flow, ctx->ifindex))
+	if (!flow_copy(known, &packet->tuple, flow))
+		return unchanged(VERDICT_RECYCLED);
+	record_at(STEP_FLOW, known->kind, &known->address);
+	if (entry_is_not_for(known, ctx->ifindex))
 		return unchanged(VERDICT_PASSED);
-	if (flow->kind == FLOW_SNAT_PENDING)
-		return masquerade(ctx, packet, flow, to);
+	if (known->kind == FLOW_SNAT_PENDING)
+		return masquerade(ctx, packet, known, &scratch->to);
 	/* FLOW_UN_DNAT: a reply; FLOW_SNAT: a further packet of a masqueraded flow. */
-	*to = flow_follow(packet, flow);
+	scratch->to = flow_follow(ctx, packet, known, flow);
 	return rewritten(VERDICT_ESTABLISHED);
 }
 

@@ -21,7 +21,7 @@ static __always_inline struct fragment_key fragment_key_of(const struct packet *
 				      .hook = packet->tuple.hook };
 }
 
-/* To be called for a first fragment, with the tuple that it had before it was translated. */
+/* To be called with the tuple that a packet had before it was translated. */
 static __always_inline void fragment_remember(const struct packet *packet, bool translated)
 {
 	struct fragment_key key = fragment_key_of(packet);

@@ -10,7 +10,9 @@
 #define EBPFLB_PATH_FRONTEND_H
 
 #include "net/address.h"
+#include "path/check.h"
 #include "path/settings.h"
+#include "record/record.h"
 
 enum found { ABSENT, FOUND, RECYCLED };
 
@@ -38,10 +40,7 @@ static __always_inline struct frontend nodeport_of(const struct frontend *fronte
 				  .protocol = frontend->protocol };
 }
 
-/*
- * A map's element may be freed and given to another key while it is copied; then it names another
- * frontend. The kernel writes a value from its head on, so the head is compared last.
- */
+/* RECYCLED: the element was given to another frontend, or replaced, while it was copied. */
 static __always_inline enum found service_read(const struct frontend *frontend,
 					       struct service *service)
 {
@@ -49,26 +48,10 @@ static __always_inline enum found service_read(const struct frontend *frontend,
 
 	if (!found)
 		return ABSENT;
-	*service = *found;
-	barrier();
-	return frontend_equal(&found->frontend, frontend) ? FOUND : RECYCLED;
-}
-
-/* The service at the frontend of a packet; 0 if there is none, or the element was recycled. */
-static __always_inline __u32 service_id_at(const struct frontend *frontend)
-{
-	struct service *found = LOOKUP(struct service, services, frontend);
-	struct frontend nodeport = nodeport_of(frontend);
-	bool is_nodeport = !found && node_serves(&frontend->address, NO_NETNS);
-	__u32 id;
-
-	if (is_nodeport)
-		found = LOOKUP(struct service, services, &nodeport);
-	if (!found)
-		return 0;
-	id = found->id;
-	barrier();
-	return frontend_equal(&found->frontend, is_nodeport ? &nodeport : frontend) ? id : 0;
+	if (!COPY_CHECKED(service, frontend, found))
+		return RECYCLED;
+	record_at(STEP_SERVICE, service->id, &frontend->address);
+	return FOUND;
 }
 
 static __always_inline enum found service_find(const struct frontend *frontend, __u64 netns,

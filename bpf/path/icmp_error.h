@@ -8,32 +8,45 @@
 
 #include "net/icmp_error.h"
 #include "engine/flows/direct.h"
+#include "path/outcome.h"
+#include "path/reply_path.h"
 
-static __always_inline enum verdict icmp_error_translate(struct __sk_buff *ctx,
-							 const struct packet *packet)
+static __always_inline struct outcome icmp_error_translate(struct __sk_buff *ctx,
+							   struct scratch *scratch,
+							   const enum hook hook)
 {
+	const struct packet *packet = &scratch->packet;
+	struct flow *known = &scratch->known;
 	struct quote quote = {};
 
 	/* An error goes to the sender of the quoted packet; anything else is forged. */
 	if (!quote_read(ctx, packet, &quote) ||
 	    !address_equal(&packet->tuple.destination, &quote.tuple.source))
-		return VERDICT_PASSED;
-	struct tuple reply_tuple = tuple_reverse(&quote.tuple, packet->tuple.hook);
+		return undecided();
+	struct tuple reply_tuple = tuple_reverse(&quote.tuple, hook);
+	struct tuple to = packet->tuple, quoted = quote.tuple;
 	struct flow *flow = flow_find(&reply_tuple);
 
-	if (!flow || flow->kind == FLOW_SNAT_PENDING ||
-	    entry_is_not_for(flow, ctx->ifindex))
-		return VERDICT_PASSED;
-	struct tuple to = packet->tuple, translated = flow_translate(&reply_tuple, flow);
-	struct tuple quoted = tuple_reverse(&translated, 0);
+	if (flow && !flow_copy(known, &reply_tuple, flow))
+		return unchanged(VERDICT_RECYCLED);
+	if (flow && (known->kind == FLOW_SNAT_PENDING || entry_is_not_for(known, ctx->ifindex)))
+		return undecided();
+	if (flow) {
+		struct tuple translated = flow_translate(&reply_tuple, known);
 
-	/* A router on the way keeps its own address; the quoted packet's destination is translated. */
-	if (packet->tuple.hook == HOOK_INGRESS)
-		to.destination = flow->address;
-	else if (address_equal(&to.source, &quote.tuple.destination))
-		to.source = flow->address;
+		quoted = tuple_reverse(&translated, 0);
+		/* A router on the way keeps its own address; the quoted packet's destination is translated. */
+		if (hook == HOOK_INGRESS)
+			to.destination = known->address;
+		else if (address_equal(&to.source, &quote.tuple.destination))
+			to.source = known->address;
+	}
+	if (hook == HOOK_INGRESS)
+		error_lead_to_device(ctx, scratch, &to, &quoted);
+	if (!flow && !scratch->device)
+		return undecided();
 	error_rewrite(ctx, packet, &to, &quote, &quoted);
-	return VERDICT_RELATED;
+	return rewritten(VERDICT_RELATED);
 }
 
 #endif

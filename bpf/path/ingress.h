@@ -16,6 +16,7 @@
 #include "engine/flows/follow.h"
 #include "engine/flows/open.h"
 #include "path/outcome.h"
+#include "path/reply_path.h"
 #include "path/select.h"
 
 static __always_inline bool ingress_needs_snat(struct __sk_buff *ctx, const struct packet *packet,
@@ -26,34 +27,33 @@ static __always_inline bool ingress_needs_snat(struct __sk_buff *ctx, const stru
 
 	if (policy_needs_snat(settings, selection, &packet->tuple.source))
 		return true;
-	return flags & SERVICE_EXTERNAL && !(flags & SERVICE_LOCAL) &&
-	       !client_is_symmetric(ctx, packet, &selection->backend);
+	return because(STEP_SNAT, STEP_SNAT_ASYMMETRIC,
+		       flags & SERVICE_EXTERNAL && !(flags & SERVICE_LOCAL) &&
+			       !client_is_symmetric(ctx, packet, &selection->backend));
 }
 
 /* The map of flows is full: a datagram is rewritten, but its replies will not be translated. */
-static __always_inline struct outcome ingress_stateless(const struct packet *packet,
-							const struct backend *backend,
-							struct tuple *to)
+static __always_inline struct outcome ingress_stateless(struct scratch *scratch)
 {
 	verdict_count(VERDICT_FLOWS_FULL);
-	*to = packet->tuple;
-	to->destination = backend->address;
-	to->destination_port = backend->port;
+	scratch->to = scratch->packet.tuple;
+	scratch->to.destination = scratch->selection.backend.address;
+	scratch->to.destination_port = scratch->selection.backend.port;
 	return rewritten(VERDICT_TRANSLATED);
 }
 
 /* Opens a flow to the backend that was selected. */
 static __always_inline struct outcome ingress_open(struct __sk_buff *ctx,
-						   const struct packet *packet,
 						   const struct settings *settings, bool is_direct,
-						   struct scratch *scratch, struct tuple *to)
+						   struct scratch *scratch)
 {
-	const struct selection *selection = &scratch->selection;
-	bool masquerade = !is_direct && ingress_needs_snat(ctx, packet, settings, selection);
-	enum opened opened = flow_open(settings, &packet->tuple, ctx->ifindex, is_direct,
-				       masquerade, scratch);
+	const struct packet *packet = &scratch->packet;
+	bool masquerade = !is_direct &&
+			  ingress_needs_snat(ctx, packet, settings, &scratch->selection);
+	enum opened opened = flow_open(ctx, settings, packet, is_direct, masquerade, scratch);
 
-	*to = flow_translate(&packet->tuple, &scratch->request_entry);
+	record(STEP_OPENED, opened);
+	scratch->to = flow_translate(&packet->tuple, &scratch->request_entry);
 	if (opened == OPENED_WITH_PORT)
 		return rewritten(VERDICT_PORT_CHANGED);
 	if (is_direct)
@@ -64,60 +64,80 @@ static __always_inline struct outcome ingress_open(struct __sk_buff *ctx,
 		return unchanged(VERDICT_PORTS_EXHAUSTED);
 	if (packet->tuple.protocol == TCP || masquerade)
 		return unchanged(VERDICT_FLOWS_FULL);
-	return ingress_stateless(packet, &selection->backend, to);
+	return ingress_stateless(scratch);
 }
 
-/* A packet that may open a flow: to a service, or directly to a backend. */
-static __always_inline struct outcome ingress_new(struct __sk_buff *ctx,
-						  const struct packet *packet, struct tuple *to)
+/*
+ * A packet of a flow that is known; undecided if it may open one, also in place of that.
+ * scratch->known becomes a copy of its entry.
+ */
+static __always_inline struct outcome ingress_known(struct __sk_buff *ctx,
+						    struct scratch *scratch)
 {
-	struct settings *settings = settings_read();
-	struct scratch *scratch = scratch_here();
+	const struct packet *packet = &scratch->packet;
+	struct flow *known = &scratch->known;
+	struct flow *flow = flow_find(&packet->tuple);
+
+	if (!flow) {
+		scratch->to = packet->tuple;
+		if (reply_leads_to_device(ctx, scratch, &scratch->to))
+			return rewritten(VERDICT_ESTABLISHED);
+		if (scratch->mtu)
+			return unchanged(VERDICT_TOO_LONG);
+		return packet->opens ? undecided() : unchanged(VERDICT_PASSED);
+	}
+	if (!flow_copy(known, &packet->tuple, flow))
+		return unchanged(VERDICT_RECYCLED);
+	record_at(STEP_FLOW, known->kind, &known->address);
+	if (entry_is_not_for(known, ctx->ifindex))
+		return unchanged(VERDICT_PASSED);
+	if (flow_is_gone(packet, known, flow))
+		return unchanged(VERDICT_ENDPOINT_GONE);
+	if (flow_continues(packet, known, flow)) {
+		scratch->to = flow_follow(ctx, packet, known, flow);
+		if (known->kind == FLOW_UN_SNAT)
+			reply_leads_to_device(ctx, scratch, &scratch->to);
+		return scratch->mtu ? unchanged(VERDICT_TOO_LONG) : rewritten(VERDICT_ESTABLISHED);
+	}
+	record(STEP_FLOW_REPLACED, 0);
+	flow_close(&packet->tuple, known);
+	return undecided();
+}
+
+/* scratch->to becomes the new tuple of a packet that is rewritten. */
+static __always_inline struct outcome ingress_packet(struct __sk_buff *ctx,
+						     struct scratch *scratch)
+{
+	const struct packet *packet = &scratch->packet;
+	struct outcome outcome = ingress_known(ctx, scratch);
+	struct settings *settings;
+	enum selected selected;
+	bool is_direct;
+
+	if (outcome.decided)
+		return outcome;
+	settings = settings_read();
+	if (!settings || because(STEP_ATTACHING, 0, settings->flags & SETTING_ATTACHING))
+		return unchanged(VERDICT_PASSED);
+
 	struct frontend frontend = tuple_frontend(&packet->tuple);
 	struct request request = { .frontend = &frontend,
 				   .packet = ctx,
 				   .tuple = &packet->tuple,
 				   .settings = settings,
 				   .ifindex = ctx->ifindex };
-	enum selected selected;
-	enum verdict verdict;
-	bool is_direct = false;
 
-	if (!settings || !scratch || settings->flags & SETTING_ATTACHING)
-		return unchanged(VERDICT_PASSED);
 	selected = select_backend(&request, &scratch->selection);
-	if (selected != SELECTED) {
-		verdict = selected_verdict(selected, &frontend.address);
-		is_direct = verdict == VERDICT_PASSED &&
-			    direct_select(&packet->tuple, ctx->ifindex, scratch);
-		if (!is_direct)
-			return unchanged(verdict);
-	}
-	verdict = is_direct ? VERDICT_PASSED
-			    : conntrack_open(ctx, packet, settings, &scratch->selection);
-	if (verdict != VERDICT_PASSED)
-		return unchanged(verdict);
-	return ingress_open(ctx, packet, settings, is_direct, scratch, to);
-}
-
-/* The outcome for a packet; `to` is the new tuple of one that is rewritten. */
-static __always_inline struct outcome ingress_packet(struct __sk_buff *ctx,
-						     const struct packet *packet,
-						     struct tuple *to)
-{
-	struct flow *flow = flow_find(&packet->tuple);
-
-	if (flow && entry_is_not_for(flow, ctx->ifindex))
-		return unchanged(VERDICT_PASSED);
-	if (flow && flow_continues(packet, flow)) {
-		*to = flow_follow(packet, flow);
-		return rewritten(VERDICT_ESTABLISHED);
-	}
-	if (!packet->opens)
-		return unchanged(VERDICT_PASSED);
-	if (flow)
-		flow_close(&packet->tuple, flow);
-	return ingress_new(ctx, packet, to);
+	if (settings->flags & SETTING_SHADOW)
+		return unchanged(selected_verdict(selected));
+	is_direct = because(STEP_DIRECT, 0,
+			    selected == NO_SERVICE &&
+				    direct_select(&packet->tuple, ctx->ifindex, scratch));
+	if (selected == SELECTED)
+		outcome = conntrack_open(ctx, packet, settings, &scratch->selection);
+	else if (!is_direct)
+		outcome = unchanged(selected_verdict(selected));
+	return outcome.decided ? outcome : ingress_open(ctx, settings, is_direct, scratch);
 }
 
 #endif

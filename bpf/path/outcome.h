@@ -1,25 +1,70 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What a packet hook has decided: the verdict to count, and whether the packet gets a new tuple. */
+/*
+ * What a packet hook has decided: the verdict to count, and whether the packet gets a new tuple.
+ * Verdicts are counted and lead to an action; which step is next is told by `decided`.
+ */
 #ifndef EBPFLB_PATH_OUTCOME_H
 #define EBPFLB_PATH_OUTCOME_H
 
-#include "layout.h"
+#include "path/settings.h"
+
+/* What becomes of a packet. A program returns it to the kernel, but for REJECT. */
+enum action {
+	GO_ON = -1,	/* TC_ACT_UNSPEC, TCX_NEXT: the next program has its turn */
+	DROP = 2,	/* TC_ACT_SHOT */
+	REJECT,		/* it becomes the reply that refuses it (path/reject_packet.h) */
+};
 
 struct outcome {
-	enum verdict verdict;
+	enum verdict verdict;	/* VERDICT_PASSED where nothing is decided */
 	bool rewrite;
+	bool decided;
 };
+
+/* The packet is up to the next step; if there is none, it goes on. */
+static __always_inline struct outcome undecided(void)
+{
+	return (struct outcome){ .verdict = VERDICT_PASSED };
+}
 
 /* The packet keeps its tuple; the verdict says whether it goes on. */
 static __always_inline struct outcome unchanged(enum verdict verdict)
 {
-	return (struct outcome){ .verdict = verdict };
+	return (struct outcome){ .verdict = verdict, .decided = true };
 }
 
 /* The packet goes on with its new tuple. */
 static __always_inline struct outcome rewritten(enum verdict verdict)
 {
-	return (struct outcome){ .verdict = verdict, .rewrite = true };
+	return (struct outcome){ .verdict = verdict, .rewrite = true, .decided = true };
+}
+
+static __always_inline enum action action_of(enum verdict verdict)
+{
+	switch (verdict) {
+	case VERDICT_REFUSED:
+	case VERDICT_ENDPOINT_GONE:
+	case VERDICT_TOO_LONG:
+		return REJECT;
+	case VERDICT_NO_LOCAL_ENDPOINT:
+	case VERDICT_RECYCLED:
+	case VERDICT_PORTS_EXHAUSTED:
+	case VERDICT_FLOWS_FULL:
+	case VERDICT_SOURCE_DENIED:
+	case VERDICT_UNALLOCATED:
+	case VERDICT_REJECT_LIMITED:
+		return DROP;
+	default:
+		return GO_ON;
+	}
+}
+
+/* The same; with --shadow every packet goes on. */
+static __always_inline enum action action_in_force(enum verdict verdict)
+{
+	enum action action = action_of(verdict);
+
+	return action != GO_ON && is_shadow() ? GO_ON : action;
 }
 
 #endif

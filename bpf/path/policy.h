@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
  * The rules of kube-proxy.md 4 to 7, the same for sockets and packets: which endpoints a client may
- * use, which clients are admitted, which flows need SNAT, and the verdict if no frontend matches.
+ * use, which clients are admitted, which flows need SNAT, and what an address is used for.
  */
 #ifndef EBPFLB_PATH_POLICY_H
 #define EBPFLB_PATH_POLICY_H
 
 #include "net/address.h"
+#include "record/record.h"
 #include "path/settings.h"
 
 /*
@@ -23,14 +24,14 @@ static __always_inline bool policy_is_local_only(const struct service *service,
 
 /*
  * loadBalancerSourceRanges (kube-proxy.md 7), and the source ranges of NodePorts, which kube-proxy
- * has not: a NodePort's frontend has no address.
+ * has not.
  */
 static __always_inline bool policy_admits(const struct service *service,
 					  const struct address *client)
 {
 	struct source_range range = { .length = 64 + 128,
 				      .service = service->id,
-				      .nodeport = address_is_any(&service->frontend.address),
+				      .nodeport = (service->flags & SERVICE_NODEPORT) != 0,
 				      .address = *client };
 
 	return !(service->flags & SERVICE_RESTRICTED) ||
@@ -68,20 +69,26 @@ static __always_inline bool policy_needs_snat(const struct settings *settings,
 {
 	const struct service *service = &selection->service;
 
-	if (address_equal(client, &selection->backend.address))
+	if (because(STEP_SNAT, STEP_SNAT_HAIRPIN,
+		    address_equal(client, &selection->backend.address)))
 		return true;
 	if (!(service->flags & SERVICE_EXTERNAL))
-		return (settings->flags & SETTING_MASQUERADE_ALL) ||
-		       (policy_detects_local(settings, client) && !selection->is_local_client);
+		return because(STEP_SNAT, STEP_SNAT_ALL,
+			       settings->flags & SETTING_MASQUERADE_ALL) ||
+		       because(STEP_SNAT, STEP_SNAT_NOT_POD,
+			       policy_detects_local(settings, client) &&
+				       !selection->is_local_client);
 	if (service->flags & SERVICE_LOCAL)
 		return false;
-	return selection->is_local_client || !(selection->backend.flags & BACKEND_HERE) ||
-	       (settings->flags & SETTING_MASQUERADE_HERE);
+	return because(STEP_SNAT, STEP_SNAT_LOCAL_CLIENT, selection->is_local_client) ||
+	       because(STEP_SNAT, STEP_SNAT_ELSEWHERE,
+		       !(selection->backend.flags & BACKEND_HERE)) ||
+	       because(STEP_SNAT, STEP_SNAT_HERE, settings->flags & SETTING_MASQUERADE_HERE);
 }
 
 /*
  * What the cluster uses an address for when no frontend matches. CLUSTER_IP: a service has this
- * address, but not this port. UNALLOCATED: in a service range, but no service has it.
+ * address. UNALLOCATED: it is in a service range, but no service has it.
  */
 enum address_use { NOT_OURS, CLUSTER_IP, UNALLOCATED };
 
@@ -99,13 +106,21 @@ static __always_inline enum address_use address_use(const struct address *addres
 }
 
 /*
- * The verdict on a request that matches no frontend (kube-proxy.md 6.3): one to a cluster IP is
- * refused, one to an unallocated address is dropped.
+ * Whether a rule in POSTROUTING may masquerade the flow, as CNIs do with what pods send to addresses
+ * outside the pods' ranges. It does not apply to entries that are made here, so these flows are left
+ * to the flow tables, whose packets such a rule sees.
  */
-static __always_inline enum verdict no_service_verdict(enum address_use use)
+static __always_inline bool others_may_masquerade(const struct settings *settings,
+						  const struct selection *selection,
+						  const struct address *client)
 {
-	return use == CLUSTER_IP ? VERDICT_REFUSED
-	       : use == UNALLOCATED ? VERDICT_UNALLOCATED : VERDICT_PASSED;
+	const struct backend *backend = &selection->backend;
+
+	if (backend->flags & BACKEND_HERE ||
+	    (policy_detects_local(settings, client) && !selection->is_local_client))
+		return false;
+	return !prefix_has(&settings->pods_v4, &backend->address) &&
+	       !prefix_has(&settings->pods_v6, &backend->address);
 }
 
 #endif

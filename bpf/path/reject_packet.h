@@ -32,20 +32,21 @@ static __always_inline bool reject_within_budget(void)
 }
 
 /*
- * Turns a packet into the reply that refuses it; false over the limit, or for a packet with options
- * or extension headers.
+ * Turns a packet into the reply that refuses it, or that tells the MTU for which it is too long;
+ * false over the limit, or for a packet with options or extension headers.
  */
-static __always_inline bool reject_packet(struct __sk_buff *ctx, const struct packet *packet)
+static __always_inline bool reject_packet(struct __sk_buff *ctx, const struct packet *packet,
+					  __u16 mtu)
 {
 	struct tuple to = tuple_reverse(&packet->tuple, 0);
 
 	if (packet->options || packet->piece == LATER || !reject_within_budget())
 		return false;
 	vlan_forget_priority(ctx);
-	if (packet->tuple.protocol == TCP)
+	if (packet->tuple.protocol == TCP && !mtu)
 		return respond_reset(ctx, packet, &to);
-	return packet->v6 ? respond_unreachable_v6(ctx, packet, &to)
-			  : respond_unreachable_v4(ctx, packet, &to);
+	return packet->v6 ? respond_unreachable_v6(ctx, packet, &to, mtu)
+			  : respond_unreachable_v4(ctx, packet, &to, mtu);
 }
 
 #endif

@@ -23,7 +23,7 @@
 #define EADDRINUSE 98
 #define ETIMEDOUT 110
 #define ECONNREFUSED 111
-#define NO_PORT BE16(0)
+#define PORT_ZERO BE16(0)
 #define TCPMUX BE16(1)
 
 /* What a hook does with its socket's call. */
@@ -33,14 +33,14 @@ enum answer { DENY, LEAVE, REWRITE };
 #define NAMES_ERRNO true
 
 static __always_inline enum answer reject_connection(const struct frontend *frontend,
-						     struct backend *place)
+						     struct backend *target)
 {
 	set_retval(-ECONNREFUSED);
 	return DENY;
 }
 
 static __always_inline enum answer drop_connection(const struct frontend *frontend,
-						   struct backend *place)
+						   struct backend *target)
 {
 	set_retval(frontend->protocol == TCP ? -ETIMEDOUT : -EPERM);
 	return DENY;
@@ -56,20 +56,19 @@ static __always_inline enum answer reject_bind(void)
 #define NAMES_ERRNO false
 
 static __always_inline enum answer reject_connection(const struct frontend *frontend,
-						     struct backend *place)
+						     struct backend *target)
 {
-	place->address = address_loopback(&frontend->address);
-	place->port = frontend->protocol == TCP ? NO_PORT : TCPMUX;
+	target->address = address_loopback(&frontend->address);
+	target->port = frontend->protocol == TCP ? PORT_ZERO : TCPMUX;
 	return REWRITE;
 }
 
 static __always_inline enum answer drop_connection(const struct frontend *frontend,
-						   struct backend *place)
+						   struct backend *target)
 {
-	return frontend->protocol == TCP ? reject_connection(frontend, place) : DENY;
+	return frontend->protocol == TCP ? reject_connection(frontend, target) : DENY;
 }
 
-/* EPERM would not tell why bind() fails, so it is allowed. */
 static __always_inline enum answer reject_bind(void)
 {
 	return LEAVE;

@@ -1,67 +1,148 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* The address that the kernel's route to a backend would give a masqueraded request as its source. */
+/*
+ * The address that a masqueraded request gets as its source: what the kernel's route to the backend
+ * would choose, by the route's own source (src), by the next hop, or for IPv6 by RFC 6724. Where
+ * programs cannot ask for it (before 6.7) the agent has asked (ebpflb/node/listed_route_sources.py).
+ */
 #ifndef EBPFLB_PATH_ROUTE_H
 #define EBPFLB_PATH_ROUTE_H
 
-#include "engine/flows/masquerade.h"
 #include "path/client.h"
 
-/* Flags of bpf_fib_lookup: without the neighbour (6.3), and with the route's source (6.7). */
+/*
+ * Flags of bpf_fib_lookup: without the neighbour (6.3), with the route's source (6.7), with the
+ * packet's mark for routing rules (6.10).
+ */
 #define FIB_SKIP_NEIGHBOUR 4
 #define FIB_SOURCE 16
+#define FIB_MARK 32
+#define FORWARDED 0	/* a packet that came in by the device; else BPF_FIB_LOOKUP_OUTPUT */
 
 #define EINVAL 22
 
 /* ROUTE_HERE: to this node itself, where nothing is masqueraded. */
 enum route_source { ROUTE_SOURCE, ROUTE_HERE, ROUTE_UNKNOWN };
 
-static __always_inline struct bpf_fib_lookup route_request(const struct packet *packet,
-							   const struct backend *backend,
-							   __u32 ifindex)
+static __always_inline struct bpf_fib_lookup route_request(const struct tuple *tuple, bool v6,
+							   const struct address *destination,
+							   __be16 port, __u32 ifindex)
 {
-	struct bpf_fib_lookup route = { .family = packet->v6 ? FAMILY_V6 : FAMILY_V4,
-					.l4_protocol = packet->tuple.protocol,
-					.sport = packet->tuple.source_port,
-					.dport = backend->port,
+	struct bpf_fib_lookup route = { .family = v6 ? FAMILY_V6 : FAMILY_V4,
+					.l4_protocol = tuple->protocol,
+					.sport = tuple->source_port,
+					.dport = port,
 					.ifindex = ifindex };
 
-	if (packet->v6) {
-		__builtin_memcpy(route.ipv6_src, &packet->tuple.source, 16);
-		__builtin_memcpy(route.ipv6_dst, &backend->address, 16);
+	if (v6) {
+		__builtin_memcpy(route.ipv6_src, &tuple->source, 16);
+		__builtin_memcpy(route.ipv6_dst, destination, 16);
 	} else {
-		route.ipv4_src = packet->tuple.source.word[3];
-		route.ipv4_dst = backend->address.word[3];
+		route.ipv4_src = tuple->source.word[3];
+		route.ipv4_dst = destination->word[3];
 	}
 	return route;
 }
 
+/* -EINVAL from kernels that have no FIB_SOURCE. A mark goes where the result has a MAC address. */
+static __always_inline long route_ask(struct __sk_buff *ctx, struct bpf_fib_lookup *route,
+				      __u32 mark, __u32 flags)
+{
+	long result;
+
+	flags |= FIB_SOURCE | FIB_SKIP_NEIGHBOUR;
+	if (mark) {
+		__builtin_memcpy(route->smac, &mark, sizeof(mark));
+		result = bpf_fib_lookup(ctx, route, sizeof(*route), flags | FIB_MARK);
+		if (result != -EINVAL)
+			return result;
+	}
+	return bpf_fib_lookup(ctx, route, sizeof(*route), flags);
+}
+
+static __always_inline enum route_source route_found(long result)
+{
+	if (result == BPF_FIB_LKUP_RET_NOT_FWDED || result == BPF_FIB_LKUP_RET_FWD_DISABLED)
+		return ROUTE_HERE;
+	return result == BPF_FIB_LKUP_RET_SUCCESS || result == BPF_FIB_LKUP_RET_FRAG_NEEDED ||
+			       result == BPF_FIB_LKUP_RET_NO_NEIGH
+		       ? ROUTE_SOURCE : ROUTE_UNKNOWN;
+}
+
+static __always_inline void route_answer(const struct bpf_fib_lookup *route,
+					 struct address *source)
+{
+	if (route->family == FAMILY_V4)
+		*source = address_from_v4(route->ipv4_src);
+	else
+		__builtin_memcpy(source, route->ipv6_src, 16);
+	record_at(STEP_SOURCE, STEP_BY_ROUTE, source);
+}
+
+/* What the agent found for a destination beyond a device; unspecified: there is no address. */
+static __always_inline void device_source(__u32 ifindex, const struct address *destination,
+					  bool v6, struct address *source)
+{
+	struct route key = { .length = 32 + 128, .ifindex = ifindex, .destination = *destination };
+	struct address *found = LOOKUP(struct address, route_sources, &key);
+	struct device *device;
+
+	if (found) {
+		*source = *found;
+		record_at(STEP_SOURCE, STEP_BY_ROUTE_SOURCES, source);
+		return;
+	}
+	device = LOOKUP(struct device, devices, &ifindex);
+	if (device)
+		*source = v6 ? device->v6 : device->v4;
+	record_at(STEP_SOURCE, STEP_BY_DEVICES, source);
+}
+
 /*
- * Routes that a mark in PREROUTING would choose are not known yet: marks are not asked for. Kernels
- * without FIB_SOURCE reject it; there it is the address of the device by which the route leaves.
+ * Of a request that has come in and will go to the backend. Routes that a mark in PREROUTING would
+ * choose are not known yet: marks are not asked for.
  */
 static __always_inline enum route_source route_source(struct __sk_buff *ctx,
 						      const struct packet *packet,
 						      const struct backend *backend,
 						      struct address *source)
 {
-	struct bpf_fib_lookup route = route_request(packet, backend, ctx->ifindex);
-	long result = bpf_fib_lookup(ctx, &route, sizeof(route), FIB_SOURCE | FIB_SKIP_NEIGHBOUR);
+	struct bpf_fib_lookup route = route_request(&packet->tuple, packet->v6,
+						    &backend->address, backend->port,
+						    ctx->ifindex);
+	long result = route_ask(ctx, &route, 0, FORWARDED);
 	bool has_source = result != -EINVAL;
+	enum route_source found;
 
 	if (!has_source)
 		result = bpf_fib_lookup(ctx, &route, sizeof(route), 0);
-	if (result == BPF_FIB_LKUP_RET_NOT_FWDED || result == BPF_FIB_LKUP_RET_FWD_DISABLED)
-		return ROUTE_HERE;
-	if (result != BPF_FIB_LKUP_RET_SUCCESS && result != BPF_FIB_LKUP_RET_FRAG_NEEDED &&
-	    result != BPF_FIB_LKUP_RET_NO_NEIGH)
-		return ROUTE_UNKNOWN;
-	if (!has_source)
-		*source = masquerade_address(route.ifindex, packet->v6);
-	else if (packet->v6)
-		__builtin_memcpy(source, route.ipv6_src, 16);
+	found = route_found(result);
+	if (found != ROUTE_SOURCE)
+		return found;
+	*source = (struct address){};
+	if (has_source)
+		route_answer(&route, source);
 	else
-		*source = address_from_v4(route.ipv4_src);
+		device_source(route.ifindex, &backend->address, packet->v6, source);
 	return address_is_any(source) ? ROUTE_UNKNOWN : ROUTE_SOURCE;
+}
+
+/*
+ * Of a request that is about to leave by this device; unspecified: there is no address. For IPv6 the
+ * kernel may find a route by another device where none leads there by this one.
+ */
+static __always_inline void route_source_here(struct __sk_buff *ctx, const struct packet *packet,
+					      struct address *source)
+{
+	const struct address *to = &packet->tuple.destination;
+	struct bpf_fib_lookup route = route_request(&packet->tuple, packet->v6, to,
+						    packet->tuple.destination_port, ctx->ifindex);
+	long result = route_ask(ctx, &route, ctx->mark, BPF_FIB_LOOKUP_OUTPUT);
+
+	*source = (struct address){};
+	if (route_found(result) == ROUTE_SOURCE && route.ifindex == ctx->ifindex)
+		route_answer(&route, source);
+	if (address_is_any(source))
+		device_source(ctx->ifindex, to, packet->v6, source);
 }
 
 #endif

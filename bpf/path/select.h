@@ -3,7 +3,8 @@
  * The decision, the same for sockets and packets: which backend does a request get?
  *
  *   frontend -> service; whether conntrack knows the packet's flow; source ranges; the backend that
- *   a datagram socket has; traffic policy; session affinity; else one backend picked by number (kube-proxy.md 4, 7, 9, 11.1)
+ *   a datagram socket has; traffic policy; session affinity; else one backend picked by number
+ *   (kube-proxy.md 4, 7, 9, 11.1)
  *
  * What is done with the backend is up to the caller: path/socket.h gives it to the socket,
  * path/ingress.h opens a flow.
@@ -15,86 +16,81 @@
 #include "path/affinity.h"
 #include "path/counters.h"
 #include "path/frontend.h"
-#include "path/policy.h"
+#include "path/scheduler.h"
+#include "path/selected.h"
 #include "path/socket_datagram.h"
 
-enum selected {
-	SELECTED,
-	NO_SERVICE,
-	NO_ENDPOINT,
-	NO_LOCAL_ENDPOINT,
-	SOURCE_DENIED,
-	FLOW_KNOWN,		/* conntrack has this packet's flow */
-	LEFT_TO_PACKETS,	/* a pod's socket: its packets are decided on when they leave the pod */
-	SELECT_RECYCLED,	/* a map element was given to another service while it was read */
-};
+/* Source ranges. The address of a pod's socket is unknown until its packets leave. */
+enum admission { ADMITTED, DENIED, CLIENT_UNKNOWN };
 
-static __always_inline enum selected select_from_list(const struct request *request,
-						      struct selection *selection,
-						      const struct range *range, __u16 list)
+static __always_inline enum admission select_admission(const struct request *request,
+						       const struct service *service)
 {
-	const struct service *service = &selection->service;
-	struct backend *backend = &selection->backend;
-	const bool from_packet = request->tuple;
-	bool has_affinity = service->affinity_seconds;
-	struct affinity_key key;
-	bool by_affinity = false;
+	const struct address *client;
 
-	selection->is_pending = false;
-	if (has_affinity) {
-		key = affinity_key_of(request, service);
-		by_affinity = affinity_find(&key, service, list, false, backend);
-	}
-	if (has_affinity && !by_affinity && from_packet) {
-		selection->is_pending = true;
-		by_affinity = affinity_find(&key, service, list, true, backend);
-	}
-	if (!by_affinity && !backend_pick(service, range, client_number(request), backend))
-		return SELECT_RECYCLED;
-	if (!by_affinity && has_affinity)
-		affinity_remember(&key, backend->id, from_packet);
-	service_count_chosen(service->id, by_affinity);
-	return SELECTED;
+	if (!(service->flags & SERVICE_RESTRICTED))
+		return ADMITTED;
+	client = client_address(request);
+	if (because(STEP_CLIENT_UNKNOWN, 0, !client))
+		return CLIENT_UNKNOWN;
+	record_at(STEP_ADMISSION, policy_admits(service, client), client);
+	return policy_admits(service, client) ? ADMITTED : DENIED;
 }
 
-static __always_inline enum selected select_by_policy(const struct request *request,
-						      struct selection *selection)
+/* The backends that the traffic policy lets the client choose from, and the list that they are. */
+static __always_inline struct range select_range(const struct request *request,
+						 struct selection *selection, __u16 *list)
 {
 	const struct service *service = &selection->service;
 	bool is_local_client = client_is_local(request);
 	bool local_only = policy_is_local_only(service, is_local_client);
-	bool has_endpoints = service->flags & SERVICE_ENDPOINTS;
-	struct range range = local_only ? service->local : service->cluster;
 
+	record(STEP_POLICY, local_only * STEP_LOCAL_ONLY | is_local_client * STEP_LOCAL_CLIENT);
 	selection->is_local_client = is_local_client;
-	if (range.size)
-		return select_from_list(request, selection, &range,
-					local_only ? BACKEND_LOCAL : BACKEND_CLUSTER);
-	service_count_no_backend(service->id, has_endpoints);
-	return has_endpoints ? NO_LOCAL_ENDPOINT : NO_ENDPOINT;
+	*list = local_only ? BACKEND_LOCAL : BACKEND_CLUSTER;
+	return local_only ? service->local : service->cluster;
 }
 
+/* The decision itself, from top to bottom. */
 static __always_inline enum selected select_once(const struct request *request,
 						 struct selection *selection)
 {
 	const struct service *service = &selection->service;
+	struct backend *backend = &selection->backend;
 	enum found found = service_find(request->frontend, request->netns, &selection->service);
+	enum admission admission;
+	struct affinity_key key;
+	struct range range;
+	bool by_affinity;
+	__u16 list;
 
 	if (found != FOUND)
 		return found == ABSENT ? NO_SERVICE : SELECT_RECYCLED;
-	if (request->tuple && conntrack_knows(request))
+	if (request->tuple && because(STEP_CONNTRACK_KNOWS, 0, conntrack_knows(request)))
 		return FLOW_KNOWN;
-	if (service->flags & SERVICE_RESTRICTED) {
-		const struct address *client = client_address(request);
-
-		if (!client)
-			return LEFT_TO_PACKETS;
-		if (!policy_admits(service, client))
-			return SOURCE_DENIED;
-	}
+	admission = select_admission(request, service);
+	if (admission != ADMITTED)
+		return admission == DENIED ? SOURCE_DENIED : LEFT_TO_PACKETS;
 	selection->is_assigned = !request->tuple && request->frontend->protocol == UDP &&
-				 assignment_find(request, service->id, &selection->backend);
-	return selection->is_assigned ? SELECTED : select_by_policy(request, selection);
+				 assignment_find(request, service->id, backend);
+	if (selection->is_assigned)
+		return SELECTED;
+	range = select_range(request, selection, &list);
+	if (!range.size) {
+		service_count_no_backend(service->id, service->flags & SERVICE_ENDPOINTS);
+		return service->flags & SERVICE_ENDPOINTS ? NO_LOCAL_ENDPOINT : NO_ENDPOINT;
+	}
+	key = affinity_key_of(request, service);
+	table_spare(request, &selection->service);
+	by_affinity = affinity_find(&key, list, request->tuple, selection);
+	if (!by_affinity &&
+	    !backend_read(scheduler_slot(request, service, &range, list), service->id,
+			  backend))
+		return SELECT_RECYCLED;
+	if (!by_affinity && service->affinity_seconds)
+		affinity_remember(&key, backend->id, request->tuple);
+	service_count_chosen(service->id, by_affinity);
+	return SELECTED;
 }
 
 /*
@@ -107,34 +103,12 @@ static __always_inline enum selected select_backend(const struct request *reques
 {
 	enum selected selected = select_once(request, selection);
 
-	if (selected != SELECT_RECYCLED)
-		return selected;
-	verdict_count(VERDICT_RETRIED);
-	return select_once(request, selection);
-}
-
-/* The verdict on a request, if nothing but the selection decides it. */
-static __always_inline enum verdict selected_verdict(enum selected selected,
-						     const struct address *address)
-{
-	switch (selected) {
-	case SELECTED:
-		return VERDICT_TRANSLATED;
-	case NO_SERVICE:
-		return no_service_verdict(address_use(address));
-	case NO_ENDPOINT:
-		return VERDICT_REFUSED;
-	case NO_LOCAL_ENDPOINT:
-		return VERDICT_NO_LOCAL_ENDPOINT;
-	case SOURCE_DENIED:
-		return VERDICT_SOURCE_DENIED;
-	case FLOW_KNOWN:
-		return VERDICT_ESTABLISHED;
-	case SELECT_RECYCLED:
-		return VERDICT_RECYCLED;
-	default:
-		return VERDICT_PASSED;
+	if (selected == SELECT_RECYCLED) {
+		verdict_count(VERDICT_RETRIED);
+		selected = select_once(request, selection);
 	}
+	return selected == NO_SERVICE ? selected_without_service(&request->frontend->address)
+				      : selected;
 }
 
 #endif

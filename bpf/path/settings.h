@@ -22,6 +22,19 @@ static __always_inline struct scratch *scratch_here(void)
 	return LOOKUP(struct scratch, scratch, &only);
 }
 
+/* The same with an empty packet. */
+static __always_inline struct scratch *scratch_begin(const enum hook hook)
+{
+	struct scratch *scratch = scratch_here();
+
+	if (scratch) {
+		scratch->packet = (struct packet){ .tuple = { .hook = hook } };
+		scratch->device = 0;
+		scratch->mtu = 0;
+	}
+	return scratch;
+}
+
 /* Without a cookie from the agent, the node's own namespace is the initial one. */
 static __always_inline bool netns_is_host(__u64 netns)
 {
@@ -32,6 +45,14 @@ static __always_inline bool netns_is_host(__u64 netns)
 	if (!settings->host_netns)
 		return netns == get_netns_cookie(NULL);
 	return netns == settings->host_netns;
+}
+
+/* Whether decisions are only counted (--shadow). */
+static __always_inline bool is_shadow(void)
+{
+	struct settings *settings = settings_read();
+
+	return settings && settings->flags & SETTING_SHADOW;
 }
 
 /* Whether sockets of this namespace are translated (--socket-translation). */

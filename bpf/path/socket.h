@@ -11,23 +11,10 @@
 #include "path/select.h"
 #include "path/socket_datagram.h"
 #include "path/socket_stream.h"
+#include "record/event_call.h"
 
 /* The system calls that name a peer, and those that are told one. */
 enum call { CONNECT, SENDMSG, RECVMSG, GETPEERNAME };
-
-/*
- * Where datagrams go that are refused: to the frontend itself, and a device refuses them (as with
- * kube-proxy, connect() succeeds). At an address of the node they would pass no device, and might
- * reach whoever listens there: they go to another of its ports, at which no process listens.
- */
-static __always_inline struct backend datagram_place_refusing(const struct request *request)
-{
-	const struct frontend *frontend = request->frontend;
-	bool is_own = address_is_own(&frontend->address, request->netns);
-
-	return (struct backend){ .address = frontend->address,
-				 .port = is_own ? TCPMUX : frontend->port };
-}
 
 static __always_inline void socket_forget(const struct request *request)
 {
@@ -38,51 +25,104 @@ static __always_inline void socket_forget(const struct request *request)
 }
 
 /*
- * A call that gets no backend. A socket that is connected elsewhere has no frontend any more. What
- * a pod's datagram socket sends is translated at the device, as soon as there is a backend; the
+ * Where datagrams go that are refused: to the frontend itself, and a device refuses them (as with
+ * kube-proxy, connect() succeeds). At an address of the node they would pass no device, and might
+ * reach a process that listens there: they go to another of its ports, at which no process listens.
+ *
+ * What a pod's datagram socket sends is translated at the device, as soon as there is a backend; the
  * node's own that are connected are remembered for the agent, with backend 0 (ebpflb/stale_udp).
  */
-static __always_inline enum verdict socket_leave(const struct request *request, enum call call,
-						 enum selected selected, struct backend *backend)
+static __always_inline enum answer datagram_refuse(const struct request *request,
+						   const enum call call, struct backend *backend)
 {
-	enum verdict verdict = selected_verdict(selected, &request->frontend->address);
+	const struct frontend *frontend = request->frontend;
+	bool is_own = address_is_own(&frontend->address, request->netns);
 
+	*backend = (struct backend){ .address = frontend->address,
+				     .port = is_own ? TCPMUX : frontend->port };
+	if (call == CONNECT && netns_is_host(request->netns))
+		datagram_open(request, backend, false, false);
+	return call == CONNECT || !NAMES_ERRNO ? REWRITE : reject_connection(frontend, backend);
+}
+
+/*
+ * A call that gets no backend. A socket that is connected elsewhere has no frontend any more. Where
+ * the packets are to be dropped, devices do that (egress_from_node; a pod's at ingress), but not for
+ * an address to which they pass none.
+ */
+static __always_inline enum answer socket_without_backend(const struct request *request,
+							  const enum call call,
+							  enum selected selected,
+							  struct backend *backend)
+{
+	const struct frontend *frontend = request->frontend;
+
+	verdict_count(monitor_request(request, call, backend, selected_verdict(selected)));
 	if (call == CONNECT)
 		socket_forget(request);
-	if (verdict == VERDICT_REFUSED && request->frontend->protocol == UDP) {
-		*backend = datagram_place_refusing(request);
-		if (call == CONNECT && netns_is_host(request->netns))
-			datagram_open(request, backend, false);
+	switch (selected) {
+	case NO_SUCH_PORT:
+	case NO_ENDPOINT:
+		return frontend->protocol == UDP ? datagram_refuse(request, call, backend)
+						 : reject_connection(frontend, backend);
+	case SELECT_RECYCLED:
+		return reject_connection(frontend, backend);
+	case NO_LOCAL_ENDPOINT:
+	case SOURCE_DENIED:
+	case NOT_ALLOCATED:
+		return address_is_own(&frontend->address, request->netns)
+			       ? drop_connection(frontend, backend) : LEAVE;
+	default:
+		return LEAVE;
 	}
-	return verdict_count(verdict);
 }
 
 /*
  * Whether a pod's socket is left to the packet path. One that sends datagrams goes on to the backend
  * that it got before the operator chose so.
  */
-static __always_inline bool socket_is_left(const struct request *request, enum call call)
+static __always_inline bool socket_is_left(const struct request *request, const enum call call)
 {
-	return !netns_is_translated(request->netns) &&
-	       !(call == SENDMSG && assignment_of(request));
+	return because(STEP_LEFT_TO_PACKETS, 0,
+		       !netns_is_translated(request->netns) &&
+			       !(call == SENDMSG && assignment_of(request)));
 }
 
-/* On VERDICT_TRANSLATED, and if datagrams are refused, `backend` is the new peer. */
-static __always_inline enum verdict socket_translate(const struct request *request, enum call call,
-						     struct backend *backend)
+/*
+ * What becomes of a call; on REWRITE it goes to `backend` instead. With --shadow it goes on as it is,
+ * and a pod's is decided on when its packets leave the pod, so that each is counted once.
+ */
+static __always_inline enum answer socket_translate(const struct request *request,
+						    const enum call call, struct backend *backend)
 {
 	struct selection selection;
-	enum selected selected = socket_is_left(request, call)
-					 ? LEFT_TO_PACKETS : select_backend(request, &selection);
+	bool shadow = is_shadow(), is_counted;
+	enum selected selected;
 
+	if (because(STEP_FOREIGN, 0, !request->frontend->protocol))
+		return LEAVE;
+	if (shadow && call == CONNECT)
+		socket_forget(request);
+	if (shadow && !netns_is_host(request->netns))
+		return LEAVE;
+	selected = !shadow && socket_is_left(request, call) ? LEFT_TO_PACKETS
+							    : select_backend(request, &selection);
+	if (shadow) {
+		if (selected == SELECTED)
+			*backend = selection.backend;
+		verdict_count(monitor_request(request, call, backend, selected_verdict(selected)));
+		return LEAVE;
+	}
 	if (selected != SELECTED)
-		return socket_leave(request, call, selected, backend);
+		return socket_without_backend(request, call, selected, backend);
+	is_counted = selection.service.flags & SERVICE_LEAST_CONNECTIONS;
 	if (request->frontend->protocol == UDP)
-		datagram_open(request, &selection.backend, selection.is_assigned);
+		datagram_open(request, &selection.backend, selection.is_assigned, is_counted);
 	else
-		stream_open(request, &selection.backend);
+		stream_open(request, &selection.backend, is_counted);
 	*backend = selection.backend;
-	return verdict_count(VERDICT_TRANSLATED);
+	verdict_count(monitor_request(request, call, backend, VERDICT_TRANSLATED));
+	return REWRITE;
 }
 
 /*
@@ -90,10 +130,9 @@ static __always_inline enum verdict socket_translate(const struct request *reque
  * sees connect() to AF_UNSPEC, so a socket that is no longer connected has no frontend.
  */
 static __always_inline struct peer_frontend *
-socket_translate_reply(const struct peer *peer, enum call call, __u8 protocol, bool has_peer)
+socket_translate_reply(const struct peer *peer, const enum call call, __u8 protocol, bool has_peer)
 {
-	struct peer_frontend *entry = protocol == UDP ? LOOKUP(struct peer_frontend, sockets, peer)
-						      : stream_find(peer);
+	struct peer_frontend *entry = protocol == UDP ? datagram_find(peer) : stream_find(peer);
 
 	if (!entry || (entry->is_connected && !has_peer))
 		return NULL;

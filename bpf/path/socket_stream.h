@@ -2,64 +2,60 @@
 /*
  * Stream sockets: the frontend that a socket's peer stands for is remembered, so that getpeername
  * can show it, until the socket is released.
- *
- * The map is an LRU because sockets of the kernel are never released (sock_release is for user
- * space).
  */
 #ifndef EBPFLB_PATH_SOCKET_STREAM_H
 #define EBPFLB_PATH_SOCKET_STREAM_H
 
-#include "net/address.h"
-#include "path/client.h"
-#include "path/counters.h"
-
-static __always_inline struct peer_frontend peer_frontend_of(const struct request *request,
-							     const struct backend *backend)
-{
-	return (struct peer_frontend){ .frontend = *request->frontend,
-				       .backend = backend->id,
-				       .address = backend->address,
-				       .port = backend->port,
-				       .is_connected = request->is_connected };
-}
+#include "path/socket_memory.h"
 
 /* A stream socket has one peer at a time; connecting again replaces it. */
-static __always_inline void stream_open(const struct request *request,
-					const struct backend *backend)
+static __always_inline long stream_replace(__u64 socket, const struct socket_entry *entry)
 {
-	struct peer key = { .socket = request->socket };
-	struct peer_frontend entry = peer_frontend_of(request, backend);
+	struct socket_entry *former = socket_find(socket);
 
-	if (bpf_map_update_elem(MAP(sockets), &key, &entry, BPF_NOEXIST)) {
-		struct peer_frontend *former = LOOKUP(struct peer_frontend, sockets, &key);
-
-		if (former)
-			backend_count_closed(former->backend);
-		bpf_map_update_elem(MAP(sockets), &key, &entry, BPF_ANY);
+	if (former) {
+		backend_count_closed(former->peer.backend);
+		entry_end(socket, former);
 	}
+	return bpf_map_update_elem(MAP(sockets), &socket, entry, BPF_ANY);
+}
+
+static __always_inline void stream_open(const struct request *request,
+					const struct backend *backend, bool is_counted)
+{
+	struct socket_entry entry = socket_entry_of(request, backend, is_counted);
+	__u64 socket = request->socket;
+	long result = bpf_map_update_elem(MAP(sockets), &socket, &entry, BPF_NOEXIST);
+	struct sockets_full *full;
+
+	if (result == ALREADY_THERE)
+		result = stream_replace(socket, &entry);
 	backend_count_opened(backend->id);
+	if (!result) {
+		entry_begin(socket, &entry);
+		return;
+	}
+	backend_count_closed(backend->id);
+	full = sockets_full_counters();
+	if (full)
+		__sync_fetch_and_add(&full->streams, 1);
 }
 
 /* The entry, if the socket is still connected to the backend in it. */
 static __always_inline struct peer_frontend *stream_find(const struct peer *peer)
 {
-	struct peer key = { .socket = peer->socket };
-	struct peer_frontend *entry = LOOKUP(struct peer_frontend, sockets, &key);
+	struct socket_entry *entry = socket_find(peer->socket);
 
-	if (!entry || entry->port != peer->port || !address_equal(&entry->address, &peer->address))
-		return NULL;
-	return entry;
+	return entry && is_backend_of(&entry->peer, &peer->address, peer->port) ? &entry->peer
+										: NULL;
 }
 
 static __always_inline void stream_release(__u64 socket)
 {
-	struct peer key = { .socket = socket };
-	struct peer_frontend *entry = LOOKUP(struct peer_frontend, sockets, &key);
+	struct socket_entry *entry = socket_find(socket);
 
-	if (!entry)
-		return;
-	backend_count_closed(entry->backend);
-	bpf_map_delete_elem(MAP(sockets), &key);
+	if (entry)
+		socket_delete(socket, entry);
 }
 
 #endif

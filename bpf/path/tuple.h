@@ -49,12 +49,11 @@ static __always_inline __u64 secret_read(void)
 
 /*
  * Evenly spread over 32 bits, and always the same for a tuple: two packets of a new flow on two
- * CPUs get the same backend. The secret keeps a client from choosing its backend by its port.
+ * CPUs get the same backend. A secret keeps a client from choosing its backend by its port.
  */
-static __always_inline __u32 tuple_hash(const struct tuple *tuple)
+static __always_inline __u32 tuple_hash(const struct tuple *tuple, __u64 mixed)
 {
 	const __u32 *words = (const __u32 *)tuple;
-	__u64 mixed = secret_read();
 
 	UNROLL
 	for (int i = 0; i < (int)sizeof(*tuple) / 4; i++) {
@@ -62,6 +61,28 @@ static __always_inline __u32 tuple_hash(const struct tuple *tuple)
 		mixed ^= mixed >> 32;
 	}
 	return mixed;
+}
+
+/* 32 bits, evenly spread, that are always the same for a number. */
+static __always_inline __u32 number_mix(__u64 number)
+{
+	number = (number ^ number >> 32) * 0x9e3779b97f4a7c15ULL;
+	number = (number ^ number >> 29) * 0xbf58476d1ce4e5b9ULL;
+	return number >> 32;
+}
+
+static __always_inline __u32 address_mix(const struct address *address)
+{
+	const __u32 *word = address->word;
+	__u64 upper = (__u64)word[0] << 32 | word[1];
+
+	return number_mix(upper * 0x94d049bb133111ebULL ^ ((__u64)word[2] << 32 | word[3]));
+}
+
+static __always_inline bool tuple_is_loop(const struct tuple *tuple)
+{
+	return tuple->source_port == tuple->destination_port &&
+	       address_equal(&tuple->source, &tuple->destination);
 }
 
 #endif

@@ -1,16 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent: it keeps the maps of one node as the cluster's objects want them.
 
-loop          takes events, applies them, plans, writes, publishes; runs as long as the agent
-node_sync     writes what the datapath knows of this node: devices, addresses, settings
-service_sync  selects, plans and writes the services that changed
-reporter      health and metrics, from what the loop does
-engine_choice  which engine opens flows, by what is on the node now
-memory        when the garbage collector runs
-build         builds all of these, and what works beside them
+loop              takes events, applies them, plans, writes, publishes; runs as long as the agent
+inbox             what other threads tell the loop
+inspection        answers what commands ask about services
+canary_sync       service ports of doctor's own, for a short time
+canary_requests   what doctor asks of it
+monitoring        what it does for `ebpflb monitor`
+monitor_client    one that is connected
+node_sync         writes what the datapath knows of this node: devices, addresses, settings
+fresh_list        what a fresh list asks for that the maps do not hold
+program_loader    loads the programs, again where that failed
+service_sync      selects, plans and writes the services that changed
+audit             compares the kernel with what is planned, and puts back what differs
+audit_checks      what it compares
+objects_check     likewise: what is planned, with a fresh list of the API
+nat_check         likewise: the nft table of the conntrack engine
+host_changes      what it changes of the node, at the last moment, and undoes
+write_log         the log's lines about what was written
+publisher         the agent's status, where it has changed
+reporter          health and metrics, from what the loop does
+dropped_openings  removes the conntrack entries of packets that netfilter dropped
+unreleased_sockets  forgets sockets that are gone though no program was told
+ended_connections  ends counted connections that nothing remembers any more
+engine_choice     which engine opens flows, by what is on the node now
+memory            when the garbage collector runs, and what malloc keeps
+parts            what reaches beyond the process: source, datapath, history, ports
+build             builds all of these, and what works beside them
 """
 
 from ebpflb.agent.build import build_agent
+from ebpflb.agent.inbox import Inbox, Stop
 from ebpflb.agent.loop import Agent
 
-__all__ = ["Agent", "build_agent"]
+__all__ = ["Agent", "Inbox", "Stop", "build_agent"]

@@ -5,134 +5,155 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 from ebpflb.agent import memory
+from ebpflb.agent.audit import Audit
+from ebpflb.agent.audit_checks import HOOKS_AND_PINS, HooksCheck, MapsCheck
+from ebpflb.agent.dropped_openings import DroppedOpenings
+from ebpflb.agent.ended_connections import EndedConnections
 from ebpflb.agent.engine_choice import EngineChoice
-from ebpflb.agent.loop import Agent, Inbox
+from ebpflb.agent.inbox import Inbox, Stop
+from ebpflb.agent.loop import Agent
+from ebpflb.agent.monitoring import Monitoring
+from ebpflb.agent.nat_check import TABLE, NatCheck
 from ebpflb.agent.node_sync import NodeSync, flow_timeouts
+from ebpflb.agent.objects_check import ObjectsCheck
+from ebpflb.agent.parts import Parts, cluster_state, open_parts, start
+from ebpflb.agent.program_loader import ProgramLoader
 from ebpflb.agent.reporter import Reporter
-from ebpflb.agent.service_sync import ServiceSync
-from ebpflb.cluster.list_watch import ApiSource
-from ebpflb.cluster.manifest_source import ManifestSource
-from ebpflb.cluster.recorder import ApiRecorder, LogRecorder, Recorder, server_factory
-from ebpflb.cluster.source import Emit, Observe, Source
-from ebpflb.configuration.fields import to_builtins
+from ebpflb.agent.service_sync import NO_SHARES, ServiceSync
+from ebpflb.agent.unreleased_sockets import UnreleasedSockets
 from ebpflb.configuration.translation import EXTERNAL_IPS
-from ebpflb.datapath import conntrack_probe
+from ebpflb.datapath import probe
 from ebpflb.datapath.datapath import Datapath
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.maps.sweep import Sweeper
-from ebpflb.datapath.programs import kfuncs
-from ebpflb.model.cluster_state import ClusterState
-from ebpflb.model.packet_path import Engine
-from ebpflb.node import ip_families, kube_proxy_watch, nat
+from ebpflb.model.events import Disturbed
+from ebpflb.node import kube_proxy_watch, sock_diag
 from ebpflb.node.device_watch import DeviceWatch
 from ebpflb.node.namespaces import Namespaces
 from ebpflb.node.nat_watch import NatWatch
-from ebpflb.options import Options
+from ebpflb.node.removals import RemovalWatch
+from ebpflb.on_removal.conntrack_resets import ConntrackConnections
+from ebpflb.on_removal.flow_resets import FlowConnections
+from ebpflb.on_removal.reset_worker import ConnectionsReset, ResetWorker
+from ebpflb.on_removal.socket_resets import SocketConnections
+from ebpflb.options import REPORT, Options
+from ebpflb.plan.watched_ports import restored
+from ebpflb.serve import status
+from ebpflb.serve.agent_lock import AgentLock
 from ebpflb.serve.metrics import Metrics
-from ebpflb.serve.metrics_pages import MetricsPages
 from ebpflb.serve.servers import HttpServers
 from ebpflb.stale_udp.worker import StaleUdpWorker
 
 
 @contextmanager
-def build_agent(options: Options, flags: Mapping[str, str]) -> Iterator[Agent]:
+def build_agent(
+    options: Options, flags: Mapping[str, str], lock: AgentLock, inbox: Inbox
+) -> Iterator[Agent]:
     """An agent that is ready to run. What works beside its loop, in other threads, is started.
 
-    ``flags`` are those in force, for /flagz. At the end everything is stopped, in reverse order.
+    ``flags`` are those in force, for /flagz; ``lock`` is held. A ``Stop`` may be in the inbox.
+    At the end everything is stopped, in reverse order.
+    Raises ClusterError if the objects' source is configured so that it cannot work; nothing is
+    changed before that is known.
     Raises NodeError for a port that must be had and cannot, or an engine that was chosen and cannot
     work, and KernelError for unreadable maps.
     """
     with memory.startup(), ExitStack() as stack:
-        datapath = Datapath(StateDir(options.paths.state))
-        stack.callback(datapath.close)
-        metrics = Metrics()
-        stack.callback(metrics.close)
-        inbox = Inbox()
-        cluster = _cluster_state(options)
-        servers = _servers(options, flags, metrics)
-        engine = EngineChoice(options.packet_path, missing=_conntrack_obstacle(options))
-        node_sync = NodeSync(options, datapath, cluster, engine)
-        service_sync = ServiceSync(datapath, cluster, node_sync)
-        stale_udp = StaleUdpWorker(datapath.maps, Namespaces().each, metrics.stale_flows_ended)
-        agent = Agent(
-            options=options,
-            inbox=inbox,
-            source=_source(options, inbox.put, metrics.request),
-            device_watch=DeviceWatch(inbox.put),
-            cluster=cluster,
-            node_sync=node_sync,
-            service_sync=service_sync,
-            stale_udp=stale_udp,
-            reporter=Reporter(servers.health, metrics, servers.service_health),
-        )
-        _read(metrics, agent, datapath, servers)
-        sweeper = Sweeper(datapath.maps, flow_timeouts(options.conntrack))
-        nat_watch = NatWatch(inbox.put, needed=lambda: engine.is_conntrack)
+        parts = open_parts(options, flags, stack, inbox)
+        metrics, datapath = parts.metrics, parts.datapath
+        nat_watch, removals = _removal_watches(options, inbox, parts.engine)
+        agent = _agent(parts, nat_watch, lock)
+        _read(metrics, agent, datapath, parts.servers)
         metrics.conntrack(datapath.maps, lambda: nat_watch.restored)
-        watches = (kube_proxy_watch.KubeProxyWatch(inbox.put), nat_watch)
-        for thread in (sweeper, stale_udp, servers, *watches):
-            stack.callback(thread.stop)
-            thread.start()
-        metrics.socket_destroy_supported(stale_udp.can_end)
+        sweeper = Sweeper(datapath.maps, flow_timeouts(options.conntrack))
+        monitoring = Monitoring(options.paths, datapath, agent.node_sync, inbox.put)
+        unreleased = UnreleasedSockets(datapath.maps, options.paths.cache)
+        start(stack, sweeper, unreleased, DroppedOpenings(datapath.maps))
+        start(stack, agent.stale_udp, agent.on_removal)
+        start(stack, EndedConnections(datapath.maps, options.paths.cache))
+        start(stack, parts.servers)
+        start(stack, kube_proxy_watch.KubeProxyWatch(inbox.put), nat_watch, removals, monitoring)
+        metrics.socket_destroy_supported(agent.stale_udp.can_end)
         yield agent
+
+
+def _agent(parts: Parts, nat_watch: NatWatch, lock: AgentLock) -> Agent:
+    """The loop and what it calls."""
+    options, metrics, inbox, datapath = parts.options, parts.metrics, parts.inbox, parts.datapath
+    cluster = cluster_state(options)
+    node_sync = NodeSync(options, datapath, cluster, parts.engine)
+    former = status.read(options.paths)
+    had = former.kept_for if former else NO_SHARES
+    service_sync = ServiceSync(datapath, cluster, node_sync, had=had)
+    reporter = _reporter(parts.servers, metrics)
+    hooks = HooksCheck(node_sync, lock, lambda: inbox.put(Stop()))
+    checks = (
+        hooks,
+        NatCheck(nat_watch, hooks.period),
+        MapsCheck(datapath, node_sync, service_sync),
+        ObjectsCheck(parts.source, cluster, node_sync, service_sync),
+    )
+    drift_found = parts.history.explaining(reporter.drift_found)
+    return Agent(
+        options=options,
+        inbox=inbox,
+        source=parts.source,
+        device_watch=DeviceWatch(inbox.put, route_sources=not probe.route_source()),
+        cluster=cluster,
+        node_sync=node_sync,
+        service_sync=service_sync,
+        stale_udp=StaleUdpWorker(
+            *(datapath.maps, Namespaces().each, metrics.stale_flows_ended), shadow=options.shadow
+        ),
+        on_removal=_reset_worker(parts, former),
+        reporter=reporter,
+        loader=ProgramLoader(datapath, options, parts.engine),
+        audit=Audit(checks, drift_found, report_only=options.audit == REPORT),
+        host=parts.host,
+        history=parts.history,
+    )
+
+
+def _reset_worker(parts: Parts, former: status.AgentStatus | None) -> ResetWorker:
+    """With --shadow the connections of conntrack are a kube-proxy's, and left alone."""
+    maps = parts.datapath.maps
+    sockets = SocketConnections(maps, Namespaces().each, sock_diag.can_destroy_tcp)
+    own = (sockets, FlowConnections(maps))
+    kinds = own if parts.options.shadow else (*own, ConntrackConnections(maps))
+    watched = restored(former.reset_on_removal) if former else {}
+
+    def on_reset(done: ConnectionsReset) -> None:
+        parts.metrics.connections_reset(done.kind, done.number)
+        parts.inbox.put(done)
+
+    return ResetWorker(maps, kinds, watched, on_reset)
+
+
+def _reporter(servers: HttpServers, metrics: Metrics) -> Reporter:
+    return Reporter(
+        *(servers.health, metrics, servers.service_health),
+        record_unknown_node=servers.record_unknown_node,
+        record_drift=servers.record_drift,
+    )
+
+
+def _removal_watches(
+    options: Options, inbox: Inbox, engine: EngineChoice
+) -> tuple[NatWatch, RemovalWatch]:
+    """What starts the audit at once that something was removed."""
+    nat_watch = NatWatch(
+        inbox.put,
+        needed=lambda: engine.is_conntrack,
+        report_only=options.audit == REPORT,
+        on_removed=lambda: inbox.put(Disturbed(TABLE)),
+    )
+    folders = (*StateDir(options.paths.state, options.map_sizes).directories(), options.paths.state)
+    return nat_watch, RemovalWatch(lambda: inbox.put(Disturbed(HOOKS_AND_PINS)), folders)
 
 
 def _read(metrics: Metrics, agent: Agent, datapath: Datapath, servers: HttpServers) -> None:
     """Lets the metrics read the others when they are asked for."""
     metrics.read(datapath, lambda: agent.service_sync.planner, lambda: agent.status)
     metrics.health(lambda: servers.health.healthy)
+    metrics.ready(lambda: servers.health.ready)
     metrics.gate(EXTERNAL_IPS, "DEPRECATED", enabled=agent.options.serve_external_ips)
-
-
-def _conntrack_obstacle(options: Options) -> str | None:
-    """Why the conntrack engine cannot work on this node; None where it works.
-
-    If the flow tables were chosen, conntrack is not loaded into the kernel to find that out.
-    """
-    if options.packet_path == Engine.FLOWS and not kfuncs.are_loaded():
-        return "conntrack is not loaded"
-    return conntrack_probe.obstacle(options.paths.cache) or nat.missing()
-
-
-def _cluster_state(options: Options) -> ClusterState:
-    return ClusterState(
-        options.node_name,
-        bind_address=options.bind_address,
-        admission=options.admission,
-    )
-
-
-def _source(options: Options, emit: Emit, observe: Observe) -> Source:
-    if options.manifests is not None:
-        return ManifestSource(emit, directory=options.manifests, node_name=options.node_name)
-    return ApiSource(
-        emit,
-        node_name=options.node_name,
-        kubeconfig=options.kubeconfig,
-        master=options.master,
-        observe=observe,
-    )
-
-
-def _servers(options: Options, flags: Mapping[str, str], metrics: Metrics) -> HttpServers:
-    pages = MetricsPages(
-        metrics=metrics.exposition,
-        slis=metrics.slis_exposition,
-        configuration=lambda: to_builtins(options.configuration),
-        flags=lambda: flags,
-        on_ping=lambda: metrics.check("ping", "healthz", ok=True),
-        profiling=options.profiling,
-    )
-    recorder = _recorder(options, metrics)
-    return HttpServers(
-        options, recorder, pages, metrics.answered, families=ip_families.supported_families()
-    )
-
-
-def _recorder(options: Options, metrics: Metrics) -> Recorder:
-    if options.manifests:
-        return LogRecorder()
-    server = server_factory(options.kubeconfig, options.master, metrics.request)
-    recorder = ApiRecorder(server, options.node_name)
-    metrics.events_dropped(lambda: recorder.dropped)
-    return recorder

@@ -8,13 +8,17 @@ when devices change, and once per sync period. Flows that are open are followed 
 import logging
 from collections.abc import Collection
 
+from ebpflb.datapath import conntrack_probe
+from ebpflb.datapath.programs import kfuncs
 from ebpflb.errors import NodeError
 from ebpflb.model import bridged_pods, packet_path
 from ebpflb.model.addresses import Network
 from ebpflb.model.devices import Devices
+from ebpflb.model.packet_mark import OFF, PacketMark
 from ebpflb.model.packet_path import Engine, PacketPath
 from ebpflb.node import nat
 from ebpflb.node.bridge_calls import bridge_calls
+from ebpflb.options import Options
 
 log = logging.getLogger(__name__)
 
@@ -25,12 +29,13 @@ class EngineChoice:
     ``missing`` says why conntrack cannot be used by the programs, whichever engine was chosen.
     """
 
-    def __init__(self, chosen: str, *, missing: str | None) -> None:
+    def __init__(self, chosen: str, *, missing: str | None, mark: PacketMark = OFF) -> None:
         """``chosen`` is one of packet_path.CHOICES; ``missing`` as in ``packet_path.decide``.
 
-        Raises NodeError if what was chosen cannot work.
+        ``mark`` is what rules of the node may wait for. Raises NodeError if what was chosen cannot
+        work.
         """
-        self._chosen, self.missing = chosen, missing
+        self._chosen, self.missing, self._mark = chosen, missing, mark
         self.path: PacketPath | None = None
         packet_path.decide(chosen, missing=missing)
 
@@ -43,7 +48,7 @@ class EngineChoice:
 
         What the conntrack engine needs is there when this returns it.
         """
-        unsuited = bridged_pods.unsuited(devices, pods, bridge_calls())
+        unsuited = _unmarked(self._mark) or bridged_pods.unsuited(devices, pods, bridge_calls())
         path = packet_path.decide(self._chosen, missing=self.missing, unsuited=unsuited)
         if path.engine is Engine.CONNTRACK and not self.is_conntrack:
             path = self._prepared(path)
@@ -63,3 +68,20 @@ class EngineChoice:
         except NodeError as error:
             return PacketPath(Engine.FLOWS, str(error))
         return path
+
+
+def _unmarked(mark: PacketMark) -> str | None:
+    """A FORWARD chain that accepts only the mark would drop what conntrack translates."""
+    if mark == OFF:
+        return None
+    return f"only the flow tables set the mark {mark} of --packet-mark"
+
+
+def conntrack_obstacle(options: Options) -> str | None:
+    """Why the conntrack engine cannot work on this node; None where it works.
+
+    If the flow tables were chosen, conntrack is not loaded into the kernel to find that out.
+    """
+    if options.packet_path == Engine.FLOWS and not kfuncs.are_loaded():
+        return "conntrack is not loaded"
+    return conntrack_probe.obstacle(options.paths.cache) or nat.missing()

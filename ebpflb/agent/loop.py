@@ -14,22 +14,32 @@ status and tried again every second, and meanwhile what is in the maps goes on s
 import logging
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
 
 from ebpflb.agent import memory
+from ebpflb.agent.audit import Audit
+from ebpflb.agent.canary_requests import Order
+from ebpflb.agent.canary_sync import CanaryPorts, CanarySync
+from ebpflb.agent.host_changes import HostChanges
+from ebpflb.agent.inbox import Bursts, Inbox, Message, Stop
+from ebpflb.agent.inspection import Question
 from ebpflb.agent.node_sync import NodeSync, do_all
+from ebpflb.agent.program_loader import ProgramLoader
+from ebpflb.agent.publisher import Publisher, fields_of
 from ebpflb.agent.reporter import Reporter
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.cluster.source import Source
 from ebpflb.errors import KernelError
+from ebpflb.history.recorder import CANARY, DEVICES, History
 from ebpflb.model.cluster_state import ClusterState
-from ebpflb.model.events import Changed, Event, Removed, Replaced, SourceStatus
+from ebpflb.model.events import Changed, Disturbed, Removed, Replaced, SourceStatus
 from ebpflb.model.kube_proxy import Detection
-from ebpflb.node import reserved_ports
 from ebpflb.node.device_watch import DevicesChanged, DeviceWatch
+from ebpflb.on_removal.reset_worker import ConnectionsReset, ResetWorker
 from ebpflb.options import Options
-from ebpflb.serve import status
+from ebpflb.plan.wording import host_port
+from ebpflb.serve.status import AgentStatus
 from ebpflb.stale_udp.worker import StaleUdpWorker
 
 log = logging.getLogger(__name__)
@@ -37,20 +47,9 @@ log = logging.getLogger(__name__)
 WRITE_RETRY_SECONDS = 1.0  # until what could not be written is tried again
 
 
-class Stop:
-    """Ends the loop."""
-
-
-Message = Event | DevicesChanged | Detection | Stop
-Inbox = SimpleQueue[Message]
-
-
 @dataclass(eq=False)
 class Agent:
-    """One node's agent; ``run`` returns after ``stop`` and leaves everything in force.
-
-    ``status`` is the one that was published last; other threads may read it.
-    """
+    """One node's agent. Other threads may read ``status``, the one that was published last."""
 
     options: Options
     inbox: Inbox
@@ -60,60 +59,70 @@ class Agent:
     node_sync: NodeSync
     service_sync: ServiceSync
     stale_udp: StaleUdpWorker
+    on_removal: ResetWorker
     reporter: Reporter
+    loader: ProgramLoader
+    audit: Audit
+    host: HostChanges
+    history: History
+    clock: Callable[[], float] = time.monotonic  # in seconds
 
     def __post_init__(self) -> None:
-        self.stopped = False
-        self.in_sync = False  # the last sync wrote everything, and nothing has failed since
+        self.stopped = self.in_sync = False  # in_sync: nothing has failed since the last sync
         self.sync_error: str | None = None
         self.last_sync = -math.inf  # when it ended; all times are of the monotonic clock
-        self.next_check = time.monotonic() + self.options.sync_period
+        self.next_check = self.clock() + self.options.sync_period
         self.source_errors: dict[str, str] = {}
         self.kube_proxy: str | None = None  # what one does on this node, or has left there
-        self.status = status.initial(node=self.options.node_name, source=self.options.source)
-        self.status_file = status.StatusFile(self.options.paths)
+        self.ports_not_reserved: str | None = None
+        self.burst = Bursts(self.inbox, self.clock)
+        self.publisher = Publisher(self.options, self.reporter)
+        about = self.options, self.cluster, self.node_sync, self.service_sync
+        self.canary = CanarySync(*about, self._write_canary, self.clock)
+
+    @property
+    def status(self) -> AgentStatus:
+        return self.publisher.status
 
     def run(self) -> None:
         """Raises CompileError, VerifierError or KernelError where there are no programs at all to
-        serve, and ConfigurationError for addresses that do not fit the Node.
+        serve, ConfigurationError for addresses that do not fit the Node, and NodeError for settings
+        of conntrack that cannot be set.
         """
-        programs = self.node_sync.load_programs()
-        unreserved = reserved_ports.try_to_reserve(
-            self.options.paths.ports_file, *self.options.masquerade_ports
-        )
-        self.status = self.status.changed(programs=programs, ports_not_reserved=unreserved)
         self.device_watch.start()
-        self.source.start()
-        while not self.stopped:
-            self._turn()
-        self.source.stop()
+        self.source.start()  # its lists are received while the kernel verifies the programs
+        try:
+            self.loader.load()
+            while not self.stopped:
+                self._turn()
+        finally:
+            self.canary.withdraw()
+            self.source.stop()
         log.info("stopped; what is programmed serves on")
-
-    def stop(self) -> None:
-        """Safe to call from a signal handler."""
-        self.inbox.put(Stop())
 
     def _turn(self) -> None:
         for message in self._wait():
             self._take(message)
         if self.stopped:
             return
+        if self.loader.try_again():
+            self.node_sync.programs_loaded()
+            self.in_sync = False
+        self.canary.turn()
         self._sync_if_due()
-        self._check_devices()
-        self._publish()
+        self.service_sync.turn()
+        self._choose_engine()
+        self.audit.turn()
+        self.history.commit(keep=self._has_changes(), error=self.sync_error)
+        self.publisher.publish(self.audit.drift, **fields_of(self))
         if self.node_sync.attached:
             memory.end_startup()
 
     def _wait(self) -> list[Message]:
         """All messages in the inbox. Waits for the first one until something else is due."""
-        due = min(self._next_sync(), self.next_check)
-        try:
-            messages = [self.inbox.get(timeout=max(due - time.monotonic(), 0.0))]
-        except Empty:
-            return []
-        while not self.inbox.empty():
-            messages.append(self.inbox.get())
-        return messages
+        due = min(self._next_sync(), self.next_check, self.audit.due, self.loader.due)
+        due = min(due, self.service_sync.due, self.canary.due)
+        return self.burst.waiting(max(due - self.clock(), 0.0))
 
     def _take(self, message: Message) -> None:
         match message:
@@ -122,17 +131,28 @@ class Agent:
                 for warning in applied.warnings:
                     log.warning("%s", warning)
                 self.reporter.event_applied(applied, self.cluster.node)
+                self.history.event(message, applied)
             case DevicesChanged():
                 self.node_sync.device_list = message
+                self.history.because(DEVICES)
             case SourceStatus(source, error):
                 self.source_errors.pop(source, None)
                 if error:
                     self.source_errors[source] = error
                 log.warning("%s: %s", source, error or "recovered")
             case Detection():
-                self.kube_proxy = message.message
-                if message.log_message:
-                    log.warning("%s", message.log_message)
+                found = message._replace(left=self.options.left_to_kube_proxy)
+                self.kube_proxy = found.message
+                if found.log_message:
+                    log.warning("%s", found.log_message)
+            case Disturbed(check):
+                self.audit.wake(check)
+            case ConnectionsReset(name, (address, port), kind, count):
+                self.history.reset(name, host_port(address, port), f"{count} {kind}")
+            case Order():
+                message.answer(self.canary)
+            case Question():
+                message.answer(self.cluster, self.service_sync.planner)
             case Stop():
                 self.stopped = True
 
@@ -154,12 +174,11 @@ class Agent:
         return math.inf
 
     def _sync_if_due(self) -> None:
-        has_changes = self._has_changes()
-        if has_changes:
+        if has_changes := self._has_changes():
             self.reporter.sync_queued()
-        if time.monotonic() >= self._next_sync():
+        if self.clock() >= self._next_sync():
             self._sync(has_changes=has_changes)
-            self.last_sync = time.monotonic()
+            self.last_sync = self.clock()
 
     def _sync(self, *, has_changes: bool) -> None:
         """Writes what changed, and tries again what could not be done.
@@ -167,26 +186,43 @@ class Agent:
         If a step fails the others still run; programs are attached only when all have succeeded.
         A sync of which nothing changed is not reported. kube-proxy.md 16.7: the order at the end.
         """
-        full, begun = not self.in_sync, time.monotonic()
+        full, begun = not self.in_sync, self.clock()
         if full and not self.sync_error:
             self.node_sync.check_families()
         try:
             do_all([self._write_node, self.service_sync.write])
             if not self.node_sync.attached:
+                self.ports_not_reserved = self.host.make()
                 self.node_sync.attach()
                 log.info("serving %d service ports", self.service_sync.service_ports)
         except KernelError as error:
             self._set_error(error)
-            self.reporter.sync_failed(time.monotonic() - begun, full=full)
+            self.reporter.sync_failed(self.clock() - begun, full=full)
             return
         self.in_sync, self.sync_error = True, None
         if has_changes:
-            self._report_sync(time.monotonic() - begun, full=full)
+            self._report_sync(self.clock() - begun, full=full)
+        self._check_stale_udp()
+        if full:
+            self.stale_udp.check_everything()
+        self.on_removal.update(self.service_sync.take_watched(), all_named=full)
+
+    def _check_stale_udp(self) -> None:
         planner = self.service_sync.planner
         moved = planner.frontends.take_udp_moved()
         self.stale_udp.check(planner.take_backend_changes(), frontends_moved=moved)
-        if full:
-            self.stale_udp.check_everything()
+
+    def _write_canary(self, wanted: CanaryPorts) -> str | None:
+        self.history.because(CANARY)
+        was_in_sync, self.in_sync = self.in_sync, False  # whatever is raised
+        try:
+            full = self.service_sync.write_canary(wanted)
+        except KernelError as error:
+            self._set_error(error)
+            raise
+        self.in_sync = was_in_sync
+        self._check_stale_udp()
+        return full
 
     def _write_node(self) -> None:
         if self.node_sync.changed or self.node_sync.not_served or not self.in_sync:
@@ -201,35 +237,14 @@ class Agent:
             no_local=self.service_sync.no_local,
         )
 
-    def _check_devices(self) -> None:
-        """Once per sync period: the kernel does not tell us when others detach our programs."""
-        if time.monotonic() < self.next_check:
-            return
-        self.next_check = time.monotonic() + self.options.sync_period
-        try:
-            self.node_sync.restore()
-        except KernelError as error:
-            self._set_error(error)
+    def _choose_engine(self) -> None:
+        """Once per sync period: nothing tells of a bridge's settings when they change."""
+        if self.clock() >= self.next_check:
+            self.next_check = self.clock() + self.options.sync_period
+            self.node_sync.choose_engine()
 
     def _set_error(self, error: KernelError) -> None:
         """The next sync is a full one."""
         if str(error) != self.sync_error:
             log.error("%s; trying again every %g s", error, WRITE_RETRY_SECONDS)
         self.in_sync, self.sync_error = False, str(error)
-
-    def _publish(self) -> None:
-        invalid = self.cluster.invalid.items()
-        self.status = self.status.changed(
-            lists_complete=self.cluster.complete,
-            service_ports=self.service_sync.service_ports,
-            backends=self.service_sync.backends,
-            source_errors=dict(self.source_errors),
-            invalid_objects={f"{kind} {key}": reason for (kind, key), reason in invalid},
-            not_programmed=self.service_sync.not_programmed,
-            devices_not_served=self.node_sync.not_served,
-            sync_error=self.sync_error,
-            packet_path=self.node_sync.packet_path,
-            socket_translation=self.options.socket_translation,
-            kube_proxy=self.kube_proxy,
-        )
-        self.status_file.write(self.status)

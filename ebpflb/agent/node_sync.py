@@ -6,8 +6,8 @@ written to the maps.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache, partial
 from typing import Any
 
 from ebpflb.agent.engine_choice import EngineChoice
@@ -15,23 +15,28 @@ from ebpflb.configuration import families
 from ebpflb.configuration.families import NodeFamilies
 from ebpflb.configuration.fields import KubeProxyConfiguration
 from ebpflb.datapath.datapath import Datapath
-from ebpflb.errors import CompileError, KernelError, NodeError, VerifierError
+from ebpflb.datapath.maps.layout import MAPS
+from ebpflb.datapath.programs.program_set import ProgramSet
+from ebpflb.errors import KernelError, NodeError
 from ebpflb.model import devices, nodeport_addresses, nodes
 from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.cluster_state import ClusterState
+from ebpflb.model.drift import Drift, Part
 from ebpflb.model.events import Kind
-from ebpflb.model.packet_path import Engine, PacketPath
+from ebpflb.model.packet_path import PacketPath
 from ebpflb.node.device_watch import DevicesChanged
 from ebpflb.node.ip_families import supported_families
 from ebpflb.options import ConntrackOptions, Options
+from ebpflb.plan.comparison import DIFFERS, NOT_PLANNED, key_text
 from ebpflb.plan.desired_node import DesiredNode
 from ebpflb.plan.entries import Prefix
 from ebpflb.plan.expiry import Timeouts
 from ebpflb.plan.prefixes import service_range
-from ebpflb.serve.status import CURRENT_PROGRAMS, log_new
+from ebpflb.serve.status import log_new
 
 log = logging.getLogger(__name__)
 
+Covering = Callable[[], Mapping[Family, Prefix]]
 _NOT_SERVED = "device %s: %s; its packets are not served"
 
 
@@ -47,6 +52,7 @@ def do_all(steps: Iterable[Callable[[], None]]) -> None:
         raise errors[0]
 
 
+@cache
 def flow_timeouts(chosen: ConntrackOptions) -> Timeouts:
     """Those of the packet path's flows, for the sweeps and for the programs."""
     return Timeouts(chosen.established, chosen.close_wait, chosen.udp, chosen.udp_stream)
@@ -82,35 +88,6 @@ class NodeSync:
         """The engine that is to open flows; None before the first ``write``."""
         return self.engine.path
 
-    def load_programs(self) -> str:
-        """CURRENT_PROGRAMS, or that old ones keep serving, and why.
-
-        Raises CompileError, VerifierError, KernelError or NodeError where there are no old ones.
-        """
-        try:
-            compiled = self._load()
-        except (CompileError, VerifierError, KernelError, NodeError) as error:
-            if not self.datapath.is_attached():
-                raise
-            log.error("%s\nthe old programs keep serving", error)
-            return f"old ones: {str(error).splitlines()[0]}"
-        log.info("programs %s", "compiled" if compiled else "from the cache")
-        return CURRENT_PROGRAMS
-
-    def _load(self) -> bool:
-        """Whether they had to be compiled. If the kernel takes only those without conntrack, auto
-        is content with them.
-        """
-        cache, conntrack = self.options.paths.cache, self.engine.missing is None
-        try:
-            return self.datapath.load(cache, conntrack=conntrack)
-        except (VerifierError, KernelError, NodeError) as error:
-            if not conntrack or self.options.packet_path == Engine.CONNTRACK:
-                raise
-            reason = str(error).splitlines()[0]
-        self.engine.missing = f"the programs of the conntrack engine are rejected: {reason}"
-        return self.datapath.load(cache, conntrack=False)
-
     def check_families(self) -> None:
         """Raises ConfigurationError for addresses with which this Node could serve nothing."""
         found, primary = self.options.configuration, next(iter(self.cluster.primary), None)
@@ -119,8 +96,15 @@ class NodeSync:
 
     @property
     def changed(self) -> bool:
-        """Whether anything differs from what was written last."""
-        return self._inputs() != self._written
+        """Whether anything differs from what was written last.
+
+        What equals it is kept in its place: the next comparison finds the same objects.
+        """
+        inputs = self._inputs()
+        if inputs != self._written:
+            return True
+        self._written = inputs
+        return False
 
     def write(self, covering: Mapping[Family, Prefix]) -> None:
         """Writes all of it. A map that cannot be written keeps nothing else from being written.
@@ -129,27 +113,67 @@ class NodeSync:
         """
         inputs, self._desired = self._inputs(), self._desired_node()
         self._choose_engine()
-        addresses, primary = self.device_list.addresses, self.cluster.primary
-        where = addresses, self.options.nodeport_addresses, primary
-        self.health_check_addresses = nodeport_addresses.health_check_addresses(*where)
-        serving = nodeport_addresses.served_addresses(*where)
-        contents: dict[str, dict[Any, Any]] = {
-            "node_addresses": dict.fromkeys(serving, 1),
-            "own_addresses": dict.fromkeys(devices.own_addresses(addresses) | serving, 1),
-            "devices": self._desired.devices(),
-            "timeouts": flow_timeouts(self.options.conntrack).table,
-            **self._service_ranges(),
-        }
+        contents = self._contents()
         maps = [partial(self.datapath.write_map, name, wanted) for name, wanted in contents.items()]
         do_all([*maps, partial(self.write_settings, covering), self._serve_devices])
         self._written = inputs
 
+    def differences(self, covering: Covering) -> Iterator[list[Drift]]:
+        """What differs in the maps from what ``write`` has written, map by map.
+
+        Ends where that is to be written anew. Raises KernelError.
+        """
+        for name in list(self._contents()):
+            if self.changed:
+                return
+            yield list(self._map_differences(name))
+        if not self.changed:
+            fields = self.datapath.settings_difference(self._settings(covering()))
+            yield [Drift(Part.MAP, f"map settings: {name}", DIFFERS) for name in fields]
+        if self.datapath.secret_differs():
+            yield [Drift(Part.MAP, "map secret: #0", DIFFERS)]
+
+    def _map_differences(self, name: str) -> Iterator[Drift]:
+        new, removed = self.datapath.map_difference(name, self._contents()[name])
+        for key, _ in new:
+            yield Drift(Part.MAP, f"map {name}: {key_text(key)}", DIFFERS)
+        for key in removed:
+            yield Drift(Part.MAP, f"map {name}: {key_text(key)}", NOT_PLANNED)
+
+    def repair(self, covering: Mapping[Family, Prefix]) -> None:
+        """Writes all of it again. Raises KernelError."""
+        if self.datapath.secret_differs():
+            self.datapath.restore_secret()
+        self.write(covering)
+
+    def _contents(self) -> dict[str, dict[Any, Any]]:
+        """Map -> what it is to hold."""
+        addresses, primary = self.device_list.addresses, self.cluster.primary
+        where = addresses, self.options.nodeport_addresses, primary
+        self.health_check_addresses = nodeport_addresses.health_check_addresses(*where)
+        serving = nodeport_addresses.served_addresses(*where)
+        return {
+            "node_addresses": dict.fromkeys(serving, 1),
+            "own_addresses": dict.fromkeys(devices.own_addresses(addresses) | serving, 1),
+            "devices": self._desired.devices(),
+            "route_sources": self._desired.sources_by_route(MAPS["route_sources"].entries),
+            "timeouts": flow_timeouts(self.options.conntrack).table,
+            **self._service_ranges(),
+        }
+
     def write_settings(self, covering: Mapping[Family, Prefix]) -> None:
         """``covering``: prefixes that hold every planned cluster IP; written before the plan."""
+        self.datapath.write_settings(self._settings(covering))
+
+    def _settings(self, covering: Mapping[Family, Prefix]) -> dict[str, Any]:
         chosen = self.options.map_settings | flow_timeouts(self.options.conntrack).settings
         if self.engine.is_conntrack:
             chosen["flags"] |= {"conntrack"}
-        self.datapath.write_settings(self._desired.settings(chosen, covering))
+        return self._desired.settings(chosen, covering)
+
+    def programs_loaded(self) -> None:
+        """Others than those that are attached: ``attach`` is to be called, and all written."""
+        self.attached, self._written = False, None
 
     def attach(self) -> None:
         """Puts the loaded programs in force, if there are any. Raises KernelError."""
@@ -157,15 +181,35 @@ class NodeSync:
             self._set_not_served(self.datapath.attach(self.options.cgroup, self._desired.served))
         self.attached = True
 
-    def restore(self) -> None:
-        """Puts back what others took off devices, and chooses the engine by what is here now.
+    @property
+    def monitor(self) -> str | None:
+        """What a monitor has put in force, if one runs."""
+        return "runs: the programs tell their decisions" if self.datapath.others else None
 
-        Raises KernelError. ``changed`` is true if the engine is another one.
-        """
+    def require_own_programs(self) -> None:
+        """Raises NodeError where no programs of this agent are in force to be exchanged."""
+        if not self.attached or not self.datapath.programs:
+            raise NodeError("the agent's programs are not in force yet: see `ebpflb status`")
+
+    def exchange(self, others: ProgramSet | None) -> None:
+        """Puts other programs in force, or the usual ones again. Raises NodeError, KernelError."""
+        if others:
+            self.require_own_programs()
+        served = self._desired.served
+        self._set_not_served(self.datapath.exchange(others, self.options.cgroup, served))
+
+    def choose_engine(self) -> None:
+        """Anew, by what is on the node now; ``changed`` is true if the engine is another one."""
         if self.attached and self._choose_engine():
             self._written = None
-        if self.attached and self.datapath.programs:
-            self._set_not_served(self.datapath.restore_devices(self._desired.served))
+
+    def faults(self) -> Iterator[Iterable[Drift]]:
+        """What is not attached or pinned as it was left, bit by bit. Raises KernelError."""
+        return self.datapath.faults(self.options.cgroup, self._desired.served)
+
+    def restore(self) -> None:
+        """Puts that back. Raises KernelError, and NodeError without a state directory."""
+        self._set_not_served(self.datapath.restore(self.options.cgroup, self._desired.served))
 
     def _serve_devices(self) -> None:
         if self.attached and self.datapath.programs:
@@ -186,7 +230,8 @@ class NodeSync:
     def _desired_node(self) -> DesiredNode:
         known, primary = self.device_list.devices, self.cluster.primary
         served = devices.served(known, self.options.devices)
-        return DesiredNode(known, served, primary, self.options.detector, self._pod_cidrs())
+        where = known, served, primary, self.options.detector, self._pod_cidrs()
+        return DesiredNode(*where, self.device_list.route_sources)
 
     def _choose_engine(self) -> bool:
         pods = (*self.options.detector.cluster_cidrs, *self._pod_cidrs())

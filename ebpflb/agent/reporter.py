@@ -5,13 +5,16 @@ The reporter only observes. The loop reports each event that it applied, that a 
 how each sync ended; what follows from these three stands in kube-proxy.md 10, 13.1, 14 and 16.4.
 """
 
+import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 
-from ebpflb.model import endpoints
+from ebpflb.model import drift
 from ebpflb.model.addresses import Address, Family
-from ebpflb.model.cluster_state import Applied, SliceChange
-from ebpflb.model.events import Key
+from ebpflb.model.applied import Applied, SliceChange
+from ebpflb.model.cluster_state import ClusterState
+from ebpflb.model.drift import Drift
+from ebpflb.model.events import Key, Kind
 from ebpflb.model.health_check import HealthCheck
 from ebpflb.model.no_local_endpoints import NoLocalEndpoints
 from ebpflb.model.objects import Node
@@ -19,8 +22,9 @@ from ebpflb.model.trigger_times import TriggerTimes
 from ebpflb.serve.health import Health
 from ebpflb.serve.metrics import Metrics
 from ebpflb.serve.service_health import ServiceHealth
+from ebpflb.serve.status import AgentStatus
 
-_FAMILIES = {str(family): family for family in Family}
+log = logging.getLogger(__name__)
 
 
 class Reporter:
@@ -32,8 +36,12 @@ class Reporter:
         metrics: Metrics,
         service_health: ServiceHealth,
         clock: Callable[[], float] = time.time,
+        record_unknown_node: Callable[[str], None] = lambda note: None,
+        record_drift: Callable[[str], None] = lambda note: None,
     ) -> None:
-        """``clock`` gives seconds since the epoch."""
+        """``clock`` gives seconds since the epoch; the ``record_`` make an event of a note."""
+        self._record_unknown_node, self._node_unknown = record_unknown_node, ""
+        self._record_drift = record_drift
         self._health, self._metrics, self._service_health = health, metrics, service_health
         self._clock = clock
         metrics.queued()  # as kube-proxy does when it begins
@@ -51,6 +59,18 @@ class Reporter:
         self._metrics.endpoint_changes(len(change.slices))
         self._metrics.pending(len(self._pending_services), len(self._pending_slices))
         self._health.set_node(node)
+
+    def check_node(self, cluster: ClusterState, source: str) -> str | None:
+        """What is wrong if no Node has this node's name; a warning and an event when it is new."""
+        lacks_node = Kind.NODE in cluster.listed and cluster.node is None
+        unknown = f'no Node "{cluster.node_name}" in {source}' if lacks_node else ""
+        if unknown and not self._node_unknown:
+            log.warning("%s: /healthz answers 503; set --hostname-override", unknown)
+            self._record_unknown_node(unknown)
+        elif self._node_unknown and not unknown:
+            log.warning('the Node "%s" is there now', cluster.node_name)
+        self._node_unknown = unknown
+        return unknown or None
 
     def sync_queued(self) -> None:
         """Something is to be written to the maps."""
@@ -80,19 +100,25 @@ class Reporter:
         self._metrics.no_local_endpoints(no_local.counts)
         self._service_health.update(checks, listening)
 
+    def published(self, status: AgentStatus, *, in_force: bool) -> None:
+        """``in_force``: whether the audit knows of nothing that keeps the data plane from it."""
+        self._health.set_in_force(in_force)
+        self._health.set_not_ready(status.not_ready)
+
+    def drift_found(self, drifts: list[Drift]) -> None:
+        """The audit has found these, which it had not found before."""
+        self._metrics.drift_found(drifts)
+        self._record_drift(drift.summary(drifts))
+
     def sync_failed(self, seconds: float, *, full: bool) -> None:
         """The pending changes could not be written, and stay pending."""
         self._metrics.failed(seconds, full=full)
 
     def _observe_trigger(self, change: SliceChange) -> None:
         slice = change.after or change.before
-        service = endpoints.service_of(slice) if slice else None
-        if slice is None or service is None or slice.address_type not in _FAMILIES:
+        if slice is None or slice.family is None:
             return
-        family = _FAMILIES[slice.address_type]
         if change.after is None:
-            self._triggers.removed(service, family)
-            return
-        annotations = slice.metadata.annotations
-        trigger = annotations.last_change_trigger_time if annotations else None
-        self._triggers.changed(service, family, trigger)
+            self._triggers.removed(slice.service, slice.family)
+        else:
+            self._triggers.changed(slice.service, slice.family, slice.trigger_time)

@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 
 from ebpflb.agent.node_sync import NodeSync
-from ebpflb.datapath.datapath import CAPACITY, Datapath
+from ebpflb.agent.write_log import WriteLog
+from ebpflb.datapath.datapath import Datapath
 from ebpflb.model.addresses import Family
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Key
@@ -20,56 +21,121 @@ from ebpflb.model.no_local_endpoints import (
     TrafficPolicy,
     policies_without_endpoints,
 )
-from ebpflb.model.services import PortName
+from ebpflb.model.services import PortName, ServicePort
 from ebpflb.plan.desired_service import DesiredService, desired_service
 from ebpflb.plan.entries import Prefix
 from ebpflb.plan.plan import Plan
 from ebpflb.plan.planner import Planner
+from ebpflb.plan.removed_endpoints import DELETED, Change, Watched
+from ebpflb.plan.service_entries import NO_ENTRIES, ServiceEntries
+from ebpflb.plan.slow_starts import SlowStarts
 from ebpflb.serve.status import log_new
 
+SERVICES_PER_PLAN = 250  # a plan for all of 10,000 would hold every entry twice
 log = logging.getLogger(__name__)
 
-SERVICES_PER_PLAN = (
-    250  # services in one plan: a plan for all of 10,000 would hold every entry twice
-)
-_NOT_PROGRAMMED = "Service %s: %s; its last good state stays"
+_NOT_PROGRAMMED = "Service %s: %s; what it still wants of what it has stays"
 
-MakePlan = Callable[[Mapping[PortName, DesiredService | None], float], Plan]
+Had = Mapping[str, Mapping[str, int]]
+NO_SHARES: Had = {}
+Changes = Mapping[PortName, DesiredService | None]
+MakePlan = Callable[[Changes, float], Plan]
 
 
 class ServiceSync:
-    """Raises KernelError, also when it is made, where the maps cannot be read."""
+    """Raises KernelError, also when it is made, where the maps cannot be read.
 
-    def __init__(self, datapath: Datapath, cluster: ClusterState, node_sync: NodeSync) -> None:
+    ``clock`` is a monotonic one, in seconds. ``had``: what service ports that do not fit had of the
+    maps, by an earlier agent.
+    """
+
+    def __init__(
+        self,
+        datapath: Datapath,
+        cluster: ClusterState,
+        node_sync: NodeSync,
+        clock: Callable[[], float] = time.monotonic,
+        had: Had = NO_SHARES,
+    ) -> None:
+        self._clock = clock
         self.datapath = datapath
         self.cluster = cluster
         self.node_sync = node_sync
         self.not_programmed: Mapping[str, str] = {}  # service port -> why it does not fit
-        self._start_over()
-
-    def _start_over(self) -> None:
-        """Reads the maps; every service is to be planned anew."""
-        self.planner = Planner(CAPACITY, self.datapath.read_contents())
+        self.without_table = 0  # how many service ports lack their scheduler's table
+        self._canary: frozenset[PortName] = frozenset()
+        self.write_log = WriteLog(clock)
+        self.slow_starts = SlowStarts()
+        self._watched: dict[PortName, Change] = {}  # what ``take_watched`` returns next
         self.port_names: dict[Key, set[PortName]] = {}  # Service -> its ports in the plan
+        self._start_over(had)
+
+    def _start_over(self, had: Had) -> None:
+        """Reads the maps; every service is to be planned anew."""
+        self.planner = Planner(self.datapath.capacity, self.datapath.read_contents())
+        # In force until the cluster's own are received: addresses in them that are not used are
+        # dropped meanwhile, as before.
+        self.planner.cluster_ips.cover(frozenset(self.datapath.service_ranges()))
+        self.planner.waiting.load(had, self.planner.actual)
         self.health_checks: dict[Key, HealthCheck] = {}  # the answers of health-check node ports
         self.no_local = NoLocalEndpoints()
+        self._covering: Mapping[Family, Prefix] | None = None  # as they were written last
         self.must_start_over = False  # a write has failed: the planner may be wrong about the maps
         self.all_written = False  # every service has been written once
-        self.cluster.changed_services |= self.cluster.services.keys()
+        # Also those that have gone since, so that who is told of ports hears of that.
+        self.cluster.changed_services |= self.cluster.services.keys() | self.port_names.keys()
 
     @property
     def service_ports(self) -> int:
-        """How many are programmed."""
-        return len(self.planner.actual)
+        """How many are programmed, without the canary's."""
+        return len(self.planner.actual) - len(self._canary_entries())
 
     @property
     def backends(self) -> int:
-        """Of all service ports that are programmed."""
-        return self.planner.backends
+        """Of all service ports that are programmed, without the canary's."""
+        return self.planner.totals.backends - sum(len(it.backends) for it in self._canary_entries())
+
+    @property
+    def had(self) -> Had:
+        """Of the service ports that do not fit, what each had, and gets before others grow."""
+        return self.planner.waiting.named()
 
     def cover_service_cidrs(self) -> dict[Family, Prefix]:
         """The prefixes that cover all cluster IPs, and from now on all ranges of cluster IPs."""
         return self.planner.cluster_ips.cover(self.cluster.service_cidrs)
+
+    @property
+    def complete(self) -> bool:
+        """Every service is written as planned, as far as is known."""
+        return self.all_written and not self.must_start_over
+
+    @property
+    def due(self) -> float:
+        """When ``turn`` has something to do, by the clock."""
+        return min(self.write_log.due, self.slow_starts.due)
+
+    def turn(self) -> None:
+        """Logs what was written; lets weights grow, with the next sync."""
+        self.write_log.turn()
+        for name in self.slow_starts.take_due(self.planner.actual, self._clock()):
+            if (key := Key(name.namespace, name.service)) in self.cluster.services:
+                self.cluster.changed_services.add(key)
+            else:
+                self.slow_starts.forget(name)
+
+    def take_watched(self) -> dict[PortName, Change]:
+        """Whose connections are to be reset when endpoints go, of what changed since the last call.
+
+        To be called when it has been written. Empty where nothing is translated.
+        """
+        changes, self._watched = self._watched, {}
+        if self.node_sync.options.shadow:
+            return {}
+        for name, change in changes.items():
+            if isinstance(change, Watched):
+                frontends = frozenset(self.planner.claims.frontends_of(name))
+                changes[name] = change._replace(frontends=frontends)
+        return changes
 
     def write(self) -> None:
         """Writes the services that changed, and those that did not fit before.
@@ -77,7 +143,7 @@ class ServiceSync:
         Raises KernelError having written a part; the next call writes everything.
         """
         if self.must_start_over:
-            self._start_over()
+            self._start_over(self.had)
         self.must_start_over = True
         keys = sorted(self.cluster.take_changed_services())
         for start in range(0, len(keys), SERVICES_PER_PLAN):
@@ -89,31 +155,83 @@ class ServiceSync:
         self.must_start_over, self.all_written = False, True
         self._set_not_programmed()
 
+    def write_canary(self, wanted: Mapping[PortName, DesiredService]) -> str | None:
+        """At once, in place of the former ones; the reason why they do not fit, and are not there.
+
+        Raises KernelError; the next ``write`` starts over then, without a canary.
+        """
+        self.must_start_over = True
+        former: dict[PortName, DesiredService | None] = dict.fromkeys(self._canary)
+        self._write_changes(former | dict(wanted), self.planner.plan_changes)
+        self._canary = frozenset(wanted)
+        full = next(filter(None, map(self.planner.not_programmed.get, wanted)), None)
+        if full:
+            self._write_changes(dict.fromkeys(wanted), self.planner.plan_changes)
+            self._canary = frozenset()
+        self.must_start_over = False
+        return full
+
+    @property
+    def has_canary(self) -> bool:
+        """Whether it is still there: it is not written again where all services are."""
+        return bool(self._canary) and self._canary <= self.planner.claims.desired.keys()
+
+    def _canary_entries(self) -> list[ServiceEntries]:
+        return [self.planner.actual[it] for it in self._canary if it in self.planner.actual]
+
     def _write_batch(self, keys: list[Key], make_plan: MakePlan) -> None:
         changes = {name: desired for key in keys for name, desired in self._desired(key)}
-        began = time.monotonic()
+        self._write_changes(changes, make_plan)
+
+    def _write_changes(self, changes: Changes, make_plan: MakePlan) -> None:
+        began = self._clock()
         plan = make_plan(changes, began)
-        planned = time.monotonic()
+        planned = self._clock()
         if plan:
-            self.node_sync.write_settings(self.cover_service_cidrs())
+            self._write_covering()
             self.datapath.apply(plan)
-            spent = (planned - began) * 1e3, (time.monotonic() - planned) * 1e3
-            log.info("%r planned in %.1f ms, written in %.1f ms", plan, *spent)
-        self.planner.written(time.monotonic())
+            self.write_log.wrote(plan, planned - began, self._clock() - planned)
+        self.planner.written(self._clock())
+
+    def _write_covering(self) -> None:
+        """Before the plan whose cluster IPs they cover."""
+        covering = self.cover_service_cidrs()
+        if covering != self._covering:
+            self.node_sync.write_settings(covering)
+            self._covering = covering
 
     def _desired(self, key: Key) -> list[tuple[PortName, DesiredService | None]]:
         """What a service's ports want now; None for ports that it no longer has."""
         desired: dict[PortName, DesiredService | None] = dict.fromkeys(self.port_names.pop(key, ()))
         policies = dict.fromkeys(desired, frozenset[TrafficPolicy]())
+        self._watched |= dict.fromkeys(desired, None if self._is_left(key) else DELETED)
         for port, selection in self.cluster.ports(key):
-            desired[port.name] = desired_service(port, selection, self.cluster.primary)
+            self._watched[port.name] = self._watch(port)
+            found = desired_service(port, selection, self.cluster.primary)
+            programmed = self.planner.actual.get(port.name, NO_ENTRIES)
+            desired[port.name] = self.slow_starts.apply(
+                found, port.slow_start, programmed, self._clock()
+            )
             policies[port.name] = policies_without_endpoints(port, selection)
         for name, local in policies.items():
             self.no_local.update(name, local)
+            if desired[name] is None:
+                self.slow_starts.forget(name)
         if names := {name for name, each in desired.items() if each}:
             self.port_names[key] = names
         self._set_health_check(key)
         return list(desired.items())
+
+    def _is_left(self, key: Key) -> bool:
+        """Whether the Service exists, and another proxy has to serve it now."""
+        return key in self.cluster.services and not self.cluster.services[key]
+
+    def _watch(self, port: ServicePort) -> Watched | None:
+        """Its frontends are known when the plan is."""
+        if port.reset_after is None:
+            return None
+        endpoints = self.cluster.listed_endpoints(port.name)
+        return Watched(port.reset_after, frozenset(), endpoints)
 
     def _set_health_check(self, key: Key) -> None:
         self.health_checks.pop(key, None)
@@ -124,3 +242,7 @@ class ServiceSync:
         reasons = {str(name): reason for name, reason in self.planner.not_programmed.items()}
         log_new(self.not_programmed, reasons, _NOT_PROGRAMMED)
         self.not_programmed = reasons
+        without = len(self.planner.space.tables.without_table)
+        if without != self.without_table:
+            log.warning("map choices is full: %d service ports are served at random", without)
+        self.without_table = without

@@ -3,38 +3,47 @@
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
 from ebpflb.cli import common
-from ebpflb.cli.output import output_option, print_as, print_table
-from ebpflb.diagnose.check import CheckResult, check_node
+from ebpflb.cli.output import WIDE, print_as, wide_output_option
+from ebpflb.cli.result_lines import print_results
+from ebpflb.diagnose.check import check_node
+from ebpflb.diagnose.check_result import CheckResult
+from ebpflb.serve import status
 
 
 @click.command()
 @common.cgroup_root
 @common.state_dir
-@output_option
-def check(cgroup_root: Path | None, state_dir: Path, output: str) -> None:
+@common.run_dir
+@wide_output_option
+def check(cgroup_root: Path | None, state_dir: Path, run_dir: Path, output: str) -> None:
     """Check whether this node can run ebpflb.
 
     Tries every feature that ebpflb uses. For each one that is missing, prints what to do about it
-    or what does not work without it. Exit status 0 if nothing required is missing.
+    or what does not work without it. The last line says it in words. Exit status 0 if nothing
+    required is missing.
     """
-    results = check_node(state_dir.absolute(), cgroup_root)
-    if output == "table":
-        print_table("this node", [_row(result) for result in results])
+    results = [*check_node(state_dir.absolute(), cgroup_root), *_name(state_dir, run_dir)]
+    lacking = [result.feature for result in results if result.required and not result.ok]
+    if output in ("table", WIDE):
+        print_results(results, output, "MISSING")
+        lacks = f"cannot run ebpflb: it lacks {', '.join(lacking)}"
+        click.echo(f"this node {lacks if lacking else 'can run ebpflb'}")
     else:
         print_as(output, [result._asdict() for result in results])
-    sys.exit(0 if all(result.ok for result in results if result.required) else 1)
+    sys.exit(1 if lacking else 0)
 
 
-def _row(result: CheckResult) -> dict[str, Any]:
-    status = "ok" if result.ok else ("MISSING" if result.required else "warning")
-    return {
-        "feature": result.feature,
-        "status": status,
-        "detail": result.detail,
-        "remedy or consequence": result.remedy,
-    }
+def _name(state_dir: Path, run_dir: Path) -> list[CheckResult]:
+    """Whether a Node has this node's name, which only a running agent knows."""
+    paths = common.paths(state_dir, run_dir)
+    published = status.read(paths)
+    if not published or not published.lists_complete or not status.is_running(paths):
+        return []
+    unknown = published.node_unknown
+    lost = "/healthz answers 503, no endpoint counts as local; set --hostname-override"
+    detail = unknown or published.node
+    return [CheckResult("this node's Node", not unknown, False, detail, lost if unknown else "")]

@@ -9,9 +9,10 @@ from ebpflb.cli import common
 from ebpflb.datapath.attach import cgroup_links
 from ebpflb.datapath.attach.removal import unpin_all
 from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.datapath.maps.state_lock import StateLock
 from ebpflb.errors import NodeError
 from ebpflb.node import kube_proxy_leftovers, kube_proxy_watch, nat, nft, reserved_ports
-from ebpflb.node.kube_proxy_leftovers import Leftover, Survey
+from ebpflb.node.kube_proxy_leftovers import Leftover, LeftoverSurvey
 from ebpflb.options import Paths
 from ebpflb.serve import status
 
@@ -60,11 +61,19 @@ def remove_all(paths: Paths) -> None:
 
 def remove_ebpflb(paths: Paths) -> None:
     """Everything that ebpflb has set up. Raises NodeError while an agent runs, KernelError."""
-    if status.is_running(paths):
+    lock = StateLock(paths.state)
+    is_there = paths.state.is_dir()
+    if is_there and any(paths.state.iterdir()) and not paths.run.is_dir():
+        lost = "which source ports are to be given back to the kernel is recorded there"
+        raise NodeError(
+            f"{paths.run} is not here, and {lost}: give --run-dir (or make it, if lost)"
+        )
+    if status.is_running(paths) or (is_there and not lock.take()):
         last = status.read(paths)
         who = f" (pid {last.pid})" if last else ""
         raise NodeError(f"an agent{who} still serves {paths.state}: stop it first")
     unpin_all(StateDir(paths.state))
+    lock.release()
     _release_tables()
     _release_ports(paths)
     status.remove(paths)
@@ -76,6 +85,8 @@ def remove_kube_proxy(paths: Paths, *, dry_run: bool = False, force: bool = Fals
     found = kube_proxy_watch.detect()
     if found.running and not (force or dry_run):
         raise NodeError(f"kube-proxy is running ({found.evidence}): stop it first, or use --force")
+    if found.rules and not (force or dry_run):
+        _require_all_served(paths)
     survey = kube_proxy_leftovers.survey()
     if dry_run:
         _print_dry_run(survey)
@@ -92,7 +103,15 @@ def remove_kube_proxy(paths: Paths, *, dry_run: bool = False, force: bool = Fals
         click.echo(f"warning: {missing}: services do not work on this node now")
 
 
-def _print_dry_run(survey: Survey) -> None:
+def _require_all_served(paths: Paths) -> None:
+    """Raises NodeError if the running agent leaves Services to kube-proxy, and so to its rules."""
+    last = status.read(paths) if status.is_running(paths) else None
+    if last and last.left_to_kube_proxy:
+        left = last.left_to_kube_proxy
+        raise NodeError(f"{left} need kube-proxy's rules: serve all by ebpflb, or use --force")
+
+
+def _print_dry_run(survey: LeftoverSurvey) -> None:
     for leftover in survey.removable:
         click.echo(f"would be removed: {leftover.what}")
     _print_not_removed(survey)
@@ -100,7 +119,7 @@ def _print_dry_run(survey: Survey) -> None:
         click.echo(NOTHING)
 
 
-def _print_not_removed(survey: Survey) -> None:
+def _print_not_removed(survey: LeftoverSurvey) -> None:
     for rules in survey.retained:
         click.echo(f"kept: {rules}")
     for source in survey.unreadable:
@@ -118,7 +137,7 @@ def _remove(leftover: Leftover) -> list[str]:
     return []
 
 
-def _keep_nat(survey: Survey, *, force: bool) -> None:
+def _keep_nat(survey: LeftoverSurvey, *, force: bool) -> None:
     """Keeps NAT by conntrack alive for open connections when the last NAT rules are removed. Raises
     NodeError.
     """
@@ -132,7 +151,7 @@ def _keep_nat(survey: Survey, *, force: bool) -> None:
             raise NodeError(f"{error}; {hint}") from error
 
 
-def _release_nat(survey: Survey) -> None:
+def _release_nat(survey: LeftoverSurvey) -> None:
     """Ends what ``_keep_nat`` has set up, unless a connection still needs it."""
     if nft.exists(nat.HOLD):
         gone = nat.release_when_unused(nat.HOLD)

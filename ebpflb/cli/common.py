@@ -3,11 +3,13 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from ebpflb.datapath.maps import state_record
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.state_dir import DEFAULT, StateDir
 from ebpflb.errors import NodeError
@@ -24,18 +26,24 @@ state_dir = click.option(
     show_default=True,
     help="Directory in a bpffs for pinned maps and links. Each node on a machine needs its own.",
 )
+agent_run_dir = click.option(
+    "--run-dir",
+    type=DIRECTORY,
+    default=None,
+    help=f"Directory of the agent's lock and status files.  [default: {Paths.run}]",
+)
 run_dir = click.option(
     "--run-dir",
     type=DIRECTORY,
-    default=Paths.run,
-    show_default=True,
-    help="Directory of the agent's lock and status files.",
+    default=None,
+    help=f"The agent's --run-dir.  [default: as recorded in the state directory, or {Paths.run}]",
 )
 cgroup_root = click.option(
     "--cgroup-root",
     type=DIRECTORY,
     default=None,
-    help="Cgroup whose sockets are served.  [default: the root of cgroup v2]",
+    help="Cgroup whose sockets are served, or a directory with a mount of cgroup v2 below it."
+    "  [default: the root of cgroup v2]",
 )
 
 
@@ -50,9 +58,14 @@ def pinned_maps(state: Path) -> Iterator[dict[str, Map]]:
             opened.close()
 
 
-def paths(state: Path, run: Path, cache: Path = Paths.cache) -> Paths:
-    """The directories of one node's agent, as absolute paths."""
-    return Paths(state=state.absolute(), run=run.absolute(), cache=cache.absolute())
+def paths(state: Path, run: Path | None, cache: Path = Paths.cache) -> Paths:
+    """The directories of one node's agent, as absolute paths.
+
+    Without ``run`` it is the one that the state directory's agent has recorded.
+    """
+    state, cache = state.absolute(), cache.absolute()
+    found = state_record.read(state, cache) or Paths(state, cache=cache)
+    return found if run is None else replace(found, run=run.absolute())
 
 
 def require_capabilities() -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ebpflb demo``: runs the steps of ``ebpflb.lab.demo`` with headings, and prints the maps."""
 
+import fcntl
 import os
 import re
 import shutil
@@ -17,11 +18,11 @@ from ebpflb.datapath.attach.cgroup_links import cgroup_root
 from ebpflb.datapath.attach.removal import unpin_all
 from ebpflb.datapath.maps.state_dir import BPFFS, StateDir
 from ebpflb.diagnose.dump import dump_maps
-from ebpflb.lab.demo import PORT, REQUESTS, TRAFFIC, V4, Demo
+from ebpflb.lab.demo import CONNECTIONS_A_LINE, PORT, TRAFFIC, V4, Demo
 from ebpflb.lab.hosts import Lab
 from ebpflb.lab.netns import NETNS
 
-PREFIX = "ebpflb-demo"  # everything of a demo is called so, and its pid follows
+DEMO_PREFIX = "ebpflb-demo"  # everything of a demo is called so, and its pid follows
 RUN = Path("/run")
 
 
@@ -39,7 +40,7 @@ def demo(keep: bool, remove: bool) -> None:
     _remove_ended()
     if remove:
         return
-    name = f"{PREFIX}-{os.getpid()}"
+    name = f"{DEMO_PREFIX}-{os.getpid()}"
     with ExitStack() as stack:
         stack.callback(_remove, name)
         demo = Demo(stack.enter_context(Lab(name)), RUN / name, click.echo)
@@ -53,12 +54,20 @@ def demo(keep: bool, remove: bool) -> None:
 
 
 def _remove_ended() -> None:
-    """Removes the demos that were kept or killed: those whose process has ended."""
-    paths = [path for place in (RUN, NETNS, cgroup_root(), BPFFS) for path in place.glob("*")]
-    found = {re.match(rf"{PREFIX}-(\d+)\b", path.name) for path in paths}
-    for name, pid in {(it[0], it[1]) for it in found if it}:
-        if not Path("/proc", pid).exists():
-            _remove(name)
+    """Removes the demos that were kept or killed: those whose process has ended.
+
+    One at a time does: what another one is removing would be gone in the middle.
+    """
+    lock = os.open(RUN, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        paths = [path for place in (RUN, NETNS, cgroup_root(), BPFFS) for path in place.glob("*")]
+        found = {re.match(rf"{DEMO_PREFIX}-(\d+)\b", path.name) for path in paths}
+        for name, pid in {(it[0], it[1]) for it in found if it}:
+            if not Path("/proc", pid).exists():
+                _remove(name)
+    finally:
+        os.close(lock)
 
 
 def _remove(name: str) -> None:
@@ -72,8 +81,10 @@ def _remove(name: str) -> None:
 def _run(demo: Demo) -> None:
     _heading("a node, a client, four web servers in network namespaces; `ebpflb run` on the node")
     demo.build()
-    _heading(f"{REQUESTS} connections each to the service default/web: three endpoints")
+    _heading(f"{CONNECTIONS_A_LINE} connections each to the service default/web: three endpoints")
     demo.connect()
+    _heading("a fourth endpoint is a canary: it gets a tenth of the connections")
+    demo.try_out()
     _heading("the service is scaled from three endpoints to four")
     demo.grow()
     _heading("ebpflb maps dump services slots")

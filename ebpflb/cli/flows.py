@@ -2,14 +2,18 @@
 """``ebpflb flows``: lists and deletes the flows of the packet path."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from ebpflb.cli import common
-from ebpflb.cli.output import output_option, print_as, print_table
+from ebpflb.cli.output import WIDE, print_as, print_narrow_table, wide_output_option
+from ebpflb.cli.watching import show, watch_option
 from ebpflb.diagnose.connection_list import flush_connections, list_connections
-from ebpflb.diagnose.flow_list import FlowFilter, flush_flows, list_flows
+from ebpflb.diagnose.flow_list import FlowFilter, check_service, flush_flows, list_flows
 from ebpflb.model.addresses import Address, parse_address
+
+_NARROW = ("protocol", "state", "client", "frontend", "backend")
 
 
 def _service(_context: object, _option: object, text: str | None) -> tuple[str, str] | None:
@@ -17,7 +21,7 @@ def _service(_context: object, _option: object, text: str | None) -> tuple[str, 
         return None
     namespace, _, name = text.partition("/")
     if not namespace or not name or "/" in name:
-        raise click.BadParameter(f'"{text}" is not NAMESPACE/NAME')
+        raise click.BadParameter(f'"{text}" is not NAMESPACE/NAME such as default/web')
     return namespace, name
 
 
@@ -56,21 +60,39 @@ def flows() -> None:
 @flows.command("list")
 @service
 @client
+@watch_option
 @common.state_dir
-@output_option
+@wide_output_option
 def list_(
-    service: tuple[str, str] | None, client: Address | None, state_dir: Path, output: str
+    service: tuple[str, str] | None,
+    client: Address | None,
+    watch: float | None,
+    state_dir: Path,
+    output: str,
 ) -> None:
-    """Print a row for each flow."""
+    """Print a row for each flow.
+
+    -o wide adds service, pod, node, masquerading, the packets of replies, age and engine.
+    """
     common.require_capabilities()
+    only = FlowFilter(service, client)
+    show(lambda: _read(state_dir, only), lambda rows: _print(rows, output), watch)
+
+
+def _read(state_dir: Path, only: FlowFilter) -> list[dict[str, Any]]:
     with common.pinned_maps(state_dir) as maps:
-        only = FlowFilter(service, client)
+        check_service(maps, only)
         rows = [*list_flows(maps, only), *list_connections(maps, only)]
-    rows.sort(key=lambda row: (row["service"], row["client"], row["frontend"]))
-    if output == "table":
-        print_table("flows", rows)
-    else:
+    return sorted(rows, key=lambda row: (row["service"], row["client"], row["frontend"]))
+
+
+def _print(rows: list[dict[str, Any]], output: str) -> None:
+    if output in ("json", "yaml"):
         print_as(output, rows)
+        return
+    wide = output == WIDE
+    shown = rows if wide else [{name: row[name] for name in _NARROW} for row in rows]
+    print_narrow_table("flows", shown, wide=wide, whole=("client",))
 
 
 @flows.command()
@@ -85,6 +107,7 @@ def flush(service: tuple[str, str] | None, client: Address | None, state_dir: Pa
     common.require_capabilities()
     with common.pinned_maps(state_dir) as maps:
         only = FlowFilter(service, client)
+        check_service(maps, only)
         parts = (flush_flows(maps, only), flush_connections(maps, only))
     flows, entries = map(sum, zip(*parts, strict=True))
     click.echo(f"flows flushed: {flows} ({entries} entries)")

@@ -2,12 +2,16 @@
 """``ebpflb maps dump``: the content of every map."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from ebpflb.cli import common
-from ebpflb.cli.output import output_option, print_as, print_table
-from ebpflb.diagnose.dump import ROWS, dump_maps
+from ebpflb.cli import common, times
+from ebpflb.cli.output import WIDE, print_as, print_first_columns, wide_output_option
+from ebpflb.diagnose.dump import ROWS, Dump, dump_maps
+from ebpflb.errors import NodeError
+from ebpflb.history.past import Past
+from ebpflb.history.recorder import RECORDED
 
 CHANGED = "warning: the agent changed the maps during the dump; rows may not fit together"
 
@@ -19,21 +23,49 @@ def maps() -> None:
 
 @maps.command()
 @click.argument("names", metavar="[MAP]...", nargs=-1, type=click.Choice(list(ROWS)))
+@click.option(
+    "--at",
+    metavar="TIME",
+    callback=times.option,
+    help="What the maps held then, such as 14:03, 2026-11-22T14:03:10 or 10m (ago); only of those"
+    " that the agent writes, and without counters.",
+)
 @common.state_dir
-@output_option
-def dump(names: tuple[str, ...], state_dir: Path, output: str) -> None:
+@common.run_dir
+@wide_output_option
+def dump(
+    names: tuple[str, ...], at: float | None, state_dir: Path, run_dir: Path | None, output: str
+) -> None:
     """Print all maps, or those named, with names instead of ids and with counters.
 
     Reads the pinned maps; no agent has to run. "conntrack" is the kernel's own table: its entries
     that lead to an address and port of a service.
     """
     common.require_capabilities()
-    with common.pinned_maps(state_dir) as pinned:
-        dumped = dump_maps(pinned, names)
-    if output != "table":
+    if at is None:
+        with common.pinned_maps(state_dir) as pinned:
+            dumped = dump_maps(pinned, names)
+    else:
+        past = Past(common.paths(state_dir, run_dir))
+        dumped = past_maps(past, at, names)
+        for note in past.notes:
+            click.echo(f"history: {note}", err=True)
+    if output in ("json", "yaml"):
         print_as(output, dumped._asdict())
         return
     for name, rows in dumped.maps.items():
-        print_table(name, rows)
+        print_first_columns(name, rows, wide=output == WIDE)
     if dumped.changed_while_reading:
         click.echo(CHANGED, err=True)
+
+
+def past_maps(past: Past, at: float, names: tuple[str, ...]) -> Dump:
+    """Raises NodeError for a map that is not recorded, or a time before the history begins."""
+    unrecorded = [name for name in names if name not in RECORDED]
+    if unrecorded:
+        raise NodeError(
+            f"{', '.join(unrecorded)}: not in the history, as the agent does not write it"
+        )
+    state = past.at(at)
+    maps: Any = {name: state.map(name) for name in RECORDED}
+    return dump_maps(maps, names or tuple(name for name in ROWS if name in RECORDED))

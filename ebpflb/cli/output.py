@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``--output``: values as a table, JSON or YAML. A row of a table is one line, fit for grep."""
+"""``--output``: values as a table, JSON or YAML. A row of a table is one line, fit for grep.
 
+Control characters, which a name in a map or manifest may hold, are escaped.
+"""
+
+from collections.abc import Callable, Collection
+from textwrap import fill
 from typing import Any
 
 import click
@@ -8,14 +13,45 @@ import msgspec
 import yaml
 from tabulate import tabulate
 
-output_option = click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "json", "yaml"]),
-    default="table",
-    show_default=True,
-    help="Output format.",
-)
+from ebpflb.errors import escaped
+
+WIDE = "wide"
+COLUMNS = 80
+_NARROWEST = 8  # characters that stay of a cell
+_WIDEST = 26  # of a cell among columns of which the first ones are shown
+_INDENT, _GAP = 2, 2
+
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def _option(*formats: str, more: str = "") -> Decorator:
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Choice(formats),
+        default="table",
+        show_default=True,
+        help=f"Output format{more}.",
+    )
+
+
+output_option = _option("table", "json", "yaml")
+wide_output_option = _option("table", WIDE, "json", "yaml")
+
+
+def lines_output_option(line: str) -> Decorator:
+    """For rows that come one after the other; ``line`` says what each line of JSON is."""
+    return _option("table", WIDE, "json", "yaml", more=f"; JSON is {line}, YAML a document for it")
+
+
+def print_row_as(output: str, row: Any) -> None:
+    """Prints one of many as a line of "json", or a document of "yaml"."""
+    if output == "yaml":
+        click.echo("---")
+        print_as(output, row)
+    else:
+        click.echo(msgspec.json.encode(row))
 
 
 def print_as(output: str, value: Any) -> None:
@@ -31,12 +67,89 @@ def print_table(title: str, rows: list[dict[str, Any]]) -> None:
     click.echo(f"{title}\n{_table(rows) if rows else '  no entries'}\n")
 
 
+def print_narrow_table(
+    title: str, rows: list[dict[str, Any]], *, wide: bool, whole: Collection[str] = ()
+) -> None:
+    """The same as kubectl has it; if not ``wide``, in COLUMNS, where an ellipsis stands for what
+    does not fit. The columns ``whole`` are cut last.
+    """
+    click.echo(f"{title}\n{_narrow_table(rows, wide, whole) if rows else '  none'}\n")
+
+
+def print_first_columns(
+    title: str, rows: list[dict[str, Any]], *, wide: bool, empty: str = "no entries"
+) -> None:
+    """As print_narrow_table, of rows with too many columns for one line: if not ``wide`` the first
+    ones that fit, and a line that names the others.
+    """
+    left: list[str] = []
+    if rows and not wide:
+        shown = _first_that_fit(rows)
+        left = [name.replace("_", " ") for name in rows[0] if name not in shown]
+        rows = [{name: row[name] for name in shown} for row in rows]
+    click.echo(f"{title}\n{_narrow_table(rows, wide, ()) if rows else f'  {empty}'}")
+    if left:
+        words = f"-o wide has {', '.join(left)}"
+        click.echo(fill(words, COLUMNS, initial_indent="  ", subsequent_indent="  "))
+    click.echo()
+
+
+def percent(share: float, digits: int) -> str:
+    """With so many decimals; of a share below one percent with two digits, as 0.010%."""
+    return f"{share:.{digits}%}" if share >= 0.01 or not share else f"{100 * share:#.2g}%"
+
+
 def _table(rows: list[dict[str, Any]]) -> str:
     heads = [name.replace("_", " ") for name in rows[0]]
-    sides = ["right" if _is_number(value) else "left" for value in rows[0].values()]
     cells = [[_text(value) for value in row.values()] for row in rows]
-    table = tabulate(cells, heads, tablefmt="simple", colalign=sides, disable_numparse=True)
-    return "\n".join(f"  {line}".rstrip() for line in table.splitlines())
+    return _rendered(tabulate(cells, heads, "simple", colalign=_sides(rows), disable_numparse=True))
+
+
+def _narrow_table(rows: list[dict[str, Any]], wide: bool, whole: Collection[str]) -> str:
+    """Heads are a row: as heads they would take two columns more."""
+    heads = [name.replace("_", " ").upper() for name in rows[0]]
+    cells = [heads, *([_text(value) for value in row.values()] for row in rows)]
+    if not wide:
+        cells = _fitted(cells, [name in whole for name in rows[0]])
+    return _rendered(tabulate(cells, (), "plain", colalign=_sides(rows), disable_numparse=True))
+
+
+def _first_that_fit(rows: list[dict[str, Any]]) -> list[str]:
+    """Where each is as wide as its cells, but none wider than _WIDEST."""
+    found, free = list[str](), COLUMNS - _INDENT + _GAP
+    for name in rows[0]:
+        widest = max(len(name), *(len(_text(row[name])) for row in rows))
+        free -= min(widest, _WIDEST) + _GAP
+        if free < 0 and found:
+            break
+        found.append(name)
+    return found
+
+
+def _sides(rows: list[dict[str, Any]]) -> list[str]:
+    return ["right" if _is_number(value) else "left" for value in rows[0].values()]
+
+
+def _rendered(table: str) -> str:
+    return "\n".join(f"{' ' * _INDENT}{line}".rstrip() for line in table.splitlines())
+
+
+def _fitted(cells: list[list[str]], whole: list[bool]) -> list[list[str]]:
+    """The widest columns are cut until the row fits."""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    free = COLUMNS - _INDENT - _GAP * (len(widths) - 1)
+    for kept in (whole, [False] * len(widths)):
+        cut = [index for index, is_kept in enumerate(kept) if not is_kept]
+        while cut and sum(widths) > free:
+            widest = max(cut, key=widths.__getitem__)
+            if widths[widest] <= _NARROWEST:
+                break
+            widths[widest] -= 1
+    return [[_cut(text, width) for text, width in zip(row, widths, strict=True)] for row in cells]
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def _is_number(value: Any) -> bool:
@@ -46,4 +159,4 @@ def _is_number(value: Any) -> bool:
 def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return "" if value is None else str(value)
+    return "" if value is None else escaped(str(value))

@@ -2,16 +2,18 @@
 """``ebpflb run``: the agent in the foreground, until SIGTERM or SIGINT."""
 
 import logging
+import os
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ebpflb.agent import Agent, build_agent
-from ebpflb.cli import common, run_configuration, run_options
+from ebpflb import child, redaction
+from ebpflb.agent import Inbox, Stop, build_agent
+from ebpflb.cli import common, kube_proxy_flags, run_configuration, run_options
 from ebpflb.cli.cleanup import remove_all
 from ebpflb.configuration.fields import KubeProxyConfiguration
 from ebpflb.configuration.translation import translate
@@ -19,16 +21,17 @@ from ebpflb.configuration.watch import ConfigWatch
 from ebpflb.datapath.attach import cgroup_links
 from ebpflb.datapath.attach.removal import unpin_all
 from ebpflb.datapath.maps.state_dir import StateDir
-from ebpflb.diagnose.check import missing, required
-from ebpflb.errors import ConfigurationError, EbpflbError, NodeError
+from ebpflb.diagnose.requirements import missing, required
+from ebpflb.errors import ConfigurationError, EbpflbError, NodeError, plain
+from ebpflb.model.served_services import ServedServices
 from ebpflb.node import conntrack, process
-from ebpflb.options import Options
-from ebpflb.serve import status
+from ebpflb.options import Options, Paths
+from ebpflb.serve import agent_lock
 
 
-@click.command(context_settings=run_options.GO_STYLE)
+@click.command(context_settings=kube_proxy_flags.GO_STYLE)
 @run_options.ebpflb_options
-@run_options.kube_proxy_flags
+@kube_proxy_flags.options
 @click.version_option(package_name="ebpflb", prog_name="ebpflb")
 def run(**values: Any) -> None:
     """Run the agent, which serves Services on this node.
@@ -45,10 +48,12 @@ def run(**values: Any) -> None:
         common.require_capabilities()
         remove_all(common.paths(values["state_dir"], values["run_dir"]))
         return
+    values["run_dir"] = values["run_dir"] or Paths.run
     _set_up_logging()
+    os.environ["PATH"] = child.path()  # of the kubeconfig's credential plugins too
     watch = ConfigWatch(Path(values["config"])) if values["config"] else None
     config = run_configuration.load(values)
-    if config.logging.verbosity >= run_options.DEBUG_VERBOSITY:
+    if config.logging.verbosity >= kube_proxy_flags.DEBUG_VERBOSITY:
         logging.getLogger().setLevel(logging.DEBUG)
     if values["write_config_to"]:
         run_configuration.write(config, Path(values["write_config_to"]))
@@ -60,8 +65,8 @@ def run(**values: Any) -> None:
         conntrack.set_up(options.conntrack)
         return
     _require_features(values["state_dir"], values["cgroup_root"])
-    with status.lock(options.paths):
-        _serve(options, watch, run_configuration.effective_flags(config, values))
+    with agent_lock.held(options.paths) as lock:
+        _serve(options, watch, run_configuration.effective_flags(config, values), lock)
 
 
 def _options(config: KubeProxyConfiguration, values: dict[str, Any]) -> Options:
@@ -70,36 +75,47 @@ def _options(config: KubeProxyConfiguration, values: dict[str, Any]) -> Options:
     by_configuration = translate(config)
     if manifests:
         by_configuration["kubeconfig"] = None
+    by_configuration["scheduler"] = values["scheduler"] or by_configuration["scheduler"]
     by_option = (
         "guard_nodeports",
         "devices",
+        "shadow",
         "packet_path",
         "socket_translation",
         "masquerade_local_backends",
         "masquerade_ports",
         "external_ips",
         "packet_mark",
+        "reply_path",
         "nodeport_source_ranges",
+        "audit",
     )
     return Options(
         paths=common.paths(values["state_dir"], values["run_dir"], values["cache_dir"]),
         node_name=run_configuration.node_name(config, socket.gethostname()),
-        cgroup=values["cgroup_root"] or cgroup_links.cgroup_root(),
+        cgroup=cgroup_links.cgroup_root(values["cgroup_root"]),
         manifests=manifests.absolute() if manifests else None,
-        master=values["master"] or "",
+        master=redaction.without_user(values["master"] or ""),
+        readyz_address=values["readyz_bind_address"],
+        map_sizes=values["map_size"],
+        served=ServedServices(values["namespaces"], values["services"]),
         **by_configuration,
         **{name: values[name] for name in by_option},
     )
 
 
-def _serve(options: Options, watch: ConfigWatch | None, flags: Mapping[str, str]) -> None:
-    conntrack.set_up(options.conntrack)
+def _serve(
+    options: Options,
+    watch: ConfigWatch | None,
+    flags: Mapping[str, str],
+    lock: agent_lock.AgentLock,
+) -> None:
     process.adjust_oom_score(options.oom_score_adj)
     process.raise_file_limit()
-    state = StateDir(options.paths.state)
+    state, inbox = StateDir(options.paths.state, options.map_sizes), Inbox()
+    _stop_on_signals_and_changes(lambda: inbox.put(Stop()), watch)
     try:
-        with build_agent(options, flags) as agent:
-            _stop_on_signals_and_changes(agent, watch)
+        with build_agent(options, flags, lock, inbox) as agent:
             agent.run()
     except EbpflbError:
         if not any(state.links()):  # nothing is attached: the first start failed
@@ -112,12 +128,16 @@ def _serve(options: Options, watch: ConfigWatch | None, flags: Mapping[str, str]
         raise ConfigurationError(f"{watch.path} has changed: exiting to be restarted with it")
 
 
-def _stop_on_signals_and_changes(agent: Agent, watch: ConfigWatch | None) -> None:
-    """Stops the agent on SIGTERM and SIGINT, and when the configuration file has changed."""
+def _stop_on_signals_and_changes(stop: Callable[[], None], watch: ConfigWatch | None) -> None:
+    """Stops the agent on SIGTERM and SIGINT, and when the configuration file has changed.
+
+    Before anything of the host is changed: what an agent that is being built has changed by then is
+    undone too, and the first process of a container would not see SIGTERM at all.
+    """
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: agent.stop())
+        signal.signal(number, lambda *_: stop())
     if watch:
-        watch.start(agent.stop)
+        watch.start(stop)
 
 
 def _require_features(state_dir: Path, cgroup_root: Path | None) -> None:
@@ -128,10 +148,18 @@ def _require_features(state_dir: Path, cgroup_root: Path | None) -> None:
 
 
 def _set_up_logging() -> None:
-    logging.basicConfig(
-        level=logging.INFO,
-        format="%(asctime)s.%(msecs)03d %(levelname).1s %(message)s",
-        datefmt="%H:%M:%S",
-    )
+    handler = logging.StreamHandler()
+    layout = "%(asctime)s.%(msecs)03d %(levelname).1s %(message)s"
+    handler.setFormatter(redaction.Formatter(layout, "%H:%M:%S"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     for verbose in ("urllib3", "kubernetes", "pyroute2"):
         logging.getLogger(verbose).setLevel(logging.WARNING)
+    logging.getLogger().addFilter(_in_words)
+
+
+def _in_words(record: logging.LogRecord) -> bool:
+    """Of the loggers only the root one has this filter: the Kubernetes client writes there why a
+    credential plugin failed, as Python formats it.
+    """
+    record.msg, record.args = f"API credentials: {plain(record.getMessage())}", None
+    return True

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ebpflb.cli.run_options import argument_name, format_ports
+from ebpflb.cli.kube_proxy_flags import argument_name
+from ebpflb.cli.run_options import format_ports
 from ebpflb.configuration import (
     config_file,
     fields,
@@ -23,8 +24,10 @@ from ebpflb.configuration import (
 from ebpflb.configuration.config_file import FieldError
 from ebpflb.configuration.fields import KubeProxyConfiguration, replace_at, value_at
 from ebpflb.configuration.parameters import EFFECTIVE_WITH_CONFIG, PARAMETERS, Parameter
+from ebpflb.datapath.maps import map_sizes
 from ebpflb.errors import ConfigurationError
-from ebpflb.model import nodeport_ranges
+from ebpflb.model import nodeport_ranges, served_services
+from ebpflb.redaction import redact
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +67,7 @@ def from_flags(values: Mapping[str, Any]) -> KubeProxyConfiguration:
     config = _with_flags(KubeProxyConfiguration(), values, flags)
     paths = {path for each in PARAMETERS if each.flag in flags for path in each.fields.split()}
     ports = {path: values[flag] for path, flag in _PORT_FLAGS.items() if values[flag] is not None}
-    config = listen_addresses.complete(config, paths & set(listen_addresses.PATHS), ports)
+    config = listen_addresses.complete(config, paths & set(listen_addresses.LISTEN_FIELDS), ports)
     for path, port in ports.items():
         config = config if port else replace_at(config, path, "")
     return config
@@ -123,6 +126,8 @@ def warn_about_ignored(config: KubeProxyConfiguration, values: Mapping[str, Any]
         _warn("overridden by --config", [f"--{flag}" for flag in sorted(flags - effective)])
     _warn("accepted, but ignored", ignored)
     _warn("feature gates without effect", translation.ignored_gates(config))
+    unknown = translation.unknown_schedulers(config)
+    _warn("ipvs.scheduler without an equal, so connections go at random", unknown)
 
 
 def _warn(what: str, names: list[str]) -> None:
@@ -144,13 +149,16 @@ def effective_flags(config: KubeProxyConfiguration, values: Mapping[str, Any]) -
     options = dict(values) | {
         "masquerade_ports": format_ports(values["masquerade_ports"]),
         "packet_mark": str(values["packet_mark"]),
+        "map_size": map_sizes.show(values["map_size"]),
         "nodeport_source_ranges": nodeport_ranges.show(values["nodeport_source_ranges"]),
+        "namespaces": served_services.show_namespaces(values["namespaces"]),
+        "services": served_services.show(values["services"]),
     }
     effective = {name.replace("_", "-"): value for name, value in options.items()}
     for parameter in PARAMETERS:
         if parameter.flag:
             effective[parameter.flag] = _effective_value(parameter, config, values)
-    return {name: format_value(value) for name, value in effective.items()}
+    return {name: redact(format_value(value)) for name, value in effective.items()}
 
 
 def _effective_value(

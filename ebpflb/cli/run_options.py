@@ -1,33 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of ``ebpflb run``: its own, and kube-proxy's flags from ``configuration.parameters``.
-
-kube-proxy's flags are accepted in all ways that Go accepts: ``--flag=value``, ``--flag value``, a
-boolean as ``--flag`` or ``--flag=false``, underscores instead of dashes. Lists may use commas or
-repeat the flag. The value of a flag that is not on the command line is None.
-"""
+"""The options of ``ebpflb run`` that kube-proxy does not have."""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any
 
 import click
-import msgspec
 
 from ebpflb.cli import common
-from ebpflb.configuration import listen_addresses
-from ebpflb.configuration.config_file import decode
-from ebpflb.configuration.durations import Duration, FlushFrequency
-from ebpflb.configuration.fields import KubeProxyConfiguration, VModule, value_at
-from ebpflb.configuration.parameters import PARAMETERS, Parameter, type_of
-from ebpflb.model import devices, external_ips, nodeport_ranges, packet_mark, packet_path
-from ebpflb.options import SOCKET_TRANSLATIONS, Options, Paths
-
-GO_STYLE = {"token_normalize_func": lambda name: name.replace("_", "-")}
-DEBUG_VERBOSITY = 4  # from this verbosity on, details are logged
+from ebpflb.datapath.maps import map_sizes
+from ebpflb.model import (
+    devices,
+    external_ips,
+    nodeport_ranges,
+    packet_mark,
+    packet_path,
+    scheduler,
+    served_services,
+)
+from ebpflb.options import AUDITS, REPLY_PATHS, SOCKET_TRANSLATIONS, Options, Paths
 
 _LAST_PORT = 65535
-_TYPES = {"cleanup": bool, "init-only": bool, "healthz-port": int, "metrics-port": int}
-_FILE_FLAGS = {"config", "kubeconfig", "write-config-to"}
 
 _Callback = Callable[[click.Context, click.Parameter, Any], Any]
 
@@ -39,24 +32,11 @@ def ebpflb_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def kube_proxy_flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator that adds all flags of kube-proxy, except --version."""
-    for parameter in reversed(PARAMETERS):
-        if parameter.flags and parameter.flag != "version":
-            command = _flag(parameter)(command)
-    return command
-
-
-def argument_name(parameter: Parameter) -> str:
-    """The name of the function argument in which click passes the flag's value."""
-    return parameter.flag.replace("-", "_")
-
-
 def parse_ports(text: str) -> tuple[int, int]:
     """LOW-HIGH -> (low, high)."""
     low, dash, high = text.partition("-")
     if not (dash and low.isdecimal() and high.isdecimal()):
-        raise ValueError(f'"{text}" is not LOW-HIGH')
+        raise ValueError(f'"{text}" is not LOW-HIGH such as 10000-29999')
     first, last = int(low), int(high)
     if not 1 <= first <= last <= _LAST_PORT:
         raise ValueError(f'"{text}" is not a range of ports from 1 to {_LAST_PORT}')
@@ -72,6 +52,15 @@ def _check_patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
     for pattern in patterns:
         devices.check_pattern(pattern)
     return patterns
+
+
+def _check_address(address: str) -> str:
+    host, colon, port = address.rpartition(":")
+    if address and not (colon and port.isdecimal() and 0 < int(port) <= _LAST_PORT):
+        raise ValueError(f'"{address}" is not HOST:PORT')
+    if ":" in host and not host.startswith("["):
+        raise ValueError(f'"{address}": an IPv6 address is written in brackets')
+    return address
 
 
 def _parsed_by(parse: Callable[[Any], Any]) -> _Callback:
@@ -136,7 +125,16 @@ _EBPFLB_OPTIONS = (
         default=format_ports(Options.masquerade_ports),
         show_default=True,
         callback=_parsed_by(parse_ports),
-        help="Source ports of masqueraded connections. The host's own sockets do not get them.",
+        help="Source ports of masqueraded connections of the flow tables. The host's own sockets do"
+        " not get them. With conntrack the kernel's NAT chooses: the client's own port if free.",
+    ),
+    click.option(
+        "--reply-path",
+        type=click.Choice(REPLY_PATHS),
+        default=Options.reply_path,
+        show_default=True,
+        help="Where replies of the flow tables leave: as the backend's packets are routed, or by"
+        " the device where their requests came in, past routing rules, netfilter and conntrack.",
     ),
     click.option(
         "--packet-mark",
@@ -144,7 +142,38 @@ _EBPFLB_OPTIONS = (
         default=str(Options.packet_mark),
         callback=_parsed_by(packet_mark.parse),
         help="Set this mark on packets that the flow tables translate when they come in, so that"
-        " rules of netfilter can accept them.  [default: none]",
+        " rules of netfilter can accept them; with it --packet-path=auto takes the flow tables."
+        "  [default: none]",
+    ),
+    click.option(
+        "--namespaces",
+        metavar="NAME,...",
+        default="",
+        callback=_parsed_by(served_services.parse_namespaces),
+        help="Serve only Services of these namespaces; a kube-proxy that runs beside serves the"
+        " others.  [default: all]",
+    ),
+    click.option(
+        "--services",
+        metavar="SELECTOR",
+        default="",
+        callback=_parsed_by(served_services.parse),
+        help="Serve only Services with these labels, as kubectl's -l; a kube-proxy that runs beside"
+        " serves the others.  [default: all]",
+    ),
+    click.option(
+        "--scheduler",
+        type=click.Choice(scheduler.SCHEDULERS),
+        help="How new connections get their endpoint, unless the Service's annotation"
+        f" {scheduler.SCHEDULER_ANNOTATION} says otherwise.  [default: random, in mode ipvs what"
+        " comes next to --ipvs-scheduler, round-robin if that says nothing]",
+    ),
+    click.option(
+        "--shadow/--no-shadow",
+        default=False,
+        show_default=True,
+        help="Only count what would be decided: nothing new is translated, refused or dropped, and"
+        " a kube-proxy that runs beside serves everything. Connections from before go on.",
     ),
     click.option(
         "--external-ips",
@@ -164,6 +193,31 @@ _EBPFLB_OPTIONS = (
         f" annotation {nodeport_ranges.ANNOTATION} says otherwise.  [default: everybody]",
     ),
     click.option(
+        "--audit",
+        type=click.Choice(AUDITS),
+        default=Options.audit,
+        show_default=True,
+        help="What to do with programs, pins and map entries that others have changed: put them"
+        " back, or only report them.",
+    ),
+    click.option(
+        "--readyz-bind-address",
+        metavar="HOST:PORT",
+        default=Options.readyz_address,
+        show_default=True,
+        callback=_parsed_by(_check_address),
+        help="Where /readyz, /healthz and /livez are also served, so that no kube-proxy answers on"
+        ' the same port; "" disables it.',
+    ),
+    click.option(
+        "--map-size",
+        metavar="NAME=ENTRIES,...",
+        multiple=True,
+        callback=_parsed_by(lambda texts: map_sizes.parse(",".join(texts))),
+        help=f"Other sizes of maps: {', '.join(map_sizes.SIZES)} (docs/scale.md has the memory for"
+        " each). Other sizes than before are new maps: flows of packets begin anew.",
+    ),
+    click.option(
         "--cache-dir",
         type=common.DIRECTORY,
         default=Paths.cache,
@@ -172,78 +226,5 @@ _EBPFLB_OPTIONS = (
     ),
     common.cgroup_root,
     common.state_dir,
-    common.run_dir,
+    common.agent_run_dir,
 )
-
-
-def _flag(parameter: Parameter) -> Callable[[Any], Any]:
-    kind = type_of(parameter) if parameter.fields else _TYPES.get(parameter.flag, str)
-    without_value: dict[str, Any] = {}  # what the flag means if no value follows it
-    if kind is bool or parameter.flag == "v":
-        value = "true" if kind is bool else str(DEBUG_VERBOSITY)
-        without_value = {"is_flag": False, "flag_value": value}
-    names = parameter.flags.split()
-    is_kubeconfig = parameter.flag == "kubeconfig"
-    return click.option(
-        argument_name(parameter),
-        *(f"-{name}" for name in names if len(name) == 1),
-        *(f"--{name}" for name in names),
-        type=click.Path(exists=True, dir_okay=False) if is_kubeconfig else click.STRING,
-        multiple=_is_collection(kind),
-        metavar=_metavar(parameter, kind),
-        callback=_converted_to(kind),
-        help=parameter.help + _default_text(parameter),
-        hidden=parameter.ignored,
-        **without_value,
-    )
-
-
-def _metavar(parameter: Parameter, kind: Any) -> str:
-    if parameter.flag in _FILE_FLAGS:
-        return "FILE"
-    names = {bool: "true|false", str: "TEXT", dict[str, bool]: "GATE=BOOL"}
-    names |= dict.fromkeys((Duration, FlushFrequency), "DURATION")
-    return names.get(kind, "LIST" if _is_collection(kind) else "NUMBER")
-
-
-def _default_text(parameter: Parameter) -> str:
-    """The default as kube-proxy's help shows it; nothing for "", booleans and collections."""
-    if not parameter.fields:
-        return ""
-    default = listen_addresses.complete(KubeProxyConfiguration(), frozenset())
-    value = value_at(default, parameter.fields.split()[0])
-    shown = value and not isinstance(value, bool | tuple | dict)
-    return f"  [default: {value}]" if shown else ""
-
-
-def _is_collection(kind: Any) -> bool:
-    return get_origin(kind) in (tuple, dict)
-
-
-def _converted_to(kind: Any) -> _Callback:
-    """A callback for click that converts the text to the type of the field."""
-
-    def callback(_context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
-        if value is None or value == ():
-            return None
-        try:
-            return msgspec.convert(_split(kind, value), kind, strict=False, dec_hook=decode)
-        except (msgspec.ValidationError, ValueError) as error:
-            text = value if isinstance(value, str) else ",".join(value)
-            reason = str(error).partition(" - at ")[0].replace("`", "")
-            raise click.BadParameter(f'"{text}": {reason}') from error
-
-    return callback
-
-
-def _split(kind: Any, value: Any) -> Any:
-    """The texts of a collection -> its elements, as plain values."""
-    if not _is_collection(kind):
-        return value.removeprefix("=")  # click passes "=2" for -v=2
-    parts = [part.strip() for text in value for part in text.split(",") if part.strip()]
-    if kind == tuple[str, ...]:
-        return parts
-    pairs = [part.partition("=") for part in parts]
-    if get_origin(kind) is dict:
-        return {key.strip(): text.strip().lower() for key, _, text in pairs}
-    return [VModule(file_pattern=key, verbosity=int(text)) for key, _, text in pairs]

@@ -1,58 +1,128 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ebpflb status``: whether an agent runs, whether the hooks serve, and what is wrong."""
+"""``ebpflb status``: a verdict on this node, and the facts that it rests on."""
 
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import msgspec
 
-from ebpflb.cli import common
+from ebpflb.cli import common, status_text
 from ebpflb.cli.output import output_option, print_as
+from ebpflb.cli.watching import show, watch_option
 from ebpflb.datapath.attach import cgroup_links, device_programs
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.maps.sweep import FLOW_MAPS, FlowTable
 from ebpflb.errors import NodeError
 from ebpflb.node import ctnetlink, kube_proxy_watch
+from ebpflb.options import Paths
+from ebpflb.serve import agent_lock
 from ebpflb.serve import status as agent_status
 from ebpflb.serve.metrics_conntrack import count_connections
 from ebpflb.serve.status import AgentStatus
+from ebpflb.serve.verdict import Facts, judge
 
-_LABEL = 18  # columns of the longest label
+# Published, but part of other lines of the text, or none.
+_IN_WORDS = frozenset({"pid", "started", "origin"})
 
 
 @click.command()
 @common.state_dir
 @common.run_dir
+@watch_option
 @output_option
-def status(state_dir: Path, run_dir: Path, output: str) -> None:
-    """Show the state of the agent and of the hooks.
+def status(state_dir: Path, run_dir: Path, watch: float | None, output: str) -> None:
+    """Show how this node stands, and why.
 
-    Exit status 0 if an agent is running, the hooks are attached and there is no error.
+    The first line is OK, DEGRADED (what was programmed serves, but something is wrong or changes
+    are not applied) or DOWN (sockets are not served), with the reason. The exit status is 0, 3 or 4
+    for these; 1 if nothing can be found out. docs/runbook.md says what to do.
     """
     common.require_capabilities()
     paths = common.paths(state_dir, run_dir)
-    published = agent_status.read(paths)
-    runs = agent_status.is_running(paths)
-    state = StateDir(paths.state)
-    socket_hooks = sorted(cgroup_links.attached(state))
+    found = show(lambda: _found(paths), lambda found: _print(found, output), watch)
+    sys.exit(judge(found.facts)[0].exit_status)
+
+
+def status_data(paths: Paths) -> dict[str, Any]:
+    """What `-o json` prints. Raises NodeError, KernelError or OSError."""
+    return _data(_found(paths))
+
+
+class _Found(NamedTuple):
+    """What the verdict rests on, what is on the node, and what else an agent has published."""
+
+    facts: Facts
+    node: dict[str, Any]
+    published: dict[str, Any]
+
+
+def _found(paths: Paths) -> _Found:
+    facts = facts_of(paths, StateDir(paths.state))
+    node = _node(paths, StateDir(paths.state), facts)
+    published = _published(facts.published).items()
+    return _Found(facts, node, {name: value for name, value in published if name not in node})
+
+
+def _data(found: _Found) -> dict[str, Any]:
+    facts, node, published = found
+    verdict, reasons = judge(facts)
+    heads = {"verdict": verdict, "reasons": [reason._asdict() for reason in reasons]}
+    stale = {"stale": bool(published) and not facts.runs}
+    running = {"agent": "runs" if facts.runs else "does not run"}
+    return {**heads, **running, **stale, **node, **published}
+
+
+def facts_of(paths: Paths, state: StateDir) -> Facts:
+    """What the verdict on this node rests on."""
+    return Facts(
+        paths=paths,
+        runs=agent_lock.is_running(paths),
+        socket_hooks=sorted(cgroup_links.attached(state)),
+        published=agent_status.read(paths),
+        now=datetime.now(UTC),
+    )
+
+
+def _published(status: AgentStatus | None) -> dict[str, Any]:
+    return msgspec.to_builtins(status) if status else {}
+
+
+def _node(paths: Paths, state: StateDir, facts: Facts) -> dict[str, Any]:
+    """What is found on the node itself, agent or no agent."""
     ahead = device_programs.programs_before_ours(state)
-    report = {
-        "agent": "runs" if runs else "does not run",
-        "socket_hooks": socket_hooks,
+    return {
+        "socket_hooks": facts.socket_hooks,
         "devices": device_programs.attached_devices(state),
         "programs_ahead": {device: ", ".join(others) for device, others in ahead.items()},
-        "flows": _flows(state_dir),
-        "conntrack": _conntrack(state_dir),
-        **(msgspec.to_builtins(published) if published else {}),
-        "kube_proxy": _kube_proxy(published if runs else None),
+        "flows": _flows(paths.state),
+        "conntrack": _conntrack(paths.state),
+        "kube_proxy": _kube_proxy(facts.published if facts.runs else None),
     }
+
+
+def _print(found: _Found, output: str) -> None:
     if output == "table":
-        _print(report)
+        click.echo("\n".join(_text(*found)))
     else:
-        print_as(output, report)
-    sys.exit(0 if runs and socket_hooks and published and _is_healthy(published) else 1)
+        print_as(output, _data(found))
+
+
+def _text(facts: Facts, node: dict[str, Any], published: dict[str, Any]) -> list[str]:
+    """What a dead agent has left is apart from what is true now."""
+    heads = {"agent": status_text.agent(facts), "served_by": status_text.served_by(facts)}
+    left = facts.published.left_to_kube_proxy if facts.published and facts.runs else ""
+    lines = [*status_text.headline(*judge(facts), left), *status_text.rows(heads | node)]
+    shown = {name: value for name, value in published.items() if name not in _IN_WORDS}
+    received = shown.get("last_received", {})
+    shown["last_received"] = {k: status_text.since(at, facts.now) for k, at in received.items()}
+    if facts.runs:
+        lines += status_text.rows(shown)
+    elif published:
+        lines += ["stale, as the last agent left it:", *status_text.rows(shown, indent="  ")]
+    return lines
 
 
 def _flows(state_dir: Path) -> dict[str, dict[str, int]]:
@@ -82,34 +152,8 @@ def _kube_proxy(published: AgentStatus | None) -> str | None:
         found = kube_proxy_watch.detect()
     except NodeError as error:
         return f"cannot be checked: {error}"
+    if published:
+        found = found._replace(left=published.left_to_kube_proxy)
     if published and published.kube_proxy and found.rules and not found.running:
         return published.kube_proxy
     return found.message
-
-
-def _is_healthy(published: AgentStatus) -> bool:
-    wrong = (
-        published.source_errors
-        or published.invalid_objects
-        or published.not_programmed
-        or published.devices_not_served
-        or published.sync_error
-    )
-    current = published.programs == agent_status.CURRENT_PROGRAMS
-    return published.lists_complete and current and not wrong
-
-
-def _print(report: dict[str, Any]) -> None:
-    for name, value in report.items():
-        label = name.replace("_", " ").ljust(_LABEL)
-        if isinstance(value, dict):
-            for item, text in value.items():
-                click.echo(f"{label} {item}: {_text(text)}")
-        elif value not in (None, []):
-            click.echo(f"{label} {' '.join(value) if isinstance(value, list) else _text(value)}")
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{word} {number}" for word, number in value.items())
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only import of ``kubernetes``: configuration, authentication and transport, nothing else.
+"""Requests to the API server. Here and in ``access`` alone is ``kubernetes`` imported.
 
 Import it only when there is an API server: the client costs 16 MB and 0.4 s, and before release 37,
 which imports its typed models when they are used, 40 MB. No supported import takes less: the
@@ -11,28 +11,28 @@ Requests go through the client's own urllib3 pool (certificates, proxy), unretri
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from socket import IPPROTO_TCP, SO_KEEPALIVE, SOL_SOCKET, TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_NODELAY
 from typing import Any
 
-from kubernetes import config
-from kubernetes.client import Configuration
 from kubernetes.client.rest import RESTClientObject
 from urllib3 import BaseHTTPResponse, PoolManager, Timeout
-from urllib3.exceptions import HTTPError
+from urllib3.exceptions import HTTPError, ReadTimeoutError
 
-from ebpflb.cluster.decoding import error_from_status, error_from_write
+from ebpflb.cluster.access import Access
+from ebpflb.cluster.decoding import WatchSilent, error_from_status, error_from_write
 from ebpflb.cluster.retry import Timing
 from ebpflb.cluster.source import Observe, unobserved
-from ebpflb.errors import ClusterError
+from ebpflb.errors import ClusterError, in_words
 from ebpflb.model.events import Kind
+from ebpflb.redaction import redact
 
 log = logging.getLogger(__name__)
 
-PATHS = {
+API_PATHS = {
     Kind.SERVICE: "/api/v1/services",
     Kind.ENDPOINT_SLICE: "/apis/discovery.k8s.io/v1/endpointslices",
     Kind.NODE: "/api/v1/nodes",
@@ -66,12 +66,12 @@ class Server:
     ) -> None:
         self._observe = observe
         self._config_source = kubeconfig, master
+        self.url = ""
         self._configure()
         self._timing = timing
-        self._open: set[BaseHTTPResponse] = set()
+        self._open: dict[BaseHTTPResponse, Kind | None] = {}  # of watches their kind
         self._lock = threading.Lock()
         self._closed = False
-        self.url: str = self._configuration.host
 
     def page(self, kind: Kind, query: dict[str, str]) -> bytes:
         """One page of a list. Raises ClusterError, or ResourceExpired for an old continue token."""
@@ -83,14 +83,25 @@ class Server:
 
     @contextmanager
     def watch(self, kind: Kind, query: dict[str, str]) -> Iterator[Iterator[bytes]]:
-        """The lines of a watch, until it ends or its connection breaks or falls silent.
+        """The lines of a watch, until it ends or its connection breaks.
 
-        Raises ClusterError, or ResourceExpired if the history does not reach back so far.
+        Raises ClusterError, ResourceExpired if the history does not reach back so far, and
+        WatchSilent, also while lines are read, if nothing comes for ``Timing.watch_silence``.
         """
         seconds = self._timing.watch_seconds()
         query = query | {"watch": "true", "timeoutSeconds": str(seconds)}
-        with self._get(kind, query, read_timeout=seconds + self._timing.watch_grace) as response:
-            yield self._lines(response)
+        silence = min(self._timing.watch_silence, seconds + self._timing.watch_grace)
+        with self._get(kind, query, read_timeout=silence) as response:
+            with self._lock:
+                self._open[response] = kind
+            yield self._lines(response, silence)
+
+    def end_watch(self, kind: Kind) -> None:
+        """Ends the watch of a kind, if one is open, as if its connection had broken."""
+        with self._lock:
+            for response, watched in self._open.items():
+                if watched is kind:
+                    _shut_down(response)
 
     def create(self, path: str, body: bytes) -> None:
         """Creates an object (JSON). Raises ClusterError, or RequestRejected if it is invalid."""
@@ -111,9 +122,12 @@ class Server:
             for response in self._open:
                 _shut_down(response)
 
-    def _lines(self, response: BaseHTTPResponse) -> Iterator[bytes]:
+    def _lines(self, response: BaseHTTPResponse, silence: float) -> Iterator[bytes]:
         try:
             yield from (line for line in response if line.endswith(b"\n"))
+        except ReadTimeoutError as error:
+            expected = "though the API server sends a bookmark every minute"
+            raise WatchSilent(f"the watch sent nothing for {silence:g} s, {expected}") from error
         except (HTTPError, OSError) as error:
             log.debug("%s: a watch broke off: %s", self.url, error)
 
@@ -124,7 +138,7 @@ class Server:
         with _as_cluster_errors():
             response = self._request(
                 "GET",
-                PATHS[kind],
+                API_PATHS[kind],
                 fields=query,
                 timeout=Timeout(connect=CONNECT_TIMEOUT, read=read_timeout),
                 preload_content=False,
@@ -136,9 +150,17 @@ class Server:
             yield response
 
     def _request(self, method: str, path: str, **how: Any) -> BaseHTTPResponse:
-        """Tries again if the token is refused and the kubeconfig's file has another by now."""
-        refused = self._headers()
-        response = self._send(method, path, headers=refused, **how)
+        """Tries again if the kubeconfig, or the file of its token, has another content by now: the
+        token, the CA or the address of the server may have been renewed.
+        """
+        access, refused = self._access, self._headers()
+        try:
+            response = self._send(method, path, headers=refused, **how)
+        except HTTPError:
+            if not access.is_outdated:
+                raise
+            self._configure()
+            return self._send(method, path, headers=self._headers(), **how)
         if response.status == UNAUTHORIZED:
             self._configure()
             if (headers := self._headers()) != refused:
@@ -157,42 +179,31 @@ class Server:
 
     def _configure(self) -> None:
         """Reads the kubeconfig and the files that it names. Raises ClusterError."""
-        self._configuration = _configuration(*self._config_source)
-        self._pool: PoolManager = RESTClientObject(self._configuration).pool_manager
+        access = Access(*self._config_source)
+        access.configuration.socket_options = KEEPALIVE
+        try:
+            pool: PoolManager = RESTClientObject(access.configuration).pool_manager
+        except (HTTPError, ValueError) as error:  # a proxy that is none
+            raise ClusterError(f"proxy: {redact(in_words(error))}") from None
+        weakref.finalize(pool, id, access)  # whose files last as long as it makes connections
+        self._access, self._pool, self.url = access, pool, access.url
 
     def _headers(self) -> dict[str, str]:
-        """For each request anew: the client renews a token of a pod or a credential plugin."""
-        settings: Any = self._configuration.auth_settings()
         headers = {"Accept": "application/json", "Content-Type": "application/json"}
-        return headers | {each["key"]: each["value"] for each in settings.values() if each["value"]}
+        return headers | self._access.headers()
 
     @contextmanager
     def _registered(self, response: BaseHTTPResponse) -> Iterator[None]:
         with self._lock:
-            self._open.add(response)
+            self._open[response] = None
             if self._closed:
                 _shut_down(response)
         try:
             yield
         finally:
             with self._lock:
-                self._open.discard(response)
+                del self._open[response]
                 response.close()
-
-
-def _configuration(kubeconfig: Path | None, master: str) -> Configuration:
-    configuration = Configuration()
-    load: Any = config.load_incluster_config
-    if kubeconfig is not None:
-        load = partial(config.load_kube_config, str(kubeconfig))
-    try:
-        if kubeconfig or not master:
-            load(client_configuration=configuration)
-    except Exception as error:  # the loader does not translate the errors that it meets
-        raise ClusterError(f"{kubeconfig or 'no kubeconfig, nor in a pod'}: {error}") from error
-    configuration.host = master.rstrip("/") or configuration.host
-    configuration.socket_options = KEEPALIVE
-    return configuration
 
 
 def _shut_down(response: BaseHTTPResponse) -> None:
@@ -203,10 +214,10 @@ def _shut_down(response: BaseHTTPResponse) -> None:
 
 @contextmanager
 def _as_cluster_errors() -> Iterator[None]:
-    """Errors of the libraries become ClusterError; a credential plugin may raise any of them."""
+    """Errors of the libraries become ClusterError, without the original: it may quote a header."""
     try:
         yield
     except ClusterError:
         raise
-    except (HTTPError, OSError, ValueError, config.ConfigException) as error:
-        raise ClusterError(str(error)) from error
+    except (HTTPError, OSError, ValueError) as error:
+        raise ClusterError(redact(in_words(error))) from None

@@ -12,6 +12,8 @@ import msgspec
 from msgspec import Raw, Struct, field
 
 from ebpflb.errors import ClusterError, InvalidObject
+from ebpflb.model import endpoint_slices
+from ebpflb.model.endpoint_slices import ReadSlice
 from ebpflb.model.events import Key, Kind, ReadObject
 from ebpflb.model.objects import EndpointSlice, Node, Object, Service, ServiceCIDR
 
@@ -22,7 +24,7 @@ TYPES: dict[Kind, type[Object]] = {
     Kind.SERVICE_CIDR: ServiceCIDR,
 }
 EXPIRED = {400, 410, 504}  # 400, 504: our version is newer than a server restored from a backup
-NOT_FOUND = 404
+_NOT_FOUND = 404
 RETRIABLE = {401, 408, 429}  # of all 4xx: a token may be renewed, the load may fall
 DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
@@ -33,6 +35,10 @@ class ResourceExpired(ClusterError):
 
 class ResourceNotFound(ClusterError):
     """The server does not have the resource: it is older than that."""
+
+
+class WatchSilent(ClusterError):
+    """A watch sent nothing for so long that its connection may be dead."""
 
 
 class RequestRejected(ClusterError):
@@ -58,7 +64,7 @@ class Line(Struct, frozen=True):
     object: Raw
 
 
-class Status(Struct, frozen=True):
+class ApiStatus(Struct, frozen=True):
     """The API server's error."""
 
     code: int = 0
@@ -121,7 +127,7 @@ def convert(kind: Kind, value: Any) -> Object:
 
 
 def read_object(kind: Kind, data: bytes | Raw, source: str) -> tuple[Key, ReadObject]:
-    """An object by its key: the object itself, or why it cannot be decoded.
+    """An object by its key: the object itself, or why it cannot be decoded or read.
 
     Raises InvalidObject if not even its name can be decoded.
     """
@@ -133,7 +139,19 @@ def read_object(kind: Kind, data: bytes | Raw, source: str) -> tuple[Key, ReadOb
             raise
         invalid = InvalidObject(error.field, error.reason)  # a new one, that refers to no bytes
         return key, ReadObject(invalid, source)
-    return key_of(found), ReadObject(found, source)
+    return key_of(found), ReadObject(_compact(found), source)
+
+
+def _compact(found: Object) -> Object | ReadSlice | InvalidObject:
+    """A slice as it will be stored: as it was decoded it is several times as large, and a list of
+    all is held until it is complete.
+    """
+    if not isinstance(found, EndpointSlice):
+        return found
+    try:
+        return endpoint_slices.read(found)
+    except InvalidObject as error:
+        return InvalidObject(error.field, error.reason)
 
 
 def identify(data: bytes | Raw) -> Identity:
@@ -153,15 +171,15 @@ def key_of(object: Object) -> Key:
 def error_from_status(data: bytes | Raw, code: int = 0) -> ClusterError:
     """The error that a Status reports; ``code`` is the HTTP status, if there was one."""
     try:
-        status = msgspec.json.decode(data, type=Status)
+        status = msgspec.json.decode(data, type=ApiStatus)
     except DECODE_ERRORS:
-        status = Status()
+        status = ApiStatus()
     code = code or status.code
     error = (
         ResourceExpired
         if code in EXPIRED
         else ResourceNotFound
-        if code == NOT_FOUND
+        if code == _NOT_FOUND
         else ClusterError
     )
     return error(f"{code} {status.message}".strip())

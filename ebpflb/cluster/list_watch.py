@@ -4,26 +4,25 @@
 Each kind has a thread and a resource version to resume from. Without a version the objects are
 listed, page by page, and emitted as one ``Replaced``. Then they are watched from that version on:
 every line, bookmarks too, gives a newer version. A watch that ends or breaks is resumed from it and
-misses nothing. After 410 Gone, as an answer or within a watch, the objects are listed again.
+misses nothing. So is one that sends nothing, not even bookmarks: its connection may be dead though
+TCP does not know. After 410 Gone, as an answer or within a watch, the objects are listed again.
 A server that is too old for an optional kind counts as one that has no object of it.
+api_source.py has the threads.
 """
 
 import logging
-import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Protocol
 
 from msgspec import Raw
 
 from ebpflb.cluster import decoding
-from ebpflb.cluster.retry import RetryLoop, Timing
-from ebpflb.cluster.selectors import Selector, selectors
-from ebpflb.cluster.source import Emit, Observe, unobserved
+from ebpflb.cluster.position import Position
+from ebpflb.cluster.retry import RetryLoop
+from ebpflb.cluster.selectors import Selector
 from ebpflb.errors import ClusterError, InvalidObject
-from ebpflb.model.events import Changed, Key, Kind, ReadObject, Removed, Replaced
+from ebpflb.model.events import Changed, Key, Kind, ObjectEvent, ReadObject, Removed, Replaced
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +43,11 @@ class ListServer(Protocol):
         self, kind: Kind, query: dict[str, str]
     ) -> AbstractContextManager[Iterator[bytes]]: ...
 
+    def end_watch(self, kind: Kind) -> None: ...
+
 
 class ListWatch:
-    """Lists and watches the objects of one kind; ``version`` is where the next watch resumes."""
+    """Lists and watches the objects of one kind; ``position`` is where the next watch resumes."""
 
     def __init__(
         self,
@@ -56,8 +57,12 @@ class ListWatch:
         loop: RetryLoop,
         *,
         limit: int = PAGE_LIMIT,
+        on_silent: Callable[[str], None] = lambda kind: None,
     ) -> None:
-        self.version = ""
+        """``on_silent`` is called with the kind for each watch that sent nothing."""
+        self.position = Position(loop.emit)
+        self._on_silent = on_silent
+        self._silent = False  # the last watch sent nothing, and was opened anew for that
         self._kind = kind
         self._query = selector.query()
         self._server = server
@@ -66,14 +71,23 @@ class ListWatch:
         self._listed = False
 
     def list_and_watch(self) -> None:
-        """List if there is nothing to resume from, then watch. Raises ClusterError."""
+        """List if there is nothing to resume from, then watch. Raises ClusterError.
+
+        A watch that sent nothing is an error once: if the next one is opened and sends nothing
+        either, the server has no bookmarks to send, as of a kind that nobody has ever changed.
+        """
         try:
-            if not self.version:
+            if self.position.restarting or not self.position.version:
                 self._list()
             self._watch()
         except decoding.ResourceExpired:
-            self.version = ""
+            self.position.restart()
             raise
+        except decoding.WatchSilent:
+            self._on_silent(self._kind)
+            if not self._silent:
+                self._silent = True
+                raise
         except decoding.ResourceNotFound as error:
             if self._kind not in OPTIONAL_KINDS:
                 raise
@@ -81,45 +95,55 @@ class ListWatch:
 
     def _handle_missing(self, error: ClusterError) -> None:
         """What was received before stays, as it does after any other error."""
-        self.version = ""
+        self.position.restart()
         self._loop.clear_error()
         if not self._listed:
             log.info("%s: no %s here: %s", self._loop.source, self._kind, error)
-            self._loop.emit(Replaced(self._kind, {}))
+            self.position.emit(Replaced(self._kind, {}), "")
             self._listed = True
         self._loop.wait_for_resource()
 
     def _list(self) -> None:
         objects: dict[Key, ReadObject] = {}
-        metadata = self._page("", objects)
+        metadata = self.page({}, objects)
         while metadata.token:
-            metadata = self._page(metadata.token, objects)
+            metadata = self.page({"continue": metadata.token}, objects)
+        self._loop.note_received()
         self._loop.clear_error()
-        self._loop.emit(Replaced(self._kind, objects))
-        self.version = metadata.resource_version
+        version = metadata.resource_version
+        self.position.emit(Replaced(self._kind, objects, version), version)
         self._listed = True
 
-    def _page(self, token: str, objects: dict[Key, ReadObject]) -> decoding.ListMetadata:
-        """Adds one page to ``objects``, and frees its bytes before the next one is read."""
-        query = self._query | {"limit": str(self._limit)}
-        if token:
-            query["continue"] = token
+    def page(self, which: dict[str, str], objects: dict[Key, ReadObject]) -> decoding.ListMetadata:
+        """Adds one page to ``objects``, and frees its bytes before the next one is read.
+
+        Safe in any thread. ``which``: more parameters of the query. Raises ClusterError.
+        """
+        query = self._query | {"limit": str(self._limit)} | which
         page = decoding.page(self._server.page(self._kind, query))
         for item in page.items or ():
             objects.update(self._read_object(item))
         return page.metadata
 
     def _watch(self) -> None:
-        query = self._query | {"resourceVersion": self.version, "allowWatchBookmarks": "true"}
-        opened = time.monotonic()
+        query = self._query | {
+            "resourceVersion": self.position.version,
+            "allowWatchBookmarks": "true",
+        }
+        opened = self._loop.monotonic()
         received = False
         with self._server.watch(self._kind, query) as lines:
             self._loop.clear_error()
+            self._loop.note_received()
+            if self.position.restarting:  # since before ``end_watch`` could end this one
+                return
             for line in lines:
+                self._loop.note_received()
+                self._silent = False
                 self._handle_line(line)
                 self._loop.reset_backoff()
                 received = True
-        if not received and time.monotonic() - opened < SHORT_WATCH:
+        if not received and self._loop.monotonic() - opened < SHORT_WATCH:
             raise ClusterError("the watch ended as soon as it began")
         self._loop.reset_backoff()
 
@@ -136,12 +160,13 @@ class ListWatch:
 
     def _emit_line(self, line: decoding.Line) -> None:
         identity = decoding.identify(line.object)
+        event: ObjectEvent | None = None
         if line.type == "DELETED" and identity.key:
-            self._loop.emit(Removed(self._kind, identity.key))
+            event = Removed(self._kind, identity.key, identity.version)
         elif line.type in ("ADDED", "MODIFIED"):
             for key, found in self._read_object(line.object).items():
-                self._loop.emit(Changed(self._kind, key, found))
-        self.version = identity.version or self.version
+                event = Changed(self._kind, key, found, identity.version, line.type.lower())
+        self.position.emit(event, identity.version)
 
     def _read_object(self, data: Raw) -> dict[Key, ReadObject]:
         """An object by its key; only a log line if the key cannot be read."""
@@ -150,60 +175,3 @@ class ListWatch:
         except InvalidObject as error:
             log.warning("%s: %s without a name: %s", self._server.url, self._kind, error)
             return {}
-
-
-class ApiSource:
-    """A Kubernetes API server: one thread per kind. See ``source.Source``."""
-
-    def __init__(
-        self,
-        emit: Emit,
-        *,
-        node_name: str,
-        kubeconfig: Path | None = None,
-        master: str = "",
-        timing: Timing | None = None,
-        limit: int = PAGE_LIMIT,
-        observe: Observe = unobserved,
-    ) -> None:
-        """Without ``kubeconfig`` the configuration is that of a pod. ``node_name`` is the Node to
-        watch; ``master`` replaces the URL of the server.
-        """
-        self._emit = emit
-        self._node_name = node_name
-        self._kubeconfig = kubeconfig
-        self._master = master
-        self._timing = timing or Timing()
-        self._limit = limit
-        self._observe = observe
-        self._stopped = threading.Event()
-        self._threads: list[threading.Thread] = []
-
-    def start(self) -> None:
-        """Raises ClusterError if the configuration cannot be used."""
-        from ebpflb.cluster import api
-
-        self._server = api.Server(
-            self._kubeconfig, self._timing, self._master, observe=self._observe
-        )
-        for kind, selector in selectors(self._node_name).items():
-            source = self._server.url + api.PATHS[kind]
-            loop = RetryLoop(source, self._emit, self._timing, self._stopped)
-            list_watch = ListWatch(kind, selector, self._server, loop, limit=self._limit)
-            thread = threading.Thread(
-                target=loop.run,
-                args=(list_watch.list_and_watch,),
-                name=f"watch {kind}",
-                daemon=True,
-            )
-            self._threads.append(thread)
-            thread.start()
-
-    def stop(self) -> None:
-        """A request whose answer has not begun cannot be cancelled: its thread ends later."""
-        self._stopped.set()
-        if self._threads:
-            self._server.close()
-        deadline = time.monotonic() + 1
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))

@@ -17,7 +17,8 @@ from pathlib import Path
 from ebpflb.cluster import manifest_file
 from ebpflb.cluster.manifest_file import ObjectName
 from ebpflb.cluster.selectors import selectors
-from ebpflb.errors import ClusterError, InvalidObject
+from ebpflb.errors import ClusterError, InvalidObject, one_line
+from ebpflb.model.endpoint_slices import ReadSlice
 from ebpflb.model.events import (
     Changed,
     Event,
@@ -32,13 +33,13 @@ from ebpflb.model.objects import Object
 
 log = logging.getLogger(__name__)
 
-Signature = tuple[int, ...]
-UNREADABLE: Signature = ()
+_Signature = tuple[int, ...]
+UNREADABLE: _Signature = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    signature: Signature | None = None
+    signature: _Signature | None = None
     objects: dict[ObjectName, Object | InvalidObject] = field(default_factory=dict)
     error: str | None = None  # what could not be read
 
@@ -55,15 +56,16 @@ class ManifestDirectory:
         self._served: dict[ObjectName, ReadObject] = {}
         self._listed = False
 
-    def scan(self, *, skip: Set[str] = frozenset()) -> list[Event]:
-        """The events for all files whose signature changed, except those in ``skip``.
+    def scan(self, *, skip: Set[str] = frozenset(), everything: bool = False) -> list[Event]:
+        """The events for all files whose signature changed, or simply for all of them, except those
+        in ``skip``.
 
         The first scan gives one Replaced for each kind, and errors. Raises ClusterError if there
         is no directory.
         """
         now = self._signatures()
         before = {name: file.signature for name, file in self._files.items()}
-        names = {name for name in now | before if now.get(name) != before.get(name)}
+        names = {n for n in now | before if everything or now.get(n) != before.get(n)}
         events = self.read(names - skip)
         if self._listed:
             return events
@@ -79,11 +81,12 @@ class ManifestDirectory:
             after = self._parse(name, before)
             changed |= self._replace(name, before, after)
             if before.error != after.error:
-                errors.append(SourceStatus(str(self._directory / name), after.error))
-        updates = (self._update(name) for name in sorted(changed))
+                where = one_line(str(self._directory / name))
+                errors.append(SourceStatus(where, after.error))
+        updates = (self._update(name) for name in sorted(changed, key=_services_last))
         return [event for event in updates if event] + errors
 
-    def _signatures(self) -> dict[str, Signature]:
+    def _signatures(self) -> dict[str, _Signature]:
         try:
             names = [name for name in os.listdir(self._directory) if is_manifest(name)]
         except OSError as error:
@@ -110,10 +113,11 @@ class ManifestDirectory:
         try:
             content = manifest_file.read(path)
         except ClusterError as error:
-            return _File(signature, before.objects, str(error))
+            again = isinstance(error, manifest_file.UnreadableFile)
+            return _File(UNREADABLE if again else signature, before.objects, str(error))
         if content.unnamed:
             objects = before.objects | content.objects
-            return _File(signature, objects, "; ".join(content.unnamed))
+            return _File(signature, objects, one_line("; ".join(content.unnamed)))
         return _File(signature, content.objects)
 
     def _update(self, name: ObjectName) -> Event | None:
@@ -127,8 +131,11 @@ class ManifestDirectory:
         self._served[name] = found
         return None if found == served else Changed(name.kind, name.key, found)
 
-    def _is_selected(self, name: ObjectName, object: Object | InvalidObject) -> bool:
-        """Of an object that cannot be decoded only the name is known."""
+    def _is_selected(self, name: ObjectName, object: Object | ReadSlice | InvalidObject) -> bool:
+        """Of an object that cannot be decoded only the name is known. A file's slices are decoded
+        only: labels select them.
+        """
+        assert not isinstance(object, ReadSlice)
         if isinstance(object, InvalidObject):
             return name.kind is not Kind.NODE or name.key.name == self._node_name
         return self._selectors[name.kind].accepts(object)
@@ -139,8 +146,9 @@ class ManifestDirectory:
             del self._owners[name]
             return None
         if files[1:]:
-            log.warning("%s: in %s: the first file counts", name, " and ".join(files))
-        return ReadObject(self._files[files[0]].objects[name], files[0])
+            shown = one_line(" and ".join(files))
+            log.warning("%s: in %s: the first file counts", name, shown)
+        return ReadObject(self._files[files[0]].objects[name], one_line(files[0]))
 
     def _replace_all(self) -> list[Event]:
         objects: dict[Kind, dict[Key, ReadObject]] = {kind: {} for kind in Kind}
@@ -149,18 +157,23 @@ class ManifestDirectory:
         return [Replaced(kind, objects[kind]) for kind in Kind]
 
 
+def _services_last(name: ObjectName) -> tuple[bool, ObjectName]:
+    """The agent may take the events of one file in two turns: what a Service needs comes first."""
+    return name.kind is Kind.SERVICE, name
+
+
 def is_manifest(name: str) -> bool:
     return not name.startswith(".") and name.endswith((".yaml", ".yml", ".json"))
 
 
-def _signature(path: Path) -> Signature | None:
-    """What changes when the file behind the name changes; None if there is no regular file."""
+def _signature(path: Path) -> _Signature | None:
+    """What changes when the file behind the name changes; None if there is no file."""
     try:
         status = path.stat()
     except FileNotFoundError:
         return None
     except OSError:
         return UNREADABLE
-    if not stat.S_ISREG(status.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         return None
     return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

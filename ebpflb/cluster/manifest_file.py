@@ -6,29 +6,30 @@ YAML is read as kubectl reads it: several documents in a file, ``kind: List``, a
 """
 
 import logging
-import re
+import reprlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import yaml
 
+from ebpflb.cluster import manifest_kinds, regular_file, yaml_documents
 from ebpflb.cluster.decoding import DECODE_ERRORS, convert
-from ebpflb.errors import ClusterError, InvalidObject
+from ebpflb.errors import ClusterError, InvalidObject, one_line
 from ebpflb.model.events import Key, Kind
 from ebpflb.model.objects import Object
 
 log = logging.getLogger(__name__)
 
-KINDS = {
-    ("v1", "Service"): Kind.SERVICE,
-    ("discovery.k8s.io/v1", "EndpointSlice"): Kind.ENDPOINT_SLICE,
-    ("v1", "Node"): Kind.NODE,
-    ("networking.k8s.io/v1", "ServiceCIDR"): Kind.SERVICE_CIDR,
-}
-MAX_DEPTH = 1000  # levels of nesting; real manifests have about ten
+MAX_JSON_VALUES = 2_000_000  # of a file; each takes 70 bytes
+MAX_NAME = 253  # characters of a name, as the API has it
+_repr = reprlib.Repr()  # of values that may be very large
+_repr.maxlevel = 1
+
+
+class UnreadableFile(ClusterError):
+    """It may be readable the next time, though nothing of it has changed."""
 
 
 class ObjectName(NamedTuple):
@@ -54,7 +55,9 @@ class Content:
 
 
 def read(path: Path) -> Content:
-    """Raises ClusterError if the file cannot be read or is not YAML."""
+    """Raises ClusterError if the file cannot be read or is not YAML; UnreadableFile if it may be
+    readable the next time.
+    """
     content = Content()
     for where, document in _documents(path):
         try:
@@ -76,42 +79,30 @@ def _documents(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _parse(path: Path) -> Iterator[Any]:
-    """One document at a time: all at once would take 200 MB for 10,000 services."""
+    """Each document that is not empty. Raises ClusterError."""
     try:
-        data = path.read_bytes()
-        if path.suffix == ".json":
-            yield msgspec.json.decode(data)
-        else:
-            check_depth(data)
-            yield from (it for it in yaml.load_all(data, Loader=Loader) if it is not None)
+        data = regular_file.read(path)
+        found = _json(data) if path.suffix == ".json" else yaml_documents.load_all(data)
+        yield from (it for it in found if it is not None)
     except OSError as error:
-        raise ClusterError(str(error.strerror)) from error
-    except (yaml.YAMLError, ValueError, *DECODE_ERRORS) as error:
-        reason = " ".join(str(error).split())
-        raise ClusterError(f"neither YAML nor JSON: {reason}") from error
+        raise UnreadableFile(str(error.strerror)) from error
+    except regular_file.UnusableFile as error:
+        raise ClusterError(str(error)) from error
+    except (ValueError, *DECODE_ERRORS) as error:
+        raise ClusterError(one_line(f"neither YAML nor JSON: {error}")) from error
 
 
-def check_depth(data: bytes) -> None:
-    """Raises ValueError for deep nesting, which would be a segmentation fault in libyaml.
-
-    Most files need not be parsed for it: a level takes a bracket, or half a column of a line.
-    """
-    longest = max(map(len, data.splitlines()), default=0)
-    if data.count(b"[") + data.count(b"{") + 2 * longest < MAX_DEPTH:
-        return
-    depth = 0
-    for event in yaml.parse(data, Loader=Loader):
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_DEPTH:
-            raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
+def _json(data: bytes) -> Iterator[Any]:
+    if sum(map(data.count, (b",", b"[", b"{"))) > MAX_JSON_VALUES:
+        raise ValueError(f"more than {MAX_JSON_VALUES:,} values")
+    yield msgspec.json.decode(data)
 
 
 def _add(path: Path, document: Any, content: Content) -> None:
     """Raises InvalidObject if the document does not name its object."""
     if not isinstance(document, dict):
         raise InvalidObject("document", "not a mapping")
-    kind = KINDS.get((_text(document, "apiVersion"), _text(document, "kind")))
+    kind = manifest_kinds.read(_text(document, "apiVersion"), _text(document, "kind"))
     if kind is None:
         log.debug("%s: kind %s is skipped", path, document["kind"])
         return
@@ -133,28 +124,13 @@ def _named(kind: Kind, document: dict[Any, Any]) -> tuple[dict[Any, Any], Object
     name = _text(metadata, "name", "metadata.")
     if not kind.namespaced:
         return document, ObjectName(kind, Key("", name))
-    namespace = metadata.get("namespace") or "default"
-    document = document | {"metadata": metadata | {"namespace": namespace}}
-    return document, ObjectName(kind, Key(str(namespace), name))
+    metadata = metadata | {"namespace": metadata.get("namespace") or "default"}
+    namespace = _text(metadata, "namespace", "metadata.")
+    return document | {"metadata": metadata}, ObjectName(kind, Key(namespace, name))
 
 
 def _text(mapping: dict[Any, Any], field: str, where: str = "") -> str:
     value = mapping.get(field)
-    if not value or not isinstance(value, str):
-        raise InvalidObject(where + field, f"expected a name, got {value!r}")
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME or not value.isprintable():
+        raise InvalidObject(where + field, f"expected a name, got {_repr.repr(value)}")
     return value
-
-
-class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Without dates and base 60: creationTimestamp stays text, and so does 2001:2:3:4:5:6:7:8."""
-
-
-Loader.yaml_implicit_resolvers = {
-    first: [pair for pair in resolvers if pair[0].rpartition(":")[2] not in ("timestamp", "int")]
-    for first, resolvers in Loader.yaml_implicit_resolvers.items()
-}
-Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:int",
-    re.compile(r"[-+]?(?:0x[0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)$"),
-    list("-+0123456789"),
-)

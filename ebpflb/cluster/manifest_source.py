@@ -4,9 +4,12 @@
 A file that inotify names is read again when it has been closed: half a file would not be YAML or,
 worse, would define fewer objects. Any other change in the directory, such as the ``..data`` link
 that a ConfigMap mount replaces, causes a scan. So does ``Timing.rescan_interval``: a scan finds
-what inotify cannot see, such as changes to the target of a link.
+what inotify cannot see, such as changes to the target of a link. When inotify's queue overflows it
+has lost events: then every file is read again.
 """
 
+import logging
+import math
 import os
 import select
 import threading
@@ -19,13 +22,16 @@ from inotify_simple import Event as InotifyEvent
 from inotify_simple import INotify, flags
 
 from ebpflb.cluster.manifest_directory import ManifestDirectory, is_manifest
+from ebpflb.cluster.open_files import OpenFiles
 from ebpflb.cluster.retry import RetryLoop, Timing
 from ebpflb.cluster.source import Emit
 from ebpflb.errors import ClusterError
 from ebpflb.model.events import Event
 
+log = logging.getLogger(__name__)
+
 DIRECTORY_LOST = flags.DELETE_SELF | flags.MOVE_SELF | flags.IGNORED | flags.UNMOUNT
-MASK = (
+_INOTIFY_MASK = (
     flags.CLOSE_WRITE
     | flags.MOVED_TO
     | flags.MOVED_FROM
@@ -49,19 +55,32 @@ class ManifestSource:
         self._timing = replace(timing, backoff_max=min(timing.backoff_max, MAX_BACKOFF))
         self._directory = directory
         self._manifests = ManifestDirectory(directory, node_name)
-        self._open_for_writing: set[str] = set()  # as far as inotify has reported
+        self._open_files = OpenFiles(directory, self._timing)
+        self._events_lost = False
         self._stopped = threading.Event()
         self._loop = RetryLoop(str(directory), emit, self._timing, self._stopped)
         self._thread = threading.Thread(
             target=self._loop.run, args=(self._follow_directory,), name="manifests", daemon=True
         )
 
-    def start(self) -> None:
+    def prepare(self) -> None:
         """Raises ClusterError if there is no such directory."""
         if not self._directory.is_dir():
             raise ClusterError(f"{self._directory}: not a directory")
+
+    def start(self) -> None:
+        """Raises ClusterError if there is no such directory."""
+        self.prepare()
         self._wake = os.eventfd(0)
         self._thread.start()
+
+    def received(self) -> dict[str, float]:
+        """Of all kinds alike: a scan reads whatever has changed."""
+        return {} if self._loop.received is None else {"manifests": self._loop.received}
+
+    def fresh_lists(self) -> tuple[()]:
+        """None: the directory is scanned anew every ``rescan_interval``."""
+        return ()
 
     def stop(self) -> None:
         self._stopped.set()
@@ -73,7 +92,7 @@ class ManifestSource:
 
     def _follow_directory(self) -> None:
         """Returns when the path has become another directory."""
-        self._open_for_writing.clear()
+        self._open_files.clear()
         with self._inotify() as inotify:
             watch = self._watch(inotify)
             while self._watch(inotify) == watch and self._follow(inotify):
@@ -81,16 +100,28 @@ class ManifestSource:
 
     def _follow(self, inotify: INotify) -> bool:
         """Scans once and follows the changes; returns whether it is time for the next scan."""
-        end = time.monotonic() + self._timing.rescan_interval
-        self._emit(self._manifests.scan(skip=self._open_for_writing))
+        skip, everything = self._open_files.names(), self._events_lost
+        self._emit(self._manifests.scan(skip=skip, everything=everything))
+        self._events_lost = False
+        pause = self._timing.settled_after if self._open_files.unsure else math.inf
+        end = time.monotonic() + min(pause, self._timing.rescan_interval)
+        self._loop.note_received()
         self._loop.clear_error()
         self._loop.reset_backoff()
         while time.monotonic() < end and not self._stopped.is_set():
             inotify_events = self._wait(inotify, end - time.monotonic())
+            if any(event.mask & flags.Q_OVERFLOW for event in inotify_events):
+                self._lose_events()
+                return True
             if any(event.mask & DIRECTORY_LOST for event in inotify_events):
                 return False
             self._emit(self._events_for(inotify_events))
         return not self._stopped.is_set()
+
+    def _lose_events(self) -> None:
+        log.warning("%s: inotify has lost events: every file is read again", self._directory)
+        self._open_files.events_lost()
+        self._events_lost = True
 
     def _inotify(self) -> INotify:
         """Raises ClusterError if there are too many instances, after a scan."""
@@ -104,7 +135,7 @@ class ManifestSource:
     def _watch(self, inotify: INotify) -> int:
         """The watch descriptor: it is the same as long as it is the same directory."""
         try:
-            return int(inotify.add_watch(self._directory, MASK))
+            return int(inotify.add_watch(self._directory, _INOTIFY_MASK))
         except OSError as error:
             raise ClusterError(f"{self._directory}: {error.strerror}") from error
 
@@ -123,22 +154,12 @@ class ManifestSource:
         names = {
             inotify_event.name
             for inotify_event in inotify_events
-            if self._is_finished(inotify_event)
+            if self._open_files.is_finished(inotify_event)
         }
         names = {name for name in names if not is_hidden(name)}
         if all(map(is_manifest, names)):
-            return self._manifests.read(names - self._open_for_writing)
-        return self._manifests.scan(skip=self._open_for_writing)
-
-    def _is_finished(self, inotify_event: InotifyEvent) -> bool:
-        """Keeps track of files that are being written; a link is finished once it is created."""
-        path = self._directory / inotify_event.name
-        begun = inotify_event.mask & (flags.CREATE | flags.MODIFY)
-        if begun and path.is_file() and not path.is_symlink():
-            self._open_for_writing.add(inotify_event.name)
-            return False
-        self._open_for_writing.discard(inotify_event.name)
-        return True
+            return self._manifests.read(names - self._open_files.names())
+        return self._manifests.scan(skip=self._open_files.names())
 
 
 def is_hidden(name: str) -> bool:

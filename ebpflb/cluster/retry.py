@@ -9,12 +9,14 @@ All times stand in ``Timing``, so that a test can make them short.
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from ebpflb.cluster.source import Emit
-from ebpflb.errors import ClusterError
+from ebpflb.errors import ClusterError, in_words
 from ebpflb.model.events import Event, SourceStatus
+from ebpflb.redaction import redact
 
 log = logging.getLogger(__name__)
 
@@ -27,10 +29,18 @@ class Timing:
     backoff_max: float = 30.0
     answer_timeout: float = 30.0  # the longest silence while a request is answered
     watch_timeout: float = 300.0  # a watch is asked to last this to twice this, as in client-go
-    watch_grace: float = 15.0  # silence beyond the watch's end that means a dead connection
+    # Silence of a watch that means a dead connection: two bookmarks, which the API server sends
+    # once a minute or a little later, did not come; and silence beyond the watch's end.
+    watch_silence: float = 150.0
+    watch_grace: float = 15.0
+    settle: float = 5.0  # until a watch has told of what a list has shown already
     missing_resource_delay: float = 300.0  # an older server may be replaced by one that has it
+    settled_after: float = 2.0  # after so long without a change a file counts as written
     rescan_interval: float = 30.0  # a directory is scanned this often even if inotify is silent
     jitter: Callable[[], float] = random.random
+    clock: Callable[[], float] = time.time  # seconds since the epoch
+    monotonic: Callable[[], float] = time.monotonic
+    new_event: Callable[[], threading.Event] = threading.Event  # its waits are the pauses
 
     def watch_seconds(self) -> int:
         """How long the next watch shall last: random, so that nodes do not reconnect together."""
@@ -63,8 +73,10 @@ class RetryLoop:
         self.stopped = stopped
         self._emit = emit
         self._timing = timing
+        self.monotonic = timing.monotonic
         self._backoff = Backoff(timing)
         self._error: str | None = None
+        self.received: float | None = None  # when the source last sent anything, since the epoch
 
     def run(self, attempt: Callable[[], None]) -> None:
         while not self.stopped.wait(self.run_once(attempt)):
@@ -79,7 +91,7 @@ class RetryLoop:
         except Exception as error:
             # An error in this program; without this the thread would end without notice.
             log.exception("%s: unexpected", self.source)
-            self._report(repr(error))
+            self._report(f"{type(error).__name__}: {in_words(error)}")
         else:
             return 0.0
         return self._backoff.next()
@@ -88,6 +100,10 @@ class RetryLoop:
         """Passes the event to the agent, unless the source has been stopped."""
         if not self.stopped.is_set():
             self._emit(event)
+
+    def note_received(self) -> None:
+        """The source has sent something, be it only that nothing is new."""
+        self.received = self._timing.clock()
 
     def clear_error(self) -> None:
         """The source can be read: an error that was reported is over."""
@@ -102,6 +118,7 @@ class RetryLoop:
         self.stopped.wait(self._timing.missing_resource_delay)
 
     def _report(self, error: str | None) -> None:
+        error = error and redact(error)  # a server may repeat what it was sent
         if error != self._error:
             self._error = error
             self.emit(SourceStatus(self.source, error))

@@ -8,7 +8,7 @@ longer matches is emitted as removed, one that now matches as changed; the API d
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ebpflb.model.endpoints import HEADLESS_LABEL
+from ebpflb.model.endpoint_slices import HEADLESS_LABEL
 from ebpflb.model.events import Kind
 from ebpflb.model.objects import Object, Service
 from ebpflb.model.services import PROXY_NAME_LABEL

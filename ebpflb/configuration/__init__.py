@@ -6,7 +6,6 @@ In the order in which a value passes through them (the flags themselves are read
 parameters        every flag and field: its help, and whether it has an effect here
 config_file       the file -> plain values -> fields; unknown, duplicate and mistyped fields
 fields            KubeProxyConfiguration v1alpha1 with its defaults, and fields by their path
-durations         values such as "1h0m0s"
 listen_addresses  default addresses and ports of healthzBindAddress and metricsBindAddress
 validation        all invalid values, by kube-proxy's rules
 translation       fields -> Options

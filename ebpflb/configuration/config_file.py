@@ -18,11 +18,12 @@ from typing import Any, NamedTuple, cast, get_args, get_origin
 import msgspec
 import yaml
 
-from ebpflb.cluster.manifest_file import Loader, check_depth
-from ebpflb.configuration import durations, fields, listen_addresses
-from ebpflb.configuration.durations import Duration, FlushFrequency
+from ebpflb.cluster import yaml_documents
+from ebpflb.configuration import fields, listen_addresses
 from ebpflb.configuration.fields import KubeProxyConfiguration, Section, join_path, value_at
-from ebpflb.errors import ConfigurationError
+from ebpflb.errors import ConfigurationError, in_words, one_line
+from ebpflb.model import durations
+from ebpflb.model.durations import Duration, FlushFrequency
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ def read(path: Path) -> ParsedConfiguration:
     try:
         document = parse(path.read_bytes())
     except OSError as error:
-        raise ConfigurationError(f"{path}: {error.strerror}") from error
+        raise ConfigurationError(in_words(error)) from error
     except ValueError as error:
         raise ConfigurationError(f"{path}: {error}") from error
     _check_kind(path, document.values)
@@ -108,8 +109,8 @@ def _parse_json(data: bytes, duplicates: list[str]) -> Any:
 
 def _parse_yaml(data: bytes, duplicates: list[str]) -> Any:
     try:
-        check_depth(data)
-        loader = Loader(data)
+        yaml_documents.check(data)
+        loader = yaml_documents.Loader(data)
         try:
             node = loader.get_node() if loader.check_node() else None
             if node is None:
@@ -118,8 +119,9 @@ def _parse_yaml(data: bytes, duplicates: list[str]) -> Any:
             return loader.construct_document(node)
         finally:
             loader.dispose()
-    except (yaml.YAMLError, ValueError) as error:
-        raise ValueError(f"neither YAML nor JSON: {' '.join(str(error).split())}") from error
+    except Exception as error:  # PyYAML's constructors raise any
+        reason = one_line(yaml_documents.describe(error))
+        raise ValueError(f"neither YAML nor JSON: {reason}") from error
 
 
 def _duplicates(node: yaml.Node, path: str) -> Iterator[str]:
@@ -182,7 +184,7 @@ def to_configuration(values: dict[str, Any]) -> ParsedConfiguration:
             break
         except msgspec.ValidationError as error:
             errors.append(_remove_invalid(values, str(error)))
-    explicit = {path for path in listen_addresses.PATHS if value_at(converted, path)}
+    explicit = {path for path in listen_addresses.LISTEN_FIELDS if value_at(converted, path)}
     with_defaults = fields.with_defaults(converted)
     return ParsedConfiguration(listen_addresses.complete(with_defaults, explicit), tuple(errors))
 

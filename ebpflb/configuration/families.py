@@ -92,7 +92,7 @@ def _nodeport_addresses(
 def _single_stack(config: KubeProxyConfiguration, node: NodeFamilies) -> Iterator[FamilyMismatch]:
     if _lack(_networks(config.ipvs.exclude_cidrs), node.primary):
         yield FamilyMismatch(f"ipvs.excludeCIDRs: {node}, but there is no {node.primary} CIDR")
-    for path in listen_addresses.PATHS:
+    for path in listen_addresses.LISTEN_FIELDS:
         text = value_at(config, path)
         host = listen_addresses.parse(text)[0] if text else None
         if host and not host.is_unspecified and family(host) != node.primary:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import yaml
 
-from ebpflb.configuration.durations import Duration, FlushFrequency
+from ebpflb.model.durations import Duration, FlushFrequency
 
 API_VERSION = "kubeproxy.config.k8s.io/v1alpha1"
 KIND = "KubeProxyConfiguration"

@@ -19,7 +19,7 @@ _DEFAULTS = {
     "healthzBindAddress": ("0.0.0.0", "::", HEALTHZ_PORT),
     "metricsBindAddress": ("127.0.0.1", "::1", METRICS_PORT),
 }
-PATHS = tuple(_DEFAULTS)
+LISTEN_FIELDS = tuple(_DEFAULTS)
 
 
 def complete(
@@ -58,7 +58,7 @@ def parse(text: str) -> tuple[Address, int]:
     elif ":" in host:
         colon = ""
     if not colon:
-        raise ValueError(f'"{text}" is not ADDRESS:PORT')
+        raise ValueError(f'"{text}" is not ADDRESS:PORT such as 0.0.0.0:10256')
     if not (port.isascii() and port.isdigit() and int(port) in _PORTS):
         raise ValueError(f'"{port}" is not a port from {_PORTS[0]} to {_PORTS[-1]}')
     return parse_address(host), int(port)

@@ -100,7 +100,7 @@ PARAMETERS = (
     _ignored("iptables-localhost-nodeports", "iptables.localhostNodePorts", "M",
         "Processes on the node can always connect to NodePorts on loopback, packets never can."),
     Parameter("iptables-sync-period", "iptables.syncPeriod nftables.syncPeriod", "M",
-        "Period of the check that programs are still attached to the devices; /healthz fails when "
+        "The audit's periods depend on it (docs/reliability.md); /healthz fails when "
         "a change waits for twice this time."),
     Parameter("iptables-min-sync-period", "iptables.minSyncPeriod nftables.minSyncPeriod", "M",
         "Minimum pause between two updates. The default is none (in kube-proxy 1s)."),
@@ -131,7 +131,9 @@ PARAMETERS = (
     Parameter("conntrack-udp-timeout-stream", "conntrack.udpStreamTimeout", "A",
         "Timeout of idle UDP flows with replies, in ebpflb and in conntrack. 0 leaves conntrack "
         "unchanged and means 180s in ebpflb."),
-    _ignored("ipvs-scheduler", "ipvs.scheduler", "N", _NO_IPVS),
+    Parameter("ipvs-scheduler", "ipvs.scheduler", "N",
+        "In mode ipvs the default of --scheduler: the scheduler of ebpflb that comes next to this "
+        "one of the kernel. In other modes it has no effect."),
     _ignored("ipvs-exclude-cidrs", "ipvs.excludeCIDRs", "N", _NO_IPVS),
     _ignored("ipvs-strict-arp", "ipvs.strictARP", "N", _NO_IPVS),
     _ignored("ipvs-tcp-timeout", "ipvs.tcpTimeout", "N", _NO_IPVS),

@@ -6,7 +6,7 @@ from typing import Any
 
 from ebpflb.configuration.fields import KubeProxyConfiguration
 from ebpflb.configuration.validation import cluster_cidrs
-from ebpflb.model import nodeport_addresses
+from ebpflb.model import nodeport_addresses, scheduler
 from ebpflb.model.addresses import Address, parse_address, parse_network
 from ebpflb.model.local_detector import LocalDetector, LocalMode
 from ebpflb.options import ConntrackOptions
@@ -33,8 +33,22 @@ def translate(config: KubeProxyConfiguration) -> dict[str, Any]:
         "conntrack": conntrack(config),
         "oom_score_adj": config.oom_score_adj,
         "mode": config.mode,
+        "scheduler": default_scheduler(config),
         "configuration": config,
     }
+
+
+def default_scheduler(config: KubeProxyConfiguration) -> str:
+    """Of Services that do not choose; in other modes than ipvs kube-proxy has no choice either."""
+    if config.mode != "ipvs":
+        return scheduler.RANDOM
+    return scheduler.BY_IPVS.get(config.ipvs.scheduler, scheduler.RANDOM)
+
+
+def unknown_schedulers(config: KubeProxyConfiguration) -> list[str]:
+    """The kernel's scheduler in the configuration, if it counts and none of ours is like it."""
+    name = config.ipvs.scheduler
+    return [name] if config.mode == "ipvs" and name not in scheduler.BY_IPVS else []
 
 
 def bind_address(config: KubeProxyConfiguration) -> Address | None:

@@ -21,7 +21,7 @@ from ebpflb.model import nodeport_addresses
 from ebpflb.model.addresses import family, parse_address, parse_network
 from ebpflb.model.local_detector import LocalMode
 
-MODES = ("iptables", "ipvs", "nftables")
+_MODES = ("iptables", "ipvs", "nftables")
 LOG_FORMATS = ("text", "json")
 
 _PORT_RANGE = re.compile(r"(\d{1,5})(?:([-+])(\d{1,5}))?", re.ASCII)
@@ -36,7 +36,7 @@ _REQUIRED = {
 
 def check(config: KubeProxyConfiguration) -> Iterator[FieldError]:
     """All errors; none if the configuration is valid."""
-    yield from _one_of("mode", config.mode, ("", *MODES))
+    yield from _one_of("mode", config.mode, ("", *_MODES))
     yield from _periods(config)
     yield from _numbers(config)
     yield from _durations("conntrack", config.conntrack)
@@ -56,7 +56,7 @@ def check(config: KubeProxyConfiguration) -> Iterator[FieldError]:
 
 def _periods(config: KubeProxyConfiguration) -> Iterator[FieldError]:
     """The sync periods of the mode's section, and configSyncPeriod."""
-    section = config.mode if config.mode in MODES else MODES[0]
+    section = config.mode if config.mode in _MODES else _MODES[0]
     longest, shortest = config.mode_section.sync_period, config.mode_section.min_sync_period
     if longest <= 0:
         yield FieldError(f"{section}.syncPeriod", f"must be greater than 0, not {longest}")
@@ -104,7 +104,7 @@ def _addresses(config: KubeProxyConfiguration) -> Iterator[FieldError]:
         parse_address(config.bind_address)
     except ValueError as error:
         yield FieldError("bindAddress", str(error))
-    for path in listen_addresses.PATHS:
+    for path in listen_addresses.LISTEN_FIELDS:
         text = value_at(config, path)
         try:
             if text:

@@ -20,10 +20,10 @@ from inotify_simple import INotify, flags
 
 log = logging.getLogger(__name__)
 
-POLL_SECONDS = 10.0  # between two comparisons without an event of inotify
-MASK = flags.CLOSE_WRITE | flags.MODIFY | flags.MOVED_TO | flags.MOVED_FROM | flags.CREATE
+_POLL_SECONDS = 10.0  # between two comparisons without an event of inotify
+_INOTIFY_MASK = flags.CLOSE_WRITE | flags.MODIFY | flags.MOVED_TO | flags.MOVED_FROM | flags.CREATE
 
-Signature = tuple[int, ...]
+_Signature = tuple[int, ...]
 
 
 class ConfigWatch:
@@ -57,12 +57,12 @@ class ConfigWatch:
         try:
             inotify = INotify()
             for directory in {self.path.parent, self.path.resolve().parent}:
-                inotify.add_watch(directory, MASK)
+                inotify.add_watch(directory, _INOTIFY_MASK)
         except OSError as error:
             log.warning(
                 "%s: no inotify, polling every %g s instead: %s",
                 self.path,
-                POLL_SECONDS,
+                _POLL_SECONDS,
                 error.strerror,
             )
             return None
@@ -87,12 +87,12 @@ class ConfigWatch:
         for source in (self._inotify, self._wake):
             if source is not None:
                 poller.register(source, select.POLLIN)
-        poller.poll(POLL_SECONDS * 1000)
+        poller.poll(_POLL_SECONDS * 1000)
         events = self._inotify.read(timeout=0) if self._inotify else []
         return any(each.name == self.path.name and each.mask & flags.MOVED_FROM for each in events)
 
 
-def _signature(path: Path) -> Signature | None:
+def _signature(path: Path) -> _Signature | None:
     """Differs for another file behind the name, and after each write. None: there is no file."""
     try:
         stat = path.stat()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The structs of bpf(2), from uapi/linux/bpf.h: one for each command.
+"""The structs and numbers of bpf(2), from uapi/linux/bpf.h: one for each command.
 
 Each is as long as its command needs, results included: the kernel writes results at their offset
 for any length that is passed (for example the revision of a query). What is beyond the length
@@ -8,11 +8,18 @@ counts as zero.
 
 from cffi import FFI
 
+MAP_KINDS = {
+    "HASH": 1, "ARRAY": 2, "PROG_ARRAY": 3, "PERCPU_HASH": 5, "PERCPU_ARRAY": 6,
+    "LRU_HASH": 9, "LPM_TRIE": 11, "RINGBUF": 27,
+}  # fmt: skip
+MAP_FLAGS = {"NONE": 0, "NO_PREALLOC": 1, "RDONLY_PROG": 0x80, "MMAPABLE": 0x400}
+
 ffi = FFI()
 ffi.cdef("""
 long syscall(long number, int command, void *attr, unsigned int size);
 struct map_create { uint32_t kind, key_size, value_size, entries, flags, inner, numa;
-    char name[16]; };
+    char name[16]; uint32_t ifindex, btf, btf_key, btf_value; };
+struct btf_load { uint64_t btf, log; uint32_t size, log_size, log_level; };
 struct element { uint32_t map, pad; uint64_t key, value, flags; };
 struct batch { uint64_t in, out, keys, values; uint32_t count, map;
     uint64_t element_flags, flags; };

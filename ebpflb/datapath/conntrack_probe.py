@@ -5,6 +5,7 @@ translation, and finds it again.
 It does so in a network namespace of its own, which ends with the probe and takes the flow along.
 """
 
+import errno
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -14,9 +15,9 @@ from pyroute2.nftables.main import NFTables
 
 from ebpflb.datapath import probe
 from ebpflb.datapath.programs import compiler, loader, testrun
-from ebpflb.errors import EbpflbError, NodeError
+from ebpflb.errors import EbpflbError, NodeError, in_words
 
-SOURCE = "hooks/conntrack_probe.c"
+PROBE_SOURCE = "hooks/conntrack_probe.c"
 _OK = 1  # PROBE_OK in conntrack_probe.c
 _FAILURES: Mapping[int, str] = {
     2: "a program cannot open a flow in the kernel's conntrack",
@@ -29,13 +30,15 @@ _NFPROTO_IPV4 = 2
 def obstacle(cache: Path) -> str | None:
     """Why the conntrack engine cannot work on this node; None where it works.
 
-    ``cache``: of compiled bytecode.
+    ``cache``: of compiled bytecode. The new namespace, and modules' BTF, take CAP_SYS_ADMIN.
     """
     try:
-        compiled = compiler.compile_source(SOURCE, cache=cache)
+        compiled = compiler.compile_source(PROBE_SOURCE, cache=cache)
         return probe.in_new_namespace(lambda: _try(compiled))
     except (EbpflbError, OSError) as error:
-        return str(error).splitlines()[0]
+        said = in_words(error).splitlines()[0]
+        denied = getattr(error, "errno", None) == errno.EPERM
+        return f"CAP_SYS_ADMIN is missing ({said})" if denied else said
 
 
 def _try(compiled: compiler.Compiled) -> str | None:

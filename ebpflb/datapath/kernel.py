@@ -8,9 +8,11 @@ third faster, and the same registers on x86_64 and arm64. Every failure is a Ker
 import errno
 import os
 import platform
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ebpflb.datapath.attributes import MAP_FLAGS as MAP_FLAGS
+from ebpflb.datapath.attributes import MAP_KINDS as MAP_KINDS
 from ebpflb.datapath.attributes import ffi as ffi
 from ebpflb.errors import KernelError, NodeError
 
@@ -18,17 +20,9 @@ _libc = ffi.dlopen(None)
 _NUMBERS = {"x86_64": 321, "aarch64": 280}
 
 ENOTSUPP = 524  # an errno of the kernel that is not in errno(3)
-
-MAP_KINDS = {
-    "HASH": 1, "ARRAY": 2, "PROG_ARRAY": 3, "PERCPU_HASH": 5, "PERCPU_ARRAY": 6,
-    "LRU_HASH": 9, "LPM_TRIE": 11,
-}  # fmt: skip
-MAP_FLAGS = {"NONE": 0, "NO_PREALLOC": 1, "RDONLY_PROG": 0x80, "MMAPABLE": 0x400}
-
 _MAP_CREATE, _LOOKUP, _UPDATE, _DELETE, _NEXT_KEY, _PROG_LOAD, _PIN, _GET = range(8)
-_PROG_BY_ID, _INFO, _QUERY = 13, 15, 16
-_BTF_BY_ID, _BTF_NEXT_ID = 19, 23
-_LOOKUP_AND_DELETE, _LOOKUP_BATCH, _UPDATE_BATCH, _DELETE_BATCH = 21, 24, 26, 27
+_PROG_BY_ID, _INFO, _QUERY, _BTF_LOAD, _LOOKUP_AND_DELETE = 13, 15, 16, 18, 21
+_LOOKUP_BATCH, _UPDATE_BATCH, _DELETE_BATCH = 24, 26, 27
 _LINK_CREATE, _LINK_UPDATE, _ENABLE_STATS, _LINK_DETACH = 28, 29, 32, 34
 
 
@@ -39,11 +33,12 @@ def bpf(command: int, what: str, attr: Any) -> int:
         raise NodeError(f"this machine is {platform.machine()}: only x86_64 and aarch64 are known")
     result: int = _libc.syscall(number, command, attr, ffi.sizeof(attr[0]))
     if result < 0:
-        raise KernelError(what, ffi.errno, _reason(ffi.errno))
+        why = os.strerror(ffi.errno) if ffi.errno != ENOTSUPP else "not supported by this kernel"
+        raise KernelError(what, ffi.errno, why)
     return result
 
 
-def _find(command: int, what: str, attr: Any) -> int | None:
+def find(command: int, what: str, attr: Any) -> int | None:
     """As bpf, but None for ENOENT."""
     try:
         return bpf(command, what, attr)
@@ -53,23 +48,25 @@ def _find(command: int, what: str, attr: Any) -> int | None:
         raise
 
 
-def _reason(number: int) -> str:
-    return "not supported by this kernel" if number == ENOTSUPP else os.strerror(number)
-
-
 def _pointer(buffer: Any) -> int:
     return int(ffi.cast("uintptr_t", ffi.from_buffer(buffer)))
 
 
+def btf_load(types: bytes) -> int:
+    """A descriptor of descriptions of types (Documentation/bpf/btf.rst)."""
+    attr = ffi.new("struct btf_load *", {"btf": _pointer(types), "size": len(types)})
+    return bpf(_BTF_LOAD, "describing types", attr)
+
+
 def map_create(
-    *, name: str, kind: str, key_size: int, value_size: int, entries: int, flags: tuple[str, ...]
+    *, name: str, kind: str, sizes: tuple[int, int], entries: int, flags: int, types: Sequence[int]
 ) -> int:
-    """A new map's descriptor."""
+    """A new map's descriptor. ``sizes`` of key and value; ``types``: a BTF, and theirs in it."""
     attr = ffi.new("struct map_create *")
     attr.kind, attr.entries = MAP_KINDS[kind], entries
-    attr.key_size, attr.value_size = key_size, value_size
-    attr.flags = sum(MAP_FLAGS[flag] for flag in flags)
-    attr.name = name[:15].encode()
+    attr.key_size, attr.value_size = sizes
+    attr.flags, attr.name = flags, name[:15].encode()
+    attr.btf, attr.btf_key, attr.btf_value = types
     return bpf(_MAP_CREATE, f"creating map {name}", attr)
 
 
@@ -85,20 +82,21 @@ def map_lookup(map_fd: int, key: bytes, value_size: int, *, delete: bool = False
     """The value, or None where the key is not there; ``delete``: the key too (hashes: 5.14)."""
     value = bytearray(value_size)
     attr, _keep = _element(map_fd, key, value)
-    found = _find(_LOOKUP_AND_DELETE if delete else _LOOKUP, "map look-up", attr)
+    found = find(_LOOKUP_AND_DELETE if delete else _LOOKUP, "map look-up", attr)
     return None if found is None else bytes(value)
 
 
-def map_update(map_fd: int, key: bytes, value: bytes, *, new: bool = False) -> None:
-    """Inserts or replaces; E2BIG when the map is full, EEXIST where ``new`` is there already."""
-    attr, _keep = _element(map_fd, key, value, int(new))
-    bpf(_UPDATE, "map update", attr)
+def map_update(
+    map_fd: int, key: bytes, value: bytes, *, new: bool = False, known: bool = False
+) -> None:
+    """Inserts or replaces. E2BIG: full; EEXIST: ``new`` is there; ENOENT: ``known`` is not."""
+    bpf(_UPDATE, "map update", _element(map_fd, key, value, 2 * known + new)[0])
 
 
 def map_delete(map_fd: int, key: bytes) -> None:
     """Deletes a key, if it is there."""
     attr, _keep = _element(map_fd, key, None)
-    _find(_DELETE, "map delete", attr)
+    find(_DELETE, "map delete", attr)
 
 
 def map_next_key(map_fd: int, key: bytes | None, key_size: int) -> bytes | None:
@@ -107,7 +105,7 @@ def map_next_key(map_fd: int, key: bytes | None, key_size: int) -> bytes | None:
     attr, _keep = _element(map_fd, key if key is not None else b"", following)
     if key is None:
         attr.key = 0
-    return None if _find(_NEXT_KEY, "map walk", attr) is None else bytes(following)
+    return None if find(_NEXT_KEY, "map walk", attr) is None else bytes(following)
 
 
 class Batch(NamedTuple):
@@ -127,7 +125,7 @@ def map_lookup_batch(
     attr.keys, attr.values = _pointer(keys), _pointer(values)
     if cursor is not None:
         setattr(attr, "in", _pointer(cursor))
-    more = _find(_LOOKUP_BATCH, "map batch look-up", attr) is not None
+    more = find(_LOOKUP_BATCH, "map batch look-up", attr) is not None
     return Batch(attr.count, bytes(following) if more else None)
 
 
@@ -182,17 +180,22 @@ def get(path: str) -> int | None:
     attr = ffi.new("struct object *")
     text = ffi.new("char[]", path.encode())
     attr.path = int(ffi.cast("uintptr_t", text))
-    return _find(_GET, f"opening {path}", attr)
+    return find(_GET, f"opening {path}", attr)
 
 
 def info(fd: int, struct: str) -> Any:
     """What the kernel knows of an object: "map_info", "prog_info", "link_info" or "tcx_info"."""
     out = ffi.new(f"struct {struct} *")
+    info_into(fd, out)
+    return out
+
+
+def info_into(fd: int, out: Any) -> None:
+    """The same into a struct whose pointers lead to where the kernel is to write more."""
     attr = ffi.new("struct info *")
     attr.fd, attr.size = fd, ffi.sizeof(out[0])
     attr.out = int(ffi.cast("uintptr_t", out))
-    bpf(_INFO, f"asking for {struct}", attr)
-    return out
+    bpf(_INFO, f"asking for {ffi.typeof(out[0]).cname}", attr)
 
 
 def link_create(prog_fd: int, target: int, attach: int, flags: int = 0) -> int:
@@ -204,15 +207,13 @@ def link_create(prog_fd: int, target: int, attach: int, flags: int = 0) -> int:
 
 def link_update(link_fd: int, prog_fd: int) -> None:
     """Replaces the link's program atomically."""
-    attr = ffi.new("struct link_update *")
-    attr.link, attr.program = link_fd, prog_fd
+    attr = ffi.new("struct link_update *", {"link": link_fd, "program": prog_fd})
     bpf(_LINK_UPDATE, "replacing a program", attr)
 
 
 def link_detach(link_fd: int) -> None:
     """Detaches the link's program at once (5.9); unpinning does so some time later."""
-    attr = ffi.new("struct link_update *")
-    attr.link = link_fd
+    attr = ffi.new("struct link_update *", {"link": link_fd})
     bpf(_LINK_DETACH, "detaching a program", attr)
 
 
@@ -237,42 +238,9 @@ def _query(target: int, attach: int, what: str, flags: int) -> list[int]:
     return list(found[0 : attr.count])
 
 
-def module_btfs(names: Collection[str]) -> dict[str, int]:
-    """The descriptors of modules' BTFs, by the module's name; only of those that are loaded.
-
-    Raises KernelError; without CAP_SYS_ADMIN, EPERM.
-    """
-    found: dict[str, int] = {}
-    attr = ffi.new("struct by_id *")
-    while _find(_BTF_NEXT_ID, "listing BTFs", attr) is not None:
-        attr.id = attr.next
-        wanted = ffi.new("struct by_id *")  # its other fields have to be zero
-        wanted.id = attr.id
-        fd = bpf(_BTF_BY_ID, f"opening BTF {attr.id}", wanted)
-        name = _btf_name(fd)
-        if name in names:
-            found[name] = fd
-        else:
-            os.close(fd)
-    return found
-
-
-def _btf_name(fd: int) -> str:
-    """The module's, or "vmlinux"; "" for a program's BTF."""
-    name = bytearray(64)
-    out = ffi.new("struct btf_info *")
-    out.name, out.name_size = _pointer(name), len(name)
-    attr = ffi.new("struct info *")
-    attr.fd, attr.size = fd, ffi.sizeof(out[0])
-    attr.out = int(ffi.cast("uintptr_t", out))
-    bpf(_INFO, "asking for btf_info", attr)
-    return name.split(b"\0", 1)[0].decode() if out.kernel else ""
-
-
 def prog_by_id(prog_id: int) -> int:
     """A program's descriptor."""
-    attr = ffi.new("struct by_id *")
-    attr.id = prog_id
+    attr = ffi.new("struct by_id *", {"id": prog_id})
     return bpf(_PROG_BY_ID, f"opening program {prog_id}", attr)
 
 

@@ -18,19 +18,21 @@ from pyroute2.netlink.exceptions import NetlinkError
 
 from ebpflb.datapath import kernel
 from ebpflb.datapath.attach import clsact
-from ebpflb.datapath.maps import bpf_map, layout
+from ebpflb.datapath.maps import bpf_map, layout, locked, sizes
 from ebpflb.datapath.maps.layout import MapSpec
-from ebpflb.datapath.programs.loader import HOOKS, PACKET_SECTIONS, HookType
+from ebpflb.datapath.programs import testrun
+from ebpflb.datapath.programs.loader import HOOK_TYPES, PACKET_SECTIONS, HookType
 from ebpflb.errors import KernelError
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 _ffi = FFI()
 _ffi.cdef("int unshare(int flags);")
 _libc = _ffi.dlopen(None)
 
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET
-_SET_RETVAL, _COARSE_CLOCK = 187, 160
+_SET_RETVAL, _COARSE_CLOCK, _FIB_LOOKUP = 187, 160, 69
+_ROUTE_SOURCE = 16  # a flag of bpf_fib_lookup
 _STORE, _ADD, _CALL, _EXIT, _MOVE, _COPY = 0x7A, 0x07, 0x85, 0x95, 0xB7, 0xBF
 _FRAME, _BYTES = 10, 64  # the register with the end of the stack; bytes used of the stack
 _CONTEXT, _STACK = "context", "stack"
@@ -39,6 +41,7 @@ _CONTEXT, _STACK = "context", "stack"
 PACKET_HELPERS: dict[str, tuple[int | str, ...]] = {
     "ktime_get_ns": (5,),
     "get_prandom_u32": (7,),
+    "get_smp_processor_id": (8,),
     "skb_store_bytes": (9, _CONTEXT, 0, _STACK, _BYTES, 0),
     "l3_csum_replace": (10, _CONTEXT, 0, 0, 0, 2),
     "l4_csum_replace": (11, _CONTEXT, 0, 0, 0, 2),
@@ -92,17 +95,36 @@ def _loads(hook: HookType, code: bytes) -> bool:
 
 def hook(section: str) -> bool:
     """Whether the kernel has this hook."""
-    return _loads(HOOKS[section], _allow())
+    return _loads(HOOK_TYPES[section], _allow())
 
 
 def set_retval() -> bool:
     """Whether a hook can choose the errno of the system call (5.18)."""
-    return _loads(HOOKS["cgroup/connect4"], _calling(_SET_RETVAL, -errno.ECONNREFUSED))
+    return _loads(HOOK_TYPES["cgroup/connect4"], _calling(_SET_RETVAL, -errno.ECONNREFUSED))
 
 
 def coarse_clock() -> bool:
     """Whether a program at a device may read the coarse clock (5.11)."""
     return _loads(PACKET_SECTIONS["tc/ingress"], _calling(_COARSE_CLOCK))
+
+
+def route_source() -> bool:
+    """Whether a program at a device may ask for the source that a route would choose (6.7).
+
+    The kernel checks the flag before the address family, of which there is none.
+    """
+    zeros = [_instruction(_STORE, _FRAME, offset=-at) for at in range(8, _BYTES + 8, 8)]
+    call: tuple[int | str, ...] = (_CONTEXT, _STACK, _BYTES, _ROUTE_SOURCE)
+    loads = [_argument(register, value) for register, value in enumerate(call, start=1)]
+    code = [*zeros, *loads, _instruction(_CALL, number=_FIB_LOOKUP), _instruction(_EXIT)]
+    try:
+        program = _load(PACKET_SECTIONS["tc/ingress"], b"".join(code))
+    except KernelError:
+        return False
+    try:
+        return testrun.run(program, bytes(64)).retval != 2**32 - errno.EINVAL
+    finally:
+        os.close(program)
 
 
 def packet_helpers() -> dict[str, bool]:
@@ -136,10 +158,10 @@ def _filters(program: int) -> bool:
     return True
 
 
-def in_new_namespace(question: Callable[[], T]) -> T:
+def in_new_namespace(question: Callable[[], _T]) -> _T:
     """Calls it in a thread with a network namespace of its own, which ends with the thread."""
 
-    def ask() -> T:
+    def ask() -> _T:
         if _libc.unshare(_NEW_NETWORK):
             raise OSError(_ffi.errno, f"no new namespace: {os.strerror(_ffi.errno)}")
         return question()
@@ -154,9 +176,12 @@ def map_works() -> None:
 
 
 def _small_maps() -> Iterator[MapSpec]:
-    """One for each kind of map that maps.h has, and for each set of flags."""
-    kinds = {(spec.kind, spec.flags): spec for spec in layout.MAPS.values()}
-    return (spec._replace(name="probe", entries=4) for spec in kinds.values())
+    """One for each kind of map that maps.h has, for each set of flags, and with a lock."""
+    kinds = {
+        (sizes.kernel_kind(spec), spec.flags, spec.value == locked.LOCKED): spec
+        for spec in layout.MAPS.values()
+    }
+    return (spec._replace(name="probe", kind=it[0], entries=4) for it, spec in kinds.items())
 
 
 def unmade_maps() -> list[str]:
@@ -176,7 +201,7 @@ def batches() -> dict[str, bool]:
 
 
 def _batch(spec: MapSpec) -> bool:
-    value = bytes((spec.value_size + 7) // 8 * 8 * bpf_map.possible_cpus())
+    value = bytes((spec.value_size + 7) // 8 * 8 * sizes.possible_cpus())
     try:
         fd = bpf_map.create_map(spec)
     except KernelError:

@@ -1,11 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands `check`, `maps` and `flows` show, from the pins and the kernel: no agent has to
-run.
+"""What commands show from the pins and the kernel: no agent has to run.
 
-check      whether this node can run ebpflb, feature by feature
-dump       every map as rows, with names instead of ids
-packets    the rows of the maps of the packet path
-snapshot   the maps that the agent writes, which those rows refer to
-flow_list  the flows of the flow tables, to list and to delete
+node_audit       compares hooks, pins and maps once
+check            whether this node can run ebpflb, feature by feature
+requirements     the features that a node must have
+settings_check   what of sysctls and maps breaks services
+reach            whose sockets the hooks see, and routes to endpoints
+canary_check     connections of doctor's own through each path
+canary_probe     one of them
+check_result     what it says of one feature
+neighbours       what it says of others' programs and rules that handle the same traffic
+firewall         which rules of netfilter do not see services as beside kube-proxy
+pod_replies      endpoints whose replies to clients outside leave by another device
+service_pages    one Service on a page, or a list of them
+ask              what the running agent answers
+event_stream     the events that the agent sends on for `ebpflb monitor`
+event_names      names for them: services, backends, pods
+event_words      an event in words, and which are wanted
+rates            services and backends by rate
+dump             every map as rows, with names instead of ids
+packets          the rows of what packets leave in the maps
+node_maps        the rows of what the agent writes for them
+snapshot         the maps that the agent writes, which those rows refer to
+explain          why a connection goes where it goes: asks the programs themselves
+flow_list        the flows of the flow tables, to list and to delete
 connection_list  the same of the flows that conntrack keeps
 """

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.frontend_keys import FrontendKeys
 from ebpflb.diagnose.flow_list import FlowFilter, FlushResult
-from ebpflb.diagnose.snapshot import Row, host_port, service_name
+from ebpflb.diagnose.snapshot import Row
 from ebpflb.model.addresses import Address, family
 from ebpflb.model.packet_path import Engine
 from ebpflb.model.services import PortName
@@ -21,6 +21,7 @@ from ebpflb.node import ctnetlink
 from ebpflb.plan.connections import STATUS, Connection, Ends
 from ebpflb.plan.desired_service import ANY
 from ebpflb.plan.entries import Backend, BackendName, Frontend, ServiceEntry
+from ebpflb.plan.wording import host_port, service_name
 
 
 class _Service(NamedTuple):

@@ -11,19 +11,14 @@ from typing import NamedTuple
 
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.layout import VERDICTS
-from ebpflb.datapath.maps.records import (
-    Affinity,
-    AffinityKey,
-    Assignment,
-    AssignmentKey,
-    Peer,
-    PeerFrontend,
-)
-from ebpflb.diagnose import packets
+from ebpflb.datapath.maps.records import Affinity, AffinityKey
+from ebpflb.datapath.maps.socket_records import AssignmentKey, Peer, PeerFrontend, SocketEntry
+from ebpflb.diagnose import node_maps, packets
 from ebpflb.diagnose.connection_list import dump_connections
-from ebpflb.diagnose.snapshot import Row, Snapshot, endpoint, host_port, kind, seconds_since
-from ebpflb.model.services import Protocol
+from ebpflb.diagnose.snapshot import Row, Snapshot, endpoint, kind, seconds_since
 from ebpflb.plan.entries import Backend, BackendName, Frontend, Range
+from ebpflb.plan.scheduling import scheduler_of
+from ebpflb.plan.wording import host_port, protocol_name
 
 
 class Dump(NamedTuple):
@@ -55,6 +50,8 @@ def _services(snapshot: Snapshot) -> list[Row]:
             "id": service.id,
             "cluster_slots": _slot_range(service.cluster),
             "local_slots": _slot_range(service.local),
+            "scheduler": scheduler_of(service.flags),
+            "tables": _slot_range(service.tables),
             "policy": "Local" if "local" in service.flags else "Cluster",
             "has_endpoints": "endpoints" in service.flags,
             "affinity_seconds": service.affinity_seconds,
@@ -82,9 +79,21 @@ def _slots(snapshot: Snapshot) -> list[Row]:
             "slot": slot,
             **_backend(snapshot, backend),
             "selected_for": " ".join(sorted(backend.flags)) or "none, draining",
+            "weight": backend.weight,
             **snapshot.backend_counters(backend.id),
         }
         for slot, backend in sorted(snapshot.slots.items())
+    ]
+
+
+def _choices(snapshot: Snapshot) -> list[Row]:
+    """The places of tables that services draw from."""
+    services = {it.tables: it for it in snapshot.services.values() if it.table.size}
+    places = snapshot.maps["choices"]
+    return [
+        {"place": at, "service": snapshot.service(service.id), **places.get(at)._asdict()}
+        for tables, service in sorted(services.items())
+        for at in range(tables.base, sum(tables))
     ]
 
 
@@ -118,17 +127,27 @@ def _affinity(name: str) -> Callable[[Snapshot], list[Row]]:
 
 
 def _sockets(snapshot: Snapshot) -> list[Row]:
-    entries: list[tuple[Peer, PeerFrontend]] = list(snapshot.maps["sockets"].items())
+    entries: list[tuple[int, SocketEntry]] = list(snapshot.maps["sockets"].items())
     return [
-        {
-            "socket": peer.socket,
-            "frontend": str(origin.frontend),
-            "protocol": Protocol(origin.frontend.protocol).name,
-            "peer": host_port(origin.address, origin.port),
-            "service": _service_at(snapshot, origin.frontend),
-        }
-        for peer, origin in sorted(entries, key=str)
+        _peer(snapshot, socket, entry.peer)
+        for socket, entry in sorted(entries, key=str)
+        if entry.peer.frontend.port  # the others were ended, and are not released yet
     ]
+
+
+def _peers(snapshot: Snapshot) -> list[Row]:
+    entries: list[tuple[Peer, PeerFrontend]] = list(snapshot.maps["peers"].items())
+    return [_peer(snapshot, peer.socket, of) for peer, of in sorted(entries, key=str)]
+
+
+def _peer(snapshot: Snapshot, socket: int, remembered: PeerFrontend) -> Row:
+    return {
+        "socket": socket,
+        "frontend": str(remembered.frontend),
+        "protocol": protocol_name(remembered.frontend.protocol),
+        "peer": host_port(remembered.address, remembered.port),
+        "service": _service_at(snapshot, remembered.frontend),
+    }
 
 
 def _service_at(snapshot: Snapshot, frontend: Frontend) -> str:
@@ -137,17 +156,20 @@ def _service_at(snapshot: Snapshot, frontend: Frontend) -> str:
 
 
 def _assignments(snapshot: Snapshot) -> list[Row]:
-    entries: list[tuple[AssignmentKey, Assignment]] = list(snapshot.maps["assignments"].items())
+    entries: list[tuple[AssignmentKey, SocketEntry]] = list(snapshot.maps["assignments"].items())
     return [
         {
             "socket": sender.socket,
             "frontend": str(sender.frontend),
-            "service": snapshot.service(assignment.service),
-            "endpoint": host_port(assignment.address, assignment.port),
+            "service": snapshot.service(entry.service),
+            "endpoint": host_port(entry.peer.address, entry.peer.port),
         }
-        for sender, assignment in sorted(entries, key=str)
-        if sender.frontend.port  # the others are heads of chains
+        for sender, entry in sorted(entries, key=str)
     ]
+
+
+def _sockets_full(snapshot: Snapshot) -> list[Row]:
+    return [snapshot.maps["sockets_full"].get(0)._asdict()]
 
 
 def _service_stats(snapshot: Snapshot) -> list[Row]:
@@ -173,7 +195,7 @@ def _verdicts(snapshot: Snapshot) -> list[Row]:
 
 def _service_names(snapshot: Snapshot) -> list[Row]:
     return [
-        {"id": number, **name._asdict(), "protocol": Protocol(name.protocol).name}
+        {"id": number, **name._asdict(), "protocol": protocol_name(name.protocol)}
         for number, name in sorted(snapshot.service_names.items())
     ]
 
@@ -188,13 +210,17 @@ def _backend_names(snapshot: Snapshot) -> list[Row]:
 ROWS: dict[str, Callable[[Snapshot], list[Row]]] = {
     "services": _services,
     "slots": _slots,
+    "choices": _choices,
     "backend_slots": _backend_slots,
     "node_addresses": partial(_addresses, "node_addresses"),
     "own_addresses": partial(_addresses, "own_addresses"),
     **{name: _affinity(name) for name in ("affinity", "new_affinity")},
     "sockets": _sockets,
+    "sockets_full": _sockets_full,
+    "peers": _peers,
     "assignments": _assignments,
-    **packets.ROWS,
+    **packets.PACKET_ROWS,
+    **node_maps.NODE_MAP_ROWS,
     "conntrack": lambda snapshot: dump_connections(snapshot.maps),
     "service_stats": _service_stats,
     "backend_stats": _backend_stats,

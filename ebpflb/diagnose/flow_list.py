@@ -6,15 +6,17 @@ client's requests was evicted by the LRU has the state "partial"; its other entr
 """
 
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from functools import cache
 from typing import NamedTuple
 
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.sweep import FLOW_MAPS, FlowTable
-from ebpflb.diagnose.snapshot import Row, host_port, seconds_since, service_name
+from ebpflb.diagnose.snapshot import Row, seconds_since
+from ebpflb.errors import NodeError
 from ebpflb.model.addresses import Address
 from ebpflb.model.packet_path import Engine
-from ebpflb.model.services import PortName, Protocol
+from ebpflb.model.services import PortName
 from ebpflb.plan.entries import BackendName
 from ebpflb.plan.flow_entries import (
     Entries,
@@ -28,6 +30,7 @@ from ebpflb.plan.flow_entries import (
     reverse,
     state,
 )
+from ebpflb.plan.wording import host_port, protocol_name, service_name
 
 PARTIAL = "partial"
 
@@ -37,6 +40,20 @@ class FlowFilter(NamedTuple):
 
     service: tuple[str, str] | None = None
     client: Address | None = None
+
+
+def check_service(maps: Mapping[str, Map], only: FlowFilter) -> None:
+    """Raises NodeError if the service that was chosen is not programmed here, with the names that
+    are most like it.
+    """
+    if only.service is None:
+        return
+    names = {f"{it.namespace}/{it.service}" for _, it in maps["service_names"].items()}
+    wanted = "/".join(only.service)
+    if wanted not in names:
+        close = get_close_matches(wanted, sorted(names))
+        hint = f"did you mean {' or '.join(close)}?" if close else "see `ebpflb maps dump services`"
+        raise NodeError(f"no service {wanted} is programmed on this node: {hint}")
 
 
 class FlushResult(NamedTuple):
@@ -93,11 +110,11 @@ def _matching(maps: Mapping[str, Map], table: str, only: FlowFilter) -> Iterator
 
 def _row(entries: Entries, services: Mapping[int, PortName], backend: BackendName | None) -> Row:
     key, first = next(iter(entries.items()))
-    inside, protocol = between_hooks(key, first), Protocol(key.protocol)
-    stands = state(protocol, entries.values())
+    inside = between_hooks(key, first)
+    stands = state(key.protocol, entries.values())
     last_seen = max(flow.last_seen for flow in entries.values())
     return {
-        "protocol": protocol.name,
+        "protocol": protocol_name(key.protocol),
         "state": str(stands) if is_client_request(first) else PARTIAL,
         "service": service_name(services.get(first.service), first.service),
         **_request_columns(key, first, inside, entries.get(reverse(inside))),

@@ -1,23 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The maps of the packet path as rows, and the settings, most of which are for it."""
+"""What packets leave in the maps, as rows: flows, fragments and counts; and counted connections."""
 
-import socket
-import sys
 from collections.abc import Callable
 from typing import Any
 
-from ebpflb.datapath.maps.layout import address_bytes
-from ebpflb.datapath.maps.records import Forwarded, FragmentKey, FragmentPorts, HalfOpen
+from ebpflb.datapath.maps.bpf_map import Map
+from ebpflb.datapath.maps.packet_records import Forwarded, FragmentKey, FragmentPorts
+from ebpflb.datapath.maps.records import CountedConnection, HalfOpen, Opening
+from ebpflb.datapath.maps.socket_records import AssignmentKey
 from ebpflb.datapath.maps.sweep import FLOW_MAPS
-from ebpflb.diagnose.snapshot import Row, Snapshot, endpoint, host_port, seconds_since
-from ebpflb.model.addresses import Address
-from ebpflb.model.services import Protocol
-from ebpflb.plan.entries import DeviceEntry, Prefix, ServiceRange, SourceRange
+from ebpflb.diagnose.snapshot import Row, Snapshot, endpoint, seconds_since
 from ebpflb.plan.flow_entries import Flow, FlowKind, Hook, Tuple
+from ebpflb.plan.wording import host_port, protocol_name
 
-_RANGE_OF = {0: "load balancer", 1: "nodeport"}
-_SERVICE_BITS = 64  # of a source range's length
-_SO_NETNS_COOKIE = 71
+_FLOW_NUMBERS = 1 << 63  # bpf/engine/flows/count.h
+_HOOKS = {int(hook): hook.name.lower() for hook in Hook}
 
 
 def _flows(name: str) -> Callable[[Snapshot], list[Row]]:
@@ -45,7 +42,8 @@ def _flows(name: str) -> Callable[[Snapshot], list[Row]]:
 
 
 def _ends(key: Tuple | FragmentKey, source: str) -> Row:
-    hook, protocol = Hook(key.hook).name.lower(), Protocol(key.protocol).name
+    hook = _HOOKS.get(key.hook, f"hook {key.hook}")
+    protocol = protocol_name(key.protocol)
     return {"hook": hook, "protocol": protocol, "source": source}
 
 
@@ -59,10 +57,21 @@ def _rewritten(key: Tuple, flow: Flow) -> str:
     return f"{here} := {host_port(flow.address, flow.port)}{also}"
 
 
+def _taken(opened: Map) -> list[Any]:
+    """The records of an array that are taken, by ``created``. One of zeros is not even unpacked:
+    most are, of tens of thousands.
+    """
+    free = bytes(opened.spec.value_size)
+    written = (pair for pair in opened.packed_items() if pair[1] != free)
+    found = [
+        opened.value.unpack(value) for key, value in written if opened.check.is_right(key, value)
+    ]
+    return sorted((it for it in found if it.created), key=lambda it: it.created)
+
+
 def _half_open(snapshot: Snapshot) -> list[Row]:
     """The places that are taken, the flow that is the oldest first."""
-    places: list[HalfOpen] = [place for _, place in snapshot.maps["half_open"].items()]
-    taken = sorted((place for place in places if place.created), key=lambda it: it.created)
+    taken: list[HalfOpen] = _taken(snapshot.maps["half_open"])
     return [
         {
             **_ends(it.request, host_port(it.request.source, it.request.source_port)),
@@ -71,6 +80,25 @@ def _half_open(snapshot: Snapshot) -> list[Row]:
         }
         for it in taken
     ]
+
+
+def _openings(snapshot: Snapshot) -> list[Row]:
+    """The latest flows that programs have opened in conntrack, the oldest first."""
+    taken: list[Opening] = _taken(snapshot.maps["openings"])
+    return [
+        {
+            **_ends(it.tuple, host_port(it.tuple.source, it.tuple.source_port)),
+            "destination": host_port(it.tuple.destination, it.tuple.destination_port),
+            "service": snapshot.service(it.service),
+            "left": bool(it.left),
+            "age_seconds": seconds_since(it.created),
+        }
+        for it in taken
+    ]
+
+
+def _opening_counts(snapshot: Snapshot) -> list[Row]:
+    return [snapshot.maps["opening_counts"].get(0)._asdict()]
 
 
 def _fragments(snapshot: Snapshot) -> list[Row]:
@@ -101,82 +129,6 @@ def _forwarded(snapshot: Snapshot) -> list[Row]:
     ]
 
 
-def _source_ranges(snapshot: Snapshot) -> list[Row]:
-    keys: list[SourceRange] = [key for key, _ in snapshot.maps["source_ranges"].items()]
-    bits = [(key, key.length - _SERVICE_BITS) for key in keys]
-    found = sorted(
-        (snapshot.service(key.service), _RANGE_OF[key.nodeport], _cidr(key.address, n))
-        for key, n in bits
-    )
-    return [{"service": service, "of": of, "range": cidr} for service, of, cidr in found]
-
-
-def _service_ranges(snapshot: Snapshot) -> list[Row]:
-    keys: list[ServiceRange] = [key for key, _ in snapshot.maps["service_ranges"].items()]
-    return [{"range": text} for text in sorted(_cidr(key.address, key.length) for key in keys)]
-
-
-def _cidr(address: Address, bits: int) -> str:
-    return f"{address}/{bits - 96 if address.version == 4 else bits}"
-
-
-def _cluster_ips(snapshot: Snapshot) -> list[Row]:
-    services: dict[Address, set[str]] = {}
-    for frontend, service in snapshot.services.items():
-        services.setdefault(frontend.address, set()).add(snapshot.service(service.id))
-    found = sorted((address for address, _ in snapshot.maps["cluster_ips"].items()), key=str)
-    return [
-        {"address": str(at), "services": " ".join(sorted(services.get(at, ())))} for at in found
-    ]
-
-
-def _devices(snapshot: Snapshot) -> list[Row]:
-    entries: list[tuple[int, DeviceEntry]] = list(snapshot.maps["devices"].items())
-    name = _device if _netns() in (None, snapshot.maps["settings"].get(0).host_netns) else str
-    return [
-        {"device": name(index), "index": index}
-        | {name: _text(value) for name, value in device._asdict().items()}
-        for index, device in sorted(entries)
-    ]
-
-
-def _netns() -> int | None:
-    """The cookie of our network namespace; None if the kernel cannot tell (before 5.14)."""
-    with socket.socket() as any_socket:
-        try:
-            cookie = any_socket.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8)
-        except OSError:
-            return None
-    return int.from_bytes(cookie, sys.byteorder)
-
-
-def _device(index: int) -> str:
-    """Its name, in the network namespace of the node."""
-    try:
-        return socket.if_indextoname(index)
-    except OSError:
-        return "removed"
-
-
-def _settings(snapshot: Snapshot) -> list[Row]:
-    settings = snapshot.maps["settings"].get(0)
-    return [{name: _text(value) for name, value in settings._asdict().items()}]
-
-
-def _text(value: Any) -> str | int:
-    """Numbers as they are, flags as words; nothing where no address is meant."""
-    match value:
-        case int():
-            return value
-        case frozenset():
-            return " ".join(sorted(value))
-        case Prefix(address, mask):
-            bits = int.from_bytes(address_bytes(address), "big")
-            return "" if bits & ~int(mask) else _cidr(address, int(mask).bit_count())
-        case _:
-            return "" if value.is_unspecified else str(value)
-
-
 def _flow_stats(snapshot: Snapshot) -> list[Row]:
     stats = snapshot.maps["flow_stats"]
     fields = ("created", "deleted", "refused", "displaced")
@@ -199,17 +151,49 @@ def _reject_budgets(snapshot: Snapshot) -> list[Row]:
     return [{"left": snapshot.maps["reject_budgets"].get(0)[1]}]
 
 
-ROWS: dict[str, Callable[[Snapshot], list[Row]]] = {
+def _rotations(snapshot: Snapshot) -> list[Row]:
+    """How many connections of services with round-robin got their endpoint in turn."""
+    turns = ((id, found.turn) for id, found in snapshot.maps["rotations"].items())
+    return [{"service": snapshot.service(id), "turns": turn} for id, turn in turns if turn]
+
+
+def _connections(snapshot: Snapshot) -> list[Row]:
+    """Of services with least-connections. A flow's number is no socket's cookie."""
+    backends = snapshot.backends()
+    entries: list[tuple[AssignmentKey, CountedConnection]] = list(
+        snapshot.maps["connections"].items()
+    )
+    return [
+        {
+            "of": "flow" if key.socket >= _FLOW_NUMBERS else "socket",
+            "number": key.socket,
+            "frontend": str(key.frontend) if key.frontend.port else "",
+            "endpoint": endpoint(backends, counted.backend),
+            "generation": counted.generation,
+        }
+        for key, counted in sorted(entries, key=str)
+    ]
+
+
+def _backend_loads(snapshot: Snapshot) -> list[Row]:
+    backends, loads = snapshot.backends(), snapshot.maps["backend_loads"]
+    return [
+        {"id": number, "endpoint": endpoint(backends, number), **loads.get(number)._asdict()}
+        for number in sorted(backends)
+    ]
+
+
+PACKET_ROWS: dict[str, Callable[[Snapshot], list[Row]]] = {
     **{name: _flows(name) for name in FLOW_MAPS},
     "half_open": _half_open,
+    "openings": _openings,
+    "opening_counts": _opening_counts,
     "forwarded": _forwarded,
     "fragments": _fragments,
-    "source_ranges": _source_ranges,
-    "service_ranges": _service_ranges,
-    "cluster_ips": _cluster_ips,
-    "devices": _devices,
-    "settings": _settings,
     "flow_stats": _flow_stats,
     "sweeps": _sweeps,
     "reject_budgets": _reject_budgets,
+    "rotations": _rotations,
+    "connections": _connections,
+    "backend_loads": _backend_loads,
 }

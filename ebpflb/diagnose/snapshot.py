@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The maps that the agent writes, read once: the other maps refer to their entries by number.
 
-Also how names, addresses and times are formatted, the same way in every row.
+Also how backends and times are formatted, the same way in every row.
 """
 
 import time
@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ebpflb.datapath.map_writer import capacity_of
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.records import ServiceCounters
-from ebpflb.model.addresses import Address
-from ebpflb.model.services import PortName, Protocol
+from ebpflb.datapath.sound_contents import SoundContents
+from ebpflb.model.services import PortName
 from ebpflb.plan.entries import Backend, BackendName, Frontend, ServiceEntry
+from ebpflb.plan.wording import frontend_kind, host_port, service_name
 
 Row = dict[str, Any]
 
@@ -30,16 +32,12 @@ class Snapshot:
 
     @classmethod
     def read(cls, maps: Mapping[str, Map]) -> "Snapshot":
-        services = dict(maps["services"].items())
+        """What no agent can have written is logged and left out."""
+        sound = SoundContents(maps, capacity_of(maps), repair=False)
+        services = dict(sound.services())
         blocks = {service.block for service in services.values()}
-        slots = {i: maps["slots"].get(i) for b in blocks for i in range(b.base, b.base + b.size)}
-        return cls(
-            maps,
-            services,
-            dict(maps["service_names"].items()),
-            dict(maps["backend_names"].items()),
-            slots,
-        )
+        slots = {i: sound.slot(i) for b in blocks for i in range(b.base, b.base + b.size)}
+        return cls(maps, services, sound.service_names(), sound.backend_names(), slots)
 
     def service(self, number: int) -> str:
         return service_name(self.service_names.get(number), number)
@@ -48,18 +46,18 @@ class Snapshot:
         return {backend.id: backend for backend in self.slots.values()}
 
     def service_counters(self, number: int) -> Row:
+        """Empty where the maps are those of the past, of which no counters are known."""
+        if "service_stats" not in self.maps:
+            return {}
         return dict(
             zip(ServiceCounters._fields, self.maps["service_stats"].get(number), strict=True)
         )
 
     def backend_counters(self, number: int) -> Row:
+        if "backend_stats" not in self.maps:
+            return {}
         opened, closed = self.maps["backend_stats"].get(number)
         return {"opened": opened, "open": max(0, opened - closed)}
-
-
-def service_name(name: PortName | None, number: int) -> str:
-    """NAMESPACE/NAME:PORT/PROTOCOL, or #ID if the id has no name; "" for the id 0, no service."""
-    return f"{name}/{Protocol(name.protocol).name}" if name else f"#{number}" if number else ""
 
 
 def endpoint(backends: Mapping[int, Backend], number: int) -> str:
@@ -73,14 +71,6 @@ def seconds_since(timestamp: int) -> float:
     return round((time.monotonic_ns() - timestamp) / 1e9, 1)
 
 
-def host_port(address: Address, port: int) -> str:
-    return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
-
-
 def kind(frontend: Frontend, service: ServiceEntry) -> str:
     """The kind of the frontend's address, in Kubernetes' words."""
-    if frontend.address.is_unspecified:
-        return "NodePort"
-    if "load_balancer" in service.flags:
-        return "LoadBalancer"
-    return "ExternalIP" if "external" in service.flags else "ClusterIP"
+    return frontend_kind(frontend, service.flags)

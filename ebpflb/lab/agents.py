@@ -3,16 +3,16 @@
 
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import IO
 
 from ebpflb.datapath.attach.removal import unpin_all
 from ebpflb.datapath.maps.state_dir import BPFFS, StateDir
 from ebpflb.errors import NodeError
-from ebpflb.lab.hosts import Host, Lab, start
+from ebpflb.lab.hosts import Host, Lab, Process, start
 from ebpflb.options import Paths
 from ebpflb.serve import status
 
@@ -48,7 +48,7 @@ class LabAgent:
         self.manifests.mkdir(parents=True)
         self.paths = Paths(BPFFS / f"{lab.prefix}-{node.name}", self.folder / "run")
         self.log_file = self.folder / "log"
-        self.process: subprocess.Popen[str] | None = None
+        self.process: Process | None = None
 
     def start(self) -> None:
         """Returns when the agent has programmed everything."""
@@ -57,15 +57,17 @@ class LabAgent:
         if "--kubeconfig" not in self.options:
             arguments += ["--manifests", str(self.manifests)]
         with self.log_file.open("a") as log:
-            command = [*self.under, sys.executable, "-m", "ebpflb", "run"]
-            command += [*self.where, *arguments, *self.defaults, *self.options]
-            self.process = self.lab.keep(
-                start(self.node.netns, self.lab.cgroup, command, stdout=log, stderr=log)
-            )
+            words = ["run", *self.where, *arguments, *self.defaults, *self.options]
+            self.process = self.lab.keep(self.spawn(words, log))
         try:
             wait_until(f"{self.node.name}'s agent is ready", self._ready)
         except NodeError as error:
             raise NodeError(f"{error}; its log:\n{self.log()}") from error
+
+    def spawn(self, words: Sequence[str], log: IO[str]) -> Process:
+        """A process that runs ``ebpflb`` with these words on the node."""
+        command = [*self.under, sys.executable, "-P", "-m", "ebpflb", *words]
+        return start(self.node.netns, self.lab.cgroup, command, stdout=log, stderr=log)
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
         """By SIGTERM or SIGKILL; programs and maps stay."""

@@ -37,7 +37,12 @@ class Cni(Protocol):
 
 
 class Bridge:
+    """``hairpin``: the ports' hairpin mode, as the bridge plugin has it (hairpinMode)."""
+
     mtu = 1500
+
+    def __init__(self, *, hairpin: bool = False) -> None:
+        self.hairpin = hairpin
 
     def prepare(self, host: Namespace, node: int) -> None:
         v4, v6 = addresses(node, 1)
@@ -52,6 +57,7 @@ class Bridge:
         host.ip(
             f"link add veth{number} type veth peer name eth0 netns {pod.netns}",
             f"link set veth{number} master cni0 up mtu {self.mtu}",
+            f"link set veth{number} type bridge_slave hairpin {'on' if self.hairpin else 'off'}",
         )
         pod.ip(f"link set eth0 up mtu {self.mtu}")
         both = zip(addresses(node, number), addresses(node, 1), (24, 64), strict=True)

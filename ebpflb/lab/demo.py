@@ -2,9 +2,9 @@
 """The steps of `ebpflb demo`: real connections through real programs, without Kubernetes.
 
 Two nodes with pods, a client outside, and an agent that reads manifests, which each step writes:
-connections to a ClusterIP over TCP and UDP, IPv4 and IPv6; a service scaled from three endpoints
-to four; the maps; connections from outside to a NodePort, with both traffic policies; and
-connections after the agent was killed.
+connections to a ClusterIP over TCP and UDP, IPv4 and IPv6; a canary that gets a tenth of them; a
+service scaled from three endpoints to four; the maps; connections from outside to a NodePort, with
+both traffic policies; and connections after the agent was killed.
 """
 
 import json
@@ -21,12 +21,16 @@ from ebpflb.errors import NodeError
 from ebpflb.lab import cni, manifests, traffic
 from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host, Lab
-from ebpflb.plan.entries import Frontend
+from ebpflb.model.weights import DEFAULT_WEIGHT, WEIGHT_ANNOTATION
+from ebpflb.plan.entries import Frontend, ServiceEntry
 
 V4, V6 = "10.96.0.10", "fd00:96::10"
 SHOP = "10.96.0.20"
+SERVICE_RANGES = ("10.96.0.0/16", "fd00:96::/112")
 PORT, TARGET, NODEPORT, SHOP_NODEPORT = 80, 8080, 30080, 30090
-REQUESTS = 400  # connections in each line of the output
+TARGETS = [{"name": p, "port": TARGET, "protocol": p.upper()} for p in ("tcp", "udp")]
+CANARY_WEIGHT = 33  # against three of 100: a tenth
+CONNECTIONS_A_LINE = 400  # connections in each line of the output
 TRAFFIC = Path(traffic.__file__)
 
 Say = Callable[[str], None]
@@ -59,15 +63,27 @@ class Demo:
 
     def scale(self, count: int) -> None:
         """Writes the manifest with the first ``count`` pods as endpoints."""
-        target = [{"name": p, "port": TARGET, "protocol": p.upper()} for p in ("tcp", "udp")]
-        ports = [{**port, "port": PORT} for port in target]
+        self._write(_slices("web", self.pods[:count]))
+
+    def _write(self, slices: list[manifests.Manifest]) -> None:
+        ports = [{**port, "port": PORT} for port in TARGETS]
         ports[0]["nodePort"] = NODEPORT
-        pods = self.pods[:count]
-        v4 = manifests.endpoint_slice("web", "IPv4", [_endpoint(p, p.v4) for p in pods], target)
-        v6 = manifests.endpoint_slice("web", "IPv6", [_endpoint(p, p.v6) for p in pods], target)
         service = manifests.service("web", [V4, V6], ports, type="NodePort")
         node = manifests.node("node", self.node.v4, self.node.v6)
-        manifests.write(self.agent.manifests / "web.yaml", [node, service, v4, v6])
+        ranges = manifests.service_cidr(*SERVICE_RANGES)
+        manifests.write(self.agent.manifests / "web.yaml", [node, ranges, service, *slices])
+
+    def try_out(self) -> None:
+        """Gives the fourth pod a tenth of the connections, by slices of its own with a weight."""
+        annotations = {WEIGHT_ANNOTATION: str(CANARY_WEIGHT)}
+        canary = _slices("web-canary", self.pods[3:], annotations=annotations)
+        self._write([*_slices("web", self.pods[:3]), *canary])
+        wait_until("the weight is in force", lambda: self._weighted() == 2)
+        self.say(f"  {WEIGHT_ANNOTATION}: {CANARY_WEIGHT} against three times {DEFAULT_WEIGHT}")
+        self._request(self.client, "tcp", V4)
+        self._request(self.client, "udp", V6)
+        self.scale(3)
+        wait_until("the canary has gone", lambda: not self._weighted())
 
     def connect(self) -> None:
         """Connects with every protocol and family from a pod, and to a NodePort from the node."""
@@ -109,11 +125,20 @@ class Demo:
                 self.say(f"    {name} saw {' '.join(sources)}")
 
     def _in_force(self, policy: str) -> bool:
+        found = self._service(Frontend(ip_address("0.0.0.0"), SHOP_NODEPORT, 6))
+        return found is not None and ("local" in found.flags) == (policy == "Local")
+
+    def _weighted(self) -> int:
+        """How many of the two frontends for TCP go by weight."""
+        found = [self._service(Frontend(ip_address(ip), PORT, 6)) for ip in (V4, V6)]
+        return sum(each is not None and each.table.size > 0 for each in found)
+
+    def _service(self, frontend: Frontend) -> ServiceEntry | None:
         maps = StateDir(self.agent.paths.state).read_maps()
-        found = maps["services"].get(Frontend(ip_address("0.0.0.0"), SHOP_NODEPORT, 6))
+        found: ServiceEntry | None = maps["services"].get(frontend)
         for opened in maps.values():
             opened.close()
-        return found is not None and ("local" in found.flags) == (policy == "Local")
+        return found
 
     def kill(self) -> None:
         """Connects after the agent was killed."""
@@ -130,16 +155,33 @@ class Demo:
 
     def _request(self, host: Host, protocol: str, address: str, port: int = PORT) -> Any:
         """Connects REQUESTS times and prints each pod's share. Raises NodeError if one fails."""
-        words = ("request", protocol, address, str(port), str(REQUESTS))
+        words = ("request", protocol, address, str(port), str(CONNECTIONS_A_LINE))
         output, _ = host.python(TRAFFIC, *words, stdout=subprocess.PIPE).communicate()
         answer = json.loads(output)
-        shares = "  ".join(f"{name} {n / REQUESTS:.0%}" for name, n in answer["names"].items())
+        shares = "  ".join(
+            f"{name} {n / CONNECTIONS_A_LINE:.0%}" for name, n in answer["names"].items()
+        )
         where = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
         peers = " ".join(answer["peers"])
         self.say(f"  {host.name:7} {protocol}  {where:18} {shares}  (peer: {peers})")
         if answer["errors"]:
-            raise NodeError(f"some of {REQUESTS} failed: {answer['errors']}")
+            raise NodeError(f"some of {CONNECTIONS_A_LINE} failed: {answer['errors']}")
         return answer
+
+
+def _slices(name: str, pods: list[Host], **how: Any) -> list[manifests.Manifest]:
+    """Of the Service web, for both families."""
+    return [
+        manifests.endpoint_slice(
+            "web",
+            family,
+            [_endpoint(pod, pod.v4 if family == "IPv4" else pod.v6) for pod in pods],
+            TARGETS,
+            name=f"{name}-{family.lower()}",
+            **how,
+        )
+        for family in ("IPv4", "IPv6")
+    ]
 
 
 def _endpoint(pod: Host, address: str) -> manifests.Manifest:

@@ -20,12 +20,32 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
+from typing import Any, Protocol, TypeVar
 
+from ebpflb import child
 from ebpflb.datapath.attach.cgroup_links import cgroup_root
 from ebpflb.errors import NodeError
 from ebpflb.lab import cni
 from ebpflb.lab.netns import NETNS, Namespace, ip
 from ebpflb.lab.router import NODES, OUTSIDE, Router
+
+
+class Process(Protocol):
+    """Those members of ``subprocess.Popen`` that a lab uses of every process."""
+
+    pid: int
+    returncode: int | Any
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, number: int, /) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+Kept = TypeVar("Kept", bound=Process)
 
 
 def start(
@@ -37,6 +57,7 @@ def start(
     """
     enter = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(cgroup / "cgroup.procs")]
     words = [*enter, "nsenter", f"--net={NETNS / netns}", "--", *command]
+    options = {"cwd": "/", "env": child.inherited(), **options}
     return subprocess.Popen(words, text=True, **options)  # type: ignore[call-overload,no-any-return]
 
 
@@ -72,7 +93,7 @@ class Lab:
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
         self.cgroup = cgroup_root() / prefix
-        self.processes: list[subprocess.Popen[str]] = []
+        self.processes: list[Process] = []
         self._nodes: dict[Host, _Node] = {}
 
     def __enter__(self) -> "Lab":
@@ -131,7 +152,7 @@ class Lab:
         self.router.plug(host, OUTSIDE, number)
         return host
 
-    def keep(self, process: "subprocess.Popen[str]") -> "subprocess.Popen[str]":
+    def keep(self, process: Kept) -> Kept:
         """Registers a process that the lab ends in ``close``."""
         self.processes.append(process)
         return process

@@ -17,6 +17,7 @@ def service(
     *,
     namespace: str = "default",
     labels: Mapping[str, str] | None = None,
+    annotations: Mapping[str, str] | None = None,
     ingress: Iterable[str | Manifest] | None = (),
     **spec: Any,
 ) -> Manifest:
@@ -30,7 +31,7 @@ def service(
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": _metadata(name, namespace, labels),
+        "metadata": _metadata(name, namespace, labels, annotations),
         "spec": usual | spec,
         "status": {"loadBalancer": {"ingress": entries} if entries else {}},
     }
@@ -45,6 +46,7 @@ def endpoint_slice(
     name: str | None = None,
     namespace: str = "default",
     labels: Mapping[str, str] | None = None,
+    annotations: Mapping[str, str] | None = None,
 ) -> Manifest:
     """One EndpointSlice of a Service, with the label that names it unless ``labels`` are given."""
     usual = {"kubernetes.io/service-name": service}
@@ -52,7 +54,7 @@ def endpoint_slice(
     return {
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
-        "metadata": _metadata(name, namespace, usual if labels is None else labels),
+        "metadata": _metadata(name, namespace, usual if labels is None else labels, annotations),
         "addressType": family,
         "endpoints": endpoints,
         "ports": ports,
@@ -98,13 +100,18 @@ def service_cidr(*networks: str, name: str = "kubernetes") -> Manifest:
 
 
 def _metadata(
-    name: str, namespace: str = "", labels: Mapping[str, str] | None = None
+    name: str,
+    namespace: str = "",
+    labels: Mapping[str, str] | None = None,
+    annotations: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     found: dict[str, Any] = {"name": name}
     if namespace:
         found["namespace"] = namespace
     if labels:
         found["labels"] = dict(labels)
+    if annotations:
+        found["annotations"] = dict(annotations)
     return found
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A network namespace: its devices, routes, sysctls and packet filters."""
 
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from ebpflb import child
 from ebpflb.errors import NodeError
 
 NETNS = Path("/run/netns")
@@ -51,6 +51,9 @@ class Namespace:
 
 
 def _run(command: list[str], script: str = "") -> None:
-    done = subprocess.run(command, input=script, capture_output=True, text=True, check=False)
+    try:
+        done = child.run(command, script)
+    except OSError as error:
+        raise NodeError(f"{command[0]}: {error.strerror}") from error
     if done.returncode:
         raise NodeError(f"{' '.join(command)}: {done.stderr.strip()}\n{script}".strip())

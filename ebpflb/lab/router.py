@@ -18,7 +18,7 @@ FULL = 1500  # bytes
 
 
 @dataclass(frozen=True)
-class Segment:
+class NetworkSegment:
     """A network at the router; a host's address is the prefix and its number."""
 
     name: str
@@ -37,8 +37,8 @@ class Segment:
         return f"{self.v4}0/24", f"{self.v6}/64"
 
 
-NODES = Segment("nodes", "192.0.2.", "fd02::")
-OUTSIDE = Segment("outside", "198.51.100.", "fd03::")
+NODES = NetworkSegment("nodes", "192.0.2.", "fd02::")
+OUTSIDE = NetworkSegment("outside", "198.51.100.", "fd03::")
 LED = 100  # the routing table for packets from outside
 
 
@@ -61,7 +61,7 @@ class Router(Namespace):
         self.sysctl("net.ipv4.ip_forward", 1)
         self.sysctl("net.ipv6.conf.all.forwarding", 1)
 
-    def plug(self, host: Namespace, segment: Segment, number: int) -> None:
+    def plug(self, host: Namespace, segment: NetworkSegment, number: int) -> None:
         """Connects the host's eth0 to the segment, with addresses and default routes."""
         cable = f"{segment.name}{number}"
         self.ip(

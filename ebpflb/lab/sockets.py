@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 if TYPE_CHECKING:
     from ebpflb.lab.hosts import Host
 
-TIMEOUT = 10.0  # seconds that a call may take
+CALL_SECONDS = 60.0  # seconds that a call may take, on a machine that is starved
 
 
 class Sockets:
@@ -78,7 +78,7 @@ class _Holder:
     def __init__(self) -> None:
         self.sockets: list[socket.socket] = []
 
-    def obey(self, number: int | None, method: str, words: tuple[Any, ...]) -> Any:
+    def call(self, number: int | None, method: str, words: tuple[Any, ...]) -> Any:
         if number is None:
             return self._hold(socket.socket(*words))
         if method == "accept":
@@ -89,7 +89,7 @@ class _Holder:
         return getattr(self.sockets[number], method)(*words)
 
     def _hold(self, opened: socket.socket) -> int:
-        opened.settimeout(TIMEOUT)
+        opened.settimeout(CALL_SECONDS)
         self.sockets.append(opened)
         return len(self.sockets) - 1
 
@@ -105,7 +105,7 @@ def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
     holder = _Holder()
     while True:
         try:
-            answer = holder.obey(*pickle.load(requests))
+            answer = holder.call(*pickle.load(requests))
         except EOFError:
             return
         except OSError as error:

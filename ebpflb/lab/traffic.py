@@ -7,7 +7,8 @@
     traffic.py repeat PROTOCOL HOST PORT S  the same until its input ends, with pauses of S seconds;
                                             prints "ready" after the first connection
     traffic.py await NAME HOST PORT         connects by TCP until the server NAME replies
-    traffic.py echo HOST PORT BYTES         sends as many bytes and reads the echo; prints the name
+    traffic.py echo HOST PORT BYTES N       connects N times, each time sends as many bytes and
+                                            reads the echo; prints a name a line
 
 The counts: replies by the server's name, and the client's addresses that each server saw; replies
 by the peer's address that the client saw; errors by the errno's name.
@@ -25,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-TIMEOUT = 10.0  # seconds
+_TIMEOUT = 30.0  # seconds
 LONGEST = 1 << 16  # bytes of a datagram
 
 
@@ -83,7 +84,7 @@ def _serve_datagrams(datagram: socket.socket, name: str) -> None:
 
 def request_by_tcp(family: int, where: tuple[str, int]) -> Reply:
     with socket.socket(family, socket.SOCK_STREAM) as client:
-        client.settimeout(TIMEOUT)
+        client.settimeout(_TIMEOUT)
         client.connect(where)
         peer = client.getpeername()[0]
         return Reply(*read(client.recv(64)), peer)
@@ -92,7 +93,7 @@ def request_by_tcp(family: int, where: tuple[str, int]) -> Reply:
 def request_by_udp(family: int, where: tuple[str, int]) -> Reply:
     """With an unconnected socket: a resolver checks that the reply comes from its server."""
     with socket.socket(family, socket.SOCK_DGRAM) as client:
-        client.settimeout(TIMEOUT)
+        client.settimeout(_TIMEOUT)
         client.sendto(b"?", where)
         answer, peer = client.recvfrom(64)
         return Reply(*read(answer), peer[0])
@@ -100,13 +101,17 @@ def request_by_udp(family: int, where: tuple[str, int]) -> Reply:
 
 def request_by_connected_udp(family: int, where: tuple[str, int]) -> Reply:
     with socket.socket(family, socket.SOCK_DGRAM) as client:
-        client.settimeout(TIMEOUT)
+        client.settimeout(_TIMEOUT)
         client.connect(where)
         client.send(b"?")
         return Reply(*read(client.recv(64)), client.getpeername()[0])
 
 
-REQUESTS = {"tcp": request_by_tcp, "udp": request_by_udp, "connected-udp": request_by_connected_udp}
+_REQUESTS = {
+    "tcp": request_by_tcp,
+    "udp": request_by_udp,
+    "connected-udp": request_by_connected_udp,
+}
 
 
 def send_requests(protocol: str, host: str, port: str, times: Iterable[object]) -> dict[str, Any]:
@@ -115,7 +120,7 @@ def send_requests(protocol: str, host: str, port: str, times: Iterable[object]) 
     sources: dict[str, list[str]] = {}
     for _ in times:
         try:
-            reply = REQUESTS[protocol](_family(host), (host, int(port)))
+            reply = _REQUESTS[protocol](_family(host), (host, int(port)))
         except OSError as error:
             errors[_word(error)] += 1
         else:
@@ -130,7 +135,7 @@ def send_requests(protocol: str, host: str, port: str, times: Iterable[object]) 
 def echo(host: str, port: str, size: str) -> str:
     """The server's name. Raises OSError, or ValueError if the echo is not what was sent."""
     sent = os.urandom(int(size))
-    with socket.create_connection((host, int(port)), TIMEOUT) as client:
+    with socket.create_connection((host, int(port)), _TIMEOUT) as client:
         stream = client.makefile("rb")
         name, _ = read(stream.readline())
         _in_thread(client.sendall, sent)
@@ -172,8 +177,9 @@ if __name__ == "__main__":
             await_name(name, host, port)
         case ["request", protocol, host, port, count]:
             print(json.dumps(send_requests(protocol, host, port, range(int(count)))))
-        case ["echo", host, port, size]:
-            print(echo(host, port, size))
+        case ["echo", host, port, size, count]:
+            for _ in range(int(count)):
+                print(echo(host, port, size))
         case ["repeat", protocol, host, port, pause]:
             print(json.dumps(send_requests(protocol, host, port, until_input_ends(float(pause)))))
         case _:

@@ -3,17 +3,30 @@
 
 How objects become the endpoints that a service port uses:
 
-objects        the API's objects, with only the fields that are used here
-events         what a source reports: an object was added, changed or removed
-cluster_state  the state of the cluster: apply an event, read which services changed
-services       one Service -> its service ports, per family      (kube-proxy.md 1)
-endpoints      the EndpointSlices of a Service -> its endpoints  (kube-proxy.md 2)
-selection      which of the endpoints a service port uses        (kube-proxy.md 3)
+objects          the API's objects, with only the fields that are used here
+events           what a source reports: an object was added, changed or removed
+cluster_state    the state of the cluster: apply an event, read which services changed
+applied          what an event has changed in it
+services         one Service -> its service ports, per family     (kube-proxy.md 1)
+endpoint_slices  an EndpointSlice as it is stored, read once      (kube-proxy.md 2)
+endpoints        the EndpointSlices of a Service -> its endpoints (kube-proxy.md 2)
+unused           why an endpoint is not among them
+route_sources    for which destinations the kernel is asked for its source
+selection        which of the endpoints a service port uses       (kube-proxy.md 3)
 
-admission      what the operator lets Services do on this node
-external_ips   which of a Service's external IPs are served
+drift            what differs from what is planned
+agreement        whether the state of the cluster is what a fresh list says
+admission        what the operator lets Services do on this node
+scheduler        how a new connection gets its endpoint
+on_removal       what becomes of connections to an endpoint that has gone
+slow_start       in which time the weight of a new endpoint grows
+address_fields   the addresses that a Service lists
+service_choices  what a Service's annotations choose
+weights        how many connections endpoints get, by their slice
+served_services  which Services are served; the others are left to kube-proxy
+external_ips     which of a Service's external IPs are served
 nodeport_ranges  whose requests a Service's NodePorts admit
-new_warnings   what is wrong with an object, told once
+new_warnings     what is wrong with an object, told once
 
 What else follows from the objects:
 
@@ -41,7 +54,8 @@ virtual_servers  its virtual servers of IPVS
 
 Parsing:
 
-fields        checks of single fields; they raise InvalidObject
+field_checks  checks of single fields; they raise InvalidObject
 addresses     addresses and networks as Kubernetes reads them
 kernel_lists  the kernel's lists of numbers, of CPUs or ports
+durations     values such as "1h0m0s"
 """

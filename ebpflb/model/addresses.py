@@ -9,6 +9,7 @@ Text that is correct is parsed at once: a large cluster has 100,000 addresses to
 """
 
 import re
+from collections.abc import Callable
 from enum import IntEnum
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
@@ -28,6 +29,12 @@ FAMILIES = {str(family): family for family in Family}  # "IPv4" and "IPv6", as t
 
 _LEADING_ZEROS = re.compile(r"(?<![0-9A-Fa-f])0+(?=[0-9A-Fa-f])")
 _OCTETS = {str(number): number for number in range(256)}
+_SPECIAL: dict[str, Callable[[Address], bool]] = {
+    "an unspecified address": lambda address: address.is_unspecified,
+    "a loopback address": lambda address: address.is_loopback,
+    "a link-local address": lambda address: address.is_link_local,
+    "a multicast address": lambda address: address.is_multicast,
+}
 _MAPPED_PREFIX = 96  # ::ffff:10.0.0.0/104 is 10.0.0.0/8
 
 
@@ -45,6 +52,19 @@ def parse_address(text: str, wanted: Family | None = None) -> Address:
     return address
 
 
+def parse_frontend(text: str, wanted: Family | None = None) -> Address:
+    """An address that a Service may have: none of the special ones, as the API server validates
+    spec.externalIPs (ValidateNonSpecialIP). An unspecified address would be every NodePort's.
+
+    Raises ValueError, with a message for the operator.
+    """
+    address = parse_address(text, wanted)
+    for name, is_special in _SPECIAL.items():
+        if is_special(address):
+            raise ValueError(f'"{text}" is {name}, which no Service may have')
+    return address
+
+
 def parse_network(text: str) -> Network:
     """Raises ValueError, with a message for the operator, for anything but address/length."""
     host, _, length = text.partition("/")
@@ -53,7 +73,7 @@ def parse_network(text: str) -> Network:
             raise ValueError
         return _network(parse_address(host), int(length), mapped=":" in host)
     except ValueError:
-        raise ValueError(f'"{text}" is not a CIDR') from None
+        raise ValueError(f'"{text}" is not a CIDR such as 10.0.0.0/8') from None
 
 
 def _lenient(text: str) -> Address:

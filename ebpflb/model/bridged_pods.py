@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether pods answer each other past conntrack: those on one bridge, without br_netfilter.
+"""Whether a bridge keeps pods from what conntrack translates for them.
 
 A pod's request to a service passes the node's IP layer, where conntrack gives it a backend. If that
 is a pod on the same bridge, its answer goes to the client's hardware address, so it passes only the
 bridge, and nothing puts the service's address back. As kube-proxy does, the conntrack engine needs
 bridges that hand packets to netfilter (br_netfilter, with the sysctls below at 1). The flow tables
 do without, for their programs are at the bridge's ports.
+
+With br_netfilter such a request is translated on the bridge, and sent on by the bridge. A pod that
+reaches itself by its service therefore needs a port that sends a frame back where it came from
+(hairpin mode; promiscuous mode of the bridge does not help). kube-proxy has the same need.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -23,14 +27,19 @@ _POD_PORTS = ("veth", "tun")  # kinds of devices that lead to pods and to virtua
 def unsuited(
     devices: Devices, pods: Collection[Network], calls: Mapping[Family, bool]
 ) -> str | None:
-    """Why the conntrack engine should not be used here, naming bridges and sysctls; None: it may.
+    """Why the conntrack engine should not be used here, naming bridges, ports and sysctls.
 
-    ``pods`` are the pods' networks, () where they are not known; ``calls`` says for each family
-    whether bridges hand packets to netfilter.
+    None: it may. ``pods`` are the pods' networks, () where they are not known; ``calls`` says for
+    each family whether bridges hand packets to netfilter.
     """
+    bridges = list(bridges_of_pods(devices, pods))
+    return _past_conntrack(bridges, calls) or _without_hairpin(devices, bridges, calls)
+
+
+def _past_conntrack(bridges: Collection[Device], calls: Mapping[Family, bool]) -> str | None:
     found = {
         bridge.name: [f for f in Family if not calls[f] and f in families(bridge)]
-        for bridge in bridges_of_pods(devices, pods)
+        for bridge in bridges
     }
     names = [name for name, missing in found.items() if missing]
     if not names:
@@ -39,6 +48,22 @@ def unsuited(
     one = f"pods on the bridge {names[0]}" if len(names) == 1 else f"pods on {' and '.join(names)}"
     wanted = " and ".join(f"{name}=1" for name in sorted(sysctls))
     return f"{one} answer each other past conntrack (modprobe br_netfilter; {wanted})"
+
+
+def _without_hairpin(
+    devices: Devices, bridges: Collection[Device], calls: Mapping[Family, bool]
+) -> str | None:
+    """Only where br_netfilter is at work: else the node sends the request by the bridge itself."""
+    handing = {b.index: b.name for b in bridges if any(calls[f] for f in families(b))}
+    ports = [d for d in devices if d.master in handing and d.kind in _POD_PORTS and not d.hairpin]
+    if not ports:
+        return None
+    more = f" and {len(ports) - 1} more" if len(ports) > 1 else ""
+    return (
+        f"a pod at {ports[0].name}{more} on the bridge {handing[ports[0].master]} does not reach"
+        " itself by a service, without hairpin mode at its port"
+        f" (hairpinMode of the CNI; ip link set {ports[0].name} type bridge_slave hairpin on)"
+    )
 
 
 def bridges_of_pods(devices: Devices, pods: Collection[Network]) -> Iterator[Device]:

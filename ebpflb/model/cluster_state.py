@@ -3,17 +3,27 @@
 
 An invalid object is reported and its last good state stays in use. Services are stored as
 their service ports, so an edit of a field that is not used here changes nothing (kube-proxy.md
-16.3). EndpointSlices are stored whole; they may come before their Service and may outlive it.
+16.3). EndpointSlices may come before their Service and may outlive it.
 """
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from ebpflb.errors import InvalidObject
-from ebpflb.model import endpoints, health_check, nodes, service_cidrs, services
+from ebpflb.model import (
+    endpoint_slices,
+    endpoints,
+    health_check,
+    nodes,
+    served_services,
+    service_cidrs,
+    services,
+)
 from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.admission import OF_KUBE_PROXY, Admission
+from ebpflb.model.applied import Applied, ObjectWarning, SliceChange
+from ebpflb.model.endpoint_slices import ReadSlice, StoredSlice
 from ebpflb.model.events import Changed, Key, Kind, ObjectEvent, ReadObject, Removed, Replaced
 from ebpflb.model.new_warnings import NewWarnings
 from ebpflb.model.objects import EndpointSlice, Node, Service, ServiceCIDR
@@ -23,37 +33,6 @@ from ebpflb.model.services import ServicePort
 _NEEDED = frozenset({Kind.SERVICE, Kind.ENDPOINT_SLICE, Kind.NODE})
 
 _Stored = TypeVar("_Stored")
-
-
-class ObjectWarning(NamedTuple):
-    """One line for the operator about one object; ``invalid``: its last good state stays."""
-
-    kind: Kind
-    key: Key
-    source: str
-    text: str
-    invalid: bool
-
-    def __str__(self) -> str:
-        text = " ".join(self.text.split())  # it quotes the object, which may hold line breaks
-        end = " (its last good state stays)" if self.invalid else ""
-        return f"{self.source}: {self.kind} {self.key}: {text}{end}"
-
-
-class SliceChange(NamedTuple):
-    """An EndpointSlice before and after an event; None where there is none."""
-
-    before: EndpointSlice | None
-    after: EndpointSlice | None
-
-
-class Applied(NamedTuple):
-    """What one event changed; kube-proxy.md 14 and 16.4 say what of it is counted."""
-
-    service_events: int  # how many Services the event was about, changed or not
-    services: frozenset[Key]  # those of them whose service ports are others now
-    slices: Mapping[Key, SliceChange]  # the EndpointSlices that are others now
-    warnings: tuple[ObjectWarning, ...]
 
 
 class ClusterState:
@@ -76,10 +55,13 @@ class ClusterState:
         self._bind_addresses = () if bind_address is None else (bind_address,)
         self.primary: dict[Family, Address] = nodes.primary_addresses(self._bind_addresses)
         self.services: dict[Key, tuple[ServicePort, ...]] = {}
+        self.labels: dict[Key, str] = {}  # of Services that have any: NAME=VALUE,...
         self._service_warnings = NewWarnings()
-        self.slices: dict[Key, EndpointSlice] = {}
+        self.slices: dict[Key, StoredSlice] = {}
         self.slices_of: dict[Key, set[Key]] = defaultdict(set)  # Service -> its slices
         self.ranges: dict[Key, tuple[Network, ...]] = {}  # ServiceCIDR -> its networks
+        # The ranges of cluster IPs; unknown before Kind.SERVICE_CIDR is in ``listed``.
+        self.service_cidrs: frozenset[Network] = frozenset()
         self.listed: set[Kind] = set()
         self.changed_services: set[Key] = set()  # to be planned anew; the reader empties it
         self.invalid: dict[tuple[Kind, Key], str] = {}  # invalid object -> what is wrong with it
@@ -88,11 +70,6 @@ class ClusterState:
     def complete(self) -> bool:
         """Every list that a service depends on has been received; until then nothing is written."""
         return self.listed >= _NEEDED
-
-    @property
-    def service_cidrs(self) -> frozenset[Network]:
-        """The ranges of cluster IPs; unknown before Kind.SERVICE_CIDR is in ``listed``."""
-        return frozenset(network for ranges in self.ranges.values() for network in ranges)
 
     def apply(self, event: ObjectEvent) -> Applied:
         """Changes the state; adds the services that are affected to ``changed_services``."""
@@ -114,18 +91,23 @@ class ClusterState:
 
     def ports(self, service: Key) -> Iterator[tuple[ServicePort, Selection]]:
         """The service's ports, each with the endpoints that this node uses."""
-        topology = Topology(self.node_name, self.zone)
-        slices = self._slices(service)
+        topology, slices = Topology(self.node_name, self.zone), self.slices_for(service)
         for port in self.services.get(service, ()):
             yield port, select(port, endpoints.merge(slices, port.name, self.node_name), topology)
+
+    def listed_endpoints(self, name: services.PortName) -> frozenset[tuple[Address, int]]:
+        """All that the slices have of a service port, ready, serving or not."""
+        slices = self.slices_for(Key(name.namespace, name.service))
+        found = endpoints.merge(slices, name, self.node_name)
+        return frozenset((each.address, each.port) for each in found)
 
     def health_check(self, service: Key) -> health_check.HealthCheck | None:
         """What the service's health-check node port is to answer, if it has one."""
         ports = self.services.get(service, ())
-        return health_check.health_check(ports, self._slices(service), self.node_name)
+        return health_check.health_check(ports, self.slices_for(service), self.node_name)
 
-    def _slices(self, service: Key) -> list[EndpointSlice]:
-        return [self.slices[key] for key in self.slices_of.get(service, ())]
+    def slices_for(self, service: Key) -> tuple[StoredSlice, ...]:
+        return tuple([self.slices[key] for key in self.slices_of.get(service, ())])
 
     def _apply(self, event: ObjectEvent) -> list[ObjectWarning]:
         match event:
@@ -171,31 +153,44 @@ class ClusterState:
             case Service() as service:
                 return self._store_service(key, service)
             case EndpointSlice() as slice:
-                return self._store_slice(key, slice)
+                return self._store_slice(key, endpoint_slices.read(slice))
+            case ReadSlice() as read:
+                return self._store_slice(key, read)
             case Node() as node:
                 return self._store_node(node)
             case ServiceCIDR() as cidr:
                 self.ranges[key] = service_cidrs.read(cidr)
+                self.service_cidrs = self._service_cidrs()
                 return ()
 
     def _store_service(self, key: Key, service: Service) -> tuple[str, ...]:
         ports, warnings = services.parse(service, self.admission)
+        self.labels.pop(key, None)
+        if labels := service.metadata.labels:
+            self.labels[key] = served_services.show_labels(labels)
         if ports != self.services.get(key):
             self.services[key] = ports
             self.changed_services.add(key)
         return self._service_warnings.of(key, warnings)
 
-    def _store_slice(self, key: Key, slice: EndpointSlice) -> tuple[str, ...]:
-        warnings = endpoints.check(slice)
-        if slice == self.slices.get(key):
+    def _store_slice(self, key: Key, read: ReadSlice) -> tuple[str, ...]:
+        former, (stored, warnings) = self.slices.get(key), read
+        if former is not None and stored == former:
             return ()
+        if former is not None and stored is not None:
+            stored = endpoint_slices.reused(stored, former)
         self._remove_slice(key)
-        service = endpoints.service_of(slice)
-        if service is not None:
-            self.slices[key] = slice
-            self.slices_of[service].add(key)
-            self.changed_services.add(service)
+        if stored is not None:
+            self.slices[key] = stored
+            self.slices_of[stored.service].add(key)
+            self.changed_services.add(stored.service)
         return warnings
+
+    def _service_cidrs(self) -> frozenset[Network]:
+        """None where another proxy serves Services too: addresses unknown here may be theirs."""
+        if not self.admission.served.is_all:
+            return frozenset()
+        return frozenset(network for ranges in self.ranges.values() for network in ranges)
 
     def _store_node(self, node: Node) -> tuple[str, ...]:
         self.node = node
@@ -215,18 +210,20 @@ class ClusterState:
         self.invalid.pop((kind, key), None)
         if kind is Kind.SERVICE:
             self._service_warnings.forget(key)
+            self.labels.pop(key, None)
             if self.services.pop(key, None) is not None:
                 self.changed_services.add(key)
         elif kind is Kind.ENDPOINT_SLICE:
             self._remove_slice(key)
         elif kind is Kind.SERVICE_CIDR:
             self.ranges.pop(key, None)
+            self.service_cidrs = self._service_cidrs()
 
     def _remove_slice(self, key: Key) -> None:
         before = self.slices.pop(key, None)
-        service = endpoints.service_of(before) if before is not None else None
-        if service is None:
+        if before is None:
             return
+        service = before.service
         self.changed_services.add(service)
         self.slices_of[service].discard(key)
         if not self.slices_of[service]:

@@ -23,6 +23,7 @@ class Device:
     addresses: tuple[Address, ...]
     sources: tuple[Address, ...]  # the addresses fit to masquerade to: global, primary, in use
     kind: str = ""  # the kernel's name of a virtual device's kind, such as "bridge" and "veth"
+    hairpin: bool = False  # of a bridge's port: a frame may leave by the port that it came in by
 
 
 Devices = tuple[Device, ...]

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a source of objects reports, be it the API server or a directory of manifests."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ebpflb.errors import InvalidObject
 from ebpflb.model.objects import Object
+
+if TYPE_CHECKING:
+    from ebpflb.model.endpoint_slices import ReadSlice
 
 
 class Kind(StrEnum):
@@ -33,19 +36,24 @@ class Key(NamedTuple):
 class ReadObject(NamedTuple):
     """An object, and where it was read, for log lines: a file, or the API server.
 
-    Of an object that cannot be decoded there is the error only; its last good state stays.
+    Of an object that cannot be decoded there is the error only; its last good state stays. An
+    EndpointSlice may have been read already, so that a list of many need not hold them as decoded.
     """
 
-    object: Object | InvalidObject
+    object: "Object | ReadSlice | InvalidObject"
     source: str
 
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """The complete list of one kind: what is not in ``objects`` does not exist any more."""
+    """The complete list of one kind: what is not in ``objects`` does not exist any more.
+
+    ``version`` is the resourceVersion of all events, "" where the source has none.
+    """
 
     kind: Kind
     objects: dict[Key, ReadObject]
+    version: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +63,8 @@ class Changed:
     kind: Kind
     key: Key
     found: ReadObject
+    version: str = field(default="", compare=False)
+    event: str = field(default="changed", compare=False)  # as the API calls it, in lower case
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +73,7 @@ class Removed:
 
     kind: Kind
     key: Key
+    version: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +82,13 @@ class SourceStatus:
 
     source: str
     error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbed:
+    """Something of what this check of the audit compares may have been taken away."""
+
+    check: str
 
 
 ObjectEvent = Replaced | Changed | Removed

@@ -36,12 +36,12 @@ class ExternalIps:
         return ",".join(map(str, self.networks)) or "none"
 
 
-ALL, NONE = ExternalIps(), ExternalIps(())
+ALL_EXTERNAL_IPS, NO_EXTERNAL_IPS = ExternalIps(), ExternalIps(())
 
 
 def parse(text: str) -> ExternalIps:
     """``all``, ``none`` or CIDRs of both families, separated by commas. Raises ValueError."""
-    words = {str(each): each for each in (ALL, NONE)}
+    words = {str(each): each for each in (ALL_EXTERNAL_IPS, NO_EXTERNAL_IPS)}
     if text in words:
         return words[text]
     parts = [part.strip() for part in text.split(",")]

@@ -9,8 +9,9 @@ serve, but are to get no new connections.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from ebpflb.model import endpoints, objects
+from ebpflb.model import endpoints
 from ebpflb.model.addresses import Address, Family
+from ebpflb.model.endpoint_slices import StoredSlice
 from ebpflb.model.services import ServicePort
 
 
@@ -23,14 +24,18 @@ class HealthCheck:
 
 
 def health_check(
-    ports: Collection[ServicePort], slices: Collection[objects.EndpointSlice], node_name: str
+    ports: Collection[ServicePort], slices: Collection[StoredSlice], node_name: str
 ) -> HealthCheck | None:
-    """None for a Service without such a port; all ``ports`` and ``slices`` are of one Service."""
+    """None for a Service without such a port; all ``ports`` and ``slices`` are of one Service.
+
+    Endpoints of weight 0 get nothing new, so they do not count.
+    """
     checked = [port for port in ports if port.health_check_node_port]
     if not checked:
         return None
     found: dict[Family, set[Address]] = {port.name.family: set() for port in checked}
     for port in checked:
         merged = endpoints.merge(slices, port.name, node_name)
-        found[port.name.family] |= {each.address for each in merged if each.ready and each.local}
+        serving = (each for each in merged if each.ready and each.local and each.weight)
+        found[port.name.family] |= {each.address for each in serving}
     return HealthCheck(checked[0].health_check_node_port, {f: len(found[f]) for f in sorted(found)})

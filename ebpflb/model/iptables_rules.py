@@ -22,7 +22,7 @@ _IN_A_JUMP = re.compile(
 )
 
 
-class Rule(NamedTuple):
+class IptablesRule(NamedTuple):
     """A rule: the chain that it is in, and the rest as iptables-save writes it."""
 
     chain: str
@@ -44,27 +44,32 @@ class Rule(NamedTuple):
         return bool(_IN_A_JUMP.fullmatch(self.text))
 
 
-class Table(NamedTuple):
-    """One table: its chains, each with whether it is the kernel's own, and all rules in order."""
+class IptablesTable(NamedTuple):
+    """One table: its chains, each with whether it is the kernel's own, and all rules in order.
+
+    ``policies`` are those of the kernel's own chains: ACCEPT or DROP.
+    """
 
     name: str
     chains: dict[str, bool]
-    rules: list[Rule]
+    rules: list[IptablesRule]
+    policies: dict[str, str]
 
 
-def parse(saved: str) -> list[Table]:
+def parse(saved: str) -> list[IptablesTable]:
     """The tables of iptables-save, with or without counters."""
-    tables: list[Table] = []
+    tables: list[IptablesTable] = []
     for line in saved.splitlines():
         match line[:1]:
             case "*":
-                tables.append(Table(line[1:].strip(), {}, []))
+                tables.append(IptablesTable(line[1:].strip(), {}, [], {}))
             case ":":
                 name, policy = line[1:].split()[:2]
                 tables[-1].chains[name] = policy != "-"
+                tables[-1].policies[name] = policy
             case "-" | "[":
                 _, chain, text = line[line.index("-A ") :].split(" ", 2)
-                tables[-1].rules.append(Rule(chain, text))
+                tables[-1].rules.append(IptablesRule(chain, text))
     return tables
 
 
@@ -75,7 +80,7 @@ class Removal:
     stay with their rules, because others' rules need them.
     """
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: IptablesTable) -> None:
         self.table = table
         known = [name for name in table.chains if kube_proxy.is_chain(name)]
         self.own_chains = set(known) if table.name in IPTABLES else set()
@@ -105,7 +110,7 @@ class Removal:
         return found
 
     @cached_property
-    def deleted_rules(self) -> list[Rule]:
+    def deleted_rules(self) -> list[IptablesRule]:
         """Single rules: jumps to deleted chains, and matches of ipsets that will be removed."""
         return [
             rule
@@ -147,7 +152,7 @@ class Removal:
         yield from (f"-D {rule.chain} {rule.text}" for rule in self.deleted_rules)
         yield from (f"-X {name}" for name in self.deleted_chains)
 
-    def _jump(self, rule: Rule) -> bool:
+    def _jump(self, rule: IptablesRule) -> bool:
         """Whether it is kube-proxy's jump from one of the kernel's own chains."""
         own = self.table.chains.get(rule.chain, False)
         return own and rule.target in self.own_chains & TOP_LEVEL_CHAINS and rule.is_bare

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 NFT_TABLE = "kube-proxy"  # of the families ip and ip6
 DEVICE = "kube-ipvs0"
-METRICS_PORT = 10249  # where /proxyMode is
-MODES = ("iptables", "ipvs", "nftables", "userspace")
+PROXY_MODE_PORT = 10249  # where /proxyMode is
+PROXY_MODES = ("iptables", "ipvs", "nftables", "userspace")
 MARK_MASQ, POSTROUTING = "KUBE-MARK-MASQ", "KUBE-POSTROUTING"
 CLEANUP = "`ebpflb cleanup --kube-proxy`"
 IPTABLES = ("nat", "filter", "mangle")  # the tables that it has chains in
@@ -74,6 +74,7 @@ class Detection(NamedTuple):
     proxy_modes: tuple[tuple[str, str], ...] = ()  # what answers /proxyMode: address, mode
     rules: tuple[str, ...] = ()  # where rules of it are
     rules_returned: bool = False  # they were not there the time before
+    left: str = ""  # which Services ebpflb leaves to it, in words
 
     @property
     def running(self) -> bool:
@@ -97,17 +98,29 @@ class Detection(NamedTuple):
         """Whether it runs or has left rules; "none" otherwise."""
         if self.running:
             return f"is also running ({self.evidence})"
-        return f"has stopped and left {', '.join(self.rules)}" if self.rules else "none"
+        if self.rules:
+            return f"has stopped and left {', '.join(self.rules)}"
+        return "does not run" if self.left else "none"
 
     @property
     def advice(self) -> str:
         """What that means for ebpflb, and what to do; "" for none."""
+        if self.left:
+            return self._advice_for_both
         if self.running:
             return f"ebpflb handles packets first; stop kube-proxy, then {CLEANUP}"
         if not self.rules:
             return ""
         stale = "packets that ebpflb leaves alone, for example to deleted services, still follow"
         return f"{stale} these rules; {CLEANUP} removes them"
+
+    @property
+    def _advice_for_both(self) -> str:
+        """Where Services are left to it."""
+        if self.running:
+            return ""
+        stale = "follow these rules as they were" if self.rules else "are not served"
+        return f"{self.left} {stale}; start kube-proxy"
 
     @property
     def message(self) -> str | None:

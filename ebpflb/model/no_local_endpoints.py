@@ -37,7 +37,10 @@ class NoLocalEndpoints:
 
     def update(self, name: PortName, policies: frozenset[TrafficPolicy]) -> None:
         """The policies of a service port that have no endpoint now; none if it is deleted."""
-        self._counts.subtract((policy, name.family) for policy in self._policies.pop(name, ()))
+        former = self._policies.pop(name, None)
+        if not former and not policies:  # as of nearly all service ports
+            return
+        self._counts.subtract((policy, name.family) for policy in former or ())
         self._counts.update((policy, name.family) for policy in policies)
         if policies:
             self._policies[name] = policies

@@ -5,7 +5,7 @@ kube-proxy has neither; it leaves NodePorts to firewalls in PREROUTING, which do
 NodePort that is translated before them.
 """
 
-from ebpflb.model import addresses, fields, objects
+from ebpflb.model import addresses, field_checks, objects
 from ebpflb.model.addresses import Network
 
 ANNOTATION = objects.NODEPORT_SOURCE_RANGES
@@ -20,7 +20,7 @@ def of(service: objects.Service, default: tuple[Network, ...]) -> tuple[Network,
     text = annotations.nodeport_source_ranges if annotations else None
     if text is None:
         return default
-    return fields.parsed(f"metadata.annotations[{ANNOTATION}]", parse, text)
+    return field_checks.parsed(f"metadata.annotations[{ANNOTATION}]", parse, text)
 
 
 def parse(text: str) -> tuple[Network, ...]:

@@ -9,7 +9,12 @@ it (``gc=False``): with 100,000 endpoints that saves memory and pauses.
 
 from msgspec import Struct, field
 
-NODEPORT_SOURCE_RANGES = "ebpflb.io/nodeport-source-ranges"  # the only annotation that is ours
+# The annotations that are ours.
+NODEPORT_SOURCE_RANGES = "ebpflb.io/nodeport-source-ranges"
+SCHEDULER = "ebpflb.io/scheduler"
+ON_REMOVAL = "ebpflb.io/on-removal"
+WEIGHT = "ebpflb.io/weight"
+SLOW_START = "ebpflb.io/slow-start"
 
 
 class Metadata(Struct, frozen=True, gc=False, rename="camel"):
@@ -71,6 +76,9 @@ class ServiceStatus(Struct, frozen=True, gc=False, rename="camel"):
 
 class ServiceAnnotations(Struct, frozen=True, gc=False):
     nodeport_source_ranges: str | None = field(name=NODEPORT_SOURCE_RANGES, default=None)
+    scheduler: str | None = field(name=SCHEDULER, default=None)
+    on_removal: str | None = field(name=ON_REMOVAL, default=None)
+    slow_start: str | None = field(name=SLOW_START, default=None)
 
 
 class ServiceMetadata(Metadata, frozen=True, gc=False, rename="camel"):
@@ -112,6 +120,7 @@ class SliceEndpoint(Struct, frozen=True, gc=False, rename="camel"):
     addresses: list[str] | None = None
     conditions: EndpointConditions | None = None
     node_name: str | None = None
+    zone: str | None = None
     hints: EndpointHints | None = None
     target_ref: TargetReference | None = None
 
@@ -125,11 +134,12 @@ class SlicePort(Struct, frozen=True, gc=False):
 
 
 class SliceAnnotations(Struct, frozen=True, gc=False):
-    """The only one that is used: when the change happened (kube-proxy.md 16.4)."""
+    """When the change happened (kube-proxy.md 16.4), and the weight of its endpoints."""
 
     last_change_trigger_time: str | None = field(
         name="endpoints.kubernetes.io/last-change-trigger-time", default=None
     )
+    weight: str | None = field(name=WEIGHT, default=None)
 
 
 class SliceMetadata(Metadata, frozen=True, gc=False, rename="camel"):

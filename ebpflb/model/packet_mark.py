@@ -32,7 +32,7 @@ def parse(text: str) -> PacketMark:
     try:
         found = PacketMark(int(mark, 0), int(mask, 0) if slash else (1 << _BITS) - 1)
     except ValueError as error:
-        raise ValueError(f'"{text}" is not MARK/MASK') from error
+        raise ValueError(f'"{text}" is not MARK/MASK such as 0x4000/0x4000') from error
     if not 0 < found.mask < 1 << _BITS or found.mark & ~found.mask or found.mark <= 0:
         raise ValueError(f'"{text}": MARK must be bits of MASK, and neither may be zero')
     return found

@@ -17,8 +17,8 @@ from ebpflb.model.services import ServicePort
 _Endpoints = tuple[Endpoint, ...]
 _Hints = Callable[[Endpoint], frozenset[str]]
 
-_node_hints: _Hints = attrgetter("node_hints")
-_zone_hints: _Hints = attrgetter("zone_hints")
+_node_hints: _Hints = attrgetter("hints.nodes")
+_zone_hints: _Hints = attrgetter("hints.zones")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +45,39 @@ class Selection:
 
 
 def select(port: ServicePort, endpoints: _Endpoints, topology: Topology) -> Selection:
-    """kube-proxy.md 3; an endpoint is used if ready, even one that does not serve."""
-    external = port.externally_accessible
-    ready = tuple([endpoint for endpoint in endpoints if endpoint.ready])
-    terminating = tuple([each for each in endpoints if each.serving and each.terminating])
-    # Even under ETP Local the node and its pods use the cluster list (kube-proxy.md 4.3).
-    uses_cluster = external or not port.internal_local
-    uses_local = port.internal_local or (port.external_local and external)
+    """kube-proxy.md 3; an endpoint is used if ready, even one that does not serve.
+
+    One of weight 0, which kube-proxy does not know, is used for nothing new.
+    """
+    weighted = [endpoint for endpoint in endpoints if endpoint.weight]
+    ready = tuple([endpoint for endpoint in weighted if endpoint.ready])
+    terminating = tuple([each for each in weighted if each.serving and each.terminating])
     return Selection(
-        cluster=(_nearest(ready, topology) or terminating) if uses_cluster else (),
-        local=(_local(ready) or _local(terminating)) if uses_local else (),
+        cluster=(_nearest(ready, topology) or terminating) if uses_cluster(port) else (),
+        local=(_local(ready) or _local(terminating)) if uses_local(port) else (),
         serving=tuple([endpoint for endpoint in endpoints if endpoint.serving]),
         has_any=bool(ready or terminating),
     )
 
 
+def uses_cluster(port: ServicePort) -> bool:
+    """Even under ETP Local the node and its pods use the cluster list (kube-proxy.md 4.3)."""
+    return port.externally_accessible or not port.internal_local
+
+
+def uses_local(port: ServicePort) -> bool:
+    """Whether a policy Local holds for some of its frontends."""
+    return port.internal_local or (port.external_local and port.externally_accessible)
+
+
+def hinted_by_node(ready: _Endpoints, topology: Topology) -> _Endpoints:
+    """The ready endpoints whose hints name this node; empty where that mode is off."""
+    return _hinted(ready, _node_hints, topology.node)
+
+
 def _nearest(ready: _Endpoints, topology: Topology) -> _Endpoints:
     """The topology modes of kube-proxy.md 3.1, narrowest first; never empty unless ``ready`` is."""
-    by_node = _hinted(ready, _node_hints, topology.node)
+    by_node = hinted_by_node(ready, topology)
     return by_node or _hinted(ready, _zone_hints, topology.zone) or ready
 
 

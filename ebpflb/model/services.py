@@ -11,27 +11,30 @@ here too, with a warning.
 Next: endpoints.py finds the endpoints of a service port, selection.py those that are used.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 from typing import NamedTuple, TypeVar
 
 from ebpflb import errors
-from ebpflb.model import addresses, fields, nodeport_ranges, objects
+from ebpflb.model import (
+    address_fields,
+    addresses,
+    field_checks,
+    nodeport_ranges,
+    objects,
+    service_choices,
+)
 from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.admission import OF_KUBE_PROXY, Admission
+from ebpflb.model.scheduler import RANDOM
 
 PROXY_NAME_LABEL = "service.kubernetes.io/service-proxy-name"  # its presence: it is another proxy's
 DEFAULT_AFFINITY_SECONDS = 10800  # 3 hours, the API's default
 MAX_AFFINITY_SECONDS = 86400  # a day
 
-_EXTERNAL_BY_TYPE = {
-    "ClusterIP": False,
-    "NodePort": True,
-    "LoadBalancer": True,
-    "ExternalName": False,
-}
+_EXTERNAL = {"ClusterIP": False, "NodePort": True, "LoadBalancer": True, "ExternalName": False}
 _STICKY = {"None": False, "ClientIP": True}
 _LOCAL = {"Cluster": False, "Local": True}
 
@@ -70,6 +73,8 @@ class ServicePort:
     ``created`` is the creationTimestamp or "". Zero means none for ``node_port``,
     ``health_check_node_port`` and ``affinity_seconds``. Empty source ranges admit every client.
     ``external_local`` holds for the Service; it matters only if ``externally_accessible``.
+    ``reset_after``: seconds until connections to an endpoint that has gone are reset; None: never.
+    ``slow_start``: in how many seconds the weight of a new endpoint grows to its whole.
     """
 
     name: PortName
@@ -85,6 +90,9 @@ class ServicePort:
     internal_local: bool
     external_local: bool
     health_check_node_port: int
+    scheduler: str = RANDOM
+    reset_after: float | None = None
+    slow_start: float = 0.0
 
     @property
     def externally_accessible(self) -> bool:
@@ -110,19 +118,21 @@ def is_ours(service: objects.Service) -> bool:
 
 def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> ParsedService:
     """kube-proxy.md 1; raises InvalidObject for an invalid field."""
-    if not is_ours(service):
+    if not (is_ours(service) and admission.served.has(service.metadata)):
         return ParsedService((), ())
     meta, spec = service.metadata, service.spec
-    namespace = fields.filled("metadata.namespace", meta.namespace)
-    name = fields.filled("metadata.name", meta.name)
+    namespace = field_checks.filled("metadata.namespace", meta.namespace)
+    name = field_checks.filled("metadata.name", meta.name)
     warnings: list[str] = []
     cluster_ips = _cluster_ips(spec, warnings)
-    listed = _external_ips(spec) if admission.serve_external_ips else ()
-    found = _parsed(addresses.parse_address, listed, warnings)
+    listed = address_fields.external_ips(spec) if admission.serve_external_ips else ()
+    found = _parsed(addresses.parse_frontend, listed, warnings)
     external_ips = admission.external_ips.of(found, warnings)
-    load_balancer_ips = _parsed(addresses.parse_address, _ingress_ips(service.status), warnings)
-    source_ranges = _parsed(addresses.parse_network, _source_ranges(spec), warnings)
+    ingress = address_fields.ingress_ips(service.status)
+    load_balancer_ips = _parsed(addresses.parse_frontend, ingress, warnings)
+    source_ranges = _parsed(addresses.parse_network, address_fields.source_ranges(spec), warnings)
     to_nodeports = nodeport_ranges.of(service, admission.nodeport_source_ranges)
+    chosen = service_choices.of(service, admission, warnings)
     ports = tuple(
         ServicePort(
             name=PortName(namespace, name, port.name or "", protocol, family),
@@ -138,6 +148,9 @@ def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> Par
             internal_local=_is_local("spec.internalTrafficPolicy", spec.internal_traffic_policy),
             external_local=_is_external_local(spec),
             health_check_node_port=_health_check_node_port(spec),
+            scheduler=chosen.scheduler,
+            reset_after=chosen.reset_after if protocol is Protocol.TCP else None,
+            slow_start=chosen.slow_start,
         )
         for family, cluster_ip in cluster_ips.items()
         for port, protocol in _ports(spec)
@@ -151,15 +164,15 @@ def _cluster_ips(spec: objects.ServiceSpec, warnings: list[str]) -> dict[Family,
     if not spec.ip_families:
         if len(ips) > 1:
             warnings.append("spec.ipFamilies: empty, so only spec.clusterIP is used")
-        only = fields.parsed("spec.clusterIP", addresses.parse_address, spec.cluster_ip)
+        only = field_checks.parsed("spec.clusterIP", addresses.parse_frontend, spec.cluster_ip)
         return {addresses.family(only): only}
     found: dict[Family, Address] = {}
     for index, text in enumerate(spec.ip_families):
-        family = fields.one_of(f"spec.ipFamilies[{index}]", text, addresses.FAMILIES)
+        family = field_checks.one_of(f"spec.ipFamilies[{index}]", text, addresses.FAMILIES)
         if index < len(ips):
-            parse = partial(addresses.parse_address, wanted=family)
+            parse = partial(addresses.parse_frontend, wanted=family)
             field = f"spec.clusterIPs[{index}]"
-            found.setdefault(family, fields.parsed(field, parse, ips[index]))
+            found.setdefault(family, field_checks.parsed(field, parse, ips[index]))
         else:
             warnings.append(f"spec.clusterIPs[{index}]: missing, so nothing is served by {family}")
     return found
@@ -169,33 +182,15 @@ def _ports(spec: objects.ServiceSpec) -> list[tuple[objects.ServicePortSpec, Pro
     checked: dict[tuple[str, Protocol], objects.ServicePortSpec] = {}
     for index, port in enumerate(spec.ports or ()):
         field = f"spec.ports[{index}]"
-        fields.within(f"{field}.port", port.port, fields.PORTS)
+        field_checks.within(f"{field}.port", port.port, field_checks.PORTS)
         if port.node_port:
-            fields.within(f"{field}.nodePort", port.node_port, fields.PORTS)
-        protocol = fields.one_of(f"{field}.protocol", port.protocol, PROTOCOLS)
+            field_checks.within(f"{field}.nodePort", port.node_port, field_checks.PORTS)
+        protocol = field_checks.one_of(f"{field}.protocol", port.protocol, PROTOCOLS)
         name = port.name or ""
         if (name, protocol) in checked:
             raise errors.InvalidObject(f"{field}.name", f'a second {protocol.name} port "{name}"')
         checked[name, protocol] = port
     return [(port, protocol) for (_, protocol), port in checked.items()]
-
-
-def _external_ips(spec: objects.ServiceSpec) -> Iterator[tuple[str, str]]:
-    for index, text in enumerate(spec.external_ips or ()):
-        yield f"spec.externalIPs[{index}]", text
-
-
-def _ingress_ips(status: objects.ServiceStatus | None) -> Iterator[tuple[str, str]]:
-    """Of any spec.type, not of ipMode Proxy: traffic to such IPs goes to the load balancer."""
-    balancer = status.load_balancer if status else None
-    for index, ingress in enumerate((balancer.ingress if balancer else None) or ()):
-        if ingress.ip_mode in (None, "VIP"):
-            yield f"status.loadBalancer.ingress[{index}].ip", ingress.ip or ""
-
-
-def _source_ranges(spec: objects.ServiceSpec) -> Iterator[tuple[str, str]]:
-    for index, text in enumerate(spec.load_balancer_source_ranges or ()):
-        yield f"spec.loadBalancerSourceRanges[{index}]", text.strip()
 
 
 def _parsed(
@@ -222,29 +217,29 @@ def _restricting(ranges: tuple[Network, ...]) -> tuple[Network, ...]:
 
 
 def _affinity_seconds(spec: objects.ServiceSpec) -> int:
-    if not fields.one_of("spec.sessionAffinity", spec.session_affinity, _STICKY):
+    if not field_checks.one_of("spec.sessionAffinity", spec.session_affinity, _STICKY):
         return 0
     client_ip = spec.session_affinity_config and spec.session_affinity_config.client_ip
     if not client_ip or client_ip.timeout_seconds is None:
         return DEFAULT_AFFINITY_SECONDS
     field = "spec.sessionAffinityConfig.clientIP.timeoutSeconds"
-    return fields.within(field, client_ip.timeout_seconds, range(1, MAX_AFFINITY_SECONDS + 1))
+    return field_checks.within(field, client_ip.timeout_seconds, range(1, MAX_AFFINITY_SECONDS + 1))
 
 
 def _is_external_local(spec: objects.ServiceSpec) -> bool:
     """By spec only: an externalIP of either family is enough, even an unreadable one."""
     local = _is_local("spec.externalTrafficPolicy", spec.external_traffic_policy)
-    external = fields.one_of("spec.type", spec.type, _EXTERNAL_BY_TYPE)
+    external = field_checks.one_of("spec.type", spec.type, _EXTERNAL)
     return local and (external or bool(spec.external_ips))
 
 
 def _is_local(field: str, policy: str | None) -> bool:
-    return fields.one_of(field, "Cluster" if policy is None else policy, _LOCAL)
+    return field_checks.one_of(field, "Cluster" if policy is None else policy, _LOCAL)
 
 
 def _health_check_node_port(spec: objects.ServiceSpec) -> int:
     """Only for a load balancer that has to find the nodes with endpoints."""
-    needed = spec.type == "LoadBalancer" and _is_external_local(spec)
-    if not needed or not spec.health_check_node_port:
+    port = spec.health_check_node_port
+    if not port or spec.type != "LoadBalancer" or not _is_external_local(spec):
         return 0
-    return fields.within("spec.healthCheckNodePort", spec.health_check_node_port, fields.PORTS)
+    return field_checks.within("spec.healthCheckNodePort", port, field_checks.PORTS)

@@ -1,25 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """What this machine is: its devices, sockets and sysctls, and what a kube-proxy does on it.
 
-device_watch  its devices and their addresses, now and as they change
-namespaces    its network namespaces, and work in each of them
-ip_families   which IP families it supports
-sock_diag     sockets with a peer, and how one is ended
-poller        a check that is repeated, and reports when it fails and when it has recovered
+device_watch          its devices and their addresses, now and as they change
+clients               who may ask for a service on it: namespaces by process, name, address and pod
+routes                where it would route a packet
+namespaces            its network namespaces, and work in each of them
+ip_families           which IP families it supports
+sock_diag             sockets with a peer, and how one is ended
+listed_route_sources  the sources that routes would choose, by device
+rulesets              all rules of its netfilter, as nft and iptables print them
+reply_routes          by which device a pod's replies leave
+removals              whether a filter of a device, or a pin, has been removed
+policy_rules          marks by which its routing rules choose a table
+poller                a check that is repeated, and reports when it fails and when it has recovered
 
 What ebpflb sets on it:
 
-sysctl          where sysctls are written
-conntrack       the sysctls of connection tracking that kube-proxy sets too
-reserved_ports  source ports that its own sockets do not get
-process         this process: its capabilities, OOM score and file limit
+sysctl             where sysctls are written
+conntrack          the sysctls of connection tracking that kube-proxy sets too
+reserved_ports     source ports that its own sockets do not get
+process            this process: its capabilities, OOM score and file limit
+scratch_namespace  doctor's own namespaces, joined to it as pods are; they end with doctor
 
 Its connection tracking:
 
-ctnetlink  the entries of conntrack, listed and deleted
-nat        what keeps conntrack and NAT at work, and whether connections need it
-bridge_calls  whether bridges hand packets to netfilter
-nat_watch  the conntrack engine's table, put back when others remove it
+ctnetlink           the entries of conntrack, listed and deleted
+netlink_attributes  the contents of netlink messages
+netlink_news        what the kernel tells on a netlink socket
+nat                 what keeps conntrack and NAT at work, and whether connections need it
+bridge_calls        whether bridges hand packets to netfilter
+nat_watch           the conntrack engine's table, put back when others remove it
 
 A kube-proxy on it:
 

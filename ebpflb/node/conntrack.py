@@ -20,34 +20,52 @@ from ebpflb.options import ConntrackOptions
 
 log = logging.getLogger(__name__)
 
-PROC = sysctl.path("net/netfilter")
+NETFILTER_SYSCTLS = sysctl.path("net/netfilter")
 HASH_SIZE = Path("/sys/module/nf_conntrack/parameters/hashsize")
 ONLINE = Path("/sys/devices/system/cpu/online")
-MOST = 1 << 20  # entries, however many CPUs there are
+_MOST_ENTRIES = 1 << 20  # entries, however many CPUs there are
 
 # It cannot be set here: no permission, or not the machine's first network namespace.
 _NOT_SETTABLE = {errno.EACCES, errno.EPERM, errno.ENOENT, errno.EOPNOTSUPP}
 
 
-def set_up(options: ConntrackOptions, proc: Path = PROC, hash_size: Path = HASH_SIZE) -> None:
-    """Raises NodeError if a value cannot be set; kube-proxy exits then."""
+def set_up(
+    options: ConntrackOptions,
+    proc: Path = NETFILTER_SYSCTLS,
+    hash_size: Path = HASH_SIZE,
+    *,
+    former: dict[Path, str] | None = None,
+) -> None:
+    """Raises NodeError if a value cannot be set; kube-proxy exits then.
+
+    What was there before is added to ``former`` for each file that is written.
+    """
+    former = {} if former is None else former
     if not (proc / "nf_conntrack_max").exists():
         log.info("conntrack is not there: none of its settings are set")
         return
     entries = table_size(options, cpus())
     if entries:
-        _raise_size(proc / "nf_conntrack_max", entries)
-        _raise_size(hash_size, entries // 4, _NOT_SETTABLE | {errno.EROFS})  # a container's /sys
+        _raise_size(former, proc / "nf_conntrack_max", entries)
+        not_settable = _NOT_SETTABLE | {errno.EROFS}  # a container's /sys
+        _raise_size(former, hash_size, entries // 4, not_settable)
     for name, value in _sysctls(options).items():
         if value:
-            _set(proc / name, value)
+            _set(former, proc / name, value)
+
+
+def restore(former: dict[Path, str]) -> None:
+    """Writes back what ``set_up`` has found, the last first. Raises OSError."""
+    for path, text in reversed(former.items()):
+        path.write_text(text)
+        log.info("%s: %s again", path.name, text.strip())
 
 
 def table_size(options: ConntrackOptions, cores: int) -> int:
     """The minimum of nf_conntrack_max; 0: it is not changed."""
     scaled = options.max_per_core * cores
-    if scaled > MOST:
-        return MOST
+    if scaled > _MOST_ENTRIES:
+        return _MOST_ENTRIES
     return max(scaled, options.min_total) if scaled else 0
 
 
@@ -70,11 +88,14 @@ def _sysctls(options: ConntrackOptions) -> dict[str, int]:
     }
 
 
-def _raise_size(path: Path, least: int, not_settable: Set[int] = _NOT_SETTABLE) -> None:
+def _raise_size(
+    former: dict[Path, str], path: Path, least: int, not_settable: Set[int] = _NOT_SETTABLE
+) -> None:
     """Never lowers it. If it cannot be set here it is only logged, as in kube-proxy."""
     try:
-        if int(path.read_text()) < least:
+        if int(found := path.read_text()) < least:
             path.write_text(f"{least}\n")
+            former[path] = found
             log.info("%s: %d", path.name, least)
     except OSError as error:
         if error.errno not in not_settable:
@@ -82,10 +103,11 @@ def _raise_size(path: Path, least: int, not_settable: Set[int] = _NOT_SETTABLE) 
         log.warning("%s: not set to %d: %s", path, least, error.strerror)
 
 
-def _set(path: Path, value: int) -> None:
+def _set(former: dict[Path, str], path: Path, value: int) -> None:
     try:
-        if int(path.read_text()) != value:
+        if int(found := path.read_text()) != value:
             path.write_text(f"{value}\n")
+            former[path] = found
             log.info("%s: %d", path.name, value)
     except OSError as error:
         raise NodeError(f"{path}: cannot be set to {value}: {error.strerror}") from error

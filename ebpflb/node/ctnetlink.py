@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ebpflb.errors import NodeError
 from ebpflb.model.services import Protocol
+from ebpflb.node.netlink_attributes import ATTRIBUTE, aligned, attribute, attributes
 from ebpflb.plan.connections import Connection, Ends
 
 # Of an original destination: protocol, packed address (4 or 16 bytes), port.
@@ -29,7 +30,7 @@ _MOST = Path("/proc/sys/net/netfilter/nf_conntrack_max")
 _NETFILTER = 12  # NETLINK_NETFILTER
 _SUBSYSTEM = 1 << 8  # NFNL_SUBSYS_CTNETLINK
 _NEW, _GET, _DELETE = _SUBSYSTEM | 0, _SUBSYSTEM | 1, _SUBSYSTEM | 2  # IPCTNL_MSG_CT_*
-_REQUEST_AND_DUMP, _REQUEST_AND_ACK = 0x301, 0x5  # NLM_F_*
+_REQUEST_ONLY, _REQUEST_AND_DUMP, _REQUEST_AND_ACK = 0x1, 0x301, 0x5  # NLM_F_*
 _ERROR_MESSAGE, _DONE_MESSAGE = 2, 3  # NLMSG_ERROR, NLMSG_DONE
 _ORIGINAL, _REPLY, _STATUS, _PROTOINFO, _TIMEOUT, _MARK = 1, 2, 3, 4, 7, 8  # CTA_*
 _ID, _ZONE, _FILTER = 12, 18, 25  # CTA_ID, CTA_ZONE, CTA_FILTER
@@ -37,11 +38,10 @@ _TUPLE_PROTO, _PROTO_NUMBER = 2, 1  # CTA_TUPLE_PROTO, CTA_PROTO_NUM
 _FILTER_ORIGINAL = 1  # CTA_FILTER_ORIG_FLAGS
 _FILTER_BY_PROTOCOL = 1 << 3  # of enum ctattr_filter: CTA_PROTO_NUM
 _TCP, _TCP_STATE = 1, 1  # CTA_PROTOINFO_TCP, CTA_PROTOINFO_TCP_STATE
-_NESTED, _TYPE = 0x8000, 0x3FFF  # NLA_F_NESTED, NLA_TYPE_MASK
+_NESTED = 0x8000  # NLA_F_NESTED
 
 _HEADER = struct.Struct("=IHHII")  # struct nlmsghdr
 _FAMILY = struct.Struct("=BBH")  # struct nfgenmsg
-_ATTRIBUTE = struct.Struct("=HH")  # struct nlattr
 _ERROR = struct.Struct("=i")  # an errno, or 0
 _FIRST = _HEADER.size + _FAMILY.size  # where the first attribute begins: the original tuple
 # A tuple as ctnetlink writes it, with its own header; others (ICMP, zones) have other lengths.
@@ -73,10 +73,38 @@ def connections(wanted: Wanted, protocol: Protocol | None = None) -> Iterator[Co
     return (_connection(data, at, end) for data, at, end in _messages(wanted, protocol))
 
 
+def find(flows: Iterable[tuple[int, Ends]]) -> Iterator[Connection]:
+    """The entries of these flows, by protocol and original direction. Raises NodeError."""
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETFILTER) as kernel:
+            for protocol, ends in flows:
+                family, flow = _original(protocol, ends)
+                kernel.send(_request(_GET, _REQUEST_ONLY, flow, family))
+                for data, at, end in _split(kernel.recv(_BUFFER_SIZE)):
+                    if _HEADER.unpack_from(data, at)[1] == _NEW:
+                        found = _connection(data, at, end)
+                        yield from [found] if found.original == ends else []
+    except OSError as error:
+        raise NodeError(f"conntrack cannot be read: {error.strerror}") from error
+
+
+def _original(protocol: int, ends: Ends) -> tuple[int, bytes]:
+    """Its family, and the attribute CTA_TUPLE_ORIG."""
+    is_v4 = ends.source.version == 4
+    numbers = (1, 2) if is_v4 else (3, 4)  # CTA_IP_V4_SRC, _DST, CTA_IP_V6_SRC, _DST
+    packed = zip(numbers, (ends.source.packed, ends.destination.packed), strict=True)
+    ports = zip((2, 3), (ends.source_port, ends.destination_port), strict=True)
+    proto = attribute(_PROTO_NUMBER, bytes([protocol]))
+    proto += b"".join(attribute(kind, struct.pack(">H", port)) for kind, port in ports)
+    addresses = b"".join(attribute(kind, address) for kind, address in packed)
+    both = attribute(1 | _NESTED, addresses) + attribute(_TUPLE_PROTO | _NESTED, proto)
+    return socket.AF_INET if is_v4 else socket.AF_INET6, attribute(_ORIGINAL | _NESTED, both)
+
+
 def statuses() -> Iterator[int]:
     """The status of every entry, whatever its protocol. Raises OSError."""
     for data, at, end in _dump(b""):
-        yield _integer(_attributes(data, at + _FIRST, end), _STATUS)
+        yield _integer(attributes(data, at + _FIRST, end), _STATUS)
 
 
 def delete(entries: Iterable[Connection]) -> int:
@@ -123,7 +151,7 @@ def _messages(wanted: Wanted, protocol: Protocol | None) -> Iterator[tuple[bytes
         return
     try:
         for data, at, end in _dumps(protocol):
-            layout = _TUPLES.get(_ATTRIBUTE.unpack_from(data, at + _FIRST)[0])
+            layout = _TUPLES.get(ATTRIBUTE.unpack_from(data, at + _FIRST)[0])
             if layout is not None:
                 _, address, number, _, port = layout.unpack_from(data, at + _FIRST)
                 if protocol in (None, number) and wanted(number, address, port):
@@ -162,7 +190,7 @@ def _split(data: bytes) -> Iterator[tuple[bytes, int, int]]:
     while at < len(data):
         length = _HEADER.unpack_from(data, at)[0]
         yield data, at, at + length
-        at += _aligned(length)
+        at += aligned(length)
 
 
 def _request(kind: int, flags: int, attributes: bytes, family: int = socket.AF_UNSPEC) -> bytes:
@@ -172,17 +200,17 @@ def _request(kind: int, flags: int, attributes: bytes, family: int = socket.AF_U
 
 def _filter(protocol: Protocol) -> bytes:
     """CTA_FILTER, since 5.9; older kernels ignore it."""
-    number = _attribute(_PROTO_NUMBER, bytes([protocol]))
-    proto = _attribute(_TUPLE_PROTO | _NESTED, number)
-    flags = _attribute(_FILTER_ORIGINAL, struct.pack("=I", _FILTER_BY_PROTOCOL))
-    return _attribute(_ORIGINAL | _NESTED, proto) + _attribute(_FILTER | _NESTED, flags)
+    number = attribute(_PROTO_NUMBER, bytes([protocol]))
+    proto = attribute(_TUPLE_PROTO | _NESTED, number)
+    flags = attribute(_FILTER_ORIGINAL, struct.pack("=I", _FILTER_BY_PROTOCOL))
+    return attribute(_ORIGINAL | _NESTED, proto) + attribute(_FILTER | _NESTED, flags)
 
 
 def _connection(data: bytes, at: int, end: int) -> Connection:
-    found = _attributes(data, at + _FIRST, end)
-    info = _attributes(found.get(_PROTOINFO, b""))
-    tcp = _attributes(info.get(_TCP, b""))
-    layout = _TUPLES[_ATTRIBUTE.size + len(found[_ORIGINAL])]
+    found = attributes(data, at + _FIRST, end)
+    info = attributes(found.get(_PROTOINFO, b""))
+    tcp = attributes(info.get(_TCP, b""))
+    layout = _TUPLES[ATTRIBUTE.size + len(found[_ORIGINAL])]
     protocol, original = _ends(found[_ORIGINAL], layout)
     return Connection(
         protocol,
@@ -192,8 +220,8 @@ def _connection(data: bytes, at: int, end: int) -> Connection:
         seconds=_integer(found, _TIMEOUT),
         tcp_state=_integer(tcp, _TCP_STATE),
         mark=_integer(found, _MARK),
-        identity=_attribute(_REPLY | _NESTED, found[_REPLY])
-        + b"".join(_attribute(kind, found[kind]) for kind in (_ZONE, _ID) if kind in found),
+        identity=attribute(_REPLY | _NESTED, found[_REPLY])
+        + b"".join(attribute(kind, found[kind]) for kind in (_ZONE, _ID) if kind in found),
     )
 
 
@@ -204,28 +232,10 @@ def _integer(attributes: Mapping[int, bytes], kind: int) -> int:
 
 def _ends(content: bytes, layout: struct.Struct) -> tuple[Protocol, Ends]:
     """A reply's tuple may be longer than the original's, by a zone at its end."""
-    packed = _ATTRIBUTE.pack(0, 0) + content
+    packed = ATTRIBUTE.pack(0, 0) + content
     source, destination, protocol, source_port, destination_port = layout.unpack_from(packed)
     ends = ip_address(source), ip_address(destination), source_port, destination_port
     return Protocol(protocol), Ends(*ends)
-
-
-def _attributes(data: bytes, at: int = 0, end: int | None = None) -> dict[int, bytes]:
-    found, end = {}, len(data) if end is None else end
-    while at < end:
-        length, kind = _ATTRIBUTE.unpack_from(data, at)
-        found[kind & _TYPE] = data[at + _ATTRIBUTE.size : at + length]
-        at += _aligned(length)
-    return found
-
-
-def _attribute(kind: int, content: bytes) -> bytes:
-    length = _ATTRIBUTE.size + len(content)
-    return (_ATTRIBUTE.pack(length, kind) + content).ljust(_aligned(length), b"\0")
-
-
-def _aligned(length: int) -> int:
-    return (length + 3) & ~3
 
 
 def _number(path: Path) -> int:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from ebpflb.model.addresses import Family
 
-PROC = Path("/proc")
+_PROC = Path("/proc")
 
 
-def supported_families(proc: Path = PROC) -> frozenset[Family]:
+def supported_families(proc: Path = _PROC) -> frozenset[Family]:
     """IPv6 unless the kernel is without it or it is switched off on every device."""
     try:
         disabled = (proc / "sys/net/ipv6/conf/all/disable_ipv6").read_text().strip() == "1"

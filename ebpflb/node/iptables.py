@@ -5,18 +5,17 @@ Only its own tools can read and write its rules. `iptables` alone may be either 
 tool is asked; a machine may have `iptables-legacy` and `iptables-nft` too.
 """
 
-import shutil
-import subprocess
 from collections.abc import Iterator
 from socket import AF_INET, AF_INET6
 from typing import NamedTuple
 
+from ebpflb import child
 from ebpflb.errors import NodeError
-from ebpflb.model.iptables_rules import Table, parse
+from ebpflb.model.iptables_rules import IptablesTable, parse
 
 LEGACY, _NFT = "legacy", "nft"
 _LOCK_TIMEOUT = "10"  # seconds for the lock that all of them take
-FAMILIES = {"iptables": AF_INET, "ip6tables": AF_INET6}
+FAMILY_OF_TOOL = {"iptables": AF_INET, "ip6tables": AF_INET6}
 
 
 class Tool(NamedTuple):
@@ -30,7 +29,7 @@ class Tool(NamedTuple):
     def name(self) -> str:
         return f"{self.family}-{self.variant}"
 
-    def tables(self) -> list[Table]:
+    def tables(self) -> list[IptablesTable]:
         """All tables; reading them loads no module and creates no table. Raises NodeError."""
         return parse(_run([f"{self.command}-save"]))
 
@@ -41,26 +40,28 @@ class Tool(NamedTuple):
 
 def tools() -> Iterator[Tool]:
     """Both families in both variants."""
-    for family in FAMILIES:
+    for family in FAMILY_OF_TOOL:
         for variant in (LEGACY, _NFT):
             yield Tool(family, variant, _command(family, variant))
 
 
 def _command(family: str, variant: str) -> str | None:
     named = f"{family}-{variant}"
-    if shutil.which(f"{named}-save") and shutil.which(f"{named}-restore"):
+    if child.find(f"{named}-save") and child.find(f"{named}-restore"):
         return named
-    return family if shutil.which(f"{family}-save") and _variant(family) == variant else None
+    return family if child.find(f"{family}-save") and _variant(family) == variant else None
 
 
 def _variant(command: str) -> str:
     """iptables(8) says "(nf_tables)" or "(legacy)" since 1.8, nothing before."""
-    version = subprocess.run([command, "-V"], capture_output=True, text=True, check=False).stdout
-    return _NFT if "(nf_tables)" in version else LEGACY
+    return _NFT if "(nf_tables)" in child.run([command, "-V"]).stdout else LEGACY
 
 
 def _run(command: list[str], stdin: str = "") -> str:
-    done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+    try:
+        done = child.run(command, stdin)
+    except OSError as error:
+        raise NodeError(f"{command[0]}: {error.strerror}") from error
     if done.returncode:
         reason = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
         raise NodeError(f"{command[0]}: {reason}")

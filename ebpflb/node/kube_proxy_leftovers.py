@@ -2,7 +2,7 @@
 """All that a former kube-proxy left in this network namespace, and how to remove it.
 
 Each leftover is removed in one step, so that no packet meets half of it. The order of the list
-matters: rules that match an ipset are removed before the ipset. What kube-proxy set beside rules
+matters: rules that match an ipset are removed before the ipset. What kube-proxy set besides rules
 (sysctls such as route_localnet, nfacct counters) is not found here.
 """
 
@@ -16,7 +16,7 @@ from ebpflb.model import virtual_servers
 from ebpflb.model.iptables_rules import Removal
 from ebpflb.model.kube_proxy import DEVICE, IPTABLES, NFT_TABLE, NODE_PORTS, SETS, is_chain
 from ebpflb.node import ipvs, nft, xtables
-from ebpflb.node.iptables import FAMILIES, LEGACY, Tool, tools
+from ebpflb.node.iptables import FAMILY_OF_TOOL, LEGACY, Tool, tools
 
 _NFT_TABLES = {nft.Name("ip", NFT_TABLE), nft.Name("ip6", NFT_TABLE)}
 
@@ -29,7 +29,7 @@ class Leftover(NamedTuple):
 
 
 @dataclass
-class Survey:
+class LeftoverSurvey:
     """``removable`` leftovers; ``retained``: used by others; ``unreadable``: may be leftovers."""
 
     removable: list[Leftover] = field(default_factory=list)
@@ -37,9 +37,9 @@ class Survey:
     unreadable: list[str] = field(default_factory=list)
 
 
-def survey() -> Survey:
+def survey() -> LeftoverSurvey:
     """Finds all leftovers and changes nothing."""
-    found = Survey()
+    found = LeftoverSurvey()
     for table in sorted(nft.tables() & _NFT_TABLES):
         found.removable.append(Leftover(str(table), partial(nft.delete, table)))
     for tool in tools():
@@ -61,7 +61,7 @@ def visible_rules() -> list[str]:
 def _has_services(tool: Tool) -> bool:
     """Its modes by iptables and ipvs have KUBE-SERVICES in nat."""
     if tool.variant == LEGACY:
-        return xtables.has_chain(FAMILIES[tool.family], "nat", "KUBE-SERVICES")
+        return xtables.has_chain(FAMILY_OF_TOOL[tool.family], "nat", "KUBE-SERVICES")
     return nft.has_chain(nft.Name(_nft_family(tool), "nat"), "KUBE-SERVICES")
 
 
@@ -69,7 +69,7 @@ def _nft_family(tool: Tool) -> str:
     return "ip" if tool.family == "iptables" else "ip6"
 
 
-def _iptables(tool: Tool, found: Survey) -> None:
+def _iptables(tool: Tool, found: LeftoverSurvey) -> None:
     unreadable = _unreadable(tool)
     if unreadable:
         found.unreadable.append(f"{unreadable} of {tool.name}: it is not installed here")
@@ -95,7 +95,7 @@ def _unreadable(tool: Tool) -> str:
     if tool.command:
         return ""
     if tool.variant == LEGACY:
-        there = [name for name in IPTABLES if name in xtables.tables(FAMILIES[tool.family])]
+        there = [name for name in IPTABLES if name in xtables.tables(FAMILY_OF_TOOL[tool.family])]
     else:
         names = [nft.Name(_nft_family(tool), table) for table in IPTABLES]
         there = [name.table for name in names if any(map(is_chain, nft.chains(name)))]
@@ -112,7 +112,7 @@ def _restore(tool: Tool, removal: Removal) -> None:
                 tool.restore(again.script)
 
 
-def _ipvs(found: Survey) -> None:
+def _ipvs(found: LeftoverSurvey) -> None:
     """kube-proxy's virtual servers, by its device's addresses and its sets of NodePorts."""
     addresses = ipvs.addresses(DEVICE)
     there = ipvs.servers()

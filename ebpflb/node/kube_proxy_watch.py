@@ -13,12 +13,12 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 from ebpflb.model.events import SourceStatus
-from ebpflb.model.kube_proxy import METRICS_PORT, MODES, Detection
+from ebpflb.model.kube_proxy import PROXY_MODE_PORT, PROXY_MODES, Detection
 from ebpflb.node import kube_proxy_leftovers
 from ebpflb.node.poller import Poller
 
-NAME = "kube-proxy"
-INTERVAL_SECONDS = 60.0
+_NAME = "kube-proxy"
+_INTERVAL_SECONDS = 60.0
 _LOOPBACKS = ("127.0.0.1", "::1")
 _TIMEOUT = 1.0  # seconds
 _MAX_LENGTH = 32  # bytes of an answer
@@ -37,18 +37,18 @@ class KubeProxyWatch:
     """
 
     def __init__(
-        self, emit: Callable[[Detection | SourceStatus], None], seconds: float = INTERVAL_SECONDS
+        self, emit: Callable[[Detection | SourceStatus], None], seconds: float = _INTERVAL_SECONDS
     ) -> None:
         self.emit = emit
         self.seconds = seconds
-        self._poll = Poller(NAME, self._report, emit)
+        self._poll = Poller(_NAME, self._report, emit)
         self._ended = threading.Event()
         self._reported: Detection | None = None
 
     def start(self) -> None:
         """Detects once before it returns."""
         self._poll()
-        threading.Thread(target=self._watch, name=NAME, daemon=True).start()
+        threading.Thread(target=self._watch, name=_NAME, daemon=True).start()
 
     def stop(self) -> None:
         self._ended.set()
@@ -74,9 +74,9 @@ def _pids() -> Iterator[int]:
 
 
 def _is_kube_proxy(process: Path) -> bool:
-    if (process / "comm").read_text().strip() == NAME:
+    if (process / "comm").read_text().strip() == _NAME:
         return True
-    return (process / "exe").readlink().name == NAME
+    return (process / "exe").readlink().name == _NAME
 
 
 def _netns(process: Path) -> int:
@@ -87,13 +87,13 @@ def _proxy_modes() -> Iterator[tuple[str, str]]:
     """Addresses and modes of what answers as a kube-proxy; ebpflb itself answers "ebpf"."""
     for address in _LOOPBACKS:
         mode = _proxy_mode(address)
-        if mode in MODES:
+        if mode in PROXY_MODES:
             where = f"[{address}]" if ":" in address else address
-            yield f"{where}:{METRICS_PORT}", mode
+            yield f"{where}:{PROXY_MODE_PORT}", mode
 
 
 def _proxy_mode(address: str) -> str:
-    connection = HTTPConnection(address, METRICS_PORT, timeout=_TIMEOUT)
+    connection = HTTPConnection(address, PROXY_MODE_PORT, timeout=_TIMEOUT)
     try:
         connection.request("GET", "/proxyMode")
         return connection.getresponse().read(_MAX_LENGTH).decode("ascii", "replace").strip()

@@ -12,9 +12,11 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from cffi import FFI
+from pyroute2 import IPRoute
+from pyroute2.netlink.exceptions import NetlinkError
 
 log = logging.getLogger(__name__)
 
@@ -23,11 +25,12 @@ _ffi.cdef("int setns(int fd, int kind);")
 _libc = _ffi.dlopen(None)
 
 PROCESSES = Path("/proc")
-OWN = Path("/proc/thread-self/ns/net")
+OWN_NETNS = Path("/proc/thread-self/ns/net")
 NAMED = tuple(map(Path, ("/run/netns", "/var/run/netns", "/run/docker/netns")))
 _NETWORK = 0x40000000  # CLONE_NEWNET
+_NOT_LINKED = (None, -1, 2**32 - 1)  # NETNSA_NSID_NOT_ASSIGNED
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 class Namespaces:
@@ -36,7 +39,7 @@ class Namespaces:
     def __init__(self) -> None:
         self._warned = False
 
-    def each(self, function: Callable[[], T]) -> Iterator[tuple[bool, T]]:
+    def each(self, function: Callable[[], _T]) -> Iterator[tuple[bool, _T]]:
         """Calls ``function`` in each, in our own first: whether it is our own, and the result.
 
         Those that cannot be entered, because they have been deleted or it is forbidden, are left
@@ -45,7 +48,7 @@ class Namespaces:
         yield True, function()
         for path in others():
             try:
-                found = _call_in(path, function)
+                found = call_in(path, function)
             except OSError as error:
                 self._warn(error)
             else:
@@ -57,10 +60,13 @@ class Namespaces:
             log.warning("pods' network namespaces cannot be entered: CAP_SYS_ADMIN is missing")
 
 
-def _call_in(path: Path, function: Callable[[], T]) -> T:
-    """Calls it in a thread that enters the namespace and ends there: no other thread enters it."""
+def call_in(path: Path, function: Callable[[], _T]) -> _T:
+    """Calls it in a thread that enters the namespace and ends there: no other thread enters it.
 
-    def enter_and_call() -> T:
+    Raises OSError if the namespace cannot be entered.
+    """
+
+    def enter_and_call() -> _T:
         _enter(path)
         return function()
 
@@ -79,12 +85,36 @@ def _enter(path: Path) -> None:
 
 def others() -> Iterator[Path]:
     """Paths of all namespaces that can be found but our own, one for each."""
-    seen = {_identity(OWN)}
+    seen = {identity(OWN_NETNS)}
     for path in _paths():
-        identity = _identity(path)
-        if identity and identity not in seen:
-            seen.add(identity)
+        place = identity(path)
+        if place and place not in seen:
+            seen.add(place)
             yield path
+
+
+def linked() -> Iterator[Path]:
+    """As ``others``, but those alone that have a device with its other end in our own: pods.
+
+    With most CNIs; a pod that has only a device of its own (SR-IOV) is left out.
+    """
+    with IPRoute() as route:
+        for path in others():
+            try:
+                if _is_linked(route, path):
+                    yield path
+            except (NetlinkError, OSError):
+                continue
+
+
+def _is_linked(route: Any, path: Path) -> bool:
+    """The kernel numbers the namespaces that a device of ours leads to."""
+    namespace = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        found = route.get_netnsid(fd=namespace)
+    finally:
+        os.close(namespace)
+    return bool(found) and found["nsid"] not in _NOT_LINKED
 
 
 def _paths() -> Iterator[Path]:
@@ -96,7 +126,8 @@ def _paths() -> Iterator[Path]:
             yield Path(entry.path) / "ns/net"
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
+def identity(path: Path) -> tuple[int, int] | None:
+    """What tells namespaces apart, however they are reached; None for one that has gone."""
     try:
         found = path.stat()
     except OSError:

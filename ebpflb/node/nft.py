@@ -17,7 +17,7 @@ from pyroute2.nftables.main import NFTables
 
 from ebpflb.errors import NodeError
 
-FAMILIES = {"inet": 1, "ip": 2, "ip6": 10}
+TABLE_FAMILIES = {"inet": 1, "ip": 2, "ip6": 10}
 _ALL = 0
 _REQUEST_AND_ACK = 5  # NLM_F_REQUEST | NLM_F_ACK
 _NO_SUCH_THING = {errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP, errno.EPROTONOSUPPORT}
@@ -35,7 +35,7 @@ class Name(NamedTuple):
 
 def tables() -> set[Name]:
     """Those of the families ip, ip6 and inet. Raises NodeError."""
-    names = {number: family for family, number in FAMILIES.items()}
+    names = {number: family for family, number in TABLE_FAMILIES.items()}
     found = _query("nf_tables", _ALL, lambda nft: nft.get_tables())
     found_names = [
         (message["nfgen_family"], message.get_attr("NFTA_TABLE_NAME")) for message in found
@@ -48,7 +48,7 @@ def has_chain(name: Name, chain: str) -> bool:
     message = nft_chain_msg()
     message["attrs"] = [["NFTA_CHAIN_TABLE", name.table], ["NFTA_CHAIN_NAME", chain]]
     request = message, NFT_MSG_GETCHAIN, _REQUEST_AND_ACK
-    return bool(_query(name, FAMILIES[name.family], lambda nft: nft.request_get(*request)))
+    return bool(_query(name, TABLE_FAMILIES[name.family], lambda nft: nft.request_get(*request)))
 
 
 def exists(name: Name) -> bool:
@@ -61,14 +61,14 @@ def has_rule(name: Name, chain: str) -> bool:
     message = nft_rule_msg()
     message["attrs"] = [["NFTA_RULE_TABLE", name.table], ["NFTA_RULE_CHAIN", chain]]
     request = message, NFT_MSG_GETRULE  # the kernel lists those of this chain alone
-    found = _query(name, FAMILIES[name.family], lambda nft: nft.request_get(*request))
+    found = _query(name, TABLE_FAMILIES[name.family], lambda nft: nft.request_get(*request))
     places = ((m.get_attr("NFTA_RULE_TABLE"), m.get_attr("NFTA_RULE_CHAIN")) for m in found)
     return (name.table, chain) in places
 
 
 def chains(name: Name) -> set[str]:
     """The table's, by name. Raises NodeError."""
-    found = _query(name, FAMILIES[name.family], lambda nft: nft.get_chains())
+    found = _query(name, TABLE_FAMILIES[name.family], lambda nft: nft.get_chains())
     own = (m for m in found if m.get_attr("NFTA_CHAIN_TABLE") == name.table)
     return {message.get_attr("NFTA_CHAIN_NAME") for message in own}
 
@@ -94,7 +94,7 @@ def delete(name: Name) -> None:
 def edit(name: Name) -> Iterator[Any]:
     """To change the table; one that is not there is no error. Raises NodeError."""
     try:
-        with NFTables(nfgen_family=FAMILIES[name.family]) as nft:
+        with NFTables(nfgen_family=TABLE_FAMILIES[name.family]) as nft:
             yield nft
     except NetlinkError as error:
         if error.code != errno.ENOENT:

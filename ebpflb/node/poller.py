@@ -3,7 +3,7 @@
 
 from collections.abc import Callable
 
-from ebpflb.errors import NodeError
+from ebpflb.errors import NodeError, in_words
 from ebpflb.model.events import SourceStatus
 
 
@@ -22,7 +22,7 @@ class Poller:
         try:
             self._poll()
         except Exception as error:
-            failure = str(error) if isinstance(error, NodeError | OSError) else repr(error)
+            failure = in_words(error) if isinstance(error, NodeError | OSError) else repr(error)
         if failure != self._error:
             self._error = failure
             self._emit(SourceStatus(self._source, failure))

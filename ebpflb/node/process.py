@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 CAPABILITIES = {
     "CAP_NET_ADMIN": 12,
+    "CAP_NET_RAW": 13,
     "CAP_SYS_ADMIN": 21,
     "CAP_SYS_RESOURCE": 24,
     "CAP_PERFMON": 38,

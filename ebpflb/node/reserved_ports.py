@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from ebpflb import files
 from ebpflb.model.kernel_lists import format_numbers, parse_numbers
 from ebpflb.node import sysctl
 
@@ -72,9 +73,7 @@ def _reserved_by_us(record: Path) -> set[int]:
 
 
 def _remember(record: Path, ports: set[int]) -> None:
-    half = record.with_suffix(".half")
-    half.write_bytes(msgspec.json.encode(Reservation(_here(), format_numbers(ports))))
-    half.replace(record)
+    files.replace(record, msgspec.json.encode(Reservation(_here(), format_numbers(ports))))
 
 
 def _here() -> int:

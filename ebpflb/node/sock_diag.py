@@ -31,6 +31,10 @@ _SOCK_DIAG, _LIST, _DESTROY = 4, 20, 21  # NETLINK_SOCK_DIAG, SOCK_* (uapi/linux
 _REQUEST, _ACK, _DUMP = 1, 4, 0x300  # NLM_F_*
 _ERROR, _DONE = 2, 3  # NLMSG_*
 _CONNECTED = 1 << 1  # TCP_ESTABLISHED: so a datagram socket that has a peer is called too
+# TCP's states in which a socket has, or asks for, a connection: neither listening nor over.
+_OF_CONNECTIONS = sum(1 << state for state in (1, 2, 3, 4, 5, 8, 9, 11))
+_STATES = {socket.IPPROTO_UDP: _CONNECTED, socket.IPPROTO_TCP: _OF_CONNECTIONS}
+_ANY_STATE = 0xFFFFFFFF
 _BUFFER = 1 << 16
 _SO_COOKIE = 57
 _LOOPBACK = "127.0.0.1"
@@ -86,20 +90,36 @@ class SockDiag:
     def connected(self, protocol: int, port: int = 0) -> Iterator[Connected]:
         """All sockets that have a peer; with ``port`` those whose peer has that port.
 
+        Of TCP also those that are still connecting, and that one side has closed.
         Raises KernelError: ENOENT where the protocol has no diag module.
         """
         wanted = bytes(2) + port.to_bytes(2, "big")
         for family in (socket.AF_INET, socket.AF_INET6):
-            request = _SOCKET.pack(family, protocol, _CONNECTED, wanted.ljust(48, b"\0"))
+            request = _SOCKET.pack(
+                family, protocol, _STATES.get(protocol, _CONNECTED), wanted.ljust(48, b"\0")
+            )
             for listed in self._request(_LIST, _DUMP, request):
                 yield Connected(protocol, *_LISTED.unpack_from(listed))
+
+    def cookies(self, protocol: int) -> set[int]:
+        """Those of all sockets, but of closed stream sockets and of some that were never bound.
+
+        Raises KernelError: ENOENT where the protocol has no diag module.
+        """
+        return {
+            Connected(protocol, *_LISTED.unpack_from(listed)).cookie
+            for family in (socket.AF_INET, socket.AF_INET6)
+            for listed in self._request(
+                _LIST, _DUMP, _SOCKET.pack(family, protocol, _ANY_STATE, bytes(48))
+            )
+        }
 
     def destroy(self, one: Connected) -> bool:
         """Ends it; False where the kernel finds no such socket, or another with the same ends.
 
         Raises KernelError: EOPNOTSUPP, or EPERM without CAP_NET_ADMIN.
         """
-        request = _SOCKET.pack(one.family, one.protocol, 0xFFFFFFFF, one.id)
+        request = _SOCKET.pack(one.family, one.protocol, _ANY_STATE, one.id)
         try:
             list(self._request(_DESTROY, _ACK, request))
         except KernelError as error:
@@ -137,19 +157,31 @@ def can_destroy() -> bool:
         try:
             own.bind((_LOOPBACK, 0))
             own.connect(own.getsockname())
-            _destroy(own)
+            return _is_ended(own, socket.IPPROTO_UDP)
         except (KernelError, OSError):
             return False
-        return own.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNABORTED
 
 
-def _destroy(own: socket.socket) -> None:
+def can_destroy_tcp() -> bool:
+    """The same of a TCP socket, whose diag module is another one (tcp_diag)."""
+    with socket.socket() as listening, socket.socket() as own:
+        try:
+            listening.bind((_LOOPBACK, 0))
+            listening.listen(1)
+            own.connect(listening.getsockname())
+            return _is_ended(own, socket.IPPROTO_TCP)
+        except (KernelError, OSError):
+            return False
+
+
+def _is_ended(own: socket.socket, protocol: int) -> bool:
+    """Ends it. Raises KernelError where the kernel cannot."""
     cookie = int.from_bytes(own.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, 8), "little")
     with SockDiag() as diag:
-        listed = list(diag.connected(socket.IPPROTO_UDP, own.getsockname()[1]))
-        for one in listed:
+        for one in list(diag.connected(protocol, own.getpeername()[1])):
             if one.cookie == cookie:
                 diag.destroy(one)
+    return own.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNABORTED
 
 
 def can_list() -> bool:

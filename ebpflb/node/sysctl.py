@@ -8,11 +8,11 @@ file of its own network namespace, wherever the mount was made.
 
 from pathlib import Path
 
-OWN = Path("/proc/sys")
+OWN_PROC_SYS = Path("/proc/sys")
 HOST = Path("/host/proc/sys")
 
 
 def path(name: str) -> Path:
     """The file of a sysctl such as "net/ipv4/ip_forward"; it need not exist."""
     mounted = HOST / name
-    return mounted if mounted.exists() else OWN / name
+    return mounted if mounted.exists() else OWN_PROC_SYS / name

@@ -24,8 +24,8 @@ _INFO_LENGTH = 84  # struct ipt_getinfo; its last number is the size of the entr
 _CHAIN = rb"ERROR\0.{24}%s\0"  # struct xt_error_target: 29 bytes of its name, a revision, the error
 _LEVELS: dict[int, int] = {socket.AF_INET: socket.IPPROTO_IP, socket.AF_INET6: socket.IPPROTO_IPV6}
 _TABLES: dict[int, Path] = {
-    socket.AF_INET: Path("/proc/net/ip_tables_names"),
-    socket.AF_INET6: Path("/proc/net/ip6_tables_names"),
+    socket.AF_INET: Path("/proc/thread-self/net/ip_tables_names"),
+    socket.AF_INET6: Path("/proc/thread-self/net/ip6_tables_names"),
 }
 
 _ATTEMPTS = 10  # to read a table that others change meanwhile
@@ -36,7 +36,9 @@ _libc = _ffi.dlopen(None)
 
 
 def tables(family: int) -> set[str]:
-    """The tables that exist. To read another one would create it. Raises NodeError."""
+    """The tables that exist, in this thread's network namespace. To read another one would create
+    it. Raises NodeError.
+    """
     try:
         return set(_TABLES[family].read_text().split())
     except FileNotFoundError:

@@ -12,11 +12,27 @@ plan             what to write into the maps, in which order
 What the planner is made of:
 
 allocators       ids and ranges of slots: which are free, which are in quarantine
+totals           what all of them have together
+space            whether a service port fits, and what of it does if it does not
+table_space      the same of its tables, which may be overwritten
+scheduling       a scheduler as flags of frontends
 service_entries  the map entries of one service port
 frontends        the entries of map services: which service port has which frontend
 cluster_ips      the entries of map cluster_ips
+removed_endpoints  which endpoints have gone, and since when
+watched_ports    those service ports, as one agent leaves them to the next
 source_ranges    the entries of map source_ranges: which clients restricted frontends admit
 prefixes         networks as keys of the maps, and prefixes that cover many of them
+
+comparison       what the maps hold against what is planned
+
+service_page     a Service as the operator sees it, as far as the maps hold it
+service_facts    what the agent knows of a Service: also why an endpoint is not used
+slow_starts      the weights of new endpoints, as time goes on
+tables           what a service draws from instead of its slots: Maglev's, and by weight
+wording          how names and addresses are written
+
+canary           the service ports of `ebpflb doctor`'s own
 
 Apart from services:
 

@@ -7,7 +7,7 @@ stays as it was for QUARANTINE_SECONDS after the update was written to the maps.
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from ebpflb.plan.entries import Range
@@ -23,6 +23,7 @@ class Capacity(NamedTuple):
     service_ids: int
     backend_ids: int
     source_ranges: int
+    choices: int = 0
 
 
 class MapFull(Exception):
@@ -56,6 +57,10 @@ class IdAllocator:
         self.used.add(id)
         self.last = max(self.last, id)
 
+    def mark_all_used(self, ids: Iterable[int]) -> None:
+        for id in ids:
+            self.mark_used(id)
+
     def free(self, id: int) -> None:
         self.used.discard(id)
 
@@ -66,8 +71,9 @@ class IdAllocator:
 class SlotAllocator:
     """Allocates ranges of an array: first fit; neighbouring free ranges are joined."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, name: str = "slots") -> None:
         self.free_ranges = [Range(0, capacity)]
+        self.name = name
 
     @property
     def available(self) -> int:
@@ -82,7 +88,7 @@ class SlotAllocator:
                 rest = Range(gap.base + size, gap.size - size)
                 self.free_ranges[index : index + 1] = [rest] if rest.size else []
                 return Range(gap.base, size)
-        raise MapFull(f"map slots has no {size} free slots in a row")
+        raise MapFull(f"map {self.name} has no {size} free slots in a row")
 
     def mark_used(self, taken: Range) -> list[Range]:
         """The maps refer to this range already; it may overlap ranges that are marked as used.

@@ -34,14 +34,13 @@ class ClusterIps:
             self.frontends.remove(frontend)
             self._count_down(frontend.address)
 
-    def cover(self, networks: Iterable[Network]) -> dict[Family, Prefix]:
+    def cover(self, networks: frozenset[Network]) -> dict[Family, Prefix]:
         """The covering prefixes: they hold all cluster IPs and all networks ever given to this.
 
         NO_PREFIX for a family that has none. They only grow, and are to be written before the plan
         that they belong to.
         """
-        for network in networks:
-            self.prefixes.add(network)
+        self.prefixes.add_all(networks)
         return self.prefixes.by_family()
 
     def take_changes(self) -> tuple[list[Address], list[Address]]:

@@ -50,6 +50,9 @@ class Ends(NamedTuple):
     source_port: int
     destination_port: int
 
+    def reversed(self) -> "Ends":
+        return Ends(self.destination, self.source, self.destination_port, self.source_port)
+
 
 class Connection(NamedTuple):
     """One entry. The client sends ``original``, and the backend answers it by ``reply``.

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the maps should hold about this node: its devices, and the settings."""
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +10,9 @@ from ebpflb.model import devices
 from ebpflb.model.addresses import Address, Family, Network, family
 from ebpflb.model.devices import AddressByFamily, Devices
 from ebpflb.model.local_detector import LocalDetector
-from ebpflb.plan.entries import NO_PREFIX, NO_V4, NO_V6, DeviceEntry, Prefix
-from ebpflb.plan.prefixes import prefix_of
+from ebpflb.model.route_sources import RouteSource
+from ebpflb.plan.entries import NO_PREFIX, NO_V4, NO_V6, DeviceEntry, Prefix, RouteKey
+from ebpflb.plan.prefixes import prefix_of, route_key
 
 _PODS, _NOT_PODS = frozenset({"pods"}), frozenset[str]()
 _DETECT = frozenset({"detect_local"})
@@ -28,6 +30,7 @@ class DesiredNode:
     primary: AddressByFamily
     detector: LocalDetector
     pod_cidrs: tuple[Network, ...]
+    route_sources: tuple[RouteSource, ...] = ()
 
     def devices(self) -> dict[int, DeviceEntry]:
         """The entries of map devices, by ifindex."""
@@ -40,6 +43,22 @@ class DesiredNode:
             )
             for device in self.served
         }
+
+    def sources_by_route(self, most: int) -> dict[RouteKey, Address]:
+        """The entries of map route_sources, at most as many: of the shortest prefixes.
+
+        A device without any, such as a bridge's port, has those of its master.
+        """
+        found: dict[int, list[RouteSource]] = defaultdict(list)
+        for each in self.route_sources:
+            found[each.ifindex].append(each)
+        by_index = devices.by_index(self.known)
+        entries = {
+            route_key(device.index, each.network): each.source
+            for device in self.served
+            for each in _first(found[m.index] for m in devices.with_masters(device, by_index))
+        }
+        return dict(sorted(entries.items(), key=lambda entry: entry[0].length)[:most])
 
     def settings(
         self, options: dict[str, Any], covering: Mapping[Family, Prefix]
@@ -54,6 +73,10 @@ class DesiredNode:
         found = {"node_v4": node_v4, "node_v6": node_v6, **_fields("pods", pods)}
         flags = options["flags"] | (_DETECT if active else frozenset())
         return {**options, **found, **_fields("span", covering), "flags": flags}
+
+
+def _first(lists: Iterable[list[RouteSource]]) -> list[RouteSource]:
+    return next(filter(None, lists), [])
 
 
 def _fields(name: str, found: Mapping[Family, Prefix]) -> dict[str, Prefix]:

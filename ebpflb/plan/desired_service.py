@@ -9,14 +9,16 @@ is on this node does not matter to the order.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from ipaddress import IPv4Address, IPv6Address, ip_network
 from itertools import product
 from typing import NamedTuple
 
 from ebpflb.model.addresses import Address, Family, Network
-from ebpflb.model.endpoints import Endpoint
 from ebpflb.model.selection import Selection
 from ebpflb.model.services import PortName, ServicePort
+from ebpflb.model.weights import DEFAULT_WEIGHT
+from ebpflb.plan import scheduling
 from ebpflb.plan.entries import BackendName, Flags, Frontend
 
 ANY: dict[Family, Address] = {
@@ -43,6 +45,7 @@ class DesiredBackend(NamedTuple):
     port: int
     flags: Flags
     name: BackendName
+    weight: int = DEFAULT_WEIGHT
 
     @property
     def endpoint(self) -> tuple[Address, int]:
@@ -85,18 +88,27 @@ def desired_service(
 
 def _frontends(port: ServicePort, has_any: bool) -> dict[Frontend, Flags]:
     """The cluster IP is added last, and so replaces an equal external address."""
-    endpoints = frozenset({"endpoints"} if has_any else ())
-    external = endpoints | {"external"} | ({"local"} if port.external_local else set())
-    protocol = int(port.name.protocol)
+    protocol, usual = int(port.name.protocol), (port.scheduler, has_any)
+    external = _flags(*usual, "external", "local" * port.external_local)
     found = {Frontend(ip, port.port, protocol): external for ip in port.external_ips}
-    balanced = external | {"load_balancer"} | ({"restricted"} if port.source_ranges else set())
-    found |= {Frontend(ip, port.port, protocol): balanced for ip in port.load_balancer_ips}
+    if port.load_balancer_ips:
+        restricted = "restricted" * bool(port.source_ranges)
+        balanced = external | _flags(*usual, "load_balancer", restricted)
+        found |= {Frontend(ip, port.port, protocol): balanced for ip in port.load_balancer_ips}
     if port.node_port:
-        nodeport = external | ({"restricted"} if port.nodeport_source_ranges else set())
+        restricted = "restricted" * bool(port.nodeport_source_ranges)
+        nodeport = external | _flags(*usual, "nodeport", restricted)
         found[Frontend(ANY[port.name.family], port.node_port, protocol)] = nodeport
-    internal = endpoints | ({"local"} if port.internal_local else set())
-    found[Frontend(port.cluster_ip, port.port, protocol)] = frozenset(internal)
+    internal = _flags(*usual, "local" * port.internal_local)
+    found[Frontend(port.cluster_ip, port.port, protocol)] = internal
     return found
+
+
+@cache
+def _flags(scheduler: str, has_any: bool, *words: str) -> Flags:
+    """Those of every frontend, and these words, without "": one set for all services."""
+    endpoints = {"endpoints"} if has_any else set()
+    return scheduling.flags_of(scheduler) | endpoints | (set(words) - {""})
 
 
 def _source_ranges(port: ServicePort, own: Address | None) -> tuple[Network, ...]:
@@ -114,11 +126,9 @@ def _backends(selection: Selection) -> tuple[DesiredBackend, ...]:
     cluster, local = set(map(id, selection.cluster)), set(map(id, selection.local))
     found = {id(e): e for e in (*selection.serving, *selection.cluster, *selection.local)}
     backends = [
-        DesiredBackend(e.address, e.port, _FLAGS[i in cluster, i in local, e.local], _name(e))
+        DesiredBackend(
+            e.address, e.port, _FLAGS[i in cluster, i in local, e.local], e.name, e.weight
+        )
         for i, e in found.items()
     ]
     return tuple(sorted(backends, key=lambda backend: _ORDER[backend.flags]))
-
-
-def _name(endpoint: Endpoint) -> BackendName:
-    return BackendName(endpoint.node, endpoint.target)

@@ -9,11 +9,15 @@ from ipaddress import IPv4Address, IPv6Address
 from typing import NamedTuple
 
 from ebpflb.model.addresses import Address
+from ebpflb.model.endpoint_slices import EndpointName
 from ebpflb.model.udp_timeouts import KERNEL_UDP_STREAM_TIMEOUT, KERNEL_UDP_TIMEOUT
+from ebpflb.model.weights import DEFAULT_WEIGHT
 
 Flags = frozenset[str]
 
-NOWHERE = 2**32 - 1  # the slot of a removed backend: beyond the array, where nothing is found
+BackendName = EndpointName  # what a backend id means
+
+NO_SLOT = 2**32 - 1  # the slot of a removed backend: beyond the array, where nothing is found
 
 
 class Frontend(NamedTuple):
@@ -35,16 +39,24 @@ class Range(NamedTuple):
     size: int
 
 
+NO_TABLE = Range(0, 0)
+
+
 class ServiceEntry(NamedTuple):
     """What a frontend leads to: ``slots`` is the size of the block that starts at cluster.base."""
 
-    frontend: Frontend
     id: int
     flags: Flags
     affinity_seconds: int
     slots: int
     cluster: Range
     local: Range
+    table: Range = NO_TABLE  # of choices: the cluster list's; the local list's is behind it
+
+    @property
+    def tables(self) -> Range:
+        """Both of them."""
+        return self.table._replace(size=2 * self.table.size)
 
     @property
     def block(self) -> Range:
@@ -59,13 +71,23 @@ class Backend(NamedTuple):
     flags: Flags
     id: int
     service: int
+    weight: int = DEFAULT_WEIGHT
 
 
-class BackendName(NamedTuple):
-    """What a backend id means: the endpoint's node and what it targets, where known."""
+class BackendLoad(NamedTuple):
+    """How many open connections a backend has, of services that choose by it."""
 
-    node: str
-    target: str
+    open: int = 0
+    generation: int = 0
+    uncounted: int = 0
+
+
+class Choice(NamedTuple):
+    """A place of a table: one slot where 32 random bits are less than ``below``, else the other."""
+
+    slot: int
+    other: int
+    below: int
 
 
 class SourceRange(NamedTuple):
@@ -87,8 +109,19 @@ class ServiceRange(NamedTuple):
     address: Address
 
 
+class RouteKey(NamedTuple):
+    """Destinations of a device; ``length`` counts its 32 bits and those of the 128-bit address."""
+
+    length: int
+    ifindex: int
+    destination: Address
+
+
 class DeviceEntry(NamedTuple):
-    """The addresses of masqueraded flows that leave by a device; unspecified: they cannot."""
+    """The addresses of masqueraded flows that leave by a device; unspecified: they cannot.
+
+    They count where neither the kernel nor map route_sources names another one.
+    """
 
     v4: Address
     v6: Address

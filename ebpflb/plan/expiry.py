@@ -2,7 +2,7 @@
 """When a flow has been idle for too long. It is deleted as a whole; its latest entry counts.
 
 Timeouts that the operator did not choose are kube-proxy's (kube-proxy.md 11.3), else conntrack's.
-The programs have them too, in the map of settings: they take over the port of an idle flow.
+The programs have them too, in the map of timeouts: they take over the port of an idle flow.
 """
 
 from collections.abc import Iterable, Iterator
@@ -28,7 +28,8 @@ from ebpflb.plan.flow_entries import (
     state,
 )
 
-KEPT = 120  # seconds: whoever is open and was used so lately never loses its port to another
+_PROTOCOLS = frozenset(Protocol)
+KEPT = 120  # seconds: a flow that is open and was used so lately never loses its port to another
 _OPEN = {FlowState.OPEN, FlowState.CLOSING, FlowState.STREAM}
 _NO_FLAGS = frozenset[str]()
 
@@ -104,7 +105,7 @@ class Timeouts:
         """The fields of the map of settings."""
         return {"stream_after": STREAM_AFTER}
 
-    @property
+    @cached_property
     def table(self) -> dict[TimeoutKey, Timeout]:
         """The entries of map timeouts: when the programs may take over the port of a flow."""
         return {
@@ -132,6 +133,9 @@ class Timeouts:
         """The flows of these entries that have expired; their entries in the order of deletion."""
         for key, flow in candidates:
             entries = gather(key, flow, look)
+            if key.protocol not in _PROTOCOLS:  # no program has written it
+                yield Expired(entries)
+                continue
             protocol, found = Protocol(key.protocol), state(key.protocol, entries.values())
             idle = now - max(entry.last_seen for entry in entries.values())
             if idle < self._nanoseconds(protocol, found):

@@ -55,20 +55,27 @@ class Flow(NamedTuple):
     """One entry: what becomes of the packets of its tuple.
 
     ``address`` and ``port`` replace the destination at ingress and the source at egress;
-    ``other_port`` is the other end's port. Times are nanoseconds of CLOCK_MONOTONIC.
+    ``other_port`` is the other end's port. Times are nanoseconds of CLOCK_MONOTONIC. ``scale`` and
+    the last four are TCP's (bpf/engine/flows/window.h).
     """
 
-    last_seen: int
     created: int
+    connection: int
     address: Address
     port: int
     other_port: int
     service: int
     backend: int
+    ifindex: int
     kind: int
     flags: Flags
-    ifindex: int = 0
+    scale: int = 0
     frontend_moves: int = 0
+    last_seen: int = 0
+    end: int = 0
+    acknowledged: int = 0
+    edge: int = 0
+    asked: int = 0
 
 
 Look = Callable[[Tuple], Flow | None]

@@ -38,10 +38,16 @@ class Frontends:
         """The map has these too, of no service port; the first plan removes those not needed."""
         self.removed.update(frontends)
 
-    def check_capacity(self, frontends: Iterable[Frontend]) -> None:
-        """Raises MapFull if the map has no free entries for those that it does not have yet."""
-        new = sum(f not in self.owners and f not in self.removed for f in frontends)
-        if new > self.capacity - len(self.owners) - len(self.removed):
+    def has(self, frontend: Frontend) -> bool:
+        """Whether the map has an entry for it, of whichever service port: it needs no new one."""
+        return frontend in self.owners or frontend in self.removed
+
+    def check_capacity(self, frontends: Iterable[Frontend], kept: int = 0) -> None:
+        """Raises MapFull if the map has no free entries, but for those that are to be ``kept``, for
+        those that it does not have yet.
+        """
+        new = sum(not self.has(f) for f in frontends)
+        if new and new > self.capacity - len(self.owners) - len(self.removed) - kept:
             raise MapFull(f"map services is full ({self.capacity} entries)")
 
     def change(

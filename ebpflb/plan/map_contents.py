@@ -4,6 +4,7 @@
 A crash may have left a plan written in part. Of a service whose frontends refer to several blocks
 one block is used and the others are leftovers; so are frontends whose service has no name, names
 without frontends, and source ranges of no service. The first complete plan removes leftovers.
+A backend id that occurs twice, which no crash leaves, makes the block empty where it occurs again.
 """
 
 from collections import defaultdict
@@ -14,7 +15,15 @@ from operator import attrgetter
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
 from ebpflb.plan.desired_service import DesiredBackend
-from ebpflb.plan.entries import Backend, BackendName, Frontend, Range, ServiceEntry, SourceRange
+from ebpflb.plan.entries import (
+    Backend,
+    BackendName,
+    Choice,
+    Frontend,
+    Range,
+    ServiceEntry,
+    SourceRange,
+)
 from ebpflb.plan.service_entries import ServiceEntries
 
 UNKNOWN_NAME = BackendName("", "")
@@ -32,6 +41,8 @@ class MapContents:
     leftover_service_ids: set[int] = field(default_factory=set)
     leftover_backend_ids: set[int] = field(default_factory=set)
     leftover_blocks: set[Range] = field(default_factory=set)
+    leftover_tables: set[Range] = field(default_factory=set)
+    wrong_tables: set[PortName] = field(default_factory=set)  # overwritten in part
     leftover_source_ranges: list[SourceRange] = field(default_factory=list)
     cluster_ips: set[Address] = field(default_factory=set)
     # entries of backend_slots as they have to be written
@@ -42,12 +53,13 @@ def read_back(
     services: Iterable[tuple[Frontend, ServiceEntry]],
     slots: Callable[[int], Backend],
     backend_slots: Callable[[int], int],
+    choices: Callable[[int], Choice],
     service_names: Mapping[int, PortName],
     backend_names: Mapping[int, BackendName],
     source_ranges: Iterable[SourceRange] = (),
     cluster_ips: Iterable[Address] = (),
 ) -> MapContents:
-    """Sorts the maps' entries by service port; the two callables look up one index of their map."""
+    """Sorts the maps' entries by service port; the callables look up one index of their map."""
     by_id: dict[int, dict[Frontend, ServiceEntry]] = defaultdict(dict)
     for frontend, service in services:
         by_id[service.id][frontend] = service
@@ -55,16 +67,22 @@ def read_back(
     for range in source_ranges:
         ranges_of[range.service].add(range)
     contents = MapContents(cluster_ips=set(cluster_ips))
+    used: set[int] = set()
     for service_id, name in service_names.items():
         if name in contents.entries:
             contents.leftover_service_ids.add(service_id)
         else:
             found = _service_entries(service_id, by_id[service_id], slots, backend_names)
+            if len(set(found.ids)) < len(found.ids) or not used.isdisjoint(found.ids):
+                found = found._replace(block=Range(0, 0), backends=(), ids=())
+            used.update(found.ids)
             if found.restricted:
                 found = found._replace(source_ranges=frozenset(ranges_of.pop(service_id, ())))
             contents.entries[name] = found
             contents.leftover_blocks |= {s.block for s in found.services.values()} - {found.block}
+            contents.leftover_tables |= {s.tables for s in found.services.values()} - {found.tables}
             _check_backend_slots(contents, found, backend_slots)
+            _check_table(contents, name, slots, choices)
     _find_leftovers(contents, by_id, ranges_of, backend_names)
     return contents
 
@@ -82,8 +100,7 @@ def _service_entries(
     if any(backend.service != service_id for backend in found):
         found, block = [], Range(0, 0)
     backends = tuple(
-        DesiredBackend(b.address, b.port, b.flags, backend_names.get(b.id, UNKNOWN_NAME))
-        for b in found
+        DesiredBackend(*b[:3], backend_names.get(b.id, UNKNOWN_NAME), b.weight) for b in found
     )
     return ServiceEntries(service_id, block, services, backends, tuple(b.id for b in found))
 
@@ -99,6 +116,27 @@ def _check_backend_slots(
             contents.leftover_blocks.add(Range(written, 1))
 
 
+def _check_table(
+    contents: MapContents,
+    name: PortName,
+    slots: Callable[[int], Backend],
+    choices: Callable[[int], Choice],
+) -> None:
+    """The slots that wrong places refer to must stay until these are overwritten; so must the ids
+    of their backends, which connections may have.
+    """
+    found = contents.entries[name]
+    wrong = {written for at, place in found.choices() if (written := choices(at)) != place}
+    if not wrong:
+        return
+    contents.wrong_tables.add(name)
+    for slot in {slot for place in wrong for slot in place[:2]}:
+        contents.leftover_blocks.add(Range(slot, 1))
+        backend = slots(slot)
+        if backend.service == found.id:
+            contents.leftover_backend_ids.add(backend.id)
+
+
 def _find_leftovers(
     contents: MapContents,
     by_id: Mapping[int, dict[Frontend, ServiceEntry]],
@@ -111,7 +149,9 @@ def _find_leftovers(
             contents.leftover_service_ids.add(service_id)
             contents.leftover_services += services
             contents.leftover_blocks |= {service.block for service in services.values()}
+            contents.leftover_tables |= {service.tables for service in services.values()}
     contents.leftover_service_ids |= ranges_of.keys() - known
     contents.leftover_source_ranges += [range for ranges in ranges_of.values() for range in ranges]
     used = {id for entries in contents.entries.values() for id in entries.ids}
-    contents.leftover_backend_ids |= backend_names.keys() - used
+    contents.leftover_backend_ids |= backend_names.keys()
+    contents.leftover_backend_ids -= used | {0}

@@ -5,25 +5,29 @@ from dataclasses import dataclass, field, fields
 
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
-from ebpflb.plan.entries import Backend, BackendName, Frontend, ServiceEntry, SourceRange
+from ebpflb.plan.entries import Backend, BackendName, Choice, Frontend, ServiceEntry, SourceRange
 
 
 @dataclass
 class Plan:
     """The writes, to be made field after field in this order: first new entries, then frontends,
     then the removal of entries that nothing refers to any more.
+
+    Ports that a cluster IP does not have are refused. So it is known only while all its frontends
+    are there: somebody else may have served it before, and may serve it afterwards.
     """
 
     slots: list[tuple[int, Backend]] = field(default_factory=list)
     backend_slots: list[tuple[int, int]] = field(default_factory=list)  # backend id, slot
+    choices: list[tuple[int, Choice]] = field(default_factory=list)
     service_names: list[tuple[int, PortName]] = field(default_factory=list)
     backend_names: list[tuple[int, BackendName]] = field(default_factory=list)
     source_ranges: list[tuple[SourceRange, int]] = field(default_factory=list)
-    cluster_ips: list[tuple[Address, int]] = field(default_factory=list)
     services: list[tuple[Frontend, ServiceEntry]] = field(default_factory=list)
+    cluster_ips: list[tuple[Address, int]] = field(default_factory=list)
+    removed_cluster_ips: list[Address] = field(default_factory=list)
     removed_services: list[Frontend] = field(default_factory=list)
     removed_source_ranges: list[SourceRange] = field(default_factory=list)
-    removed_cluster_ips: list[Address] = field(default_factory=list)
     removed_service_names: list[int] = field(default_factory=list)
     removed_backend_names: list[int] = field(default_factory=list)
 

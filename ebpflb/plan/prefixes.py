@@ -5,15 +5,18 @@ All addresses in the maps have 128 bits: an IPv4 network of length n is one of l
 """
 
 from collections.abc import Iterable
+from functools import lru_cache
 from ipaddress import IPv6Address, ip_network
 
 from ebpflb.model.addresses import Address, Family, Network, family
-from ebpflb.plan.entries import NO_PREFIX, Prefix, ServiceRange, SourceRange
+from ebpflb.plan.entries import NO_PREFIX, Prefix, RouteKey, ServiceRange, SourceRange
 
 _BITS = 128
 _SERVICE_BITS = 64
+_DEVICE_BITS = 32
 
 
+@lru_cache(maxsize=256)
 def prefix_of(network: Network) -> Prefix:
     """The network as an address and a mask of 128 bits."""
     ones = (1 << _BITS) - 1
@@ -25,10 +28,24 @@ def service_range(network: Network) -> ServiceRange:
     return ServiceRange(_length(network), network.network_address)
 
 
+def network_of(range: ServiceRange) -> Network | None:
+    """The inverse of service_range; None for an entry that no agent can have written."""
+    length = range.length - _BITS + range.address.max_prefixlen
+    try:
+        return ip_network((range.address, length))
+    except ValueError:
+        return None
+
+
 def source_range(network: Network, service: int, *, nodeport: bool = False) -> SourceRange:
     """The network as a key of map source_ranges."""
     length = _SERVICE_BITS + _length(network)
     return SourceRange(length, service, int(nodeport), network.network_address)
+
+
+def route_key(ifindex: int, network: Network) -> RouteKey:
+    """The network as a key of map route_sources."""
+    return RouteKey(_DEVICE_BITS + _length(network), ifindex, network.network_address)
 
 
 def smallest_network(values: Iterable[Address | Network]) -> Network | None:
@@ -47,6 +64,14 @@ class CoveringPrefixes:
 
     def __init__(self) -> None:
         self.networks: dict[Family, Network] = {}
+        self._known: object = None  # what ``add_all`` was given last
+
+    def add_all(self, networks: frozenset[Network]) -> None:
+        """Costs nothing where it is the set that was given last."""
+        if networks is not self._known:
+            for network in networks:
+                self.add(network)
+            self._known = networks
 
     def add(self, value: Address | Network) -> None:
         before = self.networks.get(family(value))

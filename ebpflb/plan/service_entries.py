@@ -1,13 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """The map entries of one service port, with the ids and slots that were allocated for it."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
+from ebpflb.plan import scheduling, tables
 from ebpflb.plan.desired_service import DesiredBackend, DesiredService
-from ebpflb.plan.entries import Backend, Flags, Frontend, Range, ServiceEntry, SourceRange
+from ebpflb.plan.entries import (
+    NO_TABLE,
+    Backend,
+    Choice,
+    Flags,
+    Frontend,
+    Range,
+    ServiceEntry,
+    SourceRange,
+)
 from ebpflb.plan.prefixes import source_range
+from ebpflb.plan.wording import host_port
 
 
 class ServiceEntries(NamedTuple):
@@ -24,6 +36,35 @@ class ServiceEntries(NamedTuple):
     source_ranges: frozenset[SourceRange] = frozenset()
 
     @property
+    def valid(self) -> ServiceEntry | None:
+        """One that refers to ``block``: after a crash others may not, nor to the same tables."""
+        found = (service for service in self.services.values() if service.block == self.block)
+        return max(found, key=lambda service: service.table, default=None)
+
+    @property
+    def tables(self) -> Range:
+        """All that the service port has of map choices."""
+        return self.valid.tables if self.valid else NO_TABLE
+
+    @property
+    def scheduler(self) -> str:
+        return scheduling.scheduler_of(self.valid.flags if self.valid else _NO_FLAGS)
+
+    def choices(self) -> Iterator[tuple[int, Choice]]:
+        """The entries of map choices."""
+        table = self.valid.table if self.valid else NO_TABLE
+        for part, name in enumerate(LISTS if table.size else ()):
+            found = tables.places(self.scheduler, in_list(self.backends, name), table.size)
+            first, slot = table.base + part * table.size, self.block.base
+            for at, (one, other, below) in enumerate(found, first):
+                yield at, Choice(slot + one, slot + other, below)
+
+    def has_other_places(self, old: "ServiceEntries") -> bool:
+        """Whether ``choices`` have to be written, if the old ones are."""
+        here, there = ((it.block, it.tables, it.scheduler) for it in (self, old))
+        return bool(self.tables.size) and here != there
+
+    @property
     def restricted(self) -> bool:
         """Whether a frontend is restricted; if none is, there are no source ranges."""
         return any("restricted" in service.flags for service in self.services.values())
@@ -31,8 +72,8 @@ class ServiceEntries(NamedTuple):
     def slots(self) -> Iterator[tuple[int, Backend]]:
         """The entries of map slots."""
         for slot, (desired, id) in enumerate(zip(self.backends, self.ids, strict=True)):
-            backend = Backend(desired.address, desired.port, desired.flags, id, self.id)
-            yield self.block.base + slot, backend
+            where = desired.address, desired.port, desired.flags
+            yield self.block.base + slot, Backend(*where, id, self.id, desired.weight)
 
     def backend_slots(self) -> Iterator[tuple[int, int]]:
         """The entries of map backend_slots: backend id -> slot."""
@@ -42,7 +83,7 @@ class ServiceEntries(NamedTuple):
         """Whether the slots can stay as they are; the names of backends may differ."""
         if self.backends == desired.backends:
             return bool(self.id)
-        return bool(self.id) and [b[:3] for b in self.backends] == [b[:3] for b in desired.backends]
+        return bool(self.id) and [*map(_slot, self.backends)] == [*map(_slot, desired.backends)]
 
     def ids_for(self, desired: DesiredService) -> tuple[int, ...]:
         """The id of each desired backend: that of the same endpoint before, or 0 for a new one."""
@@ -50,6 +91,22 @@ class ServiceEntries(NamedTuple):
             return (0,) * len(desired.backends)
         ids = {b.endpoint: id for b, id in zip(self.backends, self.ids, strict=True)}
         return tuple([ids.get(b.endpoint, 0) for b in desired.backends])
+
+
+LISTS = ("cluster", "local")  # in the order of their tables
+
+
+def in_list(backends: Sequence[DesiredBackend], name: str) -> list[tables.Weighted]:
+    """The backends of one of LISTS, for their table."""
+    return [
+        tables.Weighted(index, host_port(each.address, each.port), each.weight)
+        for index, each in enumerate(backends)
+        if name in each.flags
+    ]
+
+
+def _slot(backend: DesiredBackend) -> tuple[Address, int, Flags, int]:
+    return backend.address, backend.port, backend.flags, backend.weight
 
 
 class BackendChange(NamedTuple):
@@ -73,9 +130,10 @@ def service_entries(
     frontends: Mapping[Frontend, Flags],
     block: Range,
     ids: tuple[int, ...],
+    table: Range = NO_TABLE,
 ) -> ServiceEntries:
-    """The entries for the desired state, with these ids and this block."""
-    services = _services(service_id, desired, frontends, block)
+    """The entries for the desired state, with these ids, this block and its first table."""
+    services = _services(service_id, desired, frontends, block, table)
     new = ServiceEntries(service_id, block, services, desired.backends, ids)
     return new._replace(source_ranges=source_ranges(service_id, desired)) if new.restricted else new
 
@@ -91,13 +149,11 @@ def retained_entries(
     ``own`` are the frontends that it still has. Those that are to be restricted become so even
     now; those that refer to another block since a crash refer to ``old.block`` again.
     """
-    valid = next((s for s in old.services.values() if s.block == old.block), None)
+    valid = old.valid
     if valid is None:
         return None
     flags_of = {f: old.services[f].flags | (frontends.get(f, _NO_FLAGS) & _RESTRICTED) for f in own}
-    new = old._replace(
-        services={f: valid._replace(frontend=f, flags=flags_of[f]) for f in flags_of}
-    )
+    new = old._replace(services={f: valid._replace(flags=flags_of[f]) for f in flags_of})
     if not new.restricted:
         return new._replace(source_ranges=frozenset())
     if any(_RESTRICTED & flags for flags in frontends.values()):
@@ -112,13 +168,26 @@ def source_ranges(service_id: int, desired: DesiredService) -> frozenset[SourceR
 
 
 def _services(
-    service_id: int, desired: DesiredService, frontends: Mapping[Frontend, Flags], block: Range
+    service_id: int,
+    desired: DesiredService,
+    frontends: Mapping[Frontend, Flags],
+    block: Range,
+    table: Range,
 ) -> dict[Frontend, ServiceEntry]:
     cluster = sum("cluster" in backend.flags for backend in desired.backends)
     local = [index for index, backend in enumerate(desired.backends) if "local" in backend.flags]
     ranges = Range(block.base, cluster), Range(block.base + (local or [0])[0], len(local))
     affinity, slots = desired.affinity_seconds, block.size
+    weights = {each.weight for each in desired.backends if each.flags & {*LISTS}}
+    is_even = table.size > 0 and len(weights) == 1
     return {
-        frontend: ServiceEntry(frontend, service_id, flags, affinity, slots, *ranges)
+        frontend: ServiceEntry(
+            service_id,
+            scheduling.marked(flags) if is_even else flags,
+            affinity,
+            slots,
+            *ranges,
+            table,
+        )
         for frontend, flags in frontends.items()
     }

@@ -6,13 +6,21 @@ longer restricted its ranges stay for the quarantine: a program may have read th
 was restricted, and no other service reads them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from ebpflb.plan.allocators import Quarantine
 from ebpflb.plan.entries import SourceRange
 
 _Ranges = frozenset[SourceRange]
+
+
+class SourceRangesSnapshot(NamedTuple):
+    """The entries of the map at one time, and how often any had been removed until then."""
+
+    ranges: Sequence[SourceRange]
+    removals: int
 
 
 class SourceRanges:
@@ -25,6 +33,7 @@ class SourceRanges:
         self.quarantined: dict[int, _Ranges] = {}  # likewise, of those that were restricted
         self.added: list[SourceRange] = []
         self.removed: set[SourceRange] = set()
+        self.removals = 0
 
     def load(self, service_id: int, ranges: _Ranges) -> None:
         """The map has these ranges already, of a restricted service."""
@@ -61,10 +70,14 @@ class SourceRanges:
         self.removed |= self.restricted.pop(service_id, _Ranges())
         self.removed |= self.quarantined.pop(service_id, _Ranges())
 
+    def snapshot(self) -> SourceRangesSnapshot:
+        return SourceRangesSnapshot(tuple(self.present), self.removals)
+
     def take_changes(self) -> tuple[list[SourceRange], list[SourceRange]]:
         """The entries to add and to remove since the last call."""
         added, removed = self.added, sorted(self.removed, key=str)
         self.present -= self.removed
+        self.removals += bool(removed)
         self.added, self.removed = [], set()
         return added, removed
 

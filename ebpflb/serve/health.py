@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Port 10256: whether the agent keeps up, and whether the node is to get traffic (kube-proxy.md
+"""Port 10256: whether the agent syncs in time, and the node is to get traffic (kube-proxy.md
 13.1).
 
 An agent is unhealthy if a change has not been applied for longer than the timeout. /livez reports
 this alone, for the kubelet that restarts the agent; /healthz is also unhealthy while the node is
-about to be deleted, for load balancers. One agent serves both families: their status is the same.
+about to be deleted, or the audit knows that the data plane is not in force, for load balancers. One
+agent serves both families: their status is the same.
+
+/readyz is ours: 200 once this agent's programs and every service are in force. Its header Server
+tells that no kube-proxy has answered.
 """
 
 import threading
@@ -23,6 +27,8 @@ from ebpflb.serve.http import JSON, NOT_FOUND, Request, Response
 OnResponse = Callable[[str, int], None]
 """Called with the path and the status of each response."""
 
+SERVER = "ebpflb"  # the header of /readyz
+MAX_REASONS = 20
 NEVER = "0001-01-01T00:00:00Z"  # Go's zero time
 
 
@@ -37,6 +43,11 @@ class _Body(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True):
     node_eligible: bool | UnsetType
     healthy: bool
     status: dict[str, _Proxier] = {}
+
+
+class _Readiness(msgspec.Struct):
+    ready: bool
+    reasons: list[str]
 
 
 class Health:
@@ -62,6 +73,16 @@ class Health:
         self._synced: int | None = None
         self._waiting_since: float | None = None
         self._node: Node | None = None
+        self._in_force = True
+        self._not_ready = ["the agent is starting"]
+
+    def set_in_force(self, in_force: bool) -> None:
+        """False: programs or maps are known to differ from what is planned."""
+        self._in_force = in_force
+
+    def set_not_ready(self, reasons: list[str]) -> None:
+        """Why not everything is in force; none: it is."""
+        self._not_ready = reasons
 
     def queued(self) -> None:
         """A change waits to be applied. The time counts from the oldest one."""
@@ -90,6 +111,16 @@ class Health:
         return since is None or self._monotonic() - since < self._timeout
 
     @property
+    def serves(self) -> bool:
+        """Healthy, and the data plane is in force as far as is known."""
+        return self.healthy and self._in_force
+
+    @property
+    def ready(self) -> bool:
+        """As /readyz reports it."""
+        return not self._not_ready
+
+    @property
     def eligible(self) -> bool:
         """Whether the node is to get traffic; not before its Node is known."""
         node = self._node
@@ -97,12 +128,20 @@ class Health:
 
     def respond(self, request: Request) -> Response:
         """The response of port 10256."""
+        if request.path == "/readyz":
+            return self._readiness()
         if request.path not in ("/healthz", "/livez"):
             return NOT_FOUND
-        eligible = self.eligible if request.path == "/healthz" else UNSET
-        response = self._response(self.healthy, eligible)
+        is_healthz = request.path == "/healthz"
+        eligible = self.eligible if is_healthz else UNSET
+        response = self._response(self.serves if is_healthz else self.healthy, eligible)
         self._on_response(request.path, response.status)
         return response
+
+    def _readiness(self) -> Response:
+        reasons = self._not_ready
+        body = msgspec.json.encode(_Readiness(not reasons, reasons[:MAX_REASONS]))
+        return Response(503 if reasons else 200, body, JSON, {"Server": SERVER})
 
     def _response(self, healthy: bool, eligible: bool | UnsetType) -> Response:
         good = healthy and eligible is not False

@@ -25,6 +25,7 @@ class Request(NamedTuple):
 
     path: str
     accept: str
+    query: str = ""
 
 
 class Response(NamedTuple):
@@ -70,11 +71,11 @@ class HttpConnection:
             return _refusal(405)
         if len(event.headers) > MAX_HEAD_FIELDS:
             return _refusal(431)
-        path, _, _ = event.target.decode("latin-1").partition("?")
+        path, _, query = event.target.decode("latin-1").partition("?")
         if path.startswith("//"):  # as joined to a base URL that ends in a slash
             path = "/" + path.lstrip("/")
         accept = next((value for name, value in event.headers if name == b"accept"), b"")
-        return Request(path, accept.decode("latin-1"))
+        return Request(path, accept.decode("latin-1"), query)
 
     def send(self, response: Response) -> bytes:
         """The response as bytes. It closes the connection if the request has a body."""

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from socket import SO_LINGER, SOL_SOCKET, socket
 from struct import pack
@@ -20,7 +20,7 @@ from ebpflb.serve.http import Handler, HttpConnection, Request, Response
 
 log = logging.getLogger(__name__)
 
-TIMEOUT_SECONDS = 30.0
+_TIMEOUT_SECONDS = 30.0
 ACCEPT_RETRY_SECONDS = 1.0
 READ_BYTES = 1 << 14
 MAX_UNREAD_BYTES = 1 << 18
@@ -68,7 +68,7 @@ class Connections:
     An exchange on one of them that lasts longer than ``timeout`` seconds resets it.
     """
 
-    def __init__(self, limit: int, timeout: float = TIMEOUT_SECONDS) -> None:
+    def __init__(self, limit: int, timeout: float = _TIMEOUT_SECONDS) -> None:
         self.limit, self.timeout = limit, timeout
         self._open: dict[asyncio.StreamWriter, None] = {}  # the oldest last request comes first
 
@@ -105,10 +105,13 @@ class Connections:
 class Listener:
     """One listening socket and the connections that it accepts.
 
-    ``slow`` handlers run in a thread of their own, one request after the other.
+    ``slow`` handlers run in threads: those of an executor, or for True one that all share, one
+    request after the other.
     """
 
-    def __init__(self, handler: Handler, connections: Connections, *, slow: bool = False) -> None:
+    def __init__(
+        self, handler: Handler, connections: Connections, *, slow: bool | Executor = False
+    ) -> None:
         self._handler, self._connections, self._slow = handler, connections, slow
         self._accepting: asyncio.Task[None] | None = None
 
@@ -116,7 +119,9 @@ class Listener:
         """Takes the socket over: ``close`` closes it."""
         listening.setblocking(False)
         self._socket = listening
-        self.address: tuple[str, int] = listening.getsockname()[:2]
+        found: Any = listening.getsockname()
+        self.address: tuple[str, int] = (found, 0) if isinstance(found, str) else found[:2]
+        self._name = f"port {self.address[1]}" if self.address[1] else found
         self._accepting = asyncio.create_task(self._accept())
 
     async def close(self) -> None:
@@ -141,7 +146,7 @@ class Listener:
                 except ConnectionAbortedError:  # the client has gone again
                     continue
                 except OSError as error:  # too many open files
-                    log.warning("port %d: %s", self.address[1], error)
+                    log.warning("%s: %s", self._name, error)
                     await asyncio.sleep(ACCEPT_RETRY_SECONDS)
 
     async def _serve(self, client: socket) -> None:
@@ -154,9 +159,9 @@ class Listener:
                 while await self._exchange(connection, reader, writer):
                     pass
         except OSError as error:  # the client has closed the connection, or the time is over
-            log.debug("port %d: %s", self.address[1], error)
+            log.debug("%s: %s", self._name, error)
         except Exception:
-            log.exception("port %d: unexpected", self.address[1])
+            log.exception("%s: unexpected", self._name)
 
     async def _exchange(
         self, connection: HttpConnection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -182,7 +187,8 @@ class Listener:
         try:
             if self._slow:
                 loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(None, self._handler, request)
+                threads = None if self._slow is True else self._slow
+                return await loop.run_in_executor(threads, self._handler, request)
             return self._handler(request)
         except Exception:
             log.exception("%s: unexpected", request.path)

@@ -20,6 +20,9 @@ from ebpflb.datapath.datapath import Datapath
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.occupancy import Occupancy
 from ebpflb.errors import EbpflbError
+from ebpflb.model.drift import Drift, Part
+from ebpflb.model.events import Kind
+from ebpflb.model.on_removal import RESET_KINDS
 from ebpflb.plan.planner import Planner
 from ebpflb.serve.metrics_agent import StatusCollector
 from ebpflb.serve.metrics_conntrack import ConntrackCollector
@@ -73,9 +76,26 @@ class Metrics(KubeProxyMetrics):
         """Whether this kernel can destroy sockets (INET_DIAG_DESTROY)."""
         self._destroy_supported.set(supported)
 
+    def connections_reset(self, kind: str, count: int) -> None:
+        """Connections to endpoints that have gone were reset."""
+        self._reset.labels(kind).inc(count)
+
     def health(self, healthy: Callable[[], bool]) -> None:
         """Calls ``healthy`` at each scrape: kube-proxy.md 13.1, without the node's eligibility."""
         self._healthy.set_function(lambda: healthy())
+
+    def ready(self, ready: Callable[[], bool]) -> None:
+        """Calls ``ready`` at each scrape, as /readyz reports it."""
+        self._ready.set_function(lambda: ready())
+
+    def watch_silent(self, kind: str) -> None:
+        """A watch sent nothing for so long that it was opened anew."""
+        self._watches_silent.labels(kind).inc()
+
+    def drift_found(self, drifts: Iterable[Drift]) -> None:
+        """The audit has found that these differ from what is planned."""
+        for drift in drifts:
+            self._drift_found.labels(drift.part).inc()
 
     def events_dropped(self, count: Callable[[], int]) -> None:
         """Calls ``count`` at each scrape: the events that the recorder dropped."""
@@ -130,8 +150,22 @@ class Metrics(KubeProxyMetrics):
         own.register(self._dropped)
         text = "Whether the kernel can destroy sockets (INET_DIAG_DESTROY)"
         self._destroy_supported = Gauge("ebpflb_socket_destroy_supported", text, registry=own)
+        text = "Connections that were reset because their endpoint has gone"
+        self._reset = Counter("ebpflb_connections_reset_total", text, ["kind"], registry=own)
+        for kind in RESET_KINDS:
+            self._reset.labels(kind)
         text = "Whether every change has been applied in time, as /livez reports it"
         self._healthy = Gauge("ebpflb_healthy", text, registry=own)
+        text = "Whether this agent's programs and every service are in force, as /readyz reports it"
+        self._ready = Gauge("ebpflb_ready", text, registry=own)
+        text = "Times that the audit found something to differ from what is planned"
+        self._drift_found = Counter("ebpflb_audit_drift_total", text, ["part"], registry=own)
+        for part in Part:
+            self._drift_found.labels(part)
+        text = "Watches that sent nothing for so long that they were opened anew"
+        self._watches_silent = Counter("ebpflb_watches_silent_total", text, ["kind"], registry=own)
+        for kind in Kind:
+            self._watches_silent.labels(kind)
         text = "Scrapes at which a part of the metrics could not be read"
         self._scrape_errors = Counter("ebpflb_scrape_errors_total", text, ["what"], registry=own)
 

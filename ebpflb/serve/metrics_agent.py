@@ -16,7 +16,7 @@ from ebpflb.model.events import Kind
 from ebpflb.serve.metrics_library import version
 from ebpflb.serve.status import CURRENT_PROGRAMS, AgentStatus
 
-MAX_NAMED = 50
+MAX_SERIES = 50
 
 
 class StatusCollector:
@@ -63,6 +63,7 @@ def _state(status: AgentStatus) -> Iterator[Metric]:
             "Whether Services, EndpointSlices and the Node have been received",
             status.lists_complete,
         ),
+        ("node_known", "Whether a Node has this node's name", status.node_unknown is None),
         ("service_ports", "Service ports that are programmed", status.service_ports),
         ("backends", "Backends of all service ports", status.backends),
         ("devices_not_served", "Devices whose packets are not served", not_served),
@@ -70,6 +71,12 @@ def _state(status: AgentStatus) -> Iterator[Metric]:
             "programs_current",
             "Whether this agent's programs serve; 0: those of an earlier one",
             status.programs == CURRENT_PROGRAMS,
+        ),
+        ("audit_outstanding", "What differs now from what is planned", len(status.drift)),
+        (
+            "audit_failing",
+            "Whether the audit cannot compare, or cannot put back what it found",
+            bool(status.audit_errors),
         ),
         ("sync_failing", "Whether the last sync failed", status.sync_error is not None),
         (
@@ -85,9 +92,9 @@ def _not_programmed(status: AgentStatus) -> Iterator[Metric]:
     ports = Counter(map(_service, status.not_programmed))
     text = "Services with a port that does not fit: its last good state stays"
     yield GaugeMetricFamily("ebpflb_services_not_programmed", text, len(ports))
-    text = f"How many ports of a Service do not fit; of {MAX_NAMED} Services at most"
+    text = f"How many ports of a Service do not fit; of {MAX_SERIES} Services at most"
     each = GaugeMetricFamily("ebpflb_service_not_programmed", text, labels=["namespace", "name"])
-    for service, count in islice(sorted(ports.items()), MAX_NAMED):
+    for service, count in islice(sorted(ports.items()), MAX_SERIES):
         each.add_metric(service, count)
     yield each
 

@@ -3,11 +3,14 @@
 (kube-proxy.md 14).
 
 One agent serves both families, and one sync writes both: it is observed once for each, as a
-dual-stack kube-proxy does. Every series exists from the start, at zero.
+dual-stack kube-proxy does. Every series exists from the start, at zero. Gauges are read when they
+are asked for: what a sync notes is a number, not a series.
 """
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from itertools import product
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -44,26 +47,27 @@ class KubeProxyMetrics:
 
     def service_changes(self, count: int) -> None:
         """``count`` events about Services."""
-        self._service_events.inc(count * len(_FAMILIES))
+        if count:
+            self._service_events.inc(count * len(_FAMILIES))
 
     def endpoint_changes(self, count: int) -> None:
         """``count`` events about EndpointSlices, each of which is of one family."""
-        self._slice_events.inc(count)
+        if count:
+            self._slice_events.inc(count)
 
     def pending(self, services: int, slices: int) -> None:
         """Changed Services and EndpointSlices that now wait for a sync."""
-        self._services_pending.set(services)
-        self._slices_pending.set(slices)
+        self._pending = services, slices
 
     def queued(self) -> None:
         """A sync is requested. The agent calls it also when it starts."""
-        self._stamp(self._last_queued)
+        self._queued_at = self._clock()
 
     def synced(self, seconds: float, *, full: bool) -> None:
         """A sync succeeded after ``seconds``. No change is pending now."""
         self._observe_sync(seconds, full=full)
-        self._stamp(self._last_synced)
-        self.pending(0, 0)
+        self._synced_at = self._clock()
+        self._pending = 0, 0
 
     def failed(self, seconds: float, *, full: bool) -> None:
         """A sync failed after ``seconds``. Its changes are still pending."""
@@ -71,15 +75,14 @@ class KubeProxyMetrics:
 
     def programmed(self, family: Family, latencies: Iterable[float]) -> None:
         """Seconds from the trigger of each change to its programming (kube-proxy.md 16.4)."""
-        histogram = self._programming.labels(family)
+        histogram = self._programming[family]
         for latency in latencies:
             histogram.observe(latency)
 
     def no_local_endpoints(self, counts: Mapping[TrafficPolicy, Mapping[Family, int]]) -> None:
         """Present numbers of service ports without an endpoint here although a policy is Local."""
         for policy, families in counts.items():
-            for family, count in families.items():
-                self._no_local.labels(policy, family).set(count)
+            self._no_local[policy] |= families
 
     def stale_flows_ended(self, family: Family, seconds: float, entries: int) -> None:
         """A search for stale UDP flows took ``seconds`` and ended ``entries`` of them."""
@@ -94,49 +97,67 @@ class KubeProxyMetrics:
     def _declare_syncs(self) -> None:
         sync = "sync_{}proxy_rules_duration_seconds"
         self._syncs, self._full_syncs, self._partial_syncs = (
-            self._histogram(sync.format(kind), f"Duration of each {text}", SYNC_SECONDS)
+            _of_families(
+                self._histogram(sync.format(kind), f"Duration of each {text}", SYNC_SECONDS)
+            )
             for kind, text in (
                 ("", "sync, full or partial"),
                 ("full_", "sync of all services"),
                 ("partial_", "sync of those services that changed"),
             )
         )
-        self._last_synced = self._gauge(
-            "sync_proxy_rules_last_timestamp_seconds", "Time of the last sync that succeeded"
+        self._synced_at = self._queued_at = 0.0  # seconds since the epoch
+        self._gauge(
+            "sync_proxy_rules_last_timestamp_seconds",
+            "Time of the last sync that succeeded",
+            lambda: self._synced_at,
         )
-        self._last_queued = self._gauge(
+        self._gauge(
             "sync_proxy_rules_last_queued_timestamp_seconds",
             "Time at which a sync was last requested",
+            lambda: self._queued_at,
         )
-        self._programming = self._histogram(
+        programming = self._histogram(
             "network_programming_duration_seconds",
             "From the change of a pod or Service to the sync that covers it",
             PROGRAMMING_SECONDS,
         )
+        self._programming = {family: programming.labels(family) for family in Family}
 
     def _declare_changes(self) -> None:
-        def pair(what: str, pending_text: str, total_text: str) -> tuple[Gauge, Counter]:
+        def pair(
+            what: str, pending: Callable[[], int], pending_text: str, total_text: str
+        ) -> Counter:
             name = f"kubeproxy_sync_proxy_rules_{what}_changes"
-            pending = Gauge(f"{name}_pending", pending_text, registry=self._registry)
-            return pending, Counter(f"{name}_total", total_text, registry=self._registry)
+            Gauge(f"{name}_pending", pending_text, registry=self._registry).set_function(pending)
+            return Counter(f"{name}_total", total_text, registry=self._registry)
 
-        self._slices_pending, self._slice_events = pair(
+        self._pending = 0, 0  # Services and EndpointSlices
+        self._slice_events = pair(
             "endpoint",
+            lambda: self._pending[1],
             "Changes of EndpointSlices that are not synced yet",
             "Events about EndpointSlices",
         )
-        self._services_pending, self._service_events = pair(
+        self._service_events = pair(
             "service",
+            lambda: self._pending[0],
             "Changes of Services that are not synced yet",
             "Events about Services, each counted once for each family",
         )
-        self._no_local = Gauge(
+        no_local = Gauge(
             "kubeproxy_sync_proxy_rules_no_local_endpoints_total",
             "Service ports that have no endpoint on this node although their policy is Local",
             ["traffic_policy", "ip_family"],
             registry=self._registry,
         )
-        self.no_local_endpoints({policy: dict.fromkeys(Family, 0) for policy in TrafficPolicy})
+        self._no_local = {policy: dict.fromkeys(Family, 0) for policy in TrafficPolicy}
+        for policy, family in product(TrafficPolicy, Family):
+            read = partial(self._without_local, policy, family)
+            no_local.labels(policy, family).set_function(read)
+
+    def _without_local(self, policy: TrafficPolicy, family: Family) -> int:
+        return self._no_local[policy][family]
 
     def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> Histogram:
         made = Histogram(
@@ -148,10 +169,10 @@ class KubeProxyMetrics:
         )
         return _with_series(made)
 
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return _with_series(
-            Gauge(f"kubeproxy_{name}", text, ["ip_family"], registry=self._registry)
-        )
+    def _gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
+        made = Gauge(f"kubeproxy_{name}", text, ["ip_family"], registry=self._registry)
+        for family in _FAMILIES:
+            made.labels(family).set_function(value)
 
     def _counter(self, name: str, text: str) -> Counter:
         return _with_series(
@@ -166,17 +187,11 @@ class KubeProxyMetrics:
         return made
 
     def _observe_sync(self, seconds: float, *, full: bool) -> None:
-        for family in _FAMILIES:
-            self._syncs.labels(family).observe(seconds)
-            (self._full_syncs if full else self._partial_syncs).labels(family).observe(seconds)
-
-    def _stamp(self, gauge: Gauge) -> None:
-        now = self._clock()
-        for family in _FAMILIES:
-            gauge.labels(family).set(now)
+        for each in (*self._syncs, *(self._full_syncs if full else self._partial_syncs)):
+            each.observe(seconds)
 
 
-_Made = TypeVar("_Made", Histogram, Gauge, Counter)
+_Made = TypeVar("_Made", Histogram, Counter)
 
 
 def _with_series(made: _Made) -> _Made:
@@ -184,3 +199,8 @@ def _with_series(made: _Made) -> _Made:
     for family in _FAMILIES:
         made.labels(family)
     return made
+
+
+def _of_families(made: Histogram) -> list[Histogram]:
+    """Its series, without a look-up for each observation."""
+    return [made.labels(family) for family in _FAMILIES]

@@ -14,17 +14,19 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from ebpflb.datapath.attach import hook_stats
 from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.maps.layout import MAPS, VERDICTS
+from ebpflb.datapath.maps.layout import VERDICTS
 from ebpflb.datapath.maps.occupancy import COUNTED_MAPS, Counts, Occupancy
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.maps.sweep import FLOW_MAPS, FlowTable
 from ebpflb.datapath.programs.loader import Program
+from ebpflb.model.scheduler import SCHEDULERS
 from ebpflb.plan.planner import Planner
 
 COUNTED_WHOLE = (
     "node_addresses",
     "own_addresses",
     "devices",
+    "route_sources",
     "service_ranges",
 )  # small: read at each scrape
 
@@ -50,6 +52,7 @@ class MapsCollector:
         counts = self._occupancy.latest()
         yield self._verdicts()
         yield from self._map_entries(counts)
+        yield self._schedulers()
         yield from self._flow_entries()
         yield from _counted(counts)
 
@@ -68,9 +71,18 @@ class MapsCollector:
         for name, count in found.items():
             entries.add_metric([name], count)
         for name in sorted({*found, *COUNTED_MAPS}):
-            limits.add_metric([name], MAPS[name].entries)
+            limits.add_metric([name], self._maps[name].spec.entries)
         yield entries
         yield limits
+
+    def _schedulers(self) -> Metric:
+        text = "Service ports in the maps, by the scheduler in force"
+        name = "ebpflb_service_ports_by_scheduler"
+        metric = GaugeMetricFamily(name, text, labels=["scheduler"])
+        counts = self._planner().totals.schedulers
+        for each in SCHEDULERS:
+            metric.add_metric([each], counts[each])
+        return metric
 
     def _entries(self, counts: Counts) -> dict[str, int]:
         return {

@@ -6,7 +6,7 @@ import errno
 import logging
 import socket
 
-from ebpflb.errors import NodeError
+from ebpflb.errors import NodeError, in_words
 from ebpflb.model.addresses import Family
 from ebpflb.serve.listener import Listener
 
@@ -82,7 +82,7 @@ class Port:
         try:
             listening = listen(*split_host_port(self.address))
         except (OSError, ValueError, OverflowError) as error:
-            self._fail(getattr(error, "strerror", None) or str(error))
+            self._fail(in_words(error))
             return False
         await self._listener.open(listening)
         log.info("%s on %s", self.name, self.address)

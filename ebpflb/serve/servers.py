@@ -2,23 +2,27 @@
 """The HTTP servers of the running agent (kube-proxy.md 13 and 10).
 
 10256 for load balancers and probes, 10249 for metrics and debugging, and a port for each Service
-that has a health-check node port.
+that has a health-check node port. 10247 answers as 10256 does: a kube-proxy on the same node, which
+listens on 10256 too, never answers there.
 """
 
 from collections.abc import Collection
 
-from ebpflb.cluster import recorder
-from ebpflb.cluster.recorder import Recorder
+from ebpflb.cluster import event_recorder
+from ebpflb.cluster.event_recorder import EventRecorder
 from ebpflb.errors import NodeError
 from ebpflb.model.addresses import Family
 from ebpflb.options import Options
 from ebpflb.serve.health import Health, OnResponse
+from ebpflb.serve.http import Handler
 from ebpflb.serve.listener import Connections, Listener, ServerThread
+from ebpflb.serve.local_socket import LocalSocket
 from ebpflb.serve.metrics_pages import MetricsPages
 from ebpflb.serve.ports import LISTEN_RETRY_SECONDS, Port
 from ebpflb.serve.service_health import ServiceHealth
 
 MAX_PROBE_CONNECTIONS, MAX_SCRAPE_CONNECTIONS = 128, 32
+DRIFT_REASON, DRIFT_ACTION = "DataPlaneDrift", "Audit"
 START_ACTION = "StartKubeProxy"  # of all events at the start
 
 
@@ -28,36 +32,31 @@ class HttpServers:
     def __init__(
         self,
         options: Options,
-        events: Recorder,
+        events: EventRecorder,
         pages: MetricsPages,
         on_response: OnResponse = lambda path, code: None,
         *,
         families: Collection[Family] = tuple(Family),
         retry: float = LISTEN_RETRY_SECONDS,
+        local: Handler | None = None,
     ) -> None:
-        """``retry`` is in seconds. The agent is unhealthy if it lags by twice the sync period."""
+        """``retry`` is in seconds. The agent is unhealthy if it lags by twice the sync period.
+        ``local`` answers in the run directory.
+        """
         self._options, self._events, self._retry = options, events, retry
-        self._node = recorder.node(options.node_name)
+        self._node = event_recorder.node(options.node_name)
         self._thread = ServerThread()
         self.health = Health(2 * options.sync_period, families, on_response=on_response)
         self.service_health = ServiceHealth(
             self._thread,
-            lambda: self.health.healthy,
+            lambda: self.health.serves,
             events,
             options.node_name,
             families,
             retry,
         )
-        probes = Listener(self.health.respond, Connections(MAX_PROBE_CONNECTIONS))
-        scrapes = Listener(pages.respond, Connections(MAX_SCRAPE_CONNECTIONS), slow=True)
-        self._ports = {
-            "FailedToStartProxierHealthcheck": self._port(
-                "health server (--healthz-bind-address)", options.healthz_address, probes
-            ),
-            "FailedToStartMetricServer": self._port(
-                "metrics server (--metrics-bind-address)", options.metrics_address, scrapes
-            ),
-        }
+        self._local = LocalSocket(options.paths.socket_file, local) if local else None
+        self._ports = self._all_ports(options, pages)
 
     def start(self) -> None:
         """Raises NodeError with the address and the reason if a required port cannot be opened.
@@ -74,16 +73,46 @@ class HttpServers:
                 self._events.event(self._node, "Warning", reason, START_ACTION, str(error))
                 self.stop()
                 raise
+        if self._local:
+            self._thread.run(self._local.open())
         self._events.event(self._node, "Normal", "Starting", START_ACTION, "")
+
+    def record_unknown_node(self, note: str) -> None:
+        """An event about this node's name, which no Node has."""
+        self._events.event(self._node, "Warning", "NodeUnknown", START_ACTION, note)
+
+    def record_drift(self, note: str) -> None:
+        """An event: the node differs from what is planned. It takes no time."""
+        self._events.event(self._node, "Warning", DRIFT_REASON, DRIFT_ACTION, note)
 
     def stop(self) -> None:
         """Closes everything. Harmless if it was never started, or is stopped already."""
         if self._thread.alive:
             self.service_health.close()
+            if self._local:
+                self._thread.run(self._local.close())
             for port in self._ports.values():
                 self._thread.run(port.close())
         self._thread.stop()
         self._events.stop()
+
+    def _all_ports(self, options: Options, pages: MetricsPages) -> dict[str, Port]:
+        """By the reason of the event that is sent if one cannot be opened."""
+        probes, own_probes = (
+            Listener(self.health.respond, Connections(MAX_PROBE_CONNECTIONS)) for _ in range(2)
+        )
+        scrapes = Listener(pages.respond, Connections(MAX_SCRAPE_CONNECTIONS), slow=True)
+        return {
+            "FailedToStartProxierHealthcheck": self._port(
+                "health server (--healthz-bind-address)", options.healthz_address, probes
+            ),
+            "FailedToStartReadinessServer": self._port(
+                "readiness server (--readyz-bind-address)", options.readyz_address, own_probes
+            ),
+            "FailedToStartMetricServer": self._port(
+                "metrics server (--metrics-bind-address)", options.metrics_address, scrapes
+            ),
+        }
 
     def _port(self, name: str, address: str, listener: Listener) -> Port:
         required = self._options.bind_address_hard_fail

@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from ebpflb.cluster.recorder import Recorder, service
+from ebpflb.cluster.event_recorder import EventRecorder, service
+from ebpflb.errors import in_words
 from ebpflb.model.addresses import Address, Family
 from ebpflb.model.events import Key
 from ebpflb.model.health_check import HealthCheck
@@ -23,7 +24,7 @@ from ebpflb.serve.ports import LISTEN_RETRY_SECONDS, listen_in_family
 
 log = logging.getLogger(__name__)
 
-MAX_CONNECTIONS = 128
+_MAX_CONNECTIONS = 128
 ANYWHERE = {Family.IPV4: ("0.0.0.0",), Family.IPV6: ("::",)}
 
 
@@ -49,13 +50,13 @@ class OpenServer(NamedTuple):
 
 
 class ServiceHealth:
-    """All health-check node ports. ``healthy`` returns whether the agent keeps up."""
+    """All health-check node ports. ``healthy`` returns whether the agent syncs in time."""
 
     def __init__(
         self,
         thread: ServerThread,
         healthy: Callable[[], bool],
-        recorder: Recorder,
+        recorder: EventRecorder,
         node_name: str,
         families: Collection[Family] = tuple(Family),
         retry: float = LISTEN_RETRY_SECONDS,
@@ -63,7 +64,7 @@ class ServiceHealth:
         self._thread, self._healthy = thread, healthy
         self._recorder, self._node_name = recorder, node_name
         self._families, self._retry = families, retry
-        self._connections = Connections(MAX_CONNECTIONS)
+        self._connections = Connections(_MAX_CONNECTIONS)
         self._wanted: dict[Key, HealthCheck] = {}
         self._addresses: dict[Family, Collection[Address]] = {}
         self._open: dict[ServerKey, OpenServer] = {}
@@ -131,7 +132,7 @@ class ServiceHealth:
                 await listener.open(listening)
         except OSError as error:
             await self._close(server)
-            self._report_failure(server, addresses.port, error.strerror or str(error))
+            self._report_failure(server, addresses.port, in_words(error))
         else:
             self._failed.pop(server, None)
 

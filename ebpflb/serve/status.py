@@ -5,29 +5,37 @@ The lock file beside it is held as long as the agent runs: it tells whether one 
 second agent away from the same maps.
 """
 
-import fcntl
+import glob
 import logging
 import os
+import stat
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
 import msgspec
 
+from ebpflb import files
 from ebpflb.errors import NodeError
 from ebpflb.model.packet_path import PacketPath
 from ebpflb.options import ALL_SOCKETS, Paths
+from ebpflb.plan.watched_ports import WatchedPort
+from ebpflb.redaction import redact
+from ebpflb.serve.origin import Origin
 
 log = logging.getLogger(__name__)
 
+_PRIVATE_FILE, _PRIVATE_FOLDER = 0o600, 0o700
+_OWN_FILES = {".json", ".lock", ".ports", ".sock", ".history", ".bad", ".sysctls", ".tmp", ".half"}
 CURRENT_PROGRAMS = "current"  # the loaded programs are those of this agent's version
 
 
 class AgentStatus(msgspec.Struct, frozen=True):
-    """What `ebpflb status` shows of the agent; the agent makes a new one in each turn of its loop.
+    """What `ebpflb status` shows of the agent; the agent makes a new one when any of it changes.
 
     All but the first four fields have defaults, so that the file of another version can be read.
     """
@@ -39,16 +47,43 @@ class AgentStatus(msgspec.Struct, frozen=True):
     programs: str = CURRENT_PROGRAMS  # or that old ones serve, and why
     packet_path: PacketPath | None = None  # which engine opens flows of packets, and why
     socket_translation: str = ALL_SOCKETS  # one of options.SOCKET_TRANSLATIONS
+    left_to_kube_proxy: str = ""  # which Services a kube-proxy beside has to serve
     lists_complete: bool = False  # Services, EndpointSlices and the Node have been received
+    last_received: Mapping[str, str] = {}  # kind -> when the source last sent anything of it
     service_ports: int = 0
     backends: int = 0
+    node_unknown: str | None = None  # where no Node has this node's name
     source_errors: Mapping[str, str] = {}  # source -> what is wrong with it
     invalid_objects: Mapping[str, str] = {}  # object -> why its last good state stays
     not_programmed: Mapping[str, str] = {}  # service port -> which map is full
+    kept_for: Mapping[str, Mapping[str, int]] = {}  # those of them that had more -> what they had
+    reset_on_removal: tuple[WatchedPort, ...] = ()  # whose connections the agent may have to reset
     devices_not_served: Mapping[str, str] = {}  # device -> why its packets are not served
     sync_error: str | None = None  # of the last sync, if it failed
     kube_proxy: str | None = None  # what one does on this node, or has left there
     ports_not_reserved: str | None = None  # why others may take the ports used for masquerading
+    attached: bool = False  # programs are in force; whose, says ``programs``
+    monitor: str | None = None  # that one runs
+    in_sync: bool = False  # the last sync wrote everything
+    drift: Mapping[str, str] = {}  # what differs from what is planned -> in which way
+    origin: Origin | None = None  # where it has the cluster's objects from
+    audit_errors: Mapping[str, str] = {}  # what is compared -> why it cannot be, or not put back
+
+    @property
+    def not_ready(self) -> list[str]:
+        """Why not all is in force: this agent's programs everywhere, and every service."""
+        lists = {
+            "does not fit": self.not_programmed,
+            "is not served": self.devices_not_served,
+            "differs from what is planned": self.drift,
+        }
+        return [
+            *([] if self.attached else ["the programs are not attached"]),
+            *([] if self.programs == CURRENT_PROGRAMS else [f"programs: {self.programs}"]),
+            *([] if self.in_sync else [self.sync_error or "not everything is written yet"]),
+            *(f"audit: {name}: {reason}" for name, reason in self.audit_errors.items()),
+            *(f"{name} {what}" for what, names in lists.items() for name in names),
+        ]
 
     def changed(self, **fields: Any) -> "AgentStatus":
         """The same with other values in these fields."""
@@ -57,8 +92,18 @@ class AgentStatus(msgspec.Struct, frozen=True):
 
 def initial(*, node: str, source: str) -> AgentStatus:
     """The status of a new agent in this process."""
-    now = datetime.now(UTC).isoformat(timespec="seconds")  # RFC 3339
+    now = rfc3339(time.time())
     return AgentStatus(pid=os.getpid(), node=node, source=source, started=now)
+
+
+def rfc3339(seconds: float) -> str:
+    """A time since the epoch, to the second."""
+    return _in_words(int(seconds))
+
+
+@lru_cache(maxsize=16)
+def _in_words(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
 class StatusFile:
@@ -68,21 +113,20 @@ class StatusFile:
         self._path = paths.status_file
         self._content = b""
 
-    def write(self, status: AgentStatus) -> None:
+    def write(self, status: AgentStatus) -> bool:
         """Replaces the file in one step, unless this is its content already.
 
-        Where the directory cannot be written there is no status, and the agent goes on without.
+        Where the directory cannot be written there is no status, and the agent goes on without:
+        then it is False.
         """
-        content = msgspec.json.encode(status)
-        temporary = self._path.with_suffix(".tmp")
+        content = redact(msgspec.json.encode(status).decode()).encode()
         try:
             if content != self._content:
-                temporary.write_bytes(content)
-                temporary.replace(self._path)
+                files.replace(self._path, content)
         except OSError:
-            self._content = b""
-        else:
-            self._content = content
+            content = b""
+        self._content = content
+        return bool(content)
 
 
 def read(paths: Paths) -> AgentStatus | None:
@@ -93,48 +137,56 @@ def read(paths: Paths) -> AgentStatus | None:
         return None
 
 
-def lock(paths: Paths) -> IO[str]:
+def lock(paths: Paths) -> IO[bytes]:
     """The open lock file, to be held while the agent runs. Raises NodeError if another one runs."""
     try:
-        paths.run.mkdir(parents=True, exist_ok=True)
-        file = paths.lock_file.open("a+")
+        _make_private(paths.run)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        file = open(os.open(paths.lock_file, flags, _PRIVATE_FILE), "r+b")  # noqa: SIM115
+        os.fchmod(file.fileno(), _PRIVATE_FILE)
     except OSError as error:
         raise NodeError(f"{paths.run}: {error.strerror}") from error
-    if not _lock(file):
-        status = read(paths)
-        who = f"pid {status.pid}" if status else "an unknown pid"
-        raise NodeError(f"another agent ({who}) already serves {paths.state}")
+    if not files.lock(file.fileno()):
+        file.close()
+        raise second_agent(paths)
     return file
 
 
-def _lock(file: IO[str]) -> bool:
-    """Tries for a fifth of a second, for ``is_running`` takes the lock for a moment."""
-    for _ in range(20):
-        with suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        time.sleep(0.01)
-    return False
+def second_agent(running: Paths) -> NodeError:
+    """The error for a second agent; ``running`` are the paths of the one that runs."""
+    status = read(running)
+    who = f"pid {status.pid}" if status else "an unknown pid"
+    return NodeError(f"another agent ({who}) already serves {running.state}")
 
 
 def is_running(paths: Paths) -> bool:
-    """Whether an agent holds the lock now."""
-    try:
-        with paths.lock_file.open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
+    """Whether an agent holds the lock file now; ``agent_lock`` asks for both locks."""
+    return files.is_locked(paths.lock_file)
+
+
+def _make_private(folder: Path) -> None:
+    """Makes the run directory for this user alone. One that holds files of others is left as it is,
+    unless everybody may write it. Raises NodeError or OSError.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=_PRIVATE_FOLDER)
+    found = folder.stat()
+    if found.st_mode & stat.S_IWOTH:
+        raise NodeError(f"{folder}: everybody may write it: choose another --run-dir")
+    own = all(path.suffix in _OWN_FILES for path in folder.iterdir())
+    if own and found.st_uid == os.geteuid() and found.st_mode & 0o077:
+        folder.chmod(_PRIVATE_FOLDER)
 
 
 def remove(paths: Paths) -> None:
-    """Removes all files of an agent that runs no more."""
-    for path in (paths.status_file, paths.lock_file, paths.ports_file):
+    """Removes all files of an agent that runs no more; a directory in place of one stays."""
+    sockets = (paths.socket_file, paths.monitor_socket)
+    files = (paths.status_file, paths.lock_file, paths.ports_file, *sockets)
+    recorded = paths.run.glob(f"{glob.escape(paths.name)}.*history*")
+    for path in (*files, *(path for path in recorded if path.is_symlink() or not path.is_dir())):
         path.unlink(missing_ok=True)
     if paths.run.is_dir() and not any(paths.run.iterdir()):
-        Path(paths.run).rmdir()
+        with suppress(OSError):  # a mount point, or on a read-only root, as in a container
+            paths.run.rmdir()
 
 
 def log_new(before: Mapping[str, str], now: Mapping[str, str], line: str) -> None:

@@ -26,10 +26,10 @@ How that is done:
 Beside all that, each pass deletes the stale entries of conntrack, as kube-proxy does: those of the
 conntrack engine, and of a kube-proxy that served before.
 
-worker       when to search: what plans removed, the passes, and their thread
-find         the stale entries in the map of sockets
-lookups      the look-ups of the C datapath that this takes, in Python
-end          the sockets themselves: found in their namespaces and ended
-rebind       flows to another backend, where sockets cannot be ended
-connections  the stale entries of conntrack, deleted
+worker             when to search: what plans removed, the passes, and their thread
+socket_search      the stale entries in the map of sockets
+lookups            the look-ups of the C datapath that this takes, in Python
+end                the sockets themselves: found in their namespaces and ended
+rebind             flows to another backend, where sockets cannot be ended
+conntrack_entries  the stale entries of conntrack, deleted
 """

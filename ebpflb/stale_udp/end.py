@@ -14,14 +14,19 @@ from pyroute2 import NFCTSocket
 from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.nfnetlink.nfctsocket import NFCTAttrTuple
 
-from ebpflb.datapath.maps.records import Peer, PeerFrontend
+from ebpflb.datapath.maps.socket_records import Peer, PeerFrontend
 from ebpflb.model.addresses import Family, family
 from ebpflb.model.services import Protocol
 from ebpflb.node.sock_diag import Connected, SockDiag
 from ebpflb.plan.entries import Frontend
-from ebpflb.stale_udp.find import ServedFrontends, is_untranslated
 from ebpflb.stale_udp.lookups import Maps
 from ebpflb.stale_udp.rebind import Rebinder, StaleFlow
+from ebpflb.stale_udp.socket_search import (
+    ServedFrontends,
+    forget_peer,
+    is_untranslated,
+    remembered,
+)
 
 log = logging.getLogger(__name__)
 
@@ -73,8 +78,8 @@ class SocketEnder:
         """Of two sockets with the same ends the kernel finds only one, until that is ended."""
         remaining, counts = dict(found), Counts()
         while ended := [peer for peer, one in remaining.items() if diag.destroy(one)]:
-            self.maps["sockets"].delete(ended)
             for peer in ended:
+                forget_peer(self.maps, peer)
                 counts[family(peer.address)] += 1
                 del remaining[peer]
         return counts
@@ -111,7 +116,7 @@ def untranslated(maps: Maps, diag: SockDiag) -> Iterator[Connected]:
     """
     frontends = ServedFrontends(maps)
     for one in list(diag.connected(Protocol.UDP)):
-        found: PeerFrontend | None = maps["sockets"].get(Peer(one.cookie, *one.remote))
+        found = remembered(maps, Peer(one.cookie, *one.remote))
         if found and not is_untranslated(found):
             continue
         if not found and maps["cluster_ips"].get(one.remote[0]) is None:

@@ -57,7 +57,7 @@ def policy_admits(maps: Maps, service: ServiceEntry, frontend: Frontend) -> bool
     """Whether the service's source ranges admit the node itself. bpf/path/policy.h."""
     settings: Settings = maps["settings"].get(0)
     node = settings.node_v4 if frontend.address.version == 4 else settings.node_v6
-    nodeport = int(service.frontend.address.is_unspecified)
+    nodeport = int("nodeport" in service.flags)
     key = SourceRange(_WHOLE_ADDRESS, service.id, nodeport, node)
     return maps["source_ranges"].get(key) is not None
 

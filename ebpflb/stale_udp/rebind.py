@@ -23,8 +23,8 @@ from ebpflb.model.addresses import Address
 from ebpflb.model.services import Protocol
 from ebpflb.plan.entries import Backend, Frontend, ServiceEntry
 from ebpflb.plan.flow_entries import Entries, Flow, FlowKind, Hook, Tuple, reverse
-from ebpflb.stale_udp.find import ServedFrontends
 from ebpflb.stale_udp.lookups import Maps, backend_find, socket_range
+from ebpflb.stale_udp.socket_search import ServedFrontends
 
 RENEWAL = 60.0  # seconds; a UDP flow that was used in both directions is swept after 180
 
@@ -54,9 +54,11 @@ class StaleFlow(NamedTuple):
         The reply's entry comes first.
         """
         (former, former_port), (_, client_port) = self.backend, self.client
-        ids = client_port, backend.service, backend.id
-        reply = Flow(now, now, former, former_port, *ids, FlowKind.UN_DNAT, _REPLY)
-        request = Flow(now, now, backend.address, backend.port, *ids, FlowKind.DNAT, _REQUEST)
+        ids = client_port, backend.service, backend.id, 0
+        reply = Flow(now, 0, former, former_port, *ids, FlowKind.UN_DNAT, _REPLY, last_seen=now)
+        request = reply._replace(
+            address=backend.address, port=backend.port, kind=FlowKind.DNAT, flags=_REQUEST
+        )
         return {self.reply(backend.address, backend.port): reply, self.request: request}
 
 

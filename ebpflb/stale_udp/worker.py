@@ -11,22 +11,22 @@ from functools import reduce
 from operator import attrgetter, or_
 from typing import NamedTuple
 
-from ebpflb.datapath.maps.records import Peer, PeerFrontend
+from ebpflb.datapath.maps.socket_records import Peer, PeerFrontend
 from ebpflb.errors import KernelError
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import Protocol
 from ebpflb.node import sock_diag
 from ebpflb.plan.service_entries import BackendChange
-from ebpflb.stale_udp.connections import StaleConnections
+from ebpflb.stale_udp.conntrack_entries import StaleConnections
 from ebpflb.stale_udp.end import Counts, EachNamespace, SocketEnder
-from ebpflb.stale_udp.find import stale_sockets
 from ebpflb.stale_udp.lookups import Maps
 from ebpflb.stale_udp.rebind import RENEWAL
+from ebpflb.stale_udp.socket_search import stale_sockets
 
 log = logging.getLogger(__name__)
 
 SECOND_PASS_DELAY = 1.0  # seconds: longer than a socket is inside a hook
-PAUSE_FACTOR = 4  # a search of a large conntrack takes CPU, and changes may follow fast
+_PAUSE_FACTOR = 4  # a search of a large conntrack takes CPU, and changes may follow fast
 
 OnSearch = Callable[[Family, float, int], None]
 
@@ -67,7 +67,7 @@ def removed_backends(changes: Iterable[BackendChange]) -> RemovedBackends:
     return RemovedBackends(frozenset(replaced), frozenset(orphaned), served_again, added=added)
 
 
-class Pass(Enum):
+class SearchKind(Enum):
     """FIRST and SECOND follow a change; RENEWAL keeps rebound flows from being swept."""
 
     FIRST = auto()
@@ -75,15 +75,15 @@ class Pass(Enum):
     RENEWAL = auto()
 
 
-class Search(NamedTuple):
+class StaleSearch(NamedTuple):
     """When to search, and for what; ``everything``: without a look at the counters of backends."""
 
     due: float
-    kind: Pass
+    kind: SearchKind
     removed: RemovedBackends
     everything: bool
 
-    def __or__(self, later: "Search") -> "Search":
+    def __or__(self, later: "StaleSearch") -> "StaleSearch":
         """Both as one, when the later one is due."""
         everything = self.everything or later.everything
         return later._replace(removed=self.removed | later.removed, everything=everything)
@@ -95,15 +95,21 @@ class StaleUdpWorker:
     ``each_namespace`` calls a function in every network namespace (node.namespaces).
     The thread calls ``on_search`` after a search for each family: with the seconds that it took
     and how many sockets were ended, and flows rebound or deleted from conntrack. ``can_end`` says,
-    after ``start``, whether this kernel ends sockets.
+    after ``start``, whether this kernel ends sockets. ``shadow``: a kube-proxy beside translates,
+    so that entries of conntrack, and sockets that no hook has translated, are its own.
     """
 
     def __init__(
-        self, maps: Maps, each_namespace: EachNamespace, on_search: OnSearch = lambda *_: None
+        self,
+        maps: Maps,
+        each_namespace: EachNamespace,
+        on_search: OnSearch = lambda *_: None,
+        *,
+        shadow: bool = False,
     ) -> None:
-        self.maps, self.on_search = maps, on_search
+        self.maps, self.on_search, self.shadow = maps, on_search, shadow
         self.ender = SocketEnder(maps, each_namespace, can_end=True)
-        self._searches: list[Search] = []
+        self._searches: list[StaleSearch] = []
         self._changed = threading.Condition()
         self._stopped = False
         self._orphans = True  # there may be sockets whose frontend no backend serves
@@ -142,19 +148,19 @@ class StaleUdpWorker:
         if changed or frontends_moved:
             due = max(time.monotonic(), self._earliest)
             removed = removed_backends(changed)._replace(moved=frontends_moved)
-            self._schedule(Search(due, Pass.FIRST, removed, everything=False))
+            self._schedule(StaleSearch(due, SearchKind.FIRST, removed, everything=False))
 
     def check_everything(self) -> None:
         """Searches for what became stale while no agent ran; returns at once."""
         removed = RemovedBackends(served_again=True, added=True)
-        self._schedule(Search(time.monotonic(), Pass.FIRST, removed, everything=True))
+        self._schedule(StaleSearch(time.monotonic(), SearchKind.FIRST, removed, everything=True))
 
-    def _schedule(self, search: Search) -> None:
+    def _schedule(self, search: StaleSearch) -> None:
         with self._changed:
             insort(self._searches, search, key=attrgetter("due"))
             self._changed.notify()
 
-    def _next(self) -> Search | None:
+    def _next(self) -> StaleSearch | None:
         """Waits until a search is due, and joins all due ones of its kind; None at the stop."""
         with self._changed:
             while not self._stopped:
@@ -165,7 +171,7 @@ class StaleUdpWorker:
                 self._changed.wait(wait)
         return None
 
-    def _take_due(self, kind: Pass, now: float) -> Search:
+    def _take_due(self, kind: SearchKind, now: float) -> StaleSearch:
         due = [s for s in self._searches if s.kind is kind and s.due <= now]
         self._searches = [s for s in self._searches if s.kind is not kind or s.due > now]
         return reduce(or_, due)
@@ -175,28 +181,29 @@ class StaleUdpWorker:
             begun = time.monotonic()
             try:
                 self._report(search, self._search(search), time.monotonic() - begun)
-                self._earliest = time.monotonic() + PAUSE_FACTOR * (time.monotonic() - begun)
+                self._earliest = time.monotonic() + _PAUSE_FACTOR * (time.monotonic() - begun)
             except (KernelError, OSError) as error:
                 log.warning("stale UDP sockets cannot be ended: %s", error)
             except Exception:
                 log.exception("searching for stale UDP sockets failed")
             self._schedule_after(search)
 
-    def _schedule_after(self, search: Search) -> None:
-        if search.kind is Pass.FIRST:
+    def _schedule_after(self, search: StaleSearch) -> None:
+        if search.kind is SearchKind.FIRST:
             due = search.due + SECOND_PASS_DELAY
-            self._schedule(search._replace(due=due, kind=Pass.SECOND))
-        pending = any(other.kind is Pass.RENEWAL for other in self._searches)
+            self._schedule(search._replace(due=due, kind=SearchKind.SECOND))
+        pending = any(other.kind is SearchKind.RENEWAL for other in self._searches)
         if self.ender.rebinder.backends and not pending:
             due = time.monotonic() + RENEWAL
-            self._schedule(Search(due, Pass.RENEWAL, RemovedBackends(), everything=True))
+            self._schedule(StaleSearch(due, SearchKind.RENEWAL, RemovedBackends(), everything=True))
 
-    def _search(self, search: Search) -> Counts:
+    def _search(self, search: StaleSearch) -> Counts:
         """The sockets that were ended, and the flows that were deleted from conntrack."""
-        deleted = Counts() if search.kind is Pass.RENEWAL else self._delete_connections()
-        ended = Counts()
-        if search.removed.added or search.removed.moved or deleted:
-            ended += self.ender.end_untranslated()
+        deleted, ended = Counts(), Counts()
+        if not self.shadow:
+            deleted = self._delete_connections(search)
+            if search.removed.added or search.removed.moved or deleted:
+                ended += self.ender.end_untranslated()
         if self._may_find(search):
             ended += self._end_stale(search.kind)
         if ended:
@@ -204,13 +211,13 @@ class StaleUdpWorker:
             log.info("%d connected UDP sockets %s: backends were removed", ended.total(), how)
         return ended + deleted
 
-    def _delete_connections(self) -> Counts:
-        deleted = self._connections.delete()
+    def _delete_connections(self, search: StaleSearch) -> Counts:
+        deleted = Counts() if search.kind is SearchKind.RENEWAL else self._connections.delete()
         if deleted:
             log.info("%d UDP flows deleted from conntrack: no backend answers", deleted.total())
         return deleted
 
-    def _may_find(self, search: Search) -> bool:
+    def _may_find(self, search: StaleSearch) -> bool:
         """Whether there can be stale sockets at all."""
         removed = search.removed
         self._orphans |= any(map(self._may_have_sockets, removed.orphaned))
@@ -225,17 +232,17 @@ class StaleUdpWorker:
         opened, closed = self.maps["backend_stats"].get(backend)
         return opened != closed or backend in self.ender.rebinder.backends
 
-    def _end_stale(self, kind: Pass) -> Counts:
+    def _end_stale(self, kind: SearchKind) -> Counts:
         """An entry for which two passes found no connected socket is not searched again."""
         stale, self._orphans = stale_sockets(self.maps)
         entries = set(stale.items())
         ended, not_found = self.ender.end(dict(entries - self._not_found))
         self._not_found &= entries
-        if kind is not Pass.FIRST:
+        if kind is not SearchKind.FIRST:
             self._not_found |= not_found.items()
         log.debug("no connected socket was found for %d stale entries", len(not_found))
         return ended
 
-    def _report(self, search: Search, ended: Counts, seconds: float) -> None:
-        for family in Family if search.kind is Pass.FIRST else ended:
+    def _report(self, search: StaleSearch, ended: Counts, seconds: float) -> None:
+        for family in Family if search.kind is SearchKind.FIRST else ended:
             self.on_search(family, seconds, ended[family])

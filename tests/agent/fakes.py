@@ -2,28 +2,47 @@
 """An agent with nothing real around it: the test sends the events, and the maps are dicts."""
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ebpflb.agent import Agent
+from ebpflb.agent.audit import Audit
+from ebpflb.agent.audit_checks import HooksCheck
 from ebpflb.agent.engine_choice import EngineChoice
-from ebpflb.agent.loop import Inbox
+from ebpflb.agent.inbox import Inbox, Stop
 from ebpflb.agent.node_sync import NodeSync
+from ebpflb.agent.objects_check import ObjectsCheck
+from ebpflb.agent.program_loader import ProgramLoader
 from ebpflb.agent.reporter import Reporter
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.cluster import decoding
+from ebpflb.datapath.map_writer import CAPACITY
 from ebpflb.errors import EbpflbError
+from ebpflb.history.history_records import WriteCause
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
-from ebpflb.model.addresses import Address, Family
+from ebpflb.model.addresses import Address, Family, Network
+from ebpflb.model.applied import Applied
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.devices import Devices
-from ebpflb.model.events import Changed, Event, Key, Kind, ReadObject, Replaced, SourceStatus
+from ebpflb.model.drift import Drift, Part
+from ebpflb.model.events import (
+    Changed,
+    Event,
+    Key,
+    Kind,
+    ObjectEvent,
+    ReadObject,
+    Replaced,
+    SourceStatus,
+)
 from ebpflb.model.health_check import HealthCheck
 from ebpflb.model.packet_path import Engine
+from ebpflb.node import reserved_ports
 from ebpflb.node.device_watch import DevicesChanged
-from ebpflb.options import Options, Paths
+from ebpflb.on_removal.reset_worker import ResetWorker
+from ebpflb.options import REPORT, Options, Paths
 from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.plan import Plan
 from ebpflb.plan.service_entries import BackendChange
@@ -45,11 +64,14 @@ class FakeDatapath:
 
     def __init__(self) -> None:
         self.maps = Maps()
+        self.capacity = CAPACITY
         self.plans: list[Plan] = []
         self.failures: list[EbpflbError] = []
+        self.compiled = 0
         self.compile_error: EbpflbError | None = None
         self.rejects_conntrack: EbpflbError | None = None
         self.conntrack = False
+        self.others: None = None  # no monitor runs
         self.hooked = False
         self.attached: list[Path] = []
         self.programs: list[str] = []
@@ -59,6 +81,8 @@ class FakeDatapath:
         self.settings_at_plans: list[dict[str, Any]] = []
         self.served: list[Devices] = []
         self.unattached: list[dict[str, str]] = []
+        self.looked: list[Devices] = []
+        self.taken_off: list[Drift] = []
         self.restored: list[Devices] = []
         self.full: dict[str, EbpflbError] = {}
         self.unreadable: list[EbpflbError] = []
@@ -72,6 +96,11 @@ class FakeDatapath:
         self.programs = ["connect4"]
         return False
 
+    def compile(self, cache: Path, *, conntrack: bool) -> None:
+        self.compiled += 1
+        if self.compile_error:
+            raise self.compile_error
+
     def is_attached(self) -> bool:
         return self.hooked
 
@@ -83,6 +112,9 @@ class FakeDatapath:
             raise self.unreadable.pop()
         leftovers, self.leftovers = self.leftovers, None
         return leftovers or self.maps.read_back()
+
+    def service_ranges(self) -> list[Network]:
+        return []
 
     def write_map(self, name: str, wanted: dict[Any, Any]) -> None:
         if error := self.full.get(name):
@@ -109,11 +141,28 @@ class FakeDatapath:
         self.served.append(served)
         return self.unattached.pop(0) if self.unattached else {}
 
-    def restore_devices(self, served: Devices) -> dict[str, str]:
+    def faults(self, cgroup: Path, served: Devices) -> Iterator[list[Drift]]:
+        """Those of ``taken_off``, until ``restore`` has put them back."""
+        self.looked.append(served)
+        yield list(self.taken_off)
+
+    def restore(self, cgroup: Path, served: Devices) -> dict[str, str]:
         self.restored.append(served)
+        self.taken_off.clear()
         if self.failures:
             raise self.failures.pop(0)
         return {}
+
+
+class FakeHost:
+    """Reserves the ports and leaves conntrack alone."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    def make(self) -> str | None:
+        record, ports = self.options.paths.ports_file, self.options.masquerade_ports
+        return reserved_ports.try_to_reserve(record, *ports)
 
 
 class FakeSource:
@@ -121,6 +170,14 @@ class FakeSource:
 
     def __init__(self) -> None:
         self.state = "made"
+        self.times: dict[str, float] = {}
+        self.fresh: list[Any] = []
+
+    def received(self) -> dict[str, float]:
+        return dict(self.times)
+
+    def fresh_lists(self) -> list[Any]:
+        return self.fresh
 
     def start(self) -> None:
         self.state = "started"
@@ -133,6 +190,39 @@ class FakeDeviceWatch:
     """Emits nothing by itself either."""
 
     def start(self) -> None:
+        pass
+
+
+class FakeLock:
+    """The state directory's: ``lost`` until it is restored, unless another agent has it."""
+
+    lost = others = False
+
+    def faults(self) -> Iterator[Drift]:
+        if self.lost:
+            yield Drift(Part.PIN, "lock of /state", "is not held any more")
+
+    def restore(self) -> bool:
+        self.lost = self.lost and self.others
+        return not self.others
+
+
+class FakeHistory:
+    """Keeps the causes, and writes nothing."""
+
+    def __init__(self) -> None:
+        self.causes: list[WriteCause] = []
+
+    def event(self, event: ObjectEvent, applied: Applied) -> None:
+        pass
+
+    def because(self, cause: WriteCause) -> None:
+        self.causes.append(cause)
+
+    def reset(self, name: object, endpoint: str, count: str) -> None:
+        pass
+
+    def commit(self, *, keep: bool = False, error: str | None = None) -> None:
         pass
 
 
@@ -179,8 +269,11 @@ class Harness:
         self.service_health = FakeServiceHealth()
         self.stale_udp = FakeStaleUdpWorker()
         self.source = FakeSource()
+        self.events: list[str] = []
+        self.lock = FakeLock()
         self.sent = 0
         self.error: BaseException | None = None
+        self.record_unknown_node: Callable[[str], None] = lambda note: None
 
     def start(self) -> None:
         datapath: Any = self.datapath
@@ -189,16 +282,35 @@ class Harness:
             "source": self.source,
             "device_watch": FakeDeviceWatch(),
             "stale_udp": self.stale_udp,
+            "on_removal": ResetWorker({}, (), {}),
+            "history": FakeHistory(),
         }
         cluster = ClusterState(self.options.node_name, bind_address=self.options.bind_address)
         node_sync = NodeSync(self.options, datapath, cluster, self.engine)
+        reporter = Reporter(
+            self.health,
+            self.metrics,
+            service_health,
+            record_unknown_node=lambda note: self.record_unknown_node(note),
+            record_drift=self.events.append,
+        )
+        service_sync = ServiceSync(datapath, cluster, node_sync)
+        source: Any = self.source
+        objects = ObjectsCheck(source, cluster, node_sync, service_sync)
+        lock: Any = self.lock
+        checks = [HooksCheck(node_sync, lock, self._end), objects]
+        report_only = self.options.audit == REPORT
+        self.loader = ProgramLoader(datapath, self.options, self.engine)
         self.agent = Agent(
             options=self.options,
             inbox=Inbox(),
             cluster=cluster,
             node_sync=node_sync,
-            service_sync=ServiceSync(datapath, cluster, node_sync),
-            reporter=Reporter(self.health, self.metrics, service_health),
+            service_sync=service_sync,
+            reporter=reporter,
+            loader=self.loader,
+            audit=Audit(checks, reporter.drift_found, report_only=report_only),
+            host=FakeHost(self.options),
             **others,
         )
         self.thread = threading.Thread(target=self._run)
@@ -221,8 +333,11 @@ class Harness:
         return status.read(self.options.paths) or status.initial(node="", source="")
 
     def stop(self) -> None:
-        self.agent.stop()
-        self.thread.join(10)
+        self._end()
+        self.thread.join(60)
+
+    def _end(self) -> None:
+        self.agent.inbox.put(Stop())
 
     def _run(self) -> None:
         try:

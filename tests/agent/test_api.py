@@ -15,7 +15,8 @@ from ebpflb.model.events import Kind
 from ebpflb.serve import status
 from tests.kit import requests
 from tests.kit.api_server import FakeApiServer
-from tests.kit.cluster import PREFIX, VIP, Cluster, endpoint, web
+from tests.kit.cluster import VIP, Cluster, endpoint, web
+from tests.kit.lab_cluster import PREFIX
 
 
 def server_on(cluster: Cluster, port: int = 0) -> FakeApiServer:
@@ -80,3 +81,29 @@ def test_life_with_an_api_server(cluster: Cluster, tmp_path: Path) -> None:
         wait_until("what is new is served", lambda: answering(pod) == {"web-1"})
         cluster.agent.stop()
         assert answering(pod) == {"web-1"}
+
+
+def test_an_event_that_no_watch_told_is_found_and_put_right(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Endpoints of which the server said nothing are served after the next fresh list."""
+    pod = cluster.sockets(cluster.client)
+    with server_on(cluster) as api:
+        kubeconfig = str(api.kubeconfig(tmp_path))
+        cluster.agent.options = ("--kubeconfig", kubeconfig, "--iptables-sync-period=50ms")
+        cluster.agent.start()
+        fill(api, cluster, "web-1")
+        wait_until("the service is there", lambda: answering(pod) == {"web-1"})
+        api.losing = True
+        fill(api, cluster, "web-2")
+        api.losing = False
+        api.bookmark("EndpointSlice")
+        wait_until("it is put right", lambda: answering(pod) == {"web-2"})
+        words = "is known to the agent as it is not"
+        wait_until("the log says it", lambda: words in cluster.agent.log())
+        wait_until("an event says it", lambda: "DataPlaneDrift" in reasons(api))
+
+
+def reasons(api: FakeApiServer) -> set[str]:
+    """Of the events that were recorded."""
+    return {each["reason"] for each in api.created}

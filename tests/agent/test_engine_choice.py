@@ -3,6 +3,7 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from ipaddress import ip_address
 
 import pytest
@@ -12,14 +13,15 @@ from ebpflb.agent.engine_choice import EngineChoice
 from ebpflb.errors import NodeError
 from ebpflb.model.addresses import Family
 from ebpflb.model.devices import Device
-from ebpflb.model.packet_path import AUTO, Engine
+from ebpflb.model.packet_mark import PacketMark
+from ebpflb.model.packet_path import AUTO, Engine, PacketPath
 from ebpflb.node import nat, nft
 from tests.node import nodes
 
 NAME = f"ebpflb-test-{os.getpid()}-engine"
 GATEWAY = (ip_address("10.244.1.1"),)
 BRIDGE = Device(3, "cni0", False, True, 0, GATEWAY, GATEWAY, "bridge")
-PORT = Device(4, "veth1", False, True, 3, (), (), "veth")
+PORT = Device(4, "veth1", False, True, 3, (), (), "veth", hairpin=True)
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +76,18 @@ def test_a_first_pod_on_a_bridge(calls: dict[Family, bool]) -> None:
     assert choice.is_conntrack
 
 
+def test_a_port_without_hairpin_mode(calls: dict[Family, bool]) -> None:
+    """With br_netfilter it makes the choice the flow tables; with hairpin mode it is conntrack."""
+    calls.update(dict.fromkeys(Family, True))
+    choice = EngineChoice(AUTO, missing=None)
+    choice.update((BRIDGE, replace(PORT, hairpin=False)), ())
+    assert choice.path is not None
+    assert choice.path.engine is Engine.FLOWS
+    assert "without hairpin mode" in choice.path.reason
+    assert choice.update((BRIDGE, PORT), ())
+    assert choice.is_conntrack
+
+
 def test_conntrack_was_chosen(calls: dict[Family, bool]) -> None:
     """It stays conntrack, with the obstacle in the reason; where it cannot work it is refused."""
     choice = EngineChoice(Engine.CONNTRACK, missing=None)
@@ -85,9 +99,22 @@ def test_conntrack_was_chosen(calls: dict[Family, bool]) -> None:
         EngineChoice(Engine.CONNTRACK, missing="no kfuncs")
 
 
+def test_a_mark_that_rules_wait_for() -> None:
+    """With --packet-mark auto takes the flow tables, which set it; who chose conntrack is told."""
+    mark = PacketMark(0x4000, 0x4000)
+    said = "only the flow tables set the mark 0x4000/0x4000 of --packet-mark"
+    for chosen, engine, reason in (
+        (AUTO, Engine.FLOWS, said),
+        (Engine.CONNTRACK, Engine.CONNTRACK, f"chosen by --packet-path, although {said}"),
+    ):
+        choice = EngineChoice(chosen, missing=None, mark=mark)
+        choice.update((), ())
+        assert choice.path == PacketPath(engine, reason)
+
+
 def test_no_table_no_conntrack(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the table cannot be made the flow tables serve, with the reason."""
-    monkeypatch.setattr(nft, "FAMILIES", {"inet": 99})
+    monkeypatch.setattr(nft, "TABLE_FAMILIES", {"inet": 99})
     choice = EngineChoice(AUTO, missing=None)
     choice.update((), ())
     assert choice.path is not None

@@ -3,9 +3,6 @@
 
 from dataclasses import replace
 
-import pytest
-
-from ebpflb.agent import engine_choice
 from ebpflb.agent.engine_choice import EngineChoice
 from ebpflb.errors import VerifierError
 from ebpflb.model.packet_path import AUTO, Engine
@@ -13,13 +10,6 @@ from tests.agent.fakes import Harness
 from tests.agent.test_node_sync import start
 
 REJECTED = VerifierError("the verifier rejected program ingress: too large\nand its log")
-
-
-@pytest.fixture(autouse=True)
-def netns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is looked for or made in this machine's own namespace."""
-    monkeypatch.setattr(engine_choice.nat, "keep_nat_hooks", lambda _: False)
-    monkeypatch.setattr(engine_choice.bridged_pods, "unsuited", lambda *_: None)
 
 
 def test_conntrack(harness: Harness) -> None:

@@ -10,9 +10,10 @@ from ebpflb.agent import loop
 from ebpflb.errors import KernelError
 from ebpflb.lab import manifests
 from ebpflb.model.addresses import Family
-from ebpflb.model.events import Kind
+from ebpflb.model.events import Kind, Removed
+from ebpflb.model.on_removal import ON_REMOVAL_ANNOTATION
 from ebpflb.plan.prefixes import prefix_of
-from tests.agent.fakes import Harness, changed, listed, slices
+from tests.agent.fakes import Harness, changed, found, listed, service, slices
 from tests.agent.test_loop import EVERYTHING, FULL
 from tests.agent.test_node_sync import BRIDGE, ETH, NODES, PORT, SERVICES, SLICES, V4, here, start
 from tests.agent.test_reporter import SYNCS, value
@@ -62,6 +63,7 @@ def test_full_map(harness: Harness) -> None:
     assert harness.datapath.small_maps.keys() == {
         "own_addresses",
         "devices",
+        "route_sources",
         "service_ranges",
         "timeouts",
     }
@@ -105,3 +107,18 @@ def test_what_lacks_is_no_sync(harness: Harness, monkeypatch: pytest.MonkeyPatch
         lambda status: len(harness.datapath.served) > 5 and not status.devices_not_served
     )
     assert value(harness, SYNCS.format(""), ip_family="IPv4") == 1
+
+
+def test_a_service_that_goes_after_a_failed_write_is_known_to_have_gone(serving: Harness) -> None:
+    """All is written anew then, also for those who reset connections to endpoints that went."""
+    watched = service("a", "10.96.0.1")
+    watched["metadata"]["annotations"] = {ON_REMOVAL_ANNOTATION: "reset=1h"}
+    serving.send(changed(Kind.SERVICE, watched))
+    removed = serving.agent.on_removal._removed
+    (name,) = removed.watched
+    serving.datapath.failures = [FULL]
+    key, _ = found(Kind.SERVICE, watched)
+    serving.send(changed(Kind.ENDPOINT_SLICE, slices("b", "10.1.0.9")))
+    serving.send(Removed(Kind.SERVICE, key))
+    serving.wait_for(lambda status: not status.sync_error)
+    assert name in removed.deleted

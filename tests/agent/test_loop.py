@@ -170,7 +170,7 @@ def test_no_programs_at_all(harness: Harness, error: EbpflbError) -> None:
     """Where there are none the agent ends with the error of the compiler or the kernel."""
     harness.datapath.compile_error = error
     harness.start()
-    harness.thread.join(10)
+    harness.thread.join(60)
     assert harness.error is error
     assert not harness.datapath.attached
 

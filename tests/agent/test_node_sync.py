@@ -142,15 +142,13 @@ def test_pods_devices(harness: Harness) -> None:
     assert "detect_local" in harness.datapath.settings["flags"]
 
 
-def test_restored(harness: Harness) -> None:
-    """Every sync period devices are looked at without any news; what fails there is tried again."""
+def test_engine_is_chosen_anew(harness: Harness) -> None:
+    """Every sync period, without any news: nothing tells of a bridge's settings."""
+    chosen: list[object] = []
+    update = harness.engine.update
+    harness.engine.update = lambda *known: bool(chosen.append(known)) or update(*known)  # type: ignore[method-assign]
     start(harness, sync_period=0.01)
-    wait_until("devices are looked at twice", lambda: len(harness.datapath.restored) > 1)
-    assert set(harness.datapath.restored) == {(ETH, BRIDGE)}
-    assert len(harness.datapath.served) == 1
-    harness.datapath.failures = [KernelError("clsact", 24, "Too many open files")]
-    wait_until("devices are served anew", lambda: len(harness.datapath.served) > 1)
-    harness.wait_for(lambda status: not status.sync_error)
+    wait_until("it is chosen again and again", lambda: len(chosen) > 4)
 
 
 def test_old_programs(harness: Harness) -> None:
@@ -200,11 +198,20 @@ def test_reserved_ports(harness: Harness) -> None:
     assert harness.status.ports_not_reserved is None
     harness.stop()
     reserved_ports.RESERVED.unlink()
-    harness.start()
-    harness.send()
+    start(harness)
     assert (
         harness.status.ports_not_reserved == f"{reserved_ports.RESERVED}: No such file or directory"
     )
+
+
+def test_the_node_is_changed_last(harness: Harness) -> None:
+    """No port is reserved before all that is needed has been received and written."""
+    harness.options = replace(harness.options, masquerade_ports=(30, 39))
+    harness.start()
+    harness.send(here(ETH, BRIDGE), SERVICES, SLICES)
+    assert reserved_ports.RESERVED.read_text() == "\n"
+    harness.send(NODES)
+    assert reserved_ports.RESERVED.read_text() == "30-39\n"
 
 
 def test_default_ports() -> None:
@@ -228,7 +235,7 @@ def end(harness: Harness, *events: Any) -> str:
     harness.start()
     for event in (here(ETH), SERVICES, SLICES, *events):
         harness.agent.inbox.put(event)
-    harness.thread.join(10)
+    harness.thread.join(60)
     assert not harness.datapath.plans
     return str(harness.error)
 

@@ -12,7 +12,9 @@ import yaml
 
 from ebpflb.datapath import probe
 from ebpflb.datapath.attach import cgroup_links, device_programs, netns_cookie, tcx
-from ebpflb.node import process, sock_diag
+from ebpflb.lab.netns import Namespace
+from ebpflb.node import process, rulesets, sock_diag
+from ebpflb.node.rulesets import Ruleset
 from tests.cli.conftest import NEVER, Ebpflb
 
 FEATURES = [
@@ -20,7 +22,7 @@ FEATURES = [
     "tcx",
     "clsact filters", "map types", "batch operations: HASH", "batch operations: LPM_TRIE",
     "errno from hooks", "destroying UDP sockets", "other agents' hooks",
-    "programs before ebpflb's at devices",
+    "programs before ebpflb's at devices", "firewall rules",
 ]  # fmt: skip
 AS_NOBODY = """
 import os
@@ -51,6 +53,16 @@ def test_yes(ebpflb: Ebpflb) -> None:
     assert "MISSING" not in done.out
 
 
+def test_columns(ebpflb: Ebpflb) -> None:
+    """80 of them, whatever there is to say; -o wide has a row for each feature."""
+    done = ebpflb("check", "--state-dir", NEVER, "--cgroup-root", f"/{'nowhere' * 20}")
+    assert max(map(len, done.out.splitlines()[:-1])) <= 80
+    wide = ebpflb("check", "--state-dir", NEVER, "-o", "wide").out.splitlines()
+    rows = json.loads(ebpflb("check", "--state-dir", NEVER, "-o", "json").out)
+    for row in rows:
+        assert sum(f" {row['feature']}  " in line for line in wide) == 1
+
+
 def test_leaves_nothing(ebpflb: Ebpflb) -> None:
     """It attaches nothing and makes nothing."""
     before = cgroup_links.foreign_programs(cgroup_links.cgroup_root(), ())
@@ -67,10 +79,49 @@ def test_json_and_yaml(ebpflb: Ebpflb) -> None:
     assert not missing(said)
 
 
+FORWARD = """
+table inet lab_forward {
+    chain forward {
+        type filter hook forward priority 0;
+        meta mark & 0x4000 == 0x4000 accept
+        tcp dport 22 accept
+    }
+}
+"""
+
+
+def test_firewall_rules(ebpflb: Ebpflb, own_netns: str) -> None:
+    """A rule that does not see services is a warning that names it and says what to do instead."""
+    here = Namespace(own_netns)
+    here.ip("address add 192.0.2.1/32 dev lo")
+    here.nft(FORWARD)
+    try:
+        done = ebpflb("check", "--state-dir", NEVER, "-o", "json")
+    finally:
+        here.nft("delete table inet lab_forward")
+        here.ip("address delete 192.0.2.1/32 dev lo")
+    assert done.status == 0
+    (found,) = [each for each in json.loads(done.out) if each["feature"].startswith("firewall")]
+    assert (found["feature"], found["ok"], found["required"]) == ("firewall rule", False, False)
+    assert found["detail"].startswith("table inet lab_forward, chain forward: handle ")
+    assert "kube-proxy's mark" in found["remedy"]
+
+
+def test_rules_that_cannot_be_read(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a tool cannot read is one line, and no failure."""
+    said = Ruleset((), ("nft: Operation not permitted (you must be root)",))
+    monkeypatch.setattr(rulesets, "read", lambda: said)
+    done = ebpflb("check", "--state-dir", NEVER, "-o", "json")
+    assert done.status == 0
+    (found,) = [each for each in json.loads(done.out) if each["feature"] == "firewall rules"]
+    assert found["detail"] == said.unread[0]
+    assert found["remedy"]
+
+
 @pytest.mark.parametrize("cgroup", ["/tmp", "/nowhere"])
 def test_no_cgroup(ebpflb: Ebpflb, cgroup: str) -> None:
     """A path that is not a cgroup v2 is named, and the option to set another."""
-    done = ebpflb("check", "--state-dir", NEVER, "--cgroup-root", cgroup)
+    done = ebpflb("check", "--state-dir", NEVER, "--cgroup-root", cgroup, "-o", "wide")
     assert done.status == 1
     (line,) = [line for line in done.out.splitlines() if "MISSING" in line]
     assert "cgroup v2" in line
@@ -89,7 +140,7 @@ def test_no_bpffs(ebpflb: Ebpflb, tmp_path: Path) -> None:
 def test_no_bcc(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without BCC the Debian package is named."""
     monkeypatch.setitem(sys.modules, "bcc", None)
-    done = ebpflb("check", "--state-dir", NEVER)
+    done = ebpflb("check", "--state-dir", NEVER, "-o", "wide")
     assert done.status == 1
     assert "python3-bpfcc" in done.out
 
@@ -100,6 +151,7 @@ LACKS = [
     (probe, "batches", {"LPM_TRIE": False}, "batch operations: LPM_TRIE", "one by one"),
     (probe, "set_retval", False, "errno from hooks", "bind() to a NodePort succeeds"),
     (probe, "coarse_clock", False, "coarse clock", "the exact clock"),
+    (probe, "route_source", False, "source of a route", "reads all routes"),
     (netns_cookie, "by_socket", None, "SO_NETNS_COOKIE", "a program that is attached briefly"),
     (sock_diag, "can_destroy", False, "destroying UDP sockets", "rebound to another backend"),
     (
@@ -132,7 +184,7 @@ def test_way_round(
 ) -> None:
     """Without an optional feature the status is 0, and the output says what does not work."""
     monkeypatch.setattr(module, name, lambda *_: answer)
-    done = ebpflb("check", "--state-dir", NEVER)
+    done = ebpflb("check", "--state-dir", NEVER, "-o", "wide")
     assert done.status == 0
     (line,) = [line for line in done.out.splitlines() if f" {feature} " in f"{line} "]
     assert lost in line
@@ -157,7 +209,7 @@ def test_needed(
     for name, answer in answers.items():
         module = tcx if name == "works" else probe
         monkeypatch.setattr(module, name, lambda answer=answer: answer)
-    done = ebpflb("check", "--state-dir", NEVER)
+    done = ebpflb("check", "--state-dir", NEVER, "-o", "wide")
     assert done.status == 1
     (line,) = [line for line in done.out.splitlines() if "MISSING" in line]
     assert feature in line
@@ -173,14 +225,14 @@ def test_not_tried(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch, by_links: bo
 
     monkeypatch.setattr(tcx, "works", lambda: by_links)
     monkeypatch.setattr(probe, "clsact_filters", sandboxed)
-    done = ebpflb("check", "--state-dir", NEVER)
+    done = ebpflb("check", "--state-dir", NEVER, "-o", "wide")
     assert done.status == 0
     assert "cannot be checked" in done.out
 
 
 def test_nobody_may_check() -> None:
     """Without root it says so, and no more than it can know."""
-    done = as_nobody("check")
+    done = as_nobody("check", "-o", "wide")
     assert done.returncode == 1
     (line,) = [line for line in done.stdout.splitlines() if "MISSING" in line]
     assert "CAP_BPF" in line
@@ -197,3 +249,11 @@ def test_nobody_may_do(words: str) -> None:
     assert (done.returncode, done.stdout) == (1, "")
     needed = "CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON"
     assert done.stderr == f"ebpflb: missing capabilities: {needed}: run as root, or grant them\n"
+
+
+def test_errors_of_the_system_are_in_words(ebpflb: Ebpflb) -> None:
+    """No errno of Python is shown, whatever is missing."""
+    done = ebpflb("check", "--cgroup-root", "/nothing/here", "--state-dir", NEVER)
+    assert done.status == 1
+    assert "/nothing/here: No such file or directory" in done.out
+    assert "Errno" not in done.out + done.err

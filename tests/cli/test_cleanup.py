@@ -246,7 +246,8 @@ def test_status(ebpflb: Ebpflb, nowhere: list[str], tmp_path: Path) -> None:
     with answering.process(tmp_path) as pid:
         done = ebpflb("status", *nowhere)
     running = f"is also running (pid {pid})"
-    assert f"\nkube proxy         {running}: ebpflb handles packets first; stop" in done.out
+    text = " ".join(done.out.split())  # its lines are folded
+    assert f" kube proxy {running}: ebpflb handles packets first; stop" in text
     assert "kube proxy" not in ebpflb("status", *nowhere).out
 
 

@@ -3,8 +3,8 @@
 
 import logging
 import os
-import sys
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def options(tmp_path: Path) -> list[object]:
 def run(ebpflb: Ebpflb, options: list[object], monkeypatch: pytest.MonkeyPatch) -> Run:
     """What the agent would get, of a run that ends where it would serve."""
     seen: list[Options] = []
-    module = sys.modules["ebpflb.cli.run"]
+    module = import_module("ebpflb.cli.run")
     monkeypatch.setattr(module, "_serve", lambda options, *_: seen.append(options))
 
     def call(*words: object) -> Options:
@@ -138,7 +138,7 @@ def test_without_effect(run: Run, file: Path, caplog: pytest.LogCaptureFixture) 
     """What is accepted and has no effect is named in one line, if it says anything at all."""
     write(
         file,
-        ipvs={"scheduler": "sh", "strictARP": False},
+        ipvs={"tcpTimeout": "5s", "strictARP": False},
         iptables={"localhostNodePorts": False},
         winkernel={"enableDSR": True},
         logging={"options": {"json": {"splitStream": True}}},
@@ -146,7 +146,7 @@ def test_without_effect(run: Run, file: Path, caplog: pytest.LogCaptureFixture) 
     )
     run("--config", file)
     assert (
-        "accepted, but ignored: iptables.localhostNodePorts, ipvs.scheduler,"
+        "accepted, but ignored: iptables.localhostNodePorts, ipvs.tcpTimeout,"
         " winkernel.enableDSR, logging.options.json.splitStream"
     ) in caplog.messages
     assert "feature gates without effect: Alpha, Zeta" in caplog.messages
@@ -154,9 +154,27 @@ def test_without_effect(run: Run, file: Path, caplog: pytest.LogCaptureFixture) 
 
 def test_flags_without_effect(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     """Of flags too, even where they say the default."""
-    run("--ipvs-scheduler=rr", "--kube-api-qps", "5", "--boot-id-file=/x", "--conntrack-min=1")
-    line = "accepted, but ignored: --kube-api-qps, --ipvs-scheduler, --boot-id-file"
+    run("--ipvs-strict-arp", "--kube-api-qps", "5", "--boot-id-file=/x", "--conntrack-min=1")
+    line = "accepted, but ignored: --kube-api-qps, --ipvs-strict-arp, --boot-id-file"
     assert line in caplog.messages
+
+
+def test_schedulers_of_ipvs(run: Run, file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In mode ipvs the kernel's names stand for ours; one without an equal is named, and random.
+    --scheduler counts more, and in other modes the field does not count.
+    """
+    write(file, mode="ipvs", ipvs={"scheduler": "wrr"})
+    assert run("--config", file).admission.scheduler == "round-robin"
+    assert run("--config", file, "--scheduler=random").scheduler == "random"
+    assert run("--ipvs-scheduler=rr").scheduler == "random"
+    assert run("--proxy-mode=ipvs").scheduler == "round-robin"
+    assert run("--proxy-mode=ipvs", "--ipvs-scheduler=mh").scheduler == "source-hash"
+    for name in ("lc", "wlc", "sed", "nq"):
+        found = run("--proxy-mode=ipvs", f"--ipvs-scheduler={name}").scheduler
+        assert found == "least-connections"
+    assert not any("without an equal" in line for line in caplog.messages)
+    assert run("--proxy-mode=ipvs", "--ipvs-scheduler=lblcr").scheduler == "random"
+    assert "ipvs.scheduler without an equal, so connections go at random: lblcr" in caplog.messages
 
 
 def test_every_error_at_once(refused: Callable[..., list[str]], file: Path) -> None:
@@ -182,9 +200,9 @@ def test_every_error_of_a_field(refused: Callable[..., list[str]], file: Path) -
     assert refused("--config", file)[1:] == [
         f"  {file}: iptables.syncPeriod: must be greater than 0, not -1s",
         f"  {file}: iptables.syncPeriod: must be at least iptables.minSyncPeriod (5s), not -1s",
-        f'  {file}: nodePortAddresses[1]: "a" is not a CIDR',
-        f'  {file}: clusterCIDR: "10.0.0.0/99" is not a CIDR',
-        f'  {file}: clusterCIDR: "b" is not a CIDR',
+        f'  {file}: nodePortAddresses[1]: "a" is not a CIDR such as 10.0.0.0/8',
+        f'  {file}: clusterCIDR: "10.0.0.0/99" is not a CIDR such as 10.0.0.0/8',
+        f'  {file}: clusterCIDR: "b" is not a CIDR such as 10.0.0.0/8',
         f"  {file}: nodePortAddresses[0]: Expected str, got int",
     ]
 

@@ -16,6 +16,8 @@ from tests.configuration.files import write
 from tests.kit import requests
 from tests.kit.cluster import VIP, Cluster, endpoint, running, web
 
+pytestmark = pytest.mark.usefixtures("started_anew")
+
 CHANGED = "config.conf has changed: exiting to be restarted with it"
 NETFILTER = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_"
 
@@ -42,7 +44,7 @@ def cluster(tmp_path: Path, file: Path) -> Iterator[Cluster]:
 def ended(agent: LabAgent) -> tuple[int, str]:
     """The agent's exit status, when it comes, and its last line."""
     assert agent.process
-    return agent.process.wait(30), agent.log().splitlines()[-1]
+    return agent.process.wait(120), agent.log().splitlines()[-1]
 
 
 def node_reads(cluster: Cluster, path: str) -> str:

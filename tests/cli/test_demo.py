@@ -2,6 +2,7 @@
 """`ebpflb demo`: to the end or interrupted anywhere, it leaves nothing."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,16 +20,19 @@ from ebpflb.lab.hosts import NETNS
 PREFIX = f"ebpflb-test-{os.getpid()}-demo"
 # SIGINT as in a terminal: a shell that starts the tests in the background has it ignored.
 COMMAND = f"""
-import signal, sys
+import importlib, signal
 from ebpflb.cli import main
 signal.signal(signal.SIGINT, signal.default_int_handler)
-sys.modules["ebpflb.cli.demo"].PREFIX = {PREFIX!r}
+demo = importlib.import_module("ebpflb.cli.demo")
+assert demo.DEMO_PREFIX
+demo.DEMO_PREFIX = {PREFIX!r}
 main()
 """
 STEPS = [
     "# a node",
     "ready",
     "# 400 connections",
+    "# a fourth endpoint is a canary",
     "# the service is scaled",
     "# a client",
     "# the agent",
@@ -45,7 +49,8 @@ def begin(*words: str) -> "subprocess.Popen[str]":
 def swept() -> Iterator[None]:
     """Whatever a failed test leaves."""
     yield
-    begin("--remove").communicate(timeout=120)
+    if places():
+        begin("--remove").communicate(timeout=120)
 
 
 def processes(session: int) -> list[str]:
@@ -60,8 +65,13 @@ def processes(session: int) -> list[str]:
 
 def left(session: int) -> list[object]:
     """Every trace."""
-    places = (NETNS, cgroup_root(), BPFFS, Path("/run"), Path("/tmp"))
-    return [*processes(session), *(it for place in places for it in place.glob(f"{PREFIX}*"))]
+    return [*processes(session), *places()]
+
+
+def places() -> list[Path]:
+    """What there is by the demo's name."""
+    folders = (NETNS, cgroup_root(), BPFFS, Path("/run"), Path("/tmp"))
+    return [it for folder in folders for it in folder.glob(f"{PREFIX}*")]
 
 
 def test_to_the_end() -> None:
@@ -73,6 +83,10 @@ def test_to_the_end() -> None:
         assert step in said
     for name in ("web-1", "web-2", "web-3", "web-4"):
         assert name in said
+    canary = said.partition("# a fourth")[2].partition("\n# ")[0]
+    shares = [int(share) for share in re.findall(r"web-4 (\d+)%", canary)]
+    assert len(shares) == 2
+    assert all(2 <= share <= 20 for share in shares), "a tenth, of 400 connections"
     assert "far-1 saw 192.0.2.1\n" in said, "policy Cluster sends us to the other node as the node"
     assert said.count("web-1 saw 198.51.100.7\n") == 2, "an endpoint here sees us, by any policy"
     assert "everything that the demo made is removed" in said
@@ -84,8 +98,7 @@ def test_interrupted(number: int, step: str) -> None:
     """Wherever it is interrupted, the exit status is 1 and everything is removed."""
     demo = begin()
     assert demo.stdout
-    while step not in demo.stdout.readline():
-        pass
+    assert any(step in line for line in demo.stdout), "it has ended before"
     demo.send_signal((signal.SIGTERM, signal.SIGINT)[number % 2])
     demo.communicate(timeout=240)
     assert demo.returncode == 1
@@ -93,14 +106,17 @@ def test_interrupted(number: int, step: str) -> None:
 
 
 def test_killed_and_swept() -> None:
-    """A demo that was killed is removed by the next one with --remove."""
+    """A demo that was killed is removed by --remove, also where that is called twice at once."""
     demo = begin()
     assert demo.stdout
-    while STEPS[2] not in demo.stdout.readline():
-        pass
+    assert any(STEPS[2] in line for line in demo.stdout), "it has ended before"
     demo.kill()
     demo.communicate(timeout=240)
-    begin("--remove").communicate(timeout=120)
+    assert places()
+    removing = [begin("--remove") for _ in range(4)]
+    for each in removing:
+        each.communicate(timeout=120)
+    assert [each.returncode for each in removing] == [0] * 4
     wait_until("nothing is left", lambda: not left(demo.pid))
 
 

@@ -8,7 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from ebpflb.cli import run_configuration, run_options
+from ebpflb.cli import kube_proxy_flags, run_configuration
 from ebpflb.configuration import fields, parameters
 from ebpflb.configuration.fields import KubeProxyConfiguration, VModule
 from ebpflb.configuration.parameters import PARAMETERS, Parameter
@@ -33,8 +33,8 @@ def call(*words: str) -> tuple[dict[str, Any], str]:
     """The values by name, and what was printed."""
     seen: dict[str, Any] = {}
 
-    @click.command(context_settings=run_options.GO_STYLE)
-    @run_options.kube_proxy_flags
+    @click.command(context_settings=kube_proxy_flags.GO_STYLE)
+    @kube_proxy_flags.options
     def run(**values: Any) -> None:
         seen.update(values)
 
@@ -160,4 +160,4 @@ def test_help_leaves_out_what_does_nothing() -> None:
     _, output = call("--help")
     assert "--conntrack-min NUMBER" in output
     assert "[default: 131072]" in output
-    assert "--ipvs-scheduler" not in output
+    assert "--ipvs-strict-arp" not in output

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """/flagz, of what `ebpflb run` itself was given (kube-proxy.md 13.2)."""
 
-import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ Flagz = Callable[..., dict[str, str]]
 def flagz(ebpflb: Ebpflb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Flagz:
     """What the page of an agent says that was started with these words, line by line."""
     seen: list[dict[str, str]] = []
-    monkeypatch.setattr(sys.modules["ebpflb.cli.run"], "_serve", lambda *it: seen.append(it[-1]))
+    monkeypatch.setattr(import_module("ebpflb.cli.run"), "_serve", lambda *it: seen.append(it[2]))
     where = ["--manifests", tmp_path, "--state-dir", NEVER, "--run-dir", tmp_path]
 
     def lines(*words: object) -> dict[str, str]:
@@ -68,7 +68,14 @@ def test_every_flag_is_there(flagz: Flagz) -> None:
         ("masquerade-ports", "10000-29999"),
         ("packet-path", "auto"),
         ("external-ips", "all"),
+        ("namespaces", ""),
+        ("services", ""),
+        ("shadow", "false"),
+        ("scheduler", ""),
         ("packet-mark", ""),
+        ("reply-path", "route"),
+        ("audit", "repair"),
+        ("readyz-bind-address", "127.0.0.1:10247"),
         ("nodeport-source-ranges", ""),
         ("cache-dir", "/var/cache/ebpflb"),
     ],
@@ -86,6 +93,7 @@ def test_what_was_given(flagz: Flagz) -> None:
         *("--masquerade-ports=40000-40099", "--devices=eth*", "--devices=!eth9", "--vmodule=a=1"),
         *("--external-ips=203.0.113.0/24,2001:db8::/32", "--packet-mark=0x4000/0x4000"),
         "--nodeport-source-ranges=198.51.100.0/24,2001:db8::/32",
+        *("--namespaces=shop,default", "--services=app in (a,b),!old"),
         *("--healthz-port=0", "--healthz-bind-address="),
     )
     assert said["masquerade-all"] == "true"
@@ -96,6 +104,7 @@ def test_what_was_given(flagz: Flagz) -> None:
     assert said["masquerade-ports"] == "40000-40099"
     assert said["external-ips"] == "203.0.113.0/24,2001:db8::/32"
     assert said["packet-mark"] == "0x4000/0x4000"
+    assert (said["namespaces"], said["services"]) == ("default,shop", "app in (a,b),!old")
     assert said["nodeport-source-ranges"] == "198.51.100.0/24,2001:db8::/32"
     assert said["devices"] == "[eth*,!eth9]"
     assert said["vmodule"] == "a=1"

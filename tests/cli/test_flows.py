@@ -55,13 +55,23 @@ def pins(maps: dict[str, Map]) -> list[str]:
 
 
 def test_table(ebpflb: Ebpflb, pins: list[str]) -> None:
-    """Each flow is a line with both its directions, and names for numbers."""
-    done = ebpflb("flows", "list", *pins)
+    """-o wide: each flow is a line with both its directions, and names for numbers."""
+    done = ebpflb("flows", "list", *pins, "-o", "wide")
     assert (done.status, done.err) == (0, "")
     (line,) = [line for line in done.out.splitlines() if "10.96.0.2:80" in line]
     for words in ("default/web:tcp/TCP", f"{CLIENT}:3002", "10.244.1.11:8080", "web-1", "node-1"):
         assert words in line
     assert "10.244.1.11:8080 > 192.0.2.1:61002" in line
+
+
+def test_columns(ebpflb: Ebpflb, pins: list[str], maps: dict[str, Map]) -> None:
+    """80 of them by default: who is connected by what to whom; the longest addresses are cut."""
+    done = ebpflb("flows", "list", *pins)
+    lines = done.out.splitlines()
+    assert lines[1].split() == ["PROTOCOL", "STATE", "CLIENT", "FRONTEND", "BACKEND"]
+    assert max(map(len, lines)) <= 80
+    assert any(f"{CLIENT}:3002" in it and "10.96.0.2:80" in it for it in lines), done.out
+    assert sum("10.244.1.11:8080" in it for it in lines) == len(FLOWS)
 
 
 def test_json_and_yaml(ebpflb: Ebpflb, pins: list[str]) -> None:
@@ -76,7 +86,6 @@ def test_json_and_yaml(ebpflb: Ebpflb, pins: list[str]) -> None:
     ("words", "count"),
     [
         (["--service", "default/web"], 3),
-        (["--service", "default/never"], 0),
         (["--client", CLIENT], 3),
         (["--client", "2001:db8::1"], 0),
         (["--service", "default/web", "--client", "198.51.100.8"], 0),
@@ -94,13 +103,13 @@ def test_flush(ebpflb: Ebpflb, pins: list[str], maps: dict[str, Map]) -> None:
     """It says how many went, and they are gone."""
     assert ebpflb("flows", "flush", *pins).out == "flows flushed: 3 (8 entries)\n"
     assert not [*maps["tcp_flows"].items(), *maps["other_flows"].items()]
-    assert "no entries" in ebpflb("flows", "list", *pins).out
+    assert "none" in ebpflb("flows", "list", *pins).out
 
 
 def test_conntracks_flows(ebpflb: Ebpflb, pins: list[str], maps: dict[str, Map]) -> None:
     """Flows of conntrack are listed, counted and flushed beside those of the flow tables."""
     frontend = Frontend(ip_address("127.0.0.7"), 53, Protocol.UDP)
-    entry = ServiceEntry(frontend, 7, frozenset(), 0, 0, Range(0, 0), Range(0, 0))
+    entry = ServiceEntry(7, frozenset(), 0, 0, Range(0, 0), Range(0, 0))
     maps["services"].write([(frontend, entry)])
     with nodes.fresh(f"ebpflb-test-{os.getpid()}-flowlist"):
         nodes.translate("127.0.0.7", 53)
@@ -108,7 +117,9 @@ def test_conntracks_flows(ebpflb: Ebpflb, pins: list[str], maps: dict[str, Map])
         assert Counter(flow["engine"] for flow in found) == {"flows": 3, "conntrack": 1}
         assert len({tuple(flow) for flow in found}) == 1, "the same columns"
         (line,) = [
-            x for x in ebpflb("flows", "list", *pins).out.splitlines() if "127.0.0.7:53" in x
+            x
+            for x in ebpflb("flows", "list", *pins, "-o", "wide").out.splitlines()
+            if "127.0.0.7:53" in x
         ]
         assert "default/web:tcp/TCP" in line
         assert "None" not in line
@@ -121,12 +132,23 @@ def test_conntracks_flows(ebpflb: Ebpflb, pins: list[str], maps: dict[str, Map])
 
 
 @pytest.mark.parametrize("command", ["list", "flush"])
+def test_a_service_that_is_not_there_is_named(
+    ebpflb: Ebpflb, pins: list[str], command: str
+) -> None:
+    """It is an error, not an empty list, and a name that is like it is offered."""
+    done = ebpflb("flows", command, "--service", "default/wep", *pins)
+    assert (done.status, done.out) == (1, "")
+    said = "no service default/wep is programmed on this node: did you mean default/web?"
+    assert done.err == f"ebpflb: {said}\n"
+
+
+@pytest.mark.parametrize("command", ["list", "flush"])
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
         (["--client", "198.51.100.256"], '"198.51.100.256" is not an IP address'),
-        (["--service", "web"], '"web" is not NAMESPACE/NAME'),
-        (["--service", "a/b/c"], '"a/b/c" is not NAMESPACE/NAME'),
+        (["--service", "web"], '"web" is not NAMESPACE/NAME such as default/web'),
+        (["--service", "a/b/c"], '"a/b/c" is not NAMESPACE/NAME such as default/web'),
     ],
 )
 def test_usage(ebpflb: Ebpflb, command: str, words: list[str], reason: str) -> None:

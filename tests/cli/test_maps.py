@@ -23,12 +23,25 @@ def dead(cluster: Cluster) -> None:
 
 def test_table(ebpflb: Ebpflb, state: list[str]) -> None:
     """Every map has a table; numbers are joined to names."""
-    done = ebpflb("maps", "dump", *state)
+    done = ebpflb("maps", "dump", *state, "-o", "wide")
     assert (done.status, done.err) == (0, "")
     for name in ROWS:
         assert any(line.startswith(name) for line in done.out.splitlines())
     for words in ("default/web:tcp/TCP", "10.244.1.11:8080", "web-3", "NodePort", f"{VIP}:80"):
         assert words in done.out
+
+
+def test_columns(ebpflb: Ebpflb, state: list[str]) -> None:
+    """80 of them by default: the first of each map, and the names of the others."""
+    done = ebpflb("maps", "dump", *state)
+    assert max(map(len, done.out.splitlines())) <= 80
+    wide = ebpflb("maps", "dump", "services", *state, "-o", "wide").out.splitlines()
+    narrow = ebpflb("maps", "dump", "services", *state).out.splitlines()
+    shown, _, left = "\n".join(narrow).partition("-o wide has ")
+    heads = shown.splitlines()[1].split()
+    assert heads and wide[1].split()[: len(heads)] == heads
+    assert {"policy,", "affinity", "refused,"} <= set(left.split())
+    assert any(f"{VIP}:80" in line and "default/web:tcp/TCP" in line for line in narrow)
 
 
 def unchanging(maps: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:

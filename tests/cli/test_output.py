@@ -3,7 +3,7 @@
 
 import pytest
 
-from ebpflb.cli.output import print_table
+from ebpflb.cli.output import COLUMNS, print_narrow_table, print_table
 
 
 def drawn(capsys: pytest.CaptureFixture[str], *rows: dict[str, object]) -> list[str]:
@@ -36,3 +36,33 @@ def test_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 def test_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     """Without rows there is a line that says so."""
     assert drawn(capsys) == ["title", "  no entries", ""]
+
+
+def narrow(capsys: pytest.CaptureFixture[str], *rows: dict[str, object], wide: bool) -> list[str]:
+    print_narrow_table("title", list(rows), wide=wide, whole=("name",))
+    return capsys.readouterr().out.splitlines()
+
+
+def test_narrow(capsys: pytest.CaptureFixture[str]) -> None:
+    """What does not fit into 80 columns ends in an ellipsis; -o wide has all."""
+    row = {"name": "n" * 40, "why": "because " * 9, "number": 7}
+    lines = narrow(capsys, row, wide=False)
+    assert len(lines[2]) == COLUMNS == 80
+    assert "n" * 40 in lines[2] and "\u2026" in lines[2] and lines[2].endswith("7")
+    assert lines[1].split() == ["NAME", "WHY", "NUMBER"]
+    assert ("because " * 9).strip() in narrow(capsys, row, wide=True)[2]
+
+
+def test_narrowest(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where nothing else is left the others are cut too."""
+    rows = {f"name{i}": "x" * 60 for i in range(4)} | {"name": "n" * 60}
+    assert len(narrow(capsys, rows, wide=False)[2]) == COLUMNS
+
+
+def test_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    """They are shown, and a terminal does not act on them."""
+    for lines in (
+        drawn(capsys, {"a": "b\x1b[2J\nc"}),
+        narrow(capsys, {"a": "b\x1b\nc"}, wide=True),
+    ):
+        assert "b\\x1b" in "".join(lines) and "\x1b" not in "".join(lines)

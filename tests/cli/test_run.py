@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ebpflb run` that cannot run: which option or what of the node, in one line; nothing attached."""
 
+import logging
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from ipaddress import ip_network
 from pathlib import Path
 
@@ -80,7 +82,11 @@ def test_nodeport_addresses(run: Ebpflb, options: list[object], text: str) -> No
         ("--masquerade-ports", "1-65536", "is not a range of ports"),
         ("--external-ips", "some", "neither all nor none nor CIDRs"),
         ("--external-ips", "192.0.2.0/24,", "neither all nor none nor CIDRs"),
+        ("--namespaces", "a,B", '"B" is not the name of a namespace'),
+        ("--services", "app=web,", '"" is no requirement of a label selector'),
         ("--packet-mark", "mark", "is not MARK/MASK"),
+        ("--readyz-bind-address", "127.0.0.1", "is not HOST:PORT"),
+        ("--readyz-bind-address", "::1:10247", "is written in brackets"),
         ("--packet-mark", "0x4000/0x8000", "MARK must be bits of MASK"),
         ("--packet-mark", "0x100000000", "MARK must be bits of MASK"),
         ("--nodeport-source-ranges", "192.0.2.1", "is not a CIDR"),
@@ -155,7 +161,7 @@ def test_mode_lacks(run: Ebpflb, options: list[object], mode: str, option: str) 
 def chosen(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Options]:
     """What `ebpflb run` makes of its options."""
     seen: list[Options] = []
-    module = sys.modules["ebpflb.cli.run"]
+    module = import_module("ebpflb.cli.run")
     monkeypatch.setattr(module, "_serve", lambda options, *_: seen.append(options))
 
     def run(*words: object) -> Options:
@@ -166,28 +172,50 @@ def chosen(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Opt
     return run
 
 
-def test_all_that_is_chosen(chosen: Callable[..., Options], options: list[object]) -> None:
-    """Every option reaches the agent, as what it means."""
-    made = chosen(
+@pytest.fixture
+def made(chosen: Callable[..., Options], options: list[object]) -> Options:
+    """An agent's, which was given every option."""
+    return chosen(
         *(*options, "--devices", "eth*", "--devices", "!eth9", "--masquerade-all"),
         *("--masquerade-local-backends", "--masquerade-ports", "40000-40099"),
         *("--detect-local-mode", "BridgeInterface", "--pod-bridge-interface", "cni0"),
         *("--nodeport-addresses", "10.0.0.0/8", "--packet-path", "flows"),
         *("--external-ips", "192.0.2.0/24", "--packet-mark", "0x4000/0x4000"),
         *("--nodeport-source-ranges", "198.51.100.0/24,2001:db8::/32"),
-        *("--socket-translation", "host"),
+        *("--socket-translation", "host", "--audit", "report"),
+        *("--reply-path", "request-device", "--namespaces", "shop", "--services", "app=web"),
+        *("--shadow", "--scheduler", "round-robin"),
+        *("--readyz-bind-address", "[::1]:10300"),
     )
+
+
+def test_all_that_is_chosen(made: Options) -> None:
+    """Every option reaches the agent, as what it means."""
+    assert (made.audit, made.readyz_address) == ("report", "[::1]:10300")
     assert made.admission.nodeport_source_ranges == (
         ip_network("198.51.100.0/24"),
         ip_network("2001:db8::/32"),
     )
     assert made.external_ips == external_ips.parse("192.0.2.0/24")
     assert made.packet_path == "flows"
+    assert made.admission.scheduler == "round-robin"
+    assert str(made.served) == "--namespaces=shop --services=app=web"
     assert made.detector == LocalDetector(LocalMode.BRIDGE, bridge="cni0")
     assert made.devices == ("eth*", "!eth9")
     assert made.nodeport_addresses == ("10.0.0.0/8",)
+
+
+def test_all_that_programs_are_told(made: Options) -> None:
+    """The options for programs are in the map of settings."""
     assert made.map_settings == {
-        "flags": {"guard_nodeports", "masquerade_all", "masquerade_here", "host_sockets"},
+        "flags": {
+            "guard_nodeports",
+            "masquerade_all",
+            "masquerade_here",
+            "host_sockets",
+            "reply_to_device",
+            "shadow",
+        },
         "first_port": 40000,
         "last_port": 40099,
         "mark": 0x4000,
@@ -246,3 +274,10 @@ def test_no_bpffs(run: Ebpflb, options: list[object], tmp_path: Path) -> None:
 def test_unknown_option(run: Ebpflb) -> None:
     """An unknown option is a wrong call."""
     assert run("--manifest", "/tmp").status == 2
+
+
+def test_a_credential_plugins_failure_is_logged_in_words() -> None:
+    """The Kubernetes client logs it by the root logger."""
+    record = logging.LogRecord("root", 40, "", 0, "[Errno 2] No such file: '/x'", None, None)
+    assert import_module("ebpflb.cli.run")._in_words(record)
+    assert record.getMessage() == "API credentials: No such file: '/x'"

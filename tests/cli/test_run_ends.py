@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ebpflb run` with flags that end it before it serves (kube-proxy.md 15)."""
 
-import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ def test_init_only(ebpflb: Ebpflb, file: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_cleanup(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """--cleanup removes ours and what kube-proxy left, even where the file is bad, and ends."""
     seen: list[Any] = []
-    monkeypatch.setattr(sys.modules["ebpflb.cli.run"], "remove_all", seen.append)
+    monkeypatch.setattr(import_module("ebpflb.cli.run"), "remove_all", seen.append)
     where = ["--state-dir", NEVER, "--run-dir", tmp_path]
     assert ebpflb("run", "--cleanup", "--config=/nowhere", *where).status == 0
     assert [paths.state for paths in seen] == [NEVER]

@@ -11,6 +11,8 @@ from ebpflb.errors import NodeError
 from ebpflb.lab.hosts import Host, Lab
 from tests.kit.lab_cluster import PREFIX, LabCluster
 
+pytestmark = pytest.mark.usefixtures("started_anew")
+
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[LabCluster]:
@@ -44,7 +46,7 @@ def test_bind_address_hard_fail(cluster: LabCluster, node: Host, port: int) -> N
     agent = cluster.add_agent(node, "--bind-address-hard-fail")
     with pytest.raises(NodeError):
         cluster.start()
-    assert agent.process and agent.process.wait(30) == 1
+    assert agent.process and agent.process.wait(120) == 1
     (line,) = [line for line in agent.log().splitlines() if line.startswith("ebpflb: ")]
     assert f":{port}" in line and "Address already in use" in line
     assert agent.log().splitlines()[-1] == line

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ebpflb.cluster.list_watch import ApiSource
+from ebpflb.cluster.api_source import ApiSource
 from ebpflb.cluster.manifest_source import ManifestSource
 from ebpflb.cluster.retry import Timing
 from ebpflb.cluster.source import Source

@@ -8,7 +8,7 @@ from typing import Any
 from ebpflb.cluster.retry import Timing
 from ebpflb.cluster.source import Source
 from ebpflb.model.events import Event, Kind, SourceStatus
-from tests.kit.api_server import PATIENCE
+from tests.kit.api_server import WAIT_SECONDS
 
 NODE = "node-1"
 QUICK = Timing(
@@ -18,6 +18,7 @@ QUICK = Timing(
     watch_timeout=20,
     watch_grace=5,
     rescan_interval=20,
+    settle=0.3,
 )
 
 Start = Callable[..., Source]
@@ -61,6 +62,6 @@ class EventLog:
         for position, event in enumerate(self._skipped):
             if wanted(event):
                 return self._skipped.pop(position)
-        while not wanted(event := self._queue.get(timeout=PATIENCE)):
+        while not wanted(event := self._queue.get(timeout=WAIT_SECONDS)):
             self._skipped.append(event)
         return event

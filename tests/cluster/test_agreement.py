@@ -14,8 +14,10 @@ from ebpflb.cluster import decoding, manifest_file
 from ebpflb.cluster.selectors import selectors
 from ebpflb.errors import InvalidObject
 from ebpflb.lab.manifests import service_cidr
+from ebpflb.model import endpoint_slices
+from ebpflb.model.endpoint_slices import ReadSlice
 from ebpflb.model.events import Event, Kind, Replaced
-from ebpflb.model.objects import Object
+from ebpflb.model.objects import EndpointSlice, Object
 from tests.cluster.event_log import EventLog, Start
 from tests.cluster.objects import HEADLESS, PROXY_NAME, endpoint_slice, node, service
 from tests.kit.api_history import Json, Request, fits
@@ -51,9 +53,12 @@ def emitted(found: Iterable[Event]) -> Iterator[tuple[Kind, Any]]:
         yield event.kind, {key: _said(it.object) for key, it in event.objects.items()}
 
 
-def _said(thing: Object | InvalidObject) -> dict[str, Any] | str:
-    if isinstance(thing, InvalidObject):
-        return str(thing)
+def _said(thing: Object | ReadSlice | InvalidObject) -> dict[str, Any] | str | ReadSlice:
+    """Slices as they are stored: only one of the sources has read them."""
+    if isinstance(thing, EndpointSlice):
+        return endpoint_slices.read(thing)
+    if isinstance(thing, InvalidObject | ReadSlice):
+        return thing if isinstance(thing, ReadSlice) else str(thing)
     return {"labels": thing.metadata.labels} | {
         name: getattr(thing, name) for name in thing.__struct_fields__ if name != "metadata"
     }

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ebpflb.cluster.api import Server
-from ebpflb.cluster.list_watch import ApiSource
+from ebpflb.cluster.api_source import ApiSource
 from ebpflb.errors import ClusterError
 from ebpflb.model.events import Changed, Kind, SourceStatus
 from tests.cluster.event_log import QUICK, Begin, EventLog, Quick, Start
@@ -171,7 +171,7 @@ def test_tls_is_spoken_and_stopped_alike(
 def test_kubernetes_is_not_imported_before_it_is_needed() -> None:
     """The client costs 16 MB, which a node on manifests must not pay."""
     program = (
-        "import sys, ebpflb.cluster.list_watch, ebpflb.cluster.manifest_source;"
+        "import sys, ebpflb.cluster.api_source, ebpflb.cluster.manifest_source;"
         "sys.exit('kubernetes' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
@@ -184,3 +184,44 @@ def test_models_of_kubernetes_are_not_imported() -> None:
         "sys.exit(any(name.startswith('kubernetes.client.models.') for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("server", "words"),
+    [
+        ("http://127.0.0.1:9", "Failed to establish a new connection: Connection refused"),
+        ("https://127.0.0.1:9", "Failed to establish a new connection: Connection refused"),
+    ],
+)
+def test_a_server_that_cannot_be_reached_is_told_in_words(
+    events: EventLog, begin: Begin, server: str, words: str
+) -> None:
+    """Neither Python's classes nor its errnos are for operators."""
+    begin(ApiSource(events, node_name="node-1", master=server, timing=QUICK))
+    assert events.source_status().error == words
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ('{"clusters": [', "while parsing a flow"),
+        ('{"apiVersion": "v1"}', "Invalid kube-config file"),
+        ({"server": "https://x", "certificate-authority": "/nothing"}, "File does not exist"),
+        ({"tokenFile": "/nothing"}, "/nothing: No such file or directory"),
+    ],
+)
+def test_a_broken_kubeconfig_is_told_in_one_line(
+    api: FakeApiServer, events: EventLog, tmp_path: Path, change: str | dict[str, str], words: str
+) -> None:
+    """Whatever the loader writes: the file, then the reason."""
+    kubeconfig = api.kubeconfig(tmp_path)
+    content = json.loads(kubeconfig.read_text())
+    if "tokenFile" in change:
+        content["users"][0]["user"] = change
+    else:
+        content["clusters"][0]["cluster"] = change
+    kubeconfig.write_text(change if isinstance(change, str) else json.dumps(content))
+    with pytest.raises(ClusterError) as failed:
+        ApiSource(events, node_name="node-1", kubeconfig=kubeconfig).start()
+    assert str(failed.value).startswith(f"{kubeconfig}: {words}")
+    assert "Errno" not in str(failed.value) and "\n" not in str(failed.value)

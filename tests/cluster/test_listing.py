@@ -5,7 +5,9 @@ import msgspec
 import pytest
 
 from ebpflb.cluster import decoding
+from ebpflb.errors import InvalidObject
 from ebpflb.lab.manifests import service_cidr
+from ebpflb.model.endpoint_slices import ReadSlice
 from ebpflb.model.events import Changed, Event, Key, Kind, Removed, Replaced
 from ebpflb.model.objects import Object, Service
 from tests.cluster.event_log import EventLog, Start
@@ -151,6 +153,20 @@ def test_a_broken_object_spoils_neither_its_page_nor_the_list(
     bad = objects["default", "bad"]
     assert str(bad.object) == "spec.ports[0].port: Expected `int`, got `str`"
     assert bad.source == api.url
+
+
+def test_slices_are_emitted_as_they_are_stored_and_those_that_cannot_be_with_the_reason(
+    api: FakeApiServer, events: EventLog, watch: Start
+) -> None:
+    """A list of many is held until it is complete: not as it was decoded."""
+    api.put(endpoint_slice("web-1", "10.1.0.1"))
+    api.put(endpoint_slice("web-2", "10.1.0.2") | {"addressType": "IPX"})
+    watch()
+    objects = events.next(Kind.ENDPOINT_SLICE).objects
+    assert isinstance(objects["default", "web-1"].object, ReadSlice)
+    invalid = objects["default", "web-2"].object
+    assert isinstance(invalid, InvalidObject)
+    assert invalid.field == "addressType"
 
 
 def test_an_object_without_a_name_is_one_line(

@@ -2,11 +2,12 @@
 """The files of a directory: new, changed, removed, renamed, defined twice, of other kinds."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
+from ebpflb.cluster.manifest_directory import ManifestDirectory
+from ebpflb.lab import manifests
 from ebpflb.model.events import Changed, Key, Kind, Removed, Replaced
 from tests.cluster.event_log import EventLog, Start
 from tests.cluster.manifest_files import begun, keys, write
@@ -38,12 +39,11 @@ def test_objects_arrive_with_their_file(folder: Path, events: EventLog, follow: 
 def test_other_files_are_not_read(
     folder: Path, events: EventLog, follow: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Hidden files, other suffixes, folders, pipes and dangling links are no manifests."""
+    """Hidden files, other suffixes, folders and dangling links are no manifests."""
     write(folder / ".hidden.yaml", service("hidden"))
     write(folder / "notes.txt", service("notes"))
     (folder / "folder.yaml").mkdir()
     (folder / "dangling.yaml").symlink_to("nowhere")
-    os.mkfifo(folder / "pipe.yaml")
     follow()
     assert events.next(Kind.SERVICE) == Replaced(Kind.SERVICE, {})
     assert caplog.messages == []
@@ -55,6 +55,16 @@ def test_a_new_file_is_told(folder: Path, events: EventLog, follow: Start) -> No
     begun(events)
     write(folder / "a.yaml", service("web"))
     assert events.next(Kind.SERVICE).key == WEB
+
+
+def test_services_come_last(folder: Path) -> None:
+    """Of the objects of one file: then all that a Service needs is known, and its range is kept."""
+    followed = ManifestDirectory(folder, "node-1")
+    followed.scan()
+    range = manifests.service_cidr("10.96.0.0/16")
+    write(folder / "a.yaml", service("web"), endpoint_slice("web-1", "10.0.0.1"), range)
+    kinds = [event.kind for event in followed.scan() if isinstance(event, Changed)]
+    assert kinds == [Kind.ENDPOINT_SLICE, Kind.SERVICE_CIDR, Kind.SERVICE]
 
 
 def test_only_what_changed_is_told(folder: Path, events: EventLog, follow: Start) -> None:

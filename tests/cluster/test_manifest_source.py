@@ -3,18 +3,23 @@
 
 import errno
 import os
+import threading
 from pathlib import Path
 
 import pytest
 import yaml
+from inotify_simple import Event as InotifyEvent
+from inotify_simple import flags
 
-from ebpflb.cluster import manifest_source
+from ebpflb.cluster import manifest_source, regular_file
 from ebpflb.cluster.manifest_source import ManifestSource
+from ebpflb.cluster.open_files import OpenFiles
 from ebpflb.errors import ClusterError
-from ebpflb.model.events import Changed, Key, Kind, Removed
-from tests.cluster.event_log import EventLog, Quick, Start
+from ebpflb.model.events import Changed, Event, Key, Kind, Removed
+from tests.cluster.event_log import NODE, Begin, EventLog, Quick, Start
 from tests.cluster.manifest_files import begun, keys, look_at_everything, write
 from tests.cluster.objects import service
+from tests.kit.api_server import WAIT_SECONDS
 
 WEB = Key("default", "web")
 
@@ -51,6 +56,75 @@ def test_a_file_rewritten_in_place_is_not_read_by_half(
         file.write(f"---\n{yaml.safe_dump(service('second', clusterIP='10.96.0.9'))}")
     event = events.next(Kind.SERVICE)
     assert (type(event), event.key.name) == (Changed, "second")
+
+
+class BlockedLog(EventLog):
+    """Takes no event while ``blocked``: the source's thread does not read inotify meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.free = threading.Event()
+        self.free.set()
+        self.waits = threading.Event()
+
+    def __call__(self, event: Event) -> None:
+        if not self.free.is_set():
+            self.waits.set()
+            self.free.wait(WAIT_SECONDS)
+        super().__call__(event)
+
+
+def overflow(folder: Path) -> None:
+    """More events than inotify's queue holds; those of hidden files would be ignored."""
+    most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+    names = [str(folder / f".{number}") for number in range(2)]  # equal neighbours are one event
+    for number in range(most):
+        os.close(os.open(names[number % 2], os.O_WRONLY | os.O_CREAT))
+
+
+def test_what_changed_while_inotify_lost_events_is_read(
+    folder: Path, begin: Begin, quick: Quick, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file that was being written then, and one that was written then, are not forgotten."""
+    write(folder / "a.yaml", service("web"))
+    events = BlockedLog()
+    timing = quick(rescan_interval=1000, settled_after=0.05)
+    begin(ManifestSource(events, directory=folder, node_name=NODE, timing=timing))
+    begun(events)
+    with (folder / "b.yaml").open("w") as file:
+        file.flush()
+        write(folder / "c.yaml", service("mark"))
+        assert events.next(Kind.SERVICE).key.name == "mark"
+        events.free.clear()
+        write(folder / "a.yaml", service("web", clusterIP="10.96.0.8"))
+        assert events.waits.wait(WAIT_SECONDS)
+        overflow(folder)
+        file.write(yaml.safe_dump(service("late")))
+    write(folder / "d.yaml", service("later"))
+    events.free.set()
+    found = [events.next(Kind.SERVICE).key.name for _ in range(3)]
+    assert found[0] == "web" and sorted(found[1:]) == ["late", "later"]
+    assert "inotify has lost events" in caplog.text
+
+
+def test_a_file_that_is_still_written_when_events_are_lost_is_left_for_later(
+    folder: Path, quick: Quick
+) -> None:
+    """It is read once it has not changed for a while, or is closed."""
+    now = [1000.0]
+    files = OpenFiles(folder, quick(settled_after=2.0), lambda: now[0])
+    (folder / "a.yaml").touch()
+    os.utime(folder / "a.yaml", (1000, 1000))
+    assert not files.is_finished(InotifyEvent(1, flags.MODIFY, 0, "a.yaml"))
+    files.events_lost()
+    now[0] = 1001.9
+    assert files.names() == {"a.yaml"} and files.unsure
+    now[0] = 1002.1
+    assert files.names() == set() and not files.unsure
+    assert not files.is_finished(InotifyEvent(1, flags.MODIFY, 0, "a.yaml"))
+    assert files.names() == {"a.yaml"}
+    assert files.is_finished(InotifyEvent(1, flags.CLOSE_WRITE, 0, "a.yaml"))
+    assert files.names() == set()
 
 
 def test_a_file_being_rewritten_is_not_read_by_a_look_that_was_due(
@@ -123,13 +197,13 @@ def test_unchanged_files_are_not_parsed_again(
     follow()
     begun(events)
     parsed = []
-    read = Path.read_bytes
+    read = regular_file.read
 
     def read_and_note(path: Path) -> bytes:
         parsed.append(path.name)
         return read(path)
 
-    monkeypatch.setattr(Path, "read_bytes", read_and_note)
+    monkeypatch.setattr(regular_file, "read", read_and_note)
     write(folder / "b.yaml", service("b", clusterIP="10.96.0.9"))
     events.next(Kind.SERVICE)
     look_at_everything(folder)

@@ -38,6 +38,20 @@ def test_changes_are_told_in_order(api: FakeApiServer, events: EventLog, watched
     assert events.next(Kind.SERVICE) == Removed(Kind.SERVICE, Key("default", "new"))
 
 
+def test_events_have_the_version_and_the_name_of_the_api(
+    api: FakeApiServer, events: EventLog, watched: Source
+) -> None:
+    """resourceVersion, and ADDED or MODIFIED in lower case: the history shows them as causes."""
+    versions = [api.put(service("new")), api.put(service("new", clusterIP="10.96.0.2"))]
+    found = [events.next(Kind.SERVICE) for _ in versions]
+    assert [(it.event, it.version) for it in found] == [
+        (event, str(version))
+        for event, version in zip(("added", "modified"), versions, strict=True)
+    ]
+    api.delete(service("new"))
+    assert int(events.next(Kind.SERVICE).version) > int(versions[-1])
+
+
 def test_a_watch_asks_for_bookmarks_and_a_random_end(
     api: FakeApiServer, events: EventLog, watched: Source
 ) -> None:

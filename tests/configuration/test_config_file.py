@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from ebpflb.configuration import config_file, fields
-from ebpflb.configuration.durations import Duration
 from ebpflb.configuration.fields import KubeProxyConfiguration
+from ebpflb.model.durations import Duration
 from tests.configuration.files import HEAD, KUBEADM, write
 
 

@@ -70,10 +70,19 @@ def test_valid(values: dict[str, Any]) -> None:
             'healthzBindAddress: "65536" is not a port from 1 to 65535',
         ),
         ({"healthzBindAddress": ":10256"}, 'healthzBindAddress: "" is not an IP address'),
-        ({"metricsBindAddress": "[::1]"}, 'metricsBindAddress: "[::1]" is not ADDRESS:PORT'),
-        ({"metricsBindAddress": "here"}, 'metricsBindAddress: "here" is not ADDRESS:PORT'),
-        ({"clusterCIDR": "10.244.0.0"}, 'clusterCIDR: "10.244.0.0" is not a CIDR'),
-        ({"clusterCIDR": "10.244.0.0/16,"}, 'clusterCIDR: "" is not a CIDR'),
+        (
+            {"metricsBindAddress": "[::1]"},
+            'metricsBindAddress: "[::1]" is not ADDRESS:PORT such as 0.0.0.0:10256',
+        ),
+        (
+            {"metricsBindAddress": "here"},
+            'metricsBindAddress: "here" is not ADDRESS:PORT such as 0.0.0.0:10256',
+        ),
+        (
+            {"clusterCIDR": "10.244.0.0"},
+            'clusterCIDR: "10.244.0.0" is not a CIDR such as 10.0.0.0/8',
+        ),
+        ({"clusterCIDR": "10.244.0.0/16,"}, 'clusterCIDR: "" is not a CIDR such as 10.0.0.0/8'),
         (
             {"clusterCIDR": "10.0.0.0/8,11.0.0.0/8"},
             'clusterCIDR: "10.0.0.0/8,11.0.0.0/8" has more than one CIDR of the same family',
@@ -88,7 +97,7 @@ def test_valid(values: dict[str, Any]) -> None:
         ),
         (
             {"nodePortAddresses": ["10.0.0.0/8", "10.0.0.1"]},
-            'nodePortAddresses[1]: "10.0.0.1" is not a CIDR',
+            'nodePortAddresses[1]: "10.0.0.1" is not a CIDR such as 10.0.0.0/8',
         ),
         (
             {"detectLocalMode": "Bridge"},
@@ -143,7 +152,7 @@ def test_valid(values: dict[str, Any]) -> None:
         ),
         (
             {"mode": "ipvs", "ipvs": {"excludeCIDRs": ["10.0.0.0/8", "x"]}},
-            'ipvs.excludeCIDRs[1]: "x" is not a CIDR',
+            'ipvs.excludeCIDRs[1]: "x" is not a CIDR such as 10.0.0.0/8',
         ),
         ({"configSyncPeriod": "-1s"}, "configSyncPeriod: must be greater than 0, not -1s"),
         ({"conntrack": {"maxPerCore": -1}}, "conntrack.maxPerCore: must be at least 0, not -1"),

@@ -147,7 +147,7 @@ def test_without_inotify(
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(watching, "INotify", refuse)
-    monkeypatch.setattr(watching, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(watching, "_POLL_SECONDS", 0.01)
     watch = ConfigWatch(file)
     watch.start(calls)
     rewrite(file)

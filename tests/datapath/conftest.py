@@ -77,11 +77,6 @@ def inside(cgroup: Path) -> Iterator[Path]:
     (root / former.lstrip("/") / "cgroup.procs").write_text(str(os.getpid()))
 
 
-@pytest.fixture(scope="session")
-def cache(shared: Path) -> Path:
-    return shared / "bytecode"
-
-
 @pytest.fixture(scope="session", params=list(VARIANTS))
 def compiled(request: pytest.FixtureRequest, shared: Path, cache: Path) -> Compiled:
     """The hooks, for kernels with and without bpf_set_retval."""
@@ -114,3 +109,9 @@ def loaded(one_variant: Compiled, all_maps: dict[str, Map]) -> Iterator[list[Pro
     found = loader.load(one_variant, all_maps)
     yield found
     loader.close(found)
+
+
+@pytest.fixture
+def nothing_brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This checkout's own bytecode (precompile.py) is not looked at."""
+    monkeypatch.setattr(compiler, "BROUGHT", tmp_path / "no bytecode")

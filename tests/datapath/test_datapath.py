@@ -21,7 +21,7 @@ from ebpflb.datapath.programs import compiler
 from ebpflb.errors import CompileError, KernelError
 from ebpflb.model.devices import Devices
 from ebpflb.plan.entries import (
-    NOWHERE,
+    NO_SLOT,
     BackendName,
     DeviceEntry,
     Frontend,
@@ -153,7 +153,7 @@ def test_frontend_moves(datapath: Datapath) -> None:
     def service(id: int, size: int = 1, protocol: int = 17) -> Plan:
         where = Frontend(ip_address("10.96.0.10"), 53, protocol)
         ranges = Range(0, size), Range(0, 0)
-        return Plan(services=[(where, ServiceEntry(where, id, frozenset(), 0, size, *ranges))])
+        return Plan(services=[(where, ServiceEntry(id, frozenset(), 0, size, *ranges))])
 
     datapath.write_settings({"flags": frozenset()})
     assert held(datapath, "settings")[0].frontend_moves > 0
@@ -196,7 +196,7 @@ def test_counters_of_former_backends(datapath: Datapath) -> None:
     for plan in (
         Plan(backend_slots=[(5, 1)]),
         Plan(backend_names=[(5, name._replace(target="renamed"))]),
-        Plan(backend_slots=[(5, NOWHERE)], removed_backend_names=[5]),
+        Plan(backend_slots=[(5, NO_SLOT)], removed_backend_names=[5]),
     ):
         datapath.apply(plan)
         assert stats.get(5) == (3, 1)
@@ -215,9 +215,12 @@ def tags(ns: Namespace, device: str) -> dict[str, bytes]:
 
 
 def test_variants(datapath: Datapath, ns: Namespace, cache: Path) -> None:
-    """Devices without a link header get programs of their own."""
+    """Devices without a link header get programs of their own, loaded once one needs them."""
     datapath.load(cache)
+    assert datapath.attach_devices(ns.served("!tun*")) == {}
+    assert set(datapath.packet_programs) == {True}
     assert datapath.attach_devices(ns.served()) == {}
+    assert set(datapath.packet_programs) == {True, False}
     assert tags(ns, "v0") == tags(ns, "br0")
     assert all(tags(ns, "v0")[end] != tags(ns, "tun0")[end] for end in HOOKS)
     unpin_all(datapath.state)
@@ -226,7 +229,7 @@ def test_variants(datapath: Datapath, ns: Namespace, cache: Path) -> None:
 def test_no_compiler_at_work(
     datapath: Datapath, ns: Namespace, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The programs for any device that appears later are compiled and loaded at the start."""
+    """The programs for any device that appears later are compiled at the start."""
     datapath.load(cache)
 
     def fail(*_: object, **__: object) -> None:

@@ -12,21 +12,23 @@ from pyroute2 import IPRoute
 
 from ebpflb.datapath import kernel, probe
 from ebpflb.datapath.attach import netns_cookie, tcx
-from ebpflb.datapath.maps import layout
+from ebpflb.datapath.maps import layout, sizes
 from ebpflb.datapath.maps.layout import MapSpec
 from ebpflb.datapath.programs import compiler
-from ebpflb.datapath.programs.loader import HOOKS
+from ebpflb.datapath.programs.loader import HOOK_TYPES
 from ebpflb.errors import KernelError
 from ebpflb.node import sock_diag
 from ebpflb.node.sock_diag import SockDiag
 from tests.datapath.variants import needs_root, open_files
 
 PACKETS = "hooks/packet.c"
-OF_MAPS = {1, 2, 3}  # bpf_map_lookup_elem, _update_elem, _delete_elem
+# bpf_map_lookup_elem, _update_elem, _delete_elem, bpf_spin_lock, _unlock: unmade_maps tries them.
+OF_MAPS = {1, 2, 3, 93, 94}
 CALL, LOAD64 = 0x85, 0x18
 PROBES: list[Callable[[], object]] = [
     probe.set_retval,
     probe.coarse_clock,
+    probe.route_source,
     probe.packet_helpers,
     probe.clsact_filters,
     probe.map_works,
@@ -77,7 +79,7 @@ def test_refused(call: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @needs_root
-@pytest.mark.parametrize("section", list(HOOKS))
+@pytest.mark.parametrize("section", list(HOOK_TYPES))
 def test_hook(section: str) -> None:
     assert probe.hook(section)
 
@@ -85,7 +87,7 @@ def test_hook(section: str) -> None:
 @needs_root
 def test_no_such_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(
-        HOOKS, "cgroup/connect4", HOOKS["cgroup/connect4"]._replace(attach_type=999)
+        HOOK_TYPES, "cgroup/connect4", HOOK_TYPES["cgroup/connect4"]._replace(attach_type=999)
     )
     assert not probe.hook("cgroup/connect4")
 
@@ -114,7 +116,7 @@ def test_no_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_root
-@pytest.mark.parametrize("kind", sorted({spec.kind for spec in layout.MAPS.values()}))
+@pytest.mark.parametrize("kind", sorted({sizes.kernel_kind(spec) for spec in layout.MAPS.values()}))
 def test_batches(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each kind of map has an answer; it is no where the kernel refuses."""
     assert kind in probe.batches()

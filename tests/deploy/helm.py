@@ -76,7 +76,12 @@ def the(kind: str, objects: list[Object]) -> Object:
 
 def container(objects: list[Object]) -> Object:
     """The agent's container."""
-    (found,) = the("DaemonSet", objects)["spec"]["template"]["spec"]["containers"]
+    return containers(objects)[0]
+
+
+def containers(objects: list[Object]) -> list[Object]:
+    """The agent's, and that of the page where it is wanted."""
+    found: list[Object] = the("DaemonSet", objects)["spec"]["template"]["spec"]["containers"]
     return found
 
 

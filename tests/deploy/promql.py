@@ -17,7 +17,8 @@ TARGET = frozenset({"instance", "job"})  # what Prometheus adds
 
 def parse(text: str) -> promql.Expr:
     """Raises ValueError. Grafana's variables stand for what Grafana puts in their place."""
-    return promql.parse(text.replace("$__rate_interval", "5m").replace("$instance", ".*"))
+    text = text.replace("$__rate_interval", "5m")
+    return promql.parse(text.replace("$node", ".*").replace("$job", ".*"))
 
 
 def labels(expr: Any, known: Labels) -> frozenset[str]:

@@ -21,6 +21,7 @@ EVERYTHING: Values = {
     "podMonitor": {"enabled": True},
     "prometheusRule": {"enabled": True},
     "apiServer": {"host": "192.0.2.1"},
+    "ui": {"enabled": True},
 }
 OTHERS: dict[str, Any] = {
     "image.digest": f"sha256:{'0' * 64}",
@@ -33,8 +34,16 @@ OTHERS: dict[str, Any] = {
     "packetPath": "flows",
     "nodePortSourceRanges": ["198.51.100.0/24", "2001:db8::/32"],
     "packetMark": "0x4000/0x4000",
+    "mapSizes": {"flows": 1048576, "backends": 262144},
+    "replyPath": "request-device",
     "externalIPs": "203.0.113.0/24,2001:db8::/32",
+    "namespaces": ["default", "shop"],
+    "services": "tier=web,stage in (test,canary)",
+    "scheduler": "round-robin",
+    "shadow": True,
     "socketTranslation": "host",
+    "audit": "report",
+    "readyzBindAddress": "[::1]:10302",
     "extraArgs": ["--devices=eth*"],
     "cleanup": "kube-proxy",
     "podMonitor.interval": "15s",
@@ -42,11 +51,14 @@ OTHERS: dict[str, Any] = {
     "resources.requests.cpu": "1",
     "resources.requests.memory": "1Gi",
     "tolerations": [],
+    "ui.resources": {"limits": {"memory": "256Mi"}},
+    "ui.tokenSecret": "a-secret",
     "updateStrategy.type": "OnDelete",
     "podLabels": {"a": "b"},
     "podAnnotations": {"a": "b"},
     "podMonitor.labels": {"a": "b"},
     "prometheusRule.labels": {"a": "b"},
+    "prometheusRule.repositoryURL": "https://git.example.org/ebpflb/",
 }
 KEYS = {"nodeSelector.kubernetes.io/os": ["nodeSelector", "kubernetes.io/os"]}
 
@@ -151,6 +163,21 @@ def test_bad_values_are_refused(values: Values) -> None:
     assert isinstance(answer, Refused)
 
 
+def test_the_page_is_off_by_default_and_may_write_nothing() -> None:
+    """Its container has the agent's rights at most, and every mount but /tmp read-only."""
+    ui = {"enabled": True, "port": 10300, "tokenSecret": "a-secret"}
+    plain, rendered = helm.render({}, {"ui": ui})
+    assert "ui" not in [it["name"] for it in helm.containers(plain)]
+    agent, page = helm.containers(rendered)
+    assert page["args"] == [
+        *("ui", "--listen=127.0.0.1:10300", "--token-file=/etc/ebpflb-ui/token"),
+    ]
+    rights = [set(it["securityContext"]["capabilities"]["add"]) for it in (page, agent)]
+    assert rights[0] <= rights[1] and page["securityContext"]["readOnlyRootFilesystem"]
+    assert {it["name"] for it in page["volumeMounts"] if not it.get("readOnly")} == {"tmp"}
+    assert "hostPort" not in str(page)
+
+
 def test_one_version() -> None:
     """Chart, image and package are of one version, and no tag says "latest"."""
     setup = configparser.ConfigParser()
@@ -190,9 +217,18 @@ def test_image() -> None:
 def test_probes_follow_the_configuration(bound: str, host: str | None, port: int) -> None:
     """The kubelet asks where the agent listens."""
     live, ready = probes({"config": {"healthzBindAddress": bound}})
-    assert (live["path"], ready["path"]) == ("/livez", "/healthz")
-    for probe in (live, ready):
-        assert (probe.get("host"), probe["port"]) == (host, port)
+    assert (live["path"], live.get("host"), live["port"]) == ("/livez", host, port)
+    assert (ready["path"], ready["host"], ready["port"]) == ("/readyz", "127.0.0.1", 10247)
+
+
+def test_readiness_is_asked_of_the_agent_alone() -> None:
+    """Not at the port that a kube-proxy on the same node has too; the agent listens there."""
+    bound = "127.0.0.1:10300"
+    (objects,) = helm.render({"readyzBindAddress": bound})
+    container = helm.container(objects)
+    asked = container["readinessProbe"]["httpGet"]
+    assert (asked["path"], asked["host"], asked["port"]) == ("/readyz", "127.0.0.1", 10300)
+    assert f"--readyz-bind-address={bound}" in container["args"]
 
 
 def test_what_kubeadm_wrote(tmp_path: Path) -> None:
@@ -237,6 +273,6 @@ def test_cleanup(cleanup: str, words: list[str], serves: bool) -> None:
     assert cleaning["args"] == words
     assert cleaning["volumeMounts"] == helm.container(objects)["volumeMounts"]
     assert ("args" in helm.container(objects)) == serves
-    raw = [cleanup == "kube-proxy", False]
+    raw = [cleanup == "kube-proxy", True]  # of the agent by rights.resetClients
     for each, wanted in zip((cleaning, helm.container(objects)), raw, strict=True):
         assert ("NET_RAW" in each["securityContext"]["capabilities"]["add"]) == wanted

@@ -14,7 +14,7 @@ from ebpflb.datapath.maps.state_dir import BPFFS
 def test_container_mounts_no_bpffs_of_its_own() -> None:
     """Where the host's directory is handed in and is no bpffs, pins would go with the container."""
     handed = f"umount {BPFFS}; mount --bind {BPFFS} {BPFFS}"
-    check = f"{sys.executable} -m ebpflb check; cat /proc/self/mounts"
+    check = f"{sys.executable} -m ebpflb check -o wide; cat /proc/self/mounts"
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", f"{handed}; {check}"],
         capture_output=True,

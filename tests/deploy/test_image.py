@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The image's recipe, read by hadolint and by us: `make test` has nothing that could build it."""
+"""The image's recipe, read by hadolint and by us, and what builds it, with engines that only
+listen: `make test` has none that could build.
+"""
 
+import os
 import re
+import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+from ebpflb.datapath.programs import precompile
 from tests.deploy.helm import DEPLOY
 
 DOCKERFILE = DEPLOY / "image/Dockerfile"
@@ -33,7 +39,7 @@ def test_hadolint() -> None:
 def test_hadolint_can_refuse(tmp_path: Path) -> None:
     """The test above can fail."""
     bad = tmp_path / "Dockerfile"
-    bad.write_text(DOCKERFILE.read_text().replace("debian:${DEBIAN}-slim AS", "debian AS"))
+    bad.write_text(DOCKERFILE.read_text().replace("FROM ${BASE} AS", "FROM debian AS"))
     assert "DL3006" in lint(bad).stdout
 
 
@@ -41,21 +47,123 @@ def test_what_it_is_made_of_is_let_in() -> None:
     """.dockerignore lets in what the package is built from, and nothing else."""
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] == "!"]
     named = {line[1:] for line in lines}
-    assert named == {"LICENSES", "README.md", "bpf", "ebpflb", "pyproject.toml", "setup.cfg"}
+    built_from = {"LICENSES", "README.md", "bpf", "ebpflb", "pyproject.toml", "setup.cfg"}
+    assert named == built_from | {"deploy/completion", "requirements/ui.txt"}
     assert all((ROOT / name).exists() for name in named)
 
 
-def test_no_compiler_and_no_root() -> None:
-    """The last stage installs neither, and starts as somebody else; the chart says as whom."""
-    last = stages()[-1]
-    (packages,) = re.findall(r"install --yes --no-install-recommends (.*?) &&", last)
-    assert packages.split() == ["python3", "python3-bpfcc", "iptables"]
-    (user,) = re.findall(r"(?m)^USER (\d+):(\d+)$", last)
-    assert "0" not in user
-    assert 'ENTRYPOINT ["ebpflb"]' in last
+def packages(stage: str) -> set[str]:
+    found = re.findall(r"install --yes --no-install-recommends (.*?) &&", stage)
+    return {package for line in found for package in line.split()}
+
+
+def test_no_compiler_in_the_image() -> None:
+    """BCC is where bytecode is compiled, and in the image that is asked for by name."""
+    run, build, compiler, last = stages()
+    assert packages(run) == {"python3", "iptables", "nftables"}
+    assert packages(build) == {"python3-venv", "python3-bpfcc"}
+    assert packages(compiler) == {"python3-bpfcc"}
+    assert packages(last) == set()
+    assert last.split()[0] == compiler.split()[0] == "run"
+
+
+def test_the_image_brings_bytecode() -> None:
+    """Compiled by the stage whose files it gets, into the folder where agents look first."""
+    _, build, compiler, last = stages()
+    commands = build.split("# An unprivileged")[0].replace("\\\n", " ").split("&&")
+    assert commands[-1].split() == ["python", "-m", precompile.__name__]
+    for stage in (compiler, last):
+        assert "COPY --from=build /opt/ebpflb /opt/ebpflb" in stage
+
+
+def test_no_root() -> None:
+    """It starts as somebody else; the chart says as whom."""
+    for stage in stages()[-2:]:
+        (user,) = re.findall(r"(?m)^USER (\d+):(\d+)$", stage)
+        assert "0" not in user
+        assert 'ENTRYPOINT ["ebpflb"]' in stage
 
 
 @pytest.mark.parametrize("label", ["title", "description", "version", "licenses"])
 def test_labels(label: str) -> None:
     """What the image is, in the words of the OCI."""
-    assert f"org.opencontainers.image.{label}=" in stages()[-1]
+    assert f"org.opencontainers.image.{label}=" in stages()[0]
+
+
+def test_the_base_is_named_by_digest_and_every_stage_comes_from_it() -> None:
+    """A tag is moved to other contents; a digest is not."""
+    assert re.search(r"(?m)^ARG BASE=debian:\w+-slim@sha256:[0-9a-f]{64}$", DOCKERFILE.read_text())
+    assert [stage.split()[0] for stage in stages()] == ["${BASE}", "run", "run", "run"]
+
+
+def renew_base(folder: Path, digest: str) -> "subprocess.CompletedProcess[str]":
+    """In a copy, with a skopeo that says this."""
+    for name in ("Dockerfile", "renew-base"):
+        shutil.copy(DOCKERFILE.with_name(name), folder)
+    skopeo = folder / "skopeo"
+    skopeo.write_text(f'#!/bin/sh\necho "$*" >{folder}/asked\necho {digest}\n')
+    skopeo.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+    command = [folder / "renew-base"]
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def test_the_digest_is_renewed(tmp_path: Path) -> None:
+    """The registry is asked about the tag, and nothing but the digest changes."""
+    digest = "sha256:" + "5" * 64
+    assert renew_base(tmp_path, digest).returncode == 0
+    assert (tmp_path / "asked").read_text().split()[-1] == (
+        "docker://docker.io/library/debian:bookworm-slim"
+    )
+    wanted = re.sub(r"(?m)^(ARG BASE=.*@).*", rf"\g<1>{digest}", DOCKERFILE.read_text())
+    assert (tmp_path / "Dockerfile").read_text() == wanted
+
+
+def test_what_is_no_digest_is_refused(tmp_path: Path) -> None:
+    """And the Dockerfile stays as it is."""
+    done = renew_base(tmp_path, "latest")
+    assert (done.returncode, done.stderr) == (1, "renew-base: skopeo gave no digest: latest\n")
+    assert (tmp_path / "Dockerfile").read_text() == DOCKERFILE.read_text()
+
+
+ENGINE = """#!/bin/sh
+echo "$*" >>{folder}/asked
+[ "$1" != images ] || echo {size}
+[ "$1" != info ]
+"""
+
+
+def build(
+    folder: Path, *words: str, size: str, base: str = ""
+) -> "subprocess.CompletedProcess[str]":
+    """With a docker that has no engine, and a podman that makes an image of this size."""
+    for name in ("docker", "podman"):
+        (folder / name).write_text(ENGINE.format(folder=folder, size=f"'{size}'"))
+        (folder / name).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "BASE": base}
+    command = [DOCKERFILE.with_name("build"), *words]
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def test_an_image_of_250_mb_is_built(tmp_path: Path) -> None:
+    """By the engine that works, under the version's name, from the base that was asked for."""
+    done = build(tmp_path, size="250 MB", base="localhost/debian:bookworm-slim")
+    assert done.returncode == 0, done.stderr
+    asked = (tmp_path / "asked").read_text()
+    assert "build --build-arg BASE=localhost/debian:bookworm-slim" in asked
+    assert f"--tag localhost/ebpflb:{version('ebpflb')} ." in asked
+    assert done.stdout.splitlines()[-1].endswith("250 MB, by podman")
+
+
+@pytest.mark.parametrize("size", ["251MB", "1.02 GB"])
+def test_a_larger_one_is_a_failure(tmp_path: Path, size: str) -> None:
+    """It would be noticed on every node otherwise; only the one with BCC may be larger."""
+    done = build(tmp_path, size=size)
+    assert done.returncode == 1
+    assert f"has {size}, and 250000000 bytes are allowed" in done.stderr
+    assert build(tmp_path, "compiler", size=size).returncode == 0
+    assert "--target compiler" in (tmp_path / "asked").read_text()

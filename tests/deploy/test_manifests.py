@@ -13,11 +13,11 @@ import pytest
 import yaml
 
 from ebpflb.cli.run import run
-from ebpflb.cluster import api, recorder
+from ebpflb.cluster import api, event_recorder
 from ebpflb.configuration import config_file
 from ebpflb.datapath.maps.state_dir import BPFFS, DEFAULT
 from ebpflb.node import sysctl
-from ebpflb.options import Paths
+from ebpflb.options import Options, Paths
 from tests.deploy import helm
 from tests.deploy.helm import DEPLOY, MANIFESTS, Object, Values
 from tests.kit.api_server import FakeApiServer
@@ -25,13 +25,20 @@ from tests.kit.api_server import FakeApiServer
 VERSIONS = [f"1.{minor}" for minor in range(30, 38)]
 VARIANTS: list[Values] = [
     {},
-    {"apiServer": {"host": "192.0.2.1"}, "rights": {"lockMemory": False, "enterPods": False}},
+    {
+        "apiServer": {"host": "192.0.2.1"},
+        "rights": {"lockMemory": False, "enterPods": False, "resetClients": False},
+    },
     {"mountBpffs": True, "cleanup": "kube-proxy", "podLabels": {"a": "b"}},
     {"cleanup": "ebpflb", "image": {"pullSecrets": ["one"]}},
     {
         "config": {"metricsBindAddress": "0.0.0.0:10301"},
         "podMonitor": {"enabled": True, "job": "kube-proxy", "labels": {"a": "b"}},
-        "prometheusRule": {"enabled": True, "labels": {"a": "b"}},
+        "prometheusRule": {
+            "enabled": True,
+            "labels": {"a": "b"},
+            "repositoryURL": "https://git.example.org/ebpflb/",
+        },
     },
 ]
 OPERATOR_KINDS = ("PodMonitor", "PrometheusRule")
@@ -142,8 +149,14 @@ def test_prometheus_finds_the_metrics(watched: list[Object]) -> None:
 
 
 def test_rules_are_the_alerts(watched: list[Object]) -> None:
-    """All of them, in the words in which they are checked (test_observability)."""
-    alerts = yaml.safe_load((DEPLOY / "prometheus/alerts.yaml").read_text())
+    """All of them, in the words in which they are checked (test_observability), but for the links.
+
+    These begin with the value repositoryURL.
+    """
+    text = (DEPLOY / "prometheus/alerts.yaml").read_text()
+    links = text.replace("docs/runbook.md#", "https://git.example.org/ebpflb/docs/runbook.md#")
+    alerts = yaml.safe_load(links)
+    assert links != text
     assert helm.the("PrometheusRule", watched)["spec"] == alerts
 
 
@@ -155,12 +168,14 @@ def test_schema_can_refuse(defaults: list[Object]) -> None:
 
 def test_rights_in_the_cluster(defaults: list[Object]) -> None:
     """What the agent lists, watches and writes, and nothing else, granted to its account."""
-    read = {(group_of(path), path.rsplit("/", 1)[1]) for path in api.PATHS.values()}
+    read = {(group_of(path), path.rsplit("/", 1)[1]) for path in api.API_PATHS.values()}
     wanted = {it: {"list", "watch"} for it in read}
     methods = re.findall(r'"(GET|POST|PUT|PATCH|DELETE)"', inspect.getsource(api))
     assert set(methods) == {"GET", "POST"}
-    told = recorder.Event(recorder.node("node"), "Normal", "Starting", "StartKubeProxy", "")
-    path, _body = recorder.manifest(told, "node", 0)
+    told = event_recorder.Event(
+        event_recorder.node("node"), "Normal", "Starting", "StartKubeProxy", ""
+    )
+    path, _body = event_recorder.manifest(told, "node", 0)
     wanted[group_of(path), path.rsplit("/", 1)[1]] = {"create"}
     granted: dict[tuple[str, str], set[str]] = {}
     for rule in helm.the("ClusterRole", defaults)["rules"]:
@@ -220,8 +235,9 @@ def test_probes_ask_where_it_listens(defaults: list[Object], tmp_path: Path) -> 
     configuration = config_file.read(path).configuration
     port = int(configuration.healthz_bind_address.rpartition(":")[2])
     container = helm.container(defaults)
-    for probe in ("livenessProbe", "readinessProbe"):
-        assert container[probe]["httpGet"]["port"] == port
+    assert container["livenessProbe"]["httpGet"]["port"] == port
+    own = int(Options.readyz_address.rpartition(":")[2])
+    assert container["readinessProbe"]["httpGet"]["port"] == own
 
 
 def test_places(defaults: list[Object]) -> None:
@@ -233,7 +249,7 @@ def test_places(defaults: list[Object]) -> None:
     paths = Paths(state=DEFAULT)
     for path in (BPFFS, paths.run, paths.cache, Path("/run/netns"), Path("/sys/fs/cgroup")):
         assert found.pop(str(path)) == str(path)
-    assert found.pop(str(sysctl.HOST / "net")) == str(sysctl.OWN / "net")
+    assert found.pop(str(sysctl.HOST / "net")) == str(sysctl.OWN_PROC_SYS / "net")
     assert found == {"/etc/ebpflb": None, "/tmp": None}
     propagated = {it["name"] for it in container["volumeMounts"] if "mountPropagation" in it}
     assert propagated == {"bpffs", "netns"}

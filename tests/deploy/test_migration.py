@@ -71,6 +71,78 @@ def test_patch(tmp_path: Path) -> None:
     ]
 
 
+LIVE = {  # what kubectl says, with what the API server refuses in new objects
+    "daemonset": """\
+apiVersion: v1
+kind: List
+metadata: {resourceVersion: ""}
+items:
+- apiVersion: apps/v1
+  kind: DaemonSet
+  metadata:
+    creationTimestamp: "2026-11-22T04:12:05Z"
+    name: kube-proxy
+    resourceVersion: "12"
+    uid: 1b2c
+- apiVersion: v1
+  kind: ConfigMap
+  metadata:
+    name: kube-proxy
+    resourceVersion: "13"
+    uid: 1b2d
+""",
+    "clusterrolebinding": """\
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata:
+  name: kubeadm:node-proxier
+  resourceVersion: "14"
+  uid: 1b2e
+""",
+}
+
+
+def test_backup(tmp_path: Path) -> None:
+    """It has all three objects, each of a document of its own, and can be applied as it is."""
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(
+        f"#!/bin/sh\ncase \"$*\" in *daemonset*) cat <<'E'\n{LIVE['daemonset']}E\n;;"
+        f" *) cat <<'E'\n{LIVE['clusterrolebinding']}E\n;; esac\n"
+    )
+    kubectl.chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run(["bash", "-euc", commands("backup")], cwd=tmp_path, env=path, check=True)
+    text = (tmp_path / "kube-proxy-backup.yaml").read_text()
+    listed, binding = yaml.safe_load_all(text)
+    kinds = [it["kind"] for it in (*listed["items"], binding)]
+    assert kinds == ["DaemonSet", "ConfigMap", "ClusterRoleBinding"]
+    for it in (*listed["items"], binding):
+        assert it["metadata"].keys() == {"name"}
+
+
+def test_remove(tmp_path: Path) -> None:
+    """A pod is ready only when it has cleaned up, so the roll-out does not end before."""
+    install = PAGE.with_name("install.md").read_text()
+    (block,) = re.findall(r"<!-- remove -->\n```sh\n(.*?)```", install, re.DOTALL)
+    (patch,) = re.findall(r"--patch='(.*?)'", block, re.DOTALL)
+    objects = yaml.safe_load_all((PAGE.parents[1] / "deploy/manifests/ebpflb.yaml").read_text())
+    manifest = tmp_path / "daemonset.yaml"
+    manifest.write_text(yaml.safe_dump(helm.the("DaemonSet", list(objects))))
+    words = ["patch", "--local", "-f", str(manifest), "--type=json", f"--patch={patch}", "-o=yaml"]
+    done = subprocess.run([KUBECTL, *words], capture_output=True, text=True, check=True)
+    (container,) = yaml.safe_load(done.stdout)["spec"]["template"]["spec"]["containers"]
+    script = container["command"][2]
+    marker = container["readinessProbe"]["exec"]["command"][2]
+    assert script.index("ebpflb cleanup") < script.index(f"touch {marker}")
+    assert container["readinessProbe"].keys() == {"exec", "periodSeconds"} | (
+        container["readinessProbe"].keys() & {"timeoutSeconds"}
+    )
+    assert "livenessProbe" not in container
+    assert marker.startswith("/tmp/") and "/tmp" in {
+        mount["mountPath"] for mount in container["volumeMounts"]
+    }
+
+
 @pytest.mark.parametrize("kubelet", ["10.0.0.10:10250", "[fd00::10]:10250"])
 def test_scrape_job(kubelet: str) -> None:
     """What Prometheus makes of a node is that node's metrics, in a job of kube-proxy's name."""

@@ -11,6 +11,7 @@ import yaml
 
 from ebpflb.datapath.maps.layout import VERDICTS
 from tests.deploy import promql
+from tests.docs import pages
 from tests.serve import subjects
 
 ROOT = Path(__file__).parents[2]
@@ -115,7 +116,8 @@ def test_dashboard_is_importable() -> None:
     """It has a name, no fixed data source, and panels that do not cover each other."""
     assert DASHBOARD["title"] and DASHBOARD["uid"] and "id" not in DASHBOARD
     names = {variable["name"]: variable["type"] for variable in DASHBOARD["templating"]["list"]}
-    assert names == {"datasource": "datasource", "instance": "query"}
+    assert names == {"datasource": "datasource", "job": "query", "node": "query"}
+    assert list(names) == ["datasource", "job", "node"], "a node is one of the chosen job"
     for panel in PANELS:
         for part in (panel, *panel["targets"]):
             assert part["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
@@ -153,6 +155,63 @@ def test_dashboard_has(words: str) -> None:
     assert found and all(panel["targets"] for panel in found)
 
 
+@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
+def test_every_series_is_of_the_chosen_job_and_node(panel: dict[str, Any]) -> None:
+    """But for the versions, of which all are shown."""
+    for target in panel["targets"] if panel["type"] != "table" else ():
+        chosen = 'job=~"$job",instance=~"$node"'
+        selectors = re.findall(
+            r"((?:ebpflb|kubeproxy|process|rest_client)_\w+)(\{[^}]*\})?", target["expr"]
+        )
+        whole = [it for it in selectors if it[0] != "ebpflb_build_info"]
+        assert all(chosen in braces for _, braces in whole), target["expr"]
+
+
+def unit(expr: str) -> str:
+    """Of what an expression gives, as Grafana names it."""
+    for pattern, name in (
+        (r"_timestamp_seconds|histogram_quantile\(.*_seconds_bucket", "s"),
+        (r"_bytes", "bytes"),
+        (r"rate\(process_cpu_seconds_total", "percentunit"),
+        (r"seconds_total.*runs_total.*1e9", "ns"),
+        (r"_entries\{.*/.*_max_entries", "percentunit"),
+        (r"(?<!\w)rate\((?:rest_client|kubeproxy_proxy)", "reqps"),
+        (r"(?<!\w)rate\(", "ops"),
+    ):
+        if re.search(pattern, expr):
+            return name
+    return "short"
+
+
+@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
+def test_a_panel_has_one_unit(panel: dict[str, Any]) -> None:
+    """All of its series are of the unit that its axis shows; none has an axis of its own."""
+    assert {unit(target["expr"]) for target in panel["targets"]} == {
+        panel["fieldConfig"]["defaults"]["unit"]
+    }
+    assert panel["fieldConfig"]["overrides"] == []
+
+
+@pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
+def test_the_runbook_has_a_heading_for_each_alert(rule: dict[str, Any]) -> None:
+    """The link leads to it, and what it says there begins as the alert does."""
+    path, _, heading = rule["annotations"]["runbook_url"].partition("#")
+    page = ROOT / path
+    assert heading == rule["alert"].lower() and heading in pages.headings(page)
+    section = re.split(r"^#+ ", page.read_text().split(f"### {rule['alert']}\n")[1], flags=re.M)[0]
+    for text in (rule["annotations"]["summary"], rule["annotations"]["description"]):
+        for words in re.split(r"(?: at )?{{.*?}}", text):
+            assert words.strip(" .,") in section, words
+    what_to_do = section.strip().split("\n\n")[1:]
+    assert what_to_do and all(len(it.split()) > 5 for it in what_to_do)
+
+
+def test_the_runbook_has_no_other_alerts() -> None:
+    """One that was renamed or removed is not described any more."""
+    text = (ROOT / "docs/runbook.md").read_text().split("\n## Alerts\n")[1]
+    assert re.findall(r"^### (.*)$", text, re.M) == [rule["alert"] for rule in ALERTS]
+
+
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
 def test_alert_says_what_to_do(rule: dict[str, Any]) -> None:
     """Each has a severity, says in a line what is wrong, what that means and what to do."""
@@ -160,7 +219,7 @@ def test_alert_says_what_to_do(rule: dict[str, Any]) -> None:
     assert rule["labels"]["severity"] in ("critical", "warning")
     assert re.fullmatch(r"Ebpflb[A-Z]\w+", rule["alert"])
     assert re.fullmatch(r"\d+m", rule.get("for", "0m"))
-    assert set(rule["annotations"]) == {"summary", "description", "action"}
+    assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}
     assert all(text and text == text.strip() for text in rule["annotations"].values())
     assert "\n" not in rule["annotations"]["summary"]
 

@@ -49,9 +49,10 @@ def granted_by_the_unit() -> Rights:
     return tuple(unit["Service"]["CapabilityBoundingSet"].split())
 
 
+LEAST = {"lockMemory": False, "enterPods": False, "resetClients": False}
 GRANTED = {
     "the chart": granted_by_the_chart,
-    "the chart at the least": partial(granted_by_the_chart, lockMemory=False, enterPods=False),
+    "the chart at the least": partial(granted_by_the_chart, **LEAST),
     "the unit": granted_by_the_unit,
 }
 
@@ -70,7 +71,7 @@ def mask(rights: Rights) -> int:
     return sum(1 << process.CAPABILITIES[name] for name in rights)
 
 
-def confined(rights: Rights, folder: Path) -> list[str]:
+def limited_to(rights: Rights, folder: Path) -> list[str]:
     """Root with these and no others, as a container or a unit has them."""
     here = [name for name in rights if ours() >> process.CAPABILITIES[name] & 1]
     named = "".join(f",+{name.removeprefix('CAP_').lower()}" for name in here)
@@ -144,7 +145,7 @@ def test_granted_rights_are_enough(granted: Callable[[], Rights], tmp_path: Path
     rights = granted()
     compiles = set(rights) == set(process.NEEDED_CAPABILITIES)
     with cluster(tmp_path, tmp_path / "cache" if compiles else Paths.cache) as made:
-        made.agent.under = confined(rights, tmp_path)
+        made.agent.under = limited_to(rights, tmp_path)
         made.agent.start()
         assert ("compiled" in made.agent.log()) == compiles
         assert effective(made.agent) == mask(rights) & ours()
@@ -158,25 +159,29 @@ def test_granted_rights_are_enough(granted: Callable[[], Rights], tmp_path: Path
 
 
 def test_only_needed_rights_are_granted() -> None:
-    """Three for everything, one for old kernels, one for pods' namespaces; the least is three."""
-    assert granted_by_the_chart(lockMemory=False, enterPods=False) == (
+    """Three for everything, one for old kernels, one for pods' namespaces, one for silent clients;
+    the least is three.
+    """
+    assert granted_by_the_chart(**LEAST) == (
         "CAP_BPF",
         "CAP_NET_ADMIN",
         "CAP_PERFMON",
     )
-    assert set(process.NEEDED_CAPABILITIES) == set(
-        granted_by_the_chart(lockMemory=False, enterPods=False)
-    )
+    assert set(process.NEEDED_CAPABILITIES) == set(granted_by_the_chart(**LEAST))
     more = set(granted_by_the_chart()) - set(process.NEEDED_CAPABILITIES)
-    assert more == {"CAP_SYS_RESOURCE", "CAP_SYS_ADMIN"}
-    assert set(granted_by_the_unit()) == {*process.NEEDED_CAPABILITIES, "CAP_SYS_ADMIN"}
+    assert more == {"CAP_SYS_RESOURCE", "CAP_SYS_ADMIN", "CAP_NET_RAW"}
+    assert set(granted_by_the_unit()) == {
+        *process.NEEDED_CAPABILITIES,
+        "CAP_SYS_ADMIN",
+        "CAP_NET_RAW",
+    }
 
 
 @pytest.mark.parametrize("lost", process.NEEDED_CAPABILITIES)
 def test_each_right_is_needed(lost: str, tmp_path: Path) -> None:
     """Without any one of the three nothing starts, and it is named."""
     rest = tuple(name for name in process.NEEDED_CAPABILITIES if name != lost)
-    command = [*confined(rest, tmp_path), sys.executable, "-m", "ebpflb", "run"]
+    command = [*limited_to(rest, tmp_path), sys.executable, "-m", "ebpflb", "run"]
     done = subprocess.run(
         [*command, "--manifests", str(tmp_path)],
         capture_output=True,
@@ -193,7 +198,7 @@ def test_kernel_needs_each_right(tmp_path: Path) -> None:
     for lost in process.NEEDED_CAPABILITIES:
         rest = tuple(name for name in process.NEEDED_CAPABILITIES if name != lost)
         done = subprocess.run(
-            [*confined(rest, tmp_path), sys.executable, "-c", LOADING],
+            [*limited_to(rest, tmp_path), sys.executable, "-c", LOADING],
             capture_output=True,
             text=True,
             check=False,
@@ -219,7 +224,7 @@ finally:
 
 def test_loading_works_with_all_three(tmp_path: Path) -> None:
     """The test above can fail: with all of them the same program is loaded."""
-    command = [*confined(process.NEEDED_CAPABILITIES, tmp_path), sys.executable, "-c", LOADING]
+    command = [*limited_to(process.NEEDED_CAPABILITIES, tmp_path), sys.executable, "-c", LOADING]
     subprocess.run(command, check=True, timeout=240)
 
 
@@ -228,7 +233,7 @@ def test_compiler_keeps_no_right(tmp_path: Path) -> None:
     giving_up = "from ebpflb.datapath.programs import bcc_child; bcc_child._give_up_rights()"
     command = f"{giving_up}; print(open('/proc/self/status').read(), end='')"
     done = subprocess.run(
-        [*confined(process.NEEDED_CAPABILITIES, tmp_path), sys.executable, "-c", command],
+        [*limited_to(process.NEEDED_CAPABILITIES, tmp_path), sys.executable, "-c", command],
         capture_output=True,
         text=True,
         check=True,

@@ -12,6 +12,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from click import shell_completion
+
+from ebpflb.cli import cli
 
 CHECKOUT = Path(__file__).parents[2]
 COMPILING = """
@@ -31,7 +34,7 @@ def run(*command: object, **options: object) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=200,
+        timeout=290,
         **options,  # type: ignore[call-overload]
     )
     assert done.returncode == 0, done.stderr
@@ -50,7 +53,7 @@ def installed() -> Iterator[Path]:
         path.chmod(0o755)
         source, environment = path / "source", path / "environment"
         source.mkdir()
-        for name in ("LICENSES", "bpf", "ebpflb"):
+        for name in ("LICENSES", "bpf", "deploy/completion", "ebpflb"):
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(CHECKOUT / name, source / name, ignore=ignored)
         for name in ("README.md", "pyproject.toml", "setup.cfg"):
@@ -61,13 +64,43 @@ def installed() -> Iterator[Path]:
         (wheel,) = path.glob("*.whl")
         run(*pip, "--python", environment / "bin/python", "install", "--no-deps", wheel)
         shutil.rmtree(source)
+        (own,) = environment.glob("lib/python*/site-packages")
+        (own / "others.pth").write_text(sysconfig.get_path("purelib"))
         yield environment
 
 
 def elsewhere(installed: Path) -> dict[str, object]:
-    """Nothing of the checkout is in the way; its .pth files are not read from PYTHONPATH."""
-    libraries = sysconfig.get_path("purelib")
-    return {"cwd": installed, "env": {**os.environ, "PYTHONPATH": libraries}}
+    """Nothing of the checkout is in the way; what ebpflb depends on is named by a .pth file, as the
+    compiler child reads no environment.
+    """
+    return {"cwd": installed, "env": dict(os.environ)}
+
+
+SHELLS = {
+    "bash": "bash-completion/completions/ebpflb",
+    "zsh": "zsh/site-functions/_ebpflb",
+    "fish": "fish/vendor_completions.d/ebpflb.fish",
+}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_shell_completion_is_installed_where_the_shell_looks(installed: Path, shell: str) -> None:
+    """The file is what click gives for this shell."""
+    wanted = shell_completion.get_completion_class(shell)
+    assert wanted
+    source = wanted(cli, {}, "ebpflb", "_EBPFLB_COMPLETE").source()
+    assert (installed / "share" / SHELLS[shell]).read_text().rstrip() == source.rstrip()
+
+
+def test_bash_completes_commands_and_maps(installed: Path) -> None:
+    """In a bash that has read the file, as it does when the word after ebpflb is completed."""
+    script = """
+        source share/bash-completion/completions/ebpflb
+        COMP_WORDS=(ebpflb maps dump sl) COMP_CWORD=3
+        _ebpflb_completion bin/ebpflb
+        echo "${COMPREPLY[@]}"
+    """
+    assert run("bash", "-c", script, **elsewhere(installed)).split() == ["slots"]
 
 
 def test_sources_come_along(installed: Path) -> None:

@@ -60,7 +60,7 @@ def filled(maps: dict[str, Map]) -> None:
     services = (((UDP, UDP6), DNS, Range(0, 2)), ((TCP,), WEB, Range(2, 1)))
     for frontends, number, block in services:
         for at in frontends:
-            entry = ServiceEntry(at, number, frozenset(), 0, block.size, block, block)
+            entry = ServiceEntry(number, frozenset(), 0, block.size, block, block)
             maps["services"].write([(at, entry)])
     flags = frozenset({"cluster"})
     ends = ((BACKEND, 5353, DNS), (BACKEND6, 5353, DNS), (BACKEND, 8080, WEB))

@@ -8,18 +8,26 @@ from typing import Any
 import pytest
 
 from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.maps.records import (
-    Affinity,
-    AffinityKey,
-    Assignment,
+from ebpflb.datapath.maps.records import Affinity, AffinityKey, CountedConnection
+from ebpflb.datapath.maps.socket_records import (
+    NO_FRONTEND,
     AssignmentKey,
     Peer,
     PeerFrontend,
+    SocketEntry,
 )
 from ebpflb.diagnose.dump import ROWS, dump_maps
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
-from ebpflb.plan.entries import Backend, BackendName, Frontend, Range, ServiceEntry, Settings
+from ebpflb.plan.entries import (
+    Backend,
+    BackendLoad,
+    BackendName,
+    Frontend,
+    Range,
+    ServiceEntry,
+    Settings,
+)
 from tests.diagnose.conftest import count
 
 WEB, UNNAMED, LOST = 7, 8, 99  # service ids: one has a name, one has none, one is nowhere
@@ -38,7 +46,7 @@ def entry(
     """A frontend of WEB, with the slots 40 to 42, or of another service, with the slot 50."""
     cluster, local = (Range(40, 2), Range(40, 1)) if number == WEB else (Range(50, 1), Range(50, 0))
     slots = 3 if number == WEB else 1
-    return where, ServiceEntry(where, number, frozenset(flags), affinity, slots, cluster, local)
+    return where, ServiceEntry(number, frozenset(flags), affinity, slots, cluster, local)
 
 
 def backend(number: int, ip: str, *flags: str, service: int = WEB) -> Backend:
@@ -90,17 +98,14 @@ def remembered(maps: dict[str, Map], filled: None) -> None:
     )
     maps["sockets"].write(
         [
-            (Peer(1, NOBODY, 0), PeerFrontend(frontend("10.96.0.1"), A, address, 8080)),
-            (Peer(2, NOBODY, 0), PeerFrontend(frontend("10.96.0.9"), A, address, 8080)),
+            (1, SocketEntry(PeerFrontend(frontend("10.96.0.1"), A, address, 8080), WEB)),
+            (2, SocketEntry(PeerFrontend(frontend("10.96.0.9"), A, address, 8080), LOST)),
+            (4, SocketEntry(PeerFrontend(NO_FRONTEND, A, address, 8080), LOST)),
         ]
     )
-    none, asked = Frontend(NOBODY, 0, 0), frontend("10.96.0.1", 53, 17)
-    maps["assignments"].write(
-        [
-            (AssignmentKey(3, none), Assignment(0, 0, NOBODY, 0, asked)),
-            (AssignmentKey(3, asked), Assignment(LOST, A, address, 8080, none)),
-        ]
-    )
+    asked = PeerFrontend(frontend("10.96.0.1", 53, 17), A, address, 8080)
+    maps["assignments"].write([(AssignmentKey(3, asked.frontend), SocketEntry(asked, LOST))])
+    maps["peers"].write([(Peer(3, address, 8080), asked)])
 
 
 def rows(maps: dict[str, Map], name: str) -> list[dict[str, Any]]:
@@ -163,6 +168,18 @@ def test_open_connections(maps: dict[str, Map]) -> None:
     assert column(maps, "backend_stats", "id", "opened", "open")[:2] == [(A, 5, 2), (B, 1, 0)]
 
 
+def test_counted_connections(maps: dict[str, Map]) -> None:
+    """Sockets and flows of services with least-connections, and how many their endpoints have."""
+    maps["backend_loads"].write([(A, BackendLoad(2, 1, 4)), (B, BackendLoad(0, 3))])
+    keys = [AssignmentKey(4711, NO_FRONTEND), AssignmentKey(2**63 | 5, NO_FRONTEND)]
+    maps["connections"].write([(key, CountedConnection(A, 1)) for key in keys])
+    assert column(maps, "connections", "of", "number", "endpoint") == [
+        ("socket", 4711, "10.1.0.1:8080"),
+        ("flow", 2**63 | 5, "10.1.0.1:8080"),
+    ]
+    assert column(maps, "backend_loads", "id", "open", "uncounted")[:2] == [(A, 2, 4), (B, 0, 0)]
+
+
 def test_members(maps: dict[str, Map]) -> None:
     """A backend's slot, by its id."""
     assert column(maps, "backend_slots", "id", "slot")[:3] == [(A, 40), (B, 41), (LEAVING, 42)]
@@ -178,7 +195,9 @@ def test_affinity(maps: dict[str, Map]) -> None:
 
 
 def test_sockets(maps: dict[str, Map]) -> None:
-    """The frontend and the true peer of each socket; the service if it is still there."""
+    """The frontend and true peer of each socket; the service if it is still there. A socket that
+    was ended has none.
+    """
     assert column(maps, "sockets", "socket", "frontend", "peer", "service") == [
         (1, "10.96.0.1:80", "10.1.0.1:8080", "shop/web:http/TCP"),
         (2, "10.96.0.9:80", "10.1.0.1:8080", ""),
@@ -186,9 +205,12 @@ def test_sockets(maps: dict[str, Map]) -> None:
 
 
 def test_assignments(maps: dict[str, Map]) -> None:
-    """What datagram sockets keep; the heads of their chains are not shown."""
+    """What datagram sockets keep for further frontends, and whose their backends' replies are."""
     assert column(maps, "assignments", "socket", "frontend", "service") == [
         (3, "10.96.0.1:53", "#99")
+    ]
+    assert column(maps, "peers", "socket", "frontend", "peer") == [
+        (3, "10.96.0.1:53", "10.1.0.1:8080")
     ]
 
 

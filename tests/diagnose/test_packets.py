@@ -8,8 +8,16 @@ from typing import Any
 import pytest
 
 from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.maps.records import Forwarded, FragmentKey, FragmentPorts, HalfOpen, Sweep
-from ebpflb.diagnose import packets
+from ebpflb.datapath.maps.records import (
+    Forwarded,
+    FragmentKey,
+    FragmentPorts,
+    HalfOpen,
+    Opening,
+    OpeningCounts,
+    Sweep,
+)
+from ebpflb.diagnose import node_maps
 from ebpflb.diagnose.dump import dump_maps
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
@@ -45,7 +53,7 @@ def filled(maps: dict[str, Map]) -> None:
     """A service, and all else that an agent writes for the packet path."""
     at = Frontend(FRONTEND, 80, 6)
     flags = frozenset({"external", "endpoints"})
-    service = ServiceEntry(at, WEB, flags, 0, 1, Range(40, 1), Range(40, 0))
+    service = ServiceEntry(WEB, flags, 0, 1, Range(40, 1), Range(40, 0))
     name = PortName("shop", "web", "http", Protocol.TCP, Family.IPV4)
     maps["services"].write([(at, service)])
     maps["slots"].write([(40, Backend(POD, 8080, frozenset({"cluster"}), BACKEND, WEB))])
@@ -68,7 +76,7 @@ def remembered(maps: dict[str, Map]) -> None:
     """A masqueraded flow whose client's port was changed, and all else that the datapath writes."""
     now = time.monotonic_ns()
     begun, request = now - 60_000_000_000, frozenset({"request"})
-    dnat = Flow(now, begun, POD, 8080, 2000, WEB, BACKEND, FlowKind.DNAT, request)
+    dnat = Flow(begun, 0, POD, 8080, 2000, WEB, BACKEND, 0, FlowKind.DNAT, request, last_seen=now)
     snat = dnat._replace(address=NODE, port=61000, other_port=8080, kind=FlowKind.SNAT)
     un_dnat = dnat._replace(address=FRONTEND, port=80, other_port=1000, kind=FlowKind.UN_DNAT)
     un_snat = dnat._replace(address=CLIENT, port=2000, other_port=8080, kind=FlowKind.UN_SNAT)
@@ -94,6 +102,8 @@ def remembered(maps: dict[str, Map]) -> None:
     count(maps["flow_stats"], 0, 16, 1, 3, 2)
     request = Tuple(CLIENT, FRONTEND, 1000, 80, 6, 1)
     maps["half_open"].write([(7, HalfOpen(request, request, begun))])
+    maps["openings"].write([(7, Opening(request, begun, 8, 0, 1, 0))])
+    maps["opening_counts"].write([(0, OpeningCounts(8, 3))])
     count(maps["reject_budgets"], 0, now, 42)
 
 
@@ -154,6 +164,13 @@ def test_half_open_rows(maps: dict[str, Map]) -> None:
     assert age >= 60
 
 
+def test_opening_rows(maps: dict[str, Map]) -> None:
+    """The latest flows that were opened in conntrack, and whether their packets have left."""
+    ((source, destination, left),) = column(maps, "openings", "source", "destination", "left")
+    assert (source, destination, left) == ("198.51.100.7:1000", "203.0.113.1:80", True)
+    assert rows(maps, "opening_counts") == [{"opened": 8, "tried": 3}]
+
+
 def test_fragments(maps: dict[str, Map]) -> None:
     """The ports that the first fragment had."""
     (row,) = rows(maps, "fragments")
@@ -195,7 +212,7 @@ def test_devices(maps: dict[str, Map]) -> None:
 
     In another network namespace than the node's a name would be another device's.
     """
-    here = packets._netns()
+    here = node_maps._netns()
     maps["settings"].write([(0, Settings(here or 0, 0, frozenset()))])
     assert [tuple(row.values()) for row in rows(maps, "devices")] == [
         ("lo", 1, "192.0.2.1", "2001:db8::1", ""),
@@ -210,23 +227,9 @@ def test_settings(maps: dict[str, Map]) -> None:
     """Flags in words, prefixes as CIDRs, and nothing where nothing is meant."""
     pods = Prefix(ip_address("10.244.0.0"), mask(96 + 16))
     span = Prefix(ip_address("fd00:96::"), mask(108))
-    maps["settings"].write(
-        [
-            (
-                0,
-                Settings(
-                    5,
-                    8,
-                    frozenset({"guard_nodeports", "detect_local"}),
-                    61000,
-                    65535,
-                    pods_v4=pods,
-                    span_v6=span,
-                    node_v4=NODE,
-                ),
-            )
-        ]
-    )
+    flags = frozenset({"guard_nodeports", "detect_local"})
+    settings = Settings(5, 8, flags, 61000, 65535, pods_v4=pods, span_v6=span, node_v4=NODE)
+    maps["settings"].write([(0, settings)])
     assert rows(maps, "settings") == [
         {
             "host_netns": 5,

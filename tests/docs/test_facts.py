@@ -5,13 +5,15 @@ import re
 
 import pytest
 
-from ebpflb.datapath.maps import layout
+from ebpflb.datapath.maps import layout, map_sizes
 from ebpflb.serve.status import AgentStatus
+from ebpflb.serve.verdict import Cause, Verdict
 from tests.docs import pages
 from tests.docs.pages import ROOT
 
-TROUBLESHOOTING = ROOT / "docs/troubleshooting.md"
+RUNBOOK = ROOT / "docs/runbook.md"
 ARCHITECTURE = ROOT / "docs/architecture.md"
+SCALE = ROOT / "docs/scale.md"
 
 
 def test_verdicts() -> None:
@@ -19,13 +21,13 @@ def test_verdicts() -> None:
     header = (ROOT / "bpf/layout/verdict.h").read_text()
     listed = re.findall(r"^\tVERDICT_(\w+) = ", header, re.M)
     assert listed
-    assert [row[0] for row in pages.rows(TROUBLESHOOTING, "Verdicts")] == [
+    assert [row[0] for row in pages.rows(RUNBOOK, "Verdicts")] == [
         f"`{each.lower()}`" for each in listed
     ]
 
 
 def test_maps() -> None:
-    """Every map of bpf/maps, with how many entries it has room for."""
+    """Every map of bpf/maps, with how many entries it has at most."""
     listed: dict[str, str] = {}
     for names, _, entries, _ in pages.rows(ARCHITECTURE, "The maps"):
         each = names.split(", ")
@@ -37,13 +39,25 @@ def test_maps() -> None:
 
 
 def test_status() -> None:
-    """Every field of the agent's status that says whether something is wrong."""
-    facts = {"pid", "node", "source", "started"}
-    listed = {name for row in pages.rows(TROUBLESHOOTING, "Status") for name in row[0].split(", ")}
-    fields = {
-        field.replace("_", " ") for field in AgentStatus.__struct_fields__ if field not in facts
-    }
-    assert fields <= listed
+    """Every field of the agent's status has its line."""
+    rows = pages.rows(RUNBOOK, "Lines of status")
+    listed = {name for row in rows for name in row[0].split(", ")}
+    assert {field.replace("_", " ") for field in AgentStatus.__struct_fields__} <= listed
+
+
+def test_runbook_has_each_verdict_and_reason_of_status() -> None:
+    """Each has a heading of its own in the runbook, which has no heading for any other."""
+    chapters = re.split(r"^## (.*)\n", RUNBOOK.read_text(), flags=re.M)
+    below = dict(zip(chapters[1::2], chapters[2::2], strict=True))
+    found = {name: re.findall(r"^### (.*)$", text, re.M) for name, text in below.items()}
+    assert found["Status"] == list(Verdict)
+    assert sorted(found["Reasons"]) == sorted(Cause)
+
+
+def test_exit_status() -> None:
+    """The runbook's table has the exit status of each verdict."""
+    listed = [row for row in pages.rows(RUNBOOK, "Status") if row[1] in list(Verdict)]
+    assert listed == [[str(each.exit_status), each] for each in Verdict]
 
 
 def test_demo() -> None:
@@ -80,3 +94,9 @@ def test_import_rule(layer: str) -> None:
     layers = [line.strip().replace(" | ", ", ") for line in contract[1].splitlines()]
     rule = " > ".join(each for each in layers if each != "__main__")
     assert layer in rule and f"`{rule}`" in ARCHITECTURE.read_text()
+
+
+def test_sizes_of_maps() -> None:
+    """docs/scale.md has a row for each name of --map-size, with the usual number of entries."""
+    found = re.findall(r"(?m)^\| `([a-z-]+)` \|[^|]*\| ([0-9,]+) \|", SCALE.read_text())
+    assert found == [(name, f"{map_sizes.usual(name):,}") for name in map_sizes.SIZES]

@@ -137,6 +137,14 @@ def test_skipped_tests_are_listed() -> None:
     }
 
 
+def test_each_network_file_is_told_its_engine() -> None:
+    """The page says of each file of tests/network that a row names by which engine it is shown."""
+    listed = re.findall(r"`(test_\w+)`", "\n".join(re.findall(r"^- \*.*", PARITY, re.M)))
+    told = {name for name in listed if (ROOT / f"tests/network/{name}.py").exists()}
+    named = {Path(path).stem for path, _ in TEST.findall(PARITY) if "/network/" in path}
+    assert named <= told
+
+
 def test_files_are_those_that_make_test_runs() -> None:
     """pytest collects from tests/, so `make test` runs every test that is named there."""
     assert re.search(r"^testpaths = tests$", (ROOT / "setup.cfg").read_text(), re.M)

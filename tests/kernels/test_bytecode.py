@@ -4,9 +4,12 @@
 import re
 from pathlib import Path
 
-from ebpflb.datapath import datapath, probe
+import pytest
+
+from ebpflb.datapath import conntrack_probe, datapath, probe
+from ebpflb.datapath.attach import netns_cookie
 from ebpflb.datapath.maps import layout
-from vagrant.kernels import bytecode
+from ebpflb.datapath.programs import precompile
 
 SWITCH = re.compile(r"(?m)^#\s*ifn?def (?!EBPFLB_|DIALECT_|__)(\w+)")
 
@@ -14,22 +17,39 @@ SWITCH = re.compile(r"(?m)^#\s*ifn?def (?!EBPFLB_|DIALECT_|__)(\w+)")
 def test_sources() -> None:
     """Every file of hooks/ that is compiled."""
     found = layout.SOURCES.glob("hooks/*.c")
-    assert {str(path.relative_to(layout.SOURCES)) for path in found} == set(bytecode.VARIANTS)
+    assert {str(path.relative_to(layout.SOURCES)) for path in found} == set(precompile.VARIANTS)
 
 
 def test_variants() -> None:
-    """Every switch of the C, on and off."""
+    """Every switch of the C, on and off, but for the one that tests alone set."""
     files = [path for path in layout.SOURCES.rglob("*.[ch]") if "stub" not in path.parts]
     switches = {f"-D{name}" for path in files for name in SWITCH.findall(Path(path).read_text())}
-    every = {flag for its in bytecode.VARIANTS.values() for flags in its.values() for flag in flags}
-    assert every == switches
-    assert all(() in its.values() for its in bytecode.VARIANTS.values())
+    every = {
+        flag for its in precompile.VARIANTS.values() for flags in its.values() for flag in flags
+    }
+    assert every | {"-DWHOLE_WAY"} == switches
+    assert all(() in its.values() for its in precompile.VARIANTS.values())
 
 
-def test_what_the_agent_compiles() -> None:
-    """The flags that the agent gives the compiler make a variant of the list."""
-    assert datapath.socket_flags() in bytecode.VARIANTS["hooks/socket.c"].values()
-    for conntrack in {False, probe.coarse_clock()}:  # which is older than conntrack's functions
-        flags = datapath.packet_flags(conntrack=conntrack)
-        for more in ((), ("-DNO_LINK_HEADER",)):
-            assert (*flags, *more) in bytecode.VARIANTS[datapath.PACKET_SOURCE].values()
+@pytest.mark.parametrize("set_retval", [True, False])
+@pytest.mark.parametrize(("coarse", "conntrack"), [(True, True), (True, False), (False, False)])
+def test_whatever_probes_find_is_a_variant(
+    monkeypatch: pytest.MonkeyPatch, set_retval: bool, coarse: bool, conntrack: bool
+) -> None:
+    """All flags that the agent gives the compiler; conntrack's functions are newer than the clock.
+
+    These are compiled ahead, so no node of the image needs a compiler.
+    """
+    monkeypatch.setattr(probe, "set_retval", lambda: set_retval)
+    monkeypatch.setattr(probe, "coarse_clock", lambda: coarse)
+    sockets = precompile.VARIANTS[datapath.SOCKET_SOURCE].values()
+    packets = precompile.VARIANTS[datapath.PACKET_SOURCE].values()
+    assert datapath.socket_flags() in sockets
+    flags = datapath.packet_flags(conntrack=conntrack)
+    assert {(*flags, *more) for more in datapath._VARIANTS.values()} <= {*packets}
+
+
+@pytest.mark.parametrize("source", [conntrack_probe.PROBE_SOURCE, netns_cookie.COOKIE_SOURCE])
+def test_what_is_compiled_without_flags_is_a_variant(source: str) -> None:
+    """The two programs that only tell something."""
+    assert () in precompile.VARIANTS[source].values()

@@ -27,9 +27,9 @@ def boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Boot:
     def boot(script: str, limit: float = 10.0) -> machine.Result:
         command = ["sh", "-c", f"out={tmp_path}; {script}"]
         monkeypatch.setattr(machine, "_command", lambda *_: command)
-        return machine.run(tmp_path, tmp_path, "true", limit=limit, say=heard.append)
+        return machine.run(tmp_path, tmp_path, "true", limit=limit, say=lines.append)
 
-    heard: list[str] = []
+    lines: list[str] = []
     return boot
 
 
@@ -46,12 +46,12 @@ def test_good(boot: Boot) -> None:
 
 
 def test_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every line is heard once and whole, the last one too."""
+    """Every line is passed on once and whole, the last one too."""
     script = f"cd {tmp_path}; printf 'one\\ntw' >output; sleep 0.3; printf 'o\\nend' >>output"
     monkeypatch.setattr(machine, "_command", lambda *_: ["sh", "-c", script])
-    heard: list[str] = []
-    machine.run(tmp_path, tmp_path, "true", limit=10, say=heard.append)
-    assert heard == ["one", "two", "end"]
+    lines: list[str] = []
+    machine.run(tmp_path, tmp_path, "true", limit=10, say=lines.append)
+    assert lines == ["one", "two", "end"]
 
 
 def test_tests_fail(boot: Boot) -> None:
@@ -139,7 +139,7 @@ def test_interrupted(running: "subprocess.Popen[str]", tmp_path: Path, how: sign
     """QEMU ends with us however we end; the folder too, except after SIGKILL: the next run's."""
     pid = _wait(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip())
     running.send_signal(how)
-    running.wait(10)
+    running.wait(60)
     assert _wait(lambda: not _alive(int(pid)))
     left = list((tmp_path / "runs").iterdir())
     assert bool(left) == (how == signal.SIGKILL)
@@ -155,7 +155,7 @@ def _alive(pid: int) -> bool:
 
 
 def _wait(value: Callable[[], object]) -> str:
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while not (found := value()) and time.monotonic() < until:
         time.sleep(0.02)
     assert found

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ebpflb.datapath.programs import precompile
 from vagrant.kernels import bytecode, listing, verifier
 from vagrant.kernels.verifier import Row
 
@@ -51,4 +52,4 @@ def test_table() -> None:
     table = verifier.read()
     for kernel in listing.kernels():
         found = {row.source for row in verifier.counts_of(table, kernel)}
-        assert found | {bytecode.PROBE} == set(bytecode.VARIANTS)
+        assert found | {bytecode.PROBE} == set(precompile.VARIANTS)

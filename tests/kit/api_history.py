@@ -7,12 +7,16 @@ Json = dict[str, Any]
 
 
 class Change(NamedTuple):
-    """A version of the history: an object before and after, or a line to send as it is."""
+    """A version of the history: an object before and after, or a line to send as it is.
+
+    ``lost``: no watch tells of it.
+    """
 
     version: int
     before: Json | None = None
     after: Json | None = None
     line: bytes | None = None
+    lost: bool = False
 
 
 class Request(NamedTuple):
@@ -29,13 +33,24 @@ def key(object: Json) -> tuple[str, str]:
     return object["metadata"].get("namespace", ""), object["metadata"]["name"]
 
 
+def snapshot(history: list[Change], version: int) -> list[Json]:
+    """The objects as they were at this version."""
+    objects: dict[tuple[str, str], Json] = {}
+    for change in history:
+        if change.version <= version and (found := change.after or change.before):
+            objects.pop(key(found), None)
+            if change.after:
+                objects[key(found)] = change.after
+    return list(objects.values())
+
+
 def status(code: int, message: str) -> Json:
     return {"kind": "Status", "status": "Failure", "code": code, "message": message}
 
 
 def event(change: Change, request: Request) -> Json | bytes | None:
     """What a watch with these selectors says of a change."""
-    if change.line is not None:
+    if change.line is not None or change.lost:
         return change.line
     was, is_now = fits(change.before, request), fits(change.after, request)
     if is_now:

@@ -18,10 +18,10 @@ from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 from tests.kit.api_discovery import OBJECT_PATHS
-from tests.kit.api_history import Change, Json, Request, event, fits, key, status
+from tests.kit.api_history import Change, Json, Request, event, fits, key, snapshot, status
 from tests.kit.api_http import Handler
 
-PATIENCE = 20.0  # seconds that a test waits for something to happen
+WAIT_SECONDS = 60.0  # seconds that a test waits for something to happen
 
 Key = tuple[str, str]
 
@@ -43,6 +43,7 @@ class FakeApiServer:
         self.created: list[Json] = []
         self.gone_in_stream = False  # 410 as an ERROR event instead of an HTTP status
         self.expiring = 0  # so many continue tokens have expired when they come back
+        self.losing = False  # watches do not tell of what happens now
         self.muted = False  # watches say nothing any more, and do not end either
         self.delay = 0.0  # seconds before each answer
         self.token = token
@@ -102,7 +103,9 @@ class FakeApiServer:
     def _record(
         self, kind: str, before: Json | None, after: Json | None, last: Json | None = None
     ) -> None:
-        self._collections[kind].history.append(Change(self._version, last or before, after))
+        self._collections[kind].history.append(
+            Change(self._version, last or before, after, lost=self.losing)
+        )
         self.changed.notify_all()
 
     # What goes wrong, and what is only said
@@ -154,7 +157,7 @@ class FakeApiServer:
             return self.open[kind] > 0 and len(self.watches(kind)) >= count
 
         with self.changed:
-            assert self.changed.wait_for(watched, PATIENCE), f"no watch: {kind}"
+            assert self.changed.wait_for(watched, WAIT_SECONDS), f"no watch: {kind}"
 
     def kubeconfig(self, folder: Path) -> Path:
         """Write a kubeconfig for this server."""
@@ -201,7 +204,14 @@ class FakeApiServer:
     def _list(self, request: Request, handler: Handler) -> None:
         with self.changed:
             version, token = str(self._version), request.query.get("continue")
-            everything = list(self._collections[request.kind].objects.values())
+            collection = self._collections[request.kind]
+            everything = list(collection.objects.values())
+            if request.query.get("resourceVersionMatch") == "Exact":
+                version = request.query["resourceVersion"]
+                everything = snapshot(collection.history, int(version))
+        if int(version) < collection.oldest:
+            handler.refuse(410, "The provided resource version is too old")
+            return
         if token and self.expiring:
             self.expiring -= 1
             handler.refuse(410, "The provided continue parameter is too old")

@@ -9,8 +9,9 @@ from typing import Any
 from ebpflb.lab import manifests
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.manifests import Manifest
+from ebpflb.model.packet_path import Engine
 from tests.kit.lab_cluster import NODEPORT as NODEPORT
-from tests.kit.lab_cluster import PORT, PREFIX, TARGET, LabCluster
+from tests.kit.lab_cluster import PORT, TARGET, LabCluster, started
 
 VIP, VIP6 = "10.96.0.10", "fd00:96::10"
 EXTERNAL, BALANCER = "203.0.113.10", "203.0.113.20"
@@ -19,8 +20,9 @@ EXTERNAL, BALANCER = "203.0.113.10", "203.0.113.20"
 class Cluster(LabCluster):
     """``node`` with the pods ``client`` and ``web-1`` to ``web-3``."""
 
-    def __init__(self, lab: Lab, folder: Path, *options: str) -> None:
+    def __init__(self, lab: Lab, folder: Path, *options: str, engine: Engine | None = None) -> None:
         super().__init__(lab, folder)
+        self.engine = engine or self.engine
         self.node = lab.node("node", 1)
         self.client = lab.pod(self.node, "client", 2)
         self.web = [lab.pod(self.node, f"web-{i}", 10 + i) for i in range(1, 4)]
@@ -30,15 +32,10 @@ class Cluster(LabCluster):
 
 
 @contextmanager
-def running(folder: Path, *options: str) -> Iterator[Cluster]:
+def running(folder: Path, *options: str, engine: Engine | None = None) -> Iterator[Cluster]:
     """A cluster whose agent runs; all of it is removed afterwards."""
-    with Lab(PREFIX) as lab:
-        cluster = Cluster(lab, folder, *options)
-        try:
-            cluster.start()
-            yield cluster
-        finally:
-            cluster.close()
+    with started(lambda lab: Cluster(lab, folder, *options, engine=engine)) as cluster:
+        yield cluster
 
 
 def endpoint(

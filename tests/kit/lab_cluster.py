@@ -4,9 +4,11 @@
 import json
 import os
 import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.state_dir import StateDir
@@ -17,6 +19,7 @@ from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Sockets
 from ebpflb.model.packet_path import Engine
 from ebpflb.plan.entries import Frontend
+from tests.kit.forked import ForkedAgent
 
 PORT, TARGET, NODEPORT = 80, 8080, 30080
 MARKER = "10.96.255.255"
@@ -42,7 +45,7 @@ class LabCluster:
 
     def add_agent(self, node: Host, *options: str) -> LabAgent:
         """An agent on this node, not started yet; it gets the same manifests as all others."""
-        agent = LabAgent(self.lab, node, self.folder, *options)
+        agent = ForkedAgent(self.lab, node, self.folder, *options)
         agent.defaults = (f"--packet-path={self.engine}",)
         self.agents.append(agent)
         self._write_to(agent)
@@ -61,17 +64,25 @@ class LabCluster:
                 wait_until("the manifests are in force", lambda it=agent: self.in_force(it))
 
     def write(self, *said: Manifest | list[Manifest]) -> None:
-        """As ``publish``, without waiting. A marker Service tells ``in_force`` the end."""
+        """As ``publish``, without waiting. A marker Service tells ``in_force`` the end: of a file's
+        events that of its last Service is the last.
+        """
         self.published += 1
         marker = [{"name": "it", "port": self.published}]
         everything = [it for each in said for it in (each if isinstance(each, list) else [each])]
         if not any(it["kind"] == "Node" for it in everything):
             nodes = [agent.node for agent in self.agents]
             everything += [manifests.node(node.name, node.v4, node.v6) for node in nodes]
-        everything.append(manifests.service("zzz", [MARKER], marker))
+        everything.append(manifests.service("zzz", [MARKER], marker, namespace=self._last()))
         self._manifests = manifests.text(everything)
         for agent in self.agents:
             self._write_to(agent)
+
+    def _last(self) -> str:
+        """The last namespace by name; where only some are served, that of the labs' Services."""
+        options = [option for agent in self.agents for option in agent.options]
+        is_limited = any(option.startswith("--namespaces=") for option in options)
+        return "default" if is_limited else "zzz"
 
     def _write_to(self, agent: LabAgent) -> None:
         manifests.replace(agent.manifests / "all.yaml", self._manifests)
@@ -137,7 +148,14 @@ class LabCluster:
 
     def echo(self, host: Host, address: str, port: int, size: int = 1 << 20) -> str:
         """The name of the backend that returned so many bytes unchanged; "" if none did."""
-        return self._output_of(host, "echo", address, str(port), str(size)).strip()
+        return "".join(self.echoes(host, address, port, 1, size))
+
+    def echoes(
+        self, host: Host, address: str, port: int, times: int, size: int = 1 << 20
+    ) -> list[str]:
+        """As ``echo`` so many times, until one fails."""
+        words = (address, str(port), str(size), str(times))
+        return self._output_of(host, "echo", *words).splitlines()
 
     def _output_of(self, host: Host, *words: str) -> str:
         process = self.lab.keep(host.python(TRAFFIC, *words, stdout=subprocess.PIPE))
@@ -148,3 +166,18 @@ class LabCluster:
         self.close_maps()
         for agent in self.agents:
             agent.close()
+
+
+Made = TypeVar("Made", bound=LabCluster)
+
+
+@contextmanager
+def started(make: Callable[[Lab], Made]) -> Iterator[Made]:
+    """A cluster that is made in a lab, its agents at work; all of it is removed afterwards."""
+    with Lab(PREFIX) as lab:
+        made = make(lab)
+        try:
+            made.start()
+            yield made
+        finally:
+            made.close()

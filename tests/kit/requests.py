@@ -7,7 +7,7 @@ from socket import AF_INET, AF_INET6, SOCK_DGRAM, SOCK_RAW, SOCK_STREAM, socket
 from typing import NamedTuple
 
 from ebpflb.lab import traffic
-from ebpflb.lab.sockets import TIMEOUT, Socket, Sockets
+from ebpflb.lab.sockets import CALL_SECONDS, Socket, Sockets
 from tests.kit.cluster import PORT
 
 MPTCP = 262
@@ -111,7 +111,7 @@ def exchange_fragmented(client: Socket, host: str, port: int = PORT, size: int =
     return _answer(said, sender[:2])
 
 
-def ping(sockets: Sockets, host: str, seconds: float = TIMEOUT) -> bool:
+def ping(sockets: Sockets, host: str, seconds: float = CALL_SECONDS) -> bool:
     """Whether an echo reply arrives; it is read after 20 bytes of IP header, of ICMPv6 without."""
     request = bytes((128, 0, 0, 0)) if ":" in host else bytes((8, 0, 0xF7, 0xFF))
     protocol, offset, reply = (58, 0, 129) if ":" in host else (1, 20, 0)
@@ -125,3 +125,18 @@ def ping(sockets: Sockets, host: str, seconds: float = TIMEOUT) -> bool:
         except TimeoutError:
             return False
     return True
+
+
+def is_answered(send: Send, sockets: Sockets, where: tuple[str, int], seconds: float) -> bool:
+    """Whether an answer comes in so many seconds, to TCP or connected UDP. Raises OSError for a
+    refusal.
+    """
+    make = tcp_socket if send is tcp else udp_socket
+    with make(sockets, where[0]) as client:
+        client.settimeout(seconds)
+        try:
+            client.connect(where)
+            client.send(b"?")
+            return bool(client.recv(64))
+        except TimeoutError:
+            return False

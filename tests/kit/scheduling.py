@@ -14,6 +14,7 @@ SEPARATE_TESTS = {
     "tests/cli/test_run_process.py",
     "tests/network/test_takeover.py",
     "tests/plan/test_properties.py",
+    "tests/simulation/test_schedules.py",
 }
 # Files that build a cluster for each value of their first parameter.
 SEPARATE_PARAMETERS = {

@@ -4,7 +4,7 @@
 short_connections.py serve PORT                   sends a byte and closes; prints "ready" before
 short_connections.py ask COUNT HOST:PORT...       connects to each in turn, COUNT times in all;
                                                   prints how many SYNs the kernel sent again
-short_connections.py knock COUNT HOST:PORT        sends COUNT SYNs and waits for no answer
+short_connections.py syn COUNT HOST:PORT          sends COUNT SYNs and waits for no answer
 """
 
 import socket
@@ -49,7 +49,7 @@ def ask(count: str, *places: str) -> None:
     print(syns_sent_again() - before)
 
 
-def knock(count: str, where: str) -> None:
+def syn(count: str, where: str) -> None:
     for _ in range(int(count)):
         with socket.socket() as client:
             client.setblocking(False)
@@ -57,4 +57,4 @@ def knock(count: str, where: str) -> None:
 
 
 if __name__ == "__main__":
-    {"serve": serve, "ask": ask, "knock": knock}[sys.argv[1]](*sys.argv[2:])
+    {"serve": serve, "ask": ask, "syn": syn}[sys.argv[1]](*sys.argv[2:])

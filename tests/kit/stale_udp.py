@@ -10,7 +10,7 @@ from typing import Any
 from ebpflb.lab import manifests
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
-from ebpflb.lab.sockets import TIMEOUT, Socket, Sockets
+from ebpflb.lab.sockets import CALL_SECONDS, Socket, Sockets
 from tests.kit import requests
 from tests.kit.cluster import PORT, TARGET, Cluster, endpoint, web
 from tests.kit.requests import Answer
@@ -66,7 +66,7 @@ def exchange(client: Socket) -> Answer:
     return requests.receive(client)
 
 
-def is_ended(client: Socket, seconds: float = 10 * TIMEOUT) -> bool:
+def is_ended(client: Socket, seconds: float = 2 * CALL_SECONDS) -> bool:
     """Whether recv fails with ECONNABORTED within so many seconds."""
     client.settimeout(seconds)
     try:
@@ -76,7 +76,7 @@ def is_ended(client: Socket, seconds: float = 10 * TIMEOUT) -> bool:
     except TimeoutError:
         return False
     finally:
-        client.settimeout(TIMEOUT)
+        client.settimeout(CALL_SECONDS)
     return False
 
 

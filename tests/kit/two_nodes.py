@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two nodes with an agent each, an endpoint on each, and clients without socket hooks.
 
-    near     hooked, hidden: clients; here, twin: endpoints
+    near     hooked, unhooked: clients; here, twin: endpoints
     far      there: an endpoint
     outside  a client beyond the router, which routes service addresses to near
 
-The node's socket hooks do not see the sockets of hidden and twin. The endpoints answer on port
+The node's socket hooks do not see the sockets of unhooked and twin. The endpoints answer on port
 TARGET of TCP and UDP with their names.
 """
 
@@ -24,7 +24,7 @@ from ebpflb.model.packet_path import Engine
 from ebpflb.model.services import Protocol
 from ebpflb.node import ctnetlink
 from ebpflb.options import Paths
-from tests.kit.lab_cluster import PORT, PREFIX, TARGET, LabCluster
+from tests.kit.lab_cluster import PORT, TARGET, LabCluster, started
 from tests.node import nodes
 
 ENGINES = list(Engine)
@@ -32,16 +32,17 @@ CLUSTER_CIDR = ("--cluster-cidr", ",".join(cni.NETWORKS))
 SERVICE_NETWORKS = ("10.96.0.0/16", "fd00:96::/64", "203.0.113.0/24", "fd03:113::/64")
 
 
-def require(engine: Engine) -> None:
+def require(engine: Engine, network: cni.Cni | None = None) -> None:
     """Skips the tests of an engine that this kernel cannot have; those of the other one run.
 
-    The pods of a node are on one bridge, where conntrack needs br_netfilter (bridged_pods).
+    Pods of one bridge, as they are without a ``network``, need br_netfilter with conntrack
+    (bridged_pods).
     """
     if engine is not Engine.CONNTRACK:
         return
     if missing := conntrack_probe.obstacle(Paths.cache):
         pytest.skip(missing)
-    if not Path("/proc/sys/net/bridge").exists():
+    if not isinstance(network, cni.Routed) and not Path("/proc/sys/net/bridge").exists():
         pytest.skip("this kernel is without br_netfilter")
 
 
@@ -61,7 +62,7 @@ class TwoNodes(LabCluster):
         self.near, self.far = lab.node("near", 1, network), lab.node("far", 2, network)
         lab.join(self.near, self.far)
         self.hooked = lab.pod(self.near, "hooked", 2)
-        self.hidden = lab.pod(self.near, "hidden", 3, hooked=False)
+        self.unhooked = lab.pod(self.near, "unhooked", 3, hooked=False)
         self.here = lab.pod(self.near, "here", 11)
         self.twin = lab.pod(self.near, "twin", 12, hooked=False)
         self.there = lab.pod(self.far, "there", 11)
@@ -142,10 +143,5 @@ def running(
     engine: Engine = Engine.FLOWS,
 ) -> Iterator[TwoNodes]:
     """Both agents run; everything is removed afterwards."""
-    with Lab(PREFIX) as lab:
-        made = TwoNodes(lab, folder, network, *options, engine=engine)
-        try:
-            made.start()
-            yield made
-        finally:
-            made.close()
+    with started(lambda lab: TwoNodes(lab, folder, network, *options, engine=engine)) as made:
+        yield made

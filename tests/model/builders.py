@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from ebpflb.lab import manifests
-from ebpflb.model import addresses, endpoints, objects, services
+from ebpflb.model import addresses, endpoint_slices, endpoints, objects, services
 
 
 def service(
@@ -51,6 +51,12 @@ def slice(
     return msgspec.convert(manifest, objects.EndpointSlice)
 
 
+def stored(subject: objects.EndpointSlice) -> endpoint_slices.StoredSlice:
+    found, _ = endpoint_slices.read(subject)
+    assert found is not None
+    return found
+
+
 def entry(*listed: str, **fields: Any) -> dict[str, Any]:
     return {"addresses": list(listed)} | fields
 
@@ -81,10 +87,8 @@ def endpoint(
         serving=ready if serving is None else serving,
         terminating=terminating,
         local=local,
-        node="",
-        target=target,
-        zone_hints=frozenset(zones.split()),
-        node_hints=frozenset(nodes.split()),
+        name=endpoint_slices.EndpointName("", target),
+        hints=endpoint_slices.Hints(frozenset(zones.split()), frozenset(nodes.split())),
     )
 
 

@@ -87,7 +87,7 @@ def test_not_a_network(text: str) -> None:
     """Netmasks, bare addresses and impossible lengths are refused, in words that can be shown."""
     with pytest.raises(ValueError) as refusal:
         addresses.parse_network(text)
-    assert str(refusal.value) == f'"{text}" is not a CIDR'
+    assert str(refusal.value) == f'"{text}" is not a CIDR such as 10.0.0.0/8'
 
 
 @given(some.ip_addresses(v=4), some.lists(some.integers(0, 3), min_size=4, max_size=4))

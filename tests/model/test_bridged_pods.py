@@ -19,10 +19,10 @@ def device(index: int, name: str, kind: str, *own: str, master: int = 0) -> Devi
 PODS = (ip_network("10.244.0.0/16"), ip_network("fd00:244::/32"))
 ETH = device(2, "eth0", "", "192.0.2.1")
 BRIDGE = device(3, "cni0", "bridge", "10.244.1.1")
-PORT = device(4, "veth1", "veth", master=3)
+PORT = replace(device(4, "veth1", "veth", master=3), hairpin=True)
 ROUTED = device(5, "cali1", "veth")
 DOCKER = device(6, "docker0", "bridge", "172.17.0.1")
-CONTAINER = device(7, "veth2", "veth", master=6)
+CONTAINER = replace(device(7, "veth2", "veth", master=6), hairpin=True)
 UPLINK = device(8, "br0", "bridge", "192.0.2.9")
 WIRE = device(9, "eth1", "", master=8)
 NEVER, ALWAYS = dict.fromkeys(Family, False), dict.fromkeys(Family, True)
@@ -79,3 +79,29 @@ def test_several_bridges() -> None:
     found = unsuited((BRIDGE, PORT, DOCKER, CONTAINER), (), NEVER)
     assert found is not None
     assert found.startswith("pods on cni0 and docker0 answer")
+
+
+def test_a_port_without_hairpin_mode() -> None:
+    """A pod there does not reach itself where br_netfilter translates; the flow tables serve it."""
+    plain = replace(PORT, hairpin=False)
+    others = (ETH, replace(WIRE, master=BRIDGE.index), PORT, ROUTED)
+    assert unsuited((BRIDGE, *others), PODS, ALWAYS) is None
+    found = unsuited((BRIDGE, *others, plain), PODS, ALWAYS)
+    assert found == (
+        "a pod at veth1 on the bridge cni0 does not reach itself by a service, without hairpin mode"
+        " at its port (hairpinMode of the CNI; ip link set veth1 type bridge_slave hairpin on)"
+    )
+    again = replace(plain, index=9, name="veth9")
+    found = unsuited((BRIDGE, plain, again), PODS, ALWAYS)
+    assert found is not None
+    assert found.startswith("a pod at veth1 and 1 more on the bridge cni0")
+
+
+def test_hairpin_mode_of_a_family_that_is_not_handed_over() -> None:
+    """The family that the bridge's pods have decides: without br_netfilter the node sends it on."""
+    plain = replace(PORT, hairpin=False)
+    only_v6 = {Family.IPV4: False, Family.IPV6: True}
+    found = unsuited((BRIDGE, plain), PODS, only_v6)
+    assert found is not None
+    assert "past conntrack" in found, "that comes first"
+    assert "hairpin" not in found

@@ -80,8 +80,8 @@ def test_unreadable_range(cluster: ClusterState) -> None:
     cluster.apply(ranges("10.96.0.0/16"))
     (warning,) = cluster.apply(ranges("10.97.0.0/16", "10.98.0.0")).warnings
     assert str(warning) == (
-        'test.yaml: ServiceCIDR kubernetes: spec.cidrs[1]: "10.98.0.0" is not a CIDR'
-        " (its last good state stays)"
+        'test.yaml: ServiceCIDR kubernetes: spec.cidrs[1]: "10.98.0.0" is not a CIDR such as'
+        " 10.0.0.0/8 (its last good state stays)"
     )
     assert cluster.invalid.keys() == {(Kind.SERVICE_CIDR, RANGES)}
     assert cluster.service_cidrs == {ip_network("10.96.0.0/16")}

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The slices of a Service become the endpoints of a service port (kube-proxy.md 2)."""
 
+from collections.abc import Iterable
 from random import Random
 from typing import Any
 
@@ -9,20 +10,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from ebpflb.model import endpoints, objects
+from ebpflb.model import endpoint_slices, endpoints, objects
 from ebpflb.model.addresses import FAMILIES, Family
 from ebpflb.model.endpoints import Endpoint
-from ebpflb.model.services import Protocol
+from ebpflb.model.services import PortName, Protocol
 from tests.model import builders
-from tests.model.builders import entry
+from tests.model.builders import entry, stored
 
 HERE = "node-here"
 
 Slices = list[objects.EndpointSlice]
+Found = tuple[Endpoint, ...]
 
 
 def merged(*slices: objects.EndpointSlice, port: str = "") -> tuple[Endpoint, ...]:
-    return endpoints.merge(slices, builders.port_name(port), HERE)
+    return merge(slices, builders.port_name(port))
+
+
+def merge(slices: Iterable[objects.EndpointSlice], name: PortName, node: str = HERE) -> Found:
+    return endpoints.merge([stored(each) for each in slices], name, node)
 
 
 def texts(found: tuple[Endpoint, ...]) -> list[str]:
@@ -47,7 +53,7 @@ def test_same_name_and_protocol() -> None:
     two = builders.slice(entry("10.1.0.2"), ports=[{"name": "http", "port": 8000}], name="b")
     assert texts(merged(one, two, port="http")) == ["10.1.0.1:80", "10.1.0.2:8000"]
     udp = builders.port_name("http", Protocol.UDP)
-    assert texts(endpoints.merge([one, two], udp, HERE)) == ["10.1.0.1:81"]
+    assert texts(merge([one, two], udp)) == ["10.1.0.1:81"]
 
 
 def test_same_address_with_different_ports() -> None:
@@ -64,7 +70,7 @@ def test_family() -> None:
     fqdn = builders.slice(entry("10.1.0.9"), name="c", family="FQDN")
     name = builders.port_name(family=Family.IPV6)
     assert texts(merged(four, six, fqdn)) == ["10.1.0.1:8080"]
-    assert texts(endpoints.merge([four, six, fqdn], name, HERE)) == ["fd00::1:8080"]
+    assert texts(merge([four, six, fqdn], name)) == ["fd00::1:8080"]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +92,7 @@ def test_slice_ports(port: dict[str, Any], found: list[str]) -> None:
 def test_placeholder() -> None:
     """The placeholder slice of a service without pods has neither endpoints nor ports."""
     slice = builders.slice(ports=[])
-    assert endpoints.check(slice) == ()
+    assert endpoint_slices.read(slice)[1] == ()
     assert merged(slice) == ()
 
 
@@ -121,7 +127,7 @@ def test_local(node: str | None, local: bool) -> None:
     """Local means that nodeName is set and is this node."""
     slice = builders.slice(entry("10.1.0.1", nodeName=node))
     assert [found.local for found in merged(slice)] == [local]
-    (nowhere,) = endpoints.merge([slice], builders.port_name(), "")
+    (nowhere,) = merge([slice], builders.port_name(), "")
     assert not nowhere.local
 
 
@@ -133,10 +139,10 @@ def test_hints_and_target() -> None:
         entry("10.1.0.2", hints={"forZones": None}),
     )
     hinted, plain = merged(slice)
-    assert hinted.zone_hints == frozenset({"z1", "z2"})
-    assert hinted.node_hints == frozenset({HERE})
-    assert (hinted.target, plain.target) == ("web-1", "")
-    assert plain.zone_hints == plain.node_hints == frozenset()
+    assert hinted.hints.zones == frozenset({"z1", "z2"})
+    assert hinted.hints.nodes == frozenset({HERE})
+    assert (hinted.name.target, plain.name.target) == ("web-1", "")
+    assert plain.hints.zones == plain.hints.nodes == frozenset()
 
 
 def test_equal_hints_are_one_object() -> None:
@@ -145,7 +151,7 @@ def test_equal_hints_are_one_object() -> None:
     first, second = merged(
         builders.slice(entry("10.1.0.1", hints=hints), entry("10.1.0.2", hints=hints))
     )
-    assert first.zone_hints is second.zone_hints
+    assert first.hints is second.hints
 
 
 GOING = {"ready": False, "serving": True, "terminating": True}
@@ -168,7 +174,7 @@ def test_duplicates(first: dict[str, bool], second: dict[str, bool], winner: str
     """A later copy replaces an earlier one unless it is terminating; slices count by name."""
     a = builders.slice(entry("10.1.0.1", conditions=first, targetRef={"name": "a"}), name="a")
     b = builders.slice(entry("10.1.0.1", conditions=second, targetRef={"name": "b"}), name="b")
-    assert [found.target for found in merged(a, b)] == [winner]
+    assert [found.name.target for found in merged(a, b)] == [winner]
     assert merged(b, a) == merged(a, b)
 
 
@@ -196,7 +202,7 @@ def test_order_is_that_of_the_text(family: str, ordered: list[str]) -> None:
     """The order is that of "ip:port" as text, with brackets around IPv6."""
     slice = builders.slice(*map(entry, reversed(ordered)), family=family)
     name = builders.port_name(family=FAMILIES[family])
-    assert [str(found.address) for found in endpoints.merge([slice], name, HERE)] == ordered
+    assert [str(found.address) for found in merge([slice], name)] == ordered
 
 
 A_FEW_ADDRESSES = some.sampled_from([f"10.1.0.{last}" for last in (1, 2, 10, 20)] + ["x"])
@@ -235,5 +241,5 @@ def test_what_is_skipped_is_remarked_upon(slices: Slices) -> None:
     """Every entry of a slice is either merged or has its warning."""
     for slice in slices:
         listed = [each.addresses[0] for each in slice.endpoints or () if each.addresses]
-        assert len(endpoints.check(slice)) == listed.count("x")
+        assert len(endpoint_slices.read(slice)[1]) == listed.count("x")
         assert {str(each.address) for each in merged(slice)} == set(listed) - {"x"}

@@ -5,6 +5,7 @@ from ipaddress import ip_address
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ebpflb.model import nodeport_addresses, objects
 from ebpflb.model.addresses import Family
@@ -33,7 +34,7 @@ def balanced(**spec: Any) -> objects.Service:
 
 
 def count(*slices: objects.EndpointSlice, **spec: Any) -> int:
-    found = health_check(parse(balanced(**spec)).ports, slices, HERE)
+    found = health_check(parse(balanced(**spec)).ports, [*map(builders.stored, slices)], HERE)
     assert found is not None
     return found.local_endpoints[V4]
 
@@ -64,6 +65,14 @@ def test_node_port_or_ingress_is_not_needed() -> None:
     """allocateLoadBalancerNodePorts: false, and no address yet: it is asked all the same."""
     slice = builders.slice(entry("10.1.0.1", **LOCAL))
     assert count(slice, ports=[{"port": 80}]) == 1
+
+
+def test_endpoints_of_weight_0_do_not_count() -> None:
+    """They get no new connections, so a load balancer must not send any here."""
+    slice = builders.slice(entry("10.1.0.1", **LOCAL))
+    annotations = objects.SliceAnnotations(weight="0")
+    drained = replace(slice, metadata=replace(slice.metadata, annotations=annotations))
+    assert (count(slice), count(drained)) == (1, 0)
 
 
 def test_counts_local_endpoints_only() -> None:
@@ -126,10 +135,11 @@ def test_each_family_counts_its_own() -> None:
         *(entry(f"fd00::{i}", **LOCAL) for i in (1, 2)), family="IPv6", name="web-v6"
     )
     v4 = builders.slice(entry("10.1.0.1", **LOCAL))
-    assert health_check(parse(balanced(**DUAL)).ports, [v4, v6], HERE) == HealthCheck(
+    both = builders.stored(v4), builders.stored(v6)
+    assert health_check(parse(balanced(**DUAL)).ports, both, HERE) == HealthCheck(
         PORT, {V4: 1, V6: 2}
     )
-    assert health_check(parse(balanced()).ports, [v4, v6], HERE) == HealthCheck(PORT, {V4: 1})
+    assert health_check(parse(balanced()).ports, both, HERE) == HealthCheck(PORT, {V4: 1})
 
 
 def test_one_service_of_the_cluster_state() -> None:

@@ -98,6 +98,23 @@ def test_runs(found: Detection, evidence: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (Detection(), "does not run: Services outside of --services=a are not served"),
+        (
+            Detection(rules=RULES),
+            "Services outside of --services=a follow these rules as they were",
+        ),
+        (Detection(pids=(7,), rules=RULES), None),
+    ],
+)
+def test_left_to_it(found: Detection, said: str | None) -> None:
+    """Where Services are left to it one has to run, and nothing is to be removed."""
+    message = found._replace(left="Services outside of --services=a").message
+    assert (said in message and "cleanup" not in message) if message and said else message is said
+
+
 def test_renewed() -> None:
     """Rules of the first detection may be leftovers; those that appear later are not."""
     none, some = Detection(), Detection(rules=RULES)

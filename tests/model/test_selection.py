@@ -39,7 +39,7 @@ POLICIES = [
 
 
 def names(endpoints: tuple[Endpoint, ...]) -> str:
-    return "".join(each.target for each in endpoints)
+    return "".join(each.name.target for each in endpoints)
 
 
 def unready(target: str, *, local: bool = False) -> Endpoint:
@@ -187,7 +187,7 @@ ENDPOINTS = some.lists(
         zones=some.sampled_from(["", "z1", "z2", "z1 z2"]),
         nodes=some.sampled_from(["", "node-1", "node-2"]),
     ),
-    unique_by=lambda each: each.target,
+    unique_by=lambda each: each.name.target,
 ).map(tuple)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Policies, affinity and health checks of a Service, and the fields that cannot be meant."""
+"""Policies, affinity and health checks of a Service, and the invalid fields."""
 
 from typing import Any
 
@@ -127,7 +127,7 @@ def _health_check(port: int) -> dict[str, Any]:
 
 
 TIMEOUT = "spec.sessionAffinityConfig.clientIP.timeoutSeconds"
-CANNOT_BE_MEANT: list[tuple[dict[str, Any], str, str]] = [
+INVALID: list[tuple[dict[str, Any], str, str]] = [
     ({"name": ""}, "metadata.name", "is empty"),
     ({"namespace": ""}, "metadata.namespace", "is empty"),
     ({"type": "Cluster"}, "spec.type", '"Cluster" is not one of ClusterIP, '),
@@ -158,8 +158,8 @@ CANNOT_BE_MEANT: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("spec", "field", "reason"), CANNOT_BE_MEANT)
-def test_cannot_be_meant(spec: dict[str, Any], field: str, reason: str) -> None:
+@pytest.mark.parametrize(("spec", "field", "reason"), INVALID)
+def test_invalid(spec: dict[str, Any], field: str, reason: str) -> None:
     """A field that no API server would have let through is named with its path."""
     with pytest.raises(errors.InvalidObject) as refusal:
         services.parse(builders.service(**spec))

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which service ports a Service has, and what each of them holds (kube-proxy.md 1)."""
 
+import re
 from ipaddress import ip_address, ip_network
 from typing import Any
 
 import pytest
 
+from ebpflb.errors import InvalidObject
 from ebpflb.model import external_ips, services
 from ebpflb.model.addresses import Family
 from ebpflb.model.admission import Admission
@@ -162,7 +164,7 @@ def test_external_ips_that_are_not_allowed() -> None:
 
 def test_external_ips_are_named_once() -> None:
     """A line for each Service and address, again only when it was served meanwhile."""
-    cluster = ClusterState("here", admission=Admission(external_ips=external_ips.NONE))
+    cluster = ClusterState("here", admission=Admission(external_ips=external_ips.NO_EXTERNAL_IPS))
     key = Key("shop", "web")
 
     def texts(*ips: str) -> list[str]:
@@ -178,6 +180,50 @@ def test_external_ips_are_named_once() -> None:
     assert len(texts("192.0.2.1")) == 1
     cluster.apply(Removed(Kind.SERVICE, key))
     assert len(texts("192.0.2.1")) == 1
+
+
+SPECIAL = {
+    "0.0.0.0": "an unspecified address",
+    "::": "an unspecified address",
+    "::ffff:0.0.0.0": "an unspecified address",
+    "000.0.0.000": "an unspecified address",
+    "127.0.0.1": "a loopback address",
+    "127.9.8.7": "a loopback address",
+    "::1": "a loopback address",
+    "::ffff:127.0.0.1": "a loopback address",
+    "169.254.169.254": "a link-local address",
+    "fe80::1": "a link-local address",
+    "::ffff:169.254.0.1": "a link-local address",
+    "224.0.0.1": "a multicast address",
+    "239.1.2.3": "a multicast address",
+    "ff02::1": "a multicast address",
+    "::ffff:224.0.0.1": "a multicast address",
+}
+
+
+@pytest.mark.parametrize(("text", "what"), SPECIAL.items())
+def test_special_addresses_are_not_served(text: str, what: str) -> None:
+    """As external IP or load balancer's they are named, a line each; the rest is served."""
+    service = builders.dual_stack(
+        externalIPs=["192.0.2.1", text],
+        ingress=[{"ip": text}, {"ip": "198.51.100.1"}],
+    )
+    (four, six), warnings = services.parse(service)
+    assert (four.external_ips, six.external_ips) == (ips("192.0.2.1"), ())
+    assert (four.load_balancer_ips, six.load_balancer_ips) == (ips("198.51.100.1"), ())
+    reason = f'"{text}" is {what}, which no Service may have'
+    assert warnings == (
+        f"spec.externalIPs[1]: {reason}",
+        f"status.loadBalancer.ingress[0].ip: {reason}",
+    )
+
+
+@pytest.mark.parametrize(("text", "what"), SPECIAL.items())
+def test_special_cluster_ips_are_invalid(text: str, what: str) -> None:
+    """A manifest may hold one; its Service's last good state stays."""
+    families = {"ipFamilies": None, "clusterIP": text, "clusterIPs": [text]}
+    with pytest.raises(InvalidObject, match=re.escape(f'spec.clusterIP: "{text}" is {what}')):
+        services.parse(builders.service(**families))
 
 
 @pytest.mark.parametrize("text", ["all", "none", "192.0.2.0/24", "192.0.2.0/24,2001:db8::/32"])
@@ -258,5 +304,5 @@ def test_unreadable_entries_are_skipped_with_a_remark() -> None:
         'spec.externalIPs[1]: "x" is not an IP address',
         'spec.externalIPs[3]: " 192.0.2.2" is not an IP address',
         'status.loadBalancer.ingress[0].ip: "198.51.100" is not an IP address',
-        'spec.loadBalancerSourceRanges[0]: "10.0.0.0/33" is not a CIDR',
+        'spec.loadBalancerSourceRanges[0]: "10.0.0.0/33" is not a CIDR such as 10.0.0.0/8',
     )

@@ -3,9 +3,11 @@
 
 import dataclasses
 
+import msgspec
 import pytest
 
 from ebpflb.model import selection
+from ebpflb.model.endpoint_slices import Hints
 from ebpflb.model.endpoints import Endpoint
 from ebpflb.model.selection import Topology
 from tests.model import builders
@@ -17,7 +19,7 @@ CLUSTER = builders.only_port(builders.service())
 
 def cluster(*endpoints: Endpoint, topology: Topology = HERE) -> str:
     chosen = selection.select(CLUSTER, endpoints, topology)
-    return "".join(each.target for each in chosen.cluster)
+    return "".join(each.name.target for each in chosen.cluster)
 
 
 def unready(target: str, zones: str = "") -> Endpoint:
@@ -66,7 +68,8 @@ def test_zone_of_this_node(zone: str, kept: str) -> None:
 
 def test_zone_hint_of_no_name() -> None:
     """A node without a zone is not in the zone called ""."""
-    nameless = dataclasses.replace(endpoint("a"), zone_hints=frozenset({""}))
+    everywhere = Hints(frozenset({""}), frozenset())
+    nameless = msgspec.structs.replace(endpoint("a"), hints=everywhere)
     topology = Topology(node="node-1", zone="")
     assert cluster(nameless, endpoint("b", zones="z2"), topology=topology) == "ab"
 

@@ -25,7 +25,9 @@ void *bpf_map_lookup_elem(void *map, const void *key);
 long bpf_map_update_elem(void *map, const void *key, const void *value, __u64 flags);
 long bpf_map_delete_elem(void *map, const void *key);
 __u64 bpf_ktime_get_ns(void);
+long bpf_skb_load_bytes(const void *ctx, __u32 offset, void *to, __u32 size);
 __u32 bpf_get_prandom_u32(void);
+__u32 bpf_get_smp_processor_id(void);
 __u64 get_netns_cookie(void *ctx);
 __u64 get_socket_cookie(void *ctx);
 int set_retval(int retval);
@@ -43,6 +45,13 @@ PROTOTYPES = "\n".join(
 LOOKUPS = """
 int lookup_service(const void *frontend, __u64 netns, void *service);
 int lookup_backend(__u32 service, __u32 id, void *backend);
+int pass_packet(const void *packet);
+int follow_packet(const void *packet, void *to);
+int copy_service(const void *frontend, const void *value, void *copy);
+int copy_backend(const void *slot, const void *value, void *copy);
+int copy_entry(const void *tuple, const void *entry, void *copy);
+void write_in_turns(void *entry, const void *one, const void *other, __u32 size, __u32 rounds);
+int read_often(const void *tuple, const void *entry, const void *right, void *wrong, __u32 rounds);
 """
 SOURCE = Path(__file__).with_name("lookups.c")  # it includes hooks/socket.c
 WORDS = "typedef unsigned int __u32; typedef unsigned long long __u64;\n"
@@ -66,12 +75,12 @@ def _build(library: Path, name: str, flags: tuple[str, ...]) -> None:
     ffi.cdef(WORDS + CONTEXTS + PROTOTYPES + LOOKUPS + f'extern "Python+C" {{ {HELPERS} }}')
     ffi.set_source(name, "#include <linux/bpf.h>\n" + HELPERS + PROTOTYPES + LOOKUPS)
     ffi.emit_c_code(str(wrapper))
-    _gcc(*SHAPE, *STRICT, *CHECKED, *flags, f"-I{layout.SOURCES}", "-c", SOURCE, "-o", source)
+    gcc(*SHAPE, *STRICT, *CHECKED, *flags, f"-I{layout.SOURCES}", "-c", SOURCE, "-o", source)
     python = sysconfig.get_paths()["include"]
-    _gcc("-shared", "-fPIC", f"-I{python}", wrapper, source, *CHECKED, "-o", library)
+    gcc("-shared", "-fPIC", f"-I{python}", wrapper, source, *CHECKED, "-o", library)
 
 
-def _gcc(*arguments: str | Path) -> None:
+def gcc(*arguments: str | Path) -> None:
     done = subprocess.run(["gcc", *arguments], capture_output=True, text=True, check=False)
     assert not done.returncode, done.stderr
 

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from ebpflb.datapath.maps import layout, records
+from ebpflb.datapath.maps import checks, layout, records
 from ebpflb.datapath.maps.layout import MapSpec
+from ebpflb.datapath.maps.sizes import CPU_ARRAYS
 
 RECYCLED = 0xA5
-ENOENT, EEXIST = 2, 17
+ENOENT, E2BIG, EFAULT, EEXIST = 2, 7, 14, 17
 ANY, NOEXIST = 0, 1  # flags of an update
 
 
@@ -27,12 +28,18 @@ class Table:
         self.ffi = ffi
         self.spec = spec
         self.key, self.value = records.codec(spec.key), records.codec(spec.value)
+        self.check = checks.check_in(spec)
         self.places: dict[bytes, Any] = {}
         self.retired: list[Any] = []
+        self.entries = spec.entries
 
     @property
     def is_array(self) -> bool:
-        return self.spec.kind in ("ARRAY", "PERCPU_ARRAY")
+        return self.spec.kind in ("ARRAY", "PERCPU_ARRAY", CPU_ARRAYS)
+
+    @property
+    def is_full(self) -> bool:
+        return self.spec.kind == "HASH" and len(self.places) >= self.entries
 
     def lookup(self, key: bytes) -> Any:
         """The value's place, or NULL."""
@@ -89,6 +96,7 @@ class Kernel:
         self.retval = 0
         self.meanwhile: defaultdict[str, list[Callable[[], None]]] = defaultdict(list)
         self.errors: list[BaseException] = []
+        self.full: set[str] = set()  # maps in which nothing can be inserted
         self._bind()
 
     def get(self, name: str, key: Any) -> Any:
@@ -99,7 +107,8 @@ class Kernel:
 
     def put(self, name: str, key: Any, value: Any) -> None:
         table = self.tables[name]
-        table.update(table.key.pack(key), table.value.pack(value))
+        packed = table.key.pack(key)
+        table.update(packed, table.check.signed(packed, table.value.pack(value)))
 
     def drop(self, name: str, key: Any) -> None:
         self.tables[name].delete(self.tables[name].key.pack(key))
@@ -124,7 +133,9 @@ class Kernel:
             self.bpf_map_update_elem,
             self.bpf_map_delete_elem,
             self.bpf_ktime_get_ns,
+            self.bpf_skb_load_bytes,
             self.bpf_get_prandom_u32,
+            self.bpf_get_smp_processor_id,
             self.get_netns_cookie,
             self.get_socket_cookie,
             self.set_retval,
@@ -152,6 +163,8 @@ class Kernel:
         name = self._bytes(key, table.spec.key_size)
         if flags == NOEXIST and table.lookup(name):
             return -EEXIST
+        if (table.is_full or table.spec.name in self.full) and not table.lookup(name):
+            return -E2BIG
         table.update(name, self._bytes(value, table.spec.value_size))
         return 0
 
@@ -167,8 +180,15 @@ class Kernel:
     def bpf_ktime_get_ns(self) -> int:
         return self.now
 
+    def bpf_skb_load_bytes(self, _context: Any, _offset: int, _to: Any, _size: int) -> int:
+        """There are no packets, but their notes (struct packet)."""
+        return -EFAULT
+
     def bpf_get_prandom_u32(self) -> int:
         return self.dice()
+
+    def bpf_get_smp_processor_id(self) -> int:
+        return 0
 
     def get_netns_cookie(self, context: Any) -> int:
         return self.netns if context else self.initial_netns

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from ebpflb.datapath.maps.layout import VERDICTS
 from ebpflb.model.addresses import Address
 from ebpflb.plan.entries import Settings
+from ebpflb.plan.flow_entries import STREAM_AFTER
 from tests.native.kernel import Kernel
 from tests.publishing import PROTOCOLS, Publisher, frontend, place
 
@@ -37,7 +38,10 @@ class NativeNode(Publisher):
         super().__init__()
         self.kernel = kernel
         self.cookies = itertools.count(1 << 40)
-        kernel.put("settings", 0, Settings(HOST, 0, frozenset({"guard_nodeports"})))
+        self.settings("guard_nodeports")
+
+    def settings(self, *flags: str) -> None:
+        self.put("settings", 0, Settings(HOST, 0, frozenset(flags), stream_after=STREAM_AFTER))
 
     def put(self, name: str, key: Any, value: Any) -> None:
         self.kernel.put(name, key, value)

@@ -72,10 +72,13 @@ def test_every_verdict_has_a_counter() -> None:
 
 @pytest.mark.parametrize("protocol", ["tcp", "udp"])
 def test_ids_beyond_the_counters(node: NativeNode, protocol: str) -> None:
-    """A service or backend that the counters have no room for is served, uncounted."""
+    """A service or backend that the counters have no room for is served, uncounted.
+
+    A slot names its service by 16 bits, which the counters have room for.
+    """
     service, backend = layout.MAPS["service_stats"].entries, layout.MAPS["backend_stats"].entries
-    node.publish(service, [f"{WEB}/{protocol}"], cluster=[ONE])
-    node.publish(service + 1, [f"{EMPTY}/{protocol}"])
+    node.publish(service - 1, [f"{WEB}/{protocol}"], cluster=[ONE])
+    node.publish(service, [f"{EMPTY}/{protocol}"])
     node.kernel.put("slots", 0, node.kernel.get("slots", 0)._replace(id=backend))
     socket = node.socket(protocol)
     assert socket.connect(WEB).place == ONE

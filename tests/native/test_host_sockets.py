@@ -3,17 +3,12 @@
 
 import pytest
 
-from ebpflb.plan.entries import Settings
 from tests.native.node import HOST, POD, NativeNode
 
 WEB, NOBODY, UNKNOWN = "172.30.0.1:80", "172.30.0.2:80", "172.30.0.1:81"
 BACKEND, OTHER = "10.1.0.1:8080", "10.1.0.2:8080"
-ALL = frozenset({"guard_nodeports"})
-HOST_ONLY = ALL | {"host_sockets"}
-
-
-def choose(node: NativeNode, flags: frozenset[str]) -> None:
-    node.put("settings", 0, Settings(HOST, 0, flags))
+ALL = ("guard_nodeports",)
+HOST_ONLY = (*ALL, "host_sockets")
 
 
 @pytest.fixture(params=["tcp", "udp"])
@@ -21,7 +16,7 @@ def protocol(request: pytest.FixtureRequest, node: NativeNode) -> str:
     found: str = request.param
     node.publish(1, [f"{WEB}/{found}"], cluster=[BACKEND])
     node.publish(2, [f"{NOBODY}/{found}"])
-    choose(node, HOST_ONLY)
+    node.settings(*HOST_ONLY)
     return found
 
 
@@ -38,7 +33,7 @@ def test_a_pod_connects_to_the_service_itself(node: NativeNode, protocol: str, t
 def test_a_pods_datagrams_go_to_the_service_itself(node: NativeNode) -> None:
     """So do those of a socket that is not connected."""
     node.publish(1, [f"{WEB}/udp"], cluster=[BACKEND])
-    choose(node, HOST_ONLY)
+    node.settings(*HOST_ONLY)
     assert node.socket("udp", netns=POD).sendmsg(WEB) == (True, 0, WEB)
     assert node.socket("udp", netns=HOST).sendmsg(WEB).place == BACKEND
 
@@ -52,10 +47,10 @@ def test_the_node_is_connected_to_the_backend(node: NativeNode, protocol: str) -
 
 def test_existing_sockets_go_on(node: NativeNode, protocol: str) -> None:
     """A pod's socket from before is still shown the service, and forgotten when it is closed."""
-    choose(node, ALL)
+    node.settings(*ALL)
     socket = node.socket(protocol, netns=POD)
     assert socket.connect(WEB).place == BACKEND
-    choose(node, HOST_ONLY)
+    node.settings(*HOST_ONLY)
     assert socket.getpeername(BACKEND) == WEB
     socket.release()
     assert not node.kernel.items("sockets")
@@ -68,7 +63,7 @@ def test_an_unconnected_socket_keeps_its_backend(node: NativeNode) -> None:
     socket = node.socket("udp", netns=POD)
     assert socket.sendmsg(WEB).place == BACKEND
     node.publish(1, [f"{WEB}/udp"], cluster=[BACKEND, OTHER])
-    choose(node, HOST_ONLY)
+    node.settings(*HOST_ONLY)
     node.kernel.dice = lambda: 0xFFFFFFFF
     assert socket.sendmsg(WEB).place == BACKEND
     assert socket.recvmsg(BACKEND) == WEB

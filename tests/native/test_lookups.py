@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from ebpflb.datapath.maps import layout
-from ebpflb.plan.entries import NOWHERE, Backend, Frontend, Range, ServiceEntry
+from ebpflb.plan.entries import NO_SLOT, Backend, Frontend, Range, ServiceEntry
 from ebpflb.stale_udp import lookups
-from ebpflb.stale_udp.find import ServedFrontends
 from ebpflb.stale_udp.rebind import replacements
+from ebpflb.stale_udp.socket_search import ServedFrontends
 from tests.native.kernel import Kernel
 from tests.native.node import HOST, POD, NativeNode
 from tests.publishing import frontend, place
@@ -30,7 +30,9 @@ frontends = some.builds(
     Frontend, addresses, some.sampled_from([53, 30053]), some.sampled_from([6, 17])
 )
 numbers = some.integers(1, 6)
-backends = some.builds(Backend, addresses, some.just(53), some.just(frozenset()), numbers, numbers)
+backends = some.builds(
+    Backend, addresses, some.just(53), some.just(frozenset()), numbers, numbers, numbers
+)
 
 
 class View:
@@ -70,7 +72,7 @@ def test_service_find(
     node.owns(*map(str, owned))
     for at, id in served.items():
         block = Range(id, 1)
-        node.put("services", at, ServiceEntry(at, id, frozenset(), 0, 1, block, block))
+        node.put("services", at, ServiceEntry(id, frozenset(), 0, 1, block, block))
     for at in (*asked, *served):
         key = node.kernel.tables["services"].key.pack(at)
         expected = call(node, "lookup_service", key, HOST, found="services")
@@ -79,7 +81,7 @@ def test_service_find(
 
 @given(
     slots=some.dictionaries(some.integers(0, 8), backends),
-    backend_slots=some.dictionaries(numbers, some.integers(0, 8) | some.just(NOWHERE)),
+    backend_slots=some.dictionaries(numbers, some.integers(0, 8) | some.just(NO_SLOT)),
     service=numbers,
     id=numbers,
 )

@@ -98,9 +98,9 @@ def test_recycled_service(node: NativeNode) -> None:
     node.publish(1, [WEB], cluster=[OLD])
     node.publish(2, ["172.30.0.2:80"], cluster=[OTHER])
     own = node.kernel.get("services", frontend(WEB))
-    node.kernel.put(
-        "services", frontend(WEB), node.kernel.get("services", frontend("172.30.0.2:80"))
-    )
+    table = node.kernel.tables["services"]
+    key, other = (table.key.pack(frontend(each)) for each in (WEB, "172.30.0.2:80"))
+    table.update(key, bytes(node.kernel.ffi.buffer(table.lookup(other))))
     refused = node.socket().connect(WEB)
     assert refused.place not in (OLD, OTHER)
     assert node.counted() == {"retried": 1, "recycled": 1}

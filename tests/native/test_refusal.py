@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from ebpflb.stale_udp.find import is_untranslated
+from ebpflb.stale_udp.socket_search import is_untranslated
 from tests.native.node import HOST, POD, UDP, NativeNode, Socket
 
 ECONNREFUSED = 111
@@ -47,7 +47,7 @@ def test_udp_connect_succeeds_without_endpoints(node: NativeNode, to: str, netns
     assert socket.connect(to) == (True, 0, to)
     assert node.counted() == {"refused": 1}
     assert socket.getpeername(to) == socket.recvmsg(to) == to
-    remembered = node.kernel.items("sockets").values()
+    remembered = [entry.peer for entry in node.kernel.items("sockets").values()]
     assert [is_untranslated(entry) for entry in remembered] == ([True] if netns == HOST else [])
     socket.release()
     assert not node.kernel.items("sockets") and not node.kernel.items("assignments")
@@ -60,7 +60,8 @@ def test_connected_again_when_served(node: NativeNode) -> None:
     socket.connect("172.30.0.1:80")
     node.publish(1, ["172.30.0.1:80/udp"], cluster=[BACKEND])
     assert socket.connect("172.30.0.1:80").place == BACKEND
-    assert not any(map(is_untranslated, node.kernel.items("sockets").values()))
+    remembered = [entry.peer for entry in node.kernel.items("sockets").values()]
+    assert not any(map(is_untranslated, remembered))
     assert socket.getpeername(BACKEND) == "172.30.0.1:80"
 
 

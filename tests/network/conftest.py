@@ -16,7 +16,7 @@ from tests.kit.two_nodes import TwoNodes
 
 
 def breadth(fixture_name: str, config: pytest.Config) -> str:
-    """In the kernel lab a cluster takes 20 s: its lane names files that can share one."""
+    """In the kernel lab a cluster takes 20 s or more: its lane names files that can share one."""
     return "session" if "EBPFLB_TEST_SHARED" in os.environ else "module"
 
 
@@ -58,7 +58,7 @@ def changes(cluster: Cluster) -> Iterator[Changes]:
     made.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope=breadth)
 def two(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TwoNodes]:

@@ -3,7 +3,7 @@
 
 import pytest
 
-from ebpflb.lab.sockets import Sockets
+from ebpflb.lab.sockets import CALL_SECONDS, Sockets
 from tests.kit import requests
 from tests.kit.cluster import VIP
 from tests.kit.requests import Send
@@ -20,9 +20,10 @@ def down(sockets: Sockets, host: str = VIP, port: int = 80, send: Send = request
         send(sockets, host, port)
 
 
-def reaches(sockets: Sockets, host: str, port: int) -> bool:
+def reaches(sockets: Sockets, host: str, port: int, *, is_up: bool = True) -> bool:
+    """Whether a connection comes about; only one that ``is_up`` is waited for long."""
     with requests.tcp_socket(sockets, host) as client:
-        client.settimeout(2)
+        client.settimeout(CALL_SECONDS if is_up else 2.0)
         try:
             client.connect((host, port))
         except OSError:

@@ -5,38 +5,56 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebpflb.lab import cni
-from ebpflb.lab.sockets import TIMEOUT
+from ebpflb.lab import cni, manifests
+from ebpflb.lab.manifests import Manifest
+from ebpflb.lab.sockets import CALL_SECONDS
 from tests.kit import requests, two_nodes
+from tests.kit.lab_cluster import TARGET
 from tests.kit.requests import Send
-from tests.kit.two_nodes import CLUSTER_CIDR, Frontends, TwoNodes
+from tests.kit.two_nodes import CLUSTER_CIDR, ENGINES, Frontends, TwoNodes
 
 GUARDED, OTHER, OPEN = Frontends(10), Frontends(20), Frontends(30)
 A_MOMENT = 0.3  # seconds in which nothing may happen
 EXTERNAL = "--external-ips", "203.0.113.0/28,fd03:113::10/128"
 NODEPORTS = "--nodeport-source-ranges", "198.51.100.0/24,fd03::/64"
+UNSPECIFIED = "0.0.0.0", "::"
+PORTS = [{"name": name, "protocol": name.upper()} for name in ("tcp", "udp")]
 ANNOTATION = "ebpflb.io/nodeport-source-ranges"
 
 families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
 protocols = pytest.mark.parametrize("send", [requests.tcp, requests.udp])
-everyone = pytest.mark.parametrize("who", ["outside", "hidden", "hooked", "near"])
+everyone = pytest.mark.parametrize("who", ["outside", "unhooked", "hooked", "near"])
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
-    with two_nodes.running(
-        tmp_path_factory.mktemp("two"), *CLUSTER_CIDR, *EXTERNAL, *NODEPORTS
-    ) as made:
+@pytest.fixture(scope="module", params=ENGINES, ids=str)
+def two(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TwoNodes]:
+    two_nodes.require(request.param)
+    options = (*CLUSTER_CIDR, *EXTERNAL, *NODEPORTS)
+    with two_nodes.running(tmp_path_factory.mktemp("two"), *options, engine=request.param) as made:
         numbers = {"web": 10, "other": 20, "open": 30}
         services = {name: made.service(name, n, made.here) for name, n in numbers.items()}
         services["other"][0]["metadata"]["annotations"] = {ANNOTATION: ",".join(cni.NETWORKS)}
         services["open"][0]["metadata"]["annotations"] = {ANNOTATION: ""}
-        made.publish(*services.values())
+        made.publish(*services.values(), thief(made))
         yield made
 
 
+def thief(two: TwoNodes) -> list[Manifest]:
+    """A Service whose load balancer is said to have unspecified addresses, on a NodePort's port."""
+    ports = [{**each, "port": OPEN.nodeport} for each in PORTS]
+    answers = [{**each, "port": TARGET} for each in PORTS]
+    cluster = Frontends(40).cluster
+    return [
+        manifests.service("a-thief", cluster, ports, type="LoadBalancer", ingress=UNSPECIFIED),
+        manifests.endpoint_slice("a-thief", "IPv4", two.endpoints(two.twin), answers),
+        manifests.endpoint_slice("a-thief", "IPv6", two.endpoints(two.twin, v6=True), answers),
+    ]
+
+
 def answered(
-    two: TwoNodes, who: str, where: tuple[str, int], send: Send, seconds: float = TIMEOUT
+    two: TwoNodes, who: str, where: tuple[str, int], send: Send, seconds: float = CALL_SECONDS
 ) -> bool:
     """Whether an endpoint answers in so many seconds."""
     make = requests.tcp_socket if send is requests.tcp else requests.udp_socket
@@ -77,11 +95,25 @@ def test_nodeports_admit_by_source(two: TwoNodes, who: str, send: Send, v6: bool
     """By the option, or by the Service's annotation instead; pods and the node included."""
     admitted = {
         GUARDED: who == "outside",
-        OTHER: who in ("hidden", "hooked"),
+        OTHER: who in ("unhooked", "hooked"),
         OPEN: True,
     }
     for frontends, is_admitted in admitted.items():
         where = frontends.to("nodeport", two.near, v6=v6)
-        seconds = TIMEOUT if is_admitted else A_MOMENT
+        seconds = CALL_SECONDS if is_admitted else A_MOMENT
         assert answered(two, who, where, send, seconds) is is_admitted
         assert answered(two, who, frontends.to("cluster", two.near, v6=v6), send)
+
+
+@families
+@protocols
+@everyone
+def test_unspecified_load_balancers_take_no_nodeports(
+    two: TwoNodes, who: str, send: Send, v6: bool
+) -> None:
+    """A Service that claims 0.0.0.0 and :: gets nobody's NodePort; its own frontends are served."""
+    assert answered(two, who, OPEN.to("nodeport", two.near, v6=v6), send)
+    where = Frontends(40).cluster[v6], OPEN.nodeport
+    assert send(two.sockets(getattr(two, who)), *where).name == "twin"
+    log = two.agents[0].log()
+    assert log.count(f'"{UNSPECIFIED[v6]}" is an unspecified address') == 1

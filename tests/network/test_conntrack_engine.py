@@ -3,8 +3,6 @@
 destination, knows every flow, and finds a port as it does for rules of its own.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from socket import SO_LINGER, SO_REUSEADDR, SOL_SOCKET
 from struct import pack
 
@@ -12,11 +10,11 @@ import pytest
 
 from ebpflb.datapath.maps.sweep import FLOW_MAPS
 from ebpflb.lab.agents import wait_until
-from ebpflb.lab.hosts import Host
 from ebpflb.model.packet_path import Engine
 from ebpflb.node import ctnetlink
 from ebpflb.plan.connections import DESTINATION_NAT, Connection
 from tests.kit import requests
+from tests.kit.firewall import chain, rules
 from tests.kit.lab_cluster import TARGET
 from tests.kit.requests import Send
 from tests.kit.two_nodes import Frontends, TwoNodes
@@ -27,7 +25,7 @@ FRONTENDS = Frontends(10)
 A_MOMENT = 0.3  # seconds in which nothing may happen
 OPENED_AND_CLOSED = 40
 
-pytestmark = pytest.mark.parametrize("two", [Engine.CONNTRACK], indirect=True, scope="module")
+pytestmark = pytest.mark.parametrize("two", [Engine.CONNTRACK], indirect=True)
 
 
 @pytest.fixture(autouse=True)
@@ -36,21 +34,6 @@ def service(two: TwoNodes) -> None:
     two.publish(two.service("web", 10, two.here, two.there))
     for table in FLOW_MAPS:
         two.delete_flows(table)
-
-
-@contextmanager
-def rules(node: Host, text: str) -> Iterator[None]:
-    """A table of a firewall."""
-    node.nft(f"table inet firewall {{\n{text}\n}}\n")
-    try:
-        yield
-    finally:
-        node.nft("delete table inet firewall\n")
-
-
-def chain(hook: str, priority: str, *lines: str, policy: str = "accept") -> str:
-    head = f"chain {hook} {{\ntype filter hook {hook} priority {priority}; policy {policy}\n"
-    return "\n".join([head, *lines, "}"])
 
 
 def entries(two: TwoNodes) -> list[Connection]:
@@ -70,16 +53,7 @@ def answered(two: TwoNodes, send: Send, *, v6: bool, times: int = 8) -> set[tupl
 def is_lost(two: TwoNodes, send: Send, *, v6: bool) -> bool:
     """Whether neither an answer nor an error comes."""
     where = FRONTENDS.to("nodeport", two.near, v6=v6)
-    make = requests.tcp_socket if send is requests.tcp else requests.udp_socket
-    with make(two.sockets(two.outside), where[0]) as client:
-        client.settimeout(A_MOMENT)
-        try:
-            client.connect(where)
-            client.send(b"?")
-            client.recv(64)
-        except TimeoutError:
-            return True
-        return False
+    return not requests.is_answered(send, two.sockets(two.outside), where, A_MOMENT)
 
 
 @families
@@ -116,13 +90,13 @@ def test_a_drop_in_raw_leaves_no_entry(two: TwoNodes, v6: bool, send: Send) -> N
     drop = f"meta l4proto {{ tcp, udp }} th dport {FRONTENDS.nodeport} drop"
     with rules(two.near, chain("prerouting", "raw", drop)):
         assert is_lost(two, send, v6=v6)
-        wait_until("the entry is gone", lambda: not entries(two), 30)
+        wait_until("the entry is gone", lambda: not entries(two))
 
 
 @families
 def test_netfilter_lengthens_the_life_of_an_entry(two: TwoNodes, v6: bool) -> None:
     """A connection and an answered datagram have the time-outs of conntrack's own."""
-    answered(two, requests.udp, v6=v6)
+    answered(two, requests.udp, v6=v6, times=1)
     assert {entry.seconds > 20 for entry in entries(two)} == {True}
     where = FRONTENDS.to("nodeport", two.near, v6=v6)
     with requests.tcp_socket(two.sockets(two.outside), where[0]) as client:
@@ -192,7 +166,7 @@ def test_privileged_source_port_stays_privileged(two: TwoNodes, v6: bool, send: 
     where = FRONTENDS.to("nodeport", two.near, v6=v6)
     make = requests.tcp_socket if send is requests.tcp else requests.udp_socket
     opened = []
-    for host in (two.outside, two.far, two.hidden):
+    for host in (two.outside, two.far, two.unhooked):
         client = make(two.sockets(host), where[0])
         client.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
         client.bind(("::" if v6 else "0.0.0.0", 777))
@@ -200,9 +174,40 @@ def test_privileged_source_port_stays_privileged(two: TwoNodes, v6: bool, send: 
         client.send(b"?")
         assert client.recv(64)
         opened.append(client)
-    ports = [entry.reply.destination_port for entry in entries(two)]
+    ports = [
+        entry.reply.destination_port for entry in entries(two) if entry.original.source_port == 777
+    ]
     assert len(set(ports)) == len(ports) == 3
     assert all(port < 1024 for port in ports)
+    for client in opened:
+        client.close()
+
+
+@families
+@protocols
+def test_a_masqueraded_client_keeps_its_port_if_it_is_free(
+    two: TwoNodes, v6: bool, send: Send
+) -> None:
+    """Whatever --masquerade-ports says; a second client with the same port gets another one."""
+    two.publish(two.service("web", 10, two.there))
+    where = FRONTENDS.to("nodeport", two.near, v6=v6)
+    make = requests.tcp_socket if send is requests.tcp else requests.udp_socket
+    wanted, opened = 31337 + 2 * v6 + (send is requests.udp), []
+    for host in (two.outside, two.far):
+        client = make(two.sockets(host), where[0])
+        client.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+        client.bind(("::" if v6 else "0.0.0.0", wanted))
+        client.connect(where)
+        client.send(b"?")
+        assert client.recv(64)
+        opened.append(client)
+    ports = [
+        entry.reply.destination_port
+        for entry in entries(two)
+        if entry.original.source_port == wanted
+    ]
+    assert len(set(ports)) == len(ports) == 2
+    assert wanted in ports
     for client in opened:
         client.close()
 
@@ -216,7 +221,6 @@ def test_a_source_port_is_used_again_at_once(two: TwoNodes, resets: bool, v6: bo
         with requests.tcp_socket(client, where[0]) as stream:
             stream.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
             stream.bind(("::" if v6 else "0.0.0.0", 40777))
-            stream.settimeout(5)
             stream.connect(where)
             assert stream.recv(64)
             if resets:
@@ -242,7 +246,7 @@ def test_what_a_cni_masquerades(two: TwoNodes, v6: bool, send: Send) -> None:
     try:
         with rules(two.near, chain_of_cni):
             where = FRONTENDS.to("cluster", two.near, v6=v6)
-            answer = send(two.sockets(two.hidden), *where)
+            answer = send(two.sockets(two.unhooked), *where)
             assert answer.source == (two.near.v6 if v6 else two.near.v4)
     finally:
         server.kill()
@@ -250,18 +254,48 @@ def test_what_a_cni_masquerades(two: TwoNodes, v6: bool, send: Send) -> None:
 
 
 @families
+@protocols
+@pytest.mark.parametrize(("who", "kind"), [("unhooked", "cluster"), ("outside", "nodeport")])
+def test_affinity(two: TwoNodes, who: str, kind: str, v6: bool, send: Send) -> None:
+    """With session affinity a client comes to one endpoint, by every address; without, to all."""
+    pods, client = (two.here, two.there), two.sockets(getattr(two, who))
+    ways = [FRONTENDS.to(k, two.near, v6=v6) for k in ("nodeport", "external", "balancer", kind)]
+    two.publish(two.service("web", 10, *pods, sessionAffinity="ClientIP"))
+    assert len({send(client, *way).name for way in ways for _ in range(6)}) == 1
+    two.publish(two.service("web", 10, *pods))
+    assert len({send(client, *way).name for way in ways for _ in range(6)}) == 2
+
+
+@families
+@pytest.mark.parametrize(("who", "kind"), [("unhooked", "cluster"), ("outside", "nodeport")])
+def test_connections_outlive_endpoints_and_services(
+    two: TwoNodes, who: str, kind: str, v6: bool
+) -> None:
+    """Only a flow's first packet is evaluated."""
+    where = FRONTENDS.to(kind, two.near, v6=v6)
+    with requests.tcp_socket(two.sockets(getattr(two, who)), where[0]) as client:
+        client.connect(where)
+        assert client.recv(64)
+        for left in ([two.service("web", 10)], []):
+            two.publish(*left)
+            client.send(b"still here")
+            assert client.recv(64) == b"still here"
+
+
 @pytest.mark.parametrize("before", list(Engine))
-def test_a_change_of_the_engine_breaks_nothing(two: TwoNodes, before: Engine, v6: bool) -> None:
+def test_a_change_of_the_engine_breaks_nothing(two: TwoNodes, before: Engine) -> None:
     """Flows of either engine are followed by the other one: same backend, and no error."""
     after = next(engine for engine in Engine if engine is not before)
     _restart(two, before)
-    where = FRONTENDS.to("nodeport", two.near, v6=v6)
-    client = two.sockets(two.outside)
-    streams = [requests.tcp_socket(client, where[0]) for _ in range(6)]
-    datagrams = [requests.udp_socket(client, where[0]) for _ in range(6)]
-    firsts = []
+    streams, datagrams, firsts = [], [], []
+    ways = ((two.outside, "nodeport"), (two.unhooked, "cluster"))
+    for host, kind, v6 in ((*way, v6) for way in ways for v6 in (False, True)):
+        where = FRONTENDS.to(kind, two.near, v6=v6)
+        streams += [requests.tcp_socket(two.sockets(host), where[0]) for _ in range(6)]
+        datagrams += [requests.udp_socket(two.sockets(host), where[0]) for _ in range(6)]
+        for each in (*streams[-6:], *datagrams[-6:]):
+            each.connect(where)
     for each in (*streams, *datagrams):
-        each.connect(where)
         if each in datagrams:
             each.send(b"?")
         firsts.append(each.recv(64))
@@ -276,8 +310,11 @@ def test_a_change_of_the_engine_breaks_nothing(two: TwoNodes, before: Engine, v6
 
 
 def _restart(two: TwoNodes, engine: Engine) -> None:
-    """Near's agent, by which all of these flows go."""
+    """Near's agent, by which all of these flows go; it goes on where it has this engine."""
     (agent,) = (agent for agent in two.agents if agent.node is two.near)
+    chosen = (f"--packet-path={engine}",)
+    if agent.defaults == chosen:
+        return
     agent.stop()
-    agent.defaults = (f"--packet-path={engine}",)
+    agent.defaults = chosen
     agent.start()

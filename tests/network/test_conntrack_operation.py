@@ -6,8 +6,6 @@ The clients are outside: their packets are translated, not their sockets.
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from socket import AF_INET, SOCK_DGRAM, SOCK_STREAM
 
@@ -17,10 +15,10 @@ from ebpflb.datapath import conntrack_probe
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
-from ebpflb.lab.sockets import Socket
+from ebpflb.lab.sockets import CALL_SECONDS, Socket
 from ebpflb.node import ctnetlink, nat
 from ebpflb.options import Paths
-from tests.kit import cluster, requests
+from tests.kit import cluster, forked, requests
 from tests.kit.cluster import NODEPORT, Cluster, endpoint, web
 from tests.node import nodes
 
@@ -67,8 +65,7 @@ def flows(node: Cluster, *words: str) -> str:
 
 
 def _run(node: Cluster, *words: str) -> str:
-    command = [*node.node.enter, sys.executable, "-m", "ebpflb", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return forked.run(*words, netns=node.node.netns).stdout
 
 
 def connection(node: Cluster) -> Socket:
@@ -135,10 +132,10 @@ def test_udp_is_preserved_when_the_server_pod_cycles(node: Cluster, v6: bool) ->
     node.publish(serve(one))
     client = sockets.open(requests.family_of(address), SOCK_DGRAM)
     client.bind(("::" if v6 else "0.0.0.0", SOURCE))
-    assert ask(client, address) == one.name
+    assert ask(client, address, CALL_SECONDS) == one.name
     node.publish(serve(one, other))
     for _ in range(5):
-        assert ask(client, address) == one.name, "it serves on"
+        assert ask(client, address, CALL_SECONDS) == one.name, "it serves on"
     node.publish(serve(other))
     wait_until("its entry is deleted", lambda: ask(client, address) == other.name)
     node.publish(serve())
@@ -147,9 +144,9 @@ def test_udp_is_preserved_when_the_server_pod_cycles(node: Cluster, v6: bool) ->
     client.close()
 
 
-def ask(client: Socket, address: str) -> str:
-    """Who answers; "" if nobody does at once."""
-    client.settimeout(0.5)
+def ask(client: Socket, address: str, seconds: float = 0.5) -> str:
+    """Who answers in so many seconds; "" if nobody does."""
+    client.settimeout(seconds)
     try:
         client.sendto(b"?", (address, NODEPORT))
         said: bytes = client.recv(64)

@@ -12,9 +12,10 @@ import pytest
 from ebpflb.datapath.maps.layout import VERDICTS
 from ebpflb.lab import manifests, traffic
 from ebpflb.lab.hosts import Host
-from ebpflb.lab.sockets import TIMEOUT
+from ebpflb.lab.sockets import CALL_SECONDS
 from tests.kit import requests
-from tests.kit.two_nodes import Frontends, TwoNodes
+from tests.kit.moved_flows import wait_until_only
+from tests.kit.two_nodes import ENGINES, Frontends, TwoNodes
 
 FRONTENDS = Frontends(10)
 LEAVING = {"ready": False, "terminating": True}
@@ -24,11 +25,18 @@ CLIENT_PORT, OTHER_TARGET = 12345, 9090
 TWELVE = range(12)  # so often one of two is missed once in 2000 times
 OLD_RANGE, NEW_RANGE = ("10.96.0.0/16", "fd00:96::/64"), ("10.97.0.0/24", "fd00:97::/112")
 
+pytestmark = pytest.mark.parametrize("two", ENGINES, indirect=True)
 families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
 
 
 def answer(
-    two: TwoNodes, who: str, kind: str, node: Host, seconds: float = TIMEOUT, *, v6: bool = False
+    two: TwoNodes,
+    who: str,
+    kind: str,
+    node: Host,
+    seconds: float = CALL_SECONDS,
+    *,
+    v6: bool = False,
 ) -> tuple[str, str]:
     """The backend that answers by TCP in so many seconds and the source it sees, or ("", "")."""
     where = FRONTENDS.to(kind, node, v6=v6)
@@ -123,7 +131,9 @@ def test_load_balancer_changes(two: TwoNodes, v6: bool) -> None:
     assert is_up(two, "cluster", two.near, "hooked", v6=v6) == [True]
 
 
-def from_one_port(two: TwoNodes, who: str, kind: str, seconds: float = TIMEOUT, *, v6: bool) -> str:
+def from_one_port(
+    two: TwoNodes, who: str, kind: str, seconds: float = CALL_SECONDS, *, v6: bool
+) -> str:
     """The backend that answers a datagram from CLIENT_PORT in so many seconds; "" if none."""
     where = FRONTENDS.to(kind, two.near, v6=v6)
     with requests.udp_socket(two.sockets(getattr(two, who)), where[0]) as client:
@@ -137,7 +147,7 @@ def from_one_port(two: TwoNodes, who: str, kind: str, seconds: float = TIMEOUT, 
         return said.name
 
 
-datagrams = pytest.mark.parametrize("who", ["hooked", "hidden", "near", "outside"])
+datagrams = pytest.mark.parametrize("who", ["hooked", "unhooked", "near", "outside"])
 ways = pytest.mark.parametrize("kind", ["cluster", "nodeport"])
 
 
@@ -151,6 +161,7 @@ def test_udp_when_the_server_pod_cycles(
     """From one and the same port: the pod goes, another comes, and the client reaches it."""
     for pod in (two.here, two.twin, two.here):
         publish(two, pod, internalTrafficPolicy=policy)
+        wait_until_only(two.near, CLIENT_PORT, pod)
         assert from_one_port(two, who, kind, v6=v6) == pod.name
         publish(two, pod, conditions=LEAVING, internalTrafficPolicy=policy)
         assert from_one_port(two, who, kind, v6=v6) == pod.name
@@ -164,10 +175,12 @@ def test_udp_when_an_unready_endpoint_gets_ready(
 ) -> None:
     """A client that was refused before the service was there or ready is served afterwards."""
     two.publish()
+    two.delete_flows("other_flows")  # nobody deletes those of a Service that went
     assert from_one_port(two, who, kind, A_MOMENT, v6=v6) == ""
     publish(two, two.here, conditions=NEVER)
     assert from_one_port(two, who, kind, A_MOMENT, v6=v6) == ""
     publish(two, two.here)
+    wait_until_only(two.near, CLIENT_PORT, two.here)
     assert from_one_port(two, who, kind, v6=v6) == "here"
 
 
@@ -176,12 +189,14 @@ def test_udp_when_an_unready_endpoint_gets_ready(
 def test_udp_when_the_target_port_changes(two: TwoNodes, who: str, v6: bool) -> None:
     """The pod stays and its port is another: the client comes to the new one."""
     server = two.start_program(two.here, "serve", "new", str(OTHER_TARGET))
+    two.delete_flows("other_flows")
     publish(two, two.here)
     assert from_one_port(two, who, "nodeport", v6=v6) == "here"
     service, *slices = two.service("web", 10, two.here)
     for each in slices:
         each["ports"] = [{**port, "port": OTHER_TARGET} for port in each["ports"]]
     two.publish(service, *slices)
+    wait_until_only(two.near, CLIENT_PORT)
     assert from_one_port(two, who, "nodeport", v6=v6) == "new"
     server.terminate()
     server.wait()
@@ -197,7 +212,7 @@ def test_prefer_same_node(two: TwoNodes, v6: bool) -> None:
                 endpoint["hints"] = {"forNodes": [{"name": endpoint["nodeName"]}]}
         two.publish(service, *slices)
         of_near = pods[0].name
-        for who, kind in (("hooked", "cluster"), ("hidden", "cluster"), ("outside", "balancer")):
+        for who, kind in (("hooked", "cluster"), ("unhooked", "cluster"), ("outside", "balancer")):
             assert {answer(two, who, kind, two.near, v6=v6)[0] for _ in TWELVE} == {of_near}
         assert {answer(two, "far", "cluster", two.far, v6=v6)[0] for _ in TWELVE} == {"there"}
 
@@ -206,7 +221,7 @@ def unallocated(two: TwoNodes, host: str) -> bool:
     """Whether near drops what a pod sends there, as for an address that is kept and not given."""
     (number,) = (i for i, name in VERDICTS.items() if name == "unallocated")
     before = two.maps["verdicts"].get(number)[0]
-    with requests.tcp_socket(two.sockets(two.hidden), host) as client, pytest.raises(OSError):
+    with requests.tcp_socket(two.sockets(two.unhooked), host) as client, pytest.raises(OSError):
         client.settimeout(A_MOMENT)
         client.connect((host, 80))
     return bool(two.maps["verdicts"].get(number)[0] > before)
@@ -225,6 +240,6 @@ def test_different_service_cidrs(two: TwoNodes, v6: bool) -> None:
         two.publish(*said)
         assert unallocated(two, free) is is_kept
     two.publish(kept, new, service, *slices)
-    for client in (two.hooked, two.hidden, two.near, two.there, two.far):
+    for client in (two.hooked, two.unhooked, two.near, two.there, two.far):
         assert requests.tcp(two.sockets(client), vips[v6]).name == "here"
     assert unallocated(two, free)

@@ -103,7 +103,7 @@ def test_families(cluster: Cluster, sockets: Sockets, pods: list[Host], ips: lis
         if vip in ips:
             up(sockets, pod, host=vip)
         else:
-            assert not reaches(sockets, vip, 80)
+            assert not reaches(sockets, vip, 80, is_up=False)
 
 
 def test_sctp_service(cluster: Cluster, pods: list[Host]) -> None:

@@ -37,7 +37,7 @@ def test_in_time(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
     seen = lambda: requests.backends(sockets, VIP, times=5).keys() == {"web-2"}  # noqa: E731
     wait_until("the new endpoint answers", seen, ENDPOINT_CHANGE)
     cluster.write(web(endpoint(pods[1]), nodeport=NODEPORT))
-    seen = lambda: reaches(sockets, cluster.node.v4, NODEPORT)  # noqa: E731
+    seen = lambda: reaches(sockets, cluster.node.v4, NODEPORT, is_up=False)  # noqa: E731
     wait_until("the NodePort answers", seen, SERVICE_CHANGE)
 
 
@@ -55,8 +55,7 @@ def test_up_and_down(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> No
     up(sockets, *names)
     up(sockets, *names, host=SECOND_VIP)
     cluster.publish(other)
-    with pytest.raises(OSError):
-        requests.tcp(sockets, VIP)
+    assert not reaches(sockets, VIP, 80, is_up=False)
     up(sockets, *names, host=SECOND_VIP)
 
 
@@ -85,8 +84,8 @@ def test_types(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
         (web(endpoint(pods[0])), True, False),
     ):
         cluster.publish(published)
-        assert reaches(sockets, VIP, 80) is cluster_ip
-        assert reaches(sockets, node, NODEPORT) is nodeport
+        assert reaches(sockets, VIP, 80, is_up=cluster_ip) is cluster_ip
+        assert reaches(sockets, node, NODEPORT, is_up=nodeport) is nodeport
 
 
 def test_service_proxy_name(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:
@@ -95,7 +94,7 @@ def test_service_proxy_name(cluster: Cluster, sockets: Sockets, pods: list[Host]
         service, *slices = web(endpoint(pods[0]))
         service["metadata"]["labels"] = labels
         cluster.publish(service, *slices)
-        assert reaches(sockets, VIP, 80) is is_up
+        assert reaches(sockets, VIP, 80, is_up=is_up) is is_up
 
 
 def test_headless(cluster: Cluster, sockets: Sockets, pods: list[Host]) -> None:

@@ -5,15 +5,20 @@ import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from ebpflb.lab import cni
+from ebpflb.lab.hosts import Host
+from ebpflb.model.packet_path import Engine
 from tests.kit import requests, two_nodes
 from tests.kit.lab_cluster import TARGET
+from tests.kit.requests import Send
 from tests.kit.two_nodes import CLUSTER_CIDR, Frontends, TwoNodes
 
 PAGE = Path(__file__).parents[2] / "docs" / "firewalls.md"
-WEB = Frontends(10)
+WEB, FAR = Frontends(10), Frontends(20)
 HOOKS = {
     "raw PREROUTING": "type filter hook prerouting priority -290",
     "mangle PREROUTING": "type filter hook prerouting priority -150",
@@ -33,73 +38,125 @@ def said(section: str, column: str) -> dict[str, str]:
     return {row[0]: row[rows[0].index(column)] for row in rows[2:]}
 
 
-@pytest.fixture(scope="module", params=["flows", "conntrack"])
+families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
+sends = pytest.mark.parametrize("send", [requests.tcp, requests.udp])
+
+
+@pytest.fixture(scope="module", params=list(Engine))
 def two(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[TwoNodes]:
+    two_nodes.require(request.param)
     folder = tmp_path_factory.mktemp("two")
-    options = (*CLUSTER_CIDR, "--packet-path", request.param)
-    with two_nodes.running(folder, *options) as made:
-        made.publish(made.service("web", 10, made.here, externalTrafficPolicy="Local"))
+    with two_nodes.running(folder, *CLUSTER_CIDR, engine=request.param) as made:
+        made.publish(
+            made.service("web", 10, made.here, externalTrafficPolicy="Local"),
+            made.service("far", 20, made.there),
+        )
         yield made
 
 
-def seen(two: TwoNodes, client: str, service: tuple[str, int], who: str) -> dict[str, set[str]]:
-    """What counters at the hooks saw of one connection, by hook and "ct original"."""
-    endpoint = two.here.v4
-    directions = {
-        "client > service": f"ip saddr {client} ip daddr {service[0]} tcp dport {service[1]}",
-        "client > endpoint": f"ip saddr {client} ip daddr {endpoint} tcp dport {TARGET}",
-        "service > client": f"ip saddr {service[0]} tcp sport {service[1]} ip daddr {client}",
-        "endpoint > client": f"ip saddr {endpoint} tcp sport {TARGET} ip daddr {client}",
-        "ct: client > service": f"ct original ip daddr {service[0]} ct direction original",
-        "ct: client > endpoint": f"ct original ip daddr {endpoint} ct direction original",
-    }
-    rules = "table inet lab_seen {\n"
+class Way(NamedTuple):
+    """One request: its client and endpoint, the service that is asked, and how."""
+
+    client: str
+    endpoint: str
+    service: tuple[str, int]
+    send: Send
+    node: str  # the address that it is masqueraded with
+
+    def directions(self) -> dict[str, str]:
+        """What rules ask of each direction; those of conntrack begin with "ct"."""
+        ip = "ip6" if ":" in self.client else "ip"
+        protocol = "tcp" if self.send is requests.tcp else "udp"
+        to = {"service": self.service, "endpoint": (self.endpoint, TARGET)}
+        found = {}
+        for name, (host, port) in to.items():
+            for whom, address in (("client", self.client), ("node", self.node)):
+                reply = f"{ip} saddr {host} {protocol} sport {port} {ip} daddr {address}"
+                asked = f"ct reply {ip} saddr {host} ct reply {ip} daddr {address}"
+                found[f"{name} > {whom}"] = reply
+                found[f"ct reply: {name} > {whom}"] = asked
+            request = f"{ip} saddr {self.client} {ip} daddr {host} {protocol} dport {port}"
+            found[f"client > {name}"] = request
+            original = f"ct original {ip} saddr {self.client} ct original {ip} daddr {host}"
+            found[f"ct original: client > {name}"] = original
+        return found
+
+
+def rules(way: Way) -> str:
+    """A table that counts each direction at each hook; those of conntrack at the last one."""
+    text = "table inet lab_seen {\n"
     for number, hook in enumerate(HOOKS):
-        rules += f"chain c{number} {{ {HOOKS[hook]};\n"
-        rules += "".join(
-            f'{match} counter comment "{hook}|{way}"\n'
-            for way, match in directions.items()
-            if not way.startswith("ct:") or hook == "mangle POSTROUTING"
+        text += f"chain c{number} {{ {HOOKS[hook]};\n"
+        text += "".join(
+            f'{match} counter comment "{hook}|{name}"\n'
+            for name, match in way.directions().items()
+            if not name.startswith("ct ") or hook == "mangle POSTROUTING"
         )
-        rules += "}\n"
-    two.near.nft(rules + "}\n")
+        text += "}\n"
+    return text + "}\n"
+
+
+def seen(two: TwoNodes, way: Way, who: Host, name: str) -> dict[str, set[str]]:
+    """What counters at the hooks saw of one request and its reply, by hook, and of conntrack."""
+    two.near.nft(rules(way))
     try:
-        assert requests.tcp(two.sockets(getattr(two, who)), *service).name == "here"
+        assert way.send(two.sockets(who), *way.service).name == name
         command = [*two.near.enter, "nft", "-j", "list", "table", "inet", "lab_seen"]
         listed = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
     finally:
         two.near.nft("delete table inet lab_seen")
     found: dict[str, set[str]] = {}
     for rule in (each["rule"] for each in listed["nftables"] if "rule" in each):
-        hook, _, way = rule["comment"].partition("|")
+        hook, _, direction = rule["comment"].partition("|")
         (counter,) = (e["counter"] for e in rule["expr"] if "counter" in e)
         if counter["packets"]:
-            where = "ct original" if way.startswith("ct: ") else hook
-            found.setdefault(where, set()).add(way.removeprefix("ct: "))
+            of_conntrack, _, tuple_ = direction.rpartition(": ")
+            found.setdefault(of_conntrack or hook, set()).add(tuple_)
     return found
 
 
-def expected(column: str) -> dict[str, set[str]]:
-    """The page's two tables of a column, as ``seen`` gives it."""
+def expected(requests_of: str, replies_of: str) -> dict[str, set[str]]:
+    """A column of each of the page's two tables, as ``seen`` gives it."""
     found: dict[str, set[str]] = {}
-    for section in ("Requests", "Replies"):
+    for section, column in (("Requests", requests_of), ("Replies", replies_of)):
         for hook, way in said(section, column).items():
             if way != "-":
                 found.setdefault(hook, set()).add(way)
     return found
 
 
-def test_packets_at_each_hook(two: TwoNodes) -> None:
+def way_in(two: TwoNodes, frontends: Frontends, endpoint: Host, send: Send, v6: bool) -> Way:
+    """From outside to a NodePort of the near node."""
+    client, to, node = (it.v6 if v6 else it.v4 for it in (two.outside, endpoint, two.near))
+    return Way(client, to, frontends.to("nodeport", two.near, v6=v6), send, node)
+
+
+@families
+@sends
+def test_packets_at_each_hook(two: TwoNodes, send: Send, v6: bool) -> None:
     """A client outside that sends to a NodePort, whose endpoint is on this node."""
-    engine = two.agents[0].options[-1]
-    found = seen(two, two.outside.v4, WEB.to("nodeport", two.near), "outside")
-    assert found == expected(engine)
+    way = way_in(two, WEB, two.here, send, v6)
+    found = seen(two, way, two.outside, "here")
+    assert found == expected(two.engine, two.engine)
 
 
-def test_sockets_at_each_hook(two: TwoNodes) -> None:
+@families
+@sends
+def test_masqueraded_packets_at_each_hook(two: TwoNodes, send: Send, v6: bool) -> None:
+    """The same, and the endpoint is on another node: the request is masqueraded."""
+    way = way_in(two, FAR, two.there, send, v6)
+    found = seen(two, way, two.outside, "there")
+    replies = "conntrack, masqueraded" if two.engine is Engine.CONNTRACK else two.engine
+    assert found == expected(two.engine, replies)
+
+
+@families
+@sends
+def test_sockets_at_each_hook(two: TwoNodes, send: Send, v6: bool) -> None:
     """A process of the node that connects to a cluster IP, with either engine."""
-    node = "10.244.1.1"  # the address from which the node reaches its pods
-    found = seen(two, node, WEB.to("cluster", two.near), "near")
-    assert found == expected("socket")
+    node = cni.addresses(1, 1)[v6]  # the address from which the node reaches its pods
+    to, near = (it.v6 if v6 else it.v4 for it in (two.here, two.near))
+    way = Way(node, to, WEB.to("cluster", two.near, v6=v6), send, near)
+    assert seen(two, way, two.near, "here") == expected("socket", "socket")

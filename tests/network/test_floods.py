@@ -29,7 +29,7 @@ def counters(two: TwoNodes) -> FlowCounters:
 def forge(two: TwoNodes, to: tuple[str, int], count: int) -> None:
     """Opens as many flows as the node does not refuse."""
     before = counters(two).created
-    program = two.outside.python(FLOOD, to[0], str(to[1]), FORGED, str(count))
+    program = two.outside.python(FLOOD, "many", to[0], str(to[1]), FORGED, str(count))
     assert two.lab.keep(program).wait() == 0
     assert counters(two).created - before > 3 * count // 2
 

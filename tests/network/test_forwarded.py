@@ -8,9 +8,13 @@ import pytest
 
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.sockets import Socket
+from ebpflb.model.packet_path import Engine
+from ebpflb.node import ctnetlink
 from tests.kit import requests
 from tests.kit.cluster import EXTERNAL, PORT, Cluster, endpoint, web
-from tests.kit.lab_cluster import PREFIX
+from tests.kit.lab_cluster import started
+from tests.kit.two_nodes import ENGINES, require
+from tests.node import nodes
 
 FAR = {False: "10.99.0.3", True: "fd99::3"}  # the customer's address, behind the node
 EXTERNAL6 = "fd03:113::10"
@@ -20,8 +24,8 @@ families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
 class Routing(Cluster):
     """The customer and the host outside reach each other through the node's uplink."""
 
-    def __init__(self, lab: Lab, folder: Path) -> None:
-        super().__init__(lab, folder)
+    def __init__(self, lab: Lab, folder: Path, engine: Engine) -> None:
+        super().__init__(lab, folder, engine=engine)
         self.outside, self.customer = lab.outside("outside", 1), lab.node("customer", 3)
         self.start_program(self.outside, "serve", "outside", str(PORT))
         for v6, far in FAR.items():
@@ -39,19 +43,22 @@ class Routing(Cluster):
         for device in ("all", "eth0"):
             self.node.sysctl(f"net.ipv4.conf.{device}.send_redirects", 0)
 
+    def forget(self) -> None:
+        """The node knows no connection any more."""
+        flows = self.maps["tcp_flows"]
+        flows.delete([key for key, _ in flows.items()])
+        with nodes.entered(self.node.netns):
+            ctnetlink.delete(ctnetlink.connections(lambda *_: True))
+
     def address(self, host: Host, v6: bool) -> str:
         return host.v6 if v6 else host.v4
 
 
-@pytest.fixture
-def routing(tmp_path: Path) -> Iterator[Routing]:
-    with Lab(PREFIX) as lab:
-        made = Routing(lab, tmp_path)
-        try:
-            made.start()
-            yield made
-        finally:
-            made.close()
+@pytest.fixture(params=ENGINES, ids=str)
+def routing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Routing]:
+    require(request.param)
+    with started(lambda lab: Routing(lab, tmp_path, request.param)) as made:
+        yield made
 
 
 def serve(routing: Routing, *external: str) -> None:
@@ -91,8 +98,7 @@ def test_reset_finds_the_client(routing: Routing, v6: bool) -> None:
     with requests.tcp_socket(routing.sockets(routing.customer), where) as client:
         client.connect((where, PORT))
         assert client.recv(64).startswith(b"web-")
-        flows = routing.maps["tcp_flows"]
-        flows.delete([key for key, _ in flows.items()])
+        routing.forget()
         client.send(b"lost")
         with pytest.raises(ConnectionResetError):
             client.recv(64)

@@ -89,7 +89,7 @@ def test_asked_from_everywhere(two: TwoNodes, v6: bool) -> None:
     two.publish(balanced(two, two.here))
     tells(two, two.near, v6, 200)
     tells(two, two.far, v6, 503)
-    for client in (two.outside, two.hooked, two.hidden, two.near, two.far):
+    for client in (two.outside, two.hooked, two.unhooked, two.near, two.far):
         near, far = (get(two, client, address(node, v6)) for node in (two.near, two.far))
         assert near[:2] == (200, 1)
         assert far[:2] == (503, 0)
@@ -102,7 +102,7 @@ def test_reachable_without_endpoints(two: TwoNodes, v6: bool) -> None:
     for pods in ([two.there], []):
         two.publish(balanced(two, *pods))
         tells(two, two.near, v6, 503)
-        for client in (two.outside, two.hidden, two.near):
+        for client in (two.outside, two.unhooked, two.near):
             assert get(two, client, address(two.near, v6))[:2] == (503, 0)
 
 
@@ -137,7 +137,7 @@ def test_endpoint_terminates(two: TwoNodes, v6: bool) -> None:
             endpoint["conditions"] |= LEAVING
     two.publish(service, *slices)
     tells(two, two.near, v6, 503)
-    for client in (two.outside, two.hidden, two.hooked):
+    for client in (two.outside, two.unhooked, two.hooked):
         assert get(two, client, address(two.near, v6))[:2] == (503, 0)
         where = FRONTENDS.to("nodeport", two.near, v6=v6)
         assert requests.tcp(two.sockets(client), *where).name == "here"

@@ -4,15 +4,19 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from ebpflb.datapath.attach import cgroup_links
 from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.lab.agents import wait_until
 from ebpflb.lab.sockets import Sockets
 from tests.kit import requests
 from tests.kit.cluster import PORT, VIP, Cluster, endpoint, running, web
+
+pytestmark = pytest.mark.usefixtures("started_anew")
 
 A_MOMENT = 0.1  # seconds in which nothing may happen
 
@@ -62,7 +66,7 @@ def test_cleanup(cluster: Cluster, pod: Sockets) -> None:
     """After `ebpflb cleanup` no hook, pin or file is left, and the VIP is not served."""
     cluster.agent.stop()
     assert ebpflb("cleanup", *cluster.agent.where).returncode == 0
-    assert not hooks(cluster)
+    wait_until("the programs are off", lambda: not hooks(cluster))  # the kernel takes its time
     assert not cluster.agent.paths.state.exists()
     assert not cluster.agent.paths.run.exists()
     with requests.tcp_socket(pod, VIP) as client:
@@ -85,6 +89,13 @@ def test_after_cleanup(cluster: Cluster, pod: Sockets) -> None:
     assert len(requests.backends(pod, VIP)) == 3
 
 
+def is_removed(cgroup: Path) -> bool:
+    """It is busy for a moment after its last process was killed."""
+    with suppress(OSError):
+        cgroup.rmdir()
+    return not cgroup.exists()
+
+
 def test_cgroup_made_anew(cluster: Cluster) -> None:
     """A node whose cgroup was removed and made again is served again after a restart."""
     cluster.agent.stop()
@@ -92,7 +103,7 @@ def test_cgroup_made_anew(cluster: Cluster) -> None:
     for process in cluster.lab.processes:
         process.kill()
         process.wait()
-    cluster.node.cgroup.rmdir()
+    wait_until("its last process has left it", lambda: is_removed(cluster.node.cgroup))
     cluster.node.cgroup.mkdir()
     for pod in cluster.web:
         cluster.start_program(pod, "serve", pod.name, "8080")

@@ -2,7 +2,7 @@
 """Who is masqueraded: upstream's 30 flows under its 4 settings (kube-proxy.md 5.1, 19).
 
 Three services, of the policies Cluster, external Local and internal Local, each by ten ways. The
-pod is one whose sockets are hidden, and --masquerade-local-backends is on: so not one cell
+pod is one whose sockets no hook sees, and --masquerade-local-backends is on: so not one cell
 differs from kube-proxy's. What the node sends itself is the node's, masqueraded or not. Where an
 outside client is not masqueraded on its way to another node, the answers miss the node that was
 asked, and the connection is lost: with kube-proxy too.
@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import pytest
 
 from ebpflb.lab import traffic
-from ebpflb.lab.sockets import TIMEOUT, Sockets
-from tests.kit import requests
+from ebpflb.lab.sockets import CALL_SECONDS, Sockets
+from tests.kit import requests, two_nodes
 from tests.kit.two_nodes import CLUSTER_CIDR, ENGINES, Frontends, TwoNodes
 from tests.network.test_packets_table import (
     BOTH_CLIENT,
@@ -26,7 +26,7 @@ from tests.network.test_packets_table import (
     services_of,
 )
 
-pytestmark = pytest.mark.parametrize("two", ENGINES, indirect=True, scope="module")
+pytestmark = pytest.mark.parametrize("two", ENGINES, indirect=True)
 
 HERE_CLIENT, HERE_NODE = "here=client", "here=node"
 A_MOMENT = 0.3  # seconds after which a connection counts as lost
@@ -41,20 +41,20 @@ NODE_ALWAYS = (BOTH_NODE, BOTH_NODE, BOTH_NODE)
 OUTSIDE_ALWAYS = (BOTH_NODE, HERE_CLIENT, BOTH_NODE)
 PLAIN = (BOTH_CLIENT, BOTH_CLIENT, HERE_CLIENT)
 REPLY_LOST = ("here=client lost", "here=client lost", HERE_CLIENT)
-HIDDEN = (BOTH_NODE, BOTH_NODE, HERE_NODE)
+MASQUERADED = (BOTH_NODE, BOTH_NODE, HERE_NODE)
 POD_OUT = (BOTH_NODE, BOTH_CLIENT, BOTH_NODE)
 POD_OUT_UNKNOWN = (BOTH_NODE, HERE_CLIENT, BOTH_NODE)
 
 # who -> kind: per setting, per service
 MATRIX = {
-    ("hidden", "cluster"): (PLAIN, PLAIN, HIDDEN, HIDDEN),
-    ("hidden", "nodeport"): (POD_OUT, POD_OUT_UNKNOWN, POD_OUT, POD_OUT_UNKNOWN),
-    ("hidden", "balancer"): (POD_OUT, POD_OUT_UNKNOWN, POD_OUT, POD_OUT_UNKNOWN),
-    ("near", "cluster"): (HIDDEN,) * 4,
+    ("unhooked", "cluster"): (PLAIN, PLAIN, MASQUERADED, MASQUERADED),
+    ("unhooked", "nodeport"): (POD_OUT, POD_OUT_UNKNOWN, POD_OUT, POD_OUT_UNKNOWN),
+    ("unhooked", "balancer"): (POD_OUT, POD_OUT_UNKNOWN, POD_OUT, POD_OUT_UNKNOWN),
+    ("near", "cluster"): (MASQUERADED,) * 4,
     ("near", "nodeport"): (NODE_ALWAYS,) * 4,
     ("near", "loopback"): (NODE_ALWAYS,) * 4,
     ("near", "balancer"): (NODE_ALWAYS,) * 4,
-    ("outside", "cluster"): (HIDDEN, REPLY_LOST, HIDDEN, HIDDEN),
+    ("outside", "cluster"): (MASQUERADED, REPLY_LOST, MASQUERADED, MASQUERADED),
     ("outside", "nodeport"): (OUTSIDE_ALWAYS,) * 4,
     ("outside", "balancer"): (OUTSIDE_ALWAYS,) * 4,
 }
@@ -63,17 +63,23 @@ assert len(FLOWS) == 30
 
 
 @pytest.fixture(scope="module", params=SETTINGS)
-def setting(two: TwoNodes, request: pytest.FixtureRequest) -> Iterator[str]:
-    """The agents at work with these options; the services are published."""
-    for agent in two.agents:
-        agent.stop()
-        agent.options = (*SETTINGS[request.param], "--masquerade-local-backends")
-        agent.start()
-    two.publish(*services_of(two, two.here, two.there))
-    two.delete_flows(
-        "tcp_flows"
-    )  # one without replies is replaceable after 3 s (engine/flows/follow.h)
-    yield request.param
+def setting(request: pytest.FixtureRequest) -> str:
+    """The name of the agents' options."""
+    chosen: str = request.param
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def two(
+    setting: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TwoNodes]:
+    """Two nodes whose agents have these options; the services are published."""
+    two_nodes.require(request.param)
+    options = (*SETTINGS[setting], "--masquerade-local-backends")
+    folder = tmp_path_factory.mktemp("two")
+    with two_nodes.running(folder, *options, engine=request.param) as made:
+        made.publish(*services_of(made, made.here, made.there))
+        yield made
 
 
 def answers(
@@ -104,5 +110,5 @@ def test_flow(two: TwoNodes, setting: str, who: str, kind: str, policy: str, v6:
     cell = MATRIX[who, kind][list(SETTINGS).index(setting)][list(POLICIES).index(policy)]
     lost = {LOST} if "lost" in cell else set()
     expected = meaning(two, who, cell.removesuffix(" lost"), v6=v6) | lost
-    patience = A_MOMENT if lost else TIMEOUT
+    patience = A_MOMENT if lost else CALL_SECONDS
     assert answers(two, who, kind, policy, patience, v6=v6) == expected

@@ -3,18 +3,23 @@
 
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from socket import AF_INET, SOCK_DGRAM, SOCK_STREAM
 
 import pytest
 
 from ebpflb.datapath.maps.layout import VERDICTS
+from ebpflb.lab.agents import wait_until
+from ebpflb.lab.sockets import Socket
+from ebpflb.plan.flow_entries import STREAM_AFTER, FlowKind
 from tests.kit import short_connections, two_nodes
 from tests.kit.two_nodes import CLUSTER_CIDR, Frontends, TwoNodes
 
 PROGRAM = Path(short_connections.__file__)
 FRONTENDS = Frontends(10)
 FLOWS = (*CLUSTER_CIDR, "--packet-path=flows")
-PORTS = 64
+PORTS = 16  # as many as are tried for a flow (bpf/engine/flows/source_port.h)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +37,7 @@ def count(two: TwoNodes, verdict: str) -> int:
     return int(two.maps["verdicts"].get(number)[0])
 
 
-@pytest.fixture(params=["agents serve", "agents are dead"])
+@pytest.fixture(scope="module", params=["agents serve", "agents are dead"])
 def agents(two: TwoNodes, request: pytest.FixtureRequest) -> Iterator[None]:
     """Without agents nothing sweeps."""
     dead = two.agents if request.param == "agents are dead" else []
@@ -63,8 +68,8 @@ def test_unanswered_connections_hold_no_port(two: TwoNodes) -> None:
     before = count(two, "ports_exhausted")
     two.far.ip(f"rule add pref 1 to {two.there.v4} blackhole")
     try:
-        knocking = two.outside.python(PROGRAM, "knock", str(6 * PORTS), f"{to[0]}:{to[1]}")
-        assert two.lab.keep(knocking).wait() == 0
+        opening = two.outside.python(PROGRAM, "syn", str(6 * PORTS), f"{to[0]}:{to[1]}")
+        assert two.lab.keep(opening).wait() == 0
     finally:
         two.far.ip(f"rule del pref 1 to {two.there.v4} blackhole")
     answers = two.request(two.outside, "tcp", *to, 2 * PORTS)
@@ -78,7 +83,7 @@ def test_open_connections_keep_their_ports(two: TwoNodes) -> None:
     client = two.sockets(two.outside)
     opened = []
     for _ in range(PORTS // 4):
-        stream = client.open(2, 1)
+        stream = client.open(AF_INET, SOCK_STREAM)
         stream.connect(to)
         stream.recv(64)
         opened.append(stream)
@@ -88,3 +93,33 @@ def test_open_connections_keep_their_ports(two: TwoNodes) -> None:
         stream.send(b"still there?")
         assert stream.recv(64) == b"still there?"
         stream.close()
+
+
+def all_are_streams(two: TwoNodes, opened: list[Socket]) -> bool:
+    """Whether each of these UDP sockets is in use for so long that its flow keeps its port."""
+    for each in opened:
+        each.send(b"?")
+        each.recv(64)
+    flows = [flow for _, flow in two.maps["other_flows"].items() if flow.kind == FlowKind.UN_SNAT]
+    lasted = sorted(flow.last_seen - flow.created for flow in flows)
+    return lasted[-len(opened)] > STREAM_AFTER * 1_000_000_000
+
+
+@pytest.mark.usefixtures("agents")
+def test_one_port_that_no_open_flow_has_serves_all_others(two: TwoNodes) -> None:
+    """With all ports busy no query is dropped while one of the flows is idle."""
+    to, before = FRONTENDS.to("nodeport", two.near), count(two, "ports_exhausted")
+    client = two.sockets(two.outside)
+    two.delete_flows("other_flows")
+    with ExitStack() as stack:
+        opened = [stack.enter_context(client.open(AF_INET, SOCK_DGRAM)) for _ in range(PORTS - 1)]
+        for each in opened:
+            each.connect(to)
+        wait_until("all are streams", lambda: all_are_streams(two, opened))
+        answers = two.request(two.outside, "udp", *to, 2 * PORTS)
+        assert answers["names"] == {"there": 2 * PORTS}
+        assert not answers["errors"]
+        for each in opened:
+            each.send(b"still there?")
+            assert b"still there?" in each.recv(64)
+    assert count(two, "ports_exhausted") == before

@@ -11,17 +11,20 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Lab
 from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Socket
+from ebpflb.model.packet_path import Engine
 from ebpflb.node import sock_diag
 from tests.kit import requests
 from tests.kit.cluster import EXTERNAL, PORT, Cluster, endpoint
 from tests.kit.lab_cluster import NODEPORT, PREFIX, TARGET
+from tests.kit.moved_flows import wait_until_only
+from tests.kit.two_nodes import ENGINES, require
 
 OTHER_PORT = NODEPORT + 1
 
 
 class Node(Cluster):
-    def __init__(self, lab: Lab, folder: Path) -> None:
-        super().__init__(lab, folder)
+    def __init__(self, lab: Lab, folder: Path, engine: Engine) -> None:
+        super().__init__(lab, folder, engine=engine)
         self.outside = lab.outside("outside", 1)
         lab.router.lead(f"{EXTERNAL}/32", self.node.v4)
 
@@ -45,9 +48,11 @@ class Node(Cluster):
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
+def node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Node]:
+    engine = getattr(request, "param", Engine.FLOWS)
+    require(engine)
     with Lab(PREFIX) as lab:
-        made = Node(lab, tmp_path)
+        made = Node(lab, tmp_path, engine)
         try:
             made.start()
             made.swap(swapped=False)
@@ -63,6 +68,7 @@ def answers(client: Socket) -> str:
     return name
 
 
+@pytest.mark.parametrize("node", ENGINES, indirect=True)
 @pytest.mark.parametrize("where", ["nodeport", "external"])
 def test_packets(node: Node, where: str) -> None:
     """Flows of a client outside go to the service that has the NodePort or external IP now."""
@@ -71,6 +77,7 @@ def test_packets(node: Node, where: str) -> None:
         client.connect((host, port))
         for swapped, name in ((False, "web-1"), (True, "web-2"), (False, "web-1")):
             node.swap(swapped=swapped)
+            wait_until_only(node.node, client.getsockname()[1], node.web[int(swapped)])
             assert [answers(client) for _ in range(3)] == [name] * 3
 
 
@@ -99,7 +106,7 @@ def test_connected_socket(node: Node) -> None:
             except OSError:
                 return True
 
-        wait_until("the socket is ended", is_ended, 10)
+        wait_until("the socket is ended", is_ended)
     with requests.udp_socket(node.sockets(node.client), where[0]) as client:
         client.connect(where)
         assert answers(client) == "web-2"

@@ -64,6 +64,15 @@ def request(made: Cluster, host: Host, way: str, address: str) -> str:
     return requests.KINDS[way](made.sockets(host), address).name
 
 
+def ask(client: Socket, way: str, where: tuple[str, int]) -> None:
+    if way == "udp":
+        client.sendto(b"?", where)
+    else:
+        client.connect(where)
+        client.send(b"?")
+    client.recv(64)
+
+
 @ways
 @families
 @pytest.mark.parametrize("addresses", [BALANCER, INTERNAL, UNALLOCATED])
@@ -75,8 +84,11 @@ def test_dropped_at_an_own_address(
     expected: Any = TimeoutError if probe.set_retval() else ConnectionRefusedError
     if way != "tcp":
         expected = PermissionError
-    with pytest.raises(expected):
-        request(made, made.node, way, addresses[v6])
+    make = requests.tcp_socket if way == "tcp" else requests.udp_socket
+    client: Socket
+    with make(made.sockets(made.node), addresses[v6]) as client, pytest.raises(expected):
+        client.settimeout(0.3)
+        ask(client, way, (addresses[v6], PORT))
 
 
 @ways

@@ -40,7 +40,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
 
 @families
 @pytest.mark.parametrize("send", [requests.tcp, requests.udp, requests.fragmented])
-@pytest.mark.parametrize(("who", "kind"), [("outside", "nodeport"), ("hidden", "cluster")])
+@pytest.mark.parametrize(("who", "kind"), [("outside", "nodeport"), ("unhooked", "cluster")])
 def test_default_drop_forward_accepts_translated_packets(
     two: TwoNodes, who: str, kind: str, send: Send, v6: bool
 ) -> None:

@@ -1,14 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A flow of datagrams keeps its endpoint as long as that serves: test_datagrams, by packets."""
+"""A flow of datagrams keeps its endpoint as long as that serves: test_datagrams, by packets.
+
+Where flows are to move tests wait for conntrack (tests.kit.moved_flows); the flow tables have moved
+them with the change itself.
+"""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Socket
 from tests.kit import requests
-from tests.kit.two_nodes import Frontends, TwoNodes
+from tests.kit.moved_flows import wait_until_only
+from tests.kit.two_nodes import ENGINES, Frontends, TwoNodes
+from tests.node import nodes
+
+pytestmark = pytest.mark.parametrize("two", ENGINES, indirect=True)
 
 LEAVING = {"ready": False, "terminating": True}
 
@@ -18,7 +27,7 @@ def v6(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
-@pytest.fixture(params=[("hidden", "cluster"), ("outside", "nodeport")], ids=lambda each: each[0])
+@pytest.fixture(params=[("unhooked", "cluster"), ("outside", "nodeport")], ids=lambda each: each[0])
 def talk(two: TwoNodes, v6: bool, request: pytest.FixtureRequest) -> Iterator[Socket]:
     """A datagram socket connected to a service of both endpoints."""
     who, kind = request.param
@@ -28,6 +37,18 @@ def talk(two: TwoNodes, v6: bool, request: pytest.FixtureRequest) -> Iterator[So
     with requests.udp_socket(two.sockets(getattr(two, who)), to[0]) as client:
         client.connect(to)
         yield client
+
+
+@pytest.fixture
+def soon_forgotten(two: TwoNodes) -> Iterator[None]:
+    """Conntrack keeps datagrams' flows for a second only, instead of two minutes."""
+    timeouts = Path("/proc/sys/net/netfilter/nf_conntrack_udp_timeout_stream")
+    with nodes.entered(two.near.netns):
+        usual = timeouts.read_text()
+        timeouts.write_text("1")
+    yield
+    with nodes.entered(two.near.netns):
+        timeouts.write_text(usual)
 
 
 def answers(client: Socket, times: int = 10) -> set[str]:
@@ -53,6 +74,7 @@ def test_datagrams_move(two: TwoNodes, talk: Socket) -> None:
     (name,) = answers(talk)
     (other,) = {"here", "there"} - {name}
     two.publish(two.service("web", 10, getattr(two, other)))
+    wait_until_only(two.near, talk.getsockname()[1], getattr(two, other))
     assert answers(talk) == {other}
 
 
@@ -63,6 +85,7 @@ def test_datagrams_stay_while_leaving(two: TwoNodes, talk: Socket) -> None:
     two.publish(leaving(two, name, other))
     assert answers(talk) == {name}
     two.publish(leaving(two, name, other, serving=False))
+    wait_until_only(two.near, talk.getsockname()[1], getattr(two, other))
     assert answers(talk) == {other}
 
 
@@ -74,10 +97,14 @@ def leaving(two: TwoNodes, name: str, other: str, **conditions: bool) -> list[Ma
     return [service, *slices]
 
 
+@pytest.mark.usefixtures("soon_forgotten")
 def test_datagrams_to_nobody(two: TwoNodes, talk: Socket) -> None:
-    """A flow whose last endpoint goes is refused."""
+    """A flow whose last endpoint goes is refused; of conntrack once the client has paused for as
+    long as conntrack keeps it, as with kube-proxy (kube-proxy.md 11.1).
+    """
     answers(talk)
     two.publish(two.service("web", 10))
+    wait_until_only(two.near, talk.getsockname()[1])
     with pytest.raises(ConnectionRefusedError):
         for _ in range(3):
             answers(talk)

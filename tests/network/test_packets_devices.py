@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Devices and addresses that come and go, and devices that are left alone."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from ipaddress import ip_address
 
@@ -10,11 +8,11 @@ import pytest
 
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
-from ebpflb.lab.sockets import TIMEOUT
-from tests.kit import requests, two_nodes
+from ebpflb.lab.sockets import CALL_SECONDS
+from tests.kit import forked, requests, two_nodes
 from tests.kit.lab_cluster import TARGET
 from tests.kit.requests import Send
-from tests.kit.two_nodes import CLUSTER_CIDR, Frontends, TwoNodes
+from tests.kit.two_nodes import CLUSTER_CIDR, ENGINES, Frontends, TwoNodes
 
 FRONTENDS = Frontends(10)
 LATE = {False: "192.0.2.77", True: "fd02::77"}
@@ -24,11 +22,15 @@ families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
 protocols = pytest.mark.parametrize("send", [requests.tcp, requests.udp])
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
+@pytest.fixture(scope="module", params=ENGINES, ids=str)
+def two(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TwoNodes]:
     """NodePorts on every address of the nodes' segment."""
     options = (*CLUSTER_CIDR, "--nodeport-addresses", "192.0.2.0/24,fd02::/64")
-    with two_nodes.running(tmp_path_factory.mktemp("two"), *options) as made:
+    two_nodes.require(request.param)
+    folder = tmp_path_factory.mktemp("two")
+    with two_nodes.running(folder, *options, engine=request.param) as made:
         yield made
 
 
@@ -39,7 +41,7 @@ def service(two: TwoNodes) -> None:
 
 @pytest.fixture(scope="module")
 def late(two: TwoNodes) -> Host:
-    """A hidden pod that comes when the agent has long been at work."""
+    """An unhooked pod that comes when the agent has long been at work."""
     return two.lab.pod(two.near, "late", 50, hooked=False)
 
 
@@ -69,12 +71,12 @@ def served(two: TwoNodes, host: Host, where: tuple[str, int], seconds: float = A
 @families
 @protocols
 def test_late_endpoint(two: TwoNodes, send: Send, v6: bool) -> None:
-    """An endpoint that comes later serves outside clients and hidden pods."""
+    """An endpoint that comes later serves outside clients and unhooked pods."""
     name = f"late-{send.__name__}-{v6:d}"
     pod = two.lab.pod(two.near, name, 60 + 2 * v6 + (send is requests.udp))
     two.start_program(pod, "serve", pod.name, str(TARGET))
     two.publish(two.service("web", 10, pod))
-    for who, kind in ((two.outside, "nodeport"), (two.hidden, "cluster")):
+    for who, kind in ((two.outside, "nodeport"), (two.unhooked, "cluster")):
         where = FRONTENDS.to(kind, two.near, v6=v6)
         until_served(two, who, where)
         assert requests.backends(two.sockets(who), where[0], send=send, port=where[1]).keys() == {
@@ -103,22 +105,21 @@ def test_devices_left_alone(two: TwoNodes) -> None:
     agent.stop()
     agent.options = (*agent.options, "--devices", "!eth*")
     agent.start()
-    assert served(two, two.hidden, FRONTENDS.to("cluster", two.near), TIMEOUT)
+    assert served(two, two.unhooked, FRONTENDS.to("cluster", two.near), CALL_SECONDS)
     assert not served(two, two.outside, FRONTENDS.to("nodeport", two.near))
     agent.stop()
     agent.options = agent.options[:-2]
     agent.start()
-    assert served(two, two.outside, FRONTENDS.to("nodeport", two.near), TIMEOUT)
+    assert served(two, two.outside, FRONTENDS.to("nodeport", two.near), CALL_SECONDS)
 
 
 def test_cleanup(two: TwoNodes) -> None:
     """After `ebpflb cleanup` no packet is served, and a new agent serves all as before."""
     agent = two.agents[0]
     agent.stop()
-    command = [sys.executable, "-m", "ebpflb", "cleanup", *agent.where]
-    subprocess.run(command, check=True, capture_output=True)
+    forked.run("cleanup", *agent.where).check_returncode()
     assert not served(two, two.outside, FRONTENDS.to("nodeport", two.near))
-    assert not served(two, two.hidden, FRONTENDS.to("cluster", two.near))
+    assert not served(two, two.unhooked, FRONTENDS.to("cluster", two.near))
     two.close_maps()
     agent.start()
-    assert served(two, two.outside, FRONTENDS.to("nodeport", two.near), TIMEOUT)
+    assert served(two, two.outside, FRONTENDS.to("nodeport", two.near), CALL_SECONDS)

@@ -18,6 +18,7 @@ from ebpflb.lab.sockets import Socket
 from ebpflb.plan.flow_entries import Flow, FlowKind, Tuple, gather
 from tests.kit import requests
 from tests.kit.lab_cluster import TARGET
+from tests.kit.on_removal import SOON, is_reset, saying
 from tests.kit.requests import Send
 from tests.kit.two_nodes import Frontends, TwoNodes, address
 
@@ -26,7 +27,9 @@ WITH_AFFINITY = {"sessionAffinity": "ClientIP"}
 
 families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
 protocols = pytest.mark.parametrize("send", [requests.tcp, requests.udp])
-ways_in = pytest.mark.parametrize(("who", "kind"), [("hidden", "cluster"), ("outside", "nodeport")])
+ways_in = pytest.mark.parametrize(
+    ("who", "kind"), [("unhooked", "cluster"), ("outside", "nodeport")]
+)
 endpoints = pytest.mark.parametrize("pod", ["here", "there"])
 
 
@@ -67,13 +70,20 @@ def test_affinity(two: TwoNodes, who: str, kind: str, send: Send, v6: bool) -> N
     assert found.keys() == {"here", "there"}
 
 
-@pytest.fixture(params=[False, True], ids=["v4", "v6"])
-def connections(two: TwoNodes, request: pytest.FixtureRequest) -> Iterator[list[Socket]]:
-    """From every client to every endpoint; open before the test, and alive after it."""
+@pytest.fixture
+def connections(two: TwoNodes) -> Iterator[list[Socket]]:
+    """From every client to every endpoint, by both families; open before the test, and alive
+    after it.
+    """
     two.publish(two.service("a", 10, two.here), two.service("b", 20, two.there))
     made = [
-        connected(two, who, where(two, kind, v6=request.param, frontends=frontends))
-        for who, kind in (("hidden", "cluster"), ("hidden", "nodeport"), ("outside", "nodeport"))
+        connected(two, who, where(two, kind, v6=v6, frontends=frontends))
+        for v6 in (False, True)
+        for who, kind in (
+            ("unhooked", "cluster"),
+            ("unhooked", "nodeport"),
+            ("outside", "nodeport"),
+        )
         for frontends in (FRONTENDS, OTHER)
     ]
     yield made
@@ -129,7 +139,7 @@ def test_upgrade(two: TwoNodes, connections: list[Socket]) -> None:
     for v6 in (False, True):
         to = where(two, "nodeport", v6=v6)
         assert requests.tcp(two.sockets(two.outside), *to).name == "here"
-        assert requests.tcp(two.sockets(two.hidden), *where(two, "cluster", v6=v6)).name == "here"
+        assert requests.tcp(two.sockets(two.unhooked), *where(two, "cluster", v6=v6)).name == "here"
 
 
 @pytest.fixture
@@ -141,7 +151,7 @@ def pressed(two: TwoNodes) -> Iterator[None]:
     two.publish(two.service("web", 10, two.here, two.there))
     pressing = [
         two.start_client(getattr(two, who), protocol, *where(two, kind, v6=v6), pause=0.01)
-        for who, kind in (("hidden", "cluster"), ("outside", "nodeport"))
+        for who, kind in (("unhooked", "cluster"), ("outside", "nodeport"))
         for protocol in ("tcp", "udp")
         for v6 in (False, True)
     ]
@@ -221,13 +231,13 @@ def moved(said: list[Manifest], port: int) -> list[Manifest]:
 
 @families
 @endpoints
-@pytest.mark.parametrize(("who", "kind"), [("hidden", "cluster"), ("outside", "nodeport")])
+@pytest.mark.parametrize(("who", "kind"), [("unhooked", "cluster"), ("outside", "nodeport")])
 def test_one_port_two_services(two: TwoNodes, who: str, kind: str, pod: str, v6: bool) -> None:
     """A client may connect to one endpoint by two frontends, and directly, from one port."""
     end: Host = getattr(two, pod)
     two.publish(two.service("a", 10, end), two.service("b", 20, end))
     targets = [where(two, kind, v6=v6), where(two, kind, v6=v6, frontends=OTHER)]
-    if who == "hidden":  # outside no route leads to pods
+    if who == "unhooked":  # outside no route leads to pods
         targets.append((address(end, targets[0][0]), TARGET))
     with ExitStack() as stack:
         opened = [
@@ -263,7 +273,7 @@ def test_one_port_by_frontends_in_turn(two: TwoNodes, v6: bool) -> None:
     """
     two.publish(two.service("a", 10, two.here))
     two.delete_flows("tcp_flows")
-    sockets = two.sockets(two.hidden)
+    sockets = two.sockets(two.unhooked)
     port = None
     for kind in ("nodeport", "cluster") * 3:
         to = where(two, kind, v6=v6)
@@ -276,3 +286,12 @@ def test_one_port_by_frontends_in_turn(two: TwoNodes, v6: bool) -> None:
             client.shutdown(1)
             assert client.recv(1) == b""
     assert alone(two) == []
+
+
+@pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
+def test_a_client_that_is_its_own_endpoint_is_reset_when_it_goes(two: TwoNodes, v6: bool) -> None:
+    """With on-removal: reset; both of its sockets are told."""
+    two.publish(saying(two.service("a", 10, two.twin), SOON))
+    with connected(two, "twin", Frontends(10).to("cluster", two.near, v6=v6)) as client:
+        two.publish(saying(two.service("a", 10, two.here), SOON))
+        assert is_reset(client)

@@ -60,9 +60,9 @@ def restarted(two: TwoNodes, services: None, request: pytest.FixtureRequest) -> 
 def test_detector(restarted: TwoNodes, v6: bool, send: Send) -> None:
     """By cluster IPs pods are seen as themselves, others as the node; Local confines no pod."""
     for who, kind, policy, cell in (
-        ("hidden", "cluster", "cluster", BOTH_CLIENT),
+        ("unhooked", "cluster", "cluster", BOTH_CLIENT),
         ("outside", "cluster", "cluster", BOTH_NODE),
-        ("hidden", "nodeport", "external local", BOTH_CLIENT),
+        ("unhooked", "nodeport", "external local", BOTH_CLIENT),
         ("outside", "nodeport", "external local", "here=client"),
     ):
         found = answers(restarted, who, kind, policy, v6=v6, send=send)
@@ -77,8 +77,8 @@ def test_no_detector(restarted: TwoNodes, v6: bool, send: Send) -> None:
     found = answers(restarted, "outside", "cluster", "internal local", v6=v6, send=send)
     assert found == meaning(restarted, "outside", "here=client", v6=v6)
     for kind in KINDS["external"]:
-        found = answers(restarted, "hidden", kind, "external local", v6=v6, send=send)
-        assert found == meaning(restarted, "hidden", "here=client", v6=v6)
+        found = answers(restarted, "unhooked", kind, "external local", v6=v6, send=send)
+        assert found == meaning(restarted, "unhooked", "here=client", v6=v6)
 
 
 @families
@@ -98,7 +98,7 @@ def test_masquerade_local_backends(restarted: TwoNodes, v6: bool, send: Send) ->
 @pytest.mark.parametrize("restarted", [("--masquerade-all",)], ids=["all"], indirect=True)
 def test_masquerade_all(restarted: TwoNodes, v6: bool, send: Send) -> None:
     """With --masquerade-all every request to a cluster IP is masqueraded."""
-    for who in ("hidden", "outside"):
+    for who in ("unhooked", "outside"):
         found = answers(restarted, who, "cluster", "cluster", v6=v6, send=send)
         assert found == meaning(restarted, who, BOTH_NODE, v6=v6)
 

@@ -4,19 +4,19 @@
 import pytest
 
 from ebpflb.lab.hosts import Host
-from ebpflb.lab.sockets import TIMEOUT
+from ebpflb.lab.sockets import CALL_SECONDS
 from tests.kit import requests
 from tests.kit.requests import Send
 from tests.kit.two_nodes import ENGINES, Frontends, TwoNodes
 
-pytestmark = pytest.mark.parametrize("two", ENGINES, indirect=True, scope="module")
+pytestmark = pytest.mark.parametrize("two", ENGINES, indirect=True)
 
 FRONTENDS = Frontends(10)
 A_MOMENT = 0.3  # seconds in which nothing may happen
 
 families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
 protocols = pytest.mark.parametrize("send", [requests.tcp, requests.udp])
-everyone = pytest.mark.parametrize("who", ["outside", "hidden", "hooked", "near"])
+everyone = pytest.mark.parametrize("who", ["outside", "unhooked", "hooked", "near"])
 
 
 def admit(two: TwoNodes, *hosts: Host, ranges: tuple[str, ...] = ()) -> None:
@@ -28,19 +28,11 @@ def admit(two: TwoNodes, *hosts: Host, ranges: tuple[str, ...] = ()) -> None:
 
 
 def comes(
-    two: TwoNodes, who: str, kind: str, send: Send, seconds: float = TIMEOUT, *, v6: bool
+    two: TwoNodes, who: str, kind: str, send: Send, seconds: float = CALL_SECONDS, *, v6: bool
 ) -> bool:
     """Whether an endpoint answers in so many seconds; a refusal is an error."""
     where = FRONTENDS.to(kind, two.near, v6=v6)
-    make = requests.tcp_socket if send is requests.tcp else requests.udp_socket
-    with make(two.sockets(getattr(two, who)), where[0]) as client:
-        client.settimeout(seconds)
-        try:
-            client.connect(where)
-            client.send(b"?")
-            return bool(client.recv(64))
-        except TimeoutError:
-            return False
+    return requests.is_answered(send, two.sockets(getattr(two, who)), where, seconds)
 
 
 @families
@@ -57,7 +49,7 @@ def test_admitted(two: TwoNodes, who: str, send: Send, v6: bool) -> None:
 @everyone
 def test_denied(two: TwoNodes, who: str, send: Send, v6: bool) -> None:
     """Everyone else gets nothing, pods and the node too."""
-    admit(two, *{two.outside, two.hidden, two.hooked, two.near} - {getattr(two, who)})
+    admit(two, *{two.outside, two.unhooked, two.hooked, two.near} - {getattr(two, who)})
     assert not comes(two, who, "balancer", send, A_MOMENT, v6=v6)
 
 

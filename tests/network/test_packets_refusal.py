@@ -12,14 +12,14 @@ from tests.kit.lab_cluster import PORT
 from tests.kit.requests import Send
 from tests.kit.two_nodes import ENGINES, Frontends, TwoNodes, address
 
-pytestmark = pytest.mark.parametrize("two", ENGINES, indirect=True, scope="module")
+pytestmark = pytest.mark.parametrize("two", ENGINES, indirect=True)
 
 NOBODY, ELSEWHERE, SERVED = Frontends(10), Frontends(20), Frontends(30)
 UNALLOCATED = ["10.96.200.200", "fd00:96::dead"]
 A_MOMENT = 0.3  # seconds in which nothing may happen
 
 families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
-clients = pytest.mark.parametrize("who", ["hidden", "outside"])
+clients = pytest.mark.parametrize("who", ["unhooked", "outside"])
 kinds = pytest.mark.parametrize("kind", ["cluster", "nodeport", "external", "balancer"])
 connecting = pytest.mark.parametrize("send", [requests.tcp, requests.connected_udp])
 
@@ -45,10 +45,10 @@ def client(two: TwoNodes, who: str, host: str, send: Send) -> Any:
 
 def silence(two: TwoNodes, who: str, where: tuple[str, int], send: Send) -> None:
     """Neither an answer nor an error comes."""
-    with client(two, who, where[0], send) as asking_in_vain, pytest.raises(TimeoutError):
-        asking_in_vain.connect(where)
-        asking_in_vain.send(b"?")
-        asking_in_vain.recv(64)
+    with client(two, who, where[0], send) as socket, pytest.raises(TimeoutError):
+        socket.connect(where)
+        socket.send(b"?")
+        socket.recv(64)
 
 
 def count(two: TwoNodes, verdict: str) -> int:

@@ -1,17 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packets of any size: fragments, large segments, and a bottleneck in the middle of the path."""
+"""Packets of any size: fragments, large segments, and a bottleneck in the middle of the path.
+
+With conntrack the pods are routed: at a bridge the kernel forgets how small fragments have to be
+(test_bridged_pods). test_packets_setups has the others beside conntrack on a bridge.
+"""
 
 import subprocess
 from collections.abc import Iterator
 from errno import EMSGSIZE
+from typing import Any
 
 import pytest
 
+from ebpflb.lab import cni
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.sockets import Socket
-from tests.kit import requests
-from tests.kit.two_nodes import Frontends, TwoNodes, address
+from ebpflb.model.packet_path import Engine
+from tests.kit import requests, two_nodes
+from tests.kit.two_nodes import CLUSTER_CIDR, Frontends, TwoNodes, address
 
+NETWORKS: dict[Engine, cni.Cni] = {Engine.FLOWS: cni.Bridge(), Engine.CONNTRACK: cni.Routed()}
 NARROW = 1280  # bytes, the least that IPv6 allows
 HERE, THERE = Frontends(10), Frontends(20)
 IP_MTU_DISCOVER, IP_PMTUDISC_DO, IPV6_MTU_DISCOVER = 10, 2, 23  # linux/in.h, linux/in6.h
@@ -21,7 +29,19 @@ Place = tuple[str, int]
 
 families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
 endpoints = pytest.mark.parametrize("frontends", [HERE, THERE], ids=["here", "there"])
-ways_in = pytest.mark.parametrize(("who", "kind"), [("hidden", "cluster"), ("outside", "nodeport")])
+ways_in = pytest.mark.parametrize(
+    ("who", "kind"), [("unhooked", "cluster"), ("outside", "nodeport")]
+)
+
+
+@pytest.fixture(scope="module", params=NETWORKS, ids=str)
+def two(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    engine = request.param
+    network = NETWORKS[engine]
+    two_nodes.require(engine, network)
+    folder = tmp_path_factory.mktemp("two")
+    with two_nodes.running(folder, *CLUSTER_CIDR, network=network, engine=engine) as made:
+        yield made
 
 
 @pytest.fixture(scope="module", autouse=True)

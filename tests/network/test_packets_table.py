@@ -18,7 +18,7 @@ from tests.kit import requests
 from tests.kit.requests import Send
 from tests.kit.two_nodes import ENGINES, Frontends, TwoNodes, address
 
-pytestmark = pytest.mark.parametrize("two", ENGINES, indirect=True, scope="module")
+pytestmark = pytest.mark.parametrize("two", ENGINES, indirect=True)
 
 POLICIES = {
     "cluster": (10, {}),
@@ -35,8 +35,8 @@ TIMES = 24  # misses one of two endpoints once in 8 million times
 BOTH_CLIENT, BOTH_NODE = "here=client there=client", "here=node there=node"
 TABLE = {
     # client, kind of frontend    policy Cluster   external Local  internal Local
-    ("hidden", "cluster"): (BOTH_CLIENT, BOTH_CLIENT, "here=client"),
-    ("hidden", "external"): (BOTH_NODE, BOTH_CLIENT, BOTH_NODE),
+    ("unhooked", "cluster"): (BOTH_CLIENT, BOTH_CLIENT, "here=client"),
+    ("unhooked", "external"): (BOTH_NODE, BOTH_CLIENT, BOTH_NODE),
     ("hooked", "cluster"): (BOTH_CLIENT, BOTH_CLIENT, "here=client"),
     ("hooked", "external"): (BOTH_CLIENT, BOTH_CLIENT, BOTH_CLIENT),
     ("near", "cluster"): (BOTH_NODE, BOTH_NODE, "here=node"),

@@ -17,32 +17,35 @@ from ebpflb.lab.netns import Namespace
 from ebpflb.lab.router import NODES
 from tests.kit import requests, two_nodes
 from tests.kit.requests import Send
-from tests.kit.two_nodes import CLUSTER_CIDR, Frontends, TwoNodes
+from tests.kit.two_nodes import CLUSTER_CIDR, ENGINES, Frontends, TwoNodes
 
 WEB, NOBODY = 10, 20
 PRIORITY = 5 << 13
-CLIENTS = {"hidden": "cluster", "outside": "nodeport"}
+CLIENTS = {"unhooked": "cluster", "outside": "nodeport"}
 
 clients = pytest.mark.parametrize("who", CLIENTS)
 families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
 protocols = pytest.mark.parametrize("send", [requests.tcp, requests.udp, requests.fragmented])
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
+@pytest.fixture(scope="module", params=ENGINES, ids=str)
+def two(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TwoNodes]:
+    two_nodes.require(request.param)
     folder = tmp_path_factory.mktemp("two")
-    with two_nodes.running(folder, *CLUSTER_CIDR) as made:
+    with two_nodes.running(folder, *CLUSTER_CIDR, engine=request.param) as made:
         made.publish(made.service("web", WEB, made.here, made.there), made.service("no", NOBODY))
         yield made
 
 
 @pytest.fixture(params=[[PRIORITY], [PRIORITY, PRIORITY]], ids=["one", "two"])
 def tagging(two: TwoNodes, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[None]:
-    """All frames of the hidden client have these tags, and all that come from the router.
+    """All frames of the unhooked client have these tags, and all that come from the router.
 
     The kernel keeps the outermost in the skb.
     """
-    places = {"hidden": (two.hidden, "eth0"), "router": (two.lab.router, f"{NODES.name}1")}
+    places = {"unhooked": (two.unhooked, "eth0"), "router": (two.lab.router, f"{NODES.name}1")}
     for name, place in places.items():
         tag(*place, tmp_path / name, request.param)
     yield

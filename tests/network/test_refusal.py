@@ -22,9 +22,25 @@ ADDRESSES = [VIP, VIP6, f"::ffff:{VIP}"]
 A_MOMENT = 0.1  # seconds in which nothing may happen
 
 
+@pytest.fixture(scope="module")
+def reporting(cluster: Cluster) -> Iterator[Cluster]:
+    """Its audit leaves other programs than the agent's in force."""
+    former = cluster.agent.options
+    _restart(cluster, *former, "--audit=report")
+    yield cluster
+    _restart(cluster, *former)
+
+
+def _restart(cluster: Cluster, *options: str) -> None:
+    cluster.agent.stop()
+    cluster.agent.options = options
+    cluster.agent.start()
+
+
 @pytest.fixture(scope="module", params=["named errno", "refusing place"])
-def form(cluster: Cluster, request: pytest.FixtureRequest) -> str:
+def form(reporting: Cluster, request: pytest.FixtureRequest) -> str:
     """Puts this form of the programs in force, on the agent's maps."""
+    cluster = reporting
     flags = datapath.socket_flags() if request.param == "named errno" else ()
     if request.param == "named errno" and not flags:
         pytest.skip("this kernel has no bpf_set_retval")

@@ -25,7 +25,11 @@ def service(cluster: Cluster) -> Iterator[None]:
 
 
 def remembered(cluster: Cluster) -> list[object]:
-    return [entry for name in ("sockets", "assignments") for entry in cluster.maps[name].items()]
+    return [
+        entry
+        for name in ("sockets", "assignments", "peers")
+        for entry in cluster.maps[name].items()
+    ]
 
 
 def counter(cluster: Cluster, column: int) -> int:

@@ -9,18 +9,19 @@ import pytest
 
 from tests.kit import short_connections, two_nodes
 from tests.kit.lab_cluster import TARGET
-from tests.kit.two_nodes import CLUSTER_CIDR, Frontends, TwoNodes
+from tests.kit.two_nodes import CLUSTER_CIDR, ENGINES, Frontends, TwoNodes
 
 PROGRAM = Path(short_connections.__file__)
 FRONTENDS = Frontends(10)
-FLOWS = (*CLUSTER_CIDR, "--packet-path=flows")
+PORTS = ("--masquerade-ports", "40000-45999")
 CLOSING = TARGET + 1  # where ``there`` closes connections first
 
 
-@pytest.fixture
-def closing(tmp_path: Path) -> Iterator[TwoNodes]:
+@pytest.fixture(params=ENGINES, ids=str)
+def closing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TwoNodes]:
     """Enough ports for all, and a server that closes connections first, so it is in TIME_WAIT."""
-    with two_nodes.running(tmp_path, *FLOWS, "--masquerade-ports", "40000-45999") as made:
+    two_nodes.require(request.param)
+    with two_nodes.running(tmp_path, *CLUSTER_CIDR, *PORTS, engine=request.param) as made:
         service = made.service("web", 10, made.there)
         for each in service[1:]:
             for port in each["ports"]:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""UDP sockets that are silent longer than conntrack would keep their flow see added endpoints."""
+"""UDP sockets that are silent longer than conntrack would keep their flow.
+
+Unconnected ones see added endpoints then; connected ones keep theirs.
+"""
 
 import time
 from collections.abc import Iterator
@@ -10,7 +13,7 @@ import pytest
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.sockets import Sockets
 from tests.kit import requests
-from tests.kit.cluster import VIP, VIP6, Cluster, running
+from tests.kit.cluster import PORT, VIP, VIP6, Cluster, running
 from tests.kit.stale_udp import dual_stack_web
 
 SILENCE = 1  # seconds
@@ -44,5 +47,29 @@ def test_a_silent_socket_sees_an_added_backend(
         def moved() -> bool:
             time.sleep(1.2 * SILENCE)  # what is to be measured: the silence
             return requests.exchange(client, vip).name != first.name
+
+        wait_until("an added endpoint is drawn", moved)
+
+
+@pytest.mark.parametrize("vip", [VIP, VIP6], ids=["v4", "v6"])
+def test_a_connected_socket_keeps_its_backend_however_long_it_is_silent(
+    cluster: Cluster, sockets: Sockets, vip: str
+) -> None:
+    """No hook sees what it sends; when it connects again it may get an added one."""
+    first, *added = cluster.web
+    cluster.publish(dual_stack_web(first))
+    with requests.udp_socket(sockets, vip) as client:
+        client.connect((vip, PORT))
+        cluster.publish(dual_stack_web(first, *added))
+        for _ in range(5):
+            client.send(b"?")
+            assert requests.receive(client).name == first.name
+            time.sleep(1.2 * SILENCE)  # what is to be measured: the silence
+
+        def moved() -> bool:
+            time.sleep(1.2 * SILENCE)
+            client.connect((vip, PORT))
+            client.send(b"?")
+            return requests.receive(client).name != first.name
 
         wait_until("an added endpoint is drawn", moved)

@@ -1,31 +1,53 @@
 # SPDX-License-Identifier: Apache-2.0
 """An endpoint that answers only its node: a pod whose default route leads by another network."""
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 
 import pytest
 
+from ebpflb.diagnose import pod_replies
+from ebpflb.lab import cni
+from ebpflb.lab.router import NODES
+from ebpflb.lab.sockets import Sockets
+from ebpflb.model.packet_path import Engine
 from tests.kit import requests
 from tests.kit.cluster import NODEPORT, Cluster, endpoint, running, web
+from tests.kit.two_nodes import ENGINES, require
+from tests.node import nodes
 
 
-@pytest.fixture
-def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
-    """Its endpoint has a second network without clients, and the default route leads there."""
-    with running(tmp_path, *request.param) as made:
+@pytest.fixture(scope="module")
+def cluster(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    """Its endpoint has a second network without clients."""
+    require(Engine(request.param[-1].partition("=")[2]))
+    with running(tmp_path_factory.mktemp("cluster"), *request.param) as made:
         (pod, *_) = made.web
-        for v6 in (False, True):
-            pod.ip("route del default", v6=v6)
         pod.ip("link add net1 type veth peer name net2", "link set net1 up", "link set net2 up")
-        for v6 in (False, True):
-            pod.ip("route add default dev net1", v6=v6)
-        made.publish(web(endpoint(pod), v6=[endpoint(pod, v6=True)], nodeport=NODEPORT))
         yield made
 
 
-def option(*words: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("cluster", [words], indirect=True, ids=[" ".join(words) or "-"])
+@pytest.fixture(scope="module")
+def outside(cluster: Cluster) -> Sockets:
+    """A client's."""
+    return cluster.sockets(cluster.lab.outside("outside", 1))
+
+
+@pytest.fixture(autouse=True)
+def alone(cluster: Cluster) -> None:
+    """The endpoint is the only one, and its default route leads to that network."""
+    (pod, *_) = cluster.web
+    for v6, neighbours in zip((False, True), NODES.networks, strict=True):
+        others = [f"route flush exact {network}" for network in ("default", neighbours)]
+        pod.ip(*others, "route add default dev net1", v6=v6)
+    cluster.publish(web(endpoint(pod), v6=[endpoint(pod, v6=True)], nodeport=NODEPORT))
+
+
+def option(*words: str, engines: Iterable[Engine] = (Engine.FLOWS,)) -> pytest.MarkDecorator:
+    options = [(*words, f"--packet-path={engine}") for engine in engines]
+    ids = list(map(" ".join, options))
+    return pytest.mark.parametrize("cluster", options, indirect=True, ids=ids, scope="module")
 
 
 def node_address(cluster: Cluster, v6: bool) -> str:
@@ -35,23 +57,74 @@ def node_address(cluster: Cluster, v6: bool) -> str:
 families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
 
 
-@option()
+@option(engines=ENGINES)
 @families
-def test_without(cluster: Cluster, v6: bool) -> None:
+def test_without(cluster: Cluster, outside: Sockets, v6: bool) -> None:
     """By default a client outside keeps its address, to which the endpoint has no way."""
     where = node_address(cluster, v6)
-    outside = cluster.sockets(cluster.lab.outside("outside", 1))
     with requests.tcp_socket(outside, where) as client:
         client.settimeout(0.5)
         with pytest.raises(TimeoutError):
             client.connect((where, NODEPORT))
 
 
-@option("--masquerade-local-backends")
+def said(cluster: Cluster) -> list[str]:
+    with nodes.entered(cluster.node.netns):
+        return pod_replies.misled(cluster.agent.paths.state)
+
+
+@option()
+def test_check_names_it(cluster: Cluster) -> None:
+    """`ebpflb check` names the endpoint in each family, and none whose replies come back."""
+    (pod, other, *_) = cluster.web
+    cluster.publish(
+        web(
+            *map(endpoint, (pod, other)),
+            v6=[endpoint(it, v6=True) for it in (pod, other)],
+            nodeport=NODEPORT,
+        )
+    )
+    named = {line.partition(": replies")[0] for line in said(cluster)}
+    assert named == {f"{pod.name} ({address})" for address in (pod.v4, pod.v6)}
+    assert all("leave by net1; requests come in by eth0" in line for line in said(cluster))
+    pod.ip("route delete default", v6=False)
+    assert any("have no route; requests come in by eth0" in line for line in said(cluster))
+
+
+@option()
+def test_check_names_it_for_clients_of_the_nodes_own_network(cluster: Cluster) -> None:
+    """A route to the node's neighbours alone that leads elsewhere is found by the gateway."""
+    (pod, *_) = cluster.web
+    gateway = cni.addresses(1, 1)[0]
+    pod.ip("route del default", f"route add default via {gateway}")
+    pod.ip(f"route add default via {cni.addresses(1, 1)[1]} metric 1", v6=True)
+    assert not said(cluster)
+    pod.ip(f"route add {NODES.networks[0]} dev net1")
+    (line,) = said(cluster)
+    assert f"such as {NODES.gateways[0]}, leave by net1" in line
+
+
+@option()
+def test_check_leaves_services_alone_that_kube_proxy_does_not_masquerade(cluster: Cluster) -> None:
+    """A policy Local, or a service without an external address."""
+    (pod, *_) = cluster.web
+    both = {"v6": [endpoint(pod, v6=True)]}
+    cluster.publish(web(endpoint(pod), **both, nodeport=NODEPORT, externalTrafficPolicy="Local"))
+    assert not said(cluster)
+    cluster.publish(web(endpoint(pod), **both))
+    assert not said(cluster)
+
+
+@option("--masquerade-local-backends", engines=ENGINES)
 @families
-def test_with(cluster: Cluster, v6: bool) -> None:
+def test_with(cluster: Cluster, outside: Sockets, v6: bool) -> None:
     """With --masquerade-local-backends it answers its node, as with kube-proxy."""
     where = node_address(cluster, v6)
-    outside = cluster.sockets(cluster.lab.outside("outside", 1))
     for send in (requests.tcp, requests.udp):
         assert send(outside, where, NODEPORT).name == "web-1"
+
+
+@option("--masquerade-local-backends")
+def test_check_is_content_with_the_option(cluster: Cluster) -> None:
+    """Clients are masqueraded then, and the endpoint answers its node."""
+    assert not said(cluster)

@@ -2,6 +2,7 @@
 """--socket-translation=host: pods see the service's address, and so do rules inside them."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -12,6 +13,7 @@ from tests.kit import requests
 from tests.kit.cluster import PORT, TARGET, VIP, VIP6, Cluster, endpoint, running, web
 from tests.kit.requests import Send
 from tests.kit.stale_udp import connect, dual_stack_web, exchange
+from tests.kit.two_nodes import ENGINES, require
 
 HOST_ONLY = ("--socket-translation", "host")
 SIDECAR = 15001
@@ -19,10 +21,13 @@ services = pytest.mark.parametrize("vip", [VIP, VIP6], ids=["v4", "v6"])
 ways = pytest.mark.parametrize("send", requests.KINDS.values(), ids=requests.KINDS)
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+@pytest.fixture(scope="module", params=ENGINES, ids=str)
+def cluster(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
     """Named as the usual one, so that the sockets of ``pod`` and ``host`` are on it."""
-    with running(tmp_path_factory.mktemp("cluster"), *HOST_ONLY) as made:
+    require(request.param)
+    with running(tmp_path_factory.mktemp("cluster"), *HOST_ONLY, engine=request.param) as made:
         made.start_program(made.client, "serve", "sidecar", str(SIDECAR))
         yield made
 
@@ -46,8 +51,10 @@ def redirect(cluster: Cluster) -> None:
 
 
 def restart(cluster: Cluster, *options: str) -> None:
-    """The agent with other options, on the same maps."""
+    """The agent with these options, on the same maps; it goes on where it has them."""
     agent = cluster.agent
+    if agent.options == options:
+        return
     agent.stop()
     agent.options = options
     agent.start()
@@ -99,37 +106,50 @@ def test_refused_at_the_pods_device(cluster: Cluster, pod: Sockets, vip: str) ->
         requests.tcp(pod, vip)
 
 
-@services
+class Opened:
+    """A pod's sockets of each kind that have been answered once by a service."""
+
+    def __init__(self, pod: Sockets, vip: str, stack: ExitStack) -> None:
+        self.vip = vip
+        self.stream = stack.enter_context(requests.tcp_socket(pod, vip))
+        self.connected = stack.enter_context(requests.udp_socket(pod, vip))
+        self.loose = stack.enter_context(requests.udp_socket(pod, vip))
+        self.stream.connect((vip, PORT))
+        self.stream.recv(64)
+        self.names = connect(self.connected, vip).name, requests.exchange(self.loose, vip).name
+
+    def go_on(self, *, loose: bool) -> None:
+        """With the same backends; an unconnected socket only where ``loose``."""
+        self.stream.send(b"still there")
+        assert self.stream.recv(64) == b"still there"
+        assert self.stream.getpeername()[:2] == (self.vip, PORT)
+        assert exchange(self.connected).name == self.names[0]
+        if loose:
+            assert requests.exchange(self.loose, self.vip).name == self.names[1]
+
+
 @pytest.mark.parametrize("to_host", [True, False], ids=["all to host", "host to all"])
 def test_a_change_breaks_no_socket(
-    cluster: Cluster, served: None, pod: Sockets, vip: str, to_host: bool
+    cluster: Cluster, served: None, pod: Sockets, to_host: bool
 ) -> None:
     """Sockets from before the agent's restart with the other option go on, and leave nothing."""
     options = ((), HOST_ONLY) if to_host else (HOST_ONLY, ())
     restart(cluster, *options[0])
     cluster.publish(dual_stack_web(*cluster.web))
     before = remembered(cluster)
-    with (
-        requests.tcp_socket(pod, vip) as stream,
-        requests.udp_socket(pod, vip) as connected,
-        requests.udp_socket(pod, vip) as loose,
-    ):
-        stream.connect((vip, PORT))
-        stream.recv(64)
-        names = connect(connected, vip).name, requests.exchange(loose, vip).name
+    with ExitStack() as stack:
+        opened = [Opened(pod, vip, stack) for vip in (VIP, VIP6)]
         restart(cluster, *options[1])
-        stream.send(b"still there")
-        assert stream.recv(64) == b"still there"
-        assert stream.getpeername()[:2] == (vip, PORT)
-        assert exchange(connected).name == names[0]
-        if to_host:
-            assert requests.exchange(loose, vip).name == names[1]
+        for each in opened:
+            each.go_on(loose=to_host)
     wait_until("all is forgotten", lambda: remembered(cluster) <= before)
     restart(cluster, *HOST_ONLY)
 
 
 def remembered(cluster: Cluster) -> set[object]:
-    return {key for name in ("sockets", "assignments") for key, _ in cluster.maps[name].items()}
+    return {
+        key for name in ("sockets", "assignments", "peers") for key, _ in cluster.maps[name].items()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -142,16 +162,14 @@ def narrow(cluster: Cluster) -> Cluster:
     return cluster
 
 
-@services
-@pytest.mark.parametrize("send", [requests.tcp, requests.udp])
-def test_a_pod_whose_only_route_covers_services(
-    narrow: Cluster, pod: Sockets, vip: str, send: Send
-) -> None:
+def test_a_pod_whose_only_route_covers_services(narrow: Cluster, pod: Sockets) -> None:
     """It is served at its device, from where the node routes; at its socket it fails at once."""
+    ways = [(send, vip) for send in (requests.tcp, requests.udp) for vip in (VIP, VIP6)]
     narrow.publish(web(endpoint(narrow.node), v6=[endpoint(narrow.node, v6=True)]))
-    assert send(pod, vip).name == "node"
+    assert [send(pod, vip).name for send, vip in ways] == ["node"] * len(ways)
     restart(narrow)
-    with pytest.raises(OSError, match="Network is unreachable"):
-        send(pod, vip)
+    for send, vip in ways:
+        with pytest.raises(OSError, match="Network is unreachable"):
+            send(pod, vip)
     restart(narrow, *HOST_ONLY)
-    assert send(pod, vip).name == "node"
+    assert [send(pod, vip).name for send, vip in ways] == ["node"] * len(ways)

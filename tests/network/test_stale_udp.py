@@ -192,7 +192,9 @@ def test_nothing_is_left(cluster: Cluster, changes: Changes, client: Socket, vip
 
 
 def remembered(cluster: Cluster) -> set[object]:
-    return {key for name in ("sockets", "assignments") for key, _ in cluster.maps[name].items()}
+    return {
+        key for name in ("sockets", "assignments", "peers") for key, _ in cluster.maps[name].items()
+    }
 
 
 def test_while_no_agent_runs(cluster: Cluster, changes: Changes, pod: Sockets) -> None:

@@ -12,6 +12,8 @@ from ebpflb.lab.sockets import Socket, Sockets
 from tests.kit import requests
 from tests.kit.cluster import PORT, VIP, Cluster, endpoint, web
 
+pytestmark = pytest.mark.usefixtures("started_anew")
+
 
 @pytest.fixture(autouse=True)
 def service(cluster: Cluster) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ebpflb.datapath.attach import tcx
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.lab.agents import wait_until
 from tests.kit.cluster import Cluster, endpoint, running, web
@@ -33,7 +34,6 @@ def test_taken_off(cluster: Cluster) -> None:
         in_node(cluster, "tc qdisc del dev eth0 clsact")
         wait_until("it is back", lambda: "clsact" in in_node(cluster, "tc qdisc show dev eth0"))
     else:
-        (there / before[0]).unlink()  # with its pin a link goes
-        wait_until("it is back", lambda: (there / before[0]).exists())
+        tcx.detach(there / before[0])
     wait_until("it is said", lambda: "programs were removed from device" in cluster.agent.log())
-    assert sorted(path.name for path in there.iterdir()) == before
+    wait_until("all are back", lambda: sorted(path.name for path in there.iterdir()) == before)

@@ -6,63 +6,66 @@ with the last rule that asks for them, and every connection that is translated w
 """
 
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from socket import AF_INET, SOCK_DGRAM, SOCK_STREAM
+from socket import SOCK_DGRAM, SOCK_STREAM
 
 import pytest
 
 from bench import kubeproxy
 from bench.services import NodePort
 from ebpflb.datapath import conntrack_probe
+from ebpflb.lab import cni
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.sockets import Socket
 from ebpflb.options import Paths
-from tests.kit import requests
-from tests.kit.cluster import NODEPORT, PORT, VIP, Cluster, endpoint, web
+from tests.kit import forked, requests
+from tests.kit.cluster import NODEPORT, PORT, VIP, VIP6, Cluster, endpoint, web
 from tests.kit.lab_cluster import PREFIX
 
-PODS = "10.244.0.0/16"
+PODS, PODS6 = cni.NETWORKS
 NAMES = {"web-1", "web-2", "web-3"}
 
 Load = Callable[[Cluster], None]
+Way = tuple[Host, tuple[str, int]]
 
 
 class KubeProxyNode(Cluster):
     """A node that kube-proxy has served, its agent not started yet, and a client outside."""
 
     def __init__(self, lab: Lab, folder: Path, engine: str) -> None:
-        super().__init__(lab, folder, "--cluster-cidr", PODS, "--packet-path", engine)
+        options = "--cluster-cidr", f"{PODS},{PODS6}", "--packet-path", engine
+        super().__init__(lab, folder, *options)
         self.flows_stay = engine == "conntrack"  # when ebpflb is removed
         self.outside = lab.outside("outside", 1)
-        self.publish(web(*map(endpoint, self.web), nodeport=NODEPORT))
+        v6 = [endpoint(pod, v6=True) for pod in self.web]
+        self.publish(web(*map(endpoint, self.web), v6=v6, nodeport=NODEPORT))
+        inside = [(host, (vip, PORT)) for vip in (VIP, VIP6) for host in (self.client, self.node)]
+        # Clients and the frontend of each, in both families: a pod, the node itself, from outside.
+        self.ways: list[Way] = [
+            *inside,
+            *((self.outside, (address, NODEPORT)) for address in (self.node.v4, self.node.v6)),
+        ]
 
     @property
-    def ways(self) -> list[tuple[Host, tuple[str, int]]]:
-        """Clients and the frontend of each: from outside, a pod and the node itself."""
-        cluster_ip = (VIP, PORT)
-        return [
-            (self.outside, (self.node.v4, NODEPORT)),
-            (self.client, cluster_ip),
-            (self.node, cluster_ip),
-        ]
+    def lasting(self) -> list[Way]:
+        """Those whose connections `ebpflb cleanup` does not end."""
+        return [way for way in self.ways if self.flows_stay or way[0] is not self.outside]
 
     def ebpflb(self, *words: str) -> "subprocess.CompletedProcess[str]":
         """A command on the node."""
-        command = [*self.node.enter, sys.executable, "-m", "ebpflb", *words, *self.agent.where]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+        return forked.run(*words, *self.agent.where, netns=self.node.netns)
 
     def has_rules(self) -> bool:
         said = self.ebpflb("cleanup", "--kube-proxy", "--dry-run").stdout
         return "would be removed" in said
 
-    def open(self, kind: int) -> list[Socket]:
+    def open(self, kind: int, ways: list[Way] | None = None) -> list[Socket]:
         """A client each way that has been answered once."""
         clients = []
-        for host, where in self.ways:
-            client = self.sockets(host).open(AF_INET, kind)
+        for host, where in self.ways if ways is None else ways:
+            client = self.sockets(host).open(requests.family_of(where[0]), kind)
             client.connect(where)
             if kind == SOCK_DGRAM:
                 client.send(b"?")
@@ -71,7 +74,7 @@ class KubeProxyNode(Cluster):
         return clients
 
     @contextmanager
-    def unfailing(self, ways: list[tuple[Host, tuple[str, int]]]) -> Iterator[None]:
+    def unfailing(self, ways: list[Way]) -> Iterator[None]:
         """Clients connect again and again as long as this lasts; all of it must succeed."""
         pressing = [self.start_client(host, "tcp", *where, pause=0.01) for host, where in ways]
         try:
@@ -90,14 +93,15 @@ class KubeProxyNode(Cluster):
         ]
 
 
-def services(node: Cluster) -> list[NodePort]:
+def services(node: Cluster, *, v6: bool) -> list[NodePort]:
     """The Service of the agent's manifests, as kube-proxy's rules have it."""
-    endpoints = tuple((pod.v4, "node") for pod in node.web)
-    return [NodePort("web", VIP, NODEPORT, ("tcp", "udp"), endpoints)]
+    endpoints = tuple((pod.v6 if v6 else pod.v4, "node") for pod in node.web)
+    return [NodePort("web", VIP6 if v6 else VIP, NODEPORT, ("tcp", "udp"), endpoints)]
 
 
 def nftables(node: Cluster) -> None:
-    node.node.nft(kubeproxy.nft(services(node), "node", node.node.v4, PODS))
+    node.node.nft(kubeproxy.nft(services(node, v6=False), "node", node.node.v4, PODS))
+    node.node.nft(kubeproxy.nft(services(node, v6=True), "node", node.node.v6, PODS6))
 
 
 def iptables_legacy(node: Cluster) -> None:
@@ -109,9 +113,10 @@ def iptables_nft(node: Cluster) -> None:
 
 
 def iptables(node: Cluster, variant: str) -> None:
-    said = kubeproxy.iptables(services(node), PODS)
-    words = [*node.node.enter, f"iptables-{variant}-restore", "--noflush"]
-    subprocess.run(words, input=said, text=True, check=True)
+    for tool, pods, v6 in (("iptables", PODS, False), ("ip6tables", PODS6, True)):
+        said = kubeproxy.iptables(services(node, v6=v6), pods)
+        words = [*node.node.enter, f"{tool}-{variant}-restore", "--noflush"]
+        subprocess.run(words, input=said, text=True, check=True)
 
 
 every_mode = pytest.mark.parametrize("load", [nftables, iptables_legacy, iptables_nft])
@@ -136,21 +141,35 @@ def echo(client: Socket, said: bytes) -> bytes:
     return answer
 
 
+def go_on(clients: list[Socket], said: bytes) -> None:
+    """Each gets its own words back."""
+    assert [echo(client, said) for client in clients] == [said] * len(clients)
+
+
+def are_answered(clients: list[Socket]) -> None:
+    """By some endpoint."""
+    assert {echo(client, b"?").split()[0].decode() for client in clients} <= NAMES
+
+
 @every_mode
 def test_takeover(node: KubeProxyNode, load: Load) -> None:
-    """No connection fails or ends while ebpflb starts and the rules go; new ones are ebpflb's."""
+    """No connection fails or ends while ebpflb starts and the rules go; new ones are ebpflb's. UDP
+    sockets that kube-proxy's rules served are answered on, perhaps by another endpoint.
+    """
     load(node)
-    open_before = node.open(SOCK_STREAM)
+    streams, datagrams = node.open(SOCK_STREAM), node.open(SOCK_DGRAM)
     with node.unfailing(node.ways):
         node.agent.start()
-        assert [echo(client, b"beside") for client in open_before] == [b"beside"] * 3
+        go_on(streams, b"beside")
+        are_answered(datagrams)
         assert node.has_rules()
         done = node.ebpflb("cleanup", "--kube-proxy")
         assert done.returncode == 0, done.stderr
         assert not node.has_rules()
-    assert [echo(client, b"alone") for client in open_before] == [b"alone"] * 3
-    assert node.asks(requests.tcp) == [NAMES] * 3
-    assert node.asks(requests.udp) == [NAMES] * 3
+    go_on(streams, b"alone")
+    are_answered(datagrams)
+    assert node.asks(requests.tcp) == [NAMES] * len(node.ways)
+    assert node.asks(requests.udp) == [NAMES] * len(node.ways)
 
 
 def retransmissions(host: Host) -> int:
@@ -164,30 +183,20 @@ def retransmissions(host: Host) -> int:
 def test_no_packet_is_lost(node: KubeProxyNode) -> None:
     """Packets in flight while programs are attached, on many devices, all get their replies."""
     nftables(node)
-    hidden = node.lab.pod(node.node, "hidden", 3, hooked=False)
+    unhooked = node.lab.pod(node.node, "unhooked", 3, hooked=False)
     node.node.ip(*(f"link add other{i} up type bridge" for i in range(60)))
-    ways = [(node.outside, (node.node.v4, NODEPORT)), (hidden, (VIP, PORT))]
+    ways = [(node.outside, (node.node.v4, NODEPORT)), (unhooked, (VIP, PORT))]
     for host, where in ways:  # neighbours are resolved
         requests.tcp(node.sockets(host), *where)
     before = [retransmissions(host) for host, _ in ways]
     asks = ("tcp", "tcp", "connected-udp", "connected-udp")
-    pressing = [node.start_client(host, ask, *where) for host, where in ways for ask in asks]
+    pressing = [
+        node.start_client(host, ask, *where, pause=0.001) for host, where in ways for ask in asks
+    ]
     node.agent.start()
     counts = [node.stop_client(each) for each in pressing]
     assert [count["errors"] for count in counts] == [{}] * len(counts)
     assert [retransmissions(host) for host, _ in ways] == before
-
-
-@every_mode
-def test_takeover_datagrams(node: KubeProxyNode, load: Load) -> None:
-    """UDP sockets that kube-proxy's rules served are answered on, perhaps by another endpoint."""
-    load(node)
-    open_before = node.open(SOCK_DGRAM)
-    node.agent.start()
-    for _ in range(2):
-        for client in open_before:
-            assert echo(client, b"?").split()[0].decode() in NAMES
-        node.ebpflb("cleanup", "--kube-proxy")
 
 
 @every_mode
@@ -198,26 +207,27 @@ def test_nat_goes_last(node: KubeProxyNode, load: Load) -> None:
     node.agent.start()
     assert "stays as long as" in node.ebpflb("cleanup", "--kube-proxy").stdout
     node.ebpflb("cleanup", "--kube-proxy")
-    assert [echo(client, b"still") for client in open_before] == [b"still"] * 3
+    go_on(open_before, b"still")
 
 
 @every_mode
 def test_give_back(node: KubeProxyNode, load: Load) -> None:
     """With kube-proxy's rules back `ebpflb cleanup` ends no connection that was made at a socket,
-    and none that conntrack translates; those of the flow tables end.
+    and none that conntrack translates; those of the flow tables end. Every UDP socket is answered
+    on.
     """
     node.agent.start()
-    first = 0 if node.flows_stay else 1
-    staying = node.open(SOCK_STREAM)[first:]
+    streams, datagrams = node.open(SOCK_STREAM, node.lasting), node.open(SOCK_DGRAM)
     load(node)
-    with node.unfailing(node.ways[first:]):
+    with node.unfailing(node.lasting):
         node.agent.stop()
         done = node.ebpflb("cleanup")
         assert (done.returncode, "stays" in done.stdout) == (0, False)
     for _ in range(2):
-        assert [echo(client, b"back") for client in staying] == [b"back"] * len(staying)
-    assert node.asks(requests.tcp) == [NAMES] * 3
-    assert node.asks(requests.udp) == [NAMES] * 3
+        go_on(streams, b"back")
+        are_answered(datagrams)
+    assert node.asks(requests.tcp) == [NAMES] * len(node.ways)
+    assert node.asks(requests.udp) == [NAMES] * len(node.ways)
 
 
 def test_stale_rules(node: KubeProxyNode) -> None:
@@ -225,7 +235,8 @@ def test_stale_rules(node: KubeProxyNode) -> None:
     nftables(node)
     node.agent.start()
     node.publish()
-    assert "has stopped and left table ip kube-proxy" in node.ebpflb("status").stdout
+    said = " ".join(node.ebpflb("status").stdout.split())
+    assert "has stopped and left table ip kube-proxy" in said
     assert set(requests.backends(node.sockets(node.outside), node.node.v4, port=NODEPORT)) == NAMES
     node.ebpflb("cleanup", "--kube-proxy")
     with pytest.raises(OSError, match="refused"):

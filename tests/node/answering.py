@@ -11,7 +11,7 @@ from shutil import copy
 from socket import AF_INET, AF_INET6
 from threading import Thread
 
-from ebpflb.model.kube_proxy import METRICS_PORT
+from ebpflb.model.kube_proxy import PROXY_MODE_PORT
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def answer(text: str, address: str = "127.0.0.1") -> Iterator[None]:
     class Server(HTTPServer):
         address_family = AF_INET6 if ip_address(address).version == 6 else AF_INET
 
-    with Server((address, METRICS_PORT), Handler) as server:
+    with Server((address, PROXY_MODE_PORT), Handler) as server:
         serving = Thread(target=server.serve_forever, args=(0.01,))
         serving.start()
         try:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from pyroute2 import netns
 
+from ebpflb.lab.netns import ip as run_ip
 from ebpflb.node import kube_proxy_leftovers
 from ebpflb.node.iptables import Tool, tools
 from tests.node import rules
@@ -26,7 +27,7 @@ TOOLS = [tool for tool in tools() if _works(tool)]
 @contextmanager
 def fresh(name: str) -> Iterator[None]:
     """A new one, in which the test's thread is as long as this lasts."""
-    netns.create(name)
+    run_ip("netns", "add", name)
     try:
         with entered(name):
             yield

@@ -29,6 +29,6 @@ def test_sysctls(on: Family) -> None:
 
 def test_no_br_netfilter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without the module there are no sysctls, and bridges hand over nothing."""
-    monkeypatch.setattr(sysctl, "OWN", tmp_path)
+    monkeypatch.setattr(sysctl, "OWN_PROC_SYS", tmp_path)
     monkeypatch.setattr(sysctl, "HOST", tmp_path)
     assert bridge_calls() == dict.fromkeys(Family, False)

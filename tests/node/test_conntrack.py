@@ -13,6 +13,7 @@ import pytest
 from pyroute2 import netns
 
 from ebpflb.errors import NodeError
+from ebpflb.lab.netns import ip as run_ip
 from ebpflb.node import conntrack
 from ebpflb.options import ConntrackOptions
 
@@ -187,7 +188,7 @@ def test_cpus(tmp_path: Path, text: str, count: int) -> None:
 @pytest.fixture
 def namespace() -> Iterator[None]:
     """The test's thread is in a fresh network namespace."""
-    netns.create(NAME)
+    run_ip("netns", "add", NAME)
     netns.pushns(NAME)
     try:
         yield
@@ -197,15 +198,27 @@ def namespace() -> Iterator[None]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-@pytest.mark.skipif(not conntrack.PROC.is_dir(), reason="conntrack is not loaded")
+@pytest.mark.skipif(not conntrack.NETFILTER_SYSCTLS.is_dir(), reason="conntrack is not loaded")
 def test_close_wait_for_real(namespace: None) -> None:
-    """The kernel takes the timeouts, in this namespace alone; the machine's size is not ours."""
+    """The kernel takes the timeouts, in this namespace alone; the machine's size is not ours.
+
+    An agent may have set the machine's own before: they are compared with what they were.
+    """
     names = ("nf_conntrack_tcp_timeout_close_wait", "nf_conntrack_tcp_timeout_established")
-    conntrack.set_up(ConntrackOptions(max_per_core=2**20, min_total=2**30))
-    assert [int((conntrack.PROC / name).read_text()) for name in names] == [3600, 86400]
     netns.popns()
     try:
-        outside = int((conntrack.PROC / names[0]).read_text())
-        assert outside != 3600
+        before = [(conntrack.NETFILTER_SYSCTLS / name).read_text() for name in names]
+    finally:
+        netns.pushns(NAME)
+    conntrack.set_up(
+        ConntrackOptions(max_per_core=2**20, min_total=2**30, close_wait=3601, established=86401)
+    )
+    assert [int((conntrack.NETFILTER_SYSCTLS / name).read_text()) for name in names] == [
+        3601,
+        86401,
+    ]
+    netns.popns()
+    try:
+        assert [(conntrack.NETFILTER_SYSCTLS / name).read_text() for name in names] == before
     finally:
         netns.pushns(NAME)

@@ -154,3 +154,15 @@ def test_no_conntrack(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             everything()
     monkeypatch.setattr(ctnetlink, "_COUNT", tmp_path / "nothing")
     assert everything() == []
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_an_entry_is_found_by_its_flow(family: int) -> None:
+    """By its original direction alone; a flow that has none is passed over."""
+    say(VIPS[family], 53, source=4321)
+    (entry,) = everything()
+    asked = [(int(entry.protocol), entry.original)]
+    other = (int(entry.protocol), entry.original._replace(source_port=4322))
+    (found,) = ctnetlink.find([other, *asked, other])
+    assert found._replace(seconds=entry.seconds) == entry  # a second may pass in between
+    assert list(ctnetlink.find([(int(entry.protocol), entry.reply)])) == []

@@ -14,6 +14,7 @@ from pyroute2 import IPRoute, netns
 from pyroute2.netlink.exceptions import NetlinkError
 
 from ebpflb.errors import NodeError
+from ebpflb.lab.netns import ip as run_ip
 from ebpflb.model.addresses import Address
 from ebpflb.model.devices import Device
 from ebpflb.model.events import SourceStatus
@@ -21,7 +22,7 @@ from ebpflb.node.device_watch import DevicesChanged, DeviceWatch, list_devices
 
 NAME = f"ebpflb-test-{os.getpid()}-devices"
 LOOPBACK = {ip_address("127.0.0.1"), ip_address("::1")}
-PATIENCE = 10.0  # seconds that a change may take to be emitted
+WAIT_SECONDS = 60.0  # seconds that a change may take to be emitted
 
 Ip = Callable[[str], None]
 
@@ -33,7 +34,7 @@ def ip() -> Iterator[Ip]:
     def run(words: str) -> None:
         subprocess.run(["ip", "-n", NAME, *words.split()], check=True)
 
-    netns.create(NAME)
+    run_ip("netns", "add", NAME)
     netns.pushns(NAME)
     try:
         run("link set lo up")
@@ -61,7 +62,7 @@ def addresses(*texts: str) -> set[Address]:
 
 def emitted_at_last(queue: SimpleQueue[DevicesChanged], wanted: set[Address]) -> bool:
     """Whether it is emitted, after any others; an Empty ends the wait."""
-    while queue.get(timeout=PATIENCE).addresses != wanted:
+    while queue.get(timeout=WAIT_SECONDS).addresses != wanted:
         pass
     return True
 
@@ -86,6 +87,17 @@ def test_master(ip: Ip) -> None:
     found = devices()
     assert found["v0"].master == found["d0"].index
     assert found["w0"].master == found["d0"].master == 0
+
+
+def test_hairpin_mode(ip: Ip, emitted: SimpleQueue[DevicesChanged]) -> None:
+    """A bridge's port knows whether it has it, and its change is emitted."""
+    ip("link add v0 type veth peer name w0")
+    ip("link set v0 master d0")
+    assert not devices()["v0"].hairpin
+    ip("link set v0 type bridge_slave hairpin on")
+    while not any(device.hairpin for device in emitted.get(timeout=WAIT_SECONDS).devices):
+        pass
+    assert [name for name, device in devices().items() if device.hairpin] == ["v0"]
 
 
 def test_sources(ip: Ip) -> None:
@@ -141,7 +153,7 @@ def test_late_device(ip: Ip, emitted: SimpleQueue[DevicesChanged]) -> None:
     """A device that comes later is emitted, and so is its master."""
 
     def told_master() -> int:
-        found = {device.name: device for device in emitted.get(timeout=PATIENCE).devices}
+        found = {device.name: device for device in emitted.get(timeout=WAIT_SECONDS).devices}
         return found["v0"].master if "v0" in found else 0
 
     ip("link add v0 type veth peer name w0")
@@ -167,15 +179,15 @@ def test_goes_on(ip: Ip, monkeypatch: pytest.MonkeyPatch) -> None:
     ip("address add 192.0.2.1/24 dev d0")
     refusals += [OSError(errno.EMFILE, "Too many open files"), NetlinkError(errno.ENOBUFS)]
     ip("link set d0 mtu 1400")
-    while isinstance(first := emitted.get(timeout=PATIENCE), DevicesChanged):
+    while isinstance(first := emitted.get(timeout=WAIT_SECONDS), DevicesChanged):
         pass
     assert first == SourceStatus("devices", "devices cannot be listed: No buffer space available")
     second = SourceStatus("devices", "devices cannot be listed: Too many open files")
-    assert emitted.get(timeout=PATIENCE) == second
-    now = emitted.get(timeout=PATIENCE)
+    assert emitted.get(timeout=WAIT_SECONDS) == second
+    now = emitted.get(timeout=WAIT_SECONDS)
     assert isinstance(now, DevicesChanged)
     assert now.addresses == addresses("192.0.2.1")
-    assert emitted.get(timeout=PATIENCE) == SourceStatus("devices", None)
+    assert emitted.get(timeout=WAIT_SECONDS) == SourceStatus("devices", None)
 
 
 def test_start_refused(ip: Ip, monkeypatch: pytest.MonkeyPatch) -> None:

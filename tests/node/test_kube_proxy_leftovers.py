@@ -95,7 +95,7 @@ def test_cleanup_again(tool: Tool, mode: Callable[[Tool], None]) -> None:
     mode(tool)
     assert kube_proxy_leftovers.visible_rules() == [f"chains of {tool.name}"]
     assert len(remove()) >= 2
-    assert kube_proxy_leftovers.survey() == kube_proxy_leftovers.Survey()
+    assert kube_proxy_leftovers.survey() == kube_proxy_leftovers.LeftoverSurvey()
     assert not kube_proxy_leftovers.visible_rules()
 
 
@@ -204,7 +204,7 @@ def test_no_tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variant: str) 
 def test_no_tool_no_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without any tool and without rules nothing is unseen."""
     monkeypatch.setenv("PATH", "/nowhere")
-    assert kube_proxy_leftovers.survey() == kube_proxy_leftovers.Survey()
+    assert kube_proxy_leftovers.survey() == kube_proxy_leftovers.LeftoverSurvey()
 
 
 def test_looking_changes_nothing() -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from ebpflb.node import namespaces
-from ebpflb.node.namespaces import OWN, Namespaces
+from ebpflb.node.namespaces import OWN_NETNS, Namespaces
+from tests.node import nodes
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="entering a namespace is root's")
 
@@ -43,7 +44,7 @@ def nameless() -> Iterator[str]:
 
 
 def here() -> str:
-    return os.readlink(OWN)
+    return os.readlink(OWN_NETNS)
 
 
 def test_each(named: list[str], nameless: str) -> None:
@@ -79,7 +80,7 @@ def test_vanished(named: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert {*named} <= {place for _, place in Namespaces().each(here)}
 
 
-def test_confined(
+def test_lack_of_the_capability_is_logged_once(
     named: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without the capability only our own namespace is entered, which is logged once."""
@@ -105,3 +106,13 @@ def test_without_the_capability(named: list[str]) -> None:
     done = subprocess.run([*words, code], capture_output=True, text=True, check=True)
     assert done.stdout == "1\n"
     assert "CAP_SYS_ADMIN is missing" in done.stderr
+
+
+def test_linked(named: list[str]) -> None:
+    """Those alone that a device of ours leads to are pods, whatever else is on the machine."""
+    here, there = (f"{PREFIX}-{number}" for number in range(2))
+    with nodes.entered(here):
+        assert there not in {path.name for path in namespaces.linked()}
+        link = ["ip", "-n", here, "link", "add", "v1", "type", "veth", "peer", "v2", "netns", there]
+        subprocess.run(link, check=True)
+        assert [path.name for path in namespaces.linked()] == [there]

@@ -109,13 +109,32 @@ def test_an_earlier_engines_table_goes_with_its_last_connection(
 
 def test_what_fails_is_reported_until_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error is reported once, and its end."""
-    monkeypatch.setattr("ebpflb.node.nat_watch.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("ebpflb.node.nat_watch._RETRY_SECONDS", 0.01)
     told: SimpleQueue[SourceStatus] = SimpleQueue()
     with monkeypatch.context() as patched:
-        patched.setattr(nft, "FAMILIES", {"inet": 99})  # the kernel has no such family
+        patched.setattr(nft, "TABLE_FAMILIES", {"inet": 99})  # the kernel has no such family
         watch = NatWatch(told.put, needed=lambda: True, seconds=NEVER)
         watch.start()
-        assert told.get(timeout=10).error
-    assert told.get(timeout=10).error is None
+        assert told.get(timeout=60).error
+    assert told.get(timeout=60).error is None
     watch.stop()
     assert nat.keeps_nat_hooks(nat.ENGINE)
+
+
+def test_report_only_puts_nothing_back() -> None:
+    """With --audit=report it is known that the table is gone, and told at once; it stays so."""
+    nat.keep_nat_hooks(nat.ENGINE)
+    told: SimpleQueue[None] = SimpleQueue()
+    watch = NatWatch(
+        lambda _: None,
+        needed=lambda: True,
+        report_only=True,
+        on_removed=lambda: told.put(None),
+        seconds=NEVER,
+    )
+    with started(watch):
+        nft.delete(nat.ENGINE)
+        told.get(timeout=60)
+        assert watch.lacking
+        assert not nft.exists(nat.ENGINE)
+        assert watch.restored == 0

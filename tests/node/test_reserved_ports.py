@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from pyroute2 import netns
 
+from ebpflb.lab.netns import ip as run_ip
 from ebpflb.node import reserved_ports
 
 NAME = f"ebpflb-test-{os.getpid()}-ports"
@@ -17,7 +18,7 @@ NAME = f"ebpflb-test-{os.getpid()}-ports"
 @pytest.fixture
 def record(tmp_path: Path) -> Iterator[Path]:
     """Where it is remembered; the test's thread is in a fresh namespace."""
-    netns.create(NAME)
+    run_ip("netns", "add", NAME)
     netns.pushns(NAME)
     try:
         yield tmp_path / "added"
@@ -67,7 +68,7 @@ def test_other_namespace(record: Path) -> None:
     """What was added in another network namespace is not taken away here."""
     reserved_ports.reserve(record, 20000, 20009)
     other = f"{NAME}-other"
-    netns.create(other)
+    run_ip("netns", "add", other)
     netns.pushns(other)
     try:
         reserved_ports.RESERVED.write_text("20000-20009\n")

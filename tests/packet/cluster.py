@@ -24,7 +24,7 @@ from tests.packet.node import Outcome, PacketNode
 from tests.packet.places import Places
 
 TARGET = 8080
-DRAWS = 16  # meet every endpoint: a flow's draw is its tuple's own
+CONNECTIONS = 16  # they meet every endpoint: which one is a function of the tuple
 OUTCOMES = {
     "refused": "refused",
     "passed": "left alone",
@@ -65,6 +65,7 @@ class Cluster:
                 service_ids=entries["service_stats"],
                 backend_ids=entries["backend_slots"],
                 source_ranges=entries["source_ranges"],
+                choices=entries["choices"],
             )
         )
         self.cluster = ClusterState("here")
@@ -99,7 +100,7 @@ class Cluster:
         self.cluster.apply(Removed(Kind.SERVICE, Key("shop", name)))
         self._write()
 
-    def becomes(self, sender: str, where: str, protocol: str = "") -> str:
+    def outcome_of(self, sender: str, where: str, protocol: str = "") -> str:
         """The outcome; the endpoints by their letters. No client's port is used twice.
 
         One flow of each outcome is also answered.
@@ -107,11 +108,11 @@ class Cluster:
         host = getattr(self.pods, sender, None) or getattr(self.places, sender)
         into = "pods" if host in (self.places.pod, *self.pods[:2]) else "uplink"
         outcomes: set[str] = set()
-        for port in range(self.port, self.port + DRAWS):
+        for port in range(self.port, self.port + CONNECTIONS):
             client = at(host, port)
             came = self.node.ingress(opening(protocol or self.protocol, client, where), into)
             outcomes.add(self._outcome(came, client, where, into, outcomes))
-        self.port += DRAWS
+        self.port += CONNECTIONS
         return " ".join(sorted(outcomes))
 
     def _outcome(self, came: Outcome, client: str, where: str, into: str, met: set[str]) -> str:

@@ -14,6 +14,7 @@ import pytest
 from ebpflb.datapath.maps import bpf_map, layout
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.layout import MapSpec
+from ebpflb.datapath.maps.sizes import CPU_ARRAYS
 from ebpflb.datapath.programs import compiler, loader
 from ebpflb.datapath.programs.compiler import Compiled
 from tests.kit import once
@@ -23,7 +24,7 @@ from tests.packet.node import PacketNode
 from tests.packet.places import V4, V6, Places
 
 SCHED_CLS = loader.HookType(3, 0)
-ENTRIES = {"PERCPU_ARRAY": 64}  # of larger maps of a kind: soon made, soon emptied
+ENTRIES = {CPU_ARRAYS: 1 << 20}  # at most, of maps of a kind: those for all CPUs stay as they are
 # One cell of memory each, not one a CPU: read before and after every packet, without a call.
 VERDICTS = layout.MAPS["verdicts"]._replace(kind="ARRAY", flags=("MMAPABLE",))
 HALF_OPEN = layout.MAPS["half_open"]._replace(flags=("MMAPABLE",))  # emptied through memory
@@ -59,9 +60,9 @@ def loaded(compiled: Compiled, **specs: MapSpec) -> Iterator[Loaded]:
 
 
 @pytest.fixture(scope="session")
-def compiled(shared: Path) -> Compiled:
+def compiled(shared: Path, cache: Path) -> Compiled:
     with once.alone(shared):
-        return compiler.compile_source("hooks/packet.c", cache=shared / "bytecode")
+        return compiler.compile_source("hooks/packet.c", cache=cache)
 
 
 @pytest.fixture(scope="module")

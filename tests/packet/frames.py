@@ -15,6 +15,7 @@ from scapy.layers.l2 import Ether  # noqa: E402
 from scapy.layers.sctp import (  # noqa: E402
     SCTP,
     SCTPChunkAbort,
+    SCTPChunkCookieEcho,
     SCTPChunkData,
     SCTPChunkHeartbeatReq,
     SCTPChunkInit,
@@ -28,12 +29,14 @@ ROUTER, DEVICE = "02:00:00:00:00:fe", "02:00:00:00:00:01"
 CHUNKS = {
     "init": SCTPChunkInit(init_tag=7, a_rwnd=65535, n_out_streams=1, n_in_streams=1, init_tsn=9),
     "init ack": SCTPChunkInitAck(init_tag=8, a_rwnd=65535, n_out_streams=1, n_in_streams=1),
+    "cookie echo": SCTPChunkCookieEcho(cookie=b"taste"),
     "data": SCTPChunkData(data=b"question"),
     "heartbeat": SCTPChunkHeartbeatReq(),
     "shutdown": SCTPChunkShutdown(),
     "shutdown complete": SCTPChunkShutdownComplete(),
     "abort": SCTPChunkAbort(),
 }
+BACKEND_PORTS = 35_000
 TRANSPORTS = {"tcp": TCP, "udp": UDP, "sctp": SCTP}
 
 
@@ -71,9 +74,16 @@ def carrier(source: str, destination: str, **fields: Any) -> Packet:
 
 
 def segment(source: str, destination: str, flags: str = "S", **fields: Any) -> Packet:
-    """A TCP segment; ``payload`` and the fields of its header may be named."""
+    """A TCP segment; ``payload`` and the fields of its header may be named.
+
+    The client's SYN has the number 1000, the backend's 5000 (``reply``).
+    """
     payload = fields.pop("payload", b"")
-    fields = {"seq": 1000, "ack": 2000 if "A" in flags else 0, **fields}
+    fields = {
+        "seq": 1000 if "S" in flags else 1001,
+        "ack": 5001 if "A" in flags else 0,
+        **fields,
+    }
     header = TCP(sport=port_of(source), dport=port_of(destination), flags=flags, **fields)
     return stacked(carrier(host_of(source), host_of(destination)), header, Raw(payload))
 
@@ -83,10 +93,20 @@ def datagram(source: str, destination: str, payload: bytes = b"question", **fiel
     return stacked(carrier(host_of(source), host_of(destination)), header, Raw(payload))
 
 
-def chunk(source: str, destination: str, kind: str = "init") -> Packet:
-    """An SCTP packet with one chunk."""
-    header = SCTP(sport=port_of(source), dport=port_of(destination), tag=7)
-    return stacked(carrier(host_of(source), host_of(destination)), header, CHUNKS[kind].copy())
+def chunk(
+    source: str, destination: str, kind: str = "init", tag: int | None = None, **fields: Any
+) -> Packet:
+    """An SCTP packet with one chunk, and the tag of its receiver: 7 of clients, 8 of backends.
+
+    Backends are known by their low port, as frontends are.
+    """
+    receiver = 7 if port_of(destination) > BACKEND_PORTS else 8
+    tag = tag if tag is not None else 0 if kind == "init" else receiver
+    header = SCTP(sport=port_of(source), dport=port_of(destination), tag=tag)
+    body = CHUNKS[kind].copy()
+    for name, value in fields.items():
+        setattr(body, name, value)
+    return stacked(carrier(host_of(source), host_of(destination)), header, body)
 
 
 def opening(protocol: str, source: str, destination: str) -> Packet:
@@ -121,7 +141,9 @@ def reply(packet: Packet, flags: str = "SA") -> Packet:
     """What the host at the destination answers (TCP: with these flags)."""
     here, there = destination(packet), source(packet)
     if TCP in packet:
-        return segment(here, there, flags, seq=5000, ack=packet[TCP].seq + 1)
+        asked = packet[TCP]
+        follows = asked.seq + len(asked.payload) + asked.flags.S + asked.flags.F
+        return segment(here, there, flags, seq=5000 if "S" in flags else 5001, ack=follows)
     if UDP in packet:
         return datagram(here, there, b"answer")
     return chunk(here, there, "init ack")

@@ -39,8 +39,8 @@ neighbour add {V4.router} lladdr {ROUTER} dev uplink nud permanent
 neighbour add {V6.router} lladdr {ROUTER} dev uplink nud permanent
 route add default via {V4.router}
 route add default via {V6.router}
-route add {V4.stranger}/32 dev tunnel
-route add {V6.stranger}/128 dev tunnel
+route add {V4.other_client}/32 dev tunnel
+route add {V6.other_client}/128 dev tunnel
 """
 
 

@@ -26,6 +26,7 @@ from tests.publishing import Publisher, frontend
 
 ACTIONS = {testrun.PASS: "pass", testrun.DROP: "drop", testrun.REDIRECT: "redirect"}
 HOOKS = {1: "ingress", 2: "egress"}
+COUNTED_IDS = 64  # of services and backends; tests have smaller ones
 FIRST_PORT, LAST_PORT = 40_000, 44_999
 
 
@@ -174,7 +175,8 @@ def knows_ingress_device() -> bool:
 
 def _examine(frame: bytes, outcome: Outcome) -> None:
     """What holds of every packet; an answer's own checksums are right, whatever it quotes."""
-    if "refused" in outcome.verdicts and "reject_limited" not in outcome.verdicts:
+    is_shadow = "refused" in outcome.verdicts and outcome.frame == frame
+    if "refused" in outcome.verdicts and not is_shadow and "reject_limited" not in outcome.verdicts:
         assert wire.faults(outcome.frame) <= {f"quoted {fault}" for fault in wire.faults(frame)}
     elif outcome.action == "pass":
         assert len(outcome.frame) == len(frame)
@@ -191,6 +193,6 @@ def _empty(table: Map) -> None:
     if isinstance(table, MappedArray):
         table.memory[:] = bytes(len(table.memory))
     elif isinstance(table, Counters):
-        table.zero(range(table.spec.entries))
+        table.zero(range(min(table.spec.entries, COUNTED_IDS)))
     elif table.spec.kind != "ARRAY":
-        table.delete([key for key, _ in table.items()])
+        table.delete([table.key.unpack(key) for key, _ in table.packed_items()])

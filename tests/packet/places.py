@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The addresses of the stories, once for each family."""
+"""The addresses in these tests, once for each family."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ class Places(NamedTuple):
     """Hosts by their addresses; ``here`` and ``there`` are backends, one on this node."""
 
     client: str
-    stranger: str
+    other_client: str
     router: str
     node: str
     bridge: str
@@ -36,7 +36,7 @@ class Places(NamedTuple):
 
 V4 = Places(
     client="198.51.100.7",
-    stranger="198.51.101.8",
+    other_client="198.51.101.8",
     router="192.0.2.254",
     node="192.0.2.1",
     bridge="10.244.1.1",
@@ -57,7 +57,7 @@ V4 = Places(
 )
 V6 = Places(
     client="2001:db8:c::7",
-    stranger="2001:db8:d::8",
+    other_client="2001:db8:d::8",
     router="2001:db8:1::fe",
     node="2001:db8:1::1",
     bridge="fd00:244:1::1",

@@ -36,10 +36,10 @@ def test_all_addresses_of_a_port_share_it(cluster: Cluster, places: Places) -> N
     """Cluster IP, NodePort, VIP and external IP of a service port lead a client to one endpoint."""
     publish(cluster, **WITH_AFFINITY)
     cluster.endpoints(*BOTH)
-    once = cluster.becomes("client", at(places.cluster_ip, 80))
+    once = cluster.outcome_of("client", at(places.cluster_ip, 80))
     assert once in ("c*", "d*")
     for where in ways(places):
-        assert cluster.becomes("client", where) == once
+        assert cluster.outcome_of("client", where) == once
 
 
 def test_ports_of_a_service_do_not_share_it(cluster: Cluster, places: Places) -> None:
@@ -47,7 +47,7 @@ def test_ports_of_a_service_do_not_share_it(cluster: Cluster, places: Places) ->
     listed = [{"name": f"p{number}", "port": number} for number in range(80, 90)]
     cluster.service(ports=listed, **WITH_AFFINITY)
     cluster.endpoints(*BOTH, ports=[{**port, "port": 8080} for port in listed])
-    found = {cluster.becomes("pod", at(places.cluster_ip, port["port"])) for port in listed}
+    found = {cluster.outcome_of("pod", at(places.cluster_ip, port["port"])) for port in listed}
     assert found == {"c", "d"}  # each port one; a draw is its tuple's own
 
 
@@ -55,23 +55,23 @@ def test_off_and_on(cluster: Cluster, places: Places) -> None:
     """Switched off, traffic spreads at once; switched on again, it sticks at once."""
     publish(cluster)
     cluster.endpoints(*BOTH)
-    assert cluster.becomes("client", ways(places)[0]) == BOTH_MASQUERADED
+    assert cluster.outcome_of("client", ways(places)[0]) == BOTH_MASQUERADED
     publish(cluster, **WITH_AFFINITY)
-    assert cluster.becomes("client", ways(places)[0]) in ("c*", "d*")
+    assert cluster.outcome_of("client", ways(places)[0]) in ("c*", "d*")
     publish(cluster, sessionAffinity="None")
-    assert cluster.becomes("client", ways(places)[0]) == BOTH_MASQUERADED
+    assert cluster.outcome_of("client", ways(places)[0]) == BOTH_MASQUERADED
 
 
 def test_remembered_endpoint_unready(cluster: Cluster, places: Places) -> None:
     """An endpoint that is out of the list is forgotten, though it still serves its flows."""
     publish(cluster, **WITH_AFFINITY)
     cluster.endpoints(*BOTH)
-    once = cluster.becomes("client", ways(places)[0])
+    once = cluster.outcome_of("client", ways(places)[0])
     left, other = ("c", "d") if once == "c*" else ("d", "c")
     cluster.endpoints(f"{left} leaving", other)
-    assert cluster.becomes("client", ways(places)[0]) == f"{other}*"
+    assert cluster.outcome_of("client", ways(places)[0]) == f"{other}*"
     cluster.endpoints(*BOTH)
-    assert cluster.becomes("client", ways(places)[0]) == f"{other}*"
+    assert cluster.outcome_of("client", ways(places)[0]) == f"{other}*"
 
 
 def test_seconds_of_the_service(node: PacketNode, cluster: Cluster, places: Places) -> None:
@@ -80,7 +80,7 @@ def test_seconds_of_the_service(node: PacketNode, cluster: Cluster, places: Plac
     cluster.endpoints(*BOTH)
     found = set()
     for _ in range(12):
-        cluster.becomes("client", ways(places)[0])
+        cluster.outcome_of("client", ways(places)[0])
         ((client, remembered),) = node.maps["new_affinity"].items()
         found.add(remembered.backend)
         for name in ("affinity", "new_affinity"):

@@ -37,7 +37,7 @@ def test_kept(node: PacketNode, places: Places, client: str, kind: str, where: s
         assert answer(node, asked, word) == f"{where} > {client}"
 
 
-@pytest.mark.parametrize("last", ["shutdown", "shutdown complete", "abort"])
+@pytest.mark.parametrize("last", ["shutdown complete", "abort"])
 @pytest.mark.parametrize("side", ["client", "backend"])
 def test_chosen_anew(
     node: PacketNode, places: Places, client: str, kind: str, where: str, last: str, side: str
@@ -60,3 +60,106 @@ def test_foreign(node: PacketNode, client: str, where: str, word: str) -> None:
     packet = chunk(client, where, word)
     assert node.ingress(packet) == ("pass", bytes(packet), {"passed": 1})
     assert not node.flows("sctp")
+
+
+def established(node: PacketNode, client: str, where: str) -> Packet:
+    """The last packet of the client, as the backend gets it."""
+    asked = node.through(chunk(client, where))
+    assert answer(node, asked, "init ack") == f"{where} > {client}"
+    return node.through(chunk(client, where, "cookie echo"))
+
+
+def ended(node: PacketNode) -> set[str]:
+    """How the entries of all flows have ended."""
+    return {word for flow in node.flows("sctp").values() for word in flow.flags & {"fin", "rst"}}
+
+
+def sent_by(side: str, client: str, where: str, asked: Packet) -> tuple[str, str]:
+    """Source and destination of the packets of one side, where this node gets them."""
+    return (client, where) if side == "client" else (destination(asked), source(asked))
+
+
+ENDS = pytest.mark.parametrize("last", ["shutdown", "shutdown complete", "abort"])
+SIDES = pytest.mark.parametrize("side", ["client", "backend"])
+
+
+@ENDS
+@SIDES
+def test_forged_end(node: PacketNode, client: str, where: str, last: str, side: str) -> None:
+    """Who does not know the receiver's tag cannot end an association; the packet is translated."""
+    asked = established(node, client, where)
+    sender = sent_by(side, client, where, asked)
+    own = 7 if side == "client" else 8
+    for tag in (0, own, 99):
+        node.through(chunk(*sender, last, tag))
+    assert ended(node) == set()
+    node.through(chunk(*sender, last))
+    assert ended(node) == {"fin" if last == "shutdown" else "rst"}
+
+
+@SIDES
+@pytest.mark.parametrize("last", ["shutdown complete", "abort"])
+def test_reflected_tag(node: PacketNode, client: str, where: str, last: str, side: str) -> None:
+    """A side that has forgotten the association sends back the tag it got (flag T)."""
+    asked = established(node, client, where)
+    sender = sent_by(side, client, where, asked)
+    own, its = (7, 8) if side == "client" else (8, 7)
+    flag = {"TCB": 1}
+    node.through(chunk(*sender, last, its, **flag))
+    assert ended(node) == set()
+    node.through(chunk(*sender, last, own, **flag))
+    assert ended(node) == {"rst"}
+
+
+def test_refused(node: PacketNode, client: str, where: str) -> None:
+    """A backend that refuses an association aborts it with the client's tag."""
+    asked = node.through(chunk(client, where))
+    node.through(chunk(destination(asked), source(asked), "abort"))
+    assert ended(node) == {"rst"}
+
+
+def test_forged_opening(node: PacketNode, client: str, where: str) -> None:
+    """An INIT in the client's name brings no tag into an association, nor does its INIT ACK."""
+    asked = established(node, client, where)
+    node.through(chunk(client, where, init_tag=77))
+    node.through(chunk(destination(asked), source(asked), "init ack", 77, init_tag=88))
+    for sender, tag in (((client, where), 88), ((destination(asked), source(asked)), 77)):
+        node.through(chunk(*sender, "abort", tag))
+    assert ended(node) == set()
+    node.through(chunk(client, where, "abort"))
+    assert ended(node) == {"rst"}
+
+
+def test_restart(node: PacketNode, client: str, where: str) -> None:
+    """A client that has restarted, and echoes the cookie, has new tags (RFC 9260 5.2.2)."""
+    asked = established(node, client, where)
+    node.through(chunk(destination(asked), source(asked), "shutdown"))
+    node.through(chunk(client, where, init_tag=77))
+    node.through(chunk(destination(asked), source(asked), "init ack", 77, init_tag=88))
+    node.through(chunk(client, where, "cookie echo", 88))
+    assert ended(node) == set()
+    node.through(chunk(client, where, "abort"))
+    node.through(chunk(destination(asked), source(asked), "abort"))
+    assert ended(node) == set()
+    node.through(chunk(destination(asked), source(asked), "abort", 77))
+    assert ended(node) == {"rst"}
+
+
+def test_shutdown_of_one_side(
+    node: PacketNode, places: Places, client: str, kind: str, where: str
+) -> None:
+    """An INIT while the association shuts down may be forged: it goes to the same backend."""
+    asked = established(node, client, where)
+    node.through(chunk(client, where, "shutdown"))
+    replace(node, places, kind)
+    assert ends(node.through(chunk(client, where))) == ends(asked)
+
+
+def test_handshake_with_a_wrong_tag(node: PacketNode, client: str, where: str) -> None:
+    """A client that does not know the backend's tag has not completed the handshake."""
+    answer(node, node.through(chunk(client, where)), "init ack")
+    for tag in (0, 7, 99):
+        node.through(chunk(client, where, "cookie echo", tag))
+    assert "seen" not in node.flows("sctp")[f"ingress {client} > {where}"].flags
+    node.through(chunk(client, where, "cookie echo"))
+    assert "seen" in node.flows("sctp")[f"ingress {client} > {where}"].flags

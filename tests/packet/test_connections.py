@@ -155,6 +155,31 @@ def test_half_closed(node: PacketNode, places: Places, client: str, kind: str, w
         assert ends(node.through(reply(answer, "A"))) == got
 
 
+@pytest.mark.parametrize("side", ["client", "backend"])
+def test_syn_after_one_fin(
+    node: PacketNode, places: Places, client: str, kind: str, where: str, side: str
+) -> None:
+    """It may be forged, and the backend judges it, as with conntrack: it goes where it went."""
+    got = ends(shake(node, client, where))
+    asked = node.through(segment(client, where, "FA" if side == "client" else "A"))
+    if side == "backend":
+        node.through(reply(asked, "FA"))
+    replace(node, places, kind)
+    assert ends(node.through(segment(client, where, seq=700_000_000))) == got
+    assert ends(node.through(segment(client, where, "A", seq=1002, ack=5001))) == got
+
+
+def test_backend_takes_a_syn_after_one_fin(node: PacketNode, client: str, where: str) -> None:
+    """A backend that has forgotten the half-closed connection opens another: nobody has closed."""
+    asked = shake(node, client, where)
+    node.through(segment(client, where, "FA"))
+    node.through(segment(client, where, seq=700_000_000))
+    accepted = segment(destination(asked), source(asked), "SA", seq=900_000_000, ack=700_000_001)
+    assert ends(node.through(accepted)) == f"{where} > {client}"
+    node.through(segment(client, where, "A", seq=700_000_001, ack=900_000_001))
+    assert not any(flow.flags & {"fin", "rst"} for flow in node.flows().values())
+
+
 def test_last_acknowledgment(node: PacketNode, places: Places, client: str, where: str) -> None:
     """Packets that come after the end still follow: the last ACK, and FINs sent again."""
     got = ends(shake(node, client, where))

@@ -61,9 +61,9 @@ def test_asymmetric(node: PacketNode, places: Places, protocol: str) -> None:
     """A client whose replies would take another route is masqueraded, even to a local backend."""
     backend = at(places.here, 8080)
     where = serve(node, places, "nodeport", protocol, cluster=[backend], here=[backend])
-    request = opening(protocol, at(places.stranger, 50123), where)
-    assert host_of(source(node.through(request, "tunnel", "pods"))) == places.stranger
-    request = opening(protocol, at(places.stranger, 50124), where)
+    request = opening(protocol, at(places.other_client, 50123), where)
+    assert host_of(source(node.through(request, "tunnel", "pods"))) == places.other_client
+    request = opening(protocol, at(places.other_client, 50124), where)
     assert host_of(source(node.through(request, "uplink", "pods"))) == places.bridge
 
 

@@ -92,10 +92,10 @@ def test_reply_masqueraded(node: PacketNode, places: Places, protocol: str, kind
     """A router before the client reports: the error quotes what the backend sent to this node."""
     client, _, request = masqueraded(node, places, protocol)
     answer = node.through(reply(request))
-    received = node.through(error(kind, places.stranger, answer))
-    assert parties(received) == f"{places.stranger} > {places.there}"
+    received = node.through(error(kind, places.other_client, answer))
+    assert parties(received) == f"{places.other_client} > {places.there}"
     assert quoted(received) == ends(reply(request))
-    assert client != places.stranger
+    assert client != places.other_client
 
 
 def test_reply(node: PacketNode, places: Places, protocol: str, kind: str) -> None:

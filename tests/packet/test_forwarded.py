@@ -65,7 +65,7 @@ def test_loop(node: PacketNode, places: Places, client: str, kind: str, flags: s
     assert became(refused) == REFUSED
     assert ends(refused.packet) == f"{where} > {client}"
     reset = refused.packet[TCP]
-    assert (str(reset.flags), reset.seq, reset.ack) == ("R", 2000, 0)
+    assert (str(reset.flags), reset.seq, reset.ack) == ("R", 5001, 0)
 
 
 def test_lost_without_loop(node: PacketNode, where: str, client: str) -> None:

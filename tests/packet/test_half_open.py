@@ -114,6 +114,22 @@ def test_place_of_a_half_open_flow(node: PacketNode, places: Places) -> None:
     assert node.flow_counters()[3] == 1
 
 
+def test_a_place_with_the_replies_of_another_flow_ends_neither(
+    node: PacketNode, places: Places, protocol: str
+) -> None:
+    """Two CPUs may write a place at once: then it is of no flow."""
+    where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
+    for port in (50123, 50124):
+        node.through(opening(protocol, at(places.client, port), where))
+    before = node.flows(protocol)
+    one, other = (it for _, it in node.maps["half_open"].items() if it.created)
+    torn = one._replace(reply=other.reply)
+    node.maps["half_open"].write([(number, torn) for number in range(2 * HALF_OPEN)])
+    node.through(opening(protocol, at(places.client, 50125), where))
+    assert node.flows(protocol).items() >= before.items()
+    assert node.flow_counters(protocol)[3] == 0
+
+
 @pytest.mark.parametrize("flags", ["A", "PA", "FA"])
 def test_unanswered_client(node: PacketNode, places: Places, flags: str) -> None:
     """A connection whose backend has not answered stays half-open, whatever its client sends."""

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from ebpflb.datapath import kernel
 from tests.packet.frames import at, destination, ends, opening, reply, segment
 from tests.packet.node import PacketNode, spelled
 from tests.packet.places import Places
@@ -33,8 +34,10 @@ def test_slots_of_another(node: PacketNode, places: Places, protocol: str) -> No
 def test_recycled_frontend(node: PacketNode, places: Places, protocol: str) -> None:
     """So is an element of the map that names another frontend."""
     where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 8080)])
-    ((key, service),) = node.maps["services"].items()
-    node.put("services", key, service._replace(frontend=key._replace(port=81)))
+    services = node.maps["services"]
+    ((key, service),) = services.items()
+    _, foreign = services.packed(key._replace(port=81), service)
+    kernel.map_update(services.fd, services.key.pack(key), foreign)
     came = node.ingress(opening(protocol, at(places.pod, 50123), where), "pods")
     assert (came.action, came.verdicts) == ("drop", {"retried": 1, "recycled": 1})
 

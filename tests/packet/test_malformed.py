@@ -97,10 +97,10 @@ def test_errors_cut(node: PacketNode, places: Places, protocol: str, kind: str) 
     """ICMP errors, cut after any byte, are translated rightly or not at all."""
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
     asked = node.through(opening(protocol, at(places.client, 50123), where))
-    trouble = bytes(error(kind, places.router, asked))
-    for size in range(header(places), len(trouble)):
-        assert node.ingress(trouble[:size])[:2] == ("pass", trouble[:size])
-        shorter = with_length(places, trouble[:size], size - ETHERNET)
+    reply = bytes(error(kind, places.router, asked))
+    for size in range(header(places), len(reply)):
+        assert node.ingress(reply[:size])[:2] == ("pass", reply[:size])
+        shorter = with_length(places, reply[:size], size - ETHERNET)
         came = node.ingress(shorter)
         assert came.action == "pass"
         assert (came.frame != shorter) == ("related" in came.verdicts)

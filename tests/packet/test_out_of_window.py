@@ -2,7 +2,8 @@
 """Packets that conntrack would call INVALID (kube-proxy.md 11.2, 12 row 8).
 
 kube-proxy's translation needs conntrack's opinion: what is out of the window used to reach the
-client untranslated, which then reset its connection. A flow here has no window.
+client untranslated, which then reset its connection. Here a flow's window only decides whether it
+has ended (test_windows.py).
 """
 
 import pytest

@@ -14,7 +14,7 @@ from tests.packet.places import V4, V6, Places
 from tests.packet.services import KINDS, serve
 
 EXTERNAL = ("nodeport", "balancer", "external")
-DRAWS = 16  # both endpoints are met: the draw is a tuple's own, and these tuples' differ
+CONNECTIONS = 16  # they meet both endpoints: which one is a function of the tuple
 
 # sender, frontend, policy: with a detector, without, and with masquerade-all (detector active)
 TABLE = [
@@ -35,7 +35,7 @@ def met(node: PacketNode, places: Places, protocol: str, sender: str, where: str
     """The endpoints that a client's flows reach, and the source that they see."""
     into = "pods" if sender == "pod" else "uplink"
     found = set()
-    for port in range(50_000, 50_000 + DRAWS):
+    for port in range(50_000, 50_000 + CONNECTIONS):
         client = at(getattr(places, sender), port)
         came = node.ingress(opening(protocol, client, where), into)
         letter = "L" if host_of(destination(came.packet)) == places.here else "R"

@@ -46,7 +46,9 @@ def test_unique(node: PacketNode, places: Places, protocol: str) -> None:
     node.settings("detect_local", first_port=40_000, last_port=40_255)
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
     clients = [
-        at(host, port) for host in (places.client, places.stranger) for port in range(2001, 2031)
+        at(host, port)
+        for host in (places.client, places.other_client)
+        for port in range(2001, 2031)
     ]
     seen = [flow(node, protocol, client, where) for client in clients]
     assert len(set(seen)) == len(clients)
@@ -124,14 +126,14 @@ def test_room_after(node: PacketNode, places: Places, ending: str) -> None:
         node.through(reply(asked, "FA"))
     else:
         node.through(segment(client, where, "R"))
-    assert flow(node, "tcp", at(places.stranger, 2002), where) == at(places.node, 40_000)
+    assert flow(node, "tcp", at(places.other_client, 2002), where) == at(places.node, 40_000)
 
 
 def test_port_passed_on(node: PacketNode, places: Places) -> None:
     """A flow whose masquerade port another flow has by now does not delete that one's entry."""
     node.settings("detect_local", first_port=40_000, last_port=40_000)
     where = serve(node, places, "nodeport", cluster=[at(places.there, 8080)])
-    client, other = at(places.client, 2001), at(places.stranger, 2002)
+    client, other = at(places.client, 2001), at(places.other_client, 2002)
     node.through(opening("tcp", client, where))
     node.through(segment(client, where, "R"))
     opened(node, "tcp", other, where)
@@ -148,7 +150,7 @@ def test_no_room_yet(node: PacketNode, places: Places) -> None:
     client = at(places.client, 2001)
     asked = node.through(opening("tcp", client, where))
     node.through(segment(client, where, "FA"))
-    came = node.ingress(opening("tcp", at(places.stranger, 2002), where))
+    came = node.ingress(opening("tcp", at(places.other_client, 2002), where))
     assert node.egress(came.packet).verdicts == {"ports_exhausted": 1}
     assert ends(node.through(reply(asked, "A"))) == f"{where} > {client}"
 

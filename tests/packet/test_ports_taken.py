@@ -16,7 +16,7 @@ from tests.packet.node import PacketNode
 from tests.packet.places import IPV4, Places
 from tests.packet.services import serve
 
-PORT = 40_000
+PORT, PORT_TRIES = 40_000, 16  # bpf/engine/flows/source_port.h
 TIMES = Timeouts(established=600, close_wait=300)
 Talk = Callable[[PacketNode, str, str, Packet], None]
 
@@ -67,7 +67,7 @@ def talk(node: PacketNode, stands: Stands, client: str, where: str) -> Packet:
     return asked
 
 
-def knock(node: PacketNode, protocol: str, client: str, where: str) -> dict[str, int]:
+def first_packet(node: PacketNode, protocol: str, client: str, where: str) -> dict[str, int]:
     """What egress makes of another client's first packet."""
     came = node.ingress(opening(protocol, client, where))
     return node.egress(came.packet).verdicts
@@ -89,17 +89,17 @@ def test_idle_flow_gives_its_port(
     """A flow that has been idle for conntrack's time loses its port, and all its entries with it;
     an open one that was used less than two minutes ago never does.
     """
-    client, other = at(places.client, 2001), at(places.stranger, 2002)
+    client, other = at(places.client, 2001), at(places.other_client, 2002)
     assert stands.limit == stands.seconds
     talk(node, stands, client, where)
     idle(node, stands.protocol, min(stands.limit, 120) - 1, stands.lasted)
     early = "ports_exhausted" if stands.keeps else "port_taken_over"
-    assert knock(node, stands.protocol, other, where) == {early: 1}
+    assert first_packet(node, stands.protocol, other, where) == {early: 1}
     forget(node, stands.protocol)
     talk(node, stands, client, where)
     idle(node, stands.protocol, stands.limit + 1, stands.lasted)
     before = entries_counted(node, stands.protocol) - len(node.flows(stands.protocol))
-    assert knock(node, stands.protocol, other, where) == {"masqueraded": 1}
+    assert first_packet(node, stands.protocol, other, where) == {"masqueraded": 1}
     left = node.flows(stands.protocol)
     assert len(left) == 4
     assert not [ends_ for ends_ in left if client in ends_]
@@ -139,6 +139,23 @@ def test_least_lately_used(node: PacketNode, places: Places, stands: Stands, whe
     assert len([ends_ for ends_ in left if second in ends_ or kept in ends_]) == 4
 
 
+@pytest.mark.parametrize("stands", [STATES[2], STATES[9]], ids=["tcp", "udp"])
+def test_the_only_idle_flow_is_found(
+    node: PacketNode, places: Places, stands: Stands, where: str
+) -> None:
+    """Among as many ports as are tried nobody is dropped while one is not that of an open flow."""
+    node.settings("detect_local", first_port=PORT, last_port=PORT + PORT_TRIES - 1)
+    for number in range(PORT_TRIES - 1):
+        talk(node, stands, at(places.client, 2001 + number), where)
+    idle(node, stands.protocol, 1, stands.lasted)
+    assert first_packet(node, stands.protocol, at(places.other_client, 3000), where) == {
+        "masqueraded": 1
+    }
+    for number in range(20):
+        other = at(places.other_client, 3001 + number)
+        assert first_packet(node, stands.protocol, other, where) == {"port_taken_over": 1}
+
+
 CLOSED = [Stands("tcp", FlowState.CLOSED, 120, "SaFf")]
 
 
@@ -151,7 +168,9 @@ def test_closed_port_rests(node: PacketNode, places: Places, stands: Stands, whe
     asked = talk(node, stands, client, where)
     node.settings("detect_local", first_port=PORT, last_port=PORT + 49)
     again = [node.through(opening("tcp", client, where))]
-    again += [node.through(opening("tcp", at(places.stranger, 3000 + n), where)) for n in range(20)]
+    again += [
+        node.through(opening("tcp", at(places.other_client, 3000 + n), where)) for n in range(20)
+    ]
     assert source(asked) == at(places.node, PORT)
     assert source(asked) not in set(map(source, again))
     late = node.ingress(reply(asked, "FA"))
@@ -169,11 +188,11 @@ def test_resting_port_comes_free(
     node.through(opening("tcp", at(places.client, 2001), where))
     node.settings("detect_local", first_port=PORT, last_port=PORT)
     idle(node, "tcp", 119)
-    assert knock(node, "tcp", at(places.stranger, 2002), where) == {"port_taken_over": 1}
+    assert first_packet(node, "tcp", at(places.other_client, 2002), where) == {"port_taken_over": 1}
     forget(node, "tcp")
     talk(node, stands, at(places.client, 2001), where)
     idle(node, "tcp", 121)
-    assert knock(node, "tcp", at(places.stranger, 2002), where) == {"masqueraded": 1}
+    assert first_packet(node, "tcp", at(places.other_client, 2002), where) == {"masqueraded": 1}
 
 
 @pytest.mark.parametrize("stands", [STATES[0], STATES[6], STATES[10]], ids=["tcp", "udp", "sctp"])
@@ -186,7 +205,7 @@ def test_privileged_port_stays_privileged(
     """A port below 512 stays below it, and one below 1024 below that, as in the kernel's NAT."""
     ports = {
         port_of(source(node.through(opening(stands.protocol, at(client, port), where))))
-        for client in (places.client, places.stranger, places.other_node)
+        for client in (places.client, places.other_client, places.other_node)
     }
     assert len(ports) == 3
     assert least <= min(ports) <= max(ports) <= most

@@ -74,7 +74,7 @@ class SliceCluster(Cluster):
 
     def met(self, sender: str = "pod") -> str:
         """By the cluster IP."""
-        return self.becomes(sender, at(self.places.cluster_ip, 80))
+        return self.outcome_of(sender, at(self.places.cluster_ip, 80))
 
 
 @pytest.fixture
@@ -152,8 +152,8 @@ def test_zones(cluster: SliceCluster, places: Places) -> None:
     assert cluster.met() == "a c"
     cluster.zone(**{ZONE: "mine"})
     assert cluster.met() == "c"
-    assert cluster.becomes("pod", at(places.external, 80)) == "c"
-    assert cluster.becomes("client", at(places.external, 80)) == "a"
+    assert cluster.outcome_of("pod", at(places.external, 80)) == "c"
+    assert cluster.outcome_of("client", at(places.external, 80)) == "a"
     cluster.slice("y", cluster.one("d", "unready"))
     assert cluster.met() == "c"
     cluster.slice("y", cluster.one("d"))
@@ -180,10 +180,10 @@ def test_external_by_its_spec(cluster: SliceCluster, places: Places) -> None:
     spec: dict[str, Any] = {"externalTrafficPolicy": "Local", "ingress": [{"ip": places.balancer}]}
     cluster.service(**spec)
     cluster.slice("x", cluster.one("c"))
-    assert cluster.becomes("client", at(places.balancer, 80)) == "c*"
+    assert cluster.outcome_of("client", at(places.balancer, 80)) == "c*"
     for more in ({"type": "LoadBalancer"}, {"externalIPs": [places.external]}):
         cluster.service(**spec, **more)
-        assert cluster.becomes("client", at(places.balancer, 80)) == "dropped"
+        assert cluster.outcome_of("client", at(places.balancer, 80)) == "dropped"
 
 
 def test_services_that_are_skipped(cluster: SliceCluster, places: Places) -> None:
@@ -191,10 +191,10 @@ def test_services_that_are_skipped(cluster: SliceCluster, places: Places) -> Non
     balanced: dict[str, Any] = {"ingress": [{"ip": places.balancer}]}
     cluster.service(**balanced)
     cluster.slice("x", cluster.one("c"))
-    assert cluster.becomes("client", at(places.balancer, 80)) == "c*"
+    assert cluster.outcome_of("client", at(places.balancer, 80)) == "c*"
     for spec in ({"type": "ExternalName"}, {"clusterIP": "None", "clusterIPs": ["None"]}):
         cluster.service(**balanced | spec)
-        assert cluster.becomes("client", at(places.balancer, 80)) == "left alone"
+        assert cluster.outcome_of("client", at(places.balancer, 80)) == "left alone"
         assert cluster.met() == "dropped"
 
 
@@ -202,10 +202,10 @@ def test_claimed_twice(cluster: SliceCluster, places: Places) -> None:
     """Of two Services with one external IP and port the older has it, until it goes (4)."""
     cluster.claim("a", NEW, places.cluster_ip)
     cluster.endpoints("a", name="a")
-    assert cluster.becomes("client", at(places.external, 80)) == "a"
+    assert cluster.outcome_of("client", at(places.external, 80)) == "a"
     cluster.claim("web", OLD, places.unallocated)
     cluster.endpoints("c")
-    assert cluster.becomes("client", at(places.external, 80)) == "c*"
+    assert cluster.outcome_of("client", at(places.external, 80)) == "c*"
     assert cluster.met() == "a"
     cluster.withdraw()
-    assert cluster.becomes("client", at(places.external, 80)) == "a"
+    assert cluster.outcome_of("client", at(places.external, 80)) == "a"

@@ -26,7 +26,7 @@ def test_inside(node: PacketNode, places: Places, protocol: str, where: str) -> 
     assert destination(came.packet) == at(places.there, 8080)
 
 
-@pytest.mark.parametrize("sender", ["stranger", "pod", "remote_pod", "node"])
+@pytest.mark.parametrize("sender", ["other_client", "pod", "remote_pod", "node"])
 def test_outside(node: PacketNode, places: Places, protocol: str, where: str, sender: str) -> None:
     """All others are dropped without an answer, be they pods."""
     request = opening(protocol, at(getattr(places, sender), 50123), where)
@@ -38,8 +38,8 @@ def test_outside(node: PacketNode, places: Places, protocol: str, where: str, se
 def test_without_endpoints(node: PacketNode, places: Places, protocol: str, where: str) -> None:
     """Only an admitted client learns that there is no endpoint."""
     serve(node, places, "balancer", protocol, "restricted")
-    stranger, client = at(places.stranger, 50123), at(places.client, 50123)
-    assert node.ingress(opening(protocol, stranger, where)).verdicts == {"source_denied": 1}
+    other_client, client = at(places.other_client, 50123), at(places.client, 50123)
+    assert node.ingress(opening(protocol, other_client, where)).verdicts == {"source_denied": 1}
     assert node.ingress(opening(protocol, client, where)).verdicts == {"refused": 1}
 
 
@@ -52,7 +52,7 @@ def test_other_frontends(node: PacketNode, places: Places, protocol: str) -> Non
     node.publish(1, words, cluster=[at(places.there, 8080)])
     others = at(places.node, 30080), at(places.external, 8443), at(places.cluster_ip, 80)
     for port, where in enumerate(others, 50_000):
-        came = node.ingress(opening(protocol, at(places.stranger, port), where))
+        came = node.ingress(opening(protocol, at(places.other_client, port), where))
         assert came.verdicts == {"translated": 1}
 
 

@@ -86,13 +86,13 @@ def test_terminating_endpoints(
     inside, local, everywhere = found
     vip, external = at(places.balancer, 80), at(places.external, 80)
     cluster_ip, nodeport = at(places.cluster_ip, 80), at(places.node, 30080)
-    assert cluster.becomes("pod", cluster_ip) == inside
+    assert cluster.outcome_of("pod", cluster_ip) == inside
     for where in (vip, external, nodeport):
         expected = local if policy == "Local" else everywhere
-        assert cluster.becomes("client", where) == expected
+        assert cluster.outcome_of("client", where) == expected
     cluster.endpoints()
     for sender, where in (("pod", cluster_ip), ("client", vip), ("client", nodeport)):
-        assert cluster.becomes(sender, where) == "refused"
+        assert cluster.outcome_of(sender, where) == "refused"
 
 
 @terminating
@@ -105,7 +105,7 @@ def test_pods_of_a_local_service(
     """By a VIP with the policy Local a pod comes to the cluster list, as itself (4.3)."""
     balanced(cluster, "Local")
     cluster.endpoints(*described)
-    assert cluster.becomes("pod", at(places.balancer, 80)) == found[0]
+    assert cluster.outcome_of("pod", at(places.balancer, 80)) == found[0]
 
 
 @pytest.mark.parametrize(("described", "pod", "client"), INTERNAL.values(), ids=INTERNAL)
@@ -120,23 +120,23 @@ def test_internal_policy_local(
     cluster.service(internalTrafficPolicy="Local", externalIPs=[places.external])
     cluster.endpoints(*described)
     where = at(places.cluster_ip, 80)
-    assert cluster.becomes("pod", where) == pod
-    assert cluster.becomes("client", where) == client
+    assert cluster.outcome_of("pod", where) == pod
+    assert cluster.outcome_of("client", where) == client
     cluster.endpoints()
-    assert cluster.becomes("pod", where) == "refused"
+    assert cluster.outcome_of("pod", where) == "refused"
 
 
 def test_internal_policy_spares_external_addresses(cluster: Cluster, places: Places) -> None:
     """The internal policy has no influence on external addresses (4.2)."""
     cluster.service(internalTrafficPolicy="Local", externalIPs=[places.external])
     cluster.endpoints("c", "d")
-    assert cluster.becomes("client", at(places.external, 80)) == "c* d*"
-    assert cluster.becomes("client", at(places.cluster_ip, 80)) == "dropped"
+    assert cluster.outcome_of("client", at(places.external, 80)) == "c* d*"
+    assert cluster.outcome_of("client", at(places.cluster_ip, 80)) == "dropped"
 
 
 def test_external_policy_spares_the_cluster_ip(cluster: Cluster, places: Places) -> None:
     """The external policy has no influence on the cluster IP (4.1)."""
     balanced(cluster, "Local")
     cluster.endpoints("c", "d")
-    assert cluster.becomes("client", at(places.cluster_ip, 80)) == "c* d*"
-    assert cluster.becomes("client", at(places.balancer, 80)) == "dropped"
+    assert cluster.outcome_of("client", at(places.cluster_ip, 80)) == "c* d*"
+    assert cluster.outcome_of("client", at(places.balancer, 80)) == "dropped"

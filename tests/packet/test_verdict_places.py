@@ -27,17 +27,17 @@ def test_node_port_of_an_excluded_address(
     cluster.endpoints(*described)
     excluded, served = at(places.bridge, 30080), at(places.node, 30080)
     for sender in ("client", "pod"):
-        assert cluster.becomes(sender, excluded) == "left alone"
-    assert cluster.becomes("client", served) == ("dropped" if described else "refused")
+        assert cluster.outcome_of(sender, excluded) == "left alone"
+    assert cluster.outcome_of("client", served) == ("dropped" if described else "refused")
     cluster.endpoints("a")
-    assert cluster.becomes("client", excluded) == "left alone"
-    assert cluster.becomes("client", served) == "a"
+    assert cluster.outcome_of("client", excluded) == "left alone"
+    assert cluster.outcome_of("client", served) == "a"
 
 
 def test_address_that_becomes_eligible(node: PacketNode, cluster: Cluster, places: Places) -> None:
     """As soon as the address serves NodePorts, the verdict holds there as well."""
     node.owns(places.bridge)
-    assert cluster.becomes("pod", at(places.bridge, 30080)) == "refused"
+    assert cluster.outcome_of("pod", at(places.bridge, 30080)) == "refused"
 
 
 def test_service_address_on_this_node(node: PacketNode, cluster: Cluster, places: Places) -> None:
@@ -45,12 +45,12 @@ def test_service_address_on_this_node(node: PacketNode, cluster: Cluster, places
     node.owns(places.external)
     cluster.service("other", clusterIPs=[places.unallocated], externalIPs=[places.external])
     for sender in ("client", "pod"):
-        assert cluster.becomes(sender, at(places.external, 80)) == "refused"
+        assert cluster.outcome_of(sender, at(places.external, 80)) == "refused"
 
 
 def test_host_port_beside_a_node_port(cluster: Cluster, places: Places) -> None:
     """Other ports of the node, and its port in other protocols, are the host's (8)."""
     cluster.endpoints("a")
     for protocol in {"tcp", "udp", "sctp"} - {cluster.protocol}:
-        assert cluster.becomes("client", at(places.node, 30080), protocol) == "left alone"
-    assert cluster.becomes("client", at(places.node, 8080)) == "left alone"
+        assert cluster.outcome_of("client", at(places.node, 30080), protocol) == "left alone"
+    assert cluster.outcome_of("client", at(places.node, 8080)) == "left alone"

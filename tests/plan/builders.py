@@ -6,12 +6,13 @@ from ipaddress import IPv4Address, ip_network
 
 from ebpflb.model.addresses import Family, Network
 from ebpflb.model.services import PortName, Protocol
+from ebpflb.model.weights import DEFAULT_WEIGHT
 from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.desired_service import DesiredBackend, DesiredService
 from ebpflb.plan.entries import BackendName, Flags, Frontend
 
 CAPACITY = Capacity(  # nothing gets full
-    services=64, slots=1024, service_ids=256, backend_ids=1024, source_ranges=64
+    services=64, slots=1024, service_ids=256, backend_ids=1024, source_ranges=64, choices=4096
 )
 
 CLUSTER = frozenset({"cluster"})
@@ -36,9 +37,9 @@ def frontend(number: int) -> Frontend:
     return Frontend(IPv4Address(f"172.30.0.{number}"), 80, Protocol.TCP)
 
 
-def backend(number: int, flags: Flags = CLUSTER) -> DesiredBackend:
+def backend(number: int, flags: Flags = CLUSTER, weight: int = DEFAULT_WEIGHT) -> DesiredBackend:
     label = BackendName("node-a", f"pod-{number}")
-    return DesiredBackend(IPv4Address(f"10.1.0.{number}"), 8080, flags, label)
+    return DesiredBackend(IPv4Address(f"10.1.0.{number}"), 8080, flags, label, weight)
 
 
 def desired(

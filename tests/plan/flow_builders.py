@@ -55,4 +55,5 @@ class Made(NamedTuple):
 
     def _flow(self, to: tuple, other_port: int, kind: FlowKind, words: str, ago: int) -> Flow:  # type: ignore[type-arg]
         used = NOW - ago * SECOND
-        return Flow(used, used - SECOND, *to, other_port, 7, 21, kind, frozenset(words.split()))
+        flags = frozenset(words.split())
+        return Flow(used - SECOND, 0, *to, other_port, 7, 21, 0, kind, flags, last_seen=used)

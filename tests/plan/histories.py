@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from hypothesis import strategies as some
 
 from ebpflb.model.services import PortName
+from ebpflb.plan import scheduling
 from ebpflb.plan.desired_service import DesiredBackend, DesiredService
 from ebpflb.plan.entries import Flags
 from tests.plan import builders
@@ -31,6 +32,10 @@ class Step(NamedTuple):
 
 
 HERE = frozenset({"here"})
+
+
+SCHEDULERS = ("random", "round-robin", "least-connections", "maglev", "source-hash")
+SMALL_TABLES = {"PRIMES": (5, 11), "PLACES": 2}
 
 
 def _block(lists: Mapping[int, Flags]) -> tuple[DesiredBackend, ...]:
@@ -58,6 +63,8 @@ _VALUES: dict[str, some.SearchStrategy[Any]] = {
     "frontends": _frontends,
     "source_ranges": some.lists(some.sampled_from(_networks), unique=True, max_size=3).map(tuple),
     "affinity_seconds": some.sampled_from([0, 60]),
+    "scheduler": some.sampled_from(SCHEDULERS),
+    "weights": some.lists(some.sampled_from([1, 50, 100]), min_size=5, max_size=5),
     "created": some.sampled_from(["2024", "2025"]),
     "gone": some.none(),
 }
@@ -82,8 +89,23 @@ def changes(node: PlannedNode, edits: list[Edit]) -> dict[PortName, DesiredServi
         name = builders.name(service)
         former = found[name] if name in found else node.desired.get(name)
         former = former or builders.desired(service, [ord(service) - 96], [1, 2])
-        found[name] = None if field == "gone" else replace(former, **{field: value})
+        found[name] = None if field == "gone" else _edited(former, field, value)
     return found
+
+
+def _edited(former: DesiredService, field: str, value: Any) -> DesiredService:
+    """All frontends keep their scheduler, and it is one."""
+    scheduler = scheduling.scheduler_of(next(iter(former.frontends.values())))
+    if field == "weights":
+        weighted = zip(former.backends, value, strict=False)
+        return replace(former, backends=tuple(b._replace(weight=weight) for b, weight in weighted))
+    if field == "scheduler":
+        scheduler = value
+    else:
+        former = replace(former, **{field: value})
+    flags = scheduling.flags_of(scheduler)
+    frontends = {f: scheduling.at_random(its) | flags for f, its in former.frontends.items()}
+    return replace(former, frontends=frontends)
 
 
 def run(node: PlannedNode, steps: list[Step]) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A simulated agent that writes plans to the maps one by one, with look-ups after each write."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
@@ -9,11 +10,11 @@ from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
 from ebpflb.plan.allocators import QUARANTINE_SECONDS, Capacity, Release
 from ebpflb.plan.desired_service import DesiredService
-from ebpflb.plan.entries import Frontend, Range, ServiceEntry
+from ebpflb.plan.entries import Frontend, ServiceEntry
 from ebpflb.plan.plan import Plan
 from ebpflb.plan.planner import Planner
 from tests.plan.builders import CAPACITY, CLIENTS
-from tests.plan.simulation import Backends, Found, Maps, Rights, Write, WrongLookup, writes
+from tests.plan.simulation import Backends, Drawn, Found, Maps, Rights, Write, WrongLookup, writes
 
 Lookups = dict[Frontend, Found]
 Keys = set[tuple[int, int]]
@@ -24,14 +25,24 @@ class Reader(NamedTuple):
 
     since: float
     backends: Backends
+    drawn: tuple[Drawn, ...]
     admitted: list[Address]
+
+
+def _frontends_of_changing_ips(before: Maps, after: Maps) -> set[Frontend]:
+    """Those of cluster IPs that a plan adds, and of those that it removes."""
+    come = after.cluster_ips.keys() - before.cluster_ips.keys()
+    gone = before.cluster_ips.keys() - after.cluster_ips.keys()
+    return {it for it in after.services if it.address in come} | {
+        it for it in before.services if it.address in gone
+    }
 
 
 class PlannedNode:
     """Maps, a planner and a clock, and those who look entries up.
 
-    ``readers`` are programs that have read a service and go on later; ``clients`` are service and
-    backend ids that clients have affinity to.
+    ``readers`` are programs that have read a frontend's service and go on later; ``clients`` are
+    service and backend ids that clients have affinity to.
     """
 
     def __init__(self, capacity: Capacity = CAPACITY) -> None:
@@ -40,7 +51,7 @@ class PlannedNode:
         self.planner = Planner(capacity)
         self.desired: dict[PortName, DesiredService] = {}
         self.now = 100.0
-        self.readers: dict[ServiceEntry, Reader] = {}
+        self.readers: dict[tuple[Frontend, ServiceEntry], Reader] = {}
         self.clients: Keys = set()
 
     def change(
@@ -57,7 +68,9 @@ class PlannedNode:
     def restart(self, stop: int | None = None) -> Plan:
         """A new agent on the same maps, with the same desired state."""
         self.readers.clear()
+        had = self.planner.waiting.named()
         self.planner = Planner(self.capacity, self.maps.read_back())
+        self.planner.waiting.load(had, self.planner.actual)
         plan = self.planner.plan_everything(self.desired, self.now)
         self.write_rows(list(writes(plan)), stop)
         return plan
@@ -73,6 +86,7 @@ class PlannedNode:
         rights = self.maps.rights(CLIENTS) & whole.rights(CLIENTS)
         rights = {right for right in rights if right[1] or self._stays(right[0][0], whole)}
         ips = self.maps.cluster_ips.keys() & whole.cluster_ips.keys()
+        complete = _frontends_of_changing_ips(self.maps, whole)
         self.clients |= self.maps.live_backends().keys()
         self._read_services()
         for part, row in rows[:stop]:
@@ -83,6 +97,7 @@ class PlannedNode:
             self._check_rights(rights)
             if ips - self.maps.cluster_ips.keys():
                 raise WrongLookup("a cluster IP is lost meanwhile")
+            self._check_cluster_ips(complete)
             self._check_readers()
         self.clients |= self.maps.live_backends().keys()
         self.planner.written(self.now)
@@ -106,13 +121,27 @@ class PlannedNode:
             raise WrongLookup("map cluster_ips is full")
         if max(self.maps.slots, default=0) >= self.capacity.slots:
             raise WrongLookup("there is no such slot")
+        if max(self.maps.choices, default=0) >= max(1, self.capacity.choices):
+            raise WrongLookup("there is no such place of a table")
 
     def _check_frontends(self, before: Lookups, after: Lookups) -> None:
-        """Each frontend refers to what it did before the plan, or to what it will after it."""
+        """Each frontend refers to what it did before the plan, or to what it will after it; while
+        its table is overwritten, places may lead to other slots of the service (``Maps.drawn``).
+        """
         now = self.maps.lookups()
         for frontend in before.keys() | after.keys():
-            if now.get(frontend) not in (before.get(frontend), after.get(frontend)):
-                raise WrongLookup(f"{frontend} leads to {now.get(frontend)} meanwhile")
+            found, was = now.get(frontend), before.get(frontend)
+            if found in (was, after.get(frontend)):
+                continue
+            same = found and was and found._replace(drawn=was.drawn) == was
+            if not (same and self._is_overwritten(self.maps.services[frontend])):
+                raise WrongLookup(f"{frontend} leads to {found} meanwhile")
+
+    def _check_cluster_ips(self, complete: set[Frontend]) -> None:
+        """Nobody is refused by a cluster IP that comes before its frontends, or goes after them."""
+        for frontend in complete - self.maps.services.keys():
+            if frontend.address in self.maps.cluster_ips:
+                raise WrongLookup(f"{frontend} is refused meanwhile")
 
     def _stays(self, frontend: Frontend, whole: Maps) -> bool:
         return self.maps.services[frontend].id == whole.services[frontend].id
@@ -135,26 +164,39 @@ class PlannedNode:
 
     def _read_services(self) -> None:
         """A program has read each service just before it changes."""
-        for service in self.maps.services.values():
+        for frontend, service in self.maps.services.items():
             admitted = [client for client in CLIENTS if self.maps.admits(service, client)]
             backends = self.maps.backends(service, service.block)
-            self.readers[service] = Reader(self.now, backends, admitted)
+            self.readers[frontend, service] = Reader(
+                self.now, backends, self.maps.drawn(service), admitted
+            )
 
     def _check_readers(self) -> None:
-        """Less than the quarantine later, the slots are as they were."""
-        for service, reader in self.readers.items():
+        """Less than the quarantine later, the slots are as they were, and so are the places of its
+        table; but one that is overwritten leads to other slots of the service (``Maps.drawn``).
+        """
+        for (frontend, service), reader in [*self.readers.items()]:
             if self.now - reader.since < QUARANTINE_SECONDS:
-                if self.maps.backends(service, service.block) != reader.backends:
+                backends = self.maps.backends(service, service.block)
+                drawn = self.maps.drawn(service)
+                kept = drawn == reader.drawn or self._is_overwritten(service)
+                if backends != reader.backends or not kept:
                     raise WrongLookup(f"{service} was overwritten under a reader")
-                self._check_admitted(service, reader)
+                self.readers[frontend, service] = reader._replace(drawn=drawn)
+                self._check_admitted(frontend, service, reader)
 
-    def _check_admitted(self, service: ServiceEntry, reader: Reader) -> None:
+    def _is_overwritten(self, read: ServiceEntry) -> bool:
+        """Whether its table now is that of other slots, or of another scheduler."""
+        mine = [it for it in self.planner.actual.values() if it.id == read.id]
+        return any(it.tables == read.tables for it in mine)
+
+    def _check_admitted(self, frontend: Frontend, service: ServiceEntry, reader: Reader) -> None:
         """A client that was admitted by the service as read stays so, if the new service admits it.
 
         Unless other frontends keep the service restricted: then ranges are removed at once.
         """
-        now = self.maps.services.get(service.frontend)
-        others = [s for s in self.maps.services.values() if s.frontend != service.frontend]
+        now = self.maps.services.get(frontend)
+        others = [s for other, s in self.maps.services.items() if other != frontend]
         elsewhere = any(s.id == service.id and "restricted" in s.flags for s in others)
         for client in reader.admitted[:]:
             admitted = self.maps.admits(service, client)
@@ -171,7 +213,8 @@ def check_tidy(node: PlannedNode) -> None:
     maps.lookups()
     entries = planner.actual
     assert set(maps.services) == set(planner.frontends.owners)
-    assert planner.backends == sum(len(p.backends) for p in entries.values())
+    assert planner.totals.backends == sum(len(p.backends) for p in entries.values())
+    assert +planner.totals.schedulers == Counter(p.scheduler for p in entries.values())
     assert maps.service_names == {p.id: name for name, p in entries.items()}
     labels = {id: b.name for p in entries.values() for id, b in zip(p.ids, p.backends, strict=True)}
     assert maps.backend_names == labels
@@ -200,14 +243,17 @@ def _check_backend_slots(node: PlannedNode) -> None:
 
 
 def _check_ranges(node: PlannedNode) -> None:
-    planner = node.planner
-    taken = [p.block for p in planner.actual.values() if p.block.size]
-    quarantined = [
-        call.args[0] for call in _quarantined(planner) if isinstance(call.args[0], Range)
-    ]
-    everything = sorted([*planner.slots.free_ranges, *taken, *(r for r in quarantined if r.size)])
-    assert [run.base for run in everything] == [0, *(sum(run) for run in everything[:-1])]
-    assert sum(everything[-1]) == node.capacity.slots
+    space, entries = node.planner.space, node.planner.actual.values()
+    for allocator, taken, size in (
+        (space.slots, [p.block for p in entries], node.capacity.slots),
+        (space.tables.choices, [p.tables for p in entries], node.capacity.choices),
+    ):
+        freed = [call.args[0] for call in _quarantined(node.planner) if call.func == allocator.free]
+        runs = sorted(run for run in (*allocator.free_ranges, *taken, *freed) if run.size)
+        assert [run.base for run in runs] == [0, *(sum(run) for run in runs[:-1])]
+        assert sum(runs[-1]) == size
+    for at, choice in (row for p in entries for row in p.choices()):
+        assert node.maps.choices[at] == choice
 
 
 def _check_ids(node: PlannedNode) -> None:

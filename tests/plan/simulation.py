@@ -13,6 +13,7 @@ from ebpflb.model.services import PortName
 from ebpflb.plan.entries import (
     Backend,
     BackendName,
+    Choice,
     Flags,
     Frontend,
     Range,
@@ -33,6 +34,9 @@ class WrongLookup(AssertionError):
     """A look-up found what it must not find."""
 
 
+Drawn = tuple[tuple[Backend, Backend, int], ...]
+
+
 class Found(NamedTuple):
     """All that a look-up of a frontend can find."""
 
@@ -41,6 +45,7 @@ class Found(NamedTuple):
     cluster: Backends
     local: Backends
     block: Backends
+    drawn: tuple[Drawn, ...]  # of the cluster list's table, and of the local list's
 
 
 class NamedBackend(NamedTuple):
@@ -77,6 +82,7 @@ class Maps:
         self.services: dict[Frontend, ServiceEntry] = {}
         self.slots: dict[int, Backend] = {}
         self.backend_slots: dict[int, int] = {}
+        self.choices: dict[int, Choice] = {}
         self.service_names: dict[int, PortName] = {}
         self.backend_names: dict[int, BackendName] = {}
         self.source_ranges: dict[SourceRange, int] = {}
@@ -103,6 +109,7 @@ class Maps:
             self.services.items(),
             lambda slot: self.slots.get(slot, ZERO),
             lambda number: self.backend_slots.get(number, 0),
+            lambda at: self.choices.get(at, Choice(0, 0, 0)),
             dict(self.service_names),
             dict(self.backend_names),
             self.source_ranges,
@@ -115,6 +122,22 @@ class Maps:
         if any(backend.service != service.id for backend in found):
             raise WrongLookup(f"service {service.id} reads {found}")
         return found
+
+    def drawn(self, service: ServiceEntry) -> tuple[Drawn, ...]:
+        """The backends of each place of each table: all of them of its list, and no other."""
+        found = []
+        lists = zip(("cluster", "local"), (service.cluster, service.local), strict=True)
+        for part, (word, listed) in enumerate(lists):
+            first = service.table.base + part * service.table.size
+            places = [
+                self.choices[first + at] for at in range(service.table.size * (listed.size > 0))
+            ]
+            named = {slot for place in places for slot in place[:2]}
+            drawn = [self.slots.get(slot, ZERO) for slot in named]
+            if any(word not in it.flags or it.service != service.id for it in drawn):
+                raise WrongLookup(f"service {service.id} draws {places} for its {word} list")
+            found.append(tuple((self.slots[a], self.slots[b], below) for a, b, below in places))
+        return tuple(found)
 
     def find(self, service: int, number: int) -> Backend | None:
         """backend_find: where affinity and datagram flows find the backend they keep."""
@@ -129,7 +152,8 @@ class Maps:
         for word, listed in (("cluster", cluster), ("local", local)):
             if listed != tuple(backend for backend in block if word in backend.flags):
                 raise WrongLookup(f"service {service.id}: its {word} list is {listed} of {block}")
-        return Found(service.flags, service.affinity_seconds, cluster, local, block)
+        drawn = self.drawn(service)
+        return Found(service.flags, service.affinity_seconds, cluster, local, block, drawn)
 
     def lookups(self) -> dict[Frontend, Found]:
         """What each frontend refers to. Raises WrongLookup for slots of another service."""
@@ -156,7 +180,10 @@ class Maps:
                 found.flags,
                 found.affinity_seconds,
                 self._ranges(self.services[frontend]),
-                *map(self._named, found[2:]),
+                *map(self._named, (found.cluster, found.local, found.block)),
+                tuple(
+                    (*self._named(place[:2]), place[2]) for part in found.drawn for place in part
+                ),
             )
             for frontend, found in self.lookups().items()
         }

@@ -6,7 +6,7 @@ import pytest
 from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.desired_service import DesiredService
 from ebpflb.plan.entries import Range
-from tests.plan.builders import CAPACITY, by_name, desired, frontend, name
+from tests.plan.builders import CAPACITY, backend, by_name, desired, frontend, name
 from tests.plan.node import PlannedNode, check_tidy
 
 A, B = desired("a", [1, 2], [1, 2]), desired("b", [3, 4], [3, 4])
@@ -60,12 +60,25 @@ def test_what_is_placed_stays(capacity: Capacity, message: str) -> None:
         (CAPACITY._replace(backend_ids=5), desired("b", [3], [3, 5])),
     ],
 )
-def test_last_good_state_stays(capacity: Capacity, grown: DesiredService) -> None:
-    """A service that grew out of the maps serves on as it did, in every respect."""
+def test_what_is_not_wanted_any_more_goes(capacity: Capacity, grown: DesiredService) -> None:
+    """Of a service that grew out of a map, removed endpoints and frontends go; the rest serves."""
+    node = PlannedNode(capacity)
+    node.change(by_name(A, B))
+    node.change(by_name(grown))
+    assert node.planner.not_programmed.keys() == {name("b")}
+    assert {b.endpoint for b in node.planner.actual[name("b")].backends} == {backend(3).endpoint}
+    mine = {f for f, owner in node.planner.frontends.owners.items() if owner == name("b")}
+    assert mine == grown.frontends.keys() & B.frontends.keys()
+    check_tidy(node)
+
+
+@pytest.mark.parametrize("capacity", [CAPACITY._replace(slots=4), CAPACITY._replace(backend_ids=5)])
+def test_last_good_state_stays(capacity: Capacity) -> None:
+    """A service that only grows out of the maps serves on as it did, in every respect."""
     node = PlannedNode(capacity)
     node.change(by_name(A, B))
     before = node.maps.view()
-    plan = node.change(by_name(grown))
+    plan = node.change(by_name(desired("b", [3, 4], [3, 4, 5])))
     assert not plan and node.maps.view() == before
     assert node.planner.not_programmed.keys() == {name("b")}
     check_tidy(node)

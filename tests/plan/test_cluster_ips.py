@@ -10,8 +10,10 @@ from ebpflb.plan.planner import Planner
 from ebpflb.plan.prefixes import prefix_of
 from tests.plan.builders import CAPACITY, EXTERNAL, by_name, desired, frontend, name
 from tests.plan.node import PlannedNode, check_tidy
+from tests.plan.simulation import writes
 
 IP = frontend(1).address
+SEEN = ("services", "cluster_ips")
 INTERNAL = frozenset({"endpoints"})
 
 
@@ -47,6 +49,16 @@ def test_passed_on() -> None:
         check_tidy(node)
 
 
+def test_known_only_while_all_its_frontends_are() -> None:
+    """Whoever served it before ebpflb, or does afterwards: no client of theirs is refused."""
+    node = PlannedNode()
+    come = node.change(by_name(port("a", 80), port("b", 81)))
+    assert [part for part, _ in writes(come) if part in SEEN] == ["services"] * 2 + ["cluster_ips"]
+    gone = node.change({name("a"): None, name("b"): None})
+    removed = [f"removed_{part}" for part in ("cluster_ips", "services", "services")]
+    assert [part for part, _ in writes(gone) if part in removed] == removed
+
+
 def test_restart() -> None:
     """What the map has stays, what it lacks is written, and what no service has is removed."""
     node = PlannedNode()
@@ -63,14 +75,23 @@ def test_restart() -> None:
 def test_covering_prefixes() -> None:
     """It holds every cluster IP as soon as it is planned, and never shrinks."""
     planner = Planner(CAPACITY)
-    assert planner.cluster_ips.cover([]) == {Family.IPV4: NO_PREFIX, Family.IPV6: NO_PREFIX}
+    assert planner.cluster_ips.cover(frozenset()) == {
+        Family.IPV4: NO_PREFIX,
+        Family.IPV6: NO_PREFIX,
+    }
     planner.plan_changes(by_name(desired("a", [1], [1])), 0)
-    assert planner.cluster_ips.cover([])[Family.IPV4] == prefix_of(ip_network("172.30.0.1/32"))
+    assert planner.cluster_ips.cover(frozenset())[Family.IPV4] == prefix_of(
+        ip_network("172.30.0.1/32")
+    )
     planner.plan_changes(by_name(desired("b", [2, 3], [1])), 0)
-    assert planner.cluster_ips.cover([])[Family.IPV4] == prefix_of(ip_network("172.30.0.0/30"))
+    assert planner.cluster_ips.cover(frozenset())[Family.IPV4] == prefix_of(
+        ip_network("172.30.0.0/30")
+    )
     planner.plan_changes({name("b"): None}, 0)
-    assert planner.cluster_ips.cover([])[Family.IPV4] == prefix_of(ip_network("172.30.0.0/30"))
-    assert planner.cluster_ips.cover([])[Family.IPV6] == NO_PREFIX
+    assert planner.cluster_ips.cover(frozenset())[Family.IPV4] == prefix_of(
+        ip_network("172.30.0.0/30")
+    )
+    assert planner.cluster_ips.cover(frozenset())[Family.IPV6] == NO_PREFIX
 
 
 def test_covering_prefixes_after_a_restart() -> None:
@@ -79,13 +100,19 @@ def test_covering_prefixes_after_a_restart() -> None:
     far = Frontend(ip_address("198.51.100.7"), 80, 6)
     node.change(by_name(desired("a", {frontend(1): INTERNAL, far: EXTERNAL}, [1])))
     planner = Planner(CAPACITY, node.maps.read_back())
-    assert planner.cluster_ips.cover([])[Family.IPV4] == prefix_of(ip_network("172.30.0.1/32"))
+    assert planner.cluster_ips.cover(frozenset())[Family.IPV4] == prefix_of(
+        ip_network("172.30.0.1/32")
+    )
 
 
 def test_covering_prefixes_include_service_cidrs() -> None:
     """Service CIDRs of both families belong to it."""
     planner = Planner(CAPACITY)
     planner.plan_changes(by_name(desired("a", [1], [1])), 0)
-    planner.cluster_ips.cover([ip_network("172.30.0.0/16"), ip_network("fd00:30::/112")])
-    assert planner.cluster_ips.cover([])[Family.IPV4] == prefix_of(ip_network("172.30.0.0/16"))
-    assert planner.cluster_ips.cover([])[Family.IPV6] == prefix_of(ip_network("fd00:30::/112"))
+    planner.cluster_ips.cover(frozenset({ip_network("172.30.0.0/16"), ip_network("fd00:30::/112")}))
+    assert planner.cluster_ips.cover(frozenset())[Family.IPV4] == prefix_of(
+        ip_network("172.30.0.0/16")
+    )
+    assert planner.cluster_ips.cover(frozenset())[Family.IPV6] == prefix_of(
+        ip_network("fd00:30::/112")
+    )

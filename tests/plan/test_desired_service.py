@@ -5,16 +5,18 @@ from dataclasses import replace
 from ipaddress import ip_address, ip_network
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from ebpflb.model.addresses import Address, Family, Network
+from ebpflb.model.endpoint_slices import EndpointName, Hints
 from ebpflb.model.endpoints import Endpoint
 from ebpflb.model.selection import Selection
 from ebpflb.model.services import PortName, Protocol, ServicePort
 from ebpflb.plan.desired_service import DesiredService, desired_service
-from ebpflb.plan.entries import BackendName, Flags, Frontend
+from ebpflb.plan.entries import Flags, Frontend
 from tests.load import scaled
 from tests.plan.builders import BLOCK_ORDER, BOTH, CLUSTER, LOCAL, SERVING
 
@@ -60,10 +62,8 @@ def endpoint(number: int, *, here: bool = False) -> Endpoint:
         serving=True,
         terminating=False,
         local=here,
-        node="node-a",
-        target=f"pod-{number}",
-        zone_hints=frozenset(),
-        node_hints=frozenset(),
+        name=EndpointName("node-a", f"pod-{number}"),
+        hints=Hints(frozenset(), frozenset()),
     )
 
 
@@ -84,10 +84,10 @@ def test_one_service_port() -> None:
 
 
 def test_each_kind_of_frontend() -> None:
-    """All but the cluster IP are external, and a VIP says that it is one."""
+    """All but the cluster IP are external, and VIPs and NodePorts say that they are."""
     assert desired_service(BALANCED, NOBODY).frontends == {
         at("172.30.0.41"): flags(""),
-        at("0.0.0.0", 30080): flags("external"),
+        at("0.0.0.0", 30080): flags("external nodeport"),
         at("198.51.100.7"): flags("external"),
         at("203.0.113.9"): flags("external load_balancer"),
     }
@@ -117,6 +117,7 @@ def test_policies(policies: dict[str, Any], internal: str, external: str) -> Non
     found = desired_service(replace(BALANCED, **policies), NOBODY).frontends
     assert found.pop(at("172.30.0.41")) == flags(internal)
     assert found.pop(at("203.0.113.9")) == flags(external + " load_balancer")
+    assert found.pop(at("0.0.0.0", 30080)) == flags(external + " nodeport")
     assert set(found.values()) == {flags(external)}
 
 
@@ -133,7 +134,7 @@ def test_restricted_nodeports() -> None:
     found = desired_service(replace(port, nodeport_source_ranges=RANGES), NOBODY)
     expected = desired_service(port, NOBODY).frontends
     nodeport = Frontend(ip_address("0.0.0.0"), 30080, 6)
-    assert found.frontends.pop(nodeport) == flags("external restricted")
+    assert found.frontends.pop(nodeport) == flags("external nodeport restricted")
     assert found.frontends.items() < expected.items()
     assert (found.source_ranges, found.nodeport_source_ranges) == ((), RANGES)
     without = replace(port, node_port=0, nodeport_source_ranges=RANGES)
@@ -201,11 +202,13 @@ def test_block_order() -> None:
 
 
 def test_backend() -> None:
-    """A backend is an address and a port, and its name tells node and pod."""
-    found = desired_service(WEB, Selection((endpoint(7),), (), (), has_any=True))
+    """A backend is an address and a port, and its name tells node, pod and zone."""
+    name = EndpointName("node-a", "pod-7", "zone-a")
+    here = msgspec.structs.replace(endpoint(7), name=name)
+    found = desired_service(WEB, Selection((here,), (), (), has_any=True))
     (backend,) = found.backends
     assert backend.endpoint == (ip_address("10.1.0.7"), 8080)
-    assert backend.name == BackendName("node-a", "pod-7")
+    assert backend.name == name
 
 
 def test_here() -> None:

@@ -101,8 +101,8 @@ def sweep(store: Entries, timeouts: Timeouts) -> None:
     wait = timeouts.idle_limit
     limits = {key: wait(Protocol(key.protocol), flow.flags) for key, flow in store.items()}
     idle = [key for key, flow in store.items() if NOW - flow.last_seen >= limits[key]]
-    suspects = ((key, store[key]) for key in idle if key in store)
-    for flow in timeouts.expired(suspects, store.get, NOW):
+    candidates = ((key, store[key]) for key in idle if key in store)
+    for flow in timeouts.expired(candidates, store.get, NOW):
         for key in flow.entries:
             store.pop(key, None)
         store.update(flow.rest)

@@ -4,7 +4,7 @@
 from ipaddress import IPv4Address
 
 from ebpflb.plan.desired_service import DesiredService
-from ebpflb.plan.entries import NOWHERE, Backend, BackendName, Frontend, Range, ServiceEntry
+from ebpflb.plan.entries import NO_SLOT, Backend, BackendName, Frontend, Range, ServiceEntry
 from tests.plan.builders import CLUSTER, by_name, desired, frontend, name
 from tests.plan.node import PlannedNode, check_tidy
 from tests.plan.simulation import Maps
@@ -14,7 +14,7 @@ OLD, NEW = Range(0, 2), Range(2, 3)
 
 
 def service(at: Frontend, number: int, block: Range) -> ServiceEntry:
-    return ServiceEntry(at, number, NO_FLAGS, 0, block.size, block, Range(block.base, 0))
+    return ServiceEntry(number, NO_FLAGS, 0, block.size, block, Range(block.base, 0))
 
 
 def write_block(maps: Maps, number: int, block: Range, first: int = 1) -> None:
@@ -103,7 +103,7 @@ def test_members_of_a_block_that_was_never_named() -> None:
 def test_member_that_is_nowhere() -> None:
     """A backend that a crash kept in service is found by its id again."""
     maps = web()
-    maps.backend_slots[2] = NOWHERE
+    maps.backend_slots[2] = NO_SLOT
     assert maps.read_back().wrong_backend_slots == [(2, 1)]
     node = restarted(maps, desired("web", [1, 2], [1, 2], flags=NO_FLAGS))
     assert node.maps.find(1, 2) == maps.slots[1]

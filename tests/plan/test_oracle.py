@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from ebpflb.plan.desired_service import DesiredService
-from ebpflb.plan.entries import NOWHERE, Range
+from ebpflb.plan.entries import NO_SLOT, Range
 from ebpflb.plan.planner import Planner
 from ebpflb.plan.prefixes import source_range
 from tests.plan.builders import (
@@ -89,7 +89,7 @@ def test_former_backend_still_found() -> None:
     """A member that is not taken away leads its clients to a backend that left."""
     node = served()
     plan = node.planner.plan_changes(by_name(CHANGED), node.now)
-    plan.backend_slots = [row for row in plan.backend_slots if row[1] != NOWHERE]
+    plan.backend_slots = [row for row in plan.backend_slots if row[1] != NO_SLOT]
     node.write_rows(list(writes(plan)))
     with pytest.raises(AssertionError):
         check_tidy(node)
@@ -147,6 +147,15 @@ def test_cluster_ip_lost() -> None:
     ip = frontend(1).address
     with pytest.raises(WrongLookup, match="cluster IP is lost"):
         node.write_rows([("removed_cluster_ips", ip), ("cluster_ips", (ip, 1))])
+
+
+def test_cluster_ip_too_early() -> None:
+    """A cluster IP that comes before its frontends is noticed: their clients would be refused."""
+    node = PlannedNode()
+    plan = node.change(by_name(desired("web", [1], [1])), stop=0)
+    rows = sorted(writes(plan), key=lambda row: row[0] == "services")
+    with pytest.raises(WrongLookup, match="is refused meanwhile"):
+        node.write_rows(rows)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import fields
 import pytest
 
 from ebpflb.plan.desired_service import DesiredService
-from ebpflb.plan.entries import NOWHERE, BackendName, Range
+from ebpflb.plan.entries import NO_SLOT, BackendName, Range
 from ebpflb.plan.plan import Plan
 from ebpflb.plan.planner import Planner
 from ebpflb.plan.service_entries import BackendChange
@@ -162,7 +162,7 @@ def test_former_backend_is_nowhere() -> None:
     """Affinity and datagram flows do not find a former backend in its old slot."""
     node = node_with(WEB)
     plan = node.change(by_name(desired("web", [1, 2], [2])))
-    assert plan.backend_slots == [(2, 2), (1, NOWHERE)]
+    assert plan.backend_slots == [(2, 2), (1, NO_SLOT)]
     assert node.maps.slots[0].id == 1 and node.maps.find(1, 1) is None
 
 
@@ -192,9 +192,9 @@ def test_removed_service() -> None:
 def test_order_of_a_plan() -> None:
     """First what is referred to, then the frontends, then what nothing refers to any more."""
     assert [part.name for part in fields(Plan)] == [
-        "slots", "backend_slots", "service_names", "backend_names", "source_ranges", "cluster_ips",
-        "services",
-        "removed_services", "removed_source_ranges", "removed_cluster_ips",
+        "slots", "backend_slots", "choices", "service_names", "backend_names", "source_ranges",
+        "services", "cluster_ips",
+        "removed_cluster_ips", "removed_services", "removed_source_ranges",
         "removed_service_names", "removed_backend_names",
     ]  # fmt: skip
 

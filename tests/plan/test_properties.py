@@ -2,22 +2,33 @@
 """The theorem: a look-up that succeeds before and after an update succeeds during it, and a crash
 between any two writes leaves a working state. PlannedNode looks at everything after each write."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
+from unittest.mock import patch
 
+import pytest
 from hypothesis import given, settings
 
+from ebpflb.plan import scheduling, tables
 from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.entries import Frontend
 from ebpflb.plan.plan import Plan
+from ebpflb.plan.service_entries import LISTS, in_list
 from tests.load import scaled
 from tests.plan import histories
-from tests.plan.builders import CLIENTS
+from tests.plan.builders import CAPACITY, CLIENTS
 from tests.plan.histories import Step
 from tests.plan.node import PlannedNode, check_tidy
 from tests.plan.simulation import Maps, writes
 
-TIGHT = Capacity(services=7, slots=12, service_ids=5, backend_ids=14, source_ranges=4)
+TIGHT = Capacity(services=7, slots=12, service_ids=5, backend_ids=14, source_ranges=4, choices=30)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_tables() -> Iterator[None]:
+    """Each place is looked up after each write."""
+    with patch.multiple(tables, **histories.SMALL_TABLES):
+        yield
 
 
 def from_nothing(node: PlannedNode) -> Maps:
@@ -94,30 +105,76 @@ def test_crash_after_crash(steps: list[Step]) -> None:
 @given(histories.steps)
 @settings(max_examples=scaled(150), deadline=None)
 def test_full_maps(steps: list[Step]) -> None:
-    """Where room runs out, what has a place is as desired and all else as it was, if not closed."""
+    """Where room runs out, what has a place is as desired, and all else has what it still wants of
+    what it had, and nothing that it does not want; or it is as it was, if not closed.
+    """
     node = PlannedNode(TIGHT)
     for step in steps:
-        before = node.maps.view()
+        before, owners = node.maps.view(), dict(node.planner.frontends.owners)
         histories.run(node, [step])
-        _check_full(node, before)
+        kept = (f for f, owner in node.planner.frontends.owners.items() if owners.get(f) == owner)
+        _check_full(node, {frontend: before[frontend] for frontend in kept})
         _check_nobody_slips_in(node)
         check_tidy(node)
 
 
 def _check_full(node: PlannedNode, before: dict[Frontend, tuple[Any, ...]]) -> None:
+    """``before``: what a frontend showed that is still the same service port's."""
     desired, view = from_nothing(node).view(), node.maps.view()
     for frontend, owner in node.planner.frontends.owners.items():
         if owner in node.planner.not_programmed:
-            assert _whoever_asks(view[frontend]) in (
-                _whoever_asks(known[frontend]) for known in (before, desired) if frontend in known
+            former, wanted = before.get(frontend), desired.get(frontend)
+            assert (former and _for_any_client(view[frontend]) == _for_any_client(former)) or (
+                wanted and _is_what_fits(view[frontend], former, wanted)
             )
+        elif owner in node.planner.space.tables.without_table:
+            assert view[frontend][3:6] == desired[frontend][3:6]
+        elif owner in node.planner.space.tables.cramped:
+            assert view[frontend][:6] == desired[frontend][:6]
+            assert _drawn(view[frontend]) == _drawn(desired[frontend])
         else:
             assert view[frontend] == desired[frontend]
 
 
-def _whoever_asks(seen: tuple[Any, ...]) -> tuple[Any, ...]:
+def _for_any_client(seen: tuple[Any, ...]) -> tuple[Any, ...]:
     flags, affinity_seconds, _ranges, *lists = seen
     return flags - {"restricted"}, affinity_seconds, *lists
+
+
+def _is_what_fits(
+    seen: tuple[Any, ...], former: tuple[Any, ...] | None, wanted: tuple[Any, ...]
+) -> bool:
+    """Whether each list of backends has what was there and is wanted, and only what is wanted."""
+    wants = [_places(listed) for listed in wanted[3:6]]
+    had = [_places(listed) for listed in former[3:6]] if former else [set() for _ in wants]
+    has = [_places(listed) for listed in seen[3:6]]
+    return all(h & w <= now <= w for h, w, now in zip(had, wants, has, strict=True))
+
+
+def _places(backends: Iterable[Any]) -> set[tuple[Any, int]]:
+    return {(backend.address, backend.port) for backend in backends}
+
+
+def _drawn(seen: tuple[Any, ...]) -> set[Any]:
+    """The backends that connections get by a table."""
+    return {backend for one, other, _ in seen[6] for backend in (one, other)}
+
+
+@given(histories.steps_with_crashes)
+@settings(max_examples=scaled(150), deadline=None)
+def test_a_service_keeps_its_table_where_choices_is_full(steps: list[Step]) -> None:
+    """It draws by its weights and scheduler on, unless its table has too few places; a crash while
+    it is overwritten is mended.
+    """
+    node = PlannedNode(CAPACITY._replace(choices=12))
+    for step in steps:
+        had = {name: its.tables.size // 2 for name, its in node.planner.actual.items()}
+        histories.run(node, [step])
+        for name in node.planner.space.tables.without_table:
+            scheduler = scheduling.scheduler_of(next(iter(node.desired[name].frontends.values())))
+            lists = [in_list(node.desired[name].backends, each) for each in LISTS]
+            assert not tables.fits(scheduler, lists, had.get(name, 0))
+        check_tidy(node)
 
 
 def _check_nobody_slips_in(node: PlannedNode) -> None:

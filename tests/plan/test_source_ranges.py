@@ -219,12 +219,13 @@ def test_restriction_of_what_does_not_fit_fails_closed() -> None:
     check_tidy(node)
 
 
-def test_opening_what_does_not_fit_waits() -> None:
-    """It keeps its last good state, which is restricted."""
+def test_opening_does_not_wait_for_endpoints_that_do_not_fit() -> None:
+    """Who is admitted changes at once; only the new endpoint waits."""
     node = PlannedNode(CAPACITY._replace(slots=1))
     node.change(by_name(restricted(FIRST)))
-    assert not node.change(by_name(desired("web", [1], [1, 2], flags=EXTERNAL)))
-    assert let_in(node) == [True, False, False]
+    node.change(by_name(desired("web", [1], [1, 2], flags=EXTERNAL)))
+    assert node.planner.not_programmed.keys() == {name("web")}
+    assert let_in(node) == [True, True, True]
     check_tidy(node)
 
 

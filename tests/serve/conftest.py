@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ebpflb.cluster.recorder import Reference, Severity
+from ebpflb.cluster.event_recorder import Reference, Severity
 from ebpflb.options import Options, Paths
 from ebpflb.serve.listener import Connections, Listener, ServerThread
 from ebpflb.serve.metrics_pages import MetricsPages
@@ -21,7 +21,7 @@ from ebpflb.serve.servers import HttpServers
 from tests.serve.answers import respond
 
 NODE = "node-1"
-SECONDS = 10  # until a test gives up waiting
+SECONDS = 60  # until a test gives up waiting
 _CLONE_NEWNET = 0x40000000
 _libc = ctypes.CDLL(None, use_errno=True)
 

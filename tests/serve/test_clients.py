@@ -47,7 +47,7 @@ def test_who_goes_on_asking_stays(open_listener: OpenListener) -> None:
 
 def test_half_a_request_is_ended_at_the_timeout(open_listener: OpenListener) -> None:
     """However it drips: a byte now and then buys no time."""
-    port = open_listener(timeout=0.2)
+    port = open_listener(timeout=1.0)
     with connect(port) as client:
         try:
             for byte in b"GET / HTTP/1.1\r\n" * 100:
@@ -72,7 +72,7 @@ def test_client_that_never_reads_is_ended_at_the_timeout(
     open_listener: OpenListener, slow: bool
 ) -> None:
     """What it does not take is not kept for it; others read all of theirs meanwhile."""
-    port = open_listener(timeout=3.0, slow=slow)
+    port = open_listener(timeout=8.0, slow=slow)
     with connect(port) as client:
         client.sendall(b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n")
         assert serves(port)

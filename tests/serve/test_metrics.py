@@ -104,20 +104,20 @@ def test_close_waits_for_a_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def slowly(_: int) -> Any:
         reading.set()
-        go_on.wait(10)
+        go_on.wait(60)
         return (0,)
 
     monkeypatch.setattr(maps["verdicts"], "get", slowly)
     made.read(fake_datapath(maps), lambda: Planner(CAPACITY), lambda: BUSY)
     scrape, close = threading.Thread(target=made.exposition), threading.Thread(target=made.close)
     scrape.start()
-    reading.wait(10)
+    reading.wait(60)
     close.start()
     close.join(0.1)
     assert close.is_alive()
     go_on.set()
-    close.join(10)
-    scrape.join(10)
+    close.join(60)
+    scrape.join(60)
     assert not close.is_alive() and not scrape.is_alive()
 
 

@@ -8,7 +8,7 @@ import pytest
 from ebpflb.model.packet_path import Engine, PacketPath
 from ebpflb.plan.planner import Planner
 from ebpflb.serve.metrics import Metrics
-from ebpflb.serve.metrics_agent import MAX_NAMED
+from ebpflb.serve.metrics_agent import MAX_SERIES
 from ebpflb.serve.status import AgentStatus
 from tests.plan.builders import CAPACITY
 from tests.serve.subjects import changes, fake_datapath, settled, value, values
@@ -79,7 +79,7 @@ def test_services_not_programmed() -> None:
 
 def test_only_so_many_are_named() -> None:
     """However many there are, the number of series stays bounded; the count does not."""
-    reasons = {f"shop/web-{number}:http": "full" for number in range(3 * MAX_NAMED)}
+    reasons = {f"shop/web-{number}:http": "full" for number in range(3 * MAX_SERIES)}
     made = reading([STATUS.changed(not_programmed=reasons)])
-    assert value(made, "ebpflb_services_not_programmed") == 3 * MAX_NAMED
-    assert sum(name == SERVICE for name, _ in values(made)) == MAX_NAMED
+    assert value(made, "ebpflb_services_not_programmed") == 3 * MAX_SERIES
+    assert sum(name == SERVICE for name, _ in values(made)) == MAX_SERIES

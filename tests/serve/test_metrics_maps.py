@@ -3,7 +3,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import fields
+from dataclasses import fields, replace
 from ipaddress import IPv4Address, ip_address, ip_network
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import pytest
 from ebpflb.datapath import kernel
 from ebpflb.datapath.attach import cgroup_links, hook_stats
 from ebpflb.datapath.attach.removal import unpin_all
-from ebpflb.datapath.datapath import CAPACITY
+from ebpflb.datapath.map_writer import CAPACITY
 from ebpflb.datapath.maps import bpf_map, layout
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.records import Affinity, AffinityKey, Sweep
@@ -26,7 +26,6 @@ from ebpflb.plan.entries import BackendName, Frontend
 from ebpflb.plan.planner import Planner
 from ebpflb.plan.prefixes import service_range
 from ebpflb.serve.metrics import Metrics
-from tests.datapath.conftest import cache as cache
 from tests.datapath.conftest import cgroup as cgroup
 from tests.datapath.conftest import cgroups as cgroups
 from tests.datapath.conftest import directory as directory
@@ -108,11 +107,13 @@ def test_room(metrics: Metrics) -> None:
     sizes = {dict(labels)["map"]: v for (n, labels), v in found.items() if "max_entries" in n}
     used = {dict(labels)["map"] for (n, labels) in found if n == "ebpflb_map_entries"}
     fixed = {"settings", "verdicts", "flow_stats", "sweeps", "reject_budgets", "scratch"}
-    fixed |= {"secret", "half_open", "timeouts"}
+    fixed |= {"secret", "half_open", "timeouts", "openings", "opening_counts", "rotations"}
+    fixed |= {"sockets_full"}
     by_id = {
         "service_names",
         "backend_names",
         "backend_stats",
+        "backend_loads",
     }  # as service_stats and backend_slots
     assert used == sizes.keys() == layout.MAPS.keys() - fixed - by_id
     assert all(size == layout.MAPS[each].entries for each, size in sizes.items())
@@ -130,6 +131,17 @@ def test_what_the_planner_gave_away(
         assert len(list(world[each].items())) == expected[each]
     planner.plan_changes({service(0).name: None}, 1.0)
     assert (use(metrics, "services"), use(metrics, "slots")) == (4, 30)  # the slots rest
+
+
+def test_schedulers(world: dict[str, Map], planner: Planner, metrics: Metrics) -> None:
+    """How many service ports go by each, from the first on and after the last."""
+    program(world, planner, 3)
+    frontends = {it: flags | {"round_robin"} for it, flags in service(1).frontends.items()}
+    planner.plan_changes({service(1).name: replace(service(1), frontends=frontends)}, 1.0)
+    for each, expected in {"random": 2, "round-robin": 1, "maglev": 0}.items():
+        assert value(metrics, "ebpflb_service_ports_by_scheduler", scheduler=each) == expected
+    planner.plan_changes(dict.fromkeys(service(number).name for number in range(3)), 2.0)
+    assert not +planner.totals.schedulers
 
 
 def test_the_planner_may_begin_anew(world: dict[str, Map]) -> None:
@@ -156,8 +168,8 @@ def test_flow_entries(world: dict[str, Map], metrics: Metrics) -> None:
     count(world["flow_stats"], 1, 50, 5, 4, 7)
     world["sweeps"].write([(1, Sweep(30, 12, 3))])
     found = changes(metrics, before)
-    fates = {"created": 50, "deleted": 5, "refused": 4, "swept": 30, "evicted": 3}
-    expected = {f"ebpflb_flow_entries_{f}_total": {"other_flows": n} for f, n in fates.items()}
+    outcomes = {"created": 50, "deleted": 5, "refused": 4, "swept": 30, "evicted": 3}
+    expected = {f"ebpflb_flow_entries_{f}_total": {"other_flows": n} for f, n in outcomes.items()}
     expected["ebpflb_half_open_flows_displaced_total"] = {"other_flows": 7}
     assert found == expected | {"ebpflb_map_entries": {"other_flows": 12}}
 

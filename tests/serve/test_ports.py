@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.cluster import recorder
+from ebpflb.cluster import event_recorder
 from ebpflb.errors import NodeError
 from ebpflb.serve.http import NOT_FOUND
 from ebpflb.serve.listener import Connections, Listener, ServerThread
@@ -134,7 +134,7 @@ def test_bind_address_hard_fail_is_fatal_with_an_event_on_the_node(
     assert PORTS[which] in str(raised.value)
     assert "Address already in use" in str(raised.value)
     (event,) = fake_recorder.events
-    assert event.about == recorder.node(NODE)
+    assert event.about == event_recorder.node(NODE)
     assert (event.severity, event.reason, event.action) == (
         "Warning",
         REASONS[which],
@@ -166,7 +166,7 @@ def test_starting_is_told_on_the_node(serve: Serve, fake_recorder: FakeRecorder)
     """kube-proxy.md 17: Normal, Starting, StartKubeProxy, without a note."""
     serve()
     assert fake_recorder.events == [
-        (recorder.node(NODE), "Normal", "Starting", "StartKubeProxy", ""),
+        (event_recorder.node(NODE), "Normal", "Starting", "StartKubeProxy", ""),
     ]
 
 

@@ -165,7 +165,7 @@ def test_addresses_are_followed(servers: HttpServers) -> None:
 def test_updated_after_each_sync(servers: HttpServers) -> None:
     """The count follows, and a connection that is kept open sees it too."""
     servers.service_health.update({WEB: checked(v4=0)})
-    connection = HTTPConnection("127.0.0.1", PORT, timeout=10)
+    connection = HTTPConnection("127.0.0.1", PORT, timeout=60)
     seen = []
     for count in (0, 2, 1, 0):
         servers.service_health.update({WEB: checked(v4=count)})
@@ -197,7 +197,7 @@ def test_ports_can_be_swapped_at_once(servers: HttpServers, fake_recorder: FakeR
 def test_service_gone_closes_the_listener(servers: HttpServers) -> None:
     """Service gone, policy Cluster or another type: connection refused, kept connections ended."""
     servers.service_health.update({WEB: checked(v6=1), SHOP: checked(OTHER)})
-    with socket.create_connection(("127.0.0.1", PORT), timeout=10) as kept:
+    with socket.create_connection(("127.0.0.1", PORT), timeout=60) as kept:
         kept.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         assert kept.recv(4096).startswith(b"HTTP/1.1 200 ")
         servers.service_health.update({SHOP: checked(OTHER)})

@@ -7,7 +7,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from ebpflb.cluster import recorder
+from ebpflb.cluster import event_recorder
 from ebpflb.serve.servers import HttpServers
 from tests.serve.conftest import NODE, FakeRecorder, Serve, wait_until
 from tests.serve.test_service_health import OTHER, PORT, SHOP, V4, WEB, checked, get, refused
@@ -25,7 +25,7 @@ def test_failure_to_listen_is_told_on_the_service(
     with socket.create_server(("127.0.0.1", PORT)):
         servers.service_health.update({WEB: checked()})
     event = fake_recorder.events[-1]
-    assert event.about == recorder.service(WEB)
+    assert event.about == event_recorder.service(WEB)
     assert (event.severity, event.reason, event.action) == (
         "Warning",
         "FailedToStartServiceHealthcheck",
@@ -85,6 +85,6 @@ def test_second_service_with_the_same_port_fails(
     servers.service_health.update({WEB: checked()})
     servers.service_health.update({WEB: checked(), SHOP: checked()})
     assert '"web"' in get().body
-    assert fake_recorder.events[-1].about == recorder.service(SHOP)
+    assert fake_recorder.events[-1].about == event_recorder.service(SHOP)
     servers.service_health.update({SHOP: checked()})
     assert '"shop"' in get().body

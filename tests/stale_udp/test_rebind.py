@@ -68,7 +68,7 @@ def test_rebound_again(unable: World) -> None:
     unable.count(OLD, 0, 0)
     third = ELSEWHERE._replace(address=ip_address("10.244.9.10"), id=30)
     unable.serve(third)
-    unable.worker.check(replaced(ELSEWHERE.id))
+    unable.worker.check(replaced(ELSEWHERE.id, by=third.id))
     assert eventually(lambda: getattr(flow_of(unable, client), "backend", None) == 30)
     settle(unable)
     assert len(dict(unable.maps["other_flows"].items())) == 2

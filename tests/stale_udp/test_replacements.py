@@ -9,7 +9,7 @@ from ebpflb.model.services import Protocol
 from ebpflb.plan.entries import Backend, Flags, Range, ServiceEntry
 from ebpflb.plan.flow_entries import FlowState, gather, state
 from ebpflb.stale_udp.rebind import StaleFlow, replacements
-from tests.plan.builders import BOTH, CLUSTER, LOCAL, SERVING, frontend
+from tests.plan.builders import BOTH, CLUSTER, LOCAL, SERVING
 
 CLIENT = (ip_address("10.1.0.200"), 40000)
 BLOCK = [(1, CLUSTER), (2, BOTH), (3, LOCAL), (4, SERVING)]
@@ -21,7 +21,7 @@ def service(*flags: str, affinity: int = 0) -> tuple[ServiceEntry, list[Backend]
         Backend(ip_address(f"10.1.0.{number}"), 8080, words, number, 7) for number, words in BLOCK
     ]
     ranges = Range(12, 2), Range(13, 2)
-    return ServiceEntry(frontend(1), 7, frozenset(flags), affinity, 4, *ranges), block
+    return ServiceEntry(7, frozenset(flags), affinity, 4, *ranges), block
 
 
 @pytest.mark.parametrize(

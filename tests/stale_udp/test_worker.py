@@ -126,12 +126,12 @@ def test_late(world: World) -> None:
 
     def hold(*_: object) -> None:
         begun.set()
-        assert go_on.wait(5)
+        assert go_on.wait(60)
 
     world.remember(world.open())
     world.worker.on_search = hold
     world.worker.check(REPLACED)
-    assert begun.wait(5)
+    assert begun.wait(60)
     client = world.remember(world.direct())
     walks = world.walks
     for number in range(1, 10):

@@ -10,19 +10,19 @@ from ipaddress import ip_address
 
 from ebpflb.datapath import kernel
 from ebpflb.datapath.maps.bpf_map import Counters, Map
-from ebpflb.datapath.maps.records import Peer, PeerFrontend
+from ebpflb.datapath.maps.socket_records import PeerFrontend, SocketEntry
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.node.sock_diag import SockDiag
-from ebpflb.plan.entries import NOWHERE, Backend, Frontend, Range, ServiceEntry
+from ebpflb.plan.entries import NO_SLOT, Backend, Frontend, Range, ServiceEntry
 from ebpflb.plan.service_entries import BackendChange
-from ebpflb.stale_udp.worker import Pass, Search, StaleUdpWorker
+from ebpflb.stale_udp.worker import SearchKind, StaleSearch, StaleUdpWorker
 from tests.datapath.attach.device_namespace import Namespace
 from tests.datapath.maps.small import small_maps
 from tests.datapath.variants import eventually
 
 NAMES = (
-    "sockets", "services", "slots", "backend_slots", "node_addresses", "cluster_ips",
+    "sockets", "peers", "services", "slots", "backend_slots", "node_addresses", "cluster_ips",
     "backend_stats", "other_flows",
 )  # fmt: skip
 UDP, SERVICE = 17, 7
@@ -70,7 +70,7 @@ class World:
     def remember(self, one: socket.socket) -> socket.socket:
         """As the hooks do of a socket that asked for VIP and was given the backend."""
         cookie = int.from_bytes(one.getsockopt(socket.SOL_SOCKET, 57, 8), "little")
-        self.maps["sockets"].write([(Peer(cookie, HERE, self.port), self.given)])
+        self.maps["sockets"].write([(cookie, SocketEntry(self.given, SERVICE))])
         self.count(OLD, 1, 0)
         return one
 
@@ -80,7 +80,9 @@ class World:
 
     @property
     def known(self) -> set[int]:
-        return {peer.socket for peer, _ in self.maps["sockets"].items()}
+        """Those that are remembered to talk to a backend."""
+        entries = self.maps["sockets"].items()
+        return {socket for socket, entry in entries if entry.peer.frontend.port}
 
     def count(self, backend: int, opened: int, closed: int) -> None:
         stats = self.maps["backend_stats"]
@@ -90,11 +92,11 @@ class World:
 
     def serve(self, *backends: Backend, frontend: Frontend = VIP) -> None:
         """These and no others serve the frontend."""
-        self.maps["backend_slots"].write([(id, NOWHERE) for id in range(64)])
+        self.maps["backend_slots"].write([(id, NO_SLOT) for id in range(64)])
         self.maps["slots"].write(list(enumerate(backends)))
         self.maps["backend_slots"].write([(one.id, slot) for slot, one in enumerate(backends)])
         block = Range(0, len(backends))
-        service = ServiceEntry(frontend, SERVICE, frozenset(), 0, block.size, block, block)
+        service = ServiceEntry(SERVICE, frozenset(), 0, block.size, block, block)
         self.maps["services"].write([(frontend, service)])
 
 
@@ -115,9 +117,9 @@ def made(ns: Namespace) -> Iterator[World]:
 NAME = PortName("default", "dns", "dns", Protocol.UDP, Family.IPV4)
 
 
-def replaced(*ids: int) -> list[BackendChange]:
+def replaced(*ids: int, by: int = ELSEWHERE.id) -> list[BackendChange]:
     """These backends are removed, and another one serves."""
-    return [BackendChange(NAME, ids, (ELSEWHERE.id,))]
+    return [BackendChange(NAME, ids, (by,))]
 
 
 def orphaned(*ids: int) -> list[BackendChange]:
@@ -146,9 +148,9 @@ def is_ended(one: socket.socket) -> bool:
     return eventually(lambda: not has_peer(one)) and error_of(one) == errno.ECONNABORTED
 
 
-def pending(world: World) -> list[Search]:
+def pending(world: World) -> list[StaleSearch]:
     """The searches that follow changes and are still to come."""
-    return [search for search in world.worker._searches if search.kind is not Pass.RENEWAL]
+    return [search for search in world.worker._searches if search.kind is not SearchKind.RENEWAL]
 
 
 def settle(world: World) -> None:

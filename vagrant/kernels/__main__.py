@@ -4,7 +4,9 @@
 python3 -m vagrant.kernels list
 python3 -m vagrant.kernels fetch [KERNEL ...]
 python3 -m vagrant.kernels package KERNEL
+python3 -m vagrant.kernels accelerator
 python3 -m vagrant.kernels test [KERNEL ...] [-- PYTEST WORDS]
+python3 -m vagrant.kernels here KERNEL [PYTEST WORDS]
 python3 -m vagrant.kernels run KERNEL COMMAND
 python3 -m vagrant.kernels shell KERNEL
 python3 -m vagrant.kernels table
@@ -52,11 +54,24 @@ def _package(words: list[str]) -> int:
     return 0
 
 
+def _accelerator(_words: list[str]) -> int:
+    """kvm, or qemu where QEMU emulates (vagrant/Vagrantfile)."""
+    print("kvm" if machine.acceleration() == machine.VIRTUAL else "qemu")
+    return 0
+
+
 def _test(words: list[str]) -> int:
     """All kernels or those named; after ``--`` whatever pytest is to run instead of the lane."""
     cut = words.index("--") if "--" in words else len(words)
     outcomes = lane.test_all(_named(words[:cut]), words[cut + 1 :] or lane.TESTS)
     return _report(outcomes)
+
+
+def _here(words: list[str]) -> int:
+    """The lane, or other tests, where the kernel runs already (vagrant/provision/kernel)."""
+    if not words:
+        raise LabError("here wants a kernel")
+    return lane.here(listing.named(words[0]), words[1:] or lane.TESTS)
 
 
 def _report(outcomes: list[lane.Outcome]) -> int:
@@ -121,7 +136,9 @@ COMMANDS = {
     "list": _list,
     "fetch": _fetch,
     "package": _package,
+    "accelerator": _accelerator,
     "test": _test,
+    "here": _here,
     "run": _run,
     "shell": _shell,
     "table": _table,

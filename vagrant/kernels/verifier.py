@@ -52,17 +52,17 @@ def measure() -> Counts:
     Raises KernelError where one of them is refused.
     """
     from ebpflb.datapath.maps import bpf_map, layout
-    from ebpflb.datapath.programs import compiler
+    from ebpflb.datapath.programs import compiler, precompile
     from ebpflb.options import Paths
     from vagrant.kernels import bytecode
 
     counts: Counts = {}
     with ExitStack() as opened:
         made: dict[str, Map] = {}
-        for name, spec in layout.MAPS.items():
+        for name, spec in layout.PROGRAM_MAPS.items():
             made[name] = bpf_map.open_map(spec, bpf_map.create_map(spec))
             opened.callback(made[name].close)
-        for source in bytecode.VARIANTS:
+        for source in precompile.VARIANTS:
             for variant, flags in bytecode.variants(source).items():
                 compiled = compiler.compile_source(source, flags, cache=Paths.cache)
                 for program in compiled.programs:
@@ -76,7 +76,7 @@ def _measure_one(compiled: "Compiled", program: str, made: "dict[str, Map]") -> 
     from ebpflb.datapath.programs.compiler import MAP_NUMBERS
 
     fds = {MAP_NUMBERS[name]: opened.fd for name, opened in made.items()}
-    attach = loader.HOOKS[compiled.sections[program]]
+    attach = loader.HOOK_TYPES[compiled.sections[program]]
     log = bytearray(_LOG_BYTES)
     with kfuncs.linked(loader.relocate(compiled.programs[program], fds)) as linked:
         fd = kernel.prog_load(

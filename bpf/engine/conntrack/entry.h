@@ -9,6 +9,7 @@
 #include "engine/conntrack/kfuncs.h"
 #include "net/address.h"
 #include "net/protocol.h"
+#include "record/record.h"
 
 /*
  * Until netfilter has seen the packet, which sets the time-out of the protocol's state. So a packet
@@ -23,7 +24,7 @@ struct ct_key {
 	__u8 protocol;
 };
 
-/* IPv4 addresses are the last words of ours. */
+/* An IPv4 address is the last 32 bits of ours. */
 static __always_inline struct ct_key ct_key_of(const struct tuple *tuple)
 {
 	struct ct_key key = { .protocol = tuple->protocol };
@@ -94,47 +95,6 @@ static __always_inline struct address ct_address(const struct address *address)
 		return *address;
 	plain.word[0] = address->word[3];
 	return plain;
-}
-
-enum ct_made { CT_MADE, CT_CLASH, CT_NO_ROOM };
-
-static __always_inline struct nf_conn___init *ct_alloc(struct __sk_buff *ctx, struct ct_key *key)
-{
-	struct ct_options options = { .netns_id = CURRENT_NETNS, .protocol = key->protocol };
-
-	return key->size == sizeof(key->tuple.ipv4)
-		       ? bpf_skb_ct_alloc(ctx, &key->tuple, sizeof(key->tuple.ipv4), &options, 12)
-		       : bpf_skb_ct_alloc(ctx, &key->tuple, sizeof(key->tuple.ipv6), &options, 12);
-}
-
-/*
- * An entry whose requests go to `to`, from `from`. The destination is set first: the source port is
- * chosen so that it is unique for that destination. Port 0 means that nf_nat chooses: the client's
- * own if it is free, else another one of its class. CT_CLASH: another packet was first.
- */
-static __always_inline enum ct_made ct_create(struct __sk_buff *ctx, struct ct_key *key,
-					      const struct address *to, __be16 port,
-					      const struct address *from)
-{
-	struct nf_conn___init *fresh = ct_alloc(ctx, key);
-	struct address destination = ct_address(to), source = ct_address(from);
-	struct nf_conn *entry;
-	int failed;
-
-	if (!fresh)
-		return CT_NO_ROOM;
-	bpf_ct_set_timeout(fresh, CT_TIMEOUT);
-	failed = bpf_ct_set_nat_info(fresh, &destination, BE16(port), CT_DESTINATION);
-	if (!failed)
-		failed = bpf_ct_set_nat_info(fresh, &source, 0, CT_SOURCE);
-	/* Only by inserting it can an entry be given up. */
-	entry = bpf_ct_insert_entry(fresh);
-	if (!entry)
-		return CT_CLASH;
-	if (failed)
-		bpf_ct_change_timeout(entry, 0);
-	bpf_ct_release(entry);
-	return failed ? CT_NO_ROOM : CT_MADE;
 }
 
 #endif

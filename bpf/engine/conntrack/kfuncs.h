@@ -31,6 +31,9 @@ enum ct_manipulation { CT_SOURCE = 0, CT_DESTINATION = 1 };	/* enum nf_nat_manip
 #define CT_TCP_TIME_WAIT 7
 #define CT_TCP_CLOSE 8
 
+/* enum ip_conntrack_status */
+#define CT_STATUS_SEEN_REPLY (1 << 1)
+#define CT_STATUS_ASSURED (1 << 2)	/* of TCP: the client has answered the backend */
 #define CT_STATUS_DST_NAT (1 << 5)	/* IPS_DST_NAT: the destination is translated */
 
 #if defined(DIALECT_BCC)
@@ -81,6 +84,11 @@ KFUNC(void, bpf_ct_set_timeout, struct nf_conn___init *entry, __u32 milliseconds
 KFUNC(struct nf_conn *, bpf_ct_insert_entry, struct nf_conn___init *entry)
 KFUNC(int, bpf_ct_change_timeout, struct nf_conn *entry, __u32 milliseconds)
 KFUNC(void, bpf_ct_release, struct nf_conn *entry)
+
+#ifdef RECORD
+/* `ebpflb explain` changes nothing on the node: no entry expires by it. */
+#define bpf_ct_change_timeout(entry, milliseconds) ((void)(entry))
+#endif
 
 FIELD(u64, ct_status, 0x7fe0)		/* nf_conn.status */
 FIELD(u8, ct_tcp_state, 0x7ff0)		/* nf_conn.proto.tcp.state */

@@ -9,30 +9,14 @@
 #ifndef EBPFLB_ENGINE_CONNTRACK_OPEN_H
 #define EBPFLB_ENGINE_CONNTRACK_OPEN_H
 
+#include "path/outcome.h"
 #include "path/policy.h"
 
 #ifdef HAVE_CONNTRACK
 
-#include "engine/conntrack/entry.h"
+#include "engine/conntrack/create.h"
+#include "engine/conntrack/evict.h"
 #include "path/route.h"
-
-/*
- * Whether a rule in POSTROUTING may masquerade the flow, as CNIs do with what pods send to addresses
- * outside the pods' ranges. It does not apply to entries that are made here, so these flows are left
- * to the flow tables, whose packets such a rule sees.
- */
-static __always_inline bool others_may_masquerade(const struct settings *settings,
-						  const struct selection *selection,
-						  const struct address *client)
-{
-	const struct backend *backend = &selection->backend;
-
-	if (backend->flags & BACKEND_HERE ||
-	    (policy_detects_local(settings, client) && !selection->is_local_client))
-		return false;
-	return !prefix_has(&settings->pods_v4, &backend->address) &&
-	       !prefix_has(&settings->pods_v6, &backend->address);
-}
 
 /* Whether a flow of the flow tables has the client's port at this source already. */
 static __always_inline bool flows_use_source(const struct packet *packet,
@@ -49,7 +33,10 @@ static __always_inline bool flows_use_source(const struct packet *packet,
 	return flow_find(&un_snat_tuple) != NULL;
 }
 
-/* Whether conntrack takes the flow; `source` is then what its requests come from. */
+/*
+ * Whether conntrack takes the flow; `source` is then what its requests come from. Where connections
+ * are counted the flow tables do, since no program is told when a flow of conntrack ends.
+ */
 static __always_inline bool conntrack_takes(struct __sk_buff *ctx, const struct packet *packet,
 					    const struct settings *settings,
 					    const struct selection *selection,
@@ -58,7 +45,8 @@ static __always_inline bool conntrack_takes(struct __sk_buff *ctx, const struct 
 	const struct address *client = &packet->tuple.source;
 	enum route_source found;
 
-	if (!(settings->flags & SETTING_CONNTRACK) || packet->tuple.protocol == SCTP)
+	if (!(settings->flags & SETTING_CONNTRACK) || packet->tuple.protocol == SCTP ||
+	    selection->service.flags & SERVICE_LEAST_CONNECTIONS)
 		return false;
 	*source = *client;
 	*masquerade = policy_needs_snat(settings, selection, client);
@@ -71,47 +59,77 @@ static __always_inline bool conntrack_takes(struct __sk_buff *ctx, const struct 
 	return *masquerade && !flows_use_source(packet, &selection->backend, source);
 }
 
-/* A clash is tried once more: its cause is another packet of the flow, or of its source port. */
-static __always_inline enum verdict conntrack_create(struct __sk_buff *ctx,
+/*
+ * A failure is tried once more: the cause of a clash is another packet of the flow, or of its source
+ * port; where there is no space some is made.
+ */
+static __always_inline enum ct_made conntrack_create(struct __sk_buff *ctx,
 						     const struct packet *packet,
 						     const struct backend *backend,
-						     const struct address *source, bool masquerade)
+						     const struct address *source)
 {
 	struct ct_key key = ct_key_of(&packet->tuple);
 	enum ct_made made = ct_create(ctx, &key, &backend->address, backend->port, source);
 
-	if (made == CT_CLASH) {
-		if (ct_find(ctx, &key).known)
-			return VERDICT_ESTABLISHED;
+	if (made == CT_CLASH && ct_find(ctx, &key).known)
+		return CT_KNOWN;
+	if (made == CT_NO_SPACE)
+		opening_evict(ctx);
+	if (made != CT_MADE)
 		made = ct_create(ctx, &key, &backend->address, backend->port, source);
-	}
-	if (made == CT_MADE)
-		return masquerade ? VERDICT_MASQUERADED : VERDICT_TRANSLATED;
-	return made == CT_CLASH ? VERDICT_PORTS_EXHAUSTED : VERDICT_FLOWS_FULL;
+	return made;
 }
 
-/* The verdict on a packet whose flow conntrack takes; VERDICT_PASSED if it does not take it. */
-static __always_inline enum verdict conntrack_open(struct __sk_buff *ctx,
-						   const struct packet *packet,
-						   const struct settings *settings,
-						   const struct selection *selection)
+static __always_inline enum verdict conntrack_verdict(enum ct_made made, bool masquerade)
+{
+	switch (made) {
+	case CT_MADE:
+		return masquerade ? VERDICT_MASQUERADED : VERDICT_TRANSLATED;
+	case CT_KNOWN:
+		return VERDICT_ESTABLISHED;
+	case CT_CLASH:
+		return VERDICT_PORTS_EXHAUSTED;
+	default:
+		return VERDICT_FLOWS_FULL;
+	}
+}
+
+/* Undecided where conntrack does not take the flow: then it is one for the flow tables. */
+static __always_inline struct outcome conntrack_open(struct __sk_buff *ctx,
+						     const struct packet *packet,
+						     const struct settings *settings,
+						     const struct selection *selection)
 {
 	struct address source;
+	enum ct_made made;
 	bool masquerade;
 
 	if (!conntrack_takes(ctx, packet, settings, selection, &source, &masquerade))
-		return VERDICT_PASSED;
-	return conntrack_create(ctx, packet, &selection->backend, &source, masquerade);
+		return undecided();
+	made = conntrack_create(ctx, packet, &selection->backend, &source);
+	if (made == CT_MADE)
+		opening_note(ctx, packet, selection);
+	return unchanged(conntrack_verdict(made, masquerade));
+}
+
+/* To be called for every packet at egress. */
+static __always_inline void conntrack_leaves(struct __sk_buff *ctx)
+{
+	opening_leaves(ctx);
 }
 
 #else
 
-static __always_inline enum verdict conntrack_open(struct __sk_buff *ctx,
-						   const struct packet *packet,
-						   const struct settings *settings,
-						   const struct selection *selection)
+static __always_inline struct outcome conntrack_open(struct __sk_buff *ctx,
+						     const struct packet *packet,
+						     const struct settings *settings,
+						     const struct selection *selection)
 {
-	return VERDICT_PASSED;
+	return undecided();
+}
+
+static __always_inline void conntrack_leaves(struct __sk_buff *ctx)
+{
 }
 
 #endif

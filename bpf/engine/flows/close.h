@@ -6,7 +6,8 @@
 #ifndef EBPFLB_ENGINE_FLOWS_CLOSE_H
 #define EBPFLB_ENGINE_FLOWS_CLOSE_H
 
-#include "engine/flows/table.h"
+#include "engine/flows/count.h"
+#include "path/settings.h"
 
 /* The tuple of the requests of a flow, from the tuple and the entry of its replies at egress. */
 static __always_inline struct tuple request_tuple_of(const struct tuple *reply_tuple,
@@ -52,16 +53,20 @@ static __always_inline bool request_leads_to(const struct tuple *request_tuple,
  * one side has closed in order, the backend may be in TIME_WAIT and would take a new connection from
  * that port for a part of the old one.
  */
-static __always_inline void port_close(const struct tuple *reply_tuple, struct flow *reply_entry,
-				       __u32 request_flags, const bool rests)
+static __always_inline void port_close(const struct tuple *reply_tuple,
+				       const struct flow *reply_entry, __u32 request_flags,
+				       const bool rests)
 {
 	__u32 flags = reply_entry->flags | request_flags;
+	struct scratch *scratch = scratch_here();
 
-	if (rests && reply_entry->flags & FLOW_SEEN && flags & FLOW_FIN && !(flags & FLOW_RST)) {
-		reply_entry->flags |= FLOW_FIN;
-		reply_entry->kind = FLOW_RESTING;
-	} else {
+	if (!scratch || !rests || !(reply_entry->flags & FLOW_SEEN) || !(flags & FLOW_FIN) ||
+	    flags & FLOW_RST) {
 		flow_delete(reply_tuple);
+	} else if (flow_copy(&scratch->other, reply_tuple, reply_entry)) {
+		scratch->other.flags |= FLOW_FIN;
+		scratch->other.kind = FLOW_RESTING;
+		flow_update(reply_tuple, &scratch->other, BPF_EXIST);
 	}
 }
 
@@ -104,22 +109,26 @@ static __always_inline void flow_close(const struct tuple *request_tuple,
 		snat_close(&translated, true);
 	}
 	flow_delete(request_tuple);
+	flow_uncount(request_entry->connection);
 }
 
 /* Deletes all entries of the flow whose requests have the tuple ending->between at egress. */
 static __always_inline void flow_end(struct ending *ending)
 {
 	struct flow *reply_entry, *request_entry;
+	__u64 connection;
 
 	tuple_write_reverse(&ending->reply_tuple, &ending->between, HOOK_EGRESS);
 	reply_entry = flow_find(&ending->reply_tuple);
 	if (reply_entry) {
 		request_tuple_write(&ending->request_tuple, &ending->reply_tuple, reply_entry);
 		request_entry = flow_find(&ending->request_tuple);
+		connection = reply_entry->connection;
 		if (request_entry && request_leads_to(&ending->request_tuple, request_entry,
 						      &ending->reply_tuple, HOOK_INGRESS))
 			flow_delete(&ending->request_tuple);
 		flow_delete(&ending->reply_tuple);
+		flow_uncount(connection);
 	}
 	snat_close(&ending->between, false);
 }

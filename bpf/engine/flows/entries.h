@@ -3,7 +3,7 @@
 #ifndef EBPFLB_ENGINE_FLOWS_ENTRIES_H
 #define EBPFLB_ENGINE_FLOWS_ENTRIES_H
 
-#include "engine/flows/table.h"
+#include "engine/flows/count.h"
 
 /* What all entries of a flow have in common. */
 static __always_inline struct flow flow_entry(const struct backend *backend, __u32 ifindex,
@@ -15,6 +15,21 @@ static __always_inline struct flow flow_entry(const struct backend *backend, __u
 			      .backend = backend->id,
 			      .kind = kind,
 			      .ifindex = ifindex };
+}
+
+/* The three entries of a flow to the backend that was selected, before their addresses are known. */
+static __always_inline void entries_begin(struct scratch *scratch, __u32 ifindex, __u64 now,
+					  bool is_direct)
+{
+	const struct backend *backend = &scratch->selection.backend;
+
+	scratch->reply_entry = flow_entry(backend, ifindex, now,
+					  is_direct ? FLOW_UN_DIRECT : FLOW_UN_DNAT);
+	scratch->request_entry = flow_entry(backend, ifindex, now,
+					    is_direct ? FLOW_DIRECT : FLOW_DNAT);
+	scratch->snat_entry = flow_entry(backend, ifindex, now, FLOW_SNAT_PENDING);
+	scratch->request_entry.connection = flow_number(&scratch->selection, is_direct);
+	scratch->reply_entry.connection = scratch->request_entry.connection;
 }
 
 /* Replies to a request: their tuple as long as the client keeps its port, and their entry. */

@@ -6,25 +6,27 @@
 #ifndef EBPFLB_ENGINE_FLOWS_FOLLOW_H
 #define EBPFLB_ENGINE_FLOWS_FOLLOW_H
 
-#include "path/affinity.h"
+#include "engine/flows/touch.h"
 #include "path/backend.h"
 #include "path/frontend.h"
-#include "engine/flows/table.h"
 
 #define REPLY_TIMEOUT 3000000000ULL	/* ns; a SYN is sent again after 1 s and after 3 s (RFC 6298) */
 
 /*
- * Whether a packet that opens a connection may replace this flow: one side has closed or reset, or
- * only packets that open a connection have passed, and the flow is older than REPLY_TIMEOUT.
+ * Whether a packet that opens a connection may replace this flow: both sides have closed, or one has
+ * reset; or only packets that open a connection have passed, and the flow is older than
+ * REPLY_TIMEOUT. While one side may still send, it is the backend that judges, as with conntrack
+ * (a SYN in FIN_WAIT and CLOSE_WAIT is ignored: tcp_conntracks in nf_conntrack_proto_tcp.c).
  */
 static __always_inline bool flow_may_be_replaced(const struct tuple *request_tuple,
 						 const struct flow *request_entry)
 {
 	struct tuple translated = flow_translate(request_tuple, request_entry);
 	struct flow *reply_entry = flow_opposite(&translated);
-	__u32 flags = request_entry->flags | (reply_entry ? reply_entry->flags : 0);
+	__u32 reply_flags = reply_entry ? reply_entry->flags : FLOW_FIN;
+	__u32 flags = request_entry->flags | reply_flags;
 
-	return flags & (FLOW_FIN | FLOW_RST) ||
+	return flow_has_ended(request_entry->flags, reply_flags) ||
 	       (!(flags & FLOW_SEEN) && clock_coarse() > request_entry->created + REPLY_TIMEOUT);
 }
 
@@ -32,20 +34,22 @@ static __always_inline bool flow_may_be_replaced(const struct tuple *request_tup
  * Whether a UDP flow's frontend still is its service's, or nobody's. It is looked up only after
  * frontends got other services, and once in a new flow, which may have been opened meanwhile.
  */
-static __always_inline bool flow_has_frontend(const struct tuple *request_tuple, struct flow *flow)
+static __always_inline bool flow_has_frontend(const struct tuple *request_tuple,
+					      const struct flow *known, struct flow *flow)
 {
 	struct settings *settings = settings_read();
 	struct frontend frontend = tuple_frontend(request_tuple);
 	__u32 moves = settings ? settings->frontend_moves : 0;
-	__u32 service;
+	struct scratch *scratch = scratch_here();
 
-	if (flow->frontend_moves == moves)
+	if (!scratch || known->frontend_moves == moves)
 		return true;
 	barrier();	/* the agent writes the services before it adds to the moves */
-	service = service_id_at(&frontend);
-	if (service && service != flow->service)
+	if (service_find(&frontend, NO_NETNS, &scratch->selection.service) != FOUND)
+		return true;
+	if (scratch->selection.service.id != known->service)
 		return false;
-	if (service)
+	if (flow_remains(flow, known))
 		flow->frontend_moves = moves;
 	return true;
 }
@@ -56,81 +60,46 @@ static __always_inline bool flow_has_frontend(const struct tuple *request_tuple,
  * has the backend, even a terminating one (kube-proxy.md 11.1), and no other service has the
  * frontend. A direct connection has no service.
  */
-static __always_inline bool flow_continues(const struct packet *packet, struct flow *flow)
+static __always_inline bool flow_continues(const struct packet *packet, const struct flow *known,
+					   struct flow *flow)
 {
 	struct backend backend;
 
-	if (!(flow->flags & FLOW_REQUEST) || !packet->opens)
+	if (!(known->flags & FLOW_REQUEST) || !packet->opens)
 		return true;
-	if (packet->tuple.protocol != UDP && flow_may_be_replaced(&packet->tuple, flow))
+	if (known->flags & FLOW_GONE)
 		return false;
-	if (packet->tuple.protocol == UDP && !flow_has_frontend(&packet->tuple, flow))
+	if (packet->tuple.protocol != UDP && flow_may_be_replaced(&packet->tuple, known))
 		return false;
-	return flow->kind == FLOW_DIRECT || backend_find(flow->service, flow->backend, &backend);
+	if (packet->tuple.protocol == UDP && !flow_has_frontend(&packet->tuple, known, flow))
+		return false;
+	return known->kind == FLOW_DIRECT ||
+	       backend_find(known->service, known->backend, &backend);
 }
 
 /*
- * Whether a packet shows that its sender gets the packets of the other end. One that opens a
- * connection does not: its source may be forged. So may that of a client's further packets, as long
- * as the backend has not replied. Any reply shows that the backend got the request.
+ * Whether the agent has ended this flow, and the client is to be told so by a reset. Its own resets
+ * pass: they are its answers to what the backend still sends. From the first reset on the flow counts
+ * as one that has been reset, and is swept.
  */
-static __always_inline bool flow_is_answered(const struct flow *flow, const struct packet *packet,
-					     const struct tuple *translated)
+static __always_inline bool flow_is_gone(const struct packet *packet, const struct flow *known,
+					 struct flow *flow)
 {
-	struct flow *reply_entry;
-
-	if (packet->tuple.protocol == UDP)
-		return true;
-	if (packet->opens)
+	if (!(known->flags & FLOW_GONE) || packet->opens || packet->ends & FLOW_RST)
 		return false;
-	if (!(flow->flags & FLOW_REQUEST))
-		return true;
-	if (packet->ends & FLOW_RST)
-		return false;
-	reply_entry = flow_opposite(translated);
-	return reply_entry && reply_entry->flags & FLOW_SEEN;
-}
-
-/* An end of a flow has been answered: the client's address is not forged. */
-static __always_inline void flow_confirm_affinity(const struct flow *flow,
-						  const struct tuple *packet,
-						  const struct tuple *translated)
-{
-	const struct address *client = flow->flags & FLOW_REQUEST ? &packet->source
-								  : &translated->destination;
-
-	affinity_confirm(client, flow->service, flow->backend, flow->created);
-}
-
-/*
- * Notes that a packet has passed. A reset may be forged: if more packets of that side follow,
- * FLOW_RST is cleared.
- */
-static __always_inline void flow_touch(struct flow *flow, const struct packet *packet,
-				       const struct tuple *translated)
-{
-	__u64 now = clock_coarse();
-	bool opens = packet->opens && packet->tuple.protocol != UDP;
-	__u32 before = opens || packet->ends ? flow->flags : flow->flags & ~FLOW_RST;
-	__u32 flags = before | packet->ends;
-
-	if (!(flags & FLOW_SEEN) && flow_is_answered(flow, packet, translated)) {
-		flags |= FLOW_SEEN;
-		if (flags & FLOW_AFFINITY)
-			flow_confirm_affinity(flow, &packet->tuple, translated);
-		flags &= ~FLOW_AFFINITY;
+	if (flow_remains(flow, known)) {
+		flow->flags |= FLOW_RST;
+		flow->last_seen = clock_coarse();
 	}
-	if (flow->flags != flags)
-		flow->flags = flags;
-	if (flow->last_seen != now)
-		flow->last_seen = now;
+	return true;
 }
 
-static __always_inline struct tuple flow_follow(const struct packet *packet, struct flow *flow)
+static __always_inline struct tuple flow_follow(struct __sk_buff *ctx, const struct packet *packet,
+						const struct flow *known, struct flow *flow)
 {
-	struct tuple to = flow_translate(&packet->tuple, flow);
+	struct tuple to = flow_translate(&packet->tuple, known);
 
-	flow_touch(flow, packet, &to);
+	flow_touch(ctx, known, flow, packet, &to);
 	return to;
 }
 

@@ -3,7 +3,7 @@
  * A flow is half-open until both ends have been heard: of TCP and SCTP until the client has answered
  * the backend, of UDP until the backend has replied. Sources of half-open flows may be forged, so
  * their number is limited: every new flow takes a place in the map half_open, and the flow that had
- * this place is deleted if it is still half-open. The maps of flows have room for all of these, so
+ * this place is deleted if it is still half-open. The maps of flows have space for all of these, so
  * a flood of half-open flows evicts no other ones.
  *
  * A second map of flows would do the same, but every packet of no flow would pay for a look-up in
@@ -17,37 +17,47 @@
 
 #define HALF_OPEN_TRIES 4	/* random places; the flow that is the oldest there loses its place */
 
-static __always_inline bool flow_is_half_open(const struct half_open *place,
+static __always_inline bool flow_is_half_open(const struct ending *ending,
 					      const struct flow *request_entry)
 {
 	struct flow *reply_entry;
 
-	if (place->request.protocol != UDP)
+	if (ending->request_tuple.protocol != UDP)
 		return !(request_entry->flags & FLOW_SEEN);
-	reply_entry = flow_find(&place->reply);
+	reply_entry = flow_find(&ending->reply_tuple);
 	return reply_entry && !(reply_entry->flags & FLOW_SEEN);
 }
 
 /*
  * Deletes the flow that has this place, if it is half-open and no newer flow has its tuple. What
  * flow_close does would cost the verifier three times as much: the tuples are in a map, so that
- * paths that differ in them are verified once.
+ * paths that differ in them are verified once. Two CPUs may fill a place at once: then it contains
+ * the requests of one flow and the replies of another.
  */
-static __always_inline void half_open_displace(const struct half_open *place)
+static __always_inline void half_open_displace(const struct half_open *place,
+					       struct scratch *scratch)
 {
 	struct flow_counters *counters = flow_counters_of(&place->request);
-	struct flow *request_entry = flow_find(&place->request);
-	struct tuple snat_tuple;
+	struct ending *ending = &scratch->ending;
+	struct flow *found, *request_entry = &scratch->other;
+	__u64 created = place->created;
 
-	if (!request_entry || request_entry->created != place->created ||
-	    !flow_is_half_open(place, request_entry))
+	ending->request_tuple = place->request;
+	ending->reply_tuple = place->reply;
+	barrier();	/* from here on the place is not read */
+	found = flow_find(&ending->request_tuple);
+	if (!found || !flow_copy(request_entry, &ending->request_tuple, found) ||
+	    request_entry->created != created || !flow_is_half_open(ending, request_entry) ||
+	    !request_leads_to(&ending->request_tuple, request_entry, &ending->reply_tuple,
+			      HOOK_INGRESS))
 		return;
-	flow_delete(&place->reply);
+	flow_delete(&ending->reply_tuple);
 	if (request_entry->flags & FLOW_MASQUERADE) {
-		snat_tuple = tuple_reverse(&place->reply, HOOK_EGRESS);
-		snat_close(&snat_tuple, false);
+		tuple_write_reverse(&ending->between, &ending->reply_tuple, HOOK_EGRESS);
+		snat_close(&ending->between, false);
 	}
-	flow_delete(&place->request);
+	flow_delete(&ending->request_tuple);
+	flow_uncount(request_entry->connection);
 	if (counters)
 		counters->displaced += 1;
 }
@@ -70,16 +80,16 @@ static __always_inline struct half_open *half_open_place(__u8 protocol)
 
 /* To be called for every new flow. */
 static __always_inline void half_open_note(const struct tuple *request_tuple,
-					   const struct tuple *reply_tuple, __u64 created)
+					   struct scratch *scratch, __u64 created)
 {
 	struct half_open *place = half_open_place(request_tuple->protocol);
 
 	if (!place)
 		return;
 	if (place->created)
-		half_open_displace(place);
+		half_open_displace(place, scratch);
 	place->request = *request_tuple;
-	place->reply = *reply_tuple;
+	place->reply = scratch->reply_tuple;
 	place->created = created;
 }
 

@@ -64,12 +64,16 @@ static __always_inline __u64 port_held_since(const struct settings *settings,
 	if (!reply_entry)
 		return PORT_IDLE;
 	scratch->holder_created = reply_entry->created;
+	scratch->holder_connection = reply_entry->connection;
 	request_entry = holder_find(reply_entry, scratch, hook);
+	/* Its other entries may be about to be written, on another CPU. */
+	if (!request_entry && now < reply_entry->created + SECOND)
+		return PORT_KEPT;
 	used = flow_used(reply_entry, request_entry);
 	if (key.protocol == UDP)
 		key.is_stream = used > reply_entry->created + settings->stream_after * SECOND;
 	if (request_entry)
-		key.request_flags = request_entry->flags & ~FLOW_MASQUERADE;
+		key.request_flags = request_entry->flags & ~(FLOW_MASQUERADE | FLOW_GONE);
 	key.reply_flags = reply_entry->flags;
 	timeout = LOOKUP(struct timeout, timeouts, &key);
 	if (!timeout || now < used + timeout->kept * SECOND)

@@ -1,35 +1,34 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * SNAT at egress (kube-proxy.md 5.1): a flow whose replies must come back to this node gets an
- * address of the device by which it leaves, and a source port that no other flow to its backend
- * has.
+ * SNAT at egress (kube-proxy.md 5.1): a flow whose replies must come back to this node gets the
+ * address that the route would choose as its source, and a source port that no other flow to its
+ * backend has.
  */
 #ifndef EBPFLB_ENGINE_FLOWS_MASQUERADE_H
 #define EBPFLB_ENGINE_FLOWS_MASQUERADE_H
 
+#include "engine/conntrack/port.h"
+#include "engine/flows/association.h"
 #include "engine/flows/port.h"
 #include "path/outcome.h"
+#include "path/route.h"
 #include "path/settings.h"
 
-static __always_inline struct address masquerade_address(__u32 ifindex, bool v6)
-{
-	struct device *device = LOOKUP(struct device, devices, &ifindex);
-
-	if (!device)
-		return (struct address){};
-	return v6 ? device->v6 : device->v4;
-}
-
-/* On success the destination of scratch->reply_tuple is the new source of the flow. */
-static __always_inline enum port un_snat_create(const struct settings *settings,
+/*
+ * On success the destination of scratch->reply_tuple is the new source of the flow. conntrack is
+ * asked about the port that was found, not about each that is tried: what 6.1's verifier has to
+ * follow stays small. The client whose packet is dropped sends it again, and gets another port.
+ */
+static __always_inline enum port un_snat_create(struct __sk_buff *ctx,
+						const struct settings *settings,
 						const struct packet *packet,
-						const struct flow *snat, struct address source,
-						struct scratch *scratch)
+						const struct flow *snat, struct scratch *scratch)
 {
 	const struct tuple *snat_tuple = &packet->tuple;
+	enum port port;
 
 	scratch->reply_tuple = tuple_reverse(snat_tuple, HOOK_INGRESS);
-	scratch->reply_tuple.destination = source;
+	scratch->reply_tuple.destination = scratch->source;
 	scratch->reply_entry = (struct flow){ .last_seen = snat->last_seen,
 					      .created = snat->created,
 					      .address = snat_tuple->source,
@@ -39,12 +38,19 @@ static __always_inline enum port un_snat_create(const struct settings *settings,
 					      .backend = snat->backend,
 					      .kind = FLOW_UN_SNAT,
 					      .ifindex = snat->ifindex };
-	return port_create(settings, source_ports_for(settings, snat_tuple->source_port), scratch);
+	port = port_create(settings, port_sequence_for(settings, snat_tuple->source_port), scratch);
+	if (port == NO_PORT || !conntrack_has_port(ctx, &scratch->reply_tuple))
+		return port;
+	flow_delete(&scratch->reply_tuple);
+	return NO_PORT;
 }
 
 /*
- * Turns FLOW_SNAT_PENDING into FLOW_SNAT. Two packets of a flow may do so at once on two CPUs; then
- * the later one deletes its un-SNAT entry and uses the other's port.
+ * Turns FLOW_SNAT_PENDING into FLOW_SNAT. Two packets of a flow may come here at once on two CPUs: if
+ * the other one has written its entry by the time that this one has a port, this one gives its port
+ * back and uses the other's. If both look before either writes, the later write counts for the
+ * packets to come; the other port's un-SNAT entry leads to the same client, so the reply to the one
+ * packet that has it arrives, and stays until it has been idle for its time.
  */
 static __always_inline struct outcome masquerade(struct __sk_buff *ctx,
 						 const struct packet *packet,
@@ -52,27 +58,33 @@ static __always_inline struct outcome masquerade(struct __sk_buff *ctx,
 {
 	struct settings *settings = settings_read();
 	struct scratch *scratch = scratch_here();
-	struct address source = masquerade_address(ctx->ifindex, packet->v6);
 	struct flow snat = *pending;
 	enum port port;
 	struct flow *now;
 
-	if (!settings || !scratch || address_is_any(&source))
+	if (!settings || !scratch)
 		return unchanged(VERDICT_PORTS_EXHAUSTED);
-	port = un_snat_create(settings, packet, &snat, source, scratch);
+	route_source_here(ctx, packet, &scratch->source);
+	if (address_is_any(&scratch->source))
+		return unchanged(VERDICT_PORTS_EXHAUSTED);
+	port = un_snat_create(ctx, settings, packet, &snat, scratch);
 	if (port == NO_PORT)
 		return unchanged(VERDICT_PORTS_EXHAUSTED);
 	now = flow_find(&packet->tuple);
-	if (now && now->kind == FLOW_SNAT) {
+	if (now && flow_copy(&scratch->known, &packet->tuple, now) &&
+	    scratch->known.kind == FLOW_SNAT) {
 		flow_delete(&scratch->reply_tuple);
-		*to = flow_translate(&packet->tuple, now);
+		*to = flow_translate(&packet->tuple, &scratch->known);
 		return rewritten(VERDICT_ESTABLISHED);
 	}
 	snat.kind = FLOW_SNAT;
-	snat.address = source;
+	snat.address = scratch->source;
 	snat.port = scratch->reply_tuple.destination_port;
-	if (flow_update(&packet->tuple, &snat, BPF_EXIST))
+	side_begin(ctx, &snat, packet);
+	if (flow_update(&packet->tuple, &snat, BPF_EXIST)) {	/* evicted, or deleted, meanwhile */
+		flow_delete(&scratch->reply_tuple);
 		return unchanged(VERDICT_FLOWS_FULL);
+	}
 	*to = flow_translate(&packet->tuple, &snat);
 	return rewritten(port == PORT_TAKEN ? VERDICT_PORT_TAKEN_OVER : VERDICT_MASQUERADED);
 }

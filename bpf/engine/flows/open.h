@@ -3,24 +3,18 @@
  * Opens a flow: the reply's entry is created first, then the request's, so that no reply comes
  * before it can be translated.
  *
- * Between the hooks, two flows of one client port to one backend through two frontends look alike;
- * the newer flow gets another client port there. So does a backend that connects to itself from its
- * own port: its requests look like replies.
+ * Between the hooks, two flows of one client port to one backend through two frontends look alike:
+ * the newer gets another client port there. So does a backend that connects to itself from its port.
  */
 #ifndef EBPFLB_ENGINE_FLOWS_OPEN_H
 #define EBPFLB_ENGINE_FLOWS_OPEN_H
 
+#include "engine/flows/association.h"
 #include "engine/flows/entries.h"
 #include "engine/flows/half_open.h"
 #include "engine/flows/port.h"
 
 enum opened { OPENED, OPENED_WITH_PORT, NO_FREE_PORT, MAP_FULL };
-
-static __always_inline bool tuple_is_loop(const struct tuple *tuple)
-{
-	return tuple->source_port == tuple->destination_port &&
-	       address_equal(&tuple->source, &tuple->destination);
-}
 
 /*
  * Whether the entry that a reply's tuple already has may be overwritten: it belongs to the same
@@ -49,24 +43,25 @@ static __always_inline enum opened reply_create_with_port(const struct settings 
 							  const struct tuple *request_tuple,
 							  struct scratch *scratch)
 {
-	struct source_ports ports = source_ports_for(settings, request_tuple->source_port);
+	struct port_sequence ports = port_sequence_for(settings, request_tuple->source_port);
+	struct tuple *tuple = &scratch->reply_tuple;
+	__u64 sum = sum_without_ports(tuple, &scratch->reply_entry);
 
 	for (int i = 0; i < PORT_TRIES; i++) {
-		scratch->reply_tuple.destination_port = source_port_random(ports);
-		if (!flow_create(&scratch->reply_tuple, &scratch->reply_entry))
+		flow_name_port(tuple, &scratch->reply_entry, sum, port_next(&ports));
+		if (!flow_create_named(tuple, &scratch->reply_entry))
 			return OPENED_WITH_PORT;
 	}
 	if (port_held_since(settings, scratch, HOOK_EGRESS) == PORT_KEPT)
 		return NO_FREE_PORT;
 	flow_delete(&scratch->ending.between);
-	flow_delete(&scratch->reply_tuple);
-	return flow_create(&scratch->reply_tuple, &scratch->reply_entry) ? NO_FREE_PORT
-									: OPENED_WITH_PORT;
+	flow_delete(tuple);
+	flow_uncount(scratch->holder_connection);
+	return flow_create_named(tuple, &scratch->reply_entry) ? NO_FREE_PORT : OPENED_WITH_PORT;
 }
 
 /*
- * On success the destination of reply_tuple is the client between the hooks (maybe with another
- * port).
+ * On success the destination of reply_tuple is the client between the hooks.
  */
 static __always_inline enum opened reply_create(const struct settings *settings,
 						const struct tuple *request_tuple,
@@ -81,11 +76,13 @@ static __always_inline enum opened reply_create(const struct settings *settings,
 	if (failed != -EEXIST)
 		return MAP_FULL;
 	found = flow_find(tuple);
-	if (found)
-		scratch->former_request_tuple = request_tuple_of(tuple, found);
-	if (found && found->kind != FLOW_RESTING &&
-	    reply_may_be_replaced(found, &scratch->former_request_tuple, request_tuple)) {
+	if (!found || !flow_copy(&scratch->known, tuple, found))
+		return reply_create_with_port(settings, request_tuple, scratch);
+	scratch->former_request_tuple = request_tuple_of(tuple, &scratch->known);
+	if (scratch->known.kind != FLOW_RESTING &&
+	    reply_may_be_replaced(&scratch->known, &scratch->former_request_tuple, request_tuple)) {
 		flow_delete(&scratch->former_request_tuple);
+		flow_uncount(scratch->known.connection);
 		return flow_write(tuple, &scratch->reply_entry) ? MAP_FULL : OPENED;
 	}
 	return reply_create_with_port(settings, request_tuple, scratch);
@@ -103,23 +100,19 @@ static __always_inline bool snat_create(bool masquerade, struct scratch *scratch
 	return !masquerade || !flow_write(&scratch->snat_tuple, &scratch->snat_entry);
 }
 
-/* Opens a flow from a request's tuple to scratch->selection.backend. */
-static __always_inline enum opened flow_open(const struct settings *settings,
-					     const struct tuple *request_tuple, __u32 ifindex,
-					     bool is_direct, bool masquerade,
-					     struct scratch *scratch)
+/* Opens a flow with a request to scratch->selection.backend. */
+static __always_inline enum opened flow_open(struct __sk_buff *ctx, const struct settings *settings,
+					     const struct packet *packet, bool is_direct,
+					     bool masquerade, struct scratch *scratch)
 {
 	const struct backend *backend = &scratch->selection.backend;
+	const struct tuple *request_tuple = &packet->tuple;
 	__u16 flags = FLOW_REQUEST | (masquerade ? FLOW_MASQUERADE : 0);
 	__u16 affinity = scratch->selection.is_pending && !is_direct ? FLOW_AFFINITY : 0;
 	__u64 now = clock_coarse();
 	enum opened opened;
 
-	scratch->reply_entry = flow_entry(backend, ifindex, now,
-					  is_direct ? FLOW_UN_DIRECT : FLOW_UN_DNAT);
-	scratch->request_entry = flow_entry(backend, ifindex, now,
-					    is_direct ? FLOW_DIRECT : FLOW_DNAT);
-	scratch->snat_entry = flow_entry(backend, ifindex, now, FLOW_SNAT_PENDING);
+	entries_begin(scratch, ctx->ifindex, now, is_direct);
 	if (request_tuple->protocol == UDP) {
 		flags |= FLOW_SEEN;
 		scratch->reply_entry.flags = affinity;
@@ -129,16 +122,19 @@ static __always_inline enum opened flow_open(const struct settings *settings,
 	opened = reply_create(settings, request_tuple, scratch);
 	if (opened == MAP_FULL || opened == NO_FREE_PORT)
 		return opened;
-
 	scratch->request_entry.address = backend->address;
 	scratch->request_entry.port = backend->port;
 	scratch->request_entry.other_port = scratch->reply_tuple.destination_port;
 	scratch->request_entry.flags = flags | affinity;
+	side_begin(ctx, &scratch->request_entry, packet);
 	scratch->snat_entry.other_port = backend->port;
 	scratch->snat_entry.flags = flags;
-	if (!snat_create(masquerade, scratch) || flow_write(request_tuple, &scratch->request_entry))
+	flow_count(scratch->request_entry.connection, backend->id);
+	if (!snat_create(masquerade, scratch) || flow_write(request_tuple, &scratch->request_entry)) {
+		flow_uncount(scratch->request_entry.connection);
 		return MAP_FULL;
-	half_open_note(request_tuple, &scratch->reply_tuple, now);
+	}
+	half_open_note(request_tuple, scratch, now);
 	return opened;
 }
 

@@ -10,8 +10,6 @@
 #include "engine/flows/idle.h"
 #include "engine/flows/source_port.h"
 
-#define PORT_TRIES 16	/* how many random ports are tried for a flow */
-
 enum port { PORT_FOUND, PORT_TAKEN, NO_PORT };
 
 /*
@@ -40,20 +38,20 @@ static __always_inline bool port_take(struct scratch *scratch)
 }
 
 /*
- * Creates the entry of a masqueraded flow's replies, scratch->reply_entry, for a port of `ports`,
+ * Creates the entry of a masqueraded flow's replies, scratch->reply_entry, for one of these ports,
  * which becomes the destination port of scratch->reply_tuple. What the verifier need not know of one
  * try in the next one is in scratch.
  */
 static __always_inline enum port port_create(const struct settings *settings,
-					     struct source_ports ports, struct scratch *scratch)
+					     struct port_sequence ports, struct scratch *scratch)
 {
 	struct tuple *tuple = &scratch->reply_tuple;
-	__u64 held_since;
+	__u64 sum = sum_without_ports(tuple, &scratch->reply_entry), held_since;
 
 	scratch->oldest = PORT_KEPT;
 	for (int i = 0; i < PORT_TRIES; i++) {
-		tuple->destination_port = source_port_random(ports);
-		if (!flow_create(tuple, &scratch->reply_entry))
+		flow_name_port(tuple, &scratch->reply_entry, sum, port_next(&ports));
+		if (!flow_create_named(tuple, &scratch->reply_entry))
 			return PORT_FOUND;
 		held_since = port_held_since(settings, scratch, HOOK_INGRESS);
 		if (held_since < scratch->oldest) {

@@ -8,33 +8,80 @@
 #define EBPFLB_ENGINE_FLOWS_SOURCE_PORT_H
 
 #include "net/packet.h"
+#include "path/check.h"
 
 #define PRIVILEGED 1024	/* ports below it are only for processes of root */
+#define PORTS_WORD (__builtin_offsetof(struct tuple, source_port) / 4)
 
-struct source_ports {
+#define PORT_TRIES 16	/* how many ports are tried for a flow */
+
+/*
+ * The ports that are tried for one flow: from a random one on, in equal steps of a random size, so
+ * that none is tried twice before all have been. As with --random-fully, by which kube-proxy
+ * masquerades (kube-proxy.md 5), nobody can foretell them.
+ */
+struct port_sequence {
 	__u32 first;
-	__u32 last;
+	__u32 size;	/* how many ports there are */
+	__u32 next;	/* the next one's distance from the first */
+	__u32 step;
 };
 
-static __always_inline struct source_ports source_ports_for(const struct settings *settings,
-							    __be16 client_port)
+static __always_inline __u32 random_below(__u32 limit)
+{
+	return ((__u64)bpf_get_prandom_u32() * limit) >> 32;
+}
+
+static __always_inline struct port_sequence port_sequence_between(__u32 first, __u32 last)
+{
+	__u32 size = last - first + 1;
+
+	return (struct port_sequence){ .first = first,
+				   .size = size,
+				   .next = random_below(size),
+				   .step = 1 + random_below(size / PORT_TRIES) };
+}
+
+static __always_inline struct port_sequence port_sequence_for(const struct settings *settings,
+						      __be16 client_port)
 {
 	__u32 port = host16(client_port);
 
 	if (port < 512)
-		return (struct source_ports){ 1, 511 };
+		return port_sequence_between(1, 511);
 	if (port < PRIVILEGED)
-		return (struct source_ports){ 600, 1023 };
-	return (struct source_ports){ settings->first_port, settings->last_port };
+		return port_sequence_between(600, 1023);
+	return port_sequence_between(settings->first_port, settings->last_port);
 }
 
-/* At random, as with --random-fully, by which kube-proxy masquerades (kube-proxy.md 5). */
-static __always_inline __be16 source_port_random(struct source_ports ports)
+static __always_inline __be16 port_next(struct port_sequence *ports)
 {
-	__u32 size = ports.last - ports.first + 1;
-	__u32 index = ((__u64)bpf_get_prandom_u32() * size) >> 32;
+	__u32 index = ports->next;
 
-	return BE16((__u16)(ports.first + index));
+	ports->next = (index + ports->step) % ports->size;
+	return BE16((__u16)(ports->first + index));
+}
+
+/* What the ports add to the check of an entry. */
+static __always_inline __u64 ports_sum(const struct tuple *tuple)
+{
+	return check_sum((const word *)tuple + PORTS_WORD, 4, PORTS_WORD);
+}
+
+static __always_inline __u64 sum_without_ports(const struct tuple *tuple, const struct flow *flow)
+{
+	return CHECK_SUM(tuple, flow) - ports_sum(tuple);
+}
+
+/*
+ * Gives a tuple another destination port, and its entry the check of that: by what the sum is
+ * without ports, since the verifier follows every try of a port.
+ */
+static __always_inline void flow_name_port(struct tuple *tuple, struct flow *flow, __u64 sum,
+					   __be16 port)
+{
+	tuple->destination_port = port;
+	flow->check = check_of(sum + ports_sum(tuple));
 }
 
 #endif

@@ -8,10 +8,8 @@
 #ifndef EBPFLB_ENGINE_FLOWS_TABLE_H
 #define EBPFLB_ENGINE_FLOWS_TABLE_H
 
-#include "maps.h"
+#include "engine/flows/copy.h"
 #include "path/tuple.h"
-
-#define EEXIST 17
 
 /*
  * Here and below OPAQUE keeps the two calls apart: the compiler would merge them into one call on
@@ -28,8 +26,9 @@ static __always_inline struct flow *flow_find(const struct tuple *tuple)
 	return flow;
 }
 
-static __always_inline long flow_update(const struct tuple *tuple, const struct flow *flow,
-					__u64 flags)
+/* Stores an entry that names its tuple already. */
+static __always_inline long flow_store(const struct tuple *tuple, const struct flow *flow,
+				       __u64 flags)
 {
 	long failed;
 
@@ -40,6 +39,12 @@ static __always_inline long flow_update(const struct tuple *tuple, const struct 
 	return failed;
 }
 
+static __always_inline long flow_update(const struct tuple *tuple, struct flow *flow, __u64 flags)
+{
+	flow->check = check_of(CHECK_SUM(tuple, flow));
+	return flow_store(tuple, flow, flags);
+}
+
 static __always_inline struct flow_counters *flow_counters_of(const struct tuple *tuple)
 {
 	__u32 index = tuple->protocol != TCP;
@@ -47,11 +52,11 @@ static __always_inline struct flow_counters *flow_counters_of(const struct tuple
 	return LOOKUP(struct flow_counters, flow_stats, &index);
 }
 
-/* Creates an entry; -EEXIST if this tuple has one already. */
-static __always_inline long flow_create(const struct tuple *tuple, const struct flow *flow)
+/* Creates an entry that names its tuple already; -EEXIST if this tuple has one. */
+static __always_inline long flow_create_named(const struct tuple *tuple, const struct flow *flow)
 {
 	struct flow_counters *counters = flow_counters_of(tuple);
-	long failed = flow_update(tuple, flow, BPF_NOEXIST);
+	long failed = flow_store(tuple, flow, BPF_NOEXIST);
 
 	if (counters && !failed)
 		counters->created += 1;
@@ -60,12 +65,19 @@ static __always_inline long flow_create(const struct tuple *tuple, const struct 
 	return failed;
 }
 
+/* Creates an entry; -EEXIST if this tuple has one already. */
+static __always_inline long flow_create(const struct tuple *tuple, struct flow *flow)
+{
+	flow->check = check_of(CHECK_SUM(tuple, flow));
+	return flow_create_named(tuple, flow);
+}
+
 /* Creates an entry, or overwrites the one that this tuple has. */
-static __always_inline long flow_write(const struct tuple *tuple, const struct flow *flow)
+static __always_inline long flow_write(const struct tuple *tuple, struct flow *flow)
 {
 	if (!flow_create(tuple, flow))
 		return 0;
-	return flow_update(tuple, flow, BPF_ANY);
+	return flow_store(tuple, flow, BPF_ANY);
 }
 
 static __always_inline void flow_delete(const struct tuple *tuple)
@@ -101,11 +113,17 @@ static __always_inline struct tuple flow_translate(const struct tuple *tuple,
 	return to;
 }
 
-/* The entry of the packets in the other direction, which a translated packet leads to. */
-static __always_inline struct flow *flow_opposite(const struct tuple *translated)
+/* The packets in the other direction, which a translated packet leads to. */
+static __always_inline struct tuple tuple_opposite(const struct tuple *translated)
 {
 	__u8 hook = translated->hook == HOOK_INGRESS ? HOOK_EGRESS : HOOK_INGRESS;
-	struct tuple tuple = tuple_reverse(translated, hook);
+
+	return tuple_reverse(translated, hook);
+}
+
+static __always_inline struct flow *flow_opposite(const struct tuple *translated)
+{
+	struct tuple tuple = tuple_opposite(translated);
 
 	return flow_find(&tuple);
 }

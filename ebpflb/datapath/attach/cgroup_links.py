@@ -8,25 +8,54 @@ another one, is replaced by a new link.
 
 import errno
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from ebpflb.datapath import kernel
-from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.datapath.attach.held_links import HeldLinks
+from ebpflb.datapath.maps.state_dir import StateDir, mount_of
 from ebpflb.datapath.programs.loader import SECTIONS, Program
 from ebpflb.errors import KernelError, NodeError
+from ebpflb.model.drift import Drift, Part
+
+CGROUP_HOOKS = tuple(section.partition("/")[2] for section in SECTIONS)  # programs and pins
 
 
-def cgroup_root() -> Path:
+def cgroup_root(chosen: Path | None = None) -> Path:
     """The root of cgroup v2, also if it is mounted in addition to v1 (hybrid hosts).
 
-    Raises NodeError if cgroup v2 is not mounted.
+    ``chosen``, a cgroup of version 2, counts instead; or a directory with such a mount below it, as
+    /sys/fs/cgroup of a hybrid host. Raises NodeError if cgroup v2 is not mounted.
     """
-    for line in Path("/proc/self/mounts").read_text().splitlines():
-        _device, mount, kind, *_ = line.split()
-        if kind == "cgroup2":
-            return Path(mount)
-    raise NodeError("cgroup v2 is not mounted: mount -t cgroup2 cgroup2 /sys/fs/cgroup/unified")
+    if chosen and mount_of(chosen.absolute())[1] == "cgroup2":
+        return chosen
+    lines = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    found = [Path(mount) for _device, mount, kind, *_ in lines if kind == "cgroup2"]
+    if chosen:
+        return next((it for it in found if chosen.absolute() in it.parents), chosen)
+    if not found:
+        where = "/sys/fs/cgroup/unified"
+        raise NodeError(f"cgroup v2 is not mounted: mount -t cgroup2 cgroup2 {where}")
+    return found[0]
+
+
+def cgroup_of(state: StateDir) -> Path:
+    """Where the hooks are attached, as /proc/PID/cgroup has it; the root where that is unknown."""
+    fd = kernel.get(str(state.links_directory / "connect4"))
+    if fd is None:
+        return Path("/")
+    try:
+        wanted = kernel.info(fd, "link_info").cgroup
+    finally:
+        os.close(fd)
+    with suppress(NodeError):
+        root = cgroup_root()
+        for folder, _, _ in os.walk(root):
+            if os.stat(folder).st_ino == wanted:
+                return Path("/") / Path(folder).relative_to(root)
+    return Path("/")
 
 
 def attach(state: StateDir, cgroup: Path, programs: list[Program]) -> None:
@@ -52,9 +81,40 @@ def attach(state: StateDir, cgroup: Path, programs: list[Program]) -> None:
 
 
 def attached(state: StateDir) -> dict[str, int]:
-    """Program name -> program id, for every attached link."""
+    """Program name -> program id, for every link that is attached; a pin outlives its link."""
     found = {path.name: kernel.get(str(path)) for path in state.links()}
-    return {name: _program_id(fd) for name, fd in found.items() if fd is not None}
+    links = {name: _closed(fd) for name, fd in found.items() if fd is not None}
+    return {name: link.program for name, link in links.items() if link.cgroup}
+
+
+def faults(
+    state: StateDir,
+    cgroup: Path,
+    ours: Mapping[str, int] | None = None,
+    held: HeldLinks | None = None,
+) -> list[Drift]:
+    """Which hooks are not attached to this cgroup, have lost their pin, or run another program.
+
+    ``ours``: program name -> program id; None: whichever. A link without a pin is looked for in
+    ``held``. Raises KernelError, and OSError where there is no such cgroup.
+    """
+    number = cgroup.stat().st_ino
+    pins = [state.links_directory / name for name in CGROUP_HOOKS]
+    return [drift for pin in pins for drift in _faults(pin, number, ours, held)]
+
+
+def _faults(
+    pin: Path, cgroup: int, ours: Mapping[str, int] | None, held: HeldLinks | None
+) -> Iterator[Drift]:
+    name, pinned = f"hook {pin.name}", kernel.get(str(pin))
+    kept = held.get(pin) if held and pinned is None else None
+    if pinned is None:
+        yield Drift(Part.PIN, name, f"has no pin {pin}")
+    link = _closed(pinned) if pinned is not None else kept and kernel.info(kept, "link_info")
+    if not link or link.cgroup != cgroup:
+        yield Drift(Part.HOOK, name, "is not attached")
+    elif ours is not None and link.program != ours.get(pin.name):
+        yield Drift(Part.HOOK, name, f"runs program #{link.program}, which is not the agent's")
 
 
 def foreign_programs(cgroup: Path, ours: Collection[int]) -> dict[str, list[str]]:
@@ -119,8 +179,9 @@ def _is_at(link: int, target: int) -> bool:
     return bool(kernel.info(link, "link_info").cgroup == os.fstat(target).st_ino)
 
 
-def _program_id(link: int) -> int:
+def _closed(link: int) -> Any:
+    """What the kernel knows of a link, whose descriptor is closed then."""
     try:
-        return int(kernel.info(link, "link_info").program)
+        return kernel.info(link, "link_info")
     finally:
         os.close(link)

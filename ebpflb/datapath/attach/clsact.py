@@ -10,7 +10,7 @@ if we have created it and it has no other filters.
 """
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,8 +18,12 @@ from typing import Any, NamedTuple
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
+from ebpflb.datapath.attach.held_links import HeldLinks
+from ebpflb.datapath.attach.tcx import fault
 from ebpflb.datapath.programs.loader import Program
 from ebpflb.errors import KernelError
+from ebpflb.model.devices import Device
+from ebpflb.model.drift import Drift, Part
 
 PARENTS = {"ingress": 0xFFFFFFF2, "egress": 0xFFFFFFF3}
 PRIORITY = 2  # others use 1, and some remove the filters that they find there
@@ -76,6 +80,21 @@ class Clsact:
                 for record in ("clsact", "qdisc"):
                     if self._record(index, record).exists():
                         self._record(index, record).rmdir()
+
+    def faults(self, device: Device, ours: Mapping[str, int], held: HeldLinks) -> Iterator[Drift]:
+        """What is not as ``attach`` left it. Filters are told by their names, not by ``ours``."""
+        with _route() as route:
+            found = self._hooks(route, device.index)
+        name, record = f"device {device.name}", self._record(device.index, "clsact")
+        if not record.exists():
+            yield Drift(Part.PIN, name, f"has no record {record}")
+        for hook in PARENTS:
+            if text := fault(hook, int(hook in found), {}):
+                yield Drift(Part.DEVICE, name, text)
+
+    def pins(self, index: int) -> list[Path]:
+        """None: filters have no links."""
+        return []
 
     def filters_before(self, index: int, hook: str) -> list[str]:
         """The filters that see a packet before ours."""
@@ -142,7 +161,8 @@ class Clsact:
     def recorded(self) -> set[int]:
         """The devices, by ifindex, that have a record."""
         found = self.folder.glob("*-clsact") if self.folder.is_dir() else ()
-        return {int(record.name.partition("-")[0]) for record in found}
+        numbers = (record.name.partition("-")[0] for record in found)
+        return {int(number) for number in numbers if number.isdecimal()}
 
 
 @contextmanager

@@ -12,21 +12,25 @@ import errno
 import logging
 import socket
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Protocol
 
 from ebpflb.datapath import kernel
 from ebpflb.datapath.attach import cgroup_links, tcx
 from ebpflb.datapath.attach.clsact import Clsact
+from ebpflb.datapath.attach.held_links import HeldLinks
 from ebpflb.datapath.attach.tcx import Tcx
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.programs.loader import Program
 from ebpflb.errors import EbpflbError, KernelError
 from ebpflb.model.devices import Device, Devices
+from ebpflb.model.drift import Drift, Part
 
 log = logging.getLogger(__name__)
 
 Load = Callable[[bool], list[Program]]
+_REMOVED = "programs were removed from device %s: attaching them again"
 _ATTACH_ORDER = ("egress", "ingress")
 
 
@@ -34,6 +38,7 @@ class Attacher(Protocol):
     """Attaches programs to devices in one way; the attachments outlive the agent."""
 
     name: str
+    folder: Path
 
     def attach(self, index: int, programs: list[Program]) -> None: ...
 
@@ -46,6 +51,12 @@ class Attacher(Protocol):
     def detach_others(self, wanted: set[int]) -> None:
         """Detaches from all other devices: ingress everywhere, then egress."""
 
+    def faults(self, device: Device, ours: Mapping[str, int], held: HeldLinks) -> Iterator[Drift]:
+        """What is not as ``attach`` left it; ``ours``: hook -> program id, empty for whichever."""
+
+    def pins(self, index: int) -> list[Path]:
+        """The pins of our links at a device."""
+
 
 def attacher(state: StateDir) -> Attacher:
     """The one for the way that this kernel supports."""
@@ -55,14 +66,17 @@ def attacher(state: StateDir) -> Attacher:
 class DevicePrograms:
     """The programs of this agent at the devices; ``load`` returns those of one variant."""
 
-    def __init__(self, state: StateDir, load: Load) -> None:
+    def __init__(self, state: StateDir, load: Load, held: HeldLinks | None = None) -> None:
         self.load = load
         self.attacher = attacher(state)
+        self.held = HeldLinks() if held is None else held
         self.attached: set[int] = set()  # devices that have programs of this agent
+        self._faulty: set[int] = set()  # those of them that ``faults`` has found without
 
     def update(self, wanted: Devices) -> dict[str, str]:
         """Attaches the programs to these devices and no others; device -> error."""
         self.attacher.detach_others({device.index for device in wanted})
+        self._release_others(wanted)
         self._forget_removed(self.attacher.probably_attached(), wanted)
         failed: dict[str, str] = {}
         new = [device for device in wanted if device.index not in self.attached]
@@ -71,20 +85,50 @@ class DevicePrograms:
             new = [device for device in new if self._attach(device, hook, failed)]
         for device in new:
             self.attached.add(device.index)
+            self.held.hold(self.attacher.pins(device.index))
             log.debug("programs attached to %s by %s", device.name, self.attacher.name)
         return failed
 
     def restore(self, wanted: Devices) -> dict[str, str]:
-        """As ``update``, but also attaches again what others have removed."""
-        self._forget_removed(self.attacher.attached(), wanted)
+        """As ``update``, but also attaches again where ``faults`` has found no program of ours."""
+        for name in [device.name for device in wanted if device.index in self._faulty]:
+            log.warning(_REMOVED, name)
+        self.attached -= self._faulty
+        self._faulty.clear()
         return self.update(wanted)
+
+    def faults(self, wanted: Devices) -> Iterator[list[Drift]]:
+        """What is wrong at each device that has programs of this agent, device by device.
+
+        A device that goes away meanwhile has no faults: the device watch will report it.
+        """
+        for device in wanted:
+            yield self._faults(device) if device.index in self.attached else []
+
+    def _release_others(self, wanted: Devices) -> None:
+        kept = {pin for device in wanted for pin in self.attacher.pins(device.index)}
+        ours = (pin for pin in self.held.pins() if pin.parent == self.attacher.folder)
+        self.held.release([pin for pin in ours if pin not in kept])
+
+    def _faults(self, device: Device) -> list[Drift]:
+        found = list(self.attacher.faults(device, self._ids(device), self.held))
+        if not found or not _exists(device.index):
+            return []
+        if any(drift.part is Part.DEVICE for drift in found):
+            self._faulty.add(device.index)
+        return found
+
+    def _ids(self, device: Device) -> dict[str, int]:
+        """Hook -> id of the program that is to be there."""
+        programs = self.load(device.link_header)
+        return {each.name: int(kernel.info(each.fd, "prog_info").id) for each in programs}
 
     def _forget_removed(self, found: set[int], wanted: Devices) -> None:
         """Finds devices whose programs others have removed."""
-        removed = self.attached - found
+        removed = {index for index in self.attached - found if _exists(index)}
         for name in [device.name for device in wanted if device.index in removed]:
-            log.warning("programs were removed from device %s: attaching them again", name)
-        self.attached -= removed
+            log.warning(_REMOVED, name)
+        self.attached &= found
 
     def _attach(self, device: Device, hook: str, failed: dict[str, str]) -> bool:
         """Attaches the program of one hook; an error is added to ``failed``.
@@ -93,12 +137,21 @@ class DevicePrograms:
         """
         try:
             programs = self.load(device.link_header)
+            self.held.restore(self.attacher.pins(device.index))
             self.attacher.attach(device.index, [p for p in programs if p.name == hook])
         except EbpflbError as error:
             if not (isinstance(error, KernelError) and error.errno == errno.ENODEV):
                 failed[device.name] = str(error)
             return False
         return True
+
+
+def _exists(index: int) -> bool:
+    try:
+        socket.if_indextoname(index)
+    except OSError:
+        return False
+    return True
 
 
 def attached_devices(state: StateDir) -> dict[str, int]:
@@ -123,7 +176,7 @@ def programs_before_ours(state: StateDir) -> dict[str, list[str]]:
 def _programs_before_ours(state: StateDir, index: int) -> list[str]:
     by_tcx, by_clsact = Tcx(state.devices_directory), Clsact(state.devices_directory)
     ours = by_tcx.programs(index)
-    hooks = list(ours) or (list(tcx.HOOKS) if index in by_clsact.recorded() else [])
+    hooks = list(ours) or (list(tcx.TCX_HOOKS) if index in by_clsact.recorded() else [])
     names = []
     for hook in hooks:
         programs = _tcx_programs(index, hook)
@@ -136,7 +189,7 @@ def _programs_before_ours(state: StateDir, index: int) -> list[str]:
 
 def _tcx_programs(index: int, hook: str) -> list[int]:
     try:
-        return kernel.query(index, tcx.HOOKS[hook])
+        return kernel.query(index, tcx.TCX_HOOKS[hook])
     except KernelError as error:
         if error.errno in (errno.EINVAL, errno.ENODEV):  # no tcx, or no such device any more
             return []

@@ -20,7 +20,7 @@ from ebpflb.errors import EbpflbError
 log = logging.getLogger(__name__)
 
 SO_NETNS_COOKIE = 71
-SOURCE = "hooks/netns_cookie.c"
+COOKIE_SOURCE = "hooks/netns_cookie.c"
 MARK = 0x65626C62  # COOKIE_MARK in netns_cookie.c
 
 
@@ -58,8 +58,8 @@ def by_program(cache: Path) -> int:
 @contextmanager
 def _attached(cache: Path) -> Iterator[None]:
     """The link is not pinned: the kernel removes it if this process ends."""
-    attach = loader.HOOKS[loader.GETSOCKNAME4]
-    code = compiler.compile_source(SOURCE, cache=cache).programs["netns_cookie"]
+    attach = loader.HOOK_TYPES[loader.GETSOCKNAME4]
+    code = compiler.compile_source(COOKIE_SOURCE, cache=cache).programs["netns_cookie"]
     opened = [os.open(cgroup_links.cgroup_root(), os.O_RDONLY | os.O_DIRECTORY)]
     try:
         opened.append(loader.load_one("netns_cookie", attach, code))

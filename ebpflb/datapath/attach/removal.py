@@ -4,6 +4,7 @@
 from ebpflb.datapath.attach import tcx
 from ebpflb.datapath.attach.clsact import Clsact
 from ebpflb.datapath.attach.tcx import Tcx
+from ebpflb.datapath.maps import unknown_pins
 from ebpflb.datapath.maps.state_dir import StateDir, remove_tree
 
 
@@ -11,6 +12,7 @@ def unpin_all(state: StateDir) -> None:
     """Removes filters only from devices of the caller's network namespace. Raises KernelError."""
     if not state.directory.is_dir():
         return
+    unknown_pins.remove(state)
     for attacher in (Clsact(state.devices_directory), Tcx(state.devices_directory)):
         attacher.detach_others(set())
     for pin in state.links():

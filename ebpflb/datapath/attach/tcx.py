@@ -11,14 +11,18 @@ no program runs after one that returns TC_ACT_OK.
 
 import errno
 import os
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from ebpflb.datapath import kernel
+from ebpflb.datapath.attach.held_links import HeldLinks
 from ebpflb.datapath.programs.loader import SCHED_CLS, Program
 from ebpflb.errors import KernelError
+from ebpflb.model.devices import Device
+from ebpflb.model.drift import Drift, Part
 
-HOOKS = {"ingress": 46, "egress": 47}  # attach types BPF_TCX_INGRESS, BPF_TCX_EGRESS
+TCX_HOOKS = {"ingress": 46, "egress": 47}  # attach types BPF_TCX_INGRESS, BPF_TCX_EGRESS
 BEFORE = 8  # BPF_F_BEFORE without a reference: at the head
 _NO_DEVICE = 2**31 - 1
 _PASS = bytes.fromhex("b7000000ffffffff9500000000000000")  # return TC_ACT_UNSPEC
@@ -30,7 +34,7 @@ def works() -> bool:
         name="probe", program_type=SCHED_CLS, attach_type=0, code=_PASS, log=None
     )
     try:
-        kernel.link_create(program, _NO_DEVICE, HOOKS["ingress"])
+        kernel.link_create(program, _NO_DEVICE, TCX_HOOKS["ingress"])
     except KernelError as error:
         return error.errno == errno.ENODEV
     finally:
@@ -53,7 +57,7 @@ class Tcx:
             if self._update_link(pin, index, program):
                 continue
             pin.unlink(missing_ok=True)
-            link = kernel.link_create(program.fd, index, HOOKS[program.name], BEFORE)
+            link = kernel.link_create(program.fd, index, TCX_HOOKS[program.name], BEFORE)
             try:
                 kernel.pin(link, str(pin))
             finally:
@@ -61,35 +65,55 @@ class Tcx:
 
     def attached(self) -> set[int]:
         """The devices, by ifindex, that have our links at ingress and egress."""
-        return {index for index in self.recorded() if self.programs(index).keys() == set(HOOKS)}
+        return {index for index in self.recorded() if self.programs(index).keys() == set(TCX_HOOKS)}
 
     probably_attached = attached  # this is cheap
 
     def detach_others(self, wanted: set[int]) -> None:
         """Removes our links from all other devices, and those of removed devices."""
         others = self.recorded() - wanted
-        for hook in HOOKS:  # ingress everywhere, then egress
+        for hook in TCX_HOOKS:  # ingress everywhere, then egress
             for index in others:
                 detach(self._pin(index, hook))
 
     def programs(self, index: int) -> dict[str, int]:
         """The ids of our programs at a device: by "ingress" and "egress"."""
         found = {}
-        for hook in HOOKS:
+        for hook in TCX_HOOKS:
             link = kernel.get(str(self._pin(index, hook)))
             if link is not None:
                 try:
-                    if _is_at(link, index, hook):
-                        found[hook] = int(kernel.info(link, "tcx_info").program)
+                    program = _program_at(link, index, hook)
                 finally:
                     os.close(link)
+                if program:
+                    found[hook] = program
         return found
+
+    def faults(self, device: Device, ours: Mapping[str, int], held: HeldLinks) -> Iterator[Drift]:
+        """What is not as ``attach`` left it. ``ours``: hook -> program id; empty: whichever."""
+        for hook in TCX_HOOKS:
+            pin = self._pin(device.index, hook)
+            link = kernel.get(str(pin))
+            if link is None:
+                yield Drift(Part.PIN, f"device {device.name}", f"has no pin {pin}")
+            program = _program_at(link or held.get(pin), device.index, hook)
+            if link is not None:
+                os.close(link)
+            if text := fault(hook, program, ours):
+                yield Drift(Part.DEVICE, f"device {device.name}", text)
+
+    def pins(self, index: int) -> list[Path]:
+        """Of its links at a device."""
+        return [self._pin(index, hook) for hook in TCX_HOOKS]
 
     def recorded(self) -> set[int]:
         """The devices, by ifindex, that have a pin."""
         pins = self.folder.iterdir() if self.folder.is_dir() else ()
         parts = [pin.name.partition("-") for pin in pins]
-        return {int(number) for number, _, hook in parts if hook in HOOKS}
+        return {
+            int(number) for number, _, hook in parts if hook in TCX_HOOKS and number.isdecimal()
+        }
 
     def _pin(self, index: int, hook: str) -> Path:
         return self.folder / f"{index}-{hook}"
@@ -127,10 +151,26 @@ def detach(pin: Path) -> None:
     pin.unlink(missing_ok=True)
 
 
+def fault(hook: str, program: int, ours: Mapping[str, int]) -> str:
+    """What is wrong with the program at a device's hook, if anything; 0: there is none of ours."""
+    if not program:
+        return f"has no program of the agent at {hook}"
+    if ours and program != ours.get(hook):
+        return f"runs program #{program} at {hook}, which is not the agent's"
+    return ""
+
+
+def _program_at(link: int | None, index: int, hook: str) -> int:
+    """The link's program; 0 where there is no link, or it is not at this hook of the device."""
+    if link is None or not _is_at(link, index, hook):
+        return 0
+    return int(kernel.info(link, "tcx_info").program)
+
+
 def _is_at(link: int, index: int, hook: str) -> bool:
     """False also if no device has the index."""
     try:
-        return kernel.info(link, "tcx_info").id in kernel.query_links(index, HOOKS[hook])
+        return kernel.info(link, "tcx_info").id in kernel.query_links(index, TCX_HOOKS[hook])
     except KernelError as error:
         if error.errno in (errno.ENODEV, errno.EINVAL):
             return False

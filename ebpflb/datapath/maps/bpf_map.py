@@ -6,30 +6,35 @@ ENOTSUPP, and the entries are written one by one.
 """
 
 import errno
-import mmap
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from struct import pack, unpack
 from typing import Any
 
 from ebpflb.datapath import kernel
-from ebpflb.datapath.maps import records
+from ebpflb.datapath.attributes import MAP_FLAGS
+from ebpflb.datapath.maps import array_memory, checks, locked, records, sizes, slices
 from ebpflb.datapath.maps.layout import MapSpec
+from ebpflb.datapath.maps.written import Wrote, unrecorded
 from ebpflb.errors import KernelError
-from ebpflb.model.kernel_lists import parse_ranges
 
 BATCH = 4096  # entries; 256 to 65,536 are equally fast
-_NO_BATCH = (kernel.ENOTSUPP, errno.EINVAL)
 
 
 class Map:
-    """One map of maps.h behind its descriptor."""
+    """One map of maps.h behind its descriptor.
+
+    A value whose check is not that of its key counts as not there, or as an empty element of an
+    array, as it does for the programs.
+    """
 
     def __init__(self, spec: MapSpec, fd: int) -> None:
         self.spec = spec
         self.fd = fd
         self.key = records.codec(spec.key)
         self.value = records.codec(spec.value)
+        self.check = checks.check_in(spec)
+        self.wrote: Wrote = unrecorded  # called after each write
 
     def __repr__(self) -> str:
         return f"<Map {self.spec.name} fd={self.fd}>"
@@ -39,22 +44,30 @@ class Map:
 
     def get(self, key: Any) -> Any:
         """The value of a key, or None where it is not there."""
-        packed = kernel.map_lookup(self.fd, self.key.pack(key), self.spec.value_size)
-        return None if packed is None else self.value.unpack(packed)
+        packed_key = self.key.pack(key)
+        packed = kernel.map_lookup(self.fd, packed_key, self.spec.value_size)
+        if packed is None or not self.check.is_right(packed_key, packed):
+            return None
+        return self.value.unpack(packed)
 
     def write(self, pairs: Sequence[tuple[Any, Any]]) -> None:
         """Inserts or replaces. Raises KernelError (E2BIG: the map is full) having written some."""
         for start in range(0, len(pairs), BATCH):
-            chunk = pairs[start : start + BATCH]
-            self._write(
-                [self.key.pack(key) for key, _ in chunk],
-                [self.value.pack(value) for _, value in chunk],
-            )
+            packed = [self.packed(*pair) for pair in pairs[start : start + BATCH]]
+            self._write([key for key, _ in packed], [value for _, value in packed])
+
+    def packed(self, key: Any, value: Any) -> tuple[bytes, bytes]:
+        """Key and value as the map has them."""
+        packed_key = self.key.pack(key)
+        return packed_key, self.check.signed(packed_key, self.value.pack(value))
 
     def delete(self, keys: Sequence[Any]) -> None:
         """Deletes those of the keys that are there."""
-        for key in keys:
-            kernel.map_delete(self.fd, self.key.pack(key))
+        packed = [self.key.pack(key) for key in keys]
+        for key in packed:
+            kernel.map_delete(self.fd, key)
+        if packed:
+            self.wrote(self.spec.name, b"".join(packed), None)
 
     def pop(self, key: Any) -> Any:
         """Deletes a hash's key; its last value, or None where it was not there."""
@@ -62,7 +75,7 @@ class Map:
         try:
             value = kernel.map_lookup(self.fd, packed, size, delete=True)
         except KernelError as error:
-            if error.errno not in _NO_BATCH:
+            if error.errno not in slices.NO_BATCH:
                 raise
             value = kernel.map_lookup(self.fd, packed, size)
             kernel.map_delete(self.fd, packed)
@@ -70,10 +83,18 @@ class Map:
 
     def insert(self, key: Any, value: Any) -> bool:
         """Writes a key that is not there; False, and nothing is written, where it is."""
+        return self._update(key, value, errno.EEXIST, known=False)
+
+    def replace(self, key: Any, value: Any) -> bool:
+        """Writes a key that is there; False, and nothing is written, where it is not."""
+        return self._update(key, value, errno.ENOENT, known=True)
+
+    def _update(self, key: Any, value: Any, refusal: int, *, known: bool) -> bool:
+        packed = self.packed(key, value)
         try:
-            kernel.map_update(self.fd, self.key.pack(key), self.value.pack(value), new=True)
+            kernel.map_update(self.fd, *packed, new=not known, known=known)
         except KernelError as error:
-            if error.errno != errno.EEXIST:
+            if error.errno != refusal:
                 raise
             return False
         return True
@@ -81,60 +102,44 @@ class Map:
     def items(self) -> Iterator[tuple[Any, Any]]:
         """All entries of a hash. Where it changes meanwhile, each bucket is as it was when read."""
         for key, value in self.packed_items():
-            yield self.key.unpack(key), self.value.unpack(value)
+            if self.check.is_right(key, value):
+                yield self.key.unpack(key), self.value.unpack(value)
 
     def packed_items(self) -> Iterator[tuple[bytes, bytes]]:
         """As ``items``, with keys and values as the map has them."""
-        key_size, value_size = self.spec.key_size, self.spec.value_size
         for keys, values in self.slices():
-            for index in range(len(keys) // key_size):
-                yield (
-                    keys[index * key_size : (index + 1) * key_size],
-                    values[index * value_size : (index + 1) * value_size],
-                )
+            yield from self._pairs(keys, values)
+
+    def unpacked(self, keys: bytes, values: bytes) -> Iterator[tuple[Any, Any]]:
+        """The entries of one of ``slices``."""
+        for key, value in self._pairs(keys, values):
+            yield self.key.unpack(key), self.value.unpack(value)
+
+    def _pairs(self, keys: bytes, values: bytes) -> Iterator[tuple[bytes, bytes]]:
+        key_size, value_size = self.spec.key_size, self.spec.value_size
+        for index in range(len(keys) // key_size):
+            yield (
+                keys[index * key_size : (index + 1) * key_size],
+                values[index * value_size : (index + 1) * value_size],
+            )
 
     def _write(self, keys: list[bytes], values: list[bytes]) -> None:
+        all_keys, all_values = b"".join(keys), b"".join(values)
         try:
-            kernel.map_write_batch(self.fd, b"".join(keys), b"".join(values), len(keys))
+            kernel.map_write_batch(self.fd, all_keys, all_values, len(keys))
         except KernelError as error:
-            if error.errno not in _NO_BATCH:
+            if error.errno not in slices.NO_BATCH:
                 raise
             for key, value in zip(keys, values, strict=True):
                 kernel.map_update(self.fd, key, value)
+        self.wrote(self.spec.name, all_keys, all_values)
 
     def slices(self, size: int = BATCH) -> Iterator[tuple[bytes, bytes]]:
         """The packed keys of up to ``size`` entries, joined, and their values; until all are read.
 
         Raises KernelError (ENOSPC) where a bucket of the hash holds more.
         """
-        try:
-            yield from self._batches(size)
-        except KernelError as error:
-            if error.errno not in _NO_BATCH:
-                raise
-            pairs = list(self._walked_items())  # a walk starts over where its key was deleted
-            for start in range(0, len(pairs), size):
-                part = pairs[start : start + size]
-                yield b"".join(key for key, _ in part), b"".join(value for _, value in part)
-
-    def _batches(self, size: int) -> Iterator[tuple[bytes, bytes]]:
-        key_size, value_size = self.spec.key_size, self.spec.value_size
-        keys, values = bytearray(key_size * size), bytearray(value_size * size)
-        cursor, ended = None, False
-        while not ended:
-            count, cursor = kernel.map_lookup_batch(self.fd, cursor, keys, values, size)
-            ended = cursor is None
-            yield bytes(keys[: count * key_size]), bytes(values[: count * value_size])
-
-    def _walked_items(self) -> Iterator[tuple[bytes, bytes]]:
-        key = kernel.map_next_key(self.fd, None, self.spec.key_size)
-        seen: set[bytes] = set()
-        while key is not None and key not in seen:
-            seen.add(key)
-            value = kernel.map_lookup(self.fd, key, self.spec.value_size)
-            if value is not None:
-                yield key, value
-            key = kernel.map_next_key(self.fd, key, self.spec.key_size)
+        return slices.of_hash(self.fd, self.spec, size)
 
 
 class MappedArray(Map):
@@ -142,10 +147,8 @@ class MappedArray(Map):
 
     def __init__(self, spec: MapSpec, fd: int, *, writable: bool = True) -> None:
         super().__init__(spec, fd)
-        self.stride, self.size = _stride(spec), spec.value_size
-        size = -(-spec.entries * self.stride // mmap.PAGESIZE) * mmap.PAGESIZE
-        access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        self.memory = mmap.mmap(fd, size, mmap.MAP_SHARED, access)
+        self.stride, self.size = sizes.stride(spec), spec.value_size
+        self.memory = array_memory.map_memory(fd, spec.entries * self.stride, writable=writable)
 
     def close(self) -> None:
         self.memory.close()
@@ -153,12 +156,24 @@ class MappedArray(Map):
 
     def get(self, key: int) -> Any:
         at = key * self.stride
-        return self.value.unpack(self.memory[at : at + self.size])
+        packed = self.memory[at : at + self.size]
+        is_right = self.check.is_right(self.key.pack(key), packed)
+        return self.value.unpack(packed if is_right else bytes(self.size))
 
     def write(self, pairs: Sequence[tuple[int, Any]]) -> None:
+        written = []
         for index, value in pairs:
             at = index * self.stride
-            self.memory[at : at + self.size] = self.value.pack(value)
+            _, packed = self.packed(index, value)
+            self.memory[at : at + self.size] = packed
+            written.append(packed)
+        if written:
+            keys = pack(f"={len(pairs)}I", *(index for index, _ in pairs))
+            self.wrote(self.spec.name, keys, b"".join(written))
+
+    def slices(self, size: int = BATCH) -> Iterator[tuple[bytes, bytes]]:
+        """Of those elements only that are not zero."""
+        return slices.of_array(self.memory, self.spec, self.stride, size)
 
 
 class Counters(Map):
@@ -166,14 +181,18 @@ class Counters(Map):
 
     def __init__(self, spec: MapSpec, fd: int) -> None:
         super().__init__(spec, fd)
-        self.stride = _stride(spec)
-        self.size = self.stride * possible_cpus()
+        self.stride = sizes.stride(spec)
+        self.size = self.stride * sizes.possible_cpus()
 
     def get(self, key: int) -> tuple[int, ...]:
+        cells = (unpack(f"={len(cell) // 8}Q", cell) for cell in self._cells(key))
+        return tuple(map(sum, zip(*cells, strict=True)))
+
+    def _cells(self, key: int) -> Iterator[bytes]:
+        """One a CPU."""
         packed = kernel.map_lookup(self.fd, self.key.pack(key), self.size)
         assert packed is not None, f"{self.spec.name} has no element {key}"
-        cells = [packed[at : at + self.spec.value_size] for at in range(0, self.size, self.stride)]
-        return tuple(map(sum, zip(*(_numbers(cell) for cell in cells), strict=True)))
+        return (packed[at : at + self.spec.value_size] for at in range(0, self.size, self.stride))
 
     def zero(self, keys: Sequence[int]) -> None:
         """Sets counters to zero, before their ids are used again."""
@@ -181,24 +200,37 @@ class Counters(Map):
             kernel.map_update(self.fd, self.key.pack(key), bytes(self.size))
 
 
-def _stride(spec: MapSpec) -> int:
-    """The kernel lays out an array's elements in steps of eight bytes."""
-    return -(-spec.value_size // 8) * 8
+class CpuArrays(Counters):
+    """Likewise an array for each CPU, read and written in place."""
 
+    def __init__(self, spec: MapSpec, fd: int, *, writable: bool = True) -> None:
+        super().__init__(spec, fd)
+        self.size, self.whole = spec.value_size, sizes.kernel_entries(spec) * self.stride
+        self.memory = array_memory.map_memory(fd, self.whole, writable=writable)
 
-def _numbers(cell: bytes) -> Iterator[int]:
-    return (int.from_bytes(cell[at : at + 8], "little") for at in range(0, len(cell), 8))
+    def close(self) -> None:
+        self.memory.close()
+        super().close()
 
+    def _cells(self, key: int) -> Iterator[bytes]:
+        return (self.memory[at : at + self.size] for at in self._places(key))
 
-def possible_cpus() -> int:
-    """How many CPUs the kernel lays per-CPU values out for."""
-    return sum(map(len, parse_ranges(Path("/sys/devices/system/cpu/possible").read_text())))
+    def zero(self, keys: Sequence[int]) -> None:
+        for key in keys:
+            for at in self._places(key):
+                self.memory[at : at + self.size] = bytes(self.size)
+
+    def _places(self, key: int) -> range:
+        assert key < self.spec.entries, f"{self.spec.name} has no element {key}"
+        return range(key * self.stride, self.whole, self.spec.entries * self.stride)
 
 
 def open_map(spec: MapSpec, fd: int, *, writable: bool = True) -> Map:
     """The class that fits the map's kind and flags."""
     if spec.kind == "PERCPU_ARRAY":
         return Counters(spec, fd)
+    if spec.kind == sizes.CPU_ARRAYS:
+        return CpuArrays(spec, fd, writable=writable)
     if "MMAPABLE" in spec.flags:
         return MappedArray(spec, fd, writable=writable)
     return Map(spec, fd)
@@ -206,11 +238,12 @@ def open_map(spec: MapSpec, fd: int, *, writable: bool = True) -> Map:
 
 def create_map(spec: MapSpec) -> int:
     """Creates a map as defined by its line in maps.h."""
-    return kernel.map_create(
-        name=spec.name,
-        kind=spec.kind,
-        key_size=spec.key_size,
-        value_size=spec.value_size,
-        entries=spec.entries,
-        flags=spec.flags,
-    )
+    with locked.types_of(spec.value) as types:
+        return kernel.map_create(
+            name=spec.name,
+            kind=sizes.kernel_kind(spec),
+            sizes=(spec.key_size, spec.value_size),
+            entries=sizes.kernel_entries(spec),
+            flags=sum(MAP_FLAGS[flag] for flag in spec.flags),
+            types=types,
+        )

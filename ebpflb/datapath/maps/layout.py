@@ -42,12 +42,26 @@ def _parts(header: str, folder: str, sources: Path = SOURCES) -> str:
     return "".join((sources / part).read_text() for part in parts)
 
 
-ffi.cdef(_TYPES + re.sub(r"(?m)^(#|SIZE\().*$", "", _parts("layout.h", "layout")))
+def _declared(text: str) -> dict[str, Any]:
+    """Declares the types of this text, and gives its structs and enums: "enum verdict", ...
+
+    They are looked up at once, since in each look-up cffi parses the names of all types.
+    """
+    ffi.cdef(re.sub(r"(?m)^(#|SIZE\(|DEFINE_MAP\().*$", "", text))
+    found = re.findall(r"(?m)^((?:struct|enum) \w+) {", text)
+    ffi.cdef(f"struct declared {{ {''.join(f'{it} _{i};' for i, it in enumerate(found))} }};")
+    fields = ffi.typeof("struct declared").fields
+    return {name: field.type for name, (_, field) in zip(found, fields, strict=True)}
+
+
+_STEPS, _EVENTS = "record/steps.h", "record/events.h"
+_HEADERS = [(SOURCES / name).read_text() for name in (_STEPS, _EVENTS)]
+_DECLARED = _declared("".join([_TYPES, _parts("layout.h", "layout"), *_HEADERS]))
 
 
 def names(enum: str, prefix: str) -> dict[int, str]:
     """The values of ``enum verdict`` and its like, with their names in lower case."""
-    elements: dict[int, str] = ffi.typeof(f"enum {enum}").elements
+    elements: dict[int, str] = _DECLARED[f"enum {enum}"].elements
     return {
         value: name.removeprefix(prefix).lower()
         for value, name in sorted(elements.items())
@@ -66,6 +80,9 @@ _FLAGS = {
 }
 
 
+RING = "RINGBUF"  # of its records the kernel knows no size
+
+
 class MapSpec(NamedTuple):
     """One DEFINE_MAP line: sizes in bytes, the kind and the flags by their kernel names.
 
@@ -81,12 +98,21 @@ class MapSpec(NamedTuple):
     persistent: bool = False
 
     @property
+    def is_filled_by_programs(self) -> bool:
+        return self.kind in ("HASH", "LRU_HASH") and self.flags == ("NONE",)
+
+    @property
     def key_size(self) -> int:
-        return int(ffi.sizeof(self.key))
+        return 0 if self.kind == RING else _size(self.key)
 
     @property
     def value_size(self) -> int:
-        return int(ffi.sizeof(self.value))
+        return 0 if self.kind == RING else _size(self.value)
+
+
+@cache
+def _size(ctype: str) -> int:
+    return int(ffi.sizeof(_DECLARED.get(ctype, ctype)))
 
 
 def _map_specs(header: str, *, persistent: bool) -> dict[str, MapSpec]:
@@ -102,6 +128,10 @@ def _map_specs(header: str, *, persistent: bool) -> dict[str, MapSpec]:
 
 _PERSISTENT = "maps/persistent.h"
 MAPS = _map_specs(_PERSISTENT, persistent=True) | _map_specs("maps/per_version.h", persistent=False)
+# Of the recording and the monitoring variant of the programs: never pinned.
+STEPS = _map_specs(_STEPS, persistent=False)["steps"]
+MONITOR_MAPS = _map_specs(_EVENTS, persistent=False)
+PROGRAM_MAPS = MAPS | {STEPS.name: STEPS} | MONITOR_MAPS  # all that a program may refer to
 
 
 @cache
@@ -158,22 +188,27 @@ class _Flags:
         return self.words[number]
 
 
-T = TypeVar("T", bound=tuple[Any, ...])
+_T = TypeVar("_T", bound=tuple[Any, ...])
 Convert = Callable[[Any], Any]
 _CODES = {"uint8_t": "B", "uint16_t": "H", "uint32_t": "I", "uint64_t": "Q"}
 
 
-class Record(Generic[T]):
+def _is_not_a_column(field: str) -> bool:
+    """Padding, and the check, which a map writes (checks.py)."""
+    return field.startswith("pad") or field == "check"
+
+
+class Record(Generic[_T]):
     """Packs a NamedTuple into its C struct and unpacks it, field by field of the same name."""
 
-    def __init__(self, ctype: str, cls: type[T], parts: dict[str, "Record[Any]"] | None = None):
+    def __init__(self, ctype: str, cls: type[_T], parts: dict[str, "Record[Any]"] | None = None):
         self.cls = cls
         self.flags = _Flags(_FLAGS.get(ctype, {}))
         self.parts = parts or {}
-        fields = [(n, f) for n, f in ffi.typeof(ctype).fields]
+        fields = [(n, f) for n, f in _DECLARED[ctype].fields]
         self.columns = [(name, *self._column(name, field.type)) for name, field in fields]
         self.struct = struct.Struct("=" + "".join(code for _, code, _, _ in self.columns))
-        self.columns = [column for column in self.columns if not column[0].startswith("pad")]
+        self.columns = [column for column in self.columns if not _is_not_a_column(column[0])]
         self.packers = [(i, to) for i, (_, _, to, _) in enumerate(self.columns) if to]
         self.unpackers = [(i, back) for i, (_, _, _, back) in enumerate(self.columns) if back]
         self._check(ctype)
@@ -181,11 +216,11 @@ class Record(Generic[T]):
     def _check(self, ctype: str) -> None:
         here: tuple[str, ...] = self.cls._fields  # type: ignore[attr-defined]
         there = tuple(name for name, *_ in self.columns)
-        if here != there or self.struct.size != ffi.sizeof(ctype):
+        if here != there or self.struct.size != _size(ctype):
             raise TypeError(f"{self.cls.__name__}{here} is not {ctype}{there}")
 
     def _column(self, name: str, ctype: Any) -> tuple[str, Convert | None, Convert | None]:
-        if name.startswith("pad"):
+        if _is_not_a_column(name):
             return f"{ffi.sizeof(ctype)}x", None, None
         if name == "flags" or name.endswith("_flags"):
             return _CODES[ctype.cname], self.flags.to_int, self.flags.from_int
@@ -200,14 +235,14 @@ class Record(Generic[T]):
             return f"{ctype.length}s", _text_bytes, _text_from
         return _CODES[ctype.cname], None, None
 
-    def pack(self, value: T) -> bytes:
+    def pack(self, value: _T) -> bytes:
         """The struct's bytes."""
         parts = list(value)
         for index, convert in self.packers:
             parts[index] = convert(parts[index])
         return self.struct.pack(*parts)
 
-    def unpack(self, packed: bytes) -> T:
+    def unpack(self, packed: bytes) -> _T:
         """The value in the struct's bytes."""
         parts = list(self.struct.unpack(packed))
         for index, convert in self.unpackers:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many entries the LRU maps hold, counted once a minute as long as someone reads the metrics.
+"""How many entries the maps hold that programs fill, counted once a minute if metrics are read.
 
 The kernel keeps no count of a map's entries: they are counted by reading all of them. A thread of
 its own does that, a slice at a time with pauses between; readers get what the last count found.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.layout import MAPS, ffi, names
-from ebpflb.datapath.maps.sweep import FLOW_MAPS, PAUSE_FACTOR, SLICE
+from ebpflb.datapath.maps.sweep import FLOW_MAPS, SWEEP_PAUSE_FACTOR, SWEEP_SLICE
 from ebpflb.model.services import Protocol
 from ebpflb.plan.flow_entries import Hook
 
@@ -23,8 +23,9 @@ log = logging.getLogger(__name__)
 
 COUNT_INTERVAL = 60.0  # seconds from one count to the next, if someone asks for it
 
-# All LRU maps but those of flows, whose entries the sweeper counts (sweep.py).
-COUNTED_MAPS = tuple(n for n, s in MAPS.items() if s.kind == "LRU_HASH" and n not in FLOW_MAPS)
+# What programs fill, but for the flows, whose entries the sweeper counts (sweep.py).
+_FILLED = [n for n, s in MAPS.items() if s.is_filled_by_programs and n not in FLOW_MAPS]
+COUNTED_MAPS = (*_FILLED, "connections")
 
 _REQUEST = {word: bit for bit, word in names("flow_flag", "FLOW_").items()}["request"]
 _AT = {name: ffi.offsetof("struct tuple", name) for name in ("protocol", "hook")}
@@ -114,8 +115,8 @@ class Occupancy:
 
     def _slices(self, name: str) -> Iterator[tuple[bytes, bytes]]:
         begun = time.monotonic()
-        for part in self._maps[name].slices(SLICE):
+        for part in self._maps[name].slices(SWEEP_SLICE):
             yield part
-            if self._stopped.wait(PAUSE_FACTOR * (time.monotonic() - begun)):
+            if self._stopped.wait(SWEEP_PAUSE_FACTOR * (time.monotonic() - begun)):
                 return
             begun = time.monotonic()

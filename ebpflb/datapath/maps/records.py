@@ -9,6 +9,15 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ebpflb.datapath.maps.layout import Record, address_bytes, address_from
+from ebpflb.datapath.maps.packet_records import Forwarded, FragmentKey, FragmentPorts
+from ebpflb.datapath.maps.scratch import Ending, ReadPacket, Scratch, SelectedBackend
+from ebpflb.datapath.maps.socket_records import (
+    AssignmentKey,
+    Peer,
+    PeerFrontend,
+    SocketEntry,
+    SocketsFull,
+)
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
 from ebpflb.plan import entries
@@ -26,91 +35,36 @@ class Affinity(NamedTuple):
     backend: int
 
 
-class Peer(NamedTuple):
-    socket: int
-    address: Address
-    port: int
-
-
-class PeerFrontend(NamedTuple):
-    frontend: entries.Frontend
+class CountedConnection(NamedTuple):
     backend: int
-    address: Address
-    port: int
-    is_connected: int = 1
-
-
-class AssignmentKey(NamedTuple):
-    socket: int
-    frontend: entries.Frontend
-
-
-class Assignment(NamedTuple):
-    service: int
-    backend: int
-    address: Address
-    port: int
-    next: entries.Frontend
-    expires: int = 0
-    stream_from: int = 0
-
-
-class SelectedBackend(NamedTuple):
-    """C: struct selection."""
-
-    service: entries.ServiceEntry
-    backend: entries.Backend
-    is_local_client: int
-    is_assigned: int
-    is_pending: int
-
-
-class Ending(NamedTuple):
-    between: Tuple
-    reply_tuple: Tuple
-    request_tuple: Tuple
-
-
-class Scratch(NamedTuple):
-    selection: SelectedBackend
-    request_entry: Flow
-    reply_entry: Flow
-    snat_entry: Flow
-    reply_tuple: Tuple
-    snat_tuple: Tuple
-    former_request_tuple: Tuple
-    claim: Tuple
-    ending: Ending
-    holder_created: int
-    oldest: int
-    oldest_created: int
-    oldest_port: int
-
-
-class FragmentKey(NamedTuple):
-    source: Address
-    destination: Address
-    id: int
-    protocol: int
-    hook: int
-
-
-class FragmentPorts(NamedTuple):
-    seen: int
-    source_port: int
-    destination_port: int
-
-
-class Forwarded(NamedTuple):
-    since: int
-    hops: int
-    replied: int
+    generation: int
 
 
 class HalfOpen(NamedTuple):
     request: Tuple
     reply: Tuple
     created: int
+
+
+class Opening(NamedTuple):
+    tuple: Tuple
+    created: int
+    service: int
+    backend: int
+    left: int
+    is_pending: int
+
+
+class OpeningCounts(NamedTuple):
+    opened: int
+    tried: int
+
+
+class Rotation(NamedTuple):
+    """``lock`` is the kernel's: no agent reads or writes it."""
+
+    lock: int
+    turn: int
 
 
 class Sweep(NamedTuple):
@@ -131,6 +85,29 @@ class RejectBudget(NamedTuple):
     left: int
 
 
+class MonitorEvent(NamedTuple):
+    time: int
+    netns: int
+    took: int
+    process: int
+    ifindex: int
+    service: int
+    backend: int
+    port: int
+    verdict: int
+    hook: int
+    kind: int
+    tuple: Tuple
+    address: Address
+    comm: str
+
+
+class Monitor(NamedTuple):
+    verdicts: int
+    process_offset: int
+    comm_offset: int
+
+
 class ServiceCounters(NamedTuple):
     chosen: int
     by_affinity: int
@@ -144,15 +121,17 @@ class BackendCounters(NamedTuple):
 
 
 FRONTEND = Record("struct frontend", entries.Frontend)
+PEER_FRONTEND = Record("struct peer_frontend", PeerFrontend, {"frontend": FRONTEND})
 _RANGE = Record("struct range", entries.Range)
 SERVICE = Record(
     "struct service",
     entries.ServiceEntry,
-    {"frontend": FRONTEND, "cluster": _RANGE, "local": _RANGE},
+    {"cluster": _RANGE, "local": _RANGE, "table": _RANGE},
 )
 BACKEND = Record("struct backend", entries.Backend)
 _PREFIX = Record("struct prefix", entries.Prefix)
 _TUPLE, _FLOW = Record("struct tuple", Tuple), Record("struct flow", Flow)
+_PACKET = Record("struct packet", ReadPacket, {"tuple": _TUPLE})
 _ENDING = Record(
     "struct ending", Ending, dict.fromkeys(("between", "reply_tuple", "request_tuple"), _TUPLE)
 )
@@ -172,31 +151,44 @@ RECORDS: dict[str, Record[Any]] = {
     "struct affinity_key": Record("struct affinity_key", AffinityKey),
     "struct affinity": Record("struct affinity", Affinity),
     "struct peer": Record("struct peer", Peer),
-    "struct peer_frontend": Record("struct peer_frontend", PeerFrontend, {"frontend": FRONTEND}),
+    "struct peer_frontend": PEER_FRONTEND,
+    "struct socket_entry": Record(
+        "struct socket_entry", SocketEntry, {"peer": PEER_FRONTEND, "next": FRONTEND}
+    ),
+    "struct sockets_full": Record("struct sockets_full", SocketsFull),
     "struct assignment_key": Record("struct assignment_key", AssignmentKey, {"frontend": FRONTEND}),
-    "struct assignment": Record("struct assignment", Assignment, {"next": FRONTEND}),
+    "struct connection": Record("struct connection", CountedConnection),
+    "struct backend_load": Record("struct backend_load", entries.BackendLoad),
     "struct tuple": _TUPLE,
     "struct flow": _FLOW,
     "struct scratch": Record(
         "struct scratch",
         Scratch,
-        dict[str, Record[Any]]({"selection": _SELECTION, "ending": _ENDING})
-        | dict.fromkeys(("request_entry", "reply_entry", "snat_entry"), _FLOW)
-        | dict.fromkeys(("reply_tuple", "snat_tuple", "former_request_tuple", "claim"), _TUPLE),
+        dict[str, Record[Any]]({"packet": _PACKET, "selection": _SELECTION, "ending": _ENDING})
+        | dict.fromkeys(("known", "other", "request_entry", "reply_entry", "snat_entry"), _FLOW)
+        | dict.fromkeys(("to", "reply_tuple", "snat_tuple"), _TUPLE)
+        | dict.fromkeys(("former_request_tuple", "claim"), _TUPLE),
     ),
     "struct half_open": Record("struct half_open", HalfOpen, {"request": _TUPLE, "reply": _TUPLE}),
+    "struct opening": Record("struct opening", Opening, {"tuple": _TUPLE}),
+    "struct opening_counts": Record("struct opening_counts", OpeningCounts),
     "struct forwarded": Record("struct forwarded", Forwarded),
     "struct fragment_key": Record("struct fragment_key", FragmentKey),
     "struct fragment_ports": Record("struct fragment_ports", FragmentPorts),
     "struct flow_counters": Record("struct flow_counters", FlowCounters),
+    "struct choice": Record("struct choice", entries.Choice),
+    "struct rotation": Record("struct rotation", Rotation),
     "struct sweep": Record("struct sweep", Sweep),
     "struct reject_budget": Record("struct reject_budget", RejectBudget),
     "struct source_range": Record("struct source_range", entries.SourceRange),
     "struct service_range": Record("struct service_range", entries.ServiceRange),
+    "struct route": Record("struct route", entries.RouteKey),
     "struct device": Record("struct device", entries.DeviceEntry),
     "struct timeout_key": Record("struct timeout_key", entries.TimeoutKey),
     "struct timeout": Record("struct timeout", entries.Timeout),
     "struct settings": SETTINGS,
+    "struct event": Record("struct event", MonitorEvent, {"tuple": _TUPLE}),
+    "struct monitor": Record("struct monitor", Monitor),
     "struct service_counters": Record("struct service_counters", ServiceCounters),
     "struct backend_counters": Record("struct backend_counters", BackendCounters),
     "struct service_name": SERVICE_NAME,
@@ -213,6 +205,7 @@ class Codec(NamedTuple):
 
 _NUMBER32, _NUMBER64 = struct.Struct("=I"), struct.Struct("=Q")
 _PLAIN = {
+    "struct steps": Codec(bytes, bytes),  # datapath/recording/steps.py reads them
     "__u32": Codec(_NUMBER32.pack, lambda packed: _NUMBER32.unpack(packed)[0]),
     "__u64": Codec(_NUMBER64.pack, lambda packed: _NUMBER64.unpack(packed)[0]),
     "struct address": Codec(address_bytes, address_from),

@@ -5,6 +5,8 @@
     <state-dir>/<persistent hash>/<map> maps that an upgrade keeps (maps/persistent.h)
     <state-dir>/links/<program>         links at the cgroup, updated in place across layouts
     <state-dir>/devices/<ifindex>-...   attachments at devices: tcx.py and clsact.py
+    <state-dir>/run-dir                 where the agent's files are: state_record.py
+    <state-dir>/map-sizes               how large maps are, where not as usual: map_sizes.py
 
 A pinned map is adopted only if the kernel reports the type, sizes, entries and flags of maps.h.
 While the agent starts, the maps of a new layout are filled, and the old ones keep serving until
@@ -12,21 +14,25 @@ the links are replaced.
 """
 
 import os
-import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
+from ebpflb import child
 from ebpflb.datapath import kernel
-from ebpflb.datapath.maps import layout
+from ebpflb.datapath.maps import layout, map_sizes
 from ebpflb.datapath.maps.bpf_map import Map, create_map, open_map
 from ebpflb.datapath.maps.layout import MapSpec
-from ebpflb.errors import NodeError
+from ebpflb.datapath.maps.map_sizes import MapSizes
+from ebpflb.datapath.maps.sizes import kernel_entries, kernel_kind
+from ebpflb.errors import KernelError, NodeError
+from ebpflb.model.drift import Drift, Part
 
 BPFFS = Path("/sys/fs/bpf")
 DEFAULT = BPFFS / "ebpflb"
 
 
-def _mount_of(path: Path) -> tuple[Path, str]:
+def mount_of(path: Path) -> tuple[Path, str]:
     """The mount point of ``path``, which need not exist, and the type; the last mount counts."""
     mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
     holding = [(m, kind) for m, kind in mounts if path == Path(m) or Path(m) in path.parents]
@@ -41,16 +47,17 @@ def mount_bpffs(path: Path) -> None:
     container on the host's directory: only the container would see that mount, and it would be
     lost with the container.
     """
-    mount, kind = _mount_of(path)
+    mount, kind = mount_of(path)
     if kind == "bpf":
         return
     if mount == BPFFS:
         raise NodeError(f"{BPFFS} is the host's, and not a bpffs: mount one there, on the host")
     if BPFFS not in (path, *path.parents):
         raise NodeError(f"{path} is not in a bpffs: choose a --state-dir below {BPFFS}")
-    done = subprocess.run(
-        ["mount", "-t", "bpf", "bpf", str(BPFFS)], capture_output=True, text=True, check=False
-    )
+    try:
+        done = child.run(["mount", "-t", "bpf", "bpf", str(BPFFS)])
+    except OSError as error:
+        raise NodeError(f"no bpffs at {BPFFS}, and no mount(8): {error.strerror}") from error
     if done.returncode:
         raise NodeError(f"no bpffs at {BPFFS}, and mounting one failed: {done.stderr.strip()}")
 
@@ -58,10 +65,14 @@ def mount_bpffs(path: Path) -> None:
 class StateDir:
     """One node's state directory."""
 
-    def __init__(self, directory: Path = DEFAULT) -> None:
+    def __init__(self, directory: Path = DEFAULT, sizes: MapSizes | None = None) -> None:
+        """``sizes``: what the maps are to have; None: as those that are in force."""
         self.directory = directory
-        self.maps_directory = directory / layout.layout_hash()
-        self.persistent_directory = directory / layout.persistent_hash()
+        self.sizes = map_sizes.recorded(directory) if sizes is None else sizes
+        self.specs = map_sizes.sized(self.sizes)
+        suffix = map_sizes.suffix(self.sizes)
+        self.maps_directory = directory / f"{layout.layout_hash()}{suffix}"
+        self.persistent_directory = directory / f"{layout.persistent_hash()}{suffix}"
         self.links_directory = directory / "links"
         self.devices_directory = directory / "devices"
 
@@ -71,27 +82,52 @@ class StateDir:
     def prepare(self) -> None:
         """Makes the directories."""
         mount_bpffs(self.directory)
-        for directory in self._directories():
+        for directory in self.directories():
+            if directory.exists() and not directory.is_dir():
+                directory.unlink()  # a pin in its place
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def exists(self) -> bool:
         return self.maps_directory.is_dir()
 
-    def open_maps(self, specs: dict[str, MapSpec] = layout.MAPS) -> dict[str, Map]:
-        """Every map: adopted if a pin fits, else created and pinned."""
-        return {name: open_map(spec, self._adopt_or_create(spec)) for name, spec in specs.items()}
+    def open_maps(self, specs: dict[str, MapSpec] | None = None) -> dict[str, Map]:
+        """Every map, or these: adopted if a pin fits, else created and pinned."""
+        wanted = (self.specs if specs is None else specs).items()
+        return {name: open_map(spec, self._adopt_or_create(spec)) for name, spec in wanted}
 
     def read_maps(self) -> dict[str, Map]:
-        """The pinned maps, to be read only. Raises NodeError if there are none."""
-        found = {name: kernel.get(str(self._pin(spec))) for name, spec in layout.MAPS.items()}
-        missing = [name for name, fd in found.items() if fd is None]
-        if missing:
-            raise NodeError(f"no maps of this version in {self.directory}: did `ebpflb run` start?")
-        return {
-            name: open_map(layout.MAPS[name], fd, writable=False)
-            for name, fd in found.items()
-            if fd is not None
-        }
+        """The pinned maps, to be read only. Raises NodeError if there are none, or others."""
+        with ExitStack() as opened:
+            found: dict[str, int] = {}
+            for name, spec in self.specs.items():
+                fd = self._get_fitting(spec)
+                opened.callback(os.close, fd)
+                found[name] = fd
+            opened.pop_all()
+        specs = self.specs
+        return {name: open_map(specs[name], fd, writable=False) for name, fd in found.items()}
+
+    def pin_faults(self, maps: Mapping[str, Map]) -> Iterator[Drift]:
+        """The maps, open in this process, that are not the ones pinned here. Raises KernelError."""
+        for name, opened in maps.items():
+            if text := self._pin_fault(opened):
+                yield Drift(Part.PIN, f"map {name}", text)
+        if map_sizes.recorded(self.directory) != self.sizes:
+            yield Drift(
+                Part.PIN, f"{self.directory / map_sizes.SIZES_LINK}", "differs from --map-size"
+            )
+
+    def restore_pins(self, maps: Mapping[str, Map]) -> None:
+        """Pins again these maps, which are open in this process, in place of any others.
+
+        Raises NodeError and KernelError.
+        """
+        self.prepare()
+        map_sizes.record(self.directory, self.sizes)
+        for opened in maps.values():
+            if self._pin_fault(opened):
+                self._pin(opened.spec).unlink(missing_ok=True)
+                kernel.pin(opened.fd, str(self._pin(opened.spec)))
 
     def links(self) -> Iterator[Path]:
         """The pins of all attachments."""
@@ -100,30 +136,74 @@ class StateDir:
 
     def old_layouts(self) -> list[Path]:
         """The directories of every other layout's maps."""
-        return [entry for entry in self.directory.iterdir() if entry not in self._directories()]
+        own = self.directories()
+        found = (entry for entry in self.directory.iterdir() if not entry.is_symlink())
+        return [entry for entry in found if entry.is_dir() and entry not in own]
 
     def remove_old_layouts(self) -> None:
-        """Unpins the maps of other layouts. To be called when no program uses them any more."""
+        """Unpins the maps of other layouts and sizes, when no program uses them any more."""
+        map_sizes.record(self.directory, self.sizes)
         for directory in self.old_layouts():
             remove_tree(directory)
 
-    def _directories(self) -> tuple[Path, ...]:
+    def directories(self) -> tuple[Path, ...]:
+        """All that have pins."""
         maps = self.maps_directory, self.persistent_directory
         return *maps, self.links_directory, self.devices_directory
 
     def _pin(self, spec: MapSpec) -> Path:
         return (self.persistent_directory if spec.persistent else self.maps_directory) / spec.name
 
+    def _pin_fault(self, opened: Map) -> str:
+        """What is wrong with the pin of an open map, if anything."""
+        pin = self._pin(opened.spec)
+        fd = kernel.get(str(pin))
+        if fd is None:
+            return f"has no pin {pin}"
+        try:
+            is_other = kernel.info(fd, "map_info").id != kernel.info(opened.fd, "map_info").id
+        finally:
+            os.close(fd)
+        return f"is not the one that is pinned as {pin}" if is_other else ""
+
+    def _get_fitting(self, spec: MapSpec) -> int:
+        """The pinned map of this name. Raises NodeError if there is none, or another object."""
+        pin = self._pin(spec)
+        not_ours = f"{pin} is no map of this version: the next start of `ebpflb run` replaces it"
+        try:
+            fd = kernel.get(str(pin))
+        except KernelError as error:
+            raise NodeError(not_ours) from error
+        if fd is None:
+            raise NodeError(self.why_no_maps())
+        try:
+            if _fits(fd, spec):
+                return fd
+        except KernelError:
+            pass
+        os.close(fd)
+        raise NodeError(not_ours)
+
+    def why_no_maps(self) -> str:
+        """Why there are no maps, and what to do."""
+        if self.directory.is_dir() and any(it.is_dir() for it in self.old_layouts()):
+            return (
+                f"the maps in {self.directory} are of another version of ebpflb: use the `ebpflb`"
+                " of the agent that made them (in a cluster: kubectl exec into its pod)"
+            )
+        where = f"no maps of this version in {self.directory}"
+        return f"{where}: did `ebpflb run` start, with this --state-dir?"
+
     def _adopt_or_create(self, spec: MapSpec) -> int:
-        path = str(self._pin(spec))
-        fd = kernel.get(path)
+        pin = self._pin(spec)
+        fd = kernel.get(str(pin))
         if fd is not None and _fits(fd, spec):
             return fd
         if fd is not None:
             os.close(fd)
-            os.unlink(path)
+            pin.unlink()
         fd = create_map(spec)
-        kernel.pin(fd, path)
+        kernel.pin(fd, str(pin))
         return fd
 
 
@@ -131,10 +211,10 @@ def _fits(fd: int, spec: MapSpec) -> bool:
     info = kernel.info(fd, "map_info")
     flags = sum(kernel.MAP_FLAGS[flag] for flag in spec.flags)
     return (info.kind, info.key_size, info.value_size, info.entries, info.flags) == (
-        kernel.MAP_KINDS[spec.kind],
+        kernel.MAP_KINDS[kernel_kind(spec)],
         spec.key_size,
         spec.value_size,
-        spec.entries,
+        kernel_entries(spec),
         flags,
     )
 
@@ -144,5 +224,6 @@ def remove_tree(directory: Path) -> None:
     if not directory.is_dir():
         return
     for entry in directory.iterdir():
-        remove_tree(entry) if entry.is_dir() else entry.unlink()
+        is_directory = entry.is_dir() and not entry.is_symlink()
+        remove_tree(entry) if is_directory else entry.unlink()
     directory.rmdir()

@@ -24,16 +24,19 @@ from ebpflb.plan.flow_entries import Entries, Flow, Tuple
 log = logging.getLogger(__name__)
 
 SWEEP_INTERVAL = 10.0  # seconds from one sweep to the next: a flow is removed so much late at most
-SLICE = 512  # entries: 0.2 ms, or some 30 ms where all of them are removed
-PAUSE_FACTOR = 3.0  # a pause is so many times as long as its slice took: a quarter of a CPU
+SWEEP_SLICE = 512  # entries: 0.2 ms, or some 30 ms where all of them are removed
+SWEEP_PAUSE_FACTOR = 3.0  # a pause is so many times as long as its slice took: a quarter of a CPU
 
 # Map -> the protocols of its flows, in the order of the maps flow_stats and sweeps.
 FLOW_MAPS = {"tcp_flows": (Protocol.TCP,), "other_flows": (Protocol.UDP, Protocol.SCTP)}
 
 _FLAGS = names("flow_flag", "FLOW_")
+_KNOWN = 2 * max(_FLAGS) - 1  # others are of no program
 _KEY_SIZE, _VALUE_SIZE = MAPS["tcp_flows"].key_size, MAPS["tcp_flows"].value_size
-_FLAGS_AT = ffi.offsetof("struct flow", "flags")
-_LAST_SEEN_AND_FLAGS = struct.Struct(f"=Q{_FLAGS_AT - 8}xH{_VALUE_SIZE - _FLAGS_AT - 2}x")
+_FLAGS_AT, _USED_AT = (ffi.offsetof("struct flow", name) for name in ("flags", "last_seen"))
+_FLAGS_AND_LAST_SEEN = struct.Struct(
+    f"={_FLAGS_AT}xH{_USED_AT - _FLAGS_AT - 2}xQ{_VALUE_SIZE - _USED_AT - 8}x"
+)
 
 
 class FlowTable:
@@ -77,7 +80,7 @@ class FlowTable:
     def sweep(self) -> Iterator[None]:
         """Goes once through the map, a slice at each step; in the end it updates the numbers."""
         created, left = self._stats.get(self.number)[0], 0
-        for keys, values in self.flows.slices(SLICE):
+        for keys, values in self.flows.slices(SWEEP_SLICE):
             left += self._sweep_slice(keys, values, time.monotonic_ns())
             yield
         self._update(created, left)
@@ -85,8 +88,8 @@ class FlowTable:
     def _sweep_slice(self, keys: bytes, values: bytes, now: int) -> int:
         """How many entries of the slice are left."""
         before = [now - timeout for timeout in self._by_flags]
-        entries = enumerate(_LAST_SEEN_AND_FLAGS.iter_unpack(values))
-        idle = [index for index, (last, flags) in entries if last <= before[flags]]
+        entries = enumerate(_FLAGS_AND_LAST_SEEN.iter_unpack(values))
+        idle = [index for index, (flags, last) in entries if last <= before[flags & _KNOWN]]
         removed: set[Tuple] = set()
         for flow in self._timeouts.expired(
             self._read(idle, keys, values, removed), self.flows.get, now
@@ -144,7 +147,7 @@ class Sweeper:
     def __init__(self, maps: Mapping[str, Map], timeouts: Timeouts | None = None) -> None:
         self.tables = [FlowTable(maps, name, timeouts) for name in FLOW_MAPS]
         self._pause = (
-            SWEEP_INTERVAL * SLICE / sum(table.flows.spec.entries for table in self.tables)
+            SWEEP_INTERVAL * SWEEP_SLICE / sum(table.flows.spec.entries for table in self.tables)
         )
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sweep", daemon=True)
@@ -171,6 +174,8 @@ class Sweeper:
         """Sweeps both maps with a pause after each slice; ends early when it is stopped."""
         begun = time.monotonic()
         for _ in itertools.chain.from_iterable(table.sweep() for table in self.tables):
-            if self._stopped.wait(max(self._pause, PAUSE_FACTOR * (time.monotonic() - begun))):
+            if self._stopped.wait(
+                max(self._pause, SWEEP_PAUSE_FACTOR * (time.monotonic() - begun))
+            ):
                 return
             begun = time.monotonic()

@@ -8,6 +8,7 @@
 After importing bcc it changes to the user nobody, if it may (CAP_SETUID, CAP_SETGID; a container
 need not grant them), and drops all capabilities; then it compiles. The sources are copied to a
 temporary folder, because nobody may not be allowed to read a private checkout.
+It imports nothing of ebpflb, because it is started by its path, with isolated Python.
 """
 
 import ctypes

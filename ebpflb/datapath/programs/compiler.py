@@ -1,8 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bpf/ -> bytecode: from the cache, or by the compiler process (bcc_child).
+"""bpf/ -> bytecode: brought along, from the cache, or by the compiler process (bcc_child).
+
+The child is started by its file, with isolated Python: no module of it is looked for in the working
+directory, or where the environment says.
 
 A cache entry is named by the hash of all sources, the flags and BCC's version, which is read
 without importing bcc. With a warm cache nothing is compiled. LLVM is never loaded into the agent.
+
+An installation can bring bytecode along (precompile.py). Its entries are looked up first. Their
+names have no version of BCC, for the node may have another BCC or none: what counts is that
+sources and flags are the same. What is not there is compiled as ever.
 """
 
 import hashlib
@@ -11,18 +18,22 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from ebpflb import child
 from ebpflb.datapath.maps import layout
-from ebpflb.datapath.programs import bcc_child, kfuncs
-from ebpflb.errors import CompileError
+from ebpflb.datapath.programs import bcc_child, bytecode_cache, compile_folder, kfuncs
+from ebpflb.errors import CompileError, in_words
 
-MAP_NUMBERS = {name: 0x10000 + index for index, name in enumerate(layout.MAPS)}
-TIMEOUT = 60.0  # seconds: a compilation takes two
+MAP_NUMBERS = {name: 0x10000 + index for index, name in enumerate(layout.PROGRAM_MAPS)}
+COMPILE_SECONDS = 300.0  # two are usual, and a minute has been seen on a node that was starved
+BROUGHT = layout.SOURCES.with_name("bytecode")
+ANY_BCC = "any"
 NO_BCC = "BCC is missing: apt install python3-bpfcc (the package called bcc on PyPI is another)"
 
 
@@ -61,15 +72,38 @@ def compile_source(
     cache: Path,
     sources: Path = layout.SOURCES,
 ) -> Compiled:
-    """The bytecode of one file in bpf/hooks.
+    """The bytecode of one file in bpf/hooks, wherever it is had from.
 
     Raises CompileError: with the compiler's text, if BCC is missing, or for any other obstacle,
     such as a full disk, too many processes, or a compiler that does not end.
     """
-    try:
+    with _obstacles_reported(source):
+        return brought(source, flags, sources) or _compiled(source, flags, cache, sources)
+
+
+def brought(source: str, flags: tuple[str, ...], sources: Path = layout.SOURCES) -> Compiled | None:
+    """What the installation has of it; None if nothing, or nothing that counts."""
+    return _kept(entry(BROUGHT, source, flags, ANY_BCC, sources), sections(source, sources))
+
+
+def compile_here(
+    source: str,
+    flags: tuple[str, ...] = (),
+    *,
+    cache: Path,
+    sources: Path = layout.SOURCES,
+) -> Compiled:
+    """The same by this machine's own BCC. Raises CompileError."""
+    with _obstacles_reported(source):
         return _compiled(source, flags, cache, sources)
+
+
+@contextmanager
+def _obstacles_reported(source: str) -> Iterator[None]:
+    try:
+        yield
     except (OSError, msgspec.MsgspecError, subprocess.TimeoutExpired) as error:
-        raise CompileError(f"{source} does not compile: {error}") from error
+        raise CompileError(f"{source} does not compile: {in_words(error)}") from error
 
 
 def _compiled(source: str, flags: tuple[str, ...], cache: Path, sources: Path) -> Compiled:
@@ -77,38 +111,36 @@ def _compiled(source: str, flags: tuple[str, ...], cache: Path, sources: Path) -
     if version is None:
         raise CompileError(NO_BCC)
     found = sections(source, sources)
-    entry = cache / f"{_key(source, flags, version, sources)}.msgpack"
-    programs = _cached(entry)
-    if programs is not None:
-        return Compiled(programs, found, cached=True)
+    compile_folder.remove_leftovers()
+    place = entry(cache, source, flags, version, sources)
+    kept = _kept(place, found)
+    if kept:
+        return kept
     programs = _run_child(source, list(found), flags, sources)
-    _store(entry, programs)
+    bytecode_cache.write(place, programs)
     return Compiled(programs, found, cached=False)
 
 
-def _key(source: str, flags: tuple[str, ...], version: str, sources: Path) -> str:
-    digest = hashlib.sha256(repr((source, flags, version, MAP_NUMBERS)).encode())
+def _kept(place: Path, found: dict[str, str]) -> Compiled | None:
+    programs = bytecode_cache.read(place)
+    if programs is None or programs.keys() != found.keys():
+        return None
+    return Compiled(programs, found, cached=True)
+
+
+def entry(
+    folder: Path,
+    source: str,
+    flags: tuple[str, ...],
+    version: str,
+    sources: Path = layout.SOURCES,
+) -> Path:
+    """The file in a folder, named by everything that the bytecode is made from."""
+    made_from = (source, flags, version, sys.byteorder, MAP_NUMBERS)
+    digest = hashlib.sha256(repr(made_from).encode())
     for path in sorted(sources.rglob("*.[ch]")):
         digest.update(str(path.relative_to(sources)).encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
-
-
-def _cached(entry: Path) -> dict[str, bytes] | None:
-    try:
-        return msgspec.msgpack.decode(entry.read_bytes(), type=dict[str, bytes])
-    except (OSError, msgspec.MsgspecError):
-        return None
-
-
-def _store(entry: Path, programs: dict[str, bytes]) -> None:
-    """If the cache cannot be written, the next start compiles again, for a second."""
-    try:
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        half = entry.with_suffix(".half")
-        half.write_bytes(msgspec.msgpack.encode(programs))
-        half.replace(entry)
-    except OSError:
-        return
+    return folder / f"{digest.hexdigest()}{bytecode_cache.SUFFIX}"
 
 
 def _run_child(
@@ -116,17 +148,19 @@ def _run_child(
 ) -> dict[str, bytes]:
     numbers = [f"-DMAP_NUMBER_{name}={number}" for name, number in MAP_NUMBERS.items()]
     numbers += [f"-DKFUNC_NUMBER_{name}={at:#x}" for name, at in kfuncs.KFUNC_NUMBERS.items()]
-    with tempfile.TemporaryDirectory(prefix="ebpflb-compile-") as temporary:
-        folder = Path(temporary) / "bpf"
+    with compile_folder.temporary() as temporary:
+        folder = temporary / "bpf"
         shutil.copytree(sources, folder, ignore=shutil.ignore_patterns("__pycache__"))
-        _open_to_all(Path(temporary))
+        _open_to_all(temporary)
         job = bcc_child.Job(str(folder), source, programs, [*flags, *numbers])
         done = subprocess.run(
-            [sys.executable, "-m", bcc_child.__name__],
+            [sys.executable, "-I", bcc_child.__file__],
             input=msgspec.msgpack.encode(job),
             capture_output=True,
             check=False,
-            timeout=TIMEOUT,
+            timeout=COMPILE_SECONDS,
+            cwd="/",
+            env=child.environment(),
         )
         output = done.stderr.decode(errors="replace").replace(str(folder), str(sources))
     if done.returncode:

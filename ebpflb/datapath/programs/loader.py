@@ -7,12 +7,15 @@ number in maps.h.
 
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import islice
 from typing import NamedTuple
 
 from ebpflb.datapath import kernel
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.programs import compiler, kfuncs
+from ebpflb.datapath.side_by_side import side_by_side
 from ebpflb.errors import KernelError, VerifierError
 
 _LOAD64, _MAP_REFERENCE = 0x18, 1
@@ -46,7 +49,7 @@ SECTIONS = {
 }
 GETSOCKNAME4 = "cgroup/getsockname4"  # only used by netns_cookie.py
 PACKET_SECTIONS = {"tc/ingress": HookType(SCHED_CLS, 0), "tc/egress": HookType(SCHED_CLS, 0)}
-HOOKS = {**SECTIONS, **PACKET_SECTIONS, GETSOCKNAME4: HookType(_SOCK_ADDR, 31)}
+HOOK_TYPES = {**SECTIONS, **PACKET_SECTIONS, GETSOCKNAME4: HookType(_SOCK_ADDR, 31)}
 
 
 class Program(NamedTuple):
@@ -70,22 +73,28 @@ def relocate(code: bytes, fds: Mapping[int, int]) -> bytes:
 
 
 def load(compiled: compiler.Compiled, maps: Mapping[str, Map]) -> list[Program]:
-    """Every program of a source file, loaded with these maps; all or none.
+    """Every program of a source file, as ``load_all`` does."""
+    return load_all([compiled], maps)[0]
+
+
+def load_all(sources: Sequence[compiler.Compiled], maps: Mapping[str, Map]) -> list[list[Program]]:
+    """Every program of these source files, loaded side by side with these maps; all or none.
 
     Raises VerifierError with the program's name and the log's last lines, or KernelError if the
     kernel rejects it for another reason; NodeError if it lacks a function that is called.
     """
     fds = {compiler.MAP_NUMBERS[name]: opened.fd for name, opened in maps.items()}
-    loaded: list[Program] = []
-    try:
-        for name, code in compiled.programs.items():
-            hook = HOOKS[compiled.sections[name]]
-            fd = load_one(name, hook, relocate(code, fds))
-            loaded.append(Program(name, fd, hook.attach_type))
-    except Exception:
-        close(loaded)
-        raise
-    return loaded
+    each = [(name, compiled) for compiled in sources for name in compiled.programs]
+    loaded = iter(
+        side_by_side([partial(_load, *which, fds) for which in each], lambda it: os.close(it.fd))
+    )
+    return [list(islice(loaded, len(compiled.programs))) for compiled in sources]
+
+
+def _load(name: str, compiled: compiler.Compiled, fds: Mapping[int, int]) -> Program:
+    hook = HOOK_TYPES[compiled.sections[name]]
+    fd = load_one(name, hook, relocate(compiled.programs[name], fds))
+    return Program(name, fd, hook.attach_type)
 
 
 def load_one(name: str, hook: HookType, code: bytes) -> int:

@@ -13,8 +13,8 @@ from ebpflb.datapath import kernel
 PASS, DROP, REDIRECT = 0xFFFFFFFF, 2, 7  # TC_ACT_UNSPEC, _SHOT, _REDIRECT (uapi/linux/pkt_cls.h)
 
 _TEST_RUN, _COMPLETE = 10, 4  # BPF_F_TEST_SKB_CHECKSUM_COMPLETE
-_CONTEXTS = 8  # as many of ours have room for the whole __sk_buff of any kernel
-_ROOM = 4096  # for what a program adds to its packet
+_CONTEXTS = 8  # as many of ours are as large as the whole __sk_buff of any kernel
+_GROWTH = 4096  # for what a program adds to its packet
 
 kernel.ffi.cdef("""
 struct test_run { uint32_t program, retval, size_in, size_out; uint64_t in, out;
@@ -56,7 +56,7 @@ def run(
     ffi = kernel.ffi
     context = ffi.new("struct skb_context *")
     context.ifindex, context.ingress_ifindex, context.mark = ifindex, ingress_ifindex, mark
-    out = bytearray(len(packet) + _ROOM)
+    out = bytearray(len(packet) + _GROWTH)
     attr = ffi.new("struct test_run *")
     keep = ffi.from_buffer(packet), ffi.from_buffer(out)
     attr.program, attr.repeat, attr.flags = prog_fd, repeat, _COMPLETE if complete else 0

@@ -72,9 +72,9 @@ def agent(home: StateDir, packets: list[Program], ns: Namespace, by: str) -> Ite
 
 
 @pytest.fixture
-def stranger() -> Iterator[Program]:
+def other_program() -> Iterator[Program]:
     """Another agent's program."""
-    yield (one := program("stranger"))
+    yield (one := program("other_program"))
     close([one])
 
 

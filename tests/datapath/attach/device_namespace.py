@@ -16,6 +16,7 @@ from ebpflb.datapath.attach.device_programs import DevicePrograms
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.programs.loader import SCHED_CLS, Program
 from ebpflb.errors import KernelError
+from ebpflb.lab.netns import ip as run_ip
 from ebpflb.model.devices import Devices, served
 from ebpflb.node import device_watch
 
@@ -51,7 +52,7 @@ class Namespace:
         """End -> ids of the programs there by tcx, in their order; None where there is no tcx."""
         index = self.index(name)
         try:
-            return {end: kernel.query(index, tcx.HOOKS[end]) for end in HOOKS}
+            return {end: kernel.query(index, tcx.TCX_HOOKS[end]) for end in HOOKS}
         except KernelError as error:
             if error.errno != errno.EINVAL:
                 raise
@@ -71,7 +72,7 @@ class Namespace:
 @contextmanager
 def entered(name: str) -> Iterator[Namespace]:
     """A fresh one with the veth v0 and w0, the bridge br0, whose port is v0, and tun0."""
-    netns.create(name)
+    run_ip("netns", "add", name)
     netns.pushns(name)
     made = Namespace(name)
     try:
@@ -120,7 +121,7 @@ def with_clsact(
     ns: Namespace, device: str, one: Program, *, priority: int, handle: int = 1
 ) -> None:
     """Another agent's filter at ingress, by tc."""
-    path = f"/sys/fs/bpf/{ns.name}-stranger"
+    path = f"/sys/fs/bpf/{ns.name}-other_program"
     kernel.pin(one.fd, path)
     try:
         if not ns.has_clsact(device):

@@ -151,14 +151,16 @@ def test_foreign(home: StateDir, cgroups: Iterator[Path], loaded: list[Program])
     parent = next(cgroups)
     child = parent / "child"
     child.mkdir()
-    fd = kernel.prog_load(name="stranger", program_type=18, attach_type=10, code=ALLOW, log=None)
+    fd = kernel.prog_load(
+        name="other_program", program_type=18, attach_type=10, code=ALLOW, log=None
+    )
     target = os.open(parent, os.O_RDONLY)
     link = kernel.link_create(fd, target, 10)
     try:
         cgroup_links.attach(home, child, loaded)
         ours = set(program_ids(loaded).values())
         number = kernel.info(fd, "prog_info").id
-        expected = {"cgroup/connect4": [f"stranger #{number}"]}
+        expected = {"cgroup/connect4": [f"other_program #{number}"]}
         assert (
             cgroup_links.foreign_programs(child, ours)
             == cgroup_links.foreign_programs(parent, ours)
@@ -212,5 +214,5 @@ def publish(all_maps: dict[str, Map], port: int) -> None:
     all_maps["slots"].write([(7, backend)])
     all_maps["backend_slots"].write([(5, 7)])
     frontend = Frontend(ip_address("172.30.0.1"), 80, 6)
-    service = ServiceEntry(frontend, 3, frozenset({"endpoints"}), 0, 1, Range(7, 1), Range(8, 0))
+    service = ServiceEntry(3, frozenset({"endpoints"}), 0, 1, Range(7, 1), Range(8, 0))
     all_maps["services"].write([(frontend, service)])

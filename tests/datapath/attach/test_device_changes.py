@@ -6,11 +6,14 @@ import errno
 import pytest
 from pyroute2 import netns
 
+from ebpflb.datapath import kernel
+from ebpflb.datapath.attach import tcx
 from ebpflb.datapath.attach.clsact import Clsact
 from ebpflb.datapath.attach.device_programs import DevicePrograms, attached_devices
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.programs.loader import Program
 from ebpflb.errors import KernelError
+from ebpflb.lab.netns import ip as run_ip
 from tests.datapath.attach.device_namespace import (
     ALL,
     HOOKS,
@@ -97,7 +100,7 @@ def take_off(ns: Namespace, made: DevicePrograms, by: str, whole: bool) -> None:
         ns.run("tc qdisc del dev v0 clsact" if whole else "tc filter del dev v0 ingress pref 2")
         return
     for end in ("ingress", "egress") if whole else ("ingress",):
-        (home_of(made).devices_directory / f"{ns.index('v0')}-{end}").unlink()
+        tcx.detach(home_of(made).devices_directory / f"{ns.index('v0')}-{end}")
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["everything", "only ours"])
@@ -110,10 +113,50 @@ def test_taken_off(
     take_off(ns, made, by, whole)
     assert eventually(lambda: at("v0") != ids(packets))
     assert attached_devices(home_of(made)) == {by: len(ALL) - 1}
+    (found,) = filter(None, made.faults(ns.served()))
+    assert {str(each.part) for each in found} >= {"device"}
+    assert {each.name for each in found} == {"device v0"}
     assert made.restore(ns.served()) == {}
+    assert not any(made.faults(ns.served()))
     assert at("v0") == ids(packets)
     assert attached_devices(home_of(made)) == {by: len(ALL)}
     assert said.messages == ["programs were removed from device v0: attaching them again"]
+
+
+def test_unpinned(
+    agent: Agent, ns: Namespace, at: At, by: str, packets: list[Program], said: Said
+) -> None:
+    """A program whose pin is gone stays at its device while the agent runs, and is pinned again."""
+    if by == "clsact":
+        pytest.skip("filters have no pins")
+    made, index = agent(), ns.index("v0")
+    made.update(ns.served())
+    links = [kernel.query_links(index, hook) for hook in tcx.TCX_HOOKS.values()]
+    for pin in made.attacher.pins(ns.index("v0")):
+        pin.unlink()
+    (found,) = filter(None, made.faults(ns.served()))
+    assert [each.part for each in found] == ["pin", "pin"]
+    made.held.restore()
+    assert not any(made.faults(ns.served()))
+    assert made.restore(ns.served()) == {}
+    assert [kernel.query_links(index, hook) for hook in tcx.TCX_HOOKS.values()] == links
+    assert at("v0") == ids(packets)
+    assert not said.messages
+
+
+def test_replaced_program(
+    agent: Agent, ns: Namespace, at: At, by: str, packets: list[Program], newer: list[Program]
+) -> None:
+    """A link of ours that others made run another program is found, and runs ours again."""
+    if by == "clsact":
+        pytest.skip("filters are told by their names")
+    made = agent()
+    made.update(ns.served())
+    tcx.Tcx(home_of(made).devices_directory).attach(ns.index("v0"), newer)
+    (found,) = filter(None, made.faults(ns.served()))
+    assert all("which is not the agent's" in each.found for each in found)
+    assert made.restore(ns.served()) == {}
+    assert at("v0") == ids(packets)
 
 
 def test_taken_off_before_news(
@@ -146,7 +189,7 @@ def test_no_descriptors(agent: Agent, ns: Namespace, monkeypatch: pytest.MonkeyP
 def test_device_moves(agent: Agent, ns: Namespace, at: At, by: str) -> None:
     """A device that moves to a pod loses our programs; one that takes its index gets them."""
     made, pod = agent(), Namespace(f"{ns.name}-pod")
-    netns.create(pod.name)
+    run_ip("netns", "add", pod.name)
     try:
         made.update(ns.served())
         index = ns.index("w0")

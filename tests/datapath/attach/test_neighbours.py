@@ -36,13 +36,13 @@ def test_remove_elsewhere(agent: Agent, ns: Namespace, home: StateDir, by: str) 
     """Removed from another namespace, devices of the same index there are left alone."""
     agent().update(ns.served())
     with device_namespace.entered(f"{ns.name}-2") as other:
-        stranger = program("stranger")
+        other_program = program("other_program")
         index = other.index("v0")
         assert index == ns.index("v0")
-        with_clsact(other, "v0", stranger, priority=2)
+        with_clsact(other, "v0", other_program, priority=2)
         unpin_all(home)
-        assert other.filters("v0") == {"ingress": [number(stranger)], "egress": []}
-        device_namespace.close([stranger])
+        assert other.filters("v0") == {"ingress": [number(other_program)], "egress": []}
+        device_namespace.close([other_program])
 
 
 @pytest.mark.parametrize("priority", [1, 2, 3])
@@ -50,28 +50,28 @@ def test_foreign_filter(
     home: StateDir,
     ns: Namespace,
     by_clsact: None,
-    stranger: Program,
+    other_program: Program,
     priority: int,
     packets: list[Program],
 ) -> None:
     """Another agent's filter stays when ours are attached and removed, and so does the qdisc."""
-    with_clsact(ns, "v0", stranger, priority=priority)
+    with_clsact(ns, "v0", other_program, priority=priority)
     DevicePrograms(home, lambda link_header: packets).update(ns.served())
     assert sorted(ns.filters("v0")["ingress"]) == sorted(
-        [number(stranger), *ids(packets)["ingress"]]
+        [number(other_program), *ids(packets)["ingress"]]
     )
     unpin_all(home)
-    assert ns.filters("v0") == {"ingress": [number(stranger)], "egress": []}
+    assert ns.filters("v0") == {"ingress": [number(other_program)], "egress": []}
 
 
 def test_late_foreign_filter(
-    home: StateDir, ns: Namespace, by_clsact: None, stranger: Program, packets: list[Program]
+    home: StateDir, ns: Namespace, by_clsact: None, other_program: Program, packets: list[Program]
 ) -> None:
     """A qdisc that we created stays if others have filters there."""
     DevicePrograms(home, lambda link_header: packets).update(ns.served())
-    with_clsact(ns, "v0", stranger, priority=9)
+    with_clsact(ns, "v0", other_program, priority=9)
     unpin_all(home)
-    assert ns.filters("v0") == {"ingress": [number(stranger)], "egress": []}
+    assert ns.filters("v0") == {"ingress": [number(other_program)], "egress": []}
     assert not ns.has_clsact("w0")
 
 
@@ -100,24 +100,24 @@ def test_remade_qdisc(
 
 
 def test_taken_place(
-    home: StateDir, ns: Namespace, by_clsact: None, stranger: Program, packets: list[Program]
+    home: StateDir, ns: Namespace, by_clsact: None, other_program: Program, packets: list[Program]
 ) -> None:
     """Another filter with our priority and handle stays, and the error names it."""
-    with_clsact(ns, "v0", stranger, priority=2, handle=0xEB)
+    with_clsact(ns, "v0", other_program, priority=2, handle=0xEB)
     failed = DevicePrograms(home, lambda link_header: packets).update(ns.served())
     assert list(failed) == ["v0"]
-    assert "stranger" in failed["v0"]
-    assert ns.filters("v0")["ingress"] == [number(stranger)]
+    assert "other_program" in failed["v0"]
+    assert ns.filters("v0")["ingress"] == [number(other_program)]
     unpin_all(home)
-    assert ns.filters("v0") == {"ingress": [number(stranger)], "egress": []}
+    assert ns.filters("v0") == {"ingress": [number(other_program)], "egress": []}
 
 
 @pytest.fixture
-def foreign_link(ns: Namespace, stranger: Program) -> Iterator[int]:
+def foreign_link(ns: Namespace, other_program: Program) -> Iterator[int]:
     """Another agent's tcx link at ingress of v0."""
     if not has_tcx():
         pytest.skip("this kernel has no tcx")
-    link = kernel.link_create(stranger.fd, ns.index("v0"), tcx.HOOKS["ingress"])
+    link = kernel.link_create(other_program.fd, ns.index("v0"), tcx.TCX_HOOKS["ingress"])
     yield link
     os.close(link)
 
@@ -126,26 +126,28 @@ def test_first(
     home: StateDir,
     ns: Namespace,
     foreign_link: int,
-    stranger: Program,
+    other_program: Program,
     packets: list[Program],
 ) -> None:
     """By tcx our programs run before those of others, which cannot hide packets from them."""
     DevicePrograms(home, lambda link_header: packets).update(ns.served())
-    assert ns.tcx("v0")["ingress"] == [*ids(packets)["ingress"], number(stranger)]
+    assert ns.tcx("v0")["ingress"] == [*ids(packets)["ingress"], number(other_program)]
     assert programs_before_ours(home) == {}
     unpin_all(home)
-    assert eventually(lambda: ns.tcx("v0")["ingress"] == [number(stranger)])
+    assert eventually(lambda: ns.tcx("v0")["ingress"] == [number(other_program)])
 
 
 def test_ahead_by_tcx(
-    home: StateDir, ns: Namespace, stranger: Program, packets: list[Program]
+    home: StateDir, ns: Namespace, other_program: Program, packets: list[Program]
 ) -> None:
     """A tcx program before ours is named, with its device and hook."""
     if not has_tcx():
         pytest.skip("this kernel has no tcx")
     DevicePrograms(home, lambda link_header: packets).update(ns.served())
-    link = kernel.link_create(stranger.fd, ns.index("v0"), tcx.HOOKS["egress"], tcx.BEFORE)
-    assert programs_before_ours(home) == {"v0": [f"stranger #{number(stranger)} (egress)"]}
+    link = kernel.link_create(other_program.fd, ns.index("v0"), tcx.TCX_HOOKS["egress"], tcx.BEFORE)
+    assert programs_before_ours(home) == {
+        "v0": [f"other_program #{number(other_program)} (egress)"]
+    }
     os.close(link)
     unpin_all(home)
 
@@ -155,16 +157,16 @@ def test_ahead_of_clsact(
     ns: Namespace,
     by_clsact: None,
     foreign_link: int,
-    stranger: Program,
+    other_program: Program,
     packets: list[Program],
 ) -> None:
     """Before filters of ours come all tcx programs, and filters of a lower priority number."""
-    with_clsact(ns, "w0", stranger, priority=1)
-    with_clsact(ns, "br0", stranger, priority=3)
+    with_clsact(ns, "w0", other_program, priority=1)
+    with_clsact(ns, "br0", other_program, priority=3)
     DevicePrograms(home, lambda link_header: packets).update(ns.served())
     found = programs_before_ours(home)
-    assert found.pop("v0") == [f"stranger #{number(stranger)} (ingress)"]
-    assert found.pop("w0") == [f"bpf {ns.name}-stranger:[*fsobj] (ingress)"]  # as tc names it
+    assert found.pop("v0") == [f"other_program #{number(other_program)} (ingress)"]
+    assert found.pop("w0") == [f"bpf {ns.name}-other_program:[*fsobj] (ingress)"]  # as tc names it
     assert found == {}
     unpin_all(home)
 

@@ -6,16 +6,17 @@ import os
 import struct
 from collections.abc import Callable, Iterator
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ebpflb.datapath import kernel
-from ebpflb.datapath.maps import bpf_map, layout
-from ebpflb.datapath.maps.bpf_map import BATCH, Counters, Map, MappedArray
+from ebpflb.datapath.maps import bpf_map, layout, sizes
+from ebpflb.datapath.maps.bpf_map import BATCH, Counters, CpuArrays, Map, MappedArray
 from ebpflb.datapath.maps.layout import MapSpec
 from ebpflb.errors import KernelError
-from ebpflb.plan.entries import Backend
+from ebpflb.plan.entries import Backend, BackendLoad, Choice, Frontend, Range, ServiceEntry
 from tests.datapath.variants import needs_root
 
 pytestmark = needs_root
@@ -47,7 +48,8 @@ def test_kernel_agrees(all_maps: dict[str, Map], name: str) -> None:
     """The kernel made the map with the sizes, entries and flags of its line."""
     spec, info = layout.MAPS[name], kernel.info(all_maps[name].fd, "map_info")
     assert (info.key_size, info.value_size) == (spec.key_size, spec.value_size)
-    assert (info.kind, info.entries) == (kernel.MAP_KINDS[spec.kind], spec.entries)
+    kind, entries = sizes.kernel_kind(spec), sizes.kernel_entries(spec)
+    assert (info.kind, info.entries) == (kernel.MAP_KINDS[kind], entries)
     assert info.flags == sum(kernel.MAP_FLAGS[flag] for flag in spec.flags)
     assert kernel.ffi.string(info.name).decode() == name
 
@@ -128,6 +130,21 @@ def test_without_batches(table: Map, monkeypatch: pytest.MonkeyPatch, number: in
     assert sorted(table.items()) == pairs
 
 
+def test_a_walk_goes_on_where_its_key_was_deleted(
+    table: Map, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Entry by entry too all that stay are read, once, though the one just read is deleted."""
+    monkeypatch.setattr(kernel, "map_lookup_batch", refuse(kernel.ENOTSUPP))
+    pairs = [(n, 7 * n) for n in range(100)]
+    table.write(pairs)
+    found = []
+    for keys, values in table.slices(7):
+        part = list(table.unpacked(keys, values))
+        found += part
+        table.delete([part[-1][0], part[0][0]])
+    assert sorted(found) == pairs
+
+
 def test_batch_fails_otherwise(table: Map, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any other error is raised."""
     monkeypatch.setattr(kernel, "map_write_batch", refuse(errno.EPERM))
@@ -140,29 +157,65 @@ def test_batch_fails_otherwise(table: Map, monkeypatch: pytest.MonkeyPatch) -> N
 
 def per_cpu(*numbers: int) -> bytes:
     """One element: these counters on the first CPU, ten times as many on the next, and so on."""
-    cpus = range(bpf_map.possible_cpus())
+    cpus = range(sizes.possible_cpus())
     return b"".join((n * 10**cpu).to_bytes(8, "little") for cpu in cpus for n in numbers)
 
 
 def test_counters(opener: Opener) -> None:
     """A counter is the sum over all CPUs, field by field; zeroing it zeroes them all."""
-    spec = layout.MAPS["service_stats"]._replace(entries=4)
+    spec = layout.MAPS["flow_stats"]._replace(entries=4)
     counters = opener(spec)
     assert isinstance(counters, Counters)
     kernel.map_update(counters.fd, counters.key.pack(1), per_cpu(1, 2, 3, 4))
-    factor = sum(10**cpu for cpu in range(bpf_map.possible_cpus()))
+    factor = sum(10**cpu for cpu in range(sizes.possible_cpus()))
     assert counters.get(1) == (factor, 2 * factor, 3 * factor, 4 * factor)
     assert counters.get(0) == (0, 0, 0, 0)
     counters.zero([1])
     assert counters.get(1) == (0, 0, 0, 0)
 
 
-MAPPED = [name for name, spec in layout.MAPS.items() if "MMAPABLE" in spec.flags]
+def test_counters_in_arrays(opener: Opener) -> None:
+    """The same where each CPU has an array: those of other elements stay."""
+    counters = opener(layout.MAPS["service_stats"]._replace(entries=4))
+    assert isinstance(counters, CpuArrays)
+    cpus = range(sizes.cpu_ids())
+    for at in range(4 * len(cpus)):
+        kernel.map_update(counters.fd, counters.key.pack(at), struct.pack("=4Q", 1, 2, 3, at))
+    factor = len(cpus)
+    assert counters.get(1) == (factor, 2 * factor, 3 * factor, sum(1 + 4 * cpu for cpu in cpus))
+    counters.zero([1])
+    assert counters.get(1) == (0, 0, 0, 0)
+    assert counters.get(2)[0] == factor
+
+
+def test_cpus_with_gaps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs index the arrays of counters by a CPU's number, which may exceed the count."""
+    possible = tmp_path / "possible"
+    possible.write_text("0-1,6\n")
+    monkeypatch.setattr(sizes, "_POSSIBLE", possible)
+    for function in (sizes.cpu_ids, sizes.possible_cpus):
+        function.cache_clear()
+    try:
+        assert (sizes.cpu_ids(), sizes.possible_cpus()) == (7, 3)
+        spec = layout.MAPS["service_stats"]
+        assert sizes.kernel_entries(spec) == 7 * spec.entries
+    finally:
+        for function in (sizes.cpu_ids, sizes.possible_cpus):
+            function.cache_clear()
+
+
+MAPPED = [
+    name for name, spec in layout.MAPS.items() if "MMAPABLE" in spec.flags and spec.kind == "ARRAY"
+]
 
 
 def sample(name: str, index: int) -> Any:
     if name == "backend_slots":
         return index ^ 0xA5A5
+    if name == "choices":
+        return Choice(index, index + 1, index ^ 0xA5A5)
+    if name == "backend_loads":
+        return BackendLoad(index, index + 1, index ^ 0xA5A5)
     address = ip_address("10.1.0.1") + index
     return Backend(address, index % 65_536, frozenset({"cluster"}), index + 1, 7)
 
@@ -175,7 +228,7 @@ def test_written_through_memory(all_maps: dict[str, Map], name: str) -> None:
     array.write([(index, sample(name, index)) for index in indexes])
     for index in indexes:
         packed = kernel.map_lookup(array.fd, array.key.pack(index), array.spec.value_size)
-        assert packed == array.value.pack(sample(name, index)), f"element {index}"
+        assert packed == array.packed(index, sample(name, index))[1], f"element {index}"
     assert array.get(4) == array.value.unpack(bytes(array.spec.value_size))
 
 
@@ -185,8 +238,32 @@ def test_read_through_memory(all_maps: dict[str, Map], name: str) -> None:
     array = all_maps[name]
     for index in (5, 6, array.spec.entries - 1):
         value = sample(name, index + 1)
-        kernel.map_update(array.fd, array.key.pack(index), array.value.pack(value))
+        kernel.map_update(array.fd, *array.packed(index, value))
         assert array.get(index) == value
+
+
+def test_what_no_program_believes_is_not_read(all_maps: dict[str, Map]) -> None:
+    """An element with another key's check, or a changed byte, is not there; of an array: empty."""
+    slots, services = all_maps["slots"], all_maps["services"]
+    nobody, here = slots.value.unpack(bytes(slots.spec.value_size)), sample("slots", 9)
+    _, foreign = slots.packed(8, here)
+    kernel.map_update(slots.fd, slots.key.pack(9), foreign)
+    assert slots.get(9) == nobody
+    slots.write([(9, here)])
+    assert slots.get(9) == here
+    at, entry = Frontend(ip_address("172.30.0.1"), 80, 6), service_entry(7)
+    key, packed = services.packed(at, entry)
+    for place in range(len(packed)):
+        changed = packed[:place] + bytes([packed[place] ^ 0x80]) + packed[place + 1 :]
+        kernel.map_update(services.fd, key, changed)
+        assert services.get(at) is None and not dict(services.items())
+    services.write([(at, entry)])
+    assert services.get(at) == entry and dict(services.items()) == {at: entry}
+    services.delete([at])
+
+
+def service_entry(id: int) -> ServiceEntry:
+    return ServiceEntry(id, frozenset({"endpoints"}), 0, 3, Range(40, 3), Range(42, 1))
 
 
 def test_for_looking_only(all_maps: dict[str, Map]) -> None:

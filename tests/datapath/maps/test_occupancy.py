@@ -42,11 +42,11 @@ def counted(counter: Occupancy) -> occupancy.Counts:
     return counter.latest()
 
 
-def test_every_lru_map_is_counted() -> None:
-    """Every LRU map is counted, here or by the sweeper."""
+def test_every_map_of_programs_is_counted() -> None:
+    """Every map that programs fill is counted, here or by the sweeper: LRU maps and others."""
     every = {name for name, spec in layout.MAPS.items() if spec.kind == "LRU_HASH"}
-    assert {*COUNTED_MAPS, *FLOW_MAPS} == every
-    assert {"affinity", "sockets", "assignments", "fragments"} <= set(COUNTED_MAPS)
+    assert {*COUNTED_MAPS, *FLOW_MAPS} == every | {"sockets", "connections"}
+    assert {"affinity", "assignments", "peers", "fragments"} <= set(COUNTED_MAPS)
 
 
 def test_entries(world: dict[str, Map], clock: Any) -> None:

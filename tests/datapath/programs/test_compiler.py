@@ -17,6 +17,8 @@ from ebpflb.datapath.programs.loader import SECTIONS
 from ebpflb.errors import CompileError
 from tests.datapath.variants import SOURCE, VARIANTS, needs_root
 
+pytestmark = pytest.mark.usefixtures("nothing_brought")
+
 PACKAGE = Path(compiler.__file__).parents[2]
 
 
@@ -158,10 +160,9 @@ class TestNotCached:
 
 def test_damaged_cache(tmp_path: Path, one_variant: Compiled, cache: Path) -> None:
     """An entry that cannot be read is compiled and written again."""
-    [*entries] = cache.glob("*.msgpack")
-    for entry in entries:
-        (tmp_path / entry.name).write_bytes(entry.read_bytes()[:1000])
     flags = VARIANTS["set_retval"]
+    entry = compiler.entry(cache, SOURCE, flags, compiler.bcc_version() or "")
+    (tmp_path / entry.name).write_bytes(entry.read_bytes()[:1000])
     found = compile_source(SOURCE, flags, cache=tmp_path)
     assert not found.cached
     assert found.programs == one_variant.programs

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """If nothing can be compiled, the error names the reason and no files are left."""
 
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from ebpflb.datapath.programs import compiler
+from ebpflb.datapath.programs import compile_folder, compiler
 from ebpflb.datapath.programs.compiler import compile_source
 from ebpflb.errors import CompileError
 from tests.datapath.variants import SOURCE
+
+pytestmark = pytest.mark.usefixtures("nothing_brought")
 
 
 def test_no_bcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,7 +35,7 @@ def test_other_bcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("child", "complaint"),
     [
         ("#!/nowhere", "No such file or directory"),
-        ("#!/bin/sh\nexec sleep 60", "timed out"),
+        ("#!/bin/sh\nexec sleep 60", "not ended after"),
         ("#!/bin/sh\nprintf half", "Expected `object`"),
     ],
     ids=["no-process", "endless", "no-bytecode"],
@@ -48,7 +51,7 @@ def test_child_fails(
     program.write_text(child)
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
-    monkeypatch.setattr(compiler, "TIMEOUT", 0.5)
+    monkeypatch.setattr(compiler, "COMPILE_SECONDS", 0.5)
     with pytest.raises(CompileError, match=complaint):
         compile_source(SOURCE, cache=tmp_path / "cache")
 
@@ -67,3 +70,44 @@ def test_nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CompileError):
         compile_source(SOURCE, cache=tmp_path / "cache")
     assert not list(tmp_path.iterdir())
+
+
+def test_what_a_kill_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the next start, even if it finds all in its cache; folders in use and others' stay."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (left := tmp_path / f"{compile_folder.PREFIX}left" / "bpf").mkdir(parents=True)
+    (tmp_path / "others").mkdir()
+    (tmp_path / f"{compile_folder.PREFIX}link").symlink_to(tmp_path / "others")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with compile_folder.temporary() as used:
+        with pytest.raises(CompileError):
+            compile_source(SOURCE, cache=tmp_path / "cache")
+        assert used.is_dir()
+    assert not left.parent.exists() and not used.exists()
+    assert (tmp_path / "others").is_dir()
+
+
+def test_a_killed_compilation_leaves_a_folder_that_the_next_one_removes(tmp_path: Path) -> None:
+    """SIGKILL ends its lock."""
+    program = (
+        "import sys, tempfile, time; tempfile.tempdir = sys.argv[1];"
+        "from ebpflb.datapath.programs import compile_folder;"
+        "folder = compile_folder.temporary(); print(folder.__enter__(), flush=True);"
+        "time.sleep(600)"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        folder = Path(process.stdout.readline().strip())
+        remove_leftovers_in(tmp_path)
+        assert folder.is_dir()
+        process.kill()
+    assert folder.is_dir()
+    remove_leftovers_in(tmp_path)
+    assert not folder.exists()
+
+
+def remove_leftovers_in(folder: Path) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("tempfile.tempdir", str(folder))
+        compile_folder.remove_leftovers()

@@ -13,6 +13,7 @@ from ebpflb.datapath import conntrack_probe, kernel, probe
 from ebpflb.datapath.maps import layout
 from ebpflb.datapath.programs import kfuncs
 from ebpflb.datapath.programs.kfuncs import KFUNC_NUMBERS, Kfunc, Kfuncs
+from ebpflb.datapath.programs.module_btf import open_module_btfs
 from ebpflb.errors import KernelError, NodeError
 from ebpflb.options import Paths
 from tests.datapath.variants import needs_root, open_files
@@ -105,7 +106,7 @@ def test_this_kernel() -> None:
 def test_btf_by_its_name() -> None:
     """Of all the kernel has, those that are named are opened, and no others stay open."""
     before = open_files()
-    found = kernel.module_btfs({"vmlinux", "no-such-module"})
+    found = open_module_btfs({"vmlinux", "no-such-module"})
     assert list(found) == ["vmlinux"]
     assert open_files() == before + 1
     os.close(found["vmlinux"])

@@ -75,7 +75,7 @@ def test_relocation(code: list[Instruction]) -> None:
 
 def test_numbers_are_no_descriptors() -> None:
     """An unpatched reference could not be mistaken for an open file."""
-    assert len(set(MAP_NUMBERS.values())) == len(layout.MAPS)
+    assert len(set(MAP_NUMBERS.values())) == len(layout.PROGRAM_MAPS)
     assert min(MAP_NUMBERS.values()) >= 0x10000
 
 
@@ -115,6 +115,7 @@ def map_ids(fd: int) -> set[int]:
 DECIDING = {
     "services",
     "slots",
+    "choices",
     "backend_slots",
     "node_addresses",
     "affinity",
@@ -124,6 +125,9 @@ DECIDING = {
     "settings",
     "service_stats",
     "verdicts",
+    "rotations",
+    "backend_loads",
+    "secret",
 }
 
 
@@ -141,7 +145,7 @@ def test_packet_programs(cache: Path, all_maps: dict[str, Map], flags: tuple[str
         for program in loaded:
             assert kernel.info(program.fd, "prog_info").kind == loader.SCHED_CLS
             assert used[program.name] >= {"tcp_flows", "other_flows", "devices"}
-            assert not used[program.name] & {"sockets", "assignments", "service_names"}
+            assert not used[program.name] & {"sockets", "assignments", "peers", "service_names"}
     finally:
         loader.close(loaded)
 
@@ -153,13 +157,16 @@ def test_maps_of_programs(loaded: list[Program], all_maps: dict[str, Map]) -> No
     used = {program.name: {by_id[i] for i in map_ids(program.fd)} for program in loaded}
     assert used["connect4"] == DECIDING | {
         "sockets",
+        "sockets_full",
         "assignments",
+        "peers",
         "backend_stats",
         "own_addresses",
+        "connections",
     }
     counted = {"verdicts"} if probe.set_retval() else set()
     assert used["post_bind4"] == {"settings", "services", "node_addresses"} | counted
-    assert used["getpeername6"] == {"sockets", "verdicts"}
+    assert used["getpeername6"] == {"sockets", "sockets_full", "peers", "verdicts"}
 
 
 def broken(good: Compiled, code: bytes) -> Compiled:
@@ -197,8 +204,8 @@ def test_all_or_none(one_variant: Compiled, all_maps: dict[str, Map], failure: s
         sections = one_variant.sections | {"sock_release": "cgroup/nothing"}
         bad = Compiled(one_variant.programs, sections, cached=False)
     else:
-        stranger = Instruction(LOAD64, MAP << 4, 0, 1, bytes(8)).packed(1)
-        bad = broken(one_variant, EXIT if failure == "verifier" else stranger)
+        unknown_map = Instruction(LOAD64, MAP << 4, 0, 1, bytes(8)).packed(1)
+        bad = broken(one_variant, EXIT if failure == "verifier" else unknown_map)
     before = open_files()
     with pytest.raises((VerifierError, KeyError)):
         loader.load(bad, all_maps)

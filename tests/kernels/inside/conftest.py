@@ -2,7 +2,6 @@
 """State directories, cgroups and maps: those of the datapath's own tests."""
 
 from tests.datapath.conftest import all_maps as all_maps
-from tests.datapath.conftest import cache as cache
 from tests.datapath.conftest import cgroup as cgroup
 from tests.datapath.conftest import cgroups as cgroups
 from tests.datapath.conftest import directory as directory

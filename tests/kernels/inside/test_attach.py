@@ -2,7 +2,8 @@
 """Every program of every variant, at work in every way that this kernel has."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -11,33 +12,52 @@ from ebpflb.datapath import kernel
 from ebpflb.datapath.attach import cgroup_links, tcx
 from ebpflb.datapath.attach.clsact import Clsact
 from ebpflb.datapath.attach.tcx import Tcx
+from ebpflb.datapath.maps import bpf_map, layout
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.state_dir import StateDir
-from ebpflb.datapath.programs import compiler, loader
+from ebpflb.datapath.programs import compiler, loader, precompile
 from ebpflb.datapath.programs.loader import Program
 from tests.datapath.attach import device_namespace
 from tests.datapath.attach.device_namespace import Namespace
 from tests.datapath.variants import eventually
+from tests.kit import once
 from vagrant.kernels import bytecode
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="bpf(2) is root's")
 PACKETS = "hooks/packet.c"
-# The probe for conntrack is run once and attached nowhere.
-NOT_AT_CGROUPS = {PACKETS, bytecode.PROBE}
+# The probe for conntrack, explain's programs and what ends something are run, and nowhere attached.
+RUN = {bytecode.PROBE, precompile.EXPLAIN, precompile.SOCKET_END, precompile.CONNECTION_END}
+NOT_AT_CGROUPS = {PACKETS, *RUN}
 AT_CGROUPS = [
     (source, variant)
-    for source, its in bytecode.VARIANTS.items()
+    for source, its in precompile.VARIANTS.items()
     if source not in NOT_AT_CGROUPS
     for variant in its
 ]
 DEVICES = ("v0", "w0", "br0", "tun0")
 
 
-def loaded(source: str, variant: str, maps: dict[str, Map], cache: Path) -> list[Program]:
-    taken = bytecode.variants(source)
-    if variant not in taken:
-        pytest.skip("this kernel does not take this variant")
-    return loader.load(compiler.compile_source(source, taken[variant], cache=cache), maps)
+Loaded = Callable[[str, str], list[Program]]
+
+
+@pytest.fixture
+def loaded(all_maps: dict[str, Map], shared: Path, cache: Path) -> Loaded:
+    """Loads a source in a variant; skips where this kernel does not take it."""
+
+    def load(source: str, variant: str) -> list[Program]:
+        with once.alone(shared):
+            taken = bytecode.variants(source)
+            if variant not in taken:
+                pytest.skip("this kernel does not take this variant")
+            compiled = compiler.compile_source(source, taken[variant], cache=cache)
+        with ExitStack() as opened:
+            its = {}
+            for name, spec in layout.MONITOR_MAPS.items():
+                its[name] = bpf_map.open_map(spec, bpf_map.create_map(spec))
+                opened.callback(its[name].close)
+            return loader.load(compiled, {**all_maps, **its})
+
+    return load
 
 
 def ids(found: list[Program]) -> dict[str, int]:
@@ -45,16 +65,9 @@ def ids(found: list[Program]) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(("source", "variant"), AT_CGROUPS)
-def test_cgroup(
-    home: StateDir,
-    cgroup: Path,
-    all_maps: dict[str, Map],
-    cache: Path,
-    source: str,
-    variant: str,
-) -> None:
+def test_cgroup(home: StateDir, cgroup: Path, loaded: Loaded, source: str, variant: str) -> None:
     """By links at a cgroup."""
-    found = loaded(source, variant, all_maps, cache)
+    found = loaded(source, variant)
     cgroup_links.attach(home, cgroup, found)
     assert cgroup_links.attached(home) == ids(found)
     assert set(ids(found)) == set(compiler.sections(source))
@@ -74,12 +87,12 @@ def ns() -> Iterator[Namespace]:
         yield made
 
 
-@pytest.mark.parametrize("variant", bytecode.VARIANTS[PACKETS])
-def test_devices(
-    way: Tcx | Clsact, ns: Namespace, all_maps: dict[str, Map], cache: Path, variant: str
-) -> None:
+@pytest.mark.parametrize(
+    "variant", [v for v in precompile.VARIANTS[PACKETS] if "recording" not in v]
+)
+def test_devices(way: Tcx | Clsact, ns: Namespace, loaded: Loaded, variant: str) -> None:
     """At devices of all sorts, by tcx and by clsact."""
-    found = loaded(PACKETS, variant, all_maps, cache)
+    found = loaded(PACKETS, variant)
     at = ns.tcx if way.name == "tcx" else ns.filters
     for name in DEVICES:
         way.attach(ns.index(name), found)

@@ -6,7 +6,9 @@ import os
 import pytest
 
 from ebpflb.datapath.maps.state_dir import BPFFS
-from ebpflb.diagnose.check import CheckResult, check_node, missing
+from ebpflb.diagnose.check import check_node
+from ebpflb.diagnose.check_result import CheckResult
+from ebpflb.diagnose.requirements import missing
 
 KERNEL = os.environ.get("LAB_KERNEL", "")
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="bpf(2) is root's")
@@ -22,9 +24,10 @@ LACKS = {
         "conntrack engine",
         "errno from hooks",
         "SO_NETNS_COOKIE",
+        "source of a route",
         "tcx",
     },
-    "6.1": {"tcx"},
+    "6.1": {"tcx"},  # it has the source of a route from a stable update
     "6.12": set(),
 }
 

@@ -14,7 +14,7 @@ from ebpflb.datapath.attach import cgroup_links, netns_cookie
 from ebpflb.datapath.programs import compiler, loader
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="bpf(2) is root's")
-ATTACH = loader.HOOKS[loader.GETSOCKNAME4]
+ATTACH = loader.HOOK_TYPES[loader.GETSOCKNAME4]
 ASK = """
 import sys
 from pathlib import Path
@@ -77,4 +77,5 @@ def test_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where neither tells, the answer is that nobody knows."""
     monkeypatch.setattr(netns_cookie, "by_socket", lambda: None)
     monkeypatch.setattr(compiler, "bcc_version", lambda: None)
+    monkeypatch.setattr(compiler, "BROUGHT", tmp_path)
     assert netns_cookie.netns_cookie(tmp_path) is None

@@ -23,13 +23,12 @@ app.kubernetes.io/name: {{ .Chart.Name }}
 {{ regexReplaceAll "^([^:]+):[0-9]+$|^\\[(.+)]:[0-9]+$" . "${1}${2}" }}
 {{- end }}
 
-{{- /* An HTTP probe of one path at the address of healthz; at the node's own if that is unspecified. */ -}}
+{{- /* An HTTP probe of one path at an address; at the node's own if that is unspecified. */ -}}
 {{- define "ebpflb.probe" -}}
-{{- $bound := .root.Values.config.healthzBindAddress -}}
-{{- $address := include "ebpflb.address" $bound -}}
+{{- $address := include "ebpflb.address" .bound -}}
 httpGet:
   path: {{ .path }}
-  port: {{ include "ebpflb.port" (dict "bound" $bound "usual" 10256) }}
+  port: {{ include "ebpflb.port" (dict "bound" .bound "usual" 10256) }}
   {{- if not (has $address (list "" "0.0.0.0" "::")) }}
   host: {{ $address | quote }}
   {{- end }}
@@ -53,10 +52,10 @@ capabilities:
     - SYS_RESOURCE # before Linux 5.11: raises RLIMIT_MEMLOCK for the maps
     {{- end }}
     {{- if .Values.rights.enterPods }}
-    - SYS_ADMIN # setns(2) into pods' network namespaces
+    - SYS_ADMIN # setns(2) into pods' network namespaces; the conntrack engine
     {{- end }}
     {{- if .raw }}
-    - NET_RAW # iptables-legacy uses a raw socket
+    - NET_RAW # raw sockets: of iptables-legacy; to reset silent clients (on-removal)
     {{- end }}
 # The runtimes' profiles forbid bpf(2), or writing below /sys/fs/bpf.
 seccompProfile:
@@ -98,5 +97,60 @@ seLinuxOptions:
 {{- if eq .Values.cleanup "kube-proxy" }}
 - name: xtables-lock
   mountPath: /run/xtables.lock
+{{- end }}
+{{- end }}
+
+{{- /* Of `ebpflb ui`: it reads what the agent has pinned, and loads explain's programs. */ -}}
+{{- define "ebpflb.uiSecurityContext" -}}
+runAsUser: 0
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+  add:
+    - BPF # reads maps; loads explain's programs, which are attached nowhere
+    - NET_ADMIN # conntrack; explain's programs
+    - PERFMON # the verifier lets programs compute with pointers
+    {{- if .Values.rights.lockMemory }}
+    - SYS_RESOURCE # before Linux 5.11: explain's private maps count against RLIMIT_MEMLOCK
+    {{- end }}
+    {{- if .Values.rights.enterPods }}
+    - SYS_ADMIN # setns(2): explain asks as a pod
+    {{- end }}
+seccompProfile:
+  type: Unconfined
+appArmorProfile:
+  type: Unconfined
+seLinuxOptions:
+  level: s0
+  type: spc_t
+{{- end }}
+
+{{- define "ebpflb.uiVolumeMounts" -}}
+- name: bpffs
+  mountPath: /sys/fs/bpf
+  mountPropagation: HostToContainer
+  readOnly: true
+- name: cgroup
+  mountPath: /sys/fs/cgroup
+  readOnly: true
+- name: run
+  mountPath: /run/ebpflb
+  readOnly: true
+- name: cache
+  mountPath: /var/cache/ebpflb
+  readOnly: true
+{{- if .Values.rights.enterPods }}
+- name: netns
+  mountPath: /run/netns
+  mountPropagation: HostToContainer
+  readOnly: true
+{{- end }}
+- name: tmp
+  mountPath: /tmp
+{{- if .Values.ui.tokenSecret }}
+- name: ui-token
+  mountPath: /etc/ebpflb-ui
+  readOnly: true
 {{- end }}
 {{- end }}

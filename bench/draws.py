@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the choice of an endpoint costs by scheduler: the run time of connect4, against random.
+
+    sudo .venv/bin/python -m bench.draws [--rounds K] [--calls N]
+
+One client connects to a Service of each scheduler in turns, with and without weights, each of four
+endpoints. The least of all rounds is what the program takes undisturbed; the median is beside it.
+"""
+
+import argparse
+import statistics
+from collections import defaultdict
+from functools import partial
+from pathlib import Path
+from subprocess import PIPE
+from typing import NamedTuple
+
+from bench import hooks, pod_program, report
+from bench.connect_lab import Client
+from bench.report import Lines, Row, spread
+from bench.temporary_lab import print_step, temporary_lab
+from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.lab import manifests
+from ebpflb.lab.agents import LabAgent, wait_until
+from ebpflb.lab.hosts import Host, Lab
+from ebpflb.model.scheduler import RANDOM, SCHEDULER_ANNOTATION, SCHEDULERS, SOURCE_HASH
+from ebpflb.model.weights import WEIGHT_ANNOTATION
+from ebpflb.serve import status
+
+PROGRAM = Path(pod_program.__file__)
+PORT, TARGET = 80, 8080
+ENDPOINTS = 4
+MOST = 40  # nanoseconds more than random
+
+
+class Draw(NamedTuple):
+    """A Service of a scheduler; with ``weight`` that of its last endpoint differs from 100."""
+
+    scheduler: str
+    weight: int
+    address: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.scheduler}{', with weights' * (self.weight != 100)}"
+
+
+DRAWS = [
+    Draw(scheduler, weight, f"10.96.2.{1 + 2 * number + (weight != 100)}")
+    for number, scheduler in enumerate(SCHEDULERS)
+    for weight in ((100, 25) if scheduler != SOURCE_HASH else (100,))
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--calls", type=int, default=1000, help="of each scheduler, a round")
+    wanted = parser.parse_args()
+    with temporary_lab("ebpflb-bench-draws") as (lab, folder, stack):
+        client, agent = _build(lab, folder)
+        stack.callback(agent.close)
+        counted = stack.enter_context(hooks.Hooks(StateDir(agent.paths.state), agent.node.cgroup))
+        stack.enter_context(hooks.statistics())
+        rows = list(_rows(client, counted, wanted))
+    print(report.machine())
+    print(report.table(rows))
+
+
+def _build(lab: Lab, folder: Path) -> tuple[Client, LabAgent]:
+    node = lab.node("node", 1)
+    pods = [lab.pod(node, f"pod-{i}", 10 + i, hooked=False) for i in range(ENDPOINTS)]
+    for pod in pods:
+        lab.keep_ready(pod.python(PROGRAM, "serve", pod.name, str(TARGET), stdout=PIPE))
+    agent = LabAgent(lab, node, folder)
+    objects = [each for number, draw in enumerate(DRAWS) for each in _objects(number, draw, pods)]
+    manifests.write(agent.manifests / "all.yaml", [manifests.node("node", node.v4), *objects])
+    agent.start()
+    wait_until("all is programmed", lambda: _backends(agent) == ENDPOINTS * len(DRAWS))
+    return Client(lab, lab.pod(node, "client", 2)), agent
+
+
+def _backends(agent: LabAgent) -> int:
+    found = status.read(agent.paths)
+    return found.backends if found else 0
+
+
+def _objects(number: int, draw: Draw, pods: list[Host]) -> list[manifests.Manifest]:
+    service, ports = f"s{number}", [{"port": TARGET}]
+    made = [manifests.endpoint(pod.v4, node="node", target=pod.name) for pod in pods]
+    chosen = {SCHEDULER_ANNOTATION: draw.scheduler}
+    weight = {WEIGHT_ANNOTATION: str(draw.weight)}
+    last = f"{service}-last"
+    return [
+        manifests.service(service, [draw.address], [{"port": PORT}], annotations=chosen),
+        manifests.endpoint_slice(service, "IPv4", made[:-1], ports),
+        manifests.endpoint_slice(service, "IPv4", made[-1:], ports, name=last, annotations=weight),
+    ]
+
+
+def _rows(client: Client, counted: hooks.Hooks, wanted: argparse.Namespace) -> Lines:
+    took: dict[Draw, list[float]] = defaultdict(list)
+    for turn in range(wanted.rounds):
+        print_step(f"round {turn + 1} of {wanted.rounds}")
+        for draw in DRAWS[:: -1 if turn % 2 else 1]:
+            work = partial(client.do, "take_turns", [(draw.address, PORT)], wanted.calls)
+            took[draw].append(counted.per_call(work)["connect4"])
+    plain = next(draw for draw in DRAWS if draw.name == RANDOM)
+    yield f"connect4, {wanted.rounds} rounds of {wanted.calls} connections to {ENDPOINTS} endpoints"
+    yield Row("random", min(took[plain]), "ns", None, _note(took[plain]))
+    for draw, costs in took.items():
+        if draw != plain:
+            more = min(costs) - min(took[plain])
+            yield Row(f"{draw.name}: more", more, "ns", MOST, _note(costs))
+
+
+def _note(costs: list[float]) -> str:
+    return f"least {min(costs):.0f}, median {statistics.median(costs):.0f}, {spread(costs)}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the history costs a change: ``python -m bench.history``, as root.
+
+A service of ten endpoints loses and gets one again; the plan is written to small maps of the
+kernel, with and without a history, in turn.
+"""
+
+import tempfile
+import time
+from ipaddress import IPv4Address
+from pathlib import Path
+from statistics import median
+
+from ebpflb.datapath.map_writer import MapWriter
+from ebpflb.datapath.maps import bpf_map, layout, written
+from ebpflb.history.history_records import WriteCause
+from ebpflb.history.recorder import RECORDED, History
+from ebpflb.model.addresses import Family
+from ebpflb.model.services import PortName, Protocol
+from ebpflb.options import Paths
+from ebpflb.plan.allocators import Capacity
+from ebpflb.plan.desired_service import DesiredBackend, DesiredService
+from ebpflb.plan.entries import BackendName, Frontend
+from ebpflb.plan.planner import Planner
+
+ENTRIES, CHANGES, ENDPOINTS = 4096, 2000, 10
+_NAME = PortName("default", "web", "http", Protocol.TCP, Family.IPV4)
+_FRONTEND = {Frontend(IPv4Address("10.96.0.10"), 80, 6): frozenset({"endpoints"})}
+
+
+def main() -> None:
+    """Prints microseconds a change: without a history, with one, and the difference of medians."""
+    specs = [layout.MAPS[name] for name in (*RECORDED, "service_stats", "backend_stats")]
+    small = [spec._replace(entries=min(spec.entries, ENTRIES)) for spec in specs]
+    maps = {spec.name: bpf_map.open_map(spec, bpf_map.create_map(spec)) for spec in small}
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        history = History(Paths(Path("/bench"), Path(folder)), maps)
+        history.start()
+        recorded = {name: opened.wrote for name, opened in maps.items()}
+        planner = Planner(Capacity(ENTRIES, ENTRIES, ENTRIES, ENTRIES, ENTRIES))
+        writer = MapWriter(maps)
+        spent: dict[bool, list[float]] = {False: [], True: []}
+        for number in range(2 * CHANGES):
+            with_history = number // 2 % 2 == 1
+            for name, opened in maps.items():
+                opened.wrote = recorded[name] if with_history else written.unrecorded
+            spent[with_history].append(_change(number, planner, writer, history, with_history))
+        history.stop()
+    without, recorded_too = (median(spent[it]) * 1e6 for it in (False, True))
+    print(f"us a change: {without:.1f} without, {recorded_too:.1f} with a history", end="")
+    print(f": {recorded_too - without:.1f} more")
+
+
+def _change(
+    number: int, planner: Planner, writer: MapWriter, history: History, with_history: bool
+) -> float:
+    backends = tuple(
+        DesiredBackend(
+            IPv4Address(f"10.1.0.{index}"),
+            8080,
+            frozenset({"cluster"}),
+            BackendName("node-1", f"web-{index}"),
+        )
+        for index in range(1, ENDPOINTS + number % 2)
+    )
+    desired = DesiredService(_NAME, "", dict(_FRONTEND), 0, backends)
+    plan = planner.plan_changes({_NAME: desired}, number * 10)
+    begun = time.perf_counter()
+    writer.apply(plan)
+    if with_history:
+        history.because(WriteCause("modified", "EndpointSlice", "default/web-abcde", str(number)))
+        history.commit()
+    spent = time.perf_counter() - begun
+    planner.written(number * 10)
+    return spent
+
+
+if __name__ == "__main__":
+    main()

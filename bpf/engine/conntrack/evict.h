@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * If conntrack is full, the oldest half-open flow of those that were opened here is removed for a new
+ * one. nf_conntrack does so by itself for packets, but for the functions that are called here it
+ * looks in the first eight buckets of its table only (nf_conntrack_alloc, up to 6.18).
+ */
+#ifndef EBPFLB_ENGINE_CONNTRACK_EVICT_H
+#define EBPFLB_ENGINE_CONNTRACK_EVICT_H
+
+#include "engine/conntrack/opening.h"
+
+#define EVICT_TRIES 2
+#define EVICT_LATEST 1024	/* flows that shall have time for an answer, while others are removed */
+
+/*
+ * The number of the flow that is asked next: the oldest that was not asked yet. A flood opens as many
+ * flows as it makes end, so they stay ahead of it by all places; where the latest are all that is
+ * left, one of these, so that the very latest has time too.
+ */
+static __always_inline __u64 opening_oldest(struct opening_counts *counts)
+{
+	if (counts->tried + OPENINGS < counts->opened)
+		counts->tried = counts->opened - OPENINGS;
+	if (counts->tried + EVICT_LATEST < counts->opened)
+		return counts->tried++;
+	return counts->opened - 1 - bpf_get_prandom_u32() % EVICT_LATEST;
+}
+
+/* An entry that has expired is removed by the next look-up. */
+static __always_inline void opening_evict(struct __sk_buff *ctx)
+{
+	struct opening_counts *counts = opening_counts_find();
+	struct opening *place;
+	struct ct_key key;
+	__u64 status;
+
+	UNROLL
+	for (int i = 0; i < EVICT_TRIES && counts; i++) {
+		place = opening_at(opening_oldest(counts));
+		if (!place || !place->created)
+			continue;
+		key = ct_key_of(&place->tuple);
+		status = opening_expire(ctx, &key, CT_STATUS_ASSURED);
+		if (status && !(status & CT_STATUS_ASSURED)) {
+			ct_find(ctx, &key);
+			return;
+		}
+	}
+}
+
+#endif

@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* What a packet that passes changes in the entry of its flow. */
+#ifndef EBPFLB_ENGINE_FLOWS_TOUCH_H
+#define EBPFLB_ENGINE_FLOWS_TOUCH_H
+
+#include "engine/flows/association.h"
+#include "engine/flows/count.h"
+#include "path/affinity.h"
+
+/*
+ * Whether a packet shows that its sender gets the packets of the other end. One that opens a
+ * connection does not: its source may be forged. So may that of a client's further packets, as long
+ * as the backend has not replied; TCP's acknowledge that reply. Any reply shows that the backend got
+ * the request.
+ */
+static __always_inline bool flow_is_answered(const struct flow *flow, const struct packet *packet,
+					     const struct tuple *translated)
+{
+	struct flow *reply_entry;
+
+	if (packet->tuple.protocol == UDP)
+		return true;
+	if (packet->opens)
+		return false;
+	if (!(flow->flags & FLOW_REQUEST))
+		return true;
+	if (packet->ends & FLOW_RST)
+		return false;
+	reply_entry = flow_opposite(translated);
+	if (!reply_entry || !(reply_entry->flags & FLOW_SEEN))
+		return false;
+	return packet->tuple.protocol == TCP ? window_acknowledges(reply_entry, packet)
+					     : association_has(flow, reply_entry, packet);
+}
+
+/* An end of a flow has been answered: the client's address is not forged. */
+static __always_inline void flow_confirm_affinity(const struct flow *flow,
+						  const struct tuple *packet,
+						  const struct tuple *translated)
+{
+	const struct address *client = flow->flags & FLOW_REQUEST ? &packet->source
+								  : &translated->destination;
+
+	affinity_confirm(client, flow->service, flow->backend, flow->created);
+}
+
+/*
+ * A SYN of the client. One that is sent again may have other numbers, as long as the connection is
+ * not established. In an established one it may be forged: its number is only kept for a backend
+ * that answers it, because it does not know the old connection any more.
+ */
+static __always_inline void flow_note_syn(struct __sk_buff *ctx, struct flow *flow,
+					  const struct packet *packet)
+{
+	if (flow->flags & FLOW_SEEN)
+		flow->asked = known(packet->sequence + 1);
+	else
+		window_begin(ctx, flow, packet);
+}
+
+/*
+ * The backend's SYN-ACK: its numbers begin, and what it acknowledges is the number of the client.
+ * Whether a connection begins in place of one that the backend has forgotten.
+ */
+static __always_inline bool flow_note_answer(struct __sk_buff *ctx, struct flow *flow,
+					     const struct packet *packet,
+					     const struct tuple *translated)
+{
+	__u32 acknowledgment = packet->acknowledgment;
+	struct tuple request_tuple = tuple_opposite(translated);
+	struct flow *request_entry = flow_find(&request_tuple);
+	struct scratch *scratch = scratch_here();
+	bool anew;
+
+	if (!request_entry || !scratch || !(packet->control & TCP_ACK) ||
+	    !flow_copy(&scratch->other, &request_tuple, request_entry))
+		return false;
+	anew = request_entry->flags & FLOW_SEEN;
+	if (anew &&
+	    !(request_entry->asked && is_just_after(acknowledgment, request_entry->asked)))
+		return false;
+	window_begin(ctx, flow, packet);
+	if (!flow_remains(request_entry, &scratch->other))
+		return anew;
+	if (!is_just_after(request_entry->end, acknowledgment)) {
+		request_entry->end = known(acknowledgment);
+		request_entry->edge = 0;
+	}
+	if (anew && request_entry->flags & FLOW_FIN)
+		request_entry->flags &= ~FLOW_FIN;
+	return anew;
+}
+
+/* The flags of an entry, with FLOW_FIN or FLOW_RST if a packet ends its side of the flow. */
+static __always_inline __u32 flow_ends(struct __sk_buff *ctx, struct flow *flow,
+				       const struct packet *packet,
+				       const struct tuple *translated, __u32 flags)
+{
+	if (packet->tuple.protocol == SCTP)
+		return association_follow(flow, packet, translated, flags);
+	if (!packet->control)
+		return flags;
+	if (!(packet->control & TCP_SYN))
+		return window_follow(flow, packet, translated) ? flags | packet->ends : flags;
+	if (flow->flags & FLOW_REQUEST)
+		flow_note_syn(ctx, flow, packet);
+	else if (flow_note_answer(ctx, flow, packet, translated))
+		flags &= ~FLOW_FIN;
+	return flags;
+}
+
+/*
+ * Notes in an entry, of which `known` is a copy, that a packet has passed. A reset may be forged: if
+ * more packets of that side follow, FLOW_RST is cleared.
+ */
+static __always_inline void flow_touch(struct __sk_buff *ctx, const struct flow *known,
+				       struct flow *flow, const struct packet *packet,
+				       const struct tuple *translated)
+{
+	__u64 now = clock_coarse();
+	bool opens = packet->opens && packet->tuple.protocol != UDP;
+	__u32 flags;
+
+	if (!flow_remains(flow, known))
+		return;
+	flags = opens || packet->ends ? flow->flags : flow->flags & ~FLOW_RST;
+	flags = flow_ends(ctx, flow, packet, translated, flags);
+	if (!(flags & FLOW_SEEN) && flow_is_answered(flow, packet, translated)) {
+		flags |= FLOW_SEEN;
+		if (flags & FLOW_AFFINITY)
+			flow_confirm_affinity(known, &packet->tuple, translated);
+		flags &= ~FLOW_AFFINITY;
+	}
+	if (!flow_remains(flow, known))
+		return;
+	if (flow->flags != flags)
+		flow->flags = flags;
+	if (flow->last_seen != now)
+		flow->last_seen = now;
+	if (known->connection)
+		flow_follow_count(known, flags, translated);
+}
+
+#endif

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * The socket hooks' decisions, to be asked by BPF_PROG_TEST_RUN, which socket hooks have not: the
+ * programs take what a socket wants from the map `steps`, where they also note their steps. They are
+ * of a kind that every kernel can run, and never attached.
+ */
+#define RECORD
+#define EBPFLB_NO_SOCKET
+
+#include "compat.h"
+#include "maps.h"
+#include "hooks/socket_calls.h"
+
+static __always_inline struct steps *asked(void)
+{
+	__u32 only = 0;
+
+	return LOOKUP(struct steps, steps, &only);
+}
+
+/* Called without a socket alone (netns_is_host): it means the initial namespace. */
+static __always_inline __u64 get_netns_cookie(void *ctx)
+{
+	struct steps *question = asked();
+
+	return question ? question->initial_netns : 0;
+}
+
+static __always_inline __u64 get_socket_cookie(void *ctx)
+{
+	return 0;
+}
+
+static __always_inline int set_retval(int retval)
+{
+	record(STEP_ERRNO, -retval);
+	return 0;
+}
+
+static __always_inline int explain(const enum call call)
+{
+	struct steps *question = asked();
+	struct backend backend = {};
+	struct frontend frontend;
+	struct request request = { .frontend = &frontend, .is_connected = call == CONNECT };
+	enum answer answer;
+
+	if (!question)
+		return 0;
+	frontend = question->frontend;
+	frontend.protocol = socket_protocol(question->type, frontend.protocol);
+	request.socket = question->socket;
+	request.netns = question->netns;
+	answer = socket_translate(&request, call, &backend);
+	record_at(STEP_ANSWER, answer << 16 | backend.port, &backend.address);
+	return answer;
+}
+
+PROGRAM("tc/ingress")
+int explain_connect(struct __sk_buff *ctx)
+{
+	return explain(CONNECT);
+}
+
+PROGRAM("tc/ingress")
+int explain_sendmsg(struct __sk_buff *ctx)
+{
+	return explain(SENDMSG);
+}
+
+LICENSE("GPL")

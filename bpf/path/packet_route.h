@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* By which device a packet would be routed, and whether that takes a packet of its length. */
+#ifndef EBPFLB_PATH_PACKET_ROUTE_H
+#define EBPFLB_PATH_PACKET_ROUTE_H
+
+#include "path/route.h"
+
+#define GSO_BY_FRAGS 0xffff	/* SCTP: the segments are of different lengths */
+
+/*
+ * The length of the IP packets that are sent: a GSO packet is cut into segments. 0: unknown. The
+ * kernel compares it with the route's MTU since 5.12; before, it compares GSO packets with nothing.
+ */
+static __always_inline __u32 packet_length_sent(struct __sk_buff *ctx, const struct packet *packet)
+{
+	__u32 headers = packet->transport - LINK;
+
+	if (!ctx->gso_size)
+		return packet->end - LINK;
+	if (ctx->gso_size == GSO_BY_FRAGS)
+		return 0;
+	return headers + (packet->tuple.protocol == TCP ? packet->header : 8) + ctx->gso_size;
+}
+
+/* The device by which a packet is routed, however long it is; 0 if there is no route. */
+static __always_inline __u32 route_device(struct __sk_buff *ctx, const struct packet *packet,
+					  const struct tuple *tuple, __u32 ifindex, __u32 how)
+{
+	struct bpf_fib_lookup route = route_request(tuple, packet->v6, &tuple->destination,
+						    tuple->destination_port, ifindex);
+	long result = bpf_fib_lookup(ctx, &route, sizeof(route), how);
+
+	return result == BPF_FIB_LKUP_RET_SUCCESS || result == BPF_FIB_LKUP_RET_NO_NEIGH ||
+			       result == BPF_FIB_LKUP_RET_FRAG_NEEDED
+		       ? route.ifindex : 0;
+}
+
+/* Whether the sender of a packet that is too long can be told so; else the stack may cut it. */
+static __always_inline bool may_be_told(struct __sk_buff *ctx, const struct packet *packet)
+{
+	__be16 fragment;
+
+	if (packet->piece != WHOLE || packet->options)
+		return false;
+	return packet->v6 ||
+	       (!bpf_skb_load_bytes(ctx, LINK + IPV4_FRAGMENT, &fragment, sizeof(fragment)) &&
+		fragment & IPV4_DONT);
+}
+
+/*
+ * Whether there is a route by this device that takes the packet. Of one that is too long its sender
+ * is told: scratch->mtu is set. Before 5.12 the kernel does not say how long it may be.
+ */
+static __always_inline bool device_takes(struct __sk_buff *ctx, struct scratch *scratch,
+					 const struct tuple *tuple, __u32 ifindex)
+{
+	const struct packet *packet = &scratch->packet;
+	__u32 length = packet_length_sent(ctx, packet);
+	struct bpf_fib_lookup route = route_request(tuple, packet->v6, &tuple->destination,
+						    tuple->destination_port, ifindex);
+	long result;
+
+	route.tot_len = length;
+	result = bpf_fib_lookup(ctx, &route, sizeof(route), BPF_FIB_LOOKUP_OUTPUT);
+	if (result == BPF_FIB_LKUP_RET_SUCCESS || result == BPF_FIB_LKUP_RET_NO_NEIGH)
+		return route.ifindex == ifindex;
+	if (result == BPF_FIB_LKUP_RET_FRAG_NEEDED && route.tot_len < length &&
+	    may_be_told(ctx, packet) &&
+	    route_device(ctx, packet, tuple, ifindex, BPF_FIB_LOOKUP_OUTPUT) == ifindex)
+		scratch->mtu = route.tot_len;	/* mtu_result, which older headers do not have */
+	return false;
+}
+
+#endif

@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * Which of the slots that a client may choose from gets a new connection: what the service's flags
+ * say (layout/service.h), for sockets and packets alike, by a fixed number of look-ups.
+ */
+#ifndef EBPFLB_PATH_SCHEDULER_H
+#define EBPFLB_PATH_SCHEDULER_H
+
+#include "path/client.h"
+#include "record/record.h"
+
+#define NO_SLOT 0xffffffff	/* beyond the array */
+
+/* What a draw leads to: a place of the service's list, or of its table, and which of its two slots. */
+struct draw {
+	__u32 place;
+	__u32 rest;
+};
+
+/*
+ * The service's next turn. Under a lock, as programs before 5.12 cannot add to a number and learn
+ * what it was: two CPUs would take the same turn. By the secret nodes begin at different places:
+ * else the first connections of all of them would meet the same backend. Half of its bits, so that
+ * the sum does not overflow, which would skip backends.
+ */
+static __always_inline __u32 rotation_next(const __u32 *service, __u32 size)
+{
+	struct rotation *rotation = LOOKUP(struct rotation, rotations, service);
+	__u32 turn;
+
+	if (!rotation)
+		return 0;
+	bpf_spin_lock((struct bpf_spin_lock *)&rotation->lock);
+	turn = rotation->turn;
+	rotation->turn = turn + 1;
+	bpf_spin_unlock((struct bpf_spin_lock *)&rotation->lock);
+	return ((secret_read() >> 32) + turn) % size;
+}
+
+/*
+ * 32 bits by which the backend is drawn. With SERVICE_BY_TUPLE and SERVICE_BY_CLIENT every node
+ * draws the same, so there is no secret in it. A socket that connects has no port yet: it is any
+ * connection of its client, and with SERVICE_BY_CLIENT the client is its network namespace, as
+ * with session affinity.
+ */
+static __always_inline __u32 scheduler_draw(const struct request *request, __u32 flags)
+{
+	if (flags & SERVICE_BY_CLIENT)
+		return request->tuple ? address_mix(&request->tuple->source)
+				      : number_mix(request->netns);
+	if (!request->tuple)
+		return bpf_get_prandom_u32();
+	return tuple_hash(request->tuple, flags & SERVICE_BY_TUPLE ? 0 : secret_read());
+}
+
+/* Where the list's part of `choices` begins: the local list's is behind the cluster list's. */
+static __always_inline __u32 table_base(const struct range *table, __u16 list)
+{
+	return table->base + (list == BACKEND_LOCAL ? table->size : 0);
+}
+
+/* A multiplication maps a number onto so many places; the lower half of the product is the rest. */
+static __always_inline struct draw draw_of(__u32 number, __u32 places)
+{
+	__u64 product = (__u64)number * places;
+
+	return (struct draw){ .place = product >> 32, .rest = product };
+}
+
+static __always_inline __u32 scheduler_slot_at(const struct service *service,
+					       const struct range *range, __u16 list,
+					       struct draw draw)
+{
+	__u32 at = table_base(&service->table, list) + draw.place;
+	struct choice *choice;
+
+	if (!service->table.size)
+		return range->base + draw.place;
+	choice = LOOKUP(struct choice, choices, &at);
+	if (!choice)
+		return NO_SLOT;
+	return draw.rest < choice->below ? choice->slot : choice->other;
+}
+
+/* How many connections the slot's backend would have with this one; and its weight. */
+static __always_inline __s64 slot_load(__u32 slot, __u16 *weight)
+{
+	struct backend *backend = LOOKUP(struct backend, slots, &slot);
+	__u32 id = backend ? backend->id : 0;
+	struct backend_load *load = LOOKUP(struct backend_load, backend_loads, &id);
+
+	*weight = backend ? backend->weight : 0;
+	return load ? (__s64)(__s32)load->open + 1 : 1;
+}
+
+/*
+ * A socket that draws any place of a table, all of whose backends have as many, may as well draw a
+ * slot: slots are few and in the CPU's caches, a thousand places are not (docs/scheduling.md).
+ */
+static __always_inline void table_spare(const struct request *request, struct service *service)
+{
+	if (!request->tuple && service->flags & SERVICE_EVEN)
+		service->table.size = 0;
+}
+
+/*
+ * Of two places that are not the same the slot whose backend has fewer connections for its weight,
+ * which both draws follow as well: a backend of ten times the weight is compared ten times as often.
+ */
+static __always_inline __u32 least_connections_slot(const struct service *service,
+						    const struct range *range, __u16 list,
+						    struct draw draw, __u32 size)
+{
+	struct draw second = draw_of(bpf_get_prandom_u32(), size - 1);
+	__u32 one = scheduler_slot_at(service, range, list, draw), other;
+	__s64 load, other_load;
+	__u16 weight, other_weight;
+
+	second.place += draw.place + 1;
+	if (second.place >= size)
+		second.place -= size;
+	other = scheduler_slot_at(service, range, list, second);
+	load = slot_load(one, &weight);
+	other_load = slot_load(other, &other_weight);
+	return other_load * weight < load * other_weight ? other : one;
+}
+
+/* The slot of the backend that a new connection gets; of a list that is not empty. */
+static __always_inline __u32 scheduler_slot(const struct request *request,
+					    const struct service *service,
+					    const struct range *range, __u16 list)
+{
+	__u32 size = service->table.size ? service->table.size : range->size, slot;
+	struct draw draw = {};
+
+	if (service->flags & SERVICE_ROUND_ROBIN)
+		draw.place = rotation_next(&service->id, size);
+	else
+		draw = draw_of(scheduler_draw(request, service->flags), size);
+	if (service->flags & SERVICE_LEAST_CONNECTIONS && size > 1)
+		slot = least_connections_slot(service, range, list, draw, size);
+	else
+		slot = scheduler_slot_at(service, range, list, draw);
+	record(STEP_SLOT, slot);
+	return slot;
+}
+
+#endif

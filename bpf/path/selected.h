@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* The result of the selection of a backend (path/select.h), and the verdict if nothing else decides. */
+#ifndef EBPFLB_PATH_SELECTED_H
+#define EBPFLB_PATH_SELECTED_H
+
+#include "path/policy.h"
+
+enum selected {
+	SELECTED,
+	NO_SERVICE,
+	NO_SUCH_PORT,		/* a service has the address as its cluster IP, but not this port */
+	NOT_ALLOCATED,		/* the address is in a service range, but no service has it */
+	NO_ENDPOINT,
+	NO_LOCAL_ENDPOINT,
+	SOURCE_DENIED,
+	FLOW_KNOWN,		/* conntrack has this packet's flow */
+	LEFT_TO_PACKETS,	/* a pod's socket: its packets are decided on when they leave the pod */
+	SELECT_RECYCLED,	/* a map element was given to another service while it was read */
+};
+
+/* For an address where no frontend matches. */
+static __always_inline enum selected selected_without_service(const struct address *address)
+{
+	enum address_use use = address_use(address);
+
+	record(STEP_ADDRESS_USE, use);
+	return use == CLUSTER_IP ? NO_SUCH_PORT : use == UNALLOCATED ? NOT_ALLOCATED : NO_SERVICE;
+}
+
+/* At a cluster IP a port without a service is refused, an unallocated one drops (kube-proxy.md 6.3). */
+static __always_inline enum verdict selected_verdict(enum selected selected)
+{
+	switch (selected) {
+	case SELECTED:
+		return VERDICT_TRANSLATED;
+	case NO_SUCH_PORT:
+	case NO_ENDPOINT:
+		return VERDICT_REFUSED;
+	case NOT_ALLOCATED:
+		return VERDICT_UNALLOCATED;
+	case NO_LOCAL_ENDPOINT:
+		return VERDICT_NO_LOCAL_ENDPOINT;
+	case SOURCE_DENIED:
+		return VERDICT_SOURCE_DENIED;
+	case FLOW_KNOWN:
+		return VERDICT_ESTABLISHED;
+	case SELECT_RECYCLED:
+		return VERDICT_RECYCLED;
+	default:
+		return VERDICT_PASSED;
+	}
+}
+
+#endif

@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * What is remembered of a socket, by its cookie, from its first connection or datagram until it is
+ * released. In a full table nothing is remembered: a connection goes on all the same, but
+ * getpeername shows its backend, and it counts as closed at once, for no release would count it.
+ */
+#ifndef EBPFLB_PATH_SOCKET_MEMORY_H
+#define EBPFLB_PATH_SOCKET_MEMORY_H
+
+#include "net/address.h"
+#include "path/client.h"
+#include "path/connection.h"
+#include "path/counters.h"
+
+#define ALREADY_THERE (-17)	/* EEXIST, of an update with BPF_NOEXIST */
+
+static __always_inline struct socket_entry *socket_find(__u64 socket)
+{
+	return LOOKUP(struct socket_entry, sockets, &socket);
+}
+
+static __always_inline struct socket_entry socket_entry_of(const struct request *request,
+							   const struct backend *backend,
+							   bool is_counted)
+{
+	return (struct socket_entry){ .peer = { .frontend = *request->frontend,
+						.backend = backend->id,
+						.address = backend->address,
+						.port = backend->port,
+						.is_connected = request->is_connected },
+				      .service = backend->service,
+				      .netns = request->netns,
+				      .is_counted = is_counted };
+}
+
+static __always_inline bool is_backend_of(const struct peer_frontend *entry,
+					  const struct address *address, __be16 port)
+{
+	return entry->port == port && address_equal(&entry->address, address);
+}
+
+static __always_inline struct sockets_full *sockets_full_counters(void)
+{
+	__u32 zero = 0;
+
+	return LOOKUP(struct sockets_full, sockets_full, &zero);
+}
+
+/* The service of the entry may count its connections (path/connection.h). */
+static __always_inline void entry_begin(__u64 socket, const struct socket_entry *entry)
+{
+	struct assignment_key key = { .socket = socket, .frontend = entry->peer.frontend };
+
+	if (entry->is_counted)
+		connection_begin(&key, entry->peer.backend);
+}
+
+static __always_inline void entry_end(__u64 socket, const struct socket_entry *entry)
+{
+	struct assignment_key key = { .socket = socket, .frontend = entry->peer.frontend };
+
+	if (entry->is_counted)
+		connection_end(&key);
+}
+
+/* Forgets a socket; of two that do so at the same time one counts. */
+static __always_inline bool socket_delete(__u64 socket, const struct socket_entry *entry)
+{
+	__u32 backend = entry->peer.backend;
+
+	entry_end(socket, entry);
+	if (bpf_map_delete_elem(MAP(sockets), &socket))
+		return false;
+	backend_count_closed(backend);
+	return true;
+}
+
+#endif

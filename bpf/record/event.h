@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * An event of the monitoring variant (-DMONITOR), which runs while `ebpflb monitor` does. Without it
+ * nothing is compiled of the macros monitor_*, and they evaluate their last argument alone.
+ */
+#ifndef EBPFLB_RECORD_EVENT_H
+#define EBPFLB_RECORD_EVENT_H
+
+#ifdef MONITOR
+
+#include "record/events.h"
+
+/* Who reads looks at the ring often enough: to wake it for each event would cost more than the rest. */
+#define NO_WAKEUP 1	/* BPF_RB_NO_WAKEUP */
+
+static void *(*const ring_reserve)(void *ring, __u64 size, __u64 flags) = (void *)131;
+static void (*const ring_submit)(void *event, __u64 flags) = (void *)132;
+static __u64 (*const current_task)(void) = (void *)35;
+static long (*const read_kernel)(void *to, __u32 size, const void *from) = (void *)113;
+
+static __always_inline void event_lost(void)
+{
+	__u32 only = 0;
+	__u64 *lost = LOOKUP(__u64, events_lost, &only);
+
+	if (lost)
+		*lost += 1;
+}
+
+/* Programs at cgroups have no helper that names the process before 6.1, so its task is read. */
+static __always_inline void event_process(struct event *event, const struct monitor *monitor)
+{
+	__u64 task = current_task();
+
+	read_kernel(&event->process, 4, (void *)(task + monitor->process_offset));
+	read_kernel(event->comm, sizeof(event->comm), (void *)(task + monitor->comm_offset));
+}
+
+static __always_inline struct monitor *monitor_read(void)
+{
+	__u32 only = 0;
+
+	return LOOKUP(struct monitor, monitor, &only);
+}
+
+static __always_inline bool event_is_wanted(const struct monitor *monitor, enum verdict verdict)
+{
+	return monitor->verdicts >> verdict & 1;
+}
+
+/*
+ * Memory for an event, which is checked for NULL in one place and no more: the verifier of 5.10 follows
+ * both ways of a second check, one of them without an end of the event.
+ */
+static __always_inline struct event *event_reserve(void)
+{
+	return ring_reserve(MAP(events), sizeof(struct event), 0);
+}
+
+/* All but tuple, address and ids. */
+static __always_inline void event_begin(struct event *event, const enum event_hook hook,
+					enum verdict verdict, __u64 begun,
+					const struct monitor *monitor)
+{
+	event->time = begun;
+	event->netns = 0;
+	event->process = 0;
+	event->ifindex = 0;
+	event->kind = 0;
+	event->comm[0] = 0;
+	event->verdict = verdict;
+	event->hook = hook;
+	if (hook < EVENT_INGRESS && monitor->process_offset)
+		event_process(event, monitor);
+}
+
+/* The time is taken last. */
+static __always_inline void event_end(struct event *event)
+{
+	event->took = bpf_ktime_get_ns() - event->time;
+	ring_submit(event, NO_WAKEUP);
+}
+
+#define monitor_time() bpf_ktime_get_ns()
+#define monitor_begin(begun) __u64 begun = monitor_time()
+
+#else
+
+#define monitor_time() 0
+#define monitor_begin(begun) ((void)0)
+
+#endif
+#endif

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * The steps of a decision, noted in the recording variant (-DRECORD), which `ebpflb explain` runs.
+ * Without it nothing is compiled of these macros, nor are their arguments evaluated.
+ */
+#ifndef EBPFLB_RECORD_RECORD_H
+#define EBPFLB_RECORD_RECORD_H
+
+#ifdef RECORD
+
+#include "record/steps.h"
+
+static __always_inline bool record_step(enum step_kind what, __u32 value, const struct address *address)
+{
+	__u32 only = 0;
+	struct steps *found = LOOKUP(struct steps, steps, &only);
+	struct step *step;
+
+	if (!found || found->count >= STEPS)
+		return true;
+	step = &found->step[found->count++];
+	step->what = what;
+	step->value = value;
+	if (address)
+		step->address = *address;
+	return true;
+}
+
+#define record(what, value) record_step(what, value, NULL)
+#define record_at(what, value, address) record_step(what, value, address)
+
+/* The condition; where it holds that is noted. */
+#define because(what, value, condition) ((condition) && record_step(what, value, NULL))
+
+#else
+
+#define record(what, value) ((void)0)
+#define record_at(what, value, address) ((void)0)
+#define because(what, value, condition) (condition)
+
+#endif
+#endif

@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * The steps of a decision, as the recording variant of the programs (-DRECORD) notes them for
+ * `ebpflb explain`, and their map. It is no part of layout.h and maps.h: it is made for each question,
+ * and never pinned. Python reads this file.
+ */
+#ifndef EBPFLB_RECORD_STEPS_H
+#define EBPFLB_RECORD_STEPS_H
+
+#include "compat.h"
+#include "layout.h"
+
+/* What a step's value and address are; nothing, where it is not said. */
+enum step_kind {
+	STEP_FOREIGN = 1,	/* a socket of a protocol that its hooks leave alone */
+	STEP_LEFT_TO_PACKETS,	/* a pod's socket, by --socket-translation */
+	STEP_SERVICE,		/* id, and the address of the frontend in the map */
+	STEP_ADDRESS_USE,	/* no frontend: enum address_use */
+	STEP_CONNTRACK_KNOWS,
+	STEP_CLIENT_UNKNOWN,	/* a pod's socket, to a service with source ranges */
+	STEP_ADMISSION,		/* whether source ranges admit it, and which clients */
+	STEP_ASSIGNED,		/* backend id, of a datagram socket that has one */
+	STEP_POLICY,		/* enum step_policy */
+	STEP_AFFINITY_ASKED,	/* 1: in new_affinity */
+	STEP_AFFINITY_EXPIRED,	/* backend id, here and below */
+	STEP_AFFINITY_GONE,	/* the backend is no longer in the list */
+	STEP_AFFINITY_USED,
+	STEP_AFFINITY_REMEMBERED,	/* 1: in new_affinity */
+	STEP_SLOT,		/* the slot that was picked */
+	STEP_FLOW,		/* enum flow_kind of the entry that the packet has, and its address */
+	STEP_FLOW_REPLACED,
+	STEP_ATTACHING,
+	STEP_DIRECT,
+	STEP_SNAT,		/* enum step_snat */
+	STEP_CONNTRACK_OPENS,	/* the backend's port, and the source of the flow */
+	STEP_OPENED,		/* enum opened */
+	STEP_SOURCE,		/* enum step_source, and the address */
+	STEP_REPLY_DEVICE,	/* ifindex by which the reply leaves, past the routes */
+	STEP_ERRNO,		/* of the system call */
+	STEP_ANSWER,		/* enum answer << 16 | port, and the address: of the socket's call */
+	STEP_VERDICT,		/* enum verdict */
+};
+
+enum step_policy {
+	STEP_LOCAL_ONLY = 1,	/* else of all nodes */
+	STEP_LOCAL_CLIENT = 2,
+};
+
+/* Why a flow is masqueraded. */
+enum step_snat {
+	STEP_SNAT_HAIRPIN = 1,	/* the client is the backend itself */
+	STEP_SNAT_ALL,		/* --masquerade-all */
+	STEP_SNAT_NOT_POD,	/* to a cluster IP, from a client that is no pod */
+	STEP_SNAT_LOCAL_CLIENT,	/* a pod, to an external address */
+	STEP_SNAT_ELSEWHERE,	/* an external client, and the backend is on another node */
+	STEP_SNAT_HERE,		/* the same on this node, by option */
+	STEP_SNAT_ASYMMETRIC,	/* replies would leave by another device */
+};
+
+/* Who named the source of a masqueraded flow. */
+enum step_source {
+	STEP_BY_ROUTE = 1,	/* the kernel's route */
+	STEP_BY_ROUTE_SOURCES,	/* the map route_sources */
+	STEP_BY_DEVICES,	/* the map devices */
+};
+
+struct step {
+	__u32 what;		/* enum step_kind */
+	__u32 value;
+	struct address address;
+};
+SIZE(struct step, 24);
+
+enum step_limit {
+	STEPS = 40,
+};
+
+/* Of one run. Who asks writes the first part: what a socket wants, where no socket is (explain.c). */
+struct steps {
+	__u64 socket;		/* cookies */
+	__u64 netns;
+	__u64 initial_netns;
+	__u32 type;		/* of the socket: SOCK_STREAM, ... */
+	struct frontend frontend;
+	__u32 count;
+	__u32 pad;
+	struct step step[40];
+};
+SIZE(struct steps, 1016);
+
+/* One element. */
+DEFINE_MAP(steps, PERCPU_ARRAY, __u32, struct steps, 1, NONE)
+
+#endif

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Service ports of `ebpflb doctor`'s own in the maps, for as long as it asks for them.
+
+Doctor connects through them to an endpoint of its own, so what it tries is what the programs in
+force do with the maps that they read. Doctor takes a lease of some seconds and renews it, so if it
+is killed they are gone soon after; with the agent they are withdrawn, or by the next one. They
+take no space that a Service could need: where a map is nearly full, or one waits for space, doctor
+is refused.
+"""
+
+import math
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from ebpflb.agent.node_sync import NodeSync
+from ebpflb.agent.service_sync import ServiceSync
+from ebpflb.errors import EbpflbError, KernelError
+from ebpflb.model.addresses import Address, family
+from ebpflb.model.cluster_state import ClusterState
+from ebpflb.model.services import PortName
+from ebpflb.options import Options
+from ebpflb.plan.canary import Canary, CanaryLease, service_ports, unused_cluster_ip
+from ebpflb.plan.desired_service import ANY, DesiredService
+from ebpflb.plan.entries import Frontend
+
+LEASE_SECONDS = 10.0
+MOST_FILLED = 0.9  # of a map
+
+CanaryPorts = Mapping[PortName, DesiredService]
+_NONE: CanaryPorts = {}
+
+
+class CanaryRefused(EbpflbError):
+    """Why there is no canary now."""
+
+
+class CanaryWish(NamedTuple):
+    """What doctor brings: of each family its client, endpoint, and what the node is admitted as."""
+
+    addresses: tuple[tuple[Address, Address, Address], ...]
+    port: int
+    nodeport: int
+
+
+class CanarySync:
+    """All is called by the agent's loop. ``clock`` is a monotonic one, in seconds."""
+
+    def __init__(
+        self,
+        options: Options,
+        cluster: ClusterState,
+        node_sync: NodeSync,
+        service_sync: ServiceSync,
+        write: Callable[[CanaryPorts], str | None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``write``: as ServiceSync.write_canary."""
+        self._options, self._cluster, self._node_sync = options, cluster, node_sync
+        self._service_sync, self._write, self._clock = service_sync, write, clock
+        self._id = ""
+        self.due = math.inf  # when it is withdrawn
+
+    def begin(self, wish: CanaryWish) -> CanaryLease:
+        """It is in the maps when this returns. Raises CanaryRefused, or KernelError."""
+        self._check(wish)
+        made = [it for each in wish.addresses if (it := self._canary(wish, *each))]
+        if not made:
+            raise CanaryRefused(
+                "no cluster IP is known to be unused: neither a ServiceCIDR nor enough cluster IPs"
+            )
+        full = self._write({k: v for each in made for k, v in service_ports(each).items()})
+        if full:
+            raise CanaryRefused(full)
+        self._id = secrets.token_hex(8)
+        addresses = [str(each.cluster_ip) for each in made]
+        lease = CanaryLease(self._id, addresses, ",".join(self._options.devices))
+        self.renew(self._id)
+        return lease
+
+    def renew(self, lease: str) -> None:
+        """Raises CanaryRefused where it has ended."""
+        if not self._id or lease != self._id or not self._service_sync.has_canary:
+            raise CanaryRefused("the agent has withdrawn the canary meanwhile: try again")
+        self.due = self._clock() + LEASE_SECONDS
+
+    def end(self, lease: str) -> None:
+        """Raises KernelError."""
+        if self._id and lease == self._id:
+            self._end()
+
+    def turn(self) -> None:
+        """Withdraws it in time."""
+        if self._clock() >= self.due:
+            self.withdraw()
+
+    def withdraw(self) -> None:
+        """Raises nothing: what cannot be written is written with all else."""
+        try:
+            self._end()
+        except KernelError:
+            return
+
+    def _end(self) -> None:
+        held, self._id, self.due = bool(self._id), "", math.inf
+        if held and self._service_sync.has_canary and self._service_sync.complete:
+            self._write(_NONE)
+
+    def _check(self, wish: CanaryWish) -> None:
+        """Raises CanaryRefused."""
+        if self._options.shadow:
+            raise CanaryRefused("the agent runs with --shadow: no connection is translated")
+        if not self._options.served.is_all:
+            raise CanaryRefused(
+                "the agent serves some Services only (--namespaces, --services): an address that"
+                " is unused here may be one that kube-proxy serves"
+            )
+        if not (
+            self._cluster.complete and self._service_sync.complete and self._node_sync.attached
+        ):
+            raise CanaryRefused("the agent has not written all Services yet: see `ebpflb status`")
+        if self._id:
+            raise CanaryRefused("another `ebpflb doctor` has a canary: try again when it has ended")
+        if self._has_nodeport(wish.nodeport):
+            raise CanaryRefused(f"port {wish.nodeport} is a NodePort of a Service: try again")
+        self._check_space()
+
+    def _check_space(self) -> None:
+        planner = self._service_sync.planner
+        if planner.not_programmed:
+            raise CanaryRefused("Services wait for space in the maps: see `ebpflb status`")
+        capacity, used = planner.capacity, planner.used_entries()
+        for name, most in (
+            ("services", capacity.services),
+            ("slots", capacity.slots),
+            ("service_stats", capacity.service_ids),
+            ("backend_slots", capacity.backend_ids),
+            ("source_ranges", capacity.source_ranges),
+        ):
+            if used[name] > MOST_FILLED * most:
+                raise CanaryRefused(f"map {name} is nearly full ({used[name]} of {most} entries)")
+
+    def _has_nodeport(self, port: int) -> bool:
+        owners = self._service_sync.planner.frontends.owners
+        return any(
+            Frontend(ip, port, protocol) in owners for ip in ANY.values() for protocol in (6, 17)
+        )
+
+    def _canary(
+        self, wish: CanaryWish, client: Address, endpoint: Address, node: Address
+    ) -> Canary | None:
+        planner, of = self._service_sync.planner, family(client)
+        self._service_sync.cover_service_cidrs()
+        cluster_ips = [it for it in planner.cluster_ips.counts if it.version == of]
+        taken = {each.address for each in planner.frontends.owners} | set(cluster_ips)
+        taken |= self._node_sync.device_list.addresses
+        covering = planner.cluster_ips.prefixes.networks.get(of)
+        ranges = self._cluster.service_cidrs
+        found = unused_cluster_ip(ranges, covering, cluster_ips, taken, secrets.randbelow)
+        return Canary(found, client, endpoint, node, wish.port, wish.nodeport) if found else None

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Removes the conntrack entries of flows whose first packet netfilter has dropped.
+
+A program opens a flow at ingress, before netfilter has decided about its packet. One that does not
+come to egress was dropped; with kube-proxy there would be no entry of it. The programs look at a
+flow's place when 4,096 further ones have been opened (bpf/engine/conntrack/opening.h); where so
+many do not come, this sweep looks. An entry that has seen a reply stays. One that sees its first
+reply between the look and the removal is lost, and its client begins anew.
+"""
+
+import logging
+import struct
+import threading
+import time
+from collections.abc import Iterator, Mapping
+
+from ebpflb.datapath.maps.bpf_map import Map
+from ebpflb.datapath.maps.layout import MAPS, ffi
+from ebpflb.datapath.maps.records import Opening
+from ebpflb.errors import in_words
+from ebpflb.model.services import Protocol
+from ebpflb.node import ctnetlink
+from ebpflb.plan.connections import SEEN_REPLY, Connection, Ends
+
+log = logging.getLogger(__name__)
+
+_SWEEP_INTERVAL = 10.0  # seconds
+DROPPED_AFTER = 1_000_000_000  # nanoseconds: by then a packet has come from ingress to egress
+_SLICE = 256  # places; a millisecond, or ten where all are of dropped packets
+PAUSE = 0.05  # seconds after each
+
+_SIZE = MAPS["openings"].value_size
+_CREATED, _LEFT = (ffi.offsetof("struct opening", name) for name in ("created", "left"))
+_CREATED_AND_LEFT = struct.Struct(f"={_CREATED}xQ{_LEFT - _CREATED - 8}xB{_SIZE - _LEFT - 1}x")
+
+
+class DroppedOpenings:
+    """Sweeps every SWEEP_INTERVAL in a thread, from ``start`` to ``stop``."""
+
+    def __init__(self, maps: Mapping[str, Map]) -> None:
+        self._openings, self._counts = maps["openings"], maps["opening_counts"]
+        self._opened = self._seen_until = 0
+        self._all_seen = False
+        self._stopped = threading.Event()
+        self._error: str | None = None
+        self._thread = threading.Thread(target=self._run, name="dropped openings", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self._thread.ident:
+            self._thread.join()
+
+    def sweep(self, until: int) -> int:
+        """How many entries were removed, of flows that were opened after the last sweep's ``until``
+        and not after this one: nanoseconds of CLOCK_MONOTONIC. Raises KernelError and NodeError.
+        """
+        removed = 0
+        for _, values in self._openings.slices(_SLICE):
+            flows = [_flow(opening) for opening in self._dropped(values, until)]
+            removed += ctnetlink.delete(_unanswered(flows)) if flows else 0
+            self._stopped.wait(PAUSE)
+        self._seen_until = until
+        return removed
+
+    def _run(self) -> None:
+        while not self._stopped.wait(_SWEEP_INTERVAL):
+            try:
+                self._sweep_if_due()
+                self._error = None
+            except Exception as error:  # the next sweep tries again
+                text = in_words(error)
+                if text != self._error:
+                    log.error("entries of dropped packets stay until they time out: %s", text)
+                self._error = text
+
+    def _sweep_if_due(self) -> None:
+        """Once more after the last flow, which was too young the first time; then no more."""
+        opened = self._counts.get(0).opened
+        is_quiet = opened == self._opened
+        if not (is_quiet and self._all_seen):
+            self.sweep(time.monotonic_ns() - DROPPED_AFTER)
+        self._opened, self._all_seen = opened, is_quiet
+
+    def _dropped(self, values: bytes, until: int) -> Iterator[Opening]:
+        for number, (created, left) in enumerate(_CREATED_AND_LEFT.iter_unpack(values)):
+            if not left and self._seen_until < created <= until:
+                yield self._openings.value.unpack(values[number * _SIZE : (number + 1) * _SIZE])
+
+
+def _flow(opening: Opening) -> tuple[int, Ends]:
+    found = opening.tuple
+    ends = Ends(found.source, found.destination, found.source_port, found.destination_port)
+    return found.protocol, ends
+
+
+def _unanswered(flows: list[tuple[int, Ends]]) -> Iterator[Connection]:
+    known = [(protocol, ends) for protocol, ends in flows if protocol in frozenset(Protocol)]
+    return (entry for entry in ctnetlink.find(known) if not entry.status & SEEN_REPLY)

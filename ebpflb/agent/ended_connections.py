@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ends counted connections that nothing remembers any more (bpf/path/connection.h).
+
+Programs end a connection that they see end. What they do not see leaves an element in the map
+connections: an LRU evicted a socket or a flow, a sweep or ``ebpflb flows`` deleted it, or two CPUs
+opened the same flow at once. An element that two sweeps in a row have found nowhere, in sockets,
+assignments or flows, is ended by a program, which deletes and counts it in one call.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from struct import Struct
+
+from ebpflb.datapath.maps.bpf_map import Map
+from ebpflb.datapath.maps.layout import MAPS, ffi
+from ebpflb.datapath.maps.sweep import FLOW_MAPS, SWEEP_SLICE
+from ebpflb.datapath.programs import compiler, loader, precompile, testrun
+from ebpflb.errors import in_words
+
+log = logging.getLogger(__name__)
+
+RECOUNT_INTERVAL = 10.0  # seconds
+_PAUSE = 0.002  # seconds after each slice of 0.2 ms
+
+_KEY = Struct(f"{MAPS['connections'].key_size}s")
+_NUMBER_AT = ffi.offsetof("struct flow", "connection")
+_NUMBER = Struct(f"{_NUMBER_AT}x8s{MAPS['tcp_flows'].value_size - _NUMBER_AT - 8}x")
+_COUNTED_AT = ffi.offsetof("struct socket_entry", "is_counted")
+_FRONTEND = ffi.sizeof("struct frontend")  # the first part of what is remembered of a socket
+_ENTRY_SIZE = MAPS["sockets"].value_size
+_ENTRY = Struct(f"{_FRONTEND}s{_COUNTED_AT - _FRONTEND}xB{_ENTRY_SIZE - _COUNTED_AT - 1}x")
+_END_OF_KEY = bytes(_KEY.size - 8 - _FRONTEND)
+_REST_OF_KEY, _NO_NUMBER = bytes(_KEY.size - 8), bytes(8)
+_LINK_HEADER = bytes(14)
+
+
+class EndedConnections:
+    """Sweeps every RECOUNT_INTERVAL in a thread, from ``start`` to ``stop``.
+
+    ``cache``: of compiled bytecode. The program is loaded when there is something to end.
+    """
+
+    def __init__(self, maps: Mapping[str, Map], cache: Path) -> None:
+        self._maps, self._cache = maps, cache
+        self._missed: set[bytes] = set()  # by the last sweep
+        self._program: int | None = None
+        self._stopped = threading.Event()
+        self._error: str | None = None
+        self._thread = threading.Thread(target=self._run, name="ended connections", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self._thread.ident:
+            self._thread.join()
+        if self._program is not None:
+            os.close(self._program)
+            self._program = None
+
+    def sweep(self) -> int:
+        """How many connections were ended. Raises CompileError, VerifierError or KernelError."""
+        counted = (_KEY.iter_unpack(keys) for keys, _ in self._slices("connections"))
+        missing = {key for part in counted for (key,) in part}
+        for name in ("sockets", "assignments", *FLOW_MAPS) if missing else ():
+            for keys in self._remembered(name):
+                missing.difference_update(keys)
+        if self._stopped.is_set():
+            return 0
+        ended, self._missed = missing & self._missed, missing
+        for key in ended:
+            self._end(key)
+        self._missed -= ended
+        return len(ended)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(RECOUNT_INTERVAL):
+            try:
+                self.sweep()
+                self._error = None
+            except Exception as error:  # the next sweep tries again
+                text = in_words(error)
+                if text != self._error:
+                    log.error("connections that have ended stay counted: %s", text)
+                self._error = text
+
+    def _end(self, key: bytes) -> None:
+        if self._program is None:
+            compiled = compiler.compile_source(precompile.CONNECTION_END, cache=self._cache)
+            self._program = loader.load(compiled, self._maps)[0].fd
+        testrun.run(self._program, _LINK_HEADER + key)
+
+    def _remembered(self, name: str) -> Iterator[Iterable[bytes]]:
+        """The keys that elements of this map have in connections."""
+        for keys, values in self._slices(name):
+            if name in FLOW_MAPS:
+                numbers = {number for (number,) in _NUMBER.iter_unpack(values)} - {_NO_NUMBER}
+                yield (number + _REST_OF_KEY for number in numbers)
+            else:
+                size = MAPS[name].key_size
+                cookies = (keys[at : at + 8] for at in range(0, len(keys), size))
+                each = zip(cookies, _ENTRY.iter_unpack(values), strict=True)
+                yield (cookie + asked + _END_OF_KEY for cookie, (asked, counted) in each if counted)
+
+    def _slices(self, name: str) -> Iterator[tuple[bytes, bytes]]:
+        for part in self._maps[name].slices(SWEEP_SLICE):
+            yield part
+            if self._stopped.wait(_PAUSE):
+                return

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the agent answers to ``ebpflb services``: a page of one Service, or a list of them.
+
+A handler in a thread of its own puts a Question into the inbox. The loop answers it with values
+that do not change any more, which takes microseconds; the thread makes the page of them. So a page
+is of one moment, and no request, however large, keeps the loop busy for long.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any, Generic, TypeVar
+from urllib.parse import parse_qs
+
+import msgspec
+
+from ebpflb.model import served_services
+from ebpflb.model.cluster_state import ClusterState
+from ebpflb.model.events import Key, Kind
+from ebpflb.model.selection import Topology
+from ebpflb.plan.planner import Planner
+from ebpflb.plan.service_facts import ServiceFacts, port_facts, service_page
+from ebpflb.plan.service_page import NOT_ALL_LISTS, ServiceList, summary
+from ebpflb.serve.http import JSON, NOT_FOUND, Request, Response
+
+ANSWER_SECONDS = 2.0  # a loop that starts, or waits for the kernel, does not answer
+MOST_SERVICES = 500  # in one answer
+AT_ONCE = 100  # services that the loop is asked for at once
+NOTHING_SERVED = "nothing to serve: no cluster IP (headless, ExternalName), or another proxy's"
+
+_Answer = TypeVar("_Answer")
+
+
+class Question(Generic[_Answer]):
+    """A message to the loop; ``ask`` may only read."""
+
+    def __init__(self, ask: Callable[..., _Answer]) -> None:
+        """``ask`` gets what the loop calls ``answer`` with: the cluster's state and the planner."""
+        self._ask = ask
+        self._answer: Future[_Answer] = Future()
+
+    def answer(self, *about: object) -> None:
+        """Called by the loop. Raises nothing."""
+        if not self._answer.set_running_or_notify_cancel():
+            return
+        try:
+            self._answer.set_result(self._ask(*about))
+        except Exception as error:
+            self._answer.set_exception(error)
+
+    def cancel(self) -> None:
+        """Nobody waits for the answer any more."""
+        self._answer.cancel()
+
+    def result(self, seconds: float | None = None) -> _Answer:
+        """Raises TimeoutError where the loop does not begin to answer in time."""
+        try:
+            return self._answer.result(seconds or ANSWER_SECONDS)
+        except TimeoutError:
+            if self._answer.cancel():
+                raise
+            return self._answer.result()
+
+
+class Inspection:
+    """The handler of the local socket; ``put`` is that of the inbox."""
+
+    def __init__(self, put: Callable[[Question[Any]], None]) -> None:
+        self._put = put
+
+    def respond(self, request: Request) -> Response:
+        """/v1/service?namespace=&name=, and /v1/services?match=&selector=&after=&limit=."""
+        pages = {"/v1/service": self._service, "/v1/services": self._services}
+        page = pages.get(request.path)
+        if page is None:
+            return NOT_FOUND
+        try:
+            return page(parse_qs(request.query, keep_blank_values=True))
+        except TimeoutError:
+            return error(503, "the agent is busy, or starts just now")
+        except ValueError as wrong:
+            return error(400, str(wrong))
+
+    def _ask(self, ask: Callable[[ClusterState, Planner], _Answer]) -> _Answer:
+        question = Question(ask)
+        self._put(question)
+        return question.result()
+
+    def _service(self, query: dict[str, list[str]]) -> Response:
+        key = Key(_only(query, "namespace"), _only(query, "name"))
+        facts = self._ask(lambda cluster, planner: _facts(key, cluster, planner))
+        if facts is None:
+            known = self._ask(lambda cluster, _: list(cluster.services))
+            return error(404, _unknown(key, known))
+        return answer(service_page(facts))
+
+    def _services(self, query: dict[str, list[str]]) -> Response:
+        """In the order of their names; ``more`` of them come after the last one."""
+        patterns, after = query.get("match", ["*"]), _only(query, "after")
+        limit = min(int(_only(query, "limit") or MOST_SERVICES), MOST_SERVICES)
+        selector = served_services.parse(_only(query, "selector"))
+        known, complete = self._ask(lambda cluster, _: (_labelled(cluster), cluster.complete))
+        found = sorted(
+            key
+            for key, labels in known.items()
+            if str(key) > after
+            and _matches(str(key), patterns)
+            and served_services.meets(selector, labels)
+        )
+        rows = [summary(service_page(facts)) for facts in self._each(found[:limit])]
+        notes = [] if complete else [NOT_ALL_LISTS]
+        more = max(0, len(found) - limit)
+        return answer(ServiceList(rows, more, notes, served_services.show(selector)))
+
+    def _each(self, keys: list[Key]) -> Iterator[ServiceFacts]:
+        for start in range(0, len(keys), AT_ONCE):
+            yield from self._ask(partial(_all_facts, keys[start : start + AT_ONCE]))
+
+
+def _labelled(cluster: ClusterState) -> dict[Key, str]:
+    """Every Service, and its labels."""
+    return {key: cluster.labels.get(key, "") for key in cluster.services}
+
+
+def _facts(key: Key, cluster: ClusterState, planner: Planner) -> ServiceFacts | None:
+    """None: there is no such Service."""
+    invalid = cluster.invalid.get((Kind.SERVICE, key))
+    if key not in cluster.services and not invalid:
+        return None
+    ports = cluster.services.get(key, ())
+    return ServiceFacts(
+        key,
+        tuple([port_facts(port, planner) for port in ports]),
+        cluster.slices_for(key),
+        Topology(cluster.node_name, cluster.zone),
+        (*_notes(key, cluster, invalid),),
+    )
+
+
+def _all_facts(keys: list[Key], cluster: ClusterState, planner: Planner) -> list[ServiceFacts]:
+    return [facts for key in keys if (facts := _facts(key, cluster, planner))]
+
+
+def _notes(key: Key, cluster: ClusterState, invalid: str | None) -> Iterator[str]:
+    if not cluster.complete:
+        yield NOT_ALL_LISTS
+    if invalid:
+        yield f"invalid: {invalid} (its last good state stays)"
+    elif not cluster.services.get(key):
+        yield NOTHING_SERVED
+    for slice in cluster.slices_of.get(key, ()):
+        if wrong := cluster.invalid.get((Kind.ENDPOINT_SLICE, slice)):
+            yield f"EndpointSlice {slice} is invalid: {wrong} (its last good state stays)"
+
+
+def _matches(name: str, patterns: list[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _unknown(key: Key, known: list[Key]) -> str:
+    close = get_close_matches(str(key), map(str, sorted(known)))
+    return f"no Service {key}" + (f": did you mean {' or '.join(close)}?" if close else "")
+
+
+def _only(query: dict[str, list[str]], name: str) -> str:
+    return query.get(name, [""])[0]
+
+
+def answer(value: msgspec.Struct) -> Response:
+    return Response(200, msgspec.json.encode(value), JSON)
+
+
+def error(status: int, text: str) -> Response:
+    return Response(status, msgspec.json.encode({"error": text}), JSON)

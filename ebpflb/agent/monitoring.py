@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the agent does for ``ebpflb monitor``: it puts the monitoring variant of the programs in
+force while somebody is connected, and sends on what they tell.
+
+A thread of its own listens, loads the variant, reads the ring buffer and sends records on as they
+are; the loop alone exchanges the programs, which takes as long as an upgrade's exchange. Nobody is
+waited for: what a connection does not take is lost to it, and counted.
+"""
+
+import logging
+import os
+import selectors
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from typing import Any
+
+from ebpflb import unix_socket
+from ebpflb.agent.inspection import Question
+from ebpflb.agent.monitor_client import MonitorClient
+from ebpflb.agent.node_sync import NodeSync
+from ebpflb.datapath.datapath import Datapath
+from ebpflb.datapath.monitoring.variant import Variant
+from ebpflb.datapath.programs.program_set import ProgramSet
+from ebpflb.errors import EbpflbError, KernelError, in_words
+from ebpflb.options import Paths
+
+log = logging.getLogger(__name__)
+
+MOST_CLIENTS = 8
+READ_SECONDS = 0.05  # from one look at the ring buffer to the next
+EXCHANGE_SECONDS = 30.0  # until a loop that does not answer is given up
+
+
+class Monitoring:
+    """Where it cannot listen no monitor can connect, and the agent goes on without."""
+
+    def __init__(
+        self,
+        paths: Paths,
+        datapath: Datapath,
+        node_sync: NodeSync,
+        put: Callable[[Question[Any]], None],
+    ) -> None:
+        """``put`` is that of the loop's inbox."""
+        self._paths, self._datapath, self._node_sync, self._put = paths, datapath, node_sync, put
+        self._clients: list[MonitorClient] = []
+        self._variant: Variant | None = None
+        self._selector = selectors.DefaultSelector()
+        self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)[::-1]
+        self._listening: socket.socket | None = None
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+        self._question: Question[None] | None = None
+
+    def start(self) -> None:
+        try:
+            self._listening = unix_socket.listen(self._paths.monitor_socket)
+        except OSError as error:
+            path = self._paths.monitor_socket
+            log.warning("%s: %s: `ebpflb monitor` cannot connect", path, in_words(error))
+            return
+        self._listening.setblocking(False)
+        self._selector.register(self._listening, selectors.EVENT_READ, None)
+        self._selector.register(self._woken, selectors.EVENT_READ, None)
+        self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """To be called when the loop has ended: puts the usual programs back."""
+        self._stopped = True
+        os.write(self._wake, b"\0")
+        if self._question:
+            self._question.cancel()
+        if self._thread:
+            self._thread.join()
+        if self._listening:
+            self._listening.close()
+            self._paths.monitor_socket.unlink(missing_ok=True)
+        for client in list(self._clients):
+            self._forget(client)
+        if self._variant:
+            with suppress(EbpflbError):
+                self._node_sync.exchange(None)
+            self._variant.close()
+        self._selector.close()
+        os.close(self._wake)
+        os.close(self._woken)
+
+    def _run(self) -> None:
+        while not self._stopped:
+            try:
+                self._turn()
+            except Exception:
+                log.exception("monitor: unexpected")
+                for client in list(self._clients):
+                    self._forget(client)
+
+    def _turn(self) -> None:
+        for key, _ in self._selector.select(
+            READ_SECONDS if self._clients or self._variant else None
+        ):
+            if key.fileobj is self._listening:
+                self._accept()
+            elif isinstance(key.data, MonitorClient):
+                self._read(key.data)
+        if self._stopped:
+            return
+        for client in [it for it in self._clients if it.is_late]:
+            self._forget(client)
+        self._send_on()
+        if self._variant and self._datapath.others is not self._variant.programs:
+            self._replaced()
+        elif self._variant and not any(client.asked for client in self._clients):
+            self._end()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            assert self._listening
+            client = MonitorClient(self._listening.accept()[0])
+            if len(self._clients) >= MOST_CLIENTS:
+                client.refuse(f"{MOST_CLIENTS} monitors run already: end one of them")
+                client.close()
+                return
+            self._clients.append(client)
+            self._selector.register(client.socket, selectors.EVENT_READ, client)
+
+    def _read(self, client: MonitorClient) -> None:
+        """Its question, or its end."""
+        if not client.read():
+            self._forget(client)
+        elif client.is_new:
+            try:
+                self._serve(client)
+            except (EbpflbError, OSError) as error:
+                log.warning("no monitor can run: %s", in_words(error))
+                client.refuse(in_words(error).splitlines()[0])
+                self._forget(client)
+
+    def _serve(self, client: MonitorClient) -> None:
+        """Raises what the variant raises, and then nothing has changed."""
+        if self._variant is None:
+            self._node_sync.require_own_programs()
+            self._variant = self._begin(client.asked)
+        else:
+            self._ask()
+        client.welcome(lost=self._variant.lost())
+
+    def _begin(self, verdicts: int) -> Variant:
+        variant = Variant(self._datapath, self._paths.cache)
+        try:
+            variant.ask(verdicts)
+            self._exchange(variant.programs)
+        except BaseException:
+            variant.programs.close()
+            variant.close()
+            raise
+        log.info("a monitor runs: the programs tell their decisions")
+        return variant
+
+    def _ask(self) -> None:
+        """For whatever one of the clients wants."""
+        wanted = 0
+        for client in self._clients:
+            wanted |= client.asked
+        if self._variant:
+            self._variant.ask(wanted)
+
+    def _send_on(self) -> None:
+        if self._variant is None:
+            return
+        records, lost = self._variant.ring.take(), self._variant.lost()
+        for client in list(self._clients):
+            if client.is_served and not client.send(records, lost):
+                self._forget(client)
+
+    def _replaced(self) -> None:
+        """The agent has loaded its programs again, which are in force: who looks asks again."""
+        variant, self._variant = self._variant, None
+        for client in [it for it in self._clients if it.is_served]:
+            self._forget(client)
+        if variant:
+            variant.close()
+
+    def _end(self) -> None:
+        """The usual programs again. Where that fails the audit tries it."""
+        variant, self._variant = self._variant, None
+        try:
+            self._exchange(None)
+        except EbpflbError as error:
+            log.error("the programs of the monitor are still in force: %s", error)
+        else:
+            log.info("no monitor runs any more: the usual programs are in force")
+        if variant:
+            variant.close()
+
+    def _exchange(self, programs: ProgramSet | None) -> None:
+        """By the loop. Raises NodeError or KernelError."""
+        self._question = Question(lambda cluster, planner: self._node_sync.exchange(programs))
+        self._put(self._question)
+        try:
+            self._question.result(EXCHANGE_SECONDS)
+        except (TimeoutError, CancelledError):
+            raise KernelError("exchanging programs", 0, "the agent's loop is busy") from None
+
+    def _forget(self, client: MonitorClient) -> None:
+        self._clients.remove(client)
+        with suppress(KeyError):
+            self._selector.unregister(client.socket)
+        client.close()
+        with suppress(KernelError):
+            self._ask()

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads this agent's programs, and tries again with growing pauses where that failed once.
+
+A full disk, memory that was short for a moment or a compiler that was killed must not leave a node
+with old programs for good. Compiling takes seconds: from the second time on a thread does it, so
+that events are handled meanwhile, and the programs are then loaded from the cache.
+"""
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+
+from ebpflb.agent.engine_choice import EngineChoice
+from ebpflb.datapath.datapath import Datapath
+from ebpflb.errors import CompileError, KernelError, NodeError, VerifierError
+from ebpflb.model.packet_path import Engine
+from ebpflb.options import Options
+from ebpflb.serve.status import CURRENT_PROGRAMS
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0  # seconds; each is twice the one before
+POLL_SECONDS = 0.2  # while the thread compiles
+_REJECTED = "the programs of the conntrack engine are rejected"
+_FAILURES = (CompileError, VerifierError, KernelError, NodeError)
+
+
+class ProgramLoader:
+    """``status`` is CURRENT_PROGRAMS, or that old ones serve, and why.
+
+    ``due``: when ``try_again`` has something to do, by the clock; infinity if never.
+    """
+
+    def __init__(
+        self,
+        datapath: Datapath,
+        options: Options,
+        engine: EngineChoice,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.status = CURRENT_PROGRAMS
+        self.due = math.inf
+        self._datapath, self._options, self._engine, self._clock = datapath, options, engine, clock
+        self._conntrack = engine.missing is None  # whether they are to use the kernel's conntrack
+        self._pause = FIRST_PAUSE
+        self._thread: threading.Thread | None = None
+
+    def load(self) -> None:
+        """Loads them at the start.
+
+        Raises CompileError, VerifierError, KernelError or NodeError where no old ones serve.
+        """
+        try:
+            self._load()
+        except _FAILURES as error:
+            if not self._datapath.is_attached():
+                raise
+            self._fail(error)
+
+    def try_again(self) -> bool:
+        """Whether programs have been loaded now, which are to be attached."""
+        if self._clock() < self.due:
+            return False
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._compile, name="compile", daemon=True)
+            self._thread.start()
+        if self._thread.is_alive():
+            self.due = self._clock() + POLL_SECONDS
+            return False
+        self._thread = None
+        try:
+            self._load(again=True)
+        except _FAILURES as error:
+            self._fail(error)
+            return False
+        return True
+
+    def _compile(self) -> None:
+        """Into the cache. What fails here fails in ``_load`` again, and is told there."""
+        try:
+            self._datapath.compile(self._options.paths.cache, conntrack=self._conntrack)
+        except _FAILURES as error:
+            log.debug("compiling failed: %s", error)
+
+    def _load(self, *, again: bool = False) -> None:
+        cache = self._options.paths.cache
+        self.due, fallback = math.inf, None
+        try:
+            compiled = self._datapath.load(cache, conntrack=self._conntrack)
+        except (VerifierError, KernelError, NodeError) as error:
+            if again or not self._may_do_without(error):
+                raise
+            fallback = error
+            compiled = self._datapath.load(cache, conntrack=False)
+        self._engine.missing = self._missing(fallback)
+        log.info("programs %s", "compiled" if compiled else "from the cache")
+        self.status, self._pause = CURRENT_PROGRAMS, FIRST_PAUSE
+        if fallback and self._conntrack:
+            self._later()
+
+    def _may_do_without(self, error: Exception) -> bool:
+        """Whether auto is content with programs without conntrack.
+
+        The verifier's verdict is final; what else has failed is tried again later.
+        """
+        if not self._conntrack or self._options.packet_path == Engine.CONNTRACK:
+            return False
+        self._conntrack = not isinstance(error, VerifierError)
+        return True
+
+    def _missing(self, fallback: Exception | None) -> str | None:
+        if fallback:
+            return f"{_REJECTED}: {str(fallback).splitlines()[0]}"
+        return None if self._conntrack else self._engine.missing
+
+    def _fail(self, error: Exception) -> None:
+        """Those that serve stay: an earlier agent's, or this one's without conntrack."""
+        if not self._datapath.programs:
+            self.status = f"old ones: {str(error).splitlines()[0]}"
+        log.error("%s\nthose that serve stay; trying again in %g s", error, self._pause)
+        self._later()
+
+    def _later(self) -> None:
+        self.due = self._clock() + self._pause
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)

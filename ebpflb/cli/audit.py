@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ebpflb audit``: compares this node once with what it should be, and changes nothing."""
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+
+from ebpflb.agent import fresh_list
+from ebpflb.cli import common
+from ebpflb.cli.output import WIDE, print_as, wide_output_option
+from ebpflb.cli.status_text import wrapped
+from ebpflb.datapath.attach.cgroup_links import cgroup_root as default_cgroup
+from ebpflb.datapath.map_writer import capacity_of
+from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.diagnose import node_audit as comparisons
+from ebpflb.errors import ClusterError, NodeError
+from ebpflb.model.drift import Drift
+from ebpflb.options import Options, Paths
+from ebpflb.serve import status as agent_status
+
+AGAIN_SECONDS = 1.0  # what an agent writes just now is no drift: it is looked at twice
+
+
+class Compared(NamedTuple):
+    """``not_listed``: why the cluster's objects could not be compared, if so."""
+
+    drift: list[Drift]
+    not_listed: str
+
+
+@click.command()
+@common.state_dir
+@common.run_dir
+@common.cgroup_root
+@wide_output_option
+def audit(state_dir: Path, run_dir: Path | None, cgroup_root: Path | None, output: str) -> None:
+    """Compare this node with what it should be, once, and change nothing.
+
+    Hooks, devices and pins; the entries of the maps, with each other and with a fresh list of the
+    cluster's objects, from where the last agent has had them. An agent may run, or none. Exit
+    status 0 if nothing differs, 1 if something does or cannot be compared.
+    """
+    common.require_capabilities()
+    drift, not_listed = compare(common.paths(state_dir, run_dir), cgroup_root)
+    if not_listed:
+        click.echo(
+            f"not compared with the cluster: {not_listed}", err=output not in ("table", WIDE)
+        )
+    if output in ("table", WIDE):
+        for each in drift:
+            line = f"{each.part}: {each}"
+            click.echo(line if output == WIDE else "\n".join(wrapped("", line)))
+        click.echo(f"{len(drift)} things differ" if drift else "nothing differs")
+    else:
+        print_as(output, [each._asdict() for each in drift])
+    sys.exit(1 if drift or not_listed else 0)
+
+
+def compare(paths: Paths, cgroup_root: Path | None) -> Compared:
+    """What differs twice in a row. Raises EbpflbError where it cannot be found out."""
+    published = agent_status.read(paths)
+    options = published.origin.options(paths) if published and published.origin else None
+    cgroup = cgroup_root or (options.cgroup if options else default_cgroup())
+    found, again = (_compare(paths.state, cgroup, options) for _ in range(2))
+    drift = sorted(set(found.drift) & set(again.drift))
+    return Compared(drift, found.not_listed or again.not_listed)
+
+
+def _compare(state: Path, cgroup: Path, options: Options | None) -> Compared:
+    """All that differs now. Raises EbpflbError where it cannot be found out."""
+    not_listed = "" if options else "no agent's status here; see --run-dir"
+    with common.pinned_maps(state) as maps:
+        found = _try(lambda: list(comparisons.attachments(StateDir(state), cgroup, maps)))
+        contents = comparisons.contents(maps)
+        found += comparisons.inconsistent(maps, contents)
+        found += comparisons.table(maps)
+        if options is not None:
+            try:
+                plan = fresh_list.missing_plan(
+                    fresh_list.listed(options), contents, capacity_of(maps)
+                )
+                found += comparisons.planned(plan)
+            except ClusterError as error:
+                not_listed = str(error)
+    time.sleep(AGAIN_SECONDS)
+    return Compared(found, not_listed)
+
+
+def _try(look: Callable[[], list[Drift]]) -> list[Drift]:
+    try:
+        return look()
+    except OSError as error:
+        raise NodeError(f"{error.filename}: {error.strerror}") from error

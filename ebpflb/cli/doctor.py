@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ebpflb doctor``: everything that can be wrong on this node, in the order of its finding."""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import click
+
+from ebpflb.cli import common
+from ebpflb.cli.audit import compare
+from ebpflb.cli.output import print_as, wide_output_option
+from ebpflb.cli.result_lines import print_results
+from ebpflb.cli.status import facts_of
+from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.diagnose.canary_check import canary_results
+from ebpflb.diagnose.check import check_node
+from ebpflb.diagnose.check_result import CheckResult
+from ebpflb.diagnose.reach import reach_results
+from ebpflb.diagnose.settings_check import settings_results
+from ebpflb.errors import EbpflbError, in_words
+from ebpflb.options import Paths
+from ebpflb.serve.verdict import judge
+
+
+@click.command()
+@common.cgroup_root
+@common.state_dir
+@common.run_dir
+@click.option(
+    "--canary/--no-canary",
+    default=True,
+    show_default=True,
+    help="Try each path by connections to an endpoint of its own.",
+)
+@wide_output_option
+def doctor(
+    cgroup_root: Path | None, state_dir: Path, run_dir: Path | None, output: str, canary: bool
+) -> None:
+    """Look for everything that can be wrong on this node, and say what to do.
+
+    Gathers `check`, `status` and `audit`, and adds sysctls, how full the maps are, processes
+    that no hook sees, and routes to the endpoints. Last it connects through each path (sockets,
+    packets, NodePorts) to an endpoint of its own: for some seconds there are two network
+    namespaces, and service ports that serve nobody else. With --no-canary it changes nothing.
+    Exit status 0 if nothing is wrong; warnings do not count.
+    """
+    common.require_capabilities()
+    paths = common.paths(state_dir, run_dir)
+    results = list(_results(paths, cgroup_root, canary=canary))
+    wrong = [each for each in results if each.required and not each.ok]
+    if output in ("json", "yaml"):
+        print_as(output, [each._asdict() for each in results])
+    else:
+        print_results(results, output, "WRONG")
+        warnings = sum(not each.ok for each in results) - len(wrong)
+        click.echo(f"{len(wrong)} things are wrong, {warnings} warnings")
+    sys.exit(1 if wrong else 0)
+
+
+def _results(paths: Paths, cgroup: Path | None, *, canary: bool) -> Iterator[CheckResult]:
+    yield from check_node(paths.state, cgroup)
+    yield from _verdict(paths)
+    steps: dict[str, Callable[[], Iterable[CheckResult]]] = {
+        "settings": lambda: _settings(paths.state),
+        "reach": lambda: _reach(paths.state),
+        "audit": lambda: _audit(paths, cgroup),
+    }
+    if canary:
+        steps["canary"] = lambda: _canary(paths)
+    for name, step in steps.items():
+        try:
+            yield from list(step())
+        except (EbpflbError, OSError) as error:
+            yield CheckResult(name, False, True, "cannot be looked at", in_words(error))
+
+
+def _verdict(paths: Paths) -> Iterator[CheckResult]:
+    verdict, reasons = judge(facts_of(paths, StateDir(paths.state)))
+    if not reasons:
+        yield CheckResult("status", True, True, str(verdict), "")
+    for reason in reasons:
+        what = f"status: {reason.cause}"
+        yield CheckResult(
+            what, False, True, str(reason.verdict), f"{reason.text} (docs/runbook.md)"
+        )
+
+
+def _settings(state: Path) -> list[CheckResult]:
+    with common.pinned_maps(state) as maps:
+        return list(settings_results(maps))
+
+
+def _reach(state: Path) -> list[CheckResult]:
+    with common.pinned_maps(state) as maps:
+        return list(reach_results(StateDir(state.absolute()), maps))
+
+
+def _canary(paths: Paths) -> list[CheckResult]:
+    with common.pinned_maps(paths.state) as maps:
+        return list(canary_results(StateDir(paths.state.absolute()), paths, maps))
+
+
+def _audit(paths: Paths, cgroup: Path | None) -> Iterator[CheckResult]:
+    drift, not_listed = compare(paths, cgroup)
+    if not_listed:
+        yield CheckResult("audit", False, False, "not compared with the cluster", not_listed)
+    if not drift:
+        yield CheckResult("audit", True, True, "nothing differs", "")
+    for each in drift:
+        yield CheckResult(f"audit: {each.part}", False, True, str(each), "the agent puts it back")

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ebpflb history``: what the agent has written into the maps, when, and because of what."""
+
+import sys
+from collections import deque
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from ebpflb.cli import common, times
+from ebpflb.cli.flows import service as service_option
+from ebpflb.cli.output import WIDE, print_as, print_narrow_table, wide_output_option
+from ebpflb.cli.watching import watch, watch_option
+from ebpflb.history.changes import Change, ServiceChange, changes
+from ebpflb.history.past import Past, moment
+from ebpflb.options import Paths
+
+_MOST_ROWS = 100  # rows, unless --limit says more
+FEW = 3  # names of one sort in a cell of a narrow table
+
+
+class Found(NamedTuple):
+    """The latest changes, and how many came before them that fit too."""
+
+    begins: str
+    changes: list[Change]
+    earlier: int
+    notes: list[str]
+
+
+@click.command()
+@service_option
+@click.option(
+    "--since",
+    metavar="TIME",
+    callback=times.option,
+    help="Only what was written since, such as 10m (ago), 14:03 or 2026-11-22T14:03:10.",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    default=_MOST_ROWS,
+    show_default=True,
+    help="The latest so many; 0: all.",
+)
+@watch_option
+@common.state_dir
+@common.run_dir
+@wide_output_option
+def history(
+    service: tuple[str, str] | None,
+    since: float | None,
+    limit: int,
+    watch: float | None,
+    state_dir: Path,
+    run_dir: Path | None,
+    output: str,
+) -> None:
+    """Show what has changed in the maps, and which object or event was the cause.
+
+    Reads the files that the agent keeps in its run directory; no agent has to run. They are
+    bounded: the first line says when they begin. `maps dump --at TIME` shows what the maps held.
+    Exit status 1 if nothing is found.
+    """
+    common.require_capabilities()
+    paths = common.paths(state_dir, run_dir)
+
+    def read() -> Found:
+        return latest_changes(paths, service, since, limit)
+
+    if watch:
+        _watch(read, output, watch)
+        sys.exit(0)
+    found = read()
+    _show(found, output)
+    sys.exit(0 if found.changes else 1)
+
+
+def latest_changes(
+    paths: Paths, service: tuple[str, str] | None, since: float | None, limit: int
+) -> Found:
+    """The latest so many, 0: all, of a Service or of all. Raises NodeError without a history."""
+    past = Past(paths)
+    found = (each for each in changes(past, since or 0.0) if _fits(each, service))
+    latest: deque[Change] = deque(maxlen=limit or None)
+    count = 0
+    for count, each in enumerate(found, 1):  # noqa: B007
+        latest.append(each)
+    return Found(moment(past.begins), [*latest], count - len(latest), past.notes)
+
+
+def _watch(read: Any, output: str, seconds: float) -> None:
+    watch(read, lambda found: _show(found, output), seconds)
+
+
+def _fits(change: Change, service: tuple[str, str] | None) -> bool:
+    return service is None or any(_is_of(each, service) for each in change.services)
+
+
+def _is_of(change: ServiceChange, service: tuple[str, str]) -> bool:
+    name = change.service.rpartition("/")[0]
+    return name.partition(":")[0] == "/".join(service)
+
+
+def _show(found: Found, output: str) -> None:
+    if output in ("json", "yaml"):
+        print_as(output, found._asdict())
+        return
+    click.echo(f"history begins at {found.begins}")
+    for note in found.notes:
+        click.echo(note)
+    if found.earlier:
+        click.echo(f"{found.earlier} earlier ones are not shown: --limit 0 shows all")
+    rows = [row for change in found.changes for row in _rows(change, wide=output == WIDE)]
+    print_narrow_table("changes", rows, wide=output == WIDE, whole=("time",))
+
+
+def _rows(change: Change, *, wide: bool) -> list[dict[str, str]]:
+    """A row for each service, or one for the maps if none has changed."""
+    at = _time(datetime.fromisoformat(change.time).astimezone(), wide=wide)
+    words = [(it.service, _service(it, wide=wide)) for it in change.services]
+    return [
+        {"time": at, "service": name, "change": text, "cause": _causes(change, name, wide=wide)}
+        for name, text in words or [("", _maps(change))]
+    ]
+
+
+def _time(at: datetime, *, wide: bool) -> str:
+    if wide:
+        return at.isoformat(" ", "milliseconds")
+    is_today = at.date() == datetime.now().astimezone().date()
+    return f"{at:%H:%M:%S}.{at.microsecond // 1000:03}" if is_today else f"{at:%m-%d %H:%M:%S}"
+
+
+def _causes(change: Change, service: str, *, wide: bool) -> str:
+    """Those of the service come first: slices have names that begin with its name."""
+    name = service.rpartition("/")[0].partition(":")[0]
+    ordered = sorted(change.causes, key=lambda it: not it["name"].startswith(name))
+    named = ordered if wide else ordered[:1]
+    more = change.more_causes + len(ordered) - len(named)
+    return "; ".join(map(_cause, named)) + (f" (+{more})" if more else "")
+
+
+def _cause(cause: dict[str, str]) -> str:
+    version = f"@{cause['version']}" if cause["version"] else ""
+    return " ".join(filter(None, (cause["kind"], f"{cause['name']}{version}", cause["event"])))
+
+
+def _service(change: ServiceChange, *, wide: bool) -> str:
+    parts = [
+        ("+", change.endpoints_added),
+        ("-", change.endpoints_removed),
+        ("~", change.endpoints_changed),
+        ("+", change.frontends_added),
+        ("-", change.frontends_removed),
+        ("~", change.frontends_changed),
+        ("reset: ", change.connections_reset),
+    ]
+    return ", ".join(word for sign, names in parts for word in _some(sign, names, wide=wide))
+
+
+def _some(sign: str, names: list[str], *, wide: bool) -> list[str]:
+    shown = names if wide else names[:FEW]
+    more = len(names) - len(shown)
+    return [f"{sign}{name}" for name in shown] + ([f"{sign}{more} more"] if more else [])
+
+
+def _maps(change: Change) -> str:
+    counts = [
+        f"{name} {_count(count)}" for name, count in change.maps.items() if name != "settings"
+    ]
+    return ", ".join(counts) or "settings"
+
+
+def _count(count: dict[str, int]) -> str:
+    signs = {"written": "~", "deleted": "-"}
+    return " ".join(f"{signs[what]}{number}" for what, number in count.items())

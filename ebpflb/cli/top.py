@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ebpflb top``: services and backends by rate."""
+
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ebpflb.cli import common
+from ebpflb.cli.output import WIDE, lines_output_option, print_narrow_table, print_row_as
+from ebpflb.cli.watching import watch
+from ebpflb.datapath.maps.bpf_map import Map
+from ebpflb.diagnose import rates
+from ebpflb.diagnose.rates import Rate
+
+TOP_ROWS = 20  # where it is not a terminal that has another height
+_AROUND = 4  # lines of a screen that are no rows
+
+
+@click.command()
+@click.option("--once", is_flag=True, help="Print one table and end; always if not to a terminal.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(min=0.1),
+    default=2.0,
+    show_default=True,
+    help="Seconds in which connections are counted for a rate.",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    default=None,
+    help=f"Rows at most; 0: all.  [default: the terminal's, or {TOP_ROWS}; all in JSON and YAML]",
+)
+@common.state_dir
+@lines_output_option("an object a line, for each service port and backend")
+def top(once: bool, interval: float, limit: int | None, state_dir: Path, output: str) -> None:
+    """Show Services and their backends by new connections a second, the fastest first.
+
+    Of a Service the connections of sockets and the flows of packets on this node are counted, of a
+    backend those of sockets alone. Refreshed in place until Ctrl-C. No agent has to run.
+    """
+    common.require_capabilities()
+    with common.pinned_maps(state_dir) as maps:
+        meter = _Meter(maps, interval)
+
+        def show(rows: list[Rate]) -> None:
+            _show(rows, output, _limit(limit, output))
+
+        if once or not sys.stdout.isatty():
+            show(meter.read())
+        else:
+            watch(meter.read, show, 0.0)
+
+
+class _Meter:
+    def __init__(self, maps: Mapping[str, Map], seconds: float) -> None:
+        self._maps, self._seconds = maps, seconds
+        self._last = rates.sample(maps)
+
+    def read(self) -> list[Rate]:
+        """The rates since the last one, or since the beginning."""
+        time.sleep(self._seconds)
+        before, self._last = self._last, rates.sample(self._maps)
+        return rates.rates(self._maps, before, self._last)
+
+
+def _limit(chosen: int | None, output: str) -> int:
+    if chosen is None and output in ("json", "yaml"):
+        return sys.maxsize
+    if chosen is None:
+        lines = shutil.get_terminal_size().lines if sys.stdout.isatty() else TOP_ROWS + _AROUND
+        return max(1, lines - _AROUND)
+    return chosen or sys.maxsize
+
+
+def _show(rows: list[Rate], output: str, limit: int) -> None:
+    if output in ("json", "yaml"):
+        for row in rows[:limit]:
+            print_row_as(output, row)
+        return
+    table: list[dict[str, Any]] = [
+        {
+            "service": row.service if not row.backend else f"  {row.pod or '-'}",
+            "backend": row.backend,
+            "new/s": row.new,
+            "refused/s": "" if row.backend else str(row.refused),
+            "open": row.open,
+        }
+        for row in rows[:limit]
+    ]
+    print_narrow_table("by rate", table, wide=output == WIDE, whole=("backend",))
+    if len(rows) > limit:
+        click.echo(f"{len(rows) - limit} more rows: --limit")

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ebpflb ui``: a page in the browser."""
+
+from importlib import import_module
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ebpflb.cli import common
+from ebpflb.errors import NodeError, in_words, one_line
+
+UI_PORT = 10251
+_MISSING = "the page needs packages that are not installed: pip install 'ebpflb[ui]'"
+_LEAST_TOKEN = 16  # characters
+
+
+class _Address(click.ParamType):  # type: ignore[type-arg]
+    name = "ADDRESS:PORT"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, int]:
+        host, _, port = str(value).rpartition(":")
+        try:
+            address = ip_address(host.strip("[]"))
+            if not 0 <= int(port) < 65536:
+                raise ValueError
+        except ValueError:
+            text = one_line(str(value))
+            self.fail(f'"{text}" is not ADDRESS:PORT such as 127.0.0.1:10251', param, ctx)
+        return str(address), int(port)
+
+
+@click.command()
+@click.option(
+    "--listen",
+    type=_Address(),
+    default=f"127.0.0.1:{UI_PORT}",
+    show_default=True,
+    help="Where to listen; other addresses than loopback need --token-file.",
+)
+@click.option(
+    "--token-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="A file with the token that the page asks its users for.  [default: no token]",
+)
+@click.option(
+    "--allow-host",
+    "hosts",
+    metavar="NAME",
+    multiple=True,
+    help="A name by which browsers reach this page, besides localhost; may be repeated.",
+)
+@common.state_dir
+@common.run_dir
+def ui(
+    listen: tuple[str, int],
+    token_file: Path | None,
+    hosts: tuple[str, ...],
+    state_dir: Path,
+    run_dir: Path | None,
+) -> None:
+    """Serve a page that shows this node in a browser, until Ctrl-C.
+
+    Verdict, services with live rates, explain, live events, history. Nothing can be changed there.
+    Other sites cannot read it: requests with other names than this machine's, or from other sites'
+    pages, are refused. It needs `pip install 'ebpflb[ui]'`.
+    """
+    token = _token(token_file) if token_file else ""
+    if not ip_address(listen[0]).is_loopback and not token:
+        raise NodeError(
+            f"--listen {listen[0]}: everybody who reaches it could read this node: add --token-file"
+        )
+    common.require_capabilities()
+    server, readings = _modules()
+    found = readings.Readings(state_dir, run_dir)
+    where = server.Listen(*listen, hosts, token)
+    server.serve(found, state_dir, where, lambda url: click.echo(f"{url}  (Ctrl-C ends it)"))
+
+
+def _modules() -> tuple[Any, Any]:
+    """By name, for the extra may be missing; and the page is above the commands, whose values it
+    shows. Raises NodeError.
+    """
+    try:
+        return import_module("ebpflb.ui.web_server"), import_module("ebpflb.ui.readings")
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("ebpflb"):
+            raise
+        raise NodeError(_MISSING) from None
+
+
+def _token(path: Path) -> str:
+    """Raises NodeError; its text never has the token."""
+    try:
+        token = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise NodeError(f"--token-file {path}: {in_words(error)}") from None
+    if len(token) < _LEAST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+        raise NodeError(
+            f"--token-file {path}: not a token of {_LEAST_TOKEN} or more printable characters of"
+            " ASCII without spaces; `openssl rand -hex 32` makes one"
+        )
+    return token

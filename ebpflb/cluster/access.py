@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the API server is reached: address, TLS and credentials, of a kubeconfig or of a pod.
+
+Here and in ``api`` alone is ``kubernetes`` imported. All is checked before anything is sent; no
+error quotes a credential, nor what a credential plugin has printed.
+"""
+
+import hashlib
+import re
+import ssl
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from kubernetes import config
+from kubernetes.client import Configuration
+from kubernetes.config.dateutil import parse_rfc3339
+from kubernetes.config.exec_provider import ExecProvider
+from kubernetes.config.kube_config import KubeConfigLoader
+
+from ebpflb import redaction
+from ebpflb.cluster import kubeconfig
+from ebpflb.cluster.memory_files import MemoryFiles
+from ebpflb.errors import ClusterError, in_words
+
+_EXIT_STATUS = re.compile(r"process returned (-?\d+)")
+
+
+class Access:
+    """The client's configuration, as the kubeconfig was when this was made.
+
+    Without ``path`` it is that of the pod, or of ``master`` alone, without credentials. ``master``
+    is the server's URL in any case. Raises ClusterError.
+    """
+
+    def __init__(self, path: Path | None, master: str = "") -> None:
+        self._path, self._digest = path, b""
+        self._files = MemoryFiles()
+        self.configuration = Configuration()
+        try:
+            if path is not None:
+                self._load(path)
+            elif not master:
+                cast(Any, config).load_incluster_config(self.configuration)
+            self._use_server(master or self.configuration.host)
+        except Exception as error:  # the loaders do not translate the errors that they meet
+            where = path or "no kubeconfig, nor in a pod"
+            raise ClusterError(f"{where}: {_without_output(error)}") from None
+        self.url: str = self.configuration.host
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the kubeconfig has another content by now."""
+        try:
+            return self._path is not None and _digest(self._path.read_bytes()) != self._digest
+        except OSError:
+            return False
+
+    def headers(self) -> dict[str, str]:
+        """For each request anew: the client renews a token of a pod or a credential plugin.
+
+        Raises ClusterError.
+        """
+        try:
+            settings: Any = self.configuration.auth_settings()
+        except Exception as error:  # of a credential plugin
+            raise ClusterError(_without_output(error)) from None
+        return {each["key"]: _header(each["value"]) for each in settings.values() if each["value"]}
+
+    def _load(self, path: Path) -> None:
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise ClusterError(str(error.strerror)) from None
+        folder = path.absolute().parent
+        values = kubeconfig.parse(data, folder, self._files)
+        make: Any = _Loader  # the client's functions have no types
+        loader = make(values, config_base_path=str(folder))
+        loader.files = self._files
+        loader.load_and_set(self.configuration)
+        self._digest = _digest(data)
+
+    def _use_server(self, url: str) -> None:
+        host = redaction.without_user(url).rstrip("/")
+        if urlsplit(host).scheme not in ("http", "https") or not urlsplit(host).hostname:
+            raise ClusterError(f'"{host}" is no URL of a server such as https://192.0.2.1:6443')
+        self.configuration.host = host
+        redaction.without_user(self.configuration.proxy or "")
+        if host.startswith("https:"):
+            _check_tls(self.configuration)
+
+
+class _Loader(KubeConfigLoader):
+    """The client's, but its errors end the start, and what a plugin has printed stays unsaid."""
+
+    files: MemoryFiles
+
+    def _load_from_exec_plugin(self) -> bool | None:
+        user: Any = self._user
+        if "exec" not in user:
+            return None
+        plugin, run = user["exec"], cast(Any, ExecProvider)
+        try:
+            status = run(plugin, self._config_base_path, self._cluster).run()
+            return self._use(status)
+        except Exception as error:
+            name = plugin.value.get("command")
+            raise ClusterError(f"credential plugin {name}: {_without_output(error)}") from None
+
+    def _use(self, status: dict[str, Any]) -> bool:
+        if token := status.get("token"):
+            redaction.remember(token)
+            self.token = f"Bearer {token}"
+        elif "clientCertificateData" in status and "clientKeyData" in status:
+            self.cert_file = str(self.files.add(status["clientCertificateData"].encode()))
+            self.key_file = str(self.files.add(status["clientKeyData"].encode()))
+        else:
+            raise ClusterError("it gives neither a token, nor a certificate with its key")
+        if "expirationTimestamp" in status:
+            self.expiry = cast(Any, parse_rfc3339)(status["expirationTimestamp"])
+        return True
+
+
+def _without_output(error: Exception) -> str:
+    """In words, without what a process has printed."""
+    if isinstance(error, config.ConfigException):
+        text = str(error)
+        if found := _EXIT_STATUS.search(text):
+            return f"exit status {found[1]}: run it by hand to see why"
+        if "plugin api version" in text:
+            return "it answers with another apiVersion than the kubeconfig's"
+        return in_words(ValueError(text.partition("\n")[0]))
+    known = isinstance(error, ClusterError | OSError)
+    return in_words(error) if known else f"unusable ({type(error).__name__})"
+
+
+def _check_tls(configuration: Configuration) -> None:
+    """Raises ClusterError for files that are no certificates, or keys."""
+    context = ssl.create_default_context()
+    for what, file in (
+        ("certificate-authority", configuration.ssl_ca_cert),
+        ("client-certificate and client-key", configuration.cert_file),
+    ):
+        try:
+            if file and file == configuration.ssl_ca_cert:
+                context.load_verify_locations(file)
+            elif file:
+                context.load_cert_chain(file, configuration.key_file, password=lambda: "")
+        except (OSError, ValueError) as error:
+            raise ClusterError(f"{what}: not usable as PEM: {in_words(error)}") from None
+
+
+def _header(value: str) -> str:
+    """ "Bearer TOKEN" as it can be sent; a token's file may end in a line break."""
+    scheme, _, credential = value.partition(" ")
+    credential = credential.strip()
+    redaction.remember(credential)
+    if not credential:
+        raise ClusterError("the token is empty")
+    if not (credential.isascii() and credential.isprintable()):
+        raise ClusterError(
+            "the token has characters that cannot be sent: is its file the right one?"
+        )
+    return f"{scheme} {credential}"
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()

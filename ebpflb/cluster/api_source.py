@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Kubernetes API server as a source: a thread for each kind lists and watches (list_watch.py)."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from ebpflb.cluster.fresh_lists import PagedList
+from ebpflb.cluster.list_watch import PAGE_LIMIT, ListWatch
+from ebpflb.cluster.retry import RetryLoop, Timing
+from ebpflb.cluster.selectors import selectors
+from ebpflb.cluster.source import Emit, FreshList, Observe, unobserved
+from ebpflb.model.events import Kind
+
+
+class ApiSource:
+    """A Kubernetes API server: one thread per kind. See ``source.Source``."""
+
+    def __init__(
+        self,
+        emit: Emit,
+        *,
+        node_name: str,
+        kubeconfig: Path | None = None,
+        master: str = "",
+        timing: Timing | None = None,
+        limit: int = PAGE_LIMIT,
+        observe: Observe = unobserved,
+        on_silent: Callable[[str], None] = lambda kind: None,
+    ) -> None:
+        """Without ``kubeconfig`` the configuration is that of a pod. ``node_name`` is the Node to
+        watch; ``master`` replaces the URL of the server.
+        """
+        self._emit = emit
+        self._node_name = node_name
+        self._kubeconfig = kubeconfig
+        self._master = master
+        self._timing = timing or Timing()
+        self._limit = limit
+        self._observe, self._on_silent = observe, on_silent
+        self._stopped = self._timing.new_event()
+        self._threads: list[threading.Thread] = []
+        self._loops: dict[Kind, RetryLoop] = {}
+        self._fresh: list[FreshList] = []
+
+    def prepare(self) -> None:
+        """Raises ClusterError if the configuration cannot be used; nothing is sent."""
+        from ebpflb.cluster import api
+
+        self._server = api.Server(
+            self._kubeconfig, self._timing, self._master, observe=self._observe
+        )
+
+    def start(self) -> None:
+        """Raises ClusterError if the configuration cannot be used."""
+        from ebpflb.cluster import api
+
+        if not hasattr(self, "_server"):
+            self.prepare()
+        for kind, selector in selectors(self._node_name).items():
+            source = self._server.url + api.API_PATHS[kind]
+            loop = RetryLoop(source, self._emit, self._timing, self._stopped)
+            list_watch = ListWatch(
+                kind, selector, self._server, loop, limit=self._limit, on_silent=self._on_silent
+            )
+            thread = threading.Thread(
+                target=loop.run,
+                args=(list_watch.list_and_watch,),
+                name=f"watch {kind}",
+                daemon=True,
+            )
+            end_watch = partial(self._server.end_watch, kind)
+            fresh = PagedList(
+                kind, list_watch.position, list_watch.page, end_watch, settle=self._timing.settle
+            )
+            self._fresh.append(fresh)
+            self._loops[kind] = loop
+            self._threads.append(thread)
+            thread.start()
+
+    def received(self) -> dict[str, float]:
+        """Of each kind; of one that the server lacks, nothing."""
+        times = {str(kind): loop.received for kind, loop in self._loops.items()}
+        return {kind: time for kind, time in times.items() if time is not None}
+
+    def fresh_lists(self) -> Sequence[FreshList]:
+        """Of each kind."""
+        return self._fresh
+
+    def stop(self) -> None:
+        """A request whose answer has not begun cannot be cancelled: its thread ends later."""
+        self._stopped.set()
+        for fresh in self._fresh:
+            fresh.end()
+        if self._threads:
+            self._server.close()
+        deadline = time.monotonic() + 1
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))

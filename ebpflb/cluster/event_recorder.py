@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kubernetes events (events.k8s.io/v1) about the Node and its Services, as kube-proxy's.
+
+To record an event takes no time. A thread sends events to the API server, and tries again while
+that cannot be reached; of too many the oldest are dropped. The same event is not sent again for a
+while. Without an API server events are log lines.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+import msgspec
+
+from ebpflb.cluster.decoding import RequestRejected
+from ebpflb.cluster.retry import Backoff, Timing
+from ebpflb.cluster.source import Observe, unobserved
+from ebpflb.errors import in_words
+from ebpflb.model.events import Key
+from ebpflb.redaction import redact
+
+log = logging.getLogger(__name__)
+
+CONTROLLER = "ebpflb"
+QUEUE_SIZE = 100  # events that wait to be sent
+ATTEMPTS = 12  # for one event; client-go's number
+REPEAT_SECONDS = 600.0  # until the same event is sent again
+MAX_NOTE, MAX_INSTANCE = 1024, 128  # bytes; the API server refuses longer ones
+
+Severity = Literal["Normal", "Warning"]
+
+
+class Reference(NamedTuple):
+    """An object; its name stands for its uid, as in kube-proxy (and `kubectl describe node`)."""
+
+    kind: str
+    key: Key
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.key}"
+
+
+class Event(NamedTuple):
+    """What happened to which object; ``action``: what ebpflb was doing."""
+
+    about: Reference
+    severity: Severity
+    reason: str
+    action: str
+    note: str
+
+
+class EventRecorder(Protocol):
+    """Where events go."""
+
+    def start(self) -> None: ...
+
+    def event(
+        self, about: Reference, severity: Severity, reason: str, action: str, note: str
+    ) -> None:
+        """Returns at once, and never fails."""
+
+    def stop(self) -> None:
+        """Waits a short time for events that are still to be sent."""
+
+
+class EventServer(Protocol):
+    """The part of ``api.Server`` that is used here."""
+
+    def create(self, path: str, body: bytes) -> None: ...
+
+
+def node(name: str) -> Reference:
+    return Reference("Node", Key("", name))
+
+
+def service(key: Key) -> Reference:
+    return Reference("Service", key)
+
+
+class LogRecorder:
+    """Events as log lines."""
+
+    def start(self) -> None:
+        """Nothing to be done."""
+
+    def event(
+        self, about: Reference, severity: Severity, reason: str, action: str, note: str
+    ) -> None:
+        level = logging.WARNING if severity == "Warning" else logging.INFO
+        log.log(level, "%s", f"event: {about}: {reason}: {note}".rstrip(": "))
+
+    def stop(self) -> None:
+        """Nothing to be done."""
+
+
+class ApiRecorder:
+    """Events for an API server; ``make_server`` is called when there is a first one to send."""
+
+    def __init__(
+        self,
+        make_server: Callable[[], EventServer],
+        node_name: str,
+        *,
+        timing: Timing | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        stop_timeout: float = 2.0,
+    ) -> None:
+        """``stop_timeout``: seconds that ``stop`` waits for what is still to be sent."""
+        self.dropped = 0
+        self._make_server = make_server
+        self._server: EventServer | None = None
+        self._instance = f"{CONTROLLER}-{node_name}"[:MAX_INSTANCE]
+        self._timing, self._clock, self._stop_timeout = timing or Timing(), clock, stop_timeout
+        self._recent: dict[Event, float] = {}
+        self._waiting: deque[tuple[str, bytes]] = deque()
+        self._sending = self._stopped = False
+        self._condition = threading.Condition()
+        self._last_error = ""
+        self._thread = threading.Thread(target=self._run, name="events", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def event(
+        self, about: Reference, severity: Severity, reason: str, action: str, note: str
+    ) -> None:
+        event = Event(about, severity, reason, action, note)
+        with self._condition:
+            if self._is_repeated(event):
+                return
+            if len(self._waiting) == QUEUE_SIZE:
+                self._waiting.popleft()
+                self.dropped += 1
+            self._waiting.append(manifest(event, self._instance, time.time_ns()))
+            self._condition.notify_all()
+
+    def stop(self) -> None:
+        with self._condition:
+            if self._thread.is_alive():
+                self._condition.wait_for(self._is_idle, self._stop_timeout)
+            self._stopped = True
+            self._condition.notify_all()
+
+    def _is_repeated(self, event: Event) -> bool:
+        now = self._clock()
+        self._recent = {it: at for it, at in self._recent.items() if now - at < REPEAT_SECONDS}
+        repeated = event in self._recent
+        self._recent.setdefault(event, now)
+        return repeated
+
+    def _is_idle(self) -> bool:
+        return not self._waiting and not self._sending
+
+    def _run(self) -> None:
+        while found := self._next():
+            if not self._send(*found):
+                self.dropped += 1
+
+    def _next(self) -> tuple[str, bytes] | None:
+        with self._condition:
+            self._sending = False
+            self._condition.notify_all()
+            self._condition.wait_for(lambda: self._waiting or self._stopped)
+            if self._stopped:
+                return None
+            self._sending = True
+            return self._waiting.popleft()
+
+    def _send(self, path: str, body: bytes) -> bool:
+        backoff = Backoff(self._timing)
+        for _ in range(ATTEMPTS):
+            try:
+                self._create(path, body)
+            except Exception as error:  # of any kind: the thread must not end
+                self._report_error(redact(in_words(error)))
+                if isinstance(error, RequestRejected) or self._stopped_within(backoff.next()):
+                    return False
+            else:
+                self._last_error = ""
+                return True
+        return False
+
+    def _create(self, path: str, body: bytes) -> None:
+        if self._server is None:
+            self._server = self._make_server()
+        self._server.create(path, body)
+
+    def _stopped_within(self, seconds: float) -> bool:
+        with self._condition:
+            return self._condition.wait_for(lambda: self._stopped, seconds)
+
+    def _report_error(self, reason: str) -> None:
+        """Once for errors that repeat."""
+        if reason != self._last_error:
+            log.warning("events cannot be sent to the API server: %s", reason)
+        self._last_error = reason
+
+
+def manifest(event: Event, instance: str, now: int) -> tuple[str, bytes]:
+    """Where to POST the event, and its JSON; ``now`` is nanoseconds since the epoch."""
+    key = event.about.key
+    namespace = key.namespace or "default"
+    regarding = {"kind": event.about.kind, "apiVersion": "v1", "name": key.name, "uid": str(key)}
+    body: dict[str, Any] = {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"name": f"{key.name}.{now:x}", "namespace": namespace},
+        "eventTime": f"{datetime.fromtimestamp(now // 1000 / 1e6, UTC):%Y-%m-%dT%H:%M:%S.%fZ}",
+        "reportingController": CONTROLLER,
+        "reportingInstance": instance,
+        "regarding": regarding | ({"namespace": key.namespace} if key.namespace else {}),
+        "type": event.severity,
+        "reason": event.reason,
+        "action": event.action,
+        "note": event.note.encode()[:MAX_NOTE].decode(errors="ignore"),
+    }
+    return f"/apis/events.k8s.io/v1/namespaces/{namespace}/events", msgspec.json.encode(body)
+
+
+def server_factory(
+    kubeconfig: Path | None, master: str = "", observe: Observe = unobserved
+) -> Callable[[], EventServer]:
+    """What connects to the API server; the arguments are those of ``api_source.ApiSource``."""
+
+    def make() -> EventServer:
+        from ebpflb.cluster import api
+
+        return api.Server(kubeconfig, Timing(), master, observe=observe)
+
+    return make

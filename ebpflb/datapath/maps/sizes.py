@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kernel makes of a line of maps.h: the kind, and how many entries of which size."""
+
+from functools import cache
+from pathlib import Path
+
+from ebpflb.datapath.maps.layout import MapSpec
+from ebpflb.model.kernel_lists import parse_ranges
+
+_POSSIBLE = Path("/sys/devices/system/cpu/possible")
+CPU_ARRAYS = "CPU_ARRAYS"  # an ARRAY with so many entries for each CPU (bpf/maps.h)
+
+
+def kernel_kind(spec: MapSpec) -> str:
+    """What the kernel calls a map's kind."""
+    return "ARRAY" if spec.kind == CPU_ARRAYS else spec.kind
+
+
+def kernel_entries(spec: MapSpec) -> int:
+    """How many entries the kernel's map has."""
+    return spec.entries * (cpu_ids() if spec.kind == CPU_ARRAYS else 1)
+
+
+def stride(spec: MapSpec) -> int:
+    """The kernel lays out an array's elements in steps of eight bytes."""
+    return -(-spec.value_size // 8) * 8
+
+
+@cache
+def possible_cpus() -> int:
+    """How many CPUs the kernel lays per-CPU values out for."""
+    return sum(map(len, parse_ranges(_POSSIBLE.read_text())))
+
+
+@cache
+def cpu_ids() -> int:
+    """One more than the highest number of a CPU: there may be numbers that none has."""
+    return max(each.stop for each in parse_ranges(_POSSIBLE.read_text()))

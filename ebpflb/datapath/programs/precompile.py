@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every program in every variant that an agent can ask for, compiled ahead for nodes without BCC.
+
+    python -m ebpflb.datapath.programs.precompile [FOLDER]
+
+Without FOLDER it is written to where agents of this installation look first (compiler.BROUGHT). The
+image's recipe does that, so its nodes start no compiler.
+"""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ebpflb.datapath.programs import bytecode_cache, compiler
+from ebpflb.errors import CompileError, EbpflbError
+
+RETVAL, COARSE, BARE = "-DHAVE_SET_RETVAL", "-DHAVE_COARSE_CLOCK", "-DNO_LINK_HEADER"
+CONNTRACK = "-DHAVE_CONNTRACK"
+MONITOR = "-DMONITOR"  # while `ebpflb monitor` runs
+RECORDING = "-DRECORD"  # of `ebpflb explain`, whose packets all have a link header
+CONNTRACK_PROBE, EXPLAIN = "hooks/conntrack_probe.c", "hooks/explain.c"
+SOCKET_END = "hooks/socket_end.c"
+CONNECTION_END = "hooks/connection_end.c"
+# The compiler's flags, by source and variant; the agent loads these and no others. A kernel whose
+# conntrack can be used (6.1) has the coarse clock (5.11).
+VARIANTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "hooks/packet.c": {
+        "plain": (),
+        "coarse clock": (COARSE,),
+        "no link header": (BARE,),
+        "coarse clock, no link header": (COARSE, BARE),
+        "conntrack": (COARSE, CONNTRACK),
+        "conntrack, no link header": (COARSE, CONNTRACK, BARE),
+        "monitoring": (MONITOR,),
+        "monitoring, coarse clock": (COARSE, MONITOR),
+        "monitoring, no link header": (BARE, MONITOR),
+        "monitoring, coarse clock, no link header": (COARSE, BARE, MONITOR),
+        "monitoring, conntrack": (COARSE, CONNTRACK, MONITOR),
+        "monitoring, conntrack, no link header": (COARSE, CONNTRACK, BARE, MONITOR),
+        "recording": (RECORDING,),
+        "recording, coarse clock": (COARSE, RECORDING),
+        "recording, conntrack": (COARSE, CONNTRACK, RECORDING),
+    },
+    "hooks/socket.c": {
+        "plain": (),
+        "set_retval": (RETVAL,),
+        "monitoring": (MONITOR,),
+        "monitoring, set_retval": (RETVAL, MONITOR),
+    },
+    "hooks/netns_cookie.c": {"plain": ()},
+    CONNTRACK_PROBE: {"plain": ()},
+    CONNECTION_END: {"plain": ()},
+    EXPLAIN: {"plain": (), "set_retval": (RETVAL,)},
+    SOCKET_END: {"plain": ()},
+}
+
+
+def write(folder: Path, cache: Path) -> None:
+    """A file for each variant, and no others; the cache makes a repetition fast.
+
+    Raises CompileError, also where the folder cannot be written.
+    """
+    written = {_write_one(source, flags, folder, cache) for source, flags in _each()}
+    for entry in folder.glob(f"*{bytecode_cache.SUFFIX}"):
+        if entry not in written:
+            entry.unlink()
+
+
+def is_brought() -> bool:
+    """Whether this installation has all of them, and none needs a compiler."""
+    return all(compiler.brought(source, flags) is not None for source, flags in _each())
+
+
+def _each() -> list[tuple[str, tuple[str, ...]]]:
+    return [(source, flags) for source, its in VARIANTS.items() for flags in its.values()]
+
+
+def _write_one(source: str, flags: tuple[str, ...], folder: Path, cache: Path) -> Path:
+    compiled = compiler.compile_here(source, flags, cache=cache)
+    entry = compiler.entry(folder, source, flags, compiler.ANY_BCC)
+    bytecode_cache.write(entry, compiled.programs)
+    if bytecode_cache.read(entry) != compiled.programs:
+        raise CompileError(f"{entry} cannot be written")
+    return entry
+
+
+def main(words: list[str]) -> None:
+    folder = Path(words[0]) if words else compiler.BROUGHT
+    try:
+        with TemporaryDirectory(prefix="ebpflb-precompile-") as cache:
+            write(folder, Path(cache))
+    except EbpflbError as error:
+        sys.exit(str(error))
+    print(f"{folder}: {len(_each())} variants, by BCC {compiler.bcc_version()}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

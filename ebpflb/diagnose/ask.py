@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the running agent answers, by HTTP over the socket in its run directory."""
+
+import errno
+from collections.abc import Iterable
+from http.client import HTTPConnection, HTTPException
+from typing import TypeVar
+from urllib.parse import urlencode
+
+import msgspec
+
+from ebpflb import unix_socket
+from ebpflb.errors import NodeError, in_words
+from ebpflb.model.addresses import Address
+from ebpflb.options import Paths
+from ebpflb.plan.canary import CanaryLease
+from ebpflb.plan.service_page import ServiceList, ServicePage
+
+SECONDS = 10.0
+_GONE = {errno.ENOENT: "no agent runs", errno.ECONNREFUSED: "no agent runs"}
+_OTHER_VERSION = "the agent is of another version"
+
+_Asked = TypeVar("_Asked", bound=msgspec.Struct)
+
+
+class NoAnswer(Exception):
+    """Why there is none, in words: the caller asks the maps instead."""
+
+
+class _Error(msgspec.Struct):
+    error: str
+
+
+class _Connection(HTTPConnection):
+    def __init__(self, paths: Paths) -> None:
+        super().__init__("ebpflb", timeout=SECONDS)
+        self._path = paths.socket_file
+
+    def connect(self) -> None:
+        self.sock = unix_socket.connect(self._path, SECONDS)
+
+
+def service(paths: Paths, namespace: str, name: str) -> ServicePage:
+    """Raises NodeError if the agent knows no such Service, and NoAnswer."""
+    query = urlencode({"namespace": namespace, "name": name})
+    return _get(paths, f"/v1/service?{query}", ServicePage)
+
+
+def services(paths: Paths, patterns: tuple[str, ...], selector: str, limit: int) -> ServiceList:
+    """Those whose NAMESPACE/NAME fits a pattern, and whose labels meet the selector.
+
+    Asked for in parts. Raises NoAnswer.
+    """
+    found = ServiceList([], more=1)
+    while found.more and len(found.services) < limit:
+        after = found.services[-1].service if found.services else ""
+        query = [("after", after), ("limit", limit - len(found.services))]
+        query += [("selector", selector)] * bool(selector)
+        query += [("match", pattern) for pattern in patterns]
+        part = _get(paths, f"/v1/services?{urlencode(query)}", ServiceList)
+        if part.selector != selector:
+            raise NoAnswer(_OTHER_VERSION)
+        part.services[:0] = found.services
+        found = part
+    return found
+
+
+def canary(
+    paths: Paths, addresses: Iterable[tuple[Address, Address, Address]], port: int, nodeport: int
+) -> CanaryLease:
+    """It is in the maps from now on. ``addresses``: client, endpoint and node, of each family.
+
+    Raises NoAnswer with the reason where the agent will not have it.
+    """
+    words = [
+        (name, str(address))
+        for each in addresses
+        for name, address in zip(("client", "endpoint", "node"), each, strict=True)
+    ]
+    query = urlencode([*words, ("port", port), ("nodeport", nodeport)])
+    try:
+        return _get(paths, f"/v1/canary/begin?{query}", CanaryLease)
+    except NodeError:
+        raise NoAnswer(_OTHER_VERSION) from None
+
+
+def renew_canary(paths: Paths, lease: CanaryLease) -> None:
+    """For some seconds more. Raises NoAnswer where it has ended."""
+    _get(paths, f"/v1/canary/renew?id={lease.id}", CanaryLease)
+
+
+def end_canary(paths: Paths, lease: CanaryLease) -> None:
+    """Raises NoAnswer; it ends then when its time is over."""
+    _get(paths, f"/v1/canary/end?id={lease.id}", CanaryLease)
+
+
+def _get(paths: Paths, path: str, kind: type[_Asked]) -> _Asked:
+    status, body = _exchange(paths, path)
+    try:
+        if status == 200:
+            return msgspec.json.decode(body, type=kind)
+        text = msgspec.json.decode(body, type=_Error).error
+    except msgspec.MsgspecError:
+        raise NoAnswer(_OTHER_VERSION) from None
+    if status == 404:
+        raise NodeError(text)
+    raise NoAnswer(text)
+
+
+def _exchange(paths: Paths, path: str) -> tuple[int, bytes]:
+    connection = _Connection(paths)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read()
+    except OSError as error:
+        known = _GONE.get(error.errno or 0, "")
+        raise NoAnswer(known or f"{paths.socket_file}: {in_words(error)}") from None
+    except HTTPException:
+        raise NoAnswer(_OTHER_VERSION) from None
+    finally:
+        connection.close()

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who asks: a process of the node, a pod on it, or a client outside. The thread has to be in the
+node's network namespace.
+"""
+
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+
+from ebpflb.diagnose.explain.facts import MapFacts
+from ebpflb.errors import NodeError, one_line
+from ebpflb.model.addresses import Address, parse_address
+from ebpflb.node import clients, namespaces, routes
+
+NODE_CLIENT, POD_CLIENT, OUTSIDE_CLIENT = "node", "pod", "outside"
+# Of networks for documentation (RFC 5737, 3849, 9637): nobody has them, and the default route leads
+# there.
+_NOBODY = {
+    4: ("198.51.100.77", "203.0.113.77", "192.0.2.77"),
+    6: ("2001:db8:ffff::77", "3fff::77"),
+}
+UNKNOWN_COOKIE = 2**64 - 1  # of a pod, where the kernel does not tell (before 5.14)
+FORMS = "a pod (NAME or NAMESPACE/NAME), an address, a network namespace, a PID, node or outside"
+
+
+@dataclass(frozen=True)
+class Client:
+    """``address`` is None for a pod without one of the question's family.
+
+    ``hooked``: whether socket hooks see its sockets; ``notes``: what could not be found out.
+    """
+
+    kind: str
+    name: str
+    address: Address | None
+    netns: int = 0
+    hooked: bool = False
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if self.kind == NODE_CLIENT:
+            return "this node"
+        where = f" ({self.address})" if self.address and self.name != str(self.address) else ""
+        return f"{'pod ' if self.kind == POD_CLIENT else ''}{self.name}{where}"
+
+
+def find_client(text: str, version: int, facts: MapFacts) -> Client:
+    """Raises NodeError that says what to do."""
+    if text == NODE_CLIENT:
+        return _node(version, facts)
+    if text == OUTSIDE_CLIENT:
+        return _outside(version)
+    if text.isdecimal():
+        return _process(text, version, facts)
+    try:
+        address = parse_address(text)
+    except ValueError:
+        return _named(text, version, facts)
+    return _addressed(address, version, facts)
+
+
+def _node(version: int, facts: MapFacts) -> Client:
+    own = [address for address in clients.own_addresses() if address.version == version]
+    return Client(
+        NODE_CLIENT, NODE_CLIENT, own[0] if own else None, facts.host_netns, facts.socket_hooks
+    )
+
+
+def _outside(version: int) -> Client:
+    devices = set(routes.default_devices(version))
+    if not devices:
+        raise NodeError(
+            f"no default route of IPv{version} leads outside: name the client's address instead"
+        )
+    for candidate in map(ip_address, _NOBODY[version]):
+        if routes.route_to(candidate).ifindex in devices:
+            return Client(OUTSIDE_CLIENT, "a client outside", candidate)
+    raise NodeError("no address for documentation is routed outside: name the client's instead")
+
+
+def _process(pid: str, version: int, facts: MapFacts) -> Client:
+    process = Path("/proc", pid)
+    if not process.exists():
+        raise NodeError(f"there is no process {pid}: name one of {FORMS}")
+    hooked = clients.in_cgroup(process, facts.cgroup) if facts.socket_hooks else False
+    return _in_namespace(process / "ns/net", f"of process {pid}", version, facts, hooked=hooked)
+
+
+def _addressed(address: Address, version: int, facts: MapFacts) -> Client:
+    if address.version != version:
+        raise NodeError(f"{address} is no IPv{version} address: client and frontend differ")
+    if address in clients.own_addresses():
+        return _node(version, facts)
+    path = clients.by_address(address)
+    if path:
+        return _in_namespace(path, str(address), version, facts, address)
+    return Client(OUTSIDE_CLIENT, str(address), address)
+
+
+def _named(text: str, version: int, facts: MapFacts) -> Client:
+    path = clients.by_name(text)
+    if path:
+        return _in_namespace(path, one_line(text), version, facts)
+    if text.startswith("/"):
+        raise NodeError(f"no network namespace {one_line(text)}: it has gone, or never was")
+    pod = text.rpartition("/")[2]
+    found = clients.by_host_name(pod)
+    if len(found) > 1:
+        raise NodeError(
+            f"{len(found)} network namespaces belong to pods called {one_line(pod)}:"
+            " name the pod's address or a PID"
+        )
+    if found:
+        return _in_namespace(found[0], one_line(text), version, facts)
+    return _endpoint(text, pod, version, facts)
+
+
+def _endpoint(text: str, pod: str, version: int, facts: MapFacts) -> Client:
+    """By the names that backends have in the maps."""
+    for address, node in facts.endpoints_of(pod):
+        path = clients.by_address(address)
+        if path:
+            found = address if address.version == version else None
+            return _in_namespace(path, one_line(text), version, facts, found)
+        raise NodeError(
+            f"pod {one_line(pod)} is not on this node but on"
+            f" {one_line(node) or 'another'}: run `ebpflb explain` there"
+        )
+    raise NodeError(
+        f"no pod {one_line(text)} has a process or an endpoint on this node: name {FORMS}"
+    )
+
+
+def _in_namespace(
+    path: Path,
+    name: str,
+    version: int,
+    facts: MapFacts,
+    address: Address | None = None,
+    *,
+    hooked: bool | None = None,
+) -> Client:
+    if namespaces.identity(path) == namespaces.identity(namespaces.OWN_NETNS):
+        return _node(version, facts)
+    cookie, notes = clients.cookie(path), list[str]()
+    if cookie is None:
+        notes.append("this kernel does not tell a pod's session affinity (before 5.14)")
+    if address is None:
+        known = [it for it in clients.addresses(path) if it.version == version]
+        address = known[0] if known else None
+    if hooked is None:
+        hooked, note = _is_hooked(path, facts)
+        notes += [note] if note else []
+    return Client(POD_CLIENT, name, address, cookie or UNKNOWN_COOKIE, hooked, tuple(notes))
+
+
+def _is_hooked(path: Path, facts: MapFacts) -> tuple[bool, str]:
+    if not facts.socket_hooks:
+        return False, ""
+    first = next(clients.members(path), None)
+    if first is None:
+        return True, "no process runs there now: one is taken to be where the socket hooks are"
+    return clients.in_cgroup(first, facts.cgroup), ""

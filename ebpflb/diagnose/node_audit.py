@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One comparison of a node's hooks, devices, pins and maps, read-only, agent or no agent.
+
+Without an agent nobody knows which programs are its own, so it is only asked whether there are any.
+The devices that are to have programs are those of map devices.
+"""
+
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from ebpflb.datapath.attach import cgroup_links
+from ebpflb.datapath.attach.device_programs import attacher
+from ebpflb.datapath.attach.held_links import HeldLinks
+from ebpflb.datapath.map_writer import capacity_of
+from ebpflb.datapath.maps.bpf_map import Map
+from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.datapath.sound_contents import SoundContents
+from ebpflb.model.devices import Device
+from ebpflb.model.drift import Drift, Part
+from ebpflb.node import nat
+from ebpflb.plan import comparison
+from ebpflb.plan.comparison import DIFFERS, MISSING, NOT_PLANNED, Wrong
+from ebpflb.plan.map_contents import MapContents
+from ebpflb.plan.plan import Plan
+from ebpflb.plan.planner import Planner
+
+
+def attachments(state: StateDir, cgroup: Path, maps: Mapping[str, Map]) -> Iterator[Drift]:
+    """Hooks and devices without a program or pin. Raises KernelError, or OSError."""
+    yield from cgroup_links.faults(state, cgroup)
+    names = dict(socket.if_nameindex())
+    for index, _ in sorted(maps["devices"].items()):
+        if index in names:
+            device = Device(index, names[index], False, True, 0, (), ())
+            yield from attacher(state).faults(device, {}, HeldLinks())
+
+
+def contents(maps: Mapping[str, Map]) -> MapContents:
+    """The services' entries; what no agent can have written is logged, and left as it is."""
+    return SoundContents(maps, capacity_of(maps), repair=False).read_back()
+
+
+def inconsistent(maps: Mapping[str, Map], found: MapContents) -> Iterator[Drift]:
+    """Entries that do not fit to each other, whatever the cluster's objects are."""
+    wrong = [Wrong("backend_slots", pair, DIFFERS) for pair in found.wrong_backend_slots]
+    wrong += [Wrong("removed_services", key, NOT_PLANNED) for key in found.leftover_services]
+    found_ids = sorted(found.leftover_backend_ids)
+    wrong += [Wrong("removed_backend_names", id, NOT_PLANNED) for id in found_ids]
+    planner = Planner(capacity_of(maps), found)
+    read = {name: opened.get for name, opened in maps.items()}
+    for port in planner.actual:
+        wrong += filter(None, comparison.compare_service(planner, port, read))
+    yield from (each.drift for each in wrong)
+
+
+def table(maps: Mapping[str, Map]) -> Iterator[Drift]:
+    """The nft table, where the conntrack engine opens flows. Raises NodeError."""
+    engine = "conntrack" in maps["settings"].get(0).flags
+    if engine and not nat.keeps_nat_hooks(nat.ENGINE):
+        yield Drift(Part.TABLE, str(nat.ENGINE), MISSING)
+
+
+def planned(plan: Plan) -> list[Drift]:
+    """The rows of a plan that would have to be written, as what differs from the cluster."""
+    rows = [Wrong(name, row, "is not as the cluster asks") for name, row in _rows(plan)]
+    return [each.drift for each in rows]
+
+
+def _rows(plan: Plan) -> Iterator[tuple[str, object]]:
+    for name, rows in vars(plan).items():
+        yield from ((name, row) for row in rows)

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each sync changed, in the words of the cluster."""
+
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import msgspec
+
+from ebpflb.history.history_records import Reset, Sync, WriteCause
+from ebpflb.history.past import Past, State
+from ebpflb.plan.entries import Backend, Flags, Frontend, ServiceEntry
+from ebpflb.plan.wording import frontend_kind, host_port, service_name
+
+_SERVICES = "services"
+
+
+class ServiceChange(msgspec.Struct):
+    """What changed of one service port; endpoints as ADDRESS:PORT, frontends with their kind."""
+
+    service: str
+    endpoints_added: list[str] = []
+    endpoints_removed: list[str] = []
+    endpoints_changed: list[str] = []  # with the lists that they are in now
+    frontends_added: list[str] = []
+    frontends_removed: list[str] = []
+    frontends_changed: list[str] = []
+    connections_reset: list[str] = []  # how many, and to which endpoint
+
+
+class Change(msgspec.Struct):
+    """One sync; ``maps`` counts the entries that were written and deleted, by map."""
+
+    time: str
+    causes: list[dict[str, str]]
+    more_causes: int
+    services: list[ServiceChange]
+    maps: dict[str, dict[str, int]]
+
+
+class _View(msgspec.Struct):
+    """One service port as the maps have it."""
+
+    name: str
+    endpoints: dict[str, Flags]
+    frontends: dict[str, tuple[Flags, int]]
+
+
+def changes(past: Past, since: float = 0.0) -> Iterator[Change]:
+    """In the order in which they were written."""
+    for state, sync in past.syncs():
+        ids = _touched(state, sync)
+        before = {id: _view(state, id) for id in ids}
+        state.apply(sync.writes)
+        if sync.at >= since:
+            found = [_service(before[id], _view(state, id)) for id in sorted(ids)]
+            resets = [_reset(each) for each in sync.resets]
+            yield _change(sync, [each for each in (*found, *resets) if each])
+
+
+def _change(sync: Sync, services: list[ServiceChange]) -> Change:
+    at = datetime.fromtimestamp(sync.at, UTC).isoformat(timespec="milliseconds")
+    causes = [_cause(each) for each in sync.causes]
+    return Change(at, causes, sync.more, services, _counts(sync))
+
+
+def _reset(done: Reset) -> ServiceChange:
+    return ServiceChange(done.service, connections_reset=[f"{done.count} to {done.endpoint}"])
+
+
+def _cause(cause: WriteCause) -> dict[str, str]:
+    named: dict[str, str] = msgspec.structs.asdict(cause)
+    return named
+
+
+def _counts(sync: Sync) -> dict[str, dict[str, int]]:
+    counts: dict[str, Counter[str]] = {}
+    for write in sync.writes:
+        past = counts.setdefault(write.map, Counter())
+        size = State().map(write.map).spec.key_size
+        past["deleted" if write.values is None else "written"] += len(write.keys) // size
+    return {name: dict(count) for name, count in counts.items()}
+
+
+def _touched(state: State, sync: Sync) -> set[int]:
+    """The ids of the services whose frontends are written; a backend's change writes them too."""
+    after, found = State(), set[int]()
+    for write in sync.writes:
+        if write.map == _SERVICES:
+            size = after.map(_SERVICES).spec.key_size
+            keys = (write.keys[at : at + size] for at in range(0, len(write.keys), size))
+            found |= {id for key in keys if (id := state.service_id(key)) is not None}
+            after.apply([write])
+            found |= {id for id, frontends in after.frontends.items() if frontends}
+    return found
+
+
+def _view(state: State, id: int) -> _View | None:
+    """None where the maps have nothing of it."""
+    services = state.map(_SERVICES)
+    keys = sorted(state.frontends.get(id, ()))
+    if not keys:
+        return None
+    entries: dict[Frontend, ServiceEntry] = {
+        services.key.unpack(key): services.value.unpack(services.packed[key]) for key in keys
+    }
+    names, slots = state.map("service_names"), state.map("slots")
+    block = max((each.block for each in entries.values()), key=lambda block: block.size)
+    found: list[Backend] = [slots.get(block.base + index) for index in range(block.size)]
+    return _View(
+        service_name(names.get(id), id),
+        {host_port(each.address, each.port): each.flags for each in found if each.service == id},
+        {_frontend(at, it): (it.flags, it.affinity_seconds) for at, it in entries.items()},
+    )
+
+
+def _frontend(at: Frontend, entry: ServiceEntry) -> str:
+    return f"{frontend_kind(at, entry.flags)} {at}"
+
+
+def _service(before: _View | None, after: _View | None) -> ServiceChange | None:
+    """None where nothing changed that a client could notice."""
+    known = after or before
+    if known is None:
+        return None
+    old, new = before or _View("", {}, {}), after or _View("", {}, {})
+    change = ServiceChange(
+        known.name,
+        [name for name in new.endpoints if name not in old.endpoints],
+        [name for name in old.endpoints if name not in new.endpoints],
+        [
+            f"{name} ({_lists(flags)})"
+            for name, flags in new.endpoints.items()
+            if old.endpoints.get(name, flags) != flags
+        ],
+        [name for name in new.frontends if name not in old.frontends],
+        [name for name in old.frontends if name not in new.frontends],
+        [name for name, it in new.frontends.items() if old.frontends.get(name, it) != it],
+    )
+    parts = msgspec.structs.astuple(change)[1:]
+    return change if any(parts) else None
+
+
+def _lists(flags: Flags) -> str:
+    return " ".join(sorted(flags & {"cluster", "local"})) or "draining"

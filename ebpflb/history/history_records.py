@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The records of a history file, and their bytes.
+
+A file begins with MAGIC. Each record is a frame: its length, its CRC-32, and itself in msgpack. A
+crash can leave half a frame at the end, never one in the middle.
+
+Keys and values are those of the maps, as their layout says, joined. All entries at a time are those
+of the last checkpoint that was whole by then, and what was written since it began. A checkpoint is
+read while the agent goes on writing; what is written meanwhile follows it, so nothing is missed.
+"""
+
+from collections.abc import Iterator
+from struct import Struct
+from zlib import crc32
+
+import msgspec
+
+MAGIC = b"ebpflb-history-1\n"
+_MOST_BYTES = 1 << 28  # of a frame: a longer one is damaged
+
+_head = Struct("<II")
+
+
+class WriteCause(msgspec.Struct, frozen=True, array_like=True):
+    """What the cluster or the node reported: of an object its kind, name and resourceVersion."""
+
+    event: str  # "added", "modified", "deleted", "listed", or what else made the agent write
+    kind: str = ""
+    name: str = ""
+    version: str = ""  # "" where the source has none, as manifests
+
+
+class Begun(msgspec.Struct, frozen=True, array_like=True, tag="begun"):
+    """A file begins. ``anew``: with an agent, or after a failed write; what the file before holds
+    does not lead to this one's checkpoint. Else the one before is full.
+    """
+
+    at: float
+    layout: str
+    version: str
+    anew: bool
+
+
+class Entries(msgspec.Struct, frozen=True, array_like=True, tag="entries"):
+    """Of the checkpoint: entries of a map, compressed by zlib."""
+
+    map: str
+    keys: bytes
+    values: bytes
+
+
+class Whole(msgspec.Struct, frozen=True, array_like=True, tag="whole"):
+    """The checkpoint is whole."""
+
+    at: float
+
+
+class Write(msgspec.Struct, frozen=True, array_like=True):
+    """Entries that were written to a map in one step; without values they were deleted."""
+
+    map: str
+    keys: bytes
+    values: bytes | None
+
+
+class Reset(msgspec.Struct, frozen=True, array_like=True):
+    """Connections of a service port to an endpoint that has gone were reset."""
+
+    service: str
+    endpoint: str
+    count: str  # how many, and of which kind
+
+
+class Sync(msgspec.Struct, frozen=True, array_like=True, tag="sync"):
+    """What one sync wrote, in this order; ``more`` causes are not named."""
+
+    at: float  # seconds since the epoch, when the last of it had been written
+    causes: list[WriteCause]
+    more: int
+    writes: list[Write]
+    resets: list[Reset] = []  # none is of a sync: they stand in records of their own
+
+
+Record = Begun | Entries | Whole | Sync
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Record)
+
+
+def frame(record: Record) -> bytes:
+    """Its bytes in a file."""
+    body = _encoder.encode(record)
+    return _head.pack(len(body), crc32(body)) + body
+
+
+def unframed(data: bytes) -> Iterator[Record]:
+    """The records of a file, up to the first that is not whole. Raises ValueError if it is none."""
+    if not data.startswith(MAGIC):
+        raise ValueError("not a history of ebpflb")
+    view, at = memoryview(data), len(MAGIC)
+    while at + _head.size <= len(data):
+        length, checksum = _head.unpack_from(data, at)
+        body = view[at + _head.size : at + _head.size + length]
+        if length > _MOST_BYTES or len(body) < length or crc32(body) != checksum:
+            return
+        try:
+            yield _decoder.decode(body)
+        except msgspec.MsgspecError:
+            return
+        at += _head.size + length

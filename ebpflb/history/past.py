@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the maps held at a time, from the history's files."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from typing import Any, NamedTuple
+from zlib import decompress
+
+from ebpflb.datapath.maps import checks, layout, map_sizes, records
+from ebpflb.errors import NodeError, in_words
+from ebpflb.history import segments
+from ebpflb.history.history_records import Begun, Entries, Record, Sync, Whole, Write
+from ebpflb.options import Paths
+
+_SERVICE = records.codec(layout.MAPS["services"].value)
+
+
+class PastMap:
+    """A map as it was; it answers as ``Map`` does."""
+
+    def __init__(self, name: str) -> None:
+        self.spec = map_sizes.LARGEST[name]
+        self.key, self.value = records.codec(self.spec.key), records.codec(self.spec.value)
+        self.check = checks.check_in(self.spec)
+        self.packed: dict[bytes, bytes] = {}
+
+    def get(self, key: Any) -> Any:
+        """An element of an array that nobody has written is zero."""
+        found = self.packed.get(self.key.pack(key))
+        if found is None and self.spec.kind == "ARRAY":
+            found = bytes(self.spec.value_size)
+        return None if found is None else self.value.unpack(found)
+
+    def packed_items(self) -> Iterator[tuple[bytes, bytes]]:
+        return iter(self.packed.items())
+
+    def items(self) -> Iterator[tuple[Any, Any]]:
+        for key, value in self.packed.items():
+            yield self.key.unpack(key), self.value.unpack(value)
+
+
+class State:
+    """The recorded maps; ``frontends``: service id -> its keys in map services."""
+
+    def __init__(self) -> None:
+        self.maps: dict[str, PastMap] = {}
+        self.frontends: dict[int, set[bytes]] = defaultdict(set)
+
+    def apply(self, writes: Iterable[Write]) -> None:
+        for name, keys, values in ((w.map, w.keys, w.values) for w in writes):
+            self._apply(self.map(name), keys, values)
+
+    def map(self, name: str) -> PastMap:
+        if name not in self.maps:
+            self.maps[name] = PastMap(name)
+        return self.maps[name]
+
+    def service_id(self, key: bytes) -> int | None:
+        packed = self.map("services").packed.get(key)
+        return None if packed is None else _id(packed)
+
+    def _apply(self, past: PastMap, keys: bytes, values: bytes | None) -> None:
+        """A key that is deleted and not there has been deleted before the checkpoint."""
+        size, width = past.spec.key_size, past.spec.value_size
+        for index in range(len(keys) // size):
+            key = keys[index * size : (index + 1) * size]
+            value = None if values is None else values[index * width : (index + 1) * width]
+            if past.spec.name == "services":
+                self._index(key, value)
+            if value is None:
+                past.packed.pop(key, None)
+            else:
+                past.packed[key] = value
+
+    def _index(self, key: bytes, value: bytes | None) -> None:
+        former = self.service_id(key)
+        if former is not None:
+            self.frontends[former].discard(key)
+        if value is not None:
+            self.frontends[_id(value)].add(key)
+
+
+class File(NamedTuple):
+    """What one file holds; ``whole_at`` is None where its checkpoint is not whole."""
+
+    begun: Begun
+    entries: list[Entries]
+    syncs: list[Sync]
+    whole_at: float | None
+
+    def checkpoint(self) -> State:
+        state = State()
+        parts = ((e.map, decompress(e.keys), decompress(e.values)) for e in self.entries)
+        state.apply(Write(*part) for part in parts)
+        return state
+
+
+class Past:
+    """All of a history that this version can read; ``notes`` say what it cannot."""
+
+    def __init__(self, paths: Paths) -> None:
+        """Raises NodeError where there is none."""
+        self.notes: list[str] = []
+        self.files: list[File] = []
+        for path in segments.paths_of(paths):
+            try:
+                self._add(list(segments.read(path)))
+            except (NodeError, FileNotFoundError) as error:
+                self.notes.append(f"not read: {in_words(error)}")
+        if self.begins is None:
+            raise NodeError(f"no history in {paths.run}: did an agent of this version run here?")
+
+    @property
+    def begins(self) -> float | None:
+        """When the first checkpoint was whole."""
+        return next((file.whole_at for file in self.files if file.whole_at is not None), None)
+
+    def syncs(self) -> Iterator[tuple[State, Sync]]:
+        """Each sync with the maps as they were before it; the caller applies it to them."""
+        state: State | None = None
+        for file in self.files:
+            if file.whole_at is not None and (state is None or file.begun.anew):
+                state = file.checkpoint()
+            for sync in file.syncs if state else ():
+                assert state is not None
+                yield state, sync
+
+    def at(self, time: float) -> State:
+        """Raises NodeError if that is before the history begins."""
+        state: State | None = None
+        for file in self.files:
+            is_whole = file.whole_at is not None and file.whole_at <= time
+            if is_whole and (state is None or file.begun.anew):
+                state = file.checkpoint()
+            for sync in file.syncs:
+                if state and sync.at <= time:
+                    state.apply(sync.writes)
+        if state is None:
+            raise NodeError(f"history begins at {moment(self.begins)}")
+        return state
+
+    def _add(self, found: list[Record]) -> None:
+        if not found or not isinstance(found[0], Begun):
+            return
+        begun = found[0]
+        if begun.layout != layout.layout_hash():
+            until = moment(begun.at)
+            self.notes.append(f"not read: version {begun.version} of {until} has other layouts")
+            self.files.clear()
+            return
+        self.files.append(
+            File(
+                begun,
+                [each for each in found if isinstance(each, Entries)],
+                [each for each in found if isinstance(each, Sync)],
+                next((each.at for each in found if isinstance(each, Whole)), None),
+            )
+        )
+
+
+def moment(time: float | None) -> str:
+    """A time of this machine's zone, to the millisecond; "never" for None."""
+    if time is None:
+        return "never"
+    return datetime.fromtimestamp(time).astimezone().isoformat(" ", "milliseconds")
+
+
+def _id(packed: bytes) -> int:
+    found: int = _SERVICE.unpack(packed).id
+    return found

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent's part: what it wrote, and why, a record a sync.
+
+The maps report what is written to them (``Map.wrote``), so nothing is planned or packed again. A
+record is one write(2), at the end of the loop's turn, and costs some microseconds. The checkpoint
+at the beginning of each file is read by a thread of its own.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from zlib import compress
+
+from ebpflb.datapath.maps import layout
+from ebpflb.datapath.maps.bpf_map import Map
+from ebpflb.errors import EbpflbError, in_words
+from ebpflb.history import segments
+from ebpflb.history.history_records import (
+    Begun,
+    Entries,
+    Record,
+    Reset,
+    Sync,
+    Whole,
+    Write,
+    WriteCause,
+)
+from ebpflb.model.applied import Applied
+from ebpflb.model.drift import Drift
+from ebpflb.model.events import Changed, Kind, ObjectEvent, Removed, Replaced
+from ebpflb.model.services import PortName
+from ebpflb.options import Paths
+from ebpflb.plan.wording import service_name
+
+log = logging.getLogger(__name__)
+
+# The maps that the agent alone writes; the others change with every connection.
+RECORDED = (
+    "services",
+    "slots",
+    "backend_slots",
+    "service_names",
+    "backend_names",
+    "source_ranges",
+    "cluster_ips",
+    "service_ranges",
+    "node_addresses",
+    "own_addresses",
+    "devices",
+    "route_sources",
+    "timeouts",
+    "settings",
+)
+MOST_CAUSES = 50  # named in one record
+MOST_PENDING = 1 << 20  # bytes, until they are written even if the sync goes on
+_RETRY_SECONDS = 60.0  # until a file is tried again that could not be written
+AGAIN = WriteCause("again", "what could not be written before")
+REMOVED = WriteCause("removed", "endpoint")
+AUDIT = WriteCause("audit", "what differed from the plan")
+DEVICES = WriteCause("changed", "devices and addresses")
+CANARY = WriteCause("tried", "ebpflb doctor")
+_FAST = 1  # of zlib's levels
+
+
+class History:
+    """Where a file cannot be written there is no history, and the agent goes on without.
+
+    All but the checkpoint is called by the agent's loop.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        maps: Mapping[str, Map],
+        *,
+        limit: int = segments.LIMIT,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._paths, self._limit, self._clock = paths, limit, clock
+        self._maps = {name: maps[name] for name in RECORDED}
+        self._segment: segments.Segment | None = None
+        self._lock = threading.Lock()
+        self._full = 0  # the size at which the file is full
+        self._checkpoint: threading.Thread | None = None
+        self._causes: list[WriteCause] = []
+        self._more = 0
+        self._writes: list[Write] = []
+        self._pending, self._at = 0, 0.0
+        self._anew = self._failed = self._stopped = False
+        self._error, self._next_try = "", 0.0
+
+    def start(self) -> None:
+        segments.set_aside(self._paths)
+        self._begin(anew=True)
+        self.because(WriteCause("started", "agent", "", metadata.version("ebpflb")))
+        for opened in self._maps.values():
+            opened.wrote = self.wrote
+
+    def stop(self) -> None:
+        """Writes what is pending; a checkpoint that is not whole yet is given up."""
+        self.commit()
+        self._stopped = True
+        if self._checkpoint:
+            self._checkpoint.join()
+        self._end()
+
+    def event(self, event: ObjectEvent, applied: Applied) -> None:
+        """An event has changed the cluster state, or not."""
+        changed = bool(applied.services or applied.slices)
+        if changed or event.kind in (Kind.NODE, Kind.SERVICE_CIDR):
+            self.because(_cause(event))
+
+    def because(self, cause: WriteCause) -> None:
+        """Of what is written until the next ``commit``."""
+        if len(self._causes) < MOST_CAUSES:
+            self._causes.append(cause)
+        else:
+            self._more += 1
+
+    def explaining(self, report: Callable[[list[Drift]], None]) -> Callable[[list[Drift]], None]:
+        """The same, which also makes the audit's drift the cause of what is put back."""
+
+        def explained(drifts: list[Drift]) -> None:
+            self.because(AUDIT)
+            report(drifts)
+
+        return explained
+
+    def reset(self, name: PortName, endpoint: str, count: str) -> None:
+        """Connections to an endpoint that has gone were reset, and nothing is written."""
+        done = Reset(service_name(name, 0), endpoint, count)
+        self._append(Sync(self._clock(), [REMOVED], 0, [], [done]))
+
+    def wrote(self, name: str, keys: bytes, values: bytes | None) -> None:
+        """Entries of a map have been written, or without values deleted."""
+        self._at = self._clock()
+        self._writes.append(Write(name, keys, values))
+        self._pending += len(keys) + len(values or b"")
+        if self._pending > MOST_PENDING:
+            self._write()
+
+    def commit(self, *, keep: bool = False, error: str | None = None) -> None:
+        """A turn of the loop has ended. ``keep``: its causes are of a sync that is still to come.
+
+        ``error``: of the last sync; when it is over, the next file begins with what the maps hold.
+        """
+        self._anew |= self._failed and not error
+        self._failed = bool(error)
+        if self._writes:
+            if not self._causes:
+                self.because(AGAIN)
+            self._write()
+        if not keep:
+            self._causes, self._more = [], 0
+        self._begin_if_due()
+
+    def _begin_if_due(self) -> None:
+        if self._checkpoint and self._checkpoint.is_alive():
+            return
+        if self._segment is None:
+            if time.monotonic() > self._next_try:
+                self._begin(anew=True)
+        elif self._anew or self._segment.size > self._full:
+            self._begin(anew=self._anew)
+
+    def _write(self) -> None:
+        record = Sync(self._at, self._causes, self._more, self._writes)
+        self._writes, self._pending = [], 0
+        self._append(record)
+
+    def _append(self, record: Record) -> bool:
+        with self._lock:
+            try:
+                if self._segment:
+                    self._segment.append(record)
+            except OSError as error:
+                self._fail(error)
+            return self._segment is not None
+
+    def _fail(self, error: OSError) -> None:
+        if in_words(error) != self._error:
+            log.warning("history: %s: nothing is recorded until it can be", in_words(error))
+        self._error, self._next_try = in_words(error), time.monotonic() + _RETRY_SECONDS
+        self._end()
+
+    def _end(self) -> None:
+        if self._segment:
+            self._segment.close()
+        self._segment = None
+
+    def _begin(self, *, anew: bool) -> None:
+        """A new file, and its checkpoint in a thread."""
+        begun = Begun(self._clock(), layout.layout_hash(), metadata.version("ebpflb"), anew)
+        try:
+            segment = segments.new(self._paths, self._limit)
+        except OSError as error:
+            self._fail(error)
+            return
+        with self._lock:
+            self._end()
+            self._segment, self._anew = segment, False
+        self._full = self._limit  # until the checkpoint is whole
+        if self._append(begun):
+            self._checkpoint = threading.Thread(target=self._read, name="history", daemon=True)
+            self._checkpoint.start()
+
+    def _read(self) -> None:
+        try:
+            for name, opened in self._maps.items():
+                for keys, values in opened.slices():
+                    entries = Entries(name, compress(keys, _FAST), compress(values, _FAST))
+                    if self._stopped or not self._append(entries):
+                        return
+            self._append(Whole(self._clock()))
+        except EbpflbError as error:
+            log.warning("history: %s: it cannot tell what the maps hold", error)
+        part = self._limit // segments.PARTS  # of records, whatever the checkpoint takes
+        size = self._segment.size if self._segment else 0
+        self._full = size + part
+
+
+def _cause(event: ObjectEvent) -> WriteCause:
+    match event:
+        case Replaced():
+            return WriteCause("listed", event.kind, f"{len(event.objects)} of them", event.version)
+        case Changed():
+            return WriteCause(event.event, event.kind, str(event.key), event.version)
+        case Removed():
+            return WriteCause("deleted", event.kind, str(event.key), event.version)

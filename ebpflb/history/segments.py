@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of one agent's history, numbered; the oldest are deleted beyond a number of bytes.
+
+Nothing is synced to the disk: the history survives the agent, not the machine.
+"""
+
+import errno
+import logging
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from ebpflb.errors import NodeError, in_words, one_line
+from ebpflb.history.history_records import MAGIC, Record, frame, unframed
+from ebpflb.options import Paths
+
+log = logging.getLogger(__name__)
+
+LIMIT = 16 << 20  # bytes, of all files
+PARTS = 4  # a file is full when this part of the limit follows its checkpoint
+MOST_FILES = 64
+_PRIVATE = 0o600
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+_LARGEST = 1 << 30
+
+
+class Segment:
+    """The file that is appended to; every call raises OSError."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = os.open(path, _CREATE, _PRIVATE)
+        self.size = 0
+        self._append(MAGIC)
+
+    def append(self, record: Record) -> None:
+        self._append(frame(record))
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def _append(self, data: bytes) -> None:
+        """Half of a frame, where the disk is full, would hide what follows: it is taken back."""
+        written = os.write(self._fd, data)
+        if written < len(data):
+            os.ftruncate(self._fd, self.size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+        self.size += written
+
+
+def paths_of(paths: Paths) -> list[Path]:
+    """The files that there are, oldest first."""
+    wanted = re.compile(re.escape(paths.name) + r"\.[0-9]{8}\.history")
+    with suppress(OSError):
+        return sorted(paths.run / name for name in os.listdir(paths.run) if wanted.fullmatch(name))
+    return []
+
+
+def new(paths: Paths, limit: int = LIMIT) -> Segment:
+    """The next file; deletes the oldest ones. Raises OSError."""
+    found = paths_of(paths)
+    number = int(found[-1].name.split(".")[-2]) + 1 if found else 1
+    segment = Segment(paths.run / f"{paths.name}.{number % 10**8:08}.history")
+    forget(paths, limit)
+    return segment
+
+
+def forget(paths: Paths, limit: int = LIMIT) -> None:
+    """Deletes the oldest files beyond the limit; the last one stays."""
+    found = paths_of(paths)
+    sizes = [path.lstat().st_size for path in found]
+    while len(found) > 1 and (sum(sizes) > limit or len(found) > MOST_FILES):
+        found.pop(0).unlink()
+        sizes.pop(0)
+
+
+def set_aside(paths: Paths) -> None:
+    """Names what is no history of ours, and renames it."""
+    for path in paths_of(paths):
+        try:
+            with _opened(path) as file:
+                if file.read(len(MAGIC)) != MAGIC:
+                    raise NodeError(f"{path}: not a history of ebpflb")
+        except (NodeError, OSError) as error:
+            aside = paths.run / f"{paths.name}.history.bad"
+            with suppress(OSError):
+                _move(path, aside)
+            log.warning("%s: set aside as %s", one_line(in_words(error)), aside.name)
+
+
+def read(path: Path) -> Iterator[Record]:
+    """Its records, up to the first that is not whole. Raises NodeError, or OSError."""
+    with _opened(path) as file:
+        data = file.read()
+    try:
+        yield from unframed(data)
+    except ValueError as error:
+        raise NodeError(f"{path}: {error}") from None
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """Raises NodeError for what is not a regular file, and OSError."""
+    descriptor = os.open(path, _READ)
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST:
+        os.close(descriptor)
+        raise NodeError(f"{path}: not a history of ebpflb")
+    return open(descriptor, "rb")
+
+
+def _move(path: Path, aside: Path) -> None:
+    """In place of what was set aside before; what cannot be is deleted, if it is empty."""
+    try:
+        path.rename(aside)
+    except (IsADirectoryError, NotADirectoryError):
+        path.rmdir()

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an event has changed in the state of the cluster, for those who count and report it."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ebpflb.errors import one_line
+from ebpflb.model.endpoint_slices import StoredSlice
+from ebpflb.model.events import Key, Kind
+
+
+class ObjectWarning(NamedTuple):
+    """One line for the operator about one object; ``invalid``: its last good state stays."""
+
+    kind: Kind
+    key: Key
+    source: str
+    text: str
+    invalid: bool
+
+    def __str__(self) -> str:
+        text = one_line(self.text)  # it quotes the object
+        end = " (its last good state stays)" if self.invalid else ""
+        return f"{self.source}: {self.kind} {self.key}: {text}{end}"
+
+
+class SliceChange(NamedTuple):
+    """An EndpointSlice before and after an event; None where there is none."""
+
+    before: StoredSlice | None
+    after: StoredSlice | None
+
+
+class Applied(NamedTuple):
+    """What one event changed; kube-proxy.md 14 and 16.4 say what of it is counted."""
+
+    service_events: int  # how many Services the event was about, changed or not
+    services: frozenset[Key]  # those of them whose service ports are others now
+    slices: Mapping[Key, SliceChange]  # the EndpointSlices that are others now
+    warnings: tuple[ObjectWarning, ...]

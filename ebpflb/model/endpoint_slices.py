@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""EndpointSlices as they are stored: read once, with what the endpoints of a node need.
+
+A large cluster has 100,000 entries, and each change of one comes with all others of its slice. So
+addresses are parsed once, equal parts are one object, and an entry that a new version of its slice
+still has stays the same object: whatever compares it later sees that at once.
+"""
+
+import sys
+from collections.abc import Iterable, Iterator
+from functools import cache, lru_cache
+from typing import NamedTuple
+
+from msgspec import Struct, structs
+
+from ebpflb.model import addresses, field_checks, objects, services, weights
+from ebpflb.model.addresses import Address, Family
+from ebpflb.model.events import Key
+
+SERVICE_LABEL = "kubernetes.io/service-name"
+HEADLESS_LABEL = "service.kubernetes.io/headless"  # its presence: no cluster IP, not for us
+
+_ADDRESS_TYPES: dict[str, Family | None] = {**addresses.FAMILIES, "FQDN": None}
+_DEFAULT_CONDITIONS = objects.EndpointConditions()
+
+
+class EndpointName(NamedTuple):
+    """Where an endpoint is and what it is; ``target`` is the name of a pod. Each may be ""."""
+
+    node: str
+    target: str
+    zone: str = ""
+
+
+class Conditions(NamedTuple):
+    """Absent means: ready, serving, not terminating (kube-proxy.md 2)."""
+
+    ready: bool
+    serving: bool
+    terminating: bool
+
+
+class Hints(NamedTuple):
+    """The zones and the nodes that are to use an endpoint."""
+
+    zones: frozenset[str]
+    nodes: frozenset[str]
+
+
+_NO_HINTS = Hints(frozenset(), frozenset())
+
+
+class StoredEndpoint(Struct, frozen=True, gc=False):
+    """One entry of a slice.
+
+    Only the first address counts (kube-proxy.md 2): ``address`` is its text where it is invalid,
+    and None where there is none.
+    """
+
+    address: Address | str | None
+    conditions: Conditions
+    name: EndpointName
+    hints: Hints
+
+
+class StoredSlice(Struct, frozen=True, gc=False):
+    """An EndpointSlice of ``service``; ``family`` is None where its addresses are of none."""
+
+    name: str
+    service: Key
+    family: Family | None
+    ports: tuple[objects.SlicePort, ...]
+    endpoints: tuple[StoredEndpoint, ...]
+    trigger_time: str | None  # when the change happened (kube-proxy.md 16.4)
+    weight: int = weights.DEFAULT_WEIGHT
+
+
+class ReadSlice(NamedTuple):
+    """An EndpointSlice that was read: None where it is to be ignored, and a warning for each of
+    its parts that is not served.
+    """
+
+    stored: StoredSlice | None
+    warnings: tuple[str, ...]
+
+
+def service_of(slice: objects.EndpointSlice) -> Key | None:
+    """The Service that a slice belongs to, by label; None when the slice is to be ignored."""
+    meta = slice.metadata
+    labels = meta.labels or {}
+    service = labels.get(SERVICE_LABEL)
+    if not service or not meta.name or not meta.namespace or HEADLESS_LABEL in labels:
+        return None
+    return Key(meta.namespace, service)
+
+
+def read(slice: objects.EndpointSlice) -> ReadSlice:
+    """The slice as it is stored: a fraction of the size of what was decoded.
+
+    Raises InvalidObject for an invalid addressType, protocol or port number.
+    """
+    family = field_checks.one_of("addressType", slice.address_type, _ADDRESS_TYPES)
+    ports = tuple(slice.ports or ())
+    found = tuple([_stored(entry, family) for entry in slice.endpoints or ()])
+    warnings = (
+        ("addressType: FQDN endpoints are not served",)
+        if family is None
+        else (*weights.warnings(slice), *_port_warnings(ports), *_address_warnings(found, family))
+    )
+    service = service_of(slice)
+    if service is None:
+        return ReadSlice(None, warnings)
+    annotations = slice.metadata.annotations
+    trigger = annotations.last_change_trigger_time if annotations else None
+    name, weight = slice.metadata.name, weights.of(slice)
+    stored = StoredSlice(name, service, family, ports, found, trigger, weight)
+    return ReadSlice(stored, warnings)
+
+
+def reused(slice: StoredSlice, former: StoredSlice) -> StoredSlice:
+    """The slice with the objects that are stored already for endpoints that are equal. Those
+    without a pod share one name, and are new objects.
+    """
+    stored = {each.name: each for each in former.endpoints}
+    kept = [it if (it := stored.get(each.name)) == each else each for each in slice.endpoints]
+    return structs.replace(slice, endpoints=tuple(kept))
+
+
+def port_numbers(slice: StoredSlice, name: services.PortName) -> Iterator[int]:
+    """Where the slice's endpoints listen for a service port, by its name and protocol."""
+    for port in slice.ports:
+        if port.port and port.name == name.port and _protocol(port) == name.protocol.name:
+            yield port.port
+
+
+def _stored(entry: objects.SliceEndpoint, family: Family | None) -> StoredEndpoint:
+    found = entry.conditions or _DEFAULT_CONDITIONS
+    target = entry.target_ref.name if entry.target_ref else ""
+    return StoredEndpoint(
+        _address(entry.addresses[0], family) if entry.addresses else None,
+        _conditions(found.ready, found.serving, found.terminating),
+        EndpointName(sys.intern(entry.node_name or ""), target, sys.intern(entry.zone or "")),
+        _hints(entry.hints) if entry.hints else _NO_HINTS,
+    )
+
+
+def _address(text: str, family: Family | None) -> Address | str:
+    try:
+        return addresses.parse_address(text, family) if family else text
+    except ValueError:
+        return text
+
+
+@cache
+def _conditions(ready: bool | None, serving: bool | None, terminating: bool | None) -> Conditions:
+    return Conditions(ready is not False, serving is not False, terminating is True)
+
+
+def _hints(hints: objects.EndpointHints) -> Hints:
+    return _shared_hints(_names(hints.for_zones), _names(hints.for_nodes))
+
+
+@lru_cache(maxsize=4096)
+def _shared_hints(zones: tuple[str, ...], nodes: tuple[str, ...]) -> Hints:
+    """One value for all endpoints with the same hints, instead of 400 bytes for each."""
+    return Hints(frozenset(zones), frozenset(nodes))
+
+
+def _names(hints: list[objects.Hint] | None) -> tuple[str, ...]:
+    return tuple([hint.name for hint in hints]) if hints else ()
+
+
+def _protocol(port: objects.SlicePort) -> str:
+    return "TCP" if port.protocol is None else port.protocol
+
+
+def _port_warnings(ports: Iterable[objects.SlicePort]) -> Iterator[str]:
+    for index, port in enumerate(ports):
+        field_checks.one_of(f"ports[{index}].protocol", _protocol(port), services.PROTOCOLS)
+        if port.name is None:
+            yield f"ports[{index}].name: missing, so this port is not served"
+        if port.port:
+            field_checks.within(f"ports[{index}].port", port.port, field_checks.PORTS)
+        else:
+            yield f"ports[{index}].port: missing, so this port is not served"
+
+
+def _address_warnings(found: Iterable[StoredEndpoint], family: Family) -> Iterator[str]:
+    for index, each in enumerate(found):
+        if each.address is None:
+            yield f"endpoints[{index}].addresses: empty, so this endpoint is not served"
+        elif isinstance(each.address, str):
+            yield f"endpoints[{index}].addresses[0]: {_error(each.address, family)}"
+
+
+def _error(text: str, family: Family) -> ValueError | None:
+    try:
+        addresses.parse_address(text, family)
+    except ValueError as error:
+        return error
+    return None

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which source the kernel's routes would choose, by device and destination (rtnetlink).
+
+Programs ask the kernel themselves where they can (``probe.route_source``). For others its answers
+are listed here, for devices that have more than one address to choose from.
+"""
+
+import errno
+from collections import defaultdict
+from collections.abc import Iterator
+from ipaddress import ip_address, ip_network
+from itertools import islice
+from typing import Any
+
+from pyroute2 import IPRoute
+from pyroute2.netlink.exceptions import NetlinkError
+
+from ebpflb.model import route_sources
+from ebpflb.model.addresses import Address, Family, Network, family
+from ebpflb.model.devices import Device, Devices
+from ebpflb.model.route_sources import DeviceRoute, RouteSource
+
+MOST_ROUTES = 10_000  # of one family; a router may have a million
+_AF = {Family.IPV4: 2, Family.IPV6: 10}
+_ANY = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}
+_UNICAST, _MAIN = 1, 254  # RTN_UNICAST, RT_TABLE_MAIN
+_NO_ROUTE = {errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENODEV, errno.EINVAL, errno.EACCES}
+
+
+def list_route_sources(ipr: IPRoute, devices: Devices) -> tuple[RouteSource, ...]:
+    """Raises NetlinkError or OSError."""
+    found: list[RouteSource] = []
+    for each in Family:
+        routes = _routes(ipr, each)
+        for device in devices:
+            if not device.loopback:
+                found += _of_device(ipr, device, each, routes[device.index])
+    return tuple(found)
+
+
+def _of_device(
+    ipr: IPRoute, device: Device, wanted: Family, routes: dict[Network, DeviceRoute]
+) -> Iterator[RouteSource]:
+    sources = [source for source in device.sources if family(source) == wanted]
+    prefixes = route_sources.prefixes(routes.values(), sources)
+    answers: dict[Network, Address] = {}
+    for network in prefixes:
+        destination = route_sources.example(network, prefixes)
+        answer = destination and _ask(ipr, device.index, destination)
+        if not answer and network in routes:
+            answer = routes[network].source
+        if answer:
+            answers[network] = answer
+    for network, source in route_sources.differing(answers).items():
+        yield RouteSource(device.index, network, source)
+
+
+def _ask(ipr: IPRoute, ifindex: int, destination: Address) -> Address | None:
+    """The source of a packet that leaves by this device; None if no route leads there by it."""
+    try:
+        answers = list(ipr.route("get", dst=str(destination), oif=ifindex))
+    except NetlinkError as error:
+        if error.code in _NO_ROUTE:
+            return None
+        raise
+    answer = answers[0]
+    source = answer.get_attr("RTA_PREFSRC")
+    if not source or answer["type"] != _UNICAST or answer.get_attr("RTA_OIF") != ifindex:
+        return None
+    return ip_address(source)
+
+
+def _routes(ipr: IPRoute, wanted: Family) -> dict[int, dict[Network, DeviceRoute]]:
+    """By device and destination. The main table's come first, then by their metrics."""
+    listed = islice(ipr.get_routes(family=_AF[wanted]), MOST_ROUTES)
+    messages = [message for message in listed if message["type"] == _UNICAST]
+    found: defaultdict[int, dict[Network, DeviceRoute]] = defaultdict(dict)
+    for message in sorted(messages, key=_rank):
+        for ifindex in _devices(message):
+            route = _route(message, ifindex, wanted)
+            found[ifindex].setdefault(route.network, route)
+    return found
+
+
+def _rank(message: Any) -> tuple[bool, int]:
+    return message.get_attr("RTA_TABLE") != _MAIN, message.get_attr("RTA_PRIORITY") or 0
+
+
+def _devices(message: Any) -> list[int]:
+    """A route of several paths has several."""
+    if (ifindex := message.get_attr("RTA_OIF")) is not None:
+        return [ifindex]
+    return [path["oif"] for path in message.get_attr("RTA_MULTIPATH") or ()]
+
+
+def _route(message: Any, ifindex: int, wanted: Family) -> DeviceRoute:
+    destination = message.get_attr("RTA_DST") or _ANY[wanted]
+    source = message.get_attr("RTA_PREFSRC")
+    network = ip_network((destination, message["dst_len"]))
+    return DeviceRoute(ifindex, network, ip_address(source) if source else None)

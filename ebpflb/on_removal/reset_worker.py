@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When connections are reset: after the grace of an endpoint that has gone, in several passes."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from ebpflb.errors import EbpflbError
+from ebpflb.model.services import PortName
+from ebpflb.on_removal.gone_connections import ConnectionKind, FrontendNames, GoneConnections
+from ebpflb.plan.removed_endpoints import Change, Endpoint, Gone, RemovedEndpoints, Watched
+from ebpflb.plan.watched_ports import WatchedPort, saved
+from ebpflb.stale_udp.lookups import Maps
+
+log = logging.getLogger(__name__)
+
+PASSES = (0.0, 1.0, 3.0)  # seconds after the grace: a reset, or what asks for it, may get lost
+_RETRY_SECONDS = 5.0  # until a pass is tried again that failed
+_PAUSE_FACTOR = 4  # a search of large maps takes CPU, and endpoints may go one after the other
+
+
+class ConnectionsReset(NamedTuple):
+    """So many connections of one kind to an endpoint that has gone were reset."""
+
+    service: PortName
+    endpoint: Endpoint
+    kind: str
+    number: int
+
+
+OnReset = Callable[[ConnectionsReset], None]
+
+
+class _Pass(NamedTuple):
+    due: float
+    number: int  # an index of PASSES
+    gone: tuple[Gone, ...]
+
+
+class ResetWorker:
+    """Searches in a thread from ``start`` to ``stop``, and calls ``on_reset`` from there.
+
+    ``former``: what an earlier agent watched. ``clock`` is a monotonic one, in seconds.
+    """
+
+    def __init__(
+        self,
+        maps: Maps,
+        kinds: Sequence[ConnectionKind],
+        former: Mapping[PortName, Watched],
+        on_reset: OnReset = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._maps, self._kinds, self._on_reset, self._clock = maps, kinds, on_reset, clock
+        self._removed = RemovedEndpoints(former)
+        self._passes: list[_Pass] = []
+        self._changed = threading.Condition()
+        self._stopped = self._searches = False  # whether to search for former endpoints
+        self._saved: tuple[WatchedPort, ...] | None = None
+        self._earliest = 0.0  # when the next search may begin
+        self._thread = threading.Thread(target=self._run, name="on-removal", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Returns when no map is in use any more."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
+        if self._thread.ident:
+            self._thread.join()
+
+    def update(self, changes: Mapping[PortName, Change], *, all_named: bool = False) -> None:
+        """What Services want now; to be called when it has been written. Returns at once.
+
+        ``all_named``: every service port that there is has been named since the start.
+        """
+        now = self._clock()
+        with self._changed:
+            mine = {
+                name: change
+                for name, change in changes.items()
+                if isinstance(change, Watched) or self._removed.knows(name)
+            }
+            if not mine and not all_named:
+                return
+            for name, change in mine.items():
+                self._searches |= self._removed.update(name, change, now)
+            self._saved = None
+            if all_named:
+                self._searches |= self._removed.loaded(now)
+            self._changed.notify()
+
+    @property
+    def watched_ports(self) -> tuple[WatchedPort, ...]:
+        """What the next agent has to know; the same object as long as nothing changes."""
+        with self._changed:
+            if self._saved is None:
+                self._saved = saved(self._removed.watched)
+            return self._saved
+
+    def _run(self) -> None:
+        while self._wait():
+            begun, pause = time.monotonic(), _RETRY_SECONDS
+            try:
+                self._turn()
+                pause = _PAUSE_FACTOR * (time.monotonic() - begun)
+            except (EbpflbError, OSError) as error:
+                log.warning("connections to removed endpoints cannot be reset: %s", error)
+            except Exception:
+                log.exception("resetting connections to removed endpoints failed")
+            self._earliest = self._clock() + pause
+
+    def _wait(self) -> bool:
+        """Returns when something is due; False at the stop."""
+        with self._changed:
+            while not self._stopped:
+                wait = self._due() - self._clock()
+                if wait <= 0:
+                    return True
+                self._changed.wait(min(wait, threading.TIMEOUT_MAX))
+        return False
+
+    def _due(self) -> float:
+        if self._searches:
+            return self._earliest
+        return max(self._earliest, min([self._removed.due(), *(each.due for each in self._passes)]))
+
+    def _turn(self) -> None:
+        with self._changed:
+            searches, self._searches = self._searches, False
+        if searches:
+            try:
+                self._search()
+            except Exception:
+                self._searches = True
+                raise
+        now = self._clock()
+        with self._changed:
+            gone = tuple(self._removed.take_due(now))
+            if gone:
+                self._passes.append(_Pass(now, 0, gone))
+                self._saved = None
+            due = [each for each in self._passes if each.due <= now]
+            self._passes = [each for each in self._passes if each.due > now]
+        failed: list[Exception] = []
+        for each in due:
+            try:
+                self._do(each)
+            except Exception as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
+
+    def _search(self) -> None:
+        """Connections to endpoints that are not listed: their grace begins now."""
+        with self._changed:
+            names = FrontendNames(self._maps, list(self._removed.by_frontend()))
+        found = {at for kind in self._kinds for at in kind.found(names)}
+        now = self._clock()
+        with self._changed:
+            for frontend, endpoint in found:
+                for name in names.of(frontend):
+                    self._removed.found(name, endpoint, now)
+            self._removed.forget_deleted()
+            self._saved = None
+
+    def _do(self, one: _Pass) -> None:
+        """The next pass follows; one that fails is tried again, and keeps no other from it."""
+        with self._changed:
+            gone = tuple(each for each in one.gone if self._removed.is_gone(each))
+        following, pause = one.number, _RETRY_SECONDS
+        try:
+            if gone:
+                self._reset(gone, is_last=one.number + 1 == len(PASSES))
+            following += 1
+            pause = PASSES[following] - PASSES[one.number] if following < len(PASSES) else 0.0
+        finally:
+            with self._changed:
+                if gone and following < len(PASSES):
+                    self._passes.append(_Pass(self._clock() + pause, following, gone))
+                elif gone:
+                    self._removed.done(gone)
+
+    def _reset(self, gone: Iterable[Gone], *, is_last: bool) -> None:
+        wanted = GoneConnections(self._maps, gone)
+        for kind in self._kinds:
+            for (frontend, endpoint), count in kind.reset(wanted, is_last=is_last).items():
+                found = wanted.of(frontend, endpoint)
+                if found:
+                    self._report(ConnectionsReset(found.service, endpoint, kind.kind, count))
+
+    def _report(self, done: ConnectionsReset) -> None:
+        address, port = done.endpoint
+        text = "%s: %d %s to %s port %d reset: it is no longer an endpoint"
+        log.info(text, done.service, done.number, done.kind, address, port)
+        self._on_reset(done)

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the maps hold against what is planned: the rows that correct each entry that differs.
+
+The entries of program-written maps (flows, affinity, sockets, counters) are nobody's plan. An entry
+is compared in one step, so the caller may change the plan between two steps: what is no longer
+planned is not compared any more.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from typing import Any, NamedTuple
+
+from ebpflb.model.drift import Drift, Part
+from ebpflb.model.services import PortName
+from ebpflb.plan.entries import NO_SLOT, SourceRange
+from ebpflb.plan.plan import Plan
+from ebpflb.plan.planner import Planner
+from ebpflb.plan.service_entries import ServiceEntries
+from ebpflb.plan.source_ranges import SourceRangesSnapshot
+
+Read = Mapping[str, Callable[[Any], Any]]
+"""Map -> its look-up, which returns None for a key that is not there."""
+
+MISSING, DIFFERS, NOT_PLANNED = "is missing", "differs", "is not planned"
+_REMOVED = "removed_"
+
+
+class Wrong(NamedTuple):
+    """An entry that is not as planned; ``row`` of the Plan's ``field`` corrects it."""
+
+    field: str
+    row: Any
+    found: str
+
+    @property
+    def drift(self) -> Drift:
+        """For the operator, by map and key."""
+        key = self.row if self.field.startswith(_REMOVED) else self.row[0]
+        name = self.field.removeprefix(_REMOVED)
+        return Drift(Part.MAP, f"map {name}: {key_text(key)}", self.found)
+
+
+def corrections(wrong: Iterable[Wrong]) -> Plan:
+    """The plan that writes what is missing or differs, and removes what is not planned."""
+    plan = Plan()
+    for each in wrong:
+        getattr(plan, each.field).append(each.row)
+    return plan
+
+
+def compare_service(planner: Planner, name: PortName, read: Read) -> Iterator[Wrong | None]:
+    """Each entry of a service port; None where it is as planned."""
+    entries = planner.actual.get(name)
+    for field, row in _rows(name, entries) if entries else ():
+        if planner.actual.get(name) is not entries:
+            return
+        key, wanted = row
+        if field == "services" and planner.frontends.owners.get(key) != name:
+            continue
+        found = read[field](key)
+        if found == wanted:
+            yield None
+        else:
+            yield Wrong(field, row, MISSING if found is None else DIFFERS)
+
+
+def surplus(planner: Planner, name: str, keys: Iterable[Any]) -> Iterator[Wrong]:
+    """The keys of a map, as it has them now, that are not planned."""
+    planned = _planned(planner)[name]
+    for key in keys:
+        if key not in planned:
+            yield Wrong(f"{_REMOVED}{name}", key, NOT_PLANNED)
+
+
+def present_source_ranges(planner: Planner, found: Mapping[SourceRange, int]) -> Iterator[Wrong]:
+    """Of entries of map source_ranges, as it has them now, those that are not as planned."""
+    yield from surplus(planner, "source_ranges", found)
+    for range in planner.source_ranges.present & found.keys():
+        if found[range] != 1:
+            yield Wrong("source_ranges", (range, 1), DIFFERS)
+
+
+def missing_source_ranges(
+    planner: Planner, planned: SourceRangesSnapshot, seen: Set[Any]
+) -> Iterator[Wrong]:
+    """Those that were planned when the map began to be read, and that were not there.
+
+    Nothing is known if any were removed since: they may have been added anew behind the reader.
+    """
+    if planner.source_ranges.removals == planned.removals:
+        for range in planned.ranges:
+            if range not in seen:
+                yield Wrong("source_ranges", (range, 1), MISSING)
+
+
+def removed_backends(planner: Planner, slots: Iterable[tuple[int, int]]) -> Iterator[Wrong]:
+    """Of pairs of map backend_slots, the ids of no backend that have a slot nevertheless.
+
+    0 is what the array begins with.
+    """
+    for id, slot in slots:
+        if slot not in (0, NO_SLOT) and id not in planner.backend_ids.used:
+            yield Wrong("backend_slots", (id, NO_SLOT), NOT_PLANNED)
+
+
+def _rows(name: PortName, entries: ServiceEntries) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """In the order of Plan."""
+    for slot in entries.slots():
+        yield "slots", slot
+    for pair in entries.backend_slots():
+        yield "backend_slots", pair
+    for place in entries.choices():
+        yield "choices", place
+    yield "service_names", (entries.id, name)
+    for id, backend in zip(entries.ids, entries.backends, strict=True):
+        yield "backend_names", (id, backend.name)
+    for frontend, service in entries.services.items():
+        if "external" not in service.flags:
+            yield "cluster_ips", (frontend.address, 1)
+        yield "services", (frontend, service)
+
+
+def _planned(planner: Planner) -> dict[str, Any]:
+    """Map -> the keys that it may have; ids in quarantine are among them."""
+    return {
+        "services": planner.frontends.owners,
+        "service_names": planner.service_ids.used,
+        "backend_names": planner.backend_ids.used,
+        "cluster_ips": planner.cluster_ips.counts,
+        "source_ranges": planner.source_ranges.present,
+    }
+
+
+def key_text(key: Any) -> str:
+    """A key for the operator: an id with a #."""
+    return f"#{key}" if isinstance(key, int) else str(key)

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which endpoints of Services with on-removal: reset have gone, and since when.
+
+A removal is due when the grace of its Service has passed. It is forgotten if the endpoint comes
+back, or if the Service keeps its connections now. A Service that is deleted loses its endpoints;
+what it said last still holds for them. Times are of a monotonic clock, in seconds.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from ebpflb.model.addresses import Address
+from ebpflb.model.services import PortName
+from ebpflb.plan.entries import Frontend
+
+Endpoint = tuple[Address, int]
+
+
+class Watched(NamedTuple):
+    """A service port whose connections are reset ``grace`` seconds after their endpoint has gone.
+
+    ``endpoints``: those that its slices list now.
+    """
+
+    grace: float
+    frontends: frozenset[Frontend]
+    endpoints: frozenset[Endpoint] = frozenset()
+
+
+class Gone(NamedTuple):
+    """An endpoint that has gone: connections to it through these frontends are to be reset."""
+
+    service: PortName
+    endpoint: Endpoint
+    frontends: frozenset[Frontend]
+
+
+class Deleted(NamedTuple):
+    """Of a service port: there is none of this name any more."""
+
+
+DELETED = Deleted()
+Change = Watched | Deleted | None  # None: its connections are kept
+
+
+class RemovedEndpoints:
+    """``watched``: the service ports, also deleted ones as long as a removal of theirs is not due.
+
+    ``former``: those that an earlier agent watched; any that ``update`` does not name until
+    ``loaded`` has been deleted.
+    """
+
+    def __init__(self, former: Mapping[PortName, Watched]) -> None:
+        self.watched: dict[PortName, Watched] = {}
+        self.deleted: set[PortName] = set()
+        self._former = dict(former)
+        self._since: dict[tuple[PortName, Endpoint], float] = {}
+        self._due_once: set[tuple[PortName, Endpoint]] = set()  # and gone since
+
+    def update(self, name: PortName, change: Change, now: float) -> bool:
+        """Whether there may be connections to endpoints that went before it was watched."""
+        former = self._former.pop(name, None)
+        before = self.watched.get(name)
+        if isinstance(change, Deleted):
+            return self._delete(name, before or former, now, is_former=former is not None)
+        self.deleted.discard(name)
+        if change is None:
+            self._forget(name)
+            self._due_once -= {at for at in self._due_once if at[0] == name}
+            return False
+        self.watched[name] = change
+        for endpoint in change.endpoints:
+            self._since.pop((name, endpoint), None)
+            self._due_once.discard((name, endpoint))
+        for endpoint in before.endpoints - change.endpoints if before else ():
+            self._since.setdefault((name, endpoint), now)
+        return before is None
+
+    def knows(self, name: PortName) -> bool:
+        """Whether it is watched, or was: of others only that they are to be watched matters."""
+        return name in self.watched or name in self._former
+
+    def loaded(self, now: float) -> bool:
+        """All service ports that exist have been named. As ``update``."""
+        found = [self.update(name, DELETED, now) for name in [*self._former]]
+        return any(found)
+
+    def found(self, name: PortName, endpoint: Endpoint, now: float) -> None:
+        """There is a connection to an endpoint; it has gone now if it is not listed."""
+        watched = self.watched.get(name)
+        if watched and endpoint not in watched.endpoints:
+            self._since.setdefault((name, endpoint), now)
+
+    def due(self) -> float:
+        """When the next removal is due; infinity: none."""
+        return min(map(self._due, self._since), default=math.inf)
+
+    def take_due(self, now: float) -> list[Gone]:
+        """Those whose grace has passed; each is returned once."""
+        found = [at for at in self._since if self._due(at) <= now]
+        gone = [Gone(*at, self.watched[at[0]].frontends) for at in found]
+        for at in found:
+            del self._since[at]
+        self._due_once.update(found)
+        for name in {name for name, _ in found} & self.deleted:
+            if not any(each == name for each, _ in self._since):
+                self._forget(name)
+        return gone
+
+    def is_gone(self, gone: Gone) -> bool:
+        """Whether one that was due has not been listed again since then, even if it went again, and
+        its Service has not begun to keep its connections.
+        """
+        return (gone.service, gone.endpoint) in self._due_once
+
+    def done(self, gone: Iterable[Gone]) -> None:
+        """Nobody asks for them any more."""
+        self._due_once -= {(each.service, each.endpoint) for each in gone}
+
+    def forget_deleted(self) -> None:
+        """The deleted service ports of which no removal is pending."""
+        pending = {name for name, _ in self._since}
+        for name in self.deleted - pending:
+            self._forget(name)
+
+    def by_frontend(self) -> Iterator[tuple[Frontend, PortName]]:
+        """The frontends of all that are watched."""
+        for name, watched in self.watched.items():
+            for frontend in watched.frontends:
+                yield frontend, name
+
+    def _due(self, at: tuple[PortName, Endpoint]) -> float:
+        return self._since[at] + self.watched[at[0]].grace
+
+    def _delete(
+        self, name: PortName, before: Watched | None, now: float, *, is_former: bool
+    ) -> bool:
+        if before is None:
+            return False
+        self.watched[name] = before._replace(endpoints=frozenset())
+        self.deleted.add(name)
+        for endpoint in before.endpoints:
+            self._since.setdefault((name, endpoint), now)
+        if not is_former:
+            self.forget_deleted()
+        return is_former
+
+    def _forget(self, name: PortName) -> None:
+        self.watched.pop(name, None)
+        self.deleted.discard(name)
+        for at in [at for at in self._since if at[0] == name]:
+            del self._since[at]

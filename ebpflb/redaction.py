@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Secrets that are known are taken out of every log line, status and traceback.
+
+What is built of a credential is checked before it is used, so that no library has to quote it; this
+is for what remains, such as a server that repeats a token in its answer.
+"""
+
+import json
+import logging
+import re
+import sys
+import threading
+import traceback
+from types import TracebackType
+from urllib.parse import quote
+
+SHOWN = "***"  # shorter than any secret, so it is never replaced itself
+_SHORTEST = 4  # characters: shorter ones would be found in any text
+_MOST = 256  # secrets that are remembered; a token is renewed every hour
+_USER_INFO = re.compile(r"(?<=//)[^/?#\s]*@|^[^/?#\s]*@")
+
+_known: dict[str, None] = {}
+_lock = threading.Lock()
+
+
+def remember(secret: object) -> None:
+    """From now on this text is never shown, nor are the ways in which others write it."""
+    if not isinstance(secret, str) or len(secret.strip()) < _SHORTEST:
+        return
+    plain = secret.strip()
+    written = (plain, repr(plain)[1:-1], json.dumps(plain)[1:-1], quote(plain, safe=""))
+    with _lock:
+        for text in written:
+            _known.pop(text, None)
+            _known[text] = None
+        while len(_known) > _MOST:
+            del _known[next(iter(_known))]
+
+
+def without_user(url: str) -> str:
+    """A URL without "user:password@", which is remembered as a secret."""
+    for found in _USER_INFO.findall(url):
+        user_info = found.removesuffix("@")
+        remember(user_info)
+        remember(user_info.partition(":")[2])
+    return _USER_INFO.sub("", url)
+
+
+def redact(text: str) -> str:
+    """The text with SHOWN in the place of every secret."""
+    with _lock:
+        known = sorted(_known, key=len, reverse=True)
+    for secret in known:
+        text = text.replace(secret, SHOWN)
+    return text
+
+
+class Formatter(logging.Formatter):
+    """Of log lines with their tracebacks."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redact(super().format(record))
+
+
+def guard_tracebacks() -> None:
+    """Those of errors that nobody catches, in any thread."""
+    sys.excepthook = _print
+    threading.excepthook = _print_of_thread
+
+
+def _print(kind: type[BaseException], error: BaseException, trace: TracebackType | None, /) -> None:
+    sys.stderr.write(redact("".join(traceback.format_exception(kind, error, trace))))
+
+
+def _print_of_thread(args: threading.ExceptHookArgs, /) -> None:
+    if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
+        _print(args.exc_type, args.exc_value, args.exc_traceback)

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HTTP over a socket in the run directory: what the agent tells the commands of this node.
+
+It is for root alone. Its requests are answered one after the other in a thread of their own, so
+neither the agent's loop nor the other ports wait for them.
+"""
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from ebpflb import unix_socket
+from ebpflb.errors import in_words
+from ebpflb.serve.http import Handler
+from ebpflb.serve.listener import Connections, Listener
+
+log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 16
+_TIMEOUT_SECONDS = 10.0
+
+
+class LocalSocket:
+    """Where it cannot listen there is none, and the agent goes on without."""
+
+    def __init__(self, path: Path, handler: Handler, timeout: float = _TIMEOUT_SECONDS) -> None:
+        self._path = path
+        self._thread = ThreadPoolExecutor(1, "inspect")
+        connections = Connections(MAX_CONNECTIONS, timeout)
+        self._listener = Listener(handler, connections, slow=self._thread)
+
+    async def open(self) -> None:
+        """Removes what an earlier agent has left in its place."""
+        try:
+            await self._listener.open(unix_socket.listen(self._path))
+        except OSError as error:
+            log.warning("%s: %s: commands will ask the maps alone", self._path, in_words(error))
+
+    async def close(self) -> None:
+        await self._listener.close()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._path.unlink(missing_ok=True)

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where an agent has the cluster's objects from, for others who want to list them as it does."""
+
+from ipaddress import ip_address, ip_network
+from pathlib import Path
+
+import msgspec
+
+from ebpflb.model import external_ips, scheduler, served_services
+from ebpflb.model.served_services import ServedServices
+from ebpflb.options import Options, Paths
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """The options that decide which services an agent plans; no secret is among them."""
+
+    node_name: str
+    cgroup: str
+    manifests: str = ""
+    kubeconfig: str = ""
+    master: str = ""
+    bind_address: str = ""
+    serve_external_ips: bool = True
+    external_ips: str = "all"
+    nodeport_source_ranges: tuple[str, ...] = ()
+    namespaces: str = ""
+    services: str = ""
+    scheduler: str = scheduler.RANDOM
+
+    def options(self, paths: Paths) -> Options:
+        """The same as Options of an agent."""
+        return Options(
+            paths=paths,
+            node_name=self.node_name,
+            cgroup=Path(self.cgroup),
+            manifests=Path(self.manifests) if self.manifests else None,
+            kubeconfig=Path(self.kubeconfig) if self.kubeconfig else None,
+            master=self.master,
+            bind_address=ip_address(self.bind_address) if self.bind_address else None,
+            serve_external_ips=self.serve_external_ips,
+            external_ips=external_ips.parse(self.external_ips),
+            nodeport_source_ranges=tuple(map(ip_network, self.nodeport_source_ranges)),
+            served=ServedServices(
+                served_services.parse_namespaces(self.namespaces),
+                served_services.parse(self.services),
+            ),
+            scheduler=self.scheduler,
+        )
+
+
+def origin(options: Options) -> Origin:
+    """Of an agent's options."""
+    return Origin(
+        node_name=options.node_name,
+        cgroup=str(options.cgroup),
+        manifests=str(options.manifests or ""),
+        kubeconfig=str(options.kubeconfig or ""),
+        master=options.master,
+        bind_address=str(options.bind_address or ""),
+        serve_external_ips=options.serve_external_ips,
+        external_ips=str(options.external_ips),
+        nodeport_source_ranges=tuple(map(str, options.nodeport_source_ranges)),
+        namespaces=served_services.show_namespaces(options.served.namespaces),
+        services=served_services.show(options.served.selector),
+        scheduler=options.scheduler,
+    )

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of `ebpflb ui`: the values of the commands over HTTP, and a page that shows them.
+
+Nothing here is imported unless the command runs, as starlette and uvicorn are an extra. static/ has
+the page: files that browsers read as they are.
+
+web_server       the process: a socket, uvicorn, and connections that hold it for too long
+application      which path gives which value
+guard            which requests are answered at all, and what every response has
+request_fields   what a request asks for
+request_workers  threads that read, so many at a time
+answering        values as JSON, errors as sentences
+readings         the values, by the functions of the commands
+live_events      what the datapath decides, as it does
+rate_meter       rates of the last minute, measured while somebody looks
+"""

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the server answers. The token is in this tab's memory alone, and in no address.
+
+const TOKEN = "ebpflb-token";
+
+export class Refused extends Error {}
+
+export const setToken = (token) => sessionStorage.setItem(TOKEN, token);
+
+const asked = async (path, parameters, signal) => {
+  const query = new URLSearchParams(parameters);
+  const token = sessionStorage.getItem(TOKEN);
+  const headers = token ? { authorization: `Bearer ${token}` } : {};
+  let response;
+  try {
+    response = await fetch(`/api/${path}?${query}`, { headers, signal, cache: "no-store" });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Error("`ebpflb ui` does not answer: has it ended?");
+  }
+  if (response.status === 401) throw new Refused("this page asks for a token");
+  return response;
+};
+
+const sentence = async (response) => {
+  try {
+    return (await response.json()).error;
+  } catch {
+    return `the server answered with status ${response.status}`;
+  }
+};
+
+export const get = async (path, parameters = {}, signal = undefined) => {
+  const response = await asked(path, parameters, signal);
+  if (!response.ok) throw new Error(await sentence(response));
+  return response.json();
+};
+
+// Server-sent events, read by fetch as only that can send the token; `each(value)` until it ends.
+export const stream = async (path, parameters, each, signal) => {
+  const response = await asked(path, parameters, signal);
+  if (!response.ok) throw new Error(await sentence(response));
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const parts = (text + value).split("\n\n");
+    text = parts.pop();
+    for (const part of parts) if (part.startsWith("data: ")) each(JSON.parse(part.slice(6)));
+  }
+};

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What differs from what is planned is named and put back, and nothing else waits for it."""
+
+import errno
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ebpflb.agent import audit
+from ebpflb.agent.audit import Audit, AuditCheck
+from ebpflb.agent.nat_check import NatCheck
+from ebpflb.errors import KernelError
+from ebpflb.lab.agents import wait_until
+from ebpflb.model.drift import MAX_LISTED, MAX_NAMED_IN_LINE, Drift, Part, in_force, named, summary
+from ebpflb.model.events import Kind
+from ebpflb.options import REPORT
+from tests.agent.fakes import Harness, changed, slices
+from tests.agent.test_node_sync import start
+from tests.agent.test_reporter import value
+
+HOOK = Drift(Part.HOOK, "hook connect4", "is not attached")
+PIN = Drift(Part.PIN, "map services", "has no pin")
+FULL = KernelError("attaching", errno.ENOSPC, "No space left on device")
+
+
+class Clock:
+    """Each look at it takes a millisecond."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 0.001
+        return self.now
+
+
+class FakeCheck:
+    """``drift`` is found in one of ``size`` steps, until it is put back."""
+
+    name, period, possible = "things", 5.0, True
+
+    def __init__(self, size: int = 1) -> None:
+        self.size = size
+        self.drift: list[Drift] = []
+        self.steps_taken = self.repairs = 0
+        self.stays = False
+        self.error: KernelError | None = None
+
+    def steps(self) -> Iterator[list[Drift]]:
+        for step in range(self.size):
+            self.steps_taken += 1
+            yield list(self.drift) if step == self.size - 1 else []
+
+    def repair(self) -> None:
+        self.repairs += 1
+        if self.error:
+            raise self.error
+        if not self.stays:
+            self.drift.clear()
+
+
+def made(check: AuditCheck, *, report_only: bool = False) -> tuple[Audit, Clock, list[Drift]]:
+    clock, told = Clock(), list[Drift]()
+    return Audit([check], told.extend, report_only=report_only, clock=clock), clock, told
+
+
+def test_found_named_and_put_back() -> None:
+    """What differs is told once and put back; the comparison after that ends the drift."""
+    check = FakeCheck()
+    it, clock, told = made(check)
+    check.drift = [HOOK]
+    it.turn()
+    assert (told, check.repairs, it.drift) == ([HOOK], 1, [HOOK])
+    assert it.due <= clock()
+    it.turn()
+    assert (told, it.drift) == ([HOOK], [])
+    assert it.due > clock() + 4
+
+
+def test_report_only() -> None:
+    """With --audit=report it is told, once, and nothing is put back; it stays drift."""
+    check = FakeCheck()
+    it, clock, told = made(check, report_only=True)
+    check.drift = [HOOK]
+    for _ in range(3):
+        it.turn()
+        clock.now = it.due
+    assert (told, check.repairs, it.drift) == ([HOOK], 0, [HOOK])
+
+
+def test_turns_are_short() -> None:
+    """A comparison of many steps takes many turns: the loop handles messages between them."""
+    check = FakeCheck(size=100)
+    it, clock, _ = made(check)
+    turns = 0
+    while not it.passes["things"].completed:
+        before, turns = check.steps_taken, turns + 1
+        clock.now = it.due
+        it.turn()
+        assert check.steps_taken - before <= audit.BUDGET_SECONDS / 0.001 + 1
+        assert it.due > clock.now
+    assert 9 <= turns < 100
+
+
+def test_share_of_time() -> None:
+    """A comparison that takes long is not begun again before twenty times as long."""
+    check = FakeCheck(size=1000)
+    it, clock, _ = made(check)
+    while not it.passes["things"].completed:
+        clock.now = it.due
+        it.turn()
+    assert it.due - clock.now > 0.9 * audit.SHARE
+
+
+def test_cannot_be_put_back(caplog: pytest.LogCaptureFixture) -> None:
+    """It is said why, once; it stays drift, and is tried again each period."""
+    check = FakeCheck()
+    it, clock, _ = made(check)
+    check.drift, check.error = [HOOK], FULL
+    for _ in range(3):
+        it.turn()
+        assert it.drift == [HOOK]
+        assert it.errors == {"things": str(FULL)}
+        clock.now = it.due
+    assert check.repairs == 3
+    assert sum(str(FULL) in each.getMessage() for each in caplog.records) == 1
+    check.error = None
+    it.turn()
+    it.turn()
+    assert (it.drift, it.errors) == ([], {})
+
+
+def test_comes_back_at_once() -> None:
+    """What others undo as soon as it is put back is not fought without a pause."""
+    check = FakeCheck()
+    it, clock, _ = made(check)
+    check.drift, check.stays = [HOOK], True
+    it.turn()
+    it.turn()
+    assert it.due > clock() + 4
+
+
+def test_a_link_without_pin_is_in_force() -> None:
+    """Pins are drift, but what lacks only its pin serves as long as the agent runs."""
+    assert in_force([PIN])
+    assert not in_force([PIN, HOOK])
+
+
+def test_many() -> None:
+    """Thousands of differences make no longer line or status than a few."""
+    many = [HOOK._replace(name=f"hook {number}") for number in range(5000)]
+    assert summary(many).endswith(f"; and {5000 - MAX_NAMED_IN_LINE} more")
+    assert len(named(many)) == MAX_LISTED + 1
+
+
+def test_no_map_hides_another() -> None:
+    """Of a map that has lost all its entries one is named before the next map, however many."""
+    maps = [f"map {number}" for number in range(2 * MAX_NAMED_IN_LINE)]
+    lost = [Drift(Part.MAP, f"{each}: #{key}", "is missing") for each in maps for key in range(99)]
+    said = summary([*lost, HOOK])
+    assert all(f"{each}: #0 is missing; " in said for each in maps)
+    assert f"{HOOK}; and {98 * len(maps)} more" in said
+    assert [f"{each}: #0" for each in maps] == list(named(lost))[: len(maps)]
+
+
+def test_told_everywhere(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    """In the log, an event and the metrics; then it is put back, and readiness returns."""
+    start(harness, sync_period=0.01)
+    wait_until("it is ready", lambda: harness.health.ready)
+    harness.datapath.taken_off.append(HOOK)
+    wait_until("it is put back", lambda: bool(harness.datapath.restored))
+    assert any("hook connect4 is not attached" in each.getMessage() for each in caplog.records)
+    assert harness.events == ["hook connect4 is not attached"]
+    assert value(harness, "ebpflb_audit_drift_total", part="hook") == 1
+    harness.wait_for(lambda status: not status.drift)
+    wait_until("it is ready again", lambda: harness.health.ready and harness.health.serves)
+
+
+def test_not_in_force(harness: Harness) -> None:
+    """What is not put back makes /healthz and /readyz fail, is in the status, and stops nothing."""
+    start(harness, sync_period=0.01, audit=REPORT)
+    harness.datapath.taken_off.append(HOOK)
+    status = harness.wait_for(lambda status: status.drift)
+    assert status.drift == {"hook connect4": "is not attached"}
+    assert status.not_ready == ["hook connect4 differs from what is planned"]
+    wait_until("it is unhealthy", lambda: not harness.health.serves)
+    assert harness.health.healthy
+    plans = len(harness.datapath.plans)
+    harness.send(changed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.7")))
+    wait_until("events go on", lambda: len(harness.datapath.plans) > plans)
+
+
+def test_what_is_disturbed_is_looked_at_at_once() -> None:
+    """An event of the kernel does not wait for the period, and costs no more than its share."""
+    check = FakeCheck(size=5)
+    it, clock, told = made(check)
+    it.turn()
+    assert it.due > clock() + 4
+    check.drift = [HOOK]
+    it.wake("things")
+    assert it.due < clock() + audit.SHARE * 0.02
+    clock.now = it.due
+    it.turn()
+    assert told == [HOOK]
+    it.wake("no such check")
+
+
+class FakeNatWatch:
+    """What NatCheck reads of NatWatch."""
+
+    restored, lacking = 0, False
+
+
+def test_a_table_that_was_put_back_is_told() -> None:
+    """Once, though the watch has put it back before the audit looks; then it is over."""
+    watch: Any = FakeNatWatch()
+    it, clock, told = made(NatCheck(watch, 2.0))
+    it.turn()
+    watch.restored = 1
+    clock.now = it.due
+    it.turn()
+    assert [drift.part for drift in told] == [Part.TABLE]
+    assert not in_force(told)
+    it.turn()
+    assert it.drift == []
+
+
+def test_a_table_that_is_not_put_back_stays_drift() -> None:
+    """With --audit=report, until somebody makes it again."""
+    watch: Any = FakeNatWatch()
+    it, clock, told = made(NatCheck(watch, 2.0), report_only=True)
+    watch.lacking = True
+    for _ in range(3):
+        it.turn()
+        clock.now = it.due
+    assert len(told) == len(it.drift) == 1
+    watch.lacking = False
+    it.turn()
+    assert it.drift == []
+
+
+def test_a_lock_that_was_lost_is_taken_again(harness: Harness) -> None:
+    """With the pins, after a bpffs was mounted anew."""
+    start(harness, sync_period=0.01)
+    harness.lock.lost = True
+    wait_until("it is named", lambda: bool(harness.events))
+    assert harness.events == ["lock of /state is not held any more"]
+    wait_until("it is held", lambda: not harness.lock.lost)
+    harness.wait_for(lambda status: not status.drift)
+
+
+def test_an_agent_whose_state_directory_has_another_ends(harness: Harness) -> None:
+    """Nothing is attached or pinned over the other's."""
+    start(harness, sync_period=0.01)
+    harness.lock.others = harness.lock.lost = True
+    harness.thread.join(60)
+    assert not harness.thread.is_alive()
+    assert harness.error is None
+    assert not harness.datapath.restored

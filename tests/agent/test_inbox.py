@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages of a burst are taken together; all others at once."""
+
+from collections.abc import Callable
+
+import pytest
+
+from ebpflb.agent.inbox import GATHERING, Bursts, Inbox
+from ebpflb.model.events import Disturbed, SourceStatus
+
+
+class Stream:
+    """Messages that come every ``apart`` seconds, also while they are gathered."""
+
+    def __init__(self, apart: float) -> None:
+        self.apart, self.now, self.next = apart, 1000.0, 1000.0
+        self.inbox, self.slept = Inbox(), 0.0
+        self.bursts = Bursts(self.inbox, lambda: self.now, self._sleep)
+
+    def _sleep(self, seconds: float) -> None:
+        self.slept += seconds
+        self._pass_until(self.now + seconds)
+
+    def _pass_until(self, now: float) -> None:
+        self.now = now
+        while self.next <= now:
+            self.inbox.put(SourceStatus("it", None))
+            self.next += self.apart
+
+    def turn(self) -> int:
+        """The agent waits for the next message, and takes so many."""
+        self._pass_until(max(self.now, self.next))
+        return len(self.bursts.waiting(0.0))
+
+
+@pytest.mark.parametrize("apart", [0.01, 0.1, 60.0])
+def test_changes_that_are_not_close_never_wait(apart: float) -> None:
+    stream = Stream(apart)
+    assert [stream.turn() for _ in range(50)] == [1] * 50
+    assert stream.slept == 0
+
+
+def test_changes_of_a_burst_share_a_turn_once_it_is_one() -> None:
+    """The first ones do not wait; later ones GATHERING at most."""
+    stream = Stream(0.001)
+    assert [stream.turn() for _ in range(6)] == [1] * 6
+    assert [stream.turn() for _ in range(10)] == [1 + GATHERING / 0.001] * 10
+    stream.next = stream.now + 1.0  # a quiet second: its end waits once, what follows does not
+    stream.turn()
+    stream.apart = 1.0
+    stream.slept = 0.0
+    assert [stream.turn() for _ in range(3)] == [1] * 3
+    assert stream.slept == 0
+
+
+def test_nothing_is_lost_and_the_order_is_kept() -> None:
+    inbox = Inbox()
+    moment: Callable[[], float] = lambda: 1000.0  # noqa: E731
+    bursts = Bursts(inbox, moment, lambda seconds: inbox.put(Disturbed("last")))
+    taken = []
+    for number in range(10):
+        inbox.put(Disturbed(str(number)))
+        taken += bursts.waiting(0.0)
+    names = [message.check for message in taken if isinstance(message, Disturbed)]
+    assert [name for name in names if name != "last"] == [str(number) for number in range(10)]
+    assert bursts.waiting(0.0) == []

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the agent answers about services, while its loop runs."""
+
+from typing import Any
+from urllib.parse import urlencode
+
+import msgspec
+import pytest
+
+from ebpflb.agent import inspection
+from ebpflb.agent.inspection import Inspection, Question
+from ebpflb.lab.agents import wait_until
+from ebpflb.model.events import Kind
+from ebpflb.plan.service_page import ServiceList, ServicePage
+from ebpflb.serve.http import Request, Response
+from tests.agent.fakes import Harness, changed, listed, service, slices
+
+
+@pytest.fixture
+def asked(harness: Harness) -> Inspection:
+    """Of an agent that has three Services."""
+    harness.start()
+    names = ("api", "db", "web")
+    harness.send(
+        listed(Kind.SERVICE, *(service(name, f"10.96.0.{i}") for i, name in enumerate(names, 1))),
+        listed(Kind.ENDPOINT_SLICE, slices("web", "10.1.0.1", "10.1.0.2")),
+        listed(Kind.NODE),
+    )
+    harness.wait_for(lambda status: status.service_ports == len(names))
+    return Inspection(harness.agent.inbox.put)
+
+
+def get(asked: Inspection, path: str, query: Any = ()) -> Response:
+    return asked.respond(Request(path, "", urlencode(query)))
+
+
+def names(asked: Inspection, *patterns: str, **query: object) -> list[str]:
+    words = [("match", pattern) for pattern in patterns] + list(query.items())
+    found = msgspec.json.decode(get(asked, "/v1/services", words).body, type=ServiceList)
+    return [row.service for row in found.services]
+
+
+def test_page(asked: Inspection) -> None:
+    """One Service, as it is planned now."""
+    response = get(asked, "/v1/service", {"namespace": "default", "name": "web"})
+    page = msgspec.json.decode(response.body, type=ServicePage)
+    assert (response.status, page.service, page.notes) == (200, "default/web", [])
+    assert [row.endpoint for row in page.ports[0].endpoints] == ["10.1.0.1:8080", "10.1.0.2:8080"]
+
+
+def test_list(asked: Inspection) -> None:
+    """By name, by pattern, and part by part."""
+    assert names(asked) == ["default/api", "default/db", "default/web"]
+    assert names(asked, "*/w*", "default/a?i") == ["default/api", "default/web"]
+    assert names(asked, "other/*") == []
+    assert names(asked, after="default/api", limit=1) == ["default/db"]
+    part = get(asked, "/v1/services", {"limit": 1})
+    assert msgspec.json.decode(part.body, type=ServiceList).more == 2
+
+
+def test_labels(harness: Harness, asked: Inspection) -> None:
+    """As kubectl's -l has them, also when only the labels have changed; with patterns and parts."""
+    labelled = {"app": "web", "example.com/tier": "front"}
+    for name, labels in (("web", labelled), ("api", {"app": "api"})):
+        address = {"web": "10.96.0.3", "api": "10.96.0.1"}[name]
+        found = service(name, address)
+        found["metadata"]["labels"] = labels
+        harness.send(changed(Kind.SERVICE, found))
+    wait_until("the labels", lambda: names(asked, selector="app") == ["default/api", "default/web"])
+    assert names(asked, selector="app=web,example.com/tier in (front)") == ["default/web"]
+    assert names(asked, selector="app!=web") == ["default/api", "default/db"]
+    assert names(asked, "*/w*", selector="!app") == []
+    assert names(asked, selector="app", after="default/api") == ["default/web"]
+    harness.send(changed(Kind.SERVICE, service("web", "10.96.0.3")))
+    wait_until("they are gone", lambda: names(asked, selector="app") == ["default/api"])
+    answer = get(asked, "/v1/services", {"selector": "app"})
+    assert msgspec.json.decode(answer.body, type=ServiceList).selector == "app"
+    assert get(asked, "/v1/services", {"selector": "app=(("}).status == 400
+
+
+def test_unknown(asked: Inspection) -> None:
+    """404 names what may have been meant; a number that is none is 400; other paths are 404."""
+    response = get(asked, "/v1/service", {"namespace": "default", "name": "wab"})
+    assert response.status == 404
+    assert b"no Service default/wab: did you mean default/web" in response.body
+    assert get(asked, "/v1/services", {"limit": "many"}).status == 400
+    assert get(asked, "/v2/services").status == 404
+
+
+def test_invalid_and_headless(harness: Harness, asked: Inspection) -> None:
+    """A Service that is not served as it is written says so."""
+    harness.send(changed(Kind.SERVICE, service("web", "not-an-address")))
+    harness.send(changed(Kind.SERVICE, service("headless", "None")))
+    pages = [
+        get(asked, "/v1/service", {"namespace": "default", "name": name}).body
+        for name in ("web", "headless")
+    ]
+    invalid, headless = (msgspec.json.decode(page, type=ServicePage) for page in pages)
+    assert invalid.notes[0].startswith("invalid: spec.clusterIP")
+    assert invalid.ports[0].endpoints  # of its last good state
+    assert headless.notes == [inspection.NOTHING_SERVED]
+
+
+def test_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop that does not answer in time is 503, and the question is not answered later."""
+    monkeypatch.setattr(inspection, "ANSWER_SECONDS", 0.01)
+    questions: list[Question[Any]] = []
+    response = get(Inspection(questions.append), "/v1/services")
+    assert response.status == 503
+    nothing: Any = None
+    for question in questions:
+        question.answer(nothing, nothing)  # does not ask: that would raise
+
+
+def test_before_the_lists(harness: Harness) -> None:
+    """Until all lists have been received the answer says so."""
+    harness.start()
+    harness.send(changed(Kind.SERVICE, service("web", "10.96.0.1")))
+    response = get(Inspection(harness.agent.inbox.put), "/v1/services")
+    found = msgspec.json.decode(response.body, type=ServiceList)
+    assert found.notes == ["the agent has not received all lists yet"]

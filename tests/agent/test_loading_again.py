@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that could not be compiled or loaded at the start are tried again until they can."""
+
+import errno
+
+import pytest
+
+from ebpflb.agent import program_loader
+from ebpflb.agent.engine_choice import EngineChoice
+from ebpflb.errors import CompileError, EbpflbError, KernelError
+from ebpflb.lab.agents import wait_until
+from ebpflb.model.packet_path import AUTO, Engine
+from tests.agent.fakes import Harness
+from tests.agent.test_node_sync import BRIDGE, ETH, PORT, here, start
+
+SHORT = KernelError("loading program connect4", errno.ENOMEM, "Cannot allocate memory")
+FULL = CompileError("hooks/packet.c does not compile: no space left on the device")
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program_loader, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(program_loader, "LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr(program_loader, "POLL_SECONDS", 0.001)
+
+
+@pytest.mark.parametrize("error", [SHORT, FULL])
+def test_a_passing_failure_at_the_start_passes(harness: Harness, error: EbpflbError) -> None:
+    """Old programs serve and the status says so; then all devices get this agent's."""
+    harness.datapath.compile_error, harness.datapath.hooked = error, True
+    start(harness)
+    assert harness.status.programs.startswith("old ones: ")
+    harness.send(here(ETH, BRIDGE, PORT))
+    wait_until("it is tried again and again", lambda: harness.datapath.compiled > 2)
+    assert not harness.datapath.attached
+    assert not harness.health.ready
+    harness.datapath.compile_error = None
+    harness.wait_for(lambda status: status.programs == "current" and status.in_sync)
+    assert harness.datapath.attached == [harness.options.cgroup]
+    assert harness.datapath.served[-1] == (ETH, BRIDGE, PORT)
+    wait_until("it is ready", lambda: harness.health.ready)
+    compiled = harness.datapath.compiled
+    harness.send(here(ETH))
+    assert harness.datapath.compiled == compiled
+
+
+def test_pauses_grow(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that fails each time is not started again and again without a pause."""
+    monkeypatch.setattr(program_loader, "FIRST_PAUSE", 5.0)
+    monkeypatch.setattr(program_loader, "LONGEST_PAUSE", 300.0)
+    harness.datapath.compile_error, harness.datapath.hooked = FULL, True
+    now, pauses = [0.0], []
+    loader = program_loader.ProgramLoader(
+        harness.datapath,  # type: ignore[arg-type]
+        harness.options,
+        harness.engine,
+        clock=lambda: now[0],
+    )
+    loader.load()
+    while len(pauses) < 9:
+        pauses.append(loader.due - now[0])
+        now[0] = loader.due
+        while loader.due - now[0] < 1:  # the thread that compiles is waited for
+            now[0] = max(now[0], loader.due)
+            assert not loader.try_again()
+    assert pauses[:4] == [5, 10, 20, 40]
+    assert max(pauses) == 300
+
+
+def test_the_conntrack_engine_is_tried_again(harness: Harness) -> None:
+    """Where memory was short for its programs auto serves without, and with it as soon as it can.
+
+    What the verifier rejects stays rejected (test_engine_in_force.py).
+    """
+    harness.datapath.rejects_conntrack = SHORT
+    harness.engine = EngineChoice(AUTO, missing=None)
+    start(harness)
+    assert not harness.datapath.conntrack
+    assert harness.status.programs == "current"
+    harness.datapath.rejects_conntrack = None
+    wait_until("it is loaded", lambda: harness.datapath.conntrack)
+    path = harness.wait_for(lambda status: len(harness.datapath.attached) == 2).packet_path
+    assert path is not None
+    assert Engine(path.engine)

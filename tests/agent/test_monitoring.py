@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the agent does for monitors where something fails; the kernel's part is pretended."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+
+from ebpflb import unix_socket
+from ebpflb.agent import monitoring
+from ebpflb.agent.inspection import Question
+from ebpflb.agent.monitoring import Monitoring
+from ebpflb.datapath.monitoring import decisions
+from ebpflb.datapath.monitoring.protocol import MonitorAnswer, MonitorQuestion
+from ebpflb.errors import EbpflbError, KernelError, VerifierError
+from ebpflb.lab.agents import wait_until
+from ebpflb.options import Paths
+
+REJECTED = VerifierError("the verifier rejected program egress: EACCES\n17: (85) call 113\nits log")
+FULL = KernelError("map create events", 12, "Cannot allocate memory")
+LOST = KernelError("link update connect4", 22, "Invalid argument")
+
+
+class Variant:
+    """As that of the datapath, without a kernel; ``error``: why it cannot be loaded."""
+
+    error: EbpflbError | None = None
+    loaded: ClassVar[list["Variant"]] = []
+
+    def __init__(self, datapath: object, cache: Path) -> None:
+        if self.error:
+            raise self.error
+        self.closed: list[str] = []
+        self.programs = SimpleNamespace(close=lambda: self.closed.append("programs"))
+        self.ring = SimpleNamespace(take=lambda: b"")
+        self.loaded.append(self)
+
+    def ask(self, verdicts: int) -> None:
+        """It asks for nothing by itself."""
+
+    def lost(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        self.closed.append("maps")
+
+
+class Node:
+    """Its loop and its programs: ``others`` are in force, as the datapath has it."""
+
+    def __init__(self) -> None:
+        self.others: object = None
+        self.exchanged: list[object] = []
+        self.error: EbpflbError | None = None
+
+    def put(self, question: Question[Any]) -> None:
+        nothing: Any = None
+        question.answer(nothing, nothing)
+
+    def require_own_programs(self) -> None:
+        """They are in force."""
+
+    def exchange(self, others: object) -> None:
+        if self.error:
+            raise self.error
+        self.exchanged.append(others)
+        self.others = others
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    """A node whose agent listens for monitors."""
+    monkeypatch.setattr(monitoring, "Variant", Variant)
+    monkeypatch.setattr(Variant, "loaded", [])
+    made: Any = Node()
+    listening = Monitoring(Paths(Path("/ebpflb"), tmp_path), made, made, made.put)
+    listening.start()
+    yield made
+    listening.stop()
+
+
+@pytest.fixture
+def ask(tmp_path: Path, node: Node) -> Iterator["Ask"]:
+    made = Ask(Paths(Path("/ebpflb"), tmp_path).monitor_socket)
+    yield made
+    for each in made.connected:
+        each.close()
+
+
+class Ask:
+    """Calls connect a monitor; what it is told is returned."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.connected: list[socket.socket] = []
+
+    def __call__(self) -> str:
+        self.connected.append(unix_socket.connect(self._path, 20))
+        question = MonitorQuestion(decisions.format_hash(), decisions.mask(decisions.USUAL))
+        self.connected[-1].sendall(msgspec.json.encode(question) + b"\n")
+        with self.connected[-1].makefile("rb") as said:
+            return msgspec.json.decode(said.readline(), type=MonitorAnswer).error
+
+
+@pytest.mark.parametrize("error", [REJECTED, FULL], ids=["rejected", "no memory"])
+def test_programs_that_cannot_be_loaded_change_nothing(
+    node: Node, ask: Ask, monkeypatch: pytest.MonkeyPatch, error: EbpflbError
+) -> None:
+    """The monitor is told in one line, no program is exchanged, and the next one may succeed."""
+    monkeypatch.setattr(Variant, "error", error)
+    assert ask() == str(error).splitlines()[0]
+    assert not node.exchanged
+    monkeypatch.setattr(Variant, "error", None)
+    assert ask() == ""
+    assert node.others is Variant.loaded[0].programs
+
+
+def test_programs_that_cannot_be_attached_are_closed(node: Node, ask: Ask) -> None:
+    """None stays loaded for nobody."""
+    node.error = LOST
+    assert ask() == str(LOST)
+    assert not node.exchanged and Variant.loaded[0].closed == ["programs", "maps"]
+
+
+def test_the_usual_programs_are_back_when_the_last_monitor_ends(node: Node, ask: Ask) -> None:
+    """Two share one variant."""
+    assert (ask(), ask()) == ("", "")
+    [variant] = Variant.loaded
+    ask.connected.pop().close()
+    assert ask() == "" and node.exchanged == [variant.programs]
+    while ask.connected:
+        ask.connected.pop().close()
+    wait_until("they are back", lambda: node.exchanged == [variant.programs, None])
+
+
+def test_monitors_end_when_the_agent_loads_its_programs_again(node: Node, ask: Ask) -> None:
+    """The new programs stay in force, and a monitor that asks again gets a variant of them."""
+    assert ask() == ""
+    node.others = None
+    assert ask.connected[0].recv(1) == b""
+    [former] = Variant.loaded
+    assert node.exchanged == [former.programs]
+    wait_until("its maps are closed", lambda: former.closed == ["maps"])
+    assert ask() == ""
+    assert node.others is Variant.loaded[1].programs

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent's status is made, told and written when something of it has changed, and only then."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebpflb import files
+from ebpflb.agent.publisher import Publisher
+from ebpflb.model.drift import Drift, Part
+from ebpflb.options import Options, Paths
+from ebpflb.serve import status
+from ebpflb.serve.status import AgentStatus
+
+
+class Told:
+    """A reporter that only remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.statuses: list[AgentStatus] = []
+
+    def published(self, status: AgentStatus, *, in_force: bool) -> None:
+        self.statuses.append(status)
+
+
+class Published:
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.paths = Paths(state=Path("/sys/fs/bpf/it"), run=folder, cache=folder)
+        self.told, self.writes, self.errors = Told(), 0, list[OSError]()
+        told: Any = self.told
+        self.publisher = Publisher(Options(self.paths, "node-1", Path("/cgroup")), told)
+        self._replace = files.replace
+        monkeypatch.setattr("ebpflb.serve.status.files.replace", self._count)
+
+    def _count(self, path: Path, content: bytes) -> None:
+        self.writes += 1
+        if self.errors:
+            raise self.errors.pop()
+        self._replace(path, content)
+
+
+@pytest.fixture
+def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Published:
+    return Published(tmp_path, monkeypatch)
+
+
+def test_the_status_file_is_not_written_again_when_nothing_of_it_has_changed(
+    published: Published,
+) -> None:
+    for _ in range(5):
+        published.publisher.publish([], attached=True, source_errors={})
+    assert (published.writes, len(published.told.statuses)) == (1, 1)
+
+
+def test_each_change_is_told_and_written(published: Published) -> None:
+    published.publisher.publish([], backends=1)
+    published.publisher.publish([], backends=2)
+    published.publisher.publish([Drift(Part.MAP, "map slots: 1", "differs")], backends=2)
+    assert published.writes == len(published.told.statuses) == 3
+    found = status.read(published.paths)
+    assert found is not None
+    assert (found.backends, dict(found.drift)) == (2, {"map slots: 1": "differs"})
+    assert published.publisher.status == found
+
+
+def test_a_status_that_could_not_be_written_is_written_in_the_next_turn(
+    published: Published,
+) -> None:
+    published.errors.append(OSError(28, "No space left on device"))
+    published.publisher.publish([], backends=1)
+    assert status.read(published.paths) is None
+    published.publisher.publish([], backends=1)
+    found = status.read(published.paths)
+    assert found is not None
+    assert found.backends == 1

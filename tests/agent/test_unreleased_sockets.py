@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sockets that are gone though the kernel has not released them are forgotten, and no others."""
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebpflb.agent.unreleased_sockets import UnreleasedSockets
+from ebpflb.datapath.attach.netns_cookie import by_socket
+from ebpflb.datapath.maps import bpf_map, layout
+from ebpflb.datapath.maps.bpf_map import Map
+from ebpflb.datapath.maps.socket_records import PeerFrontend, SocketEntry
+from ebpflb.plan.entries import Frontend
+from tests.datapath.maps.small import small_maps
+
+NAMES = (
+    "settings", "services", "sockets", "sockets_full", "assignments", "peers", "slots",
+    "backend_slots", "verdicts", "connections", "backend_loads",
+)  # fmt: skip
+HERE, VIP = ip_address("127.0.0.1"), ip_address("10.96.0.10")
+BACKEND, SERVICE = 10, 1
+NOWHERE = 1 << 60  # no socket and no namespace has this cookie
+
+
+@pytest.fixture
+def maps() -> Iterator[dict[str, Map]]:
+    """The counters are of full size, as the program's part of each CPU is."""
+    spec = layout.MAPS["backend_stats"]
+    counters = bpf_map.open_map(spec, bpf_map.create_map(spec))
+    with small_maps(NAMES) as made, closing(counters):
+        yield made | {spec.name: counters}
+
+
+@pytest.fixture
+def opened() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def each(what: Callable[[], Any]) -> Iterator[tuple[bool, Any]]:
+    """Our own namespace alone."""
+    yield True, what()
+
+
+@pytest.fixture
+def sweeper(maps: dict[str, Map], tmp_path: Path) -> Iterator[UnreleasedSockets]:
+    made = UnreleasedSockets(maps, tmp_path, each)
+    yield made
+    made.stop()
+
+
+def own_netns() -> int:
+    cookie = by_socket()
+    if cookie is None:
+        pytest.skip("the kernel does not tell a namespace's cookie (5.14)")
+    return cookie
+
+
+def remember(maps: dict[str, Map], cookie: int, protocol: int, netns: int) -> int:
+    """As the hooks do."""
+    peer = PeerFrontend(Frontend(VIP, 80, protocol), BACKEND, HERE, 8080)
+    maps["sockets"].write([(cookie, SocketEntry(peer, SERVICE, netns=netns))])
+    return cookie
+
+
+def cookie_of(one: socket.socket) -> int:
+    return int.from_bytes(one.getsockopt(socket.SOL_SOCKET, 57, 8), "little")
+
+
+def known(maps: dict[str, Map]) -> set[int]:
+    return {cookie for cookie, _ in maps["sockets"].items()}
+
+
+def test_gone_sockets_are_forgotten(
+    maps: dict[str, Map], sweeper: UnreleasedSockets, opened: ExitStack
+) -> None:
+    """One that the kernel lists in neither of two sweeps is forgotten, and counts as closed."""
+    netns, alive = own_netns(), set()
+    listening = opened.enter_context(socket.create_server((str(HERE), 0)))
+    for protocol, kind in ((6, socket.SOCK_STREAM), (17, socket.SOCK_DGRAM)):
+        client = opened.enter_context(socket.socket(socket.AF_INET, kind))
+        client.connect(listening.getsockname())
+        alive.add(remember(maps, cookie_of(client), protocol, netns))
+    sender = opened.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+    sender.sendto(b"", listening.getsockname())
+    alive.add(remember(maps, cookie_of(sender), 17, netns))
+    gone = {remember(maps, NOWHERE + n, protocol, netns) for n, protocol in ((1, 6), (2, 17))}
+    assert sweeper.sweep() == 0
+    assert known(maps) == alive | gone
+    assert sweeper.sweep() == len(gone)
+    assert known(maps) == alive
+    assert maps["backend_stats"].get(BACKEND) == (0, len(gone))
+    assert sweeper.sweep() == 0
+
+
+def test_other_namespaces_are_left_alone(maps: dict[str, Map], sweeper: UnreleasedSockets) -> None:
+    """Of a namespace that was never entered nothing is known; what is there stays remembered."""
+    own_netns()
+    remember(maps, 1, 6, NOWHERE)
+    assert [sweeper.sweep() for _ in range(3)] == [0, 0, 0]
+    assert known(maps) == {1}
+
+
+def test_namespace_that_is_gone(maps: dict[str, Map], sweeper: UnreleasedSockets) -> None:
+    """One that was entered once and is no longer there has no sockets."""
+    remember(maps, 1, 6, own_netns())
+    sweeper.sweep()
+    sweeper._each_namespace = lambda _: iter(())
+    assert sweeper.sweep() == 1
+    assert known(maps) == set()

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was written is in the log: a lone plan at once, many plans in a line a second."""
+
+import logging
+import math
+from ipaddress import IPv4Address
+
+import pytest
+
+from ebpflb.agent.write_log import LOG_LINE_SECONDS, WriteLog
+from ebpflb.plan.entries import Backend
+from ebpflb.plan.plan import Plan
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+PLAN = Plan(
+    slots=[(4, Backend(IPv4Address("10.0.0.1"), 80, frozenset({"cluster"}), 7, 1))],
+    removed_backend_names=[3],
+)
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_a_lone_plan_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    written = WriteLog(Clock())
+    written.turn()
+    written.wrote(PLAN, 0.001, 0.002)
+    written.turn()
+    assert lines(caplog) == [
+        "plan: frontends ~0 -0, slots ~1, backends -1; made in 1.0 ms, written in 2.0 ms"
+    ]
+    assert written.due == math.inf
+
+
+def test_the_plans_of_a_second_share_a_line_and_none_is_left_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    clock = Clock()
+    written = WriteLog(clock)
+    for _ in range(101):
+        written.wrote(PLAN, 0.001, 0.002)
+        written.turn()
+    assert len(lines(caplog)) == 1
+    assert written.due == clock.now + LOG_LINE_SECONDS
+    clock.now = written.due
+    written.turn()
+    assert lines(caplog)[1:] == [
+        "100 plans: frontends ~0 -0, slots ~100, backends -100; "
+        "made in 100.0 ms, written in 200.0 ms"
+    ]
+    assert written.due == math.inf

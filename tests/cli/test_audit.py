@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ebpflb audit`: what differs, once, read-only, agent or no agent; the exit status says it."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebpflb.datapath import conntrack_probe, kernel
+from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.lab.agents import wait_until
+from ebpflb.serve import status
+from tests.kit import forked
+from tests.kit.cluster import Cluster, endpoint, running, web
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """Its agent only reports what differs."""
+    with running(tmp_path, "--audit=report") as made:
+        made.publish(web(*map(endpoint, made.web)))
+        wait_until("it is published", lambda: published(made).backends == 6)
+        yield made
+
+
+def published(cluster: Cluster) -> status.AgentStatus:
+    found = status.read(cluster.agent.paths)
+    assert found
+    return found
+
+
+def audit(cluster: Cluster) -> tuple[int, list[dict[str, Any]]]:
+    """Exit status, and what differs."""
+    words = ("audit", *cluster.agent.where, "-o", "json")
+    done = forked.run(*words, netns=cluster.node.netns)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_nothing_differs(cluster: Cluster) -> None:
+    """While the agent runs, and when it has ended."""
+    assert audit(cluster) == (0, [])
+    cluster.agent.stop()
+    assert audit(cluster) == (0, [])
+
+
+def test_hooks_pins_entries_and_objects(cluster: Cluster) -> None:
+    """Each kind of drift is named, and nothing is put back."""
+    state = StateDir(cluster.agent.paths.state)
+    fd = kernel.get(str(state.links_directory / "connect4"))
+    assert fd is not None
+    kernel.link_detach(fd)
+    (state.links_directory / "sendmsg4").unlink()
+    maps = state.open_maps()
+    key = next(key for key, _ in maps["cluster_ips"].items())
+    maps["cluster_ips"].delete([key])
+    cluster.agent.stop()
+    code, found = audit(cluster)
+    texts = [f"{each['name']} {each['found']}" for each in found]
+    assert code == 1
+    assert "hook connect4 is not attached" in texts
+    assert any(text.startswith("hook sendmsg4 has no pin") for text in texts)
+    assert any(text.startswith(f"map cluster_ips: {key} ") for text in texts)
+    assert not maps["cluster_ips"].get(key)
+    for opened in maps.values():
+        opened.close()
+
+
+def test_what_the_cluster_asks(cluster: Cluster) -> None:
+    """Endpoints that left while no agent ran are told from a fresh list."""
+    cluster.agent.stop()
+    for file in cluster.agent.manifests.iterdir():
+        file.write_text(file.read_text().replace(cluster.web[0].v4, "10.99.0.1"))
+    code, found = audit(cluster)
+    assert code == 1
+    assert {each["found"] for each in found} == {"is not as the cluster asks"}
+
+
+def test_what_differs_is_said_though_the_cluster_cannot_be_asked(cluster: Cluster) -> None:
+    """Where its objects cannot be listed that is said too, and the exit status is 1."""
+    state = StateDir(cluster.agent.paths.state)
+    (state.links_directory / "sendmsg4").unlink()
+    cluster.agent.stop()
+    cluster.agent.manifests.rename(cluster.agent.manifests.with_name("elsewhere"))
+    code, found = audit(cluster)
+    assert code == 1
+    assert {each["name"] for each in found} == {"hook sendmsg4"}
+
+
+def test_the_table_of_the_conntrack_engine(tmp_path: Path) -> None:
+    """It is named where it is gone and flows are opened in conntrack; and by the agent, which with
+    --audit=report does not put it back."""
+    if conntrack_probe.obstacle(tmp_path):
+        pytest.skip("this kernel has no conntrack for programs")
+    table = "table inet ebpflb-conntrack"
+    with running(tmp_path, "--audit=report", "--packet-path=conntrack") as made:
+        wait_until("it serves", lambda: published(made).in_sync)
+        nft(made, "delete", *table.split())
+        wait_until("the agent names it", lambda: table in published(made).drift)
+        code, found = audit(made)
+        assert (code, [each["name"] for each in found]) == (1, [table])
+        assert table not in nft(made, "list", "ruleset")
+
+
+def nft(cluster: Cluster, *words: str) -> str:
+    command = [*cluster.node.enter, "nft", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout

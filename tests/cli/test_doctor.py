@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ebpflb doctor`: a line for each thing that is wrong, and an exit status."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.lab.agents import wait_until
+from ebpflb.node import clients
+from ebpflb.serve import status
+from tests.cli.conftest import Done, Ebpflb
+from tests.kit import forked
+from tests.kit.cluster import NODEPORT, Cluster, endpoint, running, web
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Its agent only reports what differs, and is in sync."""
+    with running(tmp_path_factory.mktemp("cluster"), "--audit=report") as made:
+        made.publish(web(*map(endpoint, made.web), nodeport=NODEPORT))
+        wait_until("it is published", lambda: _backends(made) == 6)
+        yield made
+
+
+def _backends(cluster: Cluster) -> int:
+    found = status.read(cluster.agent.paths)
+    return found.backends if found else 0
+
+
+def on_node(cluster: Cluster, *command: str) -> Done:
+    done = subprocess.run(
+        [*cluster.node.enter, *command], capture_output=True, text=True, check=False
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def doctor(cluster: Cluster, *words: str) -> Done:
+    where = [*cluster.agent.where, "--cgroup-root", str(cluster.node.cgroup)]
+    done = forked.run("doctor", *where, *words, netns=cluster.node.netns)
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def not_ok(cluster: Cluster) -> tuple[int, dict[str, dict[str, Any]]]:
+    """The exit status, and by feature what is wrong or a warning."""
+    done = doctor(cluster, "-o", "json")
+    assert done.err == ""
+    return done.status, {it["feature"]: it for it in json.loads(done.out) if not it["ok"]}
+
+
+def test_healthy(cluster: Cluster) -> None:
+    """Every line of 80 columns is ok, and the steps are in order."""
+    done = doctor(cluster)
+    lines = done.out.splitlines()
+    assert (done.status, done.err) == (0, "")
+    assert lines[-1].startswith("0 things are wrong")
+    assert max(map(len, lines)) <= 80
+    order = [done.out.index(word) for word in ("bpffs", "kube-proxy", "status", "map services")]
+    for name in ("slots", "choices", "tcp_flows", "other_flows"):
+        assert f"map {name}: " in done.out
+    assert order == sorted(order) and "canary: NodePorts" in lines[-2]
+
+
+def test_settings(cluster: Cluster) -> None:
+    """No forwarding is wrong; a NodePort among local ports and strict rp_filter are warnings."""
+    changed = {
+        "net.ipv4.ip_forward": "0",
+        "net.ipv4.ip_local_port_range": "30000 32767",
+        "net.ipv4.conf.all.rp_filter": "1",
+    }
+    before = {name: on_node(cluster, "sysctl", "-n", name).out.strip() for name in changed}
+    try:
+        for name, value in changed.items():
+            assert on_node(cluster, "sysctl", "-w", f"{name}={value}").status == 0
+        code, found = not_ok(cluster)
+    finally:
+        for name, value in before.items():
+            on_node(cluster, "sysctl", "-w", f"{name}={value}")
+    assert code == 1
+    assert found["forwarding of IPv4"]["required"]
+    assert str(NODEPORT) in found["local ports"]["remedy"]
+    assert "strict on" in found["rp_filter"]["detail"]
+
+
+def test_processes_that_no_hook_sees(cluster: Cluster) -> None:
+    """This process is outside the cgroup of the lab's node, and counted."""
+    _, found = not_ok(cluster)
+    cgroup = "/".join(cluster.node.cgroup.parts[-2:])
+    assert f"are outside /{cgroup}: " in found["processes"]["detail"]
+    assert "--cgroup-root" in found["processes"]["remedy"]
+
+
+def test_a_process_in_the_cgroup_is_not_outside(cluster: Cluster) -> None:
+    """One that is started on the lab's node is in reach of its hooks; the lab's agent is not."""
+    root = Path("/", *cluster.node.cgroup.parts[-2:])
+    inside, agent = cluster.node.start(["sleep", "60"]), cluster.agent.process
+    assert agent is not None
+    try:
+        wait_until("it is in", lambda: clients.in_cgroup(Path(f"/proc/{inside.pid}"), root))
+    finally:
+        inside.kill()
+        inside.wait()
+    assert not clients.in_cgroup(Path(f"/proc/{agent.pid}"), root)
+
+
+def test_an_endpoint_without_a_route(cluster: Cluster) -> None:
+    """It is named, with what the kernel says of it."""
+    address = cluster.web[0].v4
+    on_node(cluster, "ip", "route", "add", "unreachable", f"{address}/32")
+    try:
+        _, found = not_ok(cluster)
+    finally:
+        on_node(cluster, "ip", "route", "del", "unreachable", f"{address}/32")
+    assert f"{address} (" in found["routes"]["detail"]
+    assert "none to 1 of" in found["routes"]["detail"]
+    assert "routes" not in not_ok(cluster)[1]
+
+
+def test_drift(cluster: Cluster) -> None:
+    """An entry that somebody has deleted is named, with what becomes of it."""
+    maps = StateDir(cluster.agent.paths.state).open_maps()
+    key = next(key for key, _ in maps["cluster_ips"].items())
+    try:
+        maps["cluster_ips"].delete([key])
+        code, found = not_ok(cluster)
+    finally:
+        maps["cluster_ips"].write([(key, 1)])
+        for opened in maps.values():
+            opened.close()
+    assert code == 1
+    assert any(str(key) in it["detail"] for it in found.values())
+
+
+def test_no_agent(cluster: Cluster) -> None:
+    """What was programmed serves, and a line says that changes are not applied."""
+    cluster.agent.stop()
+    try:
+        code, found = not_ok(cluster)
+        text = doctor(cluster).out
+    finally:
+        cluster.agent.start()
+    assert code == 1
+    assert found["status: no agent runs"]["detail"] == "DEGRADED"
+    assert "WRONG    status: no agent runs" in text and "docs/runbook.md" in text
+
+
+def test_nothing_here(ebpflb: Ebpflb, nowhere: list[str]) -> None:
+    """Where nothing is installed each step says what it could not look at."""
+    done = ebpflb("doctor", *nowhere, "-o", "json")
+    found = {it["feature"]: it for it in json.loads(done.out)}
+    assert done.status == 1
+    assert found["settings"]["remedy"].startswith("no maps of this version")
+    assert not found["audit"]["ok"]

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ebpflb doctor`'s own connections: each path is tried, what is wrong is named, nothing stays."""
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+import pytest
+
+from ebpflb.datapath import kernel
+from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.lab import manifests
+from ebpflb.lab.agents import wait_until
+from ebpflb.model.packet_path import Engine
+from ebpflb.node.scratch_namespace import VETH_PREFIX
+from ebpflb.plan.canary import is_canary
+from ebpflb.serve import status
+from tests.cli.test_doctor import doctor, on_node
+from tests.kit import forked
+from tests.kit.cluster import NODEPORT, Cluster, endpoint, running, web
+
+RANGES = ("10.96.0.0/16", "fd00:96::/112")
+DROP = "table inet canary_test { chain f { type filter hook forward priority 0; policy drop; }; }"
+
+
+@contextmanager
+def published(folder: Path, *options: str, engine: Engine = Engine.FLOWS) -> Iterator[Cluster]:
+    """One whose agent has Services of both families, and their ranges."""
+    with running(folder, *options, engine=engine) as made:
+        backends = list(map(endpoint, made.web))
+        services = web(*backends, v6=[endpoint(it, v6=True) for it in made.web], nodeport=NODEPORT)
+        made.publish(services, manifests.service_cidr(*RANGES))
+        wait_until("status has them", lambda: in_status(made) == (5, 12))
+        yield made
+
+
+def in_status(cluster: Cluster) -> tuple[int, int]:
+    """The service ports, the marker among them, and their backends."""
+    found = status.read(cluster.agent.paths)
+    return (found.service_ports, found.backends) if found else (0, 0)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Its agent only reports what differs."""
+    with published(tmp_path_factory.mktemp("cluster"), "--audit=report") as made:
+        yield made
+
+
+def canaries(cluster: Cluster) -> dict[str, dict[str, Any]]:
+    """What doctor says of its connections, by path."""
+    done = doctor(cluster, "-o", "json")
+    assert done.err == ""
+    found = {it["feature"]: it for it in json.loads(done.out) if "canary" in it["feature"]}
+    wrong = any(it["required"] and not it["ok"] for it in json.loads(done.out))
+    assert done.status == wrong
+    return found
+
+
+def ok(found: dict[str, dict[str, Any]]) -> list[str]:
+    return [name.removeprefix("canary: ") for name, it in found.items() if it["ok"]]
+
+
+def in_maps(cluster: Cluster) -> bool:
+    return any(is_canary(name) for _, name in cluster.maps["service_names"].items())
+
+
+def left(cluster: Cluster) -> list[str]:
+    """What there is of a canary: service ports, slots, cluster IPs, ranges and devices."""
+    maps, found = cluster.maps, []
+    found += [str(name) for _, name in maps["service_names"].items() if is_canary(name)]
+    found += [f"range {key}" for key, _ in maps["source_ranges"].items()]
+    services = {key.address for key, _ in maps["services"].items()}
+    found += [f"cluster IP {key}" for key, _ in maps["cluster_ips"].items() if key not in services]
+    links = on_node(cluster, "ip", "-o", "link").out + on_node(cluster, "ip", "route").out
+    return found + [line for line in links.splitlines() if VETH_PREFIX in line]
+
+
+@contextmanager
+def nothing_forwarded(cluster: Cluster) -> Iterator[None]:
+    cluster.node.nft(DROP)
+    try:
+        yield
+    finally:
+        cluster.node.nft("delete table inet canary_test")
+
+
+@contextmanager
+def at_work(cluster: Cluster) -> Iterator[tuple[forked.Forked, Any]]:
+    """A doctor whose connections are under way: where nothing is forwarded they take long."""
+    where = [*cluster.agent.where, "--cgroup-root", str(cluster.node.cgroup), "-o", "json"]
+    with nothing_forwarded(cluster), TemporaryFile("w+") as out, TemporaryFile("w+") as err:
+        started = forked.start(
+            ["doctor", *where],
+            netns=cluster.node.netns,
+            env=os.environ,
+            stdout=out,
+            stderr=err,
+        )
+        try:
+            wait_until("the canary is there", lambda: in_maps(cluster))
+            yield started, (out, err)
+        finally:
+            started.kill()
+            started.wait()
+
+
+def test_each_path(cluster: Cluster) -> None:
+    """Sockets, packets and NodePorts of both families; then nothing is left, and nobody knew."""
+    before = status.read(cluster.agent.paths)
+    found = canaries(cluster)
+    assert ok(found) == ["sockets", "packets", "NodePorts"], found
+    assert all("[" in it["detail"] and "." in it["detail"] for it in found.values())
+    wait_until("all is gone", lambda: left(cluster) == [])
+    after = status.read(cluster.agent.paths)
+    assert before and after
+    same = ("service_ports", "backends", "drift", "in_sync", "not_programmed", "sync_error")
+    assert [getattr(after, it) for it in same] == [getattr(before, it) for it in same]
+    done = forked.run("history", *cluster.agent.where, "-o", "wide", netns=cluster.node.netns)
+    assert "ebpflb doctor" in done.stdout
+
+
+def test_left_out(cluster: Cluster) -> None:
+    """--no-canary makes nothing."""
+    done = doctor(cluster, "--no-canary")
+    assert done.status == 0 and "canary" not in done.out
+
+
+@pytest.mark.parametrize("hook", ["connect4", "sendmsg6"])
+def test_a_hook_is_detached(cluster: Cluster, hook: str) -> None:
+    """Its path is wrong, with what was tried; the others are ok."""
+    pin = StateDir(cluster.agent.paths.state).links_directory / hook
+    fd = kernel.get(str(pin))
+    assert fd is not None
+    kernel.link_detach(fd)
+    os.close(fd)
+    try:
+        found = canaries(cluster)
+    finally:
+        cluster.agent.stop()
+        cluster.agent.start()
+    assert ok(found) == ["packets", "NodePorts"], found
+    wrong = found["canary: sockets"]
+    tried = {"connect4": "TCP to 10.96.", "sendmsg6": "UDP to [fd00:96::"}[hook]
+    assert wrong["required"] and wrong["detail"].startswith(tried), wrong
+    assert "audit" in wrong["remedy"]
+
+
+def test_programs_taken_off_its_device(cluster: Cluster) -> None:
+    """Packets are wrong, and say so; sockets need no device.
+
+    Doctor is asked again where it was sooner than who takes the programs off.
+    """
+    ended = threading.Event()
+
+    def take_off() -> None:
+        pins = StateDir(cluster.agent.paths.state).devices_directory
+        names = on_node(cluster, "ls", "/sys/class/net").out.split()
+        while not ended.is_set():
+            for line in on_node(cluster, "ip", "-o", "link").out.splitlines():
+                number, name = line.split(":")[:2]
+                if name.split("@")[0].strip() in names:
+                    continue
+                on_node(cluster, "tc", "qdisc", "del", "dev", name.split("@")[0].strip(), "clsact")
+                for pin in pins.glob(f"{number}-*"):
+                    with suppress(OSError):
+                        fd = kernel.get(str(pin))
+                        if fd is not None:
+                            kernel.link_detach(fd)
+                            os.close(fd)
+
+    thread = threading.Thread(target=take_off)
+    thread.start()
+    try:
+        asked = (canaries(cluster) for _ in range(20))
+        found = next((it for it in asked if not it["canary: packets"]["ok"]), None)
+    finally:
+        ended.set()
+        thread.join()
+    assert found
+    assert "sockets" in ok(found)
+    assert found["canary: packets"]["required"]
+
+
+def test_nothing_is_forwarded(cluster: Cluster) -> None:
+    """It is told as what it is: a warning about the node, and no fault of services."""
+    with nothing_forwarded(cluster):
+        found = canaries(cluster)
+    assert ok(found) == ["sockets"]
+    for path in ("packets", "NodePorts"):
+        warning = found[f"canary: {path}"]
+        assert not warning["required"]
+        assert warning["detail"].startswith("not tried: TCP to 203.0.113.")
+        assert "FORWARD" in warning["remedy"]
+
+
+def test_killed(cluster: Cluster) -> None:
+    """The agent withdraws the canary of a doctor that is killed; devices and routes end with it."""
+    with at_work(cluster) as (started, _):
+        started.send_signal(signal.SIGKILL)
+        started.wait()
+        wait_until("all is gone", lambda: left(cluster) == [])
+
+
+def test_the_agent_is_killed_meanwhile(cluster: Cluster) -> None:
+    """The next one removes the canary; doctor says that no agent runs, or that it is withdrawn."""
+    with at_work(cluster) as (started, (out, err)):
+        cluster.agent.stop(signal.SIGKILL)
+        assert in_maps(cluster)
+        cluster.agent.start()
+        assert not in_maps(cluster)
+        assert started.wait(120) in (0, 1)
+        out.seek(0)
+        err.seek(0)
+        assert err.read() == ""
+        said = {it["feature"]: it["detail"] for it in json.loads(out.read())}
+    assert said["canary"].startswith("not tried: ")
+    wait_until("all is gone", lambda: left(cluster) == [])
+
+
+def test_the_agent_ends_meanwhile(cluster: Cluster) -> None:
+    """One that is stopped in order leaves no canary in the maps."""
+    with at_work(cluster):
+        cluster.agent.stop()
+        assert not in_maps(cluster)
+    cluster.agent.start()
+
+
+def test_no_agent(cluster: Cluster) -> None:
+    """A sentence too."""
+    cluster.agent.stop()
+    try:
+        found = canaries(cluster)
+    finally:
+        cluster.agent.start()
+    assert found["canary"]["detail"] == "not tried: no agent runs"

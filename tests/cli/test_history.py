@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ebpflb history` and `maps dump --at`: of a real agent, across its restart and its death."""
+
+import json
+import os
+import signal
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import pytest
+
+from ebpflb.cli import common
+from ebpflb.diagnose.dump import dump_maps
+from ebpflb.history import segments
+from ebpflb.history.recorder import RECORDED
+from ebpflb.lab.agents import wait_until
+from tests.cli.conftest import Ebpflb
+from tests.kit.cluster import NODEPORT, Cluster, endpoint, web
+
+SHOWN = ["services", "slots", "service_names", "backend_names", "node_addresses"]
+
+
+class Moment(NamedTuple):
+    """When it was, and what the maps held."""
+
+    at: str
+    maps: dict[str, list[dict[str, Any]]]
+
+
+def dumped(ebpflb: Ebpflb, *words: object) -> dict[str, list[dict[str, Any]]]:
+    done = ebpflb("maps", "dump", *SHOWN, "-o", "json", *words)
+    assert (done.status, done.err) == (0, "")
+    maps: dict[str, list[dict[str, Any]]] = json.loads(done.out)["maps"]
+    return maps
+
+
+def changes(ebpflb: Ebpflb, *words: object) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(ebpflb("history", "-o", "json", *words).out)["changes"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def moments(cluster: Cluster) -> list[Moment]:
+    """A service grows; the agent is killed; it loses an endpoint; the agent is restarted."""
+    one, two, three = map(endpoint, cluster.web)
+    made = []
+    for number, endpoints in enumerate(([one], [one, two, three], [three])):
+        cluster.publish(web(*endpoints, nodeport=NODEPORT))
+        settings = cluster.maps["settings"]
+        wait_until("it is written", lambda: settings.get(0).writes % 2 == 0)  # noqa: B023
+        with common.pinned_maps(cluster.agent.paths.state) as maps:
+            made.append(Moment(datetime.now().isoformat(), dump_maps(maps, tuple(SHOWN)).maps))
+        if number:
+            cluster.agent.stop(signal.SIGKILL if number == 1 else signal.SIGTERM)
+            cluster.agent.start()
+    return made
+
+
+def known_then(maps: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+    """Without the counters, which are of now."""
+    counters = ("opened", "open", "chosen", "by_affinity", "refused", "no_local_endpoint")
+    return {
+        name: [{key: row[key] for key in row if key not in counters} for row in rows]
+        for name, rows in maps.items()
+    }
+
+
+def test_what_the_maps_held(ebpflb: Ebpflb, where: list[str], moments: list[Moment]) -> None:
+    """At each moment, before and after the agent's death, what `maps dump` showed then."""
+    for moment in moments:
+        assert dumped(ebpflb, "--at", moment.at, *where) == known_then(moment.maps)
+    assert moments[0].maps != moments[1].maps != moments[2].maps
+
+
+def test_changes_have_causes(ebpflb: Ebpflb, where: list[str], moments: list[Moment]) -> None:
+    """Each change of the service names the slice that caused it, and the endpoints."""
+    words = ("--service", "default/web", "--since", moments[1].at, *where)
+    (last,) = changes(ebpflb, *words)
+    assert {"EndpointSlice"} <= {cause["kind"] for cause in last["causes"]}
+    (tcp,) = (it for it in last["services"] if it["service"] == "default/web:tcp/TCP")
+    assert tcp["endpoints_removed"] == ["10.244.1.11:8080", "10.244.1.12:8080"]
+    assert ebpflb("history", "--service", "default/none", *where).status == 1
+
+
+def test_table(ebpflb: Ebpflb, where: list[str], moments: list[Moment]) -> None:
+    """The first line says when it begins; 80 columns hold it; older rows are counted."""
+    done = ebpflb("history", *where)
+    assert done.out.startswith("history begins at ")
+    assert max(map(len, done.out.splitlines())) <= 80
+    assert "earlier ones are not shown" in ebpflb("history", "--limit", 1, *where).out
+    assert "EndpointSlice default/web-ipv4 changed" in ebpflb("history", "-o", "wide", *where).out
+
+
+def test_what_cannot_be_known(ebpflb: Ebpflb, where: list[str], moments: list[Moment]) -> None:
+    """A time before it, a map that is not recorded, and no time at all are one line each."""
+    early = ebpflb("maps", "dump", "--at", "300d", *where)
+    assert early.status == 1 and early.err.startswith("ebpflb: history begins at ")
+    other = ebpflb("maps", "dump", "tcp_flows", "--at", moments[0].at, *where)
+    assert other.err == "ebpflb: tcp_flows: not in the history, as the agent does not write it\n"
+    assert ebpflb("maps", "dump", "--at", "soon", *where).status == 2
+    everything = json.loads(ebpflb("maps", "dump", "--at", "0s", "-o", "json", *where).out)
+    assert everything["maps"].keys() <= set(RECORDED)
+
+
+def test_without_any(ebpflb: Ebpflb, nowhere: list[str]) -> None:
+    """Where no agent has recorded anything a line says so."""
+    done = ebpflb("history", *nowhere)
+    assert done.status == 1 and done.err.startswith("ebpflb: no history in ")
+
+
+def test_foreign_file(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
+    """A file that is not ours is named and set aside when an agent starts, and it starts."""
+    paths = cluster.agent.paths
+    cluster.agent.stop()
+    foreign = segments.paths_of(paths)[-1]
+    foreign.write_bytes(os.urandom(100))
+    cluster.agent.start()
+    assert f"{foreign}: not a history of ebpflb: set aside" in cluster.agent.log()
+    assert not foreign.exists() or foreign.read_bytes().startswith(b"ebpflb-history")
+    assert dumped(ebpflb, "--at", "0s", *where) == known_then(dumped(ebpflb, *where))

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Service with 10,000 endpoints, of which one has a hostile name: commands page, and escape."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from ebpflb.cli.top import TOP_ROWS
+from ebpflb.lab import manifests
+from tests.cli.conftest import Ebpflb
+from tests.kit.cluster import Cluster
+
+MANY, IN_A_SLICE = 10_000, 1000
+HOSTILE = "a\x1b[2Jb"
+PORTS = [{"name": "http", "port": 80, "protocol": "TCP"}]
+
+
+def slices() -> Iterator[manifests.Manifest]:
+    names = [HOSTILE, *(f"pod-{number}" for number in range(1, MANY))]
+    every = [
+        manifests.endpoint(f"10.250.{i // 250}.{i % 250 + 1}", node="n", target=it)
+        for i, it in enumerate(names)
+    ]
+    for first in range(0, MANY, IN_A_SLICE):
+        part = every[first : first + IN_A_SLICE]
+        yield manifests.endpoint_slice("many", "IPv4", part, PORTS, name=f"many-{first}")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def published(cluster: Cluster) -> None:
+    cluster.publish(manifests.service("many", ["10.96.1.1"], PORTS), list(slices()))
+
+
+def test_a_page_of_endpoints(ebpflb: Ebpflb, where: list[str]) -> None:
+    """100 rows in 80 columns, and how many more there are; JSON has all."""
+    done = ebpflb("services", "get", "default/many", *where)
+    lines = done.out.splitlines()
+    assert (done.status, done.err) == (0, "")
+    assert len(lines) < 120 and max(map(len, lines)) <= 80
+    assert f"  ... and {MANY - 100} more: --limit 0 shows all" in lines
+    assert done.out.count(" 0.010% ") == 100
+    every = ebpflb("services", "get", "default/many", "--limit", 0, *where).out
+    assert "\\x1b[2Jb" in every and "\x1b" not in every
+    found = json.loads(ebpflb("services", "get", "default/many", "-o", "json", *where).out)
+    assert len(found["ports"][0]["endpoints"]) == MANY
+
+
+def test_one_row_of_a_list(ebpflb: Ebpflb, where: list[str]) -> None:
+    done = ebpflb("services", "list", "default/many", *where)
+    rows = [line.split() for line in done.out.splitlines() if "default/many" in line]
+    assert len(rows) == 1 and str(MANY) in rows[0]
+
+
+def test_the_same_without_an_agent(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
+    cluster.agent.stop()
+    try:
+        done = ebpflb("services", "get", "default/many", *where)
+    finally:
+        cluster.agent.start()
+    assert len(done.out.splitlines()) < 120 and "\x1b" not in done.out
+    assert f"  ... and {MANY - 100} more: --limit 0 shows all" in done.out.splitlines()
+
+
+def test_a_page_of_rates(ebpflb: Ebpflb, state: list[str]) -> None:
+    """The fastest; as JSON each backend, on lines of their own."""
+    words = ("top", "--once", "--interval", "0.1", *state)
+    done = ebpflb(*words)
+    lines = done.out.splitlines()
+    assert (done.status, done.err) == (0, "")
+    assert len(lines) <= TOP_ROWS + 5 and max(map(len, lines)) <= 80
+    assert lines[-1] == f"{MANY + 2 - TOP_ROWS} more rows: --limit"
+    everything = ebpflb(*words, "--limit", 0).out
+    assert "\\x1b[2Jb" in everything and "\x1b" not in everything
+    as_json = ebpflb(*words, "-o", "json").out
+    rows = [json.loads(line) for line in as_json.splitlines()]
+    assert len(rows) == MANY + 2 and "\x1b" not in as_json
+    assert HOSTILE in {row["pod"] for row in rows}

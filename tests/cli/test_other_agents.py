@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An agent of another version, or none: each command says so in a sentence, and what to do."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ebpflb import unix_socket
+from ebpflb.datapath.monitoring.protocol import MonitorAnswer
+from ebpflb.options import Paths
+from tests.cli.conftest import Ebpflb
+from tests.kit.cluster import Cluster, endpoint, web
+
+OLDER = MonitorAnswer("the agent is of another version: use the `ebpflb` of the agent")
+STRANGE = b'HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{"pages": 1}'
+
+
+@pytest.fixture(scope="module", autouse=True)
+def published(cluster: Cluster) -> None:
+    cluster.publish(web(*map(endpoint, cluster.web)))
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """Where nobody listens yet."""
+    made = tmp_path / "run"
+    made.mkdir()
+    return made
+
+
+def answering(path: Path, answer: bytes) -> Iterator[None]:
+    """Whoever sends something to this socket gets this answer."""
+    with closing(unix_socket.listen(path)) as listening:
+
+        def serve() -> None:
+            while True:
+                try:
+                    client, _ = listening.accept()
+                except OSError:
+                    return
+                with client:
+                    client.recv(4096)
+                    client.sendall(answer)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield
+        listening.shutdown(2)
+        thread.join(60)
+
+
+@pytest.fixture
+def strange_answers(cluster: Cluster, run_dir: Path) -> Iterator[None]:
+    """An agent whose answers mean nothing here."""
+    yield from answering(Paths(cluster.agent.paths.state, run_dir).socket_file, STRANGE)
+
+
+@pytest.fixture
+def refused_monitors(cluster: Cluster, run_dir: Path) -> Iterator[None]:
+    """An agent whose events have another layout."""
+    path = Paths(cluster.agent.paths.state, run_dir).monitor_socket
+    yield from answering(path, msgspec.json.encode(OLDER) + b"\n")
+
+
+def test_services_are_shown_from_the_maps(
+    ebpflb: Ebpflb, state: list[str], run_dir: Path, strange_answers: None
+) -> None:
+    """With a line that says what is not known, and why."""
+    for words in (("get", "default/web"), ("list",)):
+        done = ebpflb("services", *words, *state, "--run-dir", run_dir)
+        assert done.err == ""
+        assert "default/web" in done.out
+        assert "not known: the agent is of another version" in " ".join(done.out.split())
+    labelled = ebpflb("services", "list", "-l", "app=web", *state, "--run-dir", run_dir)
+    assert (labelled.status, labelled.out) == (1, "")
+    assert labelled.err.startswith("ebpflb: the agent is of another version: the agent alone knows")
+
+
+def test_a_monitor_needs_the_agents_version(
+    ebpflb: Ebpflb, state: list[str], run_dir: Path, refused_monitors: None
+) -> None:
+    done = ebpflb("monitor", *state, "--run-dir", run_dir)
+    assert done.status == 1
+    assert done.err.splitlines()[-1] == f"ebpflb: no monitor can run: {OLDER.error}"
+
+
+def test_an_agent_that_knows_no_monitors(
+    ebpflb: Ebpflb, state: list[str], run_dir: Path, strange_answers: None
+) -> None:
+    done = ebpflb("monitor", *state, "--run-dir", run_dir)
+    assert done.status == 1
+    said = done.err.splitlines()[-1]
+    assert said == (
+        "ebpflb: the agent is of another version, without a monitor: use the `ebpflb` of the agent"
+    )
+
+
+def test_no_agent(ebpflb: Ebpflb, state: list[str], run_dir: Path) -> None:
+    """`top` and `services` show what the maps hold; `monitor` says what to start."""
+    monitor = ebpflb("monitor", *state, "--run-dir", run_dir)
+    assert (monitor.status, monitor.out) == (1, "")
+    assert monitor.err.splitlines()[-1].startswith("ebpflb: no agent runs: start `ebpflb run`")
+    top = ebpflb("top", "--once", "--interval", "0.1", *state)
+    assert (top.status, top.err) == (0, "") and "default/web" in top.out
+
+
+COMMANDS = (
+    ("monitor",),
+    ("top",),
+    ("services", "list"),
+    ("services", "get", "default/web"),
+)
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_without_rights(words: tuple[str, ...]) -> None:
+    """One sentence names the capabilities."""
+    poor = ["setpriv", "--reuid=65534", "--clear-groups", "--inh-caps=-all", sys.executable]
+    command = [*poor, "-m", "ebpflb", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("ebpflb: missing capabilities: ")
+    assert done.stderr.endswith(": run as root, or grant them\n") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_maps_of_another_version(
+    ebpflb: Ebpflb, tmp_path: Path, words: tuple[str, ...], run_dir: Path
+) -> None:
+    """One sentence says whose command to use."""
+    state = tmp_path / "state"
+    (state / "0123456789ab").mkdir(parents=True)
+    done = ebpflb(*words, "--state-dir", state, *where_it_runs(words, run_dir))
+    assert (done.status, done.out) == (1, "")
+    assert done.err.count("\n") == 1
+    assert "of another version of ebpflb: use the `ebpflb` of the agent that made them" in done.err
+
+
+def where_it_runs(words: tuple[str, ...], run_dir: Path) -> list[str]:
+    return [] if words == ("top",) else ["--run-dir", str(run_dir)]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("monitor", "--service", "a\x1b[2J/b"), ("services", "get", "a\x1b[2J/b")],
+    ids=["monitor", "services get"],
+)
+def test_control_characters_of_a_name_are_escaped(
+    ebpflb: Ebpflb, cluster: Cluster, words: tuple[str, ...]
+) -> None:
+    """In the sentence that says that there is no such Service."""
+    done = ebpflb(*words, *cluster.agent.where)
+    assert done.status == 1 and "no Service a" in done.err
+    assert "\x1b" not in done.err and "\\x1b[2J/b" in done.err

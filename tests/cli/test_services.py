@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ebpflb services`: from a real agent, and from the maps where none answers."""
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from ebpflb.lab import manifests
+from tests.cli.conftest import Ebpflb
+from tests.kit import requests
+from tests.kit.cluster import NODEPORT, VIP, Cluster, endpoint, web
+
+MANY = 250
+
+
+@pytest.fixture(scope="module", autouse=True)
+def published(cluster: Cluster) -> None:
+    """Two of four endpoints are used; a Service has many; a pod has a hostile name."""
+    first, second, third = cluster.web
+    leaving = {"ready": False, "serving": True, "terminating": True}
+    hostile = manifests.endpoint("10.250.0.1", node="node", target="a\x1b[2Jb")
+    many = [
+        manifests.endpoint(f"10.251.{i // 250}.{i % 250 + 1}", node="node", target=f"pod-{i}")
+        for i in range(MANY)
+    ]
+    cluster.publish(
+        web(
+            endpoint(first),
+            endpoint(second),
+            endpoint(third, **leaving),
+            manifests.endpoint("10.244.9.9", node="away", target="far", ready=False),
+            nodeport=NODEPORT,
+        ),
+        [
+            manifests.service(
+                "many", ["10.96.1.1"], [{"port": 80}], namespace="shop", labels={"app": "many"}
+            ),
+            manifests.endpoint_slice("many", "IPv4", many, [{"port": 80}], namespace="shop"),
+            manifests.service("hostile", ["10.96.1.2"], [{"port": 80}], namespace="shop"),
+            manifests.endpoint_slice(
+                "hostile", "IPv4", [hostile], [{"port": 80}], namespace="shop"
+            ),
+        ],
+    )
+    requests.tcp(cluster.sockets(cluster.client), VIP)
+
+
+def page(ebpflb: Ebpflb, name: str, *words: object) -> Any:
+    done = ebpflb("services", "get", name, "-o", "json", *words)
+    assert done.err == ""
+    return json.loads(done.out)
+
+
+def test_get(ebpflb: Ebpflb, where: list[str]) -> None:
+    """Used endpoints have a share, others a reason; nothing is wider than 80 columns."""
+    done = ebpflb("services", "get", "default/web", *where)
+    assert done.err == ""
+    used, unused = done.out.split("not used, and why")
+    assert "10.244.1.11:8080" in used and "50%" in used
+    assert "terminating, while others are ready" in unused
+    assert "10.244.9.9:8080" in unused and "not ready" in unused
+    assert max(map(len, done.out.splitlines())) <= 80
+
+
+def test_counters_are_those_of_the_maps(ebpflb: Ebpflb, where: list[str], state: list[str]) -> None:
+    """Connections of the page are those that `maps dump` shows."""
+    rows = page(ebpflb, "default/web", *where)["ports"][0]["endpoints"]
+    slots = json.loads(ebpflb("maps", "dump", "slots", *state, "-o", "json").out)["maps"]["slots"]
+    counted = {row["id"]: row["opened"] for row in slots}
+    assert {row["id"]: row["opened"] for row in rows if row["id"]}.items() <= counted.items()
+    assert sum(row["opened"] or 0 for row in rows) >= 1
+
+
+def test_exit_status(ebpflb: Ebpflb, where: list[str]) -> None:
+    """0 if every frontend is served, 3 if one is not, 1 if there is no such Service."""
+    assert ebpflb("services", "get", "shop/many", *where).status == 0
+    assert ebpflb("services", "get", "web", *where).status == 3  # nothing serves its IPv6
+    missing = ebpflb("services", "get", "default/wob", *where)
+    assert missing.status == 1
+    assert missing.err.startswith("ebpflb: no Service default/wob: did you mean default/web")
+    assert ebpflb("services", "get", "a/b/c", *where).status == 2
+    assert ebpflb("services", "list", "nothing-*", *where).status == 1
+
+
+def test_list(ebpflb: Ebpflb, where: list[str]) -> None:
+    """By namespace and pattern; ports as kubectl writes them."""
+    done = ebpflb("services", "list", *where)
+    assert max(map(len, done.out.splitlines())) <= 80
+    assert {"default/web", "shop/many", "shop/hostile"} <= set(done.out.split())
+    shop = ebpflb("services", "list", "-n", "shop", "*o*", *where).out.split()
+    assert "shop/hostile" in shop and "shop/many" not in shop
+    rows = json.loads(ebpflb("services", "list", "default/w*", *where, "-o", "json").out)
+    (row,) = rows["services"]
+    assert f"80:{NODEPORT}/TCP" in row["ports"]
+    assert (row["used"], row["unused"]) == (4, 4)
+
+
+def test_labels(ebpflb: Ebpflb, where: list[str]) -> None:
+    """-l takes what kubectl takes; what is no selector is wrong usage."""
+    words = ("services", "list", *where, "-o", "json")
+    for selector, *found in (
+        ("app=many", "shop/many"),
+        ("app in (one, many),!tier", "shop/many"),
+        ("app=web",),
+    ):
+        done = ebpflb(*words, "-l", selector)
+        assert [row["service"] for row in json.loads(done.out)["services"]] == found
+        assert done.status == (0 if found else 1)
+    others = json.loads(ebpflb(*words, "--selector", "app!=many").out)["services"]
+    assert "default/web" in {row["service"] for row in others}
+    assert "shop/many" not in {row["service"] for row in others}
+    wrong = ebpflb(*words, "-l", "app=\x1b[2J")
+    assert wrong.status == 2
+    assert "is no requirement of a label selector such as" in wrong.err and "\x1b" not in wrong.err
+
+
+def test_many_endpoints(ebpflb: Ebpflb, where: list[str]) -> None:
+    """A table ends after 100 rows and says how many more there are; JSON has all."""
+    done = ebpflb("services", "get", "shop/many", *where)
+    assert done.out.count("pod-") == 100
+    assert f"... and {MANY - 100} more: --limit 0 shows all" in done.out
+    assert ebpflb("services", "get", "shop/many", "--limit", 0, *where).out.count("pod-") == MANY
+    assert len(page(ebpflb, "shop/many", *where)["ports"][0]["endpoints"]) == MANY
+
+
+def test_control_characters(ebpflb: Ebpflb, where: list[str]) -> None:
+    """A terminal is shown a name, and does not act on it."""
+    for output in ("table", "wide", "json", "yaml"):
+        done = ebpflb("services", "get", "shop/hostile", "-o", output, *where)
+        assert "\x1b" not in done.out
+        assert "[2Jb" in done.out
+
+
+def test_yaml(ebpflb: Ebpflb, where: list[str]) -> None:
+    """YAML has what JSON has."""
+    words = ("services", "get", "shop/many", *where, "-o")
+    assert yaml.safe_load(ebpflb(*words, "yaml").out) == json.loads(ebpflb(*words, "json").out)
+
+
+def test_without_an_agent(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
+    """The maps say what is used, and a sentence says what is not known."""
+    with_agent = page(ebpflb, "default/web", *where)
+    cluster.agent.stop()
+    try:
+        alone = page(ebpflb, "default/web", *where)
+        listed = ebpflb("services", "list", *where)
+        missing = ebpflb("services", "get", "default/wob", *where)
+        labelled = ebpflb("services", "list", "-l", "app=many", *where)
+    finally:
+        cluster.agent.start()
+    assert "no agent runs" in alone["notes"][0] and "no agent runs" in listed.out
+    assert "did you mean default/web" in missing.err
+    assert (labelled.status, labelled.out) == (1, "")
+    assert labelled.err.startswith("ebpflb: no agent runs: the agent alone knows labels")
+    assert used(alone) == used(with_agent)
+
+
+def used(found: Any) -> set[tuple[str, str, float]]:
+    return {
+        (port["port"], row["endpoint"], row["share"])
+        for port in found["ports"]
+        for row in port["endpoints"]
+        if row["state"] == "used"
+    }
+
+
+def test_nothing_there(ebpflb: Ebpflb, nowhere: list[str]) -> None:
+    """No agent and no maps: one line says what to do."""
+    done = ebpflb("services", "list", *nowhere)
+    assert (done.status, done.out) == (1, "")
+    assert done.err.startswith("ebpflb: no agent answers, and no maps of this version in ")
+    assert done.err.endswith(": did `ebpflb run` start, with this --state-dir?\n")

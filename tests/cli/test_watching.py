@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`--watch`: a value again, when it has changed, until Ctrl-C."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ebpflb.lab import manifests
+from ebpflb.lab.agents import wait_until
+from tests.cli.conftest import NEVER, Ebpflb
+from tests.kit.cluster import NODEPORT, Cluster, endpoint, web
+
+
+@pytest.fixture(autouse=True)
+def published(cluster: Cluster) -> None:
+    cluster.publish(web(*map(endpoint, cluster.web), nodeport=NODEPORT))
+
+
+@contextmanager
+def watching(cluster: Cluster, shown: Path, *words: str) -> Iterator[None]:
+    """On the node; ends with Ctrl-C, as which exit status 0 counts."""
+    # A shell that starts the tests in the background has SIGINT ignored.
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "ebpflb", *words]
+    watch = [*cluster.node.enter, *command, "--watch", "0.1"]
+    with shown.open("w") as out, subprocess.Popen(watch, stdout=out) as process:
+        try:
+            yield
+        finally:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(120) == 0
+
+
+def test_services(tmp_path: Path, cluster: Cluster, where: list[str]) -> None:
+    """A Service that comes."""
+    shown = tmp_path / "shown"
+    with watching(cluster, shown, "services", "list", *where):
+        wait_until("it shows them", lambda: "default/web" in shown.read_text())
+        later = manifests.service("later", ["10.96.1.3"], [{"port": 1}])
+        cluster.publish(web(*map(endpoint, cluster.web)), [later])
+        wait_until("it shows the new one", lambda: "default/later" in shown.read_text())
+
+
+def test_flows(tmp_path: Path, cluster: Cluster, state: list[str]) -> None:
+    """A flow that begins."""
+    shown = tmp_path / "shown"
+    outside = cluster.lab.outside("outside", 7)
+    with watching(cluster, shown, "flows", "list", *state):
+        wait_until("it shows that there are none", lambda: "none" in shown.read_text())
+        cluster.request(outside, "tcp", cluster.node.v4, NODEPORT, 1)
+        wait_until("it shows the flow", lambda: f"{outside.v4}:" in shown.read_text())
+
+
+def test_status(tmp_path: Path, cluster: Cluster, where: list[str]) -> None:
+    """The verdict, when it changes; each output is one whole object."""
+    shown = tmp_path / "shown"
+    with watching(cluster, shown, "status", *where, "-o", "json"):
+        wait_until("it is well", lambda: '"verdict": "OK"' in shown.read_text())
+        (cluster.agent.manifests / "bad.yaml").write_text("kind: Servic\n")
+        try:
+            wait_until("it is not", lambda: '"verdict": "DEGRADED"' in shown.read_text())
+        finally:
+            (cluster.agent.manifests / "bad.yaml").unlink()
+    first, _ = json.JSONDecoder().raw_decode(shown.read_text())
+    assert first["agent"] == "runs"
+
+
+def test_an_error_ends_it(ebpflb: Ebpflb) -> None:
+    """One line, and no second look."""
+    done = ebpflb("flows", "list", "--watch", "--state-dir", NEVER)
+    assert (done.status, done.out) == (1, "")
+    assert len(done.err.splitlines()) == 1

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events about the Node and its Services, as kube-proxy writes them (kube-proxy.md 17)."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ebpflb.cluster import event_recorder
+from ebpflb.cluster.event_recorder import QUEUE_SIZE, ApiRecorder, Event, LogRecorder, manifest
+from ebpflb.model.events import Key
+from tests.cluster.event_log import NODE, QUICK
+from tests.kit.api_history import Json
+from tests.kit.api_server import WAIT_SECONDS, FakeApiServer
+
+WEB = event_recorder.service(Key("shop", "web"))
+STARTING = (event_recorder.node(NODE), "Normal", "Starting", "StartKubeProxy", "")
+FAILED = (WEB, "Warning", "FailedToStartServiceHealthcheck", "Listen", "port 32000: taken")
+NOW = 1_700_000_000_123_456_789
+
+Record = Callable[..., ApiRecorder]
+
+
+@pytest.fixture
+def record(api: FakeApiServer, tmp_path: Path) -> Iterator[Record]:
+    """Starts recorders for the fake server."""
+    started: list[ApiRecorder] = []
+
+    def record(
+        clock: Callable[[], float] = time.monotonic, stop_timeout: float = 2.0
+    ) -> ApiRecorder:
+        server = event_recorder.server_factory(api.kubeconfig(tmp_path))
+        started.append(
+            ApiRecorder(server, NODE, timing=QUICK, clock=clock, stop_timeout=stop_timeout)
+        )
+        started[-1].start()
+        return started[-1]
+
+    yield record
+    for it in started:
+        it.stop()
+
+
+def failed(number: int) -> tuple[event_recorder.Reference, str, str, str, str]:
+    return (*FAILED[:4], f"the {number}th")
+
+
+def created(api: FakeApiServer, count: int) -> list[Json]:
+    """The events that the server has received, once there are so many."""
+    with api.changed:
+        assert api.changed.wait_for(lambda: len(api.created) >= count, WAIT_SECONDS)
+        return list(api.created)
+
+
+def notes(api: FakeApiServer, count: int) -> list[str]:
+    return [event["note"] for event in created(api, count)]
+
+
+def test_starting_on_the_node(api: FakeApiServer, record: Record) -> None:
+    """In the namespace default; the Node's name stands for its uid, as kube-proxy has it."""
+    record().event(*STARTING)
+    (event,) = created(api, 1)
+    assert event["regarding"] == {"kind": "Node", "apiVersion": "v1", "name": NODE, "uid": NODE}
+    assert event["metadata"]["namespace"] == "default"
+    assert (event["type"], event["reason"]) == ("Normal", "Starting")
+    assert (event["action"], event["note"]) == ("StartKubeProxy", "")
+    assert event["reportingController"] == "ebpflb"
+    assert event["reportingInstance"] == f"ebpflb-{NODE}"
+    assert (event["apiVersion"], event["kind"]) == ("events.k8s.io/v1", "Event")
+
+
+def test_failure_on_a_service(api: FakeApiServer, record: Record) -> None:
+    """In the Service's own namespace."""
+    record().event(*FAILED)
+    (event,) = created(api, 1)
+    assert event["metadata"]["namespace"] == "shop"
+    assert event["regarding"] == {
+        "kind": "Service",
+        "apiVersion": "v1",
+        "namespace": "shop",
+        "name": "web",
+        "uid": "shop/web",
+    }
+    assert (event["type"], event["note"]) == ("Warning", "port 32000: taken")
+
+
+def test_time_and_name() -> None:
+    """MicroTime has six digits; the name is the object's with the time in hexadecimal."""
+    _, body = manifest(Event(*FAILED), "it", NOW)  # type: ignore[arg-type]
+    event = json.loads(body)
+    assert event["eventTime"] == "2023-11-14T22:13:20.123456Z"
+    assert event["metadata"]["name"] == f"web.{NOW:x}"
+
+
+def test_long_note_and_long_name_are_cut() -> None:
+    """The API server takes 1,024 bytes of a note and 128 of an instance; no half a character."""
+    _, body = manifest(Event(*FAILED[:4], "ü" * 1000 + "x"), "it", NOW)  # type: ignore[arg-type]
+    assert json.loads(body)["note"] == "ü" * 512
+    long = ApiRecorder(lambda: pytest.fail("not asked for"), "n" * 253)
+    long.event(*STARTING)  # type: ignore[arg-type]
+    (_, body) = long._waiting[0]
+    assert len(json.loads(body)["reportingInstance"]) == 128
+
+
+def test_order_is_kept(api: FakeApiServer, record: Record) -> None:
+    """One after the other, as they happened."""
+    it = record()
+    for number in range(20):
+        it.event(*failed(number))
+    assert notes(api, 20) == [f"the {number}th" for number in range(20)]
+
+
+def test_equal_events_are_sent_once_for_ten_minutes(api: FakeApiServer, record: Record) -> None:
+    """What fails at every sync is not sent at every sync; another event in between is."""
+    clock = iter([0.0, 1.0, 599.0, 599.0, 600.0, 600.0])
+    it = record(lambda: next(clock))
+    for event in (FAILED, FAILED, FAILED, failed(1), FAILED, FAILED):
+        it.event(*event)
+    assert notes(api, 3) == ["port 32000: taken", "the 1th", "port 32000: taken"]
+    it.stop()
+    assert len(api.created) == 3
+
+
+def test_server_that_is_away_is_tried_again(
+    api: FakeApiServer, record: Record, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is lost, nothing is sent twice, and one line says why."""
+    api.fail("Event", 500, b'{"message": "etcd is away"}', times=3)
+    it = record()
+    it.event(*STARTING)
+    it.event(*FAILED)
+    assert notes(api, 2) == ["", "port 32000: taken"]
+    assert [line for line in caplog.messages if "500 etcd is away" in line] == [
+        "events cannot be sent to the API server: 500 etcd is away"
+    ]
+    assert it.dropped == 0
+
+
+@pytest.mark.parametrize("code", [401, 408, 429, 503])
+def test_fleeting_refusal_is_tried_again(api: FakeApiServer, record: Record, code: int) -> None:
+    """A token is renewed, a crowd goes away."""
+    api.fail("Event", code, times=2)
+    record().event(*STARTING)
+    created(api, 1)
+
+
+@pytest.mark.parametrize("code", [400, 403, 404, 409, 422])
+def test_refused_event_is_dropped_and_said_once(
+    api: FakeApiServer, record: Record, caplog: pytest.LogCaptureFixture, code: int
+) -> None:
+    """RBAC that does not allow events, or a namespace that is going: no further attempt helps."""
+    api.fail("Event", code, b'{"message": "events is forbidden"}', times=3)
+    it = record()
+    for number in range(4):
+        it.event(*failed(number))
+    assert notes(api, 1) == ["the 3th"]
+    assert len([line for line in caplog.messages if "events is forbidden" in line]) == 1
+    assert it.dropped == 3
+    assert len(api.requests) == 4
+
+
+def test_never_blocks_and_drops_the_oldest(api: FakeApiServer, record: Record) -> None:
+    """While the server is silent so many wait and no more; the newest are sent in the end."""
+    api.delay = 0.3
+    it = record(stop_timeout=WAIT_SECONDS)
+    for number in range(3 * QUEUE_SIZE):
+        it.event(*failed(number))
+    with api.changed:
+        api.delay = 0.0
+    it.stop()
+    sent = notes(api, QUEUE_SIZE)
+    assert sent[-QUEUE_SIZE:] == [
+        f"the {number}th" for number in range(2 * QUEUE_SIZE, 3 * QUEUE_SIZE)
+    ]
+    assert it.dropped == 3 * QUEUE_SIZE - len(sent)
+
+
+def test_kubeconfig_that_cannot_be_used_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The agent itself will stop for it; the recorder only says so."""
+    it = ApiRecorder(
+        event_recorder.server_factory(tmp_path / "none"), NODE, timing=QUICK, stop_timeout=0.0
+    )
+    it.start()
+    it.event(*STARTING)  # type: ignore[arg-type]
+    end = time.monotonic() + WAIT_SECONDS
+    while "events cannot be sent" not in caplog.text:
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    it.stop()
+
+
+def test_stop_sends_what_waits(api: FakeApiServer, record: Record) -> None:
+    """A fatal error is sent before the agent ends."""
+    api.delay = 0.05
+    it = record(stop_timeout=WAIT_SECONDS)
+    it.event(*FAILED)
+    it.stop()
+    assert len(api.created) == 1
+
+
+def test_stop_does_not_wait_for_a_server_that_is_away(record: Record, api: FakeApiServer) -> None:
+    """A moment and no longer; to stop twice, or what never started, is nothing."""
+    api.fail("Event", 500, times=1000)
+    it = record(stop_timeout=0.05)
+    it.event(*FAILED)
+    it.stop()
+    it.stop()
+    ApiRecorder(lambda: pytest.fail("not asked for"), NODE).stop()
+    assert api.created == []
+
+
+def test_without_an_api_server_events_are_log_lines(caplog: pytest.LogCaptureFixture) -> None:
+    """The severity is the level; an empty note leaves no colon."""
+    caplog.set_level("INFO")
+    it = LogRecorder()
+    it.start()
+    it.event(*STARTING)  # type: ignore[arg-type]
+    it.event(*FAILED)  # type: ignore[arg-type]
+    it.stop()
+    assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
+        ("INFO", "event: Node node-1: Starting"),
+        (
+            "WARNING",
+            "event: Service shop/web: FailedToStartServiceHealthcheck: port 32000: taken",
+        ),
+    ]
+
+
+def test_token_is_sent(api: FakeApiServer, record: Record) -> None:
+    """With the same authentication as everything else."""
+    it = record()
+    api.token = "another"
+    it.event(*STARTING)
+    with api.changed:
+        assert api.changed.wait_for(lambda: len(api.requests) > 2, WAIT_SECONDS)
+    assert api.created == []
+    api.token = "secret"
+    created(api, 1)

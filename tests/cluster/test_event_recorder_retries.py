@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever goes wrong when an event is sent, the next ones are sent too."""
+
+import json
+import threading
+
+import pytest
+
+from ebpflb.cluster import event_recorder
+from ebpflb.cluster.event_recorder import ApiRecorder
+from ebpflb.errors import ClusterError
+from tests.cluster.event_log import NODE, QUICK
+from tests.kit.api_server import WAIT_SECONDS
+
+STARTING = (event_recorder.node(NODE), "Normal", "Starting", "StartKubeProxy")
+
+
+def test_unforeseen(caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever goes wrong is a line, and the event is sent later, as are those after it."""
+    sent: list[str] = []
+    failures = [RuntimeError("can't start new thread"), ClusterError("away")]
+
+    class Server:
+        def create(self, path: str, body: bytes) -> None:
+            if failures:
+                raise failures.pop(0)
+            sent.append(json.loads(body)["note"])
+
+    sending = ApiRecorder(Server, NODE, timing=QUICK, stop_timeout=WAIT_SECONDS)
+    sending.start()
+    for number in range(2):
+        sending.event(*STARTING, f"the {number}th")
+    sending.stop()
+    assert sent == ["the 0th", "the 1th"]
+    assert caplog.messages == [
+        "events cannot be sent to the API server: can't start new thread",
+        "events cannot be sent to the API server: away",
+    ]
+
+
+def test_gives_up_in_the_end() -> None:
+    """An event that fails for other reasons has twelve attempts, then the next has its own."""
+    asked: list[bytes] = []
+    done = threading.Event()
+
+    class Broken:
+        def create(self, path: str, body: bytes) -> None:
+            asked.append(body)
+            if len(asked) == 13:
+                done.set()
+            raise ClusterError("no route to host")
+
+    it = ApiRecorder(Broken, NODE, timing=QUICK, stop_timeout=0.0)
+    it.start()
+    for note in ("first", "second"):
+        it.event(*STARTING, note)  # type: ignore[arg-type]
+    assert done.wait(WAIT_SECONDS)
+    it.stop()
+    assert len(set(asked[:12])) == 1
+    assert asked[12] != asked[0]
+    assert it.dropped >= 1

@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No file of a directory stops the others, takes all memory, or loses its own last good state."""
+
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+from hypothesis import example, given, settings
+from hypothesis import strategies as some
+
+from ebpflb.cluster import regular_file, yaml_documents
+from ebpflb.cluster.manifest_directory import ManifestDirectory
+from ebpflb.errors import LONGEST_LINE
+from ebpflb.model.cluster_state import ClusterState
+from ebpflb.model.events import Changed, Event, Kind, Removed, Replaced, SourceStatus
+from ebpflb.serve import status
+from tests.cluster.objects import service
+from tests.load import scaled
+
+GOOD, BAD = "good.yaml", "bad.yaml"
+BEFORE = yaml.safe_dump(service("before"))
+
+
+def bomb(merge: str = "") -> str:
+    """A kilobyte whose aliases stand for 10**20 values."""
+    lines = ["l0: &l0 {a: b}"] if merge else ["l0: &l0 [a]"]
+    for level in range(1, 21):
+        ten = ", ".join([f"*l{level - 1}"] * 10)
+        lines.append(f"l{level}: &l{level} " + (f"{{<<: [{ten}]}}" if merge else f"[{ten}]"))
+    return "\n".join(lines)
+
+
+ENDPOINTS = """
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: laughs}
+addressType: IPv4
+"""
+CONTENTS = {
+    "!!bool": "a: !!bool foo",
+    "!!int": "a: !!int foo",
+    "!!float": "a: !!float foo",
+    "!!timestamp": "a: !!timestamp foo",
+    "!!binary": "a: !!binary é",
+    "!!python": "a: !!python/object/apply:os.system [true]",
+    "a float too large": "a: 1" + ":1" * 500 + ".0",
+    "an int too long": "a: " + "9" * 10**5,
+    "unhashable": "? {a: b}\n: c",
+    "a bomb of aliases": bomb(),
+    "a bomb of merge keys": bomb("<<"),
+    "a bomb as a name": bomb() + "\napiVersion: *l20\nkind: Service",
+    "a bomb in an object": ENDPOINTS
+    + "endpoints: &e [{addresses: &a ["
+    + "x, " * 2000
+    + "]}, "
+    + "{addresses: *a}, " * 2000
+    + "]",
+    "an alias in itself": "a: &a [*a]",
+    "a merge in itself": "a: &a {<<: *a}",
+    "too many values": "[" + "a, " * yaml_documents.MAX_NODES + "]",
+    "not unicode": "a: \udcff\udcfe",
+    "a line without end": "a: " + "b" * 10**6 + ": c",
+    "a name without end": f"apiVersion: v1\nkind: Service\nmetadata: {{name: {'n' * 10**6}}}",
+    "a name of two lines": 'apiVersion: v1\nkind: Service\nmetadata: {name: "a\\nb"}',
+    "a namespace that is a list": "apiVersion: v1\nkind: Service\n"
+    "metadata: {name: a, namespace: [b]}",
+}
+
+
+class Watched:
+    """A directory with a good file, and a bad one that was good before."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.directory = ManifestDirectory(path, "node-1")
+        (path / GOOD).write_text(yaml.safe_dump(service("good")))
+        (path / BAD).write_text(BEFORE)
+        assert self.services(self.directory.scan()) == {"good", "before"}
+        (path / BAD).unlink()
+
+    def services(self, events: list[Event]) -> set[str]:
+        """Their names; the events are also taken as an agent would."""
+        state = ClusterState("node-1")
+        for event in events:
+            if not isinstance(event, SourceStatus):
+                for warning in state.apply(event).warnings:
+                    assert_short(str(warning))
+        (replaced,) = (e for e in events if isinstance(e, Replaced) and e.kind is Kind.SERVICE)
+        return {key.name for key in replaced.objects}
+
+    def error(self) -> str:
+        """What is said of the bad file; its former object stays, and the other file is served."""
+        (path := self.path / GOOD).write_text(yaml.safe_dump(service("renamed")))
+        assert path.exists()
+        events = self.directory.scan()
+        changes = [e for e in events if not isinstance(e, SourceStatus)]
+        assert {(type(e), e.key.name) for e in changes if isinstance(e, Changed | Removed)} == {
+            (Changed, "renamed"),
+            (Removed, "good"),
+        }
+        (said,) = (e for e in events if isinstance(e, SourceStatus))
+        assert said.error is not None
+        assert_short(said.error)
+        return said.error
+
+
+def assert_short(line: str) -> None:
+    assert "\n" not in line
+    assert line.isprintable()
+    assert len(line) < LONGEST_LINE + 200
+    line.encode()
+
+
+@pytest.fixture
+def watched(folder: Path) -> Watched:
+    return Watched(folder)
+
+
+@pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
+def test_bad_content_is_kept_to_its_file(watched: Watched, content: str) -> None:
+    """Whatever the parser raises; what the file defined stays, and one line names the file."""
+    (watched.path / BAD).write_bytes(content.encode(errors="surrogateescape"))
+    watched.error()
+
+
+@pytest.mark.parametrize("content", ["[" * 10**6, "[" + "{}," * 10**6 + "{}]", "\xff", "9" * 10**6])
+def test_bad_json_is_kept_to_its_file(folder: Path, content: str) -> None:
+    """As bad YAML is."""
+    (folder / "good.json").write_bytes(msgspec.json.encode(service("good")))
+    (folder / "bad.json").write_text(content, "latin-1")
+    events = ManifestDirectory(folder, "node-1").scan()
+    (said,) = (event for event in events if isinstance(event, SourceStatus))
+    assert_short(said.error or "\n")
+    assert "Service" not in said.source
+
+
+def holes(path: Path) -> None:
+    """A file of 10 TB, of which no block is written."""
+    with path.open("wb") as file:
+        file.truncate(10 << 40)
+
+
+NOT_REGULAR: dict[str, Callable[[Path], None]] = {
+    "a link to a device without end": lambda path: path.symlink_to("/dev/zero"),
+    "a link to a device that blocks": lambda path: path.symlink_to("/dev/ptmx"),
+    "a pipe": os.mkfifo,
+    "a link to a file of /proc that blocks": lambda path: path.symlink_to("/proc/kmsg"),
+    "a link to memory": lambda path: path.symlink_to("/proc/self/mem"),
+    "holes": holes,
+}
+
+
+@pytest.mark.parametrize("make", NOT_REGULAR.values(), ids=NOT_REGULAR)
+def test_only_regular_files_of_bounded_size_are_read(
+    watched: Watched, make: Callable[[Path], None]
+) -> None:
+    """Others are named; a good file in its place is read again."""
+    try:
+        make(watched.path / BAD)
+    except OSError as error:
+        pytest.skip(f"this file system has no such file: {error}")
+    watched.error()
+    (watched.path / BAD).unlink()
+    (watched.path / BAD).write_text(yaml.safe_dump(service("after")))
+    changes = [e for e in watched.directory.scan() if isinstance(e, Changed | Removed)]
+    assert {(type(e), e.key.name) for e in changes} == {(Changed, "after"), (Removed, "before")}
+
+
+def test_a_device_is_not_opened(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only by O_PATH: opening a watchdog starts it, opening a tape rewinds it."""
+    (folder / BAD).symlink_to("/dev/null")
+    flags = []
+    real = os.open
+
+    def note(path: str, flag: int, *more: int) -> int:
+        flags.append(flag)
+        return real(path, flag, *more)
+
+    monkeypatch.setattr(os, "open", note)
+    with pytest.raises(regular_file.UnusableFile, match="not a regular file"):
+        regular_file.read(folder / BAD)
+    assert all(flag & os.O_PATH for flag in flags) and flags
+
+
+def test_a_file_without_a_size_is_read_to_the_limit(tmp_path: Path) -> None:
+    """As those of /proc are, or one that grows while it is read."""
+    assert regular_file.read(Path("/proc/self/status"))
+    (tmp_path / "file").write_bytes(b"123")
+    assert regular_file.read(tmp_path / "file", 3) == b"123"
+    with pytest.raises(regular_file.UnusableFile, match="larger than"):
+        regular_file.read(Path("/proc/self/status"), 10)
+
+
+def test_a_failure_that_passes_is_forgotten(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that could not be read, for lack of descriptors say, is read by a later scan."""
+    (watched.path / BAD).write_text(yaml.safe_dump(service("after")))
+
+    def fail(path: Path) -> bytes:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(regular_file, "read", fail)
+        (said,) = (e for e in watched.directory.scan() if isinstance(e, SourceStatus))
+        assert said.error == "Too many open files"
+    events = watched.directory.scan()
+    assert [e.error for e in events if isinstance(e, SourceStatus)] == [None]
+    assert {e.key.name for e in events if isinstance(e, Changed)} == {"after"}
+
+
+@pytest.mark.parametrize("name", [b"\xff\xfe.yaml", b"a\nb\x1b[31m.yaml"])
+def test_an_unprintable_file_name_can_be_said(folder: Path, name: bytes, tmp_path: Path) -> None:
+    """In the log, the status and as the source of an object; other files are served."""
+    (folder / GOOD).write_text(yaml.safe_dump(service("good")))
+    (folder / os.fsdecode(name)).write_text(yaml.safe_dump(service("odd")) + "---\n5")
+    events = ManifestDirectory(folder, "node-1").scan()
+    (said,) = (event for event in events if isinstance(event, SourceStatus))
+    assert_short(said.source)
+    (replaced,) = (e for e in events if isinstance(e, Replaced) and e.kind is Kind.SERVICE)
+    assert {key.name for key in replaced.objects} == {"good", "odd"}
+    for found in replaced.objects.values():
+        assert_short(found.source)
+    shown = status.initial(node="node-1", source=said.source)
+    msgspec.json.encode(shown.changed(source_errors={said.source: str(said.error)}))
+
+
+def test_bombs_take_little_memory(tmp_path: Path) -> None:
+    """Half a gigabyte is enough for a process that reads all of them."""
+    for number, content in enumerate(CONTENTS.values()):
+        (tmp_path / f"{number}.yaml").write_bytes(content.encode(errors="surrogateescape"))
+    holes(tmp_path / "holes.yaml")
+    (tmp_path / "zero.yaml").symlink_to("/dev/zero")
+    program = (
+        "import sys; from pathlib import Path;"
+        "from ebpflb.cluster.manifest_directory import ManifestDirectory;"
+        "print(len(ManifestDirectory(Path(sys.argv[1]), 'node-1').scan()))"
+    )
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 29, 1 << 29))
+
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=300, preexec_fn=limit
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == len(Kind) + len(CONTENTS) + 2
+
+
+fragments = some.sampled_from(
+    ["&a ", "*a", "<<: ", "{", "}", "[", "]", ": ", "- ", "? ", "\n", "---\n", "!!bool ", "!!set ",
+     "!!timestamp ", "!!omap ", "!!pairs ", "kind: ", "Service", "apiVersion: v1", "metadata: ",
+     "name: ", "spec: ", "ports: ", "items: ", "List", "1:1.0", "0x", "'", '"', "|", ">", "%YAML ",
+     "2001-01-01", "~", ", ", "  ", "\t", "\ufeff", "é", BEFORE]
+)  # fmt: skip
+yamlish = some.lists(fragments, max_size=60).map(lambda parts: "".join(parts).encode())
+
+
+@given(
+    content=some.one_of(
+        some.binary(max_size=400), yamlish, yamlish.map(lambda data: BEFORE.encode() + data)
+    ),
+    suffix=some.sampled_from([".yaml", ".json"]),
+)
+@example(content=b"apiVersion: v1\nkind: Service\nmetadata: {name: &a [*a]}", suffix=".yaml")
+@settings(deadline=None, max_examples=scaled(500))
+def test_any_bytes_as_content(content: bytes, suffix: str) -> None:
+    """They never end the reader: a good file beside them is served, and what is said is short."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / f"bad{suffix}").write_bytes(content)
+        (folder / GOOD).write_text(yaml.safe_dump(service("the-good-one")))
+        events = ManifestDirectory(folder, "node-1").scan()
+        state = ClusterState("node-1")
+        for event in events:
+            if isinstance(event, SourceStatus):
+                assert_short(event.error or "\n")
+            else:
+                for warning in state.apply(event).warnings:
+                    assert_short(str(warning))
+        (replaced,) = (e for e in events if isinstance(e, Replaced) and e.kind is Kind.SERVICE)
+        assert "the-good-one" in {key.name for key in replaced.objects}

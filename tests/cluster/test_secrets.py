@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No token, key or password reaches a log, a status or an error; none is left on a disk."""
+
+import base64
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebpflb import redaction
+from ebpflb.cluster.api import Server
+from ebpflb.cluster.api_source import ApiSource
+from ebpflb.cluster.decoding import ClusterError
+from ebpflb.cluster.retry import RetryLoop
+from ebpflb.model.events import Kind
+from ebpflb.options import Paths
+from ebpflb.serve import status
+from tests.cluster.event_log import QUICK, Begin, EventLog
+from tests.kit.api_server import FakeApiServer
+
+TOKEN = "eyJhbGciOiJSUzI1NiJ9.c2VjcmV0.dG9rZW4"
+PASSWORD = "correct horse"
+
+
+@pytest.fixture
+def api() -> Iterator[FakeApiServer]:
+    with FakeApiServer(token=TOKEN) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def said(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[pytest.LogCaptureFixture]:
+    """Everything that is logged, even by libraries, as the agent's handler formats it."""
+    monkeypatch.setattr(redaction, "_known", {})
+    caplog.set_level(logging.DEBUG)
+    caplog.handler.setFormatter(redaction.Formatter("%(message)s"))
+    yield caplog
+    for secret in (TOKEN, PASSWORD):
+        assert secret not in caplog.text
+
+
+def change(kubeconfig: Path, kind: str, values: dict[str, Any]) -> Path:
+    """Replaces the user, or adds to the cluster, of a kubeconfig."""
+    content = json.loads(kubeconfig.read_text())
+    section = content[f"{kind}s"][0]
+    section[kind] = values if kind == "user" else section[kind] | values
+    kubeconfig.write_text(json.dumps(content))
+    return kubeconfig
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", " \n\n", ""])
+@pytest.mark.parametrize("how", ["token", "tokenFile"])
+def test_a_token_is_trimmed(api: FakeApiServer, tmp_path: Path, how: str, end: str) -> None:
+    """An editor, or `echo`, ends a file with a line break; a header cannot have one."""
+    (tmp_path / "token").write_text(f"{TOKEN}{end}")
+    user = {"token": f"{TOKEN}{end}"} if how == "token" else {"tokenFile": "token"}
+    kubeconfig = change(api.kubeconfig(tmp_path), "user", user)
+    assert Server(kubeconfig, QUICK).page(Kind.SERVICE, {})
+
+
+def test_a_pods_token_is_trimmed(
+    api: FakeApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As well as that of a kubeconfig."""
+    from kubernetes.config import incluster_config
+
+    for name, content in (("token", f"{TOKEN}\n"), ("ca.crt", "x")):
+        (tmp_path / name).write_text(content)
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
+    assert Server(None, QUICK, api.url).url == api.url
+
+
+def error_of(kubeconfig: Path) -> str:
+    """Why a server cannot be asked; also not in the errors that led to this one."""
+    with pytest.raises(ClusterError) as failed:
+        Server(kubeconfig, QUICK).page(Kind.SERVICE, {})
+    at: BaseException | None = failed.value
+    while at is not None:
+        for secret in (TOKEN, PASSWORD):
+            assert secret not in repr(at)
+        at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
+    return str(failed.value)
+
+
+@pytest.mark.parametrize("between", ["\n", "\0", "é", "\r\nX-Evil: 1"])
+def test_an_unusable_token_is_not_quoted(api: FakeApiServer, tmp_path: Path, between: str) -> None:
+    """http.client's error does that."""
+    user = {"token": f"{TOKEN}{between}{TOKEN}"}
+    reason = error_of(change(api.kubeconfig(tmp_path), "user", user))
+    assert "the token has characters that cannot be sent" in reason
+
+
+def plugin(folder: Path, script: str) -> dict[str, Any]:
+    (program := folder / "plugin").write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    version = "client.authentication.k8s.io/v1"
+    return {"exec": {"command": str(program), "apiVersion": version}}
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f"echo '{TOKEN}' >&2; echo '{PASSWORD}'; exit 3",
+        f"echo 'not json {TOKEN}'",
+        f'echo \'{{"apiVersion": "{TOKEN}", "kind": "x", "status": {{}}}}\'',
+        f'echo \'{{"status": "{TOKEN}"}}\'',
+        f"printf '\\377{TOKEN}'",
+    ],
+)
+def test_a_credential_plugins_output_is_not_said(
+    api: FakeApiServer, tmp_path: Path, script: str
+) -> None:
+    """Neither what it writes to stdout nor to stderr; its name is, and how it ended."""
+    reason = error_of(change(api.kubeconfig(tmp_path), "user", plugin(tmp_path, script)))
+    assert f"credential plugin {tmp_path / 'plugin'}" in reason
+    assert "\n" not in reason
+    if "exit 3" in script:
+        assert "exit status 3" in reason
+
+
+def test_a_credential_plugin_that_works(api: FakeApiServer, tmp_path: Path) -> None:
+    """Its token is used."""
+    answer = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential"}
+    answer_text = json.dumps(answer | {"status": {"token": TOKEN}})
+    user = plugin(tmp_path, f"echo '{answer_text}'")
+    assert Server(change(api.kubeconfig(tmp_path), "user", user), QUICK).page(Kind.SERVICE, {})
+
+
+def test_what_a_server_repeats_is_not_said(
+    api: FakeApiServer, tmp_path: Path, events: EventLog, begin: Begin
+) -> None:
+    """A hostile API server, or a proxy in between, may answer with what it was sent."""
+    body = json.dumps({"message": f"no rights for Bearer {TOKEN}"}).encode()
+    api.fail("Service", 403, body, times=1000)
+    kubeconfig = api.kubeconfig(tmp_path)
+    begin(ApiSource(events, node_name="node-1", kubeconfig=kubeconfig, timing=QUICK))
+    assert events.source_status().error == "403 no rights for Bearer ***"
+
+
+@pytest.mark.parametrize(
+    "line", [f'token: "{TOKEN}', f"token: *{TOKEN}", f"token: [{TOKEN}", f"{TOKEN}\n{TOKEN}: a: b"]
+)
+def test_a_kubeconfig_that_cannot_be_parsed_is_not_quoted(tmp_path: Path, line: str) -> None:
+    """Its line is told."""
+    (path := tmp_path / "kubeconfig").write_text(f"apiVersion: v1\nusers:\n- name: a\n  {line}\n")
+    assert str(path) in error_of(path)
+
+
+@pytest.mark.parametrize("where", ["proxy-url", "HTTP_PROXY", "server"])
+@pytest.mark.parametrize("url", ["http://me:{}@127.0.0.1:9", "http://me:{}@[", "me:{}@x://y"])
+def test_passwords_of_urls_are_not_said(
+    api: FakeApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, url: str
+) -> None:
+    """Of proxies that cannot be reached, or are no URLs; and of the server."""
+    url = url.format(PASSWORD.replace(" ", "-"))
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    kubeconfig = api.kubeconfig(tmp_path)
+    if where == "HTTP_PROXY":
+        monkeypatch.setenv(where.lower(), url)
+    else:
+        change(kubeconfig, "cluster", {where: url})
+    with pytest.raises(ClusterError) as failed:
+        Server(kubeconfig, QUICK).page(Kind.SERVICE, {})
+    assert PASSWORD.replace(" ", "-") not in repr(failed.value)
+
+
+def test_an_unexpected_error_does_not_quote_what_it_was_about(
+    events: EventLog, said: pytest.LogCaptureFixture
+) -> None:
+    """Such as that of a codec, which has the whole text in its repr."""
+    redaction.remember(TOKEN)
+
+    def fail() -> None:
+        raise ValueError(f"Invalid header value b'Bearer {TOKEN}\\n'")
+
+    RetryLoop("it", events, QUICK, threading.Event()).run_once(fail)
+    assert events.error() == "ValueError: Invalid header value b'Bearer ***\\n'"
+    assert "Traceback" in said.text
+    said.clear()
+
+
+def test_the_status_file_has_no_secret(tmp_path: Path) -> None:
+    """Wherever it comes from, and nobody else may read the file."""
+    redaction.remember(f'"{TOKEN}"')
+    paths = Paths(Path("/s"), tmp_path)
+    shown = status.initial(node="n", source="s").changed(sync_error=f'a "{TOKEN}" b')
+    status.StatusFile(paths).write(shown)
+    assert TOKEN not in paths.status_file.read_text()
+    assert status.read(paths) == shown.changed(sync_error="a *** b")
+    assert paths.status_file.stat().st_mode & 0o777 == 0o600
+
+
+def test_no_traceback_has_a_secret() -> None:
+    """Not even of an error that nobody catches, in the main thread or another one."""
+    program = (
+        "import sys, threading; from ebpflb import redaction;"
+        "redaction.guard_tracebacks(); redaction.remember(sys.argv[1]);"
+        "fail = lambda: {}[sys.argv[1]];"
+        "thread = threading.Thread(target=fail); thread.start(); thread.join(); fail()"
+    )
+    command = [sys.executable, "-c", program, TOKEN]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stderr.count("KeyError: '***'") == 2
+    assert TOKEN not in done.stderr
+
+
+KEY_USER = """
+import sys, time
+from pathlib import Path
+from ebpflb.cluster.api import Server
+from ebpflb.cluster.retry import Timing
+server = Server(Path(sys.argv[1]), Timing())
+print(server._access.configuration.key_file, flush=True)
+time.sleep(600)
+"""
+
+
+def certificate(folder: Path, name: str = "127.0.0.1") -> tuple[bytes, bytes]:
+    """A key and its certificate."""
+    key, made = folder / "key.pem", folder / "certificate.pem"
+    words = "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=it -addext"
+    more = [f"subjectAltName=IP:{name}", "-keyout", str(key), "-out", str(made)]
+    subprocess.run([*words.split(), *more], check=True, capture_output=True)
+    return key.read_bytes(), made.read_bytes()
+
+
+def encoded(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+def test_a_kill_leaves_no_key(tmp_path: Path) -> None:
+    """A key in the kubeconfig's text is never written to a file system."""
+    (temporary := tmp_path / "tmp").mkdir()
+    key, made = certificate(tmp_path)
+    with FakeApiServer(token=TOKEN) as api:
+        kubeconfig = api.kubeconfig(tmp_path)
+    user = {"client-key-data": encoded(key), "client-certificate-data": encoded(made)}
+    change(kubeconfig, "user", user)
+    change(kubeconfig, "cluster", {"server": "https://127.0.0.1:9"})
+    command = [sys.executable, "-c", KEY_USER, str(kubeconfig)]
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout
+        file = process.stdout.readline().strip()
+        seen = Path(f"/proc/{process.pid}/fd") / Path(file).name
+        assert seen.read_bytes() == key
+        assert os.readlink(seen).startswith("/memfd:")
+        process.send_signal(signal.SIGKILL)
+    assert list(temporary.iterdir()) == []
+    assert tempfile.gettempdir() != str(temporary)
+
+
+def test_an_inline_ca_that_is_renewed_is_used(
+    tmp_path: Path, events: EventLog, begin: Begin
+) -> None:
+    """The kubeconfig is read again when the server's certificate does not fit, as for a token."""
+    port, certificates = 0, []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        key, made = certificate(tmp_path / name)
+        (pem := tmp_path / f"{name}.pem").write_bytes(key + made)
+        certificates.append((pem, encoded(made)))
+    (first, first_ca), (second, second_ca) = certificates
+    with FakeApiServer(token=TOKEN, certificate=first) as api:
+        port = int(api.url.rpartition(":")[2])
+        kubeconfig = api.kubeconfig(tmp_path)
+        content = json.loads(kubeconfig.read_text())
+        content["clusters"][0]["cluster"] = {
+            "server": api.url,
+            "certificate-authority-data": first_ca,
+        }
+        kubeconfig.write_text(json.dumps(content))
+        source = begin(ApiSource(events, node_name="node-1", kubeconfig=kubeconfig, timing=QUICK))
+        events.next(Kind.SERVICE)
+        api.wait_for_watch("Service")
+    with FakeApiServer(token=TOKEN, certificate=second, port=port) as api:
+        while "certificate verify failed" not in str(events.source_status().error):
+            pass
+        kubeconfig.write_text(kubeconfig.read_text().replace(first_ca, second_ca))
+        while events.source_status().error is not None:
+            pass
+        source.stop()

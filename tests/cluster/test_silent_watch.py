@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A watch whose connection is open and says nothing, not even the bookmark of every minute."""
+
+import time
+from collections.abc import Callable
+
+from ebpflb.cluster.retry import Timing
+from ebpflb.lab.agents import wait_until
+from ebpflb.model.events import Changed, Kind, SourceStatus
+from tests.cluster.event_log import EventLog, Quick, Start
+from tests.cluster.objects import service
+from tests.kit.api_server import FakeApiServer
+
+SILENCE = 0.3  # seconds, in the place of 150
+
+
+def of_services(events: EventLog, api: FakeApiServer) -> Callable[[], list[str | None]]:
+    """The errors of Services so far, None for each recovery."""
+    found: list[str | None] = []
+
+    def now() -> list[str | None]:
+        statuses = [it for it in events.all() if isinstance(it, SourceStatus)]
+        found.extend(it.error for it in statuses if it.source == f"{api.url}/api/v1/services")
+        return found
+
+    return now
+
+
+def test_two_bookmarks_that_do_not_come_are_waited_for_and_no_longer() -> None:
+    """They come once a minute, up to a quarter late; a watch may last for ten minutes."""
+    timing = Timing(jitter=lambda: 0.999)
+    assert 2 * 75 <= timing.watch_silence < timing.watch_seconds() / 2
+
+
+def test_a_hung_watch_is_told_and_opened_anew_where_it_was(
+    api: FakeApiServer, events: EventLog, watch: Start, quick: Quick
+) -> None:
+    """TCP is alive and says nothing: it is an error until the next watch is opened."""
+    api.put(service("web"))
+    silent: list[str] = []
+    api.muted = True
+    watch(timing=quick(watch_silence=SILENCE), on_silent=silent.append)
+    events.next(Kind.SERVICE)
+    api.wait_for_watch("Service")
+    api.put(service("unheard"))
+    errors = of_services(events, api)
+    wait_until("it is told, and over", lambda: len(errors()) >= 2)
+    said = "the watch sent nothing for 0.3 s, though the API server sends a bookmark every minute"
+    assert errors()[:2] == [said, None]
+    assert "Service" in silent
+    api.muted = False
+    api.drop()  # the fake server's open watches wait for ever
+    assert isinstance(events.next(Kind.SERVICE), Changed)
+    assert api.lists("Service") == 1
+
+
+def test_a_server_without_bookmarks_is_no_error_again_and_again(
+    api: FakeApiServer, events: EventLog, watch: Start, quick: Quick
+) -> None:
+    """Each new watch proves that the server is there; the log is not filled with it."""
+    api.muted = True
+    silent: list[str] = []
+    watch(timing=quick(watch_silence=SILENCE), on_silent=silent.append)
+    events.next(Kind.SERVICE)
+    errors = of_services(events, api)
+    wait_until("four watches were silent", lambda: silent.count("Service") >= 4)
+    assert sum("the watch sent nothing" in (error or "") for error in errors()) == 1
+    assert api.lists("Service") == 1
+
+
+def test_bookmarks_keep_a_quiet_watch(
+    api: FakeApiServer, events: EventLog, watch: Start, quick: Quick
+) -> None:
+    """A kind of which nothing changes for long is not watched anew."""
+    source = watch(timing=quick(watch_silence=5.0))
+    events.next(Kind.SERVICE)
+    api.wait_for_watch("Service")
+    end = time.monotonic() + 6.0
+    while time.monotonic() < end:
+        before = source.received()["Service"]
+        api.bookmark("Service")
+        wait_until("it is received", lambda then=before: source.received()["Service"] > then)
+        time.sleep(0.2)
+    assert len(api.watches("Service")) == 1
+
+
+def test_it_is_known_when_each_kind_was_last_received(
+    api: FakeApiServer, events: EventLog, watch: Start, quick: Quick
+) -> None:
+    """By lists, by the beginning of a watch, by events and by bookmarks."""
+    now = [1000.0]
+    source = watch(timing=quick(clock=lambda: now[0]))
+    for kind in Kind:
+        events.next(kind)
+        api.wait_for_watch(kind)
+    wait_until("all were", lambda: source.received() == dict.fromkeys(map(str, Kind), 1000.0))
+    now[0] = 1001.0
+    for kind in Kind:  # when it has come, the beginning of the watch has been noted too
+        api.bookmark(kind)
+    wait_until("again", lambda: source.received() == dict.fromkeys(map(str, Kind), 1001.0))
+    now[0] = 1060.0
+    api.bookmark("Service")
+    wait_until("the bookmark was", lambda: source.received()["Service"] == 1060.0)
+    assert source.received()["Node"] == 1001.0

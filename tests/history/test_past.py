@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the maps held at any time is read from the files, whatever happened between."""
+
+import tempfile
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from ebpflb.errors import NodeError
+from ebpflb.history import segments
+from ebpflb.history.history_records import WriteCause
+from ebpflb.history.past import Past, State
+from ebpflb.plan.entries import Backend
+from tests.history.fakes import Node
+
+
+def backend(number: int) -> Backend:
+    return Backend(IPv4Address(number), number, frozenset({"cluster"}), number, 1)
+
+
+def held(state: State) -> dict[str, dict[bytes, bytes]]:
+    return {name: each.packed for name, each in state.maps.items() if each.packed}
+
+
+STEPS = some.lists(
+    some.one_of(
+        some.tuples(some.just("write"), some.sets(some.integers(1, 9), min_size=1)),
+        some.tuples(some.just("delete"), some.sets(some.integers(1, 9), min_size=1)),
+        some.tuples(some.just("slots"), some.sets(some.integers(0, 9), min_size=1)),
+        some.tuples(some.sampled_from(["restart", "crash", "fail", "full"]), some.just(set())),
+    ),
+    max_size=12,
+)
+
+
+def step(node: Node, what: str, numbers: set[int]) -> None:
+    names, slots, history = node.maps["backend_slots"], node.maps["slots"], node.history
+    match what:
+        case "write":
+            names.write([(number, number) for number in numbers])
+        case "delete":
+            node.maps["cluster_ips"].write([(IPv4Address(n), 1) for n in numbers])
+            node.maps["cluster_ips"].delete([IPv4Address(n) for n in numbers])
+        case "slots":
+            slots.write([(number, backend(number)) for number in numbers])
+        case "restart" | "crash":
+            node.history.stop() if what == "restart" else node.crash()
+            node.start()
+        case "fail":
+            history.commit(error="a write has failed")
+            slots.packed[slots.key.pack(1)] = slots.value.pack(backend(7))  # as nobody has told
+        case "full":
+            history._full = 0
+    node.history.commit()
+    node.checkpoint()
+
+
+@given(STEPS)
+def test_every_time(steps: list[tuple[str, set[int]]]) -> None:
+    """At the end of each step the history holds what the maps held."""
+    with tempfile.TemporaryDirectory() as folder:
+        node = Node(Path(folder))
+        moments = [(node.clock(), node.contents())]
+        for what, numbers in steps:
+            step(node, what, numbers)
+            moments.append((node.clock(), node.contents()))
+        node.history.stop()
+        past = Past(node.paths)
+        for at, contents in moments:
+            assert held(past.at(at)) == contents
+
+
+def test_before_it_begins(tmp_path: Path) -> None:
+    """The error says when the history begins."""
+    node = Node(tmp_path)
+    node.history.stop()
+    with pytest.raises(NodeError, match="history begins at 1970-01-01"):
+        Past(node.paths).at(1.0)
+
+
+def test_bounded(tmp_path: Path) -> None:
+    """The files stay below the limit; what is lost is the oldest, and the beginning says so."""
+    limit = 64 << 10
+    node = Node(tmp_path, limit=limit)
+    begins = Past(node.paths).begins or 0
+    for number in range(2000):
+        node.maps["backend_slots"].write([(number % 9, number)])
+        node.history.because(WriteCause("modified", "Service", "default/web", str(number)))
+        node.history.commit()
+        node.checkpoint()
+    node.history.stop()
+    sizes = [path.stat().st_size for path in segments.paths_of(node.paths)]
+    assert sum(sizes) <= limit + limit // segments.PARTS
+    past = Past(node.paths)
+    assert (past.begins or 0) > begins
+    assert held(past.at(node.clock())) == node.contents()
+    with pytest.raises(NodeError, match="history begins at"):
+        past.at(begins)
+
+
+def test_a_large_checkpoint_is_followed_by_as_many_records_as_a_small_one(tmp_path: Path) -> None:
+    """Else many Services would mean a checkpoint of all of them for every few changes."""
+    limit = 16 << 10
+    node = Node(tmp_path, limit=limit)
+    names = node.maps["backend_slots"]
+    names.write([(number, number * 7919) for number in range(10_000)])
+    node.history._full = 0
+    node.history.commit()  # the next file begins, with a checkpoint of them
+    node.checkpoint()
+    begun = segments.paths_of(node.paths)[-1]
+    checkpoint = begun.stat().st_size
+    assert checkpoint > limit
+    while segments.paths_of(node.paths)[-1] == begun:
+        size = begun.stat().st_size
+        names.write([(1, 1)])
+        node.history.commit()
+    assert size - checkpoint > limit // segments.PARTS - 100  # less than the last record
+
+
+def test_other_layouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another version wrote is named, and what came after it is read."""
+    with monkeypatch.context() as before:
+        before.setattr("ebpflb.datapath.maps.layout.layout_hash", lambda: "another")
+        Node(tmp_path).history.stop()
+    node = Node(tmp_path)
+    node.maps["backend_slots"].write([(1, 1)])
+    node.history.stop()
+    past = Past(node.paths)
+    assert "has other layouts" in past.notes[0]
+    assert held(past.at(node.clock())) == node.contents()
+
+
+def test_half_a_record(tmp_path: Path) -> None:
+    """A crash in the middle of a write costs that record; the next agent goes on."""
+    node = Node(tmp_path)
+    node.maps["backend_slots"].write([(1, 1)])
+    node.history.commit()
+    at, contents = node.clock(), node.contents()
+    node.maps["backend_slots"].write([(2, 2)])
+    node.crash()
+    (path,) = segments.paths_of(node.paths)
+    with path.open("ab") as file:
+        file.write(b"\x10\0\0\0half")
+    node.start()
+    node.history.stop()
+    past = Past(node.paths)
+    assert held(past.at(at)) == contents
+    assert held(past.at(node.clock())) == node.contents()
+
+
+def named(causes: list[WriteCause]) -> list[Any]:
+    return [(each.event, each.name) for each in causes]
+
+
+def test_causes(tmp_path: Path) -> None:
+    """A record has the causes since the last one, also those whose sync came later."""
+    node = Node(tmp_path)
+    node.history.commit()
+    node.history.because(WriteCause("modified", "Service", "default/a"))
+    node.history.commit(keep=True)
+    node.history.because(WriteCause("deleted", "Service", "default/b"))
+    node.maps["backend_slots"].write([(1, 1)])
+    node.history.commit()
+    node.history.because(WriteCause("modified", "Service", "default/nothing-of-it-counts"))
+    node.history.commit()
+    node.maps["backend_slots"].write([(2, 2)])
+    node.history.commit()
+    node.history.stop()
+    first, second = (sync for _, sync in Past(node.paths).syncs())
+    assert named(first.causes) == [("modified", "default/a"), ("deleted", "default/b")]
+    assert named(second.causes) == [("again", "")]
+
+
+def test_many_causes(tmp_path: Path) -> None:
+    """Fifty are named, and the others counted."""
+    node = Node(tmp_path)
+    node.history.commit()
+    for number in range(70):
+        node.history.because(WriteCause("modified", "Service", f"default/{number}"))
+    node.maps["backend_slots"].write([(1, 1)])
+    node.history.stop()
+    ((_, sync),) = Past(node.paths).syncs()
+    assert (len(sync.causes), sync.more) == (50, 20)

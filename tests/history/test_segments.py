@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files: for root alone, and nothing that lies in their place stops an agent."""
+
+import errno
+import logging
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from ebpflb.errors import NodeError
+from ebpflb.history import segments
+from ebpflb.history.past import Past
+from tests.history.fakes import Node
+
+
+def test_for_root_alone(tmp_path: Path) -> None:
+    """Nobody else may read them."""
+    node = Node(tmp_path)
+    node.history.stop()
+    (path,) = segments.paths_of(node.paths)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("kind", ["garbage", "empty", "fifo", "directory", "link"])
+def test_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str) -> None:
+    """What is no history of ours is named and set aside, and the agent records."""
+    place = tmp_path / "state.00000007.history"
+    match kind:
+        case "garbage":
+            place.write_bytes(os.urandom(1000))
+        case "empty":
+            place.touch()
+        case "fifo":
+            os.mkfifo(place)
+        case "directory":
+            place.mkdir()
+        case "link":
+            place.symlink_to("/etc/passwd")
+    with caplog.at_level(logging.WARNING):
+        node = Node(tmp_path)
+    assert str(place) in caplog.text and "set aside" in caplog.text
+    node.maps["backend_slots"].write([(1, 1)])
+    node.history.stop()
+    assert not os.path.lexists(place)
+    assert len(list(Past(node.paths).syncs())) == 1
+
+
+def test_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The agent goes on without a history, says so once, and records again when there is space."""
+    node = Node(tmp_path)
+    node.history.commit()
+    real = os.write
+    with monkeypatch.context() as full, caplog.at_level(logging.WARNING):
+        full.setattr(segments.os, "write", lambda fd, data: real(fd, data[:5]))
+        for number in range(3):
+            node.maps["backend_slots"].write([(number, number)])
+            node.history.commit()
+    assert caplog.text.count(os.strerror(errno.ENOSPC)) == 1
+    monkeypatch.setattr("ebpflb.history.recorder._RETRY_SECONDS", 0.0)
+    node.history._next_try = 0.0
+    node.history.commit()
+    node.checkpoint()
+    node.maps["backend_slots"].write([(9, 9)])
+    node.history.stop()
+    past = Past(node.paths)
+    held = {name: each.packed for name, each in past.at(node.clock()).maps.items() if each.packed}
+    assert held == node.contents()
+
+
+def test_no_directory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Without a run directory nothing is recorded, and nothing fails."""
+    with caplog.at_level(logging.WARNING):
+        node = Node(tmp_path / "gone")
+    node.maps["backend_slots"].write([(1, 1)])
+    node.history.stop()
+    assert "nothing is recorded" in caplog.text
+    with pytest.raises(NodeError, match="no history in"):
+        Past(node.paths)
+
+
+def test_others_stay(tmp_path: Path) -> None:
+    """Of another agent's files in the same directory nothing is read, set aside or deleted."""
+    other = tmp_path / "state-2.00000001.history"
+    other.write_text("not ours to judge")
+    Node(tmp_path).history.stop()
+    assert other.exists()

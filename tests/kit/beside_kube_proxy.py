@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two nodes that serve the same NodePort, so that what one leaves in its conntrack can be compared.
+
+    near     ebpflb, its conntrack engine
+    rules    kube-proxy's nftables rules, no agent
+    far      there: the only endpoint
+    outside  a client beyond the router, which drops what is sent to FORGED sources
+
+IPv4 only, as bench.kubeproxy writes the rules.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bench import kubeproxy
+from bench.services import NodePort
+from ebpflb.datapath.maps.layout import VERDICTS
+from ebpflb.lab import cni
+from ebpflb.lab.agents import wait_until
+from ebpflb.lab.hosts import Host, Lab
+from ebpflb.model.packet_path import Engine
+from ebpflb.node import ctnetlink
+from ebpflb.plan.connections import Connection
+from tests.kit import flood, forked
+from tests.kit.lab_cluster import NODEPORT, TARGET, LabCluster, started
+from tests.node import nodes
+
+FEW = 10  # connections of the nodes' own
+FORGED, FIRST = "172.16.0.0/12", "172.16.0.1"
+SERVICE_IP = "10.96.0.10"
+_FLOOD = Path(flood.__file__)
+
+
+class BesideKubeProxy(LabCluster):
+    """``nodes`` are the two that are compared, ebpflb's first."""
+
+    engine = Engine.CONNTRACK
+
+    def __init__(self, lab: Lab, folder: Path) -> None:
+        super().__init__(lab, folder)
+        self.near, self.rules = lab.node("near", 1), lab.node("rules", 2)
+        self.far = lab.node("far", 3)
+        self.nodes = (self.near, self.rules)
+        for node in self.nodes:
+            lab.join(node, self.far)
+        self.there = lab.pod(self.far, "there", 11)
+        self.outside = lab.outside("outside", 1)
+        lab.router.ip(f"route add blackhole {FORGED}")
+        self.service = NodePort(
+            "web", SERVICE_IP, NODEPORT, ("tcp", "udp"), ((self.there.v4, self.far.name),)
+        )
+        pods = cni.NETWORKS[0]
+        self.rules.nft(kubeproxy.nft([self.service], "rules", self.rules.v4, pods))
+        self.agent = self.add_agent(self.near, "--cluster-cidr", pods)
+        # What it owes to a flood would come to entries of the next one.
+        self.there.sysctl("net.ipv4.tcp_synack_retries", 0)
+        self.start_program(self.there, "serve", self.there.name, str(TARGET))
+
+    def start(self) -> None:
+        self.agent.start()
+        self.publish(self.service.manifests())
+
+    def verdict(self, name: str) -> int:
+        """How often ebpflb's node came to it."""
+        number = next(number for number, word in VERDICTS.items() if word == name)
+        return int(self.maps["verdicts"].get(number)[0])
+
+    def status(self) -> Any:
+        """What `ebpflb status` says on its node."""
+        words = ["status", "-o", "json", *self.agent.where]
+        return json.loads(forked.run(*words, netns=self.near.netns).stdout)
+
+    def flood(
+        self, node: Host, count: int, first: str = FIRST, source_port: int = flood.SOURCE_PORT
+    ) -> None:
+        """One SYN to the node's NodePort from each of so many forged addresses."""
+        words = (node.v4, str(NODEPORT), first, str(count), str(source_port))
+        assert self.lab.keep(self.outside.python(_FLOOD, "many", *words)).wait() == 0
+
+    @contextmanager
+    def mute(self) -> Iterator[None]:
+        """The endpoint gets nothing, so it answers nobody."""
+        rule = f"pref 1 to {self.there.v4} blackhole"
+        self.far.ip(f"rule add {rule}")
+        try:
+            yield
+        finally:
+            self.far.ip(f"rule del {rule}")
+
+    def forget(self) -> None:
+        """Empties the conntrack of both nodes; what is deleted counts until the kernel frees it."""
+        for node in self.nodes:
+            with nodes.entered(node.netns):
+                ctnetlink.delete(ctnetlink.connections(lambda *_: True))
+                wait_until("the entries are freed", lambda: ctnetlink.count() < FEW)
+
+
+def entries(node: Host) -> list[Connection]:
+    """Of flows to the NodePort, as the node's conntrack has them."""
+    with nodes.entered(node.netns):
+        return list(ctnetlink.connections(lambda _, __, port: port == NODEPORT))
+
+
+def kinds(node: Host) -> Counter[tuple[str, int]]:
+    """How many entries of each kind: TCP's state, and the status' bits."""
+    return Counter((entry.state_name, entry.status) for entry in entries(node))
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[BesideKubeProxy]:
+    """Everything is removed afterwards."""
+    with started(lambda lab: BesideKubeProxy(lab, folder)) as made:
+        yield made

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node that an agent and kube-proxy's rules serve, each the same two Services.
+
+The rules are those of a kube-proxy that runs beside. They lead to web-3, the manifests to web-1 and
+web-2, so the answer tells who has served a request.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import kubeproxy
+from bench.services import CIDR, NodePort
+from ebpflb.datapath import conntrack_probe
+from ebpflb.lab import manifests
+from ebpflb.lab.hosts import Host, Lab
+from ebpflb.lab.sockets import Socket, Sockets
+from ebpflb.model.packet_path import Engine
+from ebpflb.options import Paths
+from tests.kit import requests
+from tests.kit.cluster import Cluster, endpoint
+from tests.kit.lab_cluster import PORT, PREFIX, TARGET
+
+PODS = "10.244.0.0/16"
+NEW, OLD = ("new", "10.96.0.10", 30080), ("old", "10.96.0.11", 30081)
+LABELS = {"stage": "canary"}
+EBPFLB, KUBE_PROXY = {"web-1", "web-2"}, {"web-3"}
+_ports = cycle(range(10_000, 30_000))
+
+
+def udp(sockets: Sockets, host: str, port: int = PORT) -> requests.Answer:
+    """From a port that no request had before: the flow of an earlier one keeps its backend."""
+    with requests.udp_socket(sockets, host) as client:
+        client.bind(("0.0.0.0", next(_ports)))
+        return requests.exchange(client, host, port)
+
+
+class Both(Cluster):
+    """The agent is not started yet."""
+
+    def __init__(self, lab: Lab, folder: Path, engine: Engine) -> None:
+        super().__init__(lab, folder, "--cluster-cidr", PODS, f"--packet-path={engine}")
+        self.chosen = self.agent.options
+        self.unhooked = lab.pod(self.node, "unhooked", 3, hooked=False)
+        self.outside = lab.outside("outside", 1)
+        listed = [
+            NodePort(*each, ("tcp", "udp"), ((self.web[2].v4, "node"),)) for each in (NEW, OLD)
+        ]
+        self.node.nft(kubeproxy.nft(listed, "node", self.node.v4, PODS))
+        cidr = manifests.service_cidr(CIDR)
+        self.write(cidr, self.service(*NEW, labels=LABELS), self.service(*OLD))
+
+    def service(
+        self,
+        name: str,
+        address: str,
+        nodeport: int,
+        endpoints: Sequence[Host] | None = None,
+        **more: Any,
+    ) -> list[Any]:
+        """In a namespace of its own name; with web-1 and web-2 unless ``endpoints`` are given."""
+        named = [{"name": p, "port": TARGET, "protocol": p.upper()} for p in ("tcp", "udp")]
+        ports = [{**port, "port": PORT, "nodePort": nodeport} for port in named]
+        there = [endpoint(pod) for pod in (self.web[:2] if endpoints is None else endpoints)]
+        return [
+            manifests.service(name, [address], ports, namespace=name, type="NodePort", **more),
+            manifests.endpoint_slice(name, "IPv4", there, named, namespace=name),
+        ]
+
+    def serve(self, *options: str) -> None:
+        """The agent runs with these options from now on."""
+        self.agent.stop()
+        self.agent.options = (*self.chosen, *options)
+        self.agent.start()
+
+    def ways(self, service: tuple[str, str, int]) -> list[tuple[Host, tuple[str, int]]]:
+        """Clients and the frontend of each."""
+        _, address, nodeport = service
+        inside = (self.client, self.unhooked, self.node)
+        return [(self.outside, (self.node.v4, nodeport))] + [(it, (address, PORT)) for it in inside]
+
+    def answers(self, service: tuple[str, str, int], send: requests.Send) -> list[set[str]]:
+        """The backends that answer each client."""
+        return [
+            set(requests.backends(self.sockets(host), where[0], 20, send, where[1]))
+            for host, where in self.ways(service)
+        ]
+
+    def go_through(self, steps: Sequence[tuple[Sequence[str], set[str], set[str]]]) -> None:
+        """The agent runs with the options of one step after the other; ``NEW`` and ``OLD`` are then
+        answered by those endpoints. No connection fails or ends, whoever has opened it, and in
+        whichever step.
+        """
+        self.serve(*steps[0][0])
+        ways = self.ways(NEW) + self.ways(OLD)
+        pressing = [self.start_client(host, "tcp", *where, pause=0.01) for host, where in ways]
+        clients: list[Socket] = []
+        for options, new, old in steps:
+            self.serve(*options)
+            for send in (requests.tcp, udp):
+                found = self.answers(NEW, send), self.answers(OLD, send)
+                assert found == ([new] * 4, [old] * 4), (options, send.__name__, found)
+            clients += [self._connected(host, where) for host, where in ways]
+            for client in clients:
+                client.send(b"still there")
+                assert client.recv(64) == b"still there"
+        counts = [self.stop_client(each) for each in pressing]
+        assert [count["errors"] for count in counts] == [{}] * len(counts)
+
+    def _connected(self, host: Host, where: tuple[str, int]) -> Socket:
+        client = requests.tcp_socket(self.sockets(host), where[0])
+        client.connect(where)
+        assert client.recv(64).split()[0].decode() in EBPFLB | KUBE_PROXY
+        return client
+
+
+@contextmanager
+def running(folder: Path, engine: Engine) -> Iterator[Both]:
+    """Everything is removed afterwards; skips an engine that this kernel cannot have."""
+    if engine is Engine.CONNTRACK and conntrack_probe.obstacle(Paths.cache):
+        pytest.skip("this kernel has no conntrack for programs")
+    with Lab(PREFIX) as lab:
+        made = Both(lab, folder, engine)
+        try:
+            yield made
+        finally:
+            made.close()

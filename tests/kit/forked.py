@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ebpflb`` as processes that are forked from one which has imported it.
+
+To import it takes half a second of processor time, which a test run would spend hundreds of times.
+Everything else is as in a process that is started anew: it has its own pid, signals, output,
+environment, directory, cgroup and network namespace, and enters the same ``main``. Where the start
+of a process is what a file tests it uses the fixture ``started_anew``.
+
+The process that forks runs this file too; it does one request at a time.
+"""
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, Any
+
+from ebpflb import child
+from ebpflb.lab.agents import LabAgent
+from ebpflb.lab.hosts import Process
+from ebpflb.lab.netns import NETNS
+
+_LONGEST = 1 << 16  # bytes of a request
+_OUTPUTS = 2  # descriptors that come with a request: stdout and stderr
+_REPOSITORY = Path(__file__).parents[2]
+
+
+class Server:
+    """The process that forks; it ends with this one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._socket, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with its:
+            number = its.fileno()
+            subprocess.Popen(
+                [sys.executable, "-P", __file__, str(number)],
+                pass_fds=[number],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": str(_REPOSITORY)},
+            )
+
+    def ask(self, fds: Sequence[int] = (), **request: object) -> Any:
+        """What it answers to a request, which comes with these descriptors."""
+        with self._lock:
+            socket.send_fds(self._socket, [json.dumps(request).encode()], list(fds))
+            return json.loads(self._socket.recv(_LONGEST))
+
+
+@cache
+def _server_of(pid: int) -> Server:
+    """A process's own, which a child that it has forked does not share."""
+    return Server()
+
+
+class Forked:
+    """A process that was forked, with those methods of ``subprocess.Popen`` that tests use."""
+
+    def __init__(self, server: Server, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._server = server
+        self._pidfd = os.pidfd_open(pid)
+
+    def poll(self) -> int | None:
+        """Its exit status, or minus the signal that ended it; None as long as it runs."""
+        if self.returncode is None:
+            self.returncode = self._server.ask(poll=self.pid)
+            if self.returncode is not None:
+                os.close(self._pidfd)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """As ``poll`` when it has ended. Raises subprocess.TimeoutExpired."""
+        if self.poll() is None:
+            waiting = select.poll()
+            waiting.register(self._pidfd, select.POLLIN)
+            if not waiting.poll(None if timeout is None else timeout * 1000):
+                raise subprocess.TimeoutExpired("ebpflb", timeout or 0)
+        code = self.poll()
+        assert code is not None
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def start(
+    words: Sequence[str],
+    *,
+    netns: str | None,
+    cgroup: Path | None = None,
+    cwd: str = "/",
+    env: Mapping[str, str],
+    stdout: IO[str],
+    stderr: IO[str],
+) -> Forked:
+    """A process that runs ``ebpflb`` with these words; by default in this one's cgroup."""
+    server = _server_of(os.getpid())
+    pid = server.ask(
+        [stdout.fileno(), stderr.fileno()],
+        words=list(words),
+        netns=netns and str(NETNS / netns),
+        cgroup=cgroup and str(cgroup / "cgroup.procs"),
+        cwd=cwd,
+        env=dict(env),
+    )
+    return Forked(server, pid)
+
+
+def run(*words: str, netns: str | None = None) -> "subprocess.CompletedProcess[str]":
+    """What a command says, in this process's environment; by default in its network namespace."""
+    with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
+        process = start(words, netns=netns, cwd=os.getcwd(), env=os.environ, stdout=out, stderr=err)
+        try:
+            status = process.wait(120)
+        finally:
+            process.kill()
+            process.wait()
+        said = [_read(each) for each in (out, err)]
+        return subprocess.CompletedProcess(["ebpflb", *words], status, *said)
+
+
+def _read(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read()
+
+
+class ForkedAgent(LabAgent):
+    """An agent that is forked, unless it is started by another command or ``anew``."""
+
+    anew = False
+
+    def spawn(self, words: Sequence[str], log: IO[str]) -> Process:
+        if self.under or self.anew:
+            return super().spawn(words, log)
+        return start(
+            words,
+            netns=self.node.netns,
+            cgroup=self.lab.cgroup,
+            env=child.inherited(),
+            stdout=log,
+            stderr=log,
+        )
+
+
+def _serve(requests: socket.socket) -> None:
+    """Does requests until no process is left that could send one, or it is a child."""
+    import ebpflb.cli  # noqa: F401  children find it imported
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while True:
+        said, fds, *_ = socket.recv_fds(requests, _LONGEST, _OUTPUTS)
+        if not said:
+            return
+        request = json.loads(said)
+        if "poll" in request:
+            ended, status = os.waitpid(request["poll"], os.WNOHANG)
+            answer = os.waitstatus_to_exitcode(status) if ended else None
+        elif (answer := os.fork()) == 0:
+            requests.close()
+            _become(request, fds)
+            return
+        for fd in fds:
+            os.close(fd)
+        requests.send(json.dumps(answer).encode())
+
+
+def _become(request: dict[str, Any], fds: list[int]) -> None:
+    """Raises SystemExit when the command has ended."""
+    from pyroute2 import netns
+
+    from ebpflb.cli import main
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, fd in enumerate(fds, start=1):
+        os.dup2(fd, number)
+        os.close(fd)
+    if request["cgroup"]:
+        Path(request["cgroup"]).write_text("0")
+    if request["netns"]:
+        netns.setns(request["netns"])
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    sys.argv = ["ebpflb", *request["words"]]
+    main()
+
+
+if __name__ == "__main__":
+    _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ebpflb monitor`` beside an agent of the lab, and which programs are in force meanwhile."""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ebpflb.datapath import kernel
+from ebpflb.datapath.attach import cgroup_links
+from ebpflb.datapath.attach.tcx import Tcx
+from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.lab.agents import LabAgent, wait_until
+from ebpflb.serve import status
+from tests.kit import forked
+
+
+class MonitorProcess:
+    """The command, with what it says in files."""
+
+    def __init__(self, agent: LabAgent, folder: Path, *words: str) -> None:
+        self._out, self._err = folder / "monitor.out", folder / "monitor.err"
+        with self._out.open("w") as out, self._err.open("w") as err:
+            self.process = forked.start(
+                ["monitor", *agent.where, *words],
+                netns=agent.node.netns,
+                env=os.environ,
+                stdout=out,
+                stderr=err,
+            )
+
+    def begun(self) -> "MonitorProcess":
+        """Returns when it watches."""
+        wait_until("the monitor watches", lambda: "watching" in self.said() or self._ended())
+        assert "watching" in self.said(), self.said()
+        return self
+
+    def _ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def said(self) -> str:
+        return self._err.read_text()
+
+    def text(self) -> str:
+        return self._out.read_text()
+
+    def events(self) -> list[dict[str, Any]]:
+        """What it has printed as JSON so far, in whole lines."""
+        lines = self.text().split("\n")[:-1]
+        return [json.loads(line) for line in lines]
+
+    def wait_for(self, true: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """The first event for which it is true."""
+        wait_until("the event", lambda: any(map(true, self.events())), 60)
+        return next(filter(true, self.events()))
+
+    def interrupt(self) -> int:
+        """Its exit status after Ctrl-C."""
+        self.process.send_signal(signal.SIGINT)
+        return self.process.wait(60)
+
+
+@contextmanager
+def watching(agent: LabAgent, folder: Path, *words: str) -> Iterator[MonitorProcess]:
+    """One that watches, and is killed in the end if it still does."""
+    monitor = MonitorProcess(agent, folder, *(words or ("-o", "json")))
+    try:
+        yield monitor.begun()
+    finally:
+        monitor.process.kill()
+        monitor.process.wait(60)
+        wait_until("no monitor runs", lambda: not is_monitored(agent) or not runs(agent))
+
+
+def runs(agent: LabAgent) -> bool:
+    return bool(agent.process and agent.process.poll() is None)
+
+
+def is_monitored(agent: LabAgent) -> bool:
+    """By its status."""
+    found = status.read(agent.paths)
+    return bool(found and found.monitor)
+
+
+def programs(agent: LabAgent) -> dict[str, int]:
+    """The ids of the programs that are in force, by hook, and by device and hook."""
+    state = StateDir(agent.paths.state)
+    tcx = Tcx(state.devices_directory)
+    at_devices = {
+        f"{index} {hook}": number
+        for index in tcx.recorded()
+        for hook, number in _ids(state, index).items()
+    }
+    return {**cgroup_links.attached(state), **at_devices}
+
+
+def _ids(state: StateDir, index: int) -> dict[str, int]:
+    """By their links alone: this process is in another network namespace."""
+    found = {}
+    for hook in ("ingress", "egress"):
+        fd = kernel.get(str(state.devices_directory / f"{index}-{hook}"))
+        if fd is not None:
+            found[hook] = int(kernel.info(fd, "tcx_info").program)
+            os.close(fd)
+    return found

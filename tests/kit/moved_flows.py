@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Waits for what the flow tables do with a change itself, and conntrack's engine right after it.
+
+As kube-proxy does (kube-proxy.md 11.1), the agent deletes entries of UDP that lead elsewhere once
+the change is in force.
+"""
+
+from ipaddress import ip_address
+
+from ebpflb.lab.agents import wait_until
+from ebpflb.lab.hosts import Host
+from ebpflb.node import ctnetlink
+from tests.kit.lab_cluster import TARGET
+from tests.node import nodes
+
+
+def wait_until_only(node: Host, source_port: int, *backends: Host) -> None:
+    """No entry on the node of a client with this port leads to anybody but these.
+
+    What was sent to an endpoint itself, as sockets do that the hooks see, does not count.
+    """
+    allowed = {ip_address(address) for host in backends for address in (host.v4, host.v6)}
+
+    def is_so() -> bool:
+        with nodes.entered(node.netns):
+            entries = [
+                entry
+                for entry in ctnetlink.connections(lambda _, __, port: port != TARGET)
+                if entry.original.source_port == source_port
+            ]
+        return all(entry.is_translated and entry.reply.source in allowed for entry in entries)
+
+    wait_until(f"flows of port {source_port} lead to endpoints of now", is_so)

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of a Service's connections when their endpoint goes: the annotation."""
+
+import msgspec
+import pytest
+
+from ebpflb.lab import manifests
+from ebpflb.model import objects, on_removal, services
+from ebpflb.model.services import ParsedService
+
+
+def parsed(text: str | None, protocol: str = "TCP") -> ParsedService:
+    ports = [{"port": 80, "protocol": protocol}]
+    manifest = manifests.service("web", ["172.30.0.41", "fd00:30::41"], ports)
+    manifest["metadata"]["annotations"] = (
+        {on_removal.ON_REMOVAL_ANNOTATION: text} if text is not None else {}
+    )
+    return services.parse(msgspec.convert(manifest, objects.Service))
+
+
+@pytest.mark.parametrize(
+    "text, seconds",
+    [
+        (None, None),
+        ("keep", None),
+        ("reset", on_removal.DEFAULT_GRACE),
+        ("reset=0s", 0.0),
+        ("reset=1m30s", 90.0),
+        ("reset=500ms", 0.5),
+        ("reset=1h", 3600.0),
+    ],
+)
+def test_the_annotation_says_after_how_long(text: str | None, seconds: float | None) -> None:
+    found = parsed(text)
+    assert [port.reset_after for port in found.ports] == [seconds] * 2
+    assert not found.warnings
+    assert on_removal.in_words(seconds) in (text or "keep", "reset=10s", "reset=1h0m0s")
+
+
+@pytest.mark.parametrize("protocol", ["UDP", "SCTP"])
+def test_connections_are_those_of_tcp(protocol: str) -> None:
+    assert {port.reset_after for port in parsed("reset", protocol).ports} == {None}
+
+
+WHERE = "metadata.annotations[ebpflb.io/on-removal]"
+VALUES = "keep, reset or reset=DURATION"
+
+
+@pytest.mark.parametrize(
+    "text, reason",
+    [
+        ("", f'"" is not {VALUES}'),
+        ("Reset", f'"Reset" is not {VALUES}'),
+        ("keep=3s", f'"keep=3s" is not {VALUES}'),
+        ("reset=", '"" is not a duration such as 30s or 1h30m'),
+        ("reset=30", '"30" is not a duration such as 30s or 1h30m: the unit is missing'),
+        ("reset=-1s", '"-1s" is not between 0s and 1h'),
+        ("reset=2h", '"2h" is not between 0s and 1h'),
+    ],
+)
+def test_a_wrong_value_is_a_warning_and_connections_are_kept(text: str, reason: str) -> None:
+    found = parsed(text)
+    assert {port.reset_after for port in found.ports} == {None}
+    assert found.warnings == (f"{WHERE}: {reason}, so connections are kept",)

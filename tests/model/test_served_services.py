@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which Services are chosen by --namespaces and --services."""
+
+import pytest
+
+from ebpflb.model import served_services
+from ebpflb.model.objects import Metadata
+from ebpflb.model.served_services import ServedServices
+
+LABELS = {"app": "web", "example.org/tier": "front", "empty": ""}
+
+
+def chosen(selector: str, namespaces: str = "", labels: dict[str, str] | None = LABELS) -> bool:
+    served = ServedServices(
+        served_services.parse_namespaces(namespaces), served_services.parse(selector)
+    )
+    return served.has(Metadata("a", "default", labels=labels))
+
+
+@pytest.mark.parametrize(
+    "selector",
+    [
+        *("", "app", "app=web", "app == web", "app!=db", "app in (db, web)", "app notin (db)"),
+        *("!legacy", "legacy!=yes", "legacy notin (yes,no)", "empty=", "empty in (,a)"),
+        *("example.org/tier=front", "app=web,example.org/tier in (back,front),!legacy"),
+    ],
+)
+def test_requirements_that_hold(selector: str) -> None:
+    """As the API's label selectors; a label that is absent is none of the values."""
+    assert chosen(selector)
+
+
+@pytest.mark.parametrize(
+    "selector",
+    [
+        *("legacy", "!app", "app=db", "app!=web", "app in (db)", "app notin (web,db)", "empty!="),
+        *("app=web,legacy", "app in (web,db),app!=web", "legacy in (yes)"),
+    ],
+)
+def test_requirements_that_do_not_hold(selector: str) -> None:
+    """One that does not is enough."""
+    assert not chosen(selector)
+
+
+def test_a_service_without_labels() -> None:
+    """It has none of them."""
+    assert not chosen("app", labels=None)
+    assert chosen("!app", labels=None)
+
+
+@pytest.mark.parametrize(
+    "selector",
+    [
+        *("app=web,", ",", "=web", "app=a b", "app in web", "app in (web", "app=(a)", "!app=web"),
+        *("!app in (a)", "app>1", "-a", "a b", "app in (a,-b)", "app=web;x"),
+    ],
+)
+def test_what_is_no_selector_is_named(selector: str) -> None:
+    """The part that is wrong, or its value."""
+    with pytest.raises(ValueError, match=r"is no requirement of a label selector|that no label"):
+        served_services.parse(selector)
+
+
+def test_namespaces() -> None:
+    """Any of those that are listed; all if none is."""
+    assert chosen("", "other, default")
+    assert not chosen("", "other")
+    assert not chosen("app=db", "default")
+    for wrong in ("a,", "A", "a/b", "-a"):
+        with pytest.raises(ValueError, match="is not the name of a namespace"):
+            served_services.parse_namespaces(wrong)
+
+
+def test_texts() -> None:
+    """Shown as given, so that they can be given again."""
+    text = "app in (web,db),!legacy"
+    assert served_services.show(served_services.parse(text)) == text
+    assert served_services.show_namespaces(served_services.parse_namespaces("b,a")) == "a,b"
+    both = ServedServices(frozenset({"a"}), served_services.parse("x"))
+    assert str(both) == "--namespaces=a --services=x"
+    assert str(served_services.ALL_SERVICES) == ""
+    assert served_services.ALL_SERVICES.is_all

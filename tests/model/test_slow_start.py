@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""In which time the weights of a Service's new endpoints grow: the annotation."""
+
+import msgspec
+import pytest
+
+from ebpflb.lab import manifests
+from ebpflb.model import objects, services, slow_start
+from ebpflb.model.services import ParsedService
+
+WHERE = f"metadata.annotations[{slow_start.SLOW_START_ANNOTATION}]"
+
+
+def parsed(text: str | None) -> ParsedService:
+    manifest = manifests.service("web", ["172.30.0.41"], [{"port": 80, "protocol": "TCP"}])
+    if text is not None:
+        manifest["metadata"]["annotations"] = {slow_start.SLOW_START_ANNOTATION: text}
+    return services.parse(msgspec.convert(manifest, objects.Service))
+
+
+@pytest.mark.parametrize(
+    "text, seconds", [(None, 0.0), ("0s", 0.0), ("30s", 30.0), ("1m30s", 90.0), ("1h", 3600.0)]
+)
+def test_the_annotation_says_in_which_time(text: str | None, seconds: float) -> None:
+    found = parsed(text)
+    assert [port.slow_start for port in found.ports] == [seconds]
+    assert not found.warnings
+
+
+@pytest.mark.parametrize("text", ["", "30", "fast", "-1s", "2h"])
+def test_what_cannot_be_read_is_named_and_the_service_is_served(text: str) -> None:
+    """Its new endpoints get their whole weight at once."""
+    (port,), (warning,) = parsed(text)
+    assert port.slow_start == 0.0
+    assert warning.startswith(f'{WHERE}: "{text}"')
+    assert warning.endswith("so new endpoints get their whole weight at once")

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why an endpoint is not used: one reason, which is true, for each that is not."""
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from ebpflb.model import endpoints, objects, selection, services, unused
+from ebpflb.model.endpoints import Endpoint
+from ebpflb.model.selection import Topology
+from ebpflb.model.services import ServicePort
+from ebpflb.model.unused import LeftOut, UnusedReason, Use
+from tests.model import builders
+from tests.model.builders import endpoint, entry, leaving
+from tests.model.test_selection import (
+    BOTH_LOCAL,
+    CLUSTER,
+    ENDPOINTS,
+    EXTERNAL_LOCAL,
+    HERE,
+    INTERNAL_LOCAL,
+    POLICIES,
+)
+
+
+def uses(port: ServicePort, *found: Endpoint, topology: Topology = HERE) -> list[Use]:
+    return unused.uses(port, found, selection.select(port, found, topology), topology)
+
+
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        ([endpoint("a", ready=False), endpoint("b")], UnusedReason.NOT_READY),
+        ([endpoint("a", ready=False, serving=True), endpoint("b")], UnusedReason.NOT_READY),
+        ([endpoint("a", ready=False, terminating=True)], UnusedReason.NOT_SERVING),
+        ([leaving("a"), endpoint("b")], UnusedReason.OTHERS_READY),
+        ([endpoint("a", zones="z2"), endpoint("b", zones="z1")], UnusedReason.OTHER_ZONES),
+        ([endpoint("a", nodes="n2"), endpoint("b", nodes="node-1")], UnusedReason.OTHER_NODES),
+        ([endpoint("a"), endpoint("b")], None),
+        ([leaving("a")], None),
+    ],
+)
+def test_cluster_list(found: list[Endpoint], reason: UnusedReason | None) -> None:
+    """The reason is the condition of kube-proxy.md 3 that the first endpoint does not meet."""
+    first = uses(CLUSTER, *found)[0]
+    assert (first.not_in_cluster, first.not_in_local) == (reason, None)
+
+
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        ([endpoint("a"), endpoint("b", local=True)], UnusedReason.NOT_LOCAL),
+        ([leaving("a")], UnusedReason.NOT_LOCAL),
+        ([leaving("a", local=True), endpoint("b", local=True)], UnusedReason.OTHERS_READY),
+        ([endpoint("a", ready=False)], UnusedReason.NOT_READY),
+        ([endpoint("a", local=True)], None),
+    ],
+)
+@pytest.mark.parametrize("port", [INTERNAL_LOCAL, EXTERNAL_LOCAL, BOTH_LOCAL])
+def test_local_list(port: ServicePort, found: list[Endpoint], reason: UnusedReason | None) -> None:
+    """Under policy Local an endpoint elsewhere is not used; readiness counts as ever."""
+    assert uses(port, *found)[0].not_in_local == reason
+
+
+@given(some.sampled_from(POLICIES), ENDPOINTS)
+def test_partition(port: ServicePort, found: tuple[Endpoint, ...]) -> None:
+    """Of each list that is in use, an endpoint is either in it or has a reason why not."""
+    chosen = selection.select(port, found, HERE)
+    for use in unused.uses(port, found, chosen, HERE):
+        in_cluster = any(use.endpoint is each for each in chosen.cluster)
+        in_local = any(use.endpoint is each for each in chosen.local)
+        assert in_cluster + (use.not_in_cluster is not None) == selection.uses_cluster(port)
+        assert in_local + (use.not_in_local is not None) == selection.uses_local(port)
+
+
+def without(each: Endpoint, reason: UnusedReason) -> Endpoint:
+    """The same endpoint after what the reason asks for."""
+    match reason:
+        case UnusedReason.NOT_LOCAL:
+            return msgspec.structs.replace(each, local=True)
+        case UnusedReason.OTHER_NODES:
+            hints = each.hints._replace(nodes=each.hints.nodes | {HERE.node})
+            return msgspec.structs.replace(each, hints=hints)
+        case UnusedReason.OTHER_ZONES:
+            hints = each.hints._replace(zones=each.hints.zones | {HERE.zone})
+            return msgspec.structs.replace(each, hints=hints)
+        case _:
+            return msgspec.structs.replace(each, ready=True)
+
+
+LISTS: list[Callable[[Use], UnusedReason | None]] = [
+    lambda use: use.not_in_cluster,
+    lambda use: use.not_in_local,
+]
+
+
+@pytest.mark.parametrize("reason_of", LISTS, ids=["cluster", "local"])
+@given(some.sampled_from(POLICIES), ENDPOINTS)
+def test_reasons_are_true(
+    reason_of: Callable[[Use], UnusedReason | None], port: ServicePort, found: tuple[Endpoint, ...]
+) -> None:
+    """An endpoint is used once its reasons have been removed, and none of them comes back."""
+    for index in range(len(found)):
+        changed, seen = list(found), set[UnusedReason]()
+        while (reason := reason_of(uses(port, *changed)[index])) is not None:
+            assert reason not in seen
+            seen.add(reason)
+            changed[index] = without(changed[index], reason)
+
+
+def left_out(*slices: objects.EndpointSlice, ports: tuple[ServicePort, ...]) -> list[LeftOut]:
+    return list(unused.left_out(map(builders.stored, slices), ports))
+
+
+WEB = services.parse(builders.service(ports=[{"name": "http", "port": 80}])).ports
+
+
+@pytest.mark.parametrize(
+    ("slice", "reason"),
+    [
+        (
+            builders.slice(entry("10.1.0.1"), ports=[{"name": "web", "port": 80}]),
+            UnusedReason.NO_SUCH_PORT,
+        ),
+        (
+            builders.slice(
+                entry("10.1.0.1"), ports=[{"name": "http", "port": 80, "protocol": "UDP"}]
+            ),
+            UnusedReason.NO_SUCH_PORT,
+        ),
+        (builders.slice(entry("10.1.0.1"), ports=[{"name": "http"}]), UnusedReason.NO_SUCH_PORT),
+        (builders.slice(entry("fd00::1"), family="IPv6"), UnusedReason.OTHER_FAMILY),
+        (builders.slice(entry("a.example"), family="FQDN"), UnusedReason.ADDRESS_TYPE),
+        (builders.slice(entry(), ports=[{"name": "http", "port": 80}]), UnusedReason.NO_ADDRESS),
+        (
+            builders.slice(entry("10.1.0"), ports=[{"name": "http", "port": 80}]),
+            UnusedReason.NO_ADDRESS,
+        ),
+    ],
+)
+def test_left_out(slice: objects.EndpointSlice, reason: UnusedReason) -> None:
+    """An entry that becomes no endpoint is named with its slice, and says why."""
+    (found,) = left_out(slice, ports=WEB)
+    assert (found.slice, found.reason) == ("web-abcde", reason)
+    assert found.port == (WEB[0].name if reason == UnusedReason.NO_SUCH_PORT else None)
+
+
+def test_left_out_of_one_port() -> None:
+    """A slice that has one port of two leaves its entries out of the other one only."""
+    ports = services.parse(
+        builders.service(ports=[{"name": "http", "port": 80}, {"name": "grpc", "port": 81}])
+    ).ports
+    slice = builders.slice(entry("10.1.0.1"), ports=[{"name": "http", "port": 8080}])
+    assert [each.port for each in left_out(slice, ports=ports)] == [ports[1].name]
+
+
+SLICES = some.lists(
+    some.builds(
+        lambda name, family, listed, ports: builders.slice(
+            *(entry(*each) for each in listed), name=name, family=family, ports=ports
+        ),
+        some.sampled_from(["a", "b"]),
+        some.sampled_from(["IPv4", "IPv6", "FQDN"]),
+        some.lists(some.sampled_from([("10.1.0.1",), ("10.1.0.2", "10.1.0.3"), ("fd00::1",), ()])),
+        some.lists(
+            some.fixed_dictionaries(
+                {
+                    "name": some.sampled_from(["http", "grpc"]),
+                    "port": some.sampled_from([None, 8080]),
+                    "protocol": some.sampled_from(["TCP", "UDP"]),
+                }
+            ),
+            max_size=2,
+        ),
+    ),
+    max_size=3,
+)
+PORTS = [
+    services.parse(build(ports=[{"name": "http", "port": 80}, {"name": "grpc", "port": 81}])).ports
+    for build in (builders.service, builders.dual_stack)
+]
+
+
+@given(some.sampled_from(PORTS), SLICES)
+def test_every_entry_is_told(
+    ports: tuple[ServicePort, ...], slices: list[objects.EndpointSlice]
+) -> None:
+    """For each service port of a family, an entry is an endpoint or is left out, never both."""
+    for slice in slices:
+        for each in slice.endpoints or ():
+            one = msgspec.structs.replace(slice, endpoints=[each])
+            told = [it.port for it in left_out(one, ports=ports)]
+            of_family = [port.name for port in ports if str(port.name.family) == slice.address_type]
+            assert of_family or told == [None]
+            for name in of_family:
+                merged = bool(endpoints.merge([builders.stored(one)], name, HERE.node))
+                assert merged != (name in told or None in told)

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many connections the endpoints of a slice get, by its annotation."""
+
+import msgspec
+import pytest
+
+from ebpflb.lab import manifests
+from ebpflb.model import endpoint_slices, endpoints, objects, services, weights
+from ebpflb.model.selection import Topology, select
+
+
+def weighted(text: str | None) -> tuple[endpoint_slices.StoredSlice, tuple[str, ...]]:
+    ports = [{"name": "", "port": 8080, "protocol": "TCP"}]
+    entry = manifests.endpoint("10.1.0.1", node="node", target="web-1")
+    manifest = manifests.endpoint_slice("web", "IPv4", [entry], ports)
+    manifest["metadata"]["annotations"] = {} if text is None else {weights.WEIGHT_ANNOTATION: text}
+    found, warnings = endpoint_slices.read(msgspec.convert(manifest, objects.EndpointSlice))
+    assert found
+    return found, warnings
+
+
+@pytest.mark.parametrize(
+    ("text", "weight"), [(None, 100), ("0", 0), ("1", 1), ("11", 11), ("1000", 1000)]
+)
+def test_annotation_of_a_slice(text: str | None, weight: int) -> None:
+    found, warnings = weighted(text)
+    assert (found.weight, warnings) == (weight, ())
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1001", "ten", "1.5", "00001", "²", " 5"])
+def test_what_cannot_be_read_is_a_warning_and_counts_as_100(text: str) -> None:
+    found, warnings = weighted(text)
+    assert found.weight == 100
+    where = "metadata.annotations[ebpflb.io/weight]"
+    assert warnings == (f'{where}: "{text}" is not a number from 0 to 1000, so it is 100',)
+
+
+@pytest.mark.parametrize("weight", [0, 5])
+def test_weight_0_gets_nothing_new(weight: int) -> None:
+    """It serves what it has, so it is in the block, but in no list."""
+    service = manifests.service("web", ["172.30.0.1"], [{"port": 80}])
+    [port] = services.parse(msgspec.convert(service, objects.Service)).ports
+    found = endpoints.merge([weighted(str(weight))[0]], port.name, "node")
+    selected = select(port, found, Topology("node", ""))
+    assert selected.serving == found
+    assert selected.cluster == (found if weight else ())
+    assert selected.has_any == bool(weight)

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sockets of services with the scheduler least-connections: each is counted while it is open."""
+
+from collections import Counter
+from collections.abc import Callable
+
+from hypothesis import given
+from hypothesis import strategies as some
+
+from tests.native.node import NativeNode, Socket
+
+LEAST, OTHER, RANDOM = "172.30.0.1:80", "172.30.0.2:80", "172.30.0.3:80"
+NOBODY = "192.0.2.9:80"
+BACKENDS = ["10.1.0.1:8080", "10.1.0.2:8080", "10.1.0.3:8080"]
+WORD = "least_connections"
+
+
+def served(node: NativeNode, count: int = 3) -> NativeNode:
+    for number, (where, word) in enumerate({LEAST: WORD, OTHER: WORD, RANDOM: ""}.items(), 1):
+        frontends = {where: word, f"{where}/udp": word}
+        node.publish(number, frontends, cluster=BACKENDS[:count])
+    return node
+
+
+def load(node: NativeNode, service: int, backend: str) -> int:
+    found = node.kernel.get("backend_loads", node.backend_id(service, backend))
+    return int(found.open) if found else 0
+
+
+def counted(node: NativeNode) -> dict[int, int]:
+    """Backend id -> the count, where it is not 0."""
+    loads = node.kernel.items("backend_loads").items()
+    return {id: found.open for id, found in loads if found.open}
+
+
+def held(node: NativeNode) -> dict[int, int]:
+    return dict(Counter(each.backend for each in node.kernel.items("connections").values()))
+
+
+def test_the_next_connection_goes_to_the_backend_with_fewer(node: NativeNode) -> None:
+    """Of two both are compared each time, so they never differ by more than one."""
+    served(node, 2)
+    sockets = [node.socket() for _ in range(20)]
+    for number, each in enumerate(sockets, 1):
+        each.connect(LEAST)
+        loads = [load(node, 1, backend) for backend in BACKENDS[:2]]
+        assert sum(loads) == number
+        assert max(loads) - min(loads) == number % 2
+
+
+def test_released_sockets_make_space_at_their_backend(node: NativeNode) -> None:
+    """Where one backend's connections end, all new ones go there until it has as many."""
+    served(node, 2)
+    sockets = [node.socket() for _ in range(20)]
+    places = [each.connect(LEAST).place for each in sockets]
+    for each, where in zip(sockets, places, strict=True):
+        if where == BACKENDS[0]:
+            each.release()
+    assert (load(node, 1, BACKENDS[0]), load(node, 1, BACKENDS[1])) == (0, 10)
+    assert {node.socket().connect(LEAST).place for _ in range(9)} == {BACKENDS[0]}
+
+
+def test_other_services_count_nothing(node: NativeNode) -> None:
+    served(node)
+    for protocol in ("tcp", "udp"):
+        node.socket(protocol).connect(RANDOM)
+    assert not held(node)
+    assert not counted(node)
+
+
+def test_a_full_map_costs_the_count_alone(node: NativeNode) -> None:
+    """The connection is made, and counted as one that was not counted."""
+    served(node)
+    node.kernel.full.add("connections")
+    first = node.socket()
+    where = first.connect(LEAST).place
+    assert where in BACKENDS
+    found = node.kernel.get("backend_loads", node.backend_id(1, where))
+    assert (found.open, found.uncounted) == (0, 1)
+    node.kernel.full.clear()
+    first.release()
+    assert not counted(node)
+
+
+def test_what_a_removed_backend_has_is_none_of_the_next_with_its_id(node: NativeNode) -> None:
+    """Its connections end later, by then another backend has the id."""
+    served(node, 1)
+    old, new = node.socket(), node.socket()
+    old.connect(LEAST)
+    id = node.backend_id(1, BACKENDS[0])
+    load_now = node.kernel.get("backend_loads", id)
+    node.put("backend_loads", id, load_now._replace(open=0, generation=load_now.generation + 1))
+    new.connect(LEAST)
+    old.release()
+    assert counted(node) == {id: 1}
+    new.release()
+    assert not counted(node)
+    assert not held(node)
+
+
+actions = some.tuples(
+    some.integers(0, 5),
+    some.sampled_from(["connect", "sendmsg", "release", "disconnect"]),
+    some.sampled_from([LEAST, OTHER, RANDOM, NOBODY]),
+)
+
+
+@given(steps=some.lists(actions, max_size=40))
+def test_counts_are_the_open_connections_after_any_sequence(
+    new_node: Callable[[], NativeNode], steps: list[tuple[int, str, str]]
+) -> None:
+    """Of streams and datagram sockets: a stream has one, a datagram socket one for each frontend,
+    until it connects elsewhere or is released.
+    """
+    node = served(new_node())
+    sockets = [node.socket("tcp" if number < 3 else "udp") for number in range(6)]
+    model: dict[tuple[int, str], int] = {}
+    for number, what, to in steps:
+        each = sockets[number]
+        step(node, model, number, each, what, to)
+        assert counted(node) == held(node) == dict(Counter(model.values()))
+    for each in sockets:
+        each.release()
+    assert not counted(node)
+    assert not held(node)
+
+
+def step(
+    node: NativeNode,
+    model: dict[tuple[int, str], int],
+    number: int,
+    each: Socket,
+    what: str,
+    to: str,
+) -> None:
+    own = [key for key in model if key[0] == number]
+    is_stream = number < 3
+    if what == "release" or (what == "connect" and (is_stream or to == NOBODY)):
+        for key in own:
+            del model[key]
+    if what == "release":
+        each.release()
+    elif what == "disconnect":
+        each.disconnect()
+    elif what == "connect" or not is_stream:
+        where = (each.connect if what == "connect" else each.sendmsg)(to).place
+        if to in (LEAST, OTHER):
+            service = (LEAST, OTHER).index(to) + 1
+            key = (number, "" if is_stream else to)
+            model[key] = node.backend_id(service, where)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which backend the next connection gets, where the service's scheduler is not random."""
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from ebpflb.plan.entries import Choice, Range
+from ebpflb.plan.tables import ALWAYS
+from tests.native.node import NativeNode
+from tests.publishing import frontend
+
+WEB, OTHER = "172.30.0.1:80", "172.30.0.2:80"
+TURN = "round_robin"
+
+
+def backends(count: int) -> list[str]:
+    return [f"10.1.0.1:{number}" for number in range(1, count + 1)]
+
+
+@given(size=some.integers(1, 40), rounds=some.integers(1, 3), secret=some.integers(0, 2**64 - 1))
+def test_round_robin_is_an_exact_rotation(
+    new_node: Callable[[], NativeNode], size: int, rounds: int, secret: int
+) -> None:
+    """Each backend once, in the same order in every round; where it begins the secret says."""
+    node = new_node()
+    node.put("secret", 0, secret)
+    node.publish(1, {WEB: TURN}, cluster=backends(size))
+    met = [node.socket().connect(WEB).place for _ in range(rounds * size)]
+    assert sorted(met[:size]) == sorted(backends(size))
+    assert met == met[:size] * rounds
+    assert met[0] == backends(size)[(secret >> 32) % size]
+
+
+def test_frontends_of_a_service_share_its_rotation(node: NativeNode) -> None:
+    """Whatever the address: as many connections as backends meet each of them once."""
+    node.publish(1, {WEB: TURN, OTHER: TURN}, cluster=backends(4))
+    met = [node.socket().connect(to).place for to in (WEB, OTHER, WEB, OTHER)]
+    assert sorted(met) == backends(4)
+
+
+def test_services_rotate_on_their_own(node: NativeNode) -> None:
+    node.publish(1, {WEB: TURN}, cluster=backends(2))
+    node.publish(2, {OTHER: TURN}, cluster=backends(2))
+    met = [node.socket().connect(to).place for to in (WEB, OTHER) * 4]
+    assert Counter(met[::2]) == Counter(met[1::2]) == dict.fromkeys(backends(2), 2)
+
+
+def test_a_change_of_the_backends_goes_on_with_the_rotation(node: NativeNode) -> None:
+    node.publish(1, {WEB: TURN}, cluster=backends(3))
+    for _ in range(4):
+        node.socket().connect(WEB)
+    node.publish(1, {WEB: TURN}, cluster=backends(5))
+    assert sorted(node.socket().connect(WEB).place for _ in range(5)) == backends(5)
+
+
+def test_affinity_takes_no_turn(node: NativeNode) -> None:
+    """A client that is sent to its backend again does not disturb the others' rotation."""
+    node.publish(1, {WEB: TURN}, cluster=backends(3), affinity=60)
+    clients = [node.socket(netns=number).connect(WEB).place for number in (1, 1, 2, 1, 3, 2)]
+    assert sorted({*clients}) == backends(3)
+    assert clients[0] == clients[1] == clients[3]
+    assert clients[2] == clients[5]
+
+
+def test_a_datagram_socket_takes_one_turn(node: NativeNode) -> None:
+    """It keeps its backend, so its further datagrams take none."""
+    node.publish(1, {f"{WEB}/udp": TURN}, cluster=backends(2))
+    one, other = node.socket("udp"), node.socket("udp")
+    assert {one.sendmsg(WEB).place for _ in range(3)} == {backends(2)[0]}
+    assert other.sendmsg(WEB).place == backends(2)[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "by_table"), [("by_tuple even", False), ("by_tuple", True), ("by_client", True)]
+)
+def test_a_socket_draws_of_a_table_only_where_weights_differ(
+    node: NativeNode, words: str, by_table: bool
+) -> None:
+    """Or where its client is to meet one backend; here all places of the table are the first's."""
+    node.publish(1, {WEB: words}, cluster=backends(4))
+    service = node.kernel.get("services", frontend(WEB))
+    for at in range(7):
+        node.put("choices", at, Choice(service.cluster.base, service.cluster.base, ALWAYS))
+    node.put("services", frontend(WEB), service._replace(table=Range(0, 7)))
+    met = {node.socket().connect(WEB).place for _ in range(100)}
+    assert met == set(backends(4)[:1] if by_table else backends(4))

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is remembered of sockets: how much a socket takes, and what a full table costs."""
+
+import pytest
+
+from ebpflb.datapath.maps.socket_records import SocketsFull
+from tests.native.node import NativeNode, Socket
+
+WEB, DNS, OTHER = "172.30.0.1:80", "172.30.0.10:53", "172.30.0.11:53"
+ONE, TWO, THREE = "10.1.0.1:8080", "10.1.0.2:53", "10.1.0.3:53"
+KEPT = ("sockets", "assignments", "peers")
+
+
+@pytest.fixture
+def serving(node: NativeNode) -> NativeNode:
+    node.publish(1, [f"{WEB}/tcp"], cluster=[ONE])
+    node.publish(2, [f"{DNS}/udp"], cluster=[TWO])
+    node.publish(3, [f"{OTHER}/udp"], cluster=[TWO])
+    return node
+
+
+@pytest.fixture
+def full(serving: NativeNode) -> NativeNode:
+    """The table of sockets has one place, and a socket that is connected has it."""
+    serving.kernel.tables["sockets"].entries = 1
+    assert serving.socket().connect(WEB).place == ONE
+    return serving
+
+
+def kept(node: NativeNode) -> dict[str, int]:
+    return {name: len(node.kernel.items(name)) for name in KEPT}
+
+
+def full_counts(node: NativeNode) -> SocketsFull:
+    counted: SocketsFull = node.kernel.get("sockets_full", 0)
+    return counted
+
+
+def test_one_entry(serving: NativeNode) -> None:
+    """The first datagram of a socket is one entry, as a connection is."""
+    serving.socket().connect(WEB)
+    serving.socket("udp").sendmsg(DNS)
+    assert kept(serving) == {"sockets": 2, "assignments": 0, "peers": 0}
+
+
+def test_full_table_costs_the_name(full: NativeNode) -> None:
+    """Where the table is full a connection goes to its backend, which getpeername shows then."""
+    socket = full.socket()
+    assert socket.connect(WEB).place == ONE
+    assert socket.getpeername(ONE) == ONE
+    assert full_counts(full) == SocketsFull(1, 0)
+
+
+def test_full_table_keeps_counts_exact(full: NativeNode) -> None:
+    """What is not remembered counts as closed at once: no release would count it."""
+    for protocol in ("tcp", "udp"):
+        socket = full.socket(protocol)
+        for _ in range(3):
+            (socket.connect if protocol == "tcp" else socket.sendmsg)(
+                WEB if protocol == "tcp" else DNS
+            )
+        socket.release()
+    assert full.opened_closed(1, ONE) == (4, 3)
+    assert full.opened_closed(2, TWO) == (1, 1)
+
+
+def test_full_table_keeps_flows(full: NativeNode) -> None:
+    """Datagrams go on to one backend, and their replies are from the frontend, as ever."""
+    full.publish(2, [f"{DNS}/udp"], cluster=[TWO, THREE])
+    socket = full.socket("udp")
+    home = socket.sendmsg(DNS).place
+    assert {socket.sendmsg(DNS).place for _ in range(20)} == {home}
+    assert socket.recvmsg(home) == DNS
+    assert full_counts(full) == SocketsFull(0, 1)
+
+
+def test_full_table_gets_room(full: NativeNode) -> None:
+    """As soon as there is room, sockets are remembered again; flows from before go on."""
+    socket = full.socket("udp")
+    socket.sendmsg(DNS)
+    full.kernel.tables["sockets"].entries = 2
+    assert socket.sendmsg(OTHER).place == socket.sendmsg(DNS).place == TWO
+    assert socket.recvmsg(TWO) == DNS
+    socket.release()
+    assert full.opened_closed(2, TWO) == (1, 1)
+    assert full.opened_closed(3, TWO) == (1, 1)
+
+
+def test_connected_anew_in_a_full_table(full: NativeNode) -> None:
+    """A socket that has a place keeps it when it connects again."""
+    socket = full.socket()
+    full.kernel.tables["sockets"].entries = 2
+    for _ in range(3):
+        socket.connect(WEB)
+    assert socket.getpeername(ONE) == WEB
+    socket.release()
+    assert full.opened_closed(1, ONE) == (4, 3)
+
+
+def shared(node: NativeNode) -> Socket:
+    """Its two frontends have one backend."""
+    socket = node.socket("udp")
+    assert socket.sendmsg(DNS).place == socket.sendmsg(OTHER).place == TWO
+    return socket
+
+
+def test_shared_backend(serving: NativeNode) -> None:
+    """Of two frontends with one backend replies show the one last sent to, whichever was first."""
+    socket = shared(serving)
+    assert socket.recvmsg(TWO) == OTHER
+    socket.sendmsg(DNS)
+    assert socket.recvmsg(TWO) == DNS
+    socket.sendmsg(OTHER)
+    assert socket.recvmsg(TWO) == OTHER
+
+
+def test_shared_backend_moves(serving: NativeNode) -> None:
+    """When the first frontend gets another backend, the former one's replies are the other's."""
+    socket = shared(serving)
+    serving.publish(2, [f"{DNS}/udp"], cluster=[THREE])
+    assert socket.sendmsg(DNS).place == THREE
+    assert (socket.recvmsg(THREE), socket.recvmsg(TWO)) == (DNS, OTHER)
+    socket.release()
+    assert kept(serving) == dict.fromkeys(KEPT, 0)
+
+
+def test_released_once(serving: NativeNode) -> None:
+    """Of two that forget a socket at the same time, its release and a sweep, one counts."""
+    for protocol, to, place, service in (("tcp", WEB, ONE, 1), ("udp", DNS, TWO, 2)):
+        socket = serving.socket(protocol)
+        socket.connect(to)
+        serving.kernel.meanwhile["backend_stats"].clear()
+        table = serving.kernel.tables["sockets"]
+        first = [socket.cookie]
+
+        def forgotten(drop: int = first[0]) -> None:
+            serving.kernel.drop("sockets", drop)
+
+        serving.kernel.meanwhile["sockets"] = [forgotten]
+        socket.release()
+        assert not list(table.items())
+        assert serving.opened_closed(service, place) == (1, 0)

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever others remove of the data plane a running agent notices, names and puts back."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ebpflb.datapath import kernel
+from ebpflb.datapath.attach import cgroup_links, tcx
+from ebpflb.datapath.maps import layout, state_record
+from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.errors import NodeError
+from ebpflb.lab.agents import wait_until
+from ebpflb.lab.hosts import Lab
+from ebpflb.lab.sockets import Sockets
+from ebpflb.options import Paths
+from ebpflb.serve import agent_lock, status
+from tests.kit import requests
+from tests.kit.cluster import VIP, Cluster, endpoint, running, web
+from tests.kit.lab_cluster import PREFIX
+
+READY, HEALTHY = "http://127.0.0.1:10247/readyz", "http://127.0.0.1:10256/healthz"
+
+
+@pytest.fixture(scope="module")
+def bpffs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A bpffs of the tests' own, which may be unmounted."""
+    folder = tmp_path_factory.mktemp("bpffs")
+    mount(folder)
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=False)
+
+
+def mount(folder: Path) -> None:
+    subprocess.run(["mount", "-t", "bpf", "bpf", str(folder)], check=True)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, bpffs: Path) -> Iterator[Cluster]:
+    """One whose agent compares five times a second, and pins in that bpffs."""
+    folder = tmp_path_factory.mktemp("cluster")
+    with Lab(PREFIX) as lab:
+        made = Cluster(lab, folder, "--iptables-sync-period=200ms")
+        made.agent.paths = Paths(bpffs / "state", made.agent.paths.run)
+        try:
+            made.start()
+            made.publish(web(*map(endpoint, made.web)))
+            yield made
+        finally:
+            made.close()
+
+
+@pytest.fixture(autouse=True)
+def ready(cluster: Cluster) -> None:
+    """Before each test; what the log says is counted from here on."""
+    wait_until("it is ready", lambda: is_ready(cluster))
+    cluster.logged_before = len(cluster.agent.log())  # type: ignore[attr-defined]
+
+
+def said(cluster: Cluster) -> str:
+    return cluster.agent.log()[cluster.logged_before :]  # type: ignore[attr-defined, no-any-return]
+
+
+@pytest.fixture
+def state(cluster: Cluster) -> StateDir:
+    return StateDir(cluster.agent.paths.state)
+
+
+def ask(cluster: Cluster, url: str) -> tuple[int, str]:
+    """The code and the body of one request in the node's namespace."""
+    command = [*cluster.node.enter, "curl", "-s", "-m", "60", "-w", "\n%{http_code}", url]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    body, _, code = done.stdout.rpartition("\n")
+    return int(code or 0), body
+
+
+def is_ready(cluster: Cluster) -> bool:
+    return ask(cluster, READY)[0] == 200
+
+
+def not_ready_for(cluster: Cluster, reason: str) -> bool:
+    code, body = ask(cluster, READY)
+    return code == 503 and reason in json.dumps(json.loads(body)["reasons"])
+
+
+def link_ids(state: StateDir) -> dict[str, int]:
+    found = {}
+    for pin in state.links():
+        fd = kernel.get(str(pin))
+        assert fd is not None
+        found[pin.name] = int(kernel.info(fd, "link_info").id)
+        os.close(fd)
+    return found
+
+
+def detach(pin: Path) -> None:
+    """As `bpftool link detach` does it: the pin stays."""
+    fd = kernel.get(str(pin))
+    assert fd is not None
+    kernel.link_detach(fd)
+    os.close(fd)
+
+
+def lands(cluster: Cluster) -> bool:
+    pod: Sockets = cluster.sockets(cluster.client)
+    return len(requests.backends(pod, VIP)) == 3
+
+
+def names_nothing(cluster: Cluster) -> bool:
+    published = status.read(cluster.agent.paths)
+    return bool(published and not published.drift and not published.audit_errors)
+
+
+def is_event(cluster: Cluster, named: str) -> bool:
+    return any(named in line and "DataPlaneDrift" in line for line in said(cluster).splitlines())
+
+
+def put_back(cluster: Cluster, named: str) -> None:
+    """It was named in log and event since the test began, and is as before."""
+    wait_until(f"{named} is said", lambda: named in said(cluster))
+    wait_until(f"the event of {named}", lambda: is_event(cluster, named))
+    wait_until("it is ready", lambda: is_ready(cluster))
+    wait_until("its status names nothing", lambda: names_nothing(cluster))
+    assert lands(cluster)
+
+
+@pytest.mark.parametrize("hook", cgroup_links.CGROUP_HOOKS)
+def test_a_detached_hook_is_attached_again(cluster: Cluster, state: StateDir, hook: str) -> None:
+    """A link that others detach keeps its pin, and serves nothing: the next look finds that."""
+    before = cgroup_links.attached(state)
+    detach(state.links_directory / hook)
+    wait_until("it is attached", lambda: cgroup_links.attached(state) == before)
+    put_back(cluster, f"hook {hook} is not attached")
+
+
+def test_removed_pins_cost_nothing(cluster: Cluster, state: StateDir) -> None:
+    """The agent holds the links: they are the same ones when they are pinned again."""
+    before = link_ids(state)
+    for pin in list(state.links()):
+        pin.unlink()
+    wait_until("they are pinned", lambda: link_ids(state) == before)
+    put_back(cluster, "hook connect4 has no pin")
+
+
+@pytest.mark.parametrize("name", layout.MAPS)
+def test_an_unpinned_map_is_pinned_again(cluster: Cluster, state: StateDir, name: str) -> None:
+    """And it is the same map, with all that it holds."""
+    pin = next(state.directory.glob(f"*/{name}"))
+    number = map_id(pin)
+    pin.unlink()
+    wait_until("it is pinned", lambda: pin.exists() and map_id(pin) == number)
+    put_back(cluster, f"map {name} has no pin")
+
+
+def test_an_unknown_pin_is_replaced(cluster: Cluster, state: StateDir, bpffs: Path) -> None:
+    """Another map under the name of ours would be adopted by the next agent.
+
+    It comes by one rename: the agent could see that no pin is there, between two calls.
+    """
+    pin, other = (next(state.directory.glob(f"*/{name}")) for name in ("secret", "verdicts"))
+    number = map_id(pin)
+    fd = kernel.get(str(other))
+    assert fd is not None
+    kernel.pin(fd, str(bpffs / "other"))
+    os.close(fd)
+    (bpffs / "other").replace(pin)
+    wait_until("ours is pinned", lambda: pin.exists() and map_id(pin) == number)
+    put_back(cluster, "map secret is not the one that is pinned")
+
+
+def map_id(pin: Path) -> int:
+    fd = kernel.get(str(pin))
+    if fd is None:
+        return 0
+    try:
+        return int(kernel.info(fd, "map_info").id)
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.skipif(not tcx.works(), reason="filters are told from each other without pins")
+def test_detached_from_a_device(cluster: Cluster, state: StateDir) -> None:
+    """At one hook of one device, with its pin left where it was."""
+    pin = sorted(state.devices_directory.iterdir())[0]
+    index, _, hook = pin.name.partition("-")
+    detach(pin)
+    put_back(cluster, f"has no program of the agent at {hook}")
+    wait_until("it is pinned", lambda: (state.devices_directory / f"{index}-{hook}").exists())
+
+
+def test_the_bpffs_goes_and_another_comes(cluster: Cluster, state: StateDir, bpffs: Path) -> None:
+    """No connection fails meanwhile; /readyz says what is missing, until all is pinned again."""
+    before = link_ids(state)
+    client = cluster.start_client(cluster.client, "tcp", VIP, pause=0.005)
+    subprocess.run(["umount", "--lazy", str(bpffs)], check=True)
+    wait_until("it is not ready", lambda: not_ready_for(cluster, "not in a bpffs"))
+    mount(bpffs)
+    wait_until("all is pinned", lambda: state.links_directory.is_dir() and is_ready(cluster))
+    assert link_ids(state) == before
+    assert not cluster.stop_client(client)["errors"]
+    put_back(cluster, "hook connect4 has no pin")
+    lock = f"lock of {state.directory} is not held any more"
+    wait_until("the lock is said too", lambda: lock in said(cluster))
+
+
+def test_no_other_agent_gets_a_bpffs_that_came(cluster: Cluster, bpffs: Path) -> None:
+    """The lock and the record of the run directory are in the new one too."""
+    subprocess.run(["umount", "--lazy", str(bpffs)], check=True)
+    mount(bpffs)
+    paths = cluster.agent.paths
+    wait_until("the record is there", lambda: state_record.read(paths.state) == paths)
+    with pytest.raises(NodeError, match="already serves"), agent_lock.held(elsewhere(paths)):
+        pass
+    put_back(cluster, str(bpffs))  # its lock; or its pins, where a look was past the lock already
+
+
+def elsewhere(paths: Paths) -> Paths:
+    """Those of an agent with another run directory."""
+    return Paths(paths.state, paths.run.with_name("other-run"))
+
+
+def test_not_ready_while_another_answers_on_10256(tmp_path: Path) -> None:
+    """Beside a kube-proxy that has the port and says 200, readiness is the agent's own."""
+    with running(tmp_path) as made:
+        made.publish(web(*map(endpoint, made.web)))
+        wait_until("it is ready", lambda: is_ready(made))
+        made.agent.stop()
+        assert ask(made, READY)[0] == 0
+        taken = [*made.node.enter, "python3", "-m", "http.server", "10256"]
+        other = subprocess.Popen(taken, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            wait_until("it answers", lambda: ask(made, "http://127.0.0.1:10256/")[0] == 200)
+            made.agent.start()
+            wait_until("it is ready", lambda: is_ready(made))
+            assert ask(made, "http://127.0.0.1:10256/readyz")[0] == 404
+        finally:
+            other.terminate()
+            other.wait()

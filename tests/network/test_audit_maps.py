@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever others write into the maps that the agent writes is named and put back."""
+
+from collections.abc import Callable, Iterator, Mapping
+from ipaddress import ip_address, ip_network
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebpflb.datapath.maps import layout
+from ebpflb.datapath.maps.bpf_map import Map
+from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.lab.agents import wait_until
+from ebpflb.model.scheduler import MAGLEV, SCHEDULER_ANNOTATION
+from ebpflb.plan.entries import BackendName, Frontend
+from ebpflb.plan.prefixes import route_key
+from ebpflb.serve import status
+from tests.kit import requests
+from tests.kit.cluster import VIP, Cluster, endpoint, running, web
+
+Maps = Mapping[str, Map]
+UNPLANNED = ip_address("198.51.100.77")
+HASHES = (
+    *("services", "service_names", "backend_names", "cluster_ips", "source_ranges", "devices"),
+    *("node_addresses", "own_addresses", "timeouts", "service_ranges"),
+)
+# Written by programs and sweeps: nothing is planned that they could differ from. Only their pins
+# are compared, which test_audit.py takes away.
+NOT_PLANNED = {
+    *("affinity", "new_affinity", "sockets", "assignments", "peers", "tcp_flows", "other_flows"),
+    *("half_open", "flow_stats", "sweeps", "service_stats", "backend_stats", "fragments"),
+    *("forwarded", "verdicts", "reject_budgets", "scratch", "openings", "opening_counts"),
+    *("rotations", "connections", "backend_loads", "sockets_full"),
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One whose maps are compared every 80 ms, with an entry in each of them."""
+    with running(tmp_path_factory.mktemp("c"), "--iptables-sync-period=20ms") as made:
+        restricted = {"type": "LoadBalancer", "loadBalancerSourceRanges": ["10.0.0.0/8"]}
+        balanced = web(*map(endpoint, made.web), nodeport=30080, **restricted)
+        balanced[0]["status"] = {"loadBalancer": {"ingress": [{"ip": "203.0.113.20"}]}}
+        balanced[0]["metadata"]["annotations"] = {SCHEDULER_ANNOTATION: MAGLEV}
+        cidr = {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "ServiceCIDR",
+            "metadata": {"name": "kubernetes"},
+            "spec": {"cidrs": ["10.96.0.0/16"]},
+        }
+        made.publish([*balanced, cidr])
+        yield made
+
+
+@pytest.fixture(scope="module")
+def maps(cluster: Cluster) -> Iterator[Maps]:
+    """The agent's maps, open to be written."""
+    pinned = StateDir(cluster.agent.paths.state).open_maps()
+    yield pinned
+    for opened in pinned.values():
+        opened.close()
+
+
+@pytest.fixture(autouse=True)
+def logged(cluster: Cluster) -> Callable[[str], bool]:
+    """Whether the log has named something since the test began.
+
+    Before that nothing differs any more: what is found again is no news.
+    """
+    wait_until("nothing differs", lambda: not drift(cluster))
+    before = len(cluster.agent.log())
+    return lambda text: text in cluster.agent.log()[before:]
+
+
+def drift(cluster: Cluster) -> Mapping[str, str]:
+    """What the agent has found last."""
+    told = status.read(cluster.agent.paths)
+    assert told
+    return told.drift
+
+
+def content(maps: Maps, name: str) -> dict[Any, Any]:
+    return dict(maps[name].items())
+
+
+def settled(cluster: Cluster, logged: Callable[[str], bool], named: str) -> None:
+    wait_until(f"{named} is said", lambda: logged(named))
+    wait_until("the event is said", lambda: logged("DataPlaneDrift"))
+    assert len(requests.backends(cluster.sockets(cluster.client), VIP)) == 3
+
+
+def test_each_map_is_compared_or_the_programs_own() -> None:
+    """A new map has to be in one of the two lists, and to get its test here."""
+    arrays = {"slots", "backend_slots", "choices", "settings", "secret"}
+    assert set(layout.MAPS) == {*HASHES, *arrays, "route_sources", *NOT_PLANNED}
+
+
+def test_a_source_that_nobody_planned_goes(
+    cluster: Cluster, maps: Maps, logged: Callable[[str], bool]
+) -> None:
+    """Where the kernel is asked for sources, none are planned."""
+    before = content(maps, "route_sources")
+    maps["route_sources"].write([(route_key(1, ip_network("198.51.100.0/24")), UNPLANNED)])
+    wait_until("it is gone", lambda: content(maps, "route_sources") == before)
+    settled(cluster, logged, "map route_sources: ")
+
+
+@pytest.mark.parametrize("name", HASHES)
+def test_a_removed_entry_is_written_again(
+    cluster: Cluster, maps: Maps, logged: Callable[[str], bool], name: str
+) -> None:
+    """With the value that it had."""
+    before = content(maps, name)
+    assert before
+    maps[name].delete([next(iter(before))])
+    wait_until("it is back", lambda: content(maps, name) == before)
+    settled(cluster, logged, f"map {name}: ")
+
+
+@pytest.mark.parametrize("name", HASHES)
+def test_a_changed_entry_is_corrected(
+    cluster: Cluster, maps: Maps, logged: Callable[[str], bool], name: str
+) -> None:
+    """Whatever its value has become."""
+    before = content(maps, name)
+    key, value = next(iter(before.items()))
+    maps[name].write([(key, other(value))])
+    wait_until("it is corrected", lambda: content(maps, name) == before)
+    settled(cluster, logged, f"map {name}: ")
+
+
+@pytest.mark.parametrize("name", HASHES)
+def test_an_entry_that_nobody_planned_goes(
+    cluster: Cluster, maps: Maps, logged: Callable[[str], bool], name: str
+) -> None:
+    """It would serve, or admit, what no Service asks for."""
+    before = content(maps, name)
+    key, value = next(iter(before.items()))
+    maps[name].write([(unplanned(key), value)])
+    wait_until("it is gone", lambda: content(maps, name) == before)
+    settled(cluster, logged, f"map {name}: ")
+
+
+def other(value: Any) -> Any:
+    """Another value of the same kind."""
+    if isinstance(value, int):
+        return value + 1
+    if isinstance(value, BackendName):
+        return BackendName("elsewhere", "nobody")
+    for field in ("affinity_seconds", "idle", "namespace"):
+        if hasattr(value, field):
+            changed = "other" if field == "namespace" else getattr(value, field) + 7
+            return value._replace(**{field: changed})
+    return value._replace(v4=UNPLANNED)
+
+
+def unplanned(key: Any) -> Any:
+    """A key that no map has."""
+    if isinstance(key, int):
+        return 60000
+    if hasattr(key, "protocol"):
+        changed = {"address": UNPLANNED} if isinstance(key, Frontend) else {"protocol": 99}
+        return key._replace(**changed)
+    if hasattr(key, "length"):
+        return key._replace(address=UNPLANNED)
+    return UNPLANNED
+
+
+def test_a_backend_that_was_changed_is_corrected(
+    cluster: Cluster, maps: Maps, logged: Callable[[str], bool]
+) -> None:
+    """A slot that names another address would send clients there."""
+    block = next(s.block for s in content(maps, "services").values() if s.slots)
+    before = maps["slots"].get(block.base)
+    maps["slots"].write([(block.base, before._replace(address=UNPLANNED))])
+    wait_until("it is corrected", lambda: maps["slots"].get(block.base) == before)
+    settled(cluster, logged, f"map slots: #{block.base} differs")
+
+
+def test_a_place_of_a_table_is_corrected(
+    cluster: Cluster, maps: Maps, logged: Callable[[str], bool]
+) -> None:
+    """One that names another slot would send clients to another service, or nowhere."""
+    table = next(s.table for s in content(maps, "services").values() if s.table.size)
+    before = maps["choices"].get(table.base)
+    maps["choices"].write([(table.base, before._replace(slot=before.slot + 100_000))])
+    wait_until("it is corrected", lambda: maps["choices"].get(table.base) == before)
+    settled(cluster, logged, f"map choices: #{table.base} differs")
+
+
+def test_a_backends_slot_is_corrected(
+    cluster: Cluster, maps: Maps, logged: Callable[[str], bool]
+) -> None:
+    """That of a backend, and that of an id that no backend has."""
+    slots, used = maps["backend_slots"], min(content(maps, "backend_names"))
+    before = slots.get(used)
+    slots.write([(used, before + 1), (100_000, 3)])
+    wait_until("it is corrected", lambda: slots.get(used) == before)
+    wait_until("no id has a slot", lambda: slots.get(100_000) == 2**32 - 1)
+    settled(cluster, logged, f"map backend_slots: #{used} differs")
+    wait_until("both are said", lambda: logged("map backend_slots: #100000 is not planned"))
+
+
+@pytest.mark.parametrize("field", ["first_port", "flags", "span_v4", "node_v4", "host_netns"])
+def test_a_setting_is_corrected(
+    cluster: Cluster, maps: Maps, logged: Callable[[str], bool], field: str
+) -> None:
+    """Whoever changes one changes how every packet is handled."""
+    before = maps["settings"].get(0)
+    value = {"flags": before.flags ^ {"masquerade_all"}, "node_v4": UNPLANNED}.get(field)
+    if field == "span_v4":
+        value = before.span_v4._replace(address=UNPLANNED)
+    elif value is None:
+        value = getattr(before, field) + 1
+    maps["settings"].write([(0, before._replace(**{field: value}))])
+    now = lambda: getattr(maps["settings"].get(0), field)  # noqa: E731
+    wait_until("it is corrected", lambda: now() == getattr(before, field))
+    settled(cluster, logged, f"map settings: {field} differs")
+
+
+def test_the_secret_is_put_back(
+    cluster: Cluster, maps: Maps, logged: Callable[[str], bool]
+) -> None:
+    """With another one packets of one flow would get other backends."""
+    before = maps["secret"].get(0)
+    maps["secret"].write([(0, before ^ 2)])
+    wait_until("it is back", lambda: maps["secret"].get(0) == before)
+    settled(cluster, logged, "map secret: ")
+
+
+def test_all_of_a_map_at_once(
+    cluster: Cluster, maps: Maps, logged: Callable[[str], bool], tmp_path: Path
+) -> None:
+    """Every entry of every hash removed by somebody: all of it is back, with the same ids."""
+    before = {name: content(maps, name) for name in HASHES}
+    for name, entries in before.items():
+        maps[name].delete(list(entries))
+    for name in HASHES:
+        wait_until(f"{name} is back", lambda name=name: content(maps, name) == before[name])
+    settled(cluster, logged, "map services: ")

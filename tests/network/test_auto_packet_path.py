@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which engine a real agent takes with --packet-path=auto, and that it serves as the node changes.
+
+Clients: a host outside, and a pod whose sockets the hooks do not see (a virtual machine).
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from ipaddress import ip_address
+from pathlib import Path
+from socket import AF_INET, SOCK_STREAM
+
+import pytest
+
+from ebpflb.datapath import conntrack_probe
+from ebpflb.lab import cni
+from ebpflb.lab.agents import wait_until
+from ebpflb.lab.hosts import Host, Lab
+from ebpflb.lab.manifests import Manifest
+from ebpflb.lab.sockets import Socket
+from ebpflb.model.bridged_pods import SYSCTLS
+from ebpflb.model.packet_path import Engine
+from ebpflb.node import ctnetlink
+from ebpflb.options import Paths
+from tests.kit import forked, requests
+from tests.kit.cluster import endpoint, web
+from tests.kit.lab_cluster import NODEPORT, PORT, PREFIX, TARGET, LabCluster
+from tests.node import nodes
+
+VIPS = ("10.96.0.10", "fd00:96::10")
+OPTIONS = ("--packet-path=auto", "--iptables-sync-period=1s")
+MARKED = """
+table inet lab_forward {
+    chain forward {
+        type filter hook forward priority 0; policy drop;
+        ct state established,related accept
+        ip6 nexthdr icmpv6 accept
+        meta mark & 0x4000 == 0x4000 accept
+    }
+}
+"""
+WORKS = "the kernel's conntrack can be used by programs"
+
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/sys/net/bridge").exists(), reason="this kernel is without br_netfilter"
+)
+
+
+def bridge_with_hairpin() -> cni.Cni:
+    return cni.Bridge(hairpin=True)
+
+
+class Auto(LabCluster):
+    """A node whose pods' bridge, if it has one, hands packets to netfilter or not."""
+
+    def __init__(self, lab: Lab, folder: Path, network: cni.Cni, calls: int, *options: str) -> None:
+        super().__init__(lab, folder)
+        self.node = lab.node("node", 1, network)
+        self.outside = lab.outside("outside", 1)
+        self.server = lab.outside("server", 2)
+        self.start_program(self.server, "serve", "server", str(TARGET))
+        self.call(calls)
+        self.agent = self.add_agent(self.node, *OPTIONS, *options)
+        self.pods: list[Host] = []
+
+    def call(self, netfilter: int) -> None:
+        """Whether bridges hand packets to netfilter, from now on."""
+        for name in SYSCTLS.values():
+            self.node.sysctl(name.replace("/", "."), netfilter)
+
+    def hairpin(self, mode: str) -> None:
+        """Of the port of the first pod."""
+        self.node.ip(f"link set veth11 type bridge_slave hairpin {mode}")
+
+    def pod(self, name: str, number: int) -> Host:
+        """One that serves, and that the hooks do not see."""
+        pod = self.lab.pod(self.node, name, number, hooked=False)
+        self.start_program(pod, "serve", name, str(TARGET))
+        self.pods.append(pod)
+        self.publish(self.service())
+        return pod
+
+    def service(self) -> list[Manifest]:
+        """Of all pods that serve; of a host elsewhere as long as there is none."""
+        pods, where = (self.pods, "node") if self.pods else ([self.server], "elsewhere")
+        v4, v6 = ([endpoint(pod, v6=v6, node=where) for pod in pods] for v6 in (False, True))
+        return web(*v4, v6=v6, nodeport=NODEPORT)
+
+    def connection(self, v6: bool = False) -> Socket:
+        """A client's outside, by the NodePort, which has been answered once."""
+        where = self.node.v6 if v6 else self.node.v4
+        client = self.sockets(self.outside).open(requests.family_of(where), SOCK_STREAM)
+        client.connect((where, NODEPORT))
+        assert client.recv(64)
+        return client
+
+    def opened_by(self, client: Socket) -> Engine:
+        """Which engine has the flow of a connection."""
+        port, own = client.getsockname()[1], {ip_address(self.node.v4), ip_address(self.node.v6)}
+        with nodes.entered(self.node.netns):
+            found = [each.original for each in ctnetlink.connections(lambda *_: True)]
+        known = any(e.source_port == port and e.destination in own for e in found)
+        return Engine.CONNTRACK if known else Engine.FLOWS
+
+    def says(self, engine: Engine, reason: str) -> bool:
+        """Whether status, the metric and the log's last word name the engine, and why."""
+        said = json.loads(forked.run("status", "-o", "json", *self.agent.where).stdout)
+        path = said["packet_path"] or {"engine": "none yet", "reason": ""}
+        lines = [line for line in self.agent.log().splitlines() if "packet path: " in line]
+        metric = [line for line in self.metrics() if line.startswith("ebpflb_packet_path_info{")]
+        wanted = f'engine="{engine}"'
+        return (
+            path["engine"] == engine
+            and reason in path["reason"]
+            and f"packet path: {engine} (" in "".join(lines[-1:])
+            and reason in lines[-1]
+            and len(metric) == 1
+            and wanted in metric[0]
+            and reason in metric[0]
+        )
+
+    def comes_to_say(self, engine: Engine, reason: str) -> None:
+        """Returns when all three say so, each of which is written at a time of its own."""
+        wait_until(f"the engine is {engine}", lambda: self.says(engine, reason))
+
+    def metrics(self) -> list[str]:
+        """What Prometheus is told, from the node itself."""
+        with self.sockets(self.node).open(AF_INET, SOCK_STREAM) as stream:
+            stream.connect(("127.0.0.1", 10249))
+            stream.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            said = b""
+            while piece := stream.recv(1 << 16):
+                said += piece
+        return said.decode().splitlines()
+
+    def serves(self) -> None:
+        """Every client is answered, by both protocols and families."""
+        for send in (requests.tcp, requests.udp):
+            for v6 in (False, True):
+                nodeport = (self.node.v6 if v6 else self.node.v4, NODEPORT)
+                assert send(self.sockets(self.outside), *nodeport).peer == nodeport
+                for pod in self.pods:
+                    assert send(self.sockets(pod), VIPS[v6]).peer == (VIPS[v6], PORT)
+
+
+@pytest.fixture
+def made(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Auto]:
+    """With this CNI, and br_netfilter on or off."""
+    if missing := conntrack_probe.obstacle(Paths.cache):
+        pytest.skip(missing)
+    network, calls, *options = request.param
+    with Lab(f"{PREFIX}-auto") as lab:
+        auto = Auto(lab, tmp_path, network(), calls, *options)
+        try:
+            yield auto
+        finally:
+            auto.close()
+
+
+def node(network: Callable[[], cni.Cni], *options: str, calls: int) -> pytest.MarkDecorator:
+    how = (network, calls, *options)
+    return pytest.mark.parametrize("made", [how], indirect=True, ids=["node"])
+
+
+@node(cni.Routed, calls=0)
+def test_auto_takes_conntrack_on_a_node_and_serves(made: Auto) -> None:
+    """Where pods are routed, and no bridge is in the way."""
+    for number, name in ((11, "one"), (12, "two")):
+        made.pod(name, number)
+    made.start()
+    made.publish(made.service())
+    made.comes_to_say(Engine.CONNTRACK, WORKS)
+    made.serves()
+    for v6 in (False, True):
+        assert made.opened_by(made.connection(v6)) is Engine.CONNTRACK
+
+
+@node(cni.Bridge, calls=0)
+def test_auto_takes_the_flow_tables_on_a_bridge_without_br_netfilter(made: Auto) -> None:
+    """Pods on it reach each other, and themselves, by the service."""
+    for number, name in ((11, "one"), (12, "two")):
+        made.pod(name, number)
+    made.start()
+    made.publish(made.service())
+    made.comes_to_say(Engine.FLOWS, "pods on the bridge cni0 answer each other past conntrack")
+    made.serves()
+    for v6 in (False, True):
+        assert made.opened_by(made.connection(v6)) is Engine.FLOWS
+
+
+@node(bridge_with_hairpin, calls=0)
+def test_auto_changes_with_the_node_and_no_connection_ends(made: Auto) -> None:
+    """The first pod on a bridge, br_netfilter and hairpin mode change it; all connections go on."""
+    made.start()
+    made.publish(made.service())
+    made.comes_to_say(Engine.CONNTRACK, WORKS)
+    opened = [(made.connection(), Engine.CONNTRACK)]
+
+    def becomes(engine: Engine, reason: str) -> None:
+        made.comes_to_say(engine, reason)
+        opened.append((made.connection(), engine))
+        assert made.opened_by(opened[-1][0]) is engine
+        made.serves()
+
+    made.pod("one", 11)
+    becomes(Engine.FLOWS, "pods on the bridge cni0 answer each other past conntrack")
+    made.call(1)
+    becomes(Engine.CONNTRACK, WORKS)
+    made.hairpin("off")
+    becomes(Engine.FLOWS, "without hairpin mode")
+    made.hairpin("on")
+    becomes(Engine.CONNTRACK, WORKS)
+    made.call(0)
+    becomes(Engine.FLOWS, "answer each other past conntrack")
+    for client, engine in opened:
+        client.send(b"still here")
+        assert client.recv(64) == b"still here"
+        assert made.opened_by(client) is engine
+
+
+@node(cni.Routed, "--packet-mark=0x4000/0x4000", calls=0)
+def test_auto_takes_the_flow_tables_where_rules_wait_for_a_mark(made: Auto) -> None:
+    """A FORWARD chain that accepts only the mark would drop what conntrack translates."""
+    made.pod("one", 11)
+    made.start()
+    made.publish(made.service())
+    made.node.nft(MARKED)
+    only = "only the flow tables set the mark 0x4000/0x4000"
+    made.comes_to_say(Engine.FLOWS, only)
+    made.serves()

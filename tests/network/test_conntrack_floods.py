@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What floods leave in the conntrack of the engine's node, beside a node with kube-proxy's rules.
+
+The same packets go to a NodePort of each. The endpoint is on another node, so both masquerade.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from ebpflb.datapath import conntrack_probe
+from ebpflb.datapath.maps.layout import MAPS
+from ebpflb.lab.agents import wait_until
+from ebpflb.lab.hosts import Host
+from ebpflb.node import ctnetlink
+from ebpflb.options import Paths
+from tests.kit import beside_kube_proxy, conntrack_filler, requests
+from tests.kit.beside_kube_proxy import BesideKubeProxy, entries, kinds
+from tests.kit.firewall import chain, rules
+from tests.kit.flood import SOURCE_PORT
+from tests.kit.lab_cluster import NODEPORT
+from tests.load import scaled
+from tests.node import nodes
+
+SYNS = scaled(5000)
+SYN_SENT_SECONDS = 6
+OPENINGS = MAPS["openings"].entries
+DROPPED_AFTER = 0.2  # seconds; at least what bpf/engine/conntrack/opening.h has
+A_MOMENT = 0.5  # seconds in which nothing may happen
+PRIVILEGED = 400  # a source port of the class 1 to 511, in which nf_nat keeps it
+PORTS_OF_ITS_CLASS = 511
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BesideKubeProxy]:
+    if missing := conntrack_probe.obstacle(Paths.cache):
+        pytest.skip(missing)
+    with beside_kube_proxy.running(tmp_path_factory.mktemp("pair")) as made:
+        yield made
+
+
+@pytest.fixture
+def pair(running: BesideKubeProxy) -> BesideKubeProxy:
+    """With empty tables."""
+    running.forget()
+    return running
+
+
+def flooded(pair: BesideKubeProxy, count: int, source_port: int = SOURCE_PORT) -> None:
+    for node in pair.nodes:
+        pair.flood(node, count, source_port=source_port)
+
+
+@contextmanager
+def sysctl(pair: BesideKubeProxy, name: str, value: int) -> Iterator[None]:
+    """On both nodes, as long as this lasts."""
+    dotted, path = f"net.netfilter.{name}", Path("/proc/sys/net/netfilter", name)
+    with ExitStack() as stack:
+        for node in pair.nodes:
+            with nodes.entered(node.netns):
+                stack.callback(node.sysctl, dotted, path.read_text())
+            node.sysctl(dotted, value)
+        yield
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["answered", "unanswered"])
+def test_a_syn_flood_leaves_the_table_as_kube_proxys_would(
+    pair: BesideKubeProxy, answers: bool
+) -> None:
+    """As many entries, in the same states, translated alike, with the same time to live."""
+    with ExitStack() as stack:
+        if not answers:
+            stack.enter_context(pair.mute())
+        flooded(pair, SYNS)
+    ours, theirs = map(kinds, pair.nodes)
+    assert set(ours) == set(theirs)
+    assert {state for state, _ in ours} == {"syn-recv" if answers else "syn-sent"}
+    for kind, count in theirs.items():
+        assert abs(ours[kind] - count) <= SYNS // 50
+    seconds = [{entry.seconds for entry in entries(node)} for node in pair.nodes]
+    longest = 60 if answers else 120
+    assert all(longest - 30 < each <= longest for node in seconds for each in node)
+
+
+def test_unanswered_connections_end_by_conntracks_own_time(pair: BesideKubeProxy) -> None:
+    """An entry of a SYN that nobody answers lives as long as the sysctl says, not longer."""
+    with sysctl(pair, "nf_conntrack_tcp_timeout_syn_sent", SYN_SENT_SECONDS), pair.mute():
+        for node in pair.nodes:
+            pair.flood(node, 100)
+            left = {entry.seconds for entry in entries(node)}
+            assert left
+            assert max(left) <= SYN_SENT_SECONDS
+        for node in pair.nodes:
+            wait_until("the entries have timed out", lambda it=node: not entries(it))
+
+
+def test_exhausted_source_ports_are_no_worse_than_kube_proxys(pair: BesideKubeProxy) -> None:
+    """Of clients that share a class of 511 ports, about as many get one as with kube-proxy, each
+    its own; the others are dropped and counted, and leave no entry. Other clients go on.
+    """
+    before = pair.verdict("ports_exhausted")
+    flooded(pair, 3 * PORTS_OF_ITS_CLASS, source_port=PRIVILEGED)
+    for node in pair.nodes:
+        ports = [entry.reply.destination_port for entry in entries(node)]
+        assert len(set(ports)) == len(ports)
+        assert max(ports) <= PORTS_OF_ITS_CLASS
+        assert requests.tcp(pair.sockets(pair.outside), node.v4, NODEPORT).name == "there"
+    ours, theirs = (len(entries(node)) for node in pair.nodes)
+    assert ours >= theirs - PORTS_OF_ITS_CLASS // 20
+    lost = pair.verdict("ports_exhausted") - before
+    assert 2 * PORTS_OF_ITS_CLASS <= lost <= 3 * PORTS_OF_ITS_CLASS
+
+
+@pytest.mark.parametrize(
+    ("hook", "priority"),
+    [("prerouting", "mangle"), ("forward", "filter")],
+    ids=["mangle", "forward"],
+)
+def test_entries_of_dropped_packets_expire(pair: BesideKubeProxy, hook: str, priority: str) -> None:
+    """What a firewall drops after conntrack has seen it leaves no entry with kube-proxy, and here
+    none after as many other flows as there are places for the latest.
+    """
+    others = "172.24.0.1"
+    drop = "ip saddr 172.16.0.0/16 meta l4proto tcp drop"
+    for node in pair.nodes:
+        with rules(node, chain(hook, priority, drop)):
+            pair.flood(node, 100)
+            assert len(entries(node)) <= (100 if node is pair.near else 0)
+            time.sleep(DROPPED_AFTER)
+            pair.flood(node, OPENINGS + 1000, others)
+        left = {str(entry.original.source).startswith("172.24.") for entry in entries(node)}
+        assert left == {True}
+
+
+def test_entries_of_dropped_packets_go_though_nothing_else_is_opened(pair: BesideKubeProxy) -> None:
+    """The agent looks for them: with kube-proxy there would be none."""
+    drop = "ip saddr 172.16.0.0/16 meta l4proto tcp drop"
+    with rules(pair.near, chain("forward", "filter", drop)):
+        pair.flood(pair.near, 100)
+        wait_until("they are gone", lambda: not entries(pair.near))
+
+
+@contextmanager
+def full(node: Host, *, free: int = 0) -> Iterator[None]:
+    """The node's conntrack has connections that the kernel keeps, and so many free entries."""
+    with nodes.entered(node.netns):
+        conntrack_filler.fill(free)
+    try:
+        yield
+    finally:
+        with nodes.entered(node.netns):
+            conntrack_filler.empty()
+
+
+def is_lost(pair: BesideKubeProxy, node: Host, kind: str) -> bool:
+    """Whether neither an answer nor an error comes."""
+    make = requests.tcp_socket if kind == "tcp" else requests.udp_socket
+    with make(pair.sockets(pair.outside), node.v4) as client:
+        client.settimeout(A_MOMENT)
+        try:
+            client.connect((node.v4, NODEPORT))
+            client.send(b"?")
+            client.recv(64)
+        except TimeoutError:
+            return True
+        return False
+
+
+def test_a_full_table_is_no_worse_than_kube_proxys(pair: BesideKubeProxy) -> None:
+    """New clients are dropped and counted, and served when there is room; connections go on."""
+    before = pair.verdict("flows_full")
+    for node in pair.nodes:
+        with requests.tcp_socket(pair.sockets(pair.outside), node.v4) as client:
+            client.connect((node.v4, NODEPORT))
+            client.recv(64)
+            with full(node):
+                assert [is_lost(pair, node, kind) for kind in ("tcp", "udp")] == [True, True]
+                client.send(b"still here")
+                assert client.recv(64) == b"still here"
+                if node is pair.near:
+                    assert pair.verdict("flows_full") >= before + 2
+                    said = pair.status()["conntrack"]
+                    assert said["entries"] == said["limit"]
+            assert not is_lost(pair, node, "tcp")
+
+
+def test_half_open_flows_make_room_in_a_full_table(pair: BesideKubeProxy) -> None:
+    """However many SYNs nobody answers, every client is served; the packets that find no room are
+    the flood's. For kube-proxy's rules the kernel asks the eight buckets of the packet's own hash.
+    """
+    with full(pair.near, free=SYNS):
+        with pair.mute():
+            pair.flood(pair.near, 2 * SYNS)
+        with nodes.entered(pair.near.netns):
+            assert ctnetlink.count() > 0.99 * ctnetlink.limit()
+        lost = pair.verdict("flows_full")
+        answers = pair.request(pair.outside, "tcp", pair.near.v4, NODEPORT, scaled(200))
+        assert answers["errors"] == {}
+        assert pair.verdict("flows_full") == lost

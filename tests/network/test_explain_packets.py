@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ebpflb explain`` for clients whose packets are translated, by both engines."""
+
+import pytest
+
+from ebpflb.datapath.maps.sweep import FLOW_MAPS
+from ebpflb.lab.netns import NETNS
+from ebpflb.model.packet_path import Engine
+from ebpflb.node import ctnetlink, namespaces
+from tests.kit import requests
+from tests.kit.cluster import VIP, Cluster, endpoint, running, web
+from tests.network.test_explain import Said, ask
+
+
+@pytest.mark.parametrize("engine", list(Engine))
+def test_packets_of_a_pod_without_hooks(
+    tmp_path_factory: pytest.TempPathFactory, engine: Engine
+) -> None:
+    """The endpoint that explain names for a port is the one that a connection of this port gets;
+    asking makes no entry in conntrack or in the flow tables.
+    """
+    folder = tmp_path_factory.mktemp("explained")
+    with running(folder, f"--packet-path={engine}") as cluster:
+        pod = cluster.lab.pod(cluster.node, "machine", 9, hooked=False)
+        sockets = cluster.sockets(pod)
+        cluster.publish(web(*map(endpoint, cluster.web)))
+        for port in range(40_000, 40_004):
+            before = known_flows(cluster)
+            said = ask(cluster, f"{VIP}:80", "--from", pod.v4, "--from-port", str(port))
+            assert (said.status, said.data["verdict"]) == (0, "translated"), said.data
+            assert not known_flows(cluster) - before  # closed ones may have gone meanwhile
+            with requests.tcp_socket(sockets, VIP) as client:
+                client.bind((pod.v4, port))
+                client.connect((VIP, 80))
+                assert client.recv(64).decode().startswith(endpoint_of(said)), (port, said.data)
+                assert known_flows(cluster) - before
+
+
+def known_flows(cluster: Cluster) -> set[str]:
+    """Flows to the service, of conntrack and of the flow tables."""
+    tables = {str(key) for name in FLOW_MAPS for key, _ in cluster.maps[name].items()}
+    inside = namespaces.call_in(
+        NETNS / cluster.node.netns, lambda: list(ctnetlink.connections(lambda *_: True))
+    )
+    return tables | {str(it.original) for it in inside if VIP in str(it.original.destination)}
+
+
+def endpoint_of(said: Said) -> str:
+    """The pod in the row of the endpoint that was drawn."""
+    (row,) = [it for it in said.data["steps"] if it["step"] == "endpoint"]
+    found: str = row["says"].rpartition("(")[2].rstrip(")")
+    return found

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ebpflb check` names a rule if it misses what ebpflb translates, and no rule that matches it."""
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+
+from ebpflb.diagnose.firewall.survey import FirewallSurvey, survey
+from ebpflb.model.packet_path import Engine
+from ebpflb.node.iptables import Tool
+from tests.kit import requests, two_nodes
+from tests.kit.lab_cluster import TARGET
+from tests.kit.two_nodes import CLUSTER_CIDR, Frontends, TwoNodes
+from tests.node import nodes
+
+WEB = Frontends(10)
+HOOKS = {
+    "raw": "type filter hook prerouting priority -300",
+    "mangle": "type filter hook prerouting priority -150",
+    "dstnat": "type nat hook prerouting priority -100",
+    "input": "type filter hook input priority 0",
+    "forward": "type filter hook forward priority 0",
+    "rawout": "type filter hook output priority -300",
+    "output": "type filter hook output priority 0",
+    "postrouting": "type filter hook postrouting priority -150",
+}
+TO_SERVICES = ("nodeport", "balancer", "cluster")
+BY_CONNTRACK = {
+    "status": "ct status dnat",
+    "original": f"ct original ip daddr {WEB.balancer[0]}",
+    "original6": f"ct original ip6 daddr {WEB.balancer[1]}",
+    "reply": "ct reply ip saddr 10.244.1.11",
+    "mark": "meta mark & 0x4000 == 0x4000",
+    "endpoint": f"ip daddr 10.244.1.11 tcp dport {TARGET}",
+    "endpoint6": f"ip6 daddr fd00:244:1::11 tcp dport {TARGET}",
+}
+
+
+@pytest.fixture(scope="module", params=list(Engine))
+def two(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[TwoNodes]:
+    two_nodes.require(request.param)
+    folder = tmp_path_factory.mktemp("two")
+    with two_nodes.running(folder, *CLUSTER_CIDR, engine=request.param) as made:
+        made.publish(made.service("web", 10, made.here, externalTrafficPolicy="Local"))
+        yield made
+
+
+class Case(NamedTuple):
+    """A rule that counts: its chain, what it matches, and its name."""
+
+    hook: str
+    match: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.hook}: {self.match}"
+
+
+def cases() -> Iterator[Case]:
+    """At every hook rules that name the services; in FORWARD those by conntrack and endpoint."""
+    for hook in HOOKS:
+        for protocol in ("tcp", "udp"):
+            yield Case(hook, f"{protocol} dport {WEB.nodeport}")
+        for kind in TO_SERVICES[1:]:
+            v4, v6 = getattr(WEB, kind)
+            yield Case(hook, f"ip daddr {v4} tcp dport 80")
+            yield Case(hook, f"ip6 daddr {v6} udp dport 80")
+    for match in BY_CONNTRACK.values():
+        yield Case("forward", match)
+
+
+def ask(two: TwoNodes) -> None:
+    """Clients outside ask the NodePort and the balancer, a pod and the node the cluster IP."""
+    outside, pod, host = map(two.sockets, (two.outside, two.hooked, two.near))
+    for v6 in (False, True):
+        for send in (requests.tcp, requests.udp):
+            for kind in ("nodeport", "balancer"):
+                assert send(outside, *WEB.to(kind, two.near, v6=v6)).name == "here"
+            for kind in TO_SERVICES:
+                assert send(host, *WEB.to(kind, two.near, v6=v6)).name == "here"
+            assert send(pod, *WEB.to("cluster", two.near, v6=v6)).name == "here"
+
+
+def checked(two: TwoNodes) -> FirewallSurvey:
+    """What `ebpflb check` says of the rules on the node; what it expects of an agent is wrong."""
+    other = {Engine.FLOWS: Engine.CONNTRACK, Engine.CONNTRACK: Engine.FLOWS}[two.engine]
+    with nodes.entered(two.near.netns):
+        return survey(two.agents[0].paths.state, other)
+
+
+def test_named_rules_of_nft_do_not_match(two: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rules that name services, those are named that count none of their requests."""
+    monkeypatch.setattr("ebpflb.diagnose.firewall.survey.MOST_SHOWN", 1000)
+    chains = "\n".join(
+        f"chain {hook} {{\n{kind};\n"
+        + "\n".join(f'{c.match} counter comment "{c.name}"' for c in cases() if c.hook == hook)
+        + "\n}"
+        for hook, kind in HOOKS.items()
+    )
+    two.near.nft(f"table inet lab_case {{\n{chains}\n}}\n")
+    try:
+        found = checked(two)
+        named = {
+            name for line, _ in found.found for name in re.findall(r'handle \d+ "(.*)":', line)
+        }
+        ask(two)
+        command = [*two.near.enter, "nft", "-j", "list", "table", "inet", "lab_case"]
+        listed = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    finally:
+        two.near.nft("delete table inet lab_case")
+    assert not found.notes
+    rules = [o["rule"] for o in listed["nftables"] if "rule" in o]
+    counts = {
+        r["comment"]: e["counter"]["packets"] for r in rules for e in r["expr"] if "counter" in e
+    }
+    assert counts.keys() == {case.name for case in cases()}
+    assert named == {name for name, count in counts.items() if not count}
+    assert 0 < len(named) < len(counts)
+
+
+IPTABLES = f"""
+*raw
+-A PREROUTING -p tcp -m tcp --dport {WEB.nodeport}
+-A PREROUTING -d {WEB.balancer[0]}/32 -p udp -m udp --dport 80
+-A OUTPUT -d {WEB.cluster[0]}/32 -p tcp -m tcp --dport 80
+COMMIT
+*mangle
+-A PREROUTING -p tcp -m multiport --dports 22,{WEB.nodeport} -j MARK --set-xmark 0x10/0x10
+-A PREROUTING -p udp -m addrtype --dst-type LOCAL -m udp --dport {WEB.nodeport} -j CONNMARK --set-xmark 0x20/0x20
+COMMIT
+*filter
+-A INPUT -p tcp -m tcp --dport {WEB.nodeport}
+-A FORWARD -m conntrack --ctstate DNAT
+-A FORWARD -m conntrack --ctorigdst {WEB.balancer[0]}
+-A FORWARD -m mark --mark 0x4000/0x4000
+-A FORWARD -d 10.244.1.11/32 -p tcp -m tcp --dport {TARGET}
+COMMIT
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize("tool", nodes.TOOLS, ids=lambda tool: tool.name)
+def test_named_rules_of_iptables_do_not_match(two: TwoNodes, tool: Tool) -> None:
+    """The same of rules of both variants; here of IPv4."""
+    if tool.family != "iptables":
+        pytest.skip("the rules are for IPv4")
+    with nodes.entered(two.near.netns):
+        tool.restore(IPTABLES)
+        try:
+            found = checked(two)
+            ask(two)
+            saved = subprocess.run([f"{tool.command}-save", "-c"], capture_output=True, text=True)
+        finally:
+            for table in ("raw", "mangle", "filter"):
+                subprocess.run([str(tool.command), "-t", table, "-F"], check=True)
+    rules = re.findall(r"^\[(\d+):\d+\] -A (\S+) (.*)$", saved.stdout, re.MULTILINE)
+    silent = {f"chain {chain}: {text}" for count, chain, text in rules if count == "0"}
+    assert len(rules) == IPTABLES.count("-A")
+    assert {
+        line.partition(", ")[2].partition(", ")[2].rpartition(": does not match")[0]
+        for line, _ in found.found
+    } == silent
+    assert all(line.startswith(f"{tool.name}, table ") for line, _ in found.found)
+
+
+def test_rules_that_drop_what_is_translated(two: TwoNodes) -> None:
+    """A rule against packets to pods from outside drops requests on flows: it is named."""
+    drop = "ip daddr 10.244.0.0/16 iifname eth0 drop"
+    chain = f"chain c {{\ntype filter hook prerouting priority -300;\n{drop}\n}}"
+    two.near.nft(f"table inet lab_drop {{\n{chain}\n}}\n")
+    try:
+        lines = [line for line, _ in checked(two).found]
+        where = WEB.to("nodeport", two.near)
+        with requests.tcp_socket(two.sockets(two.outside), where[0]) as client:
+            client.settimeout(0.5)
+            if two.engine is Engine.FLOWS:
+                with pytest.raises(TimeoutError):
+                    client.connect(where)
+            else:
+                client.connect(where)
+    finally:
+        two.near.nft("delete table inet lab_drop")
+    outside = [line for line in lines if "matches now" in line and "NodePort" in line]
+    assert bool(outside) == (two.engine is Engine.FLOWS), lines
+
+
+def test_redirection_in_a_pod(two: TwoNodes) -> None:
+    """A rule in a pod that sends all to its sidecar is named, with the pod and the option."""
+    redirect = "type nat hook output priority -100;\nmeta l4proto tcp redirect to :15001"
+    two.hooked.nft(f"table inet mesh {{\nchain o {{\n{redirect}\n}}\n}}\n")
+    try:
+        ((line, remedy),) = checked(two).found
+    finally:
+        two.hooked.nft("delete table inet mesh")
+    assert line.startswith(f"pod {two.hooked.v4}, {two.hooked.v6}: table inet mesh, chain o")
+    assert remedy == "--socket-translation=host"
+    assert not checked(two).found
+
+
+def test_rules_that_cannot_be_judged_are_named(two: TwoNodes) -> None:
+    """Rules of bridges and at egress are named, as long as they are there."""
+    name = f"tcp dport {WEB.nodeport} counter"
+    two.near.nft(f"""
+table bridge lab_bridge {{ chain c {{ type filter hook prerouting priority -300; {name}; }}; }}
+table netdev lab_netdev {{
+    chain out {{ type filter hook egress device "eth0" priority 0; {name}; }}
+    chain empty {{ type filter hook egress device "eth0" priority 1; }}
+}}
+""")
+    try:
+        said = checked(two).notes
+    finally:
+        two.near.nft("delete table bridge lab_bridge\ndelete table netdev lab_netdev\n")
+    assert [line.partition(": ")[0] for line in said] == [
+        "table bridge lab_bridge, chain c",
+        "table netdev lab_netdev, chain out",
+    ]
+    assert not checked(two).notes
+
+
+def test_rules_that_were_accepted_before_are_not_named(two: TwoNodes) -> None:
+    """A rule that would drop translated packets is harmless where they are accepted before it."""
+    where = WEB.to("nodeport", two.near)
+    drop = "ip daddr 10.244.0.0/16 ip saddr 198.51.100.0/24 drop"
+    head = "type filter hook prerouting priority -300;"
+    for accept, harmless in (
+        (f"ip daddr {two.here.v4} accept", True),
+        ("", two.engine is not Engine.FLOWS),
+    ):
+        two.near.nft(f"table inet lab_drop {{ chain c {{ {head}\n{accept}\n{drop}\n }}; }}\n")
+        try:
+            dropped = [line for line, _ in checked(two).found if "matches now" in line]
+            with requests.tcp_socket(two.sockets(two.outside), where[0]) as client:
+                client.settimeout(0.5)
+                if harmless:
+                    client.connect(where)
+                else:
+                    with pytest.raises(TimeoutError):
+                        client.connect(where)
+        finally:
+            two.near.nft("delete table inet lab_drop")
+        assert not [line for line in dropped if "NodePort" in line] or not harmless, dropped
+        assert dropped or harmless

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who does not see a connection's packets cannot end it, beside the kernel's conntrack."""
+
+from contextlib import suppress
+from pathlib import Path
+from socket import SHUT_WR, SO_LINGER, SOL_SOCKET
+from struct import pack
+
+import pytest
+
+from ebpflb.lab import manifests
+from ebpflb.lab.agents import wait_until
+from ebpflb.model.packet_path import Engine
+from ebpflb.model.services import Protocol
+from ebpflb.node import ctnetlink
+from ebpflb.plan.expiry import Timeouts
+from ebpflb.plan.flow_entries import FlowKind, gather, state
+from tests.kit import flood, requests
+from tests.kit.lab_cluster import PORT, TARGET
+from tests.kit.two_nodes import ENGINES, Frontends, TwoNodes
+from tests.network.test_packets_flows import connected, lives
+from tests.node import nodes
+
+FLOOD = Path(flood.__file__)
+FRONTENDS = Frontends(10)
+FIN, SYN, RST, ACK = 1, 2, 4, 16
+LONG, SHORT = 3600, 200  # seconds: an open connection is kept longer, one that has ended is not
+ABORT = pack("ii", 1, 0)
+
+families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
+pytestmark = pytest.mark.parametrize("two", ENGINES, indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def afresh(two: TwoNodes) -> None:
+    two.publish(two.service("web", 10, two.there))
+    two.delete_flows("tcp_flows")
+    with nodes.entered(two.near.netns):
+        ctnetlink.delete(list(ctnetlink.connections(lambda *_: True, Protocol.TCP)))
+
+
+class Known:
+    """The one connection to the NodePort: how long it may be idle, and where its replies go."""
+
+    def __init__(self, two: TwoNodes) -> None:
+        if two.engine is Engine.CONNTRACK:
+            with nodes.entered(two.near.netns):
+                found = ctnetlink.connections(lambda _, __, port: port == FRONTENDS.nodeport)
+                (entry,) = found
+            self.timeout = entry.seconds
+            self.masquerade = str(entry.reply.destination), str(entry.reply.destination_port)
+            return
+        entries = dict(two.maps["tcp_flows"].items())
+        (snat,) = [each for each in entries.items() if each[1].kind == FlowKind.SNAT]
+        found = state(Protocol.TCP, gather(*snat, entries.get).values())
+        self.timeout = Timeouts().seconds[Protocol.TCP][found]
+        self.masquerade = str(snat[1].address), str(snat[1].port)
+
+
+def wait_until_open(two: TwoNodes) -> None:
+    """conntrack waits for the last acknowledgment."""
+    wait_until("all data is acknowledged", lambda: Known(two).timeout > LONG)
+
+
+def end_of(two: TwoNodes, v6: bool) -> str:
+    return two.there.v6 if v6 else two.there.v4
+
+
+@families
+@pytest.mark.parametrize("flags", [FIN | ACK, RST, RST | ACK], ids=["fin", "rst", "rst ack"])
+@pytest.mark.parametrize("side", ["client", "backend"])
+def test_a_forged_end_leaves_the_long_timeout(
+    two: TwoNodes, side: str, flags: int, v6: bool
+) -> None:
+    """A FIN or RST and a SYN in the name of one side, with numbers that were guessed wrong."""
+    to = FRONTENDS.to("nodeport", two.near, v6=v6)
+    with connected(two, "outside", to) as client:
+        wait_until_open(two)
+        if side == "client":
+            sender, ends = two.outside, (to[0], str(to[1]), *map(str, client.getsockname()[:2]))
+        else:
+            sender, ends = two.there, (*Known(two).masquerade, end_of(two, v6), str(TARGET))
+        for forged in (flags, SYN, flags) if side == "client" else (flags, flags):
+            words = FLOOD, "one", *ends, str(forged), "12345"
+            assert two.lab.keep(sender.python(*words)).wait() == 0
+        assert Known(two).timeout > LONG
+        assert lives(client)
+        wait_until_open(two)
+
+
+@families
+@pytest.mark.parametrize("abort", [False, True], ids=["fin", "rst"])
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "with data unread"])
+def test_a_real_end_is_believed(two: TwoNodes, abort: bool, busy: bool, v6: bool) -> None:
+    """The client closes or resets, whether or not what the backend sent has been read."""
+    to = FRONTENDS.to("nodeport", two.near, v6=v6)
+    client = connected(two, "outside", to)
+    assert lives(client)
+    wait_until_open(two)
+    if busy:
+        client.send(b"x" * 5000)
+    if abort:
+        client.setsockopt(SOL_SOCKET, SO_LINGER, ABORT)
+    with suppress(OSError):
+        client.close()
+    wait_until("the connection has ended", lambda: Known(two).timeout < SHORT)
+
+
+@families
+def test_a_forged_syn_leaves_a_half_closed_connection(two: TwoNodes, v6: bool) -> None:
+    """While the backend may still send, a SYN in the client's name opens no other connection."""
+    number, port = Frontends(11), TARGET + 1
+    named = [{"name": "tcp", "port": port, "protocol": "TCP"}]
+    ports = [{**named[0], "port": PORT, "nodePort": number.nodeport}]
+    two.publish(
+        manifests.service("half", number.cluster, ports, type="NodePort"),
+        manifests.endpoint_slice("half", "IPv4", two.endpoints(two.there), named),
+        manifests.endpoint_slice("half", "IPv6", two.endpoints(two.there, v6=True), named),
+    )
+    to = number.to("nodeport", two.near, v6=v6)
+    with (
+        requests.tcp_socket(two.sockets(two.there), to[0]) as listening,
+        requests.tcp_socket(two.sockets(two.outside), to[0]) as client,
+    ):
+        listening.bind((end_of(two, v6), port))
+        listening.listen(1)
+        client.connect(to)
+        backend, _ = listening.accept()
+        client.shutdown(SHUT_WR)
+        assert backend.recv(1) == b""
+        ends = (to[0], str(to[1]), *map(str, client.getsockname()[:2]))
+        assert two.lab.keep(two.outside.python(FLOOD, "one", *ends, str(SYN), "12345")).wait() == 0
+        backend.send(b"late")
+        client.settimeout(5)
+        assert client.recv(4) == b"late"
+        backend.close()

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pod that reaches itself by its service, on a bridge with and without hairpin mode.
+
+The kernel's own rules show what conntrack needs, kube-proxy's too: with br_netfilter the bridge
+sends the translated request on itself, to the port that it came in by.
+"""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from socket import SOCK_DGRAM, SOCK_STREAM
+
+import pytest
+
+from ebpflb.lab.hosts import Host, Lab
+from ebpflb.lab.sockets import Sockets
+from ebpflb.model.addresses import Family
+from ebpflb.model.bridged_pods import SYSCTLS, unsuited
+from ebpflb.model.packet_path import Engine
+from ebpflb.node.bridge_calls import bridge_calls
+from ebpflb.node.device_watch import list_devices
+from tests.kit import requests, two_nodes
+from tests.kit.lab_cluster import PORT, PREFIX, TARGET, TRAFFIC
+from tests.kit.requests import Send
+from tests.kit.two_nodes import Frontends, TwoNodes
+from tests.node import nodes
+
+VIPS = {Family.IPV4: "10.96.0.10", Family.IPV6: "fd00:96::10"}
+RULES = """
+table inet kernel {{
+  chain d {{
+    type nat hook prerouting priority dstnat
+    ip daddr 10.96.0.10 tcp dport 80 dnat ip to {v4}:8080
+    ip6 daddr fd00:96::10 tcp dport 80 dnat ip6 to [{v6}]:8080
+  }}
+  chain s {{
+    type nat hook postrouting priority srcnat
+    ip saddr {v4} ip daddr {v4} masquerade
+    ip6 saddr {v6} ip6 daddr {v6} masquerade
+  }}
+}}
+"""
+
+families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
+protocols = pytest.mark.parametrize("send", [requests.tcp, requests.udp])
+
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/sys/net/bridge").exists(), reason="this kernel is without br_netfilter"
+)
+
+
+@pytest.fixture(scope="module", params=two_nodes.ENGINES, ids=str)
+def bridged(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TwoNodes]:
+    """With the lab's bridge, whose ports have no hairpin mode at first."""
+    two_nodes.require(request.param)
+    folder = tmp_path_factory.mktemp("bridged")
+    with two_nodes.running(folder, *two_nodes.CLUSTER_CIDR, engine=request.param) as made:
+        made.publish(made.service("web", 10, made.twin))
+        yield made
+
+
+def set_port(node: Host, number: int, hairpin: str) -> None:
+    node.ip(f"link set veth{number} type bridge_slave hairpin {hairpin}")
+
+
+def times_out(sockets: Sockets, kind: int, to: tuple[str, int]) -> bool:
+    """Whether a request is not answered within a second."""
+    with sockets.open(requests.family_of(to[0]), kind) as client:
+        client.settimeout(1.0)
+        try:
+            client.connect(to)
+            client.send(b"?")
+            client.recv(64)
+        except TimeoutError:
+            return True
+    return False
+
+
+@families
+@pytest.mark.parametrize("calls", [0, 1], ids=["without br_netfilter", "with br_netfilter"])
+def test_the_kernels_rules_need_hairpin_mode_only_with_br_netfilter(v6: bool, calls: int) -> None:
+    """And ``unsuited`` recognizes the port; promiscuous mode of the bridge does not help."""
+    with Lab(f"{PREFIX}-hairpin") as lab:
+        node = lab.node("node", 1)
+        pod = lab.pod(node, "twin", 12, hooked=False)
+        lab.keep_ready(pod.python(TRAFFIC, "serve", "twin", str(TARGET), stdout=subprocess.PIPE))
+        node.nft(RULES.format(v4=pod.v4, v6=pod.v6))
+        for name in SYSCTLS.values():
+            node.sysctl(name.replace("/", "."), calls)
+        sockets = Sockets(pod)
+        to = (VIPS[Family.IPV6 if v6 else Family.IPV4], PORT)
+        for hairpin, promiscuous in (("off", "off"), ("off", "on"), ("on", "off")):
+            set_port(node, 12, hairpin)
+            node.ip(f"link set cni0 promisc {promiscuous}")
+            works = not calls or hairpin == "on"
+            if works:
+                assert requests.tcp(sockets, *to).name == "twin"
+            else:
+                assert times_out(sockets, SOCK_STREAM, to)
+            with nodes.entered(node.netns):
+                found = unsuited(list_devices().devices, (), bridge_calls())
+            if calls:
+                assert (found is None) == works
+                assert works or "veth12 on the bridge cni0" in str(found)
+        sockets.close()
+
+
+@families
+@protocols
+@pytest.mark.parametrize("kind", ["cluster", "nodeport", "external", "balancer"])
+@pytest.mark.parametrize("hairpin", ["off", "on"])
+def test_hairpin(bridged: TwoNodes, hairpin: str, kind: str, send: Send, v6: bool) -> None:
+    """The flow tables serve with and without; conntrack does with hairpin mode, as the kernel."""
+    set_port(bridged.near, 12, hairpin)
+    bridged.delete_flows("tcp_flows" if send is requests.tcp else "other_flows")
+    to = Frontends(10).to(kind, bridged.near, v6=v6)
+    works = bridged.engine is Engine.FLOWS or hairpin == "on"
+    sockets = bridged.sockets(bridged.twin)
+    if not works:
+        assert times_out(sockets, SOCK_STREAM if send is requests.tcp else SOCK_DGRAM, to)
+        return
+    answer = send(sockets, *to)
+    assert (answer.name, answer.peer) == ("twin", to)
+    assert answer.source not in (bridged.twin.v4, bridged.twin.v6)

@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ebpflb monitor``: what it shows is what connections do, and looking breaks nothing."""
+
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from ebpflb import unix_socket
+from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.datapath.monitoring import decisions
+from ebpflb.datapath.monitoring.protocol import MonitorQuestion
+from ebpflb.diagnose.event_words import Told
+from ebpflb.lab import manifests
+from ebpflb.lab.agents import LabAgent, wait_until
+from ebpflb.lab.hosts import Host
+from ebpflb.lab.sockets import Sockets
+from ebpflb.serve import status
+from tests.kit import forked, monitors, requests
+from tests.kit.cluster import NODEPORT, TARGET, VIP, Cluster, endpoint, web
+from tests.kit.monitors import watching
+from tests.load import scaled
+
+OTHER_VIP = "10.96.0.40"
+
+
+@pytest.fixture(autouse=True)
+def published(cluster: Cluster, pods: list[Host]) -> Iterator[None]:
+    cluster.publish(web(*(endpoint(pod) for pod in pods), nodeport=NODEPORT))
+    yield
+
+
+def command(cluster: Cluster, *words: str) -> "subprocess.CompletedProcess[str]":
+    return forked.run(*words, *cluster.agent.where, netns=cluster.node.netns)
+
+
+def test_a_connection_of_a_socket_is_told(
+    cluster: Cluster, pod: Sockets, pods: list[Host], tmp_path: Path
+) -> None:
+    """Its backend is the one that has answered; process, pod, service and verdict are told."""
+    with watching(cluster.agent, tmp_path) as monitor:
+        answers = [requests.tcp(pod, VIP) for _ in range(5)]
+        found: list[dict[str, Any]] = []
+
+        def are_told() -> bool:
+            found[:] = [it for it in monitor.events() if it["hook"] == "connect"]
+            return len(found) >= len(answers)
+
+        wait_until("an event of each", are_told, 60)
+    assert [it["backend_pod"] for it in found] == [answer.name for answer in answers]
+    by_name = {host.name: f"{host.v4}:{TARGET}" for host in pods}
+    for event in found:
+        assert event["backend"] == by_name[event["backend_pod"]]
+        assert event["frontend"] == f"{VIP}:80" and event["service"] == "default/web:tcp/TCP"
+        assert event["verdict"] == "translated" and event["protocol"] == "TCP"
+        assert event["client"] == cluster.client.v4
+        assert event["pid"] == pod.process.pid
+        assert event["process"].startswith("python")
+        assert "client" in event["pod"]
+        assert 0 < event["ns"] < 1e9
+
+
+def test_what_is_refused_or_to_nobody(cluster: Cluster, pod: Sockets, tmp_path: Path) -> None:
+    """Refused is told with the frontend and no backend; what is nobody's where it is asked for."""
+    cluster.publish(web())
+    words = ("-o", "json", "--verdict", "refused", "--verdict", "passed")
+    with watching(cluster.agent, tmp_path, *words) as monitor:
+        with pytest.raises(ConnectionRefusedError):
+            requests.tcp(pod, VIP)
+        with requests.udp_socket(pod, cluster.node.v4) as client:
+            client.connect((cluster.node.v4, 9))
+        refused = monitor.wait_for(lambda it: it["verdict"] == "refused")
+        passed = monitor.wait_for(lambda it: it["frontend"] == f"{cluster.node.v4}:9")
+    assert (refused["frontend"], refused["backend"]) == (f"{VIP}:80", "")
+    assert refused["service"] == "default/web:tcp/TCP"
+    assert (passed["verdict"], passed["hook"], passed["service"]) == ("passed", "connect", "")
+
+
+def test_filters(cluster: Cluster, pod: Sockets, host: Sockets, tmp_path: Path) -> None:
+    """By service and client; what does not fit is not shown, though it happened before."""
+    other = manifests.service("other", [OTHER_VIP], [{"port": 80}])
+    cluster.publish(web(endpoint(cluster.web[0])), other)
+    words = ("-o", "json", "--service", "default/web", "--client", f"{cluster.client.v4}/32")
+    with watching(cluster.agent, tmp_path, *words) as monitor:
+        requests.tcp(host, VIP)
+        with pytest.raises(ConnectionRefusedError):
+            requests.tcp(pod, OTHER_VIP)
+        requests.tcp(pod, VIP)
+        monitor.wait_for(lambda it: it["frontend"] == f"{VIP}:80")
+        assert monitor.interrupt() == 0
+        found = [(it["client"], it["service"]) for it in monitor.events()]
+    assert found == [(cluster.client.v4, "default/web:tcp/TCP")]
+    assert "1 events shown, 0 lost" in monitor.said()
+
+
+def test_a_client_that_has_gone_meanwhile_is_told(cluster: Cluster, tmp_path: Path) -> None:
+    """Its process and namespace have gone before anybody asks for its name: that is left out."""
+    call = f"import socket; socket.socket(2, 2).connect_ex(('{VIP}', 80))"
+    with watching(cluster.agent, tmp_path) as monitor:
+        monitor.process.send_signal(signal.SIGSTOP)
+        client = cluster.client.start(["unshare", "-n", sys.executable, "-c", call])
+        assert client.wait(60) == 0
+        monitor.process.send_signal(signal.SIGCONT)
+        told = monitor.wait_for(lambda it: it["pid"] == client.pid)
+    assert (told["verdict"], told["frontend"]) == ("translated", f"{VIP}:80")
+    assert told["backend_pod"] in {host.name for host in cluster.web}
+    assert (told["pod"], told["client"]) == ("", "")
+
+
+def test_killed_monitors_leave_the_usual_programs(
+    cluster: Cluster, pod: Sockets, tmp_path: Path
+) -> None:
+    """While one runs all hooks have other programs, which no audit complains of and status tells;
+    after kill -9 the very ones of before, also where two ran.
+    """
+    before = monitors.programs(cluster.agent)
+    with watching(cluster.agent, tmp_path) as first:
+        during = monitors.programs(cluster.agent)
+        assert during.keys() == before.keys()
+        assert not set(during.values()) & set(before.values())
+        assert "a monitor" in cluster.agent.log()
+        wait_until("the status tells", lambda: monitors.is_monitored(cluster.agent))
+        said = command(cluster, "status").stdout
+        assert "monitor" in said and "OK" in said.splitlines()[0], said
+        (tmp_path / "second").mkdir()
+        with watching(cluster.agent, tmp_path / "second") as second:
+            first.process.kill()
+            first.process.wait(60)
+            requests.tcp(pod, VIP)
+            second.wait_for(lambda it: it["verdict"] == "translated")
+            assert monitors.programs(cluster.agent) == during
+    wait_until("the usual programs", lambda: monitors.programs(cluster.agent) == before)
+    wait_until("the status tells", lambda: not monitors.is_monitored(cluster.agent))
+    found = status.read(cluster.agent.paths)
+    assert found and not found.drift
+    assert "drift" not in cluster.agent.log()
+
+
+def test_no_connection_fails_while_programs_are_exchanged(cluster: Cluster, tmp_path: Path) -> None:
+    """Sockets of a pod and of the node, TCP and UDP, through monitors that come and go."""
+    clients = [
+        cluster.start_client(cluster.client, "tcp", VIP),
+        cluster.start_client(cluster.node, "tcp", VIP),
+        cluster.start_client(cluster.client, "udp", VIP),
+    ]
+    for _ in range(scaled(10)):
+        with watching(cluster.agent, tmp_path, "-o", "json", "--client", "192.0.2.99"):
+            pass
+    for client in clients:
+        counted = cluster.stop_client(client)
+        assert not counted["errors"], counted
+
+
+def descriptors(agent: LabAgent) -> set[int]:
+    """Those that the agent has open."""
+    assert agent.process
+    return {int(entry.name) for entry in Path(f"/proc/{agent.process.pid}/fd").iterdir()}
+
+
+def test_programs_that_cannot_be_loaded_leave_the_usual_ones(
+    cluster: Cluster, pod: Sockets, tmp_path: Path
+) -> None:
+    """One line says why, nothing is left open, and with room a monitor runs."""
+    before, used = monitors.programs(cluster.agent), descriptors(cluster.agent)
+    room = [number for number in range(max(used) + 9) if number not in used][:8]
+    assert cluster.agent.process
+    limit = cluster.agent.process.pid, resource.RLIMIT_NOFILE
+    usual = resource.prlimit(*limit)
+    resource.prlimit(*limit, (room[-1] + 1, usual[1]))
+    try:
+        done = command(cluster, "monitor")
+    finally:
+        resource.prlimit(*limit, usual)
+    assert done.returncode == 1
+    said = done.stderr.splitlines()
+    assert "no monitor can run: " in said[-1] and "Too many open files" in said[-1]
+    assert "no monitor can run: " in cluster.agent.log()
+    assert "monitor: unexpected" not in cluster.agent.log()
+    assert monitors.programs(cluster.agent) == before
+    assert requests.tcp(pod, VIP)
+    wait_until("all is closed", lambda: len(descriptors(cluster.agent)) <= len(used))
+    with watching(cluster.agent, tmp_path) as monitor:
+        requests.tcp(pod, VIP)
+        monitor.wait_for(lambda it: it["verdict"] == "translated")
+
+
+def test_a_new_device_tells_too(cluster: Cluster, tmp_path: Path) -> None:
+    """A device that a CNI makes while a monitor runs has the programs of the others."""
+    name = "ebpflb-new"
+    with watching(cluster.agent, tmp_path):
+        before = monitors.programs(cluster.agent)
+        cluster.node.ip(f"link add {name} type veth peer name {name}-b", f"link set {name} up")
+        try:
+            wait_until(
+                "the device is served", lambda: len(monitors.programs(cluster.agent)) > len(before)
+            )
+            now = monitors.programs(cluster.agent)
+            assert {now[key] for key in now.keys() - before.keys()} <= set(before.values())
+        finally:
+            cluster.node.ip(f"link del {name}")
+
+
+def test_a_restarted_agent_attaches_the_usual_programs(
+    cluster: Cluster, pod: Sockets, tmp_path: Path
+) -> None:
+    """After SIGTERM they are back at once, after kill -9 when the next agent starts; the monitor
+    ends with one sentence.
+    """
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        before = monitors.programs(cluster.agent)
+        with watching(cluster.agent, tmp_path) as monitor:
+            during = monitors.programs(cluster.agent)
+            cluster.agent.stop(how)
+            assert monitor.process.wait(60) == 1
+            assert "the agent has ended, or loaded its programs again" in monitor.said()
+            is_back = monitors.programs(cluster.agent) == before
+            assert is_back == (how == signal.SIGTERM)
+            requests.tcp(pod, VIP)
+        cluster.agent.start()
+        now = monitors.programs(cluster.agent)
+        assert not set(now.values()) & set(during.values())
+        requests.tcp(pod, VIP)
+
+
+def told_and_lost(monitor: monitors.MonitorProcess) -> int:
+    said = (line.split() for line in monitor.said().splitlines())
+    return len(monitor.events()) + sum(
+        int(words[0]) for words in said if words[1:] == ["events", "lost"]
+    )
+
+
+def test_what_nobody_reads_is_lost_and_counted(
+    cluster: Cluster, pod: Sockets, tmp_path: Path
+) -> None:
+    """A stopped monitor loses events, says how many, and nothing waits for it."""
+    translated = decisions.DECISIONS["translated"]
+    before = sum(cluster.maps["verdicts"].get(translated))
+    with watching(cluster.agent, tmp_path, "-o", "json", "--verdict", "translated") as monitor:
+        monitor.process.send_signal(signal.SIGSTOP)
+        sent = 0
+        while sent < 60_000:
+            sent += 10_000
+            cluster.request(cluster.client, "udp", VIP, 80, 10_000)
+        monitor.process.send_signal(signal.SIGCONT)
+
+        def has_caught_up() -> bool:
+            requests.tcp(pod, VIP)
+            return any(it["protocol"] == "TCP" for it in monitor.events())
+
+        wait_until("it has caught up", has_caught_up, 60)
+        total = sum(cluster.maps["verdicts"].get(translated)) - before
+        wait_until("the last one", lambda: told_and_lost(monitor) >= total, 60)
+        assert monitor.interrupt() == 0
+        told = len(monitor.events())
+    last = monitor.said().splitlines()[-1]
+    lost = int(last.split()[3])
+    assert last == f"{told} events shown, {lost} lost"
+    assert lost > 0 and told + lost == total
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence", "exit"),
+    [
+        (("--service", "default/wep"), "no Service default/wep is served here: did you mean", 1),
+        (("--service", "x\x1b[31m"), "no Service x\\x1b[31m is served here", 1),
+        (("--verdict", "translatd"), "'translatd' is not one of", 2),
+        (("--client", "nobody"), '"nobody" is no address or network such as', 2),
+    ],
+    ids=["service", "control characters", "verdict", "client"],
+)
+def test_bad_input_is_one_sentence(
+    cluster: Cluster, words: tuple[str, ...], sentence: str, exit: int
+) -> None:
+    """What is wrong and what to do, without a traceback."""
+    done = command(cluster, "monitor", *words)
+    assert done.returncode == exit
+    assert sentence in done.stderr and "Traceback" not in done.stderr
+
+
+def test_another_version_and_no_rights(cluster: Cluster, tmp_path: Path) -> None:
+    """An agent refuses a question of another layout, and a command without rights says which."""
+    with unix_socket.connect(cluster.agent.paths.monitor_socket, 10) as other:
+        other.sendall(msgspec.json.encode(MonitorQuestion("another", 2)) + b"\n")
+        assert b"of another version: use the `ebpflb` of the agent" in other.recv(4096)
+    poor = ["setpriv", "--reuid=65534", "--clear-groups", "--inh-caps=-all", sys.executable]
+    words = ["-m", "ebpflb", "monitor"]
+    done = subprocess.run([*poor, *words], capture_output=True, text=True, check=False, cwd="/")
+    assert done.returncode == 1 and "missing capabilities" in done.stderr
+
+
+def test_without_an_agent_one_is_asked_for(cluster: Cluster) -> None:
+    """One sentence; the pins alone tell no events."""
+    cluster.agent.stop()
+    try:
+        done = command(cluster, "monitor")
+        assert done.returncode == 1
+        assert "no agent runs: start `ebpflb run`" in done.stderr
+    finally:
+        cluster.agent.start()
+    assert StateDir(cluster.agent.paths.state).exists()
+
+
+@pytest.mark.parametrize("output", ["table", "wide", "json", "yaml"])
+def test_names_are_escaped(cluster: Cluster, pod: Sockets, tmp_path: Path, output: str) -> None:
+    """A terminal is shown the name of a pod, and does not act on it."""
+    named = {"targetRef": {"kind": "Pod", "name": "a\x1b[2Jb"}}
+    cluster.publish(web(endpoint(cluster.web[0]) | named))
+    with watching(cluster.agent, tmp_path, "-o", output, "--count", "1") as monitor:
+        requests.tcp(pod, VIP)
+        assert monitor.process.wait(60) == 0
+    assert "\x1b" not in monitor.text()
+    assert output == "table" or "[2Jb" in monitor.text()
+
+
+def test_yaml(cluster: Cluster, pod: Sockets, tmp_path: Path) -> None:
+    """A document for each event, with all that JSON has."""
+    with watching(cluster.agent, tmp_path, "-o", "yaml", "--count", "2") as monitor:
+        for _ in range(2):
+            requests.tcp(pod, VIP)
+        assert monitor.process.wait(60) == 0
+    documents = list(yaml.safe_load_all(monitor.text()))
+    assert [msgspec.convert(each, Told).frontend for each in documents] == [f"{VIP}:80"] * 2
+
+
+def test_eighty_columns(cluster: Cluster, pod: Sockets, tmp_path: Path) -> None:
+    """The table of 80 columns; every event is a line, for grep."""
+    with watching(cluster.agent, tmp_path, "--count", "3") as monitor:
+        for _ in range(3):
+            requests.tcp(pod, VIP)
+        assert monitor.process.wait(60) == 0
+    lines = monitor.text().splitlines()
+    assert len(lines) == 4 and max(map(len, lines)) <= 80
+    assert f"{VIP}:80" in lines[1] and "translated" in lines[1]

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masqueraded requests have the source that the kernel's route to the backend would choose.
+
+The node's uplink has two addresses in each family. The kernel's choice is shown by a socket of the
+node itself, and where no route names a source (``src``) by the kernel's own masquerading too, which
+does not regard ``src``. On kernels that programs cannot ask (before 6.7) the agent tells them.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from ebpflb.lab.agents import wait_until
+from ebpflb.lab.hosts import Lab
+from tests.kit import requests, two_nodes
+from tests.kit.lab_cluster import PREFIX, TARGET
+from tests.kit.two_nodes import CLUSTER_CIDR, ENGINES, Frontends, TwoNodes
+
+FRONTENDS = Frontends(10)
+# The kernel lists the newest address of a scope first for IPv6: the global one precedes the ULA.
+SECOND = "192.0.2.101", "2001:db8:2::1"
+MASQUERADE = """
+table inet likekernel {
+    chain postrouting {
+        type nat hook postrouting priority srcnat;
+        ip daddr 10.244.2.0/24 iifname "eth0" masquerade
+        ip6 daddr fd00:244:2::/64 iifname "eth0" masquerade
+    }
+}
+"""
+
+both_families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
+
+
+@pytest.fixture(scope="module", params=ENGINES, ids=str)
+def two(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TwoNodes]:
+    """The near node has a second address in each family; the endpoint is on the far one."""
+    two_nodes.require(request.param)
+    folder = tmp_path_factory.mktemp("two")
+    with Lab(PREFIX) as lab:
+        made = TwoNodes(lab, folder, None, *CLUSTER_CIDR, engine=request.param)
+        for address, length in zip(SECOND, (24, 64), strict=True):
+            made.near.ip(f"address add {address}/{length} dev eth0")
+            made.far.ip(f"route add {address} dev eth0")
+        try:
+            made.start()
+            made.publish(made.service("web", 10, made.there))
+            yield made
+        finally:
+            made.close()
+
+
+def seen(two: TwoNodes, *, v6: bool, send: requests.Send = requests.tcp) -> str:
+    """The source of a request through a NodePort, as the backend sees it."""
+    return send(two.sockets(two.outside), *FRONTENDS.to("nodeport", two.near, v6=v6)).source
+
+
+def chosen(two: TwoNodes, *, v6: bool) -> str:
+    """What the kernel chooses for a socket of the node that asks the backend itself."""
+    backend = two.there.v6 if v6 else two.there.v4
+    return requests.udp(two.sockets(two.near), backend, TARGET).source
+
+
+def masqueraded_by_kernel(two: TwoNodes, *, v6: bool) -> str:
+    """The source of a request to the backend itself, which a rule of netfilter masquerades."""
+    backend = two.there.v6 if v6 else two.there.v4
+    two.lab.router.lead(f"{backend}/{128 if v6 else 32}", two.near.v6 if v6 else two.near.v4)
+    two.near.nft(MASQUERADE)
+    try:
+        return requests.tcp(two.sockets(two.outside), backend, TARGET).source
+    finally:
+        two.near.nft("delete table inet likekernel")
+
+
+@both_families
+def test_source_is_the_kernels_choice(two: TwoNodes, v6: bool) -> None:
+    """An added global address masquerades no traffic to unique local ones (RFC 6724)."""
+    sends: list[requests.Send] = [requests.tcp, requests.udp]
+    for send in sends:
+        assert seen(two, v6=v6, send=send) == chosen(two, v6=v6)
+    assert chosen(two, v6=v6) == (two.near.v6 if v6 else two.near.v4)
+    assert masqueraded_by_kernel(two, v6=v6) == chosen(two, v6=v6)
+
+
+@both_families
+def test_source_follows_the_routes(two: TwoNodes, v6: bool) -> None:
+    """A route that gets a ``src`` counts for flows that begin after it was added."""
+    network = "fd00:244:2::/64" if v6 else "10.244.2.0/24"
+    gateway = two.far.v6 if v6 else two.far.v4
+    two.near.ip(f"route replace {network} via {gateway} src {SECOND[v6]}")
+    try:
+        assert chosen(two, v6=v6) == SECOND[v6]
+        wait_until("the new source", lambda: seen(two, v6=v6) == SECOND[v6])
+    finally:
+        two.near.ip(f"route replace {network} via {gateway}")
+    first = two.near.v6 if v6 else two.near.v4
+    wait_until("the old source", lambda: seen(two, v6=v6) == first)

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How connections are spread, by the scheduler: of sockets and of packets, as a client sees it."""
+
+import struct
+from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from math import gcd
+from socket import SO_LINGER, SO_REUSEADDR, SOL_SOCKET
+
+import pytest
+
+from ebpflb.lab import traffic
+from ebpflb.lab.agents import wait_until
+from ebpflb.lab.manifests import Manifest
+from ebpflb.lab.sockets import Sockets
+from ebpflb.model import scheduler, slow_start, weights
+from tests.kit import chances, forked, requests
+from tests.kit.requests import Answer, Send
+from tests.kit.two_nodes import Frontends, TwoNodes
+
+NUMBER = 10
+WEB = Frontends(NUMBER)
+ENDPOINTS = ("here", "twin", "there")
+SETS = ENDPOINTS, ENDPOINTS, ("here", "there"), ENDPOINTS  # one goes, and comes back
+CLIENTS = ("hooked", "near", "unhooked", "outside")  # by sockets, and by packets
+
+PORTS = count(15_000)  # of packets' clients: another flow each
+
+
+def udp(sockets: Sockets, host: str, port: int) -> Answer:
+    """A datagram from a port that had none before: a flow would go on at its endpoint."""
+    with requests.udp_socket(sockets, host) as client:
+        client.bind(("::" if ":" in host else "0.0.0.0", next(PORTS)))
+        return requests.exchange(client, host, port)
+
+
+SENDS = {"tcp": requests.tcp, "udp": udp}
+# Sockets and packets, each by both protocols, and in both families.
+KINDS = [
+    ("hooked", "tcp", False),
+    ("hooked", "udp", True),
+    ("unhooked", "udp", False),
+    ("outside", "tcp", True),
+]
+clients = pytest.mark.parametrize("who", CLIENTS)
+protocols = pytest.mark.parametrize("send", SENDS.values(), ids=SENDS)
+kinds = pytest.mark.parametrize(
+    ("who", "protocol", "v6"), KINDS, ids=[f"{w}-{p}-{'v6' if v6 else 'v4'}" for w, p, v6 in KINDS]
+)
+
+
+def service(two: TwoNodes, name: str, *pods: str) -> list[Manifest]:
+    """It has this scheduler, and these endpoints or all."""
+    found = two.service("web", NUMBER, *(getattr(two, pod) for pod in pods or ENDPOINTS))
+    found[0]["metadata"]["annotations"] = {scheduler.SCHEDULER_ANNOTATION: name}
+    return found
+
+
+def weighted(two: TwoNodes, name: str, its: Iterable[int]) -> list[Manifest]:
+    """The same with slices of its own for each endpoint, which say its weight."""
+    found = service(two, name)[:1]
+    for pod, weight in zip(ENDPOINTS, its, strict=True):
+        for slice in service(two, name, pod)[1:]:
+            slice["metadata"]["name"] += f"-{pod}"
+            slice["metadata"]["annotations"] = {weights.WEIGHT_ANNOTATION: str(weight)}
+            found.append(slice)
+    return found
+
+
+def met(
+    two: TwoNodes, who: str, times: int, send: Send = requests.tcp, *, v6: bool = False
+) -> list[str]:
+    """The endpoint of each connection."""
+    where = frontend(two, who, v6=v6)
+    return [send(two.sockets(getattr(two, who)), *where).name for _ in range(times)]
+
+
+def frontend(two: TwoNodes, who: str, *, v6: bool) -> tuple[str, int]:
+    """What a client asks: those outside the NodePort."""
+    return WEB.to("nodeport" if who == "outside" else "cluster", two.near, v6=v6)
+
+
+@kinds
+@pytest.mark.parametrize(
+    ("name", "its"),
+    [("random", chances.EVEN), ("random", chances.UNEVEN), ("maglev", chances.UNEVEN)],
+    ids=["random", "random-weights", "maglev-weights"],
+)
+def test_connections_are_drawn_by_weight(
+    two: TwoNodes, who: str, protocol: str, v6: bool, name: str, its: tuple[int, ...]
+) -> None:
+    """The chi-square of a thousand, each from a port of its own."""
+    two.publish(weighted(two, name, its))
+    two.delete_flows("tcp_flows" if protocol == "tcp" else "other_flows")
+    where = frontend(two, who, v6=v6)
+    found = two.request(getattr(two, who), protocol, *where, chances.DRAWS)
+    assert not found["errors"]
+    chances.assert_drawn(found["names"], dict(zip(ENDPOINTS, its, strict=True)))
+
+
+@clients
+@protocols
+def test_round_robin_is_an_exact_rotation(two: TwoNodes, who: str, send: Send) -> None:
+    """Every endpoint once, in the same order in every round, in both families."""
+    two.publish(service(two, "round-robin"))
+    for v6 in (False, True):
+        found = met(two, who, 9, send, v6=v6)
+        assert sorted(found[:3]) == sorted(ENDPOINTS)
+        assert found == found[:3] * 3
+
+
+def test_round_robin_counts_connections_of_all_cpus(two: TwoNodes) -> None:
+    """Connections at the same time take different turns: each endpoint gets as many as the next."""
+    two.publish(service(two, "round-robin"))
+    with ThreadPoolExecutor(len(CLIENTS)) as threads:
+        found = [
+            name for names in threads.map(lambda who: met(two, who, 15), CLIENTS) for name in names
+        ]
+    assert Counter(found) == dict.fromkeys(ENDPOINTS, len(found) // 3)
+
+
+def test_a_wrong_scheduler_is_named_and_the_service_is_served(two: TwoNodes) -> None:
+    """At random, as without the annotation."""
+    two.publish(service(two, "fastest"))
+    assert set(met(two, "hooked", 40)) == {*ENDPOINTS}
+    said = f'metadata.annotations[{scheduler.SCHEDULER_ANNOTATION}]: "fastest" is not one of'
+    assert two.agents[0].log().count(said) == 1
+
+
+@kinds
+def test_a_round_of_round_robin_has_each_endpoint_as_often_as_its_weight(
+    two: TwoNodes, who: str, protocol: str, v6: bool
+) -> None:
+    """Exactly, in any connections that follow each other, and in the same order in every round."""
+    its = dict(zip(ENDPOINTS, chances.UNEVEN, strict=True))
+    two.publish(weighted(two, "round-robin", its.values()))
+    part = gcd(*its.values())
+    size = sum(its.values()) // part
+    found = met(two, who, 3 * size, SENDS[protocol], v6=v6)
+    assert Counter(found[:size]) == {name: weight // part for name, weight in its.items()}
+    assert found == found[:size] * 3
+
+
+def test_weight_0_drains(two: TwoNodes) -> None:
+    """No new connections; one that is open goes on."""
+    two.publish(service(two, "random", "there"))
+    with requests.tcp_socket(two.sockets(two.hooked), WEB.cluster[0]) as client:
+        client.connect((WEB.cluster[0], 80))
+        client.recv(64)
+        drained, other = service(two, "random", "there"), service(two, "random", "here")
+        for number, slice in enumerate(drained[1:]):
+            slice["metadata"]["name"] = f"web-drained-{number}"
+            slice["metadata"]["annotations"] = {weights.WEIGHT_ANNOTATION: "0"}
+        two.publish(other, drained[1:])
+        assert set(met(two, "hooked", 20) + met(two, "unhooked", 20)) == {"here"}
+        assert client.getpeername()[:2] == (WEB.cluster[0], 80)
+
+
+@pytest.mark.parametrize(
+    ("who", "protocol", "v6"),
+    [("unhooked", "tcp", False), ("outside", "tcp", True), ("unhooked", "udp", True)],
+)
+def test_maglev_keeps_what_a_packet_meets_when_an_endpoint_goes_or_comes(
+    two: TwoNodes, who: str, protocol: str, v6: bool
+) -> None:
+    """From the same port a client of a node without its flow comes to the endpoint that it had:
+    new flows of it, as they are when another node gets its packets.
+    """
+
+    def found(*pods: str) -> list[str]:
+        two.publish(service(two, "maglev", *pods))
+        names = [from_port(two, who, protocol, port, v6=v6) for port in range(12_000, 12_032)]
+        two.delete_flows("tcp_flows" if protocol == "tcp" else "other_flows")
+        return names
+
+    before, again, without, back = (found(*pods) for pods in SETS)
+    assert before == again == back
+    stay = [(one, other) for one, other in zip(before, without, strict=True) if one != "twin"]
+    assert 0 < len(stay) < len(before)
+    # a change moves one in twelve of the others at most (tests/plan/test_tables.py)
+    assert sum(one != other for one, other in stay) <= len(stay) // 12 + 1
+
+
+def from_port(two: TwoNodes, who: str, protocol: str, port: int, *, v6: bool) -> str:
+    """The endpoint of a new flow from this port of a client."""
+    where, client = frontend(two, who, v6=v6), getattr(two, who)
+    make = requests.tcp_socket if protocol == "tcp" else requests.udp_socket
+    with make(two.sockets(client), where[0]) as asking:
+        asking.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+        if protocol == "tcp":
+            asking.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
+        asking.bind((client.v6 if v6 else client.v4, port))
+        asking.connect(where)
+        if protocol == "udp":
+            asking.send(b"?")
+        return traffic.read(asking.recv(64))[0]
+
+
+def test_a_new_endpoint_starts_slowly(two: TwoNodes) -> None:
+    """A tenth of the weight: one connection of eleven; later as many as the other has."""
+
+    def published(seconds: str, *pods: str) -> None:
+        found = service(two, "round-robin", *pods)
+        found[0]["metadata"]["annotations"][slow_start.SLOW_START_ANNOTATION] = seconds
+        two.publish(found)
+
+    published("1h", "here")
+    assert set(met(two, "hooked", 5)) == {"here"}
+    published("1h", "here", "there")
+    for who, protocol, v6 in KINDS:
+        found = met(two, who, 22, SENDS[protocol], v6=v6)
+        assert Counter(found) == {"here": 20, "there": 2}
+    published("1s", "here", "there")
+    wait_until("the weight is whole", lambda: Counter(met(two, "hooked", 2))["there"] == 1)
+    for who, protocol, v6 in KINDS:
+
+        def half(who: str = who, send: Send = SENDS[protocol], v6: bool = v6) -> bool:
+            return Counter(met(two, who, 20, send, v6=v6))["there"] == 10
+
+        wait_until("it is", half)
+
+
+@clients
+@protocols
+def test_source_hash_sends_a_client_to_one_endpoint(two: TwoNodes, who: str, send: Send) -> None:
+    """In either family; an endpoint that goes or comes moves only clients that met it."""
+    two.publish(service(two, "source-hash"))
+    for v6 in (False, True):
+        (name,) = set(met(two, who, 10, send, v6=v6))
+        gone = next(each for each in ENDPOINTS if each != name)
+        two.publish(service(two, "source-hash", *(each for each in ENDPOINTS if each != gone)))
+        kept = set(met(two, who, 5, send, v6=v6))
+        two.publish(service(two, "source-hash"))
+        assert set(met(two, who, 5, send, v6=v6)) == {name}
+        assert len(kept) == 1
+
+
+def test_explain_and_services_say_the_scheduler_and_the_shares(two: TwoNodes) -> None:
+    """Of what the maps hold, so of what programs do."""
+    main, canary = service(two, "round-robin", "here"), service(two, "round-robin", "there")
+    for number, slice in enumerate(canary[1:]):
+        slice["metadata"]["name"] = f"web-canary-{number}"
+        slice["metadata"]["annotations"] = {weights.WEIGHT_ANNOTATION: "25"}
+    two.publish(main, canary[1:])
+    where = two.agents[0].where
+    said = forked.run("explain", f"{WEB.cluster[0]}:80", *where, netns=two.near.netns).stdout
+    assert "in turn (round-robin)" in said
+    assert "80.0%" in said and "20.0%" in said
+    words = "services", "get", "default/web", "-o", "wide"
+    said = forked.run(*words, *where, netns=two.near.netns).stdout
+    assert "round-robin" in said
+    assert "80%" in said and "20%" in said

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""--shadow: decisions are counted, and kube-proxy's rules on the same node serve everything."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from ebpflb.datapath.maps.layout import VERDICTS
+from ebpflb.model.packet_path import Engine
+from tests.kit import both_proxies, forked, requests
+from tests.kit.both_proxies import EBPFLB, KUBE_PROXY, NEW, OLD, Both
+
+protocols = pytest.mark.parametrize("send", [requests.tcp, both_proxies.udp], ids=["tcp", "udp"])
+
+
+@pytest.fixture(scope="module", params=list(Engine))
+def both(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Both]:
+    with both_proxies.running(tmp_path_factory.mktemp("both"), request.param) as made:
+        yield made
+
+
+@pytest.fixture
+def shadow(both: Both) -> Both:
+    if "--shadow" not in both.agent.options:
+        both.serve("--shadow")
+    return both
+
+
+def counted(both: Both) -> dict[str, int]:
+    """Verdict -> how often the node's programs have come to it."""
+    return {name: sum(both.maps["verdicts"].get(number)) for number, name in VERDICTS.items()}
+
+
+@protocols
+def test_all_is_served_by_kube_proxy_and_counted(shadow: Both, send: requests.Send) -> None:
+    """A request of each client, by NodePort and cluster IP, by socket and packet, counts once."""
+    before = counted(shadow)
+    for service in (NEW, OLD):
+        for host, where in shadow.ways(service):
+            assert send(shadow.sockets(host), *where).name == "web-3"
+    after = counted(shadow)
+    assert after["translated"] - before["translated"] == 8
+    assert after["masqueraded"] == before["masqueraded"]
+
+
+@protocols
+def test_what_would_be_refused_is_served(shadow: Both, send: requests.Send) -> None:
+    """Here the Service has no endpoint, in kube-proxy's rules it has one, and clients get it."""
+    shadow.publish(shadow.service(*NEW, endpoints=[]), shadow.service(*OLD))
+    before = counted(shadow)
+    answers = [send(shadow.sockets(host), *where).name for host, where in shadow.ways(NEW)]
+    after = counted(shadow)
+    shadow.publish(shadow.service(*NEW), shadow.service(*OLD))
+    assert answers == ["web-3"] * 4
+    assert after["refused"] - before["refused"] >= 4
+
+
+def test_a_nodeport_can_be_bound(shadow: Both) -> None:
+    """As with kube-proxy; that it would not be possible is counted."""
+    before = counted(shadow)
+    with requests.tcp_socket(shadow.sockets(shadow.node), shadow.node.v4) as socket:
+        socket.bind((shadow.node.v4, NEW[2]))
+    assert counted(shadow)["nodeport_bind_denied"] == before["nodeport_bind_denied"] + 1
+
+
+def test_status_says_who_serves(shadow: Both) -> None:
+    """Nobody takes OK for a node that ebpflb serves, nor the rules for leftovers."""
+    words = ("status", *shadow.agent.where)
+    said = " ".join(forked.run(*words, netns=shadow.node.netns).stdout.split())
+    assert "all Services (--shadow)" in said
+    assert "cleanup --kube-proxy" not in said
+
+
+def test_there_and_back_while_clients_ask(both: Both) -> None:
+    """From shadow to service and back no connection fails or ends, whoever has opened it."""
+    shadow = ("--shadow",), KUBE_PROXY, KUBE_PROXY
+    both.go_through([shadow, ((), EBPFLB, EBPFLB), shadow])

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Only some Services are served; kube-proxy's rules on the same node serve the others."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from ebpflb.lab.agents import wait_until
+from ebpflb.model.packet_path import Engine
+from tests.kit import both_proxies, forked, requests
+from tests.kit.both_proxies import EBPFLB, KUBE_PROXY, NEW, OLD, Both
+
+BY_NAMESPACE, BY_LABEL = ("--namespaces", "new"), ("--services", "stage in (canary,test),!legacy")
+NEITHER = ("--namespaces", "nowhere")
+
+protocols = pytest.mark.parametrize("send", [requests.tcp, both_proxies.udp], ids=["tcp", "udp"])
+
+
+@pytest.fixture(scope="module", params=list(Engine))
+def both(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Both]:
+    with both_proxies.running(tmp_path_factory.mktemp("both"), request.param) as made:
+        yield made
+
+
+@pytest.fixture(scope="module", params=[BY_NAMESPACE, BY_LABEL], ids=["namespace", "label"])
+def some(both: Both, request: pytest.FixtureRequest) -> Both:
+    both.serve(*request.param)
+    return both
+
+
+@protocols
+def test_others_are_left_to_kube_proxy(some: Both, send: requests.Send) -> None:
+    """NodePorts and cluster IPs, of sockets and packets, though all are in the cluster's range."""
+    assert some.answers(NEW, send) == [EBPFLB] * 4
+    assert some.answers(OLD, send) == [KUBE_PROXY] * 4
+
+
+def test_kube_proxy_is_needed_beside(some: Both) -> None:
+    """It is said that nobody serves the other Services if none runs; not that it should go."""
+    for words in ("Services outside of --", "start kube-proxy"):
+        wait_until(words, lambda words=words: words in some.agent.log())
+    assert "cleanup" not in some.agent.log()
+
+
+def test_rules_that_others_need_are_not_removed(some: Both) -> None:
+    """Cleanup refuses while the agent leaves Services to kube-proxy's rules."""
+    words = ("cleanup", "--kube-proxy", *some.agent.where)
+    done = forked.run(*words, netns=some.node.netns)
+    assert done.returncode == 1
+    assert "Services outside of --" in done.stderr
+    assert "need kube-proxy's rules" in done.stderr
+    assert some.answers(OLD, requests.tcp) == [KUBE_PROXY] * 4
+
+
+def test_services_go_over_and_back_while_clients_ask(both: Both) -> None:
+    """None, one, all, and back: no connection fails or ends, whoever has opened it."""
+    none = NEITHER, KUBE_PROXY, KUBE_PROXY
+    one = BY_NAMESPACE, EBPFLB, KUBE_PROXY
+    both.go_through([none, one, ((), EBPFLB, EBPFLB), one, none])

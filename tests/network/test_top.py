@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ebpflb top``: its rates are those of the connections that were made."""
+
+import os
+import pty
+import select
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+import pytest
+import yaml
+
+from ebpflb.diagnose import rates
+from ebpflb.diagnose.rates import Rate
+from ebpflb.lab import manifests
+from ebpflb.lab.agents import wait_until
+from ebpflb.lab.hosts import Host
+from ebpflb.lab.sockets import Sockets
+from tests.kit import forked, requests
+from tests.kit.cluster import TARGET, VIP, Cluster, endpoint, web
+
+WEB, QUIET = "default/web:tcp/TCP", "default/quiet:tcp/TCP"
+QUIET_VIP, EMPTY_VIP = "10.96.0.30", "10.96.0.31"
+TCP = {"name": "tcp", "port": TARGET, "protocol": "TCP"}
+CLEARED = b"\x1b[H\x1b[2J"
+
+
+@pytest.fixture(autouse=True)
+def published(cluster: Cluster, pods: list[Host]) -> None:
+    """default/web with two endpoints, default/quiet with another one, default/empty with none."""
+    cluster.publish(
+        web(endpoint(pods[0]), endpoint(pods[1])),
+        manifests.service("quiet", [QUIET_VIP], [{**TCP, "port": 80}]),
+        manifests.endpoint_slice("quiet", "IPv4", [endpoint(pods[2])], [TCP]),
+        manifests.service("empty", [EMPTY_VIP], [{**TCP, "port": 80}]),
+    )
+
+
+def command(cluster: Cluster, *words: str) -> "subprocess.CompletedProcess[str]":
+    return forked.run(
+        "top", *words, "--state-dir", str(cluster.agent.paths.state), netns=cluster.node.netns
+    )
+
+
+def found(cluster: Cluster, *words: str) -> list[Rate]:
+    """The rows of ``-o json``, in their order."""
+    done = command(cluster, "-o", "json", *words)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    return [msgspec.json.decode(line, type=Rate) for line in done.stdout.splitlines()]
+
+
+def test_yaml(cluster: Cluster) -> None:
+    """A document for each row that JSON has a line for."""
+    done = command(cluster, "-o", "yaml", "--interval", "0.1")
+    rows = [msgspec.convert(each, Rate) for each in yaml.safe_load_all(done.stdout)]
+    assert {row.service for row in rows} == {row.service for row in found(cluster)}
+
+
+@contextmanager
+def traffic(cluster: Cluster) -> Iterator[None]:
+    """Connections to default/web, one after the other, of which none fails."""
+    client = cluster.start_client(cluster.client, "tcp", VIP, pause=0.01)
+    try:
+        yield
+    finally:
+        counted = cluster.stop_client(client)
+    assert not counted["errors"], counted
+
+
+def is_busy(rows: list[Rate], pods: list[Host]) -> bool:
+    """Whether there were connections to each endpoint of the Service under traffic meanwhile: then
+    it is the first, with both endpoints, and the others have no rate.
+    """
+    if not all(it.new for it in rows if it.service == WEB):
+        return False
+    head, *backends = rows[:3]
+    assert (head.service, head.backend) == (WEB, "")
+    assert {(it.service, it.backend) for it in backends} == {
+        (WEB, f"{pod.v4}:{TARGET}") for pod in pods[:2]
+    }
+    assert {it.pod for it in backends} == {pod.name for pod in pods[:2]}
+    assert not any(it.new for it in rows[3:])
+    return True
+
+
+def test_rates_are_the_connections_that_were_made(
+    cluster: Cluster, pod: Sockets, pods: list[Host]
+) -> None:
+    """In one second of which the length is set: so many of each Service and of each backend, and
+    so many that were refused; what is open is that of now.
+    """
+    before = rates.sample(cluster.maps)
+    answers = [requests.tcp(pod, VIP).name for _ in range(12)]
+    answers += [requests.tcp(pod, QUIET_VIP).name for _ in range(5)]
+    for _ in range(3):
+        with pytest.raises(ConnectionRefusedError):
+            requests.tcp(pod, EMPTY_VIP)
+    with requests.tcp_socket(pod, QUIET_VIP) as client:
+        client.connect((QUIET_VIP, 80))
+        answers.append(pods[2].name)
+        after = rates.sample(cluster.maps)
+    rows = rates.rates(cluster.maps, before._replace(at=0.0), after._replace(at=1.0))
+    services = {it.service: it for it in rows if not it.backend}
+    assert len(services) == len([it for it in rows if not it.backend])
+    assert [it.service for it in rows if not it.backend][:3] == [
+        WEB,
+        QUIET,
+        "default/empty:tcp/TCP",
+    ]
+    assert (services[WEB].new, services[QUIET].new) == (12, 6)
+    assert (services["default/empty:tcp/TCP"].new, services[WEB].refused) == (0, 0)
+    assert services["default/empty:tcp/TCP"].refused == 3
+    of_tcp = {it.backend: it.new for it in rows if it.backend and it.service in (WEB, QUIET)}
+    assert of_tcp == {f"{host.v4}:{TARGET}": answers.count(host.name) for host in pods}
+    assert services[QUIET].open == 1
+
+
+def test_half_the_time_is_twice_the_rate(cluster: Cluster, pod: Sockets) -> None:
+    before = rates.sample(cluster.maps)
+    for _ in range(6):
+        requests.tcp(pod, VIP)
+    after = rates.sample(cluster.maps)
+    [head, *_] = rates.rates(cluster.maps, before._replace(at=1.0), after._replace(at=1.5))
+    assert (head.service, head.new) == (WEB, 12)
+
+
+def table_with_rate(cluster: Cluster, *words: str) -> "subprocess.CompletedProcess[str]":
+    """A table of a time in which there were connections to the Service under traffic."""
+    while True:
+        done = command(cluster, "--once", "--interval", "0.5", *words)
+        assert done.returncode == 0 and not done.stderr
+        rows = [line.split() for line in done.stdout.splitlines()]
+        if any(row[0] == WEB and float(row[1]) for row in rows if row):
+            return done
+
+
+def test_under_traffic(cluster: Cluster, pods: list[Host]) -> None:
+    """The busy Service comes first, with its backends; as JSON and as a table of 80 columns."""
+    with traffic(cluster):
+        wait_until("its rate", lambda: is_busy(found(cluster, "--interval", "0.5"), pods))
+        done = table_with_rate(cluster)
+        first = table_with_rate(cluster, "--limit", "1")
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    rows = [line.split() for line in lines]
+    at = next(number for number, row in enumerate(rows) if row[:1] == [WEB])
+    assert float(rows[at][1]) > 0
+    assert {row[1] for row in rows[at + 1 : at + 3]} == {f"{pod.v4}:{TARGET}" for pod in pods[:2]}
+    assert QUIET in done.stdout and "\x1b" not in done.stdout
+    assert WEB in first.stdout and QUIET not in first.stdout
+    assert "more rows: --limit" in first.stdout
+
+
+def test_without_an_agent(cluster: Cluster, pods: list[Host]) -> None:
+    """The pins suffice, for the programs go on counting."""
+    cluster.agent.stop()
+    try:
+        with traffic(cluster):
+            wait_until("its rate", lambda: is_busy(found(cluster, "--interval", "0.5"), pods))
+    finally:
+        cluster.agent.start()
+
+
+def test_on_a_terminal_it_is_refreshed_in_place_until_ctrl_c(cluster: Cluster) -> None:
+    said = b""
+    leader, terminal = pty.openpty()
+    words = ["top", "--state-dir", str(cluster.agent.paths.state), "--interval", "0.1"]
+    with traffic(cluster), os.fdopen(terminal, "w") as out:
+        process = forked.start(
+            words, netns=cluster.node.netns, env=os.environ, stdout=out, stderr=out
+        )
+        try:
+            while said.count(CLEARED) < 3:
+                assert select.select([leader], [], [], 60)[0], said
+                said += os.read(leader, 4096)
+            process.send_signal(signal.SIGINT)
+            while process.poll() is None:
+                if select.select([leader], [], [], 0.05)[0]:
+                    os.read(leader, 4096)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+            process.wait(60)
+            os.close(leader)
+    assert WEB.encode() in said
+
+
+def test_no_maps_is_one_sentence(cluster: Cluster) -> None:
+    done = forked.run("top", "--state-dir", "/sys/fs/bpf/ebpflb-none", netns=cluster.node.netns)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) == 1

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Headers are read where they lie, or by the kernel's function where they do not: the same result.
+
+The same random packets go through two nodes, packet by packet: one has the programs in force, the
+other those that read by the function alone (-DWHOLE_WAY).
+"""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebpflb.datapath.programs import compiler
+from tests.kit import once
+from tests.load import scaled
+from tests.packet.conftest import Loaded, loaded
+from tests.packet.frames import TRANSPORTS, Raw, at, carrier, stacked
+from tests.packet.node import PacketNode
+from tests.packet.places import V4, V6, Places
+
+ROUNDS, PACKETS = scaled(40), 25
+DRAWN = {"port_changed", "masqueraded"}
+_PORTS = (80, 8080, 50123, 30080)
+
+
+@pytest.fixture(scope="module")
+def whole_way(shared: Path, cache: Path) -> Iterator[Loaded]:
+    with once.alone(shared):
+        compiled = compiler.compile_source("hooks/packet.c", ("-DWHOLE_WAY",), cache=cache)
+    with loaded(compiled) as found:
+        yield found
+
+
+@pytest.fixture
+def nodes(node: PacketNode, whole_way: Loaded, devices: dict[str, int]) -> list[PacketNode]:
+    return [node, PacketNode(*whole_way, devices)]
+
+
+def published(node: PacketNode, places: Places) -> None:
+    """Nothing that draws: where a node would, the two would differ for that reason."""
+    for number, protocol in enumerate(TRANSPORTS, start=1):
+        node.publish(
+            number,
+            [f"{at(places.cluster_ip, 80)}/{protocol}"],
+            cluster=[at(places.there, 8080)],
+        )
+
+
+def some_packet(dice: random.Random, places: Places) -> bytes:
+    """Of any protocol, between any of a few; with options, in fragments or cut short at times."""
+    protocol = dice.choice(list(TRANSPORTS))
+    hosts = [places.pod, places.remote_pod, places.cluster_ip, places.there, places.unallocated]
+    source, destination = dice.choice(hosts), dice.choice(hosts)
+    ports = {"sport": dice.choice(_PORTS), "dport": dice.choice(_PORTS)}
+    flags = {"flags": dice.choice(["S", "A", "SA", "FA", "R"])} if protocol == "tcp" else {}
+    frame = stacked(
+        carrier(source, destination, **_unusual(dice, places)),
+        TRANSPORTS[protocol](**ports, **flags),
+        Raw(b"question"),
+    )
+    whole = bytes(frame)
+    return (
+        whole[: dice.randrange(14 + (40 if ":" in source else 20), len(whole))]
+        if dice.random() < 0.2
+        else whole
+    )
+
+
+def _unusual(dice: random.Random, places: Places) -> dict[str, Any]:
+    if ":" in places.pod or dice.random() < 0.6:
+        return {}
+    fragment = {"flags": dice.choice(["MF", "DF"]), "frag": dice.choice([0, 0, 3]), "id": 7}
+    return dice.choice([fragment, {"options": b"\x01" * 4}])
+
+
+@pytest.mark.parametrize("seed", range(ROUNDS))
+def test_one_result(nodes: list[PacketNode], seed: int) -> None:
+    """Each packet leaves both nodes alike, with the same verdicts, at both hooks."""
+    dice = random.Random(seed)
+    places = dice.choice([V4, V6])
+    for each in nodes:
+        published(each, places)
+    for number in range(PACKETS):
+        packet = some_packet(dice, places)
+        hook = dice.choice(["ingress", "ingress", "egress"])
+        one, other = (getattr(each, hook)(packet) for each in nodes)
+        if DRAWN & one.verdicts.keys() and one.verdicts == other.verdicts:
+            return  # a port that each node draws
+        assert one == other, (seed, number, hook, packet.hex())

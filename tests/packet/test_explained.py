@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `ebpflb explain` says of a packet is what then happens to it: random services and clients.
+
+Each packet is explained first, and then handled by the programs in force.
+"""
+
+import random
+from collections.abc import Iterator
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebpflb.datapath.recording import frame
+from ebpflb.datapath.recording.private_maps import PrivateMaps
+from ebpflb.datapath.recording.recording_programs import RecordingPrograms
+from ebpflb.diagnose.explain.answer import copy_memory
+from ebpflb.diagnose.explain.asking import OUTSIDE_CLIENT, Client
+from ebpflb.diagnose.explain.facts import MapFacts
+from ebpflb.diagnose.explain.ways import PacketWay, Way
+from ebpflb.model.services import Protocol
+from ebpflb.node import routes
+from ebpflb.plan.connections import Ends
+from ebpflb.plan.entries import Frontend
+from tests.kit import once
+from tests.load import scaled
+from tests.packet.conftest import Loaded
+from tests.packet.frames import at
+from tests.packet.node import FIRST_PORT, LAST_PORT, PacketNode
+from tests.packet.places import V4, V6, Places
+from tests.packet.services import KINDS, address, written
+from tests.publishing import frontend
+
+STORIES, PACKETS = scaled(60), 25  # 1,500 packets
+CLIENTS = ("client", "other_client", "pod", "remote_pod", "here")
+
+
+@pytest.fixture(scope="module")
+def private(datapath: Loaded) -> Iterator[PrivateMaps]:
+    with PrivateMaps(datapath[0]) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def recorder(private: PrivateMaps, shared: Path, cache: Path) -> Iterator[RecordingPrograms]:
+    with once.alone(shared), RecordingPrograms(private, cache) as made:
+        yield made
+
+
+class RandomServices:
+    """Services at random, and packets of clients at random."""
+
+    def __init__(self, seed: int, node: PacketNode, recorder: RecordingPrograms) -> None:
+        self.random, self.node, self.recorder = random.Random(seed), node, recorder
+        self.places: Places = self.random.choice([V4, V6])
+        self.targets = [at(self.places.unallocated, 80), at(self.places.client, 80)]
+        node.settings(*self._some("detect_local", "masquerade_all", "masquerade_here"))
+        for number in range(1, 4):
+            self._publish(number)
+        self.facts = MapFacts(
+            recorder.maps.pinned, Path("/"), frozenset(node.devices.values()), socket_hooks=False
+        )
+
+    def _some(self, *words: str) -> list[str]:
+        return [word for word in words if self.random.random() < 0.5]
+
+    def _publish(self, number: int) -> None:
+        kind = list(KINDS)[number % len(KINDS)]
+        self.protocol = self.random.choice(["tcp", "udp", "sctp"])
+        backends = [at(getattr(self.places, it), 8080) for it in ("here", "there", "elsewhere")]
+        cluster, local = self._some(*backends), self._some(backends[0])
+        words = self._some("local", "restricted")
+        self.node.publish(
+            number,
+            {written(self.places, kind, self.protocol): " ".join((KINDS[kind], *words))},
+            cluster=cluster,
+            local=local,
+            here=backends[:1],
+            affinity=self.random.choice([0, 0, 60]),
+        )
+        if self.random.random() < 0.5:
+            self.node.admit(number, self.places.clients, nodeport=int(kind == "nodeport"))
+        self.targets += [f"{address(self.places, kind)}/{self.protocol}"] * 4
+        self.targets.append(f"{at(self.places.cluster_ip, 99)}/{self.protocol}")
+
+    def question(self) -> tuple[Frontend, Client, int]:
+        who = ip_address(getattr(self.places, self.random.choice(CLIENTS)))
+        port = self.random.choice([40_000, 40_001, *range(50_000, 50_400)])
+        return (
+            frontend(self.random.choice(self.targets)),
+            Client(OUTSIDE_CLIENT, str(who), who),
+            port,
+        )
+
+    def explained(self, asked: Frontend, client: Client, port: int) -> Way:
+        maps = self.recorder.maps
+        maps.empty()
+        assert copy_memory(maps, self.facts, asked, client) == []
+        return PacketWay(self.recorder, self.facts, asked, client, port).go()
+
+    def happened(self, asked: Frontend, client: Client, port: int) -> tuple[str, Any]:
+        """The verdict of the hook that decided, and the packet's ends as it left."""
+        assert client.address is not None
+        names = {index: name for name, index in self.node.devices.items()}
+        came = routes.route_to(client.address).ifindex
+        ends = Ends(client.address, asked.address, port, asked.port)
+        first = self.node.ingress(frame.request(ends, Protocol(asked.protocol)), names[came])
+        if first.action != "pass":
+            return verdict_of(first.verdicts), None
+        there = frame.ends_of(first.frame)
+        out = routes.route_to(there.destination, client.address, came)
+        if out.local or not out.ifindex:
+            return verdict_of(first.verdicts), there if out.local else None
+        left = self.node.egress(first.frame, names[out.ifindex], names[came])
+        if left.action != "pass":
+            return verdict_of(left.verdicts), None
+        return verdict_of(first.verdicts), frame.ends_of(left.frame)
+
+
+def verdict_of(counted: dict[str, int]) -> str:
+    (verdict,) = counted.keys() - {"retried"}
+    return verdict
+
+
+def same_ends(explained: Ends | None, real: Ends | None) -> bool:
+    """A port that is drawn at random need not be the same, but has to be one of those."""
+    if explained is None or real is None or explained == real:
+        return explained is real or explained == real
+    ports = {explained.source_port, real.source_port}
+    drawn = all(FIRST_PORT <= port <= LAST_PORT for port in ports)
+    return drawn and explained._replace(source_port=0) == real._replace(source_port=0)
+
+
+def test_packets_go_where_explain_says(node: PacketNode, recorder: RecordingPrograms) -> None:
+    """Verdict, endpoint and masquerade; with affinity and flows of the packets before."""
+    met: set[str] = set()
+    for seed in range(STORIES):
+        fresh = PacketNode(node.maps, node.hooks, node.devices)
+        services = RandomServices(seed, fresh, recorder)
+        for _ in range(PACKETS):
+            asked, client, port = services.question()
+            explained = services.explained(asked, client, port)
+            verdict, ends = services.happened(asked, client, port)
+            noted = explained.noted.verdict if explained.noted else None
+            assert noted == verdict, (seed, asked, client, port, explained)
+            assert same_ends(explained.ends, ends), (seed, asked, client, port, explained, ends)
+            met.add(verdict)
+    if STORIES >= 60:
+        assert met >= {
+            "translated", "refused", "source_denied", "no_local_endpoint", "passed", "unallocated",
+            "established",
+        }  # fmt: skip

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flows that the agent has marked, as their endpoint has gone (ebpflb/on_removal): what the client
+sends is answered by a reset; what the backend sends, and the client's resets, go through.
+"""
+
+import pytest
+
+from ebpflb.on_removal.flow_resets import GONE_FLAG
+from ebpflb.plan.flow_entries import FlowKind
+from tests.packet.frames import (
+    Packet,
+    at,
+    destination,
+    ends,
+    opening,
+    reply,
+    segment,
+    source,
+    transport,
+)
+from tests.packet.node import PacketNode
+from tests.packet.places import Places
+from tests.packet.services import KINDS, serve
+
+pytestmark = pytest.mark.parametrize("kind", KINDS)
+RST, ACK, MSS = 4, 16, 1400
+
+
+def mark(node: PacketNode) -> None:
+    """As the agent does."""
+    flows = node.maps["tcp_flows"]
+    for key, flow in list(flows.items()):
+        if flow.kind == FlowKind.DNAT:
+            flows.write([(key, flow._replace(flags=flow.flags | GONE_FLAG))])
+
+
+def open_flow(node: PacketNode, places: Places, kind: str) -> tuple[str, str, Packet]:
+    """The client, the frontend, and the request as the backend has got it."""
+    client = at(places.client, 50123)
+    where = serve(node, places, kind, cluster=[at(places.there, 8080)])
+    asked = node.through(opening("tcp", client, where))
+    node.through(reply(asked))
+    node.through(segment(client, where, "A", seq=5001, ack=1))
+    mark(node)
+    return client, where, asked
+
+
+@pytest.mark.parametrize("flags", ["A", "PA", "FA", "SA"])
+def test_the_client_is_answered_by_a_reset_with_the_number_that_it_awaits(
+    node: PacketNode, places: Places, kind: str, flags: str
+) -> None:
+    """Each time; whatever the length of its segment."""
+    client, where, _ = open_flow(node, places, kind)
+    for size in (0, 1, MSS):
+        came = node.ingress(segment(client, where, flags, seq=5001, ack=77, payload=bytes(size)))
+        assert (came.action, came.verdicts) == ("redirect", {"endpoint_gone": 1})
+        answer = came.packet
+        assert ends(answer) == f"{where} > {client}"
+        assert (int(transport(answer).flags), transport(answer).seq) == (RST, 77)
+        assert not bytes(transport(answer).payload)
+
+
+def test_resets_of_the_client_reach_the_backend_and_its_segments_the_client(
+    node: PacketNode, places: Places, kind: str
+) -> None:
+    """The client answers what the backend still sends by a reset with the number of that."""
+    client, where, asked = open_flow(node, places, kind)
+    said = node.through(segment(destination(asked), source(asked), "PA", seq=1, ack=5001))
+    assert ends(said) == f"{where} > {client}"
+    reset = node.through(segment(client, where, "R", seq=5001))
+    assert ends(reset) == ends(asked)
+
+
+def test_a_new_connection_from_the_same_port_is_translated_anew(
+    node: PacketNode, places: Places, kind: str
+) -> None:
+    client, where, _ = open_flow(node, places, kind)
+    asked = node.through(opening("tcp", client, where))
+    assert destination(asked) == at(places.there, 8080)
+    assert not any(flow.flags & GONE_FLAG for flow in node.flows().values())
+
+
+def test_a_flow_counts_as_reset_from_the_first_answer_on(
+    node: PacketNode, places: Places, kind: str
+) -> None:
+    """So the sweeps delete it soon; before, it is kept as any other that is open."""
+    client, where, _ = open_flow(node, places, kind)
+    assert not any("rst" in flow.flags for flow in node.flows().values())
+    node.ingress(segment(client, where, "A", seq=5001, ack=77))
+    (request,) = [flow for flow in node.flows().values() if flow.flags & GONE_FLAG]
+    assert "rst" in request.flags

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two CPUs that want the same masquerade port at once: exactly one of their flows gets it."""
+
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from ebpflb.datapath.programs import testrun
+from ebpflb.plan.flow_entries import FlowKind
+from tests.load import scaled
+from tests.packet.aging import forget, idle
+from tests.packet.frames import Ether, at, forwarded, opening, source
+from tests.packet.node import ACTIONS, PacketNode, knows_ingress_device
+from tests.packet.places import Places
+from tests.packet.services import serve
+
+PORT = 40_000
+ROUNDS = scaled(100)
+
+
+@pytest.fixture
+def node(node: PacketNode) -> PacketNode:
+    """It has one port to give."""
+    node.settings(first_port=PORT, last_port=PORT)
+    return node
+
+
+@pytest.fixture
+def cpus() -> Iterator[list[int]]:
+    """Two, if this process may use two."""
+    usual = os.sched_getaffinity(0)
+    yield (sorted(usual) * 2)[:2]
+    os.sched_setaffinity(0, usual)
+
+
+def rush(node: PacketNode, frames: list[bytes], cpus: list[int]) -> list[tuple[str, bytes]]:
+    """What becomes of requests that come to egress at once, each on a CPU of its own."""
+    start = threading.Barrier(len(frames))
+    uplink = node.devices["uplink"]
+    came_by = uplink if knows_ingress_device() else 0
+
+    def one(frame: bytes, cpu: int) -> tuple[str, bytes]:
+        os.sched_setaffinity(0, {cpu})
+        start.wait()
+        ran = testrun.run(node.hooks["egress"], frame, ifindex=uplink, ingress_ifindex=came_by)
+        return ACTIONS[ran.retval], ran.packet
+
+    with ThreadPoolExecutor(len(frames)) as threads:
+        return list(threads.map(one, frames, cpus))
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["free", "idle"])
+def test_one_of_two_gets_the_port(
+    node: PacketNode, places: Places, cpus: list[int], held: bool
+) -> None:
+    """Whether the port is free or taken over. The other request is dropped, unless it came later.
+
+    Then it took the port over, as the last resort, and the entries of the first flow are gone.
+    """
+    where = serve(node, places, "nodeport", "udp", cluster=[at(places.there, 8080)])
+    clients = [at(places.client, port) for port in (50123, 50124)]
+    for _ in range(ROUNDS):
+        forget(node, "udp")
+        if held:
+            node.through(opening("udp", at(places.client, 50125), where))
+            idle(node, "udp", 31)
+        frames = [
+            bytes(forwarded(node.ingress(opening("udp", client, where)).packet))
+            for client in clients
+        ]
+        results = rush(node, frames, cpus)
+        left = [source(Ether(frame)) for action, frame in results if action == "pass"]
+        assert set(left) == {at(places.node, PORT)}
+        flows = node.flows("udp")
+        (un_snat,) = [flow for flow in flows.values() if flow.kind == FlowKind.UN_SNAT]
+        winner = at(str(un_snat.address), un_snat.port)
+        by_snat = [name for name, flow in flows.items() if flow.kind == FlowKind.SNAT]
+        assert by_snat == [f"egress {winner} > {at(places.there, 8080)}"]
+        assert winner in clients
+
+
+def test_a_port_that_is_being_given_is_not_taken(node: PacketNode, places: Places) -> None:
+    """One CPU has made the entry of the replies, and not yet the one of the requests."""
+    where = serve(node, places, "nodeport", "udp", cluster=[at(places.there, 8080)])
+    node.through(opening("udp", at(places.client, 50123), where))
+    table = node.maps["other_flows"]
+    table.delete([key for key, flow in table.items() if flow.kind == FlowKind.SNAT])
+    came = node.ingress(opening("udp", at(places.client, 50124), where))
+    late = node.egress(forwarded(came.packet))
+    assert (late.action, late.verdicts) == ("drop", {"ports_exhausted": 1})
+    idle(node, "udp", 2)
+    assert node.egress(forwarded(came.packet)).action == "pass"

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A masqueraded flow gets the source that the kernel's route to the backend would choose.
+
+Kernels that programs cannot ask (before 6.7) take it from map route_sources, which the agent fills;
+here it has what the agent would find.
+"""
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ipaddress import ip_address, ip_network
+
+from ebpflb.plan.prefixes import route_key
+from tests.packet.frames import at, host_of, opening, source
+from tests.packet.node import PacketNode
+from tests.packet.places import IPV4, Places
+from tests.packet.services import exchange, serve
+
+OTHER = {4: "192.0.2.77", 6: "2001:db8:77::77"}
+
+
+@contextmanager
+def configured(*lines: str) -> Iterator[None]:
+    """Commands of ip(8) that add; what they add is removed at the end."""
+    done = []
+    try:
+        for line in lines:
+            subprocess.run(["ip", *line.split()], check=True)
+            done.append(line)
+        yield
+    finally:
+        for line in reversed(done):
+            removal = line.replace(" add ", " del ").removesuffix(" nodad")
+            subprocess.run(["ip", *removal.split()], check=True)
+
+
+def second_address(places: Places) -> str:
+    other = OTHER[places.version]
+    return f"address add {other}/{32 if places.version == 4 else '128'} dev uplink" + (
+        " nodad" if places.version == 6 else ""
+    )
+
+
+def route(places: Places, backend: str) -> str:
+    length = 32 if places.version == 4 else 128
+    return f"route add {backend}/{length} via {places.router} src {OTHER[places.version]}"
+
+
+def known(node: PacketNode, network: str, address: str) -> None:
+    """What the agent writes where programs cannot ask."""
+    key = route_key(node.devices["uplink"], ip_network(network))
+    node.put("route_sources", key, ip_address(address))
+
+
+def test_source_of_the_route(node: PacketNode, places: Places, protocol: str) -> None:
+    """The route's own source (``src``), not the device's first address; replies find the client."""
+    other = OTHER[places.version]
+    where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
+    client = at(places.client, 50123)
+    with configured(second_address(places), route(places, places.there)):
+        known(node, places.there, other)
+        request = exchange(node, protocol, client, where)
+        assert host_of(source(request)) == other
+
+
+@IPV4
+def test_first_address_elsewhere(node: PacketNode, places: Places, protocol: str) -> None:
+    """Destinations beyond another route of the device get the device's address."""
+    where = serve(node, places, "nodeport", protocol, cluster=[at(places.elsewhere, 8080)])
+    with configured(second_address(places), route(places, places.there)):
+        known(node, places.there, OTHER[places.version])
+        request = exchange(node, protocol, at(places.client, 50123), where)
+        assert host_of(source(request)) == places.node
+
+
+def test_no_route(node: PacketNode, places: Places) -> None:
+    """If the kernel knows no route by this device, its address in map devices counts."""
+    length = 32 if places.version == 4 else 128
+    where = serve(node, places, "nodeport", cluster=[at(places.there, 8080)])
+    node.device("tunnel", *(places.node, "::") if places.version == 4 else ("0.0.0.0", places.node))
+    with configured(f"route add unreachable {places.there}/{length} metric 5"):
+        left = node.through(opening("tcp", at(places.client, 50123), where), out="tunnel")
+    assert host_of(source(left)) == places.node

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""--shadow: new requests go on untouched, and the verdict on each is counted."""
+
+from tests.packet.frames import at, ends, opening, reply
+from tests.packet.node import PacketNode
+from tests.packet.places import Places
+from tests.packet.services import serve
+from tests.packet.test_unserved import ping
+
+
+def test_new_requests(node: PacketNode, places: Places, protocol: str) -> None:
+    """Those that would be translated, refused or dropped; no flow is opened."""
+    served = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
+    refused = serve(node, places, "cluster", protocol, service=2)
+    node.settings("detect_local", "shadow")
+    unallocated = at(places.unallocated, 80)
+    verdicts = {served: "translated", refused: "refused", unallocated: "unallocated"}
+    for where, verdict in verdicts.items():
+        request = opening(protocol, at(places.client, 50123), where)
+        assert node.ingress(request) == ("pass", bytes(request), {verdict: 1})
+    assert not node.flows(protocol)
+
+
+def test_requests_of_the_node(node: PacketNode, places: Places, protocol: str) -> None:
+    """What would be refused or dropped where it leaves goes on too."""
+    refused = serve(node, places, "cluster", protocol, service=2)
+    node.settings("detect_local", "shadow")
+    for where, verdict in {refused: "refused", at(places.unallocated, 80): "unallocated"}.items():
+        request = opening(protocol, at(places.node, 50123), where)
+        assert node.egress(request, into=None) == ("pass", bytes(request), {verdict: 1})
+
+
+def test_pings(node: PacketNode, places: Places) -> None:
+    """A ping to a cluster IP goes on to whatever answers it with kube-proxy."""
+    serve(node, places, "cluster", cluster=[at(places.there, 8080)])
+    node.settings("detect_local", "shadow")
+    request = ping(places, places.cluster_ip, 56)
+    assert node.ingress(request, "pods") == ("pass", bytes(request), {"refused": 1})
+
+
+def test_known_flows(node: PacketNode, places: Places, protocol: str) -> None:
+    """Connections from before go on, in both directions."""
+    where = serve(node, places, "nodeport", protocol, cluster=[at(places.there, 8080)])
+    client = at(places.client, 50123)
+    request = node.through(opening(protocol, client, where))
+    node.settings("detect_local", "shadow")
+    assert ends(node.through(reply(request))) == f"{where} > {client}"

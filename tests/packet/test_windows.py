@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A FIN or RST counts only if its numbers lie in the window, as conntrack has it."""
+
+import pytest
+
+from tests.packet.frames import TCP, Packet, at, destination, ends, reply, segment, source
+from tests.packet.node import PacketNode
+from tests.packet.places import Places
+from tests.packet.services import serve
+from tests.packet.test_connections import shake
+
+SCALE = [("MSS", 1460), ("SAckOK", b""), ("Timestamp", (1, 0)), ("NOP", None), ("WScale", 7)]
+
+
+@pytest.fixture
+def where(node: PacketNode, places: Places, kind: str) -> str:
+    return serve(node, places, kind, cluster=[at(places.there, 8080)])
+
+
+def ended(node: PacketNode) -> set[str]:
+    """How the entries of all flows have ended."""
+    return {word for flow in node.flows().values() for word in flow.flags & {"fin", "rst"}}
+
+
+FORGED = [
+    ("R", {"seq": 1001 + (1 << 31)}),
+    ("R", {"seq": 1002}),  # in the window, but its receiver would challenge it
+    ("R", {"seq": 1000}),
+    ("RA", {"seq": 0}),
+    ("FA", {"seq": 1001 + 1_000_000}),  # beyond the window
+    ("FA", {"seq": (1001 - 1_000_000) % 2**32}),
+    ("FA", {"seq": 1002, "ack": 5001 + 1}),  # acknowledges what was not sent
+    ("FA", {"seq": 1002, "ack": (5001 - 1_000_000) % 2**32}),
+    ("F", {"seq": 1002}),
+]
+
+
+@pytest.mark.parametrize(("flags", "numbers"), FORGED)
+def test_forged_by_client(
+    node: PacketNode, client: str, where: str, flags: str, numbers: dict[str, int]
+) -> None:
+    """Whoever does not know the numbers of a connection cannot end it; his packet is translated."""
+    got = ends(shake(node, client, where))
+    assert ends(node.through(segment(client, where, flags, **numbers))) == got
+    assert ended(node) == set()
+
+
+@pytest.mark.parametrize(("flags", "numbers"), FORGED)
+def test_forged_by_backend(
+    node: PacketNode, client: str, where: str, flags: str, numbers: dict[str, int]
+) -> None:
+    """The same in the other direction."""
+    asked = shake(node, client, where)
+    forged = reply(asked, flags)
+    forged[TCP].seq = (numbers["seq"] + 4000) % 2**32
+    if "ack" in numbers:
+        forged[TCP].ack = (numbers["ack"] - 4000) % 2**32
+    left = node.through(summed(forged))
+    assert ends(left) == f"{where} > {client}"
+    assert ended(node) == set()
+
+
+def summed(packet: Packet) -> Packet:
+    """With a new checksum, after a change."""
+    del packet[TCP].chksum
+    return type(packet)(bytes(packet))
+
+
+def test_numbers_are_not_led_astray(node: PacketNode, client: str, where: str) -> None:
+    """Packets beyond the window change nothing of what a reset is compared with."""
+    shake(node, client, where)
+    far = 1001 + (1 << 30)
+    node.through(segment(client, where, "PA", seq=far, payload=b"forged"))
+    node.through(segment(client, where, "A", seq=far, ack=5001 + (1 << 30)))
+    node.through(segment(client, where, "RA", seq=far + 6))
+    assert ended(node) == set()
+
+
+@pytest.mark.parametrize("flags", ["R", "RA", "FA"])
+def test_real_end(node: PacketNode, client: str, where: str, flags: str) -> None:
+    """What follows the data of its side ends it, also after lost, repeated and reordered data."""
+    shake(node, client, where)
+    node.through(segment(client, where, "PA", payload=b"x" * 100))
+    node.through(segment(client, where, "PA", seq=1301, payload=b"x" * 100))  # 1101 was lost
+    node.through(segment(client, where, "PA", payload=b"x" * 100))
+    node.through(segment(client, where, flags, seq=1401))
+    assert ended(node) == {"fin" if "F" in flags else "rst"}
+
+
+def test_reset_with_the_number_that_is_awaited(node: PacketNode, client: str, where: str) -> None:
+    """A reset that answers a segment has the number which that acknowledged."""
+    asked = shake(node, client, where)
+    sent = node.through(segment(client, where, "PA", payload=b"x" * 100))
+    node.through(reply(sent, "A"))
+    node.through(segment(client, where, "PA", seq=1101, payload=b"x" * 100))
+    node.through(segment(client, where, "R", seq=1101))
+    assert ended(node) == {"rst"}
+    assert destination(asked) == destination(sent)
+
+
+def test_refused(node: PacketNode, client: str, where: str) -> None:
+    """A backend that refuses a connection resets it, with no number of its own."""
+    refusal = reply(node.through(segment(client, where)), "RA")
+    refusal[TCP].seq = 0
+    node.through(summed(refusal))
+    assert ended(node) == {"rst"}
+
+
+def test_scaled_window(node: PacketNode, client: str, where: str) -> None:
+    """A FIN may be as far ahead as the scaled window allows, after data that was lost before."""
+    asked = node.through(segment(client, where, options=SCALE, window=1000))
+    ends_of_reply = destination(asked), source(asked)
+    numbers = {"ack": 1001, "window": 1000}
+    node.through(segment(*ends_of_reply, "SA", seq=5000, options=SCALE, **numbers))
+    node.through(segment(client, where, "A", window=1000))
+    node.through(segment(*ends_of_reply, "A", seq=5001, **numbers))
+    ahead = 1001 + 1000 * 128
+    node.through(segment(client, where, "FA", seq=ahead + 1))
+    assert ended(node) == set()
+    node.through(segment(client, where, "FA", seq=ahead - 1))
+    assert ended(node) == {"fin"}
+
+
+def test_another_attempt(node: PacketNode, client: str, where: str) -> None:
+    """A client that tries again with other numbers, before it was answered, is followed."""
+    node.through(reply(node.through(segment(client, where, seq=77_000))))
+    asked = node.through(segment(client, where, seq=990_000_000))
+    answer = reply(asked)
+    answer[TCP].seq = 880_000_000
+    node.through(summed(answer))
+    node.through(segment(client, where, "A", seq=990_000_001, ack=880_000_001))
+    request = node.flows()[f"ingress {client} > {where}"]
+    assert "seen" in request.flags
+    node.through(segment(client, where, "FA", seq=990_000_001, ack=880_000_001))
+    assert ended(node) == {"fin"}
+
+
+@pytest.mark.parametrize("ack", [5002, 5001 + (1 << 31), (5001 - 70_000) % 2**32])
+def test_forged_handshake(node: PacketNode, client: str, where: str, ack: int) -> None:
+    """A client that does not know the backend's number has not completed the handshake."""
+    node.through(reply(node.through(segment(client, where))))
+    node.through(segment(client, where, "A", ack=ack))
+    assert "seen" not in node.flows()[f"ingress {client} > {where}"].flags
+    node.through(segment(client, where, "A"))
+    assert "seen" in node.flows()[f"ingress {client} > {where}"].flags
+
+
+def test_numbers_wrap(node: PacketNode, client: str, where: str) -> None:
+    """A connection whose numbers pass 2^32 ends like any other."""
+    first = 2**32 - 50
+    asked = node.through(segment(client, where, seq=first))
+    node.through(reply(asked))
+    node.through(segment(client, where, "PA", seq=first + 1, payload=b"x" * 100))
+    node.through(segment(client, where, "FA", seq=first))
+    node.through(segment(client, where, "FA", seq=(first + 102) % 2**32))
+    assert ended(node) == {"fin"}
+
+
+def test_keepalive_and_closed_window(node: PacketNode, client: str, where: str) -> None:
+    """Neither moves the numbers that a reset is compared with, and a reset after them counts."""
+    asked = shake(node, client, where)
+    node.through(segment(client, where, "PA", payload=b"x" * 100))
+    node.through(segment(destination(asked), source(asked), "A", seq=5001, ack=1101, window=0))
+    node.through(segment(client, where, "A", seq=1100))
+    node.through(segment(client, where, "R", seq=1100))
+    assert ended(node) == set()
+    node.through(segment(client, where, "R", seq=1101))
+    assert ended(node) == {"rst"}
+
+
+@pytest.mark.parametrize("flags", ["R", "FA"])
+def test_numbers_are_not_known(node: PacketNode, client: str, where: str, flags: str) -> None:
+    """Of a flow whose numbers nobody has noted every end is believed."""
+    shake(node, client, where)
+    table = node.maps["tcp_flows"]
+    for key, flow in table.items():
+        table.write([(key, flow._replace(end=0, acknowledged=0, edge=0, asked=0))])
+    node.through(segment(client, where, flags, seq=77_777, ack=88_888))
+    assert ended(node) == {"rst" if flags == "R" else "fin"}
+
+
+def test_forged_opening(node: PacketNode, client: str, where: str) -> None:
+    """A SYN does not bring numbers of its own into a connection that is established."""
+    shake(node, client, where)
+    node.through(segment(client, where, "S", seq=700_000_000))
+    node.through(segment(client, where, "R", seq=700_000_001))
+    node.through(segment(client, where, "FA", seq=700_000_001))
+    assert ended(node) == set()
+    node.through(segment(client, where, "FA"))
+    assert ended(node) == {"fin"}
+
+
+def later(node: PacketNode, client: str, where: str, flags: str) -> Packet:
+    """What a backend that has forgotten a connection answers to the next SYN from its port."""
+    asked = shake(node, client, where)
+    node.through(segment(client, where, "S", seq=700_000_000))
+    answer = reply(asked, flags)
+    answer[TCP].seq, answer[TCP].ack = 0 if "R" in flags else 900_000_000, 700_000_001
+    return summed(answer)
+
+
+def test_later_connection_is_refused(node: PacketNode, client: str, where: str) -> None:
+    """The reset that answers the later SYN counts."""
+    node.through(later(node, client, where, "RA"))
+    assert ended(node) == {"rst"}
+
+
+def test_later_connection_is_accepted(node: PacketNode, client: str, where: str) -> None:
+    """The numbers of the later connection replace those of the one that was forgotten."""
+    node.through(later(node, client, where, "SA"))
+    node.through(segment(client, where, "R", seq=1001))
+    assert ended(node) == set()
+    node.through(segment(client, where, "A", seq=700_000_001, ack=900_000_001))
+    node.through(segment(client, where, "FA", seq=700_000_001, ack=900_000_001))
+    assert ended(node) == {"fin"}
+
+
+@pytest.mark.parametrize("flags", ["", "P", "F"])
+def test_handshake_without_acknowledgment(
+    node: PacketNode, client: str, where: str, flags: str
+) -> None:
+    """A segment that acknowledges nothing does not complete the handshake."""
+    node.through(reply(node.through(segment(client, where))))
+    node.through(segment(client, where, flags))
+    assert "seen" not in node.flows()[f"ingress {client} > {where}"].flags

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What maps hold against what is planned: each entry that differs, and the row that corrects it."""
+
+from collections.abc import Callable, Iterator
+from ipaddress import ip_network
+from typing import Any
+
+import pytest
+
+from ebpflb.model.drift import Part
+from ebpflb.plan import comparison
+from ebpflb.plan.comparison import DIFFERS, MISSING, NOT_PLANNED, Wrong
+from ebpflb.plan.entries import NO_SLOT
+from ebpflb.plan.plan import Plan
+from ebpflb.plan.planner import Planner
+from tests.plan.builders import CAPACITY, by_name, desired, frontend, name
+from tests.plan.simulation import Maps
+
+
+class World:
+    """A planner, and the maps as its plans have left them, until a test changes them."""
+
+    def __init__(self) -> None:
+        self.planner, self.maps = Planner(CAPACITY), Maps()
+        self.plan(desired("a", [1, 2], [1, 2]), desired("b", [3]))
+
+    def plan(self, *services: Any) -> None:
+        self.write(self.planner.plan_changes(by_name(*services), 0.0))
+        self.planner.written(0.0)
+
+    def write(self, plan: Plan) -> None:
+        self.maps.write_all(plan)
+
+    @property
+    def read(self) -> dict[str, Callable[[Any], Any]]:
+        tables = [table for table in vars(self.maps) if table != "source_ranges"]
+        return {each: getattr(self.maps, each).get for each in tables}
+
+    def wrong(self) -> list[Wrong]:
+        return list(self._wrong())
+
+    def _wrong(self) -> Iterator[Wrong]:
+        for service in self.planner.actual:
+            found = comparison.compare_service(self.planner, service, self.read)
+            yield from filter(None, found)
+        for table in ("services", "service_names", "backend_names", "cluster_ips"):
+            yield from comparison.surplus(self.planner, table, list(getattr(self.maps, table)))
+        planned, found = self.planner.source_ranges.snapshot(), self.maps.source_ranges
+        yield from comparison.present_source_ranges(self.planner, found)
+        yield from comparison.missing_source_ranges(self.planner, planned, found.keys())
+        slots = self.maps.backend_slots.items()
+        yield from comparison.removed_backends(self.planner, slots)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_as_planned(world: World) -> None:
+    """Nothing differs after a plan, nor after the plan that removes a service."""
+    assert world.wrong() == []
+    world.write(world.planner.plan_changes({name("a"): None}, 1.0))
+    assert world.wrong() == []
+
+
+@pytest.mark.parametrize(
+    "table", ["services", "backend_slots", "service_names", "backend_names", "slots", "cluster_ips"]
+)
+@pytest.mark.parametrize("how", [MISSING, DIFFERS])
+def test_corrected(world: World, table: str, how: str) -> None:
+    """What is missing or differs is found by its key, alone, and its row corrects it."""
+    entries = getattr(world.maps, table)
+    key, before = next(iter(entries.items()))
+    if how == MISSING:
+        del entries[key]
+    else:
+        entries[key] = "something else"
+    (found,) = world.wrong()
+    assert (found.field, found.row, found.found) == (table, (key, before), how)
+    assert found.drift.part is Part.MAP
+    assert found.drift.name.startswith(f"map {table}: ")
+    world.write(comparison.corrections([found]))
+    assert world.wrong() == []
+
+
+def test_surplus_goes(world: World) -> None:
+    """An entry that no plan has written is found and removed."""
+    entry = next(iter(world.maps.services.values()))
+    world.maps.services[frontend(99)] = entry
+    (found,) = world.wrong()
+    assert (found.field, found.row, found.found) == (
+        "removed_services",
+        frontend(99),
+        NOT_PLANNED,
+    )
+    world.write(comparison.corrections([found]))
+    assert world.wrong() == []
+
+
+def test_a_slot_of_no_backend_goes(world: World) -> None:
+    """Clients' affinity to a removed backend would lead to another one's slot."""
+    world.maps.backend_slots[99] = 1
+    (found,) = world.wrong()
+    assert (found.field, found.row) == ("backend_slots", (99, NO_SLOT))
+
+
+def test_planned_anew_meanwhile(world: World) -> None:
+    """What was planned when a comparison began, and is not any more, is no drift."""
+    found = comparison.compare_service(world.planner, name("a"), world.read)
+    assert next(found) is None
+    world.plan(desired("a", [1, 2], [9]))
+    assert list(found) == []
+
+
+def test_a_source_range_that_is_missing_is_found_when_all_are_read(world: World) -> None:
+    """Unless any was removed meanwhile: it may have been added anew behind the reader."""
+    network = ip_network("192.0.2.0/24")
+    flags = frozenset({"endpoints", "external", "restricted"})
+    world.plan(desired("r", [7], [7], source_ranges=[network], flags=flags))
+    planned = world.planner.source_ranges.snapshot()
+    missing = comparison.missing_source_ranges
+    assert [each.row[0] for each in missing(world.planner, planned, set())] == list(planned.ranges)
+    assert planned.ranges
+    world.write(world.planner.plan_changes({name("r"): None}, 1.0))
+    assert list(missing(world.planner, planned, set())) == []

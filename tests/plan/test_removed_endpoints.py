@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which endpoints have gone, since when, and when the grace of their Service is over."""
+
+import math
+from ipaddress import ip_address
+
+import msgspec
+
+from ebpflb.model.addresses import Family
+from ebpflb.model.services import PortName, Protocol
+from ebpflb.plan.entries import Frontend
+from ebpflb.plan.removed_endpoints import DELETED, Gone, RemovedEndpoints, Watched
+from ebpflb.plan.watched_ports import WatchedPort, restored, saved
+
+WEB = PortName("default", "web", "http", Protocol.TCP, Family.IPV4)
+DNS = PortName("default", "dns", "", Protocol.TCP, Family.IPV6)
+VIP = Frontend(ip_address("10.96.0.10"), 80, 6)
+ONE, OTHER = [(ip_address(f"10.244.1.{number}"), 8080) for number in (1, 2)]
+
+
+def watched(*endpoints: object, grace: float = 10.0) -> Watched:
+    return Watched(grace, frozenset({VIP}), frozenset(endpoints))  # type: ignore[arg-type]
+
+
+def serving(*endpoints: object) -> RemovedEndpoints:
+    made = RemovedEndpoints({})
+    assert made.update(WEB, watched(*endpoints), 0.0)
+    return made
+
+
+def gone(*endpoints: object) -> list[Gone]:
+    return [Gone(WEB, each, frozenset({VIP})) for each in endpoints]  # type: ignore[arg-type]
+
+
+def test_a_removal_is_due_after_the_grace_and_once() -> None:
+    removed = serving(ONE, OTHER)
+    assert removed.due() == math.inf
+    assert not removed.update(WEB, watched(OTHER), 5.0)
+    assert removed.due() == 15.0
+    assert not removed.take_due(14.9)
+    assert removed.take_due(15.0) == gone(ONE)
+    assert not removed.take_due(100.0)
+
+
+def test_the_grace_begins_when_the_endpoint_goes_and_not_with_later_changes() -> None:
+    removed = serving(ONE, OTHER)
+    removed.update(WEB, watched(OTHER), 5.0)
+    removed.update(WEB, watched(), 9.0)
+    removed.update(WEB, watched(grace=2.0), 9.5)
+    assert removed.take_due(9.5) == gone(ONE)
+    assert removed.due() == 11.0
+
+
+def test_an_endpoint_that_comes_back_is_forgotten() -> None:
+    removed = serving(ONE)
+    removed.update(WEB, watched(), 5.0)
+    removed.update(WEB, watched(ONE), 8.0)
+    assert removed.due() == math.inf
+    removed.update(WEB, watched(), 9.0)
+    assert removed.due() == 19.0
+
+
+def test_a_service_that_keeps_its_connections_now_is_forgotten() -> None:
+    removed = serving(ONE)
+    removed.update(WEB, watched(), 5.0)
+    removed.update(WEB, None, 6.0)
+    assert (removed.due(), removed.watched) == (math.inf, {})
+
+
+def test_one_that_is_due_is_gone_until_it_is_listed_again_or_kept() -> None:
+    """Then later passes leave new connections to it alone, even if it goes again."""
+    for change in (watched(ONE), None):
+        removed = serving(ONE)
+        removed.update(WEB, watched(), 5.0)
+        (found,) = removed.take_due(15.0)
+        assert removed.is_gone(found)
+        removed.update(WEB, change, 16.0)
+        assert not removed.is_gone(found)
+        removed.update(WEB, watched(), 17.0)
+        assert not removed.is_gone(found)
+    removed = serving(ONE)
+    removed.update(WEB, DELETED, 5.0)
+    (found,) = removed.take_due(15.0)
+    assert removed.is_gone(found)
+    removed.done([found])
+    assert not removed.is_gone(found)
+
+
+def test_a_deleted_service_loses_all_endpoints_and_is_known_until_they_are_due() -> None:
+    removed = serving(ONE)
+    assert not removed.update(WEB, DELETED, 5.0)
+    assert [*removed.by_frontend()] == [(VIP, WEB)]
+    assert removed.take_due(15.0) == gone(ONE)
+    assert not removed.watched
+
+
+def test_a_service_that_is_created_again_within_the_grace_has_its_endpoints_back() -> None:
+    removed = serving(ONE, OTHER)
+    removed.update(WEB, DELETED, 5.0)
+    removed.update(WEB, watched(OTHER), 6.0)
+    assert removed.take_due(100.0) == gone(ONE)
+    assert removed.watched == {WEB: watched(OTHER)}
+
+
+def test_what_went_without_an_agent_has_its_grace_from_when_it_is_found() -> None:
+    """Of a Service that exists, and of one that has been deleted meanwhile."""
+    for change in (watched(OTHER), None):
+        removed = RemovedEndpoints({WEB: watched()})
+        if change:
+            assert removed.update(WEB, change, 50.0)
+            assert not removed.loaded(50.0)
+        else:
+            assert removed.loaded(50.0)
+        removed.found(WEB, ONE, 51.0)
+        removed.found(WEB, ONE, 55.0)
+        assert removed.take_due(61.0) == gone(ONE)
+        removed.found(WEB, OTHER, 62.0)
+        assert removed.due() == math.inf
+
+
+def test_a_deleted_service_without_connections_is_forgotten() -> None:
+    removed = RemovedEndpoints({WEB: watched()})
+    removed.loaded(50.0)
+    removed.forget_deleted()
+    assert not removed.watched
+
+
+def test_the_next_agent_reads_what_this_one_has_written() -> None:
+    six = Watched(0.5, frozenset({Frontend(ip_address("fd00:96::1"), 53, 6)}))
+    ports = {WEB: watched(), DNS: six}
+    text = msgspec.json.encode(saved({WEB: watched(ONE), DNS: six}))
+    assert restored(msgspec.json.decode(text, type=tuple[WatchedPort, ...])) == ports

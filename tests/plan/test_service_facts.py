@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of a Service: everything that is used of it, and why everything else is not."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as some
+
+from ebpflb.model import objects
+from ebpflb.model.cluster_state import ClusterState
+from ebpflb.model.events import Changed, Key, Kind, ReadObject
+from ebpflb.model.selection import Topology
+from ebpflb.plan.allocators import Capacity
+from ebpflb.plan.desired_service import desired_service
+from ebpflb.plan.planner import Planner
+from ebpflb.plan.service_facts import ServiceFacts, port_facts, service_page
+from ebpflb.plan.service_page import (
+    DRAINING,
+    UNUSED,
+    USED,
+    EndpointRow,
+    ServicePage,
+    programmed_port,
+    summary,
+)
+from tests.model import builders
+from tests.model.builders import entry
+from tests.plan.builders import CAPACITY
+
+NODE = "here"
+
+
+class Known:
+    """A cluster, and what is planned of it."""
+
+    def __init__(self, capacity: Capacity = CAPACITY) -> None:
+        self.cluster = ClusterState(NODE)
+        self.planner = Planner(capacity)
+
+    def apply(self, *found: objects.Service | objects.EndpointSlice) -> None:
+        for each in found:
+            kind = Kind.SERVICE if isinstance(each, objects.Service) else Kind.ENDPOINT_SLICE
+            key = Key(each.metadata.namespace, each.metadata.name)
+            self.cluster.apply(Changed(kind, key, ReadObject(each, "test")))
+
+    def plan(self) -> None:
+        for key in sorted(self.cluster.take_changed_services()):
+            desired = {p.name: desired_service(p, s) for p, s in self.cluster.ports(key)}
+            self.planner.plan_changes(desired, 0)
+            self.planner.written(0)
+
+    def page(self, name: str = "web") -> ServicePage:
+        key, cluster = Key("shop", name), self.cluster
+        facts = tuple(port_facts(port, self.planner) for port in cluster.services[key])
+        topology = Topology(NODE, "")
+        return service_page(ServiceFacts(key, facts, cluster.slices_for(key), topology))
+
+
+def known(*found: Any, capacity: Capacity = CAPACITY) -> ServicePage:
+    made = Known(capacity)
+    made.apply(*found)
+    made.plan()
+    return made.page()
+
+
+def told(rows: Iterable[EndpointRow]) -> dict[str, tuple[str, str]]:
+    return {row.endpoint: (row.state, row.reason) for row in rows}
+
+
+def test_shares_add_up() -> None:
+    """Every endpoint of a list has the same chance, and no other has one."""
+    here = entry("10.1.0.1", nodeName=NODE)
+    away = [entry(f"10.1.0.{number}", nodeName="away") for number in (2, 3, 4)]
+    service = builders.service(
+        type="NodePort", ports=[{"port": 80, "nodePort": 30080}], externalTrafficPolicy="Local"
+    )
+    page = known(service, builders.slice(here, *away))
+    (port,) = page.ports
+    assert [row.share for row in port.endpoints] == [0.25] * 4
+    assert [row.local_share for row in port.endpoints] == [1, None, None, None]
+    assert {row.not_local for row in port.endpoints[1:]} == {"on another node, under policy Local"}
+    policies = {row.kind: (row.policy, row.endpoints) for row in port.frontends}
+    assert policies == {"NodePort": ("Local", 1), "ClusterIP": ("Cluster", 4)}
+    assert not page.problems
+
+
+def test_draining_and_unready() -> None:
+    """What serves only the connections that it has keeps its slot; what is unready has none."""
+    leaving = {"conditions": {"ready": False, "serving": True, "terminating": True}}
+    unready = {"conditions": {"ready": False, "serving": False}}
+    slice = builders.slice(
+        entry("10.1.0.1"), entry("10.1.0.2", **leaving), entry("10.1.0.3", **unready)
+    )
+    (port,) = known(builders.service(), slice).ports
+    assert told(port.endpoints) == {
+        "10.1.0.1:8080": (USED, ""),
+        "10.1.0.2:8080": (DRAINING, "terminating, while others are ready"),
+        "10.1.0.3:8080": (UNUSED, "not ready"),
+    }
+
+
+def test_address_claimed_by_an_older_service() -> None:
+    """None of the younger Service's endpoints is used, and the older one is named."""
+    made = Known()
+    old, new = builders.service(name="old"), builders.service()
+    made.apply(old, new, builders.slice(entry("10.1.0.1")))
+    made.plan()
+    page = made.page()
+    assert told(page.ports[0].endpoints) == {
+        "10.1.0.1:8080": (UNUSED, "every address is claimed by an older service: shop/old")
+    }
+    assert page.problems == ["172.30.0.41:80: claimed by the older service shop/old"]
+
+
+def test_no_space() -> None:
+    """The map that is full is named at the port, at its frontends and at each endpoint."""
+    full = CAPACITY._replace(backend_ids=2)
+    page = known(
+        builders.service(), builders.slice(*(entry(f"10.1.0.{n}") for n in range(9))), capacity=full
+    )
+    (port,) = page.ports
+    reason = "no space: map backend_slots is full (2 ids)"
+    assert {row.reason for row in port.endpoints} == {port.problem} == {reason}
+    assert [row.problem for row in port.frontends] == [reason]
+
+
+def test_not_written_yet() -> None:
+    """Between an event and its sync the page says what the maps hold, and what is to come."""
+    made = Known()
+    made.apply(builders.service(), builders.slice(entry("10.1.0.1")))
+    assert told(made.page().ports[0].endpoints) == {"10.1.0.1:8080": (UNUSED, "not written yet")}
+    made.plan()
+    made.apply(builders.slice(entry("10.1.0.2")))
+    assert told(made.page().ports[0].endpoints) == {
+        "10.1.0.1:8080": (USED, "in no slice any more, not written yet"),
+        "10.1.0.2:8080": (UNUSED, "not written yet"),
+    }
+
+
+def test_entries_of_no_port() -> None:
+    """A slice of a family that the Service has not, or without its port, is named."""
+    six = builders.slice(entry("fd00::1", nodeName="away"), family="IPv6", name="six")
+    other = builders.slice(entry("10.1.0.1"), ports=[{"name": "other", "port": 1}], name="other")
+    rows = {row.slice: row for row in known(builders.service(), six, other).left_out}
+    assert (rows["six"].endpoint, rows["six"].node, rows["six"].port) == ("fd00::1", "away", "")
+    assert rows["six"].reason == "the service has no cluster IP of its family"
+    assert (rows["other"].port, rows["other"].reason) == (
+        "shop/web/TCP",
+        "its slice has no such port",
+    )
+
+
+def test_summary() -> None:
+    """A row has ports as kubectl writes them, and counts every entry once."""
+    service = builders.service(type="NodePort", ports=[{"port": 80, "nodePort": 30080}])
+    row = summary(
+        known(
+            service,
+            builders.slice(entry("10.1.0.1"), entry("10.1.0.2", conditions={"ready": False})),
+            builders.slice(entry("fd00::1"), family="IPv6", name="six"),
+        )
+    )
+    assert (row.ports, row.addresses) == (["80:30080/TCP"], ["172.30.0.41"])
+    assert (row.used, row.unused) == (1, 2)
+
+
+CONDITIONS = some.fixed_dictionaries(
+    {name: some.booleans() for name in ("ready", "serving", "terminating")}
+)
+ENTRIES = some.lists(
+    some.builds(
+        lambda number, node, conditions: entry(
+            f"10.1.0.{number}", nodeName=node, conditions=conditions
+        ),
+        some.integers(1, 5),
+        some.sampled_from([NODE, "away"]),
+        CONDITIONS,
+    ),
+    max_size=6,
+)
+SPECS = some.fixed_dictionaries(
+    {},
+    optional={
+        "internalTrafficPolicy": some.sampled_from(["Cluster", "Local"]),
+        "externalTrafficPolicy": some.just("Local"),
+        "type": some.just("NodePort"),
+    },
+)
+
+
+@given(SPECS, ENTRIES, ENTRIES, some.sampled_from([1, 3, 64]))
+def test_used_and_unused_partition_the_endpoints(
+    spec: dict[str, Any], before: list[Any], after: list[Any], ids: int
+) -> None:
+    """An endpoint is used, as the maps have it, or has a reason, whatever came before."""
+    made = Known(CAPACITY._replace(backend_ids=ids))
+    ports = [{"port": 80, "nodePort": 30080 if "type" in spec else 0}]
+    for entries in (before, after):
+        made.apply(builders.service(ports=ports, **spec), builders.slice(*entries))
+        made.plan()
+    (page,) = made.page().ports
+    rows = [row.endpoint for row in page.endpoints]
+    assert len(rows) == len(set(rows)) >= len({each["addresses"][0] for each in after})
+    (port,) = made.cluster.services[Key("shop", "web")]
+    held = programmed_port(port.name, made.planner.actual[port.name]).endpoints if page.id else []
+    used = {row.endpoint for row in held if row.state == USED}
+    assert {row.endpoint for row in page.endpoints if row.state == USED} == used
+    for row in page.endpoints:
+        assert row.state == USED or row.reason
+    for shares in ([r.share for r in page.endpoints], [r.local_share for r in page.endpoints]):
+        given_shares = [share for share in shares if share]
+        assert not given_shares or abs(sum(given_shares) - 1) < 1e-9
+
+
+def test_names_are_those_of_the_port() -> None:
+    """With several ports each has its endpoints."""
+    ports = [{"name": "http", "port": 80}, {"name": "grpc", "port": 81}]
+    listening = [{"name": "http", "port": 8080}, {"name": "grpc", "port": 8081}]
+    page = known(builders.service(ports=ports), builders.slice(entry("10.1.0.1"), ports=listening))
+    assert [(port.port, [*told(port.endpoints)]) for port in page.ports] == [
+        ("shop/web:http/TCP", ["10.1.0.1:8080"]),
+        ("shop/web:grpc/TCP", ["10.1.0.1:8081"]),
+    ]

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A new endpoint's weight grows from a tenth to the whole, and other endpoints keep theirs."""
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as some
+
+from ebpflb.model.services import PortName
+from ebpflb.plan import slow_starts
+from ebpflb.plan.desired_service import DesiredService
+from ebpflb.plan.entries import Range
+from ebpflb.plan.service_entries import NO_ENTRIES, ServiceEntries
+from ebpflb.plan.slow_starts import SlowStarts
+from tests.plan.builders import SERVING, backend, desired, name
+
+SECONDS = 30.0
+
+
+def weights(found: DesiredService) -> dict[int, int]:
+    """By the last number of the address."""
+    return {int(str(each.address).rpartition(".")[2]): each.weight for each in found.backends}
+
+
+class Node:
+    """One agent after the other, and the maps that they leave to each other."""
+
+    def __init__(self) -> None:
+        self.programmed = NO_ENTRIES
+        self.restart()
+
+    def restart(self) -> None:
+        self.starts = SlowStarts()
+
+    def apply(self, now: float, *numbers: int, seconds: float = SECONDS) -> dict[int, int]:
+        found = self.starts.apply(desired("web", [1], numbers), seconds, self.programmed, now)
+        ids = tuple(range(1, len(found.backends) + 1))
+        self.programmed = ServiceEntries(1, Range(0, len(ids)), {}, found.backends, ids)
+        return weights(found)
+
+
+def test_a_first_start_is_not_a_slow_start_for_all() -> None:
+    """Of an agent, or of a Service: where no endpoint was in use all get their whole weight."""
+    node = Node()
+    assert node.apply(0.0, 1, 2, 3) == {1: 100, 2: 100, 3: 100}
+    assert node.starts.due == math.inf
+    assert node.apply(1.0) == {}
+    assert node.apply(2.0, 1, 2) == {1: 100, 2: 100}
+
+
+def test_a_new_endpoint_grows_from_a_tenth_to_whole() -> None:
+    """By a tenth at each time that is due, until nothing is due any more."""
+    node = Node()
+    node.apply(0.0, 1)
+    met = [node.apply(100.0, 1, 2)[2]]
+    while node.starts.due < math.inf:
+        now = node.starts.due
+        assert node.starts.take_due({}, now) == [name("web")]
+        met.append(node.apply(now, 1, 2)[2])
+        assert node.apply(now, 1, 2)[1] == 100
+    assert met == [10, 20, 30, 40, 50, 60, 70, 80, 90, 100]
+    assert math.isclose(now, 100.0 + SECONDS, abs_tol=1e-6)
+
+
+@given(some.floats(0, SECONDS - 1))
+def test_a_restart_goes_on_from_the_weight_in_the_maps(age: float) -> None:
+    """Neither from a tenth again, nor with the whole; what was whole stays so."""
+    node = Node()
+    node.apply(0.0, 1)
+    node.apply(0.0, 1, 2)
+    before = node.apply(age, 1, 2)
+    node.restart()
+    assert node.apply(1e6, 1, 2) == before
+    assert node.starts.due <= 1e6 + SECONDS / 9 + 1e-6
+    assert node.apply(1e6 + SECONDS + 1e-6, 1, 2) == {1: 100, 2: 100}
+
+
+def test_an_endpoint_that_comes_while_no_agent_runs_is_new() -> None:
+    node = Node()
+    node.apply(0.0, 1)
+    node.restart()
+    assert node.apply(50.0, 1, 2) == {1: 100, 2: 10}
+
+
+def test_without_the_annotation_weights_are_whole() -> None:
+    """Also if it is taken away while they grow."""
+    node = Node()
+    node.apply(0.0, 1, seconds=0)
+    assert node.apply(1.0, 1, 2, seconds=0) == {1: 100, 2: 100}
+    assert node.apply(2.0, 1, 2, 3)[3] == 10
+    assert node.apply(3.0, 1, 2, 3, seconds=0)[3] == 100
+    assert node.starts.due == math.inf
+
+
+def test_a_backend_that_serves_only_what_it_has_is_not_in_use() -> None:
+    """It comes back as a new one."""
+    starts = SlowStarts()
+    one, drained = backend(1), backend(2, SERVING)
+    starts.apply(desired("web", [1], [one, drained]), SECONDS, NO_ENTRIES, 0.0)
+    found = starts.apply(desired("web", [1], [one, backend(2)]), SECONDS, NO_ENTRIES, 1.0)
+    assert weights(found) == {1: 100, 2: 10}
+
+
+@given(some.integers(1, 1000), some.floats(0, SECONDS))
+def test_no_weight_is_nothing_or_more_than_whole(weight: int, age: float) -> None:
+    starts = SlowStarts()
+    one, new = backend(1), backend(2, weight=weight)
+    starts.apply(desired("web", [1], [one]), SECONDS, NO_ENTRIES, 0.0)
+    wanted = desired("web", [1], [one, new])
+    starts.apply(wanted, SECONDS, NO_ENTRIES, 0.0)
+    assert 1 <= weights(starts.apply(wanted, SECONDS, NO_ENTRIES, age))[2] <= weight
+
+
+def test_what_is_rewritten_is_budgeted() -> None:
+    """In a turn no more slots than that, and one service port at least; the others are not lost."""
+    starts = SlowStarts()
+    names = [f"web-{number}" for number in range(5)]
+    size = slow_starts.SLOTS_PER_TURN // 2
+    cost: dict[PortName, ServiceEntries] = {
+        name(each): NO_ENTRIES._replace(block=Range(0, size)) for each in names
+    }
+    for each in names:
+        starts.apply(desired(each, [1], [1]), SECONDS, NO_ENTRIES, 0.0)
+        starts.apply(desired(each, [1], [1, 2]), SECONDS, NO_ENTRIES, 0.0)
+    now, met = SECONDS, []
+    while len(met) < len(names):
+        turn = starts.take_due(cost, now)
+        assert 1 <= len(turn) <= 2
+        assert starts.take_due(cost, now) == []
+        for found in turn:
+            starts.apply(desired(found.service, [1], [1, 2]), SECONDS, NO_ENTRIES, now)
+        met += turn
+        now += slow_starts.TURN_SECONDS
+    assert sorted(each.service for each in met) == names
+    assert starts.due == math.inf
+
+
+def test_a_service_port_that_goes_is_forgotten() -> None:
+    node = Node()
+    node.apply(0.0, 1)
+    node.apply(0.0, 1, 2)
+    assert node.starts.due < math.inf
+    node.starts.forget(name("web"))
+    assert node.starts.due == math.inf

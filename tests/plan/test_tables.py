@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables that a service draws from: each backend has its share of them, on every node the same."""
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from ebpflb.model.scheduler import HASHING, MAGLEV, RANDOM, ROUND_ROBIN, SCHEDULERS
+from ebpflb.plan import tables
+from ebpflb.plan.tables import ALWAYS, Weighted
+
+weights = some.lists(some.integers(1, 1000), min_size=1, max_size=30)
+
+
+def backends(*weights: int, first: int = 1) -> list[Weighted]:
+    return [
+        Weighted(slot, f"10.1.0.{first + slot}:8080", weight) for slot, weight in enumerate(weights)
+    ]
+
+
+def shares(scheduler: str, found: list[Weighted], count: int) -> dict[int, float]:
+    """The part of all draws that each slot gets, from 0 to 1."""
+    got: Counter[int] = Counter()
+    for place in tables.places(scheduler, found, count):
+        below = 2**32 if place.below == ALWAYS else place.below
+        got.update({place.slot: below})
+        got.update({place.other: 2**32 - below})
+    return {slot: got[slot] / (count << 32) for slot in got if got[slot]}
+
+
+@given(weights)
+def test_random_draws_by_weight(its: list[int]) -> None:
+    """To within the 32 bits that decide in a place."""
+    found = shares(RANDOM, backends(*its), len(its))
+    assert found == pytest.approx({at: w / sum(its) for at, w in enumerate(its)}, abs=1e-8)
+
+
+@given(weights, some.integers(0, 20))
+def test_a_larger_table_has_the_same_shares(its: list[int], more: int) -> None:
+    """That of the local list is as large as that of the cluster list."""
+    found = shares(RANDOM, backends(*its), len(its) + more)
+    assert found == pytest.approx({at: w / sum(its) for at, w in enumerate(its)}, abs=1e-8)
+
+
+@given(weights)
+def test_a_round_has_each_backend_as_often_as_its_weight_says(its: list[int]) -> None:
+    """But once at least: those turns are taken from others."""
+    found = backends(*its)
+    size = tables.size(ROUND_ROBIN, [found]) or len(its)
+    turns = Counter(place.slot for place in tables.places(ROUND_ROBIN, found, size))
+    rare = sum(weight * size < sum(its) for weight in its)
+    assert turns.keys() == set(range(len(its)))
+    assert all(abs(turns[at] - w * size / sum(its)) < 1 + rare for at, w in enumerate(its))
+
+
+def test_a_round_is_bounded() -> None:
+    """One Service cannot have the whole map."""
+    many = backends(*[99, 100] * 2500)
+    assert tables.size(ROUND_ROBIN, [many]) <= max(tables.PRIMES)
+    assert tables.size(ROUND_ROBIN, [backends(1, 1000)]) <= 2 * tables.PLACES
+
+
+def test_maglev_bounds_the_ratio_of_weights() -> None:
+    """A backend counts a hundredth of the largest at least, so that no table takes seconds."""
+    size = tables.PRIMES[-1]
+    got = shares(MAGLEV, backends(1000, *[1] * 600), size)
+    assert got[0] == pytest.approx(100 / 700, abs=0.01)
+    assert all(got[at] == pytest.approx(1 / 700, rel=0.2) for at in range(1, 601))
+
+
+def test_a_round_is_spread_evenly() -> None:
+    """Never twice in a row what has a third of the turns."""
+    found = backends(1, 2, 3)
+    order = [place.slot for place in tables.places(ROUND_ROBIN, found, 6)]
+    assert Counter(order) == {0: 1, 1: 2, 2: 3}
+    assert all(a != b for a, b in pairwise(order))
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_equal_weights_need_a_table_only_for_hashing(scheduler: str) -> None:
+    size = tables.size(scheduler, [backends(7, 7, 7), backends(7)])
+    assert size == (1021 if scheduler in HASHING else 0)
+    assert tables.size(scheduler, [[], []]) == 0
+
+
+@pytest.mark.parametrize("count", [1, 2, 10, 100, 655])
+def test_maglev_is_even(count: int) -> None:
+    """The table is a prime of at least 100 places a backend: none has 2 % more than another."""
+    found = backends(*[100] * count)
+    size = tables.size(MAGLEV, [found])
+    assert size >= 100 * count or size == tables.PRIMES[-1]
+    got = Counter(place.slot for place in tables.places(MAGLEV, found, size))
+    assert len(got) == count
+    assert max(got.values()) - min(got.values()) <= 1
+
+
+def test_maglev_fills_by_weight() -> None:
+    found = shares(MAGLEV, backends(100, 10, 890), 1021)
+    assert found == pytest.approx({0: 0.1, 1: 0.01, 2: 0.89}, abs=0.005)
+
+
+@given(some.permutations(range(8)))
+def test_every_node_has_the_same_table(order: list[int]) -> None:
+    """In whatever slots its backends are."""
+    found = backends(*[100] * 8)
+    moved = [Weighted(slot, found[at].name, 100) for slot, at in enumerate(order)]
+    names = [[each.name for each in its] for its in (found, moved)]
+    one, other = (
+        [name[place.slot] for place in tables.places(MAGLEV, its, 1021)]
+        for its, name in zip((found, moved), names, strict=True)
+    )
+    assert one == other
+
+
+@pytest.mark.parametrize("count", [5, 20, 50])
+def test_a_change_of_maglev_moves_little_else(count: int) -> None:
+    """The paper's 5.3: when one of N goes its places move, and at most 1 in 12 of the others'.
+
+    The table's size is the same before and after.
+    """
+    before = backends(*[100] * count)
+    gone = before[count // 2]
+    after = [each for each in before if each is not gone]
+    size = tables.size(MAGLEV, [before])
+    pairs = [
+        (one.slot, other.slot)
+        for one, other in zip(
+            tables.places(MAGLEV, before, size), tables.places(MAGLEV, after, size), strict=True
+        )
+    ]
+    stay = [(one, other) for one, other in pairs if one != gone.slot]
+    moved = sum(one != other for one, other in stay)
+    assert moved <= len(stay) / 12
+
+
+@given(some.sampled_from(SCHEDULERS), some.lists(weights | some.just([7, 7]), min_size=1))
+def test_what_needs_no_table_is_known_by_the_weights(
+    scheduler: str, found: list[list[int]]
+) -> None:
+    """Then no list of the service's backends has one."""
+    if tables.is_needless(scheduler, [weight for its in found for weight in its]):
+        assert tables.size(scheduler, [backends(*its) for its in found]) == 0

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The socket in the run directory: for root alone, and no client holds it up."""
+
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+
+from ebpflb import unix_socket
+from ebpflb.serve.http import Request, Response
+from ebpflb.serve.listener import ServerThread
+from ebpflb.serve.local_socket import MAX_CONNECTIONS, LocalSocket
+from tests.serve.conftest import SECONDS
+
+
+def respond(request: Request) -> Response:
+    return Response(200, f"{request.path} {request.query}".encode())
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Longer than an address may be."""
+    folder = tmp_path / ("x" * 120)
+    folder.mkdir()
+    return folder / "agent.sock"
+
+
+@pytest.fixture
+def opened(path: Path, server_thread: ServerThread) -> Iterator[LocalSocket]:
+    local = LocalSocket(path, respond, timeout=SECONDS)
+    server_thread.run(local.open())
+    yield local
+    server_thread.run(local.close())
+
+
+def ask(path: Path, target: str) -> str:
+    connection = HTTPConnection("ebpflb")
+    connection.sock = unix_socket.connect(path, SECONDS)
+    try:
+        connection.request("GET", target)
+        return connection.getresponse().read().decode()
+    finally:
+        connection.close()
+
+
+def test_answers(opened: LocalSocket, path: Path) -> None:
+    """A handler sees the path and the query."""
+    assert ask(path, "/v1/service?name=web") == "/v1/service name=web"
+
+
+def test_for_root_alone(opened: LocalSocket, path: Path) -> None:
+    """Nobody else may connect."""
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_slow_clients(opened: LocalSocket, path: Path) -> None:
+    """However many wait with half a request, the next one is answered."""
+    with ExitStack() as stack:
+        for _ in range(2 * MAX_CONNECTIONS):
+            half = stack.enter_context(unix_socket.connect(path, SECONDS))
+            half.sendall(b"GET / HTTP/1.1\r\nHost:")
+        assert ask(path, "/?") == "/ "
+
+
+def test_floods_are_refused(opened: LocalSocket, path: Path) -> None:
+    """A head without end is refused, and others are answered."""
+    with unix_socket.connect(path, SECONDS) as flood:
+        try:
+            for _ in range(64):
+                flood.sendall(b"GET /" + b"x" * 4096)
+        except OSError:
+            pass
+    assert ask(path, "/?") == "/ "
+
+
+def test_left_by_a_crash(path: Path, server_thread: ServerThread) -> None:
+    """What an earlier agent has left is replaced, be it a socket or a file."""
+    for left in ("socket", "file"):
+        if left == "file":
+            path.write_text("")
+        else:
+            unix_socket.listen(path).close()
+        local = LocalSocket(path, respond)
+        server_thread.run(local.open())
+        assert ask(path, "/?") == "/ "
+        server_thread.run(local.close())
+        assert not path.exists()
+
+
+def test_no_directory(tmp_path: Path, server_thread: ServerThread) -> None:
+    """Where it cannot listen the agent goes on, and the log says what that means."""
+    local = LocalSocket(tmp_path / "gone" / "agent.sock", respond)
+    server_thread.run(local.open())
+    server_thread.run(local.close())
+    with pytest.raises(OSError), socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(tmp_path / "gone" / "agent.sock"))

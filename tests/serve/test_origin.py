@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an agent tells of its options is what others list and plan the same objects by."""
+
+from ipaddress import ip_address, ip_network
+from pathlib import Path
+
+import msgspec
+
+from ebpflb.model import external_ips, served_services
+from ebpflb.model.served_services import ServedServices
+from ebpflb.options import Options, Paths
+from ebpflb.serve.origin import Origin, origin
+
+PATHS = Paths(Path("/sys/fs/bpf/ebpflb-none"))
+
+
+def test_the_same_services_are_planned() -> None:
+    """By every option that decides which, and how."""
+    chosen = Options(
+        paths=PATHS,
+        node_name="node-1",
+        cgroup=Path("/sys/fs/cgroup"),
+        kubeconfig=Path("/etc/kubeconfig"),
+        master="https://192.0.2.1:6443",
+        bind_address=ip_address("2001:db8::1"),
+        serve_external_ips=False,
+        external_ips=external_ips.parse("192.0.2.0/24"),
+        nodeport_source_ranges=(ip_network("198.51.100.0/24"),),
+        served=ServedServices(frozenset({"a", "b"}), served_services.parse("app in (x,y),!z")),
+    )
+    told = msgspec.json.decode(msgspec.json.encode(origin(chosen)), type=Origin)
+    assert told.options(PATHS) == chosen
+    assert chosen.admission == told.options(PATHS).admission

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""/readyz: 200 only once this agent's programs and every service are in force."""
+
+import json
+from typing import Any
+
+import pytest
+
+from ebpflb.serve.health import MAX_REASONS, SERVER, Health
+from ebpflb.serve.http import Request
+from ebpflb.serve.status import AgentStatus
+from tests.model import builders
+from tests.serve.conftest import Serve, ask
+
+OWN = 10247
+
+
+def in_force(**more: Any) -> AgentStatus:
+    made = AgentStatus(pid=7, node="n", source="s", started="", lists_complete=True)
+    return made.changed(attached=True, in_sync=True, **more)
+
+
+def test_everything_in_force_is_ready() -> None:
+    """Nothing is missing, so there is no reason."""
+    assert in_force().not_ready == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"attached": False}, "the programs are not attached"),
+        ({"programs": "old ones: no BCC"}, "programs: old ones: no BCC"),
+        ({"in_sync": False}, "not everything is written yet"),
+        ({"in_sync": False, "sync_error": "no space"}, "no space"),
+        ({"not_programmed": {"a/b:": "full"}}, "a/b: does not fit"),
+        ({"devices_not_served": {"eth0": "busy"}}, "eth0 is not served"),
+        ({"drift": {"map services": "has no pin"}}, "map services differs from what is planned"),
+        ({"audit_errors": {"pins": "no bpffs"}}, "audit: pins: no bpffs"),
+    ],
+)
+def test_whatever_is_not_in_force_is_a_reason(fields: dict[str, Any], reason: str) -> None:
+    """Each of them alone keeps the agent from being ready."""
+    (found,) = in_force().changed(**fields).not_ready
+    assert found.replace("::", ":") == reason or found == reason
+
+
+def test_not_ready_before_the_first_sync() -> None:
+    """While /healthz and /livez are 200 already, as kube-proxy's."""
+    health = Health(timeout=60)
+    health.set_node(builders.node())
+    codes = {path: health.respond(Request(path, "")).status for path in ("/livez", "/healthz")}
+    assert codes == {"/livez": 200, "/healthz": 200}
+    assert health.respond(Request("/readyz", "")).status == 503
+    health.set_not_ready([])
+    assert health.respond(Request("/readyz", "")).status == 200
+
+
+def test_healthz_says_when_the_data_plane_is_not_in_force() -> None:
+    """/livez does not: a restart would not mend it."""
+    health = Health(timeout=60)
+    health.set_node(builders.node())
+    health.set_in_force(False)
+    assert health.respond(Request("/healthz", "")).status == 503
+    assert health.respond(Request("/livez", "")).status == 200
+    health.set_in_force(True)
+    assert health.respond(Request("/healthz", "")).status == 200
+
+
+@pytest.mark.parametrize("port", [10256, OWN])
+def test_reasons_and_who_answers(serve: Serve, port: int) -> None:
+    """As JSON, so many at most; the header Server says that no kube-proxy has answered."""
+    servers = serve()
+    servers.health.set_not_ready([f"reason {number}" for number in range(100)])
+    reply = ask("/readyz", port)
+    assert (reply.code, reply.headers["Server"]) == (503, SERVER)
+    said = json.loads(reply.body)
+    assert (said["ready"], len(said["reasons"])) == (False, MAX_REASONS)
+    servers.health.set_not_ready([])
+    assert json.loads(ask("/readyz", port).body) == {"ready": True, "reasons": []}
+
+
+def test_own_port_on_loopback_alone(serve: Serve) -> None:
+    """Nobody else on the network asks it."""
+    serve()
+    assert ask("/healthz", OWN).code == 503
+    with pytest.raises(OSError):
+        ask("/healthz", OWN, "::1")
+
+
+def test_own_port_can_be_left_out(serve: Serve) -> None:
+    """With an empty address there is none."""
+    serve(readyz_address="")
+    with pytest.raises(OSError):
+        ask("/readyz", OWN)
+    assert ask("/readyz", 10256).code == 503

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OK, DEGRADED or DOWN: what leads to which, and with which words."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebpflb.options import Paths
+from ebpflb.serve.status import AgentStatus
+from ebpflb.serve.verdict import OLD_AFTER, Cause, Facts, Verdict, judge, span
+
+NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
+PATHS = Paths(state=Path("/sys/fs/bpf/here"), run=Path("/run/here"))
+
+
+def status(**more: Any) -> AgentStatus:
+    made = AgentStatus(pid=7, node="n", source="s", started=NOW.isoformat(), lists_complete=True)
+    return made.changed(**more)
+
+
+def facts(published: AgentStatus | None, **more: Any) -> Facts:
+    usual: dict[str, Any] = {"paths": PATHS, "runs": True, "socket_hooks": ["connect4"], "now": NOW}
+    return Facts(published=published, **usual | more)
+
+
+def test_ok() -> None:
+    """A running agent with complete lists and no error, whose programs are attached."""
+    assert judge(facts(status(last_received={"Service": NOW.isoformat()}))) == (Verdict.OK, [])
+
+
+@pytest.mark.parametrize(
+    ("fields", "cause", "words"),
+    [
+        ({"programs": "those of an earlier start serve: no BCC"}, Cause.PROGRAMS, "no BCC"),
+        ({"lists_complete": False}, Cause.LISTS, "nothing is written before"),
+        ({"node_unknown": 'no Node "x" in y'}, Cause.NODE_UNKNOWN, 'no Node "x" in y: /healthz'),
+        ({"source_errors": {"api": "401"}}, Cause.SOURCE_ERRORS, "cannot be read: api: 401"),
+        (
+            {"source_errors": {"a": "x", "b": "y"}},
+            Cause.SOURCE_ERRORS,
+            "2 sources cannot be read, the first: a: x",
+        ),
+        ({"invalid_objects": {"Service a/b": "no"}}, Cause.INVALID_OBJECTS, "Service a/b: no"),
+        ({"not_programmed": {"a/b": "map slots is full"}}, Cause.NOT_PROGRAMMED, "slots is full"),
+        ({"devices_not_served": {"eth0": "busy"}}, Cause.DEVICES_NOT_SERVED, "eth0: busy"),
+        ({"drift": {"hook connect4": "is not attached"}}, Cause.DRIFT, "connect4: is not attached"),
+        ({"audit_errors": {"pins": "no bpffs"}}, Cause.AUDIT_ERRORS, "pins: no bpffs"),
+        (
+            {"left_to_kube_proxy": "all Services (--shadow)", "kube_proxy": "does not run: x"},
+            Cause.KUBE_PROXY_MISSING,
+            "kube-proxy does not run: x",
+        ),
+        ({"sync_error": "map services: no space"}, Cause.SYNC_ERROR, "map services: no space"),
+        (
+            {"last_received": {"Node": (NOW - OLD_AFTER - timedelta(minutes=1)).isoformat()}},
+            Cause.OLD_NEWS,
+            "nothing received of Node for 5 min",
+        ),
+    ],
+)
+def test_degraded(fields: dict[str, Any], cause: Cause, words: str) -> None:
+    """Each thing that is wrong by itself makes it DEGRADED, and the words say which it is."""
+    verdict, (reason,) = judge(facts(status(**fields)))
+    assert (verdict, reason.verdict, reason.cause) == (Verdict.DEGRADED, Verdict.DEGRADED, cause)
+    assert words in reason.text
+
+
+def test_every_fault_that_an_agent_publishes_counts() -> None:
+    """A field of the status that names faults is not forgotten by the verdict."""
+    for name in AgentStatus.__struct_fields__:
+        field = getattr(status(), name)
+        no_faults = ("last_received", "kube_proxy", "ports_not_reserved", "packet_path", "origin")
+        no_faults += ("kept_for", "monitor")  # of those that are not programmed; that one looks on
+        if (field is None or field == {}) and name not in no_faults:
+            wrong = {"x": "y"} if field == {} else "y"
+            assert judge(facts(status(**{name: wrong})))[0] is Verdict.DEGRADED, name
+
+
+def test_what_is_news_is_not_old() -> None:
+    """A minute without a bookmark, or two, is nothing."""
+    received = {"Service": (NOW - OLD_AFTER).isoformat()}
+    assert judge(facts(status(last_received=received)))[0] is Verdict.OK
+
+
+def test_no_agent() -> None:
+    """What was programmed serves: DEGRADED; what the dead agent had published does not count."""
+    left = status(source_errors={"api": "gone"}, lists_complete=False)
+    verdict, (reason,) = judge(facts(left, runs=False))
+    assert (verdict, reason.cause) == (Verdict.DEGRADED, Cause.NO_AGENT)
+    assert "changes of services are not applied" in reason.text
+
+
+def test_no_agent_is_seen() -> None:
+    """Programs serve, and no agent has left a status: perhaps it has another run directory."""
+    _, (reason,) = judge(facts(None, runs=False))
+    assert reason.cause is Cause.NO_AGENT
+    assert "/run/here" in reason.text and "--run-dir" in reason.text
+
+
+def test_nothing_is_here() -> None:
+    """DOWN, and the folders that were looked into are named."""
+    verdict, (reason,) = judge(facts(None, runs=False, socket_hooks=[]))
+    assert (verdict, reason.cause) == (Verdict.DOWN, Cause.NOTHING_HERE)
+    assert "/sys/fs/bpf/here" in reason.text and "/run/here" in reason.text
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_no_socket_hooks(runs: bool) -> None:
+    """Without programs at sockets the node is DOWN, whether an agent runs or not."""
+    verdict, reasons = judge(facts(status(sync_error="x"), runs=runs, socket_hooks=[]))
+    assert (verdict, reasons[0].cause) == (Verdict.DOWN, Cause.NO_SOCKET_HOOKS)
+    assert reasons[1].verdict is Verdict.DEGRADED  # the gravest first, and then the others
+
+
+def test_a_starting_agent_is_down_until_it_serves() -> None:
+    """An agent that has published nothing yet, and attached nothing."""
+    verdict, (reason,) = judge(facts(None, socket_hooks=[]))
+    assert (verdict, reason.cause) == (Verdict.DOWN, Cause.NO_SOCKET_HOOKS)
+
+
+def test_exit_statuses_differ() -> None:
+    """From each other, and from those of an error (1) and of wrong usage (2)."""
+    assert len({1, 2, *(each.exit_status for each in Verdict)}) == 5
+    assert Verdict.OK.exit_status == 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-1, "0 s"),
+        (119, "119 s"),
+        (120, "2 min"),
+        (7199, "119 min"),
+        (7200, "2 h"),
+        (172800, "2 d"),
+    ],
+)
+def test_span(seconds: int, text: str) -> None:
+    """In the largest unit of which there are two."""
+    assert span(timedelta(seconds=seconds)) == text

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The backends that clients have by session affinity."""
+
+from collections.abc import Iterable
+
+from tests.simulation.expected import Expected, Wrong
+from tests.simulation.oracle import Sid
+from tests.simulation.places import Where, spelled
+
+Who = int | str
+"""A network namespace, or the address of packets."""
+
+
+class Affinity:
+    """A client keeps its backend of a service, whatever the frontend, while that is in the list."""
+
+    def __init__(self) -> None:
+        self._has: dict[tuple[Who, Sid], int] = {}
+        self._answered: set[Who] = set()
+
+    def forget(self) -> None:
+        self._has = {}
+
+    def answered(self, who: Who) -> None:
+        """Of packets: what such a client has counts more than what it was given later without an
+        answer (bpf/path/affinity.h), so it is not judged any more.
+        """
+        self._answered.add(who)
+
+    def expect(self, expected: Iterable[Expected]) -> None:
+        """Backends that no frontend of their service keeps any more are forgotten."""
+        if not self._has:
+            return
+        kept = {(sid, it) for each in expected for sid in each.services for it in each.sticky}
+        self._has = {key: it for key, it in self._has.items() if (key[1], it) in kept}
+
+    def judge(self, who: Who, where: Where, expected: Expected, outcome: int) -> None:
+        """``outcome`` is allowed; another one than before is not, if that is in the list."""
+        if outcome < 0 or who in self._answered:
+            return
+        for service in expected.services:
+            key = who, service
+            before = self._has.get(key)
+            if before is not None and before in expected.sticky and outcome != before:
+                raise Wrong(f"{where}: affinity lost: {spelled(outcome)}, not {spelled(before)}")
+            if outcome in expected.sticky:
+                self._has[key] = outcome
+            else:
+                self._has.pop(key, None)

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The real agent with a simulated outside: kernel, clock, inbox and source are the simulation's.
+
+``simulated`` replaces what leads out of the process; nothing of the agent itself is replaced.
+"""
+
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache, cached_property
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
+from unittest.mock import patch
+
+from ebpflb import files
+from ebpflb.agent import engine_choice, inbox, node_sync, program_loader
+from ebpflb.agent.audit import Audit
+from ebpflb.agent.audit_checks import HooksCheck, MapsCheck
+from ebpflb.agent.engine_choice import EngineChoice
+from ebpflb.agent.loop import Agent
+from ebpflb.agent.node_sync import NodeSync
+from ebpflb.agent.program_loader import ProgramLoader
+from ebpflb.agent.reporter import Reporter
+from ebpflb.agent.service_sync import ServiceSync
+from ebpflb.datapath import datapath, kernel
+from ebpflb.datapath.attach import netns_cookie
+from ebpflb.datapath.datapath import Datapath
+from ebpflb.datapath.maps import array_memory, layout, sizes, state_dir, sweep
+from ebpflb.datapath.maps.layout import MapSpec
+from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.datapath.programs import compiler, loader
+from ebpflb.model import addresses
+from ebpflb.model.cluster_state import ClusterState
+from ebpflb.model.drift import Drift
+from ebpflb.model.local_detector import LocalDetector, LocalMode
+from ebpflb.model.packet_path import Engine
+from ebpflb.on_removal.reset_worker import ResetWorker
+from ebpflb.options import Options, Paths
+from ebpflb.plan import tables
+from ebpflb.plan.expiry import Timeouts
+from ebpflb.serve.health import Health
+from ebpflb.serve.metrics import Metrics
+from tests.agent.fakes import (
+    FakeDeviceWatch,
+    FakeHistory,
+    FakeServiceHealth,
+    FakeStaleUdpWorker,
+)
+from tests.simulation.bpffs import BpffsPath
+from tests.simulation.kernel import CALLS, SimKernel
+from tests.simulation.places import HOST_NETNS, NODE
+
+T = TypeVar("T")
+
+SYNC_PERIOD = 2.0  # seconds: hooks are compared as often, maps every fourth time
+ENTRIES = {
+    "services": 256,
+    "slots": 384,
+    "choices": 768,
+    "service_stats": 96,
+    "backend_slots": 256,
+    "backend_names": 256,
+    "source_ranges": 256,
+    "tcp_flows": 128,
+    "other_flows": 128,
+    "affinity": 256,
+    "new_affinity": 256,
+}
+SPECS: dict[str, MapSpec] = {
+    name: spec._replace(entries=ENTRIES.get(name, min(spec.entries, 64)))
+    for name, spec in layout.MAPS.items()
+}
+SECRET = 0x9E3779B97F4A7C15  # that of every node: schedules are replayed exactly
+PRIMES = (7, 13, 31)  # the sizes of tables, which are written place by place
+_EXIT = bytes.fromhex("b7000000010000009500000000000000")
+
+
+def _compiled(source: str, flags: Any = (), **_: Any) -> compiler.Compiled:
+    """Programs that do nothing themselves: connect4 shows which maps the hooks refer to."""
+    loads = b"".join(
+        struct.pack("<BBhiIi", 0x18, 1 << 4, 0, compiler.MAP_NUMBERS[name], 0, 0) for name in SPECS
+    )
+    sections = compiler.sections(source)
+    programs = {name: loads + _EXIT if name == "connect4" else _EXIT for name in sections}
+    return compiler.Compiled(programs, sections, cached=True)
+
+
+class FastTimeouts(Timeouts):
+    """A tenth of the usual times, and few of the 300 entries for the programs."""
+
+    @cached_property
+    def seconds(self) -> Any:
+        usual = Timeouts(self.established, self.close_wait, self.udp, self.udp_stream).seconds
+        return {
+            protocol: {state: of_state / 10 for state, of_state in states.items()}
+            for protocol, states in usual.items()
+        }
+
+    @cached_property
+    def table(self) -> Any:
+        usual = Timeouts(self.established, self.close_wait, self.udp, self.udp_stream).table
+        return dict(list(usual.items())[:8])
+
+
+TIMEOUTS = FastTimeouts()
+
+
+def _one_by_one(calls: Iterable[Callable[[], T]], discard: Callable[[T], object]) -> list[T]:
+    """``side_by_side`` on one core, without a thread."""
+    made: list[T] = []
+    try:
+        made.extend(call() for call in calls)
+    except Exception:
+        for each in made:
+            discard(each)
+        raise
+    return made
+
+
+class _Thread:
+    """Done at once."""
+
+    def __init__(self, target: Callable[[], None], **_: Any) -> None:
+        self.start = target
+
+    def is_alive(self) -> bool:
+        return False
+
+
+class _Lock:
+    """Nobody else has the state directory."""
+
+    def faults(self) -> list[Drift]:
+        return []
+
+    def restore(self) -> bool:
+        return True
+
+
+class _Host:
+    """Changes nothing of the node."""
+
+    def make(self) -> None:
+        return None
+
+
+@cache
+def _remembered(name: str) -> Any:
+    """Thousands of agents parse the same addresses."""
+    return cache(getattr(addresses, name))
+
+
+@contextmanager
+def simulated(sim: SimKernel) -> Iterator[None]:
+    """What leads to the kernel and to other processes leads to the simulation instead."""
+    replaced: list[tuple[object, str, Any]] = [
+        *((kernel, name, getattr(sim, name)) for name in CALLS),
+        (array_memory, "map_memory", sim.map_memory),
+        (sizes, "possible_cpus", lambda: 1),
+        (sizes, "cpu_ids", lambda: 1),
+        (state_dir, "mount_bpffs", lambda path: None),
+        (compiler, "compile_source", _compiled),
+        (netns_cookie, "by_socket", lambda: HOST_NETNS),
+        (datapath, "secrets", SimpleNamespace(randbits=lambda bits: SECRET)),
+        (datapath, "socket_flags", lambda: ()),
+        (datapath, "packet_flags", lambda **_: ()),
+        (engine_choice, "bridge_calls", dict),
+        (inbox, "time", SimpleNamespace(sleep=lambda seconds: None)),
+        (node_sync, "flow_timeouts", lambda chosen: TIMEOUTS),
+        (files, "replace", lambda path, content: None),
+        (program_loader, "threading", SimpleNamespace(Thread=_Thread)),
+        (loader, "side_by_side", _one_by_one),
+        (tables, "PRIMES", PRIMES),
+        (tables, "PLACES", 2),
+        *((addresses, name, _remembered(name)) for name in ("parse_network", "parse_address")),
+    ]
+    with ExitStack() as stack:
+        for module, name, value in replaced:
+            stack.enter_context(patch.object(module, name, value))
+        yield
+
+
+def _doubles() -> dict[str, Any]:
+    """The parts of an agent that are not simulated."""
+    return {
+        "device_watch": FakeDeviceWatch(),
+        "stale_udp": FakeStaleUdpWorker(),
+        "on_removal": ResetWorker({}, (), {}),
+        "host": _Host(),
+        "history": FakeHistory(),
+    }
+
+
+def _options(state: Any, folder: Path) -> Options:
+    return Options(
+        Paths(state, folder, folder),
+        NODE,
+        folder,
+        manifests=folder,
+        packet_path=Engine.FLOWS,
+        sync_period=SYNC_PERIOD,
+        detector=LocalDetector(LocalMode.NODE_CIDR),
+    )
+
+
+class Life:
+    """One agent, from its start to its end."""
+
+    def __init__(
+        self,
+        state: BpffsPath,
+        folder: Path,
+        inbox: Any,
+        source: Any,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        specs: dict[str, MapSpec],
+    ) -> None:
+        """Built as ``ebpflb.agent.build`` does. Raises KernelError."""
+        where: Any = state
+        self.options = _options(where, folder)
+        self.clock = clock
+        self.datapath = Datapath(StateDir(where), specs)
+        cluster = ClusterState(NODE)
+        engine = EngineChoice(Engine.FLOWS, missing="simulation")
+        nodes = NodeSync(self.options, self.datapath, cluster, engine)
+        self.service_sync = ServiceSync(self.datapath, cluster, nodes, clock)
+        self.health = Health(2 * SYNC_PERIOD, now=lambda: int(clock() * 1e9), monotonic=clock)
+        self.maps_check = MapsCheck(self.datapath, nodes, self.service_sync)
+        service_health: Any = FakeServiceHealth()
+        lock: Any = _Lock()
+        reporter = Reporter(self.health, metrics, service_health, clock)
+        checks = [HooksCheck(nodes, lock, lambda: None), self.maps_check]
+        self.agent = Agent(
+            options=self.options,
+            inbox=inbox,
+            source=source,
+            cluster=cluster,
+            node_sync=nodes,
+            service_sync=self.service_sync,
+            reporter=reporter,
+            loader=ProgramLoader(self.datapath, self.options, engine, clock),
+            audit=Audit(checks, reporter.drift_found, clock=clock),
+            clock=clock,
+            **_doubles(),
+        )
+
+    def sweep(self, later: float = 0.0) -> None:
+        """As the sweeper's thread does, so many seconds later. Raises KernelError."""
+        now = int((self.clock() + later) * 1e9)
+        with patch.object(sweep, "time", SimpleNamespace(monotonic_ns=lambda: now)):
+            for name in sweep.FLOW_MAPS:
+                list(sweep.FlowTable(self.datapath.maps, name, TIMEOUTS).sweep())

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A scripted API server, and the real source at it: its threads run one at a time, as steps say.
+
+Each thread of the source waits before a request, before the next line of a watch, and in a pause.
+``advance`` lets one of them go on until it waits again. So the order of all that happens is
+the schedule's, and the times are the virtual clock's.
+"""
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+from ebpflb.cluster.api_source import ApiSource
+from ebpflb.cluster.decoding import ResourceExpired, WatchSilent
+from ebpflb.cluster.retry import Timing
+from ebpflb.cluster.source import Emit
+from ebpflb.errors import ClusterError
+from ebpflb.model.events import Kind
+from tests.simulation.cluster import Change, Cluster, Json, key_of
+from tests.simulation.places import NODE
+
+PAGE, SILENCE = 2, 5.0  # objects of a page; seconds
+WAIT_SECONDS = 30.0  # real seconds
+
+
+class Wait(NamedTuple):
+    """What a thread waits for, and until when."""
+
+    what: str
+    until: float
+
+
+class Thread:
+    """One thread of the source: whether it may run, and what it waits for."""
+
+    def __init__(self) -> None:
+        self.may_run = threading.Semaphore(0)
+        self.wait = Wait("start", 0.0)
+
+
+class ScriptedApi:
+    """What the source asks; a ``ListServer``. Faults by kind: see the methods of their steps."""
+
+    url = "https://api"
+
+    def __init__(self, cluster: Cluster, clock: Callable[[], float]) -> None:
+        self.cluster, self.clock = cluster, clock
+        self.threads = {kind: Thread() for kind in Kind}
+        self.arrived = threading.Semaphore(0)
+        self.is_closed = False
+        self.oldest: dict[Kind, int] = dict.fromkeys(Kind, 0)  # from where on history is known
+        self.refused: Counter[Kind] = Counter()  # so many requests fail
+        self.lost: set[Kind] = set()  # whose connection breaks
+        self.hung: set[Kind] = set()  # whose watch is silent, until it is opened anew
+        self.expired: set[Kind] = set()  # whose continue token is
+        self.went_back: set[Kind] = set()  # whose watch asked for what it had been told
+        self._position: dict[Kind, int] = {}  # what has been told, by lists and watches
+
+    def advance(self, kind: Kind) -> bool:
+        """Lets a thread go on, if what it waits for is there."""
+        if not self._can_run(kind):
+            return False
+        self.threads[kind].may_run.release()
+        if not self.arrived.acquire(timeout=WAIT_SECONDS):
+            raise AssertionError(f"the thread of {kind} has ended, or waits for something else")
+        if self.went_back:
+            raise AssertionError(f"the watch of {kind} goes back to what it had been told")
+        return True
+
+    def is_current(self, kind: Kind) -> bool:
+        """Whether its watch has told everything."""
+        is_watching = self.threads[kind].wait.what == "line"
+        return is_watching and not self._line(kind) and kind not in self.hung | self.lost
+
+    def _can_run(self, kind: Kind) -> bool:
+        wait = self.threads[kind].wait
+        if wait.what == "line" and (kind in self.lost or self._has_line(kind)):
+            return True
+        return wait.what not in ("line", "pause") or self.clock() >= wait.until
+
+    def _has_line(self, kind: Kind) -> bool:
+        return kind not in self.hung and self._line(kind) is not None
+
+    def _line(self, kind: Kind) -> Change | None:
+        history = self.cluster.history[kind]
+        after = self._position[kind]
+        return next((change for change in history if change.version > after), None)
+
+    # In the threads of the source
+
+    def wait(self, what: str, until: float = 0.0) -> None:
+        """Until the schedule lets this thread go on."""
+        thread = self.threads[Kind(threading.current_thread().name.removeprefix("watch "))]
+        thread.wait = Wait(what, until)
+        self.arrived.release()
+        thread.may_run.acquire()
+        if self.is_closed:
+            raise ClusterError("stopped")
+
+    def _request(self, kind: Kind, what: str) -> None:
+        self.wait(what)
+        if self.refused[kind]:
+            self.refused[kind] -= 1
+            raise ClusterError("503 scripted")
+
+    def page(self, kind: Kind, query: dict[str, str]) -> bytes:
+        self._request(kind, "page")
+        token = query.get("continue", "")
+        if token and kind in self.expired:
+            self.expired.discard(kind)
+            raise ResourceExpired("410 scripted")
+        version, start = map(int, token.split(".")) if token else (self.cluster.version, 0)
+        found = self._as_of(kind, version)
+        rest = len(found) > start + PAGE
+        self._position[kind] = version
+        metadata = {"resourceVersion": str(version)}
+        metadata |= {"continue": f"{version}.{start + PAGE}"} if rest else {}
+        return json.dumps({"metadata": metadata, "items": found[start : start + PAGE]}).encode()
+
+    def _as_of(self, kind: Kind, version: int) -> list[Json]:
+        """All pages of a list are of the same version."""
+        found: dict[object, Json] = {}
+        for change in self.cluster.history[kind]:
+            if change.version <= version:
+                found.pop(change.key, None)
+                if change.type != "DELETED":
+                    found[key_of(change.object)] = change.object
+        return list(found.values())
+
+    @contextmanager
+    def watch(self, kind: Kind, query: dict[str, str]) -> Iterator[Iterator[bytes]]:
+        self._request(kind, "watch")
+        version = int(query["resourceVersion"])
+        if version < self.oldest[kind]:
+            raise ResourceExpired("410 scripted")
+        if version < self._position[kind]:
+            self.went_back.add(kind)
+        self.hung.discard(kind)
+        self.lost.discard(kind)
+        self._position[kind] = version
+        yield self._lines(kind)
+
+    def _lines(self, kind: Kind) -> Iterator[bytes]:
+        while True:
+            until = self.clock() + SILENCE
+            self.wait("line", until)
+            if kind in self.lost:
+                return
+            change = self._line(kind) if kind not in self.hung else None
+            if change is None:
+                if kind in self.hung:
+                    raise WatchSilent("scripted")
+                yield self._bookmark(kind)
+                continue
+            if self._position[kind] < self.oldest[kind]:
+                gone = {"kind": "Status", "code": 410, "message": "scripted"}
+                yield json.dumps({"type": "ERROR", "object": gone}).encode()
+            self._position[kind] = change.version
+            yield json.dumps({"type": change.type, "object": change.object}).encode()
+
+    def _bookmark(self, kind: Kind) -> bytes:
+        metadata = {"resourceVersion": str(self.cluster.version)}
+        return json.dumps({"type": "BOOKMARK", "object": {"metadata": metadata}}).encode()
+
+    def end_watch(self, kind: Kind) -> None:
+        self.lost.add(kind)
+
+    def close(self) -> None:
+        """All threads end."""
+        self.is_closed = True
+        for thread in self.threads.values():
+            thread.may_run.release()
+
+
+class Pauses(threading.Event):
+    """Whose waits end when the schedule says."""
+
+    def __init__(self, api: ScriptedApi) -> None:
+        super().__init__()
+        self._api = api
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not self.is_set() and timeout:
+            with suppress(ClusterError):
+                self._api.wait("pause", self._api.clock() + timeout)
+        return self.is_set()
+
+
+class ScriptedSource(ApiSource):
+    """The real one, at the scripted server."""
+
+    def __init__(self, emit: Emit, api: ScriptedApi) -> None:
+        timing = Timing(
+            backoff_max=2.0,
+            settle=0.0,
+            jitter=lambda: 0.5,
+            clock=api.clock,
+            monotonic=api.clock,
+            new_event=lambda: Pauses(api),
+        )
+        super().__init__(emit, node_name=NODE, timing=timing, limit=PAGE)
+        self._api = api
+
+    def prepare(self) -> None:
+        server: object = self._api
+        self._server = server  # type: ignore[assignment]
+
+    def start(self) -> None:
+        super().start()
+        for _ in Kind:
+            self._api.arrived.acquire()

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same steps where an API server is between cluster and agent, and what goes wrong with it."""
+
+from typing import TYPE_CHECKING
+
+from ebpflb.model.events import Kind
+from tests.simulation.api import ScriptedApi, ScriptedSource
+from tests.simulation.happenings import KINDS, Happenings
+
+if TYPE_CHECKING:
+    from tests.simulation.node import SimNode
+
+
+class ApiHappenings(Happenings):
+    """The source is the real one: ``deliver`` lets a watch's thread go on."""
+
+    def __init__(self, node: "SimNode") -> None:
+        super().__init__(node)
+        self.api = ScriptedApi(node.cluster, node.clock)
+        self.source: ScriptedSource | None = None
+
+    def restart(self) -> None:
+        self.api = ScriptedApi(self.node.cluster, self.node.clock)
+        self.source = None
+
+    def start(self) -> None:
+        super().start()
+        self.source = ScriptedSource(self.node.put, self.api)
+        self.source.start()
+
+    def stop(self) -> None:
+        if self.source:
+            self.source.stop()
+        self.source = None
+
+    def deliver(self, kind: int, count: int) -> None:
+        for _ in range(count if self.source else 0):
+            self.api.advance(KINDS[kind])
+
+    def deliver_all(self) -> None:
+        """Nothing is wrong any more with the server."""
+        self.api.refused.clear()
+        for kind in Kind if self.source else ():
+            while not self.api.is_current(kind) and self.api.advance(kind):
+                pass
+
+    @property
+    def is_current(self) -> bool:
+        return all(map(self.api.is_current, Kind))
+
+    def relist(self, kind: int) -> None:
+        """410 Gone in an open watch, or at the next one."""
+        self.api.oldest[KINDS[kind]] = self.node.cluster.version + 1
+        self.node.cluster.version += 1
+
+    def lose(self, kind: int) -> None:
+        """A connection breaks."""
+        self.api.lost.add(KINDS[kind])
+
+    def hang(self, kind: int) -> None:
+        """A watch says nothing any more."""
+        self.api.hung.add(KINDS[kind])
+
+    def refuse(self, kind: int, times: int) -> None:
+        """Requests fail."""
+        self.api.refused[KINDS[kind]] += times
+
+    def expire(self, kind: int) -> None:
+        """A list is too old before it is read to its end."""
+        self.api.expired.add(KINDS[kind])

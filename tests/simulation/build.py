@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hooks of sockets and packets over maps in memory, as a library that Python calls."""
+
+from pathlib import Path
+from typing import Any
+
+from cffi import FFI
+
+from ebpflb.datapath.maps import layout
+from tests.native import build
+
+DECLARATIONS = """
+typedef unsigned int __u32; typedef unsigned long long __u64;
+struct map { int kind, key_size, value_size, entries, stride, places, used, next;
+    char *keys, *values, *taken; unsigned long long *added, *touched; };
+struct attempt { __u32 hook, type, protocol, state; __u64 netns, cookie;
+    __u32 family, address, port; int allowed, retval, strange; __u32 verdicts; };
+struct end { __u32 address, port; };
+struct conversation { struct end client, frontend, backend, seen_as;
+    __u32 v6, protocol, sent, received; };
+extern unsigned long long now; extern unsigned int dice; extern int until_meanwhile;
+extern void (*meanwhile)(void); extern __u32 node_address;
+struct map *map_new(int kind, int key_size, int value_size, int entries);
+void map_free(struct map *map);
+void *map_at(struct map *map, int place);
+void *map_lookup(struct map *map, const char *key);
+int map_delete(struct map *map, const char *key);
+int map_update(struct map *map, const char *key, const char *value, int flags);
+int map_dump(const struct map *map, char *keys, char *values);
+void bind_map(int index, const char *name, struct map *map);
+void run(struct attempt *attempt);
+long long outcome_of(const struct attempt *attempt);
+void run_all(const struct attempt *attempts, int count, int first, int step, __u64 first_cookie,
+    long long *outcomes);
+long long talk_open(struct conversation *talk, int *replied);
+long long talk_on(struct conversation *talk, int *replied);
+void talk_close(struct conversation *talk);
+void talk_all(const struct conversation *talks, int count, int first, int step,
+    struct conversation *after, long long *outcomes);
+"""
+SOURCE = Path(__file__).with_name("sockets.c")
+
+
+class Library:
+    """The library, and cffi's view of it."""
+
+    def __init__(self, folder: Path) -> None:
+        """Built in ``folder``, where it is not there yet."""
+        library = folder / "simulation.so"
+        if not library.exists():
+            includes = (f"-I{layout.SOURCES}", f"-I{build.SOURCE.parent}", "-DHAVE_SET_RETVAL")
+            flags = (*build.SHAPE, *build.STRICT, *build.CHECKED, *includes)
+            build.gcc("-shared", *flags, "-O1", SOURCE, "-o", library)
+        self.ffi: Any = FFI()
+        self.ffi.cdef(DECLARATIONS)
+        self.lib: Any = self.ffi.dlopen(str(library))

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What steps do, each in the method of its name; and the source of objects that steps drive.
+
+Each kind of object has a cursor in its history: ``deliver`` sends what follows it, so the kinds
+reach the agent in any order among themselves, as separate watches do.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from ebpflb.agent.inbox import Stop
+from ebpflb.cluster.source import FreshList
+from ebpflb.datapath.programs.loader import SECTIONS
+from ebpflb.errors import KernelError
+from ebpflb.model.events import Kind
+from tests.simulation.cluster import event_of, slice_name
+from tests.simulation.kernel import SimMap
+from tests.simulation.places import FAMILIES, PORTS
+from tests.simulation.steps import ALL_READY, Step
+
+if TYPE_CHECKING:
+    from tests.simulation.node import SimNode
+
+KINDS = list(Kind)
+VERSIONS = ((4,), (6,), FAMILIES)
+_HOOKS = [hook.attach_type for hook in SECTIONS.values()]
+# Maps that the agent writes and nothing else, of which an entry can be removed or changed.
+_DAMAGED = ("services", "service_names", "backend_names", "cluster_ips", "node_addresses")
+
+
+class Happenings:
+    """Also the agent's source: started with it, driven by steps."""
+
+    def __init__(self, node: "SimNode") -> None:
+        self.node = node
+        self.cursors: dict[Kind, int | None] = {}
+        self.away = 0
+        self.missing: set[str] = set()  # pins that somebody has removed
+
+    def do(self, step: Step, until: float) -> None:
+        """Until it has happened, or until the agent's time is over."""
+        if step.name == "wait":
+            self._wait(step, until)
+        else:
+            getattr(self, step.name)(*step.arguments)
+
+    def while_away(self) -> None:
+        """What happens before the next agent starts."""
+        while self.away and self.node.steps:
+            self.away -= 1
+            self.do(self.node.steps.popleft(), float("inf"))
+        self.away = 0
+
+    def _wait(self, step: Step, until: float) -> None:
+        end = self.node.now + step.arguments[0] / 1000
+        self.node.now = min(end, until)
+        if end > until:
+            left = round((end - until) * 1000)
+            self.node.steps.appendleft(Step("wait", (left,)))
+
+    # The source
+
+    def restart(self) -> None:
+        self.cursors = dict.fromkeys(Kind)
+
+    def start(self) -> None:
+        from tests.simulation.node import devices
+
+        self.node.put(devices(*sorted(self.node.kernel.devices)))
+
+    def stop(self) -> None:
+        pass
+
+    def fresh_lists(self) -> Sequence[FreshList]:
+        return []
+
+    def received(self) -> Mapping[str, float]:
+        return {}
+
+    def deliver(self, kind: int, count: int) -> None:
+        """First a list, later up to ``count`` changes."""
+        self._deliver(KINDS[kind], count)
+
+    def _deliver(self, kind: Kind, count: int) -> None:
+        if self.node.life is None:
+            return
+        cursor, cluster = self.cursors[kind], self.node.cluster
+        if cursor is None:
+            self.node.put(cluster.listed(kind))
+            self.cursors[kind] = len(cluster.history[kind])
+            return
+        for change in cluster.history[kind][cursor : cursor + count]:
+            self.node.put(event_of(kind, change))
+            self.cursors[kind] = cursor = cursor + 1
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the agent has been told everything."""
+        return True
+
+    def deliver_all(self) -> None:
+        for kind in Kind:
+            if self.cursors[kind] != len(self.node.cluster.history[kind]):
+                self._deliver(kind, len(self.node.cluster.history[kind]))
+
+    def relist(self, kind: int) -> None:
+        """As after 410 Gone."""
+        self.cursors[KINDS[kind]] = None
+        self._deliver(KINDS[kind], 1)
+
+    # The cluster
+
+    def service(self, number: int, ip: int, ports: int, shape: int) -> None:
+        self.node.cluster.put_service(number, ip, ports, shape)
+
+    def delete_service(self, number: int) -> None:
+        self.node.cluster.delete(Kind.SERVICE, f"s{number}")
+
+    def recreate(self, number: int, ip: int, shape: int) -> None:
+        """The same name with another uid, and maybe another address and other families."""
+        self.delete_service(number)
+        self.service(number, ip, len(PORTS), shape)
+
+    def slice(
+        self, number: int, part: int, families: int, ready: int, leaving: int, weight: int
+    ) -> None:
+        """In one family or, as the API's controller does for both, in each."""
+        leaving &= ALL_READY ^ ready
+        for version in VERSIONS[families]:
+            self.node.cluster.put_slice(number, part, version, ready, leaving, weight)
+
+    def delete_slice(self, number: int, part: int, family: int) -> None:
+        name = slice_name(number, part, FAMILIES[family])
+        self.node.cluster.delete(Kind.ENDPOINT_SLICE, name)
+
+    # The node
+
+    def fail(self, after: int, times: int, which: int) -> None:
+        """So many of the agent's changes fail, from a later one on."""
+        from tests.simulation.node import ERRNOS
+
+        self.node.fail_at = self.node.changes + after
+        self.node.failures, self.node.errno = times, ERRNOS[which]
+
+    def die(self, after: int, away: int) -> None:
+        """The agent is killed at a later change."""
+        self.node.die_at, self.away = self.node.changes + after, away
+
+    def restart_agent(self, away: int) -> None:
+        """It ends in order, and some steps later the next one starts."""
+        if self.node.life:
+            self.node.put(Stop())
+            self.away = away
+
+    def unpin(self, which: int) -> None:
+        """Somebody removes a pin. The agent holds what it leads to."""
+        if self.node.life and self.node.serving:
+            pins = sorted(self.node.kernel.pins)
+            path = pins[which % len(pins)]
+            self.node.kernel.pins.pop(path)
+            self.missing.add(path)
+
+    def detach(self, which: int) -> None:
+        """Somebody detaches a hook."""
+        if self.node.life and self.node.serving:
+            link = self.node.kernel.link_at(self.node.cgroup, _HOOKS[which % len(_HOOKS)])
+            if link:
+                link.target, self.node.detached = 0, True
+
+    def damage(self, which: int, entry: int) -> None:
+        """Somebody removes an entry of a map, or changes it."""
+        name = _DAMAGED[which % len(_DAMAGED)]
+        for opened in self.node.kernel.pins.values():
+            if isinstance(opened, SimMap) and opened.name == name and opened.items():
+                key, value = opened.items()[entry % len(opened.items())]
+                if entry % 2:
+                    opened.lib.map_delete(opened.place, key)
+                else:
+                    opened.update(key, value[:-1] + bytes([value[-1] ^ 1]))
+                self.node.damaged = True
+                self.node.clients.forget()
+
+    def device(self, which: int) -> None:
+        """A second device comes, or goes."""
+        from tests.simulation.node import devices
+
+        found = {1, 2} if which else {1}
+        self.node.kernel.devices = found
+        if self.node.life:
+            self.node.put(devices(*sorted(found)))
+
+    def open(self, which: int) -> None:
+        """A client connects, and stays."""
+        if self.node.can_look():
+            self.node.clients.open(which)
+
+    def flow(self, which: int) -> None:
+        """A client whose packets this node forwards connects, and stays."""
+        if self.node.can_look():
+            self.node.clients.packets.open(which, self.node.now)
+
+    def close(self, which: int) -> None:
+        """A flow of packets ends."""
+        if self.node.can_look():
+            self.node.clients.packets.close(which)
+
+    def sweep(self) -> None:
+        """Flows that have been idle for too long are removed."""
+        if self.node.life and self.node.serving:
+            with suppress(KernelError):
+                self.node.life.sweep()

@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel that a simulated agent believes in: bpf(2) with maps, programs, links and pins.
+
+``SimKernel`` has the functions of ``ebpflb.datapath.kernel`` by their names. Each change goes
+through ``change``, one element at a time, so that anything can happen between any two: look-ups by
+programs, an error, the agent's death. Descriptors are real ones, so that whoever leaks them is
+found.
+"""
+
+import errno
+import os
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
+
+from ebpflb.datapath.attach.tcx import TCX_HOOKS as TCX
+from ebpflb.datapath.kernel import MAP_KINDS, Batch
+from ebpflb.errors import KernelError
+from tests.simulation.build import Library
+
+_LOAD64 = 0x18
+Change = Callable[[str, Callable[[], Any], bool], Any]
+"""Called with a description, what to do, and whether it may fail; does it, and returns its result.
+"""
+
+
+class Object:
+    """What a descriptor or a pin leads to."""
+
+    def __init__(self, number: int) -> None:
+        self.id = number
+
+
+class SimMap(Object):
+    """A map; ``place`` is the C side's pointer to it."""
+
+    def __init__(self, number: int, library: Library, name: str, sizes: tuple[int, ...]) -> None:
+        super().__init__(number)
+        self.ffi, self.lib, self.name = library.ffi, library.lib, name
+        self.kind, self.key_size, self.value_size, self.entries, self.flags = sizes
+        made = self.lib.map_new(self.kind, self.key_size, self.value_size, self.entries)
+        self.place = self.ffi.gc(made, self.lib.map_free)
+
+    def lookup(self, key: bytes) -> bytes | None:
+        found = self.lib.map_lookup(self.place, key)
+        return bytes(self.ffi.buffer(found, self.value_size)) if found else None
+
+    def update(self, key: bytes, value: bytes, flags: int = 0) -> int:
+        return int(self.lib.map_update(self.place, key, value, flags))
+
+    def items(self) -> list[tuple[bytes, bytes]]:
+        """Of a hash."""
+        keys, values, count = self.dump()
+        return [
+            (
+                keys[at * self.key_size : (at + 1) * self.key_size],
+                values[at * self.value_size : (at + 1) * self.value_size],
+            )
+            for at in range(count)
+        ]
+
+    def dump(self) -> tuple[bytes, bytes, int]:
+        """Keys and values, joined, and how many there are."""
+        if not self.place.used:
+            return b"", b"", 0
+        keys = bytearray(self.place.used * self.key_size)
+        values = bytearray(self.place.used * self.value_size)
+        to = self.ffi.from_buffer("char[]", keys), self.ffi.from_buffer("char[]", values)
+        count = int(self.lib.map_dump(self.place, *to))
+        return bytes(keys), bytes(values), count
+
+
+class SimProgram(Object):
+    """A loaded program refers to its maps, whatever becomes of their pins."""
+
+    def __init__(self, number: int, name: str, maps: dict[str, SimMap]) -> None:
+        super().__init__(number)
+        self.name, self.maps = name, maps
+
+
+class SimLink(Object):
+    """``target`` is a cgroup's inode or a device's ifindex; 0 once it is detached."""
+
+    def __init__(self, number: int, program: SimProgram, target: int, attach: int) -> None:
+        super().__init__(number)
+        self.program, self.target, self.attach = program, target, attach
+
+
+class SimMemory:
+    """An array's elements, of which each one is written in a change of its own."""
+
+    def __init__(self, kernel: "SimKernel", opened: SimMap, size: int) -> None:
+        self._kernel, self._name = kernel, opened.name
+        self._bytes = opened.ffi.buffer(opened.lib.map_at(opened.place, 0), size)
+
+    def __getitem__(self, at: slice) -> bytes:
+        return bytes(self._bytes[at.start : at.stop])
+
+    def __setitem__(self, at: slice, value: bytes) -> None:
+        def write() -> None:
+            self._bytes[at.start : at.stop] = value
+
+        self._kernel.change(f"memory of {self._name}", write, False)
+
+    def close(self) -> None:
+        pass
+
+
+class SimKernel:
+    """All that outlives an agent, but for descriptors; ``devices`` are the ifindexes that exist."""
+
+    def __init__(self, library: Library, change: Change) -> None:
+        self.library, self.change = library, change
+        self.objects: dict[int, Object] = {}  # descriptor -> object
+        self.pins: dict[str, Object] = {}
+        self.links: list[SimLink] = []
+        self.devices = {1}
+        self._number = 0
+        self._null = os.open(os.devnull, os.O_RDONLY)
+        self._inode = os.fstat(self._null)
+
+    def close(self) -> None:
+        self.close_descriptors()
+        os.close(self._null)
+
+    # Objects and descriptors
+
+    def open(self, found: Object) -> int:
+        fd = os.dup(self._null)
+        self.objects[fd] = found
+        return fd
+
+    def opened(self) -> dict[int, Object]:
+        """The descriptors that are open now."""
+        self.objects = {fd: found for fd, found in self.objects.items() if self._is_open(fd)}
+        return self.objects
+
+    def close_descriptors(self) -> None:
+        """As the end of a process does."""
+        for fd in self.opened():
+            os.close(fd)
+        self.objects.clear()
+
+    def link_at(self, target: int, attach: int) -> SimLink | None:
+        """The link whose program runs there. One without pin and descriptor is gone."""
+        at_hook = (each for each in self.links if (each.target, each.attach) == (target, attach))
+        return next(filter(self._is_kept, at_hook), None)
+
+    def _is_kept(self, link: SimLink) -> bool:
+        """By a pin, or by a descriptor that is open."""
+        if link in self.pins.values():
+            return True
+        fds = [fd for fd, found in self.objects.items() if found is link]
+        return any(map(self._is_open, fds))
+
+    def _is_open(self, fd: int) -> bool:
+        with suppress(OSError):
+            return os.path.samestat(os.fstat(fd), self._inode)
+        return False
+
+    def _map(self, fd: int) -> SimMap:
+        found = self.objects[fd]
+        assert isinstance(found, SimMap)
+        return found
+
+    def _link(self, fd: int) -> SimLink:
+        found = self.objects[fd]
+        assert isinstance(found, SimLink)
+        return found
+
+    def _next(self) -> int:
+        self._number += 1
+        return self._number
+
+    # Maps
+
+    def map_create(
+        self,
+        *,
+        name: str,
+        kind: str,
+        sizes: tuple[int, int],
+        entries: int,
+        flags: int,
+        types: tuple[int, int, int],
+    ) -> int:
+        made = SimMap(self._next(), self.library, name, (MAP_KINDS[kind], *sizes, entries, flags))
+        return int(self.change(f"creating {name}", lambda: self.open(made), True))
+
+    def btf_load(self, types: bytes) -> int:
+        return self.open(SimpleNamespace(types=types))
+
+    def map_memory(self, map_fd: int, size: int, *, writable: bool) -> SimMemory:
+        return SimMemory(self, self._map(map_fd), size)
+
+    def map_lookup(
+        self, map_fd: int, key: bytes, value_size: int, *, delete: bool = False
+    ) -> bytes | None:
+        opened = self._map(map_fd)
+        found = opened.lookup(key)
+        if found is not None and delete:
+            self.map_delete(map_fd, key)
+        return found and found + bytes(value_size - len(found))
+
+    def map_update(
+        self, map_fd: int, key: bytes, value: bytes, *, new: bool = False, known: bool = False
+    ) -> None:
+        opened, flags = self._map(map_fd), 2 * known + new
+        short = value[: opened.value_size]
+        done = self.change(f"update {opened.name}", lambda: opened.update(key, short, flags), True)
+        if done:
+            raise KernelError("map update", -done, os.strerror(-done))
+
+    def map_delete(self, map_fd: int, key: bytes) -> None:
+        opened = self._map(map_fd)
+        self.change(f"delete {opened.name}", lambda: opened.lib.map_delete(opened.place, key), True)
+
+    def map_next_key(self, map_fd: int, key: bytes | None, key_size: int) -> bytes | None:
+        keys = [each for each, _ in self._map(map_fd).items()]
+        following = keys[keys.index(key) + 1 :] if key in keys else keys
+        return following[0] if following else None
+
+    def map_lookup_batch(
+        self, map_fd: int, cursor: bytes | None, keys: bytearray, values: bytearray, count: int
+    ) -> Batch:
+        opened = self._map(map_fd)
+        if opened.kind == MAP_KINDS["LPM_TRIE"]:
+            raise KernelError("map batch look-up", errno.EINVAL, "not supported")
+        found_keys, found_values, found = opened.dump()
+        keys[: len(found_keys)], values[: len(found_values)] = found_keys, found_values
+        return Batch(found, None)
+
+    def map_write_batch(self, map_fd: int, keys: bytes, values: bytes, count: int) -> None:
+        opened = self._map(map_fd)
+        for at in range(count):
+            key = keys[at * opened.key_size : (at + 1) * opened.key_size]
+            value = values[at * opened.value_size : (at + 1) * opened.value_size]
+            self.map_update(map_fd, key, value)
+
+    # Programs, links and pins
+
+    def prog_load(self, *, name: str, code: bytes, **_: Any) -> int:
+        maps = {opened.name: opened for opened in map(self._map, references(code))}
+        made = SimProgram(self._next(), name, maps)
+        return int(self.change(f"loading {name}", lambda: self.open(made), True))
+
+    def pin(self, fd: int, path: str) -> None:
+        self.change(f"pinning {path}", lambda: self.pins.update({path: self.objects[fd]}), True)
+
+    def get(self, path: str) -> int | None:
+        return self.open(self.pins[path]) if path in self.pins else None
+
+    def info(self, fd: int, what: str) -> Any:
+        found = self.objects[fd]
+        if isinstance(found, SimMap):
+            return found
+        if isinstance(found, SimProgram):
+            return SimpleNamespace(id=found.id, name=found.name)
+        link = self._link(fd)
+        return SimpleNamespace(id=link.id, program=link.program.id, cgroup=link.target)
+
+    def link_create(self, prog_fd: int, target: int, attach: int, flags: int = 0) -> int:
+        at_device = attach in TCX.values()
+        where = target if at_device else os.fstat(target).st_ino
+        if at_device and target not in self.devices:
+            raise KernelError("attaching", errno.ENODEV, "no such device")
+        program = self.objects[prog_fd]
+        assert isinstance(program, SimProgram)
+        made = SimLink(self._next(), program, where, attach)
+
+        def attached() -> int:
+            self.links.append(made)
+            return self.open(made)
+
+        return int(self.change(f"attaching {program.name}", attached, True))
+
+    def link_update(self, link_fd: int, prog_fd: int) -> None:
+        link, program = self._link(link_fd), self.objects[prog_fd]
+        assert isinstance(program, SimProgram)
+        if not link.target:
+            raise KernelError("replacing a program", errno.ENOLINK, "detached")
+        self.change("replacing a program", lambda: setattr(link, "program", program), True)
+
+    def link_detach(self, link_fd: int) -> None:
+        self.change("detaching", lambda: setattr(self._link(link_fd), "target", 0), True)
+
+    def query_links(self, ifindex: int, attach: int) -> list[int]:
+        if ifindex not in self.devices:
+            raise KernelError("asking", errno.ENODEV, "no such device")
+        found = self.link_at(ifindex, attach)
+        return [found.id] if found else []
+
+
+CALLS = (
+    "map_create", "map_lookup", "map_update", "map_delete", "map_next_key", "map_lookup_batch",
+    "map_write_batch", "prog_load", "pin", "get", "info", "link_create", "link_update",
+    "link_detach", "query_links", "btf_load",
+)  # fmt: skip
+
+
+def references(code: bytes) -> list[int]:
+    """The descriptors of maps in a program."""
+    found, at = [], 0
+    while at < len(code):
+        opcode, registers, _, number = struct.unpack_from("<BBhi", code, at)
+        if opcode == _LOAD64 and registers >> 4 == 1:
+            found.append(number)
+        at += 16 if opcode == _LOAD64 else 8
+    return found

@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One node of a simulation: agents come and go on it, steps happen while they wait or write.
+
+All runs in one thread and by a virtual clock. The agent's loop asks its inbox for a message: then
+steps happen until there is one, or until the time is over. The agent changes something in the
+kernel: then look-ups happen before, during and after it, or it fails, or the agent dies.
+"""
+
+import errno
+import os
+from collections import deque
+from collections.abc import Callable
+from ipaddress import ip_address
+from math import inf
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+from ebpflb.agent.inbox import Stop
+from ebpflb.datapath.programs.loader import SECTIONS
+from ebpflb.errors import EbpflbError, KernelError
+from ebpflb.model.devices import Device
+from ebpflb.node.device_watch import DevicesChanged
+from ebpflb.serve.metrics import Metrics
+from tests.simulation import bpffs, settled
+from tests.simulation.agent import SPECS, Life, simulated
+from tests.simulation.build import Library
+from tests.simulation.clients import Clients
+from tests.simulation.cluster import Cluster
+from tests.simulation.expected import Wrong
+from tests.simulation.happenings import Happenings
+from tests.simulation.kernel import SimKernel
+from tests.simulation.oracle import Known, View
+from tests.simulation.places import FAMILIES, NODE_ADDRESS, of_family
+from tests.simulation.steps import Step
+
+CONNECT4 = SECTIONS["cgroup/connect4"].attach_type
+ERRNOS = (errno.ENOMEM, errno.E2BIG, errno.EPERM)
+SETTLING = 9.0  # virtual seconds: a comparison of the maps, and a write that is tried again
+LONGEST_SETTLING = 60.0  # of what is told by an API server
+MOST_TURNS = 400  # turns of the loop without time passing
+
+
+class Death(BaseException):
+    """The agent is killed; nothing is cleaned up."""
+
+
+class SimNode:
+    """``run`` executes the steps; whatever does not hold is raised as Wrong."""
+
+    def __init__(
+        self,
+        library: Library,
+        folder: Path,
+        metrics: Metrics,
+        steps: list[Step],
+        happenings: Callable[["SimNode"], Happenings] = Happenings,
+    ) -> None:
+        self.steps = deque(steps)
+        self.kernel = SimKernel(library, self.change)
+        self.state = bpffs.root(self.kernel)
+        self.library, self.folder, self.metrics = library, folder, metrics
+        self.cgroup = os.stat(folder).st_ino
+        self.cluster = Cluster()
+        self.clients = Clients(library)
+        library.lib.dice = 1
+        self.now = 1000.0
+        self.happenings = happenings(self)
+        self.changes = self.turns = self.lives = 0
+        self.die_at: int | None = None
+        self.fail_at, self.failures, self.errno = 0, 0, 0
+        self.is_dead = self.serving = self.damaged = self.detached = False
+        self.settle_until: float | None = None
+        self.settled_by = inf
+        self.finished = False
+        self.life: Life | None = None
+        self.known = Known(None)
+        self.views: list[View] = [{}]
+        self._program: object = None
+        self._restart()
+
+    def run(self) -> None:
+        with simulated(self.kernel):
+            try:
+                while not self.finished:
+                    self._live()
+            finally:
+                self.kernel.close()
+
+    # One agent
+
+    def _restart(self) -> None:
+        self.known, self.is_dead = Known(self.known), False
+        self.queue: deque[Any] = deque()
+        self.happenings.restart()
+        self.turns = 0
+
+    def _live(self) -> None:
+        self.lives += 1
+        failures = self.failures
+        self._restart()
+        try:
+            self.life = Life(
+                self.state, self.folder, self, self.happenings, self.metrics, self.clock, SPECS
+            )
+            self.life.agent.run()
+            self.life.datapath.close()
+            if leaked := self.kernel.opened():
+                raise Wrong(f"descriptors are still open: {leaked}")
+        except Death:
+            pass
+        except EbpflbError as error:
+            if not failures:
+                raise Wrong(f"a start has failed: {error}") from error
+            self.now += 1.0  # until it is started again
+            self.look()
+        finally:
+            self._end()
+        self.happenings.while_away()
+
+    def _end(self) -> None:
+        """A life ends: what only its descriptors have kept is gone."""
+        self.life = None
+        self.happenings.stop()
+        self.kernel.close_descriptors()
+        if self.happenings.missing - self.kernel.pins.keys():
+            self.damaged = True
+            self.clients.forget()
+
+    def clock(self) -> float:
+        return self.now
+
+    # The inbox
+
+    def put(self, message: Any) -> None:
+        self.queue.append(message)
+
+    def empty(self) -> bool:
+        return not self.queue
+
+    def get(self, timeout: float | None = None) -> Any:
+        if timeout is not None:
+            self._between_turns()
+            until = self.now + timeout
+            while not self.queue:
+                if not self._next_step(until):
+                    raise Empty
+        message = self.queue.popleft()
+        self.known.take(message)
+        return message
+
+    def _next_step(self, until: float) -> bool:
+        """False when the time is over."""
+        self.turns = 0 if until > self.now else self.turns + 1
+        if self.turns > MOST_TURNS:
+            raise Wrong("the loop turns without waiting")
+        if self.steps and until > self.now:
+            step = self.steps.popleft()
+            self.happenings.do(step, until)
+            return bool(self.queue) or self.now < until
+        if not self.steps:
+            self._settle()
+        self.now = max(self.now, until) if not self.queue else self.now
+        return bool(self.queue)
+
+    def _settle(self) -> None:
+        """Nothing happens any more; after a while all must be as it should be."""
+        self.die_at = None
+        self.failures = 0
+        again = self.life.agent.loader.due if self.life else inf
+        if self.settle_until is None or again < inf:
+            self.settle_until = (again if again < inf else self.now) + SETTLING
+            self.settled_by = self.settle_until + LONGEST_SETTLING
+        self.happenings.deliver_all()
+        if self.now > self.settled_by:
+            raise Wrong("the agent is not told what is new")
+        if not self.happenings.is_current:
+            self.settle_until = max(self.settle_until, self.now + SETTLING)
+        if self.now >= self.settle_until and not self.queue and not self.finished:
+            assert self.life
+            self.damaged = self.detached = False
+            self.look()
+            settled.check(self, self.life)
+            self.finished = True
+            self.queue.append(Stop())
+
+    def _between_turns(self) -> None:
+        """The loop has done what it could."""
+        assert self.life
+        if self.known.complete and self.life.health.ready:
+            self._expect([self.known.view()])
+            self.serving = True
+            self.detached = self.detached and not self._all_hooks()
+        else:
+            self._add_view()
+        if self.serving and not (self.damaged or self.detached or self._all_hooks()):
+            raise Wrong("not every hook has a program")
+        self.look()
+
+    def _add_view(self) -> None:
+        """What the agent knows now may be in force soon."""
+        if self.known.complete and (view := self.known.view()) is not self.views[-1]:
+            self._expect([*self.views, view])
+
+    def _expect(self, views: list[View]) -> None:
+        if len(views) != len(self.views) or views[-1] is not self.views[-1]:
+            self.views = views
+            self.clients.expect(views)
+
+    # The kernel's changes
+
+    def change(self, what: str, do: Callable[[], Any], may_fail: bool) -> Any:
+        """Does it; before, during and after it others look things up, or it fails."""
+        if self.is_dead or (self.life is None and self.finished):
+            raise Death
+        self.changes += 1
+        if self.die_at is not None and self.changes >= self.die_at:
+            self.die_at, self.is_dead = None, True
+            raise Death
+        if may_fail and self.failures and self.changes >= self.fail_at:
+            self.failures -= 1
+            raise KernelError(what, self.errno, os.strerror(self.errno))
+        if not self.can_look():
+            return do()
+        self._add_view()
+        result = self._interrupt(do)
+        self.look()
+        return result
+
+    def _interrupt(self, do: Callable[[], Any]) -> Any:
+        """Does it while a program runs, after some of its look-ups."""
+        done: list[Any] = []
+        lib, number = self.library.lib, self.changes
+        callback = self.library.ffi.callback("void()", lambda: done.append(do()))
+        lib.meanwhile, lib.until_meanwhile = callback, 1 + number % 7
+        self.clients.ask_one(number, self.now)
+        lib.until_meanwhile = 0
+        if not done:
+            done.append(do())
+        return done[0]
+
+    def can_look(self) -> bool:
+        """Whether the programs are in force, and no other fault makes their look-ups wrong."""
+        if not self.serving or self.damaged:
+            return False
+        link = self.kernel.link_at(self.cgroup, CONNECT4)
+        if link is None or (self.detached and not self._all_hooks()):
+            if self.detached:
+                return False
+            raise Wrong("no program runs at connect4")
+        if link.program is not self._program:
+            self._program = link.program
+            self.clients.use(link.program.maps)
+        return True
+
+    def look(self) -> None:
+        if self.can_look():
+            self.library.lib.now = int(self.now * 1e9)
+            self.clients.ask_all(self.now)
+
+    def _all_hooks(self) -> bool:
+        hooks = [hook.attach_type for hook in SECTIONS.values()]
+        return all(self.kernel.link_at(self.cgroup, hook) for hook in hooks)
+
+
+def device(index: int) -> Device:
+    """A device of the node with its address."""
+    own = (ip_address(of_family(NODE_ADDRESS, version)) for version in FAMILIES)
+    addresses = tuple(own) if index == 1 else ()
+    return Device(index, f"eth{index}", False, True, 0, addresses, addresses)
+
+
+def devices(*indexes: int) -> DevicesChanged:
+    return DevicesChanged(tuple(map(device, indexes)))

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the schedules of seeds; of one that fails, finds the shortest that fails alike."""
+
+import gc
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from ebpflb.serve.metrics import Metrics
+from tests.simulation.api_happenings import ApiHappenings
+from tests.simulation.build import Library
+from tests.simulation.happenings import Happenings
+from tests.simulation.node import SimNode
+from tests.simulation.steps import Step, draw, draw_api
+
+ATTEMPTS = 400  # at a shorter schedule
+
+
+class Failure(NamedTuple):
+    """What does not hold, in the shortest schedule that was found."""
+
+    seed: int
+    steps: tuple[Step, ...]
+    text: str
+
+    def __str__(self) -> str:
+        steps = "\n".join(f"    {step}" for step in self.steps)
+        return f"{self.text}\n  EBPFLB_SEED={self.seed}, and the shortest of its steps:\n{steps}"
+
+
+class Result(NamedTuple):
+    """How many changes of the kernel, and lives of agents, a schedule had; and what failed."""
+
+    changes: int
+    lives: int
+    error: str | None
+
+
+class Runner:
+    """Runs schedules one after the other, with one library and one folder."""
+
+    def __init__(self, library: Library, folder: Path, *, api: bool = False) -> None:
+        """``api``: with an API server between cluster and agent."""
+        self.library, self.folder, self.metrics = library, folder, Metrics()
+        self.happenings = ApiHappenings if api else Happenings
+        self.draw = draw_api if api else draw
+
+    def close(self) -> None:
+        self.metrics.close()
+
+    def run(self, steps: Sequence[Step]) -> Result:
+        """Whatever is raised has failed; also what no one has thought of."""
+        parts = self.library, self.folder, self.metrics
+        node = SimNode(*parts, list(steps), self.happenings)
+        try:
+            with _quiet(), _collected_once():
+                node.run()
+        except Exception as error:
+            return Result(node.changes, node.lives, f"{type(error).__name__}: {error}")
+        return Result(node.changes, node.lives, None)
+
+    def failure(self, seed: int) -> Failure | None:
+        """What is wrong in the schedule of a seed, if anything."""
+        steps = self.draw(seed)
+        error = self.run(steps).error
+        return self._shortest(seed, steps, error) if error else None
+
+    def _shortest(self, seed: int, steps: list[Step], text: str) -> Failure:
+        """Without the steps that do not matter."""
+        left, size = ATTEMPTS, len(steps) // 2
+        while size and left:
+            for shorter in _without(steps, size):
+                left -= 1
+                if (error := self.run(shorter).error) and _alike(error, text):
+                    steps, text = shorter, error
+                    break
+                if not left:
+                    break
+            else:
+                size //= 2
+        return Failure(seed, tuple(steps), text)
+
+
+def _without(steps: list[Step], size: int) -> Iterator[list[Step]]:
+    for start in range(0, len(steps), size):
+        yield steps[:start] + steps[start + size :]
+
+
+def _alike(one: str, other: str) -> bool:
+    """Whether two errors are about the same, whichever frontend and backend they name."""
+    words = (re.sub(r"\(.*?\)|[0-9.:]+", "", text)[:40] for text in (one, other))
+    return len(set(words)) == 1
+
+
+@contextmanager
+def _collected_once() -> Iterator[None]:
+    """No collections while it runs: one afterwards takes a tenth of the time of them all."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.collect(1)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The agent logs thousands of failures that are meant."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)

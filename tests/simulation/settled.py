@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What must hold when nothing has happened for a while."""
+
+from collections.abc import Iterator
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from ebpflb.datapath.attach.tcx import TCX_HOOKS
+from ebpflb.datapath.maps.bpf_map import MappedArray
+from ebpflb.datapath.maps.sweep import FLOW_MAPS
+from ebpflb.datapath.programs.loader import SECTIONS
+from ebpflb.model.events import Kind
+from ebpflb.plan.planner import Planner
+from tests.plan.node import PlannedNode, check_tidy
+from tests.plan.simulation import Maps
+from tests.simulation.agent import Life
+from tests.simulation.cluster import read
+from tests.simulation.expected import Wrong
+
+if TYPE_CHECKING:
+    from tests.simulation.node import SimNode
+
+
+LONG = 1e6  # seconds, after which no flow stays
+
+
+def check(node: "SimNode", life: Life) -> None:
+    """Raises Wrong, or AssertionError, with what does not hold."""
+    for kind in Kind:
+        listed = dict(read(kind, each) for each in node.cluster.objects[kind].values())
+        wanted = {key: found.object for key, found in listed.items()}
+        if node.known.objects.get(kind) != wanted:
+            raise Wrong(f"the agent does not know the newest {kind}")
+    if not life.health.ready or not life.health.serves:
+        raise Wrong(f"not ready: {life.agent.status.not_ready}, serves: {life.health.serves}")
+    _check_hooks(node)
+    _check_maps(life)
+    _check_sweeps(node, life)
+
+
+def _check_hooks(node: "SimNode") -> None:
+    for section, hook in SECTIONS.items():
+        if not node.kernel.link_at(node.cgroup, hook.attach_type):
+            raise Wrong(f"nothing runs at {section}")
+    pinned = {opened.id for opened in node.kernel.pins.values()}
+    for index, hook in product(node.kernel.devices, TCX_HOOKS.values()):
+        link = node.kernel.link_at(index, hook)
+        if link is None or link.id not in pinned:
+            raise Wrong(f"nothing that is pinned runs at device {index}")
+
+
+def _check_maps(life: Life) -> None:
+    """As if written from nothing, without anything left over, and as the audit sees it."""
+    planner, datapath = life.service_sync.planner, life.datapath
+    if planner.not_programmed:
+        raise Wrong(f"not programmed: {planner.not_programmed}")
+    found = contents(datapath.maps)
+    fresh = Maps()
+    made = Planner(datapath.capacity)
+    fresh.write_all(made.plan_everything(dict(planner.claims.desired), 0.0))
+    if found.view() != fresh.view():
+        raise Wrong("the maps are not what is planned")
+    node = PlannedNode(datapath.capacity)
+    node.maps, node.planner = found, planner
+    check_tidy(node)
+    if drift := [each for drifts in life.maps_check.steps() for each in drifts]:
+        raise Wrong(f"the audit finds {drift}")
+    if datapath.maps["settings"].get(0).writes % 2:
+        raise Wrong("a write has not ended")
+
+
+def _check_sweeps(node: "SimNode", life: Life) -> None:
+    """Flows that are open stay; once nobody uses them, sweeps leave none behind."""
+    life.sweep()
+    node.look()
+    node.clients.packets.forget()
+    life.sweep(later=LONG)
+    for name in FLOW_MAPS:
+        if left := list(life.datapath.maps[name].items()):
+            raise Wrong(f"sweeps leave {left}")
+
+
+def contents(maps: dict[str, Any]) -> Maps:
+    """The kernel's maps as dicts."""
+    found = Maps()
+    for name in ("services", "service_names", "backend_names", "source_ranges", "cluster_ips"):
+        getattr(found, name).update(maps[name].items())
+    found.slots.update(_written(maps["slots"]))
+    found.choices.update(_written(maps["choices"]))
+    slots = maps["backend_slots"]
+    found.backend_slots.update(
+        dict.fromkeys(range(slots.spec.entries), slots.value.unpack(bytes(slots.size)))
+    )
+    found.backend_slots.update(_written(slots))
+    return found
+
+
+def _written(array: MappedArray) -> Iterator[tuple[int, Any]]:
+    """The elements that are not all zeros."""
+    stride, size = array.stride, array.size
+    memory, zeros = array.memory[0 : array.spec.entries * stride], bytes(size)
+    for index in range(array.spec.entries):
+        if memory[index * stride : index * stride + size] != zeros:
+            yield index, array.get(index)

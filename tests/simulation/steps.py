@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens in a schedule: steps, drawn by a seed, each of which says all that it does."""
+
+from collections.abc import Callable
+from random import Random
+from typing import NamedTuple
+
+from tests.simulation.cluster import ENDPOINTS, SERVICES, SHAPE_BITS, SLICES, WEIGHTS
+from tests.simulation.places import IPS, PORTS
+
+LEAST, MOST = 6, 16  # steps of a schedule
+ALL_READY = (1 << ENDPOINTS) - 1
+
+
+class Step(NamedTuple):
+    """What happens, by the name of a method of ``Happenings``, and its arguments."""
+
+    name: str
+    arguments: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(map(str, self.arguments))})"
+
+
+Draw = Callable[[Random], tuple[int, ...]]
+
+
+def _mostly(random: Random, usual: int, most: int) -> int:
+    return usual if random.random() < 0.6 else random.randint(0, most)
+
+
+def _shape(random: Random) -> int:
+    """Each bit is set in a quarter of all."""
+    return random.getrandbits(SHAPE_BITS) & random.getrandbits(SHAPE_BITS)
+
+
+# Step -> how often it is drawn, and its arguments.
+STEPS: dict[str, tuple[int, Draw]] = {
+    "service": (
+        8,
+        lambda r: (
+            r.randrange(SERVICES), r.randrange(IPS), r.randint(1, len(PORTS)), _shape(r),
+        ),
+    ),
+    "delete_service": (3, lambda r: (r.randrange(SERVICES),)),
+    "recreate": (2, lambda r: (r.randrange(SERVICES), r.randrange(IPS), _shape(r))),
+    "slice": (
+        14,
+        lambda r: (
+            r.randrange(SERVICES), r.randrange(SLICES), r.choice((0, 0, 0, 1, 2, 2)),
+            _mostly(r, ALL_READY, ALL_READY), r.randint(0, ALL_READY),
+            r.choice((0, 0, 0, *range(len(WEIGHTS)))),
+        ),
+    ),
+    "delete_slice": (3, lambda r: (r.randrange(SERVICES), r.randrange(SLICES), r.randrange(2))),
+    "deliver": (20, lambda r: (r.randrange(4), r.randint(1, 4))),
+    "relist": (2, lambda r: (r.randrange(4),)),
+    "wait": (8, lambda r: (r.choice((10, 400, 1100, 2500)),)),
+    "fail": (5, lambda r: (r.randint(1, 30), r.choice((1, 1, 3, 40)), r.randrange(3))),
+    "die": (4, lambda r: (r.randint(1, 60), r.randint(0, 4))),
+    "restart_agent": (2, lambda r: (r.randint(0, 4),)),
+    "unpin": (2, lambda r: (r.randrange(64),)),
+    "detach": (1, lambda r: (r.randrange(16),)),
+    "damage": (1, lambda r: (r.randrange(64), r.randrange(64))),
+    "device": (1, lambda r: (r.randrange(2),)),
+    "open": (5, lambda r: (r.randrange(1000),)),
+    "flow": (6, lambda r: (r.randrange(1000),)),
+    "sweep": (2, lambda r: ()),
+    "close": (3, lambda r: (r.randrange(1000),)),
+}  # fmt: skip
+
+
+# Where an API server is in between, these as well. Lists and watches need more steps.
+API_STEPS: dict[str, tuple[int, Draw]] = STEPS | {
+    "deliver": (30, lambda r: (r.randrange(4), r.randint(1, 9))),
+    "relist": (4, lambda r: (r.randrange(4),)),
+    "lose": (4, lambda r: (r.randrange(4),)),
+    "hang": (3, lambda r: (r.randrange(4),)),
+    "refuse": (3, lambda r: (r.randrange(4), r.randint(1, 3))),
+    "expire": (2, lambda r: (r.randrange(4),)),
+}
+
+
+def draw_api(seed: int) -> list[Step]:
+    """The same with an API server."""
+    return draw(seed, API_STEPS)
+
+
+def draw(seed: int, table: dict[str, tuple[int, Draw]] = STEPS) -> list[Step]:
+    """The schedule of a seed: it begins with some services, all delivered."""
+    random = Random(seed)
+    begin = [Step(name, STEPS[name][1](random)) for name in ("service", "slice") * 3]
+    names, weights = list(table), [weight for weight, _ in table.values()]
+    drawn = random.choices(names, weights, k=random.randint(LEAST, MOST))
+    delivered = [Step("deliver", (kind, 9)) for kind in random.sample(range(4), 4)]
+    return [*begin, *delivered, *(Step(name, table[name][1](random)) for name in drawn)]

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever happens in whatever order: no request goes wrong, and all is right afterwards.
+
+EBPFLB_SEED=N replays the schedule of one seed, which a failure names.
+"""
+
+import os
+
+import pytest
+
+from tests.load import scaled
+from tests.simulation.schedules import Runner
+from tests.simulation.steps import Step
+
+PARTS, SCHEDULES = 4, scaled(375)  # in each part
+API_PARTS, API_SCHEDULES = 2, scaled(250)
+CHOSEN = os.environ.get("EBPFLB_SEED", "")
+
+
+def seeds(part: int, count: int) -> list[int]:
+    if CHOSEN:
+        return [int(CHOSEN)] if part == 0 else []
+    return list(range(part * 10_000, part * 10_000 + count))
+
+
+def check(runner: Runner, seeds: list[int]) -> None:
+    failures = [failure for seed in seeds if (failure := runner.failure(seed))]
+    assert not failures, "\n".join(map(str, failures))
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_nothing_goes_wrong(runner: Runner, part: int) -> None:
+    """Endpoints, services, faults, deaths and damages as the seeds have them."""
+    check(runner, seeds(part, SCHEDULES))
+
+
+@pytest.mark.parametrize("part", range(API_PARTS))
+def test_nothing_goes_wrong_behind_an_api_server(api_runner: Runner, part: int) -> None:
+    """The same with lists in pages and watches that break, hang, and are 410 Gone."""
+    check(api_runner, seeds(part, API_SCHEDULES))
+
+
+def served(*after: Step) -> list[Step]:
+    """A service with endpoints, in force; then these steps."""
+    delivered = [Step("deliver", (kind, 9)) for kind in range(4)]
+    begin = [Step("service", (0, 0, 3, 0)), Step("slice", (0, 0, 0, 7, 0, 0))]
+    return [*begin, *delivered, Step("wait", (1100,)), *after]
+
+
+def test_unused_addresses_are_dropped_while_a_new_agent_does_not_know_the_ranges(
+    runner: Runner,
+) -> None:
+    """The ranges that the former agent has left are in force until the new one has a list."""
+    needed = [Step("deliver", (kind, 9)) for kind in (0, 1, 2)]
+    steps = served(Step("restart_agent", (0,)), *needed, Step("wait", (400,)))
+    assert runner.run(steps).error is None
+
+
+def test_a_schedule_is_replayed_exactly(runner: Runner) -> None:
+    """The same seed makes the same changes."""
+    failures = [runner.failure(seed) for seed in (1, 1)]
+    assert failures[0] == failures[1]

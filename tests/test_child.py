@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No child process runs what lies in the working directory, or where the environment says."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ebpflb import child
+from ebpflb.datapath.programs import compiler
+from ebpflb.datapath.programs.compiler import compile_source
+from ebpflb.node import iptables
+from tests.datapath.variants import SOURCE
+
+PACKAGE = Path(child.__file__).parent
+MODULES = ("ebpflb", "msgspec", "bcc", "struct", "ctypes", "sitecustomize", "usercustomize")
+
+
+@pytest.fixture
+def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory full of modules and programs that leave a trace; where it would be."""
+    folder, trace = tmp_path / "trap", tmp_path / "trace"
+    folder.mkdir()
+    for name in MODULES:
+        (folder / f"{name}.py").write_text(f"open({str(trace)!r}, 'a').write({name!r})\n")
+    for name in ("mount", "sh", "nsenter", "ip", "uname", "xz"):
+        (folder / name).write_text(f"#!/bin/sh\necho {name} >> {trace}\n")
+        (folder / name).chmod(0o755)
+    for family in iptables.FAMILY_OF_TOOL:
+        for name in (family, *(f"{family}{v}-{end}" for v in ("", "-nft", "-legacy")
+                               for end in ("save", "restore"))):  # fmt: skip
+            (folder / name).write_text(f"#!/bin/sh\necho {name} >> {trace}\n")
+            (folder / name).chmod(0o755)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PATH", f".::{folder.name}:{os.environ['PATH']}")
+    for variable in ("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "BCC_KERNEL_SOURCE"):
+        monkeypatch.setenv(variable, str(folder))
+    monkeypatch.setenv("PYTHONSTARTUP", str(folder / "ebpflb.py"))
+    return trace
+
+
+def test_the_compiler_loads_nothing_from_the_working_directory(trap: Path, tmp_path: Path) -> None:
+    """Nor from where a variable of the environment says; and it compiles."""
+    found = compile_source(SOURCE, cache=tmp_path / "cache")
+    assert not found.cached and found.programs
+    assert not trap.exists()
+
+
+def test_tools_are_not_taken_from_the_working_directory(trap: Path) -> None:
+    """However PATH names it."""
+    list(iptables.tools())
+    assert child.run(["sh", "-c", "pwd; env"]).stdout.splitlines()[0] == "/"
+    assert not trap.exists()
+
+
+def test_the_environment_is_closed(trap: Path) -> None:
+    """A child gets PATH and the language, and no more."""
+    words = child.run(["env"]).stdout.split()
+    assert {word.partition("=")[0] for word in words} == {"PATH", "LANG"}
+
+
+def test_only_safe_directories_of_path_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Absolute ones that not everybody may write."""
+    (shared := tmp_path / "shared").mkdir()
+    shared.chmod(0o777)
+    (own := tmp_path / "own").mkdir(mode=0o755)
+    (file := tmp_path / "file").touch()
+    monkeypatch.setenv("PATH", f":.:bin:{shared}:{file}:/nowhere:{own}:")
+    assert child.path() == str(own)
+    if os.geteuid() == 0:
+        os.chown(own, 65534, 65534)
+        assert child.path() == ""
+    with pytest.raises(FileNotFoundError):
+        child.run(["mount"])
+    monkeypatch.delenv("PATH")
+    assert "/usr/bin" in child.path().split(":")
+
+
+def test_an_agent_of_the_lab_is_the_installed_one(tmp_path: Path) -> None:
+    """-P: else `ebpflb demo` would run, as root, what lies in the working directory."""
+    (tmp_path / "ebpflb.py").write_text("print('trap')\n")
+    command = [sys.executable, "-P", "-m", "ebpflb", "--version"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("ebpflb, version")
+
+
+def test_every_child_is_started_by_this_module() -> None:
+    """Or by another that sets its directory and environment; -m goes with -P alone."""
+    others = {"datapath/programs/compiler.py", "lab/hosts.py"}
+    starting = re.compile(
+        r"subprocess\.(run|Popen|call|check_\w+)\(\s|os\.(exec|system|popen|posix)"
+    )
+    found = {
+        str(path.relative_to(PACKAGE)): path.read_text()
+        for path in PACKAGE.rglob("*.py")
+        if starting.search(path.read_text()) or "Popen(words" in path.read_text()
+    }
+    assert found.keys() == others | {"child.py"}
+    for text in found.values():
+        assert (
+            "child.environment()" in text
+            or "child.inherited()" in text
+            or "def environment" in text
+        )
+        assert '"cwd": "/"' in text or 'cwd="/"' in text
+    commands = [path.read_text() for path in PACKAGE.rglob("*.py")]
+    assert not [text for text in commands if re.search(r'executable, "-m"', text)]
+    assert compiler.child is child

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ebpflb ui` on a node of the lab, and a headless Chromium beside it.
+
+Both are in the node's network namespace, so the browser reaches nothing else.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from tempfile import mkdtemp
+from typing import Any
+
+from pyroute2 import netns
+
+from tests.kit.cluster import Cluster
+
+SECONDS = 120.0  # a machine may be very busy
+OPTIONS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    *("--disable-default-apps", "--disable-dev-shm-usage", "--no-proxy-server"),
+)
+
+
+# The least contrast of all texts that are seen, as WCAG computes it.
+CONTRAST = """
+const parts = (it) => it.match(/[\\d.]+/g).slice(0, 3).map(Number);
+const light = (it) => parts(it).map((c) => c / 255).map(
+  (c) => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+  .reduce((sum, c, at) => sum + c * [0.2126, 0.7152, 0.0722][at], 0);
+const ground = (it) => {
+  for (; it; it = it.parentElement) {
+    const found = getComputedStyle(it).backgroundColor;
+    if (!found.startsWith("rgba(0, 0, 0, 0")) return found;
+  }
+};
+return Math.min(...[...document.querySelectorAll("p, a, td, th, h1, dt, dd, button, strong")]
+  .filter((it) => it.checkVisibility() && it.innerText.trim()).map((it) => {
+    const [a, b] = [light(getComputedStyle(it).color), light(ground(it))].sort((x, y) => y - x);
+    return (a + 0.05) / (b + 0.05);
+  }));
+"""
+
+
+@contextmanager
+def served(cluster: Cluster, *options: str) -> Iterator[str]:
+    """The address of the page of the cluster's node."""
+    command = [sys.executable, "-P", "-m", "ebpflb", "ui", "--listen", "127.0.0.1:0"]
+    process = cluster.node.start(
+        [*command, *cluster.agent.where, *options], stdout=subprocess.PIPE, stderr=sys.stderr
+    )
+    try:
+        assert process.stdout
+        yield process.stdout.readline().split()[0].rstrip("/")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(30)
+        finally:
+            process.kill()
+            process.communicate()
+
+
+@contextmanager
+def chromium(cluster: Cluster) -> Iterator[Any]:
+    """A selenium driver; driver, browser and profile are gone afterwards."""
+    from selenium import webdriver
+
+    profile = mkdtemp(prefix="ebpflb-test-chromium-")
+    wanted = webdriver.ChromeOptions()
+    wanted.binary_location = "/usr/bin/chromium"
+    for each in (*OPTIONS, f"--user-data-dir={profile}"):
+        wanted.add_argument(each)
+    wanted.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
+    netns.pushns(cluster.node.netns)
+    started = None
+    try:
+        service = webdriver.ChromeService("/usr/bin/chromedriver", popen_kw={"process_group": 0})
+        started = webdriver.Chrome(wanted, service)
+        started.set_page_load_timeout(SECONDS)
+        yield started
+    finally:
+        try:
+            if started:
+                started.quit()
+        finally:
+            _end(service.process)
+            netns.popns()
+            shutil.rmtree(profile, ignore_errors=True)
+
+
+def _end(driver: "subprocess.Popen[bytes] | None") -> None:
+    """The driver and the browser that it started are a process group of their own."""
+    if driver:
+        try:
+            os.killpg(driver.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        driver.wait()
+
+
+def command(cluster: Cluster, *words: str) -> Any:
+    """What a command prints as JSON on the node."""
+    process = cluster.node.start(
+        [sys.executable, "-P", "-m", "ebpflb", *words, "-o", "json"], stdout=subprocess.PIPE
+    )
+    return json.loads(process.communicate()[0])
+
+
+class Page:
+    """What a user does and sees."""
+
+    def __init__(self, driver: Any, url: str) -> None:
+        self.driver, self.url = driver, url
+
+    def open(self, where: str) -> None:
+        """From the beginning, with an empty memory of the tab."""
+        self.driver.get("about:blank")
+        self.driver.get(f"{self.url}/#{where}")
+
+    def text(self, selector: str = "main") -> str:
+        found = self.script(
+            "return document.querySelector(arguments[0])?.innerText ?? ''", selector
+        )
+        return str(found)
+
+    def script(self, text: str, *words: Any) -> Any:
+        return self.driver.execute_script(text, *words)
+
+    def cells(self, caption: str) -> list[dict[str, str]]:
+        """The rows of a table, by the labels of its columns."""
+        found: list[dict[str, str]] = self.script(
+            """const table = [...document.querySelectorAll("table")].find(
+                 (it) => it.caption?.textContent === arguments[0]);
+               return [...(table?.tBodies[0].rows ?? [])].map((row) => Object.fromEntries(
+                 [...row.cells].map((it) => [it.dataset.label, it.innerText])));""",
+            caption,
+        )
+        return found
+
+    def keys(self, *words: str) -> None:
+        from selenium.webdriver import ActionChains
+
+        ActionChains(self.driver).send_keys(*words).perform()
+
+    def focus(self) -> str:
+        """What has the focus, in words."""
+        return str(
+            self.script(
+                "const it = document.activeElement;"
+                "return it.labels?.[0]?.innerText || it.innerText || it.tagName"
+            )
+        ).strip()
+
+    def requests(self) -> list[str]:
+        """All addresses that the page has asked for since the last call."""
+        entries = [
+            json.loads(it["message"])["message"] for it in self.driver.get_log("performance")
+        ]
+        return [
+            it["params"]["request"]["url"]
+            for it in entries
+            if it["method"] == "Network.requestWillBeSent"
+        ]
+
+    def wait(self, what: str, true: Callable[[], Any]) -> Any:
+        """Until it is true; the failure says what the page shows."""
+        until = time.monotonic() + SECONDS
+        while not (found := true()):
+            if time.monotonic() > until:
+                raise AssertionError(
+                    f"not after {SECONDS:g} s: {what}; shown:\n{self.text('body')}"
+                )
+            time.sleep(0.1)
+        return found
