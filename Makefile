@@ -49,8 +49,11 @@ WORKERS := $(shell echo $$((3 * $$(nproc))))
 demo: $(VENV)/run
 	$(BIN)/ebpflb demo
 
+# What fails beside others runs again alone, and fails the whole if it fails there. One that passes
+# there is named above all the same: it has a race, or what it tests has one.
 test: checked
-	$(BIN)/pytest -n $(WORKERS)
+	$(BIN)/pytest -n $(WORKERS) || \
+		{ [ $$? = 1 ] && echo "Those that failed, alone:" && $(BIN)/pytest --last-failed; }
 
 checked:
 	$(MAKE) --jobs=$$(nproc) --output-sync check tests-bytecode

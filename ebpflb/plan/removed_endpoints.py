@@ -29,11 +29,15 @@ class Watched(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """An endpoint that has gone: connections to it through these frontends are to be reset."""
+    """An endpoint that has gone: connections to it through these frontends are to be reset.
+
+    ``since``: when it went; one that comes back and goes again is another removal.
+    """
 
     service: PortName
     endpoint: Endpoint
     frontends: frozenset[Frontend]
+    since: float
 
 
 class Deleted(NamedTuple):
@@ -56,7 +60,8 @@ class RemovedEndpoints:
         self.deleted: set[PortName] = set()
         self._former = dict(former)
         self._since: dict[tuple[PortName, Endpoint], float] = {}
-        self._due_once: set[tuple[PortName, Endpoint]] = set()  # and gone since
+        # Those that were due and have not come back, with when they went.
+        self._due_once: dict[tuple[PortName, Endpoint], float] = {}
 
     def update(self, name: PortName, change: Change, now: float) -> bool:
         """Whether there may be connections to endpoints that went before it was watched."""
@@ -67,12 +72,13 @@ class RemovedEndpoints:
         self.deleted.discard(name)
         if change is None:
             self._forget(name)
-            self._due_once -= {at for at in self._due_once if at[0] == name}
+            for at in [at for at in self._due_once if at[0] == name]:
+                del self._due_once[at]
             return False
         self.watched[name] = change
         for endpoint in change.endpoints:
             self._since.pop((name, endpoint), None)
-            self._due_once.discard((name, endpoint))
+            self._due_once.pop((name, endpoint), None)
         for endpoint in before.endpoints - change.endpoints if before else ():
             self._since.setdefault((name, endpoint), now)
         return before is None
@@ -99,10 +105,9 @@ class RemovedEndpoints:
     def take_due(self, now: float) -> list[Gone]:
         """Those whose grace has passed; each is returned once."""
         found = [at for at in self._since if self._due(at) <= now]
-        gone = [Gone(*at, self.watched[at[0]].frontends) for at in found]
+        gone = [Gone(*at, self.watched[at[0]].frontends, self._since[at]) for at in found]
         for at in found:
-            del self._since[at]
-        self._due_once.update(found)
+            self._due_once[at] = self._since.pop(at)
         for name in {name for name, _ in found} & self.deleted:
             if not any(each == name for each, _ in self._since):
                 self._forget(name)
@@ -112,11 +117,12 @@ class RemovedEndpoints:
         """Whether one that was due has not been listed again since then, even if it went again, and
         its Service has not begun to keep its connections.
         """
-        return (gone.service, gone.endpoint) in self._due_once
+        return self._due_once.get((gone.service, gone.endpoint)) == gone.since
 
     def done(self, gone: Iterable[Gone]) -> None:
         """Nobody asks for them any more."""
-        self._due_once -= {(each.service, each.endpoint) for each in gone}
+        for each in filter(self.is_gone, gone):
+            del self._due_once[each.service, each.endpoint]
 
     def forget_deleted(self) -> None:
         """The deleted service ports of which no removal is pending."""

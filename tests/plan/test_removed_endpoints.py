@@ -28,8 +28,8 @@ def serving(*endpoints: object) -> RemovedEndpoints:
     return made
 
 
-def gone(*endpoints: object) -> list[Gone]:
-    return [Gone(WEB, each, frozenset({VIP})) for each in endpoints]  # type: ignore[arg-type]
+def gone(*endpoints: object, since: float = 5.0) -> list[Gone]:
+    return [Gone(WEB, each, frozenset({VIP}), since) for each in endpoints]  # type: ignore[arg-type]
 
 
 def test_a_removal_is_due_after_the_grace_and_once() -> None:
@@ -86,6 +86,19 @@ def test_one_that_is_due_is_gone_until_it_is_listed_again_or_kept() -> None:
     assert not removed.is_gone(found)
 
 
+def test_the_end_of_an_earlier_removal_is_not_that_of_a_later_one() -> None:
+    """Of an endpoint that came back, was connected to and went again within the passes."""
+    removed = serving(ONE)
+    removed.update(WEB, watched(), 5.0)
+    earlier = removed.take_due(15.0)
+    removed.update(WEB, watched(ONE), 16.0)
+    removed.update(WEB, watched(), 17.0)
+    (later,) = removed.take_due(27.0)
+    assert not any(map(removed.is_gone, earlier))
+    removed.done(earlier)
+    assert removed.is_gone(later)
+
+
 def test_a_deleted_service_loses_all_endpoints_and_is_known_until_they_are_due() -> None:
     removed = serving(ONE)
     assert not removed.update(WEB, DELETED, 5.0)
@@ -113,7 +126,7 @@ def test_what_went_without_an_agent_has_its_grace_from_when_it_is_found() -> Non
             assert removed.loaded(50.0)
         removed.found(WEB, ONE, 51.0)
         removed.found(WEB, ONE, 55.0)
-        assert removed.take_due(61.0) == gone(ONE)
+        assert removed.take_due(61.0) == gone(ONE, since=51.0)
         removed.found(WEB, OTHER, 62.0)
         assert removed.due() == math.inf
 
