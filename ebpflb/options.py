@@ -106,6 +106,7 @@ class Options:
     masquerade_local_backends: bool = False
     masquerade_ports: tuple[int, int] = (10000, 29999)
     reply_path: str = ROUTE  # one of REPLY_PATHS
+    fast_forward: bool = False  # established flows are forwarded past the stack
     packet_mark: PacketMark = packet_mark.OFF
     bind_address: Address | None = None  # the Node's primary address, whatever the Node says
     healthz_address: str = "0.0.0.0:10256"  # "": not served
@@ -135,6 +136,7 @@ class Options:
             "masquerade_all": self.masquerade_all,
             "masquerade_here": self.masquerade_local_backends,
             "reply_to_device": self.reply_path == REQUEST_DEVICE,
+            "fast_forward": self.fast_forward,
             "host_sockets": self.socket_translation == HOST_SOCKETS,
             "shadow": self.shadow,
         }

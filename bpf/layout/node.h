@@ -46,6 +46,7 @@ enum setting_flag {
 	SETTING_HOST_SOCKETS = 64,	/* pods' sockets are left to the packet path */
 	SETTING_REPLY_TO_DEVICE = 128,	/* replies leave where their requests came in */
 	SETTING_SHADOW = 256,	/* new decisions are counted, and not carried out */
+	SETTING_FAST_FORWARD = 512,	/* established flows do not pass the stack */
 };
 
 /* How a flow with a port that this node chose stands. */

@@ -25,6 +25,7 @@ class Publisher:
         self.status = begun.changed(
             origin=origin(options),
             socket_translation=options.socket_translation,
+            fast_forward=options.fast_forward,
             left_to_kube_proxy=options.left_to_kube_proxy,
         )
         self._reporter = reporter

@@ -87,6 +87,7 @@ def _options(config: KubeProxyConfiguration, values: dict[str, Any]) -> Options:
         "external_ips",
         "packet_mark",
         "reply_path",
+        "fast_forward",
         "nodeport_source_ranges",
         "audit",
     )

@@ -137,6 +137,13 @@ _EBPFLB_OPTIONS = (
         " the device where their requests came in, past routing rules, netfilter and conntrack.",
     ),
     click.option(
+        "--fast-forward/--no-fast-forward",
+        default=Options.fast_forward,
+        show_default=True,
+        help="Forward packets of established flows of the flow tables in the programs, past routing"
+        " rules, netfilter and conntrack. Answers leave by the device where requests came in.",
+    ),
+    click.option(
         "--packet-mark",
         metavar="MARK/MASK",
         default=str(Options.packet_mark),

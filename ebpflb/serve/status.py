@@ -47,6 +47,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     programs: str = CURRENT_PROGRAMS  # or that old ones serve, and why
     packet_path: PacketPath | None = None  # which engine opens flows of packets, and why
     socket_translation: str = ALL_SOCKETS  # one of options.SOCKET_TRANSLATIONS
+    fast_forward: bool = False  # established flows of the flow tables do not pass the stack
     left_to_kube_proxy: str = ""  # which Services a kube-proxy beside has to serve
     lists_complete: bool = False  # Services, EndpointSlices and the Node have been received
     last_received: Mapping[str, str] = {}  # kind -> when the source last sent anything of it

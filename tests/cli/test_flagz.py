@@ -74,6 +74,7 @@ def test_every_flag_is_there(flagz: Flagz) -> None:
         ("scheduler", ""),
         ("packet-mark", ""),
         ("reply-path", "route"),
+        ("fast-forward", "false"),
         ("audit", "repair"),
         ("readyz-bind-address", "127.0.0.1:10247"),
         ("nodeport-source-ranges", ""),

@@ -184,7 +184,7 @@ def made(chosen: Callable[..., Options], options: list[object]) -> Options:
         *("--nodeport-source-ranges", "198.51.100.0/24,2001:db8::/32"),
         *("--socket-translation", "host", "--audit", "report"),
         *("--reply-path", "request-device", "--namespaces", "shop", "--services", "app=web"),
-        *("--shadow", "--scheduler", "round-robin"),
+        *("--shadow", "--scheduler", "round-robin", "--fast-forward"),
         *("--readyz-bind-address", "[::1]:10300"),
     )
 
@@ -213,6 +213,7 @@ def test_all_that_programs_are_told(made: Options) -> None:
             "masquerade_all",
             "masquerade_here",
             "host_sockets",
+            "fast_forward",
             "reply_to_device",
             "shadow",
         },
