@@ -26,9 +26,10 @@ from ebpflb.plan.desired_service import DesiredService, desired_service
 from ebpflb.plan.entries import Prefix
 from ebpflb.plan.plan import Plan
 from ebpflb.plan.planner import Planner
-from ebpflb.plan.removed_endpoints import DELETED, Change, Watched
+from ebpflb.plan.removed_endpoints import DELETED, Change
 from ebpflb.plan.service_entries import NO_ENTRIES, ServiceEntries
 from ebpflb.plan.slow_starts import SlowStarts
+from ebpflb.plan.watched_ports import Watched
 from ebpflb.serve.status import log_new
 
 SERVICES_PER_PLAN = 250  # a plan for all of 10,000 would hold every entry twice

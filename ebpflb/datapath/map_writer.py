@@ -19,7 +19,7 @@ from ebpflb.datapath.maps.layout import MapSpec
 from ebpflb.model.addresses import Network
 from ebpflb.model.services import Protocol
 from ebpflb.plan.allocators import Capacity
-from ebpflb.plan.entries import NO_SLOT, BackendLoad, Flags, Settings
+from ebpflb.plan.entries import NO_SLOT, Flags, Settings
 from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.plan import Plan
 from ebpflb.plan.prefixes import network_of
@@ -112,8 +112,10 @@ class MapWriter:
         has read the old generation any more. And once then, for what began to be counted late.
         """
         loads = self.maps["backend_loads"]
-        former = ((id, loads.get(id).generation) for id in ids)
-        loads.write([(id, BackendLoad(generation=(old + 1) % 2**32)) for id, old in former])
+        for id in ids:
+            former = loads.get(id)
+            generation = (former.generation + 1) % 2**32
+            loads.write([(id, former._replace(open=0, generation=generation))])
 
     def map_difference(self, name: str, wanted: Mapping[Any, Any]) -> Difference:
         """What has to be written to make a map equal to ``wanted``."""

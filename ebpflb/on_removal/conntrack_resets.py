@@ -20,7 +20,7 @@ from ebpflb.on_removal.raw_segments import Sender, question
 from ebpflb.plan.connections import Connection
 from ebpflb.plan.entries import Frontend
 from ebpflb.plan.flow_entries import Flow, FlowKind, Hook, Tuple
-from ebpflb.plan.removed_endpoints import Endpoint
+from ebpflb.plan.watched_ports import Endpoint
 from ebpflb.stale_udp.lookups import Maps
 
 _FLAGS = GONE_FLAG | {"request", "seen"}

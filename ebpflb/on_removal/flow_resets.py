@@ -15,7 +15,7 @@ from ebpflb.on_removal.raw_segments import Sender, question, reset
 from ebpflb.plan.connections import Ends
 from ebpflb.plan.entries import Frontend
 from ebpflb.plan.flow_entries import Flow, FlowKind, Hook, Tuple, between_hooks, reverse
-from ebpflb.plan.removed_endpoints import Endpoint
+from ebpflb.plan.watched_ports import Endpoint
 from ebpflb.stale_udp.lookups import Maps
 
 GONE_FLAG = frozenset({"gone"})

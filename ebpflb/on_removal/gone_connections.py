@@ -9,7 +9,8 @@ from ebpflb.model.addresses import family
 from ebpflb.model.services import PortName
 from ebpflb.plan.desired_service import ANY
 from ebpflb.plan.entries import Frontend
-from ebpflb.plan.removed_endpoints import Endpoint, Gone
+from ebpflb.plan.removed_endpoints import Gone
+from ebpflb.plan.watched_ports import Endpoint
 from ebpflb.stale_udp.lookups import Maps, node_serves
 from ebpflb.stale_udp.socket_search import ServedFrontends
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from ebpflb.errors import EbpflbError
 from ebpflb.model.services import PortName
 from ebpflb.on_removal.gone_connections import ConnectionKind, FrontendNames, GoneConnections
-from ebpflb.plan.removed_endpoints import Change, Endpoint, Gone, RemovedEndpoints, Watched
-from ebpflb.plan.watched_ports import WatchedPort, saved
+from ebpflb.plan.removed_endpoints import Change, Gone, RemovedEndpoints
+from ebpflb.plan.watched_ports import Endpoint, Watched, WatchedPort
 from ebpflb.stale_udp.lookups import Maps
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,6 @@ class ResetWorker:
         self._passes: list[_Pass] = []
         self._changed = threading.Condition()
         self._stopped = self._searches = False  # whether to search for former endpoints
-        self._saved: tuple[WatchedPort, ...] | None = None
         self._earliest = 0.0  # when the next search may begin
         self._thread = threading.Thread(target=self._run, name="on-removal", daemon=True)
 
@@ -89,7 +88,6 @@ class ResetWorker:
                 return
             for name, change in mine.items():
                 self._searches |= self._removed.update(name, change, now)
-            self._saved = None
             if all_named:
                 self._searches |= self._removed.loaded(now)
             self._changed.notify()
@@ -98,9 +96,7 @@ class ResetWorker:
     def watched_ports(self) -> tuple[WatchedPort, ...]:
         """What the next agent has to know; the same object as long as nothing changes."""
         with self._changed:
-            if self._saved is None:
-                self._saved = saved(self._removed.watched)
-            return self._saved
+            return self._removed.watched.saved
 
     def _run(self) -> None:
         while self._wait():
@@ -143,7 +139,6 @@ class ResetWorker:
             gone = tuple(self._removed.take_due(now))
             if gone:
                 self._passes.append(_Pass(now, 0, gone))
-                self._saved = None
             due = [each for each in self._passes if each.due <= now]
             self._passes = [each for each in self._passes if each.due > now]
         failed: list[Exception] = []
@@ -166,7 +161,6 @@ class ResetWorker:
                 for name in names.of(frontend):
                     self._removed.found(name, endpoint, now)
             self._removed.forget_deleted()
-            self._saved = None
 
     def _do(self, one: _Pass) -> None:
         """The next pass follows; one that fails is tried again, and keeps no other from it."""

@@ -17,7 +17,7 @@ from ebpflb.model.services import Protocol
 from ebpflb.node.sock_diag import Connected, SockDiag
 from ebpflb.on_removal.gone_connections import ResetCounts, WantedConnections
 from ebpflb.plan.entries import Frontend
-from ebpflb.plan.removed_endpoints import Endpoint
+from ebpflb.plan.watched_ports import Endpoint
 from ebpflb.stale_udp.end import EachNamespace
 from ebpflb.stale_udp.lookups import Maps
 from ebpflb.stale_udp.socket_search import Answers

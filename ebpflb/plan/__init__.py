@@ -20,7 +20,7 @@ service_entries  the map entries of one service port
 frontends        the entries of map services: which service port has which frontend
 cluster_ips      the entries of map cluster_ips
 removed_endpoints  which endpoints have gone, and since when
-watched_ports    those service ports, as one agent leaves them to the next
+watched_ports    the service ports of which that matters, and what the next agent has to know
 source_ranges    the entries of map source_ranges: which clients restricted frontends admit
 prefixes         networks as keys of the maps, and prefixes that cover many of them
 

@@ -7,25 +7,13 @@ what it said last still holds for them. Times are of a monotonic clock, in secon
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
 from ebpflb.plan.entries import Frontend
-
-Endpoint = tuple[Address, int]
-
-
-class Watched(NamedTuple):
-    """A service port whose connections are reset ``grace`` seconds after their endpoint has gone.
-
-    ``endpoints``: those that its slices list now.
-    """
-
-    grace: float
-    frontends: frozenset[Frontend]
-    endpoints: frozenset[Endpoint] = frozenset()
+from ebpflb.plan.watched_ports import Endpoint, Watched, WatchedPorts
 
 
 class Gone(NamedTuple):
@@ -48,6 +36,22 @@ DELETED = Deleted()
 Change = Watched | Deleted | None  # None: its connections are kept
 
 
+class _Times(defaultdict[PortName, dict[Endpoint, float]]):
+    """When endpoints went. Only service ports of which some have are in it."""
+
+    def __init__(self) -> None:
+        super().__init__(dict)
+
+    def remove(self, name: PortName, endpoints: Iterable[Endpoint]) -> None:
+        times = self.get(name)
+        if times is None:
+            return
+        for endpoint in endpoints:
+            times.pop(endpoint, None)
+        if not times:
+            del self[name]
+
+
 class RemovedEndpoints:
     """``watched``: the service ports, also deleted ones as long as a removal of theirs is not due.
 
@@ -56,12 +60,11 @@ class RemovedEndpoints:
     """
 
     def __init__(self, former: Mapping[PortName, Watched]) -> None:
-        self.watched: dict[PortName, Watched] = {}
+        self.watched = WatchedPorts()
         self.deleted: set[PortName] = set()
         self._former = dict(former)
-        self._since: dict[tuple[PortName, Endpoint], float] = {}
-        # Those that were due and have not come back, with when they went.
-        self._due_once: dict[tuple[PortName, Endpoint], float] = {}
+        self._since = _Times()
+        self._due_once = _Times()  # when those went that were due and have not come back
 
     def update(self, name: PortName, change: Change, now: float) -> bool:
         """Whether there may be connections to endpoints that went before it was watched."""
@@ -72,15 +75,13 @@ class RemovedEndpoints:
         self.deleted.discard(name)
         if change is None:
             self._forget(name)
-            for at in [at for at in self._due_once if at[0] == name]:
-                del self._due_once[at]
+            self._due_once.pop(name, None)
             return False
         self.watched[name] = change
-        for endpoint in change.endpoints:
-            self._since.pop((name, endpoint), None)
-            self._due_once.pop((name, endpoint), None)
+        for times in (self._since, self._due_once):
+            times.remove(name, change.endpoints)
         for endpoint in before.endpoints - change.endpoints if before else ():
-            self._since.setdefault((name, endpoint), now)
+            self._since[name].setdefault(endpoint, now)
         return before is None
 
     def knows(self, name: PortName) -> bool:
@@ -96,48 +97,47 @@ class RemovedEndpoints:
         """There is a connection to an endpoint; it has gone now if it is not listed."""
         watched = self.watched.get(name)
         if watched and endpoint not in watched.endpoints:
-            self._since.setdefault((name, endpoint), now)
+            self._since[name].setdefault(endpoint, now)
 
     def due(self) -> float:
         """When the next removal is due; infinity: none."""
-        return min(map(self._due, self._since), default=math.inf)
+        first = ((name, min(times.values())) for name, times in self._since.items())
+        return min((since + self.watched[name].grace for name, since in first), default=math.inf)
 
     def take_due(self, now: float) -> list[Gone]:
         """Those whose grace has passed; each is returned once."""
-        found = [at for at in self._since if self._due(at) <= now]
-        gone = [Gone(*at, self.watched[at[0]].frontends, self._since[at]) for at in found]
-        for at in found:
-            self._due_once[at] = self._since.pop(at)
-        for name in {name for name, _ in found} & self.deleted:
-            if not any(each == name for each, _ in self._since):
-                self._forget(name)
+        gone = list[Gone]()
+        for name, times in [*self._since.items()]:
+            grace, frontends, _ = self.watched[name]
+            due = {at: since for at, since in times.items() if since + grace <= now}
+            gone += [Gone(name, at, frontends, since) for at, since in due.items()]
+            if due:
+                self._due_once[name] |= due
+            self._since.remove(name, due)
+            self._forget_deleted(name)
         return gone
 
     def is_gone(self, gone: Gone) -> bool:
         """Whether one that was due has not been listed again since then, even if it went again, and
         its Service has not begun to keep its connections.
         """
-        return self._due_once.get((gone.service, gone.endpoint)) == gone.since
+        return self._due_once.get(gone.service, {}).get(gone.endpoint) == gone.since
 
     def done(self, gone: Iterable[Gone]) -> None:
         """Nobody asks for them any more."""
         for each in filter(self.is_gone, gone):
-            del self._due_once[each.service, each.endpoint]
+            self._due_once.remove(each.service, [each.endpoint])
 
     def forget_deleted(self) -> None:
         """The deleted service ports of which no removal is pending."""
-        pending = {name for name, _ in self._since}
-        for name in self.deleted - pending:
-            self._forget(name)
+        for name in [*self.deleted]:
+            self._forget_deleted(name)
 
     def by_frontend(self) -> Iterator[tuple[Frontend, PortName]]:
         """The frontends of all that are watched."""
         for name, watched in self.watched.items():
             for frontend in watched.frontends:
                 yield frontend, name
-
-    def _due(self, at: tuple[PortName, Endpoint]) -> float:
-        return self._since[at] + self.watched[at[0]].grace
 
     def _delete(
         self, name: PortName, before: Watched | None, now: float, *, is_former: bool
@@ -147,13 +147,16 @@ class RemovedEndpoints:
         self.watched[name] = before._replace(endpoints=frozenset())
         self.deleted.add(name)
         for endpoint in before.endpoints:
-            self._since.setdefault((name, endpoint), now)
+            self._since[name].setdefault(endpoint, now)
         if not is_former:
-            self.forget_deleted()
+            self._forget_deleted(name)
         return is_former
+
+    def _forget_deleted(self, name: PortName) -> None:
+        if name in self.deleted and name not in self._since:
+            self._forget(name)
 
     def _forget(self, name: PortName) -> None:
         self.watched.pop(name, None)
         self.deleted.discard(name)
-        for at in [at for at in self._since if at[0] == name]:
-            del self._since[at]
+        self._since.pop(name, None)

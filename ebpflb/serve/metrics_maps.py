@@ -147,5 +147,10 @@ def _counted(counts: Counts) -> Iterator[Metric]:
     for protocol, count in counts.flows.items():
         flows.add_metric([protocol.name], count)
     yield flows
+    text = "Connections that least-connections did not count: connections was full, as last counted"
+    metric = CounterMetricFamily("ebpflb_connections_uncounted_total", text)
+    if counts.at:
+        metric.add_metric([], counts.uncounted)
+    yield metric
     text = "Time of the last count of flows and of the entries of LRU maps; 0 before the first"
     yield GaugeMetricFamily("ebpflb_occupancy_timestamp_seconds", text, counts.at)

@@ -15,7 +15,8 @@ from ebpflb.model.services import PortName, Protocol
 from ebpflb.on_removal.gone_connections import ResetCounts, WantedConnections
 from ebpflb.on_removal.reset_worker import ResetWorker
 from ebpflb.plan.entries import Frontend
-from ebpflb.plan.removed_endpoints import DELETED, Endpoint, Watched
+from ebpflb.plan.removed_endpoints import DELETED
+from ebpflb.plan.watched_ports import Endpoint, Watched
 
 
 def name(service: str) -> PortName:

@@ -22,6 +22,7 @@ from ebpflb.errors import CompileError, KernelError
 from ebpflb.model.devices import Devices
 from ebpflb.plan.entries import (
     NO_SLOT,
+    BackendLoad,
     BackendName,
     DeviceEntry,
     Frontend,
@@ -202,6 +203,17 @@ def test_counters_of_former_backends(datapath: Datapath) -> None:
         assert stats.get(5) == (3, 1)
     datapath.apply(Plan(backend_slots=[(5, 2)], backend_names=[(5, name)]))
     assert stats.get(5) == (0, 0)
+
+
+def test_open_connections_of_former_backends(datapath: Datapath) -> None:
+    """They count for no later one with the id; what was not counted is a counter, and goes on."""
+    loads, name = datapath.maps["backend_loads"], BackendName("node", "pod")
+    datapath.apply(Plan(backend_slots=[(5, 0)], backend_names=[(5, name)]))
+    loads.write([(5, BackendLoad(open=3, generation=7, uncounted=2))])
+    datapath.apply(Plan(backend_slots=[(5, NO_SLOT)], removed_backend_names=[5]))
+    assert loads.get(5) == BackendLoad(open=0, generation=8, uncounted=2)
+    datapath.apply(Plan(backend_slots=[(5, 2)], backend_names=[(5, name)]))
+    assert loads.get(5) == BackendLoad(open=0, generation=9, uncounted=2)
 
 
 def tags(ns: Namespace, device: str) -> dict[str, bytes]:

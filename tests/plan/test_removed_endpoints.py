@@ -9,8 +9,8 @@ import msgspec
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.entries import Frontend
-from ebpflb.plan.removed_endpoints import DELETED, Gone, RemovedEndpoints, Watched
-from ebpflb.plan.watched_ports import WatchedPort, restored, saved
+from ebpflb.plan.removed_endpoints import DELETED, Gone, RemovedEndpoints
+from ebpflb.plan.watched_ports import Watched, WatchedPort, restored
 
 WEB = PortName("default", "web", "http", Protocol.TCP, Family.IPV4)
 DNS = PortName("default", "dns", "", Protocol.TCP, Family.IPV6)
@@ -140,6 +140,25 @@ def test_a_deleted_service_without_connections_is_forgotten() -> None:
 
 def test_the_next_agent_reads_what_this_one_has_written() -> None:
     six = Watched(0.5, frozenset({Frontend(ip_address("fd00:96::1"), 53, 6)}))
-    ports = {WEB: watched(), DNS: six}
-    text = msgspec.json.encode(saved({WEB: watched(ONE), DNS: six}))
-    assert restored(msgspec.json.decode(text, type=tuple[WatchedPort, ...])) == ports
+    removed = serving(ONE)
+    removed.update(DNS, six, 0.0)
+    text = msgspec.json.encode(removed.watched.saved)
+    read = restored(msgspec.json.decode(text, type=tuple[WatchedPort, ...]))
+    assert read == {WEB: watched(), DNS: six}
+
+
+def test_what_is_written_for_the_next_agent_is_made_anew_of_what_has_changed_alone() -> None:
+    """Of no service port when endpoints change: the next agent knows them from their slices."""
+    removed = serving(ONE)
+    removed.update(DNS, watched(OTHER), 0.0)
+    before = removed.watched.saved
+    removed.update(WEB, watched(OTHER), 1.0)
+    removed.take_due(20.0)
+    assert removed.watched.saved is before
+    removed.update(WEB, watched(OTHER, grace=3.0), 30.0)
+    (web, dns), (former_web, former_dns) = removed.watched.saved, before
+    assert dns is former_dns
+    assert (web.grace, former_web.grace) == (3.0, 10.0)
+    removed.update(DNS, DELETED, 40.0)
+    removed.take_due(60.0)
+    assert removed.watched.saved == (web,)

@@ -22,7 +22,7 @@ from ebpflb.datapath.programs import loader
 from ebpflb.datapath.programs.compiler import Compiled
 from ebpflb.model.services import Protocol
 from ebpflb.plan.desired_service import DesiredBackend, DesiredService
-from ebpflb.plan.entries import BackendName, Frontend
+from ebpflb.plan.entries import BackendLoad, BackendName, Frontend
 from ebpflb.plan.planner import Planner
 from ebpflb.plan.prefixes import service_range
 from ebpflb.serve.metrics import Metrics
@@ -186,6 +186,16 @@ def test_flows(world: dict[str, Map], metrics: Metrics) -> None:
     assert value(metrics, "ebpflb_flows", protocol="UDP") == 0
     assert use(metrics, "affinity") == 1
     assert value(metrics, "ebpflb_occupancy_timestamp_seconds") > 1.7e9
+
+
+def test_connections_that_were_not_counted(
+    world: dict[str, Map], planner: Planner, metrics: Metrics
+) -> None:
+    """As of the last count; there is no number before the first one, which would be a reset."""
+    world["backend_loads"].write([(7, BackendLoad(open=2, uncounted=5))])
+    name = "ebpflb_connections_uncounted_total"
+    assert (name, frozenset()) not in values(metrics)
+    assert value(settled(metrics), name) == 5
 
 
 def test_scrape_costs_the_same_whatever_is_programmed(

@@ -32,18 +32,25 @@ _AT = {name: ffi.offsetof("struct tuple", name) for name in ("protocol", "hook")
 _FLAGS_AT = ffi.offsetof("struct flow", "flags")
 _KEY = struct.Struct(f"={_AT['protocol']}xBB{MAPS['tcp_flows'].key_size - _AT['hook'] - 1}x")
 _VALUE = struct.Struct(f"={_FLAGS_AT}xH{MAPS['tcp_flows'].value_size - _FLAGS_AT - 2}x")
+_UNCOUNTED_AT = ffi.offsetof("struct backend_load", "uncounted")
+_LOAD_SIZE = MAPS["backend_loads"].value_size
+_UNCOUNTED = struct.Struct(f"={_UNCOUNTED_AT}xI{_LOAD_SIZE - _UNCOUNTED_AT - 4}x")
 
 
 @dataclass(frozen=True)
 class Counts:
-    """``at`` is in seconds since the epoch; ``entries`` by map, ``flows`` by protocol."""
+    """``at`` is in seconds since the epoch; ``entries`` by map, ``flows`` by protocol.
+
+    ``uncounted``: connections that least-connections did not count, since the maps were created.
+    """
 
     at: float
     entries: Mapping[str, int]
     flows: Mapping[Protocol, int]
+    uncounted: int
 
 
-NO_COUNTS = Counts(0.0, {}, {})
+NO_COUNTS = Counts(0.0, {}, {}, 0)
 
 
 class Occupancy:
@@ -89,12 +96,12 @@ class Occupancy:
     def _run(self) -> None:
         try:
             entries = {name: self._entries(name) for name in COUNTED_MAPS}
-            flows = self._flows()
+            flows, uncounted = self._flows(), self._uncounted()
         except Exception:
             log.exception("counting the maps failed; trying again in %g s", COUNT_INTERVAL)
         else:
             if not self._stopped.is_set():
-                self._counts = Counts(time.time(), entries, flows)
+                self._counts = Counts(time.time(), entries, flows, uncounted)
 
     def _entries(self, name: str) -> int:
         size = self._maps[name].spec.key_size
@@ -112,6 +119,10 @@ class Occupancy:
                     if hook == Hook.INGRESS and flags & _REQUEST
                 )
         return {protocol: found[protocol] for protocol in Protocol}
+
+    def _uncounted(self) -> int:
+        values = (values for _, values in self._slices("backend_loads"))
+        return sum(count for each in values for (count,) in _UNCOUNTED.iter_unpack(each))
 
     def _slices(self, name: str) -> Iterator[tuple[bytes, bytes]]:
         begun = time.monotonic()

@@ -14,6 +14,7 @@ from ebpflb.datapath.maps.records import Affinity, AffinityKey
 from ebpflb.datapath.maps.sweep import FLOW_MAPS
 from ebpflb.errors import KernelError
 from ebpflb.model.services import Protocol
+from ebpflb.plan.entries import BackendLoad
 from tests.datapath.maps.small import small_maps
 from tests.datapath.variants import needs_root
 from tests.plan.flow_builders import Made
@@ -24,7 +25,7 @@ pytestmark = needs_root
 @pytest.fixture
 def world() -> Iterator[dict[str, Map]]:
     """Small maps."""
-    with small_maps((*COUNTED_MAPS, *FLOW_MAPS)) as made:
+    with small_maps((*COUNTED_MAPS, *FLOW_MAPS, "backend_loads")) as made:
         yield made
 
 
@@ -54,6 +55,13 @@ def test_entries(world: dict[str, Map], clock: Any) -> None:
     clients = [AffinityKey(0, ip_address("10.0.0.0") + number, 1) for number in range(1500)]
     world["affinity"].write([(client, Affinity(1, 1)) for client in clients])
     assert counted(Occupancy(world)).entries == dict.fromkeys(COUNTED_MAPS, 0) | {"affinity": 1500}
+
+
+def test_connections_that_were_not_counted(world: dict[str, Map], clock: Any) -> None:
+    """Of all backends, in more than one slice of them."""
+    loads = [(id, BackendLoad(open=9, generation=8, uncounted=1)) for id in range(0, 4096, 4)]
+    world["backend_loads"].write(loads)
+    assert counted(Occupancy(world)).uncounted == 1024
 
 
 def test_flows(world: dict[str, Map], clock: Any) -> None:
