@@ -134,6 +134,7 @@ def _reporter(servers: HttpServers, metrics: Metrics) -> Reporter:
         *(servers.health, metrics, servers.service_health),
         record_unknown_node=servers.record_unknown_node,
         record_drift=servers.record_drift,
+        record_annotation=servers.record_annotation,
     )
 
 

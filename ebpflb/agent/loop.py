@@ -128,8 +128,6 @@ class Agent:
         match message:
             case Replaced() | Changed() | Removed():
                 applied = self.cluster.apply(message)
-                for warning in applied.warnings:
-                    log.warning("%s", warning)
                 self.reporter.event_applied(applied, self.cluster.node)
                 self.history.event(message, applied)
             case DevicesChanged():

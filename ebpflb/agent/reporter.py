@@ -9,9 +9,9 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 
-from ebpflb.model import drift
+from ebpflb.model import annotations, drift
 from ebpflb.model.addresses import Address, Family
-from ebpflb.model.applied import Applied, SliceChange
+from ebpflb.model.applied import Applied, ObjectWarning, SliceChange
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.drift import Drift
 from ebpflb.model.events import Key, Kind
@@ -38,8 +38,10 @@ class Reporter:
         clock: Callable[[], float] = time.time,
         record_unknown_node: Callable[[str], None] = lambda note: None,
         record_drift: Callable[[str], None] = lambda note: None,
+        record_annotation: Callable[[ObjectWarning], None] = lambda warning: None,
     ) -> None:
-        """``clock`` gives seconds since the epoch; the ``record_`` make an event of a note."""
+        """``clock`` gives seconds since the epoch; the ``record_`` make an event."""
+        self._record_annotation = record_annotation
         self._record_unknown_node, self._node_unknown = record_unknown_node, ""
         self._record_drift = record_drift
         self._health, self._metrics, self._service_health = health, metrics, service_health
@@ -51,6 +53,10 @@ class Reporter:
 
     def event_applied(self, change: Applied, node: Node | None) -> None:
         """An event has changed the cluster state, in which the Node is ``node`` now."""
+        for warning in change.warnings:
+            log.warning("%s", warning)
+            if annotations.is_about_one(warning.text):
+                self._record_annotation(warning)
         for each in change.slices.values():
             self._observe_trigger(each)
         self._pending_services |= change.services

@@ -21,7 +21,7 @@ from ebpflb.cluster.decoding import RequestRejected
 from ebpflb.cluster.retry import Backoff, Timing
 from ebpflb.cluster.source import Observe, unobserved
 from ebpflb.errors import in_words
-from ebpflb.model.events import Key
+from ebpflb.model.events import Key, Kind
 from ebpflb.redaction import redact
 
 log = logging.getLogger(__name__)
@@ -31,6 +31,8 @@ QUEUE_SIZE = 100  # events that wait to be sent
 ATTEMPTS = 12  # for one event; client-go's number
 REPEAT_SECONDS = 600.0  # until the same event is sent again
 MAX_NOTE, MAX_INSTANCE = 1024, 128  # bytes; the API server refuses longer ones
+
+_VERSIONS: dict[str, str] = {Kind.ENDPOINT_SLICE: "discovery.k8s.io/v1"}
 
 Severity = Literal["Normal", "Warning"]
 
@@ -206,7 +208,8 @@ def manifest(event: Event, instance: str, now: int) -> tuple[str, bytes]:
     """Where to POST the event, and its JSON; ``now`` is nanoseconds since the epoch."""
     key = event.about.key
     namespace = key.namespace or "default"
-    regarding = {"kind": event.about.kind, "apiVersion": "v1", "name": key.name, "uid": str(key)}
+    regarding = {"kind": event.about.kind, "apiVersion": _VERSIONS.get(event.about.kind, "v1")}
+    regarding |= {"name": key.name, "uid": str(key)}
     body: dict[str, Any] = {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",

@@ -21,6 +21,7 @@ scheduler        how a new connection gets its endpoint
 on_removal       what becomes of connections to an endpoint that has gone
 slow_start       in which time the weight of a new endpoint grows
 address_fields   the addresses that a Service lists
+annotations      how messages name an annotation
 service_choices  what a Service's annotations choose
 weights        how many connections endpoints get, by their slice
 served_services  which Services are served; the others are left to kube-proxy

@@ -19,9 +19,13 @@ class ObjectWarning(NamedTuple):
     invalid: bool
 
     def __str__(self) -> str:
+        return f"{self.source}: {self.kind} {self.key}: {self.reason}"
+
+    @property
+    def reason(self) -> str:
+        """Without the object's name."""
         text = one_line(self.text)  # it quotes the object
-        end = " (its last good state stays)" if self.invalid else ""
-        return f"{self.source}: {self.kind} {self.key}: {text}{end}"
+        return f"{text}{' (its last good state stays)' if self.invalid else ''}"
 
 
 class SliceChange(NamedTuple):

@@ -56,7 +56,7 @@ class ClusterState:
         self.primary: dict[Family, Address] = nodes.primary_addresses(self._bind_addresses)
         self.services: dict[Key, tuple[ServicePort, ...]] = {}
         self.labels: dict[Key, str] = {}  # of Services that have any: NAME=VALUE,...
-        self._service_warnings = NewWarnings()
+        self._service_warnings, self._slice_warnings = NewWarnings(), NewWarnings()
         self.slices: dict[Key, StoredSlice] = {}
         self.slices_of: dict[Key, set[Key]] = defaultdict(set)  # Service -> its slices
         self.ranges: dict[Key, tuple[Network, ...]] = {}  # ServiceCIDR -> its networks
@@ -184,7 +184,7 @@ class ClusterState:
             self.slices[key] = stored
             self.slices_of[stored.service].add(key)
             self.changed_services.add(stored.service)
-        return warnings
+        return self._slice_warnings.of(key, warnings)
 
     def _service_cidrs(self) -> frozenset[Network]:
         """None where another proxy serves Services too: addresses unknown here may be theirs."""
@@ -214,6 +214,7 @@ class ClusterState:
             if self.services.pop(key, None) is not None:
                 self.changed_services.add(key)
         elif kind is Kind.ENDPOINT_SLICE:
+            self._slice_warnings.forget(key)
             self._remove_slice(key)
         elif kind is Kind.SERVICE_CIDR:
             self.ranges.pop(key, None)

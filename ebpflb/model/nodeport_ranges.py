@@ -7,6 +7,7 @@ NodePort that is translated before them.
 
 from ebpflb.model import addresses, field_checks, objects
 from ebpflb.model.addresses import Network
+from ebpflb.model.annotations import annotation_field
 
 ANNOTATION = objects.NODEPORT_SOURCE_RANGES
 
@@ -20,7 +21,7 @@ def of(service: objects.Service, default: tuple[Network, ...]) -> tuple[Network,
     text = annotations.nodeport_source_ranges if annotations else None
     if text is None:
         return default
-    return field_checks.parsed(f"metadata.annotations[{ANNOTATION}]", parse, text)
+    return field_checks.parsed(annotation_field(ANNOTATION), parse, text)
 
 
 def parse(text: str) -> tuple[Network, ...]:

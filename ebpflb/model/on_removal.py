@@ -6,6 +6,7 @@ is not ready, is still listed: it may go on answering the connections that it ha
 """
 
 from ebpflb.model import durations, objects
+from ebpflb.model.annotations import annotation_field
 
 ON_REMOVAL_ANNOTATION = objects.ON_REMOVAL
 KEEP, RESET = "keep", "reset"
@@ -32,7 +33,7 @@ def of(service: objects.Service, warnings: list[str]) -> float | None:
         return _grace(text)
     except ValueError as error:
         warnings.append(
-            f"metadata.annotations[{ON_REMOVAL_ANNOTATION}]: {error}, so connections are kept"
+            f"{annotation_field(ON_REMOVAL_ANNOTATION)}: {error}, so connections are kept"
         )
         return None
 

@@ -6,6 +6,7 @@ names of the kernel's schedulers to ours, "" being its default, rr.
 """
 
 from ebpflb.model import objects
+from ebpflb.model.annotations import annotation_field
 
 SCHEDULER_ANNOTATION = objects.SCHEDULER
 SCHEDULERS = (RANDOM, ROUND_ROBIN, LEAST_CONNECTIONS, MAGLEV, SOURCE_HASH) = (
@@ -34,5 +35,5 @@ def of(service: objects.Service, default: str, warnings: list[str]) -> str:
         return name or default
     known = ", ".join(SCHEDULERS)
     reason = f'"{name}" is not one of {known}, so it is {default}'
-    warnings.append(f"metadata.annotations[{SCHEDULER_ANNOTATION}]: {reason}")
+    warnings.append(f"{annotation_field(SCHEDULER_ANNOTATION)}: {reason}")
     return default

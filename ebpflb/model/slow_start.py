@@ -6,6 +6,7 @@ connections at first.
 """
 
 from ebpflb.model import durations, objects
+from ebpflb.model.annotations import annotation_field
 
 SLOW_START_ANNOTATION = objects.SLOW_START
 LONGEST_SLOW_START = 3600.0  # seconds
@@ -20,7 +21,7 @@ def of(service: objects.Service, warnings: list[str]) -> float:
     try:
         return _seconds(text)
     except ValueError as error:
-        where = f"metadata.annotations[{SLOW_START_ANNOTATION}]"
+        where = annotation_field(SLOW_START_ANNOTATION)
         warnings.append(f"{where}: {error}, so new endpoints get their whole weight at once")
         return 0.0
 

@@ -8,6 +8,7 @@ connections; those that there are go on.
 from collections.abc import Iterator
 
 from ebpflb.model import objects
+from ebpflb.model.annotations import annotation_field
 
 WEIGHT_ANNOTATION = objects.WEIGHT
 DEFAULT_WEIGHT, MOST = 100, 1000
@@ -23,7 +24,7 @@ def warnings(slice: objects.EndpointSlice) -> Iterator[str]:
     """One, if the annotation cannot be read."""
     text = _text(slice)
     if _read(text) is None:
-        field = f"metadata.annotations[{WEIGHT_ANNOTATION}]"
+        field = annotation_field(WEIGHT_ANNOTATION)
         yield f'{field}: "{text}" is not a number from 0 to {MOST}, so it is {DEFAULT_WEIGHT}'
 
 

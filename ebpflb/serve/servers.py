@@ -12,6 +12,7 @@ from ebpflb.cluster import event_recorder
 from ebpflb.cluster.event_recorder import EventRecorder
 from ebpflb.errors import NodeError
 from ebpflb.model.addresses import Family
+from ebpflb.model.applied import ObjectWarning
 from ebpflb.options import Options
 from ebpflb.serve.health import Health, OnResponse
 from ebpflb.serve.http import Handler
@@ -23,6 +24,7 @@ from ebpflb.serve.service_health import ServiceHealth
 
 MAX_PROBE_CONNECTIONS, MAX_SCRAPE_CONNECTIONS = 128, 32
 DRIFT_REASON, DRIFT_ACTION = "DataPlaneDrift", "Audit"
+ANNOTATION_REASON, ANNOTATION_ACTION = "InvalidAnnotation", "Configure"
 START_ACTION = "StartKubeProxy"  # of all events at the start
 
 
@@ -84,6 +86,11 @@ class HttpServers:
     def record_drift(self, note: str) -> None:
         """An event: the node differs from what is planned. It takes no time."""
         self._events.event(self._node, "Warning", DRIFT_REASON, DRIFT_ACTION, note)
+
+    def record_annotation(self, warning: ObjectWarning) -> None:
+        """An event about an object whose annotation cannot be read. It takes no time."""
+        about = event_recorder.Reference(warning.kind, warning.key)
+        self._events.event(about, "Warning", ANNOTATION_REASON, ANNOTATION_ACTION, warning.reason)
 
     def stop(self) -> None:
         """Closes everything. Harmless if it was never started, or is stopped already."""

@@ -23,7 +23,7 @@ from ebpflb.history.history_records import WriteCause
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.addresses import Address, Family, Network
-from ebpflb.model.applied import Applied
+from ebpflb.model.applied import Applied, ObjectWarning
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.devices import Devices
 from ebpflb.model.drift import Drift, Part
@@ -270,6 +270,7 @@ class Harness:
         self.stale_udp = FakeStaleUdpWorker()
         self.source = FakeSource()
         self.events: list[str] = []
+        self.annotations: list[ObjectWarning] = []  # events about them
         self.lock = FakeLock()
         self.sent = 0
         self.error: BaseException | None = None
@@ -293,13 +294,13 @@ class Harness:
             service_health,
             record_unknown_node=lambda note: self.record_unknown_node(note),
             record_drift=self.events.append,
+            record_annotation=self.annotations.append,
         )
         service_sync = ServiceSync(datapath, cluster, node_sync)
         source: Any = self.source
         objects = ObjectsCheck(source, cluster, node_sync, service_sync)
         lock: Any = self.lock
         checks = [HooksCheck(node_sync, lock, self._end), objects]
-        report_only = self.options.audit == REPORT
         self.loader = ProgramLoader(datapath, self.options, self.engine)
         self.agent = Agent(
             options=self.options,
@@ -309,7 +310,7 @@ class Harness:
             service_sync=service_sync,
             reporter=reporter,
             loader=self.loader,
-            audit=Audit(checks, reporter.drift_found, report_only=report_only),
+            audit=Audit(checks, reporter.drift_found, report_only=self.options.audit == REPORT),
             host=FakeHost(self.options),
             **others,
         )

@@ -10,7 +10,7 @@ import pytest
 
 from ebpflb.cluster import event_recorder
 from ebpflb.cluster.event_recorder import QUEUE_SIZE, ApiRecorder, Event, LogRecorder, manifest
-from ebpflb.model.events import Key
+from ebpflb.model.events import Key, Kind
 from tests.cluster.event_log import NODE, QUICK
 from tests.kit.api_history import Json
 from tests.kit.api_server import WAIT_SECONDS, FakeApiServer
@@ -69,6 +69,16 @@ def test_starting_on_the_node(api: FakeApiServer, record: Record) -> None:
     assert event["reportingController"] == "ebpflb"
     assert event["reportingInstance"] == f"ebpflb-{NODE}"
     assert (event["apiVersion"], event["kind"]) == ("events.k8s.io/v1", "Event")
+
+
+def test_about_an_endpoint_slice(api: FakeApiServer, record: Record) -> None:
+    """Its API group is another one than a Service's, so that `kubectl describe` finds the event."""
+    about = event_recorder.Reference(Kind.ENDPOINT_SLICE, Key("shop", "web-canary"))
+    record().event(about, "Warning", "InvalidAnnotation", "Configure", "wrong")
+    (event,) = created(api, 1)
+    assert event["metadata"]["namespace"] == "shop"
+    assert event["regarding"]["kind"] == "EndpointSlice"
+    assert event["regarding"]["apiVersion"] == "discovery.k8s.io/v1"
 
 
 def test_failure_on_a_service(api: FakeApiServer, record: Record) -> None:

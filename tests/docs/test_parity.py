@@ -148,7 +148,7 @@ def test_each_network_file_is_told_its_engine() -> None:
 def test_files_are_those_that_make_test_runs() -> None:
     """pytest collects from tests/, so `make test` runs every test that is named there."""
     assert re.search(r"^testpaths = tests$", (ROOT / "setup.cfg").read_text(), re.M)
-    rule = r"^test: .*\n\t\$\(BIN\)/pytest -n \$\(WORKERS\)$"
+    rule = r"^test: .*\n\t\$\(BIN\)/pytest -n \$\(WORKERS\)( |$)"
     assert re.search(rule, (ROOT / "Makefile").read_text(), re.M)
 
 

@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How messages name an annotation of an object, and which messages are about one.
+
+A person or a controller has written it by hand, so what is wrong with it becomes an event too.
+"""
+
+_PREFIX = "metadata.annotations["
+
+
+def annotation_field(annotation: str) -> str:
+    return f"{_PREFIX}{annotation}]"
+
+
+def is_about_one(message: str) -> bool:
+    return message.startswith(_PREFIX)

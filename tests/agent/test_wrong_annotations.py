@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Annotations that cannot be read are named in the log and by an event, each once; the Service is
+served by the defaults.
+"""
+
+from typing import Any
+
+import pytest
+
+from ebpflb.lab import manifests
+from ebpflb.model import objects
+from ebpflb.model.events import Key as ObjectKey
+from ebpflb.model.events import Kind, Removed
+from tests.agent.fakes import Harness, changed, listed, service, slices
+
+SERVICE_ANNOTATIONS = (
+    objects.SCHEDULER,
+    objects.SLOW_START,
+    objects.ON_REMOVAL,
+)
+HOSTILE = "a\nb\x1b[2J" + "x" * 100_000
+
+
+def annotated(each: Any, annotation: str, text: str) -> Any:
+    each["metadata"]["annotations"] = {annotation: text}
+    return each
+
+
+@pytest.mark.parametrize("text", ["", "Random", "-1", "1e9s", HOSTILE])
+@pytest.mark.parametrize("annotation", SERVICE_ANNOTATIONS)
+def test_of_a_service(
+    harness: Harness, caplog: pytest.LogCaptureFixture, annotation: str, text: str
+) -> None:
+    """In one printable line, however long or hostile."""
+    wrong = annotated(service("a", "10.96.0.1"), annotation, text)
+    harness.start()
+    harness.send(listed(Kind.SERVICE, wrong), listed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.1")))
+    harness.send(listed(Kind.NODE, manifests.node("node-1", "192.0.2.1")))
+    harness.send(changed(Kind.SERVICE, wrong | {"status": {}}))
+    (event,) = harness.annotations
+    assert (event.kind, event.key) == (Kind.SERVICE, ObjectKey("default", "a"))
+    assert event.reason.startswith(f"metadata.annotations[{annotation}]: ")
+    assert event.reason.isprintable() and len(event.reason) < 500
+    said = [it.getMessage() for it in caplog.records if annotation in it.getMessage()]
+    assert said == [str(event)]
+    assert harness.status.service_ports == harness.status.backends == 1
+
+
+@pytest.mark.parametrize("text", ["", "1001", "-1", "50%", "٥", HOSTILE])
+def test_of_an_endpoint_slice(harness: Harness, text: str) -> None:
+    """Not with each of its changes; but again where it was right, or gone, in between."""
+
+    def wrong(address: str, weight: str = text) -> Any:
+        return changed(Kind.ENDPOINT_SLICE, annotated(slices("a", address), objects.WEIGHT, weight))
+
+    harness.start()
+    harness.send(listed(Kind.SERVICE, service("a", "10.96.0.1")), listed(Kind.ENDPOINT_SLICE))
+    for number in range(3):
+        harness.send(wrong(f"10.1.0.{number}"))
+    (event,) = harness.annotations
+    assert event.kind is Kind.ENDPOINT_SLICE
+    assert event.reason.isprintable() and len(event.reason) < 500
+    harness.send(wrong("10.1.0.4", "7"), wrong("10.1.0.5"))
+    assert len(harness.annotations) == 2
+    harness.send(Removed(Kind.ENDPOINT_SLICE, event.key), wrong("10.1.0.6"))
+    assert len(harness.annotations) == 3
