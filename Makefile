@@ -7,11 +7,10 @@
 #   make check           lint, types, import rules; compiles the C with clang and gcc
 #   make format          fixes what ruff can fix
 #   make test-kernels    the tests that need a kernel, on Linux 5.10, 6.1 and 6.12 (vagrant/README.md)
-#   make bench-connect   measures calls on sockets and the agent (docs/benchmarks.md)
-#   make bench-agent     measures the agent under many changes, beside a fake API server
-#   make bench-schedulers  measures what each scheduler means where one endpoint is slow
-#   make bench-draws     measures what the choice of an endpoint costs by scheduler
-#   make bench-nodeport  measures NodePorts beside kube-proxy's rules; BENCH="--rounds 20" and others for all
+#   make bench           measures everything, and renews the figures of docs/benchmarks.md;
+#                        BENCH="--only connect,growth --quick": some of it, with few rounds
+#   make bench-connect, bench-agent, bench-nodeport, bench-growth, bench-schedulers, bench-draws
+#                        one part of it, which prints its figures; BENCH="--rounds 20": its options
 #   make image           builds the container's image, with docker, podman or buildah
 #   make diagrams        draws the diagrams of docs/ from their sources
 #   make screenshots     takes those of docs/ui.md, from the real page
@@ -23,7 +22,8 @@ BIN := $(VENV)/bin
 RUN_PACKAGES := python3 python3-venv python3-bpfcc iproute2 util-linux procps
 # What the kernel lab's tests need, and so its machines (vagrant/README.md).
 LANE_PACKAGES := $(RUN_PACKAGES) gcc libc6-dev python3-dev bpftool openssl nftables iptables ipset ipvsadm
-TEST_PACKAGES := $(LANE_PACKAGES) clang libbpf-dev graphviz systemd vagrant chromium chromium-driver
+TEST_PACKAGES := $(LANE_PACKAGES) clang libbpf-dev graphviz systemd vagrant chromium \
+	chromium-driver python3-matplotlib
 BENCH_PACKAGES := $(RUN_PACKAGES) gcc libc6-dev nftables iptables python3-matplotlib
 CLANG := clang -O2 -g -target bpf -Wall -Wextra -Wno-unused-parameter -Werror \
 	-Ibpf -I/usr/include/$(shell uname -m)-linux-gnu
@@ -42,8 +42,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # Tests wait more than they compute: three at a time for each processor.
 WORKERS := $(shell echo $$((3 * $$(nproc))))
 
-.PHONY: demo test test-fast soak check format diagrams screenshots bench-connect bench-agent \
-	bench-schedulers bench-draws bench-nodeport lint-c lint-python \
+.PHONY: demo test test-fast soak check format diagrams screenshots bench bench-connect bench-agent \
+	bench-schedulers bench-draws bench-nodeport bench-growth lint-c lint-python \
 	lint-types checked tests-bytecode image lock renew lane-packages clean
 
 demo: $(VENV)/run
@@ -128,13 +128,19 @@ docs/diagrams/%.svg: docs/diagrams/%.dot
 screenshots: $(VENV)/test
 	$(BIN)/python -m tests.ui.screenshots docs/images
 
+bench: $(VENV)/run | $(VENV)/packages-bench
+	$(BIN)/python -m bench $(BENCH)
+
+bench-growth: $(VENV)/run
+	$(BIN)/python -m bench.growth $(BENCH)
+
 bench-connect: $(VENV)/run
 	$(BIN)/python -m bench.connect $(BENCH)
 
 bench-agent: $(VENV)/run
 	$(BIN)/python -m bench.agent_load $(BENCH)
 
-bench-schedulers: $(VENV)/run | $(VENV)/packages-bench
+bench-schedulers: $(VENV)/run
 	$(BIN)/python -m bench.schedulers $(BENCH)
 
 bench-draws: $(VENV)/run

@@ -1,6 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measurements on a small cluster of network namespaces on this machine; needs root.
 
+__main__       runs all parts: `make bench`
+parts          what these are, with their options and what is drawn of each
+page           writes the figures into the pages that show them
+plot           draws them: the one door to matplotlib
+result         what a benchmark has measured, as JSON; how each begins and ends
+report         figures beside their targets
+targets        what these are
+
 connect        what a ClusterIP costs, and what the agent costs: `make bench-connect`
 latency        its first half: requests in turns, the hooks' run time
 agent          its second half: memory, starts, changes
@@ -9,6 +17,16 @@ pod_program    what runs in the pods: a server, and a client that measures the t
 
 agent_load     the agent under many changes: `make bench-agent`
 api_program    the fake API server that sends them
+api_lab        a node with an agent beside such a server
+
+growth         more services, endpoints, flows: `make bench-growth`
+flow_growth    its last part: packets amid other flows
+flow_program   a packet's cost by test runs; established: also beside another commit's
+history        what the history costs a change
+
+schedulers     what each scheduler means for clients: `make bench-schedulers`
+queue_program  its client and servers
+draws          what a draw costs: `make bench-draws`
 
 nodeport       NodePorts from outside, beside kube-proxy's rules: `make bench-nodeport`
 node_cost      what a packet costs the node, by streams of established flows
@@ -21,5 +39,4 @@ load/          client, server and sender of streams, in C
 services       thousands of Services and their endpoints, as manifests
 hooks          the programs: their run time by the kernel's statistics; detaches and attaches
 temporary_lab  a lab and a folder that are removed at the end
-report         figures beside their targets
 """

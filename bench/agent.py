@@ -10,9 +10,9 @@ import re
 import time
 from statistics import median
 
-from bench import services
+from bench import services, targets
 from bench.connect_lab import ConnectLab, MeasuredAgent, Start
-from bench.report import Lines, Row, percentile, spread
+from bench.report import Lines, Row, percentile, row_of
 
 STARTS = 3  # cold, and as many warm
 CHANGES = 200
@@ -24,17 +24,19 @@ def starts(lab: ConnectLab, many: str) -> Lines:
     """Starts both agents; their memory and the time of their starts."""
     lab.one.start()
     yield "agent"
-    yield memory(lab.one, "memory, idle, 1 service", 80)
+    yield memory(lab.one, "memory, idle, 1 service", targets.MEMORY_IDLE)
     cold = [lab.many.cold_start() for _ in range(STARTS)]
-    yield memory(lab.many, f"memory, {many}, after a cold start", 200)
+    yield memory(lab.many, f"memory, {many}, after a cold start", targets.MEMORY_LARGE)
     before = lab.many.writes()
     warm = [lab.many.warm_restart() for _ in range(STARTS)]
-    yield memory(lab.many, f"memory, {many}, after a warm restart", 200)
-    yield start_row(f"cold start, {many}", cold, 10)
+    yield memory(lab.many, f"memory, {many}, after a warm restart", targets.MEMORY_LARGE)
+    yield start_row(f"cold start, {many}", cold, targets.COLD_START)
     written = [_written(each.log) for each in cold]
-    yield Row("  of which map writes", median(written), "s", 1, spread(written, 2))
-    yield start_row(f"warm restart, {many}", warm, 2)
-    yield Row("  map updates by all warm restarts", lab.many.writes() - before, "", 0)
+    yield row_of("  of which map writes", written, "s", targets.MAP_WRITES)
+    yield start_row(f"warm restart, {many}", warm, targets.WARM_RESTART)
+    yield Row(
+        "  map updates by all warm restarts", lab.many.writes() - before, "", targets.WARM_WRITES
+    )
 
 
 def changes(lab: ConnectLab, many: str) -> Lines:
@@ -42,8 +44,9 @@ def changes(lab: ConnectLab, many: str) -> Lines:
     lab.client.move(lab.many.cgroup)
     took = [_change(lab, turn % 2) for turn in range(1, CHANGES + 1)]
     yield f"manifest replaced -> first answer from the new endpoint: {CHANGES} changes, {many}"
-    yield Row("p50", percentile(took, 0.5), "ms", 20, spread(took, 1))
-    yield Row("p99", percentile(took, 0.99), "ms", 100, f"all: {min(took):.1f} to {max(took):.1f}")
+    yield row_of("p50", took, "ms", targets.FIRST_ANSWER_P50)
+    p99, note = percentile(took, 0.99), f"all: {min(took):.1f} to {max(took):.1f}"
+    yield Row("p99", p99, "ms", targets.FIRST_ANSWER_P99, note)
 
 
 def _change(lab: ConnectLab, backend: int) -> float:
@@ -64,8 +67,8 @@ def memory(bench: MeasuredAgent, what: str, target: float) -> Row:
 
 def start_row(what: str, starts: list[Start], target: float) -> Row:
     took = [each.seconds for each in starts]
-    note = f"{spread(took, 2)}; CPU {median(each.cpu for each in starts):.2f} s"
-    return Row(what, median(took), "s", target, note)
+    note = f"CPU {median(each.cpu for each in starts):.2f} s"
+    return row_of(what, took, "s", target, note)
 
 
 def _written(log: str) -> float:

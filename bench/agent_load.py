@@ -14,36 +14,33 @@ Everything that it makes is removed at the end, also if it is interrupted.
 """
 
 import argparse
-import json
 import random
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from subprocess import PIPE
 
-from bench import agent, api_program, report
-from bench.connect_lab import PROGRAM, Client, Commanded, MeasuredAgent
-from bench.report import Lines, Row, percentile, spread
+from bench import agent, targets
+from bench.api_lab import ApiNode, serve_pods
+from bench.connect_lab import Client
+from bench.report import Line, Lines, Row, percentile, row_of
+from bench.result import run_bench
 from bench.temporary_lab import print_step, temporary_lab
-from ebpflb.lab.agents import wait_until
-from ebpflb.lab.hosts import Host, Lab
+from ebpflb.lab.hosts import Lab
 
-PREFIX = "ebpflb-bench"
+PREFIX = "ebpflb-load"
 RATES = (1, 10, 100, 400, 1000)  # changes a second
-TARGETS = {100: 0.5, 400: 0.3, 1000: 0.3}  # ms a change
 BESIDE = (0, 100)  # other changes a second
 MOVES = 100
-IDLE = 2.0  # seconds
-QUIET = 0.02  # processor seconds a second: the audit and the history do not read the maps
-QUIET_TIMEOUT = 300.0  # seconds
 
 
 def main() -> None:
-    wanted = _arguments()
+    """``seconds`` of changes for each rate; ``map_size`` is the agent's option."""
+    run_bench(__doc__, _measured, services=10_000, endpoints=100_000, seconds=10.0, map_size="")
+
+
+def _measured(wanted: argparse.Namespace) -> list[Line]:
     with temporary_lab(PREFIX) as (lab, folder, stack):
-        rows = list(_measure(LoadLab(lab, folder, stack, wanted), wanted))
-    print(report.machine())
-    print(report.table(rows))
+        return list(_measure(LoadLab(lab, folder, stack, wanted), wanted))
 
 
 class LoadLab:
@@ -54,35 +51,12 @@ class LoadLab:
     ) -> None:
         node = lab.node("load", 1)
         self.client = Client(lab, lab.pod(node, "client", 2))
-        self.backends = [lab.pod(node, f"web-{i}", 10 + i) for i in (1, 2)]
-        for pod in self.backends:
-            words = "serve", pod.name, str(api_program.TARGET)
-            lab.keep_ready(pod.python(PROGRAM, *words, stdout=PIPE))
-        self.api = _api_server(lab, node, self.backends[0].v4, wanted)
-        self.agent = MeasuredAgent(
-            lab, node, folder, self.backends, *_options(self.api, folder, wanted)
-        )
-        stack.callback(self.agent.agent.close)
-
-
-def _api_server(lab: Lab, node: Host, first: str, wanted: argparse.Namespace) -> Commanded:
-    count = wanted.services - 1
-    words = node.name, first, str(count), str(wanted.endpoints // count)
-    return Commanded(lab, node, Path(api_program.__file__), *words)
-
-
-def _options(api: Commanded, folder: Path, wanted: argparse.Namespace) -> list[str]:
-    path = folder / "kubeconfig"
-    server = {"server": f"http://127.0.0.1:{api.answer()}"}
-    config = {
-        "clusters": [{"name": "it", "cluster": server}],
-        "users": [{"name": "it", "user": {"token": "none"}}],
-        "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
-        "current-context": "it",
-    }
-    path.write_text(json.dumps(config))
-    sizes = f"--map-size={wanted.map_size}"
-    return ["--kubeconfig", str(path), "--iptables-sync-period=1h", sizes]
+        count = wanted.services - 1
+        sizes = [[count, wanted.endpoints // count]]
+        self.node = ApiNode(lab, node, folder, stack, serve_pods(lab, node), sizes)
+        self.agent, self.api = self.node.agent, self.node.api
+        self.node.listen()
+        self.agent.agent.options += (f"--map-size={wanted.map_size}",)
 
 
 def _measure(lab: LoadLab, wanted: argparse.Namespace) -> Lines:
@@ -92,22 +66,15 @@ def _measure(lab: LoadLab, wanted: argparse.Namespace) -> Lines:
     lab.client.move(lab.agent.cgroup)
     yield f"agent, {many}, from an API server"
     yield Row("cold start", started.seconds, "s", None, f"CPU {started.cpu:.2f} s")
-    yield agent.memory(lab.agent, "memory after it", 160)
-    wait_until("the first audit has ended", lambda: _idle(lab) < QUIET, QUIET_TIMEOUT)
-    yield Row("idle, between two audits", 1e3 * _idle(lab), "ms CPU a second")
+    yield agent.memory(lab.agent, "memory after it", targets.MEMORY_LARGE)
+    lab.node.wait_for_quiet()
+    yield Row("idle, between two audits", 1e3 * lab.node.idle(), "ms CPU a second")
     for rate in RATES:
         yield _cost(lab, rate, wanted.seconds)
-    yield agent.memory(lab.agent, "memory after the changes", 160)
+    yield agent.memory(lab.agent, "memory after the changes", targets.MEMORY_LARGE)
     yield "a change sent -> first answer from the new endpoint"
     for rate in BESIDE:
         yield from _latency(lab, rate)
-
-
-def _idle(lab: LoadLab) -> float:
-    """Processor seconds a second."""
-    begun, cpu = time.monotonic(), lab.agent.cpu_seconds()
-    time.sleep(IDLE)
-    return (lab.agent.cpu_seconds() - cpu) / (time.monotonic() - begun)
 
 
 def _cost(lab: LoadLab, rate: int, seconds: float) -> Row:
@@ -119,22 +86,14 @@ def _cost(lab: LoadLab, rate: int, seconds: float) -> Row:
     took = time.monotonic() - begun
     each = (lab.agent.cpu_seconds() - cpu) / count
     note = f"{count} changes, {count / took:.0f} a second until the last one was in force"
-    return Row(f"CPU a change, {rate} a second", 1e3 * each, "ms", TARGETS.get(rate), note)
+    target = targets.CPU_A_CHANGE.get(rate)
+    return Row("CPU a change", 1e3 * each, "ms", target, note, at=rate, axis="changes a second")
 
 
 def _settle(lab: LoadLab) -> None:
     """The measured Service's endpoint is replaced last, and a client waits for it."""
-    _move(lab, 1)
-    _move(lab, 0)
-
-
-def _move(lab: LoadLab, backend: int) -> float:
-    """Milliseconds until a client reaches the new endpoint."""
-    pod = lab.backends[backend]
-    lab.client.begin("wait_for", (api_program.ADDRESS, api_program.PORT), pod.name)
-    lab.client.answer()  # the first answer, of whichever endpoint
-    begun = lab.api.do("move", pod.v4)
-    return (lab.client.answer() - begun) / agent.MS
+    lab.node.move(lab.client, 1)
+    lab.node.move(lab.client, 0)
 
 
 def _latency(lab: LoadLab, rate: int) -> Lines:
@@ -144,18 +103,11 @@ def _latency(lab: LoadLab, rate: int) -> Lines:
     took = []
     for turn in range(1, MOVES + 1):
         time.sleep(agent.PAUSE * (1 + random.random()))
-        took.append(_move(lab, turn % 2))
-    note = f"{spread(took, 1)}; p99 {percentile(took, 0.99):.1f}, most {max(took):.1f}"
-    yield Row(f"p50, {rate} others a second", percentile(took, 0.5), "ms", 10, note)
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--services", type=int, default=10_000)
-    parser.add_argument("--endpoints", type=int, default=100_000)
-    parser.add_argument("--map-size", default="", help="the agent's option")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of changes, for each rate")
-    return parser.parse_args()
+        took.append(lab.node.move(lab.client, turn % 2))
+    p99, most = percentile(took, 0.99), f"most {max(took):.1f}"
+    axis = "others a second"
+    yield row_of("p50", took, "ms", targets.FIRST_ANSWER_P50, at=rate, axis=axis)
+    yield Row("p99", p99, "ms", targets.FIRST_ANSWER_P99, most, at=rate, axis=axis)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A fake API server with thousands of Services, a program of its own; the standard library alone.
 
-    api_program.py NODE ADDRESS SERVICES ENDPOINTS   ENDPOINTS is that of one Service
+    api_program.py NODE ADDRESS SIZES   SIZES: [[services, endpoints of each], ...]
 
 It prints its port, then reads a JSON command per line and answers each with a JSON line:
 
     ["change", count, rate]   as many EndpointSlices, spread over all, evenly so many a second
     ["begin", count, rate]    the same, and answers at once
     ["move", address]         the measured Service's endpoint; answers CLOCK_MONOTONIC before
+    ["move", address, N]      the same, after a change of an endpoint of the Nth Service
 
 Lists and lines are the bytes that a real API server sends: with managed fields, owners, uids and
 the time of the change, which are most of what an agent has to read and does not use. What takes
@@ -18,6 +19,7 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import IPv4Address
@@ -30,6 +32,7 @@ MEASURED, ADDRESS = "measured", "10.96.0.10"  # the Service whose endpoint is mo
 SERVICES, ENDPOINTS = IPv4Address("10.100.0.1"), IPv4Address("10.128.0.1")
 SPARE = IPv4Address("10.200.0.1")  # of endpoints that come instead of others
 PORT, TARGET, NODES = 80, 8080, 100
+SLICE = 100  # endpoints of an EndpointSlice, as the controller has them
 UID = "5a1c8f4e-0000-4000-8000-{:012x}"
 
 
@@ -77,7 +80,7 @@ def endpoint(address: str, name: str) -> Json:
 
 def endpoint_slice(name: str, number: int, addresses: list[str]) -> Json:
     made = metadata(
-        f"{name}-x7k2p",
+        f"{name}-{number:05x}",
         number,
         {"kubernetes.io/service-name": name, "app": name},
         annotations={"endpoints.kubernetes.io/last-change-trigger-time": ""},
@@ -93,31 +96,40 @@ def endpoint_slice(name: str, number: int, addresses: list[str]) -> Json:
     }
 
 
+def divided(counts: list[int]) -> Iterator[tuple[str, list[str]]]:
+    """The names of Services, and the addresses of each of their slices."""
+    first = 0
+    for number, count in enumerate(counts):
+        for begin in range(first, first + count, SLICE):
+            end = min(begin + SLICE, first + count)
+            yield f"service-{number}", [str(ENDPOINTS + i) for i in range(begin, end)]
+        first += count
+
+
 class Cluster:
     """The objects, and the one watch of EndpointSlices."""
 
-    def __init__(self, node: str, address: str, services: int, endpoints: int) -> None:
+    def __init__(self, node: str, address: str, sizes: list[list[int]]) -> None:
         self.version, self.turn = 1, 0
         self.watch: Any = None
         self.sending = threading.Lock()
-        self.addresses = {
-            f"service-{i}": [str(ENDPOINTS + j) for j in range(i * endpoints, (i + 1) * endpoints)]
-            for i in range(services)
-        } | {MEASURED: [address]}
-        self.names = list(self.addresses)
-        ips = [str(SERVICES + i) for i in range(services)] + [ADDRESS]
+        counts = [endpoints for services, endpoints in sizes for _ in range(services)]
+        names = [f"service-{i}" for i in range(len(counts))] + [MEASURED]
+        ips = [str(SERVICES + i) for i in range(len(counts))] + [ADDRESS]
+        self.slices = [*divided(counts), (MEASURED, [address])]
+        self.last = {name: number for number, (name, _) in enumerate(self.slices)}
         named = {"addresses": [{"type": "InternalIP", "address": address}]}
         cidr = metadata("kubernetes", 0, {})
         self.objects: dict[str, list[Json]] = {
-            "services": [service(n, i, ips[i]) for i, n in enumerate(self.names)],
-            "endpointslices": [self.slice(i) for i in range(len(self.names))],
+            "services": [service(n, i, ips[i]) for i, n in enumerate(names)],
+            "endpointslices": [self.slice(i) for i in range(len(self.slices))],
             "nodes": [{"kind": "Node", "metadata": metadata(node, 0, {}), "status": named}],
             "servicecidrs": [{"metadata": cidr, "spec": {"cidrs": ["10.96.0.0/12"]}}],
         }
 
     def slice(self, number: int) -> Json:
-        name = self.names[number]
-        return endpoint_slice(name, number, self.addresses[name])
+        name, addresses = self.slices[number]
+        return endpoint_slice(name, number, addresses)
 
     def page(self, kind: str, query: dict[str, str]) -> bytes:
         begin, limit = int(query.get("continue", 0)), int(query.get("limit", 1 << 30))
@@ -128,7 +140,7 @@ class Cluster:
 
     def line(self, number: int, addresses: list[str]) -> bytes:
         """What a watch says of a slice with other addresses."""
-        self.addresses[self.names[number]] = addresses
+        self.slices[number] = self.slices[number][0], addresses
         made = self.slice(number)
         self.version += 1
         made["metadata"]["resourceVersion"] = str(self.version)
@@ -140,21 +152,25 @@ class Cluster:
         """Returns the seconds that it took."""
         begun = time.monotonic()
         for number in range(count):
-            self.turn += 1
-            which = self.turn * 7919 % (len(self.names) - 1)
-            others = self.addresses[self.names[which]][1:]
-            line = self.line(which, [*others, str(SPARE + self.turn % (1 << 20))])
+            line = self.changed((self.turn + 1) * 7919 % (len(self.slices) - 1))
             time.sleep(max(0.0, begun + number / rate - time.monotonic()))
             self.send(line)
         return time.monotonic() - begun
 
+    def changed(self, which: int) -> bytes:
+        """One endpoint of a slice is replaced by another."""
+        self.turn += 1
+        others = self.slices[which][1][1:]
+        return self.line(which, [*others, str(SPARE + self.turn % (1 << 20))])
+
     def begin(self, count: int, rate: float) -> None:
         threading.Thread(target=self.change, args=(count, rate), daemon=True).start()
 
-    def move(self, address: str) -> int:
-        line = self.line(len(self.names) - 1, [address])
+    def move(self, address: str, after: int | None = None) -> int:
+        before = b"" if after is None else self.changed(self.last[f"service-{after}"])
+        line = self.line(len(self.slices) - 1, [address])
         begun = time.monotonic_ns()
-        self.send(line)
+        self.send(before + line)
         return begun
 
     def send(self, line: bytes) -> None:
@@ -199,8 +215,8 @@ def handler(cluster: Cluster) -> type[BaseHTTPRequestHandler]:
 
 
 def main() -> None:
-    node, address, services, endpoints = sys.argv[1:]
-    cluster = Cluster(node, address, int(services), int(endpoints))
+    node, address, sizes = sys.argv[1:]
+    cluster = Cluster(node, address, json.loads(sizes))
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler(cluster))
     server.daemon_threads = True
     threading.excepthook = lambda _: None  # the agent has ended

@@ -20,23 +20,26 @@ end, also if it is interrupted.
 import argparse
 from contextlib import ExitStack
 
-from bench import agent, latency, report, services
+from bench import agent, latency, services
 from bench.connect_lab import ConnectLab
 from bench.hooks import Hooks
+from bench.report import Line, Lines
+from bench.result import run_bench
 from bench.temporary_lab import print_step, temporary_lab
 
-PREFIX = "ebpflb-bench"
+PREFIX = "ebpflb-connect"
 
 
 def main() -> None:
-    wanted = _arguments()
+    run_bench(__doc__, _measured, services=10_000, endpoints=100_000, rounds=100)
+
+
+def _measured(wanted: argparse.Namespace) -> list[Line]:
     with temporary_lab(PREFIX) as (lab, folder, stack):
-        rows = _measure(ConnectLab(lab, folder, stack), stack, wanted)
-    print(report.machine())
-    print(report.table(rows))
+        return _measure(ConnectLab(lab, folder, stack), stack, wanted)
 
 
-def _measure(lab: ConnectLab, stack: ExitStack, wanted: argparse.Namespace) -> list[report.Line]:
+def _measure(lab: ConnectLab, stack: ExitStack, wanted: argparse.Namespace) -> list[Line]:
     """The measured Service is one of the many; it has one endpoint and two ports."""
     services.write_many(lab.many.agent.manifests, wanted.services - 1, wanted.endpoints - 1)
     many = f"{wanted.services:,} services / {wanted.endpoints:,} endpoints"
@@ -53,17 +56,9 @@ def _measure(lab: ConnectLab, stack: ExitStack, wanted: argparse.Namespace) -> l
     return first + rows
 
 
-def _told(what: str, rows: report.Lines) -> list[report.Line]:
+def _told(what: str, rows: Lines) -> list[Line]:
     print_step(f"measuring {what}")
     return list(rows)
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--services", type=int, default=10_000)
-    parser.add_argument("--endpoints", type=int, default=100_000)
-    parser.add_argument("--rounds", type=int, default=100)
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

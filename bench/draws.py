@@ -15,9 +15,10 @@ from pathlib import Path
 from subprocess import PIPE
 from typing import NamedTuple
 
-from bench import hooks, pod_program, report
+from bench import hooks, pod_program, targets
 from bench.connect_lab import Client
-from bench.report import Lines, Row, spread
+from bench.report import Line, Lines, Row, row_of
+from bench.result import run_bench
 from bench.temporary_lab import print_step, temporary_lab
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.lab import manifests
@@ -30,7 +31,6 @@ from ebpflb.serve import status
 PROGRAM = Path(pod_program.__file__)
 PORT, TARGET = 80, 8080
 ENDPOINTS = 4
-MOST = 40  # nanoseconds more than random
 
 
 class Draw(NamedTuple):
@@ -53,18 +53,17 @@ DRAWS = [
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--calls", type=int, default=1000, help="of each scheduler, a round")
-    wanted = parser.parse_args()
+    """``calls`` of each scheduler, a round."""
+    run_bench(__doc__, _measured, rounds=30, calls=1000)
+
+
+def _measured(wanted: argparse.Namespace) -> list[Line]:
     with temporary_lab("ebpflb-bench-draws") as (lab, folder, stack):
         client, agent = _build(lab, folder)
         stack.callback(agent.close)
         counted = stack.enter_context(hooks.Hooks(StateDir(agent.paths.state), agent.node.cgroup))
         stack.enter_context(hooks.statistics())
-        rows = list(_rows(client, counted, wanted))
-    print(report.machine())
-    print(report.table(rows))
+        return list(_rows(client, counted, wanted))
 
 
 def _build(lab: Lab, folder: Path) -> tuple[Client, LabAgent]:
@@ -107,15 +106,17 @@ def _rows(client: Client, counted: hooks.Hooks, wanted: argparse.Namespace) -> L
             took[draw].append(counted.per_call(work)["connect4"])
     plain = next(draw for draw in DRAWS if draw.name == RANDOM)
     yield f"connect4, {wanted.rounds} rounds of {wanted.calls} connections to {ENDPOINTS} endpoints"
-    yield Row("random", min(took[plain]), "ns", None, _note(took[plain]))
+    yield _row("random", took[plain], 0, None)
     for draw, costs in took.items():
         if draw != plain:
-            more = min(costs) - min(took[plain])
-            yield Row(f"{draw.name}: more", more, "ns", MOST, _note(costs))
+            yield _row(f"{draw.name}: more", costs, min(took[plain]), targets.DRAW)
 
 
-def _note(costs: list[float]) -> str:
-    return f"least {min(costs):.0f}, median {statistics.median(costs):.0f}, {spread(costs)}"
+def _row(what: str, costs: list[float], less: float, target: float | None) -> Row:
+    """The least, as the others are what else the machine did."""
+    more = [cost - less for cost in costs]
+    note = f"least {min(costs):.0f}, median {statistics.median(costs):.0f}"
+    return row_of(what, more, "ns", target, note, value=min(more))
 
 
 if __name__ == "__main__":

@@ -1,20 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the history costs a change: ``python -m bench.history``, as root.
+"""What the history costs a change.
+
+    sudo .venv/bin/python -m bench.history [--changes N]
 
 A service of ten endpoints loses and gets one again; the plan is written to small maps of the
 kernel, with and without a history, in turn.
 """
 
+import argparse
 import tempfile
 import time
 from ipaddress import IPv4Address
 from pathlib import Path
 from statistics import median
 
+from bench.report import Lines, Row, row_of
+from bench.result import run_bench
 from ebpflb.datapath.map_writer import MapWriter
 from ebpflb.datapath.maps import bpf_map, layout, written
 from ebpflb.history.history_records import WriteCause
-from ebpflb.history.recorder import RECORDED, History
+from ebpflb.history.recorder import History
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.options import Paths
@@ -23,15 +28,29 @@ from ebpflb.plan.desired_service import DesiredBackend, DesiredService
 from ebpflb.plan.entries import BackendName, Frontend
 from ebpflb.plan.planner import Planner
 
-ENTRIES, CHANGES, ENDPOINTS = 4096, 2000, 10
+ENTRIES, ENDPOINTS, US = 4096, 10, 1e6
 _NAME = PortName("default", "web", "http", Protocol.TCP, Family.IPV4)
 _FRONTEND = {Frontend(IPv4Address("10.96.0.10"), 80, 6): frozenset({"endpoints"})}
 
 
 def main() -> None:
-    """Prints microseconds a change: without a history, with one, and the difference of medians."""
-    specs = [layout.MAPS[name] for name in (*RECORDED, "service_stats", "backend_stats")]
-    small = [spec._replace(entries=min(spec.entries, ENTRIES)) for spec in specs]
+    """``changes`` with, and as many without."""
+    run_bench(__doc__, _measured, changes=2000)
+
+
+def _measured(wanted: argparse.Namespace) -> Lines:
+    """Microseconds a change."""
+    spent = _spent(wanted.changes)
+    plain, recorded = ([US * each for each in spent[it]] for it in (False, True))
+    yield f"a change written to the maps: {wanted.changes} of each"
+    yield row_of("without a history", plain, "us")
+    yield row_of("with a history", recorded, "us")
+    yield Row("with a history: more", median(recorded) - median(plain), "us")
+
+
+def _spent(changes: int) -> dict[bool, list[float]]:
+    """Seconds of each change, with and without a history."""
+    small = [spec._replace(entries=min(spec.entries, ENTRIES)) for spec in layout.MAPS.values()]
     maps = {spec.name: bpf_map.open_map(spec, bpf_map.create_map(spec)) for spec in small}
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         history = History(Paths(Path("/bench"), Path(folder)), maps)
@@ -40,15 +59,13 @@ def main() -> None:
         planner = Planner(Capacity(ENTRIES, ENTRIES, ENTRIES, ENTRIES, ENTRIES))
         writer = MapWriter(maps)
         spent: dict[bool, list[float]] = {False: [], True: []}
-        for number in range(2 * CHANGES):
+        for number in range(2 * changes):
             with_history = number // 2 % 2 == 1
             for name, opened in maps.items():
                 opened.wrote = recorded[name] if with_history else written.unrecorded
             spent[with_history].append(_change(number, planner, writer, history, with_history))
         history.stop()
-    without, recorded_too = (median(spent[it]) * 1e6 for it in (False, True))
-    print(f"us a change: {without:.1f} without, {recorded_too:.1f} with a history", end="")
-    print(f": {recorded_too - without:.1f} more")
+    return spent
 
 
 def _change(

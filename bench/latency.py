@@ -11,10 +11,10 @@ import statistics
 from collections import defaultdict
 from contextlib import ExitStack
 
-from bench import hooks, services
+from bench import hooks, services, targets
 from bench.connect_lab import ConnectLab
 from bench.hooks import Hooks
-from bench.report import Lines, Row, percentile, spread
+from bench.report import Lines, Row, percentile, row_of
 from ebpflb.lab.hosts import Host
 
 TURNS = 100  # connections to each target, a round
@@ -22,7 +22,6 @@ CALLS = 160  # of each kind, a round, while the kernel takes the time
 SENT = 20  # datagrams a socket
 NO_HOOKS = "no hooks"
 NOT_OURS = "none of ours"
-CALL, FIRST_DATAGRAM, OTHERS = 500, 600, 100  # ns, at most
 US = 1e3
 
 Samples = dict[tuple[str, str], list[list[int]]]  # who, way -> rounds
@@ -39,11 +38,16 @@ def requests(lab: ConnectLab, agents: dict[str, Hooks], rounds: int) -> Lines:
     yield f"TCP connect + request: {rounds} rounds of {TURNS} each"
     for who, way in sorted(took, key=lambda each: (each[0] != NO_HOOKS, len(each[0]))):
         samples = [each for part in took[who, way] for each in part]
-        p50, p99 = (percentile(samples, share) / US for share in (0.5, 0.99))
-        yield Row(f"p50, {way}, {who}", p50, "us", None, f"p99 {p99:.0f} us")
+        middles = [statistics.median(part) / US for part in took[who, way]]
+        note = f"p99 {percentile(samples, 0.99) / US:.0f} us"
+        p50 = percentile(samples, 0.5) / US
+        yield row_of(f"p50, {way}, {who}", middles, "us", None, note, value=p50)
     for who in agents:
         yield _ratio(
-            f"ClusterIP / direct, {who}", took[who, "ClusterIP"], took[who, "direct"], 1.03
+            f"ClusterIP / direct, {who}",
+            took[who, "ClusterIP"],
+            took[who, "direct"],
+            targets.CLUSTER_IP,
         )
     for who in agents:
         yield _ratio(f"direct / {NO_HOOKS}, {who}", took[who, "direct"], took[NO_HOOKS, "direct"])
@@ -73,7 +77,7 @@ def _ratio(
 ) -> Row:
     pairs = zip(these, those, strict=True)
     ratios = [statistics.median(this) / statistics.median(that) for this, that in pairs]
-    return Row(f"p50 {what}", statistics.median(ratios), "", target, spread(ratios, 3))
+    return row_of(f"p50 {what}", ratios, "", target)
 
 
 def run_times(lab: ConnectLab, agents: dict[str, Hooks], wanted: argparse.Namespace) -> Lines:
@@ -87,17 +91,17 @@ def run_times(lab: ConnectLab, agents: dict[str, Hooks], wanted: argparse.Namesp
                     took[f"{name}, {kind}", who].append(cost)
     yield "hooks, run time a call"
     for (what, who), costs in sorted(took.items()):
-        note = spread(costs)
+        note = ""
         if who != next(iter(agents)) and (first := took.get((what, next(iter(agents))))):
             change = statistics.median(costs) / statistics.median(first) - 1
-            note += f"; {change:+.0%} against {next(iter(agents))}"
-        yield Row(f"{what}, {who}", statistics.median(costs), "ns", _target(what), note)
+            note = f"{change:+.0%} against {next(iter(agents))}"
+        yield row_of(f"{what}, {who}", costs, "ns", _target(what), note)
 
 
 def _target(what: str) -> float:
     if what == "sendmsg4, new socket":
-        return FIRST_DATAGRAM
-    return OTHERS if NOT_OURS in what else CALL
+        return targets.FIRST_DATAGRAM
+    return targets.OTHER_SOCKET if NOT_OURS in what else targets.CALL
 
 
 def _costs(lab: ConnectLab, each: Hooks, count: int) -> dict[tuple[str, str], float]:

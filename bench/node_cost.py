@@ -15,20 +15,19 @@ import random
 import socket
 import subprocess
 from collections import defaultdict
-from statistics import median
 
-from bench import flow_frames
+from bench import flow_frames, targets
 from bench.flow_frames import DSCP, KINDS
-from bench.nodeport_lab import DIRECT, EBPFLB, LOCAL, NFTABLES, NodePortLab, Where
-from bench.report import Lines, Row, spread
+from bench.nodeport_lab import DIRECT, EBPFLB, ENGINE, LOCAL, NFTABLES, NodePortLab, Where
+from bench.report import Lines, row_of
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.netns import NETNS, Namespace
 from ebpflb.lab.router import NODES
 from ebpflb.node.namespaces import call_in
 
 PACKETS = 20_000  # a measurement
+TARGETS = {EBPFLB: targets.LEAN, ENGINE: targets.ENGINE_RATE}
 ALL = 0.99  # of the packets at least come to the other end
-LEAN = 1.33  # times lower than nftables
 _DROP = f"""
 table netdev bench {{
   chain streams {{ type filter hook ingress device "eth0" priority 0; ip dscp {DSCP} drop; }}
@@ -104,18 +103,18 @@ def costs(lab: NodePortLab, rounds: int) -> Lines:
     took, nothing = NodeCost(lab).measure(rounds)
     yield f"the node's cost of a packet, established, one way: {rounds} rounds"
     for protocol, each in nothing.items():
-        yield Row(f"dropped before any stack, {protocol}", median(each), "ns", None, spread(each))
+        yield row_of(f"dropped before any stack, {protocol}", each, "ns")
     for key, each in sorted(took.items(), key=lambda it: it[0][1:]):
-        yield Row(", ".join(key), median(each), "ns", None, spread(each))
+        yield row_of(", ".join(key), each, "ns")
     for variant, place, protocol in sorted(took, key=lambda it: it[1:]):
         if variant != NFTABLES:
             pairs = zip(
                 took[NFTABLES, place, protocol], took[variant, place, protocol], strict=True
             )
             ratios = [those / these for those, these in pairs]
-            target = LEAN if variant == EBPFLB else None
+            target = TARGETS.get(variant)
             what = f"{NFTABLES} / {variant}, {place}, {protocol}"
-            yield Row(what, median(ratios), "x", target, spread(ratios, 3), least=True)
+            yield row_of(what, ratios, "x", target, least=True)
 
 
 def _mac(host: Namespace) -> bytes:

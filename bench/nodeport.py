@@ -26,7 +26,7 @@ import random
 from collections import defaultdict
 from statistics import median
 
-from bench import node_cost, packets, report
+from bench import node_cost, packets, targets
 from bench.nodeport_lab import (
     BURST,
     DIRECT,
@@ -39,7 +39,8 @@ from bench.nodeport_lab import (
     Case,
     NodePortLab,
 )
-from bench.report import Lines, Row, percentile, spread
+from bench.report import Line, Lines, Row, percentile, row_of
+from bench.result import run_bench
 from bench.temporary_lab import print_step, temporary_lab
 
 PREFIX = "ebpflb-nodeport"
@@ -53,22 +54,23 @@ RATIOS = (
     (ENGINE, TRACKED),
     (DIRECT, NFTABLES),
 )
-TARGET = 1.2  # of the first
 US, SECOND = 1e3, 1e9
 
 Times = dict[Case, list[float]]  # nanoseconds for one, round by round
 
 
 def main() -> None:
-    wanted = _arguments()
+    """``streams`` are rounds of the node's cost."""
+    run_bench(__doc__, _measured, others=1000, rounds=60, streams=20)
+
+
+def _measured(wanted: argparse.Namespace) -> list[Line]:
     with temporary_lab(PREFIX) as (lab, folder, stack):
         print_step("building the lab")
-        rows = _measure(NodePortLab(lab, folder, stack, wanted.others), wanted)
-    print(report.machine())
-    print(report.table(rows))
+        return _measure(NodePortLab(lab, folder, stack, wanted.others), wanted)
 
 
-def _measure(lab: NodePortLab, wanted: argparse.Namespace) -> list[report.Line]:
+def _measure(lab: NodePortLab, wanted: argparse.Namespace) -> list[Line]:
     connections: Times = {case: [] for case in lab.cases}
     datagrams: Times = {case: [] for case in lab.cases}
     connects: dict[Case, list[int]] = defaultdict(list)
@@ -95,16 +97,15 @@ def _told(what: str, times: Times, connects: dict[Case, list[int]], rounds: int)
     yield f"{what}: {rounds} rounds"
     for case, each in times.items():
         rates = [SECOND / time for time in each]
-        note = spread(rates) + _latency(connects.get(case, []))
-        yield Row(", ".join(case), median(rates), "/s", None, note)
+        note = _latency(connects.get(case, []))
+        yield row_of(", ".join(case), rates, "/s", None, note)
     yield from _on_top(times)
     for place in PLACES:
         for one, other in RATIOS:
             if (other, place) in times:
                 ratios = _over(times[other, place], times[one, place])
-                target = TARGET if connects and (one, other) == RATIOS[0] else None
-                what = f"{one} / {other}, {place}"
-                yield Row(what, median(ratios), "x", target, spread(ratios, 3), least=True)
+                target = targets.ENGINE_RATE if (one, other) == (ENGINE, NFTABLES) else None
+                yield row_of(f"{one} / {other}, {place}", ratios, "x", target, least=True)
 
 
 def _on_top(times: Times) -> Lines:
@@ -115,7 +116,7 @@ def _on_top(times: Times) -> Lines:
             more = [(this - that) / US for this, that in pairs]
             costs[variant, place] = median(more)
             what = f"on top of direct, {variant}, {place}"
-            yield Row(what, median(more), "us", None, spread(more, 2))
+            yield row_of(what, more, "us")
     for place in PLACES:
         ratio = costs[NFTABLES, place] / costs[EBPFLB, place]
         yield Row(f"on top of direct, {NFTABLES} / {EBPFLB}, {place}", ratio, "x")
@@ -129,15 +130,7 @@ def _latency(connects: list[int]) -> str:
     if not connects:
         return ""
     p50, p99 = (percentile(connects, share) / US for share in (0.5, 0.99))
-    return f"; connect() p50 {p50:.1f} us, p99 {p99:.1f} us"
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--others", type=int, default=1000)
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--streams", type=int, default=20, help="rounds of the node's cost")
-    return parser.parse_args()
+    return f"connect() p50 {p50:.1f} us, p99 {p99:.1f} us"
 
 
 if __name__ == "__main__":

@@ -15,16 +15,15 @@ from collections.abc import Callable
 from ipaddress import ip_address
 from statistics import median
 
-from bench import hooks, services
+from bench import hooks, services, targets
 from bench.hooks import Counted, Packets, Runs
 from bench.nodeport_lab import EBPFLB, PLACES, Client, NodePortLab, Where
-from bench.report import Lines, Row, spread
+from bench.report import Lines, Row, row_of
 from ebpflb.datapath import kernel
 from ebpflb.datapath.programs import testrun
 from ebpflb.datapath.programs.loader import SCHED_CLS, Program
 
 UPLINK = "eth0"
-ESTABLISHED, FOREIGN = 400, 100  # ns
 ROUNDS = 11
 TURNS = 100  # of each kind, a round
 REPEAT = 20_000  # test runs
@@ -35,7 +34,7 @@ Kind = tuple[str, str]  # what, and which program
 
 def costs(lab: NodePortLab) -> Lines:
     with hooks.statistics():
-        clock = _clock()
+        clock = clock_cost()
         with Packets(lab.state(EBPFLB)) as everywhere:
             connections = [*_connections(lab, everywhere, clock)]
         lab.restart(EBPFLB, "--devices", UPLINK)
@@ -49,7 +48,7 @@ def costs(lab: NodePortLab) -> Lines:
     yield from connections
 
 
-def _clock() -> float:
+def clock_cost() -> float:
     """Nanoseconds that the kernel's statistics show for a program that does nothing."""
     with Counted([_empty_program()]) as empty:
         (program,) = empty.programs
@@ -66,11 +65,11 @@ def _at_uplink(lab: NodePortLab, programs: Packets, clock: float) -> Lines:
             for name, cost in programs.per_call(work).items():
                 took[what, name].append(cost - clock)
     for (what, name), each in took.items():
-        yield Row(f"{what}, {name}", median(each), "ns", _target(what), spread(each))
+        yield row_of(f"{what}, {name}", each, "ns", _target(what))
 
 
 def _target(what: str) -> float | None:
-    return ESTABLISHED if "established" in what else FOREIGN if "none of ours" in what else None
+    return targets.NONE_OF_OURS if "none of ours" in what else None
 
 
 def _works(lab: NodePortLab) -> dict[str, Callable[[], object]]:
@@ -102,7 +101,7 @@ def _connections(lab: NodePortLab, programs: Packets, clock: float) -> Lines:
         times = ", ".join(
             f"{name} runs {runs.times / TURNS:.0f} times" for name, runs in ran[0].items()
         )
-        yield Row(f"both, {place}", median(sums), "ns", None, f"{spread(sums)}; {times}")
+        yield row_of(f"both, {place}", sums, "ns", targets.CONNECTION[place], times)
 
 
 def _net(runs: Runs, clock: float) -> float:
@@ -116,7 +115,9 @@ def _test_runs(programs: Packets) -> Lines:
     for name, protocol in (("UDP", 17), ("TCP", 6)):
         for each in programs.programs:
             took = _test_run(each, protocol) - nothing
-            yield Row(f"{name}, none of ours, {each.name}, test run", took, "ns", FOREIGN)
+            yield Row(
+                f"{name}, none of ours, {each.name}, test run", took, "ns", targets.NONE_OF_OURS
+            )
 
 
 def _test_run(program: Program, protocol: int) -> float:

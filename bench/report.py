@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures beside their targets, as text; and the machine that they are from."""
+"""Figures beside their targets, as values and as text; and the machine that they are from."""
 
 import os
 import platform
 import re
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 
-@dataclass(frozen=True)
-class Row:
-    """One figure. ``target`` is the most that it may be, or the ``least``; None: no target."""
+
+class Row(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One figure. ``target`` is the most that it may be, or the ``least``; None: no target.
+
+    Of so many ``rounds`` the middle half lies between ``low`` and ``high``, or all of fewer than
+    four. ``at`` is the size that it was measured at, counted in ``axis``: rows of one name that
+    differ in it are a curve.
+    """
 
     what: str
     value: float
@@ -21,12 +26,24 @@ class Row:
     target: float | None = None
     note: str = ""
     least: bool = False
+    low: float = 0
+    high: float = 0
+    rounds: int = 0
+    at: float | None = None
+    axis: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.what if self.at is None else f"{self.what}, {self.at:,.0f} {self.axis}"
 
     def cells(self) -> tuple[str, ...]:
         sign = ">=" if self.least else "<="
-        target = "" if self.target is None else f"{sign} {_number(self.target)} {self.unit}"
-        value = f"{_number(self.value)} {self.unit}".strip()
-        return self.what, value, target.strip(), self.judgement(), self.note
+        target = "" if self.target is None else f"{sign} {number(self.target)} {self.unit}"
+        note = "; ".join(filter(None, (self._spread(), self.note)))
+        return self.name, self.shown(), target.strip(), self.judgement(), note
+
+    def shown(self) -> str:
+        return f"{number(self.value)} {self.unit}".strip()
 
     def judgement(self) -> str:
         if self.target is None:
@@ -37,30 +54,49 @@ class Row:
             return "missed"
         return f"missed by {abs(self.value / self.target - 1):.0%}"
 
+    def _spread(self) -> str:
+        """For the reader to judge the figure by."""
+        if self.rounds < 2:
+            return ""
+        what = f"of {self.rounds}:" if self.rounds < 4 else "middle half"
+        return f"{what} {number(self.low)} to {number(self.high)}"
+
 
 Line = Row | str
 Lines = Iterator[Line]
 
 
-def _number(value: float) -> str:
+def row_of(
+    what: str,
+    values: Sequence[float],
+    unit: str,
+    target: float | None = None,
+    note: str = "",
+    *,
+    value: float | None = None,
+    least: bool = False,
+    at: float | None = None,
+    axis: str = "",
+) -> Row:
+    """The median of all rounds' values, or another ``value`` of them, with how they vary."""
+    low, high = min(values), max(values)
+    if len(values) >= 4:
+        low, _, high = statistics.quantiles(values, n=4)
+    middle = statistics.median(values) if value is None else value
+    return Row(what, middle, unit, target, note, least, low, high, len(values), at, axis)
+
+
+def number(value: float) -> str:
     """Three digits at least: 12345, 123, 12.3, 1.230, 0."""
-    if value == int(value) or value >= 100:
+    if value == int(value) or abs(value) >= 100:
         return f"{value:.0f}"
-    return f"{value:.1f}" if value >= 10 else f"{value:.3f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3f}"
 
 
 def percentile(values: Sequence[float], share: float) -> float:
     """The value that ``share`` of all are not above; 0.5 is the median."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
-def spread(values: Sequence[float], digits: int = 0) -> str:
-    """The middle half, for the reader to judge the median by."""
-    if len(values) < 4:
-        return f"of {len(values)}: {min(values):.{digits}f} to {max(values):.{digits}f}"
-    low, _, high = statistics.quantiles(values, n=4)
-    return f"middle half {low:.{digits}f} to {high:.{digits}f}"
 
 
 def table(rows: Sequence[Line]) -> str:

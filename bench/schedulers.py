@@ -12,8 +12,9 @@ from pathlib import Path
 from subprocess import PIPE
 from typing import NamedTuple
 
-from bench import queue_program, report
-from bench.report import Lines, Row, percentile, spread
+from bench import queue_program
+from bench.report import Line, Lines, percentile, row_of
+from bench.result import run_bench
 from bench.temporary_lab import print_step, temporary_lab
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import LabAgent, wait_until
@@ -51,20 +52,15 @@ WAYS = [
 
 
 def main() -> None:
-    """Prints the figures; with --draw draws them."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each scheduler, a round")
-    parser.add_argument("--draw", type=Path, help="file to draw the figures into")
-    wanted = parser.parse_args()
+    """``seconds`` of each scheduler, a round."""
+    run_bench(__doc__, _measured, rounds=5, seconds=8.0)
+
+
+def _measured(wanted: argparse.Namespace) -> list[Line]:
     with temporary_lab("ebpflb-bench-schedulers") as (lab, folder, stack):
         client, agent = _build(lab, folder)
         stack.callback(agent.close)
-        took = _measure(client, wanted)
-    print(report.machine())
-    print(report.table(list(_rows(took))))
-    if wanted.draw:
-        _draw(took, wanted.draw)
+        return list(_rows(_measure(client, wanted)))
 
 
 def _build(lab: Lab, folder: Path) -> tuple[Host, LabAgent]:
@@ -124,27 +120,7 @@ def _rows(took: Took) -> Lines:
         for share in (0.5, 0.99):
             each = [percentile(one, share) for one in rounds]
             whole = percentile([ms for one in rounds for ms in one], share)
-            yield Row(f"p{share * 100:.0f}, {name}", whole, "ms", None, spread(each, 1))
-
-
-def _draw(took: Took, path: Path) -> None:
-    """Two bars a scheduler, with the rounds' least and most."""
-    from matplotlib import pyplot  # Debian's, of BENCH_PACKAGES
-
-    figure, axes = pyplot.subplots(figsize=(7.5, 0.6 + 0.55 * len(took)), layout="constrained")
-    for offset, share in ((-0.2, 0.5), (0.2, 0.99)):
-        each = [[percentile(one, share) for one in rounds] for rounds in took.values()]
-        middle = [percentile(values, 0.5) for values in each]
-        low = [m - min(values) for m, values in zip(middle, each, strict=True)]
-        high = [max(values) - m for m, values in zip(middle, each, strict=True)]
-        places = [number + offset for number in range(len(took))]
-        axes.barh(places, middle, 0.36, xerr=(low, high), label=f"p{share * 100:.0f}", capsize=2)
-    axes.set_yticks(range(len(took)), list(took))
-    axes.invert_yaxis()
-    axes.set_xscale("log")
-    axes.set_xlabel("milliseconds from connect to answer")
-    axes.legend()
-    figure.savefig(path)
+            yield row_of(f"p{share * 100:.0f}, {name}", each, "ms", value=whole)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A lab and a folder for a benchmark; both are removed at the end, also if it is interrupted."""
 
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -14,8 +13,6 @@ from ebpflb.lab.hosts import Lab
 @contextmanager
 def temporary_lab(prefix: str) -> Iterator[tuple[Lab, Path, ExitStack]]:
     """A lab, a folder, and a stack for what else must be removed at the end."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit(1))
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{prefix}-")))
         yield stack.enter_context(Lab(prefix)), folder, stack

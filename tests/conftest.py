@@ -45,6 +45,7 @@ KINDS = {
     "tests/agent/test_dropped_openings.py": "kernel",
     "tests/agent/test_engine_choice.py": "kernel",
     "tests/agent/test_restart.py": "cluster",
+    "tests/bench/test_growth.py": "cluster",
     "tests/cli/": "kernel",
     "tests/cli/test_audit.py": "cluster",
     "tests/cli/test_columns.py": "cluster",
@@ -83,6 +84,7 @@ KINDS = {
 SLOW = {
     "tests/diagnose/test_damaged.py",
     "tests/agent/test_restart.py",
+    "tests/bench/test_growth.py",
     "tests/cli/test_config_process.py",
     "tests/cli/test_demo.py",
     "tests/cli/test_flows.py",

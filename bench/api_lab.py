@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node with an agent beside a fake API server of its own: ``api_program``."""
+
+import json
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from subprocess import PIPE
+
+from bench import api_program
+from bench.agent import MS
+from bench.connect_lab import PROGRAM, Client, Commanded, MeasuredAgent
+from ebpflb.lab.agents import wait_until
+from ebpflb.lab.hosts import Host, Lab
+
+IDLE = 2.0  # seconds
+QUIET = 0.02  # processor seconds a second: the audit and the history do not read the maps
+QUIET_TIMEOUT = 300.0  # seconds
+
+Sizes = list[list[int]]  # services, and endpoints of each
+
+
+def serve_pods(lab: Lab, node: Host) -> list[Host]:
+    """Two of the measured Service's endpoints, in turns."""
+    pods = [lab.pod(node, f"web-{i}", 10 + i, hooked=False) for i in (1, 2)]
+    for pod in pods:
+        words = "serve", pod.name, str(api_program.TARGET)
+        lab.keep_ready(pod.python(PROGRAM, *words, stdout=PIPE))
+    return pods
+
+
+class ApiNode:
+    """The agent is not started yet; ``stack`` closes it."""
+
+    def __init__(
+        self, lab: Lab, node: Host, folder: Path, stack: ExitStack, pods: list[Host], sizes: Sizes
+    ) -> None:
+        self.pods = pods
+        words = node.name, pods[0].v4, json.dumps(sizes)
+        self.api = Commanded(lab, node, Path(api_program.__file__), *words)
+        kubeconfig = folder / f"{node.name}.kubeconfig"
+        options = ["--kubeconfig", str(kubeconfig), "--iptables-sync-period=1h"]
+        self.agent = MeasuredAgent(lab, node, folder, pods, *options)
+        stack.callback(self.agent.agent.close)
+        self._kubeconfig = kubeconfig
+
+    def listen(self) -> None:
+        """Returns when the API server answers."""
+        server = {"server": f"http://127.0.0.1:{self.api.answer()}"}
+        config = {
+            "clusters": [{"name": "it", "cluster": server}],
+            "users": [{"name": "it", "user": {"token": "none"}}],
+            "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
+            "current-context": "it",
+        }
+        self._kubeconfig.write_text(json.dumps(config))
+
+    def idle(self) -> float:
+        """Processor seconds a second."""
+        begun, cpu = time.monotonic(), self.agent.cpu_seconds()
+        time.sleep(IDLE)
+        return (self.agent.cpu_seconds() - cpu) / (time.monotonic() - begun)
+
+    def wait_for_quiet(self) -> None:
+        """Until the first audit has ended; the next one is an hour later."""
+        wait_until("the first audit has ended", lambda: self.idle() < QUIET, QUIET_TIMEOUT)
+
+    def move(self, client: Client, pod: int, *after: int) -> float:
+        """Milliseconds until a client reaches the measured Service's new endpoint."""
+        name = self.pods[pod].name
+        client.begin("wait_for", (api_program.ADDRESS, api_program.PORT), name)
+        client.answer()  # the first answer, of whichever endpoint
+        begun = self.api.do("move", self.pods[pod].v4, *after)
+        return float(client.answer() - begun) / MS

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a packet of an established flow costs at a device, and one of no flow, by test runs.
+
+A program of its own that prints JSON, so that it measures another commit's code as well.
+"""
+
+import json
+import socket
+import struct
+from collections.abc import Iterator
+from ipaddress import IPv4Address
+from typing import Any
+
+from ebpflb.datapath.maps import bpf_map, layout, records
+from ebpflb.datapath.programs import compiler, loader, testrun
+from ebpflb.options import Paths
+
+BATCHES, REPEAT = 7, 300_000  # test runs of one round
+FIRST_CLIENT, BACKEND = IPv4Address("10.0.0.1"), IPv4Address("172.16.0.2")
+FIRST_PORT, CLIENT_PORTS, BACKEND_PORT = 1000, 50_000, 2000
+KINDS = {"ingress": "FLOW_UN_SNAT", "egress": "FLOW_UN_DNAT"}
+NO_FLOW = 1 << 23  # the number of a flow that is never in the map
+_ACK = 0x10
+
+
+def client(flow: int) -> tuple[IPv4Address, int]:
+    """Address and port of the flow of this number."""
+    return FIRST_CLIENT + flow // CLIENT_PORTS, FIRST_PORT + flow % CLIENT_PORTS
+
+
+def frame(protocol: int, flow: int) -> bytes:
+    """An Ethernet frame from the client, with a segment that only acknowledges, or data."""
+    address, port = client(flow)
+    if protocol == socket.IPPROTO_TCP:
+        inner = struct.pack("!HHIIBBHHH", port, BACKEND_PORT, 1, 1, 0x50, _ACK, 1000, 0, 0)
+    else:
+        inner = struct.pack("!HHHH", port, BACKEND_PORT, 28, 0x1234) + bytes(20)
+    ends = address.packed + BACKEND.packed
+    header = struct.pack("!BBHHHBBH", 0x45, 0, 20 + len(inner), 1, 0, 64, protocol, 0)
+    return bytes(12) + b"\x08\x00" + header + ends + inner
+
+
+def entry(protocol: int, hook: str, flow: int) -> tuple[Any, Any]:
+    """A flow whose packets stay as they are, so that one can run through the program again."""
+    hooks = layout.ffi.typeof("enum hook").relements
+    kinds = layout.ffi.typeof("enum flow_kind").relements
+    address, port = client(flow)
+    at, port_there, other = (
+        (BACKEND, BACKEND_PORT, port) if hook == "ingress" else (address, port, BACKEND_PORT)
+    )
+    names = records.Flow._fields
+    fields = dict.fromkeys(names, 0) | {"flags": frozenset(), "kind": kinds[KINDS[hook]]}
+    fields |= {"address": at, "port": port_there, "other_port": other}
+    key = records.Tuple(
+        address, BACKEND, port, BACKEND_PORT, protocol, hooks[f"HOOK_{hook.upper()}"]
+    )
+    return key, records.Flow(**fields)
+
+
+def load(**entries: int) -> tuple[dict[str, Any], list[loader.Program]]:
+    """Maps of these sizes, others as usual; and both programs at a device."""
+    specs = {
+        name: spec._replace(entries=entries.get(name, spec.entries))
+        for name, spec in layout.MAPS.items()
+    }
+    maps = {name: bpf_map.open_map(spec, bpf_map.create_map(spec)) for name, spec in specs.items()}
+    compiled = compiler.compile_source(
+        "hooks/packet.c", ("-DHAVE_COARSE_CLOCK",), cache=Paths.cache
+    )
+    return maps, loader.load(compiled, maps)
+
+
+def measured() -> Iterator[tuple[str, int]]:
+    """Names of what is measured, and nanoseconds."""
+    maps, programs = load()
+    files = {program.name: program.fd for program in programs}
+    for hook in KINDS:
+        for word, protocol in (("TCP", socket.IPPROTO_TCP), ("UDP", socket.IPPROTO_UDP)):
+            flows = maps["tcp_flows" if word == "TCP" else "other_flows"]
+            flows.write([entry(protocol, hook, 0)])
+            for state, flow in (("established", 0), ("no flow", NO_FLOW)):
+                packet = frame(protocol, flow)
+                runs = (testrun.run(files[hook], packet, repeat=REPEAT) for _ in range(BATCHES))
+                yield f"{word}, {state}, {hook}", min(run.nanoseconds for run in runs)
+
+
+if __name__ == "__main__":
+    print(json.dumps(dict(measured())))

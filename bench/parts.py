@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `make bench` runs, and what is drawn of it.
+
+``whole`` and ``quick`` are a benchmark's options; a ``Panel`` draws the rows of a unit below a
+heading that begins so. A part that is not ``usual`` runs only if it is named.
+"""
+
+from typing import NamedTuple
+
+
+class Panel(NamedTuple):
+    """A part of a plot."""
+
+    heading: str
+    unit: str
+
+
+class Part(NamedTuple):
+    """One benchmark with its options."""
+
+    name: str
+    module: str
+    title: str
+    whole: str
+    quick: str
+    panels: tuple[Panel, ...]
+    usual: bool = True
+
+
+_AGENT = Panel("agent", "ms")
+_MILLION = "--services 50000 --endpoints 1000000 --map-size backends=2097152,slots=4194304"
+
+PARTS = {
+    part.name: part
+    for part in (
+        Part(
+            "connect", "bench.connect", "Connections by ClusterIP, and each hook's run time",
+            "--rounds 60", "--rounds 5", (Panel("TCP connect", "us"), Panel("hooks", "ns")),
+        ),
+        Part(
+            "agent", "bench.agent_load", "The agent's processor time a change, by changes a second",
+            "--seconds 10", "--seconds 2", (_AGENT,),
+        ),
+        Part(
+            "nodeport", "bench.nodeport", "NodePorts by ebpflb and by kube-proxy's rules",
+            "--rounds 60 --streams 20", "--rounds 6 --streams 4",
+            (
+                Panel("TCP connections", "/s"),
+                Panel("UDP datagrams", "/s"),
+                Panel("the node's cost", "ns"),
+            ),
+        ),
+        Part(
+            "growth", "bench.growth", "Costs by the number of Services, endpoints and connections",
+            "--rounds 20 --changes 40", "--rounds 5 --changes 8",
+            (
+                Panel("amid more", "ns"), Panel("amid more", "ms"),
+                Panel("with more", "ns"), Panel("with more", "ms"),
+                Panel("a packet", "ns"),
+            ),
+        ),
+        Part(
+            "schedulers", "bench.schedulers", "Milliseconds from connect to answer, by scheduler",
+            "--rounds 5 --seconds 5", "--rounds 2 --seconds 2", (Panel("connect to", "ms"),),
+        ),
+        Part(
+            "draws", "bench.draws", "What a draw costs more than at random, by scheduler",
+            "--rounds 20 --calls 500", "--rounds 5 --calls 200", (Panel("connect4", "ns"),),
+        ),
+        Part(
+            "history", "bench.history", "What the history costs a change",
+            "--changes 2000", "--changes 300", (Panel("a change", "us"),),
+        ),
+        Part(
+            "established", "bench.established", "A packet in the programs at a device",
+            "--rounds 3", "--rounds 1", (Panel("programs", "ns"),),
+        ),
+        Part(
+            "million", "bench.agent_load", "The agent with a million endpoints",
+            f"{_MILLION} --seconds 5", f"{_MILLION} --seconds 1", (_AGENT,), usual=False,
+        ),
+    )
+}  # fmt: skip

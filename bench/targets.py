@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the figures are to be: all targets, once."""
+
+# Sockets: ratio; nanoseconds a call
+CLUSTER_IP = 1.03  # times a direct connection
+CALL, FIRST_DATAGRAM, OTHER_SOCKET = 500, 600, 100
+DRAW = 40  # more than at random
+
+# Packets: times nftables, at least; nanoseconds of a program; of all programs, a connection
+LEAN, ENGINE_RATE = 1.33, 1.0
+NONE_OF_OURS = 60
+CONNECTION = {"local": 4000, "remote": 4800}
+
+# The agent: MB, seconds, milliseconds
+MEMORY_IDLE, MEMORY_LARGE = 60, 160
+COLD_START, MAP_WRITES, WARM_RESTART, WARM_WRITES = 4, 1, 1.5, 0
+FIRST_ANSWER_P50, FIRST_ANSWER_P99 = 10, 50
+CPU_A_CHANGE = {100: 0.5, 400: 0.3, 1000: 0.3}  # by changes a second

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A result is written, read, drawn, and stands in the pages."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench import page, result
+from bench.__main__ import _run
+from bench.parts import PARTS, Part
+from bench.report import Row, row_of
+from bench.result import Result
+
+NODEPORT = Result(
+    "python -m bench.nodeport --rounds 4",
+    "a machine",
+    7,
+    [
+        "TCP connections, a byte each way: 4 rounds",
+        row_of("ebpflb, local", [100, 110, 120, 130], "/s"),
+        row_of("nftables, local", [90, 80, 100], "/s", note="of three"),
+        row_of("ebpflb / nftables", [1.1, 1.2, 1.3, 1.4], "x", 1.33, least=True),
+        "the node's cost of a packet",
+        Row("ebpflb, remote, TCP", 2000.1234567, "ns"),
+    ],
+)
+GROWTH = Result(
+    "python -m bench.growth",
+    "a machine",
+    7,
+    ["amid more Services"]
+    + [row_of("connect4", [1, 2, 3], "ns", at=10**n, axis="services") for n in range(3)],
+)
+PAGE = """before
+<!-- bench nodeport -->
+old
+<!-- end of bench -->
+between
+<!-- bench missed -->
+<!-- end of bench -->
+<!-- bench draws -->
+<!-- end of bench -->
+after
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Results of two parts, and a page."""
+    result.write(NODEPORT, tmp_path / "results/nodeport.json")
+    result.write(GROWTH, tmp_path / "results/growth.json")
+    (tmp_path / "page.md").write_text(PAGE)
+    return tmp_path
+
+
+def test_what_is_written_is_read(folder: Path) -> None:
+    """With six digits of each figure, and headings between rows of their own."""
+    found = result.read(folder / "results/nodeport.json")
+    assert found.rows("TCP")[:2] == NODEPORT.rows("TCP")[:2]
+    assert found.rows("the node")[0].value == 2000.12
+    assert len(found.rows()) == 4
+
+
+def test_a_row_says_how_its_rounds_vary() -> None:
+    """The middle half of four rounds or more, all of fewer, nothing of one; then its note."""
+    tcp = NODEPORT.rows("TCP")
+    assert tcp[0].cells() == ("ebpflb, local", "115 /s", "", "", "middle half 102 to 128")
+    assert tcp[1].cells()[-1] == "of 3: 80 to 100; of three"
+    assert tcp[2].judgement() == "missed by 6%"
+    assert row_of("once", [1], "ns").cells()[-1] == ""
+    assert GROWTH.rows()[2].name == "connect4, 100 services"
+
+
+def test_pages_show_the_results(folder: Path) -> None:
+    """Between their markers, whatever stood there; what was not measured is said to be so."""
+    path = folder / "page.md"
+    page.renew(folder / "results", (path,))
+    text = path.read_text()
+    assert "old" not in text
+    assert f"![{PARTS['nodeport'].title}](results/nodeport.png)" in text
+    assert "ebpflb, local" in text
+    assert "4 rounds | ebpflb / nftables | >= 1.330 x | 1.250 x | missed by 6% |" in text
+    assert page.NOT_MEASURED in text
+    assert [line for line in text.splitlines() if line in ("before", "between", "after")] == [
+        "before",
+        "between",
+        "after",
+    ]
+    page.renew(folder / "results", (path,))
+    assert path.read_text() == text
+
+
+def test_a_marker_names_a_part() -> None:
+    """Otherwise its page would show old figures for ever."""
+    with pytest.raises(KeyError):
+        page.renewed(PAGE.replace("draws", "nothing"), {}, Path(), Path())
+
+
+def test_plots_are_drawn(folder: Path) -> None:
+    """Bars and curves; small enough to be committed."""
+    page.renew(folder / "results", ())
+    for name in ("nodeport", "growth"):
+        plot = (folder / f"results/{name}.png").read_bytes()
+        assert plot.startswith(b"\x89PNG")
+        assert len(plot) < 100_000
+
+
+def test_the_summary_compares(folder: Path) -> None:
+    """What README shows: ours beside kube-proxy's, of what has been measured."""
+    text = page.renewed(
+        "<!-- bench summary -->\n<!-- end of bench -->",
+        page.read_results(folder / "results"), folder, folder,
+    )  # fmt: skip
+    assert "| NodePort, TCP connections a second, flow tables | 115 /s | 90 /s |" in text
+    assert "memory" not in text
+
+
+def test_pages_are_as_the_results_say() -> None:
+    """Nobody has edited a generated part, or measured and not written the pages."""
+    results = page.read_results(page.RESULTS)
+    for path in page.PAGES:
+        text = path.read_text()
+        assert page.renewed(text, results, page.RESULTS, path.parent) == text, path
+
+
+def test_every_part_stands_on_a_page() -> None:
+    """With its figures."""
+    text = "\n".join(path.read_text() for path in page.PAGES)
+    assert set(re.findall("<!-- bench (.*) -->", text)) == {*PARTS, "missed", "summary"}
+
+
+def test_a_part_that_fails_leaves_its_former_result(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """And is named."""
+    before = (folder / "results/growth.json").read_bytes()
+    part = Part("growth", "bench.report.nothing", "", "", "", ())
+    assert not _run(part, quick=True, results=folder / "results")
+    assert "growth FAILED" in capfd.readouterr().err
+    assert (folder / "results/growth.json").read_bytes() == before
+
+
+def test_a_result_says_its_command(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As it can be typed again, less the file that it was written to."""
+    path = folder / "results/it.json"
+    monkeypatch.setattr(result.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["bench/it.py", "--rounds", "3", "--json", str(path)])
+    result.run_bench("It.", lambda wanted: [Row("rounds", wanted.rounds, "")], rounds=1)
+    assert result.read(path).command == "python -m bench.it --rounds 3"
+    assert result.read(path).rows()[0].value == 3
+    assert "# python -m bench.it --rounds 3" in capsys.readouterr().out
