@@ -58,7 +58,9 @@ class Event(NamedTuple):
 
 
 class EventRecorder(Protocol):
-    """Where events go."""
+    """Where events go. ``is_log``: they are log lines and nothing else."""
+
+    is_log: bool
 
     def start(self) -> None: ...
 
@@ -88,6 +90,8 @@ def service(key: Key) -> Reference:
 class LogRecorder:
     """Events as log lines."""
 
+    is_log = True
+
     def start(self) -> None:
         """Nothing to be done."""
 
@@ -103,6 +107,8 @@ class LogRecorder:
 
 class ApiRecorder:
     """Events for an API server; ``make_server`` is called when there is a first one to send."""
+
+    is_log = False
 
     def __init__(
         self,

@@ -88,7 +88,9 @@ class HttpServers:
         self._events.event(self._node, "Warning", DRIFT_REASON, DRIFT_ACTION, note)
 
     def record_annotation(self, warning: ObjectWarning) -> None:
-        """An event about an object whose annotation cannot be read. It takes no time."""
+        """An event: an object's annotation cannot be read, as a log line has said already."""
+        if self._events.is_log:
+            return
         about = event_recorder.Reference(warning.kind, warning.key)
         self._events.event(about, "Warning", ANNOTATION_REASON, ANNOTATION_ACTION, warning.reason)
 

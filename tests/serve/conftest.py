@@ -40,6 +40,7 @@ class FakeRecorder:
     """A recorder that keeps its events."""
 
     def __init__(self) -> None:
+        self.is_log = False
         self.events: list[RecordedEvent] = []
         self.started = self.stopped = 0
 

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An event about an object whose annotation cannot be read."""
+
+from ebpflb.model.applied import ObjectWarning
+from ebpflb.model.events import Key, Kind
+from tests.serve.conftest import FakeRecorder, Serve
+
+
+def test_it_is_about_the_object_and_no_second_log_line(
+    serve: Serve, fake_recorder: FakeRecorder
+) -> None:
+    """Where events are log lines there is none: the agent has logged it already."""
+    servers = serve(healthz_address="", metrics_address="")
+    warning = ObjectWarning(Kind.SERVICE, Key("shop", "web"), "api", "wrong", invalid=False)
+    servers.record_annotation(warning)
+    fake_recorder.is_log = True
+    servers.record_annotation(warning)
+    (event,) = [it for it in fake_recorder.events if it.reason == "InvalidAnnotation"]
+    assert (str(event.about), event.severity, event.note) == (
+        "Service shop/web",
+        "Warning",
+        "wrong",
+    )
