@@ -10,6 +10,7 @@ import msgspec
 from ebpflb.history.history_records import Reset, Sync, WriteCause
 from ebpflb.history.past import Past, State
 from ebpflb.plan.entries import Backend, Flags, Frontend, ServiceEntry
+from ebpflb.plan.service_entries import used_lists
 from ebpflb.plan.wording import frontend_kind, host_port, service_name
 
 _SERVICES = "services"
@@ -107,9 +108,14 @@ def _view(state: State, id: int) -> _View | None:
     names, slots = state.map("service_names"), state.map("slots")
     block = max((each.block for each in entries.values()), key=lambda block: block.size)
     found: list[Backend] = [slots.get(block.base + index) for index in range(block.size)]
+    shown = used_lists(each.flags for each in entries.values()) | {"here"}
     return _View(
         service_name(names.get(id), id),
-        {host_port(each.address, each.port): each.flags for each in found if each.service == id},
+        {
+            host_port(each.address, each.port): each.flags & shown
+            for each in found
+            if each.service == id
+        },
         {_frontend(at, it): (it.flags, it.affinity_seconds) for at, it in entries.items()},
     )
 

@@ -93,7 +93,7 @@ class ClusterState:
         """The service's ports, each with the endpoints that this node uses."""
         topology, slices = Topology(self.node_name, self.zone), self.slices_for(service)
         for port in self.services.get(service, ()):
-            yield port, select(port, endpoints.merge(slices, port.name, self.node_name), topology)
+            yield port, select(endpoints.merge(slices, port.name, self.node_name), topology)
 
     def listed_endpoints(self, name: services.PortName) -> frozenset[tuple[Address, int]]:
         """All that the slices have of a service port, ready, serving or not."""

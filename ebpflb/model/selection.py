@@ -3,6 +3,7 @@
 
 Traffic under a Cluster policy goes to the *cluster* list, under a Local policy to the *local*
 list. Each list holds the ready endpoints, or else those that are terminating but still serve.
+Both are selected whatever the policies are, so that a policy can change without the endpoints.
 Topology hints apply to the cluster list only. If a list is empty, ``has_any`` says whether there
 are endpoints elsewhere (drop) or none at all (refuse, kube-proxy.md 6.1).
 """
@@ -33,7 +34,6 @@ class Topology:
 class Selection:
     """Each list keeps the order of the endpoints it was selected from.
 
-    ``cluster`` and ``local`` are empty also when no policy of the service port uses them.
     ``serving`` holds every serving endpoint, under any policy: existing UDP flows may keep these
     (kube-proxy.md 11.1). ``has_any``: there are usable endpoints, here or elsewhere.
     """
@@ -44,7 +44,7 @@ class Selection:
     has_any: bool
 
 
-def select(port: ServicePort, endpoints: _Endpoints, topology: Topology) -> Selection:
+def select(endpoints: _Endpoints, topology: Topology) -> Selection:
     """kube-proxy.md 3; an endpoint is used if ready, even one that does not serve.
 
     One of weight 0, which kube-proxy does not know, is used for nothing new.
@@ -53,8 +53,8 @@ def select(port: ServicePort, endpoints: _Endpoints, topology: Topology) -> Sele
     ready = tuple([endpoint for endpoint in weighted if endpoint.ready])
     terminating = tuple([each for each in weighted if each.serving and each.terminating])
     return Selection(
-        cluster=(_nearest(ready, topology) or terminating) if uses_cluster(port) else (),
-        local=(_local(ready) or _local(terminating)) if uses_local(port) else (),
+        cluster=_nearest(ready, topology) or terminating,
+        local=_local(ready) or _local(terminating),
         serving=tuple([endpoint for endpoint in endpoints if endpoint.serving]),
         has_any=bool(ready or terminating),
     )

@@ -76,6 +76,15 @@ def uses(
     ]
 
 
+def chosen(port: ServicePort, selected: Selection) -> set[int]:
+    """The ids of the objects of those that some policy of the service port may choose."""
+    lists = (
+        selected.cluster if selection.uses_cluster(port) else (),
+        selected.local if selection.uses_local(port) else (),
+    )
+    return {id(each) for found in lists for each in found}
+
+
 def left_out(slices: Iterable[StoredSlice], ports: Iterable[ServicePort]) -> Iterator[LeftOut]:
     """The entries of a Service's slices that are no endpoints of some of its service ports."""
     ports = tuple(ports)

@@ -65,6 +65,10 @@ class ServiceEntries(NamedTuple):
         return bool(self.tables.size) and here != there
 
     @property
+    def used_lists(self) -> Flags:
+        return used_lists(each.flags for each in self.services.values())
+
+    @property
     def restricted(self) -> bool:
         """Whether a frontend is restricted; if none is, there are no source ranges."""
         return any("restricted" in service.flags for service in self.services.values())
@@ -94,6 +98,17 @@ class ServiceEntries(NamedTuple):
 
 
 LISTS = ("cluster", "local")  # in the order of their tables
+
+
+def used_lists(frontends: Iterable[Flags]) -> Flags:
+    """Those of LISTS that some policy uses, by the flags of a service port's frontends.
+
+    Clients on this node choose from the cluster list at external ones (kube-proxy.md 4.3).
+    """
+    policies = {("local" in flags, "external" in flags) for flags in frontends}
+    cluster = {"cluster"} if policies - {(True, False)} else set()
+    local = {"local"} if any(is_local for is_local, _ in policies) else set()
+    return frozenset(cluster | local)
 
 
 def in_list(backends: Sequence[DesiredBackend], name: str) -> list[tables.Weighted]:

@@ -92,8 +92,8 @@ def _endpoint_rows(
 ) -> Iterator[EndpointRow]:
     """Every endpoint of the slices; then what the slots still hold of others."""
     found = endpoints.merge(service.slices, facts.port.name, service.topology.node)
-    selected = select(facts.port, found, service.topology)
-    chosen = {id(each) for each in (*selected.cluster, *selected.local)}
+    selected = select(found, service.topology)
+    chosen = unused.chosen(facts.port, selected)
     left = {row.endpoint: row for row in slots}
     for use in unused.uses(facts.port, found, selected, service.topology):
         each = use.endpoint

@@ -37,7 +37,8 @@ class EndpointRow(msgspec.Struct):
     """An endpoint of a service port, or what its slot still holds of one.
 
     Shares are the chance of a new connection, from 0 to 1, under either policy; None: not in that
-    list. ``reason`` says why it is not used, ``not_local`` why not under policy Local.
+    list, or no frontend uses it. ``reason`` says why it is not used, ``not_local`` why not under
+    policy Local.
     """
 
     endpoint: str
@@ -181,16 +182,18 @@ def _without_endpoint(kind: str) -> str:
 
 
 def _slot_rows(entries: ServiceEntries) -> list[EndpointRow]:
-    sizes = Counter[str]()
+    sizes, used = Counter[str](), entries.used_lists
     for backend in entries.backends:
-        sizes.update(dict.fromkeys(backend.flags, backend.weight))
+        sizes.update(dict.fromkeys(backend.flags & used, backend.weight))
     slots = zip(entries.backends, entries.ids, strict=True)
     return [_slot_row(backend, id, sizes) for backend, id in slots]
 
 
 def _slot_row(backend: DesiredBackend, id: int, sizes: Counter[str]) -> EndpointRow:
     lists = ("cluster", "local")
-    share, local = (backend.weight / sizes[it] if it in backend.flags else None for it in lists)
+    share, local = (
+        backend.weight / sizes[it] if it in backend.flags and it in sizes else None for it in lists
+    )
     return EndpointRow(
         endpoint=host_port(backend.address, backend.port),
         node=backend.name.node,

@@ -18,10 +18,9 @@ from typing import NamedTuple
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
 from ebpflb.plan.desired_service import DesiredBackend, DesiredService
-from ebpflb.plan.service_entries import NO_ENTRIES, ServiceEntries
+from ebpflb.plan.service_entries import NO_ENTRIES, ServiceEntries, used_lists
 
 TENTHS = 10  # from a tenth to the whole
-_LISTS = frozenset({"cluster", "local"})
 SLOTS_PER_TURN = 131_072  # slots and places of tables that are written anew; at least one service
 TURN_SECONDS = 1.0
 
@@ -72,7 +71,8 @@ class SlowStarts:
             self.forget(desired.name)
             return desired
         former = self._growths.get(desired.name) or _from_maps(desired, programmed, seconds, now)
-        backends = {each.endpoint for each in desired.backends if each.flags & _LISTS}
+        lists = used_lists(desired.frontends.values())
+        backends = {each.endpoint for each in desired.backends if each.flags & lists}
         new = backends - former.used if former.used else set()
         since = {at: then for at, then in former.since.items() if at in backends}
         growth = Growth(seconds, frozenset(backends), since | dict.fromkeys(new, now))
@@ -113,7 +113,8 @@ def _from_maps(
 ) -> Growth:
     """Of a service port that was not seen before: by the weights in the maps."""
     whole = {each.endpoint: each.weight for each in desired.backends}
-    used = {each.endpoint: each.weight for each in programmed.backends if each.flags & _LISTS}
+    lists = programmed.used_lists
+    used = {each.endpoint: each.weight for each in programmed.backends if each.flags & lists}
     since = {
         at: now - seconds * (max(1, round(TENTHS * weight / whole[at])) - 1) / (TENTHS - 1)
         for at, weight in used.items()

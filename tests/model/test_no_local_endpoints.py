@@ -30,7 +30,7 @@ LOCAL_UNREACHED = {"type": "LoadBalancer", "externalTrafficPolicy": "Local"}
 
 def policies(endpoints: tuple[Endpoint, ...], **spec: Any) -> set[TrafficPolicy]:
     port = builders.only_port(builders.service(**spec))
-    return set(policies_without_endpoints(port, select(port, endpoints, Topology("here", ""))))
+    return set(policies_without_endpoints(port, select(endpoints, Topology("here", ""))))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from ebpflb.model import selection
+from ebpflb.model import selection, unused
 from ebpflb.model.endpoints import Endpoint
 from ebpflb.model.selection import Topology
 from ebpflb.model.services import ServicePort
@@ -62,7 +62,7 @@ A_HERE, B_AWAY = endpoint("a", local=True), endpoint("b")
     ],
     ids=[
         "Cluster",
-        "ITP Local alone computes no cluster list",
+        "ITP Local alone uses no cluster list",
         "ETP Cluster",
         "ETP Local keeps the cluster list for the short-circuit",
         "both Local",
@@ -71,9 +71,12 @@ A_HERE, B_AWAY = endpoint("a", local=True), endpoint("b")
     ],
 )
 def test_lists_in_use(port: ServicePort, cluster: str, local: str) -> None:
-    """The policies say which of the two lists a service port uses."""
-    chosen = selection.select(port, (A_HERE, B_AWAY), HERE)
-    assert (names(chosen.cluster), names(chosen.local)) == (cluster, local)
+    """The policies say which of the two lists a service port uses; both are selected."""
+    found = selection.select((A_HERE, B_AWAY), HERE)
+    assert (names(found.cluster), names(found.local)) == ("ab", "a")
+    uses = selection.uses_cluster(port), selection.uses_local(port)
+    assert uses == (bool(cluster), bool(local))
+    assert unused.chosen(port, found) == {*map(id, found.cluster * uses[0] + found.local * uses[1])}
 
 
 @pytest.mark.parametrize(
@@ -107,12 +110,11 @@ def test_lists_in_use(port: ServicePort, cluster: str, local: str) -> None:
 )
 def test_cluster_list(endpoints: list[Endpoint], cluster: str) -> None:
     """Ready endpoints, else those that are serving and terminating, else none."""
-    chosen = selection.select(CLUSTER, tuple(endpoints), HERE)
+    chosen = selection.select(tuple(endpoints), HERE)
     assert names(chosen.cluster) == cluster
     assert chosen.has_any is bool(cluster)
 
 
-@pytest.mark.parametrize("port", [INTERNAL_LOCAL, EXTERNAL_LOCAL, BOTH_LOCAL])
 @pytest.mark.parametrize(
     ("endpoints", "local"),
     [
@@ -136,18 +138,17 @@ def test_cluster_list(endpoints: list[Endpoint], cluster: str) -> None:
         "local no longer serving",
     ],
 )
-def test_local_list(port: ServicePort, endpoints: list[Endpoint], local: str) -> None:
+def test_local_list(endpoints: list[Endpoint], local: str) -> None:
     """The same order of preference, among this node's endpoints only."""
-    assert names(selection.select(port, tuple(endpoints), HERE).local) == local
+    assert names(selection.select(tuple(endpoints), HERE).local) == local
 
 
 def test_fallbacks_are_independent() -> None:
     """A terminating local endpoint is used locally while the cluster list has a ready one."""
-    chosen = selection.select(EXTERNAL_LOCAL, (leaving("a", local=True), endpoint("b")), HERE)
+    chosen = selection.select((leaving("a", local=True), endpoint("b")), HERE)
     assert (names(chosen.cluster), names(chosen.local)) == ("b", "a")
 
 
-@pytest.mark.parametrize("port", POLICIES)
 @pytest.mark.parametrize(
     ("endpoints", "has_any"),
     [
@@ -158,14 +159,13 @@ def test_fallbacks_are_independent() -> None:
     ],
     ids=["none", "ready elsewhere", "leaving elsewhere", "none usable"],
 )
-def test_has_any(port: ServicePort, endpoints: list[Endpoint], has_any: bool) -> None:
-    """Whether anyone anywhere could answer does not depend on the policies (6.1)."""
-    assert selection.select(port, tuple(endpoints), HERE).has_any is has_any
+def test_has_any(endpoints: list[Endpoint], has_any: bool) -> None:
+    """Whether anyone anywhere could answer (6.1)."""
+    assert selection.select(tuple(endpoints), HERE).has_any is has_any
 
 
-@pytest.mark.parametrize("port", POLICIES)
-def test_serving(port: ServicePort) -> None:
-    """Every serving endpoint, whatever its readiness, place or the policies (11.1)."""
+def test_serving() -> None:
+    """Every serving endpoint, whatever its readiness or place (11.1)."""
     endpoints = (
         endpoint("a", zones="z2"),
         endpoint("b", ready=False, serving=True),
@@ -173,7 +173,7 @@ def test_serving(port: ServicePort) -> None:
         endpoint("d", ready=True, serving=False),
         unready("e", local=True),
     )
-    assert names(selection.select(port, endpoints, HERE).serving) == "abc"
+    assert names(selection.select(endpoints, HERE).serving) == "abc"
 
 
 ENDPOINTS = some.lists(
@@ -191,10 +191,10 @@ ENDPOINTS = some.lists(
 ).map(tuple)
 
 
-@given(some.sampled_from(POLICIES), ENDPOINTS)
-def test_lists_are_parts_in_order(port: ServicePort, endpoints: tuple[Endpoint, ...]) -> None:
+@given(ENDPOINTS)
+def test_lists_are_parts_in_order(endpoints: tuple[Endpoint, ...]) -> None:
     """Each list keeps the order of the endpoints and holds none but usable ones."""
-    chosen = selection.select(port, endpoints, HERE)
+    chosen = selection.select(endpoints, HERE)
     for part in (chosen.cluster, chosen.local, chosen.serving):
         assert list(part) == [each for each in endpoints if each in part]
     for each in chosen.cluster + chosen.local:
@@ -202,9 +202,8 @@ def test_lists_are_parts_in_order(port: ServicePort, endpoints: tuple[Endpoint, 
     assert all(each.local for each in chosen.local)
 
 
-@given(some.sampled_from(POLICIES), ENDPOINTS)
-def test_no_black_hole(port: ServicePort, endpoints: tuple[Endpoint, ...]) -> None:
-    """If anyone could answer, a cluster list in use is not empty, whatever the hints."""
-    chosen = selection.select(port, endpoints, HERE)
-    if port is not INTERNAL_LOCAL:
-        assert bool(chosen.cluster) is chosen.has_any
+@given(ENDPOINTS)
+def test_no_black_hole(endpoints: tuple[Endpoint, ...]) -> None:
+    """If anyone could answer, the cluster list is not empty, whatever the hints."""
+    chosen = selection.select(endpoints, HERE)
+    assert bool(chosen.cluster) is chosen.has_any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How topology hints narrow the cluster list (kube-proxy.md 3.1)."""
 
-import dataclasses
-
 import msgspec
 import pytest
 
@@ -18,7 +16,7 @@ CLUSTER = builders.only_port(builders.service())
 
 
 def cluster(*endpoints: Endpoint, topology: Topology = HERE) -> str:
-    chosen = selection.select(CLUSTER, endpoints, topology)
+    chosen = selection.select(endpoints, topology)
     return "".join(each.name.target for each in chosen.cluster)
 
 
@@ -111,15 +109,9 @@ def test_the_hint_counts_not_the_place() -> None:
     assert cluster(endpoint("a", local=True, zones="z2"), endpoint("b", zones="z1")) == "b"
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [{"internal_local": True}, {"external_local": True, "node_port": 30080}],
-    ids=["ITP Local", "ETP Local"],
-)
-def test_local_list_ignores_hints(policy: dict[str, bool | int]) -> None:
+def test_local_list_ignores_hints() -> None:
     """Hints never narrow the local list, even while they narrow the cluster list."""
-    port = dataclasses.replace(CLUSTER, **policy)  # type: ignore[arg-type]
     here, there = endpoint("a", local=True, zones="z2"), endpoint("b", zones="z1")
-    chosen = selection.select(port, (here, there), HERE)
+    chosen = selection.select((here, there), HERE)
     assert chosen.local == (here,)
-    assert chosen.cluster == (() if port.internal_local else (there,))
+    assert chosen.cluster == (there,)

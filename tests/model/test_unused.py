@@ -27,7 +27,7 @@ from tests.model.test_selection import (
 
 
 def uses(port: ServicePort, *found: Endpoint, topology: Topology = HERE) -> list[Use]:
-    return unused.uses(port, found, selection.select(port, found, topology), topology)
+    return unused.uses(port, found, selection.select(found, topology), topology)
 
 
 @pytest.mark.parametrize(
@@ -68,12 +68,13 @@ def test_local_list(port: ServicePort, found: list[Endpoint], reason: UnusedReas
 @given(some.sampled_from(POLICIES), ENDPOINTS)
 def test_partition(port: ServicePort, found: tuple[Endpoint, ...]) -> None:
     """Of each list that is in use, an endpoint is either in it or has a reason why not."""
-    chosen = selection.select(port, found, HERE)
+    chosen = selection.select(found, HERE)
+    in_use = selection.uses_cluster(port), selection.uses_local(port)
     for use in unused.uses(port, found, chosen, HERE):
-        in_cluster = any(use.endpoint is each for each in chosen.cluster)
-        in_local = any(use.endpoint is each for each in chosen.local)
-        assert in_cluster + (use.not_in_cluster is not None) == selection.uses_cluster(port)
-        assert in_local + (use.not_in_local is not None) == selection.uses_local(port)
+        in_cluster = in_use[0] and any(use.endpoint is each for each in chosen.cluster)
+        in_local = in_use[1] and any(use.endpoint is each for each in chosen.local)
+        assert in_cluster + (use.not_in_cluster is not None) == in_use[0]
+        assert in_local + (use.not_in_local is not None) == in_use[1]
 
 
 def without(each: Endpoint, reason: UnusedReason) -> Endpoint:

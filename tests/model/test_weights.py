@@ -41,7 +41,7 @@ def test_weight_0_gets_nothing_new(weight: int) -> None:
     service = manifests.service("web", ["172.30.0.1"], [{"port": 80}])
     [port] = services.parse(msgspec.convert(service, objects.Service)).ports
     found = endpoints.merge([weighted(str(weight))[0]], port.name, "node")
-    selected = select(port, found, Topology("node", ""))
+    selected = select(found, Topology("node", ""))
     assert selected.serving == found
     assert selected.cluster == (found if weight else ())
     assert selected.has_any == bool(weight)

@@ -10,7 +10,7 @@ from ebpflb.model.services import PortName
 from ebpflb.plan import slow_starts
 from ebpflb.plan.desired_service import DesiredService
 from ebpflb.plan.entries import Range
-from ebpflb.plan.service_entries import NO_ENTRIES, ServiceEntries
+from ebpflb.plan.service_entries import NO_ENTRIES, ServiceEntries, service_entries
 from ebpflb.plan.slow_starts import SlowStarts
 from tests.plan.builders import SERVING, backend, desired, name
 
@@ -35,7 +35,8 @@ class Node:
     def apply(self, now: float, *numbers: int, seconds: float = SECONDS) -> dict[int, int]:
         found = self.starts.apply(desired("web", [1], numbers), seconds, self.programmed, now)
         ids = tuple(range(1, len(found.backends) + 1))
-        self.programmed = ServiceEntries(1, Range(0, len(ids)), {}, found.backends, ids)
+        block = Range(0, len(ids))
+        self.programmed = service_entries(1, found, found.frontends, block, ids)
         return weights(found)
 
 

@@ -19,6 +19,7 @@ from tests.simulation.places import (
     PORTS,
     balanced_ip,
     cluster_ip,
+    external_ip,
     is_here,
     network_of_family,
     node_port,
@@ -27,6 +28,7 @@ from tests.simulation.places import (
 
 SERVICES, SLICES, ENDPOINTS = 3, 2, 3
 SLOW_SECONDS = "3s"
+POLICIES = "Cluster", "Local"
 WEIGHTS = (None, "0", "30", "700")
 Json = dict[str, Any]
 
@@ -44,6 +46,7 @@ class Shape(NamedTuple):
     nodeport_ranges: bool
     scheduler: str
     slow: bool
+    external_ips: bool
 
     @staticmethod
     def of(bits: int) -> "Shape":
@@ -58,18 +61,19 @@ class Shape(NamedTuple):
             nodeport_ranges=bool(bits >> 9 & 1),
             scheduler=SCHEDULERS[bits >> 10 & 3],
             slow=bool(bits >> 12 & 1),
+            external_ips=bool(bits >> 13 & 1),
         )
 
     @property
     def spec(self) -> Json:
         """The fields of a Service that do not depend on its addresses."""
-        policies = "Cluster", "Local"
-        found: Json = {"internalTrafficPolicy": policies[self.internal_local]}
+        found: Json = {"internalTrafficPolicy": POLICIES[self.internal_local]}
         if self.affinity:
             found["sessionAffinity"] = "ClientIP"
         if self.node_port:
             found["type"] = "LoadBalancer" if self.balanced else "NodePort"
-            found["externalTrafficPolicy"] = policies[self.external_local]
+        if self.node_port or self.external_ips:
+            found["externalTrafficPolicy"] = POLICIES[self.external_local]
         if self.balanced and self.ranges:
             found["loadBalancerSourceRanges"] = list(self.ranges)
         return found
@@ -84,7 +88,7 @@ class Shape(NamedTuple):
         return found
 
 
-SHAPE_BITS = 13
+SHAPE_BITS = 14
 _BOTH_FAMILIES = INSIDE_RANGE, network_of_family(INSIDE_RANGE, 6)
 _RANGES: tuple[tuple[str, ...], ...] = (
     (),
@@ -160,9 +164,20 @@ class Cluster:
             namespace="d",
             annotations=shape.annotations,
             ingress=[balanced_ip(ip, v) for v in shape.families if shape.balanced],
+            externalIPs=[external_ip(ip, v) for v in shape.families if shape.external_ips],
             **shape.spec,
         )
         self.put(Kind.SERVICE, made)
+
+    def put_policies(self, number: int, internal: int, external: int) -> None:
+        """Of a service, nothing else; 0: Cluster, 1: Local."""
+        found = self.objects[Kind.SERVICE].get(Key("d", f"s{number}"))
+        if not found:
+            return
+        spec = found["spec"] | {"internalTrafficPolicy": POLICIES[internal]}
+        if "externalTrafficPolicy" in spec:
+            spec["externalTrafficPolicy"] = POLICIES[external]
+        self.put(Kind.SERVICE, found | {"spec": spec})
 
     def put_slice(
         self, number: int, part: int, version: int, ready: int, leaving: int, weight: int

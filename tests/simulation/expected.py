@@ -96,11 +96,13 @@ def _expected(
     if not (same and all(map(client.may_use, (each.admits for each in served)))):
         return Expected(frozenset(allowed), services=with_affinity, may_keep=may_keep)
     sticky = _in_all(each.backends(client) for each in served)
-    # While a policy changes, the backends of the one list are already those of the other.
-    same_list = len({each.uses_local(client) for each in served}) == 1
+    if len({each.uses_local(client) for each in served}) > 1:
+        # Slots and frontends cannot change at once. One that also begins to leave is in only one
+        # list before, and in only the other one after.
+        sticky &= _in_all(each.cluster for each in served)
     return Expected(
         frozenset(allowed),
-        sticky if same_list and all(each.affinity for each in served) else _NONE,
+        sticky if all(each.affinity for each in served) else _NONE,
         _in_all(each.serving for each in served),
         with_affinity,
         may_keep,

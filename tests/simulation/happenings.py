@@ -114,6 +114,9 @@ class Happenings:
     def service(self, number: int, ip: int, ports: int, shape: int) -> None:
         self.node.cluster.put_service(number, ip, ports, shape)
 
+    def policies(self, number: int, internal: int, external: int) -> None:
+        self.node.cluster.put_policies(number, internal, external)
+
     def delete_service(self, number: int) -> None:
         self.node.cluster.delete(Kind.SERVICE, f"s{number}")
 

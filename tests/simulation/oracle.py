@@ -34,15 +34,17 @@ class Served(NamedTuple):
     """What a frontend leads to.
 
     ``inside``: the backends of local clients, ``outside``: those of others (kube-proxy.md 4).
-    ``serving`` keep the datagrams that they have; ``used``: all that new connections get by any
-    frontend of the service. ``has_any``: some node has an endpoint. ``admits``: the clients by
-    name; None: all. ``external`` and ``local_only`` decide who is masqueraded (kube-proxy.md 5.1).
+    ``cluster``: those of policy Cluster, in force or not. ``serving`` keep the datagrams that they
+    have; ``used``: all that new connections get by any frontend of the service. ``has_any``: some
+    node has an endpoint. ``admits``: the clients by name; None: all. ``external`` and
+    ``local_only`` decide who is masqueraded (kube-proxy.md 5.1).
     ``is_there``: false for a port that the service with this cluster IP does not have.
     """
 
     service: Sid
     inside: frozenset[Place] = NOBODY
     outside: frozenset[Place] = NOBODY
+    cluster: frozenset[Place] = NOBODY
     serving: frozenset[Place] = NOBODY
     used: frozenset[Place] = NOBODY
     has_any: bool = False
@@ -152,9 +154,12 @@ def _frontends(
     internal = found.local if internal_local else found.cluster
     outside = found.local if local_only else found.cluster
     balanced = _balanced(service, version)
-    used = internal | (outside | found.cluster if port.node_port or balanced else NOBODY)
+    used = internal | (
+        outside | found.cluster if port.node_port or balanced or spec.external_ips else NOBODY
+    )
     usual = Served(
         (key, port.name or "", version),
+        cluster=found.cluster,
         serving=found.serving,
         used=used,
         has_any=bool(found.ready or found.leaving),
@@ -169,6 +174,9 @@ def _frontends(
         admits = _admitted(_nodeport_ranges(service), version)
         at = of_family(NODE_ADDRESS, version), port.node_port, port.protocol
         yield at, external._replace(admits=admits)
+    for address in spec.external_ips or ():
+        if version_of(address) == version:
+            yield (address, port.port, port.protocol), external
     for address in balanced:
         admits = _admitted(spec.load_balancer_source_ranges or (), version)
         yield (address, port.port, port.protocol), external._replace(admits=admits)

@@ -74,6 +74,10 @@ def balanced_ip(ip: int, version: int) -> str:
     return of_family(f"198.51.100.{ip + 1}", version)
 
 
+def external_ip(ip: int, version: int) -> str:
+    return of_family(f"198.51.100.{ip + 101}", version)
+
+
 def node_port(ip: int, port: str) -> int:
     """Unique, as cluster IPs are: of the Service that has the address."""
     return 30000 + 10 * ip + list(PORTS).index(port)
@@ -93,6 +97,7 @@ def _places() -> list[Where]:
                 at_node = of_family(NODE_ADDRESS, version)
                 found.append((balanced_ip(ip, version), number, protocol))
                 found.append((at_node, node_port(ip, port), protocol))
+            found.append((external_ip(ip, version), *PORTS["web"]))
     return found
 
 

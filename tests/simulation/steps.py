@@ -9,6 +9,7 @@ from tests.simulation.cluster import ENDPOINTS, SERVICES, SHAPE_BITS, SLICES, WE
 from tests.simulation.places import IPS, PORTS
 
 LEAST, MOST = 6, 16  # steps of a schedule
+AFFINITY = 1 << 2  # of a Service's shape
 ALL_READY = (1 << ENDPOINTS) - 1
 
 
@@ -42,6 +43,7 @@ STEPS: dict[str, tuple[int, Draw]] = {
             r.randrange(SERVICES), r.randrange(IPS), r.randint(1, len(PORTS)), _shape(r),
         ),
     ),
+    "policies": (3, lambda r: (r.randrange(SERVICES), r.randrange(2), r.randrange(2))),
     "delete_service": (3, lambda r: (r.randrange(SERVICES),)),
     "recreate": (2, lambda r: (r.randrange(SERVICES), r.randrange(IPS), _shape(r))),
     "slice": (
@@ -79,6 +81,22 @@ API_STEPS: dict[str, tuple[int, Draw]] = STEPS | {
     "refuse": (3, lambda r: (r.randrange(4), r.randint(1, 3))),
     "expire": (2, lambda r: (r.randrange(4),)),
 }
+
+
+def changing_policies() -> list[Step]:
+    """A service with session affinity and endpoints here and elsewhere; then nothing but that."""
+    delivered = [Step("deliver", (kind, 9)) for kind in range(4)]
+    begin = [Step("service", (0, 0, 3, AFFINITY)), *_slices(0), *delivered, Step("wait", (1100,))]
+    changes = [
+        step
+        for turn in range(6)
+        for step in (Step("policies", (0, 1 - turn % 2, 0)), *delivered, Step("wait", (1100,)))
+    ]
+    return begin + changes
+
+
+def _slices(service: int) -> list[Step]:
+    return [Step("slice", (service, part, 0, ALL_READY, 0, 0)) for part in range(SLICES)]
 
 
 def draw_api(seed: int) -> list[Step]:

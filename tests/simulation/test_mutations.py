@@ -2,13 +2,15 @@
 """A product that is broken on purpose does not get through: the simulation finds each mistake."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import Field, fields
+from dataclasses import Field, fields, replace
+from itertools import chain
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 from msgspec import structs
 
+from ebpflb.agent import service_sync
 from ebpflb.agent.audit_checks import HooksCheck
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.cluster.decoding import ListMetadata
@@ -20,6 +22,7 @@ from ebpflb.datapath.maps.sweep import FlowTable
 from ebpflb.model import cluster_state, nodeport_addresses, services
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Replaced
+from ebpflb.model.selection import Selection, uses_cluster, uses_local
 from ebpflb.model.services import ServicePort
 from ebpflb.plan import desired_service, tables
 from ebpflb.plan.expiry import Timeouts
@@ -27,7 +30,7 @@ from ebpflb.plan.plan import Plan
 from ebpflb.plan.planner import Planner
 from tests.simulation import api
 from tests.simulation.schedules import Runner
-from tests.simulation.steps import draw, draw_api
+from tests.simulation.steps import changing_policies, draw, draw_api
 
 MOST = 500  # schedules until it must be found
 
@@ -166,9 +169,9 @@ def source_ranges_are_not_written() -> Any:
 def weight_zero_counts() -> Any:
     """Endpoints of weight 0 get new connections."""
 
-    def select(port: ServicePort, endpoints: Any, topology: Any) -> Any:
+    def select(endpoints: Any, topology: Any) -> Any:
         weighted = [structs.replace(each, weight=each.weight or 1) for each in endpoints]
-        return _select(port, tuple(weighted), topology)
+        return _select(tuple(weighted), topology)
 
     return patch.object(cluster_state, "select", select)
 
@@ -196,6 +199,19 @@ def every_backend_counts_as_here() -> Any:
         value: desired_service._ORDER[desired_service._FLAGS[key]] for key, value in flags.items()
     }
     return patch.multiple(desired_service, _FLAGS=flags, _ORDER=order)
+
+
+def slots_name_the_lists_in_use_alone() -> Any:
+    """While a policy changes, affinity finds backends that are not in the list that is asked."""
+
+    def wanted(port: ServicePort, found: Selection, *more: Any) -> Any:
+        used = found.cluster * uses_cluster(port), found.local * uses_local(port)
+        return _wanted(port, replace(found, cluster=used[0], local=used[1]), *more)
+
+    return patch.object(service_sync, "desired_service", wanted)
+
+
+_wanted = desired_service.desired_service
 
 
 def sweeps_take_open_flows() -> Any:
@@ -226,8 +242,8 @@ MUTATIONS: list[Mutation] = [
     links_are_not_held, nothing_marks_a_write, ranges_are_forgotten, policies_are_ignored,
     restrictions_are_ignored, endpoints_elsewhere_are_forgotten, nodeports_are_not_served,
     only_one_family_is_listed, source_ranges_are_not_written, weight_zero_counts,
-    tables_name_the_wrong_slot, every_backend_counts_as_here, sweeps_take_open_flows,
-    sweeps_leave_flows, programs_first,
+    tables_name_the_wrong_slot, every_backend_counts_as_here,
+    slots_name_the_lists_in_use_alone, sweeps_take_open_flows, sweeps_leave_flows, programs_first,
 ]  # fmt: skip
 
 
@@ -287,13 +303,15 @@ def broken(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def test_nothing_is_found_in_the_product_as_it_is(runner: Runner, api_runner: Runner) -> None:
     """Otherwise the tests below would say nothing."""
+    assert runner.run(changing_policies()).error is None
     assert [runner.run(draw(seed)).error for seed in range(10)] == [None] * 10
     assert [api_runner.run(draw_api(seed)).error for seed in range(10)] == [None] * 10
 
 
 def test_is_found(runner: Runner, broken: None) -> None:
-    """By one of the first schedules."""
-    assert any(runner.run(draw(seed)).error for seed in range(MOST))
+    """By one of the first schedules, or by one that was made for a mistake that is seldom met."""
+    schedules = chain([changing_policies()], map(draw, range(MOST)))
+    assert any(runner.run(steps).error for steps in schedules)
 
 
 def test_is_found_behind_an_api_server(api_runner: Runner, broken_source: None) -> None:
