@@ -18,7 +18,7 @@ from collections import defaultdict
 
 from bench import flow_frames, targets
 from bench.flow_frames import DSCP, KINDS
-from bench.nodeport_lab import DIRECT, EBPFLB, ENGINE, LOCAL, NFTABLES, NodePortLab, Where
+from bench.nodeport_lab import DIRECT, EBPFLB, ENGINE, LOCAL, NFTABLES, VARIANTS, NodePortLab, Where
 from bench.report import Lines, row_of
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.netns import NETNS, Namespace
@@ -104,9 +104,10 @@ def costs(lab: NodePortLab, rounds: int) -> Lines:
     yield f"the node's cost of a packet, established, one way: {rounds} rounds"
     for protocol, each in nothing.items():
         yield row_of(f"dropped before any stack, {protocol}", each, "ns")
-    for key, each in sorted(took.items(), key=lambda it: it[0][1:]):
-        yield row_of(", ".join(key), each, "ns")
-    for variant, place, protocol in sorted(took, key=lambda it: it[1:]):
+    keys = sorted(took, key=lambda key: (*key[1:], VARIANTS.index(key[0])))
+    for key in keys:
+        yield row_of(", ".join(key), took[key], "ns")
+    for variant, place, protocol in keys:
         if variant != NFTABLES:
             pairs = zip(
                 took[NFTABLES, place, protocol], took[variant, place, protocol], strict=True
