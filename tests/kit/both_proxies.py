@@ -24,6 +24,7 @@ from ebpflb.options import Paths
 from tests.kit import requests
 from tests.kit.cluster import Cluster, endpoint
 from tests.kit.lab_cluster import PORT, PREFIX, TARGET
+from tests.load import LOAD
 
 PODS = "10.244.0.0/16"
 NEW, OLD = ("new", "10.96.0.10", 30080), ("old", "10.96.0.11", 30081)
@@ -97,7 +98,8 @@ class Both(Cluster):
         """
         self.serve(*steps[0][0])
         ways = self.ways(NEW) + self.ways(OLD)
-        pressing = [self.start_client(host, "tcp", *where, pause=0.01) for host, where in ways]
+        pause = 0.01 / LOAD
+        pressing = [self.start_client(host, "tcp", *where, pause=pause) for host, where in ways]
         clients: list[Socket] = []
         for options, new, old in steps:
             self.serve(*options)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from ebpflb.datapath import probe
 from ebpflb.datapath.maps.layout import VERDICTS
 from ebpflb.model.packet_path import Engine
 from tests.kit import both_proxies, forked, requests
@@ -57,6 +58,7 @@ def test_what_would_be_refused_is_served(shadow: Both, send: requests.Send) -> N
     assert after["refused"] - before["refused"] >= 4
 
 
+@pytest.mark.skipif(not probe.set_retval(), reason="this kernel cannot say EADDRINUSE")
 def test_a_nodeport_can_be_bound(shadow: Both) -> None:
     """As with kube-proxy; that it would not be possible is counted."""
     before = counted(shadow)
