@@ -9,7 +9,6 @@ from ebpflb.agent.audit import Audit
 from ebpflb.agent.audit_checks import HOOKS_AND_PINS, HooksCheck, MapsCheck
 from ebpflb.agent.dropped_openings import DroppedOpenings
 from ebpflb.agent.ended_connections import EndedConnections
-from ebpflb.agent.engine_choice import EngineChoice
 from ebpflb.agent.inbox import Inbox, Stop
 from ebpflb.agent.loop import Agent
 from ebpflb.agent.monitoring import Monitoring
@@ -61,7 +60,7 @@ def build_agent(
     with memory.startup(), ExitStack() as stack:
         parts = open_parts(options, flags, stack, inbox)
         metrics, datapath = parts.metrics, parts.datapath
-        nat_watch, removals = _removal_watches(options, inbox, parts.engine)
+        nat_watch, removals = _removal_watches(parts)
         agent = _agent(parts, nat_watch, lock)
         _read(metrics, agent, datapath, parts.servers)
         metrics.conntrack(datapath.maps, lambda: nat_watch.restored)
@@ -81,7 +80,7 @@ def _agent(parts: Parts, nat_watch: NatWatch, lock: AgentLock) -> Agent:
     """The loop and what it calls."""
     options, metrics, inbox, datapath = parts.options, parts.metrics, parts.inbox, parts.datapath
     cluster = cluster_state(options)
-    node_sync = NodeSync(options, datapath, cluster, parts.engine)
+    node_sync = NodeSync(options, datapath, cluster, parts.engine, parts.flowtable)
     former = status.read(options.paths)
     had = former.kept_for if former else NO_SHARES
     service_sync = ServiceSync(datapath, cluster, node_sync, had=had)
@@ -138,13 +137,13 @@ def _reporter(servers: HttpServers, metrics: Metrics) -> Reporter:
     )
 
 
-def _removal_watches(
-    options: Options, inbox: Inbox, engine: EngineChoice
-) -> tuple[NatWatch, RemovalWatch]:
+def _removal_watches(parts: Parts) -> tuple[NatWatch, RemovalWatch]:
     """What starts the audit at once that something was removed."""
+    options, inbox, engine = parts.options, parts.inbox, parts.engine
     nat_watch = NatWatch(
         inbox.put,
-        needed=lambda: engine.is_conntrack,
+        needed=lambda: engine.is_conntrack if engine.path else None,
+        flowtable=parts.flowtable,
         report_only=options.audit == REPORT,
         on_removed=lambda: inbox.put(Disturbed(TABLE)),
     )

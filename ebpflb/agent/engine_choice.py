@@ -18,6 +18,8 @@ from ebpflb.model.packet_mark import OFF, PacketMark
 from ebpflb.model.packet_path import Engine, PacketPath
 from ebpflb.node import nat
 from ebpflb.node.bridge_calls import bridge_calls
+from ebpflb.node.flowtable_probe import flowtable_obstacle
+from ebpflb.node.flowtable_sync import FlowtableSync
 from ebpflb.options import Options
 
 log = logging.getLogger(__name__)
@@ -85,3 +87,12 @@ def conntrack_obstacle(options: Options) -> str | None:
     if options.packet_path == Engine.FLOWS and not kfuncs.are_loaded():
         return "conntrack is not loaded"
     return conntrack_probe.obstacle(options.paths.cache) or nat.missing()
+
+
+def flowtable_of(options: Options, missing: str | None) -> FlowtableSync:
+    """What keeps the flowtable, where --fast-forward was chosen; ``missing`` as in EngineChoice."""
+    chosen = options.fast_forward and not missing and not options.shadow
+    lacking = flowtable_obstacle() if chosen else None
+    if lacking:
+        log.warning("--fast-forward has no effect on the conntrack engine: %s", lacking)
+    return FlowtableSync(chosen=chosen, missing=lacking)

@@ -27,6 +27,7 @@ class NatCheck:
         if self._watch.lacking or restored > self._reported:
             yield [Drift(Part.TABLE, str(nat.ENGINE), _REMOVED)]
         self._reported = restored
+        yield [Drift(Part.FLOWTABLE, str(nat.ENGINE), said) for said in self._watch.take_differs()]
 
     def repair(self) -> None:
         """The watch has done it already."""

@@ -25,6 +25,7 @@ from ebpflb.model.drift import Drift, Part
 from ebpflb.model.events import Kind
 from ebpflb.model.packet_path import PacketPath
 from ebpflb.node.device_watch import DevicesChanged
+from ebpflb.node.flowtable_sync import FlowtableSync
 from ebpflb.node.ip_families import supported_families
 from ebpflb.options import ConntrackOptions, Options
 from ebpflb.plan.comparison import DIFFERS, NOT_PLANNED, key_text
@@ -60,8 +61,8 @@ def flow_timeouts(chosen: ConntrackOptions) -> Timeouts:
 
 class NodeSync:
     """``device_list`` is the last one of the device watch; it is written by ``write``.
-
     ``engine`` chooses what opens flows, anew at each ``write``; it is written with the settings.
+    ``flowtable`` is told of devices and addresses, and by ServiceSync of frontends.
     """
 
     def __init__(
@@ -70,11 +71,13 @@ class NodeSync:
         datapath: Datapath,
         cluster: ClusterState,
         engine: EngineChoice,
+        flowtable: FlowtableSync | None = None,
     ) -> None:
         self.options = options
         self.datapath = datapath
         self.cluster = cluster
         self.engine = engine
+        self.flowtable = flowtable or FlowtableSync(chosen=False)
         self.device_list = DevicesChanged(())
         self.attached = False  # the loaded programs, or an earlier agent's, are attached
         self.not_served: Mapping[str, str] = {}  # device -> why its packets are not served
@@ -116,6 +119,7 @@ class NodeSync:
         contents = self._contents()
         maps = [partial(self.datapath.write_map, name, wanted) for name, wanted in contents.items()]
         do_all([*maps, partial(self.write_settings, covering), self._serve_devices])
+        self.flowtable.place(self._desired.served, contents["node_addresses"])
         self._written = inputs
 
     def differences(self, covering: Covering) -> Iterator[list[Drift]]:

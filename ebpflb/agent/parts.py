@@ -22,6 +22,7 @@ from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.history.recorder import History
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.node import ip_families
+from ebpflb.node.flowtable_sync import FlowtableSync
 from ebpflb.options import Options
 from ebpflb.serve.http import Handler
 from ebpflb.serve.metrics import Metrics
@@ -56,6 +57,7 @@ class Parts:
     history: History
     servers: HttpServers
     engine: EngineChoice
+    flowtable: FlowtableSync
 
 
 def open_parts(options: Options, flags: Mapping[str, str], stack: ExitStack, inbox: Inbox) -> Parts:
@@ -83,6 +85,7 @@ def open_parts(options: Options, flags: Mapping[str, str], stack: ExitStack, inb
         engine=EngineChoice(
             options.packet_path, missing=probing.result(), mark=options.packet_mark
         ),
+        flowtable=engine_choice.flowtable_of(options, probing.result()),
     )
 
 

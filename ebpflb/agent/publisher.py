@@ -62,6 +62,9 @@ def fields_of(agent: "Agent") -> dict[str, Any]:
         "ports_not_reserved": agent.ports_not_reserved,
         "sync_error": agent.sync_error,
         "packet_path": agent.node_sync.packet_path,
+        "flowtable": agent.node_sync.flowtable.said
+        if agent.node_sync.engine.is_conntrack
+        else None,
         "kube_proxy": agent.kube_proxy,
         "attached": agent.node_sync.attached,
         "monitor": agent.node_sync.monitor,

@@ -34,7 +34,6 @@ from ebpflb.serve.status import log_new
 
 SERVICES_PER_PLAN = 250  # a plan for all of 10,000 would hold every entry twice
 log = logging.getLogger(__name__)
-
 _NOT_PROGRAMMED = "Service %s: %s; what it still wants of what it has stays"
 
 Had = Mapping[str, Mapping[str, int]]
@@ -151,6 +150,7 @@ class ServiceSync:
             self._write_batch(keys[start : start + SERVICES_PER_PLAN], self.planner.plan_changes)
         if not self.all_written:
             self._write_batch([], self.planner.plan_everything)
+            self.node_sync.flowtable.start_over(self.planner.frontends.owners)
         elif self.planner.not_programmed:
             self._write_batch([], self.planner.plan_changes)
         self.must_start_over, self.all_written = False, True
@@ -191,6 +191,7 @@ class ServiceSync:
         if plan:
             self._write_covering()
             self.datapath.apply(plan)
+            self.node_sync.flowtable.written(plan)
             self.write_log.wrote(plan, planned - began, self._clock() - planned)
         self.planner.written(self._clock())
 

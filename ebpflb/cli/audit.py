@@ -78,6 +78,7 @@ def _compare(state: Path, cgroup: Path, options: Options | None) -> Compared:
         contents = comparisons.contents(maps)
         found += comparisons.inconsistent(maps, contents)
         found += comparisons.table(maps)
+        found += comparisons.in_flowtable(maps)
         if options is not None:
             try:
                 plan = fresh_list.missing_plan(

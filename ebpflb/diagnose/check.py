@@ -18,6 +18,7 @@ from ebpflb.model import bridged_pods
 from ebpflb.model.packet_path import Engine
 from ebpflb.node import device_watch, nat, process, sock_diag
 from ebpflb.node.bridge_calls import bridge_calls
+from ebpflb.node.flowtable_probe import flowtable_obstacle
 from ebpflb.options import Paths
 
 _CONNTRACK_ENGINE, _BRIDGES = "conntrack engine", "bridges of pods"
@@ -52,6 +53,7 @@ def _optional() -> Iterator[CheckResult]:
     lost = "a program that is attached briefly at the start reads it"
     yield feature("SO_NETNS_COOKIE", netns_cookie.by_socket() is not None, "5.14", lost)
     yield _conntrack_engine()
+    yield _flowtable()
     yield _bridged_pods()
     yield from _stale_sockets()
 
@@ -67,6 +69,13 @@ def _conntrack_engine() -> CheckResult:
     missing = conntrack_probe.obstacle(Paths.cache) or nat.missing()
     lost = "flows of packets are kept in ebpflb's own tables" if missing else ""
     return CheckResult(_CONNTRACK_ENGINE, not missing, False, missing or "yes", lost)
+
+
+def _flowtable() -> CheckResult:
+    """What --fast-forward needs on the conntrack engine."""
+    missing = flowtable_obstacle()
+    lost = "--fast-forward has no effect on the conntrack engine" if missing else ""
+    return CheckResult("nf_flow_table", not missing, False, missing or "yes", lost)
 
 
 def _bridged_pods() -> CheckResult:

@@ -18,7 +18,8 @@ from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.sound_contents import SoundContents
 from ebpflb.model.devices import Device
 from ebpflb.model.drift import Drift, Part
-from ebpflb.node import nat
+from ebpflb.node import flowtable, flowtable_sync, nat
+from ebpflb.node.flowtable_probe import flowtable_obstacle
 from ebpflb.plan import comparison
 from ebpflb.plan.comparison import DIFFERS, MISSING, NOT_PLANNED, Wrong
 from ebpflb.plan.map_contents import MapContents
@@ -59,6 +60,20 @@ def table(maps: Mapping[str, Map]) -> Iterator[Drift]:
     engine = "conntrack" in maps["settings"].get(0).flags
     if engine and not nat.keeps_nat_hooks(nat.ENGINE):
         yield Drift(Part.TABLE, str(nat.ENGINE), MISSING)
+
+
+def in_flowtable(maps: Mapping[str, Map]) -> Iterator[Drift]:
+    """What --fast-forward has there, where the conntrack engine opens flows. Raises NodeError."""
+    flags = maps["settings"].get(0).flags
+    if not {"conntrack", "fast_forward"} <= flags or "shadow" in flags or flowtable_obstacle():
+        return
+    names = dict(socket.if_nameindex())
+    devices = {names[index]: index for index, _ in maps["devices"].items() if index in names}
+    addresses = [address for address, _ in maps["node_addresses"].items()]
+    frontends = flowtable_sync.elements((key for key, _ in maps["services"].items()), addresses)
+    wanted = flowtable_sync.InFlowtable(devices, frontends)
+    for said in flowtable_sync.differences(flowtable.read(nat.ENGINE), wanted):
+        yield Drift(Part.FLOWTABLE, str(nat.ENGINE), said)
 
 
 def planned(plan: Plan) -> list[Drift]:

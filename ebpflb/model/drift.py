@@ -16,6 +16,7 @@ class Part(StrEnum):
     MAP = "map"  # an entry of a map
     PIN = "pin"  # a name in the state directory
     TABLE = "table"  # the nft table that the conntrack engine needs
+    FLOWTABLE = "flowtable"  # what that table has for --fast-forward
     OBJECT = "object"  # an object of the cluster, as the agent knows it
 
 

@@ -25,11 +25,16 @@ scratch_namespace  doctor's own namespaces, joined to it as pods are; they end w
 Its connection tracking:
 
 ctnetlink           the entries of conntrack, listed and deleted
+ctnetlink_messages  its messages, sent and taken apart
 netlink_attributes  the contents of netlink messages
 netlink_news        what the kernel tells on a netlink socket
 nat                 what keeps conntrack and NAT at work, and whether connections need it
 bridge_calls        whether bridges hand packets to netfilter
 nat_watch           the conntrack engine's table, put back when others remove it
+flowtable           the kernel's flowtable in that table (--fast-forward)
+flowtable_sync      what is to be in it, and is put back
+flowtable_probe     whether the kernel has flowtables
+nft_transaction     changes of a table that are made all at once
 
 A kube-proxy on it:
 

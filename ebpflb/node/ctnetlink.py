@@ -18,7 +18,8 @@ from pathlib import Path
 
 from ebpflb.errors import NodeError
 from ebpflb.model.services import Protocol
-from ebpflb.node.netlink_attributes import ATTRIBUTE, aligned, attribute, attributes
+from ebpflb.node import ctnetlink_messages as messages
+from ebpflb.node.netlink_attributes import ATTRIBUTE, attribute, attributes
 from ebpflb.plan.connections import Connection, Ends
 
 # Of an original destination: protocol, packed address (4 or 16 bytes), port.
@@ -27,11 +28,6 @@ Wanted = Callable[[int, bytes, int], bool]
 _COUNT = Path("/proc/sys/net/netfilter/nf_conntrack_count")
 _MOST = Path("/proc/sys/net/netfilter/nf_conntrack_max")
 
-_NETFILTER = 12  # NETLINK_NETFILTER
-_SUBSYSTEM = 1 << 8  # NFNL_SUBSYS_CTNETLINK
-_NEW, _GET, _DELETE = _SUBSYSTEM | 0, _SUBSYSTEM | 1, _SUBSYSTEM | 2  # IPCTNL_MSG_CT_*
-_REQUEST_ONLY, _REQUEST_AND_DUMP, _REQUEST_AND_ACK = 0x1, 0x301, 0x5  # NLM_F_*
-_ERROR_MESSAGE, _DONE_MESSAGE = 2, 3  # NLMSG_ERROR, NLMSG_DONE
 _ORIGINAL, _REPLY, _STATUS, _PROTOINFO, _TIMEOUT, _MARK = 1, 2, 3, 4, 7, 8  # CTA_*
 _ID, _ZONE, _FILTER = 12, 18, 25  # CTA_ID, CTA_ZONE, CTA_FILTER
 _TUPLE_PROTO, _PROTO_NUMBER = 2, 1  # CTA_TUPLE_PROTO, CTA_PROTO_NUM
@@ -39,11 +35,8 @@ _FILTER_ORIGINAL = 1  # CTA_FILTER_ORIG_FLAGS
 _FILTER_BY_PROTOCOL = 1 << 3  # of enum ctattr_filter: CTA_PROTO_NUM
 _TCP, _TCP_STATE = 1, 1  # CTA_PROTOINFO_TCP, CTA_PROTOINFO_TCP_STATE
 _NESTED = 0x8000  # NLA_F_NESTED
+_EXPIRED = attribute(_TIMEOUT, bytes(4))
 
-_HEADER = struct.Struct("=IHHII")  # struct nlmsghdr
-_FAMILY = struct.Struct("=BBH")  # struct nfgenmsg
-_ERROR = struct.Struct("=i")  # an errno, or 0
-_FIRST = _HEADER.size + _FAMILY.size  # where the first attribute begins: the original tuple
 # A tuple as ctnetlink writes it, with its own header; others (ICMP, zones) have other lengths.
 _TUPLES = {
     layout.size: layout
@@ -51,7 +44,6 @@ _TUPLES = {
         struct.Struct(f">8x 4x{size}s 4x{size}s 4x 4xB3x 4xH2x 4xH2x") for size in (4, 16)
     )
 }
-_BUFFER_SIZE = 1 << 18
 _DELETED_AT_ONCE = 128  # so that all acknowledgements fit into the socket's buffer
 
 
@@ -76,12 +68,12 @@ def connections(wanted: Wanted, protocol: Protocol | None = None) -> Iterator[Co
 def find(flows: Iterable[tuple[int, Ends]]) -> Iterator[Connection]:
     """The entries of these flows, by protocol and original direction. Raises NodeError."""
     try:
-        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETFILTER) as kernel:
+        with messages.opened() as kernel:
             for protocol, ends in flows:
                 family, flow = _original(protocol, ends)
-                kernel.send(_request(_GET, _REQUEST_ONLY, flow, family))
-                for data, at, end in _split(kernel.recv(_BUFFER_SIZE)):
-                    if _HEADER.unpack_from(data, at)[1] == _NEW:
+                kernel.send(messages.request(messages.GET, messages.REQUEST_ONLY, flow, family))
+                for data, at, end in messages.split(kernel.recv(messages.BUFFER_SIZE)):
+                    if messages.CT_HEADER.unpack_from(data, at)[1] == messages.NEW:
                         found = _connection(data, at, end)
                         yield from [found] if found.original == ends else []
     except OSError as error:
@@ -103,8 +95,8 @@ def _original(protocol: int, ends: Ends) -> tuple[int, bytes]:
 
 def statuses() -> Iterator[int]:
     """The status of every entry, whatever its protocol. Raises OSError."""
-    for data, at, end in _dump(b""):
-        yield _integer(attributes(data, at + _FIRST, end), _STATUS)
+    for data, at, end in messages.dump(b""):
+        yield _integer(attributes(data, at + messages.FIRST, end), _STATUS)
 
 
 def delete(entries: Iterable[Connection]) -> int:
@@ -117,7 +109,7 @@ def delete(entries: Iterable[Connection]) -> int:
     left = list(entries)
     deleted = 0
     try:
-        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETFILTER) as kernel:
+        with messages.opened() as kernel:
             while left:
                 deleted += _delete(kernel, left[:_DELETED_AT_ONCE])
                 del left[:_DELETED_AT_ONCE]
@@ -127,23 +119,24 @@ def delete(entries: Iterable[Connection]) -> int:
 
 
 def _delete(kernel: socket.socket, entries: Sequence[Connection]) -> int:
-    kernel.send(b"".join(map(_deletion, entries)))
-    answered = deleted = 0
-    while answered < len(entries):
-        for data, at, _ in _split(kernel.recv(_BUFFER_SIZE)):
-            (number,) = _ERROR.unpack_from(data, at + _HEADER.size)
-            if number not in (0, -errno.ENOENT):
-                raise OSError(-number, os.strerror(-number))
-            answered, deleted = answered + 1, deleted + (number == 0)
-    return deleted
+    """Before 6.4 the kernel deletes none that is in a flowtable, but it finds none that expired."""
+    results = messages.asked(kernel, [_about(entry, messages.DELETE) for entry in entries])
+    offloaded = [e for e, result in zip(entries, results, strict=True) if result == -errno.EBUSY]
+    if offloaded:
+        messages.asked(kernel, [_about(entry, messages.NEW, _EXPIRED) for entry in offloaded])
+        messages.asked(kernel, [_about(entry, messages.GET) for entry in offloaded])
+    for result in results:
+        if result not in (0, -errno.ENOENT, -errno.EBUSY):
+            raise OSError(-result, os.strerror(-result))
+    return results.count(0) + len(offloaded)
 
 
-def _deletion(entry: Connection) -> bytes:
+def _about(entry: Connection, kind: int, more: bytes = b"") -> bytes:
     """Never without the entry's tuple: the kernel would delete all entries."""
     if not entry.identity:
         raise ValueError(f"not from the kernel: {entry}")
     family = socket.AF_INET if entry.original.source.version == 4 else socket.AF_INET6
-    return _request(_DELETE, _REQUEST_AND_ACK, entry.identity, family)
+    return messages.request(kind, messages.REQUEST_AND_ACK, entry.identity + more, family)
 
 
 def _messages(wanted: Wanted, protocol: Protocol | None) -> Iterator[tuple[bytes, int, int]]:
@@ -151,9 +144,9 @@ def _messages(wanted: Wanted, protocol: Protocol | None) -> Iterator[tuple[bytes
         return
     try:
         for data, at, end in _dumps(protocol):
-            layout = _TUPLES.get(ATTRIBUTE.unpack_from(data, at + _FIRST)[0])
+            layout = _TUPLES.get(ATTRIBUTE.unpack_from(data, at + messages.FIRST)[0])
             if layout is not None:
-                _, address, number, _, port = layout.unpack_from(data, at + _FIRST)
+                _, address, number, _, port = layout.unpack_from(data, at + messages.FIRST)
                 if protocol in (None, number) and wanted(number, address, port):
                     yield data, at, end
     except OSError as error:
@@ -163,39 +156,10 @@ def _messages(wanted: Wanted, protocol: Protocol | None) -> Iterator[tuple[bytes
 def _dumps(protocol: Protocol | None) -> Iterator[tuple[bytes, int, int]]:
     """The kernel filters by protocol only where the family is known. Raises OSError."""
     if protocol is None:
-        yield from _dump(b"")
+        yield from messages.dump(b"")
     else:
         for family in (socket.AF_INET, socket.AF_INET6):
-            yield from _dump(_filter(protocol), family)
-
-
-def _dump(attributes: bytes, family: int = socket.AF_UNSPEC) -> Iterator[tuple[bytes, int, int]]:
-    """Each entry's message: where it begins and ends in some data. Raises OSError."""
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETFILTER) as kernel:
-        kernel.send(_request(_GET, _REQUEST_AND_DUMP, attributes, family))
-        while True:
-            for data, at, end in _split(kernel.recv(_BUFFER_SIZE)):
-                kind = _HEADER.unpack_from(data, at)[1]
-                if kind == _NEW:
-                    yield data, at, end
-                elif kind in (_ERROR_MESSAGE, _DONE_MESSAGE):
-                    (number,) = _ERROR.unpack_from(data, at + _HEADER.size)
-                    if number:
-                        raise OSError(-number, os.strerror(-number))
-                    return
-
-
-def _split(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    at = 0
-    while at < len(data):
-        length = _HEADER.unpack_from(data, at)[0]
-        yield data, at, at + length
-        at += aligned(length)
-
-
-def _request(kind: int, flags: int, attributes: bytes, family: int = socket.AF_UNSPEC) -> bytes:
-    length = _FIRST + len(attributes)
-    return _HEADER.pack(length, kind, flags, 1, 0) + _FAMILY.pack(family, 0, 0) + attributes
+            yield from messages.dump(_filter(protocol), family)
 
 
 def _filter(protocol: Protocol) -> bytes:
@@ -207,7 +171,7 @@ def _filter(protocol: Protocol) -> bytes:
 
 
 def _connection(data: bytes, at: int, end: int) -> Connection:
-    found = attributes(data, at + _FIRST, end)
+    found = attributes(data, at + messages.FIRST, end)
     info = attributes(found.get(_PROTOINFO, b""))
     tcp = attributes(info.get(_TCP, b""))
     layout = _TUPLES[ATTRIBUTE.size + len(found[_ORIGINAL])]

@@ -15,7 +15,7 @@ HOLD    from the removal of kube-proxy's rules until its connections have ended
 from pyroute2.nftables.expressions import genex
 
 from ebpflb.errors import NodeError
-from ebpflb.node import ctnetlink, nft
+from ebpflb.node import ctnetlink, flowtable, nft
 from ebpflb.plan.connections import DESTINATION_NAT
 
 ENGINE = nft.Name("inet", "ebpflb-conntrack")
@@ -72,11 +72,12 @@ def release_nat_hooks(table: nft.Name) -> None:
 def release_when_unused(table: nft.Name) -> bool:
     """Removes the table unless a translated connection may need it; whether it is gone now.
 
-    Raises NodeError.
+    A flowtable in it goes in any case: its connections go on without. Raises NodeError.
     """
     if not nft.exists(table):
         return True
     if has_dnat_connections():
+        flowtable.remove(table)
         return False
     release_nat_hooks(table)
     return True

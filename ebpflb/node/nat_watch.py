@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from ebpflb.model.events import SourceStatus
 from ebpflb.node import nat
+from ebpflb.node.flowtable_sync import FlowtableSync
 from ebpflb.node.netlink_news import tells_of
 from ebpflb.node.poller import Poller
 
@@ -25,39 +26,48 @@ log = logging.getLogger(__name__)
 
 _NAME = "conntrack table"
 _INTERVAL_SECONDS = 60.0
-_RETRY_SECONDS = 1.0  # where the table could not be put back
+_RETRY_SECONDS = 1.0  # where the table could not be put back, or it is not known if it is needed
 
 _NETFILTER = 12  # NETLINK_NETFILTER
 _SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1
 _TABLES_GROUP = 7  # NFNLGRP_NFTABLES
 _TABLES = 10 << 8  # NFNL_SUBSYS_NFTABLES
-_REMOVALS = {_TABLES | kind for kind in (2, 5, 8)}  # NFT_MSG_DELTABLE, _DELCHAIN, _DELRULE
+# NFT_MSG_DELTABLE, _DELCHAIN, _DELRULE, _DELSET, _DELFLOWTABLE
+_REMOVALS = {_TABLES | kind for kind in (2, 5, 8, 11, 24)}
 
 
 class NatWatch:
     """Watches in a thread from ``start`` to ``stop``; ``emit`` gets errors, and their end.
 
-    ``needed`` says whether the engine serves now. Where it does not, the watch removes the table
-    that an earlier engine has left, as soon as no connection is translated any more. ``restored``
-    counts how often something of the table was put back. With ``report_only`` nothing is, and
-    ``lacking`` says whether anything is missing now. ``on_removed`` is called in either case.
+    ``needed`` says whether the engine serves now, or None as long as that is not known. Where it
+    does not, the watch removes the table that an earlier engine has left, as soon as no connection
+    is translated any more. ``restored`` counts how often something of the table was put back. With
+    ``report_only`` nothing is, and ``lacking`` says whether anything is missing now. ``on_removed``
+    is called in either case.
+    ``flowtable`` is what the table has for --fast-forward; ``differs`` collects in words what was
+    not as it had been written there, until it is taken.
     """
 
     def __init__(
         self,
         emit: Callable[[SourceStatus], None],
         *,
-        needed: Callable[[], bool],
+        needed: Callable[[], bool | None],
         report_only: bool = False,
         on_removed: Callable[[], None] = lambda: None,
+        flowtable: FlowtableSync | None = None,
         seconds: float = _INTERVAL_SECONDS,
     ) -> None:
         self.needed, self.seconds = needed, seconds
         self.report_only, self.on_removed = report_only, on_removed
         self.restored, self.lacking = 0, False
+        self.flowtable = flowtable or FlowtableSync(chosen=False)
+        self.flowtable.on_change = self._wake
+        self.differs: list[str] = []
+        self._whole = True  # the next look compares everything, not only what is to be changed
         self._poll = Poller(_NAME, self._look, emit)
         self._changes = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETFILTER)
-        self._end = os.eventfd(0)
+        self._end, self._news = os.eventfd(0), os.eventfd(0)
         self._thread = threading.Thread(target=self._run, name="conntrack-table", daemon=True)
 
     def start(self) -> None:
@@ -72,21 +82,65 @@ class NatWatch:
         if self._thread.ident:
             self._thread.join()
         self._changes.close()
-        os.close(self._end)
+        self.flowtable.on_change = lambda: None
+        for each in (self._end, self._news):
+            os.close(each)
+
+    def _wake(self) -> None:
+        os.eventfd_write(self._news, 1)
 
     def _run(self) -> None:
+        due = 0.0
         while True:
-            looked = self._poll()
-            until = time.monotonic() + (self.seconds if looked else _RETRY_SECONDS)
-            while (left := until - time.monotonic()) > 0:
-                ready, _, _ = select.select([self._changes.fileno(), self._end], [], [], left)
-                if self._end in ready:
-                    return
-                if ready and tells_of(self._changes, _REMOVALS):
-                    break
+            looked = self._poll() and self.needed() is not None
+            if self._whole or not looked:
+                due = time.monotonic() + (self.seconds if looked else _RETRY_SECONDS)
+            if (whole := self._wait(due)) is None:
+                return
+            self._whole = whole
+
+    def _wait(self, due: float) -> bool | None:
+        """Whether all is to be looked at, or only what the agent wants is new; None: it ends."""
+        kernel = self._changes.fileno()
+        while (left := due - time.monotonic()) > 0:
+            ready, _, _ = select.select([kernel, self._end, self._news], [], [], left)
+            if self._end in ready:
+                return None
+            if kernel in ready and tells_of(self._changes, _REMOVALS):
+                return True
+            if self._news in ready:
+                os.eventfd_read(self._news)
+                return False
+        return True
 
     def _look(self) -> None:
-        needed, lacked = self.needed(), self.lacking
+        """Raises NodeError."""
+        needed = self.needed()
+        if needed is None:
+            return
+        if self._whole:
+            self._look_at_hooks(needed=needed)
+            self._look_at_flowtable(needed=needed)
+        else:
+            self.flowtable.catch_up(needed=needed)
+
+    def _look_at_flowtable(self, *, needed: bool) -> None:
+        found = self.flowtable.look(needed=needed, report_only=self.report_only)
+        for what in found:
+            log.warning("%s: %s", nat.ENGINE, what)
+        self.differs = found if self.report_only else self.differs + found
+        if found:
+            self.on_removed()
+
+    def take_differs(self) -> list[str]:
+        """What has differed since the last call; with ``report_only``, what differs now."""
+        if self.report_only:
+            return self.differs
+        taken, self.differs = self.differs, []
+        return taken
+
+    def _look_at_hooks(self, *, needed: bool) -> None:
+        lacked = self.lacking
         lacking = needed and self.report_only and not nat.keeps_nat_hooks(nat.ENGINE)
         self.lacking = lacking  # in one step: other threads read it
         if not needed:

@@ -20,7 +20,7 @@ from ebpflb.errors import NodeError
 TABLE_FAMILIES = {"inet": 1, "ip": 2, "ip6": 10}
 _ALL = 0
 _REQUEST_AND_ACK = 5  # NLM_F_REQUEST | NLM_F_ACK
-_NO_SUCH_THING = {errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP, errno.EPROTONOSUPPORT}
+NO_SUCH_THING = {errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP, errno.EPROTONOSUPPORT}
 
 
 class Name(NamedTuple):
@@ -79,7 +79,7 @@ def _query(what: object, family: int, query: Callable[[Any], Iterable[Any]]) -> 
         with NFTables(nfgen_family=family) as nft:
             return list(query(nft))
     except (NetlinkError, OSError) as error:
-        if error.args[0] in _NO_SUCH_THING:
+        if error.args[0] in NO_SUCH_THING:
             return []
         raise NodeError(f"{what}: {error.args[-1]}") from error
 

@@ -80,7 +80,7 @@ class ScratchNamespace:
         self.index = 0
         self._thread = ThreadPoolExecutor(1, "scratch")
         try:
-            self._thread.submit(_leave).result()
+            self._thread.submit(leave).result()
             self._join()
         except NodeError:
             self.close()
@@ -136,7 +136,7 @@ def _why(error: Exception) -> str:
     return str(error.args[-1]) if isinstance(error, NetlinkError) else in_words(error)
 
 
-def _leave() -> None:
+def leave() -> None:
     """This thread is in a namespace of its own from now on."""
     if _libc.unshare(_NEW_NETWORK):
         number = _ffi.errno

@@ -48,6 +48,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     packet_path: PacketPath | None = None  # which engine opens flows of packets, and why
     socket_translation: str = ALL_SOCKETS  # one of options.SOCKET_TRANSLATIONS
     fast_forward: bool = False  # established flows of the flow tables do not pass the stack
+    flowtable: str | None = None  # what --fast-forward does on the conntrack engine
     left_to_kube_proxy: str = ""  # which Services a kube-proxy beside has to serve
     lists_complete: bool = False  # Services, EndpointSlices and the Node have been received
     last_received: Mapping[str, str] = {}  # kind -> when the source last sent anything of it

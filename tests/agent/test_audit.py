@@ -211,6 +211,13 @@ class FakeNatWatch:
 
     restored, lacking = 0, False
 
+    def __init__(self) -> None:
+        self.differs: list[str] = []
+
+    def take_differs(self) -> list[str]:
+        taken, self.differs = self.differs, []
+        return taken
+
 
 def test_a_table_that_was_put_back_is_told() -> None:
     """Once, though the watch has put it back before the audit looks; then it is over."""
@@ -224,6 +231,16 @@ def test_a_table_that_was_put_back_is_told() -> None:
     assert not in_force(told)
     it.turn()
     assert it.drift == []
+
+
+def test_what_was_put_back_of_the_flowtable_is_told() -> None:
+    """The data plane is in force without it."""
+    watch: Any = FakeNatWatch()
+    it, _, told = made(NatCheck(watch, 2.0))
+    watch.differs = ["the flowtable's device eth0 was missing"]
+    it.turn()
+    assert [drift.part for drift in told] == [Part.FLOWTABLE]
+    assert in_force(told)
 
 
 def test_a_table_that_is_not_put_back_stays_drift() -> None:

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from ipaddress import ip_address
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from ebpflb.model.devices import Device
 from ebpflb.model.packet_mark import PacketMark
 from ebpflb.model.packet_path import AUTO, Engine, PacketPath
 from ebpflb.node import nat, nft
+from ebpflb.options import Options, Paths
 from tests.node import nodes
 
 NAME = f"ebpflb-test-{os.getpid()}-engine"
@@ -120,3 +122,31 @@ def test_no_table_no_conntrack(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choice.path is not None
     assert choice.path.engine is Engine.FLOWS
     assert choice.path.reason.startswith("table inet ebpflb-conntrack: ")
+
+
+@pytest.mark.parametrize(
+    ("options", "conntrack", "lacking", "said"),
+    [
+        ({"fast_forward": True}, None, None, "in force at 0 devices"),
+        ({"fast_forward": True}, None, "no flowtable", "none: no flowtable"),
+        ({"fast_forward": True}, "no kfuncs", None, None),
+        ({"fast_forward": True, "shadow": True}, None, None, None),
+        ({}, None, None, None),
+    ],
+    ids=["yes", "no flowtable", "no conntrack", "shadow", "not chosen"],
+)
+def test_flowtable(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    options: dict[str, bool],
+    conntrack: str | None,
+    lacking: str | None,
+    said: str | None,
+) -> None:
+    """Kept where it was chosen and there can be one; the log says why it has no effect."""
+    monkeypatch.setattr(engine_choice, "flowtable_obstacle", lambda: lacking)
+    chosen = Options(Paths(Path("/none")), "node", Path("/none"), **options)  # type: ignore[arg-type]
+    made = engine_choice.flowtable_of(chosen, conntrack)
+    assert made.said == said
+    assert made.enabled == (said == "in force at 0 devices")
+    assert ("--fast-forward has no effect" in caplog.text) == bool(lacking)

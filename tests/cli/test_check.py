@@ -12,6 +12,7 @@ import yaml
 
 from ebpflb.datapath import probe
 from ebpflb.datapath.attach import cgroup_links, device_programs, netns_cookie, tcx
+from ebpflb.diagnose import check
 from ebpflb.lab.netns import Namespace
 from ebpflb.node import process, rulesets, sock_diag
 from ebpflb.node.rulesets import Ruleset
@@ -21,7 +22,7 @@ FEATURES = [
     "capabilities", "BCC", "bpffs", "cgroup v2", "hook cgroup/connect4", "tc helpers",
     "tcx",
     "clsact filters", "map types", "batch operations: HASH", "batch operations: LPM_TRIE",
-    "errno from hooks", "destroying UDP sockets", "other agents' hooks",
+    "errno from hooks", "nf_flow_table", "destroying UDP sockets", "other agents' hooks",
     "programs before ebpflb's at devices", "firewall rules",
 ]  # fmt: skip
 AS_NOBODY = """
@@ -61,6 +62,19 @@ def test_columns(ebpflb: Ebpflb) -> None:
     rows = json.loads(ebpflb("check", "--state-dir", NEVER, "-o", "json").out)
     for row in rows:
         assert sum(f" {row['feature']}  " in line for line in wide) == 1
+
+
+def test_no_flowtable(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel without is named, with the reason and what has no effect; the node can serve."""
+    for obstacle in ("the kernel can make no flowtable (no such thing)", None):
+        monkeypatch.setattr(check, "flowtable_obstacle", lambda it=obstacle: it)
+        rows = json.loads(ebpflb("check", "--state-dir", NEVER, "-o", "json").out)
+        (row,) = [row for row in rows if row["feature"] == "nf_flow_table"]
+        assert (row["ok"], row["detail"]) == (obstacle is None, obstacle or "yes")
+        assert ("--fast-forward has no effect on the conntrack engine" in row["remedy"]) != row[
+            "ok"
+        ]
+        assert not row["required"]
 
 
 def test_leaves_nothing(ebpflb: Ebpflb) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from ebpflb.errors import NodeError
 from ebpflb.model.services import Protocol
-from ebpflb.node import ctnetlink
+from ebpflb.node import ctnetlink, ctnetlink_messages
 from ebpflb.plan.connections import Connection
 from ebpflb.plan.flow_entries import FlowState
 from tests.node import nodes
@@ -149,7 +149,7 @@ def test_no_conntrack(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert everything() == []
     say(VIPS[4], 53)
     with monkeypatch.context() as patched:
-        patched.setattr(ctnetlink, "_GET", 99 << 8 | 1)  # of no subsystem
+        patched.setattr(ctnetlink_messages, "GET", 99 << 8 | 1)  # of no subsystem
         with pytest.raises(NodeError, match="cannot be listed"):
             everything()
     monkeypatch.setattr(ctnetlink, "_COUNT", tmp_path / "nothing")

@@ -98,7 +98,7 @@ def test_not_allowed(node: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(scratch_namespace, "_leave", refuse)
+    monkeypatch.setattr(scratch_namespace, "leave", refuse)
     with pytest.raises(NodeError, match=r"no scratch namespace can be made: .*CAP_SYS_ADMIN"):
         ScratchNamespace([unused_address(Family.IPV4, ())])
     assert devices() == []

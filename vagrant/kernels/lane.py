@@ -79,6 +79,7 @@ TESTS = (
     "tests/datapath/attach/test_hook_stats.py",
     "tests/datapath/programs/test_testrun.py",
     "tests/node/test_sock_diag.py",
+    "tests/node/test_flowtable.py",
     "tests/stale_udp/test_socket_search.py",
     "tests/stale_udp/test_worker.py",
     "tests/stale_udp/test_rebind.py",
@@ -92,6 +93,8 @@ TESTS = (
     "tests/network/test_least_connections.py",
     "tests/network/test_on_removal_packets.py",
     "tests/network/test_taken_off.py",
+    # with a node of its own, where the kernel has what it needs
+    "tests/network/test_flowtable.py",
     # these share one cluster: first those that need it unchanged, last those that change it
     "tests/network/test_release.py",
     "tests/network/test_protocols.py",

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel's flowtable with --fast-forward on the conntrack engine: established connections pass
+the stack, what opens and ends them does not, and no change of the flowtable breaks one.
+
+A counter in FORWARD counts the packets of connections to the service. The client is outside.
+"""
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from socket import SOCK_DGRAM, SOCK_STREAM
+
+import pytest
+
+from ebpflb.datapath import conntrack_probe
+from ebpflb.lab.agents import wait_until
+from ebpflb.lab.hosts import Host
+from ebpflb.lab.manifests import Manifest
+from ebpflb.lab.sockets import Socket
+from ebpflb.node import flowtable, nat
+from ebpflb.node.flowtable_probe import flowtable_obstacle
+from ebpflb.options import Paths
+from tests.kit import cluster, firewall, forked, requests
+from tests.kit.cluster import NODEPORT, Cluster, endpoint, web
+from tests.kit.lab_cluster import TARGET
+from tests.node import nodes
+
+CONNTRACK, FAST = ("--packet-path", "conntrack"), ("--fast-forward",)
+OTHERS_PORT = 30999
+EXCHANGES = 20
+
+both_families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
+both_protocols = pytest.mark.parametrize("kind", [SOCK_STREAM, SOCK_DGRAM], ids=["tcp", "udp"])
+
+
+@pytest.fixture(scope="module")
+def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A node with a flowtable, and a client outside."""
+    if missing := conntrack_probe.obstacle(Paths.cache) or flowtable_obstacle():
+        pytest.skip(missing)
+    with cluster.running(tmp_path_factory.mktemp("fast"), *CONNTRACK, *FAST) as made:
+        made.outside = made.lab.outside("outside", 1)  # type: ignore[attr-defined]
+        yield made
+
+
+@pytest.fixture
+def node(fast: Cluster) -> Iterator[Cluster]:
+    """The test's thread is in the node's namespace; packets of the connections are counted."""
+    match = f"ct original proto-dst {{ {NODEPORT}, {OTHERS_PORT} }} counter name seen"
+    counted = (f"meta l4proto {protocol} {match}" for protocol in ("tcp", "udp"))
+    chain = firewall.chain("forward", "filter", *counted)
+    rules = firewall.rules(fast.node, f"counter seen {{ }}\n{chain}")
+    with nodes.entered(fast.node.netns), rules:
+        fast.publish(serve(*fast.web))
+        wait_until("the flowtable is there", lambda: flowtable.read(nat.ENGINE) is not None)
+        yield fast
+
+
+def serve(*pods: Host) -> list[Manifest]:
+    v6 = [endpoint(pod, v6=True) for pod in pods]
+    return web(*map(endpoint, pods), v6=v6, nodeport=NODEPORT)
+
+
+def ebpflb(node: Cluster, *words: str) -> str:
+    return forked.run(*words, *node.agent.where, netns=node.node.netns).stdout
+
+
+def seen(node: Cluster) -> int:
+    """Packets in FORWARD until now, of connections to the NodePort."""
+    said = json.loads(nodes.run("nft", "-j", "list", "counter", "inet", "firewall", "seen"))
+    return int(said["nftables"][-1]["counter"]["packets"])
+
+
+def connection(
+    node: Cluster, kind: int = SOCK_STREAM, *, v6: bool = False, port: int = NODEPORT
+) -> Socket:
+    """A client's, which has been answered once."""
+    where = node.node.v6 if v6 else node.node.v4
+    outside: Host = node.outside  # type: ignore[attr-defined]
+    client = node.sockets(outside).open(requests.family_of(where), kind)
+    client.connect((where, port))
+    if kind == SOCK_DGRAM:
+        client.send(b"?")
+    assert client.recv(64)
+    return client
+
+
+def goes_on(client: Socket) -> bool:
+    client.send(b"still here")
+    return bool(client.recv(64))
+
+
+def passes(node: Cluster, done: Callable[[], object]) -> int:
+    """How many packets pass FORWARD while something is done."""
+    before = seen(node)
+    done()
+    return seen(node) - before
+
+
+def is_forwarded(node: Cluster, client: Socket) -> bool:
+    """Whether the connection goes on past the stack."""
+    return passes(node, lambda: goes_on(client)) == 0
+
+
+def exchange(client: Socket) -> None:
+    for _ in range(EXCHANGES):
+        assert goes_on(client)
+
+
+def established(node: Cluster, kind: int = SOCK_STREAM, *, v6: bool = False) -> Socket:
+    """A connection in the flowtable."""
+    client = connection(node, kind, v6=v6)
+    wait_until("the connection is in the flowtable", lambda: is_forwarded(node, client))
+    return client
+
+
+@both_protocols
+@both_families
+def test_forward_sees_only_openings(node: Cluster, kind: int, v6: bool) -> None:
+    """Of an established connection no packet; its opening, and TCP's end, are seen there."""
+    assert passes(node, lambda: connection(node, kind, v6=v6).close()) > 0
+    client = established(node, kind, v6=v6)
+    assert passes(node, lambda: exchange(client)) == 0
+    before = seen(node)
+    client.close()
+    if kind == SOCK_STREAM:
+        wait_until("its end has passed FORWARD", lambda: seen(node) > before)
+
+
+def test_what_others_translate_stays_in_the_stack(node: Cluster) -> None:
+    """A rule of another program sends a port that is no frontend to the same pod."""
+    pod = node.web[0]
+    chain = f"tcp dport {OTHERS_PORT} dnat ip to {pod.v4}:{TARGET}"
+    hook = "type nat hook prerouting priority dstnat"
+    node.node.nft(f"table inet others {{\n chain c {{\n {hook}\n {chain}\n }}\n}}\n")
+    client = connection(node, port=OTHERS_PORT)
+    exchange(client)
+    assert passes(node, lambda: exchange(client)) >= EXCHANGES
+    client.close()
+    node.node.nft("delete table inet others")
+
+
+@both_protocols
+def test_connections_live_through_restarts(node: Cluster, kind: int) -> None:
+    """Killed or stopped, with the option and without: they go on, past the stack or by it."""
+    client = established(node, kind)
+    node.agent.stop(signal.SIGKILL)
+    assert passes(node, lambda: exchange(client)) == 0, "while no agent runs too"
+    for options, is_there in (((), False), (FAST, True)):
+        node.agent.stop()
+        node.agent.options = (*CONNTRACK, *options)
+        node.agent.start()
+        wait_until("the flowtable is as chosen", lambda it=is_there: has_flowtable() == it)
+        exchange(client)
+        if not is_there:
+            assert passes(node, lambda: exchange(client)) >= EXCHANGES
+            assert not flowtable.exists(nat.ENGINE)
+    wait_until("it is in the flowtable again", lambda: is_forwarded(node, client))
+    client.close()
+
+
+def has_flowtable() -> bool:
+    return flowtable.read(nat.ENGINE) is not None
+
+
+def devices() -> frozenset[str]:
+    found = flowtable.read(nat.ENGINE)
+    assert found
+    return found.devices
+
+
+def test_devices_come_and_go(node: Cluster) -> None:
+    """The flowtable has those of the agent; of a name that comes again the new one."""
+    client = established(node)
+    for _ in range(2):
+        node.node.ip("link add late0 type veth peer name late1")
+        wait_until("new ones are in it", lambda: {"late0", "late1"} <= devices())
+        node.node.ip("link delete late0")
+        wait_until("they are not in it", lambda: not {"late0", "late1"} & devices())
+        exchange(client)
+    assert is_forwarded(node, client)
+    assert f"in force at {len(devices())} devices" in ebpflb(node, "status")
+    client.close()
+
+
+def test_connections_outlive_their_endpoint(node: Cluster) -> None:
+    """As with kube-proxy: one of TCP goes on to an endpoint that is listed no more."""
+    client = established(node)
+    node.publish(serve())
+    exchange(client)
+    assert is_forwarded(node, client)
+    client.close()
+
+
+@both_families
+def test_udp_leaves_an_endpoint_that_has_gone(node: Cluster, v6: bool) -> None:
+    """A client that sends on reaches another one: its entry is deleted though it is offloaded."""
+    one, other, _ = node.web
+    node.publish(serve(one))
+    client = established(node, SOCK_DGRAM, v6=v6)
+    client.settimeout(0.5)
+    node.publish(serve(other))
+    wait_until("the other endpoint answers", lambda: who_answers(client) == other.name)
+    client.close()
+
+
+def who_answers(client: Socket) -> str:
+    try:
+        client.send(b"?")
+        said: bytes = client.recv(64)
+    except OSError:
+        return ""
+    return said.split()[0].decode()
+
+
+@pytest.mark.parametrize(
+    "removal",
+    [
+        "flush chain inet ebpflb-conntrack fast-forward",
+        "delete chain inet ebpflb-conntrack fast-forward",
+        "delete table inet ebpflb-conntrack",
+    ],
+    ids=["rules", "chain", "table"],
+)
+def test_it_is_put_back(node: Cluster, removal: str) -> None:
+    """Whatever part of it another program removes; the log says so, and connections go on."""
+    client = connection(node)
+    whole = flowtable.read(nat.ENGINE)
+    known = len(node.agent.log())
+    node.node.nft(f"{removal}\n")
+    wait_until("it is there again", lambda: flowtable.read(nat.ENGINE) == whole)
+    said = "the flowtable or its rules had been removed or changed by another program"
+    wait_until("the log says so", lambda: said in node.agent.log()[known:])
+    exchange(client)
+    client.close()
+
+
+def test_cleanup_removes_it_and_connections_go_on(node: Cluster) -> None:
+    """It goes also where the table has to stay for connections that are open."""
+    client = established(node)
+    node.agent.stop()
+    assert "table inet ebpflb-conntrack stays as long as" in ebpflb(node, "cleanup")
+    assert not flowtable.exists(nat.ENGINE)
+    exchange(client)
+    client.close()
+    node.close_maps()
+    node.agent.start()
+    wait_until("the flowtable is there", has_flowtable)
