@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 from unittest.mock import patch
 
 from ebpflb import files
-from ebpflb.agent import engine_choice, inbox, node_sync, program_loader
+from ebpflb.agent import ended_connections, engine_choice, inbox, node_sync, program_loader
 from ebpflb.agent.audit import Audit
 from ebpflb.agent.audit_checks import HooksCheck, MapsCheck
+from ebpflb.agent.ended_connections import EndedConnections
 from ebpflb.agent.engine_choice import EngineChoice
 from ebpflb.agent.loop import Agent
 from ebpflb.agent.node_sync import NodeSync
@@ -166,6 +167,7 @@ def simulated(sim: SimKernel) -> Iterator[None]:
         (datapath, "socket_flags", lambda: ()),
         (datapath, "packet_flags", lambda **_: ()),
         (engine_choice, "bridge_calls", dict),
+        (ended_connections, "_PAUSE", 0),
         (inbox, "time", SimpleNamespace(sleep=lambda seconds: None)),
         (node_sync, "flow_timeouts", lambda chosen: TIMEOUTS),
         (files, "replace", lambda path, content: None),
@@ -204,6 +206,15 @@ def _options(state: Any, folder: Path) -> Options:
     )
 
 
+class _EndedConnections(EndedConnections):
+    """Its program is the library's function."""
+
+    end: Callable[[bytes], None]
+
+    def _end(self, key: bytes) -> None:
+        self.end(key)
+
+
 class Life:
     """One agent, from its start to its end."""
 
@@ -227,6 +238,7 @@ class Life:
         nodes = NodeSync(self.options, self.datapath, cluster, engine)
         self.service_sync = ServiceSync(self.datapath, cluster, nodes, clock)
         self.health = Health(2 * SYNC_PERIOD, now=lambda: int(clock() * 1e9), monotonic=clock)
+        self.ended = _EndedConnections(self.datapath.maps, folder)
         self.maps_check = MapsCheck(self.datapath, nodes, self.service_sync)
         service_health: Any = FakeServiceHealth()
         lock: Any = _Lock()

@@ -77,6 +77,7 @@ class Clients:
         self.cookies, self.turn = 1 << 32, 0
         self.streams: list[Client] = []
         self.datagrams: list[Client] = []
+        self.lost: list[Client] = []  # open, and not judged any more
         self.affinity = Affinity()
         self.packets = Packets(library, self.affinity)
         self.expect([{}])
@@ -89,9 +90,17 @@ class Clients:
 
     def forget(self) -> None:
         """The maps that knew what was found before are lost."""
+        self.lost += (*self.streams, *self.datagrams)
         self.streams, self.datagrams = [], []
         self.affinity.forget()
         self.packets.forget()
+
+    def release(self) -> None:
+        """All sockets that are open are closed."""
+        for client in (*self.lost, *self.streams, *self.datagrams):
+            self._fill(self.one, RELEASE, FRONTENDS[client.frontend], OTHER_NETNS[0], client.cookie)
+            self.lib.run(self.one)
+        self.streams, self.datagrams = [], []
 
     def expect(self, views: list[View]) -> None:
         """One of these views is in force for each frontend."""

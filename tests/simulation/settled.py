@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What must hold when nothing has happened for a while."""
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import product
+from struct import iter_unpack
 from typing import TYPE_CHECKING, Any
 
 from ebpflb.datapath.attach.tcx import TCX_HOOKS
@@ -36,6 +38,7 @@ def check(node: "SimNode", life: Life) -> None:
     _check_hooks(node)
     _check_maps(life)
     _check_sweeps(node, life)
+    _check_counts(node, life)
 
 
 def _check_hooks(node: "SimNode") -> None:
@@ -78,6 +81,56 @@ def _check_sweeps(node: "SimNode", life: Life) -> None:
     for name in FLOW_MAPS:
         if left := list(life.datapath.maps[name].items()):
             raise Wrong(f"sweeps leave {left}")
+
+
+def _check_counts(node: "SimNode", life: Life) -> None:
+    """Open connections are counted as long as anything remembers them, and no longer."""
+    counted = _counted(life)
+    clients = node.clients
+    streams = {client.cookie for client in clients.streams}
+    _end_connections(node, life)
+    if lost := (counted - _counted(life)) & streams:
+        raise Wrong(f"connections of open sockets count as ended: {lost}")
+    clients.release()
+    if left := _counted(life) & streams:
+        raise Wrong(f"sockets were closed, and are counted: {left}")
+    _end_connections(node, life)
+    if left := _counted(life):
+        raise Wrong(f"connections have ended, and are counted: {left}")
+
+
+def _end_connections(node: "SimNode", life: Life) -> None:
+    """What two sweeps find remembered nowhere; the counts agree before and after."""
+    _check_loads(life)
+    life.ended.end = node.library.lib.end_connection
+    life.ended.sweep()
+    life.ended.sweep()
+    _check_loads(life)
+
+
+def _counted(life: Life) -> set[int]:
+    """Cookies of sockets, and numbers of flows."""
+    return {socket for socket, *_ in _connections(life)}
+
+
+def _connections(life: Life) -> list[tuple[int, int, int]]:
+    """Of each the socket or the flow's number, the backend, and its generation."""
+    found = []
+    opened = life.datapath.maps["connections"]
+    for keys, values in opened.slices(64):
+        sockets = iter_unpack(f"=Q{opened.spec.key_size - 8}x", keys)
+        found += [
+            (each, *it) for (each,), it in zip(sockets, iter_unpack("=II", values), strict=True)
+        ]
+    return found
+
+
+def _check_loads(life: Life) -> None:
+    """A backend has as many open connections as elements name it in its time."""
+    named = Counter((backend, generation) for _, backend, generation in _connections(life))
+    for id, load in _written(life.datapath.maps["backend_loads"]):
+        if load.open != named[id, load.generation]:
+            raise Wrong(f"backend {id}: {load.open} connections, not {named[id, load.generation]}")
 
 
 def contents(maps: dict[str, Any]) -> Maps:

@@ -12,13 +12,14 @@ from msgspec import structs
 
 from ebpflb.agent import service_sync
 from ebpflb.agent.audit_checks import HooksCheck
+from ebpflb.agent.ended_connections import EndedConnections
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.cluster.decoding import ListMetadata
 from ebpflb.cluster.position import Position
 from ebpflb.datapath import map_writer
 from ebpflb.datapath.attach.held_links import HeldLinks
 from ebpflb.datapath.map_writer import MapWriter
-from ebpflb.datapath.maps.sweep import FlowTable
+from ebpflb.datapath.maps.sweep import FLOW_MAPS, FlowTable
 from ebpflb.model import cluster_state, nodeport_addresses, services
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Replaced
@@ -230,6 +231,23 @@ def sweeps_leave_flows() -> Any:
 _remove = FlowTable.remove
 
 
+def forgotten_connections_stay_counted() -> Any:
+    """Those whose flow a sweep has deleted."""
+    return patch.object(EndedConnections, "sweep", lambda self: 0)
+
+
+def open_sockets_count_as_ended() -> Any:
+    """Only flows are looked through."""
+
+    def remembered(self: EndedConnections, name: str) -> Any:
+        return _remembered(self, name) if name in FLOW_MAPS else []
+
+    return patch.object(EndedConnections, "_remembered", remembered)
+
+
+_remembered = EndedConnections._remembered
+
+
 def programs_first() -> Any:
     """Attached before the maps are filled."""
     return patch.object(ClusterState, "complete", property(lambda self: True))
@@ -243,7 +261,8 @@ MUTATIONS: list[Mutation] = [
     restrictions_are_ignored, endpoints_elsewhere_are_forgotten, nodeports_are_not_served,
     only_one_family_is_listed, source_ranges_are_not_written, weight_zero_counts,
     tables_name_the_wrong_slot, every_backend_counts_as_here,
-    slots_name_the_lists_in_use_alone, sweeps_take_open_flows, sweeps_leave_flows, programs_first,
+    slots_name_the_lists_in_use_alone, sweeps_take_open_flows, sweeps_leave_flows,
+    forgotten_connections_stay_counted, open_sockets_count_as_ended, programs_first,
 ]  # fmt: skip
 
 
