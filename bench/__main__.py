@@ -18,7 +18,7 @@ from bench import page
 from bench.parts import PARTS, Part
 from bench.temporary_lab import print_step
 
-TIMEOUT = 900.0  # seconds, of one part
+TIMEOUT = 1800.0  # seconds, of one part
 END_TIMEOUT = 60.0  # for its cleaning up
 
 

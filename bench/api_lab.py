@@ -15,7 +15,7 @@ from ebpflb.lab.hosts import Host, Lab
 
 IDLE = 2.0  # seconds
 QUIET = 0.02  # processor seconds a second: the audit and the history do not read the maps
-QUIET_TIMEOUT = 300.0  # seconds
+QUIET_TIMEOUT = 1200.0  # seconds; with a million endpoints 300 were too few
 
 Sizes = list[list[int]]  # services, and endpoints of each
 
