@@ -15,15 +15,21 @@ from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Socket
+from ebpflb.model.packet_path import Engine
 from ebpflb.plan.flow_entries import Flow, FlowKind, Tuple, gather
 from tests.kit import requests
 from tests.kit.lab_cluster import TARGET
 from tests.kit.on_removal import SOON, is_reset, saying
 from tests.kit.requests import Send
-from tests.kit.two_nodes import Frontends, TwoNodes, address
+from tests.kit.two_nodes import ENGINES, Frontends, TwoNodes, address
 
 FRONTENDS, OTHER = Frontends(10), Frontends(20)
 WITH_AFFINITY = {"sessionAffinity": "ClientIP"}
+
+both_engines = pytest.mark.parametrize("two", ENGINES, indirect=True)
+# Without hairpin mode at the bridge's port conntrack's pods do not reach themselves
+# (test_hairpin_mode), and without its entry conntrack goes on with a connection that it meets.
+flow_tables = pytest.mark.parametrize("two", [Engine.FLOWS], indirect=True)
 
 families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
 protocols = pytest.mark.parametrize("send", [requests.tcp, requests.udp])
@@ -44,6 +50,7 @@ def where(
     return frontends.to(kind, two.near, v6=v6)
 
 
+@flow_tables
 @families
 @protocols
 @pytest.mark.parametrize("kind", ["cluster", "nodeport", "external", "balancer"])
@@ -55,6 +62,7 @@ def test_hairpin(two: TwoNodes, kind: str, send: Send, v6: bool) -> None:
     assert answer.source not in (two.twin.v4, two.twin.v6)
 
 
+@both_engines
 @families
 @protocols
 @ways_in
@@ -104,6 +112,7 @@ def lives(client: Socket) -> bool:
     return bool(client.recv(64) == b"still there?")
 
 
+@both_engines
 def test_endpoints_leave(two: TwoNodes, connections: list[Socket]) -> None:
     """Connections stay when the endpoints leave, and when the services go."""
     two.publish(two.service("a", 10), two.service("b", 20))
@@ -111,6 +120,7 @@ def test_endpoints_leave(two: TwoNodes, connections: list[Socket]) -> None:
     two.publish()
 
 
+@both_engines
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_agents_end(two: TwoNodes, connections: list[Socket], how: signal.Signals) -> None:
     """Without agents connections stay and new ones land; new agents go on from there."""
@@ -133,6 +143,7 @@ def upgrade(two: TwoNodes, how: signal.Signals = signal.SIGTERM) -> None:
     two.close_maps()
 
 
+@both_engines
 def test_upgrade(two: TwoNodes, connections: list[Socket]) -> None:
     """Connections live on through another layout of settings, devices or verdicts."""
     upgrade(two)
@@ -147,12 +158,15 @@ def pressed(two: TwoNodes) -> Iterator[None]:
     """By clients of every kind; none of their connections and datagrams may fail.
 
     With pauses: a masqueraded flow keeps its source port for a while, and there are 10,000.
+    On conntrack TCP alone: a datagram's reply is lost if its endpoint goes before it comes, as the
+    entry goes too, with kube-proxy as well (kube-proxy.md 11.1).
     """
     two.publish(two.service("web", 10, two.here, two.there))
     pressing = [
         two.start_client(getattr(two, who), protocol, *where(two, kind, v6=v6), pause=0.01)
         for who, kind in (("unhooked", "cluster"), ("outside", "nodeport"))
         for protocol in ("tcp", "udp")
+        if protocol == "tcp" or two.engine is Engine.FLOWS
         for v6 in (False, True)
     ]
     yield
@@ -161,6 +175,7 @@ def pressed(two: TwoNodes) -> Iterator[None]:
         assert said["names"].keys() == {"here", "there"}
 
 
+@both_engines
 def test_restarts_under_load(two: TwoNodes, pressed: None) -> None:
     """While agents come and go nothing fails."""
     for how in (signal.SIGKILL, signal.SIGTERM):
@@ -169,12 +184,14 @@ def test_restarts_under_load(two: TwoNodes, pressed: None) -> None:
             agent.start()
 
 
+@both_engines
 def test_upgrades_under_load(two: TwoNodes, pressed: None) -> None:
     """The same with another layout each time."""
     for how in (signal.SIGKILL, signal.SIGTERM):
         upgrade(two, how)
 
 
+@both_engines
 def test_churn(two: TwoNodes, pressed: None) -> None:
     """While endpoints come and go nothing fails."""
     sets: list[tuple[Host, ...]] = [(two.here,), (two.there,), (two.here, two.there)]
@@ -183,6 +200,7 @@ def test_churn(two: TwoNodes, pressed: None) -> None:
             two.publish(two.service("web", 10, *pods))
 
 
+@both_engines
 @families
 @ways_in
 @endpoints
@@ -208,6 +226,7 @@ def test_half_closed(two: TwoNodes, who: str, kind: str, pod: str, v6: bool) -> 
         assert client.recv(1) == b""
 
 
+@flow_tables
 @families
 @endpoints
 @pytest.mark.parametrize("kind", ["external", "balancer"])
@@ -229,6 +248,7 @@ def moved(said: list[Manifest], port: int) -> list[Manifest]:
     return said
 
 
+@both_engines
 @families
 @endpoints
 @pytest.mark.parametrize(("who", "kind"), [("unhooked", "cluster"), ("outside", "nodeport")])
@@ -265,6 +285,7 @@ def alone(two: TwoNodes) -> list[tuple[Tuple, Flow]]:
     ]
 
 
+@flow_tables
 @families
 def test_one_port_by_frontends_in_turn(two: TwoNodes, v6: bool) -> None:
     """Connections from one port by a NodePort and by a cluster IP leave no entry alone.
@@ -288,6 +309,7 @@ def test_one_port_by_frontends_in_turn(two: TwoNodes, v6: bool) -> None:
     assert alone(two) == []
 
 
+@flow_tables
 @pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
 def test_a_client_that_is_its_own_endpoint_is_reset_when_it_goes(two: TwoNodes, v6: bool) -> None:
     """With on-removal: reset; both of its sockets are told."""

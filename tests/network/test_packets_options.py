@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from ebpflb.lab import cni, manifests
+from ebpflb.model.packet_path import Engine
 from ebpflb.plan.flow_entries import Hook
 from tests.kit import requests
 from tests.kit.requests import Send
-from tests.kit.two_nodes import CLUSTER_CIDR, TwoNodes
+from tests.kit.two_nodes import CLUSTER_CIDR, ENGINES, TwoNodes
 from tests.network.test_packets_table import (
     BOTH_CLIENT,
     BOTH_NODE,
@@ -21,6 +22,9 @@ from tests.network.test_packets_table import (
     protocols,
     services_of,
 )
+
+both_engines = pytest.mark.parametrize("two", ENGINES, indirect=True)
+flow_tables = pytest.mark.parametrize("two", [Engine.FLOWS], indirect=True)  # their ports
 
 MONOTONIC_COARSE = 6  # the clock by which flows are dated (uapi/linux/time.h)
 
@@ -54,6 +58,7 @@ def restarted(two: TwoNodes, services: None, request: pytest.FixtureRequest) -> 
     yield two
 
 
+@both_engines
 @families
 @protocols
 @pytest.mark.parametrize("restarted", DETECTORS.values(), ids=DETECTORS, indirect=True)
@@ -69,6 +74,7 @@ def test_detector(restarted: TwoNodes, v6: bool, send: Send) -> None:
         assert found == meaning(restarted, who, cell, v6=v6)
 
 
+@both_engines
 @families
 @protocols
 @pytest.mark.parametrize("restarted", [()], ids=["no detector"], indirect=True)
@@ -81,6 +87,7 @@ def test_no_detector(restarted: TwoNodes, v6: bool, send: Send) -> None:
         assert found == meaning(restarted, "unhooked", "here=client", v6=v6)
 
 
+@both_engines
 @families
 @protocols
 @pytest.mark.parametrize(
@@ -93,6 +100,7 @@ def test_masquerade_local_backends(restarted: TwoNodes, v6: bool, send: Send) ->
         assert found == meaning(restarted, "outside", BOTH_NODE, v6=v6)
 
 
+@both_engines
 @families
 @protocols
 @pytest.mark.parametrize("restarted", [("--masquerade-all",)], ids=["all"], indirect=True)
@@ -103,6 +111,7 @@ def test_masquerade_all(restarted: TwoNodes, v6: bool, send: Send) -> None:
         assert found == meaning(restarted, who, BOTH_NODE, v6=v6)
 
 
+@flow_tables
 @families
 @protocols
 @pytest.mark.parametrize(
