@@ -71,12 +71,16 @@ struct choice {
 };
 SIZE(struct choice, 12);
 
-/* Whose turn it is, of a service with SERVICE_ROUND_ROBIN. */
+/*
+ * The next place of each list of a service with SERVICE_ROUND_ROBIN, counted from 1. 0: there was
+ * none yet; where the list has become shorter it is the first.
+ */
 struct rotation {
 	__u32 lock;		/* struct bpf_spin_lock */
-	__u32 turn;
+	__u32 cluster;
+	__u32 local;
 };
-SIZE(struct rotation, 8);
+SIZE(struct rotation, 12);
 
 /* For a longest-prefix match: length counts the bits of all that follows it. */
 struct source_range {

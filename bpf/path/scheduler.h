@@ -17,24 +17,34 @@ struct draw {
 	__u32 rest;
 };
 
+/* A multiplication maps a number onto so many places; the lower half of the product is the rest. */
+static __always_inline struct draw draw_of(__u32 number, __u32 places)
+{
+	__u64 product = (__u64)number * places;
+
+	return (struct draw){ .place = product >> 32, .rest = product };
+}
+
 /*
- * The service's next turn. Under a lock, as programs before 5.12 cannot add to a number and learn
- * what it was: two CPUs would take the same turn. By the secret nodes begin at different places:
- * else the first connections of all of them would meet the same backend. Half of its bits, so that
- * the sum does not overflow, which would skip backends.
+ * The list's next turn. Under a lock, as programs before 5.12 cannot add to a number and learn what
+ * it was: two CPUs would take the same turn. The first one is drawn: else the first connections of
+ * all nodes would meet the same backend.
  */
-static __always_inline __u32 rotation_next(const __u32 *service, __u32 size)
+static __always_inline __u32 rotation_next(const __u32 *service, __u16 list, __u32 size)
 {
 	struct rotation *rotation = LOOKUP(struct rotation, rotations, service);
-	__u32 turn;
+	__u32 *turn, next, first = 1;
 
 	if (!rotation)
 		return 0;
+	turn = list == BACKEND_LOCAL ? &rotation->local : &rotation->cluster;
+	if (!*turn)
+		first += draw_of(bpf_get_prandom_u32(), size).place;
 	bpf_spin_lock((struct bpf_spin_lock *)&rotation->lock);
-	turn = rotation->turn;
-	rotation->turn = turn + 1;
+	next = *turn && *turn <= size ? *turn : first;
+	*turn = next + 1;
 	bpf_spin_unlock((struct bpf_spin_lock *)&rotation->lock);
-	return ((secret_read() >> 32) + turn) % size;
+	return next - 1;
 }
 
 /*
@@ -57,14 +67,6 @@ static __always_inline __u32 scheduler_draw(const struct request *request, __u32
 static __always_inline __u32 table_base(const struct range *table, __u16 list)
 {
 	return table->base + (list == BACKEND_LOCAL ? table->size : 0);
-}
-
-/* A multiplication maps a number onto so many places; the lower half of the product is the rest. */
-static __always_inline struct draw draw_of(__u32 number, __u32 places)
-{
-	__u64 product = (__u64)number * places;
-
-	return (struct draw){ .place = product >> 32, .rest = product };
 }
 
 static __always_inline __u32 scheduler_slot_at(const struct service *service,
@@ -134,7 +136,7 @@ static __always_inline __u32 scheduler_slot(const struct request *request,
 	struct draw draw = {};
 
 	if (service->flags & SERVICE_ROUND_ROBIN)
-		draw.place = rotation_next(&service->id, size);
+		draw.place = rotation_next(&service->id, list, size);
 	else
 		draw = draw_of(scheduler_draw(request, service->flags), size);
 	if (service->flags & SERVICE_LEAST_CONNECTIONS && size > 1)

@@ -152,9 +152,12 @@ def _reject_budgets(snapshot: Snapshot) -> list[Row]:
 
 
 def _rotations(snapshot: Snapshot) -> list[Row]:
-    """How many connections of services with round-robin got their endpoint in turn."""
-    turns = ((id, found.turn) for id, found in snapshot.maps["rotations"].items())
-    return [{"service": snapshot.service(id), "turns": turn} for id, turn in turns if turn]
+    """Whose turn is next in each list of services with round-robin, from 1; 0: there was none."""
+    return [
+        {"service": snapshot.service(id), "cluster": found.cluster, "local": found.local}
+        for id, found in snapshot.maps["rotations"].items()
+        if found.cluster or found.local
+    ]
 
 
 def _connections(snapshot: Snapshot) -> list[Row]:

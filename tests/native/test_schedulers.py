@@ -21,18 +21,18 @@ def backends(count: int) -> list[str]:
     return [f"10.1.0.1:{number}" for number in range(1, count + 1)]
 
 
-@given(size=some.integers(1, 40), rounds=some.integers(1, 3), secret=some.integers(0, 2**64 - 1))
+@given(size=some.integers(1, 40), rounds=some.integers(1, 3), drawn=some.integers(0, 2**32 - 1))
 def test_round_robin_is_an_exact_rotation(
-    new_node: Callable[[], NativeNode], size: int, rounds: int, secret: int
+    new_node: Callable[[], NativeNode], size: int, rounds: int, drawn: int
 ) -> None:
-    """Each backend once, in the same order in every round; where it begins the secret says."""
+    """Each backend once, in the same order in every round; where it begins is drawn."""
     node = new_node()
-    node.put("secret", 0, secret)
+    node.kernel.dice = lambda: drawn
     node.publish(1, {WEB: TURN}, cluster=backends(size))
     met = [node.socket().connect(WEB).place for _ in range(rounds * size)]
     assert sorted(met[:size]) == sorted(backends(size))
     assert met == met[:size] * rounds
-    assert met[0] == backends(size)[(secret >> 32) % size]
+    assert met[0] == backends(size)[drawn * size >> 32]
 
 
 def test_frontends_of_a_service_share_its_rotation(node: NativeNode) -> None:
@@ -40,6 +40,15 @@ def test_frontends_of_a_service_share_its_rotation(node: NativeNode) -> None:
     node.publish(1, {WEB: TURN, OTHER: TURN}, cluster=backends(4))
     met = [node.socket().connect(to).place for to in (WEB, OTHER, WEB, OTHER)]
     assert sorted(met) == backends(4)
+
+
+def test_the_lists_of_a_service_rotate_on_their_own(node: NativeNode) -> None:
+    """Connections that go by one of them, in turns with those of the other, skip nothing there."""
+    frontends = {WEB: TURN, OTHER: f"{TURN} local"}
+    node.publish(1, frontends, cluster=backends(6), local=backends(2))
+    met = [node.socket().connect(to).place for to in (WEB, OTHER) * 6]
+    assert Counter(met[::2]) == dict.fromkeys(backends(6), 1)
+    assert Counter(met[1::2]) == dict.fromkeys(backends(2), 3)
 
 
 def test_services_rotate_on_their_own(node: NativeNode) -> None:
@@ -53,8 +62,10 @@ def test_a_change_of_the_backends_goes_on_with_the_rotation(node: NativeNode) ->
     node.publish(1, {WEB: TURN}, cluster=backends(3))
     for _ in range(4):
         node.socket().connect(WEB)
-    node.publish(1, {WEB: TURN}, cluster=backends(5))
-    assert sorted(node.socket().connect(WEB).place for _ in range(5)) == backends(5)
+    for count in (5, 2, 4):
+        node.publish(1, {WEB: TURN}, cluster=backends(count))
+        met = [node.socket().connect(WEB).place for _ in range(count)]
+        assert sorted(met) == backends(count)
 
 
 def test_affinity_takes_no_turn(node: NativeNode) -> None:

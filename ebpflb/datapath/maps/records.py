@@ -64,7 +64,8 @@ class Rotation(NamedTuple):
     """``lock`` is the kernel's: no agent reads or writes it."""
 
     lock: int
-    turn: int
+    cluster: int
+    local: int
 
 
 class Sweep(NamedTuple):
