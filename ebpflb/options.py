@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the operator chose, on the command line or in kube-proxy's configuration file."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +152,12 @@ class Options:
             "udp_timeout": self.conntrack.udp or KERNEL_UDP_TIMEOUT,
             "udp_stream_timeout": self.conntrack.udp_stream or KERNEL_UDP_STREAM_TIMEOUT,
         }
+
+    @property
+    def conntrack_wanted(self) -> ConntrackOptions:
+        """What conntrack is to be set to: with --fast-forward it sees too little of windows."""
+        liberal = self.conntrack.be_liberal or self.fast_forward
+        return replace(self.conntrack, be_liberal=liberal)
 
     @property
     def admission(self) -> Admission:

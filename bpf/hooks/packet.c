@@ -12,12 +12,12 @@
  */
 #include "compat.h"
 #include "maps.h"
-#include "net/hops.h"
 #include "net/rewrite.h"
 #include "path/egress.h"
 #include "path/icmp_error.h"
 #include "path/ingress.h"
 #include "path/parse.h"
+#include "path/redirected.h"
 #include "path/reject_packet.h"
 #include "record/event_packet.h"
 
@@ -75,6 +75,7 @@ int ingress(struct __sk_buff *ctx)
 	monitor_begin(begun);
 	if (!scratch)
 		return GO_ON;
+	forward_begin(ctx, scratch);
 	monitor_packet_begin(scratch);
 	reading = packet_parse(ctx, &scratch->packet);
 	if (reading == READ) {
@@ -90,10 +91,8 @@ int ingress(struct __sk_buff *ctx)
 	if (outcome.rewrite)
 		packet_mark(ctx);
 	verdict_count(monitor_packet(ctx, scratch, EVENT_INGRESS, begun, outcome.verdict));
-	if (scratch->device) {
-		hops_decrement(ctx, &scratch->packet);
-		return redirect_neigh(scratch->device, NULL, 0, 0);
-	}
+	if (scratch->device)
+		return forward_leave(ctx, scratch);
 	action = action_in_force(outcome.verdict);
 	if (action != REJECT)
 		return action;
@@ -113,7 +112,7 @@ int egress(struct __sk_buff *ctx)
 	enum action action;
 
 	monitor_begin(begun);
-	if (!scratch)
+	if (!scratch || is_fast_forwarded(ctx))
 		return GO_ON;
 	monitor_packet_begin(scratch);
 	conntrack_leaves(ctx);

@@ -50,6 +50,13 @@ struct ending {
 };
 SIZE(struct ending, 120);
 
+/* As bpf_redirect_neigh takes it. */
+struct next_hop {
+	__u32 family;		/* 0: the kernel is to find one */
+	struct address address;	/* IPv4: in the first word */
+};
+SIZE(struct next_hop, 20);
+
 /*
  * The packet, and intermediate results while a flow is opened: too large for a program's stack. Of
  * what is in a map the verifier remembers no values, so it follows the ways on which a packet was
@@ -77,8 +84,10 @@ struct scratch {
 	__be16 oldest_port;
 	__u16 mtu;		/* VERDICT_TOO_LONG: how long the packet may be */
 	__u32 device;		/* by which the packet has to leave; 0: as it is routed */
+	struct next_hop next;	/* there */
+	__u32 pad;
 };
-SIZE(struct scratch, 992);
+SIZE(struct scratch, 1016);
 
 /* How many more packets may be refused with a reply until the budget is refilled. */
 struct reject_budget {

@@ -15,6 +15,7 @@
 #include "engine/flows/close.h"
 #include "engine/flows/follow.h"
 #include "engine/flows/open.h"
+#include "path/fast_forward.h"
 #include "path/outcome.h"
 #include "path/reply_path.h"
 #include "path/select.h"
@@ -109,11 +110,14 @@ static __always_inline struct outcome ingress_packet(struct __sk_buff *ctx,
 						     struct scratch *scratch)
 {
 	const struct packet *packet = &scratch->packet;
-	struct outcome outcome = ingress_known(ctx, scratch);
+	struct outcome outcome;
 	struct settings *settings;
 	enum selected selected;
 	bool is_direct;
 
+	if (fast_forwarded(ctx, scratch))
+		return rewritten(VERDICT_ESTABLISHED);
+	outcome = ingress_known(ctx, scratch);
 	if (outcome.decided)
 		return outcome;
 	settings = settings_read();

@@ -46,7 +46,7 @@ class HostChanges:
 
         Raises NodeError if a setting cannot be set.
         """
-        conntrack.set_up(self._options.conntrack, former=self._settings)
+        conntrack.set_up(self._options.conntrack_wanted, former=self._settings)
         record, ports = self._options.paths.ports_file, self._options.masquerade_ports
         return reserved_ports.try_to_reserve(record, *ports)
 

@@ -69,7 +69,8 @@ def open_parts(options: Options, flags: Mapping[str, str], stack: ExitStack, inb
     host = stack.enter_context(HostChanges(options))
     with ThreadPoolExecutor(1, "probe") as beside:  # while the kernel allocates the maps
         probing = beside.submit(engine_choice.conntrack_obstacle, options)
-        datapath = Datapath(StateDir(options.paths.state, options.map_sizes))
+        state = StateDir(options.paths.state, options.map_sizes)
+        datapath = Datapath(state, fast_forward=options.fast_forward)
     stack.callback(datapath.close)
     history = History(options.paths, datapath.maps)
     start(stack, history)

@@ -47,17 +47,33 @@ class ProgramLoader:
         self._pause = FIRST_PAUSE
         self._thread: threading.Thread | None = None
 
+    @property
+    def fast_forward(self) -> bool:
+        """Whether established flows pass no stack."""
+        return self._datapath.fast_forward
+
     def load(self) -> None:
         """Loads them at the start.
 
         Raises CompileError, VerifierError, KernelError or NodeError where no old ones serve.
         """
         try:
-            self._load()
+            self._load_forwarding()
         except _FAILURES as error:
             if not self._datapath.is_attached():
                 raise
             self._fail(error)
+
+    def _load_forwarding(self) -> None:
+        """Without --fast-forward where its programs cannot be had: all else works without them."""
+        try:
+            self._load()
+        except _FAILURES as error:
+            if not self._datapath.fast_forward:
+                raise
+            log.error("%s\n--fast-forward is not in force", error)
+            self._datapath.fast_forward = False
+            self._load()
 
     def try_again(self) -> bool:
         """Whether programs have been loaded now, which are to be attached."""

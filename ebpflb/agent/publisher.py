@@ -25,7 +25,6 @@ class Publisher:
         self.status = begun.changed(
             origin=origin(options),
             socket_translation=options.socket_translation,
-            fast_forward=options.fast_forward,
             left_to_kube_proxy=options.left_to_kube_proxy,
         )
         self._reporter = reporter
@@ -46,6 +45,7 @@ def fields_of(agent: "Agent") -> dict[str, Any]:
     """Those of AgentStatus that the loop knows, but the drift."""
     return {
         "programs": agent.loader.status,
+        "fast_forward": agent.loader.fast_forward,
         "lists_complete": agent.cluster.complete,
         "last_received": {kind: rfc3339(at) for kind, at in agent.source.received().items()},
         "service_ports": agent.service_sync.service_ports,

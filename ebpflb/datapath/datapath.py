@@ -48,10 +48,11 @@ def socket_flags() -> tuple[str, ...]:
     return ("-DHAVE_SET_RETVAL",) if probe.set_retval() else ()
 
 
-def packet_flags(*, conntrack: bool = False) -> tuple[str, ...]:
+def packet_flags(*, conntrack: bool = False, fast_forward: bool = False) -> tuple[str, ...]:
     """The compiler's flags for the packet hooks on this kernel; with both engines, or one."""
     clock = ("-DHAVE_COARSE_CLOCK",) if probe.coarse_clock() else ()
-    return (*clock, "-DHAVE_CONNTRACK") if conntrack else clock
+    more = {"-DHAVE_CONNTRACK": conntrack, "-DFAST_FORWARD": fast_forward}
+    return (*clock, *(flag for flag, chosen in more.items() if chosen))
 
 
 class Bytecode(NamedTuple):
@@ -64,8 +65,17 @@ class Bytecode(NamedTuple):
 class Datapath(MapWriter):
     """The maps and programs of one state directory."""
 
-    def __init__(self, state: StateDir, specs: dict[str, MapSpec] | None = None) -> None:
-        """``specs``: other maps. Raises NodeError or KernelError if they cannot be opened."""
+    def __init__(
+        self,
+        state: StateDir,
+        specs: dict[str, MapSpec] | None = None,
+        *,
+        fast_forward: bool = False,
+    ) -> None:
+        """``specs``: other maps. Raises NodeError or KernelError if they cannot be opened.
+
+        ``fast_forward``: established flows pass no stack.
+        """
         with suppress(ValueError, OSError):  # before 5.11; not allowed in a container
             resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY,) * 2)
         state.prepare()
@@ -77,6 +87,7 @@ class Datapath(MapWriter):
         # By whether packets have a link header.
         self._compiled_packets: dict[bool, compiler.Compiled] = {}
         self.packet_programs: dict[bool, list[Program]] = {}
+        self.fast_forward = fast_forward
         self.conntrack = False  # whether those for packets use the kernel's conntrack
         self.others: ProgramSet | None = None  # in the place of the usual ones
         self.held = HeldLinks()
@@ -122,7 +133,7 @@ class Datapath(MapWriter):
 
         Safe in any thread. Raises CompileError.
         """
-        flags = packet_flags(conntrack=conntrack)
+        flags = packet_flags(conntrack=conntrack, fast_forward=self.fast_forward and not more)
         sockets = compiler.compile_source(SOCKET_SOURCE, socket_flags() + more, cache=cache)
         packets = {
             link_header: compiler.compile_source(PACKET_SOURCE, flags + bare + more, cache=cache)

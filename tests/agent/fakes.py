@@ -70,7 +70,7 @@ class FakeDatapath:
         self.compiled = 0
         self.compile_error: EbpflbError | None = None
         self.rejects_conntrack: EbpflbError | None = None
-        self.conntrack = False
+        self.conntrack = self.fast_forward = False
         self.others: None = None  # no monitor runs
         self.hooked = False
         self.attached: list[Path] = []

@@ -47,6 +47,11 @@ class ReadPacket(NamedTuple):
     reflected: int
 
 
+class NextHop(NamedTuple):
+    family: int
+    address: Address
+
+
 class Scratch(NamedTuple):
     packet: ReadPacket
     to: Tuple
@@ -69,3 +74,4 @@ class Scratch(NamedTuple):
     oldest_port: int
     mtu: int
     device: int
+    next: NextHop
