@@ -18,6 +18,7 @@ from ebpflb.errors import CompileError, EbpflbError
 RETVAL, COARSE, BARE = "-DHAVE_SET_RETVAL", "-DHAVE_COARSE_CLOCK", "-DNO_LINK_HEADER"
 CONNTRACK = "-DHAVE_CONNTRACK"
 MONITOR = "-DMONITOR"  # while `ebpflb monitor` runs
+FAST = "-DFAST_FORWARD"  # with --fast-forward
 RECORDING = "-DRECORD"  # of `ebpflb explain`, whose packets all have a link header
 CONNTRACK_PROBE, EXPLAIN = "hooks/conntrack_probe.c", "hooks/explain.c"
 SOCKET_END = "hooks/socket_end.c"
@@ -32,6 +33,12 @@ VARIANTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "coarse clock, no link header": (COARSE, BARE),
         "conntrack": (COARSE, CONNTRACK),
         "conntrack, no link header": (COARSE, CONNTRACK, BARE),
+        "fast forward": (FAST,),
+        "fast forward, coarse clock": (COARSE, FAST),
+        "fast forward, no link header": (FAST, BARE),
+        "fast forward, coarse clock, no link header": (COARSE, FAST, BARE),
+        "fast forward, conntrack": (COARSE, CONNTRACK, FAST),
+        "fast forward, conntrack, no link header": (COARSE, CONNTRACK, FAST, BARE),
         "monitoring": (MONITOR,),
         "monitoring, coarse clock": (COARSE, MONITOR),
         "monitoring, no link header": (BARE, MONITOR),

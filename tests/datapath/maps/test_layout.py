@@ -34,6 +34,7 @@ PARTS = {  # never alone in a map
     "struct prefix": Prefix,
     "struct selection": scratch.SelectedBackend,
     "struct ending": scratch.Ending,
+    "struct next_hop": scratch.NextHop,
     "struct packet": scratch.ReadPacket,
 }
 
