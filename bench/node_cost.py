@@ -18,7 +18,17 @@ from collections import defaultdict
 
 from bench import flow_frames, targets
 from bench.flow_frames import DSCP, KINDS
-from bench.nodeport_lab import DIRECT, EBPFLB, ENGINE, LOCAL, NFTABLES, VARIANTS, NodePortLab, Where
+from bench.nodeport_lab import (
+    DIRECT,
+    EBPFLB,
+    ENGINE,
+    FAST,
+    LOCAL,
+    NFTABLES,
+    VARIANTS,
+    NodePortLab,
+    Where,
+)
 from bench.report import Lines, row_of
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.netns import NETNS, Namespace
@@ -26,7 +36,7 @@ from ebpflb.lab.router import NODES
 from ebpflb.node.namespaces import call_in
 
 PACKETS = 20_000  # a measurement
-TARGETS = {EBPFLB: targets.LEAN, ENGINE: targets.ENGINE_RATE}
+TARGETS = {EBPFLB: targets.LEAN, ENGINE: targets.ENGINE_RATE, FAST: targets.FAST}
 ALL = 0.99  # of the packets at least come to the other end
 _DROP = f"""
 table netdev bench {{

@@ -6,8 +6,9 @@
 One run, in one lab (see ``nodeport_lab``), amid N other services:
 
 1  TCP connections and small UDP datagrams a second to a backend on the node and to one on another
-   node: directly, by ebpflb (both engines), by kube-proxy's nftables and iptables rules; in turns,
-   round by round in a new order each time, so that drift of the machine hits all alike
+   node: directly, by ebpflb (both engines, and --fast-forward), by kube-proxy's nftables and
+   iptables rules; in turns, round by round in a new order each time, so that drift of the machine
+   hits all alike
 2  what a packet of an established flow costs the node itself (see ``node_cost``)
 3  what a packet costs in ebpflb's two programs (see ``packets``)
 
@@ -32,7 +33,9 @@ from bench.nodeport_lab import (
     DIRECT,
     EBPFLB,
     ENGINE,
+    FAST,
     IPTABLES,
+    LOCAL,
     NFTABLES,
     PLACES,
     TRACKED,
@@ -52,8 +55,13 @@ RATIOS = (
     (TRACKED, NFTABLES),
     (ENGINE, NFTABLES),
     (ENGINE, TRACKED),
+    (FAST, NFTABLES),
     (DIRECT, NFTABLES),
 )
+_TARGETS = {
+    **{(ENGINE, NFTABLES, place): targets.ENGINE_RATE for place in PLACES},
+    (FAST, NFTABLES, LOCAL): targets.FAST_RATE,
+}
 US, SECOND = 1e3, 1e9
 
 Times = dict[Case, list[float]]  # nanoseconds for one, round by round
@@ -104,7 +112,7 @@ def _told(what: str, times: Times, connects: dict[Case, list[int]], rounds: int)
         for one, other in RATIOS:
             if (other, place) in times:
                 ratios = _over(times[other, place], times[one, place])
-                target = targets.ENGINE_RATE if (one, other) == (ENGINE, NFTABLES) else None
+                target = _TARGETS.get((one, other, place))
                 yield row_of(f"{one} / {other}, {place}", ratios, "x", target, least=True)
 
 

@@ -5,6 +5,7 @@
                       ├─ ebpflb     ebpflb's flow tables; no packet filter, so no conntrack either
                       ├─ tracked    the same beside a CNI that masquerades its pods: conntrack
                       ├─ engine     ebpflb's conntrack engine
+                      ├─ fast       ebpflb's flow tables with --fast-forward
                       ├─ nftables   kube-proxy's rules (see ``kubeproxy``)
                       ├─ iptables   the same by iptables-legacy
                       └─ far        the remote backend, for all of them
@@ -29,21 +30,29 @@ from ebpflb.lab import cni
 from ebpflb.lab.agents import LabAgent
 from ebpflb.lab.hosts import Host, Lab
 
-DIRECT, EBPFLB, TRACKED, ENGINE, NFTABLES, IPTABLES = VARIANTS = (
+DIRECT, EBPFLB, TRACKED, ENGINE, FAST, NFTABLES, IPTABLES = VARIANTS = (
     "direct",
     "ebpflb",
     "ebpflb beside conntrack",
     "ebpflb by conntrack",
+    "ebpflb --fast-forward",
     "nftables",
     "iptables",
 )
 LOCAL, REMOTE = PLACES = ("local", "remote")
-_NAMES = ("plain", "ebpflb", "tracked", "engine", "nftables", "iptables")
+_NAMES = ("plain", "ebpflb", "tracked", "engine", "fast", "nftables", "iptables")
 NODES = dict(zip(VARIANTS, _NAMES, strict=True))
 PODS = cni.NETWORKS[0]
 ENDPOINTS = 3  # of each other service
 FAR = 9  # its number
 BURST = 16  # datagrams, as in client.c
+_FLOWS, _CONNTRACK = ("--packet-path", "flows"), ("--packet-path", "conntrack")
+_AGENTS = {
+    EBPFLB: _FLOWS,
+    TRACKED: _FLOWS,
+    ENGINE: _CONNTRACK,
+    FAST: (*_FLOWS, "--fast-forward"),
+}
 _POD = 11
 _PORTS = dict(zip(PLACES, (30001, 30002), strict=True))
 _MASQUERADE = f"""
@@ -117,9 +126,8 @@ class NodePortLab:
         self.other_client = Client(lab, lab.outside("other", 2), folder)
         self._add_routes()
         self.others = services.node_ports(others, ENDPOINTS)
-        paths = {EBPFLB: "flows", TRACKED: "flows", ENGINE: "conntrack"}
         self.agents = {
-            v: self._start_agent(self.sites[v], path, stack) for v, path in paths.items()
+            v: self._start_agent(self.sites[v], options, stack) for v, options in _AGENTS.items()
         }
         self._add_rules()
 
@@ -172,9 +180,9 @@ class NodePortLab:
         half = len(self.others) // 2
         return [*self.others[:half], *measured, *self.others[half:]]
 
-    def _start_agent(self, site: Site, engine: str, stack: ExitStack) -> LabAgent:
+    def _start_agent(self, site: Site, options: tuple[str, ...], stack: ExitStack) -> LabAgent:
         agent = LabAgent(self.lab, site.node, self.folder, *_detecting())
-        agent.defaults = ("--packet-path", engine)
+        agent.defaults = options
         stack.callback(agent.close)
         them = self._services(site)
         services.write_node_ports(agent.manifests, site.node.name, site.node.v4, them)

@@ -8,6 +8,7 @@ DRAW = 40  # more than at random
 
 # Packets: times nftables, at least; nanoseconds of a program; of all programs, a connection
 LEAN, ENGINE_RATE = 1.33, 1.0
+FAST, FAST_RATE = 1.7, 1.15  # with --fast-forward: a packet's cost, connections to local endpoints
 NONE_OF_OURS = 60
 CONNECTION = {"local": 4000, "remote": 4800}
 
