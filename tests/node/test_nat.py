@@ -10,7 +10,7 @@ from socket import AF_INET, SOCK_DGRAM, socket
 import pytest
 from pyroute2.netlink.exceptions import NetlinkError
 
-from ebpflb.node import ctnetlink, nat, nft
+from ebpflb.node import ctnetlink, ctnetlink_messages, nat, nft
 from tests.node import nodes
 from tests.node.nodes import run
 
@@ -56,7 +56,7 @@ def test_among_many() -> None:
 def test_untold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where the kernel does not say which connections it tracks, some may be translated."""
     unknown = 99 << 8 | 1  # of no subsystem
-    monkeypatch.setattr(ctnetlink, "_GET", unknown)
+    monkeypatch.setattr(ctnetlink_messages, "GET", unknown)
     assert nat.has_dnat_connections()
     monkeypatch.setattr(ctnetlink, "_MOST", tmp_path / "nothing")
     assert not nat.has_dnat_connections()

@@ -9,7 +9,7 @@ import pytest
 
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
-from ebpflb.node import ctnetlink
+from ebpflb.node import ctnetlink, ctnetlink_messages
 from ebpflb.plan.entries import Backend, Frontend
 from ebpflb.plan.service_entries import BackendChange
 from ebpflb.stale_udp.conntrack_entries import StaleConnections
@@ -197,7 +197,7 @@ def test_unreadable(
     """If conntrack cannot be listed that is logged, and the next search follows."""
     tracked(str(VIP.address), VIP.port, REMOVED)
     with monkeypatch.context() as patched:
-        patched.setattr(ctnetlink, "_GET", 99 << 8 | 1)  # of no subsystem
+        patched.setattr(ctnetlink_messages, "GET", 99 << 8 | 1)  # of no subsystem
         world.worker.check(ADDED)
         settle(world)
     assert "conntrack cannot be listed" in caplog.text
