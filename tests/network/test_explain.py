@@ -54,14 +54,14 @@ def contents(cluster: Cluster) -> dict[str, Any]:
     maps = {name: it for name, it in cluster.maps.items() if name != "scratch"}
     for name, opened in maps.items():
         if isinstance(opened, CpuArrays):
-            found[name] = bytes(opened.memory)
+            found[name] = opened.memory[:]
         elif isinstance(opened, Counters):
             size = range(name == "verdicts", min(opened.spec.entries, 64))  # 0: passed
             found[name] = [
                 kernel.map_lookup(opened.fd, opened.key.pack(i), opened.size) for i in size
             ]
         elif isinstance(opened, MappedArray):
-            found[name] = bytes(opened.memory)
+            found[name] = opened.memory[:]
         else:
             found[name] = dict(opened.packed_items())
     return found

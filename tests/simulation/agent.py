@@ -27,7 +27,7 @@ from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.datapath import datapath, kernel
 from ebpflb.datapath.attach import netns_cookie
 from ebpflb.datapath.datapath import Datapath
-from ebpflb.datapath.maps import array_memory, layout, sizes, state_dir, sweep
+from ebpflb.datapath.maps import bpf_map, layout, sizes, state_dir, sweep
 from ebpflb.datapath.maps.layout import MapSpec
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.programs import compiler, loader
@@ -157,7 +157,7 @@ def simulated(sim: SimKernel) -> Iterator[None]:
     """What leads to the kernel and to other processes leads to the simulation instead."""
     replaced: list[tuple[object, str, Any]] = [
         *((kernel, name, getattr(sim, name)) for name in CALLS),
-        (array_memory, "map_memory", sim.map_memory),
+        (bpf_map, "ArrayMemory", sim.array_memory),
         (sizes, "possible_cpus", lambda: 1),
         (sizes, "cpu_ids", lambda: 1),
         (state_dir, "mount_bpffs", lambda path: None),

@@ -192,7 +192,7 @@ class SimKernel:
     def btf_load(self, types: bytes) -> int:
         return self.open(SimpleNamespace(types=types))
 
-    def map_memory(self, map_fd: int, size: int, *, writable: bool) -> SimMemory:
+    def array_memory(self, map_fd: int, size: int, *, writable: bool, cpus: int = 1) -> SimMemory:
         return SimMemory(self, self._map(map_fd), size)
 
     def map_lookup(

@@ -8,7 +8,7 @@ packet_records  what it remembers of packets without a flow
 records         the keys and values of each map as Python objects
 checks          the checks by which elements of maps name their keys
 bpf_map         a map as a collection of values: what a plan holds is written here
-array_memory    an array's elements as memory of this process
+array_memory    an array's elements as memory of this process, in parts
 sizes           what the kernel makes of a map's line
 map_sizes       the sizes that an operator may choose, and the record of those in force
 locked          tells the kernel of the type of values that programs lock

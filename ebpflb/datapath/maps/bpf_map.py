@@ -13,7 +13,8 @@ from typing import Any
 
 from ebpflb.datapath import kernel
 from ebpflb.datapath.attributes import MAP_FLAGS
-from ebpflb.datapath.maps import array_memory, checks, locked, records, sizes, slices
+from ebpflb.datapath.maps import checks, locked, records, sizes, slices
+from ebpflb.datapath.maps.array_memory import ArrayMemory
 from ebpflb.datapath.maps.layout import MapSpec
 from ebpflb.datapath.maps.written import Wrote, unrecorded
 from ebpflb.errors import KernelError
@@ -148,7 +149,7 @@ class MappedArray(Map):
     def __init__(self, spec: MapSpec, fd: int, *, writable: bool = True) -> None:
         super().__init__(spec, fd)
         self.stride, self.size = sizes.stride(spec), spec.value_size
-        self.memory = array_memory.map_memory(fd, spec.entries * self.stride, writable=writable)
+        self.memory = ArrayMemory(fd, spec.entries * self.stride, writable=writable)
 
     def close(self) -> None:
         self.memory.close()
@@ -206,7 +207,7 @@ class CpuArrays(Counters):
     def __init__(self, spec: MapSpec, fd: int, *, writable: bool = True) -> None:
         super().__init__(spec, fd)
         self.size, self.whole = spec.value_size, sizes.kernel_entries(spec) * self.stride
-        self.memory = array_memory.map_memory(fd, self.whole, writable=writable)
+        self.memory = ArrayMemory(fd, self.whole, writable=writable, cpus=sizes.cpu_ids())
 
     def close(self) -> None:
         self.memory.close()

@@ -5,12 +5,12 @@ If the kernel has no batch command for a type of map they are read one by one (s
 """
 
 import errno
-import mmap
 from collections.abc import Iterator
 from itertools import islice
 from struct import Struct, pack
 
 from ebpflb.datapath import kernel
+from ebpflb.datapath.maps.array_memory import ArrayMemory
 from ebpflb.datapath.maps.layout import MapSpec
 from ebpflb.errors import KernelError
 
@@ -31,7 +31,7 @@ def of_hash(fd: int, spec: MapSpec, size: int) -> Slices:
             yield b"".join(key for key, _ in part), b"".join(value for _, value in part)
 
 
-def of_array(memory: mmap.mmap, spec: MapSpec, stride: int, count: int) -> Slices:
+def of_array(memory: ArrayMemory, spec: MapSpec, stride: int, count: int) -> Slices:
     """Indexes and elements that are not zero, joined, from ``count`` elements at a time."""
     zero, elements = bytes(spec.value_size), _elements(spec, stride)
     for start in range(0, spec.entries, count):
