@@ -26,7 +26,7 @@ class ArrayMemory:
     """The elements of an MMAPABLE array, of ``size`` bytes together (5.5). Safe in any thread.
     Raises ValueError once it is closed.
 
-    ``cpus``: of how many its elements are; whoever reads one counter reads that of each.
+    ``cpus``: of how many its elements are; a reader of one counter reads that of each.
     """
 
     def __init__(self, map_fd: int, size: int, *, writable: bool, cpus: int = 1) -> None:
