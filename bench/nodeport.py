@@ -58,13 +58,12 @@ RATIOS = (
     (FAST, NFTABLES),
     (DIRECT, NFTABLES),
 )
-_TARGETS = {
-    **{(ENGINE, NFTABLES, place): targets.ENGINE_RATE for place in PLACES},
-    (FAST, NFTABLES, LOCAL): targets.FAST_RATE,
-}
+_PACKETS = {(ENGINE, NFTABLES, place): targets.ENGINE_RATE for place in PLACES}
+_CONNECTIONS = {**_PACKETS, (FAST, NFTABLES, LOCAL): targets.FAST_RATE}
 US, SECOND = 1e3, 1e9
 
 Times = dict[Case, list[float]]  # nanoseconds for one, round by round
+Targets = dict[tuple[str, str, str], float]  # of a variant's rate over another's, by place
 
 
 def main() -> None:
@@ -94,15 +93,16 @@ def _measure(lab: NodePortLab, wanted: argparse.Namespace) -> list[Line]:
     print_step("measuring the nodes, then packets")
     return [
         f"amid {wanted.others:,} other services",
-        *_told("TCP connections, a byte each way", connections, connects, wanted.rounds),
-        *_told("UDP datagrams of a byte, half of them answers", datagrams, {}, wanted.rounds),
+        f"TCP connections, a byte each way: {wanted.rounds} rounds",
+        *_rates(connections, connects, _CONNECTIONS),
+        f"UDP datagrams of a byte, half of them answers: {wanted.rounds} rounds",
+        *_rates(datagrams, {}, _PACKETS),
         *node_cost.costs(lab, wanted.streams),
         *packets.costs(lab),
     ]
 
 
-def _told(what: str, times: Times, connects: dict[Case, list[int]], rounds: int) -> Lines:
-    yield f"{what}: {rounds} rounds"
+def _rates(times: Times, connects: dict[Case, list[int]], wanted: Targets) -> Lines:
     for case, each in times.items():
         rates = [SECOND / time for time in each]
         note = _latency(connects.get(case, []))
@@ -112,7 +112,7 @@ def _told(what: str, times: Times, connects: dict[Case, list[int]], rounds: int)
         for one, other in RATIOS:
             if (other, place) in times:
                 ratios = _over(times[other, place], times[one, place])
-                target = _TARGETS.get((one, other, place))
+                target = wanted.get((one, other, place))
                 yield row_of(f"{one} / {other}, {place}", ratios, "x", target, least=True)
 
 

@@ -140,8 +140,9 @@ _EBPFLB_OPTIONS = (
         "--fast-forward/--no-fast-forward",
         default=Options.fast_forward,
         show_default=True,
-        help="Forward packets of established flows of the flow tables in the programs, past routing"
-        " rules, netfilter and conntrack. Answers leave by the device where requests came in.",
+        help="Forward packets of established flows past routing rules, netfilter and conntrack:"
+        " those of the flow tables in the programs, where answers leave by the device that requests"
+        " came in by; on the conntrack engine by the kernel's flowtable.",
     ),
     click.option(
         "--packet-mark",

@@ -11,10 +11,11 @@ from ebpflb.diagnose.check_result import CheckResult
 from ebpflb.diagnose.firewall.survey import survey
 from ebpflb.errors import EbpflbError, in_words
 from ebpflb.model.packet_path import Engine
-from ebpflb.node import kube_proxy_watch
+from ebpflb.node import kube_proxy_watch, policy_rules
 
 _REPLIES = "replies of endpoints"
 _RIGHTS = "grant CAP_SYS_ADMIN to look into pods"
+_EACH_PACKET, _MOST = "rules for each packet", 3
 _BY_HAND = "compare them yourself with docs/firewalls.md"
 
 
@@ -42,6 +43,19 @@ def _firewall(state_directory: Path, engine: Engine) -> Iterator[CheckResult]:
         yield CheckResult("firewall rules", False, False, note, _BY_HAND)
     if not (surveyed.found or surveyed.notes):
         yield CheckResult("firewall rules", True, False, f"none {surveyed.scope}", "")
+    yield _each_packet(surveyed.per_packet)
+
+
+def _each_packet(rules: list[str]) -> CheckResult:
+    """What makes --fast-forward unwise (docs/limits.md): rules, and routing by marks."""
+    try:
+        found = rules + [f"ip rule: fwmark {mark:#x}" for mark in sorted(policy_rules.marks())]
+    except EbpflbError as error:
+        return CheckResult(_EACH_PACKET, False, False, str(error), "")
+    more = f"; {len(found) - _MOST} more" if len(found) > _MOST else ""
+    detail = "; ".join(found[:_MOST]) + more if found else "none asks more than openings"
+    remedy = "with --fast-forward they miss established flows: leave it off" if found else ""
+    return CheckResult(_EACH_PACKET, not found, False, detail, remedy)
 
 
 def _replies(state_directory: Path) -> Iterator[CheckResult]:

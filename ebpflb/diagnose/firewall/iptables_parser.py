@@ -4,6 +4,7 @@
 What cannot be read makes its rule one that cannot be compared, and nothing else.
 """
 
+import itertools
 import re
 from collections.abc import Callable, Iterator
 
@@ -26,6 +27,7 @@ from ebpflb.diagnose.firewall.rules import (
     NAT_SRC,
     RAW,
     SECURITY,
+    STATES,
     Chain,
     Does,
     FirewallRule,
@@ -56,6 +58,16 @@ _EXACT = {  # what is read in full, and what asks nothing
     *("--ctorigdst", "--ctorigdstport", "--ctreplsrc", "--ctreplsrcport"),
     *("-m", "-j", "--comment", "--reject-with"),
 }
+_STATES = ("--ctstate", "--state")
+_SILENT = {"-m", "-j", "--comment", *_STATES}  # of a rule that asks for states alone
+_EACH_TARGET = {  # what a target does with each packet
+    "logs": ("LOG", "NFLOG", "ULOG"),
+    "changes": ("DSCP", "TOS", "TTL", "HL", "CLASSIFY"),
+    "marks": ("MARK", "CONNMARK"),
+    "queues": ("NFQUEUE",),
+    "copies": ("TEE",),
+}
+_EACH_MATCH = {"counts": {"--quota", "--connbytes"}, "limits": {"--limit", "--hashlimit-name"}}
 _MARKS = ("--set-xmark", "--set-mark", "--or-mark")
 _CT_NEEDS = {"--zone": "zone", "--zone-orig": "zone", "--zone-reply": "zone", "--helper": "helper"}
 _CT_NEEDS["--timeout"] = "timeouts"
@@ -100,8 +112,35 @@ def _rule(text: str, chains: dict[str, bool], sets: Sets) -> FirewallRule:
     does = _TARGETS.get(target, Does.NOTHING)
     if target == "CT" and "--notrack" in values:
         does = Does.UNTRACK
-    needs, ends = _needs(target, values), target in _ENDING and all(map(_is_exact, options))
-    return FirewallRule(shown, _matches(options, sets), does, "", _mark(values), needs, ends)
+    return FirewallRule(
+        shown,
+        _matches(options, sets),
+        does,
+        mark=_mark(values),
+        needs=_needs(target, values),
+        ends=target in _ENDING and all(map(_is_exact, options)),
+        each=_each(target, values),
+        states=_states(options),
+        only_states=_SILENT.issuperset(values),
+    )
+
+
+def _each(target: str, values: dict[str, str]) -> str:
+    """A mark that is cleared or restored is left out, and what asks for SYN."""
+    if "--tcp-flags" in values or "--syn" in values:
+        return ""
+    target = "" if target in _EACH_TARGET["marks"] and not _mark(values) else target
+    by_target = (done for done, targets in _EACH_TARGET.items() if target in targets)
+    by_match = (done for done, names in _EACH_MATCH.items() if names & values.keys())
+    return next(itertools.chain(by_target, by_match), "")
+
+
+def _states(options: list[tuple[str, str, bool]]) -> frozenset[str]:
+    for name, value, negated in options:
+        asked = frozenset(value.lower().split(","))
+        if name in _STATES and asked & STATES:
+            return STATES - asked if negated else asked & STATES
+    return frozenset()
 
 
 def _is_exact(option: tuple[str, str, bool]) -> bool:

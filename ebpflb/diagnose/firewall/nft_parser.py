@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ebpflb.diagnose.firewall import nft_match
+from ebpflb.diagnose.firewall import nft_each, nft_match
 from ebpflb.diagnose.firewall.matches import AnyMatch, Unknown
 from ebpflb.diagnose.firewall.rules import Chain, Does, FirewallRule, FirewallTable
 
@@ -136,8 +136,18 @@ class _Reader:
                     done.append(_VERDICTS.get(kind, Does.NOTHING))
                     needs = _NEEDS.get(kind, needs)
         if "vmap" not in (next(iter(each)) for each in statements):
-            does = min(done, key=_STRONGEST.index)
-            yield FirewallRule(where, tuple(matches), does, jump, mark, needs, _ends(statements))
+            yield FirewallRule(
+                where,
+                tuple(matches),
+                min(done, key=_STRONGEST.index),
+                jump,
+                mark,
+                needs,
+                _ends(statements),
+                nft_each.each(statements),
+                nft_each.states(statements),
+                nft_each.asks_only_states(statements),
+            )
 
     def _matches(self, key: Key, value: dict[str, Any]) -> tuple[AnyMatch, ...]:
         """Those with named sets once for all rules: the sets may be large."""
@@ -158,11 +168,15 @@ class _Reader:
         for element, verdict in pairs:
             groups.setdefault(repr(verdict), (verdict, []))[1].append(element)
         for verdict, elements in groups.values():
-            keys = nft_match.key(value["key"], nft_match.elements(elements))
+            values = nft_match.elements(elements)
+            keys = nft_match.key(value["key"], values)
             kind = next(iter(verdict))
             jump = str(verdict[kind]["target"]) if kind in ("jump", "goto") else ""
             does = _VERDICTS.get(kind, Does.NOTHING)
-            yield FirewallRule(where, (*matches, *keys), does, jump)
+            states = nft_each.of_key(value["key"], values)
+            asked = (*matches, *keys)
+            alone = bool(states) and not matches
+            yield FirewallRule(where, asked, does, jump, states=states, only_states=alone)
 
     def _lookup(self, key: Key) -> nft_match.Lookup:
         return lambda name: nft_match.elements(self._sets[key, name])

@@ -9,6 +9,7 @@ from ebpflb.diagnose.firewall.matches import AnyMatch
 
 # Priorities of netfilter's hooks (uapi/linux/netfilter_ipv4.h).
 RAW, MANGLE, NAT_DST, FILTER, SECURITY, NAT_SRC = -300, -150, -100, 0, 50, 100
+STATES = frozenset({"new", "established", "related", "invalid", "untracked"})  # conntrack's
 
 
 class Does(Enum):
@@ -27,7 +28,9 @@ class FirewallRule(NamedTuple):
 
     ``mark`` has the bits that a MARK sets, 0 for unknown. ``needs`` names what the rule takes from
     conntrack that entries made by programs do not have: "" for nothing. ``ends``: it asks for
-    nothing but its matches, and what they hold for goes no further in the chain.
+    nothing but its matches, and what they hold for goes no further in the chain. ``each`` says what
+    it does with each packet of a connection: "" for nothing. ``states`` are the connection states
+    that it asks for, none for any; ``only_states``: it asks for nothing else.
     """
 
     where: str
@@ -37,6 +40,9 @@ class FirewallRule(NamedTuple):
     mark: int = 0
     needs: str = ""
     ends: bool = False
+    each: str = ""
+    states: frozenset[str] = frozenset()
+    only_states: bool = False
 
 
 @dataclass

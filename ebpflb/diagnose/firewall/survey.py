@@ -10,6 +10,7 @@ from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.diagnose.firewall import advice, iptables_parser, nft_parser
 from ebpflb.diagnose.firewall.ipset import Sets
 from ebpflb.diagnose.firewall.matches import number
+from ebpflb.diagnose.firewall.per_packet import per_packet
 from ebpflb.diagnose.firewall.rule_search import RuleSearch
 from ebpflb.diagnose.firewall.rules import FirewallTable
 from ebpflb.diagnose.firewall.service_traffic import (
@@ -35,12 +36,14 @@ _LEFT_OUT: set[tuple[str, str]] = {("ip", NFT_TABLE), ("ip6", NFT_TABLE), nat.EN
 @dataclass
 class FirewallSurvey:
     """``found``: each rule that does not see services, and what to do; ``notes``: what was not
-    compared, and why; ``scope``: which services the rules were compared with.
+    compared, and why; ``scope``: which services the rules were compared with; ``per_packet``: the
+    rules of the node that do something with each packet.
     """
 
     scope: str
     found: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    per_packet: list[str] = field(default_factory=list)
 
 
 def survey(state_directory: Path, engine: Engine) -> FirewallSurvey:
@@ -52,6 +55,7 @@ def survey(state_directory: Path, engine: Engine) -> FirewallSurvey:
     for search, ruleset, pod in _searches(traffic, node, result.notes):
         for table in tables(ruleset.printed, result.notes):
             search.add([table])
+            result.per_packet += [] if pod else per_packet(table)
         where = f"pod {pod}: " if pod else ""
         result.found += [
             (where + advice.line(each), advice.remedy(each, node)) for each in search.findings
@@ -129,7 +133,7 @@ def _shortened(result: FirewallSurvey) -> FirewallSurvey:
     notes = list(dict.fromkeys(result.notes))
     if more > 0:
         notes.append(f"{more} more rules like these")
-    return FirewallSurvey(result.scope, found, notes[:MOST_SHOWN])
+    return FirewallSurvey(result.scope, found, notes[:MOST_SHOWN], result.per_packet)
 
 
 def _in_force(state_directory: Path, engine: Engine) -> tuple[Traffic, NodeState, bool]:
