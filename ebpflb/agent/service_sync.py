@@ -67,7 +67,7 @@ class ServiceSync:
         self.write_log = WriteLog(clock)
         self.slow_starts = SlowStarts()
         self._watched: dict[PortName, Change] = {}  # what ``take_watched`` returns next
-        self.port_names: dict[Key, set[PortName]] = {}  # Service -> its ports in the plan
+        self.port_names: dict[Key, tuple[PortName, ...]] = {}  # Service -> its ports in the plan
         self._start_over(had)
 
     def _start_over(self, had: Had) -> None:
@@ -219,7 +219,7 @@ class ServiceSync:
             self.no_local.update(name, local)
             if desired[name] is None:
                 self.slow_starts.forget(name)
-        if names := {name for name, each in desired.items() if each}:
+        if names := tuple([name for name, each in desired.items() if each]):
             self.port_names[key] = names
         self._set_health_check(key)
         return list(desired.items())

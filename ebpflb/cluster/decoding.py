@@ -6,6 +6,7 @@ bytes, then each object by itself, so that an invalid object does not affect oth
 """
 
 import re
+import sys
 from typing import Any, NamedTuple
 
 import msgspec
@@ -139,10 +140,10 @@ def read_object(kind: Kind, data: bytes | Raw, source: str) -> tuple[Key, ReadOb
             raise
         invalid = InvalidObject(error.field, error.reason)  # a new one, that refers to no bytes
         return key, ReadObject(invalid, source)
-    return key_of(found), ReadObject(_compact(found), source)
+    return key_of(found), ReadObject(compact(found), source)
 
 
-def _compact(found: Object) -> Object | ReadSlice | InvalidObject:
+def compact(found: Object) -> Object | ReadSlice | InvalidObject:
     """A slice as it will be stored: as it was decoded it is several times as large, and a list of
     all is held until it is complete.
     """
@@ -165,7 +166,8 @@ def identify(data: bytes | Raw) -> Identity:
 
 def key_of(object: Object) -> Key:
     namespaced = isinstance(object, Service | EndpointSlice)
-    return Key(object.metadata.namespace if namespaced else "", object.metadata.name)
+    namespace = sys.intern(object.metadata.namespace) if namespaced else ""
+    return Key(namespace, object.metadata.name)
 
 
 def error_from_status(data: bytes | Raw, code: int = 0) -> ClusterError:

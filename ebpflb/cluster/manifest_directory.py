@@ -10,11 +10,11 @@ a document or file that cannot be read is reported as an error, with its former 
 import logging
 import os
 import stat
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ebpflb.cluster import manifest_file
+from ebpflb.cluster import decoding, manifest_file
 from ebpflb.cluster.manifest_file import ObjectName
 from ebpflb.cluster.selectors import selectors
 from ebpflb.errors import ClusterError, InvalidObject, one_line
@@ -34,13 +34,14 @@ from ebpflb.model.objects import Object
 log = logging.getLogger(__name__)
 
 _Signature = tuple[int, ...]
+Found = Object | ReadSlice | InvalidObject
 UNREADABLE: _Signature = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _File:
     signature: _Signature | None = None
-    objects: dict[ObjectName, Object | InvalidObject] = field(default_factory=dict)
+    objects: Mapping[ObjectName, Found] = field(default_factory=dict)
     error: str | None = None  # what could not be read
 
 
@@ -52,7 +53,7 @@ class ManifestDirectory:
         self._node_name = node_name
         self._selectors = selectors(node_name)
         self._files: dict[str, _File] = {}
-        self._owners: dict[ObjectName, set[str]] = {}
+        self._owners: dict[ObjectName, tuple[str, ...]] = {}  # object -> its files
         self._served: dict[ObjectName, ReadObject] = {}
         self._listed = False
 
@@ -99,9 +100,9 @@ class ManifestDirectory:
         if after.signature is not None:
             self._files[name] = after
         for removed in before.objects.keys() - after.objects.keys():
-            self._owners[removed].discard(name)
-        for defined in after.objects:
-            self._owners.setdefault(defined, set()).add(name)
+            self._owners[removed] = tuple([it for it in self._owners[removed] if it != name])
+        for defined in after.objects.keys() - before.objects.keys():
+            self._owners[defined] = (*self._owners.get(defined, ()), name)
         return before.objects.keys() | after.objects.keys()
 
     def _parse(self, name: str, before: _File) -> _File:
@@ -115,10 +116,11 @@ class ManifestDirectory:
         except ClusterError as error:
             again = isinstance(error, manifest_file.UnreadableFile)
             return _File(UNREADABLE if again else signature, before.objects, str(error))
+        objects = {name: self._compact(name, found) for name, found in content.objects.items()}
         if content.unnamed:
-            objects = before.objects | content.objects
-            return _File(signature, objects, one_line("; ".join(content.unnamed)))
-        return _File(signature, content.objects)
+            known = {**before.objects, **objects}
+            return _File(signature, known, one_line("; ".join(content.unnamed)))
+        return _File(signature, objects)
 
     def _update(self, name: ObjectName) -> Event | None:
         """The event for an object whose files have changed; None if it stays equal."""
@@ -131,11 +133,16 @@ class ManifestDirectory:
         self._served[name] = found
         return None if found == served else Changed(name.kind, name.key, found)
 
-    def _is_selected(self, name: ObjectName, object: Object | ReadSlice | InvalidObject) -> bool:
-        """Of an object that cannot be decoded only the name is known. A file's slices are decoded
-        only: labels select them.
-        """
-        assert not isinstance(object, ReadSlice)
+    def _compact(self, name: ObjectName, found: Object | InvalidObject) -> Found:
+        """A slice as it will be stored, if its labels, which are not, select it."""
+        if isinstance(found, InvalidObject) or not self._is_selected(name, found):
+            return found
+        return decoding.compact(found)
+
+    def _is_selected(self, name: ObjectName, object: Found) -> bool:
+        """Of an object that cannot be decoded only the name is known."""
+        if isinstance(object, ReadSlice):
+            return True
         if isinstance(object, InvalidObject):
             return name.kind is not Kind.NODE or name.key.name == self._node_name
         return self._selectors[name.kind].accepts(object)

@@ -6,7 +6,6 @@ their service ports, so an edit of a field that is not used here changes nothing
 16.3). EndpointSlices may come before their Service and may outlive it.
 """
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
@@ -58,7 +57,7 @@ class ClusterState:
         self.labels: dict[Key, str] = {}  # of Services that have any: NAME=VALUE,...
         self._service_warnings, self._slice_warnings = NewWarnings(), NewWarnings()
         self.slices: dict[Key, StoredSlice] = {}
-        self.slices_of: dict[Key, set[Key]] = defaultdict(set)  # Service -> its slices
+        self.slices_of: dict[Key, tuple[Key, ...]] = {}  # Service -> its slices
         self.ranges: dict[Key, tuple[Network, ...]] = {}  # ServiceCIDR -> its networks
         # The ranges of cluster IPs; unknown before Kind.SERVICE_CIDR is in ``listed``.
         self.service_cidrs: frozenset[Network] = frozenset()
@@ -182,7 +181,7 @@ class ClusterState:
         self._remove_slice(key)
         if stored is not None:
             self.slices[key] = stored
-            self.slices_of[stored.service].add(key)
+            self.slices_of[stored.service] = (*self.slices_of.get(stored.service, ()), key)
             self.changed_services.add(stored.service)
         return self._slice_warnings.of(key, warnings)
 
@@ -226,9 +225,9 @@ class ClusterState:
             return
         service = before.service
         self.changed_services.add(service)
-        self.slices_of[service].discard(key)
-        if not self.slices_of[service]:
-            del self.slices_of[service]
+        others = tuple([each for each in self.slices_of.pop(service) if each != key])
+        if others:
+            self.slices_of[service] = others
 
 
 def _stored(

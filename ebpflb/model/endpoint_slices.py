@@ -91,7 +91,7 @@ def service_of(slice: objects.EndpointSlice) -> Key | None:
     service = labels.get(SERVICE_LABEL)
     if not service or not meta.name or not meta.namespace or HEADLESS_LABEL in labels:
         return None
-    return Key(meta.namespace, service)
+    return Key(sys.intern(meta.namespace), service)
 
 
 def read(slice: objects.EndpointSlice) -> ReadSlice:
@@ -100,7 +100,7 @@ def read(slice: objects.EndpointSlice) -> ReadSlice:
     Raises InvalidObject for an invalid addressType, protocol or port number.
     """
     family = field_checks.one_of("addressType", slice.address_type, _ADDRESS_TYPES)
-    ports = tuple(slice.ports or ())
+    ports = _shared_ports(tuple(slice.ports or ()))
     found = tuple([_stored(entry, family) for entry in slice.endpoints or ()])
     warnings = (
         ("addressType: FQDN endpoints are not served",)
@@ -149,6 +149,12 @@ def _address(text: str, family: Family | None) -> Address | str:
         return addresses.parse_address(text, family) if family else text
     except ValueError:
         return text
+
+
+@lru_cache(maxsize=4096)
+def _shared_ports(ports: tuple[objects.SlicePort, ...]) -> tuple[objects.SlicePort, ...]:
+    """One value for all slices with the same ports, as most of a cluster have."""
+    return ports
 
 
 @cache

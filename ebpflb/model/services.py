@@ -11,6 +11,7 @@ here too, with a warning.
 Next: endpoints.py finds the endpoints of a service port, selection.py those that are used.
 """
 
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -121,7 +122,7 @@ def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> Par
     if not (is_ours(service) and admission.served.has(service.metadata)):
         return ParsedService((), ())
     meta, spec = service.metadata, service.spec
-    namespace = field_checks.filled("metadata.namespace", meta.namespace)
+    namespace = sys.intern(field_checks.filled("metadata.namespace", meta.namespace))
     name = field_checks.filled("metadata.name", meta.name)
     warnings: list[str] = []
     cluster_ips = _cluster_ips(spec, warnings)
@@ -135,7 +136,7 @@ def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> Par
     chosen = service_choices.of(service, admission, warnings)
     ports = tuple(
         ServicePort(
-            name=PortName(namespace, name, port.name or "", protocol, family),
+            name=PortName(namespace, name, sys.intern(port.name or ""), protocol, family),
             created=meta.creation_timestamp or "",
             cluster_ip=cluster_ip,
             port=port.port,

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from ipaddress import IPv4Address, IPv6Address, ip_network
 from itertools import product
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.selection import Selection
@@ -38,7 +39,7 @@ _ORDER = {flags: list(_LISTS).index(key[:2]) for key, flags in _FLAGS.items()}
 _NO_ADDRESSES: Mapping[Family, Address] = {}
 
 
-class DesiredBackend(NamedTuple):
+class DesiredBackend(Struct, frozen=True, gc=False):
     """An endpoint as it will stand in its slot."""
 
     address: Address

@@ -232,7 +232,8 @@ class Planner:
         self.source_ranges.change(new.id, new.source_ranges, restricted=new.restricted)
 
     def _free_block(self, old: ServiceEntries, used_ids: frozenset[int]) -> None:
-        self.quarantine.add(partial(self.slots.free, old.block))
+        if old.block.size:
+            self.quarantine.add(partial(self.slots.free, old.block))
         for id in (each for each in old.ids if each not in used_ids):
             self._free_backend_id(id)
 

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
+from msgspec import structs
+
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
 from ebpflb.plan.desired_service import DesiredBackend, DesiredService
@@ -137,4 +139,4 @@ def _with_weights(desired: DesiredService, weights: Mapping[_Endpoint, int]) -> 
 
 
 def _with_weight(backend: DesiredBackend, weight: int | None) -> DesiredBackend:
-    return backend if weight is None else backend._replace(weight=weight)
+    return backend if weight is None else structs.replace(backend, weight=weight)

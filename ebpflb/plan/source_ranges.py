@@ -47,6 +47,8 @@ class SourceRanges:
 
     def fitting(self, ranges: _Ranges) -> _Ranges:
         """Those that the map has already, and as many others as it has free entries for."""
+        if ranges <= self.present:  # nearly all services have none
+            return ranges
         more = sorted(ranges - self.present, key=str)
         return (ranges & self.present) | frozenset(more[: self.capacity - len(self.present)])
 

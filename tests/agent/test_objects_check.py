@@ -5,6 +5,7 @@ from collections.abc import Set
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from ebpflb.agent import objects_check
 from ebpflb.errors import ClusterError
@@ -169,7 +170,7 @@ def test_a_service_that_is_planned_otherwise_is_planned_anew(
     harness.wait_for(lambda status: status.in_sync)
     desired = harness.agent.service_sync.planner.claims.desired
     ((name, wanted),) = desired.items()
-    backend = wanted.backends[0]._replace(name=BackendName("elsewhere", "nobody"))
+    backend = structs.replace(wanted.backends[0], name=BackendName("elsewhere", "nobody"))
     desired[name] = replace(wanted, backends=(backend,))
     wait_until("it is named", lambda: bool(harness.events))
     assert harness.events == ["Service default/a is planned otherwise"]

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from hypothesis import strategies as some
+from msgspec import structs
 
 from ebpflb.model.services import PortName
 from ebpflb.plan import scheduling
@@ -98,7 +99,9 @@ def _edited(former: DesiredService, field: str, value: Any) -> DesiredService:
     scheduler = scheduling.scheduler_of(next(iter(former.frontends.values())))
     if field == "weights":
         weighted = zip(former.backends, value, strict=False)
-        return replace(former, backends=tuple(b._replace(weight=weight) for b, weight in weighted))
+        return replace(
+            former, backends=tuple(structs.replace(b, weight=weight) for b, weight in weighted)
+        )
     if field == "scheduler":
         scheduler = value
     else:

@@ -4,6 +4,7 @@
 from dataclasses import fields
 
 import pytest
+from msgspec import structs
 
 from ebpflb.plan.desired_service import DesiredService
 from ebpflb.plan.entries import NO_SLOT, BackendName, Range
@@ -130,7 +131,7 @@ def test_changes_of_backends_and_frontends_are_reported() -> None:
 def test_backend_gets_another_name() -> None:
     """A pod's name says nothing to the datapath: the name alone is written."""
     node = node_with(WEB)
-    renamed = backend(2)._replace(name=BackendName("node-b", "pod-x"))
+    renamed = structs.replace(backend(2), name=BackendName("node-b", "pod-x"))
     plan = node.change(by_name(desired("web", [1, 2], [1, renamed])))
     assert written(plan) == {"backend_names"}
     assert node.maps.backend_names[2] == BackendName("node-b", "pod-x")

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
+from msgspec import structs
 
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.desired_service import DesiredService
@@ -75,7 +76,7 @@ def test_service_is_deleted(planner: Planner) -> None:
 def test_target_port_changes(planner: Planner) -> None:
     """An endpoint at its old port is stale though its address still serves."""
     gone = ids(planner)
-    moved = tuple(b._replace(port=9090) for b in udp(1, 2).backends)
+    moved = tuple(structs.replace(b, port=9090) for b in udp(1, 2).backends)
     assert removed_by(planner, replace(udp(), backends=moved)).replaced == frozenset(gone.values())
 
 
