@@ -4,9 +4,10 @@
 #define EBPFLB_LAYOUT_CONNECTION_H
 
 /*
- * An open connection, or flow of datagrams, that is counted. Its key is an assignment_key: of a
- * datagram socket the one in assignments, of a stream socket its cookie alone, of a flow of packets
- * a number that no other one has had (struct flow), in place of the cookie.
+ * An open flow of packets, or of a datagram socket, that is counted. Its key is an assignment_key:
+ * of a datagram socket the one in assignments, of packets a number that no other flow has had
+ * (struct flow), in place of the cookie. A stream socket's connection is counted by its entry in
+ * sockets (counted).
  */
 struct connection {
 	__u32 backend;
@@ -16,9 +17,9 @@ SIZE(struct connection, 8);
 
 /* By backend id. */
 struct backend_load {
-	__u32 open;		/* connections of this generation that are in connections */
+	__u32 open;		/* connections of this generation, in connections and sockets */
 	__u32 generation;	/* grows when the id's backend is removed, and when another gets it */
-	__u32 uncounted;	/* that were opened while connections was full, of all generations */
+	__u32 uncounted;	/* that were opened while the map was full, of all generations */
 	__u32 pad;
 };
 SIZE(struct backend_load, 16);

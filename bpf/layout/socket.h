@@ -30,14 +30,14 @@ SIZE(struct peer_frontend, 44);
  */
 struct socket_entry {
 	struct peer_frontend peer;
-	__u32 service;
+	__u16 service;		/* there are 65,536 ids */
+	__u8 is_shared;		/* another frontend has the same backend: peers says whose replies are */
+	__u8 is_unlisted;	/* counted as closed at once: no release finds it */
 	__u64 expires;		/* nanoseconds of CLOCK_MONOTONIC */
 	__u64 stream_from;	/* from then on it is a stream; 0: no reply was seen */
 	__u64 netns;		/* cookie of its network namespace */
 	struct frontend next;	/* of the list of the socket's further frontends; no port: its end */
-	__u16 is_shared;	/* another frontend has the same backend: peers says whose replies are */
-	__u8 is_unlisted;	/* counted as closed at once: no release finds it */
-	__u8 is_counted;	/* in connections (path/connection.h) */
+	__u32 counted;		/* 0: by no backend_load; a stream socket's: its generation, plus 1 */
 };
 SIZE(struct socket_entry, 96);
 

@@ -110,6 +110,23 @@ static __always_inline void peer_remember(__u64 socket, const struct peer_fronte
 		bpf_map_update_elem(MAP(peers), &peer, entry, BPF_ANY);
 }
 
+/* The service of a socket's own entry may count its flows (path/connection.h). */
+static __always_inline void own_begin(__u64 socket, const struct socket_entry *own)
+{
+	struct assignment_key key = { .socket = socket, .frontend = own->peer.frontend };
+
+	if (own->counted)
+		connection_begin(&key, own->peer.backend);
+}
+
+static __always_inline void own_end(__u64 socket, const struct socket_entry *own)
+{
+	struct assignment_key key = { .socket = socket, .frontend = own->peer.frontend };
+
+	if (own->counted)
+		connection_end(&key);
+}
+
 /* Deletes one assignment of the list; afterwards key names the next one. */
 static __always_inline void list_delete(struct assignment_key *key)
 {
@@ -123,7 +140,7 @@ static __always_inline void list_delete(struct assignment_key *key)
 
 	peer_forget(key->socket, &found->peer);
 	backend_count_closed(found->peer.backend);
-	if (found->is_counted)
+	if (found->counted)
 		connection_end(key);
 	bpf_map_delete_elem(MAP(assignments), key);
 	key->frontend = next;

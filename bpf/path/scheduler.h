@@ -107,13 +107,13 @@ static __always_inline void table_spare(const struct request *request, struct se
 
 /*
  * Of two places that are not the same the slot whose backend has fewer connections for its weight,
- * which both draws follow as well: a backend of ten times the weight is compared ten times as often.
+ * which both draws follow as well. What the first left of its number, mixed, draws the second.
  */
 static __always_inline __u32 least_connections_slot(const struct service *service,
 						    const struct range *range, __u16 list,
 						    struct draw draw, __u32 size)
 {
-	struct draw second = draw_of(bpf_get_prandom_u32(), size - 1);
+	struct draw second = draw_of(number_mix(draw.rest), size - 1);
 	__u32 one = scheduler_slot_at(service, range, list, draw), other;
 	__s64 load, other_load;
 	__u16 weight, other_weight;

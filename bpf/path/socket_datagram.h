@@ -15,11 +15,11 @@ static __always_inline void own_replace(__u64 socket, struct socket_entry *own,
 	if (own->is_shared)
 		peer_forget(socket, &own->peer);
 	backend_count_closed(own->peer.backend);
-	entry_end(socket, own);
+	own_end(socket, own);
 	backend_count_opened(entry->peer.backend);
 	entry->next = own->next;
 	bpf_map_update_elem(MAP(sockets), &socket, entry, BPF_ANY);
-	entry_begin(socket, entry);
+	own_begin(socket, entry);
 }
 
 /* To the frontend of the socket's own entry. */
@@ -39,9 +39,12 @@ static __always_inline void own_open(__u64 socket, struct socket_entry *own,
 static __always_inline void further_unlisted(struct socket_entry *entry)
 {
 	struct sockets_full *full = sockets_full_counters();
+	struct backend_load *load = entry->counted ? load_of(entry->peer.backend) : NULL;
 
+	if (load)
+		load_begin(load, false);
 	entry->is_unlisted = true;
-	entry->is_counted = false;
+	entry->counted = 0;
 	backend_count_closed(entry->peer.backend);
 	if (full)
 		__sync_fetch_and_add(&full->datagrams, 1);
@@ -56,7 +59,7 @@ static __always_inline void further_assign(__u64 socket, struct socket_entry *ow
 
 	if (former)
 		peer_forget(socket, &former->peer);
-	if (former ? former->is_counted : entry->is_counted)
+	if (former ? former->counted : entry->counted)
 		connection_end(&key);	/* also what the LRU has evicted */
 	if (is_listed) {
 		entry->next = former->next;
@@ -70,7 +73,7 @@ static __always_inline void further_assign(__u64 socket, struct socket_entry *ow
 	if (own && !is_listed)
 		own->next = key.frontend;
 	backend_count_opened(entry->peer.backend);
-	if (entry->is_counted)
+	if (entry->counted)
 		connection_begin(&key, entry->peer.backend);
 }
 
@@ -95,7 +98,7 @@ static __always_inline void datagram_open(const struct request *request,
 		assignment_use(&entry, bpf_ktime_get_ns());
 		if (!bpf_map_update_elem(MAP(sockets), &socket, &entry, BPF_NOEXIST)) {
 			backend_count_opened(backend->id);
-			entry_begin(socket, &entry);
+			own_begin(socket, &entry);
 			return;
 		}
 	}
@@ -130,7 +133,8 @@ static __always_inline void datagram_release(__u64 socket)
 		return;
 	struct socket_entry entry = *own;
 
-	if (!socket_delete(socket, &entry))
+	own_end(socket, &entry);
+	if (!socket_delete(socket, entry.peer.backend))
 		return;
 	if (entry.is_shared)
 		peer_forget(socket, &entry.peer);

@@ -21,7 +21,7 @@ static __always_inline struct socket_entry *socket_find(__u64 socket)
 
 static __always_inline struct socket_entry socket_entry_of(const struct request *request,
 							   const struct backend *backend,
-							   bool is_counted)
+							   __u32 counted)
 {
 	return (struct socket_entry){ .peer = { .frontend = *request->frontend,
 						.backend = backend->id,
@@ -30,7 +30,7 @@ static __always_inline struct socket_entry socket_entry_of(const struct request 
 						.is_connected = request->is_connected },
 				      .service = backend->service,
 				      .netns = request->netns,
-				      .is_counted = is_counted };
+				      .counted = counted };
 }
 
 static __always_inline bool is_backend_of(const struct peer_frontend *entry,
@@ -46,29 +46,9 @@ static __always_inline struct sockets_full *sockets_full_counters(void)
 	return LOOKUP(struct sockets_full, sockets_full, &zero);
 }
 
-/* The service of the entry may count its connections (path/connection.h). */
-static __always_inline void entry_begin(__u64 socket, const struct socket_entry *entry)
-{
-	struct assignment_key key = { .socket = socket, .frontend = entry->peer.frontend };
-
-	if (entry->is_counted)
-		connection_begin(&key, entry->peer.backend);
-}
-
-static __always_inline void entry_end(__u64 socket, const struct socket_entry *entry)
-{
-	struct assignment_key key = { .socket = socket, .frontend = entry->peer.frontend };
-
-	if (entry->is_counted)
-		connection_end(&key);
-}
-
 /* Forgets a socket; of two that do so at the same time one counts. */
-static __always_inline bool socket_delete(__u64 socket, const struct socket_entry *entry)
+static __always_inline bool socket_delete(__u64 socket, __u32 backend)
 {
-	__u32 backend = entry->peer.backend;
-
-	entry_end(socket, entry);
 	if (bpf_map_delete_elem(MAP(sockets), &socket))
 		return false;
 	backend_count_closed(backend);

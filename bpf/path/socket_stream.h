@@ -8,33 +8,45 @@
 
 #include "path/socket_memory.h"
 
-/* A stream socket has one peer at a time; connecting again replaces it. */
-static __always_inline long stream_replace(__u64 socket, const struct socket_entry *entry)
+/* The entry's connection is counted once, as long as the entry is there (path/connection.h). */
+static __always_inline void stream_release(__u64 socket)
 {
-	struct socket_entry *former = socket_find(socket);
+	struct socket_entry *entry = socket_find(socket);
+	__u32 backend, counted;
 
-	if (former) {
-		backend_count_closed(former->peer.backend);
-		entry_end(socket, former);
-	}
-	return bpf_map_update_elem(MAP(sockets), &socket, entry, BPF_ANY);
+	if (!entry)
+		return;
+	backend = entry->peer.backend;
+	counted = entry->counted;
+	if (socket_delete(socket, backend) && counted)
+		load_end(backend, counted - 1);
+}
+
+/* A stream socket has one peer at a time; connecting again replaces it. */
+static __always_inline long stream_remember(__u64 socket, const struct socket_entry *entry)
+{
+	long result = bpf_map_update_elem(MAP(sockets), &socket, entry, BPF_NOEXIST);
+
+	if (result != ALREADY_THERE)
+		return result;
+	stream_release(socket);
+	return bpf_map_update_elem(MAP(sockets), &socket, entry, BPF_NOEXIST);
 }
 
 static __always_inline void stream_open(const struct request *request,
 					const struct backend *backend, bool is_counted)
 {
-	struct socket_entry entry = socket_entry_of(request, backend, is_counted);
-	__u64 socket = request->socket;
-	long result = bpf_map_update_elem(MAP(sockets), &socket, &entry, BPF_NOEXIST);
+	struct backend_load *load = is_counted ? load_of(backend->id) : NULL;
+	struct socket_entry entry =
+		socket_entry_of(request, backend, load ? load->generation + 1 : 0);
+	long failed = stream_remember(request->socket, &entry);
 	struct sockets_full *full;
 
-	if (result == ALREADY_THERE)
-		result = stream_replace(socket, &entry);
 	backend_count_opened(backend->id);
-	if (!result) {
-		entry_begin(socket, &entry);
+	if (load)
+		load_begin(load, !failed);
+	if (!failed)
 		return;
-	}
 	backend_count_closed(backend->id);
 	full = sockets_full_counters();
 	if (full)
@@ -48,14 +60,6 @@ static __always_inline struct peer_frontend *stream_find(const struct peer *peer
 
 	return entry && is_backend_of(&entry->peer, &peer->address, peer->port) ? &entry->peer
 										: NULL;
-}
-
-static __always_inline void stream_release(__u64 socket)
-{
-	struct socket_entry *entry = socket_find(socket);
-
-	if (entry)
-		socket_delete(socket, entry);
 }
 
 #endif

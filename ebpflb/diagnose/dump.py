@@ -129,7 +129,7 @@ def _affinity(name: str) -> Callable[[Snapshot], list[Row]]:
 def _sockets(snapshot: Snapshot) -> list[Row]:
     entries: list[tuple[int, SocketEntry]] = list(snapshot.maps["sockets"].items())
     return [
-        _peer(snapshot, socket, entry.peer)
+        {**_peer(snapshot, socket, entry.peer), "counted": bool(entry.counted)}
         for socket, entry in sorted(entries, key=str)
         if entry.peer.frontend.port  # the others were ended, and are not released yet
     ]

@@ -147,7 +147,7 @@ def _counted(counts: Counts) -> Iterator[Metric]:
     for protocol, count in counts.flows.items():
         flows.add_metric([protocol.name], count)
     yield flows
-    text = "Connections that least-connections did not count: connections was full, as last counted"
+    text = "Connections that least-connections did not count: its map was full, as last counted"
     metric = CounterMetricFamily("ebpflb_connections_uncounted_total", text)
     if counts.at:
         metric.add_metric([], counts.uncounted)

@@ -15,7 +15,7 @@ from ebpflb.datapath.attach.netns_cookie import by_socket
 from ebpflb.datapath.maps import bpf_map, layout
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.socket_records import PeerFrontend, SocketEntry
-from ebpflb.plan.entries import Frontend
+from ebpflb.plan.entries import BackendLoad, Frontend
 from tests.datapath.maps.small import small_maps
 
 NAMES = (
@@ -61,10 +61,10 @@ def own_netns() -> int:
     return cookie
 
 
-def remember(maps: dict[str, Map], cookie: int, protocol: int, netns: int) -> int:
+def remember(maps: dict[str, Map], cookie: int, protocol: int, netns: int, counted: int = 0) -> int:
     """As the hooks do."""
     peer = PeerFrontend(Frontend(VIP, 80, protocol), BACKEND, HERE, 8080)
-    maps["sockets"].write([(cookie, SocketEntry(peer, SERVICE, netns=netns))])
+    maps["sockets"].write([(cookie, SocketEntry(peer, SERVICE, netns=netns, counted=counted))])
     return cookie
 
 
@@ -96,6 +96,18 @@ def test_gone_sockets_are_forgotten(
     assert known(maps) == alive
     assert maps["backend_stats"].get(BACKEND) == (0, len(gone))
     assert sweeper.sweep() == 0
+
+
+def test_counted_connections_end_with_their_socket(
+    maps: dict[str, Map], sweeper: UnreleasedSockets
+) -> None:
+    """With least-connections: once, and not with a backend that got the id meanwhile."""
+    netns, now = own_netns(), BackendLoad(open=5, generation=7, uncounted=2)
+    maps["backend_loads"].write([(BACKEND, now)])
+    for cookie, counted in enumerate((now.generation + 1, now.generation, 0), NOWHERE + 1):
+        remember(maps, cookie, 6, netns, counted)
+    assert [sweeper.sweep() for _ in range(3)] == [0, 3, 0]
+    assert maps["backend_loads"].get(BACKEND) == now._replace(open=4)
 
 
 def test_other_namespaces_are_left_alone(maps: dict[str, Map], sweeper: UnreleasedSockets) -> None:

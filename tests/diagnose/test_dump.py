@@ -98,7 +98,7 @@ def remembered(maps: dict[str, Map], filled: None) -> None:
     )
     maps["sockets"].write(
         [
-            (1, SocketEntry(PeerFrontend(frontend("10.96.0.1"), A, address, 8080), WEB)),
+            (1, SocketEntry(PeerFrontend(frontend("10.96.0.1"), A, address, 8080), WEB, counted=8)),
             (2, SocketEntry(PeerFrontend(frontend("10.96.0.9"), A, address, 8080), LOST)),
             (4, SocketEntry(PeerFrontend(NO_FRONTEND, A, address, 8080), LOST)),
         ]
@@ -198,9 +198,9 @@ def test_sockets(maps: dict[str, Map]) -> None:
     """The frontend and true peer of each socket; the service if it is still there. A socket that
     was ended has none.
     """
-    assert column(maps, "sockets", "socket", "frontend", "peer", "service") == [
-        (1, "10.96.0.1:80", "10.1.0.1:8080", "shop/web:http/TCP"),
-        (2, "10.96.0.9:80", "10.1.0.1:8080", ""),
+    assert column(maps, "sockets", "socket", "frontend", "peer", "service", "counted") == [
+        (1, "10.96.0.1:80", "10.1.0.1:8080", "shop/web:http/TCP", True),
+        (2, "10.96.0.9:80", "10.1.0.1:8080", "", False),
     ]
 
 

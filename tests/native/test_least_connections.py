@@ -3,11 +3,13 @@
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from tests.native.node import NativeNode, Socket
+from tests.native.node import TCP, NativeNode, Socket
 
 LEAST, OTHER, RANDOM = "172.30.0.1:80", "172.30.0.2:80", "172.30.0.3:80"
 NOBODY = "192.0.2.9:80"
@@ -34,7 +36,18 @@ def counted(node: NativeNode) -> dict[int, int]:
 
 
 def held(node: NativeNode) -> dict[int, int]:
-    return dict(Counter(each.backend for each in node.kernel.items("connections").values()))
+    """Backend id -> how many elements name it: of stream sockets their entries."""
+    streams = (each for each in node.kernel.items("sockets").values() if is_counted_stream(each))
+    named = [each.backend for each in node.kernel.items("connections").values()]
+    return dict(Counter([*named, *(each.peer.backend for each in streams)]))
+
+
+def is_counted_stream(entry: Any) -> bool:
+    return bool(entry.counted and entry.peer.frontend.protocol == TCP)
+
+
+def uncounted(node: NativeNode) -> int:
+    return sum(found.uncounted for found in node.kernel.items("backend_loads").values())
 
 
 def test_the_next_connection_goes_to_the_backend_with_fewer(node: NativeNode) -> None:
@@ -68,17 +81,52 @@ def test_other_services_count_nothing(node: NativeNode) -> None:
     assert not counted(node)
 
 
-def test_a_full_map_costs_the_count_alone(node: NativeNode) -> None:
+@pytest.mark.parametrize(
+    ("protocol", "full"), [("tcp", "sockets"), ("udp", "sockets"), ("udp", "connections")]
+)
+def test_a_full_map_costs_the_count_alone(node: NativeNode, protocol: str, full: str) -> None:
     """The connection is made, and counted as one that was not counted."""
     served(node)
-    node.kernel.full.add("connections")
-    first = node.socket()
+    node.kernel.full.add(full)
+    first = node.socket(protocol)
     where = first.connect(LEAST).place
     assert where in BACKENDS
-    found = node.kernel.get("backend_loads", node.backend_id(1, where))
-    assert (found.open, found.uncounted) == (0, 1)
+    assert not counted(node)
+    assert uncounted(node) == 1
     node.kernel.full.clear()
     first.release()
+    assert not counted(node)
+    assert not held(node)
+
+
+def test_a_stream_needs_no_element_of_its_own(node: NativeNode) -> None:
+    """Its entry in `sockets` is written anyway: a full map of connections is none of it."""
+    served(node)
+    node.kernel.full.add("connections")
+    one = node.socket()
+    for to in (LEAST, OTHER, LEAST):
+        one.connect(to)
+        assert sum(counted(node).values()) == 1
+        assert counted(node) == held(node)
+    assert not uncounted(node)
+    one.release()
+    assert not counted(node)
+
+
+def test_a_full_table_that_empties_counts_again(node: NativeNode) -> None:
+    """A stream that is remembered connects again while the table is full, and once more after."""
+    served(node)
+    one = node.socket()
+    one.connect(LEAST)
+    node.kernel.full.add("sockets")
+    one.connect(OTHER)
+    assert not counted(node)
+    assert uncounted(node) == 1
+    node.kernel.full.clear()
+    one.connect(LEAST)
+    assert counted(node) == held(node)
+    assert sum(counted(node).values()) == 1
+    one.release()
     assert not counted(node)
 
 

@@ -4,7 +4,6 @@
 from collections import Counter
 from collections.abc import Iterator
 from itertools import product
-from struct import iter_unpack
 from typing import TYPE_CHECKING, Any
 
 from ebpflb.datapath.attach.tcx import TCX_HOOKS
@@ -12,6 +11,7 @@ from ebpflb.datapath.maps.bpf_map import MappedArray
 from ebpflb.datapath.maps.sweep import FLOW_MAPS
 from ebpflb.datapath.programs.loader import SECTIONS
 from ebpflb.model.events import Kind
+from ebpflb.model.services import Protocol
 from ebpflb.plan.planner import Planner
 from tests.plan.node import PlannedNode, check_tidy
 from tests.plan.simulation import Maps
@@ -87,12 +87,12 @@ def _check_counts(node: "SimNode", life: Life) -> None:
     """Open connections are counted as long as anything remembers them, and no longer."""
     counted = _counted(life)
     clients = node.clients
-    streams = {client.cookie for client in clients.streams}
+    sockets = {client.cookie for client in (*clients.streams, *clients.datagrams)}
     _end_connections(node, life)
-    if lost := (counted - _counted(life)) & streams:
+    if lost := (counted - _counted(life)) & sockets:
         raise Wrong(f"connections of open sockets count as ended: {lost}")
     clients.release()
-    if left := _counted(life) & streams:
+    if left := _counted(life) & sockets:
         raise Wrong(f"sockets were closed, and are counted: {left}")
     _end_connections(node, life)
     if left := _counted(life):
@@ -115,14 +115,15 @@ def _counted(life: Life) -> set[int]:
 
 def _connections(life: Life) -> list[tuple[int, int, int]]:
     """Of each the socket or the flow's number, the backend, and its generation."""
-    found = []
-    opened = life.datapath.maps["connections"]
-    for keys, values in opened.slices(64):
-        sockets = iter_unpack(f"=Q{opened.spec.key_size - 8}x", keys)
-        found += [
-            (each, *it) for (each,), it in zip(sockets, iter_unpack("=II", values), strict=True)
-        ]
-    return found
+    maps = life.datapath.maps
+    return [
+        *((key.socket, it.backend, it.generation) for key, it in maps["connections"].items()),
+        *(
+            (cookie, entry.peer.backend, entry.counted - 1)
+            for cookie, entry in maps["sockets"].items()
+            if entry.counted and entry.peer.frontend.protocol == Protocol.TCP
+        ),
+    ]
 
 
 def _check_loads(life: Life) -> None:

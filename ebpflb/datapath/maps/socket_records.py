@@ -29,13 +29,13 @@ class SocketEntry(NamedTuple):
 
     peer: PeerFrontend
     service: int
+    is_shared: int = 0
+    is_unlisted: int = 0
     expires: int = 0
     stream_from: int = 0
     netns: int = 0
     next: entries.Frontend = NO_FRONTEND
-    is_shared: int = 0
-    is_unlisted: int = 0
-    is_counted: int = 0
+    counted: int = 0
 
 
 class SocketsFull(NamedTuple):
