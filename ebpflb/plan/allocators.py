@@ -7,7 +7,7 @@ stays as it was for QUARANTINE_SECONDS after the update was written to the maps.
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, MutableSet
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from ebpflb.plan.entries import Range
@@ -30,8 +30,8 @@ class MapFull(Exception):
     """A map has too few free entries; some may still be in quarantine."""
 
 
-class UsedIds(MutableSet[int]):
-    """A set of ids below a capacity: a byte each, where a set of Python takes 40."""
+class UsedIds(Collection[int]):
+    """Ids below a capacity: a byte each, where a set of Python takes 40."""
 
     def __init__(self, capacity: int) -> None:
         self._flags, self._count = bytearray(capacity), 0

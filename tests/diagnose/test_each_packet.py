@@ -21,6 +21,14 @@ table inet operator {{
     chain deeper {{
         log prefix "deeper"
     }}
+    chain empty {{
+    }}
+    chain taking {{
+        ct state vmap {{ established : accept, related : accept }}
+    }}
+    chain taking_some {{
+        ip saddr 192.0.2.7 ct state established accept
+    }}
     chain forward {{
         type filter hook forward priority 0
         {}
@@ -34,6 +42,9 @@ OF_NFT = [
     ("ip dscp set cs1", "changes"),
     ("ct state established,related log", "logs"),
     ("jump deeper", "logs"),
+    ("limit rate 10/second jump empty", "limits"),
+    ("ct state established return; log", "logs"),
+    ("jump taking_some; log", "logs"),
     ("ct state established counter", "counts"),
 ]
 NOT_OF_NFT = [
@@ -41,6 +52,8 @@ NOT_OF_NFT = [
     "ct state { new, invalid } log",
     "ip saddr 192.0.2.7 counter drop",
     "ct state established accept; log",
+    "jump taking; log",
+    "ct state new jump deeper",
     "ct state vmap { established : accept, related : accept, invalid : drop }; log",
     "tcp flags syn tcp option maxseg size set rt mtu",
 ]

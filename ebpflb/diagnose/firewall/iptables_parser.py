@@ -59,7 +59,7 @@ _EXACT = {  # what is read in full, and what asks nothing
     *("-m", "-j", "--comment", "--reject-with"),
 }
 _STATES = ("--ctstate", "--state")
-_SILENT = {"-m", "-j", "--comment", *_STATES}  # of a rule that asks for states alone
+_SILENT = {"-m", "-j", "-g", "--comment", *_STATES}  # of a rule that asks for states alone
 _EACH_TARGET = {  # what a target does with each packet
     "logs": ("LOG", "NFLOG", "ULOG"),
     "changes": ("DSCP", "TOS", "TTL", "HL", "CLASSIFY"),
@@ -107,8 +107,6 @@ def _rule(text: str, chains: dict[str, bool], sets: Sets) -> FirewallRule:
     values = {name: value for name, value, _ in options}
     target = values.get("-j", values.get("-g", ""))
     shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
-    if target in chains:
-        return FirewallRule(shown, _matches(options, sets), Does.NOTHING, target)
     does = _TARGETS.get(target, Does.NOTHING)
     if target == "CT" and "--notrack" in values:
         does = Does.UNTRACK
@@ -116,12 +114,13 @@ def _rule(text: str, chains: dict[str, bool], sets: Sets) -> FirewallRule:
         shown,
         _matches(options, sets),
         does,
+        jump=target if target in chains else "",
         mark=_mark(values),
         needs=_needs(target, values),
         ends=target in _ENDING and all(map(_is_exact, options)),
         each=_each(target, values),
         states=_states(options),
-        only_states=_SILENT.issuperset(values),
+        only_states=target != "RETURN" and _SILENT.issuperset(values),
     )
 
 

@@ -17,7 +17,7 @@ _EACH = {
     "mangle": "changes",
     "dup": "copies",
 }
-_SILENT = {"counter", "accept", "drop", "reject", "return"}  # they ask for nothing
+_SILENT = {"counter", "log", "accept", "drop", "reject", "jump", "goto"}  # they ask for nothing
 
 
 def each(statements: list[dict[str, Any]]) -> str:
@@ -46,7 +46,7 @@ def of_key(key: dict[str, Any], values: list[Any]) -> frozenset[str]:
 
 
 def asks_only_states(statements: list[dict[str, Any]]) -> bool:
-    """Whether every packet of these states gets the rule's verdict."""
+    """Whether every packet of these states gets the rule's verdict, which is no return."""
     return all(_is_of_states(each) or next(iter(each)) in _SILENT for each in statements)
 
 

@@ -175,7 +175,7 @@ class _Reader:
             does = _VERDICTS.get(kind, Does.NOTHING)
             states = nft_each.of_key(value["key"], values)
             asked = (*matches, *keys)
-            alone = bool(states) and not matches
+            alone = bool(states) and not matches and kind != "return"
             yield FirewallRule(where, asked, does, jump, states=states, only_states=alone)
 
     def _lookup(self, key: Key) -> nft_match.Lookup:

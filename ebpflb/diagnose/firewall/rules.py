@@ -30,7 +30,7 @@ class FirewallRule(NamedTuple):
     conntrack that entries made by programs do not have: "" for nothing. ``ends``: it asks for
     nothing but its matches, and what they hold for goes no further in the chain. ``each`` says what
     it does with each packet of a connection: "" for nothing. ``states`` are the connection states
-    that it asks for, none for any; ``only_states``: it asks for nothing else.
+    that it asks for, none for any; ``only_states``: it asks for nothing else, and is no return.
     """
 
     where: str

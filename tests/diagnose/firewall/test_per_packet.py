@@ -27,10 +27,12 @@ OPENINGS = [
 TABLE = {"POSTROUTING": "mangle", "PREROUTING": "mangle"}
 
 
-def of_iptables(chain: str, *texts: str) -> list[str]:
-    """What is found of these rules of a chain."""
+def of_iptables(chain: str, *texts: str, before: str = "") -> list[str]:
+    """What is found of these rules of a chain; chain "before" has one too."""
     saved = "".join(f"-A {chain} {text}\n" for text in texts)
-    saved = f"*{TABLE.get(chain, 'filter')}\n:{chain} ACCEPT [0:0]\n{saved}COMMIT\n"
+    chains = f":{chain} ACCEPT [0:0]\n:before - [0:0]\n"
+    chains += f"-A before {before}\n" if before else ""
+    saved = f"*{TABLE.get(chain, 'filter')}\n{chains}{saved}COMMIT\n"
     return [line for each in iptables_parser.parse(saved, "iptables") for line in per_packet(each)]
 
 
@@ -54,3 +56,18 @@ def test_what_comes_after_established_connections_were_accepted_is_not() -> None
     accept = "-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"
     assert not of_iptables("FORWARD", accept, "-j LOG")
     assert of_iptables("FORWARD", f"-s 192.0.2.0/24 {accept}", "-j LOG")
+
+
+JUMPS = [
+    ("-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", ["-j before", "-j LOG"], 0),
+    ("-m conntrack --ctstate RELATED,ESTABLISHED -j RETURN", ["-j before", "-j LOG"], 1),
+    ("-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", ["-i eth0 -j before", "-j LOG"], 1),
+    ("-j LOG", ["-m conntrack --ctstate NEW -j before"], 0),
+    ("-j LOG", ["-m limit --limit 1/sec -j before"], 2),
+]
+
+
+@pytest.mark.parametrize(("before", "texts", "count"), JUMPS)
+def test_chains_that_others_jump_to_count(before: str, texts: list[str], count: int) -> None:
+    """As in ufw's and firewalld's rules, which accept established connections in such a chain."""
+    assert len(of_iptables("FORWARD", *texts, before=before)) == count
