@@ -98,32 +98,38 @@ class ResetWorker:
         with self._changed:
             return self._removed.watched.saved
 
+    @property
+    def due(self) -> float:
+        """When ``turn`` has something to do, by the clock; infinity: not before the next change."""
+        if self._searches:
+            return self._earliest
+        return max(self._earliest, min([self._removed.due(), *(each.due for each in self._passes)]))
+
+    def turn(self) -> None:
+        """What the thread does when something is due. What fails is logged, and tried again."""
+        begun, pause = self._clock(), _RETRY_SECONDS
+        try:
+            self._turn()
+            pause = _PAUSE_FACTOR * (self._clock() - begun)
+        except (EbpflbError, OSError) as error:
+            log.warning("connections to removed endpoints cannot be reset: %s", error)
+        except Exception:
+            log.exception("resetting connections to removed endpoints failed")
+        self._earliest = self._clock() + pause
+
     def _run(self) -> None:
         while self._wait():
-            begun, pause = time.monotonic(), _RETRY_SECONDS
-            try:
-                self._turn()
-                pause = _PAUSE_FACTOR * (time.monotonic() - begun)
-            except (EbpflbError, OSError) as error:
-                log.warning("connections to removed endpoints cannot be reset: %s", error)
-            except Exception:
-                log.exception("resetting connections to removed endpoints failed")
-            self._earliest = self._clock() + pause
+            self.turn()
 
     def _wait(self) -> bool:
         """Returns when something is due; False at the stop."""
         with self._changed:
             while not self._stopped:
-                wait = self._due() - self._clock()
+                wait = self.due - self._clock()
                 if wait <= 0:
                     return True
                 self._changed.wait(min(wait, threading.TIMEOUT_MAX))
         return False
-
-    def _due(self) -> float:
-        if self._searches:
-            return self._earliest
-        return max(self._earliest, min([self._removed.due(), *(each.due for each in self._passes)]))
 
     def _turn(self) -> None:
         with self._changed:

@@ -26,7 +26,8 @@ How that is done:
 Beside all that, each pass deletes the stale entries of conntrack, as kube-proxy does: those of the
 conntrack engine, and of a kube-proxy that served before.
 
-worker             when to search: what plans removed, the passes, and their thread
+worker             when to search: after which changes, in which passes; and the thread
+removed_backends   what plans removed
 socket_search      the stale entries in the map of sockets
 lookups            the look-ups of the C datapath that this takes, in Python
 end                the sockets themselves: found in their namespaces and ended

@@ -2,6 +2,7 @@
 """When stale UDP sockets and flows are searched for: after which changes, in which passes."""
 
 import logging
+import math
 import threading
 import time
 from bisect import insort
@@ -21,6 +22,7 @@ from ebpflb.stale_udp.conntrack_entries import StaleConnections
 from ebpflb.stale_udp.end import Counts, EachNamespace, SocketEnder
 from ebpflb.stale_udp.lookups import Maps
 from ebpflb.stale_udp.rebind import RENEWAL
+from ebpflb.stale_udp.removed_backends import RemovedBackends, removed_backends
 from ebpflb.stale_udp.socket_search import stale_sockets
 
 log = logging.getLogger(__name__)
@@ -29,42 +31,6 @@ SECOND_PASS_DELAY = 1.0  # seconds: longer than a socket is inside a hook
 _PAUSE_FACTOR = 4  # a search of a large conntrack takes CPU, and changes may follow fast
 
 OnSearch = Callable[[Family, float, int], None]
-
-
-class RemovedBackends(NamedTuple):
-    """The ids of backends that were removed from UDP service ports.
-
-    ``replaced``: other backends serve the port now. ``orphaned``: no backend does, and sockets
-    keep the removed one until another comes. ``served_again``: some port has a backend that had
-    none before. ``moved``: a frontend has passed to another service port, with other backends.
-    ``added``: some port has a backend that it did not have before.
-    """
-
-    replaced: frozenset[int] = frozenset()
-    orphaned: frozenset[int] = frozenset()
-    served_again: bool = False
-    moved: bool = False
-    added: bool = False
-
-    def __bool__(self) -> bool:
-        return any(self)
-
-    def __or__(self, other: "RemovedBackends") -> "RemovedBackends":
-        replaced, orphaned = self.replaced | other.replaced, self.orphaned | other.orphaned
-        served_again, moved = self.served_again or other.served_again, self.moved or other.moved
-        return RemovedBackends(replaced, orphaned, served_again, moved, self.added or other.added)
-
-
-def removed_backends(changes: Iterable[BackendChange]) -> RemovedBackends:
-    """What these changes of service ports removed, and whether they added any."""
-    replaced, orphaned, served_again, added = set[int](), set[int](), False, False
-    for name, former_ids, new_ids in changes:
-        if name.protocol == Protocol.UDP:
-            removed = set(former_ids).difference(new_ids)
-            (replaced if new_ids else orphaned).update(removed)
-            served_again |= bool(new_ids) and not former_ids
-            added |= not set(new_ids).issubset(former_ids)
-    return RemovedBackends(frozenset(replaced), frozenset(orphaned), served_again, added=added)
 
 
 class SearchKind(Enum):
@@ -96,7 +62,8 @@ class StaleUdpWorker:
     The thread calls ``on_search`` after a search for each family: with the seconds that it took
     and how many sockets were ended, and flows rebound or deleted from conntrack. ``can_end`` says,
     after ``start``, whether this kernel ends sockets. ``shadow``: a kube-proxy beside translates,
-    so that entries of conntrack, and sockets that no hook has translated, are its own.
+    so that entries of conntrack, and sockets that no hook has translated, are its own. ``clock``: a
+    monotonic one, in seconds.
     """
 
     def __init__(
@@ -106,7 +73,9 @@ class StaleUdpWorker:
         on_search: OnSearch = lambda *_: None,
         *,
         shadow: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self.maps, self.on_search, self.shadow = maps, on_search, shadow
         self.ender = SocketEnder(maps, each_namespace, can_end=True)
         self._searches: list[StaleSearch] = []
@@ -146,47 +115,57 @@ class StaleUdpWorker:
         """
         changed = [change for change in changes if change.name.protocol == Protocol.UDP]
         if changed or frontends_moved:
-            due = max(time.monotonic(), self._earliest)
+            due = max(self._clock(), self._earliest)
             removed = removed_backends(changed)._replace(moved=frontends_moved)
             self._schedule(StaleSearch(due, SearchKind.FIRST, removed, everything=False))
 
     def check_everything(self) -> None:
         """Searches for what became stale while no agent ran; returns at once."""
         removed = RemovedBackends(served_again=True, added=True)
-        self._schedule(StaleSearch(time.monotonic(), SearchKind.FIRST, removed, everything=True))
+        self._schedule(StaleSearch(self._clock(), SearchKind.FIRST, removed, everything=True))
 
     def _schedule(self, search: StaleSearch) -> None:
         with self._changed:
             insort(self._searches, search, key=attrgetter("due"))
             self._changed.notify()
 
-    def _next(self) -> StaleSearch | None:
-        """Waits until a search is due, and joins all due ones of its kind; None at the stop."""
+    @property
+    def due(self) -> float:
+        """When ``turn`` has something to do, by the clock; infinity: not before the next change."""
+        return self._searches[0].due if self._searches else math.inf
+
+    def turn(self) -> None:
+        """What the thread does when a search is due: it joins all due ones of that kind."""
+        begun = self._clock()
+        with self._changed:
+            search = self._take_due(self._searches[0].kind, begun)
+        try:
+            self._report(search, self._search(search), self._clock() - begun)
+            self._earliest = self._clock() + _PAUSE_FACTOR * (self._clock() - begun)
+        except (KernelError, OSError) as error:
+            log.warning("stale UDP sockets cannot be ended: %s", error)
+        except Exception:
+            log.exception("searching for stale UDP sockets failed")
+        self._schedule_after(search)
+
+    def _run(self) -> None:
+        while self._wait():
+            self.turn()
+
+    def _wait(self) -> bool:
+        """Returns when a search is due; False at the stop."""
         with self._changed:
             while not self._stopped:
-                now = time.monotonic()
-                wait = self._searches[0].due - now if self._searches else None
-                if wait is not None and wait <= 0:
-                    return self._take_due(self._searches[0].kind, now)
-                self._changed.wait(wait)
-        return None
+                wait = self.due - self._clock()
+                if wait <= 0:
+                    return True
+                self._changed.wait(min(wait, threading.TIMEOUT_MAX))
+        return False
 
     def _take_due(self, kind: SearchKind, now: float) -> StaleSearch:
         due = [s for s in self._searches if s.kind is kind and s.due <= now]
         self._searches = [s for s in self._searches if s.kind is not kind or s.due > now]
         return reduce(or_, due)
-
-    def _run(self) -> None:
-        while search := self._next():
-            begun = time.monotonic()
-            try:
-                self._report(search, self._search(search), time.monotonic() - begun)
-                self._earliest = time.monotonic() + _PAUSE_FACTOR * (time.monotonic() - begun)
-            except (KernelError, OSError) as error:
-                log.warning("stale UDP sockets cannot be ended: %s", error)
-            except Exception:
-                log.exception("searching for stale UDP sockets failed")
-            self._schedule_after(search)
 
     def _schedule_after(self, search: StaleSearch) -> None:
         if search.kind is SearchKind.FIRST:
@@ -194,7 +173,7 @@ class StaleUdpWorker:
             self._schedule(search._replace(due=due, kind=SearchKind.SECOND))
         pending = any(other.kind is SearchKind.RENEWAL for other in self._searches)
         if self.ender.rebinder.backends and not pending:
-            due = time.monotonic() + RENEWAL
+            due = self._clock() + RENEWAL
             self._schedule(StaleSearch(due, SearchKind.RENEWAL, RemovedBackends(), everything=True))
 
     def _search(self, search: StaleSearch) -> Counts:

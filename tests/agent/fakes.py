@@ -50,7 +50,7 @@ from ebpflb.serve import status
 from ebpflb.serve.health import Health
 from ebpflb.serve.metrics import Metrics
 from ebpflb.serve.status import AgentStatus
-from ebpflb.stale_udp.worker import RemovedBackends, removed_backends
+from ebpflb.stale_udp.removed_backends import RemovedBackends, removed_backends
 from tests.plan.simulation import Maps, writes
 
 Json = dict[str, Any]

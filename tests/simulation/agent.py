@@ -5,25 +5,36 @@
 """
 
 import struct
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from unittest.mock import patch
 
 from ebpflb import files
-from ebpflb.agent import ended_connections, engine_choice, inbox, node_sync, program_loader
+from ebpflb.agent import (
+    ended_connections,
+    engine_choice,
+    inbox,
+    node_sync,
+    objects_check,
+    program_loader,
+)
 from ebpflb.agent.audit import Audit
 from ebpflb.agent.audit_checks import HooksCheck, MapsCheck
 from ebpflb.agent.ended_connections import EndedConnections
 from ebpflb.agent.engine_choice import EngineChoice
 from ebpflb.agent.loop import Agent
 from ebpflb.agent.node_sync import NodeSync
+from ebpflb.agent.objects_check import ObjectsCheck
 from ebpflb.agent.program_loader import ProgramLoader
 from ebpflb.agent.reporter import Reporter
 from ebpflb.agent.service_sync import ServiceSync
+from ebpflb.cluster import fresh_lists
 from ebpflb.datapath import datapath, kernel
 from ebpflb.datapath.attach import netns_cookie
 from ebpflb.datapath.datapath import Datapath
@@ -36,21 +47,22 @@ from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.drift import Drift
 from ebpflb.model.local_detector import LocalDetector, LocalMode
 from ebpflb.model.packet_path import Engine
-from ebpflb.on_removal.reset_worker import ResetWorker
+from ebpflb.on_removal import flow_resets
 from ebpflb.options import Options, Paths
 from ebpflb.plan import tables
 from ebpflb.plan.expiry import Timeouts
 from ebpflb.serve.health import Health
 from ebpflb.serve.metrics import Metrics
+from ebpflb.stale_udp import conntrack_entries, end
 from tests.agent.fakes import (
     FakeDeviceWatch,
     FakeHistory,
     FakeServiceHealth,
-    FakeStaleUdpWorker,
 )
 from tests.simulation.bpffs import BpffsPath
 from tests.simulation.kernel import CALLS, SimKernel
 from tests.simulation.places import HOST_NETNS, NODE
+from tests.simulation.workers import NoSegments, OpenSockets, Workers
 
 T = TypeVar("T")
 
@@ -122,8 +134,8 @@ def _one_by_one(calls: Iterable[Callable[[], T]], discard: Callable[[T], object]
 class _Thread:
     """Done at once."""
 
-    def __init__(self, target: Callable[[], None], **_: Any) -> None:
-        self.start = target
+    def __init__(self, target: Callable[..., None], args: Any = (), **_: Any) -> None:
+        self.start = partial(target, *args)
 
     def is_alive(self) -> bool:
         return False
@@ -137,6 +149,13 @@ class _Lock:
 
     def restore(self) -> bool:
         return True
+
+
+class _NoConntrack:
+    """No flow is in it."""
+
+    connections = staticmethod(lambda *_: ())
+    delete = staticmethod(lambda _: None)
 
 
 class _Host:
@@ -170,6 +189,13 @@ def simulated(sim: SimKernel) -> Iterator[None]:
         (ended_connections, "_PAUSE", 0),
         (inbox, "time", SimpleNamespace(sleep=lambda seconds: None)),
         (node_sync, "flow_timeouts", lambda chosen: TIMEOUTS),
+        (flow_resets, "Sender", NoSegments),
+        (conntrack_entries, "ctnetlink", _NoConntrack),
+        (end, "SockDiag", lambda: OpenSockets(None)),
+        (fresh_lists, "threading", SimpleNamespace(Thread=_Thread, Event=threading.Event)),
+        (fresh_lists, "Queue", lambda maxsize: SimpleQueue[Any]()),
+        (objects_check, "random", SimpleNamespace(random=lambda: 0.0)),
+        (objects_check, "OBJECT_PERIODS", 2),
         (files, "replace", lambda path, content: None),
         (program_loader, "threading", SimpleNamespace(Thread=_Thread)),
         (loader, "side_by_side", _one_by_one),
@@ -187,8 +213,6 @@ def _doubles() -> dict[str, Any]:
     """The parts of an agent that are not simulated."""
     return {
         "device_watch": FakeDeviceWatch(),
-        "stale_udp": FakeStaleUdpWorker(),
-        "on_removal": ResetWorker({}, (), {}),
         "host": _Host(),
         "history": FakeHistory(),
     }
@@ -215,6 +239,9 @@ class _EndedConnections(EndedConnections):
         self.end(key)
 
 
+_LOCK: Any = _Lock()
+
+
 class Life:
     """One agent, from its start to its end."""
 
@@ -227,6 +254,8 @@ class Life:
         metrics: Metrics,
         clock: Callable[[], float],
         specs: dict[str, MapSpec],
+        workers: Callable[[Any], Workers],
+        on_drift: Callable[[list[Drift]], None],
     ) -> None:
         """Built as ``ebpflb.agent.build`` does. Raises KernelError."""
         where: Any = state
@@ -240,10 +269,7 @@ class Life:
         self.health = Health(2 * SYNC_PERIOD, now=lambda: int(clock() * 1e9), monotonic=clock)
         self.ended = _EndedConnections(self.datapath.maps, folder)
         self.maps_check = MapsCheck(self.datapath, nodes, self.service_sync)
-        service_health: Any = FakeServiceHealth()
-        lock: Any = _Lock()
-        reporter = Reporter(self.health, metrics, service_health, clock)
-        checks = [HooksCheck(nodes, lock, lambda: None), self.maps_check]
+        self.workers = workers(self.datapath.maps)
         self.agent = Agent(
             options=self.options,
             inbox=inbox,
@@ -251,12 +277,25 @@ class Life:
             cluster=cluster,
             node_sync=nodes,
             service_sync=self.service_sync,
-            reporter=reporter,
+            reporter=Reporter(self.health, metrics, cast(Any, FakeServiceHealth()), clock),
             loader=ProgramLoader(self.datapath, self.options, engine, clock),
-            audit=Audit(checks, reporter.drift_found, clock=clock),
+            audit=self._audit(nodes, source, cluster, on_drift),
             clock=clock,
+            stale_udp=self.workers.stale_udp,
+            on_removal=self.workers.on_removal,
             **_doubles(),
         )
+
+    def _audit(
+        self,
+        nodes: NodeSync,
+        source: Any,
+        cluster: ClusterState,
+        on_drift: Callable[[list[Drift]], None],
+    ) -> Audit:
+        objects = ObjectsCheck(source, cluster, nodes, self.service_sync, self.clock)
+        checks: list[Any] = [HooksCheck(nodes, _LOCK, lambda: None), self.maps_check, objects]
+        return Audit(checks, on_drift, clock=self.clock)
 
     def sweep(self, later: float = 0.0) -> None:
         """As the sweeper's thread does, so many seconds later. Raises KernelError."""

@@ -56,6 +56,8 @@ class ScriptedApi:
         self.lost: set[Kind] = set()  # whose connection breaks
         self.hung: set[Kind] = set()  # whose watch is silent, until it is opened anew
         self.expired: set[Kind] = set()  # whose continue token is
+        self.losing: set[Kind] = set()  # whose watch loses its next event
+        self.on_difference: Callable[[], None] = lambda: None  # a watch tells less than a list
         self.went_back: set[Kind] = set()  # whose watch asked for what it had been told
         self._position: dict[Kind, int] = {}  # what has been told, by lists and watches
 
@@ -92,7 +94,9 @@ class ScriptedApi:
     # In the threads of the source
 
     def wait(self, what: str, until: float = 0.0) -> None:
-        """Until the schedule lets this thread go on."""
+        """Until the schedule lets this thread go on; the agent's own never waits."""
+        if threading.current_thread() is threading.main_thread():
+            return
         thread = self.threads[Kind(threading.current_thread().name.removeprefix("watch "))]
         thread.wait = Wait(what, until)
         self.arrived.release()
@@ -112,10 +116,16 @@ class ScriptedApi:
         if token and kind in self.expired:
             self.expired.discard(kind)
             raise ResourceExpired("410 scripted")
-        version, start = map(int, token.split(".")) if token else (self.cluster.version, 0)
+        exact = query.get("resourceVersion")
+        if exact and int(exact) < self.oldest[kind]:
+            self.on_difference()  # the newest objects are compared
+            raise ResourceExpired("410 scripted")
+        newest = int(exact or self.cluster.version)
+        version, start = map(int, token.split(".")) if token else (newest, 0)
         found = self._as_of(kind, version)
         rest = len(found) > start + PAGE
-        self._position[kind] = version
+        if threading.current_thread() is not threading.main_thread():
+            self._position[kind] = version
         metadata = {"resourceVersion": str(version)}
         metadata |= {"continue": f"{version}.{start + PAGE}"} if rest else {}
         return json.dumps({"metadata": metadata, "items": found[start : start + PAGE]}).encode()
@@ -153,16 +163,21 @@ class ScriptedApi:
             if change is None:
                 if kind in self.hung:
                     raise WatchSilent("scripted")
-                yield self._bookmark(kind)
+                yield self._bookmark(self.cluster.version)
                 continue
             if self._position[kind] < self.oldest[kind]:
                 gone = {"kind": "Status", "code": 410, "message": "scripted"}
                 yield json.dumps({"type": "ERROR", "object": gone}).encode()
             self._position[kind] = change.version
+            if kind in self.losing:
+                self.losing.discard(kind)
+                self.on_difference()
+                yield self._bookmark(change.version)
+                continue
             yield json.dumps({"type": change.type, "object": change.object}).encode()
 
-    def _bookmark(self, kind: Kind) -> bytes:
-        metadata = {"resourceVersion": str(self.cluster.version)}
+    def _bookmark(self, version: int) -> bytes:
+        metadata = {"resourceVersion": str(version)}
         return json.dumps({"type": "BOOKMARK", "object": {"metadata": metadata}}).encode()
 
     def end_watch(self, kind: Kind) -> None:

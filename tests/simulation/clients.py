@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from tests.simulation.affinity import Affinity
 from tests.simulation.build import Library
+from tests.simulation.endings import Endings
 from tests.simulation.expected import Expected, Views, Wrong
 from tests.simulation.kernel import SimMap
 from tests.simulation.oracle import View
@@ -77,9 +78,11 @@ class Clients:
         self.cookies, self.turn = 1 << 32, 0
         self.streams: list[Client] = []
         self.datagrams: list[Client] = []
+        self.peers: list[Client] = []  # sockets of datagrams that are connected
         self.lost: list[Client] = []  # open, and not judged any more
         self.affinity = Affinity()
-        self.packets = Packets(library, self.affinity)
+        self.endings = Endings()
+        self.packets = Packets(library, self.affinity, self.endings)
         self.expect([{}])
 
     def use(self, maps: dict[str, SimMap]) -> None:
@@ -90,23 +93,44 @@ class Clients:
 
     def forget(self) -> None:
         """The maps that knew what was found before are lost."""
-        self.lost += (*self.streams, *self.datagrams)
-        self.streams, self.datagrams = [], []
+        self.lost += self._open
+        self.streams, self.datagrams, self.peers = [], [], []
         self.affinity.forget()
         self.packets.forget()
 
     def release(self) -> None:
         """All sockets that are open are closed."""
-        for client in (*self.lost, *self.streams, *self.datagrams):
+        for client in (*self.lost, *self._open):
             self._fill(self.one, RELEASE, FRONTENDS[client.frontend], OTHER_NETNS[0], client.cookie)
             self.lib.run(self.one)
-        self.streams, self.datagrams = [], []
+        self.streams, self.datagrams, self.peers = [], [], []
+
+    @property
+    def _open(self) -> list[Client]:
+        return [*self.streams, *self.datagrams, *self.peers]
+
+    @property
+    def connected(self) -> list[Client]:
+        """The sockets that the kernel lists as connected."""
+        return [*self.streams, *self.peers]
+
+    def end(self, cookie: int, now: float) -> bool:
+        """The agent ends a socket, which its owner has not closed yet; False: it is not there."""
+        client = next((each for each in self.connected if each.cookie == cookie), None)
+        if client is None:
+            return False
+        self.endings.judge(cookie, FRONTENDS[client.frontend], client.outcome, now)
+        for judged in (self.streams, self.peers):
+            judged[:] = [each for each in judged if each is not client]
+        self.lost.append(client)
+        return True
 
     def expect(self, views: list[View]) -> None:
         """One of these views is in force for each frontend."""
         found = Views(views)
         self.expected = [found.at(where, client) for where, _, client in PROBES]
         self.packets.expect(found)
+        self.endings.expect(found)
         self.affinity.expect([*self.expected, *self.packets.all_expected])
 
     def ask_all(self, now: float) -> None:
@@ -118,8 +142,8 @@ class Clients:
         outcomes = self.ffi.unpack(self.outcomes, count)
         for index in range(self.turn % PARTS, count, PARTS):
             self._judge(PROBES[index], self.expected[index], outcomes[index])
-        for stream in self.streams:
-            self._ask_name(stream)
+        for client in self.connected:
+            self._ask_name(client)
         self.datagrams = [self._send(client) for client in self.datagrams]
         self.packets.ask(self.turn, now)
 
@@ -148,7 +172,7 @@ class Clients:
         index = leading[which % len(leading)]
         self.cookies += 1
         stream = FRONTENDS[index][2] == "TCP"
-        how = CONNECT if stream else SENDMSG
+        how = CONNECT if stream or which % 2 else SENDMSG
         self._fill(self.one, how, FRONTENDS[index], OTHER_NETNS[0], self.cookies)
         self.lib.run(self.one)
         outcome = self.lib.outcome_of(self.one)
@@ -156,7 +180,8 @@ class Clients:
         self._judge(probe, self.expected[index], outcome)
         if outcome >= 0:
             client = Client(index, self.cookies, outcome)
-            (self.streams if stream else self.datagrams).append(client)
+            connected = self.streams if stream else self.peers
+            (connected if how == CONNECT else self.datagrams).append(client)
 
     def _fill(self, attempt: Any, hook: int, where: Where, netns: int, cookie: int) -> None:
         address, port, protocol = where
@@ -172,6 +197,18 @@ class Clients:
             raise Wrong(f"{who}: {spelled(outcome)}, not {expected}")
         if expected.services:
             self.affinity.judge(probe.netns, probe.where, expected, outcome)
+
+    def note(self, now: float) -> None:
+        """To be called after each turn of the agent's: what it knows of endpoints may be new."""
+        for client in self.connected:
+            self.endings.note(client.cookie, FRONTENDS[client.frontend], client.outcome, now)
+        self.packets.note(now)
+
+    def judge_open(self) -> None:
+        """Nothing has happened for a while, and the agent has ended what it had to."""
+        for client in self.connected:
+            self.endings.judge_open(FRONTENDS[client.frontend], client.outcome)
+        self.packets.judge_open()
 
     def _ask_name(self, client: Client) -> None:
         """getpeername of a connection that is open shows its frontend, whatever became of it."""

@@ -7,7 +7,13 @@ from typing import Any, NamedTuple
 from ebpflb.cluster import decoding
 from ebpflb.lab import manifests
 from ebpflb.model.events import Changed, Event, Key, Kind, ReadObject, Removed, Replaced
-from ebpflb.model.objects import NODEPORT_SOURCE_RANGES, SCHEDULER, SLOW_START, WEIGHT
+from ebpflb.model.objects import (
+    NODEPORT_SOURCE_RANGES,
+    ON_REMOVAL,
+    SCHEDULER,
+    SLOW_START,
+    WEIGHT,
+)
 from ebpflb.model.scheduler import SCHEDULERS
 from tests.simulation.places import (
     FAMILIES,
@@ -30,6 +36,8 @@ SERVICES, SLICES, ENDPOINTS = 3, 2, 3
 SLOW_SECONDS = "3s"
 POLICIES = "Cluster", "Local"
 WEIGHTS = (None, "0", "30", "700")
+GRACES = {"reset=0s": 0.0, "reset=2s": 2.0}  # seconds, by the value of the annotation
+_ON_REMOVAL = ("", *GRACES, "keep")
 Json = dict[str, Any]
 
 
@@ -47,6 +55,7 @@ class Shape(NamedTuple):
     scheduler: str
     slow: bool
     external_ips: bool
+    on_removal: str
 
     @staticmethod
     def of(bits: int) -> "Shape":
@@ -62,6 +71,7 @@ class Shape(NamedTuple):
             scheduler=SCHEDULERS[bits >> 10 & 3],
             slow=bool(bits >> 12 & 1),
             external_ips=bool(bits >> 13 & 1),
+            on_removal=_ON_REMOVAL[bits >> 14 & 3],
         )
 
     @property
@@ -81,6 +91,8 @@ class Shape(NamedTuple):
     @property
     def annotations(self) -> dict[str, str]:
         found = {SCHEDULER: self.scheduler}
+        if self.on_removal:
+            found[ON_REMOVAL] = self.on_removal
         if self.slow:
             found[SLOW_START] = SLOW_SECONDS
         if self.nodeport_ranges and self.node_port:
@@ -88,7 +100,7 @@ class Shape(NamedTuple):
         return found
 
 
-SHAPE_BITS = 14
+SHAPE_BITS = 16
 _BOTH_FAMILIES = INSIDE_RANGE, network_of_family(INSIDE_RANGE, 6)
 _RANGES: tuple[tuple[str, ...], ...] = (
     (),

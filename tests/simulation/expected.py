@@ -18,8 +18,8 @@ Found = tuple[Served | None, ...]
 """What a frontend leads to in each view."""
 
 
-class Wrong(AssertionError):
-    """Something does not hold."""
+class Wrong(BaseException):
+    """Something does not hold. No handler of the product's takes it for an error of its own."""
 
 
 class Expected(NamedTuple):

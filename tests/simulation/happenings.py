@@ -37,6 +37,7 @@ class Happenings:
         self.cursors: dict[Kind, int | None] = {}
         self.away = 0
         self.missing: set[str] = set()  # pins that somebody has removed
+        self.may_differ = False  # what the agent knows, from a fresh list of the API
 
     def do(self, step: Step, until: float) -> None:
         """Until it has happened, or until the agent's time is over."""

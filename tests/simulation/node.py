@@ -9,7 +9,7 @@ kernel: then look-ups happen before, during and after it, or it fails, or the ag
 import errno
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from ipaddress import ip_address
 from math import inf
 from pathlib import Path
@@ -20,7 +20,10 @@ from ebpflb.agent.inbox import Stop
 from ebpflb.datapath.programs.loader import SECTIONS
 from ebpflb.errors import EbpflbError, KernelError
 from ebpflb.model.devices import Device
+from ebpflb.model.drift import Drift, Part
+from ebpflb.model.services import PortName
 from ebpflb.node.device_watch import DevicesChanged
+from ebpflb.plan.watched_ports import Watched, restored
 from ebpflb.serve.metrics import Metrics
 from tests.simulation import bpffs, settled
 from tests.simulation.agent import SPECS, Life, simulated
@@ -33,6 +36,7 @@ from tests.simulation.kernel import SimKernel
 from tests.simulation.oracle import Known, View
 from tests.simulation.places import FAMILIES, NODE_ADDRESS, of_family
 from tests.simulation.steps import Step
+from tests.simulation.workers import Workers
 
 CONNECT4 = SECTIONS["cgroup/connect4"].attach_type
 ERRNOS = (errno.ENOMEM, errno.E2BIG, errno.EPERM)
@@ -74,6 +78,7 @@ class SimNode:
         self.settled_by = inf
         self.finished = False
         self.life: Life | None = None
+        self.watched: Mapping[PortName, Watched] = {}  # by the agent that ran last
         self.known = Known(None)
         self.views: list[View] = [{}]
         self._program: object = None
@@ -101,7 +106,9 @@ class SimNode:
         self._restart()
         try:
             self.life = Life(
-                self.state, self.folder, self, self.happenings, self.metrics, self.clock, SPECS
+                *(self.state, self.folder, self, self.happenings, self.metrics, self.clock, SPECS),
+                self._workers,
+                self._drift_found,
             )
             self.life.agent.run()
             self.life.datapath.close()
@@ -118,8 +125,19 @@ class SimNode:
             self._end()
         self.happenings.while_away()
 
+    def _workers(self, maps: Any) -> Workers:
+        return Workers(maps, self.clients, self.watched, self.put, self.clock)
+
+    def _drift_found(self, drifts: list[Drift]) -> None:
+        """Of objects only what a watch has lost is found."""
+        found = [each for each in drifts if each.part == Part.OBJECT]
+        if found and not self.happenings.may_differ:
+            raise Wrong(f"no event was lost, and the audit finds {found}")
+
     def _end(self) -> None:
         """A life ends: what only its descriptors have kept is gone."""
+        if self.life:
+            self.watched = restored(self.life.agent.status.reset_on_removal)
         self.life = None
         self.happenings.stop()
         self.kernel.close_descriptors()
@@ -143,11 +161,19 @@ class SimNode:
             self._between_turns()
             until = self.now + timeout
             while not self.queue:
-                if not self._next_step(until):
+                self._workers_turn()
+                if not self._next_step(min(until, self._workers_due())) and self.now >= until:
                     raise Empty
         message = self.queue.popleft()
         self.known.take(message)
         return message
+
+    def _workers_turn(self) -> None:
+        if self.life:
+            self.life.workers.turn()
+
+    def _workers_due(self) -> float:
+        return max(self.now, self.life.workers.due) if self.life else inf
 
     def _next_step(self, until: float) -> bool:
         """False when the time is over."""
@@ -195,6 +221,7 @@ class SimNode:
             self._add_view()
         if self.serving and not (self.damaged or self.detached or self._all_hooks()):
             raise Wrong("not every hook has a program")
+        self.clients.note(self.now)
         self.look()
 
     def _add_view(self) -> None:

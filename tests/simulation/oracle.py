@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from ebpflb.model.endpoint_slices import ReadSlice
 from ebpflb.model.events import Changed, Key, Kind, Removed, Replaced
 from ebpflb.model.objects import Service, ServicePortSpec
+from tests.simulation.cluster import GRACES
 from tests.simulation.places import (
     AT_LOOPBACK,
     CLUSTER_IPS,
@@ -38,6 +39,7 @@ class Served(NamedTuple):
     have; ``used``: all that new connections get by any frontend of the service. ``has_any``: some
     node has an endpoint. ``admits``: the clients by name; None: all. ``external`` and
     ``local_only`` decide who is masqueraded (kube-proxy.md 5.1).
+    ``grace``: when connections to endpoints that go are reset, in seconds; None: never.
     ``is_there``: false for a port that the service with this cluster IP does not have.
     """
 
@@ -52,6 +54,7 @@ class Served(NamedTuple):
     admits: frozenset[str] | None = None
     external: bool = False
     local_only: bool = False
+    grace: float | None = None
     is_there: bool = True
 
     def backends(self, client: Asking) -> frozenset[Place]:
@@ -154,6 +157,7 @@ def _frontends(
     internal = found.local if internal_local else found.cluster
     outside = found.local if local_only else found.cluster
     balanced = _balanced(service, version)
+    annotations = service.metadata.annotations
     used = internal | (
         outside | found.cluster if port.node_port or balanced or spec.external_ips else NOBODY
     )
@@ -164,6 +168,7 @@ def _frontends(
         used=used,
         has_any=bool(found.ready or found.leaving),
         affinity=spec.session_affinity == "ClientIP",
+        grace=GRACES.get(annotations.on_removal or "") if annotations else None,
     )
     external = usual._replace(
         inside=found.cluster, outside=outside, external=True, local_only=local_only

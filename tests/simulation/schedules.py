@@ -12,6 +12,7 @@ from typing import NamedTuple
 from ebpflb.serve.metrics import Metrics
 from tests.simulation.api_happenings import ApiHappenings
 from tests.simulation.build import Library
+from tests.simulation.expected import Wrong
 from tests.simulation.happenings import Happenings
 from tests.simulation.node import SimNode
 from tests.simulation.steps import Step, draw, draw_api
@@ -58,7 +59,7 @@ class Runner:
         try:
             with _quiet(), _collected_once():
                 node.run()
-        except Exception as error:
+        except (Exception, Wrong) as error:
             return Result(node.changes, node.lives, f"{type(error).__name__}: {error}")
         return Result(node.changes, node.lives, None)
 

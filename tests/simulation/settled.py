@@ -35,6 +35,7 @@ def check(node: "SimNode", life: Life) -> None:
             raise Wrong(f"the agent does not know the newest {kind}")
     if not life.health.ready or not life.health.serves:
         raise Wrong(f"not ready: {life.agent.status.not_ready}, serves: {life.health.serves}")
+    node.clients.judge_open()
     _check_hooks(node)
     _check_maps(life)
     _check_sweeps(node, life)

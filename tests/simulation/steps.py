@@ -9,7 +9,7 @@ from tests.simulation.cluster import ENDPOINTS, SERVICES, SHAPE_BITS, SLICES, WE
 from tests.simulation.places import IPS, PORTS
 
 LEAST, MOST = 6, 16  # steps of a schedule
-AFFINITY = 1 << 2  # of a Service's shape
+AFFINITY, AT_ONCE, SOON, KEPT = 1 << 2, 1 << 14, 2 << 14, 3 << 14  # of a Service's shape
 ALL_READY = (1 << ENDPOINTS) - 1
 
 
@@ -80,6 +80,7 @@ API_STEPS: dict[str, tuple[int, Draw]] = STEPS | {
     "hang": (3, lambda r: (r.randrange(4),)),
     "refuse": (3, lambda r: (r.randrange(4), r.randint(1, 3))),
     "expire": (2, lambda r: (r.randrange(4),)),
+    "lose_event": (3, lambda r: (r.randrange(4),)),
 }
 
 
@@ -93,6 +94,23 @@ def changing_policies() -> list[Step]:
         for step in (Step("policies", (0, 1 - turn % 2, 0)), *delivered, Step("wait", (1100,)))
     ]
     return begin + changes
+
+
+def removing_endpoints(shape: int, *after: Step) -> list[Step]:
+    """Connections and flows to all endpoints of a service, which are removed then."""
+    delivered = [Step("deliver", (kind, 9)) for kind in range(4)]
+    begin = [Step("service", (0, 0, 3, shape)), *_slices(0), *delivered, Step("wait", (1100,))]
+    clients = [Step(name, (which,)) for which in range(24) for name in ("open", "flow")]
+    less = [Step("slice", (0, 1, 0, 6, 0, 0)), Step("delete_slice", (0, 0, 0))]
+    return [*begin, *clients, Step("wait", (400,)), *less, *delivered, *after]
+
+
+def losing_an_event() -> list[Step]:
+    """A watch does not tell that endpoints have gone."""
+    delivered = [Step("deliver", (kind, 9)) for kind in range(4)]
+    begin = [Step("service", (0, 0, 3, 0)), *_slices(0), *delivered, Step("wait", (1100,))]
+    lost = [Step("lose_event", (kind,)) for kind in range(4)]
+    return [*begin, *lost, Step("slice", (0, 0, 0, 1, 0, 0)), *delivered]
 
 
 def _slices(service: int) -> list[Step]:

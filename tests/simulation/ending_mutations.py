@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mistakes made on purpose in how flows, counts and connections end."""
+
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from ebpflb.agent.ended_connections import EndedConnections
+from ebpflb.agent.service_sync import ServiceSync
+from ebpflb.datapath.maps.sweep import FLOW_MAPS, FlowTable
+from ebpflb.model.services import ServicePort
+from ebpflb.on_removal.flow_resets import FlowConnections
+from ebpflb.on_removal.gone_connections import ResetCounts
+from ebpflb.on_removal.reset_worker import ResetWorker
+from ebpflb.plan.expiry import Timeouts
+from ebpflb.plan.removed_endpoints import RemovedEndpoints
+from ebpflb.plan.watched_ports import Watched
+from ebpflb.stale_udp.end import Counts, SocketEnder
+from ebpflb.stale_udp.socket_search import ServedFrontends, SocketState
+from tests.simulation.write_mutations import Mutation
+
+
+def sweeps_take_open_flows() -> Any:
+    return patch.object(Timeouts, "_nanoseconds", lambda self, protocol, found: 0)
+
+
+def sweeps_leave_flows() -> Any:
+    """One entry of each is forgotten."""
+
+    def remove(self: FlowTable, entries: Any) -> Any:
+        return _remove(self, dict(list(entries.items())[:-1]))
+
+    return patch.object(FlowTable, "remove", remove)
+
+
+_remove = FlowTable.remove
+
+
+def forgotten_connections_stay_counted() -> Any:
+    """Those whose flow a sweep has deleted."""
+    return patch.object(EndedConnections, "sweep", lambda self: 0)
+
+
+def open_sockets_count_as_ended() -> Any:
+    """Only flows are looked through."""
+
+    def remembered(self: EndedConnections, name: str) -> Any:
+        return _remembered(self, name) if name in FLOW_MAPS else []
+
+    return patch.object(EndedConnections, "_remembered", remembered)
+
+
+_remembered = EndedConnections._remembered
+
+
+def kept_connections_are_reset() -> Any:
+    """Whatever a Service says."""
+
+    def watch(self: ServiceSync, port: ServicePort) -> Any:
+        return _watch(self, replace(port, reset_after=port.reset_after or 0.0))
+
+    return patch.object(ServiceSync, "_watch", watch)
+
+
+_watch = ServiceSync._watch
+
+
+def the_grace_is_ignored() -> Any:
+    def update(self: RemovedEndpoints, name: Any, change: Any, now: float) -> bool:
+        at_once = change._replace(grace=0.0) if isinstance(change, Watched) else change
+        return _update(self, name, at_once, now)
+
+    return patch.object(RemovedEndpoints, "update", update)
+
+
+_update = RemovedEndpoints.update
+
+
+def connections_to_gone_endpoints_stay() -> Any:
+    return patch.object(ResetWorker, "_reset", lambda self, gone, is_last: None)
+
+
+def flows_to_gone_endpoints_stay() -> Any:
+    """Sockets alone are ended."""
+    return patch.object(FlowConnections, "reset", lambda self, wanted, is_last: ResetCounts())
+
+
+def stale_sockets_stay() -> Any:
+    """Of datagrams."""
+    return patch.object(SocketEnder, "end", lambda self, stale: (Counts(), stale))
+
+
+def sockets_of_serving_backends_are_stale() -> Any:
+    return patch.object(ServedFrontends, "state_of", lambda self, entry: SocketState.STALE)
+
+
+OF_ENDINGS: list[Mutation] = [
+    sweeps_take_open_flows, sweeps_leave_flows, forgotten_connections_stay_counted,
+    open_sockets_count_as_ended, kept_connections_are_reset, the_grace_is_ignored,
+    connections_to_gone_endpoints_stay, flows_to_gone_endpoints_stay, stale_sockets_stay,
+    sockets_of_serving_backends_are_stale,
+]  # fmt: skip

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What works beside the agent's loop: it ends sockets whose endpoint has gone, and marks flows.
+
+Each has its turn when it is due, while the loop waits. Sockets are listed and ended as sock_diag
+does: the clients' own are all in another namespace than the agent.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from ipaddress import ip_address
+from socket import AF_INET, AF_INET6, ntohs
+from typing import Any
+
+from ebpflb.model.services import PortName
+from ebpflb.node.sock_diag import Connected
+from ebpflb.on_removal.flow_resets import FlowConnections
+from ebpflb.on_removal.reset_worker import OnReset, ResetWorker
+from ebpflb.on_removal.socket_resets import SocketConnections
+from ebpflb.plan.watched_ports import Watched
+from ebpflb.stale_udp.worker import StaleUdpWorker
+from tests.simulation.clients import Client, Clients
+from tests.simulation.places import FRONTENDS, NUMBERS
+
+Clock = Callable[[], float]
+
+
+class OpenSockets:
+    """The connected sockets of some clients, as a ``SockDiag``."""
+
+    def __init__(self, clients: Clients | None, clock: Clock = float) -> None:
+        self._clients, self._clock = clients, clock
+
+    def __enter__(self) -> "OpenSockets":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def connected(self, protocol: int, port: int = 0) -> Iterator[Connected]:
+        for client in self._clients.connected if self._clients else ():
+            found = _listed(client)
+            if found.protocol == protocol and port in (0, found.remote[1]):
+                yield found
+
+    def destroy(self, one: Connected) -> bool:
+        assert self._clients
+        return self._clients.end(one.cookie, self._clock())
+
+
+class Workers:
+    """``former``: what an earlier agent watched."""
+
+    def __init__(
+        self,
+        maps: Any,
+        clients: Clients,
+        former: Mapping[PortName, Watched],
+        on_reset: OnReset,
+        clock: Clock,
+    ) -> None:
+        def each_namespace(_: object) -> Iterator[tuple[bool, Any]]:
+            yield True, OpenSockets(None)
+            yield False, OpenSockets(clients, clock)
+
+        kinds = SocketConnections(maps, each_namespace, lambda: True), FlowConnections(maps)
+        self.on_removal = ResetWorker(maps, kinds, former, on_reset, clock)
+        self.stale_udp = StaleUdpWorker(maps, each_namespace, clock=clock)
+        self._clock = clock
+
+    @property
+    def due(self) -> float:
+        return min(self.on_removal.due, self.stale_udp.due)
+
+    def turn(self) -> None:
+        if self.on_removal.due <= self._clock():
+            self.on_removal.turn()
+        if self.stale_udp.due <= self._clock():
+            self.stale_udp.turn()
+
+
+class NoSegments:
+    """In place of raw sockets."""
+
+    def __enter__(self) -> "NoSegments":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def send(self, ends: object, packets: object) -> None:
+        pass
+
+
+def _listed(client: Client) -> Connected:
+    """With its peer and its cookie; no other socket has these ends."""
+    address, port = client.outcome >> 16 & 0xFFFFFFFF, ntohs(client.outcome & 0xFFFF)
+    last, is_v6 = address.to_bytes(4, "little"), bool(client.outcome >> 48)
+    remote = ip_address(b"\xfd" + bytes(11) + last).packed if is_v6 else last.ljust(16, b"\0")
+    ports = bytes(2) + port.to_bytes(2, "big")
+    id = ports + bytes(16) + remote + bytes(4) + client.cookie.to_bytes(8, "little")
+    family = AF_INET6 if is_v6 else AF_INET
+    return Connected(NUMBERS[FRONTENDS[client.frontend][2]], family, id)

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mistakes made on purpose in what the agent knows, plans and writes; each is a patch."""
+
+from collections.abc import Callable
+from dataclasses import Field, fields, replace
+from typing import Any
+from unittest.mock import patch
+
+from msgspec import structs
+
+from ebpflb.agent import service_sync
+from ebpflb.agent.audit_checks import HooksCheck
+from ebpflb.agent.service_sync import ServiceSync
+from ebpflb.datapath import map_writer
+from ebpflb.datapath.attach.held_links import HeldLinks
+from ebpflb.datapath.map_writer import MapWriter
+from ebpflb.model import cluster_state, nodeport_addresses, services
+from ebpflb.model.cluster_state import ClusterState
+from ebpflb.model.selection import Selection, uses_cluster, uses_local
+from ebpflb.model.services import ServicePort
+from ebpflb.plan import desired_service, tables
+from ebpflb.plan.plan import Plan
+from ebpflb.plan.planner import Planner
+
+Mutation = Callable[[], Any]
+
+
+def _in_order(order: Callable[[list[Field[Any]]], list[Field[Any]]]) -> Any:
+    return patch.object(map_writer, "fields", lambda plan: order(list(fields(plan))))
+
+
+def frontends_before_slots() -> Any:
+    """The order of writes is swapped."""
+    return _in_order(lambda parts: sorted(parts, key=lambda part: part.name != "services"))
+
+
+def deleted_before_created() -> Any:
+    """A frontend is removed, and then written with its new service."""
+
+    def apply(self: MapWriter, plan: Plan) -> None:
+        self.maps["services"].delete([frontend for frontend, _ in plan.services])
+        _apply(self, plan)
+
+    return patch.object(MapWriter, "apply", apply)
+
+
+_apply = MapWriter.apply
+
+
+def names_of_removed_backends_stay() -> Any:
+    """A kind of entry is never removed."""
+    return _in_order(lambda parts: [p for p in parts if p.name != "removed_backend_names"])
+
+
+def services_deleted_while_away_stay() -> Any:
+    """A new agent forgets to remove what it does not know."""
+    return patch.object(Planner, "plan_everything", Planner.plan_changes)
+
+
+def a_failed_write_counts_as_written() -> Any:
+    """The maps are not read again after a failure."""
+
+    def write(self: ServiceSync) -> None:
+        self.must_start_over = False
+        _write(self)
+
+    return patch.object(ServiceSync, "write", write)
+
+
+_write = ServiceSync.write
+
+
+def removed_backends_keep_their_slot() -> Any:
+    """Affinity and sockets would find them for ever."""
+    return patch.object(Planner, "_free_backend_id", lambda self, id: None)
+
+
+def removed_slices_are_ignored() -> Any:
+    return patch.object(ClusterState, "_remove_slice", lambda self, key: None)
+
+
+def hooks_are_not_put_back() -> Any:
+    return patch.object(HooksCheck, "repair", lambda self: None)
+
+
+def links_are_not_held() -> Any:
+    """A pin that is removed detaches its program."""
+    return patch.object(HeldLinks, "hold", lambda self, pins: None)
+
+
+def nothing_marks_a_write() -> Any:
+    """The count of writes is odd for ever after an agent has died while it wrote."""
+    return patch.object(map_writer, "_written", lambda settings, frontends_move: settings)
+
+
+def ranges_are_forgotten() -> Any:
+    """A new agent narrows the span of cluster IPs until it has the list."""
+    return patch.object(MapWriter, "service_ranges", lambda self: [])
+
+
+def _patched_flags(change: Callable[[dict[Any, Any]], None]) -> Any:
+    """Of the frontends that a service port is to have."""
+
+    def frontends(port: ServicePort, has_any: bool) -> dict[Any, Any]:
+        found = _frontends(port, has_any)
+        change(found)
+        return found
+
+    return patch.object(desired_service, "_frontends", frontends)
+
+
+_frontends = desired_service._frontends
+
+
+def _without(word: str) -> Any:
+    def change(found: dict[Any, Any]) -> None:
+        found |= {at: flags - {word} for at, flags in found.items()}
+
+    return _patched_flags(change)
+
+
+def policies_are_ignored() -> Any:
+    """Local counts as Cluster."""
+    return _without("local")
+
+
+def restrictions_are_ignored() -> Any:
+    """Of load balancers and NodePorts."""
+    return _without("restricted")
+
+
+def endpoints_elsewhere_are_forgotten() -> Any:
+    """Where none is on this node requests are refused."""
+    return _without("endpoints")
+
+
+def nodeports_are_not_served() -> Any:
+    return patch.object(nodeport_addresses, "served_addresses", lambda *_: frozenset())
+
+
+def only_one_family_is_listed() -> Any:
+    """Of two cluster IPs the second is not served."""
+
+    def cluster_ips(spec: Any, warnings: list[str]) -> Any:
+        return dict(list(_cluster_ips(spec, warnings).items())[:1])
+
+    return patch.object(services, "_cluster_ips", cluster_ips)
+
+
+_cluster_ips = services._cluster_ips
+
+
+def source_ranges_are_not_written() -> Any:
+    return _in_order(lambda parts: [part for part in parts if part.name != "source_ranges"])
+
+
+def weight_zero_counts() -> Any:
+    """Endpoints of weight 0 get new connections."""
+
+    def select(endpoints: Any, topology: Any) -> Any:
+        weighted = [structs.replace(each, weight=each.weight or 1) for each in endpoints]
+        return _select(tuple(weighted), topology)
+
+    return patch.object(cluster_state, "select", select)
+
+
+_select = cluster_state.select
+
+
+def tables_name_the_wrong_slot() -> Any:
+    """The one behind."""
+
+    def places(*arguments: Any) -> list[tables.TablePlace]:
+        return [each._replace(slot=each.slot + 1) for each in _places(*arguments)]
+
+    return patch.object(tables, "places", places)
+
+
+_places = tables.places
+
+
+def every_backend_counts_as_here() -> Any:
+    """Nothing is masqueraded."""
+    both = {True: frozenset({"here"}), False: frozenset({"here"})}
+    flags = {key: value | both[True] for key, value in desired_service._FLAGS.items()}
+    order = {
+        value: desired_service._ORDER[desired_service._FLAGS[key]] for key, value in flags.items()
+    }
+    return patch.multiple(desired_service, _FLAGS=flags, _ORDER=order)
+
+
+def slots_name_the_lists_in_use_alone() -> Any:
+    """While a policy changes, affinity finds backends that are not in the list that is asked."""
+
+    def wanted(port: ServicePort, found: Selection, *more: Any) -> Any:
+        used = found.cluster * uses_cluster(port), found.local * uses_local(port)
+        return _wanted(port, replace(found, cluster=used[0], local=used[1]), *more)
+
+    return patch.object(service_sync, "desired_service", wanted)
+
+
+_wanted = desired_service.desired_service
+
+
+def programs_first() -> Any:
+    """Attached before the maps are filled."""
+    return patch.object(ClusterState, "complete", property(lambda self: True))
+
+
+OF_WRITES: list[Mutation] = [
+    frontends_before_slots, deleted_before_created, names_of_removed_backends_stay,
+    services_deleted_while_away_stay, a_failed_write_counts_as_written,
+    removed_backends_keep_their_slot, removed_slices_are_ignored, hooks_are_not_put_back,
+    links_are_not_held, nothing_marks_a_write, ranges_are_forgotten, policies_are_ignored,
+    restrictions_are_ignored, endpoints_elsewhere_are_forgotten, nodeports_are_not_served,
+    only_one_family_is_listed, source_ranges_are_not_written, weight_zero_counts,
+    tables_name_the_wrong_slot, every_backend_counts_as_here, slots_name_the_lists_in_use_alone,
+    programs_first,
+]  # fmt: skip
