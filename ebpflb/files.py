@@ -12,7 +12,7 @@ from pathlib import Path
 def replace(path: Path, content: bytes, mode: int = 0o600) -> None:
     """Writes the file under a name of its own, which then takes the place of ``path``.
 
-    Raises OSError; then ``path`` is as it was.
+    Raises OSError of ``path``, which is as it was then.
     """
     half, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -20,9 +20,9 @@ def replace(path: Path, content: bytes, mode: int = 0o600) -> None:
             file.write(content)
             os.fchmod(half, mode)
         os.replace(name, path)
-    except OSError:
+    except OSError as error:
         os.unlink(name)
-        raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def lock(opened: int) -> bool:

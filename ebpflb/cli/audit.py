@@ -17,10 +17,11 @@ from ebpflb.datapath.attach.cgroup_links import cgroup_root as default_cgroup
 from ebpflb.datapath.map_writer import capacity_of
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.diagnose import node_audit as comparisons
-from ebpflb.errors import ClusterError, NodeError
+from ebpflb.errors import ClusterError, NodeError, one_line
 from ebpflb.model.drift import Drift
 from ebpflb.options import Options, Paths
 from ebpflb.serve import status as agent_status
+from ebpflb.serve.status import AgentStatus
 
 AGAIN_SECONDS = 1.0  # what an agent writes just now is no drift: it is looked at twice
 
@@ -63,11 +64,19 @@ def audit(state_dir: Path, run_dir: Path | None, cgroup_root: Path | None, outpu
 def compare(paths: Paths, cgroup_root: Path | None) -> Compared:
     """What differs twice in a row. Raises EbpflbError where it cannot be found out."""
     published = agent_status.read(paths)
-    options = published.origin.options(paths) if published and published.origin else None
+    options = _options(published, paths)
     cgroup = cgroup_root or (options.cgroup if options else default_cgroup())
     found, again = (_compare(paths.state, cgroup, options) for _ in range(2))
     drift = sorted(set(found.drift) & set(again.drift))
     return Compared(drift, found.not_listed or again.not_listed)
+
+
+def _options(published: AgentStatus | None, paths: Paths) -> Options | None:
+    """Of the last agent. Raises NodeError for what are none."""
+    try:
+        return published.origin.options(paths) if published and published.origin else None
+    except ValueError as error:
+        raise NodeError(f"{paths.status_file}: {one_line(str(error))}") from None
 
 
 def _compare(state: Path, cgroup: Path, options: Options | None) -> Compared:

@@ -178,4 +178,5 @@ def _release_ports(paths: Paths) -> None:
     try:
         reserved_ports.release(paths.ports_file)
     except OSError as error:
-        raise NodeError(f"{reserved_ports.RESERVED}: {error.strerror}") from error
+        where = error.filename or reserved_ports.RESERVED
+        raise NodeError(f"{where}: {error.strerror}") from error

@@ -24,7 +24,6 @@ manifest_directory  the objects of all files together, and the events for a chan
 manifest_file       one file -> its documents -> objects, or what is wrong with them
 manifest_kinds      which kind a document is of, and whether that is misspelt
 yaml_documents      YAML -> plain values, within limits
-regular_file        the bytes of a file, if it is a regular one and not too large
 
 Both:
 

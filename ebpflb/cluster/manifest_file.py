@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ebpflb.cluster import manifest_kinds, regular_file, yaml_documents
+from ebpflb import regular_file
+from ebpflb.cluster import manifest_kinds, yaml_documents
 from ebpflb.cluster.decoding import DECODE_ERRORS, convert
 from ebpflb.errors import ClusterError, InvalidObject, one_line
 from ebpflb.model.events import Key, Kind

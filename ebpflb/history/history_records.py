@@ -105,6 +105,6 @@ def unframed(data: bytes) -> Iterator[Record]:
             return
         try:
             yield _decoder.decode(body)
-        except msgspec.MsgspecError:
+        except (ValueError, RecursionError):
             return
         at += _head.size + length

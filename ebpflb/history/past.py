@@ -106,7 +106,7 @@ class Past:
         for path in segments.paths_of(paths):
             try:
                 self._add(list(segments.read(path)))
-            except (NodeError, FileNotFoundError) as error:
+            except NodeError as error:
                 self.notes.append(f"not read: {in_words(error)}")
         if self.begins is None:
             raise NodeError(f"no history in {paths.run}: did an agent of this version run here?")

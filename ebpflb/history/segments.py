@@ -8,12 +8,12 @@ import errno
 import logging
 import os
 import re
-import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from ebpflb import regular_file
 from ebpflb.errors import NodeError, in_words, one_line
 from ebpflb.history.history_records import MAGIC, Record, frame, unframed
 from ebpflb.options import Paths
@@ -24,25 +24,33 @@ LIMIT = 16 << 20  # bytes, of all files
 PARTS = 4  # a file is full when this part of the limit follows its checkpoint
 MOST_FILES = 64
 _PRIVATE = 0o600
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 _LARGEST = 1 << 30
 
 
 class Segment:
-    """The file that is appended to; every call raises OSError."""
+    """The file that is appended to; every call raises OSError. One that cannot begin is no file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd = os.open(path, _CREATE, _PRIVATE)
         self.size = 0
-        self._append(MAGIC)
+        try:
+            self._append(MAGIC)
+        except OSError:
+            self.discard()
+            raise
 
     def append(self, record: Record) -> None:
         self._append(frame(record))
 
     def close(self) -> None:
         os.close(self._fd)
+
+    def discard(self) -> None:
+        """Closes and removes it."""
+        self.close()
+        self.path.unlink(missing_ok=True)
 
     def _append(self, data: bytes) -> None:
         """Half of a frame, where the disk is full, would hide what follows: it is taken back."""
@@ -66,7 +74,11 @@ def new(paths: Paths, limit: int = LIMIT) -> Segment:
     found = paths_of(paths)
     number = int(found[-1].name.split(".")[-2]) + 1 if found else 1
     segment = Segment(paths.run / f"{paths.name}.{number % 10**8:08}.history")
-    forget(paths, limit)
+    try:
+        forget(paths, limit)
+    except OSError:
+        segment.discard()
+        raise
     return segment
 
 
@@ -94,23 +106,23 @@ def set_aside(paths: Paths) -> None:
 
 
 def read(path: Path) -> Iterator[Record]:
-    """Its records, up to the first that is not whole. Raises NodeError, or OSError."""
-    with _opened(path) as file:
-        data = file.read()
+    """Its records, up to the first that is not whole. Raises NodeError."""
     try:
+        with _opened(path) as file:
+            data = file.read()
         yield from unframed(data)
+    except OSError as error:
+        raise NodeError(f"{path}: {error.strerror}") from error
     except ValueError as error:
         raise NodeError(f"{path}: {error}") from None
 
 
 def _opened(path: Path) -> IO[bytes]:
     """Raises NodeError for what is not a regular file, and OSError."""
-    descriptor = os.open(path, _READ)
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST:
-        os.close(descriptor)
-        raise NodeError(f"{path}: not a history of ebpflb")
-    return open(descriptor, "rb")
+    try:
+        return regular_file.opened(path, _LARGEST, follow=False)
+    except regular_file.UnusableFile:
+        raise NodeError(f"{path}: not a history of ebpflb") from None
 
 
 def _move(path: Path, aside: Path) -> None:

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import msgspec
 
-from ebpflb import files
-from ebpflb.model.kernel_lists import format_numbers, parse_numbers
+from ebpflb import files, regular_file
+from ebpflb.model.kernel_lists import format_numbers, parse_numbers, parse_ranges
 from ebpflb.node import sysctl
 
 log = logging.getLogger(__name__)
 
 RESERVED = sysctl.path("net/ipv4/ip_local_reserved_ports")
+_PORTS = 1 << 16
 _NETNS = Path("/proc/self/ns/net")
 
 
@@ -27,6 +28,11 @@ class Reservation(msgspec.Struct):
 
     netns: int
     ports: str
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what are no ports, as a file may have them."""
+        if any(each.stop > _PORTS for each in parse_ranges(self.ports)):
+            raise ValueError(f"{self.ports} are no ports")
 
 
 def reserve(record: Path, first: int, last: int) -> None:
@@ -50,8 +56,9 @@ def try_to_reserve(record: Path, first: int, last: int) -> str | None:
     try:
         reserve(record, first, last)
     except OSError as error:
-        log.warning("ports %d-%d are not reserved: %s: %s", first, last, RESERVED, error.strerror)
-        return f"{RESERVED}: {error.strerror}"
+        reason = f"{error.filename or RESERVED}: {error.strerror}"
+        log.warning("ports %d-%d are not reserved: %s", first, last, reason)
+        return reason
     return None
 
 
@@ -65,11 +72,8 @@ def release(record: Path) -> None:
 
 def _reserved_by_us(record: Path) -> set[int]:
     """Nothing if the file is of another network namespace."""
-    try:
-        added = msgspec.json.decode(record.read_bytes(), type=Reservation)
-    except (OSError, msgspec.MsgspecError):
-        return set()
-    return parse_numbers(added.ports) if added.netns == _here() else set()
+    added = regular_file.decoded(record, Reservation)
+    return parse_numbers(added.ports) if added and added.netns == _here() else set()
 
 
 def _remember(record: Path, ports: set[int]) -> None:

@@ -4,11 +4,12 @@
 from collections import UserDict
 from collections.abc import Iterable
 from ipaddress import ip_address
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from ebpflb.model.addresses import Address
+from ebpflb.model.on_removal import LONGEST_GRACE
 from ebpflb.model.services import PortName
 from ebpflb.plan.entries import Frontend
 
@@ -30,8 +31,13 @@ class WatchedPort(Struct, frozen=True):
     """Without its endpoints: the next agent knows what the slices list then."""
 
     name: PortName
-    grace: float
-    frontends: tuple[tuple[str, int], ...]  # address and port
+    grace: Annotated[float, Meta(ge=0, le=LONGEST_GRACE)]
+    frontends: tuple[tuple[str, Annotated[int, Meta(ge=0, lt=1 << 16)]], ...]  # address and port
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for an address that is none, as the status of an agent may have it."""
+        for address, _ in self.frontends:
+            ip_address(address)
 
 
 class WatchedPorts(UserDict[PortName, Watched]):
@@ -63,7 +69,7 @@ class WatchedPorts(UserDict[PortName, Watched]):
 
 
 def restored(ports: Iterable[WatchedPort]) -> dict[PortName, Watched]:
-    """The inverse of ``saved``. Raises ValueError for an address that is none."""
+    """The inverse of ``saved``."""
     return {each.name: Watched(each.grace, _frontends(each)) for each in ports}
 
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from ebpflb import files
+from ebpflb import files, regular_file
 from ebpflb.datapath.maps import state_record
 from ebpflb.datapath.maps.state_lock import StateLock
 from ebpflb.errors import NodeError
@@ -75,9 +75,9 @@ def _record(paths: Paths) -> None:
     """
     former = state_record.read(paths.state)
     if former is not None and former.run != paths.run:
-        with suppress(OSError):
+        with suppress(OSError, regular_file.UnusableFile):
             if not paths.ports_file.exists():
-                files.replace(paths.ports_file, former.ports_file.read_bytes())
+                files.replace(paths.ports_file, regular_file.read(former.ports_file))
         status.remove(former)
     try:
         state_record.write(paths)

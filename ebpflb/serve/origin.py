@@ -28,13 +28,17 @@ class Origin(msgspec.Struct, frozen=True):
     scheduler: str = scheduler.RANDOM
 
     def options(self, paths: Paths) -> Options:
-        """The same as Options of an agent."""
+        """The same as Options of an agent. Raises ValueError for what is none, as a file may have
+        it.
+        """
+        if self.scheduler not in scheduler.SCHEDULERS:
+            raise ValueError(f"{self.scheduler} is no scheduler")
         return Options(
             paths=paths,
             node_name=self.node_name,
-            cgroup=Path(self.cgroup),
-            manifests=Path(self.manifests) if self.manifests else None,
-            kubeconfig=Path(self.kubeconfig) if self.kubeconfig else None,
+            cgroup=_path(self.cgroup),
+            manifests=_path(self.manifests) if self.manifests else None,
+            kubeconfig=_path(self.kubeconfig) if self.kubeconfig else None,
             master=self.master,
             bind_address=ip_address(self.bind_address) if self.bind_address else None,
             serve_external_ips=self.serve_external_ips,
@@ -46,6 +50,12 @@ class Origin(msgspec.Struct, frozen=True):
             ),
             scheduler=self.scheduler,
         )
+
+
+def _path(text: str) -> Path:
+    if "\0" in text:
+        raise ValueError("a path with a null character")
+    return Path(text)
 
 
 def origin(options: Options) -> Origin:

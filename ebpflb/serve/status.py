@@ -19,7 +19,7 @@ from typing import IO, Any
 
 import msgspec
 
-from ebpflb import files
+from ebpflb import files, regular_file
 from ebpflb.errors import NodeError
 from ebpflb.model.packet_path import PacketPath
 from ebpflb.options import ALL_SOCKETS, Paths
@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 _PRIVATE_FILE, _PRIVATE_FOLDER = 0o600, 0o700
 _OWN_FILES = {".json", ".lock", ".ports", ".sock", ".history", ".bad", ".sysctls", ".tmp", ".half"}
+_LARGEST = 64 << 20  # bytes; 100,000 Services with on-removal have 15 MB
 CURRENT_PROGRAMS = "current"  # the loaded programs are those of this agent's version
 
 
@@ -70,6 +71,12 @@ class AgentStatus(msgspec.Struct, frozen=True):
     drift: Mapping[str, str] = {}  # what differs from what is planned -> in which way
     origin: Origin | None = None  # where it has the cluster's objects from
     audit_errors: Mapping[str, str] = {}  # what is compared -> why it cannot be, or not put back
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for times that are none, as a file may have them."""
+        for text in (self.started, *self.last_received.values()):
+            if datetime.fromisoformat(text).tzinfo is None:
+                raise ValueError(f"{text} is without its offset to UTC")
 
     @property
     def not_ready(self) -> list[str]:
@@ -132,22 +139,20 @@ class StatusFile:
 
 
 def read(paths: Paths) -> AgentStatus | None:
-    """The last published status, or None where no agent has ever run."""
-    try:
-        return msgspec.json.decode(paths.status_file.read_bytes(), type=AgentStatus)
-    except (OSError, msgspec.MsgspecError):
-        return None
+    """The last published status; None where no agent has ever run, or what is there is none."""
+    return regular_file.decoded(paths.status_file, AgentStatus, _LARGEST)
 
 
 def lock(paths: Paths) -> IO[bytes]:
     """The open lock file, to be held while the agent runs. Raises NodeError if another one runs."""
     try:
         _make_private(paths.run)
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        file = open(os.open(paths.lock_file, flags, _PRIVATE_FILE), "r+b")  # noqa: SIM115
-        os.fchmod(file.fileno(), _PRIVATE_FILE)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        opened = os.open(paths.lock_file, flags, _PRIVATE_FILE)
+        file = open(opened, "r+b", buffering=0)  # noqa: SIM115
+        os.fchmod(opened, _PRIVATE_FILE)
     except OSError as error:
-        raise NodeError(f"{paths.run}: {error.strerror}") from error
+        raise NodeError(f"{error.filename or paths.lock_file}: {error.strerror}") from error
     if not files.lock(file.fileno()):
         file.close()
         raise second_agent(paths)

@@ -15,7 +15,8 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as some
 
-from ebpflb.cluster import regular_file, yaml_documents
+from ebpflb import regular_file
+from ebpflb.cluster import yaml_documents
 from ebpflb.cluster.manifest_directory import ManifestDirectory
 from ebpflb.errors import LONGEST_LINE
 from ebpflb.model.cluster_state import ClusterState

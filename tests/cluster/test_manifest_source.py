@@ -11,7 +11,8 @@ import yaml
 from inotify_simple import Event as InotifyEvent
 from inotify_simple import flags
 
-from ebpflb.cluster import manifest_source, regular_file
+from ebpflb import regular_file
+from ebpflb.cluster import manifest_source
 from ebpflb.cluster.manifest_source import ManifestSource
 from ebpflb.cluster.open_files import OpenFiles
 from ebpflb.errors import ClusterError

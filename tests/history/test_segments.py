@@ -12,6 +12,7 @@ import pytest
 from ebpflb.errors import NodeError
 from ebpflb.history import segments
 from ebpflb.history.past import Past
+from ebpflb.options import Paths
 from tests.history.fakes import Node
 
 
@@ -69,6 +70,42 @@ def test_full_disk(
     past = Past(node.paths)
     held = {name: each.packed for name, each in past.at(node.clock()).maps.items() if each.packed}
     assert held == node.contents()
+
+
+def descriptors() -> set[str]:
+    """What this process has open of the history."""
+    links = (Path("/proc/self/fd") / number for number in os.listdir("/proc/self/fd"))
+    return {text for link in links if ".history" in (text := _target(link))}
+
+
+def _target(link: Path) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:
+        return ""
+
+
+@pytest.mark.parametrize("fault", ["the disk is full", "it is half full", "old files stay"])
+def test_a_file_that_cannot_begin_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """Neither its descriptor nor the file is left, however often it is tried."""
+    paths, real = Paths(Path("/state"), tmp_path), os.write
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as broken:
+        if fault == "old files stay":
+            broken.setattr(segments, "forget", fail)
+        elif fault == "the disk is full":
+            broken.setattr(segments.os, "write", fail)
+        else:
+            broken.setattr(segments.os, "write", lambda fd, data: real(fd, data[:3]))
+        for _ in range(3):
+            with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+                segments.new(paths)
+    assert (segments.paths_of(paths), descriptors()) == ([], set())
 
 
 def test_no_directory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

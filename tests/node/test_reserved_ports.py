@@ -2,8 +2,9 @@
 """Ports that are kept from the host, in a network namespace of the test's own."""
 
 import errno
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from pyroute2 import netns
 
 from ebpflb.lab.netns import ip as run_ip
 from ebpflb.node import reserved_ports
+from tests.kit.hostile_files import HOSTILE
 
 NAME = f"ebpflb-test-{os.getpid()}-ports"
 
@@ -108,3 +110,24 @@ def test_refused(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reserved_ports.RESERVED.write_text("20000-20009,30000-30009\n")
     reserved_ports.release(record)
     assert reserved() == "30000-30009"
+
+
+@pytest.mark.parametrize("ports", ["1-", "x", "-3", "0-99999999999", "70000"])
+def test_a_record_of_no_ports(record: Path, caplog: pytest.LogCaptureFixture, ports: str) -> None:
+    """It is named, and counts as none: what the kernel's list has is others'."""
+    netns_number = os.stat("/proc/self/ns/net").st_ino
+    record.write_text(json.dumps({"netns": netns_number, "ports": ports}))
+    reserved_ports.reserve(record, 20000, 20009)
+    assert reserved() == "20000-20009"
+    assert str(record) in caplog.text
+    reserved_ports.release(record)
+    assert reserved() == ""
+
+
+@pytest.mark.parametrize("make", HOSTILE.values(), ids=HOSTILE)
+def test_anything_in_the_place_of_the_record(record: Path, make: Callable[[Path], None]) -> None:
+    """The ports are reserved, or it is said why not; nothing waits."""
+    make(record)
+    said = reserved_ports.try_to_reserve(record, 20000, 20009)
+    assert (said is None) == (reserved() == "20000-20009")
+    assert said is None or str(record) in said

@@ -13,7 +13,7 @@ from ebpflb.serve.status import AgentStatus
 from tests.plan.builders import CAPACITY
 from tests.serve.subjects import changes, fake_datapath, settled, value, values
 
-STATUS = AgentStatus(pid=1, node="node-1", source="s", started="now")
+STATUS = AgentStatus(pid=1, node="node-1", source="s", started="2026-11-23T12:00:00+00:00")
 SERVICE = "ebpflb_service_not_programmed"
 
 

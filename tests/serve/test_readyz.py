@@ -16,7 +16,9 @@ OWN = 10247
 
 
 def in_force(**more: Any) -> AgentStatus:
-    made = AgentStatus(pid=7, node="n", source="s", started="", lists_complete=True)
+    made = AgentStatus(
+        pid=7, node="n", source="s", started="2026-11-23T12:00:00+00:00", lists_complete=True
+    )
     return made.changed(attached=True, in_sync=True, **more)
 
 

@@ -2,8 +2,9 @@
 """The agent's status file, and the lock by which others see that it runs."""
 
 import fcntl
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -12,6 +13,10 @@ import pytest
 from ebpflb.errors import NodeError
 from ebpflb.options import Paths
 from ebpflb.serve import status
+from tests.kit.hostile_files import HOSTILE
+
+PORT = ["default", "web", "http", 6]
+STARTED = "2026-11-23T12:00:00+00:00"
 
 
 @pytest.fixture
@@ -27,7 +32,13 @@ def held(paths: Paths) -> Iterator[IO[str]]:
 
 
 def some(**more: object) -> status.AgentStatus:
-    return status.AgentStatus(pid=1, node="n", source="s", started="now", **more)  # type: ignore[arg-type]
+    return status.AgentStatus(pid=1, node="n", source="s", started=STARTED, **more)  # type: ignore[arg-type]
+
+
+def publish_in(paths: Paths) -> None:
+    """In its directory."""
+    paths.run.mkdir(parents=True)
+    publish(paths)
 
 
 def publish(paths: Paths, **more: object) -> None:
@@ -58,9 +69,8 @@ def test_read(paths: Paths, held: IO[str]) -> None:
 
 def test_other_version(paths: Paths, held: IO[str]) -> None:
     """Of another version's file the fields that are known are read."""
-    text = (
-        '{"pid": 1, "node": "n", "source": "s", "started": "now", "backends": 2, "complete": true}'
-    )
+    known = f'{{"pid": 1, "node": "n", "source": "s", "started": "{STARTED}", "backends": 2'
+    text = f'{known}, "complete": true}}'
     paths.status_file.write_text(text)
     assert status.read(paths) == some(backends=2)
 
@@ -91,6 +101,39 @@ def test_garbage(paths: Paths, held: IO[str]) -> None:
     """A file that is none of ours is no status."""
     paths.status_file.write_text("{")
     assert status.read(paths) is None
+
+
+HOSTILE_FIELDS: dict[str, object] = {
+    "started": "long ago",
+    "last_received": {"Service": "2026-11-23T12:00:00"},
+    "drift": {"a": 1},
+    "reset_on_removal": [{"name": PORT, "grace": 1.0, "frontends": [["no address", 80]]}],
+    "reset_on_removal ": [{"name": PORT, "grace": 1.0, "frontends": [["10.0.0.1", 99999]]}],
+    "reset_on_removal  ": [{"name": PORT, "grace": -1.0, "frontends": []}],
+}
+
+
+@pytest.mark.parametrize("field", HOSTILE_FIELDS)
+def test_wrong_fields(paths: Paths, caplog: pytest.LogCaptureFixture, field: str) -> None:
+    """A status with one value that cannot be is none, and is named in one line."""
+    publish_in(paths)
+    known = json.loads(paths.status_file.read_text())
+    paths.status_file.write_text(json.dumps(known | {field.strip(): HOSTILE_FIELDS[field]}))
+    assert status.read(paths) is None
+    (said,) = caplog.messages
+    assert said.startswith(f"{paths.status_file}: ignored: ") and "\n" not in said
+
+
+@pytest.mark.parametrize("make", HOSTILE.values(), ids=HOSTILE)
+def test_anything_in_the_place_of_the_lock(paths: Paths, make: Callable[[Path], None]) -> None:
+    """It is locked, or named in one line; nothing waits."""
+    paths.run.mkdir(parents=True)
+    make(paths.lock_file)
+    try:
+        status.lock(paths).close()
+    except NodeError as error:
+        assert str(paths.lock_file) in str(error)
+    assert not status.is_running(paths)
 
 
 def test_unwritable(paths: Paths) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from ebpflb import files
+from ebpflb import files, regular_file
 
 SUFFIX = ".msgpack"
 _DIGEST = hashlib.sha256().digest_size
@@ -29,7 +29,7 @@ def read(entry: Path) -> dict[str, bytes] | None:
     """Bytecode by program name; None if there is no such entry, or not a whole one of ours."""
     try:
         return _programs(entry, _content(entry))
-    except (OSError, ValueError, msgspec.MsgspecError):
+    except (OSError, ValueError, RecursionError, regular_file.UnusableFile):
         return None
 
 
@@ -42,11 +42,8 @@ def write(entry: Path, programs: dict[str, bytes]) -> None:
 
 
 def _content(entry: Path) -> bytes:
-    opened = os.open(entry, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(opened, "rb") as file:
-        found = os.fstat(opened)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST:
-            raise ValueError("no entry of a cache")
+    with regular_file.opened(entry, _MOST, follow=False) as file:
+        found = os.fstat(file.fileno())
         if found.st_uid not in (0, os.geteuid()) or found.st_mode & _OTHERS_MAY_WRITE:
             raise ValueError("others may have written it")
         return file.read(_MOST)

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever lies in the place of an agent's files, each command ends, and says it in one line."""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ebpflb.cli import audit
+from ebpflb.datapath.datapath import Datapath
+from ebpflb.datapath.maps import state_record
+from ebpflb.datapath.maps.state_dir import BPFFS, StateDir, remove_tree
+from ebpflb.options import Paths
+from ebpflb.serve import status
+from tests.cli.conftest import Ebpflb
+from tests.kit.hostile_files import HOSTILE
+
+LONGEST = 60  # seconds of a command
+COMMANDS = {
+    "audit": ("audit",),
+    "status": ("status",),
+    "history": ("history",),
+    "maps dump": ("maps", "dump"),
+    "maps dump --at": ("maps", "dump", "--at", "1m"),
+    "flows list": ("flows", "list"),
+    "check": ("check",),
+    "cleanup": ("cleanup",),
+}
+WITHOUT_RUN_DIR = {"maps dump", "flows list", "check"}
+PLACES: tuple[Callable[[Paths], Path], ...] = (
+    lambda paths: paths.status_file,
+    lambda paths: paths.lock_file,
+    lambda paths: paths.ports_file,
+    lambda paths: paths.socket_file,
+    lambda paths: paths.monitor_socket,
+    lambda paths: paths.run / f"{paths.name}.00000001.history",
+)
+
+
+@pytest.fixture(autouse=True)
+def once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No agent writes: the audit need not wait until it looks again."""
+    monkeypatch.setattr(audit, "AGAIN_SECONDS", 0.0)
+
+
+@pytest.fixture(autouse=True)
+def bounded() -> Iterator[None]:
+    """A command that waits is ended."""
+
+    def end(*_: object) -> None:
+        pytest.fail(f"it has not ended within {LONGEST} s")
+
+    former = signal.signal(signal.SIGALRM, end)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, former)
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Iterator[Paths]:
+    """A state directory and a run directory as an agent has left them."""
+    directory = BPFFS / f"ebpflb-test-{os.getpid()}-hostile"
+    Datapath(StateDir(directory)).close()
+    (tmp_path / "run").mkdir(mode=0o700)
+    left = Paths(directory, tmp_path / "run")
+    state_record.write(left)
+    yield left
+    remove_tree(directory)
+
+
+def run_all(ebpflb: Ebpflb, paths: Paths, *, named: bool) -> dict[str, list[str]]:
+    """The lines on stderr by command; the directory is named, or found by its record."""
+    said = {}
+    for name, words in COMMANDS.items():
+        run = ("--run-dir", paths.run) if named and name not in WITHOUT_RUN_DIR else ()
+        signal.alarm(LONGEST)
+        done = ebpflb(*words, "--state-dir", paths.state, *run)
+        signal.alarm(0)
+        said[name] = done.err.splitlines()
+        assert "Traceback" not in done.err + done.out, (name, done)
+    return said
+
+
+@pytest.mark.parametrize("make", HOSTILE.values(), ids=HOSTILE)
+def test_files(ebpflb: Ebpflb, paths: Paths, make: Callable[[Path], None]) -> None:
+    """All of one kind: each is named at most once by each command, and cleanup ends well."""
+    places = [place(paths) for place in PLACES]
+    for path in places:
+        make(path)
+    for name, lines in run_all(ebpflb, paths, named=True).items():
+        for path in places:
+            assert len([line for line in lines if str(path) in line]) <= 1, (name, lines)
+        assert len(lines) <= 3, (name, lines)
+    assert not paths.state.exists()
+
+
+@pytest.mark.parametrize("command", ["status", "audit"])
+def test_a_status_that_is_none_is_named(
+    ebpflb: Ebpflb, paths: Paths, caplog: pytest.LogCaptureFixture, command: str
+) -> None:
+    """By the commands that need it."""
+    paths.status_file.write_text("{")
+    ebpflb(command, "--state-dir", paths.state, "--run-dir", paths.run)
+    (said,) = caplog.messages
+    assert said.startswith(f"{paths.status_file}: ignored: ")
+
+
+@pytest.mark.parametrize("field", ["external_ips", "cgroup", "scheduler", "bind_address"])
+def test_options_that_are_none(ebpflb: Ebpflb, paths: Paths, field: str) -> None:
+    """The audit says whose they are."""
+    origin = {"node_name": "n", "cgroup": "/sys/fs/cgroup"} | {field: "no\0thing"}
+    known = {"pid": 1, "node": "n", "source": "s", "started": status.rfc3339(0), "origin": origin}
+    paths.status_file.write_text(json.dumps(known))
+    done = ebpflb("audit", "--state-dir", paths.state, "--run-dir", paths.run)
+    (line,) = done.err.splitlines()
+    assert done.status == 1 and line.startswith(f"ebpflb: {paths.status_file}: ")
+
+
+RECORDS: dict[str, Callable[[Path], None]] = {
+    "garbage": lambda path: path.symlink_to(b"\xff\x1b[31m\n:/x".decode(errors="surrogateescape")),
+    "a loop": lambda path: path.symlink_to(path),
+    "a directory": Path.mkdir,
+    "another directory": lambda path: path.symlink_to(f"/dev/null:{path.parent}"),
+    "of a device": lambda path: path.symlink_to(f"/dev/zero:{path.parent}"),
+}
+
+
+@pytest.mark.parametrize("make", RECORDS.values(), ids=RECORDS)
+def test_the_record_of_the_run_directory(
+    ebpflb: Ebpflb, paths: Paths, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None]
+) -> None:
+    """What is none counts as none, and a directory that is none is named."""
+    monkeypatch.setattr(Paths, "run", paths.run)  # the default
+    record = paths.state / state_record.RECORD
+    record.unlink()
+    make(record)
+    for name, lines in run_all(ebpflb, paths, named=False).items():
+        assert len(lines) <= 2, (name, lines)

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What may lie where a program expects a file of its own."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+HUGE = 1 << 40  # bytes, all of them holes
+
+
+def _holes(path: Path) -> None:
+    try:
+        with path.open("wb") as file:
+            file.truncate(HUGE)
+    except OSError as error:
+        pytest.skip(f"this file system has no such file: {error}")
+
+
+HOSTILE: dict[str, Callable[[Path], None]] = {
+    "nothing at all": Path.touch,
+    "garbage": lambda path: path.write_bytes(os.urandom(1000)) and None,
+    "JSON of another kind": lambda path: path.write_text("[1, 2]") and None,
+    "JSON without end": lambda path: path.write_text('{"a": ' + "[" * 200_000) and None,
+    "a pipe": os.mkfifo,
+    "a directory": Path.mkdir,
+    "a loop of links": lambda path: path.symlink_to(path),
+    "a link to nowhere": lambda path: path.symlink_to("/nowhere/at/all"),
+    "a link to a device without end": lambda path: path.symlink_to("/dev/zero"),
+    "a link to what cannot be read": lambda path: path.symlink_to("/proc/self/mem"),
+    "holes": _holes,
+}
