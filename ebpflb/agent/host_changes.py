@@ -5,17 +5,17 @@ It is changed only when all else is ready: the configuration can be used, the pr
 and every map is written. A first start that fails nevertheless undoes it.
 """
 
-import logging
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
+from ebpflb import stopping
 from ebpflb.datapath.maps.state_dir import StateDir
-from ebpflb.errors import EbpflbError, in_words
+from ebpflb.errors import EbpflbError
 from ebpflb.node import conntrack, nat, nft, reserved_ports
 from ebpflb.options import Options
-
-log = logging.getLogger(__name__)
 
 
 class HostChanges:
@@ -51,12 +51,12 @@ class HostChanges:
         return reserved_ports.try_to_reserve(record, *ports)
 
     def undo(self) -> None:
-        """What cannot be undone is logged."""
-        try:
-            conntrack.restore(self._settings)
-            if not self._had_ports:
-                reserved_ports.release(self._options.paths.ports_file)
-            if not self._had_table:
-                nat.release_when_unused(nat.ENGINE)
-        except (EbpflbError, OSError) as error:
-            log.error("the node's settings are not as they were: %s", in_words(error))
+        """What cannot be undone is logged, and all else is undone."""
+        steps: list[Callable[[], object]] = [
+            partial(conntrack.restore, *each) for each in reversed(self._settings.items())
+        ]
+        if not self._had_ports:
+            steps.append(partial(reserved_ports.release, self._options.paths.ports_file))
+        if not self._had_table:
+            steps.append(partial(nat.release_when_unused, nat.ENGINE))
+        stopping.run_all(*steps, failed="the node's settings are not as they were")

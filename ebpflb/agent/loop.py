@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ebpflb import stopping
 from ebpflb.agent import memory
 from ebpflb.agent.audit import Audit
 from ebpflb.agent.canary_requests import Order
@@ -96,8 +97,7 @@ class Agent:
             while not self.stopped:
                 self._turn()
         finally:
-            self.canary.withdraw()
-            self.source.stop()
+            stopping.run_all(self.canary.withdraw, self.source.stop)
         log.info("stopped; what is programmed serves on")
 
     def _turn(self) -> None:

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from ebpflb import unix_socket
@@ -26,6 +27,7 @@ from ebpflb.datapath.monitoring.variant import Variant
 from ebpflb.datapath.programs.program_set import ProgramSet
 from ebpflb.errors import EbpflbError, KernelError, in_words
 from ebpflb.options import Paths
+from ebpflb.stopping import run_all
 
 log = logging.getLogger(__name__)
 
@@ -70,24 +72,32 @@ class Monitoring:
 
     def stop(self) -> None:
         """To be called when the loop has ended: puts the usual programs back."""
+        run_all(
+            self._end_thread,
+            self._end_listening,
+            self._forget_all,
+            self._put_back,
+            self._selector.close,
+            partial(os.close, self._wake),
+            partial(os.close, self._woken),
+        )
+
+    def _end_thread(self) -> None:
         self._stopped = True
         os.write(self._wake, b"\0")
         if self._question:
             self._question.cancel()
         if self._thread:
             self._thread.join()
+
+    def _end_listening(self) -> None:
         if self._listening:
             self._listening.close()
             self._paths.monitor_socket.unlink(missing_ok=True)
-        for client in list(self._clients):
-            self._forget(client)
+
+    def _put_back(self) -> None:
         if self._variant:
-            with suppress(EbpflbError):
-                self._node_sync.exchange(None)
-            self._variant.close()
-        self._selector.close()
-        os.close(self._wake)
-        os.close(self._woken)
+            run_all(partial(self._node_sync.exchange, None), self._variant.close)
 
     def _run(self) -> None:
         while not self._stopped:
@@ -95,8 +105,7 @@ class Monitoring:
                 self._turn()
             except Exception:
                 log.exception("monitor: unexpected")
-                for client in list(self._clients):
-                    self._forget(client)
+                self._forget_all()
 
     def _turn(self) -> None:
         for key, _ in self._selector.select(
@@ -204,6 +213,10 @@ class Monitoring:
             self._question.result(EXCHANGE_SECONDS)
         except (TimeoutError, CancelledError):
             raise KernelError("exchanging programs", 0, "the agent's loop is busy") from None
+
+    def _forget_all(self) -> None:
+        for client in list(self._clients):
+            self._forget(client)
 
     def _forget(self, client: MonitorClient) -> None:
         self._clients.remove(client)

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
+from ebpflb import stopping
 from ebpflb.agent import engine_choice
 from ebpflb.agent.canary_requests import local_pages
 from ebpflb.agent.engine_choice import EngineChoice
@@ -40,7 +41,7 @@ class Works(Protocol):
 def start(stack: ExitStack, *they: Works) -> None:
     """Starts them in this order; the stack stops them."""
     for each in they:
-        stack.callback(each.stop)
+        stack.callback(stopping.run_all, each.stop)
         each.start()
 
 

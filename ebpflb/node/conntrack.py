@@ -54,11 +54,10 @@ def set_up(
             _set(former, proc / name, value)
 
 
-def restore(former: dict[Path, str]) -> None:
-    """Writes back what ``set_up`` has found, the last first. Raises OSError."""
-    for path, text in reversed(former.items()):
-        path.write_text(text)
-        log.info("%s: %s again", path.name, text.strip())
+def restore(path: Path, former: str) -> None:
+    """Writes back what ``set_up`` has found of one setting. Raises OSError."""
+    path.write_text(former)
+    log.info("%s: %s again", path.name, former.strip())
 
 
 def table_size(options: ConntrackOptions, cores: int) -> int:

@@ -37,6 +37,9 @@ class LocalSocket:
             log.warning("%s: %s: commands will ask the maps alone", self._path, in_words(error))
 
     async def close(self) -> None:
-        await self._listener.close()
-        self._thread.shutdown(wait=False, cancel_futures=True)
-        self._path.unlink(missing_ok=True)
+        """Raises OSError where its file cannot be removed, and all else is done."""
+        try:
+            await self._listener.close()
+        finally:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+            self._path.unlink(missing_ok=True)

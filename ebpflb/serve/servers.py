@@ -6,8 +6,10 @@ that has a health-check node port. 10247 answers as 10256 does: a kube-proxy on 
 listens on 10256 too, never answers there.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 
+from ebpflb import stopping
 from ebpflb.cluster import event_recorder
 from ebpflb.cluster.event_recorder import EventRecorder
 from ebpflb.errors import NodeError
@@ -96,14 +98,18 @@ class HttpServers:
 
     def stop(self) -> None:
         """Closes everything. Harmless if it was never started, or is stopped already."""
+        steps: list[Callable[[], object]] = [self._thread.stop, self._events.stop]
         if self._thread.alive:
-            self.service_health.close()
-            if self._local:
-                self._thread.run(self._local.close())
-            for port in self._ports.values():
-                self._thread.run(port.close())
-        self._thread.stop()
-        self._events.stop()
+            opened: list[LocalSocket | Port] = [
+                *([self._local] if self._local else []),
+                *self._ports.values(),
+            ]
+            closed = [partial(self._close, each) for each in opened]
+            steps = [self.service_health.close, *closed, *steps]
+        stopping.run_all(*steps)
+
+    def _close(self, opened: LocalSocket | Port) -> None:
+        self._thread.run(opened.close())
 
     def _all_ports(self, options: Options, pages: MetricsPages) -> dict[str, Port]:
         """By the reason of the event that is sent if one cannot be opened."""

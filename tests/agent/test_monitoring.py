@@ -147,3 +147,26 @@ def test_monitors_end_when_the_agent_loads_its_programs_again(node: Node, ask: A
     wait_until("its maps are closed", lambda: former.closed == ["maps"])
     assert ask() == ""
     assert node.others is Variant.loaded[1].programs
+
+
+def test_the_usual_programs_are_back_where_the_socket_cannot_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on a read-only file system: all else of the end is done, and it is said."""
+    monkeypatch.setattr(monitoring, "Variant", Variant)
+    monkeypatch.setattr(Variant, "loaded", [])
+    paths, node = Paths(Path("/ebpflb"), tmp_path), Node()
+    anything: Any = node
+    listening = Monitoring(paths, anything, anything, node.put)
+    listening.start()
+    ask = Ask(paths.monitor_socket)
+    assert ask() == ""
+    [variant] = Variant.loaded
+    paths.monitor_socket.unlink()
+    paths.monitor_socket.mkdir()
+    listening.stop()
+    assert node.exchanged == [variant.programs, None] and variant.closed == ["maps"]
+    (said,) = (each.message for each in caplog.records if each.levelname == "ERROR")
+    assert said.startswith(f"stopping: {paths.monitor_socket}: ")
+    assert ask.connected[0].recv(1) == b""
+    ask.connected[0].close()

@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 
 from ebpflb import unix_socket
+from ebpflb.options import Options, Paths
 from ebpflb.serve.http import Request, Response
 from ebpflb.serve.listener import ServerThread
 from ebpflb.serve.local_socket import MAX_CONNECTIONS, LocalSocket
-from tests.serve.conftest import SECONDS
+from ebpflb.serve.servers import HttpServers
+from tests.serve import conftest as serve_conftest
+from tests.serve.conftest import SECONDS, FakeRecorder, plain_pages
 
 
 def respond(request: Request) -> Response:
@@ -98,3 +101,24 @@ def test_no_directory(tmp_path: Path, server_thread: ServerThread) -> None:
     server_thread.run(local.close())
     with pytest.raises(OSError), socket.socket(socket.AF_UNIX) as client:
         client.connect(str(tmp_path / "gone" / "agent.sock"))
+
+
+def test_all_else_is_closed_where_its_file_cannot_be_removed(
+    tmp_path: Path,
+    own_namespace: None,
+    fake_recorder: FakeRecorder,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As on a read-only file system: ports, threads and events end, and it is said."""
+    nowhere = Path("/nonexistent")
+    options = Options(Paths(nowhere, tmp_path), "node-1", nowhere)
+    servers = HttpServers(options, fake_recorder, plain_pages(), local=respond)
+    servers.start()
+    options.paths.socket_file.unlink()
+    options.paths.socket_file.mkdir()
+    servers.stop()
+    assert fake_recorder.stopped == 1
+    with pytest.raises(ConnectionRefusedError):
+        serve_conftest.ask("/healthz", 10256)
+    (said,) = (each.message for each in caplog.records if each.levelname == "ERROR")
+    assert said.startswith(f"stopping: {options.paths.socket_file}: ")

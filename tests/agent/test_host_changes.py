@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A first start that fails undoes what it has changed of the node, as far as it can."""
+
+from pathlib import Path
+
+import pytest
+
+from ebpflb.agent.host_changes import HostChanges
+from ebpflb.node import conntrack, nat, nft, reserved_ports
+from ebpflb.options import Options, Paths
+
+
+def test_each_change_is_undone_whatever_the_others_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A setting that cannot be written keeps neither the others nor the ports."""
+    undone = list[object]()
+
+    def restore(path: Path, former: str) -> None:
+        if path.name == "read-only":
+            raise OSError(30, "Read-only file system", str(path))
+        undone.append(path.name)
+
+    def set_up(_: object, former: dict[Path, str]) -> None:
+        former |= {Path("/one"): "1", Path("/read-only"): "2", Path("/two"): "3"}
+
+    monkeypatch.setattr(conntrack, "restore", restore)
+    monkeypatch.setattr(conntrack, "set_up", set_up)
+    monkeypatch.setattr(reserved_ports, "try_to_reserve", lambda *_: None)
+    monkeypatch.setattr(reserved_ports, "release", lambda record: undone.append("ports"))
+    monkeypatch.setattr(nft, "exists", lambda table: False)
+    monkeypatch.setattr(nat, "release_when_unused", undone.append)
+    options = Options(Paths(tmp_path / "state", tmp_path), "node-1", tmp_path)
+    with pytest.raises(ValueError, match="cannot serve"), HostChanges(options) as host:
+        host.make()
+        raise ValueError("cannot serve")
+    assert undone == ["two", "one", "ports", nat.ENGINE]
+    (said,) = caplog.messages
+    assert said == "the node's settings are not as they were: /read-only: Read-only file system"
