@@ -22,13 +22,18 @@ static __always_inline struct scratch *scratch_here(void)
 	return LOOKUP(struct scratch, scratch, &only);
 }
 
-/* The same with an empty packet. */
+/* The same with an empty packet; of an assignment of it clang makes three times as many stores. */
 static __always_inline struct scratch *scratch_begin(const enum hook hook)
 {
 	struct scratch *scratch = scratch_here();
 
 	if (scratch) {
-		scratch->packet = (struct packet){ .tuple = { .hook = hook } };
+		__u64 *words = (__u64 *)&scratch->packet;
+
+		UNROLL
+		for (__u32 i = 0; i < sizeof(scratch->packet) / sizeof(*words); i++)
+			words[i] = 0;
+		scratch->packet.tuple.hook = hook;
 		scratch->device = 0;
 		scratch->mtu = 0;
 	}
