@@ -12,7 +12,7 @@ from ipaddress import IPv6Address
 from typing import Any
 
 from ebpflb.datapath import kernel
-from ebpflb.datapath.maps.bpf_map import Map
+from ebpflb.datapath.maps.bpf_map import Map, MappedArray
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.allocators import Capacity
@@ -31,6 +31,7 @@ from ebpflb.plan.map_contents import MapContents, read_back
 log = logging.getLogger(__name__)
 
 _NO_BACKEND = Backend(IPv6Address(0), 0, frozenset(), 0, 0)  # of no service: their ids begin at 1
+_NO_BLOCK = Range(0, 0)
 _NO_CHOICE = Choice(0, 0, 0)
 _PROTOCOLS, _FAMILIES = frozenset(Protocol), frozenset(Family)
 _SOURCE_RANGE_BITS = 32 + 32 + 128
@@ -55,9 +56,12 @@ class SoundContents:
     def source_ranges(self) -> list[SourceRange]:
         return [key for key, _ in self._items("source_ranges", self._is_source_range)]
 
-    def slot(self, index: int) -> Backend:
-        found: Backend = self._maps["slots"].get(index)
-        return found if 0 < found.id < self._capacity.backend_ids else _NO_BACKEND
+    def slots(self, block: Range) -> list[Backend]:
+        slots = self._maps["slots"]
+        assert isinstance(slots, MappedArray)
+        found: list[Backend] = slots.get_range(*block)
+        ids = self._capacity.backend_ids
+        return [each if 0 < each.id < ids else _NO_BACKEND for each in found]
 
     def backend_slot(self, id: int) -> int:
         found: int = self._maps["backend_slots"].get(id)
@@ -68,13 +72,15 @@ class SoundContents:
         return found if max(found[:2]) < self._capacity.slots else _NO_CHOICE
 
     def read_back(self) -> MapContents:
-        """For the planner."""
+        """For the planner. Slots are read in their order: so each part of them is mapped once."""
+        services, names = self.services(), self.service_names()
+        blocks = {entry.id: entry.block for _, entry in services}
         return read_back(
-            self.services(),
-            self.slot,
+            services,
+            self.slots,
             self.backend_slot,
             self.choice,
-            self.service_names(),
+            {id: names[id] for id in sorted(names, key=lambda id: blocks.get(id, _NO_BLOCK))},
             self.backend_names(),
             self.source_ranges(),
             [key for key, _ in self._items("cluster_ips", lambda key, _: True)],

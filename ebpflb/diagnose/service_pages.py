@@ -144,6 +144,5 @@ def _backends(maps: Mapping[str, Map], ids: set[int]) -> dict[int, set[int]]:
     sound = SoundContents(maps, capacity_of(maps), repair=False)
     for _, entry in sound.services():
         if entry.id in found and not found[entry.id]:
-            slots = range(entry.block.base, entry.block.base + entry.block.size)
-            found[entry.id] = {sound.slot(slot).id for slot in slots} - {0}
+            found[entry.id] = {backend.id for backend in sound.slots(entry.block)} - {0}
     return found

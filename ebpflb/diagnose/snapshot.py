@@ -36,7 +36,7 @@ class Snapshot:
         sound = SoundContents(maps, capacity_of(maps), repair=False)
         services = dict(sound.services())
         blocks = {service.block for service in services.values()}
-        slots = {i: sound.slot(i) for b in blocks for i in range(b.base, b.base + b.size)}
+        slots = {at: each for b in sorted(blocks) for at, each in enumerate(sound.slots(b), b.base)}
         return cls(maps, services, sound.service_names(), sound.backend_names(), slots)
 
     def service(self, number: int) -> str:

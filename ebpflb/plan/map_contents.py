@@ -51,7 +51,7 @@ class MapContents:
 
 def read_back(
     services: Iterable[tuple[Frontend, ServiceEntry]],
-    slots: Callable[[int], Backend],
+    slots: Callable[[Range], list[Backend]],
     backend_slots: Callable[[int], int],
     choices: Callable[[int], Choice],
     service_names: Mapping[int, PortName],
@@ -59,7 +59,9 @@ def read_back(
     source_ranges: Iterable[SourceRange] = (),
     cluster_ips: Iterable[Address] = (),
 ) -> MapContents:
-    """Sorts the maps' entries by service port; the callables look up one index of their map."""
+    """Sorts the maps' entries by service port; the callables look up a part of their map, in the
+    order of ``service_names``.
+    """
     by_id: dict[int, dict[Frontend, ServiceEntry]] = defaultdict(dict)
     for frontend, service in services:
         by_id[service.id][frontend] = service
@@ -90,13 +92,13 @@ def read_back(
 def _service_entries(
     service_id: int,
     services: dict[Frontend, ServiceEntry],
-    slots: Callable[[int], Backend],
+    slots: Callable[[Range], list[Backend]],
     backend_names: Mapping[int, BackendName],
 ) -> ServiceEntries:
     """Every block was complete when a frontend was switched to it; the largest one is used."""
     blocks = (service.block for service in services.values())
     block = max(blocks, key=attrgetter("size"), default=Range(0, 0))
-    found = [slots(block.base + index) for index in range(block.size)]
+    found = slots(block)
     if any(backend.service != service_id for backend in found):
         found, block = [], Range(0, 0)
     backends = tuple(
@@ -119,7 +121,7 @@ def _check_backend_slots(
 def _check_table(
     contents: MapContents,
     name: PortName,
-    slots: Callable[[int], Backend],
+    slots: Callable[[Range], list[Backend]],
     choices: Callable[[int], Choice],
 ) -> None:
     """The slots that wrong places refer to must stay until these are overwritten; so must the ids
@@ -132,7 +134,7 @@ def _check_table(
     contents.wrong_tables.add(name)
     for slot in {slot for place in wrong for slot in place[:2]}:
         contents.leftover_blocks.add(Range(slot, 1))
-        backend = slots(slot)
+        (backend,) = slots(Range(slot, 1))
         if backend.service == found.id:
             contents.leftover_backend_ids.add(backend.id)
 

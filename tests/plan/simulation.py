@@ -107,7 +107,7 @@ class Maps:
     def read_back(self) -> MapContents:
         return read_back(
             self.services.items(),
-            lambda slot: self.slots.get(slot, ZERO),
+            lambda block: [self.slots.get(block.base + at, ZERO) for at in range(block.size)],
             lambda number: self.backend_slots.get(number, 0),
             lambda at: self.choices.get(at, Choice(0, 0, 0)),
             dict(self.service_names),

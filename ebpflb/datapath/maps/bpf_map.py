@@ -109,20 +109,12 @@ class Map:
     def packed_items(self) -> Iterator[tuple[bytes, bytes]]:
         """As ``items``, with keys and values as the map has them."""
         for keys, values in self.slices():
-            yield from self._pairs(keys, values)
+            yield from slices.pairs(self.spec, keys, values)
 
     def unpacked(self, keys: bytes, values: bytes) -> Iterator[tuple[Any, Any]]:
         """The entries of one of ``slices``."""
-        for key, value in self._pairs(keys, values):
+        for key, value in slices.pairs(self.spec, keys, values):
             yield self.key.unpack(key), self.value.unpack(value)
-
-    def _pairs(self, keys: bytes, values: bytes) -> Iterator[tuple[bytes, bytes]]:
-        key_size, value_size = self.spec.key_size, self.spec.value_size
-        for index in range(len(keys) // key_size):
-            yield (
-                keys[index * key_size : (index + 1) * key_size],
-                values[index * value_size : (index + 1) * value_size],
-            )
 
     def _write(self, keys: list[bytes], values: list[bytes]) -> None:
         all_keys, all_values = b"".join(keys), b"".join(values)
@@ -149,6 +141,7 @@ class MappedArray(Map):
     def __init__(self, spec: MapSpec, fd: int, *, writable: bool = True) -> None:
         super().__init__(spec, fd)
         self.stride, self.size = sizes.stride(spec), spec.value_size
+        self._element = slices.element(spec, self.stride)
         self.memory = ArrayMemory(fd, spec.entries * self.stride, writable=writable)
 
     def close(self) -> None:
@@ -156,10 +149,16 @@ class MappedArray(Map):
         super().close()
 
     def get(self, key: int) -> Any:
-        at = key * self.stride
-        packed = self.memory[at : at + self.size]
-        is_right = self.check.is_right(self.key.pack(key), packed)
-        return self.value.unpack(packed if is_right else bytes(self.size))
+        return self.get_range(key, 1)[0]
+
+    def get_range(self, first: int, count: int) -> list[Any]:
+        """The values of so many elements from one on."""
+        packed = self.memory[first * self.stride : (first + count) * self.stride]
+        found = []
+        for key, (value,) in enumerate(self._element.iter_unpack(packed), first):
+            is_right = self.check.is_right(self.key.pack(key), value)
+            found.append(self.value.unpack(value if is_right else bytes(self.size)))
+        return found
 
     def write(self, pairs: Sequence[tuple[int, Any]]) -> None:
         written = []

@@ -33,7 +33,7 @@ def of_hash(fd: int, spec: MapSpec, size: int) -> Slices:
 
 def of_array(memory: ArrayMemory, spec: MapSpec, stride: int, count: int) -> Slices:
     """Indexes and elements that are not zero, joined, from ``count`` elements at a time."""
-    zero, elements = bytes(spec.value_size), _elements(spec, stride)
+    zero, elements = bytes(spec.value_size), element(spec, stride)
     for start in range(0, spec.entries, count):
         part = memory[start * stride : min(start + count, spec.entries) * stride]
         if part.count(0) < len(part):
@@ -43,7 +43,17 @@ def of_array(memory: ArrayMemory, spec: MapSpec, stride: int, count: int) -> Sli
             yield keys, b"".join([value for _, value in some])
 
 
-def _elements(spec: MapSpec, stride: int) -> Struct:
+def pairs(spec: MapSpec, keys: bytes, values: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """The entries of a slice."""
+    key_size, value_size = spec.key_size, spec.value_size
+    for index in range(len(keys) // key_size):
+        yield (
+            keys[index * key_size : (index + 1) * key_size],
+            values[index * value_size : (index + 1) * value_size],
+        )
+
+
+def element(spec: MapSpec, stride: int) -> Struct:
     """One element, without what pads it."""
     return Struct(f"{spec.value_size}s{stride - spec.value_size}x")
 
