@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # On Debian 12, as root; each target installs what it needs:
 #   make demo            shows it at work on this machine
-#   make test            check, then all tests
+#   make test            check, then a part of all tests: what every change must pass
+#   make test-all        check, then all tests
 #   make test-fast       the quick ones of the tests that need no root, with fewer examples
 #   make soak            new simulated schedules, and real traffic with churn and kills: FOR=10m SEED=1
 #   make check           lint, types, import rules; compiles the C with clang and gcc
@@ -42,18 +43,34 @@ unexport PYTHONDONTWRITEBYTECODE
 # Tests wait more than they compute: three at a time for each processor.
 WORKERS := $(shell echo $$((3 * $$(nproc))))
 
-.PHONY: demo test test-fast soak check format diagrams screenshots bench bench-connect bench-agent \
-	bench-schedulers bench-draws bench-nodeport bench-growth lint-c lint-python \
+.PHONY: demo test test-all test-fast soak check format diagrams screenshots bench bench-connect \
+	bench-agent bench-schedulers bench-draws bench-nodeport bench-growth lint-c lint-python \
 	lint-types checked tests-bytecode image lock renew lane-packages clean
 
 demo: $(VENV)/run
 	$(BIN)/ebpflb demo
 
+# `make test`: each test with one or two sets of its parameters, what is repeated a third as often,
+# and without those that take long.
+PYTEST := $(BIN)/python -m pytest
+SETS := --parameter-sets=2 --parameter-sets=100:tests/simulation \
+	$(patsubst %,--parameter-sets=1:tests/%,agent cli datapath deploy network packet)
+PART := -p vagrant.kernels.parameter_sets $(SETS) -m "not extended"
+
+test: SELECTED := $(PART)
+test: export EBPFLB_TEST_LOAD := 0.3
+test: checked
+	$(RUN_SELECTED)
+
+test-all: checked
+	$(RUN_SELECTED)
+
 # What fails beside others runs again alone, and fails the whole if it fails there. One that passes
 # there is named above all the same: it has a race, or what it tests has one.
-test: checked
-	$(BIN)/pytest -n $(WORKERS) || \
-		{ [ $$? = 1 ] && echo "Those that failed, alone:" && $(BIN)/pytest --last-failed; }
+define RUN_SELECTED
+$(PYTEST) -n $(WORKERS) $(SELECTED) || \
+	{ [ $$? = 1 ] && echo "Those that failed, alone:" && $(PYTEST) $(SELECTED) --last-failed; }
+endef
 
 checked:
 	$(MAKE) --jobs=$$(nproc) --output-sync check tests-bytecode

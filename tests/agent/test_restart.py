@@ -59,6 +59,7 @@ def logged_since(cluster: Cluster, before: str) -> str:
     return cluster.agent.log().removeprefix(before)
 
 
+@pytest.mark.extended
 def test_warm_restart(cluster: Cluster) -> None:
     """Nothing changed: not one map entry is written, and nothing is compiled."""
     cluster.publish(web(*map(endpoint, cluster.web), nodeport=30080), many_services(1))
@@ -106,6 +107,7 @@ def assert_right(contents: MapContents, generation: int) -> None:
     assert not (contents.leftover_service_ids or contents.leftover_backend_ids)
 
 
+@pytest.mark.extended
 def test_crash_in_an_update(cluster: Cluster) -> None:
     """Killed while it writes: connections land meanwhile, and a new agent makes the maps right."""
     pod, steady = cluster.sockets(cluster.client), web(*map(endpoint, cluster.web))
@@ -148,6 +150,7 @@ def at_devices(cluster: Cluster) -> dict[str, list[int]]:
         netns.popns()
 
 
+@pytest.mark.extended
 def test_devices_stay(cluster: Cluster) -> None:
     """Killed, the agent leaves its programs at every device; the next one takes them over.
 

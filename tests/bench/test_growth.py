@@ -8,6 +8,7 @@ import pytest
 from bench import growth
 
 
+@pytest.mark.extended
 def test_it_measures_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """A figure of each kind at each size, from 1 to the largest."""
     monkeypatch.setattr(growth, "PREFIX", "ebpflb-test-growth")

@@ -72,6 +72,7 @@ def test_tcp_close_wait_timeout(cluster: Cluster) -> None:
     assert node_reads(cluster, f"{NETFILTER}established") == "86400"
 
 
+@pytest.mark.extended
 def test_written(cluster: Cluster, file: Path) -> None:
     """A write ends it with status 1 and a line; what is programmed serves on; a restart takes the
     new file.
@@ -94,6 +95,7 @@ def test_config_map_swapped(cluster: Cluster, file: Path) -> None:
     assert ended(cluster.agent) == (1, f"ebpflb: {file.parent}/{CHANGED}")
 
 
+@pytest.mark.extended
 def test_half_written(cluster: Cluster, file: Path) -> None:
     """A file that is half written ends it too; until it is whole each start says what is wrong, in
     a line and without a traceback, and what is programmed serves on.

@@ -93,6 +93,7 @@ def test_to_the_end() -> None:
     wait_until("nothing is left", lambda: not left(demo.pid))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("number", "step"), list(enumerate(STEPS)), ids=STEPS)
 def test_interrupted(number: int, step: str) -> None:
     """Wherever it is interrupted, the exit status is 1 and everything is removed."""
@@ -105,6 +106,7 @@ def test_interrupted(number: int, step: str) -> None:
     wait_until("nothing is left", lambda: not left(demo.pid))
 
 
+@pytest.mark.extended
 def test_killed_and_swept() -> None:
     """A demo that was killed is removed by --remove, also where that is called twice at once."""
     demo = begin()
@@ -120,6 +122,7 @@ def test_killed_and_swept() -> None:
     wait_until("nothing is left", lambda: not left(demo.pid))
 
 
+@pytest.mark.extended
 def test_two_at_once() -> None:
     """A demo leaves another one alone that runs at the same time."""
     first, second = begin(), begin()

@@ -152,6 +152,7 @@ def test_a_hook_is_detached(cluster: Cluster, hook: str) -> None:
     assert "audit" in wrong["remedy"]
 
 
+@pytest.mark.extended
 def test_programs_taken_off_its_device(cluster: Cluster) -> None:
     """Packets are wrong, and say so; sockets need no device.
 

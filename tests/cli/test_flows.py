@@ -167,6 +167,7 @@ def test_no_maps(ebpflb: Ebpflb, nowhere: list[str], command: str) -> None:
     assert done.err.startswith(f"ebpflb: no maps of this version in {NEVER}")
 
 
+@pytest.mark.extended
 def test_real_flow(ebpflb: Ebpflb, cluster: Cluster, state: list[str]) -> None:
     """A client outside is seen at its NodePort: opened, closed, and gone when it is flushed."""
     cluster.publish(web(endpoint(cluster.web[0]), nodeport=NODEPORT))

@@ -65,6 +65,7 @@ def known_then(maps: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str
     }
 
 
+@pytest.mark.extended
 def test_what_the_maps_held(ebpflb: Ebpflb, where: list[str], moments: list[Moment]) -> None:
     """At each moment, before and after the agent's death, what `maps dump` showed then."""
     for moment in moments:

@@ -32,6 +32,7 @@ def published(cluster: Cluster) -> None:
     cluster.publish(manifests.service("many", ["10.96.1.1"], PORTS), list(slices()))
 
 
+@pytest.mark.extended
 def test_a_page_of_endpoints(ebpflb: Ebpflb, where: list[str]) -> None:
     """100 rows in 80 columns, and how many more there are; JSON has all."""
     done = ebpflb("services", "get", "default/many", *where)

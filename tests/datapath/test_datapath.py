@@ -94,6 +94,7 @@ def test_set(datapath: Datapath) -> None:
     assert found.writes == 0
 
 
+@pytest.mark.extended
 def test_no_flow_before_every_device(
     directory: Path, cgroup: Path, ns: Namespace, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,7 @@ def faults(datapath: Datapath, cgroup: Path, ns: Namespace) -> list[object]:
     return [drift for part in datapath.faults(cgroup, ns.served()) for drift in part]
 
 
+@pytest.mark.extended
 def test_there_and_back(datapath: Datapath, others: Make, cgroup: Path, ns: Namespace) -> None:
     """At every hook the others, without drift; then those of before, and no other is open."""
     usual, made = ids(datapath.socket_programs), others()
@@ -76,6 +77,7 @@ def test_there_and_back(datapath: Datapath, others: Make, cgroup: Path, ns: Name
     assert not any(Path("/proc/self/fd", str(fd)).exists() for fd in descriptors)
 
 
+@pytest.mark.extended
 def test_a_failure_leaves_the_usual_ones_everywhere(
     datapath: Datapath, others: Make, cgroup: Path, ns: Namespace
 ) -> None:
@@ -91,6 +93,7 @@ def test_a_failure_leaves_the_usual_ones_everywhere(
     assert not faults(datapath, cgroup, ns)
 
 
+@pytest.mark.extended
 def test_programs_that_are_loaded_again_take_their_place(
     datapath: Datapath, others: Make, cgroup: Path, ns: Namespace, cache: Path
 ) -> None:

@@ -118,6 +118,7 @@ def test_lint(values: Values) -> None:
     assert [it for it in report["messages"] if it["severity"] > 1] == []
 
 
+@pytest.mark.extended
 def test_every_value_is_used() -> None:
     """Whatever values.yaml offers makes a difference."""
     offered = dict(leaves(merged(DEFAULTS, EVERYTHING)))

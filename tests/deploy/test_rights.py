@@ -135,6 +135,7 @@ def effective(agent: LabAgent) -> int:
     return mask_of(Path(f"/proc/{agent.process.pid}/status"), "CapEff")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("granted", GRANTED.values(), ids=GRANTED)
 def test_granted_rights_are_enough(granted: Callable[[], Rights], tmp_path: Path) -> None:
     """With what is granted the agent serves, and goes on after a restart.
@@ -245,6 +246,7 @@ def test_compiler_keeps_no_right(tmp_path: Path) -> None:
     assert mask_of(held, "CapBnd") == mask(process.NEEDED_CAPABILITIES)
 
 
+@pytest.mark.extended
 def test_nobody_may_serve(open_folder: Path) -> None:
     """Who has the rights need not be root, where the folders are theirs."""
     rights = "".join(

@@ -112,6 +112,7 @@ def test_sources_come_along(installed: Path) -> None:
     assert wanted
 
 
+@pytest.mark.extended
 def test_it_compiles(installed: Path, tmp_path: Path) -> None:
     """Each source of the datapath, from there."""
     python = installed / "bin/python"

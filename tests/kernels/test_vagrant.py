@@ -37,6 +37,7 @@ load ARGV.first
 """
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(not shutil.which("vagrant"), reason="needs Debian's package vagrant")
 def test_vagrantfile(tmp_path: Path) -> None:
     """Vagrant finds no fault with it: a machine for each kernel, and two nodes of a cluster."""

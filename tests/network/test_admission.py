@@ -68,6 +68,7 @@ def answered(
             return False
 
 
+@pytest.mark.extended
 @families
 @protocols
 @everyone

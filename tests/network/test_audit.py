@@ -223,6 +223,7 @@ def elsewhere(paths: Paths) -> Paths:
     return Paths(paths.state, paths.run.with_name("other-run"))
 
 
+@pytest.mark.extended
 def test_not_ready_while_another_answers_on_10256(tmp_path: Path) -> None:
     """Beside a kube-proxy that has the port and says 200, readiness is the agent's own."""
     with running(tmp_path) as made:

@@ -90,6 +90,7 @@ def settled(cluster: Cluster, logged: Callable[[str], bool], named: str) -> None
     assert len(requests.backends(cluster.sockets(cluster.client), VIP)) == 3
 
 
+@pytest.mark.extended
 def test_each_map_is_compared_or_the_programs_own() -> None:
     """A new map has to be in one of the two lists, and to get its test here."""
     arrays = {"slots", "backend_slots", "choices", "settings", "secret"}

@@ -188,6 +188,7 @@ def test_auto_takes_the_flow_tables_on_a_bridge_without_br_netfilter(made: Auto)
         assert made.opened_by(made.connection(v6)) is Engine.FLOWS
 
 
+@pytest.mark.extended
 @node(bridge_with_hairpin, calls=0)
 def test_auto_changes_with_the_node_and_no_connection_ends(made: Auto) -> None:
     """The first pod on a bridge, br_netfilter and hairpin mode change it; all connections go on."""

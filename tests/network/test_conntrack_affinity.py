@@ -28,6 +28,7 @@ def remembered(two: TwoNodes) -> set[str]:
     return {str(key.address) for key, _ in two.maps["affinity"].items()}
 
 
+@pytest.mark.extended
 def test_affinity_outlives_forged_clients(two: TwoNodes) -> None:
     """A client whose connection came about keeps its endpoint when more forged ones than the map
     has entries open flows; those that never answer are not remembered.

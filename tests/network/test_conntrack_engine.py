@@ -56,6 +56,7 @@ def is_lost(two: TwoNodes, send: Send, *, v6: bool) -> bool:
     return not requests.is_answered(send, two.sockets(two.outside), where, A_MOMENT)
 
 
+@pytest.mark.extended
 @families
 @protocols
 def test_conntrack_lists_the_flow(two: TwoNodes, v6: bool, send: Send) -> None:

@@ -169,6 +169,7 @@ def is_lost(pair: BesideKubeProxy, node: Host, kind: str) -> bool:
         return False
 
 
+@pytest.mark.extended
 def test_a_full_table_is_no_worse_than_kube_proxys(pair: BesideKubeProxy) -> None:
     """New clients are dropped and counted, and served when there is room; connections go on."""
     before = pair.verdict("flows_full")

@@ -55,6 +55,7 @@ def is_served(two: TwoNodes, send: Send, seconds: float = CALL_SECONDS, *, v6: b
         return False
 
 
+@pytest.mark.extended
 @families
 def test_connections_break_when_their_entries_are_deleted(two: TwoNodes, v6: bool) -> None:
     """UDP goes on with its next datagram."""

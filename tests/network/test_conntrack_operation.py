@@ -81,6 +81,7 @@ def goes_on(client: Socket) -> bool:
     return bool(client.recv(64) == b"still here")
 
 
+@pytest.mark.extended
 def test_flows_are_listed_with_names_and_flushed(node: Cluster) -> None:
     """A row has the client, the service, and the pod that conntrack sends it to; flush ends it."""
     client = connection(node)

@@ -36,6 +36,7 @@ def drawn(two: TwoNodes, node_name: str, v6: bool) -> list[str]:
     return names
 
 
+@pytest.mark.extended
 def test_two_nodes_draw_independently_for_the_same_ports(two: TwoNodes, v6: bool) -> None:
     """What a client learns at one node says nothing of another; at one node it stays the same."""
     near, far = drawn(two, "near", v6), drawn(two, "far", v6)

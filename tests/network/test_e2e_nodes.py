@@ -68,6 +68,7 @@ def is_silent(two: TwoNodes, kind: str, node: Host, *who: str, v6: bool = False)
     return [answer(two, each, kind, node, A_MOMENT, v6=v6) == ("", "") for each in who]
 
 
+@pytest.mark.extended
 @families
 def test_external_policy_changes(two: TwoNodes, v6: bool) -> None:
     """Local, Cluster and Local again: a node without endpoint does not answer clients elsewhere,

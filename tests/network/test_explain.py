@@ -79,6 +79,7 @@ def published(cluster: Cluster, pods: list[Host]) -> Iterator[None]:
     yield
 
 
+@pytest.mark.extended
 def test_asking_changes_no_map(cluster: Cluster, pods: list[Host]) -> None:
     """Every map has the same content before and after, whoever asks for whatever."""
     affinity = {"sessionAffinity": "ClientIP"}

@@ -12,6 +12,7 @@ from tests.kit.cluster import VIP, Cluster, endpoint, running, web
 from tests.network.test_explain import Said, ask
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("engine", list(Engine))
 def test_packets_of_a_pod_without_hooks(
     tmp_path_factory: pytest.TempPathFactory, engine: Engine

@@ -94,6 +94,7 @@ def checked(two: TwoNodes) -> FirewallSurvey:
         return survey(two.agents[0].paths.state, other)
 
 
+@pytest.mark.extended
 def test_named_rules_of_nft_do_not_match(two: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of rules that name services, those are named that count none of their requests."""
     monkeypatch.setattr("ebpflb.diagnose.firewall.survey.MOST_SHOWN", 1000)

@@ -133,6 +133,7 @@ def way_in(two: TwoNodes, frontends: Frontends, endpoint: Host, send: Send, v6: 
     return Way(client, to, frontends.to("nodeport", two.near, v6=v6), send, node)
 
 
+@pytest.mark.extended
 @families
 @sends
 def test_packets_at_each_hook(two: TwoNodes, send: Send, v6: bool) -> None:

@@ -34,6 +34,7 @@ def forge(two: TwoNodes, to: tuple[str, int], count: int) -> None:
     assert counters(two).created - before > 3 * count // 2
 
 
+@pytest.mark.extended
 def test_idle_connection_outlives_half_open_ones(two: TwoNodes) -> None:
     """Half-open connections with twice the entries of the map, all answered, end no idle one."""
     two.publish(two.service("web", 10, two.there))

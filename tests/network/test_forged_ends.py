@@ -66,6 +66,7 @@ def end_of(two: TwoNodes, v6: bool) -> str:
     return two.there.v6 if v6 else two.there.v4
 
 
+@pytest.mark.extended
 @families
 @pytest.mark.parametrize("flags", [FIN | ACK, RST, RST | ACK], ids=["fin", "rst", "rst ack"])
 @pytest.mark.parametrize("side", ["client", "backend"])

@@ -83,6 +83,7 @@ def tells(two: TwoNodes, node: Host, v6: bool, code: int) -> None:
     wait_until(f"{node.name} says {code}", said)
 
 
+@pytest.mark.extended
 @families
 def test_asked_from_everywhere(two: TwoNodes, v6: bool) -> None:
     """The node with the endpoint answers 200, the other one 503, to every client."""

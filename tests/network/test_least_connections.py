@@ -70,6 +70,7 @@ def settled(two: TwoNodes, *wanted: int) -> None:
     wait_until(f"the counts are {expected}", lambda: loads(two) == expected, 60)
 
 
+@pytest.mark.extended
 @clients
 @pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
 def test_new_connections_go_to_the_endpoint_with_fewest(

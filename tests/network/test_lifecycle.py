@@ -75,6 +75,7 @@ def test_cleanup(cluster: Cluster, pod: Sockets) -> None:
             client.connect((VIP, PORT))
 
 
+@pytest.mark.extended
 def test_after_cleanup(cluster: Cluster, pod: Sockets) -> None:
     """Connections that were open stay open, and a new agent starts from nothing."""
     with requests.tcp_socket(pod, VIP) as client:
@@ -96,6 +97,7 @@ def is_removed(cgroup: Path) -> bool:
     return not cgroup.exists()
 
 
+@pytest.mark.extended
 def test_cgroup_made_anew(cluster: Cluster) -> None:
     """A node whose cgroup was removed and made again is served again after a restart."""
     cluster.agent.stop()

@@ -38,6 +38,7 @@ def entries(cluster: Cluster) -> dict[str, int]:
     return {name: opened.spec.entries for name, opened in maps.items()}
 
 
+@pytest.mark.extended
 def test_sizes_change_under_traffic(cluster: Cluster) -> None:
     """There and back: each time all maps are new ones, and no connection fails."""
     usual = entries(cluster)
@@ -54,6 +55,7 @@ def test_sizes_change_under_traffic(cluster: Cluster) -> None:
     assert not cluster.stop_client(client)["errors"]
 
 
+@pytest.mark.extended
 def test_commands_need_no_option(cluster: Cluster) -> None:
     """They find the maps that are in force, by the record in the state directory."""
     restart(cluster, "--map-size", "backends=262144", "--map-size", "slots=2048")
@@ -65,6 +67,7 @@ def test_commands_need_no_option(cluster: Cluster) -> None:
         assert (done.returncode, done.stderr) == (0, ""), done.stdout
 
 
+@pytest.mark.extended
 def test_a_lost_record_is_put_back(cluster: Cluster) -> None:
     """By the audit: without it commands would look for the usual maps."""
     restart(cluster, "--map-size=slots=2048", "--iptables-sync-period=200ms")

@@ -103,6 +103,7 @@ def answer(client: Sockets, host: str, port: int, seconds: float) -> tuple[str, 
             return LOST
 
 
+@pytest.mark.extended
 @families
 @pytest.mark.parametrize(("who", "kind", "policy"), FLOWS)
 def test_flow(two: TwoNodes, setting: str, who: str, kind: str, policy: str, v6: bool) -> None:

@@ -77,6 +77,7 @@ def test_unanswered_connections_hold_no_port(two: TwoNodes) -> None:
     assert count(two, "ports_exhausted") == before
 
 
+@pytest.mark.extended
 def test_open_connections_keep_their_ports(two: TwoNodes) -> None:
     """However many others come, connections that are open go on."""
     to = FRONTENDS.to("nodeport", two.near)

@@ -41,6 +41,7 @@ def command(cluster: Cluster, *words: str) -> "subprocess.CompletedProcess[str]"
     return forked.run(*words, *cluster.agent.where, netns=cluster.node.netns)
 
 
+@pytest.mark.extended
 def test_a_connection_of_a_socket_is_told(
     cluster: Cluster, pod: Sockets, pods: list[Host], tmp_path: Path
 ) -> None:
@@ -143,6 +144,7 @@ def test_killed_monitors_leave_the_usual_programs(
     assert "drift" not in cluster.agent.log()
 
 
+@pytest.mark.extended
 def test_no_connection_fails_while_programs_are_exchanged(cluster: Cluster, tmp_path: Path) -> None:
     """Sockets of a pod and of the node, TCP and UDP, through monitors that come and go."""
     clients = [
@@ -164,6 +166,7 @@ def descriptors(agent: LabAgent) -> set[int]:
     return {int(entry.name) for entry in Path(f"/proc/{agent.process.pid}/fd").iterdir()}
 
 
+@pytest.mark.extended
 def test_programs_that_cannot_be_loaded_leave_the_usual_ones(
     cluster: Cluster, pod: Sockets, tmp_path: Path
 ) -> None:
@@ -207,6 +210,7 @@ def test_a_new_device_tells_too(cluster: Cluster, tmp_path: Path) -> None:
             cluster.node.ip(f"link del {name}")
 
 
+@pytest.mark.extended
 def test_a_restarted_agent_attaches_the_usual_programs(
     cluster: Cluster, pod: Sockets, tmp_path: Path
 ) -> None:
@@ -236,6 +240,7 @@ def told_and_lost(monitor: monitors.MonitorProcess) -> int:
     )
 
 
+@pytest.mark.extended
 def test_what_nobody_reads_is_lost_and_counted(
     cluster: Cluster, pod: Sockets, tmp_path: Path
 ) -> None:

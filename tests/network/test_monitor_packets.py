@@ -25,6 +25,7 @@ def answers_by_client(sockets: Sockets, pod: Host) -> dict[str, str]:
     return answers
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("engine", list(Engine))
 def test_packets_are_told_with_their_backend(
     tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, engine: Engine
@@ -64,6 +65,7 @@ def test_packets_are_told_with_their_backend(
         wait_until("the usual ones", lambda: monitors.programs(cluster.agent) == before)
 
 
+@pytest.mark.extended
 def test_a_shadow_tells_where_a_call_would_go(
     tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> None:

@@ -37,6 +37,7 @@ def held(pod: Host) -> int:
         return sum(one.local[1] == TARGET for one in diag.connected(IPPROTO_TCP))
 
 
+@pytest.mark.extended
 @families
 @pytest.mark.parametrize(
     "who, kind",

@@ -38,6 +38,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
         yield made
 
 
+@pytest.mark.extended
 @families
 @pytest.mark.parametrize("send", [requests.tcp, requests.udp, requests.fragmented])
 @pytest.mark.parametrize(("who", "kind"), [("outside", "nodeport"), ("unhooked", "cluster")])

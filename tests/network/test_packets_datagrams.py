@@ -60,6 +60,7 @@ def answers(client: Socket, times: int = 10) -> set[str]:
     return found
 
 
+@pytest.mark.extended
 def test_datagrams_keep(two: TwoNodes, talk: Socket) -> None:
     """All datagrams go to the endpoint of the first, while other endpoints come and go."""
     (name,) = answers(talk)

@@ -45,6 +45,7 @@ def late(two: TwoNodes) -> Host:
     return two.lab.pod(two.near, "late", 50, hooked=False)
 
 
+@pytest.mark.extended
 @families
 @protocols
 def test_late_client(two: TwoNodes, late: Host, send: Send, v6: bool) -> None:
@@ -99,6 +100,7 @@ def test_new_address(two: TwoNodes, send: Send, v6: bool) -> None:
     wait_until("it is served no more", lambda: addresses.get(address) is None)
 
 
+@pytest.mark.extended
 def test_devices_left_alone(two: TwoNodes) -> None:
     """At devices that --devices excludes no packet is served; at the others all are."""
     agent = two.agents[0]

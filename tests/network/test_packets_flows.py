@@ -50,6 +50,7 @@ def where(
     return frontends.to(kind, two.near, v6=v6)
 
 
+@pytest.mark.extended
 @flow_tables
 @families
 @protocols
@@ -120,6 +121,7 @@ def test_endpoints_leave(two: TwoNodes, connections: list[Socket]) -> None:
     two.publish()
 
 
+@pytest.mark.extended
 @both_engines
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_agents_end(two: TwoNodes, connections: list[Socket], how: signal.Signals) -> None:
@@ -143,6 +145,7 @@ def upgrade(two: TwoNodes, how: signal.Signals = signal.SIGTERM) -> None:
     two.close_maps()
 
 
+@pytest.mark.extended
 @both_engines
 def test_upgrade(two: TwoNodes, connections: list[Socket]) -> None:
     """Connections live on through another layout of settings, devices or verdicts."""
@@ -175,6 +178,7 @@ def pressed(two: TwoNodes) -> Iterator[None]:
         assert said["names"].keys() == {"here", "there"}
 
 
+@pytest.mark.extended
 @both_engines
 def test_restarts_under_load(two: TwoNodes, pressed: None) -> None:
     """While agents come and go nothing fails."""
@@ -184,6 +188,7 @@ def test_restarts_under_load(two: TwoNodes, pressed: None) -> None:
             agent.start()
 
 
+@pytest.mark.extended
 @both_engines
 def test_upgrades_under_load(two: TwoNodes, pressed: None) -> None:
     """The same with another layout each time."""

@@ -58,6 +58,7 @@ def restarted(two: TwoNodes, services: None, request: pytest.FixtureRequest) -> 
     yield two
 
 
+@pytest.mark.extended
 @both_engines
 @families
 @protocols
@@ -74,6 +75,7 @@ def test_detector(restarted: TwoNodes, v6: bool, send: Send) -> None:
         assert found == meaning(restarted, who, cell, v6=v6)
 
 
+@pytest.mark.extended
 @both_engines
 @families
 @protocols
@@ -87,6 +89,7 @@ def test_no_detector(restarted: TwoNodes, v6: bool, send: Send) -> None:
         assert found == meaning(restarted, "unhooked", "here=client", v6=v6)
 
 
+@pytest.mark.extended
 @both_engines
 @families
 @protocols
@@ -100,6 +103,7 @@ def test_masquerade_local_backends(restarted: TwoNodes, v6: bool, send: Send) ->
         assert found == meaning(restarted, "outside", BOTH_NODE, v6=v6)
 
 
+@pytest.mark.extended
 @both_engines
 @families
 @protocols
@@ -111,6 +115,7 @@ def test_masquerade_all(restarted: TwoNodes, v6: bool, send: Send) -> None:
         assert found == meaning(restarted, who, BOTH_NODE, v6=v6)
 
 
+@pytest.mark.extended
 @flow_tables
 @families
 @protocols

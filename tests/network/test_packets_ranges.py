@@ -35,6 +35,7 @@ def comes(
     return requests.is_answered(send, two.sockets(getattr(two, who)), where, seconds)
 
 
+@pytest.mark.extended
 @families
 @protocols
 @everyone

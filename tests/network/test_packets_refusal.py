@@ -57,6 +57,7 @@ def count(two: TwoNodes, verdict: str) -> int:
     return int(two.maps["verdicts"].get(number)[0])
 
 
+@pytest.mark.extended
 @families
 @connecting
 @kinds

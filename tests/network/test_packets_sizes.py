@@ -74,6 +74,7 @@ def client(two: TwoNodes, where: Place) -> Iterator[Socket]:
         yield opened
 
 
+@pytest.mark.extended
 @families
 @endpoints
 @ways_in

@@ -86,6 +86,7 @@ def meaning(two: TwoNodes, who: str, cell: str, *, v6: bool) -> set[tuple[str, s
     return {(name, client if seen == "client" else node[name]) for name, seen in pairs}
 
 
+@pytest.mark.extended
 @families
 @protocols
 @pytest.mark.parametrize(("who", "kind", "policy", "cell"), CELLS)

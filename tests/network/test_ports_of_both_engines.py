@@ -73,6 +73,7 @@ def asks(client: Socket, word: bytes) -> bool:
             return True
 
 
+@pytest.mark.extended
 @families
 @protocols
 def test_flow_tables_take_no_port_of_conntrack(

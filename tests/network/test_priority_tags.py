@@ -81,6 +81,7 @@ def pushing(tags: list[int]) -> bytes:
     return bytes.fromhex("bf16000000000000" + "".join(calls) + "b7000000ffffffff9500000000000000")
 
 
+@pytest.mark.extended
 @families
 @protocols
 @clients

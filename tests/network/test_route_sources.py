@@ -74,6 +74,7 @@ def masqueraded_by_kernel(two: TwoNodes, *, v6: bool) -> str:
         two.near.nft("delete table inet likekernel")
 
 
+@pytest.mark.extended
 @both_families
 def test_source_is_the_kernels_choice(two: TwoNodes, v6: bool) -> None:
     """An added global address masquerades no traffic to unique local ones (RFC 6724)."""

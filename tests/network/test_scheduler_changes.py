@@ -72,6 +72,7 @@ def open_counts(two: TwoNodes) -> int:
     return sum(each.open for _, each in loads.items())
 
 
+@pytest.mark.extended
 def test_open_connections_live_on_and_those_that_were_counted_end_once(
     two: TwoNodes, opened: ExitStack
 ) -> None:

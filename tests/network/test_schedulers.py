@@ -82,6 +82,7 @@ def frontend(two: TwoNodes, who: str, *, v6: bool) -> tuple[str, int]:
     return WEB.to("nodeport" if who == "outside" else "cluster", two.near, v6=v6)
 
 
+@pytest.mark.extended
 @kinds
 @pytest.mark.parametrize(
     ("name", "its"),

@@ -75,6 +75,7 @@ def test_status_says_who_serves(shadow: Both) -> None:
     assert "cleanup --kube-proxy" not in said
 
 
+@pytest.mark.extended
 def test_there_and_back_while_clients_ask(both: Both) -> None:
     """From shadow to service and back no connection fails or ends, whoever has opened it."""
     shadow = ("--shadow",), KUBE_PROXY, KUBE_PROXY

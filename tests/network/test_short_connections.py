@@ -35,6 +35,7 @@ def closing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TwoNodes
         yield made
 
 
+@pytest.mark.extended
 def test_short_connections_do_not_stall(closing: TwoNodes) -> None:
     """No SYN comes to a backend from a port of a connection that it still has in TIME_WAIT.
 

@@ -128,6 +128,7 @@ class Opened:
             assert requests.exchange(self.loose, self.vip).name == self.names[1]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("to_host", [True, False], ids=["all to host", "host to all"])
 def test_a_change_breaks_no_socket(
     cluster: Cluster, served: None, pod: Sockets, to_host: bool
@@ -162,6 +163,7 @@ def narrow(cluster: Cluster) -> Cluster:
     return cluster
 
 
+@pytest.mark.extended
 def test_a_pod_whose_only_route_covers_services(narrow: Cluster, pod: Sockets) -> None:
     """It is served at its device, from where the node routes; at its socket it fails at once."""
     ways = [(send, vip) for send in (requests.tcp, requests.udp) for vip in (VIP, VIP6)]

@@ -54,6 +54,7 @@ def test_rules_that_others_need_are_not_removed(some: Both) -> None:
     assert some.answers(OLD, requests.tcp) == [KUBE_PROXY] * 4
 
 
+@pytest.mark.extended
 def test_services_go_over_and_back_while_clients_ask(both: Both) -> None:
     """None, one, all, and back: no connection fails or ends, whoever has opened it."""
     none = NEITHER, KUBE_PROXY, KUBE_PROXY

@@ -99,6 +99,7 @@ def move(two: TwoNodes, *pods: Host, flows: int = 1) -> None:
     wait_until("the flows are re-bound", lambda: len(moved()) >= flows)
 
 
+@pytest.mark.extended
 def test_goes_on(unable: TwoNodes, client: Socket) -> None:
     """The connected client is answered by whoever serves now, and sees the frontend all along."""
     move(unable, unable.here)

@@ -180,6 +180,7 @@ def retransmissions(host: Host) -> int:
     return int(values[names.index("RetransSegs")])
 
 
+@pytest.mark.extended
 def test_no_packet_is_lost(node: KubeProxyNode) -> None:
     """Packets in flight while programs are attached, on many devices, all get their replies."""
     nftables(node)

@@ -8,12 +8,11 @@ import os
 
 import pytest
 
-from tests.load import scaled
 from tests.simulation.schedules import Runner
 from tests.simulation.steps import Step
 
-PARTS, SCHEDULES = 4, scaled(375)  # in each part
-API_PARTS, API_SCHEDULES = 2, scaled(250)
+PARTS, SCHEDULES = 4, 375  # in each part
+API_PARTS, API_SCHEDULES = 2, 250
 CHOSEN = os.environ.get("EBPFLB_SEED", "")
 
 

@@ -61,6 +61,7 @@ def test_a_failed_schedule_is_a_failure(capsys: pytest.CaptureFixture[str]) -> N
     assert "EBPFLB_SEED=9" in (said := capsys.readouterr().out) and "die(1, 0)" in said
 
 
+@pytest.mark.extended
 def test_a_short_one() -> None:
     """Real traffic and schedules, nothing lost, exit status 0."""
     command = [sys.executable, "-m", "tests.soak", "--for", "5s", "--seed", "1"]

@@ -80,6 +80,7 @@ def opened_by_the_page(page: Page) -> dict[str, str]:
     }
 
 
+@pytest.mark.extended
 def test_the_verdict_is_that_of_status(page: Page, cluster: Cluster) -> None:
     """With every reason, and the facts that it rests on."""
     page.open("/")
@@ -319,6 +320,7 @@ def test_it_fits_a_narrow_screen(page: Page, where: str) -> None:
         page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_both_colour_schemes_can_be_read(page: Page, scheme: str) -> None:
     """As the system asks for; every text has a contrast of 4.5 or more (WCAG 2.2, 1.4.3)."""
@@ -335,6 +337,7 @@ def test_both_colour_schemes_can_be_read(page: Page, scheme: str) -> None:
         page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
+@pytest.mark.extended
 def test_nothing_is_asked_for_elsewhere(page: Page) -> None:
     """On any page; and the policy refuses nothing that the page itself does."""
     page.driver.get_log("browser")

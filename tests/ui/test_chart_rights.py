@@ -85,6 +85,7 @@ def get(port: int, path: str, **query: str) -> Any:
         return json.loads(said.removeprefix(b"data: "))
 
 
+@pytest.mark.extended
 def test_everything_is_shown(node: None, port: int, cluster: Cluster) -> None:
     """With the rights and the mounts of the chart: each page has its values."""
     assert get(port, "status")["socket_hooks"]

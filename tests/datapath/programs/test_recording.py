@@ -62,6 +62,7 @@ def bare_sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("source", "flags"),
     [

@@ -24,6 +24,7 @@ def counts(shared: Path) -> verifier.Counts:
     return measured
 
 
+@pytest.mark.extended
 def test_everything_loads(counts: verifier.Counts) -> None:
     """Each source in each variant, and nothing is left out."""
     loaded = {(row.source, row.variant) for row in counts}
