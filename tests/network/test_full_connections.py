@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Least-connections beyond what the maps hold: connections are made, and counts stay what they say.
+
+Its maps are as small as they can be chosen, and the connections are real.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import cycle
+
+import pytest
+
+from ebpflb.agent import ended_connections
+from ebpflb.lab import traffic
+from ebpflb.lab.agents import wait_until
+from ebpflb.lab.manifests import Manifest
+from ebpflb.lab.sockets import Socket
+from ebpflb.plan.flow_entries import Hook, Tuple
+from tests.kit import requests, two_nodes
+from tests.kit.two_nodes import ENGINES, Frontends, TwoNodes
+from tests.network.test_least_connections import settled
+
+NUMBERS = {"web": 17, "busy": 18}
+WEB, BUSY = (Frontends(number) for number in NUMBERS.values())
+FULL = 1024  # entries
+FLOWS = "flows=66560,other-flows=66560"
+SIZES = f"--map-size=connections={FULL},sockets={FULL},{FLOWS}"
+AT_ONCE, WAYS = 5000, ("external", "balancer", "nodeport")
+MORE = 3  # connections that find no space
+SWEPT = 8 * ended_connections.RECOUNT_INTERVAL
+# Who fills the map by what: sockets, or flows of packets.
+FILLED = [("hooked", "tcp"), ("hooked", "udp"), ("outside", "tcp"), ("unhooked", "udp")]
+
+Held = list[tuple[str, Socket]]  # with the endpoint's name
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def two(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TwoNodes]:
+    two_nodes.require(request.param)
+    folder = tmp_path_factory.mktemp("small")
+    options = (*two_nodes.CLUSTER_CIDR, SIZES)
+    with two_nodes.running(folder, *options, engine=request.param) as made:
+        yield made
+
+
+@pytest.fixture
+def opened() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def service(two: TwoNodes, name: str, *pods: str) -> list[Manifest]:
+    found = two.service(name, NUMBERS[name], *(getattr(two, pod) for pod in pods))
+    found[0]["metadata"]["annotations"] = {"ebpflb.io/scheduler": "least-connections"}
+    return found
+
+
+def dial(two: TwoNodes, who: str, kind: str, opened: ExitStack) -> tuple[str, Socket]:
+    """An open connection, or connected UDP socket, and the endpoint that has answered."""
+    where = WEB.to("nodeport" if who == "outside" else "cluster", two.near)
+    make = requests.tcp_socket if kind == "tcp" else requests.udp_socket
+    made = opened.enter_context(make(two.sockets(getattr(two, who)), where[0]))
+    made.connect(where)
+    return ask(made), made
+
+
+def ask(client: Socket) -> str:
+    """The endpoint that answers a datagram, or has answered a connection."""
+    client.send(b"?")
+    return traffic.read(client.recv(64))[0]
+
+
+def uncounted(two: TwoNodes) -> int:
+    return sum(each.uncounted for _, each in two.maps["backend_loads"].items())
+
+
+def end(two: TwoNodes, who: str, kind: str, held: Held) -> None:
+    """Closes the sockets; of datagrams that are packets their flows expire, too."""
+    ports = {each.getsockname()[1] for _, each in held}
+    for _, each in held:
+        each.close()
+    if (who, kind) == ("unhooked", "udp"):
+        flows = two.maps["other_flows"]
+        flows.delete([key for key, _ in flows.items() if client_port(key) in ports])
+
+
+def client_port(key: Tuple) -> int:
+    return key.source_port if key.hook == Hook.INGRESS else key.destination_port
+
+
+@pytest.mark.parametrize(("who", "kind"), FILLED)
+def test_what_finds_no_space_is_not_counted_and_is_served(
+    two: TwoNodes, who: str, kind: str, opened: ExitStack
+) -> None:
+    """By the counts that there are; where there is space again new connections are counted."""
+    two.publish(service(two, "web", "here"))
+    settled(two)
+    before, most = uncounted(two), FULL * 3 // 4
+    held = [dial(two, who, kind, opened) for _ in range(most)]
+    two.publish(service(two, "web", "here", "there"))
+    held += [dial(two, who, kind, opened) for _ in range(FULL - most)]
+    names = Counter(name for name, _ in held)
+    assert names == {"here": most, "there": FULL - most}
+    settled(two, most, FULL - most)
+    assert uncounted(two) == before
+
+    more = [dial(two, who, kind, opened) for _ in range(MORE)]
+    assert {name for name, _ in more} == {"there"}
+    assert uncounted(two) == before + MORE
+    settled(two, most, FULL - most)
+
+    end(two, who, kind, held[:MORE] + held[-MORE:])
+    settled(two, most - MORE, FULL - most - MORE)
+    again = [dial(two, who, kind, opened) for _ in range(MORE)]
+    assert {name for name, _ in again} == {"there"}
+    settled(two, most - MORE, FULL - most)
+    assert uncounted(two) == before + MORE
+    end(two, who, kind, more)
+    settled(two, most - MORE, FULL - most)
+    end(two, who, kind, held[MORE:-MORE] + again)
+    settled(two)
+    empty(two)
+
+
+@pytest.mark.parametrize(("who", "kind"), [("outside", "tcp"), ("unhooked", "udp")])
+def test_flows_that_an_lru_evicts_are_ended_by_the_agent(
+    two: TwoNodes, who: str, kind: str, opened: ExitStack
+) -> None:
+    """Flows of another Service take their entries; then they count no more, and new ones do."""
+    two.publish(service(two, "web", "here", "there"), service(two, "busy", "here", "there"))
+    settled(two)
+    held = [dial(two, who, kind, opened) for _ in range(8)]
+    settled(two, 4, 4)
+    evict(two, who, kind)
+    two.publish(service(two, "web", "here", "there"))
+    settled(two)
+    empty(two)
+    if kind == "udp":  # a TCP connection without its entries breaks (docs/limits.md)
+        for number, (_, each) in enumerate(held, 1):
+            ask(each)
+            settled(two, number // 2, number - number // 2)
+    else:
+        dial(two, who, kind, opened)
+        settled(two, 1)
+    end(two, who, kind, held)
+
+
+def empty(two: TwoNodes) -> None:
+    wait_until("nothing is left", lambda: not list(two.maps["connections"].items()), SWEPT)
+
+
+def evict(two: TwoNodes, who: str, kind: str) -> None:
+    """Requests to another Service, each a flow of its own, until the first has no entry left."""
+    flows = two.maps["tcp_flows" if kind == "tcp" else "other_flows"]
+    ids = {id for id, it in two.maps["service_names"].items() if it.service == "web"}
+    ways = cycle(BUSY.to(frontend, two.near, v6=v6) for frontend in WAYS for v6 in (False, True))
+    while any(flow.service in ids for _, flow in flows.items()):
+        two.request(getattr(two, who), kind, *next(ways), AT_ONCE)
+    two.delete_flows("tcp_flows" if kind == "tcp" else "other_flows")  # theirs fill the map

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent is killed while it writes other weights and schedulers, again and again, under traffic.
+
+What it left is served until the next one has written the rest; then shares and counts are right.
+"""
+
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from math import gcd
+from random import Random
+
+import pytest
+
+from ebpflb.agent import ended_connections
+from ebpflb.lab import manifests, traffic
+from ebpflb.lab.agents import wait_until
+from ebpflb.lab.manifests import Manifest
+from ebpflb.lab.sockets import Socket
+from ebpflb.model.scheduler import LEAST_CONNECTIONS, SCHEDULER_ANNOTATION, SCHEDULERS
+from ebpflb.model.weights import WEIGHT_ANNOTATION
+from tests.kit import chances, forked, requests, two_nodes
+from tests.kit.two_nodes import ENGINES, TwoNodes
+from tests.load import LOAD, scaled
+from tests.network import test_schedulers as spread
+from tests.network.test_least_connections import CLIENTS, loads, settled
+from tests.network.test_scheduler_changes import answers
+
+ROUNDS, OTHERS = max(2, scaled(8)), 40  # kills; Services that make a change take longer
+SEED, SWEPT = 14, 8 * ended_connections.RECOUNT_INTERVAL
+ENDPOINTS = spread.ENDPOINTS
+WEIGHTS, MOST = (0, 1, 25, 50, 1000), 1000
+PAUSE = 0.01 / LOAD
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def two(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TwoNodes]:
+    two_nodes.require(request.param)
+    folder = tmp_path_factory.mktemp("killed")
+    with two_nodes.running(folder, *two_nodes.CLUSTER_CIDR, engine=request.param) as made:
+        yield made
+
+
+@pytest.fixture
+def opened() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def dial(two: TwoNodes, who: str, opened: ExitStack) -> Socket:
+    """An open connection whose endpoint has answered."""
+    where = spread.frontend(two, who, v6=False)
+    made = opened.enter_context(requests.tcp_socket(two.sockets(getattr(two, who)), where[0]))
+    made.connect(where)
+    assert traffic.read(made.recv(64))[0] in ENDPOINTS
+    return made
+
+
+def others(chance: Random) -> list[Manifest]:
+    """Services whose scheduler and weights change too, at addresses that nobody asks; their
+    tables all fit.
+    """
+    found = []
+    for number in range(OTHERS):
+        port = [{"name": "tcp", "port": 80, "protocol": "TCP"}]
+        name, scheduler = f"other-{number}", {SCHEDULER_ANNOTATION: chance.choice(SCHEDULERS)}
+        found.append(manifests.service(name, [f"10.96.7.{number}"], port))
+        found[-1]["metadata"]["annotations"] = scheduler
+        for half in (0, 128):
+            there = [
+                manifests.endpoint(f"10.99.{number}.{half + at}", node="x", target="y")
+                for at in range(1, 5)
+            ]
+            slice = manifests.endpoint_slice(name, "IPv4", there, port)
+            slice["metadata"]["name"] += f"-{half}"
+            slice["metadata"]["annotations"] = {WEIGHT_ANNOTATION: str(chance.randint(1, 1000))}
+            found.append(slice)
+    return found
+
+
+def change(two: TwoNodes, chance: Random) -> str:
+    """Writes another scheduler and other weights of all Services; one endpoint has a weight."""
+    name = chance.choice(SCHEDULERS)
+    its = [chance.choice(WEIGHTS) for _ in ENDPOINTS]
+    its[chance.randrange(len(its))] = MOST
+    two.write(spread.weighted(two, name, its), others(chance))
+    return name
+
+
+def kill_amid_writes(two: TwoNodes, chance: Random) -> tuple[str, bool]:
+    """The scheduler that comes, and whether the near node's agent died before all was written."""
+    settings, agent = two.maps["settings"], two.agents[0]
+    before, deadline = settings.get(0).writes, time.monotonic() + 60
+    name = change(two, chance)
+    while settings.get(0).writes == before:
+        assert time.monotonic() < deadline
+    agent.stop(signal.SIGKILL)
+    return name, bool(settings.get(0).writes % 2)
+
+
+def test_no_connection_is_lost_and_all_is_right_afterwards(
+    two: TwoNodes, opened: ExitStack
+) -> None:
+    """New connections and open ones of sockets and packets; then each scheduler's shares."""
+    chance, held, counted, amid = Random(SEED), list[Socket](), len(CLIENTS), 0
+    two.publish(spread.weighted(two, LEAST_CONNECTIONS, chances.EVEN), others(chance))
+    settled(two)
+    held += [dial(two, who, opened) for who in CLIENTS]
+    pressing = [
+        two.start_client(getattr(two, who), protocol, *spread.frontend(two, who, v6=v6), PAUSE)
+        for who, protocol, v6 in spread.KINDS
+    ]
+    for _ in range(ROUNDS):
+        name, was_amid = kill_amid_writes(two, chance)
+        amid += was_amid
+        assert all(map(answers, held))
+        two.agents[0].start()
+        assert "is full" not in two.agents[0].log()
+        held += [dial(two, who, opened) for who in CLIENTS]
+        counted += len(CLIENTS) * (name == LEAST_CONNECTIONS)
+        assert all(map(answers, held)), name
+    counts = [two.stop_client(client) for client in pressing]
+    assert [each["errors"] for each in counts] == [{}] * len(counts)
+    assert amid
+    assert_counts(two, counted, opened)
+    assert_shares(two)
+
+
+def assert_counts(two: TwoNodes, counted: int, opened: ExitStack) -> None:
+    """Of those that were opened while the Service counted, and are open; then of new ones."""
+    two.publish(spread.service(two, LEAST_CONNECTIONS))
+    two.delete_flows("other_flows")  # of datagrams, which would count until they are idle
+    wait_until("only held ones are counted", lambda: sum(loads(two)) == counted, SWEPT)
+    opened.close()
+    settled(two)
+    two.publish(spread.service(two, LEAST_CONNECTIONS, "here", "there"))
+    for who in CLIENTS:
+        dial(two, who, opened)
+        dial(two, who, opened)
+    settled(two, len(CLIENTS), len(CLIENTS))
+    opened.close()
+    settled(two)
+
+
+def assert_shares(two: TwoNodes) -> None:
+    """Exact turns, and draws by weight; the audit finds in the maps what was published last."""
+    its = dict(zip(ENDPOINTS, chances.UNEVEN, strict=True))
+    turns = {name: weight // gcd(*its.values()) for name, weight in its.items()}
+    two.publish(spread.weighted(two, "round-robin", its.values()))
+    for who in CLIENTS:
+        assert Counter(spread.met(two, who, sum(turns.values()))) == turns
+    two.publish(spread.weighted(two, "random", its.values()))
+    for who, protocol, v6 in spread.KINDS[::3]:
+        where = spread.frontend(two, who, v6=v6)
+        found = two.request(getattr(two, who), protocol, *where, chances.DRAWS)
+        chances.assert_drawn(found["names"], its)
+    done = forked.run(
+        "audit", *two.agents[0].where, "--cgroup-root", str(two.near.cgroup), netns=two.near.netns
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
