@@ -34,8 +34,10 @@ int conntrack_probe(struct __sk_buff *ctx)
 				    .protocol = UDP };
 	struct tuple reply = tuple_reverse(&translated, 0);
 	struct ct_key key = ct_key_of(&request), reply_key = ct_key_of(&reply);
+	__be16 source_port = 0;
 
-	if (ct_create(ctx, &key, &backend, BE16(8080), &node) != CT_MADE)
+	if (ct_create(ctx, &key, &backend, BE16(8080), &node, &source_port) != CT_MADE ||
+	    source_port != request.source_port)
 		return PROBE_NOT_MADE;
 	return ct_find(ctx, &reply_key).translated ? PROBE_OK : PROBE_NOT_FOUND;
 }

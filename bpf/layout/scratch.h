@@ -57,6 +57,15 @@ struct next_hop {
 };
 SIZE(struct next_hop, 20);
 
+/* The ports that are tried for a flow (engine/flows/source_port.h). */
+struct port_sequence {
+	__u32 first;
+	__u32 size;	/* how many ports there are */
+	__u32 next;	/* the next one's distance from the first */
+	__u32 step;
+};
+SIZE(struct port_sequence, 16);
+
 /*
  * The packet, and intermediate results while a flow is opened: too large for a program's stack. Of
  * what is in a map the verifier remembers no values, so it follows the ways on which a packet was
@@ -85,9 +94,10 @@ struct scratch {
 	__u16 mtu;		/* VERDICT_TOO_LONG: how long the packet may be */
 	__u32 device;		/* by which the packet has to leave; 0: as it is routed */
 	struct next_hop next;	/* there */
+	struct port_sequence ports;	/* of the masqueraded flow */
 	__u32 pad;
 };
-SIZE(struct scratch, 1016);
+SIZE(struct scratch, 1032);
 
 /* How many more packets may be refused with a reply until the budget is refilled. */
 struct reject_budget {

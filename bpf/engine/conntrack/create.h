@@ -13,7 +13,7 @@ enum ct_made { CT_MADE, CT_CLASH, CT_KNOWN, CT_NO_SPACE };
 /* It would be an entry in the node's own table: what it would be is all that is told. */
 static __always_inline enum ct_made ct_create(struct __sk_buff *ctx, struct ct_key *key,
 					      const struct address *to, __be16 port,
-					      const struct address *from)
+					      const struct address *from, __be16 *source_port)
 {
 	record_at(STEP_CONNTRACK_OPENS, port, from);
 	return CT_MADE;
@@ -33,11 +33,11 @@ static __always_inline struct nf_conn___init *ct_alloc(struct __sk_buff *ctx, st
 /*
  * An entry whose requests go to `to`, from `from`. The destination is set first: the source port is
  * chosen so that it is unique for that destination. Port 0 means that nf_nat chooses: the client's
- * own if it is free, else another one of its class.
+ * own if it is free, else another one of its class. It becomes `source_port`.
  */
 static __always_inline enum ct_made ct_create(struct __sk_buff *ctx, struct ct_key *key,
 					      const struct address *to, __be16 port,
-					      const struct address *from)
+					      const struct address *from, __be16 *source_port)
 {
 	struct nf_conn___init *fresh = ct_alloc(ctx, key);
 	struct address destination = ct_address(to), source = ct_address(from);
@@ -54,6 +54,7 @@ static __always_inline enum ct_made ct_create(struct __sk_buff *ctx, struct ct_k
 	entry = bpf_ct_insert_entry(fresh);
 	if (!entry)
 		return CT_CLASH;
+	*source_port = ct_reply_port(entry);
 	if (failed)
 		bpf_ct_change_timeout(entry, 0);
 	bpf_ct_release(entry);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
  * The kernel's functions for conntrack (net/netfilter/nf_conntrack_bpf.c, nf_nat_bpf.c; all of them
- * since 6.1), and the two fields of its entries that are read here.
+ * since 6.1), and the fields of its entries that are read here.
  *
  * In BCC's dialect a call has a number instead of the function's BTF id, and a load an offset that
  * no struct here has: the loader replaces both by what the running kernel's BTF says
@@ -66,6 +66,7 @@ struct nf_conn;
 struct nf_conn {
 	unsigned long ct_status;
 	__u8 ct_tcp_state;
+	__u16 ct_reply_port;
 };
 
 #endif
@@ -92,5 +93,7 @@ KFUNC(void, bpf_ct_release, struct nf_conn *entry)
 
 FIELD(u64, ct_status, 0x7fe0)		/* nf_conn.status */
 FIELD(u8, ct_tcp_state, 0x7ff0)		/* nf_conn.proto.tcp.state */
+/* nf_conn.tuplehash[IP_CT_DIR_REPLY].tuple.dst.u.all: the port, in network order, of requests */
+FIELD(u16, ct_reply_port, 0x7ff8)
 
 #endif

@@ -18,21 +18,6 @@
 #include "engine/conntrack/evict.h"
 #include "path/route.h"
 
-/* Whether a flow of the flow tables has the client's port at this source already. */
-static __always_inline bool flows_use_source(const struct packet *packet,
-					     const struct backend *backend,
-					     const struct address *source)
-{
-	struct tuple un_snat_tuple = { .source = backend->address,
-				       .destination = *source,
-				       .source_port = backend->port,
-				       .destination_port = packet->tuple.source_port,
-				       .protocol = packet->tuple.protocol,
-				       .hook = HOOK_INGRESS };
-
-	return flow_find(&un_snat_tuple) != NULL;
-}
-
 /*
  * Whether conntrack takes the flow; `source` is then what its requests come from. Where connections
  * are counted the flow tables do, since no program is told when a flow of conntrack ends.
@@ -54,9 +39,7 @@ static __always_inline bool conntrack_takes(struct __sk_buff *ctx, const struct 
 		return !others_may_masquerade(settings, selection, client);
 	found = route_source(ctx, packet, &selection->backend, source);
 	*masquerade = found == ROUTE_SOURCE;
-	if (found == ROUTE_HERE)
-		return true;
-	return *masquerade && !flows_use_source(packet, &selection->backend, source);
+	return found != ROUTE_UNKNOWN;
 }
 
 /*
@@ -66,17 +49,20 @@ static __always_inline bool conntrack_takes(struct __sk_buff *ctx, const struct 
 static __always_inline enum ct_made conntrack_create(struct __sk_buff *ctx,
 						     const struct packet *packet,
 						     const struct backend *backend,
-						     const struct address *source)
+						     const struct address *source,
+						     __be16 *source_port)
 {
 	struct ct_key key = ct_key_of(&packet->tuple);
-	enum ct_made made = ct_create(ctx, &key, &backend->address, backend->port, source);
+	enum ct_made made = ct_create(ctx, &key, &backend->address, backend->port, source,
+					     source_port);
 
 	if (made == CT_CLASH && ct_find(ctx, &key).known)
 		return CT_KNOWN;
 	if (made == CT_NO_SPACE)
 		opening_evict(ctx);
 	if (made != CT_MADE)
-		made = ct_create(ctx, &key, &backend->address, backend->port, source);
+		made = ct_create(ctx, &key, &backend->address, backend->port, source,
+					     source_port);
 	return made;
 }
 
@@ -94,19 +80,44 @@ static __always_inline enum verdict conntrack_verdict(enum ct_made made, bool ma
 	}
 }
 
+/*
+ * Whether the flow tables have a flow with this source to the backend, of which nf_nat does not know:
+ * its client would get the replies, or the backend would take both for one connection.
+ */
+static __always_inline bool flows_have_source(const struct packet *packet,
+					      const struct backend *backend,
+					      const struct address *source, __be16 source_port,
+					      bool masquerade)
+{
+	struct tuple reply_tuple = { .source = backend->address,
+				     .destination = *source,
+				     .source_port = backend->port,
+				     .destination_port = source_port,
+				     .protocol = packet->tuple.protocol,
+				     .hook = masquerade ? HOOK_INGRESS : HOOK_EGRESS };
+
+	return flow_find(&reply_tuple) != NULL;
+}
+
 /* Undecided where conntrack does not take the flow: then it is one for the flow tables. */
 static __always_inline struct outcome conntrack_open(struct __sk_buff *ctx,
 						     const struct packet *packet,
 						     const struct settings *settings,
 						     const struct selection *selection)
 {
+	__be16 source_port = packet->tuple.source_port;
 	struct address source;
 	enum ct_made made;
 	bool masquerade;
 
 	if (!conntrack_takes(ctx, packet, settings, selection, &source, &masquerade))
 		return undecided();
-	made = conntrack_create(ctx, packet, &selection->backend, &source);
+	made = conntrack_create(ctx, packet, &selection->backend, &source, &source_port);
+	if (made == CT_MADE && flows_have_source(packet, &selection->backend, &source, source_port,
+						 masquerade)) {
+		ct_give_up(ctx, &packet->tuple);
+		return undecided();
+	}
 	if (made == CT_MADE)
 		opening_note(ctx, packet, selection);
 	return unchanged(conntrack_verdict(made, masquerade));

@@ -32,6 +32,14 @@ static __always_inline __u64 opening_expire(struct __sk_buff *ctx, struct ct_key
 	return status;
 }
 
+/* The entry that was just made for a packet: its flow is none of conntrack's. */
+static __always_inline void ct_give_up(struct __sk_buff *ctx, const struct tuple *tuple)
+{
+	struct ct_key key = ct_key_of(tuple);
+
+	opening_expire(ctx, &key, 0);
+}
+
 /* What is left to be done about the flow that has a place. */
 static __always_inline void opening_end(struct __sk_buff *ctx, const struct opening *place,
 					__u64 now)

@@ -15,9 +15,8 @@
 #include "path/settings.h"
 
 /*
- * On success the destination of scratch->reply_tuple is the new source of the flow. conntrack is
- * asked about the port that was found, not about each that is tried: what 6.1's verifier has to
- * follow stays small. The client whose packet is dropped sends it again, and gets another port.
+ * On success the destination of scratch->reply_tuple is the new source of the flow. Where conntrack
+ * has the port that was found, the client whose packet is dropped sends it again, and gets another.
  */
 static __always_inline enum port un_snat_create(struct __sk_buff *ctx,
 						const struct settings *settings,
@@ -38,7 +37,9 @@ static __always_inline enum port un_snat_create(struct __sk_buff *ctx,
 					      .backend = snat->backend,
 					      .kind = FLOW_UN_SNAT,
 					      .ifindex = snat->ifindex };
-	port = port_create(settings, port_sequence_for(settings, snat_tuple->source_port), scratch);
+	scratch->ports = port_sequence_for(settings, snat_tuple->source_port);
+	ports_skip_conntrack(ctx, scratch);
+	port = port_create(settings, scratch);
 	if (port == NO_PORT || !conntrack_has_port(ctx, &scratch->reply_tuple))
 		return port;
 	flow_delete(&scratch->reply_tuple);

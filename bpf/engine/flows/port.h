@@ -38,19 +38,19 @@ static __always_inline bool port_take(struct scratch *scratch)
 }
 
 /*
- * Creates the entry of a masqueraded flow's replies, scratch->reply_entry, for one of these ports,
+ * Creates the entry of a masqueraded flow's replies, scratch->reply_entry, for one of scratch->ports,
  * which becomes the destination port of scratch->reply_tuple. What the verifier need not know of one
  * try in the next one is in scratch.
  */
 static __always_inline enum port port_create(const struct settings *settings,
-					     struct port_sequence ports, struct scratch *scratch)
+					     struct scratch *scratch)
 {
 	struct tuple *tuple = &scratch->reply_tuple;
 	__u64 sum = sum_without_ports(tuple, &scratch->reply_entry), held_since;
 
 	scratch->oldest = PORT_KEPT;
 	for (int i = 0; i < PORT_TRIES; i++) {
-		flow_name_port(tuple, &scratch->reply_entry, sum, port_next(&ports));
+		flow_name_port(tuple, &scratch->reply_entry, sum, port_next(&scratch->ports));
 		if (!flow_create_named(tuple, &scratch->reply_entry))
 			return PORT_FOUND;
 		held_since = port_held_since(settings, scratch, HOOK_INGRESS);

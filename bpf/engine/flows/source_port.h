@@ -15,23 +15,16 @@
 
 #define PORT_TRIES 16	/* how many ports are tried for a flow */
 
-/*
- * The ports that are tried for one flow: from a random one on, in equal steps of a random size, so
- * that none is tried twice before all have been. As with --random-fully, by which kube-proxy
- * masquerades (kube-proxy.md 5), nobody can foretell them.
- */
-struct port_sequence {
-	__u32 first;
-	__u32 size;	/* how many ports there are */
-	__u32 next;	/* the next one's distance from the first */
-	__u32 step;
-};
-
 static __always_inline __u32 random_below(__u32 limit)
 {
 	return ((__u64)bpf_get_prandom_u32() * limit) >> 32;
 }
 
+/*
+ * The ports that are tried for one flow: from a random one on, in equal steps of a random size, so
+ * that none is tried twice before all have been. As with --random-fully, by which kube-proxy
+ * masquerades (kube-proxy.md 5), nobody can foretell them.
+ */
 static __always_inline struct port_sequence port_sequence_between(__u32 first, __u32 last)
 {
 	__u32 size = last - first + 1;
@@ -54,12 +47,17 @@ static __always_inline struct port_sequence port_sequence_for(const struct setti
 	return port_sequence_between(settings->first_port, settings->last_port);
 }
 
+static __always_inline __be16 port_at(const struct port_sequence *ports)
+{
+	return BE16((__u16)(ports->first + ports->next));
+}
+
 static __always_inline __be16 port_next(struct port_sequence *ports)
 {
-	__u32 index = ports->next;
+	__be16 port = port_at(ports);
 
-	ports->next = (index + ports->step) % ports->size;
-	return BE16((__u16)(ports->first + index));
+	ports->next = (ports->next + ports->step) % ports->size;
+	return port;
 }
 
 /* What the ports add to the check of an entry. */

@@ -10,7 +10,14 @@ from typing import Any, NamedTuple
 
 from ebpflb.datapath.maps.layout import Record, address_bytes, address_from
 from ebpflb.datapath.maps.packet_records import Forwarded, FragmentKey, FragmentPorts
-from ebpflb.datapath.maps.scratch import Ending, NextHop, ReadPacket, Scratch, SelectedBackend
+from ebpflb.datapath.maps.scratch import (
+    Ending,
+    NextHop,
+    PortSequence,
+    ReadPacket,
+    Scratch,
+    SelectedBackend,
+)
 from ebpflb.datapath.maps.socket_records import (
     AssignmentKey,
     Peer,
@@ -167,6 +174,7 @@ RECORDS: dict[str, Record[Any]] = {
         Scratch,
         dict[str, Record[Any]]({"packet": _PACKET, "selection": _SELECTION, "ending": _ENDING})
         | {"next": Record("struct next_hop", NextHop)}
+        | {"ports": Record("struct port_sequence", PortSequence)}
         | dict.fromkeys(("known", "other", "request_entry", "reply_entry", "snat_entry"), _FLOW)
         | dict.fromkeys(("to", "reply_tuple", "snat_tuple"), _TUPLE)
         | dict.fromkeys(("former_request_tuple", "claim"), _TUPLE),

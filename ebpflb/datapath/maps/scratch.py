@@ -52,6 +52,13 @@ class NextHop(NamedTuple):
     address: Address
 
 
+class PortSequence(NamedTuple):
+    first: int
+    size: int
+    next: int
+    step: int
+
+
 class Scratch(NamedTuple):
     packet: ReadPacket
     to: Tuple
@@ -75,3 +82,4 @@ class Scratch(NamedTuple):
     mtu: int
     device: int
     next: NextHop
+    ports: PortSequence

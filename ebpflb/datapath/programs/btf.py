@@ -9,6 +9,8 @@ those of its base end.
 import struct
 from collections.abc import Collection
 
+END = "}"  # the name of no member: where the struct ends, which is its size
+
 _MAGIC = 0xEB9F
 _HEADER = struct.Struct("<HBBIIIII")
 _TYPE = struct.Struct("<III")  # of struct btf_type: name, info, size or type
@@ -20,8 +22,8 @@ _OFFSET_BITS = 0xFFFFFF  # of a member's offset; above them its size, if it is a
 
 
 class Btf:
-    """``functions``: name -> type id. ``members``: name of a struct or union -> member -> byte
-    offset. Both hold only names of ``wanted``; structs that are only declared are missing.
+    """``functions``: name -> type id. ``members``: name of a struct or union -> member, or END ->
+    byte offset. Both hold only names of ``wanted``; structs that are only declared are missing.
     """
 
     def __init__(self, raw: bytes, wanted: Collection[str], base: "Btf | None" = None) -> None:
@@ -60,6 +62,7 @@ class Btf:
         return number
 
     def _take(self, name: str, kind: int, number: int, raw: bytes, at: int, elements: int) -> None:
+        """A type whose elements are at this offset."""
         if kind == _FUNC:
             self.functions[name] = number
         elif kind in (_STRUCT, _UNION):
@@ -67,6 +70,7 @@ class Btf:
             self.members[name] = {
                 self._text(member): (offset & _OFFSET_BITS) // 8 for member, _, offset in found
             }
+            *_, self.members[name][END] = _TYPE.unpack_from(raw, at - _TYPE.size)
 
     def _text(self, offset: int) -> str:
         if offset < self._first_string and self._base:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ebpflb.datapath.maps import layout
-from ebpflb.datapath.programs.btf import Btf
+from ebpflb.datapath.programs.btf import END, Btf
 from ebpflb.datapath.programs.module_btf import open_module_btfs
 from ebpflb.errors import NodeError, in_words
 
@@ -40,6 +40,13 @@ _FIELDS: dict[int, tuple[tuple[str, str], ...]] = {
         (
             (("nf_conn", "status"),),
             (("nf_conn", "proto"), ("nf_conntrack_proto", "tcp"), ("ip_ct_tcp", "state")),
+            (
+                ("nf_conn", "tuplehash"),
+                ("nf_conntrack_tuple_hash", END),  # of IP_CT_DIR_ORIGINAL
+                ("nf_conntrack_tuple_hash", "tuple"),
+                ("nf_conntrack_tuple", "dst"),
+                ("nf_inet_addr", END),  # dst is the address, then the port
+            ),
         ),
         strict=True,
     )

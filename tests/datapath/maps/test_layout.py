@@ -35,6 +35,7 @@ PARTS = {  # never alone in a map
     "struct selection": scratch.SelectedBackend,
     "struct ending": scratch.Ending,
     "struct next_hop": scratch.NextHop,
+    "struct port_sequence": scratch.PortSequence,
     "struct packet": scratch.ReadPacket,
 }
 

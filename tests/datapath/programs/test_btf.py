@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from ebpflb.datapath.programs.btf import Btf
+from ebpflb.datapath.programs.btf import END, Btf
 
 INT, STRUCT, UNION, FUNC, ENUM = 1, 4, 5, 12, 6
 
@@ -23,12 +23,14 @@ class Making:
         self.strings += name.encode() + b"\0"
         return at
 
-    def add(self, kind: int, name: int, after: bytes = b"", elements: int = 0) -> None:
-        self.types += struct.pack("<III", name, kind << 24 | elements, 0) + after
+    def add(
+        self, kind: int, name: int, after: bytes = b"", elements: int = 0, size: int = 0
+    ) -> None:
+        self.types += struct.pack("<III", name, kind << 24 | elements, size) + after
 
-    def members(self, kind: int, name: int, *members: tuple[int, int]) -> None:
+    def members(self, kind: int, name: int, *members: tuple[int, int], size: int) -> None:
         after = b"".join(struct.pack("<III", member, 0, bits) for member, bits in members)
-        self.add(kind, name, after, len(members))
+        self.add(kind, name, after, len(members), size)
 
     def raw(self) -> bytes:
         sizes = 24, 0, len(self.types), len(self.types), len(self.strings)
@@ -39,7 +41,7 @@ class Making:
 def base() -> Making:
     made = Making()
     made.add(INT, made.text("int"), bytes(4))
-    made.members(UNION, made.text("proto"), (made.text("tcp"), 0))
+    made.members(UNION, made.text("proto"), (made.text("tcp"), 0), size=12)
     made.add(ENUM, made.text("colours"), bytes(16), elements=2)
     made.add(FUNC, made.text("lookup"))
     return made
@@ -51,10 +53,11 @@ def test_function(base: Making) -> None:
 
 
 def test_members(base: Making) -> None:
-    """In bytes, by name; a bit field's size is no part of its offset."""
-    base.members(STRUCT, base.text("conn"), (base.text("a"), 64), (base.text("b"), 3 << 24 | 128))
+    """In bytes, by name, and the size; a bit field's size is no part of its offset."""
+    members = (base.text("a"), 64), (base.text("b"), 3 << 24 | 128)
+    base.members(STRUCT, base.text("conn"), *members, size=24)
     read = Btf(base.raw(), {"conn", "proto"})
-    assert read.members == {"conn": {"a": 8, "b": 16}, "proto": {"tcp": 0}}
+    assert read.members == {"conn": {"a": 8, "b": 16, END: 24}, "proto": {"tcp": 0, END: 12}}
 
 
 def test_module(base: Making) -> None:
@@ -63,11 +66,11 @@ def test_module(base: Making) -> None:
     module = Making(first_string=vmlinux.end_of_strings)
     module.add(INT, module.text("own"), bytes(4))
     proto_of_vmlinux = base.strings.index(b"proto")
-    module.members(STRUCT, proto_of_vmlinux, (module.text("udp"), 32))
+    module.members(STRUCT, proto_of_vmlinux, (module.text("udp"), 32), size=8)
     module.add(FUNC, module.text("insert"))
     read = Btf(module.raw(), {"insert"}, vmlinux)
     assert read.functions == {"insert": 7}
-    assert read.members == {"proto": {"udp": 4}}
+    assert read.members == {"proto": {"udp": 4, END: 8}}
 
 
 def test_only_declared(base: Making) -> None:

@@ -19,7 +19,7 @@ from ebpflb.options import Paths
 from tests.datapath.variants import needs_root, open_files
 
 LOOKUP = KFUNC_NUMBERS["bpf_skb_ct_lookup"]
-STATUS, STATE = 0x7FE0, 0x7FF0
+STATUS, STATE, REPLY_PORT = 0x7FE0, 0x7FF0, 0x7FF8
 FOUND = Kfuncs({LOOKUP: Kfunc(2, 1234)}, {STATUS: 128, STATE: 192}, (0, 7, 8))
 
 
@@ -76,7 +76,7 @@ def test_no_btf(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_numbers() -> None:
-    """Every function that the header declares has a number of its own, as have its two fields."""
+    """Every function that the header declares has a number of its own, as have its fields."""
     header = (layout.SOURCES / "engine/conntrack/kfuncs.h").read_text()
     assert set(KFUNC_NUMBERS) == set(re.findall(r"(?m)^KFUNC\(.*, (bpf_\w+),", header))
     assert len(set(KFUNC_NUMBERS.values())) == len(KFUNC_NUMBERS) == 7
@@ -95,7 +95,7 @@ def test_this_kernel() -> None:
     before = open_files()
     with kfuncs.found() as found:
         assert set(found.calls) == set(KFUNC_NUMBERS.values())
-        assert found.offsets.keys() == {STATUS, STATE}
+        assert found.offsets.keys() == {STATUS, STATE, REPLY_PORT}
         assert max(call.place for call in found.calls.values()) < max(len(found.fds), 1)
     assert open_files() == before
     assert kfuncs.are_loaded()
