@@ -10,15 +10,18 @@ from collections.abc import Iterator
 
 import pytest
 
+from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Lab
 from tests.kit import requests, two_nodes
-from tests.kit.lab_cluster import PREFIX, TARGET
+from tests.kit.lab_cluster import PORT, PREFIX, TARGET
 from tests.kit.two_nodes import CLUSTER_CIDR, ENGINES, Frontends, TwoNodes
 
-FRONTENDS = Frontends(10)
+FRONTENDS, PUBLIC = Frontends(10), Frontends(11)
 # The kernel lists the newest address of a scope first for IPv6: the global one precedes the ULA.
 SECOND = "192.0.2.101", "2001:db8:2::1"
+# Of two global ones RFC 6724 prefers that which has more bits in common with the destination.
+THIRD, GLOBAL = "2001:db8:3:1::1", "2001:db8:3:2::9"
 MASQUERADE = """
 table inet likekernel {
     chain postrouting {
@@ -98,3 +101,35 @@ def test_source_follows_the_routes(two: TwoNodes, v6: bool) -> None:
         two.near.ip(f"route replace {network} via {gateway}")
     first = two.near.v6 if v6 else two.near.v4
     wait_until("the old source", lambda: seen(two, v6=v6) == first)
+
+
+@pytest.fixture
+def public(two: TwoNodes) -> Iterator[None]:
+    """The endpoint has a global address too, and the node a third one: two global, and a ULA."""
+    near, far, pod = two.near, two.far, two.there
+    near.ip(f"address add {THIRD}/64 dev eth0", f"route add {GLOBAL} via {far.v6}")
+    far.ip(f"route add {THIRD} dev eth0", f"route add {GLOBAL} via {pod.v6}")
+    pod.ip(f"address add {GLOBAL}/128 dev eth0")
+    named = [{"name": "tcp", "port": TARGET, "protocol": "TCP"}]
+    ports = [{**named[0], "port": PORT, "nodePort": PUBLIC.nodeport}]
+    endpoint = manifests.endpoint(GLOBAL, node=far.name, target=pod.name)
+    two.publish(
+        two.service("web", 10, pod),
+        manifests.service("public", PUBLIC.cluster, ports, type="NodePort"),
+        manifests.endpoint_slice("public", "IPv6", [endpoint], named),
+    )
+    yield
+    two.publish(two.service("web", 10, pod))
+    pod.ip(f"address del {GLOBAL}/128 dev eth0")
+    far.ip(f"route del {THIRD} dev eth0", f"route del {GLOBAL}")
+    near.ip(f"route del {GLOBAL}", f"address del {THIRD}/64 dev eth0")
+
+
+@pytest.mark.usefixtures("public")
+def test_each_destination_has_the_kernels_choice_of_several(two: TwoNodes) -> None:
+    """With two global addresses and a unique local one, by the destination of each flow."""
+    own = requests.udp(two.sockets(two.near), GLOBAL, TARGET).source
+    assert own == THIRD
+    where = PUBLIC.to("nodeport", two.near, v6=True)
+    wait_until("the source", lambda: requests.tcp(two.sockets(two.outside), *where).source == THIRD)
+    assert seen(two, v6=True) == two.near.v6
