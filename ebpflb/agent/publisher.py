@@ -61,6 +61,7 @@ def fields_of(agent: "Agent") -> dict[str, Any]:
         "devices_not_served": agent.node_sync.not_served,
         "ports_not_reserved": agent.ports_not_reserved,
         "sync_error": agent.sync_error,
+        "stale_udp_error": agent.stale_udp.error,
         "packet_path": agent.node_sync.packet_path,
         "flowtable": agent.node_sync.flowtable.said
         if agent.node_sync.engine.is_conntrack

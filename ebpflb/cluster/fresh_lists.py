@@ -8,6 +8,7 @@ minutes, and a quiet kind may have no newer one; then the newest state is listed
 ``Timing.settle`` to tell of what it has not told yet.
 """
 
+import logging
 import threading
 from collections.abc import Callable, Set
 from queue import Empty, Full, Queue
@@ -15,8 +16,10 @@ from queue import Empty, Full, Queue
 from ebpflb.cluster.decoding import ListMetadata, ResourceExpired
 from ebpflb.cluster.position import Position
 from ebpflb.cluster.source import Objects
-from ebpflb.errors import ClusterError
+from ebpflb.errors import ClusterError, in_words
 from ebpflb.model.events import Key, Kind, ReadObject
+
+log = logging.getLogger(__name__)
 
 ReadPage = Callable[[dict[str, str], dict[Key, ReadObject]], ListMetadata]
 """Reads the page that a query asks for into a dict; raises ClusterError."""
@@ -101,3 +104,7 @@ class PagedList:
             give({})
         except ClusterError as error:
             give(error)
+        except Exception as error:
+            # An error in this program; without this the audit would wait for the rest.
+            log.exception("list %s: unexpected", self.kind)
+            give(ClusterError(f"{type(error).__name__}: {in_words(error)}"))

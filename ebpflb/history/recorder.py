@@ -216,6 +216,8 @@ class History:
             self._append(Whole(self._clock()))
         except EbpflbError as error:
             log.warning("history: %s: it cannot tell what the maps hold", error)
+        except Exception:
+            log.exception("history: unexpected: it cannot tell what the maps hold")
         part = self._limit // segments.PARTS  # of records, whatever the checkpoint takes
         size = self._segment.size if self._segment else 0
         self._full = size + part

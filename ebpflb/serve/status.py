@@ -63,6 +63,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
     reset_on_removal: tuple[WatchedPort, ...] = ()  # whose connections the agent may have to reset
     devices_not_served: Mapping[str, str] = {}  # device -> why its packets are not served
     sync_error: str | None = None  # of the last sync, if it failed
+    stale_udp_error: str | None = None  # why stale UDP sockets cannot be ended at present
     kube_proxy: str | None = None  # what one does on this node, or has left there
     ports_not_reserved: str | None = None  # why others may take the ports used for masquerading
     attached: bool = False  # programs are in force; whose, says ``programs``

@@ -52,6 +52,7 @@ class Cause(StrEnum):
     INVALID_OBJECTS = "invalid objects"
     DRIFT = "drift"
     AUDIT_ERRORS = "audit errors"
+    STALE_UDP = "stale UDP sockets"
     KUBE_PROXY_MISSING = "kube-proxy missing"
 
 
@@ -142,6 +143,12 @@ def _sync(status: AgentStatus) -> Iterator[VerdictReason]:
         yield _degraded(Cause.SYNC_ERROR, f"the last sync failed: {status.sync_error}")
 
 
+def _stale_udp(status: AgentStatus) -> Iterator[VerdictReason]:
+    if status.stale_udp_error:
+        text = "UDP sockets and flows may stay with endpoints that have gone"
+        yield _degraded(Cause.STALE_UDP, f"{text}: {status.stale_udp_error}")
+
+
 def _counted(
     cause: Cause, field: str, one: str, many: str
 ) -> Callable[[AgentStatus], Iterator[VerdictReason]]:
@@ -189,6 +196,7 @@ _RULES: tuple[Callable[[AgentStatus], Iterator[VerdictReason]], ...] = (
         "a device is not served",
         "devices are not served",
     ),
+    _stale_udp,
     _kube_proxy,
     _counted(Cause.INVALID_OBJECTS, "invalid_objects", "an object is invalid", "invalid objects"),
 )

@@ -27,6 +27,7 @@ Beside all that, each pass deletes the stale entries of conntrack, as kube-proxy
 conntrack engine, and of a kube-proxy that served before.
 
 worker             when to search: after which changes, in which passes; and the thread
+stale_search       a search, and how several become one
 removed_backends   what plans removed
 socket_search      the stale entries in the map of sockets
 lookups            the look-ups of the C datapath that this takes, in Python

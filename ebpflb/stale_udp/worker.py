@@ -7,13 +7,11 @@ import threading
 import time
 from bisect import insort
 from collections.abc import Callable, Iterable
-from enum import Enum, auto
 from functools import reduce
 from operator import attrgetter, or_
-from typing import NamedTuple
 
 from ebpflb.datapath.maps.socket_records import Peer, PeerFrontend
-from ebpflb.errors import KernelError
+from ebpflb.errors import EbpflbError, in_words
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import Protocol
 from ebpflb.node import sock_diag
@@ -24,35 +22,15 @@ from ebpflb.stale_udp.lookups import Maps
 from ebpflb.stale_udp.rebind import RENEWAL
 from ebpflb.stale_udp.removed_backends import RemovedBackends, removed_backends
 from ebpflb.stale_udp.socket_search import stale_sockets
+from ebpflb.stale_udp.stale_search import SearchKind, StaleSearch
 
 log = logging.getLogger(__name__)
 
+FIRST_RETRY, LONGEST_RETRY = 1.0, 60.0  # seconds, after a search that has failed: 1, 2, 4, ...
 SECOND_PASS_DELAY = 1.0  # seconds: longer than a socket is inside a hook
 _PAUSE_FACTOR = 4  # a search of a large conntrack takes CPU, and changes may follow fast
 
 OnSearch = Callable[[Family, float, int], None]
-
-
-class SearchKind(Enum):
-    """FIRST and SECOND follow a change; RENEWAL keeps rebound flows from being swept."""
-
-    FIRST = auto()
-    SECOND = auto()
-    RENEWAL = auto()
-
-
-class StaleSearch(NamedTuple):
-    """When to search, and for what; ``everything``: without a look at the counters of backends."""
-
-    due: float
-    kind: SearchKind
-    removed: RemovedBackends
-    everything: bool
-
-    def __or__(self, later: "StaleSearch") -> "StaleSearch":
-        """Both as one, when the later one is due."""
-        everything = self.everything or later.everything
-        return later._replace(removed=self.removed | later.removed, everything=everything)
 
 
 class StaleUdpWorker:
@@ -63,7 +41,8 @@ class StaleUdpWorker:
     and how many sockets were ended, and flows rebound or deleted from conntrack. ``can_end`` says,
     after ``start``, whether this kernel ends sockets. ``shadow``: a kube-proxy beside translates,
     so that entries of conntrack, and sockets that no hook has translated, are its own. ``clock``: a
-    monotonic one, in seconds.
+    monotonic one, in seconds. ``error``: why the last search has failed, if so; it is made again
+    with the next one, or after a pause that grows.
     """
 
     def __init__(
@@ -81,6 +60,8 @@ class StaleUdpWorker:
         self._searches: list[StaleSearch] = []
         self._changed = threading.Condition()
         self._stopped = False
+        self.error: str | None = None
+        self._pause = FIRST_RETRY
         self._orphans = True  # there may be sockets whose frontend no backend serves
         self._not_found: set[tuple[Peer, PeerFrontend]] = set()  # no connected socket in two passes
         self._earliest = 0.0  # when the next search may begin
@@ -140,13 +121,25 @@ class StaleUdpWorker:
         with self._changed:
             search = self._take_due(self._searches[0].kind, begun)
         try:
-            self._report(search, self._search(search), self._clock() - begun)
-            self._earliest = self._clock() + _PAUSE_FACTOR * (self._clock() - begun)
-        except (KernelError, OSError) as error:
-            log.warning("stale UDP sockets cannot be ended: %s", error)
-        except Exception:
+            self._search_and_report(search, begun)
+        except (EbpflbError, OSError) as error:
+            self._fail(search, in_words(error))
+        except Exception as error:
             log.exception("searching for stale UDP sockets failed")
-        self._schedule_after(search)
+            self._fail(search, f"{type(error).__name__}: {in_words(error)}")
+        else:
+            self._earliest = self._clock() + _PAUSE_FACTOR * (self._clock() - begun)
+            self.error, self._pause = None, FIRST_RETRY
+            self._schedule_after(search)
+
+    def _fail(self, search: StaleSearch, reason: str) -> None:
+        """Both passes are made again; those that become due meanwhile join them."""
+        if reason != self.error:
+            log.warning("stale UDP sockets cannot be ended: %s; trying again", reason)
+        self.error, self._earliest = reason, self._clock() + FIRST_RETRY
+        kind = SearchKind.RENEWAL if search.kind is SearchKind.RENEWAL else SearchKind.FIRST
+        self._schedule(search._replace(due=self._clock() + self._pause, kind=kind))
+        self._pause = min(2 * self._pause, LONGEST_RETRY)
 
     def _run(self) -> None:
         while self._wait():
@@ -163,9 +156,11 @@ class StaleUdpWorker:
         return False
 
     def _take_due(self, kind: SearchKind, now: float) -> StaleSearch:
-        due = [s for s in self._searches if s.kind is kind and s.due <= now]
-        self._searches = [s for s in self._searches if s.kind is not kind or s.due > now]
-        return reduce(or_, due)
+        """With those that have failed and wait until they are made again."""
+        joins_all = self.error is not None and kind is SearchKind.FIRST
+        taken = [s for s in self._searches if s.kind is kind and (s.due <= now or joins_all)]
+        self._searches = [s for s in self._searches if s not in taken]
+        return reduce(or_, taken)
 
     def _schedule_after(self, search: StaleSearch) -> None:
         if search.kind is SearchKind.FIRST:
@@ -176,22 +171,34 @@ class StaleUdpWorker:
             due = self._clock() + RENEWAL
             self._schedule(StaleSearch(due, SearchKind.RENEWAL, RemovedBackends(), everything=True))
 
-    def _search(self, search: StaleSearch) -> Counts:
-        """The sockets that were ended, and the flows that were deleted from conntrack."""
-        deleted, ended = Counts(), Counts()
-        if not self.shadow:
+    def _search_and_report(self, search: StaleSearch, begun: float) -> None:
+        """Sockets are ended also where conntrack cannot be read. Raises KernelError or OSError."""
+        deleted, failed = Counts(), None
+        try:
             deleted = self._delete_connections(search)
-            if search.removed.added or search.removed.moved or deleted:
-                ended += self.ender.end_untranslated()
+        except OSError as error:
+            failed = error
+        ended = self._end_sockets(search, deleted)
+        self._report(search, ended + deleted, self._clock() - begun)
+        if failed:
+            raise failed
+
+    def _end_sockets(self, search: StaleSearch, deleted: Counts) -> Counts:
+        """How many, where so many flows were deleted from conntrack."""
+        ended = Counts()
+        if not self.shadow and (search.removed.added or search.removed.moved or deleted):
+            ended += self.ender.end_untranslated()
         if self._may_find(search):
             ended += self._end_stale(search.kind)
         if ended:
             how = "ended" if self.can_end else "re-bound"
             log.info("%d connected UDP sockets %s: backends were removed", ended.total(), how)
-        return ended + deleted
+        return ended
 
     def _delete_connections(self, search: StaleSearch) -> Counts:
-        deleted = Counts() if search.kind is SearchKind.RENEWAL else self._connections.delete()
+        if self.shadow or search.kind is SearchKind.RENEWAL:
+            return Counts()
+        deleted = self._connections.delete()
         if deleted:
             log.info("%d UDP flows deleted from conntrack: no backend answers", deleted.total())
         return deleted

@@ -247,6 +247,7 @@ class FakeStaleUdpWorker:
         self.removed: list[RemovedBackends] = []
         self.checks_of_everything = 0
         self.frontends_moved = False
+        self.error: str | None = None
 
     def check(self, changes: Iterable[BackendChange], *, frontends_moved: bool) -> None:
         self.frontends_moved |= frontends_moved

@@ -138,3 +138,22 @@ def test_a_server_that_cannot_list_is_an_error_of_this_list_alone(
     assert fresh.begin()
     assert names(pages(fresh)) == set(NAMES)
     assert len(api.watches("Service")) == 1
+
+
+def test_an_error_of_this_program_ends_the_list_too(
+    fresh: FreshList, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever waits for it is told, and the next one begins anew."""
+
+    def fail(query: object, objects: object) -> None:
+        raise ValueError("not foreseen")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(fresh, "_read_page", fail)
+        assert fresh.begin()
+        with pytest.raises(ClusterError, match="ValueError: not foreseen"):
+            pages(fresh)
+    assert "list Service: unexpected" in caplog.text
+    fresh.end()
+    assert fresh.begin()
+    assert names(pages(fresh)) == set(NAMES)

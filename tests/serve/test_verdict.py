@@ -52,6 +52,7 @@ def test_ok() -> None:
             Cause.KUBE_PROXY_MISSING,
             "kube-proxy does not run: x",
         ),
+        ({"stale_udp_error": "no space"}, Cause.STALE_UDP, "may stay with endpoints"),
         ({"sync_error": "map services: no space"}, Cause.SYNC_ERROR, "map services: no space"),
         (
             {"last_received": {"Node": (NOW - OLD_AFTER - timedelta(minutes=1)).isoformat()}},

@@ -16,7 +16,7 @@ from ebpflb.stale_udp.conntrack_entries import StaleConnections
 from tests.datapath.attach.device_namespace import Namespace
 from tests.datapath.variants import eventually, needs_root
 from tests.node.nodes import run
-from tests.stale_udp.world import ELSEWHERE, NAME, SERVICE, VIP, World, settle
+from tests.stale_udp.world import ELSEWHERE, NAME, REPLACED, SERVICE, VIP, World, is_ended, settle
 
 pytestmark = needs_root
 
@@ -194,14 +194,17 @@ def test_changes_of_tcp_alone(net: Namespace, world: World) -> None:
 def test_unreadable(
     net: Namespace, world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """If conntrack cannot be listed that is logged, and the next search follows."""
+    """If conntrack cannot be listed that is told, sockets are ended all the same, and it is tried
+    again.
+    """
     tracked(str(VIP.address), VIP.port, REMOVED)
+    client = world.remember(world.direct())
     with monkeypatch.context() as patched:
         patched.setattr(ctnetlink_messages, "GET", 99 << 8 | 1)  # of no subsystem
-        world.worker.check(ADDED)
-        settle(world)
+        world.worker.check(REPLACED)
+        assert is_ended(client)
+        assert eventually(lambda: world.worker.error)
     assert "conntrack cannot be listed" in caplog.text
-    world.worker.check(ADDED)
     assert eventually(lambda: not entries())
 
 

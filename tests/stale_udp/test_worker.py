@@ -13,6 +13,8 @@ from ebpflb.model.addresses import Family
 from ebpflb.node import sock_diag
 from ebpflb.node.sock_diag import SockDiag
 from ebpflb.plan.entries import Backend
+from ebpflb.stale_udp import worker as stale_udp_worker
+from ebpflb.stale_udp.stale_search import SearchKind, StaleSearch
 from ebpflb.stale_udp.worker import StaleUdpWorker
 from tests.datapath.variants import eventually, needs_root
 from tests.stale_udp.world import (
@@ -179,19 +181,33 @@ def test_walk_ends(world: World) -> None:
     assert entered == [0]
 
 
-def test_failure(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    """What fails is logged, and the next search follows."""
-    client, slices = world.remember(world.direct()), world.maps["sockets"].slices
+@pytest.mark.parametrize("error", [KernelError("map", errno.ENOSPC, "no space"), KeyError("map")])
+def test_failure(
+    world: World,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+) -> None:
+    """A search that fails is made again, however often, and its reason is told until it succeeds;
+    the log has each reason once.
+    """
+    monkeypatch.setattr(stale_udp_worker, "FIRST_RETRY", 0.01)
+    monkeypatch.setattr(world.worker, "_pause", 0.01)
+    client, slices, asked = world.remember(world.direct()), world.maps["sockets"].slices, [0]
 
     def refuse(*_words: Any) -> Any:
-        raise KernelError("map", errno.ENOSPC, "no space")
+        asked[0] += 1
+        raise error
 
     world.maps["sockets"].slices = refuse  # type: ignore[method-assign]
     world.worker.check(REPLACED)
-    assert eventually(lambda: caplog.text.count("stale UDP sockets cannot be ended: map") == 2)
+    assert eventually(lambda: asked[0] > 3 and world.worker.error)
+    assert "map" in str(world.worker.error)
     world.maps["sockets"].slices = slices  # type: ignore[method-assign]
-    world.worker.check(REPLACED)
     assert is_ended(client)
+    settle(world)
+    assert world.worker.error is None
+    assert caplog.text.count("stale UDP sockets cannot be ended: ") == 1
 
 
 def test_never_started(world: World) -> None:
@@ -213,3 +229,49 @@ def test_said_at_start(
     (said,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert ("re-bound" in said) == lists
     assert ("modprobe udp_diag" in said) != lists
+
+
+def virtual(world: World, fail: bool = True) -> tuple[StaleUdpWorker, list[float]]:
+    """A worker without a thread, whose searches fail; its time is the first element."""
+    now = [100.0]
+    worker = StaleUdpWorker(world.maps, world.each, clock=lambda: now[0])
+
+    def refuse(*_: object) -> Any:
+        raise KernelError("map", errno.ENOSPC, "no space")
+
+    worker._search_and_report = refuse  # type: ignore[method-assign]
+    return worker, now
+
+
+def test_pauses_grow(world: World) -> None:
+    """To a minute, and a success makes the next one short again."""
+    worker, now = virtual(world)
+    worker.check_everything()
+    pauses = []
+    for _ in range(9):
+        worker.turn()
+        pauses.append(worker.due - now[0])
+        now[0] = worker.due
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    worker._search_and_report = lambda *_: None  # type: ignore[method-assign]
+    worker.turn()
+    assert worker.error is None and worker._pause == 1
+
+
+def test_what_has_failed_joins_the_next_search(world: World) -> None:
+    """It does not wait for its pause, and nothing of it is forgotten."""
+    worker, now = virtual(world)
+    worker.check(replaced(5))
+    for _ in range(6):
+        worker.turn()
+        now[0] = worker.due
+    found = list[StaleSearch]()
+    worker._search_and_report = lambda search, begun: found.append(search)  # type: ignore[method-assign, func-returns-value]
+    now[0] -= 20
+    worker.check(replaced(6))
+    assert worker.due == now[0]
+    worker.turn()
+    assert [each.removed.replaced for each in found] == [{5, 6}]
+    now[0] = worker.due
+    worker.turn()
+    assert [each.kind for each in found] == [SearchKind.FIRST, SearchKind.SECOND]

@@ -16,7 +16,8 @@ from ebpflb.model.services import PortName, Protocol
 from ebpflb.node.sock_diag import SockDiag
 from ebpflb.plan.entries import NO_SLOT, Backend, Frontend, Range, ServiceEntry
 from ebpflb.plan.service_entries import BackendChange
-from ebpflb.stale_udp.worker import SearchKind, StaleSearch, StaleUdpWorker
+from ebpflb.stale_udp.stale_search import SearchKind, StaleSearch
+from ebpflb.stale_udp.worker import StaleUdpWorker
 from tests.datapath.attach.device_namespace import Namespace
 from tests.datapath.maps.small import small_maps
 from tests.datapath.variants import eventually
