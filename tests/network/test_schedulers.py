@@ -18,7 +18,7 @@ from ebpflb.lab.sockets import Sockets
 from ebpflb.model import scheduler, slow_start, weights
 from tests.kit import chances, forked, requests
 from tests.kit.requests import Answer, Send
-from tests.kit.two_nodes import Frontends, TwoNodes
+from tests.kit.two_nodes import ENGINES, Frontends, TwoNodes
 
 NUMBER = 10
 WEB = Frontends(NUMBER)
@@ -44,6 +44,7 @@ KINDS = [
     ("unhooked", "udp", False),
     ("outside", "tcp", True),
 ]
+pytestmark = pytest.mark.parametrize("two", ENGINES, indirect=True)
 clients = pytest.mark.parametrize("who", CLIENTS)
 protocols = pytest.mark.parametrize("send", SENDS.values(), ids=SENDS)
 kinds = pytest.mark.parametrize(
