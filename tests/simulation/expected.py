@@ -6,6 +6,7 @@ what it is writing.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from itertools import combinations
 from typing import NamedTuple
 
 from tests.simulation.oracle import UNUSED, Served, Sid, View
@@ -97,9 +98,10 @@ def _expected(
         return Expected(frozenset(allowed), services=with_affinity, may_keep=may_keep)
     sticky = _in_all(each.backends(client) for each in served)
     if len({each.uses_local(client) for each in served}) > 1:
-        # Slots and frontends cannot change at once. One that also begins to leave is in only one
-        # list before, and in only the other one after.
-        sticky &= _in_all(each.cluster for each in served)
+        # Slots and frontends cannot change at once: as beside a kube-proxy that syncs the slices
+        # first, and the policy in its next sync.
+        both = combinations(served, 2)
+        sticky &= _in_all(later.by_policy_of(former, client) for former, later in both)
     return Expected(
         frozenset(allowed),
         sticky if all(each.affinity for each in served) else _NONE,

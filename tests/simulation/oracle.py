@@ -35,10 +35,10 @@ class Served(NamedTuple):
     """What a frontend leads to.
 
     ``inside``: the backends of local clients, ``outside``: those of others (kube-proxy.md 4).
-    ``cluster``: those of policy Cluster, in force or not. ``serving`` keep the datagrams that they
-    have; ``used``: all that new connections get by any frontend of the service. ``has_any``: some
-    node has an endpoint. ``admits``: the clients by name; None: all. ``external`` and
-    ``local_only`` decide who is masqueraded (kube-proxy.md 5.1).
+    ``cluster``, ``local``: those of either policy, in force or not. ``serving`` keep the datagrams
+    that they have; ``used``: all that new connections get by any frontend of the service.
+    ``has_any``: some node has an endpoint. ``admits``: the clients by name; None: all. ``external``
+    and ``local_only`` decide who is masqueraded (kube-proxy.md 5.1).
     ``grace``: when connections to endpoints that go are reset, in seconds; None: never.
     ``is_there``: false for a port that the service with this cluster IP does not have.
     """
@@ -47,6 +47,7 @@ class Served(NamedTuple):
     inside: frozenset[Place] = NOBODY
     outside: frozenset[Place] = NOBODY
     cluster: frozenset[Place] = NOBODY
+    local: frozenset[Place] = NOBODY
     serving: frozenset[Place] = NOBODY
     used: frozenset[Place] = NOBODY
     has_any: bool = False
@@ -63,6 +64,10 @@ class Served(NamedTuple):
     def uses_local(self, client: Asking) -> bool:
         """Whether the client gets backends of this node alone (kube-proxy.md 4.3)."""
         return self.local_only and not (self.external and client.local)
+
+    def by_policy_of(self, former: "Served", client: Asking) -> frozenset[Place]:
+        """The backends where its endpoints are known already, and its policy is not yet."""
+        return self.local if former.uses_local(client) else self.cluster
 
 
 UNUSED = Served((Key("", ""), "", 0), is_there=False)
@@ -164,6 +169,7 @@ def _frontends(
     usual = Served(
         (key, port.name or "", version),
         cluster=found.cluster,
+        local=found.local,
         serving=found.serving,
         used=used,
         has_any=bool(found.ready or found.leaving),

@@ -96,6 +96,24 @@ def changing_policies() -> list[Step]:
     return begin + changes
 
 
+def changing_policies_and_endpoints(seed: int) -> list[Step]:
+    """A service with session affinity: in each write its policies change, and its endpoints too.
+
+    Another one changes just before, so that the next write has all that comes within its period.
+    """
+    random, delivered = Random(seed), [Step("deliver", (kind, 9)) for kind in range(4)]
+    begin = [Step("service", (0, 0, 3, AFFINITY | random.getrandbits(2) << 5)), *_slices(0)]
+    steps = [*begin, *delivered, Step("wait", (1100,))]
+    for turn in range(8):
+        steps += [Step("service", (1, 1, 1 + turn % 2, 0)), *delivered]
+        steps.append(Step("policies", (0, turn % 2, random.randrange(2))))
+        for part in range(SLICES):
+            bits = random.randint(0, ALL_READY), random.randint(0, ALL_READY)
+            steps.append(Step("slice", (0, part, 0, *bits, 0)))
+        steps += [*delivered, Step("wait", (1100,))]
+    return steps
+
+
 def removing_endpoints(shape: int, *after: Step) -> list[Step]:
     """Connections and flows to all endpoints of a service, which are removed then."""
     delivered = [Step("deliver", (kind, 9)) for kind in range(4)]

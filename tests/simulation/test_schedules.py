@@ -9,7 +9,7 @@ import os
 import pytest
 
 from tests.simulation.schedules import Runner
-from tests.simulation.steps import Step
+from tests.simulation.steps import Step, changing_policies_and_endpoints
 
 PARTS, SCHEDULES = 4, 375  # in each part
 API_PARTS, API_SCHEDULES = 2, 250
@@ -53,6 +53,14 @@ def test_unused_addresses_are_dropped_while_a_new_agent_does_not_know_the_ranges
     needed = [Step("deliver", (kind, 9)) for kind in (0, 1, 2)]
     steps = served(Step("restart_agent", (0,)), *needed, Step("wait", (400,)))
     assert runner.run(steps).error is None
+
+
+def test_a_policy_and_endpoints_that_change_at_once(runner: Runner) -> None:
+    """A client keeps its endpoint where it would beside a kube-proxy that syncs the slices first,
+    and gets what it would get there.
+    """
+    schedules = map(changing_policies_and_endpoints, range(100))
+    assert {runner.run(steps).error for steps in schedules} == {None}
 
 
 def test_a_schedule_is_replayed_exactly(runner: Runner) -> None:
