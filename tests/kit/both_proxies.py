@@ -24,12 +24,14 @@ from ebpflb.options import Paths
 from tests.kit import requests
 from tests.kit.cluster import Cluster, endpoint
 from tests.kit.lab_cluster import PORT, PREFIX, TARGET
-from tests.load import LOAD
+from tests.load import LOAD, scaled
 
 PODS = "10.244.0.0/16"
 NEW, OLD = ("new", "10.96.0.10", 30080), ("old", "10.96.0.11", 30081)
 LABELS = {"stage": "canary"}
 EBPFLB, KUBE_PROXY = {"web-1", "web-2"}, {"web-3"}
+LEAST, MOST = max(4, scaled(20)), 40  # requests of a client until all endpoints have answered
+PAUSE = 0.01 if LOAD == 1 else 0.5  # seconds between a client's connections
 _ports = cycle(range(10_000, 30_000))
 
 
@@ -91,6 +93,25 @@ class Both(Cluster):
             for host, where in self.ways(service)
         ]
 
+    def served_by(
+        self, service: tuple[str, str, int], send: requests.Send, wanted: set[str]
+    ) -> list[set[str]]:
+        """As ``answers``; each client asks LEAST times, and until all of ``wanted`` answered."""
+        return [
+            self._answering(self.sockets(host), where, send, wanted)
+            for host, where in self.ways(service)
+        ]
+
+    def _answering(
+        self, sockets: Sockets, where: tuple[str, int], send: requests.Send, wanted: set[str]
+    ) -> set[str]:
+        found = set[str]()
+        for number in range(MOST):
+            if number >= LEAST and found >= wanted:
+                break
+            found.add(send(sockets, *where).name)
+        return found
+
     def go_through(self, steps: Sequence[tuple[Sequence[str], set[str], set[str]]]) -> None:
         """The agent runs with the options of one step after the other; ``NEW`` and ``OLD`` are then
         answered by those endpoints. No connection fails or ends, whoever has opened it, and in
@@ -98,13 +119,13 @@ class Both(Cluster):
         """
         self.serve(*steps[0][0])
         ways = self.ways(NEW) + self.ways(OLD)
-        pause = 0.01 / LOAD
-        pressing = [self.start_client(host, "tcp", *where, pause=pause) for host, where in ways]
+        pressing = [self.start_client(host, "tcp", *where, pause=PAUSE) for host, where in ways]
         clients: list[Socket] = []
-        for options, new, old in steps:
-            self.serve(*options)
+        for number, (options, new, old) in enumerate(steps):
+            if number:
+                self.serve(*options)
             for send in (requests.tcp, udp):
-                found = self.answers(NEW, send), self.answers(OLD, send)
+                found = self.served_by(NEW, send, new), self.served_by(OLD, send, old)
                 assert found == ([new] * 4, [old] * 4), (options, send.__name__, found)
             clients += [self._connected(host, where) for host, where in ways]
             for client in clients:

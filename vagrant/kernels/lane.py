@@ -51,6 +51,7 @@ TESTS = (
     "--parameter-sets=1:tests/network/test_on_removal_sockets.py",
     "--parameter-sets=1:tests/network/test_some_services.py",
     "--parameter-sets=1:tests/network/test_shadow.py",
+    "--parameter-sets=1:tests/network/test_killed_amid_changes.py",
     "--parameter-sets=1:tests/network/test_policies.py",
     "--parameter-sets=1:tests/network/test_affinity.py",
     "--parameter-sets=1:tests/network/test_stale_udp.py",
@@ -61,9 +62,6 @@ TESTS = (
     "--deselect=tests/packet/test_devices.py::test_spread",
     "--deselect=tests/network/test_bind.py::test_switched_off",
     "--deselect=tests/network/test_stale_udp.py::test_while_no_agent_runs",
-    # minutes of restarts under load; the other tests there ask each state that these go through
-    "--deselect=tests/network/test_some_services.py::test_services_go_over_and_back_while_clients_ask",
-    "--deselect=tests/network/test_shadow.py::test_there_and_back_while_clients_ask",
     "tests/kernels/inside",
     "tests/datapath/maps/test_maps.py",
     "tests/datapath/programs/test_loader.py",
@@ -106,6 +104,8 @@ TESTS = (
     "tests/network/test_bind.py",
     "tests/network/test_refusal.py",
     "tests/network/test_on_removal_sockets.py",
+    # with two nodes of its own
+    "tests/network/test_killed_amid_changes.py",
     # each has a node of its own, with kube-proxy's rules
     "tests/network/test_some_services.py",
     "tests/network/test_shadow.py",
