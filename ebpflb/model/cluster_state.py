@@ -175,7 +175,7 @@ class ClusterState:
     def _store_slice(self, key: Key, read: ReadSlice) -> tuple[str, ...]:
         former, (stored, warnings) = self.slices.get(key), read
         if former is not None and stored == former:
-            return ()
+            return self._slice_warnings.of(key, warnings)
         if former is not None and stored is not None:
             stored = endpoint_slices.reused(stored, former)
         self._remove_slice(key)

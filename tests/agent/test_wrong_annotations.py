@@ -64,3 +64,18 @@ def test_of_an_endpoint_slice(harness: Harness, text: str) -> None:
     assert len(harness.annotations) == 2
     harness.send(Removed(Kind.ENDPOINT_SLICE, event.key), wrong("10.1.0.6"))
     assert len(harness.annotations) == 3
+
+
+def test_of_an_endpoint_slice_that_changes_in_nothing_else(harness: Harness) -> None:
+    """The usual weight counts before and after, and each wrong one is named."""
+
+    def weighs(weight: str) -> Any:
+        slice = annotated(slices("a", "10.1.0.1"), objects.WEIGHT, weight)
+        return changed(Kind.ENDPOINT_SLICE, slice)
+
+    harness.start()
+    harness.send(listed(Kind.SERVICE, service("a", "10.96.0.1")))
+    harness.send(listed(Kind.ENDPOINT_SLICE, slices("a", "10.1.0.1")))
+    harness.send(weighs("abc"), weighs("1.5"), weighs("100"), weighs("1.5"))
+    said = [event.reason.split('"')[1] for event in harness.annotations]
+    assert said == ["abc", "1.5", "1.5"]
