@@ -84,7 +84,7 @@ static __always_inline __u32 scheduler_slot_at(const struct service *service,
 	return draw.rest < choice->below ? choice->slot : choice->other;
 }
 
-/* How many connections the slot's backend would have with this one; and its weight. */
+/* How many connections the slot's backend has; and its weight. */
 static __always_inline __s64 slot_load(__u32 slot, __u16 *weight)
 {
 	struct backend *backend = LOOKUP(struct backend, slots, &slot);
@@ -92,7 +92,7 @@ static __always_inline __s64 slot_load(__u32 slot, __u16 *weight)
 	struct backend_load *load = LOOKUP(struct backend_load, backend_loads, &id);
 
 	*weight = backend ? backend->weight : 0;
-	return load ? (__s64)(__s32)load->open + 1 : 1;
+	return load ? (__s32)load->open : 0;
 }
 
 /*
@@ -107,7 +107,8 @@ static __always_inline void table_spare(const struct request *request, struct se
 
 /*
  * Of two places that are not the same the slot whose backend has fewer connections for its weight,
- * which both draws follow as well. What the first left of its number, mixed, draws the second.
+ * which both draws follow as well; the first one where neither has any, so that few and short
+ * connections come by weight too. What the first left of its number, mixed, draws the second.
  */
 static __always_inline __u32 least_connections_slot(const struct service *service,
 						    const struct range *range, __u16 list,

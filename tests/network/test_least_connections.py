@@ -17,7 +17,7 @@ from ebpflb.lab import traffic
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Socket
-from ebpflb.model import scheduler
+from ebpflb.model import scheduler, weights
 from tests.kit import requests
 from tests.kit.two_nodes import ENGINES, Frontends, TwoNodes
 
@@ -25,6 +25,7 @@ NUMBER = 12
 WEB = Frontends(NUMBER)
 CLIENTS = ("hooked", "near", "unhooked", "outside")  # by sockets, and by packets
 BY_SOCKETS = ("hooked", "near")
+OFF = 7  # connections
 
 pytestmark = pytest.mark.parametrize("two", ENGINES, indirect=True)
 clients = pytest.mark.parametrize("who", CLIENTS)
@@ -87,6 +88,23 @@ def test_new_connections_go_to_the_endpoint_with_fewest(
             each.close()
     settled(two, 4)
     assert {dial(two, who, opened, "tcp", v6=v6)[0] for _ in range(4)} == {"here"}
+    opened.close()
+    settled(two)
+
+
+@clients
+def test_open_connections_are_as_many_as_the_weights_say(
+    two: TwoNodes, who: str, opened: ExitStack
+) -> None:
+    """Of those that are held at once; OFF more or less come once in a million times."""
+    main, canary = service(two, "here"), service(two, "there")
+    for slice in canary[1:]:
+        slice["metadata"]["name"] += "-canary"
+        slice["metadata"]["annotations"] = {weights.WEIGHT_ANNOTATION: "25"}
+    two.publish(main, canary[1:])
+    settled(two)
+    held = Counter(dial(two, who, opened, "tcp", v6=False)[0] for _ in range(60))
+    assert abs(held["there"] - 60 * 25 // 125) <= OFF
     opened.close()
     settled(two)
 

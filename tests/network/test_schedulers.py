@@ -87,8 +87,13 @@ def frontend(two: TwoNodes, who: str, *, v6: bool) -> tuple[str, int]:
 @kinds
 @pytest.mark.parametrize(
     ("name", "its"),
-    [("random", chances.EVEN), ("random", chances.UNEVEN), ("maglev", chances.UNEVEN)],
-    ids=["random", "random-weights", "maglev-weights"],
+    [
+        ("random", chances.EVEN),
+        ("random", chances.UNEVEN),
+        ("maglev", chances.UNEVEN),
+        ("least-connections", chances.UNEVEN),
+    ],
+    ids=["random", "random-weights", "maglev-weights", "least-connections-weights"],
 )
 def test_connections_are_drawn_by_weight(
     two: TwoNodes, who: str, protocol: str, v6: bool, name: str, its: tuple[int, ...]
