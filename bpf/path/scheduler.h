@@ -106,9 +106,8 @@ static __always_inline void table_spare(const struct request *request, struct se
 }
 
 /*
- * Of two places that are not the same the slot whose backend has fewer connections for its weight,
- * which both draws follow as well; the first one where neither has any, so that few and short
- * connections come by weight too. What the first left of its number, mixed, draws the second.
+ * Of two places, drawn by weight, the slot whose backend has fewer connections for its weight; the
+ * first one where neither has any. What it left of its number, mixed, draws the second.
  */
 static __always_inline __u32 least_connections_slot(const struct service *service,
 						    const struct range *range, __u16 list,
