@@ -149,6 +149,7 @@ def test_no_room_yet(node: PacketNode, places: Places) -> None:
     where = serve(node, places, "nodeport", cluster=[at(places.there, 8080)])
     client = at(places.client, 2001)
     asked = node.through(opening("tcp", client, where))
+    node.through(reply(asked))
     node.through(segment(client, where, "FA"))
     came = node.ingress(opening("tcp", at(places.other_client, 2002), where))
     assert node.egress(came.packet).verdicts == {"ports_exhausted": 1}
@@ -194,7 +195,8 @@ def test_alike_closed(node: PacketNode, places: Places, closed: str) -> None:
     )
     where, other = at(places.cluster_ip, 80), at(places.external, 8443)
     asked = node.ingress(segment(client, where)).packet
-    node.through(reply(asked, "FA"), "pods", "uplink")
+    for flags in ("SA", "FA"):
+        node.through(reply(asked, flags), "pods", "uplink")
     if closed == "both":
         node.through(segment(client, where, "FA"), "uplink", "pods")
     came = node.ingress(segment(client, other))

@@ -106,6 +106,17 @@ def test_refused(node: PacketNode, client: str, where: str) -> None:
     assert ended(node) == {"rst"}
 
 
+def test_end_of_what_nobody_has_answered(node: PacketNode, client: str, where: str) -> None:
+    """Neither side's FIN ends a connection that the backend has not taken, nor does it open one."""
+    asked = node.through(segment(client, where))
+    node.through(segment(client, where, "FA"))
+    node.through(reply(asked, "FA"))
+    assert not {word for flow in node.flows().values() for word in flow.flags & {"fin", "seen"}}
+    node.through(reply(asked))
+    node.through(segment(client, where, "FA"))
+    assert ended(node) == {"fin"}
+
+
 def test_scaled_window(node: PacketNode, client: str, where: str) -> None:
     """A FIN may be as far ahead as the scaled window allows, after data that was lost before."""
     asked = node.through(segment(client, where, options=SCALE, window=1000))

@@ -10,8 +10,9 @@
 /*
  * Whether a packet shows that its sender gets the packets of the other end. One that opens a
  * connection does not: its source may be forged. So may that of a client's further packets, as long
- * as the backend has not replied; TCP's acknowledge that reply. Any reply shows that the backend got
- * the request.
+ * as the backend has not replied; TCP's acknowledge that reply, which is a SYN-ACK. Without one the
+ * backend answers for an old connection, or refuses. Any other reply shows that the backend got the
+ * request.
  */
 static __always_inline bool flow_is_answered(const struct flow *flow, const struct packet *packet,
 					     const struct tuple *translated)
@@ -23,7 +24,7 @@ static __always_inline bool flow_is_answered(const struct flow *flow, const stru
 	if (packet->opens)
 		return false;
 	if (!(flow->flags & FLOW_REQUEST))
-		return true;
+		return !packet->control || packet->control & TCP_SYN;
 	if (packet->ends & FLOW_RST)
 		return false;
 	reply_entry = flow_opposite(translated);
@@ -109,9 +110,12 @@ static __always_inline __u32 flow_ends(struct __sk_buff *ctx, struct flow *flow,
 	return flags;
 }
 
+_Static_assert(FLOW_FIN == FLOW_SEEN << 1, "one is computed from the other");
+
 /*
  * Notes in an entry, of which `known` is a copy, that a packet has passed. A reset may be forged: if
- * more packets of that side follow, FLOW_RST is cleared.
+ * more packets of that side follow, FLOW_RST is cleared. A FIN before the other side was answered
+ * ends nothing: conntrack takes it for invalid (tcp_conntracks, sSS).
  */
 static __always_inline void flow_touch(struct __sk_buff *ctx, const struct flow *known,
 				       struct flow *flow, const struct packet *packet,
@@ -131,6 +135,7 @@ static __always_inline void flow_touch(struct __sk_buff *ctx, const struct flow 
 			flow_confirm_affinity(known, &packet->tuple, translated);
 		flags &= ~FLOW_AFFINITY;
 	}
+	flags &= ~FLOW_FIN | (flags & FLOW_SEEN) << 1;
 	if (!flow_remains(flow, known))
 		return;
 	if (flow->flags != flags)
