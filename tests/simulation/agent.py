@@ -42,6 +42,8 @@ from ebpflb.datapath.maps import bpf_map, layout, sizes, state_dir, sweep
 from ebpflb.datapath.maps.layout import MapSpec
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.programs import compiler, loader
+from ebpflb.history import recorder
+from ebpflb.history.recorder import History
 from ebpflb.model import addresses
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.drift import Drift
@@ -56,12 +58,11 @@ from ebpflb.serve.metrics import Metrics
 from ebpflb.stale_udp import conntrack_entries, end
 from tests.agent.fakes import (
     FakeDeviceWatch,
-    FakeHistory,
     FakeServiceHealth,
 )
-from tests.simulation.bpffs import BpffsPath
 from tests.simulation.kernel import CALLS, SimKernel
 from tests.simulation.places import HOST_NETNS, NODE
+from tests.simulation.tracked import TrackedFlows
 from tests.simulation.workers import NoSegments, OpenSockets, Workers
 
 T = TypeVar("T")
@@ -85,6 +86,7 @@ SPECS: dict[str, MapSpec] = {
     for name, spec in layout.MAPS.items()
 }
 SECRET = 0x9E3779B97F4A7C15  # that of every node: schedules are replayed exactly
+RUN, HISTORY = "run", 1 << 16  # the run directory, and the bytes of its history
 PRIMES = (7, 13, 31)  # the sizes of tables, which are written place by place
 _EXIT = bytes.fromhex("b7000000010000009500000000000000")
 
@@ -136,6 +138,7 @@ class _Thread:
 
     def __init__(self, target: Callable[..., None], args: Any = (), **_: Any) -> None:
         self.start = partial(target, *args)
+        self.join = lambda: None
 
     def is_alive(self) -> bool:
         return False
@@ -149,13 +152,6 @@ class _Lock:
 
     def restore(self) -> bool:
         return True
-
-
-class _NoConntrack:
-    """No flow is in it."""
-
-    connections = staticmethod(lambda *_: ())
-    delete = staticmethod(lambda _: None)
 
 
 class _Host:
@@ -172,7 +168,7 @@ def _remembered(name: str) -> Any:
 
 
 @contextmanager
-def simulated(sim: SimKernel) -> Iterator[None]:
+def simulated(sim: SimKernel, tracked: TrackedFlows) -> Iterator[None]:
     """What leads to the kernel and to other processes leads to the simulation instead."""
     replaced: list[tuple[object, str, Any]] = [
         *((kernel, name, getattr(sim, name)) for name in CALLS),
@@ -190,9 +186,10 @@ def simulated(sim: SimKernel) -> Iterator[None]:
         (inbox, "time", SimpleNamespace(sleep=lambda seconds: None)),
         (node_sync, "flow_timeouts", lambda chosen: TIMEOUTS),
         (flow_resets, "Sender", NoSegments),
-        (conntrack_entries, "ctnetlink", _NoConntrack),
+        (conntrack_entries, "ctnetlink", tracked),
         (end, "SockDiag", lambda: OpenSockets(None)),
         (fresh_lists, "threading", SimpleNamespace(Thread=_Thread, Event=threading.Event)),
+        (recorder, "threading", SimpleNamespace(Thread=_Thread, Lock=threading.Lock)),
         (fresh_lists, "Queue", lambda maxsize: SimpleQueue[Any]()),
         (objects_check, "random", SimpleNamespace(random=lambda: 0.0)),
         (objects_check, "OBJECT_PERIODS", 2),
@@ -209,18 +206,14 @@ def simulated(sim: SimKernel) -> Iterator[None]:
         yield
 
 
-def _doubles() -> dict[str, Any]:
-    """The parts of an agent that are not simulated."""
-    return {
-        "device_watch": FakeDeviceWatch(),
-        "host": _Host(),
-        "history": FakeHistory(),
-    }
+def _others(history: History) -> dict[str, Any]:
+    """The parts of an agent that are not simulated, beside that one."""
+    return {"device_watch": FakeDeviceWatch(), "host": _Host(), "history": history}
 
 
 def _options(state: Any, folder: Path) -> Options:
     return Options(
-        Paths(state, folder, folder),
+        Paths(state, folder / RUN, folder),
         NODE,
         folder,
         manifests=folder,
@@ -247,7 +240,7 @@ class Life:
 
     def __init__(
         self,
-        state: BpffsPath,
+        state: Any,
         folder: Path,
         inbox: Any,
         source: Any,
@@ -258,10 +251,9 @@ class Life:
         on_drift: Callable[[list[Drift]], None],
     ) -> None:
         """Built as ``ebpflb.agent.build`` does. Raises KernelError."""
-        where: Any = state
-        self.options = _options(where, folder)
+        self.options = _options(state, folder)
         self.clock = clock
-        self.datapath = Datapath(StateDir(where), specs)
+        self.datapath = Datapath(StateDir(state), specs)
         cluster = ClusterState(NODE)
         engine = EngineChoice(Engine.FLOWS, missing="simulation")
         nodes = NodeSync(self.options, self.datapath, cluster, engine)
@@ -270,6 +262,7 @@ class Life:
         self.ended = _EndedConnections(self.datapath.maps, folder)
         self.maps_check = MapsCheck(self.datapath, nodes, self.service_sync)
         self.workers = workers(self.datapath.maps)
+        self.history = History(self.options.paths, self.datapath.maps, limit=HISTORY, clock=clock)
         self.agent = Agent(
             options=self.options,
             inbox=inbox,
@@ -279,11 +272,11 @@ class Life:
             service_sync=self.service_sync,
             reporter=Reporter(self.health, metrics, cast(Any, FakeServiceHealth()), clock),
             loader=ProgramLoader(self.datapath, self.options, engine, clock),
-            audit=self._audit(nodes, source, cluster, on_drift),
+            audit=self._audit(nodes, source, cluster, self.history.explaining(on_drift)),
             clock=clock,
             stale_udp=self.workers.stale_udp,
             on_removal=self.workers.on_removal,
-            **_doubles(),
+            **_others(self.history),
         )
 
     def _audit(

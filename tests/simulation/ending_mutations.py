@@ -7,16 +7,20 @@ from unittest.mock import patch
 
 from ebpflb.agent.ended_connections import EndedConnections
 from ebpflb.agent.service_sync import ServiceSync
+from ebpflb.datapath.maps.frontend_keys import FrontendKeys
 from ebpflb.datapath.maps.sweep import FLOW_MAPS, FlowTable
-from ebpflb.model.services import ServicePort
+from ebpflb.model.services import Protocol, ServicePort
 from ebpflb.on_removal.flow_resets import FlowConnections
 from ebpflb.on_removal.gone_connections import ResetCounts
 from ebpflb.on_removal.reset_worker import ResetWorker
 from ebpflb.plan.expiry import Timeouts
 from ebpflb.plan.removed_endpoints import RemovedEndpoints
 from ebpflb.plan.watched_ports import Watched
+from ebpflb.stale_udp import conntrack_entries
+from ebpflb.stale_udp.conntrack_entries import StaleConnections
 from ebpflb.stale_udp.end import Counts, SocketEnder
 from ebpflb.stale_udp.socket_search import ServedFrontends, SocketState
+from ebpflb.stale_udp.worker import StaleUdpWorker
 from tests.simulation.write_mutations import Mutation
 
 
@@ -90,6 +94,24 @@ def stale_sockets_stay() -> Any:
     return patch.object(SocketEnder, "end", lambda self, stale: (Counts(), stale))
 
 
+def failed_searches_are_given_up() -> Any:
+    """For stale sockets and flows."""
+    return patch.object(StaleUdpWorker, "_fail", lambda self, search, reason: None)
+
+
+def stale_flows_of_conntrack_stay() -> Any:
+    return patch.object(StaleConnections, "delete", lambda self: Counts())
+
+
+def flows_of_serving_backends_are_deleted() -> Any:
+    """Whatever leads to a frontend."""
+
+    def stale(self: StaleConnections) -> Any:
+        return conntrack_entries.ctnetlink.connections(FrontendKeys(self.maps), Protocol.UDP)
+
+    return patch.object(StaleConnections, "_stale", stale)
+
+
 def sockets_of_serving_backends_are_stale() -> Any:
     return patch.object(ServedFrontends, "state_of", lambda self, entry: SocketState.STALE)
 
@@ -98,5 +120,6 @@ OF_ENDINGS: list[Mutation] = [
     sweeps_take_open_flows, sweeps_leave_flows, forgotten_connections_stay_counted,
     open_sockets_count_as_ended, kept_connections_are_reset, the_grace_is_ignored,
     connections_to_gone_endpoints_stay, flows_to_gone_endpoints_stay, stale_sockets_stay,
-    sockets_of_serving_backends_are_stale,
+    failed_searches_are_given_up, stale_flows_of_conntrack_stay,
+    flows_of_serving_backends_are_deleted, sockets_of_serving_backends_are_stale,
 ]  # fmt: skip

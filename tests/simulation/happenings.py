@@ -184,6 +184,7 @@ class Happenings:
                     opened.update(key, value[:-1] + bytes([value[-1] ^ 1]))
                 self.node.damaged = True
                 self.node.clients.forget()
+                self.node.tracked.forget()
 
     def device(self, which: int) -> None:
         """A second device comes, or goes."""
@@ -198,6 +199,15 @@ class Happenings:
         """A client connects, and stays."""
         if self.node.can_look():
             self.node.clients.open(which)
+
+    def track(self, which: int) -> None:
+        """A flow of datagrams that conntrack translates."""
+        if self.node.can_look():
+            self.node.tracked.open(which, self.node.clients.expected)
+
+    def fail_conntrack(self, times: int) -> None:
+        """So many requests to conntrack fail."""
+        self.node.tracked.failures = times
 
     def flow(self, which: int) -> None:
         """A client whose packets this node forwards connects, and stays."""

@@ -62,14 +62,17 @@ class SimMap(Object):
         ]
 
     def dump(self) -> tuple[bytes, bytes, int]:
-        """Keys and values, joined, and how many there are."""
+        """Keys and values, joined, and how many there are; of an array all elements."""
+        if self.kind == MAP_KINDS["ARRAY"]:
+            keys = [at.to_bytes(4, "little") for at in range(self.entries)]
+            return b"".join(keys), b"".join(self.lookup(key) or b"" for key in keys), self.entries
         if not self.place.used:
             return b"", b"", 0
-        keys = bytearray(self.place.used * self.key_size)
+        found = bytearray(self.place.used * self.key_size)
         values = bytearray(self.place.used * self.value_size)
-        to = self.ffi.from_buffer("char[]", keys), self.ffi.from_buffer("char[]", values)
+        to = self.ffi.from_buffer("char[]", found), self.ffi.from_buffer("char[]", values)
         count = int(self.lib.map_dump(self.place, *to))
-        return bytes(keys), bytes(values), count
+        return bytes(found), bytes(values), count
 
 
 class SimProgram(Object):

@@ -8,6 +8,7 @@ kernel: then look-ups happen before, during and after it, or it fails, or the ag
 
 import errno
 import os
+import shutil
 from collections import deque
 from collections.abc import Callable, Mapping
 from ipaddress import ip_address
@@ -26,7 +27,7 @@ from ebpflb.node.device_watch import DevicesChanged
 from ebpflb.plan.watched_ports import Watched, restored
 from ebpflb.serve.metrics import Metrics
 from tests.simulation import bpffs, settled
-from tests.simulation.agent import SPECS, Life, simulated
+from tests.simulation.agent import RUN, SPECS, Life, simulated
 from tests.simulation.build import Library
 from tests.simulation.clients import Clients
 from tests.simulation.cluster import Cluster
@@ -36,6 +37,7 @@ from tests.simulation.kernel import SimKernel
 from tests.simulation.oracle import Known, View
 from tests.simulation.places import FAMILIES, NODE_ADDRESS, of_family
 from tests.simulation.steps import Step
+from tests.simulation.tracked import TrackedFlows
 from tests.simulation.workers import Workers
 
 CONNECT4 = SECTIONS["cgroup/connect4"].attach_type
@@ -65,8 +67,11 @@ class SimNode:
         self.state = bpffs.root(self.kernel)
         self.library, self.folder, self.metrics = library, folder, metrics
         self.cgroup = os.stat(folder).st_ino
+        shutil.rmtree(folder / RUN, ignore_errors=True)
+        (folder / RUN).mkdir()
         self.cluster = Cluster()
         self.clients = Clients(library)
+        self.tracked = TrackedFlows(self.clients.endings, self.clock)
         library.lib.dice = 1
         self.now = 1000.0
         self.happenings = happenings(self)
@@ -85,7 +90,7 @@ class SimNode:
         self._restart()
 
     def run(self) -> None:
-        with simulated(self.kernel):
+        with simulated(self.kernel, self.tracked):
             try:
                 while not self.finished:
                     self._live()
@@ -110,7 +115,9 @@ class SimNode:
                 self._workers,
                 self._drift_found,
             )
+            self.life.history.start()
             self.life.agent.run()
+            self.life.history.stop()
             self.life.datapath.close()
             if leaked := self.kernel.opened():
                 raise Wrong(f"descriptors are still open: {leaked}")
@@ -138,12 +145,14 @@ class SimNode:
         """A life ends: what only its descriptors have kept is gone."""
         if self.life:
             self.watched = restored(self.life.agent.status.reset_on_removal)
+            self.life.history._end()  # only its descriptor
         self.life = None
         self.happenings.stop()
         self.kernel.close_descriptors()
         if self.happenings.missing - self.kernel.pins.keys():
             self.damaged = True
             self.clients.forget()
+            self.tracked.forget()
 
     def clock(self) -> float:
         return self.now
@@ -192,7 +201,7 @@ class SimNode:
     def _settle(self) -> None:
         """Nothing happens any more; after a while all must be as it should be."""
         self.die_at = None
-        self.failures = 0
+        self.failures = self.tracked.failures = 0
         again = self.life.agent.loader.due if self.life else inf
         if self.settle_until is None or again < inf:
             self.settle_until = (again if again < inf else self.now) + SETTLING
@@ -224,6 +233,7 @@ class SimNode:
         if self.serving and not (self.damaged or self.detached or self._all_hooks()):
             raise Wrong("not every hook has a program")
         self.clients.note(self.now)
+        self.tracked.note()
         self.look()
 
     def _add_view(self) -> None:

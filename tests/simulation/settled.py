@@ -4,12 +4,15 @@
 from collections import Counter
 from collections.abc import Iterator
 from itertools import product
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from ebpflb.datapath.attach.tcx import TCX_HOOKS
 from ebpflb.datapath.maps.bpf_map import MappedArray
 from ebpflb.datapath.maps.sweep import FLOW_MAPS
 from ebpflb.datapath.programs.loader import SECTIONS
+from ebpflb.history.past import Past
+from ebpflb.history.recorder import RECORDED
 from ebpflb.model.events import Kind
 from ebpflb.model.services import Protocol
 from ebpflb.plan.planner import Planner
@@ -36,8 +39,10 @@ def check(node: "SimNode", life: Life) -> None:
     if not life.health.ready or not life.health.serves:
         raise Wrong(f"not ready: {life.agent.status.not_ready}, serves: {life.health.serves}")
     node.clients.judge_open()
+    node.tracked.judge_open()
     _check_hooks(node)
     _check_maps(life)
+    _check_history(life)
     _check_sweeps(node, life)
     _check_counts(node, life)
 
@@ -71,6 +76,19 @@ def _check_maps(life: Life) -> None:
         raise Wrong(f"the audit finds {drift}")
     if datapath.maps["settings"].get(0).writes % 2:
         raise Wrong("a write has not ended")
+
+
+def _check_history(life: Life) -> None:
+    """It tells of each map what it holds."""
+    past = Past(life.options.paths).at(inf)
+    for name in RECORDED:
+        opened, told = life.datapath.maps[name], past.map(name)
+        if opened.spec.kind == "ARRAY":
+            differs = [at for at in range(opened.spec.entries) if told.get(at) != opened.get(at)]
+        else:
+            differs = list(dict(told.items()).items() ^ dict(opened.items()).items())
+        if differs:
+            raise Wrong(f"the history tells otherwise of {name}: {differs}")
 
 
 def _check_sweeps(node: "SimNode", life: Life) -> None:

@@ -67,6 +67,8 @@ STEPS: dict[str, tuple[int, Draw]] = {
     "device": (1, lambda r: (r.randrange(2),)),
     "open": (5, lambda r: (r.randrange(1000),)),
     "flow": (6, lambda r: (r.randrange(1000),)),
+    "track": (5, lambda r: (r.randrange(1000),)),
+    "fail_conntrack": (1, lambda r: (r.randint(1, 5),)),
     "sweep": (2, lambda r: ()),
     "close": (3, lambda r: (r.randrange(1000),)),
 }  # fmt: skip
@@ -118,9 +120,16 @@ def removing_endpoints(shape: int, *after: Step) -> list[Step]:
     """Connections and flows to all endpoints of a service, which are removed then."""
     delivered = [Step("deliver", (kind, 9)) for kind in range(4)]
     begin = [Step("service", (0, 0, 3, shape)), *_slices(0), *delivered, Step("wait", (1100,))]
-    clients = [Step(name, (which,)) for which in range(24) for name in ("open", "flow")]
+    clients = [Step(name, (which,)) for which in range(24) for name in ("open", "flow", "track")]
     less = [Step("slice", (0, 1, 0, 6, 0, 0)), Step("delete_slice", (0, 0, 0))]
     return [*begin, *clients, Step("wait", (400,)), *less, *delivered, *after]
+
+
+def losing_conntrack() -> list[Step]:
+    """Requests fail while stale flows are searched for, in both passes."""
+    before, after = removing_endpoints(0, Step("wait", (400,))), [Step("wait", (2500,))]
+    at = before.index(Step("wait", (400,)))
+    return [*before[:at], Step("fail_conntrack", (3,)), *before[at:], *after]
 
 
 def losing_an_event() -> list[Step]:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.simulation.api_mutations import OF_THE_API
 from tests.simulation.ending_mutations import OF_ENDINGS
+from tests.simulation.history_mutations import OF_THE_HISTORY
 from tests.simulation.schedules import Runner
 from tests.simulation.steps import (
     AT_ONCE,
@@ -17,12 +18,15 @@ from tests.simulation.steps import (
     draw,
     draw_api,
     losing_an_event,
+    losing_conntrack,
     removing_endpoints,
 )
 from tests.simulation.write_mutations import OF_WRITES
 
 MOST = 500  # schedules until it must be found
-MADE = [changing_policies(), *map(removing_endpoints, (AT_ONCE, SOON, KEPT))]  # for some mistakes
+# For some mistakes.
+MADE = [changing_policies(), losing_conntrack(), *map(removing_endpoints, (AT_ONCE, SOON, KEPT))]
+IN_THE_AGENT = [*OF_WRITES, *OF_ENDINGS, *OF_THE_HISTORY]
 
 
 @pytest.fixture(params=OF_THE_API, ids=lambda mutation: mutation.__name__)
@@ -31,7 +35,7 @@ def broken_source(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=[*OF_WRITES, *OF_ENDINGS], ids=lambda mutation: mutation.__name__)
+@pytest.fixture(params=IN_THE_AGENT, ids=lambda mutation: mutation.__name__)
 def broken(request: pytest.FixtureRequest) -> Iterator[None]:
     with request.param():
         yield

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flows of datagrams that conntrack has translated: the table, as ``node.ctnetlink`` shows it.
+
+An entry keeps its backend for as long as it is there. The agent deletes those whose backend has
+gone, and no others.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from ipaddress import ip_address
+from socket import ntohs
+
+from ebpflb.errors import NodeError
+from ebpflb.model.addresses import Address
+from ebpflb.model.services import Protocol
+from ebpflb.node.ctnetlink import Wanted
+from ebpflb.plan.connections import Connection, Ends
+from tests.simulation.endings import Endings
+from tests.simulation.expected import Expected
+from tests.simulation.places import FRONTENDS, Where, of_family, packed, version_of
+
+CLIENT, FIRST_PORT = "198.18.0.77", 20_000
+DATAGRAMS = [index for index, where in enumerate(FRONTENDS) if where[2] == "UDP"]
+
+
+class TrackedFlows:
+    """``entries``: each with its frontend, and its backend as an outcome."""
+
+    def __init__(self, endings: Endings, clock: Callable[[], float]) -> None:
+        self._endings, self._clock = endings, clock
+        self.entries: dict[Connection, tuple[Where, int]] = {}
+        self.failures = 0  # how many requests are to fail
+        self._port = FIRST_PORT
+
+    def open(self, which: int, expected: list[Expected]) -> None:
+        """By a backend; where the service has no endpoints at all, to the frontend itself."""
+        leading = [index for index in DATAGRAMS if max(expected[index].allowed) >= 0]
+        places = leading if leading and which % 8 else DATAGRAMS
+        index = places[which % len(places)]
+        where = FRONTENDS[index]
+        backends = sorted(each for each in expected[index].allowed if each >= 0)
+        if not backends and any(each and each.serving for each in self._endings.views.found(where)):
+            return  # they get no new flows, and are no reason to search
+        outcome = backends[which % len(backends)] if backends else packed(where[:2])
+        self._port += 1
+        self.entries[_connection(where, outcome, self._port)] = where, outcome
+
+    def note(self) -> None:
+        for entry, (where, outcome) in self.entries.items():
+            self._endings.note(entry, where, outcome, self._clock())
+
+    def judge_open(self) -> None:
+        for where, outcome in self.entries.values():
+            self._endings.judge_open(where, outcome)
+
+    def forget(self) -> None:
+        self.entries.clear()
+
+    # As node.ctnetlink
+
+    def connections(self, wanted: Wanted, protocol: Protocol) -> Iterator[Connection]:
+        self._may_fail()
+        for entry in [*self.entries]:
+            to = entry.original
+            if wanted(protocol, to.destination.packed, to.destination_port):
+                yield entry
+
+    def delete(self, entries: Iterable[Connection]) -> int:
+        found = [entry for entry in entries if entry in self.entries]
+        if found:
+            self._may_fail()
+        for entry in found:
+            self._endings.judge(entry, *self.entries.pop(entry), self._clock())
+        return len(found)
+
+    def _may_fail(self) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise NodeError("conntrack: scripted")
+
+
+def _connection(where: Where, outcome: int, port: int) -> Connection:
+    client = ip_address(of_family(CLIENT, version_of(where[0])))
+    original = Ends(client, ip_address(where[0]), port, where[1])
+    reply = Ends(_address(outcome), client, ntohs(outcome & 0xFFFF), port)
+    return Connection(Protocol.UDP, original, reply)
+
+
+def _address(outcome: int) -> Address:
+    last = (outcome >> 16 & 0xFFFFFFFF).to_bytes(4, "little")
+    return ip_address(b"\xfd" + bytes(11) + last if outcome >> 48 else last)
