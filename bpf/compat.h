@@ -125,6 +125,16 @@ static __u64 (*const clock_coarse)(void) = (void *)160;
 /* The compiler assumes nothing about the variable's value from here on. */
 #define OPAQUE(variable) asm volatile("" : "+r"(variable))
 
+/*
+ * From here on the verifier takes the variable's value for unknown: it follows what comes after it
+ * once, and not once for each value that it knows of. `number` is one that it does not know.
+ */
+#define FORGET_VALUE(variable, number) ({ \
+	__u64 one_ = (number), other_ = one_; \
+	OPAQUE(one_); \
+	(variable) ^= one_ ^ other_; \
+})
+
 #define EEXIST 17	/* of BPF_NOEXIST: the map has this key */
 
 /* The map's value for a key, as a pointer of its type, or NULL. */

@@ -80,6 +80,8 @@ int ingress(struct __sk_buff *ctx)
 	reading = packet_parse(ctx, &scratch->packet);
 	if (reading == READ) {
 		outcome = ingress_packet(ctx, scratch);
+		FORGET_VALUE(outcome.verdict, ctx->len);
+		FORGET_VALUE(outcome.rewrite, ctx->len);
 		packet_translate(ctx, scratch, outcome.rewrite);
 	} else if (reading == READ_ICMP) {
 		outcome = icmp_error_translate(ctx, scratch, HOOK_INGRESS);

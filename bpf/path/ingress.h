@@ -57,13 +57,13 @@ static __always_inline struct outcome ingress_open(struct __sk_buff *ctx,
 	scratch->to = flow_translate(&packet->tuple, &scratch->request_entry);
 	if (opened == OPENED_WITH_PORT)
 		return rewritten(VERDICT_PORT_CHANGED);
-	if (is_direct)
+	if (scratch->request_entry.kind == FLOW_DIRECT)
 		return unchanged(VERDICT_PASSED);
 	if (opened == OPENED)
 		return rewritten(VERDICT_TRANSLATED);
 	if (opened == NO_FREE_PORT)
 		return unchanged(VERDICT_PORTS_EXHAUSTED);
-	if (packet->tuple.protocol == TCP || masquerade)
+	if (packet->tuple.protocol == TCP || scratch->request_entry.flags & FLOW_MASQUERADE)
 		return unchanged(VERDICT_FLOWS_FULL);
 	return ingress_stateless(scratch);
 }

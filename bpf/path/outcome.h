@@ -17,7 +17,7 @@ enum action {
 
 struct outcome {
 	enum verdict verdict;	/* VERDICT_PASSED where nothing is decided */
-	bool rewrite;
+	__u32 rewrite;		/* a boolean: of a bool FORGET_VALUE would be a comparison */
 	bool decided;
 };
 

@@ -58,6 +58,7 @@ static __always_inline enum answer socket_without_backend(const struct request *
 	const struct frontend *frontend = request->frontend;
 
 	verdict_count(monitor_request(request, call, backend, selected_verdict(selected)));
+	FORGET_VALUE(selected, request->socket);
 	if (call == CONNECT)
 		socket_forget(request);
 	switch (selected) {

@@ -92,15 +92,19 @@ static __always_inline enum opened reply_create(const struct settings *settings,
  * The entry by which egress masquerades the request. Those of a former flow are deleted, also if it
  * was masqueraded and this one is not: an un-SNAT entry that stayed would count as a flow of its own.
  */
-static __always_inline bool snat_create(bool masquerade, struct scratch *scratch)
+static __always_inline bool snat_create(struct scratch *scratch)
 {
 	scratch->snat_tuple = tuple_reverse(&scratch->reply_tuple, HOOK_EGRESS);
 	if (flow_find(&scratch->snat_tuple))
 		snat_close(&scratch->snat_tuple, true);
-	return !masquerade || !flow_write(&scratch->snat_tuple, &scratch->snat_entry);
+	return !(scratch->snat_entry.flags & FLOW_MASQUERADE) ||
+	       !flow_write(&scratch->snat_tuple, &scratch->snat_entry);
 }
 
-/* Opens a flow with a request to scratch->selection.backend. */
+/*
+ * Opens a flow with a request to scratch->selection.backend. What kind of flow it is stands in the
+ * entries from then on: the verifier would follow each search for a port once for each kind.
+ */
 static __always_inline enum opened flow_open(struct __sk_buff *ctx, const struct settings *settings,
 					     const struct packet *packet, bool is_direct,
 					     bool masquerade, struct scratch *scratch)
@@ -118,6 +122,8 @@ static __always_inline enum opened flow_open(struct __sk_buff *ctx, const struct
 		scratch->reply_entry.flags = affinity;
 		affinity = 0;
 	}
+	scratch->request_entry.flags = flags | affinity;
+	scratch->snat_entry.flags = flags;
 	reply_prepare(request_tuple, scratch);
 	opened = reply_create(settings, request_tuple, scratch);
 	if (opened == MAP_FULL || opened == NO_FREE_PORT)
@@ -125,12 +131,10 @@ static __always_inline enum opened flow_open(struct __sk_buff *ctx, const struct
 	scratch->request_entry.address = backend->address;
 	scratch->request_entry.port = backend->port;
 	scratch->request_entry.other_port = scratch->reply_tuple.destination_port;
-	scratch->request_entry.flags = flags | affinity;
 	side_begin(ctx, &scratch->request_entry, packet);
 	scratch->snat_entry.other_port = backend->port;
-	scratch->snat_entry.flags = flags;
 	flow_count(scratch->request_entry.connection, backend->id);
-	if (!snat_create(masquerade, scratch) || flow_write(request_tuple, &scratch->request_entry)) {
+	if (!snat_create(scratch) || flow_write(request_tuple, &scratch->request_entry)) {
 		flow_uncount(scratch->request_entry.connection);
 		return MAP_FULL;
 	}
