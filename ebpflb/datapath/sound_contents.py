@@ -12,7 +12,7 @@ from ipaddress import IPv6Address
 from typing import Any
 
 from ebpflb.datapath import kernel
-from ebpflb.datapath.maps.bpf_map import Map, MappedArray
+from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan.allocators import Capacity
@@ -57,9 +57,7 @@ class SoundContents:
         return [key for key, _ in self._items("source_ranges", self._is_source_range)]
 
     def slots(self, block: Range) -> list[Backend]:
-        slots = self._maps["slots"]
-        assert isinstance(slots, MappedArray)
-        found: list[Backend] = slots.get_range(*block)
+        found: list[Backend] = self._maps["slots"].get_range(*block)
         ids = self._capacity.backend_ids
         return [each if 0 < each.id < ids else _NO_BACKEND for each in found]
 

@@ -32,6 +32,9 @@ class PastMap:
             found = bytes(self.spec.value_size)
         return None if found is None else self.value.unpack(found)
 
+    def get_range(self, first: int, count: int) -> list[Any]:
+        return [self.get(key) for key in range(first, first + count)]
+
     def packed_items(self) -> Iterator[tuple[bytes, bytes]]:
         return iter(self.packed.items())
 

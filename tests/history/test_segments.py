@@ -90,7 +90,7 @@ def test_a_file_that_cannot_begin_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     """Neither its descriptor nor the file is left, however often it is tried."""
-    paths, real = Paths(Path("/state"), tmp_path), os.write
+    paths, real, before = Paths(Path("/state"), tmp_path), os.write, descriptors()
 
     def fail(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -105,7 +105,7 @@ def test_a_file_that_cannot_begin_is_none(
         for _ in range(3):
             with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
                 segments.new(paths)
-    assert (segments.paths_of(paths), descriptors()) == ([], set())
+    assert (segments.paths_of(paths), descriptors()) == ([], before)
 
 
 def test_no_directory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -94,6 +94,7 @@ def test_accelerator(
 def test_here(brought: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a machine of Vagrant's the same tests run, with bytecode that came along or is made."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("EBPFLB_TEST_LOAD", raising=False)
     monkeypatch.setattr(lane, "OUT", str(tmp_path / "out"))
     monkeypatch.setattr(machine, "is_root", lambda: None)
     python = tmp_path / "python"

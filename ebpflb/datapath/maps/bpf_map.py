@@ -37,9 +37,6 @@ class Map:
         self.check = checks.check_in(spec)
         self.wrote: Wrote = unrecorded  # called after each write
 
-    def __repr__(self) -> str:
-        return f"<Map {self.spec.name} fd={self.fd}>"
-
     def close(self) -> None:
         os.close(self.fd)
 
@@ -50,6 +47,10 @@ class Map:
         if packed is None or not self.check.is_right(packed_key, packed):
             return None
         return self.value.unpack(packed)
+
+    def get_range(self, first: int, count: int) -> list[Any]:
+        """The values of so many elements of an array, from one on."""
+        return [self.get(key) for key in range(first, first + count)]
 
     def write(self, pairs: Sequence[tuple[Any, Any]]) -> None:
         """Inserts or replaces. Raises KernelError (E2BIG: the map is full) having written some."""
@@ -152,7 +153,6 @@ class MappedArray(Map):
         return self.get_range(key, 1)[0]
 
     def get_range(self, first: int, count: int) -> list[Any]:
-        """The values of so many elements from one on."""
         packed = self.memory[first * self.stride : (first + count) * self.stride]
         found = []
         for key, (value,) in enumerate(self._element.iter_unpack(packed), first):
