@@ -11,7 +11,7 @@ import pytest
 
 from ebpflb import regular_file
 from ebpflb.regular_file import UnusableFile
-from tests.kit.hostile_files import HOSTILE
+from tests.kit.hostile_files import HOSTILE, lay
 
 
 class Known(msgspec.Struct):
@@ -34,7 +34,7 @@ def test_anything_else_is_none(
 ) -> None:
     """It is named in one line, unless there is no file."""
     path = tmp_path / "file"
-    make(path)
+    lay(make, path)
     assert regular_file.decoded(path, Known) is None
     assert len(caplog.messages) == path.exists() or path.is_symlink()
     for said in caplog.messages:

@@ -2,11 +2,11 @@
 """When connections are reset: after the grace of an endpoint that has gone, in several passes."""
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from ebpflb.due_worker import DueWorker
 from ebpflb.errors import EbpflbError
 from ebpflb.model.services import PortName
 from ebpflb.on_removal.gone_connections import ConnectionKind, FrontendNames, GoneConnections
@@ -39,7 +39,7 @@ class _Pass(NamedTuple):
     gone: tuple[Gone, ...]
 
 
-class ResetWorker:
+class ResetWorker(DueWorker):
     """Searches in a thread from ``start`` to ``stop``, and calls ``on_reset`` from there.
 
     ``former``: what an earlier agent watched. ``clock`` is a monotonic one, in seconds.
@@ -53,24 +53,12 @@ class ResetWorker:
         on_reset: OnReset = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._maps, self._kinds, self._on_reset, self._clock = maps, kinds, on_reset, clock
+        super().__init__("on-removal", clock)
+        self._maps, self._kinds, self._on_reset = maps, kinds, on_reset
         self._removed = RemovedEndpoints(former)
         self._passes: list[_Pass] = []
-        self._changed = threading.Condition()
-        self._stopped = self._searches = False  # whether to search for former endpoints
+        self._searches = False  # whether to search for former endpoints
         self._earliest = 0.0  # when the next search may begin
-        self._thread = threading.Thread(target=self._run, name="on-removal", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Returns when no map is in use any more."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify()
-        if self._thread.ident:
-            self._thread.join()
 
     def update(self, changes: Mapping[PortName, Change], *, all_named: bool = False) -> None:
         """What Services want now; to be called when it has been written. Returns at once.
@@ -116,20 +104,6 @@ class ResetWorker:
         except Exception:
             log.exception("resetting connections to removed endpoints failed")
         self._earliest = self._clock() + pause
-
-    def _run(self) -> None:
-        while self._wait():
-            self.turn()
-
-    def _wait(self) -> bool:
-        """Returns when something is due; False at the stop."""
-        with self._changed:
-            while not self._stopped:
-                wait = self.due - self._clock()
-                if wait <= 0:
-                    return True
-                self._changed.wait(min(wait, threading.TIMEOUT_MAX))
-        return False
 
     def _turn(self) -> None:
         with self._changed:

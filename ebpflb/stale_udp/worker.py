@@ -3,7 +3,6 @@
 
 import logging
 import math
-import threading
 import time
 from bisect import insort
 from collections.abc import Callable, Iterable
@@ -11,6 +10,7 @@ from functools import reduce
 from operator import attrgetter, or_
 
 from ebpflb.datapath.maps.socket_records import Peer, PeerFrontend
+from ebpflb.due_worker import DueWorker
 from ebpflb.errors import EbpflbError, in_words
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import Protocol
@@ -33,7 +33,7 @@ _PAUSE_FACTOR = 4  # a search of a large conntrack takes CPU, and changes may fo
 OnSearch = Callable[[Family, float, int], None]
 
 
-class StaleUdpWorker:
+class StaleUdpWorker(DueWorker):
     """Searches in a thread from ``start`` to ``stop``.
 
     ``each_namespace`` calls a function in every network namespace (node.namespaces).
@@ -54,19 +54,16 @@ class StaleUdpWorker:
         shadow: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._clock = clock
+        super().__init__("stale-udp", clock)
         self.maps, self.on_search, self.shadow = maps, on_search, shadow
         self.ender = SocketEnder(maps, each_namespace, can_end=True)
         self._searches: list[StaleSearch] = []
-        self._changed = threading.Condition()
-        self._stopped = False
         self.error: str | None = None
         self._pause = FIRST_RETRY
         self._orphans = True  # there may be sockets whose frontend no backend serves
         self._not_found: set[tuple[Peer, PeerFrontend]] = set()  # no connected socket in two passes
         self._earliest = 0.0  # when the next search may begin
         self._connections = StaleConnections(maps)
-        self._thread = threading.Thread(target=self._run, name="stale-udp", daemon=True)
 
     @property
     def can_end(self) -> bool:
@@ -78,15 +75,7 @@ class StaleUdpWorker:
             rebound = "pods' flows are re-bound, the node's own stay"
             effect = rebound if sock_diag.can_list() else "they stay (modprobe udp_diag)"
             log.warning("this kernel ends no sockets: of stale connected UDP sockets, %s", effect)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Returns when no map is in use any more."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify()
-        if self._thread.ident:
-            self._thread.join()
+        super().start()
 
     def check(self, changes: Iterable[BackendChange], *, frontends_moved: bool = False) -> None:
         """Searches for sockets and flows that these changes made stale; returns at once.
@@ -140,20 +129,6 @@ class StaleUdpWorker:
         kind = SearchKind.RENEWAL if search.kind is SearchKind.RENEWAL else SearchKind.FIRST
         self._schedule(search._replace(due=self._clock() + self._pause, kind=kind))
         self._pause = min(2 * self._pause, LONGEST_RETRY)
-
-    def _run(self) -> None:
-        while self._wait():
-            self.turn()
-
-    def _wait(self) -> bool:
-        """Returns when a search is due; False at the stop."""
-        with self._changed:
-            while not self._stopped:
-                wait = self.due - self._clock()
-                if wait <= 0:
-                    return True
-                self._changed.wait(min(wait, threading.TIMEOUT_MAX))
-        return False
 
     def _take_due(self, kind: SearchKind, now: float) -> StaleSearch:
         """With those that have failed and wait until they are made again."""

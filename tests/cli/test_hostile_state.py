@@ -16,7 +16,7 @@ from ebpflb.datapath.maps.state_dir import BPFFS, StateDir, remove_tree
 from ebpflb.options import Paths
 from ebpflb.serve import status
 from tests.cli.conftest import Ebpflb
-from tests.kit.hostile_files import HOSTILE
+from tests.kit.hostile_files import HOSTILE, lay
 
 LONGEST = 60  # seconds of a command
 COMMANDS = {
@@ -89,7 +89,7 @@ def test_files(ebpflb: Ebpflb, paths: Paths, make: Callable[[Path], None]) -> No
     """All of one kind: each is named at most once by each command, and cleanup ends well."""
     places = [place(paths) for place in PLACES]
     for path in places:
-        make(path)
+        lay(make, path)
     for name, lines in run_all(ebpflb, paths, named=True).items():
         for path in places:
             assert len([line for line in lines if str(path) in line]) <= 1, (name, lines)
@@ -136,6 +136,6 @@ def test_the_record_of_the_run_directory(
     monkeypatch.setattr(Paths, "run", paths.run)  # the default
     record = paths.state / state_record.RECORD
     record.unlink()
-    make(record)
+    lay(make, record)
     for name, lines in run_all(ebpflb, paths, named=False).items():
         assert len(lines) <= 2, (name, lines)

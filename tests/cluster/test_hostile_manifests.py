@@ -23,6 +23,7 @@ from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Changed, Event, Kind, Removed, Replaced, SourceStatus
 from ebpflb.serve import status
 from tests.cluster.objects import service
+from tests.kit.hostile_files import holes, lay
 from tests.load import scaled
 
 GOOD, BAD = "good.yaml", "bad.yaml"
@@ -142,12 +143,6 @@ def test_bad_json_is_kept_to_its_file(folder: Path, content: str) -> None:
     assert "Service" not in said.source
 
 
-def holes(path: Path) -> None:
-    """A file of 10 TB, of which no block is written."""
-    with path.open("wb") as file:
-        file.truncate(10 << 40)
-
-
 NOT_REGULAR: dict[str, Callable[[Path], None]] = {
     "a link to a device without end": lambda path: path.symlink_to("/dev/zero"),
     "a link to a device that blocks": lambda path: path.symlink_to("/dev/ptmx"),
@@ -163,10 +158,7 @@ def test_only_regular_files_of_bounded_size_are_read(
     watched: Watched, make: Callable[[Path], None]
 ) -> None:
     """Others are named; a good file in its place is read again."""
-    try:
-        make(watched.path / BAD)
-    except OSError as error:
-        pytest.skip(f"this file system has no such file: {error}")
+    lay(make, watched.path / BAD)
     watched.error()
     (watched.path / BAD).unlink()
     (watched.path / BAD).write_text(yaml.safe_dump(service("after")))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from vagrant.kernels import __main__ as commands
-from vagrant.kernels import lane, listing, machine
+from vagrant.kernels import lane, lane_tests, listing, machine
 
 VAGRANT = Path(listing.__file__).parents[1]
 SCRIPTS = sorted(
@@ -107,7 +107,7 @@ def test_here(brought: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     *before, tests = (tmp_path / "ran").read_text().splitlines()
     assert before == ([] if brought else ["  -m ebpflb.datapath.programs.precompile"])
     assert tests.startswith(f"5.10 {lane.LOAD} -m pytest ")
-    assert tests.endswith(" ".join(lane.TESTS))
+    assert tests.endswith(" ".join(lane_tests.TESTS))
 
 
 INSIDE = """

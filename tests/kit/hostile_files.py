@@ -10,12 +10,17 @@ import pytest
 HUGE = 1 << 40  # bytes, all of them holes
 
 
-def _holes(path: Path) -> None:
+def holes(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(HUGE)
+
+
+def lay(make: Callable[[Path], None], path: Path) -> None:
+    """Makes such a file; skips the test where the file system or the kernel has none."""
     try:
-        with path.open("wb") as file:
-            file.truncate(HUGE)
+        make(path)
     except OSError as error:
-        pytest.skip(f"this file system has no such file: {error}")
+        pytest.skip(f"no such file here: {error}")
 
 
 HOSTILE: dict[str, Callable[[Path], None]] = {
@@ -29,5 +34,5 @@ HOSTILE: dict[str, Callable[[Path], None]] = {
     "a link to nowhere": lambda path: path.symlink_to("/nowhere/at/all"),
     "a link to a device without end": lambda path: path.symlink_to("/dev/zero"),
     "a link to what cannot be read": lambda path: path.symlink_to("/proc/self/mem"),
-    "holes": _holes,
+    "holes": holes,
 }

@@ -9,7 +9,7 @@ The node's socket hooks do not see the sockets of unhooked and twin. The endpoin
 TARGET of TCP and UDP with their names.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,10 @@ class TwoNodes(LabCluster):
             for pod in pods
         ]
 
+    def delete_all_flows(self) -> None:
+        for table in ("tcp_flows", "other_flows"):
+            self.delete_flows(table)
+
     def delete_flows(self, table: str) -> None:
         """So that a new socket with the port of a former one does not continue that one's flow."""
         for agent in self.agents:
@@ -144,4 +148,29 @@ def running(
 ) -> Iterator[TwoNodes]:
     """Both agents run; everything is removed afterwards."""
     with started(lambda lab: TwoNodes(lab, folder, network, *options, engine=engine)) as made:
+        yield made
+
+
+@contextmanager
+def masquerading(folder: Path, *options: str) -> Iterator[TwoNodes]:
+    """With conntrack; the only endpoint is on the far node: clients outside are masqueraded."""
+    require(Engine.CONNTRACK)
+    with running(folder, *CLUSTER_CIDR, *options, engine=Engine.CONNTRACK) as made:
+        made.publish(made.service("web", 10, made.there))
+        yield made
+
+
+@contextmanager
+def prepared(
+    folder: Path, engine: Engine, prepare: Callable[[TwoNodes], None]
+) -> Iterator[TwoNodes]:
+    """Before the agents start the nodes are changed; the only endpoint is on the far one."""
+
+    def make(lab: Lab) -> TwoNodes:
+        made = TwoNodes(lab, folder, None, *CLUSTER_CIDR, engine=engine)
+        prepare(made)
+        return made
+
+    with started(make) as made:
+        made.publish(made.service("web", 10, made.there))
         yield made

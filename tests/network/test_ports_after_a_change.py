@@ -14,7 +14,7 @@ from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import Socket
 from ebpflb.model.packet_path import Engine
 from tests.kit import requests, two_nodes
-from tests.kit.two_nodes import CLUSTER_CIDR, Frontends, TwoNodes
+from tests.kit.two_nodes import Frontends, TwoNodes
 from tests.network.test_ports_of_both_engines import asks, families, protocols, restart
 
 WEB = Frontends(10)
@@ -26,18 +26,13 @@ AGAIN = 0.5  # a datagram may be lost, where conntrack has the port that was fou
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
-    """The only endpoint is on the other node, so clients outside are masqueraded."""
-    two_nodes.require(Engine.CONNTRACK)
-    folder = tmp_path_factory.mktemp("two")
-    with two_nodes.running(folder, *CLUSTER_CIDR, engine=Engine.CONNTRACK) as made:
-        made.publish(made.service("web", 10, made.there))
+    with two_nodes.masquerading(tmp_path_factory.mktemp("two")) as made:
         yield made
 
 
 @pytest.fixture(autouse=True)
 def afresh(two: TwoNodes) -> None:
-    for table in ("tcp_flows", "other_flows"):
-        two.delete_flows(table)
+    two.delete_all_flows()
 
 
 def opened(two: TwoNodes, host: Host, send: requests.Send, port: int, *, v6: bool) -> Socket:

@@ -12,7 +12,7 @@ import pytest
 from ebpflb.lab.sockets import CALL_SECONDS, Socket
 from ebpflb.model.packet_path import Engine
 from tests.kit import requests, two_nodes
-from tests.kit.two_nodes import CLUSTER_CIDR, Frontends, TwoNodes
+from tests.kit.two_nodes import Frontends, TwoNodes
 
 PORTS = 41000
 WEB = Frontends(10)
@@ -23,19 +23,14 @@ protocols = pytest.mark.parametrize("send", [requests.tcp, requests.udp])
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
-    """The only endpoint is on the other node, so clients outside are masqueraded."""
-    two_nodes.require(Engine.CONNTRACK)
-    folder = tmp_path_factory.mktemp("two")
-    options = (*CLUSTER_CIDR, "--masquerade-ports", f"{PORTS}-{PORTS}")
-    with two_nodes.running(folder, *options, engine=Engine.CONNTRACK) as made:
-        made.publish(made.service("web", 10, made.there))
+    options = ("--masquerade-ports", f"{PORTS}-{PORTS}")
+    with two_nodes.masquerading(tmp_path_factory.mktemp("two"), *options) as made:
         yield made
 
 
 @pytest.fixture(autouse=True)
 def afresh(two: TwoNodes) -> None:
-    for table in ("tcp_flows", "other_flows"):
-        two.delete_flows(table)
+    two.delete_all_flows()
 
 
 def restart(two: TwoNodes, engine: Engine) -> None:

@@ -12,10 +12,9 @@ import pytest
 
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
-from ebpflb.lab.hosts import Lab
 from tests.kit import requests, two_nodes
-from tests.kit.lab_cluster import PORT, PREFIX, TARGET
-from tests.kit.two_nodes import CLUSTER_CIDR, ENGINES, Frontends, TwoNodes
+from tests.kit.lab_cluster import PORT, TARGET
+from tests.kit.two_nodes import ENGINES, Frontends, TwoNodes
 
 FRONTENDS, PUBLIC = Frontends(10), Frontends(11)
 # The kernel lists the newest address of a scope first for IPv6: the global one precedes the ULA.
@@ -42,17 +41,15 @@ def two(
     """The near node has a second address in each family; the endpoint is on the far one."""
     two_nodes.require(request.param)
     folder = tmp_path_factory.mktemp("two")
-    with Lab(PREFIX) as lab:
-        made = TwoNodes(lab, folder, None, *CLUSTER_CIDR, engine=request.param)
-        for address, length in zip(SECOND, (24, 64), strict=True):
-            made.near.ip(f"address add {address}/{length} dev eth0")
-            made.far.ip(f"route add {address} dev eth0")
-        try:
-            made.start()
-            made.publish(made.service("web", 10, made.there))
-            yield made
-        finally:
-            made.close()
+    with two_nodes.prepared(folder, request.param, add_addresses) as made:
+        yield made
+
+
+def add_addresses(two: TwoNodes) -> None:
+    """A second one of each family."""
+    for address, length in zip(SECOND, (24, 64), strict=True):
+        two.near.ip(f"address add {address}/{length} dev eth0")
+        two.far.ip(f"route add {address} dev eth0")
 
 
 def seen(two: TwoNodes, *, v6: bool, send: requests.Send = requests.tcp) -> str:

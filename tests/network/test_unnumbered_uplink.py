@@ -12,11 +12,9 @@ from collections.abc import Iterator
 import pytest
 
 from ebpflb.datapath import probe
-from ebpflb.lab.hosts import Lab
 from ebpflb.lab.netns import Namespace
 from tests.kit import requests, two_nodes
-from tests.kit.lab_cluster import PREFIX
-from tests.kit.two_nodes import CLUSTER_CIDR, ENGINES, Frontends, TwoNodes
+from tests.kit.two_nodes import ENGINES, Frontends, TwoNodes
 from tests.network.test_packets_table import families, protocols
 from tests.network.test_route_sources import chosen, masqueraded_by_kernel, seen
 
@@ -29,16 +27,8 @@ def two(
 ) -> Iterator[TwoNodes]:
     """The near node is such a one; the endpoint is on the far one."""
     two_nodes.require(request.param)
-    with Lab(PREFIX) as lab:
-        folder = tmp_path_factory.mktemp("two")
-        made = TwoNodes(lab, folder, None, *CLUSTER_CIDR, engine=request.param)
-        move_addresses(made)
-        try:
-            made.start()
-            made.publish(made.service("web", 10, made.there))
-            yield made
-        finally:
-            made.close()
+    with two_nodes.prepared(tmp_path_factory.mktemp("two"), request.param, move_addresses) as made:
+        yield made
 
 
 def move_addresses(two: TwoNodes) -> None:

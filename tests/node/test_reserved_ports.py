@@ -12,7 +12,7 @@ from pyroute2 import netns
 
 from ebpflb.lab.netns import ip as run_ip
 from ebpflb.node import reserved_ports
-from tests.kit.hostile_files import HOSTILE
+from tests.kit.hostile_files import HOSTILE, lay
 
 NAME = f"ebpflb-test-{os.getpid()}-ports"
 
@@ -127,7 +127,7 @@ def test_a_record_of_no_ports(record: Path, caplog: pytest.LogCaptureFixture, po
 @pytest.mark.parametrize("make", HOSTILE.values(), ids=HOSTILE)
 def test_anything_in_the_place_of_the_record(record: Path, make: Callable[[Path], None]) -> None:
     """The ports are reserved, or it is said why not; nothing waits."""
-    make(record)
+    lay(make, record)
     said = reserved_ports.try_to_reserve(record, 20000, 20009)
     assert (said is None) == (reserved() == "20000-20009")
     assert said is None or str(record) in said

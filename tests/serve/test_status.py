@@ -13,7 +13,7 @@ import pytest
 from ebpflb.errors import NodeError
 from ebpflb.options import Paths
 from ebpflb.serve import status
-from tests.kit.hostile_files import HOSTILE
+from tests.kit.hostile_files import HOSTILE, lay
 
 PORT = ["default", "web", "http", 6]
 STARTED = "2026-11-23T12:00:00+00:00"
@@ -128,7 +128,7 @@ def test_wrong_fields(paths: Paths, caplog: pytest.LogCaptureFixture, field: str
 def test_anything_in_the_place_of_the_lock(paths: Paths, make: Callable[[Path], None]) -> None:
     """It is locked, or named in one line; nothing waits."""
     paths.run.mkdir(parents=True)
-    make(paths.lock_file)
+    lay(make, paths.lock_file)
     try:
         status.lock(paths).close()
     except NodeError as error:

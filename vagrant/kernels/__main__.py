@@ -15,7 +15,7 @@ python3 -m vagrant.kernels table
 import sys
 from collections.abc import Sequence
 
-from vagrant.kernels import archive, lane, listing, machine, verifier
+from vagrant.kernels import archive, lane, lane_tests, listing, machine, verifier
 from vagrant.kernels.errors import LabError
 from vagrant.kernels.listing import Kernel
 
@@ -63,7 +63,7 @@ def _accelerator(_words: list[str]) -> int:
 def _test(words: list[str]) -> int:
     """All kernels or those named; after ``--`` whatever pytest is to run instead of the lane."""
     cut = words.index("--") if "--" in words else len(words)
-    outcomes = lane.test_all(_named(words[:cut]), words[cut + 1 :] or lane.TESTS)
+    outcomes = lane.test_all(_named(words[:cut]), words[cut + 1 :] or lane_tests.TESTS)
     return _report(outcomes)
 
 
@@ -71,7 +71,7 @@ def _here(words: list[str]) -> int:
     """The lane, or other tests, where the kernel runs already (vagrant/provision/kernel)."""
     if not words:
         raise LabError("here wants a kernel")
-    return lane.here(listing.named(words[0]), words[1:] or lane.TESTS)
+    return lane.here(listing.named(words[0]), words[1:] or lane_tests.TESTS)
 
 
 def _report(outcomes: list[lane.Outcome]) -> int:
@@ -113,7 +113,7 @@ def _shell(words: list[str]) -> int:
 def _table(words: list[str]) -> int:
     """Measures on every kernel and writes verifier.csv anew; shows this machine's numbers too."""
     kernels = _named(words)
-    outcomes = lane.test_all(kernels, [lane.BUDGET], "LAB_RENEW=1")
+    outcomes = lane.test_all(kernels, [lane_tests.BUDGET], "LAB_RENEW=1")
     if _report(outcomes):
         return 1
     measured = {

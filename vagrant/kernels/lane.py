@@ -1,19 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs on every kernel, and what came of it.
+"""Runs tests on every kernel, those of lane_tests.py or others, and says what came of it.
 
-    loads      every program of bpf/hooks in every variant that the kernel takes, within the
-               verifier's budget, and at cgroups and devices in every way the kernel has; one
-               compilation by BCC; what `ebpflb check` finds
-    datapath   maps, programs, links, pins, devices, sweeps and sockets that are ended, against this
-               kernel's bpf(2) and netlink
-    packet     the packet programs on packets, by BPF_PROG_TEST_RUN
-    node       what kube-proxy's ipvs mode leaves, and that it goes
-    network    real sockets and real packets through real hooks, with the real agent
-
-Emulated, Python is twenty times slower and a cluster takes 20 s: so each test runs with few
-of its parameters (parameter_sets.py), loads are a fiftieth (tests/load.py), the files of
-tests/network that can share one cluster do so, and those that restart agents often are left out.
-`make test-kernel KERNEL=5.10 TESTS=tests/network` runs all of it with all parameters. Nothing
+`make test-kernel KERNEL=5.10 TESTS=tests/network` runs all of a folder with all parameters. Nothing
 compiles inside but the one test of that: bytecode is brought along.
 """
 
@@ -30,6 +18,7 @@ from typing import NamedTuple
 
 from vagrant.kernels import archive, boot_files, machine
 from vagrant.kernels.errors import LabError
+from vagrant.kernels.lane_tests import BUDGET, TESTS
 from vagrant.kernels.listing import Kernel
 
 CACHE = Path(os.environ.get("EBPFLB_KERNELS") or Path.home() / ".cache" / "ebpflb-kernels")
@@ -39,77 +28,6 @@ LIMIT, LOAD = 3600.0, 0.02  # seconds for one kernel, emulated; what a load is t
 OTHER_LIMIT, OTHER_LOAD = 3600.0, 0.2  # the same, if other tests are named
 TIMEOUT = 600  # seconds for one test
 OUT = "/run/out"  # results, inside
-BUDGET = "tests/kernels/inside/test_verifier.py"
-TESTS = (
-    "--parameter-sets=2",
-    "--parameter-sets=1:tests/packet",
-    "--parameter-sets=1:tests/datapath/attach/test_device_changes.py",
-    "--parameter-sets=1:tests/datapath/attach/test_neighbours.py",
-    "--parameter-sets=1:tests/network/test_packets_ranges.py",
-    "--parameter-sets=1:tests/network/test_packets_refusal.py",
-    "--parameter-sets=1:tests/network/test_on_removal_packets.py",
-    "--parameter-sets=1:tests/network/test_on_removal_sockets.py",
-    "--parameter-sets=1:tests/network/test_some_services.py",
-    "--parameter-sets=1:tests/network/test_shadow.py",
-    "--parameter-sets=1:tests/network/test_killed_amid_changes.py",
-    "--parameter-sets=1:tests/network/test_policies.py",
-    "--parameter-sets=1:tests/network/test_affinity.py",
-    "--parameter-sets=1:tests/network/test_stale_udp.py",
-    "--parameter-sets=1:tests/network/test_early_udp.py",
-    # seconds of Python that ask the kernel nothing new
-    "--deselect=tests/datapath/programs/test_loader.py::test_relocation",
-    "--deselect=tests/datapath/maps/test_state_dir.py::test_bpffs_is_mounted",
-    "--deselect=tests/packet/test_devices.py::test_spread",
-    "--deselect=tests/network/test_bind.py::test_switched_off",
-    "--deselect=tests/network/test_stale_udp.py::test_while_no_agent_runs",
-    "tests/kernels/inside",
-    "tests/datapath/maps/test_maps.py",
-    "tests/datapath/programs/test_loader.py",
-    "tests/datapath/test_probe.py",
-    "tests/datapath/attach/test_cgroup_links.py",
-    "tests/datapath/maps/test_state_dir.py",
-    "tests/datapath/attach/test_devices.py",
-    "tests/datapath/attach/test_device_changes.py",
-    "tests/datapath/attach/test_neighbours.py",
-    "tests/datapath/test_datapath.py",
-    "tests/datapath/maps/test_sweep.py",
-    "tests/datapath/maps/test_occupancy.py",
-    "tests/datapath/attach/test_hook_stats.py",
-    "tests/datapath/programs/test_testrun.py",
-    "tests/node/test_sock_diag.py",
-    "tests/node/test_flowtable.py",
-    "tests/stale_udp/test_socket_search.py",
-    "tests/stale_udp/test_worker.py",
-    "tests/stale_udp/test_rebind.py",
-    "tests/packet",
-    "tests/node/test_ipvs.py",
-    # these share two nodes with each engine
-    "tests/network/test_packets_table.py",
-    "tests/network/test_packets_ranges.py",
-    "tests/network/test_packets_refusal.py",
-    "tests/network/test_schedulers.py",
-    "tests/network/test_least_connections.py",
-    "tests/network/test_on_removal_packets.py",
-    "tests/network/test_taken_off.py",
-    # with a node of its own, where the kernel has what it needs
-    "tests/network/test_flowtable.py",
-    # these share one cluster: first those that need it unchanged, last those that change it
-    "tests/network/test_release.py",
-    "tests/network/test_protocols.py",
-    "tests/network/test_policies.py",
-    "tests/network/test_affinity.py",
-    "tests/network/test_datagrams.py",
-    "tests/network/test_stale_udp.py",
-    "tests/network/test_early_udp.py",
-    "tests/network/test_bind.py",
-    "tests/network/test_refusal.py",
-    "tests/network/test_on_removal_sockets.py",
-    # with two nodes of its own
-    "tests/network/test_killed_amid_changes.py",
-    # each has a node of its own, with kube-proxy's rules
-    "tests/network/test_some_services.py",
-    "tests/network/test_shadow.py",
-)
 PLUGINS = (
     "-p",
     "no:cacheprovider",
