@@ -15,7 +15,6 @@ map_writer has what it does with the maps.
 """
 
 import resource
-import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
@@ -27,7 +26,7 @@ from ebpflb.datapath.attach import cgroup_links, netns_cookie
 from ebpflb.datapath.attach.device_programs import DevicePrograms
 from ebpflb.datapath.attach.held_links import HeldLinks
 from ebpflb.datapath.map_writer import NO_FLAGS, MapWriter
-from ebpflb.datapath.maps import unknown_pins
+from ebpflb.datapath.maps import connection_counts, unknown_pins
 from ebpflb.datapath.maps.layout import MapSpec
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.programs import compiler, loader
@@ -80,6 +79,7 @@ class Datapath(MapWriter):
             resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY,) * 2)
         state.prepare()
         unknown_pins.remove(state)
+        connection_counts.renew_if_lost(state, specs or state.specs)
         self.state = state
         super().__init__(state.open_maps(specs))
         self._draw_secret()
@@ -164,8 +164,10 @@ class Datapath(MapWriter):
     def attach(self, cgroup: Path, served: Devices) -> dict[str, str]:
         """Attaches the loaded programs, and unpins maps of other layouts; device -> error.
 
-        Raises KernelError if they cannot be attached to the cgroup.
+        Raises KernelError if they cannot be attached to the cgroup, and NodeError where the state
+        directory, which somebody has removed since the maps were opened, cannot be made anew.
         """
+        self.state.pin_again(self.maps)
         self._attach_sockets(cgroup)
         failed = self.devices.update(served)
         self._flags = NO_FLAGS
@@ -234,17 +236,3 @@ class Datapath(MapWriter):
         """Whether programs of this layout are already attached, at all devices."""
         attached = cgroup_links.attached(self.state) and not self._flags
         return bool(attached) and not self.state.old_layouts()
-
-    def _draw_secret(self) -> None:
-        """Only once: packets of one flow must agree, whichever agent or version runs."""
-        if not self.maps["secret"].get(0):
-            self.maps["secret"].write([(0, secrets.randbits(64) | 1)])
-        self._secret = self.maps["secret"].get(0)
-
-    def secret_differs(self) -> bool:
-        """Whether it is no longer the one that was there when the maps were opened."""
-        return bool(self.maps["secret"].get(0) != self._secret)
-
-    def restore_secret(self) -> None:
-        """Writes that one."""
-        self.maps["secret"].write([(0, self._secret)])

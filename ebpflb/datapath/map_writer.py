@@ -7,6 +7,7 @@ write_map         makes a small map equal to a mapping
 write_settings    writes the map of settings
 """
 
+import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
@@ -116,6 +117,20 @@ class MapWriter:
             former = loads.get(id)
             generation = (former.generation + 1) % 2**32
             loads.write([(id, former._replace(open=0, generation=generation))])
+
+    def _draw_secret(self) -> None:
+        """Only once: packets of one flow must agree, whichever agent or version runs."""
+        if not self.maps["secret"].get(0):
+            self.maps["secret"].write([(0, secrets.randbits(64) | 1)])
+        self._secret = self.maps["secret"].get(0)
+
+    def secret_differs(self) -> bool:
+        """Whether it is no longer the one that was there when the maps were opened."""
+        return bool(self.maps["secret"].get(0) != self._secret)
+
+    def restore_secret(self) -> None:
+        """Writes that one."""
+        self.maps["secret"].write([(0, self._secret)])
 
     def map_difference(self, name: str, wanted: Mapping[Any, Any]) -> Difference:
         """What has to be written to make a map equal to ``wanted``."""

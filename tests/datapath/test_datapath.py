@@ -4,6 +4,7 @@
 import os
 import struct
 from collections.abc import Iterator
+from contextlib import closing
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from ebpflb.datapath.attach.clsact import Clsact
 from ebpflb.datapath.attach.removal import unpin_all
 from ebpflb.datapath.datapath import Datapath
 from ebpflb.datapath.maps.bpf_map import Counters
-from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.datapath.maps.state_dir import StateDir, remove_tree
 from ebpflb.datapath.programs import compiler
 from ebpflb.errors import CompileError, KernelError
 from ebpflb.model.devices import Devices
@@ -217,6 +218,24 @@ def test_open_connections_of_former_backends(datapath: Datapath) -> None:
     assert loads.get(5) == BackendLoad(open=0, generation=9, uncounted=2)
 
 
+@pytest.mark.parametrize("lost", ["sockets", "connections", "backend_loads"])
+def test_lost_pin_of_a_map_that_counts(datapath: Datapath, lost: str) -> None:
+    """Where what has counted connections is gone, none counts, and none left takes any back."""
+    datapath.maps["backend_loads"].write([(5, BackendLoad(open=3, generation=7))])
+    (datapath.state.persistent_directory / lost).unlink()
+    with closing(Datapath(StateDir(datapath.state.directory))) as second:
+        counted = second.maps["backend_loads"].get(5)
+    assert counted.open == 0
+    assert counted.generation not in (0, 7)
+
+
+def test_kept_pins_of_maps_that_count(datapath: Datapath) -> None:
+    """The next agent goes on with the connections of each backend."""
+    datapath.maps["backend_loads"].write([(5, load := BackendLoad(open=3, generation=7))])
+    with closing(Datapath(StateDir(datapath.state.directory))) as second:
+        assert second.maps["backend_loads"].get(5) == load
+
+
 def tags(ns: Namespace, device: str) -> dict[str, bytes]:
     """The tags of the programs at a device, which are hashes of their code."""
     found = {}
@@ -251,6 +270,18 @@ def test_no_compiler_at_work(
     monkeypatch.setattr(compiler, "compile_source", fail)
     assert datapath.attach_devices(ns.served("!tun*")) == {}
     assert datapath.attach_devices(ns.served()) == {}
+    unpin_all(datapath.state)
+
+
+def test_attaches_without_the_state_directory(
+    datapath: Datapath, ns: Namespace, cache: Path, cgroup: Path
+) -> None:
+    """Somebody has removed all pins while the agent was starting: it pins its maps again."""
+    datapath.load(cache)
+    remove_tree(datapath.state.directory)
+    assert datapath.attach(cgroup, ns.served("!tun*")) == {}
+    assert list(datapath.state.pin_faults(datapath.maps)) == []
+    assert datapath.is_attached()
     unpin_all(datapath.state)
 
 

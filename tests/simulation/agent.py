@@ -35,7 +35,7 @@ from ebpflb.agent.program_loader import ProgramLoader
 from ebpflb.agent.reporter import Reporter
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.cluster import fresh_lists
-from ebpflb.datapath import datapath, kernel
+from ebpflb.datapath import datapath, kernel, map_writer
 from ebpflb.datapath.attach import netns_cookie
 from ebpflb.datapath.datapath import Datapath
 from ebpflb.datapath.maps import bpf_map, layout, sizes, state_dir, sweep
@@ -178,7 +178,7 @@ def simulated(sim: SimKernel, tracked: TrackedFlows) -> Iterator[None]:
         (state_dir, "mount_bpffs", lambda path: None),
         (compiler, "compile_source", _compiled),
         (netns_cookie, "by_socket", lambda: HOST_NETNS),
-        (datapath, "secrets", SimpleNamespace(randbits=lambda bits: SECRET)),
+        (map_writer, "secrets", SimpleNamespace(randbits=lambda bits: SECRET)),
         (datapath, "socket_flags", lambda: ()),
         (datapath, "packet_flags", lambda **_: ()),
         (engine_choice, "bridge_calls", dict),

@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 from ebpflb.agent.ended_connections import EndedConnections
 from ebpflb.agent.service_sync import ServiceSync
+from ebpflb.datapath.maps import connection_counts
 from ebpflb.datapath.maps.frontend_keys import FrontendKeys
 from ebpflb.datapath.maps.sweep import FLOW_MAPS, FlowTable
 from ebpflb.model.services import Protocol, ServicePort
@@ -43,6 +44,11 @@ _remove = FlowTable.remove
 def forgotten_connections_stay_counted() -> Any:
     """Those whose flow a sweep has deleted."""
     return patch.object(EndedConnections, "sweep", lambda self: 0)
+
+
+def counts_outlive_what_was_counted() -> Any:
+    """Of the maps that count, one that has lost its pin is made anew alone."""
+    return patch.object(connection_counts, "renew_if_lost", lambda state, specs: None)
 
 
 def open_sockets_count_as_ended() -> Any:
@@ -117,7 +123,8 @@ def sockets_of_serving_backends_are_stale() -> Any:
 
 
 OF_ENDINGS: list[Mutation] = [
-    sweeps_take_open_flows, sweeps_leave_flows, forgotten_connections_stay_counted,
+    counts_outlive_what_was_counted, sweeps_take_open_flows, sweeps_leave_flows,
+    forgotten_connections_stay_counted,
     open_sockets_count_as_ended, kept_connections_are_reset, the_grace_is_ignored,
     connections_to_gone_endpoints_stay, flows_to_gone_endpoints_stay, stale_sockets_stay,
     failed_searches_are_given_up, stale_flows_of_conntrack_stay,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ebpflb.agent.inbox import Stop
 from ebpflb.cluster.source import FreshList
+from ebpflb.datapath.maps.connection_counts import COUNTED
 from ebpflb.datapath.programs.loader import SECTIONS
 from ebpflb.errors import KernelError
 from ebpflb.model.events import Kind
@@ -161,9 +162,16 @@ class Happenings:
         """Somebody removes a pin. The agent holds what it leads to."""
         if self.node.life and self.node.serving:
             pins = sorted(self.node.kernel.pins)
-            path = pins[which % len(pins)]
-            self.node.kernel.pins.pop(path)
-            self.missing.add(path)
+            self._unpin(pins[which % len(pins)])
+
+    def lose_counts(self, which: int) -> None:
+        """Likewise that of one of the maps that count connections."""
+        name = COUNTED[which]
+        self._unpin(next(pin for pin in self.node.kernel.pins if pin.endswith(f"/{name}")))
+
+    def _unpin(self, path: str) -> None:
+        self.node.kernel.pins.pop(path)
+        self.missing.add(path)
 
     def detach(self, which: int) -> None:
         """Somebody detaches a hook."""

@@ -9,7 +9,8 @@ from tests.simulation.cluster import ENDPOINTS, SERVICES, SHAPE_BITS, SLICES, WE
 from tests.simulation.places import IPS, PORTS
 
 LEAST, MOST = 6, 16  # steps of a schedule
-AFFINITY, AT_ONCE, SOON, KEPT = 1 << 2, 1 << 14, 2 << 14, 3 << 14  # of a Service's shape
+# Of a Service's shape.
+AFFINITY, LEAST_CONNECTIONS, AT_ONCE, SOON, KEPT = 1 << 2, 2 << 10, 1 << 14, 2 << 14, 3 << 14
 ALL_READY = (1 << ENDPOINTS) - 1
 
 
@@ -138,6 +139,17 @@ def losing_an_event() -> list[Step]:
     begin = [Step("service", (0, 0, 3, 0)), *_slices(0), *delivered, Step("wait", (1100,))]
     lost = [Step("lose_event", (kind,)) for kind in range(4)]
     return [*begin, *lost, Step("slice", (0, 0, 0, 1, 0, 0)), *delivered]
+
+
+def losing_counts(which: int) -> list[Step]:
+    """Somebody removes the pin of one of COUNTED while connections are open, and the agent dies
+    before it sees that.
+    """
+    delivered = [Step("deliver", (kind, 9)) for kind in range(4)]
+    begin = [Step("service", (0, 0, 3, LEAST_CONNECTIONS)), *_slices(0), *delivered]
+    clients = [Step(name, (which,)) for which in range(8) for name in ("open", "flow")]
+    lost = [Step("lose_counts", (which,)), Step("slice", (0, 0, 0, 1, 0, 0)), Step("die", (1, 0))]
+    return [*begin, Step("wait", (1100,)), *clients, *lost, *delivered, Step("wait", (1100,))]
 
 
 def _slices(service: int) -> list[Step]:

@@ -6,6 +6,7 @@ from itertools import chain
 
 import pytest
 
+from ebpflb.datapath.maps.connection_counts import COUNTED
 from tests.simulation.api_mutations import OF_THE_API
 from tests.simulation.ending_mutations import OF_ENDINGS
 from tests.simulation.history_mutations import OF_THE_HISTORY
@@ -19,13 +20,17 @@ from tests.simulation.steps import (
     draw_api,
     losing_an_event,
     losing_conntrack,
+    losing_counts,
     removing_endpoints,
 )
 from tests.simulation.write_mutations import OF_WRITES
 
 MOST = 500  # schedules until it must be found
 # For some mistakes.
-MADE = [changing_policies(), losing_conntrack(), *map(removing_endpoints, (AT_ONCE, SOON, KEPT))]
+MADE = [
+    *(changing_policies(), losing_conntrack(), *map(losing_counts, range(len(COUNTED)))),
+    *map(removing_endpoints, (AT_ONCE, SOON, KEPT)),
+]
 IN_THE_AGENT = [*OF_WRITES, *OF_ENDINGS, *OF_THE_HISTORY]
 
 

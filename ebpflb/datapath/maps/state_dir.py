@@ -14,8 +14,8 @@ the links are replaced.
 """
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from ebpflb import child
@@ -95,6 +95,23 @@ class StateDir:
         wanted = (self.specs if specs is None else specs).items()
         return {name: open_map(spec, self._adopt_or_create(spec)) for name, spec in wanted}
 
+    def is_pinned(self, spec: MapSpec) -> bool:
+        """Whether ``open_maps`` would adopt this map."""
+        fd = kernel.get(str(self._pin(spec)))
+        if fd is None:
+            return False
+        try:
+            return _fits(fd, spec)
+        finally:
+            os.close(fd)
+
+    def renew(self, spec: MapSpec, fill: Callable[[Map], None]) -> None:
+        """Pins a new map in the place of this one. Nobody else sees it before ``fill`` is done."""
+        with closing(open_map(spec, create_map(spec))) as made:
+            fill(made)
+            self._pin(spec).unlink(missing_ok=True)
+            kernel.pin(made.fd, str(self._pin(spec)))
+
     def read_maps(self) -> dict[str, Map]:
         """The pinned maps, to be read only. Raises NodeError if there are none, or others."""
         with ExitStack() as opened:
@@ -118,12 +135,16 @@ class StateDir:
             )
 
     def restore_pins(self, maps: Mapping[str, Map]) -> None:
+        """As ``pin_again``, and says of which sizes the maps in force are."""
+        self.pin_again(maps)
+        map_sizes.record(self.directory, self.sizes)
+
+    def pin_again(self, maps: Mapping[str, Map]) -> None:
         """Pins again these maps, which are open in this process, in place of any others.
 
         Raises NodeError and KernelError.
         """
         self.prepare()
-        map_sizes.record(self.directory, self.sizes)
         for opened in maps.values():
             if self._pin_fault(opened):
                 self._pin(opened.spec).unlink(missing_ok=True)
