@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 from ebpflb import files
 from ebpflb.agent import (
+    canary_sync,
     ended_connections,
     engine_choice,
     inbox,
@@ -60,6 +61,7 @@ from tests.agent.fakes import (
     FakeDeviceWatch,
     FakeServiceHealth,
 )
+from tests.simulation.doctor import LEASE, Doctor
 from tests.simulation.kernel import CALLS, SimKernel
 from tests.simulation.places import HOST_NETNS, NODE
 from tests.simulation.tracked import TrackedFlows
@@ -168,7 +170,7 @@ def _remembered(name: str) -> Any:
 
 
 @contextmanager
-def simulated(sim: SimKernel, tracked: TrackedFlows) -> Iterator[None]:
+def simulated(sim: SimKernel, tracked: TrackedFlows, doctor: Doctor) -> Iterator[None]:
     """What leads to the kernel and to other processes leads to the simulation instead."""
     replaced: list[tuple[object, str, Any]] = [
         *((kernel, name, getattr(sim, name)) for name in CALLS),
@@ -182,6 +184,8 @@ def simulated(sim: SimKernel, tracked: TrackedFlows) -> Iterator[None]:
         (datapath, "socket_flags", lambda: ()),
         (datapath, "packet_flags", lambda **_: ()),
         (engine_choice, "bridge_calls", dict),
+        (canary_sync, "LEASE_SECONDS", LEASE),
+        (canary_sync, "secrets", SimpleNamespace(randbelow=doctor.draw, token_hex=doctor.token)),
         (ended_connections, "_PAUSE", 0),
         (inbox, "time", SimpleNamespace(sleep=lambda seconds: None)),
         (node_sync, "flow_timeouts", lambda chosen: TIMEOUTS),

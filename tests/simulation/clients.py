@@ -19,7 +19,7 @@ from tests.simulation.oracle import View
 from tests.simulation.packets import Packets
 from tests.simulation.places import (
     AT_LOOPBACK,
-    CLUSTER_IPS,
+    BY_PODS_ALONE,
     FRONTENDS,
     HOST_NETNS,
     HOST_SOCKET,
@@ -51,7 +51,7 @@ class Probe(NamedTuple):
 
 PROBES = [
     *(Probe(where, POD_NETNS, POD_SOCKET) for where in FRONTENDS),
-    *(Probe(at, HOST_NETNS, HOST_SOCKET) for at in FRONTENDS if at[0] not in CLUSTER_IPS),
+    *(Probe(at, HOST_NETNS, HOST_SOCKET) for at in FRONTENDS if at not in BY_PODS_ALONE),
     *(Probe(at, HOST_NETNS, HOST_SOCKET) for at in AT_LOOPBACK),
 ]
 

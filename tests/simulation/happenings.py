@@ -17,7 +17,7 @@ from ebpflb.errors import KernelError
 from ebpflb.model.events import Kind
 from tests.simulation.cluster import event_of, slice_name
 from tests.simulation.kernel import SimMap
-from tests.simulation.places import FAMILIES, PORTS
+from tests.simulation.places import EXTERNAL_PORTS, FAMILIES, PORTS, node_port
 from tests.simulation.steps import ALL_READY, Step
 
 if TYPE_CHECKING:
@@ -226,6 +226,21 @@ class Happenings:
         """A flow of packets ends."""
         if self.node.can_look():
             self.node.clients.packets.close(which)
+
+    def doctor(self, ip: int, port: int, nodeport: int) -> None:
+        """`ebpflb doctor` starts, and wants a canary."""
+        if self.node.life:
+            name = EXTERNAL_PORTS[port]
+            self.node.doctor.begin(ip, PORTS[name][0], node_port(nodeport, name))
+
+    def renew(self) -> None:
+        """It goes on."""
+        if self.node.life:
+            self.node.doctor.renew()
+
+    def end_doctor(self) -> None:
+        if self.node.life:
+            self.node.doctor.end()
 
     def sweep(self) -> None:
         """Flows that have been idle for too long are removed."""

@@ -31,6 +31,7 @@ from tests.simulation.agent import RUN, SPECS, Life, simulated
 from tests.simulation.build import Library
 from tests.simulation.clients import Clients
 from tests.simulation.cluster import Cluster
+from tests.simulation.doctor import Doctor
 from tests.simulation.expected import Wrong
 from tests.simulation.happenings import Happenings
 from tests.simulation.kernel import SimKernel
@@ -74,6 +75,7 @@ class SimNode:
         self.tracked = TrackedFlows(self.clients.endings, self.clock)
         library.lib.dice = 1
         self.now = 1000.0
+        self.doctor = Doctor(self)
         self.happenings = happenings(self)
         self.changes = self.turns = self.lives = 0
         self.die_at: int | None = None
@@ -90,7 +92,7 @@ class SimNode:
         self._restart()
 
     def run(self) -> None:
-        with simulated(self.kernel, self.tracked):
+        with simulated(self.kernel, self.tracked, self.doctor):
             try:
                 while not self.finished:
                     self._live()
@@ -103,6 +105,7 @@ class SimNode:
         self.known, self.is_dead = Known(self.known), False
         self.queue: deque[Any] = deque()
         self.happenings.restart()
+        self.doctor.forget()
         self.turns = 0
 
     def _live(self) -> None:
@@ -137,6 +140,7 @@ class SimNode:
 
     def _drift_found(self, drifts: list[Drift]) -> None:
         """Of objects only what a watch has lost is found."""
+        self.doctor.disturb()
         found = [each for each in drifts if each.part == Part.OBJECT]
         if found and not self.happenings.may_differ:
             raise Wrong(f"no event was lost, and the audit finds {found}")
@@ -175,6 +179,8 @@ class SimNode:
                     raise Empty
         message = self.queue.popleft()
         self.known.take(message)
+        if isinstance(message, Stop):
+            self.doctor.forget()
         return message
 
     def _workers_turn(self) -> None:
@@ -225,7 +231,8 @@ class SimNode:
         """The loop has done what it could."""
         assert self.life
         if self.known.complete and self.life.health.ready:
-            self._expect([self.known.view()])
+            self.doctor.all_is_written(has_canary=self.life.service_sync.has_canary)
+            self._expect(self.doctor.beside(self.known.view()))
             self.serving = True
             self.detached = self.detached and not self._all_hooks()
         else:
@@ -238,8 +245,13 @@ class SimNode:
 
     def _add_view(self) -> None:
         """What the agent knows now may be in force soon."""
-        if self.known.complete and (view := self.known.view()) is not self.views[-1]:
-            self._expect([*self.views, view])
+        if self.known.complete:
+            views = self.doctor.beside(self.known.view())
+            self.may_have([each for each in views if all(each is not it for it in self.views)])
+
+    def may_have(self, views: list[View]) -> None:
+        """These may be in force soon."""
+        self._expect([*self.views, *views])
 
     def _expect(self, views: list[View]) -> None:
         if len(views) != len(self.views) or views[-1] is not self.views[-1]:
@@ -258,6 +270,7 @@ class SimNode:
             raise Death
         if may_fail and self.failures and self.changes >= self.fail_at:
             self.failures -= 1
+            self.doctor.disturb()
             raise KernelError(what, self.errno, os.strerror(self.errno))
         if not self.can_look():
             return do()

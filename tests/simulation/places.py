@@ -103,6 +103,7 @@ def _places() -> list[Where]:
 
 FRONTENDS: list[Where] = _places()
 CLUSTER_IPS = {cluster_ip(ip, version) for ip in range(IPS) for version in FAMILIES}
+BY_PODS_ALONE = {at for at in FRONTENDS if at[0] in CLUSTER_IPS and at[1:] == PORTS["alt"]}
 AT_LOOPBACK = [(LOOPBACK, *where[1:]) for where in FRONTENDS if where[0] == NODE_ADDRESS]
 
 

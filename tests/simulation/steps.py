@@ -11,6 +11,7 @@ from tests.simulation.places import IPS, PORTS
 LEAST, MOST = 6, 16  # steps of a schedule
 # Of a Service's shape.
 AFFINITY, LEAST_CONNECTIONS, AT_ONCE, SOON, KEPT = 1 << 2, 2 << 10, 1 << 14, 2 << 14, 3 << 14
+NODEPORT = 2 << 5
 ALL_READY = (1 << ENDPOINTS) - 1
 
 
@@ -70,6 +71,9 @@ STEPS: dict[str, tuple[int, Draw]] = {
     "flow": (6, lambda r: (r.randrange(1000),)),
     "track": (5, lambda r: (r.randrange(1000),)),
     "fail_conntrack": (1, lambda r: (r.randint(1, 5),)),
+    "doctor": (5, lambda r: (r.randrange(IPS), r.randrange(2), r.randrange(IPS))),
+    "renew": (2, lambda r: ()),
+    "end_doctor": (1, lambda r: ()),
     "sweep": (2, lambda r: ()),
     "close": (3, lambda r: (r.randrange(1000),)),
 }  # fmt: skip
@@ -139,6 +143,15 @@ def losing_an_event() -> list[Step]:
     begin = [Step("service", (0, 0, 3, 0)), *_slices(0), *delivered, Step("wait", (1100,))]
     lost = [Step("lose_event", (kind,)) for kind in range(4)]
     return [*begin, *lost, Step("slice", (0, 0, 0, 1, 0, 0)), *delivered]
+
+
+def claiming_a_canarys_frontends() -> list[Step]:
+    """Doctor has a canary; then a Service gets its cluster IP, another one its NodePort."""
+    delivered = [Step("deliver", (kind, 9)) for kind in range(4)]
+    begin = [Step("service", (0, 0, 3, 0)), *_slices(0), *delivered, Step("wait", (1100,))]
+    services = [Step("service", (1, 1, 1, 0)), Step("service", (2, 2, 1, NODEPORT)), *_slices(2)]
+    doctor = [Step("doctor", (1, 0, 2)), Step("wait", (400,)), *services, *delivered]
+    return [*begin, *doctor, Step("wait", (1100,)), Step("renew"), Step("wait", (1100,))]
 
 
 def losing_counts(which: int) -> list[Step]:

@@ -8,6 +8,7 @@ import pytest
 
 from ebpflb.datapath.maps.connection_counts import COUNTED
 from tests.simulation.api_mutations import OF_THE_API
+from tests.simulation.canary_mutations import OF_CANARIES
 from tests.simulation.ending_mutations import OF_ENDINGS
 from tests.simulation.history_mutations import OF_THE_HISTORY
 from tests.simulation.schedules import Runner
@@ -16,6 +17,7 @@ from tests.simulation.steps import (
     KEPT,
     SOON,
     changing_policies,
+    claiming_a_canarys_frontends,
     draw,
     draw_api,
     losing_an_event,
@@ -28,10 +30,15 @@ from tests.simulation.write_mutations import OF_WRITES
 MOST = 500  # schedules until it must be found
 # For some mistakes.
 MADE = [
-    *(changing_policies(), losing_conntrack(), *map(losing_counts, range(len(COUNTED)))),
+    *(
+        changing_policies(),
+        losing_conntrack(),
+        claiming_a_canarys_frontends(),
+        *map(losing_counts, range(len(COUNTED))),
+    ),
     *map(removing_endpoints, (AT_ONCE, SOON, KEPT)),
 ]
-IN_THE_AGENT = [*OF_WRITES, *OF_ENDINGS, *OF_THE_HISTORY]
+IN_THE_AGENT = [*OF_WRITES, *OF_ENDINGS, *OF_THE_HISTORY, *OF_CANARIES]
 
 
 @pytest.fixture(params=OF_THE_API, ids=lambda mutation: mutation.__name__)

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mistakes made on purpose in the service ports of `ebpflb doctor`'s own."""
+
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from ebpflb.agent import canary_sync
+from ebpflb.agent.canary_sync import CanarySync
+from ebpflb.agent.service_sync import ServiceSync
+from ebpflb.model.services import PortName
+from ebpflb.plan import canary
+from ebpflb.plan.canary import Canary
+from ebpflb.plan.desired_service import DesiredService
+from tests.simulation.write_mutations import Mutation
+
+
+def canaries_serve_everybody() -> Any:
+    """Not the node and doctor's client alone."""
+
+    def service_ports(wanted: Canary) -> dict[PortName, DesiredService]:
+        return {
+            name: replace(
+                each, frontends={k: v - {"restricted"} for k, v in each.frontends.items()}
+            )
+            for name, each in _service_ports(wanted).items()
+        }
+
+    return patch.object(canary_sync, "service_ports", service_ports)
+
+
+_service_ports = canary.service_ports
+
+
+def canaries_outlive_their_lease() -> Any:
+    """Where doctor is killed they stay."""
+    return patch.object(CanarySync, "turn", lambda self: None)
+
+
+def canaries_go_before_services() -> Any:
+    """A Service that comes to claim their address does not get it."""
+    return patch.object(canary, "_YOUNGEST", "")
+
+
+def canaries_that_do_not_go_are_forgotten() -> Any:
+    """What is withdrawn is still planned."""
+
+    def write_canary(self: ServiceSync, wanted: Any) -> str | None:
+        return _write_canary(self, wanted) if wanted else None
+
+    return patch.object(ServiceSync, "write_canary", write_canary)
+
+
+_write_canary = ServiceSync.write_canary
+
+OF_CANARIES: list[Mutation] = [
+    canaries_serve_everybody, canaries_outlive_their_lease, canaries_go_before_services,
+    canaries_that_do_not_go_are_forgotten,
+]  # fmt: skip
