@@ -97,14 +97,24 @@ class FlowTable:
             removed.update(self._end(flow))
         if not removed:
             return len(values) // _VALUE_SIZE
-        self.count(len(removed))
         here = {keys[at : at + _KEY_SIZE] for at in range(0, len(keys), _KEY_SIZE)}
         return len(here.difference(map(self.flows.key.pack, removed)))
 
     def _end(self, flow: Expired) -> list[Tuple]:
         """Deletes an expired flow; returns the keys that are deleted for good.
 
-        Between its deletion and its return a port may get another flow: then it does not rest.
+        They are counted as swept before: if the agent is killed meanwhile, the next one does not
+        take them for evicted.
+        """
+        self.count(len(flow.entries))
+        gone = self._gone(flow)
+        if len(gone) < len(flow.entries):
+            self.count(len(gone) - len(flow.entries))
+        return gone
+
+    def _gone(self, flow: Expired) -> list[Tuple]:
+        """The keys that are deleted for good. Between its deletion and its return a port may get
+        another flow: then it does not rest.
         """
         deleted = self.remove(flow.entries)
         if len(deleted) < len(flow.entries):

@@ -188,6 +188,23 @@ def test_gone_meanwhile(table: FlowTable) -> None:
     assert run(table) == (1, 0, 0)
 
 
+@pytest.mark.parametrize("part", range(4))
+def test_killed_meanwhile(table: FlowTable, part: int) -> None:
+    """What an agent deleted before it was killed does not count as evicted for the next one."""
+
+    def die() -> None:
+        raise KeyboardInterrupt
+
+    pop = table.flows.pop
+    put(table, closed(1, masqueraded=True))
+    after(table, part, die)
+    with pytest.raises(KeyboardInterrupt):
+        run(table)
+    table.flows.pop = pop  # type: ignore[method-assign]
+    assert run(table).evicted == 0
+    assert left(table) == {}
+
+
 def refuse(number: int) -> Callable[..., Any]:
     def refused(*_arguments: Any, **_options: Any) -> Any:
         raise KernelError("map", number, os.strerror(number))
