@@ -107,7 +107,7 @@ def test_here(brought: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     *before, tests = (tmp_path / "ran").read_text().splitlines()
     assert before == ([] if brought else ["  -m ebpflb.datapath.programs.precompile"])
     assert tests.startswith(f"5.10 {lane.LOAD} -m pytest ")
-    assert tests.endswith(" ".join(lane_tests.TESTS))
+    assert tests.endswith(" ".join(lane_tests.ALL_TESTS))
 
 
 INSIDE = """

@@ -6,6 +6,7 @@ python3 -m vagrant.kernels fetch [KERNEL ...]
 python3 -m vagrant.kernels package KERNEL
 python3 -m vagrant.kernels accelerator
 python3 -m vagrant.kernels test [KERNEL ...] [-- PYTEST WORDS]
+python3 -m vagrant.kernels test-all [KERNEL ...]
 python3 -m vagrant.kernels here KERNEL [PYTEST WORDS]
 python3 -m vagrant.kernels run KERNEL COMMAND
 python3 -m vagrant.kernels shell KERNEL
@@ -67,11 +68,15 @@ def _test(words: list[str]) -> int:
     return _report(outcomes)
 
 
+def _test_all(words: list[str]) -> int:
+    return _report(lane.test_all(_named(words), lane_tests.ALL_TESTS))
+
+
 def _here(words: list[str]) -> int:
     """The lane, or other tests, where the kernel runs already (vagrant/provision/kernel)."""
     if not words:
         raise LabError("here wants a kernel")
-    return lane.here(listing.named(words[0]), words[1:] or lane_tests.TESTS)
+    return lane.here(listing.named(words[0]), words[1:] or lane_tests.ALL_TESTS)
 
 
 def _report(outcomes: list[lane.Outcome]) -> int:
@@ -138,6 +143,7 @@ COMMANDS = {
     "package": _package,
     "accelerator": _accelerator,
     "test": _test,
+    "test-all": _test_all,
     "here": _here,
     "run": _run,
     "shell": _shell,

@@ -18,14 +18,14 @@ from typing import NamedTuple
 
 from vagrant.kernels import archive, boot_files, machine
 from vagrant.kernels.errors import LabError
-from vagrant.kernels.lane_tests import BUDGET, TESTS
+from vagrant.kernels.lane_tests import ALL_TESTS, BUDGET, TESTS
 from vagrant.kernels.listing import Kernel
 
 CACHE = Path(os.environ.get("EBPFLB_KERNELS") or Path.home() / ".cache" / "ebpflb-kernels")
 RESULTS = Path("build/kernels")
 AT_ONCE = 3  # on two cores: each uses one, most of the time
-LIMIT, LOAD = 3600.0, 0.02  # seconds for one kernel, emulated; what a load is to be scaled to
-OTHER_LIMIT, OTHER_LOAD = 3600.0, 0.2  # the same, if other tests are named
+LIMIT, ALL_LIMIT = 2400.0, 5400.0  # seconds for one kernel, emulated
+LOAD, OTHER_LOAD = 0.02, 0.2  # what a load is to be scaled to; the same, if other tests are named
 TIMEOUT = 600  # seconds for one test
 OUT = "/run/out"  # results, inside
 PLUGINS = (
@@ -104,7 +104,7 @@ def _test(kernel: Kernel, made: Path, tests: Sequence[str], environment: str) ->
     def say(line: str) -> None:
         print(f"{kernel.name:5}| {line}", flush=True)
 
-    limit = LIMIT if tests in (TESTS, [BUDGET]) else OTHER_LIMIT
+    limit = LIMIT if tests in (TESTS, [BUDGET]) else ALL_LIMIT
     with machine.output_folder(CACHE / "runs", kernel.name) as out:
         command = inside(kernel, tests, environment)
         result = machine.run(made, out, command, limit=limit, say=say)
@@ -136,9 +136,11 @@ def _tests(kernel: Kernel, tests: Sequence[str], environment: str) -> str:
     pytest += [*PLUGINS, f"--timeout={TIMEOUT}"]
     pytest += [f"--junitxml={OUT}/junit.xml", "-o", f"junit_suite_name=kernel-{kernel.name}"]
     variables = f"LAB_KERNEL={kernel.name} LAB_OUT={OUT}"
-    own = f"EBPFLB_TEST_LOAD={LOAD} EBPFLB_TEST_SHARED=1"
-    variables += f" {own if tests == TESTS else f'EBPFLB_TEST_LOAD={OTHER_LOAD}'} {environment}"
-    return f"{variables} exec {shlex.join([*pytest, *tests])}"
+    if tests in (TESTS, ALL_TESTS):
+        variables += f" EBPFLB_TEST_LOAD={LOAD} EBPFLB_TEST_SHARED=1"
+    else:
+        variables += f" EBPFLB_TEST_LOAD={OTHER_LOAD}"
+    return f"{variables} {environment} exec {shlex.join([*pytest, *tests])}"
 
 
 def _python() -> str:
