@@ -7,7 +7,7 @@
 #   make soak            new simulated schedules, and real traffic with churn and kills: FOR=10m SEED=1
 #   make check           lint, types, import rules; compiles the C with clang and gcc
 #   make format          fixes what ruff can fix
-#   make test-kernels    the tests that need a kernel, on Linux 5.10, 6.1 and 6.12 (vagrant/README.md)
+#   make test-kernels    what every change must pass on Linux 5.10, 6.1 and 6.12 (vagrant/README.md)
 #   make bench           measures everything, and renews the figures of docs/benchmarks.md;
 #                        BENCH="--only connect,growth --quick": some of it, with few rounds
 #   make bench-connect, bench-agent, bench-nodeport, bench-growth, bench-schedulers, bench-draws

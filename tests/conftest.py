@@ -135,6 +135,47 @@ SLOW = {
     "tests/ui/test_chart_rights.py",
 }
 
+# Files that `make test` leaves out, as it does each test with the marker extended: they take more
+# than four seconds of processor time with one set of parameters, and others test the same parts.
+EXTENDED = {
+    "tests/cli/test_audit.py",
+    "tests/cli/test_config_process.py",
+    "tests/cli/test_doctor.py",
+    "tests/cli/test_doctor_canary.py",
+    "tests/cli/test_doctor_canary_options.py",
+    "tests/network/test_audit_maps.py",
+    "tests/network/test_auto_packet_path.py",
+    "tests/network/test_churn.py",
+    "tests/network/test_conntrack_floods.py",
+    "tests/network/test_conntrack_operation.py",
+    "tests/network/test_explain.py",
+    "tests/network/test_failed_start.py",
+    "tests/network/test_fast_forward_traffic.py",
+    "tests/network/test_forwarded.py",
+    "tests/network/test_full_connections.py",
+    "tests/network/test_hairpin_mode.py",
+    "tests/network/test_killed_amid_changes.py",
+    "tests/network/test_lifecycle.py",
+    "tests/network/test_masquerade_ports.py",
+    "tests/network/test_monitor.py",
+    "tests/network/test_moved_frontends.py",
+    "tests/network/test_nodeports.py",
+    "tests/network/test_one_agent.py",
+    "tests/network/test_packets_devices.py",
+    "tests/network/test_packets_flows.py",
+    "tests/network/test_packets_setups.py",
+    "tests/network/test_policy_routes.py",
+    "tests/network/test_ports_after_a_change.py",
+    "tests/network/test_single_peer_endpoint.py",
+    "tests/network/test_socket_translation.py",
+    "tests/network/test_some_services.py",
+    "tests/network/test_survival.py",
+    "tests/network/test_takeover.py",
+    "tests/network/test_top.py",
+    "tests/simulation/test_mutations.py",
+    "tests/ui/test_browser.py",
+}
+
 
 def kind(path: Path) -> str:
     """The marker of the tests in this file."""
@@ -153,8 +194,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         item.add_marker(kind(item.path))
-        if str(item.path.relative_to(ROOT)) in SLOW:
-            item.add_marker("slow")
+        file = str(item.path.relative_to(ROOT))
+        for marker, files in {"slow": SLOW, "extended": EXTENDED}.items():
+            if file in files:
+                item.add_marker(marker)
         if item.get_closest_marker("cluster") and isinstance(item, pytest.Function):
             item.fixturenames.insert(0, agents_bytecode.__name__)
     if hasattr(config, "workerinput"):
