@@ -94,7 +94,7 @@ def change(two: TwoNodes, chance: Random) -> str:
 def kill_amid_writes(two: TwoNodes, chance: Random) -> tuple[str, bool]:
     """The scheduler that comes, and whether the near node's agent died before all was written."""
     settings, agent = two.maps["settings"], two.agents[0]
-    before, deadline = settings.get(0).writes, time.monotonic() + 60
+    before, deadline = settings.get(0).writes, time.monotonic() + 240
     name = change(two, chance)
     while settings.get(0).writes == before:
         assert time.monotonic() < deadline
