@@ -103,6 +103,7 @@ SLOW = {
     "tests/network/test_conntrack_limits.py",
     "tests/network/test_conntrack_operation.py",
     "tests/network/test_conntrack_table.py",
+    "tests/network/test_default_scheduler.py",
     "tests/network/test_e2e_nodes.py",
     "tests/network/test_e2e_ports.py",
     "tests/network/test_e2e_services.py",

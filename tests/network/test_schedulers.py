@@ -44,6 +44,14 @@ KINDS = [
     ("unhooked", "udp", False),
     ("outside", "tcp", True),
 ]
+DRAWN = [
+    ("random", chances.EVEN),
+    ("random", chances.UNEVEN),
+    ("maglev", chances.UNEVEN),
+    ("least-connections", chances.UNEVEN),
+]
+BY_WEIGHT = ("random", "round-robin", "least-connections", "maglev")
+
 pytestmark = pytest.mark.parametrize("two", ENGINES, indirect=True)
 clients = pytest.mark.parametrize("who", CLIENTS)
 protocols = pytest.mark.parametrize("send", SENDS.values(), ids=SENDS)
@@ -85,20 +93,12 @@ def frontend(two: TwoNodes, who: str, *, v6: bool) -> tuple[str, int]:
 
 @pytest.mark.extended
 @kinds
-@pytest.mark.parametrize(
-    ("name", "its"),
-    [
-        ("random", chances.EVEN),
-        ("random", chances.UNEVEN),
-        ("maglev", chances.UNEVEN),
-        ("least-connections", chances.UNEVEN),
-    ],
-    ids=["random", "random-weights", "maglev-weights", "least-connections-weights"],
-)
+@pytest.mark.parametrize("drawn", DRAWN, ids=[f"{n}-{'-'.join(map(str, its))}" for n, its in DRAWN])
 def test_connections_are_drawn_by_weight(
-    two: TwoNodes, who: str, protocol: str, v6: bool, name: str, its: tuple[int, ...]
+    two: TwoNodes, who: str, protocol: str, v6: bool, drawn: tuple[str, tuple[int, ...]]
 ) -> None:
     """The chi-square of a thousand, each from a port of its own."""
+    name, its = drawn
     two.publish(weighted(two, name, its))
     two.delete_flows("tcp_flows" if protocol == "tcp" else "other_flows")
     where = frontend(two, who, v6=v6)
@@ -163,6 +163,16 @@ def test_weight_0_drains(two: TwoNodes) -> None:
         two.publish(other, drained[1:])
         assert set(met(two, "hooked", 20) + met(two, "unhooked", 20)) == {"here"}
         assert client.getpeername()[:2] == (WEB.cluster[0], 80)
+
+
+@pytest.mark.parametrize("name", BY_WEIGHT)
+def test_weights_may_be_as_far_apart_as_0_and_1000(two: TwoNodes, name: str) -> None:
+    """An endpoint of weight 0 gets none, one of 1 hardly any: one of a hundred at most."""
+    two.publish(weighted(two, name, (1000, 0, 1)))
+    for who in ("hooked", "unhooked"):
+        found = Counter(met(two, who, 20))
+        assert found["twin"] == 0
+        assert found["here"] >= 14  # of random ones fewer come once in 10^9 times
 
 
 @pytest.mark.parametrize(
