@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ebpflb.model.addresses import Address
+from ebpflb.model.scheduler import HASHING
 from ebpflb.model.services import PortName
 from ebpflb.plan import scheduling, tables
 from ebpflb.plan.desired_service import DesiredBackend, DesiredService
@@ -49,6 +50,12 @@ class ServiceEntries(NamedTuple):
     @property
     def scheduler(self) -> str:
         return scheduling.scheduler_of(self.valid.flags if self.valid else _NO_FLAGS)
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether it goes by weights that differ: if it does not hash, no other needs a table."""
+        has_table = self.valid is not None and self.valid.table.size > 0
+        return has_table and (self.scheduler not in HASHING or len(weights(self.backends)) > 1)
 
     def choices(self) -> Iterator[tuple[int, Choice]]:
         """The entries of map choices."""
@@ -109,6 +116,11 @@ def used_lists(frontends: Iterable[Flags]) -> Flags:
     cluster = {"cluster"} if policies - {(True, False)} else set()
     local = {"local"} if any(is_local for is_local, _ in policies) else set()
     return frozenset(cluster | local)
+
+
+def weights(backends: Iterable[DesiredBackend]) -> set[int]:
+    """Of those that are in one of LISTS."""
+    return {each.weight for each in backends if each.flags & {*LISTS}}
 
 
 def in_list(backends: Sequence[DesiredBackend], name: str) -> list[tables.Weighted]:
@@ -193,8 +205,7 @@ def _services(
     local = [index for index, backend in enumerate(desired.backends) if "local" in backend.flags]
     ranges = Range(block.base, cluster), Range(block.base + (local or [0])[0], len(local))
     affinity, slots = desired.affinity_seconds, block.size
-    weights = {each.weight for each in desired.backends if each.flags & {*LISTS}}
-    is_even = table.size > 0 and len(weights) == 1
+    is_even = table.size > 0 and len(weights(desired.backends)) == 1
     return {
         frontend: ServiceEntry(
             service_id,

@@ -52,7 +52,7 @@ class MapsCollector:
         counts = self._occupancy.latest()
         yield self._verdicts()
         yield from self._map_entries(counts)
-        yield self._schedulers()
+        yield from self._schedulers()
         yield from self._flow_entries()
         yield from _counted(counts)
 
@@ -75,14 +75,16 @@ class MapsCollector:
         yield entries
         yield limits
 
-    def _schedulers(self) -> Metric:
+    def _schedulers(self) -> Iterator[Metric]:
         text = "Service ports in the maps, by the scheduler in force"
         name = "ebpflb_service_ports_by_scheduler"
         metric = GaugeMetricFamily(name, text, labels=["scheduler"])
-        counts = self._planner().totals.schedulers
+        totals = self._planner().totals
         for each in SCHEDULERS:
-            metric.add_metric([each], counts[each])
-        return metric
+            metric.add_metric([each], totals.schedulers[each])
+        yield metric
+        text = "Service ports in the maps that go by weights which differ"
+        yield GaugeMetricFamily("ebpflb_service_ports_weighted", text, value=totals.weighted)
 
     def _entries(self, counts: Counts) -> dict[str, int]:
         return {

@@ -215,6 +215,7 @@ def check_tidy(node: PlannedNode) -> None:
     assert set(maps.services) == set(planner.frontends.owners)
     assert planner.totals.backends == sum(len(p.backends) for p in entries.values())
     assert +planner.totals.schedulers == Counter(p.scheduler for p in entries.values())
+    assert planner.totals.weighted == sum(p.is_weighted for p in entries.values())
     assert maps.service_names == {p.id: name for name, p in entries.items()}
     labels = {id: b.name for p in entries.values() for id, b in zip(p.ids, p.backends, strict=True)}
     assert maps.backend_names == labels

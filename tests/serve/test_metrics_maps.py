@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from ebpflb.datapath import kernel
 from ebpflb.datapath.attach import cgroup_links, hook_stats
@@ -142,6 +143,23 @@ def test_schedulers(world: dict[str, Map], planner: Planner, metrics: Metrics) -
         assert value(metrics, "ebpflb_service_ports_by_scheduler", scheduler=each) == expected
     planner.plan_changes(dict.fromkeys(service(number).name for number in range(3)), 2.0)
     assert not +planner.totals.schedulers
+
+
+@pytest.mark.parametrize("words", [{"round_robin"}, {"by_client"}, set()])
+@pytest.mark.parametrize("lighter", [100, 25])
+def test_weights(
+    world: dict[str, Map], planner: Planner, metrics: Metrics, words: set[str], lighter: int
+) -> None:
+    """A service port counts as long as its endpoints' weights differ, whatever its scheduler."""
+    program(world, planner, 2)
+    first, *others = service(1).backends
+    frontends = {it: flags | words for it, flags in service(1).frontends.items()}
+    backends = (structs.replace(first, weight=lighter), *others)
+    changed = replace(service(1), frontends=frontends, backends=backends)
+    planner.plan_changes({changed.name: changed}, 1.0)
+    assert value(metrics, "ebpflb_service_ports_weighted") == (lighter != 100)
+    planner.plan_changes({changed.name: service(1)}, 2.0)
+    assert value(metrics, "ebpflb_service_ports_weighted") == 0
 
 
 def test_the_planner_may_begin_anew(world: dict[str, Map]) -> None:
