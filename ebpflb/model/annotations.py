@@ -11,5 +11,10 @@ def annotation_field(annotation: str) -> str:
     return f"{_PREFIX}{annotation}]"
 
 
+def misplaced(annotation: str, kind: str, owner: str) -> str:
+    """The warning about one that an object has and another kind of object should have."""
+    return f"{annotation_field(annotation)}: has no effect on {kind}: set it on {owner}"
+
+
 def is_about_one(message: str) -> bool:
     return message.startswith(_PREFIX)

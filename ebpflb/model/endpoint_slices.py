@@ -13,7 +13,14 @@ from typing import NamedTuple
 
 from msgspec import Struct, structs
 
-from ebpflb.model import addresses, field_checks, objects, services, weights
+from ebpflb.model import (
+    addresses,
+    field_checks,
+    objects,
+    service_choices,
+    services,
+    weights,
+)
 from ebpflb.model.addresses import Address, Family
 from ebpflb.model.events import Key
 
@@ -105,7 +112,12 @@ def read(slice: objects.EndpointSlice) -> ReadSlice:
     warnings = (
         ("addressType: FQDN endpoints are not served",)
         if family is None
-        else (*weights.warnings(slice), *_port_warnings(ports), *_address_warnings(found, family))
+        else (
+            *weights.warnings(slice),
+            *service_choices.warnings_of(slice),
+            *_port_warnings(ports),
+            *_address_warnings(found, family),
+        )
     )
     service = service_of(slice)
     if service is None:

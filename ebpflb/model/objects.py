@@ -79,6 +79,7 @@ class ServiceAnnotations(Struct, frozen=True, gc=False):
     scheduler: str | None = field(name=SCHEDULER, default=None)
     on_removal: str | None = field(name=ON_REMOVAL, default=None)
     slow_start: str | None = field(name=SLOW_START, default=None)
+    weight: str | None = field(name=WEIGHT, default=None)
 
 
 class ServiceMetadata(Metadata, frozen=True, gc=False, rename="camel"):
@@ -134,12 +135,17 @@ class SlicePort(Struct, frozen=True, gc=False):
 
 
 class SliceAnnotations(Struct, frozen=True, gc=False):
-    """When the change happened (kube-proxy.md 16.4), and the weight of its endpoints."""
+    """When the change happened (kube-proxy.md 16.4), the weight of its endpoints, and what only a
+    Service can say.
+    """
 
     last_change_trigger_time: str | None = field(
         name="endpoints.kubernetes.io/last-change-trigger-time", default=None
     )
     weight: str | None = field(name=WEIGHT, default=None)
+    scheduler: str | None = field(name=SCHEDULER, default=None)
+    on_removal: str | None = field(name=ON_REMOVAL, default=None)
+    slow_start: str | None = field(name=SLOW_START, default=None)
 
 
 class SliceMetadata(Metadata, frozen=True, gc=False, rename="camel"):

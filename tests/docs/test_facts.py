@@ -62,7 +62,7 @@ def test_exit_status() -> None:
 
 def test_demo() -> None:
     """The headings of the demo's output in README are those that the demo prints."""
-    (shown,) = (it for it in pages.code(ROOT / "README.md") if "manifest written" in it)
+    (shown,) = (it for it in pages.code(ROOT / "README.md") if "make demo" in it)
     demo = (ROOT / "ebpflb/cli/demo.py").read_text()
     headings = re.findall(r"^# (?:\d+ )?(.*)$", shown, re.M)
     assert headings

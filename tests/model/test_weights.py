@@ -35,6 +35,25 @@ def test_what_cannot_be_read_is_a_warning_and_counts_as_100(text: str) -> None:
     assert warnings == (f'{where}: "{text}" is not a number from 0 to 1000, so it is 100',)
 
 
+def test_a_service_has_no_weight() -> None:
+    """Its author is told where it belongs."""
+    service = manifests.service("web", ["172.30.0.1"], [{"port": 80}])
+    service["metadata"]["annotations"] = {weights.WEIGHT_ANNOTATION: "11"}
+    found = services.parse(msgspec.convert(service, objects.Service))
+    where = "metadata.annotations[ebpflb.io/weight]"
+    assert found.warnings == (f"{where}: has no effect on a Service: set it on its EndpointSlices",)
+
+
+@pytest.mark.parametrize("name", ["scheduler", "on-removal", "slow-start"])
+def test_a_slice_has_no_annotation_of_a_service(name: str) -> None:
+    """Nor is it silent about one."""
+    manifest = manifests.endpoint_slice("web", "IPv4", [], [])
+    manifest["metadata"]["annotations"] = {f"ebpflb.io/{name}": "reset"}
+    _, warnings = endpoint_slices.read(msgspec.convert(manifest, objects.EndpointSlice))
+    where = f"metadata.annotations[ebpflb.io/{name}]"
+    assert warnings == (f"{where}: has no effect on an EndpointSlice: set it on the Service",)
+
+
 @pytest.mark.parametrize("weight", [0, 5])
 def test_weight_0_gets_nothing_new(weight: int) -> None:
     """It serves what it has, so it is in the block, but in no list."""
