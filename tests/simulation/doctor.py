@@ -73,7 +73,7 @@ class Doctor:
         if below == 1:
             return 0
         last = next(self._numbers) % below
-        canary = _frontends([cluster_ip(last - 1, v) for v in FAMILIES], *self._ports)
+        canary = _frontends([cluster_ip(last - 1, v) for v in FAMILIES], *self._wanted)
         self.node.may_have([over(view, canary) for view in self._before])
         return last
 
@@ -87,7 +87,7 @@ class Doctor:
 
     def _begin(self, canary: CanarySync, wish: CanaryWish, ip: int) -> CanaryLease:
         self._numbers, self._before = count(ip + 1), self.node.views
-        self._ports = wish.port, wish.nodeport
+        self._wanted = wish.port, wish.nodeport
         held = canary.due < inf
         try:
             lease = canary.begin(wish)
@@ -95,7 +95,7 @@ class Doctor:
             if not (held or self._may_refuse(wish)):
                 raise Wrong(f"no canary: {refused}") from None
             raise
-        self._lease, self._disturbed = lease, False
+        self._lease, self._ports, self._disturbed = lease, self._wanted, False
         self._granted()
         return lease
 
