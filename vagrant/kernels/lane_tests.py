@@ -24,6 +24,10 @@ ALL_TESTS = (
     "--parameter-sets=1:tests/datapath/attach/test_neighbours.py",
     "--parameter-sets=1:tests/network/test_packets_ranges.py",
     "--parameter-sets=1:tests/network/test_packets_refusal.py",
+    "--parameter-sets=4:tests/network/test_schedulers.py::test_connections_are_drawn_by_weight",
+    "--parameter-sets=4:tests/network/test_schedulers.py::test_weights_may_be",
+    "--parameter-sets=1:tests/network/test_scheduler_changes.py",
+    "--parameter-sets=1:tests/network/test_default_scheduler.py",
     "--parameter-sets=1:tests/network/test_on_removal_packets.py",
     "--parameter-sets=1:tests/network/test_on_removal_sockets.py",
     "--parameter-sets=1:tests/network/test_some_services.py",
@@ -66,7 +70,9 @@ ALL_TESTS = (
     "tests/network/test_packets_refusal.py",
     "tests/network/test_schedulers.py",
     "tests/network/test_least_connections.py",
+    "tests/network/test_scheduler_changes.py",
     "tests/network/test_on_removal_packets.py",
+    "tests/network/test_default_scheduler.py",
     "tests/network/test_taken_off.py",
     # with a node of its own, where the kernel has what it needs
     "tests/network/test_flowtable.py",
@@ -101,7 +107,8 @@ LONG = (
     "tests/packet/test_mutations.py",  # 26
     "tests/packet/test_recycled_flows.py",  # 13
     "tests/packet/test_upstream.py",  # 34
-    "tests/network/test_schedulers.py",  # 103
+    "tests/network/test_schedulers.py",  # 140
+    "tests/network/test_default_scheduler.py",  # 85
     "tests/network/test_least_connections.py",  # 32
     "tests/network/test_on_removal_packets.py",  # 13
     "tests/network/test_taken_off.py",  # 43
