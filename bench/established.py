@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a packet of an established flow costs at a device, and one of no flow, by test runs.
+"""What a packet of an established flow costs at a device, by either engine, and one of no flow, by
+test runs.
 
     sudo .venv/bin/python -m bench.established [--rounds N] [--folder FOLDER]
 
@@ -14,7 +15,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from bench import flow_program
+from bench import flow_program, targets
 from bench.report import Lines, row_of
 from bench.result import run_bench
 
@@ -36,7 +37,13 @@ def _measured(wanted: argparse.Namespace) -> Lines:
         yield "programs at a device, a packet, by test runs" + f": {folder}" * bool(wanted.folder)
         for (where, name), each in took.items():
             if where == folder:
-                yield row_of(name, each, "ns", value=min(each))
+                yield row_of(name, each, "ns", _target(name), value=min(each))
+
+
+def _target(name: str) -> float | None:
+    """What conntrack translates; the flow tables' have none."""
+    protocol, state, _ = name.split(", ")
+    return targets.TRACKED[protocol] if state == "by conntrack" else None
 
 
 def _one_round(folder: Path) -> dict[str, int]:

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a packet of an established flow costs at a device, and one of no flow, by test runs.
+"""What a packet of an established flow costs at a device, and one of no flow, by test runs; with
+the flow tables alone, and with both engines for a flow that the kernel's conntrack has.
 
 A program of its own that prints JSON, so that it measures another commit's code as well.
 """
 
+import ctypes
 import json
 import socket
 import struct
@@ -11,9 +13,13 @@ from collections.abc import Iterator
 from ipaddress import IPv4Address
 from typing import Any
 
+from pyroute2 import NFCTSocket
+from pyroute2.netlink.nfnetlink.nfctsocket import NFCTAttrTuple
+
 from ebpflb.datapath.maps import bpf_map, layout, records
 from ebpflb.datapath.programs import compiler, loader, testrun
 from ebpflb.options import Paths
+from ebpflb.plan.entries import Frontend, Range, ServiceEntry, Settings
 
 BATCHES, REPEAT = 7, 300_000  # test runs of one round
 FIRST_CLIENT, BACKEND = IPv4Address("10.0.0.1"), IPv4Address("172.16.0.2")
@@ -21,6 +27,9 @@ FIRST_PORT, CLIENT_PORTS, BACKEND_PORT = 1000, 50_000, 2000
 KINDS = {"ingress": "FLOW_UN_SNAT", "egress": "FLOW_UN_DNAT"}
 NO_FLOW = 1 << 23  # the number of a flow that is never in the map
 _ACK = 0x10
+_NEW_NETWORK = 0x40000000  # CLONE_NEWNET
+_LONG = 3600  # seconds
+_PROTOCOLS = {"TCP": socket.IPPROTO_TCP, "UDP": socket.IPPROTO_UDP}
 
 
 def client(flow: int) -> tuple[IPv4Address, int]:
@@ -57,15 +66,15 @@ def entry(protocol: int, hook: str, flow: int) -> tuple[Any, Any]:
     return key, records.Flow(**fields)
 
 
-def load(**entries: int) -> tuple[dict[str, Any], list[loader.Program]]:
-    """Maps of these sizes, others as usual; and both programs at a device."""
+def load(*flags: str, **entries: int) -> tuple[dict[str, Any], list[loader.Program]]:
+    """Maps of these sizes, others as usual; both programs at a device, compiled with ``flags``."""
     specs = {
         name: spec._replace(entries=entries.get(name, spec.entries))
         for name, spec in layout.MAPS.items()
     }
     maps = {name: bpf_map.open_map(spec, bpf_map.create_map(spec)) for name, spec in specs.items()}
     compiled = compiler.compile_source(
-        "hooks/packet.c", ("-DHAVE_COARSE_CLOCK",), cache=Paths.cache
+        "hooks/packet.c", ("-DHAVE_COARSE_CLOCK", *flags), cache=Paths.cache
     )
     return maps, loader.load(compiled, maps)
 
@@ -75,14 +84,44 @@ def measured() -> Iterator[tuple[str, int]]:
     maps, programs = load()
     files = {program.name: program.fd for program in programs}
     for hook in KINDS:
-        for word, protocol in (("TCP", socket.IPPROTO_TCP), ("UDP", socket.IPPROTO_UDP)):
+        for word, protocol in _PROTOCOLS.items():
             flows = maps["tcp_flows" if word == "TCP" else "other_flows"]
             flows.write([entry(protocol, hook, 0)])
             for state, flow in (("established", 0), ("no flow", NO_FLOW)):
-                packet = frame(protocol, flow)
-                runs = (testrun.run(files[hook], packet, repeat=REPEAT) for _ in range(BATCHES))
-                yield f"{word}, {state}, {hook}", min(run.nanoseconds for run in runs)
+                yield f"{word}, {state}, {hook}", _fastest(files[hook], frame(protocol, flow))
+
+
+def tracked() -> Iterator[tuple[str, int]]:
+    """The same of flows of conntrack, whose requests go to a service, in a namespace of its own."""
+    ctypes.CDLL(None).unshare(_NEW_NETWORK)
+    maps, programs = load("-DHAVE_CONNTRACK")
+    files = {program.name: program.fd for program in programs}
+    maps["settings"].write([(0, Settings(0, 0, frozenset({"conntrack"})))])
+    slots = Range(0, 1)
+    service = ServiceEntry(1, frozenset(), 0, 1, slots, slots)
+    for word, protocol in _PROTOCOLS.items():
+        maps["services"].write([(Frontend(BACKEND, BACKEND_PORT, protocol), service)])
+        _track(protocol)
+        for hook in KINDS:
+            yield f"{word}, by conntrack, {hook}", _fastest(files[hook], frame(protocol, 0))
+
+
+def _track(protocol: int) -> None:
+    """Makes conntrack know the flow of number 0."""
+    address, port = client(0)
+    there, here = {"daddr": str(BACKEND), "dport": BACKEND_PORT}, str(address)
+    request = NFCTAttrTuple(saddr=here, sport=port, proto=protocol, **there)
+    back = {"daddr": here, "dport": port}
+    reply = NFCTAttrTuple(saddr=str(BACKEND), sport=BACKEND_PORT, proto=protocol, **back)
+    with NFCTSocket() as conntrack:
+        conntrack.entry("add", timeout=_LONG, tuple_orig=request, tuple_reply=reply)
+
+
+def _fastest(program: int, packet: bytes) -> int:
+    """The smallest mean of the batches, in nanoseconds."""
+    runs = (testrun.run(program, packet, repeat=REPEAT) for _ in range(BATCHES))
+    return min(run.nanoseconds for run in runs)
 
 
 if __name__ == "__main__":
-    print(json.dumps(dict(measured())))
+    print(json.dumps(dict([*measured(), *tracked()])))

@@ -10,6 +10,7 @@ DRAW = 40  # more than at random
 LEAN, ENGINE_RATE = 1.33, 1.0
 FAST, FAST_RATE = 1.7, 1.15  # with --fast-forward: a packet's cost, connections to local endpoints
 NONE_OF_OURS = 60
+TRACKED = {"TCP": 80, "UDP": 150}  # an established packet that the kernel's conntrack translates
 CONNECTION = {"local": 4000, "remote": 4800}
 
 # The agent: MB, seconds, milliseconds

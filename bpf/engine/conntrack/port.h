@@ -35,8 +35,9 @@ static __always_inline bool conntrack_has_port(struct __sk_buff *ctx,
 }
 
 /*
- * Leaves out ports of scratch->ports that conntrack has, until the next one is free there. Those
- * behind it are not asked about: what 6.1's verifier has to follow stays small.
+ * Leaves out ports of scratch->ports that conntrack has, until the next one is free there. That is
+ * scratch->port_asked, and mostly the one that the flow gets. Those behind it are not asked about:
+ * what 6.1's verifier has to follow stays small.
  */
 static __always_inline void ports_skip_conntrack(struct __sk_buff *ctx, struct scratch *scratch)
 {
@@ -44,16 +45,44 @@ static __always_inline void ports_skip_conntrack(struct __sk_buff *ctx, struct s
 
 	for (int i = 0; i < SKIPS; i++) {
 		scratch->reply_tuple.destination_port = port_at(ports);
-		if (!conntrack_has_port(ctx, &scratch->reply_tuple))
+		if (!conntrack_has_port(ctx, &scratch->reply_tuple)) {
+			scratch->port_asked = scratch->reply_tuple.destination_port;
 			return;
+		}
 		port_next(ports);
 	}
+	scratch->port_asked = 0;
+}
+
+/*
+ * Of the port that was found, whose entry has been created. That conntrack had it not when it was
+ * asked before is enough, unless it opens flows too: then it may have got it meanwhile, and looks
+ * for our entry after it has made its own (engine/conntrack/open.h), so one notices the other.
+ *
+ * There is no branch, since the verifier would follow both ways: conntrack finds nothing for
+ * protocol 0, and does not look for it.
+ */
+static __always_inline bool conntrack_has_found(struct __sk_buff *ctx,
+						const struct settings *settings,
+						struct scratch *scratch)
+{
+	__u64 differ = (settings->flags & SETTING_CONNTRACK) |
+		       (scratch->reply_tuple.destination_port ^ scratch->port_asked);
+	__u8 protocol = scratch->reply_tuple.protocol;
+	bool has;
+
+	OPAQUE(differ);
+	scratch->reply_tuple.protocol = protocol * ((differ | -differ) >> 63);
+	has = conntrack_has_port(ctx, &scratch->reply_tuple);
+	scratch->reply_tuple.protocol = protocol;
+	return has;
 }
 
 #else
 
-static __always_inline bool conntrack_has_port(struct __sk_buff *ctx,
-					       const struct tuple *reply_tuple)
+static __always_inline bool conntrack_has_found(struct __sk_buff *ctx,
+						const struct settings *settings,
+						struct scratch *scratch)
 {
 	return false;
 }

@@ -40,7 +40,7 @@ static __always_inline enum port un_snat_create(struct __sk_buff *ctx,
 	scratch->ports = port_sequence_for(settings, snat_tuple->source_port);
 	ports_skip_conntrack(ctx, scratch);
 	port = port_create(settings, scratch);
-	if (port == NO_PORT || !conntrack_has_port(ctx, &scratch->reply_tuple))
+	if (port == NO_PORT || !conntrack_has_found(ctx, settings, scratch))
 		return port;
 	flow_delete(&scratch->reply_tuple);
 	return NO_PORT;

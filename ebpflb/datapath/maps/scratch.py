@@ -83,3 +83,4 @@ class Scratch(NamedTuple):
     device: int
     next: NextHop
     ports: PortSequence
+    port_asked: int
