@@ -110,6 +110,16 @@ def test_here(brought: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert tests.endswith(" ".join(lane_tests.ALL_TESTS))
 
 
+def test_tests_of_the_lane_exist() -> None:
+    """And none is in both lists, that of the whole lane and that of what passes too."""
+    usual, more = (
+        [word for word in words if not word.startswith("--")]
+        for words in (lane_tests.ALL_TESTS, lane_tests.MORE)
+    )
+    assert [it for it in (*usual, *more) if not (VAGRANT.parent / it).exists()] == []
+    assert not set(usual) & set(more)
+
+
 INSIDE = """
 ip -brief link
 virsh --connect qemu:///system version >/dev/null && echo libvirt
