@@ -242,7 +242,8 @@ class Agent:
             self.node_sync.choose_engine()
 
     def _set_error(self, error: KernelError) -> None:
-        """The next sync is a full one."""
+        """The next sync is a full one. It may follow in the same turn."""
+        self.history.write_failed()
         if str(error) != self.sync_error:
             log.error("%s; trying again every %g s", error, WRITE_RETRY_SECONDS)
         self.in_sync, self.sync_error = False, str(error)

@@ -141,6 +141,10 @@ class History:
         if self._pending > MOST_PENDING:
             self._write()
 
+    def write_failed(self) -> None:
+        """What is told of it may differ from what the maps hold."""
+        self._failed = True
+
     def commit(self, *, keep: bool = False, error: str | None = None) -> None:
         """A turn of the loop has ended. ``keep``: its causes are of a sync that is still to come.
 

@@ -222,6 +222,9 @@ class FakeHistory:
     def reset(self, name: object, endpoint: str, count: str) -> None:
         pass
 
+    def write_failed(self) -> None:
+        pass
+
     def commit(self, *, keep: bool = False, error: str | None = None) -> None:
         pass
 
