@@ -14,14 +14,16 @@ def replace(path: Path, content: bytes, mode: int = 0o600) -> None:
 
     Raises OSError of ``path``, which is as it was then.
     """
-    half, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    name = ""
     try:
+        half, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with open(half, "wb") as file:
             file.write(content)
             os.fchmod(half, mode)
         os.replace(name, path)
     except OSError as error:
-        os.unlink(name)
+        with suppress(OSError):  # none was made, or the file system is read-only now
+            os.unlink(name)
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 

@@ -125,6 +125,7 @@ SLOW = {
     "tests/network/test_packets_setups.py",
     "tests/network/test_ports_after_a_change.py",
     "tests/network/test_ports_of_both_engines.py",
+    "tests/network/test_read_only.py",
     "tests/network/test_schedulers.py",
     "tests/network/test_socket_translation.py",
     "tests/network/test_survival.py",

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
-from ebpflb.errors import EbpflbError
+from ebpflb.errors import EbpflbError, in_words
 from ebpflb.model import drift
 from ebpflb.model.drift import Drift
 
@@ -132,9 +132,10 @@ class RepeatedCheck:
         self.due = self._clock() + rest
 
     def _fail(self, error: EbpflbError | OSError) -> None:
-        if str(error) != self.error:
-            log.error("audit: the %s: %s", self.check.name, error)
-        self.error, self._steps, self._is_repeated = str(error), None, False
+        reason = in_words(error)
+        if reason != self.error:
+            log.error("audit: the %s: %s", self.check.name, reason)
+        self.error, self._steps, self._is_repeated = reason, None, False
         self.due = self._clock() + self.check.period
 
 

@@ -4,6 +4,7 @@
 history_records  what stands in the files
 segments         the files: bounded, whole up to a crash, and set aside if they are not ours
 recorder         the agent's part: collects causes and writes, and appends a record for each sync
+sound_records    which records an agent can have written
 past             what the maps held at a time
 changes          what each record changed, in words
 """

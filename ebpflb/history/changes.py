@@ -107,7 +107,8 @@ def _view(state: State, id: int) -> _View | None:
     }
     names, slots = state.map("service_names"), state.map("slots")
     block = max((each.block for each in entries.values()), key=lambda block: block.size)
-    found: list[Backend] = [slots.get(block.base + index) for index in range(block.size)]
+    fits = sum(block) <= slots.spec.entries
+    found: list[Backend] = slots.get_range(*block) if fits else []
     shown = used_lists(each.flags for each in entries.values()) | {"here"}
     return _View(
         service_name(names.get(id), id),

@@ -4,13 +4,15 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from datetime import datetime
+from itertools import takewhile
+from pathlib import Path
 from typing import Any, NamedTuple
-from zlib import decompress
 
 from ebpflb.datapath.maps import checks, layout, map_sizes, records
-from ebpflb.errors import NodeError, in_words
+from ebpflb.errors import NodeError, in_words, one_line
 from ebpflb.history import segments
 from ebpflb.history.history_records import Begun, Entries, Record, Sync, Whole, Write
+from ebpflb.history.sound_records import is_sound, unpacked
 from ebpflb.options import Paths
 
 _SERVICE = records.codec(layout.MAPS["services"].value)
@@ -93,9 +95,9 @@ class File(NamedTuple):
     whole_at: float | None
 
     def checkpoint(self) -> State:
+        """Raises NodeError."""
         state = State()
-        parts = ((e.map, decompress(e.keys), decompress(e.values)) for e in self.entries)
-        state.apply(Write(*part) for part in parts)
+        state.apply(unpacked(self.entries))
         return state
 
 
@@ -108,7 +110,7 @@ class Past:
         self.files: list[File] = []
         for path in segments.paths_of(paths):
             try:
-                self._add(list(segments.read(path)))
+                self._add(path, list(segments.read(path)))
             except NodeError as error:
                 self.notes.append(f"not read: {in_words(error)}")
         if self.begins is None:
@@ -120,7 +122,10 @@ class Past:
         return next((file.whole_at for file in self.files if file.whole_at is not None), None)
 
     def syncs(self) -> Iterator[tuple[State, Sync]]:
-        """Each sync with the maps as they were before it; the caller applies it to them."""
+        """Each sync with the maps as they were before it; the caller applies it to them.
+
+        Raises NodeError where a checkpoint is damaged.
+        """
         state: State | None = None
         for file in self.files:
             if file.whole_at is not None and (state is None or file.begun.anew):
@@ -130,7 +135,7 @@ class Past:
                 yield state, sync
 
     def at(self, time: float) -> State:
-        """Raises NodeError if that is before the history begins."""
+        """Raises NodeError if that is before the history begins, or a checkpoint is damaged."""
         state: State | None = None
         for file in self.files:
             is_whole = file.whole_at is not None and file.whole_at <= time
@@ -143,15 +148,20 @@ class Past:
             raise NodeError(f"history begins at {moment(self.begins)}")
         return state
 
-    def _add(self, found: list[Record]) -> None:
-        if not found or not isinstance(found[0], Begun):
+    def _add(self, path: Path, read: list[Record]) -> None:
+        """What follows a record that no agent has written is not believed either."""
+        begun = read[0] if read else None
+        if not isinstance(begun, Begun) or not is_sound(begun):
             return
-        begun = found[0]
         if begun.layout != layout.layout_hash():
             until = moment(begun.at)
-            self.notes.append(f"not read: version {begun.version} of {until} has other layouts")
+            version = one_line(begun.version)
+            self.notes.append(f"not read: version {version} of {until} has other layouts")
             self.files.clear()
             return
+        found = list(takewhile(is_sound, read))
+        if len(found) < len(read):
+            self.notes.append(f"not read: {path} from record {len(found)} on: damaged")
         self.files.append(
             File(
                 begun,

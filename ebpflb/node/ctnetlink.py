@@ -44,6 +44,12 @@ _TUPLES = {
         struct.Struct(f">8x 4x{size}s 4x{size}s 4x 4xB3x 4xH2x 4xH2x") for size in (4, 16)
     )
 }
+_NO_CTNETLINK = ": load the kernel's module nf_conntrack_netlink"
+_TO_DO = {
+    errno.EINVAL: _NO_CTNETLINK,
+    errno.EPROTONOSUPPORT: _NO_CTNETLINK,
+    errno.EPERM: ": CAP_NET_ADMIN is needed",
+}
 _DELETED_AT_ONCE = 128  # so that all acknowledgements fit into the socket's buffer
 
 
@@ -77,7 +83,7 @@ def find(flows: Iterable[tuple[int, Ends]]) -> Iterator[Connection]:
                         found = _connection(data, at, end)
                         yield from [found] if found.original == ends else []
     except OSError as error:
-        raise NodeError(f"conntrack cannot be read: {error.strerror}") from error
+        raise NodeError(f"conntrack cannot be read: {_reason(error)}") from error
 
 
 def _original(protocol: int, ends: Ends) -> tuple[int, bytes]:
@@ -114,7 +120,7 @@ def delete(entries: Iterable[Connection]) -> int:
                 deleted += _delete(kernel, left[:_DELETED_AT_ONCE])
                 del left[:_DELETED_AT_ONCE]
     except OSError as error:
-        raise NodeError(f"conntrack entries cannot be deleted: {error.strerror}") from error
+        raise NodeError(f"conntrack entries cannot be deleted: {_reason(error)}") from error
     return deleted
 
 
@@ -150,7 +156,7 @@ def _messages(wanted: Wanted, protocol: Protocol | None) -> Iterator[tuple[bytes
                 if protocol in (None, number) and wanted(number, address, port):
                     yield data, at, end
     except OSError as error:
-        raise NodeError(f"conntrack cannot be listed: {error.strerror}") from error
+        raise NodeError(f"conntrack cannot be listed: {_reason(error)}") from error
 
 
 def _dumps(protocol: Protocol | None) -> Iterator[tuple[bytes, int, int]]:
@@ -187,6 +193,11 @@ def _connection(data: bytes, at: int, end: int) -> Connection:
         identity=attribute(_REPLY | _NESTED, found[_REPLY])
         + b"".join(attribute(kind, found[kind]) for kind in (_ZONE, _ID) if kind in found),
     )
+
+
+def _reason(error: OSError) -> str:
+    """With what to do. nfnetlink answers EINVAL where nobody has registered ctnetlink."""
+    return f"{error.strerror}{_TO_DO.get(error.errno or 0, '')}"
 
 
 def _integer(attributes: Mapping[int, bytes], kind: int) -> int:

@@ -20,7 +20,7 @@ from typing import IO, Any
 import msgspec
 
 from ebpflb import files, regular_file
-from ebpflb.errors import NodeError
+from ebpflb.errors import NodeError, in_words
 from ebpflb.model.packet_path import PacketPath
 from ebpflb.options import ALL_SOCKETS, Paths
 from ebpflb.plan.watched_ports import WatchedPort
@@ -122,21 +122,30 @@ class StatusFile:
     def __init__(self, paths: Paths) -> None:
         self._path = paths.status_file
         self._content = b""
+        self._error = ""
 
     def write(self, status: AgentStatus) -> bool:
         """Replaces the file in one step, unless this is its content already.
 
         Where the directory cannot be written there is no status, and the agent goes on without:
-        then it is False.
+        then it is False, and said once.
         """
         content = redact(msgspec.json.encode(status).decode()).encode()
         try:
             if content != self._content:
                 files.replace(self._path, content)
-        except OSError:
+        except OSError as error:
+            self._fail(in_words(error))
             content = b""
+        else:
+            self._error = ""
         self._content = content
         return bool(content)
+
+    def _fail(self, reason: str) -> None:
+        if reason != self._error:
+            log.warning("%s: `ebpflb status` shows what was written before", reason)
+        self._error = reason
 
 
 def read(paths: Paths) -> AgentStatus | None:

@@ -3,6 +3,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
@@ -150,10 +152,21 @@ def test_no_conntrack(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     say(VIPS[4], 53)
     with monkeypatch.context() as patched:
         patched.setattr(ctnetlink_messages, "GET", 99 << 8 | 1)  # of no subsystem
-        with pytest.raises(NodeError, match="cannot be listed"):
+        with pytest.raises(NodeError, match=r"cannot be listed: .*: load .*nf_conntrack_netlink$"):
             everything()
     monkeypatch.setattr(ctnetlink, "_COUNT", tmp_path / "nothing")
     assert everything() == []
+
+
+def test_without_the_capability() -> None:
+    """It is named; where there are no entries nothing is said."""
+    ask = "from ebpflb.node import ctnetlink; print(list(ctnetlink.connections(lambda *_: True)))"
+    command = ["setpriv", "--bounding-set=-net_admin", sys.executable, "-P", "-c", ask]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "[]\n", done.stderr
+    say(VIPS[4], 53)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "cannot be listed: Operation not permitted: CAP_NET_ADMIN is needed" in done.stderr
 
 
 @pytest.mark.parametrize("family", [4, 6])

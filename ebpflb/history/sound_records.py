@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether an agent can have written a record: its checksum says only that it is whole."""
+
+import zlib
+from collections.abc import Iterable, Iterator
+
+from ebpflb.datapath.maps import map_sizes
+from ebpflb.errors import NodeError
+from ebpflb.history.history_records import Begun, Entries, Record, Sync, Whole, Write
+
+_LATEST = float(1 << 33)  # seconds since the epoch: what follows may be no time of a calendar
+_MOST_BYTES = 1 << 30  # of a checkpoint
+
+
+def is_sound(record: Record) -> bool:
+    """Its time is one, its maps are there, and its entries are whole. Of ``Entries`` only the map
+    is looked at.
+    """
+    match record:
+        case Entries():
+            return record.map in map_sizes.LARGEST
+        case Sync():
+            return _is_time(record.at) and record.more >= 0 and all(map(_is_whole, record.writes))
+        case Begun() | Whole():
+            return _is_time(record.at)
+
+
+def unpacked(parts: Iterable[Entries]) -> Iterator[Write]:
+    """A checkpoint's entries. Raises NodeError where no agent can have written them."""
+    left = _MOST_BYTES
+    for each in parts:
+        try:
+            keys, values = (_decompressed(it, left) for it in (each.keys, each.values))
+        except (ValueError, zlib.error):
+            raise NodeError(f"history: what it says of map {each.map} is damaged") from None
+        left -= len(keys) + len(values)
+        write = Write(each.map, keys, values)
+        if not _is_whole(write):
+            raise NodeError(f"history: what it says of map {each.map} is damaged")
+        yield write
+
+
+def _decompressed(packed: bytes, most: int) -> bytes:
+    """Raises zlib.error or ValueError, also where it has more bytes."""
+    stream = zlib.decompressobj()
+    found = stream.decompress(packed, most + 1)
+    if len(found) > most or not stream.eof:
+        raise ValueError(f"longer than {most} bytes, or not whole")
+    return found
+
+
+def _is_time(at: float) -> bool:
+    return 0 <= at < _LATEST
+
+
+def _is_whole(write: Write) -> bool:
+    spec = map_sizes.LARGEST.get(write.map)
+    if spec is None or len(write.keys) % spec.key_size:
+        return False
+    count = len(write.keys) // spec.key_size
+    return write.values is None or len(write.values) == count * spec.value_size

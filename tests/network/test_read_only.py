@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An agent whose run or state directory becomes read-only: it serves on, and ends in order."""
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ebpflb.lab.agents import LabAgent, wait_until
+from ebpflb.lab.hosts import Host
+from ebpflb.lab.sockets import Sockets
+from tests.kit import requests
+from tests.kit.cluster import VIP, Cluster, endpoint, web
+from tests.kit.lab_cluster import started
+
+READ_ONLY = 'for it; do mount --bind "$it" "$it"; mount -o remount,bind,ro "$it"; done'
+
+
+class AloneAgent(LabAgent):
+    """In a mount namespace of its own, which ends with it."""
+
+    under = ("unshare", "--mount", "--propagation", "private")
+
+    def make_read_only(self, *folders: Path) -> None:
+        """For every path that it opens from now on."""
+        assert self.process
+        enter = ["nsenter", f"--mount=/proc/{self.process.pid}/ns/mnt", "sh", "-ec", READ_ONLY]
+        subprocess.run([*enter, "sh", *map(str, folders)], check=True)
+
+
+class AloneCluster(Cluster):
+    def add_agent(self, node: Host, *options: str) -> LabAgent:
+        agent = AloneAgent(self.lab, node, self.folder, *options)
+        agent.defaults = (f"--packet-path={self.engine}", "--healthz-bind-address=")
+        self.agents.append(agent)
+        self._write_to(agent)
+        return agent
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with started(lambda lab: AloneCluster(lab, tmp_path)) as made:
+        made.publish(web(endpoint(made.web[0])))
+        yield made
+
+
+def folders(agent: LabAgent, which: str) -> list[Path]:
+    return [getattr(agent.paths, name) for name in which.split(" and ")]
+
+
+def lines(log: str) -> list[str]:
+    """What follows the time and the level."""
+    return [line.split(" ", 2)[-1] for line in log.splitlines()]
+
+
+@pytest.mark.parametrize("which", ["run", "state", "run and state"])
+def test_while_an_agent_runs(cluster: Cluster, pod: Sockets, which: str) -> None:
+    """It serves on, also what changes; each step of its end is taken, and what it leaves is said
+    in a line each. The next agent starts with that.
+    """
+    agent = cluster.agent
+    assert isinstance(agent, AloneAgent) and agent.process
+    agent.make_read_only(*folders(agent, which))
+    cluster.publish(web(*map(endpoint, cluster.web[1:])))
+    assert set(requests.backends(pod, VIP)) == {it.name for it in cluster.web[1:]}
+    before = len(agent.log())
+    agent.stop()
+    said = lines(agent.log()[before:])
+    assert agent.process.returncode == 0, agent.log()
+    assert "Traceback" not in agent.log() and "[Errno" not in agent.log()
+    assert "stopped; what is programmed serves on" in said
+    run, sockets = agent.paths.run, (agent.paths.socket_file, agent.paths.monitor_socket)
+    left = [f"stopping: {it}: Read-only file system" for it in sockets] if "run" in which else []
+    assert sorted(it for it in said if it.startswith("stopping:")) == sorted(left)
+    told = [it for it in lines(agent.log()) if it.startswith(f"{agent.paths.status_file}:")]
+    assert len(told) == ("run" in which), agent.log()
+    assert set(requests.backends(pod, VIP)) == {it.name for it in cluster.web[1:]}
+    agent.start()
+    cluster.publish(web(endpoint(cluster.web[2])))
+    assert set(requests.backends(pod, VIP)) == {cluster.web[2].name}
+    assert not [it for it in run.iterdir() if it.suffix == ".half"]
+
+
+def test_a_pin_that_cannot_be_put_back(cluster: Cluster, pod: Sockets) -> None:
+    """It is named once, and put back as soon as that is possible; all else goes on."""
+    agent = cluster.agent
+    assert isinstance(agent, AloneAgent)
+    agent.make_read_only(agent.paths.state)
+    pin = next(path for path in agent.paths.state.rglob("*") if path.name == "services")
+    pin.unlink()
+    wait_until("it is named", lambda: "Read-only file system" in agent.log())
+    assert set(requests.backends(pod, VIP)) == {cluster.web[0].name}
+    assert "Traceback" not in agent.log() and "[Errno" not in agent.log()
+    agent.stop()
+    assert agent.process and agent.process.returncode == 0
+    agent.start()
+    assert pin.exists()
+
+
+@pytest.mark.parametrize("which", ["run", "run and state"])
+def test_before_an_agent_starts(cluster: Cluster, pod: Sockets, which: str) -> None:
+    """It ends with one line that names what it needs; what is programmed serves on."""
+    agent = cluster.agent
+    agent.stop()
+    where = [*agent.where, "--cgroup-root", str(cluster.node.cgroup), "--healthz-bind-address="]
+    command = [sys.executable, "-P", "-m", "ebpflb", "run", *where]
+    command += ["--manifests", str(agent.manifests)]
+    mounted = f"{READ_ONLY}; exec {shlex.join(command)}"
+    enter = [*cluster.node.enter, *AloneAgent.under, "sh", "-ec", mounted, "sh"]
+    words = [*enter, *map(str, folders(agent, which))]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.count("\n") == 1 and "Read-only file system" in done.stderr, done.stderr
+    assert str(agent.paths.run) in done.stderr
+    assert set(requests.backends(pod, VIP)) == {cluster.web[0].name}
