@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from vagrant.kernels import archive, boot_files, machine
 from vagrant.kernels.errors import LabError
-from vagrant.kernels.lane_tests import ALL_TESTS, BUDGET, TESTS
+from vagrant.kernels.lane_tests import ALL_TESTS, BUDGET, MORE, TESTS
 from vagrant.kernels.listing import Kernel
 
 CACHE = Path(os.environ.get("EBPFLB_KERNELS") or Path.home() / ".cache" / "ebpflb-kernels")
@@ -136,7 +136,7 @@ def _tests(kernel: Kernel, tests: Sequence[str], environment: str) -> str:
     pytest += [*PLUGINS, f"--timeout={TIMEOUT}"]
     pytest += [f"--junitxml={OUT}/junit.xml", "-o", f"junit_suite_name=kernel-{kernel.name}"]
     variables = f"LAB_KERNEL={kernel.name} LAB_OUT={OUT}"
-    if tests in (TESTS, ALL_TESTS):
+    if tests in (TESTS, ALL_TESTS, MORE):
         variables += f" EBPFLB_TEST_LOAD={LOAD} EBPFLB_TEST_SHARED=1"
     else:
         variables += f" EBPFLB_TEST_LOAD={OTHER_LOAD}"

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs on every kernel: TESTS with every change, ALL_TESTS before a release.
+"""What runs on every kernel: TESTS with every change, ALL_TESTS and MORE before a
+release.
 
     loads      every program of bpf/hooks in every variant that the kernel takes, within the
                verifier's budget, and at cgroups and devices in every way the kernel has; one
@@ -13,7 +14,7 @@
 Emulated, Python is twenty times slower and a cluster takes 20 s: so each test runs with few
 of its parameters (parameter_sets.py), loads are a fiftieth (tests/load.py), the files of
 tests/network that can share one cluster do so, and most of those that restart agents often are left
-out. With every change those of LONG are left out too: they take two thirds of the time.
+out. With every change those of LONG are left out too, and second sets of parameters.
 """
 
 BUDGET = "tests/kernels/inside/test_verifier.py"
@@ -122,9 +123,11 @@ LONG = (
 TESTS = (
     *(word for word in ALL_TESTS if word not in LONG),
     *(f"--ignore={path}" for path in LONG),  # in a folder that is named
+    "--parameter-sets=1",
 )
 
-# What passes there too, and is in neither. On 5.10 what needs the conntrack engine skips.
+# What runs after ALL_TESTS, in machines started anew. On 5.10 what needs the conntrack engine
+# skips.
 MORE = (
     "--parameter-sets=1",
     # fails with the few SYNs that a flood has here
