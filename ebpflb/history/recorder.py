@@ -142,7 +142,7 @@ class History:
             self._write()
 
     def write_failed(self) -> None:
-        """What is told of it may differ from what the maps hold."""
+        """The maps may hold other values than ``wrote`` was given."""
         self._failed = True
 
     def commit(self, *, keep: bool = False, error: str | None = None) -> None:
