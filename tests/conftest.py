@@ -10,6 +10,7 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -250,8 +251,11 @@ def started_anew() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def agents_bytecode(shared: Path) -> None:
     """The agents' cache has what they need: several at once would compile the same."""
-    packets = datapath.PACKET_SOURCE, datapath.packet_flags()
-    with once.alone(shared):
-        compile_source(datapath.SOCKET_SOURCE, datapath.socket_flags(), cache=Paths.cache)
-        compile_source(*packets, cache=Paths.cache)
-        compile_source(packets[0], (*packets[1], "-DNO_LINK_HEADER"), cache=Paths.cache)
+    variants = [
+        (datapath.PACKET_SOURCE, (*datapath.packet_flags(conntrack=conntrack), *bare))
+        for conntrack in (False, True)
+        for bare in ((), ("-DNO_LINK_HEADER",))
+    ]
+    variants.append((datapath.SOCKET_SOURCE, datapath.socket_flags()))
+    with once.alone(shared), ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda variant: compile_source(*variant, cache=Paths.cache), variants))
