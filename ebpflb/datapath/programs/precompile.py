@@ -7,8 +7,10 @@ Without FOLDER it is written to where agents of this installation look first (co
 image's recipe does that, so its nodes start no compiler.
 """
 
+import os
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -68,7 +70,8 @@ def write(folder: Path, cache: Path) -> None:
 
     Raises CompileError, also where the folder cannot be written.
     """
-    written = {_write_one(source, flags, folder, cache) for source, flags in _each()}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        written = set(pool.map(lambda it: _write_one(it[0], it[1], folder, cache), _each()))
     for entry in folder.glob(f"*{bytecode_cache.SUFFIX}"):
         if entry not in written:
             entry.unlink()
