@@ -138,8 +138,9 @@ SLOW = {
     "tests/ui/test_chart_rights.py",
 }
 
-# Files that `make test` leaves out, as it does each test with the marker extended: they take more
-# than four seconds of processor time with one set of parameters, and others test the same parts.
+# Files that `make test` leaves out, as it does each test with the marker extended: they are the
+# dearest, most take more than four seconds of processor time with one set of parameters. Of what
+# some test (takeovers, failed starts, canaries, monitor) nothing else there tests the whole.
 EXTENDED = {
     "tests/cli/test_audit.py",
     "tests/cli/test_config_process.py",

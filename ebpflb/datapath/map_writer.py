@@ -5,6 +5,7 @@ read_contents     what is in the maps, for the planner
 apply             writes a plan to the maps, in its order: so EndpointSlices become slots
 write_map         makes a small map equal to a mapping
 write_settings    writes the map of settings
+restore_secret    writes again the secret that draws of packets mix in
 """
 
 import secrets

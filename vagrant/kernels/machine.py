@@ -24,7 +24,7 @@ from typing import NamedTuple
 from vagrant.kernels.errors import LabError, tool
 
 QEMU, PACKAGE = "qemu-system-x86_64", "qemu-system-x86"
-MEMORY = 2048  # MB, half of which may be files
+MEMORY = 2048  # MB, three quarters of which may be files
 LAST_LINES = 25
 # The kernel measures its TSC while it boots: beside other work one ran 3.8 times too fast for good,
 # and flows timed out. HPET is right, and takes 0.6 us longer to read; the watchdog would still

@@ -16,7 +16,8 @@ from ebpflb.datapath.maps.layout import MapSpec
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.plan.entries import BackendLoad
 
-COUNTED = ("sockets", "connections", _LOADS := "backend_loads")
+_LOADS = "backend_loads"
+COUNTED = ("sockets", "connections", _LOADS)
 _GENERATION_BITS = 31  # it grows by one when a backend is removed, and must not pass 32 bits
 
 log = logging.getLogger(__name__)
