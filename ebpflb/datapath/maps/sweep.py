@@ -13,6 +13,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from functools import cache
 
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.layout import MAPS, ffi, names
@@ -39,6 +40,16 @@ _FLAGS_AND_LAST_SEEN = struct.Struct(
 )
 
 
+@cache
+def _idle_limits(timeouts: Timeouts, protocols: tuple[Protocol, ...]) -> list[int]:
+    """By an entry's flags, in nanoseconds: how long it is idle before its flow may expire."""
+    words = [
+        frozenset(word for bit, word in _FLAGS.items() if bit & bits)
+        for bits in range(2 * max(_FLAGS))
+    ]
+    return [min(timeouts.idle_limit(each, flags) for each in protocols) for flags in words]
+
+
 class FlowTable:
     """One of the two maps of flows, and the numbers that are kept of it."""
 
@@ -50,7 +61,7 @@ class FlowTable:
         self.flows = maps[name]
         self.number = list(FLOW_MAPS).index(name)
         self._sweeps, self._stats = maps["sweeps"], maps["flow_stats"]
-        self._by_flags = [self._timeout(bits) for bits in range(2 * max(_FLAGS))]
+        self._by_flags = _idle_limits(self._timeouts, FLOW_MAPS[name])
 
     @property
     def numbers(self) -> Sweep:
@@ -131,11 +142,6 @@ class FlowTable:
             if key not in removed:
                 value = values[index * _VALUE_SIZE : (index + 1) * _VALUE_SIZE]
                 yield key, self.flows.value.unpack(value)
-
-    def _timeout(self, bits: int) -> int:
-        """In nanoseconds: how long an entry with these flags is idle before its flow may expire."""
-        flags = frozenset(word for bit, word in _FLAGS.items() if bit & bits)
-        return min(self._timeouts.idle_limit(each, flags) for each in FLOW_MAPS[self.name])
 
     def _update(self, created: int, left: int) -> None:
         """Entries that were created and neither deleted, nor swept, nor left, have been evicted.
