@@ -58,7 +58,7 @@ WORDS = "typedef unsigned int __u32; typedef unsigned long long __u64;\n"
 
 CHECKED = ("-fsanitize=undefined", "-fno-sanitize-recover=undefined")
 STRICT = ("-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter")
-SHAPE = ("-std=gnu11", "-O2", "-g", "-fPIC", "-DDIALECT_NATIVE")
+SHAPE = ("-std=gnu11", "-O2", "-fPIC", "-DDIALECT_NATIVE")
 
 
 def built(folder: Path, name: str, flags: tuple[str, ...] = ()) -> Any:

@@ -84,7 +84,9 @@ def _check_history(life: Life) -> None:
     for name in RECORDED:
         opened, told = life.datapath.maps[name], past.map(name)
         if opened.spec.kind == "ARRAY":
-            differs = [at for at in range(opened.spec.entries) if told.get(at) != opened.get(at)]
+            size = opened.spec.entries
+            pairs = zip(told.get_range(0, size), opened.get_range(0, size), strict=True)
+            differs = [at for at, (past, now) in enumerate(pairs) if past != now]
         else:
             differs = list(dict(told.items()).items() ^ dict(opened.items()).items())
         if differs:

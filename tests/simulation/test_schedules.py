@@ -59,7 +59,7 @@ def test_a_policy_and_endpoints_that_change_at_once(runner: Runner) -> None:
     """A client keeps its endpoint where it would beside a kube-proxy that syncs the slices first,
     and gets what it would get there.
     """
-    schedules = map(changing_policies_and_endpoints, range(100))
+    schedules = map(changing_policies_and_endpoints, range(40))
     assert {runner.run(steps).error for steps in schedules} == {None}
 
 
