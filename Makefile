@@ -50,10 +50,10 @@ WORKERS := $(shell echo $$((3 * $$(nproc))))
 demo: $(VENV)/run
 	$(BIN)/ebpflb demo
 
-# `make test`: each test with one or two sets of its parameters, what is repeated a third as often,
-# and without those that take long.
+# `make test`: each test with one or two sets of its parameters, each file of tests/network with one
+# of its set-ups, what is repeated a third as often, and without those that take long.
 PYTEST := $(BIN)/python -m pytest
-SETS := --parameter-sets=2 --parameter-sets=100:tests/simulation \
+SETS := --parameter-sets=2 --parameter-sets=100:tests/simulation --one-set-up=tests/network \
 	$(patsubst %,--parameter-sets=1:tests/%,agent cli datapath deploy network packet)
 PART := -p vagrant.kernels.parameter_sets $(SETS) -m "not extended"
 

@@ -147,6 +147,7 @@ EXTENDED = {
     "tests/cli/test_doctor.py",
     "tests/cli/test_doctor_canary.py",
     "tests/cli/test_doctor_canary_options.py",
+    "tests/cli/test_many_endpoints.py",
     "tests/network/test_audit_maps.py",
     "tests/network/test_auto_packet_path.py",
     "tests/network/test_churn.py",

@@ -34,6 +34,7 @@ def test_start() -> None:
     assert spread(alike, 2, 4) == [4, 5]
 
 
+NETWORKS = ["bridge", "routed"]
 TESTS = """
 import pytest
 
@@ -53,6 +54,16 @@ def test_plain(): pass
 """
 
 
+def collected(folder: Path, *options: str) -> list[str]:
+    """The names of the tests that are left of those in the folder."""
+    plugin = ["-p", "vagrant.kernels.parameter_sets", "-c", "/dev/null"]
+    command = [sys.executable, "-m", "pytest", *plugin, "--rootdir", str(folder), *options]
+    command += ["--collect-only", "-q", str(folder)]
+    alone = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=alone)
+    return [line for line in done.stdout.splitlines() if "::" in line]
+
+
 @pytest.mark.parametrize(
     ("options", "many"),
     [
@@ -65,20 +76,23 @@ def test_plain(): pass
 def test_in_pytest(tmp_path: Path, options: list[str], many: int) -> None:
     """No network is left out; of what one test alone varies, few are kept."""
     (tmp_path / "test_it.py").write_text(TESTS)
-    command = [sys.executable, "-m", "pytest", "-p", "vagrant.kernels.parameter_sets", *options]
-    command += [
-        "-c",
-        "/dev/null",
-        "--rootdir",
-        str(tmp_path),
-        "--collect-only",
-        "-q",
-        str(tmp_path),
-    ]
-    alone = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=alone)
-    said = done.stdout
-    names = [line.partition("::")[2] for line in said.splitlines() if "::" in line]
+    names = [line.partition("::")[2] for line in collected(tmp_path, *options)]
     counts = [sum(word in name for name in names) for word in ("bridge", "routed", "TestOne")]
     assert counts == [min(many, 6), min(many, 6), many]
     assert "test_plain" in names
+
+
+def test_one_set_up(tmp_path: Path) -> None:
+    """Each file of the folder keeps one network with all that its tests vary, others keep both."""
+    for name in ("here/test_a.py", "here/test_b.py", "here/test_c.py", "test_d.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(TESTS)
+    names = collected(tmp_path, "--one-set-up=here")
+    found = {
+        file: [sum(f"{file}.py::test_shared[{word}" in name for name in names) for word in NETWORKS]
+        for file in ("test_a", "test_b", "test_c", "test_d")
+    }
+    assert found.pop("test_d") == [6, 6]
+    assert all(sorted(counts) == [0, 6] for counts in found.values())
+    assert len(set(map(tuple, found.values()))) == len(NETWORKS)
+    assert sum("test_plain" in name for name in names) == 4

@@ -4,29 +4,45 @@
 ``--parameter-sets N`` keeps N sets of parameters of each test function, chosen so that they have
 many different values; ``--parameter-sets N:FOLDER`` is another limit for one folder. Where a
 fixture of a module or session has parameters (a variant of the programs, a kind of network), N are
-kept for each of its values.
+kept for each of its values. ``--one-set-up FOLDER`` keeps one of these values in each file of the
+folder, another one in another file.
 """
 
 import zlib
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from collections.abc import Set as Values
+from typing import NamedTuple
 
 import pytest
+
+
+class Group(NamedTuple):
+    """A test function, and those of its parameters that it shares with others."""
+
+    file: str
+    function: str
+    shared: tuple[tuple[str, str], ...]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     words = {"action": "append", "default": [], "metavar": "N[:FOLDER]"}
     parser.addoption("--parameter-sets", help="N parameter sets of each test, no more", **words)
+    words["metavar"] = "FOLDER"
+    parser.addoption("--one-set-up", help="one value of each module's fixtures, no more", **words)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     limits = dict(map(_limit, config.getoption("--parameter-sets")))
-    groups: dict[Hashable, list[pytest.Item]] = defaultdict(list)
+    folders = tuple(config.getoption("--one-set-up"))
+    groups: dict[Group, list[pytest.Item]] = defaultdict(list)
     for item in items:
         groups[_group(item)].append(item)
+    chosen = _one_set_up([key for key in groups if key.file.startswith(folders)])
     kept: set[pytest.Item] = set()
     for key, group in groups.items():
+        if key.file.startswith(folders) and key not in chosen:
+            continue
         start = zlib.crc32(repr(key).encode()) % len(group)
         folder = max(filter(group[0].nodeid.startswith, limits), key=len, default=None)
         limit = len(group) if folder is None else limits[folder]
@@ -53,12 +69,22 @@ def spread(sets: Sequence[Values[Hashable]], limit: int, start: int = 0) -> list
     return found
 
 
-def _group(item: pytest.Item) -> tuple[str, str, tuple[Hashable, ...]]:
-    """The test function, and those of its parameters that it shares with others."""
+def _group(item: pytest.Item) -> Group:
     function = getattr(item, "originalname", item.name)
     scopes = item.callspec._arg2scope if hasattr(item, "callspec") else {}
     shared = (pair for pair in _values(item) if scopes[pair[0]].value != "function")
-    return item.parent.nodeid if item.parent else "", function, tuple(sorted(shared))
+    return Group(item.parent.nodeid if item.parent else "", function, tuple(sorted(shared)))
+
+
+def _one_set_up(groups: Sequence[Group]) -> set[Group]:
+    """Of each test function the group whose shared values lie at the same part of their order."""
+    of_function: dict[tuple[str, str], list[Group]] = defaultdict(list)
+    for group in groups:
+        of_function[group.file, group.function].append(group)
+    return {
+        sorted(found)[zlib.crc32(file.encode()) * len(found) >> 32]
+        for (file, _), found in of_function.items()
+    }
 
 
 def _values(item: pytest.Item) -> set[tuple[str, str]]:
