@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from socket import IPPROTO_TCP, SO_KEEPALIVE, SOL_SOCKET, TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_NODELAY
 from typing import Any
@@ -22,6 +22,7 @@ from kubernetes.client.rest import RESTClientObject
 from urllib3 import BaseHTTPResponse, PoolManager, Timeout
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
+from ebpflb.cluster import answers
 from ebpflb.cluster.access import Access
 from ebpflb.cluster.decoding import WatchSilent, error_from_status, error_from_write
 from ebpflb.cluster.retry import Timing
@@ -79,7 +80,7 @@ class Server:
             self._get(kind, query, read_timeout=self._timing.answer_timeout) as response,
             _as_cluster_errors(),
         ):
-            return response.read()
+            return answers.whole(response, answers.LARGEST_PAGE)
 
     @contextmanager
     def watch(self, kind: Kind, query: dict[str, str]) -> Iterator[Iterator[bytes]]:
@@ -111,9 +112,12 @@ class Server:
                 path,
                 body=body,
                 timeout=Timeout(connect=CONNECT_TIMEOUT, read=self._timing.answer_timeout),
+                preload_content=False,
             )
+        with closing(response):
+            answer = _status(response)
         if response.status // 100 != 2:
-            raise error_from_write(response.data, response.status)
+            raise error_from_write(answer, response.status)
 
     def close(self) -> None:
         """Ends every answer that is being read: the reading thread sees a broken connection."""
@@ -124,7 +128,7 @@ class Server:
 
     def _lines(self, response: BaseHTTPResponse, silence: float) -> Iterator[bytes]:
         try:
-            yield from (line for line in response if line.endswith(b"\n"))
+            yield from answers.lines(response)
         except ReadTimeoutError as error:
             expected = "though the API server sends a bookmark every minute"
             raise WatchSilent(f"the watch sent nothing for {silence:g} s, {expected}") from error
@@ -145,8 +149,7 @@ class Server:
             )
         with self._registered(response):
             if response.status != 200:
-                with _as_cluster_errors():
-                    raise error_from_status(response.read(), response.status)
+                raise error_from_status(_status(response), response.status)
             yield response
 
     def _request(self, method: str, path: str, **how: Any) -> BaseHTTPResponse:
@@ -204,6 +207,11 @@ class Server:
             with self._lock:
                 del self._open[response]
                 response.close()
+
+
+def _status(response: BaseHTTPResponse) -> bytes:
+    with _as_cluster_errors():
+        return answers.whole(response, answers.LARGEST_STATUS)
 
 
 def _shut_down(response: BaseHTTPResponse) -> None:

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An API server, or what poses as one, that sends no end, or what nobody asked for."""
+
+import gzip
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from ebpflb.cluster import answers
+from ebpflb.cluster.api_source import ApiSource
+from ebpflb.model.events import Changed, Kind
+from tests.cluster.event_log import NODE, QUICK, Begin, EventLog, Start
+from tests.cluster.objects import service
+from tests.kit.api_server import FakeApiServer
+
+LIMIT = 100_000  # bytes, in the place of hundreds of megabytes
+LIST = json.dumps({"metadata": {"resourceVersion": "1"}, "items": []}).encode()
+
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+@pytest.fixture
+def limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LARGEST_PAGE", "LARGEST_LINE", "LARGEST_STATUS"):
+        monkeypatch.setattr(answers, name, LIMIT)
+
+
+def without_end(code: int) -> Answer:
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(code)
+        request.end_headers()
+        while True:
+            request.wfile.write(b" " * 4096)
+
+    return answer
+
+
+def whole(body: bytes, code: int = 200, **headers: str) -> Answer:
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(code)
+        headers["Content-Length"] = str(len(body))
+        for name, value in headers.items():
+            request.send_header(name.replace("_", "-"), value)
+        request.end_headers()
+        request.wfile.write(body)
+
+    return answer
+
+
+@pytest.fixture
+def asked(events: EventLog, tmp_path: Path, begin: Begin) -> Iterator[Callable[[Answer], str]]:
+    """The error of a source whose server gives this answer to everything."""
+    opened: list[ThreadingHTTPServer] = []
+
+    def error(answer: Answer) -> str:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                try:
+                    answer(self)
+                except OSError:  # the client went away
+                    self.close_connection = True
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        opened.append(server)
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        master = f"http://127.0.0.1:{server.server_port}"
+        begin(ApiSource(events, node_name=NODE, master=master, timing=QUICK))
+        return events.error()
+
+    yield error
+    for server in opened:
+        server.shutdown()
+        server.server_close()
+
+
+BOMB = gzip.compress(LIST + b" " * 100 * LIMIT)
+ANSWERS: dict[str, tuple[Answer, str]] = {
+    "a list without end": (without_end(200), f"the answer has more than {LIMIT} bytes"),
+    "an error without end": (without_end(500), f"the answer has more than {LIMIT} bytes"),
+    "what is compressed": (whole(BOMB, Content_Encoding="gzip"), "not a list: "),
+    "a redirect": (whole(b"", 307, Location="http://192.0.2.1/elsewhere"), "307"),
+    "a redirect to itself": (whole(b"", 302, Location="/api/v1/services"), "302"),
+}
+
+
+@pytest.mark.usefixtures("limits")
+@pytest.mark.parametrize(("answer", "why"), ANSWERS.values(), ids=ANSWERS)
+def test_an_answer_that_is_none(asked: Callable[[Answer], str], answer: Answer, why: str) -> None:
+    """It is an error that says so, and nothing is expanded, followed or kept."""
+    assert asked(answer).startswith(why)
+
+
+@pytest.mark.usefixtures("limits")
+def test_a_line_without_end(api: FakeApiServer, events: EventLog, watch: Start) -> None:
+    """The watch is opened anew where it was; lines that end may have any number of pieces."""
+    watch()
+    events.next(Kind.SERVICE)
+    api.wait_for_watch("Service")
+    api.say("Service", b" " * 2 * LIMIT)
+    assert events.error() == f"a line of the watch has more than {LIMIT} bytes"
+    assert events.source_status().error is None
+    api.put(service("web", labels={"long": "x" * (LIMIT // 2)}))
+    assert isinstance(events.next(Kind.SERVICE), Changed)
+    assert api.lists("Service") == 1
