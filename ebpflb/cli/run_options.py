@@ -75,6 +75,19 @@ def _parsed_by(parse: Callable[[Any], Any]) -> _Callback:
     return callback
 
 
+def _filled(parse: Callable[[str], Any]) -> Callable[[str | None], Any]:
+    """``parse``, whose "" means that nothing is left out: that is the default, and must not come of
+    a shell's variable that is not set.
+    """
+
+    def parse_filled(text: str | None) -> Any:
+        if text is not None and not text.strip():
+            raise ValueError("is empty; leave the option out, if all are meant")
+        return parse(text or "")
+
+    return parse_filled
+
+
 _EBPFLB_OPTIONS = (
     click.option(
         "--manifests",
@@ -156,16 +169,14 @@ _EBPFLB_OPTIONS = (
     click.option(
         "--namespaces",
         metavar="NAME,...",
-        default="",
-        callback=_parsed_by(served_services.parse_namespaces),
+        callback=_parsed_by(_filled(served_services.parse_namespaces)),
         help="Serve only Services of these namespaces; a kube-proxy that runs beside serves the"
         " others.  [default: all]",
     ),
     click.option(
         "--services",
         metavar="SELECTOR",
-        default="",
-        callback=_parsed_by(served_services.parse),
+        callback=_parsed_by(_filled(served_services.parse)),
         help="Serve only Services with these labels, as kubectl's -l; a kube-proxy that runs beside"
         " serves the others.  [default: all]",
     ),
@@ -195,8 +206,7 @@ _EBPFLB_OPTIONS = (
     click.option(
         "--nodeport-source-ranges",
         metavar="CIDR,...",
-        default="",
-        callback=_parsed_by(nodeport_ranges.parse),
+        callback=_parsed_by(_filled(nodeport_ranges.parse)),
         help="The clients that NodePorts admit, pods and the node included, unless the Service's"
         f" annotation {nodeport_ranges.ANNOTATION} says otherwise.  [default: everybody]",
     ),
