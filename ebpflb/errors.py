@@ -16,9 +16,13 @@ _PYTHON = [
         (r"\[SSL: \w+\] ", ""),
         (r" ?\(_ssl\.c:\d+\)", ""),
         (r"\bIncompleteRead\(([^()]*)\)", r"\1"),
+        (r"Exceeds the limit \(\d+ digits\) for integer string conversion.*", "too many digits"),
         (r"^Command .* timed out after ([\d.]+) seconds$", r"not ended after \1 s"),
     )
 ]
+
+# msgspec's names of types -> JSON's; of array, object and null they are the same.
+_JSON_TYPES = {"int": "integer", "str": "string", "bool": "boolean", "float": "number"}
 
 LONGEST_LINE = 400  # characters of what others wrote, where a message quotes it
 
@@ -102,3 +106,12 @@ def plain(text: str) -> str:
     for pattern, words in _PYTHON:
         text = pattern.sub(words, text)
     return one_line(text)
+
+
+def in_json_words(reason: str) -> str:
+    """What msgspec says of a value, as the author of the file or object knows it."""
+
+    def renamed(quoted: re.Match[str]) -> str:
+        return re.sub(r"\w+", lambda word: _JSON_TYPES.get(word[0], word[0]), quoted[1])
+
+    return re.sub(r"`([^`$]*)`", renamed, reason)

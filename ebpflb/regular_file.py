@@ -13,7 +13,7 @@ from typing import IO, TypeVar
 
 import msgspec
 
-from ebpflb.errors import one_line
+from ebpflb.errors import in_json_words, one_line
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def decoded(path: Path, type: type[Decoded], most: int = MAX_BYTES) -> Decoded |
     except OSError as error:
         reason = str(error.strerror)
     except (UnusableFile, ValueError) as error:
-        reason = one_line(str(error))
+        reason = one_line(in_json_words(str(error)))
     except RecursionError:
         reason = "nested too deeply"
     log.warning("%s: ignored: %s", path, reason)

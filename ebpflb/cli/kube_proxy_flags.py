@@ -16,10 +16,13 @@ from ebpflb.configuration import listen_addresses
 from ebpflb.configuration.config_file import decode
 from ebpflb.configuration.fields import KubeProxyConfiguration, VModule, value_at
 from ebpflb.configuration.parameters import PARAMETERS, Parameter, type_of
+from ebpflb.errors import in_json_words, plain
 from ebpflb.model.durations import Duration, FlushFrequency
 
 GO_STYLE = {"token_normalize_func": lambda name: name.replace("_", "-")}
 DEBUG_VERBOSITY = 4  # from this verbosity on, details are logged
+
+_LONGEST_NUMBER = 10  # digits
 
 _TYPES = {"cleanup": bool, "init-only": bool, "healthz-port": int, "metrics-port": int}
 _FILE_FLAGS = {"config", "kubeconfig", "write-config-to"}
@@ -92,10 +95,12 @@ def _converted_to(kind: Any) -> _Callback:
             return None
         try:
             return msgspec.convert(_split(kind, value), kind, strict=False, dec_hook=decode)
-        except (msgspec.ValidationError, ValueError) as error:
+        except UnicodeError as error:
+            raise click.BadParameter("is not UTF-8") from error
+        except ValueError as error:  # msgspec's among them
             text = value if isinstance(value, str) else ",".join(value)
-            reason = str(error).partition(" - at ")[0].replace("`", "")
-            raise click.BadParameter(f'"{text}": {reason}') from error
+            reason = in_json_words(str(error).partition(" - at ")[0])
+            raise click.BadParameter(plain(f'"{text}": {reason}')) from error
 
     return callback
 
@@ -110,4 +115,10 @@ def _split(kind: Any, value: Any) -> Any:
     pairs = [part.partition("=") for part in parts]
     if get_origin(kind) is dict:
         return {key.strip(): text.strip().lower() for key, _, text in pairs}
-    return [VModule(file_pattern=key, verbosity=int(text)) for key, _, text in pairs]
+    return [VModule(file_pattern=key, verbosity=_verbosity(text)) for key, _, text in pairs]
+
+
+def _verbosity(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or len(text) > _LONGEST_NUMBER:
+        raise ValueError("is not PATTERN=NUMBER,...")
+    return int(text)

@@ -9,6 +9,7 @@ import click
 
 from ebpflb.cli import common
 from ebpflb.datapath.maps import map_sizes
+from ebpflb.errors import plain
 from ebpflb.model import (
     devices,
     external_ips,
@@ -70,7 +71,7 @@ def _parsed_by(parse: Callable[[Any], Any]) -> _Callback:
         try:
             return parse(value)
         except ValueError as error:
-            raise click.BadParameter(str(error)) from error
+            raise click.BadParameter(plain(str(error))) from error
 
     return callback
 

@@ -18,7 +18,7 @@ from kubernetes.config.dateutil import parse_rfc3339
 from kubernetes.config.exec_provider import ExecProvider
 from kubernetes.config.kube_config import KubeConfigLoader
 
-from ebpflb import redaction
+from ebpflb import redaction, regular_file
 from ebpflb.cluster import kubeconfig
 from ebpflb.cluster.memory_files import MemoryFiles
 from ebpflb.errors import ClusterError, in_words
@@ -52,8 +52,8 @@ class Access:
     def is_outdated(self) -> bool:
         """Whether the kubeconfig has another content by now."""
         try:
-            return self._path is not None and _digest(self._path.read_bytes()) != self._digest
-        except OSError:
+            return self._path is not None and _digest(regular_file.read(self._path)) != self._digest
+        except (OSError, regular_file.UnusableFile):
             return False
 
     def headers(self) -> dict[str, str]:
@@ -69,9 +69,11 @@ class Access:
 
     def _load(self, path: Path) -> None:
         try:
-            data = path.read_bytes()
+            data = regular_file.read(path)
         except OSError as error:
             raise ClusterError(str(error.strerror)) from None
+        except regular_file.UnusableFile as error:
+            raise ClusterError(str(error)) from None
         folder = path.absolute().parent
         values = kubeconfig.parse(data, folder, self._files)
         make: Any = _Loader  # the client's functions have no types

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Raw, Struct, field
 
-from ebpflb.errors import ClusterError, InvalidObject
+from ebpflb.errors import ClusterError, InvalidObject, in_json_words
 from ebpflb.model import endpoint_slices
 from ebpflb.model.endpoint_slices import ReadSlice
 from ebpflb.model.events import Key, Kind, ReadObject
@@ -100,7 +100,7 @@ def page(data: bytes) -> Page:
     try:
         return _pages.decode(data)
     except DECODE_ERRORS as error:
-        raise ClusterError(f"not a list: {error}") from error
+        raise ClusterError(f"not a list: {in_json_words(str(error))}") from error
 
 
 def line(data: bytes) -> Line:
@@ -196,4 +196,5 @@ def error_from_write(data: bytes, code: int) -> ClusterError:
 def _invalid(error: Exception) -> InvalidObject:
     """msgspec says: Expected `int`, got `str` - at `$.spec.ports[0].port`."""
     reason, _, path = str(error).partition(" - at ")
-    return InvalidObject(re.sub("[`$]", "", path).strip(". ") or "object", reason)
+    field = re.sub("[`$]", "", path).strip(". ") or "object"
+    return InvalidObject(field, in_json_words(reason))

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
+from urllib.parse import quote
 
 import msgspec
 
@@ -229,7 +230,8 @@ def manifest(event: Event, instance: str, now: int) -> tuple[str, bytes]:
         "action": event.action,
         "note": event.note.encode()[:MAX_NOTE].decode(errors="ignore"),
     }
-    return f"/apis/events.k8s.io/v1/namespaces/{namespace}/events", msgspec.json.encode(body)
+    path = f"/apis/events.k8s.io/v1/namespaces/{quote(namespace, safe='')}/events"
+    return path, msgspec.json.encode(body)
 
 
 def server_factory(

@@ -55,10 +55,17 @@ def _reason(error: ValueError) -> str:
 def _complete(section: dict[str, Any], folder: Path, files: MemoryFiles) -> None:
     for name in _FILES:
         if isinstance(section.get(name), str) and section[name]:
-            section[name] = str((folder / section[name]).absolute())
+            section[name] = str(_readable(name, (folder / section[name]).absolute()))
     for inline, name in _INLINE.items():
         if content := section.pop(inline, None):
             section[name] = str(files.add(_decoded(inline, content)))
+
+
+def _readable(name: str, path: Path) -> Path:
+    """A pipe or a device is never opened. Who reads a file that is not there names it."""
+    if path.exists() and not path.is_file():
+        raise ClusterError(f"{name}: {path}: not a regular file")
+    return path
 
 
 def _decoded(name: str, content: object) -> bytes:

@@ -18,10 +18,11 @@ from typing import Any, NamedTuple, cast, get_args, get_origin
 import msgspec
 import yaml
 
+from ebpflb import regular_file
 from ebpflb.cluster import yaml_documents
 from ebpflb.configuration import fields, listen_addresses
 from ebpflb.configuration.fields import KubeProxyConfiguration, Section, join_path, value_at
-from ebpflb.errors import ConfigurationError, in_words, one_line
+from ebpflb.errors import ConfigurationError, in_json_words, one_line
 from ebpflb.model import durations
 from ebpflb.model.durations import Duration, FlushFrequency
 
@@ -60,10 +61,10 @@ class Document(NamedTuple):
 def read(path: Path) -> ParsedConfiguration:
     """Raises ConfigurationError if the file is missing or is not a KubeProxyConfiguration."""
     try:
-        document = parse(path.read_bytes())
+        document = parse(regular_file.read(path))
     except OSError as error:
-        raise ConfigurationError(in_words(error)) from error
-    except ValueError as error:
+        raise ConfigurationError(f"{path}: {error.strerror}") from error
+    except (regular_file.UnusableFile, ValueError) as error:
         raise ConfigurationError(f"{path}: {error}") from error
     _check_kind(path, document.values)
     unknown = list(_unknown(KubeProxyConfiguration, document.values, ""))
@@ -206,7 +207,7 @@ def _remove_invalid(values: dict[str, Any], message: str) -> FieldError:
     """
     found = _PLACE.fullmatch(message)
     if not found or not found["path"]:
-        raise ConfigurationError(message)
+        raise ConfigurationError(in_json_words(message))
     steps = _STEP.findall(found["path"].removesuffix(_ANY_KEY))
     *parents, last = [name or int(index) for name, index in steps]
     path, at = "", cast(Any, values)
@@ -219,4 +220,4 @@ def _remove_invalid(values: dict[str, Any], message: str) -> FieldError:
         at[last] = {} if found["reason"].startswith("Expected `object`") else ""
     else:
         del at[last]
-    return FieldError(join_path(path, last), found["reason"].replace("`", ""))
+    return FieldError(join_path(path, last), in_json_words(found["reason"]))

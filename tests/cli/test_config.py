@@ -185,7 +185,7 @@ def test_every_error_at_once(refused: Callable[..., list[str]], file: Path) -> N
         f'  {file}: mode: must be one of iptables, ipvs, nftables, not "x"',
         f'  {file}: nodePortAddresses[0]: "primary" must be the only entry',
         f"  {file}: ipvs: Expected object, got array",
-        f"  {file}: oomScoreAdj: Expected int, got str",
+        f"  {file}: oomScoreAdj: Expected integer, got string",
     ]
 
 
@@ -203,7 +203,7 @@ def test_every_error_of_a_field(refused: Callable[..., list[str]], file: Path) -
         f'  {file}: nodePortAddresses[1]: "a" is not a CIDR such as 10.0.0.0/8',
         f'  {file}: clusterCIDR: "10.0.0.0/99" is not a CIDR such as 10.0.0.0/8',
         f'  {file}: clusterCIDR: "b" is not a CIDR such as 10.0.0.0/8',
-        f"  {file}: nodePortAddresses[0]: Expected str, got int",
+        f"  {file}: nodePortAddresses[0]: Expected string, got integer",
     ]
 
 

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from ebpflb.model.events import Changed, Kind, SourceStatus
 from tests.cluster.event_log import QUICK, Begin, EventLog, Quick, Start
 from tests.cluster.objects import service
 from tests.kit.api_server import FakeApiServer
+from tests.kit.hostile_files import HOSTILE, lay
 
 
 def threads() -> list[threading.Thread]:
@@ -208,6 +210,11 @@ def test_a_server_that_cannot_be_reached_is_told_in_words(
         ('{"apiVersion": "v1"}', "Invalid kube-config file"),
         ({"server": "https://x", "certificate-authority": "/nothing"}, "File does not exist"),
         ({"tokenFile": "/nothing"}, "/nothing: No such file or directory"),
+        ({"tokenFile": "/dev/zero"}, "tokenFile: /dev/zero: not a regular file"),
+        (
+            {"server": "https://x", "certificate-authority": "/dev/zero"},
+            "certificate-authority: /dev/zero: not a regular file",
+        ),
     ],
 )
 def test_a_broken_kubeconfig_is_told_in_one_line(
@@ -224,4 +231,16 @@ def test_a_broken_kubeconfig_is_told_in_one_line(
     with pytest.raises(ClusterError) as failed:
         ApiSource(events, node_name="node-1", kubeconfig=kubeconfig).start()
     assert str(failed.value).startswith(f"{kubeconfig}: {words}")
+    assert "Errno" not in str(failed.value) and "\n" not in str(failed.value)
+
+
+@pytest.mark.parametrize("make", HOSTILE.values(), ids=HOSTILE)
+def test_what_is_no_kubeconfig(
+    events: EventLog, tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    """A device without end, a pipe or terabytes of holes are named, and not read."""
+    lay(make, tmp_path / "kubeconfig")
+    with pytest.raises(ClusterError) as failed:
+        ApiSource(events, node_name="node-1", kubeconfig=tmp_path / "kubeconfig").prepare()
+    assert str(failed.value).startswith(f"{tmp_path}/kubeconfig: ")
     assert "Errno" not in str(failed.value) and "\n" not in str(failed.value)

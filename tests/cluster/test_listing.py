@@ -151,7 +151,7 @@ def test_a_broken_object_spoils_neither_its_page_nor_the_list(
     assert {key.name for key in objects} == {"good", "bad"}
     assert isinstance(objects["default", "good"].object, Service)
     bad = objects["default", "bad"]
-    assert str(bad.object) == "spec.ports[0].port: Expected `int`, got `str`"
+    assert str(bad.object) == "spec.ports[0].port: Expected integer, got string"
     assert bad.source == api.url
 
 

@@ -157,7 +157,7 @@ def test_an_object_that_does_not_fit_is_told_as_such(manifests: Manifests) -> No
     manifests.write(service("a"), service("b"))
     manifests.first()
     manifests.write(service("a", ports=[{"port": "http"}]), service("c"))
-    reason = "spec.ports[0].port: Expected `int`, got `str`"
+    reason = "spec.ports[0].port: Expected integer, got string"
     assert manifests.news() == [f"!a: {reason}", "-b", "+c"]
     assert not manifests.statuses
     manifests.write(service("a"), service("c"))
@@ -179,7 +179,7 @@ def test_a_broken_object_that_is_taken_out_is_removed(manifests: Manifests) -> N
     manifests.write(service("a"))
     manifests.first()
     manifests.write(service("a", ports=7))
-    assert manifests.news() == ["!a: spec.ports: Expected `array | null`, got `int`"]
+    assert manifests.news() == ["!a: spec.ports: Expected array | null, got integer"]
     manifests.write("")
     assert manifests.news() == ["-a"]
 

@@ -174,8 +174,8 @@ def test_a_broken_object_is_told_as_such(
 ) -> None:
     """With what is wrong in it; and its version still moves the resume point."""
     for ports, reason in (
-        ([{"port": None}], "spec.ports[0].port: Expected `int`, got `null`"),
-        ("x", "spec.ports: Expected `array | null`, got `str`"),
+        ([{"port": None}], "spec.ports[0].port: Expected integer, got null"),
+        ("x", "spec.ports: Expected array | null, got string"),
     ):
         bad = api.put(service("web", ports=ports))
         found = events.next(Kind.SERVICE)

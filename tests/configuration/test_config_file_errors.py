@@ -3,6 +3,7 @@
 15).
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from ebpflb.configuration import config_file
 from ebpflb.errors import ConfigurationError
 from tests.configuration.files import KUBEADM, write
+from tests.kit.hostile_files import HOSTILE, lay
 
 
 @pytest.fixture
@@ -35,19 +37,19 @@ def test_all_wrong_types_at_once(file: Path) -> None:
     )
     found = config_file.read(file)
     assert {str(each) for each in found.errors} == {
-        "oomScoreAdj: Expected int, got str",
+        "oomScoreAdj: Expected integer, got string",
         'iptables.syncPeriod: "soon" is not a duration such as 30s or 1h30m',
-        "iptables.masqueradeBit: Expected int <= 2147483647",
-        "featureGates.bad: Expected bool, got str",
-        "nodePortAddresses[1]: Expected str, got int",
-        "nodePortAddresses[3]: Expected str, got int",
+        "iptables.masqueradeBit: Expected integer <= 2147483647",
+        "featureGates.bad: Expected boolean, got string",
+        "nodePortAddresses[1]: Expected string, got integer",
+        "nodePortAddresses[3]: Expected string, got integer",
         "ipvs: Expected object, got array",
         "conntrack.tcpEstablishedTimeout: 86400 is not a duration such as 30s or 1h30m",
         "conntrack.udpTimeout: True is not a duration such as 30s or 1h30m",
         "logging.flushFrequency: 1.5 is not a duration such as 30s or 1h30m",
-        "logging.vmodule[0].verbosity: Expected int, got str",
-        "logging.vmodule[1]: Expected object, got int",
-        "logging.vmodule[2].verbosity: Expected int, got str",
+        "logging.vmodule[0].verbosity: Expected integer, got string",
+        "logging.vmodule[1]: Expected object, got integer",
+        "logging.vmodule[2].verbosity: Expected integer, got string",
     }
     assert found.configuration.mode == "ipvs"
     assert found.configuration.feature_gates == {"good": True}
@@ -94,6 +96,14 @@ def test_every_half(file: Path) -> None:
 def test_no_file(file: Path) -> None:
     """A file that is not there is named."""
     with pytest.raises(ConfigurationError, match=f"{file}: No such file"):
+        config_file.read(file)
+
+
+@pytest.mark.parametrize("make", HOSTILE.values(), ids=HOSTILE)
+def test_what_is_no_file(file: Path, make: Callable[[Path], None]) -> None:
+    """A device without end, a pipe or terabytes of holes are named, and not read."""
+    lay(make, file)
+    with pytest.raises(ConfigurationError, match=str(file)):
         config_file.read(file)
 
 

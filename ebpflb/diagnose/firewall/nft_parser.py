@@ -12,6 +12,7 @@ import msgspec
 from ebpflb.diagnose.firewall import nft_each, nft_match
 from ebpflb.diagnose.firewall.matches import AnyMatch, Unknown
 from ebpflb.diagnose.firewall.rules import Chain, Does, FirewallRule, FirewallTable
+from ebpflb.errors import in_json_words
 
 _FAMILIES = {"ip": 4, "ip6": 6, "inet": 0, "netdev": 0, "bridge": 0}
 _UNREADABLE = (  # what JSON of another form leads to
@@ -51,7 +52,7 @@ def parse(listed: bytes, *, without: frozenset[Key] = frozenset()) -> list[Firew
     try:
         objects = msgspec.json.decode(listed, type=_Listing).nftables
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise ValueError(str(error)) from error
+        raise ValueError(in_json_words(str(error))) from error
     return _Reader(without).read(objects)
 
 
