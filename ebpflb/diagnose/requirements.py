@@ -30,6 +30,7 @@ def missing(results: list[CheckResult]) -> list[str]:
 
 
 def _required(state_directory: Path, cgroup: Path | None) -> Iterator[CheckResult]:
+    yield _clock()
     yield _try("bpf(2)", _bpf, "run as root, outside a sandbox")
     yield _try("bpffs", lambda: _bpffs(state_directory), "mount -t bpf bpf /sys/fs/bpf")
     yield _try("cgroup v2", lambda: _cgroup(cgroup), "mount cgroup v2, or set --cgroup-root")
@@ -44,6 +45,14 @@ def _capabilities() -> CheckResult:
     detail = f"missing: {', '.join(missing)}" if missing else ", ".join(process.NEEDED_CAPABILITIES)
     remedy = "run as root, or grant them" if missing else ""
     return CheckResult("capabilities", not missing, True, detail, remedy)
+
+
+def _clock() -> CheckResult:
+    """Programs count by the machine's: flows in use would be swept as idle, or none ever."""
+    if not (shift := process.clock_shift()):
+        return CheckResult("monotonic clock", True, True, "the machine's", "")
+    detail = f"{shift:+g} s from the machine's, by a time namespace"
+    return CheckResult("monotonic clock", False, True, detail, "run it outside of that namespace")
 
 
 def _bcc() -> CheckResult:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This process: the capabilities that it has, its OOM score and its file limit.
+"""This process: its capabilities, its clock, its OOM score and its file limit.
 
 bpf(2) and netlink need these capabilities (capabilities(7)):
 
@@ -29,6 +29,7 @@ NEEDED_CAPABILITIES = ("CAP_BPF", "CAP_NET_ADMIN", "CAP_PERFMON")
 OOM_SCORE_ADJ = Path("/proc/self/oom_score_adj")
 
 _STATUS = Path("/proc/self/status")
+_CLOCKS = Path("/proc/self/timens_offsets")  # absent where the kernel has no time namespaces
 _IMPLIED = {"CAP_BPF", "CAP_PERFMON"}  # by CAP_SYS_ADMIN
 
 
@@ -44,6 +45,15 @@ def missing_capabilities(status: str | None = None) -> list[str]:
     """The needed ones that this process does not have."""
     held = capabilities(status)
     return [name for name in NEEDED_CAPABILITIES if name not in held]
+
+
+def clock_shift(clocks: Path = _CLOCKS) -> float:
+    """Seconds by which CLOCK_MONOTONIC is ahead of the machine's here (time_namespaces(7))."""
+    lines = clocks.read_text().splitlines() if clocks.exists() else ()
+    for name, seconds, nanoseconds in map(str.split, lines):
+        if name == "monotonic":
+            return int(seconds) + int(nanoseconds) / 1e9
+    return 0.0
 
 
 def adjust_oom_score(value: int, path: Path = OOM_SCORE_ADJ) -> None:

@@ -19,7 +19,8 @@ from ebpflb.node.rulesets import Ruleset
 from tests.cli.conftest import NEVER, Ebpflb
 
 FEATURES = [
-    "capabilities", "BCC", "bpffs", "cgroup v2", "hook cgroup/connect4", "tc helpers",
+    "capabilities", "monotonic clock",
+    "BCC", "bpffs", "cgroup v2", "hook cgroup/connect4", "tc helpers",
     "tcx",
     "clsact filters", "map types", "batch operations: HASH", "batch operations: LPM_TRIE",
     "errno from hooks", "nf_flow_table", "destroying UDP sockets", "other agents' hooks",
@@ -52,6 +53,19 @@ def test_yes(ebpflb: Ebpflb) -> None:
     for feature in FEATURES:
         assert feature in done.out
     assert "MISSING" not in done.out
+
+
+def test_a_time_namespace() -> None:
+    """There it cannot run, as programs count by the machine's clock."""
+    shifted = ["unshare", "--time", "--monotonic", "1000", sys.executable, "-m", "ebpflb"]
+    done = subprocess.run(
+        [*shifted, "check", "--state-dir", str(NEVER), "-o", "json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (done.returncode, missing(done.stdout)) == (1, {"monotonic clock"})
 
 
 def test_columns(ebpflb: Ebpflb) -> None:

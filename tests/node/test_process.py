@@ -46,3 +46,20 @@ def test_sys_admin_stands_for_bpf() -> None:
     """The kernel takes CAP_SYS_ADMIN for CAP_BPF and CAP_PERFMON, but netlink not for its own."""
     assert process.missing_capabilities(status("CAP_SYS_ADMIN")) == ["CAP_NET_ADMIN"]
     assert process.missing_capabilities(status("CAP_SYS_ADMIN", "CAP_NET_ADMIN")) == []
+
+
+def test_the_machines_clock(tmp_path: Path) -> None:
+    """Of this process, and where the kernel has no time namespaces."""
+    assert process.clock_shift() == process.clock_shift(tmp_path / "missing") == 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "nanoseconds", "shift"), [(1000, 0, 1000.0), (-1, 500_000_000, -0.5)]
+)
+def test_the_clock_of_a_time_namespace(
+    tmp_path: Path, seconds: int, nanoseconds: int, shift: float
+) -> None:
+    """As the kernel writes it."""
+    clocks = tmp_path / "timens_offsets"
+    clocks.write_text(f"monotonic  {seconds:10} {nanoseconds:9}\nboottime  5  0\n")
+    assert process.clock_shift(clocks) == shift
