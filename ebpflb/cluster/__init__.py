@@ -11,6 +11,7 @@ list_watch      list, watch, and resume the watch
 position        where it stands, and what it has told since
 fresh_lists     lists to be compared with what has become of what it told
 api             requests to the API server
+answers         what it answers, within bounded memory
 access          its address, TLS and credentials; these two modules import ``kubernetes``
 kubeconfig      a kubeconfig -> values, with its keys in memory files
 memory_files    files that a kill does not leave behind

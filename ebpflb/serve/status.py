@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 _PRIVATE_FILE, _PRIVATE_FOLDER = 0o600, 0o700
 _OWN_FILES = {".json", ".lock", ".ports", ".sock", ".history", ".bad", ".sysctls", ".tmp", ".half"}
 _LARGEST = 64 << 20  # bytes; 100,000 Services with on-removal have 15 MB
+_LOST = "`ebpflb monitor` and `doctor` find this agent again when it is restarted"
 CURRENT_PROGRAMS = "current"  # the loaded programs are those of this agent's version
 
 
@@ -133,7 +134,7 @@ class StatusFile:
         content = redact(msgspec.json.encode(status).decode()).encode()
         try:
             if content != self._content:
-                files.replace(self._path, content)
+                self._replace(content)
         except OSError as error:
             self._fail(in_words(error))
             content = b""
@@ -141,6 +142,14 @@ class StatusFile:
             self._error = ""
         self._content = content
         return bool(content)
+
+    def _replace(self, content: bytes) -> None:
+        """The run directory may have been removed under the agent."""
+        folder = self._path.parent
+        if not folder.is_dir():
+            folder.mkdir(parents=True, mode=_PRIVATE_FOLDER)
+            log.warning("%s was removed, and is made again: %s", folder, _LOST)
+        files.replace(self._path, content)
 
     def _fail(self, reason: str) -> None:
         if reason != self._error:

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent whose run or state directory becomes read-only: it serves on, and ends in order."""
+"""An agent whose run or state directory becomes read-only, or whose run directory is removed: it
+serves on, and ends in order.
+"""
 
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +15,7 @@ import pytest
 from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import Sockets
+from ebpflb.serve import status
 from tests.kit import requests
 from tests.kit.cluster import VIP, Cluster, endpoint, web
 from tests.kit.lab_cluster import started
@@ -98,6 +102,18 @@ def test_a_pin_that_cannot_be_put_back(cluster: Cluster, pod: Sockets) -> None:
     assert agent.process and agent.process.returncode == 0
     agent.start()
     assert pin.exists()
+
+
+def test_a_run_directory_that_is_removed(cluster: Cluster, pod: Sockets) -> None:
+    """The agent serves on, also what changes, and makes the directory again for its status."""
+    agent = cluster.agent
+    shutil.rmtree(agent.paths.run)
+    cluster.publish(web(*map(endpoint, cluster.web[1:])))
+    assert set(requests.backends(pod, VIP)) == {it.name for it in cluster.web[1:]}
+    wait_until("its status is there", lambda: bool(status.read(agent.paths)))
+    assert "Traceback" not in agent.log() and "[Errno" not in agent.log()
+    agent.stop()
+    assert agent.process and agent.process.returncode == 0, agent.log()
 
 
 @pytest.mark.parametrize("which", ["run", "run and state"])

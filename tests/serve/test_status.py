@@ -4,6 +4,7 @@
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
@@ -136,10 +137,28 @@ def test_anything_in_the_place_of_the_lock(paths: Paths, make: Callable[[Path], 
     assert not status.is_running(paths)
 
 
-def test_unwritable(paths: Paths) -> None:
-    """A directory that is not there costs the status and nothing else."""
-    publish(paths)
+def test_unwritable(paths: Paths, caplog: pytest.LogCaptureFixture) -> None:
+    """A directory that cannot be made costs the status and nothing else; it is said once."""
+    paths.run.parent.touch()
+    file = status.StatusFile(paths)
+    assert not (file.write(some()) or file.write(some(backends=1)))
     assert status.read(paths) is None
+    (line,) = [it for it in caplog.messages if "shows what was written before" in it]
+    assert "Errno" not in line
+
+
+def test_a_run_directory_that_is_removed(
+    paths: Paths, held: IO[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is made again, for this user alone, and what is lost until the restart is said once."""
+    file = status.StatusFile(paths)
+    file.write(some())
+    shutil.rmtree(paths.run)
+    assert file.write(some(backends=1)) and file.write(some(backends=2))
+    assert status.read(paths) == some(backends=2)
+    assert paths.run.stat().st_mode & 0o777 == 0o700
+    (line,) = caplog.messages
+    assert line.startswith(f"{paths.run} was removed, and is made again: ")
 
 
 def test_running(paths: Paths, held: IO[str]) -> None:
