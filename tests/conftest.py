@@ -118,6 +118,7 @@ SLOW = {
     "tests/network/test_killed_amid_changes.py",
     "tests/network/test_lifecycle.py",
     "tests/network/test_masquerade_matrix.py",
+    "tests/network/test_mirrored_frames.py",
     "tests/network/test_monitor.py",
     "tests/network/test_monitor_packets.py",
     "tests/network/test_packets_flows.py",

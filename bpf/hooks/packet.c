@@ -77,7 +77,7 @@ int ingress(struct __sk_buff *ctx)
 		return GO_ON;
 	forward_begin(ctx, scratch);
 	monitor_packet_begin(scratch);
-	reading = packet_parse(ctx, &scratch->packet);
+	reading = frame_is_for_others(ctx) ? FOREIGN : packet_parse(ctx, &scratch->packet);
 	if (reading == READ) {
 		outcome = ingress_packet(ctx, scratch);
 		FORGET_VALUE(outcome.verdict, ctx->len);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
  * Reads a packet: addresses, protocol and, but for ICMP, ports. A later fragment has none; one of a
- * datagram that was not translated is left alone.
+ * datagram that was not translated is left alone, and so is at ingress what is for another host.
  */
 #ifndef EBPFLB_PATH_PARSE_H
 #define EBPFLB_PATH_PARSE_H
@@ -9,6 +9,28 @@
 #include "net/transport.h"
 #include "path/fragment.h"
 #include "path/outcome.h"
+
+#define TO_OTHER_HOST 3	/* PACKET_OTHERHOST: the frame has a MAC address that is not the device's */
+
+/*
+ * Whether a frame that came in is for another host: a device in promiscuous mode has them, and the
+ * stack drops them. At the port of a switch such as a bridge they may be for this node all the same:
+ * the switch has a MAC address of its own, and so has each of its ports.
+ */
+static __always_inline bool frame_is_for_others(struct __sk_buff *ctx)
+{
+#ifdef NO_LINK_HEADER
+	return false;
+#else
+	__u32 ifindex = ctx->ifindex;
+	struct device *device;
+
+	if (ctx->pkt_type != TO_OTHER_HOST)
+		return false;
+	device = LOOKUP(struct device, devices, &ifindex);
+	return device && device->flags & DEVICE_HOST_ONLY;
+#endif
+}
 
 static __always_inline enum reading packet_parse(struct __sk_buff *ctx, struct packet *packet)
 {

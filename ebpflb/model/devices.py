@@ -28,6 +28,9 @@ class Device:
 
 Devices = tuple[Device, ...]
 
+# Masters that pass frames on as they are: what is for another host at their ports is so at them.
+_NO_SWITCHES = frozenset({"bond", "team", "vrf"})
+
 
 def check_pattern(pattern: str) -> None:
     """Raises ValueError, with a message for the operator, for an impossible device name."""
@@ -91,6 +94,15 @@ def with_masters(device: Device, known: Mapping[int, Device]) -> list[Device]:
     while (master := known.get(chain[-1].master)) and master not in chain:
         chain.append(master)
     return chain
+
+
+def is_host_only(device: Device, known: Mapping[int, Device]) -> bool:
+    """Whether what has another MAC address than the device's is for no one behind it.
+
+    It may be where the device is a port of a bridge or of Open vSwitch, or of one that is unknown.
+    """
+    chain = with_masters(device, known)
+    return not chain[-1].master and all(each.kind in _NO_SWITCHES for each in chain[1:])
 
 
 def _first_of(candidates: Iterable[AddressByFamily]) -> AddressByFamily:

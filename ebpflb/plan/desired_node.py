@@ -2,19 +2,18 @@
 """What the maps should hold about this node: its devices, and the settings."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ebpflb.model import devices
 from ebpflb.model.addresses import Address, Family, Network, family
-from ebpflb.model.devices import AddressByFamily, Devices
+from ebpflb.model.devices import AddressByFamily, Device, Devices
 from ebpflb.model.local_detector import LocalDetector
 from ebpflb.model.route_sources import RouteSource
 from ebpflb.plan.entries import NO_PREFIX, NO_V4, NO_V6, DeviceEntry, Prefix, RouteKey
 from ebpflb.plan.prefixes import prefix_of, route_key
 
-_PODS, _NOT_PODS = frozenset({"pods"}), frozenset[str]()
 _DETECT = frozenset({"detect_local"})
 
 
@@ -38,8 +37,7 @@ class DesiredNode:
         by_index = devices.by_index(self.known)
         return {
             device.index: DeviceEntry(
-                *_both(sources[device.index]),
-                _PODS if self.detector.is_pod_device(device, by_index) else _NOT_PODS,
+                *_both(sources[device.index]), frozenset(self._device_flags(device, by_index))
             )
             for device in self.served
         }
@@ -73,6 +71,12 @@ class DesiredNode:
         found = {"node_v4": node_v4, "node_v6": node_v6, **_fields("pods", pods)}
         flags = options["flags"] | (_DETECT if active else frozenset())
         return {**options, **found, **_fields("span", covering), "flags": flags}
+
+    def _device_flags(self, device: Device, known: Mapping[int, Device]) -> Iterator[str]:
+        if self.detector.is_pod_device(device, known):
+            yield "pods"
+        if devices.is_host_only(device, known):
+            yield "host_only"
 
 
 def _first(lists: Iterable[list[RouteSource]]) -> list[RouteSource]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which devices are served, and as whom masqueraded traffic leaves by each."""
 
+from dataclasses import replace
 from ipaddress import ip_address
 
 import pytest
@@ -8,7 +9,9 @@ import pytest
 from ebpflb.model.addresses import Address, Family
 from ebpflb.model.devices import (
     Device,
+    by_index,
     check_pattern,
+    is_host_only,
     masquerade_addresses,
     node_addresses,
     own_addresses,
@@ -108,6 +111,37 @@ def test_own_addresses() -> None:
     """Loopback's and link-local ones are left out: no service has one."""
     every = ["127.0.0.1", "::1", "fe80::1", "169.254.1.1", "192.0.2.1", "fd00::1"]
     assert own_addresses(map(ip_address, every)) == {*map(ip_address, every[4:])}
+
+
+@pytest.mark.parametrize(
+    ("masters", "expected"),
+    [
+        ("", True),
+        ("bond", True),
+        ("team vrf", True),
+        ("bridge", False),
+        ("bond bridge", False),
+        ("openvswitch", False),
+        ("bridge vrf", False),
+        ("unknown", False),
+    ],
+)
+def test_host_only(masters: str, expected: bool) -> None:
+    """Not below a switch, through as many masters as there are; one of another kind may be one."""
+    kinds = ["", *masters.split()]
+    known = [
+        replace(device(number, f"d{number}", master=number + 1), kind=kind)
+        for number, kind in enumerate(kinds, 1)
+    ]
+    known[-1] = replace(known[-1], master=0)
+    assert is_host_only(known[0], by_index(tuple(known))) is expected
+
+
+def test_unknown_master() -> None:
+    """It may be a switch, and so may those of a circle."""
+    one, other = device(6, "a", master=7), replace(device(7, "b", master=6), kind="bond")
+    assert not is_host_only(PORT, by_index((PORT,)))
+    assert not is_host_only(one, by_index((one, other)))
 
 
 def test_circle() -> None:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network namespace for this process: devices that lead nowhere, routes as a node has them."""
+"""A network namespace for this process: devices that lead nowhere, routes as a node has them.
+
+Frames are addressed to the devices (frames.py).
+"""
 
 import os
 import socket
@@ -10,7 +13,7 @@ from pathlib import Path
 
 from cffi import FFI
 
-from tests.packet.frames import ROUTER
+from tests.packet.frames import DEVICE, ROUTER
 from tests.packet.places import V4, V6
 
 DEVICES = ("uplink", "pods", "tunnel")
@@ -22,9 +25,9 @@ _libc = _ffi.dlopen(None)
 
 _SETUP = f"""\
 link set lo up
-link add uplink type veth peer name uplink-end
-link add pods type veth peer name pods-end
-link add tunnel type veth peer name tunnel-end
+link add uplink address {DEVICE} type veth peer name uplink-end
+link add pods address {DEVICE} type veth peer name pods-end
+link add tunnel address {DEVICE} type veth peer name tunnel-end
 link set uplink up
 link set uplink-end up
 link set pods up

@@ -64,7 +64,7 @@ class PacketNode(Publisher):
             _empty(opened)
         self.counted = self._verdicts()
         self.settings()
-        self.device("uplink", V4.node, V6.node)
+        self.device("uplink", V4.node, V6.node, "host_only")
         self.device("pods", V4.bridge, V6.bridge)
         for key, timeout in Timeouts().table.items():
             self.put("timeouts", key, timeout)

@@ -20,7 +20,6 @@ from tests.kit import once
 from tests.packet import wire
 from tests.packet.conftest import SCHED_CLS, Loaded, loaded
 from tests.packet.frames import (
-    DEVICE,
     ROUTER,
     Packet,
     at,
@@ -68,9 +67,8 @@ def programs(shared: Path, cache: Path, compiled: Compiled) -> Iterator[tuple[Lo
 
 @pytest.fixture
 def both(programs: tuple[Loaded, Loaded], devices: dict[str, int]) -> TwoVariants:
-    """Frames have the devices' hardware address, and neighbours are known."""
+    """Neighbours are known."""
     commands = [
-        *(f"link set {name} address {DEVICE}" for name in ("uplink", "pods")),
         *(f"neighbour replace {p.here} lladdr {ROUTER} dev pods nud permanent" for p in (V4, V6)),
         *(f"neighbour replace {p.router} lladdr {ROUTER} dev uplink" for p in (V4, V6)),
     ]

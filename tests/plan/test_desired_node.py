@@ -14,21 +14,22 @@ from ebpflb.plan.prefixes import prefix_of
 
 V4 = ip_address("192.0.2.1")
 ETH = Device(2, "eth0", False, True, 0, (V4,), (V4,))
-PORT = Device(3, "veth1", False, True, 0, (), ())
+VETH = Device(3, "veth1", False, True, 0, (), ())
+HOST_ONLY = frozenset({"host_only"})
 CHOSEN: dict[str, Any] = {"flags": frozenset({"guard_nodeports"}), "first_port": 1, "last_port": 2}
 SPAN = {Family.IPV4: prefix_of(ip_network("10.96.0.0/16"))}
 
 
 def local(detector: LocalDetector, *pod_cidrs: str) -> DesiredNode:
     networks = tuple(map(ip_network, pod_cidrs))
-    return DesiredNode((ETH, PORT), (PORT,), {Family.IPV4: V4}, detector, networks)
+    return DesiredNode((ETH, VETH), (VETH,), {Family.IPV4: V4}, detector, networks)
 
 
 def test_devices() -> None:
     """Served devices alone, with the addresses of all; a family without one is unspecified."""
     by_prefix = LocalDetector(LocalMode.NAME_PREFIX, name_prefix="veth")
-    assert local(LocalDetector()).devices() == {3: entries.DeviceEntry(V4, NO_V6, frozenset())}
-    assert local(by_prefix).devices()[3].flags == {"pods"}
+    assert local(LocalDetector()).devices() == {3: entries.DeviceEntry(V4, NO_V6, HOST_ONLY)}
+    assert local(by_prefix).devices()[3].flags == {"pods", "host_only"}
 
 
 def test_settings_without_detector() -> None:
@@ -60,6 +61,6 @@ def test_detector_by_device() -> None:
 
 def test_node_without_address() -> None:
     """Nothing is made up."""
-    alone = DesiredNode((PORT,), (PORT,), {}, LocalDetector(), ())
-    assert alone.devices()[3] == entries.DeviceEntry(NO_V4, NO_V6, frozenset())
+    alone = DesiredNode((VETH,), (VETH,), {}, LocalDetector(), ())
+    assert alone.devices()[3] == entries.DeviceEntry(NO_V4, NO_V6, HOST_ONLY)
     assert alone.settings(CHOSEN, {})["node_v4"] == NO_V4

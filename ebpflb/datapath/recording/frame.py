@@ -13,7 +13,7 @@ _LINK, _IPV6, _IPV4 = 14, 0x86DD, 0x0800
 _SUM, _HOPS = 0x1234, 64
 _SYN, _ACK = 0x02, 0x10
 _INIT, _INIT_ACK = 1, 2  # SCTP's chunks
-_MACS = bytes.fromhex("020000000001020000000002")
+_MACS = bytes.fromhex("ffffffffffff020000000002")  # to all: to another host's it would be foreign
 
 
 def request(ends: Ends, protocol: Protocol) -> bytes:

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frames for another host's MAC address, as a device in promiscuous mode gets them.
+
+A switch that does not know where that host is sends them everywhere, and a mirror port always. The
+stack drops them before netfilter.
+"""
+
+import errno
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from ipaddress import ip_address
+from socket import SO_ERROR, SOL_SOCKET
+
+import pytest
+
+from ebpflb.lab.agents import wait_until
+from ebpflb.lab.router import NODES
+from ebpflb.lab.sockets import Socket
+from ebpflb.node import ctnetlink
+from tests.kit import requests, two_nodes
+from tests.kit.requests import Send
+from tests.kit.two_nodes import CLUSTER_CIDR, ENGINES, Frontends, TwoNodes, address
+from tests.node import nodes
+
+WEB, NOBODY = 10, 20
+SERVICES = {"served": WEB, "without endpoints": NOBODY}
+FLOWS = ("tcp_flows", "other_flows")
+ELSEWHERE, MACVLAN = "02:00:00:00:00:99", "02:00:00:00:00:88"
+OWN = {False: "192.0.2.88", True: "fd02::88"}  # of the macvlan device
+
+families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
+kinds = pytest.mark.parametrize("kind", ["nodeport", "cluster"])
+
+
+@pytest.fixture(scope="module", params=ENGINES, ids=str)
+def two(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TwoNodes]:
+    """NodePorts on every address of the segment; uplinks take whatever the switch sends."""
+    options = (*CLUSTER_CIDR, "--nodeport-addresses", ",".join(NODES.networks))
+    two_nodes.require(request.param)
+    folder = tmp_path_factory.mktemp("two")
+    with two_nodes.running(folder, *options, engine=request.param) as made:
+        for node in (made.near, made.far):
+            node.ip("link set eth0 promisc on")
+        made.publish(made.service("web", WEB, made.here, made.there), made.service("no", NOBODY))
+        yield made
+
+
+@contextmanager
+def sent_to(two: TwoNodes, place: str, mac: str) -> Iterator[None]:
+    """The router takes this MAC address for that of a host of the nodes' segment."""
+    where = f"{place} dev {NODES.name}"
+    two.lab.router.ip(f"neighbour replace {where} lladdr {mac} nud permanent")
+    try:
+        yield
+    finally:
+        two.lab.router.ip(f"neighbour del {where}")
+
+
+def known_ports(two: TwoNodes) -> set[int]:
+    """The clients' ports of all flows, of either engine, on both nodes."""
+    tables = [two.maps_of(agent)[name] for agent in two.agents for name in FLOWS]
+    ports = {key.source_port for table in tables for key, _ in table.items()}
+    for node in (two.near, two.far):
+        with nodes.entered(node.netns):
+            ports |= {e.original.source_port for e in ctnetlink.connections(lambda *_: True)}
+    return ports
+
+
+def asking(two: TwoNodes, where: tuple[str, int], opened: ExitStack) -> tuple[Socket, Socket]:
+    """A TCP socket whose SYN has been sent, and a UDP socket whose datagram has."""
+    sockets = two.sockets(two.outside)
+    stream = opened.enter_context(requests.tcp_socket(sockets, where[0]))
+    datagrams = opened.enter_context(requests.udp_socket(sockets, where[0]))
+    for each in (stream, datagrams):
+        each.settimeout(0)
+    assert stream.connect_ex(where) == errno.EINPROGRESS
+    datagrams.connect(where)
+    datagrams.send(b"?")
+    return stream, datagrams
+
+
+@families
+@kinds
+@pytest.mark.parametrize("service", SERVICES)
+def test_frames_for_another_host_are_left_alone(
+    two: TwoNodes, service: str, kind: str, v6: bool
+) -> None:
+    """They open no flow and nobody answers or refuses them; other frames are served meanwhile."""
+    where = Frontends(SERVICES[service]).to(kind, two.near, v6=v6)
+    with sent_to(two, address(two.near, where[0]), ELSEWHERE), ExitStack() as opened:
+        stream, datagrams = asking(two, where, opened)
+        other_family = Frontends(WEB).to(kind, two.near, v6=not v6)
+        assert requests.udp(two.sockets(two.outside), *other_family).name in {"here", "there"}
+        assert stream.getsockopt(SOL_SOCKET, SO_ERROR) == 0
+        with pytest.raises(BlockingIOError):
+            datagrams.recv(64)
+        ours = {each.getsockname()[1] for each in (stream, datagrams)}
+        assert not ours & known_ports(two)
+
+
+@families
+@pytest.mark.parametrize("send", [requests.tcp, requests.udp])
+def test_ports_of_a_bridge(two: TwoNodes, send: Send, v6: bool) -> None:
+    """What a pod sends to the MAC address of its bridge is another host's at the bridge's port."""
+    where = Frontends(WEB).to("cluster", two.near, v6=v6)
+    assert send(two.sockets(two.unhooked), *where).name in {"here", "there"}
+
+
+@pytest.fixture
+def macvlan(two: TwoNodes) -> Iterator[None]:
+    """A device above near's uplink with a MAC address of its own, as VRRP has it."""
+    two.near.ip(f"link add own link eth0 address {MACVLAN} type macvlan mode bridge")
+    two.near.sysctl("net.ipv4.conf.own.rp_filter", 0)
+    two.near.ip("link set own up", *(f"address add {place} dev own" for place in OWN.values()))
+    yield
+    two.near.ip("link del own")
+
+
+@families
+@pytest.mark.parametrize("send", [requests.tcp, requests.udp])
+@pytest.mark.usefixtures("macvlan")
+def test_device_above_the_uplink(two: TwoNodes, send: Send, v6: bool) -> None:
+    """What is for a macvlan device of the node is served there."""
+    served = two.maps["node_addresses"]
+    wait_until("it is served", lambda: served.get(ip_address(OWN[v6])) is not None)
+    with sent_to(two, OWN[v6], MACVLAN):
+        answer = send(two.sockets(two.outside), OWN[v6], Frontends(WEB).nodeport)
+        assert answer.name in {"here", "there"}

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frames whose MAC address is not that of the device where they come in."""
+
+import pytest
+
+from tests.packet.frames import Packet, at, built, opening, reply, segment
+from tests.packet.node import PacketNode
+from tests.packet.places import V4, V6, Places
+from tests.packet.services import exchange, serve
+
+OTHER = "02:00:00:00:00:99"
+
+
+def to_another_host(packet: Packet, mac: str = OTHER) -> Packet:
+    copy = packet.copy()
+    copy.dst = mac
+    return built(copy)
+
+
+@pytest.mark.parametrize("endpoints", [0, 1])
+def test_nothing_is_opened_or_refused(
+    node: PacketNode, places: Places, protocol: str, endpoints: int
+) -> None:
+    """They go on as they are, to any service; the stack drops them."""
+    where = serve(node, places, "nodeport", protocol, cluster=[at(places.here, 8080)] * endpoints)
+    frame = to_another_host(opening(protocol, at(places.client, 50123), where))
+    assert node.ingress(frame) == ("pass", bytes(frame), {"passed": 1})
+    assert not node.flows(protocol)
+
+
+def test_nothing_ends(node: PacketNode, places: Places) -> None:
+    """A copy of a reset ends no flow, and replies to another host are not translated."""
+    client, backend = at(places.client, 50123), at(places.there, 8080)
+    where = serve(node, places, "nodeport", cluster=[backend])
+    request = exchange(node, "tcp", client, where)
+    node.through(segment(client, where, "A"))
+    flows = node.flows()
+    for packet in (segment(client, where, "RA"), reply(request, "FA")):
+        frame = to_another_host(packet)
+        assert node.ingress(frame) == ("pass", bytes(frame), {"passed": 1})
+    assert node.flows() == flows
+
+
+@pytest.mark.parametrize("mac", ["ff:ff:ff:ff:ff:ff", "01:00:5e:00:00:01"])
+def test_frames_to_all(node: PacketNode, places: Places, protocol: str, mac: str) -> None:
+    """Broadcasts and multicasts are for this host too: clusters of hosts share an address so."""
+    where = serve(node, places, "nodeport", protocol, cluster=[at(places.here, 8080)])
+    frame = to_another_host(opening(protocol, at(places.client, 50123), where), mac)
+    assert node.ingress(frame).verdicts == {"translated": 1}
+
+
+def test_port_of_a_bridge(node: PacketNode, places: Places, protocol: str) -> None:
+    """There, a frame for the bridge's own address is another host's; it is translated."""
+    node.device("uplink", V4.node, V6.node)
+    where = serve(node, places, "nodeport", protocol, cluster=[at(places.here, 8080)])
+    frame = to_another_host(opening(protocol, at(places.client, 50123), where))
+    assert node.ingress(frame).verdicts == {"translated": 1}
