@@ -42,7 +42,7 @@ class _Connection(HTTPConnection):
 
 def service(paths: Paths, namespace: str, name: str) -> ServicePage:
     """Raises NodeError if the agent knows no such Service, and NoAnswer."""
-    query = urlencode({"namespace": namespace, "name": name})
+    query = urlencode({"namespace": namespace, "name": name}, errors="replace")
     return _get(paths, f"/v1/service?{query}", ServicePage)
 
 
@@ -57,7 +57,7 @@ def services(paths: Paths, patterns: tuple[str, ...], selector: str, limit: int)
         query = [("after", after), ("limit", limit - len(found.services))]
         query += [("selector", selector)] * bool(selector)
         query += [("match", pattern) for pattern in patterns]
-        part = _get(paths, f"/v1/services?{urlencode(query)}", ServiceList)
+        part = _get(paths, f"/v1/services?{urlencode(query, errors='replace')}", ServiceList)
         if part.selector != selector:
             raise NoAnswer(_OTHER_VERSION)
         part.services[:0] = found.services

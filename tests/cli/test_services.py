@@ -133,6 +133,13 @@ def test_control_characters(ebpflb: Ebpflb, where: list[str]) -> None:
         assert "[2Jb" in done.out
 
 
+def test_a_name_that_is_no_text(ebpflb: Ebpflb, where: list[str]) -> None:
+    """Of a Service it can be none."""
+    for words in (("get", "\udcff"), ("list", "\udcff"), ("list", "--selector", "\udcff")):
+        done = ebpflb("services", *words, *where)
+        assert done.status in (1, 2) and "Traceback" not in done.err, done
+
+
 def test_yaml(ebpflb: Ebpflb, where: list[str]) -> None:
     """YAML has what JSON has."""
     words = ("services", "get", "shop/many", *where, "-o")

@@ -38,8 +38,10 @@ def canaries_outlive_their_lease() -> Any:
 
 
 def canaries_go_before_services() -> Any:
-    """A Service that comes to claim their address does not get it."""
-    return patch.object(canary, "_YOUNGEST", "")
+    """A Service that comes to claim their address does not get it. (Those of the simulation have no
+    age, so names decide.)
+    """
+    return patch.multiple(canary, _YOUNGEST="", NAMESPACE="_doctor")
 
 
 def canaries_that_do_not_go_are_forgotten() -> Any:

@@ -212,7 +212,7 @@ class SimNode:
         if self.settle_until is None or again < inf:
             self.settle_until = (again if again < inf else self.now) + SETTLING
             self.settled_by = self.settle_until + LONGEST_SETTLING
-        if self.life and self.life.workers.stale_udp.error:
+        if self.life and (self.life.workers.stale_udp.error or self.life.agent.audit.drift):
             self.settle_until = max(self.settle_until, self.now + SETTLING)
         self.happenings.deliver_all()
         if self.now > self.settled_by:
