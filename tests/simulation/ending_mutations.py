@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mistakes made on purpose in how flows, counts and connections end."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
 from ebpflb.agent.ended_connections import EndedConnections
 from ebpflb.agent.service_sync import ServiceSync
-from ebpflb.datapath.maps import connection_counts
+from ebpflb.datapath.maps import connection_counts, sweep
 from ebpflb.datapath.maps.frontend_keys import FrontendKeys
 from ebpflb.datapath.maps.sweep import FLOW_MAPS, FlowTable
 from ebpflb.model.services import Protocol, ServicePort
@@ -25,8 +27,14 @@ from ebpflb.stale_udp.worker import StaleUdpWorker
 from tests.simulation.write_mutations import Mutation
 
 
-def sweeps_take_open_flows() -> Any:
-    return patch.object(Timeouts, "_nanoseconds", lambda self, protocol, found: 0)
+@contextmanager
+def sweeps_take_open_flows() -> Iterator[None]:
+    """At once; neither are the right times at hand from another schedule, nor are these left."""
+    with (
+        patch.object(Timeouts, "_nanoseconds", lambda self, protocol, found: 0),
+        patch.object(sweep, "_idle_limits", sweep._idle_limits.__wrapped__),
+    ):
+        yield
 
 
 def sweeps_leave_flows() -> Any:
