@@ -118,6 +118,7 @@ def _text(facts: Facts, node: dict[str, Any], published: dict[str, Any]) -> list
     shown = {name: value for name, value in published.items() if name not in _IN_WORDS}
     received = shown.get("last_received", {})
     shown["last_received"] = {k: status_text.since(at, facts.now) for k, at in received.items()}
+    shown["reset_on_removal"] = status_text.resets(facts)
     if facts.runs:
         lines += status_text.rows(shown)
     elif published:

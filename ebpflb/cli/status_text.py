@@ -46,6 +46,12 @@ def served_by(facts: Facts) -> str:
     return "the agent, with the services that it has received"
 
 
+def resets(facts: Facts) -> dict[str, str]:
+    """Service port -> after how long its connections are reset, alike in both families."""
+    watched = facts.published.reset_on_removal if facts.published else ()
+    return {str(each.name): f"after {each.grace:g} s" for each in watched}
+
+
 def since(time: str, now: datetime) -> str:
     """``time`` is of RFC 3339."""
     return f"{time} ({span(now - datetime.fromisoformat(time))} ago)"

@@ -16,5 +16,10 @@ def misplaced(annotation: str, kind: str, owner: str) -> str:
     return f"{annotation_field(annotation)}: has no effect on {kind}: set it on {owner}"
 
 
+def unknown(annotation: str, known: list[str]) -> str:
+    """The warning about one that begins as ours do, and is none."""
+    return f"{annotation_field(annotation)}: has no effect: it is not one of {', '.join(known)}"
+
+
 def is_about_one(message: str) -> bool:
     return message.startswith(_PREFIX)

@@ -122,8 +122,7 @@ def read(slice: objects.EndpointSlice) -> ReadSlice:
     service = service_of(slice)
     if service is None:
         return ReadSlice(None, warnings)
-    annotations = slice.metadata.annotations
-    trigger = annotations.last_change_trigger_time if annotations else None
+    trigger = slice.metadata.annotation(objects.TRIGGER_TIME)
     name, weight = slice.metadata.name, weights.of(slice)
     stored = StoredSlice(name, service, family, ports, found, trigger, weight)
     return ReadSlice(stored, warnings)

@@ -17,8 +17,7 @@ def of(service: objects.Service, default: tuple[Network, ...]) -> tuple[Network,
 
     Raises InvalidObject: an annotation that cannot be read must not open what it was to close.
     """
-    annotations = service.metadata.annotations
-    text = annotations.nodeport_source_ranges if annotations else None
+    text = service.metadata.annotation(ANNOTATION)
     if text is None:
         return default
     return field_checks.parsed(annotation_field(ANNOTATION), parse, text)

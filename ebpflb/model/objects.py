@@ -7,14 +7,18 @@ does not fit; unknown fields are skipped unread. The API writes null for an empt
 it (``gc=False``): with 100,000 endpoints that saves memory and pauses.
 """
 
-from msgspec import Struct, field
+from typing import Any
+
+from msgspec import Struct, field, structs
 
 # The annotations that are ours.
+OURS = "ebpflb.io/"
 NODEPORT_SOURCE_RANGES = "ebpflb.io/nodeport-source-ranges"
 SCHEDULER = "ebpflb.io/scheduler"
 ON_REMOVAL = "ebpflb.io/on-removal"
 WEIGHT = "ebpflb.io/weight"
 SLOW_START = "ebpflb.io/slow-start"
+TRIGGER_TIME = "endpoints.kubernetes.io/last-change-trigger-time"  # kube-proxy.md 16.4
 
 
 class Metadata(Struct, frozen=True, gc=False, rename="camel"):
@@ -25,6 +29,29 @@ class Metadata(Struct, frozen=True, gc=False, rename="camel"):
     creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
     labels: dict[str, str] | None = None
+
+
+class Annotated(Metadata, frozen=True, gc=False, rename="camel"):
+    """With ``annotations``: of all names that begin as ours do, and TRIGGER_TIME; the rest would
+    only take memory.
+    """
+
+    annotations: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a value that is no string, which a manifest may have."""
+        every = (self.annotations or {}).items()
+        kept = {
+            name: text
+            for name, text in every
+            if text is not None and (name.startswith(OURS) or name == TRIGGER_TIME)
+        }
+        if wrong := [name for name, text in kept.items() if not isinstance(text, str)]:
+            raise ValueError(f"annotation {wrong[0]}: expected a string")
+        structs.force_setattr(self, "annotations", kept or None)
+
+    def annotation(self, name: str) -> str | None:
+        return self.annotations.get(name) if self.annotations else None
 
 
 class ServicePortSpec(Struct, frozen=True, gc=False, rename="camel"):
@@ -74,22 +101,10 @@ class ServiceStatus(Struct, frozen=True, gc=False, rename="camel"):
     load_balancer: LoadBalancerStatus | None = None
 
 
-class ServiceAnnotations(Struct, frozen=True, gc=False):
-    nodeport_source_ranges: str | None = field(name=NODEPORT_SOURCE_RANGES, default=None)
-    scheduler: str | None = field(name=SCHEDULER, default=None)
-    on_removal: str | None = field(name=ON_REMOVAL, default=None)
-    slow_start: str | None = field(name=SLOW_START, default=None)
-    weight: str | None = field(name=WEIGHT, default=None)
-
-
-class ServiceMetadata(Metadata, frozen=True, gc=False, rename="camel"):
-    annotations: ServiceAnnotations | None = None
-
-
 class Service(Struct, frozen=True, gc=False):
     """v1 Service."""
 
-    metadata: ServiceMetadata
+    metadata: Annotated
     spec: ServiceSpec
     status: ServiceStatus | None = None
 
@@ -134,28 +149,10 @@ class SlicePort(Struct, frozen=True, gc=False):
     protocol: str | None = "TCP"
 
 
-class SliceAnnotations(Struct, frozen=True, gc=False):
-    """When the change happened (kube-proxy.md 16.4), the weight of its endpoints, and what only a
-    Service can say.
-    """
-
-    last_change_trigger_time: str | None = field(
-        name="endpoints.kubernetes.io/last-change-trigger-time", default=None
-    )
-    weight: str | None = field(name=WEIGHT, default=None)
-    scheduler: str | None = field(name=SCHEDULER, default=None)
-    on_removal: str | None = field(name=ON_REMOVAL, default=None)
-    slow_start: str | None = field(name=SLOW_START, default=None)
-
-
-class SliceMetadata(Metadata, frozen=True, gc=False, rename="camel"):
-    annotations: SliceAnnotations | None = None
-
-
 class EndpointSlice(Struct, frozen=True, gc=False, rename="camel"):
     """discovery.k8s.io/v1 EndpointSlice."""
 
-    metadata: SliceMetadata
+    metadata: Annotated
     address_type: str
     endpoints: list[SliceEndpoint] | None = None
     ports: list[SlicePort] | None = None

@@ -25,8 +25,7 @@ def of(service: objects.Service, warnings: list[str]) -> float | None:
 
     A value that says neither is a warning, and they are kept.
     """
-    annotations = service.metadata.annotations
-    text = annotations.on_removal if annotations else None
+    text = service.metadata.annotation(ON_REMOVAL_ANNOTATION)
     if text is None or text == KEEP:
         return None
     try:

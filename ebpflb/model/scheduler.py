@@ -29,8 +29,7 @@ BY_IPVS = {
 
 def of(service: objects.Service, default: str, warnings: list[str]) -> str:
     """One of SCHEDULERS. A name that is none is a warning, and the default counts."""
-    annotations = service.metadata.annotations
-    name = annotations.scheduler if annotations else None
+    name = service.metadata.annotation(SCHEDULER_ANNOTATION)
     if name is None or name in SCHEDULERS:
         return name or default
     known = ", ".join(SCHEDULERS)

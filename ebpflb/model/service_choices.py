@@ -6,7 +6,12 @@ from typing import NamedTuple
 
 from ebpflb.model import objects, on_removal, scheduler, slow_start
 from ebpflb.model.admission import Admission
-from ebpflb.model.annotations import misplaced
+from ebpflb.model.annotations import misplaced, unknown
+
+OF_SERVICES = frozenset(
+    {objects.NODEPORT_SOURCE_RANGES, objects.SCHEDULER, objects.ON_REMOVAL, objects.SLOW_START}
+)
+OF_SLICES = frozenset({objects.WEIGHT})
 
 
 class ServiceChoices(NamedTuple):
@@ -19,8 +24,7 @@ class ServiceChoices(NamedTuple):
 
 def of(service: objects.Service, admission: Admission, warnings: list[str]) -> ServiceChoices:
     """What cannot be read is a warning, and the default counts."""
-    if service.metadata.annotations and service.metadata.annotations.weight is not None:
-        warnings.append(misplaced(objects.WEIGHT, "a Service", "its EndpointSlices"))
+    warnings += _without_effect(service.metadata, OF_SERVICES, "a Service", "its EndpointSlices")
     return ServiceChoices(
         scheduler.of(service, admission.scheduler, warnings),
         on_removal.of(service, warnings),
@@ -29,14 +33,15 @@ def of(service: objects.Service, admission: Admission, warnings: list[str]) -> S
 
 
 def warnings_of(slice: objects.EndpointSlice) -> Iterator[str]:
-    """One for each annotation of a slice that only a Service can have."""
-    its = slice.metadata.annotations
-    if not its:
-        return
-    for name, value in (
-        (objects.SCHEDULER, its.scheduler),
-        (objects.ON_REMOVAL, its.on_removal),
-        (objects.SLOW_START, its.slow_start),
-    ):
-        if value is not None:
-            yield misplaced(name, "an EndpointSlice", "the Service")
+    """One for each annotation of a slice that only a Service can have, and for unknown ones."""
+    yield from _without_effect(slice.metadata, OF_SLICES, "an EndpointSlice", "the Service")
+
+
+def _without_effect(
+    metadata: objects.Annotated, its: frozenset[str], kind: str, owner: str
+) -> Iterator[str]:
+    """Of ours that are not ``its`` each; of those that nobody has, as misspelt ones, the first."""
+    others = sorted((metadata.annotations or {}).keys() - its - {objects.TRIGGER_TIME})
+    ours = OF_SERVICES | OF_SLICES
+    yield from (misplaced(name, kind, owner) for name in others if name in ours)
+    yield from [unknown(name, sorted(its)) for name in others if name not in ours][:1]

@@ -14,8 +14,7 @@ LONGEST_SLOW_START = 3600.0  # seconds
 
 def of(service: objects.Service, warnings: list[str]) -> float:
     """In seconds; 0: its weight is whole at once. What cannot be read is a warning, and 0."""
-    annotations = service.metadata.annotations
-    text = annotations.slow_start if annotations else None
+    text = service.metadata.annotation(SLOW_START_ANNOTATION)
     if text is None:
         return 0.0
     try:

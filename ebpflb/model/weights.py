@@ -29,8 +29,7 @@ def warnings(slice: objects.EndpointSlice) -> Iterator[str]:
 
 
 def _text(slice: objects.EndpointSlice) -> str:
-    annotations = slice.metadata.annotations
-    text = annotations.weight if annotations else None
+    text = slice.metadata.annotation(WEIGHT_ANNOTATION)
     return str(DEFAULT_WEIGHT) if text is None else text
 
 

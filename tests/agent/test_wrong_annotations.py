@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from ebpflb.cluster import decoding
+from ebpflb.errors import InvalidObject
 from ebpflb.lab import manifests
 from ebpflb.model import objects
 from ebpflb.model.events import Key as ObjectKey
@@ -21,7 +23,7 @@ SERVICE_ANNOTATIONS = (
 HOSTILE = "a\nb\x1b[2J" + "x" * 100_000
 
 
-def annotated(each: Any, annotation: str, text: str) -> Any:
+def annotated(each: Any, annotation: str, text: Any) -> Any:
     each["metadata"]["annotations"] = {annotation: text}
     return each
 
@@ -79,3 +81,30 @@ def test_of_an_endpoint_slice_that_changes_in_nothing_else(harness: Harness) -> 
     harness.send(weighs("abc"), weighs("1.5"), weighs("100"), weighs("1.5"))
     said = [event.reason.split('"')[1] for event in harness.annotations]
     assert said == ["abc", "1.5", "1.5"]
+
+
+@pytest.mark.parametrize("name", ["schedular", "nodeport-source-range", HOSTILE])
+def test_of_a_name_that_none_has(harness: Harness, name: str) -> None:
+    """As a misspelt one: it begins as ours do. The first of several is named, others' are not."""
+    names = {objects.OURS + name: "maglev", objects.OURS + "zzz": "1", "example.org/weight": "1"}
+    web = service("a", "10.96.0.1")
+    web["metadata"]["annotations"] = names
+    slice = annotated(slices("a", "10.1.0.1"), objects.OURS + name, "7")
+    harness.start()
+    harness.send(listed(Kind.SERVICE, web), listed(Kind.ENDPOINT_SLICE, slice))
+    harness.send(listed(Kind.NODE, manifests.node("node-1", "192.0.2.1")))
+    assert {event.kind for event in harness.annotations} == {Kind.SERVICE, Kind.ENDPOINT_SLICE}
+    assert len(harness.annotations) == 2
+    for event in harness.annotations:
+        assert event.reason.startswith("metadata.annotations[ebpflb.io/")
+        assert event.reason.isprintable() and len(event.reason) < 500
+        assert name == HOSTILE or "has no effect: it is not one of ebpflb.io/" in event.reason
+    assert harness.status.service_ports == harness.status.backends == 1
+
+
+def test_of_no_string() -> None:
+    """As in a manifest without quotes: the object is invalid, unless it is another's annotation."""
+    wrong = annotated(slices("a", "10.1.0.1"), objects.WEIGHT, 11)
+    with pytest.raises(InvalidObject, match=r"annotation ebpflb.io/weight: expected a string"):
+        decoding.convert(Kind.ENDPOINT_SLICE, wrong)
+    decoding.convert(Kind.SERVICE, annotated(service("a", "10.96.0.1"), "example.org/weight", 11))

@@ -71,6 +71,44 @@ def test_patch(tmp_path: Path) -> None:
     ]
 
 
+STEPS = [
+    ("shadow", [["--shadow"]], {}),
+    ("node", [["--namespaces=shop"]], {"ebpflb-trial": "yes"}),
+    ("nodes", [["--namespaces=shop"], ["--namespaces=shop,web"]], {}),
+]
+
+
+@pytest.mark.parametrize(("name", "wanted", "nodes"), STEPS, ids=[name for name, *_ in STEPS])
+def test_a_little_at_a_time(
+    tmp_path: Path, name: str, wanted: list[list[str]], nodes: dict[str, str]
+) -> None:
+    """Each step gives the agent its own options, on its own nodes, and none of another step's."""
+    for tool, script in (("helm", 'printf "%s\\n" "$*" >> said'), ("kubectl", "true")):
+        (tmp_path / tool).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / tool).chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    script = commands("step") + commands(name)
+    subprocess.run(["bash", "-euc", script], cwd=tmp_path, env=path, check=True)
+    plain, *stepped = helm.render({}, *map(set_by, (tmp_path / "said").read_text().splitlines()))
+    usual = helm.container(plain)["args"]
+    assert [[it for it in helm.container(o)["args"] if it not in usual] for o in stepped] == wanted
+    pods = [helm.the("DaemonSet", objects)["spec"]["template"]["spec"] for objects in stepped]
+    assert all(pod["nodeSelector"].items() >= nodes.items() for pod in pods)
+    assert all(("ebpflb-trial" in pod["nodeSelector"]) == bool(nodes) for pod in pods)
+
+
+def set_by(words: str) -> helm.Values:
+    """The values of `helm upgrade` with these words, but those of a file."""
+    values: helm.Values = {}
+    for word in re.findall(r"--set (\S+)", words):
+        path, _, text = word.partition("=")
+        listed = text[1:-1].split(",") if text.startswith("{") else None
+        section, _, key = path.partition(".")
+        value = listed or (text == "true") or text
+        values[section] = {key: value} if key else value
+    return values
+
+
 LIVE = {  # what kubectl says, with what the API server refuses in new objects
     "daemonset": """\
 apiVersion: v1

@@ -70,7 +70,7 @@ def test_node_port_or_ingress_is_not_needed() -> None:
 def test_endpoints_of_weight_0_do_not_count() -> None:
     """They get no new connections, so a load balancer must not send any here."""
     slice = builders.slice(entry("10.1.0.1", **LOCAL))
-    annotations = objects.SliceAnnotations(weight="0")
+    annotations = {objects.WEIGHT: "0"}
     drained = replace(slice, metadata=replace(slice.metadata, annotations=annotations))
     assert (count(slice), count(drained)) == (1, 0)
 

@@ -172,13 +172,15 @@ def test_operators_see_the_setting_the_log_the_counter_and_the_history(
     one, other, _ = cluster.web
     cluster.publish(saying(dual_stack_web(one, other), SOON))
     assert "reset=0s" in said_by(cluster, "services", "get", "default/web")
+    line = "reset on removal   default/web:tcp: after 0 s\n"
+    wait_until("status has it", lambda: line in said_by(cluster, "status"))
     client = one_each(stack, lambda: connected(pod, VIP, PORT), one.name)[one.name]
     cluster.publish(saying(dual_stack_web(other), SOON))
     assert is_reset(client)
     said = f"default/web:tcp: 1 sockets to {one.v4} port {TARGET} reset"
     wait_until("it is logged", lambda: said in cluster.agent.log())
-    line = f"reset: 1 sockets to {one.v4}:{TARGET}"
-    wait_until("history has it", lambda: line in said_by(cluster, "history", "-o", "wide"))
+    event = f"reset: 1 sockets to {one.v4}:{TARGET}"
+    wait_until("history has it", lambda: event in said_by(cluster, "history", "-o", "wide"))
 
 
 def another(*pods: Host) -> list[Manifest]:
