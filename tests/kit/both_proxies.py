@@ -2,7 +2,7 @@
 """A node that an agent and kube-proxy's rules serve, each the same two Services.
 
 The rules are those of a kube-proxy that runs beside. They lead to web-3, the manifests to web-1 and
-web-2, so the answer tells who has served a request.
+web-2, so the answer tells who has served a request. Clients ask in both families.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from bench import kubeproxy
-from bench.services import CIDR, NodePort
+from bench.services import CIDR, CIDR6, NodePort
 from ebpflb.datapath import conntrack_probe
-from ebpflb.lab import manifests
+from ebpflb.lab import cni, manifests
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.sockets import Socket, Sockets
 from ebpflb.model.packet_path import Engine
@@ -26,7 +26,7 @@ from tests.kit.cluster import Cluster, endpoint
 from tests.kit.lab_cluster import PORT, PREFIX, TARGET
 from tests.load import LOAD, scaled
 
-PODS = "10.244.0.0/16"
+PODS, PODS6 = cni.NETWORKS
 NEW, OLD = ("new", "10.96.0.10", 30080), ("old", "10.96.0.11", 30081)
 LABELS = {"stage": "canary"}
 EBPFLB, KUBE_PROXY = {"web-1", "web-2"}, {"web-3"}
@@ -38,24 +38,35 @@ _ports = cycle(range(10_000, 30_000))
 def udp(sockets: Sockets, host: str, port: int = PORT) -> requests.Answer:
     """From a port that no request had before: the flow of an earlier one keeps its backend."""
     with requests.udp_socket(sockets, host) as client:
-        client.bind(("0.0.0.0", next(_ports)))
+        client.bind(("::" if ":" in host else "0.0.0.0", next(_ports)))
         return requests.exchange(client, host, port)
+
+
+def v6_of(address: str) -> str:
+    """The cluster IP that a Service has beside this one of IPv4."""
+    return f"fd00:96::{address.rpartition('.')[2]}"
 
 
 class Both(Cluster):
     """The agent is not started yet."""
 
     def __init__(self, lab: Lab, folder: Path, engine: Engine) -> None:
-        super().__init__(lab, folder, "--cluster-cidr", PODS, f"--packet-path={engine}")
+        pods = ("--cluster-cidr", f"{PODS},{PODS6}")
+        super().__init__(lab, folder, *pods, f"--packet-path={engine}")
         self.chosen = self.agent.options
         self.unhooked = lab.pod(self.node, "unhooked", 3, hooked=False)
         self.outside = lab.outside("outside", 1)
-        listed = [
-            NodePort(*each, ("tcp", "udp"), ((self.web[2].v4, "node"),)) for each in (NEW, OLD)
-        ]
-        self.node.nft(kubeproxy.nft(listed, "node", self.node.v4, PODS))
-        cidr = manifests.service_cidr(CIDR)
+        self.node.nft(kubeproxy.nft(self._by_rules(v6=False), "node", self.node.v4, PODS))
+        self.node.nft(kubeproxy.nft(self._by_rules(v6=True), "node", self.node.v6, PODS6))
+        cidr = manifests.service_cidr(CIDR, CIDR6)
         self.write(cidr, self.service(*NEW, labels=LABELS), self.service(*OLD))
+
+    def _by_rules(self, *, v6: bool) -> list[NodePort]:
+        to = ((self.web[2].v6 if v6 else self.web[2].v4, "node"),)
+        return [
+            NodePort(name, v6_of(address) if v6 else address, nodeport, ("tcp", "udp"), to)
+            for name, address, nodeport in (NEW, OLD)
+        ]
 
     def service(
         self,
@@ -68,10 +79,12 @@ class Both(Cluster):
         """In a namespace of its own name; with web-1 and web-2 unless ``endpoints`` are given."""
         named = [{"name": p, "port": TARGET, "protocol": p.upper()} for p in ("tcp", "udp")]
         ports = [{**port, "port": PORT, "nodePort": nodeport} for port in named]
-        there = [endpoint(pod) for pod in (self.web[:2] if endpoints is None else endpoints)]
+        pods, ips = self.web[:2] if endpoints is None else endpoints, [address, v6_of(address)]
+        v4, v6 = [endpoint(pod) for pod in pods], [endpoint(pod, v6=True) for pod in pods]
         return [
-            manifests.service(name, [address], ports, namespace=name, type="NodePort", **more),
-            manifests.endpoint_slice(name, "IPv4", there, named, namespace=name),
+            manifests.service(name, ips, ports, namespace=name, type="NodePort", **more),
+            manifests.endpoint_slice(name, "IPv4", v4, named, namespace=name),
+            manifests.endpoint_slice(name, "IPv6", v6, named, namespace=name),
         ]
 
     def serve(self, *options: str) -> None:
@@ -81,10 +94,13 @@ class Both(Cluster):
         self.agent.start()
 
     def ways(self, service: tuple[str, str, int]) -> list[tuple[Host, tuple[str, int]]]:
-        """Clients and the frontend of each."""
-        _, address, nodeport = service
-        inside = (self.client, self.unhooked, self.node)
-        return [(self.outside, (self.node.v4, nodeport))] + [(it, (address, PORT)) for it in inside]
+        """Clients and the frontend of each: by one family, and the other Service by the other."""
+        _, v4, nodeport = service
+        v6 = v6_of(v4)
+        ips = (v6, v4, v6) if service == NEW else (v4, v6, v4)
+        node = self.node.v4 if service == NEW else self.node.v6
+        inside = zip((self.client, self.unhooked, self.node), ips, strict=True)
+        return [(self.outside, (node, nodeport)), *((host, (ip, PORT)) for host, ip in inside)]
 
     def answers(self, service: tuple[str, str, int], send: requests.Send) -> list[set[str]]:
         """The backends that answer each client."""
