@@ -19,6 +19,7 @@ from ebpflb.datapath import conntrack_probe
 from ebpflb.lab import cni, manifests
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.sockets import Socket, Sockets
+from ebpflb.model.on_removal import ON_REMOVAL_ANNOTATION
 from ebpflb.model.packet_path import Engine
 from ebpflb.options import Paths
 from tests.kit import requests
@@ -76,11 +77,18 @@ class Both(Cluster):
         endpoints: Sequence[Host] | None = None,
         **more: Any,
     ) -> list[Any]:
-        """In a namespace of its own name; with web-1 and web-2 unless ``endpoints`` are given."""
+        """In a namespace of its own name; with web-1 and web-2 unless ``endpoints`` are given.
+
+        Web-3 is listed and not ready, so nothing is reset where a Service goes over, or back.
+        """
         named = [{"name": p, "port": TARGET, "protocol": p.upper()} for p in ("tcp", "udp")]
         ports = [{**port, "port": PORT, "nodePort": nodeport} for port in named]
+        more["annotations"] = {ON_REMOVAL_ANNOTATION: "reset=0s"}
         pods, ips = self.web[:2] if endpoints is None else endpoints, [address, v6_of(address)]
-        v4, v6 = [endpoint(pod) for pod in pods], [endpoint(pod, v6=True) for pod in pods]
+        v4, v6 = (
+            [endpoint(pod, v6=v6, ready=pod != self.web[2]) for pod in (*pods, self.web[2])]
+            for v6 in (False, True)
+        )
         return [
             manifests.service(name, ips, ports, namespace=name, type="NodePort", **more),
             manifests.endpoint_slice(name, "IPv4", v4, named, namespace=name),
@@ -143,14 +151,14 @@ class Both(Cluster):
             for send in (requests.tcp, udp):
                 found = self.served_by(NEW, send, new), self.served_by(OLD, send, old)
                 assert found == ([new] * 4, [old] * 4), (options, send.__name__, found)
-            clients += [self._connected(host, where) for host, where in ways]
+            clients += [self.connected(host, where) for host, where in ways]
             for client in clients:
                 client.send(b"still there")
                 assert client.recv(64) == b"still there"
         counts = [self.stop_client(each) for each in pressing]
         assert [count["errors"] for count in counts] == [{}] * len(counts)
 
-    def _connected(self, host: Host, where: tuple[str, int]) -> Socket:
+    def connected(self, host: Host, where: tuple[str, int]) -> Socket:
         client = requests.tcp_socket(self.sockets(host), where[0])
         client.connect(where)
         assert client.recv(64).split()[0].decode() in EBPFLB | KUBE_PROXY

@@ -166,6 +166,22 @@ def test_weight_0_drains(two: TwoNodes) -> None:
 
 
 @pytest.mark.parametrize("name", BY_WEIGHT)
+def test_weight_0_drains_of_clients_with_affinity(two: TwoNodes, name: str) -> None:
+    """Their next connections go to another endpoint, and stay with it."""
+
+    def met_but(drained: str, who: str) -> set[str]:
+        published = weighted(two, name, (100 * (pod != drained) for pod in ENDPOINTS))
+        published[0]["spec"]["sessionAffinity"] = "ClientIP"
+        two.publish(published)
+        return set(met(two, who, 6))
+
+    for who in ("hooked", "unhooked"):
+        (before,) = met_but("none", who)
+        (after,) = met_but(before, who)
+        assert after != before
+
+
+@pytest.mark.parametrize("name", BY_WEIGHT)
 def test_weights_may_be_as_far_apart_as_0_and_1000(two: TwoNodes, name: str) -> None:
     """An endpoint of weight 0 gets none, one of 1 hardly any: one of a hundred at most."""
     two.publish(weighted(two, name, (1000, 0, 1)))

@@ -2,15 +2,20 @@
 """Only some Services are served; kube-proxy's rules on the same node serve the others."""
 
 from collections.abc import Iterator
+from ipaddress import ip_address
 
 import pytest
 
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.packet_path import Engine
+from ebpflb.plan.entries import Frontend
 from tests.kit import both_proxies, forked, requests
-from tests.kit.both_proxies import EBPFLB, KUBE_PROXY, NEW, OLD, Both
+from tests.kit.both_proxies import EBPFLB, KUBE_PROXY, LABELS, NEW, OLD, Both
+from tests.kit.lab_cluster import PORT
+from tests.kit.on_removal import is_reset, lives
 
 BY_NAMESPACE, BY_LABEL = ("--namespaces", "new"), ("--services", "stage in (canary,test),!legacy")
+DELETED_IP = "10.96.0.12"
 NEITHER = ("--namespaces", "nowhere")
 
 protocols = pytest.mark.parametrize("send", [requests.tcp, both_proxies.udp], ids=["tcp", "udp"])
@@ -60,3 +65,18 @@ def test_services_go_over_and_back_while_clients_ask(both: Both) -> None:
     none = NEITHER, KUBE_PROXY, KUBE_PROXY
     one = BY_NAMESPACE, EBPFLB, KUBE_PROXY
     both.go_through([none, one, ((), EBPFLB, EBPFLB), one, none])
+
+
+def test_connections_live_on_where_a_service_goes_over_by_its_label(both: Both) -> None:
+    """Without a restart. Beside it one that is deleted shows that resets have been made."""
+    both.serve(*BY_LABEL)
+    deleted = both.service("deleted", DELETED_IP, 30082, labels=LABELS)
+    both.write(both.service(*NEW, labels=LABELS), both.service(*OLD), deleted)
+    frontend = Frontend(ip_address(DELETED_IP), PORT, 6)
+    wait_until("it is served", lambda: both.maps["services"].get(frontend) is not None)
+    clients = [both.connected(*way) for way in both.ways(NEW)]
+    reset = both.connected(both.client, (DELETED_IP, PORT))
+    both.write(both.service(*NEW), both.service(*OLD))
+    assert is_reset(reset)
+    assert all(map(lives, clients))
+    assert both.answers(NEW, requests.tcp) == [KUBE_PROXY] * 4
