@@ -40,7 +40,8 @@ static __always_inline __u32 host32(__be32 wire)
 /*
  * Copies a header at a constant offset: from where it lies, if the skb has it in one piece, else by
  * the kernel's function, which also collects it from pieces. False: it is cut
- * short. WHOLE_WAY leaves only the function, to hold the two to the same result (tests/packet).
+ * short. WHOLE_WAY leaves only calls, here and in rewrite.h, to hold the two to the same result
+ * (tests/packet).
  */
 #ifndef WHOLE_WAY
 #define HEADER_READ(ctx, at, to) ({ \

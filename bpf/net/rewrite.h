@@ -11,35 +11,9 @@
 #ifndef EBPFLB_NET_REWRITE_H
 #define EBPFLB_NET_REWRITE_H
 
+#include "net/checksum.h"
 #include "net/crc.h"
 #include "net/packet.h"
-
-static __always_inline __s64 fold32(__u64 sum)
-{
-	sum = (sum & 0xffffffff) + (sum >> 32);
-	return (sum & 0xffffffff) + (sum >> 32);
-}
-
-/* What must be added to a checksum (RFC 1624); a call of bpf_csum_diff would cost more. */
-static __always_inline __s64 addresses_difference(const struct tuple *from, const struct tuple *to)
-{
-	const __u32 *old = (const __u32 *)from, *new = (const __u32 *)to;
-	__u64 sum = 0;
-
-	UNROLL
-	for (int i = 0; i < 8; i++)
-		sum += (__u64)new[i] + (__u32)~old[i];
-	return fold32(sum);
-}
-
-static __always_inline __s64 ports_difference(const struct tuple *from, const struct tuple *to)
-{
-	__u32 old, new;
-
-	__builtin_memcpy(&old, &from->source_port, 4);
-	__builtin_memcpy(&new, &to->source_port, 4);
-	return old == new ? 0 : fold32((__u64)new + (__u32)~old);
-}
 
 /* Of the IP header at this offset. The prefixes of v4-mapped addresses cancel each other out. */
 static __always_inline void write_addresses(struct __sk_buff *ctx, __u32 at, bool v6,
@@ -103,12 +77,55 @@ static __always_inline void write_transport(struct __sk_buff *ctx, const struct 
 		write_crc(ctx, packet, to);
 }
 
+#ifndef WHOLE_WAY
+
+/* Checksum, addresses and ports of an IPv4 header without options and of what follows it. */
+struct ipv4_rest {
+	__u16 pad;
+	__u16 checksum;
+	__be32 source;
+	__be32 destination;
+	__be32 ports;
+};
+SIZE(struct ipv4_rest, 16);
+
+#define IPV4_REST (sizeof(struct ipv4_rest) - __builtin_offsetof(struct ipv4_rest, checksum))
+
+/*
+ * Most packets: what changes lies in one piece of the frame, so one call writes it. False: it does
+ * not. The sum of the whole packet stays, as both checksums balance what is written.
+ */
+static __always_inline bool write_in_one(struct __sk_buff *ctx, const struct packet *packet,
+					 const struct tuple *to, __s64 addresses)
+{
+	bool tcp = packet->tuple.protocol == TCP;
+	struct ipv4_rest rest = { .source = to->source.word[3],
+				  .destination = to->destination.word[3] };
+	__u16 checksum;
+
+	if (packet->v6 || packet->options || packet->piece == LATER || !packet_is_summed(packet) ||
+	    !HEADER_READ(ctx, LINK + IPV4_CHECKSUM, &checksum))
+		return false;
+	rest.checksum = checksum_changed(checksum, addresses);
+	__builtin_memcpy(&rest.ports, &to->source_port, sizeof(rest.ports));
+	write_checksum(ctx, LINK + sizeof(struct ipv4) + (tcp ? TCP_CHECKSUM : UDP_CHECKSUM),
+		       addresses, ports_difference(&packet->tuple, to), tcp ? 0 : BPF_F_MARK_MANGLED_0);
+	bpf_skb_store_bytes(ctx, LINK + IPV4_CHECKSUM, &rest.checksum, IPV4_REST, 0);
+	return true;
+}
+
+#else
+#define write_in_one(...) false
+#endif
+
 /* Later fragments have no transport header: the checksum in the first one covers them. */
 static __always_inline void packet_rewrite(struct __sk_buff *ctx, const struct packet *packet,
 					   const struct tuple *to)
 {
 	__s64 addresses = addresses_difference(&packet->tuple, to);
 
+	if (write_in_one(ctx, packet, to, addresses))
+		return;
 	write_addresses(ctx, LINK, packet->v6, to, addresses, BPF_F_RECOMPUTE_CSUM);
 	if (packet->piece != LATER)
 		write_transport(ctx, packet, to, addresses);

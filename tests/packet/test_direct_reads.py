@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Headers are read where they lie, or by the kernel's function where they do not: the same result.
+"""Headers are read where they lie and written in one piece, or, where that cannot be, by a call for
+each: the same result.
 
 The same random packets go through two nodes, packet by packet: one has the programs in force, the
-other those that read by the function alone (-DWHOLE_WAY).
+other those that only know the calls (-DWHOLE_WAY).
 """
 
 import random
@@ -52,12 +53,12 @@ def some_packet(dice: random.Random, places: Places) -> bytes:
     """Of any protocol, between any of a few; with options, in fragments or cut short at times."""
     protocol = dice.choice(list(TRANSPORTS))
     hosts = [places.pod, places.remote_pod, places.cluster_ip, places.there, places.unallocated]
-    source, destination = dice.choice(hosts), dice.choice(hosts)
-    ports = {"sport": dice.choice(_PORTS), "dport": dice.choice(_PORTS)}
+    source, destination = dice.choice(hosts), dice.choice([*hosts, *[places.cluster_ip] * 3])
+    ports = {"sport": dice.choice(_PORTS), "dport": dice.choice([*_PORTS, 80, 80, 80])}
     flags = {"flags": dice.choice(["S", "A", "SA", "FA", "R"])} if protocol == "tcp" else {}
     frame = stacked(
         carrier(source, destination, **_unusual(dice, places)),
-        TRANSPORTS[protocol](**ports, **flags),
+        TRANSPORTS[protocol](**ports, **flags, **_checksum(dice)),
         Raw(b"question"),
     )
     whole = bytes(frame)
@@ -72,7 +73,12 @@ def _unusual(dice: random.Random, places: Places) -> dict[str, Any]:
     if ":" in places.pod or dice.random() < 0.6:
         return {}
     fragment = {"flags": dice.choice(["MF", "DF"]), "frag": dice.choice([0, 0, 3]), "id": 7}
-    return dice.choice([fragment, {"options": b"\x01" * 4}])
+    return dice.choice([fragment, {"options": b"\x01" * 4}, _checksum(dice)])
+
+
+def _checksum(dice: random.Random) -> dict[str, int]:
+    """The right one, none, or that of a packet that was damaged."""
+    return dice.choice([{}, {}, {}, {"chksum": 0}, {"chksum": dice.randrange(1 << 16)}])
 
 
 @pytest.mark.parametrize("seed", range(ROUNDS))
