@@ -15,9 +15,10 @@ _MAGIC = 0xEB9F
 _HEADER = struct.Struct("<HBBIIIII")
 _TYPE = struct.Struct("<III")  # of struct btf_type: name, info, size or type
 _STRUCT, _UNION, _FUNC = 4, 5, 12
-# What follows a type: bytes, and bytes for each of its elements (uapi/linux/btf.h).
-_AFTER = {1: 4, 3: 12, 14: 4, 17: 4}
-_FOR_EACH = {4: 12, 5: 12, 6: 8, 13: 8, 15: 12, 19: 12}
+# What follows a type, by its kind: words, and words for each of its elements (uapi/linux/btf.h).
+_KINDS = 32
+_AFTER = [{1: 1, 3: 3, 14: 1, 17: 1}.get(kind, 0) for kind in range(_KINDS)]
+_FOR_EACH = [{4: 3, 5: 3, 6: 2, 13: 2, 15: 3, 19: 3}.get(kind, 0) for kind in range(_KINDS)]
 _OFFSET_BITS = 0xFFFFFF  # of a member's offset; above them its size, if it is a bit field
 
 
@@ -50,14 +51,16 @@ class Btf:
         return found
 
     def _read(self, raw: bytes, at: int, size: int, base: "Btf | None") -> int:
-        number, end = base.end_of_types if base else 1, at + size
-        while at < end:
-            name, info, _ = _TYPE.unpack_from(raw, at)
+        """The types are some 100,000, of different lengths: most of this is to find the next."""
+        number, place, names = base.end_of_types if base else 1, 0, self._names
+        words = memoryview(raw[at : at + size]).cast("I")
+        while place < len(words):
+            info = words[place + 1]
             kind, elements = info >> 24 & 31, info & 0xFFFF
-            at += _TYPE.size
-            if name in self._names:
-                self._take(self._names[name], kind, number, raw, at, elements)
-            at += _AFTER.get(kind, 0) + _FOR_EACH.get(kind, 0) * elements
+            if words[place] in names:
+                after = at + 4 * place + _TYPE.size
+                self._take(names[words[place]], kind, number, raw, after, elements)
+            place += 3 + _AFTER[kind] + _FOR_EACH[kind] * elements
             number += 1
         return number
 
