@@ -31,11 +31,15 @@ static __always_inline struct frontend frontend_v6(struct bpf_sock_addr *ctx)
 static __always_inline struct request request_of(struct bpf_sock_addr *ctx, const enum call call,
 						 const struct frontend *frontend)
 {
-	return (struct request){ .frontend = frontend,
-				 .socket = get_socket_cookie(ctx),
-				 .netns = get_netns_cookie(ctx),
-				 .is_connected = call == CONNECT || has_peer(ctx),
-				 .begun = monitor_time() };
+	struct request request = { .frontend = frontend,
+				   .socket = get_socket_cookie(ctx),
+				   .netns = get_netns_cookie(ctx),
+				   .is_connected = call == CONNECT || has_peer(ctx),
+				   .begun = monitor_time() };
+
+	if (call != CONNECT)
+		FORGET_VALUE(request.is_connected, request.socket);
+	return request;
 }
 
 /* The return value of a hook. */

@@ -33,8 +33,8 @@ SIZE(struct packet, 96);
 
 /* The result of select_backend (path/select.h). */
 struct selection {
-	struct service service;
 	struct backend backend;
+	struct service service;
 	__u8 is_local_client;	/* client_is_local (path/client.h) */
 	__u8 is_assigned;	/* a datagram socket keeps the backend that it has */
 	__u8 is_pending;	/* session affinity is to be remembered once the client is known */

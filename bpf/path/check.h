@@ -54,10 +54,18 @@ static __always_inline __u32 check_of(__u64 sum)
 	 check_sum(value, __builtin_offsetof(__typeof__(*(value)), check), \
 		   sizeof(*(key)) / 4))
 
-/* Copies a value, which is read once; whether the copy is one of this key. */
+#define ALIGNED __attribute__((aligned(8)))	/* a copy on the stack */
+
+/*
+ * Copies a value, which is read once; whether the copy is one of this key. By eight bytes at a time:
+ * of what is written in smaller pieces the verifier does not see that it replaces what was there, and
+ * follows what comes after it once for each of the contents before. So copies begin at a multiple of
+ * eight, as the values of maps do.
+ */
 #define COPY_CHECKED(copy, key, value) \
 	({ \
-		*(copy) = *(value); \
+		__builtin_memcpy(__builtin_assume_aligned(copy, 8), \
+				 __builtin_assume_aligned(value, 8), sizeof(*(copy))); \
 		barrier(); /* the copy is read from here on, not the element */ \
 		(copy)->check == check_of(CHECK_SUM(key, copy)); \
 	})

@@ -18,7 +18,7 @@ struct request {
 	/* of a socket: cookies; its address is unknown until its packets leave */
 	__u64 socket;
 	__u64 netns;
-	bool is_connected;	/* it is connected, or about to be */
+	__u32 is_connected;	/* a boolean: it is connected, or about to be */
 	__u64 begun;		/* when the hook began, for its event (record/event_call.h) */
 	/* of a packet; NULL at sockets */
 	struct __sk_buff *packet;

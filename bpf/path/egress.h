@@ -36,7 +36,7 @@ static __always_inline enum verdict egress_to_service(const struct packet *packe
 static __always_inline enum verdict egress_from_node(const struct packet *packet)
 {
 	struct frontend frontend = tuple_frontend(&packet->tuple);
-	struct service service;
+	struct service service ALIGNED;
 
 	if (!packet->opens)
 		return VERDICT_PASSED;

@@ -60,7 +60,7 @@ static __always_inline enum verdict egress_forwarded(struct __sk_buff *ctx,
 						     const struct packet *packet)
 {
 	struct frontend frontend = tuple_frontend(&packet->tuple);
-	struct service service;
+	struct service service ALIGNED;
 
 	if (ctx->ingress_ifindex != ctx->ifindex || frontend.protocol != TCP || packet->opens ||
 	    packet->piece == LATER)

@@ -97,12 +97,12 @@ static __always_inline __s64 slot_load(__u32 slot, __u16 *weight)
 
 /*
  * A socket that draws any place of a table, all of whose backends have as many, may as well draw a
- * slot: slots are few and in the CPU's caches, a thousand places are not (docs/scheduling.md).
+ * slot, which is in the CPU's caches (docs/scheduling.md). A branch would be followed twice.
  */
 static __always_inline void table_spare(const struct request *request, struct service *service)
 {
-	if (!request->tuple && service->flags & SERVICE_EVEN)
-		service->table.size = 0;
+	if (!request->tuple)
+		service->table.size *= !(service->flags & SERVICE_EVEN);
 }
 
 /*

@@ -96,7 +96,7 @@ static __always_inline bool socket_is_left(const struct request *request, const 
 static __always_inline enum answer socket_translate(const struct request *request,
 						    const enum call call, struct backend *backend)
 {
-	struct selection selection;
+	struct selection selection ALIGNED;
 	bool shadow = is_shadow(), is_counted;
 	enum selected selected;
 

@@ -63,7 +63,7 @@ static __always_inline bool flow_has_frontend(const struct tuple *request_tuple,
 static __always_inline bool flow_continues(const struct packet *packet, const struct flow *known,
 					   struct flow *flow)
 {
-	struct backend backend;
+	struct backend backend ALIGNED;
 
 	if (!(known->flags & FLOW_REQUEST) || !packet->opens)
 		return true;

@@ -143,7 +143,7 @@ _PACKET = Record("struct packet", ReadPacket, {"tuple": _TUPLE})
 _ENDING = Record(
     "struct ending", Ending, dict.fromkeys(("between", "reply_tuple", "request_tuple"), _TUPLE)
 )
-_SELECTION = Record("struct selection", SelectedBackend, {"service": SERVICE, "backend": BACKEND})
+_SELECTION = Record("struct selection", SelectedBackend, {"backend": BACKEND, "service": SERVICE})
 SETTINGS = Record(
     "struct settings",
     entries.Settings,

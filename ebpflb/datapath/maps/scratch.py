@@ -11,8 +11,8 @@ from ebpflb.plan.flow_entries import Flow, Tuple
 class SelectedBackend(NamedTuple):
     """C: struct selection."""
 
-    service: entries.ServiceEntry
     backend: entries.Backend
+    service: entries.ServiceEntry
     is_local_client: int
     is_assigned: int
     is_pending: int
