@@ -26,10 +26,10 @@ LANE_PACKAGES := $(RUN_PACKAGES) gcc libc6-dev python3-dev bpftool openssl nftab
 TEST_PACKAGES := $(LANE_PACKAGES) clang libbpf-dev graphviz systemd vagrant chromium \
 	chromium-driver python3-matplotlib
 BENCH_PACKAGES := $(RUN_PACKAGES) gcc libc6-dev nftables iptables python3-matplotlib
-CLANG := clang -O2 -g -target bpf -Wall -Wextra -Wno-unused-parameter -Werror \
+CLANG := clang -O2 -target bpf -Wall -Wextra -Wno-unused-parameter -Werror \
 	-Ibpf -I/usr/include/$(shell uname -m)-linux-gnu
 
-GCC := gcc -O2 -Wall -Wextra -Wno-unused-parameter -Werror -Ibpf -DDIALECT_NATIVE
+GCC := gcc -O1 -Wall -Wextra -Wno-unused-parameter -Werror -Ibpf -DDIALECT_NATIVE
 
 # What setup.cfg and pyproject.toml ask for, as versions with hashes (docs/contributing.md).
 PIP_INSTALL := $(BIN)/pip install -qq --disable-pip-version-check
