@@ -82,6 +82,22 @@ def test_in_pytest(tmp_path: Path, options: list[str], many: int) -> None:
     assert "test_plain" in names
 
 
+def test_in_turns(tmp_path: Path) -> None:
+    """Each file of the folder is kept in one turn, with all of its tests; others in all turns."""
+    for name in ("here/test_a.py", "here/test_b.py", "here/test_c.py", "test_d.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(TESTS)
+    turns = [collected(tmp_path, f"--in-turns={turn}/2:here") for turn in range(2)]
+    assert sorted(turns[0] + turns[1]) == sorted(
+        name for name in collected(tmp_path) for _ in range(1 + name.startswith("test_d.py"))
+    )
+    files = [sorted({name.partition("::")[0] for name in names}) for names in turns]
+    assert files == [
+        ["here/test_a.py", "here/test_c.py", "test_d.py"],
+        ["here/test_b.py", "test_d.py"],
+    ]
+
+
 def test_one_set_up(tmp_path: Path) -> None:
     """Each file of the folder keeps one network with all that its tests vary, others keep both."""
     for name in ("here/test_a.py", "here/test_b.py", "here/test_c.py", "test_d.py"):

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from vagrant.kernels import archive, boot_files, machine
 from vagrant.kernels.errors import LabError
-from vagrant.kernels.lane_tests import ALL_TESTS, BUDGET, MORE, TESTS
+from vagrant.kernels.lane_tests import ALL_TESTS, BUDGET, IN_TURNS, MORE, TESTS
 from vagrant.kernels.listing import Kernel
 
 CACHE = Path(os.environ.get("EBPFLB_KERNELS") or Path.home() / ".cache" / "ebpflb-kernels")
@@ -89,8 +89,8 @@ def test_all(
     images = [bootable(kernel) for kernel in kernels]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         jobs = [
-            pool.submit(_test, kernel, made, tests, environment)
-            for kernel, made in zip(kernels, images, strict=True)
+            pool.submit(_test, kernel, made, share(tests, place, len(kernels)), environment)
+            for place, (kernel, made) in enumerate(zip(kernels, images, strict=True))
         ]
         try:
             return [job.result() for job in jobs]
@@ -100,11 +100,23 @@ def test_all(
             raise
 
 
+def share(tests: Sequence[str], place: int, count: int) -> Sequence[str]:
+    """What the kernel at this place of so many runs: of TESTS a part (lane_tests.IN_TURNS)."""
+    if tests != TESTS:
+        return tests
+    return *tests, *(f"--in-turns={place}/{count}:{folder}" for folder in IN_TURNS)
+
+
+def _is_listed(tests: Sequence[str]) -> bool:
+    """Whether these are no tests that somebody has named."""
+    return any(tuple(tests[: len(each)]) == each for each in (TESTS, ALL_TESTS, MORE))
+
+
 def _test(kernel: Kernel, made: Path, tests: Sequence[str], environment: str) -> Outcome:
     def say(line: str) -> None:
         print(f"{kernel.name:5}| {line}", flush=True)
 
-    limit = LIMIT if tests in (TESTS, [BUDGET]) else ALL_LIMIT
+    limit = LIMIT if tests[: len(TESTS)] == TESTS or tests == [BUDGET] else ALL_LIMIT
     with machine.output_folder(CACHE / "runs", kernel.name) as out:
         command = inside(kernel, tests, environment)
         result = machine.run(made, out, command, limit=limit, say=say)
@@ -136,7 +148,7 @@ def _tests(kernel: Kernel, tests: Sequence[str], environment: str) -> str:
     pytest += [*PLUGINS, f"--timeout={TIMEOUT}"]
     pytest += [f"--junitxml={OUT}/junit.xml", "-o", f"junit_suite_name=kernel-{kernel.name}"]
     variables = f"LAB_KERNEL={kernel.name} LAB_OUT={OUT}"
-    if tests in (TESTS, ALL_TESTS, MORE):
+    if _is_listed(tests):
         variables += f" EBPFLB_TEST_LOAD={LOAD} EBPFLB_TEST_SHARED=1"
     else:
         variables += f" EBPFLB_TEST_LOAD={OTHER_LOAD}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs on every kernel: TESTS with every change, ALL_TESTS and MORE before a
+"""What runs on the kernels: TESTS with every change, ALL_TESTS and MORE before a
 release.
 
     loads      every program of bpf/hooks in every variant that the kernel takes, within the
@@ -14,7 +14,8 @@ release.
 Emulated, Python is twenty times slower and a cluster takes 20 s: so each test runs with few
 of its parameters (parameter_sets.py), loads are a fiftieth (tests/load.py), the files of
 tests/network that can share one cluster do so, and most of those that restart agents often are left
-out. With every change those of LONG are left out too, and second sets of parameters.
+out. With every change those of LONG are left out too, and second sets of parameters; of the folders
+IN_TURNS each file runs on one of the kernels, and all the others on each.
 """
 
 BUDGET = "tests/kernels/inside/test_verifier.py"
@@ -125,6 +126,8 @@ TESTS = (
     *(f"--ignore={path}" for path in LONG),  # in a folder that is named
     "--parameter-sets=1",
 )
+
+IN_TURNS = ("tests/packet", "tests/network")
 
 # What runs after ALL_TESTS, in machines started anew. On 5.10 what needs the conntrack engine
 # skips.

@@ -5,13 +5,15 @@
 many different values; ``--parameter-sets N:FOLDER`` is another limit for one folder. Where a
 fixture of a module or session has parameters (a variant of the programs, a kind of network), N are
 kept for each of its values. ``--one-set-up FOLDER`` keeps one of these values in each file of the
-folder, another one in another file.
+folder, another one in another file. ``--in-turns I/N:FOLDER`` keeps every N-th file of the folder,
+from the I-th on.
 """
 
 import zlib
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from collections.abc import Set as Values
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -30,6 +32,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--parameter-sets", help="N parameter sets of each test, no more", **words)
     words["metavar"] = "FOLDER"
     parser.addoption("--one-set-up", help="one value of each module's fixtures, no more", **words)
+    words["metavar"] = "I/N:FOLDER"
+    parser.addoption("--in-turns", help="every N-th file, from the I-th on", **words)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -39,9 +43,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         groups[_group(item)].append(item)
     chosen = _one_set_up([key for key in groups if key.file.startswith(folders)])
+    others = _others(config.getoption("--in-turns"), [item.path for item in items], config.rootpath)
     kept: set[pytest.Item] = set()
     for key, group in groups.items():
-        if key.file.startswith(folders) and key not in chosen:
+        if (key.file.startswith(folders) and key not in chosen) or group[0].path in others:
             continue
         start = zlib.crc32(repr(key).encode()) % len(group)
         folder = max(filter(group[0].nodeid.startswith, limits), key=len, default=None)
@@ -54,6 +59,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _limit(word: str) -> tuple[str, int]:
     limit, _, folder = word.partition(":")
     return folder, int(limit)
+
+
+def _others(turns: Sequence[str], paths: Sequence[Path], root: Path) -> set[Path]:
+    """The files whose turn it is elsewhere."""
+    found = set()
+    for share, _, folder in (word.partition(":") for word in turns):
+        first, count = map(int, share.split("/"))
+        files = sorted({path for path in paths if path.is_relative_to(root / folder)})
+        found |= {path for at, path in enumerate(files) if at % count != first}
+    return found
 
 
 def spread(sets: Sequence[Values[Hashable]], limit: int, start: int = 0) -> list[int]:
