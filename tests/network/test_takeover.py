@@ -8,6 +8,7 @@ with the last rule that asks for them, and every connection that is translated w
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from errno import ENOTCONN
 from pathlib import Path
 from socket import SOCK_DGRAM, SOCK_STREAM
 
@@ -17,12 +18,16 @@ from bench import kubeproxy
 from bench.services import NodePort
 from ebpflb.datapath import conntrack_probe
 from ebpflb.lab import cni
+from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.sockets import Socket
+from ebpflb.model.services import Protocol
+from ebpflb.node import ctnetlink
 from ebpflb.options import Paths
 from tests.kit import forked, requests
 from tests.kit.cluster import NODEPORT, PORT, VIP, VIP6, Cluster, endpoint, web
 from tests.kit.lab_cluster import PREFIX
+from tests.node import nodes
 
 PODS, PODS6 = cni.NETWORKS
 NAMES = {"web-1", "web-2", "web-3"}
@@ -157,6 +162,8 @@ def test_takeover(node: KubeProxyNode, load: Load) -> None:
     sockets that kube-proxy's rules served are answered on, perhaps by another endpoint.
     """
     load(node)
+    # An emulated agent starts for longer than conntrack keeps a flow of one exchange.
+    node.node.sysctl("net.netfilter.nf_conntrack_udp_timeout", 600)
     streams, datagrams = node.open(SOCK_STREAM), node.open(SOCK_DGRAM)
     with node.unfailing(node.ways):
         node.agent.start()
@@ -178,6 +185,29 @@ def retransmissions(host: Host) -> int:
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     names, values = (line.split() for line in text.splitlines() if line.startswith("Tcp:"))
     return int(values[names.index("RetransSegs")])
+
+
+def has_ended(client: Socket) -> bool:
+    """Whether it has no peer any more."""
+    try:
+        client.getpeername()
+    except OSError as error:
+        return error.errno == ENOTCONN
+    return False
+
+
+def test_silent_datagram_sockets_are_ended(node: KubeProxyNode) -> None:
+    """The node's own that conntrack has forgotten would ask nobody once the rules go: they learn of
+    it at once, and what connects anew is answered.
+    """
+    nftables(node)
+    ways = [way for way in node.ways if way[0] is node.node][:1]
+    (silent,) = node.open(SOCK_DGRAM, ways)
+    with nodes.entered(node.node.netns):
+        assert ctnetlink.delete(list(ctnetlink.connections(lambda *_: True, Protocol.UDP)))
+    node.agent.start()
+    wait_until("the socket is ended", lambda: has_ended(silent))
+    are_answered(node.open(SOCK_DGRAM, ways))
 
 
 @pytest.mark.extended
