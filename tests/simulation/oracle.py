@@ -9,7 +9,12 @@ from typing import Any, NamedTuple
 
 from ebpflb.model.endpoint_slices import ReadSlice
 from ebpflb.model.events import Changed, Key, Kind, Removed, Replaced
-from ebpflb.model.objects import Service, ServicePortSpec
+from ebpflb.model.objects import (
+    NODEPORT_SOURCE_RANGES,
+    ON_REMOVAL,
+    Service,
+    ServicePortSpec,
+)
 from tests.simulation.cluster import GRACES
 from tests.simulation.places import (
     AT_LOOPBACK,
@@ -162,7 +167,6 @@ def _frontends(
     internal = found.local if internal_local else found.cluster
     outside = found.local if local_only else found.cluster
     balanced = _balanced(service, version)
-    annotations = service.metadata.annotations
     used = internal | (
         outside | found.cluster if port.node_port or balanced or spec.external_ips else NOBODY
     )
@@ -174,7 +178,7 @@ def _frontends(
         used=used,
         has_any=bool(found.ready or found.leaving),
         affinity=spec.session_affinity == "ClientIP",
-        grace=GRACES.get(annotations.on_removal or "") if annotations else None,
+        grace=GRACES.get(service.metadata.annotation(ON_REMOVAL) or ""),
     )
     external = usual._replace(
         inside=found.cluster, outside=outside, external=True, local_only=local_only
@@ -200,8 +204,7 @@ def _balanced(service: Service, version: int) -> list[str]:
 
 
 def _nodeport_ranges(service: Service) -> list[str]:
-    annotations = service.metadata.annotations
-    text = annotations.nodeport_source_ranges if annotations else None
+    text = service.metadata.annotation(NODEPORT_SOURCE_RANGES)
     return text.split(",") if text else []
 
 
