@@ -29,7 +29,7 @@ BENCH_PACKAGES := $(RUN_PACKAGES) gcc libc6-dev nftables iptables python3-matplo
 CLANG := clang -O2 -target bpf -Wall -Wextra -Wno-unused-parameter -Werror \
 	-Ibpf -I/usr/include/$(shell uname -m)-linux-gnu
 
-GCC := gcc -O1 -Wall -Wextra -Wno-unused-parameter -Werror -Ibpf -DDIALECT_NATIVE
+GCC := gcc -O2 -Wall -Wextra -Wno-unused-parameter -Werror -Ibpf -DDIALECT_NATIVE
 
 # What setup.cfg and pyproject.toml ask for, as versions with hashes (docs/contributing.md).
 PIP_INSTALL := $(BIN)/pip install -qq --disable-pip-version-check

@@ -3,6 +3,7 @@
 #ifndef EBPFLB_NET_CHECKSUM_H
 #define EBPFLB_NET_CHECKSUM_H
 
+#include "compat.h"
 #include "layout.h"
 
 static __always_inline __s64 fold32(__u64 sum)
@@ -11,7 +12,7 @@ static __always_inline __s64 fold32(__u64 sum)
 	return (sum & 0xffffffff) + (sum >> 32);
 }
 
-/* What must be added to a checksum (RFC 1624); a call of bpf_csum_diff would cost more. */
+/* What must be added to a checksum; a call of bpf_csum_diff would cost more. */
 static __always_inline __s64 addresses_difference(const struct tuple *from, const struct tuple *to)
 {
 	const __u32 *old = (const __u32 *)from, *new = (const __u32 *)to;

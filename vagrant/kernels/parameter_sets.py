@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plugin of pytest inside the lab's machines: all tests run, with some of their parameters.
+"""A plugin of pytest for a part of the tests: here, and inside the lab's machines.
 
 ``--parameter-sets N`` keeps N sets of parameters of each test function, chosen so that they have
 many different values; ``--parameter-sets N:FOLDER`` is another limit for one folder. Where a
