@@ -133,8 +133,6 @@ IN_TURNS = ("tests/packet", "tests/network")
 # skips.
 MORE = (
     "--parameter-sets=1",
-    # fails, on Linux 6.18 too, with as few SYNs as a flood has here (docs/limits.md)
-    "--deselect=tests/network/test_conntrack_floods.py::test_half_open_flows_make_room_in_a_full_table",
     # the cluster and the two nodes that files share
     "tests/network/test_connected_anew.py",
     "tests/network/test_own_addresses.py",

@@ -9,24 +9,28 @@
 
 #include "engine/conntrack/opening.h"
 
-#define EVICT_TRIES 2
+#define EVICT_OLDEST 2
+#define EVICT_TRIES 8
 #define EVICT_LATEST 1024	/* flows that shall have time for an answer, while others are removed */
 
 /*
- * The number of the flow that is asked next: the oldest that was not asked yet. A flood opens as many
- * flows as it makes end, so they stay ahead of it by all places; where the latest are all that is
- * left, one of these, so that the very latest has time too.
+ * The number of the flow that is asked next: first the oldest that was not asked yet. A flood opens as
+ * many flows as it makes end, so they stay ahead of it by all places. Where those have ended, or the
+ * latest are all that is left, one of these by chance, so that the very latest has time too.
  */
-static __always_inline __u64 opening_oldest(struct opening_counts *counts)
+static __always_inline __u64 opening_to_ask(struct opening_counts *counts, int tries)
 {
 	if (counts->tried + OPENINGS < counts->opened)
 		counts->tried = counts->opened - OPENINGS;
-	if (counts->tried + EVICT_LATEST < counts->opened)
+	if (tries < EVICT_OLDEST && counts->tried + EVICT_LATEST < counts->opened)
 		return counts->tried++;
 	return counts->opened - 1 - bpf_get_prandom_u32() % EVICT_LATEST;
 }
 
-/* An entry that has expired is removed by the next look-up. */
+/*
+ * A place that no flow has taken yet names none that conntrack knows. An entry that has expired is
+ * removed by the next look-up.
+ */
 static __always_inline void opening_evict(struct __sk_buff *ctx)
 {
 	struct opening_counts *counts = opening_counts_find();
@@ -34,11 +38,10 @@ static __always_inline void opening_evict(struct __sk_buff *ctx)
 	struct ct_key key;
 	__u64 status;
 
-	UNROLL
 	for (int i = 0; i < EVICT_TRIES && counts; i++) {
-		place = opening_at(opening_oldest(counts));
-		if (!place || !place->created)
-			continue;
+		place = opening_at(opening_to_ask(counts, i));
+		if (!place)
+			return;
 		key = ct_key_of(&place->tuple);
 		status = opening_expire(ctx, &key, CT_STATUS_ASSURED);
 		if (status && !(status & CT_STATUS_ASSURED)) {
