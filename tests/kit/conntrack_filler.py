@@ -6,9 +6,13 @@ nf_conntrack_max cannot be lowered for one namespace, but each may have as many 
 
 import socket
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+from ebpflb.lab.hosts import Host
 from ebpflb.node import ctnetlink
 from ebpflb.plan.connections import STATUS
+from tests.node import nodes
 
 _NETFILTER = 12  # NETLINK_NETFILTER
 _NEW, _DELETE = 1 << 8, 1 << 8 | 2  # IPCTNL_MSG_CT_NEW, _DELETE
@@ -19,6 +23,18 @@ _IP, _PROTO = 1, 2  # CTA_TUPLE_IP, CTA_TUPLE_PROTO
 _ONE, _OTHER = 0x0A800000, 0x0AC00000  # 10.128.0.0, 10.192.0.0
 _SECONDS = 600
 _AT_ONCE = 200
+
+
+@contextmanager
+def full(node: Host, *, free: int = 0) -> Iterator[None]:
+    """The node's conntrack has connections that the kernel keeps, and so many free entries."""
+    with nodes.entered(node.netns):
+        fill(free)
+    try:
+        yield
+    finally:
+        with nodes.entered(node.netns):
+            empty()
 
 
 def fill(free: int) -> None:

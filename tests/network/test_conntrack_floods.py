@@ -18,8 +18,9 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.node import ctnetlink
 from ebpflb.options import Paths
-from tests.kit import beside_kube_proxy, conntrack_filler, requests
+from tests.kit import beside_kube_proxy, requests
 from tests.kit.beside_kube_proxy import BesideKubeProxy, entries, kinds
+from tests.kit.conntrack_filler import full
 from tests.kit.firewall import chain, rules
 from tests.kit.flood import SOURCE_PORT
 from tests.kit.lab_cluster import NODEPORT
@@ -145,18 +146,6 @@ def test_entries_of_dropped_packets_go_though_nothing_else_is_opened(pair: Besid
     with rules(pair.near, chain("forward", "filter", drop)):
         pair.flood(pair.near, 100)
         wait_until("they are gone", lambda: not entries(pair.near))
-
-
-@contextmanager
-def full(node: Host, *, free: int = 0) -> Iterator[None]:
-    """The node's conntrack has connections that the kernel keeps, and so many free entries."""
-    with nodes.entered(node.netns):
-        conntrack_filler.fill(free)
-    try:
-        yield
-    finally:
-        with nodes.entered(node.netns):
-            conntrack_filler.empty()
 
 
 def is_lost(pair: BesideKubeProxy, node: Host, kind: str) -> bool:

@@ -8,6 +8,7 @@ A counter in FORWARD counts the packets of connections to the service. The clien
 import json
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from socket import SOCK_DGRAM, SOCK_STREAM
 
 import pytest
@@ -17,17 +18,22 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Socket
-from ebpflb.node import flowtable, nat
+from ebpflb.node import ctnetlink, flowtable, nat
 from ebpflb.node.flowtable_probe import flowtable_obstacle
 from ebpflb.options import Paths
-from tests.kit import cluster, firewall, forked, requests
+from ebpflb.plan.connections import Connection
+from tests.kit import cluster, firewall, flood, forked, requests
 from tests.kit.cluster import NODEPORT, Cluster, endpoint, web
+from tests.kit.conntrack_filler import full
 from tests.kit.lab_cluster import TARGET
 from tests.node import nodes
 
 CONNTRACK, FAST = ("--packet-path", "conntrack"), ("--fast-forward",)
 OTHERS_PORT = 30999
 EXCHANGES = 20
+FLOOD = Path(flood.__file__)
+FORGED = "172.16.0.1"  # the first of a flood's addresses
+LATEST = 1024  # EVICT_LATEST of bpf/engine/conntrack/evict.h
 
 both_families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
 both_protocols = pytest.mark.parametrize("kind", [SOCK_STREAM, SOCK_DGRAM], ids=["tcp", "udp"])
@@ -190,6 +196,24 @@ def test_connections_outlive_their_endpoint(node: Cluster) -> None:
     exchange(client)
     assert is_forwarded(node, client)
     client.close()
+
+
+def test_what_is_in_it_gives_no_way_in_a_full_table(node: Cluster) -> None:
+    """No new flow takes the place of one that is in the flowtable: to conntrack a stream there is
+    not assured, as it saw no second request.
+    """
+    client = established(node, SOCK_DGRAM)
+    with full(node.node):
+        outside: Host = node.outside  # type: ignore[attr-defined]
+        words = node.node.v4, str(NODEPORT), FORGED, str(2 * LATEST)
+        assert node.lab.keep(outside.python(FLOOD, "many", *words)).wait() == 0
+        ports = {each.original.source_port for each in to_the_nodeport()}
+        assert client.getsockname()[1] in ports
+    client.close()
+
+
+def to_the_nodeport() -> Iterator[Connection]:
+    return ctnetlink.connections(lambda _, __, port: port == NODEPORT)
 
 
 @both_families

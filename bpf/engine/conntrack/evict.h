@@ -13,6 +13,9 @@
 #define EVICT_TRIES 8
 #define EVICT_LATEST 1024	/* flows that shall have time for an answer, while others are removed */
 
+/* As the kernel has it, early_drop_list. A stream that was offloaded at once is never assured. */
+#define EVICT_NONE_OF (CT_STATUS_ASSURED | CT_STATUS_OFFLOAD)
+
 /*
  * The number of the flow that is asked next: first the oldest that was not asked yet. A flood opens as
  * many flows as it makes end, so they stay ahead of it by all places. Where those have ended, or the
@@ -43,8 +46,8 @@ static __always_inline void opening_evict(struct __sk_buff *ctx)
 		if (!place)
 			return;
 		key = ct_key_of(&place->tuple);
-		status = opening_expire(ctx, &key, CT_STATUS_ASSURED);
-		if (status && !(status & CT_STATUS_ASSURED)) {
+		status = opening_expire(ctx, &key, EVICT_NONE_OF);
+		if (status && !(status & EVICT_NONE_OF)) {
 			ct_find(ctx, &key);
 			return;
 		}

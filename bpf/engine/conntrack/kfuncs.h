@@ -35,6 +35,7 @@ enum ct_manipulation { CT_SOURCE = 0, CT_DESTINATION = 1 };	/* enum nf_nat_manip
 #define CT_STATUS_SEEN_REPLY (1 << 1)
 #define CT_STATUS_ASSURED (1 << 2)	/* of TCP: the client has answered the backend */
 #define CT_STATUS_DST_NAT (1 << 5)	/* IPS_DST_NAT: the destination is translated */
+#define CT_STATUS_OFFLOAD (1 << 14)	/* in a flowtable: its packets pass conntrack by */
 
 #if defined(DIALECT_BCC)
 
