@@ -23,7 +23,7 @@ from tests.packet.places import V4, V6, Places
 
 ROUNDS, PACKETS = scaled(40), 25
 DRAWN = {"port_changed", "masqueraded"}
-_PORTS = (80, 8080, 50123, 30080)
+_PORTS = (80, 8080, 50123, 30080, 1, 65535)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def published(node: PacketNode, places: Places) -> None:
         node.publish(
             number,
             [f"{at(places.cluster_ip, 80)}/{protocol}"],
-            cluster=[at(places.there, 8080)],
+            cluster=[at(places.there, 65535 if protocol == "tcp" else 8080)],
         )
 
 
