@@ -154,4 +154,11 @@ MORE = (
     "tests/network/test_auto_packet_path.py",
     "tests/network/test_bridged_pods.py",
     "tests/network/test_hairpin_mode.py",
+    "tests/network/test_full_conntrack.py",
+    "tests/network/test_packet_mark.py",
+    "tests/network/test_policy_routes.py",
+    "tests/network/test_single_peer_endpoint.py",
+    "tests/network/test_mirrored_frames.py",
+    "tests/network/test_priority_tags.py",
+    "tests/network/test_forwarded.py",
 )
