@@ -8,18 +8,17 @@ stack drops them before netfilter.
 import errno
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from ipaddress import ip_address
 from socket import SO_ERROR, SOL_SOCKET
 
 import pytest
 
-from ebpflb.lab.agents import wait_until
 from ebpflb.lab.router import NODES
 from ebpflb.lab.sockets import Socket
 from ebpflb.node import ctnetlink
 from tests.kit import requests, two_nodes
 from tests.kit.requests import Send
 from tests.kit.two_nodes import CLUSTER_CIDR, ENGINES, Frontends, TwoNodes, address
+from tests.network.test_packets_devices import until_served
 from tests.node import nodes
 
 WEB, NOBODY = 10, 20
@@ -123,8 +122,8 @@ def macvlan(two: TwoNodes) -> Iterator[None]:
 @pytest.mark.usefixtures("macvlan")
 def test_device_above_the_uplink(two: TwoNodes, send: Send, v6: bool) -> None:
     """What is for a macvlan device of the node is served there."""
-    served = two.maps["node_addresses"]
-    wait_until("it is served", lambda: served.get(ip_address(OWN[v6])) is not None)
+    where = OWN[v6], Frontends(WEB).nodeport
     with sent_to(two, OWN[v6], MACVLAN):
-        answer = send(two.sockets(two.outside), OWN[v6], Frontends(WEB).nodeport)
+        until_served(two, two.outside, where)  # the device is new to the agent
+        answer = send(two.sockets(two.outside), *where)
         assert answer.name in {"here", "there"}
