@@ -4,6 +4,7 @@
 import json
 import os
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 from ebpflb.datapath import kernel
 from ebpflb.datapath.attach import cgroup_links
+from ebpflb.datapath.attach.clsact import PARENTS, Clsact
 from ebpflb.datapath.attach.tcx import Tcx
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.lab.agents import LabAgent, wait_until
@@ -94,7 +96,27 @@ def programs(agent: LabAgent) -> dict[str, int]:
         for index in tcx.recorded()
         for hook, number in _ids(state, index).items()
     }
-    return {**cgroup_links.attached(state), **at_devices}
+    return {**cgroup_links.attached(state), **at_devices, **_of_filters(agent, state)}
+
+
+def _of_filters(agent: LabAgent, state: StateDir) -> dict[str, int]:
+    """Those at devices of a kernel without tcx."""
+
+    def shown(words: str) -> list[dict[str, Any]]:
+        command = [*agent.node.enter, *words.split()]
+        done = subprocess.run(command, check=True, capture_output=True)
+        return list(json.loads(done.stdout or "[]"))
+
+    recorded = Clsact(state.devices_directory).recorded()
+    devices = shown("ip -j link") if recorded else []
+    return {
+        f"{device['ifindex']} {hook}": it["options"]["prog"]["id"]
+        for device in devices
+        if device["ifindex"] in recorded
+        for hook in PARENTS
+        for it in shown(f"tc -j filter show dev {device['ifname']} {hook}")
+        if "prog" in it.get("options", {})
+    }
 
 
 def _ids(state: StateDir, index: int) -> dict[str, int]:

@@ -31,6 +31,7 @@ class Said:
 
     @property
     def data(self) -> Any:
+        assert self.out, self.err
         return json.loads(self.out)
 
     def chances(self) -> dict[str, float]:
@@ -38,14 +39,14 @@ class Said:
         return {it["pod"]: it["chance"] for it in self.data["endpoints"] if it["chance"]}
 
 
-def ask(cluster: Cluster, *words: str, output: str = "json") -> Said:
+def ask(cluster: Cluster, *words: str, output: str = "json", netns: str | None = None) -> Said:
     where = [
         "--state-dir",
         str(cluster.agent.paths.state),
         "--run-dir",
         str(cluster.agent.paths.run),
     ]
-    return Said(forked.run("explain", *words, *where, "-o", output))
+    return Said(forked.run("explain", *words, *where, "-o", output, netns=netns))
 
 
 def contents(cluster: Cluster) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from ebpflb.datapath.maps.sweep import FLOW_MAPS
 from ebpflb.lab.netns import NETNS
 from ebpflb.model.packet_path import Engine
 from ebpflb.node import ctnetlink, namespaces
-from tests.kit import requests
+from tests.kit import requests, two_nodes
 from tests.kit.cluster import VIP, Cluster, endpoint, running, web
 from tests.network.test_explain import Said, ask
 
@@ -20,6 +20,7 @@ def test_packets_of_a_pod_without_hooks(
     """The endpoint that explain names for a port is the one that a connection of this port gets;
     asking makes no entry in conntrack or in the flow tables.
     """
+    two_nodes.require(engine)
     folder = tmp_path_factory.mktemp("explained")
     with running(folder, f"--packet-path={engine}") as cluster:
         pod = cluster.lab.pod(cluster.node, "machine", 9, hooked=False)
@@ -27,7 +28,8 @@ def test_packets_of_a_pod_without_hooks(
         cluster.publish(web(*map(endpoint, cluster.web)))
         for port in range(40_000, 40_004):
             before = known_flows(cluster)
-            said = ask(cluster, f"{VIP}:80", "--from", pod.v4, "--from-port", str(port))
+            words = ("--from", pod.v4, "--from-port", str(port))
+            said = ask(cluster, f"{VIP}:80", *words, netns=cluster.node.netns)
             assert (said.status, said.data["verdict"]) == (0, "translated"), said.data
             assert not known_flows(cluster) - before  # closed ones may have gone meanwhile
             with requests.tcp_socket(sockets, VIP) as client:

@@ -2,6 +2,7 @@
 """With --fast-forward: endpoints on this node and on another one, beyond a tunnel.
 
 Established flows pass no chain of netfilter on the node; what the stack has to answer it answers.
+On the conntrack engine, where the kernel has a flowtable, that is the kernel's own.
 """
 
 import errno
@@ -15,10 +16,13 @@ import pytest
 from ebpflb.lab import cni
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Lab
+from ebpflb.model.packet_path import Engine
+from ebpflb.node.flowtable_probe import flowtable_obstacle
 from ebpflb.serve import status
 from tests.kit import requests
 from tests.kit.lab_cluster import TARGET, LabCluster, started
 from tests.kit.requests import Send
+from tests.kit.two_nodes import ENGINES, require
 from tests.network.test_reply_paths import (
     NARROW,
     OPTIONS,
@@ -40,19 +44,21 @@ table inet counted {
 }
 """
 DATAGRAMS, LARGE = 300, 16 << 20
+TRIES = 3
 
 
 class FastForwarding(TwoPlaces):
     """Routes lead everything by the first uplink, as usual."""
 
-    def __init__(self, lab: Lab, folder: Path) -> None:
+    def __init__(self, lab: Lab, folder: Path, engine: Engine) -> None:
         LabCluster.__init__(self, lab, folder)
+        self.engine = engine
         self.node = lab.node("node", 1, cni.Overlay())
         far = lab.node("far", 2, cni.Overlay())
         lab.join(self.node, far)
         self.pod, self.there = lab.pod(self.node, "web-1", 11), lab.pod(far, "there", 11)
         self.outside = lab.outside("outside", 1)
-        self.agent = self.add_agent(self.node, "--packet-path=flows", "--fast-forward")
+        self.agent = self.add_agent(self.node, f"--packet-path={engine}", "--fast-forward")
         for pod in (self.pod, self.there):
             self.start_program(pod, "serve", pod.name, str(TARGET))
         self.outside.ip("link set eth0 mtu 1450")  # as beyond the tunnel
@@ -66,10 +72,16 @@ class FastForwarding(TwoPlaces):
         return sum(e["counter"]["packets"] for e in rule["expr"] if "counter" in e)
 
 
-@pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FastForwarding]:
+@pytest.fixture(scope="module", params=ENGINES)
+def places(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[FastForwarding]:
+    engine: Engine = request.param
+    require(engine, cni.Overlay())
+    if engine is Engine.CONNTRACK and (missing := flowtable_obstacle()):
+        pytest.skip(missing)
     folder = tmp_path_factory.mktemp("forwarding")
-    with started(lambda lab: FastForwarding(lab, folder)) as made:
+    with started(lambda lab: FastForwarding(lab, folder, engine)) as made:
         made.serve_both()
         yield made
 
@@ -181,3 +193,24 @@ def test_status(places: FastForwarding) -> None:
     """It says that the option is in force."""
     said = status.read(places.agent.paths)
     assert said and said.fast_forward
+    assert places.engine is Engine.FLOWS or (said.flowtable or "").startswith("in force")
+
+
+@families
+@endpoints
+def test_replies_leave_where_requests_came_in(places: FastForwarding, name: str, v6: bool) -> None:
+    """Once the endpoint has answered, whatever routing rules say of its address. One datagram in
+    8.6 s goes to the stack, and is lost there.
+    """
+    if places.engine is Engine.CONNTRACK:
+        pytest.skip("the kernel's flowtable asks the routes when a flow enters it")
+    pod = places.pod_of(name)
+    rule = f"rule {{}} from {pod.v6 if v6 else pod.v4} blackhole priority 9"
+    with conversation(places, name, v6=v6) as (client, server):
+        places.node.ip(rule.format("add"), v6=v6)
+        try:
+            for _ in range(TRIES):
+                server.send(b"!")
+            assert client.recv(64) == b"!"
+        finally:
+            places.node.ip(rule.format("del"), v6=v6)

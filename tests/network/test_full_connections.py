@@ -4,6 +4,7 @@
 Its maps are as small as they can be chosen, and the connections are real.
 """
 
+import resource
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -26,6 +27,7 @@ WEB, BUSY = (Frontends(number) for number in NUMBERS.values())
 FULL = 1024  # entries
 FLOWS = "flows=66560,other-flows=66560"
 SIZES = f"--map-size=connections={FULL},sockets={FULL},{FLOWS}"
+PATIENT = "--conntrack-udp-timeout=10m"  # opening that many takes minutes where it is emulated
 AT_ONCE, WAYS = 5000, ("external", "balancer", "nodeport")
 MORE = 3  # connections that find no space
 SWEPT = 8 * ended_connections.RECOUNT_INTERVAL
@@ -35,13 +37,22 @@ FILLED = [("hooked", "tcp"), ("hooked", "udp"), ("outside", "tcp"), ("unhooked",
 Held = list[tuple[str, Socket]]  # with the endpoint's name
 
 
+@pytest.fixture(scope="module")
+def descriptors() -> Iterator[None]:
+    """As many as may be had: one process holds all sockets of a client, and 1,024 are usual."""
+    former = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (former[1], former[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, former)
+
+
 @pytest.fixture(scope="module", params=ENGINES)
 def two(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, descriptors: None
 ) -> Iterator[TwoNodes]:
     two_nodes.require(request.param)
     folder = tmp_path_factory.mktemp("small")
-    options = (*two_nodes.CLUSTER_CIDR, SIZES)
+    options = (*two_nodes.CLUSTER_CIDR, SIZES, PATIENT)
     with two_nodes.running(folder, *options, engine=request.param) as made:
         yield made
 

@@ -9,7 +9,7 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import Sockets
 from ebpflb.model.packet_path import Engine
-from tests.kit import monitors, requests
+from tests.kit import monitors, requests, two_nodes
 from tests.kit.cluster import TARGET, VIP, endpoint, running, web
 from tests.kit.monitors import watching
 
@@ -34,6 +34,7 @@ def test_packets_are_told_with_their_backend(
     answered, the device and the verdict; what is refused too. Connections go on during the
     exchange, and the usual programs are back afterwards.
     """
+    two_nodes.require(engine)
     folder = tmp_path_factory.mktemp("monitored")
     with running(folder, f"--packet-path={engine}") as cluster:
         others = len(monitors.programs(cluster.agent))
