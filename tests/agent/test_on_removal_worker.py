@@ -53,6 +53,31 @@ class Failing:
         raise KernelError("sock_diag", errno.EIO, "it failed")
 
 
+class Waiting(Failing):
+    """A minute passes before these are reset."""
+
+    def __init__(self, clock: list[float]) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def reset(self, _wanted: WantedConnections, *, is_last: bool) -> ResetCounts:
+        self._clock[0] += 60
+        return ResetCounts()
+
+
+def test_who_waits_for_a_processor_makes_no_longer_pause() -> None:
+    """The next pass is a second later, whatever time others had meanwhile."""
+    clock = [0.0]
+    maps: Any = defaultdict(dict)
+    worker = ResetWorker(maps, (Waiting(clock),), {}, clock=lambda: clock[0], cpu_clock=lambda: 0)
+    frontends = frozenset({Frontend(IPv4Address("10.96.0.1"), 1, 6)})
+    for endpoints in (frozenset({(IPv4Address("10.1.0.1"), 80)}), frozenset[Endpoint]()):
+        worker.update({name("a"): Watched(0, frontends, endpoints)})
+    worker._searches = False
+    worker.turn()
+    assert (clock[0], worker.due) == (60, 61)
+
+
 def failing_worker(clock: list[float]) -> tuple[ResetWorker, Failing]:
     """The endpoints of two Services have gone, and their graces end a second apart."""
     maps: Any = defaultdict(dict)

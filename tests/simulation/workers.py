@@ -62,7 +62,7 @@ class Workers:
             yield False, OpenSockets(clients, clock)
 
         kinds = SocketConnections(maps, each_namespace, lambda: True), FlowConnections(maps)
-        self.on_removal = ResetWorker(maps, kinds, former, on_reset, clock)
+        self.on_removal = ResetWorker(maps, kinds, former, on_reset, clock, clock)
         self.stale_udp = StaleUdpWorker(maps, each_namespace, clock=clock)
         self._clock = clock
 
