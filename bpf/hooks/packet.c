@@ -17,8 +17,8 @@
 #include "path/icmp_error.h"
 #include "path/ingress.h"
 #include "path/parse.h"
-#include "path/redirected.h"
 #include "path/reject_packet.h"
+#include "path/translated.h"
 #include "record/event_packet.h"
 
 /*
@@ -75,7 +75,7 @@ int ingress(struct __sk_buff *ctx)
 	monitor_begin(begun);
 	if (!scratch)
 		return GO_ON;
-	forward_begin(ctx, scratch);
+	translated_begin(ctx, scratch);
 	monitor_packet_begin(scratch);
 	reading = frame_is_for_others(ctx) ? FOREIGN : packet_parse(ctx, &scratch->packet);
 	if (reading == READ) {
@@ -94,7 +94,7 @@ int ingress(struct __sk_buff *ctx)
 		packet_mark(ctx);
 	verdict_count(monitor_packet(ctx, scratch, EVENT_INGRESS, begun, outcome.verdict));
 	if (scratch->device)
-		return forward_leave(ctx, scratch);
+		return translated_leave(ctx, scratch);
 	action = action_in_force(outcome.verdict);
 	if (action != REJECT)
 		return action;
@@ -114,7 +114,7 @@ int egress(struct __sk_buff *ctx)
 	enum action action;
 
 	monitor_begin(begun);
-	if (!scratch || is_fast_forwarded(ctx))
+	if (!scratch || is_translated(ctx))
 		return GO_ON;
 	monitor_packet_begin(scratch);
 	conntrack_leaves(ctx);

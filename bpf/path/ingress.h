@@ -19,6 +19,7 @@
 #include "path/outcome.h"
 #include "path/reply_path.h"
 #include "path/select.h"
+#include "path/translated.h"
 
 static __always_inline bool ingress_needs_snat(struct __sk_buff *ctx, const struct packet *packet,
 					       const struct settings *settings,
@@ -96,6 +97,7 @@ static __always_inline struct outcome ingress_known(struct __sk_buff *ctx,
 		return unchanged(VERDICT_ENDPOINT_GONE);
 	if (flow_continues(packet, known, flow)) {
 		scratch->to = flow_follow(ctx, packet, known, flow);
+		translated_note(ctx, known);
 		if (known->kind == FLOW_UN_SNAT)
 			reply_leads_to_device(ctx, scratch, &scratch->to);
 		return scratch->mtu ? unchanged(VERDICT_TOO_LONG) : rewritten(VERDICT_ESTABLISHED);

@@ -94,6 +94,14 @@ struct conversation {
 	__u32 v6, protocol, sent, received;
 };
 
+/* Egress looks up what ingress has noted, as the note is lost here: it must find nothing to do. */
+static int is_as_it_came(const struct conversation *talk, const struct segment *segment)
+{
+	return segment->action == GO_ON &&
+	       !memcmp(&segment->source, &talk->seen_as, sizeof(struct end)) &&
+	       !memcmp(&segment->destination, &talk->backend, sizeof(struct end));
+}
+
 /* Where a request leads: as ``outcome_of``. ESTABLISHED is no outcome of its own. */
 static long long request(struct conversation *talk, __u32 flags)
 {
@@ -101,8 +109,10 @@ static long long request(struct conversation *talk, __u32 flags)
 				   .sequence = talk->sent, .acknowledgment = talk->received,
 				   .flags = flags };
 	__u32 verdicts;
+	int is_noted;
 
 	pass(&segment, HOOK_INGRESS, talk->v6, talk->protocol);
+	is_noted = is_translated(&skb);
 	verdicts = segment.verdicts;
 	talk->backend = segment.destination;
 	talk->seen_as = segment.source;
@@ -111,6 +121,7 @@ static long long request(struct conversation *talk, __u32 flags)
 		return verdict_outcome(verdicts);
 	segment.flags = flags;
 	pass(&segment, HOOK_EGRESS, talk->v6, talk->protocol);
+	segment.strange |= is_noted && !is_as_it_came(talk, &segment);
 	talk->seen_as = segment.source;
 	if (segment.action != GO_ON)
 		return verdict_outcome(segment.verdicts);

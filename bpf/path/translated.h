@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * Packets that ingress has translated for good: the egress programs of the devices by which they
+ * leave recognize them, and look nothing up. One whose note is lost on the way, as a bridge's own
+ * ingress takes it away, is looked up at egress, where nothing is found to do.
+ */
+#ifndef EBPFLB_PATH_TRANSLATED_H
+#define EBPFLB_PATH_TRANSLATED_H
+
+#include "net/hops.h"
+
+#define TRANSLATED 0xeb1b	/* tc_index of such a packet; nothing else here sets it */
+
+/* At ingress: what another node of this kernel has noted in the packet is not about this one. */
+static __always_inline void translated_begin(struct __sk_buff *ctx, struct scratch *scratch)
+{
+#ifdef FAST_FORWARD
+	scratch->next.family = 0;
+#endif
+	if (ctx->tc_index == TRANSLATED)
+		ctx->tc_index = 0;
+}
+
+/* At ingress, of a packet of a known flow: a request that is not masqueraded needs no more. */
+static __always_inline void translated_note(struct __sk_buff *ctx, const struct flow *known)
+{
+	if (known->kind == FLOW_DNAT && !(known->flags & FLOW_MASQUERADE))
+		ctx->tc_index = TRANSLATED;
+}
+
+/* At egress: whether ingress has translated the packet for good. */
+static __always_inline bool is_translated(struct __sk_buff *ctx)
+{
+	return ctx->tc_index == TRANSLATED;
+}
+
+/* Redirects the packet to its next hop; if that is not known, to the one that the kernel finds. */
+static __always_inline int translated_leave(struct __sk_buff *ctx, struct scratch *scratch)
+{
+	hops_decrement(ctx, &scratch->packet);
+	ctx->tc_index = TRANSLATED;
+#ifdef FAST_FORWARD
+	if (scratch->next.family)
+		return redirect_neigh(scratch->device, &scratch->next, sizeof(scratch->next), 0);
+#endif
+	return redirect_neigh(scratch->device, NULL, 0, 0);
+}
+
+#endif
