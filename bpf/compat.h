@@ -119,25 +119,17 @@ static __u64 (*const clock_coarse)(void) = (void *)160;
 #define UNROLL _Pragma("GCC unroll 32")
 #endif
 
-/* The compiler does not replace reads after it by values that were read before it. */
-#define barrier() asm volatile("" ::: "memory")
-
-/* The compiler assumes nothing about the variable's value from here on. */
-#define OPAQUE(variable) asm volatile("" : "+r"(variable))
-
-/*
- * From here on the verifier takes the variable's value for unknown: it follows what comes after it
- * once, and not once for each value that it knows of. `number` is one that it does not know.
- */
-#define FORGET_VALUE(variable, number) ({ \
-	__u64 one_ = (number), other_ = one_; \
-	OPAQUE(one_); \
-	(variable) ^= one_ ^ other_; \
-})
+#include "verifier.h"
 
 #define EEXIST 17	/* of BPF_NOEXIST: the map has this key */
 
 /* The map's value for a key, as a pointer of its type, or NULL. */
 #define LOOKUP(type, map, key) ((type *)bpf_map_lookup_elem(MAP(map), key))
+
+/* The same for a key that is a number; eight bytes are written, of which four are read: see EMPTY. */
+#define LOOKUP_NUMBER(type, map, number) ({ \
+	__u64 number_ = (__u32)(number); \
+	LOOKUP(type, map, &number_); \
+})
 
 #endif

@@ -33,13 +33,16 @@ int conntrack_probe(struct __sk_buff *ctx)
 				    .destination_port = BE16(8080),
 				    .protocol = UDP };
 	struct tuple reply = tuple_reverse(&translated, 0);
-	struct ct_key key = ct_key_of(&request), reply_key = ct_key_of(&reply);
+	EMPTY(struct ct_key, key);
+	EMPTY(struct ct_key, reply_key);
 	__be16 source_port = 0;
 
-	if (ct_create(ctx, &key, &backend, BE16(8080), &node, &source_port) != CT_MADE ||
+	ct_key_write(key, &request);
+	ct_key_write(reply_key, &reply);
+	if (ct_create(ctx, key, &backend, BE16(8080), &node, &source_port) != CT_MADE ||
 	    source_port != request.source_port)
 		return PROBE_NOT_MADE;
-	return ct_find(ctx, &reply_key).translated ? PROBE_OK : PROBE_NOT_FOUND;
+	return ct_find(ctx, reply_key).translated ? PROBE_OK : PROBE_NOT_FOUND;
 }
 
 LICENSE("GPL")

@@ -13,9 +13,7 @@
 
 static __always_inline struct steps *asked(void)
 {
-	__u32 only = 0;
-
-	return LOOKUP(struct steps, steps, &only);
+	return LOOKUP_NUMBER(struct steps, steps, 0);
 }
 
 /* Called without a socket alone (netns_is_host): it means the initial namespace. */

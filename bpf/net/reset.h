@@ -41,19 +41,20 @@ static __always_inline void reset_number(const struct packet *packet,
 static __always_inline bool respond_reset(struct __sk_buff *ctx, const struct packet *packet,
 					 const struct tuple *to)
 {
-	struct reset reset = { .head = { .source_port = to->source_port,
-					 .destination_port = to->destination_port,
-					 .offset = sizeof(reset) / 4 << 4 } };
-	struct transport segment;
+	EMPTY(struct reset, reset);
+	EMPTY(struct transport, segment);
 
-	if (bpf_skb_load_bytes(ctx, packet->transport, &segment, sizeof(segment)))
+	if (bpf_skb_load_bytes(ctx, packet->transport, segment, sizeof(*segment)))
 		return false;
-	reset_number(packet, &segment, &reset.head);
-	reset.checksum = fold(sum_of(&reset, sizeof(reset), pseudo_sum(to, TCP, sizeof(reset))));
-	if (bpf_skb_change_tail(ctx, packet->transport + sizeof(reset), 0))
+	reset->head.source_port = to->source_port;
+	reset->head.destination_port = to->destination_port;
+	reset->head.offset = sizeof(*reset) / 4 << 4;
+	reset_number(packet, segment, &reset->head);
+	reset->checksum = fold(sum_of(reset, sizeof(*reset), pseudo_sum(to, TCP, sizeof(*reset))));
+	if (bpf_skb_change_tail(ctx, packet->transport + sizeof(*reset), 0))
 		return false;
-	write_ip(ctx, packet, to, TCP, sizeof(reset));
-	return !bpf_skb_store_bytes(ctx, packet->transport, &reset, sizeof(reset), 0);
+	write_ip(ctx, packet, to, TCP, sizeof(*reset));
+	return !bpf_skb_store_bytes(ctx, packet->transport, reset, sizeof(*reset), 0);
 }
 
 #endif

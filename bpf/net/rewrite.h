@@ -41,16 +41,17 @@ static __always_inline void write_checksum(struct __sk_buff *ctx, __u32 at, __s6
 static __always_inline void write_crc(struct __sk_buff *ctx, const struct packet *packet,
 				      const struct tuple *to)
 {
-	__u32 at = packet->transport + SCTP_CHECKSUM, crc;
+	__u32 at = packet->transport + SCTP_CHECKSUM;
 	__u32 from_ports, to_ports;
+	EMPTY(__u32, crc);
 
 	__builtin_memcpy(&from_ports, &packet->tuple.source_port, 4);
 	__builtin_memcpy(&to_ports, &to->source_port, 4);
-	if (from_ports == to_ports || bpf_skb_load_bytes(ctx, at, &crc, sizeof(crc)) || !crc)
+	if (from_ports == to_ports || bpf_skb_load_bytes(ctx, at, crc, sizeof(*crc)) || !*crc)
 		return;
 	/* Ports and checksum are both read as little-endian words, as CRC32c goes. */
-	crc ^= crc_change(from_ports ^ to_ports, packet->end - packet->transport);
-	bpf_skb_store_bytes(ctx, at, &crc, sizeof(crc), BPF_F_RECOMPUTE_CSUM);
+	*crc ^= crc_change(from_ports ^ to_ports, packet->end - packet->transport);
+	bpf_skb_store_bytes(ctx, at, crc, sizeof(*crc), BPF_F_RECOMPUTE_CSUM);
 }
 
 /* Whether the transport header has an Internet checksum (RFC 1071); UDP's may be left out. */
@@ -99,18 +100,19 @@ static __always_inline bool write_in_one(struct __sk_buff *ctx, const struct pac
 					 const struct tuple *to, __s64 addresses)
 {
 	bool tcp = packet->tuple.protocol == TCP;
-	struct ipv4_rest rest = { .source = to->source.word[3],
-				  .destination = to->destination.word[3] };
-	__u16 checksum;
+	EMPTY(struct ipv4_rest, rest);
+	EMPTY(__u16, checksum);
 
 	if (packet->v6 || packet->options || packet->piece == LATER || !packet_is_summed(packet) ||
-	    !HEADER_READ(ctx, LINK + IPV4_CHECKSUM, &checksum))
+	    !HEADER_READ(ctx, LINK + IPV4_CHECKSUM, checksum))
 		return false;
-	rest.checksum = checksum_changed(checksum, addresses);
-	__builtin_memcpy(&rest.ports, &to->source_port, sizeof(rest.ports));
+	rest->source = to->source.word[3];
+	rest->destination = to->destination.word[3];
+	rest->checksum = checksum_changed(*checksum, addresses);
+	__builtin_memcpy(&rest->ports, &to->source_port, sizeof(rest->ports));
 	write_checksum(ctx, LINK + sizeof(struct ipv4) + (tcp ? TCP_CHECKSUM : UDP_CHECKSUM),
 		       addresses, ports_difference(&packet->tuple, to), tcp ? 0 : BPF_F_MARK_MANGLED_0);
-	bpf_skb_store_bytes(ctx, LINK + IPV4_CHECKSUM, &rest.checksum, IPV4_REST, 0);
+	bpf_skb_store_bytes(ctx, LINK + IPV4_CHECKSUM, &rest->checksum, IPV4_REST, 0);
 	return true;
 }
 

@@ -25,16 +25,16 @@ struct tcp_option {
 static __always_inline __u8 window_scale(struct __sk_buff *ctx, const struct packet *packet)
 {
 	__u32 at = packet->transport + 20, end = packet->transport + packet->header;
-	struct tcp_option option = {};
+	EMPTY(struct tcp_option, option);
 
 	UNROLL
 	for (int i = 0; i < TCP_OPTIONS; i++) {
-		if (at + 3 > end || bpf_skb_load_bytes(ctx, at, &option, 3) ||
-		    option.kind == OPTION_END)
+		if (at + 3 > end || bpf_skb_load_bytes(ctx, at, option, 3) ||
+		    option->kind == OPTION_END)
 			return 0;
-		if (option.kind == OPTION_SCALE)
-			return option.scale < SCALE_MOST ? option.scale : SCALE_MOST;
-		at += option.kind == OPTION_NOTHING ? 1 : option.length;
+		if (option->kind == OPTION_SCALE)
+			return option->scale < SCALE_MOST ? option->scale : SCALE_MOST;
+		at += option->kind == OPTION_NOTHING ? 1 : option->length;
 	}
 	return SCALE_MOST;
 }

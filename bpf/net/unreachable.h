@@ -30,33 +30,37 @@ static __always_inline bool respond_unreachable_v4(struct __sk_buff *ctx,
 						  const struct packet *packet,
 						  const struct tuple *to, __u16 mtu)
 {
-	struct unreachable_v4 icmp = { .head = { .type = UNREACHABLE,
-						 .code = mtu ? FRAGMENTATION_NEEDED : PORT,
-						 .rest = BE32(mtu) } };
+	EMPTY(struct unreachable_v4, icmp);
 
-	if (bpf_skb_load_bytes(ctx, LINK, icmp.quote, sizeof(icmp.quote)) ||
-	    bpf_skb_change_tail(ctx, LINK + sizeof(struct ipv4) + sizeof(icmp), 0))
+	icmp->head.type = UNREACHABLE;
+	icmp->head.code = mtu ? FRAGMENTATION_NEEDED : PORT;
+	icmp->head.rest = BE32(mtu);
+
+	if (bpf_skb_load_bytes(ctx, LINK, icmp->quote, sizeof(icmp->quote)) ||
+	    bpf_skb_change_tail(ctx, LINK + sizeof(struct ipv4) + sizeof(*icmp), 0))
 		return false;
-	icmp.head.checksum = fold(sum_of(&icmp, sizeof(icmp), 0));
-	write_ip(ctx, packet, to, ICMP, sizeof(icmp));
-	return !bpf_skb_store_bytes(ctx, LINK + sizeof(struct ipv4), &icmp, sizeof(icmp), 0);
+	icmp->head.checksum = fold(sum_of(icmp, sizeof(*icmp), 0));
+	write_ip(ctx, packet, to, ICMP, sizeof(*icmp));
+	return !bpf_skb_store_bytes(ctx, LINK + sizeof(struct ipv4), icmp, sizeof(*icmp), 0);
 }
 
 static __always_inline bool respond_unreachable_v6(struct __sk_buff *ctx,
 						  const struct packet *packet,
 						  const struct tuple *to, __u16 mtu)
 {
-	struct unreachable_v6 icmp = { .head = { .type = mtu ? TOO_BIG_V6 : UNREACHABLE_V6,
-						 .code = mtu ? 0 : PORT_V6,
-						 .rest = BE32(mtu) } };
+	EMPTY(struct unreachable_v6, icmp);
 
-	if (bpf_skb_load_bytes(ctx, LINK, icmp.quote, sizeof(icmp.quote)) ||
-	    bpf_skb_change_tail(ctx, LINK + sizeof(struct ipv6) + sizeof(icmp), 0))
+	icmp->head.type = mtu ? TOO_BIG_V6 : UNREACHABLE_V6;
+	icmp->head.code = mtu ? 0 : PORT_V6;
+	icmp->head.rest = BE32(mtu);
+
+	if (bpf_skb_load_bytes(ctx, LINK, icmp->quote, sizeof(icmp->quote)) ||
+	    bpf_skb_change_tail(ctx, LINK + sizeof(struct ipv6) + sizeof(*icmp), 0))
 		return false;
-	icmp.head.checksum =
-		fold(sum_of(&icmp, sizeof(icmp), pseudo_sum(to, ICMPV6, sizeof(icmp))));
-	write_ip(ctx, packet, to, ICMPV6, sizeof(icmp));
-	return !bpf_skb_store_bytes(ctx, LINK + sizeof(struct ipv6), &icmp, sizeof(icmp), 0);
+	icmp->head.checksum =
+		fold(sum_of(icmp, sizeof(*icmp), pseudo_sum(to, ICMPV6, sizeof(*icmp))));
+	write_ip(ctx, packet, to, ICMPV6, sizeof(*icmp));
+	return !bpf_skb_store_bytes(ctx, LINK + sizeof(struct ipv6), icmp, sizeof(*icmp), 0);
 }
 
 #endif

@@ -16,7 +16,7 @@
 /* False if the slot belongs to another service, or is being written. */
 static __always_inline bool backend_read(__u32 slot, __u32 service, struct backend *backend)
 {
-	struct backend *found = LOOKUP(struct backend, slots, &slot);
+	struct backend *found = LOOKUP_NUMBER(struct backend, slots, slot);
 
 	return found && COPY_CHECKED(backend, &slot, found) && backend->service == service;
 }
@@ -24,7 +24,7 @@ static __always_inline bool backend_read(__u32 slot, __u32 service, struct backe
 /* The backend with this id, if it still belongs to the service. */
 static __always_inline bool backend_find(__u32 service, __u32 id, struct backend *backend)
 {
-	__u32 *slot = LOOKUP(__u32, backend_slots, &id);
+	__u32 *slot = LOOKUP_NUMBER(__u32, backend_slots, id);
 
 	return slot && backend_read(*slot, service, backend) && backend->id == id;
 }

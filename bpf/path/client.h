@@ -44,7 +44,7 @@ static __always_inline bool client_is_local(const struct request *request)
 	if (prefix_has(&settings->pods_v4, &request->tuple->source) ||
 	    prefix_has(&settings->pods_v6, &request->tuple->source))
 		return true;
-	device = LOOKUP(struct device, devices, &ifindex);
+	device = LOOKUP_NUMBER(struct device, devices, ifindex);
 	return device && device->flags & DEVICE_PODS;
 }
 

@@ -23,7 +23,7 @@
 
 static __always_inline struct backend_load *load_of(__u32 backend)
 {
-	return LOOKUP(struct backend_load, backend_loads, &backend);
+	return LOOKUP_NUMBER(struct backend_load, backend_loads, backend);
 }
 
 #ifdef RECORD

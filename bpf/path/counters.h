@@ -8,8 +8,7 @@
 
 static __always_inline enum verdict verdict_count(enum verdict verdict)
 {
-	__u32 index = verdict;
-	__u64 *counter = LOOKUP(__u64, verdicts, &index);
+	__u64 *counter = LOOKUP_NUMBER(__u64, verdicts, verdict);
 
 	record(STEP_VERDICT, verdict);
 	if (counter)
@@ -18,10 +17,8 @@ static __always_inline enum verdict verdict_count(enum verdict verdict)
 }
 
 /* The counters of an id on this CPU, in a map of the kind CPU_ARRAYS. */
-#define CPU_COUNTERS(type, map, id) ({ \
-	__u32 index_ = bpf_get_smp_processor_id() * ENTRIES_##map + (id); \
-	LOOKUP(type, map, &index_); \
-})
+#define CPU_COUNTERS(type, map, id) \
+	LOOKUP_NUMBER(type, map, bpf_get_smp_processor_id() * ENTRIES_##map + (id))
 
 static __always_inline void service_count_chosen(__u32 service, bool by_affinity)
 {

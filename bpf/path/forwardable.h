@@ -55,17 +55,18 @@ static __always_inline bool forward_to(struct __sk_buff *ctx, struct scratch *sc
 				       const struct tuple *tuple, __u32 ifindex, __u32 how)
 {
 	const struct packet *packet = &scratch->packet;
-	struct bpf_fib_lookup route = route_request(tuple, packet->v6, &tuple->destination,
-						    tuple->destination_port, ifindex);
+	EMPTY(struct bpf_fib_lookup, route);
 
-	route.tot_len = UNANSWERED;
-	if (bpf_fib_lookup(ctx, &route, sizeof(route), how) != BPF_FIB_LKUP_RET_SUCCESS ||
-	    (how == BPF_FIB_LOOKUP_OUTPUT && route.ifindex != ifindex) ||
-	    !route_takes(&route, packet_length_sent(ctx, packet)))
+	route_request(route, tuple, packet->v6, &tuple->destination, tuple->destination_port,
+		      ifindex);
+	route->tot_len = UNANSWERED;
+	if (bpf_fib_lookup(ctx, route, sizeof(*route), how) != BPF_FIB_LKUP_RET_SUCCESS ||
+	    (how == BPF_FIB_LOOKUP_OUTPUT && route->ifindex != ifindex) ||
+	    !route_takes(route, packet_length_sent(ctx, packet)))
 		return false;
-	scratch->next.family = route.family;
-	__builtin_memcpy(&scratch->next.address, route.ipv6_dst, 16);
-	scratch->device = route.ifindex;
+	scratch->next.family = route->family;
+	__builtin_memcpy(&scratch->next.address, route->ipv6_dst, 16);
+	scratch->device = route->ifindex;
 	return true;
 }
 

@@ -12,35 +12,40 @@
 
 #define REASSEMBLY 30000000000ULL	/* ns; what Linux waits for the rest (ipfrag_time) */
 
-static __always_inline struct fragment_key fragment_key_of(const struct packet *packet)
+/* Fills an empty key. */
+static __always_inline void fragment_key_write(struct fragment_key *key, const struct packet *packet)
 {
-	return (struct fragment_key){ .source = packet->tuple.source,
-				      .destination = packet->tuple.destination,
-				      .id = packet->id,
-				      .protocol = packet->tuple.protocol,
-				      .hook = packet->tuple.hook };
+	key->source = packet->tuple.source;
+	key->destination = packet->tuple.destination;
+	key->id = packet->id;
+	key->protocol = packet->tuple.protocol;
+	key->hook = packet->tuple.hook;
 }
 
 /* To be called with the tuple that a packet had before it was translated. */
 static __always_inline void fragment_remember(const struct packet *packet, bool translated)
 {
-	struct fragment_key key = fragment_key_of(packet);
-	struct fragment_ports ports = { .seen = clock_coarse(),
-					.source_port = packet->tuple.source_port,
-					.destination_port = packet->tuple.destination_port };
+	EMPTY(struct fragment_key, key);
+	EMPTY(struct fragment_ports, ports);
 
+	fragment_key_write(key, packet);
+	ports->seen = clock_coarse();
+	ports->source_port = packet->tuple.source_port;
+	ports->destination_port = packet->tuple.destination_port;
 	if (translated)
-		bpf_map_update_elem(MAP(fragments), &key, &ports, BPF_ANY);
+		bpf_map_update_elem(MAP(fragments), key, ports, BPF_ANY);
 	else
-		bpf_map_delete_elem(MAP(fragments), &key);
+		bpf_map_delete_elem(MAP(fragments), key);
 }
 
 /* Completes the tuple of a later fragment, if its first one was translated. */
 static __always_inline bool fragment_complete(struct packet *packet)
 {
-	struct fragment_key key = fragment_key_of(packet);
-	struct fragment_ports *ports = LOOKUP(struct fragment_ports, fragments, &key);
+	EMPTY(struct fragment_key, key);
+	struct fragment_ports *ports;
 
+	fragment_key_write(key, packet);
+	ports = LOOKUP(struct fragment_ports, fragments, key);
 	if (!ports || clock_coarse() > ports->seen + REASSEMBLY)
 		return false;
 	packet->tuple.source_port = ports->source_port;

@@ -26,13 +26,15 @@ static __always_inline __u32 packet_length_sent(struct __sk_buff *ctx, const str
 static __always_inline __u32 route_device(struct __sk_buff *ctx, const struct packet *packet,
 					  const struct tuple *tuple, __u32 ifindex, __u32 how)
 {
-	struct bpf_fib_lookup route = route_request(tuple, packet->v6, &tuple->destination,
-						    tuple->destination_port, ifindex);
-	long result = bpf_fib_lookup(ctx, &route, sizeof(route), how);
+	EMPTY(struct bpf_fib_lookup, route);
+	long result;
 
+	route_request(route, tuple, packet->v6, &tuple->destination, tuple->destination_port,
+		      ifindex);
+	result = bpf_fib_lookup(ctx, route, sizeof(*route), how);
 	return result == BPF_FIB_LKUP_RET_SUCCESS || result == BPF_FIB_LKUP_RET_NO_NEIGH ||
 			       result == BPF_FIB_LKUP_RET_FRAG_NEEDED
-		       ? route.ifindex : 0;
+		       ? route->ifindex : 0;
 }
 
 /* Whether the sender of a packet that is too long can be told so; else the stack may cut it. */
@@ -56,18 +58,19 @@ static __always_inline bool device_takes(struct __sk_buff *ctx, struct scratch *
 {
 	const struct packet *packet = &scratch->packet;
 	__u32 length = packet_length_sent(ctx, packet);
-	struct bpf_fib_lookup route = route_request(tuple, packet->v6, &tuple->destination,
-						    tuple->destination_port, ifindex);
+	EMPTY(struct bpf_fib_lookup, route);
 	long result;
 
-	route.tot_len = length;
-	result = bpf_fib_lookup(ctx, &route, sizeof(route), BPF_FIB_LOOKUP_OUTPUT);
+	route_request(route, tuple, packet->v6, &tuple->destination, tuple->destination_port,
+		      ifindex);
+	route->tot_len = length;
+	result = bpf_fib_lookup(ctx, route, sizeof(*route), BPF_FIB_LOOKUP_OUTPUT);
 	if (result == BPF_FIB_LKUP_RET_SUCCESS || result == BPF_FIB_LKUP_RET_NO_NEIGH)
-		return route.ifindex == ifindex;
-	if (result == BPF_FIB_LKUP_RET_FRAG_NEEDED && route.tot_len < length &&
+		return route->ifindex == ifindex;
+	if (result == BPF_FIB_LKUP_RET_FRAG_NEEDED && route->tot_len < length &&
 	    may_be_told(ctx, packet) &&
 	    route_device(ctx, packet, tuple, ifindex, BPF_FIB_LOOKUP_OUTPUT) == ifindex)
-		scratch->mtu = route.tot_len;	/* mtu_result, which older headers do not have */
+		scratch->mtu = route->tot_len;	/* mtu_result, which older headers do not have */
 	return false;
 }
 

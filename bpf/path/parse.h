@@ -22,12 +22,11 @@ static __always_inline bool frame_is_for_others(struct __sk_buff *ctx)
 #ifdef NO_LINK_HEADER
 	return false;
 #else
-	__u32 ifindex = ctx->ifindex;
 	struct device *device;
 
 	if (ctx->pkt_type != TO_OTHER_HOST)
 		return false;
-	device = LOOKUP(struct device, devices, &ifindex);
+	device = LOOKUP_NUMBER(struct device, devices, ctx->ifindex);
 	return device && device->flags & DEVICE_HOST_ONLY;
 #endif
 }

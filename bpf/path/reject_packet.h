@@ -15,8 +15,7 @@
 
 static __always_inline bool reject_within_budget(void)
 {
-	__u32 only = 0;
-	struct reject_budget *budget = LOOKUP(struct reject_budget, reject_budgets, &only);
+	struct reject_budget *budget = LOOKUP_NUMBER(struct reject_budget, reject_budgets, 0);
 	__u64 now = clock_coarse();
 
 	if (!budget)
@@ -38,15 +37,16 @@ static __always_inline bool reject_within_budget(void)
 static __always_inline bool reject_packet(struct __sk_buff *ctx, const struct packet *packet,
 					  __u16 mtu)
 {
-	struct tuple to = tuple_reverse(&packet->tuple, 0);
+	EMPTY(struct tuple, to);
 
+	tuple_write_reverse(to, &packet->tuple, 0);
 	if (packet->options || packet->piece == LATER || !reject_within_budget())
 		return false;
 	vlan_forget_priority(ctx);
 	if (packet->tuple.protocol == TCP && !mtu)
-		return respond_reset(ctx, packet, &to);
-	return packet->v6 ? respond_unreachable_v6(ctx, packet, &to, mtu)
-			  : respond_unreachable_v4(ctx, packet, &to, mtu);
+		return respond_reset(ctx, packet, to);
+	return packet->v6 ? respond_unreachable_v6(ctx, packet, to, mtu)
+			  : respond_unreachable_v4(ctx, packet, to, mtu);
 }
 
 #endif

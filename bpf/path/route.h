@@ -23,24 +23,23 @@
 /* ROUTE_HERE: to this node itself, where nothing is masqueraded. */
 enum route_source { ROUTE_SOURCE, ROUTE_HERE, ROUTE_UNKNOWN };
 
-static __always_inline struct bpf_fib_lookup route_request(const struct tuple *tuple, bool v6,
-							   const struct address *destination,
-							   __be16 port, __u32 ifindex)
+/* Fills an empty one. */
+static __always_inline void route_request(struct bpf_fib_lookup *route, const struct tuple *tuple,
+					  bool v6, const struct address *destination,
+					  __be16 port, __u32 ifindex)
 {
-	struct bpf_fib_lookup route = { .family = v6 ? FAMILY_V6 : FAMILY_V4,
-					.l4_protocol = tuple->protocol,
-					.sport = tuple->source_port,
-					.dport = port,
-					.ifindex = ifindex };
-
+	route->family = v6 ? FAMILY_V6 : FAMILY_V4;
+	route->l4_protocol = tuple->protocol;
+	route->sport = tuple->source_port;
+	route->dport = port;
+	route->ifindex = ifindex;
 	if (v6) {
-		__builtin_memcpy(route.ipv6_src, &tuple->source, 16);
-		__builtin_memcpy(route.ipv6_dst, destination, 16);
+		__builtin_memcpy(route->ipv6_src, &tuple->source, 16);
+		__builtin_memcpy(route->ipv6_dst, destination, 16);
 	} else {
-		route.ipv4_src = tuple->source.word[3];
-		route.ipv4_dst = destination->word[3];
+		route->ipv4_src = tuple->source.word[3];
+		route->ipv4_dst = destination->word[3];
 	}
-	return route;
 }
 
 /* -EINVAL from kernels that have no FIB_SOURCE. A mark goes where the result has a MAC address. */
@@ -91,7 +90,7 @@ static __always_inline void device_source(__u32 ifindex, const struct address *d
 		record_at(STEP_SOURCE, STEP_BY_ROUTE_SOURCES, source);
 		return;
 	}
-	device = LOOKUP(struct device, devices, &ifindex);
+	device = LOOKUP_NUMBER(struct device, devices, ifindex);
 	if (device)
 		*source = v6 ? device->v6 : device->v4;
 	record_at(STEP_SOURCE, STEP_BY_DEVICES, source);
@@ -106,23 +105,24 @@ static __always_inline enum route_source route_source(struct __sk_buff *ctx,
 						      const struct backend *backend,
 						      struct address *source)
 {
-	struct bpf_fib_lookup route = route_request(&packet->tuple, packet->v6,
-						    &backend->address, backend->port,
-						    ctx->ifindex);
-	long result = route_ask(ctx, &route, 0, FORWARDED);
-	bool has_source = result != -EINVAL;
+	EMPTY(struct bpf_fib_lookup, route);
 	enum route_source found;
+	bool has_source;
+	long result;
 
+	route_request(route, &packet->tuple, packet->v6, &backend->address, backend->port, ctx->ifindex);
+	result = route_ask(ctx, route, 0, FORWARDED);
+	has_source = result != -EINVAL;
 	if (!has_source)
-		result = bpf_fib_lookup(ctx, &route, sizeof(route), 0);
+		result = bpf_fib_lookup(ctx, route, sizeof(*route), 0);
 	found = route_found(result);
 	if (found != ROUTE_SOURCE)
 		return found;
 	*source = (struct address){};
 	if (has_source)
-		route_answer(&route, source);
+		route_answer(route, source);
 	else
-		device_source(route.ifindex, &backend->address, packet->v6, source);
+		device_source(route->ifindex, &backend->address, packet->v6, source);
 	return address_is_any(source) ? ROUTE_UNKNOWN : ROUTE_SOURCE;
 }
 
@@ -134,13 +134,15 @@ static __always_inline void route_source_here(struct __sk_buff *ctx, const struc
 					      struct address *source)
 {
 	const struct address *to = &packet->tuple.destination;
-	struct bpf_fib_lookup route = route_request(&packet->tuple, packet->v6, to,
-						    packet->tuple.destination_port, ctx->ifindex);
-	long result = route_ask(ctx, &route, ctx->mark, BPF_FIB_LOOKUP_OUTPUT);
+	EMPTY(struct bpf_fib_lookup, route);
+	long result;
 
+	route_request(route, &packet->tuple, packet->v6, to, packet->tuple.destination_port,
+		      ctx->ifindex);
+	result = route_ask(ctx, route, ctx->mark, BPF_FIB_LOOKUP_OUTPUT);
 	*source = (struct address){};
-	if (route_found(result) == ROUTE_SOURCE && route.ifindex == ctx->ifindex)
-		route_answer(&route, source);
+	if (route_found(result) == ROUTE_SOURCE && route->ifindex == ctx->ifindex)
+		route_answer(route, source);
 	if (address_is_any(source))
 		device_source(ctx->ifindex, to, packet->v6, source);
 }

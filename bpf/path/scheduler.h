@@ -32,7 +32,7 @@ static __always_inline struct draw draw_of(__u32 number, __u32 places)
  */
 static __always_inline __u32 rotation_next(const __u32 *service, __u16 list, __u32 size)
 {
-	struct rotation *rotation = LOOKUP(struct rotation, rotations, service);
+	struct rotation *rotation = LOOKUP_NUMBER(struct rotation, rotations, *service);
 	__u32 *turn, next, first = 1;
 
 	if (!rotation)
@@ -78,7 +78,7 @@ static __always_inline __u32 scheduler_slot_at(const struct service *service,
 
 	if (!service->table.size)
 		return range->base + draw.place;
-	choice = LOOKUP(struct choice, choices, &at);
+	choice = LOOKUP_NUMBER(struct choice, choices, at);
 	if (!choice)
 		return NO_SLOT;
 	return draw.rest < choice->below ? choice->slot : choice->other;
@@ -87,9 +87,9 @@ static __always_inline __u32 scheduler_slot_at(const struct service *service,
 /* How many connections the slot's backend has; and its weight. */
 static __always_inline __s64 slot_load(__u32 slot, __u16 *weight)
 {
-	struct backend *backend = LOOKUP(struct backend, slots, &slot);
+	struct backend *backend = LOOKUP_NUMBER(struct backend, slots, slot);
 	__u32 id = backend ? backend->id : 0;
-	struct backend_load *load = LOOKUP(struct backend_load, backend_loads, &id);
+	struct backend_load *load = LOOKUP_NUMBER(struct backend_load, backend_loads, id);
 
 	*weight = backend ? backend->weight : 0;
 	return load ? (__s32)load->open : 0;

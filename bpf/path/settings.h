@@ -10,16 +10,12 @@
 
 static __always_inline struct settings *settings_read(void)
 {
-	__u32 only = 0;
-
-	return LOOKUP(struct settings, settings, &only);
+	return LOOKUP_NUMBER(struct settings, settings, 0);
 }
 
 static __always_inline struct scratch *scratch_here(void)
 {
-	__u32 only = 0;
-
-	return LOOKUP(struct scratch, scratch, &only);
+	return LOOKUP_NUMBER(struct scratch, scratch, 0);
 }
 
 /* The same with an empty packet; of an assignment of it clang makes three times as many stores. */

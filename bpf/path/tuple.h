@@ -41,8 +41,7 @@ static __always_inline struct frontend tuple_frontend(const struct tuple *tuple)
 /* What no client knows; it stays the same as long as flows are kept. */
 static __always_inline __u64 secret_read(void)
 {
-	__u32 only = 0;
-	__u64 *found = LOOKUP(__u64, secret, &only);
+	__u64 *found = LOOKUP_NUMBER(__u64, secret, 0);
 
 	return found ? *found : 0;
 }

@@ -20,8 +20,7 @@ static long (*const read_kernel)(void *to, __u32 size, const void *from) = (void
 
 static __always_inline void event_lost(void)
 {
-	__u32 only = 0;
-	__u64 *lost = LOOKUP(__u64, events_lost, &only);
+	__u64 *lost = LOOKUP_NUMBER(__u64, events_lost, 0);
 
 	if (lost)
 		*lost += 1;
@@ -38,9 +37,7 @@ static __always_inline void event_process(struct event *event, const struct moni
 
 static __always_inline struct monitor *monitor_read(void)
 {
-	__u32 only = 0;
-
-	return LOOKUP(struct monitor, monitor, &only);
+	return LOOKUP_NUMBER(struct monitor, monitor, 0);
 }
 
 static __always_inline bool event_is_wanted(const struct monitor *monitor, enum verdict verdict)

@@ -12,8 +12,7 @@
 
 static __always_inline bool record_step(enum step_kind what, __u32 value, const struct address *address)
 {
-	__u32 only = 0;
-	struct steps *found = LOOKUP(struct steps, steps, &only);
+	struct steps *found = LOOKUP_NUMBER(struct steps, steps, 0);
 	struct step *step;
 
 	if (!found || found->count >= STEPS)

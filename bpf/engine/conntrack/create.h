@@ -23,11 +23,13 @@ static __always_inline enum ct_made ct_create(struct __sk_buff *ctx, struct ct_k
 
 static __always_inline struct nf_conn___init *ct_alloc(struct __sk_buff *ctx, struct ct_key *key)
 {
-	struct ct_options options = { .netns_id = CURRENT_NETNS, .protocol = key->protocol };
+	EMPTY(struct ct_options, options);
 
+	options->netns_id = CURRENT_NETNS;
+	options->protocol = key->protocol;
 	return key->size == sizeof(key->tuple.ipv4)
-		       ? bpf_skb_ct_alloc(ctx, &key->tuple, sizeof(key->tuple.ipv4), &options, 12)
-		       : bpf_skb_ct_alloc(ctx, &key->tuple, sizeof(key->tuple.ipv6), &options, 12);
+		       ? bpf_skb_ct_alloc(ctx, &key->tuple, sizeof(key->tuple.ipv4), options, 12)
+		       : bpf_skb_ct_alloc(ctx, &key->tuple, sizeof(key->tuple.ipv6), options, 12);
 }
 
 /*

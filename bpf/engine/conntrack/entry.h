@@ -24,25 +24,23 @@ struct ct_key {
 	__u8 protocol;
 };
 
-/* An IPv4 address is the last 32 bits of ours. */
-static __always_inline struct ct_key ct_key_of(const struct tuple *tuple)
+/* Fills an empty key. An IPv4 address is the last 32 bits of ours. */
+static __always_inline void ct_key_write(struct ct_key *key, const struct tuple *tuple)
 {
-	struct ct_key key = { .protocol = tuple->protocol };
-
+	key->protocol = tuple->protocol;
 	if (address_is_v4(&tuple->source)) {
-		key.tuple.ipv4.saddr = tuple->source.word[3];
-		key.tuple.ipv4.daddr = tuple->destination.word[3];
-		key.tuple.ipv4.sport = tuple->source_port;
-		key.tuple.ipv4.dport = tuple->destination_port;
-		key.size = sizeof(key.tuple.ipv4);
+		key->tuple.ipv4.saddr = tuple->source.word[3];
+		key->tuple.ipv4.daddr = tuple->destination.word[3];
+		key->tuple.ipv4.sport = tuple->source_port;
+		key->tuple.ipv4.dport = tuple->destination_port;
+		key->size = sizeof(key->tuple.ipv4);
 	} else {
-		__builtin_memcpy(key.tuple.ipv6.saddr, &tuple->source, 16);
-		__builtin_memcpy(key.tuple.ipv6.daddr, &tuple->destination, 16);
-		key.tuple.ipv6.sport = tuple->source_port;
-		key.tuple.ipv6.dport = tuple->destination_port;
-		key.size = sizeof(key.tuple.ipv6);
+		__builtin_memcpy(key->tuple.ipv6.saddr, &tuple->source, 16);
+		__builtin_memcpy(key->tuple.ipv6.daddr, &tuple->destination, 16);
+		key->tuple.ipv6.sport = tuple->source_port;
+		key->tuple.ipv6.dport = tuple->destination_port;
+		key->size = sizeof(key->tuple.ipv6);
 	}
-	return key;
 }
 
 /* What a caller has to know of an entry; entries themselves have to be released. */
@@ -68,8 +66,8 @@ static __always_inline struct nf_conn *ct_lookup(struct __sk_buff *ctx, struct c
  */
 static __always_inline struct ct_found ct_find(struct __sk_buff *ctx, struct ct_key *key)
 {
-	struct ct_options options = {};
-	struct nf_conn *entry = ct_lookup(ctx, key, &options);
+	EMPTY(struct ct_options, options);
+	struct nf_conn *entry = ct_lookup(ctx, key, options);
 	struct ct_found found = {};
 	__u8 state;
 
@@ -78,7 +76,7 @@ static __always_inline struct ct_found ct_find(struct __sk_buff *ctx, struct ct_
 	state = ct_tcp_state(entry);
 	found.known = true;
 	found.translated = ct_status(entry) & CT_STATUS_DST_NAT;
-	found.over = key->protocol == TCP && options.direction == DIRECTION_ORIGINAL &&
+	found.over = key->protocol == TCP && options->direction == DIRECTION_ORIGINAL &&
 		     (state == CT_TCP_TIME_WAIT || state == CT_TCP_CLOSE);
 	if (found.over)
 		bpf_ct_change_timeout(entry, 0);

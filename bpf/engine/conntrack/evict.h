@@ -38,17 +38,17 @@ static __always_inline void opening_evict(struct __sk_buff *ctx)
 {
 	struct opening_counts *counts = opening_counts_find();
 	struct opening *place;
-	struct ct_key key;
+	EMPTY(struct ct_key, key);
 	__u64 status;
 
 	for (int i = 0; i < EVICT_TRIES && counts; i++) {
 		place = opening_at(opening_to_ask(counts, i));
 		if (!place)
 			return;
-		key = ct_key_of(&place->tuple);
-		status = opening_expire(ctx, &key, EVICT_NONE_OF);
+		ct_key_write(key, &place->tuple);
+		status = opening_expire(ctx, key, EVICT_NONE_OF);
 		if (status && !(status & EVICT_NONE_OF)) {
-			ct_find(ctx, &key);
+			ct_find(ctx, key);
 			return;
 		}
 	}

@@ -22,6 +22,7 @@ struct ct_options {
 };
 _Static_assert(sizeof(struct ct_options) == 12, "the size of struct ct_options");
 
+
 #define CURRENT_NETNS (-1)
 #define DIRECTION_ORIGINAL 0
 

@@ -20,18 +20,18 @@
  */
 static __always_inline bool conntrack_knows(const struct request *request)
 {
-	struct ct_key key;
+	EMPTY(struct ct_key, key);
 	struct ct_found found;
 
 	if (request->tuple->protocol == SCTP)
 		return false;
-	key = ct_key_of(request->tuple);
-	found = ct_find(request->packet, &key);
+	ct_key_write(key, request->tuple);
+	found = ct_find(request->packet, key);
 #ifdef RECORD
 	found.known &= !found.over;	/* it stays in the table: nothing on the node may change */
 #else
 	if (found.over)
-		found = ct_find(request->packet, &key);
+		found = ct_find(request->packet, key);
 #endif
 	return found.known &&
 	       (request->settings->flags & SETTING_CONNTRACK || found.translated);

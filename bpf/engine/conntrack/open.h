@@ -52,17 +52,17 @@ static __always_inline enum ct_made conntrack_create(struct __sk_buff *ctx,
 						     const struct address *source,
 						     __be16 *source_port)
 {
-	struct ct_key key = ct_key_of(&packet->tuple);
-	enum ct_made made = ct_create(ctx, &key, &backend->address, backend->port, source,
-					     source_port);
+	EMPTY(struct ct_key, key);
+	enum ct_made made;
 
-	if (made == CT_CLASH && ct_find(ctx, &key).known)
+	ct_key_write(key, &packet->tuple);
+	made = ct_create(ctx, key, &backend->address, backend->port, source, source_port);
+	if (made == CT_CLASH && ct_find(ctx, key).known)
 		return CT_KNOWN;
 	if (made == CT_NO_SPACE)
 		opening_evict(ctx);
 	if (made != CT_MADE)
-		made = ct_create(ctx, &key, &backend->address, backend->port, source,
-					     source_port);
+		made = ct_create(ctx, key, &backend->address, backend->port, source, source_port);
 	return made;
 }
 

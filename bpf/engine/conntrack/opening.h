@@ -18,13 +18,13 @@
 /* The status of a flow's entry, 0 if there is none. The entry expires if it has none of `proofs`. */
 static __always_inline __u64 opening_expire(struct __sk_buff *ctx, struct ct_key *key, __u64 proofs)
 {
-	struct ct_options options = {};
-	struct nf_conn *entry = ct_lookup(ctx, key, &options);
+	EMPTY(struct ct_options, options);
+	struct nf_conn *entry = ct_lookup(ctx, key, options);
 	__u64 status = 0;
 
 	if (!entry)
 		return 0;
-	if (options.direction == DIRECTION_ORIGINAL)
+	if (options->direction == DIRECTION_ORIGINAL)
 		status = ct_status(entry);
 	if (status && !(status & proofs))
 		bpf_ct_change_timeout(entry, 0);
@@ -35,9 +35,10 @@ static __always_inline __u64 opening_expire(struct __sk_buff *ctx, struct ct_key
 /* The entry that was just made for a packet: its flow is none of conntrack's. */
 static __always_inline void ct_give_up(struct __sk_buff *ctx, const struct tuple *tuple)
 {
-	struct ct_key key = ct_key_of(tuple);
+	EMPTY(struct ct_key, key);
 
-	opening_expire(ctx, &key, 0);
+	ct_key_write(key, tuple);
+	opening_expire(ctx, key, 0);
 }
 
 /* What is left to be done about the flow that has a place. */
@@ -46,13 +47,13 @@ static __always_inline void opening_end(struct __sk_buff *ctx, const struct open
 {
 	bool dropped = !place->left && now > place->created + DROPPED_AFTER;
 	__u64 answered = place->tuple.protocol == TCP ? CT_STATUS_ASSURED : CT_STATUS_SEEN_REPLY;
-	struct ct_key key;
+	EMPTY(struct ct_key, key);
 	__u64 status;
 
 	if (!place->created || !(dropped || place->is_pending))
 		return;
-	key = ct_key_of(&place->tuple);
-	status = opening_expire(ctx, &key, dropped ? CT_STATUS_SEEN_REPLY : ~0ULL);
+	ct_key_write(key, &place->tuple);
+	status = opening_expire(ctx, key, dropped ? CT_STATUS_SEEN_REPLY : ~0ULL);
 	if (place->is_pending && status & answered)
 		affinity_confirm(&place->tuple.source, place->service, place->backend,
 				 place->created);
@@ -60,16 +61,12 @@ static __always_inline void opening_end(struct __sk_buff *ctx, const struct open
 
 static __always_inline struct opening *opening_at(__u64 number)
 {
-	__u32 index = number % OPENINGS;
-
-	return LOOKUP(struct opening, openings, &index);
+	return LOOKUP_NUMBER(struct opening, openings, number % OPENINGS);
 }
 
 static __always_inline struct opening_counts *opening_counts_find(void)
 {
-	__u32 only = 0;
-
-	return LOOKUP(struct opening_counts, opening_counts, &only);
+	return LOOKUP_NUMBER(struct opening_counts, opening_counts, 0);
 }
 
 /*

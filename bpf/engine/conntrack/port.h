@@ -20,14 +20,14 @@
 static __always_inline bool conntrack_has_port(struct __sk_buff *ctx,
 					       const struct tuple *reply_tuple)
 {
-	struct ct_options options = {};
-	struct ct_key key;
+	EMPTY(struct ct_options, options);
+	EMPTY(struct ct_key, key);
 	struct nf_conn *entry;
 
 	if (reply_tuple->protocol == SCTP)
 		return false;
-	key = ct_key_of(reply_tuple);
-	entry = ct_lookup(ctx, &key, &options);
+	ct_key_write(key, reply_tuple);
+	entry = ct_lookup(ctx, key, options);
 	if (!entry)
 		return false;
 	bpf_ct_release(entry);

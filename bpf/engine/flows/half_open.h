@@ -69,9 +69,8 @@ static __always_inline struct half_open *half_open_place(__u8 protocol)
 
 	UNROLL
 	for (int i = 0; i < HALF_OPEN_TRIES; i++) {
-		__u32 index = first + bpf_get_prandom_u32() % HALF_OPEN_FLOWS;
-
-		place = LOOKUP(struct half_open, half_open, &index);
+		place = LOOKUP_NUMBER(struct half_open, half_open,
+				first + bpf_get_prandom_u32() % HALF_OPEN_FLOWS);
 		if (place && (!oldest || place->created < oldest->created))
 			oldest = place;
 	}

@@ -56,11 +56,12 @@ static __always_inline __u64 flow_used(const struct flow *reply_entry,
 static __always_inline __u64 port_held_since(const struct settings *settings,
 					     struct scratch *scratch, const enum hook hook)
 {
-	struct timeout_key key = { .protocol = scratch->reply_tuple.protocol };
+	EMPTY(struct timeout_key, key);
 	struct flow *reply_entry = flow_find(&scratch->reply_tuple), *request_entry;
 	__u64 now = clock_coarse(), used;
 	struct timeout *timeout;
 
+	key->protocol = scratch->reply_tuple.protocol;
 	if (!reply_entry)
 		return PORT_IDLE;
 	scratch->holder_created = reply_entry->created;
@@ -70,12 +71,12 @@ static __always_inline __u64 port_held_since(const struct settings *settings,
 	if (!request_entry && now < reply_entry->created + SECOND)
 		return PORT_KEPT;
 	used = flow_used(reply_entry, request_entry);
-	if (key.protocol == UDP)
-		key.is_stream = used > reply_entry->created + settings->stream_after * SECOND;
+	if (key->protocol == UDP)
+		key->is_stream = used > reply_entry->created + settings->stream_after * SECOND;
 	if (request_entry)
-		key.request_flags = request_entry->flags & ~(FLOW_MASQUERADE | FLOW_GONE);
-	key.reply_flags = reply_entry->flags;
-	timeout = LOOKUP(struct timeout, timeouts, &key);
+		key->request_flags = request_entry->flags & ~(FLOW_MASQUERADE | FLOW_GONE);
+	key->reply_flags = reply_entry->flags;
+	timeout = LOOKUP(struct timeout, timeouts, key);
 	if (!timeout || now < used + timeout->kept * SECOND)
 		return PORT_KEPT;
 	return now < used + timeout->idle * SECOND ? used : PORT_IDLE;

@@ -47,9 +47,7 @@ static __always_inline long flow_update(const struct tuple *tuple, struct flow *
 
 static __always_inline struct flow_counters *flow_counters_of(const struct tuple *tuple)
 {
-	__u32 index = tuple->protocol != TCP;
-
-	return LOOKUP(struct flow_counters, flow_stats, &index);
+	return LOOKUP_NUMBER(struct flow_counters, flow_stats, tuple->protocol != TCP);
 }
 
 /* Creates an entry that names its tuple already; -EEXIST if this tuple has one. */
