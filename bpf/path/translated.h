@@ -9,7 +9,11 @@
 
 #include "net/hops.h"
 
-#define TRANSLATED 0xeb1b	/* tc_index of such a packet; nothing else here sets it */
+/*
+ * The tc_index of such a packet; nothing else here sets it. In the lower eight bits Cilium's programs
+ * have flags, by which they leave out proxies and firewalls (TC_INDEX_F_*).
+ */
+#define TRANSLATED 0xeb00
 
 /* At ingress: what another node of this kernel has noted in the packet is not about this one. */
 static __always_inline void translated_begin(struct __sk_buff *ctx, struct scratch *scratch)
