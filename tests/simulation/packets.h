@@ -102,6 +102,15 @@ static int is_as_it_came(const struct conversation *talk, const struct segment *
 	       !memcmp(&segment->destination, &talk->backend, sizeof(struct end));
 }
 
+/* By the note egress knows what it need not look up: nothing is counted. */
+static int is_left_alone(void)
+{
+	__u64 before[MOST_VERDICTS];
+
+	verdicts_keep(before);
+	return egress(&skb) == GO_ON && !verdicts_since(before);
+}
+
 /* Where a request leads: as ``outcome_of``. ESTABLISHED is no outcome of its own. */
 static long long request(struct conversation *talk, __u32 flags)
 {
@@ -109,10 +118,11 @@ static long long request(struct conversation *talk, __u32 flags)
 				   .sequence = talk->sent, .acknowledgment = talk->received,
 				   .flags = flags };
 	__u32 verdicts;
-	int is_noted;
+	int is_noted, is_looked_up;
 
 	pass(&segment, HOOK_INGRESS, talk->v6, talk->protocol);
-	is_noted = is_translated(&skb);
+	is_noted = skb.tc_index == TRANSLATED;
+	is_looked_up = is_noted && !is_left_alone();
 	verdicts = segment.verdicts;
 	talk->backend = segment.destination;
 	talk->seen_as = segment.source;
@@ -121,7 +131,7 @@ static long long request(struct conversation *talk, __u32 flags)
 		return verdict_outcome(verdicts);
 	segment.flags = flags;
 	pass(&segment, HOOK_EGRESS, talk->v6, talk->protocol);
-	segment.strange |= is_noted && !is_as_it_came(talk, &segment);
+	segment.strange |= is_looked_up || (is_noted && !is_as_it_came(talk, &segment));
 	talk->seen_as = segment.source;
 	if (segment.action != GO_ON)
 		return verdict_outcome(segment.verdicts);
