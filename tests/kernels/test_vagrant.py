@@ -2,6 +2,7 @@
 """The machines of Vagrant, as far as they can be tried without starting one."""
 
 import os
+import re
 import shutil
 import subprocess
 from contextlib import suppress
@@ -107,7 +108,13 @@ def test_here(brought: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     *before, tests = (tmp_path / "ran").read_text().splitlines()
     assert before == ([] if brought else ["  -m ebpflb.datapath.programs.precompile"])
     assert tests.startswith(f"5.10 {lane.LOAD} -m pytest ")
-    assert tests.endswith(" ".join(lane_tests.ALL_TESTS))
+    assert tests.endswith(" ".join(lane_tests.TESTS))
+
+
+def test_maps_are_not_limited() -> None:
+    """Both where the lab boots a machine, and where a login of Vagrant's runs the tests."""
+    for script in ("kernels/init", "provision/kernel"):
+        assert re.search(r"^ulimit -l unlimited$", (VAGRANT / script).read_text(), re.MULTILINE)
 
 
 def test_tests_of_the_lane_exist() -> None:

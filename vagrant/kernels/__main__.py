@@ -79,7 +79,7 @@ def _here(words: list[str]) -> int:
     """The lane, or other tests, where the kernel runs already (vagrant/provision/kernel)."""
     if not words:
         raise LabError("here wants a kernel")
-    return lane.here(listing.named(words[0]), words[1:] or lane_tests.ALL_TESTS)
+    return lane.here(listing.named(words[0]), words[1:] or lane_tests.TESTS)
 
 
 def _report(outcomes: list[lane.Outcome]) -> int:
