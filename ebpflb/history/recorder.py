@@ -55,7 +55,7 @@ RECORDED = (
 )
 MOST_CAUSES = 50  # named in one record
 MOST_PENDING = 1 << 20  # bytes, until they are written even if the sync goes on
-_RETRY_SECONDS = 60.0  # until a file is tried again that could not be written
+_FILE_RETRY_SECONDS = 60.0  # until a file is tried again that could not be written
 AGAIN = WriteCause("again", "what could not be written before")
 REMOVED = WriteCause("removed", "endpoint")
 AUDIT = WriteCause("audit", "what differed from the plan")
@@ -186,7 +186,7 @@ class History:
     def _fail(self, error: OSError) -> None:
         if in_words(error) != self._error:
             log.warning("history: %s: nothing is recorded until it can be", in_words(error))
-        self._error, self._next_try = in_words(error), time.monotonic() + _RETRY_SECONDS
+        self._error, self._next_try = in_words(error), time.monotonic() + _FILE_RETRY_SECONDS
         self._end()
 
     def _end(self) -> None:

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 _NAME = "conntrack table"
 _INTERVAL_SECONDS = 60.0
-_RETRY_SECONDS = 1.0  # where the table could not be put back, or it is not known if it is needed
+_TABLE_RETRY_SECONDS = 1.0  # where it could not be put back, or it is not known if it is needed
 
 _NETFILTER = 12  # NETLINK_NETFILTER
 _SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1
@@ -94,7 +94,7 @@ class NatWatch:
         while True:
             looked = self._poll() and self.needed() is not None
             if self._whole or not looked:
-                due = time.monotonic() + (self.seconds if looked else _RETRY_SECONDS)
+                due = time.monotonic() + (self.seconds if looked else _TABLE_RETRY_SECONDS)
             if (whole := self._wait(due)) is None:
                 return
             self._whole = whole

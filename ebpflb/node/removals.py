@@ -21,7 +21,7 @@ from ebpflb.node.netlink_news import tells_of
 
 log = logging.getLogger(__name__)
 
-_RETRY_SECONDS = 2.0  # until a folder is watched that was not there, or is another one now
+_WATCH_RETRY_SECONDS = 2.0  # until a folder is watched that was not there, or is another one now
 _TRAFFIC_CONTROL = 1 << 3  # RTMGRP_TC
 _REMOVALS = {37, 45}  # RTM_DELQDISC, RTM_DELTFILTER
 _MASK = flags.DELETE | flags.MOVED_FROM | flags.DELETE_SELF | flags.UNMOUNT
@@ -62,7 +62,7 @@ class RemovalWatch:
     def _run(self) -> None:
         sources = [self._changes, self._end, *([self._inotify] if self._inotify else [])]
         while True:
-            ready, _, _ = select.select(sources, [], [], _RETRY_SECONDS)
+            ready, _, _ = select.select(sources, [], [], _WATCH_RETRY_SECONDS)
             if self._end in ready:
                 return
             removed = self._changes in ready and tells_of(self._changes, _REMOVALS)

@@ -17,7 +17,7 @@ from ebpflb.stale_udp.lookups import Maps
 log = logging.getLogger(__name__)
 
 PASSES = (0.0, 1.0, 3.0)  # seconds after the grace: a reset, or what asks for it, may get lost
-_RETRY_SECONDS = 5.0  # until a pass is tried again that failed
+_PASS_RETRY_SECONDS = 5.0  # until a pass is tried again that failed
 _PAUSE_FACTOR = 4  # times the CPU time that a search took: endpoints may go one after the other
 
 
@@ -98,7 +98,7 @@ class ResetWorker(DueWorker):
 
     def turn(self) -> None:
         """What the thread does when something is due. What fails is logged, and tried again."""
-        begun, pause = self._cpu_clock(), _RETRY_SECONDS
+        begun, pause = self._cpu_clock(), _PASS_RETRY_SECONDS
         try:
             self._turn()
             pause = _PAUSE_FACTOR * (self._cpu_clock() - begun)
@@ -149,7 +149,7 @@ class ResetWorker(DueWorker):
         """The next pass follows; one that fails is tried again, and keeps no other from it."""
         with self._changed:
             gone = tuple(each for each in one.gone if self._removed.is_gone(each))
-        following, pause = one.number, _RETRY_SECONDS
+        following, pause = one.number, _PASS_RETRY_SECONDS
         try:
             if gone:
                 self._reset(gone, is_last=one.number + 1 == len(PASSES))

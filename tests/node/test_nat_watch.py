@@ -109,7 +109,7 @@ def test_an_earlier_engines_table_goes_with_its_last_connection(
 
 def test_what_fails_is_reported_until_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error is reported once, and its end."""
-    monkeypatch.setattr("ebpflb.node.nat_watch._RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("ebpflb.node.nat_watch._TABLE_RETRY_SECONDS", 0.01)
     told: SimpleQueue[SourceStatus] = SimpleQueue()
     with monkeypatch.context() as patched:
         patched.setattr(nft, "TABLE_FAMILIES", {"inet": 99})  # the kernel has no such family
