@@ -97,12 +97,19 @@ def _hooks() -> Iterator[CheckResult]:
         yield feature(f"hook {section}", probe.hook(section), "5.10", "required", required=True)
 
 
+# The kernel stops a device while it adds a qdisc (qdisc_graft, dev_deactivate).
+_BY_CLSACT = (
+    "clsact filters are used instead; a device drops what leaves by it in the millisecond in which"
+    " it first gets them"
+)
+
+
 def _packet_hooks() -> Iterator[CheckResult]:
     """The helpers of packet programs, and the two ways to attach them: tcx, or else clsact."""
     helpers = probe.packet_helpers()
     yield _all_present("tc helpers", [name for name, ok in helpers.items() if not ok])
     has_tcx = tcx.works()
-    yield feature("tcx", has_tcx, "6.6", "clsact filters are used instead")
+    yield feature("tcx", has_tcx, "6.6", _BY_CLSACT)
     yield _clsact(required=not has_tcx)
 
 
