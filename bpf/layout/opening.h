@@ -5,6 +5,7 @@
 
 enum opening_limit {
 	OPENINGS = 4096,
+	NOTE_LOST_SECONDS = 60,	/* how long what `note_lost` tells counts */
 };
 
 struct opening {
@@ -18,11 +19,12 @@ struct opening {
 };
 SIZE(struct opening, 64);
 
-/* Both never decrease: modulo OPENINGS they are places. */
+/* `opened` and `tried` never decrease: modulo OPENINGS they are places. */
 struct opening_counts {
 	__u64 opened;
 	__u64 tried;	/* the first of these were asked to give way, or are forgotten */
+	__u64 note_lost;	/* when a flow was seen last that was answered without having left */
 };
-SIZE(struct opening_counts, 16);
+SIZE(struct opening_counts, 24);
 
 #endif

@@ -6,13 +6,16 @@ come to egress was dropped; with kube-proxy there would be no entry of it. The p
 flow's place when 4,096 further ones have been opened (bpf/engine/conntrack/opening.h); where so
 many do not come, this sweep looks. An entry that has seen a reply stays. One that sees its first
 reply between the look and the removal is lost, and its client begins anew.
+
+A reply to a flow that has not come to egress shows that egress is not told which packets have left.
+Then nothing counts as dropped, for NOTE_LOST_SECONDS.
 """
 
 import logging
 import struct
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.layout import MAPS, ffi
@@ -29,6 +32,8 @@ DROPPED_AFTER = 1_000_000_000  # nanoseconds: by then a packet has come from ing
 _SLICE = 256  # places; a millisecond, or ten where all are of dropped packets
 PAUSE = 0.05  # seconds after each
 
+NOTE_LOST_FOR = ffi.typeof("enum opening_limit").relements["NOTE_LOST_SECONDS"] * 10**9
+
 _SIZE = MAPS["openings"].value_size
 _CREATED, _LEFT = (ffi.offsetof("struct opening", name) for name in ("created", "left"))
 _CREATED_AND_LEFT = struct.Struct(f"={_CREATED}xQ{_LEFT - _CREATED - 8}xB{_SIZE - _LEFT - 1}x")
@@ -40,6 +45,7 @@ class DroppedOpenings:
     def __init__(self, maps: Mapping[str, Map]) -> None:
         self._openings, self._counts = maps["openings"], maps["opening_counts"]
         self._opened = self._seen_until = 0
+        self._note_lost = 0  # when it was seen last, as in opening_counts
         self._all_seen = False
         self._stopped = threading.Event()
         self._error: str | None = None
@@ -59,8 +65,10 @@ class DroppedOpenings:
         """
         removed = 0
         for _, values in self._openings.slices(_SLICE):
-            flows = [_flow(opening) for opening in self._dropped(values, until)]
-            removed += ctnetlink.delete(_unanswered(flows)) if flows else 0
+            entries = list(ctnetlink.find(_known(self._stayed(values, until))))
+            if self._is_note_lost(entries, until):
+                break
+            removed += ctnetlink.delete(entries)
             self._stopped.wait(PAUSE)
         self._seen_until = until
         return removed
@@ -84,18 +92,22 @@ class DroppedOpenings:
             self.sweep(time.monotonic_ns() - DROPPED_AFTER)
         self._opened, self._all_seen = opened, is_quiet
 
-    def _dropped(self, values: bytes, until: int) -> Iterator[Opening]:
+    def _is_note_lost(self, entries: list[Connection], until: int) -> bool:
+        if any(entry.status & SEEN_REPLY for entry in entries):
+            self._note_lost = until
+        last: int = max(self._note_lost, self._counts.get(0).note_lost)
+        return last > 0 and until < last + NOTE_LOST_FOR
+
+    def _stayed(self, values: bytes, until: int) -> Iterator[Opening]:
         for number, (created, left) in enumerate(_CREATED_AND_LEFT.iter_unpack(values)):
             if not left and self._seen_until < created <= until:
                 yield self._openings.value.unpack(values[number * _SIZE : (number + 1) * _SIZE])
 
 
-def _flow(opening: Opening) -> tuple[int, Ends]:
-    found = opening.tuple
-    ends = Ends(found.source, found.destination, found.source_port, found.destination_port)
-    return found.protocol, ends
-
-
-def _unanswered(flows: list[tuple[int, Ends]]) -> Iterator[Connection]:
-    known = [(protocol, ends) for protocol, ends in flows if protocol in frozenset(Protocol)]
-    return (entry for entry in ctnetlink.find(known) if not entry.status & SEEN_REPLY)
+def _known(openings: Iterable[Opening]) -> Iterator[tuple[int, Ends]]:
+    """Those of the protocols that netlink is asked about."""
+    for opening in openings:
+        found = opening.tuple
+        if found.protocol in frozenset(Protocol):
+            ends = Ends(found.source, found.destination, found.source_port, found.destination_port)
+            yield found.protocol, ends

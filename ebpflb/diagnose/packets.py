@@ -98,7 +98,9 @@ def _openings(snapshot: Snapshot) -> list[Row]:
 
 
 def _opening_counts(snapshot: Snapshot) -> list[Row]:
-    return [snapshot.maps["opening_counts"].get(0)._asdict()]
+    counts = snapshot.maps["opening_counts"].get(0)
+    lost = seconds_since(counts.note_lost) if counts.note_lost else None
+    return [{"opened": counts.opened, "tried": counts.tried, "note_lost_seconds": lost}]
 
 
 def _fragments(snapshot: Snapshot) -> list[Row]:

@@ -9,10 +9,10 @@ from ipaddress import ip_address
 
 import pytest
 
-from ebpflb.agent.dropped_openings import DroppedOpenings
+from ebpflb.agent.dropped_openings import NOTE_LOST_FOR, DroppedOpenings
 from ebpflb.datapath.maps import layout
 from ebpflb.datapath.maps.bpf_map import Map, create_map, open_map
-from ebpflb.datapath.maps.records import Opening
+from ebpflb.datapath.maps.records import Opening, OpeningCounts
 from ebpflb.model.services import Protocol
 from ebpflb.node import ctnetlink
 from ebpflb.plan.flow_entries import Tuple
@@ -68,14 +68,44 @@ def test_what_was_dropped_goes_and_nothing_else(maps: dict[str, Map]) -> None:
     assert sources() == {4000, 4001}
 
 
-def test_what_was_answered_stays(maps: dict[str, Map]) -> None:
-    """A later packet of the flow has come through."""
+def answered(source: int) -> Tuple:
+    """A flow whose datagram a server has answered."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
         server.bind((str(SERVICE), PORT))
-        found = send(4000)
+        found = send(source)
         _, client = server.recvfrom(64)
         server.sendto(b"!", client)
+    return found
+
+
+def test_what_was_answered_stays(maps: dict[str, Map]) -> None:
+    """A later packet of the flow has come through."""
+    found = answered(4000)
     now = time.monotonic_ns()
     maps["openings"].write([(0, Opening(found, now, 1, 1, 0, 0))])
+    assert DroppedOpenings(maps).sweep(now) == 0
+    assert sources() == {4000}
+
+
+def test_nothing_goes_where_it_shows_that_egress_notes_nothing(maps: dict[str, Map]) -> None:
+    """An answer to what has not left shows it, to this sweep and to the programs, for a while."""
+    found, silent, now = answered(4000), send(4001), time.monotonic_ns()
+    maps["openings"].write(
+        [(0, Opening(found, now, 1, 1, 0, 0)), (1, Opening(silent, now, 1, 1, 0, 0))]
+    )
+    sweeper = DroppedOpenings(maps)
+    assert sweeper.sweep(now) == 0
+    maps["openings"].write([(1, Opening(silent, now + 1, 1, 1, 0, 0))])
+    assert sweeper.sweep(now + NOTE_LOST_FOR - 1) == 0
+    maps["openings"].write([(1, Opening(silent, now + NOTE_LOST_FOR, 1, 1, 0, 0))])
+    assert sweeper.sweep(now + NOTE_LOST_FOR) == 1
+    assert sources() == {4000}
+
+
+def test_what_the_programs_have_seen_counts(maps: dict[str, Map]) -> None:
+    """They look at each flow whose place another one takes."""
+    silent, now = send(4000), time.monotonic_ns()
+    maps["openings"].write([(0, Opening(silent, now, 1, 1, 0, 0))])
+    maps["opening_counts"].write([(0, OpeningCounts(1, 0, now))])
     assert DroppedOpenings(maps).sweep(now) == 0
     assert sources() == {4000}

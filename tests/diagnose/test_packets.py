@@ -103,7 +103,7 @@ def remembered(maps: dict[str, Map]) -> None:
     request = Tuple(CLIENT, FRONTEND, 1000, 80, 6, 1)
     maps["half_open"].write([(7, HalfOpen(request, request, begun))])
     maps["openings"].write([(7, Opening(request, begun, 8, 0, 1, 0))])
-    maps["opening_counts"].write([(0, OpeningCounts(8, 3))])
+    maps["opening_counts"].write([(0, OpeningCounts(8, 3, 0))])
     count(maps["reject_budgets"], 0, now, 42)
 
 
@@ -168,7 +168,7 @@ def test_opening_rows(maps: dict[str, Map]) -> None:
     """The latest flows that were opened in conntrack, and whether their packets have left."""
     ((source, destination, left),) = column(maps, "openings", "source", "destination", "left")
     assert (source, destination, left) == ("198.51.100.7:1000", "203.0.113.1:80", True)
-    assert rows(maps, "opening_counts") == [{"opened": 8, "tried": 3}]
+    assert rows(maps, "opening_counts") == [{"opened": 8, "tried": 3, "note_lost_seconds": None}]
 
 
 def test_fragments(maps: dict[str, Map]) -> None:

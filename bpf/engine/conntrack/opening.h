@@ -6,6 +6,10 @@
  *   its packet was dropped    by netfilter: it has not come to egress. A rule of netfilter would
  *                             have made no entry for it; ours expires, unless a reply was seen.
  *   its client is pending     session affinity is remembered, if the flow was answered.
+ *
+ * The skb's tc_index tells egress which flow a packet has opened. Where it is lost on the way no
+ * packet is known to have left, and none is taken for dropped: each program behind ours that returns
+ * TC_ACT_OK takes it away. That shows by flows that were answered all the same.
  */
 #ifndef EBPFLB_ENGINE_CONNTRACK_OPENING_H
 #define EBPFLB_ENGINE_CONNTRACK_OPENING_H
@@ -14,6 +18,14 @@
 #include "path/affinity.h"
 
 #define DROPPED_AFTER (SECOND / 10)	/* by then a packet has come from ingress to egress */
+
+/*
+ * A note in tc_index is of one of the latest NOTES flows: 1 and its number modulo NOTES, above the
+ * bits in which Cilium's programs have flags (TC_INDEX_F_*), and below TRANSLATED.
+ */
+#define NOTES 512
+#define NOTE_SHIFT 6
+#define OTHERS_FLAGS ((1 << NOTE_SHIFT) - 1)
 
 /* The status of a flow's entry, 0 if there is none. The entry expires if it has none of `proofs`. */
 static __always_inline __u64 opening_expire(struct __sk_buff *ctx, struct ct_key *key, __u64 proofs)
@@ -42,18 +54,22 @@ static __always_inline void ct_give_up(struct __sk_buff *ctx, const struct tuple
 }
 
 /* What is left to be done about the flow that has a place. */
-static __always_inline void opening_end(struct __sk_buff *ctx, const struct opening *place,
-					__u64 now)
+static __always_inline void opening_end(struct __sk_buff *ctx, struct opening_counts *counts,
+					const struct opening *place, __u64 now)
 {
-	bool dropped = !place->left && now > place->created + DROPPED_AFTER;
+	bool stayed = !place->left && now > place->created + DROPPED_AFTER;
+	bool dropped = stayed && (!counts->note_lost ||
+				  now > counts->note_lost + NOTE_LOST_SECONDS * SECOND);
 	__u64 answered = place->tuple.protocol == TCP ? CT_STATUS_ASSURED : CT_STATUS_SEEN_REPLY;
 	EMPTY(struct ct_key, key);
 	__u64 status;
 
-	if (!place->created || !(dropped || place->is_pending))
+	if (!place->created || !(stayed || place->is_pending))
 		return;
 	ct_key_write(key, &place->tuple);
 	status = opening_expire(ctx, key, dropped ? CT_STATUS_SEEN_REPLY : ~0ULL);
+	if (stayed && status & CT_STATUS_SEEN_REPLY)
+		counts->note_lost = now;
 	if (place->is_pending && status & answered)
 		affinity_confirm(&place->tuple.source, place->service, place->backend,
 				 place->created);
@@ -87,7 +103,7 @@ static __always_inline void opening_note(struct __sk_buff *ctx, const struct pac
 	place = opening_at(number);
 	if (!place)
 		return;
-	opening_end(ctx, place, now);
+	opening_end(ctx, counts, place, now);
 	place->tuple = packet->tuple;
 	place->created = now;
 	place->service = selection->service.id;
@@ -95,18 +111,24 @@ static __always_inline void opening_note(struct __sk_buff *ctx, const struct pac
 	place->left = backend->flags & BACKEND_HERE &&
 		      LOOKUP(__u32, own_addresses, &backend->address) != NULL;
 	place->is_pending = selection->is_pending;
-	ctx->tc_index = number % OPENINGS + 1;
+	ctx->tc_index = (number % NOTES + 1) << NOTE_SHIFT | (ctx->tc_index & OTHERS_FLAGS);
 }
 
 /* To be called for every packet at egress: the skb has kept what opening_note wrote to it. */
 static __always_inline void opening_leaves(struct __sk_buff *ctx)
 {
+	__u64 note = ctx->tc_index >> NOTE_SHIFT, latest;
+	struct opening_counts *counts;
 	struct opening *place;
 
-	if (!ctx->tc_index)
+	if (!note || note > NOTES)
 		return;
-	place = opening_at(ctx->tc_index - 1);
-	ctx->tc_index = 0;
+	counts = opening_counts_find();
+	if (!counts)
+		return;
+	latest = counts->opened - 1;
+	place = opening_at(latest - (latest - (note - 1)) % NOTES);
+	ctx->tc_index &= OTHERS_FLAGS;
 	if (place)
 		place->left = true;
 }

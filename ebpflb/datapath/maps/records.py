@@ -65,6 +65,7 @@ class Opening(NamedTuple):
 class OpeningCounts(NamedTuple):
     opened: int
     tried: int
+    note_lost: int
 
 
 class Rotation(NamedTuple):
