@@ -161,4 +161,5 @@ MORE = (
     "tests/network/test_mirrored_frames.py",
     "tests/network/test_priority_tags.py",
     "tests/network/test_forwarded.py",
+    "tests/network/test_other_filters.py",
 )
