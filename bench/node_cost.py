@@ -55,14 +55,14 @@ class Sender:
         self._mac = _mac(host)
         cable = f"{NODES.name}{host.v4.rpartition('.')[2]}"
         command = [*lab.lab.router.enter, str(lab.folder / "stream"), cable]
-        self._process = lab.lab.keep(subprocess.Popen(command, **_PIPE))  # type: ignore[call-overload]
+        self.process = lab.lab.keep(subprocess.Popen(command, **_PIPE))  # type: ignore[call-overload]
 
     def send(self, packet: bytes) -> float:
         """Nanoseconds a packet."""
         frame = self._mac + bytes.fromhex("020000000000") + b"\x08\x00" + packet
-        self._process.stdin.write(f"{PACKETS} {frame.hex()}\n")
-        self._process.stdin.flush()
-        return int(self._process.stdout.readline()) / PACKETS
+        self.process.stdin.write(f"{PACKETS} {frame.hex()}\n")
+        self.process.stdin.flush()
+        return int(self.process.stdout.readline()) / PACKETS
 
 
 class NodeCost:
@@ -73,7 +73,7 @@ class NodeCost:
         ends = [lab.far.node, *(site.pod for site in lab.sites.values())]
         for end in ends:
             end.nft(_DROP)
-        self._senders = {variant: Sender(lab, site.node) for variant, site in lab.sites.items()}
+        self.senders = {variant: Sender(lab, site.node) for variant, site in lab.sites.items()}
         self._nothing = Sender(lab, lab.far.node)
 
     def measure(self, rounds: int) -> tuple[dict[Key, list[float]], dict[str, list[float]]]:
@@ -85,14 +85,15 @@ class NodeCost:
             for protocol in KINDS:
                 nothing[protocol].append(self._dropped(protocol))
             for key in random.sample(keys, k=len(keys)):
-                took[key].append(self._through(*key) - nothing[key[2]][-1])
+                took[key].append(self.through(*key) - nothing[key[2]][-1])
         return took, nothing
 
-    def _through(self, variant: str, place: str, protocol: str) -> float:
+    def through(self, variant: str, place: str, protocol: str) -> float:
+        """Nanoseconds a packet."""
         end = self.lab.sites[variant].pod if place == LOCAL else self.lab.far.node
         with flow_frames.opened(*self._flow(variant, place, protocol)) as packet:
             before = _received(end)
-            took = self._senders[variant].send(packet)
+            took = self.senders[variant].send(packet)
             came = _received(end) - before
         if came < ALL * PACKETS:
             raise SystemExit(f"{variant}, {place}, {protocol}: {came} of {PACKETS} packets came")

@@ -103,6 +103,7 @@ class Site(NamedTuple):
 
     node: Host
     pod: Host
+    server: "subprocess.Popen[str]"
 
     @property
     def pod_network(self) -> str:
@@ -154,7 +155,7 @@ class NodePortLab:
         pod = self.lab.pod(node, f"{name}-web", _POD)
         server = pod.start([str(self.folder / "server"), str(services.TARGET)], **_PIPE)
         self.lab.keep_ready(server)
-        return Site(node, pod)
+        return Site(node, pod, server)
 
     def _add_routes(self) -> None:
         """Pods are reached through their nodes, those of far through plain, in both directions."""

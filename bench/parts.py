@@ -76,6 +76,11 @@ PARTS = {
             "--rounds 3", "--rounds 1", (Panel("programs", "ns"),),
         ),
         Part(
+            "profile", "bench.profile", "Where the time of packets and connections goes",
+            "--rounds 5", "--rounds 1", (Panel("a packet", "ns"), Panel("a TCP", "ns")),
+            usual=False,
+        ),
+        Part(
             "million", "bench.agent_load", "The agent with a million endpoints",
             f"{_MILLION} --seconds 5", f"{_MILLION} --seconds 1", (_AGENT,), usual=False,
         ),
