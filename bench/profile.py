@@ -15,6 +15,7 @@ import argparse
 import os
 import random
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -36,6 +37,7 @@ CONNECTIONS = 4000  # while perf samples
 TIMED = 500
 FREQUENCY = 9000  # samples a second
 STREAMS = 8  # while perf samples
+START_TIMEOUT = 30.0  # seconds, for perf to begin
 
 # By the first pattern that a function's name begins with.
 GROUPS = {
@@ -124,14 +126,17 @@ def _sampled(work: Work, pids: Sequence[int], folder: Path) -> Counter[str]:
     where = ["-p", ",".join(map(str, pids)), "-o", str(file)]
     when = ["-D", "-1", f"--control=fifo:{control},{done}"]
     command = ["perf", "record", "-q", "-e", "cpu-clock", "-F", str(FREQUENCY), *where, *when]
+    orders, answers = (os.open(fifo, os.O_RDWR) for fifo in (control, done))
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as perf:
         try:
-            with control.open("w") as orders, done.open() as answers:
-                print("enable", file=orders, flush=True)
-                answers.readline()
-                work()
+            os.write(orders, b"enable\n")
+            if not select.select([answers], [], [], START_TIMEOUT)[0]:
+                raise SystemExit("perf does not sample; what it says is above")
+            work()
         finally:
             perf.send_signal(signal.SIGINT)
+            os.close(orders)
+            os.close(answers)
     shown = subprocess.run(
         ["perf", "script", "-i", str(file), "-F", "ip,sym"],
         check=True, capture_output=True, text=True,

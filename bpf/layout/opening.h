@@ -5,7 +5,7 @@
 
 enum opening_limit {
 	OPENINGS = 4096,
-	NOTE_LOST_SECONDS = 60,	/* how long what `note_lost` tells counts */
+	NOTE_LOST_SECONDS = 600,	/* how long what `note_lost` tells counts */
 };
 
 struct opening {

@@ -10,8 +10,8 @@
 #include "net/hops.h"
 
 /*
- * The tc_index of such a packet; nothing else here sets it. In the lower eight bits Cilium's programs
- * have flags, by which they leave out proxies and firewalls (TC_INDEX_F_*).
+ * The tc_index of such a packet; nothing else here sets it. Cilium's programs have flags in the
+ * lower bits, by which they leave out proxies and firewalls (TC_INDEX_F_*).
  */
 #define TRANSLATED 0xeb00
 

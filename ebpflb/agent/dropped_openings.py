@@ -23,7 +23,7 @@ from ebpflb.datapath.maps.records import Opening
 from ebpflb.errors import in_words
 from ebpflb.model.services import Protocol
 from ebpflb.node import ctnetlink
-from ebpflb.plan.connections import SEEN_REPLY, Connection, Ends
+from ebpflb.plan.connections import SEEN_REPLY, Ends
 
 log = logging.getLogger(__name__)
 
@@ -65,10 +65,13 @@ class DroppedOpenings:
         """
         removed = 0
         for _, values in self._openings.slices(_SLICE):
-            entries = list(ctnetlink.find(_known(self._stayed(values, until))))
-            if self._is_note_lost(entries, until):
+            flows = list(_known(self._stayed(values, until)))
+            entries = list(ctnetlink.find(flows)) if flows else []
+            if any(entry.status & SEEN_REPLY for entry in entries):
+                self._note_lost = until
                 break
-            removed += ctnetlink.delete(entries)
+            if entries and not self._is_note_lost(until):
+                removed += ctnetlink.delete(entries)
             self._stopped.wait(PAUSE)
         self._seen_until = until
         return removed
@@ -92,9 +95,7 @@ class DroppedOpenings:
             self.sweep(time.monotonic_ns() - DROPPED_AFTER)
         self._opened, self._all_seen = opened, is_quiet
 
-    def _is_note_lost(self, entries: list[Connection], until: int) -> bool:
-        if any(entry.status & SEEN_REPLY for entry in entries):
-            self._note_lost = until
+    def _is_note_lost(self, until: int) -> bool:
         last: int = max(self._note_lost, self._counts.get(0).note_lost)
         return last > 0 and until < last + NOTE_LOST_FOR
 

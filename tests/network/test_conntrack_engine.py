@@ -319,3 +319,18 @@ def _restart(two: TwoNodes, engine: Engine) -> None:
     agent.stop()
     agent.defaults = chosen
     agent.start()
+
+
+def test_what_is_for_the_node_itself_need_not_leave(two: TwoNodes) -> None:
+    """Its packet goes to INPUT; also where no slice says on which node the endpoint is."""
+    manifests = two.service("web", 10, two.near)
+    for each in manifests:
+        for endpoint in each.get("endpoints", ()):
+            del endpoint["nodeName"]
+    two.publish(manifests)
+    before = two.maps["opening_counts"].get(0).opened
+    with pytest.raises(ConnectionRefusedError):  # by a process of the node, which is not there
+        requests.tcp(two.sockets(two.outside), *FRONTENDS.to("nodeport", two.near))
+    assert two.maps["opening_counts"].get(0).opened == before + 1
+    opening = two.maps["openings"].get(before % two.maps["openings"].spec.entries)
+    assert opening.left and opening.backend

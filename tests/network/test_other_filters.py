@@ -18,6 +18,7 @@ from ebpflb.datapath.attach import tcx
 from ebpflb.datapath.attach.clsact import PARENTS
 from ebpflb.datapath.maps.layout import MAPS
 from ebpflb.datapath.programs.loader import SCHED_CLS
+from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import Socket
 from ebpflb.model.packet_path import Engine
@@ -99,6 +100,9 @@ def sources() -> set[int]:
 def test_a_flow_that_waits_for_its_answer_stays(beside: TwoNodes) -> None:
     """The agent's sweep does not take its request for dropped."""
     client = ask(beside)
+    wait_until("it is opened", lambda: client.getsockname()[1] in sources())
+    assert not beside.maps["opening_counts"].get(0).note_lost
+    assert {it.left for _, it in beside.maps["openings"].items() if it.created} == {0}
     DroppedOpenings(beside.maps).sweep(time.monotonic_ns())
     assert client.getsockname()[1] in sources()
 
@@ -110,6 +114,8 @@ def test_a_flow_stays_when_others_take_its_place(beside: TwoNodes) -> None:
     time.sleep(DROPPED_AFTER)
     opened = counts.get(0)
     counts.write([(0, opened._replace(opened=opened.opened + OPENINGS - 2))])
-    ask(beside), ask(beside)
+    for had in (opened.opened + OPENINGS - 2, opened.opened + OPENINGS - 1):
+        ask(beside)
+        wait_until("it is opened", lambda had=had: counts.get(0).opened > had)  # type: ignore[misc]
     assert counts.get(0).note_lost
     assert client.getsockname()[1] in sources()

@@ -7,9 +7,9 @@
  *                             have made no entry for it; ours expires, unless a reply was seen.
  *   its client is pending     session affinity is remembered, if the flow was answered.
  *
- * The skb's tc_index tells egress which flow a packet has opened. Where it is lost on the way no
- * packet is known to have left, and none is taken for dropped: each program behind ours that returns
- * TC_ACT_OK takes it away. That shows by flows that were answered all the same.
+ * The skb's tc_index tells egress which flow a packet has opened. Each program behind ours that
+ * returns TC_ACT_OK takes it away, so that no packet is known to have left. That shows by a flow that
+ * was answered all the same: for NOTE_LOST_SECONDS after one, no packet is taken for dropped.
  */
 #ifndef EBPFLB_ENGINE_CONNTRACK_OPENING_H
 #define EBPFLB_ENGINE_CONNTRACK_OPENING_H
@@ -108,8 +108,7 @@ static __always_inline void opening_note(struct __sk_buff *ctx, const struct pac
 	place->created = now;
 	place->service = selection->service.id;
 	place->backend = backend->id;
-	place->left = backend->flags & BACKEND_HERE &&
-		      LOOKUP(__u32, own_addresses, &backend->address) != NULL;
+	place->left = LOOKUP(__u32, own_addresses, &backend->address) != NULL;
 	place->is_pending = selection->is_pending;
 	ctx->tc_index = (number % NOTES + 1) << NOTE_SHIFT | (ctx->tc_index & OTHERS_FLAGS);
 }
