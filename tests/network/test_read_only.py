@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -104,10 +105,18 @@ def test_a_pin_that_cannot_be_put_back(cluster: Cluster, pod: Sockets) -> None:
     assert pin.exists()
 
 
+def removed(folder: Path) -> bool:
+    """Whether it could be removed: not while the agent writes a file into it."""
+    with suppress(OSError):
+        shutil.rmtree(folder)
+        return True
+    return False
+
+
 def test_a_run_directory_that_is_removed(cluster: Cluster, pod: Sockets) -> None:
     """The agent serves on, also what changes, and makes the directory again for its status."""
     agent = cluster.agent
-    shutil.rmtree(agent.paths.run)
+    wait_until("it is gone", lambda: removed(agent.paths.run))
     cluster.publish(web(*map(endpoint, cluster.web[1:])))
     assert set(requests.backends(pod, VIP)) == {it.name for it in cluster.web[1:]}
     wait_until("its status is there", lambda: bool(status.read(agent.paths)))
