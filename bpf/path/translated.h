@@ -8,12 +8,7 @@
 #define EBPFLB_PATH_TRANSLATED_H
 
 #include "net/hops.h"
-
-/*
- * The tc_index of such a packet; nothing else here sets it. Cilium's programs have flags in the
- * lower bits, by which they leave out proxies and firewalls (TC_INDEX_F_*).
- */
-#define TRANSLATED 0xeb00
+#include "path/note.h"
 
 /* At ingress: what another node of this kernel has noted in the packet is not about this one. */
 static __always_inline void translated_begin(struct __sk_buff *ctx, struct scratch *scratch)
@@ -21,28 +16,28 @@ static __always_inline void translated_begin(struct __sk_buff *ctx, struct scrat
 #ifdef FAST_FORWARD
 	scratch->next.family = 0;
 #endif
-	if (ctx->tc_index == TRANSLATED)
-		ctx->tc_index = 0;
+	if (note_read(ctx) == NOTE_TRANSLATED)
+		note_write(ctx, 0);
 }
 
 /* At ingress, of a packet of a known flow: a request that is not masqueraded needs no more. */
 static __always_inline void translated_note(struct __sk_buff *ctx, const struct flow *known)
 {
 	if (known->kind == FLOW_DNAT && !(known->flags & FLOW_MASQUERADE))
-		ctx->tc_index = TRANSLATED;
+		note_write(ctx, NOTE_TRANSLATED);
 }
 
 /* At egress: whether ingress has translated the packet for good. */
 static __always_inline bool is_translated(struct __sk_buff *ctx)
 {
-	return ctx->tc_index == TRANSLATED;
+	return note_read(ctx) == NOTE_TRANSLATED;
 }
 
 /* Redirects the packet to its next hop; if that is not known, to the one that the kernel finds. */
 static __always_inline int translated_leave(struct __sk_buff *ctx, struct scratch *scratch)
 {
 	hops_decrement(ctx, &scratch->packet);
-	ctx->tc_index = TRANSLATED;
+	note_write(ctx, NOTE_TRANSLATED);
 #ifdef FAST_FORWARD
 	if (scratch->next.family)
 		return redirect_neigh(scratch->device, &scratch->next, sizeof(scratch->next), 0);

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program of others behind ours, at the uplink of a node with the conntrack engine. It lets every
-packet go on, as most do, and by that takes away what ingress has noted in it for egress.
+"""Programs of others beside ours, and the packet's tc_index, in which ours note what egress is to
+know: a program behind ours that lets every packet go on, as most do, takes the note away; the bits
+in which Cilium's programs have flags stay as they are.
 """
 
 import os
@@ -31,34 +32,58 @@ from tests.node import nodes
 
 FRONTENDS = Frontends(10)
 OPENINGS = MAPS["openings"].entries
+SILENT = 0.5  # seconds without an answer
 DROPPED_AFTER = 0.2  # seconds; at least what bpf/engine/conntrack/opening.h has
-ALL, BEHIND_OURS = 3, 50  # ETH_P_ALL; a filter's priority
+ALL = 3  # ETH_P_ALL
+BEFORE_OURS, BEHIND_OURS = 1, 50  # a filter's priority
 PASS = bytes.fromhex("b7000000000000009500000000000000")  # return TC_ACT_OK, which is TCX_PASS
 
-Attached = Callable[[int, int], AbstractContextManager[None]]
+FLAG = bytes.fromhex(  # Cilium's flags are six bits
+    "b70200002a000000"  # r2 = 42
+    "63212c0000000000"  # skb->tc_index = r2
+    "b7000000ffffffff"  # return TC_ACT_UNSPEC, which is TCX_NEXT
+    "9500000000000000"
+)
+ONLY_FLAGGED = bytes.fromhex(
+    "b700000000000000"  # r0 = TC_ACT_OK
+    "6112100000000000"  # r2 = skb->protocol
+    "5502040008000000"  # if r2 != htons(ETH_P_IP) goto return
+    "61122c0000000000"  # r2 = skb->tc_index
+    "570200003f000000"  # r2 &= 63
+    "150201002a000000"  # if r2 == 42 goto return
+    "b700000002000000"  # r0 = TC_ACT_SHOT
+    "9500000000000000"
+)
+
+Attached = Callable[..., AbstractContextManager[None]]
 
 
 @contextmanager
-def by_clsact(program: int, index: int) -> Iterator[None]:
-    where = {"parent": PARENTS["ingress"], "prio": BEHIND_OURS, "protocol": ALL}
+def by_clsact(program: int, index: int, hook: str, priority: int) -> Iterator[None]:
+    where = {"parent": PARENTS[hook], "prio": priority, "protocol": ALL}
     how = {"fd": program, "name": "other", "classid": 1, "direct_action": True}
     with IPRoute() as route:
         if tcx.works():
             route.tc("add", "clsact", index)
         route.tc("add-filter", "bpf", index, 1, **where, **how)
-        yield
-        route.tc("del-filter", "bpf", index, 1, **where)
-        if tcx.works():
-            route.tc("del", "clsact", index)
+        try:
+            yield
+        finally:
+            route.tc("del-filter", "bpf", index, 1, **where)
+            if tcx.works():
+                route.tc("del", "clsact", index)
 
 
 @contextmanager
-def by_tcx(program: int, index: int) -> Iterator[None]:
+def by_tcx(program: int, index: int, hook: str, priority: int) -> Iterator[None]:
     if not tcx.works():
         pytest.skip("this kernel has no tcx")
-    link = kernel.link_create(program, index, tcx.TCX_HOOKS["ingress"])
-    yield
-    os.close(link)
+    order = tcx.BEFORE if priority == BEFORE_OURS else 0
+    link = kernel.link_create(program, index, tcx.TCX_HOOKS[hook], order)
+    try:
+        yield
+    finally:
+        os.close(link)
 
 
 @pytest.fixture(params=[by_tcx, by_clsact])
@@ -67,20 +92,25 @@ def beside(two: TwoNodes, request: pytest.FixtureRequest) -> Iterator[TwoNodes]:
     two.publish(two.service("web", 10, two.here))
     two.delete_flows("other_flows")
     silent = rules(two.here, chain("output", "0", f"udp sport {TARGET} drop"))
-    with passing(two.near, request.param):
+    with running(PASS, two.near, "eth0", request.param, "ingress", BEHIND_OURS):
         requests.udp(two.sockets(two.outside), *FRONTENDS.to("nodeport", two.near))
         with silent:
             yield two
 
 
 @contextmanager
-def passing(node: Host, attached: Attached) -> Iterator[None]:
+def running(
+    code: bytes, node: Host, device: str, attached: Attached, *where: str | int
+) -> Iterator[None]:
+    """At a device of the node: ``where`` are a hook and a priority."""
     program = kernel.prog_load(
-        name="other", program_type=SCHED_CLS, attach_type=0, code=PASS, log=None
+        name="other", program_type=SCHED_CLS, attach_type=0, code=code, log=None
     )
-    with nodes.entered(node.netns), attached(program, socket.if_nametoindex("eth0")):
-        yield
-    os.close(program)
+    try:
+        with nodes.entered(node.netns), attached(program, socket.if_nametoindex(device), *where):
+            yield
+    finally:
+        os.close(program)
 
 
 def ask(two: TwoNodes) -> Socket:
@@ -119,3 +149,19 @@ def test_a_flow_stays_when_others_take_its_place(beside: TwoNodes) -> None:
         wait_until("it is opened", lambda had=had: counts.get(0).opened > had)  # type: ignore[misc]
     assert counts.get(0).note_lost
     assert client.getsockname()[1] in sources()
+
+
+@pytest.mark.parametrize("policy", ["Cluster", "Local"])
+@pytest.mark.parametrize("two", list(Engine), indirect=True)
+def test_the_flags_of_others_stay(two: TwoNodes, policy: str) -> None:
+    """From before our ingress to behind our egress, in each packet of a flow."""
+    two.publish(two.service("web", 10, two.here, externalTrafficPolicy=policy))
+    attached, where = by_tcx if tcx.works() else by_clsact, FRONTENDS.to("nodeport", two.near)
+    client = two.sockets(two.outside)
+    with running(ONLY_FLAGGED, two.near, "veth11", attached, "egress", BEHIND_OURS):
+        assert not requests.is_answered(requests.udp, client, where, SILENT)
+        with running(FLAG, two.near, "eth0", attached, "ingress", BEFORE_OURS):
+            assert requests.tcp(client, *where).name == two.here.name
+            datagrams = requests.udp_socket(client, where[0])
+            for _ in range(3):
+                assert requests.exchange(datagrams, *where).name == two.here.name

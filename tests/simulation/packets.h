@@ -121,7 +121,7 @@ static long long request(struct conversation *talk, __u32 flags)
 	int is_noted, is_looked_up;
 
 	pass(&segment, HOOK_INGRESS, talk->v6, talk->protocol);
-	is_noted = skb.tc_index == TRANSLATED;
+	is_noted = is_translated(&skb);
 	is_looked_up = is_noted && !is_left_alone();
 	verdicts = segment.verdicts;
 	talk->backend = segment.destination;

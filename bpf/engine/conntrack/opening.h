@@ -7,25 +7,19 @@
  *                             have made no entry for it; ours expires, unless a reply was seen.
  *   its client is pending     session affinity is remembered, if the flow was answered.
  *
- * The skb's tc_index tells egress which flow a packet has opened. Each program behind ours that
- * returns TC_ACT_OK takes it away, so that no packet is known to have left. That shows by a flow that
- * was answered all the same: for NOTE_LOST_SECONDS after one, no packet is taken for dropped.
+ * A note in the packet tells egress which flow it has opened, one of the latest NOTES. Each program
+ * behind ours that returns TC_ACT_OK takes it away, so that no packet is known to have left. That
+ * shows by a flow that was answered all the same: for NOTE_LOST_SECONDS after one, no packet is taken
+ * for dropped.
  */
 #ifndef EBPFLB_ENGINE_CONNTRACK_OPENING_H
 #define EBPFLB_ENGINE_CONNTRACK_OPENING_H
 
 #include "engine/conntrack/entry.h"
 #include "path/affinity.h"
+#include "path/note.h"
 
 #define DROPPED_AFTER (SECOND / 10)	/* by then a packet has come from ingress to egress */
-
-/*
- * A note in tc_index is of one of the latest NOTES flows: 1 and its number modulo NOTES, above the
- * bits in which Cilium's programs have flags (TC_INDEX_F_*), and below TRANSLATED.
- */
-#define NOTES 512
-#define NOTE_SHIFT 6
-#define OTHERS_FLAGS ((1 << NOTE_SHIFT) - 1)
 
 /* The status of a flow's entry, 0 if there is none. The entry expires if it has none of `proofs`. */
 static __always_inline __u64 opening_expire(struct __sk_buff *ctx, struct ct_key *key, __u64 proofs)
@@ -110,13 +104,13 @@ static __always_inline void opening_note(struct __sk_buff *ctx, const struct pac
 	place->backend = backend->id;
 	place->left = LOOKUP(__u32, own_addresses, &backend->address) != NULL;
 	place->is_pending = selection->is_pending;
-	ctx->tc_index = (number % NOTES + 1) << NOTE_SHIFT | (ctx->tc_index & OTHERS_FLAGS);
+	note_write(ctx, number % NOTES + 1);
 }
 
 /* To be called for every packet at egress: the skb has kept what opening_note wrote to it. */
 static __always_inline void opening_leaves(struct __sk_buff *ctx)
 {
-	__u64 note = ctx->tc_index >> NOTE_SHIFT, latest;
+	__u64 note = note_read(ctx), latest;
 	struct opening_counts *counts;
 	struct opening *place;
 
@@ -127,7 +121,7 @@ static __always_inline void opening_leaves(struct __sk_buff *ctx)
 		return;
 	latest = counts->opened - 1;
 	place = opening_at(latest - (latest - (note - 1)) % NOTES);
-	ctx->tc_index &= OTHERS_FLAGS;
+	note_write(ctx, 0);
 	if (place)
 		place->left = true;
 }
