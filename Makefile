@@ -104,24 +104,20 @@ $(CLANG) -DHAVE_SET_RETVAL -c bpf/hooks/socket.c -o build/socket-retval.o
 $(CLANG) -c bpf/hooks/netns_cookie.c -o build/netns-cookie.o
 $(CLANG) -c bpf/hooks/packet.c -o build/packet.o
 $(CLANG) -DNO_LINK_HEADER -DHAVE_COARSE_CLOCK -c bpf/hooks/packet.c -o build/packet-bare.o
-$(CLANG) -DHAVE_CONNTRACK -c bpf/hooks/packet.c -o build/packet-conntrack.o
-$(CLANG) -c bpf/hooks/conntrack_probe.c -o build/conntrack-probe.o
 $(CLANG) -c bpf/hooks/connection_end.c -o build/connection-end.o
-$(CLANG) -DRECORD -DHAVE_CONNTRACK -c bpf/hooks/packet.c -o build/packet-record.o
-$(CLANG) -DFAST_FORWARD -DHAVE_CONNTRACK -c bpf/hooks/packet.c -o build/packet-fast.o
-$(CLANG) -DMONITOR -DHAVE_CONNTRACK -c bpf/hooks/packet.c -o build/packet-monitor.o
+$(CLANG) -DRECORD -c bpf/hooks/packet.c -o build/packet-record.o
+$(CLANG) -DFAST_FORWARD -c bpf/hooks/packet.c -o build/packet-fast.o
+$(CLANG) -DMONITOR -c bpf/hooks/packet.c -o build/packet-monitor.o
 $(CLANG) -DMONITOR -c bpf/hooks/socket.c -o build/socket-monitor.o
 $(CLANG) -DHAVE_SET_RETVAL -c bpf/hooks/explain.c -o build/explain.o
 $(CLANG) -c bpf/hooks/socket_end.c -o build/socket-end.o
 $(GCC) -c bpf/hooks/socket.c -o build/native.o
 $(GCC) -c bpf/hooks/netns_cookie.c -o build/netns-cookie-native.o
 $(GCC) -c bpf/hooks/packet.c -o build/packet-native.o
-$(GCC) -DHAVE_CONNTRACK -c bpf/hooks/packet.c -o build/packet-conntrack-native.o
-$(GCC) -DFAST_FORWARD -DHAVE_CONNTRACK -c bpf/hooks/packet.c -o build/packet-fast-native.o
-$(GCC) -DRECORD -DHAVE_CONNTRACK -c bpf/hooks/packet.c -o build/packet-record-native.o
+$(GCC) -DFAST_FORWARD -c bpf/hooks/packet.c -o build/packet-fast-native.o
+$(GCC) -DRECORD -c bpf/hooks/packet.c -o build/packet-record-native.o
 $(GCC) -c bpf/hooks/explain.c -o build/explain-native.o
 $(GCC) -c bpf/hooks/socket_end.c -o build/socket-end-native.o
-$(GCC) -c bpf/hooks/conntrack_probe.c -o build/conntrack-probe-native.o
 $(GCC) -c bpf/hooks/connection_end.c -o build/connection-end-native.o
 endef
 export LINTED

@@ -41,9 +41,9 @@ def _measured(wanted: argparse.Namespace) -> Lines:
 
 
 def _target(name: str) -> float | None:
-    """What conntrack translates; the flow tables' have none."""
+    """Of the engine netfilter; the flow tables have none."""
     protocol, state, _ = name.split(", ")
-    return targets.TRACKED[protocol] if state == "by conntrack" else None
+    return targets.CHOSEN[protocol] if state == "by netfilter" else None
 
 
 def _one_round(folder: Path) -> dict[str, int]:

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a packet of an established flow costs at a device, and one of no flow, by test runs; with
-the flow tables alone, and with both engines for a flow that the kernel's conntrack has.
+with the flow tables, and on the engine netfilter.
 
 A program of its own that prints JSON, so that it measures another commit's code as well.
 """
 
-import ctypes
 import json
 import socket
 import struct
@@ -13,13 +12,11 @@ from collections.abc import Iterator
 from ipaddress import IPv4Address
 from typing import Any
 
-from pyroute2 import NFCTSocket
-from pyroute2.netlink.nfnetlink.nfctsocket import NFCTAttrTuple
-
 from ebpflb.datapath.maps import bpf_map, layout, records
 from ebpflb.datapath.programs import compiler, loader, testrun
 from ebpflb.options import Paths
-from ebpflb.plan.entries import Frontend, Range, ServiceEntry, Settings
+from ebpflb.plan.entries import Backend, Frontend, Range, ServiceEntry, Settings
+from ebpflb.plan.expiry import Timeouts
 
 BATCHES, REPEAT = 7, 300_000  # test runs of one round
 FIRST_CLIENT, BACKEND = IPv4Address("10.0.0.1"), IPv4Address("172.16.0.2")
@@ -27,8 +24,6 @@ FIRST_PORT, CLIENT_PORTS, BACKEND_PORT = 1000, 50_000, 2000
 KINDS = {"ingress": "FLOW_UN_SNAT", "egress": "FLOW_UN_DNAT"}
 NO_FLOW = 1 << 23  # the number of a flow that is never in the map
 _ACK = 0x10
-_NEW_NETWORK = 0x40000000  # CLONE_NEWNET
-_LONG = 3600  # seconds
 _PROTOCOLS = {"TCP": socket.IPPROTO_TCP, "UDP": socket.IPPROTO_UDP}
 
 
@@ -91,30 +86,20 @@ def measured() -> Iterator[tuple[str, int]]:
                 yield f"{word}, {state}, {hook}", _fastest(files[hook], frame(protocol, flow))
 
 
-def tracked() -> Iterator[tuple[str, int]]:
-    """The same of flows of conntrack, whose requests go to a service, in a namespace of its own."""
-    ctypes.CDLL(None).unshare(_NEW_NETWORK)
-    maps, programs = load("-DHAVE_CONNTRACK")
+def chosen() -> Iterator[tuple[str, int]]:
+    """The same on the engine netfilter, of requests to a service; the flow tables are empty."""
+    maps, programs = load()
     files = {program.name: program.fd for program in programs}
-    maps["settings"].write([(0, Settings(0, 0, frozenset({"conntrack"})))])
+    fields = {**Timeouts().settings, "frontend_moves": 1}
+    maps["settings"].write([(0, Settings(0, 0, frozenset({"netfilter"}))._replace(**fields))])
+    maps["flow_gate"].write([(0, records.FlowGate(0, 0, 1))])
     slots = Range(0, 1)
+    maps["slots"].write([(0, Backend(BACKEND, BACKEND_PORT, frozenset({"cluster"}), 1, 1))])
     service = ServiceEntry(1, frozenset(), 0, 1, slots, slots)
     for word, protocol in _PROTOCOLS.items():
         maps["services"].write([(Frontend(BACKEND, BACKEND_PORT, protocol), service)])
-        _track(protocol)
         for hook in KINDS:
-            yield f"{word}, by conntrack, {hook}", _fastest(files[hook], frame(protocol, 0))
-
-
-def _track(protocol: int) -> None:
-    """Makes conntrack know the flow of number 0."""
-    address, port = client(0)
-    there, here = {"daddr": str(BACKEND), "dport": BACKEND_PORT}, str(address)
-    request = NFCTAttrTuple(saddr=here, sport=port, proto=protocol, **there)
-    back = {"daddr": here, "dport": port}
-    reply = NFCTAttrTuple(saddr=str(BACKEND), sport=BACKEND_PORT, proto=protocol, **back)
-    with NFCTSocket() as conntrack:
-        conntrack.entry("add", timeout=_LONG, tuple_orig=request, tuple_reply=reply)
+            yield f"{word}, by netfilter, {hook}", _fastest(files[hook], frame(protocol, 0))
 
 
 def _fastest(program: int, packet: bytes) -> int:
@@ -124,4 +109,4 @@ def _fastest(program: int, packet: bytes) -> int:
 
 
 if __name__ == "__main__":
-    print(json.dumps(dict([*measured(), *tracked()])))
+    print(json.dumps(dict([*measured(), *chosen()])))

@@ -21,9 +21,9 @@ from bench.flow_frames import DSCP, KINDS
 from bench.nodeport_lab import (
     DIRECT,
     EBPFLB,
-    ENGINE,
     FAST,
     LOCAL,
+    NETFILTER,
     NFTABLES,
     VARIANTS,
     NodePortLab,
@@ -36,7 +36,7 @@ from ebpflb.lab.router import NODES
 from ebpflb.node.namespaces import call_in
 
 PACKETS = 20_000  # a measurement
-TARGETS = {EBPFLB: targets.LEAN, ENGINE: targets.ENGINE_RATE, FAST: targets.FAST}
+TARGETS = {EBPFLB: targets.LEAN, NETFILTER: targets.NETFILTER_PACKETS, FAST: targets.FAST}
 ALL = 0.99  # of the packets at least come to the other end
 _DROP = f"""
 table netdev bench {{

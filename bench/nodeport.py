@@ -32,10 +32,10 @@ from bench.nodeport_lab import (
     BURST,
     DIRECT,
     EBPFLB,
-    ENGINE,
     FAST,
     IPTABLES,
     LOCAL,
+    NETFILTER,
     NFTABLES,
     PLACES,
     TRACKED,
@@ -53,12 +53,12 @@ RATIOS = (
     (EBPFLB, NFTABLES),
     (EBPFLB, IPTABLES),
     (TRACKED, NFTABLES),
-    (ENGINE, NFTABLES),
-    (ENGINE, TRACKED),
+    (NETFILTER, NFTABLES),
+    (NETFILTER, TRACKED),
     (FAST, NFTABLES),
     (DIRECT, NFTABLES),
 )
-_PACKETS = {(ENGINE, NFTABLES, place): targets.ENGINE_RATE for place in PLACES}
+_PACKETS = {(NETFILTER, NFTABLES, place): targets.NETFILTER_RATE for place in PLACES}
 _CONNECTIONS = {**_PACKETS, (FAST, NFTABLES, LOCAL): targets.FAST_RATE}
 US, SECOND = 1e3, 1e9
 

@@ -4,7 +4,7 @@
     client ── router ─┬─ plain      no service: the client connects to the pods
                       ├─ ebpflb     ebpflb's flow tables; no packet filter, so no conntrack either
                       ├─ tracked    the same beside a CNI that masquerades its pods: conntrack
-                      ├─ engine     ebpflb's conntrack engine
+                      ├─ netfilter  ebpflb's engine netfilter
                       ├─ fast       ebpflb's flow tables with --fast-forward
                       ├─ nftables   kube-proxy's rules (see ``kubeproxy``)
                       ├─ iptables   the same by iptables-legacy
@@ -30,27 +30,27 @@ from ebpflb.lab import cni
 from ebpflb.lab.agents import LabAgent
 from ebpflb.lab.hosts import Host, Lab
 
-DIRECT, EBPFLB, TRACKED, ENGINE, FAST, NFTABLES, IPTABLES = VARIANTS = (
+DIRECT, EBPFLB, TRACKED, NETFILTER, FAST, NFTABLES, IPTABLES = VARIANTS = (
     "direct",
     "ebpflb",
     "ebpflb beside conntrack",
-    "ebpflb by conntrack",
+    "ebpflb by netfilter",
     "ebpflb --fast-forward",
     "nftables",
     "iptables",
 )
 LOCAL, REMOTE = PLACES = ("local", "remote")
-_NAMES = ("plain", "ebpflb", "tracked", "engine", "fast", "nftables", "iptables")
+_NAMES = ("plain", "ebpflb", "tracked", "netfilter", "fast", "nftables", "iptables")
 NODES = dict(zip(VARIANTS, _NAMES, strict=True))
 PODS = cni.NETWORKS[0]
 ENDPOINTS = 3  # of each other service
 FAR = 9  # its number
 BURST = 16  # datagrams, as in client.c
-_FLOWS, _CONNTRACK = ("--packet-path", "flows"), ("--packet-path", "conntrack")
+_FLOWS, _NETFILTER = ("--packet-path", "flows"), ("--packet-path", "netfilter")
 _AGENTS = {
     EBPFLB: _FLOWS,
     TRACKED: _FLOWS,
-    ENGINE: _CONNTRACK,
+    NETFILTER: _NETFILTER,
     FAST: (*_FLOWS, "--fast-forward"),
 }
 _POD = 11

@@ -51,8 +51,8 @@ SUMMARY = (
         "nodeport", "TCP connections", "ebpflb, local", "nftables, local",
     ),
     Compared(
-        "NodePort, TCP connections a second, conntrack engine",
-        "nodeport", "TCP connections", "ebpflb by conntrack, local", "nftables, local",
+        "NodePort, TCP connections a second, netfilter",
+        "nodeport", "TCP connections", "ebpflb by netfilter, local", "nftables, local",
     ),
     Compared(
         "the node's cost of a TCP packet to another node, flow tables",

@@ -7,10 +7,11 @@ CALL, FIRST_DATAGRAM, OTHER_SOCKET = 500, 600, 100
 DRAW = 40  # more than at random
 
 # Packets: times nftables, at least; nanoseconds of a program; of all programs, a connection
-LEAN, ENGINE_RATE = 1.33, 1.0
+LEAN = 1.33
+NETFILTER_RATE, NETFILTER_PACKETS = 0.99, 0.98  # connections a second; a TCP packet's cost
 FAST, FAST_RATE = 1.7, 1.15  # with --fast-forward: a packet's cost, connections to local endpoints
 NONE_OF_OURS = 60
-TRACKED = {"TCP": 80, "UDP": 150}  # an established packet that the kernel's conntrack translates
+CHOSEN = {"TCP": 50, "UDP": 100}  # an established packet that netfilter translates
 CONNECTION = {"local": 4000, "remote": 4800}
 
 # The agent: MB, seconds, milliseconds

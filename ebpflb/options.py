@@ -104,6 +104,7 @@ class Options:
     detector: LocalDetector = field(default_factory=LocalDetector)
     masquerade_all: bool = False
     masquerade_local_backends: bool = False
+    masquerade_mark: int = 0x4000  # one bit, on the engine netfilter
     masquerade_ports: tuple[int, int] = (10000, 29999)
     reply_path: str = ROUTE  # one of REPLY_PATHS
     fast_forward: bool = False  # established flows are forwarded past the stack

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from ebpflb.datapath import datapath, probe
+from ebpflb.datapath import datapath
 from ebpflb.datapath.programs.compiler import compile_source
 from ebpflb.options import Paths
 
@@ -43,8 +43,7 @@ ROOT = Path(__file__).parents[1]
 KINDS = {
     "tests/": "pure",
     "tests/agent/test_api.py": "cluster",
-    "tests/agent/test_dropped_openings.py": "kernel",
-    "tests/agent/test_engine_choice.py": "kernel",
+    "tests/agent/test_netfilter_sync.py": "kernel",
     "tests/agent/test_restart.py": "cluster",
     "tests/bench/test_growth.py": "cluster",
     "tests/cli/": "kernel",
@@ -83,7 +82,6 @@ KINDS = {
 }
 # Files that take more than ten seconds on their own, or five of them without root.
 SLOW = {
-    "tests/diagnose/test_damaged.py",
     "tests/agent/test_restart.py",
     "tests/bench/test_growth.py",
     "tests/cli/test_config_process.py",
@@ -94,16 +92,12 @@ SLOW = {
     "tests/deploy/test_chart.py",
     "tests/deploy/test_manifests.py",
     "tests/deploy/test_rights.py",
+    "tests/diagnose/test_damaged.py",
     "tests/kernels/inside/test_attach.py",
     "tests/network/test_audit.py",
     "tests/network/test_audit_maps.py",
     "tests/network/test_auto_packet_path.py",
     "tests/network/test_bridged_pods.py",
-    "tests/network/test_conntrack_affinity.py",
-    "tests/network/test_conntrack_floods.py",
-    "tests/network/test_conntrack_limits.py",
-    "tests/network/test_conntrack_operation.py",
-    "tests/network/test_conntrack_table.py",
     "tests/network/test_default_scheduler.py",
     "tests/network/test_e2e_nodes.py",
     "tests/network/test_e2e_ports.py",
@@ -114,7 +108,6 @@ SLOW = {
     "tests/network/test_firewalls.py",
     "tests/network/test_floods.py",
     "tests/network/test_full_connections.py",
-    "tests/network/test_full_conntrack.py",
     "tests/network/test_hairpin_mode.py",
     "tests/network/test_killed_amid_changes.py",
     "tests/network/test_lifecycle.py",
@@ -122,20 +115,24 @@ SLOW = {
     "tests/network/test_mirrored_frames.py",
     "tests/network/test_monitor.py",
     "tests/network/test_monitor_packets.py",
+    "tests/network/test_nat_hooks.py",
+    "tests/network/test_netfilter_affinity.py",
+    "tests/network/test_netfilter_floods.py",
+    "tests/network/test_netfilter_operation.py",
+    "tests/network/test_netfilter_parity.py",
     "tests/network/test_packets_flows.py",
     "tests/network/test_packets_options.py",
     "tests/network/test_packets_refusal.py",
     "tests/network/test_packets_setups.py",
     "tests/network/test_ports_after_a_change.py",
-    "tests/network/test_ports_of_both_engines.py",
     "tests/network/test_read_only.py",
     "tests/network/test_schedulers.py",
     "tests/network/test_socket_translation.py",
     "tests/network/test_survival.py",
     "tests/network/test_takeover.py",
+    "tests/packet/test_explained.py",
     "tests/simulation/test_mutations.py",
     "tests/simulation/test_schedules.py",
-    "tests/packet/test_explained.py",
     "tests/ui/test_browser.py",
     "tests/ui/test_chart_rights.py",
 }
@@ -153,20 +150,19 @@ EXTENDED = {
     "tests/network/test_audit_maps.py",
     "tests/network/test_auto_packet_path.py",
     "tests/network/test_churn.py",
-    "tests/network/test_conntrack_floods.py",
-    "tests/network/test_conntrack_operation.py",
     "tests/network/test_explain.py",
     "tests/network/test_failed_start.py",
     "tests/network/test_fast_forward_traffic.py",
     "tests/network/test_forwarded.py",
     "tests/network/test_full_connections.py",
-    "tests/network/test_full_conntrack.py",
     "tests/network/test_hairpin_mode.py",
     "tests/network/test_killed_amid_changes.py",
     "tests/network/test_lifecycle.py",
     "tests/network/test_masquerade_ports.py",
     "tests/network/test_monitor.py",
     "tests/network/test_moved_frontends.py",
+    "tests/network/test_netfilter_floods.py",
+    "tests/network/test_netfilter_operation.py",
     "tests/network/test_nodeports.py",
     "tests/network/test_one_agent.py",
     "tests/network/test_packets_devices.py",
@@ -256,10 +252,8 @@ def started_anew() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def agents_bytecode(shared: Path) -> None:
     """The agents' cache has what they need: several at once would compile the same."""
-    # A kernel without the clock has no conntrack engine, and nobody has brought it (precompile.py).
     variants = [
-        (datapath.PACKET_SOURCE, (*datapath.packet_flags(conntrack=conntrack), *bare))
-        for conntrack in {False, probe.coarse_clock()}
+        (datapath.PACKET_SOURCE, (*datapath.packet_flags(), *bare))
         for bare in ((), ("-DNO_LINK_HEADER",))
     ]
     variants.append((datapath.SOCKET_SOURCE, datapath.socket_flags()))

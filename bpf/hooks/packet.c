@@ -73,7 +73,7 @@ int ingress(struct __sk_buff *ctx)
 	enum action action;
 
 	monitor_begin(begun);
-	if (!scratch)
+	if (!scratch || port_has_chosen(ctx))
 		return GO_ON;
 	translated_begin(ctx, scratch);
 	monitor_packet_begin(scratch);
@@ -114,10 +114,10 @@ int egress(struct __sk_buff *ctx)
 	enum action action;
 
 	monitor_begin(begun);
+	remove_choice(ctx);
 	if (!scratch || is_translated(ctx))
 		return GO_ON;
 	monitor_packet_begin(scratch);
-	conntrack_leaves(ctx);
 	reading = packet_parse(ctx, &scratch->packet);
 	if (reading == READ) {
 		outcome = egress_packet(ctx, scratch);

@@ -6,6 +6,7 @@
 enum device_flag {
 	DEVICE_PODS = 1,	/* packets that come in here are from pods (detect-local by interface) */
 	DEVICE_HOST_ONLY = 2,	/* no switch takes frames from here: those to other hosts go nowhere */
+	DEVICE_MASTER = 4,	/* a bridge or bond: its packets pass the program at a port first */
 };
 
 /*
@@ -43,11 +44,12 @@ enum setting_flag {
 	SETTING_MASQUERADE_HERE = 4,	/* external clients of a backend on this node too */
 	SETTING_DETECT_LOCAL = 8,	/* pods are recognized, by pods_* or DEVICE_PODS */
 	SETTING_ATTACHING = 16,	/* the first programs are being attached: packets open no flows */
-	SETTING_CONNTRACK = 32,	/* the kernel's conntrack opens flows, where programs can use it */
+	SETTING_NETFILTER = 32,	/* the kernel's NAT translates new flows, by our table of nftables */
 	SETTING_HOST_SOCKETS = 64,	/* pods' sockets are left to the packet path */
 	SETTING_REPLY_TO_DEVICE = 128,	/* replies leave where their requests came in */
 	SETTING_SHADOW = 256,	/* new decisions are counted, and not carried out */
 	SETTING_FAST_FORWARD = 512,	/* established flows do not pass the stack */
+	SETTING_NETFILTER_SCTP = 1024,	/* SCTP's too: the kernel's NAT can translate it */
 };
 
 /* How a flow with a port that this node chose stands. */

@@ -95,8 +95,7 @@ struct scratch {
 	__u32 device;		/* by which the packet has to leave; 0: as it is routed */
 	struct next_hop next;	/* there */
 	struct port_sequence ports;	/* of the masqueraded flow */
-	__be16 port_asked;	/* the one of them that conntrack has not; 0: it was not asked */
-	__u8 pad[2];
+	__u8 pad[4];
 };
 SIZE(struct scratch, 1032);
 

@@ -24,6 +24,9 @@ DEFINE_MAP(route_sources, LPM_TRIE, struct route, struct address, 4096, RDONLY_P
 /* The ranges of all cluster IPs. */
 DEFINE_MAP(service_ranges, LPM_TRIE, struct service_range, __u32, 64, RDONLY_PROG | NO_PREALLOC)
 
+/* One element. */
+DEFINE_MAP(flow_gate, ARRAY, __u32, struct flow_gate, 1, MMAPABLE)
+
 /* When a flow loses its port to another: the sweeps' timeouts (ebpflb/plan/expiry.py). */
 DEFINE_MAP(timeouts, HASH, struct timeout_key, struct timeout, 512, RDONLY_PROG)
 
@@ -33,9 +36,11 @@ DEFINE_MAP(fragments, LRU_HASH, struct fragment_key, struct fragment_ports, 8192
 /* Connections to a frontend's address that this node only forwards. */
 DEFINE_MAP(forwarded, LRU_HASH, struct tuple, struct forwarded, 8192, NONE)
 
-/* The latest flows that were opened in conntrack, in turns; and how many there were. */
-DEFINE_MAP(openings, ARRAY, __u32, struct opening, 4096, NONE)
-DEFINE_MAP(opening_counts, ARRAY, __u32, struct opening_counts, 1, NONE)
+/* What segments got last, by a hash of their tuple: half of it, and enum chosen; 0: nothing. */
+DEFINE_MAP(segment_choices, ARRAY, __u32, __u64, 65536, NONE)
+
+/* The backend that the datagrams of a flow get, on the engine netfilter. */
+DEFINE_MAP(udp_choices, LRU_HASH, struct tuple, struct datagram_choice, 65536, NONE)
 
 /* By service id. */
 DEFINE_MAP(rotations, ARRAY, __u32, struct rotation, 65536, NONE)

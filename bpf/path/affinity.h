@@ -9,7 +9,7 @@
  * The source of a packet may be forged, so a client whose flows nobody has answered is remembered in
  * a map of its own: there it is enough for flows that it opens meanwhile (kube-proxy remembers it
  * with its first packet too), and a flood of forged sources evicts no client from the other map.
- * Further packets of flows that conntrack keeps are not seen here: engine/conntrack/opening.h asks it.
+ * On the engine netfilter no program sees whether a flow was answered: its clients stay in that map.
  */
 #ifndef EBPFLB_PATH_AFFINITY_H
 #define EBPFLB_PATH_AFFINITY_H

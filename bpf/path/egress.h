@@ -14,6 +14,7 @@
 
 #include "engine/flows/direct.h"
 #include "engine/flows/follow.h"
+#include "engine/flows/gate.h"
 #include "path/forwarded.h"
 #include "path/frontend.h"
 #include "engine/flows/masquerade.h"
@@ -50,7 +51,7 @@ static __always_inline struct outcome egress_packet(struct __sk_buff *ctx, struc
 {
 	const struct packet *packet = &scratch->packet;
 	struct flow *known = &scratch->known;
-	struct flow *flow = flow_find(&packet->tuple);
+	struct flow *flow = flows_may_exist() ? flow_find(&packet->tuple) : NULL;
 
 	if (!flow)
 		return unchanged(ctx->ingress_ifindex ? egress_forwarded(ctx, packet)

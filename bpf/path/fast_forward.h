@@ -12,6 +12,7 @@
 #define EBPFLB_PATH_FAST_FORWARD_H
 
 #include "engine/flows/follow.h"
+#include "engine/flows/gate.h"
 #include "path/forwardable.h"
 
 #ifdef FAST_FORWARD
@@ -93,7 +94,7 @@ static __always_inline void fast_forward(struct __sk_buff *ctx, struct scratch *
 	const struct packet *packet = &scratch->packet;
 	struct flow *first, *second = NULL;
 
-	if (!packet_is_forwardable(ctx, packet))
+	if (!flows_may_exist() || !packet_is_forwardable(ctx, packet))
 		return;
 	first = flow_find(&packet->tuple);
 	if (!forward_first(scratch, first))

@@ -2,19 +2,20 @@
 /*
  * A packet at ingress, from top to bottom: DNAT of requests, un-SNAT of replies (kube-proxy.md 4).
  *
- *   its flow is known      rewritten
- *   it is to a frontend    if conntrack knows its flow, left to netfilter; else a backend is
- *                          selected, and one of the engines opens a flow
- *   anything else          left alone: it may belong to a connection that conntrack knows
+ *   the flow tables know it     rewritten
+ *   it opens a flow to a        a backend is selected; netfilter translates the packet to it, or a
+ *   frontend                    flow is opened in the flow tables
+ *   anything else               left alone: it may belong to a connection that conntrack knows
  */
 #ifndef EBPFLB_PATH_INGRESS_H
 #define EBPFLB_PATH_INGRESS_H
 
-#include "engine/conntrack/open.h"
 #include "engine/flows/direct.h"
 #include "engine/flows/close.h"
 #include "engine/flows/follow.h"
+#include "engine/flows/gate.h"
 #include "engine/flows/open.h"
+#include "engine/netfilter/choose.h"
 #include "path/fast_forward.h"
 #include "path/outcome.h"
 #include "path/reply_path.h"
@@ -78,7 +79,7 @@ static __always_inline struct outcome ingress_known(struct __sk_buff *ctx,
 {
 	const struct packet *packet = &scratch->packet;
 	struct flow *known = &scratch->known;
-	struct flow *flow = flow_find(&packet->tuple);
+	struct flow *flow = flows_may_exist() ? flow_find(&packet->tuple) : NULL;
 
 	if (!flow) {
 		scratch->to = packet->tuple;
@@ -86,7 +87,8 @@ static __always_inline struct outcome ingress_known(struct __sk_buff *ctx,
 			return rewritten(VERDICT_ESTABLISHED);
 		if (scratch->mtu)
 			return unchanged(VERDICT_TOO_LONG);
-		return packet->opens ? undecided() : unchanged(VERDICT_PASSED);
+		return packet->opens || packet->tuple.protocol == TCP ? undecided()
+								      : unchanged(VERDICT_PASSED);
 	}
 	if (!flow_copy(known, &packet->tuple, flow))
 		return unchanged(VERDICT_RECYCLED);
@@ -126,21 +128,35 @@ static __always_inline struct outcome ingress_packet(struct __sk_buff *ctx,
 	if (!settings || because(STEP_ATTACHING, 0, settings->flags & SETTING_ATTACHING))
 		return unchanged(VERDICT_PASSED);
 
+	if (!packet->opens &&
+	    (!netfilter_is_chosen(settings) || segment_repeats(ctx, &packet->tuple)))
+		return unchanged(VERDICT_PASSED);
+	if (datagram_repeats(ctx, packet, settings))
+		return unchanged(VERDICT_ESTABLISHED);
+
 	struct frontend frontend = tuple_frontend(&packet->tuple);
 	struct request request = { .frontend = &frontend,
 				   .packet = ctx,
 				   .tuple = &packet->tuple,
 				   .settings = settings,
-				   .ifindex = ctx->ifindex };
+				   .ifindex = ctx->ifindex,
+				   .in_middle = !packet->opens };
 
 	selected = select_backend(&request, &scratch->selection);
 	if (settings->flags & SETTING_SHADOW)
 		return unchanged(selected_verdict(selected));
+	if (!packet->opens) {
+		if (selected == SELECTED)
+			choose(ctx, packet, settings, &scratch->selection);
+		else
+			segment_remember(ctx, &packet->tuple);
+		return unchanged(VERDICT_PASSED);
+	}
 	is_direct = because(STEP_DIRECT, 0,
 			    selected == NO_SERVICE &&
 				    direct_select(&packet->tuple, ctx->ifindex, scratch));
 	if (selected == SELECTED)
-		outcome = conntrack_open(ctx, packet, settings, &scratch->selection);
+		outcome = choose(ctx, packet, settings, &scratch->selection);
 	else if (!is_direct)
 		outcome = unchanged(selected_verdict(selected));
 	return outcome.decided ? outcome : ingress_open(ctx, settings, is_direct, scratch);

@@ -105,22 +105,4 @@ static __always_inline enum address_use address_use(const struct address *addres
 	return LOOKUP(__u32, service_ranges, &range) ? UNALLOCATED : NOT_OURS;
 }
 
-/*
- * Whether a rule in POSTROUTING may masquerade the flow, as CNIs do with what pods send to addresses
- * outside the pods' ranges. It does not apply to entries that are made here, so these flows are left
- * to the flow tables, whose packets such a rule sees.
- */
-static __always_inline bool others_may_masquerade(const struct settings *settings,
-						  const struct selection *selection,
-						  const struct address *client)
-{
-	const struct backend *backend = &selection->backend;
-
-	if (backend->flags & BACKEND_HERE ||
-	    (policy_detects_local(settings, client) && !selection->is_local_client))
-		return false;
-	return !prefix_has(&settings->pods_v4, &backend->address) &&
-	       !prefix_has(&settings->pods_v6, &backend->address);
-}
-
 #endif

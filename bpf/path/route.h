@@ -20,9 +20,6 @@
 
 #define EINVAL 22
 
-/* ROUTE_HERE: to this node itself, where nothing is masqueraded. */
-enum route_source { ROUTE_SOURCE, ROUTE_HERE, ROUTE_UNKNOWN };
-
 /* Fills an empty one. */
 static __always_inline void route_request(struct bpf_fib_lookup *route, const struct tuple *tuple,
 					  bool v6, const struct address *destination,
@@ -58,13 +55,10 @@ static __always_inline long route_ask(struct __sk_buff *ctx, struct bpf_fib_look
 	return bpf_fib_lookup(ctx, route, sizeof(*route), flags);
 }
 
-static __always_inline enum route_source route_found(long result)
+static __always_inline bool is_routed(long result)
 {
-	if (result == BPF_FIB_LKUP_RET_NOT_FWDED || result == BPF_FIB_LKUP_RET_FWD_DISABLED)
-		return ROUTE_HERE;
 	return result == BPF_FIB_LKUP_RET_SUCCESS || result == BPF_FIB_LKUP_RET_FRAG_NEEDED ||
-			       result == BPF_FIB_LKUP_RET_NO_NEIGH
-		       ? ROUTE_SOURCE : ROUTE_UNKNOWN;
+	       result == BPF_FIB_LKUP_RET_NO_NEIGH;
 }
 
 static __always_inline void route_answer(const struct bpf_fib_lookup *route,
@@ -97,36 +91,6 @@ static __always_inline void device_source(__u32 ifindex, const struct address *d
 }
 
 /*
- * Of a request that has come in and will go to the backend. Routes that a mark in PREROUTING would
- * choose are not known yet: marks are not asked for.
- */
-static __always_inline enum route_source route_source(struct __sk_buff *ctx,
-						      const struct packet *packet,
-						      const struct backend *backend,
-						      struct address *source)
-{
-	EMPTY(struct bpf_fib_lookup, route);
-	enum route_source found;
-	bool has_source;
-	long result;
-
-	route_request(route, &packet->tuple, packet->v6, &backend->address, backend->port, ctx->ifindex);
-	result = route_ask(ctx, route, 0, FORWARDED);
-	has_source = result != -EINVAL;
-	if (!has_source)
-		result = bpf_fib_lookup(ctx, route, sizeof(*route), 0);
-	found = route_found(result);
-	if (found != ROUTE_SOURCE)
-		return found;
-	*source = (struct address){};
-	if (has_source)
-		route_answer(route, source);
-	else
-		device_source(route->ifindex, &backend->address, packet->v6, source);
-	return address_is_any(source) ? ROUTE_UNKNOWN : ROUTE_SOURCE;
-}
-
-/*
  * Of a request that is about to leave by this device; unspecified: there is no address. For IPv6 the
  * kernel may find a route by another device where none leads there by this one.
  */
@@ -141,7 +105,7 @@ static __always_inline void route_source_here(struct __sk_buff *ctx, const struc
 		      ctx->ifindex);
 	result = route_ask(ctx, route, ctx->mark, BPF_FIB_LOOKUP_OUTPUT);
 	*source = (struct address){};
-	if (route_found(result) == ROUTE_SOURCE && route->ifindex == ctx->ifindex)
+	if (is_routed(result) && route->ifindex == ctx->ifindex)
 		route_answer(route, source);
 	if (address_is_any(source))
 		device_source(ctx->ifindex, to, packet->v6, source);

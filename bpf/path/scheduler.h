@@ -135,7 +135,7 @@ static __always_inline __u32 scheduler_slot(const struct request *request,
 	__u32 size = service->table.size ? service->table.size : range->size, slot;
 	struct draw draw = {};
 
-	if (service->flags & SERVICE_ROUND_ROBIN)
+	if (service->flags & SERVICE_ROUND_ROBIN && !request->in_middle)
 		draw.place = rotation_next(&service->id, list, size);
 	else
 		draw = draw_of(scheduler_draw(request, service->flags), size);

@@ -2,17 +2,16 @@
 /*
  * The decision, the same for sockets and packets: which backend does a request get?
  *
- *   frontend -> service; whether conntrack knows the packet's flow; source ranges; the backend that
- *   a datagram socket has; traffic policy; session affinity; else one backend picked by number
+ *   frontend -> service; source ranges; the backend that a datagram socket has; traffic policy;
+ *   session affinity; else one backend picked by number
  *   (kube-proxy.md 4, 7, 9, 11.1)
  *
  * What is done with the backend is up to the caller: path/socket.h gives it to the socket,
- * path/ingress.h opens a flow.
+ * path/ingress.h leaves the packet to netfilter, or opens a flow.
  */
 #ifndef EBPFLB_PATH_SELECT_H
 #define EBPFLB_PATH_SELECT_H
 
-#include "engine/conntrack/known.h"
 #include "path/affinity.h"
 #include "path/counters.h"
 #include "path/frontend.h"
@@ -66,8 +65,6 @@ static __always_inline enum selected select_once(const struct request *request,
 
 	if (found != FOUND)
 		return found == ABSENT ? NO_SERVICE : SELECT_RECYCLED;
-	if (request->tuple && because(STEP_CONNTRACK_KNOWS, 0, conntrack_knows(request)))
-		return FLOW_KNOWN;
 	admission = select_admission(request, service);
 	if (admission != ADMITTED)
 		return admission == DENIED ? SOURCE_DENIED : LEFT_TO_PACKETS;
@@ -77,7 +74,8 @@ static __always_inline enum selected select_once(const struct request *request,
 		return SELECTED;
 	range = select_range(request, selection, &list);
 	if (!range.size) {
-		service_count_no_backend(service->id, service->flags & SERVICE_ENDPOINTS);
+		if (!request->in_middle)
+			service_count_no_backend(service->id, service->flags & SERVICE_ENDPOINTS);
 		return service->flags & SERVICE_ENDPOINTS ? NO_LOCAL_ENDPOINT : NO_ENDPOINT;
 	}
 	key = affinity_key_of(request, service);
@@ -87,6 +85,8 @@ static __always_inline enum selected select_once(const struct request *request,
 	    !backend_read(scheduler_slot(request, service, &range, list), service->id,
 			  backend))
 		return SELECT_RECYCLED;
+	if (request->in_middle)
+		return SELECTED;
 	if (!by_affinity && service->affinity_seconds)
 		affinity_remember(&key, backend->id, request->tuple);
 	service_count_chosen(service->id, by_affinity);

@@ -13,7 +13,6 @@ enum selected {
 	NO_ENDPOINT,
 	NO_LOCAL_ENDPOINT,
 	SOURCE_DENIED,
-	FLOW_KNOWN,		/* conntrack has this packet's flow */
 	LEFT_TO_PACKETS,	/* a pod's socket: its packets are decided on when they leave the pod */
 	SELECT_RECYCLED,	/* a map element was given to another service while it was read */
 };
@@ -42,8 +41,6 @@ static __always_inline enum verdict selected_verdict(enum selected selected)
 		return VERDICT_NO_LOCAL_ENDPOINT;
 	case SOURCE_DENIED:
 		return VERDICT_SOURCE_DENIED;
-	case FLOW_KNOWN:
-		return VERDICT_ESTABLISHED;
 	case SELECT_RECYCLED:
 		return VERDICT_RECYCLED;
 	default:

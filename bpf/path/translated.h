@@ -7,8 +7,28 @@
 #ifndef EBPFLB_PATH_TRANSLATED_H
 #define EBPFLB_PATH_TRANSLATED_H
 
+#include "maps.h"
 #include "net/hops.h"
-#include "path/note.h"
+
+/*
+ * The skb keeps its tc_index on its way through the stack, unless a program behind ours returns
+ * TC_ACT_OK. The lower bits are Cilium's: flags by which its programs leave out proxies and firewalls
+ * (TC_INDEX_F_*).
+ */
+#define NOTE_TRANSLATED 940
+#define NOTE_SHIFT 6
+#define OTHERS_FLAGS ((1 << NOTE_SHIFT) - 1)
+
+static __always_inline void note_write(struct __sk_buff *ctx, __u32 note)
+{
+	ctx->tc_index = note << NOTE_SHIFT | (ctx->tc_index & OTHERS_FLAGS);
+}
+
+/* At egress: whether ingress has translated the packet for good. */
+static __always_inline bool is_translated(const struct __sk_buff *ctx)
+{
+	return ctx->tc_index >> NOTE_SHIFT == NOTE_TRANSLATED;
+}
 
 /* At ingress: what another node of this kernel has noted in the packet is not about this one. */
 static __always_inline void translated_begin(struct __sk_buff *ctx, struct scratch *scratch)
@@ -16,7 +36,7 @@ static __always_inline void translated_begin(struct __sk_buff *ctx, struct scrat
 #ifdef FAST_FORWARD
 	scratch->next.family = 0;
 #endif
-	if (note_read(ctx) == NOTE_TRANSLATED)
+	if (is_translated(ctx))
 		note_write(ctx, 0);
 }
 
@@ -25,12 +45,6 @@ static __always_inline void translated_note(struct __sk_buff *ctx, const struct 
 {
 	if (known->kind == FLOW_DNAT && !(known->flags & FLOW_MASQUERADE))
 		note_write(ctx, NOTE_TRANSLATED);
-}
-
-/* At egress: whether ingress has translated the packet for good. */
-static __always_inline bool is_translated(struct __sk_buff *ctx)
-{
-	return note_read(ctx) == NOTE_TRANSLATED;
 }
 
 /* Redirects the packet to its next hop; if that is not known, to the one that the kernel finds. */

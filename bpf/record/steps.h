@@ -16,7 +16,6 @@ enum step_kind {
 	STEP_LEFT_TO_PACKETS,	/* a pod's socket, by --socket-translation */
 	STEP_SERVICE,		/* id, and the address of the frontend in the map */
 	STEP_ADDRESS_USE,	/* no frontend: enum address_use */
-	STEP_CONNTRACK_KNOWS,
 	STEP_CLIENT_UNKNOWN,	/* a pod's socket, to a service with source ranges */
 	STEP_ADMISSION,		/* whether source ranges admit it, and which clients */
 	STEP_ASSIGNED,		/* backend id, of a datagram socket that has one */
@@ -32,7 +31,7 @@ enum step_kind {
 	STEP_ATTACHING,
 	STEP_DIRECT,
 	STEP_SNAT,		/* enum step_snat */
-	STEP_CONNTRACK_OPENS,	/* the backend's port, and the source of the flow */
+	STEP_CHOSEN,		/* enum chosen with the backend's id, and its address */
 	STEP_OPENED,		/* enum opened */
 	STEP_SOURCE,		/* enum step_source, and the address */
 	STEP_REPLY_DEVICE,	/* ifindex by which the reply leaves, past the routes */

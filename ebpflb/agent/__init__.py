@@ -15,15 +15,15 @@ service_sync      selects, plans and writes the services that changed
 audit             compares the kernel with what is planned, and puts back what differs
 audit_checks      what it compares
 objects_check     likewise: what is planned, with a fresh list of the API
-nat_check         likewise: the nft table of the conntrack engine
+netfilter_check   likewise: the nft table of the engine netfilter, and its elements
 host_changes      what it changes of the node, at the last moment, and undoes
 write_log         the log's lines about what was written
 publisher         the agent's status, where it has changed
 reporter          health and metrics, from what the loop does
-dropped_openings  removes the conntrack entries of packets that netfilter dropped
 unreleased_sockets  forgets sockets that are gone though no program was told
 ended_connections  ends counted connections that nothing remembers any more
-engine_choice     which engine opens flows, by what is on the node now
+engine_choice     which engine translates packets, by what is on the node now
+netfilter_sync    keeps the nft table of the engine netfilter, an element for each backend
 memory            when the garbage collector runs, and what malloc keeps
 parts            what reaches beyond the process: source, datapath, history, ports
 build             builds all of these, and what works beside them

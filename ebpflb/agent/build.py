@@ -7,12 +7,16 @@ from contextlib import ExitStack, contextmanager
 from ebpflb.agent import memory
 from ebpflb.agent.audit import Audit
 from ebpflb.agent.audit_checks import HOOKS_AND_PINS, HooksCheck, MapsCheck
-from ebpflb.agent.dropped_openings import DroppedOpenings
 from ebpflb.agent.ended_connections import EndedConnections
 from ebpflb.agent.inbox import Inbox, Stop
 from ebpflb.agent.loop import Agent
 from ebpflb.agent.monitoring import Monitoring
-from ebpflb.agent.nat_check import TABLE, NatCheck
+from ebpflb.agent.netfilter_check import (
+    ELEMENTS_NAME,
+    TABLE_NAME,
+    ElementsCheck,
+    TableCheck,
+)
 from ebpflb.agent.node_sync import NodeSync, flow_timeouts
 from ebpflb.agent.objects_check import ObjectsCheck
 from ebpflb.agent.parts import Parts, cluster_state, open_parts, start
@@ -63,11 +67,11 @@ def build_agent(
         nat_watch, removals = _removal_watches(parts)
         agent = _agent(parts, nat_watch, lock)
         _read(metrics, agent, datapath, parts.servers)
-        metrics.conntrack(datapath.maps, lambda: nat_watch.restored)
+        metrics.conntrack(datapath.maps, lambda: nat_watch.put_back)
         sweeper = Sweeper(datapath.maps, flow_timeouts(options.conntrack))
         monitoring = Monitoring(options.paths, datapath, agent.node_sync, inbox.put)
         unreleased = UnreleasedSockets(datapath.maps, options.paths.cache)
-        start(stack, sweeper, unreleased, DroppedOpenings(datapath.maps))
+        start(stack, sweeper, unreleased)
         start(stack, agent.stale_udp, agent.on_removal)
         start(stack, EndedConnections(datapath.maps, options.paths.cache))
         start(stack, parts.servers)
@@ -86,10 +90,12 @@ def _agent(parts: Parts, nat_watch: NatWatch, lock: AgentLock) -> Agent:
     service_sync = ServiceSync(datapath, cluster, node_sync, had=had)
     reporter = _reporter(parts.servers, metrics)
     hooks = HooksCheck(node_sync, lock, lambda: inbox.put(Stop()))
+    maps = MapsCheck(datapath, node_sync, service_sync)
     checks = (
         hooks,
-        NatCheck(nat_watch, hooks.period),
-        MapsCheck(datapath, node_sync, service_sync),
+        TableCheck(nat_watch, hooks.period),
+        maps,
+        ElementsCheck(parts.netfilter, service_sync, maps.period),
         ObjectsCheck(parts.source, cluster, node_sync, service_sync),
     )
     drift_found = parts.history.explaining(reporter.drift_found)
@@ -106,7 +112,7 @@ def _agent(parts: Parts, nat_watch: NatWatch, lock: AgentLock) -> Agent:
         ),
         on_removal=_reset_worker(parts, former),
         reporter=reporter,
-        loader=ProgramLoader(datapath, options, parts.engine),
+        loader=ProgramLoader(datapath, options),
         audit=Audit(checks, drift_found, report_only=options.audit == REPORT),
         host=parts.host,
         history=parts.history,
@@ -140,12 +146,19 @@ def _reporter(servers: HttpServers, metrics: Metrics) -> Reporter:
 def _removal_watches(parts: Parts) -> tuple[NatWatch, RemovalWatch]:
     """What starts the audit at once that something was removed."""
     options, inbox, engine = parts.options, parts.inbox, parts.engine
+
+    def on_removed() -> None:
+        """Elements that a plan had written just before are gone with the table."""
+        inbox.put(Disturbed(TABLE_NAME))
+        inbox.put(Disturbed(ELEMENTS_NAME))
+
     nat_watch = NatWatch(
         inbox.put,
-        needed=lambda: engine.is_conntrack if engine.path else None,
+        parts.netfilter,
+        needed=lambda: engine.is_netfilter if engine.path else None,
         flowtable=parts.flowtable,
         report_only=options.audit == REPORT,
-        on_removed=lambda: inbox.put(Disturbed(TABLE)),
+        on_removed=on_removed,
     )
     folders = (*StateDir(options.paths.state, options.map_sizes).directories(), options.paths.state)
     return nat_watch, RemovalWatch(lambda: inbox.put(Disturbed(HOOKS_AND_PINS)), folders)

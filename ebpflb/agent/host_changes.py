@@ -14,7 +14,8 @@ from types import TracebackType
 from ebpflb import stopping
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.errors import EbpflbError
-from ebpflb.node import conntrack, nat, nft, reserved_ports
+from ebpflb.node import conntrack, netfilter_table, nft, reserved_ports
+from ebpflb.node.netfilter_rules import TABLE
 from ebpflb.options import Options
 
 
@@ -29,7 +30,7 @@ class HostChanges:
 
     def __enter__(self) -> "HostChanges":
         with suppress(EbpflbError):
-            self._had_table = nft.exists(nat.ENGINE)
+            self._had_table = nft.exists(TABLE)
         return self
 
     def __exit__(
@@ -58,5 +59,5 @@ class HostChanges:
         if not self._had_ports:
             steps.append(partial(reserved_ports.release, self._options.paths.ports_file))
         if not self._had_table:
-            steps.append(partial(nat.release_when_unused, nat.ENGINE))
+            steps.append(netfilter_table.remove)
         stopping.run_all(*steps, failed="the node's settings are not as they were")

@@ -121,7 +121,7 @@ class Agent:
     def _wait(self) -> list[Message]:
         """All messages in the inbox. Waits for the first one until something else is due."""
         due = min(self._next_sync(), self.next_check, self.audit.due, self.loader.due)
-        due = min(due, self.service_sync.due, self.canary.due)
+        due = min(due, self.service_sync.due, self.canary.due, self.node_sync.engine.due)
         return self.burst.waiting(max(due - self.clock(), 0.0))
 
     def _take(self, message: Message) -> None:
@@ -236,8 +236,10 @@ class Agent:
         )
 
     def _choose_engine(self) -> None:
-        """Once per sync period: nothing tells of a bridge's settings when they change."""
-        if self.clock() >= self.next_check:
+        """Once per sync period, since nothing tells of a bridge's settings when they change; and
+        when a reason for another engine has lasted long enough.
+        """
+        if self.clock() >= min(self.next_check, self.node_sync.engine.due):
             self.next_check = self.clock() + self.options.sync_period
             self.node_sync.choose_engine()
 

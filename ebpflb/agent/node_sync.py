@@ -61,7 +61,7 @@ def flow_timeouts(chosen: ConntrackOptions) -> Timeouts:
 
 class NodeSync:
     """``device_list`` is the last one of the device watch; it is written by ``write``.
-    ``engine`` chooses what opens flows, anew at each ``write``; it is written with the settings.
+    ``engine`` chooses what translates flows, at each ``write``; it is written with the settings.
     ``flowtable`` is told of devices and addresses, and by ServiceSync of frontends.
     """
 
@@ -88,7 +88,7 @@ class NodeSync:
 
     @property
     def packet_path(self) -> PacketPath | None:
-        """The engine that is to open flows; None before the first ``write``."""
+        """The engine that translates new flows; None before the first ``write``."""
         return self.engine.path
 
     def check_families(self) -> None:
@@ -171,8 +171,7 @@ class NodeSync:
 
     def _settings(self, covering: Mapping[Family, Prefix]) -> dict[str, Any]:
         chosen = self.options.map_settings | flow_timeouts(self.options.conntrack).settings
-        if self.engine.is_conntrack:
-            chosen["flags"] |= {"conntrack"}
+        chosen["flags"] |= self.engine.flags
         return self._desired.settings(chosen, covering)
 
     def programs_loaded(self) -> None:
@@ -203,7 +202,7 @@ class NodeSync:
         self._set_not_served(self.datapath.exchange(others, self.options.cgroup, served))
 
     def choose_engine(self) -> None:
-        """Anew, by what is on the node now; ``changed`` is true if the engine is another one."""
+        """By what is on the node now; ``changed`` is true if the engine is another one."""
         if self.attached and self._choose_engine():
             self._written = None
 

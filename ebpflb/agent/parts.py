@@ -13,6 +13,7 @@ from ebpflb.agent.canary_requests import local_pages
 from ebpflb.agent.engine_choice import EngineChoice
 from ebpflb.agent.host_changes import HostChanges
 from ebpflb.agent.inbox import Inbox
+from ebpflb.agent.netfilter_sync import NetfilterSync
 from ebpflb.cluster.api_source import ApiSource
 from ebpflb.cluster.event_recorder import ApiRecorder, EventRecorder, LogRecorder, server_factory
 from ebpflb.cluster.manifest_source import ManifestSource
@@ -57,6 +58,7 @@ class Parts:
     datapath: Datapath
     history: History
     servers: HttpServers
+    netfilter: NetfilterSync
     engine: EngineChoice
     flowtable: FlowtableSync
 
@@ -69,10 +71,13 @@ def open_parts(options: Options, flags: Mapping[str, str], stack: ExitStack, inb
     source.prepare()
     host = stack.enter_context(HostChanges(options))
     with ThreadPoolExecutor(1, "probe") as beside:  # while the kernel allocates the maps
-        probing = beside.submit(engine_choice.conntrack_obstacle, options)
+        probing = beside.submit(engine_choice.probe_netfilter, options)
         state = StateDir(options.paths.state, options.map_sizes)
         datapath = Datapath(state, fast_forward=options.fast_forward)
     stack.callback(datapath.close)
+    missing, sctp = probing.result()
+    datapath.netfilter = netfilter = NetfilterSync(datapath.maps, options, sctp=sctp)
+    stack.callback(netfilter.close)
     history = History(options.paths, datapath.maps)
     start(stack, history)
     return Parts(
@@ -84,10 +89,15 @@ def open_parts(options: Options, flags: Mapping[str, str], stack: ExitStack, inb
         datapath=datapath,
         history=history,
         servers=_servers(options, flags, metrics, local_pages(inbox.put)),
+        netfilter=netfilter,
         engine=EngineChoice(
-            options.packet_path, missing=probing.result(), mark=options.packet_mark
+            options.packet_path,
+            missing=missing,
+            netfilter=netfilter,
+            mark=options.packet_mark,
+            period=options.sync_period,
         ),
-        flowtable=engine_choice.flowtable_of(options, probing.result()),
+        flowtable=engine_choice.flowtable_of(options, missing),
     )
 
 

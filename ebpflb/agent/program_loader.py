@@ -12,10 +12,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from ebpflb.agent.engine_choice import EngineChoice
 from ebpflb.datapath.datapath import Datapath
 from ebpflb.errors import CompileError, KernelError, NodeError, VerifierError
-from ebpflb.model.packet_path import Engine
 from ebpflb.options import Options
 from ebpflb.serve.status import CURRENT_PROGRAMS
 
@@ -23,7 +21,6 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0  # seconds; each is twice the one before
 POLL_SECONDS = 0.2  # while the thread compiles
-_REJECTED = "the programs of the conntrack engine are rejected"
 _FAILURES = (CompileError, VerifierError, KernelError, NodeError)
 
 
@@ -37,13 +34,11 @@ class ProgramLoader:
         self,
         datapath: Datapath,
         options: Options,
-        engine: EngineChoice,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.status = CURRENT_PROGRAMS
         self.due = math.inf
-        self._datapath, self._options, self._engine, self._clock = datapath, options, engine, clock
-        self._conntrack = engine.missing is None  # whether they are to use the kernel's conntrack
+        self._datapath, self._options, self._clock = datapath, options, clock
         self._pause = FIRST_PAUSE
         self._thread: threading.Thread | None = None
 
@@ -87,52 +82,27 @@ class ProgramLoader:
             return False
         self._thread = None
         try:
-            self._load(again=True)
+            self._load()
         except _FAILURES as error:
             self._fail(error)
             return False
         return True
 
     def _compile(self) -> None:
-        """Into the cache. What fails here fails in ``_load`` again, and is told there."""
+        """Into the cache. What fails here fails in ``_load`` again, and is logged there."""
         try:
-            self._datapath.compile(self._options.paths.cache, conntrack=self._conntrack)
+            self._datapath.compile(self._options.paths.cache)
         except _FAILURES as error:
             log.debug("compiling failed: %s", error)
 
-    def _load(self, *, again: bool = False) -> None:
-        cache = self._options.paths.cache
-        self.due, fallback = math.inf, None
-        try:
-            compiled = self._datapath.load(cache, conntrack=self._conntrack)
-        except (VerifierError, KernelError, NodeError) as error:
-            if again or not self._may_do_without(error):
-                raise
-            fallback = error
-            compiled = self._datapath.load(cache, conntrack=False)
-        self._engine.missing = self._missing(fallback)
+    def _load(self) -> None:
+        self.due = math.inf
+        compiled = self._datapath.load(self._options.paths.cache)
         log.info("programs %s", "compiled" if compiled else "from the cache")
         self.status, self._pause = CURRENT_PROGRAMS, FIRST_PAUSE
-        if fallback and self._conntrack:
-            self._later()
-
-    def _may_do_without(self, error: Exception) -> bool:
-        """Whether auto is content with programs without conntrack.
-
-        The verifier's verdict is final; what else has failed is tried again later.
-        """
-        if not self._conntrack or self._options.packet_path == Engine.CONNTRACK:
-            return False
-        self._conntrack = not isinstance(error, VerifierError)
-        return True
-
-    def _missing(self, fallback: Exception | None) -> str | None:
-        if fallback:
-            return f"{_REJECTED}: {str(fallback).splitlines()[0]}"
-        return None if self._conntrack else self._engine.missing
 
     def _fail(self, error: Exception) -> None:
-        """Those that serve stay: an earlier agent's, or this one's without conntrack."""
+        """An earlier agent's programs keep serving."""
         if not self._datapath.programs:
             self.status = f"old ones: {str(error).splitlines()[0]}"
         log.error("%s\nthose that serve stay; trying again in %g s", error, self._pause)

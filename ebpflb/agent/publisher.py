@@ -64,7 +64,7 @@ def fields_of(agent: "Agent") -> dict[str, Any]:
         "stale_udp_error": agent.stale_udp.error,
         "packet_path": agent.node_sync.packet_path,
         "flowtable": agent.node_sync.flowtable.said
-        if agent.node_sync.engine.is_conntrack
+        if agent.node_sync.engine.is_netfilter
         else None,
         "kube_proxy": agent.kube_proxy,
         "attached": agent.node_sync.attached,

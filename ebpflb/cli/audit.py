@@ -86,7 +86,7 @@ def _compare(state: Path, cgroup: Path, options: Options | None) -> Compared:
         found = _try(lambda: list(comparisons.attachments(StateDir(state), cgroup, maps)))
         contents = comparisons.contents(maps)
         found += comparisons.inconsistent(maps, contents)
-        found += comparisons.table(maps)
+        found += comparisons.table(maps, options)
         found += comparisons.in_flowtable(maps)
         if options is not None:
             try:

@@ -11,8 +11,16 @@ from ebpflb.datapath.attach.removal import unpin_all
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.maps.state_lock import StateLock
 from ebpflb.errors import NodeError
-from ebpflb.node import kube_proxy_leftovers, kube_proxy_watch, nat, nft, reserved_ports
+from ebpflb.node import (
+    flowtable,
+    kube_proxy_leftovers,
+    kube_proxy_watch,
+    nat,
+    nft,
+    reserved_ports,
+)
 from ebpflb.node.kube_proxy_leftovers import Leftover, LeftoverSurvey
+from ebpflb.node.netfilter_rules import TABLE
 from ebpflb.options import Paths
 from ebpflb.serve import status
 
@@ -35,9 +43,9 @@ def cleanup(state_dir: Path, run_dir: Path, kube_proxy: bool, dry_run: bool, for
 
     Services do not work on this node afterwards, unless kube-proxy serves them.
 
-    Connections that were translated at their socket, or by conntrack, stay open; those of the flow
-    tables break. What keeps conntrack at work stays as long as connections need it, unless
-    kube-proxy's rules do the same. The cache of compiled programs and the sysctls of conntrack are
+    Connections that were translated at their socket, or by netfilter, stay open; those of the flow
+    tables break. The table of nftables stays as long as connections need it, unless kube-proxy's
+    rules keep them. The cache of compiled programs and the sysctls of conntrack are
     left as they are.
 
     With --kube-proxy: remove the rules, chains, tables, ipsets, virtual servers and the device
@@ -164,7 +172,8 @@ def _release_tables() -> None:
     Where kube-proxy has rules they keep NAT alive, and always some connections are translated.
     Raises NodeError.
     """
-    tables = [table for table in (nat.ENGINE, nat.HOLD) if nft.exists(table)]
+    flowtable.remove(flowtable.TABLE)
+    tables = [table for table in (TABLE, nat.HOLD, nat.FORMER) if nft.exists(table)]
     others = bool(tables) and bool(kube_proxy_leftovers.visible_rules())
     for table in tables:
         if others:

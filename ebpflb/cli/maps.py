@@ -39,7 +39,8 @@ def dump(
     """Print all maps, or those named, with names instead of ids and with counters.
 
     Reads the pinned maps; no agent has to run. "conntrack" is the kernel's own table: its entries
-    that lead to an address and port of a service.
+    that lead to an address and port of a service. "translations" are the elements of netfilter's
+    table: the endpoint of each backend id.
     """
     common.require_capabilities()
     if at is None:

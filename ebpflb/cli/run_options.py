@@ -64,6 +64,16 @@ def _check_address(address: str) -> str:
     return address
 
 
+class _PacketPath(click.Choice[str]):
+    """Takes the former name of an engine too, with a warning."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if new := packet_path.FORMER_NAMES.get(value):
+            click.echo(f"warning: --packet-path={value} is called {new} now", err=True)
+            value = str(new)
+        return super().convert(value, param, ctx)
+
+
 def _parsed_by(parse: Callable[[Any], Any]) -> _Callback:
     """A callback for click that parses the value; a ValueError becomes a usage error."""
 
@@ -112,11 +122,11 @@ _EBPFLB_OPTIONS = (
     ),
     click.option(
         "--packet-path",
-        type=click.Choice(packet_path.CHOICES),
+        type=_PacketPath(packet_path.CHOICES),
         default=Options.packet_path,
         show_default=True,
-        help="What opens flows of packets: the kernel's conntrack, ebpflb's own flow tables, or"
-        " conntrack where the kernel lets programs use it.",
+        help="What translates packets: the kernel's NAT (netfilter), ebpflb's own flow tables, or"
+        " netfilter where its NAT works with nftables.",
     ),
     click.option(
         "--socket-translation",
@@ -140,7 +150,7 @@ _EBPFLB_OPTIONS = (
         show_default=True,
         callback=_parsed_by(parse_ports),
         help="Source ports of masqueraded connections of the flow tables. The host's own sockets do"
-        " not get them. With conntrack the kernel's NAT chooses: the client's own port if free.",
+        " not get them, nor do connections that netfilter masquerades.",
     ),
     click.option(
         "--reply-path",
@@ -156,7 +166,7 @@ _EBPFLB_OPTIONS = (
         show_default=True,
         help="Forward packets of established flows past routing rules, netfilter and conntrack:"
         " those of the flow tables in the programs, where answers leave by the device that requests"
-        " came in by; on the conntrack engine by the kernel's flowtable.",
+        " came in by; with netfilter by the kernel's flowtable.",
     ),
     click.option(
         "--packet-mark",

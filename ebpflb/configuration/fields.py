@@ -168,9 +168,9 @@ class KubeProxyConfiguration(Section, frozen=True):
         return self.nftables if self.mode == "nftables" else self.iptables
 
     @property
-    def masquerade_all(self) -> bool:
-        """In mode ipvs that of section iptables, for section ipvs has none (kube-proxy.md 15)."""
-        return (self.nftables if self.mode == "nftables" else self.iptables).masquerade_all
+    def masquerade_section(self) -> IPTables | NFTables:
+        """In mode ipvs section iptables: section ipvs has no such fields (kube-proxy.md 15)."""
+        return self.nftables if self.mode == "nftables" else self.iptables
 
 
 def with_defaults(section: Section_) -> Section_:

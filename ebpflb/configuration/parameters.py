@@ -78,8 +78,8 @@ PARAMETERS = (
         "have no effect."),
     Parameter("proxy-mode", "mode", "A",
         "iptables, ipvs, nftables or empty. Only selects the section of the file that the sync "
-        "periods and masqueradeAll are read from; services are served the same way in every "
-        "mode."),
+        "periods, masqueradeAll and masqueradeBit are read from; services are served the same way "
+        "in every mode."),
     Parameter("detect-local-mode", "detectLocalMode", "M",
         "How to detect traffic from this node's pods: ClusterCIDR, NodeCIDR, BridgeInterface or "
         "InterfaceNamePrefix."),
@@ -95,8 +95,9 @@ PARAMETERS = (
         "'primary' in every mode."),
     Parameter("masquerade-all", "iptables.masqueradeAll nftables.masqueradeAll", "M",
         "Masquerade (SNAT) all traffic to cluster IPs."),
-    _ignored("iptables-masquerade-bit", "iptables.masqueradeBit nftables.masqueradeBit", "A",
-        "ebpflb does not mark packets."),
+    Parameter("iptables-masquerade-bit", "iptables.masqueradeBit nftables.masqueradeBit", "A",
+        "Bit of the packet mark by which the packet path netfilter tells its masquerade rule what "
+        "to masquerade. It is cleared there."),
     _ignored("iptables-localhost-nodeports", "iptables.localhostNodePorts", "M",
         "Processes on the node can always connect to NodePorts on loopback, packets never can."),
     Parameter("iptables-sync-period", "iptables.syncPeriod nftables.syncPeriod", "M",
@@ -124,7 +125,7 @@ PARAMETERS = (
         "Timeout of TCP connections that one side has closed, in ebpflb and in conntrack. 0 "
         "leaves conntrack unchanged and means 1h in ebpflb."),
     Parameter("conntrack-tcp-be-liberal", "conntrack.tcpBeLiberal", "M",
-        "Let conntrack accept TCP segments outside the window. ebpflb always accepts them."),
+        "Let conntrack accept TCP segments outside the window. The flow tables always do."),
     Parameter("conntrack-udp-timeout", "conntrack.udpTimeout", "A",
         "Timeout of idle UDP flows without a reply, in ebpflb and in conntrack. 0 leaves "
         "conntrack unchanged and means 30s in ebpflb."),

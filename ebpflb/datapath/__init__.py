@@ -8,7 +8,6 @@ datapath         one node's maps and programs, as the agent uses them
 map_writer       what it reads from the maps and writes to them
 sound_contents   the maps' content at start, without what no agent has written
 probe            which features this kernel has, found by trying them
-conntrack_probe  whether programs can open flows in the kernel's conntrack
 kernel           bpf(2): one function for each command
 attributes       the structs of bpf(2)
 side_by_side     several calls at a time

@@ -47,11 +47,10 @@ def socket_flags() -> tuple[str, ...]:
     return ("-DHAVE_SET_RETVAL",) if probe.set_retval() else ()
 
 
-def packet_flags(*, conntrack: bool = False, fast_forward: bool = False) -> tuple[str, ...]:
-    """The compiler's flags for the packet hooks on this kernel; with both engines, or one."""
+def packet_flags(*, fast_forward: bool = False) -> tuple[str, ...]:
+    """The compiler's flags for the packet hooks on this kernel."""
     clock = ("-DHAVE_COARSE_CLOCK",) if probe.coarse_clock() else ()
-    more = {"-DHAVE_CONNTRACK": conntrack, "-DFAST_FORWARD": fast_forward}
-    return (*clock, *(flag for flag, chosen in more.items() if chosen))
+    return (*clock, "-DFAST_FORWARD") if fast_forward else clock
 
 
 class Bytecode(NamedTuple):
@@ -88,7 +87,6 @@ class Datapath(MapWriter):
         self._compiled_packets: dict[bool, compiler.Compiled] = {}
         self.packet_programs: dict[bool, list[Program]] = {}
         self.fast_forward = fast_forward
-        self.conntrack = False  # whether those for packets use the kernel's conntrack
         self.others: ProgramSet | None = None  # in the place of the usual ones
         self.held = HeldLinks()
         self.held.hold((*state.links(), *state.devices_directory.iterdir()))  # an earlier agent's
@@ -105,17 +103,16 @@ class Datapath(MapWriter):
         for opened in self.maps.values():
             opened.close()
 
-    def load(self, cache: Path, *, conntrack: bool = False) -> bool:
+    def load(self, cache: Path) -> bool:
         """Loads the programs; returns whether they had to be compiled.
 
         Those for packets without a link header are loaded once a device needs them: few nodes have
         such a device, and the verifier takes as long for them as for the others.
 
-        ``conntrack``: those for packets use the kernel's conntrack too (conntrack_probe.py).
         Raises CompileError, VerifierError, KernelError or NodeError; then those that were loaded
         before are still there.
         """
-        sockets, packets = self.compile(cache, conntrack=conntrack)
+        sockets, packets = self.compile(cache)
         self.host_netns = netns_cookie.netns_cookie(cache) or self._settings().host_netns
         # First those that take longest.
         with_header, socket_programs = loader.load_all([packets[True], sockets], self.maps)
@@ -124,16 +121,16 @@ class Datapath(MapWriter):
             self.others.close()
             self.others = None
         self.socket_programs, self.packet_programs = socket_programs, {True: with_header}
-        self._compiled_packets, self.conntrack = packets, conntrack
+        self._compiled_packets = packets
         self.devices.attached.clear()
         return not all(compiled.cached for compiled in (sockets, *packets.values()))
 
-    def compile(self, cache: Path, *, conntrack: bool, more: tuple[str, ...] = ()) -> Bytecode:
+    def compile(self, cache: Path, *, more: tuple[str, ...] = ()) -> Bytecode:
         """What ``load`` loads, which is in the cache then; or with ``more`` flags another variant.
 
         Safe in any thread. Raises CompileError.
         """
-        flags = packet_flags(conntrack=conntrack, fast_forward=self.fast_forward and not more)
+        flags = packet_flags(fast_forward=self.fast_forward and not more)
         sockets = compiler.compile_source(SOCKET_SOURCE, socket_flags() + more, cache=cache)
         packets = {
             link_header: compiler.compile_source(PACKET_SOURCE, flags + bare + more, cache=cache)

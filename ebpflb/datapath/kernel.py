@@ -148,20 +148,13 @@ def prog_load(
     code: bytes,
     log: bytearray | None,
     log_level: int = 1,
-    fds: Sequence[int] = (),
 ) -> int:
-    """A program's descriptor; the verifier writes each step (level 1) or a summary (4) to log.
-
-    ``fds``: the modules' BTFs of functions that the program calls (5.16).
-    """
-    array = ffi.new("int[]", list(fds))
+    """A program's descriptor; the verifier writes each step (level 1) or a summary (4) to log."""
     attr = ffi.new("struct prog_load *")
     license_text = ffi.new("char[]", b"GPL")
     attr.kind, attr.attach, attr.name = program_type, attach_type, name[:15].encode()
     attr.count, attr.code = len(code) // 8, _pointer(code)
     attr.license = int(ffi.cast("uintptr_t", license_text))
-    if fds:
-        attr.fds = int(ffi.cast("uintptr_t", array))
     if log is not None:
         attr.log, attr.log_size, attr.log_level = _pointer(log), len(log), log_level
     return bpf(_PROG_LOAD, f"loading program {name}", attr)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, NamedTuple
+from typing import Protocol as TypingProtocol
 
 from ebpflb.datapath import sound_contents
 from ebpflb.datapath.maps import layout, map_sizes
@@ -23,7 +24,7 @@ from ebpflb.model.services import Protocol
 from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.entries import NO_SLOT, Flags, Settings
 from ebpflb.plan.map_contents import MapContents
-from ebpflb.plan.plan import Plan
+from ebpflb.plan.plan import TRANSLATIONS, Plan
 from ebpflb.plan.prefixes import network_of
 
 _REMOVED = "removed_"
@@ -58,6 +59,19 @@ class Difference(NamedTuple):
     removed: list[Any]
 
 
+class Translations(TypingProtocol):
+    """Where the translations of plans are written (agent.netfilter_sync)."""
+
+    def write(self, plan: Plan) -> None: ...
+
+
+class NoTranslations:
+    """Where nothing needs them."""
+
+    def write(self, plan: Plan) -> None:
+        """Nothing is written."""
+
+
 class MapWriter:
     """The open maps; ``host_netns``: the cookie of the node's network namespace, 0 if unknown."""
 
@@ -65,6 +79,7 @@ class MapWriter:
         self.maps = maps
         self.capacity = capacity_of(maps)
         self.host_netns = 0
+        self.netfilter: Translations = NoTranslations()
         self._flags: Flags = NO_FLAGS  # added to those that a caller writes
         self._last_settings: Settings | None = None  # that were read or written
 
@@ -82,17 +97,22 @@ class MapWriter:
     def apply(self, plan: Plan) -> None:
         """Writes the plan. Raises KernelError after some of the writes, which is a safe state."""
         with self._writing(frontends_move=self._moves_frontends(plan)):
+            self.netfilter.write(plan)
             reused = self._reused_ids(plan)
             self._counters("backend_stats").zero(reused)
             self._begin_generation(reused)
             for part in fields(plan):
                 rows = getattr(plan, part.name)
-                if part.name.startswith(_REMOVED):
+                if part.name in TRANSLATIONS:
+                    continue
+                if part.name == "removed_backend_slots":
+                    self.maps["backend_slots"].write([(id, NO_SLOT) for id in rows])
+                elif part.name.startswith(_REMOVED):
                     self.maps[part.name.removeprefix(_REMOVED)].delete(rows)
                 else:
                     self.maps[part.name].write(rows)
             self._counters("service_stats").zero(plan.removed_service_names)
-            self._begin_generation([id for id, slot in plan.backend_slots if slot == NO_SLOT])
+            self._begin_generation(plan.removed_backend_slots)
 
     def _moves_frontends(self, plan: Plan) -> bool:
         """Whether UDP frontends get another service than they have, or one where they have none."""

@@ -8,7 +8,7 @@ that `ebpflb run` cannot do without.
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from ebpflb.datapath import conntrack_probe, probe
+from ebpflb.datapath import probe
 from ebpflb.datapath.attach import netns_cookie
 from ebpflb.diagnose import neighbours
 from ebpflb.diagnose.check_result import CheckResult, feature
@@ -16,12 +16,12 @@ from ebpflb.diagnose.requirements import missing, required
 from ebpflb.errors import EbpflbError
 from ebpflb.model import bridged_pods
 from ebpflb.model.packet_path import Engine
-from ebpflb.node import device_watch, nat, process, sock_diag
+from ebpflb.node import device_watch, process, sock_diag
 from ebpflb.node.bridge_calls import bridge_calls
 from ebpflb.node.flowtable_probe import flowtable_obstacle
-from ebpflb.options import Paths
+from ebpflb.node.netfilter_probe import netfilter_obstacle
 
-_CONNTRACK_ENGINE, _BRIDGES = "conntrack engine", "bridges of pods"
+_NETFILTER, _BRIDGES = "NAT by nftables", "bridges of pods"
 
 
 def check_node(state_directory: Path, cgroup: Path | None) -> list[CheckResult]:
@@ -52,7 +52,7 @@ def _optional() -> Iterator[CheckResult]:
     yield feature("source of a route", probe.route_source(), "6.7", lost)
     lost = "a program that is attached briefly at the start reads it"
     yield feature("SO_NETNS_COOKIE", netns_cookie.by_socket() is not None, "5.14", lost)
-    yield _conntrack_engine()
+    yield _netfilter()
     yield _flowtable()
     yield _bridged_pods()
     yield from _stale_sockets()
@@ -60,21 +60,21 @@ def _optional() -> Iterator[CheckResult]:
 
 def _engine(optional: Iterable[CheckResult]) -> Engine:
     """What --packet-path=auto takes."""
-    needed = [r.ok for r in optional if r.feature in (_CONNTRACK_ENGINE, _BRIDGES)]
-    return Engine.CONNTRACK if all(needed) else Engine.FLOWS
+    needed = [r.ok for r in optional if r.feature in (_NETFILTER, _BRIDGES)]
+    return Engine.NETFILTER if all(needed) else Engine.FLOWS
 
 
-def _conntrack_engine() -> CheckResult:
-    """Whether --packet-path=auto takes conntrack as far as the kernel is concerned."""
-    missing = conntrack_probe.obstacle(Paths.cache) or nat.missing()
-    lost = "flows of packets are kept in ebpflb's own tables" if missing else ""
-    return CheckResult(_CONNTRACK_ENGINE, not missing, False, missing or "yes", lost)
+def _netfilter() -> CheckResult:
+    """Whether --packet-path=auto takes netfilter as far as the kernel is concerned."""
+    missing = netfilter_obstacle()
+    lost = "packets are translated by ebpflb's own flow tables" if missing else ""
+    return CheckResult(_NETFILTER, not missing, False, missing or "yes", lost)
 
 
 def _flowtable() -> CheckResult:
-    """What --fast-forward needs on the conntrack engine."""
+    """What --fast-forward needs with netfilter."""
     missing = flowtable_obstacle()
-    lost = "--fast-forward has no effect on the conntrack engine" if missing else ""
+    lost = "--fast-forward has no effect with netfilter" if missing else ""
     return CheckResult("nf_flow_table", not missing, False, missing or "yes", lost)
 
 
@@ -84,8 +84,8 @@ def _bridged_pods() -> CheckResult:
         found = bridged_pods.unsuited(device_watch.list_devices().devices, (), bridge_calls())
     except EbpflbError as error:
         return CheckResult(_BRIDGES, False, False, str(error), "")
-    lost = "flows of packets are kept in ebpflb's own tables" if found else ""
-    return CheckResult(_BRIDGES, not found, False, found or "none in the way of conntrack", lost)
+    lost = "packets are translated by ebpflb's own flow tables" if found else ""
+    return CheckResult(_BRIDGES, not found, False, found or "none in the way of netfilter", lost)
 
 
 def _stale_sockets() -> Iterator[CheckResult]:

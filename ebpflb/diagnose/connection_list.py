@@ -123,7 +123,7 @@ def _row(flow: _Joined, name_of: Callable[[int], BackendName | None]) -> Row:
         "reply": _ends(entry.reply),
         "age_seconds": None,
         "idle_seconds": None,
-        "engine": str(Engine.CONNTRACK),
+        "engine": str(Engine.NETFILTER),
     }
 
 

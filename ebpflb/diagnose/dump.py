@@ -16,6 +16,9 @@ from ebpflb.datapath.maps.socket_records import AssignmentKey, Peer, PeerFronten
 from ebpflb.diagnose import node_maps, packets
 from ebpflb.diagnose.connection_list import dump_connections
 from ebpflb.diagnose.snapshot import Row, Snapshot, endpoint, kind, seconds_since
+from ebpflb.node import nft
+from ebpflb.node.netfilter_elements import read_backends, unpack
+from ebpflb.node.netfilter_rules import TABLE
 from ebpflb.plan.entries import Backend, BackendName, Frontend, Range
 from ebpflb.plan.scheduling import scheduler_of
 from ebpflb.plan.wording import host_port, protocol_name
@@ -205,7 +208,24 @@ def _backend_names(snapshot: Snapshot) -> list[Row]:
     return [{"id": number, **name._asdict()} for number, name in names]
 
 
-# "conntrack" is not a map of ours: it has the kernel's entries that lead to frontends.
+def _translations(snapshot: Snapshot) -> list[Row]:
+    """Where netfilter sends packets for which a backend was chosen. Raises NodeError."""
+    if not nft.exists(TABLE):
+        return []
+    backends, names = snapshot.backends(), snapshot.backend_names
+    return [
+        {
+            "service": snapshot.service(backends[id].service) if id in backends else "",
+            "endpoint": host_port(*unpack(translated)),
+            "target": names[id].target if id in names else "",
+            "id": id,
+        }
+        for id, translated in sorted(read_backends().items())
+    ]
+
+
+# Two are no maps of ours: "conntrack" has the kernel's entries that lead to frontends,
+# "translations" the elements of netfilter's table.
 # Every map but two: what is in scratch lasts no longer than a packet, and the secret is one.
 ROWS: dict[str, Callable[[Snapshot], list[Row]]] = {
     "services": _services,
@@ -222,6 +242,7 @@ ROWS: dict[str, Callable[[Snapshot], list[Row]]] = {
     **packets.PACKET_ROWS,
     **node_maps.NODE_MAP_ROWS,
     "conntrack": lambda snapshot: dump_connections(snapshot.maps),
+    "translations": _translations,
     "service_stats": _service_stats,
     "backend_stats": _backend_stats,
     "verdicts": _verdicts,

@@ -7,6 +7,7 @@ The devices that are to have programs are those of map devices.
 
 import socket
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 
 from ebpflb.datapath.attach import cgroup_links
@@ -15,11 +16,16 @@ from ebpflb.datapath.attach.held_links import HeldLinks
 from ebpflb.datapath.map_writer import capacity_of
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.datapath.maps.translations import Translations
 from ebpflb.datapath.sound_contents import SoundContents
 from ebpflb.model.devices import Device
 from ebpflb.model.drift import Drift, Part
-from ebpflb.node import flowtable, flowtable_sync, nat
+from ebpflb.node import flowtable, flowtable_sync, nft
 from ebpflb.node.flowtable_probe import flowtable_obstacle
+from ebpflb.node.netfilter_elements import Elements
+from ebpflb.node.netfilter_rules import TABLE, table_options
+from ebpflb.node.netfilter_table import NetfilterTable
+from ebpflb.options import Options
 from ebpflb.plan import comparison
 from ebpflb.plan.comparison import DIFFERS, MISSING, NOT_PLANNED, Wrong
 from ebpflb.plan.map_contents import MapContents
@@ -55,25 +61,45 @@ def inconsistent(maps: Mapping[str, Map], found: MapContents) -> Iterator[Drift]
     yield from (each.drift for each in wrong)
 
 
-def table(maps: Mapping[str, Map]) -> Iterator[Drift]:
-    """The nft table, where the conntrack engine opens flows. Raises NodeError."""
-    engine = "conntrack" in maps["settings"].get(0).flags
-    if engine and not nat.keeps_nat_hooks(nat.ENGINE):
-        yield Drift(Part.TABLE, str(nat.ENGINE), MISSING)
+def table(maps: Mapping[str, Map], options: Options | None) -> Iterator[Drift]:
+    """The nft table of the engine netfilter, where it serves, with its elements.
+
+    ``options`` are the last agent's; without them only a missing table is found. An element that
+    should not exist does no harm: its id may be in quarantine. Raises NodeError.
+    """
+    flags = maps["settings"].get(0).flags
+    if "netfilter" not in flags or "shadow" in flags:
+        return
+    if not nft.exists(TABLE):
+        yield Drift(Part.TABLE, str(TABLE), MISSING)
+    elif options:
+        wanted = table_options(options, sctp="netfilter_sctp" in flags)
+        with closing(NetfilterTable(wanted, owns=False)) as found:
+            for said in found.differences():
+                yield Drift(Part.TABLE, str(TABLE), said)
+            yield from _elements(Elements(found.session, wanted), Translations(maps))
+
+
+def _elements(elements: Elements, wanted: Translations) -> Iterator[Drift]:
+    elements.read()
+    for changes in elements.compare(wanted):
+        for change in changes:
+            if change.new is not None:
+                yield Drift(Part.TABLE, f"{TABLE}: {change}", "")
 
 
 def in_flowtable(maps: Mapping[str, Map]) -> Iterator[Drift]:
-    """What --fast-forward has there, where the conntrack engine opens flows. Raises NodeError."""
+    """What --fast-forward has there, where the engine netfilter serves. Raises NodeError."""
     flags = maps["settings"].get(0).flags
-    if not {"conntrack", "fast_forward"} <= flags or "shadow" in flags or flowtable_obstacle():
+    if not {"netfilter", "fast_forward"} <= flags or "shadow" in flags or flowtable_obstacle():
         return
     names = dict(socket.if_nameindex())
     devices = {names[index]: index for index, _ in maps["devices"].items() if index in names}
     addresses = [address for address, _ in maps["node_addresses"].items()]
     frontends = flowtable_sync.elements((key for key, _ in maps["services"].items()), addresses)
     wanted = flowtable_sync.InFlowtable(devices, frontends)
-    for said in flowtable_sync.differences(flowtable.read(nat.ENGINE), wanted):
-        yield Drift(Part.FLOWTABLE, str(nat.ENGINE), said)
+    for said in flowtable_sync.differences(flowtable.read(flowtable.TABLE), wanted):
+        yield Drift(Part.FLOWTABLE, str(flowtable.TABLE), said)
 
 
 def planned(plan: Plan) -> list[Drift]:

@@ -6,10 +6,11 @@ from typing import Any
 
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.packet_records import Forwarded, FragmentKey, FragmentPorts
-from ebpflb.datapath.maps.records import CountedConnection, HalfOpen, Opening
+from ebpflb.datapath.maps.records import CountedConnection, DatagramChoice, FlowGate, HalfOpen
 from ebpflb.datapath.maps.socket_records import AssignmentKey
 from ebpflb.datapath.maps.sweep import FLOW_MAPS
 from ebpflb.diagnose.snapshot import Row, Snapshot, endpoint, seconds_since
+from ebpflb.plan.entries import Chosen
 from ebpflb.plan.flow_entries import Flow, FlowKind, Hook, Tuple
 from ebpflb.plan.wording import host_port, protocol_name
 
@@ -82,25 +83,45 @@ def _half_open(snapshot: Snapshot) -> list[Row]:
     ]
 
 
-def _openings(snapshot: Snapshot) -> list[Row]:
-    """The latest flows that programs have opened in conntrack, the oldest first."""
-    taken: list[Opening] = _taken(snapshot.maps["openings"])
+def _udp_choices(snapshot: Snapshot) -> list[Row]:
+    """What the datagrams of each flow get on the engine netfilter."""
+    backends = snapshot.backends()
+    entries: list[tuple[Tuple, DatagramChoice]] = list(snapshot.maps["udp_choices"].items())
     return [
         {
-            **_ends(it.tuple, host_port(it.tuple.source, it.tuple.source_port)),
-            "destination": host_port(it.tuple.destination, it.tuple.destination_port),
-            "service": snapshot.service(it.service),
-            "left": bool(it.left),
-            "age_seconds": seconds_since(it.created),
+            **_ends(key, host_port(key.source, key.source_port)),
+            "destination": host_port(key.destination, key.destination_port),
+            "service": snapshot.service(choice.service),
+            "endpoint": endpoint(backends, choice.chosen & Chosen.ID),
+            "masquerade": bool(choice.chosen & Chosen.MASQUERADE),
+            "idle_seconds": seconds_since(choice.last_used),
         }
-        for it in taken
+        for key, choice in sorted(entries, key=str)
     ]
 
 
-def _opening_counts(snapshot: Snapshot) -> list[Row]:
-    counts = snapshot.maps["opening_counts"].get(0)
-    lost = seconds_since(counts.note_lost) if counts.note_lost else None
-    return [{"opened": counts.opened, "tried": counts.tried, "note_lost_seconds": lost}]
+def _segment_choices(snapshot: Snapshot) -> list[Row]:
+    """What segments in the middle of a connection get, by a hash of their ends: a half of it and
+    the choice are an element. Those that were never written are left out.
+    """
+    backends, opened = snapshot.backends(), snapshot.maps["segment_choices"]
+    free = bytes(opened.spec.value_size)
+    written = ((key, value) for key, value in opened.packed_items() if value != free)
+    return [
+        {
+            "index": opened.key.unpack(key),
+            "endpoint": endpoint(backends, opened.value.unpack(value) & Chosen.ID),
+            "masquerade": bool(opened.value.unpack(value) & Chosen.MASQUERADE),
+        }
+        for key, value in written
+    ]
+
+
+def _flow_gate(snapshot: Snapshot) -> list[Row]:
+    """Whether packets are looked up in the flow tables, which may hold flows."""
+    gate: FlowGate = snapshot.maps["flow_gate"].get(0)
+    is_open = gate.empty != gate.opened + gate.written + 1
+    return [{"opened": gate.opened, "written": gate.written, "is_open": is_open}]
 
 
 def _fragments(snapshot: Snapshot) -> list[Row]:
@@ -191,8 +212,9 @@ def _backend_loads(snapshot: Snapshot) -> list[Row]:
 PACKET_ROWS: dict[str, Callable[[Snapshot], list[Row]]] = {
     **{name: _flows(name) for name in FLOW_MAPS},
     "half_open": _half_open,
-    "openings": _openings,
-    "opening_counts": _opening_counts,
+    "udp_choices": _udp_choices,
+    "segment_choices": _segment_choices,
+    "flow_gate": _flow_gate,
     "forwarded": _forwarded,
     "fragments": _fragments,
     "flow_stats": _flow_stats,

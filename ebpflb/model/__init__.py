@@ -42,9 +42,9 @@ The node's devices and addresses:
 devices             which devices are served, and the addresses that traffic is masqueraded to
 nodeport_addresses  on which of its addresses NodePorts are served     (kube-proxy.md 8)
 local_detector      which traffic comes from pods                      (kube-proxy.md 5.2)
-packet_path         which engine opens flows of packets, and why
+packet_path         which engine translates packets, and why
 packet_mark         how netfilter recognizes translated packets
-bridged_pods        whether pods answer each other past conntrack
+bridged_pods        whether a bridge keeps pods from what netfilter translates for them
 udp_timeouts        how long conntrack keeps a silent flow of UDP      (kube-proxy.md 11.3)
 
 What kube-proxy leaves on a node (kube-proxy.md 17):

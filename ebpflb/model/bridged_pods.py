@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a bridge keeps pods from what conntrack translates for them.
+"""Whether a bridge keeps pods from what netfilter translates for them.
 
-A pod's request to a service passes the node's IP layer, where conntrack gives it a backend. If that
-is a pod on the same bridge, its answer goes to the client's hardware address, so it passes only the
-bridge, and nothing puts the service's address back. As kube-proxy does, the conntrack engine needs
-bridges that hand packets to netfilter (br_netfilter, with the sysctls below at 1). The flow tables
-do without, for their programs are at the bridge's ports.
+A pod's request to a service passes the node's IP layer, where netfilter translates it. If the
+endpoint is a pod on the same bridge, its answer goes to the client's hardware address, so it passes
+only the bridge, and nothing puts the service's address back. Like kube-proxy, the engine netfilter
+needs bridges that hand packets to netfilter (br_netfilter, with the sysctls below at 1). The flow
+tables do not: their programs are at the bridge's ports.
 
 With br_netfilter such a request is translated on the bridge, and sent on by the bridge. A pod that
 reaches itself by its service therefore needs a port that sends a frame back where it came from
 (hairpin mode; promiscuous mode of the bridge does not help). kube-proxy has the same need.
 """
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 
 from ebpflb.model.addresses import Address, Family, Network, family
@@ -22,15 +23,17 @@ SYSCTLS = {
     Family.IPV6: "net/bridge/bridge-nf-call-ip6tables",
 }
 _POD_PORTS = ("veth", "tun")  # kinds of devices that lead to pods and to virtual machines
+# Names of the bridges of Docker, libvirt and Podman, whose containers are no pods.
+_OTHERS = re.compile(r"docker\d+|docker_gwbridge|br-[0-9a-f]{12}|virbr\d+|podman\d+|cni-podman\d+")
 
 
 def unsuited(
     devices: Devices, pods: Collection[Network], calls: Mapping[Family, bool]
 ) -> str | None:
-    """Why the conntrack engine should not be used here, naming bridges, ports and sysctls.
+    """Why the engine netfilter should not be used here, naming bridges, ports and sysctls.
 
-    None: it may. ``pods`` are the pods' networks, () where they are not known; ``calls`` says for
-    each family whether bridges hand packets to netfilter.
+    None: it may be used. ``pods`` are the pods' networks, () if they are unknown; ``calls`` says
+    for each family whether bridges hand packets to netfilter.
     """
     bridges = list(bridges_of_pods(devices, pods))
     return _past_conntrack(bridges, calls) or _without_hairpin(devices, bridges, calls)
@@ -67,17 +70,18 @@ def _without_hairpin(
 
 
 def bridges_of_pods(devices: Devices, pods: Collection[Network]) -> Iterator[Device]:
-    """Bridges with ports that lead to pods.
-
-    Where the pods' networks are known, a bridge that has addresses, none of them in one of those,
-    is another's (docker0).
-    """
+    """Bridges with ports that lead to pods."""
     with_ports = {device.master for device in devices if device.kind in _POD_PORTS}
     for device in devices:
-        if device.kind == "bridge" and device.index in with_ports:
-            others = pods and device.sources and not any(_in(a, pods) for a in device.sources)
-            if not others:
-                yield device
+        if device.kind == "bridge" and device.index in with_ports and _may_have_pods(device, pods):
+            yield device
+
+
+def _may_have_pods(bridge: Device, pods: Collection[Network]) -> bool:
+    """By its addresses if it has any and the networks of pods are known, else by its name."""
+    if pods and bridge.sources:
+        return any(_in(address, pods) for address in bridge.sources)
+    return _OTHERS.fullmatch(bridge.name) is None
 
 
 def families(bridge: Device) -> set[Family]:

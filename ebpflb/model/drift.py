@@ -15,8 +15,8 @@ class Part(StrEnum):
     DEVICE = "device"  # the programs at a device
     MAP = "map"  # an entry of a map
     PIN = "pin"  # a name in the state directory
-    TABLE = "table"  # the nft table that the conntrack engine needs
-    FLOWTABLE = "flowtable"  # what that table has for --fast-forward
+    TABLE = "table"  # the nft table of the engine netfilter, and its elements
+    FLOWTABLE = "flowtable"  # the kernel's flowtable, of --fast-forward
     OBJECT = "object"  # an object of the cluster, as the agent knows it
 
 

@@ -22,16 +22,22 @@ reserved_ports     source ports that its own sockets do not get
 process            this process: its capabilities, OOM score and file limit
 scratch_namespace  doctor's own namespaces, joined to it as pods are; they end with doctor
 
-Its connection tracking:
+Its connection tracking and NAT:
 
 ctnetlink           the entries of conntrack, listed and deleted
 ctnetlink_messages  its messages, sent and taken apart
+ctnetlink_tuples    the two directions of an entry, and filters of them
 netlink_attributes  the contents of netlink messages
+netlink_tree        the same as data, to be sent and compared
 netlink_news        what the kernel tells on a netlink socket
 nat                 what keeps conntrack and NAT at work, and whether connections need it
 bridge_calls        whether bridges hand packets to netfilter
-nat_watch           the conntrack engine's table, put back when others remove it
-flowtable           the kernel's flowtable in that table (--fast-forward)
+netfilter_rules     the sets, chains and rules of the engine netfilter's nft table
+netfilter_table     makes that table, and compares it; the table that keeps NAT at work meanwhile
+netfilter_elements  its elements: the endpoint of each backend's id
+netfilter_probe     whether the kernel translates by such a table
+nat_watch           puts that table back when others remove it
+flowtable           the kernel's flowtable (--fast-forward)
 flowtable_sync      what is to be in it, and is put back
 flowtable_probe     whether the kernel has flowtables
 nft_transaction     changes of a table that are made all at once

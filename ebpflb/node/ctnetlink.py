@@ -17,10 +17,14 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from ebpflb.errors import NodeError
+from ebpflb.model.addresses import Address
 from ebpflb.model.services import Protocol
 from ebpflb.node import ctnetlink_messages as messages
+from ebpflb.node import ctnetlink_tuples as tuples
+from ebpflb.node.ctnetlink_tuples import NESTED, ORIGINAL, REPLY, TuplePart
 from ebpflb.node.netlink_attributes import ATTRIBUTE, attribute, attributes
 from ebpflb.plan.connections import Connection, Ends
+from ebpflb.plan.entries import Frontend
 
 # Of an original destination: protocol, packed address (4 or 16 bytes), port.
 Wanted = Callable[[int, bytes, int], bool]
@@ -28,13 +32,8 @@ Wanted = Callable[[int, bytes, int], bool]
 _COUNT = Path("/proc/sys/net/netfilter/nf_conntrack_count")
 _MOST = Path("/proc/sys/net/netfilter/nf_conntrack_max")
 
-_ORIGINAL, _REPLY, _STATUS, _PROTOINFO, _TIMEOUT, _MARK = 1, 2, 3, 4, 7, 8  # CTA_*
-_ID, _ZONE, _FILTER = 12, 18, 25  # CTA_ID, CTA_ZONE, CTA_FILTER
-_TUPLE_PROTO, _PROTO_NUMBER = 2, 1  # CTA_TUPLE_PROTO, CTA_PROTO_NUM
-_FILTER_ORIGINAL = 1  # CTA_FILTER_ORIG_FLAGS
-_FILTER_BY_PROTOCOL = 1 << 3  # of enum ctattr_filter: CTA_PROTO_NUM
+_STATUS, _PROTOINFO, _TIMEOUT, _MARK, _ID, _ZONE = 3, 4, 7, 8, 12, 18  # CTA_*
 _TCP, _TCP_STATE = 1, 1  # CTA_PROTOINFO_TCP, CTA_PROTOINFO_TCP_STATE
-_NESTED = 0x8000  # NLA_F_NESTED
 _EXPIRED = attribute(_TIMEOUT, bytes(4))
 
 # A tuple as ctnetlink writes it, with its own header; others (ICMP, zones) have other lengths.
@@ -50,6 +49,7 @@ _TO_DO = {
     errno.EPROTONOSUPPORT: _NO_CTNETLINK,
     errno.EPERM: ": CAP_NET_ADMIN is needed",
 }
+_FAMILIES = socket.AF_INET, socket.AF_INET6
 _DELETED_AT_ONCE = 128  # so that all acknowledgements fit into the socket's buffer
 
 
@@ -68,7 +68,27 @@ def connections(wanted: Wanted, protocol: Protocol | None = None) -> Iterator[Co
 
     ``protocol`` lets the kernel leave out the others, where it can (5.9). Raises NodeError.
     """
-    return (_connection(data, at, end) for data, at, end in _messages(wanted, protocol))
+    families = _FAMILIES if protocol else (socket.AF_UNSPEC,)  # a filter needs a family
+    kept = tuples.matching(TuplePart(protocol)) if protocol else b""
+
+    def is_wanted(number: int, address: bytes, port: int) -> bool:
+        return protocol in (None, number) and wanted(number, address, port)
+
+    return (entry for family in families for entry in _listed(kept, family, is_wanted))
+
+
+def connections_to(frontend: Frontend) -> Iterator[Connection]:
+    """The entries whose original destination is this one; an unspecified address means any.
+
+    The kernel leaves out the others, where it can (5.9). Raises NodeError.
+    """
+    to, wanted_port, protocol = frontend
+
+    def is_wanted(number: int, address: bytes, port: int) -> bool:
+        is_it = to.is_unspecified or address == to.packed
+        return is_it and (number, port) == (protocol, wanted_port)
+
+    return _listed(tuples.matching(tuples.to(frontend)), tuples.family(to), is_wanted)
 
 
 def find(flows: Iterable[tuple[int, Ends]]) -> Iterator[Connection]:
@@ -76,7 +96,7 @@ def find(flows: Iterable[tuple[int, Ends]]) -> Iterator[Connection]:
     try:
         with messages.opened() as kernel:
             for protocol, ends in flows:
-                family, flow = _original(protocol, ends)
+                family, flow = tuples.family(ends.source), tuples.original(protocol, ends)
                 kernel.send(messages.request(messages.GET, messages.REQUEST_ONLY, flow, family))
                 for data, at, end in messages.split(kernel.recv(messages.BUFFER_SIZE)):
                     if messages.CT_HEADER.unpack_from(data, at)[1] == messages.NEW:
@@ -86,23 +106,38 @@ def find(flows: Iterable[tuple[int, Ends]]) -> Iterator[Connection]:
         raise NodeError(f"conntrack cannot be read: {_reason(error)}") from error
 
 
-def _original(protocol: int, ends: Ends) -> tuple[int, bytes]:
-    """Its family, and the attribute CTA_TUPLE_ORIG."""
-    is_v4 = ends.source.version == 4
-    numbers = (1, 2) if is_v4 else (3, 4)  # CTA_IP_V4_SRC, _DST, CTA_IP_V6_SRC, _DST
-    packed = zip(numbers, (ends.source.packed, ends.destination.packed), strict=True)
-    ports = zip((2, 3), (ends.source_port, ends.destination_port), strict=True)
-    proto = attribute(_PROTO_NUMBER, bytes([protocol]))
-    proto += b"".join(attribute(kind, struct.pack(">H", port)) for kind, port in ports)
-    addresses = b"".join(attribute(kind, address) for kind, address in packed)
-    both = attribute(1 | _NESTED, addresses) + attribute(_TUPLE_PROTO | _NESTED, proto)
-    return socket.AF_INET if is_v4 else socket.AF_INET6, attribute(_ORIGINAL | _NESTED, both)
-
-
 def statuses() -> Iterator[int]:
     """The status of every entry, whatever its protocol. Raises OSError."""
     for data, at, end in messages.dump(b""):
         yield _integer(attributes(data, at + messages.FIRST, end), _STATUS)
+
+
+def delete_answered(frontend: Frontend, backend: tuple[Address, int]) -> int | None:
+    """Delete the entries of connections to a frontend that one backend answers, in the kernel.
+
+    That delays no packets: to list few entries out of very many keeps a CPU from its packets for
+    as long as the kernel searches. Returns about how many were deleted, by the size of the table,
+    which changes otherwise too; None where the kernel cannot do it: before 6.12, and for IPv6 (see
+    ``tuples.to``). An unspecified address of the frontend means any. Raises NodeError.
+    """
+    address, port = backend
+    if address.version == 6:
+        return None
+    before = count()
+    if not before:
+        return 0
+    reply = TuplePart(frontend.protocol, source=address, source_port=port)
+    which = tuples.matching(tuples.to(frontend), reply)
+    request = messages.request(messages.DELETE, messages.REQUEST_AND_ACK, which, socket.AF_INET)
+    try:
+        with messages.opened() as kernel:
+            (result,) = messages.asked(kernel, [request])
+        if result == -errno.EINVAL:  # the original tuple is not a whole one
+            return None
+        _raise_unless_done(result)
+    except OSError as error:
+        raise NodeError(f"conntrack entries cannot be deleted: {_reason(error)}") from error
+    return max(before - count(), 0)
 
 
 def delete(entries: Iterable[Connection]) -> int:
@@ -132,65 +167,53 @@ def _delete(kernel: socket.socket, entries: Sequence[Connection]) -> int:
         messages.asked(kernel, [_about(entry, messages.NEW, _EXPIRED) for entry in offloaded])
         messages.asked(kernel, [_about(entry, messages.GET) for entry in offloaded])
     for result in results:
-        if result not in (0, -errno.ENOENT, -errno.EBUSY):
-            raise OSError(-result, os.strerror(-result))
+        _raise_unless_done(result, -errno.ENOENT, -errno.EBUSY)
     return results.count(0) + len(offloaded)
+
+
+def _raise_unless_done(result: int, *also_fine: int) -> None:
+    if result not in (0, *also_fine):
+        raise OSError(-result, os.strerror(-result))
 
 
 def _about(entry: Connection, kind: int, more: bytes = b"") -> bytes:
     """Never without the entry's tuple: the kernel would delete all entries."""
     if not entry.identity:
         raise ValueError(f"not from the kernel: {entry}")
-    family = socket.AF_INET if entry.original.source.version == 4 else socket.AF_INET6
+    family = tuples.family(entry.original.source)
     return messages.request(kind, messages.REQUEST_AND_ACK, entry.identity + more, family)
 
 
-def _messages(wanted: Wanted, protocol: Protocol | None) -> Iterator[tuple[bytes, int, int]]:
+def _listed(kept: bytes, family: int, wanted: Wanted) -> Iterator[Connection]:
+    """``kept``: the kernel's filter; older kernels ignore it. Raises NodeError."""
     if not count():
         return
     try:
-        for data, at, end in _dumps(protocol):
+        for data, at, end in messages.dump(kept, family):
             layout = _TUPLES.get(ATTRIBUTE.unpack_from(data, at + messages.FIRST)[0])
             if layout is not None:
                 _, address, number, _, port = layout.unpack_from(data, at + messages.FIRST)
-                if protocol in (None, number) and wanted(number, address, port):
-                    yield data, at, end
+                if wanted(number, address, port):
+                    yield _connection(data, at, end)
     except OSError as error:
         raise NodeError(f"conntrack cannot be listed: {_reason(error)}") from error
-
-
-def _dumps(protocol: Protocol | None) -> Iterator[tuple[bytes, int, int]]:
-    """The kernel filters by protocol only where the family is known. Raises OSError."""
-    if protocol is None:
-        yield from messages.dump(b"")
-    else:
-        for family in (socket.AF_INET, socket.AF_INET6):
-            yield from messages.dump(_filter(protocol), family)
-
-
-def _filter(protocol: Protocol) -> bytes:
-    """CTA_FILTER, since 5.9; older kernels ignore it."""
-    number = attribute(_PROTO_NUMBER, bytes([protocol]))
-    proto = attribute(_TUPLE_PROTO | _NESTED, number)
-    flags = attribute(_FILTER_ORIGINAL, struct.pack("=I", _FILTER_BY_PROTOCOL))
-    return attribute(_ORIGINAL | _NESTED, proto) + attribute(_FILTER | _NESTED, flags)
 
 
 def _connection(data: bytes, at: int, end: int) -> Connection:
     found = attributes(data, at + messages.FIRST, end)
     info = attributes(found.get(_PROTOINFO, b""))
     tcp = attributes(info.get(_TCP, b""))
-    layout = _TUPLES[ATTRIBUTE.size + len(found[_ORIGINAL])]
-    protocol, original = _ends(found[_ORIGINAL], layout)
+    layout = _TUPLES[ATTRIBUTE.size + len(found[ORIGINAL])]
+    protocol, original = _ends(found[ORIGINAL], layout)
     return Connection(
         protocol,
         original,
-        _ends(found[_REPLY], layout)[1],
+        _ends(found[REPLY], layout)[1],
         status=_integer(found, _STATUS),
         seconds=_integer(found, _TIMEOUT),
         tcp_state=_integer(tcp, _TCP_STATE),
         mark=_integer(found, _MARK),
-        identity=attribute(_REPLY | _NESTED, found[_REPLY])
+        identity=attribute(REPLY | NESTED, found[REPLY])
         + b"".join(attribute(kind, found[kind]) for kind in (_ZONE, _ID) if kind in found),
     )
 

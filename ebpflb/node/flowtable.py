@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel's flowtable in the conntrack engine's nft table (--fast-forward).
+"""The kernel's flowtable, in an nft table of its own (--fast-forward with netfilter).
 
 A connection whose endpoint has answered goes on past the stack, if it was asked for at one of the
 ``frontends``: at its next packet in FORWARD, behind all rules that could drop it, it enters the
@@ -19,10 +19,8 @@ from ebpflb.node import nft
 from ebpflb.node.netlink_attributes import attribute, attributes
 from ebpflb.node.nft import Name
 from ebpflb.node.nft_transaction import (
-    DELETE_CHAIN,
     DELETE_ELEMENTS,
     DELETE_FLOWTABLE,
-    DELETE_SET,
     GET_ELEMENTS,
     GET_FLOWTABLE,
     GET_RULE,
@@ -42,6 +40,7 @@ from ebpflb.node.nft_transaction import (
 )
 from ebpflb.plan.connections import DESTINATION_NAT, SEEN_REPLY
 
+TABLE = Name("inet", "ebpflb-fast-forward")
 FLOWTABLE = CHAIN = "fast-forward"
 _PRIORITY = 300  # behind the filters (0) and the tables of SELinux (50 to 225)
 _FORWARD, _INGRESS = 2, 0  # NF_INET_FORWARD, NF_NETDEV_INGRESS
@@ -214,19 +213,6 @@ def _listed(table: Name, frontend_set: FrontendSet, elements: Iterable[bytes]) -
     return text(1, table.table), text(2, frontend_set.name), nested(3, *keys)
 
 
-def exists(table: Name) -> bool:
-    """Whether anything of it is there. Raises NodeError."""
-    return nft.has_chain(table, CHAIN)
-
-
 def remove(table: Name) -> None:
-    """Its flows go on through the stack; the table stays. Raises Refused."""
-    parts = [(DELETE_CHAIN, 3, CHAIN), *((DELETE_SET, 2, it.name) for it in FRONTEND_SETS)]
-    for kind, name_kind, name in (*parts, (DELETE_FLOWTABLE, 2, FLOWTABLE)):
-        removal = Transaction(table)
-        removal.add(kind, text(1, table.table), text(name_kind, name))
-        try:
-            removal.commit()
-        except Refused as error:
-            if error.number not in nft.NO_SUCH_THING:
-                raise
+    """Its flows go on through the stack. Raises NodeError."""
+    nft.delete(table)

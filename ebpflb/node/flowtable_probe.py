@@ -8,7 +8,7 @@ are modules are loaded by that, if they are there.
 from concurrent.futures import ThreadPoolExecutor
 
 from ebpflb.errors import NodeError, in_words
-from ebpflb.node import flowtable, nat
+from ebpflb.node import flowtable
 from ebpflb.node.scratch_namespace import leave
 
 
@@ -25,5 +25,5 @@ def flowtable_obstacle() -> str | None:
 def _try() -> dict[str, str]:
     """The same one as the engine's, at the new namespace's loopback."""
     leave()
-    flowtable.make(nat.ENGINE)
-    return flowtable.add_devices(nat.ENGINE, ["lo"])
+    flowtable.make(flowtable.TABLE)
+    return flowtable.add_devices(flowtable.TABLE, ["lo"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the flowtable of the conntrack engine (flowtable.py) is to hold, and that it holds it.
+"""What the kernel's flowtable (flowtable.py) is to hold, and that it holds it.
 
 The agent's loop says what is to be in it; the thread that watches the engine's table (nat_watch)
 writes it there, so that the loop never waits for nf_tables.
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ebpflb.model.addresses import Address
 from ebpflb.model.devices import Device
 from ebpflb.model.services import Protocol
-from ebpflb.node import flowtable, nat
+from ebpflb.node import flowtable
 from ebpflb.node.flowtable import EMPTY_FLOWTABLE, Contents
 from ebpflb.plan.entries import Frontend
 from ebpflb.plan.plan import Plan
@@ -89,7 +89,7 @@ class FlowtableSync:
             return []
         if not self._is_known:
             return []
-        found, made = flowtable.read(nat.ENGINE), self._made
+        found, made = flowtable.read(flowtable.TABLE), self._made
         differs = differences(found, made) if made else []
         if not (differs and report_only):
             self._write(found)
@@ -101,7 +101,7 @@ class FlowtableSync:
             return
         made = self._made
         known = made and Contents(frozenset(made.devices), made.frontends)
-        self._write(known or flowtable.read(nat.ENGINE))
+        self._write(known or flowtable.read(flowtable.TABLE))
 
     @property
     def said(self) -> str | None:
@@ -120,14 +120,14 @@ class FlowtableSync:
         former, self._made = self._made, None  # until all is written
         wanted = self._wanted()
         if found is None:
-            flowtable.make(nat.ENGINE)
+            flowtable.make(flowtable.TABLE)
             found = EMPTY_FLOWTABLE
         known = former.devices if former else {}
         has = {name for name in found.devices if known.get(name) == wanted.devices.get(name)}
-        flowtable.remove_devices(nat.ENGINE, found.devices - wanted.devices.keys())
-        refused = flowtable.add_devices(nat.ENGINE, wanted.devices.keys() - has)
+        flowtable.remove_devices(flowtable.TABLE, found.devices - wanted.devices.keys())
+        refused = flowtable.add_devices(flowtable.TABLE, wanted.devices.keys() - has)
         new, gone = wanted.frontends - found.frontends, found.frontends - wanted.frontends
-        flowtable.change_frontends(nat.ENGINE, new, gone)
+        flowtable.change_frontends(flowtable.TABLE, new, gone)
         self._tell(_still_there(refused))
         taken = {name: index for name, index in wanted.devices.items() if name not in refused}
         self._made = wanted._replace(devices=taken)
@@ -147,8 +147,7 @@ class FlowtableSync:
 
     def _remove(self) -> None:
         self._made, self.left_out = None, {}
-        if flowtable.exists(nat.ENGINE):
-            flowtable.remove(nat.ENGINE)
+        flowtable.remove(flowtable.TABLE)
 
 
 def _still_there(refused: Mapping[str, str]) -> dict[str, str]:

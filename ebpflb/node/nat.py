@@ -1,27 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What keeps conntrack and NAT at work in this network namespace: two nft tables of ours.
+"""Keeps conntrack and NAT at work in this network namespace while translated connections are open.
 
-The kernel translates a connection by its conntrack entry, also when no rule made that entry, or the
-rule has been removed since. But without a rule that uses conntrack, or without a chain of type nat,
-the kernel has no hooks for them in the network namespace: what the conntrack engine opens would not
-be translated, and with the last such rule every translated connection breaks. Either table has
-both: a chain of type nat, and in it an expression that reads conntrack's state and does nothing.
-An empty chain would not do. nf_tables is spoken to by netlink: nft(8) is not needed.
+The kernel translates a connection by its conntrack entry, also when the rule that made the entry
+has been removed since. But without a rule that uses conntrack, or without a chain of type nat, the
+kernel has no hooks for them in the network namespace: with the last such rule every translated
+connection breaks. The table HOLD has both: a chain of type nat, and in it an expression that reads
+conntrack's state and does nothing. An empty chain would not do. It is there from the removal of
+kube-proxy's rules until kube-proxy's connections have ended.
 
-ENGINE  as long as the conntrack engine opens flows, or connections are translated after it
-HOLD    from the removal of kube-proxy's rules until its connections have ended
+FORMER is the same of an ebpflb before the engine netfilter.
 """
 
 from pyroute2.nftables.expressions import genex
 
 from ebpflb.errors import NodeError
-from ebpflb.node import ctnetlink, flowtable, nft
+from ebpflb.node import ctnetlink, nft
 from ebpflb.plan.connections import DESTINATION_NAT
 
-ENGINE = nft.Name("inet", "ebpflb-conntrack")
+FORMER = nft.Name("inet", "ebpflb-conntrack")
 HOLD = nft.Name("inet", "ebpflb-nat")
 
-_PROBE = nft.Name("inet", "ebpflb-probe")
 _CHAIN = "hold"
 _DSTNAT = -100  # NF_IP_PRI_NAT_DST
 _CT_STATE, _REGISTER = 0, 1  # NFT_CT_STATE, NFT_REG_VERDICT + 1
@@ -72,26 +70,11 @@ def release_nat_hooks(table: nft.Name) -> None:
 def release_when_unused(table: nft.Name) -> bool:
     """Removes the table unless a translated connection may need it; whether it is gone now.
 
-    A flowtable in it goes in any case: its connections go on without. Raises NodeError.
+    Raises NodeError.
     """
     if not nft.exists(table):
         return True
     if has_dnat_connections():
-        flowtable.remove(table)
         return False
     release_nat_hooks(table)
     return True
-
-
-def missing() -> str | None:
-    """Why conntrack and NAT cannot be kept at work here; None: they can.
-
-    Tried in this network namespace, with a table that is removed at once.
-    """
-    try:
-        if not keeps_nat_hooks(ENGINE):
-            keep_nat_hooks(_PROBE)
-            release_nat_hooks(_PROBE)
-    except NodeError as error:
-        return str(error)
-    return None

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the conntrack engine's nft table: what others remove of it is put back at once.
+"""Keeps the nft table of the engine netfilter: what others remove of it is put back at once.
 
-`nft flush ruleset`, or a firewall that loads its rules anew, removes all tables. Until ours is back
-conntrack and NAT may be off, and services cannot be reached; so the kernel is asked to tell of
-changes (NFNLGRP_NFTABLES), and the table is looked at after each removal, besides once a minute.
-Nothing removes the table when the agent ends, for its flows go on. With --audit=report nothing is
-put back either.
+`nft flush ruleset`, or a firewall that loads its rules again, removes all tables that their process
+does not own (before Linux 6.9 also ours). Until the table is back new connections to services fail;
+so the kernel is asked to tell of changes (NFNLGRP_NFTABLES), and the table is looked at after each
+removal, besides once a minute. Nothing removes the table when the agent ends, for its flows go on.
+With --audit=report nothing is put back either.
 """
 
 import logging
@@ -15,16 +15,17 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from ebpflb.model.events import SourceStatus
-from ebpflb.node import nat
+from ebpflb.node import flowtable, nat
 from ebpflb.node.flowtable_sync import FlowtableSync
 from ebpflb.node.netlink_news import tells_of
 from ebpflb.node.poller import Poller
 
 log = logging.getLogger(__name__)
 
-_NAME = "conntrack table"
+_NAME = "netfilter table"
 _INTERVAL_SECONDS = 60.0
 _TABLE_RETRY_SECONDS = 1.0  # where it could not be put back, or it is not known if it is needed
 
@@ -36,21 +37,29 @@ _TABLES = 10 << 8  # NFNL_SUBSYS_NFTABLES
 _REMOVALS = {_TABLES | kind for kind in (2, 5, 8, 11, 24)}
 
 
+class KeptTable(Protocol):
+    """What is kept (agent.netfilter_sync)."""
+
+    def differences(self) -> list[str]: ...
+    def restore(self) -> list[str]: ...
+    def release(self) -> None: ...
+
+
 class NatWatch:
     """Watches in a thread from ``start`` to ``stop``; ``emit`` gets errors, and their end.
 
     ``needed`` says whether the engine serves now, or None as long as that is not known. Where it
     does not, the watch removes the table that an earlier engine has left, as soon as no connection
-    is translated any more. ``restored`` counts how often something of the table was put back. With
-    ``report_only`` nothing is, and ``lacking`` says whether anything is missing now. ``on_removed``
-    is called in either case.
-    ``flowtable`` is what the table has for --fast-forward; ``differs`` collects in words what was
-    not as it had been written there, until it is taken.
+    is translated any more. ``lacking``: what of the table was missing or changed at the last look,
+    in words. It is put back, but with ``report_only``; ``on_removed`` is called in either case.
+    ``flowtable`` is that of --fast-forward; ``differs`` collects in words what was not as it had
+    been written there, until it is taken.
     """
 
     def __init__(
         self,
         emit: Callable[[SourceStatus], None],
+        table: KeptTable,
         *,
         needed: Callable[[], bool | None],
         report_only: bool = False,
@@ -60,7 +69,9 @@ class NatWatch:
     ) -> None:
         self.needed, self.seconds = needed, seconds
         self.report_only, self.on_removed = report_only, on_removed
-        self.restored, self.lacking = 0, False
+        self.table = table
+        self.lacking: list[str] = []
+        self.put_back = 0  # how often
         self.flowtable = flowtable or FlowtableSync(chosen=False)
         self.flowtable.on_change = self._wake
         self.differs: list[str] = []
@@ -68,7 +79,7 @@ class NatWatch:
         self._poll = Poller(_NAME, self._look, emit)
         self._changes = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETFILTER)
         self._end, self._news = os.eventfd(0), os.eventfd(0)
-        self._thread = threading.Thread(target=self._run, name="conntrack-table", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="netfilter-table", daemon=True)
 
     def start(self) -> None:
         """Subscribes before it looks, so that no removal is missed."""
@@ -92,7 +103,8 @@ class NatWatch:
     def _run(self) -> None:
         due = 0.0
         while True:
-            looked = self._poll() and self.needed() is not None
+            is_known = self.needed() is not None  # before the look: it may become known during it
+            looked = self._poll() and is_known
             if self._whole or not looked:
                 due = time.monotonic() + (self.seconds if looked else _TABLE_RETRY_SECONDS)
             if (whole := self._wait(due)) is None:
@@ -119,7 +131,7 @@ class NatWatch:
         if needed is None:
             return
         if self._whole:
-            self._look_at_hooks(needed=needed)
+            self._look_at_table(needed=needed)
             self._look_at_flowtable(needed=needed)
         else:
             self.flowtable.catch_up(needed=needed)
@@ -127,7 +139,7 @@ class NatWatch:
     def _look_at_flowtable(self, *, needed: bool) -> None:
         found = self.flowtable.look(needed=needed, report_only=self.report_only)
         for what in found:
-            log.warning("%s: %s", nat.ENGINE, what)
+            log.warning("%s: %s", flowtable.TABLE, what)
         self.differs = found if self.report_only else self.differs + found
         if found:
             self.on_removed()
@@ -139,15 +151,17 @@ class NatWatch:
         taken, self.differs = self.differs, []
         return taken
 
-    def _look_at_hooks(self, *, needed: bool) -> None:
-        lacked = self.lacking
-        lacking = needed and self.report_only and not nat.keeps_nat_hooks(nat.ENGINE)
-        self.lacking = lacking  # in one step: other threads read it
+    def _look_at_table(self, *, needed: bool) -> None:
         if not needed:
-            nat.release_when_unused(nat.ENGINE)
-        elif not self.report_only and nat.keep_nat_hooks(nat.ENGINE):
-            self.restored += 1
-            log.warning("%s had been removed or changed by another program: put back", nat.ENGINE)
-            self.on_removed()
-        if lacking and not lacked:
+            self.lacking = []
+            self.table.release()
+            nat.release_when_unused(nat.FORMER)
+            return
+        lacked = self.lacking
+        lacking = self.table.differences() if self.report_only else self.table.restore()
+        self.lacking = lacking if self.report_only else []  # in one step: other threads read it
+        if lacking and not self.report_only:
+            self.put_back += 1
+            log.warning("put back what another program had removed: %s", "; ".join(lacking))
+        if lacking and lacking != lacked:
             self.on_removed()

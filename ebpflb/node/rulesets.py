@@ -14,9 +14,12 @@ from typing import IO, NamedTuple
 
 from ebpflb.errors import NodeError, in_words
 from ebpflb.model.kube_proxy import NFT_TABLE
-from ebpflb.node import nat, nft, xtables
+from ebpflb.node import flowtable, nat, nft, xtables
 from ebpflb.node.iptables import FAMILY_OF_TOOL, LEGACY, Tool, tools
+from ebpflb.node.netfilter_rules import TABLE
+from ebpflb.node.netfilter_table import KEEPER
 
+OWN_TABLES = {TABLE, KEEPER, flowtable.TABLE, nat.HOLD, nat.FORMER}
 MOST_BYTES_OF_RULES = 128 << 20
 MOST_SECONDS = 60.0
 IPSET, _MATCHES_SET = "ipset", b"--match-set "
@@ -25,7 +28,7 @@ _OF_IPTABLES = frozenset(("raw", "mangle", "nat", "filter", "security"))
 
 def is_known(family: str, table: str) -> bool:
     """Whether a table of nftables is ebpflb's own or kube-proxy's."""
-    return table == NFT_TABLE or nft.Name(family, table) in (nat.ENGINE, nat.HOLD)
+    return table == NFT_TABLE or nft.Name(family, table) in OWN_TABLES
 
 
 class Printed(NamedTuple):

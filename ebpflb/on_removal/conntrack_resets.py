@@ -10,6 +10,7 @@ last pass: by then it has translated what the two have answered.
 import time
 from collections.abc import Iterable, Iterator
 
+from ebpflb.datapath.maps.sweep import Gate
 from ebpflb.errors import NodeError
 from ebpflb.model import on_removal
 from ebpflb.model.services import Protocol
@@ -34,7 +35,7 @@ class ConntrackConnections:
     kind = on_removal.BY_CONNTRACK
 
     def __init__(self, maps: Maps) -> None:
-        self._flows = maps["tcp_flows"]
+        self._flows, self._gate = maps["tcp_flows"], Gate(maps)
 
     def found(self, wanted: WantedConnections) -> Iterable[tuple[Frontend, Endpoint]]:
         return {_through(each) for each in self._search(wanted)}
@@ -81,6 +82,7 @@ class ConntrackConnections:
             flags=_FLAGS,
             last_seen=now,
         )
+        self._gate.open()
         return self._flows.insert(key, flow)
 
 

@@ -99,7 +99,7 @@ def removed_backends(planner: Planner, slots: Iterable[tuple[int, int]]) -> Iter
     """
     for id, slot in slots:
         if slot not in (0, NO_SLOT) and id not in planner.backend_ids.used:
-            yield Wrong("backend_slots", (id, NO_SLOT), NOT_PLANNED)
+            yield Wrong("removed_backend_slots", id, NOT_PLANNED)
 
 
 def _rows(name: PortName, entries: ServiceEntries) -> Iterator[tuple[str, tuple[Any, Any]]]:

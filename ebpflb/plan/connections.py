@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import Protocol
+from ebpflb.plan.entries import Frontend
 from ebpflb.plan.flow_entries import FlowState
 
 # enum ip_conntrack_status of include/uapi/linux/netfilter/nf_conntrack_common.h
@@ -52,6 +53,17 @@ class Ends(NamedTuple):
 
     def reversed(self) -> "Ends":
         return Ends(self.destination, self.source, self.destination_port, self.source_port)
+
+
+class StaleCandidates(NamedTuple):
+    """Connections to a frontend that may be stale: all, or only those that ``backend`` answers.
+
+    ``backend`` is an address and a port. As of a NodePort's frontend, an unspecified address means
+    any.
+    """
+
+    frontend: Frontend
+    backend: tuple[Address, int] | None
 
 
 class Connection(NamedTuple):

@@ -4,6 +4,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from ebpflb.model import devices
@@ -30,6 +31,11 @@ class DesiredNode:
     detector: LocalDetector
     pod_cidrs: tuple[Network, ...]
     route_sources: tuple[RouteSource, ...] = ()
+
+    @cached_property
+    def _masters(self) -> frozenset[int]:
+        """Of devices that are served: their packets pass the program at a port first."""
+        return frozenset(device.master for device in self.served)
 
     def devices(self) -> dict[int, DeviceEntry]:
         """The entries of map devices, by ifindex."""
@@ -77,6 +83,8 @@ class DesiredNode:
             yield "pods"
         if devices.is_host_only(device, known):
             yield "host_only"
+        if device.index in self._masters:
+            yield "master"
 
 
 def _first(lists: Iterable[list[RouteSource]]) -> list[RouteSource]:

@@ -5,6 +5,7 @@ Flags are sets of words: ``SERVICE_EXTERNAL`` in C is ``"external"`` here. datap
 these values into the structs and refuses to start if the two disagree about a field.
 """
 
+from enum import IntEnum
 from ipaddress import IPv4Address, IPv6Address
 from typing import NamedTuple
 
@@ -72,6 +73,26 @@ class Backend(NamedTuple):
     id: int
     service: int
     weight: int = DEFAULT_WEIGHT
+
+
+class Translation(NamedTuple):
+    """Where netfilter sends a packet for which the backend with this id was chosen."""
+
+    id: int
+    address: Address
+    port: int
+
+
+class Chosen(IntEnum):
+    """The bits of skb->priority by which a program tells netfilter what it has chosen, as enum
+    chosen in bpf/layout/choice.h.
+    """
+
+    PREFIX = 0xEB000000
+    MASK = 0xFF000000
+    MASQUERADE = 0x00800000
+    KEEP_PORT = 0x00400000
+    ID = 0x003FFFFF
 
 
 class BackendLoad(NamedTuple):

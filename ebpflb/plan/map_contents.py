@@ -16,6 +16,7 @@ from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
 from ebpflb.plan.desired_service import DesiredBackend
 from ebpflb.plan.entries import (
+    NO_SLOT,
     Backend,
     BackendName,
     Choice,
@@ -23,6 +24,7 @@ from ebpflb.plan.entries import (
     Range,
     ServiceEntry,
     SourceRange,
+    Translation,
 )
 from ebpflb.plan.service_entries import ServiceEntries
 
@@ -40,6 +42,7 @@ class MapContents:
     leftover_services: list[Frontend] = field(default_factory=list)
     leftover_service_ids: set[int] = field(default_factory=set)
     leftover_backend_ids: set[int] = field(default_factory=set)
+    leftover_translations: list[Translation] = field(default_factory=list)
     leftover_blocks: set[Range] = field(default_factory=set)
     leftover_tables: set[Range] = field(default_factory=set)
     wrong_tables: set[PortName] = field(default_factory=set)  # overwritten in part
@@ -86,6 +89,13 @@ def read_back(
             _check_backend_slots(contents, found, backend_slots)
             _check_table(contents, name, slots, choices)
     _find_leftovers(contents, by_id, ranges_of, backend_names)
+    contents.leftover_translations = [
+        Translation(id, backend.address, backend.port)
+        for id in contents.leftover_backend_ids
+        if (slot := backend_slots(id)) != NO_SLOT
+        for backend in slots(Range(slot, 1))
+        if backend.id == id
+    ]
     return contents
 
 

@@ -5,7 +5,17 @@ from dataclasses import dataclass, field, fields
 
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
-from ebpflb.plan.entries import Backend, BackendName, Choice, Frontend, ServiceEntry, SourceRange
+from ebpflb.plan.entries import (
+    Backend,
+    BackendName,
+    Choice,
+    Frontend,
+    ServiceEntry,
+    SourceRange,
+    Translation,
+)
+
+TRANSLATIONS = ("translations", "removed_translations")  # the parts that no map has
 
 
 @dataclass
@@ -17,6 +27,8 @@ class Plan:
     are there: somebody else may have served it before, and may serve it afterwards.
     """
 
+    # Of the engine netfilter: backend id, and its endpoint's address and port.
+    translations: list[Translation] = field(default_factory=list)
     slots: list[tuple[int, Backend]] = field(default_factory=list)
     backend_slots: list[tuple[int, int]] = field(default_factory=list)  # backend id, slot
     choices: list[tuple[int, Choice]] = field(default_factory=list)
@@ -29,7 +41,11 @@ class Plan:
     removed_services: list[Frontend] = field(default_factory=list)
     removed_source_ranges: list[SourceRange] = field(default_factory=list)
     removed_service_names: list[int] = field(default_factory=list)
+    # Of backends: clients' affinity to them and sockets' assignments to them end with this write.
+    removed_backend_slots: list[int] = field(default_factory=list)
     removed_backend_names: list[int] = field(default_factory=list)
+    # Those of ids whose quarantine is over.
+    removed_translations: list[Translation] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return any(getattr(self, part.name) for part in fields(self))

@@ -22,7 +22,7 @@ from ebpflb.plan.allocators import Capacity, MapFull, Quarantine
 from ebpflb.plan.claims import Claims
 from ebpflb.plan.cluster_ips import ClusterIps
 from ebpflb.plan.desired_service import DesiredService
-from ebpflb.plan.entries import NO_SLOT, Flags, Frontend
+from ebpflb.plan.entries import Flags, Frontend, Translation
 from ebpflb.plan.frontends import Frontends
 from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.plan import Plan
@@ -124,8 +124,14 @@ class Planner:
             self.backend_ids.mark_all_used(entries.ids)
         self._load_leftovers(contents)
         self.frontends.load_leftovers(contents.leftover_services)
-        self.plan.backend_slots += contents.wrong_backend_slots
+        self._load_wrong_backend_slots(dict(contents.wrong_backend_slots))
         self.source_ranges.load_leftovers(contents.leftover_source_ranges)
+
+    def _load_wrong_backend_slots(self, wrong: Mapping[int, int]) -> None:
+        """Netfilter does not translate to a backend whose id led nowhere."""
+        self.plan.backend_slots += wrong.items()
+        for entries in self.actual.values() if wrong else ():
+            self.plan.translations += (it for it in entries.translations() if it.id in wrong)
 
     def _load_leftovers(self, contents: MapContents) -> None:
         self.space.free_leftovers(contents, self.quarantine)
@@ -135,6 +141,8 @@ class Planner:
         for id in contents.leftover_backend_ids:
             self.backend_ids.mark_used(id)
             self._free_backend_id(id)
+        for translation in contents.leftover_translations:
+            self.quarantine.add(partial(self._end_translation, translation))
 
     def _plan_service(self, name: PortName) -> None:
         self.not_programmed.pop(name, None)
@@ -182,7 +190,7 @@ class Planner:
         self._free_block(old, used_ids=frozenset())
         self.quarantine.add(partial(self.space.tables.choices.free, old.tables))
         self._free_service_id(old.id)
-        self.backend_changes.append(BackendChange(name, old.ids, ()))
+        self.backend_changes.append(BackendChange.between(name, old, NO_ENTRIES))
 
     def _program(self, desired: DesiredService, frontends: dict[Frontend, Flags]) -> None:
         name = desired.name
@@ -201,7 +209,7 @@ class Planner:
         if not same_block:
             self._free_block(old, used_ids=frozenset(ids))
         if not (same_block and same_frontends):
-            self.backend_changes.append(BackendChange(name, old.ids, new.ids))
+            self.backend_changes.append(BackendChange.between(name, old, new))
 
     def _fit_source_ranges(self, name: PortName, new: ServiceEntries) -> ServiceEntries:
         """The same entries with only the source ranges that fit into the map."""
@@ -219,6 +227,7 @@ class Planner:
         if new == old and all(self.frontends.owners[f] == name for f in new.services):
             return
         if new.block != old.block:
+            self.plan.translations += new.translations(but=frozenset(old.ids))
             self.plan.slots += new.slots()
             self.plan.backend_slots += new.backend_slots()
         if new.tables != old.tables:
@@ -234,8 +243,12 @@ class Planner:
     def _free_block(self, old: ServiceEntries, used_ids: frozenset[int]) -> None:
         if old.block.size:
             self.quarantine.add(partial(self.slots.free, old.block))
-        for id in (each for each in old.ids if each not in used_ids):
-            self._free_backend_id(id)
+        for translation in old.translations(but=used_ids):
+            self._free_backend_id(translation.id)
+            self.quarantine.add(partial(self._end_translation, translation))
+
+    def _end_translation(self, translation: Translation) -> None:
+        self.plan.removed_translations.append(translation)
 
     def _free_service_id(self, id: int) -> None:
         self.plan.removed_service_names.append(id)
@@ -245,6 +258,6 @@ class Planner:
         """Clients' affinity to the backend and sockets' assignments to it end with this write: the
         hooks look its slot up by its id, and find that it has none.
         """
-        self.plan.backend_slots.append((id, NO_SLOT))
+        self.plan.removed_backend_slots.append(id)
         self.plan.removed_backend_names.append(id)
         self.quarantine.add(partial(self.backend_ids.free, id))

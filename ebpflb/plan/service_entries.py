@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The map entries of one service port, with the ids and slots that were allocated for it."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from ebpflb.model.addresses import Address
 from ebpflb.model.scheduler import HASHING
-from ebpflb.model.services import PortName
+from ebpflb.model.services import PortName, Protocol
 from ebpflb.plan import scheduling, tables
+from ebpflb.plan.connections import StaleCandidates
 from ebpflb.plan.desired_service import DesiredBackend, DesiredService
 from ebpflb.plan.entries import (
     NO_TABLE,
@@ -18,6 +19,7 @@ from ebpflb.plan.entries import (
     Range,
     ServiceEntry,
     SourceRange,
+    Translation,
 )
 from ebpflb.plan.prefixes import source_range
 from ebpflb.plan.wording import host_port
@@ -86,6 +88,11 @@ class ServiceEntries(NamedTuple):
             where = desired.address, desired.port, desired.flags
             yield self.block.base + slot, Backend(*where, id, self.id, desired.weight)
 
+    def translations(self, but: Set[int] = frozenset()) -> list[Translation]:
+        """What netfilter needs for the backends; without those with these ids."""
+        pairs = zip(self.ids, self.backends, strict=True)
+        return [Translation(id, each.address, each.port) for id, each in pairs if id not in but]
+
     def backend_slots(self) -> Iterator[tuple[int, int]]:
         """The entries of map backend_slots: backend id -> slot."""
         return ((id, self.block.base + slot) for slot, id in enumerate(self.ids))
@@ -139,12 +146,29 @@ def _slot(backend: DesiredBackend) -> tuple[Address, int, Flags, int]:
 class BackendChange(NamedTuple):
     """A service port got other backends or frontends.
 
-    The ids of its backends before and after, () where it has none.
+    The ids of its backends before and after, () where it has none. ``candidates``: UDP connections
+    that may lead elsewhere than to its backends now; none where no backend serves.
     """
 
     name: PortName
     former_ids: tuple[int, ...]
     new_ids: tuple[int, ...]
+    candidates: frozenset[StaleCandidates] = frozenset()
+
+    @classmethod
+    def between(cls, name: PortName, old: ServiceEntries, new: ServiceEntries) -> "BackendChange":
+        may_be_stale = _candidates(old, new) if name.protocol == Protocol.UDP and new.ids else ()
+        return cls(name, old.ids, new.ids, frozenset(may_be_stale))
+
+
+def _candidates(old: ServiceEntries, new: ServiceEntries) -> Iterator[StaleCandidates]:
+    """Of a frontend that was not served before, connections may lead anywhere."""
+    kept = set(new.ids)
+    gone = [b.endpoint for b, id in zip(old.backends, old.ids, strict=True) if id not in kept]
+    for frontend in new.services:
+        is_known = old.ids and frontend in old.services
+        for backend in gone if is_known else [None]:
+            yield StaleCandidates(frontend, backend)
 
 
 _NO_FLAGS, _RESTRICTED = frozenset[str](), frozenset({"restricted"})

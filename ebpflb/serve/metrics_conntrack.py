@@ -46,7 +46,7 @@ class ConntrackCollector:
             ("max_entries", "Maximum number of entries of conntrack", ctnetlink.limit()),
         ):
             yield GaugeMetricFamily(f"ebpflb_conntrack_{name}", text, value)
-        text = "Times that the table that keeps conntrack at work was put back"
+        text = "Times that the nft table of the engine netfilter was put back"
         yield CounterMetricFamily("ebpflb_conntrack_table_restored_total", text, self._restored())
         text = "Flows that conntrack keeps, as of the last count"
         flows = GaugeMetricFamily("ebpflb_conntrack_flows", text, labels=["protocol"])

@@ -8,11 +8,13 @@ import msgspec
 
 from ebpflb.model import external_ips, scheduler, served_services
 from ebpflb.model.served_services import ServedServices
-from ebpflb.options import Options, Paths
+from ebpflb.options import ConntrackOptions, Options, Paths
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """The options that decide which services an agent plans; no secret is among them."""
+    """The options that decide which services an agent plans, and how netfilter translates. No
+    secret is among them.
+    """
 
     node_name: str
     cgroup: str
@@ -26,6 +28,9 @@ class Origin(msgspec.Struct, frozen=True):
     namespaces: str = ""
     services: str = ""
     scheduler: str = scheduler.RANDOM
+    masquerade_mark: int = Options.masquerade_mark
+    masquerade_ports: tuple[int, int] = Options.masquerade_ports
+    be_liberal: bool = False  # with segments that conntrack finds invalid
 
     def options(self, paths: Paths) -> Options:
         """The same as Options of an agent. Raises ValueError for what is none, as a file may have
@@ -33,6 +38,10 @@ class Origin(msgspec.Struct, frozen=True):
         """
         if self.scheduler not in scheduler.SCHEDULERS:
             raise ValueError(f"{self.scheduler} is no scheduler")
+        if not 0 < self.masquerade_mark < 1 << 32:
+            raise ValueError(f"{self.masquerade_mark} is no mark")
+        if not 0 < self.masquerade_ports[0] <= self.masquerade_ports[1] < 1 << 16:
+            raise ValueError(f"{self.masquerade_ports} are no ports")
         return Options(
             paths=paths,
             node_name=self.node_name,
@@ -49,6 +58,9 @@ class Origin(msgspec.Struct, frozen=True):
                 served_services.parse(self.services),
             ),
             scheduler=self.scheduler,
+            masquerade_mark=self.masquerade_mark,
+            masquerade_ports=self.masquerade_ports,
+            conntrack=ConntrackOptions(be_liberal=self.be_liberal),
         )
 
 
@@ -73,4 +85,7 @@ def origin(options: Options) -> Origin:
         namespaces=served_services.show_namespaces(options.served.namespaces),
         services=served_services.show(options.served.selector),
         scheduler=options.scheduler,
+        masquerade_mark=options.masquerade_mark,
+        masquerade_ports=options.masquerade_ports,
+        be_liberal=options.conntrack_wanted.be_liberal,
     )

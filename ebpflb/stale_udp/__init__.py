@@ -23,9 +23,12 @@ How that is done:
 5. A second pass follows a second later: a socket may have been inside a hook during the first one,
    given the removed backend but not yet written to the map.
 
-Beside all that, each pass deletes the stale entries of conntrack, as kube-proxy does: those of the
-conntrack engine, and of a kube-proxy that served before.
+A thread of its own (conntrack_worker.py) deletes the stale entries of conntrack at once, as
+kube-proxy does: those of the engine netfilter, and of a kube-proxy that served before. It never
+waits for the search of sockets, and searches only for what a change may have made stale
+(plan.connections.StaleCandidates).
 
+conntrack_worker   when entries of conntrack are deleted; and the thread
 worker             when to search: after which changes, in which passes; and the thread
 stale_search       a search, and how several become one
 removed_backends   what plans removed

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
+from ebpflb.datapath.maps.sweep import Gate
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import Protocol
 from ebpflb.plan.entries import Backend, Frontend, ServiceEntry
@@ -89,6 +90,7 @@ class Rebinder:
     def _write(self, stale: StaleFlow, backend: Backend, now: int) -> bool:
         """False where another flow of this client's port has the same replies."""
         (reply_key, reply), (request_key, request) = stale.entries(backend, now).items()
+        Gate(self.maps).open()
         if not self.flows.insert(reply_key, reply):
             return False
         self.flows.delete([reverse(reply_key)])  # a former flow's masquerade

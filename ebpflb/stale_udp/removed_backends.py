@@ -14,14 +14,12 @@ class RemovedBackends(NamedTuple):
     ``replaced``: other backends serve the port now. ``orphaned``: no backend does, and sockets
     keep the removed one until another comes. ``served_again``: some port has a backend that had
     none before. ``moved``: a frontend has passed to another service port, with other backends.
-    ``added``: some port has a backend that it did not have before.
     """
 
     replaced: frozenset[int] = frozenset()
     orphaned: frozenset[int] = frozenset()
     served_again: bool = False
     moved: bool = False
-    added: bool = False
 
     def __bool__(self) -> bool:
         return any(self)
@@ -29,16 +27,15 @@ class RemovedBackends(NamedTuple):
     def __or__(self, other: "RemovedBackends") -> "RemovedBackends":
         replaced, orphaned = self.replaced | other.replaced, self.orphaned | other.orphaned
         served_again, moved = self.served_again or other.served_again, self.moved or other.moved
-        return RemovedBackends(replaced, orphaned, served_again, moved, self.added or other.added)
+        return RemovedBackends(replaced, orphaned, served_again, moved)
 
 
 def removed_backends(changes: Iterable[BackendChange]) -> RemovedBackends:
-    """What these changes of service ports removed, and whether they added any."""
-    replaced, orphaned, served_again, added = set[int](), set[int](), False, False
-    for name, former_ids, new_ids in changes:
+    """What these changes of service ports removed."""
+    replaced, orphaned, served_again = set[int](), set[int](), False
+    for name, former_ids, new_ids, _ in changes:
         if name.protocol == Protocol.UDP:
             removed = set(former_ids).difference(new_ids)
             (replaced if new_ids else orphaned).update(removed)
             served_again |= bool(new_ids) and not former_ids
-            added |= not set(new_ids).issubset(former_ids)
-    return RemovedBackends(frozenset(replaced), frozenset(orphaned), served_again, added=added)
+    return RemovedBackends(frozenset(replaced), frozenset(orphaned), served_again)

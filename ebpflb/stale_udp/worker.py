@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When stale UDP sockets and flows are searched for: after which changes, in which passes."""
+"""When stale UDP sockets are searched for: after which changes, in which passes."""
 
 import logging
 import math
@@ -16,7 +16,12 @@ from ebpflb.model.addresses import Family
 from ebpflb.model.services import Protocol
 from ebpflb.node import sock_diag
 from ebpflb.plan.service_entries import BackendChange
-from ebpflb.stale_udp.conntrack_entries import StaleConnections
+from ebpflb.stale_udp.conntrack_worker import (
+    FIRST_RETRY,
+    LONGEST_RETRY,
+    OnSearch,
+    StaleConnectionsWorker,
+)
 from ebpflb.stale_udp.end import Counts, EachNamespace, SocketEnder
 from ebpflb.stale_udp.lookups import Maps
 from ebpflb.stale_udp.rebind import RENEWAL
@@ -26,23 +31,19 @@ from ebpflb.stale_udp.stale_search import SearchKind, StaleSearch
 
 log = logging.getLogger(__name__)
 
-FIRST_RETRY, LONGEST_RETRY = 1.0, 60.0  # seconds, after a search that has failed: 1, 2, 4, ...
 SECOND_PASS_DELAY = 1.0  # seconds: longer than a socket is inside a hook
-_PAUSE_FACTOR = 4  # a search of a large conntrack takes CPU, and changes may follow fast
-
-OnSearch = Callable[[Family, float, int], None]
+_PAUSE_FACTOR = 4  # a search of many network namespaces takes CPU, and changes may follow fast
 
 
 class StaleUdpWorker(DueWorker):
-    """Searches in a thread from ``start`` to ``stop``.
+    """Searches in a thread from ``start`` to ``stop``; ``connections`` does so in another thread.
 
     ``each_namespace`` calls a function in every network namespace (node.namespaces).
     The thread calls ``on_search`` after a search for each family: with the seconds that it took
-    and how many sockets were ended, and flows rebound or deleted from conntrack. ``can_end`` says,
-    after ``start``, whether this kernel ends sockets. ``shadow``: a kube-proxy beside translates,
-    so that entries of conntrack, and sockets that no hook has translated, are its own. ``clock``: a
-    monotonic one, in seconds. ``error``: why the last search has failed, if so; it is made again
-    with the next one, or after a pause that grows.
+    and how many sockets were ended or flows rebound. ``can_end`` says, after ``start``, whether
+    this kernel ends sockets. ``shadow``: a kube-proxy beside translates, so that sockets that no
+    hook has translated are its own. ``clock``: a monotonic one, in seconds. ``error``: why the last
+    search has failed, if so; it is made again with the next one, or after a pause that grows.
     """
 
     def __init__(
@@ -58,16 +59,20 @@ class StaleUdpWorker(DueWorker):
         self.maps, self.on_search, self.shadow = maps, on_search, shadow
         self.ender = SocketEnder(maps, each_namespace, can_end=True)
         self._searches: list[StaleSearch] = []
-        self.error: str | None = None
+        self.connections = StaleConnectionsWorker(maps, on_search, shadow=shadow, clock=clock)
+        self._error: str | None = None
         self._pause = FIRST_RETRY
         self._orphans = True  # there may be sockets whose frontend no backend serves
         self._not_found: set[tuple[Peer, PeerFrontend]] = set()  # no connected socket in two passes
         self._earliest = 0.0  # when the next search may begin
-        self._connections = StaleConnections(maps)
 
     @property
     def can_end(self) -> bool:
         return self.ender.can_end
+
+    @property
+    def error(self) -> str | None:
+        return self.connections.error or self._error
 
     def start(self) -> None:
         self.ender.can_end = sock_diag.can_destroy()
@@ -75,7 +80,13 @@ class StaleUdpWorker(DueWorker):
             rebound = "pods' flows are re-bound, the node's own stay"
             effect = rebound if sock_diag.can_list() else "they stay (modprobe udp_diag)"
             log.warning("this kernel ends no sockets: of stale connected UDP sockets, %s", effect)
+        self.connections.start()
         super().start()
+
+    def stop(self) -> None:
+        """Returns when neither thread works any more."""
+        self.connections.stop()
+        super().stop()
 
     def check(self, changes: Iterable[BackendChange], *, frontends_moved: bool = False) -> None:
         """Searches for sockets and flows that these changes made stale; returns at once.
@@ -84,6 +95,7 @@ class StaleUdpWorker(DueWorker):
         UDP frontends have passed to other service ports too.
         """
         changed = [change for change in changes if change.name.protocol == Protocol.UDP]
+        self.connections.check(changed)
         if changed or frontends_moved:
             due = max(self._clock(), self._earliest)
             removed = removed_backends(changed)._replace(moved=frontends_moved)
@@ -91,7 +103,8 @@ class StaleUdpWorker(DueWorker):
 
     def check_everything(self) -> None:
         """Searches for what became stale while no agent ran; returns at once."""
-        removed = RemovedBackends(served_again=True, added=True)
+        self.connections.check_everything()
+        removed = RemovedBackends(served_again=True)
         self._schedule(StaleSearch(self._clock(), SearchKind.FIRST, removed, everything=True))
 
     def _schedule(self, search: StaleSearch) -> None:
@@ -118,21 +131,21 @@ class StaleUdpWorker(DueWorker):
             self._fail(search, f"{type(error).__name__}: {in_words(error)}")
         else:
             self._earliest = self._clock() + _PAUSE_FACTOR * (self._clock() - begun)
-            self.error, self._pause = None, FIRST_RETRY
+            self._error, self._pause = None, FIRST_RETRY
             self._schedule_after(search)
 
     def _fail(self, search: StaleSearch, reason: str) -> None:
         """Both passes are made again; those that become due meanwhile join them."""
-        if reason != self.error:
+        if reason != self._error:
             log.warning("stale UDP sockets cannot be ended: %s; trying again", reason)
-        self.error, self._earliest = reason, self._clock() + FIRST_RETRY
+        self._error, self._earliest = reason, self._clock() + FIRST_RETRY
         kind = SearchKind.RENEWAL if search.kind is SearchKind.RENEWAL else SearchKind.FIRST
         self._schedule(search._replace(due=self._clock() + self._pause, kind=kind))
         self._pause = min(2 * self._pause, LONGEST_RETRY)
 
     def _take_due(self, kind: SearchKind, now: float) -> StaleSearch:
         """With those that have failed and wait until they are made again."""
-        joins_all = self.error is not None and kind is SearchKind.FIRST
+        joins_all = self._error is not None and kind is SearchKind.FIRST
         taken = [s for s in self._searches if s.kind is kind and (s.due <= now or joins_all)]
         self._searches = [s for s in self._searches if s not in taken]
         return reduce(or_, taken)
@@ -147,36 +160,16 @@ class StaleUdpWorker(DueWorker):
             self._schedule(StaleSearch(due, SearchKind.RENEWAL, RemovedBackends(), everything=True))
 
     def _search_and_report(self, search: StaleSearch, begun: float) -> None:
-        """Sockets are ended also where conntrack cannot be read. Raises KernelError or OSError."""
-        deleted, failed = Counts(), None
-        try:
-            deleted = self._delete_connections(search)
-        except OSError as error:
-            failed = error
-        ended = self._end_sockets(search, deleted)
-        self._report(search, ended + deleted, self._clock() - begun)
-        if failed:
-            raise failed
-
-    def _end_sockets(self, search: StaleSearch, deleted: Counts) -> Counts:
-        """How many, where so many flows were deleted from conntrack."""
+        """Raises KernelError or OSError."""
         ended = Counts()
-        if not self.shadow and (search.removed.added or search.removed.moved or deleted):
+        if not self.shadow and search.kind is not SearchKind.RENEWAL:
             ended += self.ender.end_untranslated()
         if self._may_find(search):
             ended += self._end_stale(search.kind)
         if ended:
             how = "ended" if self.can_end else "re-bound"
             log.info("%d connected UDP sockets %s: backends were removed", ended.total(), how)
-        return ended
-
-    def _delete_connections(self, search: StaleSearch) -> Counts:
-        if self.shadow or search.kind is SearchKind.RENEWAL:
-            return Counts()
-        deleted = self._connections.delete()
-        if deleted:
-            log.info("%d UDP flows deleted from conntrack: no backend answers", deleted.total())
-        return deleted
+        self._report(search, ended, self._clock() - begun)
 
     def _may_find(self, search: StaleSearch) -> bool:
         """Whether there can be stale sockets at all."""

@@ -21,7 +21,6 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Harness
     reserved = tmp_path / "reserved"
     reserved.write_text("\n")
     monkeypatch.setattr(reserved_ports, "RESERVED", reserved)
-    monkeypatch.setattr(engine_choice.nat, "keep_nat_hooks", lambda _: False)
     monkeypatch.setattr(engine_choice, "bridge_calls", lambda: dict.fromkeys(Family, False))
     made = Harness(tmp_path)
     yield made

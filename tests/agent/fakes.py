@@ -18,7 +18,7 @@ from ebpflb.agent.reporter import Reporter
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.cluster import decoding
 from ebpflb.datapath.map_writer import CAPACITY
-from ebpflb.errors import EbpflbError
+from ebpflb.errors import EbpflbError, NodeError
 from ebpflb.history.history_records import WriteCause
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
@@ -69,8 +69,7 @@ class FakeDatapath:
         self.failures: list[EbpflbError] = []
         self.compiled = 0
         self.compile_error: EbpflbError | None = None
-        self.rejects_conntrack: EbpflbError | None = None
-        self.conntrack = self.fast_forward = False
+        self.fast_forward = False
         self.others: None = None  # no monitor runs
         self.hooked = False
         self.attached: list[Path] = []
@@ -87,16 +86,13 @@ class FakeDatapath:
         self.full: dict[str, EbpflbError] = {}
         self.unreadable: list[EbpflbError] = []
 
-    def load(self, cache: Path, *, conntrack: bool = False) -> bool:
+    def load(self, cache: Path) -> bool:
         if self.compile_error:
             raise self.compile_error
-        if conntrack and self.rejects_conntrack:
-            raise self.rejects_conntrack
-        self.conntrack = conntrack
         self.programs = ["connect4"]
         return False
 
-    def compile(self, cache: Path, *, conntrack: bool) -> None:
+    def compile(self, cache: Path) -> None:
         self.compiled += 1
         if self.compile_error:
             raise self.compile_error
@@ -152,6 +148,34 @@ class FakeDatapath:
         if self.failures:
             raise self.failures.pop(0)
         return {}
+
+
+class FakeNetfilter:
+    """A table that can be made, unless there is an ``error``."""
+
+    flags = frozenset({"netfilter"})
+
+    def __init__(self) -> None:
+        self.active = False
+        self.starts = 0
+        self.error: NodeError | None = None
+
+    def start(self) -> None:
+        if self.error:
+            raise self.error
+        self.starts += 1
+        self.active = True
+
+    def end(self) -> None:
+        self.active = False
+
+
+def engine_choice(
+    chosen: str, netfilter: FakeNetfilter | None = None, **options: Any
+) -> EngineChoice:
+    """``options`` are the choice's other ones."""
+    made: Any = netfilter or FakeNetfilter()
+    return EngineChoice(chosen, netfilter=made, **{"missing": None, **options})
 
 
 class FakeHost:
@@ -265,7 +289,7 @@ class Harness:
 
     def __init__(self, folder: Path) -> None:
         paths = Paths(folder / "state", folder, folder)
-        self.engine = EngineChoice(Engine.FLOWS, missing=None)
+        self.engine = engine_choice(Engine.FLOWS)
         self.options = Options(paths, "node-1", folder / "cgroup", manifests=folder)
         self.datapath = FakeDatapath()
         self.health = Health(timeout=60)
@@ -305,7 +329,7 @@ class Harness:
         objects = ObjectsCheck(source, cluster, node_sync, service_sync)
         lock: Any = self.lock
         checks = [HooksCheck(node_sync, lock, self._end), objects]
-        self.loader = ProgramLoader(datapath, self.options, self.engine)
+        self.loader = ProgramLoader(datapath, self.options)
         self.agent = Agent(
             options=self.options,
             inbox=Inbox(),

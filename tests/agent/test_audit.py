@@ -9,7 +9,7 @@ import pytest
 
 from ebpflb.agent import audit
 from ebpflb.agent.audit import Audit, AuditCheck
-from ebpflb.agent.nat_check import NatCheck
+from ebpflb.agent.netfilter_check import TableCheck
 from ebpflb.errors import KernelError
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.drift import MAX_LISTED, MAX_NAMED_IN_LINE, Drift, Part, in_force, named, summary
@@ -207,11 +207,12 @@ def test_what_is_disturbed_is_looked_at_at_once() -> None:
 
 
 class FakeNatWatch:
-    """What NatCheck reads of NatWatch."""
+    """What TableCheck reads of NatWatch."""
 
-    restored, lacking = 0, False
+    put_back = 0
 
     def __init__(self) -> None:
+        self.lacking: list[str] = []
         self.differs: list[str] = []
 
     def take_differs(self) -> list[str]:
@@ -222,9 +223,9 @@ class FakeNatWatch:
 def test_a_table_that_was_put_back_is_told() -> None:
     """Once, though the watch has put it back before the audit looks; then it is over."""
     watch: Any = FakeNatWatch()
-    it, clock, told = made(NatCheck(watch, 2.0))
+    it, clock, told = made(TableCheck(watch, 2.0))
     it.turn()
-    watch.restored = 1
+    watch.put_back = 1
     clock.now = it.due
     it.turn()
     assert [drift.part for drift in told] == [Part.TABLE]
@@ -236,7 +237,7 @@ def test_a_table_that_was_put_back_is_told() -> None:
 def test_what_was_put_back_of_the_flowtable_is_told() -> None:
     """The data plane is in force without it."""
     watch: Any = FakeNatWatch()
-    it, _, told = made(NatCheck(watch, 2.0))
+    it, _, told = made(TableCheck(watch, 2.0))
     watch.differs = ["the flowtable's device eth0 was missing"]
     it.turn()
     assert [drift.part for drift in told] == [Part.FLOWTABLE]
@@ -246,13 +247,13 @@ def test_what_was_put_back_of_the_flowtable_is_told() -> None:
 def test_a_table_that_is_not_put_back_stays_drift() -> None:
     """With --audit=report, until somebody makes it again."""
     watch: Any = FakeNatWatch()
-    it, clock, told = made(NatCheck(watch, 2.0), report_only=True)
-    watch.lacking = True
+    it, clock, told = made(TableCheck(watch, 2.0), report_only=True)
+    watch.lacking = ["chain choose is missing", "chain choose: rules were added or changed"]
     for _ in range(3):
         it.turn()
         clock.now = it.due
-    assert len(told) == len(it.drift) == 1
-    watch.lacking = False
+    assert len(told) == len(it.drift) == 2
+    watch.lacking = []
     it.turn()
     assert it.drift == []
 

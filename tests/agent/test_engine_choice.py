@@ -1,38 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which engine opens flows on a node as it is, and what is made for it, in a fresh namespace."""
+"""Which engine translates new flows on a node as it is, and when it becomes another one."""
 
-import os
-from collections.abc import Iterator
+import math
+from collections.abc import Collection
 from dataclasses import replace
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ebpflb.agent import engine_choice
-from ebpflb.agent.engine_choice import EngineChoice
+from ebpflb.agent.engine_choice import SETTLE_SECONDS, EngineChoice
 from ebpflb.errors import NodeError
-from ebpflb.model.addresses import Family
-from ebpflb.model.devices import Device
+from ebpflb.model.addresses import Family, Network
+from ebpflb.model.devices import Device, Devices
 from ebpflb.model.packet_mark import PacketMark
 from ebpflb.model.packet_path import AUTO, Engine, PacketPath
-from ebpflb.node import nat, nft
 from ebpflb.options import Options, Paths
-from tests.node import nodes
+from tests.agent import fakes
+from tests.agent.fakes import FakeNetfilter
 
-NAME = f"ebpflb-test-{os.getpid()}-engine"
 GATEWAY = (ip_address("10.244.1.1"),)
 BRIDGE = Device(3, "cni0", False, True, 0, GATEWAY, GATEWAY, "bridge")
 PORT = Device(4, "veth1", False, True, 3, (), (), "veth", hairpin=True)
+PLAIN = replace(PORT, hairpin=False)
+DOCKER = replace(BRIDGE, name="docker0")
+PODS = (ip_network("10.244.0.0/16"),)
+PERIOD = 30.0
+
+
+class Node:
+    """An engine's choice by a clock, on a node whose devices the test gives."""
+
+    def __init__(self, chosen: str = AUTO, *, period: float = 0.0, **options: Any) -> None:
+        self.now, self.table = 1000.0, FakeNetfilter()
+        self.choice: EngineChoice = fakes.engine_choice(
+            chosen, self.table, period=period, clock=lambda: self.now, **options
+        )
+
+    def update(self, *devices: Device, pods: Collection[Network] = ()) -> bool:
+        return self.choice.update(devices, pods)
+
+    def settle(self, *devices: Device) -> Engine:
+        """The engine when these devices have been there for a while."""
+        self.update(*devices)
+        self.now = max(self.now, self.choice.due if self.choice.due < math.inf else 0.0)
+        self.update(*devices)
+        return self.path.engine
+
+    @property
+    def path(self) -> PacketPath:
+        assert self.choice.path
+        return self.choice.path
 
 
 @pytest.fixture(autouse=True)
-def netns() -> Iterator[None]:
-    with nodes.fresh(NAME):
-        yield
-
-
-@pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> dict[Family, bool]:
     """Whether bridges hand packets to netfilter; off."""
     found = dict.fromkeys(Family, False)
@@ -40,113 +63,208 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[Family, bool]:
     return found
 
 
-def test_conntrack_has_its_table(caplog: pytest.LogCaptureFixture) -> None:
-    """The table is there before anyone is told that the engine is conntrack; it is logged once."""
+def test_netfilter_has_its_table(caplog: pytest.LogCaptureFixture) -> None:
+    """The table is there before anyone is told that the engine is netfilter; it is logged once."""
     caplog.set_level("INFO")
-    choice = EngineChoice(AUTO, missing=None)
-    assert choice.path is None
-    assert not choice.is_conntrack
+    node = Node()
+    assert node.choice.path is None
+    assert not node.choice.is_netfilter
     for changed in (True, False):
-        assert choice.update((), ()) == changed
-        assert choice.is_conntrack
-        assert nat.keeps_nat_hooks(nat.ENGINE)
-    assert caplog.text.count("packet path: conntrack (") == 1
+        assert node.update() == changed
+        assert node.choice.is_netfilter
+        assert node.choice.flags == {"netfilter"}
+        assert node.table.active
+    assert node.table.starts == 1
+    assert caplog.text.count("packet path: netfilter (") == 1
 
 
 @pytest.mark.parametrize("chosen", [AUTO, Engine.FLOWS])
 def test_flow_tables_need_none(chosen: str) -> None:
-    """Where conntrack cannot work, or was not chosen, nothing is made."""
-    choice = EngineChoice(chosen, missing="no kfuncs" if chosen == AUTO else None)
-    choice.update((), ())
-    assert choice.path is not None
-    assert choice.path.engine is Engine.FLOWS
-    assert not nft.tables()
+    """Where netfilter cannot work, or was not chosen, nothing is made."""
+    node = Node(chosen, missing="no nf_tables" if chosen == AUTO else None)
+    node.update()
+    assert node.path.engine is Engine.FLOWS
+    assert node.choice.flags == frozenset()
+    assert not node.table.starts
 
 
 def test_a_first_pod_on_a_bridge(calls: dict[Family, bool]) -> None:
-    """With it the choice becomes the flow tables; with br_netfilter it is conntrack again."""
-    choice = EngineChoice(AUTO, missing=None)
-    choice.update((BRIDGE,), ())
-    assert choice.is_conntrack
-    assert choice.update((BRIDGE, PORT), ())
-    assert choice.path is not None
-    assert choice.path.engine is Engine.FLOWS
-    assert "pods on the bridge cni0" in choice.path.reason
-    assert nat.keeps_nat_hooks(nat.ENGINE), "its connections may need it"
+    """With it the choice becomes the flow tables; with br_netfilter it is netfilter again."""
+    node = Node()
+    assert node.settle(BRIDGE) is Engine.NETFILTER
+    assert node.settle(BRIDGE, PORT) is Engine.FLOWS
+    assert "pods on the bridge cni0" in node.path.reason
+    assert not node.table.active
     calls.update(dict.fromkeys(Family, True))
-    assert choice.update((BRIDGE, PORT), ())
-    assert choice.is_conntrack
+    assert node.settle(BRIDGE, PORT) is Engine.NETFILTER
+    assert node.table.active
 
 
 def test_a_port_without_hairpin_mode(calls: dict[Family, bool]) -> None:
-    """With br_netfilter it makes the choice the flow tables; with hairpin mode it is conntrack."""
+    """With br_netfilter it makes the choice the flow tables; with hairpin mode it is netfilter."""
     calls.update(dict.fromkeys(Family, True))
-    choice = EngineChoice(AUTO, missing=None)
-    choice.update((BRIDGE, replace(PORT, hairpin=False)), ())
-    assert choice.path is not None
-    assert choice.path.engine is Engine.FLOWS
-    assert "without hairpin mode" in choice.path.reason
-    assert choice.update((BRIDGE, PORT), ())
-    assert choice.is_conntrack
+    node = Node()
+    assert node.settle(BRIDGE, PLAIN) is Engine.FLOWS
+    assert "without hairpin mode" in node.path.reason
+    assert node.settle(BRIDGE, PORT) is Engine.NETFILTER
 
 
-def test_conntrack_was_chosen(calls: dict[Family, bool]) -> None:
-    """It stays conntrack, with the obstacle in the reason; where it cannot work it is refused."""
-    choice = EngineChoice(Engine.CONNTRACK, missing=None)
-    choice.update((BRIDGE, PORT), ())
-    assert choice.is_conntrack
-    assert choice.path is not None
-    assert "although pods on the bridge cni0" in choice.path.reason
-    with pytest.raises(NodeError, match="cannot work on this node: no kfuncs"):
-        EngineChoice(Engine.CONNTRACK, missing="no kfuncs")
+@pytest.mark.parametrize(
+    "devices",
+    [(), (BRIDGE,), (DOCKER, PORT), (replace(BRIDGE, kind="bond"), PORT)],
+    ids=["none", "empty bridge", "docker", "bond"],
+)
+def test_devices_that_change_nothing(devices: Devices) -> None:
+    """They are not even waited for."""
+    node = Node()
+    node.update()
+    node.update(*devices)
+    assert node.choice.due == math.inf
+    assert node.path.engine is Engine.NETFILTER
+
+
+def test_a_bridge_of_other_programs_where_pods_networks_are_known() -> None:
+    """It is told by its addresses."""
+    node = Node()
+    other = replace(BRIDGE, name="lxdbr0")
+    node.update(other, PORT, pods=(ip_network("10.1.0.0/16"),))
+    assert node.path.engine is Engine.NETFILTER
+    node.update(other, PORT, pods=PODS)
+    assert node.choice.due < math.inf
+
+
+def test_a_port_that_is_about_to_get_hairpin_mode(calls: dict[Family, bool]) -> None:
+    """A CNI sets up a port step by step: a reason that goes in time changes nothing, and the next
+    one has to last as long.
+    """
+    calls.update(dict.fromkeys(Family, True))
+    node = Node()
+    node.update(BRIDGE)
+    for _ in range(5):
+        assert not node.update(BRIDGE, PLAIN)
+        assert node.choice.due == node.now + SETTLE_SECONDS
+        node.now += SETTLE_SECONDS - 0.1
+        assert not node.update(BRIDGE, PLAIN)
+        assert not node.update(BRIDGE, PORT)
+        assert node.choice.due == math.inf
+        assert node.choice.is_netfilter
+
+
+def test_a_reason_that_lasts() -> None:
+    """It counts when it is due, and not before."""
+    node = Node()
+    node.update(BRIDGE)
+    node.update(BRIDGE, PORT)
+    due = node.choice.due
+    node.now = due - 0.1
+    assert not node.update(BRIDGE, PORT)
+    node.now = due
+    assert node.update(BRIDGE, PORT)
+    assert node.path.engine is Engine.FLOWS
+    assert node.choice.due == math.inf
+
+
+def test_once_per_sync_period(calls: dict[Family, bool]) -> None:
+    """An engine that has just changed stays for a period, whatever happens on the node."""
+    node = Node(period=PERIOD)
+    changes = []
+    node.update(BRIDGE)
+    begun = node.now
+    for second in range(1, int(4 * PERIOD)):
+        node.now = begun + second
+        is_on = second // 7 % 2 == 0
+        calls.update(dict.fromkeys(Family, is_on))
+        if node.update(BRIDGE, PORT) and second:
+            changes.append(node.now)
+    assert len(changes) >= 2
+    for former, later in zip([begun, *changes], changes, strict=False):
+        assert later - former >= PERIOD
+
+
+def test_the_reason_changes_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Another reason for the same engine needs no time."""
+    node = Node()
+    assert node.settle(BRIDGE, PORT) is Engine.FLOWS
+    caplog.set_level("INFO")
+    assert node.update(replace(BRIDGE, name="cni1"), PORT)
+    assert "cni1" in caplog.text
+
+
+def test_netfilter_was_chosen() -> None:
+    """It stays netfilter, with the obstacle in the reason; where it cannot work it is refused."""
+    node = Node(Engine.NETFILTER)
+    assert node.settle(BRIDGE, PORT) is Engine.NETFILTER
+    assert "although pods on the bridge cni0" in node.path.reason
+    with pytest.raises(NodeError, match="cannot work on this node: no nf_tables"):
+        Node(Engine.NETFILTER, missing="no nf_tables")
 
 
 def test_a_mark_that_rules_wait_for() -> None:
-    """With --packet-mark auto takes the flow tables, which set it; who chose conntrack is told."""
+    """With --packet-mark auto takes the flow tables, which set it; who chose netfilter is told."""
     mark = PacketMark(0x4000, 0x4000)
     said = "only the flow tables set the mark 0x4000/0x4000 of --packet-mark"
     for chosen, engine, reason in (
         (AUTO, Engine.FLOWS, said),
-        (Engine.CONNTRACK, Engine.CONNTRACK, f"chosen by --packet-path, although {said}"),
+        (Engine.NETFILTER, Engine.NETFILTER, f"chosen by --packet-path, although {said}"),
     ):
-        choice = EngineChoice(chosen, missing=None, mark=mark)
-        choice.update((), ())
-        assert choice.path == PacketPath(engine, reason)
+        node = Node(chosen, mark=mark)
+        node.update()
+        assert node.path == PacketPath(engine, reason)
 
 
-def test_no_table_no_conntrack(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the table cannot be made the flow tables serve, with the reason."""
-    monkeypatch.setattr(nft, "TABLE_FAMILIES", {"inet": 99})
-    choice = EngineChoice(AUTO, missing=None)
-    choice.update((), ())
-    assert choice.path is not None
-    assert choice.path.engine is Engine.FLOWS
-    assert choice.path.reason.startswith("table inet ebpflb-conntrack: ")
+def test_no_table_no_netfilter() -> None:
+    """Where the table cannot be made the flow tables serve, with the reason. It is tried again at
+    each look, and serves when it can be made and nothing has changed for long enough.
+    """
+    node = Node(period=PERIOD)
+    node.table.error = NodeError("table inet ebpflb: busy")
+    node.update()
+    assert node.path == PacketPath(Engine.FLOWS, "table inet ebpflb: busy")
+    node.table.error = None
+    assert node.settle() is Engine.NETFILTER
+    assert node.table.active
 
 
 @pytest.mark.parametrize(
-    ("options", "conntrack", "lacking", "said"),
+    ("options", "missing", "lacking", "said"),
     [
         ({"fast_forward": True}, None, None, "in force at 0 devices"),
         ({"fast_forward": True}, None, "no flowtable", "none: no flowtable"),
-        ({"fast_forward": True}, "no kfuncs", None, None),
+        ({"fast_forward": True}, "no nf_tables", None, None),
         ({"fast_forward": True, "shadow": True}, None, None, None),
         ({}, None, None, None),
     ],
-    ids=["yes", "no flowtable", "no conntrack", "shadow", "not chosen"],
+    ids=["yes", "no flowtable", "no netfilter", "shadow", "not chosen"],
 )
 def test_flowtable(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     options: dict[str, bool],
-    conntrack: str | None,
+    missing: str | None,
     lacking: str | None,
     said: str | None,
 ) -> None:
     """Kept where it was chosen and there can be one; the log says why it has no effect."""
     monkeypatch.setattr(engine_choice, "flowtable_obstacle", lambda: lacking)
     chosen = Options(Paths(Path("/none")), "node", Path("/none"), **options)  # type: ignore[arg-type]
-    made = engine_choice.flowtable_of(chosen, conntrack)
+    made = engine_choice.flowtable_of(chosen, missing)
     assert made.said == said
     assert made.enabled == (said == "in force at 0 devices")
     assert ("--fast-forward has no effect" in caplog.text) == bool(lacking)
+
+
+@pytest.mark.parametrize("chosen", ["auto", "netfilter", "flows"])
+@pytest.mark.parametrize("missing", [None, "no nf_tables"])
+def test_probe(monkeypatch: pytest.MonkeyPatch, chosen: str, missing: str | None) -> None:
+    """Nothing is tried where the flow tables were chosen; SCTP only where netfilter works."""
+    tried: list[str] = []
+    monkeypatch.setattr(engine_choice, "netfilter_obstacle", lambda: tried.append("nat") or missing)
+    monkeypatch.setattr(engine_choice, "can_translate_sctp", lambda: not tried.append("sctp"))
+    options = Options(Paths(Path("/none")), "node", Path("/none"), packet_path=chosen)
+    probed = engine_choice.probe_netfilter(options)
+    if chosen == "flows":
+        assert (tried, probed.sctp) == ([], False)
+        assert probed.missing
+    else:
+        assert probed == (missing, missing is None)
+        assert tried == ["nat"] + ["sctp"] * (missing is None)

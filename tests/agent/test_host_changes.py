@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ebpflb.agent.host_changes import HostChanges
-from ebpflb.node import conntrack, nat, nft, reserved_ports
+from ebpflb.node import conntrack, netfilter_table, nft, reserved_ports
 from ebpflb.options import Options, Paths
 
 
@@ -29,11 +29,11 @@ def test_each_change_is_undone_whatever_the_others_do(
     monkeypatch.setattr(reserved_ports, "try_to_reserve", lambda *_: None)
     monkeypatch.setattr(reserved_ports, "release", lambda record: undone.append("ports"))
     monkeypatch.setattr(nft, "exists", lambda table: False)
-    monkeypatch.setattr(nat, "release_when_unused", undone.append)
+    monkeypatch.setattr(netfilter_table, "remove", lambda: undone.append("table"))
     options = Options(Paths(tmp_path / "state", tmp_path), "node-1", tmp_path)
     with pytest.raises(ValueError, match="cannot serve"), HostChanges(options) as host:
         host.make()
         raise ValueError("cannot serve")
-    assert undone == ["two", "one", "ports", nat.ENGINE]
+    assert undone == ["two", "one", "ports", "table"]
     (said,) = caplog.messages
     assert said == "the node's settings are not as they were: /read-only: Read-only file system"

@@ -6,10 +6,8 @@ import errno
 import pytest
 
 from ebpflb.agent import program_loader
-from ebpflb.agent.engine_choice import EngineChoice
 from ebpflb.errors import CompileError, EbpflbError, KernelError
 from ebpflb.lab.agents import wait_until
-from ebpflb.model.packet_path import AUTO, Engine
 from tests.agent.fakes import Harness
 from tests.agent.test_node_sync import BRIDGE, ETH, PORT, here, start
 
@@ -53,7 +51,6 @@ def test_pauses_grow(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     loader = program_loader.ProgramLoader(
         harness.datapath,  # type: ignore[arg-type]
         harness.options,
-        harness.engine,
         clock=lambda: now[0],
     )
     loader.load()
@@ -65,20 +62,3 @@ def test_pauses_grow(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
             assert not loader.try_again()
     assert pauses[:4] == [5, 10, 20, 40]
     assert max(pauses) == 300
-
-
-def test_the_conntrack_engine_is_tried_again(harness: Harness) -> None:
-    """Where memory was short for its programs auto serves without, and with it as soon as it can.
-
-    What the verifier rejects stays rejected (test_engine_in_force.py).
-    """
-    harness.datapath.rejects_conntrack = SHORT
-    harness.engine = EngineChoice(AUTO, missing=None)
-    start(harness)
-    assert not harness.datapath.conntrack
-    assert harness.status.programs == "current"
-    harness.datapath.rejects_conntrack = None
-    wait_until("it is loaded", lambda: harness.datapath.conntrack)
-    path = harness.wait_for(lambda status: len(harness.datapath.attached) == 2).packet_path
-    assert path is not None
-    assert Engine(path.engine)

@@ -138,7 +138,7 @@ def test_pods_devices(harness: Harness) -> None:
     harness.send(here(ETH, BRIDGE, PORT))
     written = harness.datapath.small_maps["devices"]
     flags = {index: device.flags for index, device in written.items()}
-    assert flags == {2: {"host_only"}, 3: {"pods", "host_only"}, 4: {"pods"}}
+    assert flags == {2: {"host_only"}, 3: {"pods", "host_only", "master"}, 4: {"pods"}}
     assert "detect_local" in harness.datapath.settings["flags"]
 
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from ebpflb.datapath import conntrack_probe, kernel
+from ebpflb.datapath import kernel
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.lab.agents import wait_until
+from ebpflb.node.netfilter_probe import netfilter_obstacle
+from ebpflb.node.netfilter_rules import MASQUERADE_CHAIN
 from ebpflb.serve import status
 from tests.kit import forked
 from tests.kit.cluster import Cluster, endpoint, running, web
@@ -90,19 +92,36 @@ def test_what_differs_is_said_though_the_cluster_cannot_be_asked(cluster: Cluste
     assert {each["name"] for each in found} == {"hook sendmsg4"}
 
 
-def test_the_table_of_the_conntrack_engine(tmp_path: Path) -> None:
-    """It is named where it is gone and flows are opened in conntrack; and by the agent, which with
-    --audit=report does not put it back."""
-    if conntrack_probe.obstacle(tmp_path):
-        pytest.skip("this kernel has no conntrack for programs")
-    table = "table inet ebpflb-conntrack"
-    with running(tmp_path, "--audit=report", "--packet-path=conntrack") as made:
-        wait_until("it serves", lambda: published(made).in_sync)
-        nft(made, "delete", *table.split())
-        wait_until("the agent names it", lambda: table in published(made).drift)
-        code, found = audit(made)
-        assert (code, [each["name"] for each in found]) == (1, [table])
-        assert table not in nft(made, "list", "ruleset")
+@pytest.fixture
+def stopped(tmp_path: Path) -> Iterator[Cluster]:
+    """Its agent has served with netfilter, and has ended: anyone can change the table."""
+    if obstacle := netfilter_obstacle():
+        pytest.skip(obstacle)
+    options = ("--packet-path=netfilter", "--masquerade-ports=40000-40999")
+    with running(tmp_path, *options) as made:
+        made.publish(web(*map(endpoint, made.web)))
+        wait_until("it serves", lambda: published(made).backends == 6)
+        made.agent.stop()
+        yield made
+
+
+TABLE = "table inet ebpflb"
+
+
+def test_netfilters_table(stopped: Cluster) -> None:
+    """Each thing that differs is named, in the rules and in the elements."""
+    assert audit(stopped) == (0, [])
+    elements = json.loads(nft(stopped, "--json", "list", "map", "inet", "ebpflb", "backends4"))
+    key = elements["nftables"][1]["map"]["elem"][0][0]
+    nft(stopped, "delete", "element", "inet", "ebpflb", "backends4", f"{{ {key} }}")
+    nft(stopped, "flush", "chain", "inet", "ebpflb", MASQUERADE_CHAIN)
+    code, found = audit(stopped)
+    texts = [f"{each['name']} {each['found']}" for each in found]
+    assert code == 1
+    assert any(text.startswith(f"{TABLE} chain {MASQUERADE_CHAIN}: ") for text in texts)
+    assert any(text.startswith(f"{TABLE}: backends4: backend ") for text in texts)
+    nft(stopped, "delete", *TABLE.split())
+    assert audit(stopped) == (1, [{"part": "table", "name": TABLE, "found": "is missing"}])
 
 
 def nft(cluster: Cluster, *words: str) -> str:

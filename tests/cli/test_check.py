@@ -85,9 +85,7 @@ def test_no_flowtable(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch) -> None:
         rows = json.loads(ebpflb("check", "--state-dir", NEVER, "-o", "json").out)
         (row,) = [row for row in rows if row["feature"] == "nf_flow_table"]
         assert (row["ok"], row["detail"]) == (obstacle is None, obstacle or "yes")
-        assert ("--fast-forward has no effect on the conntrack engine" in row["remedy"]) != row[
-            "ok"
-        ]
+        assert ("--fast-forward has no effect with netfilter" in row["remedy"]) != row["ok"]
         assert not row["required"]
 
 
@@ -107,11 +105,11 @@ def test_json_and_yaml(ebpflb: Ebpflb) -> None:
     assert not missing(said)
 
 
-FORWARD = """
-table inet lab_forward {
-    chain forward {
-        type filter hook forward priority 0;
-        meta mark & 0x4000 == 0x4000 accept
+RULES = """
+table inet lab_rules {
+    chain output {
+        type filter hook output priority 0;
+        tcp dport 30080 accept
         tcp dport 22 accept
     }
 }
@@ -122,17 +120,17 @@ def test_firewall_rules(ebpflb: Ebpflb, own_netns: str) -> None:
     """A rule that does not see services is a warning that names it and says what to do instead."""
     here = Namespace(own_netns)
     here.ip("address add 192.0.2.1/32 dev lo")
-    here.nft(FORWARD)
+    here.nft(RULES)
     try:
         done = ebpflb("check", "--state-dir", NEVER, "-o", "json")
     finally:
-        here.nft("delete table inet lab_forward")
+        here.nft("delete table inet lab_rules")
         here.ip("address delete 192.0.2.1/32 dev lo")
     assert done.status == 0
     (found,) = [each for each in json.loads(done.out) if each["feature"].startswith("firewall")]
     assert (found["feature"], found["ok"], found["required"]) == ("firewall rule", False, False)
-    assert found["detail"].startswith("table inet lab_forward, chain forward: handle ")
-    assert "kube-proxy's mark" in found["remedy"]
+    assert found["detail"].startswith("table inet lab_rules, chain output: handle ")
+    assert "sockets are connected to it" in found["remedy"]
 
 
 def test_rules_that_cannot_be_read(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@
 import json
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from socket import AF_INET, SOCK_DGRAM, socket
 
@@ -13,7 +14,9 @@ from ebpflb.cli.cleanup import remove_all
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.kube_proxy import Detection
 from ebpflb.node import ctnetlink, ipvs, kube_proxy_watch, nat, nft
-from ebpflb.options import Paths
+from ebpflb.node.netfilter_rules import TABLE, table_options
+from ebpflb.node.netfilter_table import NetfilterTable
+from ebpflb.options import Options, Paths
 from ebpflb.serve import status
 from tests.cli.conftest import NEVER, Done, Ebpflb
 from tests.node import answering, nodes, rules
@@ -38,6 +41,19 @@ def loopback() -> None:
 def left_by_iptables() -> None:
     for tool in TOOLS:
         load(tool, rules.KUBELET, rules.IPTABLES_MODE)
+
+
+def make(table: nft.Name) -> None:
+    """As an agent does; netfilter's stays when its agent has ended."""
+    if table != TABLE:
+        nat.keep_nat_hooks(table)
+        return
+    options = Options(Paths(NEVER), "node-1", NEVER)
+    with closing(NetfilterTable(table_options(options, sctp=False))) as made:
+        made.build()
+
+
+OWN_TABLES = pytest.mark.parametrize("table", [TABLE, nat.HOLD, nat.FORMER], ids=str)
 
 
 def removed(done: Done) -> list[str]:
@@ -155,45 +171,47 @@ def test_own(ebpflb: Ebpflb, nowhere: list[str]) -> None:
     """`cleanup` alone removes what is ours and leaves what is kube-proxy's."""
     left_by_iptables()
     before = everything()
-    for table in (nat.HOLD, nat.ENGINE):
-        nat.keep_nat_hooks(table)
+    for table in (TABLE, nat.HOLD, nat.FORMER):
+        make(table)
     assert ebpflb("cleanup", *nowhere).status == 0
     assert everything() == before
 
 
-@pytest.mark.parametrize("table", [nat.HOLD, nat.ENGINE], ids=str)
+@OWN_TABLES
 def test_what_connections_need_stays(
     ebpflb: Ebpflb, nowhere: list[str], loopback: None, table: nft.Name
 ) -> None:
-    """`cleanup` leaves the table that keeps NAT alive until no connection is translated."""
-    nat.keep_nat_hooks(table)
+    """`cleanup` leaves a table that keeps NAT alive until no connection is translated."""
+    make(table)
     nodes.translate("127.0.0.7", 53)
     done = ebpflb("cleanup", *nowhere)
     assert done.status == 0
     assert f"{table} stays as long as connections are translated; run this again later" in done.out
-    assert nat.keeps_nat_hooks(table)
+    assert nft.exists(table)
     ctnetlink.delete(ctnetlink.connections(lambda *_: True))
     assert "stays" not in ebpflb("cleanup", *nowhere).out
     assert not nft.exists(table)
 
 
+@OWN_TABLES
 def test_kube_proxys_rules_keep_nat_alive_too(
-    ebpflb: Ebpflb, nowhere: list[str], loopback: None
+    ebpflb: Ebpflb, nowhere: list[str], loopback: None, table: nft.Name
 ) -> None:
     """Where kube-proxy serves again nothing of ours stays, though connections are translated."""
     load_nft()
-    nat.keep_nat_hooks(nat.ENGINE)
+    make(table)
     nodes.translate("127.0.0.7", 53)
     assert "stays" not in ebpflb("cleanup", *nowhere).out
-    assert not nft.exists(nat.ENGINE)
+    assert not nft.exists(table)
 
 
 def test_kube_proxys_cleanup_leaves_the_engines_table(ebpflb: Ebpflb, nowhere: list[str]) -> None:
-    """The conntrack engine goes on when what kube-proxy left is removed."""
+    """The engine netfilter goes on when what kube-proxy left is removed."""
     load_nft()
-    nat.keep_nat_hooks(nat.ENGINE)
+    make(TABLE)
+    whole = run("nft", "list", "table", *TABLE)
     assert ebpflb("cleanup", "--kube-proxy", *nowhere).status == 0
-    assert nat.keeps_nat_hooks(nat.ENGINE)
+    assert run("nft", "list", "table", *TABLE) == whole
 
 
 def test_everything(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tests.cli.test_doctor_canary import canaries, left, ok, published
 
 def test_conntrack(tmp_path: Path) -> None:
     """The same where conntrack keeps the flows."""
-    with published(tmp_path, engine=Engine.CONNTRACK) as cluster:
+    with published(tmp_path, engine=Engine.NETFILTER) as cluster:
         assert ok(canaries(cluster)) == ["sockets", "packets", "NodePorts"]
         wait_until("all is gone", lambda: left(cluster) == [])
 

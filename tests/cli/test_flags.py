@@ -93,7 +93,7 @@ def test_reaches_its_fields(row: Parameter, text: str) -> None:
 )
 def test_booleans_like_go(words: list[str], value: bool) -> None:
     """Alone, with a value, and with underscores."""
-    assert config_of(*words).masquerade_all is value
+    assert config_of(*words).masquerade_section.masquerade_all is value
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_beside_file() -> None:
     values, _ = call("--config=f", "--node-name=a", "-v=4", "--masquerade-all", "--proxy-mode=ipvs")
     found = run_configuration.override(KubeProxyConfiguration(hostname_override="file"), values)
     assert (found.hostname_override, found.logging.verbosity) == ("a", 4)
-    assert (found.masquerade_all, found.mode) == (False, "")
+    assert (found.masquerade_section.masquerade_all, found.mode) == (False, "")
 
 
 def test_help_leaves_out_what_does_nothing() -> None:

@@ -106,15 +106,15 @@ def test_flush(ebpflb: Ebpflb, pins: list[str], maps: dict[str, Map]) -> None:
     assert "none" in ebpflb("flows", "list", *pins).out
 
 
-def test_conntracks_flows(ebpflb: Ebpflb, pins: list[str], maps: dict[str, Map]) -> None:
-    """Flows of conntrack are listed, counted and flushed beside those of the flow tables."""
+def test_netfilters_flows(ebpflb: Ebpflb, pins: list[str], maps: dict[str, Map]) -> None:
+    """Flows of netfilter are listed, counted and flushed beside those of the flow tables."""
     frontend = Frontend(ip_address("127.0.0.7"), 53, Protocol.UDP)
     entry = ServiceEntry(7, frozenset(), 0, 0, Range(0, 0), Range(0, 0))
     maps["services"].write([(frontend, entry)])
     with nodes.fresh(f"ebpflb-test-{os.getpid()}-flowlist"):
         nodes.translate("127.0.0.7", 53)
         found = json.loads(ebpflb("flows", "list", *pins, "-o", "json").out)
-        assert Counter(flow["engine"] for flow in found) == {"flows": 3, "conntrack": 1}
+        assert Counter(flow["engine"] for flow in found) == {"flows": 3, "netfilter": 1}
         assert len({tuple(flow) for flow in found}) == 1, "the same columns"
         (line,) = [
             x

@@ -209,6 +209,22 @@ def test_all_that_is_chosen(made: Options) -> None:
     assert made.nodeport_addresses == ("10.0.0.0/8",)
 
 
+def test_the_former_name_of_an_engine(
+    chosen: Callable[..., Options], ebpflb: Ebpflb, options: list[object]
+) -> None:
+    """Is taken, with a warning."""
+    words = (*options, "--packet-path=conntrack")
+    assert chosen(*words).packet_path == "netfilter"
+    warning = "warning: --packet-path=conntrack is called netfilter now\n"
+    assert warning in ebpflb("run", *words).err
+
+
+def test_masquerade_bit(chosen: Callable[..., Options]) -> None:
+    """Of kube-proxy's flag; by default its own."""
+    assert chosen().masquerade_mark == 0x4000
+    assert chosen("--iptables-masquerade-bit=31").masquerade_mark == 1 << 31
+
+
 def test_all_that_programs_are_told(made: Options) -> None:
     """The options for programs are in the map of settings."""
     assert made.map_settings == {

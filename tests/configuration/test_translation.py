@@ -39,23 +39,32 @@ def test_nodeport_addresses_default(mode: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "everything", "periods"),
+    ("mode", "everything", "mark", "periods"),
     [
-        ("", True, (10, 1)),
-        ("iptables", True, (10, 1)),
-        ("ipvs", True, (20, 2)),
-        ("nftables", False, (40, 4)),
+        ("", True, 0x20, (10, 1)),
+        ("iptables", True, 0x20, (10, 1)),
+        ("ipvs", True, 0x20, (20, 2)),
+        ("nftables", False, 1, (40, 4)),
     ],
 )
-def test_section_of_the_mode(mode: str, everything: bool, periods: tuple[int, int]) -> None:
-    """masqueradeAll and the periods are those of the mode; ipvs has masqueradeAll of iptables."""
+def test_section_of_the_mode(
+    mode: str, everything: bool, mark: int, periods: tuple[int, int]
+) -> None:
+    """masqueradeAll, masqueradeBit and the periods are those of the mode; ipvs has the first two of
+    iptables.
+    """
     options = made(
         mode=mode,
-        iptables={"masqueradeAll": True, "syncPeriod": "10s", "minSyncPeriod": "1s"},
+        iptables={
+            "masqueradeAll": True,
+            "masqueradeBit": 5,
+            "syncPeriod": "10s",
+            "minSyncPeriod": "1s",
+        },
         ipvs={"syncPeriod": "20s", "minSyncPeriod": "2s"},
-        nftables={"syncPeriod": "40s", "minSyncPeriod": "4s"},
+        nftables={"masqueradeBit": 0, "syncPeriod": "40s", "minSyncPeriod": "4s"},
     )
-    assert options.masquerade_all is everything
+    assert (options.masquerade_all, options.masquerade_mark) == (everything, mark)
     assert (options.sync_period, options.min_sync_period) == periods
 
 

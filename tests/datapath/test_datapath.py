@@ -22,7 +22,6 @@ from ebpflb.datapath.programs import compiler
 from ebpflb.errors import CompileError, KernelError
 from ebpflb.model.devices import Devices
 from ebpflb.plan.entries import (
-    NO_SLOT,
     BackendLoad,
     BackendName,
     DeviceEntry,
@@ -199,7 +198,7 @@ def test_counters_of_former_backends(datapath: Datapath) -> None:
     for plan in (
         Plan(backend_slots=[(5, 1)]),
         Plan(backend_names=[(5, name._replace(target="renamed"))]),
-        Plan(backend_slots=[(5, NO_SLOT)], removed_backend_names=[5]),
+        Plan(removed_backend_slots=[5], removed_backend_names=[5]),
     ):
         datapath.apply(plan)
         assert stats.get(5) == (3, 1)
@@ -212,7 +211,7 @@ def test_open_connections_of_former_backends(datapath: Datapath) -> None:
     loads, name = datapath.maps["backend_loads"], BackendName("node", "pod")
     datapath.apply(Plan(backend_slots=[(5, 0)], backend_names=[(5, name)]))
     loads.write([(5, BackendLoad(open=3, generation=7, uncounted=2))])
-    datapath.apply(Plan(backend_slots=[(5, NO_SLOT)], removed_backend_names=[5]))
+    datapath.apply(Plan(removed_backend_slots=[5], removed_backend_names=[5]))
     assert loads.get(5) == BackendLoad(open=0, generation=8, uncounted=2)
     datapath.apply(Plan(backend_slots=[(5, 2)], backend_names=[(5, name)]))
     assert loads.get(5) == BackendLoad(open=0, generation=9, uncounted=2)

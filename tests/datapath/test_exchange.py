@@ -45,7 +45,7 @@ def datapath(directory: Path, cgroup: Path, ns: Namespace, cache: Path) -> Itera
 @pytest.fixture
 def others(datapath: Datapath, cache: Path) -> Make:
     """Makes further ones; of which variant they are does not matter here."""
-    compiled = datapath.compile(cache, conntrack=False)
+    compiled = datapath.compile(cache)
     return lambda: ProgramSet(compiled.sockets, compiled.packets, datapath.maps)
 
 

@@ -110,7 +110,7 @@ def test_a_flow(maps: dict[str, Map]) -> None:
         "reply": "127.0.0.1:5353 > 127.0.0.1:4001",
         "age_seconds": None,
         "idle_seconds": None,
-        "engine": "conntrack",
+        "engine": "netfilter",
     }
 
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rows that `ebpflb maps dump` shows, from maps filled by hand."""
 
+import os
 import time
+from contextlib import closing
 from ipaddress import ip_address
 from typing import Any
 
@@ -19,6 +21,9 @@ from ebpflb.datapath.maps.socket_records import (
 from ebpflb.diagnose.dump import ROWS, dump_maps
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
+from ebpflb.node.netfilter_elements import Elements
+from ebpflb.node.netfilter_rules import TableOptions
+from ebpflb.node.netfilter_table import NetfilterTable
 from ebpflb.plan.entries import (
     Backend,
     BackendLoad,
@@ -29,6 +34,7 @@ from ebpflb.plan.entries import (
     Settings,
 )
 from tests.diagnose.conftest import count
+from tests.node import nodes
 
 WEB, UNNAMED, LOST = 7, 8, 99  # service ids: one has a name, one has none, one is nowhere
 A, B, LEAVING = 21, 22, 23  # backend ids
@@ -119,9 +125,29 @@ def column(maps: dict[str, Map], name: str, *keys: str) -> list[Any]:
 
 def test_every_map(maps: dict[str, Map]) -> None:
     """Without names every map that lasts is shown; with names these alone, in their order."""
-    names = (maps.keys() - {"scratch", "secret", "timeouts"}) | {"conntrack"}
+    names = (maps.keys() - {"scratch", "secret", "timeouts"}) | {"conntrack", "translations"}
     assert dump_maps(maps).maps.keys() == ROWS.keys() == names
     assert list(dump_maps(maps, ("slots", "backend_slots")).maps) == ["slots", "backend_slots"]
+
+
+def test_translations(maps: dict[str, Map]) -> None:
+    """What netfilter's table holds, with names; of an id that has gone the endpoint alone."""
+    with nodes.fresh(f"ebpflb-test-{os.getpid()}-translations"):
+        assert rows(maps, "translations") == []
+        options = TableOptions(0x4000, (30000, 65535), drops_invalid=True, sctp=False)
+        with closing(NetfilterTable(options)) as table:
+            table.build()
+            elements = Elements(table.session, options)
+            elements.write([(LOST, ip_address("fd00::9"), 9), (A, ip_address("10.0.0.1"), 8080)])
+            assert rows(maps, "translations") == [
+                {
+                    "service": "shop/web:http/TCP",
+                    "endpoint": "10.0.0.1:8080",
+                    "target": dict(maps["backend_names"].items())[A].target,
+                    "id": A,
+                },
+                {"service": "", "endpoint": "[fd00::9]:9", "target": "", "id": LOST},
+            ]
 
 
 def test_kinds(maps: dict[str, Map]) -> None:

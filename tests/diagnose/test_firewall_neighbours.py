@@ -70,4 +70,4 @@ def test_a_rule_by_an_ipset(tool: Tool) -> None:
     text = "-p tcp -m set --match-set c18 dst -j DROP"
     nodes.load(tool, f"*raw\n-A PREROUTING {text}\nCOMMIT\n")
     assert found(Engine.FLOWS) == [f"PREROUTING: {text}"]
-    assert not found(Engine.CONNTRACK)
+    assert not found(Engine.NETFILTER)

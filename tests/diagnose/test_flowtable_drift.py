@@ -18,7 +18,7 @@ from ebpflb.plan.entries import Frontend
 NODE = ip_address("192.0.2.1")
 FRONTENDS = (Frontend(ip_address("10.96.0.10"), 80, 6), Frontend(ip_address("0.0.0.0"), 30080, 17))
 WHOLE = Contents(frozenset({"lo"}), elements(FRONTENDS, [NODE]))
-BOTH = frozenset({"conntrack", "fast_forward"})
+BOTH = frozenset({"netfilter", "fast_forward"})
 
 
 def maps(flags: frozenset[str]) -> Mapping[str, Any]:
@@ -40,7 +40,7 @@ def maps(flags: frozenset[str]) -> Mapping[str, Any]:
         (BOTH, Contents(frozenset(), frozenset()), None, 2),
         (BOTH, None, "no flowtable", 0),
         (BOTH | {"shadow"}, None, None, 0),
-        (frozenset({"conntrack"}), None, None, 0),
+        (frozenset({"netfilter"}), None, None, 0),
         (frozenset({"fast_forward"}), None, None, 0),
     ],
     ids=["whole", "gone", "empty", "no kernel", "shadow", "not chosen", "flow tables"],

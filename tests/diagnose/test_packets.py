@@ -9,12 +9,12 @@ import pytest
 
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.records import (
+    DatagramChoice,
+    FlowGate,
     Forwarded,
     FragmentKey,
     FragmentPorts,
     HalfOpen,
-    Opening,
-    OpeningCounts,
     Sweep,
 )
 from ebpflb.diagnose import node_maps
@@ -25,6 +25,7 @@ from ebpflb.plan.entries import (
     NO_V4,
     NO_V6,
     Backend,
+    Chosen,
     DeviceEntry,
     Frontend,
     Prefix,
@@ -102,8 +103,14 @@ def remembered(maps: dict[str, Map]) -> None:
     count(maps["flow_stats"], 0, 16, 1, 3, 2)
     request = Tuple(CLIENT, FRONTEND, 1000, 80, 6, 1)
     maps["half_open"].write([(7, HalfOpen(request, request, begun))])
-    maps["openings"].write([(7, Opening(request, begun, 8, 0, 1, 0))])
-    maps["opening_counts"].write([(0, OpeningCounts(8, 3, 0))])
+    chosen = Chosen.PREFIX | Chosen.MASQUERADE | BACKEND
+    maps["udp_choices"].write(
+        [
+            (request._replace(protocol=17), DatagramChoice(WEB, chosen, 0, begun)),
+            (request._replace(protocol=17, source_port=1), DatagramChoice(WEB, 99, 0, begun)),
+        ]
+    )
+    maps["segment_choices"].write([(7, 5 << 32 | chosen), (8, 5 << 32), (9, 99)])
     count(maps["reject_budgets"], 0, now, 42)
 
 
@@ -164,11 +171,27 @@ def test_half_open_rows(maps: dict[str, Map]) -> None:
     assert age >= 60
 
 
-def test_opening_rows(maps: dict[str, Map]) -> None:
-    """The latest flows that were opened in conntrack, and whether their packets have left."""
-    ((source, destination, left),) = column(maps, "openings", "source", "destination", "left")
-    assert (source, destination, left) == ("198.51.100.7:1000", "203.0.113.1:80", True)
-    assert rows(maps, "opening_counts") == [{"opened": 8, "tried": 3, "note_lost_seconds": None}]
+def test_choices(maps: dict[str, Map]) -> None:
+    """What datagrams and segments get on the engine netfilter: a backend that has gone is a number,
+    and elements that were never written are left out.
+    """
+    assert column(maps, "udp_choices", "source", "service", "endpoint", "masquerade") == [
+        ("198.51.100.7:1", "shop/web:http/TCP", "removed (#99)", False),
+        ("198.51.100.7:1000", "shop/web:http/TCP", "10.244.1.11:8080", True),
+    ]
+    assert all(idle >= 60 for (idle,) in column(maps, "udp_choices", "idle_seconds"))
+    assert column(maps, "segment_choices", "index", "endpoint", "masquerade") == [
+        (7, "10.244.1.11:8080", True),
+        (8, "", False),
+        (9, "removed (#99)", False),
+    ]
+
+
+@pytest.mark.parametrize(("empty", "is_open"), [(8, False), (7, True), (0, True)])
+def test_flow_gate(maps: dict[str, Map], empty: int, is_open: bool) -> None:
+    """Whether packets are looked up in the flow tables."""
+    maps["flow_gate"].write([(0, FlowGate(5, 2, empty))])
+    assert rows(maps, "flow_gate") == [{"opened": 5, "written": 2, "is_open": is_open}]
 
 
 def test_fragments(maps: dict[str, Map]) -> None:

@@ -18,15 +18,15 @@ BOTH, FLOWS, SOCKETS = (LISTED[title] for title in ("both engines", "flow tables
 
 
 @pytest.fixture(scope="module")
-def on_conntrack() -> set[str]:
-    """The files that have tests with conntrack as a parameter."""
+def on_netfilter() -> set[str]:
+    """The files that have tests with netfilter as a parameter."""
     files = [f"tests/network/{name}.py" for name in sorted(BOTH | FLOWS | SOCKETS)]
     files = [each for each in files if (ROOT / each).exists()]
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run([*command, *files], cwd=ROOT, capture_output=True, text=True, check=True)
-    return set(re.findall(r"^tests/network/(test_\w+)\.py::\w+\[.*conntrack", done.stdout, re.M))
+    return set(re.findall(r"^tests/network/(test_\w+)\.py::\w+\[.*netfilter", done.stdout, re.M))
 
 
-def test_files_on_both_engines_are_listed_as_such(on_conntrack: set[str]) -> None:
-    """All that are listed run on conntrack, and none of those that are said not to."""
-    assert on_conntrack == BOTH
+def test_files_on_both_engines_are_listed_as_such(on_netfilter: set[str]) -> None:
+    """All that are listed run on netfilter, and none of those that are said not to."""
+    assert on_netfilter == BOTH

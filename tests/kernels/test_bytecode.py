@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.datapath import conntrack_probe, datapath, probe
+from ebpflb.datapath import datapath, probe
 from ebpflb.datapath.attach import netns_cookie
 from ebpflb.datapath.maps import layout
 from ebpflb.datapath.programs import precompile
@@ -32,11 +32,12 @@ def test_variants() -> None:
 
 
 @pytest.mark.parametrize("set_retval", [True, False])
-@pytest.mark.parametrize(("coarse", "conntrack"), [(True, True), (True, False), (False, False)])
+@pytest.mark.parametrize("coarse", [True, False])
+@pytest.mark.parametrize("fast", [True, False])
 def test_whatever_probes_find_is_a_variant(
-    monkeypatch: pytest.MonkeyPatch, set_retval: bool, coarse: bool, conntrack: bool
+    monkeypatch: pytest.MonkeyPatch, set_retval: bool, coarse: bool, fast: bool
 ) -> None:
-    """All flags that the agent gives the compiler; conntrack's functions are newer than the clock.
+    """All flags that the agent gives the compiler.
 
     These are compiled ahead, so no node of the image needs a compiler.
     """
@@ -45,11 +46,10 @@ def test_whatever_probes_find_is_a_variant(
     sockets = precompile.VARIANTS[datapath.SOCKET_SOURCE].values()
     packets = precompile.VARIANTS[datapath.PACKET_SOURCE].values()
     assert datapath.socket_flags() in sockets
-    flags = datapath.packet_flags(conntrack=conntrack)
+    flags = datapath.packet_flags(fast_forward=fast)
     assert {(*flags, *more) for more in datapath._VARIANTS.values()} <= {*packets}
 
 
-@pytest.mark.parametrize("source", [conntrack_probe.PROBE_SOURCE, netns_cookie.COOKIE_SOURCE])
-def test_what_is_compiled_without_flags_is_a_variant(source: str) -> None:
-    """The two programs that only tell something."""
-    assert () in precompile.VARIANTS[source].values()
+def test_what_is_compiled_without_flags_is_a_variant() -> None:
+    """The program that only tells something."""
+    assert () in precompile.VARIANTS[netns_cookie.COOKIE_SOURCE].values()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two nodes that serve the same NodePort, so that what one leaves in its conntrack can be compared.
 
-    near     ebpflb, its conntrack engine
+    near     ebpflb, with the engine netfilter
     rules    kube-proxy's nftables rules, no agent
     far      there: the only endpoint
     outside  a client beyond the router, which drops what is sent to FORGED sources
@@ -38,7 +38,7 @@ _FLOOD = Path(flood.__file__)
 class BesideKubeProxy(LabCluster):
     """``nodes`` are the two that are compared, ebpflb's first."""
 
-    engine = Engine.CONNTRACK
+    engine = Engine.NETFILTER
 
     def __init__(self, lab: Lab, folder: Path) -> None:
         super().__init__(lab, folder)

@@ -15,13 +15,12 @@ import pytest
 
 from bench import kubeproxy
 from bench.services import CIDR, CIDR6, NodePort
-from ebpflb.datapath import conntrack_probe
 from ebpflb.lab import cni, manifests
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.sockets import Socket, Sockets
 from ebpflb.model.on_removal import ON_REMOVAL_ANNOTATION
 from ebpflb.model.packet_path import Engine
-from ebpflb.options import Paths
+from ebpflb.node.netfilter_probe import netfilter_obstacle
 from tests.kit import requests
 from tests.kit.cluster import Cluster, endpoint
 from tests.kit.lab_cluster import PORT, PREFIX, TARGET
@@ -168,8 +167,8 @@ class Both(Cluster):
 @contextmanager
 def running(folder: Path, engine: Engine) -> Iterator[Both]:
     """Everything is removed afterwards; skips an engine that this kernel cannot have."""
-    if engine is Engine.CONNTRACK and conntrack_probe.obstacle(Paths.cache):
-        pytest.skip("this kernel has no conntrack for programs")
+    if engine is Engine.NETFILTER and (missing := netfilter_obstacle()):
+        pytest.skip(missing)
     with Lab(PREFIX) as lab:
         made = Both(lab, folder, engine)
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waits for what the flow tables do with a change itself, and conntrack's engine right after it.
+"""Waits for what the flow tables do with a change itself, and the engine netfilter right after it.
 
 As kube-proxy does (kube-proxy.md 11.1), the agent deletes entries of UDP that lead elsewhere once
 the change is in force.

@@ -16,14 +16,13 @@ from typing import Any
 
 import pytest
 
-from ebpflb.datapath import conntrack_probe
 from ebpflb.lab import cni, manifests
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.manifests import Manifest
 from ebpflb.model.packet_path import Engine
 from ebpflb.model.services import Protocol
 from ebpflb.node import ctnetlink
-from ebpflb.options import Paths
+from ebpflb.node.netfilter_probe import netfilter_obstacle
 from tests.kit.lab_cluster import PORT, TARGET, LabCluster, started
 from tests.node import nodes
 
@@ -35,12 +34,12 @@ SERVICE_NETWORKS = ("10.96.0.0/16", "fd00:96::/64", "203.0.113.0/24", "fd03:113:
 def require(engine: Engine, network: cni.Cni | None = None) -> None:
     """Skips the tests of an engine that this kernel cannot have; those of the other one run.
 
-    Pods of one bridge, as they are without a ``network``, need br_netfilter with conntrack
+    Pods of one bridge, as they are without a ``network``, need br_netfilter with netfilter
     (bridged_pods).
     """
-    if engine is not Engine.CONNTRACK:
+    if engine is not Engine.NETFILTER:
         return
-    if missing := conntrack_probe.obstacle(Paths.cache):
+    if missing := netfilter_obstacle():
         pytest.skip(missing)
     if not isinstance(network, cni.Routed) and not Path("/proc/sys/net/bridge").exists():
         pytest.skip("this kernel is without br_netfilter")
@@ -96,7 +95,10 @@ class TwoNodes(LabCluster):
         for agent in self.agents:
             flows = self.maps_of(agent)[table]
             flows.delete([packet for packet, _ in flows.items()])
-        if self.engine is Engine.CONNTRACK:
+            if table == "other_flows":
+                choices = self.maps_of(agent)["udp_choices"]
+                choices.delete([packet for packet, _ in choices.items()])
+        if self.engine is Engine.NETFILTER:
             for node in (self.near, self.far):
                 with nodes.entered(node.netns):
                     entries = ctnetlink.connections(lambda *_: True)
@@ -153,9 +155,9 @@ def running(
 
 @contextmanager
 def masquerading(folder: Path, *options: str) -> Iterator[TwoNodes]:
-    """With conntrack; the only endpoint is on the far node: clients outside are masqueraded."""
-    require(Engine.CONNTRACK)
-    with running(folder, *CLUSTER_CIDR, *options, engine=Engine.CONNTRACK) as made:
+    """With netfilter; the only endpoint is on the far node: clients outside are masqueraded."""
+    require(Engine.NETFILTER)
+    with running(folder, *CLUSTER_CIDR, *options, engine=Engine.NETFILTER) as made:
         made.publish(made.service("web", 10, made.there))
         yield made
 

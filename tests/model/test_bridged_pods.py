@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods on one bridge, whose answers conntrack sees only with br_netfilter."""
+"""Pods on one bridge, whose answers netfilter sees only with br_netfilter."""
 
 from dataclasses import replace
 from ipaddress import ip_address, ip_network
@@ -76,9 +76,31 @@ def test_a_bridge_without_addresses() -> None:
 
 def test_several_bridges() -> None:
     """All of them are named."""
-    found = unsuited((BRIDGE, PORT, DOCKER, CONTAINER), (), NEVER)
+    other = replace(BRIDGE, index=6, name="cni1")
+    found = unsuited((BRIDGE, PORT, other, CONTAINER), (), NEVER)
     assert found is not None
-    assert found.startswith("pods on cni0 and docker0 answer")
+    assert found.startswith("pods on cni0 and cni1 answer")
+
+
+OTHERS = ["docker0", "docker_gwbridge", "br-0123456789ab", "virbr0", "podman1", "cni-podman0"]
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_bridges_of_other_programs(name: str) -> None:
+    """Where the pods' networks are unknown, Docker's and libvirt's bridges are told by their names;
+    where they are known, a bridge in one of them has pods, whatever its name is.
+    """
+    docker = replace(DOCKER, name=name)
+    bare = replace(docker, addresses=(), sources=())
+    assert unsuited((docker, CONTAINER), (), NEVER) is None
+    assert unsuited((bare, CONTAINER), PODS, NEVER) is None
+    assert unsuited((replace(BRIDGE, name=name), PORT), PODS, NEVER)
+
+
+@pytest.mark.parametrize("name", ["cni0", "br-lan", "br-pods", "dockerpods", "br-0123456789abc"])
+def test_bridges_that_may_have_pods(name: str) -> None:
+    """Other names mean nothing."""
+    assert unsuited((replace(BRIDGE, name=name), PORT), (), NEVER)
 
 
 def test_a_port_without_hairpin_mode() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which engine opens flows of packets, and why."""
+"""Which engine translates new flows of packets, and why."""
 
 import pytest
 
@@ -10,30 +10,37 @@ from ebpflb.model.packet_path import CHOICES, Engine, decide
 @pytest.mark.parametrize(
     ("chosen", "missing", "unsuited", "engine", "reason"),
     [
-        ("auto", None, None, Engine.CONNTRACK, "can be used"),
-        ("auto", "no kfuncs", None, Engine.FLOWS, "no kfuncs"),
+        ("auto", None, None, Engine.NETFILTER, "NAT works"),
+        ("auto", "no nf_tables", None, Engine.FLOWS, "no nf_tables"),
         ("auto", None, "a bridge", Engine.FLOWS, "a bridge"),
-        ("auto", "no kfuncs", "a bridge", Engine.FLOWS, "no kfuncs"),
+        ("auto", "no nf_tables", "a bridge", Engine.FLOWS, "no nf_tables"),
         ("flows", None, None, Engine.FLOWS, "--packet-path"),
-        ("conntrack", None, None, Engine.CONNTRACK, "--packet-path"),
-        ("conntrack", None, "a bridge", Engine.CONNTRACK, "although a bridge"),
+        ("netfilter", None, None, Engine.NETFILTER, "--packet-path"),
+        ("netfilter", None, "a bridge", Engine.NETFILTER, "although a bridge"),
     ],
 )
 def test_decision(
     chosen: str, missing: str | None, unsuited: str | None, engine: Engine, reason: str
 ) -> None:
-    """Auto takes conntrack unless it cannot work here, or should not be used here."""
+    """Auto takes netfilter unless it cannot work here, or should not be used here."""
     path = decide(chosen, missing=missing, unsuited=unsuited)
     assert path.engine == engine
     assert reason in path.reason
 
 
-def test_conntrack_that_cannot_work() -> None:
-    """Who chooses it is told why it cannot be had, and gets nothing else instead."""
-    with pytest.raises(NodeError, match=r"--packet-path=conntrack cannot work.*no kfuncs"):
-        decide("conntrack", missing="no kfuncs")
+def test_netfilter_that_cannot_work() -> None:
+    """An engine that was chosen and cannot work is an error; no other one takes its place."""
+    with pytest.raises(NodeError, match=r"--packet-path=netfilter cannot work.*no nf_tables"):
+        decide("netfilter", missing="no nf_tables")
+
+
+def test_former_name() -> None:
+    """The status of an earlier agent names the engine as it was called then."""
+    assert Engine("conntrack") is Engine.NETFILTER
+    with pytest.raises(ValueError, match="iptables"):
+        Engine("iptables")
 
 
 def test_choices() -> None:
     """As the option names them."""
-    assert CHOICES == ("auto", "conntrack", "flows")
+    assert CHOICES == ("auto", "netfilter", "flows")

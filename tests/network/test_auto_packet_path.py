@@ -12,7 +12,6 @@ from socket import AF_INET, SOCK_STREAM
 
 import pytest
 
-from ebpflb.datapath import conntrack_probe
 from ebpflb.lab import cni
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host, Lab
@@ -21,7 +20,7 @@ from ebpflb.lab.sockets import Socket
 from ebpflb.model.bridged_pods import SYSCTLS
 from ebpflb.model.packet_path import Engine
 from ebpflb.node import ctnetlink
-from ebpflb.options import Paths
+from ebpflb.node.netfilter_probe import netfilter_obstacle
 from tests.kit import forked, requests
 from tests.kit.cluster import endpoint, web
 from tests.kit.lab_cluster import NODEPORT, PORT, PREFIX, TARGET, LabCluster
@@ -39,7 +38,7 @@ table inet lab_forward {
     }
 }
 """
-WORKS = "the kernel's conntrack can be used by programs"
+WORKS = "the kernel's NAT works with nftables"
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/sys/net/bridge").exists(), reason="this kernel is without br_netfilter"
@@ -100,7 +99,7 @@ class Auto(LabCluster):
         with nodes.entered(self.node.netns):
             found = [each.original for each in ctnetlink.connections(lambda *_: True)]
         known = any(e.source_port == port and e.destination in own for e in found)
-        return Engine.CONNTRACK if known else Engine.FLOWS
+        return Engine.NETFILTER if known else Engine.FLOWS
 
     def says(self, engine: Engine, reason: str) -> bool:
         """Whether status, the metric and the log's last word name the engine, and why."""
@@ -146,7 +145,7 @@ class Auto(LabCluster):
 @pytest.fixture
 def made(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Auto]:
     """With this CNI, and br_netfilter on or off."""
-    if missing := conntrack_probe.obstacle(Paths.cache):
+    if missing := netfilter_obstacle():
         pytest.skip(missing)
     network, calls, *options = request.param
     with Lab(f"{PREFIX}-auto") as lab:
@@ -163,16 +162,16 @@ def node(network: Callable[[], cni.Cni], *options: str, calls: int) -> pytest.Ma
 
 
 @node(cni.Routed, calls=0)
-def test_auto_takes_conntrack_on_a_node_and_serves(made: Auto) -> None:
+def test_auto_takes_netfilter_on_a_node_and_serves(made: Auto) -> None:
     """Where pods are routed, and no bridge is in the way."""
     for number, name in ((11, "one"), (12, "two")):
         made.pod(name, number)
     made.start()
     made.publish(made.service())
-    made.comes_to_say(Engine.CONNTRACK, WORKS)
+    made.comes_to_say(Engine.NETFILTER, WORKS)
     made.serves()
     for v6 in (False, True):
-        assert made.opened_by(made.connection(v6)) is Engine.CONNTRACK
+        assert made.opened_by(made.connection(v6)) is Engine.NETFILTER
 
 
 @node(cni.Bridge, calls=0)
@@ -194,8 +193,8 @@ def test_auto_changes_with_the_node_and_no_connection_ends(made: Auto) -> None:
     """The first pod on a bridge, br_netfilter and hairpin mode change it; all connections go on."""
     made.start()
     made.publish(made.service())
-    made.comes_to_say(Engine.CONNTRACK, WORKS)
-    opened = [(made.connection(), Engine.CONNTRACK)]
+    made.comes_to_say(Engine.NETFILTER, WORKS)
+    opened = [(made.connection(), Engine.NETFILTER)]
 
     def becomes(engine: Engine, reason: str) -> None:
         made.comes_to_say(engine, reason)
@@ -206,11 +205,11 @@ def test_auto_changes_with_the_node_and_no_connection_ends(made: Auto) -> None:
     made.pod("one", 11)
     becomes(Engine.FLOWS, "pods on the bridge cni0 answer each other past conntrack")
     made.call(1)
-    becomes(Engine.CONNTRACK, WORKS)
+    becomes(Engine.NETFILTER, WORKS)
     made.hairpin("off")
     becomes(Engine.FLOWS, "without hairpin mode")
     made.hairpin("on")
-    becomes(Engine.CONNTRACK, WORKS)
+    becomes(Engine.NETFILTER, WORKS)
     made.call(0)
     becomes(Engine.FLOWS, "answer each other past conntrack")
     for client, engine in opened:
@@ -221,7 +220,7 @@ def test_auto_changes_with_the_node_and_no_connection_ends(made: Auto) -> None:
 
 @node(cni.Routed, "--packet-mark=0x4000/0x4000", calls=0)
 def test_auto_takes_the_flow_tables_where_rules_wait_for_a_mark(made: Auto) -> None:
-    """A FORWARD chain that accepts only the mark would drop what conntrack translates."""
+    """A FORWARD chain that accepts only the mark would drop what netfilter translates."""
     made.pod("one", 11)
     made.start()
     made.publish(made.service())

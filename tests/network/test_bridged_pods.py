@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods on one bridge and the kernel's NAT: what the conntrack engine needs, and who serves without.
+"""Pods on one bridge and the kernel's NAT: what the engine netfilter needs, and who serves without.
 
 The kernel's own rules show the need: kube-proxy's are of this kind.
 """
@@ -12,7 +12,6 @@ from socket import AF_INET, AF_INET6, SOCK_DGRAM, SOCK_STREAM
 
 import pytest
 
-from ebpflb.datapath import conntrack_probe
 from ebpflb.lab import cni
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host, Lab
@@ -21,7 +20,7 @@ from ebpflb.model.addresses import Family
 from ebpflb.model.bridged_pods import SYSCTLS, unsuited
 from ebpflb.node.bridge_calls import bridge_calls
 from ebpflb.node.device_watch import list_devices
-from ebpflb.options import Paths
+from ebpflb.node.netfilter_probe import netfilter_obstacle
 from ebpflb.serve import status
 from tests.kit.cluster import Cluster, endpoint, web
 from tests.node import nodes
@@ -141,13 +140,13 @@ def test_the_kernel_forgets_at_a_bridge_how_small_fragments_of_ipv6_have_to_be(
 
 @pytest.mark.parametrize("family", list(Family), ids=str)
 def test_the_engine_has_the_same_need(lab: Lab, tmp_path: Path, family: Family) -> None:
-    """Chosen by hand, conntrack serves a pod on its backend's bridge only with br_netfilter.
+    """Chosen by hand, netfilter serves a pod on its backend's bridge only with br_netfilter.
 
     Its status names the bridge; the pod's sockets are not seen by the hooks.
     """
-    if conntrack_probe.obstacle(Paths.cache):
-        pytest.skip("this kernel has no conntrack for programs")
-    cluster = Cluster(lab, tmp_path, "--packet-path", "conntrack")
+    if missing := netfilter_obstacle():
+        pytest.skip(missing)
+    cluster = Cluster(lab, tmp_path, "--packet-path", "netfilter")
     try:
         client = lab.pod(cluster.node, "vm", 30, hooked=False)
         pod = cluster.web[0]

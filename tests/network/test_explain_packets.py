@@ -53,3 +53,24 @@ def endpoint_of(said: Said) -> str:
     (row,) = [it for it in said.data["steps"] if it["step"] == "endpoint"]
     found: str = row["says"].rpartition("(")[2].rstrip(")")
     return found
+
+
+def test_an_open_connection(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """With its client's port, the answer names the endpoint that conntrack has for an open
+    connection, whatever would be chosen for a new one.
+    """
+    two_nodes.require(Engine.NETFILTER)
+    folder = tmp_path_factory.mktemp("open")
+    with running(folder, f"--packet-path={Engine.NETFILTER}") as cluster:
+        pod = cluster.lab.pod(cluster.node, "machine", 9, hooked=False)
+        cluster.publish(web(*map(endpoint, cluster.web)))
+        with requests.tcp_socket(cluster.sockets(pod), VIP) as client:
+            client.bind((pod.v4, 40_009))
+            client.connect((VIP, 80))
+            name = client.recv(64).decode().split()[0]
+            (kept,) = [each for each in cluster.web if each.name == name]
+            cluster.publish(web(*(endpoint(each) for each in cluster.web if each is not kept)))
+            words = ("--from", pod.v4, "--from-port", "40009")
+            said = ask(cluster, f"{VIP}:80", *words, netns=cluster.node.netns)
+            assert (said.status, said.data["verdict"]) == (0, "established"), said.data
+            assert any(kept.v4 in row["says"] for row in said.data["steps"]), said.data

@@ -196,7 +196,9 @@ def test_settings_that_were_made_are_undone(node: Node, tmp_path: Path) -> None:
 MAKE_AND_FAIL = """
 from pathlib import Path
 from ebpflb.agent.host_changes import HostChanges
-from ebpflb.node import conntrack, nat, reserved_ports
+from ebpflb.agent.netfilter_sync import table_options
+from ebpflb.node import conntrack, reserved_ports
+from ebpflb.node.netfilter_table import NetfilterTable
 from ebpflb.options import ConntrackOptions, Options, Paths
 Path({run!r}).mkdir()
 chosen = ConntrackOptions(established=4711, udp=11, be_liberal=True)
@@ -204,7 +206,7 @@ options = Options(Paths(Path({state!r}), Path({run!r})), "node-1", Path("/"), co
 before = reserved_ports.RESERVED.read_text()
 with HostChanges(options) as host:
     assert host.make() is None
-    nat.keep_nat_hooks(nat.ENGINE)
+    assert NetfilterTable(table_options(options, sctp=False)).build() is False
     assert reserved_ports.RESERVED.read_text() != before
     timeout = conntrack.NETFILTER_SYSCTLS / "nf_conntrack_tcp_timeout_established"
     assert not timeout.exists() or timeout.read_text() == "4711\\n"

@@ -2,7 +2,7 @@
 """With --fast-forward: endpoints on this node and on another one, beyond a tunnel.
 
 Established flows pass no chain of netfilter on the node; what the stack has to answer it answers.
-On the conntrack engine, where the kernel has a flowtable, that is the kernel's own.
+On the engine netfilter, where the kernel has a flowtable, that is the kernel's own.
 """
 
 import errno
@@ -78,7 +78,7 @@ def places(
 ) -> Iterator[FastForwarding]:
     engine: Engine = request.param
     require(engine, cni.Overlay())
-    if engine is Engine.CONNTRACK and (missing := flowtable_obstacle()):
+    if engine is Engine.NETFILTER and (missing := flowtable_obstacle()):
         pytest.skip(missing)
     folder = tmp_path_factory.mktemp("forwarding")
     with started(lambda lab: FastForwarding(lab, folder, engine)) as made:
@@ -202,7 +202,7 @@ def test_replies_leave_where_requests_came_in(places: FastForwarding, name: str,
     """Once the endpoint has answered, whatever routing rules say of its address. One datagram in
     8.6 s goes to the stack, and is lost there.
     """
-    if places.engine is Engine.CONNTRACK:
+    if places.engine is Engine.NETFILTER:
         pytest.skip("the kernel's flowtable asks the routes when a flow enters it")
     pod = places.pod_of(name)
     rule = f"rule {{}} from {pod.v6 if v6 else pod.v4} blackhole priority 9"

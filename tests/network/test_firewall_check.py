@@ -17,7 +17,7 @@ from tests.kit.lab_cluster import TARGET
 from tests.kit.two_nodes import CLUSTER_CIDR, Frontends, TwoNodes
 from tests.node import nodes
 
-WEB = Frontends(10)
+WEB, FAR = Frontends(10), Frontends(20)
 HOOKS = {
     "raw": "type filter hook prerouting priority -300",
     "mangle": "type filter hook prerouting priority -150",
@@ -47,7 +47,10 @@ def two(
     two_nodes.require(request.param)
     folder = tmp_path_factory.mktemp("two")
     with two_nodes.running(folder, *CLUSTER_CIDR, engine=request.param) as made:
-        made.publish(made.service("web", 10, made.here, externalTrafficPolicy="Local"))
+        made.publish(
+            made.service("web", 10, made.here, externalTrafficPolicy="Local"),
+            made.service("far", 20, made.there),
+        )
         yield made
 
 
@@ -76,8 +79,11 @@ def cases() -> Iterator[Case]:
 
 
 def ask(two: TwoNodes) -> None:
-    """Clients outside ask the NodePort and the balancer, a pod and the node the cluster IP."""
+    """Clients outside ask the NodePort and the balancer, a pod and the node the cluster IP. A
+    request to the other service is masqueraded, so it has the mark.
+    """
     outside, pod, host = map(two.sockets, (two.outside, two.hooked, two.near))
+    assert requests.tcp(outside, *FAR.to("nodeport", two.near)).name == "there"
     for v6 in (False, True):
         for send in (requests.tcp, requests.udp):
             for kind in ("nodeport", "balancer"):
@@ -89,7 +95,7 @@ def ask(two: TwoNodes) -> None:
 
 def checked(two: TwoNodes) -> FirewallSurvey:
     """What `ebpflb check` says of the rules on the node; what it expects of an agent is wrong."""
-    other = {Engine.FLOWS: Engine.CONNTRACK, Engine.CONNTRACK: Engine.FLOWS}[two.engine]
+    other = {Engine.FLOWS: Engine.NETFILTER, Engine.NETFILTER: Engine.FLOWS}[two.engine]
     with nodes.entered(two.near.netns):
         return survey(two.agents[0].paths.state, other)
 
@@ -230,7 +236,7 @@ def test_rules_that_were_accepted_before_are_not_named(two: TwoNodes) -> None:
     drop = "ip daddr 10.244.0.0/16 ip saddr 198.51.100.0/24 drop"
     head = "type filter hook prerouting priority -300;"
     for accept, harmless in (
-        (f"ip daddr {two.here.v4} accept", True),
+        (f"ip daddr {{ {two.here.v4}, {two.there.v4} }} accept", True),
         ("", two.engine is not Engine.FLOWS),
     ):
         two.near.nft(f"table inet lab_drop {{ chain c {{ {head}\n{accept}\n{drop}\n }}; }}\n")

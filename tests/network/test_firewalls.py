@@ -29,6 +29,8 @@ HOOKS = {
     "filter OUTPUT": "type filter hook output priority 0",
     "mangle POSTROUTING": "type filter hook postrouting priority -150",
 }
+# Where conntrack knows both directions: before NAT the first packet has no masquerade yet.
+BEHIND_NAT = "type filter hook postrouting priority 200"
 
 
 def said(section: str, column: str) -> dict[str, str]:
@@ -85,14 +87,14 @@ class Way(NamedTuple):
 
 
 def rules(way: Way) -> str:
-    """A table that counts each direction at each hook; those of conntrack at the last one."""
+    """A table that counts each direction at each hook, and those of conntrack behind all NAT."""
     text = "table inet lab_seen {\n"
-    for number, hook in enumerate(HOOKS):
-        text += f"chain c{number} {{ {HOOKS[hook]};\n"
+    for number, (hook, type_) in enumerate([*HOOKS.items(), ("", BEHIND_NAT)]):
+        text += f"chain c{number} {{ {type_};\n"
         text += "".join(
             f'{match} counter comment "{hook}|{name}"\n'
             for name, match in way.directions().items()
-            if not name.startswith("ct ") or hook == "mangle POSTROUTING"
+            if name.startswith("ct ") == (type_ == BEHIND_NAT)
         )
         text += "}\n"
     return text + "}\n"
@@ -149,7 +151,7 @@ def test_masqueraded_packets_at_each_hook(two: TwoNodes, send: Send, v6: bool) -
     """The same, and the endpoint is on another node: the request is masqueraded."""
     way = way_in(two, FAR, two.there, send, v6)
     found = seen(two, way, two.outside, "there")
-    replies = "conntrack, masqueraded" if two.engine is Engine.CONNTRACK else two.engine
+    replies = "netfilter, masqueraded" if two.engine is Engine.NETFILTER else two.engine
     assert found == expected(two.engine, replies)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel's flowtable with --fast-forward on the conntrack engine: established connections pass
+"""The kernel's flowtable with --fast-forward on the engine netfilter: established connections pass
 the stack, what opens and ends them does not, and no change of the flowtable breaks one.
 
 A counter in FORWARD counts the packets of connections to the service. The client is outside.
@@ -13,14 +13,13 @@ from socket import SOCK_DGRAM, SOCK_STREAM
 
 import pytest
 
-from ebpflb.datapath import conntrack_probe
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import Socket
-from ebpflb.node import ctnetlink, flowtable, nat
+from ebpflb.node import ctnetlink, flowtable
 from ebpflb.node.flowtable_probe import flowtable_obstacle
-from ebpflb.options import Paths
+from ebpflb.node.netfilter_probe import netfilter_obstacle
 from ebpflb.plan.connections import Connection
 from tests.kit import cluster, firewall, flood, forked, requests
 from tests.kit.cluster import NODEPORT, Cluster, endpoint, web
@@ -28,12 +27,12 @@ from tests.kit.conntrack_filler import full
 from tests.kit.lab_cluster import TARGET
 from tests.node import nodes
 
-CONNTRACK, FAST = ("--packet-path", "conntrack"), ("--fast-forward",)
+NETFILTER, FAST = ("--packet-path", "netfilter"), ("--fast-forward",)
 OTHERS_PORT = 30999
 EXCHANGES = 20
 FLOOD = Path(flood.__file__)
 FORGED = "172.16.0.1"  # the first of a flood's addresses
-LATEST = 1024  # EVICT_LATEST of bpf/engine/conntrack/evict.h
+SYNS = 2048
 
 both_families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
 both_protocols = pytest.mark.parametrize("kind", [SOCK_STREAM, SOCK_DGRAM], ids=["tcp", "udp"])
@@ -42,9 +41,9 @@ both_protocols = pytest.mark.parametrize("kind", [SOCK_STREAM, SOCK_DGRAM], ids=
 @pytest.fixture(scope="module")
 def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A node with a flowtable, and a client outside."""
-    if missing := conntrack_probe.obstacle(Paths.cache) or flowtable_obstacle():
+    if missing := netfilter_obstacle() or flowtable_obstacle():
         pytest.skip(missing)
-    with cluster.running(tmp_path_factory.mktemp("fast"), *CONNTRACK, *FAST) as made:
+    with cluster.running(tmp_path_factory.mktemp("fast"), *NETFILTER, *FAST) as made:
         made.outside = made.lab.outside("outside", 1)  # type: ignore[attr-defined]
         yield made
 
@@ -58,7 +57,7 @@ def node(fast: Cluster) -> Iterator[Cluster]:
     rules = firewall.rules(fast.node, f"counter seen {{ }}\n{chain}")
     with nodes.entered(fast.node.netns), rules:
         fast.publish(serve(*fast.web))
-        wait_until("the flowtable is there", lambda: flowtable.read(nat.ENGINE) is not None)
+        wait_until("the flowtable is there", lambda: flowtable.read(flowtable.TABLE) is not None)
         yield fast
 
 
@@ -154,23 +153,23 @@ def test_connections_live_through_restarts(node: Cluster, kind: int) -> None:
     assert passes(node, lambda: exchange(client)) == 0, "while no agent runs too"
     for options, is_there in (((), False), (FAST, True)):
         node.agent.stop()
-        node.agent.options = (*CONNTRACK, *options)
+        node.agent.options = (*NETFILTER, *options)
         node.agent.start()
         wait_until("the flowtable is as chosen", lambda it=is_there: has_flowtable() == it)
         exchange(client)
         if not is_there:
             assert passes(node, lambda: exchange(client)) >= EXCHANGES
-            assert not flowtable.exists(nat.ENGINE)
+            assert not flowtable.exists(flowtable.TABLE)
     wait_until("it is in the flowtable again", lambda: is_forwarded(node, client))
     client.close()
 
 
 def has_flowtable() -> bool:
-    return flowtable.read(nat.ENGINE) is not None
+    return flowtable.read(flowtable.TABLE) is not None
 
 
 def devices() -> frozenset[str]:
-    found = flowtable.read(nat.ENGINE)
+    found = flowtable.read(flowtable.TABLE)
     assert found
     return found.devices
 
@@ -205,7 +204,7 @@ def test_what_is_in_it_gives_no_way_in_a_full_table(node: Cluster) -> None:
     client = established(node, SOCK_DGRAM)
     with full(node.node):
         outside: Host = node.outside  # type: ignore[attr-defined]
-        words = node.node.v4, str(NODEPORT), FORGED, str(2 * LATEST)
+        words = node.node.v4, str(NODEPORT), FORGED, str(SYNS)
         assert node.lab.keep(outside.python(FLOOD, "many", *words)).wait() == 0
         ports = {each.original.source_port for each in to_the_nodeport()}
         assert client.getsockname()[1] in ports
@@ -240,19 +239,19 @@ def who_answers(client: Socket) -> str:
 @pytest.mark.parametrize(
     "removal",
     [
-        "flush chain inet ebpflb-conntrack fast-forward",
-        "delete chain inet ebpflb-conntrack fast-forward",
-        "delete table inet ebpflb-conntrack",
+        "flush chain inet ebpflb-fast-forward fast-forward",
+        "delete chain inet ebpflb-fast-forward fast-forward",
+        "delete table inet ebpflb-fast-forward",
     ],
     ids=["rules", "chain", "table"],
 )
 def test_it_is_put_back(node: Cluster, removal: str) -> None:
     """Whatever part of it another program removes; the log says so, and connections go on."""
     client = connection(node)
-    whole = flowtable.read(nat.ENGINE)
+    whole = flowtable.read(flowtable.TABLE)
     known = len(node.agent.log())
     node.node.nft(f"{removal}\n")
-    wait_until("it is there again", lambda: flowtable.read(nat.ENGINE) == whole)
+    wait_until("it is there again", lambda: flowtable.read(flowtable.TABLE) == whole)
     said = "the flowtable or its rules had been removed or changed by another program"
     wait_until("the log says so", lambda: said in node.agent.log()[known:])
     exchange(client)
@@ -263,8 +262,8 @@ def test_cleanup_removes_it_and_connections_go_on(node: Cluster) -> None:
     """It goes also where the table has to stay for connections that are open."""
     client = established(node)
     node.agent.stop()
-    assert "table inet ebpflb-conntrack stays as long as" in ebpflb(node, "cleanup")
-    assert not flowtable.exists(nat.ENGINE)
+    assert "table inet ebpflb stays as long as" in ebpflb(node, "cleanup")
+    assert not flowtable.exists(flowtable.TABLE)
     exchange(client)
     client.close()
     node.close_maps()

@@ -43,7 +43,7 @@ class Known:
     """The one connection to the NodePort: how long it may be idle, and where its replies go."""
 
     def __init__(self, two: TwoNodes) -> None:
-        if two.engine is Engine.CONNTRACK:
+        if two.engine is Engine.NETFILTER:
             with nodes.entered(two.near.netns):
                 found = ctnetlink.connections(lambda _, __, port: port == FRONTENDS.nodeport)
                 (entry,) = found

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pod that reaches itself by its service, on a bridge with and without hairpin mode.
 
-The kernel's own rules show what conntrack needs, kube-proxy's too: with br_netfilter the bridge
+The kernel's own rules show what NAT needs, kube-proxy's too: with br_netfilter the bridge
 sends the translated request on itself, to the port that it came in by.
 """
 
@@ -112,7 +112,7 @@ def test_the_kernels_rules_need_hairpin_mode_only_with_br_netfilter(v6: bool, ca
 @pytest.mark.parametrize("kind", ["cluster", "nodeport", "external", "balancer"])
 @pytest.mark.parametrize("hairpin", ["off", "on"])
 def test_hairpin(bridged: TwoNodes, hairpin: str, kind: str, send: Send, v6: bool) -> None:
-    """The flow tables serve with and without; conntrack does with hairpin mode, as the kernel."""
+    """The flow tables serve with hairpin mode and without it, netfilter only with it."""
     set_port(bridged.near, 12, hairpin)
     bridged.delete_flows("tcp_flows" if send is requests.tcp else "other_flows")
     to = Frontends(10).to(kind, bridged.near, v6=v6)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connections to a Service with the scheduler least-connections are counted while they are open.
 
-They go by the flow tables also where conntrack is the engine, so both count the same.
+They go by the flow tables also where netfilter is the engine, so both count the same.
 """
 
 import signal

@@ -70,7 +70,7 @@ def test_reset_ends_the_connection_of_a_pod_to_itself(
     two: TwoNodes, stack: ExitStack, kind: str, v6: bool
 ) -> None:
     """Hairpin: client and endpoint are one pod, whose socket and whose server both are told."""
-    if two.engine is Engine.CONNTRACK:  # it needs this (test_hairpin_mode.py)
+    if two.engine is Engine.NETFILTER:  # it needs this (test_hairpin_mode.py)
         two.near.ip("link set veth12 type bridge_slave hairpin on")
     two.publish(saying(two.service("web", 10, two.twin), SOON))
     client, name = connected(two.sockets(two.twin), *WEB.to(kind, two.near, v6=v6))

@@ -1,39 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs of others beside ours, and the packet's tc_index, in which ours note what egress is to
-know: a program behind ours that lets every packet go on, as most do, takes the note away; the bits
-in which Cilium's programs have flags stay as they are.
+"""tc programs of others beside ours, and the fields of a packet that both use.
+
+Ours write a choice into the packet's priority. Cilium's have flags in some bits of its tc_index.
 """
 
 import os
 import socket
-import time
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 from pyroute2 import IPRoute
 
-from ebpflb.agent.dropped_openings import DroppedOpenings
 from ebpflb.datapath import kernel
 from ebpflb.datapath.attach import tcx
 from ebpflb.datapath.attach.clsact import PARENTS
-from ebpflb.datapath.maps.layout import MAPS
 from ebpflb.datapath.programs.loader import SCHED_CLS
-from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
-from ebpflb.lab.sockets import Socket
 from ebpflb.model.packet_path import Engine
-from ebpflb.node import ctnetlink
+from ebpflb.plan.entries import Chosen
 from tests.kit import requests
-from tests.kit.firewall import chain, rules
-from tests.kit.lab_cluster import TARGET
 from tests.kit.two_nodes import Frontends, TwoNodes
 from tests.node import nodes
 
 FRONTENDS = Frontends(10)
-OPENINGS = MAPS["openings"].entries
+UNSERVED = 30999  # a port of the node that no service has
+FIRST_SLOTS = 64
 SILENT = 0.5  # seconds without an answer
-DROPPED_AFTER = 0.2  # seconds; at least what bpf/engine/conntrack/opening.h has
 ALL = 3  # ETH_P_ALL
 BEFORE_OURS, BEHIND_OURS = 1, 50  # a filter's priority
 PASS = bytes.fromhex("b7000000000000009500000000000000")  # return TC_ACT_OK, which is TCX_PASS
@@ -54,6 +48,24 @@ ONLY_FLAGGED = bytes.fromhex(
     "b700000002000000"  # r0 = TC_ACT_SHOT
     "9500000000000000"
 )
+
+WITHOUT_CHOICE = bytes.fromhex(
+    "b700000000000000"  # r0 = TC_ACT_OK
+    "6112200000000000"  # r2 = skb->priority
+    "54020000000000ff"  # w2 &= 0xff000000
+    "56020100000000eb"  # if w2 != 0xeb000000 goto return
+    "b700000002000000"  # r0 = TC_ACT_SHOT
+    "9500000000000000"
+)
+
+
+def choice(backend_id: int) -> bytes:
+    """Code that writes the choice of this backend into each packet."""
+    load = bytes.fromhex("b4020000") + struct.pack("<I", Chosen.PREFIX | backend_id)  # w2 = choice
+    store = bytes.fromhex("6321200000000000")  # skb->priority = w2
+    go_on = bytes.fromhex("b7000000ffffffff9500000000000000")  # return TC_ACT_UNSPEC
+    return load + store + go_on
+
 
 Attached = Callable[..., AbstractContextManager[None]]
 
@@ -86,18 +98,6 @@ def by_tcx(program: int, index: int, hook: str, priority: int) -> Iterator[None]
         os.close(link)
 
 
-@pytest.fixture(params=[by_tcx, by_clsact])
-def beside(two: TwoNodes, request: pytest.FixtureRequest) -> Iterator[TwoNodes]:
-    """Its service was asked and has answered; what follows is not answered."""
-    two.publish(two.service("web", 10, two.here))
-    two.delete_flows("other_flows")
-    silent = rules(two.here, chain("output", "0", f"udp sport {TARGET} drop"))
-    with running(PASS, two.near, "eth0", request.param, "ingress", BEHIND_OURS):
-        requests.udp(two.sockets(two.outside), *FRONTENDS.to("nodeport", two.near))
-        with silent:
-            yield two
-
-
 @contextmanager
 def running(
     code: bytes, node: Host, device: str, attached: Attached, *where: str | int
@@ -111,44 +111,6 @@ def running(
             yield
     finally:
         os.close(program)
-
-
-def ask(two: TwoNodes) -> Socket:
-    client = two.sockets(two.outside).open(socket.AF_INET, socket.SOCK_DGRAM)
-    client.connect(FRONTENDS.to("nodeport", two.near))
-    client.send(b"?")
-    return client
-
-
-def sources() -> set[int]:
-    """The ports of clients whose entries conntrack has, in this namespace."""
-    found = ctnetlink.connections(lambda _, __, port: port == FRONTENDS.nodeport)
-    return {entry.original.source_port for entry in found}
-
-
-@pytest.mark.parametrize("two", [Engine.CONNTRACK], indirect=True)
-def test_a_flow_that_waits_for_its_answer_stays(beside: TwoNodes) -> None:
-    """The agent's sweep does not take its request for dropped."""
-    client = ask(beside)
-    wait_until("it is opened", lambda: client.getsockname()[1] in sources())
-    assert not beside.maps["opening_counts"].get(0).note_lost
-    assert {it.left for _, it in beside.maps["openings"].items() if it.created} == {0}
-    DroppedOpenings(beside.maps).sweep(time.monotonic_ns())
-    assert client.getsockname()[1] in sources()
-
-
-@pytest.mark.parametrize("two", [Engine.CONNTRACK], indirect=True)
-def test_a_flow_stays_when_others_take_its_place(beside: TwoNodes) -> None:
-    """Nor do the programs, once they have come to the place of one that was answered."""
-    client, counts = ask(beside), beside.maps["opening_counts"]
-    time.sleep(DROPPED_AFTER)
-    opened = counts.get(0)
-    counts.write([(0, opened._replace(opened=opened.opened + OPENINGS - 2))])
-    for had in (opened.opened + OPENINGS - 2, opened.opened + OPENINGS - 1):
-        ask(beside)
-        wait_until("it is opened", lambda had=had: counts.get(0).opened > had)  # type: ignore[misc]
-    assert counts.get(0).note_lost
-    assert client.getsockname()[1] in sources()
 
 
 @pytest.mark.parametrize("policy", ["Cluster", "Local"])
@@ -165,3 +127,48 @@ def test_the_flags_of_others_stay(two: TwoNodes, policy: str) -> None:
             datagrams = requests.udp_socket(client, where[0])
             for _ in range(3):
                 assert requests.exchange(datagrams, *where).name == two.here.name
+
+
+@pytest.mark.parametrize("attached", [by_tcx, by_clsact])
+@pytest.mark.parametrize("send", [requests.tcp, requests.udp])
+@pytest.mark.parametrize("two", [Engine.NETFILTER], indirect=True)
+def test_a_program_behind_ours_lets_the_choice_pass(
+    two: TwoNodes, send: requests.Send, attached: Attached
+) -> None:
+    """One that ends the chain of programs, as most do."""
+    two.publish(two.service("web", 10, two.here))
+    with running(PASS, two.near, "eth0", attached, "ingress", BEHIND_OURS):
+        for v6 in (False, True):
+            where = FRONTENDS.to("nodeport", two.near, v6=v6)
+            assert send(two.sockets(two.outside), *where).name == "here"
+
+
+@pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
+@pytest.mark.parametrize("send", [requests.tcp, requests.udp])
+@pytest.mark.parametrize("two", [Engine.NETFILTER], indirect=True)
+def test_no_choice_leaves_the_node(two: TwoNodes, send: requests.Send, v6: bool) -> None:
+    """A queueing discipline would take the priority for a class, and the next node for a choice."""
+    two.publish(two.service("web", 10, two.here))
+    attached, where = (
+        by_tcx if tcx.works() else by_clsact,
+        FRONTENDS.to("nodeport", two.near, v6=v6),
+    )
+    with running(WITHOUT_CHOICE, two.near, "veth11", attached, "egress", BEHIND_OURS):
+        assert send(two.sockets(two.outside), *where).name == "here"
+
+
+@pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
+@pytest.mark.parametrize("send", [requests.tcp, requests.udp])
+@pytest.mark.parametrize("two", [Engine.NETFILTER], indirect=True)
+def test_a_choice_of_others_is_not_believed(two: TwoNodes, send: requests.Send, v6: bool) -> None:
+    """A priority that another program has written leads no packet to an endpoint."""
+    two.publish(two.service("web", 10, two.here))
+    attached = by_tcx if tcx.works() else by_clsact
+    node, pod = (host.v6 if v6 else host.v4 for host in (two.near, two.here))
+    backends = two.maps["slots"].get_range(0, FIRST_SLOTS)
+    backend = next(each for each in backends if str(each.address) == pod)
+    with running(choice(backend.id), two.near, "eth0", attached, "ingress", BEFORE_OURS):
+        client, served = two.sockets(two.outside), FRONTENDS.to("nodeport", two.near, v6=v6)
+        assert send(client, *served).name == "here"
+        with pytest.raises(ConnectionRefusedError):
+            requests.is_answered(send, client, (node, UNSERVED), SILENT)

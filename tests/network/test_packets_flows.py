@@ -27,7 +27,7 @@ FRONTENDS, OTHER = Frontends(10), Frontends(20)
 WITH_AFFINITY = {"sessionAffinity": "ClientIP"}
 
 both_engines = pytest.mark.parametrize("two", ENGINES, indirect=True)
-# Without hairpin mode at the bridge's port conntrack's pods do not reach themselves
+# With netfilter pods do not reach themselves without hairpin mode at the bridge's port
 # (test_hairpin_mode), and without its entry conntrack goes on with a connection that it meets.
 flow_tables = pytest.mark.parametrize("two", [Engine.FLOWS], indirect=True)
 
@@ -161,7 +161,7 @@ def pressed(two: TwoNodes) -> Iterator[None]:
     """By clients of every kind; none of their connections and datagrams may fail.
 
     With pauses: a masqueraded flow keeps its source port for a while, and there are 10,000.
-    On conntrack TCP alone: a datagram's reply is lost if its endpoint goes before it comes, as the
+    On netfilter TCP alone: a datagram's reply is lost if its endpoint goes before it comes, as the
     entry goes too, with kube-proxy as well (kube-proxy.md 11.1).
     """
     two.publish(two.service("web", 10, two.here, two.there))

@@ -29,10 +29,10 @@ SETUPS: dict[str, tuple[cni.Cni, Iterable[Callable[[Host], None]], Engine]] = {
     "bridge": (cni.Bridge(), hardening.EVERYTHING, Engine.FLOWS),
     "routed": (cni.Routed(), hardening.EVERYTHING, Engine.FLOWS),
     "overlay": (cni.Overlay(), hardening.EVERYTHING, Engine.FLOWS),
-    # As the kernel's own NAT conntrack needs hairpin mode (test_hairpin_mode).
-    "conntrack bridge": (cni.Bridge(hairpin=True), hardening.EVERYTHING, Engine.CONNTRACK),
-    "conntrack routed": (cni.Routed(), hardening.EVERYTHING, Engine.CONNTRACK),
-    "conntrack overlay": (cni.Overlay(hairpin=True), hardening.EVERYTHING, Engine.CONNTRACK),
+    # As kube-proxy, netfilter needs hairpin mode (test_hairpin_mode).
+    "netfilter bridge": (cni.Bridge(hairpin=True), hardening.EVERYTHING, Engine.NETFILTER),
+    "netfilter routed": (cni.Routed(), hardening.EVERYTHING, Engine.NETFILTER),
+    "netfilter overlay": (cni.Overlay(hairpin=True), hardening.EVERYTHING, Engine.NETFILTER),
 }
 NUMBER, SELF, TIMES = 10, 20, 200
 CLIENTS = {"unhooked": "cluster", "outside": "nodeport"}

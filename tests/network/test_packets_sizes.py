@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packets of any size: fragments, large segments, and a bottleneck in the middle of the path.
 
-With conntrack the pods are routed: at a bridge the kernel forgets how small fragments have to be
-(test_bridged_pods). test_packets_setups has the others beside conntrack on a bridge.
+With netfilter the pods are routed: at a bridge the kernel forgets how small fragments have to be
+(test_bridged_pods). test_packets_setups has the others with netfilter on a bridge.
 """
 
 import subprocess
@@ -19,7 +19,7 @@ from ebpflb.model.packet_path import Engine
 from tests.kit import requests, two_nodes
 from tests.kit.two_nodes import CLUSTER_CIDR, Frontends, TwoNodes, address
 
-NETWORKS: dict[Engine, cni.Cni] = {Engine.FLOWS: cni.Bridge(), Engine.CONNTRACK: cni.Routed()}
+NETWORKS: dict[Engine, cni.Cni] = {Engine.FLOWS: cni.Bridge(), Engine.NETFILTER: cni.Routed()}
 NARROW = 1280  # bytes, the least that IPv6 allows
 HERE, THERE = Frontends(10), Frontends(20)
 IP_MTU_DISCOVER, IP_PMTUDISC_DO, IPV6_MTU_DISCOVER = 10, 2, 23  # linux/in.h, linux/in6.h

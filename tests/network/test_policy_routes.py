@@ -29,16 +29,16 @@ def routed(
 ) -> Iterator[PolicyRouted]:
     """With these options; a test leaves its rules as they were."""
     options = request.param
-    if "--packet-path=conntrack" in options:
-        two_nodes.require(Engine.CONNTRACK)
+    if "--packet-path=netfilter" in options:
+        two_nodes.require(Engine.NETFILTER)
     folder = tmp_path_factory.mktemp("routed")
     with started(lambda lab: PolicyRouted(lab, folder, *options)) as made:
         yield made
 
 
 flows = pytest.mark.parametrize("routed", [("--packet-path=flows",)], indirect=True, ids=["flows"])
-conntrack = pytest.mark.parametrize(
-    "routed", [("--packet-path=conntrack",)], indirect=True, ids=["conntrack"]
+netfilter = pytest.mark.parametrize(
+    "routed", [("--packet-path=netfilter",)], indirect=True, ids=["netfilter"]
 )
 
 
@@ -57,11 +57,11 @@ def test_check_says_what_to_do(routed: PolicyRouted) -> None:
     assert "does not match requests to NodePort 30080 (default/web:" in line
     assert remedy.startswith("--reply-path=request-device, or ")
     assert "ip rule add iif <pod's device> to <clients> lookup main" in remedy
-    assert "--packet-path=conntrack" in remedy
+    assert "--packet-path=netfilter" in remedy
 
 
-@conntrack
-def test_check_is_content_with_conntrack(routed: PolicyRouted) -> None:
+@netfilter
+def test_check_is_content_with_netfilter(routed: PolicyRouted) -> None:
     """There the rule sees requests to NodePorts, and the remedy is not needed."""
     routed.serve("Local")
     assert not said(routed)

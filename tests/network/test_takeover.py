@@ -17,7 +17,6 @@ import pytest
 
 from bench import kubeproxy
 from bench.services import NodePort
-from ebpflb.datapath import conntrack_probe
 from ebpflb.datapath.attach import tcx
 from ebpflb.lab import cni
 from ebpflb.lab.agents import wait_until
@@ -25,7 +24,7 @@ from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.sockets import Socket
 from ebpflb.model.services import Protocol
 from ebpflb.node import ctnetlink
-from ebpflb.options import Paths
+from ebpflb.node.netfilter_probe import netfilter_obstacle
 from tests.kit import forked, requests
 from tests.kit.cluster import NODEPORT, PORT, VIP, VIP6, Cluster, endpoint, web
 from tests.kit.lab_cluster import PREFIX
@@ -44,7 +43,7 @@ class KubeProxyNode(Cluster):
     def __init__(self, lab: Lab, folder: Path, engine: str) -> None:
         options = "--cluster-cidr", f"{PODS},{PODS6}", "--packet-path", engine
         super().__init__(lab, folder, *options)
-        self.flows_stay = engine == "conntrack"  # when ebpflb is removed
+        self.flows_stay = engine == "netfilter"  # when ebpflb is removed
         self.outside = lab.outside("outside", 1)
         v6 = [endpoint(pod, v6=True) for pod in self.web]
         self.publish(web(*map(endpoint, self.web), v6=v6, nodeport=NODEPORT))
@@ -129,10 +128,10 @@ def iptables(node: Cluster, variant: str) -> None:
 every_mode = pytest.mark.parametrize("load", [nftables, iptables_legacy, iptables_nft])
 
 
-@pytest.fixture(params=["flows", "conntrack"])
+@pytest.fixture(params=["flows", "netfilter"])
 def node(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[KubeProxyNode]:
-    if request.param == "conntrack" and conntrack_probe.obstacle(Paths.cache):
-        pytest.skip("this kernel has no conntrack for programs")
+    if request.param == "netfilter" and (missing := netfilter_obstacle()):
+        pytest.skip(missing)
     with Lab(PREFIX) as lab:
         made = KubeProxyNode(lab, tmp_path, request.param)
         try:

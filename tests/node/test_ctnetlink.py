@@ -13,8 +13,10 @@ import pytest
 
 from ebpflb.errors import NodeError
 from ebpflb.model.services import Protocol
-from ebpflb.node import ctnetlink, ctnetlink_messages
+from ebpflb.node import ctnetlink, ctnetlink_messages, ctnetlink_tuples
+from ebpflb.node.ctnetlink_tuples import TuplePart
 from ebpflb.plan.connections import Connection
+from ebpflb.plan.entries import Frontend
 from ebpflb.plan.flow_entries import FlowState
 from tests.node import nodes
 from tests.node.nodes import run
@@ -100,7 +102,72 @@ def test_only_what_is_wanted() -> None:
     assert not found.is_translated
     assert len(list(ctnetlink.connections(lambda *_: True, Protocol.UDP))) == 6
     assert len(list(ctnetlink.connections(lambda *_: True, Protocol.TCP))) == 1
-    assert len(list(ctnetlink._dumps(Protocol.TCP))) == 1, "the kernel leaves out the others"
+    by_protocol = ctnetlink_tuples.matching(TuplePart(Protocol.TCP))
+    listed = list(ctnetlink_messages.dump(by_protocol, socket.AF_INET))
+    assert len(listed) == 1, "the kernel leaves out the others"
+
+
+def frontend(address: str) -> Frontend:
+    return Frontend(ip_address(address), 53, Protocol.UDP)
+
+
+def family_of(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+@pytest.mark.parametrize("address", [*VIPS.values(), "0.0.0.0", "::"])
+def test_the_entries_of_one_frontend(address: str) -> None:
+    """Its address, if it has one, and its port count."""
+    wanted = frontend(address)
+    hosts = (VIPS[6], "::1") if wanted.address.version == 6 else (VIPS[4], "127.0.0.9")
+    for host in (*VIPS.values(), "127.0.0.9", "::1"):
+        say(host, 53)
+        say(host, 54)
+    found = [str(each.original.destination) for each in ctnetlink.connections_to(wanted)]
+    assert sorted(found) == sorted(hosts if wanted.address.is_unspecified else [address])
+
+
+@pytest.mark.parametrize(("address", "listed"), [(VIPS[4], 1), ("0.0.0.0", 2), (VIPS[6], 2)])
+def test_the_kernel_lists_only_entries_of_one_frontend(address: str, listed: int) -> None:
+    """By port, and by an IPv4 address."""
+    for host in (*VIPS.values(), "127.0.0.9", "::1"):
+        say(host, 53)
+        say(host, 54)
+    by_frontend = ctnetlink_tuples.matching(ctnetlink_tuples.to(frontend(address)))
+    assert len(list(ctnetlink_messages.dump(by_frontend, family_of(address)))) == listed
+
+
+@pytest.mark.parametrize("to", [VIPS[4], "0.0.0.0"])
+def test_the_kernel_deletes_what_a_backend_answers(to: str) -> None:
+    """Of one frontend, and no others: not those of another port, backend, protocol or family."""
+    backend = ip_address("127.0.0.1")
+    for vip in VIPS.values():
+        say(vip, 53, source=4053)
+        say(vip, 54, source=4054)
+    other = ctnetlink.delete_answered(frontend(to), (backend, 5455))
+    if other is None:
+        pytest.skip("this kernel does not delete by a filter")
+    of_tcp = frontend(to)._replace(protocol=Protocol.TCP)
+    assert (other, ctnetlink.delete_answered(of_tcp, (backend, 5454))) == (0, 0)
+    assert ctnetlink.count() == 4
+    assert ctnetlink.delete_answered(frontend(to), (backend, 5454)) == 1
+    left = {(each.original.destination.version, each.original.source_port) for each in everything()}
+    assert left == {(4, 4054), (6, 4053), (6, 4054)}
+
+
+def test_ipv6_is_not_deleted_by_a_filter() -> None:
+    """The kernel would delete the entries of all other backends."""
+    say(VIPS[6], 53)
+    assert ctnetlink.delete_answered(frontend(VIPS[6]), (ip_address("::1"), 5454)) is None
+    assert ctnetlink.count() == 1
+
+
+def test_a_kernel_that_cannot_delete_by_a_filter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said, and nothing is deleted: as it was before the filter was known to deletions."""
+    say(VIPS[4], 53)
+    monkeypatch.setattr(ctnetlink_tuples, "_FILTER", 24)  # of another attribute
+    assert ctnetlink.delete_answered(frontend(VIPS[4]), (ip_address("127.0.0.1"), 5454)) is None
+    assert ctnetlink.count() == 1
 
 
 def test_only_these_are_deleted() -> None:

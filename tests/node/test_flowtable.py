@@ -7,8 +7,8 @@ from ipaddress import ip_address
 
 import pytest
 
-from ebpflb.node import ctnetlink, flowtable, nat, nft
-from ebpflb.node.flowtable import FRONTEND_SETS, Contents
+from ebpflb.node import flowtable, nft
+from ebpflb.node.flowtable import FRONTEND_SETS, TABLE, Contents
 from ebpflb.node.flowtable_probe import flowtable_obstacle
 from tests.node import nodes
 from tests.node.nodes import run
@@ -39,12 +39,11 @@ def test_the_obstacle_is_found_without_a_trace() -> None:
 
 @pytest.fixture
 def made() -> Iterator[None]:
-    """A flowtable in the engine's table, and two devices."""
+    """A flowtable, and two devices."""
     if missing := flowtable_obstacle():
         pytest.skip(missing)
     with nodes.fresh(NAME):
-        nat.keep_nat_hooks(nat.ENGINE)
-        flowtable.make(nat.ENGINE)
+        flowtable.make(TABLE)
         run("ip", "link", "add", "up0", "type", "veth", "peer", "name", "up1")
         yield
 
@@ -52,8 +51,8 @@ def made() -> Iterator[None]:
 @pytest.mark.usefixtures("made")
 def test_rules() -> None:
     """What was answered, is translated, and asked for a frontend, enters; behind all filters."""
-    flowtable.change_frontends(nat.ENGINE, [WEB, DNS], [])
-    said = run("nft", "list", "table", "inet", nat.ENGINE.table)
+    flowtable.change_frontends(TABLE, [WEB, DNS], [])
+    said = run("nft", "list", "table", *TABLE)
     for ip, name in (("ip", "frontends-v4"), ("ip6", "frontends-v6")):
         assert RULE.format(ip=ip, set=name) in said
     assert "type filter hook forward priority 300; policy accept;" in said
@@ -65,47 +64,42 @@ def test_rules() -> None:
 def test_contents() -> None:
     """Devices and frontends come and go; what is there already, or gone, is no error."""
     for _ in range(2):
-        assert flowtable.add_devices(nat.ENGINE, {"up0", "up1"}) == {}
-        flowtable.change_frontends(nat.ENGINE, [WEB, DNS], [])
-    assert flowtable.read(nat.ENGINE) == Contents(frozenset({"up0", "up1"}), frozenset({WEB, DNS}))
-    refused = flowtable.add_devices(nat.ENGINE, {"up0", "none0"})
+        assert flowtable.add_devices(TABLE, {"up0", "up1"}) == {}
+        flowtable.change_frontends(TABLE, [WEB, DNS], [])
+    assert flowtable.read(TABLE) == Contents(frozenset({"up0", "up1"}), frozenset({WEB, DNS}))
+    refused = flowtable.add_devices(TABLE, {"up0", "none0"})
     assert list(refused) == ["none0"]
-    flowtable.change_frontends(nat.ENGINE, [], [DNS])
+    flowtable.change_frontends(TABLE, [], [DNS])
     for _ in range(2):
-        flowtable.remove_devices(nat.ENGINE, ["up1"])
-    assert flowtable.read(nat.ENGINE) == Contents(frozenset({"up0"}), frozenset({WEB}))
+        flowtable.remove_devices(TABLE, ["up1"])
+    assert flowtable.read(TABLE) == Contents(frozenset({"up0"}), frozenset({WEB}))
 
 
 @pytest.mark.usefixtures("made")
 def test_many() -> None:
     """More frontends and devices than fit into a message."""
     many = [flowtable.element(n.to_bytes(4, "big"), 6, 80) for n in range(3000)]
-    flowtable.change_frontends(nat.ENGINE, many, [])
+    flowtable.change_frontends(TABLE, many, [])
     for number in range(150):
         run("ip", "link", "add", f"d{number}", "type", "dummy")
     names = {f"d{number}" for number in range(150)}
-    assert flowtable.add_devices(nat.ENGINE, names) == {}
-    assert flowtable.read(nat.ENGINE) == Contents(frozenset(names), frozenset(many))
+    assert flowtable.add_devices(TABLE, names) == {}
+    assert flowtable.read(TABLE) == Contents(frozenset(names), frozenset(many))
 
 
 @pytest.mark.usefixtures("made")
 @pytest.mark.parametrize("words", ["flush chain", "delete chain"])
 def test_what_was_changed_is_not_whole(words: str) -> None:
-    """Then it is made anew; what keeps NAT at work is not touched by that."""
-    run("nft", *words.split(), "inet", nat.ENGINE.table, flowtable.CHAIN)
-    assert flowtable.read(nat.ENGINE) is None
-    flowtable.make(nat.ENGINE)
-    assert flowtable.read(nat.ENGINE) == flowtable.EMPTY_FLOWTABLE
-    assert nat.keeps_nat_hooks(nat.ENGINE)
+    """Then it is made again."""
+    run("nft", *words.split(), *TABLE, flowtable.CHAIN)
+    assert flowtable.read(TABLE) is None
+    flowtable.make(TABLE)
+    assert flowtable.read(TABLE) == flowtable.EMPTY_FLOWTABLE
 
 
 @pytest.mark.usefixtures("made")
-def test_it_goes_where_the_table_stays() -> None:
-    """Connections that are translated need the table; without the flowtable they go on too."""
-    nodes.translate("127.0.0.7", 53)
-    assert not nat.release_when_unused(nat.ENGINE)
-    assert nat.keeps_nat_hooks(nat.ENGINE)
-    assert not flowtable.exists(nat.ENGINE)
-    assert "flowtable" not in run("nft", "list", "ruleset")
-    ctnetlink.delete(ctnetlink.connections(lambda *_: True))
-    assert nat.release_when_unused(nat.ENGINE)
+def test_remove() -> None:
+    """Nothing is left; one that has gone already is no error."""
+    for _ in range(2):
+        flowtable.remove(TABLE)
+        assert not nft.tables()

@@ -28,7 +28,7 @@ class FakeKernel:
         self.contents: Contents | None = None
         self.refused: dict[str, str] = {}
         self.reads = 0
-        for name in ("read", "make", "exists", "remove", "add_devices"):
+        for name in ("read", "make", "remove", "add_devices"):
             monkeypatch.setattr(flowtable, name, getattr(self, name))
         for name in ("remove_devices", "change_frontends"):
             monkeypatch.setattr(flowtable, name, getattr(self, name))
@@ -41,9 +41,6 @@ class FakeKernel:
     def read(self, _: object) -> Contents | None:
         self.reads += 1
         return self.contents
-
-    def exists(self, _: object) -> bool:
-        return self.contents is not None
 
     def make(self, _: object) -> None:
         self.contents = EMPTY_FLOWTABLE

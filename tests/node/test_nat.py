@@ -10,6 +10,7 @@ from socket import AF_INET, SOCK_DGRAM, socket
 import pytest
 from pyroute2.netlink.exceptions import NetlinkError
 
+from ebpflb.errors import NodeError
 from ebpflb.node import ctnetlink, ctnetlink_messages, nat, nft
 from tests.node import nodes
 from tests.node.nodes import run
@@ -62,17 +63,8 @@ def test_untold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert not nat.has_dnat_connections()
 
 
-def test_nat_by_nf_tables_is_tried() -> None:
-    """Where the kernel has it nothing is missing, and nothing of the trial is left."""
-    assert nat.missing() is None
-    assert not run("nft", "list", "ruleset")
-    nat.keep_nat_hooks(nat.ENGINE)
-    assert nat.missing() is None
-    assert nat.keeps_nat_hooks(nat.ENGINE)
-
-
-def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel without chains of type nat is named as the reason, with what to do."""
+def test_a_kernel_without_nat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chains of type nat that are missing are named as the reason, with what to do."""
     refuse_chains = NetlinkError(errno.ENOENT, "No such file or directory")
 
     class WithoutNat(nft.NFTables):  # type: ignore[misc]
@@ -80,15 +72,16 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
             raise refuse_chains
 
     monkeypatch.setattr(nft, "NFTables", WithoutNat)
-    assert "modprobe -a nft_chain_nat nft_ct" in (nat.missing() or "")
+    with pytest.raises(NodeError, match="modprobe -a nft_chain_nat nft_ct"):
+        nat.keep_nat_hooks(nat.HOLD)
 
 
 def test_a_table_stays_as_long_as_it_is_used() -> None:
     """It is removed when no connection is translated; a table that is not there is gone."""
-    nat.keep_nat_hooks(nat.ENGINE)
+    nat.keep_nat_hooks(nat.HOLD)
     nodes.translate("127.0.0.7", 53)
-    assert not nat.release_when_unused(nat.ENGINE)
+    assert not nat.release_when_unused(nat.HOLD)
     ctnetlink.delete(ctnetlink.connections(lambda *_: True))
     for _ in range(2):
-        assert nat.release_when_unused(nat.ENGINE)
-        assert not nft.exists(nat.ENGINE)
+        assert nat.release_when_unused(nat.HOLD)
+        assert not nft.exists(nat.HOLD)

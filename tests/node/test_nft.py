@@ -72,7 +72,7 @@ def test_delete_refused() -> None:
         nft.delete(Name("ip", "x" * 300))
 
 
-@pytest.mark.parametrize("table", [nat.ENGINE, nat.HOLD], ids=str)
+@pytest.mark.parametrize("table", [nat.FORMER, nat.HOLD], ids=str)
 def test_hold_nat(table: Name) -> None:
     """What keeps NAT alive is made once, decides nothing, and goes."""
     assert nat.keep_nat_hooks(table)

@@ -59,7 +59,7 @@ def test_iptables(tool: nodes.Tool) -> None:
 @pytest.mark.usefixtures("namespace")
 def test_no_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without tools nothing is said where there are no tables of others, else which is missing."""
-    HERE.nft("table inet ebpflb-conntrack {\n}\n")
+    HERE.nft("table inet ebpflb {\n}\n")
     before = rulesets.are_there()
     with monkeypatch.context() as patched:
         patched.setenv("PATH", str(tmp_path))

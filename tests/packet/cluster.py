@@ -18,6 +18,8 @@ from ebpflb.model.events import Changed, Key, Kind, ReadObject, Removed
 from ebpflb.model.services import PortName
 from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.desired_service import DesiredService, desired_service
+from ebpflb.plan.entries import NO_SLOT
+from ebpflb.plan.plan import TRANSLATIONS
 from ebpflb.plan.planner import Planner
 from tests.packet.frames import at, destination, ends, host_of, opening, reply, source
 from tests.packet.node import Outcome, PacketNode
@@ -152,8 +154,11 @@ class Cluster:
         plan = self.planner.plan_changes(self._desired(), self.time)
         for part in dataclasses.fields(plan):
             rows = getattr(plan, part.name)
-            table = self.node.maps[part.name.removeprefix("removed_")]
-            table.delete(rows) if part.name.startswith("removed_") else table.write(rows)
+            if part.name == "removed_backend_slots":
+                self.node.maps["backend_slots"].write([(id, NO_SLOT) for id in rows])
+            elif part.name not in TRANSLATIONS:
+                table = self.node.maps[part.name.removeprefix("removed_")]
+                table.delete(rows) if part.name.startswith("removed_") else table.write(rows)
         self.planner.written(self.time)
 
     def _desired(self) -> dict[PortName, DesiredService | None]:

@@ -27,7 +27,9 @@ SCHED_CLS = loader.HookType(3, 0)
 ENTRIES = {CPU_ARRAYS: 1 << 20}  # at most, of maps of a kind: those for all CPUs stay as they are
 # One cell of memory each, not one a CPU: read before and after every packet, without a call.
 VERDICTS = layout.MAPS["verdicts"]._replace(kind="ARRAY", flags=("MMAPABLE",))
+SEGMENT_CHOICES = layout.MAPS["segment_choices"]  # the program names their number
 HALF_OPEN = layout.MAPS["half_open"]._replace(flags=("MMAPABLE",))  # emptied through memory
+SPECS = {"verdicts": VERDICTS, "half_open": HALF_OPEN, "segment_choices": SEGMENT_CHOICES}
 
 Loaded = tuple[dict[str, Map], dict[str, int]]
 
@@ -46,9 +48,7 @@ def loaded(compiled: Compiled, **specs: MapSpec) -> Iterator[Loaded]:
         tables: dict[str, Map] = {}
         for name, usual in layout.MAPS.items():
             small = min(usual.entries, ENTRIES.get(usual.kind, 4096))
-            spec = ({"verdicts": VERDICTS, "half_open": HALF_OPEN} | specs).get(
-                name, usual._replace(entries=small)
-            )
+            spec = (SPECS | specs).get(name, usual._replace(entries=small))
             tables[name] = bpf_map.open_map(spec, bpf_map.create_map(spec))
             opened.callback(tables[name].close)
         fds = {compiler.MAP_NUMBERS[name]: table.fd for name, table in tables.items()}

@@ -60,6 +60,7 @@ class PacketNode(Publisher):
         super().__init__()
         self.maps, self.hooks, self.devices = maps, hooks, devices
         self.complete = False  # whether devices sum packets up
+        self.priority = 0  # skb->priority, as the last program left it
         for opened in maps.values():
             _empty(opened)
         self.counted = self._verdicts()
@@ -108,15 +109,19 @@ class PacketNode(Publisher):
     def withdraw(self, *frontends: str) -> None:
         self.maps["services"].delete([frontend(text) for text in frontends])
 
-    def ingress(self, packet: Packet | bytes, device: str = "uplink") -> Outcome:
+    def ingress(self, packet: Packet | bytes, device: str = "uplink", priority: int = 0) -> Outcome:
         """The packet comes in from a device."""
-        return self._run("ingress", bytes(packet), device, device)
+        return self._run("ingress", bytes(packet), device, device, priority)
 
     def egress(
-        self, packet: Packet | bytes, device: str = "uplink", into: str | None = "uplink"
+        self,
+        packet: Packet | bytes,
+        device: str = "uplink",
+        into: str | None = "uplink",
+        priority: int = 0,
     ) -> Outcome:
         """The packet leaves by a device; it came in from another, or is the node's own (None)."""
-        return self._run("egress", bytes(packet), device, into)
+        return self._run("egress", bytes(packet), device, into, priority)
 
     def through(self, packet: Packet, into: str = "uplink", out: str = "uplink") -> Packet:
         """The packet as it leaves, after ingress, the stack's forwarding and egress."""
@@ -135,7 +140,9 @@ class PacketNode(Publisher):
         """Entries made, ended and refused; half-open flows displaced."""
         return tuple(self.maps["flow_stats"].get(0 if protocol == "tcp" else 1))
 
-    def _run(self, hook: str, frame: bytes, device: str, into: str | None) -> Outcome:
+    def _run(
+        self, hook: str, frame: bytes, device: str, into: str | None, priority: int
+    ) -> Outcome:
         before = self.counted
         came_by = self.devices[into] if into and hook == "egress" and knows_ingress_device() else 0
         index = self.devices[device]
@@ -144,8 +151,10 @@ class PacketNode(Publisher):
             frame,
             ifindex=index,
             ingress_ifindex=came_by,
+            priority=priority,
             complete=self.complete,
         )
+        self.priority = ran.priority
         self.counted = self._verdicts()
         moved = {word: count - before[word] for word, count in self.counted.items()}
         verdicts = {word: count for word, count in moved.items() if count}

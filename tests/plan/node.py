@@ -2,8 +2,9 @@
 """A simulated agent that writes plans to the maps one by one, with look-ups after each write."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from functools import partial
+from itertools import chain, starmap
 from typing import NamedTuple
 
 from ebpflb.model.addresses import Address
@@ -42,7 +43,8 @@ class PlannedNode:
     """Maps, a planner and a clock, and those who look entries up.
 
     ``readers`` are programs that have read a frontend's service and go on later; ``clients`` are
-    service and backend ids that clients have affinity to.
+    service and backend ids that clients have affinity to; ``nameless`` backend ids have a slot and
+    no name, which only a crash leaves: the audit finds them.
     """
 
     def __init__(self, capacity: Capacity = CAPACITY) -> None:
@@ -53,6 +55,7 @@ class PlannedNode:
         self.now = 100.0
         self.readers: dict[tuple[Frontend, ServiceEntry], Reader] = {}
         self.clients: Keys = set()
+        self.nameless: Set[int] = frozenset()
 
     def change(
         self, changes: Mapping[PortName, DesiredService | None], stop: int | None = None
@@ -65,9 +68,17 @@ class PlannedNode:
         self.write_rows(list(writes(plan)), stop)
         return plan
 
-    def restart(self, stop: int | None = None) -> Plan:
-        """A new agent on the same maps, with the same desired state."""
+    def restart(self, stop: int | None = None, *, damaged: bool = False) -> Plan:
+        """A new agent on the same maps, with the same desired state. It makes netfilter's table as
+        the maps have it: no program that chose before is still running then.
+
+        ``damaged``: somebody else has changed what decides about that.
+        """
         self.readers.clear()
+        self.maps.translations = self.maps.wanted_translations()
+        self.nameless = self.maps.translations.keys() - self.maps.backend_names.keys()
+        if not damaged:
+            self._check_translations()
         had = self.planner.waiting.named()
         self.planner = Planner(self.capacity, self.maps.read_back())
         self.planner.waiting.load(had, self.planner.actual)
@@ -92,6 +103,7 @@ class PlannedNode:
         for part, row in rows[:stop]:
             self.maps.write(part, row)
             self._check_capacity()
+            self._check_translations()
             self._check_frontends(before, after)
             self._check_backend_slots_stay(stay_found)
             self._check_rights(rights)
@@ -123,6 +135,16 @@ class PlannedNode:
             raise WrongLookup("there is no such slot")
         if max(self.maps.choices, default=0) >= max(1, self.capacity.choices):
             raise WrongLookup("there is no such place of a table")
+
+    def _check_translations(self) -> None:
+        """Netfilter sends packets to each backend that a program can choose: those of services, and
+        those that clients find again by their id.
+        """
+        blocks = (self.maps.backends(s, s.block) for s in self.maps.services.values())
+        found = filter(None, starmap(self.maps.find, self.clients))
+        for backend in chain(*blocks, found):
+            if not self.maps.is_translated(backend):
+                raise WrongLookup(f"netfilter does not translate to {backend}")
 
     def _check_frontends(self, before: Lookups, after: Lookups) -> None:
         """Each frontend refers to what it did before the plan, or to what it will after it; while
@@ -172,15 +194,17 @@ class PlannedNode:
             )
 
     def _check_readers(self) -> None:
-        """Less than the quarantine later, the slots are as they were, and so are the places of its
-        table; but one that is overwritten leads to other slots of the service (``Maps.drawn``).
+        """Less than the quarantine later, the slots are as they were, what netfilter makes of them,
+        and the places of its table; but one that is overwritten leads to other slots of the service
+        (``Maps.drawn``).
         """
         for (frontend, service), reader in [*self.readers.items()]:
             if self.now - reader.since < QUARANTINE_SECONDS:
                 backends = self.maps.backends(service, service.block)
                 drawn = self.maps.drawn(service)
                 kept = drawn == reader.drawn or self._is_overwritten(service)
-                if backends != reader.backends or not kept:
+                translated = all(map(self.maps.is_translated, reader.backends))
+                if backends != reader.backends or not kept or not translated:
                     raise WrongLookup(f"{service} was overwritten under a reader")
                 self.readers[frontend, service] = reader._replace(drawn=drawn)
                 self._check_admitted(frontend, service, reader)
@@ -227,6 +251,7 @@ def check_tidy(node: PlannedNode) -> None:
         f.address for f, service in maps.services.items() if "external" not in service.flags
     }
     _check_backend_slots(node)
+    _check_translations(node)
     _check_ranges(node)
     _check_ids(node)
 
@@ -241,6 +266,15 @@ def _check_backend_slots(node: PlannedNode) -> None:
             living.add((entries.id, backend.id))
     for service, number in node.clients - living:
         assert not node.maps.find(service, number)
+
+
+def _check_translations(node: PlannedNode) -> None:
+    """One for each backend. Others are of ids in quarantine, or nameless."""
+    actual = node.planner.actual.values()
+    living = {it.id: it for entries in actual for it in entries.translations()}
+    surplus = node.maps.translations.keys() - living.keys()
+    assert surplus <= {*node.planner.backend_ids.used, *node.nameless}
+    assert node.maps.translations.items() >= living.items()
 
 
 def _check_ranges(node: PlannedNode) -> None:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The maps as plain dicts, and an oracle that looks things up in them as the datapath does."""
+"""The maps as plain dicts, and an oracle that looks things up in them as the datapath does.
+
+Beside them the elements of netfilter's table: where a packet goes for which a backend was chosen.
+"""
 
 import copy
 from collections.abc import Iterable, Iterator, Set
@@ -11,6 +14,7 @@ from typing import Any, NamedTuple
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
 from ebpflb.plan.entries import (
+    NO_SLOT,
     Backend,
     BackendName,
     Choice,
@@ -19,9 +23,10 @@ from ebpflb.plan.entries import (
     Range,
     ServiceEntry,
     SourceRange,
+    Translation,
 )
 from ebpflb.plan.map_contents import MapContents, read_back
-from ebpflb.plan.plan import Plan
+from ebpflb.plan.plan import TRANSLATIONS, Plan
 
 ZERO = Backend(IPv6Address(0), 0, frozenset(), 0, 0)  # an element that was never written
 
@@ -58,10 +63,23 @@ class NamedBackend(NamedTuple):
 
 
 def writes(plan: Plan) -> Iterator[Write]:
-    """The single writes of a plan in its documented order."""
+    """The single writes of a plan in its documented order, but all that netfilter needs first: as
+    MapWriter does, which gives it to NetfilterSync in one piece. An id may come and go in one plan.
+    """
+    new = {each.id for each in plan.translations}
+    yield from (("translations", row) for row in plan.translations)
+    yield from (
+        ("removed_translations", row) for row in plan.removed_translations if row.id not in new
+    )
     for part in fields(plan):
-        for row in getattr(plan, part.name):
-            yield part.name, row
+        if part.name not in TRANSLATIONS:
+            for row in getattr(plan, part.name):
+                yield part.name, row
+
+
+def translation(backend: Backend) -> Translation:
+    """Where netfilter has to send packets of a backend."""
+    return Translation(backend.id, backend.address, backend.port)
 
 
 def matches(range: SourceRange, service: int, client: Address) -> bool:
@@ -87,6 +105,7 @@ class Maps:
         self.backend_names: dict[int, BackendName] = {}
         self.source_ranges: dict[SourceRange, int] = {}
         self.cluster_ips: dict[Address, int] = {}
+        self.translations: dict[int, Translation] = {}
 
     def copy(self) -> "Maps":
         twin = Maps()
@@ -95,10 +114,12 @@ class Maps:
 
     def write(self, part: str, row: Any) -> None:
         entries = getattr(self, part.removeprefix("removed_"))
-        if part.startswith("removed_"):
-            entries.pop(row, None)
+        if part == "removed_backend_slots":
+            entries[row] = NO_SLOT
+        elif part.startswith("removed_"):
+            entries.pop(row.id if isinstance(row, Translation) else row, None)
         else:
-            entries.update([row])
+            entries.update([(row.id, row) if isinstance(row, Translation) else row])
 
     def write_all(self, plan: Plan) -> None:
         for part, row in writes(plan):
@@ -143,6 +164,15 @@ class Maps:
         """backend_find: where affinity and datagram flows find the backend they keep."""
         found = self.slots.get(self.backend_slots.get(number, 0), ZERO)
         return found if (found.service, found.id) == (service, number) else None
+
+    def wanted_translations(self) -> dict[int, Translation]:
+        """What an agent compares netfilter's table with (datapath.maps.translations)."""
+        pairs = ((id, self.slots.get(slot, ZERO)) for id, slot in self.backend_slots.items())
+        return {id: translation(backend) for id, backend in pairs if backend.id == id}
+
+    def is_translated(self, backend: Backend) -> bool:
+        """Whether netfilter sends packets for which this backend was chosen to it."""
+        return self.translations.get(backend.id) == translation(backend)
 
     def lookup(self, frontend: Frontend) -> Found:
         service = self.services[frontend]

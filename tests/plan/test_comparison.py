@@ -10,7 +10,6 @@ import pytest
 from ebpflb.model.drift import Part
 from ebpflb.plan import comparison
 from ebpflb.plan.comparison import DIFFERS, MISSING, NOT_PLANNED, Wrong
-from ebpflb.plan.entries import NO_SLOT
 from ebpflb.plan.plan import Plan
 from ebpflb.plan.planner import Planner
 from tests.plan.builders import CAPACITY, by_name, desired, frontend, name
@@ -102,7 +101,7 @@ def test_a_slot_of_no_backend_goes(world: World) -> None:
     """Clients' affinity to a removed backend would lead to another one's slot."""
     world.maps.backend_slots[99] = 1
     (found,) = world.wrong()
-    assert (found.field, found.row) == ("backend_slots", (99, NO_SLOT))
+    assert (found.field, found.row) == ("removed_backend_slots", 99)
 
 
 def test_planned_anew_meanwhile(world: World) -> None:

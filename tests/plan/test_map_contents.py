@@ -36,11 +36,11 @@ def web() -> Maps:
     return maps
 
 
-def restarted(maps: Maps, *ports: DesiredService) -> PlannedNode:
+def restarted(maps: Maps, *ports: DesiredService, damaged: bool = False) -> PlannedNode:
     """A new agent on these maps, after its first complete plan."""
     node = PlannedNode()
     node.maps, node.desired = maps, by_name(*ports)
-    node.restart()
+    node.restart(damaged=damaged)
     check_tidy(node)
     return node
 
@@ -101,11 +101,13 @@ def test_members_of_a_block_that_was_never_named() -> None:
 
 
 def test_member_that_is_nowhere() -> None:
-    """A backend that a crash kept in service is found by its id again."""
+    """A backend in service whose member somebody removed is found by its id again; netfilter sends
+    packets to it from the first plan on.
+    """
     maps = web()
     maps.backend_slots[2] = NO_SLOT
     assert maps.read_back().wrong_backend_slots == [(2, 1)]
-    node = restarted(maps, desired("web", [1, 2], [1, 2], flags=NO_FLAGS))
+    node = restarted(maps, desired("web", [1, 2], [1, 2], flags=NO_FLAGS), damaged=True)
     assert node.maps.find(1, 2) == maps.slots[1]
 
 

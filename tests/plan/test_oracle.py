@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from ebpflb.plan.desired_service import DesiredService
-from ebpflb.plan.entries import NO_SLOT, Range
+from ebpflb.plan.entries import Range, Translation
 from ebpflb.plan.planner import Planner
 from ebpflb.plan.prefixes import source_range
 from tests.plan.builders import (
@@ -24,6 +24,8 @@ from tests.plan.simulation import Write, WrongLookup, writes
 
 WEB = desired("web", [1, 2], [1, 2])
 NOBODYS = frontend(200).address
+FIRST_BACKEND = WEB.backends[0]
+TRANSLATION = Translation(1, FIRST_BACKEND.address, FIRST_BACKEND.port)
 CHANGED = desired("web", [1, 2], [2, 3, 4])
 
 
@@ -56,8 +58,24 @@ def test_without_quarantine_for_another_service() -> None:
     node = served()
     node.change({name("web"): None})
     node.planner.quarantine.release(node.now + 1)
-    with pytest.raises(WrongLookup, match="service 1 reads"):
+    with pytest.raises(WrongLookup, match="under a reader"):
         node.change(by_name(desired("db", [3], [5])))
+
+
+def test_translated_too_late() -> None:
+    """A backend that can be chosen before netfilter has its endpoint gets no packets."""
+    node = served()
+    plan = node.planner.plan_changes(by_name(CHANGED), node.now)
+    with pytest.raises(WrongLookup, match="netfilter does not translate"):
+        node.write_rows(sorted(writes(plan), key=lambda row: row[0] == "translations"))
+
+
+def test_translation_removed_too_early() -> None:
+    """A program that had chosen a backend finds that netfilter has lost it."""
+    node = served()
+    rows = list(writes(node.planner.plan_changes(by_name(CHANGED), node.now)))
+    with pytest.raises(WrongLookup, match="overwritten under a reader"):
+        node.write_rows([*rows, ("removed_translations", TRANSLATION)])
 
 
 def reverse(rows: list[Write]) -> list[Write]:
@@ -89,7 +107,7 @@ def test_former_backend_still_found() -> None:
     """A member that is not taken away leads its clients to a backend that left."""
     node = served()
     plan = node.planner.plan_changes(by_name(CHANGED), node.now)
-    plan.backend_slots = [row for row in plan.backend_slots if row[1] != NO_SLOT]
+    plan.removed_backend_slots.clear()
     node.write_rows(list(writes(plan)))
     with pytest.raises(AssertionError):
         check_tidy(node)

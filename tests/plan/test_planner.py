@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 from ebpflb.plan.desired_service import DesiredService
-from ebpflb.plan.entries import NO_SLOT, BackendName, Range
+from ebpflb.plan.entries import BackendName, Range, Translation
 from ebpflb.plan.plan import Plan
 from ebpflb.plan.planner import Planner
 from ebpflb.plan.service_entries import BackendChange
@@ -44,7 +44,8 @@ def test_new_service() -> None:
     """All that a service names, the names for people, and its frontends."""
     plan = PlannedNode().change(by_name(WEB))
     names = {"service_names", "backend_names"}
-    assert written(plan) == {"slots", "backend_slots", *names, "cluster_ips", "services"}
+    blocks = {"translations", "slots", "backend_slots"}
+    assert written(plan) == {*blocks, *names, "cluster_ips", "services"}
     assert [slot for slot, _ in plan.slots] == [0, 1]
     assert plan.backend_slots == [(1, 0), (2, 1)]
     assert plan.service_names == [(1, name("web"))]
@@ -163,7 +164,7 @@ def test_former_backend_is_nowhere() -> None:
     """Affinity and datagram flows do not find a former backend in its old slot."""
     node = node_with(WEB)
     plan = node.change(by_name(desired("web", [1, 2], [2])))
-    assert plan.backend_slots == [(2, 2), (1, NO_SLOT)]
+    assert (plan.backend_slots, plan.removed_backend_slots) == ([(2, 2)], [1])
     assert node.maps.slots[0].id == 1 and node.maps.find(1, 1) is None
 
 
@@ -171,6 +172,35 @@ def test_same_backend_of_two_services() -> None:
     """Each service has an id of its own for an endpoint that both use."""
     node = node_with(WEB, desired("db", [3], [1, 2]))
     assert not set(ids(node, "web").values()) & set(ids(node, "db").values())
+
+
+def test_translations() -> None:
+    """Netfilter gets a newcomer's endpoint with the plan that brings it, and loses a former
+    backend's when its id may be used again; the plan that uses it again brings the new endpoint.
+    """
+    node = PlannedNode(CAPACITY._replace(backend_ids=4))
+    node.change(by_name(WEB))
+    first, second, third, fourth = (
+        Translation(id, backend(id).address, 8080) for id in (1, 2, 3, 4)
+    )
+    plan = node.change(by_name(desired("web", [1, 2], [2, 3])))
+    assert (plan.translations, plan.removed_translations) == ([third], [])
+    assert node.maps.translations == {1: first, 2: second, 3: third}
+    node.wait(2)
+    plan = node.change(by_name(desired("web", [1, 2], [2, 3, 4])))
+    again = fourth._replace(id=1)
+    assert (plan.translations, plan.removed_translations) == ([again], [first])
+    assert node.maps.translations == {1: again, 2: second, 3: third}
+
+
+def test_translations_of_other_changes() -> None:
+    """A block that is written elsewhere, with the same backends, needs none."""
+    node = node_with(WEB)
+    plan = node.change(by_name(desired("web", [1, 2], [1, backend(2, LOCAL)])))
+    assert plan.slots
+    assert not plan.translations
+    node.wait_for_quarantine()
+    assert node.maps.translations.keys() == {1, 2}
 
 
 def test_removed_frontend() -> None:
@@ -193,10 +223,12 @@ def test_removed_service() -> None:
 def test_order_of_a_plan() -> None:
     """First what is referred to, then the frontends, then what nothing refers to any more."""
     assert [part.name for part in fields(Plan)] == [
+        "translations",
         "slots", "backend_slots", "choices", "service_names", "backend_names", "source_ranges",
         "services", "cluster_ips",
         "removed_cluster_ips", "removed_services", "removed_source_ranges",
-        "removed_service_names", "removed_backend_names",
+        "removed_service_names", "removed_backend_slots", "removed_backend_names",
+        "removed_translations",
     ]  # fmt: skip
 
 
@@ -238,9 +270,10 @@ def test_complete() -> None:
         "removed_services",
         "removed_cluster_ips",
         "removed_service_names",
+        "removed_backend_slots",
         "removed_backend_names",
     }
-    assert written(plan) == {"backend_slots", *gone}
+    assert written(plan) == gone
     assert plan.removed_services == [frontend(3)]
 
 

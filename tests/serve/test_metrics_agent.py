@@ -46,7 +46,7 @@ def test_well() -> None:
         ({"sync_error": "map is full"}, "sync_failing", {"": 1}),
         ({"ports_not_reserved": "read-only"}, "masquerade_ports_reserved", {"": -1}),
         (
-            {"packet_path": PacketPath(Engine.CONNTRACK, "it works")},
+            {"packet_path": PacketPath(Engine.NETFILTER, "it works")},
             "packet_path_info",
             {"conntrack it works": 1},
         ),

@@ -88,7 +88,7 @@ def program(world: dict[str, Map], planner: Planner, services: int) -> None:
     """Plans and writes so many."""
     plan = planner.plan_changes({s.name: s for s in map(service, range(services))}, 0.0)
     for part in fields(plan):
-        if not part.name.startswith("removed_"):
+        if part.name in world:
             world[part.name].write(getattr(plan, part.name))
     planner.written(0.0)
 
@@ -108,7 +108,7 @@ def test_room(metrics: Metrics) -> None:
     sizes = {dict(labels)["map"]: v for (n, labels), v in found.items() if "max_entries" in n}
     used = {dict(labels)["map"] for (n, labels) in found if n == "ebpflb_map_entries"}
     fixed = {"settings", "verdicts", "flow_stats", "sweeps", "reject_budgets", "scratch"}
-    fixed |= {"secret", "half_open", "timeouts", "openings", "opening_counts", "rotations"}
+    fixed |= {"secret", "half_open", "timeouts", "segment_choices", "flow_gate", "rotations"}
     fixed |= {"sockets_full"}
     by_id = {
         "service_names",

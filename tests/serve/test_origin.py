@@ -3,15 +3,34 @@
 
 from ipaddress import ip_address, ip_network
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import pytest
 
 from ebpflb.model import external_ips, served_services
 from ebpflb.model.served_services import ServedServices
-from ebpflb.options import Options, Paths
+from ebpflb.options import ConntrackOptions, Options, Paths
 from ebpflb.serve.origin import Origin, origin
 
 PATHS = Paths(Path("/sys/fs/bpf/ebpflb-none"))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"masquerade_mark": 0},
+        {"masquerade_mark": 1 << 32},
+        {"masquerade_ports": (0, 9)},
+        {"masquerade_ports": (9, 8)},
+        {"masquerade_ports": (9, 1 << 16)},
+        {"scheduler": "none"},
+    ],
+)
+def test_what_no_agent_has_told(wrong: dict[str, Any]) -> None:
+    """A file may have anything."""
+    with pytest.raises(ValueError, match=r"is no|are no"):
+        Origin("node-1", "/cgroup", **wrong).options(PATHS)
 
 
 def test_the_same_services_are_planned() -> None:
@@ -27,6 +46,9 @@ def test_the_same_services_are_planned() -> None:
         external_ips=external_ips.parse("192.0.2.0/24"),
         nodeport_source_ranges=(ip_network("198.51.100.0/24"),),
         served=ServedServices(frozenset({"a", "b"}), served_services.parse("app in (x,y),!z")),
+        masquerade_mark=0x100,
+        masquerade_ports=(2000, 3000),
+        conntrack=ConntrackOptions(be_liberal=True),
     )
     told = msgspec.json.decode(msgspec.json.encode(origin(chosen)), type=Origin)
     assert told.options(PATHS) == chosen

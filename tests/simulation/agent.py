@@ -30,6 +30,7 @@ from ebpflb.agent.audit_checks import HooksCheck, MapsCheck
 from ebpflb.agent.ended_connections import EndedConnections
 from ebpflb.agent.engine_choice import EngineChoice
 from ebpflb.agent.loop import Agent
+from ebpflb.agent.netfilter_check import ElementsCheck
 from ebpflb.agent.node_sync import NodeSync
 from ebpflb.agent.objects_check import ObjectsCheck
 from ebpflb.agent.program_loader import ProgramLoader
@@ -65,6 +66,7 @@ from tests.simulation.doctor import LEASE, Doctor
 from tests.simulation.kernel import CALLS, SimKernel
 from tests.simulation.places import HOST_NETNS, NODE
 from tests.simulation.tracked import TrackedFlows
+from tests.simulation.translations import SimTable, Translated
 from tests.simulation.workers import NoSegments, OpenSockets, Workers
 
 T = TypeVar("T")
@@ -170,7 +172,9 @@ def _remembered(name: str) -> Any:
 
 
 @contextmanager
-def simulated(sim: SimKernel, tracked: TrackedFlows, doctor: Doctor) -> Iterator[None]:
+def simulated(
+    sim: SimKernel, tracked: TrackedFlows, doctor: Doctor, table: SimTable
+) -> Iterator[None]:
     """What leads to the kernel and to other processes leads to the simulation instead."""
     replaced: list[tuple[object, str, Any]] = [
         *((kernel, name, getattr(sim, name)) for name in CALLS),
@@ -184,6 +188,8 @@ def simulated(sim: SimKernel, tracked: TrackedFlows, doctor: Doctor) -> Iterator
         (datapath, "socket_flags", lambda: ()),
         (datapath, "packet_flags", lambda **_: ()),
         (engine_choice, "bridge_calls", dict),
+        (engine_choice, "SETTLE_SECONDS", 0.5),
+        *table.patches(),
         (canary_sync, "LEASE_SECONDS", LEASE),
         (canary_sync, "secrets", SimpleNamespace(randbelow=doctor.draw, token_hex=doctor.token)),
         (ended_connections, "_PAUSE", 0),
@@ -221,7 +227,7 @@ def _options(state: Any, folder: Path) -> Options:
         NODE,
         folder,
         manifests=folder,
-        packet_path=Engine.FLOWS,
+        packet_path=Engine.NETFILTER,
         sync_period=SYNC_PERIOD,
         detector=LocalDetector(LocalMode.NODE_CIDR),
     )
@@ -259,7 +265,14 @@ class Life:
         self.clock = clock
         self.datapath = Datapath(StateDir(state), specs)
         cluster = ClusterState(NODE)
-        engine = EngineChoice(Engine.FLOWS, missing="simulation")
+        self.netfilter = self.datapath.netfilter = Translated(self.datapath.maps, self.options)
+        engine = EngineChoice(
+            Engine.NETFILTER,
+            missing=None,
+            netfilter=self.netfilter,
+            period=SYNC_PERIOD,
+            clock=clock,
+        )
         nodes = NodeSync(self.options, self.datapath, cluster, engine)
         self.service_sync = ServiceSync(self.datapath, cluster, nodes, clock)
         self.health = Health(2 * SYNC_PERIOD, now=lambda: int(clock() * 1e9), monotonic=clock)
@@ -275,7 +288,7 @@ class Life:
             node_sync=nodes,
             service_sync=self.service_sync,
             reporter=Reporter(self.health, metrics, cast(Any, FakeServiceHealth()), clock),
-            loader=ProgramLoader(self.datapath, self.options, engine, clock),
+            loader=ProgramLoader(self.datapath, self.options, clock),
             audit=self._audit(nodes, source, cluster, self.history.explaining(on_drift)),
             clock=clock,
             stale_udp=self.workers.stale_udp,
@@ -291,7 +304,9 @@ class Life:
         on_drift: Callable[[list[Drift]], None],
     ) -> Audit:
         objects = ObjectsCheck(source, cluster, nodes, self.service_sync, self.clock)
-        checks: list[Any] = [HooksCheck(nodes, _LOCK, lambda: None), self.maps_check, objects]
+        elements = ElementsCheck(self.netfilter, self.service_sync, self.maps_check.period)
+        checks: list[Any] = [HooksCheck(nodes, _LOCK, lambda: None), self.maps_check, elements]
+        checks.append(objects)
         return Audit(checks, on_drift, clock=self.clock)
 
     def sweep(self, later: float = 0.0) -> None:

@@ -10,9 +10,8 @@ from unittest.mock import patch
 from ebpflb.agent.ended_connections import EndedConnections
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.datapath.maps import connection_counts, sweep
-from ebpflb.datapath.maps.frontend_keys import FrontendKeys
 from ebpflb.datapath.maps.sweep import FLOW_MAPS, FlowTable
-from ebpflb.model.services import Protocol, ServicePort
+from ebpflb.model.services import ServicePort
 from ebpflb.on_removal.flow_resets import FlowConnections
 from ebpflb.on_removal.gone_connections import ResetCounts
 from ebpflb.on_removal.reset_worker import ResetWorker
@@ -21,9 +20,9 @@ from ebpflb.plan.removed_endpoints import RemovedEndpoints
 from ebpflb.plan.watched_ports import Watched
 from ebpflb.stale_udp import conntrack_entries
 from ebpflb.stale_udp.conntrack_entries import StaleConnections
+from ebpflb.stale_udp.conntrack_worker import StaleConnectionsWorker
 from ebpflb.stale_udp.end import Counts, SocketEnder
 from ebpflb.stale_udp.socket_search import ServedFrontends, SocketState
-from ebpflb.stale_udp.worker import StaleUdpWorker
 from tests.simulation.write_mutations import Mutation
 
 
@@ -108,22 +107,20 @@ def stale_sockets_stay() -> Any:
     return patch.object(SocketEnder, "end", lambda self, stale: (Counts(), stale))
 
 
-def failed_searches_are_given_up() -> Any:
-    """For stale sockets and flows."""
-    return patch.object(StaleUdpWorker, "_fail", lambda self, search, reason: None)
+def failed_deletions_are_given_up() -> Any:
+    """Of stale flows of conntrack."""
+    return patch.object(StaleConnectionsWorker, "_fail", lambda self, taken, reason: None)
 
 
 def stale_flows_of_conntrack_stay() -> Any:
-    return patch.object(StaleConnections, "delete", lambda self: Counts())
+    return patch.multiple(
+        StaleConnections, delete=lambda self, candidates: Counts(), delete_all=lambda self: Counts()
+    )
 
 
 def flows_of_serving_backends_are_deleted() -> Any:
     """Whatever leads to a frontend."""
-
-    def stale(self: StaleConnections) -> Any:
-        return conntrack_entries.ctnetlink.connections(FrontendKeys(self.maps), Protocol.UDP)
-
-    return patch.object(StaleConnections, "_stale", stale)
+    return patch.object(conntrack_entries._Serving, "lacks_backend_of", lambda self, entry: True)
 
 
 def sockets_of_serving_backends_are_stale() -> Any:
@@ -135,6 +132,6 @@ OF_ENDINGS: list[Mutation] = [
     forgotten_connections_stay_counted,
     open_sockets_count_as_ended, kept_connections_are_reset, the_grace_is_ignored,
     connections_to_gone_endpoints_stay, flows_to_gone_endpoints_stay, stale_sockets_stay,
-    failed_searches_are_given_up, stale_flows_of_conntrack_stay,
+    failed_deletions_are_given_up, stale_flows_of_conntrack_stay,
     flows_of_serving_backends_are_deleted, sockets_of_serving_backends_are_stale,
 ]  # fmt: skip

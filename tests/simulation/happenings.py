@@ -164,6 +164,11 @@ class Happenings:
             pins = sorted(self.node.kernel.pins)
             self._unpin(pins[which % len(pins)])
 
+    def lose_table(self) -> None:
+        """Somebody removes netfilter's table while no agent owns it."""
+        if self.node.life is None:
+            self.node.table.elements = None
+
     def lose_counts(self, which: int) -> None:
         """Likewise that of one of the maps that count connections."""
         name = COUNTED[which]

@@ -27,18 +27,19 @@ from ebpflb.node.device_watch import DevicesChanged
 from ebpflb.plan.watched_ports import Watched, restored
 from ebpflb.serve.metrics import Metrics
 from tests.simulation import bpffs, settled
-from tests.simulation.agent import RUN, SPECS, Life, simulated
+from tests.simulation.agent import RUN, SPECS, SYNC_PERIOD, Life, simulated
 from tests.simulation.build import Library
 from tests.simulation.clients import Clients
 from tests.simulation.cluster import Cluster
 from tests.simulation.doctor import Doctor
 from tests.simulation.expected import Wrong
 from tests.simulation.happenings import Happenings
-from tests.simulation.kernel import SimKernel
+from tests.simulation.kernel import SimKernel, SimMap
 from tests.simulation.oracle import Known, View
 from tests.simulation.places import FAMILIES, NODE_ADDRESS, of_family
 from tests.simulation.steps import Step
 from tests.simulation.tracked import TrackedFlows
+from tests.simulation.translations import SimTable
 from tests.simulation.workers import Workers
 
 CONNECT4 = SECTIONS["cgroup/connect4"].attach_type
@@ -75,6 +76,7 @@ class SimNode:
         self.tracked = TrackedFlows(self.clients.endings, self.clock)
         library.lib.dice = 1
         self.now = 1000.0
+        self.table = SimTable(self)
         self.doctor = Doctor(self)
         self.happenings = happenings(self)
         self.changes = self.turns = self.lives = 0
@@ -89,10 +91,11 @@ class SimNode:
         self.known = Known(None)
         self.views: list[View] = [{}]
         self._program: object = None
+        self._used_maps: Mapping[str, SimMap] = {}
         self._restart()
 
     def run(self) -> None:
-        with simulated(self.kernel, self.tracked, self.doctor):
+        with simulated(self.kernel, self.tracked, self.doctor, self.table):
             try:
                 while not self.finished:
                     self._live()
@@ -110,6 +113,7 @@ class SimNode:
 
     def _live(self) -> None:
         self.lives += 1
+        self.table.new_agent()
         failures = self.failures
         self._restart()
         try:
@@ -214,6 +218,8 @@ class SimNode:
             self.settled_by = self.settle_until + LONGEST_SETTLING
         if self.life and (self.life.workers.stale_udp.error or self.life.agent.audit.drift):
             self.settle_until = max(self.settle_until, self.now + SETTLING)
+        if self.life and self.table.surplus(self.life):  # until the audit has removed it
+            self.settle_until = max(self.settle_until, self.now + SYNC_PERIOD)
         self.happenings.deliver_all()
         if self.now > self.settled_by:
             raise Wrong("the agent is not told what is new")
@@ -277,6 +283,8 @@ class SimNode:
         self._add_view()
         result = self._interrupt(do)
         self.look()
+        if self.life is None or self.life.netfilter.active:
+            self.table.check(what, self._used_maps)
         return result
 
     def _interrupt(self, do: Callable[[], Any]) -> Any:
@@ -301,7 +309,7 @@ class SimNode:
                 return False
             raise Wrong("no program runs at connect4")
         if link.program is not self._program:
-            self._program = link.program
+            self._program, self._used_maps = link.program, link.program.maps
             self.clients.use(link.program.maps)
         return True
 

@@ -41,7 +41,7 @@ def check(node: "SimNode", life: Life) -> None:
     node.clients.judge_open()
     node.tracked.judge_open()
     _check_hooks(node)
-    _check_maps(life)
+    _check_maps(node, life)
     _check_history(life)
     _check_sweeps(node, life)
     _check_counts(node, life)
@@ -58,7 +58,7 @@ def _check_hooks(node: "SimNode") -> None:
             raise Wrong(f"nothing that is pinned runs at device {index}")
 
 
-def _check_maps(life: Life) -> None:
+def _check_maps(node: "SimNode", life: Life) -> None:
     """As if written from nothing, without anything left over, and as the audit sees it."""
     planner, datapath = life.service_sync.planner, life.datapath
     if planner.not_programmed:
@@ -69,9 +69,13 @@ def _check_maps(life: Life) -> None:
     fresh.write_all(made.plan_everything(dict(planner.claims.desired), 0.0))
     if found.view() != fresh.view():
         raise Wrong("the maps are not what is planned")
-    node = PlannedNode(datapath.capacity)
-    node.maps, node.planner = found, planner
-    check_tidy(node)
+    found.translations = node.table.translations
+    planned = PlannedNode(datapath.capacity)
+    planned.maps, planned.planner = found, planner
+    planned.nameless = found.wanted_translations().keys() - found.backend_names.keys()
+    check_tidy(planned)
+    if not life.netfilter.active:
+        raise Wrong("netfilter does not serve")
     if drift := [each for drifts in life.maps_check.steps() for each in drifts]:
         raise Wrong(f"the audit finds {drift}")
     if datapath.maps["settings"].get(0).writes % 2:

@@ -154,6 +154,14 @@ def claiming_a_canarys_frontends() -> list[Step]:
     return [*begin, *doctor, Step("wait", (1100,)), Step("renew"), Step("wait", (1100,))]
 
 
+def losing_netfilters_table() -> list[Step]:
+    """Somebody removes it while no agent runs."""
+    delivered = [Step("deliver", (kind, 9)) for kind in range(4)]
+    begin = [Step("service", (0, 0, 3, 0)), *_slices(0), *delivered, Step("wait", (1100,))]
+    away = [Step("restart_agent", (1,)), Step("lose_table"), *delivered, Step("wait", (1100,))]
+    return [*begin, *away, Step("slice", (0, 0, 0, 1, 0, 0)), *delivered, Step("wait", (1100,))]
+
+
 def losing_counts(which: int) -> list[Step]:
     """Somebody removes the pin of one of COUNTED while connections are open, and the agent dies
     before it sees that.

@@ -23,6 +23,7 @@ from tests.simulation.steps import (
     losing_an_event,
     losing_conntrack,
     losing_counts,
+    losing_netfilters_table,
     removing_endpoints,
 )
 from tests.simulation.write_mutations import OF_WRITES
@@ -34,6 +35,7 @@ MADE = [
         changing_policies(),
         losing_conntrack(),
         claiming_a_canarys_frontends(),
+        losing_netfilters_table(),
         *map(losing_counts, range(len(COUNTED))),
     ),
     *map(removing_endpoints, (AT_ONCE, SOON, KEPT)),

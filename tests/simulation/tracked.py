@@ -14,6 +14,7 @@ from ebpflb.model.addresses import Address
 from ebpflb.model.services import Protocol
 from ebpflb.node.ctnetlink import Wanted
 from ebpflb.plan.connections import Connection, Ends
+from ebpflb.plan.entries import Frontend
 from tests.simulation.endings import Endings
 from tests.simulation.expected import Expected
 from tests.simulation.places import FRONTENDS, Where, of_family, packed, version_of
@@ -63,6 +64,24 @@ class TrackedFlows:
             to = entry.original
             if wanted(protocol, to.destination.packed, to.destination_port):
                 yield entry
+
+    def connections_to(self, frontend: Frontend) -> Iterator[Connection]:
+        to, wanted_port, _ = frontend
+        return self.connections(
+            lambda _, address, port: (
+                port == wanted_port and (to.is_unspecified or address == to.packed)
+            ),
+            Protocol.UDP,
+        )
+
+    def delete_answered(self, frontend: Frontend, backend: tuple[Address, int]) -> int | None:
+        """As a kernel does it that can: for IPv4."""
+        if backend[0].version == 6:
+            return None
+        listed = self.connections_to(frontend)
+        return self.delete(
+            each for each in listed if (each.reply.source, each.reply.source_port) == backend
+        )
 
     def delete(self, entries: Iterable[Connection]) -> int:
         found = [entry for entry in entries if entry in self.entries]

@@ -64,17 +64,17 @@ class Workers:
         kinds = SocketConnections(maps, each_namespace, lambda: True), FlowConnections(maps)
         self.on_removal = ResetWorker(maps, kinds, former, on_reset, clock, clock)
         self.stale_udp = StaleUdpWorker(maps, each_namespace, clock=clock)
+        self._all = self.on_removal, self.stale_udp.connections, self.stale_udp
         self._clock = clock
 
     @property
     def due(self) -> float:
-        return min(self.on_removal.due, self.stale_udp.due)
+        return min(each.due for each in self._all)
 
     def turn(self) -> None:
-        if self.on_removal.due <= self._clock():
-            self.on_removal.turn()
-        if self.stale_udp.due <= self._clock():
-            self.stale_udp.turn()
+        for each in self._all:
+            if each.due <= self._clock():
+                each.turn()
 
 
 class NoSegments:

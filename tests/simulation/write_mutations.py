@@ -10,10 +10,11 @@ from msgspec import structs
 
 from ebpflb.agent import service_sync
 from ebpflb.agent.audit_checks import HooksCheck
+from ebpflb.agent.netfilter_sync import NetfilterSync
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.datapath import map_writer
 from ebpflb.datapath.attach.held_links import HeldLinks
-from ebpflb.datapath.map_writer import MapWriter
+from ebpflb.datapath.map_writer import MapWriter, NoTranslations
 from ebpflb.model import cluster_state, nodeport_addresses, services
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.selection import Selection, uses_cluster, uses_local
@@ -21,6 +22,7 @@ from ebpflb.model.services import ServicePort
 from ebpflb.plan import desired_service, tables
 from ebpflb.plan.plan import Plan
 from ebpflb.plan.planner import Planner
+from ebpflb.plan.service_entries import ServiceEntries
 
 Mutation = Callable[[], Any]
 
@@ -207,6 +209,40 @@ def programs_first() -> Any:
     return patch.object(ClusterState, "complete", property(lambda self: True))
 
 
+def translations_are_written_last() -> Any:
+    """Programs choose backends that netfilter does not know yet."""
+
+    def apply(self: MapWriter, plan: Plan) -> None:
+        with patch.object(self, "netfilter", NoTranslations()):
+            _apply(self, plan)
+        self.netfilter.write(plan)
+
+    return patch.object(MapWriter, "apply", apply)
+
+
+def translations_end_at_once() -> Any:
+    """A program that has chosen a backend finds that netfilter has lost it."""
+
+    def free_block(self: Planner, old: ServiceEntries, used_ids: frozenset[int]) -> None:
+        self.plan.removed_translations += old.translations(but=used_ids)
+        _free_block(self, old, used_ids)
+
+    return patch.object(Planner, "_free_block", free_block)
+
+
+_free_block = Planner._free_block
+
+
+def translations_are_not_made_at_the_start() -> Any:
+    """Netfilter has what an earlier agent has left there, or nothing."""
+    return patch.object(NetfilterSync, "_fill", lambda self: None)
+
+
+def slots_of_removed_backends_go_first() -> Any:
+    """A crash leaves services with a backend that the next agent takes from netfilter."""
+    return _in_order(lambda parts: sorted(parts, key=lambda p: p.name != "removed_backend_slots"))
+
+
 OF_WRITES: list[Mutation] = [
     frontends_before_slots, deleted_before_created, names_of_removed_backends_stay,
     services_deleted_while_away_stay, a_failed_write_counts_as_written,
@@ -215,5 +251,6 @@ OF_WRITES: list[Mutation] = [
     restrictions_are_ignored, endpoints_elsewhere_are_forgotten, nodeports_are_not_served,
     only_one_family_is_listed, source_ranges_are_not_written, weight_zero_counts,
     tables_name_the_wrong_slot, every_backend_counts_as_here, slots_name_the_lists_in_use_alone,
-    programs_first,
+    programs_first, translations_are_written_last, translations_end_at_once,
+    translations_are_not_made_at_the_start, slots_of_removed_backends_go_first,
 ]  # fmt: skip

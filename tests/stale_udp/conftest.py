@@ -22,7 +22,8 @@ def ns() -> Iterator[Namespace]:
 
 @pytest.fixture
 def world(ns: Namespace, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """The second pass follows at once."""
+    """Further passes follow at once."""
     monkeypatch.setattr("ebpflb.stale_udp.worker.SECOND_PASS_DELAY", 0.05)
+    monkeypatch.setattr("ebpflb.stale_udp.conntrack_worker.PASS_TIMES", (0.0, 0.05, 0.1))
     with worlds.made(ns) as world:
         yield world

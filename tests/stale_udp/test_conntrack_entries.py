@@ -1,22 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which UDP entries of conntrack are deleted when endpoints change (kube-proxy.md 11.1)."""
 
+import math
 import socket
+import threading
 from collections import Counter
+from collections.abc import Callable, Iterator
 from ipaddress import ip_address
 
 import pytest
 
+from ebpflb.errors import NodeError
 from ebpflb.model.addresses import Family
-from ebpflb.model.services import PortName, Protocol
+from ebpflb.model.services import Protocol
 from ebpflb.node import ctnetlink, ctnetlink_messages
+from ebpflb.node.sock_diag import SockDiag
+from ebpflb.plan.connections import StaleCandidates
 from ebpflb.plan.entries import Backend, Frontend
 from ebpflb.plan.service_entries import BackendChange
+from ebpflb.stale_udp import conntrack_worker
 from ebpflb.stale_udp.conntrack_entries import StaleConnections
+from ebpflb.stale_udp.conntrack_worker import StaleConnectionsWorker
+from ebpflb.stale_udp.end import Counts
 from tests.datapath.attach.device_namespace import Namespace
 from tests.datapath.variants import eventually, needs_root
 from tests.node.nodes import run
-from tests.stale_udp.world import ELSEWHERE, NAME, REPLACED, SERVICE, VIP, World, is_ended, settle
+from tests.stale_udp.world import (
+    ELSEWHERE,
+    NAME,
+    OLD,
+    SERVICE,
+    VIP,
+    World,
+    is_ended,
+    settle,
+)
 
 pytestmark = needs_root
 
@@ -25,7 +43,7 @@ ELSEWHERE6 = ELSEWHERE._replace(address=ip_address("fd00:244::9"))
 NODEPORT = Frontend(ip_address("0.0.0.0"), 30053, Protocol.UDP)
 NODE, OTHER_HOST = "192.0.2.1", "192.0.2.99"
 SERVING, REMOVED = f"{ELSEWHERE.address}:{ELSEWHERE.port}", "10.244.8.8:5353"
-ADDED = [BackendChange(NAME, (ELSEWHERE.id,), (ELSEWHERE.id, 21))]
+GONE = StaleCandidates(VIP, (ip_address("10.244.8.8"), 5353))
 
 
 @pytest.fixture
@@ -69,10 +87,14 @@ def entries() -> list[ctnetlink.Connection]:
     return list(ctnetlink.connections(lambda *_: True))
 
 
+def change(*candidates: StaleCandidates) -> list[BackendChange]:
+    return [BackendChange(NAME, (OLD,), (ELSEWHERE.id,), frozenset(candidates))]
+
+
 def deleted(world: World) -> int:
     """How many were deleted; all others are there still."""
     before = len(entries())
-    found = StaleConnections(world.maps).delete()
+    found = StaleConnections(world.maps).delete_all()
     assert len(entries()) == before - found.total()
     return found.total()
 
@@ -98,8 +120,48 @@ def test_ipv6(net: Namespace, world: World) -> None:
     world.serve(ELSEWHERE6, frontend=VIP6)
     tracked(str(VIP6.address), 53, f"[{ELSEWHERE6.address}]:5353", source=4001)
     tracked(str(VIP6.address), 53, "[fd00:244::8]:5353", source=4002)
-    assert StaleConnections(world.maps).delete() == Counter({Family.IPV6: 1})
+    connections = StaleConnections(world.maps)
+    assert connections.delete(StaleCandidates(VIP6, (ELSEWHERE6.address, 5353))) == Counter()
+    gone = StaleCandidates(VIP6, (ip_address("fd00:244::8"), 5353))
+    assert connections.delete(gone) == Counter({Family.IPV6: 1})
     assert [each.original.source_port for each in entries()] == [4001]
+
+
+@pytest.mark.parametrize(
+    ("candidates", "of_kernel", "of_list"),
+    [
+        (GONE, [4001], [4001, 4003]),
+        (StaleCandidates(VIP, None), [4001, 4003], [4001, 4003]),
+        (StaleCandidates(VIP, (ELSEWHERE.address, ELSEWHERE.port)), [], []),
+        (StaleCandidates(VIP._replace(port=54), None), [], []),
+    ],
+    ids=["one backend's", "a frontend's", "it serves again", "no frontend"],
+)
+@pytest.mark.parametrize("can_delete", [True, False], ids=["deleted by the kernel", "listed"])
+def test_only_candidates(
+    net: Namespace,
+    world: World,
+    candidates: StaleCandidates,
+    of_kernel: list[int],
+    of_list: list[int],
+    can_delete: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those of a removed backend, or of a frontend, that are stale. Where the kernel cannot delete
+    them itself all stale ones of the frontend go.
+    """
+    tracked(str(VIP.address), VIP.port, REMOVED, source=4001)
+    tracked(str(VIP.address), VIP.port, SERVING, source=4002)
+    tracked(str(VIP.address), VIP.port, "", source=4003)
+    tracked("10.96.0.11", VIP.port, REMOVED, source=4004)
+    backend = (ip_address("10.244.8.8"), 1)
+    if not can_delete or ctnetlink.delete_answered(VIP, backend) is None:
+        monkeypatch.setattr(ctnetlink, "delete_answered", lambda *_: None)
+        of_kernel = of_list
+    found = StaleConnections(world.maps).delete(candidates)
+    left = {each.original.source_port for each in entries()}
+    assert left == {4001, 4002, 4003, 4004} - {*of_kernel}
+    assert found.total() == len(of_kernel)
 
 
 def test_nobody_serves(net: Namespace, world: World) -> None:
@@ -145,19 +207,128 @@ def test_slots_of_another_service(net: Namespace, world: World) -> None:
     assert deleted(world) == 0
 
 
-@pytest.mark.parametrize("added", [True, False], ids=["an endpoint is added", "at the start"])
-def test_each_change_of_endpoints(net: Namespace, world: World, added: bool) -> None:
-    """Deleted after any change of a UDP service's endpoints, and at the agent's start; counted."""
+@pytest.mark.parametrize("candidates", [GONE, None], ids=["a backend is removed", "at the start"])
+def test_deleted_after_a_change(
+    net: Namespace, world: World, candidates: StaleCandidates | None
+) -> None:
+    """When a UDP service loses a backend, and at the agent's start; counted."""
     tracked(str(VIP.address), VIP.port, REMOVED, source=4001)
     tracked(str(VIP.address), VIP.port, SERVING, source=4002)
-    if added:
-        world.worker.check(ADDED)
+    if candidates:
+        world.connections.check(change(candidates))
     else:
-        world.worker.check_everything()
+        world.connections.check_everything()
     assert eventually(lambda: len(entries()) == 1)
     settle(world)
     assert [each.original.source_port for each in entries()] == [4002]
     assert sum(count for _, count in world.found) == 1
+
+
+def test_no_wait_for_sockets(net: Namespace, world: World) -> None:
+    """While sockets are searched for in all namespaces, entries of further changes are deleted."""
+    go_on, searching = threading.Event(), threading.Event()
+
+    def each_namespace(what: Callable[[], SockDiag]) -> Iterator[tuple[bool, SockDiag]]:
+        searching.set()
+        assert go_on.wait(60)
+        yield True, what()
+
+    world.worker.ender.each_namespace = each_namespace
+    client = world.remember(world.direct())
+    try:
+        for source in (4001, 4002):
+            tracked(str(VIP.address), VIP.port, REMOVED, source=source)
+            world.worker.check(change(GONE))
+            assert searching.wait(60)
+            assert eventually(lambda: not entries())
+    finally:
+        go_on.set()
+    assert is_ended(client)
+
+
+def test_again_after_a_while(net: Namespace, world: World) -> None:
+    """A packet that had its backend before the change makes its entry after the first search."""
+    now, worker = idle_worker(world)
+    worker.check(change(GONE))
+    worker.turn()
+    while worker.due < math.inf:
+        tracked(str(VIP.address), VIP.port, REMOVED)
+        now[0] = worker.due
+        worker.turn()
+        assert not entries()
+    assert 0.05 < now[0] < 2
+
+
+def test_a_change_comes_before_further_passes(world: World) -> None:
+    """And of the same change before that, so that one search takes the kernel at most."""
+    now, worker = idle_worker(world)
+    searched = recorded(worker)
+    worker.check(change(GONE))
+    worker.turn()
+    now[0] += 1
+    other = StaleCandidates(VIP, (ip_address("10.244.8.9"), 5353))
+    v6 = StaleCandidates(VIP6, (ip_address("fd00:244::8"), 5353))
+    worker.check(change(v6, other))
+    worker.check(change(other))
+    while worker.due <= now[0]:
+        worker.turn()
+    assert searched == [GONE, other, v6, GONE]
+
+
+def test_many_candidates(world: World) -> None:
+    """From some number on all entries are read once instead."""
+    _, worker = idle_worker(world)
+    searched = recorded(worker)
+    many = [StaleCandidates(VIP._replace(port=port), None) for port in range(1, 100)]
+    worker.check(change(*many))
+    worker.turn()
+    assert searched == [None]
+    assert worker.due > 0
+
+
+def test_what_has_failed_is_made_again(world: World) -> None:
+    """With pauses that grow to a minute, or after the next search that succeeds."""
+    now, worker = idle_worker(world)
+
+    def fail(_: StaleCandidates) -> Counts:
+        raise NodeError("conntrack cannot be listed")
+
+    worker._connections.delete = fail  # type: ignore[method-assign]
+    worker.check(change(GONE))
+    pauses = []
+    for _ in range(8):
+        worker.turn()
+        pauses.append(worker.due - now[0])
+        now[0] = worker.due
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert worker.error == "conntrack cannot be listed"
+    now[0] -= 20
+    searched = recorded(worker)
+    other = StaleCandidates(VIP, (ip_address("10.244.8.9"), 5353))
+    worker.check(change(other))
+    worker.turn()
+    assert worker.error is None
+    worker.turn()
+    assert searched == [other, GONE]
+
+
+def idle_worker(world: World) -> tuple[list[float], StaleConnectionsWorker]:
+    """One without a thread; its time is the element of the list."""
+    now = [0.0]
+    return now, StaleConnectionsWorker(world.maps, clock=lambda: now[0])
+
+
+def recorded(worker: StaleConnectionsWorker) -> list[StaleCandidates | None]:
+    """What it searches for from now on; it finds nothing."""
+    searched = list[StaleCandidates | None]()
+
+    def delete(candidates: StaleCandidates | None = None) -> Counts:
+        searched.append(candidates)
+        return Counts()
+
+    worker._connections.delete = delete  # type: ignore[method-assign]
+    worker._connections.delete_all = delete  # type: ignore[method-assign]
+    return searched
 
 
 def test_shadow(net: Namespace, world: World) -> None:
@@ -168,42 +339,31 @@ def test_shadow(net: Namespace, world: World) -> None:
     world.maps["cluster_ips"].write([(VIP.address, 1)])
     client, before = world.open(), len(entries())
     client.connect((str(VIP.address), VIP.port))
-    world.worker.shadow = True
-    world.worker.check(ADDED)
+    world.worker.shadow = world.connections.shadow = True
+    world.worker.check(change(GONE))
     world.worker.check_everything()
     settle(world)
     assert len(entries()) == before
     assert client.getpeername() == (str(VIP.address), VIP.port)
-    world.worker.shadow = False
-    world.worker.check(ADDED)
+    world.worker.shadow = world.connections.shadow = False
+    world.worker.check(change(GONE))
     settle(world)
     assert not entries()
     with pytest.raises(OSError, match="not connected"):
         client.getpeername()
 
 
-def test_changes_of_tcp_alone(net: Namespace, world: World) -> None:
-    """TCP's endpoints are no reason to search."""
-    tracked(str(VIP.address), VIP.port, REMOVED)
-    name = PortName(*NAME[:3], Protocol.TCP, Family.IPV4)
-    world.worker.check([BackendChange(name, (1,), (2,))])
-    settle(world)
-    assert len(entries()) == 1
-
-
 def test_unreadable(
     net: Namespace, world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """If conntrack cannot be listed that is told, sockets are ended all the same, and it is tried
-    again.
-    """
+    """If conntrack cannot be listed that is told, and it is tried again."""
+    monkeypatch.setattr(conntrack_worker, "FIRST_RETRY", 0.01)
+    monkeypatch.setattr(world.connections, "_pause", 0.01)
     tracked(str(VIP.address), VIP.port, REMOVED)
-    client = world.remember(world.direct())
     with monkeypatch.context() as patched:
         patched.setattr(ctnetlink_messages, "GET", 99 << 8 | 1)  # of no subsystem
-        world.worker.check(REPLACED)
-        assert is_ended(client)
-        assert eventually(lambda: world.worker.error)
+        world.connections.check_everything()
+        assert eventually(lambda: world.connections.error)
     assert "conntrack cannot be listed" in caplog.text
     assert eventually(lambda: not entries())
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from msgspec import structs
 
 from ebpflb.model.services import PortName, Protocol
+from ebpflb.plan.connections import StaleCandidates
 from ebpflb.plan.desired_service import DesiredService
 from ebpflb.plan.planner import Planner
 from ebpflb.stale_udp.removed_backends import RemovedBackends, removed_backends
@@ -55,7 +56,7 @@ def ids(planner: Planner, name: PortName = NAME) -> dict[int, int]:
 def test_one_ends(planner: Planner) -> None:
     """A backend that is removed while another serves is reported once."""
     gone = ids(planner)[1]
-    assert removed_by(planner, udp(2, 3)) == RemovedBackends(replaced=frozenset({gone}), added=True)
+    assert removed_by(planner, udp(2, 3)) == RemovedBackends(replaced=frozenset({gone}))
     assert removed_by(planner, udp(2, 3)) == RemovedBackends()
 
 
@@ -63,14 +64,14 @@ def test_all_end(planner: Planner) -> None:
     """Services with no serving endpoint are not cleaned, until they have one again."""
     both = frozenset(ids(planner).values())
     assert removed_by(planner, udp()) == RemovedBackends(orphaned=both)
-    assert removed_by(planner, udp(3)) == RemovedBackends(served_again=True, added=True)
+    assert removed_by(planner, udp(3)) == RemovedBackends(served_again=True)
 
 
 def test_service_is_deleted(planner: Planner) -> None:
     """A deleted service's flows are not cleaned, unless it comes again."""
     both = frozenset(ids(planner).values())
     assert removed_by(planner, None) == RemovedBackends(orphaned=both)
-    assert removed_by(planner, udp(3)) == RemovedBackends(served_again=True, added=True)
+    assert removed_by(planner, udp(3)) == RemovedBackends(served_again=True)
 
 
 def test_target_port_changes(planner: Planner) -> None:
@@ -100,6 +101,61 @@ def test_service_changes_alone(planner: Planner) -> None:
     """Mere changes of the Service object remove no backend."""
     assert not removed_by(planner, replace(udp(1, 2), affinity_seconds=60))
     assert not removed_by(planner, udp(1, 2, number=2))
+
+
+def candidates_after(planner: Planner, *ports: DesiredService | None) -> set[StaleCandidates]:
+    """The connections that may be stale after one plan."""
+    planner.take_backend_changes()
+    planner.plan_changes({port.name if port else NAME: port for port in ports}, 0.0)
+    return {each for change in planner.take_backend_changes() for each in change.candidates}
+
+
+ONE = frontend(1)._replace(protocol=Protocol.UDP)
+TWO = frontend(2)._replace(protocol=Protocol.UDP)
+
+
+def test_connections_to_a_removed_backend_may_be_stale(planner: Planner) -> None:
+    """At each frontend, also where the endpoint is listed but does not serve any more."""
+    assert candidates_after(planner, udp(2, 3)) == {StaleCandidates(ONE, backend(1).endpoint)}
+    both = replace(udp(2, 3), frontends={ONE: frozenset(), TWO: frozenset()})
+    assert candidates_after(planner, both) == {StaleCandidates(TWO, None)}
+    gone = backend(2).endpoint
+    fewer = replace(both, backends=udp(3).backends)
+    assert candidates_after(planner, fewer) == {
+        StaleCandidates(ONE, gone),
+        StaleCandidates(TWO, gone),
+    }
+
+
+def test_no_connections_are_stale_when_backends_are_added(planner: Planner) -> None:
+    """Nor when a backend ends that still serves its flows, a frontend goes, or of TCP."""
+    assert not candidates_after(planner, udp(1, 2, 3))
+    leaving = (*udp(2, 3).backends, backend(1, SERVING))
+    assert not candidates_after(planner, replace(udp(), backends=leaving))
+    tcp = NAME._replace(protocol=Protocol.TCP)
+    assert not candidates_after(planner, replace(udp(1, 2, number=2), name=tcp))
+    assert not candidates_after(planner, replace(udp(2, number=2), name=tcp))
+
+
+def test_all_connections_may_be_stale_where_nobody_served(planner: Planner) -> None:
+    """They may lead to anyone who served before, or to nobody."""
+    assert not candidates_after(planner, udp())
+    assert candidates_after(planner, udp(3)) == {StaleCandidates(ONE, None)}
+    assert candidates_after(planner, udp(3, number=2)) == {StaleCandidates(TWO, None)}
+    assert not candidates_after(planner, None)
+    assert candidates_after(planner, udp(3, number=2)) == {StaleCandidates(TWO, None)}
+
+
+def test_connections_to_a_frontend_that_moves_may_be_stale(planner: Planner) -> None:
+    """The port that gets it names them, whichever backends the other one had."""
+    other = replace(udp(3, number=2), name=NAME._replace(service="two"))
+    assert candidates_after(planner, other) == {StaleCandidates(TWO, None)}
+    assert candidates_after(
+        planner, udp(1, 2, number=2), replace(other, frontends={ONE: frozenset()})
+    ) == {
+        StaleCandidates(ONE, None),
+        StaleCandidates(TWO, None),
+    }
 
 
 def test_gathers(planner: Planner) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real sockets on loopback, maps written by hand as the hooks would, and a worker that searches."""
+"""Real sockets on loopback, maps written by hand as the hooks would, and workers that search."""
 
 import errno
 import socket
@@ -11,6 +11,7 @@ from ipaddress import ip_address
 from ebpflb.datapath import kernel
 from ebpflb.datapath.maps.bpf_map import Counters, Map
 from ebpflb.datapath.maps.socket_records import PeerFrontend, SocketEntry
+from ebpflb.due_worker import DueWorker
 from ebpflb.model.addresses import Family
 from ebpflb.model.services import PortName, Protocol
 from ebpflb.node.sock_diag import SockDiag
@@ -24,7 +25,7 @@ from tests.datapath.variants import eventually
 
 NAMES = (
     "sockets", "peers", "services", "slots", "backend_slots", "node_addresses", "cluster_ips",
-    "backend_stats", "other_flows",
+    "backend_stats", "other_flows", "flow_gate",
 )  # fmt: skip
 UDP, SERVICE = 17, 7
 HERE = ip_address("127.0.0.1")
@@ -44,6 +45,7 @@ class World:
         self.worker = StaleUdpWorker(
             made, self.each, lambda f, _, count: self.found.append((f, count))
         )
+        self.connections = self.worker.connections
         self.backend = self.open()
         self.backend.bind((str(HERE), 0))
         self.port: int = self.backend.getsockname()[1]
@@ -155,10 +157,16 @@ def pending(world: World) -> list[StaleSearch]:
 
 
 def settle(world: World) -> None:
-    """Both passes of all searches are done: the thread waits for the next."""
+    """All passes of all searches are done: the threads wait for the next."""
 
     def idle() -> bool:
         with world.worker._changed:
-            return bool(world.worker._changed._waiters) and not pending(world)  # type: ignore[attr-defined]
+            return is_waiting(world.worker) and not pending(world)
 
     assert eventually(idle)
+    assert eventually(lambda: is_waiting(world.connections) and not world.connections._waiting)
+
+
+def is_waiting(worker: DueWorker) -> bool:
+    """Whether its thread waits for something to do."""
+    return bool(worker._changed._waiters)  # type: ignore[attr-defined]

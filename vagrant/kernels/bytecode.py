@@ -9,16 +9,12 @@ The second needs no BCC: bytecode of another BCC (vagrant/bcc) is loaded here.
 
 import sys
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
-from ebpflb.datapath import conntrack_probe, probe
+from ebpflb.datapath import probe
 from ebpflb.datapath.maps import bpf_map, layout
 from ebpflb.datapath.programs import bytecode_cache, compiler, loader, precompile
-from ebpflb.errors import EbpflbError, NodeError
-from ebpflb.options import Paths
-
-PROBE = precompile.CONNTRACK_PROBE  # a kernel without its functions takes no variant of it
+from ebpflb.errors import EbpflbError
 
 
 def variants(source: str) -> dict[str, tuple[str, ...]]:
@@ -26,19 +22,11 @@ def variants(source: str) -> dict[str, tuple[str, ...]]:
     lacking: dict[str, Callable[[], bool]] = {
         precompile.RETVAL: probe.set_retval,
         precompile.COARSE: probe.coarse_clock,
-        precompile.CONNTRACK: _has_conntrack,
     }
     missing = {flag for flag, works in lacking.items() if not works()}
-    if source == PROBE and precompile.CONNTRACK in missing:
-        return {}
     return {
         name: its for name, its in precompile.VARIANTS[source].items() if missing.isdisjoint(its)
     }
-
-
-@cache
-def _has_conntrack() -> bool:
-    return conntrack_probe.obstacle(Paths.cache) is None
 
 
 def load_all(folder: Path) -> None:
@@ -55,12 +43,8 @@ def load_all(folder: Path) -> None:
     for entry in sorted(folder.glob("*.msgpack")):
         for name, code in (bytecode_cache.read(entry) or {}).items():
             attach = loader.HOOK_TYPES[sections[name]]
-            try:
-                loader.load_one(name, attach, loader.relocate(code, fds))
-            except NodeError as error:  # this kernel has no functions for conntrack
-                print(f"{name}: {error}")
-            else:
-                count += 1
+            loader.load_one(name, attach, loader.relocate(code, fds))
+            count += 1
     print(f"{count} programs loaded")
     if not count:
         sys.exit(f"no bytecode in {folder}")

@@ -129,8 +129,7 @@ TESTS = (
 
 IN_TURNS = ("tests/packet", "tests/network")
 
-# What runs after ALL_TESTS, in machines started anew. On 5.10 what needs the conntrack engine
-# skips.
+# What runs after ALL_TESTS, in machines started anew.
 MORE = (
     "--parameter-sets=1",
     # the cluster and the two nodes that files share
@@ -140,21 +139,21 @@ MORE = (
     "tests/network/test_forged_ends.py",
     "tests/network/test_admission.py",
     "tests/network/test_moved_frontends.py",
-    "tests/network/test_conntrack_engine.py",
+    "tests/network/test_netfilter_engine.py",
+    "tests/network/test_netfilter_segments.py",
+    "tests/network/test_netfilter_sctp.py",
     # each with nodes of its own
     "tests/network/test_draw.py",
-    "tests/network/test_conntrack_affinity.py",
-    "tests/network/test_conntrack_floods.py",
-    "tests/network/test_conntrack_limits.py",
-    "tests/network/test_conntrack_operation.py",
-    "tests/network/test_conntrack_table.py",
-    "tests/network/test_ports_of_both_engines.py",
+    "tests/network/test_netfilter_affinity.py",
+    "tests/network/test_netfilter_floods.py",
+    "tests/network/test_netfilter_parity.py",
+    "tests/network/test_netfilter_operation.py",
+    "tests/network/test_nat_hooks.py",
     "tests/network/test_ports_after_a_change.py",
     "tests/network/test_route_sources.py",
     "tests/network/test_auto_packet_path.py",
     "tests/network/test_bridged_pods.py",
     "tests/network/test_hairpin_mode.py",
-    "tests/network/test_full_conntrack.py",
     "tests/network/test_packet_mark.py",
     "tests/network/test_policy_routes.py",
     "tests/network/test_single_peer_endpoint.py",

@@ -72,22 +72,20 @@ def measure() -> Counts:
 
 def _measure_one(compiled: "Compiled", program: str, made: "dict[str, Map]") -> int:
     from ebpflb.datapath import kernel
-    from ebpflb.datapath.programs import kfuncs, loader
+    from ebpflb.datapath.programs import loader
     from ebpflb.datapath.programs.compiler import MAP_NUMBERS
 
     fds = {MAP_NUMBERS[name]: opened.fd for name, opened in made.items()}
     attach = loader.HOOK_TYPES[compiled.sections[program]]
     log = bytearray(_LOG_BYTES)
-    with kfuncs.linked(loader.relocate(compiled.programs[program], fds)) as linked:
-        fd = kernel.prog_load(
-            name=program,
-            program_type=attach.program_type,
-            attach_type=attach.attach_type,
-            code=linked.code,
-            log=log,
-            log_level=_STATISTICS,
-            fds=linked.fds,
-        )
+    fd = kernel.prog_load(
+        name=program,
+        program_type=attach.program_type,
+        attach_type=attach.attach_type,
+        code=loader.relocate(compiled.programs[program], fds),
+        log=log,
+        log_level=_STATISTICS,
+    )
     os.close(fd)
     return processed(log.split(b"\0", 1)[0].decode())
 

@@ -7,24 +7,19 @@
 #ifndef EBPFLB_ENGINE_FLOWS_MASQUERADE_H
 #define EBPFLB_ENGINE_FLOWS_MASQUERADE_H
 
-#include "engine/conntrack/port.h"
 #include "engine/flows/association.h"
 #include "engine/flows/port.h"
+#include "engine/flows/source_port.h"
 #include "path/outcome.h"
 #include "path/route.h"
 #include "path/settings.h"
 
-/*
- * On success the destination of scratch->reply_tuple is the new source of the flow. Where conntrack
- * has the port that was found, the client whose packet is dropped sends it again, and gets another.
- */
-static __always_inline enum port un_snat_create(struct __sk_buff *ctx,
-						const struct settings *settings,
+/* On success the destination of scratch->reply_tuple is the new source of the flow. */
+static __always_inline enum port un_snat_create(const struct settings *settings,
 						const struct packet *packet,
 						const struct flow *snat, struct scratch *scratch)
 {
 	const struct tuple *snat_tuple = &packet->tuple;
-	enum port port;
 
 	scratch->reply_tuple = tuple_reverse(snat_tuple, HOOK_INGRESS);
 	scratch->reply_tuple.destination = scratch->source;
@@ -38,12 +33,7 @@ static __always_inline enum port un_snat_create(struct __sk_buff *ctx,
 					      .kind = FLOW_UN_SNAT,
 					      .ifindex = snat->ifindex };
 	scratch->ports = port_sequence_for(settings, snat_tuple->source_port);
-	ports_skip_conntrack(ctx, scratch);
-	port = port_create(settings, scratch);
-	if (port == NO_PORT || !conntrack_has_found(ctx, settings, scratch))
-		return port;
-	flow_delete(&scratch->reply_tuple);
-	return NO_PORT;
+	return port_create(settings, scratch);
 }
 
 /*
@@ -68,7 +58,7 @@ static __always_inline struct outcome masquerade(struct __sk_buff *ctx,
 	route_source_here(ctx, packet, &scratch->source);
 	if (address_is_any(&scratch->source))
 		return unchanged(VERDICT_PORTS_EXHAUSTED);
-	port = un_snat_create(ctx, settings, packet, &snat, scratch);
+	port = un_snat_create(settings, packet, &snat, scratch);
 	if (port == NO_PORT)
 		return unchanged(VERDICT_PORTS_EXHAUSTED);
 	now = flow_find(&packet->tuple);

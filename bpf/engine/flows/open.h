@@ -11,6 +11,7 @@
 
 #include "engine/flows/association.h"
 #include "engine/flows/entries.h"
+#include "engine/flows/gate.h"
 #include "engine/flows/half_open.h"
 #include "engine/flows/port.h"
 
@@ -116,6 +117,7 @@ static __always_inline enum opened flow_open(struct __sk_buff *ctx, const struct
 	__u64 now = clock_coarse();
 	enum opened opened;
 
+	gate_open();
 	entries_begin(scratch, ctx->ifindex, now, is_direct);
 	if (request_tuple->protocol == UDP) {
 		flags |= FLOW_SEEN;

@@ -20,6 +20,7 @@ unknown_pins       removes from it what no agent has put there
 connection_counts  makes the counts of connections anew where a map of theirs has lost its pin
 state_lock         its lock, by which one agent alone serves it
 state_record       where its agent's files are
-sweep              removes idle flows
+sweep              removes idle flows, and tells programs when there are none
+translations       which endpoint each backend's id stands for, for netfilter
 occupancy          how full the maps are that programs fill
 """

@@ -53,19 +53,17 @@ class HalfOpen(NamedTuple):
     created: int
 
 
-class Opening(NamedTuple):
-    tuple: Tuple
-    created: int
-    service: int
-    backend: int
-    left: int
-    is_pending: int
-
-
-class OpeningCounts(NamedTuple):
+class FlowGate(NamedTuple):
     opened: int
-    tried: int
-    note_lost: int
+    written: int
+    empty: int
+
+
+class DatagramChoice(NamedTuple):
+    service: int
+    chosen: int
+    frontend_moves: int
+    last_used: int
 
 
 class Rotation(NamedTuple):
@@ -181,8 +179,8 @@ RECORDS: dict[str, Record[Any]] = {
         | dict.fromkeys(("former_request_tuple", "claim"), _TUPLE),
     ),
     "struct half_open": Record("struct half_open", HalfOpen, {"request": _TUPLE, "reply": _TUPLE}),
-    "struct opening": Record("struct opening", Opening, {"tuple": _TUPLE}),
-    "struct opening_counts": Record("struct opening_counts", OpeningCounts),
+    "struct flow_gate": Record("struct flow_gate", FlowGate),
+    "struct datagram_choice": Record("struct datagram_choice", DatagramChoice),
     "struct forwarded": Record("struct forwarded", Forwarded),
     "struct fragment_key": Record("struct fragment_key", FragmentKey),
     "struct fragment_ports": Record("struct fragment_ports", FragmentPorts),

@@ -83,4 +83,3 @@ class Scratch(NamedTuple):
     device: int
     next: NextHop
     ports: PortSequence
-    port_asked: int

@@ -10,12 +10,13 @@ decides (plan.expiry).
 import itertools
 import logging
 import struct
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from functools import cache
 
-from ebpflb.datapath.maps.bpf_map import Map
+from ebpflb.datapath.maps.bpf_map import Map, MappedArray
 from ebpflb.datapath.maps.layout import MAPS, ffi, names
 from ebpflb.datapath.maps.records import Sweep
 from ebpflb.model.services import Protocol
@@ -157,11 +158,47 @@ class FlowTable:
         self._sweeps.write([(self.number, Sweep(numbers.swept, left, evicted))])
 
 
+class Gate:
+    """Tells the programs when there is no flow to be looked up (bpf/engine/flows/gate.h).
+
+    A program may have been between its note that it opens a flow and the flow's first entry. So the
+    gate is closed only if two sweeps have found nothing, and nothing was opened since before the
+    first of them.
+    """
+
+    def __init__(self, maps: Mapping[str, Map]) -> None:
+        gate = maps["flow_gate"]
+        assert isinstance(gate, MappedArray)
+        self._gate = gate
+        self._found_empty: int | None = None  # `opened` before the last sweep, which found nothing
+
+    def opened(self) -> int:
+        """How many flows have been opened, by programs and by agents."""
+        gate = self._gate.get(0)
+        return int(gate.opened + gate.written)
+
+    def swept(self, opened: int, left: int) -> None:
+        """``opened`` is of before the sweep, ``left`` how many entries it has found."""
+        if left == 0 and self._found_empty == opened:
+            self._write("empty", opened + 1)
+        self._found_empty = None if left else opened
+
+    def open(self) -> None:
+        """To be called before an agent writes the first entry of a flow."""
+        self._write("written", self._gate.get(0).written + 1)
+
+    def _write(self, field: str, value: int) -> None:
+        """Only this field: programs add to another one."""
+        at = ffi.offsetof("struct flow_gate", field)
+        self._gate.memory[at : at + 8] = value.to_bytes(8, sys.byteorder)
+
+
 class Sweeper:
     """Sweeps both maps every SWEEP_INTERVAL from ``start`` to ``stop``."""
 
     def __init__(self, maps: Mapping[str, Map], timeouts: Timeouts | None = None) -> None:
         self.tables = [FlowTable(maps, name, timeouts) for name in FLOW_MAPS]
+        self._gate = Gate(maps)
         self._pause = (
             SWEEP_INTERVAL * SWEEP_SLICE / sum(table.flows.spec.entries for table in self.tables)
         )
@@ -188,10 +225,11 @@ class Sweeper:
 
     def _sweep_all(self) -> None:
         """Sweeps both maps with a pause after each slice; ends early when it is stopped."""
-        begun = time.monotonic()
+        begun, opened = time.monotonic(), self._gate.opened()
         for _ in itertools.chain.from_iterable(table.sweep() for table in self.tables):
             if self._stopped.wait(
                 max(self._pause, SWEEP_PAUSE_FACTOR * (time.monotonic() - begun))
             ):
                 return
             begun = time.monotonic()
+        self._gate.swept(opened, sum(table.numbers.entries for table in self.tables))

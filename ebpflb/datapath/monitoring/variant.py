@@ -12,13 +12,12 @@ from ebpflb.datapath.maps.records import Monitor
 from ebpflb.datapath.monitoring.decisions import SIZE
 from ebpflb.datapath.monitoring.ring import Ring
 from ebpflb.datapath.programs import precompile
-from ebpflb.datapath.programs.btf import Btf
-from ebpflb.datapath.programs.kfuncs import BTF
+from ebpflb.datapath.programs.btf import read_members
 from ebpflb.datapath.programs.program_set import ProgramSet
 
 log = logging.getLogger(__name__)
 
-_TASK = "task_struct"
+_TASK, _BTF = "task_struct", Path("/sys/kernel/btf/vmlinux")
 
 
 class Variant:
@@ -29,8 +28,8 @@ class Variant:
 
         The programs for packets without a link header are loaded where the others' are.
         """
-        conntrack, bare = datapath.conntrack, False in datapath.packet_programs
-        compiled = datapath.compile(cache, conntrack=conntrack, more=(precompile.MONITOR,))
+        bare = False in datapath.packet_programs
+        compiled = datapath.compile(cache, more=(precompile.MONITOR,))
         offsets = _task_offsets()
         with ExitStack() as opened:
             self._maps: dict[str, Map] = {}
@@ -64,7 +63,7 @@ class Variant:
 def _task_offsets() -> tuple[int, int]:
     """Where a task has its process's number and name; zeros where the kernel does not tell."""
     try:
-        task = Btf((BTF / "vmlinux").read_bytes(), {_TASK}).members[_TASK]
+        task = read_members(_BTF.read_bytes(), _TASK)
         return task["tgid"], task["comm"]
     except (OSError, ValueError, KeyError) as error:
         log.warning("processes are not named in events, for the kernel's BTF lacks: %s", error)

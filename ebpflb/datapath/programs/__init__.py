@@ -8,8 +8,6 @@ bytecode_cache  bytecode in files, which count only if they are whole and ours
 compile_folder  where bcc_child finds the sources; removes what a kill left
 loader          bytecode -> programs in the kernel
 program_set     the programs of a variant that may take the place of the usual ones
-kfuncs          the kernel's own functions that programs call
 btf             reads the kernel's description of its types
-module_btf      those of its modules, as descriptors
 testrun         runs a program on a packet, without a device
 """

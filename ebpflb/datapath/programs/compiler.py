@@ -27,7 +27,7 @@ import msgspec
 
 from ebpflb import child
 from ebpflb.datapath.maps import layout
-from ebpflb.datapath.programs import bcc_child, bytecode_cache, compile_folder, kfuncs
+from ebpflb.datapath.programs import bcc_child, bytecode_cache, compile_folder
 from ebpflb.errors import CompileError, in_words
 
 MAP_NUMBERS = {name: 0x10000 + index for index, name in enumerate(layout.PROGRAM_MAPS)}
@@ -147,7 +147,6 @@ def _run_child(
     source: str, programs: list[str], flags: tuple[str, ...], sources: Path
 ) -> dict[str, bytes]:
     numbers = [f"-DMAP_NUMBER_{name}={number}" for name, number in MAP_NUMBERS.items()]
-    numbers += [f"-DKFUNC_NUMBER_{name}={at:#x}" for name, at in kfuncs.KFUNC_NUMBERS.items()]
     with compile_folder.temporary() as temporary:
         folder = temporary / "bpf"
         shutil.copytree(sources, folder, ignore=shutil.ignore_patterns("__pycache__"))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ebpflb.datapath import kernel
 from ebpflb.datapath.maps.bpf_map import Map
-from ebpflb.datapath.programs import compiler, kfuncs
+from ebpflb.datapath.programs import compiler
 from ebpflb.datapath.side_by_side import side_by_side
 from ebpflb.errors import KernelError, VerifierError
 
@@ -81,7 +81,7 @@ def load_all(sources: Sequence[compiler.Compiled], maps: Mapping[str, Map]) -> l
     """Every program of these source files, loaded side by side with these maps; all or none.
 
     Raises VerifierError with the program's name and the log's last lines, or KernelError if the
-    kernel rejects it for another reason; NodeError if it lacks a function that is called.
+    kernel rejects it for another reason.
     """
     fds = {compiler.MAP_NUMBERS[name]: opened.fd for name, opened in maps.items()}
     each = [(name, compiled) for compiled in sources for name in compiled.programs]
@@ -99,14 +99,13 @@ def _load(name: str, compiled: compiler.Compiled, fds: Mapping[int, int]) -> Pro
 
 def load_one(name: str, hook: HookType, code: bytes) -> int:
     """One program's descriptor; loads again with the verifier's log if it is rejected."""
-    with kfuncs.linked(code) as linked:
-        try:
-            return _prog_load(name, hook, linked)
-        except KernelError as error:
-            log = _verifier_log(name, hook, linked)
-            if not log:
-                raise
-            raise VerifierError(f"the verifier rejected program {name}: {error}\n{log}") from error
+    try:
+        return _prog_load(name, hook, code)
+    except KernelError as error:
+        log = _verifier_log(name, hook, code)
+        if not log:
+            raise
+        raise VerifierError(f"the verifier rejected program {name}: {error}\n{log}") from error
 
 
 def close(programs: list[Program]) -> None:
@@ -115,23 +114,20 @@ def close(programs: list[Program]) -> None:
         os.close(program.fd)
 
 
-def _prog_load(
-    name: str, hook: HookType, linked: kfuncs.Linked, log: bytearray | None = None
-) -> int:
+def _prog_load(name: str, hook: HookType, code: bytes, log: bytearray | None = None) -> int:
     return kernel.prog_load(
         name=name,
         program_type=hook.program_type,
         attach_type=hook.attach_type,
-        code=linked.code,
+        code=code,
         log=log,
-        fds=linked.fds,
     )
 
 
-def _verifier_log(name: str, hook: HookType, linked: kfuncs.Linked) -> str:
+def _verifier_log(name: str, hook: HookType, code: bytes) -> str:
     log = bytearray(_LOG_BYTES)
     try:
-        os.close(_prog_load(name, hook, linked, log))
+        os.close(_prog_load(name, hook, code, log))
     except KernelError:
         text = log.split(b"\0", 1)[0].decode(errors="replace").strip()
         return "\n".join(text.splitlines()[-_LOG_LINES:])

@@ -18,38 +18,29 @@ from ebpflb.datapath.programs import bytecode_cache, compiler
 from ebpflb.errors import CompileError, EbpflbError
 
 RETVAL, COARSE, BARE = "-DHAVE_SET_RETVAL", "-DHAVE_COARSE_CLOCK", "-DNO_LINK_HEADER"
-CONNTRACK = "-DHAVE_CONNTRACK"
 MONITOR = "-DMONITOR"  # while `ebpflb monitor` runs
 FAST = "-DFAST_FORWARD"  # with --fast-forward
 RECORDING = "-DRECORD"  # of `ebpflb explain`, whose packets all have a link header
-CONNTRACK_PROBE, EXPLAIN = "hooks/conntrack_probe.c", "hooks/explain.c"
+EXPLAIN = "hooks/explain.c"
 SOCKET_END = "hooks/socket_end.c"
 CONNECTION_END = "hooks/connection_end.c"
-# The compiler's flags, by source and variant; the agent loads these and no others. A kernel whose
-# conntrack can be used (6.1) has the coarse clock (5.11).
+# The compiler's flags, by source and variant; the agent loads these and no others.
 VARIANTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "hooks/packet.c": {
         "plain": (),
         "coarse clock": (COARSE,),
         "no link header": (BARE,),
         "coarse clock, no link header": (COARSE, BARE),
-        "conntrack": (COARSE, CONNTRACK),
-        "conntrack, no link header": (COARSE, CONNTRACK, BARE),
         "fast forward": (FAST,),
         "fast forward, coarse clock": (COARSE, FAST),
         "fast forward, no link header": (FAST, BARE),
         "fast forward, coarse clock, no link header": (COARSE, FAST, BARE),
-        "fast forward, conntrack": (COARSE, CONNTRACK, FAST),
-        "fast forward, conntrack, no link header": (COARSE, CONNTRACK, FAST, BARE),
         "monitoring": (MONITOR,),
         "monitoring, coarse clock": (COARSE, MONITOR),
         "monitoring, no link header": (BARE, MONITOR),
         "monitoring, coarse clock, no link header": (COARSE, BARE, MONITOR),
-        "monitoring, conntrack": (COARSE, CONNTRACK, MONITOR),
-        "monitoring, conntrack, no link header": (COARSE, CONNTRACK, BARE, MONITOR),
         "recording": (RECORDING,),
         "recording, coarse clock": (COARSE, RECORDING),
-        "recording, conntrack": (COARSE, CONNTRACK, RECORDING),
     },
     "hooks/socket.c": {
         "plain": (),
@@ -58,7 +49,6 @@ VARIANTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "monitoring, set_retval": (RETVAL, MONITOR),
     },
     "hooks/netns_cookie.c": {"plain": ()},
-    CONNTRACK_PROBE: {"plain": ()},
     CONNECTION_END: {"plain": ()},
     EXPLAIN: {"plain": (), "set_retval": (RETVAL,)},
     SOCKET_END: {"plain": ()},

@@ -25,12 +25,15 @@ struct skb_context { uint32_t before[2], mark, between[5], priority, ingress_ifi
 
 
 class Ran(NamedTuple):
-    """What the program returned, the frame and the mark as it left them, the mean time of a run."""
+    """What the program returned; the frame, the mark and skb->priority as it left them; and the
+    mean time of a run.
+    """
 
     retval: int
     packet: bytes
     nanoseconds: int
     mark: int = 0
+    priority: int = 0
 
 
 def run(
@@ -41,6 +44,7 @@ def run(
     ifindex: int = 0,
     ingress_ifindex: int = 0,
     mark: int = 0,
+    priority: int = 0,
     complete: bool = False,
 ) -> Ran:
     """Runs a program ``repeat`` times on one Ethernet frame of at least 14 bytes.
@@ -56,6 +60,7 @@ def run(
     ffi = kernel.ffi
     context = ffi.new("struct skb_context *")
     context.ifindex, context.ingress_ifindex, context.mark = ifindex, ingress_ifindex, mark
+    context.priority = priority
     out = bytearray(len(packet) + _GROWTH)
     attr = ffi.new("struct test_run *")
     keep = ffi.from_buffer(packet), ffi.from_buffer(out)
@@ -67,7 +72,8 @@ def run(
     setattr(attr, "in", _at(keep[0]))
     attr.out = _at(keep[1])
     kernel.bpf(_TEST_RUN, "running a program on a packet", attr)
-    return Ran(int(attr.retval), bytes(out[: attr.size_out]), int(attr.duration), int(left[0].mark))
+    frame, after = bytes(out[: attr.size_out]), left[0]
+    return Ran(int(attr.retval), frame, int(attr.duration), int(after.mark), int(after.priority))
 
 
 def _at(data: object) -> int:

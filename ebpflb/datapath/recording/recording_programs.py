@@ -9,11 +9,10 @@ from types import TracebackType
 from typing import NamedTuple
 
 from ebpflb.datapath import datapath
-from ebpflb.datapath.programs import compiler, kfuncs, loader, precompile, testrun
+from ebpflb.datapath.programs import compiler, loader, precompile, testrun
 from ebpflb.datapath.recording import steps
 from ebpflb.datapath.recording.private_maps import PrivateMaps
 from ebpflb.datapath.recording.steps import SocketQuestion, Step
-from ebpflb.errors import KernelError, NodeError
 
 _EMPTY = bytes(64)  # the programs for sockets look at no packet
 ACTIONS = {testrun.PASS: "pass", testrun.DROP: "drop", testrun.REDIRECT: "redirect"}
@@ -46,11 +45,11 @@ class RecordingPrograms:
         """Raises CompileError, VerifierError, KernelError or NodeError."""
         self._steps = maps.maps["steps"].fd
         self.maps = maps
-        flags = maps.pinned["settings"].get(0).flags
         with ExitStack() as opened:
             self._fds = self._load(precompile.EXPLAIN, datapath.socket_flags(), cache)
             opened.callback(self._close)
-            self._fds |= self._load_packets(cache, must_conntrack="conntrack" in flags)
+            flags = (*datapath.packet_flags(), precompile.RECORDING)
+            self._fds |= self._load(datapath.PACKET_SOURCE, flags, cache)
             self._opened = opened.pop_all()
 
     def __enter__(self) -> "RecordingPrograms":
@@ -87,18 +86,6 @@ class RecordingPrograms:
             self._fds[hook], frame, ifindex=ifindex, ingress_ifindex=came_by, mark=mark
         )
         return Handled(ACTIONS[ran.retval], ran.packet, ran.mark, steps.read(self._steps))
-
-    def _load_packets(self, cache: Path, *, must_conntrack: bool) -> dict[str, int]:
-        """With both engines where the kernel has them, as the agent does."""
-        if must_conntrack or kfuncs.are_loaded():
-            flags = (*datapath.packet_flags(conntrack=True), precompile.RECORDING)
-            try:
-                return self._load(datapath.PACKET_SOURCE, flags, cache)
-            except (NodeError, KernelError):
-                if must_conntrack:
-                    raise
-        flags = (*datapath.packet_flags(), precompile.RECORDING)
-        return self._load(datapath.PACKET_SOURCE, flags, cache)
 
     def _load(self, source: str, flags: tuple[str, ...], cache: Path) -> dict[str, int]:
         compiled = compiler.compile_source(source, flags, cache=cache)

@@ -12,13 +12,16 @@ from ebpflb.diagnose.explain.asking import NODE_CLIENT, Client
 from ebpflb.diagnose.explain.facts import MapFacts
 from ebpflb.diagnose.explain.words import Noted, Row, Words
 from ebpflb.errors import KernelError, NodeError, one_line
+from ebpflb.model.addresses import Address
 from ebpflb.model.services import Protocol
-from ebpflb.node import routes
+from ebpflb.node import ctnetlink, routes
 from ebpflb.node.routes import Route
-from ebpflb.plan.connections import Ends
-from ebpflb.plan.entries import Frontend
+from ebpflb.plan.connections import Connection, Ends
+from ebpflb.plan.entries import Chosen, Frontend
+from ebpflb.plan.flow_entries import FlowState
 from ebpflb.plan.wording import host_port
 
+_OVER = {FlowState.CLOSED, FlowState.RESET}  # the next SYN opens another connection
 _TYPES = {Protocol.TCP: 1, Protocol.UDP: 2, Protocol.SCTP: 1}  # SOCK_STREAM, SOCK_DGRAM
 
 
@@ -112,7 +115,7 @@ class PacketWay:
 
     def _leave(self, handled: Handled, ends: Ends, came: Route, out: Route) -> None:
         """From the route on: egress, unless it is for this node, and the reply."""
-        in_conntrack = any(step.kind == "conntrack_opens" for step in handled.steps)
+        by_netfilter = any(step.kind == "chosen" for step in handled.steps)
         if out.local:
             self.way.say("route", "for a process of this node itself")
         else:
@@ -125,7 +128,7 @@ class PacketWay:
             ends = left
         self.way.ends = ends
         if ends != self.first:
-            self._reply(ends, came, out, in_conntrack=in_conntrack)
+            self._reply(ends, came, out, by_netfilter=by_netfilter)
 
     def _egress(self, ends: Ends, came: Route, out: Route, packet: bytes) -> Ends | None:
         """The packet as it leaves; None if it does not."""
@@ -152,11 +155,11 @@ class PacketWay:
             self.way.say("SNAT", f"leaves as {host_port(left.source, left.source_port)}, at random")
         return left
 
-    def _reply(self, ends: Ends, came: Route, out: Route, *, in_conntrack: bool) -> None:
+    def _reply(self, ends: Ends, came: Route, out: Route, *, by_netfilter: bool) -> None:
         """The endpoint's reply, from where the request went to, back to the client."""
         back, client = ends.reversed(), self.first.reversed()
-        back = client if in_conntrack else self._reply_by_flows(back, came, out)
-        by = "netfilter" if in_conntrack else "the flow's entries"
+        back = client if by_netfilter else self._reply_by_flows(back, came, out)
+        by = "netfilter" if by_netfilter else "the flow's entries"
         right = (
             "" if back == client else f" (to {host_port(back.destination, back.destination_port)})"
         )
@@ -197,12 +200,39 @@ class PacketWay:
 
     def _translated(self, handled: Handled) -> Ends:
         """The packet behind the hook and netfilter's PREROUTING."""
-        noted = self.way.noted
-        opened = next((it for it in handled.steps if it.kind == "conntrack_opens"), None)
-        backend = self.facts.backend(noted.backend) if noted and noted.backend else None
-        if opened is None or backend is None:
+        chosen = next((it for it in handled.steps if it.kind == "chosen"), None)
+        if known := self._known():
+            to = host_port(known.reply.source, known.reply.source_port)
+            said = f"conntrack has this connection ({known.state_name}): it stays with {to}"
+            self.way.say("flow", said, "conntrack", "ebpflb flows list")
+            if noted := self.way.noted:
+                only = self._backend_at(noted, known)
+                self.way.noted = noted._replace(verdict="established", only=only)
+            return self._to(known.reply.source, known.reply.source_port)
+        backend = self.facts.backend(chosen.value & Chosen.ID) if chosen else None
+        if chosen is None or backend is None:
             return frame.ends_of(handled.frame)
-        return Ends(opened.address, backend.address, self.first.source_port, backend.port)
+        return self._to(backend.address, backend.port)
+
+    def _known(self) -> Connection | None:
+        """The client's open connection in conntrack, if netfilter translates it."""
+        found = ctnetlink.find([(self.protocol, self.first)])
+        is_open = (it for it in found if it.is_translated and it.state not in _OVER)
+        return next(is_open, None)
+
+    def _backend_at(self, noted: Noted, known: Connection) -> int | None:
+        """The id of the endpoint that the connection has; None if it has left the service."""
+        if noted.service is None:
+            return None
+        block = noted.service.block
+        endpoint = known.reply.source, known.reply.source_port
+        for backend in map(self.facts.slot, range(block.base, block.base + block.size)):
+            if backend and (backend.address, backend.port) == endpoint:
+                return backend.id
+        return None
+
+    def _to(self, address: Address, port: int) -> Ends:
+        return Ends(self.first.source, address, self.first.source_port, port)
 
     def _routed(self, route: Route) -> bool:
         if route.ifindex or route.local:

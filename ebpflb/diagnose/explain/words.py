@@ -14,7 +14,7 @@ from ebpflb.diagnose.explain.facts import MapFacts
 from ebpflb.diagnose.snapshot import kind
 from ebpflb.model.scheduler import LEAST_CONNECTIONS, MAGLEV, RANDOM, ROUND_ROBIN, SOURCE_HASH
 from ebpflb.model.services import Protocol
-from ebpflb.plan.entries import Frontend, Range, ServiceEntry
+from ebpflb.plan.entries import Chosen, Frontend, Range, ServiceEntry
 from ebpflb.plan.flow_entries import FlowKind
 from ebpflb.plan.scheduling import scheduler_of
 
@@ -119,10 +119,6 @@ class Words:
         says, name, row = _USES[step.value]
         yield Row("frontend", says, name, row or str(self.asked.address))
 
-    def _conntrack_knows(self, step: Step) -> Iterator[Row]:
-        said = "the kernel's conntrack knows this flow: netfilter goes on with it"
-        yield Row("flow", said, "conntrack", "ebpflb flows list")
-
     def _client_unknown(self, step: Step) -> Iterator[Row]:
         said = "the service has source ranges, and a pod's socket no address yet: its packets tell"
         yield Row("ranges", said, "services", "restricted")
@@ -202,9 +198,14 @@ class Words:
         how, name, row = _SOURCES[steps.STEP_SOURCES[step.value]]
         yield Row("SNAT", f"source {step.address}, {how}", name, row or ("route" if name else ""))
 
-    def _conntrack_opens(self, step: Step) -> Iterator[Row]:
-        said = f"conntrack gets an entry, and netfilter translates: source {step.address}"
-        yield Row("DNAT", said, "conntrack", "a new one")
+    def _chosen(self, step: Step) -> Iterator[Row]:
+        """Which element of netfilter's table translates the packet."""
+        self.backend = step.value & Chosen.ID
+        masquerades = step.value & Chosen.MASQUERADE
+        said = f"netfilter translates to {self._endpoint(self.backend)}"
+        said += ", and masquerades" if masquerades else ""
+        name = f"backends{step.address.version}"
+        yield Row("DNAT", said, name, f"#{self.backend}")
 
     def _opened(self, step: Step) -> Iterator[Row]:
         says = ("a flow is opened", "a flow is opened, from another port", "no free port", "full")

@@ -7,7 +7,7 @@ from ebpflb.diagnose.firewall.rules import Does
 from ebpflb.diagnose.firewall.service_traffic import FrontendKind, NodeState
 from ebpflb.model.packet_path import Engine
 
-_CONNTRACK = "--packet-path=conntrack where it works"
+_NETFILTER = "--packet-path=netfilter"
 _ENDPOINT = "match the endpoint's address and port"
 _OF_CONNTRACK = {"dnat", "original_address", "original_port"}
 _BY_SOURCE = {
@@ -19,13 +19,6 @@ BY_CLIENT = (
     "--reply-path=request-device, or lead replies by clients instead of the mark: ip rule add"
     " iif <pod's device> to <clients> lookup main, with a priority before the pods' own rules"
 )
-_MISSING = {
-    "counters": "count by counters of nft",
-    "label": "use ct mark",
-    "zone": "set no zone for traffic to services",
-    "helper": "helpers cannot follow services",
-    "timeouts": "set the timeouts for all connections",
-}
 
 
 def line(finding: Finding) -> str:
@@ -42,33 +35,31 @@ def remedy(finding: Finding, node: NodeState) -> str:
     """What to do instead, as one line."""
     assert finding.frontend is not None
     match finding.why:
-        case Why.MISSING:
-            return f"{_MISSING[finding.rule.needs]}, or --packet-path=flows"
         case Why.REDIRECTED:
             return "--socket-translation=host"
         case Why.DROPPED if finding.place.of_sockets:
             return f"accept services' endpoints before it, or {_ENDPOINT}"
         case Why.ACCEPTED:
-            return f"{_by_source(finding)}, or {_CONNTRACK}"
+            return f"{_by_source(finding)}, or {_NETFILTER}"
         case Why.DROPPED:
-            return f"accept before it what has the mark of --packet-mark, or {_CONNTRACK}"
+            return f"accept before it what has the mark of --packet-mark, or {_NETFILTER}"
     if finding.place.in_pod:
         return f"{_ENDPOINT}, or --socket-translation=host"
     if finding.place.hook == "output":
         return f"{_ENDPOINT}: sockets are connected to it"
     if finding.frontend.kind is FrontendKind.CLUSTER_IP and not node.host_sockets:
-        engine = "" if node.engine is Engine.CONNTRACK else f" and {_CONNTRACK}"
+        engine = "" if node.engine is Engine.NETFILTER else f" and {_NETFILTER}"
         return f"{_ENDPOINT}, or --socket-translation=host{engine}"
-    return _before_nat(finding, node) if finding.place.early else _after_nat(finding, node)
+    return _before_nat(finding, node) if finding.place.early else _after_nat(finding)
 
 
 def _before_nat(finding: Finding, node: NodeState) -> str:
     """ebpflb has translated the request before it comes to the rule."""
     if finding.rule.does is Does.MARK:
-        return f"{BY_CLIENT if _steers(finding, node) else _ENDPOINT}, or {_CONNTRACK}"
+        return f"{BY_CLIENT if _steers(finding, node) else _ENDPOINT}, or {_NETFILTER}"
     if finding.place.is_nat or finding.rule.does is Does.NAT:
         return "give the rule an address or port that no service has: services come first"
-    return f"{_by_source(finding)}, or {_CONNTRACK}"
+    return f"{_by_source(finding)}, or {_NETFILTER}"
 
 
 def _steers(finding: Finding, node: NodeState) -> bool:
@@ -77,16 +68,14 @@ def _steers(finding: Finding, node: NodeState) -> bool:
     return any(not bits or mark & bits == mark for mark in node.policy_marks)
 
 
-def _after_nat(finding: Finding, node: NodeState) -> str:
-    if finding.place.is_nat:
-        return "NAT rules of others do not apply to translated flows: --packet-path=flows"
+def _after_nat(finding: Finding) -> str:
     failing = frozenset[str]().union(*map(fields, finding.failing))
+    if finding.place.is_nat:
+        return _NETFILTER
     if "mark" in failing:
-        if node.engine is Engine.CONNTRACK:
-            return "nothing sets kube-proxy's mark: accept ct status dnat"
-        return "nothing sets kube-proxy's mark: --packet-mark with the same mark"
-    if node.engine is Engine.FLOWS and failing & _OF_CONNTRACK:
-        return f"--packet-mark, and accept that mark, or {_CONNTRACK}"
+        return f"--packet-mark with kube-proxy's mark, or {_NETFILTER}"
+    if failing & _OF_CONNTRACK:
+        return f"--packet-mark, and accept that mark, or {_NETFILTER}"
     return f"it sees the endpoint, as beside kube-proxy: {_by_source(finding)}"
 
 

@@ -69,8 +69,6 @@ _EACH_TARGET = {  # what a target does with each packet
 }
 _EACH_MATCH = {"counts": {"--quota", "--connbytes"}, "limits": {"--limit", "--hashlimit-name"}}
 _MARKS = ("--set-xmark", "--set-mark", "--or-mark")
-_CT_NEEDS = {"--zone": "zone", "--zone-orig": "zone", "--zone-reply": "zone", "--helper": "helper"}
-_CT_NEEDS["--timeout"] = "timeouts"
 
 
 def parse(saved: str, tool: str, sets: Sets | None = None) -> list[FirewallTable]:
@@ -116,7 +114,6 @@ def _rule(text: str, chains: dict[str, bool], sets: Sets) -> FirewallRule:
         does,
         jump=target if target in chains else "",
         mark=_mark(values),
-        needs=_needs(target, values),
         ends=target in _ENDING and all(map(_is_exact, options)),
         each=_each(target, values),
         states=_states(options),
@@ -239,11 +236,3 @@ def _mark(values: dict[str, str]) -> int:
             except ValueError:
                 return 0
     return 0
-
-
-def _needs(target: str, values: dict[str, str]) -> str:
-    if target == "CT":
-        return next((need for name, need in _CT_NEEDS.items() if name in values), "")
-    if "--connbytes" in values:
-        return "counters"
-    return "label" if "--label" in values else ""

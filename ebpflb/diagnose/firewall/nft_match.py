@@ -90,16 +90,6 @@ def is_exact(statement: dict[str, Any]) -> bool:
     return all(_field(each)[0] in _EXACT for each in parts)
 
 
-def needs(statement: dict[str, Any]) -> str:
-    """What of conntrack's entries it reads that those made by programs do not have."""
-    left = statement["left"]
-    left = left["&"][0] if "&" in left else left
-    read = left.get("ct", {}).get("key", "")
-    return {"label": "label", "bytes": "counters", "packets": "counters", "avgpkt": "counters"}.get(
-        read, ""
-    )
-
-
 def elements(values: list[Any]) -> list[Any]:
     """A set's, without their timeouts, counters and comments."""
     return [

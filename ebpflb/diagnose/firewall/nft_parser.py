@@ -36,7 +36,6 @@ _VERDICTS = {
 }
 _ENDING = {"accept", "drop", "reject", "return"}
 _SILENT = {"counter", "log"}
-_NEEDS = {"ct helper": "helper", "ct timeout": "timeouts", "ct expectation": "helper"}
 _LONGEST = 60  # of a rule's comment that is shown
 _STRONGEST = [Does.MARK, Does.NAT, Does.UNTRACK, Does.DROP, Does.ACCEPT, Does.NOTHING]
 
@@ -114,14 +113,13 @@ class _Reader:
     ) -> Iterator[FirewallRule]:
         """One, or one for each verdict of a verdict map."""
         matches: list[AnyMatch] = []
-        done, jump, mark, needs = [Does.NOTHING], "", 0, ""
+        done, jump, mark = [Does.NOTHING], "", 0
         for statement in statements:
             kind = next(iter(statement))
             value = statement[kind]
             match kind:
                 case "match":
                     matches += self._matches(key, value)
-                    needs = needs or nft_match.needs(value)
                 case "vmap":
                     yield from self._mapped(key, where, matches, value)
                 case "jump" | "goto":
@@ -129,13 +127,10 @@ class _Reader:
                 case "mangle" if _set_field(value) in ("meta mark", "ct mark"):
                     done.append(Does.MARK)
                     mark = _bits(value["value"])
-                case "mangle":
-                    needs = {"ct zone": "zone", "ct label": "label"}.get(_set_field(value), needs)
                 case "xt":
                     matches.append(Unknown("iptables"))
                 case _:
                     done.append(_VERDICTS.get(kind, Does.NOTHING))
-                    needs = _NEEDS.get(kind, needs)
         if "vmap" not in (next(iter(each)) for each in statements):
             yield FirewallRule(
                 where,
@@ -143,7 +138,6 @@ class _Reader:
                 min(done, key=_STRONGEST.index),
                 jump,
                 mark,
-                needs,
                 _ends(statements),
                 nft_each.each(statements),
                 nft_each.states(statements),

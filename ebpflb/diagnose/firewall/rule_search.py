@@ -36,7 +36,6 @@ class Why(Enum):
     DROPPED = "matches now"
     ACCEPTED = "lets pass now, before a rule or policy that may drop them,"
     REDIRECTED = "gets the endpoint as the original destination of"
-    MISSING = "finds nothing of the kind in conntrack's entries for"
 
 
 class Finding(NamedTuple):
@@ -169,7 +168,7 @@ class _Asked(NamedTuple):
     @classmethod
     def by(cls, it: Finding, matches: tuple[AnyMatch, ...]) -> "_Asked":
         address, port = _names(matches, ADDRESS_FIELDS), _names(matches, PORT_FIELDS)
-        everything = bool(it.rule.needs) or (it.place.in_pod and it.rule.does is Does.NAT)
+        everything = it.place.in_pod and it.rule.does is Does.NAT
         asked = frozenset[str]().union(*map(fields, matches))
         differing = _EARLY if it.place.early else _LATE
         nothing = not (everything or address or port or asked & differing)
@@ -203,8 +202,6 @@ def _difference(
     if not (comes or came or would):
         return None
     now = now and comes
-    if it.rule.needs:
-        return (Why.MISSING, ()) if now and seen.by_conntrack else None
     if it.place.in_pod and it.rule.does is Does.NAT and before:
         return Why.REDIRECTED, ()
     of_pods = it.frontend is not None and it.frontend.kind is FrontendKind.CLUSTER_IP

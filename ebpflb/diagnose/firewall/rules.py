@@ -26,11 +26,10 @@ class Does(Enum):
 class FirewallRule(NamedTuple):
     """``where`` is the rule's handle or text; ``jump`` the chain that it goes to, "" for none.
 
-    ``mark`` has the bits that a MARK sets, 0 for unknown. ``needs`` names what the rule takes from
-    conntrack that entries made by programs do not have: "" for nothing. ``ends``: it asks for
-    nothing but its matches, and what they hold for goes no further in the chain. ``each`` says what
-    it does with each packet of a connection: "" for nothing. ``states`` are the connection states
-    that it asks for, none for any; ``only_states``: it asks for nothing else, and is no return.
+    ``mark`` has the bits that a MARK sets, 0 for unknown. ``ends``: it asks for nothing but its
+    matches, and what they hold for goes no further in the chain. ``each`` says what it does with
+    each packet of a connection: "" for nothing. ``states`` are the connection states that it asks
+    for, none for any; ``only_states``: it asks for nothing else, and is no return.
     """
 
     where: str
@@ -38,7 +37,6 @@ class FirewallRule(NamedTuple):
     does: Does
     jump: str = ""
     mark: int = 0
-    needs: str = ""
     ends: bool = False
     each: str = ""
     states: frozenset[str] = frozenset()

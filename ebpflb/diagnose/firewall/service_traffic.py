@@ -56,7 +56,9 @@ UNKNOWN_ENDPOINT = TrafficEndpoint(NO_ADDRESS_OR_PORT, NO_ADDRESS_OR_PORT)
 
 
 class TrafficFrontend(NamedTuple):
-    """``title`` names it and its service, for the operator."""
+    """``title`` names it and its service, for the operator. ``needs_flows``: the flow tables serve
+    it on either engine.
+    """
 
     kind: FrontendKind
     address: int  # NOWHERE: any of the node's, for a NodePort
@@ -65,6 +67,7 @@ class TrafficFrontend(NamedTuple):
     family: int
     title: str
     endpoints: tuple[TrafficEndpoint, ...]
+    needs_flows: bool = False
 
 
 @dataclass(frozen=True)
@@ -183,8 +186,11 @@ def at_node(node: NodeState, frontend: TrafficFrontend) -> tuple[int, ...]:
     return node.nodeports.get(frontend.family, ())[:_MOST_ADDRESSES]
 
 
-def programmed(snapshot: Snapshot) -> Iterator[TrafficFrontend]:
-    """Those in the maps. Services without endpoints are not translated and left out."""
+def programmed(snapshot: Snapshot, *, sctp: bool) -> Iterator[TrafficFrontend]:
+    """Those in the maps. Services without endpoints are not translated and left out.
+
+    ``sctp``: whether the kernel's NAT can translate it.
+    """
     backends: dict[int, list[TrafficEndpoint]] = {}
     for backend in snapshot.slots.values():
         endpoint = TrafficEndpoint(number(backend.address), backend.port)
@@ -199,6 +205,8 @@ def programmed(snapshot: Snapshot) -> Iterator[TrafficFrontend]:
                 frontend.address.version,
                 _title(snapshot.service(service.id), frontend.address, frontend.port),
                 tuple(dict.fromkeys(backends[service.id])),
+                "least_connections" in service.flags
+                or (frontend.protocol == Protocol.SCTP and not sctp),
             )
 
 

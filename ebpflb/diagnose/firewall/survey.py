@@ -26,11 +26,12 @@ from ebpflb.model.addresses import Address
 from ebpflb.model.kube_proxy import NFT_TABLE
 from ebpflb.model.packet_mark import OFF, PacketMark
 from ebpflb.model.packet_path import Engine
-from ebpflb.node import device_watch, namespaces, nat, policy_rules, rulesets
+from ebpflb.node import device_watch, namespaces, policy_rules, rulesets
 from ebpflb.node.rulesets import IPSET, Printed, Ruleset
 
 MOST_SHOWN = 20
-_LEFT_OUT: set[tuple[str, str]] = {("ip", NFT_TABLE), ("ip6", NFT_TABLE), nat.ENGINE, nat.HOLD}
+_KUBE_PROXY = {("ip", NFT_TABLE), ("ip6", NFT_TABLE)}
+_LEFT_OUT: set[tuple[str, str]] = _KUBE_PROXY | rulesets.OWN_TABLES
 
 
 @dataclass
@@ -147,7 +148,7 @@ def _in_force(state_directory: Path, engine: Engine) -> tuple[Traffic, NodeState
         return Traffic(expected(), node), node, False
     try:
         settings = maps["settings"].get(0)
-        in_force = Engine.CONNTRACK if "conntrack" in settings.flags else Engine.FLOWS
+        in_force = Engine.NETFILTER if "netfilter" in settings.flags else Engine.FLOWS
         serving = [address for address, _ in maps["node_addresses"].items()]
         node = _node(
             in_force,
@@ -157,7 +158,8 @@ def _in_force(state_directory: Path, engine: Engine) -> tuple[Traffic, NodeState
             host_sockets="host_sockets" in settings.flags,
             mark=PacketMark(settings.mark, settings.mark_mask),
         )
-        return Traffic(programmed(Snapshot.read(maps)), node), node, True
+        sctp = "netfilter_sctp" in settings.flags
+        return Traffic(programmed(Snapshot.read(maps), sctp=sctp), node), node, True
     finally:
         for opened in maps.values():
             opened.close()

@@ -18,7 +18,8 @@ from ebpflb.diagnose.firewall.service_traffic import (
 from ebpflb.model.packet_path import Engine
 from ebpflb.model.services import Protocol
 
-KUBE_MARK = 0x4000  # kube-proxy's, of what it masquerades (--iptables-masquerade-bit)
+KUBE_MARK = 0x4000  # of what is to be masqueraded (--iptables-masquerade-bit)
+_TRANSLATED_AT = -110  # priority of netfilter's table of ours in PREROUTING
 _TRANSLATING = ("ingress", "prerouting", "output")  # where NAT of the destination happens, or later
 _HOOKS = {
     True: ("output", "postrouting"),
@@ -27,12 +28,16 @@ _HOOKS = {
 
 
 class Place(NamedTuple):
-    """A hook; ``early``: NAT of the destination comes later; ``in_pod``: in a pod's namespace."""
+    """A hook; ``early``: NAT of the destination comes later; ``in_pod``: in a pod's namespace.
+
+    ``unasked``: a chain of type nat in PREROUTING behind our own: that has translated already.
+    """
 
     hook: str
     early: bool
     is_nat: bool
     in_pod: bool
+    unasked: bool = False
 
     @property
     def of_sockets(self) -> bool:
@@ -43,14 +48,12 @@ class Place(NamedTuple):
 class Views(NamedTuple):
     """A request beside kube-proxy and with ebpflb.
 
-    ``intended`` is what a rule that names the service is for, also where it never has matched;
-    ``by_conntrack``: its entry in conntrack is made by a program.
+    ``intended`` is what a rule that names the service is for, also where it never has matched.
     """
 
     before: View
     intended: View
     now: View
-    by_conntrack: bool
 
 
 def place(chain: Chain, *, in_pod: bool) -> Place | None:
@@ -59,7 +62,8 @@ def place(chain: Chain, *, in_pod: bool) -> Place | None:
         return None
     nat_comes = chain.priority < NAT_DST or chain.is_nat
     early = in_pod or chain.hook == "ingress" or (chain.hook in _TRANSLATING and nat_comes)
-    return Place(chain.hook, early, chain.is_nat, in_pod)
+    unasked = chain.is_nat and chain.hook == "prerouting" and chain.priority > _TRANSLATED_AT
+    return Place(chain.hook, early, chain.is_nat, in_pod, unasked)
 
 
 def views(
@@ -73,16 +77,10 @@ def views(
     if by_socket is None:
         return None
     by_flows = not by_socket and _on_flows(node, frontend)
-    before, intended, now = untouched, untouched, untouched
-    if not at.early:
-        before = now = translated
-        intended = untouched._replace(dnat=True)
-    if by_socket or by_flows or at.is_nat:
-        now = direct
-    if by_flows:
-        now = _marked(now, node)
-    by_conntrack = not (by_socket or by_flows)
-    return Views(_kube_marked(at, before), _kube_marked(at, intended), now, by_conntrack)
+    before = _kube_marked(at, untouched if at.early else translated)
+    intended = untouched if at.early else _kube_marked(at, untouched._replace(dnat=True))
+    now = direct if by_socket or by_flows or at.unasked else before
+    return Views(before, intended, _marked(now, node) if by_flows else now)
 
 
 def _is_by_socket(at: Place, node: NodeState, frontend: TrafficFrontend) -> bool | None:
@@ -98,7 +96,7 @@ def _is_by_socket(at: Place, node: NodeState, frontend: TrafficFrontend) -> bool
 
 
 def _on_flows(node: NodeState, frontend: TrafficFrontend) -> bool:
-    return node.engine is Engine.FLOWS or frontend.protocol == Protocol.SCTP
+    return node.engine is Engine.FLOWS or frontend.needs_flows
 
 
 def _view(
@@ -120,7 +118,7 @@ def _view(
 
 
 def _kube_marked(at: Place, view: View) -> View:
-    """kube-proxy marks in its chains of nat what it will masquerade."""
+    """kube-proxy and our own table mark where they translate what is to be masqueraded."""
     return view if at.early else view._replace(mark=KUBE_MARK)
 
 

@@ -18,7 +18,7 @@ from ebpflb.datapath.maps.layout import Record
 from ebpflb.datapath.maps.socket_records import AssignmentKey
 from ebpflb.model.addresses import Address
 from ebpflb.model.services import PortName
-from ebpflb.plan.entries import Frontend, Prefix, Range
+from ebpflb.plan.entries import Chosen, Frontend, Prefix, Range
 
 WIDTHS = {"uint8_t": 8, "uint16_t": 16, "uint32_t": 32, "uint64_t": 64}
 FLAGS = {
@@ -205,6 +205,15 @@ def test_map_lines(name: str) -> None:
     for ctype in (spec.key, spec.value):
         codec, zero = records.codec(ctype), bytes(layout.ffi.sizeof(ctype))
         assert codec.pack(codec.unpack(zero)) == zero or "struct address" in ctype
+
+
+def test_bits_of_a_choice() -> None:
+    """Programs write the priority that the rules of netfilter read; each bit has one meaning."""
+    names = {each.value: f"CHOSEN_{each.name}" for each in Chosen}
+    names[Chosen.PREFIX] = "CHOSEN"
+    assert layout.ffi.typeof("enum chosen").elements == names
+    assert sum(names) - Chosen.PREFIX == 0xFFFFFFFF
+    assert Chosen.PREFIX & ~Chosen.MASK == 0
 
 
 def test_all_maps_are_read() -> None:

@@ -31,7 +31,7 @@ CLOSED = ("request seen fin", "request masquerade seen fin", "seen fin", "seen f
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Map]]:
     """Small maps, at a fixed time."""
     monkeypatch.setattr("ebpflb.datapath.maps.sweep.time.monotonic_ns", lambda: NOW)
-    with small_maps((*sweep.FLOW_MAPS, "flow_stats", "sweeps")) as made:
+    with small_maps((*sweep.FLOW_MAPS, "flow_stats", "sweeps", "flow_gate")) as made:
         yield made
 
 

@@ -22,7 +22,7 @@ from tests.datapath.variants import needs_root
 from tests.kit import once
 
 SOURCE = "hooks/packet.c"
-FLAGS = precompile.VARIANTS[SOURCE]["conntrack"]
+FLAGS = precompile.VARIANTS[SOURCE]["coarse clock"]
 EVERY = [(source, flags) for source, its in precompile.VARIANTS.items() for flags in its.values()]
 
 

@@ -9,16 +9,7 @@ import pytest
 
 from ebpflb.datapath.maps import layout
 from ebpflb.datapath.programs import compiler, precompile
-from ebpflb.datapath.programs.kfuncs import KFUNC_NUMBERS
 from tests.kit import once
-
-CHANGES = {
-    "bpf_skb_ct_alloc",
-    "bpf_ct_set_nat_info",
-    "bpf_ct_set_timeout",
-    "bpf_ct_insert_entry",
-    "bpf_ct_change_timeout",
-}
 
 
 def without_records(text: str) -> str:
@@ -66,11 +57,10 @@ def bare_sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("source", "flags"),
     [
-        ("hooks/packet.c", precompile.VARIANTS["hooks/packet.c"]["conntrack"]),
-        ("hooks/packet.c", ()),
+        ("hooks/packet.c", precompile.VARIANTS["hooks/packet.c"]["coarse clock"]),
         ("hooks/socket.c", (precompile.RETVAL,)),
     ],
-    ids=["conntrack", "flows", "sockets"],
+    ids=["packets", "sockets"],
 )
 def test_programs_that_record_nothing_pay_nothing(
     bare_sources: Path, shared: Path, cache: Path, source: str, flags: tuple[str, ...]
@@ -80,20 +70,6 @@ def test_programs_that_record_nothing_pay_nothing(
         usual = compiler.compile_here(source, flags, cache=cache)
     bare = compiler.compile_here(source, flags, cache=bare_sources, sources=bare_sources)
     assert usual.programs == bare.programs
-
-
-def test_the_recording_variant_changes_nothing_in_conntrack(shared: Path, cache: Path) -> None:
-    """It looks entries up, and calls no function by which the kernel's table would change."""
-    flags = precompile.VARIANTS["hooks/packet.c"]["recording, conntrack"]
-    with once.alone(shared):
-        compiled = compiler.compile_here("hooks/packet.c", flags, cache=cache)
-    called = {
-        name
-        for name, number in KFUNC_NUMBERS.items()
-        for code in compiled.programs.values()
-        if number.to_bytes(4, "little") in code
-    }
-    assert called == {"bpf_skb_ct_lookup", "bpf_ct_release"} == KFUNC_NUMBERS.keys() - CHANGES
 
 
 def test_every_step_has_its_words() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recorded rules are found, or not, as their comments say: on flows, and on conntrack."""
+"""Recorded rules are found, or not, as their comments say: on flows, and on netfilter."""
 
 import re
 from collections.abc import Iterator
@@ -7,16 +7,17 @@ from collections.abc import Iterator
 import pytest
 
 from ebpflb.diagnose.firewall import iptables_parser
-from ebpflb.diagnose.firewall.rule_search import Finding, Why
+from ebpflb.diagnose.firewall.rule_search import Finding, RuleSearch, Why
 from ebpflb.diagnose.firewall.rules import FirewallTable
+from ebpflb.diagnose.firewall.service_traffic import Traffic
 from ebpflb.diagnose.firewall.survey import tables
 from ebpflb.model.packet_mark import PacketMark
 from ebpflb.model.packet_path import Engine
 from ebpflb.node.rulesets import Printed
-from tests.diagnose.firewall.services import RECORDED, node, search
+from tests.diagnose.firewall.services import RECORDED, SERVICES, node, search
 
-WORDS = {"-": None, "lost": Why.LOST, "dropped": Why.DROPPED, "missing": Why.MISSING}
-COMMENT = re.compile(r'"(-|lost|dropped|missing) (-|lost|dropped|missing)(?=["\s])')
+WORDS = {"-": None, "lost": Why.LOST, "dropped": Why.DROPPED}
+COMMENT = re.compile(r'"(-|lost|dropped) (-|lost|dropped)(?=["\s])')
 engines = pytest.mark.parametrize("engine", list(Engine))
 
 
@@ -43,7 +44,7 @@ def said(there: list[FirewallTable], engine: Engine) -> Iterator[tuple[str, Why 
             for rule in chain.rules:
                 found = COMMENT.search(rule.where)
                 if found:
-                    word = found.group(1 + (engine is Engine.CONNTRACK))
+                    word = found.group(1 + (engine is Engine.NETFILTER))
                     yield f"{chain.name}: {rule.where}", WORDS[word]
 
 
@@ -73,9 +74,9 @@ def test_packet_mark_is_accepted() -> None:
 
 
 def test_pods_that_are_translated_at_their_device() -> None:
-    """With --socket-translation=host and conntrack a rule for a cluster IP sees it before NAT."""
-    there = found(search(nft_tables(), node(Engine.CONNTRACK)))
-    host = found(search(nft_tables(), node(Engine.CONNTRACK, host_sockets=True)))
+    """With --socket-translation=host and netfilter a rule for a cluster IP sees it before NAT."""
+    there = found(search(nft_tables(), node(Engine.NETFILTER)))
+    host = found(search(nft_tables(), node(Engine.NETFILTER, host_sockets=True)))
     gone = {where.partition(":")[0] for where in there.keys() - host.keys()}
     assert gone == {"early", "forward"}
     assert all(why is not Why.DROPPED for why in host.values())
@@ -109,3 +110,32 @@ def test_rules_in_pods(engine: Engine) -> None:
         "OUTPUT: -d 10.96.0.10/32 -j DROP": Why.LOST,
     }
     assert not search(there, node(engine, host_sockets=True), in_pod=True)
+
+
+NAT = """*nat
+:PREROUTING ACCEPT [0:0]
+:POSTROUTING ACCEPT [0:0]
+-A PREROUTING -p tcp -m tcp --dport 30080 -j REDIRECT --to-ports 1
+-A POSTROUTING -p tcp -m conntrack --ctstate DNAT -j MASQUERADE
+COMMIT
+*filter
+:FORWARD DROP [0:0]
+-A FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT
+-A FORWARD -p tcp -m conntrack --ctorigdstport 30080 -j ACCEPT
+COMMIT
+"""
+
+
+def test_services_that_the_flow_tables_keep() -> None:
+    """On netfilter every rule sees what it sees beside kube-proxy, except chains of type nat in
+    PREROUTING, which come later; but for the Services that need the flow tables.
+    """
+    there = iptables_parser.parse(NAT, "iptables-legacy")
+    at = node(Engine.NETFILTER)
+    redirected = "-p tcp -m tcp --dport 30080 -j REDIRECT --to-ports 1"
+    assert [each.rule.where for each in search(there, at)] == [redirected]
+    counted = [each._replace(needs_flows=True) for each in SERVICES]
+    made = RuleSearch(Traffic(counted, at), at)
+    made.add(there)
+    assert found(made.findings) == found(search(there, node(Engine.FLOWS)))
+    assert len(made.findings) == 4

@@ -25,8 +25,8 @@ from vagrant.kernels import bytecode
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="bpf(2) is root's")
 PACKETS = "hooks/packet.c"
-# The probe for conntrack, explain's programs and what ends something are run, and nowhere attached.
-RUN = {bytecode.PROBE, precompile.EXPLAIN, precompile.SOCKET_END, precompile.CONNECTION_END}
+# Explain's programs and what ends something are run, and nowhere attached.
+RUN = {precompile.EXPLAIN, precompile.SOCKET_END, precompile.CONNECTION_END}
 NOT_AT_CGROUPS = {PACKETS, *RUN}
 AT_CGROUPS = [
     (source, variant)

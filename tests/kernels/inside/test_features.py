@@ -21,7 +21,6 @@ LACKS = {
         "batch operations: LPM_TRIE",
         "batch operations: PERCPU_ARRAY",
         "coarse clock",
-        "conntrack engine",
         "errno from hooks",
         "SO_NETNS_COOKIE",
         "source of a route",

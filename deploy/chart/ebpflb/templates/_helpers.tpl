@@ -52,7 +52,7 @@ capabilities:
     - SYS_RESOURCE # before Linux 5.11: raises RLIMIT_MEMLOCK for the maps
     {{- end }}
     {{- if .Values.rights.enterPods }}
-    - SYS_ADMIN # setns(2) into pods' network namespaces; the conntrack engine
+    - SYS_ADMIN # network namespaces: setns(2) into pods', one in which netfilter is probed
     {{- end }}
     {{- if .raw }}
     - NET_RAW # raw sockets: of iptables-legacy; to reset silent clients (on-removal)

@@ -1,24 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """What becomes of connections that conntrack translates when nothing asks for NAT any more.
 
-A rule opens them here and is gone then, as the entries of the conntrack engine are made without a
-rule: whoever made an entry, the kernel translates by it as long as its hooks are there.
+A rule opens them here and is removed then, as kube-proxy's rules are when ebpflb takes over. The
+kernel translates by the conntrack entry as long as its hooks are in place.
 """
 
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from socket import AF_INET, AF_INET6, SOCK_STREAM
 
 import pytest
 
 from ebpflb.lab.hosts import Host, Lab
 from ebpflb.lab.sockets import Socket, Sockets
-from ebpflb.node import nat
-from ebpflb.node.nft import Name
+from ebpflb.node import ctnetlink, nat, nft
+from ebpflb.node.netfilter_rules import TableOptions
+from ebpflb.node.netfilter_table import Keeper, NetfilterTable, remove
 from tests.node import nodes
 
-PREFIX = f"ebpflb-test-{os.getpid()}-cttable"
+PREFIX = f"ebpflb-test-{os.getpid()}-hooks"
 PORT, TARGET = 30080, 8080
 RULE = """
 table inet once {{
@@ -81,27 +82,68 @@ def goes_on(client: Socket, peer: Socket) -> bool:
     return True
 
 
+@contextmanager
+def hold() -> Iterator[None]:
+    """What stays while kube-proxy's connections are open."""
+    nat.keep_nat_hooks(nat.HOLD)
+    yield
+    nat.release_nat_hooks(nat.HOLD)
+
+
+@contextmanager
+def engine() -> Iterator[None]:
+    """The table of the engine netfilter, which its agent has left."""
+    table = NetfilterTable(TableOptions(0x4000, (1024, 39999), drops_invalid=True, sctp=False))
+    table.build()
+    table.close()
+    yield
+    remove()
+
+
+@contextmanager
+def keeper() -> Iterator[None]:
+    """The table that an agent owns on kernels before 6.9."""
+    kept = Keeper()
+    assert kept.open()
+    yield
+    kept.close()
+
+
+Keeps = Callable[[], AbstractContextManager[None]]
 both = pytest.mark.parametrize("kind", [AF_INET, AF_INET6], ids=["v4", "v6"])
+each_table = pytest.mark.parametrize("keeps", [hold, engine, keeper])
 
 
+@each_table
 @both
-@pytest.mark.parametrize("table", [nat.ENGINE, nat.HOLD], ids=str)
-def test_connections_go_on_with_our_table_alone(world: World, kind: int, table: Name) -> None:
+def test_connections_go_on_with_one_of_our_tables_alone(
+    world: World, kind: int, keeps: Keeps
+) -> None:
     """No rule is left that translates; each of our tables keeps the kernel translating."""
-    nat.keep_nat_hooks(table)
-    client, peer = world.connection(kind)
-    assert goes_on(client, peer)
-    assert not nat.release_when_unused(table), "so cleanup leaves it"
-    assert goes_on(client, peer)
+    with keeps():
+        client, peer = world.connection(kind)
+        assert goes_on(client, peer)
 
 
 @both
-def test_connections_break_without_any_table(world: World, kind: int) -> None:
-    """That is why cleanup leaves ours: with the last table the kernel stops translating."""
-    nat.keep_nat_hooks(nat.ENGINE)
+def test_a_table_in_use_is_not_released(world: World, kind: int) -> None:
+    """So ``ebpflb cleanup`` leaves it, and removes it when the connections have ended."""
+    nat.keep_nat_hooks(nat.HOLD)
     client, peer = world.connection(kind)
+    assert not nat.release_when_unused(nat.HOLD)
     assert goes_on(client, peer)
-    nat.release_nat_hooks(nat.ENGINE)
+    ctnetlink.delete(ctnetlink.connections(lambda *_: True))
+    assert nat.release_when_unused(nat.HOLD)
+    assert not nft.exists(nat.HOLD)
+
+
+@each_table
+@both
+def test_connections_break_without_any_table(world: World, kind: int, keeps: Keeps) -> None:
+    """Cleanup leaves ours for this reason: with the last table the kernel stops translating."""
+    with keeps():
+        client, peer = world.connection(kind)
+        assert goes_on(client, peer)
     for end in (client, peer):
         end.settimeout(1.0)
     assert not goes_on(client, peer)
@@ -109,21 +151,29 @@ def test_connections_break_without_any_table(world: World, kind: int) -> None:
 
 @both
 def test_rules_of_another_keep_connections_alive(world: World, kind: int) -> None:
-    """Where somebody else has NAT rules for the family, as kube-proxy has, ours may go."""
-    nat.keep_nat_hooks(nat.ENGINE)
-    client, peer = world.connection(kind)
-    chain = "chain c {\n type nat hook postrouting priority srcnat\n mark 0x4000 masquerade\n }"
-    for family in ("ip", "ip6"):
-        world.node.nft(f"table {family} kube-proxy {{\n {chain}\n}}")
-    nat.release_nat_hooks(nat.ENGINE)
+    """Ours may go where another program has NAT rules for the family, as kube-proxy has."""
+    with engine():
+        client, peer = world.connection(kind)
+        chain = "chain c {\n type nat hook postrouting priority srcnat\n mark 0x4000 masquerade\n }"
+        for family in ("ip", "ip6"):
+            world.node.nft(f"table {family} kube-proxy {{\n {chain}\n}}")
     assert goes_on(client, peer)
 
 
 @both
 def test_a_table_put_back_in_time_loses_no_connection(world: World, kind: int) -> None:
     """Removed and put back while nothing is sent, as the watch does: the connection goes on."""
-    nat.keep_nat_hooks(nat.ENGINE)
+    nat.keep_nat_hooks(nat.HOLD)
     client, peer = world.connection(kind)
     world.node.nft("flush ruleset")
-    assert nat.keep_nat_hooks(nat.ENGINE)
+    assert nat.keep_nat_hooks(nat.HOLD)
     assert goes_on(client, peer)
+
+
+@both
+def test_the_keeper_outlives_a_flush(world: World, kind: int) -> None:
+    """On kernels before 6.9: the engine's table goes with the ruleset, the Keeper's stays."""
+    with keeper():
+        client, peer = world.connection(kind)
+        world.node.nft("flush ruleset")
+        assert goes_on(client, peer)

@@ -1,23 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conntrack engine in operation: its table, its flows for the operator, and stale UDP flows.
+"""The engine netfilter in operation: its table, its flows for the operator, and stale UDP flows.
 
 The clients are outside: their packets are translated, not their sockets.
 """
 
 import json
 import signal
+import subprocess
 from collections.abc import Iterator
 from socket import AF_INET, SOCK_DGRAM, SOCK_STREAM
 
 import pytest
 
-from ebpflb.datapath import conntrack_probe
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.manifests import Manifest
 from ebpflb.lab.sockets import CALL_SECONDS, Socket
-from ebpflb.node import ctnetlink, nat
-from ebpflb.options import Paths
+from ebpflb.node import ctnetlink, nft
+from ebpflb.node.netfilter_probe import netfilter_obstacle
+from ebpflb.node.netfilter_rules import TABLE
 from tests.kit import cluster, forked, requests
 from tests.kit.cluster import NODEPORT, Cluster, endpoint, web
 from tests.node import nodes
@@ -27,10 +28,10 @@ SOURCE = 12345  # the client's port, as `nc -u -p 12345`
 
 @pytest.fixture(scope="module")
 def tracked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A node whose agent was told to use conntrack, and a client outside."""
-    if conntrack_probe.obstacle(Paths.cache):
-        pytest.skip("this kernel has no conntrack for programs")
-    options = ("--packet-path", "conntrack")
+    """A node whose agent was told to use netfilter, and a client outside."""
+    if missing := netfilter_obstacle():
+        pytest.skip(missing)
+    options = ("--packet-path", "netfilter")
     with cluster.running(tmp_path_factory.mktemp("tracked"), *options) as made:
         made.outside = made.lab.outside("outside", 1)  # type: ignore[attr-defined]
         yield made
@@ -88,35 +89,53 @@ def test_flows_are_listed_with_names_and_flushed(node: Cluster) -> None:
     only = ("--client", outside(node).v4)
     rows = json.loads(flows(node, "list", *only, "-o", "json"))
     (row,) = [each for each in rows if each["client"].endswith(f":{client.getsockname()[1]}")]
-    assert (row["engine"], row["state"], row["protocol"]) == ("conntrack", "open", "TCP")
+    assert (row["engine"], row["state"], row["protocol"]) == ("netfilter", "open", "TCP")
     assert (row["service"], row["frontend"]) == (
         "default/web:tcp/TCP",
         f"{node.node.v4}:{NODEPORT}",
     )
     assert row["pod"] in {pod.name for pod in node.web}
-    assert "conntrack" in ebpflb(node, "status")
+    assert "netfilter" in ebpflb(node, "status")
     assert "flows flushed" in flows(node, "flush", *only)
     assert json.loads(flows(node, "list", *only, "-o", "json")) == []
 
 
-def test_the_table_is_put_back_and_connections_go_on(node: Cluster) -> None:
-    """When a firewall flushes all rules: the log says so, and status has no error."""
-    assert nat.keeps_nat_hooks(nat.ENGINE)
+def test_a_flush_of_all_rules_harms_nothing(node: Cluster) -> None:
+    """`nft flush ruleset` while the agent runs: open connections go on, and new ones are served."""
     client = connection(node)
     node.node.nft("flush ruleset")
-    wait_until("the table is there again", lambda: nat.keeps_nat_hooks(nat.ENGINE))
     assert goes_on(client)
-    assert goes_on(connection(node))
-    said = "table inet ebpflb-conntrack had been removed or changed by another program"
+    wait_until("new connections are served", lambda: is_served(node))
+    assert goes_on(client)
+    assert nft.exists(TABLE)
+    assert "netfilter table" not in ebpflb(node, "status")
+
+
+def is_served(node: Cluster) -> bool:
+    """Where the agent does not own the table, new connections fail until it is put back."""
+    try:
+        return goes_on(connection(node))
+    except ConnectionRefusedError:
+        return False
+
+
+def test_others_cannot_change_the_table(node: Cluster) -> None:
+    """As long as an agent runs; before Linux 6.9 it puts back what they remove."""
+    words = [*node.node.enter, "nft", "delete", "table", "inet", "ebpflb"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        assert "Operation not permitted" in done.stderr
+        return
+    said = "put back what another program had removed"
     wait_until("the log says so", lambda: said in node.agent.log())
-    assert "conntrack table" not in ebpflb(node, "status")
+    wait_until("the table is there again", lambda: nft.exists(TABLE))
 
 
 def test_no_connection_ends_or_fails_while_no_agent_runs(node: Cluster) -> None:
     """The table stays when the agent is killed, and the next agent finds it."""
     client = connection(node)
     node.agent.stop(signal.SIGKILL)
-    assert nat.keeps_nat_hooks(nat.ENGINE)
+    assert nft.exists(TABLE)
     assert goes_on(client)
     assert goes_on(connection(node))
     node.agent.start()
@@ -160,7 +179,7 @@ def test_cleanup_leaves_what_open_connections_need(node: Cluster) -> None:
     """Without ebpflb they go on, new ones are refused; when they have ended the table goes too."""
     client = connection(node)
     node.agent.stop()
-    assert "table inet ebpflb-conntrack stays as long as" in ebpflb(node, "cleanup")
+    assert "table inet ebpflb stays as long as" in ebpflb(node, "cleanup")
     assert goes_on(client)
     fresh = node.sockets(outside(node)).open(AF_INET, SOCK_STREAM)
     with pytest.raises(ConnectionRefusedError):
@@ -169,7 +188,7 @@ def test_cleanup_leaves_what_open_connections_need(node: Cluster) -> None:
     client.close()
     ctnetlink.delete(ctnetlink.connections(lambda *_: True))
     assert "stays" not in ebpflb(node, "cleanup")
-    assert not nat.keeps_nat_hooks(nat.ENGINE)
+    assert not nft.exists(TABLE)
     node.close_maps()
     node.agent.start()
     assert goes_on(connection(node))

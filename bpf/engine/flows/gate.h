@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * Whether the flow tables may hold any flow. On the engine netfilter they mostly hold none, and each
+ * packet is spared a look-up. The agent closes the gate when it has found none twice
+ * (ebpflb/datapath/maps/sweep.py), each flow that is opened opens it.
+ */
+#ifndef EBPFLB_ENGINE_FLOWS_GATE_H
+#define EBPFLB_ENGINE_FLOWS_GATE_H
+
+#include "maps.h"
+
+static __always_inline bool flows_may_exist(void)
+{
+	struct flow_gate *gate = LOOKUP_NUMBER(struct flow_gate, flow_gate, 0);
+
+	return !gate || gate->empty != gate->opened + gate->written + 1;
+}
+
+/* To be called before a flow gets its first entry. */
+static __always_inline void gate_open(void)
+{
+	struct flow_gate *gate = LOOKUP_NUMBER(struct flow_gate, flow_gate, 0);
+
+	if (gate)
+		__sync_fetch_and_add(&gate->opened, 1);
+}
+
+#endif

@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * The engine netfilter: ingress chooses a backend and writes its id to skb->priority; one constant
+ * rule of nftables in PREROUTING translates by a map of ids (ebpflb/node/netfilter_table.py). The
+ * packet is not changed here. The kernel's conntrack makes, times and ends the entry.
+ *
+ * A packet of a connection that conntrack knows never meets the rule, so its choice is ignored.
+ * That is why choosing again does no harm:
+ *
+ *   TCP    a SYN is chosen for as any new connection. Later segments get the same backend, as far as
+ *          a hash of their tuple leads to it: after conntrack -F their connection goes on.
+ *   UDP    no datagram says that it is the first. What a flow got is remembered as long as
+ *          conntrack would keep an unanswered one, so counters, rotation and session affinity count
+ *          flows and not datagrams.
+ *   SCTP   an INIT, where the kernel's NAT can translate SCTP
+ *
+ * skb->priority is 0 when a packet comes in by a veth pair or from the wire. Whatever else has our
+ * prefix there was not written by us, and is removed; ip6_forward leaves ours in place, so egress
+ * removes it too.
+ */
+#ifndef EBPFLB_ENGINE_NETFILTER_CHOOSE_H
+#define EBPFLB_ENGINE_NETFILTER_CHOOSE_H
+
+#include "path/backend.h"
+#include "path/outcome.h"
+#include "path/policy.h"
+#include "path/tuple.h"
+
+static __always_inline bool has_choice(const struct __sk_buff *ctx)
+{
+	return (ctx->priority & CHOSEN_MASK) == CHOSEN;
+}
+
+static __always_inline void remove_choice(struct __sk_buff *ctx)
+{
+	if (has_choice(ctx))
+		ctx->priority = 0;
+}
+
+/*
+ * At ingress: whether the program at a port of this bridge or bond has chosen already. A choice at
+ * any other device was not written by our programs, and is removed.
+ */
+static __always_inline bool port_has_chosen(struct __sk_buff *ctx)
+{
+	struct device *device;
+
+	if (!has_choice(ctx))
+		return false;
+	device = LOOKUP_NUMBER(struct device, devices, ctx->ifindex);
+	if (device && device->flags & DEVICE_MASTER)
+		return true;
+	ctx->priority = 0;
+	return false;
+}
+
+static __always_inline bool netfilter_is_chosen(const struct settings *settings)
+{
+	return (settings->flags & (SETTING_NETFILTER | SETTING_SHADOW)) == SETTING_NETFILTER;
+}
+
+/*
+ * Connections of a service with least-connections are counted, and no program is told when conntrack
+ * ends one: they are left to the flow tables.
+ */
+static __always_inline bool netfilter_takes(const struct packet *packet,
+					    const struct settings *settings,
+					    const struct service *service)
+{
+	if (!netfilter_is_chosen(settings) || service->flags & SERVICE_LEAST_CONNECTIONS)
+		return false;
+	return packet->tuple.protocol != SCTP || settings->flags & SETTING_NETFILTER_SCTP;
+}
+
+/*
+ * Whether the backend still serves. An id is given to another one only after all other ids, and a
+ * choice is not remembered for that long.
+ */
+static __always_inline bool chosen_is_there(__u32 chosen)
+{
+	__u32 *slot = LOOKUP_NUMBER(__u32, backend_slots, chosen & CHOSEN_ID);
+
+	return slot && *slot < ENTRIES_slots;
+}
+
+static __always_inline void datagram_remember(const struct tuple *tuple,
+					      const struct settings *settings, __u32 service,
+					      __u32 chosen)
+{
+	struct datagram_choice choice ALIGNED = { .service = service,
+						  .chosen = chosen,
+						  .frontend_moves = settings->frontend_moves,
+						  .last_used = clock_coarse() };
+
+	choice.check = check_of(CHECK_SUM(tuple, &choice));
+	bpf_map_update_elem(MAP(udp_choices), tuple, &choice, BPF_ANY);
+}
+
+/* Whether the flow's last choice still counts: then it is the packet's. */
+static __always_inline bool datagram_repeats(struct __sk_buff *ctx, const struct packet *packet,
+					     const struct settings *settings)
+{
+	struct datagram_choice *found, known ALIGNED;
+	__u64 now = clock_coarse();
+
+	if (packet->tuple.protocol != UDP || !netfilter_is_chosen(settings))
+		return false;
+	found = LOOKUP(struct datagram_choice, udp_choices, &packet->tuple);
+	if (!found || !COPY_CHECKED(&known, &packet->tuple, found) ||
+	    known.frontend_moves != settings->frontend_moves ||
+	    now > known.last_used + settings->udp_timeout * SECOND ||
+	    !chosen_is_there(known.chosen))
+		return false;
+	if (found->last_used != now)
+		found->last_used = now;
+	ctx->priority = known.chosen;
+	record_at(STEP_CHOSEN, known.chosen, &packet->tuple.destination);
+	return true;
+}
+
+static __always_inline __u64 *segment_place(__u64 hash)
+{
+	return LOOKUP_NUMBER(__u64, segment_choices, hash % ENTRIES_segment_choices);
+}
+
+/* Whether it is known what a segment in the middle of a connection gets; then it has got it. */
+static __always_inline bool segment_repeats(struct __sk_buff *ctx, const struct tuple *tuple)
+{
+	__u64 hash = tuple_mix(tuple), *place = segment_place(hash), known = place ? *place : 0;
+	__u32 chosen = known;
+
+	if (known >> 32 != hash >> 32)
+		return false;
+	if (!chosen)
+		return true;
+	if (!chosen_is_there(chosen))
+		return false;
+	ctx->priority = chosen;
+	return true;
+}
+
+static __always_inline void segment_remember(const struct __sk_buff *ctx,
+					     const struct tuple *tuple)
+{
+	__u64 hash = tuple_mix(tuple), *place = segment_place(hash);
+
+	if (place)
+		*place = hash >> 32 << 32 | (has_choice(ctx) ? ctx->priority : 0);
+}
+
+/* Undecided where the flow tables take the flow. */
+static __always_inline struct outcome choose(struct __sk_buff *ctx, const struct packet *packet,
+					     const struct settings *settings,
+					     const struct selection *selection)
+{
+	__u32 chosen = CHOSEN | selection->backend.id;
+	bool masquerade;
+
+	if (!netfilter_takes(packet, settings, &selection->service))
+		return undecided();
+	masquerade = policy_needs_snat(settings, selection, &packet->tuple.source);
+	if (masquerade)
+		chosen |= CHOSEN_MASQUERADE;
+	if (packet->tuple.protocol == UDP)
+		datagram_remember(&packet->tuple, settings, selection->service.id, chosen);
+	ctx->priority = chosen;
+	if (packet->tuple.protocol == TCP)
+		segment_remember(ctx, &packet->tuple);
+	record_at(STEP_CHOSEN, chosen, &selection->backend.address);
+	return unchanged(masquerade ? VERDICT_MASQUERADED : VERDICT_TRANSLATED);
+}
+
+#endif

@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* How a backend's choice travels from ingress to the rules of netfilter; a part of layout.h. */
+#ifndef EBPFLB_LAYOUT_CHOICE_H
+#define EBPFLB_LAYOUT_CHOICE_H
+
+/* The bits of skb->priority: ebpflb/node/netfilter_table.py has the rules that read them. */
+enum chosen {
+	CHOSEN = 0xeb000000,	/* the packet has a choice ... */
+	CHOSEN_MASK = 0xff000000,	/* ... if these bits are so */
+	CHOSEN_MASQUERADE = 0x00800000,	/* the backend sees this node as its client */
+	CHOSEN_KEEP_PORT = 0x00400000,	/* only the address is translated; reserved */
+	CHOSEN_ID = 0x003fffff,	/* the backend's id */
+};
+
+/* What the datagrams of one flow have got: netfilter translates the first, and counts all. */
+struct datagram_choice {
+	__u32 service;
+	__u32 chosen;		/* enum chosen */
+	__u32 frontend_moves;	/* as in the settings when the backend was chosen */
+	__u32 check;		/* names the flow (path/check.h); what follows changes in place */
+	__u64 last_used;	/* nanoseconds of CLOCK_MONOTONIC */
+};
+SIZE(struct datagram_choice, 24);
+
+#endif

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps the nft table of the engine netfilter: an element for the id of each backend in the maps.
+
+An element is written before the slots and services that lead to it, and removed when its id leaves
+the quarantine (plan.py). Which elements there should be stands in the maps, so that a restart, and
+the thread that puts a removed table back, read it there.
+"""
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+
+from ebpflb.datapath.maps.bpf_map import Map
+from ebpflb.datapath.maps.translations import Translations
+from ebpflb.errors import KernelError, NodeError
+from ebpflb.model.addresses import Address
+from ebpflb.node import nat, netfilter_table, nft
+from ebpflb.node.netfilter_elements import Change, Elements, unpack
+from ebpflb.node.netfilter_rules import table_options
+from ebpflb.node.netfilter_table import Keeper, NetfilterTable
+from ebpflb.options import Options
+from ebpflb.plan.entries import Flags
+from ebpflb.plan.plan import Plan
+
+log = logging.getLogger(__name__)
+
+Element = tuple[int, Address, int]  # backend id, address and port
+
+
+class NetfilterSync:
+    """``active``: from ``start`` to ``end``, while the engine translates new flows. Only then
+    anything is written.
+
+    Safe in two threads, the agent's loop and the watch of the table (node.nat_watch).
+    """
+
+    def __init__(self, maps: Mapping[str, Map], options: Options, *, sctp: bool = False) -> None:
+        """Changes nothing yet."""
+        self.active = False
+        self._shadow = options.shadow
+        self._flags = {"netfilter", "netfilter_sctp"} if sctp else {"netfilter"}
+        self._wanted = Translations(maps)
+        self._options = table_options(options, sctp=sctp)
+        self._lock = threading.Lock()
+        self._table: NetfilterTable | None = None
+        self._elements: Elements | None = None
+        self._keeper = Keeper()
+
+    @property
+    def flags(self) -> Flags:
+        """Those of the map settings with which programs choose."""
+        return frozenset(self._flags)
+
+    def start(self) -> None:
+        """Makes the table and all elements as they should be; not with --shadow.
+
+        Raises NodeError.
+        """
+        if self._shadow:
+            return
+        with self._lock:
+            if self._table is None:
+                self._table = NetfilterTable(self._options)
+                self._elements = Elements(self._table.session, self._options)
+            if not (self._table.is_owned and self._table.is_intact()):
+                self._table.build()
+            if not self._table.is_owned:
+                self._keeper.open()
+            self._fill()
+            nft.delete(nat.FORMER)
+            self.active = True
+
+    def _fill(self) -> None:
+        """Writes what differs from the maps."""
+        assert self._elements
+        found, new = self._elements.read(), list[Element]()
+        for id, endpoint in self._wanted.packed():
+            if found.get(id) == endpoint:
+                del found[id]
+            else:
+                new.append((id, *unpack(endpoint)))
+        self._elements.write(new, [(id, *unpack(endpoint)) for id, endpoint in found.items()])
+
+    def end(self) -> None:
+        """New flows go to the flow tables; ``release`` removes the table later."""
+        self.active = False
+
+    def write(self, plan: Plan) -> None:
+        """Writes the plan's elements, before the maps are written. Raises KernelError."""
+        if not self.active or not (plan.translations or plan.removed_translations):
+            return
+        with self._lock:
+            assert self._elements
+            try:
+                self._elements.write(plan.translations, plan.removed_translations)
+            except NodeError as error:
+                raise KernelError("writing translations", 0, str(error)) from error
+
+    def restore(self) -> list[str]:
+        """Puts back what others have removed or changed of the table; what that was, in words.
+
+        Raises NodeError.
+        """
+        with self._lock:
+            if not self.active or self._table is None:
+                return []
+            differs = self._table.differences()
+            if differs and not self._table.build():
+                self._fill()
+        return differs
+
+    def differences(self) -> list[str]:
+        """What of the table is missing or changed, in words; elements not. Raises NodeError."""
+        with self._lock:
+            return self._table.differences() if self.active and self._table else []
+
+    def compare(self) -> Iterator[list[Change]]:
+        """Which elements differ, bit by bit. Raises NodeError."""
+        if self.active and self._elements:
+            yield from self._elements.compare(self._wanted)
+
+    def repair(self, changes: list[Change]) -> None:
+        """Makes these changes. Raises NodeError."""
+        with self._lock:
+            if self.active and self._elements:
+                self._elements.repair(changes)
+
+    def release(self) -> None:
+        """Removes the table where the engine is not active, unless a translated connection may
+        need its hooks. Raises NodeError.
+        """
+        if self.active or nat.has_dnat_connections():
+            return
+        with self._lock:
+            if not self.active:  # it may have started meanwhile
+                self._close()
+                netfilter_table.remove()
+
+    def close(self) -> None:
+        """The table stays and serves on."""
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
+        self._keeper.close()
+        if self._table:
+            self._table.close()
+        self._table = None

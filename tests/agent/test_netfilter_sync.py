@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of the engine netfilter is kept as the maps have it, in a namespace of the test's own.
+
+Once as the kernel's newest versions have it, owned by the agent's socket, and once as older ones
+do, where every program can change it.
+"""
+
+import os
+from collections.abc import Iterator
+from functools import partial
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebpflb.agent import netfilter_sync
+from ebpflb.agent.netfilter_check import ElementsCheck
+from ebpflb.agent.netfilter_sync import NetfilterSync
+from ebpflb.datapath.maps.bpf_map import Map
+from ebpflb.errors import KernelError
+from ebpflb.model.drift import Part
+from ebpflb.node import ctnetlink, nat, nft
+from ebpflb.node.netfilter_elements import Elements, unpack
+from ebpflb.node.netfilter_rules import TABLE, table_options
+from ebpflb.node.netfilter_table import KEEPER, NetfilterTable
+from ebpflb.node.nft_transaction import Session
+from ebpflb.options import ConntrackOptions, Options, Paths
+from ebpflb.plan.entries import NO_SLOT, Backend, Translation
+from ebpflb.plan.plan import Plan
+from tests.datapath.maps.small import small_maps
+from tests.node import nodes
+from tests.node.nodes import run
+
+NAME = f"ebpflb-test-{os.getpid()}-sync"
+OPTIONS = Options(Paths(Path("/none")), "node", Path("/none"))
+WEB = Translation(1, ip_address("10.244.1.11"), 8080)
+DNS = Translation(2, ip_address("fd00:244::2"), 53)
+NEW = Translation(3, ip_address("10.244.1.11"), 8080)  # another service's, with the same endpoint
+LEFT = Translation(9, ip_address("10.244.1.9"), 9)
+
+
+@pytest.fixture(params=["owned", "shared"])
+def is_owned(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    found: bool = request.param == "owned"
+    monkeypatch.setattr(netfilter_sync, "NetfilterTable", partial(NetfilterTable, owns=found))
+    return found
+
+
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others can change the table."""
+    monkeypatch.setattr(netfilter_sync, "NetfilterTable", partial(NetfilterTable, owns=False))
+
+
+@pytest.fixture
+def maps() -> Iterator[dict[str, Map]]:
+    """With two backends."""
+    with small_maps(("backend_slots", "slots")) as made:
+        put(made, WEB, DNS)
+        yield made
+
+
+@pytest.fixture
+def sync(maps: dict[str, Map]) -> Iterator[NetfilterSync]:
+    with nodes.fresh(NAME):
+        made = NetfilterSync(maps, OPTIONS)
+        yield made
+        made.close()
+
+
+def put(maps: dict[str, Map], *backends: Translation) -> None:
+    """As plans write them, each at a slot that is not its id."""
+    for id, address, port in backends:
+        maps["slots"].write([(id + 100, Backend(address, port, frozenset({"cluster"}), id, 1))])
+        maps["backend_slots"].write([(id, id + 100)])
+
+
+def take(maps: dict[str, Map], *ids: int) -> None:
+    maps["backend_slots"].write([(id, NO_SLOT) for id in ids])
+
+
+def elements() -> set[Translation]:
+    found = Elements(Session(), table_options(OPTIONS, sctp=False)).read()
+    return {Translation(id, *unpack(endpoint)) for id, endpoint in found.items()}
+
+
+def endpoints() -> str:
+    return run("nft", "list", "set", *TABLE, "endpoints4")
+
+
+def ruleset() -> str:
+    return run("nft", "list", "ruleset")
+
+
+@pytest.mark.usefixtures("is_owned")
+def test_start(sync: NetfilterSync) -> None:
+    """The table is there, with an element for each backend in the maps; again it changes nothing.
+    What kept NAT alive for an earlier version goes.
+    """
+    nat.keep_nat_hooks(nat.FORMER)
+    assert not sync.active
+    for _ in range(2):
+        sync.start()
+        assert sync.active
+        assert elements() == {WEB, DNS}
+        assert sync.differences() == []
+    assert not nft.exists(nat.FORMER)
+
+
+@pytest.mark.usefixtures("is_owned")
+def test_start_after_another_agent(sync: NetfilterSync, maps: dict[str, Map]) -> None:
+    """Its table is taken over as it is; what differs from the maps is written, and nothing else."""
+    sync.start()
+    sync.write(Plan(translations=[LEFT, NEW._replace(port=1)]))
+    before = run("nft", "--handle", "list", "tables")
+    sync.close()
+    assert nft.exists(TABLE)
+    put(maps, NEW)
+    take(maps, DNS.id)
+    other = NetfilterSync(maps, OPTIONS)
+    other.start()
+    assert elements() == {WEB, NEW}
+    assert run("nft", "--handle", "list", "tables") == before
+    assert "9 " not in endpoints()
+    other.close()
+
+
+@pytest.mark.usefixtures("is_owned")
+def test_write(sync: NetfilterSync, maps: dict[str, Map]) -> None:
+    """Elements come and go with plans; an endpoint stays as long as any backend has it."""
+    sync.start()
+    sync.write(Plan(translations=[NEW]))
+    assert elements() == {WEB, DNS, NEW}
+    sync.write(Plan(removed_translations=[WEB]))
+    assert elements() == {DNS, NEW}
+    assert "8080" in endpoints()
+    again = NEW._replace(address=LEFT.address)
+    sync.write(Plan(translations=[again], removed_translations=[NEW]))
+    assert elements() == {DNS, again}
+    assert "10.244.1.11" not in endpoints()
+
+
+def test_write_before_and_after(sync: NetfilterSync) -> None:
+    """Where the engine does not serve nothing is written; a start later has it from the maps."""
+    sync.write(Plan(translations=[NEW]))
+    assert not nft.tables()
+    sync.start()
+    sync.end()
+    sync.write(Plan(translations=[NEW]))
+    assert elements() == {WEB, DNS}
+    assert sync.restore() == sync.differences() == []
+    assert not list(sync.compare())
+
+
+def test_shadow(maps: dict[str, Map]) -> None:
+    """With --shadow nothing is made."""
+    with nodes.fresh(NAME):
+        made = NetfilterSync(maps, Options(Paths(Path("/none")), "n", Path("/"), shadow=True))
+        made.start()
+        assert not made.active
+        assert not nft.tables()
+
+
+@pytest.mark.usefixtures("shared")
+def test_refused(sync: NetfilterSync, maps: dict[str, Map]) -> None:
+    """A plan whose elements the kernel refuses is not written: it is a KernelError, which the
+    agent's loop tries again.
+    """
+    sync.start()
+    nft.delete(TABLE)
+    with pytest.raises(KernelError, match="writing translations: table inet ebpflb"):
+        sync.write(Plan(translations=[NEW]))
+    put(maps, NEW)
+    assert sync.restore() == ["the table is missing"]
+    assert elements() == {WEB, DNS, NEW}
+
+
+def test_owned(sync: NetfilterSync) -> None:
+    """Where the kernel can, no other program removes the table, or changes its elements."""
+    sync.start()
+    for words in ("delete table inet ebpflb", "flush map inet ebpflb backends4"):
+        with pytest.raises(AssertionError, match="Operation not permitted"):
+            run("nft", *words.split())
+    run("nft", "flush", "ruleset")
+    assert elements() == {WEB, DNS}
+    assert sync.restore() == []
+
+
+@pytest.mark.usefixtures("shared")
+@pytest.mark.parametrize(
+    "removal",
+    [
+        "flush ruleset",
+        "delete table inet ebpflb",
+        "flush table inet ebpflb",
+        "flush chain inet ebpflb translate",
+        "delete table inet ebpflb\nadd table inet ebpflb",
+        "add rule inet ebpflb choose accept",
+    ],
+)
+def test_restore(sync: NetfilterSync, removal: str) -> None:
+    """The table is put back as it was, with its elements; what was missing is named, once."""
+    sync.start()
+    whole = run("nft", "list", "table", *TABLE)
+    for _ in range(2):
+        run("nft", "-f", "-", said=f"{removal}\n")
+        lacking = sync.differences()
+        assert lacking
+        assert sync.restore() == lacking
+        assert run("nft", "list", "table", *TABLE) == whole
+        assert sync.restore() == []
+
+
+@pytest.mark.usefixtures("shared")
+def test_keeper(sync: NetfilterSync) -> None:
+    """Where others can remove the table, a second one keeps conntrack and NAT at work meanwhile. It
+    ends with the agent.
+    """
+    sync.start()
+    run("nft", "flush", "ruleset")
+    assert (nft.exists(KEEPER), nft.exists(TABLE)) == (True, False)
+    sync.restore()
+    sync.close()
+    assert (nft.exists(KEEPER), nft.exists(TABLE)) == (False, True)
+
+
+def test_no_keeper(sync: NetfilterSync) -> None:
+    """Where the table is safe there is none."""
+    sync.start()
+    assert not nft.exists(KEEPER)
+
+
+class Services:
+    """What ElementsCheck reads of ServiceSync: ids in use, those in quarantine among them."""
+
+    complete = True
+
+    def __init__(self, *ids: int) -> None:
+        self.planner: Any = self
+        self.backend_ids: Any = self
+        self.used = set(ids)
+
+
+def damage() -> None:
+    """An element is removed, another one is changed, two are added; one as in quarantine."""
+    commands = (
+        "delete element inet ebpflb backends6 { 0:2 }",
+        "delete element inet ebpflb backends4 { 0:1 }",
+        "add element inet ebpflb backends4 { 0:1 : 10.244.1.12 . 8080 }",
+        "add element inet ebpflb backends4 { 0:9 : 10.244.1.9 . 9 }",
+        "add element inet ebpflb backends4 { 0:8 : 10.244.1.8 . 8 }",
+    )
+    run("nft", "-f", "-", said="\n".join(commands) + "\n")
+
+
+@pytest.mark.usefixtures("shared")
+def test_elements_that_differ(sync: NetfilterSync) -> None:
+    """They are named and put back; the element of an id in quarantine is left alone, as programs
+    may have chosen it a moment ago.
+    """
+    services: Any = Services(1, 2, 8)
+    check = ElementsCheck(sync, services, 1.0)
+    assert not check.possible
+    sync.start()
+    assert check.possible
+    assert [drift for step in check.steps() for drift in step] == []
+    damage()
+    found = sorted(str(drift) for step in check.steps() for drift in step)
+    assert [part for step in check.steps() for part, *_ in step] == [Part.TABLE] * 3
+    words = ("10.244.1.12 port 8080, but should be 10.244.1.11", "9 should not", "2 is missing")
+    assert all(any(word in line for line in found) for word in words)
+    check.repair()
+    assert elements() == {WEB, DNS, Translation(8, ip_address("10.244.1.8"), 8)}
+    assert [drift for step in check.steps() for drift in step] == []
+    services.complete = False
+    assert not check.possible
+
+
+def test_release(sync: NetfilterSync) -> None:
+    """Where the engine does not serve any more, its table goes when no connection needs hooks."""
+    sync.start()
+    sync.release()
+    assert nft.exists(TABLE)
+    sync.end()
+    nodes.translate("127.0.0.7", 53)
+    sync.release()
+    assert nft.exists(TABLE)
+    ctnetlink.delete(ctnetlink.connections(lambda *_: True))
+    for _ in range(2):
+        sync.release()
+        assert not nft.tables()
+    sync.start()
+    assert elements() == {WEB, DNS}
+
+
+def test_release_while_the_engine_starts(
+    sync: NetfilterSync, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To look for connections takes a while. An engine that starts meanwhile keeps its table."""
+
+    def look() -> bool:
+        sync.start()
+        return False
+
+    monkeypatch.setattr(nat, "has_dnat_connections", look)
+    sync.release()
+    assert elements() == {WEB, DNS}
+    sync.write(Plan(translations=[NEW]))
+    assert elements() == {WEB, DNS, NEW}
+
+
+@pytest.mark.parametrize(
+    ("ports", "expected"),
+    [
+        ((10000, 29999), (32768, 65535)),
+        ((40000, 60000), (1024, 39999)),
+        ((1024, 65535), (1024, 65535)),
+        ((1024, 65534), (1024, 65535)),
+    ],
+)
+def test_ports_of_masqueraded_flows(ports: tuple[int, int], expected: tuple[int, int]) -> None:
+    """They are not those of the flow tables, so that a change of the engine gives none twice."""
+    options = Options(Paths(Path("/none")), "node", Path("/none"), masquerade_ports=ports)
+    assert table_options(options, sctp=False).masquerade_ports == expected
+
+
+def test_table_options() -> None:
+    """The masquerade mark, SCTP, and what is done with segments that conntrack finds invalid."""
+    liberal = ConntrackOptions(be_liberal=True)
+    chosen = Options(
+        Paths(Path("/none")), "node", Path("/none"), masquerade_mark=2, conntrack=liberal
+    )
+    made = table_options(chosen, sctp=True)
+    assert (made.masquerade_mark, made.sctp) == (2, True)
+    assert made.drops_invalid == (not chosen.conntrack_wanted.be_liberal)
+    assert not made.drops_invalid
+    assert table_options(OPTIONS, sctp=False).drops_invalid

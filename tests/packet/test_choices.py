@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine netfilter: ingress changes no packet, and writes its choice to skb->priority."""
+
+import pytest
+
+from ebpflb.plan.entries import Chosen
+from tests.packet.frames import at, datagram, ends, opening, reply, segment
+from tests.packet.node import PacketNode
+from tests.packet.places import Places
+from tests.packet.services import serve, written
+
+CLIENTS = range(50_000, 50_040)
+FORGED = Chosen.PREFIX | 1
+OTHERS = 0x00010002  # a class of somebody else's
+
+
+@pytest.fixture(params=["tcp", "udp"])
+def protocol(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+@pytest.fixture
+def node(node: PacketNode) -> PacketNode:
+    node.settings("detect_local", "netfilter")
+    return node
+
+
+def chosen_id(node: PacketNode) -> int:
+    """The backend of the last packet; 0: none was chosen."""
+    if node.priority & Chosen.MASK != Chosen.PREFIX:
+        assert node.priority == 0
+        return 0
+    return node.priority & Chosen.ID
+
+
+@pytest.mark.parametrize("masqueraded", [False, True])
+def test_opening(node: PacketNode, places: Places, protocol: str, masqueraded: bool) -> None:
+    """The packet that opens a flow stays as it is; its priority names the backend, and says
+    whether netfilter has to masquerade.
+    """
+    backend = at(places.there, 8080)
+    where = serve(node, places, "nodeport", protocol, cluster=[backend, at(places.here, 8080)])
+    node.publish(
+        1,
+        {written(places, "nodeport", protocol): "external"},
+        cluster=[backend],
+        here=[] if masqueraded else [backend],
+    )
+    request = opening(protocol, at(places.client, 50123), where)
+    verdict = "masqueraded" if masqueraded else "translated"
+    assert node.ingress(request) == ("pass", bytes(request), {verdict: 1})
+    bit = Chosen.MASQUERADE if masqueraded else 0
+    assert node.priority == Chosen.PREFIX | bit | node.backend_id(1, backend)
+    assert not node.flows(protocol)
+
+
+def test_hairpin(node: PacketNode, places: Places, protocol: str) -> None:
+    """A pod that is its own endpoint is masqueraded."""
+    where = serve(node, places, "cluster", protocol, cluster=[at(places.pod, 8080)])
+    node.ingress(opening(protocol, at(places.pod, 50123), where), "pods")
+    assert node.priority & Chosen.MASQUERADE
+
+
+def test_all_are_chosen(node: PacketNode, places: Places, protocol: str) -> None:
+    """Each endpoint gets some of the clients."""
+    backends = [at(places.there, port) for port in (1, 2, 3)]
+    where = serve(node, places, "cluster", protocol, cluster=backends)
+    got = set()
+    for port in CLIENTS:
+        node.ingress(opening(protocol, at(places.pod, port), where), "pods")
+        got.add(chosen_id(node))
+    assert got == {node.backend_id(1, each) for each in backends}
+
+
+@pytest.mark.parametrize("device", ["uplink", "pods"])
+def test_forged(node: PacketNode, places: Places, device: str) -> None:
+    """A choice that no program has written is removed; others' priorities stay."""
+    other = segment(at(places.client, 50123), at(places.here, 80))
+    assert node.ingress(other, device, priority=FORGED) == ("pass", bytes(other), {"passed": 1})
+    assert node.priority == 0
+    node.ingress(other, device, priority=OTHERS)
+    assert node.priority == OTHERS
+
+
+def test_chosen_at_a_port(node: PacketNode, places: Places, protocol: str) -> None:
+    """What the program at a bridge's port has chosen is not chosen again at the bridge."""
+    where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 1)])
+    node.device("pods", places.bridge, places.bridge, "master")
+    request = opening(protocol, at(places.pod, 50123), where)
+    assert node.ingress(request, "pods", priority=FORGED) == ("pass", bytes(request), {})
+    assert node.priority == FORGED
+    node.ingress(request, "pods")
+    assert chosen_id(node) == node.backend_id(1, at(places.there, 1))
+
+
+def test_removed_at_egress(node: PacketNode, places: Places) -> None:
+    """No choice leaves by a device, where a qdisc would take it for a class."""
+    packet = segment(at(places.pod, 50123), at(places.there, 80))
+    for given, left in ((FORGED, 0), (OTHERS, OTHERS)):
+        node.egress(packet, priority=given)
+        assert node.priority == left
+
+
+def test_datagrams_of_a_flow(node: PacketNode, places: Places) -> None:
+    """All datagrams of a flow get the same backend, and count as one; another flow counts anew."""
+    backends = [at(places.there, port) for port in (1, 2, 3)]
+    where = serve(node, places, "cluster", "udp", "round_robin", cluster=backends)
+    got = []
+    for port in (50_000, 50_000, 50_000, 50_001, 50_000):
+        node.ingress(datagram(at(places.pod, port), where), "pods")
+        got.append(chosen_id(node))
+    first, other = got[0], got[3]
+    assert got == [first, first, first, other, first]
+    assert first != other
+    assert node.maps["service_stats"].get(1)[0] == 2
+
+
+@pytest.mark.parametrize("change", ["gone", "moved", "idle"])
+def test_datagrams_choose_again(node: PacketNode, places: Places, change: str) -> None:
+    """When its backend has gone, when frontends have moved, and when it has been silent for longer
+    than conntrack keeps it, a flow is chosen for again.
+    """
+    old, new = at(places.there, 1), at(places.there, 2)
+    where = serve(node, places, "cluster", "udp", cluster=[old])
+    request = datagram(at(places.pod, 50123), where)
+    node.ingress(request, "pods")
+    serve(node, places, "cluster", "udp", cluster=[new], leaving=[] if change == "gone" else [old])
+    if change == "gone":
+        node.put("backend_slots", node.backend_id(1, old), 2**32 - 1)
+    elif change == "moved":
+        node.settings("detect_local", "netfilter", frontend_moves=7)
+    else:
+        node.settings("detect_local", "netfilter", udp_timeout=0)
+    node.ingress(request, "pods")
+    assert chosen_id(node) == node.backend_id(1, new)
+
+
+@pytest.mark.parametrize("words", ["", "round_robin", "by_client", "by_tuple"])
+@pytest.mark.parametrize("remembered", [True, False])
+def test_segments_in_the_middle(
+    node: PacketNode, places: Places, words: str, remembered: bool
+) -> None:
+    """A later segment gets the backend of its SYN, so that its connection outlives `conntrack -F`;
+    it is passed, and not counted. Forgotten, it does by what the tuple's hash leads to: not with
+    round-robin.
+    """
+    backends = [at(places.there, port) for port in (1, 2, 3)]
+    where = serve(node, places, "cluster", "tcp", words, cluster=backends)
+    kept = 0
+    for port in CLIENTS:
+        node.ingress(segment(at(places.pod, port), where), "pods")
+        first = chosen_id(node)
+        if not remembered:
+            forget_segments(node)
+        later = segment(at(places.pod, port), where, "A", payload=b"more")
+        assert node.ingress(later, "pods") == ("pass", bytes(later), {"passed": 1})
+        kept += chosen_id(node) == first
+    assert node.maps["service_stats"].get(1)[0] == len(CLIENTS)
+    assert kept == len(CLIENTS) or (words == "round_robin" and not remembered and kept > 0)
+
+
+def test_segments_whose_backend_has_gone(node: PacketNode, places: Places) -> None:
+    """They go to another, which resets the connection, as kube-proxy's would."""
+    old, new = at(places.there, 1), at(places.there, 2)
+    where = serve(node, places, "cluster", "tcp", cluster=[old])
+    node.ingress(segment(at(places.pod, 50123), where), "pods")
+    serve(node, places, "cluster", "tcp", cluster=[new])
+    node.put("backend_slots", node.backend_id(1, old), 2**32 - 1)
+    node.ingress(segment(at(places.pod, 50123), where, "A"), "pods")
+    assert chosen_id(node) == node.backend_id(1, new)
+
+
+@pytest.mark.parametrize("case", ["other traffic", "no endpoint", "denied"])
+def test_segments_that_get_nothing(node: PacketNode, places: Places, case: str) -> None:
+    """In the middle of a connection nothing is refused, dropped or counted: conntrack may know it,
+    from before the Service was changed.
+    """
+    where = at(places.here, 80)
+    if case == "no endpoint":
+        where = serve(node, places, "cluster", "tcp")
+    elif case == "denied":
+        where = serve(node, places, "balancer", "tcp", "restricted", cluster=[at(places.there, 1)])
+    later = segment(at(places.client, 50123), where, "A")
+    for _ in range(2):
+        assert node.ingress(later) == ("pass", bytes(later), {"passed": 1})
+        assert chosen_id(node) == 0
+    assert not any(node.maps["service_stats"].get(1))
+
+
+@pytest.mark.parametrize("kept", ["scheduler", "sctp"])
+def test_left_to_the_flow_tables(node: PacketNode, places: Places, kept: str) -> None:
+    """Services with least-connections, and SCTP where the kernel's NAT cannot do it."""
+    protocol, words = ("tcp", "least_connections") if kept == "scheduler" else ("sctp", "")
+    where = serve(node, places, "cluster", protocol, words, cluster=[at(places.there, 1)])
+    client = at(places.pod, 50123)
+    request = node.through(opening(protocol, client, where), "pods")
+    assert node.priority == 0
+    assert ends(request) == f"{client} > {at(places.there, 1)}"
+    assert ends(node.through(reply(request), "uplink", "pods")) == f"{where} > {client}"
+
+
+def test_sctp(node: PacketNode, places: Places) -> None:
+    """Where the kernel's NAT can do it, an INIT is chosen for."""
+    node.settings("detect_local", "netfilter", "netfilter_sctp")
+    where = serve(node, places, "cluster", "sctp", cluster=[at(places.there, 1)])
+    node.ingress(opening("sctp", at(places.pod, 50123), where), "pods")
+    assert chosen_id(node) == node.backend_id(1, at(places.there, 1))
+
+
+def test_flows_from_before(node: PacketNode, places: Places, protocol: str) -> None:
+    """A flow of the flow tables goes on in them when the engine has changed."""
+    node.settings("detect_local")
+    where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 1)])
+    client = at(places.pod, 50123)
+    request = node.through(opening(protocol, client, where), "pods")
+    node.settings("detect_local", "netfilter")
+    later = datagram(client, where) if protocol == "udp" else segment(client, where, "A")
+    assert ends(node.through(later, "pods")) == ends(request)
+    assert ends(node.through(reply(request), "uplink", "pods")) == f"{where} > {client}"
+
+
+def test_shadow(node: PacketNode, places: Places, protocol: str) -> None:
+    """With --shadow nothing is chosen."""
+    where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 1)])
+    node.settings("detect_local", "netfilter", "shadow")
+    for _ in range(2):
+        request = opening(protocol, at(places.pod, 50123), where)
+        assert node.ingress(request, "pods").verdicts == {"translated": 1}
+        assert node.priority == 0
+
+
+def forget_segments(node: PacketNode) -> None:
+    table = node.maps["segment_choices"]
+    table.write([(key, 0) for key in range(table.spec.entries)])

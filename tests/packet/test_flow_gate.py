@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""While the flow tables are known to be empty, no packet is looked up in them."""
+
+from collections.abc import Callable
+
+import pytest
+
+from ebpflb.datapath.maps.sweep import Gate, Sweeper
+from tests.packet.frames import at, ends, opening, reply
+from tests.packet.node import PacketNode
+from tests.packet.places import Places
+from tests.packet.services import serve
+
+
+@pytest.fixture
+def node(node: PacketNode) -> PacketNode:
+    node.put("flow_gate", 0, (0, 0, 0))
+    return node
+
+
+@pytest.fixture
+def sweep(node: PacketNode) -> Callable[[], None]:
+    """Sweeps once, as the agent does every ten seconds."""
+    sweeper = Sweeper(node.maps)
+    sweeper._pause = 0
+    return sweeper._sweep_all
+
+
+def is_closed(node: PacketNode) -> bool:
+    gate = node.maps["flow_gate"].get(0)
+    return bool(gate.empty == gate.opened + gate.written + 1)
+
+
+def test_closed_after_two_sweeps(node: PacketNode, sweep: Callable[[], None]) -> None:
+    """One sweep that finds nothing is not enough: a program may be about to write an entry."""
+    assert not is_closed(node)
+    sweep()
+    assert not is_closed(node)
+    sweep()
+    assert is_closed(node)
+
+
+def test_opened_by_a_flow(
+    node: PacketNode, places: Places, protocol: str, sweep: Callable[[], None]
+) -> None:
+    """A flow opens it before its first entry, so that all its packets are translated; it stays open
+    as long as there is a flow, and two sweeps longer.
+    """
+    for _ in range(2):
+        sweep()
+    where = serve(node, places, "cluster", protocol, cluster=[at(places.there, 8080)])
+    client = at(places.pod, 50123)
+    request = node.through(opening(protocol, client, where), "pods")
+    assert not is_closed(node)
+    assert ends(node.through(reply(request), "uplink", "pods")) == f"{where} > {client}"
+    for _ in range(3):
+        sweep()
+    assert not is_closed(node)
+    for table in ("tcp_flows", "other_flows"):
+        node.maps[table].delete([key for key, _ in node.maps[table].items()])
+    for closed in (False, False, True):
+        assert is_closed(node) == closed
+        sweep()
+
+
+def test_opened_between_two_sweeps(
+    node: PacketNode, places: Places, sweep: Callable[[], None]
+) -> None:
+    """A flow that came and went between two sweeps counts: the next two have to find nothing."""
+    sweep()
+    where = serve(node, places, "cluster", "tcp", cluster=[at(places.there, 8080)])
+    node.ingress(opening("tcp", at(places.pod, 50123), where), "pods")
+    node.maps["tcp_flows"].delete([key for key, _ in node.maps["tcp_flows"].items()])
+    sweep()
+    assert not is_closed(node)
+    sweep()
+    assert is_closed(node)
+
+
+def test_opened_by_an_agent(node: PacketNode, sweep: Callable[[], None]) -> None:
+    """An agent that writes an entry opens it first; the programs' count stays."""
+    for _ in range(2):
+        sweep()
+    Gate(node.maps).open()
+    assert not is_closed(node)
+    assert node.maps["flow_gate"].get(0).opened == 0
+
+
+def test_closed(node: PacketNode, places: Places, sweep: Callable[[], None]) -> None:
+    """Entries that are there all the same are not found: nothing has looked."""
+    where = serve(node, places, "cluster", "tcp", cluster=[at(places.there, 8080)])
+    request = node.through(opening("tcp", at(places.pod, 50123), where), "pods")
+    opened = node.maps["flow_gate"].get(0).opened
+    node.put("flow_gate", 0, (opened, 0, opened + 1))
+    answer = reply(request)
+    assert node.ingress(answer).packet == answer
+    assert node.egress(answer, "pods").packet == answer
