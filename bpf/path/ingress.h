@@ -109,6 +109,38 @@ static __always_inline struct outcome ingress_known(struct __sk_buff *ctx,
 	return undecided();
 }
 
+/* A segment in the middle of a connection is refused by nothing: conntrack may know it. */
+static __always_inline struct outcome ingress_middle(struct __sk_buff *ctx,
+						     const struct settings *settings,
+						     enum selected selected,
+						     const struct scratch *scratch)
+{
+	if (selected == SELECTED)
+		choose(ctx, &scratch->packet, settings, &scratch->selection);
+	else
+		segment_remember(ctx, &scratch->packet.tuple);
+	return unchanged(VERDICT_PASSED);
+}
+
+/* A packet that opens a flow, if there is a backend for it. */
+static __always_inline struct outcome ingress_selected(struct __sk_buff *ctx,
+						       const struct settings *settings,
+						       enum selected selected,
+						       struct scratch *scratch)
+{
+	const struct packet *packet = &scratch->packet;
+	struct outcome outcome = undecided();
+	bool is_direct = because(STEP_DIRECT, 0,
+				 selected == NO_SERVICE &&
+					 direct_select(&packet->tuple, ctx->ifindex, scratch));
+
+	if (selected == SELECTED)
+		outcome = choose(ctx, packet, settings, &scratch->selection);
+	else if (!is_direct)
+		outcome = unchanged(selected_verdict(selected));
+	return outcome.decided ? outcome : ingress_open(ctx, settings, is_direct, scratch);
+}
+
 /* scratch->to becomes the new tuple of a packet that is rewritten. */
 static __always_inline struct outcome ingress_packet(struct __sk_buff *ctx,
 						     struct scratch *scratch)
@@ -117,7 +149,6 @@ static __always_inline struct outcome ingress_packet(struct __sk_buff *ctx,
 	struct outcome outcome;
 	struct settings *settings;
 	enum selected selected;
-	bool is_direct;
 
 	if (fast_forwarded(ctx, scratch))
 		return rewritten(VERDICT_ESTABLISHED);
@@ -127,7 +158,6 @@ static __always_inline struct outcome ingress_packet(struct __sk_buff *ctx,
 	settings = settings_read();
 	if (!settings || because(STEP_ATTACHING, 0, settings->flags & SETTING_ATTACHING))
 		return unchanged(VERDICT_PASSED);
-
 	if (!packet->opens &&
 	    (!netfilter_is_chosen(settings) || segment_repeats(ctx, &packet->tuple)))
 		return unchanged(VERDICT_PASSED);
@@ -145,21 +175,9 @@ static __always_inline struct outcome ingress_packet(struct __sk_buff *ctx,
 	selected = select_backend(&request, &scratch->selection);
 	if (settings->flags & SETTING_SHADOW)
 		return unchanged(selected_verdict(selected));
-	if (!packet->opens) {
-		if (selected == SELECTED)
-			choose(ctx, packet, settings, &scratch->selection);
-		else
-			segment_remember(ctx, &packet->tuple);
-		return unchanged(VERDICT_PASSED);
-	}
-	is_direct = because(STEP_DIRECT, 0,
-			    selected == NO_SERVICE &&
-				    direct_select(&packet->tuple, ctx->ifindex, scratch));
-	if (selected == SELECTED)
-		outcome = choose(ctx, packet, settings, &scratch->selection);
-	else if (!is_direct)
-		outcome = unchanged(selected_verdict(selected));
-	return outcome.decided ? outcome : ingress_open(ctx, settings, is_direct, scratch);
+	if (!packet->opens)
+		return ingress_middle(ctx, settings, selected, scratch);
+	return ingress_selected(ctx, settings, selected, scratch);
 }
 
 #endif

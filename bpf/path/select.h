@@ -85,11 +85,10 @@ static __always_inline enum selected select_once(const struct request *request,
 	    !backend_read(scheduler_slot(request, service, &range, list), service->id,
 			  backend))
 		return SELECT_RECYCLED;
-	if (request->in_middle)
-		return SELECTED;
-	if (!by_affinity && service->affinity_seconds)
+	if (!by_affinity && service->affinity_seconds && !request->in_middle)
 		affinity_remember(&key, backend->id, request->tuple);
-	service_count_chosen(service->id, by_affinity);
+	if (!request->in_middle)
+		service_count_chosen(service->id, by_affinity);
 	return SELECTED;
 }
 

@@ -89,14 +89,22 @@ def read_back(
             _check_backend_slots(contents, found, backend_slots)
             _check_table(contents, name, slots, choices)
     _find_leftovers(contents, by_id, ranges_of, backend_names)
-    contents.leftover_translations = [
+    contents.leftover_translations = _translations(contents, slots, backend_slots)
+    return contents
+
+
+def _translations(
+    contents: MapContents,
+    slots: Callable[[Range], list[Backend]],
+    backend_slots: Callable[[int], int],
+) -> list[Translation]:
+    return [
         Translation(id, backend.address, backend.port)
         for id in contents.leftover_backend_ids
         if (slot := backend_slots(id)) != NO_SLOT
         for backend in slots(Range(slot, 1))
         if backend.id == id
     ]
-    return contents
 
 
 def _service_entries(

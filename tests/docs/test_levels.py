@@ -66,7 +66,7 @@ def test_architecture_names_the_levels(hook: str) -> None:
     ("hook", "steps"),
     [
         ("ingress", {"packet_parse", "ingress_packet", "packet_translate"}),
-        ("ingress_packet", {"ingress_known", "select_backend", "choose", "ingress_open"}),
+        ("ingress_packet", {"ingress_known", "select_backend", "ingress_selected"}),
         ("egress", {"packet_parse", "egress_packet", "packet_translate"}),
     ],
 )

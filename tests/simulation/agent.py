@@ -171,17 +171,23 @@ def _remembered(name: str) -> Any:
     return cache(getattr(addresses, name))
 
 
+def _of_kernel(sim: SimKernel) -> list[tuple[object, str, Any]]:
+    return [
+        *((kernel, name, getattr(sim, name)) for name in CALLS),
+        (bpf_map, "ArrayMemory", sim.array_memory),
+        (sizes, "possible_cpus", lambda: 1),
+        (sizes, "cpu_ids", lambda: 1),
+        (state_dir, "mount_bpffs", lambda path: None),
+    ]
+
+
 @contextmanager
 def simulated(
     sim: SimKernel, tracked: TrackedFlows, doctor: Doctor, table: SimTable
 ) -> Iterator[None]:
     """What leads to the kernel and to other processes leads to the simulation instead."""
     replaced: list[tuple[object, str, Any]] = [
-        *((kernel, name, getattr(sim, name)) for name in CALLS),
-        (bpf_map, "ArrayMemory", sim.array_memory),
-        (sizes, "possible_cpus", lambda: 1),
-        (sizes, "cpu_ids", lambda: 1),
-        (state_dir, "mount_bpffs", lambda path: None),
+        *_of_kernel(sim),
         (compiler, "compile_source", _compiled),
         (netns_cookie, "by_socket", lambda: HOST_NETNS),
         (map_writer, "secrets", SimpleNamespace(randbits=lambda bits: SECRET)),
@@ -266,14 +272,7 @@ class Life:
         self.datapath = Datapath(StateDir(state), specs)
         cluster = ClusterState(NODE)
         self.netfilter = self.datapath.netfilter = Translated(self.datapath.maps, self.options)
-        engine = EngineChoice(
-            Engine.NETFILTER,
-            missing=None,
-            netfilter=self.netfilter,
-            period=SYNC_PERIOD,
-            clock=clock,
-        )
-        nodes = NodeSync(self.options, self.datapath, cluster, engine)
+        nodes = NodeSync(self.options, self.datapath, cluster, self._engine())
         self.service_sync = ServiceSync(self.datapath, cluster, nodes, clock)
         self.health = Health(2 * SYNC_PERIOD, now=lambda: int(clock() * 1e9), monotonic=clock)
         self.ended = _EndedConnections(self.datapath.maps, folder)
@@ -294,6 +293,15 @@ class Life:
             stale_udp=self.workers.stale_udp,
             on_removal=self.workers.on_removal,
             **_others(self.history),
+        )
+
+    def _engine(self) -> EngineChoice:
+        return EngineChoice(
+            Engine.NETFILTER,
+            missing=None,
+            netfilter=self.netfilter,
+            period=SYNC_PERIOD,
+            clock=self.clock,
         )
 
     def _audit(
