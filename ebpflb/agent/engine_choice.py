@@ -46,16 +46,18 @@ class EngineChoice:
         missing: str | None,
         netfilter: NetfilterSync,
         mark: PacketMark = OFF,
+        patterns: tuple[str, ...] = (),
         period: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``chosen`` is one of packet_path.CHOICES; ``missing`` as in ``packet_path.decide``.
 
-        ``mark``: of --packet-mark. ``period``: seconds from one change of the engine to the next.
-        Raises NodeError if what was chosen cannot work.
+        ``mark``: of --packet-mark. ``patterns``: of --devices. ``period``: seconds from one change
+        of the engine to the next. Raises NodeError if what was chosen cannot work.
         """
         self._chosen, self._missing, self._mark = chosen, missing, mark
         self._netfilter, self._period, self._clock = netfilter, period, clock
+        self._patterns = patterns
         self._changed = -math.inf  # when the engine changed last
         self.path: PacketPath | None = None
         self.due = math.inf
@@ -75,7 +77,9 @@ class EngineChoice:
 
         What netfilter needs is there when this returns it.
         """
-        unsuited = _unmarked(self._mark) or bridged_pods.unsuited(devices, pods, bridge_calls())
+        unsuited = _unmarked(self._mark) or bridged_pods.unsuited(
+            devices, pods, bridge_calls(), self._patterns
+        )
         path = packet_path.decide(self._chosen, missing=self._missing, unsuited=unsuited)
         if self.path and path.engine is not self.path.engine and not self._is_settled():
             return False
@@ -104,6 +108,8 @@ class EngineChoice:
         try:
             self._netfilter.start()
         except NodeError as error:
+            if self._chosen == Engine.NETFILTER:
+                log.error("--packet-path=netfilter cannot work now: %s", error)
             return PacketPath(Engine.FLOWS, str(error))
         return path
 

@@ -25,6 +25,7 @@ from ebpflb.agent.canary_sync import CanaryPorts, CanarySync
 from ebpflb.agent.host_changes import HostChanges
 from ebpflb.agent.inbox import Bursts, Inbox, Message, Stop
 from ebpflb.agent.inspection import Question
+from ebpflb.agent.netfilter_check import TABLE_NAME
 from ebpflb.agent.node_sync import NodeSync, do_all
 from ebpflb.agent.program_loader import ProgramLoader
 from ebpflb.agent.publisher import Publisher, fields_of
@@ -145,6 +146,8 @@ class Agent:
                     log.warning("%s", found.log_message)
             case Disturbed(check):
                 self.audit.wake(check)
+                if check == TABLE_NAME:
+                    self.stale_udp.check_connections()
             case ConnectionsReset(name, (address, port), kind, count):
                 self.history.reset(name, host_port(address, port), f"{count} {kind}")
             case Order():
@@ -206,6 +209,8 @@ class Agent:
         self.on_removal.update(self.service_sync.take_watched(), all_named=full)
 
     def _check_stale_udp(self) -> None:
+        if self.node_sync.take_new_devices():
+            self.stale_udp.check_connections()
         planner = self.service_sync.planner
         moved = planner.frontends.take_udp_moved()
         self.stale_udp.check(planner.take_backend_changes(), frontends_moved=moved)

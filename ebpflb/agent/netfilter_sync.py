@@ -39,7 +39,7 @@ class NetfilterSync:
         self.active = False
         self._shadow = options.shadow
         self._flags = {"netfilter", "netfilter_sctp"} if sctp else {"netfilter"}
-        self._wanted = Translations(maps)
+        self._wanted, self._choices = Translations(maps), maps["udp_choices"]
         self._options = table_options(options, sctp=sctp)
         self._lock = threading.Lock()
         self._table: NetfilterTable | None = None
@@ -62,19 +62,22 @@ class NetfilterSync:
             if self._table is None:
                 self._table = NetfilterTable(self._options)
                 self._elements = Elements(self._table.session, self._options)
+            wanted = dict(self._wanted.packed())
             if not (self._table.is_owned and self._table.is_intact()):
                 self._table.build()
             if not self._table.is_owned:
                 self._keeper.open()
-            self._fill()
+            self._fill(wanted)
             nft.delete(nat.FORMER)
             self.active = True
 
-    def _fill(self) -> None:
-        """Writes what differs from the maps."""
+    def _fill(self, wanted: Mapping[int, bytes]) -> None:
+        """Writes what differs. Until then the rules drop what has no element, so ``wanted`` is read
+        before they are made.
+        """
         assert self._elements
         found, new = self._elements.read(), list[Element]()
-        for id, endpoint in self._wanted.packed():
+        for id, endpoint in wanted.items():
             if found.get(id) == endpoint:
                 del found[id]
             else:
@@ -105,8 +108,9 @@ class NetfilterSync:
             if not self.active or self._table is None:
                 return []
             differs = self._table.differences()
+            wanted = dict(self._wanted.packed()) if differs else {}
             if differs and not self._table.build():
-                self._fill()
+                self._fill(wanted)
         return differs
 
     def differences(self) -> list[str]:
@@ -133,6 +137,7 @@ class NetfilterSync:
             return
         with self._lock:
             if not self.active:  # it may have started meanwhile
+                self._choices.delete([flow for flow, _ in self._choices.items()])
                 self._close()
                 netfilter_table.remove()
 

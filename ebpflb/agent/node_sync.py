@@ -85,6 +85,8 @@ class NodeSync:
         self.health_check_addresses: dict[Family, frozenset[Address]] = {}
         self._desired = self._desired_node()
         self._written: object = None  # the inputs of the last ``write``
+        self._served: set[int] = set()  # devices that have programs
+        self._has_new_devices = False
 
     @property
     def packet_path(self) -> PacketPath | None:
@@ -217,6 +219,14 @@ class NodeSync:
     def _serve_devices(self) -> None:
         if self.attached and self.datapath.programs:
             self._set_not_served(self.datapath.attach_devices(self._desired.served))
+            served = {device.index for device in self._desired.served}
+            self._has_new_devices |= not served <= self._served
+            self._served = served
+
+    def take_new_devices(self) -> bool:
+        """Whether devices got programs since the last call: packets may have come before that."""
+        found, self._has_new_devices = self._has_new_devices, False
+        return found
 
     def _inputs(self) -> object:
         """Everything that ``write`` depends on."""

@@ -95,6 +95,7 @@ def open_parts(options: Options, flags: Mapping[str, str], stack: ExitStack, inb
             missing=missing,
             netfilter=netfilter,
             mark=options.packet_mark,
+            patterns=options.devices,
             period=options.sync_period,
         ),
         flowtable=engine_choice.flowtable_of(options, missing),

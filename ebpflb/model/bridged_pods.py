@@ -13,10 +13,11 @@ reaches itself by its service therefore needs a port that sends a frame back whe
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from ebpflb.model.addresses import Address, Family, Network, family
 from ebpflb.model.devices import Device, Devices
+from ebpflb.model.devices import served as served_devices
 
 SYSCTLS = {
     Family.IPV4: "net/bridge/bridge-nf-call-iptables",
@@ -28,15 +29,38 @@ _OTHERS = re.compile(r"docker\d+|docker_gwbridge|br-[0-9a-f]{12}|virbr\d+|podman
 
 
 def unsuited(
-    devices: Devices, pods: Collection[Network], calls: Mapping[Family, bool]
+    devices: Devices,
+    pods: Collection[Network],
+    calls: Mapping[Family, bool],
+    patterns: Iterable[str] = (),
 ) -> str | None:
     """Why the engine netfilter should not be used here, naming bridges, ports and sysctls.
 
     None: it may be used. ``pods`` are the pods' networks, () if they are unknown; ``calls`` says
-    for each family whether bridges hand packets to netfilter.
+    for each family whether bridges hand packets to netfilter; ``patterns`` are those of --devices.
     """
     bridges = list(bridges_of_pods(devices, pods))
-    return _past_conntrack(bridges, calls) or _without_hairpin(devices, bridges, calls)
+    return (
+        _past_conntrack(bridges, calls)
+        or _left_out(devices, bridges, calls, patterns)
+        or _without_hairpin(devices, bridges, calls)
+    )
+
+
+def _left_out(
+    devices: Devices,
+    bridges: Collection[Device],
+    calls: Mapping[Family, bool],
+    patterns: Iterable[str],
+) -> str | None:
+    """Netfilter's turn comes at the port, before the program at the bridge could choose."""
+    handing = {b.index: b.name for b in bridges if any(calls[f] for f in families(b))}
+    served = {device.index for device in served_devices(devices, patterns)}
+    for port in devices:
+        if port.master in handing and port.kind in _POD_PORTS and port.index not in served:
+            bridge = handing[port.master]
+            return f"--devices leaves out {port.name}, a port of the bridge {bridge} for a pod"
+    return None
 
 
 def _past_conntrack(bridges: Collection[Device], calls: Mapping[Family, bool]) -> str | None:

@@ -13,7 +13,7 @@ from ebpflb.datapath.maps.frontend_keys import FrontendKeys
 from ebpflb.model.addresses import Address, family
 from ebpflb.model.services import Protocol
 from ebpflb.node import ctnetlink
-from ebpflb.plan.connections import Connection, StaleCandidates
+from ebpflb.plan.connections import SEEN_REPLY, Connection, StaleCandidates
 from ebpflb.plan.entries import Frontend
 from ebpflb.stale_udp.end import Counts
 from ebpflb.stale_udp.lookups import Maps
@@ -41,14 +41,28 @@ class StaleConnections:
         return self._delete(ctnetlink.connections_to(frontend), serving)
 
     def delete_all(self) -> Counts:
-        """Delete all stale entries; otherwise as ``delete``. All entries of UDP are read."""
-        listed = ctnetlink.connections(FrontendKeys(self.maps), Protocol.UDP)
-        return self._delete(listed, _Serving(self.maps))
+        """Delete all stale entries, and those of TCP that were made while nothing translated.
+
+        Otherwise as ``delete``. All entries of UDP and TCP are read.
+        """
+        keys = FrontendKeys(self.maps)
+        opening = ctnetlink.connections(keys, Protocol.TCP)
+        ctnetlink.delete([each for each in opening if _is_untranslated_opening(each)])
+        return self._delete(ctnetlink.connections(keys, Protocol.UDP), _Serving(self.maps))
 
     def _delete(self, listed: Iterable[Connection], serving: "_Serving") -> Counts:
         stale = [entry for entry in listed if serving.lacks_backend_of(entry)]
         ctnetlink.delete(stale)
         return Counts(family(entry.original.source) for entry in stale)
+
+
+def _is_untranslated_opening(entry: Connection) -> bool:
+    """Its client sends its SYN again, which is then translated; with the entry it would not be.
+
+    The SYN came before a device had programs, or while the table of nftables was missing.
+    """
+    is_tcp = entry.protocol == Protocol.TCP
+    return is_tcp and not entry.is_translated and not entry.status & SEEN_REPLY
 
 
 class _Serving:

@@ -101,6 +101,10 @@ class StaleUdpWorker(DueWorker):
             removed = removed_backends(changed)._replace(moved=frontends_moved)
             self._schedule(StaleSearch(due, SearchKind.FIRST, removed, everything=False))
 
+    def check_connections(self) -> None:
+        """Deletes what conntrack got while nothing translated; returns at once."""
+        self.connections.check_everything()
+
     def check_everything(self) -> None:
         """Searches for what became stale while no agent ran; returns at once."""
         self.connections.check_everything()

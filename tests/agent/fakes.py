@@ -272,13 +272,16 @@ class FakeStaleUdpWorker:
 
     def __init__(self) -> None:
         self.removed: list[RemovedBackends] = []
-        self.checks_of_everything = 0
+        self.checks_of_everything = self.checks_of_connections = 0
         self.frontends_moved = False
         self.error: str | None = None
 
     def check(self, changes: Iterable[BackendChange], *, frontends_moved: bool) -> None:
         self.frontends_moved |= frontends_moved
         self.removed += filter(None, [removed_backends(changes)])
+
+    def check_connections(self) -> None:
+        self.checks_of_connections += 1
 
     def check_everything(self) -> None:
         self.checks_of_everything += 1

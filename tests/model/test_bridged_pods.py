@@ -127,3 +127,12 @@ def test_hairpin_mode_of_a_family_that_is_not_handed_over() -> None:
     assert found is not None
     assert "past conntrack" in found, "that comes first"
     assert "hairpin" not in found
+
+
+def test_ports_that_are_left_out() -> None:
+    """Where the bridge hands packets to netfilter at its ports, they need the programs."""
+    patterns = ("eth0", "cni0")
+    found = unsuited((ETH, BRIDGE, PORT), PODS, ALWAYS, patterns)
+    assert found == "--devices leaves out veth1, a port of the bridge cni0 for a pod"
+    assert unsuited((ETH, BRIDGE, PORT), PODS, ALWAYS, (*patterns, "veth*")) is None
+    assert unsuited((ETH, DOCKER, CONTAINER), PODS, ALWAYS, ("eth0",)) is None

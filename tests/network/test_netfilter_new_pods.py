@@ -15,16 +15,8 @@ A_MOMENT = 0.5  # seconds in which the first segment is sent, and no other
 PATIENCE = 10.0  # seconds; TCP sends again after 1, 3 and 7
 
 
-UNTRANSLATED = pytest.mark.xfail(
-    strict=True,
-    reason="conntrack keeps the entry of the first segment, so netfilter translates no later one",
-)
-
-
 @pytest.mark.extended
-@pytest.mark.parametrize(
-    "engine", [Engine.FLOWS, pytest.param(Engine.NETFILTER, marks=UNTRANSLATED)]
-)
+@pytest.mark.parametrize("engine", list(Engine))
 @pytest.mark.parametrize("vip", [VIP, VIP6], ids=["v4", "v6"])
 def test_its_connection_comes_about(tmp_path: Path, engine: Engine, vip: str) -> None:
     """When its first segment is sent again."""

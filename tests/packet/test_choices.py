@@ -136,6 +136,19 @@ def test_datagrams_choose_again(node: PacketNode, places: Places, change: str) -
     assert chosen_id(node) == node.backend_id(1, new)
 
 
+def test_datagrams_after_a_change_to_the_flow_tables(node: PacketNode, places: Places) -> None:
+    """A flow keeps its choice: conntrack has it. A new one goes to the flow tables."""
+    where = serve(node, places, "cluster", "udp", cluster=[at(places.there, 1)])
+    request = datagram(at(places.pod, 50123), where)
+    node.ingress(request, "pods")
+    node.settings("detect_local")
+    assert node.ingress(request, "pods") == ("pass", bytes(request), {"established": 1})
+    assert chosen_id(node) == node.backend_id(1, at(places.there, 1))
+    assert not node.flows("udp")
+    node.through(datagram(at(places.pod, 50124), where), "pods")
+    assert node.flows("udp")
+
+
 @pytest.mark.parametrize("words", ["", "round_robin", "by_client", "by_tuple"])
 @pytest.mark.parametrize("remembered", [True, False])
 def test_segments_in_the_middle(

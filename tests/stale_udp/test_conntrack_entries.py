@@ -200,6 +200,21 @@ def test_others_are_left_alone(net: Namespace, world: World) -> None:
     assert deleted(world) == 0
 
 
+@pytest.mark.parametrize(("to", "goes"), [("", True), (SERVING, False)])
+def test_connections_that_began_untranslated(
+    net: Namespace, world: World, to: str, goes: bool
+) -> None:
+    """The entry of a SYN that came before anything could translate it goes, so that the SYN that
+    follows is translated.
+    """
+    world.maps["services"].write([(VIP._replace(protocol=6), world.maps["services"].get(VIP))])
+    tracked(str(VIP.address), VIP.port, to, protocol=Protocol.TCP)
+    tracked("10.96.0.11", VIP.port, protocol=Protocol.TCP)
+    before = len(entries())
+    StaleConnections(world.maps).delete_all()
+    assert len(entries()) == before - goes
+
+
 def test_slots_of_another_service(net: Namespace, world: World) -> None:
     """While a service's slots are given to another nothing of it is deleted."""
     world.serve(ELSEWHERE._replace(service=SERVICE + 1))

@@ -96,14 +96,17 @@ static __always_inline void datagram_remember(const struct tuple *tuple,
 	bpf_map_update_elem(MAP(udp_choices), tuple, &choice, BPF_ANY);
 }
 
-/* Whether the flow's last choice still counts: then it is the packet's. */
+/*
+ * Whether the flow's last choice still counts: then it is the packet's. It does after a change to the
+ * flow tables too: conntrack has the flow, and would see two where they open another.
+ */
 static __always_inline bool datagram_repeats(struct __sk_buff *ctx, const struct packet *packet,
 					     const struct settings *settings)
 {
 	struct datagram_choice *found, known ALIGNED;
 	__u64 now = clock_coarse();
 
-	if (packet->tuple.protocol != UDP || !netfilter_is_chosen(settings))
+	if (packet->tuple.protocol != UDP || settings->flags & SETTING_SHADOW)
 		return false;
 	found = LOOKUP(struct datagram_choice, udp_choices, &packet->tuple);
 	if (!found || !COPY_CHECKED(&known, &packet->tuple, found) ||
