@@ -56,7 +56,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def maps() -> Iterator[dict[str, Map]]:
     """With two backends."""
-    with small_maps(("backend_slots", "slots")) as made:
+    with small_maps(("backend_slots", "slots", "udp_choices")) as made:
         put(made, WEB, DNS)
         yield made
 

@@ -3,7 +3,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from socket import IPPROTO_TCP, SOCK_STREAM
+from socket import IPPROTO_TCP, SO_REUSEADDR, SOCK_STREAM, SOL_SOCKET
 
 import pytest
 
@@ -148,8 +148,9 @@ def test_a_client_may_connect_again_from_the_same_port(two: TwoNodes, stack: Exi
 
     def reaches_another() -> bool:
         with two.sockets(two.unhooked).open(requests.family_of(to[0]), SOCK_STREAM) as again:
-            again.bind(("0.0.0.0", port))
             try:
+                again.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)  # a former attempt may still close
+                again.bind(("0.0.0.0", port))
                 again.connect(to)
                 return again.recv(64).startswith(b"here ")
             except OSError:
