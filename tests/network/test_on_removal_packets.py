@@ -144,7 +144,7 @@ def test_a_client_may_connect_again_from_the_same_port(two: TwoNodes, stack: Exi
     assert is_reset(client)
     client.close()
     log = two.agents[0].log
-    assert "1 flows" in log() or "1 conntrack" in log()
+    wait_until("it is logged", lambda: "1 flows" in log() or "1 conntrack" in log())
 
     def reaches_another() -> bool:
         with two.sockets(two.unhooked).open(requests.family_of(to[0]), SOCK_STREAM) as again:
