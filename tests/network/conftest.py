@@ -9,7 +9,9 @@ import pytest
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import Sockets
 from ebpflb.model.packet_path import Engine
-from tests.kit import two_nodes
+from ebpflb.node.netfilter_probe import netfilter_obstacle
+from tests.kit import beside_kube_proxy, two_nodes
+from tests.kit.beside_kube_proxy import BesideKubeProxy
 from tests.kit.cluster import Cluster, running
 from tests.kit.stale_udp import Changes
 from tests.kit.two_nodes import TwoNodes
@@ -70,3 +72,18 @@ def two(
     folder = tmp_path_factory.mktemp("two")
     with two_nodes.running(folder, *two_nodes.CLUSTER_CIDR, engine=engine) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BesideKubeProxy]:
+    if missing := netfilter_obstacle():
+        pytest.skip(missing)
+    with beside_kube_proxy.running(tmp_path_factory.mktemp("pair")) as made:
+        yield made
+
+
+@pytest.fixture
+def pair(pairs: BesideKubeProxy) -> BesideKubeProxy:
+    """With empty tables."""
+    pairs.forget()
+    return pairs

@@ -15,8 +15,7 @@ import pytest
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.node import ctnetlink
-from ebpflb.node.netfilter_probe import netfilter_obstacle
-from tests.kit import beside_kube_proxy, requests
+from tests.kit import requests
 from tests.kit.beside_kube_proxy import BesideKubeProxy, entries, kinds
 from tests.kit.conntrack_filler import full
 from tests.kit.firewall import chain, rules
@@ -32,21 +31,6 @@ CLIENTS = "172.24.0.1"  # the first of their addresses
 A_MOMENT = 0.5  # seconds in which nothing may happen
 PRIVILEGED = 400  # a source port of the class 1 to 511, in which nf_nat keeps it
 PORTS_OF_ITS_CLASS = 511
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BesideKubeProxy]:
-    if missing := netfilter_obstacle():
-        pytest.skip(missing)
-    with beside_kube_proxy.running(tmp_path_factory.mktemp("pair")) as made:
-        yield made
-
-
-@pytest.fixture
-def pair(running: BesideKubeProxy) -> BesideKubeProxy:
-    """With empty tables."""
-    running.forget()
-    return running
 
 
 def flooded(pair: BesideKubeProxy, count: int, source_port: int = SOURCE_PORT) -> None:

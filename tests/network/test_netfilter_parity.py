@@ -18,7 +18,6 @@ from ebpflb.lab import cni
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.node import ctnetlink, nft
-from ebpflb.node.netfilter_probe import netfilter_obstacle
 from ebpflb.node.netfilter_rules import TABLE
 from tests.kit import beside_kube_proxy, conntrack_events, requests
 from tests.kit.beside_kube_proxy import BesideKubeProxy, entries
@@ -35,21 +34,6 @@ PRIVILEGED = 777
 REQUESTS = 8
 
 protocols = pytest.mark.parametrize("send", [requests.tcp, requests.udp])
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BesideKubeProxy]:
-    if missing := netfilter_obstacle():
-        pytest.skip(missing)
-    with beside_kube_proxy.running(tmp_path_factory.mktemp("pair")) as made:
-        yield made
-
-
-@pytest.fixture
-def pair(running: BesideKubeProxy) -> BesideKubeProxy:
-    """With empty tables."""
-    running.forget()
-    return running
 
 
 def ask(pair: BesideKubeProxy, node: Host, send: Send) -> str:
