@@ -21,8 +21,8 @@ from ebpflb.model.addresses import Address
 from ebpflb.model.services import Protocol
 from ebpflb.node import ctnetlink_messages as messages
 from ebpflb.node import ctnetlink_tuples as tuples
-from ebpflb.node.ctnetlink_tuples import NESTED, ORIGINAL, REPLY, TuplePart
-from ebpflb.node.netlink_attributes import ATTRIBUTE, attribute, attributes
+from ebpflb.node.ctnetlink_tuples import ORIGINAL, REPLY, TuplePart
+from ebpflb.node.netlink_attributes import ATTRIBUTE, attribute, attributes, nested
 from ebpflb.plan.connections import Connection, Ends
 from ebpflb.plan.entries import Frontend
 
@@ -213,7 +213,7 @@ def _connection(data: bytes, at: int, end: int) -> Connection:
         seconds=_integer(found, _TIMEOUT),
         tcp_state=_integer(tcp, _TCP_STATE),
         mark=_integer(found, _MARK),
-        identity=attribute(REPLY | NESTED, found[REPLY])
+        identity=nested(REPLY, found[REPLY])
         + b"".join(attribute(kind, found[kind]) for kind in (_ZONE, _ID) if kind in found),
     )
 

@@ -6,12 +6,11 @@ import struct
 from typing import NamedTuple
 
 from ebpflb.model.addresses import Address
-from ebpflb.node.netlink_attributes import attribute
+from ebpflb.node.netlink_attributes import attribute, nested
 from ebpflb.plan.connections import Ends
 from ebpflb.plan.entries import Frontend
 
 ORIGINAL, REPLY = 1, 2  # CTA_TUPLE_ORIG, CTA_TUPLE_REPLY
-NESTED = 0x8000  # NLA_F_NESTED
 
 _IP, _PROTO, _PROTO_NUMBER = 1, 2, 1  # CTA_TUPLE_IP, CTA_TUPLE_PROTO, CTA_PROTO_NUM
 _FILTER, _ORIGINAL_FLAGS, _REPLY_FLAGS = 25, 1, 2  # CTA_FILTER, CTA_FILTER_*_FLAGS
@@ -37,8 +36,8 @@ class TuplePart(NamedTuple):
         for kind, address in enumerate((self.source, self.destination), 1):
             if address is not None:  # CTA_IP_V4_SRC, CTA_IP_V4_DST, CTA_IP_V6_SRC, CTA_IP_V6_DST
                 ip += attribute(kind if address.version == 4 else kind + 2, address.packed)
-        addresses = attribute(_IP | NESTED, ip) if ip else b""
-        return addresses + attribute(_PROTO | NESTED, proto)
+        addresses = nested(_IP, ip) if ip else b""
+        return addresses + nested(_PROTO, proto)
 
     @property
     def flags(self) -> bytes:
@@ -56,7 +55,7 @@ def family(address: Address) -> int:
 
 def original(protocol: int, ends: Ends) -> bytes:
     """The attribute of a whole tuple."""
-    return attribute(ORIGINAL | NESTED, TuplePart(protocol, *ends).content)
+    return nested(ORIGINAL, TuplePart(protocol, *ends).content)
 
 
 def to(frontend: Frontend) -> TuplePart:
@@ -77,9 +76,9 @@ def matching(original: TuplePart, reply: TuplePart | None = None) -> bytes:
     for that one entry, finds the tuple incomplete, and does not delete all entries. Kernels before
     5.15 or so cannot compare replies.
     """
-    kept = attribute(ORIGINAL | NESTED, original.content)
+    kept = nested(ORIGINAL, original.content)
     flags = attribute(_ORIGINAL_FLAGS, original.flags)
     if reply:
-        kept += attribute(REPLY | NESTED, reply.content)
+        kept += nested(REPLY, reply.content)
         flags += attribute(_REPLY_FLAGS, reply.flags)
-    return kept + attribute(_FILTER | NESTED, flags)
+    return kept + nested(_FILTER, flags)

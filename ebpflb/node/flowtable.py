@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from ebpflb.node import nft
-from ebpflb.node.netlink_attributes import attribute, attributes
+from ebpflb.node.netlink_attributes import attribute, attributes, each, nested, number, text
 from ebpflb.node.nft import Name
 from ebpflb.node.nft_transaction import (
     DELETE_ELEMENTS,
@@ -33,10 +33,6 @@ from ebpflb.node.nft_transaction import (
     Refused,
     Transaction,
     dump,
-    each,
-    nested,
-    number,
-    text,
 )
 from ebpflb.plan.connections import DESTINATION_NAT, SEEN_REPLY
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ebpflb.model.addresses import Address
 from ebpflb.node.netfilter_rules import TABLE, TableOptions
-from ebpflb.node.netlink_attributes import attribute, attributes
+from ebpflb.node.netlink_attributes import NESTED, attribute, attributes, each, nested, text
 from ebpflb.node.nft_transaction import (
     DELETE_ELEMENTS,
     GET_ELEMENTS,
@@ -26,17 +26,13 @@ from ebpflb.node.nft_transaction import (
     Transaction,
     dump,
     dump_parts,
-    each,
     get,
-    nested,
-    text,
 )
 
 _IN_MESSAGE = 1000  # elements, in an attribute of at most 64 KiB
 _IN_TRANSACTION = 4000  # about 5 ms
 _IN_QUESTION = 100  # elements that are asked for at once
 _LAST_PART = 100  # fewer elements than are in any part of a list that is not the last one
-_NESTED = 0x8000  # NLA_F_NESTED
 _ID = struct.Struct("=I")  # as `meta priority` loads it
 _PORT = struct.Struct(">H2x")
 _DIFFERENT = {errno.ENOENT, errno.EEXIST, errno.EBUSY}  # the kernel has other elements
@@ -51,13 +47,13 @@ class ElementSet:
         key = self._head(1, key_size)
         data = self._head(2, data_size) if data_size else b""
         size = 4 + len(key) + key_size + len(data) + data_size
-        self._key_head = struct.pack("=HH", size, 1 | _NESTED) + key
+        self._key_head = struct.pack("=HH", size, 1 | NESTED) + key
         self._data_head = data
         self._struct = struct.Struct(f"=H{2 + len(key)}x{key_size}s{len(data)}x{data_size}s")
 
     @staticmethod
     def _head(kind: int, size: int) -> bytes:
-        return struct.pack("=HHHH", 8 + size, kind | _NESTED, 4 + size, 1)
+        return struct.pack("=HHHH", 8 + size, kind | NESTED, 4 + size, 1)
 
     def encode(self, elements: Iterable[tuple[bytes, bytes]]) -> bytes:
         """The contents of NFTA_SET_ELEM_LIST_ELEMENTS."""

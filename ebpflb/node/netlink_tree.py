@@ -1,26 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nested netlink attributes as data: to be sent, and to be compared with what the kernel has."""
 
-import struct
 from collections.abc import Mapping, Sequence
 from typing import Union
 
-from ebpflb.node.netlink_attributes import attribute, attributes
-from ebpflb.node.nft_transaction import each
+from ebpflb.node.netlink_attributes import attribute, attributes, each, nested
 
 Tree = Mapping[int, Union[bytes, "Tree", Sequence["Tree"]]]
 """Kind -> content. A list has attributes of kind 1 (NFTA_LIST_ELEM)."""
 
-_NESTED = 0x8000  # NLA_F_NESTED
 _LIST_ITEM = 1
-
-
-def to_number(content: int) -> bytes:
-    return struct.pack(">I", content & 0xFFFFFFFF)
-
-
-def to_text(content: str) -> bytes:
-    return content.encode() + b"\0"
 
 
 def encode(tree: Tree) -> bytes:
@@ -32,8 +21,8 @@ def _encode_one(kind: int, content: bytes | Tree | Sequence[Tree]) -> bytes:
     if isinstance(content, bytes):
         return attribute(kind, content)
     if isinstance(content, Mapping):
-        return attribute(kind | _NESTED, encode(content))
-    return attribute(kind | _NESTED, b"".join(_encode_one(_LIST_ITEM, item) for item in content))
+        return nested(kind, encode(content))
+    return nested(kind, *(_encode_one(_LIST_ITEM, item) for item in content))
 
 
 def has_attributes(data: bytes, tree: Tree) -> bool:

@@ -15,7 +15,7 @@ from contextlib import closing, suppress
 from typing import NamedTuple
 
 from ebpflb.errors import NodeError
-from ebpflb.node.netlink_attributes import ATTRIBUTE, aligned, attribute
+from ebpflb.node.netlink_attributes import aligned
 from ebpflb.node.nft import TABLE_FAMILIES, Name
 
 # NFT_MSG_*
@@ -33,7 +33,6 @@ _ERROR_MESSAGE, _DONE_MESSAGE = 2, 3
 _HEADER = struct.Struct("=IHHII")  # struct nlmsghdr
 _FAMILY = struct.Struct(">BBH")  # struct nfgenmsg
 _ERROR = struct.Struct("=i")  # an errno, or 0
-_NESTED = 0x8000  # NLA_F_NESTED
 _BUFFER_SIZE = 1 << 18
 _SOCKET_BUFFER = 1 << 22  # a whole set of frontends is one transaction
 _SEND_BUFFER, _RECEIVE_BUFFER = 32, 33  # SO_SNDBUFFORCE, SO_RCVBUFFORCE
@@ -99,28 +98,6 @@ class Session:
                 self._socket.recv(_BUFFER_SIZE, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
-
-
-def nested(kind: int, *contents: bytes) -> bytes:
-    """An attribute of attributes."""
-    return attribute(kind | _NESTED, b"".join(contents))
-
-
-def text(kind: int, content: str) -> bytes:
-    return attribute(kind, content.encode() + b"\0")
-
-
-def number(kind: int, content: int) -> bytes:
-    return attribute(kind, struct.pack(">I", content & 0xFFFFFFFF))
-
-
-def each(data: bytes) -> Iterator[bytes]:
-    """The contents of a list's attributes, which are all of one kind."""
-    at = 0
-    while at < len(data):
-        length, _ = ATTRIBUTE.unpack_from(data, at)
-        yield data[at + ATTRIBUTE.size : at + length]
-        at += aligned(length)
 
 
 class Transaction:
