@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from ipaddress import IPv4Address
 from typing import Any
 
+from ebpflb.datapath.map_writer import MapWriter
 from ebpflb.datapath.maps import bpf_map, layout, records
 from ebpflb.datapath.programs import compiler, loader, testrun
 from ebpflb.options import Paths
@@ -96,8 +97,16 @@ def chosen() -> Iterator[tuple[str, int]]:
     slots = Range(0, 1)
     maps["slots"].write([(0, Backend(BACKEND, BACKEND_PORT, frozenset({"cluster"}), 1, 1))])
     service = ServiceEntry(1, frozenset(), 0, 1, slots, slots)
+    gate = MapWriter(maps).no_frontends if "no_frontends" in maps else None
     for word, protocol in _PROTOCOLS.items():
-        maps["services"].write([(Frontend(BACKEND, BACKEND_PORT, protocol), service)])
+        frontend = Frontend(BACKEND, BACKEND_PORT, protocol)
+        if gate:
+            gate.repair()
+        for hook in KINDS:
+            yield f"{word}, for no service, {hook}", _fastest(files[hook], frame(protocol, 0))
+        if gate:
+            gate.before_writing([frontend])
+        maps["services"].write([(frontend, service)])
         for hook in KINDS:
             yield f"{word}, by netfilter, {hook}", _fastest(files[hook], frame(protocol, 0))
 

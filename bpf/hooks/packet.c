@@ -108,14 +108,17 @@ int ingress(struct __sk_buff *ctx)
 PROGRAM("tc/egress")
 int egress(struct __sk_buff *ctx)
 {
-	struct scratch *scratch = scratch_begin(HOOK_EGRESS);
+	struct scratch *scratch;
 	struct outcome outcome;
 	enum reading reading;
 	enum action action;
 
 	monitor_begin(begun);
 	remove_choice(ctx);
-	if (!scratch || is_translated(ctx))
+	if (is_translated(ctx) || egress_has_nothing_to_do(ctx))
+		return GO_ON;
+	scratch = scratch_begin(HOOK_EGRESS);
+	if (!scratch)
 		return GO_ON;
 	monitor_packet_begin(scratch);
 	reading = packet_parse(ctx, &scratch->packet);

@@ -15,10 +15,24 @@
 #include "engine/flows/direct.h"
 #include "engine/flows/follow.h"
 #include "engine/flows/gate.h"
+#include "engine/netfilter/choose.h"
 #include "path/forwarded.h"
 #include "path/frontend.h"
 #include "engine/flows/masquerade.h"
 #include "path/selected.h"
+
+/*
+ * Whether the packet was forwarded, and the kernel's NAT translates: then nothing is done here, and it
+ * is not counted. What opens no flow here is not refused either (path/forwarded.h): segments in the
+ * middle of a connection that conntrack does not know have got a backend at ingress.
+ */
+static __always_inline bool egress_has_nothing_to_do(const struct __sk_buff *ctx)
+{
+	struct settings *settings = settings_read();
+
+	return ctx->ingress_ifindex && settings && netfilter_is_chosen(settings) &&
+	       !flows_may_exist();
+}
 
 static __always_inline enum verdict egress_to_service(const struct packet *packet,
 						      const struct service *service)
@@ -41,7 +55,7 @@ static __always_inline enum verdict egress_from_node(const struct packet *packet
 
 	if (!packet->opens)
 		return VERDICT_PASSED;
-	if (service_read(&frontend, &service) == FOUND)
+	if (frontend_may_exist(&frontend) && service_read(&frontend, &service) == FOUND)
 		return egress_to_service(packet, &service);
 	return selected_verdict(selected_without_service(&frontend.address));
 }

@@ -12,9 +12,12 @@
 #include "net/address.h"
 #include "path/check.h"
 #include "path/settings.h"
+#include "path/tuple.h"
 #include "record/record.h"
 
 enum found { ABSENT, FOUND, RECYCLED };
+
+#define FRONTEND_PLACES 1048576	/* bits of no_frontends; behind them is one for each port */
 
 static __always_inline bool node_serves(const struct address *address, __u64 netns)
 {
@@ -31,6 +34,31 @@ static __always_inline bool address_is_own(const struct address *address, __u64 
 {
 	return netns_is_host(netns) && (address_is_loopback(address) ||
 					LOOKUP(__u32, own_addresses, address) != NULL);
+}
+
+/* Whether the bit of this number is set in no_frontends. */
+static __always_inline bool no_frontend_at(__u32 bit)
+{
+	__u64 *word = LOOKUP_NUMBER(__u64, no_frontends, bit / 64);
+
+	return word && *word >> bit % 64 & 1;
+}
+
+/*
+ * Whether a frontend, or a NodePort, may have this address, port and protocol; if not, no map has to
+ * be asked. The agent clears a bit before it writes the first frontend with that bit, and sets it after
+ * it has removed the last one (ebpflb/datapath/maps/no_frontends.py).
+ */
+static __always_inline bool frontend_may_exist(const struct frontend *frontend)
+{
+	const __u32 *word = frontend->address.word;
+	__u64 upper = (__u64)BE32(word[0]) << 32 | BE32(word[1]);
+	__u64 lower = (__u64)BE32(word[2]) << 32 | BE32(word[3]);
+	__u32 port = BE16(frontend->port);
+	__u64 mixed = (upper ^ (port << 8 | frontend->protocol)) * 0x94d049bb133111ebULL ^ lower;
+
+	return !no_frontend_at(number_mix(mixed) % FRONTEND_PLACES) ||
+	       !no_frontend_at(FRONTEND_PLACES + port);
 }
 
 static __always_inline struct frontend nodeport_of(const struct frontend *frontend)

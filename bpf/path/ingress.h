@@ -141,14 +141,43 @@ static __always_inline struct outcome ingress_selected(struct __sk_buff *ctx,
 	return outcome.decided ? outcome : ingress_open(ctx, settings, is_direct, scratch);
 }
 
+/* A packet of no flow in the flow tables: a backend is chosen if it is for a frontend. */
+static __always_inline struct outcome ingress_request(struct __sk_buff *ctx,
+						      const struct settings *settings,
+						      struct scratch *scratch)
+{
+	const struct packet *packet = &scratch->packet;
+	struct frontend frontend = tuple_frontend(&packet->tuple);
+	bool may_exist = frontend_may_exist(&frontend);
+	struct request request = { .frontend = &frontend,
+				   .packet = ctx,
+				   .tuple = &packet->tuple,
+				   .settings = settings,
+				   .ifindex = ctx->ifindex,
+				   .in_middle = !packet->opens };
+	enum selected selected;
+
+	OPAQUE(request.ifindex);	/* else clang reads it by a pointer that the verifier refuses */
+	if (!packet->opens && (!netfilter_is_chosen(settings) || !may_exist ||
+			       segment_repeats(ctx, &packet->tuple)))
+		return unchanged(VERDICT_PASSED);
+	if (may_exist && datagram_repeats(ctx, packet, settings))
+		return unchanged(VERDICT_ESTABLISHED);
+	selected = may_exist ? select_backend(&request, &scratch->selection)
+			     : selected_without_service(&packet->tuple.destination);
+	if (settings->flags & SETTING_SHADOW)
+		return unchanged(selected_verdict(selected));
+	if (!packet->opens)
+		return ingress_middle(ctx, settings, selected, scratch);
+	return ingress_selected(ctx, settings, selected, scratch);
+}
+
 /* scratch->to becomes the new tuple of a packet that is rewritten. */
 static __always_inline struct outcome ingress_packet(struct __sk_buff *ctx,
 						     struct scratch *scratch)
 {
-	const struct packet *packet = &scratch->packet;
 	struct outcome outcome;
 	struct settings *settings;
-	enum selected selected;
 
 	if (fast_forwarded(ctx, scratch))
 		return rewritten(VERDICT_ESTABLISHED);
@@ -158,26 +187,7 @@ static __always_inline struct outcome ingress_packet(struct __sk_buff *ctx,
 	settings = settings_read();
 	if (!settings || because(STEP_ATTACHING, 0, settings->flags & SETTING_ATTACHING))
 		return unchanged(VERDICT_PASSED);
-	if (!packet->opens &&
-	    (!netfilter_is_chosen(settings) || segment_repeats(ctx, &packet->tuple)))
-		return unchanged(VERDICT_PASSED);
-	if (datagram_repeats(ctx, packet, settings))
-		return unchanged(VERDICT_ESTABLISHED);
-
-	struct frontend frontend = tuple_frontend(&packet->tuple);
-	struct request request = { .frontend = &frontend,
-				   .packet = ctx,
-				   .tuple = &packet->tuple,
-				   .settings = settings,
-				   .ifindex = ctx->ifindex,
-				   .in_middle = !packet->opens };
-
-	selected = select_backend(&request, &scratch->selection);
-	if (settings->flags & SETTING_SHADOW)
-		return unchanged(selected_verdict(selected));
-	if (!packet->opens)
-		return ingress_middle(ctx, settings, selected, scratch);
-	return ingress_selected(ctx, settings, selected, scratch);
+	return ingress_request(ctx, settings, scratch);
 }
 
 #endif

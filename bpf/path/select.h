@@ -100,8 +100,11 @@ static __always_inline enum selected select_once(const struct request *request,
 static __always_inline enum selected select_backend(const struct request *request,
 						    struct selection *selection)
 {
-	enum selected selected = select_once(request, selection);
+	enum selected selected = NO_SERVICE;
 
+	/* Of a packet ingress has asked before. */
+	if (request->tuple || frontend_may_exist(request->frontend))
+		selected = select_once(request, selection);
 	if (selected == SELECT_RECYCLED) {
 		verdict_count(VERDICT_RETRIED);
 		selected = select_once(request, selection);

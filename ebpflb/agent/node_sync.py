@@ -138,6 +138,8 @@ class NodeSync:
             yield [Drift(Part.MAP, f"map settings: {name}", DIFFERS) for name in fields]
         if self.datapath.secret_differs():
             yield [Drift(Part.MAP, "map secret: #0", DIFFERS)]
+        wrong = self.datapath.no_frontends.wrong()
+        yield [Drift(Part.MAP, f"map no_frontends: #{at}", DIFFERS) for at in wrong]
 
     def _map_differences(self, name: str) -> Iterator[Drift]:
         new, removed = self.datapath.map_difference(name, self._contents()[name])
@@ -150,6 +152,7 @@ class NodeSync:
         """Writes all of it again. Raises KernelError."""
         if self.datapath.secret_differs():
             self.datapath.restore_secret()
+        self.datapath.no_frontends.repair()
         self.write(covering)
 
     def _contents(self) -> dict[str, dict[Any, Any]]:

@@ -17,8 +17,9 @@ from typing import Protocol as TypingProtocol
 
 from ebpflb.datapath import sound_contents
 from ebpflb.datapath.maps import layout, map_sizes
-from ebpflb.datapath.maps.bpf_map import Counters, Map
+from ebpflb.datapath.maps.bpf_map import Counters, Map, MappedArray
 from ebpflb.datapath.maps.layout import MapSpec
+from ebpflb.datapath.maps.no_frontends import NoFrontends
 from ebpflb.model.addresses import Network
 from ebpflb.model.services import Protocol
 from ebpflb.plan.allocators import Capacity
@@ -80,6 +81,9 @@ class MapWriter:
         self.capacity = capacity_of(maps)
         self.host_netns = 0
         self.netfilter: Translations = NoTranslations()
+        no_frontends = maps["no_frontends"]
+        assert isinstance(no_frontends, MappedArray)
+        self.no_frontends = NoFrontends(no_frontends)
         self._flags: Flags = NO_FLAGS  # added to those that a caller writes
         self._last_settings: Settings | None = None  # that were read or written
 
@@ -87,7 +91,10 @@ class MapWriter:
         """The content of the maps, which an earlier agent may have written. What none can have
         written is removed.
         """
-        return sound_contents.SoundContents(self.maps, self.capacity, repair=True).read_back()
+        contents = sound_contents.SoundContents(self.maps, self.capacity, repair=True).read_back()
+        self.no_frontends.load(contents.frontends())
+        self.no_frontends.repair()
+        return contents
 
     def service_ranges(self) -> list[Network]:
         """Those in the map, which an earlier agent may have written."""
@@ -101,6 +108,7 @@ class MapWriter:
             reused = self._reused_ids(plan)
             self._counters("backend_stats").zero(reused)
             self._begin_generation(reused)
+            self.no_frontends.before_writing(frontend for frontend, _ in plan.services)
             for part in fields(plan):
                 rows = getattr(plan, part.name)
                 if part.name in TRANSLATIONS:
@@ -111,6 +119,7 @@ class MapWriter:
                     self.maps[part.name.removeprefix(_REMOVED)].delete(rows)
                 else:
                     self.maps[part.name].write(rows)
+            self.no_frontends.after_removing(plan.removed_services)
             self._counters("service_stats").zero(plan.removed_service_names)
             self._begin_generation(plan.removed_backend_slots)
 

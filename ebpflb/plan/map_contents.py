@@ -8,7 +8,7 @@ A backend id that occurs twice, which no crash leaves, makes the block empty whe
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -50,6 +50,12 @@ class MapContents:
     cluster_ips: set[Address] = field(default_factory=set)
     # entries of backend_slots as they have to be written
     wrong_backend_slots: list[tuple[int, int]] = field(default_factory=list)
+
+    def frontends(self) -> Iterator[Frontend]:
+        """All of map services."""
+        yield from self.leftover_services
+        for entries in self.entries.values():
+            yield from entries.services
 
 
 def read_back(

@@ -8,6 +8,11 @@ int lookup_service(const void *frontend, __u64 netns, void *service)
 	return service_find(frontend, netns, service) == FOUND;
 }
 
+int may_exist(const void *frontend)
+{
+	return frontend_may_exist(frontend);
+}
+
 int lookup_backend(__u32 service, __u32 id, void *backend)
 {
 	return backend_find(service, id, backend);

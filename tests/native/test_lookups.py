@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from ebpflb.datapath.maps import layout
+from ebpflb.datapath.maps.no_frontends import bit_of
 from ebpflb.plan.entries import NO_SLOT, Backend, Frontend, Range, ServiceEntry
 from ebpflb.stale_udp import lookups
 from ebpflb.stale_udp.rebind import replacements
@@ -28,6 +29,9 @@ V6 = ("fd00:30::1", "2001:db8::1", "2001:db8::2", "::1", "::")
 addresses = some.sampled_from((*V4, *V6)).map(ip_address)
 frontends = some.builds(
     Frontend, addresses, some.sampled_from([53, 30053]), some.sampled_from([6, 17])
+)
+everywhere = some.builds(
+    Frontend, some.ip_addresses(), some.integers(1, 65535), some.sampled_from([6, 17, 132])
 )
 numbers = some.integers(1, 6)
 backends = some.builds(
@@ -77,6 +81,25 @@ def test_service_find(
         key = node.kernel.tables["services"].key.pack(at)
         expected = call(node, "lookup_service", key, HOST, found="services")
         assert lookups.service_find(views(node), at) == expected
+
+
+@given(
+    served=some.sets(frontends, max_size=12),
+    asked=some.lists((frontends | everywhere).filter(lambda it: int(it.address)), min_size=1),
+)
+def test_where_no_frontend_is(
+    new_node: NewNode, served: set[Frontend], asked: list[Frontend]
+) -> None:
+    """C finds the bits that the agent clears: of each frontend, and no others."""
+    node, bits = new_node(), {bit_of(each) for each in served}
+    for at in asked:
+        own = at._replace(address=ip_address("::"))
+        for bit in (bit_of(at), bit_of(own)):
+            word = 2**64 - 1 - sum(1 << each % 64 for each in bits if each // 64 == bit // 64)
+            node.put("no_frontends", bit // 64, word)
+        key = node.kernel.tables["services"].key.pack(at)
+        expected = bit_of(at) in bits or bit_of(own) in bits
+        assert bool(node.kernel.run("may_exist", key, netns=HOST)) == expected
 
 
 @given(

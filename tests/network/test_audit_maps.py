@@ -10,9 +10,11 @@ import pytest
 
 from ebpflb.datapath.maps import layout
 from ebpflb.datapath.maps.bpf_map import Map
+from ebpflb.datapath.maps.no_frontends import bit_of
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.lab.agents import wait_until
 from ebpflb.model.scheduler import MAGLEV, SCHEDULER_ANNOTATION
+from ebpflb.model.services import Protocol
 from ebpflb.plan.entries import BackendName, Frontend
 from ebpflb.plan.prefixes import route_key
 from ebpflb.serve import status
@@ -94,7 +96,7 @@ def settled(cluster: Cluster, logged: Callable[[str], bool], named: str) -> None
 @pytest.mark.extended
 def test_each_map_is_compared_or_the_programs_own() -> None:
     """A new map has to be in one of the two lists, and to get its test here."""
-    arrays = {"slots", "backend_slots", "choices", "settings", "secret"}
+    arrays = {"slots", "backend_slots", "choices", "settings", "secret", "no_frontends"}
     assert set(layout.MAPS) == {*HASHES, *arrays, "route_sources", *NOT_PLANNED}
 
 
@@ -241,3 +243,14 @@ def test_all_of_a_map_at_once(
     for name in HASHES:
         wait_until(f"{name} is back", lambda name=name: content(maps, name) == before[name])
     settled(cluster, logged, "map services: ")
+
+
+def test_a_service_that_programs_take_for_none_is_found_again(
+    cluster: Cluster, maps: Maps, logged: Callable[[str], bool]
+) -> None:
+    """A bit of no_frontends that is set by mistake makes a Service unreachable: it is cleared."""
+    bit = bit_of(Frontend(ip_address(VIP), 80, Protocol.TCP))
+    before = maps["no_frontends"].get(bit // 64)
+    maps["no_frontends"].write([(bit // 64, before | 1 << bit % 64)])
+    wait_until("it is cleared", lambda: maps["no_frontends"].get(bit // 64) == before)
+    settled(cluster, logged, f"map no_frontends: #{bit // 64} differs")

@@ -157,8 +157,8 @@ class Cluster:
             if part.name == "removed_backend_slots":
                 self.node.maps["backend_slots"].write([(id, NO_SLOT) for id in rows])
             elif part.name not in TRANSLATIONS:
-                table = self.node.maps[part.name.removeprefix("removed_")]
-                table.delete(rows) if part.name.startswith("removed_") else table.write(rows)
+                write = self.node.delete if part.name.startswith("removed_") else self.node.write
+                write(part.name.removeprefix("removed_"), rows)
         self.planner.written(self.time)
 
     def _desired(self) -> dict[PortName, DesiredService | None]:

@@ -27,9 +27,10 @@ SCHED_CLS = loader.HookType(3, 0)
 ENTRIES = {CPU_ARRAYS: 1 << 20}  # at most, of maps of a kind: those for all CPUs stay as they are
 # One cell of memory each, not one a CPU: read before and after every packet, without a call.
 VERDICTS = layout.MAPS["verdicts"]._replace(kind="ARRAY", flags=("MMAPABLE",))
-SEGMENT_CHOICES = layout.MAPS["segment_choices"]  # the program names their number
+# The programs name their sizes.
+WHOLE = {each: layout.MAPS[each] for each in ("segment_choices", "no_frontends")}
 HALF_OPEN = layout.MAPS["half_open"]._replace(flags=("MMAPABLE",))  # emptied through memory
-SPECS = {"verdicts": VERDICTS, "half_open": HALF_OPEN, "segment_choices": SEGMENT_CHOICES}
+SPECS = {"verdicts": VERDICTS, "half_open": HALF_OPEN, **WHOLE}
 
 Loaded = tuple[dict[str, Map], dict[str, int]]
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ebpflb.datapath.maps.bpf_map import Counters, Map, MappedArray
 from ebpflb.datapath.maps.layout import VERDICTS
+from ebpflb.datapath.maps.no_frontends import NoFrontends
 from ebpflb.datapath.maps.records import Flow, Tuple
 from ebpflb.datapath.programs import loader, testrun
 from ebpflb.errors import KernelError
@@ -63,6 +64,10 @@ class PacketNode(Publisher):
         self.priority = 0  # skb->priority, as the last program left it
         for opened in maps.values():
             _empty(opened)
+        no_frontends = maps["no_frontends"]
+        assert isinstance(no_frontends, MappedArray)
+        self.no_frontends = NoFrontends(no_frontends)
+        self.no_frontends.repair()
         self.counted = self._verdicts()
         self.settings()
         self.device("uplink", V4.node, V6.node, "host_only")
@@ -74,7 +79,17 @@ class PacketNode(Publisher):
             self.reserve(places.service_range)
 
     def put(self, name: str, key: Any, value: Any) -> None:
-        self.maps[name].write([(key, value)])
+        self.write(name, [(key, value)])
+
+    def write(self, name: str, rows: list[tuple[Any, Any]]) -> None:
+        if name == "services":
+            self.no_frontends.before_writing(at for at, _ in rows)
+        self.maps[name].write(rows)
+
+    def delete(self, name: str, keys: list[Any]) -> None:
+        self.maps[name].delete(keys)
+        if name == "services":
+            self.no_frontends.after_removing(keys)
 
     def settings(self, *words: str, **fields: Any) -> None:
         """Flags, and what else differs from the usual: pods are recognized by their addresses."""
@@ -107,7 +122,7 @@ class PacketNode(Publisher):
             self.put("source_ranges", key, 1)
 
     def withdraw(self, *frontends: str) -> None:
-        self.maps["services"].delete([frontend(text) for text in frontends])
+        self.delete("services", [frontend(text) for text in frontends])
 
     def ingress(self, packet: Packet | bytes, device: str = "uplink", priority: int = 0) -> Outcome:
         """The packet comes in from a device."""
@@ -199,6 +214,8 @@ def spelled(key: Tuple) -> str:
 
 
 def _empty(table: Map) -> None:
+    if table.spec.name == "no_frontends":
+        return
     if isinstance(table, MappedArray):
         table.memory[:] = bytes(len(table.memory))
     elif isinstance(table, Counters):

@@ -8,6 +8,7 @@
 #ifndef EBPFLB_ENGINE_FLOWS_DIRECT_H
 #define EBPFLB_ENGINE_FLOWS_DIRECT_H
 
+#include "engine/flows/gate.h"
 #include "engine/flows/table.h"
 
 /*
@@ -28,7 +29,7 @@ static __always_inline bool direct_select(const struct tuple *tuple, __u32 ifind
 {
 	struct flow *reply_entry;
 
-	if (tuple->protocol == UDP)
+	if (tuple->protocol == UDP || !flows_may_exist())
 		return false;
 	scratch->reply_tuple = tuple_reverse(tuple, HOOK_EGRESS);
 	reply_entry = flow_find(&scratch->reply_tuple);

@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from ebpflb.datapath.maps import bpf_map, layout
 from ebpflb.datapath.maps.bpf_map import Map
 
-ENTRIES = 4096  # at the most
+ENTRIES = 4096
 
 
 @contextmanager
-def small_maps(names: Iterable[str]) -> Iterator[dict[str, Map]]:
-    """By name; closed in the end."""
+def small_maps(names: Iterable[str], most: int = ENTRIES) -> Iterator[dict[str, Map]]:
+    """By name, of at most as many entries; closed in the end."""
     specs = (layout.MAPS[name] for name in names)
-    small = [spec._replace(entries=min(spec.entries, ENTRIES)) for spec in specs]
+    small = [spec._replace(entries=min(spec.entries, most)) for spec in specs]
     made = {spec.name: bpf_map.open_map(spec, bpf_map.create_map(spec)) for spec in small}
     try:
         yield made

@@ -212,7 +212,7 @@ MAPPED = [
 
 
 def sample(name: str, index: int) -> Any:
-    if name == "backend_slots":
+    if name in ("backend_slots", "no_frontends"):
         return index ^ 0xA5A5
     if name == "choices":
         return Choice(index, index + 1, index ^ 0xA5A5)

@@ -162,6 +162,7 @@ def test_maps_of_programs(loaded: list[Program], all_maps: dict[str, Map]) -> No
         "backend_stats",
         "own_addresses",
         "connections",
+        "no_frontends",
     }
     counted = {"verdicts"} if probe.set_retval() else set()
     assert used["post_bind4"] == {"settings", "services", "node_addresses"} | counted
