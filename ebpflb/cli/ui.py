@@ -12,7 +12,10 @@ from ebpflb.cli import common
 from ebpflb.errors import NodeError, in_words, one_line
 
 UI_PORT = 10251
-_MISSING = "the page needs packages that are not installed: pip install 'ebpflb[ui]'"
+_MISSING = (
+    "the page needs packages that are not installed: run"
+    " `pip install --requirement requirements/ui.txt` in ebpflb's repository"
+)
 _LEAST_TOKEN = 16  # characters
 
 
@@ -66,7 +69,7 @@ def ui(
 
     Verdict, services with live rates, explain, live events, history. Nothing can be changed there.
     Other sites cannot read it: requests with other names than this machine's, or from other sites'
-    pages, are refused. It needs `pip install 'ebpflb[ui]'`.
+    pages, are refused. Its packages are those of requirements/ui.txt.
     """
     token = _token(token_file) if token_file else ""
     if not ip_address(listen[0]).is_loopback and not token:

@@ -222,7 +222,8 @@ main()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr == (
-        "ebpflb: the page needs packages that are not installed: pip install 'ebpflb[ui]'\n"
+        "ebpflb: the page needs packages that are not installed: run"
+        " `pip install --requirement requirements/ui.txt` in ebpflb's repository\n"
     )
 
 
