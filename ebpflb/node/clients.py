@@ -71,7 +71,7 @@ def by_address(wanted: Address) -> Path | None:
 def by_name(name: str) -> Path | None:
     """A namespace by the name that ip(8) or a container runtime gave it, or by its path."""
     candidates = [Path(name)] if name.startswith("/") else [it / name for it in namespaces.NAMED]
-    return next((path for path in candidates if path.exists()), None)
+    return next((path for path in candidates if namespaces.is_network(path)), None)
 
 
 def by_host_name(name: str) -> list[Path]:

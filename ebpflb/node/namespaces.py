@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from fcntl import ioctl
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +29,7 @@ PROCESSES = Path("/proc")
 OWN_NETNS = Path("/proc/thread-self/ns/net")
 NAMED = tuple(map(Path, ("/run/netns", "/var/run/netns", "/run/docker/netns")))
 _NETWORK = 0x40000000  # CLONE_NEWNET
+_GET_TYPE = 0xB703  # ioctl NS_GET_NSTYPE, ioctl_ns(2)
 _NOT_LINKED = (None, -1, 2**32 - 1)  # NETNSA_NSID_NOT_ASSIGNED
 
 _T = TypeVar("_T")
@@ -75,10 +77,38 @@ def call_in(path: Path, function: Callable[[], _T]) -> _T:
 
 
 def _enter(path: Path) -> None:
-    namespace = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    namespace = _open(path)
     try:
         if _libc.setns(namespace, _NETWORK):
             raise OSError(_ffi.errno, os.strerror(_ffi.errno), str(path))
+    finally:
+        os.close(namespace)
+
+
+def _open(path: Path) -> int:
+    """Open a network namespace and nothing else: a path may lead to a FIFO, which would block.
+
+    O_PATH names a file without opening it. Raises OSError, EINVAL for other files.
+    """
+    place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        if os.fstat(place).st_dev != OWN_NETNS.stat().st_dev:  # all namespaces are in one nsfs
+            raise OSError(errno.EINVAL, "not a namespace", str(path))
+        return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(place)
+
+
+def is_network(path: Path) -> bool:
+    """Whether this is a network namespace. Raises PermissionError."""
+    try:
+        namespace = _open(path)
+    except PermissionError:
+        raise
+    except (OSError, ValueError):  # ValueError: a NUL in the path
+        return False
+    try:
+        return ioctl(namespace, _GET_TYPE) == _NETWORK
     finally:
         os.close(namespace)
 
@@ -109,7 +139,7 @@ def linked() -> Iterator[Path]:
 
 def _is_linked(route: Any, path: Path) -> bool:
     """The kernel numbers the namespaces that a device of ours leads to."""
-    namespace = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    namespace = _open(path)
     try:
         found = route.get_netnsid(fd=namespace)
     finally:

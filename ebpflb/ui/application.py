@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which path gives which value. So many read at a time; one explains, as that loads programs."""
+"""Which path gives which value. Several read at a time; one explains, as that loads programs."""
 
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
@@ -83,10 +83,6 @@ class Api:
             "events": self._events,
         }
         return [Route(f"/{name}", _answered(each)) for name, each in found.items()]
-
-    def close(self) -> None:
-        self._readers.close()
-        self._explains.close()
 
     async def _status(self, request: Request) -> Any:
         return await self._readers.run(self._source.status)

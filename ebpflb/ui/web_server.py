@@ -96,7 +96,6 @@ def server(api: Api, listen: Listen) -> uvicorn.Server:
         reaper.cancel()
         with suppress(asyncio.CancelledError):
             await reaper
-        api.close()
 
     inner.router.lifespan_context = lifespan
     config = uvicorn.Config(

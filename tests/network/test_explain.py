@@ -2,6 +2,7 @@
 """``ebpflb explain``: what it says is what connections then do, and asking changes nothing."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -190,6 +191,19 @@ def test_bad_input_is_one_sentence(cluster: Cluster, words: tuple[str, ...], sen
     assert sentence in said.err
     assert all(c.isprintable() or c == "\n" for c in said.err)
     assert "Traceback" not in said.err
+
+
+def test_only_a_network_namespace_is_opened(cluster: Cluster, tmp_path: Path) -> None:
+    """A FIFO that no one writes, a device or another kind of namespace: one sentence, at once."""
+    fifo, link = tmp_path / "fifo", tmp_path / "link"
+    os.mkfifo(fifo)
+    link.symlink_to(fifo)
+    for path in (fifo, link, "/dev/null", tmp_path, f"/proc/{os.getpid()}/ns/mnt"):
+        said = ask(cluster, f"{VIP}:80", "--from", str(path))
+        assert (said.status, said.err) == (
+            1,
+            f"ebpflb: no network namespace {path}: it has gone, or never was\n",
+        )
 
 
 def test_an_endpoint_on_another_node(cluster: Cluster, pods: list[Host]) -> None:

@@ -82,6 +82,19 @@ def test_vanished(named: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert {*named} <= {place for _, place in Namespaces().each(here)}
 
 
+def test_nothing_else_is_opened(named: list[str], tmp_path: Path) -> None:
+    """A path that leads to a FIFO, even since it was looked at, is neither entered nor opened."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with pytest.raises(OSError, match="not a namespace"):
+        namespaces.call_in(fifo, here)
+    with pytest.raises(OSError, match="Invalid argument"):
+        namespaces.call_in(Path("/proc/self/ns/mnt"), here)
+    named_path = Path("/run/netns", f"{PREFIX}-0")
+    found = [namespaces.is_network(it) for it in (fifo, Path("/proc/self/ns/mnt"), named_path)]
+    assert found == [False, False, True]
+
+
 def test_lack_of_the_capability_is_logged_once(
     named: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

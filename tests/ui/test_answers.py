@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from ebpflb.errors import KernelError, NodeError
+from ebpflb.lab.agents import wait_until
 from tests.ui.asgi import Node, get, guarded, list_of, no_such_service, page_of
 
 STATIC = Path(__file__).parents[2] / "ebpflb/ui/static"
@@ -203,10 +204,51 @@ def test_too_many_readers_are_asked_to_come_again(node: Node) -> None:
         goes_on.set()
         assert await first and await second
         assert await workers.run(goes_on.wait)
-        workers.close()
 
     with ThreadPoolExecutor(1) as thread:
         thread.submit(asyncio.run, ask()).result(60)
+
+
+def test_a_question_that_hangs_holds_up_no_other(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reading that does not end is given up, in words, and the next question is answered."""
+    from ebpflb.ui import request_workers
+
+    monkeypatch.setattr(request_workers, "READ_SECONDS", 0.1)
+    goes_on, app, answer = Event(), guarded(node), node.explain
+    node.answers["explain"] = {"verdict": "translated", "endpoints": []}
+    try:
+        node.explain = lambda asked: goes_on.wait()  # type: ignore[method-assign]
+        for _ in range(2):
+            hung = get(app, "/api/explain", to="10.96.0.10:80")
+            assert (hung.status, hung.said) == (503, {"error": "no answer within 0.1 s: given up"})
+        node.explain = answer  # type: ignore[method-assign]
+        monkeypatch.setattr(request_workers, "READ_SECONDS", 60.0)
+        assert get(app, "/api/explain", to="10.96.0.10:80").said["verdict"] == "translated"
+    finally:
+        goes_on.set()
+
+
+def test_many_hung_questions_are_an_error(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that never end are limited in number; they leave room again when they end."""
+    from ebpflb.ui import request_workers
+
+    monkeypatch.setattr(request_workers, "READ_SECONDS", 0.01)
+    monkeypatch.setattr(request_workers, "MOST_HUNG", 2)
+    goes_on, app = Event(), guarded(node)
+    node.explain = lambda asked: goes_on.wait()  # type: ignore[method-assign]
+    said = [get(app, "/api/explain", to="10.96.0.10:80").said["error"] for _ in range(3)]
+    assert said[2] == "2 earlier questions hang: restart `ebpflb ui`"
+    node.answers["explain"] = {"verdict": "translated", "endpoints": []}
+    node.explain = lambda asked: node._answer("explain")  # type: ignore[method-assign]
+    monkeypatch.setattr(request_workers, "READ_SECONDS", 60.0)
+    goes_on.set()
+
+    def is_answered() -> bool:
+        return "verdict" in get(app, "/api/explain", to="10.96.0.10:80").said
+
+    wait_until("hung threads have ended", is_answered)
 
 
 def test_without_the_extra_the_command_says_what_to_install() -> None:
