@@ -13,7 +13,7 @@ from ebpflb.agent import fresh_list
 from ebpflb.cli import common
 from ebpflb.cli.output import WIDE, print_as, wide_output_option
 from ebpflb.cli.status_text import wrapped
-from ebpflb.datapath.attach.cgroup_links import cgroup_root as default_cgroup
+from ebpflb.datapath.attach import cgroup_links
 from ebpflb.datapath.map_writer import capacity_of
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.diagnose import node_audit as comparisons
@@ -65,7 +65,7 @@ def compare(paths: Paths, cgroup_root: Path | None) -> Compared:
     """What differs twice in a row. Raises EbpflbError where it cannot be found out."""
     published = agent_status.read(paths)
     options = _options(published, paths)
-    cgroup = cgroup_root or (options.cgroup if options else default_cgroup())
+    cgroup = cgroup_links.cgroup_root(cgroup_root or (options.cgroup if options else None))
     found, again = (_compare(paths.state, cgroup, options) for _ in range(2))
     drift = sorted(set(found.drift) & set(again.drift))
     return Compared(drift, found.not_listed or again.not_listed)

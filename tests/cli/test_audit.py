@@ -3,6 +3,7 @@
 
 import json
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,21 @@ def test_nothing_differs(cluster: Cluster) -> None:
     assert audit(cluster) == (0, [])
     cluster.agent.stop()
     assert audit(cluster) == (0, [])
+
+
+def test_the_cgroup_of_a_hybrid_host(cluster: Cluster, tmp_path: Path) -> None:
+    """--cgroup-root may be a directory with a mount of cgroup v2 below it, as for `run`."""
+    root = tmp_path / "cgroup"
+    root.mkdir()
+    mounts = (
+        f"mount -t tmpfs tmpfs {root} && mkdir {root}/unified &&"
+        f" mount --bind {cluster.node.cgroup} {root}/unified && exec "
+    )
+    ebpflb = [sys.executable, "-m", "ebpflb", "audit", *map(str, cluster.agent.where)]
+    words = [*cluster.node.enter, "unshare", "--mount", "sh", "-euc", f'{mounts} "$@"', "sh"]
+    command = [*words, *ebpflb, "--cgroup-root", str(root)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "nothing differs\n"), done.stderr
 
 
 def test_hooks_pins_entries_and_objects(cluster: Cluster) -> None:
