@@ -5,19 +5,24 @@ The agent is root: a program or module that is looked for in the working directo
 variable of the environment says, would be anybody's.
 """
 
+import errno
 import os
 import shutil
 import stat
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 _STANDARD = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+SECONDS = 120.0
 
 
 def path() -> str:
-    """The directories of PATH that only root and this user may write; never the working one."""
-    listed = os.environ.get("PATH", _STANDARD).split(":")
-    return ":".join(folder for folder in listed if _is_safe(folder))
+    """The directories of PATH that only root and this user may write or replace, without links."""
+    listed = filter(os.path.isabs, os.environ.get("PATH", _STANDARD).split(":"))
+    real = dict.fromkeys(map(os.path.realpath, listed))
+    return ":".join(folder for folder in real if _is_safe(Path(folder)))
 
 
 def find(program: str) -> str | None:
@@ -33,18 +38,31 @@ def environment() -> dict[str, str]:
 def run(command: Sequence[str], script: str = "") -> "subprocess.CompletedProcess[str]":
     """Runs a program of ``path`` in the root directory, with ``script`` as its stdin.
 
-    Raises OSError if it cannot be started; one that is not there is a FileNotFoundError.
+    Raises OSError if it cannot be started; one that is not there is a FileNotFoundError. One that
+    has not ended after SECONDS is killed, which is a TimeoutError.
     """
+    process = start(command, subprocess.PIPE)
+    try:
+        out, errors = process.communicate(script.encode(), timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with suppress(subprocess.TimeoutExpired):  # it may be stuck in the kernel
+            process.wait(1.0)
+        raise TimeoutError(errno.ETIMEDOUT, f"no answer in {SECONDS:g} s", command[0]) from None
+    texts = [each.decode(errors="replace") for each in (out, errors)]
+    return subprocess.CompletedProcess(command, process.returncode, *texts)
+
+
+def start(command: Sequence[str], stdin: int = subprocess.DEVNULL) -> "subprocess.Popen[bytes]":
+    """As ``run``, but does not wait: stdout and stderr are pipes. Raises OSError."""
     program = find(command[0])
     if program is None:
-        raise FileNotFoundError(2, "No such file or directory", command[0])
-    return subprocess.run(
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
+    return subprocess.Popen(
         [program, *command[1:]],
-        input=script,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         cwd="/",
         env=environment(),
     )
@@ -55,12 +73,17 @@ def inherited() -> Mapping[str, str]:
     return {**os.environ, "PATH": path()}
 
 
-def _is_safe(folder: str) -> bool:
-    if not os.path.isabs(folder):
-        return False
+def _is_safe(folder: Path) -> bool:
+    """Whether no other user can add to this directory, or put another one in its place."""
     try:
-        found = os.stat(folder)
+        parents = [parent.stat() for parent in folder.parents]
+        return _is_ours(folder.stat()) and all(_is_ours(it, sticky=True) for it in parents)
     except OSError:
         return False
-    is_ours = found.st_uid in (0, os.geteuid())
-    return stat.S_ISDIR(found.st_mode) and is_ours and not found.st_mode & stat.S_IWOTH
+
+
+def _is_ours(found: os.stat_result, *, sticky: bool = False) -> bool:
+    """``sticky``: others may add to it if they cannot rename what is there, as in /tmp."""
+    others_write = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    is_closed = not others_write or (sticky and found.st_mode & stat.S_ISVTX)
+    return stat.S_ISDIR(found.st_mode) and found.st_uid in (0, os.geteuid()) and bool(is_closed)

@@ -65,20 +65,48 @@ def test_the_environment_is_closed(trap: Path) -> None:
 def test_only_safe_directories_of_path_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Absolute ones that not everybody may write."""
-    (shared := tmp_path / "shared").mkdir()
-    shared.chmod(0o777)
-    (own := tmp_path / "own").mkdir(mode=0o755)
+    """Absolute ones that only this user and root may write, without links."""
+    folders = {}
+    for name, mode in (("others", 0o757), ("group", 0o775), ("sticky", 0o1777), ("own", 0o755)):
+        folders[name] = tmp_path / name
+        folders[name].mkdir()
+        folders[name].chmod(mode)
     (file := tmp_path / "file").touch()
-    monkeypatch.setenv("PATH", f":.:bin:{shared}:{file}:/nowhere:{own}:")
-    assert child.path() == str(own)
+    (link := folders["group"] / "link").symlink_to(folders["own"])
+    listed = [*folders.values(), file, link]
+    monkeypatch.setenv("PATH", ":".join(["", ".", "bin", "/nowhere", *map(str, listed), ""]))
+    assert child.path() == str(folders["own"])
     if os.geteuid() == 0:
-        os.chown(own, 65534, 65534)
+        os.chown(folders["own"], 65534, 65534)
         assert child.path() == ""
     with pytest.raises(FileNotFoundError):
         child.run(["mount"])
     monkeypatch.delenv("PATH")
     assert "/usr/bin" in child.path().split(":")
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_safe"), [(0o755, True), (0o1777, True), (0o777, False), (0o775, False)]
+)
+def test_parents_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, is_safe: bool
+) -> None:
+    """Who may rename a parent puts another directory in its place; in a sticky one nobody may."""
+    folder = tmp_path / "parent" / "sub" / "bin"
+    folder.mkdir(parents=True)
+    (tmp_path / "parent").chmod(mode)
+    monkeypatch.setenv("PATH", str(folder))
+    assert child.path() == (str(folder) if is_safe else "")
+
+
+def test_a_program_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its thread goes on with an error that names it."""
+    monkeypatch.setattr(child, "SECONDS", 0.2)
+    pid = tmp_path / "pid"
+    with pytest.raises(TimeoutError, match=r"no answer in 0\.2 s: 'sh'"):
+        child.run(["sh", "-c", f"echo $$ >{pid}; exec sleep 1000"])
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
 
 
 def test_an_agent_of_the_lab_is_the_installed_one(tmp_path: Path) -> None:
@@ -92,13 +120,11 @@ def test_an_agent_of_the_lab_is_the_installed_one(tmp_path: Path) -> None:
 def test_every_child_is_started_by_this_module() -> None:
     """Or by another that sets its directory and environment; -m goes with -P alone."""
     others = {"datapath/programs/compiler.py", "lab/hosts.py"}
-    starting = re.compile(
-        r"subprocess\.(run|Popen|call|check_\w+)\(\s|os\.(exec|system|popen|posix)"
-    )
+    starting = re.compile(r"subprocess\.(run|Popen|call|check_\w+)\(|os\.(exec|system|popen|posix)")
     found = {
         str(path.relative_to(PACKAGE)): path.read_text()
         for path in PACKAGE.rglob("*.py")
-        if starting.search(path.read_text()) or "Popen(words" in path.read_text()
+        if starting.search(path.read_text())
     }
     assert found.keys() == others | {"child.py"}
     for text in found.values():

@@ -4,14 +4,13 @@
 Time and memory are bounded: what takes longer, or is larger, is not read.
 """
 
-import shutil
-import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from socket import AF_INET, AF_INET6
 from typing import IO, NamedTuple
 
+from ebpflb import child
 from ebpflb.errors import NodeError, in_words
 from ebpflb.model.kube_proxy import NFT_TABLE
 from ebpflb.node import flowtable, nat, nft, xtables
@@ -57,7 +56,7 @@ def read() -> Ruleset:
             printed.append(Printed(name, _run(command)))
         except (NodeError, OSError) as error:
             unread.append(f"{name}: {in_words(error)}")
-    if shutil.which(IPSET) and any(_MATCHES_SET in each.text for each in printed):
+    if child.find(IPSET) and any(_MATCHES_SET in each.text for each in printed):
         try:
             printed.append(Printed(IPSET, _run([IPSET, "save"])))
         except (NodeError, OSError) as error:
@@ -76,7 +75,7 @@ def _commands() -> Iterator[tuple[str, list[str] | NodeError]]:
         tables = nft.tables()
     except NodeError:
         tables = set()
-    if shutil.which("nft"):
+    if child.find("nft"):
         yield "nft", ["nft", "-j", "list", "ruleset"]
     elif any(not is_known(*name) for name in tables):
         yield "nft", NodeError("it has rules, and nft is not installed here")
@@ -98,7 +97,7 @@ def _has_tables(tool: Tool, tables: set[nft.Name]) -> bool:
 
 def _run(command: list[str]) -> bytes:
     """Its output. Raises NodeError if it fails, takes too long or prints too much."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with child.start(command) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         errors = _Drain(process.stderr)
