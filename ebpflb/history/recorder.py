@@ -152,6 +152,7 @@ class History:
         """
         self._anew |= self._failed and not error
         self._failed = bool(error)
+        self._begin_if_deleted()
         if self._writes:
             if not self._causes:
                 self.because(AGAIN)
@@ -160,8 +161,18 @@ class History:
             self._causes, self._more = [], 0
         self._begin_if_due()
 
+    def _begin_if_deleted(self) -> None:
+        """When the run directory is there again, which the status file makes."""
+        deleted = self._segment and not self._is_reading() and self._segment.is_deleted
+        if deleted and self._paths.run.is_dir():
+            log.warning("history: its files were removed: a new one begins")
+            self._begin(anew=True)
+
+    def _is_reading(self) -> bool:
+        return bool(self._checkpoint and self._checkpoint.is_alive())
+
     def _begin_if_due(self) -> None:
-        if self._checkpoint and self._checkpoint.is_alive():
+        if self._is_reading():
             return
         if self._segment is None:
             if time.monotonic() > self._next_try:

@@ -44,6 +44,10 @@ class Segment:
     def append(self, record: Record) -> None:
         self._append(frame(record))
 
+    @property
+    def is_deleted(self) -> bool:
+        return os.fstat(self._fd).st_nlink == 0
+
     def close(self) -> None:
         os.close(self._fd)
 

@@ -4,6 +4,7 @@
 import errno
 import logging
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -70,6 +71,30 @@ def test_full_disk(
     past = Past(node.paths)
     held = {name: each.packed for name, each in past.at(node.clock()).maps.items() if each.packed}
     assert held == node.contents()
+
+
+def test_a_run_directory_that_is_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """When it is there again a new file begins with what the maps hold; nothing is kept open."""
+    (run := tmp_path / "run").mkdir()
+    node = Node(run)
+    node.maps["backend_slots"].write([(1, 1)])
+    node.history.commit()
+    shutil.rmtree(run)
+    node.maps["backend_slots"].write([(2, 2)])
+    node.history.commit()
+    run.mkdir()
+    node.maps["backend_slots"].write([(3, 3)])
+    with caplog.at_level(logging.WARNING):
+        node.history.commit()
+        node.checkpoint()
+        node.maps["backend_slots"].write([(4, 4)])
+        node.history.stop()
+    assert caplog.messages == ["history: its files were removed: a new one begins"]
+    past = Past(node.paths)
+    held = {name: each.packed for name, each in past.at(node.clock()).maps.items() if each.packed}
+    assert held == node.contents()
+    assert len(list(past.syncs())) == 2
+    assert not descriptors()
 
 
 def descriptors() -> set[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from ebpflb.history import segments
 from ebpflb.lab.agents import LabAgent, wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import Sockets
@@ -114,12 +115,14 @@ def removed(folder: Path) -> bool:
 
 
 def test_a_run_directory_that_is_removed(cluster: Cluster, pod: Sockets) -> None:
-    """The agent serves on, also what changes, and makes the directory again for its status."""
+    """The agent serves on, also changes, and makes the directory again for status and history."""
     agent = cluster.agent
     wait_until("it is gone", lambda: removed(agent.paths.run))
     cluster.publish(web(*map(endpoint, cluster.web[1:])))
     assert set(requests.backends(pod, VIP)) == {it.name for it in cluster.web[1:]}
     wait_until("its status is there", lambda: bool(status.read(agent.paths)))
+    cluster.publish(web(*map(endpoint, cluster.web)))
+    wait_until("its history is there", lambda: bool(segments.paths_of(agent.paths)))
     assert "Traceback" not in agent.log() and "[Errno" not in agent.log()
     agent.stop()
     assert agent.process and agent.process.returncode == 0, agent.log()
