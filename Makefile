@@ -215,13 +215,15 @@ $(VENV)/packages-bench: | $(VENV)/packages-run
 	@$(call install,$(BENCH_PACKAGES))
 	@touch $@
 
-# The virtual environment sees Debian's python3-bpfcc, which PyPI does not have.
+# The virtual environment sees Debian's python3-bpfcc, which PyPI does not have. Another apt may run:
+# install waits for dpkg's lock by itself, update for its own lock does not.
 define install
-dpkg --status $(1) >/dev/null 2>&1 || { \
-	apt-get update -qq && \
+{ dpkg --status $(1) >/dev/null 2>&1 || { \
+	until said=$$(LC_ALL=C apt-get update -qq 2>&1); do case $$said in \
+		*"Could not get lock"*) sleep 1 ;; *) echo "$$said" >&2; exit 1 ;; esac; done && \
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-upgrade \
-		--no-install-recommends $(1) >/dev/null; }; \
-[ -x $(BIN)/python ] || $(PYTHON) -m venv --system-site-packages $(VENV)
+		--no-install-recommends -o DPkg::Lock::Timeout=600 $(1) >/dev/null; }; } && \
+{ [ -x $(BIN)/python ] || $(PYTHON) -m venv --system-site-packages $(VENV); }
 endef
 
 # For vagrant/box.
