@@ -10,6 +10,7 @@ from ebpflb.datapath.attach import cgroup_links
 from ebpflb.datapath.attach.removal import unpin_all
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.maps.state_lock import StateLock
+from ebpflb.diagnose.forwarding import dropping
 from ebpflb.errors import NodeError
 from ebpflb.node import (
     flowtable,
@@ -98,6 +99,7 @@ def remove_kube_proxy(paths: Paths, *, dry_run: bool = False, force: bool = Fals
     survey = kube_proxy_leftovers.survey()
     if dry_run:
         _print_dry_run(survey)
+        _print_dropping(paths)
         return
     _keep_nat(survey, force=force)
     failed = [reason for leftover in survey.removable for reason in _remove(leftover)]
@@ -109,6 +111,13 @@ def remove_kube_proxy(paths: Paths, *, dry_run: bool = False, force: bool = Fals
     if survey.removable and not cgroup_links.attached(StateDir(paths.state)):
         missing = f"ebpflb is not installed in {paths.state}"
         click.echo(f"warning: {missing}: services do not work on this node now")
+    _print_dropping(paths)
+
+
+def _print_dropping(paths: Paths) -> None:
+    """What kube-proxy's rules accept, and no other rule does."""
+    for each in dropping(paths.state):
+        click.echo(f"warning: {each}")
 
 
 def _require_all_served(paths: Paths) -> None:

@@ -15,6 +15,7 @@ from ebpflb.cli.watching import show, watch_option
 from ebpflb.datapath.attach import cgroup_links, device_programs
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.maps.sweep import FLOW_MAPS, FlowTable
+from ebpflb.diagnose.forwarding import dropping
 from ebpflb.errors import NodeError
 from ebpflb.node import ctnetlink, kube_proxy_watch
 from ebpflb.options import Paths
@@ -83,6 +84,7 @@ def facts_of(paths: Paths, state: StateDir) -> Facts:
         socket_hooks=sorted(cgroup_links.attached(state)),
         published=agent_status.read(paths),
         now=datetime.now(UTC),
+        forwarding={str(each): each.now for each in dropping(paths.state)},
     )
 
 
@@ -100,6 +102,9 @@ def _node(paths: Paths, state: StateDir, facts: Facts) -> dict[str, Any]:
         "flows": _flows(paths.state),
         "conntrack": _conntrack(paths.state),
         "kube_proxy": _kube_proxy(facts.published if facts.runs else None),
+        "forwarding": dict(
+            it.split(": ", 1) for it, is_now in facts.forwarding.items() if not is_now
+        ),
     }
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ebpflb.datapath.attach import cgroup_links, device_programs
 from ebpflb.datapath.maps import state_dir
-from ebpflb.diagnose import pod_replies
+from ebpflb.diagnose import forwarding, pod_replies
 from ebpflb.diagnose.check_result import CheckResult
 from ebpflb.diagnose.firewall.survey import survey
 from ebpflb.errors import EbpflbError, in_words
@@ -24,8 +24,20 @@ def results(state_directory: Path, cgroup: Path | None, engine: Engine) -> Itera
     yield _other_hooks(state_directory, cgroup)
     yield _other_filters(state_directory)
     yield _kube_proxy()
+    yield from _forwarding(state_directory)
     yield from _firewall(state_directory, engine)
     yield from _replies(state_directory)
+
+
+def _forwarding(state_directory: Path) -> Iterator[CheckResult]:
+    """Whether pods get what clients outside ask NodePorts, with kube-proxy's rules and without."""
+    found = forwarding.dropping(state_directory)
+    for each in found:
+        yield CheckResult(
+            "forwarded packets", False, False, f"{each.tool}: {each.says}", each.remedy
+        )
+    if not found:
+        yield CheckResult("forwarded packets", True, False, "accepted for pods of this node", "")
 
 
 def _firewall(state_directory: Path, engine: Engine) -> Iterator[CheckResult]:

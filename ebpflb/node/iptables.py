@@ -12,10 +12,12 @@ from typing import NamedTuple
 from ebpflb import child
 from ebpflb.errors import NodeError
 from ebpflb.model.iptables_rules import IptablesTable, parse
+from ebpflb.node import nft, xtables
 
 LEGACY, _NFT = "legacy", "nft"
 _LOCK_TIMEOUT = "10"  # seconds for the lock that all of them take
 FAMILY_OF_TOOL = {"iptables": AF_INET, "ip6tables": AF_INET6}
+NFT_FAMILY = {"iptables": "ip", "ip6tables": "ip6"}
 
 
 class Tool(NamedTuple):
@@ -32,6 +34,20 @@ class Tool(NamedTuple):
     def tables(self) -> list[IptablesTable]:
         """All tables; reading them loads no module and creates no table. Raises NodeError."""
         return parse(_run([f"{self.command}-save"]))
+
+    def table(self, name: str) -> IptablesTable | None:
+        """One table; None if it is not there. Reading creates none. Raises NodeError."""
+        if not self.has(name):
+            return None
+        if not self.command:
+            raise NodeError(f"it has rules, and {self.name} is not installed here")
+        return next(iter(parse(_run([f"{self.command}-save", "-t", name]))), None)
+
+    def has(self, table: str) -> bool:
+        """Whether the kernel has this table. Raises NodeError."""
+        if self.variant == LEGACY:
+            return table in xtables.tables(FAMILY_OF_TOOL[self.family])
+        return nft.Name(NFT_FAMILY[self.family], table) in nft.tables()
 
     def restore(self, script: str) -> None:
         """Does all of the script or nothing. Raises NodeError with the tool's message."""

@@ -16,7 +16,7 @@ from ebpflb.model import virtual_servers
 from ebpflb.model.iptables_rules import Removal
 from ebpflb.model.kube_proxy import DEVICE, IPTABLES, NFT_TABLE, NODE_PORTS, SETS, is_chain
 from ebpflb.node import ipvs, nft, xtables
-from ebpflb.node.iptables import FAMILY_OF_TOOL, LEGACY, Tool, tools
+from ebpflb.node.iptables import FAMILY_OF_TOOL, LEGACY, NFT_FAMILY, Tool, tools
 
 _NFT_TABLES = {nft.Name("ip", NFT_TABLE), nft.Name("ip6", NFT_TABLE)}
 
@@ -62,11 +62,7 @@ def _has_services(tool: Tool) -> bool:
     """Its modes by iptables and ipvs have KUBE-SERVICES in nat."""
     if tool.variant == LEGACY:
         return xtables.has_chain(FAMILY_OF_TOOL[tool.family], "nat", "KUBE-SERVICES")
-    return nft.has_chain(nft.Name(_nft_family(tool), "nat"), "KUBE-SERVICES")
-
-
-def _nft_family(tool: Tool) -> str:
-    return "ip" if tool.family == "iptables" else "ip6"
+    return nft.has_chain(nft.Name(NFT_FAMILY[tool.family], "nat"), "KUBE-SERVICES")
 
 
 def _iptables(tool: Tool, found: LeftoverSurvey) -> None:
@@ -97,7 +93,7 @@ def _unreadable(tool: Tool) -> str:
     if tool.variant == LEGACY:
         there = [name for name in IPTABLES if name in xtables.tables(FAMILY_OF_TOOL[tool.family])]
     else:
-        names = [nft.Name(_nft_family(tool), table) for table in IPTABLES]
+        names = [nft.Name(NFT_FAMILY[tool.family], table) for table in IPTABLES]
         there = [name.table for name in names if any(map(is_chain, nft.chains(name)))]
     return f"the tables {', '.join(there)}" if there else ""
 

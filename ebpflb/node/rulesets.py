@@ -7,14 +7,13 @@ Time and memory are bounded: what takes longer, or is larger, is not read.
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from socket import AF_INET, AF_INET6
 from typing import IO, NamedTuple
 
 from ebpflb import child
 from ebpflb.errors import NodeError, in_words
 from ebpflb.model.kube_proxy import NFT_TABLE
 from ebpflb.node import flowtable, nat, nft, xtables
-from ebpflb.node.iptables import FAMILY_OF_TOOL, LEGACY, Tool, tools
+from ebpflb.node.iptables import FAMILY_OF_TOOL, LEGACY, NFT_FAMILY, Tool, tools
 from ebpflb.node.netfilter_rules import TABLE
 from ebpflb.node.netfilter_table import KEEPER
 
@@ -91,7 +90,7 @@ def _commands() -> Iterator[tuple[str, list[str] | NodeError]]:
 def _has_tables(tool: Tool, tables: set[nft.Name]) -> bool:
     if tool.variant == LEGACY:
         return bool(xtables.tables(FAMILY_OF_TOOL[tool.family]))
-    family = {AF_INET: "ip", AF_INET6: "ip6"}[FAMILY_OF_TOOL[tool.family]]
+    family = NFT_FAMILY[tool.family]
     return any(name.family == family and name.table in _OF_IPTABLES for name in tables)
 
 

@@ -9,7 +9,7 @@ What an agent has published counts only as long as that agent runs.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import NamedTuple
@@ -54,6 +54,7 @@ class Cause(StrEnum):
     AUDIT_ERRORS = "audit errors"
     STALE_UDP = "stale UDP sockets"
     KUBE_PROXY_MISSING = "kube-proxy missing"
+    NOT_FORWARDED = "not forwarded"
 
 
 class VerdictReason(NamedTuple):
@@ -66,13 +67,17 @@ class VerdictReason(NamedTuple):
 
 @dataclass(frozen=True)
 class Facts:
-    """What a verdict rests on. ``published``: of the last agent; None if there was none."""
+    """What a verdict rests on. ``published``: of the last agent; None if there was none.
+
+    ``forwarding``: what FORWARD drops in words, and whether it does so now.
+    """
 
     paths: Paths
     runs: bool
     socket_hooks: Sequence[str]
     published: AgentStatus | None
     now: datetime
+    forwarding: Mapping[str, bool] = field(default_factory=dict)
 
 
 def judge(facts: Facts) -> tuple[Verdict, list[VerdictReason]]:
@@ -83,6 +88,9 @@ def judge(facts: Facts) -> tuple[Verdict, list[VerdictReason]]:
 
 def _reasons(facts: Facts) -> Iterator[VerdictReason]:
     yield from _hooks(facts)
+    for text, is_now in facts.forwarding.items():
+        if is_now:
+            yield _degraded(Cause.NOT_FORWARDED, text)
     if not facts.runs:
         yield from _no_agent(facts)
     elif facts.published:

@@ -40,9 +40,9 @@ Way = tuple[Host, tuple[str, int]]
 class KubeProxyNode(Cluster):
     """A node that kube-proxy has served, its agent not started yet, and a client outside."""
 
-    def __init__(self, lab: Lab, folder: Path, engine: str) -> None:
-        options = "--cluster-cidr", f"{PODS},{PODS6}", "--packet-path", engine
-        super().__init__(lab, folder, *options)
+    def __init__(self, lab: Lab, folder: Path, engine: str, *options: str) -> None:
+        usual = "--cluster-cidr", f"{PODS},{PODS6}", "--packet-path", engine
+        super().__init__(lab, folder, *usual, *options)
         self.flows_stay = engine == "netfilter"  # when ebpflb is removed
         self.outside = lab.outside("outside", 1)
         v6 = [endpoint(pod, v6=True) for pod in self.web]

@@ -68,6 +68,15 @@ def test_degraded(fields: dict[str, Any], cause: Cause, words: str) -> None:
     assert words in reason.text
 
 
+@pytest.mark.parametrize("runs", [True, False])
+def test_what_forward_drops(runs: bool) -> None:
+    """Agent or no agent, what it drops now is a reason, and what it may drop later is none."""
+    forwarding = {"iptables-nft: drops": True, "iptables-legacy: unknown": False}
+    _, reasons = judge(facts(status(), runs=runs, forwarding=forwarding))
+    found = [it.text for it in reasons if it.cause is Cause.NOT_FORWARDED]
+    assert found == ["iptables-nft: drops"]
+
+
 def test_every_fault_that_an_agent_publishes_counts() -> None:
     """A field of the status that names faults is not forgotten by the verdict."""
     for name in AgentStatus.__struct_fields__:

@@ -101,8 +101,8 @@ def _priority(table: str, hook: str) -> int:
 
 
 def _rule(text: str, chains: dict[str, bool], sets: Sets) -> FirewallRule:
-    options = list(_options(text))
-    values = {name: value for name, value, _ in options}
+    words = list(options(text))
+    values = {name: value for name, value, _ in words}
     target = values.get("-j", values.get("-g", ""))
     shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
     does = _TARGETS.get(target, Does.NOTHING)
@@ -110,13 +110,13 @@ def _rule(text: str, chains: dict[str, bool], sets: Sets) -> FirewallRule:
         does = Does.UNTRACK
     return FirewallRule(
         shown,
-        _matches(options, sets),
+        _matches(words, sets),
         does,
         jump=target if target in chains else "",
         mark=_mark(values),
-        ends=target in _ENDING and all(map(_is_exact, options)),
+        ends=target in _ENDING and all(map(_is_exact, words)),
         each=_each(target, values),
-        states=_states(options),
+        states=_states(words),
         only_states=target != "RETURN" and _SILENT.issuperset(values),
     )
 
@@ -131,8 +131,8 @@ def _each(target: str, values: dict[str, str]) -> str:
     return next(itertools.chain(by_target, by_match), "")
 
 
-def _states(options: list[tuple[str, str, bool]]) -> frozenset[str]:
-    for name, value, negated in options:
+def _states(words: list[tuple[str, str, bool]]) -> frozenset[str]:
+    for name, value, negated in words:
         asked = frozenset(value.lower().split(","))
         if name in _STATES and asked & STATES:
             return STATES - asked if negated else asked & STATES
@@ -145,7 +145,7 @@ def _is_exact(option: tuple[str, str, bool]) -> bool:
     return name in _EXACT or (name, value) == ("--ctstate", "DNAT")
 
 
-def _options(text: str) -> Iterator[tuple[str, str, bool]]:
+def options(text: str) -> Iterator[tuple[str, str, bool]]:
     """Each option, the words that follow it, and whether a "!" is before it."""
     name = ""
     words: list[str] = []
@@ -164,9 +164,9 @@ def _options(text: str) -> Iterator[tuple[str, str, bool]]:
         yield name, " ".join(words), negated
 
 
-def _matches(options: list[tuple[str, str, bool]], sets: Sets) -> tuple[AnyMatch, ...]:
+def _matches(words: list[tuple[str, str, bool]], sets: Sets) -> tuple[AnyMatch, ...]:
     found: list[AnyMatch] = []
-    for name, value, negated in options:
+    for name, value, negated in words:
         try:
             if name == "--match-set":
                 found += _in_set(value, negated, sets)

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node whose FORWARD drops by default, and accepts requests to pods by kube-proxy's rules alone:
+every command that looks says so, before ebpflb serves and after, until a rule accepts them.
+"""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from socket import AF_INET, SOCK_STREAM
+
+import pytest
+
+from ebpflb.lab.hosts import Lab
+from ebpflb.node.netfilter_probe import netfilter_obstacle
+from tests.kit.cluster import NODEPORT
+from tests.kit.lab_cluster import PREFIX
+from tests.network.test_takeover import PODS, KubeProxyNode, iptables
+
+SECONDS = 10.0  # in which a segment that was lost is sent again three times
+BEFORE = "iptables-nft: FORWARD drops by default, and only kube-proxy's chains accept requests"
+AFTER = "iptables-nft: FORWARD drops by default, and no rule accepts requests"
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(("flows",), marks=pytest.mark.extended),
+        ("netfilter",),
+        ("netfilter", "--masquerade-local-backends"),
+    ],
+    ids=["flows", "netfilter", "masqueraded"],
+)
+def node(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[KubeProxyNode]:
+    if request.param[0] == "netfilter" and (missing := netfilter_obstacle()):
+        pytest.skip(missing)
+    with Lab(PREFIX) as lab:
+        made = KubeProxyNode(lab, tmp_path, *request.param)
+        try:
+            iptables(made, "nft")
+            run(made, "iptables-nft -P FORWARD DROP")
+            run(made, "iptables-nft -A FORWARD -i docker0 ! -o docker0 -j ACCEPT")
+            yield made
+        finally:
+            made.close()
+
+
+def run(node: KubeProxyNode, command: str) -> None:
+    subprocess.run([*node.node.enter, *command.split()], check=True)
+
+
+def is_served(node: KubeProxyNode) -> bool:
+    """Whether a client outside is connected by the NodePort."""
+    with node.sockets(node.outside).open(AF_INET, SOCK_STREAM) as client:
+        client.settimeout(SECONDS)
+        try:
+            client.connect((node.node.v4, NODEPORT))
+        except TimeoutError:
+            return False
+    return True
+
+
+def status(node: KubeProxyNode) -> dict[str, str]:
+    """What it says of FORWARD, "" for nothing: as a reason of the verdict, and in a line."""
+    found = json.loads(node.ebpflb("status", "-o", "json").stdout)
+    reasons = [it["text"] for it in found["reasons"] if it["cause"] == "not forwarded"]
+    lines = [f"{tool}: {text}" for tool, text in found["forwarding"].items()]
+    return {"reason": "; ".join(reasons), "line": "; ".join(lines)}
+
+
+def results(node: KubeProxyNode, *words: str) -> str:
+    """What `check` or `doctor` warns of FORWARD."""
+    found = json.loads(node.ebpflb(*words, "-o", "json").stdout)
+    of_forward = (it for it in found if it["feature"] == "forwarded packets" and not it["ok"])
+    return "; ".join(it["detail"] for it in of_forward)
+
+
+def said(node: KubeProxyNode) -> dict[str, str]:
+    """What every command says."""
+    dry_run = node.ebpflb("cleanup", "--kube-proxy", "--dry-run").stdout.splitlines()
+    return {
+        **status(node),
+        "check": results(node, "check"),
+        "doctor": results(node, "doctor", "--no-canary"),
+        "dry run": "; ".join(it[9:] for it in dry_run if it.startswith("warning: ")),
+    }
+
+
+def test_each_command_says_it(node: KubeProxyNode) -> None:
+    """And what it says is so: it is tried by a client outside."""
+    masquerades = "--masquerade-local-backends" in node.agent.options
+    assert is_served(node)
+    before = said(node)
+    assert (
+        not before.pop("reason") and [it[: len(BEFORE)] for it in before.values()] == [BEFORE] * 4
+    )
+    node.agent.start()
+    assert is_served(node) == masquerades
+    beside = status(node)
+    assert beside["line" if masquerades else "reason"].startswith(BEFORE if masquerades else AFTER)
+    done = node.ebpflb("cleanup", "--kube-proxy")
+    assert f"warning: {AFTER}" in done.stdout
+    assert not is_served(node)
+    after = said(node)
+    assert not after.pop("line") and [it[: len(AFTER)] for it in after.values()] == [AFTER] * 4
+    for way in "ds":
+        run(node, f"iptables-nft -I FORWARD -{way} {PODS} -j ACCEPT")
+    assert is_served(node)
+    assert (status(node), results(node, "check")) == ({"reason": "", "line": ""}, "")
