@@ -70,7 +70,7 @@ def _command(family: str, variant: str) -> str | None:
 
 def _variant(command: str) -> str:
     """iptables(8) says "(nf_tables)" or "(legacy)" since 1.8, nothing before."""
-    return _NFT if "(nf_tables)" in child.run([command, "-V"]).stdout else LEGACY
+    return _NFT if "(nf_tables)" in _run([command, "-V"]) else LEGACY
 
 
 def _run(command: list[str], stdin: str = "") -> str:
