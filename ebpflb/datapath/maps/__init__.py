@@ -14,6 +14,7 @@ map_sizes          the sizes that an operator may choose, and the record of thos
 locked             tells the kernel of the type of values that programs lock
 slices             all entries of a map, in slices
 written            how a map tells what is written to it
+no_frontends       where no frontend is, so that programs look nothing up
 frontend_keys      which addresses and ports are frontends, for very many connections
 state_dir          the state directory, where maps and links are pinned
 unknown_pins       removes from it what no agent has put there
