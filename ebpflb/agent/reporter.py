@@ -19,6 +19,7 @@ from ebpflb.model.health_check import HealthCheck
 from ebpflb.model.no_local_endpoints import NoLocalEndpoints
 from ebpflb.model.objects import Node
 from ebpflb.model.trigger_times import TriggerTimes
+from ebpflb.rate_limit import object_limit
 from ebpflb.serve.health import Health
 from ebpflb.serve.metrics import Metrics
 from ebpflb.serve.service_health import ServiceHealth
@@ -41,7 +42,7 @@ class Reporter:
         record_annotation: Callable[[ObjectWarning], None] = lambda warning: None,
     ) -> None:
         """``clock`` gives seconds since the epoch; the ``record_`` make an event."""
-        self._record_annotation = record_annotation
+        self._record_annotation, self._may_warn = record_annotation, object_limit().allows
         self._record_unknown_node, self._node_unknown = record_unknown_node, ""
         self._record_drift = record_drift
         self._health, self._metrics, self._service_health = health, metrics, service_health
@@ -54,9 +55,10 @@ class Reporter:
     def event_applied(self, change: Applied, node: Node | None) -> None:
         """An event has changed the cluster state, in which the Node is ``node`` now."""
         for warning in change.warnings:
-            log.warning("%s", warning)
-            if annotations.is_about_one(warning.text):
-                self._record_annotation(warning)
+            if self._may_warn((warning.kind, warning.key)):
+                log.warning("%s", warning)
+                if annotations.is_about_one(warning.text):
+                    self._record_annotation(warning)
         for each in change.slices.values():
             self._observe_trigger(each)
         self._pending_services |= change.services

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kubernetes events (events.k8s.io/v1) about the Node and its Services, as kube-proxy's.
 
-To record an event takes no time. A thread sends events to the API server, and tries again while
-that cannot be reached; of too many the oldest are dropped. The same event is not sent again for a
-while. Without an API server events are log lines.
+To record an event takes no time, however many are recorded: they are limited for each object and
+for the node. A thread sends events to the API server, and tries again while that cannot be reached;
+of too many the oldest are dropped. Without an API server events are log lines.
 """
 
 import logging
@@ -23,6 +23,7 @@ from ebpflb.cluster.retry import Backoff, Timing
 from ebpflb.cluster.source import Observe, unobserved
 from ebpflb.errors import in_words
 from ebpflb.model.events import Key, Kind
+from ebpflb.rate_limit import RateLimit, object_limit
 from ebpflb.redaction import redact
 
 log = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ log = logging.getLogger(__name__)
 CONTROLLER = "ebpflb"
 QUEUE_SIZE = 100  # events that wait to be sent
 ATTEMPTS = 12  # for one event; client-go's number
-REPEAT_SECONDS = 600.0  # until the same event is sent again
+NODE_BURST, NODE_SECONDS = 100, 10.0  # about all objects but the Node; then one in so many seconds
 MAX_NOTE, MAX_INSTANCE = 1024, 128  # bytes; the API server refuses longer ones
 
 _VERSIONS: dict[str, str] = {Kind.ENDPOINT_SLICE: "discovery.k8s.io/v1"}
@@ -125,9 +126,10 @@ class ApiRecorder:
         self._make_server = make_server
         self._server: EventServer | None = None
         self._instance = f"{CONTROLLER}-{node_name}"[:MAX_INSTANCE]
-        self._timing, self._clock, self._stop_timeout = timing or Timing(), clock, stop_timeout
-        self._recent: dict[Event, float] = {}
-        self._waiting: deque[tuple[str, bytes]] = deque()
+        self._timing, self._stop_timeout = timing or Timing(), stop_timeout
+        self._of_object = object_limit(clock)
+        self._of_node = RateLimit(NODE_BURST, NODE_SECONDS, clock)
+        self._waiting: deque[tuple[Event, int]] = deque()  # with nanoseconds since the epoch
         self._sending = self._stopped = False
         self._condition = threading.Condition()
         self._last_error = ""
@@ -141,12 +143,13 @@ class ApiRecorder:
     ) -> None:
         event = Event(about, severity, reason, action, note)
         with self._condition:
-            if self._is_repeated(event):
+            if not self._allows(about):
+                self.dropped += 1
                 return
             if len(self._waiting) == QUEUE_SIZE:
                 self._waiting.popleft()
                 self.dropped += 1
-            self._waiting.append(manifest(event, self._instance, time.time_ns()))
+            self._waiting.append((event, time.time_ns()))
             self._condition.notify_all()
 
     def stop(self) -> None:
@@ -156,22 +159,22 @@ class ApiRecorder:
             self._stopped = True
             self._condition.notify_all()
 
-    def _is_repeated(self, event: Event) -> bool:
-        now = self._clock()
-        self._recent = {it: at for it, at in self._recent.items() if now - at < REPEAT_SECONDS}
-        repeated = event in self._recent
-        self._recent.setdefault(event, now)
-        return repeated
+    def _allows(self, about: Reference) -> bool:
+        """Events about the Node are not limited by what tenants do to their objects."""
+        is_tenants = bool(about.key.namespace)
+        return self._of_object.allows(about) and (not is_tenants or self._of_node.allows(None))
 
     def _is_idle(self) -> bool:
         return not self._waiting and not self._sending
 
     def _run(self) -> None:
-        while found := self._next():
-            if not self._send(*found):
-                self.dropped += 1
+        while waiting := self._next():
+            event, at = waiting
+            if not self._send(*manifest(event, self._instance, at)):
+                with self._condition:
+                    self.dropped += 1
 
-    def _next(self) -> tuple[str, bytes] | None:
+    def _next(self) -> tuple[Event, int] | None:
         with self._condition:
             self._sending = False
             self._condition.notify_all()

@@ -176,7 +176,7 @@ class _DroppedEvents(Collector):
     count: Callable[[], int] = staticmethod(lambda: 0)
 
     def collect(self) -> Iterable[Metric]:
-        text = "Events that could not be written to the API server"
+        text = "Events that were not written: over the limits, refused, or the API server was away"
         yield CounterMetricFamily("ebpflb_events_dropped_total", text, self.count())
 
 

@@ -108,3 +108,20 @@ def test_of_no_string() -> None:
     with pytest.raises(InvalidObject, match=r"annotation ebpflb.io/weight: expected a string"):
         decoding.convert(Kind.ENDPOINT_SLICE, wrong)
     decoding.convert(Kind.SERVICE, annotated(service("a", "10.96.0.1"), "example.org/weight", 11))
+
+
+def test_no_tenant_fills_the_log(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    """An annotation that changes a thousand times is told 25 times, that of another Service too."""
+    harness.start()
+    harness.send(listed(Kind.SERVICE), listed(Kind.ENDPOINT_SLICE))
+
+    def wrong(name: str, text: str) -> Any:
+        return changed(Kind.SERVICE, annotated(service(name, "10.96.0.1"), objects.SCHEDULER, text))
+
+    harness.send(*(wrong("a", f"flood-{number}") for number in range(1000)), wrong("b", "mistake"))
+    told = [line for line in caplog.messages if objects.SCHEDULER in line]
+    assert [len([line for line in told if text in line]) for text in ("flood-", "mistake")] == [
+        25,
+        1,
+    ]
+    assert len(harness.annotations) == 26

@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from ebpflb.cluster import event_recorder
-from ebpflb.cluster.event_recorder import QUEUE_SIZE, ApiRecorder, Event, LogRecorder, manifest
+from ebpflb.cluster.event_recorder import (
+    NODE_BURST,
+    NODE_SECONDS,
+    QUEUE_SIZE,
+    ApiRecorder,
+    Event,
+    LogRecorder,
+    manifest,
+)
 from ebpflb.model.events import Key, Kind
 from tests.cluster.event_log import NODE, QUICK
 from tests.kit.api_history import Json
@@ -110,7 +118,8 @@ def test_long_note_and_long_name_are_cut() -> None:
     assert json.loads(body)["note"] == "ü" * 512
     long = ApiRecorder(lambda: pytest.fail("not asked for"), "n" * 253)
     long.event(*STARTING)  # type: ignore[arg-type]
-    (_, body) = long._waiting[0]
+    event, at = long._waiting[0]
+    (_, body) = manifest(event, long._instance, at)
     assert len(json.loads(body)["reportingInstance"]) == 128
 
 
@@ -122,15 +131,38 @@ def test_order_is_kept(api: FakeApiServer, record: Record) -> None:
     assert notes(api, 20) == [f"the {number}th" for number in range(20)]
 
 
-def test_equal_events_are_sent_once_for_ten_minutes(api: FakeApiServer, record: Record) -> None:
-    """What fails at every sync is not sent at every sync; another event in between is."""
-    clock = iter([0.0, 1.0, 599.0, 599.0, 600.0, 600.0])
-    it = record(lambda: next(clock))
-    for event in (FAILED, FAILED, FAILED, failed(1), FAILED, FAILED):
-        it.event(*event)
-    assert notes(api, 3) == ["port 32000: taken", "the 1th", "port 32000: taken"]
+def test_events_about_one_object_are_limited(api: FakeApiServer, record: Record) -> None:
+    """25 at once and one more in five minutes, as client-go's; another object has its own 25."""
+    seconds = [0.0]
+    it = record(lambda: seconds[0])
+    for number in range(100):
+        it.event(*failed(number))
+    it.event(*STARTING)
+    assert notes(api, 26) == [f"the {number}th" for number in range(25)] + [""]
+    for at in (299.0, 300.0, 301.0):
+        seconds[0] = at
+        it.event(*failed(int(at)))
+    assert notes(api, 27)[26:] == ["the 300th"]
     it.stop()
-    assert len(api.created) == 3
+    assert (len(api.created), it.dropped) == (27, 75 + 2)
+
+
+def test_events_of_all_tenants_leave_room_for_the_nodes(api: FakeApiServer, record: Record) -> None:
+    """However many objects change, the node sends 100 at once, then one in ten seconds; events
+    about the Node itself are sent all the same.
+    """
+    seconds = [0.0]
+    it = record(lambda: seconds[0])
+    for number in range(300):
+        it.event(event_recorder.service(Key("shop", f"s{number}")), *FAILED[1:])
+        if not number % 50:
+            created(api, min(number + 1, NODE_BURST))  # none is dropped because it waits
+    it.event(*STARTING)
+    created(api, NODE_BURST + 1)
+    seconds[0] = NODE_SECONDS
+    it.event(*FAILED)
+    assert notes(api, NODE_BURST + 2)[NODE_BURST:] == ["", "port 32000: taken"]
+    assert it.dropped == 300 - NODE_BURST
 
 
 def test_server_that_is_away_is_tried_again(
@@ -175,15 +207,14 @@ def test_never_blocks_and_drops_the_oldest(api: FakeApiServer, record: Record) -
     """While the server is silent so many wait and no more; the newest are sent in the end."""
     api.delay = 0.3
     it = record(stop_timeout=WAIT_SECONDS)
-    for number in range(3 * QUEUE_SIZE):
-        it.event(*failed(number))
+    names = [f"node-{number}" for number in range(3 * QUEUE_SIZE)]  # none is limited
+    for name in names:
+        it.event(event_recorder.node(name), "Normal", "Starting", "StartKubeProxy", name)
     with api.changed:
         api.delay = 0.0
     it.stop()
     sent = notes(api, QUEUE_SIZE)
-    assert sent[-QUEUE_SIZE:] == [
-        f"the {number}th" for number in range(2 * QUEUE_SIZE, 3 * QUEUE_SIZE)
-    ]
+    assert sent[-QUEUE_SIZE:] == names[2 * QUEUE_SIZE :]
     assert it.dropped == 3 * QUEUE_SIZE - len(sent)
 
 
