@@ -15,7 +15,6 @@ import argparse
 import os
 import random
 import re
-import select
 import shutil
 import signal
 import subprocess
@@ -30,6 +29,7 @@ from bench.nodeport_lab import DIRECT, EBPFLB, FAST, LOCAL, NETFILTER, NFTABLES,
 from bench.report import Line, Lines, row_of
 from bench.result import run_bench
 from bench.temporary_lab import print_step, temporary_lab
+from ebpflb.readable import readable
 
 PREFIX = "ebpflb-profile"
 COMPARED = (DIRECT, EBPFLB, NETFILTER, FAST, NFTABLES)
@@ -130,7 +130,7 @@ def _sampled(work: Work, pids: Sequence[int], folder: Path) -> Counter[str]:
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as perf:
         try:
             os.write(orders, b"enable\n")
-            if not select.select([answers], [], [], START_TIMEOUT)[0]:
+            if not readable([answers], START_TIMEOUT):
                 raise SystemExit("perf does not sample; what it says is above")
             work()
         finally:

@@ -27,6 +27,7 @@ from ebpflb.model.served_services import ServedServices
 from ebpflb.node import conntrack, process
 from ebpflb.options import Options, Paths
 from ebpflb.serve import agent_lock
+from ebpflb.stopping import FailedThreads
 
 
 @click.command(context_settings=kube_proxy_flags.GO_STYLE)
@@ -114,6 +115,7 @@ def _serve(
     process.adjust_oom_score(options.oom_score_adj)
     process.raise_file_limit()
     state, inbox = StateDir(options.paths.state, options.map_sizes), Inbox()
+    failed = FailedThreads(lambda: inbox.put(Stop()))
     _stop_on_signals_and_changes(lambda: inbox.put(Stop()), watch)
     try:
         with build_agent(options, flags, lock, inbox) as agent:
@@ -127,6 +129,8 @@ def _serve(
             watch.stop()
     if watch and watch.changed:
         raise ConfigurationError(f"{watch.path} has changed: exiting to be restarted with it")
+    if failed.name:
+        raise NodeError(f"thread {failed.name} failed: exiting to be restarted")
 
 
 def _stop_on_signals_and_changes(stop: Callable[[], None], watch: ConfigWatch | None) -> None:

@@ -11,7 +11,6 @@ has lost events: then every file is read again.
 import logging
 import math
 import os
-import select
 import threading
 import time
 from collections.abc import Iterable
@@ -27,6 +26,7 @@ from ebpflb.cluster.retry import RetryLoop, Timing
 from ebpflb.cluster.source import Emit
 from ebpflb.errors import ClusterError
 from ebpflb.model.events import Event
+from ebpflb.readable import readable
 
 log = logging.getLogger(__name__)
 
@@ -144,10 +144,7 @@ class ManifestSource:
             self._loop.emit(event)
 
     def _wait(self, inotify: INotify, seconds: float) -> list[InotifyEvent]:
-        poller = select.poll()
-        poller.register(inotify, select.POLLIN)
-        poller.register(self._wake, select.POLLIN)
-        poller.poll(max(0.0, seconds) * 1000)
+        readable([inotify, self._wake], seconds)
         return list(inotify.read(timeout=0))
 
     def _events_for(self, inotify_events: list[InotifyEvent]) -> list[Event]:

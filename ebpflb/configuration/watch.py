@@ -10,13 +10,14 @@ the moment does not count as changed.
 
 import logging
 import os
-import select
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
 from inotify_simple import INotify, flags
+
+from ebpflb.readable import readable
 
 log = logging.getLogger(__name__)
 
@@ -83,11 +84,7 @@ class ConfigWatch:
 
     def _wait(self) -> bool:
         """For an event or the poll interval. Returns whether the file was renamed."""
-        poller = select.poll()
-        for source in (self._inotify, self._wake):
-            if source is not None:
-                poller.register(source, select.POLLIN)
-        poller.poll(_POLL_SECONDS * 1000)
+        readable([self._wake, *([self._inotify] if self._inotify else [])], _POLL_SECONDS)
         events = self._inotify.read(timeout=0) if self._inotify else []
         return any(each.name == self.path.name and each.mask & flags.MOVED_FROM for each in events)
 

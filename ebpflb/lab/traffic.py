@@ -17,7 +17,7 @@ by the peer's address that the client saw; errors by the errno's name.
 import errno
 import json
 import os
-import select
+import selectors
 import socket
 import sys
 import threading
@@ -147,8 +147,10 @@ def echo(host: str, port: str, size: str) -> str:
 def until_input_ends(pause: float) -> Iterator[None]:
     yield
     print("ready", flush=True)
-    while not select.select([sys.stdin], [], [], pause)[0]:
-        yield
+    with selectors.DefaultSelector() as selector:
+        selector.register(sys.stdin, selectors.EVENT_READ)
+        while not selector.select(pause):
+            yield
 
 
 def await_name(name: str, host: str, port: str) -> None:

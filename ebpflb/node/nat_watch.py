@@ -10,7 +10,6 @@ With --audit=report nothing is put back either.
 
 import logging
 import os
-import select
 import socket
 import threading
 import time
@@ -22,6 +21,7 @@ from ebpflb.node import flowtable, nat
 from ebpflb.node.flowtable_sync import FlowtableSync
 from ebpflb.node.netlink_news import tells_of
 from ebpflb.node.poller import Poller
+from ebpflb.readable import readable
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class NatWatch:
         """Whether all is to be looked at, or only what the agent wants is new; None: it ends."""
         kernel = self._changes.fileno()
         while (left := due - time.monotonic()) > 0:
-            ready, _, _ = select.select([kernel, self._end, self._news], [], [], left)
+            ready = readable([kernel, self._end, self._news], left)
             if self._end in ready:
                 return None
             if kernel in ready and tells_of(self._changes, _REMOVALS):

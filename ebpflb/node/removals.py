@@ -8,7 +8,6 @@ updated has none, nor has a bpffs that is unmounted lazily; those are looked for
 
 import logging
 import os
-import select
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from pathlib import Path
 from inotify_simple import INotify, flags
 
 from ebpflb.node.netlink_news import tells_of
+from ebpflb.readable import HasFileno, readable
 
 log = logging.getLogger(__name__)
 
@@ -60,9 +60,10 @@ class RemovalWatch:
             self._inotify.close()
 
     def _run(self) -> None:
-        sources = [self._changes, self._end, *([self._inotify] if self._inotify else [])]
+        sources: list[int | HasFileno] = [self._changes, self._end]
+        sources += [self._inotify] if self._inotify else []
         while True:
-            ready, _, _ = select.select(sources, [], [], _WATCH_RETRY_SECONDS)
+            ready = readable(sources, _WATCH_RETRY_SECONDS)
             if self._end in ready:
                 return
             removed = self._changes in ready and tells_of(self._changes, _REMOVALS)

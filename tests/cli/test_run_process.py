@@ -2,7 +2,9 @@
 """`ebpflb run` as a process on a node of the lab: what it asks of the kernel, and how it ends."""
 
 import resource
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -52,3 +54,27 @@ def test_bind_address_hard_fail(cluster: LabCluster, node: Host, port: int) -> N
     assert agent.log().splitlines()[-1] == line
     assert "Traceback" not in agent.log()
     assert not agent.paths.state.exists()
+
+
+FAILING = """
+import sys
+from ebpflb.cli import main
+from ebpflb.node.removals import RemovalWatch
+RemovalWatch._run = lambda self: [][1023]
+sys.argv = ["ebpflb", *sys.argv[sys.argv.index("run"):]]
+main()
+"""
+
+
+def test_a_thread_that_fails_ends_the_agent(cluster: LabCluster, node: Host) -> None:
+    """In order and with status 1, so that it is restarted; each line is without Python's frames."""
+    agent = cluster.add_agent(node)
+    agent.under = [sys.executable, "-P", "-c", FAILING]
+    with suppress(NodeError):  # it may end before it is ready
+        cluster.start()
+    assert agent.process and agent.process.wait(120) == 1
+    lines = [line for line in agent.log().splitlines() if "thread removals failed" in line]
+    assert lines[0].endswith("so the agent ends: IndexError: list index out of range")
+    assert lines[1:] == ["ebpflb: thread removals failed: exiting to be restarted"]
+    assert "stopped; what is programmed serves on" in agent.log()
+    assert "Traceback" not in agent.log()

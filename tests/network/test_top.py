@@ -3,7 +3,6 @@
 
 import os
 import pty
-import select
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
 from ebpflb.lab.hosts import Host
 from ebpflb.lab.sockets import Sockets
+from ebpflb.readable import readable
 from tests.kit import forked, requests
 from tests.kit.cluster import TARGET, VIP, Cluster, endpoint, web
 
@@ -174,11 +174,11 @@ def test_on_a_terminal_it_is_refreshed_in_place_until_ctrl_c(cluster: Cluster) -
         )
         try:
             while said.count(CLEARED) < 3:
-                assert select.select([leader], [], [], 60)[0], said
+                assert readable([leader], 60), said
                 said += os.read(leader, 4096)
             process.send_signal(signal.SIGINT)
             while process.poll() is None:
-                if select.select([leader], [], [], 0.05)[0]:
+                if readable([leader], 0.05):
                     os.read(leader, 4096)
             assert process.wait(60) == 0
         finally:

@@ -15,6 +15,7 @@ from ebpflb.node.nat_watch import NatWatch
 from ebpflb.node.netfilter_rules import TABLE, TableOptions
 from ebpflb.node.netfilter_table import NetfilterTable
 from tests.datapath.variants import eventually
+from tests.kit.descriptors import beyond_1023
 from tests.node import nodes
 from tests.node.nodes import run
 
@@ -185,3 +186,13 @@ def test_report_only_puts_nothing_back(table: Table) -> None:
         assert watch.lacking
         assert not nft.exists(TABLE)
         assert watch.put_back == 0
+
+
+def test_with_many_open_files(table: Table) -> None:
+    """An agent on a node with some 480 devices has descriptors beyond 1,023."""
+    with (
+        beyond_1023(),
+        started(NatWatch(lambda _: None, table, needed=lambda: True, seconds=NEVER)) as watch,
+    ):
+        run("nft", "flush", "ruleset")
+        assert eventually(lambda: watch.put_back == 1)

@@ -11,6 +11,7 @@ import pytest
 
 from ebpflb.node.removals import RemovalWatch
 from tests.datapath.variants import eventually
+from tests.kit.descriptors import beyond_1023
 from tests.node import nodes
 from tests.node.nodes import run
 
@@ -90,3 +91,11 @@ def test_a_folder_that_is_made_anew_is_watched(
             return not told.empty()
 
         assert eventually(is_told)
+
+
+def test_with_many_open_files(tmp_path: Path) -> None:
+    """An agent on a node with some 480 devices has descriptors beyond 1,023."""
+    (tmp_path / "pin").touch()
+    with beyond_1023(), watching(tmp_path) as told:
+        (tmp_path / "pin").unlink()
+        told.get(timeout=60)
