@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 BUDGET_SECONDS = 0.01  # of one turn of the loop
 PAUSE_SECONDS = 0.1  # until the next turn goes on
 IMPOSSIBLE_SECONDS = 1.0  # until it is asked again whether a check is possible
+FIRST_RETRY = 1.0  # seconds after a failure; each further one doubles them, up to the period
 SHARE = 20  # a check that takes a second is not begun again for this many
 
 
@@ -72,6 +73,7 @@ class RepeatedCheck:
         self._spent = 0.0
         self._ended = -math.inf
         self._is_repeated = False
+        self._retry = FIRST_RETRY
 
     def wake(self) -> None:
         """The next comparison is due now, but for what the last one took of the time."""
@@ -126,6 +128,7 @@ class RepeatedCheck:
         if self.drift and not self._found:
             log.info("audit: the %s are as planned again", self.check.name)
         self.drift, self.error, self._steps = self._found, None, None
+        self._retry = FIRST_RETRY
         self.completed, self._ended = self.completed + 1, self._clock()
         self._is_repeated = bool(self._found) and not self._report_only and not self._is_repeated
         rest = 0.0 if self._is_repeated else max(self.check.period, SHARE * self._spent)
@@ -136,7 +139,8 @@ class RepeatedCheck:
         if reason != self.error:
             log.error("audit: the %s: %s", self.check.name, reason)
         self.error, self._steps, self._is_repeated = reason, None, False
-        self.due = self._clock() + self.check.period
+        self.due = self._clock() + min(self._retry, self.check.period)
+        self._retry = min(2 * self._retry, self.check.period)
 
 
 class Audit:

@@ -114,7 +114,7 @@ def test_share_of_time() -> None:
 
 
 def test_cannot_be_put_back(caplog: pytest.LogCaptureFixture) -> None:
-    """It is said why, once; it stays drift, and is tried again each period."""
+    """It is said why, once; it stays drift, and is tried again."""
     check = FakeCheck()
     it, clock, _ = made(check)
     check.drift, check.error = [HOOK], FULL
@@ -129,6 +129,24 @@ def test_cannot_be_put_back(caplog: pytest.LogCaptureFixture) -> None:
     it.turn()
     it.turn()
     assert (it.drift, it.errors) == ([], {})
+
+
+def test_a_failure_is_tried_again_soon() -> None:
+    """After a second, then with pauses that double up to the period; a success starts over."""
+    check = FakeCheck()
+    it, clock, _ = made(check)
+    check.drift, check.error, pauses = [HOOK], FULL, list[float]()
+    for _ in range(5):
+        it.turn()
+        pauses.append(it.due - clock.now)
+        clock.now = it.due
+    assert pauses == pytest.approx([1.0, 2.0, 4.0, 5.0, 5.0])
+    check.error = None
+    it.turn()
+    it.turn()
+    check.drift, check.error, clock.now = [HOOK], FULL, it.due
+    it.turn()
+    assert it.due - clock.now == pytest.approx(1.0)
 
 
 def test_comes_back_at_once() -> None:
