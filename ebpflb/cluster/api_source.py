@@ -61,7 +61,9 @@ class ApiSource:
             self.prepare()
         for kind, selector in selectors(self._node_name).items():
             source = self._server.url + api.API_PATHS[kind]
-            loop = RetryLoop(source, self._emit, self._timing, self._stopped)
+            loop = RetryLoop(
+                source, self._emit, self._timing, self._stopped, self._end_other_pauses
+            )
             list_watch = ListWatch(
                 kind, selector, self._server, loop, limit=self._limit, on_silent=self._on_silent
             )
@@ -89,9 +91,17 @@ class ApiSource:
         """Of each kind."""
         return self._fresh
 
+    def _end_other_pauses(self, recovered: RetryLoop) -> None:
+        """The server can be reached again: the other kinds, too, are asked for at once."""
+        for loop in list(self._loops.values()):
+            if loop is not recovered:
+                loop.end_pause()
+
     def stop(self) -> None:
         """A request whose answer has not begun cannot be cancelled: its thread ends later."""
         self._stopped.set()
+        for loop in self._loops.values():
+            loop.end_pause()
         for fresh in self._fresh:
             fresh.end()
         if self._threads:

@@ -130,22 +130,31 @@ class ListWatch:
             "resourceVersion": self.position.version,
             "allowWatchBookmarks": "true",
         }
-        opened = self._loop.monotonic()
-        received = False
+        asked = self._loop.monotonic()
         with self._server.watch(self._kind, query) as lines:
             self._loop.clear_error()
             self._loop.note_received()
             if self.position.restarting:  # since before ``end_watch`` could end this one
                 return
+            self._read_lines(lines, asked)
+
+    def _read_lines(self, lines: Iterator[bytes], asked: float) -> None:
+        """Raises ClusterError for a watch that ends or breaks; its next pause is a first one unless
+        the watch was short and silent. ``asked``: when it was, by the loop's clock.
+        """
+        received = False
+        try:
             for line in lines:
                 self._loop.note_received()
                 self._silent = False
                 self._handle_line(line)
-                self._loop.reset_backoff()
                 received = True
-        if not received and self._loop.monotonic() - opened < SHORT_WATCH:
+        finally:
+            is_useful = received or self._loop.monotonic() - asked >= SHORT_WATCH
+            if is_useful:
+                self._loop.reset_backoff()
+        if not is_useful:
             raise ClusterError("the watch ended as soon as it began")
-        self._loop.reset_backoff()
 
     def _handle_line(self, data: bytes) -> None:
         """Emits what one line reports. Raises ResourceExpired or ClusterError for type ERROR."""

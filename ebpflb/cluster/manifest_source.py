@@ -84,6 +84,7 @@ class ManifestSource:
 
     def stop(self) -> None:
         self._stopped.set()
+        self._loop.end_pause()
         if self._thread.is_alive():
             os.eventfd_write(self._wake, 1)
             self._thread.join(1)

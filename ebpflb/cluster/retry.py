@@ -68,9 +68,18 @@ class Backoff:
 class RetryLoop:
     """Repeats attempts until stopped; ``source`` is the name in the SourceStatus."""
 
-    def __init__(self, source: str, emit: Emit, timing: Timing, stopped: threading.Event) -> None:
+    def __init__(
+        self,
+        source: str,
+        emit: Emit,
+        timing: Timing,
+        stopped: threading.Event,
+        on_recovery: Callable[["RetryLoop"], None] = lambda loop: None,
+    ) -> None:
+        """``on_recovery`` is called when the source can be read after it could not."""
         self.source = source
-        self.stopped = stopped
+        self.stopped, self._no_pause = stopped, timing.new_event()
+        self._on_recovery = on_recovery
         self._emit = emit
         self._timing = timing
         self.monotonic = timing.monotonic
@@ -79,8 +88,18 @@ class RetryLoop:
         self.received: float | None = None  # when the source last sent anything, since the epoch
 
     def run(self, attempt: Callable[[], None]) -> None:
-        while not self.stopped.wait(self.run_once(attempt)):
-            pass
+        while not self.stopped.is_set():
+            self._no_pause.wait(self.run_once(attempt))
+            self._no_pause.clear()
+
+    def end_pause(self) -> None:
+        """Ends the pause, or skips the next one; pauses begin with the first again.
+
+        To be called from another thread: after ``stopped`` was set, or when there is reason to
+        believe that an attempt would succeed.
+        """
+        self._backoff.reset()
+        self._no_pause.set()
 
     def run_once(self, attempt: Callable[[], None]) -> float:
         """One attempt; returns the pause before the next one, in seconds."""
@@ -107,7 +126,10 @@ class RetryLoop:
 
     def clear_error(self) -> None:
         """The source can be read: an error that was reported is over."""
+        had_error = self._error is not None
         self._report(None)
+        if had_error:
+            self._on_recovery(self)
 
     def reset_backoff(self) -> None:
         """The source gave what it should: the next failure is a first one."""

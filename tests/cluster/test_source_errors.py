@@ -2,10 +2,14 @@
 """When the API cannot be read: reported once per error, and tried for ever with growing pauses."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
+from ebpflb.cluster.list_watch import ListWatch
 from ebpflb.cluster.retry import RetryLoop
+from ebpflb.cluster.selectors import Selector
 from ebpflb.errors import ClusterError
 from ebpflb.model.events import Changed, Kind, Replaced, SourceStatus
 from tests.cluster.event_log import EventLog, Quick, Start
@@ -157,6 +161,59 @@ def test_pauses_grow_with_failures_and_begin_again_after_success(
     assert pauses == pytest.approx([0.01, 0.02, 0.04, 0.05, 0.05, 0.01], rel=0.01)
     assert loop.run_once(lambda: None) == 0
     assert events.all() == [SourceStatus("it", "away")]
+
+
+def test_a_kind_that_recovers_ends_the_pauses_of_the_others(
+    api: FakeApiServer, events: EventLog, watch: Start, quick: Quick
+) -> None:
+    """After an outage a kind of which nothing changes is not the last that is asked for."""
+
+    def days_for_services() -> float:
+        return 1e8 if threading.current_thread().name == "watch Service" else 0.0
+
+    api.fail("Service", 500)
+    api.fail("EndpointSlice", 500)
+    watch(timing=quick(jitter=days_for_services))
+    events.next(Kind.SERVICE)
+    api.wait_for_watch("Service")
+
+
+class Breaking:
+    """A server whose watches last for ``seconds`` by ``now``, are silent, and break."""
+
+    url = "it"
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.now = seconds, 0.0
+
+    def page(self, kind: Kind, query: dict[str, str]) -> bytes:
+        return b'{"metadata": {"resourceVersion": "1"}, "items": []}'
+
+    @contextmanager
+    def watch(self, kind: Kind, query: dict[str, str]) -> Iterator[Iterator[bytes]]:
+        yield self._lines()
+
+    def end_watch(self, kind: Kind) -> None:
+        raise NotImplementedError
+
+    def _lines(self) -> Iterator[bytes]:
+        self.now += self.seconds
+        yield from ()
+        raise ClusterError("broken")
+
+
+@pytest.mark.parametrize(("seconds", "pauses"), [(60.0, [1, 1, 1]), (0.1, [1, 2, 4])])
+def test_a_quiet_watch_that_breaks_is_opened_soon(
+    events: EventLog, quick: Quick, seconds: float, pauses: list[float]
+) -> None:
+    """It was of use though nothing changed; only one that breaks at once is paused for longer."""
+    server = Breaking(seconds)
+    timing = quick(
+        backoff_first=1.0, backoff_max=30.0, jitter=lambda: 1.0, monotonic=lambda: server.now
+    )
+    loop = RetryLoop("it", events, timing, threading.Event())
+    listed = ListWatch(Kind.SERVICE, Selector(), server, loop)
+    assert [loop.run_once(listed.list_and_watch) for _ in range(3)] == pauses
 
 
 def test_our_own_mistakes_are_errors_and_not_the_end(
