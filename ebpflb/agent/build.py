@@ -169,4 +169,5 @@ def _read(metrics: Metrics, agent: Agent, datapath: Datapath, servers: HttpServe
     metrics.read(datapath, lambda: agent.service_sync.planner, lambda: agent.status)
     metrics.health(lambda: servers.health.healthy)
     metrics.ready(lambda: servers.health.ready)
+    metrics.waiting(lambda: servers.health.pulse.waiting)
     metrics.gate(EXTERNAL_IPS, "DEPRECATED", enabled=agent.options.serve_external_ips)

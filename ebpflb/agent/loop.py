@@ -118,6 +118,7 @@ class Agent:
         self.publisher.publish(self.audit.drift, **fields_of(self))
         if self.node_sync.attached:
             memory.end_startup()
+            self.reporter.turned()
 
     def _wait(self) -> list[Message]:
         """All messages in the inbox. Waits for the first one until something else is due."""

@@ -26,7 +26,6 @@ from ebpflb.model.cluster_state import ClusterState
 from ebpflb.node import ip_families
 from ebpflb.node.flowtable_sync import FlowtableSync
 from ebpflb.options import Options
-from ebpflb.serve.http import Handler
 from ebpflb.serve.metrics import Metrics
 from ebpflb.serve.metrics_pages import MetricsPages
 from ebpflb.serve.servers import HttpServers
@@ -88,7 +87,7 @@ def open_parts(options: Options, flags: Mapping[str, str], stack: ExitStack, inb
         host=host,
         datapath=datapath,
         history=history,
-        servers=_servers(options, flags, metrics, local_pages(inbox.put)),
+        servers=_servers(options, flags, metrics, inbox),
         netfilter=netfilter,
         engine=EngineChoice(
             options.packet_path,
@@ -123,7 +122,7 @@ def make_source(options: Options, emit: Emit, metrics: Metrics) -> Source:
 
 
 def _servers(
-    options: Options, flags: Mapping[str, str], metrics: Metrics, local: Handler
+    options: Options, flags: Mapping[str, str], metrics: Metrics, inbox: Inbox
 ) -> HttpServers:
     pages = MetricsPages(
         metrics=metrics.exposition,
@@ -135,7 +134,8 @@ def _servers(
     )
     families = ip_families.supported_families()
     about = options, _recorder(options, metrics), pages, metrics.answered
-    return HttpServers(*about, families=families, local=local)
+    local = local_pages(inbox.put)
+    return HttpServers(*about, families=families, local=local, waiting=lambda: inbox.age)
 
 
 def _recorder(options: Options, metrics: Metrics) -> EventRecorder:

@@ -113,6 +113,10 @@ class Reporter:
         self._health.set_in_force(in_force)
         self._health.set_not_ready(status.not_ready)
 
+    def turned(self) -> None:
+        """The loop has made a turn, and everything has been in force."""
+        self._health.turned()
+
     def drift_found(self, drifts: list[Drift]) -> None:
         """The audit has found these, which it had not found before."""
         self._metrics.drift_found(drifts)

@@ -15,6 +15,7 @@ from ebpflb.cli.watching import show, watch_option
 from ebpflb.datapath.attach import cgroup_links, device_programs
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.maps.sweep import FLOW_MAPS, FlowTable
+from ebpflb.diagnose import ask
 from ebpflb.diagnose.forwarding import dropping
 from ebpflb.errors import NodeError
 from ebpflb.node import ctnetlink, kube_proxy_watch
@@ -78,13 +79,21 @@ def _data(found: _Found) -> dict[str, Any]:
 
 def facts_of(paths: Paths, state: StateDir) -> Facts:
     """What the verdict on this node rests on."""
+    runs, pulse, hangs = agent_lock.is_running(paths), None, False
+    if runs:
+        try:
+            pulse = ask.pulse(paths)
+        except ask.Hangs:
+            hangs = True
     return Facts(
         paths=paths,
-        runs=agent_lock.is_running(paths),
+        runs=runs,
         socket_hooks=sorted(cgroup_links.attached(state)),
         published=agent_status.read(paths),
         now=datetime.now(UTC),
         forwarding={str(each): each.now for each in dropping(paths.state)},
+        pulse=pulse,
+        hangs=hangs,
     )
 
 

@@ -12,11 +12,13 @@ import msgspec
 from ebpflb import unix_socket
 from ebpflb.errors import NodeError, in_words
 from ebpflb.model.addresses import Address
+from ebpflb.model.pulse import Pulse
 from ebpflb.options import Paths
 from ebpflb.plan.canary import CanaryLease
 from ebpflb.plan.service_page import ServiceList, ServicePage
 
 SECONDS = 10.0
+PULSE_SECONDS = 2.0  # an agent whose process runs answers at once
 _GONE = {errno.ENOENT: "no agent runs", errno.ECONNREFUSED: "no agent runs"}
 _OTHER_VERSION = "the agent is of another version"
 
@@ -27,17 +29,34 @@ class NoAnswer(Exception):
     """Why there is none, in words: the caller asks the maps instead."""
 
 
+class Hangs(NoAnswer):
+    """There is none in time: the agent's process has stopped, or does not come to it."""
+
+
 class _Error(msgspec.Struct):
     error: str
 
 
 class _Connection(HTTPConnection):
-    def __init__(self, paths: Paths) -> None:
-        super().__init__("ebpflb", timeout=SECONDS)
-        self._path = paths.socket_file
+    def __init__(self, paths: Paths, seconds: float) -> None:
+        super().__init__("ebpflb", timeout=seconds)
+        self._path, self._seconds = paths.socket_file, seconds
 
     def connect(self) -> None:
-        self.sock = unix_socket.connect(self._path, SECONDS)
+        self.sock = unix_socket.connect(self._path, self._seconds)
+
+
+def pulse(paths: Paths) -> Pulse | None:
+    """Whether the loop runs; None where that cannot be asked (no socket, another version).
+
+    Raises Hangs.
+    """
+    try:
+        return _get(paths, "/v1/pulse", Pulse, PULSE_SECONDS)
+    except Hangs:
+        raise
+    except NoAnswer:
+        return None
 
 
 def service(paths: Paths, namespace: str, name: str) -> ServicePage:
@@ -94,8 +113,8 @@ def end_canary(paths: Paths, lease: CanaryLease) -> None:
     _get(paths, f"/v1/canary/end?id={lease.id}", CanaryLease)
 
 
-def _get(paths: Paths, path: str, kind: type[_Asked]) -> _Asked:
-    status, body = _exchange(paths, path)
+def _get(paths: Paths, path: str, kind: type[_Asked], seconds: float = SECONDS) -> _Asked:
+    status, body = _exchange(paths, path, seconds)
     try:
         if status == 200:
             return msgspec.json.decode(body, type=kind)
@@ -107,12 +126,14 @@ def _get(paths: Paths, path: str, kind: type[_Asked]) -> _Asked:
     raise NoAnswer(text)
 
 
-def _exchange(paths: Paths, path: str) -> tuple[int, bytes]:
-    connection = _Connection(paths)
+def _exchange(paths: Paths, path: str, seconds: float) -> tuple[int, bytes]:
+    connection = _Connection(paths, seconds)
     try:
         connection.request("GET", path)
         response = connection.getresponse()
         return response.status, response.read()
+    except (TimeoutError, BlockingIOError) as error:
+        raise Hangs(f"{paths.socket_file}: {in_words(error)}") from None
     except OSError as error:
         known = _GONE.get(error.errno or 0, "")
         raise NoAnswer(known or f"{paths.socket_file}: {in_words(error)}") from None

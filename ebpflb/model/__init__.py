@@ -47,6 +47,10 @@ packet_mark         how netfilter recognizes translated packets
 bridged_pods        whether a bridge keeps pods from what netfilter translates for them
 udp_timeouts        how long conntrack keeps a silent flow of UDP      (kube-proxy.md 11.3)
 
+The agent itself:
+
+pulse  whether its loop runs, and in time
+
 What kube-proxy leaves on a node (kube-proxy.md 17):
 
 kube_proxy       the names of it, and what was detected of a kube-proxy

@@ -2,13 +2,13 @@
 """Port 10256: whether the agent syncs in time, and the node is to get traffic (kube-proxy.md
 13.1).
 
-An agent is unhealthy if a change has not been applied for longer than the timeout. /livez reports
-this alone, for the kubelet that restarts the agent; /healthz is also unhealthy while the node is
-about to be deleted, or the audit knows that the data plane is not in force, for load balancers. One
-agent serves both families: their status is the same.
+An agent is unhealthy if a change has not been applied for longer than the timeout, or its loop has
+not run for a minute. /livez reports this alone, for the kubelet that restarts the agent; /healthz
+is also unhealthy while the node is about to be deleted, or the audit knows that the data plane is
+not in force, for load balancers. One agent serves both families: their status is the same.
 
-/readyz is ours: 200 once this agent's programs and every service are in force. Its header Server
-tells that no kube-proxy has answered.
+/readyz is ours: 200 once this agent's programs and every service are in force, and its loop runs.
+Its header Server tells that no kube-proxy has answered.
 """
 
 import threading
@@ -22,6 +22,7 @@ from msgspec import UNSET, UnsetType
 from ebpflb.model import nodes
 from ebpflb.model.addresses import Family
 from ebpflb.model.objects import Node
+from ebpflb.model.pulse import DEAD_SECONDS, Pulse
 from ebpflb.serve.http import JSON, NOT_FOUND, Request, Response
 
 OnResponse = Callable[[str, int], None]
@@ -65,8 +66,11 @@ class Health:
         now: Callable[[], int] = time.time_ns,
         monotonic: Callable[[], float] = time.monotonic,
         on_response: OnResponse = lambda path, code: None,
+        waiting: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self._timeout = timeout
+        """``waiting``: how long the oldest message has waited for the agent's loop, in seconds."""
+        self._timeout, self._waiting = timeout, waiting
+        self._last_turn: float | None = None  # None: the agent starts, which may take long
         self._families = sorted(families)
         self._now, self._monotonic, self._on_response = now, monotonic, on_response
         self._lock = threading.Lock()
@@ -83,6 +87,16 @@ class Health:
     def set_not_ready(self, reasons: list[str]) -> None:
         """Why not everything is in force; none: it is."""
         self._not_ready = reasons
+
+    def turned(self) -> None:
+        """The loop has made a turn. To be called once everything is in force for the first time."""
+        self._last_turn = self._monotonic()
+
+    @property
+    def pulse(self) -> Pulse:
+        """Whether the loop runs, and in time, now."""
+        last = self._last_turn
+        return Pulse(0.0 if last is None else self._monotonic() - last, self._waiting())
 
     def queued(self) -> None:
         """A change waits to be applied. The time counts from the oldest one."""
@@ -108,7 +122,8 @@ class Health:
     def healthy(self) -> bool:
         with self._lock:
             since = self._waiting_since
-        return since is None or self._monotonic() - since < self._timeout
+        is_late = since is not None and self._monotonic() - since >= self._timeout
+        return not is_late and self.pulse.silent < DEAD_SECONDS
 
     @property
     def serves(self) -> bool:
@@ -118,7 +133,7 @@ class Health:
     @property
     def ready(self) -> bool:
         """As /readyz reports it."""
-        return not self._not_ready
+        return not self._reasons
 
     @property
     def eligible(self) -> bool:
@@ -138,8 +153,13 @@ class Health:
         self._on_response(request.path, response.status)
         return response
 
+    @property
+    def _reasons(self) -> list[str]:
+        """Why the node is not ready. A backlog is none: a flood of changes hits every node."""
+        return [*self.pulse.stalled, *self._not_ready]
+
     def _readiness(self) -> Response:
-        reasons = self._not_ready
+        reasons = self._reasons
         body = msgspec.json.encode(_Readiness(not reasons, reasons[:MAX_REASONS]))
         return Response(503 if reasons else 200, body, JSON, {"Server": SERVER})
 

@@ -9,7 +9,7 @@ request is the oldest is closed for a new one.
 import asyncio
 import logging
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from socket import SO_LINGER, SOL_SOCKET, socket
@@ -106,13 +106,19 @@ class Listener:
     """One listening socket and the connections that it accepts.
 
     ``slow`` handlers run in threads: those of an executor, or for True one that all share, one
-    request after the other.
+    request after the other. ``quick``: handlers by their path, which never wait for a slow one.
     """
 
     def __init__(
-        self, handler: Handler, connections: Connections, *, slow: bool | Executor = False
+        self,
+        handler: Handler,
+        connections: Connections,
+        *,
+        slow: bool | Executor = False,
+        quick: Mapping[str, Handler] = {},
     ) -> None:
         self._handler, self._connections, self._slow = handler, connections, slow
+        self._quick = quick
         self._accepting: asyncio.Task[None] | None = None
 
     async def open(self, listening: socket) -> None:
@@ -185,6 +191,8 @@ class Listener:
         if isinstance(request, Response):  # which refuses the request
             return request
         try:
+            if quick := self._quick.get(request.path):
+                return quick(request)
             if self._slow:
                 loop = asyncio.get_running_loop()
                 threads = None if self._slow is True else self._slow

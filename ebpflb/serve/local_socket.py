@@ -2,10 +2,12 @@
 """HTTP over a socket in the run directory: what the agent tells the commands of this node.
 
 It is for root alone. Its requests are answered one after the other in a thread of their own, so
-neither the agent's loop nor the other ports wait for them.
+neither the agent's loop nor the other ports wait for them. Whether the agent runs is answered at
+once.
 """
 
 import logging
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,11 +25,18 @@ _TIMEOUT_SECONDS = 10.0
 class LocalSocket:
     """Where it cannot listen there is none, and the agent goes on without."""
 
-    def __init__(self, path: Path, handler: Handler, timeout: float = _TIMEOUT_SECONDS) -> None:
+    def __init__(
+        self,
+        path: Path,
+        handler: Handler,
+        timeout: float = _TIMEOUT_SECONDS,
+        quick: Mapping[str, Handler] = {},
+    ) -> None:
+        """``quick``: handlers by their path that take no time, and wait for no other request."""
         self._path = path
         self._thread = ThreadPoolExecutor(1, "inspect")
         connections = Connections(MAX_CONNECTIONS, timeout)
-        self._listener = Listener(handler, connections, slow=self._thread)
+        self._listener = Listener(handler, connections, slow=self._thread, quick=quick)
 
     async def open(self) -> None:
         """Removes what an earlier agent has left in its place."""

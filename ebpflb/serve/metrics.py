@@ -88,6 +88,10 @@ class Metrics(KubeProxyMetrics):
         """Calls ``ready`` at each scrape, as /readyz reports it."""
         self._ready.set_function(lambda: ready())
 
+    def waiting(self, seconds: Callable[[], float]) -> None:
+        """Calls ``seconds`` at each scrape: how long the oldest message has waited for the loop."""
+        self._oldest.set_function(lambda: seconds())
+
     def watch_silent(self, kind: str) -> None:
         """A watch sent nothing for so long that it was opened anew."""
         self._watches_silent.labels(kind).inc()
@@ -158,6 +162,8 @@ class Metrics(KubeProxyMetrics):
         self._healthy = Gauge("ebpflb_healthy", text, registry=own)
         text = "Whether this agent's programs and every service are in force, as /readyz reports it"
         self._ready = Gauge("ebpflb_ready", text, registry=own)
+        text = "How long the oldest change has waited for the agent's loop"
+        self._oldest = Gauge("ebpflb_inbox_oldest_seconds", text, registry=own)
         text = "Times that the audit found something to differ from what is planned"
         self._drift_found = Counter("ebpflb_audit_drift_total", text, ["part"], registry=own)
         for part in Part:

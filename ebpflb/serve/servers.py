@@ -9,6 +9,8 @@ listens on 10256 too, never answers there.
 from collections.abc import Callable, Collection
 from functools import partial
 
+import msgspec
+
 from ebpflb import stopping
 from ebpflb.cluster import event_recorder
 from ebpflb.cluster.event_recorder import EventRecorder
@@ -17,7 +19,7 @@ from ebpflb.model.addresses import Family
 from ebpflb.model.applied import ObjectWarning
 from ebpflb.options import Options
 from ebpflb.serve.health import Health, OnResponse
-from ebpflb.serve.http import Handler
+from ebpflb.serve.http import JSON, Handler, Request, Response
 from ebpflb.serve.listener import Connections, Listener, ServerThread
 from ebpflb.serve.local_socket import LocalSocket
 from ebpflb.serve.metrics_pages import MetricsPages
@@ -43,14 +45,17 @@ class HttpServers:
         families: Collection[Family] = tuple(Family),
         retry: float = LISTEN_RETRY_SECONDS,
         local: Handler | None = None,
+        waiting: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """``retry`` is in seconds. The agent is unhealthy if it lags by twice the sync period.
-        ``local`` answers in the run directory.
+        ``local`` answers in the run directory; ``waiting`` is that of ``Health``.
         """
         self._options, self._events, self._retry = options, events, retry
         self._node = event_recorder.node(options.node_name)
         self._thread = ServerThread()
-        self.health = Health(2 * options.sync_period, families, on_response=on_response)
+        self.health = Health(
+            2 * options.sync_period, families, on_response=on_response, waiting=waiting
+        )
         self.service_health = ServiceHealth(
             self._thread,
             lambda: self.health.serves,
@@ -59,7 +64,8 @@ class HttpServers:
             families,
             retry,
         )
-        self._local = LocalSocket(options.paths.socket_file, local) if local else None
+        quick = {"/v1/pulse": self._pulse}
+        self._local = LocalSocket(options.paths.socket_file, local, quick=quick) if local else None
         self._ports = self._all_ports(options, pages)
 
     def start(self) -> None:
@@ -107,6 +113,9 @@ class HttpServers:
             closed = [partial(self._close, each) for each in opened]
             steps = [self.service_health.close, *closed, *steps]
         stopping.run_all(*steps)
+
+    def _pulse(self, request: Request) -> Response:
+        return Response(200, msgspec.json.encode(self.health.pulse), JSON)
 
     def _close(self, opened: LocalSocket | Port) -> None:
         self._thread.run(opened.close())

@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import NamedTuple
 
+from ebpflb.model.pulse import Pulse
 from ebpflb.options import Paths
 from ebpflb.serve.status import CURRENT_PROGRAMS, AgentStatus
 
@@ -41,6 +42,9 @@ class Cause(StrEnum):
     NOTHING_HERE = "nothing is here"
     NO_SOCKET_HOOKS = "no socket hooks"
     NO_AGENT = "no agent runs"
+    NO_ANSWER = "agent does not answer"
+    STALLED = "loop stalled"
+    LATE = "changes late"
     PROGRAMS = "programs of an earlier version"
     LISTS = "lists not complete"
     NODE_UNKNOWN = "node unknown"
@@ -70,6 +74,8 @@ class Facts:
     """What a verdict rests on. ``published``: of the last agent; None if there was none.
 
     ``forwarding``: what FORWARD drops in words, and whether it does so now.
+    ``pulse``: what the agent answers now; None where it cannot be asked. ``hangs``: it does not
+    answer.
     """
 
     paths: Paths
@@ -78,6 +84,8 @@ class Facts:
     published: AgentStatus | None
     now: datetime
     forwarding: Mapping[str, bool] = field(default_factory=dict)
+    pulse: Pulse | None = None
+    hangs: bool = False
 
 
 def judge(facts: Facts) -> tuple[Verdict, list[VerdictReason]]:
@@ -93,7 +101,9 @@ def _reasons(facts: Facts) -> Iterator[VerdictReason]:
             yield _degraded(Cause.NOT_FORWARDED, text)
     if not facts.runs:
         yield from _no_agent(facts)
-    elif facts.published:
+        return
+    yield from _pulse(facts)
+    if facts.published:
         for rule in _RULES:
             yield from rule(facts.published)
         yield from _old_news(facts.published, facts.now)
@@ -121,6 +131,17 @@ def _no_agent(facts: Facts) -> Iterator[VerdictReason]:
     else:
         return
     yield VerdictReason(Verdict.DEGRADED, Cause.NO_AGENT, text)
+
+
+def _pulse(facts: Facts) -> Iterator[VerdictReason]:
+    unapplied = "changes of services are not applied"
+    if facts.hangs:
+        who = f" (pid {facts.published.pid})" if facts.published else ""
+        text = f"the agent{who} runs and does not answer: {unapplied}"
+        yield _degraded(Cause.NO_ANSWER, text)
+    if facts.pulse:
+        yield from (_degraded(Cause.STALLED, f"{it}: {unapplied}") for it in facts.pulse.stalled)
+        yield from (_degraded(Cause.LATE, it) for it in facts.pulse.late)
 
 
 def _programs(status: AgentStatus) -> Iterator[VerdictReason]:

@@ -64,3 +64,24 @@ def test_nothing_is_lost_and_the_order_is_kept() -> None:
     names = [message.check for message in taken if isinstance(message, Disturbed)]
     assert [name for name in names if name != "last"] == [str(number) for number in range(10)]
     assert bursts.waiting(0.0) == []
+
+
+def test_the_age_is_that_of_the_oldest_message() -> None:
+    """Of those that are not handled: waiting, or taken by the turn that goes on."""
+    now = [10.0]
+    inbox = Inbox(lambda: now[0])
+    bursts = Bursts(inbox, lambda: now[0], lambda seconds: None)
+    assert inbox.age == 0
+    for at in (10.0, 12.0):
+        now[0] = at
+        inbox.put(Disturbed("it"))
+    now[0] = 15.0
+    assert inbox.age == 5
+    assert len(bursts.waiting(0.0)) == 2
+    inbox.put(Disturbed("later"))
+    now[0] = 16.0
+    assert inbox.age == 6
+    assert len(bursts.waiting(0.0)) == 1
+    assert inbox.age == 1
+    assert bursts.waiting(0.0) == []
+    assert inbox.age == 0

@@ -94,6 +94,22 @@ def on_the_node(cluster: Cluster) -> Iterator[None]:
         netns.popns()
 
 
+def test_an_agent_that_is_stopped_does_not_answer(
+    ebpflb: Ebpflb, cluster: Cluster, where: list[str]
+) -> None:
+    """Its lock is held and what it had published is well, but changes are not applied."""
+    cluster.agent.process.send_signal(signal.SIGSTOP)
+    try:
+        done = ebpflb("status", *where, "-o", "json")
+    finally:
+        cluster.agent.process.send_signal(signal.SIGCONT)
+    said = json.loads(done.out)
+    assert (done.status, said["verdict"]) == (3, "DEGRADED")
+    assert [reason["cause"] for reason in said["reasons"]] == ["agent does not answer"]
+    assert f"(pid {said['pid']})" in said["reasons"][0]["text"]
+    wait_until("it answers again", lambda: ebpflb("status", *where).status == 0)
+
+
 def test_ahead(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
     """Who sees packets before us is named, device by device; nothing is wrong yet."""
     if not tcx.works():

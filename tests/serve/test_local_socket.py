@@ -3,6 +3,7 @@
 
 import socket
 import stat
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from http.client import HTTPConnection
@@ -53,6 +54,29 @@ def ask(path: Path, target: str) -> str:
 def test_answers(opened: LocalSocket, path: Path) -> None:
     """A handler sees the path and the query."""
     assert ask(path, "/v1/service?name=web") == "/v1/service name=web"
+
+
+def test_what_takes_no_time_waits_for_no_other_request(
+    path: Path, server_thread: ServerThread
+) -> None:
+    """`status` is answered while the loop keeps another command waiting."""
+    asked, goes_on = threading.Event(), threading.Event()
+
+    def wait(request: Request) -> Response:
+        asked.set()
+        goes_on.wait(SECONDS)
+        return respond(request)
+
+    local = LocalSocket(path, wait, timeout=SECONDS, quick={"/v1/pulse": respond})
+    server_thread.run(local.open())
+    other = threading.Thread(target=ask, args=(path, "/v1/services?"))
+    other.start()
+    assert asked.wait(SECONDS)
+    assert ask(path, "/v1/pulse?") == "/v1/pulse "
+    assert other.is_alive()
+    goes_on.set()
+    other.join()
+    server_thread.run(local.close())
 
 
 def test_for_root_alone(opened: LocalSocket, path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ebpflb.model.pulse import Pulse
 from ebpflb.options import Paths
 from ebpflb.serve.status import AgentStatus
 from ebpflb.serve.verdict import OLD_AFTER, Cause, Facts, Verdict, judge, span
@@ -128,6 +129,28 @@ def test_a_starting_agent_is_down_until_it_serves() -> None:
     """An agent that has published nothing yet, and attached nothing."""
     verdict, (reason,) = judge(facts(None, socket_hooks=[]))
     assert (verdict, reason.cause) == (Verdict.DOWN, Cause.NO_SOCKET_HOOKS)
+
+
+@pytest.mark.parametrize(
+    ("fields", "cause", "words"),
+    [
+        ({"hangs": True}, Cause.NO_ANSWER, "the agent (pid 7) runs and does not answer: changes"),
+        ({"pulse": Pulse(silent=45.0)}, Cause.STALLED, "loop has not run for 45 s: changes"),
+        (
+            {"pulse": Pulse(waiting=12.4)},
+            Cause.LATE,
+            "late: the oldest has waited for 12 s",
+        ),
+    ],
+)
+def test_an_agent_that_does_not_apply_changes_now(
+    fields: dict[str, Any], cause: Cause, words: str
+) -> None:
+    """What it had published says nothing of it; an agent that does not run has no pulse."""
+    verdict, (reason,) = judge(facts(status(), **fields))
+    assert (verdict, reason.cause) == (Verdict.DEGRADED, cause)
+    assert words in reason.text
+    assert judge(facts(status(), pulse=Pulse(silent=29.0, waiting=9.0))) == (Verdict.OK, [])
 
 
 def test_exit_statuses_differ() -> None:

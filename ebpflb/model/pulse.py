@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the agent's loop runs, and in time, as the agent answers at once to those who ask."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+STALLED_SECONDS = 30.0  # without a turn of the loop, until the node is not ready
+DEAD_SECONDS = 60.0  # until the agent is to be restarted
+LATE_SECONDS = 10.0  # that a message waits for the loop, until it is told
+
+
+class Pulse(msgspec.Struct, frozen=True):
+    """``silent``: seconds since the loop's last turn, 0 as long as the agent starts. ``waiting``:
+    seconds that the oldest message has waited for the loop.
+    """
+
+    silent: float = 0.0
+    waiting: float = 0.0
+
+    @property
+    def stalled(self) -> Iterator[str]:
+        """That the loop does not run, in words."""
+        if self.silent >= STALLED_SECONDS:
+            yield f"the agent's loop has not run for {self.silent:.0f} s"
+
+    @property
+    def late(self) -> Iterator[str]:
+        """That changes wait, in words."""
+        if self.waiting >= LATE_SECONDS:
+            yield f"changes are applied late: the oldest has waited for {self.waiting:.0f} s"

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A loop that hangs is seen by readiness and liveness, one that starts or is late is not."""
+
+import threading
+
+import pytest
+
+from ebpflb.agent.inspection import Question
+from ebpflb.lab.agents import wait_until
+from ebpflb.model.events import Disturbed
+from ebpflb.model.pulse import DEAD_SECONDS, STALLED_SECONDS
+from ebpflb.serve.health import Health
+from ebpflb.serve.http import Request
+from tests.agent.fakes import Harness
+from tests.agent.test_loop import EVERYTHING
+
+
+class Clock:
+    """Time goes by when the test says so."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def timed(harness: Harness, clock: Clock) -> Harness:
+    harness.health = Health(timeout=3600, monotonic=clock)
+    return harness
+
+
+def codes(health: Health) -> list[int]:
+    return [health.respond(Request(path, "")).status for path in ("/readyz", "/livez")]
+
+
+def test_a_loop_that_hangs(timed: Harness, clock: Clock) -> None:
+    """The node is not ready after half a minute, and the agent is restarted after one."""
+    timed.start()
+    timed.send(*EVERYTHING)
+    wait_until("it is ready", lambda: timed.health.ready)
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def hang(*_: object) -> None:
+        hangs.set()
+        goes_on.wait(60)
+
+    timed.agent.inbox.put(Question(hang))
+    assert hangs.wait(60)
+    begun = clock.now
+    clock.now = begun + STALLED_SECONDS - 1
+    assert codes(timed.health) == [200, 200]
+    clock.now = begun + STALLED_SECONDS
+    assert codes(timed.health) == [503, 200]
+    assert (
+        b"the agent's loop has not run for 30 s"
+        in timed.health.respond(Request("/readyz", "")).body
+    )
+    clock.now = begun + DEAD_SECONDS
+    assert codes(timed.health) == [503, 503]
+    goes_on.set()
+    wait_until("it is well again", lambda: codes(timed.health) == [200, 200])
+
+
+def test_a_start_may_take_long(timed: Harness, clock: Clock) -> None:
+    """No lack of a turn restarts an agent that has not had everything in force yet."""
+    timed.start()
+    timed.send()
+    clock.now = 100 * DEAD_SECONDS
+    assert codes(timed.health) == [503, 200]
+    assert timed.health.pulse.silent == 0
+
+
+def test_changes_that_wait_are_no_reason(timed: Harness, clock: Clock) -> None:
+    """A flood of changes, which hits every node, leaves them all in service."""
+    timed.start()
+    timed.send(*EVERYTHING)
+    timed.health.set_not_ready([])
+    timed.health._waiting = lambda: 3600.0
+    assert codes(timed.health) == [200, 200]
+    assert list(timed.health.pulse.late) == [
+        "changes are applied late: the oldest has waited for 3600 s"
+    ]
+
+
+def test_the_oldest_message_waits_until_it_has_had_its_effect(harness: Harness) -> None:
+    """While the loop hangs the age grows; when all is handled there is none."""
+    harness.start()
+    harness.send(*EVERYTHING)
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def hang(*_: object) -> None:
+        hangs.set()
+        goes_on.wait(60)
+
+    harness.agent.inbox.put(Question(hang))
+    assert hangs.wait(60)
+    harness.agent.inbox.put(Disturbed("nothing"))
+    before = harness.agent.inbox.age
+    wait_until("it grows", lambda: harness.agent.inbox.age > before > 0)
+    goes_on.set()
+    wait_until("all is handled", lambda: harness.agent.inbox.age == 0)
