@@ -140,6 +140,7 @@ def _reporter(servers: HttpServers, metrics: Metrics) -> Reporter:
         record_unknown_node=servers.record_unknown_node,
         record_drift=servers.record_drift,
         record_annotation=servers.record_annotation,
+        ports_not_open=servers.ports_not_open,
     )
 
 

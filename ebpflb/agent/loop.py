@@ -76,6 +76,7 @@ class Agent:
         self.next_check = self.clock() + self.options.sync_period
         self.source_errors: dict[str, str] = {}
         self.kube_proxy: str | None = None  # what one does on this node, or has left there
+        self.kube_proxy_runs = False
         self.ports_not_reserved: str | None = None
         self.burst = Bursts(self.inbox, self.clock)
         self.publisher = Publisher(self.options, self.reporter)
@@ -142,7 +143,7 @@ class Agent:
                 log.warning("%s: %s", source, error or "recovered")
             case Detection():
                 found = message._replace(left=self.options.left_to_kube_proxy)
-                self.kube_proxy = found.message
+                self.kube_proxy, self.kube_proxy_runs = found.message, found.running
                 if found.log_message:
                     log.warning("%s", found.log_message)
             case Disturbed(check):

@@ -59,6 +59,7 @@ def fields_of(agent: "Agent") -> dict[str, Any]:
         "kept_for": agent.service_sync.had,
         "reset_on_removal": agent.on_removal.watched_ports,
         "devices_not_served": agent.node_sync.not_served,
+        "ports_not_open": agent.reporter.ports_not_open(),
         "ports_not_reserved": agent.ports_not_reserved,
         "sync_error": agent.sync_error,
         "stale_udp_error": agent.stale_udp.error,
@@ -67,6 +68,7 @@ def fields_of(agent: "Agent") -> dict[str, Any]:
         if agent.node_sync.engine.is_netfilter
         else None,
         "kube_proxy": agent.kube_proxy,
+        "kube_proxy_runs": agent.kube_proxy_runs,
         "attached": agent.node_sync.attached,
         "monitor": agent.node_sync.monitor,
         "in_sync": agent.in_sync,

@@ -40,8 +40,12 @@ class Reporter:
         record_unknown_node: Callable[[str], None] = lambda note: None,
         record_drift: Callable[[str], None] = lambda note: None,
         record_annotation: Callable[[ObjectWarning], None] = lambda warning: None,
+        ports_not_open: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
-        """``clock`` gives seconds since the epoch; the ``record_`` make an event."""
+        """``clock`` gives seconds since the epoch; the ``record_`` make an event.
+        ``ports_not_open``: server -> why it cannot listen.
+        """
+        self.ports_not_open = ports_not_open
         self._record_annotation, self._may_warn = record_annotation, object_limit().allows
         self._record_unknown_node, self._node_unknown = record_unknown_node, ""
         self._record_drift = record_drift

@@ -27,7 +27,7 @@ from ebpflb.serve.status import AgentStatus
 from ebpflb.serve.verdict import Facts, judge
 
 # Published, but part of other lines of the text, or none.
-_IN_WORDS = frozenset({"pid", "started", "origin"})
+_IN_WORDS = frozenset({"pid", "started", "origin", "kube_proxy_runs"})
 
 
 @click.command()

@@ -68,6 +68,11 @@ def _state(status: AgentStatus) -> Iterator[Metric]:
         ("backends", "Backends of all service ports", status.backends),
         ("devices_not_served", "Devices whose packets are not served", not_served),
         (
+            "ports_not_open",
+            "Ports of the agent on which it cannot listen, mostly because another process does",
+            len(status.ports_not_open),
+        ),
+        (
             "programs_current",
             "Whether this agent's programs serve; 0: those of an earlier one",
             status.programs == CURRENT_PROGRAMS,

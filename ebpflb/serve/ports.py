@@ -4,6 +4,7 @@
 import asyncio
 import errno
 import logging
+import os
 import socket
 
 from ebpflb.errors import NodeError, in_words
@@ -47,6 +48,13 @@ def _listen(host: str, port: int, family: int, **options: bool) -> socket.socket
     return socket.create_server((host, port), family=family, backlog=BACKLOG, **options)
 
 
+def _reason(error: Exception) -> str:
+    """The kernel's error; Python adds words of its own, and the address once more."""
+    if isinstance(error, OSError) and error.errno and error.errno > 0:
+        return os.strerror(error.errno)
+    return in_words(error)
+
+
 class Port:
     """The port of ``address`` (HOST:PORT; there is none if it is empty).
 
@@ -65,7 +73,7 @@ class Port:
     ) -> None:
         self.name, self.address = name, address
         self._listener, self._required, self._retry = listener, required, retry
-        self._last_error = ""
+        self.error = ""  # why it is not open
         self._retrying: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -82,9 +90,10 @@ class Port:
         try:
             listening = listen(*split_host_port(self.address))
         except (OSError, ValueError, OverflowError) as error:
-            self._fail(in_words(error))
+            self._fail(_reason(error))
             return False
         await self._listener.open(listening)
+        self.error = ""
         log.info("%s on %s", self.name, self.address)
         return True
 
@@ -97,7 +106,7 @@ class Port:
     def _fail(self, reason: str) -> None:
         if self._required:
             raise NodeError(f"{self.name} cannot listen on {self.address}: {reason}")
-        if reason != self._last_error:
+        if reason != self.error:
             log.error(
                 "%s on %s: %s; trying again every %g s",
                 self.name,
@@ -105,4 +114,4 @@ class Port:
                 reason,
                 self._retry,
             )
-        self._last_error = reason
+        self.error = reason

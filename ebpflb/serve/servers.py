@@ -87,6 +87,14 @@ class HttpServers:
             self._thread.run(self._local.open())
         self._events.event(self._node, "Normal", "Starting", START_ACTION, "")
 
+    def ports_not_open(self) -> dict[str, str]:
+        """Server -> its address, and why it cannot listen there; any thread may ask."""
+        return {
+            port.name: f"{port.address}: {error}"
+            for port in self._ports.values()
+            if (error := port.error)
+        }
+
     def record_unknown_node(self, note: str) -> None:
         """An event about this node's name, which no Node has."""
         self._events.event(self._node, "Warning", "NodeUnknown", START_ACTION, note)

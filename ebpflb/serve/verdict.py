@@ -57,6 +57,7 @@ class Cause(StrEnum):
     DRIFT = "drift"
     AUDIT_ERRORS = "audit errors"
     STALE_UDP = "stale UDP sockets"
+    PORTS_NOT_OPEN = "ports not open"
     KUBE_PROXY_MISSING = "kube-proxy missing"
     NOT_FORWARDED = "not forwarded"
 
@@ -167,6 +168,12 @@ def _kube_proxy(status: AgentStatus) -> Iterator[VerdictReason]:
         yield _degraded(Cause.KUBE_PROXY_MISSING, f"kube-proxy {status.kube_proxy}")
 
 
+def _ports(status: AgentStatus) -> Iterator[VerdictReason]:
+    """A kube-proxy has them as long as it runs: then the status names them all the same."""
+    if not status.kube_proxy_runs:
+        yield from _ports_not_open(status)
+
+
 def _sync(status: AgentStatus) -> Iterator[VerdictReason]:
     if status.sync_error:
         yield _degraded(Cause.SYNC_ERROR, f"the last sync failed: {status.sync_error}")
@@ -190,6 +197,14 @@ def _counted(
             yield _degraded(cause, f"{what}: {name}: {named[name]}")
 
     return rule
+
+
+_ports_not_open = _counted(
+    Cause.PORTS_NOT_OPEN,
+    "ports_not_open",
+    "a port of the agent is not open",
+    "ports of the agent are not open",
+)
 
 
 def _old_news(status: AgentStatus, now: datetime) -> Iterator[VerdictReason]:
@@ -227,6 +242,7 @@ _RULES: tuple[Callable[[AgentStatus], Iterator[VerdictReason]], ...] = (
     ),
     _stale_udp,
     _kube_proxy,
+    _ports,
     _counted(Cause.INVALID_OBJECTS, "invalid_objects", "an object is invalid", "invalid objects"),
 )
 

@@ -110,6 +110,22 @@ def test_an_agent_that_is_stopped_does_not_answer(
     wait_until("it answers again", lambda: ebpflb("status", *where).status == 0)
 
 
+def test_a_port_that_another_process_has(
+    ebpflb: Ebpflb, cluster: Cluster, where: list[str]
+) -> None:
+    """The status names the server, the address and the reason until the port is free."""
+    cluster.agent.stop()
+    with on_the_node(cluster), socket.create_server(("0.0.0.0", 10256)):
+        cluster.agent.start()
+        wait_until("it is published", lambda: bool(published(cluster).ports_not_open))
+        done = ebpflb("status", *where)
+        assert done.status == 3
+        said = " ".join(done.out.split())
+        server = "health server (--healthz-bind-address): 0.0.0.0:10256: Address already in use"
+        assert said.startswith(f"DEGRADED: a port of the agent is not open: {server}")
+    wait_until("it is open", lambda: ebpflb("status", *where).status == 0)
+
+
 def test_ahead(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
     """Who sees packets before us is named, device by device; nothing is wrong yet."""
     if not tcx.works():

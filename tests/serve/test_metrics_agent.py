@@ -42,13 +42,14 @@ def test_well() -> None:
         ({"service_ports": 7}, "service_ports", {"": 7}),
         ({"backends": 8}, "backends", {"": 8}),
         ({"devices_not_served": {"eth0": "no", "eth1": "no"}}, "devices_not_served", {"": 2}),
+        ({"ports_not_open": {"metrics server": "in use"}}, "ports_not_open", {"": 1}),
         ({"programs": "old ones: the verifier refused"}, "programs_current", {"": -1}),
         ({"sync_error": "map is full"}, "sync_failing", {"": 1}),
         ({"ports_not_reserved": "read-only"}, "masquerade_ports_reserved", {"": -1}),
         (
             {"packet_path": PacketPath(Engine.NETFILTER, "it works")},
             "packet_path_info",
-            {"conntrack it works": 1},
+            {"netfilter it works": 1},
         ),
         ({"source_errors": {"api": "gone", "m": "no"}}, "source_error", {"api": 1, "m": 1}),
         (

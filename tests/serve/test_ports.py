@@ -80,14 +80,19 @@ def test_empty_address_disables_it(serve: Serve, which: str) -> None:
 def test_taken_port_is_retried_until_it_is_free(
     serve: Serve, which: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One log line per reason, no event; the other port is there meanwhile."""
+    """One log line per reason, no event; the other port is there meanwhile, and the status says
+    which one is not.
+    """
     port = port_of(PORTS[which])
     with socket.create_server(("127.0.0.1", port)):
         servers = serve(retry=0.01)
         (other,) = PORTS.keys() - {which}
         assert answers("127.0.0.1", port_of(PORTS[other]))
+        (reason,) = servers.ports_not_open().values()
+        assert reason == f"{PORTS[which]}: Address already in use"
         time.sleep(0.1)
     wait_until(lambda: answers("127.0.0.1", port))
+    wait_until(lambda: servers.ports_not_open() == {})
     assert ask(ARE_OURS[which], port).code == 200
     lines = [it.getMessage() for it in caplog.records if it.levelname == "ERROR"]
     assert len(lines) == 1

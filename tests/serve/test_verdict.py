@@ -49,6 +49,11 @@ def test_ok() -> None:
         ({"drift": {"hook connect4": "is not attached"}}, Cause.DRIFT, "connect4: is not attached"),
         ({"audit_errors": {"pins": "no bpffs"}}, Cause.AUDIT_ERRORS, "pins: no bpffs"),
         (
+            {"ports_not_open": {"health server": "0.0.0.0:10256: Address already in use"}},
+            Cause.PORTS_NOT_OPEN,
+            "a port of the agent is not open: health server: 0.0.0.0:10256: Address already in use",
+        ),
+        (
             {"left_to_kube_proxy": "all Services (--shadow)", "kube_proxy": "does not run: x"},
             Cause.KUBE_PROXY_MISSING,
             "kube-proxy does not run: x",
@@ -76,6 +81,12 @@ def test_what_forward_drops(runs: bool) -> None:
     _, reasons = judge(facts(status(), runs=runs, forwarding=forwarding))
     found = [it.text for it in reasons if it.cause is Cause.NOT_FORWARDED]
     assert found == ["iptables-nft: drops"]
+
+
+def test_ports_that_kube_proxy_has() -> None:
+    """A migration is no fault: kube-proxy has them until it goes."""
+    taken = status(ports_not_open={"health server": "in use"}, kube_proxy_runs=True)
+    assert judge(facts(taken)) == (Verdict.OK, [])
 
 
 def test_every_fault_that_an_agent_publishes_counts() -> None:
