@@ -62,6 +62,19 @@ class ServerThread:
             self._runner.run(self._stopped.wait())
 
 
+def run_beside(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+    """A task of the running event loop; one that fails ends the agent, as a thread that fails."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(_report_failure)
+    return task
+
+
+def _report_failure(task: "asyncio.Task[None]") -> None:
+    if not task.cancelled() and (error := task.exception()):
+        failed = type(error), error, error.__traceback__, threading.current_thread()
+        threading.excepthook(threading.ExceptHookArgs(failed))
+
+
 class Connections:
     """The open connections of one or more listeners, at most ``limit`` at a time.
 
@@ -128,7 +141,7 @@ class Listener:
         found: Any = listening.getsockname()
         self.address: tuple[str, int] = (found, 0) if isinstance(found, str) else found[:2]
         self._name = f"port {self.address[1]}" if self.address[1] else found
-        self._accepting = asyncio.create_task(self._accept())
+        self._accepting = run_beside(self._accept())
 
     async def close(self) -> None:
         """Closes the socket and its connections; new ones are refused when this returns."""

@@ -9,7 +9,7 @@ import socket
 
 from ebpflb.errors import NodeError, in_words
 from ebpflb.model.addresses import Family
-from ebpflb.serve.listener import Listener
+from ebpflb.serve.listener import Listener, run_beside
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class Port:
     async def open(self) -> None:
         """Raises NodeError with the address and the reason if the port is required."""
         if self.address and not await self._try_open():
-            self._retrying = asyncio.create_task(self._retry_until_open())
+            self._retrying = run_beside(self._retry_until_open())
 
     async def close(self) -> None:
         if self._retrying:

@@ -19,7 +19,7 @@ from ebpflb.model.addresses import Address, Family
 from ebpflb.model.events import Key
 from ebpflb.model.health_check import HealthCheck
 from ebpflb.serve.http import JSON, Request, Response
-from ebpflb.serve.listener import Connections, Listener, ServerThread
+from ebpflb.serve.listener import Connections, Listener, ServerThread, run_beside
 from ebpflb.serve.ports import LISTEN_RETRY_SECONDS, listen_in_family
 
 log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class ServiceHealth:
                 await self._listen(server, wanted[server])
             self._failed = {s: note for s, note in self._failed.items() if s in wanted}
         if self._failed and not self._retrying:
-            self._retrying = asyncio.create_task(self._retry_failed())
+            self._retrying = run_beside(self._retry_failed())
 
     async def _retry_failed(self) -> None:
         while self._failed:

@@ -1,20 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where 10256 and 10249 listen, and what happens when they cannot (kube-proxy.md 13)."""
 
+import asyncio
 import json
 import socket
 import subprocess
+import threading
 import time
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
 from ebpflb.cluster import event_recorder
 from ebpflb.errors import NodeError
 from ebpflb.serve.http import NOT_FOUND
-from ebpflb.serve.listener import Connections, Listener, ServerThread
+from ebpflb.serve.listener import Connections, Listener, ServerThread, run_beside
 from ebpflb.serve.ports import LISTEN_RETRY_SECONDS, Port
-from tests.serve.conftest import NODE, FakeRecorder, Serve, ask, wait_until
+from tests.serve.conftest import NODE, SECONDS, FakeRecorder, Serve, ask, wait_until
 
 PORTS = {"healthz_address": "0.0.0.0:10256", "metrics_address": "127.0.0.1:10249"}
 ARE_OURS = {"healthz_address": "/livez", "metrics_address": "/proxyMode"}
@@ -185,3 +188,25 @@ def test_timeout_is_twice_the_sync_period(serve: Serve) -> None:
     patient = serve(sync_period=30.0, healthz_address="127.0.0.1:20256", metrics_address="")
     patient.health.queued()
     assert ask("/livez", 20256).code == 200
+
+
+def test_a_task_that_fails_ends_the_agent(
+    server_thread: ServerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a thread does (stopping.FailedThreads): nothing else would notice. One that is cancelled
+    has done its work.
+    """
+    failed: SimpleQueue[threading.ExceptHookArgs] = SimpleQueue()
+    monkeypatch.setattr(threading, "excepthook", failed.put)
+
+    async def fail() -> None:
+        raise KeyError("a mistake")
+
+    async def begin() -> None:
+        run_beside(asyncio.sleep(SECONDS)).cancel()
+        run_beside(fail())
+
+    server_thread.run(begin())
+    failure = failed.get(timeout=SECONDS)
+    assert (failure.exc_type, failure.thread and failure.thread.name) == (KeyError, "serve")
+    assert failed.empty()
