@@ -4,7 +4,7 @@
 import time
 from collections.abc import Callable, Hashable
 
-MOST_KEYS = 4096  # remembered, as in client-go; the one that was asked for least lately goes
+MOST_KEYS = 4096  # remembered, as in client-go; the least recently used one is forgotten
 
 
 class RateLimit:

@@ -24,7 +24,7 @@ def run_all(*steps: Callable[[], object], failed: str = "stopping") -> None:
 class FailedThreads:
     """Ends the process in order when one of its threads ends by an exception.
 
-    A thread that is missing would not be noticed otherwise: what it watches is watched no more.
+    Otherwise nothing would show that what the thread watches is no longer watched.
     """
 
     def __init__(self, stop: Callable[[], None]) -> None:

@@ -31,7 +31,8 @@ log = logging.getLogger(__name__)
 CONTROLLER = "ebpflb"
 QUEUE_SIZE = 100  # events that wait to be sent
 ATTEMPTS = 12  # for one event; client-go's number
-NODE_BURST, NODE_SECONDS = 100, 10.0  # about all objects but the Node; then one in so many seconds
+# For all objects except the Node: so many events at once, then one in so many seconds.
+NODE_BURST, NODE_SECONDS = 100, 10.0
 MAX_NOTE, MAX_INSTANCE = 1024, 128  # bytes; the API server refuses longer ones
 
 _VERSIONS: dict[str, str] = {Kind.ENDPOINT_SLICE: "discovery.k8s.io/v1"}

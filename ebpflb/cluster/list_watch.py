@@ -139,8 +139,11 @@ class ListWatch:
             self._read_lines(lines, asked)
 
     def _read_lines(self, lines: Iterator[bytes], asked: float) -> None:
-        """Raises ClusterError for a watch that ends or breaks; its next pause is a first one unless
-        the watch was short and silent. ``asked``: when it was, by the loop's clock.
+        """Handles the lines until the watch ends. ``asked``: when it was asked for, by the loop's
+        clock.
+
+        Raises ClusterError if the watch breaks, or ends as soon as it began. Unless it was short
+        and silent, the next pause is the shortest one.
         """
         received = False
         try:

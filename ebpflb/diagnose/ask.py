@@ -30,7 +30,7 @@ class NoAnswer(Exception):
 
 
 class Hangs(NoAnswer):
-    """There is none in time: the agent's process has stopped, or does not come to it."""
+    """The agent does not answer in time: its process is stopped, or gets no processor."""
 
 
 class _Error(msgspec.Struct):

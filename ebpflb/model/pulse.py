@@ -20,12 +20,12 @@ class Pulse(msgspec.Struct, frozen=True):
 
     @property
     def stalled(self) -> Iterator[str]:
-        """That the loop does not run, in words."""
+        """A sentence if the loop does not run."""
         if self.silent >= STALLED_SECONDS:
             yield f"the agent's loop has not run for {self.silent:.0f} s"
 
     @property
     def late(self) -> Iterator[str]:
-        """That changes wait, in words."""
+        """A sentence if changes wait."""
         if self.waiting >= LATE_SECONDS:
             yield f"changes are applied late: the oldest has waited for {self.waiting:.0f} s"

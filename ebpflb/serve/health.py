@@ -155,7 +155,7 @@ class Health:
 
     @property
     def _reasons(self) -> list[str]:
-        """Why the node is not ready. A backlog is none: a flood of changes hits every node."""
+        """Why the node is not ready. A backlog does not count: a flood hits all nodes at once."""
         return [*self.pulse.stalled, *self._not_ready]
 
     def _readiness(self) -> Response:

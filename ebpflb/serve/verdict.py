@@ -138,7 +138,7 @@ def _pulse(facts: Facts) -> Iterator[VerdictReason]:
     unapplied = "changes of services are not applied"
     if facts.hangs:
         who = f" (pid {facts.published.pid})" if facts.published else ""
-        text = f"the agent{who} runs and does not answer: {unapplied}"
+        text = f"the agent{who} does not answer: {unapplied}"
         yield _degraded(Cause.NO_ANSWER, text)
     if facts.pulse:
         yield from (_degraded(Cause.STALLED, f"{it}: {unapplied}") for it in facts.pulse.stalled)

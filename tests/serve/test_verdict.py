@@ -145,7 +145,7 @@ def test_a_starting_agent_is_down_until_it_serves() -> None:
 @pytest.mark.parametrize(
     ("fields", "cause", "words"),
     [
-        ({"hangs": True}, Cause.NO_ANSWER, "the agent (pid 7) runs and does not answer: changes"),
+        ({"hangs": True}, Cause.NO_ANSWER, "the agent (pid 7) does not answer: changes"),
         ({"pulse": Pulse(silent=45.0)}, Cause.STALLED, "loop has not run for 45 s: changes"),
         (
             {"pulse": Pulse(waiting=12.4)},
