@@ -16,6 +16,7 @@ from ebpflb.cli.status_text import wrapped
 from ebpflb.datapath.attach import cgroup_links
 from ebpflb.datapath.map_writer import capacity_of
 from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.diagnose import kube_proxy
 from ebpflb.diagnose import node_audit as comparisons
 from ebpflb.errors import ClusterError, NodeError, one_line
 from ebpflb.model.drift import Drift
@@ -43,14 +44,17 @@ def audit(state_dir: Path, run_dir: Path | None, cgroup_root: Path | None, outpu
 
     Hooks, devices and pins; the entries of the maps, with each other and with a fresh list of the
     cluster's objects, from where the last agent has had them. An agent may run, or none. Exit
-    status 0 if nothing differs, 1 if something does or cannot be compared.
+    status 0 if nothing differs; 1 if something does, cannot be compared, or if a kube-proxy runs
+    in vain beside programs that no agent updates.
     """
     common.require_capabilities()
-    drift, not_listed = compare(common.paths(state_dir, run_dir), cgroup_root)
-    if not_listed:
-        click.echo(
-            f"not compared with the cluster: {not_listed}", err=output not in ("table", WIDE)
-        )
+    paths = common.paths(state_dir, run_dir)
+    drift, not_listed = compare(paths, cgroup_root)
+    notes = [f"not compared with the cluster: {not_listed}"] if not_listed else []
+    if beside := kube_proxy.overruled(paths.state):
+        notes.append(beside)
+    for note in notes:
+        click.echo(note, err=output not in ("table", WIDE))
     if output in ("table", WIDE):
         for each in drift:
             line = f"{each.part}: {each}"
@@ -58,7 +62,7 @@ def audit(state_dir: Path, run_dir: Path | None, cgroup_root: Path | None, outpu
         click.echo(f"{len(drift)} things differ" if drift else "nothing differs")
     else:
         print_as(output, [each._asdict() for each in drift])
-    sys.exit(1 if drift or not_listed else 0)
+    sys.exit(1 if drift or notes else 0)
 
 
 def compare(paths: Paths, cgroup_root: Path | None) -> Compared:

@@ -15,10 +15,10 @@ from ebpflb.cli.watching import show, watch_option
 from ebpflb.datapath.attach import cgroup_links, device_programs
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.datapath.maps.sweep import FLOW_MAPS, FlowTable
-from ebpflb.diagnose import ask
+from ebpflb.diagnose import ask, kube_proxy
 from ebpflb.diagnose.forwarding import dropping
 from ebpflb.errors import NodeError
-from ebpflb.node import ctnetlink, kube_proxy_watch
+from ebpflb.node import ctnetlink
 from ebpflb.options import Paths
 from ebpflb.serve import agent_lock
 from ebpflb.serve import status as agent_status
@@ -94,6 +94,7 @@ def facts_of(paths: Paths, state: StateDir) -> Facts:
         forwarding={str(each): each.now for each in dropping(paths.state)},
         pulse=pulse,
         hangs=hangs,
+        overruled="" if runs else kube_proxy.overruled(paths.state),
     )
 
 
@@ -110,10 +111,10 @@ def _node(paths: Paths, state: StateDir, facts: Facts) -> dict[str, Any]:
         "programs_ahead": {device: ", ".join(others) for device, others in ahead.items()},
         "flows": _flows(paths.state),
         "conntrack": _conntrack(paths.state),
-        "kube_proxy": _kube_proxy(facts.published if facts.runs else None),
         "forwarding": dict(
             it.split(": ", 1) for it, is_now in facts.forwarding.items() if not is_now
         ),
+        "kube_proxy": _kube_proxy(paths.state, facts.published if facts.runs else None),
     }
 
 
@@ -161,10 +162,10 @@ def _conntrack(state_dir: Path) -> dict[str, int]:
         return numbers
 
 
-def _kube_proxy(published: AgentStatus | None) -> str | None:
+def _kube_proxy(state: Path, published: AgentStatus | None) -> str | None:
     """Where only rules can be seen, the running agent may know that they have come back."""
     try:
-        found = kube_proxy_watch.detect()
+        found = kube_proxy.detect(state)
     except NodeError as error:
         return f"cannot be checked: {error}"
     if published:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from ebpflb.datapath.attach import cgroup_links, device_programs
 from ebpflb.datapath.maps import state_dir
-from ebpflb.diagnose import forwarding, pod_replies
+from ebpflb.diagnose import forwarding, kube_proxy, pod_replies
 from ebpflb.diagnose.check_result import CheckResult
 from ebpflb.diagnose.firewall.survey import survey
 from ebpflb.errors import EbpflbError, in_words
 from ebpflb.model.packet_path import Engine
-from ebpflb.node import kube_proxy_watch, policy_rules
+from ebpflb.node import policy_rules
 
 _REPLIES = "replies of endpoints"
 _RIGHTS = "grant CAP_SYS_ADMIN to look into pods"
@@ -23,7 +23,7 @@ def results(state_directory: Path, cgroup: Path | None, engine: Engine) -> Itera
     """``engine`` is the one to expect where no agent has run."""
     yield _other_hooks(state_directory, cgroup)
     yield _other_filters(state_directory)
-    yield _kube_proxy()
+    yield _kube_proxy(state_directory)
     yield from _forwarding(state_directory)
     yield from _firewall(state_directory, engine)
     yield from _replies(state_directory)
@@ -118,10 +118,10 @@ def _foreign(
     return CheckResult(feature, not found, False, names or "none", remedy if found else "")
 
 
-def _kube_proxy() -> CheckResult:
+def _kube_proxy(state_directory: Path) -> CheckResult:
     """It may run at the same time during a migration."""
     try:
-        found = kube_proxy_watch.detect()
+        found = kube_proxy.detect(state_directory)
     except EbpflbError as error:
         return CheckResult("kube-proxy", False, False, str(error), "")
     return CheckResult("kube-proxy", not found.advice, False, found.state, found.advice)

@@ -75,6 +75,7 @@ class Detection(NamedTuple):
     rules: tuple[str, ...] = ()  # where rules of it are
     rules_returned: bool = False  # they were not there the time before
     left: str = ""  # which Services ebpflb leaves to it, in words
+    unattended: str = ""  # since when ebpflb's programs serve without an agent, in words
 
     @property
     def running(self) -> bool:
@@ -85,6 +86,11 @@ class Detection(NamedTuple):
         """The same detection; after ``previous`` it is known whether rules have returned."""
         were_gone = previous is not None and (previous.rules_returned or not previous.rules)
         return self._replace(rules_returned=bool(self.rules) and were_gone)
+
+    @property
+    def is_overruled(self) -> bool:
+        """Whether one runs in vain: old programs of ebpflb choose the endpoints before it."""
+        return self.running and bool(self.unattended)
 
     @property
     def evidence(self) -> str:
@@ -107,6 +113,12 @@ class Detection(NamedTuple):
         """What that means for ebpflb, and what to do; "" for none."""
         if self.left:
             return self._advice_for_both
+        if self.is_overruled:
+            return (
+                f"ebpflb's programs handle packets first, and no agent updates them"
+                f" ({self.unattended}): start the agent, or run `ebpflb cleanup` so that kube-proxy"
+                " serves"
+            )
         if self.running:
             return f"ebpflb handles packets first; stop kube-proxy, then {CLEANUP}"
         if not self.rules:

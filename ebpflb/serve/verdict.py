@@ -87,6 +87,7 @@ class Facts:
     forwarding: Mapping[str, bool] = field(default_factory=dict)
     pulse: Pulse | None = None
     hangs: bool = False
+    overruled: str = ""  # what is wrong if programs without an agent come before a kube-proxy
 
 
 def judge(facts: Facts) -> tuple[Verdict, list[VerdictReason]]:
@@ -131,7 +132,8 @@ def _no_agent(facts: Facts) -> Iterator[VerdictReason]:
         text = f"no agent runs, nor is there a status of one in {facts.paths.run}: see --run-dir"
     else:
         return
-    yield VerdictReason(Verdict.DEGRADED, Cause.NO_AGENT, text)
+    beside = f"; {facts.overruled}" if facts.overruled else ""
+    yield VerdictReason(Verdict.DEGRADED, Cause.NO_AGENT, f"{text}{beside}")
 
 
 def _pulse(facts: Facts) -> Iterator[VerdictReason]:

@@ -9,6 +9,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from pyroute2 import netns
@@ -22,8 +23,9 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.model.kube_proxy import Detection
 from ebpflb.node import kube_proxy_watch, reserved_ports
 from ebpflb.serve import status
-from tests.cli.conftest import Ebpflb
+from tests.cli.conftest import NEVER, Ebpflb
 from tests.kit.cluster import Cluster, endpoint, web
+from tests.node import answering
 
 PROGRAMMED = 5  # two ports, two families, and the marker
 
@@ -175,6 +177,42 @@ def test_dead(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
     assert all(line.startswith("  ") for line in stale.splitlines()) and "service ports" in stale
     assert "connect4" in said["socket_hooks"]
     assert said["service_ports"] == 5
+
+
+def test_old_programs_before_a_kube_proxy(
+    ebpflb: Ebpflb, cluster: Cluster, where: list[str], tmp_path: Path
+) -> None:
+    """Whoever looks is told that a kube-proxy runs in vain beside programs without an agent; not
+    where one runs, nor where there are no programs.
+    """
+    cluster.agent.stop(signal.SIGKILL)
+
+    def told(*options: str) -> list[str]:
+        words = "kube-proxy", "status: no agent runs"
+        rows = [
+            f"{row['detail']} {row['remedy']}"
+            for command in ("check", "doctor --no-canary")
+            for row in json.loads(ebpflb(*command.split(), *options, "-o", "json").out)
+            if row["feature"] in words
+        ]
+        said = json.loads(ebpflb("status", *options, "-o", "json").out)
+        rows += [reason["text"] for reason in said["reasons"]]
+        rows += [
+            said["kube_proxy"] or "",
+            *ebpflb("audit", *options, "-o", "wide").out.splitlines(),
+        ]
+        return [row for row in rows if "no agent updates them" in row]
+
+    with answering.process(tmp_path) as pid:
+        found = told(*where)
+        assert len(found) == 6
+        assert all(f"is also running (pid {pid})" in row for row in found)
+        assert all("the last one wrote its status at 20" in row for row in found)
+        assert told("--state-dir", str(NEVER)) == []
+        cluster.agent.start()
+        assert told(*where) == []
+    cluster.agent.stop(signal.SIGKILL)
+    assert told(*where) == []
 
 
 def test_never_run(ebpflb: Ebpflb, nowhere: list[str]) -> None:

@@ -3,6 +3,8 @@
 
 import configparser
 import copy
+import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -267,15 +269,46 @@ def test_bpffs_is_mounted_for_the_host() -> None:
     assert "privileged" not in helm.container(objects)["securityContext"]
 
 
-@pytest.mark.parametrize(
-    ("cleanup", "words", "serves"),
-    [("kube-proxy", ["cleanup", "--kube-proxy"], True), ("ebpflb", ["cleanup"], False)],
-)
-def test_cleanup(cleanup: str, words: list[str], serves: bool) -> None:
+def cleaning_container(objects: list[Object]) -> Object:
+    (found,) = helm.the("DaemonSet", objects)["spec"]["template"]["spec"]["initContainers"]
+    return dict(found)
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_the_agent_starts_whatever_the_cleanup_of_kube_proxy_meets(
+    tmp_path: Path, status: int
+) -> None:
+    """Its init container calls `ebpflb cleanup --kube-proxy`, and succeeds all the same if that
+    does not; then its log says so.
+    """
+    (objects,) = helm.render({"cleanup": "kube-proxy"})
+    command = cleaning_container(objects)["command"]
+    ebpflb = tmp_path / "ebpflb"
+    ebpflb.write_text(f'#!/bin/sh\necho "called with $*"\nexit {status}\n')
+    ebpflb.chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(command, env=path, capture_output=True, text=True, check=True)
+    assert done.stdout == "called with cleanup --kube-proxy\n"
+    not_done = "kube-proxy is not cleaned up on this node; the agent starts all the same\n"
+    assert done.stderr == (not_done if status else "")
+
+
+def test_notes_say_when_to_set_the_cleanup_back() -> None:
+    """Only where it is set; the command sets it back."""
+    plain, cleaning = (
+        files["ebpflb/templates/NOTES.txt"]
+        for files in helm.ask("render", {}, {"cleanup": "kube-proxy"})
+    )
+    assert "--set cleanup=\n" in cleaning and "-c cleanup" in cleaning
+    assert "cleanup=" not in plain
+
+
+@pytest.mark.parametrize(("cleanup", "serves"), [("kube-proxy", True), ("ebpflb", False)])
+def test_cleanup(cleanup: str, serves: bool) -> None:
     """It is done before the agent starts, or in its place, with sight of all it has to remove."""
     (objects,) = helm.render({"cleanup": cleanup})
-    (cleaning,) = helm.the("DaemonSet", objects)["spec"]["template"]["spec"]["initContainers"]
-    assert cleaning["args"] == words
+    cleaning = cleaning_container(objects)
+    assert serves or cleaning["args"] == ["cleanup"]
     assert cleaning["volumeMounts"] == helm.container(objects)["volumeMounts"]
     assert ("args" in helm.container(objects)) == serves
     raw = [cleanup == "kube-proxy", True]  # of the agent by rights.resetClients
