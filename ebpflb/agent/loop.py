@@ -32,6 +32,8 @@ from ebpflb.agent.publisher import Publisher, fields_of
 from ebpflb.agent.reporter import Reporter
 from ebpflb.agent.service_sync import ServiceSync
 from ebpflb.cluster.source import Source
+from ebpflb.datapath.attach import cgroup_links
+from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.errors import KernelError
 from ebpflb.history.recorder import CANARY, DEVICES, History
 from ebpflb.model.cluster_state import ClusterState
@@ -100,7 +102,10 @@ class Agent:
                 self._turn()
         finally:
             stopping.run_all(self.canary.withdraw, self.source.stop)
-        log.info("stopped; what is programmed serves on")
+        if cgroup_links.attached(StateDir(self.options.paths.state)):
+            log.info("stopped; what is programmed serves on")
+        else:
+            log.warning("stopped; no programs are pinned, so nothing serves until an agent starts")
 
     def _turn(self) -> None:
         for message in self._wait():

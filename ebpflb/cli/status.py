@@ -94,6 +94,7 @@ def facts_of(paths: Paths, state: StateDir) -> Facts:
         forwarding={str(each): each.now for each in dropping(paths.state)},
         pulse=pulse,
         hangs=hangs,
+        conntrack=(ctnetlink.count(), ctnetlink.limit()),
         overruled="" if runs else kube_proxy.overruled(paths.state),
     )
 

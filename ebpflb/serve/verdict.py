@@ -21,6 +21,7 @@ from ebpflb.serve.status import CURRENT_PROGRAMS, AgentStatus
 # Two bookmarks of the API server that did not come (a minute each, with their jitter), and the
 # period in which an agent publishes when it last received something.
 OLD_AFTER = timedelta(minutes=4)
+CONNTRACK_FULL = 0.99  # of the limit: the kernel makes room by single half-open connections
 
 
 class Verdict(StrEnum):
@@ -60,6 +61,7 @@ class Cause(StrEnum):
     PORTS_NOT_OPEN = "ports not open"
     KUBE_PROXY_MISSING = "kube-proxy missing"
     NOT_FORWARDED = "not forwarded"
+    CONNTRACK_FULL = "conntrack full"
 
 
 class VerdictReason(NamedTuple):
@@ -88,6 +90,7 @@ class Facts:
     pulse: Pulse | None = None
     hangs: bool = False
     overruled: str = ""  # what is wrong if programs without an agent come before a kube-proxy
+    conntrack: tuple[int, int] = (0, 0)  # entries, and how many there may be; 0 is no limit
 
 
 def judge(facts: Facts) -> tuple[Verdict, list[VerdictReason]]:
@@ -101,6 +104,7 @@ def _reasons(facts: Facts) -> Iterator[VerdictReason]:
     for text, is_now in facts.forwarding.items():
         if is_now:
             yield _degraded(Cause.NOT_FORWARDED, text)
+    yield from _conntrack(facts)
     if not facts.runs:
         yield from _no_agent(facts)
         return
@@ -115,7 +119,10 @@ def _hooks(facts: Facts) -> Iterator[VerdictReason]:
     if facts.socket_hooks:
         return
     where = f"no programs in {facts.paths.state}"
-    if facts.runs:
+    if facts.runs and facts.published and facts.published.attached:
+        text = f"{where}: the agent that runs holds them, and they serve only until it ends"
+        yield _degraded(Cause.NO_SOCKET_HOOKS, text)
+    elif facts.runs:
         text = f"{where}: sockets are not served until the agent has attached them"
         yield VerdictReason(Verdict.DOWN, Cause.NO_SOCKET_HOOKS, text)
     elif facts.published:
@@ -123,6 +130,14 @@ def _hooks(facts: Facts) -> Iterator[VerdictReason]:
     else:
         text = f"{where}, and no agent's status in {facts.paths.run}: see --state-dir, --run-dir"
         yield VerdictReason(Verdict.DOWN, Cause.NOTHING_HERE, text)
+
+
+def _conntrack(facts: Facts) -> Iterator[VerdictReason]:
+    entries, limit = facts.conntrack
+    if limit and entries >= CONNTRACK_FULL * limit:
+        text = f"the kernel's conntrack is full ({entries} of {limit} entries)"
+        lost = "new connections of this node are dropped, to services or not"
+        yield _degraded(Cause.CONNTRACK_FULL, f"{text}: {lost}; raise nf_conntrack_max")
 
 
 def _no_agent(facts: Facts) -> Iterator[VerdictReason]:

@@ -19,7 +19,7 @@ from ebpflb.lab.hosts import Lab
 from ebpflb.lab.sockets import Sockets
 from ebpflb.options import Paths
 from ebpflb.serve import agent_lock, status
-from tests.kit import requests
+from tests.kit import forked, requests
 from tests.kit.cluster import VIP, Cluster, endpoint, running, web
 from tests.kit.lab_cluster import PREFIX
 
@@ -198,6 +198,9 @@ def test_the_bpffs_goes_and_another_comes(cluster: Cluster, state: StateDir, bpf
     client = cluster.start_client(cluster.client, "tcp", VIP, pause=0.005)
     subprocess.run(["umount", "--lazy", str(bpffs)], check=True)
     wait_until("it is not ready", lambda: not_ready_for(cluster, "not in a bpffs"))
+    verdict, causes = judged(cluster)
+    assert verdict == "DEGRADED"
+    assert {"no socket hooks", "audit errors"} <= causes
     mount(bpffs)
     wait_until("all is pinned", lambda: state.links_directory.is_dir() and is_ready(cluster))
     assert link_ids(state) == before
@@ -205,6 +208,28 @@ def test_the_bpffs_goes_and_another_comes(cluster: Cluster, state: StateDir, bpf
     put_back(cluster, "hook connect4 has no pin")
     lock = f"lock of {state.directory} is not held any more"
     wait_until("the lock is said too", lambda: lock in said(cluster))
+
+
+def judged(cluster: Cluster) -> tuple[str, set[str]]:
+    """The verdict of `ebpflb status`, and the causes of its reasons."""
+    said = forked.run("status", *cluster.agent.where, "-o", "json", netns=cluster.node.netns)
+    found = json.loads(said.stdout)
+    return found["verdict"], {reason["cause"] for reason in found["reasons"]}
+
+
+def test_an_agent_that_ends_without_its_bpffs_says_that_nothing_serves(
+    cluster: Cluster, bpffs: Path
+) -> None:
+    """The programs end with it; the next agent serves again once a bpffs is there."""
+    subprocess.run(["umount", "--lazy", str(bpffs)], check=True)
+    cluster.agent.stop()
+    assert "nothing serves until an agent starts" in said(cluster)
+    assert "what is programmed serves on" not in said(cluster)
+    assert judged(cluster)[0] == "DOWN"
+    mount(bpffs)
+    cluster.close_maps()
+    cluster.agent.start()
+    assert requests.tcp(cluster.sockets(cluster.client), VIP).name.startswith("web-")
 
 
 def test_no_other_agent_gets_a_bpffs_that_came(cluster: Cluster, bpffs: Path) -> None:

@@ -137,8 +137,9 @@ def test_a_full_table_is_no_worse_than_kube_proxys(pair: BesideKubeProxy) -> Non
                 client.send(b"still here")
                 assert client.recv(64) == b"still here"
                 if node is pair.near:
-                    said = pair.status()["conntrack"]
-                    assert said["entries"] == said["limit"]
+                    said = pair.status()
+                    assert said["conntrack"]["entries"] == said["conntrack"]["limit"]
+                    assert "conntrack full" in [each["cause"] for each in said["reasons"]]
             assert not is_lost(pair, node, "tcp")
 
 

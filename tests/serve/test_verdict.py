@@ -106,6 +106,26 @@ def test_what_is_news_is_not_old() -> None:
     assert judge(facts(status(last_received=received)))[0] is Verdict.OK
 
 
+def test_a_full_conntrack() -> None:
+    """The kernel drops new connections then: DEGRADED with the numbers; where it has no table, or
+    room in it, nothing is said.
+    """
+    verdict, (reason,) = judge(facts(status(), conntrack=(100, 100)))
+    assert (verdict, reason.cause) == (Verdict.DEGRADED, Cause.CONNTRACK_FULL)
+    assert "100 of 100 entries" in reason.text
+    for room in ((0, 0), (98, 100)):
+        assert judge(facts(status(), conntrack=room))[0] is Verdict.OK
+
+
+def test_pins_that_are_gone_under_an_agent() -> None:
+    """Its programs serve as long as it runs: DEGRADED, and DOWN only when it has ended."""
+    held = status(attached=True)
+    verdict, (reason,) = judge(facts(held, socket_hooks=[]))
+    assert (verdict, reason.cause) == (Verdict.DEGRADED, Cause.NO_SOCKET_HOOKS)
+    assert "only until it ends" in reason.text
+    assert judge(facts(held, socket_hooks=[], runs=False))[0] is Verdict.DOWN
+
+
 def test_no_agent() -> None:
     """What was programmed serves: DEGRADED; what the dead agent had published does not count."""
     left = status(source_errors={"api": "gone"}, lists_complete=False)

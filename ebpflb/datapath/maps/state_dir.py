@@ -53,7 +53,8 @@ def mount_bpffs(path: Path) -> None:
     if mount == BPFFS:
         raise NodeError(f"{BPFFS} is the host's, and not a bpffs: mount one there, on the host")
     if BPFFS not in (path, *path.parents):
-        raise NodeError(f"{path} is not in a bpffs: choose a --state-dir below {BPFFS}")
+        hint = f"mount one there (mount -t bpf bpf DIR), or choose a --state-dir below {BPFFS}"
+        raise NodeError(f"{path} is not in a bpffs: {hint}")
     try:
         done = child.run(["mount", "-t", "bpf", "bpf", str(BPFFS)])
     except OSError as error:
