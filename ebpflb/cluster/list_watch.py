@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 PAGE_LIMIT = 500  # objects per page, as kubectl and client-go ask for
 OPTIONAL_KINDS = frozenset({Kind.SERVICE_CIDR})  # since Kubernetes 1.33
-SHORT_WATCH = 1.0  # seconds: a watch that ends sooner and was silent counts as a failure
+SHORT_WATCH = 1.0  # seconds: a watch that ends sooner and had no event counts as a failure
 
 
 class ListServer(Protocol):
@@ -145,30 +145,38 @@ class ListWatch:
         Raises ClusterError if the watch breaks, or ends as soon as it began. Unless it was short
         and silent, the next pause is the shortest one.
         """
-        received = False
+        received, wrong = False, ""
         try:
             for line in lines:
                 self._loop.note_received()
                 self._silent = False
-                self._handle_line(line)
+                try:
+                    self._handle_line(line)
+                except InvalidObject as error:
+                    wrong = wrong or self._name_wrong_line(error)
+                    continue
                 received = True
         finally:
             is_useful = received or self._loop.monotonic() - asked >= SHORT_WATCH
             if is_useful:
                 self._loop.reset_backoff()
         if not is_useful:
-            raise ClusterError("the watch ended as soon as it began")
+            raise ClusterError(wrong or "the watch ended as soon as it began")
 
     def _handle_line(self, data: bytes) -> None:
-        """Emits what one line reports. Raises ResourceExpired or ClusterError for type ERROR."""
-        try:
-            line = decoding.line(data)
-        except InvalidObject as error:
-            log.warning("%s: no watch event: %s", self._loop.source, error)
-            return
+        """Emits what one line reports. Raises ResourceExpired or ClusterError for type ERROR, and
+        InvalidObject for what is no event.
+        """
+        line = decoding.line(data)
         if line.type == "ERROR":
             raise decoding.error_from_status(line.object)
         self._emit_line(line)
+
+    def _name_wrong_line(self, error: InvalidObject) -> str:
+        """Logs the first line of a watch that is no event; returns what is wrong."""
+        wrong = f"not a watch event: {error}"
+        log.warning("%s: %s", self._loop.source, wrong)
+        return wrong
 
     def _emit_line(self, line: decoding.Line) -> None:
         identity = decoding.identify(line.object)

@@ -62,6 +62,27 @@ def test_a_failing_watch_keeps_its_resume_point(
     assert api.lists("Service") == 1
 
 
+def test_garbage_instead_of_a_watch_is_an_error(
+    api: FakeApiServer, events: EventLog, watch: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A proxy's login page has lines, but no event: it is a failure, so the next try waits for a
+    growing pause. Its first line alone is logged.
+    """
+    watch()
+    events.next(Kind.SERVICE)
+    api.wait_for_watch("Service")
+    with api.changed:
+        api.fail("Service", 200, b"<html>\n<body>\nplease log in\n", times=2)
+        api.drop()
+    said: list[str] = []  # also of the break
+    while sum(error.startswith("not a watch event: ") for error in said) < 2:
+        said.append(events.source_status().error or "")
+    assert caplog.text.count(": not a watch event: ") == 2
+    api.put(service("web"))
+    assert isinstance(events.next(Kind.SERVICE), Changed)
+    assert api.lists("Service") == 1
+
+
 def test_garbage_instead_of_a_list_is_an_error(
     api: FakeApiServer, events: EventLog, watch: Start
 ) -> None:
