@@ -21,7 +21,7 @@ from ebpflb.serve.status import CURRENT_PROGRAMS, AgentStatus
 # Two bookmarks of the API server that did not come (a minute each, with their jitter), and the
 # period in which an agent publishes when it last received something.
 OLD_AFTER = timedelta(minutes=4)
-CONNTRACK_FULL = 0.99  # of the limit: the kernel makes room by single half-open connections
+CONNTRACK_FULL = 0.99  # of the limit: a full table frees single half-open entries
 
 
 class Verdict(StrEnum):

@@ -75,6 +75,27 @@ def test_a_dropped_connection_is_resumed_without_a_list(
     assert api.watches("Service")[-1]["resourceVersion"] == version
 
 
+def test_events_out_of_order_are_put_right_by_the_next_watch(
+    api: FakeApiServer, events: EventLog, watched: Source
+) -> None:
+    """A late event with an older version counts until then, as it would for client-go; the next
+    watch resumes from there, and is told again of the newer object. Doubles are no error.
+    """
+    old = service("web", clusterIP="10.96.0.8")
+    version = api.put(old)
+    newest = api.put(service("web", clusterIP="10.96.0.9"))
+    late = old | {"metadata": old["metadata"] | {"resourceVersion": version}}
+    line = json.dumps({"type": "MODIFIED", "object": late}).encode()
+    for _ in range(2):
+        api.say("Service", line)
+    found = [events.next(Kind.SERVICE).version for _ in range(4)]
+    assert found == [version, newest, version, version]
+    api.drop()
+    again = events.next(Kind.SERVICE)
+    assert (again.version, again.found.object.spec.cluster_ip) == (newest, "10.96.0.9")
+    assert api.lists("Service") == 1
+
+
 def test_a_deletion_moves_the_resume_point(
     api: FakeApiServer, events: EventLog, watched: Source
 ) -> None:

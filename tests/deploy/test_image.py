@@ -18,6 +18,7 @@ from tests.deploy.helm import DEPLOY
 
 DOCKERFILE = DEPLOY / "image/Dockerfile"
 ROOT = DEPLOY.parent
+PIP_CA = "build/pip-ca.pem"  # there only while an image is built by a PIP_CERT
 
 
 def lint(path: Path) -> "subprocess.CompletedProcess[str]":
@@ -48,8 +49,8 @@ def test_what_it_is_made_of_is_let_in() -> None:
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] == "!"]
     named = {line[1:] for line in lines}
     built_from = {"LICENSES", "README.md", "bpf", "ebpflb", "pyproject.toml", "setup.cfg"}
-    assert named == built_from | {"deploy/completion", "requirements/ui.txt"}
-    assert all((ROOT / name).exists() for name in named)
+    assert named == built_from | {"deploy/completion", "requirements/ui.txt", PIP_CA}
+    assert all((ROOT / name).exists() for name in named - {PIP_CA})
 
 
 def packages(stage: str) -> set[str]:
@@ -130,19 +131,22 @@ def test_what_is_no_digest_is_refused(tmp_path: Path) -> None:
 
 ENGINE = """#!/bin/sh
 echo "$*" >>{folder}/asked
+[ "$1" != build ] || cat build/pip-ca.pem >>{folder}/authorities 2>/dev/null
 [ "$1" != images ] || echo {size}
 [ "$1" != info ]
 """
 
 
 def build(
-    folder: Path, *words: str, size: str, base: str = ""
+    folder: Path, *words: str, size: str, base: str = "", **pip: str
 ) -> "subprocess.CompletedProcess[str]":
     """With a docker that has no engine, and a podman that makes an image of this size."""
     for name in ("docker", "podman"):
         (folder / name).write_text(ENGINE.format(folder=folder, size=f"'{size}'"))
         (folder / name).chmod(0o755)
-    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "BASE": base}
+    path = f"{folder}:{os.environ['PATH']}"
+    plain = {"PATH": path, "BASE": base, "PIP_INDEX_URL": "", "PIP_CERT": ""}
+    environment = {**os.environ, **plain, **pip}
     command = [DOCKERFILE.with_name("build"), *words]
     return subprocess.run(
         command, env=environment, capture_output=True, text=True, check=False, timeout=60
@@ -157,6 +161,24 @@ def test_an_image_of_250_mb_is_built(tmp_path: Path) -> None:
     assert "build --build-arg BASE=localhost/debian:bookworm-slim" in asked
     assert f"--tag localhost/ebpflb:{version('ebpflb')} ." in asked
     assert done.stdout.splitlines()[-1].endswith("250 MB, by podman")
+
+
+def test_pip_can_have_another_index_and_authority(tmp_path: Path) -> None:
+    """Both reach the stage that calls pip; the authority's file is in the checkout meanwhile."""
+    authority = tmp_path / "ca.pem"
+    authority.write_text("an authority")
+    index = "https://pypi.example.org/simple"
+    done = build(tmp_path, size="200 MB", PIP_INDEX_URL=index, PIP_CERT=str(authority))
+    assert done.returncode == 0, done.stderr
+    asked = (tmp_path / "asked").read_text()
+    assert f"--build-arg PIP_INDEX_URL={index} --build-arg PIP_CERT=/checkout/{PIP_CA} " in asked
+    assert (tmp_path / "authorities").read_text() == "an authority"
+    assert not (ROOT / PIP_CA).exists()
+    _, stage, *_ = stages()
+    assert stage.index("ARG PIP_INDEX_URL") < stage.index("ARG PIP_CERT") < stage.index("pip ins")
+    (tmp_path / "asked").unlink()
+    build(tmp_path, size="200 MB")
+    assert "PIP" not in (tmp_path / "asked").read_text()
 
 
 @pytest.mark.parametrize("size", ["251MB", "1.02 GB"])

@@ -55,11 +55,12 @@ def test_values(tmp_path: Path) -> None:
     assert env["KUBERNETES_SERVICE_HOST"] == "10.0.0.10"
 
 
-def test_patch(tmp_path: Path) -> None:
-    """The patch ties kube-proxy to nodes without the label, and keeps what it was tied to."""
+@pytest.mark.parametrize(("block", "label"), [("patch", "ebpflb"), ("leave", "ebpflb-leaves")])
+def test_patch(tmp_path: Path, block: str, label: str) -> None:
+    """The patch ties a DaemonSet to nodes without the label, and keeps what it was tied to."""
     manifest = tmp_path / "daemonset.yaml"
     manifest.write_text(DAEMON_SET)
-    (line,) = [line for line in commands("patch").splitlines() if "patch" in line]
+    (line,) = [line for line in commands(block).splitlines() if "patch" in line]
     (patch,) = re.findall(r"--patch='(.*)'", line)
     words = ["patch", "--local", "-f", str(manifest), "--type=merge", f"--patch={patch}", "-o=yaml"]
     done = subprocess.run([KUBECTL, *words], capture_output=True, text=True, check=True)
@@ -67,7 +68,7 @@ def test_patch(tmp_path: Path) -> None:
     assert spec["nodeSelector"] == {"kubernetes.io/os": "linux"}
     affinity = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert affinity["nodeSelectorTerms"] == [
-        {"matchExpressions": [{"key": "ebpflb", "operator": "DoesNotExist"}]}
+        {"matchExpressions": [{"key": label, "operator": "DoesNotExist"}]}
     ]
 
 
@@ -156,6 +157,18 @@ def test_backup(tmp_path: Path) -> None:
     assert kinds == ["DaemonSet", "ConfigMap", "ClusterRoleBinding"]
     for it in (*listed["items"], binding):
         assert it["metadata"].keys() == {"name"}
+
+
+def test_the_api_servers_address_in_the_manifest() -> None:
+    """The lines that install.md adds below ``env:`` make of the manifest what the chart makes."""
+    install = PAGE.with_name("install.md").read_text()
+    (lines,) = re.findall(r"<!-- env -->\n```yaml\n(.*?)```", install, re.DOTALL)
+    text = (PAGE.parents[1] / "deploy/manifests/ebpflb.yaml").read_text()
+    assert text.count("          env:\n") == 1
+    edited = list(yaml.safe_load_all(text.replace("          env:\n", f"          env:\n{lines}")))
+    (wanted,) = helm.render({"apiServer": {"host": "192.0.2.10", "port": 6443}})
+    found, rendered = (helm.container(it)["env"] for it in (edited, wanted))
+    assert sorted(found, key=str) == sorted(rendered, key=str)
 
 
 def test_remove(tmp_path: Path) -> None:
