@@ -85,7 +85,7 @@ class RetryLoop:
         self.monotonic = timing.monotonic
         self._backoff = Backoff(timing)
         self._error: str | None = None
-        self.received: float | None = None  # when the source last sent anything, since the epoch
+        self._received_at: float | None = None  # of the monotonic clock
 
     def run(self, attempt: Callable[[], None]) -> None:
         while not self.stopped.is_set():
@@ -122,7 +122,16 @@ class RetryLoop:
 
     def note_received(self) -> None:
         """The source has sent something, be it only that nothing is new."""
-        self.received = self._timing.clock()
+        self._received_at = self.monotonic()
+
+    @property
+    def received(self) -> float | None:
+        """When the source last sent anything, in seconds since the epoch.
+
+        By the clock as it is set now: what it has jumped since is not time that has passed.
+        """
+        at = self._received_at
+        return None if at is None else self._timing.clock() - (self.monotonic() - at)
 
     def clear_error(self) -> None:
         """The source can be read: an error that was reported is over."""

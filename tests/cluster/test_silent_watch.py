@@ -87,9 +87,13 @@ def test_bookmarks_keep_a_quiet_watch(
 def test_it_is_known_when_each_kind_was_last_received(
     api: FakeApiServer, events: EventLog, watch: Start, quick: Quick
 ) -> None:
-    """By lists, by the beginning of a watch, by events and by bookmarks."""
-    now = [1000.0]
-    source = watch(timing=quick(clock=lambda: now[0]))
+    """By lists, by the beginning of a watch, by events and by bookmarks; how long ago that was does
+    not change when the clock is set.
+    """
+    now, set_by = [1000.0], [0.0]
+    source = watch(
+        timing=quick(clock=lambda: now[0] + set_by[0], monotonic=lambda: now[0]),
+    )
     for kind in Kind:
         events.next(kind)
         api.wait_for_watch(kind)
@@ -102,3 +106,6 @@ def test_it_is_known_when_each_kind_was_last_received(
     api.bookmark("Service")
     wait_until("the bookmark was", lambda: source.received()["Service"] == 1060.0)
     assert source.received()["Node"] == 1001.0
+    for set_by[0] in (3600.0, -3600.0):
+        assert source.received()["Service"] == 1060.0 + set_by[0]
+        assert source.received()["Node"] == 1001.0 + set_by[0]
