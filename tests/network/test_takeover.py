@@ -28,7 +28,7 @@ from ebpflb.node.netfilter_probe import netfilter_obstacle
 from tests.kit import forked, requests
 from tests.kit.cluster import NODEPORT, PORT, VIP, VIP6, Cluster, endpoint, web
 from tests.kit.lab_cluster import PREFIX
-from tests.node import nodes
+from tests.node import answering, nodes
 
 PODS, PODS6 = cni.NETWORKS
 NAMES = {"web-1", "web-2", "web-3"}
@@ -292,3 +292,26 @@ def test_stale_rules(node: KubeProxyNode) -> None:
     node.ebpflb("cleanup", "--kube-proxy")
     with pytest.raises(OSError, match="refused"):
         requests.tcp(node.sockets(node.outside), node.node.v4, NODEPORT)
+
+
+def test_old_programs_keep_a_kube_proxy_from_serving(node: KubeProxyNode, tmp_path: Path) -> None:
+    """An agent has ended, its endpoint has gone since, and a kube-proxy knows the new ones: clients
+    fail until ebpflb is removed (or an agent starts), as `status` advises.
+    """
+    gone, *left = node.web
+    node.publish(web(endpoint(gone), nodeport=NODEPORT))
+    node.agent.start()
+    node.agent.stop()
+    node.lab.processes[0].kill()  # the server of the first pod
+    node.web = left
+    nftables(node)
+    ways = [way for way in node.ways if ":" not in way[1][0]]
+    with nodes.entered(node.node.netns), answering.process(tmp_path):
+        said = " ".join(node.ebpflb("status").stdout.split())
+    assert "no agent updates them" in said and "run `ebpflb cleanup`" in said
+    for host, where in ways:
+        with pytest.raises(OSError, match="refused"):
+            requests.tcp(node.sockets(host), *where)
+    assert node.ebpflb("cleanup").returncode == 0
+    for host, where in ways:
+        assert requests.tcp(node.sockets(host), *where).name in {pod.name for pod in left}
