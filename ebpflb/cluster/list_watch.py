@@ -143,7 +143,7 @@ class ListWatch:
         clock.
 
         Raises ClusterError if the watch breaks, or ends as soon as it began. Unless it was short
-        and silent, the next pause is the shortest one.
+        and had no event, the next pause is the shortest one.
         """
         received, wrong = False, ""
         try:
