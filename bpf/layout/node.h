@@ -7,6 +7,7 @@ enum device_flag {
 	DEVICE_PODS = 1,	/* packets that come in here are from pods (detect-local by interface) */
 	DEVICE_HOST_ONLY = 2,	/* no switch takes frames from here: those to other hosts go nowhere */
 	DEVICE_MASTER = 4,	/* a bridge or bond: its packets pass the program at a port first */
+	DEVICE_BRIDGED = 8,	/* a port of the kernel's bridge, which keeps frames to link_addresses */
 };
 
 /*
@@ -19,6 +20,13 @@ struct device {
 	__u32 flags;		/* enum device_flag */
 };
 SIZE(struct device, 36);
+
+/* A MAC address. */
+struct link_address {
+	__u8 byte[6];
+	__u16 pad;
+};
+SIZE(struct link_address, 8);
 
 /* All addresses that equal address under mask; none if address has a bit outside of mask. */
 struct prefix {

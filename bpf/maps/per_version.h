@@ -12,6 +12,9 @@ DEFINE_MAP(node_addresses, HASH, struct address, __u32, 1024, RDONLY_PROG)
 /* All addresses of this node. What its own sockets send to one passes no device but loopback. */
 DEFINE_MAP(own_addresses, HASH, struct address, __u32, 4096, RDONLY_PROG | NO_PREALLOC)
 
+/* Those of all devices of this node. A bridge passes a frame to another address on, to another machine. */
+DEFINE_MAP(link_addresses, HASH, struct link_address, __u32, 16384, RDONLY_PROG | NO_PREALLOC)
+
 /* This node's devices. */
 DEFINE_MAP(devices, HASH, __u32, struct device, 16384, RDONLY_PROG | NO_PREALLOC)
 

@@ -12,10 +12,24 @@
 
 #define TO_OTHER_HOST 3	/* PACKET_OTHERHOST: the frame has a MAC address that is not the device's */
 
+#ifndef NO_LINK_HEADER
+
+/* Whether a device of this node has the frame's destination as its MAC address. */
+static __always_inline bool frame_is_to_own_device(struct __sk_buff *ctx)
+{
+	EMPTY(struct link_address, destination);
+
+	return !bpf_skb_load_bytes(ctx, 0, destination, sizeof(destination->byte)) &&
+	       LOOKUP(__u32, link_addresses, destination);
+}
+
+#endif
+
 /*
- * Whether a frame that came in is for another host: a device in promiscuous mode has them, and the
- * stack drops them. At the port of a switch such as a bridge they may be for this node all the same:
- * the switch has a MAC address of its own, and so has each of its ports.
+ * Whether a frame that came in is for another host. A device in promiscuous mode gets such frames,
+ * and the stack drops them. A bridge passes them on; at its ports a frame with another MAC address
+ * than the port's may also be for the bridge, or for another of its ports. Other switches (Open
+ * vSwitch) may have MAC addresses that no device has, so nothing is known of their ports' frames.
  */
 static __always_inline bool frame_is_for_others(struct __sk_buff *ctx)
 {
@@ -27,6 +41,8 @@ static __always_inline bool frame_is_for_others(struct __sk_buff *ctx)
 	if (ctx->pkt_type != TO_OTHER_HOST)
 		return false;
 	device = LOOKUP_NUMBER(struct device, devices, ctx->ifindex);
+	if (device && device->flags & DEVICE_BRIDGED)
+		return !frame_is_to_own_device(ctx);
 	return device && device->flags & DEVICE_HOST_ONLY;
 #endif
 }

@@ -164,6 +164,7 @@ class NodeSync:
         return {
             "node_addresses": dict.fromkeys(serving, 1),
             "own_addresses": dict.fromkeys(devices.own_addresses(addresses) | serving, 1),
+            "link_addresses": self._desired.link_addresses(),
             "devices": self._desired.devices(),
             "route_sources": self._desired.sources_by_route(MAPS["route_sources"].entries),
             "timeouts": flow_timeouts(self.options.conntrack).table,

@@ -60,6 +60,12 @@ def _devices(snapshot: Snapshot) -> list[Row]:
     ]
 
 
+def _link_addresses(snapshot: Snapshot) -> list[Row]:
+    return [
+        {"mac": mac} for mac in sorted(mac for mac, _ in snapshot.maps["link_addresses"].items())
+    ]
+
+
 def _route_sources(snapshot: Snapshot) -> list[Row]:
     entries: list[tuple[RouteKey, Address]] = list(snapshot.maps["route_sources"].items())
     name = _device_namer(snapshot)
@@ -121,6 +127,7 @@ NODE_MAP_ROWS: dict[str, Callable[[Snapshot], list[Row]]] = {
     "source_ranges": _source_ranges,
     "service_ranges": _service_ranges,
     "cluster_ips": _cluster_ips,
+    "link_addresses": _link_addresses,
     "devices": _devices,
     "route_sources": _route_sources,
     "settings": _settings,

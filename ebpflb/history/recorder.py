@@ -48,6 +48,7 @@ RECORDED = (
     "service_ranges",
     "node_addresses",
     "own_addresses",
+    "link_addresses",
     "devices",
     "route_sources",
     "timeouts",

@@ -24,6 +24,7 @@ class Device:
     sources: tuple[Address, ...]  # the addresses fit to masquerade to: global, primary, in use
     kind: str = ""  # the kernel's name of a virtual device's kind, such as "bridge" and "veth"
     hairpin: bool = False  # of a bridge's port: a frame may leave by the port that it came in by
+    mac: str = ""  # such as "02:00:00:00:00:01"; empty without an Ethernet header
 
 
 Devices = tuple[Device, ...]
@@ -101,8 +102,23 @@ def is_host_only(device: Device, known: Mapping[int, Device]) -> bool:
 
     It may be where the device is a port of a bridge or of Open vSwitch, or of one that is unknown.
     """
+    kinds = _kinds_of_masters(device, known)
+    return kinds is not None and kinds <= _NO_SWITCHES
+
+
+def is_bridged(device: Device, known: Mapping[int, Device]) -> bool:
+    """Whether the device is a port of the kernel's bridge, and of no other switch.
+
+    Then a frame is for this machine only if a device of the machine has its MAC address.
+    """
+    kinds = _kinds_of_masters(device, known)
+    return kinds is not None and "bridge" in kinds and kinds <= _NO_SWITCHES | {"bridge"}
+
+
+def _kinds_of_masters(device: Device, known: Mapping[int, Device]) -> set[str] | None:
+    """None where one of the masters is unknown."""
     chain = with_masters(device, known)
-    return not chain[-1].master and all(each.kind in _NO_SWITCHES for each in chain[1:])
+    return None if chain[-1].master else {each.kind for each in chain[1:]}
 
 
 def _first_of(candidates: Iterable[AddressByFamily]) -> AddressByFamily:

@@ -76,16 +76,18 @@ def _devices(route: IPRoute) -> Devices:
 
 
 def _device(link: Any, addresses: list[Any]) -> Device:
+    has_link_header = link["ifi_type"] in (_ETHER, _LOOPBACK)
     return Device(
         index=link["index"],
         name=link.get_attr("IFLA_IFNAME"),
         loopback=bool(link["flags"] & _IFF_LOOPBACK),
-        link_header=link["ifi_type"] in (_ETHER, _LOOPBACK),
+        link_header=has_link_header,
         master=link.get_attr("IFLA_MASTER") or 0,
         addresses=tuple(_address(message) for message in addresses),
         sources=tuple(_address(message) for message in addresses if _is_source(message)),
         kind=link.get_nested("IFLA_LINKINFO", "IFLA_INFO_KIND") or "",
         hairpin=bool(link.get_nested("IFLA_LINKINFO", "IFLA_INFO_SLAVE_DATA", "IFLA_BRPORT_MODE")),
+        mac=link.get_attr("IFLA_ADDRESS") if has_link_header else "",
     )
 
 

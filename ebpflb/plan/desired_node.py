@@ -48,6 +48,10 @@ class DesiredNode:
             for device in self.served
         }
 
+    def link_addresses(self) -> dict[str, int]:
+        """The entries of map link_addresses."""
+        return {device.mac: 1 for device in self.known if device.mac and not device.loopback}
+
     def sources_by_route(self, most: int) -> dict[RouteKey, Address]:
         """The entries of map route_sources, at most as many: of the shortest prefixes.
 
@@ -83,6 +87,8 @@ class DesiredNode:
             yield "pods"
         if devices.is_host_only(device, known):
             yield "host_only"
+        if devices.is_bridged(device, known):
+            yield "bridged"
         if device.index in self._masters:
             yield "master"
 

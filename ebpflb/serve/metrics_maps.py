@@ -25,6 +25,7 @@ from ebpflb.plan.planner import Planner
 COUNTED_WHOLE = (
     "node_addresses",
     "own_addresses",
+    "link_addresses",
     "devices",
     "route_sources",
     "service_ranges",

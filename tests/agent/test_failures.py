@@ -62,6 +62,7 @@ def test_full_map(harness: Harness) -> None:
     assert harness.status.sync_error == str(FULL)
     assert harness.datapath.small_maps.keys() == {
         "own_addresses",
+        "link_addresses",
         "devices",
         "route_sources",
         "service_ranges",

@@ -11,6 +11,7 @@ from ebpflb.model.devices import (
     Device,
     by_index,
     check_pattern,
+    is_bridged,
     is_host_only,
     masquerade_addresses,
     node_addresses,
@@ -114,34 +115,37 @@ def test_own_addresses() -> None:
 
 
 @pytest.mark.parametrize(
-    ("masters", "expected"),
+    ("masters", "host_only", "bridged"),
     [
-        ("", True),
-        ("bond", True),
-        ("team vrf", True),
-        ("bridge", False),
-        ("bond bridge", False),
-        ("openvswitch", False),
-        ("bridge vrf", False),
-        ("unknown", False),
+        ("", True, False),
+        ("bond", True, False),
+        ("team vrf", True, False),
+        ("bridge", False, True),
+        ("bond bridge", False, True),
+        ("openvswitch", False, False),
+        ("bridge openvswitch", False, False),
+        ("bridge vrf", False, True),
+        ("unknown", False, False),
     ],
 )
-def test_host_only(masters: str, expected: bool) -> None:
-    """Not below a switch, through as many masters as there are; one of another kind may be one."""
+def test_switches(masters: str, host_only: bool, bridged: bool) -> None:
+    """Through as many masters as there are; one of another kind may be a switch of its own."""
     kinds = ["", *masters.split()]
     known = [
         replace(device(number, f"d{number}", master=number + 1), kind=kind)
         for number, kind in enumerate(kinds, 1)
     ]
     known[-1] = replace(known[-1], master=0)
-    assert is_host_only(known[0], by_index(tuple(known))) is expected
+    assert is_host_only(known[0], by_index(tuple(known))) is host_only
+    assert is_bridged(known[0], by_index(tuple(known))) is bridged
 
 
 def test_unknown_master() -> None:
     """It may be a switch, and so may those of a circle."""
     one, other = device(6, "a", master=7), replace(device(7, "b", master=6), kind="bond")
-    assert not is_host_only(PORT, by_index((PORT,)))
-    assert not is_host_only(one, by_index((one, other)))
+    for known in (PORT,), (one, other):
+        assert not is_host_only(known[0], by_index(known))
+        assert not is_bridged(known[0], by_index(known))
 
 
 def test_circle() -> None:

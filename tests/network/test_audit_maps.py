@@ -25,7 +25,7 @@ Maps = Mapping[str, Map]
 UNPLANNED = ip_address("198.51.100.77")
 HASHES = (
     *("services", "service_names", "backend_names", "cluster_ips", "source_ranges", "devices"),
-    *("node_addresses", "own_addresses", "timeouts", "service_ranges"),
+    *("node_addresses", "own_addresses", "link_addresses", "timeouts", "service_ranges"),
 )
 # Written by programs and sweeps: nothing is planned that they could differ from. Only their pins
 # are compared, which test_audit.py takes away.

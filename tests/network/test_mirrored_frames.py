@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames for another host's MAC address, as a device in promiscuous mode gets them.
+"""Frames for another host's MAC address, as a device in promiscuous mode or a bridge gets them.
 
 A switch that does not know where that host is sends them everywhere, and a mirror port always. The
-stack drops them before netfilter.
+stack drops them before netfilter; a bridge passes them on.
 """
 
 import errno
@@ -12,16 +12,18 @@ from socket import SO_ERROR, SOL_SOCKET
 
 import pytest
 
+from ebpflb.lab.hosts import Host
 from ebpflb.lab.router import NODES
 from ebpflb.lab.sockets import Socket
 from ebpflb.node import ctnetlink
 from tests.kit import requests, two_nodes
+from tests.kit.lab_cluster import PORT
 from tests.kit.requests import Send
 from tests.kit.two_nodes import CLUSTER_CIDR, ENGINES, Frontends, TwoNodes, address
 from tests.network.test_packets_devices import until_served
 from tests.node import nodes
 
-WEB, NOBODY = 10, 20
+WEB, NOBODY, LOCAL = 10, 20, 30
 SERVICES = {"served": WEB, "without endpoints": NOBODY}
 FLOWS = ("tcp_flows", "other_flows")
 ELSEWHERE, MACVLAN = "02:00:00:00:00:99", "02:00:00:00:00:88"
@@ -42,7 +44,11 @@ def two(
     with two_nodes.running(folder, *options, engine=request.param) as made:
         for node in (made.near, made.far):
             node.ip("link set eth0 promisc on")
-        made.publish(made.service("web", WEB, made.here, made.there), made.service("no", NOBODY))
+        made.publish(
+            made.service("web", WEB, made.here, made.there),
+            made.service("no", NOBODY),
+            made.service("local", LOCAL, made.there, externalTrafficPolicy="Local"),
+        )
         yield made
 
 
@@ -105,6 +111,33 @@ def test_ports_of_a_bridge(two: TwoNodes, send: Send, v6: bool) -> None:
     """What a pod sends to the MAC address of its bridge is another host's at the bridge's port."""
     where = Frontends(WEB).to("cluster", two.near, v6=v6)
     assert send(two.sockets(two.unhooked), *where).name in {"here", "there"}
+
+
+@pytest.fixture(scope="module")
+def machine(two: TwoNodes) -> Host:
+    """On the bridge of near's pods, as a virtual machine is: it has addresses that are frontends'
+    too, and the pod "unhooked" knows it for the next hop there.
+    """
+    machine = two.lab.pod(two.near, "machine", 20, hooked=False)
+    for number in (WEB, NOBODY, LOCAL):
+        for place in Frontends(number).balancer:
+            machine.ip(f"address add {place} dev lo")
+            two.unhooked.ip(f"route add {place} via {address(machine, place)}")
+    two.start_program(machine, "serve", machine.name, str(PORT))
+    return machine
+
+
+@families
+@pytest.mark.parametrize("send", [requests.tcp, requests.udp])
+@pytest.mark.parametrize("number", [WEB, NOBODY, LOCAL], ids=["served", "no endpoint", "local"])
+def test_frames_that_a_bridge_passes_on_are_left_alone(
+    two: TwoNodes, machine: Host, number: int, send: Send, v6: bool
+) -> None:
+    """They reach the machine that they are for, whatever this node would do at that frontend."""
+    where = Frontends(number).to("balancer", two.near, v6=v6)
+    answer = send(two.sockets(two.unhooked), *where)
+    assert answer.name == machine.name
+    assert answer.source == address(two.unhooked, where[0])
 
 
 @pytest.fixture

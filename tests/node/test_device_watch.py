@@ -72,9 +72,13 @@ def devices() -> dict[str, Device]:
 
 
 def test_kinds(ip: Ip) -> None:
-    """Loopback is known as such, and so is a device whose packets have no Ethernet header."""
+    """Loopback is known as such, and so is a device whose packets have no Ethernet header; the
+    others have a MAC address.
+    """
     ip("tuntap add tun0 mode tun")
+    ip("link set d0 address 02:00:00:00:00:0a")
     found = devices()
+    assert (found["d0"].mac, found["tun0"].mac) == ("02:00:00:00:00:0a", "")
     assert {name for name, device in found.items() if device.loopback} == {"lo"}
     assert {name for name, device in found.items() if not device.link_header} == {"tun0"}
     assert len({device.index for device in found.values()}) == 3

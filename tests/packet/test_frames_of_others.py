@@ -49,9 +49,30 @@ def test_frames_to_all(node: PacketNode, places: Places, protocol: str, mac: str
     assert node.ingress(frame).verdicts == {"translated": 1}
 
 
-def test_port_of_a_bridge(node: PacketNode, places: Places, protocol: str) -> None:
-    """There, a frame for the bridge's own address is another host's; it is translated."""
-    node.device("uplink", V4.node, V6.node)
+@pytest.mark.parametrize(
+    ("words", "own", "verdict"),
+    [
+        (["bridged"], [OTHER], "translated"),
+        (["bridged"], ["02:00:00:00:00:98"], "passed"),
+        (["bridged"], [], "passed"),
+        ([], [], "translated"),
+    ],
+    ids=["the bridge", "another machine", "own addresses are unknown", "another switch"],
+)
+def test_port_of_a_switch(
+    node: PacketNode,
+    places: Places,
+    protocol: str,
+    words: list[str],
+    own: list[str],
+    verdict: str,
+) -> None:
+    """At a port of a bridge a frame for another device of this node is translated. At a port of
+    another switch all frames are: that may be a router without any device, as Open vSwitch is.
+    """
+    node.device("uplink", V4.node, V6.node, *words)
+    for mac in own:
+        node.put("link_addresses", mac, 1)
     where = serve(node, places, "nodeport", protocol, cluster=[at(places.here, 8080)])
     frame = to_another_host(opening(protocol, at(places.client, 50123), where))
-    assert node.ingress(frame).verdicts == {"translated": 1}
+    assert node.ingress(frame).verdicts == {verdict: 1}

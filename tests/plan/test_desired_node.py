@@ -40,6 +40,19 @@ def test_a_master() -> None:
         assert node.devices()[4].flags == words
 
 
+def test_ports_and_their_frames() -> None:
+    """A port of a bridge is known as one, and so are the MAC addresses of all devices but loopback,
+    served or not.
+    """
+    lo = Device(1, "lo", True, True, 0, (), (), mac="00:00:00:00:00:00")
+    tun = Device(3, "tun0", False, False, 0, (), ())
+    bridge = Device(4, "br0", False, True, 0, (), (), "bridge", mac="02:00:00:00:00:04")
+    port = Device(5, "v", False, True, 4, (), (), mac="02:00:00:00:00:05")
+    node = DesiredNode((lo, tun, bridge, port), (port,), {}, LocalDetector(), ())
+    assert node.devices()[5].flags == {"bridged"}
+    assert node.link_addresses() == {bridge.mac: 1, port.mac: 1}
+
+
 def test_settings_without_detector() -> None:
     """The operator's fields, the node's own and the covering prefixes; there are no pods."""
     assert local(LocalDetector()).settings(CHOSEN, SPAN) == CHOSEN | {
