@@ -43,18 +43,23 @@ static __always_inline bool respond_reset(struct __sk_buff *ctx, const struct pa
 {
 	EMPTY(struct reset, reset);
 	EMPTY(struct transport, segment);
+	__s64 pseudo = pseudo_sum(to, TCP, sizeof(*reset));
+	__u32 at = packet->transport, difference;
 
-	if (bpf_skb_load_bytes(ctx, packet->transport, segment, sizeof(*segment)))
+	if (bpf_skb_load_bytes(ctx, at, segment, sizeof(*segment)))
 		return false;
 	reset->head.source_port = to->source_port;
 	reset->head.destination_port = to->destination_port;
 	reset->head.offset = sizeof(*reset) / 4 << 4;
 	reset_number(packet, segment, &reset->head);
-	reset->checksum = fold(sum_of(reset, sizeof(*reset), pseudo_sum(to, TCP, sizeof(*reset))));
-	if (bpf_skb_change_tail(ctx, packet->transport + sizeof(*reset), 0))
+	/* From the sum of the pseudo header alone to the complement of the whole sum. */
+	difference = folded(sum_of(reset, sizeof(*reset), pseudo)) + folded(pseudo);
+	reset->checksum = folded(pseudo);
+	if (bpf_skb_change_tail(ctx, at + sizeof(*reset), 0))
 		return false;
 	write_ip(ctx, packet, to, TCP, sizeof(*reset));
-	return !bpf_skb_store_bytes(ctx, packet->transport, reset, sizeof(*reset), 0);
+	return !bpf_skb_store_bytes(ctx, at, reset, sizeof(*reset), 0) &&
+	       !bpf_l4_csum_replace(ctx, at + TCP_CHECKSUM, 0, difference, 0);
 }
 
 #endif

@@ -2,6 +2,12 @@
 /*
  * What the responses into which a packet is turned have in common: the packet's addresses are
  * exchanged, and its checksums are computed anew.
+ *
+ * No program can see whether the packet's own checksum is still to be made (CHECKSUM_PARTIAL). Then a
+ * device without TX checksum offload sums the response up from its transport header on, and writes
+ * the result where the checksum of the packet was. It must find the pseudo header's sum there; where
+ * nothing is to be made the field must be complete. bpf_l4_csum_replace without BPF_F_PSEUDO_HDR
+ * changes a field in the second case alone.
  */
 #ifndef EBPFLB_NET_RESPONSE_H
 #define EBPFLB_NET_RESPONSE_H
@@ -15,6 +21,11 @@ static __always_inline __u16 fold(__s64 sum)
 	sum = (sum & 0xffff) + (sum >> 16 & 0xffff) + (sum >> 32 & 0xffff);
 	sum = (sum & 0xffff) + (sum >> 16);
 	return ~((sum & 0xffff) + (sum >> 16));
+}
+
+static __always_inline __u16 folded(__s64 sum)
+{
+	return ~fold(sum);
 }
 
 static __always_inline __s64 sum_of(void *from, __u32 size, __s64 seed)

@@ -44,11 +44,26 @@ static __always_inline bool respond_unreachable_v4(struct __sk_buff *ctx,
 	return !bpf_skb_store_bytes(ctx, LINK + sizeof(struct ipv4), icmp, sizeof(*icmp), 0);
 }
 
+/*
+ * Where a datagram had its checksum there is a field without meaning, which is 0 when the message is
+ * summed up. A device that is to make the datagram's checksum makes it 0 again (0xffff).
+ */
+static __always_inline bool unreachable_checksum_v6(struct __sk_buff *ctx, __s64 pseudo)
+{
+	const __u32 at = LINK + sizeof(struct ipv6) + UDP_CHECKSUM;
+	EMPTY(__u16, sum);
+
+	*sum = folded(pseudo);
+	return !bpf_skb_store_bytes(ctx, at, sum, sizeof(*sum), 0) &&
+	       !bpf_l4_csum_replace(ctx, at, 0, *sum, 0);
+}
+
 static __always_inline bool respond_unreachable_v6(struct __sk_buff *ctx,
 						  const struct packet *packet,
 						  const struct tuple *to, __u16 mtu)
 {
 	EMPTY(struct unreachable_v6, icmp);
+	__s64 pseudo = pseudo_sum(to, ICMPV6, sizeof(*icmp));
 
 	icmp->head.type = mtu ? TOO_BIG_V6 : UNREACHABLE_V6;
 	icmp->head.code = mtu ? 0 : PORT_V6;
@@ -57,10 +72,10 @@ static __always_inline bool respond_unreachable_v6(struct __sk_buff *ctx,
 	if (bpf_skb_load_bytes(ctx, LINK, icmp->quote, sizeof(icmp->quote)) ||
 	    bpf_skb_change_tail(ctx, LINK + sizeof(struct ipv6) + sizeof(*icmp), 0))
 		return false;
-	icmp->head.checksum =
-		fold(sum_of(icmp, sizeof(*icmp), pseudo_sum(to, ICMPV6, sizeof(*icmp))));
+	icmp->head.checksum = fold(sum_of(icmp, sizeof(*icmp), pseudo));
 	write_ip(ctx, packet, to, ICMPV6, sizeof(*icmp));
-	return !bpf_skb_store_bytes(ctx, LINK + sizeof(struct ipv6), icmp, sizeof(*icmp), 0);
+	return !bpf_skb_store_bytes(ctx, LINK + sizeof(struct ipv6), icmp, sizeof(*icmp), 0) &&
+	       (mtu || unreachable_checksum_v6(ctx, pseudo));
 }
 
 #endif

@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packets without a backend: refused, dropped or left alone (kube-proxy.md 6)."""
 
+import ctypes
+import fcntl
+import socket
+import struct
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,11 +16,13 @@ from tests.kit import requests
 from tests.kit.lab_cluster import PORT
 from tests.kit.requests import Send
 from tests.kit.two_nodes import ENGINES, Frontends, TwoNodes, address
+from tests.node import nodes
 
 pytestmark = pytest.mark.parametrize("two", ENGINES, indirect=True)
 
 NOBODY, ELSEWHERE, SERVED = Frontends(10), Frontends(20), Frontends(30)
 UNALLOCATED = ["10.96.200.200", "fd00:96::dead"]
+SIOCETHTOOL, ETHTOOL_STXCSUM = 0x8946, 0x17
 A_MOMENT = 0.3  # seconds in which nothing may happen
 
 families = pytest.mark.parametrize("v6", [False, True], ids=["v4", "v6"])
@@ -45,16 +52,48 @@ def client(two: TwoNodes, who: str, host: str, send: Send) -> Any:
 
 def silence(two: TwoNodes, who: str, where: tuple[str, int], send: Send) -> None:
     """Neither an answer nor an error comes."""
-    with client(two, who, where[0], send) as socket, pytest.raises(TimeoutError):
-        socket.connect(where)
-        socket.send(b"?")
-        socket.recv(64)
+    with client(two, who, where[0], send) as opened, pytest.raises(TimeoutError):
+        opened.connect(where)
+        opened.send(b"?")
+        opened.recv(64)
 
 
 def count(two: TwoNodes, verdict: str) -> int:
     """How often near came to this verdict."""
     (number,) = (i for i, name in VERDICTS.items() if name == verdict)
     return int(two.maps["verdicts"].get(number)[0])
+
+
+@pytest.fixture
+def without_checksums(two: TwoNodes) -> Iterator[None]:
+    """near's devices to both clients make no checksums: the kernel makes those of what leaves."""
+    with nodes.entered(two.near.netns):
+        for device in ("veth3", "eth0"):
+            checksum_offload(device, on=False)
+    yield
+    with nodes.entered(two.near.netns):
+        for device in ("veth3", "eth0"):
+            checksum_offload(device, on=True)
+
+
+def checksum_offload(device: str, *, on: bool) -> None:
+    """As ethtool -K DEVICE tx."""
+    value = ctypes.create_string_buffer(struct.pack("II", ETHTOOL_STXCSUM, on), 8)
+    request = struct.pack("16sP16x", device.encode(), ctypes.addressof(value))
+    with socket.socket() as any_socket:
+        fcntl.ioctl(any_socket, SIOCETHTOOL, request)
+
+
+@families
+@connecting
+@clients
+@pytest.mark.usefixtures("without_checksums")
+def test_refused_by_a_device_that_makes_no_checksums(
+    two: TwoNodes, who: str, send: Send, v6: bool
+) -> None:
+    """A refusal of a packet whose checksum was still to be made has a right one all the same."""
+    with pytest.raises(ConnectionRefusedError):
+        send(two.sockets(getattr(two, who)), *NOBODY.to("cluster", two.near, v6=v6))
 
 
 @pytest.mark.extended
