@@ -1,5 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What is counted, per CPU: verdicts, and the connections of services and backends. */
+/*
+ * What is counted, per CPU: verdicts, and the connections of services and backends.
+ *
+ * Programs of sockets can be interrupted, by others and by those of packets, and CPUs from COUNTER_PARTS
+ * on share a part: so connections are added atomically. By backend_counters the agent knows whether a
+ * backend may have open sockets.
+ */
 #ifndef EBPFLB_PATH_COUNTERS_H
 #define EBPFLB_PATH_COUNTERS_H
 
@@ -18,7 +24,8 @@ static __always_inline enum verdict verdict_count(enum verdict verdict)
 
 /* The counters of an id on this CPU, in a map of the kind CPU_ARRAYS. */
 #define CPU_COUNTERS(type, map, id) \
-	LOOKUP_NUMBER(type, map, bpf_get_smp_processor_id() * ENTRIES_##map + (id))
+	LOOKUP_NUMBER(type, map, \
+		      bpf_get_smp_processor_id() % COUNTER_PARTS * ENTRIES_##map + (id))
 
 static __always_inline void service_count_chosen(__u32 service, bool by_affinity)
 {
@@ -26,8 +33,9 @@ static __always_inline void service_count_chosen(__u32 service, bool by_affinity
 
 	if (!counters)
 		return;
-	counters->chosen += 1;
-	counters->by_affinity += by_affinity;
+	__sync_fetch_and_add(&counters->chosen, 1);
+	if (by_affinity)
+		__sync_fetch_and_add(&counters->by_affinity, 1);
 }
 
 /* A client got no backend. has_endpoints: some node has endpoints, but it may not use them. */
@@ -36,9 +44,9 @@ static __always_inline void service_count_no_backend(__u32 service, bool has_end
 	struct service_counters *counters = CPU_COUNTERS(struct service_counters, service_stats, service);
 
 	if (counters && has_endpoints)
-		counters->no_local_endpoint += 1;
+		__sync_fetch_and_add(&counters->no_local_endpoint, 1);
 	else if (counters)
-		counters->refused += 1;
+		__sync_fetch_and_add(&counters->refused, 1);
 }
 
 static __always_inline void backend_count_opened(__u32 backend)
@@ -46,7 +54,7 @@ static __always_inline void backend_count_opened(__u32 backend)
 	struct backend_counters *counters = CPU_COUNTERS(struct backend_counters, backend_stats, backend);
 
 	if (counters)
-		counters->opened += 1;
+		__sync_fetch_and_add(&counters->opened, 1);
 }
 
 static __always_inline void backend_count_closed(__u32 backend)
@@ -54,7 +62,7 @@ static __always_inline void backend_count_closed(__u32 backend)
 	struct backend_counters *counters = CPU_COUNTERS(struct backend_counters, backend_stats, backend);
 
 	if (counters)
-		counters->closed += 1;
+		__sync_fetch_and_add(&counters->closed, 1);
 }
 
 #endif

@@ -50,17 +50,20 @@ static __always_inline void further_unlisted(struct socket_entry *entry)
 		__sync_fetch_and_add(&full->datagrams, 1);
 }
 
+/*
+ * Calls of datagram sockets take no lock. If another thread of the socket has given this frontend a
+ * backend meanwhile, its element stays: it is in the list, which another one would close to a circle.
+ */
 static __always_inline void further_assign(__u64 socket, struct socket_entry *own,
 					   struct socket_entry *entry)
 {
 	struct assignment_key key = { .socket = socket, .frontend = entry->peer.frontend };
 	struct socket_entry *former = LOOKUP(struct socket_entry, assignments, &key);
-	bool is_listed = former && !former->is_unlisted;
+	bool is_listed = former && !former->is_unlisted, is_first = own && !former;
+	bool was_counted = former ? former->counted : entry->counted;
 
 	if (former)
 		peer_forget(socket, &former->peer);
-	if (former ? former->counted : entry->counted)
-		connection_end(&key);	/* also what the LRU has evicted */
 	if (is_listed) {
 		entry->next = former->next;
 		backend_count_closed(former->peer.backend);
@@ -69,7 +72,11 @@ static __always_inline void further_assign(__u64 socket, struct socket_entry *ow
 	} else {
 		further_unlisted(entry);
 	}
-	bpf_map_update_elem(MAP(assignments), &key, entry, BPF_ANY);
+	if (bpf_map_update_elem(MAP(assignments), &key, entry, is_first ? BPF_NOEXIST : BPF_ANY) &&
+	    is_first)
+		return;
+	if (was_counted)
+		connection_end(&key);	/* also what the LRU has evicted */
 	if (own && !is_listed)
 		own->next = key.frontend;
 	backend_count_opened(entry->peer.backend);

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from ebpflb.datapath.maps import checks, layout, records
-from ebpflb.datapath.maps.layout import MapSpec
+from ebpflb.datapath.maps.layout import COUNTER_PARTS, MapSpec
 from ebpflb.datapath.maps.sizes import CPU_ARRAYS
 
 RECYCLED = 0xA5
@@ -44,7 +44,8 @@ class Table:
     def lookup(self, key: bytes) -> Any:
         """The value's place, or NULL."""
         if self.is_array and key not in self.places:
-            if int.from_bytes(key, "little") >= self.spec.entries:
+            parts = COUNTER_PARTS if self.spec.kind == CPU_ARRAYS else 1
+            if int.from_bytes(key, "little") >= self.spec.entries * parts:
                 return self.ffi.NULL
             self._place(key, bytes(self.spec.value_size))
         return self.places.get(key, self.ffi.NULL)
@@ -82,7 +83,8 @@ class Table:
 class Kernel:
     """Maps, clock, dice and who is calling; the newest one serves its module.
 
-    ``meanwhile`` holds what happens before the next look-ups in a map.
+    ``meanwhile`` holds what happens before the next look-ups in a map, ``afterwards`` what does
+    right after them.
     """
 
     def __init__(self, module: Any, *, names_errno: bool) -> None:
@@ -92,9 +94,10 @@ class Kernel:
         self.now = 1_000_000_000_000
         self.dice: Callable[[], int] = partial(random.Random(7).getrandbits, 32)
         self.initial_netns = 1
-        self.netns = self.cookie = 0
+        self.netns = self.cookie = self.cpu = 0
         self.retval = 0
         self.meanwhile: defaultdict[str, list[Callable[[], None]]] = defaultdict(list)
+        self.afterwards: defaultdict[str, list[Callable[[], None]]] = defaultdict(list)
         self.errors: list[BaseException] = []
         self.full: set[str] = set()  # maps in which nothing can be inserted
         self._bind()
@@ -155,7 +158,10 @@ class Kernel:
         table = self._table(map_)
         if self.meanwhile[table.spec.name]:
             self.meanwhile[table.spec.name].pop(0)()
-        return table.lookup(self._bytes(key, table.spec.key_size))
+        found = table.lookup(self._bytes(key, table.spec.key_size))
+        if self.afterwards[table.spec.name]:
+            self.afterwards[table.spec.name].pop(0)()
+        return found
 
     def bpf_map_update_elem(self, map_: Any, key: Any, value: Any, flags: int) -> int:
         table = self._writable(map_)
@@ -188,7 +194,7 @@ class Kernel:
         return self.dice()
 
     def bpf_get_smp_processor_id(self) -> int:
-        return 0
+        return self.cpu
 
     def get_netns_cookie(self, context: Any) -> int:
         return self.netns if context else self.initial_netns

@@ -85,3 +85,13 @@ def test_ids_beyond_the_counters(node: NativeNode, protocol: str) -> None:
     socket.release()
     node.socket(protocol).connect(EMPTY)
     assert node.counted() == {"translated": 1, "refused": 1}
+
+
+@pytest.mark.parametrize(("cpu", "part"), [(0, 0), (31, 31), (32, 0), (239, 15)])
+def test_parts(node: NativeNode, cpu: int, part: int) -> None:
+    """Each CPU counts in a part of its own; beyond the last part they are shared."""
+    node.publish(1, [WEB], cluster=[ONE])
+    node.kernel.cpu = cpu
+    node.socket().connect(WEB)
+    entries = layout.MAPS["service_stats"].entries
+    assert node.kernel.get("service_stats", part * entries + 1).chosen == 1

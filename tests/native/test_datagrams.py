@@ -160,6 +160,26 @@ def test_release(node: NativeNode, count: int) -> None:
     assert sum(closed) == count
 
 
+@pytest.mark.parametrize("scheduler", [(), ("least_connections",)], ids=["random", "least"])
+def test_two_threads_of_a_socket(node: NativeNode, scheduler: tuple[str, ...]) -> None:
+    """Where two threads send to the same new frontend at once, the list of the socket's frontends
+    gets it once: the release finds all of them, and each flow is counted once.
+    """
+    node.publish(1, dict.fromkeys(frontends(3), " ".join(scheduler)), cluster=MANY)
+    socket = node.socket("udp")
+    send(socket, 0)
+    send(socket, 1)
+    node.kernel.afterwards["assignments"] = [lambda: None, lambda: str(send(socket, 2)) and None]
+    send(socket, 2)
+    assert len(node.kernel.items("assignments")) == 2
+    socket.release()
+    assert not node.kernel.items("assignments")
+    assert not node.kernel.items("connections")
+    counters = node.kernel.items("backend_stats").values()
+    assert [sum(it.opened for it in counters), sum(it.closed for it in counters)] == [3, 3]
+    assert not any(load.open for load in node.kernel.items("backend_loads").values())
+
+
 def test_release_beyond_the_chain(node: NativeNode) -> None:
     """Of a socket with more frontends the oldest of the list stay, for the LRU."""
     node.publish(1, frontends(CHAIN + 3), cluster=MANY)

@@ -176,7 +176,7 @@ def _of_kernel(sim: SimKernel) -> list[tuple[object, str, Any]]:
         *((kernel, name, getattr(sim, name)) for name in CALLS),
         (bpf_map, "ArrayMemory", sim.array_memory),
         (sizes, "possible_cpus", lambda: 1),
-        (sizes, "cpu_ids", lambda: 1),
+        (sizes, "counter_parts", lambda: 1),
         (state_dir, "mount_bpffs", lambda path: None),
     ]
 

@@ -206,7 +206,7 @@ class CpuArrays(Counters):
     def __init__(self, spec: MapSpec, fd: int, *, writable: bool = True) -> None:
         super().__init__(spec, fd)
         self.size, self.whole = spec.value_size, sizes.kernel_entries(spec) * self.stride
-        self.memory = ArrayMemory(fd, self.whole, writable=writable, cpus=sizes.cpu_ids())
+        self.memory = ArrayMemory(fd, self.whole, writable=writable, cpus=sizes.counter_parts())
 
     def close(self) -> None:
         self.memory.close()

@@ -54,6 +54,10 @@ def _declared(text: str) -> dict[str, Any]:
     return {name: field.type for name, (_, field) in zip(found, fields, strict=True)}
 
 
+# The most parts of a map of counters (bpf/maps.h).
+COUNTER_PARTS = int(
+    re.findall(r"(?m)^#define COUNTER_PARTS (\d+)$", (SOURCES / "maps.h").read_text())[0]
+)
 _STEPS, _EVENTS = "record/steps.h", "record/events.h"
 _HEADERS = [(SOURCES / name).read_text() for name in (_STEPS, _EVENTS)]
 _DECLARED = _declared("".join([_TYPES, _parts("layout.h", "layout"), *_HEADERS]))

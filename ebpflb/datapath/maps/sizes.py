@@ -4,7 +4,7 @@
 from functools import cache
 from pathlib import Path
 
-from ebpflb.datapath.maps.layout import MapSpec
+from ebpflb.datapath.maps.layout import COUNTER_PARTS, MapSpec
 from ebpflb.model.kernel_lists import parse_ranges
 
 _POSSIBLE = Path("/sys/devices/system/cpu/possible")
@@ -18,7 +18,7 @@ def kernel_kind(spec: MapSpec) -> str:
 
 def kernel_entries(spec: MapSpec) -> int:
     """How many entries the kernel's map has."""
-    return spec.entries * (cpu_ids() if spec.kind == CPU_ARRAYS else 1)
+    return spec.entries * (counter_parts() if spec.kind == CPU_ARRAYS else 1)
 
 
 def stride(spec: MapSpec) -> int:
@@ -33,6 +33,9 @@ def possible_cpus() -> int:
 
 
 @cache
-def cpu_ids() -> int:
-    """One more than the highest number of a CPU: there may be numbers that none has."""
-    return max(each.stop for each in parse_ranges(_POSSIBLE.read_text()))
+def counter_parts() -> int:
+    """How many parts a map of counters has: one for each number that a CPU may have, up to a limit.
+
+    There may be numbers that no CPU has.
+    """
+    return min(COUNTER_PARTS, max(each.stop for each in parse_ranges(_POSSIBLE.read_text())))

@@ -178,7 +178,7 @@ def test_counters_in_arrays(opener: Opener) -> None:
     """The same where each CPU has an array: those of other elements stay."""
     counters = opener(layout.MAPS["service_stats"]._replace(entries=4))
     assert isinstance(counters, CpuArrays)
-    cpus = range(sizes.cpu_ids())
+    cpus = range(sizes.counter_parts())
     for at in range(4 * len(cpus)):
         kernel.map_update(counters.fd, counters.key.pack(at), struct.pack("=4Q", 1, 2, 3, at))
     factor = len(cpus)
@@ -188,19 +188,26 @@ def test_counters_in_arrays(opener: Opener) -> None:
     assert counters.get(2)[0] == factor
 
 
-def test_cpus_with_gaps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs index the arrays of counters by a CPU's number, which may exceed the count."""
+@pytest.mark.parametrize(
+    ("announced", "parts", "count"), [("0-1,6", 7, 3), ("0-31", 32, 32), ("0-239", 32, 240)]
+)
+def test_parts_of_counters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, announced: str, parts: int, count: int
+) -> None:
+    """Programs index them by a CPU's number, which may exceed the count; many CPUs share them, as
+    hypervisors announce hundreds that never come.
+    """
     possible = tmp_path / "possible"
-    possible.write_text("0-1,6\n")
+    possible.write_text(f"{announced}\n")
     monkeypatch.setattr(sizes, "_POSSIBLE", possible)
-    for function in (sizes.cpu_ids, sizes.possible_cpus):
+    for function in (sizes.counter_parts, sizes.possible_cpus):
         function.cache_clear()
     try:
-        assert (sizes.cpu_ids(), sizes.possible_cpus()) == (7, 3)
+        assert (sizes.counter_parts(), sizes.possible_cpus()) == (parts, count)
         spec = layout.MAPS["service_stats"]
-        assert sizes.kernel_entries(spec) == 7 * spec.entries
+        assert sizes.kernel_entries(spec) == parts * spec.entries
     finally:
-        for function in (sizes.cpu_ids, sizes.possible_cpus):
+        for function in (sizes.counter_parts, sizes.possible_cpus):
             function.cache_clear()
 
 

@@ -19,6 +19,7 @@ from ebpflb.errors import KernelError, VerifierError
 from tests.datapath.variants import needs_root, open_files
 
 LOAD64, MAP, EXIT = 0x18, 1, struct.pack("<BBhi", 0x95, 0, 0, 0)
+STORE_WORDS, ADD_ATOMICALLY, FRAME = 0x7B, 0xDB, 10  # of eight bytes; the register of the stack
 FDS = {number: 3 + index for index, number in enumerate(MAP_NUMBERS.values())}
 
 
@@ -167,6 +168,17 @@ def test_maps_of_programs(loaded: list[Program], all_maps: dict[str, Map]) -> No
     counted = {"verdicts"} if probe.set_retval() else set()
     assert used["post_bind4"] == {"settings", "services", "node_addresses"} | counted
     assert used["getpeername6"] == {"sockets", "sockets_full", "peers", "verdicts"}
+
+
+def test_sockets_are_counted_atomically(compiled: Compiled) -> None:
+    """A program that is interrupted loses no count: the one that only counts writes to no map by a
+    plain store. From what is counted the agent knows whether a backend may have open sockets.
+    """
+    code = compiled.programs["sock_release"]
+    stores = [(code[at], code[at + 1] & 15) for at in range(0, len(code), 8)]
+    assert (STORE_WORDS, FRAME) in stores
+    assert not any(op == STORE_WORDS and target != FRAME for op, target in stores)
+    assert any(op == ADD_ATOMICALLY for op, _ in stores)
 
 
 def broken(good: Compiled, code: bytes) -> Compiled:
