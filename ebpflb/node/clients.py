@@ -2,7 +2,8 @@
 """Who may ask for a service on this machine: network namespaces by process, name, address and pod.
 
 Kubernetes gives the processes of a pod the pod's name as their host name, unless the pod is on the
-node's network.
+node's network. Only the kernel's own (sethostname) tells it: what a process has in its environment
+it may have written itself.
 """
 
 import os
@@ -13,7 +14,7 @@ from contextlib import suppress
 from ipaddress import ip_address
 from itertools import chain
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pyroute2 import IPRoute
 
@@ -22,7 +23,7 @@ from ebpflb.model.addresses import Address
 from ebpflb.node import namespaces
 
 _SO_NETNS_COOKIE = 71
-_PEER = 1024  # of a host name
+_OWN_UTS, _OWN_USER = Path("/proc/thread-self/ns/uts"), Path("/proc/thread-self/ns/user")
 _RT_SCOPE_UNIVERSE = 0
 
 _T = TypeVar("_T")
@@ -76,21 +77,28 @@ def by_name(name: str) -> Path | None:
 
 def by_host_name(name: str) -> list[Path]:
     """The namespaces whose processes have this host name: those of pods that are called so."""
-    own, found = namespaces.identity(namespaces.OWN_NETNS), dict[tuple[int, int], Path]()
-    for process in processes():
-        path = process / "ns/net"
-        place = namespaces.identity(path)
-        if place and place != own and place not in found and host_name(process) == name:
-            found[place] = path
+    own, found = namespaces.identity(namespaces.OWN_NETNS), dict[Any, Path]()
+    different = {
+        tuple(namespaces.identity(it / "ns" / kind) for kind in ("net", "uts", "user")): it
+        for it in processes()
+    }
+    for (place, *_), process in different.items():
+        if place and place != own and host_name(process) == name:
+            found[place] = process / "ns/net"
     return list(found.values())
 
 
 def host_name(process: Path) -> str:
-    """A process's, as its environment has it: HOSTNAME is what the kubelet sets."""
+    """The host name that a container runtime has given a process; "" if it has the node's.
+
+    No name counts that a process could give itself, in a user namespace that it has made.
+    """
+    if namespaces.identity(process / "ns/uts") == namespaces.identity(_OWN_UTS) or (
+        namespaces.identity(process / "ns/user") != namespaces.identity(_OWN_USER)
+    ):
+        return ""
     with suppress(OSError):
-        for word in (process / "environ").read_bytes().split(b"\0"):
-            if word.startswith(b"HOSTNAME="):
-                return word.partition(b"=")[2].decode(errors="replace")[:_PEER]
+        return namespaces.call_in(process / "ns/uts", socket.gethostname, namespaces.HOST_NAME)
     return ""
 
 

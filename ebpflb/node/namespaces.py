@@ -28,7 +28,7 @@ _libc = _ffi.dlopen(None)
 PROCESSES = Path("/proc")
 OWN_NETNS = Path("/proc/thread-self/ns/net")
 NAMED = tuple(map(Path, ("/run/netns", "/var/run/netns", "/run/docker/netns")))
-_NETWORK = 0x40000000  # CLONE_NEWNET
+_NETWORK, HOST_NAME = 0x40000000, 0x04000000  # CLONE_NEWNET, CLONE_NEWUTS
 _GET_TYPE = 0xB703  # ioctl NS_GET_NSTYPE, ioctl_ns(2)
 _NOT_LINKED = (None, -1, 2**32 - 1)  # NETNSA_NSID_NOT_ASSIGNED
 
@@ -62,31 +62,32 @@ class Namespaces:
             log.warning("pods' network namespaces cannot be entered: CAP_SYS_ADMIN is missing")
 
 
-def call_in(path: Path, function: Callable[[], _T]) -> _T:
+def call_in(path: Path, function: Callable[[], _T], kind: int = _NETWORK) -> _T:
     """Calls it in a thread that enters the namespace and ends there: no other thread enters it.
 
-    Raises OSError if the namespace cannot be entered.
+    ``kind``: what the namespace is of. Raises OSError if the namespace cannot be entered, or is of
+    another kind.
     """
 
     def enter_and_call() -> _T:
-        _enter(path)
+        _enter(path, kind)
         return function()
 
     with ThreadPoolExecutor(1, "namespace") as thread:
         return thread.submit(enter_and_call).result()
 
 
-def _enter(path: Path) -> None:
+def _enter(path: Path, kind: int) -> None:
     namespace = _open(path)
     try:
-        if _libc.setns(namespace, _NETWORK):
+        if _libc.setns(namespace, kind):
             raise OSError(_ffi.errno, os.strerror(_ffi.errno), str(path))
     finally:
         os.close(namespace)
 
 
 def _open(path: Path) -> int:
-    """Open a network namespace and nothing else: a path may lead to a FIFO, which would block.
+    """Open a namespace and nothing else: a path may lead to a FIFO, which would block.
 
     O_PATH names a file without opening it. Raises OSError, EINVAL for other files.
     """

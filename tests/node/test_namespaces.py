@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The function is called in every network namespace once, and no thread stays in one."""
+"""The function is called in every network namespace once, and no thread stays in one.
+
+And which of them belong to a pod, by the host name that its processes have.
+"""
 
 import errno
 import logging
@@ -12,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ebpflb.node import namespaces
+from ebpflb.node import clients, namespaces
 from ebpflb.node.namespaces import OWN_NETNS, Namespaces
 from tests.node import nodes
 
@@ -100,7 +103,7 @@ def test_lack_of_the_capability_is_logged_once(
 ) -> None:
     """Without the capability only our own namespace is entered, which is logged once."""
 
-    def refuse(path: Path) -> None:
+    def refuse(path: Path, kind: int) -> None:
         raise OSError(errno.EPERM, "not permitted", str(path))
 
     monkeypatch.setattr(namespaces, "_enter", refuse)
@@ -131,3 +134,34 @@ def test_linked(named: list[str]) -> None:
         link = ["ip", "-n", here, "link", "add", "v1", "type", "veth", "peer", "v2", "netns", there]
         subprocess.run(link, check=True)
         assert [path.name for path in namespaces.linked()] == [there]
+
+
+NAME = f"web-{os.getpid()}"
+RENAMED = f"echo {NAME} > /proc/sys/kernel/hostname"
+OF_A_POD, OF_A_USER = ("--uts",), ("--uts", "--user", "--map-root-user")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "script", "expected"),
+    [(OF_A_POD, RENAMED, True), (OF_A_USER, RENAMED, False), ((), ":", False)],
+    ids=["a pod", "a user namespace of its own", "its environment"],
+)
+def test_host_names(kinds: tuple[str, ...], script: str, expected: bool) -> None:
+    """A process is a pod's by the host name that a container runtime gave it, and by none that it
+    has given itself.
+    """
+    words = [
+        "unshare",
+        "--net",
+        *kinds,
+        "sh",
+        "-c",
+        f"{script}; readlink /proc/self/ns/net; read _",
+    ]
+    named, pipe = os.environ | {"HOSTNAME": NAME}, subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True, env=named) as process:
+        assert process.stdout is not None
+        place = process.stdout.readline().strip()
+        found = [os.readlink(path) for path in clients.by_host_name(NAME)]
+        process.communicate("\n")
+    assert found == ([place] if expected else [])
