@@ -12,6 +12,7 @@ import pytest
 
 from ebpflb.lab import manifests
 from ebpflb.lab.agents import wait_until
+from ebpflb.model.packet_path import Engine
 from tests.kit import requests, two_nodes
 from tests.kit.lab_cluster import PORT, TARGET
 from tests.kit.two_nodes import ENGINES, Frontends, TwoNodes
@@ -21,6 +22,7 @@ FRONTENDS, PUBLIC = Frontends(10), Frontends(11)
 SECOND = "192.0.2.101", "2001:db8:2::1"
 # Of two global ones RFC 6724 prefers that which has more bits in common with the destination.
 THIRD, GLOBAL = "2001:db8:3:1::1", "2001:db8:3:2::9"
+NEIGHBOUR = "10.244.2.250"
 MASQUERADE = """
 table inet likekernel {
     chain postrouting {
@@ -98,6 +100,30 @@ def test_source_follows_the_routes(two: TwoNodes, v6: bool) -> None:
         two.near.ip(f"route replace {network} via {gateway}")
     first = two.near.v6 if v6 else two.near.v4
     wait_until("the old source", lambda: seen(two, v6=v6) == first)
+
+
+@pytest.fixture
+def on_link(two: TwoNodes) -> Iterator[None]:
+    """near's uplink has an address in the network of far's pods, and their route no source."""
+    pod = two.there.v4
+    for device in ("eth0", "cni0"):
+        two.far.sysctl(f"net.ipv4.conf.{device}.proxy_arp", 1)
+    two.far.ip(f"route add {NEIGHBOUR} dev eth0")
+    two.near.ip(f"address add {NEIGHBOUR}/24 dev eth0", f"route add {pod}/32 dev eth0")
+    yield
+    two.near.ip(f"route del {pod}/32 dev eth0", f"address del {NEIGHBOUR}/24 dev eth0")
+    two.far.ip(f"route del {NEIGHBOUR} dev eth0")
+
+
+@pytest.mark.usefixtures("on_link")
+def test_route_without_source_and_gateway(two: TwoNodes) -> None:
+    """The flow tables take the source that the node's own sockets have, the device's first address;
+    the kernel's masquerading takes the one in the network of the endpoint.
+    """
+    assert chosen(two, v6=False) == two.near.v4
+    assert masqueraded_by_kernel(two, v6=False) == NEIGHBOUR
+    expected = NEIGHBOUR if two.engine is Engine.NETFILTER else two.near.v4
+    wait_until("the source", lambda: seen(two, v6=False) == expected)
 
 
 @pytest.fixture
