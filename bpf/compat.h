@@ -102,6 +102,7 @@ static int (*const set_retval)(int retval) = (void *)187;
 #ifndef DIALECT_NATIVE
 /* BCC declares bpf_redirect_neigh with three parameters; the kernel has four. */
 static long (*const redirect_neigh)(__u32 ifindex, void *next, int size, __u64 flags) = (void *)152;
+static long (*const read_kernel)(void *to, __u32 size, const void *from) = (void *)113;
 #ifdef HAVE_COARSE_CLOCK
 static __u64 (*const clock_coarse)(void) = (void *)160;
 #endif

@@ -104,7 +104,8 @@ static __always_inline int guard_bind(struct bpf_sock *ctx, struct address addre
 
 	monitor_begin(begun);
 	return monitor_bind(ctx, &local, begun,
-			    !local.protocol || bind_answer(&local, get_netns_cookie(ctx)) != DENY);
+			    !local.protocol || bind_answer(&local, get_netns_cookie(ctx),
+							   takes_v4(ctx)) != DENY);
 }
 
 #endif

@@ -13,6 +13,8 @@
 #define STREAM 1
 #define DATAGRAM 2
 #define ESTABLISHED 1	/* TCP_ESTABLISHED */
+#define SOCK_FAMILY 16	/* offset of skc_family, skc_state, and a byte with skc_ipv6only */
+#define SOCK_V6ONLY 32
 
 /* TCP (MPTCP too) or UDP; 0 for any other socket, which is left alone. */
 static __always_inline __u8 socket_protocol(__u32 type, __u32 protocol)
@@ -61,6 +63,22 @@ static __always_inline struct address read_source_v6(struct bpf_sock *ctx)
 {
 	return (struct address){ .word = { ctx->src_ip6[0], ctx->src_ip6[1],
 					   ctx->src_ip6[2], ctx->src_ip6[3] } };
+}
+
+/*
+ * Whether a socket that is bound to :: takes IPv4 too: not with IPV6_V6ONLY. The context does not say
+ * so, but is the kernel's own struct sock, which begins with struct sock_common (-DHAVE_KERNEL_READ).
+ */
+static __always_inline bool takes_v4(struct bpf_sock *ctx)
+{
+#ifdef HAVE_KERNEL_READ
+	struct { __u16 family; __u8 state; __u8 flags; } common = {};
+
+	read_kernel(&common, sizeof(common), (void *)ctx + SOCK_FAMILY);
+	return common.family != ctx->family || !(common.flags & SOCK_V6ONLY);
+#else
+	return true;
+#endif
 }
 
 #endif

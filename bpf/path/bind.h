@@ -22,19 +22,21 @@ static __always_inline bool frontend_exists(const struct frontend *frontend)
 	return LOOKUP(struct service, services, frontend) != NULL;
 }
 
-/* A socket bound to :: takes IPv4 too, and a NodePort has one number in both families. */
-static __always_inline bool bind_is_to_nodeport(const struct frontend *local)
+/* A NodePort has one number in both families. */
+static __always_inline bool bind_is_to_nodeport(const struct frontend *local, bool takes_v4)
 {
 	struct frontend nodeport = nodeport_of(local);
 	bool exists = frontend_exists(&nodeport);
 
 	nodeport.address = address_from_v4(0);
-	return exists || (address_is_any(&local->address) && frontend_exists(&nodeport));
+	return exists || (takes_v4 && address_is_any(&local->address) && frontend_exists(&nodeport));
 }
 
-static __always_inline enum answer bind_answer(const struct frontend *local, __u64 netns)
+/* takes_v4: of a socket of IPv6 that is bound to :: */
+static __always_inline enum answer bind_answer(const struct frontend *local, __u64 netns,
+					       bool takes_v4)
 {
-	if (!bind_is_guarded(netns) || !bind_is_to_nodeport(local))
+	if (!bind_is_guarded(netns) || !bind_is_to_nodeport(local, takes_v4))
 		return LEAVE;
 	if (!address_is_any(&local->address) && !node_serves(&local->address, netns))
 		return LEAVE;

@@ -16,7 +16,6 @@
 static void *(*const ring_reserve)(void *ring, __u64 size, __u64 flags) = (void *)131;
 static void (*const ring_submit)(void *event, __u64 flags) = (void *)132;
 static __u64 (*const current_task)(void) = (void *)35;
-static long (*const read_kernel)(void *to, __u32 size, const void *from) = (void *)113;
 
 static __always_inline void event_lost(void)
 {

@@ -47,6 +47,11 @@ def socket_flags() -> tuple[str, ...]:
     return ("-DHAVE_SET_RETVAL",) if probe.set_retval() else ()
 
 
+def guard_flags() -> tuple[str, ...]:
+    """Those of the bind guard alone, which needs an errno first."""
+    return ("-DHAVE_KERNEL_READ",) if probe.set_retval() and probe.kernel_read() else ()
+
+
 def packet_flags(*, fast_forward: bool = False) -> tuple[str, ...]:
     """The compiler's flags for the packet hooks on this kernel."""
     clock = ("-DHAVE_COARSE_CLOCK",) if probe.coarse_clock() else ()
@@ -131,7 +136,8 @@ class Datapath(MapWriter):
         Safe in any thread. Raises CompileError.
         """
         flags = packet_flags(fast_forward=self.fast_forward and not more)
-        sockets = compiler.compile_source(SOCKET_SOURCE, socket_flags() + more, cache=cache)
+        of_sockets = (*socket_flags(), *guard_flags(), *more)
+        sockets = compiler.compile_source(SOCKET_SOURCE, of_sockets, cache=cache)
         packets = {
             link_header: compiler.compile_source(PACKET_SOURCE, flags + bare + more, cache=cache)
             for link_header, bare in _VARIANTS.items()

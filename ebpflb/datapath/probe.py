@@ -31,7 +31,7 @@ _ffi.cdef("int unshare(int flags);")
 _libc = _ffi.dlopen(None)
 
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET
-_SET_RETVAL, _COARSE_CLOCK, _FIB_LOOKUP = 187, 160, 69
+_SET_RETVAL, _COARSE_CLOCK, _FIB_LOOKUP, _READ_KERNEL = 187, 160, 69, 113
 _ROUTE_SOURCE = 16  # a flag of bpf_fib_lookup
 _STORE, _ADD, _CALL, _EXIT, _MOVE, _COPY = 0x7A, 0x07, 0x85, 0x95, 0xB7, 0xBF
 _FRAME, _BYTES = 10, 64  # the register with the end of the stack; bytes used of the stack
@@ -101,6 +101,11 @@ def hook(section: str) -> bool:
 def set_retval() -> bool:
     """Whether a hook can choose the errno of the system call (5.18)."""
     return _loads(HOOK_TYPES["cgroup/connect4"], _calling(_SET_RETVAL, -errno.ECONNREFUSED))
+
+
+def kernel_read() -> bool:
+    """Whether a hook may read the kernel's memory: not with ``lockdown=confidentiality``."""
+    return _loads(HOOK_TYPES["cgroup/post_bind6"], _calling(_READ_KERNEL, _STACK, _BYTES, 0))
 
 
 def coarse_clock() -> bool:

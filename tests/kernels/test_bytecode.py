@@ -32,20 +32,23 @@ def test_variants() -> None:
 
 
 @pytest.mark.parametrize("set_retval", [True, False])
+@pytest.mark.parametrize("read", [True, False])
 @pytest.mark.parametrize("coarse", [True, False])
 @pytest.mark.parametrize("fast", [True, False])
 def test_whatever_probes_find_is_a_variant(
-    monkeypatch: pytest.MonkeyPatch, set_retval: bool, coarse: bool, fast: bool
+    monkeypatch: pytest.MonkeyPatch, set_retval: bool, read: bool, coarse: bool, fast: bool
 ) -> None:
     """All flags that the agent gives the compiler.
 
     These are compiled ahead, so no node of the image needs a compiler.
     """
     monkeypatch.setattr(probe, "set_retval", lambda: set_retval)
+    monkeypatch.setattr(probe, "kernel_read", lambda: read)
     monkeypatch.setattr(probe, "coarse_clock", lambda: coarse)
     sockets = precompile.VARIANTS[datapath.SOCKET_SOURCE].values()
     packets = precompile.VARIANTS[datapath.PACKET_SOURCE].values()
-    assert datapath.socket_flags() in sockets
+    assert (*datapath.socket_flags(), *datapath.guard_flags()) in sockets
+    assert datapath.socket_flags() in precompile.VARIANTS[precompile.EXPLAIN].values()
     flags = datapath.packet_flags(fast_forward=fast)
     assert {(*flags, *more) for more in datapath._VARIANTS.values()} <= {*packets}
 

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """bind() to a NodePort: fails on the node with EADDRINUSE, and is allowed in a pod."""
 
+import os
 from errno import EADDRINUSE
-from socket import SOCK_DGRAM, SOCK_STREAM
+from socket import AF_INET6, IPPROTO_IPV6, IPV6_V6ONLY, SOCK_DGRAM, SOCK_STREAM
 
 import pytest
 
 from ebpflb.datapath import probe
+from ebpflb.lab import manifests
 from ebpflb.lab.sockets import Sockets
 from tests.kit import requests
-from tests.kit.cluster import NODEPORT, Cluster, endpoint, web
+from tests.kit.cluster import NODEPORT, VIP, VIP6, Cluster, endpoint, web
 
 pytestmark = pytest.mark.skipif(not probe.set_retval(), reason="this kernel cannot say EADDRINUSE")
 KINDS = [SOCK_STREAM, SOCK_DGRAM]
@@ -66,6 +68,25 @@ def test_of_the_other_protocol(cluster: Cluster, host: Sockets) -> None:
     cluster.publish(service, *slices)
     assert bind(host, SOCK_STREAM, "0.0.0.0") == EADDRINUSE
     assert bind(host, SOCK_DGRAM, "0.0.0.0") == 0
+
+
+@pytest.mark.skipif(not probe.kernel_read(), reason="no program may read the kernel's memory")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("families", [[VIP], [VIP6], [VIP, VIP6]], ids=["v4", "v6", "both"])
+def test_ipv6_only(cluster: Cluster, host: Sockets, kind: int, families: list[str]) -> None:
+    """A socket with IPV6_V6ONLY may have a NodePort that only IPv4 has; one without it may not."""
+    named = [
+        {"name": it, "port": 80, "nodePort": NODEPORT, "protocol": it} for it in ("TCP", "UDP")
+    ]
+    cluster.publish(manifests.service("web", families, named, type="NodePort"))
+    for v6only in (True, False):
+        with host.open(AF_INET6, kind) as opened:
+            opened.setsockopt(IPPROTO_IPV6, IPV6_V6ONLY, int(v6only))
+            if v6only and families == [VIP]:
+                opened.bind(("::", NODEPORT))
+            else:
+                with pytest.raises(OSError, match=os.strerror(EADDRINUSE)):
+                    opened.bind(("::", NODEPORT))
 
 
 def test_switched_off(cluster: Cluster, host: Sockets) -> None:

@@ -21,6 +21,7 @@ def variants(source: str) -> dict[str, tuple[str, ...]]:
     """Those of a source that this kernel takes, which is tried."""
     lacking: dict[str, Callable[[], bool]] = {
         precompile.RETVAL: probe.set_retval,
+        precompile.READ: probe.kernel_read,
         precompile.COARSE: probe.coarse_clock,
     }
     missing = {flag for flag, works in lacking.items() if not works()}

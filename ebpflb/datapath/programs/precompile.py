@@ -18,6 +18,7 @@ from ebpflb.datapath.programs import bytecode_cache, compiler
 from ebpflb.errors import CompileError, EbpflbError
 
 RETVAL, COARSE, BARE = "-DHAVE_SET_RETVAL", "-DHAVE_COARSE_CLOCK", "-DNO_LINK_HEADER"
+READ = "-DHAVE_KERNEL_READ"  # only beside RETVAL: the bind guard needs both
 MONITOR = "-DMONITOR"  # while `ebpflb monitor` runs
 FAST = "-DFAST_FORWARD"  # with --fast-forward
 RECORDING = "-DRECORD"  # of `ebpflb explain`, whose packets all have a link header
@@ -45,8 +46,10 @@ VARIANTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "hooks/socket.c": {
         "plain": (),
         "set_retval": (RETVAL,),
+        "set_retval, kernel read": (RETVAL, READ),
         "monitoring": (MONITOR,),
         "monitoring, set_retval": (RETVAL, MONITOR),
+        "monitoring, set_retval, kernel read": (RETVAL, READ, MONITOR),
     },
     "hooks/netns_cookie.c": {"plain": ()},
     CONNECTION_END: {"plain": ()},
