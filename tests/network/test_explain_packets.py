@@ -8,7 +8,7 @@ from ebpflb.lab.netns import NETNS
 from ebpflb.model.packet_path import Engine
 from ebpflb.node import ctnetlink, namespaces
 from tests.kit import requests, two_nodes
-from tests.kit.cluster import VIP, Cluster, endpoint, running, web
+from tests.kit.cluster import TARGET, VIP, Cluster, endpoint, running, web
 from tests.network.test_explain import Said, ask
 
 
@@ -74,3 +74,27 @@ def test_an_open_connection(tmp_path_factory: pytest.TempPathFactory) -> None:
             said = ask(cluster, f"{VIP}:80", *words, netns=cluster.node.netns)
             assert (said.status, said.data["verdict"]) == (0, "established"), said.data
             assert any(kept.v4 in row["says"] for row in said.data["steps"]), said.data
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("engine", list(Engine))
+@pytest.mark.parametrize("options", [(), ("--masquerade-all",)], ids=["client", "masqueraded"])
+def test_whom_the_endpoint_sees(
+    tmp_path_factory: pytest.TempPathFactory, engine: Engine, options: tuple[str, ...]
+) -> None:
+    """The answer says that the endpoint sees this node just where the endpoint does: in a pod, and
+    in a process of the node itself, for which nothing is masqueraded.
+    """
+    two_nodes.require(engine)
+    folder = tmp_path_factory.mktemp("seen")
+    with running(folder, f"--packet-path={engine}", *options) as cluster:
+        pod = cluster.lab.pod(cluster.node, "machine", 9, hooked=False)
+        sockets = cluster.sockets(pod)
+        cluster.start_program(cluster.node, "serve", "node", str(TARGET))
+        for host in (cluster.web[0], cluster.node):
+            cluster.publish(web(endpoint(host)))
+            said = ask(cluster, f"{VIP}:80", "--from", pod.v4, netns=cluster.node.netns).data
+            answer = requests.tcp(sockets, VIP)
+            assert answer.name == host.name
+            seen = "the client" if answer.source == pod.v4 else "this node as its client"
+            assert said["says"] == f"goes to an endpoint, which sees {seen}", said

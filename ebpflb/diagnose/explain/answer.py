@@ -159,13 +159,7 @@ _DROPS = {
     "too_long": "too long for the device where its request came in: its sender is told",
     "reject_limited": "refused without a reply: over the limit of replies a second",
 }
-_SENDS = {
-    "translated": "goes to an endpoint, which sees the client",
-    "masqueraded": "goes to an endpoint, which sees this node as its client",
-    "port_changed": "goes to an endpoint, from another port of the client",
-    "port_taken_over": "goes to an endpoint, from a port taken over from another flow",
-    "established": "belongs to a flow that is known, and goes on as before",
-}
+_SENDS = {"translated", "masqueraded", "port_changed"}
 
 
 def _verdict(way: Way, facts: MapFacts) -> tuple[str, str, ExitStatus]:
@@ -178,11 +172,24 @@ def _verdict(way: Way, facts: MapFacts) -> tuple[str, str, ExitStatus]:
     if way.answer is Answer.REWRITE and name == "translated":
         says = "the socket is connected to an endpoint; no packet is translated"
         return name, says, ExitStatus.ENDPOINT
+    if name == "established":
+        return name, "belongs to a flow that is known, and goes on as before", ExitStatus.ENDPOINT
     if name in _SENDS:
-        return name, _SENDS[name], ExitStatus.ENDPOINT
+        return (
+            name,
+            f"goes to an endpoint, which sees {_client_seen(way, name)}",
+            ExitStatus.ENDPOINT,
+        )
     if name in _DROPS:
         return name, _DROPS[name], ExitStatus.DROPPED
     return name, "left alone: it goes on as if ebpflb were not there", ExitStatus.LEFT_ALONE
+
+
+def _client_seen(way: Way, verdict: str) -> str:
+    """Whom the endpoint sees: of the flow tables egress decides that, after the verdict."""
+    if way.is_masqueraded:
+        return "this node as its client"
+    return "the client, with another port" if verdict == "port_changed" else "the client"
 
 
 def _refusal(way: Way) -> str:

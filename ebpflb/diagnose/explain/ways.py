@@ -34,6 +34,7 @@ class Way:
     answer: Answer | None = None
     errno: int = 0
     ends: Ends | None = None  # of the packet as it leaves, or arrives here
+    is_masqueraded: bool = False  # it arrives with an address of this node as its source
     went: str = ""  # "", "dropped", "refused"
 
     def say(self, step: str, says: str, name: str = "", row: str = "") -> None:
@@ -115,7 +116,7 @@ class PacketWay:
 
     def _leave(self, handled: Handled, ends: Ends, came: Route, out: Route) -> None:
         """From the route on: egress, unless it is for this node, and the reply."""
-        by_netfilter = any(step.kind == "chosen" for step in handled.steps)
+        chosen = next((step.value for step in handled.steps if step.kind == "chosen"), 0)
         if out.local:
             self.way.say("route", "for a process of this node itself")
         else:
@@ -127,8 +128,11 @@ class PacketWay:
                 return
             ends = left
         self.way.ends = ends
+        # Neither engine masquerades what is for a process of this node.
+        marked = chosen & Chosen.MASQUERADE and not out.local
+        self.way.is_masqueraded = bool(marked) or ends.source != self.first.source
         if ends != self.first:
-            self._reply(ends, came, out, by_netfilter=by_netfilter)
+            self._reply(ends, came, out, by_netfilter=bool(chosen))
 
     def _egress(self, ends: Ends, came: Route, out: Route, packet: bytes) -> Ends | None:
         """The packet as it leaves; None if it does not."""
