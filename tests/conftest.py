@@ -58,6 +58,7 @@ KINDS = {
     "tests/cli/test_manifests.py": "cluster",
     "tests/cli/test_history.py": "cluster",
     "tests/cli/test_maps.py": "cluster",
+    "tests/cli/test_place.py": "cluster",
     "tests/cli/test_run_process.py": "cluster",
     "tests/cli/test_services.py": "cluster",
     "tests/cli/test_status.py": "cluster",

@@ -18,6 +18,7 @@ from ebpflb.datapath.map_writer import capacity_of
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.diagnose import kube_proxy
 from ebpflb.diagnose import node_audit as comparisons
+from ebpflb.diagnose import place
 from ebpflb.errors import ClusterError, NodeError, one_line
 from ebpflb.model.drift import Drift
 from ebpflb.options import Options, Paths
@@ -87,6 +88,7 @@ def _compare(state: Path, cgroup: Path, options: Options | None) -> Compared:
     """All that differs now. Raises EbpflbError where it cannot be found out."""
     not_listed = "" if options else "no agent's status here; see --run-dir"
     with common.pinned_maps(state) as maps:
+        place.require_namespace(maps)
         found = _try(lambda: list(comparisons.attachments(StateDir(state), cgroup, maps)))
         contents = comparisons.contents(maps)
         found += comparisons.inconsistent(maps, contents)

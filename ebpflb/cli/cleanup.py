@@ -8,7 +8,7 @@ import click
 from ebpflb.cli import common
 from ebpflb.datapath.attach import cgroup_links
 from ebpflb.datapath.attach.removal import unpin_all
-from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.datapath.maps.state_dir import StateDir, why_hidden
 from ebpflb.datapath.maps.state_lock import StateLock
 from ebpflb.diagnose.forwarding import dropping
 from ebpflb.errors import NodeError
@@ -69,7 +69,11 @@ def remove_all(paths: Paths) -> None:
 
 
 def remove_ebpflb(paths: Paths) -> None:
-    """Everything that ebpflb has set up. Raises NodeError while an agent runs, KernelError."""
+    """Everything that ebpflb has set up. Raises NodeError while an agent runs, and where the state
+    directory is hidden; KernelError.
+    """
+    if hidden := why_hidden(paths.state):
+        raise NodeError(hidden)
     lock = StateLock(paths.state)
     is_there = paths.state.is_dir()
     if is_there and any(paths.state.iterdir()) and not paths.run.is_dir():

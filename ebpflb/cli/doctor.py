@@ -2,7 +2,8 @@
 """``ebpflb doctor``: everything that can be wrong on this node, in the order of its finding."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import click
@@ -12,13 +13,15 @@ from ebpflb.cli.audit import compare
 from ebpflb.cli.output import print_as, wide_output_option
 from ebpflb.cli.result_lines import print_results
 from ebpflb.cli.status import facts_of
+from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.diagnose import place
 from ebpflb.diagnose.canary_check import canary_results
 from ebpflb.diagnose.check import check_node
 from ebpflb.diagnose.check_result import CheckResult
 from ebpflb.diagnose.reach import reach_results
 from ebpflb.diagnose.settings_check import settings_results
-from ebpflb.errors import EbpflbError, in_words
+from ebpflb.errors import EbpflbError, NodeError, in_words
 from ebpflb.options import Paths
 from ebpflb.serve.verdict import judge
 
@@ -47,6 +50,7 @@ def doctor(
     """
     common.require_capabilities()
     paths = common.paths(state_dir, run_dir)
+    place.require_state_directory(paths.state)
     results = list(_results(paths, cgroup_root, canary=canary))
     wrong = [each for each in results if each.required and not each.ok]
     if output in ("json", "yaml"):
@@ -59,15 +63,35 @@ def doctor(
 
 
 def _results(paths: Paths, cgroup: Path | None, *, canary: bool) -> Iterator[CheckResult]:
-    yield from check_node(paths.state, cgroup)
-    yield from _verdict(paths)
+    """Raises NodeError in another network namespace than the agent's."""
+    with ExitStack() as opened:
+        maps, lacking = None, ""
+        try:
+            maps = opened.enter_context(common.pinned_maps(paths.state))
+        except NodeError as error:
+            lacking = str(error)
+        if maps:
+            place.require_namespace(maps)
+        yield from check_node(paths.state, cgroup)
+        yield from _verdict(paths)
+        if maps:
+            yield from _of_maps(paths, cgroup, maps, canary=canary)
+        else:
+            yield CheckResult("maps", False, True, "cannot be read", lacking)
+
+
+def _of_maps(
+    paths: Paths, cgroup: Path | None, maps: Mapping[str, Map], *, canary: bool
+) -> Iterator[CheckResult]:
+    """Of what the pinned maps say."""
+    state = StateDir(paths.state)
     steps: dict[str, Callable[[], Iterable[CheckResult]]] = {
-        "settings": lambda: _settings(paths.state),
-        "reach": lambda: _reach(paths.state),
+        "settings": lambda: settings_results(maps),
+        "reach": lambda: reach_results(state, maps),
         "audit": lambda: _audit(paths, cgroup),
     }
     if canary:
-        steps["canary"] = lambda: _canary(paths)
+        steps["canary"] = lambda: canary_results(state, paths, maps)
     for name, step in steps.items():
         try:
             yield from list(step())
@@ -84,21 +108,6 @@ def _verdict(paths: Paths) -> Iterator[CheckResult]:
         yield CheckResult(
             what, False, True, str(reason.verdict), f"{reason.text} (docs/runbook.md)"
         )
-
-
-def _settings(state: Path) -> list[CheckResult]:
-    with common.pinned_maps(state) as maps:
-        return list(settings_results(maps))
-
-
-def _reach(state: Path) -> list[CheckResult]:
-    with common.pinned_maps(state) as maps:
-        return list(reach_results(StateDir(state.absolute()), maps))
-
-
-def _canary(paths: Paths) -> list[CheckResult]:
-    with common.pinned_maps(paths.state) as maps:
-        return list(canary_results(StateDir(paths.state.absolute()), paths, maps))
 
 
 def _audit(paths: Paths, cgroup: Path | None) -> Iterator[CheckResult]:

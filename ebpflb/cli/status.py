@@ -2,6 +2,7 @@
 """``ebpflb status``: a verdict on this node, and the facts that it rests on."""
 
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,9 +14,10 @@ from ebpflb.cli import common, status_text
 from ebpflb.cli.output import output_option, print_as
 from ebpflb.cli.watching import show, watch_option
 from ebpflb.datapath.attach import cgroup_links, device_programs
-from ebpflb.datapath.maps.state_dir import StateDir
+from ebpflb.datapath.maps.bpf_map import Map
+from ebpflb.datapath.maps.state_dir import StateDir, mount_of, state_directories, why_hidden
 from ebpflb.datapath.maps.sweep import FLOW_MAPS, FlowTable
-from ebpflb.diagnose import ask, kube_proxy
+from ebpflb.diagnose import ask, kube_proxy, place
 from ebpflb.diagnose.forwarding import dropping
 from ebpflb.errors import NodeError
 from ebpflb.node import ctnetlink
@@ -62,7 +64,9 @@ class _Found(NamedTuple):
 
 
 def _found(paths: Paths) -> _Found:
+    """Raises NodeError where the state directory cannot be seen."""
     facts = facts_of(paths, StateDir(paths.state))
+    _require_seen(facts)
     node = _node(paths, StateDir(paths.state), facts)
     published = _published(facts.published).items()
     return _Found(facts, node, {name: value for name, value in published if name not in node})
@@ -103,15 +107,31 @@ def _published(status: AgentStatus | None) -> dict[str, Any]:
     return msgspec.to_builtins(status) if status else {}
 
 
+def _require_seen(facts: Facts) -> None:
+    """A node where nothing is at all is DOWN; an agent that runs holds what it has attached."""
+    mount, kind = mount_of(facts.paths.state)
+    is_hidden = kind != "bpf" or (not facts.published and state_directories(mount))
+    if why_hidden(facts.paths.state) or (is_hidden and not facts.runs):
+        place.require_state_directory(facts.paths.state)
+
+
 def _node(paths: Paths, state: StateDir, facts: Facts) -> dict[str, Any]:
     """What is found on the node itself, agent or no agent."""
+    try:
+        with common.pinned_maps(paths.state) as maps:
+            flows = {name: FlowTable(maps, name).numbers._asdict() for name in FLOW_MAPS}
+            elsewhere = place.why_elsewhere(maps)
+            tracked = {} if elsewhere else _conntrack(maps)
+    except NodeError:
+        flows, elsewhere, tracked = {}, "", _conntrack(None)
+    seen = {"socket_hooks": facts.socket_hooks, "flows": flows}
+    if elsewhere:
+        return seen | {"network": f"unknown: {elsewhere}"}
     ahead = device_programs.programs_before_ours(state)
-    return {
-        "socket_hooks": facts.socket_hooks,
+    return seen | {
         "devices": device_programs.attached_devices(state),
         "programs_ahead": {device: ", ".join(others) for device, others in ahead.items()},
-        "flows": _flows(paths.state),
-        "conntrack": _conntrack(paths.state),
+        "conntrack": tracked,
         "forwarding": dict(
             it.split(": ", 1) for it, is_now in facts.forwarding.items() if not is_now
         ),
@@ -142,23 +162,13 @@ def _text(facts: Facts, node: dict[str, Any], published: dict[str, Any]) -> list
     return lines
 
 
-def _flows(state_dir: Path) -> dict[str, dict[str, int]]:
-    """Map of flows -> what its sweeps have removed and left; empty where there are no maps."""
-    try:
-        with common.pinned_maps(state_dir) as maps:
-            return {name: FlowTable(maps, name).numbers._asdict() for name in FLOW_MAPS}
-    except NodeError:
-        return {}
-
-
-def _conntrack(state_dir: Path) -> dict[str, int]:
+def _conntrack(maps: Mapping[str, Map] | None) -> dict[str, int]:
     """Its entries of all kinds, and those that are flows; empty where nothing is tracked."""
     if not ctnetlink.count():
         return {}
     numbers = {"entries": ctnetlink.count(), "limit": ctnetlink.limit()}
     try:
-        with common.pinned_maps(state_dir) as maps:
-            return {"flows": count_connections(maps).total(), **numbers}
+        return {"flows": count_connections(maps).total(), **numbers} if maps else numbers
     except NodeError:
         return numbers
 

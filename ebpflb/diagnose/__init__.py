@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What commands show from the pins and the kernel: no agent has to run.
 
+place            whether a command runs where it can see its node
 node_audit       compares hooks, pins and maps once
 check            whether this node can run ebpflb, feature by feature
 requirements     the features that a node must have

@@ -20,7 +20,7 @@ from functools import partial
 from ipaddress import ip_address
 from typing import Any, NamedTuple
 
-from ebpflb.datapath.attach import cgroup_links, netns_cookie
+from ebpflb.datapath.attach import cgroup_links
 from ebpflb.datapath.attach.device_programs import attacher
 from ebpflb.datapath.attach.held_links import HeldLinks
 from ebpflb.datapath.maps.bpf_map import Map
@@ -80,9 +80,6 @@ def canary_results(state: StateDir, paths: Paths, maps: Mapping[str, Map]) -> It
 def _begun(state: StateDir, paths: Paths, maps: Mapping[str, Map], stack: ExitStack) -> "_Canary":
     """Raises NoAnswer or NodeError; the stack removes what was made."""
     settings = maps["settings"].get(0)
-    cookie = netns_cookie.by_socket()
-    if cookie and settings.host_netns and cookie != settings.host_netns:
-        raise NodeError("this is another network namespace than the agent's: enter that")
     taken = {backend.address for _, backend in maps["slots"].items() if backend.service}
     used = {frontend.port for frontend, _ in maps["services"].items()}
     of = sorted(supported_families())

@@ -3,6 +3,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -104,3 +105,13 @@ def state(cluster: Cluster) -> list[str]:
 def nowhere(tmp_path: Path) -> list[str]:
     """Options of an agent that never was."""
     return ["--state-dir", str(NEVER), "--run-dir", str(tmp_path / "never")]
+
+
+@pytest.fixture
+def bpffs(tmp_path: Path) -> Iterator[Path]:
+    """One that has no state directory yet."""
+    folder = tmp_path / "bpffs"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "bpf", "bpf", str(folder)], check=True)
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)

@@ -164,7 +164,7 @@ def test_no_maps(ebpflb: Ebpflb, nowhere: list[str], command: str) -> None:
     """Where there are no maps, one line says so."""
     done = ebpflb("flows", command, *nowhere[:2])
     assert (done.status, done.out, done.err.count("\n")) == (1, "", 1)
-    assert done.err.startswith(f"ebpflb: no maps of this version in {NEVER}")
+    assert done.err.startswith(f"ebpflb: there is no state directory {NEVER}")
 
 
 @pytest.mark.extended

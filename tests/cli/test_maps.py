@@ -87,7 +87,7 @@ def test_no_maps(ebpflb: Ebpflb, nowhere: list[str]) -> None:
     """Where there are no maps, one line says so."""
     done = ebpflb("maps", "dump", *nowhere[:2])
     assert (done.status, done.out) == (1, "")
-    assert done.err.startswith(f"ebpflb: no maps of this version in {NEVER}")
+    assert done.err.startswith(f"ebpflb: there is no state directory {NEVER}")
     assert done.err.count("\n") == 1
 
 

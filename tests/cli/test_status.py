@@ -73,7 +73,7 @@ def test_runs(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> None:
 
 
 def test_kube_proxy_is_not_to_be_seen(
-    ebpflb: Ebpflb, where: list[str], monkeypatch: pytest.MonkeyPatch
+    ebpflb: Ebpflb, cluster: Cluster, where: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If kube-proxy cannot be checked, status says so and shows everything else."""
 
@@ -81,7 +81,8 @@ def test_kube_proxy_is_not_to_be_seen(
         raise NodeError("/proc/net/ip_tables_names: Permission denied")
 
     monkeypatch.setattr(kube_proxy_watch, "detect", refuse)
-    said = json.loads(ebpflb("status", *where, "-o", "json").out)
+    with on_the_node(cluster):
+        said = json.loads(ebpflb("status", *where, "-o", "json").out)
     assert said["kube_proxy"].startswith("cannot be checked: /proc/net/ip_tables_names")
     assert said["agent"] == "runs"
 
@@ -203,24 +204,29 @@ def test_old_programs_before_a_kube_proxy(
         ]
         return [row for row in rows if "no agent updates them" in row]
 
+    netns.pushns(cluster.node.netns)
     with answering.process(tmp_path) as pid:
         found = told(*where)
         assert len(found) == 6
         assert all(f"is also running (pid {pid})" in row for row in found)
         assert all("the last one wrote its status at 20" in row for row in found)
-        assert told("--state-dir", str(NEVER)) == []
+        netns.popns()
         cluster.agent.start()
+        netns.pushns(cluster.node.netns)
         assert told(*where) == []
+    netns.popns()
     cluster.agent.stop(signal.SIGKILL)
-    assert told(*where) == []
+    with on_the_node(cluster):
+        assert told(*where) == []
 
 
-def test_never_run(ebpflb: Ebpflb, nowhere: list[str]) -> None:
+def test_never_run(ebpflb: Ebpflb, bpffs: Path) -> None:
     """Where no agent has ever run it is DOWN, and the folders that were looked into are named."""
-    done = ebpflb("status", *nowhere)
+    state, run = bpffs / "never", bpffs.parent / "run"
+    done = ebpflb("status", "--state-dir", state, "--run-dir", run)
     assert done.status == 4
-    assert done.out.startswith("DOWN: no programs in ")
-    assert all(folder in done.out for folder in nowhere[1::2])
+    said = " ".join(done.out.split())
+    assert said.startswith(f"DOWN: no programs in {state}, and no agent's status in {run}: ")
     assert "does not run" in done.out
 
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ebpflb ui` as a process of its own: bounded whatever its clients do."""
 
-import os
 import signal
 import socket
 import subprocess
@@ -103,10 +102,13 @@ def test_too_many_clients_are_refused_until_others_have_gone(port: int) -> None:
 
 
 @pytest.fixture
-def nowhere(tmp_path: Path) -> list[str]:
-    """Where no agent has ever been."""
-    state = f"/sys/fs/bpf/ebpflb-test-{os.getpid()}-never"
-    return ["--state-dir", state, "--run-dir", str(tmp_path)]
+def nowhere(tmp_path: Path) -> Iterator[list[str]]:
+    """Where no agent has ever been, in a bpffs without any state directory."""
+    folder = tmp_path / "bpffs"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "bpf", "bpf", str(folder)], check=True)
+    yield ["--state-dir", str(folder / "never"), "--run-dir", str(tmp_path)]
+    subprocess.run(["umount", str(folder)], check=True)
 
 
 def started(*options: str) -> "subprocess.Popen[str]":

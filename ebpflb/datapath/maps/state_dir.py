@@ -30,6 +30,7 @@ from ebpflb.model.drift import Drift, Part
 
 BPFFS = Path("/sys/fs/bpf")
 DEFAULT = BPFFS / "ebpflb"
+_NAMED = 4  # state directories in one line
 
 
 def mount_of(path: Path) -> tuple[Path, str]:
@@ -38,6 +39,43 @@ def mount_of(path: Path) -> tuple[Path, str]:
     holding = [(m, kind) for m, kind in mounts if path == Path(m) or Path(m) in path.parents]
     mount, kind = max(reversed(holding), key=lambda found: len(found[0]))
     return Path(mount), kind
+
+
+def why_unseen(path: Path) -> str:
+    """Why there is no such state directory, and what helps, in one sentence; "" if there is one."""
+    if path.is_dir():
+        return ""
+    if hidden := why_hidden(path):
+        return hidden
+    mount, kind = mount_of(path)
+    if kind != "bpf":
+        return (
+            f"{path} is not in a bpffs here ({mount} is of type {kind}): mount one"
+            f" (mount -t bpf bpf {BPFFS}), or in a cluster use `kubectl exec` into ebpflb's pod"
+        )
+    if others := state_directories(mount):
+        named = " or ".join(map(str, others[:_NAMED])) + (" or ..." if others[_NAMED:] else "")
+        return f"there is no state directory {path}: give --state-dir {named}"
+    return f"there is no state directory {path}: did `ebpflb run` start, with this --state-dir?"
+
+
+def why_hidden(path: Path) -> str:
+    """The same where `ip netns exec` hides the bpffs, by a sysfs that it mounts over the machine's
+    and names after the network namespace; "" elsewhere.
+    """
+    if mount_of(path) != (Path("/sys"), "sysfs"):
+        return ""
+    lines = map(str.split, Path("/proc/self/mounts").read_text().splitlines())
+    name = [line[0] for line in lines if line[1] == "/sys"][-1]
+    if not Path("/run/netns", name).exists():
+        return ""
+    helps = f"run `nsenter --net=/run/netns/{name} ebpflb ...` instead"
+    return f"`ip netns exec` hides {path}: {helps}"
+
+
+def state_directories(mount: Path) -> list[Path]:
+    """Those of agents in this bpffs, at its root or one directory below."""
+    return sorted(it.parent for depth in ("*", "*/*") for it in mount.glob(f"{depth}/links"))
 
 
 def mount_bpffs(path: Path) -> None:
@@ -208,6 +246,8 @@ class StateDir:
 
     def why_no_maps(self) -> str:
         """Why there are no maps, and what to do."""
+        if unseen := why_unseen(self.directory):
+            return unseen
         if self.directory.is_dir() and any(it.is_dir() for it in self.old_layouts()):
             return (
                 f"the maps in {self.directory} are of another version of ebpflb: use the `ebpflb`"

@@ -186,7 +186,7 @@ def _verdict(way: Way, facts: MapFacts) -> tuple[str, str, ExitStatus]:
 
 
 def _client_seen(way: Way, verdict: str) -> str:
-    """Whom the endpoint sees: of the flow tables egress decides that, after the verdict."""
+    """The source that the endpoint sees: the flow tables set it at egress, after the verdict."""
     if way.is_masqueraded:
         return "this node as its client"
     return "the client, with another port" if verdict == "port_changed" else "the client"

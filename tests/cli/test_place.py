@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands that are run where they cannot see their node say that, in one sentence with the command
+that helps, and nothing else.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ebpflb.datapath.attach import netns_cookie
+from ebpflb.lab.agents import wait_until
+from ebpflb.serve import agent_lock
+from tests.cli.conftest import Done, Ebpflb
+from tests.kit.cluster import Cluster, endpoint, web
+
+WORDS = (("status",), ("doctor",), ("audit",), ("maps", "dump", "services"), ("cleanup",))
+
+
+@pytest.fixture(autouse=True)
+def serving(cluster: Cluster) -> None:
+    cluster.publish(web(*map(endpoint, cluster.web)))
+    wait_until("its agent runs", lambda: agent_lock.is_running(cluster.agent.paths))
+
+
+def where_it_is(words: tuple[str, ...], cluster: Cluster) -> list[str]:
+    return cluster.agent.where[:2] if words[0] == "maps" else cluster.agent.where
+
+
+@pytest.mark.parametrize("words", WORDS, ids=" ".join)
+def test_where_ip_netns_exec_hides_the_bpffs(cluster: Cluster, words: tuple[str, ...]) -> None:
+    """Nothing is known then of a node that serves, and nothing is removed."""
+    name = cluster.node.netns
+    command = ["ip", "netns", "exec", name, sys.executable, "-m", "ebpflb", *words]
+    found = subprocess.run(
+        [*command, *where_it_is(words, cluster)], capture_output=True, text=True, check=False
+    )
+    hidden = f"`ip netns exec` hides {cluster.agent.paths.state}"
+    helps = f"run `nsenter --net=/run/netns/{name} ebpflb ...` instead"
+    assert (found.returncode, found.stdout) == (1, "")
+    assert found.stderr.endswith(f"{hidden}: {helps}\n") and found.stderr.count("\n") == 1
+    assert cluster.agent.paths.status_file.exists()
+
+
+@pytest.mark.parametrize("command", ["doctor", "audit"])
+def test_in_another_network_namespace(ebpflb: Ebpflb, cluster: Cluster, command: str) -> None:
+    """The agent's is named by a path, and nothing is compared with this one."""
+    done = ebpflb(command, *cluster.agent.where, "-o", "json")
+    assert_elsewhere(done.err, cluster)
+    assert (done.status, done.out, done.err.count("\n")) == (1, "", 1)
+
+
+def test_status_in_another_network_namespace(ebpflb: Ebpflb, cluster: Cluster) -> None:
+    """The verdict is the agent's; what this namespace has is not told as the node's."""
+    done = ebpflb("status", *cluster.agent.where, "-o", "json")
+    said = json.loads(done.out)
+    assert (done.status, said["verdict"]) == (0, "OK")
+    assert_elsewhere(said["network"], cluster)
+    assert not {"devices", "programs_ahead", "conntrack"} & said.keys()
+
+
+def assert_elsewhere(text: str, cluster: Cluster) -> None:
+    if netns_cookie.by_socket() is None:
+        pytest.skip("this kernel has no SO_NETNS_COOKIE")
+    assert "this is not the network namespace that the agent serves: run `nsenter --net=" in text
+    path = Path(text.partition("--net=")[2].split()[0])
+    assert path.samefile(f"/run/netns/{cluster.node.netns}")
+
+
+def asked(ebpflb: Ebpflb, state: Path) -> Iterator[Done]:
+    for command in ("status", "doctor", "audit"):
+        yield ebpflb(command, "--state-dir", state, "--run-dir", state.parents[1] / "never")
+
+
+def test_other_state_directories_are_named(ebpflb: Ebpflb, bpffs: Path) -> None:
+    """Where the one that was asked for does not exist."""
+    (bpffs / "one/links").mkdir(parents=True)
+    (bpffs / "nodes/two/links").mkdir(parents=True)
+    others = f"{bpffs}/nodes/two or {bpffs}/one"
+    for done in asked(ebpflb, bpffs / "never"):
+        assert (done.status, done.out) == (1, "")
+        assert (
+            done.err
+            == f"ebpflb: there is no state directory {bpffs}/never: give --state-dir {others}\n"
+        )
+
+
+def test_without_a_bpffs(ebpflb: Ebpflb, tmp_path: Path) -> None:
+    """What helps is to mount one; the node is not said to be DOWN."""
+    for done in asked(ebpflb, tmp_path / "state/ebpflb"):
+        assert (done.status, done.out, done.err.count("\n")) == (1, "", 1)
+        assert "is not in a bpffs here" in done.err and "mount -t bpf bpf /sys/fs/bpf" in done.err
