@@ -6,13 +6,17 @@ It is what an agent would plan that starts now: where the maps are as they shoul
 """
 
 import time
+from collections.abc import Iterable, Set
 from dataclasses import replace
 from queue import Empty, SimpleQueue
+from typing import NamedTuple
 
 from ebpflb.agent.parts import cluster_state, make_source
 from ebpflb.errors import ClusterError
+from ebpflb.model.addresses import Address
 from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.events import Changed, Event, Removed, Replaced, SourceStatus
+from ebpflb.model.services import PortName
 from ebpflb.options import Options
 from ebpflb.plan.allocators import Capacity
 from ebpflb.plan.canary import is_canary
@@ -20,11 +24,12 @@ from ebpflb.plan.desired_service import desired_service
 from ebpflb.plan.map_contents import MapContents
 from ebpflb.plan.plan import Plan
 from ebpflb.plan.planner import Planner
-from ebpflb.plan.service_entries import NO_ENTRIES
+from ebpflb.plan.service_entries import NO_ENTRIES, ServiceEntries
 from ebpflb.plan.slow_starts import SlowStarts
 from ebpflb.serve.metrics import Metrics
 
 LIST_SECONDS = 30.0
+NONE: Set[PortName] = frozenset()
 
 
 def listed(options: Options) -> ClusterState:
@@ -51,11 +56,19 @@ def listed(options: Options) -> ClusterState:
     return cluster
 
 
-def missing_plan(cluster: ClusterState, contents: MapContents, capacity: Capacity) -> Plan:
-    """What would have to be written for the maps to be as the cluster asks.
-
-    `ebpflb doctor`'s canary, which no object asks for, stays.
+class Missing(NamedTuple):
+    """What would have to be written for the maps to be as the cluster asks, and what each service
+    port would have then.
     """
+
+    plan: Plan
+    entries: dict[PortName, ServiceEntries]
+
+
+def missing(
+    cluster: ClusterState, contents: MapContents, capacity: Capacity, but: Set[PortName] = NONE
+) -> Missing:
+    """Of all service ports but these, and `ebpflb doctor`'s canary, which no object asks for."""
     starts, now = SlowStarts(), time.monotonic()
     desired = {
         port.name: starts.apply(
@@ -66,13 +79,19 @@ def missing_plan(cluster: ClusterState, contents: MapContents, capacity: Capacit
         )
         for key in sorted(cluster.services)
         for port, selection in cluster.ports(key)
+        if port.name not in but
     }
-    planner = Planner(capacity, _without_canary(contents))
-    return planner.plan_everything(desired, now)
+    planner = Planner(capacity, _without(contents, but | set(filter(is_canary, contents.entries))))
+    return Missing(planner.plan_everything(desired, now), planner.actual)
 
 
-def _without_canary(contents: MapContents) -> MapContents:
-    canaries = [it for name, it in contents.entries.items() if is_canary(name)]
-    addresses = {frontend.address for each in canaries for frontend in each.services}
-    entries = {name: it for name, it in contents.entries.items() if not is_canary(name)}
-    return replace(contents, entries=entries, cluster_ips=contents.cluster_ips - addresses)
+def _without(contents: MapContents, but: Set[PortName]) -> MapContents:
+    """Without their addresses too, as far as no other service port has them."""
+    entries = {name: it for name, it in contents.entries.items() if name not in but}
+    gone = _addresses(it for name, it in contents.entries.items() if name in but)
+    gone -= _addresses(entries.values())
+    return replace(contents, entries=entries, cluster_ips=contents.cluster_ips - gone)
+
+
+def _addresses(entries: Iterable[ServiceEntries]) -> set[Address]:
+    return {frontend.address for each in entries for frontend in each.services}

@@ -4,6 +4,7 @@
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,10 +19,13 @@ from ebpflb.datapath.map_writer import capacity_of
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.diagnose import kube_proxy
 from ebpflb.diagnose import node_audit as comparisons
-from ebpflb.diagnose import place
+from ebpflb.diagnose import place, service_audit
+from ebpflb.diagnose.service_audit import Damage, Planned
 from ebpflb.errors import ClusterError, NodeError, one_line
+from ebpflb.model.cluster_state import ClusterState
 from ebpflb.model.drift import Drift
 from ebpflb.options import Options, Paths
+from ebpflb.plan.allocators import Capacity
 from ebpflb.serve import status as agent_status
 from ebpflb.serve.status import AgentStatus
 
@@ -60,10 +64,16 @@ def audit(state_dir: Path, run_dir: Path | None, cgroup_root: Path | None, outpu
         for each in drift:
             line = f"{each.part}: {each}"
             click.echo(line if output == WIDE else "\n".join(wrapped("", line)))
-        click.echo(f"{len(drift)} things differ" if drift else "nothing differs")
+        click.echo(_counted(len(drift)))
     else:
         print_as(output, [each._asdict() for each in drift])
     sys.exit(1 if drift or notes else 0)
+
+
+def _counted(number: int) -> str:
+    if number == 1:
+        return "1 thing differs"
+    return f"{number} things differ" if number else "nothing differs"
 
 
 def compare(paths: Paths, cgroup_root: Path | None) -> Compared:
@@ -86,24 +96,30 @@ def _options(published: AgentStatus | None, paths: Paths) -> Options | None:
 
 def _compare(state: Path, cgroup: Path, options: Options | None) -> Compared:
     """All that differs now. Raises EbpflbError where it cannot be found out."""
-    not_listed = "" if options else "no agent's status here; see --run-dir"
+    not_listed, asked = "" if options else "no agent's status here; see --run-dir", Planned([])
     with common.pinned_maps(state) as maps:
         place.require_namespace(maps)
         found = _try(lambda: list(comparisons.attachments(StateDir(state), cgroup, maps)))
-        contents = comparisons.contents(maps)
-        found += comparisons.inconsistent(maps, contents)
-        found += comparisons.table(maps, options)
-        found += comparisons.in_flowtable(maps)
+        damage = service_audit.damage(maps, comparisons.contents(maps))
+        found += damage.drifts
+        found += comparisons.inconsistent(maps, damage.contents)
         if options is not None:
             try:
-                plan = fresh_list.missing_plan(
-                    fresh_list.listed(options), contents, capacity_of(maps)
-                )
-                found += comparisons.planned(plan)
+                asked = _not_as_asked(fresh_list.listed(options), damage, capacity_of(maps))
             except ClusterError as error:
                 not_listed = str(error)
+        found += asked.drifts
+        found += comparisons.table(maps, options, asked.ids)
+        found += comparisons.in_flowtable(maps)
     time.sleep(AGAIN_SECONDS)
     return Compared(found, not_listed)
+
+
+def _not_as_asked(cluster: ClusterState, damage: Damage, capacity: Capacity) -> Planned:
+    """Without entries of backend_slots that contradict the slots: these are named already."""
+    contents = replace(damage.contents, wrong_backend_slots=[])
+    missing = fresh_list.missing(cluster, contents, capacity, damage.names)
+    return service_audit.planned(missing.plan, contents.entries, missing.entries)
 
 
 def _try(look: Callable[[], list[Drift]]) -> list[Drift]:

@@ -3,6 +3,7 @@
 
 place            whether a command runs where it can see its node
 node_audit       compares hooks, pins and maps once
+service_audit    compares the maps' service ports with the cluster, a line for each cause
 check            whether this node can run ebpflb, feature by feature
 requirements     the features that a node must have
 settings_check   what of sysctls and maps breaks services

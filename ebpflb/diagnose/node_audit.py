@@ -6,7 +6,7 @@ The devices that are to have programs are those of map devices.
 """
 
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import closing
 from pathlib import Path
 
@@ -29,7 +29,6 @@ from ebpflb.options import Options
 from ebpflb.plan import comparison
 from ebpflb.plan.comparison import DIFFERS, MISSING, NOT_PLANNED, Wrong
 from ebpflb.plan.map_contents import MapContents
-from ebpflb.plan.plan import Plan
 from ebpflb.plan.planner import Planner
 
 
@@ -61,10 +60,11 @@ def inconsistent(maps: Mapping[str, Map], found: MapContents) -> Iterator[Drift]
     yield from (each.drift for each in wrong)
 
 
-def table(maps: Mapping[str, Map], options: Options | None) -> Iterator[Drift]:
+def table(maps: Mapping[str, Map], options: Options | None, but: Set[int]) -> Iterator[Drift]:
     """The nft table of the engine netfilter, where it serves, with its elements.
 
-    ``options`` are the last agent's; without them only a missing table is found. An element that
+    ``options`` are the last agent's; without them only a missing table is found. ``but`` are the
+    ids of backends whose slots differ, so that nothing is known of their elements. An element that
     should not exist does no harm: its id may be in quarantine. Raises NodeError.
     """
     flags = maps["settings"].get(0).flags
@@ -77,14 +77,14 @@ def table(maps: Mapping[str, Map], options: Options | None) -> Iterator[Drift]:
         with closing(NetfilterTable(wanted, owns=False)) as found:
             for said in found.differences():
                 yield Drift(Part.TABLE, str(TABLE), said)
-            yield from _elements(Elements(found.session, wanted), Translations(maps))
+            yield from _elements(Elements(found.session, wanted), Translations(maps), but)
 
 
-def _elements(elements: Elements, wanted: Translations) -> Iterator[Drift]:
+def _elements(elements: Elements, wanted: Translations, but: Set[int]) -> Iterator[Drift]:
     elements.read()
     for changes in elements.compare(wanted):
         for change in changes:
-            if change.new is not None:
+            if change.new is not None and change.backend_id not in but:
                 yield Drift(Part.TABLE, f"{TABLE}: {change}", "")
 
 
@@ -100,14 +100,3 @@ def in_flowtable(maps: Mapping[str, Map]) -> Iterator[Drift]:
     wanted = flowtable_sync.InFlowtable(devices, frontends)
     for said in flowtable_sync.differences(flowtable.read(flowtable.TABLE), wanted):
         yield Drift(Part.FLOWTABLE, str(flowtable.TABLE), said)
-
-
-def planned(plan: Plan) -> list[Drift]:
-    """The rows of a plan that would have to be written, as what differs from the cluster."""
-    rows = [Wrong(name, row, "is not as the cluster asks") for name, row in _rows(plan)]
-    return [each.drift for each in rows]
-
-
-def _rows(plan: Plan) -> Iterator[tuple[str, object]]:
-    for name, rows in vars(plan).items():
-        yield from ((name, row) for row in rows)

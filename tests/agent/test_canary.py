@@ -101,7 +101,7 @@ def test_it_is_no_drift(harness: Harness, asked: CanaryRequests) -> None:
     begin(harness, "10.96.0.0/24")
     assert ask(asked, "begin", WISH)[0] == 200
     contents = harness.datapath.read_contents()
-    assert not fresh_list.missing_plan(harness.agent.cluster, contents, CAPACITY)
+    assert not fresh_list.missing(harness.agent.cluster, contents, CAPACITY).plan
     agent = harness.agent
     check = ObjectsCheck(agent.source, agent.cluster, agent.node_sync, agent.service_sync)
     assert [it for found in check.steps() for it in found or ()] == []

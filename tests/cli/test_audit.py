@@ -4,7 +4,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,13 @@ import pytest
 from ebpflb.datapath import kernel
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.lab.agents import wait_until
+from ebpflb.model.packet_path import Engine
 from ebpflb.node.netfilter_probe import netfilter_obstacle
 from ebpflb.node.netfilter_rules import MASQUERADE_CHAIN
+from ebpflb.plan.entries import Backend
 from ebpflb.serve import status
-from tests.kit import forked
-from tests.kit.cluster import Cluster, endpoint, running, web
+from tests.kit import forked, two_nodes
+from tests.kit.cluster import TARGET, Cluster, endpoint, running, web
 
 
 @pytest.fixture
@@ -94,7 +96,36 @@ def test_what_the_cluster_asks(cluster: Cluster) -> None:
         file.write_text(file.read_text().replace(cluster.web[0].v4, "10.99.0.1"))
     code, found = audit(cluster)
     assert code == 1
-    assert {each["found"] for each in found} == {"is not as the cluster asks"}
+    assert {each["found"] for each in found} == {
+        f"has {cluster.web[0].v4}:{TARGET} instead of 10.99.0.1:{TARGET}"
+    }
+
+
+EDITS: dict[str, Callable[[Backend], Backend]] = {
+    "another port": lambda slot: slot._replace(port=9999),
+    "another backend's id": lambda slot: slot._replace(id=slot.id + 1),
+    "another weight": lambda slot: slot._replace(weight=7),
+    "another service": lambda slot: slot._replace(service=77),
+}
+
+
+@pytest.mark.parametrize("packet_path", Engine)
+def test_one_edited_slot_is_one_line(tmp_path: Path, packet_path: Engine) -> None:
+    """It names the slot and its service port, and not what else a plan would have to write."""
+    two_nodes.require(packet_path)
+    with running(tmp_path, "--audit=report", engine=packet_path) as cluster:
+        cluster.publish(web(*map(endpoint, cluster.web)))
+        wait_until("it is published", lambda: published(cluster).backends == 6)
+        slots = cluster.maps["slots"]
+        entry = next(it for _, it in cluster.maps["services"].items() if it.block.size)
+        at, before = entry.block.base, slots.get(entry.block.base)
+        for what, edit in EDITS.items():
+            slots.write([(at, edit(before))])
+            code, found = audit(cluster)
+            (drift,) = found
+            assert code == 1 and drift["name"].startswith(f"map slots: #{at} of default/web:"), what
+        slots.write([(at, before)])
+        assert audit(cluster) == (0, [])
 
 
 def test_what_differs_is_said_though_the_cluster_cannot_be_asked(cluster: Cluster) -> None:
