@@ -22,7 +22,9 @@ from ebpflb.diagnose.check_result import CheckResult
 from ebpflb.diagnose.reach import reach_results
 from ebpflb.diagnose.settings_check import settings_results
 from ebpflb.errors import EbpflbError, NodeError, in_words
-from ebpflb.options import Paths
+from ebpflb.options import REPORT, Paths
+from ebpflb.serve import agent_lock
+from ebpflb.serve import status as agent_status
 from ebpflb.serve.verdict import judge
 
 
@@ -117,4 +119,14 @@ def _audit(paths: Paths, cgroup: Path | None) -> Iterator[CheckResult]:
     if not drift:
         yield CheckResult("audit", True, True, "nothing differs", "")
     for each in drift:
-        yield CheckResult(f"audit: {each.part}", False, True, str(each), "the agent puts it back")
+        yield CheckResult(f"audit: {each.part}", False, True, str(each), _put_back(paths))
+
+
+def _put_back(paths: Paths) -> str:
+    """Who puts back what differs."""
+    if not agent_lock.is_running(paths):
+        return "no agent runs: the next start of `ebpflb run` puts it back"
+    published = agent_status.read(paths)
+    if published and published.origin and published.origin.audit == REPORT:
+        return "the agent only reports it (--audit=report): its next start puts it back"
+    return "the agent puts it back within seconds; where it stays, `ebpflb status` says why"

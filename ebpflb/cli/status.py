@@ -127,7 +127,7 @@ def _node(paths: Paths, state: StateDir, facts: Facts) -> dict[str, Any]:
     seen = {"socket_hooks": facts.socket_hooks, "flows": flows}
     if elsewhere:
         return seen | {"network": f"unknown: {elsewhere}"}
-    ahead = device_programs.programs_before_ours(state)
+    ahead = device_programs.others_programs(state).before
     return seen | {
         "devices": device_programs.attached_devices(state),
         "programs_ahead": {device: ", ".join(others) for device, others in ahead.items()},

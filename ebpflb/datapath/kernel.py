@@ -191,6 +191,15 @@ def info_into(fd: int, out: Any) -> None:
     bpf(_INFO, f"asking for {ffi.typeof(out[0]).cname}", attr)
 
 
+def map_ids(prog_fd: int) -> set[int]:
+    """The ids of the maps that a program uses."""
+    counted = info(prog_fd, "prog_info").map_count
+    ids, out = ffi.new("uint32_t[]", counted), ffi.new("struct prog_info *")
+    out.map_count, out.maps = counted, int(ffi.cast("uintptr_t", ids))
+    info_into(prog_fd, out)
+    return set(ids)
+
+
 def link_create(prog_fd: int, target: int, attach: int, flags: int = 0) -> int:
     """Attaches a program at a cgroup's descriptor or a device's index; the link's descriptor."""
     attr = ffi.new("struct link_create *")

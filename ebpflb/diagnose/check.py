@@ -10,16 +10,18 @@ from pathlib import Path
 
 from ebpflb.datapath import probe
 from ebpflb.datapath.attach import netns_cookie
+from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.diagnose import neighbours
 from ebpflb.diagnose.check_result import CheckResult, feature
 from ebpflb.diagnose.requirements import missing, required
-from ebpflb.errors import EbpflbError
+from ebpflb.errors import EbpflbError, NodeError
 from ebpflb.model import bridged_pods
 from ebpflb.model.packet_path import Engine
 from ebpflb.node import device_watch, process, sock_diag
 from ebpflb.node.bridge_calls import bridge_calls
 from ebpflb.node.flowtable_probe import flowtable_obstacle
 from ebpflb.node.netfilter_probe import netfilter_obstacle
+from ebpflb.plan.entries import Flags
 
 _NETFILTER, _BRIDGES = "NAT by nftables", "bridges of pods"
 
@@ -29,9 +31,24 @@ def check_node(state_directory: Path, cgroup: Path | None) -> list[CheckResult]:
     results = required(state_directory, cgroup)
     if missing(results[:1]):
         return results
-    optional = list(_optional())
-    others = neighbours.results(state_directory, cgroup, _engine(optional))
+    flags = _flags(state_directory)
+    optional = list(_optional(fast_forward="fast_forward" in flags))
+    others = neighbours.results(state_directory, cgroup, _engine(optional), flags)
     return [*results, *_batches(), *optional, *others]
+
+
+def _flags(state_directory: Path) -> Flags:
+    """The settings in force; none where no agent has written any."""
+    try:
+        maps = StateDir(state_directory).read_maps()
+    except NodeError:
+        return frozenset()
+    try:
+        flags: Flags = maps["settings"].get(0).flags
+        return flags
+    finally:
+        for opened in maps.values():
+            opened.close()
 
 
 def _batches() -> Iterator[CheckResult]:
@@ -42,7 +59,7 @@ def _batches() -> Iterator[CheckResult]:
         yield feature(f"batch operations: {kind}", works, since.get(kind, "5.6"), lost)
 
 
-def _optional() -> Iterator[CheckResult]:
+def _optional(*, fast_forward: bool) -> Iterator[CheckResult]:
     """Features that ebpflb can do without."""
     lost = "connections are refused by way of loopback; bind() to a NodePort succeeds"
     yield feature("errno from hooks", probe.set_retval(), "5.18", lost)
@@ -53,7 +70,8 @@ def _optional() -> Iterator[CheckResult]:
     lost = "a program that is attached briefly at the start reads it"
     yield feature("SO_NETNS_COOKIE", netns_cookie.by_socket() is not None, "5.14", lost)
     yield _netfilter()
-    yield _flowtable()
+    if fast_forward:
+        yield _flowtable()
     yield _bridged_pods()
     yield from _stale_sockets()
 

@@ -12,6 +12,7 @@ from ebpflb.diagnose.firewall.survey import survey
 from ebpflb.errors import EbpflbError, in_words
 from ebpflb.model.packet_path import Engine
 from ebpflb.node import policy_rules
+from ebpflb.plan.entries import Flags
 
 _REPLIES = "replies of endpoints"
 _RIGHTS = "grant CAP_SYS_ADMIN to look into pods"
@@ -19,13 +20,15 @@ _EACH_PACKET, _MOST = "rules for each packet", 3
 _BY_HAND = "compare them yourself with docs/firewalls.md"
 
 
-def results(state_directory: Path, cgroup: Path | None, engine: Engine) -> Iterator[CheckResult]:
-    """``engine`` is the one to expect where no agent has run."""
+def results(
+    state_directory: Path, cgroup: Path | None, engine: Engine, flags: Flags
+) -> Iterator[CheckResult]:
+    """``engine`` is the one to expect where no agent has run; ``flags`` are those of settings."""
     yield _other_hooks(state_directory, cgroup)
-    yield _other_filters(state_directory)
+    yield from _other_filters(state_directory)
     yield _kube_proxy(state_directory)
     yield from _forwarding(state_directory)
-    yield from _firewall(state_directory, engine)
+    yield from _firewall(state_directory, engine, fast_forward="fast_forward" in flags)
     yield from _replies(state_directory)
 
 
@@ -40,7 +43,9 @@ def _forwarding(state_directory: Path) -> Iterator[CheckResult]:
         yield CheckResult("forwarded packets", True, False, "accepted for pods of this node", "")
 
 
-def _firewall(state_directory: Path, engine: Engine) -> Iterator[CheckResult]:
+def _firewall(
+    state_directory: Path, engine: Engine, *, fast_forward: bool
+) -> Iterator[CheckResult]:
     """Rules of netfilter that do not see services as beside kube-proxy (docs/firewalls.md)."""
     try:
         surveyed = survey(state_directory, engine)
@@ -55,18 +60,23 @@ def _firewall(state_directory: Path, engine: Engine) -> Iterator[CheckResult]:
         yield CheckResult("firewall rules", False, False, note, _BY_HAND)
     if not (surveyed.found or surveyed.notes):
         yield CheckResult("firewall rules", True, False, f"none {surveyed.scope}", "")
-    yield _each_packet(surveyed.per_packet)
+    yield _each_packet(surveyed.per_packet, fast_forward=fast_forward)
 
 
-def _each_packet(rules: list[str]) -> CheckResult:
-    """What makes --fast-forward unwise (docs/limits.md): rules, and routing by marks."""
+def _each_packet(rules: list[str], *, fast_forward: bool) -> CheckResult:
+    """What makes --fast-forward unwise (docs/limits.md): rules, and routing by marks. They are no
+    fault as long as it is off.
+    """
     try:
         found = rules + [f"ip rule: fwmark {mark:#x}" for mark in sorted(policy_rules.marks())]
     except EbpflbError as error:
         return CheckResult(_EACH_PACKET, False, False, str(error), "")
     more = f"; {len(found) - _MOST} more" if len(found) > _MOST else ""
     detail = "; ".join(found[:_MOST]) + more if found else "none asks more than openings"
-    remedy = "with --fast-forward they miss established flows: leave it off" if found else ""
+    if not fast_forward:
+        detail += "; --fast-forward, which is off, would pass them by" if found else ""
+        return CheckResult(_EACH_PACKET, True, False, detail, "")
+    remedy = "they miss established flows: set --no-fast-forward" if found else ""
     return CheckResult(_EACH_PACKET, not found, False, detail, remedy)
 
 
@@ -86,25 +96,30 @@ def _replies(state_directory: Path) -> Iterator[CheckResult]:
 
 
 def _other_hooks(state_directory: Path, cgroup: Path | None) -> CheckResult:
-    """Two load balancers at the same hook: the second one only sees the first one's backend."""
+    """Of two load balancers at the same hook the second one only sees the first one's backend; what
+    a program does is not known.
+    """
 
     def foreign() -> Mapping[str, list[str]]:
-        ours = cgroup_links.attached(state_dir.StateDir(state_directory)).values()
+        ours = state_dir.StateDir(state_directory).map_ids()
         return cgroup_links.foreign_programs(cgroup_links.cgroup_root(cgroup), ours)
 
-    return _foreign(
-        "other agents' hooks", foreign, "another agent translates services here too: run only one"
-    )
+    remedy = "find out what they do: a filter may refuse connections; run one load balancer only"
+    return _foreign("other programs at the hooks", foreign, remedy)
 
 
-def _other_filters(state_directory: Path) -> CheckResult:
-    """Programs that run before ebpflb's at a device may drop or redirect its packets."""
-    remedy = "they run before ebpflb and may drop or redirect packets: find out what they do"
-    return _foreign(
-        "programs before ebpflb's at devices",
-        lambda: device_programs.programs_before_ours(state_dir.StateDir(state_directory)),
-        remedy,
-    )
+def _other_filters(state_directory: Path) -> Iterator[CheckResult]:
+    """Others' programs at a device may drop or redirect packets: requests and replies as they come
+    in or leave, before ebpflb's translate them or after.
+    """
+    for part in ("before", "after"):
+
+        def others(part: str = part) -> dict[str, list[str]]:
+            found = device_programs.others_programs(state_dir.StateDir(state_directory))
+            return found.before if part == "before" else found.after
+
+        remedy = f"they run {part} ebpflb and may drop or redirect packets: find out what they do"
+        yield _foreign(f"programs {part} ebpflb's at devices", others, remedy)
 
 
 def _foreign(

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where an agent has the cluster's objects from, for others who want to list them as it does."""
+"""Where an agent has the cluster's objects from, for others who want to list them as it does, and
+what becomes of what they find.
+"""
 
 from ipaddress import ip_address, ip_network
 from pathlib import Path
@@ -8,7 +10,7 @@ import msgspec
 
 from ebpflb.model import external_ips, scheduler, served_services
 from ebpflb.model.served_services import ServedServices
-from ebpflb.options import ConntrackOptions, Options, Paths
+from ebpflb.options import REPAIR, ConntrackOptions, Options, Paths
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -31,6 +33,7 @@ class Origin(msgspec.Struct, frozen=True):
     masquerade_mark: int = Options.masquerade_mark
     masquerade_ports: tuple[int, int] = Options.masquerade_ports
     be_liberal: bool = False  # with segments that conntrack finds invalid
+    audit: str = REPAIR  # one of options.AUDITS
 
     def options(self, paths: Paths) -> Options:
         """The same as Options of an agent. Raises ValueError for what is none, as a file may have
@@ -88,4 +91,5 @@ def origin(options: Options) -> Origin:
         masquerade_mark=options.masquerade_mark,
         masquerade_ports=options.masquerade_ports,
         be_liberal=options.conntrack_wanted.be_liberal,
+        audit=options.audit,
     )

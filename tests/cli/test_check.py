@@ -23,7 +23,7 @@ FEATURES = [
     "BCC", "bpffs", "cgroup v2", "hook cgroup/connect4", "tc helpers",
     "tcx",
     "clsact filters", "map types", "batch operations: HASH", "batch operations: LPM_TRIE",
-    "errno from hooks", "nf_flow_table", "destroying UDP sockets", "other agents' hooks",
+    "errno from hooks", "destroying UDP sockets", "other programs at the hooks",
     "programs before ebpflb's at devices", "firewall rules",
 ]  # fmt: skip
 AS_NOBODY = """
@@ -79,7 +79,11 @@ def test_columns(ebpflb: Ebpflb) -> None:
 
 
 def test_no_flowtable(ebpflb: Ebpflb, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel without is named, with the reason and what has no effect; the node can serve."""
+    """Where --fast-forward is in force a kernel without is named, with the reason and what has no
+    effect; the node can serve.
+    """
+    assert "nf_flow_table" not in ebpflb("check", "--state-dir", NEVER).out
+    monkeypatch.setattr(check, "_flags", lambda _: frozenset({"fast_forward"}))
     for obstacle in ("the kernel can make no flowtable (no such thing)", None):
         monkeypatch.setattr(check, "flowtable_obstacle", lambda it=obstacle: it)
         rows = json.loads(ebpflb("check", "--state-dir", NEVER, "-o", "json").out)
@@ -189,10 +193,17 @@ LACKS = [
     ),
     (
         device_programs,
-        "programs_before_ours",
-        {"eth0": ["bpf mine"]},
+        "others_programs",
+        device_programs.OthersPrograms({"eth0": ["bpf mine"]}, {}),
         "before ebpflb's at devices",
         "may drop or redirect",
+    ),
+    (
+        device_programs,
+        "others_programs",
+        device_programs.OthersPrograms({}, {"eth0": ["bpf mine"]}),
+        "after ebpflb's at devices",
+        "they run after ebpflb",
     ),
 ]
 

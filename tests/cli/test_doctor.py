@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ebpflb.datapath.attach import cgroup_links
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.lab.agents import wait_until
 from ebpflb.node import clients
@@ -120,19 +121,54 @@ def test_an_endpoint_without_a_route(cluster: Cluster) -> None:
     assert "routes" not in not_ok(cluster)[1]
 
 
+def test_an_own_program_without_its_pin(cluster: Cluster) -> None:
+    """It is no other program at the hooks; the pin is named, and who pins it again."""
+    state = StateDir(cluster.agent.paths.state)
+    programs = cgroup_links.attached(state)
+    (state.links_directory / "sendmsg4").unlink()
+    try:
+        _, found = not_ok(cluster)
+    finally:
+        cluster.agent.stop()
+        cluster.agent.start()
+    assert found["audit: pin"]["detail"].startswith("hook sendmsg4 has no pin ")
+    assert found["audit: pin"]["remedy"].startswith("the agent only reports it (--audit=report)")
+    others = found.get("other programs at the hooks", {"detail": ""})["detail"]
+    assert f"#{programs['sendmsg4']}" not in others
+
+
 def test_drift(cluster: Cluster) -> None:
-    """An entry that somebody has deleted is named, with what becomes of it."""
+    """An entry that somebody has deleted is named, with what becomes of it: nothing without an
+    agent until one starts.
+    """
     maps = StateDir(cluster.agent.paths.state).open_maps()
     key = next(key for key, _ in maps["cluster_ips"].items())
     try:
         maps["cluster_ips"].delete([key])
         code, found = not_ok(cluster)
+        cluster.agent.stop()
+        _, alone = not_ok(cluster)
     finally:
         maps["cluster_ips"].write([(key, 1)])
         for opened in maps.values():
             opened.close()
+        cluster.agent.start()
     assert code == 1
-    assert any(str(key) in it["detail"] for it in found.values())
+    assert str(key) in found["audit: map"]["detail"]
+    assert alone["audit: map"]["remedy"].startswith("no agent runs: the next start")
+
+
+def test_a_missing_pin_of_a_map_is_one_line(cluster: Cluster) -> None:
+    """It is named, and what needs the maps is left out."""
+    pin = StateDir(cluster.agent.paths.state).persistent_directory / "slots"
+    kept = pin.with_name("slots_kept")
+    pin.rename(kept)
+    try:
+        _, found = not_ok(cluster)
+    finally:
+        kept.rename(pin)
+    rows = {name for name, it in found.items() if str(pin) in it["detail"] + it["remedy"]}
+    assert rows - {"status: drift"} == {"maps"} and found["maps"]["required"]  # the agent's own
 
 
 def test_no_agent(cluster: Cluster) -> None:

@@ -97,27 +97,29 @@ def test_kube_proxy_and_kubelet_have_none(tool: nodes.Tool) -> None:
     assert not [line for each in tables(rulesets.read().printed, []) for line in per_packet(each)]
 
 
-def checked(tmp_path: Path) -> CheckResult:
-    """The row of `ebpflb check`."""
-    rows = neighbours.results(tmp_path / "none", None, Engine.FLOWS)
+def checked(tmp_path: Path, *flags: str) -> CheckResult:
+    """The row of `ebpflb check`, with these settings in force."""
+    rows = neighbours.results(tmp_path / "none", None, Engine.FLOWS, frozenset(flags))
     (row,) = [each for each in rows if each.feature == "rules for each packet"]
     return row
 
 
 def test_check_says_that_fast_forward_is_unwise(tmp_path: Path) -> None:
-    """It names some of the rules, and routing rules that have a mark."""
+    """It names some of the rules, and routing rules that have a mark; no fault where it is off."""
     assert checked(tmp_path).ok
     of_nft("counter")
     subprocess.run(["ip", "rule", "add", "fwmark", "0x80/0x80", "lookup", "100"], check=True)
-    row = checked(tmp_path)
+    off = checked(tmp_path)
+    assert off.ok and "--fast-forward, which is off" in off.detail
+    row = checked(tmp_path, "fast_forward")
     assert not row.ok
     assert not row.required
     assert "table inet operator, chain forward" in row.detail
     assert "fwmark 0x80" in row.detail
-    assert "--fast-forward" in row.remedy
+    assert "--no-fast-forward" in row.remedy
 
 
 def test_check_names_three_and_says_how_many_more_there_are(tmp_path: Path) -> None:
     """A node may have thousands."""
     of_nft("; ".join(["counter"] * 5))
-    assert checked(tmp_path).detail.endswith("; 2 more")
+    assert checked(tmp_path, "fast_forward").detail.endswith("; 2 more")

@@ -117,19 +117,30 @@ def _faults(
         yield Drift(Part.HOOK, name, f"runs program #{link.program}, which is not the agent's")
 
 
-def foreign_programs(cgroup: Path, ours: Collection[int]) -> dict[str, list[str]]:
-    """Section -> names of other agents' programs that run at this cgroup, parents included.
+def foreign_programs(cgroup: Path, our_maps: Collection[int]) -> dict[str, list[str]]:
+    """Section -> names of others' programs that run at this cgroup, parents included.
 
-    ``ours`` are the ids of our own programs; the programs of another ebpflb have the same names
-    as ours, and are told apart by their ids.
+    ``our_maps`` are the ids of the state directory's maps: each of our programs uses one, also one
+    whose pin is gone, and none of another ebpflb does.
     """
     target = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY)
     try:
         ids = {s: kernel.query(target, a.attach_type, effective=True) for s, a in SECTIONS.items()}
     finally:
         os.close(target)
-    others = {s: [program_name(i) for i in found if i not in ours] for s, found in ids.items()}
+    others = {
+        section: [program_name(id) for id in found if _maps_of(id).isdisjoint(our_maps)]
+        for section, found in ids.items()
+    }
     return {section: names for section, names in others.items() if names}
+
+
+def _maps_of(prog_id: int) -> set[int]:
+    fd = kernel.prog_by_id(prog_id)
+    try:
+        return kernel.map_ids(fd)
+    finally:
+        os.close(fd)
 
 
 def program_name(prog_id: int) -> str:

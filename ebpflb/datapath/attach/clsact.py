@@ -30,6 +30,7 @@ PRIORITY = 2  # others use 1, and some remove the filters that they find there
 HANDLE = 0xEB
 _ALL = 3  # ETH_P_ALL
 _QDISC = "clsact"
+_QDISCS = (_QDISC, "ingress")  # that have filters at ingress
 
 
 class Filter(NamedTuple):
@@ -39,6 +40,20 @@ class Filter(NamedTuple):
     handle: int
     kind: str
     name: str
+
+    def __str__(self) -> str:
+        """For the operator, as tc(8) shows it."""
+        return f"{self.kind} {self.name}".strip()
+
+
+class OthersFilters(NamedTuple):
+    """Names of filters before and after our priority."""
+
+    early: list[str]
+    late: list[str]
+
+
+NO_FILTERS = OthersFilters([], [])
 
 
 class Clsact:
@@ -96,13 +111,18 @@ class Clsact:
         """None: filters have no links."""
         return []
 
-    def filters_before(self, index: int, hook: str) -> list[str]:
-        """The filters that see a packet before ours."""
+    def others(self) -> dict[tuple[int, str], OthersFilters]:
+        """Device and hook -> the filters of others there."""
         with _route() as route:
-            found = _filters(route, index, hook)
-        before = [f for f in found if f.priority < PRIORITY and f.handle]  # 0: the chain
-        names = [f"{f.kind} {f.name}".strip() for f in before]
-        return list(dict.fromkeys(names))
+            devices = {q["index"] for q in route.get_qdiscs() if q.get_attr("TCA_KIND") in _QDISCS}
+            found = {(at, hook): _filters(route, at, hook) for at in devices for hook in PARENTS}
+        return {place: self._around(place[1], filters) for place, filters in found.items()}
+
+    def _around(self, hook: str, filters: list[Filter]) -> OthersFilters:
+        others = [f for f in filters if f.handle and f.name != self._name(hook)]  # 0: the chain
+        names = {f"{f} ({hook})": f.priority < PRIORITY for f in others}
+        early = [name for name, is_early in names.items() if is_early]
+        return OthersFilters(early, [name for name in names if name not in early])
 
     def _with_qdisc(self, route: IPRoute) -> set[int]:
         there = {q["index"] for q in route.get_qdiscs() if q.get_attr("TCA_KIND") == _QDISC}

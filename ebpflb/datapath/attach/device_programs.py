@@ -14,11 +14,11 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ebpflb.datapath import kernel
 from ebpflb.datapath.attach import cgroup_links, tcx
-from ebpflb.datapath.attach.clsact import Clsact
+from ebpflb.datapath.attach.clsact import NO_FILTERS, Clsact
 from ebpflb.datapath.attach.held_links import HeldLinks
 from ebpflb.datapath.attach.tcx import Tcx
 from ebpflb.datapath.maps.state_dir import StateDir
@@ -164,27 +164,34 @@ def attached_devices(state: StateDir) -> dict[str, int]:
     return dict(+counts)
 
 
-def programs_before_ours(state: StateDir) -> dict[str, list[str]]:
-    """Device -> programs of others that run before ours.
+class OthersPrograms(NamedTuple):
+    """Device -> programs and filters of others that run before and after ours."""
 
-    Only devices of the caller's network namespace are looked at.
+    before: dict[str, list[str]]
+    after: dict[str, list[str]]
+
+
+def others_programs(state: StateDir) -> OthersPrograms:
+    """Only devices of the caller's network namespace that have programs of ours are looked at.
+
+    Raises KernelError.
     """
-    found = {name: _programs_before_ours(state, index) for index, name in socket.if_nameindex()}
-    return {name: programs for name, programs in found.items() if programs}
-
-
-def _programs_before_ours(state: StateDir, index: int) -> list[str]:
     by_tcx, by_clsact = Tcx(state.devices_directory), Clsact(state.devices_directory)
-    ours = by_tcx.programs(index)
-    hooks = list(ours) or (list(tcx.TCX_HOOKS) if index in by_clsact.recorded() else [])
-    names = []
-    for hook in hooks:
-        programs = _tcx_programs(index, hook)
-        before = programs[: programs.index(ours[hook])] if hook in ours else programs
-        names += [f"{cgroup_links.program_name(number)} ({hook})" for number in before]
-        filters = [] if ours else by_clsact.filters_before(index, hook)
-        names += [f"{name} ({hook})" for name in filters]
-    return names
+    filtered, recorded = by_clsact.others(), by_clsact.recorded()
+    found = OthersPrograms({}, {})
+    for index, name in socket.if_nameindex():
+        ours = by_tcx.programs(index)
+        for hook in list(ours) or (list(tcx.TCX_HOOKS) if index in recorded else []):
+            programs = _tcx_programs(index, hook)
+            # Filters run after all tcx programs.
+            at = programs.index(ours[hook]) if hook in ours else len(programs)
+            names = [f"{cgroup_links.program_name(each)} ({hook})" for each in programs]
+            early, late = filtered.get((index, hook), NO_FILTERS)
+            before = names[:at] + ([] if ours else early)
+            after = names[at + 1 :] + (early if ours else []) + late
+            found.before.setdefault(name, []).extend(before)
+            found.after.setdefault(name, []).extend(after)
+    return OthersPrograms(*({name: each for name, each in part.items() if each} for part in found))
 
 
 def _tcx_programs(index: int, hook: str) -> list[int]:

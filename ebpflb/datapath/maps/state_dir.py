@@ -189,6 +189,14 @@ class StateDir:
                 self._pin(opened.spec).unlink(missing_ok=True)
                 kernel.pin(opened.fd, str(self._pin(opened.spec)))
 
+    def map_ids(self) -> set[int]:
+        """The ids of all pinned maps, those of other layouts included."""
+        others = self.old_layouts() if self.directory.is_dir() else []
+        folders = [it for it in (self.maps_directory, self.persistent_directory) if it.is_dir()]
+        return {
+            id for folder in (*folders, *others) for it in folder.iterdir() if (id := _map_id(it))
+        }
+
     def links(self) -> Iterator[Path]:
         """The pins of all attachments."""
         if self.links_directory.is_dir():
@@ -235,7 +243,13 @@ class StateDir:
         except KernelError as error:
             raise NodeError(not_ours) from error
         if fd is None:
-            raise NodeError(self.why_no_maps())
+            has_others = pin.parent.is_dir() and any(pin.parent.iterdir())
+            raise NodeError(
+                f"the pin {pin} is missing: an agent with --audit=repair pins it again within"
+                " seconds, otherwise the next start of `ebpflb run` does"
+                if has_others
+                else self.why_no_maps()
+            )
         try:
             if _fits(fd, spec):
                 return fd
@@ -267,6 +281,20 @@ class StateDir:
         fd = create_map(spec)
         kernel.pin(fd, str(pin))
         return fd
+
+
+def _map_id(pin: Path) -> int:
+    """0 for a pin of something else."""
+    try:
+        fd = kernel.get(str(pin))
+        if fd is None:
+            return 0
+        try:
+            return int(kernel.info(fd, "map_info").id)
+        finally:
+            os.close(fd)
+    except KernelError:
+        return 0
 
 
 def _fits(fd: int, spec: MapSpec) -> bool:

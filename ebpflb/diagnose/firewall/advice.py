@@ -7,7 +7,8 @@ from ebpflb.diagnose.firewall.rules import Does
 from ebpflb.diagnose.firewall.service_traffic import FrontendKind, NodeState
 from ebpflb.model.packet_path import Engine
 
-_NETFILTER = "--packet-path=netfilter"
+_NETFILTER, _HOST_SOCKETS = "--packet-path=netfilter", "--socket-translation=host"
+_OR = ", or "
 _ENDPOINT = "match the endpoint's address and port"
 _OF_CONNTRACK = {"dnat", "original_address", "original_port"}
 _BY_SOURCE = {
@@ -32,34 +33,42 @@ def line(finding: Finding) -> str:
 
 
 def remedy(finding: Finding, node: NodeState) -> str:
-    """What to do instead, as one line."""
+    """What to do instead, as one line; without settings that are in force."""
+    in_force = {_NETFILTER} if node.engine is Engine.NETFILTER else set()
+    in_force |= {_HOST_SOCKETS} if node.host_sockets else set()
+    ways = _remedy(finding, node).split(_OR)
+    return _OR.join(way for way in ways if way not in in_force) or _ENDPOINT
+
+
+def _remedy(finding: Finding, node: NodeState) -> str:
+    """The ways, with _OR between them."""
     assert finding.frontend is not None
     match finding.why:
         case Why.REDIRECTED:
-            return "--socket-translation=host"
+            return _HOST_SOCKETS
         case Why.DROPPED if finding.place.of_sockets:
             return f"accept services' endpoints before it, or {_ENDPOINT}"
         case Why.ACCEPTED:
-            return f"{_by_source(finding)}, or {_NETFILTER}"
+            return f"{_by_source(finding)}{_OR}{_NETFILTER}"
         case Why.DROPPED:
-            return f"accept before it what has the mark of --packet-mark, or {_NETFILTER}"
+            return f"accept before it what has the mark of --packet-mark{_OR}{_NETFILTER}"
     if finding.place.in_pod:
-        return f"{_ENDPOINT}, or --socket-translation=host"
+        return f"{_ENDPOINT}{_OR}{_HOST_SOCKETS}"
     if finding.place.hook == "output":
         return f"{_ENDPOINT}: sockets are connected to it"
     if finding.frontend.kind is FrontendKind.CLUSTER_IP and not node.host_sockets:
         engine = "" if node.engine is Engine.NETFILTER else f" and {_NETFILTER}"
-        return f"{_ENDPOINT}, or --socket-translation=host{engine}"
+        return f"{_ENDPOINT}{_OR}{_HOST_SOCKETS}{engine}"
     return _before_nat(finding, node) if finding.place.early else _after_nat(finding)
 
 
 def _before_nat(finding: Finding, node: NodeState) -> str:
     """ebpflb has translated the request before it comes to the rule."""
     if finding.rule.does is Does.MARK:
-        return f"{BY_CLIENT if _steers(finding, node) else _ENDPOINT}, or {_NETFILTER}"
+        return f"{BY_CLIENT if _steers(finding, node) else _ENDPOINT}{_OR}{_NETFILTER}"
     if finding.place.is_nat or finding.rule.does is Does.NAT:
         return "give the rule an address or port that no service has: services come first"
-    return f"{_by_source(finding)}, or {_NETFILTER}"
+    return f"{_by_source(finding)}{_OR}{_NETFILTER}"
 
 
 def _steers(finding: Finding, node: NodeState) -> bool:
@@ -73,9 +82,9 @@ def _after_nat(finding: Finding) -> str:
     if finding.place.is_nat:
         return _NETFILTER
     if "mark" in failing:
-        return f"--packet-mark with kube-proxy's mark, or {_NETFILTER}"
+        return f"--packet-mark with kube-proxy's mark{_OR}{_NETFILTER}"
     if failing & _OF_CONNTRACK:
-        return f"--packet-mark, and accept that mark, or {_NETFILTER}"
+        return f"--packet-mark, and accept that mark{_OR}{_NETFILTER}"
     return f"it sees the endpoint, as beside kube-proxy: {_by_source(finding)}"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other agents' programs at our devices: never changed, and named if they run before ours."""
+"""Other agents' programs at our devices: never changed, and named with where they run."""
 
 import os
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from ebpflb.datapath.attach import tcx
 from ebpflb.datapath.attach.device_programs import (
     DevicePrograms,
     attached_devices,
-    programs_before_ours,
+    others_programs,
 )
 from ebpflb.datapath.attach.removal import unpin_all
 from ebpflb.datapath.maps.state_dir import StateDir
@@ -132,7 +132,8 @@ def test_first(
     """By tcx our programs run before those of others, which cannot hide packets from them."""
     DevicePrograms(home, lambda link_header: packets).update(ns.served())
     assert ns.tcx("v0")["ingress"] == [*ids(packets)["ingress"], number(other_program)]
-    assert programs_before_ours(home) == {}
+    theirs = f"other_program #{number(other_program)} (ingress)"
+    assert others_programs(home) == ({}, {"v0": [theirs]})
     unpin_all(home)
     assert eventually(lambda: ns.tcx("v0")["ingress"] == [number(other_program)])
 
@@ -140,13 +141,18 @@ def test_first(
 def test_ahead_by_tcx(
     home: StateDir, ns: Namespace, other_program: Program, packets: list[Program]
 ) -> None:
-    """A tcx program before ours is named, with its device and hook."""
+    """A tcx program before ours is named, with its device and hook; filters all run after it."""
     if not has_tcx():
         pytest.skip("this kernel has no tcx")
     DevicePrograms(home, lambda link_header: packets).update(ns.served())
     link = kernel.link_create(other_program.fd, ns.index("v0"), tcx.TCX_HOOKS["egress"], tcx.BEFORE)
-    assert programs_before_ours(home) == {
-        "v0": [f"other_program #{number(other_program)} (egress)"]
+    with_clsact(ns, "v0", other_program, priority=1)
+    with_clsact(ns, "w0", other_program, priority=7)
+    before, after = others_programs(home)
+    assert before == {"v0": [f"other_program #{number(other_program)} (egress)"]}
+    assert after == {
+        "v0": [f"bpf {ns.name}-other_program:[*fsobj] (ingress)"],
+        "w0": [f"bpf {ns.name}-other_program:[*fsobj] (ingress)"],
     }
     os.close(link)
     unpin_all(home)
@@ -164,7 +170,8 @@ def test_ahead_of_clsact(
     with_clsact(ns, "w0", other_program, priority=1)
     with_clsact(ns, "br0", other_program, priority=3)
     DevicePrograms(home, lambda link_header: packets).update(ns.served())
-    found = programs_before_ours(home)
+    found, after = others_programs(home)
+    assert after == {"br0": [f"bpf {ns.name}-other_program:[*fsobj] (ingress)"]}
     assert found.pop("v0") == [f"other_program #{number(other_program)} (ingress)"]
     assert found.pop("w0") == [f"bpf {ns.name}-other_program:[*fsobj] (ingress)"]  # as tc names it
     assert found == {}
@@ -172,6 +179,6 @@ def test_ahead_of_clsact(
 
 
 def test_ahead_of_nothing(home: StateDir, ns: Namespace, foreign_link: int) -> None:
-    """At devices without our programs no other program is before ours."""
-    assert programs_before_ours(home) == {}
+    """At devices without our programs no other program is before ours, or after."""
+    assert others_programs(home) == ({}, {})
     assert attached_devices(home) == {}

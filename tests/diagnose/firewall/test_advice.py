@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each finding is one line that names the rule, and one that says what to do instead."""
 
+from dataclasses import replace
+
 import pytest
 
 from ebpflb.diagnose.firewall import advice, iptables_parser
@@ -73,6 +75,17 @@ def test_what_to_do_instead(engine: str, rule: str, wanted: str) -> None:
         f"iptables-legacy, table {table}, chain {chain}: {text.split(' ', 2)[2]}"
     )
     assert "\n" not in line + advice.remedy(found, at)
+
+
+@pytest.mark.parametrize(("engine", "rule", "wanted"), CASES)
+def test_what_is_in_force_is_no_remedy(engine: str, rule: str, wanted: str) -> None:
+    """Neither the engine nor where sockets are translated."""
+    table, text = rule.split("\n")
+    saved = f"*{table}\n:{text.split()[1]} ACCEPT [0:0]\n{text}\nCOMMIT\n"
+    (found,) = search(iptables_parser.parse(saved, "iptables-legacy"), node(Engine(engine)))
+    in_force = replace(node(Engine.NETFILTER), host_sockets=True)
+    said = advice.remedy(found, in_force)
+    assert said and not {"--packet-path=netfilter", "--socket-translation=host"} & {*said.split()}
 
 
 def test_long_rules_are_shortened() -> None:
