@@ -6,9 +6,9 @@ from pathlib import Path
 import click
 
 from ebpflb.cli import common
-from ebpflb.datapath.attach import cgroup_links
+from ebpflb.datapath.attach import cgroup_links, netns_cookie
 from ebpflb.datapath.attach.removal import unpin_all
-from ebpflb.datapath.maps.state_dir import StateDir, why_hidden
+from ebpflb.datapath.maps.state_dir import StateDir, mount_of, state_directories, why_hidden
 from ebpflb.datapath.maps.state_lock import StateLock
 from ebpflb.diagnose.forwarding import dropping
 from ebpflb.errors import NodeError
@@ -112,8 +112,8 @@ def remove_kube_proxy(paths: Paths, *, dry_run: bool = False, force: bool = Fals
     if failed or survey.unreadable:
         raise NodeError("some of what kube-proxy left behind could not be removed: see above")
     click.echo("nothing is left of kube-proxy" if survey.removable else NOTHING)
-    if survey.removable and not cgroup_links.attached(StateDir(paths.state)):
-        missing = f"ebpflb is not installed in {paths.state}"
+    if survey.removable and not (found.running or _serves(paths)):
+        missing = f"ebpflb does not serve from {paths.state}"
         click.echo(f"warning: {missing}: services do not work on this node now")
     _print_dropping(paths)
 
@@ -122,6 +122,29 @@ def _print_dropping(paths: Paths) -> None:
     """What kube-proxy's rules accept, and no other rule does."""
     for each in dropping(paths.state):
         click.echo(f"warning: {each}")
+
+
+def _serves(paths: Paths) -> bool:
+    """Whether programs of ebpflb serve this network namespace, from whatever state directory."""
+    if cgroup_links.attached(StateDir(paths.state)):
+        return True
+    mount, _ = mount_of(paths.state)
+    return any(_serves_here(state) for state in state_directories(mount))
+
+
+def _serves_here(state: Path) -> bool:
+    """False also where that is not known: the maps are of another version, or the kernel tells no
+    cookies (before 5.14).
+    """
+    try:
+        with common.pinned_maps(state) as maps:
+            settings = maps["settings"].get(0)
+    except NodeError:
+        return False
+    is_here = settings.host_netns == netns_cookie.by_socket()
+    return (
+        is_here and "shadow" not in settings.flags and bool(cgroup_links.attached(StateDir(state)))
+    )
 
 
 def _require_all_served(paths: Paths) -> None:

@@ -98,7 +98,12 @@ def list_(
 
 @services.command()
 @click.argument("service", metavar="NAMESPACE/NAME", callback=_name)
-@click.option("-n", "--namespace", default="default", help="Where SERVICE is only a NAME.")
+@click.option(
+    "-n",
+    "--namespace",
+    default="",
+    help="Where SERVICE is only a NAME.  [default: default, or the only one that has it]",
+)
 @limit_option
 @watch_option
 @common.state_dir
@@ -123,7 +128,8 @@ def get(
 
     def read() -> ServicePage:
         with maps_if_any(state_dir) as maps:
-            return pages.page(paths, maps, service[0] or namespace, service[1])
+            within = service[0] or namespace or pages.namespace_of(paths, maps, service[1])
+            return pages.page(paths, maps, within, service[1])
 
     found = show(read, lambda value: show_page(value, output, _rows(limit, output)), watch)
     sys.exit(NOT_SERVED if found.problems else 0)

@@ -7,6 +7,7 @@ Only the agent knows which endpoints are not used, and why. The maps have the co
 from collections.abc import Mapping
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from glob import escape
 from typing import NamedTuple
 
 from ebpflb.datapath.map_writer import capacity_of
@@ -30,6 +31,7 @@ from ebpflb.plan.service_page import (
 
 _UNKNOWN = "endpoints that are not used, and why, are not known: {}; this is what the maps hold"
 _NO_LABELS = "{}: the agent alone knows labels; leave out --selector to see what the maps hold"
+_MOST_NAMED = 1000  # namespaces that have a Service of one name
 WITHOUT_COUNTERS = "connections are not known: {}"
 
 
@@ -53,6 +55,19 @@ def page(paths: Paths, maps: Mapping[str, Map] | None, namespace: str, name: str
     if maps is not None:
         _count(found, maps)
     return found
+
+
+def namespace_of(paths: Paths, maps: Mapping[str, Map] | None, name: str) -> str:
+    """The only namespace that has a Service of this name; "default" if that is one of them, or none
+    is. Raises NodeError if several others have.
+    """
+    found = listed(paths, maps, Wanted((f"*/{escape(name)}",), _MOST_NAMED)).services
+    names = [row.service for row in found]
+    if not names or f"default/{name}" in names:
+        return "default"
+    if len(names) > 1:
+        raise NodeError(f"{name} is the name of several Services: {' or '.join(names)}?")
+    return names[0].partition("/")[0]
 
 
 def listed(paths: Paths, maps: Mapping[str, Map] | None, wanted: Wanted) -> ServiceList:

@@ -55,6 +55,12 @@ def _reason(error: Exception) -> str:
     return in_words(error)
 
 
+def level_of(error: Exception) -> int:
+    """Of the log: beside a kube-proxy that is to be replaced its ports are taken, as expected."""
+    is_taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+    return logging.WARNING if is_taken else logging.ERROR
+
+
 class Port:
     """The port of ``address`` (HOST:PORT; there is none if it is empty).
 
@@ -90,7 +96,7 @@ class Port:
         try:
             listening = listen(*split_host_port(self.address))
         except (OSError, ValueError, OverflowError) as error:
-            self._fail(_reason(error))
+            self._fail(_reason(error), level_of(error))
             return False
         await self._listener.open(listening)
         self.error = ""
@@ -103,11 +109,12 @@ class Port:
             if await self._try_open():
                 return
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, reason: str, level: int) -> None:
         if self._required:
             raise NodeError(f"{self.name} cannot listen on {self.address}: {reason}")
         if reason != self.error:
-            log.error(
+            log.log(
+                level,
                 "%s on %s: %s; trying again every %g s",
                 self.name,
                 self.address,

@@ -20,7 +20,7 @@ from ebpflb.model.events import Key
 from ebpflb.model.health_check import HealthCheck
 from ebpflb.serve.http import JSON, Request, Response
 from ebpflb.serve.listener import Connections, Listener, ServerThread, run_beside
-from ebpflb.serve.ports import LISTEN_RETRY_SECONDS, listen_in_family
+from ebpflb.serve.ports import LISTEN_RETRY_SECONDS, level_of, listen_in_family
 
 log = logging.getLogger(__name__)
 
@@ -132,21 +132,21 @@ class ServiceHealth:
                 await listener.open(listening)
         except OSError as error:
             await self._close(server)
-            self._report_failure(server, addresses.port, in_words(error))
+            self._report_failure(server, addresses.port, error)
         else:
             self._failed.pop(server, None)
 
-    def _report_failure(self, server: ServerKey, port: int, reason: str) -> None:
+    def _report_failure(self, server: ServerKey, port: int, error: OSError) -> None:
         """An event and a log line, once for each reason (which names the address)."""
         note = (
             f"node {self._node_name} failed to start healthcheck"
-            f' "{server.key}" on port {port}: {reason}'
+            f' "{server.key}" on port {port}: {in_words(error)}'
         )
         if self._failed.get(server) != note:
             self._failed[server] = note
             about, event = service(server.key), "FailedToStartServiceHealthcheck"
             self._recorder.event(about, "Warning", event, "Listen", note)
-            log.error("%s; trying again every %g s", note, self._retry)
+            log.log(level_of(error), "%s; trying again every %g s", note, self._retry)
 
     def _respond(self, server: ServerKey, _: Request) -> Response:
         checked, healthy = self._wanted.get(server.key), self._healthy()

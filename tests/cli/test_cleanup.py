@@ -78,7 +78,7 @@ def test_nobody_serves(ebpflb: Ebpflb, nowhere: list[str]) -> None:
     """If ebpflb is not installed either, a warning says that services do not work."""
     load_nft()
     done = ebpflb("cleanup", "--kube-proxy", *nowhere)
-    assert f"ebpflb is not installed in {NEVER}" in done.out
+    assert f"ebpflb does not serve from {NEVER}: services do not work" in done.out
 
 
 def test_runs(ebpflb: Ebpflb, nowhere: list[str], tmp_path: Path) -> None:
@@ -92,7 +92,8 @@ def test_runs(ebpflb: Ebpflb, nowhere: list[str], tmp_path: Path) -> None:
             f"ebpflb: kube-proxy is running (pid {pid}): stop it first, or use --force\n"
         )
         assert everything() == before
-        assert ebpflb("cleanup", "--kube-proxy", "--force", *nowhere).status == 0
+        forced = ebpflb("cleanup", "--kube-proxy", "--force", *nowhere)
+        assert (forced.status, "services do not work" in forced.out) == (0, False)
         assert not kube_proxy_watch.detect().rules
 
 
@@ -259,8 +260,9 @@ def test_check(ebpflb: Ebpflb, tmp_path: Path) -> None:
     assert finding() == (True, False, "none")
 
 
-def test_status(ebpflb: Ebpflb, nowhere: list[str], tmp_path: Path) -> None:
+def test_status(ebpflb: Ebpflb, bpffs: Path, tmp_path: Path) -> None:
     """`status` reports it too."""
+    nowhere = ["--state-dir", bpffs / "never", "--run-dir", tmp_path / "never"]
     with answering.process(tmp_path) as pid:
         done = ebpflb("status", *nowhere)
     running = f"is also running (pid {pid})"

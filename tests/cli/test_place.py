@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyroute2 import netns
 
 from ebpflb.datapath.attach import netns_cookie
 from ebpflb.lab.agents import wait_until
 from ebpflb.serve import agent_lock
-from tests.cli.conftest import Done, Ebpflb
+from tests.cli.conftest import NEVER, Done, Ebpflb
 from tests.kit.cluster import Cluster, endpoint, web
+from tests.node import nodes
 
 WORDS = (("status",), ("doctor",), ("audit",), ("maps", "dump", "services"), ("cleanup",))
 
@@ -93,3 +95,17 @@ def test_without_a_bpffs(ebpflb: Ebpflb, tmp_path: Path) -> None:
     for done in asked(ebpflb, tmp_path / "state/ebpflb"):
         assert (done.status, done.out, done.err.count("\n")) == (1, "", 1)
         assert "is not in a bpffs here" in done.err and "mount -t bpf bpf /sys/fs/bpf" in done.err
+
+
+def test_cleanup_of_kube_proxy_sees_who_serves(ebpflb: Ebpflb, cluster: Cluster) -> None:
+    """Where programs of another state directory serve this network namespace no warning says that
+    services do not work.
+    """
+    netns.pushns(cluster.node.netns)
+    try:
+        nodes.load_nft()
+        done = ebpflb("cleanup", "--kube-proxy", "--state-dir", NEVER)
+    finally:
+        netns.popns()
+    assert (done.status, "removed: table ip kube-proxy" in done.out) == (0, True)
+    assert "services do not work" not in done.out

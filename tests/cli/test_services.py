@@ -2,12 +2,17 @@
 """`ebpflb services`: from a real agent, and from the maps where none answers."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from ebpflb.diagnose import ask, service_pages
+from ebpflb.errors import NodeError
 from ebpflb.lab import manifests
+from ebpflb.options import Paths
+from ebpflb.plan.service_page import ServiceList, ServiceRow
 from tests.cli.conftest import Ebpflb
 from tests.kit import requests
 from tests.kit.cluster import NODEPORT, VIP, Cluster, endpoint, web
@@ -123,6 +128,30 @@ def test_many_endpoints(ebpflb: Ebpflb, where: list[str]) -> None:
     assert f"... and {MANY - 100} more: --limit 0 shows all" in done.out
     assert ebpflb("services", "get", "shop/many", "--limit", 0, *where).out.count("pod-") == MANY
     assert len(page(ebpflb, "shop/many", *where)["ports"][0]["endpoints"]) == MANY
+
+
+def test_a_name_without_its_namespace(ebpflb: Ebpflb, where: list[str], cluster: Cluster) -> None:
+    """It is found where only one namespace has it, with an agent or none; default counts first."""
+    assert page(ebpflb, "web", *where)["service"] == "default/web"
+    assert page(ebpflb, "many", *where)["service"] == "shop/many"
+    assert ebpflb("services", "get", "many", "-n", "default", *where).status == 1
+    absent = ebpflb("services", "get", "absent", *where)
+    assert absent.status == 1 and "no Service default/absent" in absent.err
+    cluster.agent.stop()
+    try:
+        assert page(ebpflb, "many", *where)["service"] == "shop/many"
+    finally:
+        cluster.agent.start()
+
+
+def test_a_name_of_several_services(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They are named, and none is taken."""
+    found = ServiceList(
+        [ServiceRow(name, [], [], [], 0, 0, []) for name in ("apps/web", "shop/web")]
+    )
+    monkeypatch.setattr(ask, "services", lambda *_: found)
+    with pytest.raises(NodeError, match=r"several Services: apps/web or shop/web\?"):
+        service_pages.namespace_of(Paths(tmp_path, tmp_path), None, "web")
 
 
 def test_control_characters(ebpflb: Ebpflb, where: list[str]) -> None:

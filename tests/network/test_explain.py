@@ -51,11 +51,15 @@ def ask(cluster: Cluster, *words: str, output: str = "json", netns: str | None =
 
 
 def contents(cluster: Cluster) -> dict[str, Any]:
-    """Every map, byte for byte; but not what packets do that are nobody's, as neighbours' are."""
+    """Every map, byte for byte; but not what packets do that are nobody's, as neighbours' are, nor
+    what the agent's sweep notes.
+    """
     found: dict[str, Any] = {}
     maps = {name: it for name, it in cluster.maps.items() if name != "scratch"}
     for name, opened in maps.items():
-        if isinstance(opened, CpuArrays):
+        if name == "flow_gate":
+            found[name] = opened.get(0)._replace(empty=0)
+        elif isinstance(opened, CpuArrays):
             found[name] = opened.memory[:]
         elif isinstance(opened, Counters):
             size = range(name == "verdicts", min(opened.spec.entries, 64))  # 0: passed
@@ -139,6 +143,15 @@ def test_a_node_port_from_outside(cluster: Cluster, pods: list[Host]) -> None:
     assert steps[:4] == ["hook", "frontend", "policy", "endpoint"]
     assert {"DNAT", "route", "reply"} <= set(steps)
     assert f"comes from 192.0.2.1:{NODEPORT}" in said.data["steps"][-1]["says"]
+
+
+def test_a_node_port_of_another_node(cluster: Cluster) -> None:
+    """At an address that this node does not have, the answer says where to ask."""
+    said = ask(cluster, f"192.0.2.99:{NODEPORT}", netns=cluster.node.netns)
+    assert said.status == 3
+    where = "192.0.2.99 is no address of this node: run `ebpflb explain` on the node that has it"
+    named = f"port {NODEPORT} is a NodePort of default/web:tcp/TCP"
+    assert said.data["says"] == f"left alone: {named}, but {where}"
 
 
 @pytest.mark.parametrize(

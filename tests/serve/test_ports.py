@@ -83,8 +83,8 @@ def test_empty_address_disables_it(serve: Serve, which: str) -> None:
 def test_taken_port_is_retried_until_it_is_free(
     serve: Serve, which: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One log line per reason, no event; the other port is there meanwhile, and the status says
-    which one is not.
+    """One warning per reason, no event; the other port is there meanwhile, and the status says which
+    one is not. It is no error: beside a kube-proxy that is to be replaced it is as expected.
     """
     port = port_of(PORTS[which])
     with socket.create_server(("127.0.0.1", port)):
@@ -97,8 +97,8 @@ def test_taken_port_is_retried_until_it_is_free(
     wait_until(lambda: answers("127.0.0.1", port))
     wait_until(lambda: servers.ports_not_open() == {})
     assert ask(ARE_OURS[which], port).code == 200
-    lines = [it.getMessage() for it in caplog.records if it.levelname == "ERROR"]
-    assert len(lines) == 1
+    lines = [it.getMessage() for it in caplog.records if it.levelname == "WARNING"]
+    assert len(lines) == 1 and "ERROR" not in {it.levelname for it in caplog.records}
     assert PORTS[which] in lines[0]
     assert "Address already in use" in lines[0]
     servers.stop()

@@ -64,7 +64,7 @@ def test_failure_is_retried_without_a_sync(
         ["0.0.0.0"],
         ["::"],
     ]
-    lines = [it.getMessage() for it in caplog.records if it.levelname == "ERROR"]
+    lines = [it.getMessage() for it in caplog.records if it.levelname == "WARNING"]
     assert lines == [f"{note}; trying again every 0.01 s" for note in failures]
 
 

@@ -90,8 +90,22 @@ def _explain(
     if noted and noted.service and noted.chosen_from and noted.chosen_from.size:
         shares = list(facts.shares(noted.service, noted.chosen_from, noted.only))
     verdict, says, status = _verdict(way, facts)
+    if status is ExitStatus.LEFT_ALONE:
+        says = _of_another_node(asked, facts) or says
     service = facts.service(noted.service.id) if noted and noted.service else ""
     return Explained(asked, client, way.rows, shares, verdict, says, status, service, notes)
+
+
+def _of_another_node(asked: Frontend, facts: MapFacts) -> str:
+    """That a NodePort is asked for at an address that this node does not have; "" if it is not."""
+    nodeport = asked._replace(address=type(asked.address)(0))
+    service = facts.service_at(nodeport)
+    if not service or asked.address.is_loopback or asked.address in clients.own_addresses():
+        return ""
+    return (
+        f"left alone: port {asked.port} is a NodePort of {facts.service(service.id)}, but"
+        f" {asked.address} is no address of this node: run `ebpflb explain` on the node that has it"
+    )
 
 
 def _facts(state: StateDir, maps: PrivateMaps) -> MapFacts:
