@@ -20,6 +20,7 @@ from ebpflb.datapath.maps.sweep import FLOW_MAPS, FlowTable
 from ebpflb.diagnose import ask, kube_proxy, place
 from ebpflb.diagnose.forwarding import dropping
 from ebpflb.errors import NodeError
+from ebpflb.model.kube_proxy import RULES_RETURNED
 from ebpflb.node import ctnetlink
 from ebpflb.options import Paths
 from ebpflb.serve import agent_lock
@@ -174,13 +175,16 @@ def _conntrack(maps: Mapping[str, Map] | None) -> dict[str, int]:
 
 
 def _kube_proxy(state: Path, published: AgentStatus | None) -> str | None:
-    """Where only rules can be seen, the running agent may know that they have come back."""
+    """As it is now; what the running agent has published of one may be a minute old. Only the agent
+    knows whether rules were gone before.
+    """
     try:
         found = kube_proxy.detect(state)
     except NodeError as error:
         return f"cannot be checked: {error}"
     if published:
         found = found._replace(left=published.left_to_kube_proxy)
-    if published and published.kube_proxy and found.rules and not found.running:
-        return published.kube_proxy
+    if published and not published.left_to_kube_proxy:
+        were_gone = not published.kube_proxy or RULES_RETURNED in published.kube_proxy
+        found = found._replace(rules_returned=bool(found.rules) and were_gone)
     return found.message

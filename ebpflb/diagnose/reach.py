@@ -10,7 +10,7 @@ from ebpflb.datapath.attach import cgroup_links
 from ebpflb.datapath.maps.bpf_map import Map
 from ebpflb.datapath.maps.state_dir import StateDir
 from ebpflb.diagnose.check_result import CheckResult
-from ebpflb.node import clients, routes
+from ebpflb.node import clients, process, routes
 
 _MOST_ASKED = 5000  # endpoints to which a route is asked for
 _NAMED = 4  # in one line
@@ -26,6 +26,10 @@ def _processes(cgroup: Path) -> CheckResult:
     """Those of containers too, where this process sees them. Threads of the kernel do not count:
     their sockets are no business of services.
     """
+    if not process.sees_the_machine():
+        detail = "unknown: a container sees its own processes only"
+        remedy = "run doctor on the node itself, or in a container with the node's PID namespace"
+        return CheckResult("processes", False, False, detail, remedy)
     there = {each: name for each in clients.processes() if (name := _name(each))}
     outside = [each for each in there if not clients.in_cgroup(each, cgroup)]
     if not outside:
@@ -41,11 +45,11 @@ def _processes(cgroup: Path) -> CheckResult:
     )
 
 
-def _name(process: Path) -> str:
+def _name(folder: Path) -> str:
     """ "" for a thread of the kernel, and for a process that has ended."""
     with suppress(OSError):
-        if (process / "exe").readlink():
-            return (process / "comm").read_text().strip()
+        if (folder / "exe").readlink():
+            return (folder / "comm").read_text().strip()
     return ""
 
 

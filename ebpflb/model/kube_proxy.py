@@ -13,6 +13,7 @@ DEVICE = "kube-ipvs0"
 PROXY_MODE_PORT = 10249  # where /proxyMode is
 PROXY_MODES = ("iptables", "ipvs", "nftables", "userspace")
 MARK_MASQ, POSTROUTING = "KUBE-MARK-MASQ", "KUBE-POSTROUTING"
+RULES_RETURNED = "its rules have come back"  # why one is known to run that is not seen
 CLEANUP = "`ebpflb cleanup --kube-proxy`"
 IPTABLES = ("nat", "filter", "mangle")  # the tables that it has chains in
 
@@ -76,6 +77,7 @@ class Detection(NamedTuple):
     rules_returned: bool = False  # they were not there the time before
     left: str = ""  # which Services ebpflb leaves to it, in words
     unattended: str = ""  # since when ebpflb's programs serve without an agent, in words
+    unseen: bool = False  # a container sees no processes of the node
 
     @property
     def running(self) -> bool:
@@ -97,13 +99,16 @@ class Detection(NamedTuple):
         """Why one is known to run."""
         words = [f"pid {pid}" for pid in self.pids]
         words += [f"mode {mode} at {where}" for where, mode in self.proxy_modes]
-        return ", ".join(words or ["its rules have come back"])
+        return ", ".join(words or [RULES_RETURNED])
 
     @property
     def state(self) -> str:
         """Whether it runs or has left rules; "none" otherwise."""
         if self.running:
             return f"is also running ({self.evidence})"
+        if self.rules and self.unseen:
+            unknown = "whether it runs is unknown, as a container does not see its process"
+            return f"has left {', '.join(self.rules)}; {unknown}"
         if self.rules:
             return f"has stopped and left {', '.join(self.rules)}"
         return "does not run" if self.left else "none"
@@ -124,7 +129,8 @@ class Detection(NamedTuple):
         if not self.rules:
             return ""
         stale = "packets that ebpflb leaves alone, for example to deleted services, still follow"
-        return f"{stale} these rules; {CLEANUP} removes them"
+        stopped = "once it has stopped " if self.unseen else ""
+        return f"{stale} these rules; {stopped}{CLEANUP} removes them"
 
     @property
     def _advice_for_both(self) -> str:

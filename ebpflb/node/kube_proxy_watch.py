@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ebpflb.model.events import SourceStatus
 from ebpflb.model.kube_proxy import PROXY_MODE_PORT, PROXY_MODES, Detection
-from ebpflb.node import kube_proxy_leftovers
+from ebpflb.node import kube_proxy_leftovers, process
 from ebpflb.node.poller import Poller
 
 _NAME = "kube-proxy"
@@ -27,7 +27,9 @@ _MAX_LENGTH = 32  # bytes of an answer
 def detect() -> Detection:
     """What can be detected now. Raises NodeError if something cannot be read."""
     answers = tuple(_proxy_modes())
-    return Detection(tuple(sorted(_pids())), answers, tuple(kube_proxy_leftovers.visible_rules()))
+    rules = tuple(kube_proxy_leftovers.visible_rules())
+    unseen = not process.sees_the_machine()
+    return Detection(tuple(sorted(_pids())), answers, rules, unseen=unseen)
 
 
 class KubeProxyWatch:
@@ -67,20 +69,20 @@ class KubeProxyWatch:
 def _pids() -> Iterator[int]:
     """Its processes in this network namespace: a machine may have several nodes."""
     here = _netns(Path("/proc/self"))
-    for process in Path("/proc").glob("[0-9]*"):
+    for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended, or may not be read
-            if _is_kube_proxy(process) and _netns(process) == here:
-                yield int(process.name)
+            if _is_kube_proxy(folder) and _netns(folder) == here:
+                yield int(folder.name)
 
 
-def _is_kube_proxy(process: Path) -> bool:
-    if (process / "comm").read_text().strip() == _NAME:
+def _is_kube_proxy(folder: Path) -> bool:
+    if (folder / "comm").read_text().strip() == _NAME:
         return True
-    return (process / "exe").readlink().name == _NAME
+    return (folder / "exe").readlink().name == _NAME
 
 
-def _netns(process: Path) -> int:
-    return (process / "ns" / "net").stat().st_ino
+def _netns(folder: Path) -> int:
+    return (folder / "ns" / "net").stat().st_ino
 
 
 def _proxy_modes() -> Iterator[tuple[str, str]]:

@@ -30,6 +30,8 @@ OOM_SCORE_ADJ = Path("/proc/self/oom_score_adj")
 
 _STATUS = Path("/proc/self/status")
 _CLOCKS = Path("/proc/self/timens_offsets")  # absent where the kernel has no time namespaces
+_PID_NAMESPACE = Path("/proc/self/ns/pid")
+_MACHINES_PIDS = 0xEFFFFFFC  # PROC_PID_INIT_INO
 _IMPLIED = {"CAP_BPF", "CAP_PERFMON"}  # by CAP_SYS_ADMIN
 
 
@@ -54,6 +56,11 @@ def clock_shift(clocks: Path = _CLOCKS) -> float:
         if name == "monotonic":
             return int(seconds) + int(nanoseconds) / 1e9
     return 0.0
+
+
+def sees_the_machine(namespace: Path = _PID_NAMESPACE) -> bool:
+    """Whether the machine's processes are in /proc, and not only those of a container."""
+    return namespace.stat().st_ino == _MACHINES_PIDS
 
 
 def adjust_oom_score(value: int, path: Path = OOM_SCORE_ADJ) -> None:

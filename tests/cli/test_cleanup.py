@@ -274,13 +274,19 @@ def test_status(ebpflb: Ebpflb, bpffs: Path, tmp_path: Path) -> None:
 def test_status_asks_the_agent(
     ebpflb: Ebpflb, nowhere: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Where rules alone are seen, the agent's word counts that they have come back."""
+    """Where rules alone are seen the agent knows whether they were gone before. What else it has
+    found is a minute old: status says at once that a kube-proxy has gone, or has come back.
+    """
     paths = Paths(NEVER, tmp_path / "never")
-    seen = "is also running (its rules have come back)"
-    running = status.initial(node="n", source="s").changed(kube_proxy=seen)
+    returned, gone = "is also running (its rules have come back)", "has stopped and left"
+    answers = "is also running (mode iptables at 127.0.0.1:10249): stop it"
+    published = status.initial(node="n", source="s")
+    known = {returned: returned, None: returned, answers: gone, f"{gone} rules": gone}
     with status.lock(paths):
-        status.StatusFile(paths).write(running)
+        status.StatusFile(paths).write(published.changed(kube_proxy=returned))
         assert "come back" not in ebpflb("status", *nowhere).out
         load_nft()
-        assert f"kube proxy         {seen}" in ebpflb("status", *nowhere).out
-    assert "kube proxy         has stopped and left" in ebpflb("status", *nowhere).out
+        for said, expected in known.items():
+            status.StatusFile(paths).write(published.changed(kube_proxy=said))
+            assert f"kube proxy         {expected}" in ebpflb("status", *nowhere).out
+    assert f"kube proxy         {gone}" in ebpflb("status", *nowhere).out

@@ -3,6 +3,7 @@
 
 import json
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,15 @@ def test_processes_that_no_hook_sees(cluster: Cluster) -> None:
     cgroup = "/".join(cluster.node.cgroup.parts[-2:])
     assert f"are outside /{cgroup}: " in found["processes"]["detail"]
     assert "--cgroup-root" in found["processes"]["remedy"]
+
+
+def test_a_container_does_not_see_the_nodes_processes(cluster: Cluster) -> None:
+    """Where the processes are is unknown there, and no line calls it ok."""
+    container = [*cluster.node.enter, "unshare", "--pid", "--fork", "--mount-proc", sys.executable]
+    words = ["-m", "ebpflb", "doctor", *cluster.agent.where, "--no-canary", "-o", "json"]
+    done = subprocess.run([*container, *words], capture_output=True, text=True, check=False)
+    (row,) = [it for it in json.loads(done.stdout) if it["feature"] == "processes"]
+    assert not row["ok"] and row["detail"].startswith("unknown: "), row
 
 
 def test_a_process_in_the_cgroup_is_not_outside(cluster: Cluster) -> None:

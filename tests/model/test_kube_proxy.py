@@ -81,6 +81,13 @@ def test_gone() -> None:
     assert "`ebpflb cleanup --kube-proxy` removes them" in found.log_message
 
 
+def test_unseen() -> None:
+    """Where the node's processes are not seen, rules alone do not tell that none runs."""
+    found = Detection(rules=RULES, unseen=True)
+    assert found.state.startswith("has left table ip kube-proxy") and "unknown" in found.state
+    assert "once it has stopped `ebpflb cleanup --kube-proxy` removes them" in found.advice
+
+
 @pytest.mark.parametrize(
     ("found", "evidence"),
     [
