@@ -8,7 +8,8 @@ is also unhealthy while the node is about to be deleted, or the audit knows that
 not in force, for load balancers. One agent serves both families: their status is the same.
 
 /readyz is ours: 200 once this agent's programs and every service are in force, and its loop runs.
-Its header Server tells that no kube-proxy has answered.
+Its header Server tells that no kube-proxy has answered. The reasons are told on loopback only: port
+10256 is open to the network.
 """
 
 import threading
@@ -30,6 +31,7 @@ OnResponse = Callable[[str, int], None]
 
 SERVER = "ebpflb"  # the header of /readyz
 MAX_REASONS = 20
+NOT_TOLD = "run `ebpflb status` on the node"  # instead of reasons, to others than loopback
 NEVER = "0001-01-01T00:00:00Z"  # Go's zero time
 
 
@@ -144,7 +146,7 @@ class Health:
     def respond(self, request: Request) -> Response:
         """The response of port 10256."""
         if request.path == "/readyz":
-            return self._readiness()
+            return self._readiness(tell=request.on_loopback)
         if request.path not in ("/healthz", "/livez"):
             return NOT_FOUND
         is_healthz = request.path == "/healthz"
@@ -158,9 +160,11 @@ class Health:
         """Why the node is not ready. A backlog does not count: a flood hits all nodes at once."""
         return [*self.pulse.stalled, *self._not_ready]
 
-    def _readiness(self) -> Response:
+    def _readiness(self, *, tell: bool) -> Response:
+        """``tell``: the reasons, which have names of Services, devices and files."""
         reasons = self._reasons
-        body = msgspec.json.encode(_Readiness(not reasons, reasons[:MAX_REASONS]))
+        told = reasons[:MAX_REASONS] if tell or not reasons else [NOT_TOLD]
+        body = msgspec.json.encode(_Readiness(not reasons, told))
         return Response(503 if reasons else 200, body, JSON, {"Server": SERVER})
 
     def _response(self, healthy: bool, eligible: bool | UnsetType) -> Response:

@@ -21,11 +21,14 @@ MAX_HEAD_FIELDS = 100
 
 
 class Request(NamedTuple):
-    """``path`` is without the query, ``accept`` the Accept header. No handler needs the method."""
+    """``path`` is without the query, ``accept`` the Accept header; ``on_loopback``: the client asks
+    from a loopback address. No handler needs the method.
+    """
 
     path: str
     accept: str
     query: str = ""
+    on_loopback: bool = False
 
 
 class Response(NamedTuple):

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Coroutine, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
+from ipaddress import ip_address
 from socket import SO_LINGER, SOL_SOCKET, socket
 from struct import pack
 from typing import Any, TypeVar
@@ -189,6 +190,8 @@ class Listener:
         async with asyncio.timeout(self._connections.timeout):
             if not (request := await connection.read_request(reader)):
                 return False
+            if isinstance(request, Request):
+                request = request._replace(on_loopback=_is_on_loopback(writer))
             self._connections.requested(writer)
             writer.write(connection.send(await self._respond(request)))
             await writer.drain()
@@ -214,3 +217,12 @@ class Listener:
         except Exception:
             log.exception("%s: unexpected", request.path)
             return Response(500, b"internal error\n")
+
+
+def _is_on_loopback(writer: asyncio.StreamWriter) -> bool:
+    """No packet from another machine has such a source: the kernel drops it."""
+    peer: Any = writer.get_extra_info("peername")
+    if not isinstance(peer, tuple):  # of a Unix socket
+        return False
+    address = ip_address(peer[0].partition("%")[0])
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback

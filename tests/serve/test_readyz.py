@@ -2,17 +2,21 @@
 """/readyz: 200 only once this agent's programs and every service are in force."""
 
 import json
+import os
+import subprocess
 from typing import Any
 
 import pytest
+from pyroute2 import netns
 
-from ebpflb.serve.health import MAX_REASONS, SERVER, Health
+from ebpflb.serve.health import MAX_REASONS, NOT_TOLD, SERVER, Health
 from ebpflb.serve.http import Request
 from ebpflb.serve.status import AgentStatus
 from tests.model import builders
 from tests.serve.conftest import Serve, ask
 
 OWN = 10247
+NETNS, V6 = f"ebpflb-test-readyz-{os.getpid()}", "2001:db8::9"
 
 
 def in_force(**more: Any) -> AgentStatus:
@@ -79,6 +83,31 @@ def test_reasons_and_who_answers(serve: Serve, port: int) -> None:
     assert (said["ready"], len(said["reasons"])) == (False, MAX_REASONS)
     servers.health.set_not_ready([])
     assert json.loads(ask("/readyz", port).body) == {"ready": True, "reasons": []}
+
+
+def test_reasons_are_told_on_loopback_only(serve: Serve) -> None:
+    """A client with another address gets the answer without names, by IPv4 and IPv6."""
+    netns.create(NETNS)
+    netns.pushns(NETNS)
+    try:
+        for command in (
+            "link set lo up",
+            "addr add 192.0.2.9/32 dev lo",
+            f"addr add {V6}/128 dev lo nodad",
+        ):
+            subprocess.run(["ip", *command.split()], check=True)
+        servers = serve(healthz_address="0.0.0.0:10256", readyz_address="0.0.0.0:10247")
+        servers.health.set_not_ready(["map services: default/secret does not fit"])
+        for port in (10256, OWN):
+            for host in ("192.0.2.9", V6):
+                told = ask("/readyz", port, host)
+                assert told.code == 503 and json.loads(told.body)["reasons"] == [NOT_TOLD]
+            for host in ("127.0.0.1", "::1"):
+                assert "default/secret" in ask("/readyz", port, host).body
+        servers.stop()
+    finally:
+        netns.popns()
+        netns.remove(NETNS)
 
 
 def test_own_port_on_loopback_alone(serve: Serve) -> None:
