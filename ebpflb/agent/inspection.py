@@ -147,12 +147,13 @@ def _notes(key: Key, cluster: ClusterState, invalid: str | None) -> Iterator[str
     if not cluster.complete:
         yield NOT_ALL_LISTS
     if invalid:
-        yield f"invalid: {invalid} (its last good state stays)"
+        yield f"invalid: {invalid} ({cluster.effect(Kind.SERVICE, key)})"
     elif not cluster.services.get(key):
         yield NOTHING_SERVED
     for slice in cluster.slices_of.get(key, ()):
         if wrong := cluster.invalid.get((Kind.ENDPOINT_SLICE, slice)):
-            yield f"EndpointSlice {slice} is invalid: {wrong} (its last good state stays)"
+            effect = cluster.effect(Kind.ENDPOINT_SLICE, slice)
+            yield f"EndpointSlice {slice} is invalid: {wrong} ({effect})"
 
 
 def _matches(name: str, patterns: list[str]) -> bool:

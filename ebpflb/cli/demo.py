@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -37,8 +38,10 @@ def demo(keep: bool, remove: bool) -> None:
     """
     common.require_capabilities()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    _remove_ended()
+    left = _remove_ended(click.echo if remove else lambda line: None)
     if remove:
+        if not left:
+            click.echo("nothing of a demo is here")
         return
     name = f"{DEMO_PREFIX}-{os.getpid()}"
     with ExitStack() as stack:
@@ -53,8 +56,9 @@ def demo(keep: bool, remove: bool) -> None:
     click.echo("\neverything that the demo made is removed")
 
 
-def _remove_ended() -> None:
-    """Removes the demos that were kept or killed: those whose process has ended.
+def _remove_ended(say: Callable[[str], None]) -> bool:
+    """Removes the demos that were kept or killed: those whose process has ended, and says which.
+    Returns whether there was any demo.
 
     One at a time does: what another one is removing would be gone in the middle.
     """
@@ -63,11 +67,25 @@ def _remove_ended() -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         paths = [path for place in (RUN, NETNS, cgroup_root(), BPFFS) for path in place.glob("*")]
         found = {re.match(rf"{DEMO_PREFIX}-(\d+)\b", path.name) for path in paths}
-        for name, pid in {(it[0], it[1]) for it in found if it}:
-            if not Path("/proc", pid).exists():
+        demos = sorted({(it[0], it[1]) for it in found if it})
+        for name, pid in demos:
+            if _is_demo(pid):
+                say(f"{name} still runs: end its process {pid} first")
+            else:
                 _remove(name)
+                say(f"removed: {name}")
+        return bool(demos)
     finally:
         os.close(lock)
+
+
+def _is_demo(pid: str) -> bool:
+    """Whether this process runs a demo: of one that has ended another may have the number."""
+    try:
+        words = Path("/proc", pid, "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"demo" in words and any(b"ebpflb" in word for word in words)
 
 
 def _remove(name: str) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What packets leave in the maps, as rows: flows, fragments and counts; and counted connections."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ebpflb.datapath.maps.bpf_map import Map
@@ -10,6 +10,7 @@ from ebpflb.datapath.maps.records import CountedConnection, DatagramChoice, Flow
 from ebpflb.datapath.maps.socket_records import AssignmentKey
 from ebpflb.datapath.maps.sweep import FLOW_MAPS
 from ebpflb.diagnose.snapshot import Row, Snapshot, endpoint, seconds_since
+from ebpflb.model.services import Protocol
 from ebpflb.plan.entries import Chosen
 from ebpflb.plan.flow_entries import Flow, FlowKind, Hook, Tuple
 from ebpflb.plan.wording import host_port, protocol_name
@@ -71,8 +72,11 @@ def _taken(opened: Map) -> list[Any]:
 
 
 def _half_open(snapshot: Snapshot) -> list[Row]:
-    """The places that are taken, the flow that is the oldest first."""
-    taken: list[HalfOpen] = _taken(snapshot.maps["half_open"])
+    """The flows that are half-open, the oldest first. Each new flow takes a place, which it keeps
+    when it is established or has ended.
+    """
+    places: list[HalfOpen] = _taken(snapshot.maps["half_open"])
+    taken = [place for place in places if _is_half_open(snapshot.maps, place)]
     return [
         {
             **_ends(it.request, host_port(it.request.source, it.request.source_port)),
@@ -81,6 +85,18 @@ def _half_open(snapshot: Snapshot) -> list[Row]:
         }
         for it in taken
     ]
+
+
+def _is_half_open(maps: Mapping[str, Map], place: HalfOpen) -> bool:
+    """As flow_is_half_open (bpf/engine/flows/half_open.h)."""
+    table = maps["tcp_flows" if place.request.protocol == Protocol.TCP else "other_flows"]
+    request: Flow | None = table.get(place.request)
+    if request is None or request.created != place.created:
+        return False
+    if place.request.protocol != Protocol.UDP:
+        return "seen" not in request.flags
+    reply: Flow | None = table.get(place.reply)
+    return reply is not None and "seen" not in reply.flags
 
 
 def _udp_choices(snapshot: Snapshot) -> list[Row]:

@@ -8,15 +8,17 @@ from ebpflb.errors import one_line
 from ebpflb.model.endpoint_slices import StoredSlice
 from ebpflb.model.events import Key, Kind
 
+STAYS, IGNORED = "its last good state stays", "ignored: it was never valid here"
+
 
 class ObjectWarning(NamedTuple):
-    """One line for the operator about one object; ``invalid``: its last good state stays."""
+    """One line for the operator about one object; ``effect``: what becomes of the object."""
 
     kind: Kind
     key: Key
     source: str
     text: str
-    invalid: bool
+    effect: str = ""
 
     def __str__(self) -> str:
         return f"{self.source}: {self.kind} {self.key}: {self.reason}"
@@ -25,7 +27,7 @@ class ObjectWarning(NamedTuple):
     def reason(self) -> str:
         """Without the object's name."""
         text = one_line(self.text)  # it quotes the object
-        return f"{text}{' (its last good state stays)' if self.invalid else ''}"
+        return f"{text} ({self.effect})" if self.effect else text
 
 
 class SliceChange(NamedTuple):

@@ -6,7 +6,7 @@ their service ports, so an edit of a field that is not used here changes nothing
 16.3). EndpointSlices may come before their Service and may outlive it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import TypeVar
 
 from ebpflb.errors import InvalidObject
@@ -21,7 +21,7 @@ from ebpflb.model import (
 )
 from ebpflb.model.addresses import Address, Family, Network
 from ebpflb.model.admission import OF_KUBE_PROXY, Admission
-from ebpflb.model.applied import Applied, ObjectWarning, SliceChange
+from ebpflb.model.applied import IGNORED, STAYS, Applied, ObjectWarning, SliceChange
 from ebpflb.model.endpoint_slices import ReadSlice, StoredSlice
 from ebpflb.model.events import Changed, Key, Kind, ObjectEvent, ReadObject, Removed, Replaced
 from ebpflb.model.new_warnings import NewWarnings
@@ -140,8 +140,18 @@ class ClusterState:
             texts = self._store(key, found)
         except InvalidObject as error:
             self.invalid[kind, key] = str(error)
-            return [ObjectWarning(kind, key, found.source, str(error), invalid=True)]
-        return [ObjectWarning(kind, key, found.source, text, invalid=False) for text in texts]
+            return [ObjectWarning(kind, key, found.source, str(error), self.effect(kind, key))]
+        return [ObjectWarning(kind, key, found.source, text) for text in texts]
+
+    def effect(self, kind: Kind, key: Key) -> str:
+        """What becomes of an invalid object."""
+        stored: Mapping[Kind, Container[Key]] = {
+            Kind.SERVICE: self.services,
+            Kind.ENDPOINT_SLICE: self.slices,
+            Kind.SERVICE_CIDR: self.ranges,
+            Kind.NODE: [key] if self.node else [],
+        }
+        return STAYS if key in stored[kind] else IGNORED
 
     def _store(self, key: Key, found: ReadObject) -> tuple[str, ...]:
         """Returns the texts of warnings. Raises InvalidObject, having changed nothing."""

@@ -106,7 +106,7 @@ def _not_programmed(status: AgentStatus) -> Iterator[Metric]:
 
 def _invalid_objects(status: AgentStatus) -> Metric:
     kinds = Counter(name.partition(" ")[0] for name in status.invalid_objects)
-    text = "Invalid objects: their last good state stays"
+    text = "Invalid objects: the last good state of those that had one stays"
     metric = GaugeMetricFamily("ebpflb_objects_invalid", text, labels=["kind"])
     for kind in Kind:
         metric.add_metric([kind], kinds[kind])

@@ -116,10 +116,21 @@ def test_killed_and_swept() -> None:
     demo.communicate(timeout=240)
     assert places()
     removing = [begin("--remove") for _ in range(4)]
-    for each in removing:
-        each.communicate(timeout=120)
+    said = [each.communicate(timeout=120)[0] for each in removing]
     assert [each.returncode for each in removing] == [0] * 4
+    assert sum(f"removed: {PREFIX}-{demo.pid}" in text for text in said) == 1, said
     wait_until("nothing is left", lambda: not left(demo.pid))
+    assert begin("--remove").communicate(timeout=120)[0] == "nothing of a demo is here\n"
+
+
+def test_a_process_with_the_number_of_a_demo_is_none() -> None:
+    """What a demo left is removed though another process has its number now."""
+    with subprocess.Popen(["sleep", "60"]) as other:
+        Path(f"/run/{PREFIX}-{other.pid}").mkdir()
+        said = begin("--remove").communicate(timeout=120)[0]
+        other.kill()
+    assert said == f"removed: {PREFIX}-{other.pid}\n"
+    assert not places()
 
 
 @pytest.mark.extended

@@ -163,10 +163,21 @@ def test_flow_names(maps: dict[str, Map]) -> None:
 
 
 def test_half_open_rows(maps: dict[str, Map]) -> None:
-    """The flows that have a place among the half-open ones; free places are left out."""
+    """The flows that are half-open: neither places of flows that have been answered, have ended or
+    have been followed by another one of the same ends, nor free places.
+    """
+    ((_, place),) = [it for it in maps["half_open"].items() if it[1].created]
+    answered = place.request._replace(source_port=1001)
+    ended = [answered._replace(source_port=1002), answered._replace(protocol=17)]
+    others = [place._replace(request=it, reply=it) for it in (answered, *ended)]
+    others.append(place._replace(created=place.created - 1))
+    maps["half_open"].write(list(enumerate(others, 8)))
+    seen = maps["tcp_flows"].get(place.request)._replace(flags=frozenset({"request", "seen"}))
+    maps["tcp_flows"].write([(answered, seen)])
     ((source, destination, age),) = column(
         maps, "half_open", "source", "destination", "age_seconds"
     )
+    maps["tcp_flows"].delete([answered])
     assert (source, destination) == ("198.51.100.7:1000", "203.0.113.1:80")
     assert age >= 60
 

@@ -90,6 +90,14 @@ def test_unreadable_range(cluster: ClusterState) -> None:
     assert cluster.service_cidrs == {ip_network("10.97.0.0/16")}
 
 
+def test_an_object_that_was_never_valid_has_no_good_state(cluster: ClusterState) -> None:
+    """The line says that it is ignored, and not that an earlier state stays."""
+    unreadable = ReadObject(InvalidObject("spec.ports", "no array"), "test.yaml")
+    for kind in (Kind.SERVICE, Kind.ENDPOINT_SLICE, Kind.SERVICE_CIDR, Kind.NODE):
+        (warning,) = cluster.apply(Changed(kind, WEB, unreadable)).warnings
+        assert str(warning).endswith("spec.ports: no array (ignored: it was never valid here)")
+
+
 def test_unreadable(cluster: ClusterState) -> None:
     """An object that cannot even be decoded is named like an invalid one, and stays as it was."""
     cluster.apply(changed(Kind.SERVICE, WEB, builders.service()))

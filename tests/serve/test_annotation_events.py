@@ -11,7 +11,7 @@ def test_it_is_about_the_object_and_no_second_log_line(
 ) -> None:
     """Where events are log lines there is none: the agent has logged it already."""
     servers = serve(healthz_address="", metrics_address="")
-    warning = ObjectWarning(Kind.SERVICE, Key("shop", "web"), "api", "wrong", invalid=False)
+    warning = ObjectWarning(Kind.SERVICE, Key("shop", "web"), "api", "wrong")
     servers.record_annotation(warning)
     fake_recorder.is_log = True
     servers.record_annotation(warning)
