@@ -4,10 +4,11 @@
 Most turns of the loop change nothing of it: then nothing is made, told or written.
 """
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ebpflb.agent.reporter import Reporter
-from ebpflb.model.drift import Drift, in_force, named
+from ebpflb.model.drift import MAX_LISTED, Drift, in_force, named
 from ebpflb.options import Options
 from ebpflb.serve import status
 from ebpflb.serve.origin import origin
@@ -55,6 +56,8 @@ def fields_of(agent: "Agent") -> dict[str, Any]:
         "invalid_objects": {
             f"{kind} {key}": reason for (kind, key), reason in agent.cluster.invalid.items()
         },
+        "object_warnings": dict(islice(agent.cluster.warnings(), MAX_LISTED)),
+        "contested": agent.service_sync.contested,
         "not_programmed": agent.service_sync.not_programmed,
         "kept_for": agent.service_sync.had,
         "reset_on_removal": agent.on_removal.watched_ports,

@@ -8,12 +8,14 @@ are read again, and everything is planned anew from what they hold.
 import logging
 import time
 from collections.abc import Callable, Mapping
+from itertools import islice
 
 from ebpflb.agent.node_sync import NodeSync
 from ebpflb.agent.write_log import WriteLog
 from ebpflb.datapath.datapath import Datapath
 from ebpflb.model.addresses import Family
 from ebpflb.model.cluster_state import ClusterState
+from ebpflb.model.drift import MAX_LISTED
 from ebpflb.model.events import Key
 from ebpflb.model.health_check import HealthCheck
 from ebpflb.model.no_local_endpoints import (
@@ -30,6 +32,7 @@ from ebpflb.plan.removed_endpoints import DELETED, Change
 from ebpflb.plan.service_entries import NO_ENTRIES, ServiceEntries
 from ebpflb.plan.slow_starts import SlowStarts
 from ebpflb.plan.watched_ports import Watched
+from ebpflb.plan.wording import protocol_name
 from ebpflb.serve.status import log_new
 
 SERVICES_PER_PLAN = 250  # a plan for all of 10,000 would hold every entry twice
@@ -62,6 +65,7 @@ class ServiceSync:
         self.cluster = cluster
         self.node_sync = node_sync
         self.not_programmed: Mapping[str, str] = {}  # service port -> why it does not fit
+        self.contested: Mapping[str, str] = {}  # frontend -> who has it, and who has not
         self.without_table = 0  # how many service ports lack their scheduler's table
         self._canary: frozenset[PortName] = frozenset()
         self.write_log = WriteLog(clock)
@@ -155,6 +159,7 @@ class ServiceSync:
             self._write_batch([], self.planner.plan_changes)
         self.must_start_over, self.all_written = False, True
         self._set_not_programmed()
+        self._set_contested()
 
     def write_canary(self, wanted: Mapping[PortName, DesiredService]) -> str | None:
         """At once, in place of the former ones; the reason why they do not fit, and are not there.
@@ -239,6 +244,24 @@ class ServiceSync:
         self.health_checks.pop(key, None)
         if check := self.cluster.health_check(key):
             self.health_checks[key] = check
+
+    def _set_contested(self) -> None:
+        """Only some are named, so that it takes no time where thousands are claimed twice."""
+        found = {
+            f"{frontend}/{protocol_name(frontend.protocol)}": ", ".join(
+                [
+                    f"{owner.namespace}/{owner.service} has it",
+                    *(f"not {it.namespace}/{it.service}" for it in others),
+                ]
+            )
+            for frontend, (owner, *others) in islice(
+                self.planner.claims.contested.items(), MAX_LISTED
+            )
+        }
+        for frontend, text in found.items():
+            if self.contested.get(frontend) != text:
+                log.warning("frontend %s is claimed by several Services: %s", frontend, text)
+        self.contested = found
 
     def _set_not_programmed(self) -> None:
         reasons = {str(name): reason for name, reason in self.planner.not_programmed.items()}

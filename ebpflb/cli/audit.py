@@ -17,9 +17,8 @@ from ebpflb.cli.status_text import wrapped
 from ebpflb.datapath.attach import cgroup_links
 from ebpflb.datapath.map_writer import capacity_of
 from ebpflb.datapath.maps.state_dir import StateDir
-from ebpflb.diagnose import kube_proxy
+from ebpflb.diagnose import kube_proxy, place, service_audit
 from ebpflb.diagnose import node_audit as comparisons
-from ebpflb.diagnose import place, service_audit
 from ebpflb.diagnose.service_audit import Damage, Planned
 from ebpflb.errors import ClusterError, NodeError, one_line
 from ebpflb.model.cluster_state import ClusterState

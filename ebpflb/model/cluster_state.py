@@ -83,6 +83,14 @@ class ClusterState:
             tuple(warnings),
         )
 
+    def warnings(self) -> Iterator[tuple[str, str]]:
+        """Each object of which something is not served, with what that is and why."""
+        for kind, found in (
+            (Kind.SERVICE, self._service_warnings),
+            (Kind.ENDPOINT_SLICE, self._slice_warnings),
+        ):
+            yield from ((f"{kind} {key}", text) for key, text in found.current())
+
     def take_changed_services(self) -> set[Key]:
         """Those that have changed since the last call."""
         changed, self.changed_services = self.changed_services, set()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with an object is told once, and not again with each of its changes."""
+"""What is wrong with an object is logged once, and not again with each of its changes."""
+
+from collections.abc import Iterator
 
 from ebpflb.model.events import Key
 
@@ -16,6 +18,10 @@ class NewWarnings:
         if warnings:
             self._last[key] = warnings
         return tuple(text for text in warnings if text not in before)
+
+    def current(self) -> Iterator[tuple[Key, str]]:
+        """Each object with its warnings."""
+        return ((key, "; ".join(texts)) for key, texts in self._last.items())
 
     def forget(self, key: Key) -> None:
         """The object was deleted."""

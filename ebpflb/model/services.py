@@ -107,6 +107,12 @@ class ParsedService(NamedTuple):
     warnings: tuple[str, ...]
 
 
+_NO_CLUSTER_IP = (
+    'spec.clusterIP: missing, so it is not served: a manifest must name one, or "None" if headless'
+)
+_NONE, _NONE_WITHOUT_IP = ParsedService((), ()), ParsedService((), (_NO_CLUSTER_IP,))
+
+
 def is_ours(service: objects.Service) -> bool:
     """Neither another proxy's, nor headless, nor a mere DNS alias (kube-proxy.md 1.1, 1.2)."""
     spec = service.spec
@@ -120,7 +126,7 @@ def is_ours(service: objects.Service) -> bool:
 def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> ParsedService:
     """kube-proxy.md 1; raises InvalidObject for an invalid field."""
     if not (is_ours(service) and admission.served.has(service.metadata)):
-        return ParsedService((), ())
+        return _NONE_WITHOUT_IP if _lacks_cluster_ip(service, admission) else _NONE
     meta, spec = service.metadata, service.spec
     namespace = sys.intern(field_checks.filled("metadata.namespace", meta.namespace))
     name = field_checks.filled("metadata.name", meta.name)
@@ -154,9 +160,16 @@ def parse(service: objects.Service, admission: Admission = OF_KUBE_PROXY) -> Par
             slow_start=chosen.slow_start,
         )
         for family, cluster_ip in cluster_ips.items()
-        for port, protocol in _ports(spec)
+        for port, protocol in _ports(spec, warnings)
     )
     return ParsedService(ports, tuple(warnings))
+
+
+def _lacks_cluster_ip(service: objects.Service, admission: Admission) -> bool:
+    """As only a manifest can: the API server gives each Service one."""
+    is_wanted = PROXY_NAME_LABEL not in (service.metadata.labels or {})
+    is_wanted &= service.spec.type != "ExternalName" and admission.served.has(service.metadata)
+    return is_wanted and not service.spec.cluster_ip
 
 
 def _cluster_ips(spec: objects.ServiceSpec, warnings: list[str]) -> dict[Family, Address]:
@@ -179,13 +192,17 @@ def _cluster_ips(spec: objects.ServiceSpec, warnings: list[str]) -> dict[Family,
     return found
 
 
-def _ports(spec: objects.ServiceSpec) -> list[tuple[objects.ServicePortSpec, Protocol]]:
+def _ports(
+    spec: objects.ServiceSpec, warnings: list[str]
+) -> list[tuple[objects.ServicePortSpec, Protocol]]:
     checked: dict[tuple[str, Protocol], objects.ServicePortSpec] = {}
     for index, port in enumerate(spec.ports or ()):
         field = f"spec.ports[{index}]"
         field_checks.within(f"{field}.port", port.port, field_checks.PORTS)
         if port.node_port:
             field_checks.within(f"{field}.nodePort", port.node_port, field_checks.PORTS)
+        elif spec.type == "NodePort":
+            warnings.append(f"{field}.nodePort: missing, so it has none: a manifest must name it")
         protocol = field_checks.one_of(f"{field}.protocol", port.protocol, PROTOCOLS)
         name = port.name or ""
         if (name, protocol) in checked:

@@ -6,7 +6,7 @@ undefined (kube-proxy.md 4). Here the older Service gets it, of equally old ones
 so a new Service cannot take traffic away, and the order of events does not matter.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from ebpflb.model.services import PortName
 from ebpflb.plan.desired_service import DesiredService
@@ -19,6 +19,8 @@ class Claims:
     def __init__(self) -> None:
         self.desired: dict[PortName, DesiredService] = {}
         self.claimants: dict[Frontend, list[PortName]] = {}
+        # Of these the frontends that several claim, the winner first.
+        self.contested: dict[Frontend, list[PortName]] = {}
 
     def update(self, changes: Mapping[PortName, DesiredService | None]) -> set[PortName]:
         """Applies changes (None: deleted); returns the names whose frontends may be others now."""
@@ -35,10 +37,6 @@ class Claims:
         frontends = desired.frontends.items() if desired else ()
         return {f: flags for f, flags in frontends if self.claimants[f][0] == name}
 
-    def conflicts(self) -> Iterator[tuple[Frontend, list[PortName]]]:
-        """Frontends that several service ports claim, the winner first."""
-        return ((f, names) for f, names in self.claimants.items() if len(names) > 1)
-
     def _withdraw(self, name: PortName) -> set[PortName]:
         former = self.desired.pop(name, None)
         rivals: set[PortName] = set()
@@ -46,6 +44,8 @@ class Claims:
             names = self.claimants[frontend]
             names.remove(name)
             rivals.update(names[:1])
+            if len(names) < 2:
+                self.contested.pop(frontend, None)
             if not names:
                 del self.claimants[frontend]
         return rivals
@@ -58,6 +58,8 @@ class Claims:
             rivals.update(names[:1])
             names.append(desired.name)
             names.sort(key=self._seniority)
+            if len(names) > 1:
+                self.contested[frontend] = names
         return rivals
 
     def _seniority(self, name: PortName) -> tuple[str, PortName]:

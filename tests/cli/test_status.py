@@ -23,8 +23,8 @@ from ebpflb.lab.agents import wait_until
 from ebpflb.model.kube_proxy import Detection
 from ebpflb.node import kube_proxy_watch, reserved_ports
 from ebpflb.serve import status
-from tests.cli.conftest import NEVER, Ebpflb
-from tests.kit.cluster import Cluster, endpoint, web
+from tests.cli.conftest import Ebpflb
+from tests.kit.cluster import VIP, Cluster, endpoint, web
 from tests.node import answering
 
 PROGRAMMED = 5  # two ports, two families, and the marker
@@ -184,7 +184,7 @@ def test_old_programs_before_a_kube_proxy(
     ebpflb: Ebpflb, cluster: Cluster, where: list[str], tmp_path: Path
 ) -> None:
     """Whoever looks is told that a kube-proxy runs in vain beside programs without an agent; not
-    where one runs, nor where there are no programs.
+    where an agent runs, nor where no kube-proxy does.
     """
     cluster.agent.stop(signal.SIGKILL)
 
@@ -204,19 +204,15 @@ def test_old_programs_before_a_kube_proxy(
         ]
         return [row for row in rows if "no agent updates them" in row]
 
-    netns.pushns(cluster.node.netns)
-    with answering.process(tmp_path) as pid:
-        found = told(*where)
-        assert len(found) == 6
-        assert all(f"is also running (pid {pid})" in row for row in found)
-        assert all("the last one wrote its status at 20" in row for row in found)
-        netns.popns()
-        cluster.agent.start()
-        netns.pushns(cluster.node.netns)
-        assert told(*where) == []
-    netns.popns()
-    cluster.agent.stop(signal.SIGKILL)
     with on_the_node(cluster):
+        with answering.process(tmp_path) as pid:
+            found = told(*where)
+            assert len(found) == 6
+            assert all(f"is also running (pid {pid})" in row for row in found)
+            assert all("the last one wrote its status at 20" in row for row in found)
+            cluster.agent.start()
+            assert told(*where) == []
+        cluster.agent.stop(signal.SIGKILL)
         assert told(*where) == []
 
 
@@ -254,6 +250,31 @@ def test_invalid_object(ebpflb: Ebpflb, cluster: Cluster, where: list[str]) -> N
     assert done.status == 3
     assert done.out.startswith("DEGRADED: an object is invalid: Service default/web:")
     assert "Service default/web: spec.ports[0].port" in " ".join(done.out.split())
+
+
+def test_what_of_manifests_is_not_served(
+    ebpflb: Ebpflb, cluster: Cluster, where: list[str]
+) -> None:
+    """A Service without an address, a NodePort without a number and an address that another Service
+    has are named in log and status; all else serves, and nothing is DEGRADED by it.
+    """
+    port = [{"port": 80}]
+    bare = manifests.service("bare", ["10.96.2.1"], port)
+    del bare["spec"]["clusterIP"], bare["spec"]["clusterIPs"]
+    open_one = manifests.service("open", ["10.96.2.2"], port, type="NodePort")
+    rival = manifests.service("rival", [VIP], port)
+    cluster.publish(web(*map(endpoint, cluster.web)), [bare, open_one, rival])
+    wait_until("it is published", lambda: bool(published(cluster).contested))
+    done = ebpflb("status", *where, "-o", "json")
+    said = json.loads(done.out)
+    assert (done.status, said["verdict"]) == (0, "OK")
+    assert said["contested"] == {f"{VIP}:80/TCP": "default/rival has it, not default/web"}
+    warnings = said["object_warnings"]
+    assert warnings["Service default/bare"].startswith("spec.clusterIP: missing")
+    assert warnings["Service default/open"].startswith("spec.ports[0].nodePort: missing")
+    log = cluster.agent.log()
+    assert f"frontend {VIP}:80/TCP is claimed by several Services: default/rival has it" in log
+    assert "Service default/bare: spec.clusterIP: missing" in log
 
 
 def test_an_unknown_node_name_is_said_by_status_and_check(

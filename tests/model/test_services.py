@@ -34,16 +34,34 @@ def test_another_proxys_service(value: str) -> None:
     [
         {"clusterIP": "None", "clusterIPs": ["None"]},
         {"clusterIP": "None", "clusterIPs": ["None"], "ports": []},
-        {"clusterIP": "", "clusterIPs": []},
         {"type": "ExternalName"},
     ],
-    ids=["headless", "headless without ports", "not yet allocated", "ExternalName with an IP"],
+    ids=["headless", "headless without ports", "ExternalName with an IP"],
 )
 def test_skipped(spec: dict[str, Any]) -> None:
-    """Headless, unallocated and ExternalName services have no service port (1.2)."""
+    """Headless and ExternalName services have no service port (1.2)."""
     service = builders.service(**spec)
     assert not services.is_ours(service)
     assert services.parse(service) == ((), ())
+
+
+def test_a_manifest_without_cluster_ip() -> None:
+    """It has no service port, as beside kube-proxy (1.2), and this is said: the API server would
+    have given it one.
+    """
+    ports, (warning,) = services.parse(builders.service(clusterIP="", clusterIPs=[]))
+    assert ports == () and warning.startswith("spec.clusterIP: missing, so it is not served")
+    alias = builders.service(clusterIP="", clusterIPs=[], type="ExternalName")
+    assert services.parse(alias) == ((), ())
+
+
+def test_a_manifest_without_node_port() -> None:
+    """Its cluster IP is served, and that it has no NodePort is said; a load balancer needs none."""
+    without = [{"name": "http", "port": 80}]
+    ports, (warning,) = services.parse(builders.service(type="NodePort", ports=without))
+    assert [port.node_port for port in ports] == [0] * len(ports) and ports
+    assert warning.startswith("spec.ports[0].nodePort: missing")
+    assert services.parse(builders.service(type="LoadBalancer", ports=without)).warnings == ()
 
 
 def test_skipped_is_not_judged() -> None:

@@ -70,9 +70,9 @@ def test_disputes() -> None:
     """Disputed frontends are listed with all who claim them, the winner first."""
     claims = Claims()
     claims.update(by_name(desired("b", [1, 2], created=OLD), desired("a", [2, 3], created=NEW)))
-    assert list(claims.conflicts()) == [(frontend(2), [name("b"), name("a")])]
+    assert claims.contested == {frontend(2): [name("b"), name("a")]}
     claims.update({name("b"): None})
-    assert list(claims.conflicts()) == []
+    assert claims.contested == {}
 
 
 _ports = some.builds(
@@ -105,4 +105,4 @@ def test_order_of_events_does_not_matter(events: list[dict[str, DesiredService |
     fresh = Claims()
     fresh.update(dict(sorted(final.items(), reverse=True)))
     assert all(frontends_of(claims, service) == frontends_of(fresh, service) for service in "abcd")
-    assert sorted(claims.conflicts(), key=str) == sorted(fresh.conflicts(), key=str)
+    assert claims.contested == fresh.contested
